@@ -1,0 +1,732 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * attune: programmable attention on any compute device.
+ *
+ *     O = softmax(score(scale * Q K^T)) V      over the pairs (q, kv) that the mask allows
+ *
+ * The mask and the score modification are one-line expressions (docs/expressions.md). The flow of one call:
+ *
+ *     text -> attune_expr -> attune_mask (which blocks exist) -> attune_plan (kernel, tiles, memory)
+ *          -> attune_forward (launches only)
+ *
+ * Nothing after the plan allocates, compiles or waits.
+ *
+ * Conventions
+ *   Errors         Every function that can fail returns attune_status. On failure the outputs are untouched, except
+ * that a created handle is set to NULL; attune_last_error() has the calling thread's message in full. Nothing aborts,
+ * exits or prints. Descriptions   Plain structs whose first field is `struct_size`, which the caller sets to sizeof the
+ * struct (so that a later library knows which fields this caller has). A field that is zero takes the default printed
+ *                  beside it.
+ *   Ownership      A handle made by *_create or *_open belongs to the caller and is given back by *_destroy, which
+ *                  accepts NULL. Handles keep what they were made from alive: they may be destroyed in any order.
+ *                  Strings and arrays passed in are copied before the call returns, unless the function says otherwise.
+ *   Threads        Distinct objects may be used from distinct threads. attune_instance, attune_device, attune_expr,
+ *                  attune_mask and attune_plan do not change after creation and may be shared between threads, except
+ *                  where a function says otherwise. The destroy of an object must not race with its use.
+ *   Text out       Functions that give text take (buffer, size, needed) as snprintf does: at most size bytes are
+ * written, a NUL included, and *needed, if not NULL, receives the bytes needed, the NUL included. buffer may be NULL
+ * when size is 0. Units          Sizes and offsets are 64-bit. Tensor strides are in elements, buffer offsets in bytes,
+ * time in nanoseconds, LSE in natural logarithms.
+ */
+#ifndef ATTUNE_ATTUNE_H
+#define ATTUNE_ATTUNE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#define ATTUNE_API
+#else
+#define ATTUNE_API __attribute__((visibility("default")))
+#endif
+
+/* ---------------------------------------------------------------------------------------------------- version, status
+ */
+
+#define ATTUNE_VERSION_MAJOR 0
+#define ATTUNE_VERSION_MINOR 1
+#define ATTUNE_VERSION_PATCH 0
+
+/* Returns major * 1000000 + minor * 1000 + patch of the library that is loaded. Any thread. */
+ATTUNE_API uint32_t attune_version(void);
+
+/* The numbers are pinned: they never change meaning. */
+typedef enum attune_status {
+    ATTUNE_OK = 0,
+    ATTUNE_INVALID_ARGUMENT = 1,     /* an argument breaks the contract of the function */
+    ATTUNE_UNSUPPORTED = 2,          /* understood, but this device or version cannot do it */
+    ATTUNE_UNAVAILABLE = 3,          /* no such device or driver here */
+    ATTUNE_OUT_OF_HOST_MEMORY = 4,   /* the allocator of the instance returned NULL */
+    ATTUNE_OUT_OF_DEVICE_MEMORY = 5, /* the device has no room */
+    ATTUNE_DEVICE_LOST = 6,          /* the device failed; every later call on it says so at once */
+    ATTUNE_COMPILE_FAILED = 7,       /* the driver's or run-time compiler refused a kernel */
+    ATTUNE_PARSE_ERROR = 8,          /* an expression or JSON text is wrong; the message has line and column */
+    ATTUNE_DOES_NOT_FIT = 9,         /* a forced option needs more than the device has; the message has both figures */
+    ATTUNE_TIMEOUT = 10,             /* a wait ran out of time; nothing else happened */
+    ATTUNE_IO = 11,                  /* a file could not be read or written */
+    ATTUNE_INTERNAL = 12             /* a broken invariant inside attune: please report it */
+} attune_status;
+
+/* Returns the name of a status, such as "ATTUNE_OK"; "ATTUNE_UNKNOWN" for a number that is none. Never NULL. Any
+ * thread. */
+ATTUNE_API const char *attune_status_string(attune_status status);
+
+/*
+ * Returns the message of the last call that failed in the calling thread: what was wrong, the value, the limit and what
+ * to do. Empty before the first failure; a success does not clear it. The text stays valid until the thread's next
+ * attune call. Never NULL. Any thread.
+ */
+ATTUNE_API const char *attune_last_error(void);
+
+/* ---------------------------------------------------------------------------------------------------------- instance
+ */
+
+typedef struct attune_instance attune_instance;
+
+typedef enum attune_log_level {
+    ATTUNE_LOG_ERROR = 1,
+    ATTUNE_LOG_WARNING = 2,
+    ATTUNE_LOG_INFO = 3,
+    ATTUNE_LOG_DEBUG = 4
+} attune_log_level;
+
+/* Receives one finished line, without a newline. Called from whichever thread called attune; must not call attune. */
+typedef void (*attune_log_fn)(void *user, attune_log_level level, const char *message);
+
+/*
+ * Host memory. alloc returns memory of at least `size` bytes aligned to `alignment` (a power of two, at most 4,096) or
+ * NULL; release takes what alloc returned, never NULL. Both are called from whichever thread called attune, never from
+ * one that attune made. Set both or neither.
+ */
+typedef struct attune_allocator {
+    void *(*alloc)(void *user, size_t size, size_t alignment);
+    void (*release)(void *user, void *memory);
+    void *user;
+} attune_allocator;
+
+typedef struct attune_instance_desc {
+    uint32_t struct_size;
+    uint32_t cpu_threads; /* threads of the CPU device, the caller's included; 0 = the cores this process may use */
+    attune_log_fn log;    /* NULL = silence */
+    void *log_user;       /* passed to log */
+    attune_log_level log_level; /* the finest level that reaches log; 0 = ATTUNE_LOG_WARNING */
+    attune_allocator allocator; /* zero = aligned_alloc and free */
+} attune_instance_desc;
+
+/*
+ * Makes an instance: the root that holds the allocator and the log. desc may be NULL: all defaults. Opens no driver and
+ * starts no thread.
+ */
+ATTUNE_API attune_status attune_instance_create(const attune_instance_desc *desc, attune_instance **instance);
+ATTUNE_API void attune_instance_destroy(attune_instance *instance);
+
+/* ----------------------------------------------------------------------------------------------------------- devices
+ */
+
+typedef enum attune_backend {
+    ATTUNE_BACKEND_CPU = 1,
+    ATTUNE_BACKEND_VULKAN = 2,
+    ATTUNE_BACKEND_CUDA = 3,
+    ATTUNE_BACKEND_OPENCL = 4
+} attune_backend;
+
+/* Element types. */
+typedef enum attune_dtype {
+    ATTUNE_F32 = 1,
+    ATTUNE_F16 = 2,
+    ATTUNE_BF16 = 3,
+    ATTUNE_F64 = 4, /* CPU only: computes in float64, the oracle of every test */
+    ATTUNE_I32 = 5,
+    ATTUNE_I64 = 6, /* captures only; read as i32 */
+    ATTUNE_U8 = 7,  /* captures only; read as i32 */
+    ATTUNE_BOOL = 8 /* captures only; one byte, non-zero is true */
+} attune_dtype;
+
+/* Returns the bytes of one element, 0 for a number that is no dtype. Any thread. */
+ATTUNE_API size_t attune_dtype_size(attune_dtype dtype);
+/* Returns "f32", "bf16", ...; "?" for a number that is no dtype. Never NULL. Any thread. */
+ATTUNE_API const char *attune_dtype_string(attune_dtype dtype);
+
+/* Matrix units, as bits of attune_limits.matrix. */
+#define ATTUNE_MATRIX_MMA_SYNC UINT32_C(1)  /* CUDA mma.sync with cp.async: sm80 and later */
+#define ATTUNE_MATRIX_WGMMA    UINT32_C(2)  /* CUDA wgmma with TMA: sm90a only */
+#define ATTUNE_MATRIX_TCGEN05  UINT32_C(4)  /* CUDA tcgen05: sm100a only */
+#define ATTUNE_MATRIX_COOPMAT  UINT32_C(8)  /* VK_KHR_cooperative_matrix */
+#define ATTUNE_MATRIX_COOPMAT2 UINT32_C(16) /* VK_NV_cooperative_matrix2, workgroup scope */
+
+/*
+ * What a device can do: the planner's only knowledge of it. A backend fills it for a real device; the table of profiles
+ * (attune_profile_get) has it for known ones.
+ */
+typedef struct attune_limits {
+    uint32_t struct_size;
+    attune_backend backend;
+    uint32_t architecture;           /* CUDA: compute capability, 86 for sm_86; 0 elsewhere */
+    uint32_t compute_units;          /* SMs, CUs, Xe cores, CPU threads */
+    uint32_t shared_memory;          /* bytes that one workgroup may use, opt-in included; CPU: L2 bytes per core */
+    uint32_t shared_memory_unit;     /* bytes that the workgroups on one compute unit share; 0 = shared_memory */
+    uint32_t shared_memory_reserved; /* bytes that the driver takes of each workgroup */
+    uint32_t workgroup_invocations;  /* threads in a workgroup; CPU: 1 */
+    uint32_t unit_invocations;       /* threads that one compute unit holds; 0 = workgroup_invocations */
+    uint32_t registers;              /* 32-bit registers of a compute unit; 0 = unknown */
+    uint32_t registers_per_thread;   /* 0 = unknown */
+    uint32_t subgroup_size;          /* warp, wave, SIMD lanes of the CPU (in f32) */
+    uint32_t matrix;                 /* ATTUNE_MATRIX_* */
+    uint32_t matrix_m;               /* cooperative matrix shape for f16 and bf16; 0 = none */
+    uint32_t matrix_n;
+    uint32_t matrix_k;
+    uint32_t push_constants;  /* bytes; 0 = not limited */
+    bool f16;                 /* 16-bit float storage and arithmetic */
+    bool bf16;                /* bf16 matrices or arithmetic; storage works everywhere as 16-bit integers */
+    bool subgroup_operations; /* reductions and shuffles that can be trusted */
+    bool f64;                 /* float64 arithmetic in attune's kernels (CPU) */
+    uint64_t storage_range;   /* bytes of one bound storage buffer; 0 = not limited */
+    uint64_t memory;          /* bytes of device memory; 0 = unknown */
+} attune_limits;
+
+typedef struct attune_device_info {
+    uint32_t struct_size;
+    attune_backend backend;
+    bool available;
+    char id[32];      /* what attune_device_open takes: "cpu", "vulkan:0"; the backend's name alone if unavailable */
+    char name[128];   /* "AMD EPYC 7763", "NVIDIA H200" */
+    char driver[128]; /* driver name and version; empty if none */
+    char uuid[40];    /* hexadecimal; empty if the backend has none */
+    char reason[256]; /* why it is unavailable; empty if it is available */
+    attune_limits limits;
+} attune_device_info;
+
+/*
+ * Counts and describes what is here: one entry for each device and one for each backend that has none, with the reason.
+ * The CPU is always entry 0. attune_device_describe fails with INVALID_ARGUMENT past the count.
+ */
+ATTUNE_API attune_status attune_device_count(attune_instance *instance, uint32_t *count);
+ATTUNE_API attune_status attune_device_describe(attune_instance *instance, uint32_t index, attune_device_info *info);
+
+typedef struct attune_device attune_device;
+
+/*
+ * Opens a device by its id ("cpu", "vulkan:0", "cuda:1"; a backend's name alone is its device 0). UNAVAILABLE, with the
+ * reason, if it is not there. The CPU device starts its worker threads here, and only here; they sleep between calls.
+ */
+ATTUNE_API attune_status attune_device_open(attune_instance *instance, const char *id, attune_device **device);
+ATTUNE_API void attune_device_destroy(attune_device *device);
+/* The description of an open device. */
+ATTUNE_API attune_status attune_device_info_get(const attune_device *device, attune_device_info *info);
+
+/*
+ * Measures what the device reaches on independent fused multiply-adds of the dtype (operations per second, an FMA
+ * counts two) and on a large copy (bytes per second, read plus write): the peaks that `attune bench` reports shares of.
+ * Takes about a second, uses the whole device, allocates. Either output may be NULL.
+ */
+ATTUNE_API attune_status attune_device_measure(attune_device *device, attune_dtype dtype, double *flops,
+                                               double *bandwidth);
+
+/* A known device's limits. name and description live as long as the library. */
+typedef struct attune_profile {
+    uint32_t struct_size;
+    const char *name;        /* "a6000", "h200", "v3d" */
+    const char *description; /* "NVIDIA RTX A6000 (sm_86)" */
+    const char *source;      /* where the figures come from */
+    attune_limits limits;
+} attune_profile;
+
+/* The number of profiles, and the index-th. INVALID_ARGUMENT past the count. Any thread. */
+ATTUNE_API uint32_t attune_profile_count(void);
+ATTUNE_API attune_status attune_profile_get(uint32_t index, attune_profile *profile);
+/* By name, without regard to case. INVALID_ARGUMENT, listing the names, if there is none. Any thread. */
+ATTUNE_API attune_status attune_profile_find(const char *name, attune_profile *profile);
+
+/* ----------------------------------------------------------------------------------------------------------- buffers
+ */
+
+typedef struct attune_buffer attune_buffer;
+
+/* Allocates `size` bytes (at least 1) of device memory, contents undefined. */
+ATTUNE_API attune_status attune_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
+/*
+ * Wraps host memory that the CPU device then reads and writes in place. The memory stays the caller's and must outlive
+ * the buffer. UNSUPPORTED on devices that are not the CPU (see vulkan.h, cuda.h, opencl.h for theirs).
+ */
+ATTUNE_API attune_status attune_buffer_wrap(attune_device *device, void *memory, uint64_t size, attune_buffer **buffer);
+ATTUNE_API void attune_buffer_destroy(attune_buffer *buffer);
+ATTUNE_API uint64_t attune_buffer_size(const attune_buffer *buffer);
+/* Copies to or from host memory; return when the copy is done. The range must lie in the buffer. One buffer, one
+ * thread. */
+ATTUNE_API attune_status attune_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
+ATTUNE_API attune_status attune_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
+
+#define ATTUNE_MAX_RANK 4
+
+/*
+ * A view of a buffer. size and stride are outermost first; element (i, j, ...) lies at
+ * offset + dtype size * (i * stride[0] + j * stride[1] + ...). Strides may be any, also 0 or negative on inputs, as
+ * long as every element lies in the buffer; the last dimension of q, k, v and o is contiguous (stride 1); outputs must
+ * not overlap themselves. All strides 0 = contiguous. offset is a multiple of the element size.
+ */
+typedef struct attune_tensor {
+    attune_buffer *buffer;
+    uint64_t offset;
+    attune_dtype dtype;
+    uint32_t rank;
+    int64_t size[ATTUNE_MAX_RANK];
+    int64_t stride[ATTUNE_MAX_RANK];
+} attune_tensor;
+
+/* The same in host memory: what masks are built from. */
+typedef struct attune_array {
+    const void *data;
+    attune_dtype dtype;
+    uint32_t rank;
+    int64_t size[ATTUNE_MAX_RANK];
+    int64_t stride[ATTUNE_MAX_RANK];
+} attune_array;
+
+/* ------------------------------------------------------------------------------------------------------- expressions
+ */
+
+typedef struct attune_expr attune_expr;
+
+typedef enum attune_expr_kind {
+    ATTUNE_EXPR_MASK = 1, /* bool: may this pair attend? variables b h q kv h_kv q_len kv_len */
+    ATTUNE_EXPR_SCORE = 2 /* f32: the modified score; also `score`, the scaled dot product */
+} attune_expr_kind;
+
+typedef enum attune_symbol_kind {
+    ATTUNE_SYMBOL_CAPTURE = 1, /* an array, read as name[i, j]: one index for each dimension */
+    ATTUNE_SYMBOL_PARAMETER =
+        2 /* a scalar (ATTUNE_I32 or ATTUNE_F32) given at each call; changing it recompiles nothing */
+} attune_symbol_kind;
+
+/* A name that an expression may use. */
+typedef struct attune_symbol {
+    const char
+        *name; /* [A-Za-z_][A-Za-z0-9_]*, at most 63 characters; no variable, function or preset of the language */
+    attune_symbol_kind kind;
+    attune_dtype dtype;
+    uint32_t rank; /* captures: 1 to 4, or 0 = taken from the first use; parameters: 0 */
+} attune_symbol;
+
+#define ATTUNE_EXPR_MAX_LENGTH  4096 /* bytes of text */
+#define ATTUNE_EXPR_MAX_DEPTH   64   /* nesting */
+#define ATTUNE_EXPR_MAX_NODES   1024 /* nodes of the IR after presets are expanded */
+#define ATTUNE_EXPR_MAX_SYMBOLS 16   /* captures and parameters that one expression uses */
+
+/*
+ * Parses, types and simplifies an expression. PARSE_ERROR, with line, column, a caret and what was expected, if the
+ * text is wrong. Symbols that the text does not use are dropped. The language: docs/expressions.md.
+ */
+ATTUNE_API attune_status attune_expr_create(attune_instance *instance, attune_expr_kind kind, const char *text,
+                                            const attune_symbol *symbols, uint32_t symbol_count, attune_expr **expr);
+ATTUNE_API void attune_expr_destroy(attune_expr *expr);
+
+/* The symbols that the expression uses, in the order of their first use. name lives as long as the expression. */
+ATTUNE_API uint32_t attune_expr_symbol_count(const attune_expr *expr);
+ATTUNE_API attune_status attune_expr_symbol_get(const attune_expr *expr, uint32_t index, attune_symbol *symbol);
+
+/*
+ * The hash of the simplified IR, 128 bits: the same for texts that mean the same after simplification, on every
+ * machine. Kernel caches use it as their key.
+ */
+ATTUNE_API void attune_expr_hash(const attune_expr *expr, uint64_t hash[2]);
+
+typedef enum attune_expr_format {
+    ATTUNE_EXPR_TEXT = 1, /* the language itself, from the simplified IR; parses back to the same IR */
+    ATTUNE_EXPR_IR = 2,   /* one node a line: number, type, operation, operands */
+    ATTUNE_EXPR_C = 3     /* a C99 function with its prelude, as the CUDA and OpenCL kernels inline it */
+} attune_expr_format;
+
+ATTUNE_API attune_status attune_expr_print(const attune_expr *expr, attune_expr_format format, char *buffer,
+                                           size_t size, size_t *needed);
+
+/* A preset: an expression with parameters, written in the language. All strings live as long as the library. */
+typedef struct attune_preset {
+    uint32_t struct_size;
+    attune_expr_kind kind;
+    const char *signature;   /* "window(n)" */
+    const char *text;        /* "q >= kv && q - kv < n" */
+    const char *description; /* one line */
+} attune_preset;
+
+ATTUNE_API uint32_t attune_preset_count(void);
+ATTUNE_API attune_status attune_preset_get(uint32_t index, attune_preset *preset);
+
+/* A capture in host memory, and a parameter's value (a whole number if the parameter is i32). */
+typedef struct attune_host_capture {
+    const char *name;
+    attune_array array;
+} attune_host_capture;
+
+typedef struct attune_parameter {
+    const char *name;
+    double value;
+} attune_parameter;
+
+/* Where to evaluate an expression. */
+typedef struct attune_point {
+    int32_t b, h, q, kv, h_kv, q_len, kv_len;
+    float score;
+} attune_point;
+
+/*
+ * Evaluates an expression at one point, with captures in host memory: the definition of what every kernel computes.
+ * A mask gives 0 or 1. Names that the expression does not use are ignored; one that it uses and that is missing is an
+ * error, as is an i64 value that does not fit i32.
+ */
+ATTUNE_API attune_status attune_expr_evaluate(const attune_expr *expr, const attune_point *point,
+                                              const attune_host_capture *captures, uint32_t capture_count,
+                                              const attune_parameter *parameters, uint32_t parameter_count,
+                                              float *value);
+
+/*
+ * Evaluates an expression along a row: at first->kv, first->kv + 1, ... for `count` keys, all else equal; first->score
+ * is not read. A mask writes 0 or 1 to values. A score expression finds the scaled products in values and replaces
+ * them; precision is ATTUNE_F32, as kernels compute, or ATTUNE_F64, in which captures and literals keep their f32
+ * values and arithmetic is float64. Masks are always evaluated in f32. Allocates.
+ */
+ATTUNE_API attune_status attune_expr_evaluate_row(const attune_expr *expr, attune_dtype precision,
+                                                  const attune_point *first, size_t count,
+                                                  const attune_host_capture *captures, uint32_t capture_count,
+                                                  const attune_parameter *parameters, uint32_t parameter_count,
+                                                  double *values);
+
+/* ------------------------------------------------------------------------------------------------------- block masks
+ */
+
+/*
+ * Which blocks of the q x kv plane have anything to compute: FlexAttention's BlockMask. A block is empty (in no list),
+ * full (every pair allowed; kernels skip the expression) or partial (kernels evaluate the expression). A block counts
+ * only the pairs inside q_len x kv_len.
+ *
+ * A mask keeps its expression and copies of the captures and parameters that it was built with, so that kernels
+ * evaluate partial blocks with the values that made the lists.
+ */
+typedef struct attune_mask attune_mask;
+
+typedef struct attune_mask_desc {
+    uint32_t struct_size;
+    uint32_t q_block;  /* rows of a block, a multiple of 16 from 16 to 1,024; 0 = 128 */
+    uint32_t kv_block; /* columns of a block, likewise; 0 = 128 */
+    int64_t batch;     /* 0 = 1 */
+    int64_t heads;     /* query heads; 0 = 1 */
+    int64_t kv_heads;  /* divides heads; 0 = heads */
+    int64_t q_len;     /* at least 1, below 2^31 */
+    int64_t kv_len;    /* at least 1, below 2^31 */
+} attune_mask_desc;
+
+/*
+ * Builds a mask from a mask expression by interval analysis over a quadtree of blocks: exactly what evaluation of every
+ * element gives, at a cost near the number of boundary blocks. Captures are host arrays. Where the expression does not
+ * use b (h), one list serves all batches (heads).
+ */
+ATTUNE_API attune_status attune_mask_create(attune_instance *instance, const attune_mask_desc *desc,
+                                            const attune_expr *expr, const attune_host_capture *captures,
+                                            uint32_t capture_count, const attune_parameter *parameters,
+                                            uint32_t parameter_count, attune_mask **mask);
+
+/*
+ * The lists. rows = batch * heads * q_blocks (batch and heads as stored: 1 where they broadcast), ordered batch, head,
+ * block row. Row r has kv_num_blocks[r] block columns, ascending, at kv_indices[kv_offsets[r] ...]. full_* likewise,
+ * disjoint. q_* and full_q_* are the transposes: rows = batch * heads * kv_blocks, entries block rows. offsets has rows
+ * + 1 entries.
+ */
+typedef struct attune_mask_lists {
+    uint32_t struct_size;
+    uint32_t q_block, kv_block;
+    int64_t batch, heads; /* as stored: 1 where they broadcast */
+    int64_t q_len, kv_len;
+    int64_t q_blocks, kv_blocks; /* ceil(q_len / q_block), ceil(kv_len / kv_block) */
+    const int32_t *kv_num_blocks, *full_kv_num_blocks, *q_num_blocks, *full_q_num_blocks;
+    const int64_t *kv_offsets, *full_kv_offsets, *q_offsets, *full_q_offsets;
+    const int32_t *kv_indices, *full_kv_indices, *q_indices, *full_q_indices;
+} attune_mask_lists;
+
+/*
+ * Builds a mask from lists, FlexAttention's from_kv_blocks: only struct_size, batch, heads and the kv_* and full_kv_*
+ * arrays of `lists` are read (offsets may be NULL: rows then follow one another; full_kv_num_blocks may be NULL: none
+ * full); the transposes are computed. lists->batch and heads are 1 or the description's. Indices must ascend, be in
+ * range and be in one list only. expr is what partial blocks evaluate; it may be NULL if none is partial.
+ */
+ATTUNE_API attune_status attune_mask_create_lists(attune_instance *instance, const attune_mask_desc *desc,
+                                                  const attune_mask_lists *lists, const attune_expr *expr,
+                                                  const attune_host_capture *captures, uint32_t capture_count,
+                                                  const attune_parameter *parameters, uint32_t parameter_count,
+                                                  attune_mask **mask);
+
+/*
+ * Builds a mask from a dense array [batch or 1, heads or 1, q_len, kv_len] of ATTUNE_BOOL or ATTUNE_U8: non-zero may
+ * attend. The array is copied; partial blocks read the copy.
+ */
+ATTUNE_API attune_status attune_mask_create_dense(attune_instance *instance, const attune_mask_desc *desc,
+                                                  const attune_array *dense, attune_mask **mask);
+ATTUNE_API void attune_mask_destroy(attune_mask *mask);
+
+/* The lists of a mask; the arrays live as long as the mask. */
+ATTUNE_API attune_status attune_mask_lists_get(const attune_mask *mask, attune_mask_lists *lists);
+
+/*
+ * A part of a mask: batches [batch0, batch0 + batch), heads likewise, and rows from block row q_block0 on, q_blocks of
+ * them (0 = to the end). The expression goes on seeing the whole mask's b, h and q. A broadcast batch or head stays
+ * broadcast.
+ */
+typedef struct attune_mask_range {
+    uint32_t struct_size;
+    int64_t batch0, batch; /* batch 0 = to the end */
+    int64_t head0, heads;  /* heads 0 = to the end */
+    int64_t q_block0, q_blocks;
+} attune_mask_range;
+
+ATTUNE_API attune_status attune_mask_slice(const attune_mask *mask, const attune_mask_range *range,
+                                           attune_mask **slice);
+
+/*
+ * Combine masks of the same lengths, block sizes, batch and heads, exactly: blocks that the lists alone cannot decide
+ * are evaluated. Captures and parameters of the same name must have the same values. Slices are combined before
+ * slicing.
+ */
+ATTUNE_API attune_status attune_mask_and(const attune_mask *a, const attune_mask *b, attune_mask **mask);
+ATTUNE_API attune_status attune_mask_or(const attune_mask *a, const attune_mask *b, attune_mask **mask);
+ATTUNE_API attune_status attune_mask_not(const attune_mask *a, attune_mask **mask);
+
+typedef struct attune_mask_stats {
+    uint32_t struct_size;
+    double density; /* share of pairs that may attend; exact if it was asked for, else an estimate between bounds */
+    double block_density; /* share of blocks that are not empty: what a kernel computes */
+    int64_t pairs;        /* pairs that may attend, over the whole batch and heads; -1 if not asked for */
+    int64_t full_blocks, partial_blocks, blocks; /* as stored: broadcast counts once */
+    uint64_t bytes;                              /* host memory that the mask holds */
+} attune_mask_stats;
+
+/* Counts. With `exact`, every partial block is evaluated, which takes time in proportion to their elements. */
+ATTUNE_API attune_status attune_mask_stats_get(const attune_mask *mask, bool exact, attune_mask_stats *stats);
+
+/*
+ * Draws one batch and head. Text: at most `columns` wide and `rows` high, one character for each group of blocks: a
+ * full group U+2588, a mixed one U+2592, an empty one a space. Pixels: 8-bit RGB, rows top to bottom, one pixel for
+ * each group of blocks: full dark, partial lighter with the share of full blocks, empty white; *width and *height hold
+ * the largest size on entry and the size drawn on return; pixels may be NULL to ask for the size.
+ */
+ATTUNE_API attune_status attune_mask_draw_text(const attune_mask *mask, int64_t batch, int64_t head, uint32_t columns,
+                                               uint32_t rows, char *buffer, size_t size, size_t *needed);
+ATTUNE_API attune_status attune_mask_draw_pixels(const attune_mask *mask, int64_t batch, int64_t head, uint8_t *pixels,
+                                                 uint32_t *width, uint32_t *height);
+
+/*
+ * Copies a mask's lists and captures to a device, where kernels read them. A mask must be uploaded to a device before
+ * attune_forward uses it there; uploading twice does nothing. On the CPU it costs nothing. Not to be called while
+ * another thread uses the mask.
+ */
+ATTUNE_API attune_status attune_mask_upload(attune_mask *mask, attune_device *device);
+
+/* ------------------------------------------------------------------------------------------------------------- plans
+ */
+
+typedef enum attune_direction { ATTUNE_FORWARD = 0, ATTUNE_BACKWARD = 1 } attune_direction;
+
+/* What is to be computed. Lengths and batch are maxima: a plan serves every shorter one without recompiling. */
+typedef struct attune_problem {
+    uint32_t struct_size;
+    attune_direction direction;
+    attune_dtype dtype;       /* of q, k, v and o: ATTUNE_F32, F16, BF16, or F64 on the CPU; 0 = ATTUNE_F32 */
+    uint32_t head_dim;        /* of q and k: a multiple of 8 from 8 to 256 */
+    uint32_t head_dim_v;      /* of v and o, likewise; 0 = head_dim */
+    int64_t batch;            /* 0 = 1 */
+    int64_t kv_batch;         /* batch, or 1: k and v broadcast; 0 = batch */
+    int64_t heads;            /* query heads; 0 = 1 */
+    int64_t kv_heads;         /* divides heads; query head h reads k and v head h / (heads / kv_heads); 0 = heads */
+    int64_t q_len;            /* the longest, at least 1, below 2^31 */
+    int64_t kv_len;           /* the longest; 0 = q_len */
+    double scale;             /* of q k^T; 0 = 1 / sqrt(head_dim) */
+    const attune_expr *mask;  /* the expression of the block mask; NULL = none */
+    const attune_expr *score; /* NULL = none */
+    bool block_mask;       /* attune_forward gets a block mask; implied by mask; without mask its blocks are all full */
+    bool lse;              /* attune_forward may be asked for LSE */
+    bool row_max;          /* attune_forward may be asked for row maxima */
+    uint32_t mask_q_block; /* the block size of the mask; 0 = 128 */
+    uint32_t mask_kv_block; /* 0 = 128 */
+} attune_problem;
+
+/* Fills mask, block_mask and the mask's block sizes of a problem from a mask. The expression lives as long as the mask.
+ */
+ATTUNE_API attune_status attune_problem_set_mask(attune_problem *problem, const attune_mask *mask);
+
+/* Three states for options whose default is the planner's. */
+typedef enum attune_choice { ATTUNE_AUTO = 0, ATTUNE_ON = 1, ATTUNE_OFF = 2 } attune_choice;
+
+/*
+ * FlexAttention's kernel options for one pass, in lower case; zero = automatic. Setting one that the chosen kernel does
+ * not read is an error. docs/planning.md says which kernel reads which.
+ */
+typedef struct attune_pass_options {
+    uint32_t block_m, block_n;   /* BLOCK_M, BLOCK_N: forward tile */
+    uint32_t block_m1, block_n1; /* BLOCK_M1, BLOCK_N1: dK and dV tile */
+    uint32_t block_m2, block_n2; /* BLOCK_M2, BLOCK_N2: dQ tile */
+    uint32_t num_warps;
+    uint32_t num_stages;
+    uint32_t split_kv;                      /* SPLIT_KV: parts that a decode kernel cuts the keys into */
+    attune_choice force_use_flex_attention; /* ON: no decode kernel */
+    attune_choice prescale_qk;              /* PRESCALE_QK: fold the scale into q */
+    attune_choice rows_guaranteed_safe;     /* ROWS_GUARANTEED_SAFE */
+    attune_choice blocks_are_contiguous;    /* BLOCKS_ARE_CONTIGUOUS */
+    attune_choice write_dq;                 /* WRITE_DQ */
+    attune_choice use_tma;                  /* USE_TMA */
+    char kernel[32];                        /* KERNEL: a kernel family by name, "cuda_sm80"; empty = automatic */
+} attune_pass_options;
+
+/* `any` applies to both passes; fwd and bwd, the JSON keys' prefixes fwd_ and bwd_, override it in one. */
+typedef struct attune_kernel_options {
+    uint32_t struct_size;
+    attune_pass_options any;
+    attune_pass_options fwd;
+    attune_pass_options bwd;
+} attune_kernel_options;
+
+/*
+ * Reads kernel options from a JSON object such as {"BLOCK_M": 64, "fwd_num_stages": 2}. PARSE_ERROR with line and
+ * column if the text is not one JSON object; INVALID_ARGUMENT, naming the key, for unknown or repeated keys and for
+ * values of the wrong type. UNSUPPORTED if the library was built without JSON.
+ */
+ATTUNE_API attune_status attune_kernel_options_parse(const char *json, attune_kernel_options *options);
+
+/* How a plan would run. Strings live as long as the library. */
+typedef struct attune_plan_choice {
+    uint32_t struct_size;
+    const char *kernel; /* family and pass, such as "cuda_sm80", "vulkan_subgroup", "cpu" */
+    attune_direction direction;
+    bool decode;                                     /* the split-KV decode kernel */
+    uint32_t block_m, block_n;                       /* forward tile */
+    uint32_t block_m1, block_n1, block_m2, block_n2; /* backward tiles */
+    uint32_t num_warps, num_stages;
+    uint32_t workgroup_invocations;
+    uint32_t split_kv;      /* 1 = not split */
+    uint32_t shared_memory; /* bytes of one workgroup: the larger pass, in backward */
+    uint32_t registers;     /* estimate for one thread; 0 = not estimated */
+    uint32_t occupancy;     /* workgroups that one compute unit holds at once */
+    uint64_t workspace;     /* bytes that the caller lends at each call; 0 = none */
+    bool prescale_qk;
+    bool use_tma;
+    bool blocks_are_contiguous;
+    bool rows_guaranteed_safe;
+    bool write_dq;
+} attune_plan_choice;
+
+typedef enum attune_text_format { ATTUNE_TEXT = 1, ATTUNE_JSON = 2 } attune_text_format;
+
+/*
+ * The planner, without a device: pure, the same inputs give the same plan on any machine. options may be NULL.
+ * DOES_NOT_FIT if a forced option cannot work: the message names the option, the bytes, the limit and the nearest value
+ * that fits. Automatic options never fail for lack of shared memory. Any thread.
+ */
+ATTUNE_API attune_status attune_plan_choose(const attune_limits *limits, const attune_problem *problem,
+                                            const attune_kernel_options *options, attune_plan_choice *choice);
+/* The same, explained: what was chosen, why, what was rejected and why, bytes, registers, occupancy. */
+ATTUNE_API attune_status attune_plan_choose_explain(const attune_limits *limits, const attune_problem *problem,
+                                                    const attune_kernel_options *options, attune_text_format format,
+                                                    char *buffer, size_t size, size_t *needed);
+
+typedef struct attune_plan attune_plan;
+
+/* Chooses and prepares (compiles, if the backend does) the kernel. May take seconds on a cold cache. */
+ATTUNE_API attune_status attune_plan_create(attune_device *device, const attune_problem *problem,
+                                            const attune_kernel_options *options, attune_plan **plan);
+ATTUNE_API void attune_plan_destroy(attune_plan *plan);
+ATTUNE_API attune_status attune_plan_choice_get(const attune_plan *plan, attune_plan_choice *choice);
+ATTUNE_API attune_status attune_plan_explain(const attune_plan *plan, attune_text_format format, char *buffer,
+                                             size_t size, size_t *needed);
+/* The bytes of workspace that each call in flight needs; 0 = none. */
+ATTUNE_API uint64_t attune_plan_workspace_size(const attune_plan *plan);
+
+/* --------------------------------------------------------------------------------------------------------- execution
+ */
+
+typedef struct attune_queue attune_queue;
+
+/* The device's own queue, which lives as long as the device. Calls on one queue run in order. Never NULL for a device.
+ */
+ATTUNE_API attune_queue *attune_device_queue(attune_device *device);
+
+/* A point in a queue. A plain value: copy it, drop it. Valid as long as the queue. */
+typedef struct attune_completion {
+    attune_queue *queue;
+    uint64_t value;
+} attune_completion;
+
+/* Waits until everything up to the completion is done; TIMEOUT after timeout_ns (UINT64_MAX = for ever, 0 = ask only).
+ */
+ATTUNE_API attune_status attune_completion_wait(attune_completion completion, uint64_t timeout_ns);
+
+/* A capture on the device. */
+typedef struct attune_capture {
+    const char *name;
+    attune_tensor tensor;
+} attune_capture;
+
+typedef struct attune_forward_args {
+    uint32_t struct_size;
+    attune_tensor q;                /* [batch, heads, q_len, head_dim] */
+    attune_tensor k;                /* [kv_batch, kv_heads, kv_len, head_dim] */
+    attune_tensor v;                /* [kv_batch, kv_heads, kv_len, head_dim_v] */
+    attune_tensor o;                /* [batch, heads, q_len, head_dim_v], out, of the same dtype */
+    attune_tensor lse;              /* [batch, heads, q_len] f32 (f64 with f64), out; buffer NULL = not wanted */
+    attune_tensor row_max;          /* likewise: the largest score of the row after score expression and mask */
+    const attune_mask *mask;        /* NULL = every pair; uploaded to the device; lengths at least those of q and k */
+    const attune_capture *captures; /* of the score expression */
+    uint32_t capture_count;
+    const attune_parameter *parameters; /* of the score expression */
+    uint32_t parameter_count;
+    attune_buffer
+        *workspace; /* at least attune_plan_workspace_size from workspace_offset on; not shared by calls in flight */
+    uint64_t workspace_offset; /* a multiple of 256 */
+    double *seconds;           /* not NULL: waits, and receives the device's own time for the launches */
+} attune_forward_args;
+
+/*
+ * Computes, for each batch b, head h and row q, over the kv that the mask allows,
+ *
+ *     s[kv] = score(scale * dot(q[b,h,q], k[b',h',kv]))       row_max = max s       lse = log(sum exp(s))
+ *     o     = sum exp(s - lse) v[b',h',kv]
+ *
+ * with softmax and accumulation in float32 (float64 for f64), by the online algorithm of Milakov & Gimelshein (2018) in
+ * the tiling of Dao et al., FlashAttention (2022). A row that the mask empties gives o = 0, lse = row_max = -inf.
+ *
+ * Launches only: no allocation, compilation or wait (unless args->seconds asks for one). Work may go on after return:
+ * the tensors must live until `completion` (which may be NULL) is reached. On the CPU the work is done on return. A
+ * plan may be used from several threads at once, with a workspace each.
+ */
+ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
+                                        attune_completion *completion);
+
+/* Backward: gradients for q, k and v from do, with o and lse of the forward pass. */
+typedef struct attune_backward_args {
+    uint32_t struct_size;
+    attune_tensor q, k, v, o;    /* as in forward */
+    attune_tensor lse;           /* as forward gave it */
+    attune_tensor d_o;           /* as o */
+    attune_tensor d_lse;         /* as lse; buffer NULL = the loss does not use LSE */
+    attune_tensor d_q, d_k, d_v; /* out, as q, k and v */
+    const attune_mask *mask;
+    const attune_capture *captures;
+    uint32_t capture_count;
+    const attune_capture *capture_gradients; /* out, f32, shaped as the captures of the same name; added to, not set */
+    uint32_t capture_gradient_count;
+    const attune_parameter *parameters;
+    uint32_t parameter_count;
+    attune_buffer *workspace;
+    uint64_t workspace_offset;
+    double *seconds;
+} attune_backward_args;
+
+/* As attune_forward, for a plan whose direction is ATTUNE_BACKWARD. No backend of this version has it: UNSUPPORTED. */
+ATTUNE_API attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
+                                         attune_completion *completion);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* ATTUNE_ATTUNE_H */

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/* Structs that begin with struct_size: a caller built against an older header has a shorter one, whose missing tail
+ * reads as zero; one built against a newer header has a longer one, whose unknown tail must be zero. */
+#ifndef ATTUNE_BASE_DESC_H
+#define ATTUNE_BASE_DESC_H
+
+#include <attune/attune.h>
+
+/* Copies a caller's struct into ours. `smallest` is the size of its first published version; `name` is for the message.
+ */
+attune_status attune__desc_read(void *ours, size_t our_size, const void *theirs, size_t smallest, const char *name);
+/* Copies ours out, up to the caller's struct_size, which stays. */
+attune_status attune__desc_write(void *theirs, const void *ours, size_t our_size, size_t smallest, const char *name);
+
+#endif

@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT */
+/* The calling thread's last message. No allocation: a message that is too long is cut. */
+#ifndef ATTUNE_BASE_ERROR_H
+#define ATTUNE_BASE_ERROR_H
+
+#include <attune/attune.h>
+
+#define ATTUNE__MESSAGE_SIZE 2048
+
+/* Sets the thread's message and returns the status, so that a check reads `return attune__fail(...)`. */
+attune_status attune__fail(attune_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Puts words in front of the message that is there: the caller's context. Returns the status. */
+attune_status attune__fail_context(attune_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Returns the status if it is not ATTUNE_OK. */
+#define ATTUNE__TRY(call)                                                                                              \
+    do {                                                                                                               \
+        attune_status attune__try_status = (call);                                                                     \
+        if (attune__try_status != ATTUNE_OK)                                                                           \
+            return attune__try_status;                                                                                 \
+    } while (0)
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+/* Text written into a caller's buffer, as snprintf does: what does not fit is counted, not written. */
+#ifndef ATTUNE_BASE_TEXT_H
+#define ATTUNE_BASE_TEXT_H
+
+#include <stddef.h>
+#include <stdarg.h>
+
+typedef struct attune__text {
+    char *buffer;
+    size_t size;
+    size_t length; /* of the whole text, without the NUL */
+} attune__text;
+
+/* Starts a text; the buffer holds an empty string at once. buffer may be NULL if size is 0. */
+attune__text attune__text_begin(char *buffer, size_t size);
+void attune__text_add(attune__text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Adds a string as a JSON string, quotes included. */
+void attune__text_add_json(attune__text *text, const char *string);
+/* Stores the bytes needed, the NUL included, if `needed` is not NULL. */
+void attune__text_end(const attune__text *text, size_t *needed);
+
+#endif
