@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT */
+/* Making an expression: nodes are simplified and hash-consed as they are made, and finished into an immutable
+ * attune_expr, in an order that depends on content alone. */
+#ifndef ATTUNE_EXPR_BUILDER_H
+#define ATTUNE_EXPR_BUILDER_H
+
+#include "expr/expr.h"
+
+/* Nodes that may exist while an expression is made; simplification leaves at most ATTUNE_EXPR_MAX_NODES. */
+#define ATTUNE__BUILDER_NODES (4 * ATTUNE_EXPR_MAX_NODES)
+#define ATTUNE__NONE          UINT32_MAX
+
+/* Of one call. Only min and max take so many; printing keeps to it. */
+#define ATTUNE__MAX_ARGUMENTS 64
+
+typedef struct attune__builder {
+    const attune_allocator *allocator;
+    attune__node *nodes;
+    attune__hash *hashes; /* of content: symbols by name, operands by their hashes */
+    uint32_t *table;      /* open addressing: node + 1, 0 = free */
+    uint32_t count;
+    bool overflow; /* no room: every later node is node 0, and finish fails */
+    uint32_t symbol_count;
+    attune__symbol symbols[ATTUNE_EXPR_MAX_SYMBOLS];
+} attune__builder;
+
+attune_status attune__builder_init(attune__builder *builder, const attune_allocator *allocator);
+void attune__builder_free(attune__builder *builder);
+
+/* Finds or adds a symbol; ATTUNE__NONE if there are ATTUNE_EXPR_MAX_SYMBOLS others. */
+uint32_t attune__builder_symbol(attune__builder *builder, const attune__symbol *symbol);
+
+uint32_t attune__make_bool(attune__builder *builder, bool value);
+uint32_t attune__make_int(attune__builder *builder, int32_t value);
+uint32_t attune__make_float(attune__builder *builder, float value);
+uint32_t attune__make_var(attune__builder *builder, attune__var var);
+/* A parameter, or a capture with as many indices as its rank. */
+uint32_t attune__make_symbol(attune__builder *builder, uint32_t symbol, const uint32_t *arg);
+/* Any operation; operands have the types that the operation wants. */
+uint32_t attune__make(attune__builder *builder, attune__op op, uint32_t a, uint32_t b, uint32_t c);
+
+static inline uint32_t attune__make1(attune__builder *builder, attune__op op, uint32_t a)
+{
+    return attune__make(builder, op, a, ATTUNE__NONE, ATTUNE__NONE);
+}
+
+static inline uint32_t attune__make2(attune__builder *builder, attune__op op, uint32_t a, uint32_t b)
+{
+    return attune__make(builder, op, a, b, ATTUNE__NONE);
+}
+
+static inline attune__type attune__type_of(const attune__builder *builder, uint32_t node)
+{
+    return (attune__type)builder->nodes[node].type;
+}
+
+/* Drops what the root does not need and makes the expression. Fails with `limit` past the caps. */
+attune_status attune__builder_finish(attune__builder *builder, attune_expr_kind kind, uint32_t root,
+                                     attune_status limit, attune_expr **expr);
+
+#endif

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: MIT */
+/* IR as C text that C99, CUDA C++ and OpenCL C all accept: one constant per node, helper functions from a prelude that
+ * each of them writes in its own words (docs/expressions.md). Where the bounds of the index variables prove that
+ * nothing can wrap and no floor needs correcting, plain operators stand instead of helpers. */
+#include "expr/expr.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "expr/builder.h"
+#include "expr/ops.h"
+#include "expr/print.h"
+
+#define NAME_SIZE 40
+
+/* How a node is named where it is used: constants and variables by themselves, the rest by number. */
+static const char *operand(const attune_expr *expr, uint32_t n, char name[NAME_SIZE])
+{
+    const attune__node *node = &expr->nodes[n];
+    char text[ATTUNE__FLOAT_TEXT];
+    if (node->op == ATTUNE__OP_VAR) {
+        snprintf(name, NAME_SIZE, "%s", attune__var_name((attune__var)node->value.i));
+    } else if (node->op != ATTUNE__OP_CONST) {
+        snprintf(name, NAME_SIZE, "t%u", n);
+    } else if (node->type != ATTUNE__FLOAT) {
+        if (node->value.i == INT32_MIN)
+            snprintf(name, NAME_SIZE, "(-2147483647 - 1)");
+        else
+            snprintf(name, NAME_SIZE, node->value.i < 0 ? "(%d)" : "%d", node->value.i);
+    } else if (isfinite(node->value.f)) {
+        attune__float_text(node->value.f, text);
+        snprintf(name, NAME_SIZE, signbit(node->value.f) ? "(%sf)" : "%sf", text);
+    } else {
+        snprintf(name, NAME_SIZE, "%s",
+                 isnan(node->value.f) ? "ATTUNE_NAN"
+                 : node->value.f > 0  ? "ATTUNE_INFINITY"
+                                      : "(-ATTUNE_INFINITY)");
+    }
+    return name;
+}
+
+/* Can a result that holds for all mathematical values leave i32? The bounds then are all of i32. */
+static bool may_wrap(attune__op op, attune__interval a, attune__interval b)
+{
+    int64_t lo, hi;
+    if (op == ATTUNE__OP_ADD) {
+        lo = (int64_t)a.lo + b.lo;
+        hi = (int64_t)a.hi + b.hi;
+    } else if (op == ATTUNE__OP_SUB) {
+        lo = (int64_t)a.lo - b.hi;
+        hi = (int64_t)a.hi - b.lo;
+    } else {
+        const int64_t p[] = {(int64_t)a.lo * b.lo, (int64_t)a.lo * b.hi, (int64_t)a.hi * b.lo, (int64_t)a.hi * b.hi};
+        lo = hi = p[0];
+        for (int i = 1; i < 4; i++) {
+            lo = p[i] < lo ? p[i] : lo;
+            hi = p[i] > hi ? p[i] : hi;
+        }
+    }
+    return lo < INT32_MIN || hi > INT32_MAX;
+}
+
+static void add_int(attune__text *text, attune__op op, const char *a, const char *b, attune__interval ra,
+                    attune__interval rb)
+{
+    switch (op) {
+    case ATTUNE__OP_ADD:
+        attune__text_add(text, may_wrap(op, ra, rb) ? "attune_iadd(%s, %s)" : "%s + %s", a, b);
+        break;
+    case ATTUNE__OP_SUB:
+        attune__text_add(text, may_wrap(op, ra, rb) ? "attune_isub(%s, %s)" : "%s - %s", a, b);
+        break;
+    case ATTUNE__OP_MUL:
+        attune__text_add(text, may_wrap(op, ra, rb) ? "attune_imul(%s, %s)" : "%s * %s", a, b);
+        break;
+    case ATTUNE__OP_DIV:
+        attune__text_add(text, ra.lo >= 0 && rb.lo > 0 ? "%s / %s" : "attune_idiv(%s, %s)", a, b);
+        break;
+    case ATTUNE__OP_MOD:
+        attune__text_add(text, ra.lo >= 0 && rb.lo > 0 ? "%s %% %s" : "attune_imod(%s, %s)", a, b);
+        break;
+    case ATTUNE__OP_NEG:
+        attune__text_add(text, ra.lo > INT32_MIN ? "-%s" : "attune_isub(0, %s)", a);
+        break;
+    case ATTUNE__OP_ABS:
+        if (ra.lo > INT32_MIN)
+            attune__text_add(text, "%s < 0 ? -%s : %s", a, a, a);
+        else
+            attune__text_add(text, "%s < 0 ? attune_isub(0, %s) : %s", a, a, a);
+        break;
+    case ATTUNE__OP_FLOAT:
+        attune__text_add(text, "(float)%s", a);
+        break;
+    case ATTUNE__OP_AND:
+        attune__text_add(text, "%s & %s", a, b);
+        break;
+    case ATTUNE__OP_OR:
+        attune__text_add(text, "%s | %s", a, b);
+        break;
+    case ATTUNE__OP_NOT:
+        attune__text_add(text, "!%s", a);
+        break;
+    default:
+        break;
+    }
+}
+
+static void add_float(attune__text *text, attune__op op, const char *a, const char *b)
+{
+    switch (op) {
+    case ATTUNE__OP_ADD:
+        attune__text_add(text, "%s + %s", a, b);
+        break;
+    case ATTUNE__OP_SUB:
+        attune__text_add(text, "%s - %s", a, b);
+        break;
+    case ATTUNE__OP_MUL:
+        attune__text_add(text, "%s * %s", a, b);
+        break;
+    case ATTUNE__OP_DIV:
+        attune__text_add(text, "%s / %s", a, b);
+        break;
+    case ATTUNE__OP_MOD:
+        attune__text_add(text, "attune_fmod(%s, %s)", a, b);
+        break;
+    case ATTUNE__OP_NEG:
+        attune__text_add(text, "-%s", a);
+        break;
+    default:
+        attune__text_add(text, op == ATTUNE__OP_POW ? "attune_%s(%s, %s)" : "attune_%s(%s)", attune__op_name(op), a, b);
+        break;
+    }
+}
+
+static void add_value(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text)
+{
+    const attune__node *node = &expr->nodes[n];
+    attune__op op = (attune__op)node->op;
+    char names[ATTUNE_MAX_RANK][NAME_SIZE] = {{0}};
+    for (uint32_t i = 0; i < node->arg_count; i++)
+        operand(expr, node->arg[i], names[i]);
+    const char *a = names[0], *b = names[1];
+    switch (op) {
+    case ATTUNE__OP_PARAM:
+        attune__text_add(text, "ATTUNE_PARAMETER_%s(%d)", node->type == ATTUNE__FLOAT ? "F32" : "I32", node->value.i);
+        return;
+    case ATTUNE__OP_CAPTURE:
+        attune__text_add(text, "attune_load_%s_%u(ATTUNE_CAPTURE(%d)",
+                         attune_dtype_string(expr->symbols[node->value.i].dtype), node->arg_count, node->value.i);
+        for (uint32_t i = 0; i < node->arg_count; i++)
+            attune__text_add(text, ", %s", names[i]);
+        attune__text_add(text, ")");
+        return;
+    case ATTUNE__OP_SELECT:
+        attune__text_add(text, "%s ? %s : %s", a, b, names[2]);
+        return;
+    case ATTUNE__OP_MIN:
+        attune__text_add(text, "%s < %s ? %s : %s", b, a, b, a);
+        return;
+    case ATTUNE__OP_MAX:
+        attune__text_add(text, "%s < %s ? %s : %s", a, b, b, a);
+        return;
+    case ATTUNE__OP_EQ:
+        attune__text_add(text, "%s == %s", a, b);
+        return;
+    case ATTUNE__OP_NE:
+        attune__text_add(text, "%s != %s", a, b);
+        return;
+    case ATTUNE__OP_LT:
+        attune__text_add(text, "%s < %s", a, b);
+        return;
+    case ATTUNE__OP_LE:
+        attune__text_add(text, "%s <= %s", a, b);
+        return;
+    default:
+        break;
+    }
+    if (expr->nodes[node->arg[node->arg_count - 1]].type == ATTUNE__FLOAT)
+        add_float(text, op, a, b);
+    else
+        add_int(text, op, a, b, bounds[node->arg[0]], bounds[node->arg[node->arg_count - 1]]);
+}
+
+static bool is_leaf(const attune__node *node)
+{
+    return node->op == ATTUNE__OP_CONST || node->op == ATTUNE__OP_VAR;
+}
+
+attune_status attune__ctext_function(const attune_expr *expr, const char *name, attune__text *text)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    attune__box box;
+    for (int i = 0; i < ATTUNE__VAR_COUNT; i++)
+        box.var[i] = (attune__interval){.lo = i == ATTUNE__VAR_Q_LEN || i == ATTUNE__VAR_KV_LEN,
+                                        .hi = INT32_MAX,
+                                        .flo = -INFINITY,
+                                        .fhi = INFINITY,
+                                        .may_nan = true};
+    attune__expr_bounds(expr, NULL, NULL, &box, bounds);
+    for (uint32_t i = 0; i < expr->symbol_count; i++)
+        attune__text_add(text, "/* symbol %u: %s %s, %s, rank %u */\n", i,
+                         expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE ? "capture" : "parameter",
+                         expr->symbols[i].name, attune_dtype_string(expr->symbols[i].dtype), expr->symbols[i].rank);
+    attune__text_add(text,
+                     "ATTUNE_FUNCTION %s %s(int b, int h, int q, int kv, int h_kv, int q_len, int kv_len, "
+                     "float score ATTUNE_SYMBOLS)\n{\n",
+                     expr->kind == ATTUNE_EXPR_MASK ? "int" : "float", name);
+    for (int i = 0; i < ATTUNE__VAR_COUNT; i++)
+        if (!(expr->uses & (1u << i)))
+            attune__text_add(text, "    (void)%s;\n", attune__var_name((attune__var)i));
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        const attune__node *node = &expr->nodes[n];
+        if (is_leaf(node))
+            continue;
+        attune__text_add(text, "    const %s t%u = ", node->type == ATTUNE__FLOAT ? "float" : "int", n);
+        add_value(expr, n, bounds, text);
+        attune__text_add(text, ";\n");
+    }
+    char root[NAME_SIZE];
+    attune__text_add(text, "    return %s;\n}\n", operand(expr, expr->node_count - 1, root));
+    return ATTUNE_OK;
+}
+
+attune_status attune__expr_ctext(const attune_expr *expr, const char *function_name, char *buffer, size_t size,
+                                 size_t *needed)
+{
+    attune__text text = attune__text_begin(buffer, size);
+    ATTUNE__TRY(attune__ctext_function(expr, function_name, &text));
+    attune__text_end(&text, needed);
+    return ATTUNE_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- C99 */
+
+static const char prelude[] =
+    "/* What the function below calls, in C99. Compile with -ffp-contract=off. */\n"
+    "#include <math.h>\n"
+    "#include <stdint.h>\n"
+    "#include <string.h>\n"
+    "\n"
+    "#define ATTUNE_FUNCTION static inline\n"
+    "#define ATTUNE_INFINITY INFINITY\n"
+    "#define ATTUNE_NAN NAN\n"
+    "\n"
+    "/* Strides are in elements. */\n"
+    "typedef struct attune_view { const void *data; int64_t size[4], stride[4]; } attune_view;\n"
+    "typedef union attune_scalar { int32_t i; float f; } attune_scalar;\n"
+    "#define ATTUNE_SYMBOLS , const attune_view *captures, const attune_scalar *parameters\n"
+    "#define ATTUNE_CAPTURE(n) (&captures[n])\n"
+    "#define ATTUNE_PARAMETER_I32(n) (parameters[n].i)\n"
+    "#define ATTUNE_PARAMETER_F32(n) (parameters[n].f)\n"
+    "\n"
+    "static inline int attune_iadd(int a, int b) { return (int)((unsigned)a + (unsigned)b); }\n"
+    "static inline int attune_isub(int a, int b) { return (int)((unsigned)a - (unsigned)b); }\n"
+    "static inline int attune_imul(int a, int b) { return (int)((unsigned)a * (unsigned)b); }\n"
+    "static inline int attune_idiv(int a, int b)\n"
+    "{\n"
+    "    if (b == 0 || b == -1) return b ? attune_isub(0, a) : 0;\n"
+    "    return a / b - (a % b != 0 && ((a % b) ^ b) < 0);\n"
+    "}\n"
+    "static inline int attune_imod(int a, int b)\n"
+    "{\n"
+    "    if (b == 0 || b == -1) return 0;\n"
+    "    return a % b + ((a % b != 0 && ((a % b) ^ b) < 0) ? b : 0);\n"
+    "}\n"
+    "static inline float attune_fmod(float a, float b) { return a - floorf(a / b) * b; }\n"
+    "static inline float attune_abs(float x) { return fabsf(x); }\n"
+    "static inline float attune_floor(float x) { return floorf(x); }\n"
+    "static inline float attune_ceil(float x) { return ceilf(x); }\n"
+    "static inline float attune_exp(float x) { return expf(x); }\n"
+    "static inline float attune_exp2(float x) { return exp2f(x); }\n"
+    "static inline float attune_log(float x) { return logf(x); }\n"
+    "static inline float attune_log2(float x) { return log2f(x); }\n"
+    "static inline float attune_sqrt(float x) { return sqrtf(x); }\n"
+    "static inline float attune_rsqrt(float x) { return 1.0f / sqrtf(x); }\n"
+    "static inline float attune_tanh(float x) { return tanhf(x); }\n"
+    "static inline float attune_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }\n"
+    "static inline float attune_sin(float x) { return sinf(x); }\n"
+    "static inline float attune_cos(float x) { return cosf(x); }\n"
+    "static inline float attune_pow(float x, float y) { return powf(x, y); }\n"
+    "\n"
+    "static inline int attune_get_i32(const void *p, int64_t i) { return ((const int32_t *)p)[i]; }\n"
+    "static inline int attune_get_i64(const void *p, int64_t i)\n"
+    "{\n"
+    "    int64_t x = ((const int64_t *)p)[i];\n"
+    "    return x < INT32_MIN ? INT32_MIN : x > INT32_MAX ? INT32_MAX : (int)x;\n"
+    "}\n"
+    "static inline int attune_get_u8(const void *p, int64_t i) { return ((const uint8_t *)p)[i]; }\n"
+    "static inline int attune_get_bool(const void *p, int64_t i) { return ((const uint8_t *)p)[i] != 0; }\n"
+    "static inline float attune_get_f32(const void *p, int64_t i) { return ((const float *)p)[i]; }\n"
+    "static inline float attune_get_bf16(const void *p, int64_t i)\n"
+    "{\n"
+    "    uint32_t bits = (uint32_t)((const uint16_t *)p)[i] << 16;\n"
+    "    float x;\n"
+    "    memcpy(&x, &bits, sizeof x);\n"
+    "    return x;\n"
+    "}\n"
+    "static inline float attune_get_f16(const void *p, int64_t i)\n"
+    "{\n"
+    "    uint32_t half = ((const uint16_t *)p)[i], exponent = half >> 10 & 31, fraction = half & 1023, bits;\n"
+    "    float x = ldexpf((float)fraction, -24);\n"
+    "    if (exponent) {\n"
+    "        bits = exponent == 31 ? 0x7f800000u | fraction << 13 : (exponent + 112) << 23 | fraction << 13;\n"
+    "        memcpy(&x, &bits, sizeof x);\n"
+    "    }\n"
+    "    return half >> 15 ? -x : x;\n"
+    "}\n"
+    "\n"
+    "#define ATTUNE_IN(v, d, i) ((i) >= 0 && (i) < (v)->size[d])\n"
+    "#define ATTUNE_LOADS(T, name) \\\n"
+    "    static inline T attune_load_##name##_1(const attune_view *v, int i) \\\n"
+    "    { \\\n"
+    "        return ATTUNE_IN(v, 0, i) ? attune_get_##name(v->data, i * v->stride[0]) : 0; \\\n"
+    "    } \\\n"
+    "    static inline T attune_load_##name##_2(const attune_view *v, int i, int j) \\\n"
+    "    { \\\n"
+    "        return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) \\\n"
+    "                   ? attune_get_##name(v->data, i * v->stride[0] + j * v->stride[1]) : 0; \\\n"
+    "    } \\\n"
+    "    static inline T attune_load_##name##_3(const attune_view *v, int i, int j, int k) \\\n"
+    "    { \\\n"
+    "        return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) && ATTUNE_IN(v, 2, k) \\\n"
+    "                   ? attune_get_##name(v->data, i * v->stride[0] + j * v->stride[1] + k * v->stride[2]) : 0; \\\n"
+    "    } \\\n"
+    "    static inline T attune_load_##name##_4(const attune_view *v, int i, int j, int k, int l) \\\n"
+    "    { \\\n"
+    "        return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) && ATTUNE_IN(v, 2, k) && ATTUNE_IN(v, 3, l) \\\n"
+    "                   ? attune_get_##name(v->data, i * v->stride[0] + j * v->stride[1] + k * v->stride[2] + \\\n"
+    "                                                    l * v->stride[3]) : 0; \\\n"
+    "    }\n"
+    "ATTUNE_LOADS(int, i32)\n"
+    "ATTUNE_LOADS(int, i64)\n"
+    "ATTUNE_LOADS(int, u8)\n"
+    "ATTUNE_LOADS(int, bool)\n"
+    "ATTUNE_LOADS(float, f32)\n"
+    "ATTUNE_LOADS(float, f16)\n"
+    "ATTUNE_LOADS(float, bf16)\n"
+    "\n";
+
+void attune__ctext_prelude(attune__text *text)
+{
+    attune__text_add(text, "%s", prelude);
+}

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: MIT */
+/* The finished expression: its order, its hash, its life, and two of them joined. */
+#include "expr/expr.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "expr/builder.h"
+#include "expr/ops.h"
+
+const char *attune__op_name(attune__op op)
+{
+    static const char *const names[] = {"const", "var",  "param",  "capture", "add",     "sub",  "mul", "div",  "mod",
+                                        "neg",   "abs",  "min",    "max",     "eq",      "ne",   "lt",  "le",   "and",
+                                        "or",    "not",  "select", "float",   "floor",   "ceil", "exp", "exp2", "log",
+                                        "log2",  "sqrt", "rsqrt",  "tanh",    "sigmoid", "sin",  "cos", "pow"};
+    return names[op];
+}
+
+const char *attune__type_name(attune__type type)
+{
+    return type == ATTUNE__BOOL ? "bool" : type == ATTUNE__INT ? "i32" : "f32";
+}
+
+const char *attune__var_name(attune__var var)
+{
+    static const char *const names[] = {"b", "h", "q", "kv", "h_kv", "q_len", "kv_len", "score"};
+    return names[var];
+}
+
+attune_expr *attune__expr_retain(const attune_expr *expr)
+{
+    attune_expr *mutable_expr = (attune_expr *)expr; /* only the count changes */
+    if (expr)
+        atomic_fetch_add_explicit(&mutable_expr->references, 1, memory_order_relaxed);
+    return mutable_expr;
+}
+
+static void destroy(attune_expr *expr)
+{
+    attune_allocator allocator = expr->allocator;
+    attune__free(&allocator, expr->nodes);
+    attune__free(&allocator, expr->symbols);
+    attune__free(&allocator, expr);
+}
+
+void attune__expr_release(const attune_expr *expr)
+{
+    attune_expr *mutable_expr = (attune_expr *)expr;
+    if (expr && atomic_fetch_sub_explicit(&mutable_expr->references, 1, memory_order_acq_rel) == 1)
+        destroy(mutable_expr);
+}
+
+/* Numbers the nodes that the root needs in post-order: operands first, in the order in which they stand. order[i] is
+ * the builder's node, number[node] its new number; both have room for every node. */
+static uint32_t number_nodes(const attune__builder *builder, uint32_t root, uint32_t *order, uint32_t *number,
+                             uint32_t *stack, uint8_t *visited)
+{
+    uint32_t depth = 0, count = 0;
+    stack[depth++] = root;
+    while (depth) {
+        uint32_t node = stack[depth - 1];
+        const attune__node *n = &builder->nodes[node];
+        /* visited counts the operands that were followed; it ends one past them. */
+        while (visited[node] < n->arg_count && visited[n->arg[visited[node]]])
+            visited[node]++;
+        if (visited[node] < n->arg_count) {
+            stack[depth++] = n->arg[visited[node]++];
+            continue;
+        }
+        if (visited[node] == n->arg_count) {
+            visited[node]++;
+            number[node] = count;
+            order[count++] = node;
+        }
+        depth--;
+    }
+    return count;
+}
+
+static attune_status fill(const attune__builder *builder, attune_expr_kind kind, uint32_t root, const uint32_t *order,
+                          const uint32_t *number, uint32_t count, attune_expr *expr)
+{
+    expr->node_count = count;
+    expr->nodes = attune__alloc(builder->allocator, count, sizeof *expr->nodes);
+    expr->symbols = attune__alloc(builder->allocator, builder->symbol_count, sizeof *expr->symbols);
+    if (!expr->nodes || !expr->symbols)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    uint32_t symbol_number[ATTUNE_EXPR_MAX_SYMBOLS];
+    for (uint32_t i = 0; i < ATTUNE_EXPR_MAX_SYMBOLS; i++)
+        symbol_number[i] = ATTUNE__NONE;
+    for (uint32_t i = 0; i < count; i++) {
+        attune__node *node = &expr->nodes[i];
+        *node = builder->nodes[order[i]];
+        for (uint32_t j = 0; j < node->arg_count; j++)
+            node->arg[j] = number[node->arg[j]];
+        if (node->op != ATTUNE__OP_PARAM && node->op != ATTUNE__OP_CAPTURE)
+            continue;
+        uint32_t *symbol = &symbol_number[node->value.i];
+        if (*symbol == ATTUNE__NONE) {
+            *symbol = expr->symbol_count++;
+            expr->symbols[*symbol] = builder->symbols[node->value.i];
+        }
+        node->value.i = (int32_t)*symbol;
+    }
+    atomic_init(&expr->references, 1);
+    expr->kind = kind;
+    expr->uses = builder->nodes[root].uses;
+    expr->hash = builder->hashes[root];
+    attune__hash_add(&expr->hash, (uint64_t)kind);
+    return ATTUNE_OK;
+}
+
+attune_status attune__builder_finish(attune__builder *builder, attune_expr_kind kind, uint32_t root,
+                                     attune_status limit, attune_expr **expr)
+{
+    *expr = NULL;
+    if (builder->overflow)
+        return attune__fail(limit, "the expression makes more than %d nodes before it is simplified; the limit is %d",
+                            ATTUNE__BUILDER_NODES, ATTUNE_EXPR_MAX_NODES);
+    const attune_allocator *allocator = builder->allocator;
+    uint32_t *room = attune__alloc(allocator, 4 * (size_t)builder->count, sizeof *room);
+    if (!room)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    uint32_t *number = room + builder->count, *stack = number + builder->count;
+    uint8_t *visited = (uint8_t *)(stack + builder->count);
+    uint32_t count = number_nodes(builder, root, room, number, stack, visited);
+    attune_status status;
+    if (count > ATTUNE_EXPR_MAX_NODES) {
+        status = attune__fail(limit, "the expression has %u nodes after simplification; the limit is %d", count,
+                              ATTUNE_EXPR_MAX_NODES);
+    } else {
+        attune_expr *made = attune__alloc(allocator, 1, sizeof *made);
+        status = made ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
+        if (made) {
+            made->allocator = *allocator;
+            status = fill(builder, kind, root, room, number, count, made);
+            if (status == ATTUNE_OK)
+                *expr = made;
+            else
+                destroy(made);
+        }
+    }
+    attune__free(allocator, room);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ joining
+ */
+
+/* Makes an expression's nodes anew. */
+static attune_status import(attune__builder *builder, const attune_expr *expr, uint32_t *root)
+{
+    uint32_t number[ATTUNE_EXPR_MAX_NODES];
+    uint32_t symbols[ATTUNE_EXPR_MAX_SYMBOLS];
+    for (uint32_t i = 0; i < expr->symbol_count; i++) {
+        const attune__symbol *symbol = &expr->symbols[i];
+        symbols[i] = attune__builder_symbol(builder, symbol);
+        if (symbols[i] == ATTUNE__NONE)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "the joined expression uses more than %d captures and parameters, the limit",
+                                ATTUNE_EXPR_MAX_SYMBOLS);
+        const attune__symbol *other = &builder->symbols[symbols[i]];
+        if (other->kind != symbol->kind || other->dtype != symbol->dtype || other->rank != symbol->rank)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "'%s' is a %s of %s, rank %u, in one expression and a %s of %s, rank %u, in the other",
+                                symbol->name, other->kind == ATTUNE_SYMBOL_CAPTURE ? "capture" : "parameter",
+                                attune_dtype_string(other->dtype), other->rank,
+                                symbol->kind == ATTUNE_SYMBOL_CAPTURE ? "capture" : "parameter",
+                                attune_dtype_string(symbol->dtype), symbol->rank);
+    }
+    for (uint32_t i = 0; i < expr->node_count; i++) {
+        const attune__node *node = &expr->nodes[i];
+        uint32_t arg[ATTUNE_MAX_RANK] = {0};
+        for (uint32_t j = 0; j < node->arg_count; j++)
+            arg[j] = number[node->arg[j]];
+        if (node->op == ATTUNE__OP_CONST)
+            number[i] = node->type == ATTUNE__BOOL  ? attune__make_bool(builder, node->value.i)
+                        : node->type == ATTUNE__INT ? attune__make_int(builder, node->value.i)
+                                                    : attune__make_float(builder, node->value.f);
+        else if (node->op == ATTUNE__OP_VAR)
+            number[i] = attune__make_var(builder, (attune__var)node->value.i);
+        else if (node->op == ATTUNE__OP_PARAM || node->op == ATTUNE__OP_CAPTURE)
+            number[i] = attune__make_symbol(builder, symbols[node->value.i], arg);
+        else
+            number[i] = attune__make(builder, (attune__op)node->op, arg[0], arg[1], arg[2]);
+    }
+    *root = number[expr->node_count - 1];
+    return ATTUNE_OK;
+}
+
+attune_status attune__expr_combine(const attune_allocator *allocator, attune__op op, const attune_expr *a,
+                                   const attune_expr *b, attune_expr **expr)
+{
+    *expr = NULL;
+    bool binary = op == ATTUNE__OP_AND || op == ATTUNE__OP_OR;
+    if ((!binary && op != ATTUNE__OP_NOT) || binary != (b != NULL) || a->kind != ATTUNE_EXPR_MASK ||
+        (b && b->kind != ATTUNE_EXPR_MASK))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "masks are joined by and, or and not; scores are not joined");
+    attune__builder builder;
+    ATTUNE__TRY(attune__builder_init(&builder, allocator));
+    uint32_t x = 0, y = 0;
+    attune_status status = import(&builder, a, &x);
+    if (status == ATTUNE_OK && b)
+        status = import(&builder, b, &y);
+    if (status == ATTUNE_OK) {
+        uint32_t root = b ? attune__make2(&builder, op, x, y) : attune__make1(&builder, op, x);
+        status = attune__builder_finish(&builder, ATTUNE_EXPR_MASK, root, ATTUNE_INVALID_ARGUMENT, expr);
+    }
+    attune__builder_free(&builder);
+    return status;
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The IR of expressions: a small immutable DAG, typed, simplified and hash-consed. Nodes stand in topological order
+ * (operands before their users; the root is the last), so that every pass is one loop over an array.
+ *
+ *     parse.c     text -> IR               simplify.c   rewriting while nodes are made
+ *     print.c     IR -> text, node list    ctext.c      IR -> C text
+ *     eval.c      IR -> values             bounds.c     IR -> intervals over a box of indices
+ *     preset.c    expressions with names
+ *
+ * Semantics that every back end keeps:
+ *   i32 wraps; / and % floor; x / 0 = 0 and x % 0 = 0 for i32. f32 is IEEE binary32, each operation rounded, nothing
+ * fused or re-associated. f32 % is a - floor(a / b) * b. min(a, b) = b < a ? b : a; max(a, b) = a < b ? b : a; clamp(x,
+ * lo, hi) = min(max(x, lo), hi). A capture index out of range reads 0 (false). && and || evaluate both sides: nothing
+ *   can fault. i32 -> f32 conversion rounds to nearest. Masks are always evaluated in f32, also by the float64 oracle,
+ *   so that one pair is never allowed by one kernel and forbidden by another; scores follow the precision of the
+ * kernel.
+ */
+#ifndef ATTUNE_EXPR_EXPR_H
+#define ATTUNE_EXPR_EXPR_H
+
+#include <attune/attune.h>
+#include <stdatomic.h>
+
+#include "base/hash.h"
+
+typedef enum attune__type {
+    ATTUNE__BOOL = 1,
+    ATTUNE__INT = 2,  /* i32 */
+    ATTUNE__FLOAT = 3 /* f32 */
+} attune__type;
+
+typedef enum attune__op {
+    /* leaves */
+    ATTUNE__OP_CONST,   /* value.i (bool: 0 or 1; int) or value.f */
+    ATTUNE__OP_VAR,     /* value.i: an attune__var; int, or float for score */
+    ATTUNE__OP_PARAM,   /* value.i: index of the symbol */
+    ATTUNE__OP_CAPTURE, /* value.i: index of the symbol; operands: the indices (int), outermost first */
+    /* int and float, both operands of one type */
+    ATTUNE__OP_ADD,
+    ATTUNE__OP_SUB,
+    ATTUNE__OP_MUL,
+    ATTUNE__OP_DIV,
+    ATTUNE__OP_MOD,
+    ATTUNE__OP_NEG,
+    ATTUNE__OP_ABS,
+    ATTUNE__OP_MIN,
+    ATTUNE__OP_MAX,
+    /* comparisons: bool; operands int, float, or (EQ and NE) bool. a > b is b < a */
+    ATTUNE__OP_EQ,
+    ATTUNE__OP_NE,
+    ATTUNE__OP_LT,
+    ATTUNE__OP_LE,
+    /* bool */
+    ATTUNE__OP_AND,
+    ATTUNE__OP_OR,
+    ATTUNE__OP_NOT,
+    /* select(bool, a, b): any type */
+    ATTUNE__OP_SELECT,
+    /* int -> float */
+    ATTUNE__OP_FLOAT,
+    /* float */
+    ATTUNE__OP_FLOOR,
+    ATTUNE__OP_CEIL,
+    ATTUNE__OP_EXP,
+    ATTUNE__OP_EXP2,
+    ATTUNE__OP_LOG,
+    ATTUNE__OP_LOG2,
+    ATTUNE__OP_SQRT,
+    ATTUNE__OP_RSQRT,
+    ATTUNE__OP_TANH,
+    ATTUNE__OP_SIGMOID,
+    ATTUNE__OP_SIN,
+    ATTUNE__OP_COS,
+    ATTUNE__OP_POW
+} attune__op;
+
+typedef enum attune__var {
+    ATTUNE__VAR_B,
+    ATTUNE__VAR_H,
+    ATTUNE__VAR_Q,
+    ATTUNE__VAR_KV,
+    ATTUNE__VAR_H_KV,
+    ATTUNE__VAR_Q_LEN,
+    ATTUNE__VAR_KV_LEN,
+    ATTUNE__VAR_SCORE
+} attune__var;
+
+typedef union attune__value {
+    int32_t i; /* also bool: 0 or 1 */
+    float f;
+} attune__value;
+
+typedef struct attune__node {
+    uint8_t op;    /* attune__op */
+    uint8_t type;  /* attune__type */
+    uint16_t uses; /* bits 1 << attune__var: the variables that the value depends on */
+    attune__value value;
+    uint32_t arg[ATTUNE_MAX_RANK];
+    uint32_t arg_count;
+} attune__node;
+
+typedef struct attune__symbol {
+    char name[64];
+    attune_symbol_kind kind;
+    attune_dtype dtype;
+    uint32_t rank;
+} attune__symbol;
+
+struct attune_expr {
+    atomic_uint references;
+    attune_allocator allocator; /* a copy: an expression may outlive its instance */
+    attune_expr_kind kind;
+    uint32_t node_count;
+    attune__node *nodes;
+    uint32_t symbol_count; /* only those that nodes use, in order of first use */
+    attune__symbol *symbols;
+    uint16_t uses; /* of the root */
+    attune__hash hash;
+};
+
+/* The root node. */
+static inline const attune__node *attune__expr_root(const attune_expr *expr)
+{
+    return &expr->nodes[expr->node_count - 1];
+}
+
+attune_status attune__expr_parse(const attune_allocator *allocator, attune_expr_kind kind, const char *text,
+                                 const attune_symbol *symbols, uint32_t symbol_count, attune_expr **expr);
+attune_expr *attune__expr_retain(const attune_expr *expr); /* accepts NULL */
+void attune__expr_release(const attune_expr *expr);        /* accepts NULL */
+
+/*
+ * Joins two mask expressions: op is ATTUNE__OP_AND or ATTUNE__OP_OR; or, with b NULL, ATTUNE__OP_NOT. Symbols of one
+ * name become one; INVALID_ARGUMENT if their kind, dtype or rank differ. INVALID_ARGUMENT past the caps on nodes and
+ * symbols.
+ */
+attune_status attune__expr_combine(const attune_allocator *allocator, attune__op op, const attune_expr *a,
+                                   const attune_expr *b, attune_expr **expr);
+
+/* The IR as C text. For CUDA and OpenCL a kernel writes its own prelude: the functions that the text calls
+ * (docs/expressions.md). */
+attune_status attune__expr_ctext(const attune_expr *expr, const char *function_name, char *buffer, size_t size,
+                                 size_t *needed);
+
+/* What attune_expr_print gives. UNSUPPORTED if sharing makes the text longer than 1 MiB. */
+attune_status attune__expr_print(const attune_expr *expr, attune_expr_format format, char *buffer, size_t size,
+                                 size_t *needed);
+
+/* ------------------------------------------------------------------------------------------------------- evaluation */
+
+/* The arrays and scalars that an expression's symbols stand for. Both have symbol_count entries; entry i serves
+ * symbols[i]. Strides are resolved (never "all 0 = contiguous"). */
+typedef struct attune__bindings {
+    const attune_array *captures;
+    const attune__value *parameters;
+} attune__bindings;
+
+/* Finds the host captures and parameters for each symbol; both arrays have symbol_count entries. Checks names, dtype,
+ * rank, sizes; an i64 value that does not fit i32 is INVALID_ARGUMENT; a parameter must be a whole number in range if
+ * it is i32. Host captures may be NULL when capture arrays come from elsewhere (then only parameters are resolved and
+ * `arrays` may be NULL). */
+attune_status attune__bindings_resolve(const attune_expr *expr, const attune_host_capture *captures,
+                                       uint32_t capture_count, const attune_parameter *parameters,
+                                       uint32_t parameter_count, attune_array *arrays, attune__value *values);
+
+/* One point: everything that is constant along a row of the q x kv plane. */
+typedef struct attune__row {
+    int32_t b, h, q, h_kv, q_len, kv_len;
+} attune__row;
+
+/*
+ * Evaluates a row at a time: nodes that do not depend on kv or score once, the others in loops over columns that
+ * compilers vectorise. `scratch` is attune__expr_scratch_size(expr, columns) bytes, aligned to 64, of the calling
+ * thread; no call allocates. Columns are kv0 ... kv0 + count - 1, count at most what scratch was sized for.
+ */
+size_t attune__expr_scratch_size(const attune_expr *expr, size_t columns);
+void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
+                           int32_t kv0, size_t count, void *scratch, uint8_t *allowed);
+/* In place: scores in, modified scores out. */
+void attune__expr_score_row_f32(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
+                                int32_t kv0, size_t count, void *scratch, float *score);
+void attune__expr_score_row_f64(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
+                                int32_t kv0, size_t count, void *scratch, double *score);
+
+/* One point, by a scalar walk of the nodes: slow, simple, independent of the row evaluator. */
+attune__value attune__expr_point(const attune_expr *expr, const attune__bindings *bindings, const attune_point *point);
+
+/* ----------------------------------------------------------------------------------------------------------- bounds */
+
+/* A closed interval. Integers in [lo, hi]; bool 0..1; float in [flo, fhi], and may_nan if NaN is possible. */
+typedef struct attune__interval {
+    int32_t lo, hi;
+    float flo, fhi;
+    bool may_nan;
+} attune__interval;
+
+/* A box of indices, all closed. */
+typedef struct attune__box {
+    attune__interval var[8]; /* by attune__var */
+} attune__box;
+
+/* Per-capture tables of minima and maxima over power-of-two runs, from which the range of any index box is read in
+ * logarithmic time. */
+typedef struct attune__ranges attune__ranges;
+attune_status attune__ranges_create(const attune_allocator *allocator, const attune_expr *expr,
+                                    const attune__bindings *bindings, attune__ranges **ranges);
+void attune__ranges_destroy(attune__ranges *ranges); /* accepts NULL */
+
+/* Bounds of the root over a box: every value that evaluation can give at a point of the box lies inside. `scratch` has
+ * node_count entries. */
+attune__interval attune__expr_bounds(const attune_expr *expr, const attune__bindings *bindings,
+                                     const attune__ranges *ranges, const attune__box *box, attune__interval *scratch);
+
+#endif

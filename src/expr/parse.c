@@ -1,0 +1,645 @@
+/* SPDX-License-Identifier: MIT */
+/* Recursive descent over a text, making simplified nodes as it goes. The nesting of calls, brackets and branches is
+ * capped, so the recursion is; a preset is parsed where it is named, its arguments being nodes made already. */
+#include "expr/expr.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "expr/builder.h"
+#include "expr/lex.h"
+#include "expr/names.h"
+#include "expr/ops.h"
+
+/* What a preset's parameter stands for: a node, or a capture by name. */
+typedef struct argument {
+    char name[ATTUNE__NAME_SIZE];
+    uint32_t node; /* ATTUNE__NONE: a capture */
+    const attune_symbol *capture;
+} argument;
+
+typedef struct parser {
+    attune__builder *builder;
+    attune_expr_kind kind;
+    const attune_symbol *symbols;
+    uint32_t symbol_count;
+    const attune__source *source;
+    uint32_t position;
+    attune__token token;
+    uint32_t depth;
+    const argument *arguments; /* of the preset under parsing */
+    uint32_t argument_count;
+    attune_status status; /* the first failure; everything returns at once behind it */
+} parser;
+
+/* A parsed part and where it begins. */
+typedef struct part {
+    uint32_t node; /* ATTUNE__NONE: failed */
+    uint32_t at;
+} part;
+
+static const part failed = {ATTUNE__NONE, 0};
+
+#define FAIL(p, at, hint, ...) ((p)->status = attune__source_fail((p)->source, (at), (hint), __VA_ARGS__), failed)
+
+static bool advance(parser *p)
+{
+    if (p->status == ATTUNE_OK)
+        p->status = attune__lex(p->source, &p->position, &p->token);
+    return p->status == ATTUNE_OK;
+}
+
+static bool sees(const parser *p, const char *sign)
+{
+    return p->token.kind == ATTUNE__TOKEN_SIGN && !strcmp(p->token.sign, sign);
+}
+
+static const char *found(const parser *p, char text[48])
+{
+    if (p->token.kind == ATTUNE__TOKEN_END)
+        snprintf(text, 48, "the end");
+    else
+        snprintf(text, 48, "'%.*s'", p->token.length > 40 ? 40 : (int)p->token.length, p->source->text + p->token.at);
+    return text;
+}
+
+static bool token_is(const parser *p, const char *word)
+{
+    return p->token.length == strlen(word) && !strncmp(p->source->text + p->token.at, word, p->token.length);
+}
+
+/* What somebody who writes another language wants here. */
+static const char *habit(const parser *p)
+{
+    static const char *const habits[][2] = {
+        {"&", "write && for and"},
+        {"|", "write || for or"},
+        {"=", "write == to compare"},
+        {"~", "write ! for not"},
+        {"**", "write pow(x, y) for a power"},
+        {"^", "write pow(x, y) for a power"},
+        {"//", "/ of two i32 floors already; there are no comments"},
+        {"<<", "there are no shifts: multiply by a power of two"},
+        {">>", "there are no shifts: divide by a power of two"},
+        {"and", "write && for and"},
+        {"or", "write || for or"},
+        {"not", "write ! for not"},
+        {"if", "write condition ? a : b"},
+        {"else", "write condition ? a : b"},
+        {";", "an expression is a single value, without statements"},
+        {".", "there are no members; functions stand in front: tanh(score)"},
+    };
+    for (size_t i = 0; i < sizeof habits / sizeof habits[0]; i++)
+        if (token_is(p, habits[i][0]))
+            return habits[i][1];
+    return NULL;
+}
+
+static bool expect(parser *p, const char *sign)
+{
+    if (sees(p, sign))
+        return advance(p);
+    char text[48];
+    if (p->status == ATTUNE_OK)
+        FAIL(p, p->token.at, habit(p), "expected '%s' but found %s", sign, found(p, text));
+    return false;
+}
+
+static part parse_expression(parser *p);
+
+/* -------------------------------------------------------------------------------------------------------------- types
+ */
+
+static attune__type type_of(const parser *p, part x)
+{
+    return attune__type_of(p->builder, x.node);
+}
+
+static const char *type_name(const parser *p, part x)
+{
+    return attune__type_name(type_of(p, x));
+}
+
+static part done(parser *p, uint32_t node, uint32_t at)
+{
+    if (p->builder->overflow)
+        return FAIL(p, at, NULL, "the expression makes more than %d nodes before it is simplified; the limit is %d",
+                    ATTUNE__BUILDER_NODES, ATTUNE_EXPR_MAX_NODES);
+    return (part){node, at};
+}
+
+static part to_float(parser *p, part x)
+{
+    if (type_of(p, x) == ATTUNE__INT)
+        x.node = attune__make1(p->builder, ATTUNE__OP_FLOAT, x.node);
+    return x;
+}
+
+static void unify(parser *p, part *a, part *b)
+{
+    if (type_of(p, *a) != type_of(p, *b)) {
+        *a = to_float(p, *a);
+        *b = to_float(p, *b);
+    }
+}
+
+static bool wants_bool(parser *p, part x, const char *what)
+{
+    if (type_of(p, x) == ATTUNE__BOOL)
+        return true;
+    FAIL(p, x.at, "compare it with something, as in x != 0", "%s must be bool, this is %s", what, type_name(p, x));
+    return false;
+}
+
+static bool wants_number(parser *p, part x, const char *what)
+{
+    if (type_of(p, x) != ATTUNE__BOOL)
+        return true;
+    FAIL(p, x.at, "turn it into a number with select(condition, 1, 0)", "%s must be a number, this is bool", what);
+    return false;
+}
+
+static part binary(parser *p, attune__op op, part a, part b, const char *sign)
+{
+    char what[48];
+    snprintf(what, sizeof what, "an operand of %s", sign);
+    if (op == ATTUNE__OP_AND || op == ATTUNE__OP_OR) {
+        if (!wants_bool(p, a, what) || !wants_bool(p, b, what))
+            return failed;
+    } else if (op == ATTUNE__OP_EQ || op == ATTUNE__OP_NE) {
+        if ((type_of(p, a) == ATTUNE__BOOL) != (type_of(p, b) == ATTUNE__BOOL))
+            return FAIL(p, a.at, "a bool stands by itself: x, or !x for its opposite", "cannot compare %s with %s",
+                        type_name(p, a), type_name(p, b));
+    } else if (!wants_number(p, a, what) || !wants_number(p, b, what)) {
+        return failed;
+    }
+    unify(p, &a, &b);
+    return done(p, attune__make2(p->builder, op, a.node, b.node), a.at);
+}
+
+static part choose(parser *p, part c, part a, part b)
+{
+    if (!wants_bool(p, c, "a condition"))
+        return failed;
+    if ((type_of(p, a) == ATTUNE__BOOL) != (type_of(p, b) == ATTUNE__BOOL))
+        return FAIL(p, b.at, "both must be numbers or both bool", "the branches of a choice are %s and %s",
+                    type_name(p, a), type_name(p, b));
+    unify(p, &a, &b);
+    return done(p, attune__make(p->builder, ATTUNE__OP_SELECT, c.node, a.node, b.node), c.at);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- names
+ */
+
+static bool copy_name(parser *p, char name[ATTUNE__NAME_SIZE])
+{
+    if (p->token.length >= ATTUNE__NAME_SIZE) {
+        FAIL(p, p->token.at, NULL, "the name has %u characters; the limit is %d", p->token.length,
+             ATTUNE__NAME_SIZE - 1);
+        return false;
+    }
+    memcpy(name, p->source->text + p->token.at, p->token.length);
+    name[p->token.length] = '\0';
+    return true;
+}
+
+static const argument *find_argument(const parser *p, const char *name)
+{
+    for (uint32_t i = 0; i < p->argument_count; i++)
+        if (!strcmp(p->arguments[i].name, name))
+            return &p->arguments[i];
+    return NULL;
+}
+
+/* A preset's text sees its own parameters, not the caller's symbols. */
+static const attune_symbol *find_symbol(const parser *p, const char *name)
+{
+    if (p->source->caller) {
+        const argument *a = find_argument(p, name);
+        return a && a->node == ATTUNE__NONE ? a->capture : NULL;
+    }
+    for (uint32_t i = 0; i < p->symbol_count; i++)
+        if (!strcmp(p->symbols[i].name, name))
+            return &p->symbols[i];
+    return NULL;
+}
+
+static part unknown(parser *p, const char *name, uint32_t at)
+{
+    const char *words = habit(p);
+    if (words)
+        return FAIL(p, at, words, "'%s' is no name of the language", name);
+    char hint[512];
+    attune__names_suggest(name, p->kind, p->symbols, p->symbol_count, hint, sizeof hint);
+    return FAIL(p, at, hint, "unknown name '%s'", name);
+}
+
+/* The symbol's number in the builder. */
+static uint32_t use_symbol(parser *p, const attune_symbol *symbol, uint32_t rank, uint32_t at)
+{
+    attune__symbol made = {.kind = symbol->kind, .dtype = symbol->dtype, .rank = rank};
+    memcpy(made.name, symbol->name, strlen(symbol->name) + 1);
+    uint32_t index = attune__builder_symbol(p->builder, &made);
+    if (index == ATTUNE__NONE)
+        FAIL(p, at, NULL, "'%s' is symbol number %d; one expression may use %d captures and parameters", symbol->name,
+             ATTUNE_EXPR_MAX_SYMBOLS + 1, ATTUNE_EXPR_MAX_SYMBOLS);
+    return index;
+}
+
+static part parse_capture(parser *p, const attune_symbol *symbol, uint32_t at)
+{
+    char hint[128];
+    if (symbol->kind != ATTUNE_SYMBOL_CAPTURE)
+        return FAIL(p, at, "write its name alone", "'%s' is a parameter, a single number without indices",
+                    symbol->name);
+    if (!advance(p))
+        return failed;
+    uint32_t index[ATTUNE_MAX_RANK] = {0}, count = 0;
+    for (;;) {
+        part x = parse_expression(p);
+        if (x.node == ATTUNE__NONE)
+            return failed;
+        if (type_of(p, x) != ATTUNE__INT)
+            return FAIL(p, x.at, type_of(p, x) == ATTUNE__BOOL ? "use select(condition, 1, 0)" : NULL,
+                        "an index must be i32, this is %s", type_name(p, x));
+        if (count < ATTUNE_MAX_RANK)
+            index[count] = x.node;
+        count++;
+        if (!sees(p, ","))
+            break;
+        if (!advance(p))
+            return failed;
+    }
+    if (!expect(p, "]"))
+        return failed;
+    if (count > ATTUNE_MAX_RANK)
+        return FAIL(p, at, NULL, "'%s' is read with %u indices; the limit is %d", symbol->name, count, ATTUNE_MAX_RANK);
+    uint32_t number = use_symbol(p, symbol, symbol->rank ? symbol->rank : count, at);
+    if (number == ATTUNE__NONE)
+        return failed;
+    uint32_t rank = p->builder->symbols[number].rank;
+    if (rank != count) {
+        snprintf(hint, sizeof hint,
+                 symbol->rank ? "one index for each dimension, outermost first" : "its first use has %u", rank);
+        return FAIL(p, at, hint, "'%s' has %u dimension%s but is read with %u %s", symbol->name, rank,
+                    rank == 1 ? "" : "s", count, count == 1 ? "index" : "indices");
+    }
+    return done(p, attune__make_symbol(p->builder, number, index), at);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- calls
+ */
+
+typedef struct actuals {
+    part arg[ATTUNE__MAX_ARGUMENTS];
+    const attune_symbol *capture[ATTUNE__MAX_ARGUMENTS]; /* not NULL: the argument is a capture's bare name */
+    uint32_t count;
+} actuals;
+
+/* A capture's bare name as an argument of a preset. */
+static const attune_symbol *bare_capture(parser *p)
+{
+    char name[ATTUNE__NAME_SIZE];
+    if (p->token.kind != ATTUNE__TOKEN_NAME || p->token.length >= ATTUNE__NAME_SIZE || !copy_name(p, name))
+        return NULL;
+    const attune_symbol *symbol = find_symbol(p, name);
+    if (!symbol || symbol->kind != ATTUNE_SYMBOL_CAPTURE)
+        return NULL;
+    const char *next = p->source->text + p->position;
+    next += strspn(next, " \t\r\n");
+    return *next == ',' || *next == ')' ? symbol : NULL;
+}
+
+/* Behind the opening parenthesis, up to and with the closing one. */
+static bool parse_arguments(parser *p, actuals *call, const char *name, bool captures)
+{
+    call->count = 0;
+    if (sees(p, ")"))
+        return advance(p);
+    for (;;) {
+        if (call->count == ATTUNE__MAX_ARGUMENTS) {
+            FAIL(p, p->token.at, NULL, "%s has more than %d arguments, the limit", name, ATTUNE__MAX_ARGUMENTS);
+            return false;
+        }
+        uint32_t i = call->count++;
+        call->capture[i] = captures ? bare_capture(p) : NULL;
+        if (call->capture[i]) {
+            call->arg[i] = (part){ATTUNE__NONE, p->token.at};
+            if (!advance(p))
+                return false;
+        } else {
+            call->arg[i] = parse_expression(p);
+            if (call->arg[i].node == ATTUNE__NONE)
+                return false;
+        }
+        if (!sees(p, ","))
+            return expect(p, ")");
+        if (!advance(p))
+            return false;
+    }
+}
+
+static part apply_function(parser *p, const attune__function *f, actuals *call, uint32_t at)
+{
+    char what[48];
+    part *arg = call->arg;
+    if (call->count < f->least || call->count > f->most)
+        return FAIL(p, at, NULL, "%s takes %u argument%s%s but has %u: %s", f->name, f->least, f->least == 1 ? "" : "s",
+                    f->most > f->least ? " or more" : "", call->count, f->usage);
+    if (f->op == ATTUNE__OP_SELECT) {
+        part chosen = choose(p, arg[0], arg[1], arg[2]);
+        return chosen.node == ATTUNE__NONE ? failed : (part){chosen.node, at};
+    }
+    snprintf(what, sizeof what, "an argument of %s", f->name);
+    for (uint32_t i = 0; i < call->count; i++)
+        if (!wants_number(p, arg[i], what))
+            return failed;
+    part result = arg[0];
+    if (f->clamp) {
+        for (uint32_t i = 1; i < 3 && result.node != ATTUNE__NONE; i++)
+            result = binary(p, i == 1 ? ATTUNE__OP_MAX : ATTUNE__OP_MIN, result, arg[i], f->name);
+    } else if (f->op == ATTUNE__OP_MIN || f->op == ATTUNE__OP_MAX) {
+        for (uint32_t i = 1; i < call->count && result.node != ATTUNE__NONE; i++)
+            result = binary(p, f->op, result, arg[i], f->name);
+    } else if (f->op == ATTUNE__OP_POW) {
+        result.node = attune__make2(p->builder, f->op, to_float(p, arg[0]).node, to_float(p, arg[1]).node);
+    } else if (f->op == ATTUNE__OP_ABS) {
+        result.node = attune__make1(p->builder, f->op, result.node);
+    } else if ((f->op != ATTUNE__OP_FLOOR && f->op != ATTUNE__OP_CEIL) || type_of(p, result) == ATTUNE__FLOAT) {
+        /* floor and ceil of i32 are the number itself */
+        result.node = attune__make1(p->builder, f->op, to_float(p, result).node);
+    }
+    return result.node == ATTUNE__NONE ? failed : done(p, result.node, at);
+}
+
+static part apply_preset(parser *p, const char *name, const actuals *call, uint32_t at)
+{
+    char known[256];
+    attune__text list = attune__text_begin(known, sizeof known);
+    attune_preset preset = {.struct_size = sizeof preset};
+    uint32_t i = 0, count = attune_preset_count();
+    argument arguments[ATTUNE__PRESET_PARAMETERS];
+    for (; i < count; i++) {
+        attune_preset_get(i, &preset);
+        char names[ATTUNE__PRESET_PARAMETERS][ATTUNE__NAME_SIZE];
+        if (!attune__preset_is(&preset, name))
+            continue;
+        uint32_t parameters = attune__preset_parameters(&preset, names);
+        attune__text_add(&list, "%s%s", list.length ? ", " : "", preset.signature);
+        if (parameters != call->count)
+            continue;
+        for (uint32_t j = 0; j < parameters; j++) {
+            arguments[j] = (argument){.node = call->arg[j].node, .capture = call->capture[j]};
+            memcpy(arguments[j].name, names[j], ATTUNE__NAME_SIZE);
+        }
+        break;
+    }
+    if (i == count)
+        return FAIL(p, at, NULL, "the preset %s does not take %u argument%s: %s", name, call->count,
+                    call->count == 1 ? "" : "s", known);
+    if (preset.kind == ATTUNE_EXPR_SCORE && p->kind == ATTUNE_EXPR_MASK)
+        return FAIL(p, at, "it belongs in the score expression", "%s changes a score; this is a mask",
+                    preset.signature);
+    if (p->depth == ATTUNE_EXPR_MAX_DEPTH)
+        return FAIL(p, at, NULL, "the text nests more than %d levels deep, the limit", ATTUNE_EXPR_MAX_DEPTH);
+
+    attune__source source = {preset.text, (uint32_t)strlen(preset.text), p->source, at, preset.signature};
+    parser inner = {.builder = p->builder,
+                    .kind = p->kind,
+                    .symbols = p->symbols,
+                    .symbol_count = p->symbol_count,
+                    .source = &source,
+                    .depth = p->depth + 1,
+                    .arguments = arguments,
+                    .argument_count = call->count};
+    part result = advance(&inner) ? parse_expression(&inner) : failed;
+    p->status = inner.status;
+    return inner.status == ATTUNE_OK ? (part){result.node, at} : failed;
+}
+
+/* A call, or a preset's bare name; the token behind the name is current. The argument list is large: it stays out of
+ * the frames that only pass through. */
+static part parse_call(parser *p, const char *name, uint32_t at, const attune__function *f)
+{
+    actuals call = {.count = 0};
+    if (sees(p, "(")) {
+        if (!advance(p) || !parse_arguments(p, &call, name, !f))
+            return failed;
+    } else if (f) {
+        return FAIL(p, at, NULL, "%s is a function and needs its arguments: %s", name, f->usage);
+    }
+    return f ? apply_function(p, f, &call, at) : apply_preset(p, name, &call, at);
+}
+
+static part parse_name(parser *p)
+{
+    char name[ATTUNE__NAME_SIZE];
+    uint32_t at = p->token.at;
+    if (!copy_name(p, name))
+        return failed;
+    const argument *a = find_argument(p, name);
+    const attune_symbol *symbol = find_symbol(p, name);
+    const attune__function *f = attune__function_find(name);
+    int var = attune__var_find(name);
+    bool constant = !strcmp(name, "true") || !strcmp(name, "false");
+    bool preset = attune__preset_exists(name);
+    if (!a && !symbol && !f && var < 0 && !constant && !preset)
+        return unknown(p, name, at);
+    if (!advance(p))
+        return failed;
+    bool index = sees(p, "[");
+    if (symbol && index)
+        return parse_capture(p, symbol, at);
+    if (symbol && symbol->kind == ATTUNE_SYMBOL_CAPTURE) {
+        char hint[2 * ATTUNE__NAME_SIZE];
+        snprintf(hint, sizeof hint, "write %s[...] with one index for each dimension", name);
+        return p->source->caller ? FAIL(p, at, NULL, "%s must be a value, but '%s' is an array", name, symbol->name)
+                                 : FAIL(p, at, hint, "'%s' is an array and needs an index", name);
+    }
+    if (a && index)
+        return FAIL(p, at, "declare it as a capture and give its name", "%s must be the name of a capture", name);
+    if (index)
+        return FAIL(p, at, NULL, "'%s' is not an array", name);
+    if (!a && (f || preset))
+        return parse_call(p, name, at, f);
+    if (sees(p, "("))
+        return FAIL(p, at, NULL, "'%s' is not a function", name);
+    if (a)
+        return (part){a->node, at};
+    if (constant)
+        return done(p, attune__make_bool(p->builder, name[0] == 't'), at);
+    if (symbol) {
+        uint32_t number = use_symbol(p, symbol, 0, at);
+        return number == ATTUNE__NONE ? failed : done(p, attune__make_symbol(p->builder, number, NULL), at);
+    }
+    if (var == ATTUNE__VAR_SCORE && p->kind == ATTUNE_EXPR_MASK)
+        return FAIL(p, at, "a mask decides before scores exist; change scores in the score expression",
+                    "'score' stands in score expressions only; this is a mask");
+    return done(p, attune__make_var(p->builder, (attune__var)var), at);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ grammar
+ */
+
+static part parse_primary(parser *p, bool negated)
+{
+    uint32_t at = p->token.at;
+    char text[48];
+    if (p->token.kind == ATTUNE__TOKEN_INT) {
+        if (p->token.integer > INT32_MAX && !negated)
+            return FAIL(p, at, "write it with a decimal point to make it f32",
+                        "2147483648 does not fit i32, which ends at 2147483647");
+        int32_t value = (int32_t)p->token.integer;
+        return advance(p) ? done(p, attune__make_int(p->builder, value), at) : failed;
+    }
+    if (p->token.kind == ATTUNE__TOKEN_FLOAT) {
+        float value = p->token.real;
+        return advance(p) ? done(p, attune__make_float(p->builder, value), at) : failed;
+    }
+    if (p->token.kind == ATTUNE__TOKEN_NAME)
+        return parse_name(p);
+    if (sees(p, "(")) {
+        part x = advance(p) ? parse_expression(p) : failed;
+        return x.node != ATTUNE__NONE && expect(p, ")") ? (part){x.node, at} : failed;
+    }
+    return FAIL(p, at, habit(p), "expected a value but found %s", found(p, text));
+}
+
+/* Signs are kept in an array, not on the stack: a row of them nests nothing. */
+static part parse_unary(parser *p)
+{
+    char signs[ATTUNE_EXPR_MAX_DEPTH];
+    uint32_t at[ATTUNE_EXPR_MAX_DEPTH], count = 0;
+    while (sees(p, "-") || sees(p, "+") || sees(p, "!")) {
+        if (count == ATTUNE_EXPR_MAX_DEPTH)
+            return FAIL(p, p->token.at, NULL, "more than %d signs in a row, the limit", ATTUNE_EXPR_MAX_DEPTH);
+        at[count] = p->token.at;
+        signs[count++] = p->token.sign[0];
+        if (!advance(p))
+            return failed;
+    }
+    part x = parse_primary(p, count && signs[count - 1] == '-');
+    while (count && x.node != ATTUNE__NONE) {
+        char what[24];
+        count--;
+        snprintf(what, sizeof what, "the operand of %c", signs[count]);
+        if (!(signs[count] == '!' ? wants_bool(p, x, what) : wants_number(p, x, what)))
+            return failed;
+        if (signs[count] != '+')
+            x.node = attune__make1(p->builder, signs[count] == '!' ? ATTUNE__OP_NOT : ATTUNE__OP_NEG, x.node);
+        x = done(p, x.node, at[count]);
+    }
+    return x;
+}
+
+typedef struct infix {
+    char sign[3];
+    uint8_t level, op;
+    bool swap; /* a > b is b < a */
+} infix;
+
+enum { LEVEL_OR = 1, LEVEL_AND, LEVEL_EQUAL, LEVEL_ORDER, LEVEL_SUM, LEVEL_PRODUCT, LEVEL_UNARY };
+
+static const infix *current_infix(const parser *p)
+{
+    static const infix infixes[] = {
+        {"||", LEVEL_OR, ATTUNE__OP_OR, false},      {"&&", LEVEL_AND, ATTUNE__OP_AND, false},
+        {"==", LEVEL_EQUAL, ATTUNE__OP_EQ, false},   {"!=", LEVEL_EQUAL, ATTUNE__OP_NE, false},
+        {"<", LEVEL_ORDER, ATTUNE__OP_LT, false},    {"<=", LEVEL_ORDER, ATTUNE__OP_LE, false},
+        {">", LEVEL_ORDER, ATTUNE__OP_LT, true},     {">=", LEVEL_ORDER, ATTUNE__OP_LE, true},
+        {"+", LEVEL_SUM, ATTUNE__OP_ADD, false},     {"-", LEVEL_SUM, ATTUNE__OP_SUB, false},
+        {"*", LEVEL_PRODUCT, ATTUNE__OP_MUL, false}, {"/", LEVEL_PRODUCT, ATTUNE__OP_DIV, false},
+        {"%", LEVEL_PRODUCT, ATTUNE__OP_MOD, false},
+    };
+    for (size_t i = 0; i < sizeof infixes / sizeof infixes[0]; i++)
+        if (sees(p, infixes[i].sign))
+            return &infixes[i];
+    return NULL;
+}
+
+static part parse_level(parser *p, uint32_t level)
+{
+    part left = level == LEVEL_UNARY ? parse_unary(p) : parse_level(p, level + 1);
+    bool compared = false;
+    while (left.node != ATTUNE__NONE && level < LEVEL_UNARY) {
+        const infix *o = current_infix(p);
+        if (!o || o->level != level)
+            break;
+        if (compared)
+            return FAIL(p, p->token.at, "write a < b && b < c", "comparisons do not chain");
+        compared = level == LEVEL_ORDER;
+        part right = advance(p) ? parse_level(p, level + 1) : failed;
+        if (right.node == ATTUNE__NONE)
+            return failed;
+        uint32_t at = left.at;
+        left = o->swap ? binary(p, (attune__op)o->op, right, left, o->sign)
+                       : binary(p, (attune__op)o->op, left, right, o->sign);
+        left.at = at;
+    }
+    return left;
+}
+
+static part parse_expression(parser *p)
+{
+    if (p->depth == ATTUNE_EXPR_MAX_DEPTH)
+        return FAIL(p, p->token.at, NULL, "the text nests more than %d levels deep, the limit", ATTUNE_EXPR_MAX_DEPTH);
+    p->depth++;
+    part x = parse_level(p, LEVEL_OR);
+    if (x.node != ATTUNE__NONE && sees(p, "?")) {
+        part a = advance(p) ? parse_expression(p) : failed;
+        part b = a.node != ATTUNE__NONE && expect(p, ":") ? parse_expression(p) : failed;
+        x = b.node != ATTUNE__NONE ? choose(p, x, a, b) : failed;
+    }
+    p->depth--;
+    return x;
+}
+
+static attune_status parse_whole(parser *p, uint32_t *root)
+{
+    char text[48];
+    if (!advance(p))
+        return p->status;
+    if (p->token.kind == ATTUNE__TOKEN_END) {
+        FAIL(p, 0, p->kind == ATTUNE_EXPR_MASK ? "true allows every pair" : "score alone changes nothing",
+             "the text is empty");
+        return p->status;
+    }
+    part x = parse_expression(p);
+    if (x.node == ATTUNE__NONE)
+        return p->status;
+    if (p->token.kind != ATTUNE__TOKEN_END) {
+        FAIL(p, p->token.at, habit(p), "expected an operator or the end but found %s", found(p, text));
+        return p->status;
+    }
+    if (p->kind == ATTUNE_EXPR_MASK)
+        wants_bool(p, x, "a mask");
+    else if (type_of(p, x) == ATTUNE__BOOL)
+        FAIL(p, x.at, "choose between two scores with select(condition, a, b)", "a score must be f32, this is bool");
+    else
+        x = to_float(p, x);
+    *root = x.node;
+    return p->status;
+}
+
+attune_status attune__expr_parse(const attune_allocator *allocator, attune_expr_kind kind, const char *text,
+                                 const attune_symbol *symbols, uint32_t symbol_count, attune_expr **expr)
+{
+    *expr = NULL;
+    ATTUNE__TRY(attune__symbols_check(symbols, symbol_count));
+    size_t length = strlen(text);
+    if (length > ATTUNE_EXPR_MAX_LENGTH)
+        return attune__fail(ATTUNE_PARSE_ERROR, "the text has %zu bytes; the limit is %d", length,
+                            ATTUNE_EXPR_MAX_LENGTH);
+    attune__builder builder;
+    ATTUNE__TRY(attune__builder_init(&builder, allocator));
+    attune__source source = {.text = text, .length = (uint32_t)length};
+    parser p = {.builder = &builder, .kind = kind, .symbols = symbols, .symbol_count = symbol_count, .source = &source};
+    uint32_t root = 0;
+    attune_status status = parse_whole(&p, &root);
+    if (status == ATTUNE_OK)
+        status = attune__builder_finish(&builder, kind, root, ATTUNE_PARSE_ERROR, expr);
+    attune__builder_free(&builder);
+    return status;
+}
