@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A mask from an expression. The block plane is halved until interval analysis decides each part or a part is one
+ * block, so that the cost is near the number of blocks on the boundary between true and false (docs/masks.md).
+ */
+#include "mask/classify.h"
+
+#include "base/error.h"
+
+typedef struct builder {
+    const attune_mask *mask;
+    attune__classifier classifier;
+    attune__rects rects;
+    bool uses_q, uses_kv;
+} builder;
+
+static int32_t power_of_two_from(int64_t value)
+{
+    int32_t power = 1;
+    while (power < value)
+        power *= 2;
+    return power;
+}
+
+/* Block rows [r0, r0 + rows) and columns [c0, c0 + columns), cut at the plane. Parts are aligned powers of two, which
+ * keeps the two sides of a diagonal alike at every level. */
+static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t columns)
+{
+    const attune_mask *mask = build->mask;
+    const int32_t r1 = (int32_t)attune__min64((int64_t)r0 + rows, mask->q_blocks);
+    const int32_t c1 = (int32_t)attune__min64((int64_t)c0 + columns, mask->kv_blocks);
+    if (r0 >= r1 || c0 >= c1)
+        return true;
+    attune__region region = attune__region_of(mask, r0, r1, c0, c1);
+    /* A dimension that the expression does not see has one value for all its indices. */
+    if (!build->uses_q)
+        region.q1 = region.q0;
+    if (!build->uses_kv)
+        region.kv1 = region.kv0;
+    attune__class class = attune__classify_bounds(&build->classifier, &region);
+    bool split_rows = build->uses_q && r1 - r0 > 1, split_columns = build->uses_kv && c1 - c0 > 1;
+    if (class == ATTUNE__UNDECIDED && !split_rows && !split_columns)
+        class = attune__classify_undecided(&build->classifier, &region);
+    if (class != ATTUNE__UNDECIDED)
+        return attune__rects_add(&build->rects, r0, r1, c0, c1, class);
+
+    if (split_rows && split_columns) {
+        split_rows = rows >= columns;
+        split_columns = columns >= rows;
+    }
+    const int32_t half_rows = split_rows ? rows / 2 : rows, half_columns = split_columns ? columns / 2 : columns;
+    /* Top left, top right, bottom left, bottom right: the order that the lists need. */
+    for (int32_t r = 0; r < rows; r += half_rows)
+        for (int32_t c = 0; c < columns; c += half_columns)
+            if (!divide(build, r0 + r, half_rows, c0 + c, half_columns))
+                return false;
+    return true;
+}
+
+static bool build_planes(builder *build)
+{
+    const attune_mask *mask = build->mask;
+    const bool uses_h = mask->expr->uses & 1u << ATTUNE__VAR_H;
+    const int64_t group = mask->heads / mask->kv_heads;
+    const int32_t rows = power_of_two_from(mask->q_blocks), columns = power_of_two_from(mask->kv_blocks);
+    for (int64_t b = 0; b < mask->stored_batch; b++)
+        for (int64_t h = 0; h < mask->stored_heads; h++) {
+            if (h % group && !uses_h) {
+                attune__rects_repeat_plane(&build->rects);
+                continue;
+            }
+            attune__classifier_plane(&build->classifier, mask, b, h);
+            attune__rects_begin_plane(&build->rects);
+            if (!divide(build, 0, rows, 0, columns))
+                return false;
+            attune__rects_end_plane(&build->rects);
+        }
+    return true;
+}
+
+attune_status attune__mask_build(const attune_allocator *allocator, const attune_mask_desc *desc,
+                                 const attune_expr *expr, const attune_array *captures, const attune__value *parameters,
+                                 attune_mask **mask)
+{
+    const unsigned per_head = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
+    attune_mask *made = NULL;
+    builder build = {
+        .uses_q = expr->uses & 1u << ATTUNE__VAR_Q,
+        .uses_kv = expr->uses & 1u << ATTUNE__VAR_KV,
+    };
+    attune_status status = attune__mask_new(allocator, desc, expr->uses & 1u << ATTUNE__VAR_B ? desc->batch : 1,
+                                            expr->uses & per_head ? desc->heads : 1, expr,
+                                            &(attune__bindings){captures, parameters}, &made);
+    if (status != ATTUNE_OK)
+        goto done;
+    build.mask = made;
+    /* Through the mask's own copies, which are contiguous. */
+    status = attune__classifier_init(&build.classifier, allocator, expr,
+                                     &(attune__bindings){made->captures, made->parameters});
+    if (status != ATTUNE_OK)
+        goto done;
+    status = attune__rects_init(&build.rects, allocator, made->stored_batch * made->stored_heads);
+    if (status != ATTUNE_OK)
+        goto done;
+    status = build_planes(&build) ? attune__mask_store(made, &build.rects) : ATTUNE_OUT_OF_HOST_MEMORY;
+done:
+    attune__rects_finish(&build.rects);
+    attune__classifier_finish(&build.classifier);
+    if (status != ATTUNE_OK) {
+        attune__mask_free(made);
+        made = NULL;
+    }
+    *mask = made;
+    return status;
+}

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Regions are decided by three means, cheapest first: interval analysis proves most; a few sample points find both
+ * values in most regions that have both; and what is left is halved, analysed again and, when small, evaluated element
+ * by element. The search ends as soon as it has seen both values.
+ */
+#include "mask/classify.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+/* A region of this many elements costs about as much to evaluate as to analyse twice more. */
+#define TILE_ROWS    16
+#define TILE_COLUMNS 64
+
+/* Points inside a block that are tried before it is searched. */
+#define SAMPLES 8
+
+enum { SEEN_FALSE = 1, SEEN_TRUE = 2, SEEN_BOTH = 3 };
+
+attune_status attune__classifier_init(attune__classifier *classifier, const attune_allocator *allocator,
+                                      const attune_expr *expr, const attune__bindings *bindings)
+{
+    *classifier = (attune__classifier){.allocator = allocator, .expr = expr, .bindings = *bindings};
+    attune_status status = attune__ranges_create(allocator, expr, bindings, &classifier->ranges);
+    if (status != ATTUNE_OK)
+        goto fail;
+    status = ATTUNE_OUT_OF_HOST_MEMORY;
+    classifier->intervals = attune__alloc_raw(allocator, expr->node_count, sizeof *classifier->intervals);
+    if (!classifier->intervals)
+        goto fail;
+    classifier->row_scratch = attune__alloc_raw(allocator, attune__expr_scratch_size(expr, TILE_COLUMNS), 1);
+    if (!classifier->row_scratch)
+        goto fail;
+    return ATTUNE_OK;
+fail:
+    attune__classifier_finish(classifier);
+    return status;
+}
+
+void attune__classifier_finish(attune__classifier *classifier)
+{
+    if (!classifier->allocator)
+        return;
+    attune__ranges_destroy(classifier->ranges);
+    attune__free(classifier->allocator, classifier->intervals);
+    attune__free(classifier->allocator, classifier->row_scratch);
+    *classifier = (attune__classifier){0};
+}
+
+static attune__interval exactly(int32_t value)
+{
+    return (attune__interval){.lo = value, .hi = value};
+}
+
+void attune__classifier_plane(attune__classifier *classifier, const attune_mask *mask, int64_t b, int64_t h)
+{
+    classifier->row = attune__mask_row(mask, b, h, 0);
+    const attune__row *row = &classifier->row;
+    attune__interval *var = classifier->box.var;
+    var[ATTUNE__VAR_B] = exactly(row->b);
+    var[ATTUNE__VAR_H] = exactly(row->h);
+    var[ATTUNE__VAR_H_KV] = exactly(row->h_kv);
+    var[ATTUNE__VAR_Q_LEN] = exactly(row->q_len);
+    var[ATTUNE__VAR_KV_LEN] = exactly(row->kv_len);
+    var[ATTUNE__VAR_SCORE] = (attune__interval){0};
+}
+
+attune__region attune__region_of(const attune_mask *mask, int32_t r0, int32_t r1, int32_t c0, int32_t c1)
+{
+    const int64_t qb = mask->q_block, kvb = mask->kv_block;
+    return (attune__region){
+        .q0 = (int32_t)(r0 * qb),
+        .q1 = (int32_t)(attune__min64(r1 * qb, mask->q_len) - 1),
+        .kv0 = (int32_t)(c0 * kvb),
+        .kv1 = (int32_t)(attune__min64(c1 * kvb, mask->kv_len) - 1),
+    };
+}
+
+attune__class attune__classify_bounds(attune__classifier *classifier, const attune__region *region)
+{
+    attune__interval *var = classifier->box.var;
+    var[ATTUNE__VAR_Q].lo = region->q0 + classifier->row.q;
+    var[ATTUNE__VAR_Q].hi = region->q1 + classifier->row.q;
+    var[ATTUNE__VAR_KV].lo = region->kv0;
+    var[ATTUNE__VAR_KV].hi = region->kv1;
+    attune__interval bounds = attune__expr_bounds(classifier->expr, &classifier->bindings, classifier->ranges,
+                                                  &classifier->box, classifier->intervals);
+    return bounds.lo >= 1 ? ATTUNE__FULL : bounds.hi <= 0 ? ATTUNE__EMPTY : ATTUNE__UNDECIDED;
+}
+
+static int sample(const attune__classifier *classifier, int32_t q, int32_t kv)
+{
+    const attune__row *row = &classifier->row;
+    attune_point point = {row->b, row->h, q + row->q, kv, row->h_kv, row->q_len, row->kv_len, 0.0f};
+    return attune__expr_point(classifier->expr, &classifier->bindings, &point).i ? SEEN_TRUE : SEEN_FALSE;
+}
+
+/* From 0 to last. With multiples of the two constants below (2^32 / g and 2^32 / g^2, g^3 = g + 1: Roberts' R2
+ * sequence) for the two coordinates, points spread over a box without falling on lines. */
+static int32_t scatter(int32_t last, uint32_t fraction)
+{
+    return (int32_t)(((uint64_t)last + 1) * fraction >> 32);
+}
+
+static int evaluate(const attune__classifier *classifier, const attune__region *region)
+{
+    uint8_t allowed[TILE_COLUMNS];
+    const int32_t count = region->kv1 - region->kv0 + 1;
+    int seen = 0;
+    attune__row row = classifier->row;
+    for (int32_t q = region->q0; q <= region->q1 && seen != SEEN_BOTH; q++) {
+        row.q = q + classifier->row.q;
+        attune__expr_mask_row(classifier->expr, &classifier->bindings, &row, region->kv0, (size_t)count,
+                              classifier->row_scratch, allowed);
+        int32_t sum = 0;
+        for (int32_t i = 0; i < count; i++)
+            sum += allowed[i];
+        seen |= (sum ? SEEN_TRUE : 0) | (sum < count ? SEEN_FALSE : 0);
+    }
+    return seen;
+}
+
+static int search(attune__classifier *classifier, const attune__region *region, int seen, bool undecided)
+{
+    if (!undecided) {
+        switch (attune__classify_bounds(classifier, region)) {
+        case ATTUNE__FULL:
+            return seen | SEEN_TRUE;
+        case ATTUNE__EMPTY:
+            return seen | SEEN_FALSE;
+        default:
+            break;
+        }
+    }
+    /* Differences of closed bounds: a length may be 2^31 - 1. */
+    const int32_t rows = region->q1 - region->q0, columns = region->kv1 - region->kv0;
+    if (rows < TILE_ROWS && columns < TILE_COLUMNS)
+        return seen | evaluate(classifier, region);
+    attune__region first = *region, second = *region;
+    if (rows >= TILE_ROWS && (rows >= columns || columns < TILE_COLUMNS)) {
+        first.q1 = region->q0 + rows / 2;
+        second.q0 = first.q1 + 1;
+    } else {
+        first.kv1 = region->kv0 + columns / 2;
+        second.kv0 = first.kv1 + 1;
+    }
+    seen = search(classifier, &first, seen, false);
+    return seen == SEEN_BOTH ? seen : search(classifier, &second, seen, false);
+}
+
+attune__class attune__classify_undecided(attune__classifier *classifier, const attune__region *region)
+{
+    /* The corner far above the diagonal and the one far below differ under most masks that are about order. */
+    int seen = sample(classifier, region->q0, region->kv1);
+    if (region->q0 != region->q1 || region->kv0 != region->kv1) {
+        seen |= sample(classifier, region->q1, region->kv0);
+        if (seen != SEEN_BOTH)
+            seen |= sample(classifier, region->q0, region->kv0);
+        if (seen != SEEN_BOTH)
+            seen |= sample(classifier, region->q1, region->kv1);
+        for (uint32_t i = 1; i <= SAMPLES && seen != SEEN_BOTH; i++)
+            seen |= sample(classifier, region->q0 + scatter(region->q1 - region->q0, i * UINT32_C(0xc13fa9a9)),
+                           region->kv0 + scatter(region->kv1 - region->kv0, i * UINT32_C(0x91e10da5)));
+        if (seen != SEEN_BOTH)
+            seen = search(classifier, region, seen, true);
+    }
+    return seen == SEEN_BOTH ? ATTUNE__PARTIAL : seen == SEEN_TRUE ? ATTUNE__FULL : ATTUNE__EMPTY;
+}
+
+attune__class attune__classify(attune__classifier *classifier, const attune__region *region)
+{
+    attune__class class = attune__classify_bounds(classifier, region);
+    return class == ATTUNE__UNDECIDED ? attune__classify_undecided(classifier, region) : class;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: MIT */
+/* Decides whether a mask expression is true everywhere, nowhere or in places over a box of q x kv indices. */
+#ifndef ATTUNE_MASK_CLASSIFY_H
+#define ATTUNE_MASK_CLASSIFY_H
+
+#include "mask/rects.h"
+
+typedef struct attune__classifier {
+    const attune_allocator *allocator;
+    const attune_expr *expr;
+    attune__bindings bindings;
+    attune__ranges *ranges;
+    attune__interval *intervals; /* scratch of attune__expr_bounds */
+    void *row_scratch;           /* of attune__expr_mask_row */
+    attune__row row;
+    attune__box box;
+} attune__classifier;
+
+/* Both arguments must outlive the classifier. One that is all zero may be finished. */
+attune_status attune__classifier_init(attune__classifier *classifier, const attune_allocator *allocator,
+                                      const attune_expr *expr, const attune__bindings *bindings);
+void attune__classifier_finish(attune__classifier *classifier);
+/* What follows is about batch b and head h of the mask, as attune__mask_row sees them. */
+void attune__classifier_plane(attune__classifier *classifier, const attune_mask *mask, int64_t b, int64_t h);
+
+/* Rows q0 to q1 and columns kv0 to kv1, both closed and counted in elements of the mask. */
+typedef struct attune__region {
+    int32_t q0, q1, kv0, kv1;
+} attune__region;
+
+/* The elements of block rows [r0, r1) and block columns [c0, c1), cut at the lengths. */
+attune__region attune__region_of(const attune_mask *mask, int32_t r0, int32_t r1, int32_t c0, int32_t c1);
+
+/* By interval analysis alone: FULL, EMPTY or UNDECIDED. */
+attune__class attune__classify_bounds(attune__classifier *classifier, const attune__region *region);
+/* Exactly what evaluation of every element gives. */
+attune__class attune__classify(attune__classifier *classifier, const attune__region *region);
+/* The same for a region whose bounds have been found undecided. */
+attune__class attune__classify_undecided(attune__classifier *classifier, const attune__region *region);
+
+#endif

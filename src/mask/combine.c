@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * And, or, not of masks. The lists decide most blocks. Where both masks are partial, the joined expression is
+ * evaluated. Where one is partial and the other leaves it as it is, the joined expression must see the other's
+ * expression say what its list says: masks from expressions always do, masks from lists need not, and then the result
+ * is made element by element instead.
+ */
+#include "mask/classify.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+/* Elements of a result that is made element by element, one byte each. */
+#define MATERIALISE_LIMIT ((int64_t)1 << 30)
+
+typedef struct combination {
+    attune__op op;
+    const attune_mask *side[2]; /* NOT: side[1] is side[0] again */
+    attune_mask *made;
+    attune__classifier joined; /* of the result's expression */
+    attune__classifier own[2]; /* of each side's */
+    attune__rects rects;
+    bool materialise; /* found on the way: the lists and the expressions of a side disagree */
+} combination;
+
+/* ------------------------------------------------------------------------------------------------------------ checks
+ */
+
+static attune_status check_equal(const char *name, int64_t a, int64_t b)
+{
+    if (a != b)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "a.%s is %lld, b.%s is %lld, expected the same", name,
+                            (long long)a, name, (long long)b);
+    return ATTUNE_OK;
+}
+
+static attune_status check_pair(const attune_mask *a, const attune_mask *b)
+{
+    ATTUNE__TRY(check_equal("q_len", a->q_len, b->q_len));
+    ATTUNE__TRY(check_equal("kv_len", a->kv_len, b->kv_len));
+    ATTUNE__TRY(check_equal("q_block", a->q_block, b->q_block));
+    ATTUNE__TRY(check_equal("kv_block", a->kv_block, b->kv_block));
+    ATTUNE__TRY(check_equal("batch", a->batch, b->batch));
+    ATTUNE__TRY(check_equal("heads", a->heads, b->heads));
+    return check_equal("kv_heads", a->kv_heads, b->kv_heads);
+}
+
+static attune_status check_whole(const char *name, const attune_mask *mask)
+{
+    if (mask->b0 || mask->h0 || mask->q0 || mask->expr_heads != mask->heads || mask->expr_kv_heads != mask->kv_heads ||
+        mask->expr_q_len != mask->q_len || mask->expr_kv_len != mask->kv_len)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "%s is a slice (from batch %d, head %d, row %d of the whole): combine before slicing", name,
+                            mask->b0, mask->h0, mask->q0);
+    return ATTUNE_OK;
+}
+
+static const attune__symbol *find_symbol(const attune_mask *mask, const char *name, uint32_t *index)
+{
+    if (mask->expr)
+        for (*index = 0; *index < mask->expr->symbol_count; ++*index)
+            if (!strcmp(mask->expr->symbols[*index].name, name))
+                return &mask->expr->symbols[*index];
+    return NULL;
+}
+
+static bool same_array(const attune_array *a, const attune_array *b)
+{
+    if (a->dtype != b->dtype || a->rank != b->rank || memcmp(a->size, b->size, a->rank * sizeof *a->size))
+        return false;
+    const size_t bytes = attune__array_count(a) * attune_dtype_size(a->dtype);
+    return !bytes || !memcmp(a->data, b->data, bytes);
+}
+
+/* Symbols of one name must stand for one thing. Two masks from dense arrays both call theirs `dense`: they are joined
+ * element by element. */
+static attune_status check_symbols(const attune_mask *a, const attune_mask *b, bool *materialise)
+{
+    for (uint32_t i = 0; a->expr && i < a->expr->symbol_count; i++) {
+        const attune__symbol *symbol = &a->expr->symbols[i];
+        uint32_t j;
+        const attune__symbol *other = find_symbol(b, symbol->name, &j);
+        if (!other)
+            continue;
+        if (symbol->kind != other->kind)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "`%s` is a capture in one mask and a parameter in the other: rename one", symbol->name);
+        const bool parameter = symbol->kind == ATTUNE_SYMBOL_PARAMETER;
+        const bool same = parameter ? symbol->dtype == other->dtype && a->parameters[i].i == b->parameters[j].i
+                                    : same_array(&a->captures[i], &b->captures[j]);
+        if (same)
+            continue;
+        if (parameter || strcmp(symbol->name, "dense"))
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "%s `%s` has other values in a than in b: give one of them another name",
+                                parameter ? "parameter" : "capture", symbol->name);
+        *materialise = true;
+    }
+    return ATTUNE_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- by block
+ */
+
+static attune__class invert(attune__class class)
+{
+    return class == ATTUNE__FULL ? ATTUNE__EMPTY : class == ATTUNE__EMPTY ? ATTUNE__FULL : class;
+}
+
+/* Whether the side's expression is what its list says over a run: the joined expression relies on it. */
+static bool expression_agrees(combination *join, int side, const attune__region *region, attune__class class)
+{
+    return !join->side[side]->expr || attune__classify(&join->own[side], region) == class;
+}
+
+/* Block columns [c0, c1) of block row r, each of one class in either mask. */
+static bool join_run(combination *join, int32_t r, int32_t c0, int32_t c1, attune__class a, attune__class b)
+{
+    /* or is and of the opposites. */
+    const bool or = join->op == ATTUNE__OP_OR;
+    const attune__class absorbing = or ? ATTUNE__FULL : ATTUNE__EMPTY, neutral = or ? ATTUNE__EMPTY : ATTUNE__FULL;
+    if (a == absorbing || b == absorbing)
+        return attune__rects_add(&join->rects, r, r + 1, c0, c1, absorbing);
+    if (a == neutral && b == neutral)
+        return attune__rects_add(&join->rects, r, r + 1, c0, c1, neutral);
+    if (a == neutral || b == neutral) {
+        const attune__region region = attune__region_of(join->made, r, r + 1, c0, c1);
+        join->materialise = !expression_agrees(join, a == neutral ? 0 : 1, &region, neutral);
+        return join->materialise || attune__rects_add(&join->rects, r, r + 1, c0, c1, ATTUNE__PARTIAL);
+    }
+    for (int32_t c = c0; c < c1; c++) {
+        const attune__region region = attune__region_of(join->made, r, r + 1, c, c + 1);
+        if (!attune__rects_add(&join->rects, r, r + 1, c, c + 1, attune__classify(&join->joined, &region)))
+            return false;
+    }
+    return true;
+}
+
+static bool join_row(combination *join, int32_t r, int64_t row_a, int64_t row_b)
+{
+    attune__runs a = attune__runs_begin(join->side[0], row_a);
+    if (join->op == ATTUNE__OP_NOT) {
+        for (; !attune__runs_done(&a); attune__runs_next(&a))
+            if (!attune__rects_add(&join->rects, r, r + 1, a.c0, a.c1, invert(a.class)))
+                return false;
+        return true;
+    }
+    attune__runs b = attune__runs_begin(join->side[1], row_b);
+    for (int32_t c = 0; c < a.columns && !join->materialise;) {
+        const int32_t end = a.c1 < b.c1 ? a.c1 : b.c1;
+        if (!join_run(join, r, c, end, a.class, b.class))
+            return false;
+        c = end;
+        if (a.c1 == end)
+            attune__runs_next(&a);
+        if (b.c1 == end)
+            attune__runs_next(&b);
+    }
+    return true;
+}
+
+static attune_status join_planes(combination *join)
+{
+    attune_mask *made = join->made;
+    const attune_mask *a = join->side[0], *b = join->side[1];
+    for (int64_t i = 0; i < made->stored_batch; i++)
+        for (int64_t h = 0; h < made->stored_heads; h++) {
+            const int64_t row_a = attune__mask_at(a, i, h).row0, row_b = attune__mask_at(b, i, h).row0;
+            if (join->joined.expr)
+                attune__classifier_plane(&join->joined, made, i, h);
+            for (int s = 0; s < 2; s++)
+                if (join->own[s].expr)
+                    attune__classifier_plane(&join->own[s], made, i, h);
+            attune__rects_begin_plane(&join->rects);
+            for (int32_t r = 0; r < made->q_blocks && !join->materialise; r++)
+                if (!join_row(join, r, row_a + r, row_b + r))
+                    return ATTUNE_OUT_OF_HOST_MEMORY;
+            attune__rects_end_plane(&join->rects);
+        }
+    return ATTUNE_OK;
+}
+
+/* Lists of the result broadcast where both masks' do and its expression, which decides blocks anew, does too. */
+static int64_t stored(int64_t a, int64_t b, unsigned uses, int64_t whole)
+{
+    return a == 1 && b == 1 && !uses ? 1 : whole;
+}
+
+static unsigned uses_of(const attune_mask *mask)
+{
+    return mask->expr ? mask->expr->uses : 0;
+}
+
+static attune_status join_expressions(combination *join, attune_expr **expr)
+{
+    const attune_mask *a = join->side[0], *b = join->side[1];
+    const attune_allocator *allocator = &a->allocator;
+    *expr = NULL;
+    if (join->op == ATTUNE__OP_NOT)
+        return a->expr ? attune__expr_combine(allocator, join->op, a->expr, NULL, expr) : ATTUNE_OK;
+    if (a->expr && b->expr)
+        return attune__expr_combine(allocator, join->op, a->expr, b->expr, expr);
+    *expr = attune__expr_retain(a->expr ? a->expr : b->expr);
+    return ATTUNE_OK;
+}
+
+static attune_status join_by_block(combination *join)
+{
+    const attune_mask *a = join->side[0], *b = join->side[1];
+    const attune_allocator *allocator = &a->allocator;
+    const attune_mask_desc desc = attune__mask_describe(a);
+    const unsigned bit_b = 1u << ATTUNE__VAR_B, bits_h = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
+    attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS] = {{0}};
+    attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS] = {{0}};
+    attune_expr *expr = NULL;
+    attune_status status = join_expressions(join, &expr);
+    if (status != ATTUNE_OK)
+        goto done;
+    for (uint32_t i = 0; expr && i < expr->symbol_count; i++) {
+        uint32_t j;
+        const attune_mask *owner = find_symbol(a, expr->symbols[i].name, &j) ? a : b;
+        (void)find_symbol(owner, expr->symbols[i].name, &j);
+        captures[i] = owner->captures[j];
+        parameters[i] = owner->parameters[j];
+    }
+    /* What blocks are decided by: simplification may have taken a variable out of the joined expression that the
+     * sides still depend on. Not decides nothing anew. */
+    const unsigned uses = join->op == ATTUNE__OP_NOT ? 0 : uses_of(a) | uses_of(b);
+    status = attune__mask_new(allocator, &desc, stored(a->stored_batch, b->stored_batch, uses & bit_b, a->batch),
+                              stored(a->stored_heads, b->stored_heads, uses & bits_h, a->heads), expr,
+                              &(attune__bindings){captures, parameters}, &join->made);
+    if (status != ATTUNE_OK)
+        goto done;
+    status = attune__rects_init(&join->rects, allocator, join->made->stored_batch * join->made->stored_heads);
+    if (status == ATTUNE_OK && join->op != ATTUNE__OP_NOT && expr)
+        status = attune__classifier_init(&join->joined, allocator, expr,
+                                         &(attune__bindings){join->made->captures, join->made->parameters});
+    for (int s = 0; s < 2; s++)
+        if (status == ATTUNE_OK && join->op != ATTUNE__OP_NOT && join->side[s]->expr)
+            status = attune__classifier_init(&join->own[s], allocator, join->side[s]->expr,
+                                             &(attune__bindings){join->side[s]->captures, join->side[s]->parameters});
+    if (status == ATTUNE_OK)
+        status = join_planes(join);
+    if (status == ATTUNE_OK && !join->materialise)
+        status = attune__mask_store(join->made, &join->rects);
+done:
+    attune__expr_release(expr);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------- by element
+ */
+
+/* Row q of a mask as the kernels see it: lists first, the expression in partial blocks. */
+static void element_row(const attune_mask *mask, int64_t b, int64_t h, int64_t q, void *scratch, uint8_t *out)
+{
+    const attune__bindings bindings = {mask->captures, mask->parameters};
+    const attune__row row = attune__mask_row(mask, b, h, q);
+    attune__runs run = attune__runs_begin(mask, attune__mask_at(mask, b, h).row0 + q / mask->q_block);
+    for (; !attune__runs_done(&run); attune__runs_next(&run))
+        for (int64_t c = run.c0; c < run.c1; c++) {
+            const int64_t kv0 = c * mask->kv_block;
+            const size_t count = (size_t)attune__min64(mask->kv_block, mask->kv_len - kv0);
+            if (run.class == ATTUNE__PARTIAL)
+                attune__expr_mask_row(mask->expr, &bindings, &row, (int32_t)kv0, count, scratch, out + kv0);
+            else
+                memset(out + kv0, run.class == ATTUNE__FULL, count);
+        }
+}
+
+static int64_t dense_elements(const attune_mask *mask)
+{
+    uint32_t i;
+    const attune__symbol *symbol = find_symbol(mask, "dense", &i);
+    return symbol && symbol->kind == ATTUNE_SYMBOL_CAPTURE ? (int64_t)attune__array_count(&mask->captures[i]) : 0;
+}
+
+static attune_status join_by_element(const combination *join, attune_mask **mask)
+{
+    const attune_mask *const *side = join->side;
+    const attune_allocator *allocator = &side[0]->allocator;
+    const attune_mask_desc desc = attune__mask_describe(side[0]);
+    const unsigned uses = uses_of(side[0]) | uses_of(side[1]);
+    const int64_t batch = stored(side[0]->stored_batch, side[1]->stored_batch, uses & 1u << ATTUNE__VAR_B, desc.batch);
+    const int64_t heads = stored(side[0]->stored_heads, side[1]->stored_heads,
+                                 uses & (1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV), desc.heads);
+    /* Arrays that the caller had room for may meet in a result of their own size. */
+    const int64_t held = dense_elements(side[0]) + dense_elements(side[1]);
+    const int64_t limit = held > MATERIALISE_LIMIT ? held : MATERIALISE_LIMIT;
+    int64_t elements;
+    if (__builtin_mul_overflow(batch, heads, &elements) ||
+        __builtin_mul_overflow(elements, desc.q_len * desc.kv_len, &elements) || elements > limit)
+        return attune__fail(
+            ATTUNE_UNSUPPORTED,
+            "combining these masks needs a dense array of %lld x %lld x %lld x %lld bytes, the limit "
+            "is %lld: %s",
+            (long long)batch, (long long)heads, (long long)desc.q_len, (long long)desc.kv_len, (long long)limit,
+            held ? "both read an array named dense" : "lists of one say full or empty where its expression does not");
+    attune_status status = ATTUNE_OUT_OF_HOST_MEMORY;
+    void *scratch[2] = {NULL, NULL};
+    uint8_t *other = NULL, *data = attune__alloc_raw(allocator, (size_t)elements, 1);
+    if (!data)
+        goto done;
+    other = attune__alloc_raw(allocator, (size_t)desc.kv_len, 1);
+    if (!other)
+        goto done;
+    for (int s = 0; s < 2; s++) {
+        const size_t bytes = side[s]->expr ? attune__expr_scratch_size(side[s]->expr, desc.kv_block) : 1;
+        scratch[s] = attune__alloc_raw(allocator, bytes, 1);
+        if (!scratch[s])
+            goto done;
+    }
+    uint8_t *row = data;
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t q = 0; q < desc.q_len; q++, row += desc.kv_len) {
+                element_row(side[0], b, h, q, scratch[0], row);
+                element_row(side[1], b, h, q, scratch[1], other);
+                if (join->op == ATTUNE__OP_AND)
+                    for (int64_t i = 0; i < desc.kv_len; i++)
+                        row[i] &= other[i];
+                else
+                    for (int64_t i = 0; i < desc.kv_len; i++)
+                        row[i] |= other[i];
+            }
+    status = attune__mask_adopt_dense(allocator, &desc, batch, heads, data, mask);
+    if (status == ATTUNE_OK)
+        data = NULL;
+done:
+    attune__free(allocator, data);
+    attune__free(allocator, other);
+    for (int s = 0; s < 2; s++)
+        attune__free(allocator, scratch[s]);
+    return status;
+}
+
+attune_status attune__mask_combine(attune__op op, const attune_mask *a, const attune_mask *b, attune_mask **mask)
+{
+    combination join = {.op = op, .side = {a, op == ATTUNE__OP_NOT ? a : b}};
+    attune_mask *made = NULL;
+    attune_status status = check_whole("a", a);
+    if (status == ATTUNE_OK && op != ATTUNE__OP_NOT) {
+        status = check_whole("b", b);
+        if (status == ATTUNE_OK)
+            status = check_pair(a, b);
+        if (status == ATTUNE_OK)
+            status = check_symbols(a, b, &join.materialise);
+    }
+    if (status == ATTUNE_OK && !join.materialise)
+        status = join_by_block(&join);
+    if (status == ATTUNE_OK && join.materialise)
+        status = join_by_element(&join, &made);
+    else if (status == ATTUNE_OK) {
+        made = join.made;
+        join.made = NULL;
+    }
+    attune__classifier_finish(&join.joined);
+    attune__classifier_finish(&join.own[0]);
+    attune__classifier_finish(&join.own[1]);
+    attune__rects_finish(&join.rects);
+    attune__mask_free(join.made);
+    *mask = made;
+    return status;
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * BlockMask: which blocks of the q x kv plane are empty, partial or full, as lists in compressed rows and their
+ * transposes.
+ *
+ *     build.c   from an expression: quadtree and interval analysis       combine.c  and, or, not
+ *     lists.c   storage, transposes, from lists and dense arrays, slices draw.c     text and pixels
+ */
+#ifndef ATTUNE_MASK_MASK_H
+#define ATTUNE_MASK_MASK_H
+
+#include "expr/expr.h"
+
+/* One set of lists in compressed rows: row r holds indices[offsets[r]] .. indices[offsets[r + 1] - 1], ascending. */
+typedef struct attune__block_list {
+    int64_t *offsets;    /* rows + 1 */
+    int32_t *num_blocks; /* rows: offsets[r + 1] - offsets[r], FlexAttention's form */
+    int32_t *indices;
+} attune__block_list;
+
+struct attune_mask {
+    attune_allocator allocator; /* a copy */
+    uint32_t q_block, kv_block;
+    int64_t batch, heads;               /* of the problem */
+    int64_t stored_batch, stored_heads; /* of the lists: 1 where they broadcast */
+    int64_t kv_heads;
+    int64_t q_len, kv_len; /* of this mask, after slicing */
+    int64_t q_blocks, kv_blocks;
+    attune__block_list kv, full_kv; /* rows: (batch * stored_heads + head) * q_blocks + block row */
+    attune__block_list q, full_q;   /* rows: (batch * stored_heads + head) * kv_blocks + block column */
+
+    /* What partial blocks evaluate. NULL if no block is partial. */
+    const attune_expr *expr;
+    attune_array *captures;    /* expr->symbol_count entries; the data is this mask's own copy, contiguous */
+    attune__value *parameters; /* likewise */
+
+    /* A slice sees the indices of the whole: the kernel evaluates at (b + b0, h + h0, q + q0). */
+    int32_t b0, h0, q0;
+    int32_t expr_heads, expr_kv_heads; /* of the whole: h_kv = h / (expr_heads / expr_kv_heads) */
+    int32_t expr_q_len, expr_kv_len;   /* what q_len and kv_len mean in the expression */
+
+    /* Copies on devices, made by attune_mask_upload; the api room owns the list. */
+    struct attune__mask_upload *uploads;
+};
+
+/* The lists of one batch and head. */
+typedef struct attune__mask_rows {
+    int64_t row0; /* first row in kv and full_kv of this batch and head */
+    int64_t col0; /* first row in q and full_q */
+} attune__mask_rows;
+
+static inline attune__mask_rows attune__mask_at(const attune_mask *mask, int64_t b, int64_t h)
+{
+    int64_t plane = (mask->stored_batch == 1 ? 0 : b) * mask->stored_heads + (mask->stored_heads == 1 ? 0 : h);
+    return (attune__mask_rows){plane * mask->q_blocks, plane * mask->kv_blocks};
+}
+
+/* Arguments are checked by the api room: lengths, block sizes, heads divisible, bindings resolved. `captures` and
+ * `parameters` have expr->symbol_count entries and are copied; `desc` has its defaults filled in. */
+attune_status attune__mask_build(const attune_allocator *allocator, const attune_mask_desc *desc,
+                                 const attune_expr *expr, const attune_array *captures, const attune__value *parameters,
+                                 attune_mask **mask);
+/* Checks the lists themselves (order, range, disjointness): they are bulk data that only this room reads. expr may be
+ * NULL. */
+attune_status attune__mask_from_lists(const attune_allocator *allocator, const attune_mask_desc *desc,
+                                      const attune_mask_lists *lists, const attune_expr *expr,
+                                      const attune_array *captures, const attune__value *parameters,
+                                      attune_mask **mask);
+attune_status attune__mask_from_dense(const attune_allocator *allocator, const attune_mask_desc *desc,
+                                      const attune_array *dense, attune_mask **mask);
+attune_status attune__mask_slice(const attune_mask *mask, const attune_mask_range *range, attune_mask **slice);
+/* op: ATTUNE__OP_AND, ATTUNE__OP_OR; ATTUNE__OP_NOT with b NULL. */
+attune_status attune__mask_combine(attune__op op, const attune_mask *a, const attune_mask *b, attune_mask **mask);
+void attune__mask_free(attune_mask *mask); /* accepts NULL; uploads must be gone */
+
+void attune__mask_lists(const attune_mask *mask, attune_mask_lists *lists);
+attune_status attune__mask_stats(const attune_mask *mask, bool exact, attune_mask_stats *stats);
+void attune__mask_draw_text(const attune_mask *mask, int64_t b, int64_t h, uint32_t columns, uint32_t rows,
+                            char *buffer, size_t size, size_t *needed);
+void attune__mask_draw_pixels(const attune_mask *mask, int64_t b, int64_t h, uint8_t *pixels, uint32_t *width,
+                              uint32_t *height);
+
+/* The row environment in which a partial block of this mask evaluates row q of batch b and head h. */
+static inline attune__row attune__mask_row(const attune_mask *mask, int64_t b, int64_t h, int64_t q)
+{
+    int32_t whole_h = (int32_t)h + mask->h0;
+    return (attune__row){
+        .b = (int32_t)b + mask->b0,
+        .h = whole_h,
+        .q = (int32_t)q + mask->q0,
+        .h_kv = whole_h / (mask->expr_heads / mask->expr_kv_heads),
+        .q_len = mask->expr_q_len,
+        .kv_len = mask->expr_kv_len,
+    };
+}
+
+#endif

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What every mask is made from: rectangles of blocks of one class, in an order that needs no sort.
+ *
+ * Within one batch and head the rectangles are disjoint, and any two of one class that share a block row stand in
+ * ascending order of columns, and any two that share a block column in ascending order of rows. Row by row has that
+ * order; so has a quadtree visited top left, top right, bottom left, bottom right. Counting and filling then give the
+ * lists and their transposes in two passes.
+ */
+#ifndef ATTUNE_MASK_RECTS_H
+#define ATTUNE_MASK_RECTS_H
+
+#include "mask/mask.h"
+
+typedef enum attune__class {
+    ATTUNE__EMPTY,
+    ATTUNE__PARTIAL,
+    ATTUNE__FULL,
+    ATTUNE__UNDECIDED /* never of a rectangle */
+} attune__class;
+
+/* Block rows [r0, r1), block columns [c0, c1). */
+typedef struct attune__rect {
+    int32_t r0, r1, c0, c1;
+    attune__class class;
+} attune__rect;
+
+/* The rectangles of one batch and head: items[first] .. items[end - 1]. */
+typedef struct attune__span {
+    size_t first, end;
+} attune__span;
+
+typedef struct attune__rects {
+    const attune_allocator *allocator;
+    attune__rect *items;
+    size_t count, capacity;
+    attune__span *planes; /* plane_count of them, in the order of the lists' rows */
+    size_t plane_count, planes_done;
+} attune__rects;
+
+attune_status attune__rects_init(attune__rects *rects, const attune_allocator *allocator, int64_t plane_count);
+void attune__rects_finish(attune__rects *rects);
+void attune__rects_begin_plane(attune__rects *rects);
+/* Joins the rectangle to the one before it where the two make one. Empty ones are dropped. */
+bool attune__rects_add(attune__rects *rects, int32_t r0, int32_t r1, int32_t c0, int32_t c1, attune__class class);
+void attune__rects_end_plane(attune__rects *rects);
+/* The next plane is the same as the one before it. */
+void attune__rects_repeat_plane(attune__rects *rects);
+
+/* --------------------------------------------------------------------------------------------------- storage, store.c
+ */
+
+/* A mask without lists: sizes from desc, which broadcast as stored_* say; the expression retained, its captures and
+ * parameters copied. expr may be NULL. */
+attune_status attune__mask_new(const attune_allocator *allocator, const attune_mask_desc *desc, int64_t stored_batch,
+                               int64_t stored_heads, const attune_expr *expr, const attune__bindings *bindings,
+                               attune_mask **mask);
+/* The lists and their transposes. */
+attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects);
+/* A copy in row-major order without gaps. NULL, with the error set, if there is no room. */
+void *attune__array_copy(const attune_allocator *allocator, const attune_array *array);
+/* The elements of an array. They are counted before any is allocated, so that they fit. */
+size_t attune__array_count(const attune_array *array);
+
+/* Of a mask: sizes as the caller described them. */
+attune_mask_desc attune__mask_describe(const attune_mask *mask);
+
+/* A dense mask that takes over `data`: contiguous 0 or 1 of [batch or 1, heads or 1, q_len, kv_len]. On failure the
+ * data stays the caller's. */
+attune_status attune__mask_adopt_dense(const attune_allocator *allocator, const attune_mask_desc *desc,
+                                       int64_t dense_batch, int64_t dense_heads, uint8_t *data, attune_mask **mask);
+
+/* ----------------------------------------------------------------------------------------------- reading lists by run
+ */
+
+/* Walks one block row as runs of one class, empty ones included, that together cover [0, kv_blocks). */
+typedef struct attune__runs {
+    const int32_t *partial, *partial_end;
+    const int32_t *full, *full_end;
+    int32_t c0, c1, columns; /* the present run: [c0, c1) */
+    attune__class class;
+} attune__runs;
+
+static inline void attune__runs_next(attune__runs *runs)
+{
+    int32_t c = runs->c0 = runs->c1;
+    const int32_t **list = NULL, *end = NULL;
+    if (runs->partial < runs->partial_end && *runs->partial == c) {
+        runs->class = ATTUNE__PARTIAL;
+        list = &runs->partial;
+        end = runs->partial_end;
+    } else if (runs->full < runs->full_end && *runs->full == c) {
+        runs->class = ATTUNE__FULL;
+        list = &runs->full;
+        end = runs->full_end;
+    } else {
+        runs->class = ATTUNE__EMPTY;
+        c = runs->columns;
+        if (runs->partial < runs->partial_end && *runs->partial < c)
+            c = *runs->partial;
+        if (runs->full < runs->full_end && *runs->full < c)
+            c = *runs->full;
+        runs->c1 = c;
+        return;
+    }
+    while (*list < end && **list == c) {
+        ++*list;
+        c++;
+    }
+    runs->c1 = c;
+}
+
+/* Row `row` of the lists: as attune__mask_at gives it, plus the block row. The first run is ready; c0 == columns after
+ * the last. */
+static inline attune__runs attune__runs_begin(const attune_mask *mask, int64_t row)
+{
+    attune__runs runs = {
+        .partial = mask->kv.indices + mask->kv.offsets[row],
+        .partial_end = mask->kv.indices + mask->kv.offsets[row + 1],
+        .full = mask->full_kv.indices + mask->full_kv.offsets[row],
+        .full_end = mask->full_kv.indices + mask->full_kv.offsets[row + 1],
+        .columns = (int32_t)mask->kv_blocks,
+    };
+    attune__runs_next(&runs);
+    return runs;
+}
+
+static inline bool attune__runs_done(const attune__runs *runs)
+{
+    return runs->c0 >= runs->columns;
+}
+
+/* Indices of a mask are below 2^31 and a product with a block size may reach just past that. */
+static inline int64_t attune__min64(int64_t a, int64_t b)
+{
+    return b < a ? b : a;
+}
+
+#endif
