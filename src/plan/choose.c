@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+/* The rules: checks, decode or not, the search, and the choice with everything that follows from the tile. */
+#include "plan/family.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/desc.h"
+#include "base/error.h"
+
+static uint64_t workspace(const attune__search *search, const attune__found *found, uint32_t split)
+{
+    const attune__shape *s = search->shape;
+    uint32_t element = s->dtype == ATTUNE_F64 ? 8 : 4;
+    bool cpu = found->family->backend == ATTUNE_BACKEND_CPU;
+    const uint32_t *v = found->tile.value;
+    uint64_t units = search->limits->compute_units;
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        /* delta = rowsum(dO * O) - dLSE */
+        uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
+        uint64_t scratch = attune__round_up64(found->cost.shared + attune__round_up64(s->expr_scratch, 64), 256);
+        return attune__round_up64(rows * element, 256) + (cpu ? units * scratch : 0);
+    }
+    uint64_t bytes = attune__split_size(s, split, element);
+    return bytes + (cpu ? units * attune__cpu_thread_size(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]) : 0);
+}
+
+static void fill(const attune__search *search, const attune__found *found, attune__decision *decision)
+{
+    const attune_pass_options *o = &search->options;
+    const uint32_t *v = found->tile.value;
+    bool back = search->pass == ATTUNE__PASS_BACKWARD, decode = search->pass == ATTUNE__PASS_DECODE;
+    uint32_t occupancy = attune__occupancy(search->limits, &found->cost);
+    uint32_t split = 1;
+    if (decode)
+        split = o->split_kv ? o->split_kv : attune__decode_split(search, &found->tile, occupancy);
+    decision->choice = (attune_plan_choice){
+        .struct_size = sizeof decision->choice,
+        .kernel = found->family->name,
+        .direction = search->shape->direction,
+        .decode = decode,
+        .block_m = v[ATTUNE__BLOCK_M],
+        .block_n = v[ATTUNE__BLOCK_N],
+        .block_m1 = v[ATTUNE__BLOCK_M1],
+        .block_n1 = v[ATTUNE__BLOCK_N1],
+        .block_m2 = v[ATTUNE__BLOCK_M2],
+        .block_n2 = v[ATTUNE__BLOCK_N2],
+        .num_warps = v[ATTUNE__NUM_WARPS],
+        .num_stages = v[ATTUNE__NUM_STAGES],
+        .workgroup_invocations = found->cost.invocations,
+        .split_kv = split,
+        .shared_memory = (uint32_t)found->cost.shared,
+        .registers = found->cost.registers,
+        .occupancy = occupancy ? occupancy : 1,
+        .workspace = workspace(search, found, split),
+        .prescale_qk = o->prescale_qk == ATTUNE_ON,
+        .use_tma = found->family->tma,
+        .blocks_are_contiguous = o->blocks_are_contiguous == ATTUNE_ON,
+        .rows_guaranteed_safe = o->rows_guaranteed_safe == ATTUNE_ON,
+        .write_dq = back && o->write_dq != ATTUNE_OFF,
+    };
+    uint32_t rejected = decision->rejection_count;
+    snprintf(decision->why, sizeof decision->why, "%s",
+             search->forced & ATTUNE__TILE_OPTIONS
+                 ? "the largest tile of the fastest kernel with the options given that fits"
+             : rejected == 0 ? "the fastest kernel of this device with its first tile"
+                             : "the first, from the fastest down, that this device and problem allow");
+}
+
+static attune_status check_named_kernel(const attune_limits *limits, const attune_pass_options *options)
+{
+    if (!options->kernel[0])
+        return ATTUNE_OK;
+    const attune__family *family = attune__family_find(options->kernel);
+    if (family->backend == limits->backend)
+        return ATTUNE_OK;
+    char names[160];
+    size_t used = 0;
+    for (const attune__family *const *f = attune__families; *f && used < sizeof names; f++)
+        if ((*f)->backend == limits->backend) {
+            int added = snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*f)->name);
+            used += added > 0 ? (size_t)added : 0;
+        }
+    return attune__fail(ATTUNE_INVALID_ARGUMENT, "KERNEL %s belongs to another backend: kernels for this device are %s",
+                        family->name, names);
+}
+
+static attune_status choose_pass(const attune_limits *limits, const attune__shape *shape,
+                                 const attune_kernel_options *options, attune__decision *decision)
+{
+    attune__search search = {.limits = limits, .shape = shape};
+    ATTUNE__TRY(attune__options_merge(options, shape->direction, &search.options, &search.forced));
+    ATTUNE__TRY(check_named_kernel(limits, &search.options));
+    attune__decode rule;
+    ATTUNE__TRY(attune__decode_rule(&search, &rule, decision->why_decode, sizeof decision->why_decode));
+    attune__found found;
+    if (rule != ATTUNE__DECODE_NO) {
+        search.pass = ATTUNE__PASS_DECODE;
+        attune__search_run(&search, decision, &found);
+        if (found.outcome == ATTUNE__FOUND) {
+            fill(&search, &found, decision);
+            return ATTUNE_OK;
+        }
+        if (rule == ATTUNE__DECODE_FORCED)
+            return attune__misfit(&search, &found);
+        snprintf(decision->why_decode, sizeof decision->why_decode,
+                 "no: q_len %lld is short, but no decode kernel takes this: %s%s%.160s", (long long)shape->q_len,
+                 found.family ? found.family->name : "", found.family ? ": " : "",
+                 found.why[0] ? found.why : "the options given do not fit");
+    }
+    search.pass = shape->direction == ATTUNE_BACKWARD ? ATTUNE__PASS_BACKWARD : ATTUNE__PASS_FORWARD;
+    attune__search_run(&search, decision, &found);
+    if (found.outcome != ATTUNE__FOUND)
+        return attune__misfit(&search, &found);
+    fill(&search, &found, decision);
+    return ATTUNE_OK;
+}
+
+attune_status attune__plan_choose(const attune_limits *limits, const attune__shape *shape,
+                                  const attune_kernel_options *options, attune__decision *decision)
+{
+    attune_limits l;
+    ATTUNE__TRY(attune__desc_read(&l, sizeof l, limits, sizeof l, "limits"));
+    ATTUNE__TRY(attune__limits_check(&l));
+    attune__decision made;
+    memset(&made, 0, sizeof made);
+    ATTUNE__TRY(choose_pass(&l, shape, options, &made));
+    *decision = made;
+    return ATTUNE_OK;
+}
+
+attune_status attune_plan_choose(const attune_limits *limits, const attune_problem *problem,
+                                 const attune_kernel_options *options, attune_plan_choice *choice)
+{
+    attune__shape shape;
+    attune__decision decision;
+    ATTUNE__TRY(attune__shape_from_problem(problem, &shape));
+    ATTUNE__TRY(attune__plan_choose(limits, &shape, options, &decision));
+    return attune__desc_write(choice, &decision.choice, sizeof *choice, sizeof *choice, "choice");
+}
+
+attune_status attune_plan_choose_explain(const attune_limits *limits, const attune_problem *problem,
+                                         const attune_kernel_options *options, attune_text_format format, char *buffer,
+                                         size_t size, size_t *needed)
+{
+    attune__shape shape;
+    attune__decision decision;
+    if (size && !buffer)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "buffer is NULL, but size is %zu", size);
+    if (format != ATTUNE_TEXT && format != ATTUNE_JSON)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_TEXT or ATTUNE_JSON", (int)format);
+    ATTUNE__TRY(attune__shape_from_problem(problem, &shape));
+    ATTUNE__TRY(attune__plan_choose(limits, &shape, options, &decision));
+    return attune__plan_explain(limits, &shape, options, &decision, format, buffer, size, needed);
+}

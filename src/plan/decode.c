@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * When to decode: a workgroup takes the few query rows of a whole group of heads and one part of the keys; parts are
+ * merged afterwards. That pays where the queries are too few to fill the device, and it costs where they are not: a
+ * training shape with short queries has its parallelism in batch and heads.
+ */
+#include "plan/family.h"
+
+#include <stdio.h>
+
+#include "base/error.h"
+
+#define MOST_AUTOMATIC 16  /* queries of one head, speculative decoding included */
+#define MOST_ALWAYS    8   /* up to here the forward kernel's tile would be nearly empty */
+#define MOST_FORCED    64  /* rows of the largest decode tile */
+#define FEWEST_KEYS    256 /* less is not worth a second pass over the results */
+#define MOST_SPLITS    128
+
+attune_status attune__decode_rule(const attune__search *search, attune__decode *rule, char *why, size_t size)
+{
+    const attune__shape *s = search->shape;
+    long long q_len = s->q_len, kv_len = s->kv_len, tiles = s->batch * s->heads;
+    uint32_t units = search->limits->compute_units;
+    uint32_t force = search->options.force_use_flex_attention;
+    *rule = ATTUNE__DECODE_NO;
+    if (s->direction == ATTUNE_BACKWARD)
+        snprintf(why, size, "no: there is no decode kernel in backward");
+    else if (force == ATTUNE_ON)
+        snprintf(why, size, "no: FORCE_USE_FLEX_ATTENTION is on");
+    else if (force == ATTUNE_OFF) {
+        int64_t most = s->block_mask && s->mask_q_block < MOST_FORCED ? s->mask_q_block : MOST_FORCED;
+        if (s->q_len > most)
+            return attune__fail(ATTUNE_UNSUPPORTED,
+                                "FORCE_USE_FLEX_ATTENTION off forces the decode kernel, which takes at most %lld "
+                                "queries, and q_len is %lld: leave the option out",
+                                (long long)most, q_len);
+        *rule = ATTUNE__DECODE_FORCED;
+        snprintf(why, size, "yes: FORCE_USE_FLEX_ATTENTION is off");
+    } else if (q_len > MOST_AUTOMATIC)
+        snprintf(why, size, "no: q_len %lld is more than %d", q_len, MOST_AUTOMATIC);
+    else if (kv_len < FEWEST_KEYS)
+        snprintf(why, size, "no: kv_len %lld is less than %d", kv_len, FEWEST_KEYS);
+    else if (q_len <= MOST_ALWAYS) {
+        *rule = ATTUNE__DECODE_YES;
+        snprintf(why, size, "yes: q_len %lld is at most %d, and kv_len %lld at least %d", q_len, MOST_ALWAYS, kv_len,
+                 FEWEST_KEYS);
+    } else if (tiles < units) {
+        *rule = ATTUNE__DECODE_YES;
+        snprintf(why, size, "yes: q_len %lld is at most %d, and batch x heads, %lld, would leave some of %u units idle",
+                 q_len, MOST_AUTOMATIC, tiles, units);
+    } else
+        snprintf(why, size, "no: q_len %lld is more than %d, and batch x heads, %lld, fills the %u compute units",
+                 q_len, MOST_ALWAYS, tiles, units);
+    return ATTUNE_OK;
+}
+
+uint32_t attune__decode_step(const attune__shape *shape, uint32_t block_n)
+{
+    return shape->block_mask ? shape->mask_kv_block : block_n;
+}
+
+uint32_t attune__decode_steps(const attune__shape *shape, uint32_t block_n)
+{
+    uint32_t step = attune__decode_step(shape, block_n);
+    return (uint32_t)((shape->kv_len + step - 1) / step);
+}
+
+uint32_t attune__decode_split(const attune__search *search, const attune__tile *tile, uint32_t occupancy)
+{
+    const attune__shape *s = search->shape;
+    int64_t packed = attune__shape_packed_heads(s), rows = s->q_len * packed, m = tile->value[ATTUNE__BLOCK_M];
+    int64_t groups = s->batch * (s->heads / packed) * ((rows + m - 1) / m);
+    int64_t slots = (int64_t)search->limits->compute_units * (occupancy < 2 ? 1 : 2);
+    /* Four tiles a part, so that the merge stays small beside the work. */
+    uint32_t n = tile->value[ATTUNE__BLOCK_N];
+    int64_t split = slots / groups, parts = (s->kv_len + 4 * n - 1) / (4 * n);
+    int64_t steps = attune__decode_steps(s, n);
+    split = split < parts ? split : parts;
+    split = split < steps ? split : steps;
+    split = split < MOST_SPLITS ? split : MOST_SPLITS;
+    return split < 1 ? 1 : (uint32_t)split;
+}
+
+uint64_t attune__split_size(const attune__shape *shape, uint32_t split, uint32_t element)
+{
+    if (split <= 1)
+        return 0;
+    uint64_t rows = (uint64_t)(shape->batch * shape->heads * shape->q_len) * split;
+    return attune__round_up64(rows * shape->head_dim_v * element, 256) + attune__round_up64(rows * 2 * element, 256);
+}

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: MIT */
+/* A decision as text for people and as JSON for programs. Both say the same. */
+#include "plan/family.h"
+
+#include <string.h>
+
+#include "base/error.h"
+#include "base/desc.h"
+#include "base/text.h"
+
+static const char *backend_name(attune_backend backend)
+{
+    switch (backend) {
+    case ATTUNE_BACKEND_CPU:
+        return "cpu";
+    case ATTUNE_BACKEND_VULKAN:
+        return "vulkan";
+    case ATTUNE_BACKEND_CUDA:
+        return "cuda";
+    case ATTUNE_BACKEND_OPENCL:
+        return "opencl";
+    }
+    return "?";
+}
+
+static const char *direction_name(const attune__shape *s)
+{
+    return s->direction == ATTUNE_BACKWARD ? "backward" : "forward";
+}
+
+/* The options that are set, `"name": value` or `name value`, with their prefixes. */
+static void add_options(attune__text *text, const attune_kernel_options *options, bool json)
+{
+    const attune_pass_options *passes[3] = {&options->any, &options->fwd, &options->bwd};
+    static const char *const prefixes[3] = {"", "fwd_", "bwd_"};
+    const char *separator = "";
+    for (int p = 0; p < 3; p++)
+        for (uint32_t i = 0; i < ATTUNE__OPTION_COUNT; i++) {
+            uint32_t value = attune__option_get(passes[p], i);
+            if (!value)
+                continue;
+            attune__text_add(text, json ? "%s\"%s%s\": " : "%s%s%s ", separator, prefixes[p], attune__option_name(i));
+            if (i == ATTUNE__KERNEL && json)
+                attune__text_add_json(text, passes[p]->kernel);
+            else if (i == ATTUNE__KERNEL)
+                attune__text_add(text, "%s", passes[p]->kernel);
+            else if (attune__option_range_of(i).choice)
+                attune__text_add(text, "%s", value == ATTUNE_ON ? "true" : "false");
+            else
+                attune__text_add(text, "%u", value);
+            separator = ", ";
+        }
+}
+
+/* ------------------------------------------------------------------------------------------------------------- text */
+
+static void text_problem(attune__text *text, const attune__shape *s)
+{
+    attune__text_add(text,
+                     "problem     %s %s, batch %lld, %lld heads on %lld, q_len %lld, kv_len %lld, head_dim %u, "
+                     "head_dim_v %u\n",
+                     direction_name(s), attune_dtype_string(s->dtype), (long long)s->batch, (long long)s->heads,
+                     (long long)s->kv_heads, (long long)s->q_len, (long long)s->kv_len, s->head_dim, s->head_dim_v);
+    if (s->block_mask)
+        attune__text_add(text, "            block mask %u x %u%s%s\n", s->mask_q_block, s->mask_kv_block,
+                         s->mask_expr ? " with expression" : "", s->score_expr ? ", score expression" : "");
+    else if (s->score_expr)
+        attune__text_add(text, "            score expression\n");
+}
+
+static void text_choice(attune__text *text, const attune_limits *l, const attune__decision *d)
+{
+    const attune_plan_choice *c = &d->choice;
+    attune__text_add(text, "kernel      %s%s\n", c->kernel, c->decode ? ", decode pass" : "");
+    attune__text_add(text, "why         %s\n", d->why);
+    attune__text_add(text, "decode      %s\n", d->why_decode);
+    if (c->direction == ATTUNE_BACKWARD)
+        attune__text_add(text, "tiles       dK and dV: BLOCK_M1 %u x BLOCK_N1 %u; dQ: BLOCK_M2 %u x BLOCK_N2 %u\n",
+                         c->block_m1, c->block_n1, c->block_m2, c->block_n2);
+    else
+        attune__text_add(text, "tile        BLOCK_M %u x BLOCK_N %u\n", c->block_m, c->block_n);
+    attune__text_add(text, "launch      num_stages %u, num_warps %u, %u invocations\n", c->num_stages, c->num_warps,
+                     c->workgroup_invocations);
+    attune__text_add(text, "memory      %u bytes of %u %s\n", c->shared_memory, l->shared_memory,
+                     l->backend == ATTUNE_BACKEND_CPU ? "in the second-level cache" : "shared");
+    if (c->registers)
+        attune__text_add(text, "registers   about %u of %u a thread\n", c->registers, l->registers_per_thread);
+    attune__text_add(text, "occupancy   %u on each of %u compute units\n", c->occupancy, l->compute_units);
+    if (c->decode)
+        attune__text_add(text, "split       %u parts of the keys\n", c->split_kv);
+    attune__text_add(text, "workspace   %llu bytes\n", (unsigned long long)c->workspace);
+}
+
+static void explain_text(attune__text *text, const attune_limits *l, const attune__shape *s,
+                         const attune_kernel_options *options, const attune__decision *d)
+{
+    text_problem(text, s);
+    attune__text_add(text, "options     ");
+    size_t before = text->length;
+    add_options(text, options, false);
+    attune__text_add(text, text->length == before ? "none\n" : "\n");
+    text_choice(text, l, d);
+    attune__text_add(text, "rejected    %s\n", d->rejection_count ? "" : "none");
+    for (uint32_t i = 0; i < d->rejection_count; i++)
+        attune__text_add(text, "            %s: %s\n", d->rejections[i].what, d->rejections[i].why);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- JSON */
+
+static void add_string(attune__text *text, const char *name, const char *value, const char *after)
+{
+    attune__text_add(text, "\"%s\": ", name);
+    attune__text_add_json(text, value);
+    attune__text_add(text, "%s", after);
+}
+
+static const char *truth(bool value)
+{
+    return value ? "true" : "false";
+}
+
+static void json_limits(attune__text *text, const attune_limits *l)
+{
+    attune__text_add(text, "  \"limits\": {");
+    add_string(text, "backend", backend_name(l->backend), ", ");
+    attune__text_add(text,
+                     "\"architecture\": %u, \"compute_units\": %u, \"shared_memory\": %u, \"shared_memory_unit\": %u, "
+                     "\"workgroup_invocations\": %u, \"subgroup_size\": %u, \"registers\": %u, "
+                     "\"registers_per_thread\": %u, \"matrix\": %u},\n",
+                     l->architecture, l->compute_units, l->shared_memory, l->shared_memory_unit,
+                     l->workgroup_invocations, l->subgroup_size, l->registers, l->registers_per_thread, l->matrix);
+}
+
+static void json_problem(attune__text *text, const attune__shape *s)
+{
+    attune__text_add(text, "  \"problem\": {");
+    add_string(text, "direction", direction_name(s), ", ");
+    add_string(text, "dtype", attune_dtype_string(s->dtype), ", ");
+    attune__text_add(text,
+                     "\"head_dim\": %u, \"head_dim_v\": %u, \"batch\": %lld, \"kv_batch\": %lld, \"heads\": %lld, "
+                     "\"kv_heads\": %lld, \"q_len\": %lld, \"kv_len\": %lld, \"block_mask\": %s, \"mask\": %s, "
+                     "\"score\": %s, \"mask_q_block\": %u, \"mask_kv_block\": %u},\n",
+                     s->head_dim, s->head_dim_v, (long long)s->batch, (long long)s->kv_batch, (long long)s->heads,
+                     (long long)s->kv_heads, (long long)s->q_len, (long long)s->kv_len, truth(s->block_mask),
+                     truth(s->mask_expr), truth(s->score_expr), s->mask_q_block, s->mask_kv_block);
+}
+
+static void json_choice(attune__text *text, const attune__decision *d)
+{
+    const attune_plan_choice *c = &d->choice;
+    attune__text_add(text, "  \"choice\": {");
+    add_string(text, "kernel", c->kernel, ", ");
+    attune__text_add(text, "\"decode\": %s, ", truth(c->decode));
+    if (c->direction == ATTUNE_BACKWARD)
+        attune__text_add(text, "\"BLOCK_M1\": %u, \"BLOCK_N1\": %u, \"BLOCK_M2\": %u, \"BLOCK_N2\": %u, ", c->block_m1,
+                         c->block_n1, c->block_m2, c->block_n2);
+    else
+        attune__text_add(text, "\"BLOCK_M\": %u, \"BLOCK_N\": %u, ", c->block_m, c->block_n);
+    attune__text_add(text,
+                     "\"num_stages\": %u, \"num_warps\": %u, \"workgroup_invocations\": %u, \"SPLIT_KV\": %u, "
+                     "\"shared_memory\": %u, \"registers\": %u, \"occupancy\": %u, \"workspace\": %llu, "
+                     "\"PRESCALE_QK\": %s, \"USE_TMA\": %s, \"BLOCKS_ARE_CONTIGUOUS\": %s, \"ROWS_GUARANTEED_SAFE\": "
+                     "%s, \"WRITE_DQ\": %s},\n",
+                     c->num_stages, c->num_warps, c->workgroup_invocations, c->split_kv, c->shared_memory, c->registers,
+                     c->occupancy, (unsigned long long)c->workspace, truth(c->prescale_qk), truth(c->use_tma),
+                     truth(c->blocks_are_contiguous), truth(c->rows_guaranteed_safe), truth(c->write_dq));
+    attune__text_add(text, "  ");
+    add_string(text, "why", d->why, ",\n  ");
+    add_string(text, "why_decode", d->why_decode, ",\n");
+}
+
+static void explain_json(attune__text *text, const attune_limits *l, const attune__shape *s,
+                         const attune_kernel_options *options, const attune__decision *d)
+{
+    attune__text_add(text, "{\n");
+    json_limits(text, l);
+    json_problem(text, s);
+    attune__text_add(text, "  \"options\": {");
+    add_options(text, options, true);
+    attune__text_add(text, "},\n");
+    json_choice(text, d);
+    attune__text_add(text, "  \"rejections\": [");
+    for (uint32_t i = 0; i < d->rejection_count; i++) {
+        attune__text_add(text, "%s\n    {", i ? "," : "");
+        add_string(text, "what", d->rejections[i].what, ", ");
+        add_string(text, "why", d->rejections[i].why, "}");
+    }
+    attune__text_add(text, "%s]\n}\n", d->rejection_count ? "\n  " : "");
+}
+
+attune_status attune__plan_explain(const attune_limits *limits, const attune__shape *shape,
+                                   const attune_kernel_options *options, const attune__decision *decision,
+                                   attune_text_format format, char *buffer, size_t size, size_t *needed)
+{
+    attune_limits l;
+    attune_kernel_options o = {.struct_size = sizeof o};
+    ATTUNE__TRY(attune__desc_read(&l, sizeof l, limits, sizeof l, "limits"));
+    if (options)
+        ATTUNE__TRY(attune__desc_read(&o, sizeof o, options, sizeof o, "options"));
+    attune__text text = attune__text_begin(buffer, size);
+    if (format == ATTUNE_JSON)
+        explain_json(&text, &l, shape, &o, decision);
+    else
+        explain_text(&text, &l, shape, &o, decision);
+    attune__text_end(&text, needed);
+    return ATTUNE_OK;
+}

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT */
+/* The list of families, in the order of preference, and what they share. */
+#include "plan/family.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+const attune__family *const attune__families[] = {
+    &attune__cpu,
+    &attune__cuda_sm100a,
+    &attune__cuda_sm90a,
+    &attune__cuda_sm80,
+    &attune__cuda_sm80_chunked,
+    &attune__vulkan_coopmat2,
+    &attune__vulkan_coopmat,
+    &attune__vulkan_subgroup,
+    &attune__vulkan_portable,
+    &attune__opencl_portable,
+    NULL,
+};
+
+const attune__family *attune__family_find(const char *name)
+{
+    for (const attune__family *const *f = attune__families; *f; f++)
+        if (!strcasecmp((*f)->name, name))
+            return *f;
+    return NULL;
+}
+
+static const char *refuses_dtype(const attune__family *family, const attune__search *search, char *why, size_t size)
+{
+    const attune_limits *limits = search->limits;
+    attune_dtype dtype = search->shape->dtype;
+    bool here = family->dtypes >> dtype & 1;
+    if (dtype == ATTUNE_F64)
+        here = here && limits->f64;
+    /* Cooperative matrices need the type itself; other Vulkan and OpenCL kernels read 16-bit floats as integers. */
+    if (family->matrix & (ATTUNE_MATRIX_COOPMAT | ATTUNE_MATRIX_COOPMAT2)) {
+        if (dtype == ATTUNE_F16)
+            here = here && limits->f16;
+        if (dtype == ATTUNE_BF16)
+            here = here && limits->bf16;
+    }
+    if (here)
+        return NULL;
+    snprintf(why, size, "no %s %s", attune_dtype_string(dtype),
+             family->dtypes >> dtype & 1 ? "matrices or arithmetic on this device" : "kernel");
+    return why;
+}
+
+static const char *matrix_name(uint32_t missing)
+{
+    return missing & ATTUNE_MATRIX_TCGEN05    ? "tcgen05"
+           : missing & ATTUNE_MATRIX_WGMMA    ? "wgmma"
+           : missing & ATTUNE_MATRIX_MMA_SYNC ? "mma.sync"
+           : missing & ATTUNE_MATRIX_COOPMAT2 ? "cooperative matrix 2"
+                                              : "cooperative matrix";
+}
+
+const char *attune__family_refuses(const attune__family *family, const attune__search *search, char *why, size_t size)
+{
+    const attune_limits *limits = search->limits;
+    uint32_t missing = family->matrix & ~limits->matrix;
+    if (missing) {
+        snprintf(why, size, "the device has no %s", matrix_name(missing));
+        return why;
+    }
+    if (family->subgroups && !limits->subgroup_operations)
+        return "the device has no subgroup operations";
+    if (family->missing)
+        return family->missing;
+    if (!family->reads[search->pass])
+        return "it has no such pass";
+    return refuses_dtype(family, search, why, size);
+}
+
+void attune__tile_print(const attune__tile *tile, char *buffer, size_t size)
+{
+    static const attune__option order[] = {ATTUNE__BLOCK_M,  ATTUNE__BLOCK_N,  ATTUNE__BLOCK_M1,   ATTUNE__BLOCK_N1,
+                                           ATTUNE__BLOCK_M2, ATTUNE__BLOCK_N2, ATTUNE__NUM_STAGES, ATTUNE__NUM_WARPS};
+    size_t used = 0;
+    if (size)
+        buffer[0] = '\0';
+    for (size_t i = 0; i < sizeof order / sizeof order[0]; i++)
+        if (tile->value[order[i]] && used < size) {
+            int added = snprintf(buffer + used, size - used, "%s%s %u", used ? " " : "", attune__option_name(order[i]),
+                                 tile->value[order[i]]);
+            used += added > 0 ? (size_t)added : 0;
+        }
+}
+
+uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost)
+{
+    uint64_t most = 32;
+    uint64_t pool = limits->shared_memory_unit ? limits->shared_memory_unit : limits->shared_memory;
+    uint64_t share = cost->shared + limits->shared_memory_reserved;
+    if (share && pool / share < most)
+        most = pool / share;
+    uint32_t threads = limits->unit_invocations ? limits->unit_invocations : limits->workgroup_invocations;
+    if (threads / cost->invocations < most)
+        most = threads / cost->invocations;
+    uint32_t registers = cost->launched_registers ? cost->launched_registers : cost->registers;
+    if (limits->registers && registers) {
+        /* NVIDIA's hardware hands registers out 8 a thread at a time. */
+        uint64_t taken = (uint64_t)attune__round_up(registers, 8) * attune__round_up(cost->invocations, 32);
+        if (limits->registers / taken < most)
+            most = limits->registers / taken;
+    }
+    return (uint32_t)most;
+}
+
+void attune__settle_number(const attune__search *search, attune__tile *tile, attune__option option, uint32_t block,
+                           int64_t length, uint32_t least)
+{
+    uint32_t *number = &tile->value[option];
+    if (search->forced & ATTUNE__BIT(option))
+        return;
+    while (*number > least && (block % *number || *number / 2 >= length))
+        *number /= 2;
+}
+
+void attune__settle_tile(const attune__search *search, attune__tile *tile, uint32_t least)
+{
+    const attune__shape *s = search->shape;
+    /* Without a block mask any power of two divides the default of 1,024. */
+    uint32_t q = s->block_mask ? s->mask_q_block : 1024, kv = s->block_mask ? s->mask_kv_block : 1024;
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        attune__settle_number(search, tile, ATTUNE__BLOCK_M1, q, s->q_len, least);
+        attune__settle_number(search, tile, ATTUNE__BLOCK_N1, kv, s->kv_len, least);
+        attune__settle_number(search, tile, ATTUNE__BLOCK_M2, q, s->q_len, least);
+        attune__settle_number(search, tile, ATTUNE__BLOCK_N2, kv, s->kv_len, least);
+        return;
+    }
+    if (search->pass == ATTUNE__PASS_FORWARD)
+        attune__settle_number(search, tile, ATTUNE__BLOCK_M, q, s->q_len, least);
+    attune__settle_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, least);
+}
+
+void attune__settle_decode(const attune__search *search, attune__tile *tile, uint32_t least)
+{
+    if (search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M))
+        return;
+    int64_t rows = search->shape->q_len * attune__shape_packed_heads(search->shape);
+    uint32_t *m = &tile->value[ATTUNE__BLOCK_M];
+    while (*m > least && *m / 2 >= rows)
+        *m /= 2;
+}
+
+static const char *refuse_number(const attune__tile *tile, attune__option number, uint32_t multiple, uint32_t most,
+                                 uint32_t block, attune__option *option)
+{
+    uint32_t value = tile->value[number];
+    *option = number;
+    if (multiple ? value % multiple != 0 : !attune__is_power2(value))
+        return multiple == 64   ? "it must be a multiple of 64"
+               : multiple == 16 ? "it must be a multiple of 16"
+                                : "it must be a power of two";
+    if (value > most)
+        return most == 64 ? "it must be at most 64" : most == 128 ? "it must be at most 128" : "it is too large";
+    if (block && block % value)
+        return "it must divide the block of the mask";
+    return NULL;
+}
+
+const char *attune__refuse_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
+                                   uint32_t most, attune__option *option)
+{
+    static const attune__option forward[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N};
+    static const attune__option backward[] = {ATTUNE__BLOCK_M1, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2, ATTUNE__BLOCK_N2};
+    const attune__shape *s = search->shape;
+    bool back = search->pass == ATTUNE__PASS_BACKWARD;
+    for (uint32_t i = 0; i < (back ? 4u : 2u); i++) {
+        uint32_t block = !s->block_mask ? 0 : i % 2 ? s->mask_kv_block : s->mask_q_block;
+        /* The rows of a decode tile are those of several heads, all in the mask's first block row. */
+        if (search->pass == ATTUNE__PASS_DECODE && i == 0)
+            block = 0;
+        const char *why = refuse_number(tile, back ? backward[i] : forward[i], multiple, most, block, option);
+        if (why)
+            return why;
+    }
+    return NULL;
+}

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A kernel family: its needs, its tiles from the fastest to the smallest, and what a tile costs. A family is a table of
+ * functions and constants; the rules that walk it are in choose.c. Adding a family is adding a table.
+ */
+#ifndef ATTUNE_PLAN_FAMILY_H
+#define ATTUNE_PLAN_FAMILY_H
+
+#include "plan/plan.h"
+
+typedef enum attune__pass { ATTUNE__PASS_FORWARD, ATTUNE__PASS_DECODE, ATTUNE__PASS_BACKWARD } attune__pass;
+#define ATTUNE__PASS_COUNT 3
+
+/* Kernel options by number. The order is that in which a misfit is blamed. */
+typedef enum attune__option {
+    ATTUNE__NUM_STAGES,
+    ATTUNE__BLOCK_M,
+    ATTUNE__BLOCK_N,
+    ATTUNE__BLOCK_M1,
+    ATTUNE__BLOCK_N1,
+    ATTUNE__BLOCK_M2,
+    ATTUNE__BLOCK_N2,
+    ATTUNE__NUM_WARPS,
+    ATTUNE__SPLIT_KV,
+    ATTUNE__FORCE_USE_FLEX_ATTENTION,
+    ATTUNE__PRESCALE_QK,
+    ATTUNE__ROWS_GUARANTEED_SAFE,
+    ATTUNE__BLOCKS_ARE_CONTIGUOUS,
+    ATTUNE__WRITE_DQ,
+    ATTUNE__USE_TMA,
+    ATTUNE__KERNEL,
+    ATTUNE__OPTION_COUNT
+} attune__option;
+
+#define ATTUNE__BIT(option)  (UINT32_C(1) << (option))
+#define ATTUNE__TILE_OPTIONS (ATTUNE__BIT(ATTUNE__NUM_WARPS + 1) - 1)
+#define ATTUNE__FORWARD_TILE (ATTUNE__BIT(ATTUNE__BLOCK_M) | ATTUNE__BIT(ATTUNE__BLOCK_N))
+#define ATTUNE__BACKWARD_TILES                                                                                         \
+    (ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) | ATTUNE__BIT(ATTUNE__BLOCK_M2) |                   \
+     ATTUNE__BIT(ATTUNE__BLOCK_N2))
+
+/* The numbers of a launch, by option: value[ATTUNE__BLOCK_M] and so on. Those that the pass does not have are 0. */
+typedef struct attune__tile {
+    uint32_t value[ATTUNE__NUM_WARPS + 1];
+} attune__tile;
+
+/* Makes the tables of tiles short: stages, warps, tile. */
+#define ATTUNE__TILE(m, n, stages, warps)                                                                              \
+    {                                                                                                                  \
+        .value = {                                                                                                     \
+            [ATTUNE__BLOCK_M] = m,                                                                                     \
+            [ATTUNE__BLOCK_N] = n,                                                                                     \
+            [ATTUNE__NUM_STAGES] = stages,                                                                             \
+            [ATTUNE__NUM_WARPS] = warps                                                                                \
+        }                                                                                                              \
+    }
+#define ATTUNE__TILES(m1, n1, m2, n2, stages, warps)                                                                   \
+    {                                                                                                                  \
+        .value = {                                                                                                     \
+            [ATTUNE__BLOCK_M1] = m1,                                                                                   \
+            [ATTUNE__BLOCK_N1] = n1,                                                                                   \
+            [ATTUNE__BLOCK_M2] = m2,                                                                                   \
+            [ATTUNE__BLOCK_N2] = n2,                                                                                   \
+            [ATTUNE__NUM_STAGES] = stages,                                                                             \
+            [ATTUNE__NUM_WARPS] = warps                                                                                \
+        }                                                                                                              \
+    }
+
+/* What a tile costs. */
+typedef struct attune__cost {
+    uint64_t shared;             /* bytes of one workgroup */
+    uint32_t invocations;        /* threads of one workgroup */
+    uint32_t registers;          /* estimate for the busiest thread; 0 = not estimated */
+    uint32_t launched_registers; /* what the launch reserves for each thread, if not `registers` */
+} attune__cost;
+
+/* Everything that one search looks at. */
+typedef struct attune__search {
+    const attune_limits *limits;
+    const attune__shape *shape;
+    attune_pass_options options; /* merged and checked, for the pass's direction */
+    uint32_t forced;             /* bits of the options that are set */
+    attune__pass pass;
+} attune__search;
+
+typedef struct attune__family {
+    const char *name;
+    attune_backend backend;
+    uint32_t matrix;      /* ATTUNE_MATRIX_* that it needs */
+    bool subgroups;       /* needs limits.subgroup_operations */
+    bool cache;           /* shared_memory is a cache to aim for, no limit: the smallest tile is taken if none fits */
+    bool tma;             /* USE_TMA is ON here; elsewhere it is OFF */
+    const char *missing;  /* why no plan may choose it yet; NULL = it may */
+    uint32_t dtypes;      /* bits 1 << attune_dtype */
+    uint32_t decode_rows; /* the fewest rows for which automatic decode takes it */
+    uint32_t reads[ATTUNE__PASS_COUNT]; /* option bits, without those of the planner itself; 0 = it has no such pass */
+
+    /* The tiles of a pass, from the fastest to the smallest. */
+    const attune__tile *(*tiles)(const attune__search *search, uint32_t *count);
+    /* Cuts the free numbers of a tile down to the mask's blocks, the lengths and the device. */
+    void (*settle)(const attune__search *search, attune__tile *tile);
+    /* Returns NULL if the kernel can have the tile, else what is wrong, and which option it is. */
+    const char *(*refuse)(const attune__search *search, const attune__tile *tile, attune__option *option);
+    attune__cost (*cost)(const attune__search *search, const attune__tile *tile);
+} attune__family;
+
+/* The families, in the order of preference within a backend; NULL at the end. */
+extern const attune__family *const attune__families[];
+extern const attune__family attune__cpu, attune__cuda_sm100a, attune__cuda_sm90a, attune__cuda_sm80,
+    attune__cuda_sm80_chunked, attune__vulkan_coopmat2, attune__vulkan_coopmat, attune__vulkan_subgroup,
+    attune__vulkan_portable, attune__opencl_portable;
+
+const attune__family *attune__family_find(const char *name);
+/* NULL if the family can serve the device, dtype and pass; else why not, written to `why`. */
+const char *attune__family_refuses(const attune__family *family, const attune__search *search, char *why, size_t size);
+/* "BLOCK_M 64 BLOCK_N 64 num_stages 1 num_warps 4" */
+void attune__tile_print(const attune__tile *tile, char *buffer, size_t size);
+/* Workgroups that one compute unit holds; 0 if none fits. */
+uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost);
+
+static inline uint32_t attune__round_up(uint32_t value, uint32_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+static inline uint64_t attune__round_up64(uint64_t value, uint64_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+/* The largest power of two up to value, which is at least 1. */
+static inline uint32_t attune__floor2(uint32_t value)
+{
+    uint32_t power = 1;
+    while (power <= value / 2)
+        power *= 2;
+    return power;
+}
+static inline bool attune__is_power2(uint32_t value)
+{
+    return value && !(value & (value - 1));
+}
+static inline uint32_t attune__dtype_bytes(const attune__shape *shape)
+{
+    return (uint32_t)attune_dtype_size(shape->dtype);
+}
+
+/* For settle functions: cuts a free tile number to a power of two that divides the mask's block and is not past the
+ * smallest power of two that holds `length`, down to `least`. */
+void attune__settle_number(const attune__search *search, attune__tile *tile, attune__option option, uint32_t block,
+                           int64_t length, uint32_t least);
+/* The same for every tile number of the pass. */
+void attune__settle_tile(const attune__search *search, attune__tile *tile, uint32_t least);
+/* The rows of a decode tile: the power of two that holds the packed rows, from `least`, up to the tile's own. */
+void attune__settle_decode(const attune__search *search, attune__tile *tile, uint32_t least);
+/* Whether each tile number of the pass lies in [least, most], is a multiple of `multiple` (0 = a power of two) and
+ * divides the mask's block. */
+const char *attune__refuse_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
+                                   uint32_t most, attune__option *option);
+
+/* ----------------------------------------------------------------------------------------------------------- options
+ */
+
+/* The name in JSON: "BLOCK_M". */
+const char *attune__option_name(attune__option option);
+/* Whether the option belongs to a direction at all. */
+bool attune__option_applies(attune__option option, attune_direction direction);
+/* The value as a number (KERNEL: 1 if set). */
+uint32_t attune__option_get(const attune_pass_options *options, attune__option option);
+void attune__option_set(attune_pass_options *options, attune__option option, uint32_t value);
+/* The smallest and largest value; 0 and 2 for a choice, which JSON gives as a bool; largest 0 for KERNEL. */
+typedef struct attune__option_range {
+    uint32_t least, most;
+    bool choice;
+} attune__option_range;
+attune__option_range attune__option_range_of(attune__option option);
+/* Checks every value; fills in the options of one direction and the bits that are set. options may be NULL. */
+attune_status attune__options_merge(const attune_kernel_options *options, attune_direction direction,
+                                    attune_pass_options *merged, uint32_t *forced);
+
+/* --------------------------------------------------------------------------------------------------------- choosing */
+
+attune_status attune__limits_check(const attune_limits *limits);
+
+typedef enum attune__outcome {
+    ATTUNE__UNMET,    /* no family serves this device, dtype or pass */
+    ATTUNE__NOT_READ, /* an option that no family here reads */
+    ATTUNE__REFUSED,  /* an option's value that no kernel here can have */
+    ATTUNE__TOO_BIG,  /* legal, but past a limit of the device */
+    ATTUNE__FOUND
+} attune__outcome;
+
+/* What a search found: a tile, or the most telling failure. */
+typedef struct attune__found {
+    attune__outcome outcome;
+    const attune__family *family;
+    attune__tile tile;
+    attune__cost cost;
+    attune__option option; /* NOT_READ, REFUSED */
+    char why[192];
+} attune__found;
+
+/* Walks the families. decision may be NULL; otherwise rejections are added to it. */
+void attune__search_run(const attune__search *search, attune__decision *decision, attune__found *found);
+/* NULL if the cost is within the limits; else the words "N bytes of shared memory, the device has M", in `why`. */
+const char *attune__cost_exceeds(const attune_limits *limits, const attune__cost *cost, char *why, size_t size);
+/* Turns a failure into the thread's error, with the nearest values that work. */
+attune_status attune__misfit(const attune__search *search, const attune__found *found);
+
+/* The decode rule. forced: the option asked for it. */
+typedef enum attune__decode { ATTUNE__DECODE_NO, ATTUNE__DECODE_YES, ATTUNE__DECODE_FORCED } attune__decode;
+attune_status attune__decode_rule(const attune__search *search, attune__decode *rule, char *why, size_t size);
+/* The parts that the keys are cut into, automatically. */
+uint32_t attune__decode_split(const attune__search *search, const attune__tile *tile, uint32_t occupancy);
+/* The steps of the keys, at most which SPLIT_KV can be. */
+uint32_t attune__decode_steps(const attune__shape *shape, uint32_t block_n);
+
+#endif

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: MIT */
+/* The CPU: one thread a tile, whose packed operands and scores are to stay in the core's second-level cache. */
+#include "plan/family.h"
+
+static uint64_t array(uint64_t elements, uint64_t bytes)
+{
+    return attune__round_up64(elements * bytes, 64);
+}
+
+static uint64_t compute_bytes(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F64 ? 8 : 4;
+}
+
+uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
+                                  attune_dtype dtype)
+{
+    uint64_t t = compute_bytes(dtype), m = attune__round_up(block_m, 16), n = attune__round_up(block_n, 16);
+    uint64_t d = attune__round_up(head_dim, 16), dv = attune__round_up(head_dim_v, 16);
+    return array(m * d, t) + array(n * d, t) + array(n * dv, t) + array(m * n, t) + array(m * dv, t) + array(3 * m, t) +
+           array(n, 1);
+}
+
+uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
+{
+    uint64_t scratch = attune__cpu_scratch_size(block_m, block_n, shape->head_dim, shape->head_dim_v, shape->dtype);
+    return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64), 256);
+}
+
+uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
+                                           attune_dtype dtype)
+{
+    uint64_t t = compute_bytes(dtype), m = attune__round_up(block_m, 16), n = attune__round_up(block_n, 16);
+    uint64_t d = attune__round_up(head_dim, 16), dv = attune__round_up(head_dim_v, 16);
+    return 2 * array(m * d, t) + array(m * dv, t) + 2 * array(n * d, t) + 2 * array(n * dv, t) + 2 * array(m * n, t) +
+           array(2 * m, t) + array(n, 1);
+}
+
+static const attune__tile forward_tiles[] = {
+    ATTUNE__TILE(128, 128, 1, 1), ATTUNE__TILE(64, 128, 1, 1), ATTUNE__TILE(64, 64, 1, 1), ATTUNE__TILE(32, 64, 1, 1),
+    ATTUNE__TILE(32, 32, 1, 1),   ATTUNE__TILE(16, 32, 1, 1),  ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile decode_tiles[] = {
+    ATTUNE__TILE(64, 128, 1, 1), ATTUNE__TILE(64, 64, 1, 1), ATTUNE__TILE(32, 64, 1, 1),
+    ATTUNE__TILE(16, 64, 1, 1),  ATTUNE__TILE(16, 32, 1, 1), ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile backward_tiles[] = {
+    ATTUNE__TILES(128, 128, 128, 128, 1, 1), ATTUNE__TILES(64, 64, 64, 64, 1, 1), ATTUNE__TILES(32, 64, 64, 32, 1, 1),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 1),     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+
+static const attune__tile *tiles(const attune__search *search, uint32_t *count)
+{
+    switch (search->pass) {
+    case ATTUNE__PASS_DECODE:
+        *count = sizeof decode_tiles / sizeof decode_tiles[0];
+        return decode_tiles;
+    case ATTUNE__PASS_BACKWARD:
+        *count = sizeof backward_tiles / sizeof backward_tiles[0];
+        return backward_tiles;
+    default:
+        *count = sizeof forward_tiles / sizeof forward_tiles[0];
+        return forward_tiles;
+    }
+}
+
+static void settle(const attune__search *search, attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    attune__settle_tile(search, tile, 16);
+    /* The expressions' scratch is sized for the mask's block, also where no block mask is. */
+    if (search->pass != ATTUNE__PASS_BACKWARD)
+        attune__settle_number(search, tile, ATTUNE__BLOCK_N, s->mask_kv_block, s->kv_len, 16);
+    else {
+        attune__settle_number(search, tile, ATTUNE__BLOCK_N1, s->mask_kv_block, s->kv_len, 16);
+        attune__settle_number(search, tile, ATTUNE__BLOCK_N2, s->mask_kv_block, s->kv_len, 16);
+    }
+    if (search->pass == ATTUNE__PASS_DECODE)
+        attune__settle_decode(search, tile, 16);
+    if (search->pass != ATTUNE__PASS_FORWARD || search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M))
+        return;
+    /* Two tiles for each thread, so that threads which finish early find work. */
+    uint32_t *m = &tile->value[ATTUNE__BLOCK_M];
+    while (*m > 32 && s->batch * s->heads * ((s->q_len + *m - 1) / *m) < 2 * (int64_t)search->limits->compute_units)
+        *m /= 2;
+}
+
+static const char *refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 16, 1024, option);
+    if (why)
+        return why;
+    static const attune__option columns[] = {ATTUNE__BLOCK_N, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_N2};
+    for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++)
+        if (tile->value[columns[i]] && search->shape->mask_kv_block % tile->value[columns[i]]) {
+            *option = columns[i];
+            return "it must divide the block of the mask (mask_kv_block, also without a mask)";
+        }
+    return NULL;
+}
+
+static attune__cost cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    attune__cost c = {.invocations = 1};
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        uint64_t one = attune__cpu_backward_scratch_size(v[ATTUNE__BLOCK_M1], v[ATTUNE__BLOCK_N1], s->head_dim,
+                                                         s->head_dim_v, s->dtype);
+        uint64_t two = attune__cpu_backward_scratch_size(v[ATTUNE__BLOCK_M2], v[ATTUNE__BLOCK_N2], s->head_dim,
+                                                         s->head_dim_v, s->dtype);
+        c.shared = one > two ? one : two;
+    } else
+        c.shared =
+            attune__cpu_scratch_size(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], s->head_dim, s->head_dim_v, s->dtype);
+    return c;
+}
+
+const attune__family attune__cpu = {
+    .name = "cpu",
+    .backend = ATTUNE_BACKEND_CPU,
+    .cache = true,
+    .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16 | 1u << ATTUNE_F64,
+    .reads = {ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK),
+              ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__SPLIT_KV),
+              ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
+    .tiles = tiles,
+    .settle = settle,
+    .refuse = refuse,
+    .cost = cost,
+};

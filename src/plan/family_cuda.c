@@ -1,0 +1,457 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CUDA. Shared memory is counted in elements of the input type, swizzled, so that nothing is lost to padding but the
+ * head dimension's own: up to 16 elements for mma.sync, up to 64 (one 128-byte swizzle) for TMA. P stays in registers
+ * in forward. num_stages counts the tiles of K and of V (in the dK/dV loop: of Q and of dO) that are in flight; with 1,
+ * the copy of K overlaps P V and that of V overlaps Q K^T.
+ *
+ * Registers are an estimate for the busiest thread: the float32 accumulators plus what addresses, fragments and the
+ * softmax take. Tiles follow FlashAttention-2 (sm80), FlashAttention-3 (sm90a) and FlashAttention-4 (sm100a) where
+ * those divide a mask's block of 128.
+ */
+#include "plan/family.h"
+
+#define BASE_REGISTERS 48
+#define COUNT(array)   (sizeof(array) / sizeof((array)[0]))
+
+static uint32_t padded(uint32_t dim, uint32_t multiple)
+{
+    return attune__round_up(dim, multiple);
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The registers that inlined expressions add. */
+static uint32_t mod_registers(const attune__shape *s)
+{
+    return (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u);
+}
+
+typedef struct table {
+    const attune__tile *tiles;
+    uint32_t count;
+} table;
+
+#define TABLE(array)                                                                                                   \
+    (table)                                                                                                            \
+    {                                                                                                                  \
+        array, COUNT(array)                                                                                            \
+    }
+
+/* Tables by head dimension: up to 64, 128, 192, 256. */
+static table by_head_dim(const attune__shape *s, const table tables[4])
+{
+    uint32_t d = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
+    return tables[d <= 64 ? 0 : d <= 128 ? 1 : d <= 192 ? 2 : 3];
+}
+
+/* ------------------------------------------------------------------------------------------------------------ sm80 */
+
+static const attune__tile sm80_64[] = {
+    ATTUNE__TILE(128, 128, 2, 4), ATTUNE__TILE(128, 128, 1, 4), ATTUNE__TILE(128, 64, 1, 4),
+    ATTUNE__TILE(64, 64, 1, 4),   ATTUNE__TILE(32, 32, 1, 2),   ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_128[] = {
+    ATTUNE__TILE(128, 64, 2, 4), ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(64, 32, 1, 4),  ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_192[] = {
+    ATTUNE__TILE(128, 64, 1, 8),
+    ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_256[] = {
+    ATTUNE__TILE(128, 64, 1, 8), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
+};
+/* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. */
+static const attune__tile sm86_128[] = {
+    ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm86_64[] = {
+    ATTUNE__TILE(128, 128, 1, 4), ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),   ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_f32[] = {
+    ATTUNE__TILE(128, 64, 1, 8), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(32, 16, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode[] = {
+    ATTUNE__TILE(64, 128, 2, 4), ATTUNE__TILE(64, 64, 3, 4), ATTUNE__TILE(64, 64, 2, 4), ATTUNE__TILE(32, 64, 1, 4),
+    ATTUNE__TILE(16, 64, 1, 4),  ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_back_64[] = {
+    ATTUNE__TILES(64, 128, 128, 64, 2, 8),
+    ATTUNE__TILES(64, 64, 64, 64, 1, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 4),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 2),
+};
+static const attune__tile sm80_back_128[] = {
+    ATTUNE__TILES(64, 128, 128, 64, 2, 8), ATTUNE__TILES(64, 64, 64, 64, 2, 8), ATTUNE__TILES(64, 64, 64, 64, 1, 8),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 4),   ATTUNE__TILES(16, 16, 16, 16, 1, 2),
+};
+static const attune__tile sm80_back_256[] = {
+    ATTUNE__TILES(64, 64, 64, 64, 2, 8), ATTUNE__TILES(64, 64, 64, 64, 1, 8), ATTUNE__TILES(32, 64, 64, 32, 1, 8),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 4), ATTUNE__TILES(16, 16, 16, 16, 1, 2),
+};
+static const attune__tile sm80_back_f32[] = {
+    ATTUNE__TILES(32, 64, 64, 32, 1, 8),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 4),
+    ATTUNE__TILES(16, 32, 32, 16, 1, 4),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 2),
+};
+
+static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *count)
+{
+    const attune__shape *s = search->shape;
+    bool wide = attune__dtype_bytes(s) == 4, small = search->limits->shared_memory < 160 * 1024;
+    const table forward[4] = {small ? TABLE(sm86_64) : TABLE(sm80_64), small ? TABLE(sm86_128) : TABLE(sm80_128),
+                              TABLE(sm80_192), TABLE(sm80_256)};
+    const table backward[4] = {TABLE(sm80_back_64), TABLE(sm80_back_128), TABLE(sm80_back_256), TABLE(sm80_back_256)};
+    table t;
+    if (search->pass == ATTUNE__PASS_DECODE)
+        t = TABLE(sm80_decode);
+    else if (search->pass == ATTUNE__PASS_BACKWARD)
+        t = wide ? TABLE(sm80_back_f32) : by_head_dim(s, backward);
+    else
+        t = wide ? TABLE(sm80_f32) : by_head_dim(s, forward);
+    *count = t.count;
+    return t.tiles;
+}
+
+/* Forward: a warp owns 16 rows or a multiple. Backward: two warps may share 16 rows and halve the columns. Decode:
+ * warps share the rows in sixteens, then the keys. */
+static bool sm80_warps_divide(const attune__search *search, const attune__tile *tile)
+{
+    const uint32_t *v = tile->value;
+    uint32_t warps = v[ATTUNE__NUM_WARPS];
+    switch (search->pass) {
+    case ATTUNE__PASS_BACKWARD:
+        return 2 * v[ATTUNE__BLOCK_N1] % (16 * warps) == 0 && 2 * v[ATTUNE__BLOCK_M2] % (16 * warps) == 0;
+    case ATTUNE__PASS_DECODE: {
+        uint32_t rows = v[ATTUNE__BLOCK_M] / 16;
+        return rows && warps % rows == 0 && v[ATTUNE__BLOCK_N] / 16 >= warps / rows &&
+               v[ATTUNE__BLOCK_N] / 16 % (warps / rows) == 0;
+    }
+    default:
+        return v[ATTUNE__BLOCK_M] % (16 * warps) == 0;
+    }
+}
+
+static void sm80_settle(const attune__search *search, attune__tile *tile)
+{
+    attune__settle_tile(search, tile, 16);
+    if (search->pass == ATTUNE__PASS_DECODE)
+        attune__settle_decode(search, tile, 16);
+    uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS];
+    if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
+        return;
+    while (*warps > 1 && !sm80_warps_divide(search, tile))
+        *warps /= 2;
+}
+
+static const char *sm80_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
+    if (why)
+        return why;
+    if (search->pass == ATTUNE__PASS_DECODE && tile->value[ATTUNE__BLOCK_M] > 64) {
+        *option = ATTUNE__BLOCK_M;
+        return "a decode tile has at most 64 rows";
+    }
+    if (!sm80_warps_divide(search, tile)) {
+        static const attune__option blame[ATTUNE__PASS_COUNT] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N, ATTUNE__BLOCK_N1};
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : blame[search->pass];
+        return search->pass == ATTUNE__PASS_FORWARD ? "each of the num_warps warps takes 16 rows or a multiple"
+                                                    : "the num_warps warps do not divide the tile";
+    }
+    return NULL;
+}
+
+static uint32_t sm80_registers(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    uint32_t threads = 32 * v[ATTUNE__NUM_WARPS], d = padded(s->head_dim, 16), dv = padded(s->head_dim_v, 16);
+    uint32_t base = BASE_REGISTERS + mod_registers(s);
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        /* S and dP; dK and dV, or dQ. */
+        uint32_t kv = (2 * v[ATTUNE__BLOCK_M1] * v[ATTUNE__BLOCK_N1] + v[ATTUNE__BLOCK_N1] * (d + dv)) / threads;
+        uint32_t q = (2 * v[ATTUNE__BLOCK_M2] * v[ATTUNE__BLOCK_N2] + v[ATTUNE__BLOCK_M2] * d) / threads;
+        return base + (kv > q ? kv : q);
+    }
+    if (search->pass == ATTUNE__PASS_DECODE) {
+        /* A warp holds 16 rows of O, and its share of the keys' scores. */
+        uint32_t rows = v[ATTUNE__BLOCK_M] / 16, shares = v[ATTUNE__NUM_WARPS] / rows;
+        return base + 16 * dv / 32 + 16 * v[ATTUNE__BLOCK_N] / shares / 32;
+    }
+    return base + v[ATTUNE__BLOCK_M] * (v[ATTUNE__BLOCK_N] + dv) / threads;
+}
+
+/*
+ * With e the bytes of an element, D and Dv the padded head dimensions, S = num_stages:
+ *   forward    max(Q[M][D] + S (K[N][D] + V[N][Dv]), O[M][Dv]) e              O is staged where all the others were
+ *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   the merge is float32, over the rest
+ *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv]) + P[M1][N1] + dS[M1][N1]) e + S (lse + delta)[M1] 4
+ *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e
+ */
+static attune__cost sm80_cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    uint64_t e = attune__dtype_bytes(s), d = padded(s->head_dim, 16), dv = padded(s->head_dim_v, 16);
+    uint64_t stages = v[ATTUNE__NUM_STAGES], warps = v[ATTUNE__NUM_WARPS];
+    attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS], .registers = sm80_registers(search, tile)};
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        uint64_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
+        uint64_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
+        uint64_t kv = (n1 * (d + dv) + stages * m1 * (d + dv) + 2 * m1 * n1) * e + stages * 2 * m1 * 4;
+        uint64_t q = (m2 * (d + dv) + stages * n2 * (d + dv)) * e;
+        c.shared = larger(kv, q);
+        return c;
+    }
+    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
+    uint64_t loop = (m * d + stages * n * (d + dv)) * e;
+    if (search->pass == ATTUNE__PASS_DECODE) {
+        uint64_t shares = warps / (m / 16);
+        c.shared = larger(loop, shares > 1 ? shares * m * (dv + 2) * 4 : m * dv * 4);
+    } else
+        c.shared = larger(loop, m * dv * e);
+    return c;
+}
+
+#define CUDA_LOOP                                                                                                      \
+    (ATTUNE__BIT(ATTUNE__NUM_STAGES) | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__BIT(ATTUNE__PRESCALE_QK) |             \
+     ATTUNE__BIT(ATTUNE__BLOCKS_ARE_CONTIGUOUS) | ATTUNE__BIT(ATTUNE__USE_TMA))
+#define CUDA_READS                                                                                                     \
+    {                                                                                                                  \
+        CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),                                  \
+            CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),                                          \
+            CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                                         \
+    }
+
+const attune__family attune__cuda_sm80 = {
+    .name = "cuda_sm80",
+    .backend = ATTUNE_BACKEND_CUDA,
+    .matrix = ATTUNE_MATRIX_MMA_SYNC,
+    .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .reads = CUDA_READS,
+    .tiles = sm80_tiles,
+    .settle = sm80_settle,
+    .refuse = sm80_refuse,
+    .cost = sm80_cost,
+};
+
+/* ---------------------------------------------------------------------------------------------------- sm80, chunked */
+
+/*
+ * The same kernel with operands streamed in slices of 64 elements of the head dimension: slower, since Q is read again
+ * for each tile of keys, but its shared memory does not grow with the head dimension. No NVIDIA GPU needs it as built;
+ * one that is capped to a small device's memory does.
+ */
+#define CHUNK 64
+
+static const attune__tile chunked_forward[] = {
+    ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile chunked_backward[] = {
+    ATTUNE__TILES(64, 64, 64, 64, 1, 8),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 4),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 2),
+};
+
+static const attune__tile *chunked_tiles(const attune__search *search, uint32_t *count)
+{
+    table t = search->pass == ATTUNE__PASS_BACKWARD ? TABLE(chunked_backward) : TABLE(chunked_forward);
+    *count = t.count;
+    return t.tiles;
+}
+
+/*
+ * With C = 64:
+ *   forward    S (Q[M][C] + K[N][C]) e, over which V[N][C] and O[M][C] are laid
+ *   dK and dV  (S (Q[M1][C] + K[N1][C]) + P[M1][N1] + dS[M1][N1]) e + (lse + delta)[M1] 4; dO and V likewise over Q, K
+ *   dQ         (S (Q[M2][C] + K[N2][C]) + dS[M2][N2]) e
+ */
+static attune__cost chunked_cost(const attune__search *search, const attune__tile *tile)
+{
+    const uint32_t *v = tile->value;
+    uint64_t e = attune__dtype_bytes(search->shape), stages = v[ATTUNE__NUM_STAGES];
+    attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS], .registers = sm80_registers(search, tile)};
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        uint64_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
+        uint64_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
+        c.shared = larger((stages * (m1 + n1) * CHUNK + 2 * m1 * n1) * e + 2 * m1 * 4,
+                          (stages * (m2 + n2) * CHUNK + m2 * n2) * e);
+    } else
+        c.shared = stages * (v[ATTUNE__BLOCK_M] + v[ATTUNE__BLOCK_N]) * CHUNK * e;
+    return c;
+}
+
+const attune__family attune__cuda_sm80_chunked = {
+    .name = "cuda_sm80_chunked",
+    .backend = ATTUNE_BACKEND_CUDA,
+    .matrix = ATTUNE_MATRIX_MMA_SYNC,
+    .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .reads = {CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,
+              CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
+    .tiles = chunked_tiles,
+    .settle = sm80_settle,
+    .refuse = sm80_refuse,
+    .cost = chunked_cost,
+};
+
+/* ----------------------------------------------------------------------------------------------------------- sm90a */
+
+#define PRODUCER_WARPS 4
+
+static const attune__tile sm90_64[] = {
+    ATTUNE__TILE(128, 128, 2, 12),
+    ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 64, 1, 8),
+};
+static const attune__tile sm90_192[] = {
+    ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
+};
+static const attune__tile sm90_256[] = {
+    ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 32, 2, 8),
+    ATTUNE__TILE(64, 32, 1, 8),
+};
+static const attune__tile sm90_decode[] = {
+    ATTUNE__TILE(64, 128, 2, 8),
+    ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 32, 2, 8),
+    ATTUNE__TILE(64, 32, 1, 8),
+};
+static const attune__tile sm90_back[] = {
+    ATTUNE__TILES(64, 128, 128, 64, 2, 12),
+    ATTUNE__TILES(64, 64, 64, 64, 2, 12),
+    ATTUNE__TILES(64, 64, 64, 64, 1, 12),
+    ATTUNE__TILES(32, 64, 64, 32, 1, 12),
+};
+
+static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *count)
+{
+    const table forward[4] = {TABLE(sm90_64), TABLE(sm90_64), TABLE(sm90_192), TABLE(sm90_256)};
+    table t = search->pass == ATTUNE__PASS_BACKWARD ? TABLE(sm90_back)
+              : search->pass == ATTUNE__PASS_DECODE ? TABLE(sm90_decode)
+                                                    : by_head_dim(search->shape, forward);
+    *count = t.count;
+    return t.tiles;
+}
+
+/* One warp group loads; each other one, of four warps, owns 64 rows. In backward there are always two, which split the
+ * columns when the tile has but 64 rows. */
+static uint32_t sm90_warps(const attune__search *search, const attune__tile *tile)
+{
+    return PRODUCER_WARPS + (search->pass == ATTUNE__PASS_BACKWARD ? 8 : tile->value[ATTUNE__BLOCK_M] / 16);
+}
+
+static void sm90_settle(const attune__search *search, attune__tile *tile)
+{
+    attune__settle_tile(search, tile, 16);
+    uint32_t *v = tile->value;
+    /* wgmma has 64 rows whatever the lengths; refuse sorts out masks with smaller blocks. */
+    static const attune__option rows[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2};
+    for (size_t i = 0; i < COUNT(rows); i++)
+        if (!(search->forced & ATTUNE__BIT(rows[i])) && v[rows[i]] && v[rows[i]] < 64)
+            v[rows[i]] = 64;
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
+        v[ATTUNE__NUM_WARPS] = sm90_warps(search, tile);
+}
+
+static const char *sm90_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
+    if (why)
+        return why;
+    static const attune__option rows[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2};
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        uint32_t value = tile->value[rows[i]];
+        *option = rows[i];
+        if (value % 64 || value > 128)
+            return "wgmma takes 64 or 128 rows";
+        if (search->pass == ATTUNE__PASS_DECODE && value > 64)
+            return "a decode tile has 64 rows";
+    }
+    if (tile->value[ATTUNE__NUM_WARPS] != sm90_warps(search, tile)) {
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
+        return "there are 4 warps that load and 4 for each 64 rows";
+    }
+    return NULL;
+}
+
+/*
+ * As sm80, with D and Dv padded to 64, P and dS of dK and dV in shared memory, dS of dQ in registers, and barriers: 8
+ * bytes each, one for the resident operands and a full and an empty one for each stage of both streamed operands,
+ * rounded up to 128.
+ *   forward    max(Q[M][D], O[M][Dv]) e + S (K[N][D] + V[N][Dv]) e + barriers       O is staged over Q
+ *   decode     max(Q[M][D] e, O[M][Dv] 4) + the same
+ *   dK and dV  as sm80 + barriers       dQ  as sm80 + barriers
+ */
+static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    uint32_t d = padded(s->head_dim, 64), dv = padded(s->head_dim_v, 64), stages = v[ATTUNE__NUM_STAGES];
+    uint64_t e = attune__dtype_bytes(s), barriers = attune__round_up(8 * (1 + 4 * stages), 128);
+    attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
+    uint32_t base = BASE_REGISTERS - 8 + mod_registers(s);
+    c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
+    c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        uint32_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
+        uint32_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
+        uint64_t both = d + dv;
+        uint64_t kv = (n1 * both + stages * m1 * both + 2 * m1 * n1) * e + stages * 2 * m1 * 4;
+        uint64_t q = (m2 * both + stages * n2 * both) * e;
+        c.shared = larger(kv, q) + barriers;
+        uint32_t for_kv = (n1 * (d + dv) + 2 * m1 * n1) / 256, for_q = (m2 * d + 2 * m2 * n2) / 256;
+        c.registers = base + (for_kv > for_q ? for_kv : for_q);
+        return c;
+    }
+    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
+    uint64_t o = m * dv * (search->pass == ATTUNE__PASS_DECODE ? 4 : e);
+    c.shared = larger(m * d * e, o) + stages * n * (d + dv) * e + barriers;
+    /* A warp group's 64 rows of S, P in 16 bits, and O, over 128 threads. */
+    c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
+    return c;
+}
+
+const attune__family attune__cuda_sm90a = {
+    .name = "cuda_sm90a",
+    .backend = ATTUNE_BACKEND_CUDA,
+    .matrix = ATTUNE_MATRIX_WGMMA,
+    .tma = true,
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .reads = CUDA_READS,
+    .tiles = sm90_tiles,
+    .settle = sm90_settle,
+    .refuse = sm90_refuse,
+    .cost = sm90_cost,
+};
+
+const attune__family attune__cuda_sm100a = {
+    .name = "cuda_sm100a",
+    .backend = ATTUNE_BACKEND_CUDA,
+    .matrix = ATTUNE_MATRIX_TCGEN05,
+    .tma = true,
+    .missing = "this version has no tcgen05 kernel",
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .reads = CUDA_READS,
+    .tiles = sm90_tiles,
+    .settle = sm90_settle,
+    .refuse = sm90_refuse,
+    .cost = sm90_cost,
+};

@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Vulkan, and OpenCL, whose one kernel is Vulkan's portable one. Operands stream in slices of the head dimension, so
+ * that shared memory grows little with it; O (in backward dK, dV, dQ) stays in registers. Counts are of elements, rows
+ * padded by the few that keep columns off one bank. No option sets the stages: these interfaces have no asynchronous
+ * copy.
+ */
+#include "plan/family.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint32_t lanes(const attune_limits *limits)
+{
+    return limits->subgroup_size ? limits->subgroup_size : 1;
+}
+
+/* ---------------------------------------------------------------------------------------------- portable, subgroup */
+
+#define SLICE 32 /* elements of the head dimension that are in shared memory at once */
+
+static const attune__tile scalar_forward[] = {
+    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(32, 64, 1, 0), ATTUNE__TILE(32, 32, 1, 0), ATTUNE__TILE(16, 64, 1, 0),
+    ATTUNE__TILE(16, 32, 1, 0), ATTUNE__TILE(8, 32, 1, 0),  ATTUNE__TILE(4, 32, 1, 0),  ATTUNE__TILE(4, 16, 1, 0),
+};
+static const attune__tile scalar_decode[] = {
+    ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0),
+    ATTUNE__TILE(2, 64, 1, 0),  ATTUNE__TILE(1, 64, 1, 0), ATTUNE__TILE(1, 16, 1, 0),
+};
+static const attune__tile scalar_backward[] = {
+    ATTUNE__TILES(32, 64, 64, 32, 1, 0),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 0),
+    ATTUNE__TILES(16, 32, 32, 16, 1, 0),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 0),
+};
+
+static const attune__tile *scalar_tiles(const attune__search *search, uint32_t *count)
+{
+    switch (search->pass) {
+    case ATTUNE__PASS_DECODE:
+        *count = COUNT(scalar_decode);
+        return scalar_decode;
+    case ATTUNE__PASS_BACKWARD:
+        *count = COUNT(scalar_backward);
+        return scalar_backward;
+    default:
+        *count = COUNT(scalar_forward);
+        return scalar_forward;
+    }
+}
+
+/* The portable kernel's workgroup: 128 threads, or what the device has. */
+static uint32_t portable_invocations(const attune_limits *limits)
+{
+    uint32_t most = attune__floor2(limits->workgroup_invocations);
+    return most < 128 ? most : 128;
+}
+
+static void settle_rows(const attune__search *search, attune__tile *tile)
+{
+    attune__settle_tile(search, tile, search->pass == ATTUNE__PASS_BACKWARD ? 16 : 4);
+    if (search->pass == ATTUNE__PASS_DECODE)
+        attune__settle_decode(search, tile, 1);
+}
+
+static void portable_settle(const attune__search *search, attune__tile *tile)
+{
+    settle_rows(search, tile);
+    uint32_t width = lanes(search->limits);
+    tile->value[ATTUNE__NUM_WARPS] = (portable_invocations(search->limits) + width - 1) / width;
+}
+
+static const char *portable_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    return attune__refuse_numbers(search, tile, 0, 128, option);
+}
+
+/*
+ * In float32, with D and Dv padded to 32, T the threads:
+ *   forward, decode  Q[M][D] + slice[N][33] + S[M][N + 1] + state[3][M] + reduce[T]   slice holds K's, then V's
+ *   dK and dV        Q[M1][33] + K[N1][33] + P[M1][N1 + 1] + dS[M1][N1 + 1] + rows[2][M1]   dO and V over Q and K
+ *   dQ               Q[M2][33] + K[N2][33] + dS[M2][N2 + 1] + rows[2][M2]
+ * reduce, where rows are reduced through shared memory, is the portable kernel's alone.
+ */
+static uint64_t scalar_shared(const attune__search *search, const attune__tile *tile, uint64_t reduce)
+{
+    const uint32_t *v = tile->value;
+    uint64_t d = attune__round_up(search->shape->head_dim, SLICE);
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        uint64_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
+        uint64_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
+        uint64_t kv = (m1 + n1) * (SLICE + 1) + 2 * m1 * (n1 + 1) + 2 * m1;
+        uint64_t q = (m2 + n2) * (SLICE + 1) + m2 * (n2 + 1) + 2 * m2;
+        return 4 * larger(kv, q);
+    }
+    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
+    return 4 * (m * d + n * (SLICE + 1) + m * (n + 1) + 3 * m + reduce);
+}
+
+static attune__cost portable_cost(const attune__search *search, const attune__tile *tile)
+{
+    uint32_t threads = portable_invocations(search->limits);
+    return (attune__cost){.shared = scalar_shared(search, tile, threads), .invocations = threads};
+}
+
+#define VULKAN_LOOP (ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__BLOCKS_ARE_CONTIGUOUS))
+#define VULKAN_READS(more)                                                                                             \
+    {                                                                                                                  \
+        VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE,                                                                   \
+            VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),                               \
+            VULKAN_LOOP | (more) | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                              \
+    }
+#define ALL_DTYPES (1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16)
+
+const attune__family attune__vulkan_portable = {
+    .name = "vulkan_portable",
+    .backend = ATTUNE_BACKEND_VULKAN,
+    .dtypes = ALL_DTYPES,
+    .reads = VULKAN_READS(0),
+    .tiles = scalar_tiles,
+    .settle = portable_settle,
+    .refuse = portable_refuse,
+    .cost = portable_cost,
+};
+
+const attune__family attune__opencl_portable = {
+    .name = "opencl_portable",
+    .backend = ATTUNE_BACKEND_OPENCL,
+    .dtypes = ALL_DTYPES,
+    .reads = VULKAN_READS(0),
+    .tiles = scalar_tiles,
+    .settle = portable_settle,
+    .refuse = portable_refuse,
+    .cost = portable_cost,
+};
+
+/* Four subgroups, as many as make 32 lanes, and no more than a workgroup has. */
+static void settle_warps(const attune__search *search, attune__tile *tile)
+{
+    uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], width = lanes(search->limits);
+    if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
+        return;
+    if (!*warps)
+        *warps = 4;
+    while (*warps > 1 && *warps * width > search->limits->workgroup_invocations)
+        *warps /= 2;
+}
+
+static void subgroup_settle(const attune__search *search, attune__tile *tile)
+{
+    settle_rows(search, tile);
+    settle_warps(search, tile);
+}
+
+/* The lanes of one row must lie in one subgroup, so that a tile has at least as many rows as there are subgroups; in
+ * decode each subgroup takes all rows and its part of the keys. */
+static const char *subgroup_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
+    if (why)
+        return why;
+    const uint32_t *v = tile->value;
+    uint32_t warps = v[ATTUNE__NUM_WARPS];
+    bool warps_forced = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS);
+    if (!attune__is_power2(warps)) {
+        *option = ATTUNE__NUM_WARPS;
+        return "it must be a power of two";
+    }
+    if (search->pass == ATTUNE__PASS_DECODE ? warps > v[ATTUNE__BLOCK_N]
+                                            : v[ATTUNE__BLOCK_M] && warps > v[ATTUNE__BLOCK_M]) {
+        *option = warps_forced                          ? ATTUNE__NUM_WARPS
+                  : search->pass == ATTUNE__PASS_DECODE ? ATTUNE__BLOCK_N
+                                                        : ATTUNE__BLOCK_M;
+        return "each of the num_warps subgroups takes at least one row";
+    }
+    uint32_t least = v[ATTUNE__BLOCK_N1] < v[ATTUNE__BLOCK_M2] ? v[ATTUNE__BLOCK_N1] : v[ATTUNE__BLOCK_M2];
+    if (search->pass == ATTUNE__PASS_BACKWARD && warps > least) {
+        *option = warps_forced                                ? ATTUNE__NUM_WARPS
+                  : v[ATTUNE__BLOCK_N1] < v[ATTUNE__BLOCK_M2] ? ATTUNE__BLOCK_N1
+                                                              : ATTUNE__BLOCK_M2;
+        return "each of the num_warps subgroups takes at least one row";
+    }
+    return NULL;
+}
+
+/* As portable without `reduce`. Decode: the subgroups' results, merge[num_warps][M][Dv + 2], lie over slice and S. */
+static attune__cost subgroup_cost(const attune__search *search, const attune__tile *tile)
+{
+    const uint32_t *v = tile->value;
+    attune__cost c = {.shared = scalar_shared(search, tile, 0),
+                      .invocations = v[ATTUNE__NUM_WARPS] * lanes(search->limits)};
+    if (search->pass == ATTUNE__PASS_DECODE) {
+        uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], warps = v[ATTUNE__NUM_WARPS];
+        uint64_t d = attune__round_up(search->shape->head_dim, SLICE);
+        uint64_t dv = attune__round_up(search->shape->head_dim_v, SLICE);
+        c.shared = 4 * (m * d + larger(n * (SLICE + 1) + m * (n + 1), warps * m * (dv + 2)) + 3 * m);
+    }
+    return c;
+}
+
+const attune__family attune__vulkan_subgroup = {
+    .name = "vulkan_subgroup",
+    .backend = ATTUNE_BACKEND_VULKAN,
+    .subgroups = true,
+    .dtypes = ALL_DTYPES,
+    .reads = VULKAN_READS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
+    .tiles = scalar_tiles,
+    .settle = subgroup_settle,
+    .refuse = subgroup_refuse,
+    .cost = subgroup_cost,
+};
+
+/* ---------------------------------------------------------------------------------------------- cooperative matrix */
+
+#define MATRIX_SLICE 64
+#define MATRIX_PAD   8 /* elements of 16 bits: one row to the next in other banks, 16-byte aligned */
+
+static const attune__tile coopmat_forward[] = {
+    ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(32, 64, 1, 4), ATTUNE__TILE(32, 32, 1, 4), ATTUNE__TILE(16, 64, 1, 4),
+    ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1), ATTUNE__TILE(8, 16, 1, 1),
+};
+static const attune__tile coopmat_backward[] = {
+    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 4),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+
+static const attune__tile *coopmat_tiles(const attune__search *search, uint32_t *count)
+{
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        *count = COUNT(coopmat_backward);
+        return coopmat_backward;
+    }
+    *count = COUNT(coopmat_forward);
+    return coopmat_forward;
+}
+
+/* Subgroups that the matrices of a tile keep busy: those of S, in backward of the smaller loop. */
+static bool coopmat_divides(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const attune_limits *l = search->limits;
+    static const attune__option numbers[] = {ATTUNE__BLOCK_M,  ATTUNE__BLOCK_N,  ATTUNE__BLOCK_M1,
+                                             ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2, ATTUNE__BLOCK_N2};
+    /* Every number is once the rows, once the columns and, as P V's depth, once the inner dimension. */
+    uint32_t n = l->matrix_n > l->matrix_k ? l->matrix_n : l->matrix_k;
+    uint32_t all = n > l->matrix_m ? n : l->matrix_m;
+    for (size_t i = 0; i < COUNT(numbers); i++) {
+        uint32_t multiple = i == 0 ? l->matrix_m : i == 1 ? n : all;
+        if (tile->value[numbers[i]] % multiple) {
+            *option = numbers[i];
+            return false;
+        }
+    }
+    return true;
+}
+
+static uint32_t coopmat_most_warps(const attune__search *search, const attune__tile *tile)
+{
+    const attune_limits *l = search->limits;
+    const uint32_t *v = tile->value;
+    uint32_t one = v[ATTUNE__BLOCK_M1] * v[ATTUNE__BLOCK_N1], two = v[ATTUNE__BLOCK_M2] * v[ATTUNE__BLOCK_N2];
+    uint32_t s = search->pass != ATTUNE__PASS_BACKWARD ? v[ATTUNE__BLOCK_M] * v[ATTUNE__BLOCK_N]
+                 : one < two                           ? one
+                                                       : two;
+    return s / (l->matrix_m * l->matrix_n);
+}
+
+static void coopmat_settle(const attune__search *search, attune__tile *tile)
+{
+    attune__settle_tile(search, tile, 16);
+    if (search->pass == ATTUNE__PASS_DECODE)
+        attune__settle_decode(search, tile, search->limits->matrix_m);
+    settle_warps(search, tile);
+    uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], most = coopmat_most_warps(search, tile);
+    while (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) && *warps > 1 && *warps > most)
+        *warps /= 2;
+}
+
+static const char *coopmat_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 0, 256, option);
+    if (why)
+        return why;
+    if (!coopmat_divides(search, tile, option))
+        return "it must be a multiple of the device's matrices";
+    uint32_t warps = tile->value[ATTUNE__NUM_WARPS];
+    *option = ATTUNE__NUM_WARPS;
+    if (!attune__is_power2(warps))
+        return "it must be a power of two";
+    if (warps > coopmat_most_warps(search, tile)) {
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS
+                  : search->pass == ATTUNE__PASS_BACKWARD         ? ATTUNE__BLOCK_M1
+                                                                  : ATTUNE__BLOCK_M;
+        return "each of the num_warps subgroups takes at least one matrix of the tile";
+    }
+    return NULL;
+}
+
+/*
+ * h are elements of 16 bits, f of 32; D is padded to 16 and the matrix' depth, n the matrix' columns. A slice is 64 of
+ * the head dimension. alpha is the rows' factors spread over a matrix, since nobody but the driver knows which lane
+ * holds which element.
+ *   forward, decode  Qh[M][D + 8] + slice h[N][64 + 8] + Sf[M][N + 4] + Ph[M][N + 8] + alpha f[M][n] + state f[2][M]
+ *   dK and dV        (Q h[M1] + K h[N1])[64 + 8] + Sf[M1][N1 + 4] + (P + dS) h[M1][N1 + 8] + rows f[2][M1]
+ *   dQ               likewise with M2 and N2, without P
+ */
+static attune__cost coopmat_cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune_limits *l = search->limits;
+    const uint32_t *v = tile->value;
+    attune__cost c = {.invocations = v[ATTUNE__NUM_WARPS] * lanes(l)};
+    uint64_t slice = MATRIX_SLICE + MATRIX_PAD;
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        uint64_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
+        uint64_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
+        uint64_t kv = 2 * (m1 + n1) * slice + 4 * m1 * (n1 + 4) + 4 * m1 * (n1 + MATRIX_PAD) + 8 * m1;
+        uint64_t q = 2 * (m2 + n2) * slice + 4 * m2 * (n2 + 4) + 2 * m2 * (n2 + MATRIX_PAD) + 8 * m2;
+        c.shared = larger(kv, q);
+        return c;
+    }
+    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
+    uint64_t d = attune__round_up(search->shape->head_dim, l->matrix_k > 16 ? l->matrix_k : 16);
+    c.shared = 2 * m * (d + MATRIX_PAD) + 2 * n * slice + 4 * m * (n + 4) + 2 * m * (n + MATRIX_PAD) +
+               4 * m * l->matrix_n + 8 * m;
+    return c;
+}
+
+const attune__family attune__vulkan_coopmat = {
+    .name = "vulkan_coopmat",
+    .backend = ATTUNE_BACKEND_VULKAN,
+    .matrix = ATTUNE_MATRIX_COOPMAT,
+    .subgroups = true,
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .decode_rows = 4,
+    .reads = VULKAN_READS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
+    .tiles = coopmat_tiles,
+    .settle = coopmat_settle,
+    .refuse = coopmat_refuse,
+    .cost = coopmat_cost,
+};
+
+/* -------------------------------------------------------------------------------------------- cooperative matrix 2 */
+
+#define COOPMAT2_RESERVED 8192 /* cooperativeMatrixWorkgroupScopeReservedSharedMemory of NVIDIA's driver 580 */
+
+static const attune__tile coopmat2_forward[] = {
+    ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 4),
+};
+static const attune__tile coopmat2_backward[] = {
+    ATTUNE__TILES(64, 64, 64, 64, 1, 4),
+    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 4),
+};
+
+static const attune__tile *coopmat2_tiles(const attune__search *search, uint32_t *count)
+{
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        *count = COUNT(coopmat2_backward);
+        return coopmat2_backward;
+    }
+    uint32_t skip = search->shape->head_dim_v > 192 || search->shape->head_dim > 192;
+    *count = COUNT(coopmat2_forward) - skip;
+    return coopmat2_forward + skip;
+}
+
+static void coopmat2_settle(const attune__search *search, attune__tile *tile)
+{
+    attune__settle_tile(search, tile, 16);
+    if (search->pass == ATTUNE__PASS_DECODE)
+        attune__settle_decode(search, tile, 32);
+    settle_warps(search, tile);
+}
+
+static const char *coopmat2_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
+    if (why)
+        return why;
+    /* The workgroup-scope matrices of 128 threads come in steps of 32 x 16 x 16. */
+    static const attune__option rows[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_M1, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2,
+                                          ATTUNE__BLOCK_N2};
+    for (size_t i = 0; i < COUNT(rows); i++)
+        if (tile->value[rows[i]] % 32) {
+            *option = rows[i];
+            return "matrices of a workgroup have a multiple of 32 rows";
+        }
+    uint32_t threads = tile->value[ATTUNE__NUM_WARPS] * lanes(search->limits);
+    *option = ATTUNE__NUM_WARPS;
+    return threads == 128 || threads == 256 ? NULL : "matrices of a workgroup take 128 or 256 threads";
+}
+
+/*
+ * 8,192 bytes are the driver's. S, P and O are matrices of the workgroup; operands come from memory through tensor
+ * layouts.
+ *   forward, decode  8192 + state f[2][M]
+ *   backward         8192 + P h[M1][N1] + dS h[M1][N1] + rows f[2][M1], or without P for M2 and N2
+ */
+static attune__cost coopmat2_cost(const attune__search *search, const attune__tile *tile)
+{
+    const uint32_t *v = tile->value;
+    attune__cost c = {.invocations = v[ATTUNE__NUM_WARPS] * lanes(search->limits), .shared = COOPMAT2_RESERVED};
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        uint64_t m1 = v[ATTUNE__BLOCK_M1], m2 = v[ATTUNE__BLOCK_M2];
+        c.shared += larger(4 * m1 * v[ATTUNE__BLOCK_N1] + 8 * m1, 2 * m2 * v[ATTUNE__BLOCK_N2] + 8 * m2);
+    } else
+        c.shared += 8 * v[ATTUNE__BLOCK_M];
+    return c;
+}
+
+const attune__family attune__vulkan_coopmat2 = {
+    .name = "vulkan_coopmat2",
+    .backend = ATTUNE_BACKEND_VULKAN,
+    .matrix = ATTUNE_MATRIX_COOPMAT2,
+    .subgroups = true,
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .decode_rows = 16,
+    .reads = VULKAN_READS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
+    .tiles = coopmat2_tiles,
+    .settle = coopmat2_settle,
+    .refuse = coopmat2_refuse,
+    .cost = coopmat2_cost,
+};

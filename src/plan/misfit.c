@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: MIT */
+/* From a search that found nothing to a message that says what to change: the option, the figures, and the nearest
+ * values with which the same search succeeds. */
+#include "plan/family.h"
+
+#include <stdio.h>
+
+#include "base/error.h"
+#include "base/text.h"
+
+static const char *pass_name(attune__pass pass)
+{
+    return pass == ATTUNE__PASS_BACKWARD ? "backward" : pass == ATTUNE__PASS_DECODE ? "decode" : "forward";
+}
+
+static bool succeeds(const attune__search *search)
+{
+    attune__found found;
+    attune__search_run(search, NULL, &found);
+    return found.outcome == ATTUNE__FOUND;
+}
+
+static bool is_block(attune__option option)
+{
+    return option >= ATTUNE__BLOCK_M && option <= ATTUNE__BLOCK_N2;
+}
+
+static bool works_with(const attune__search *search, attune__option option, uint32_t value)
+{
+    attune__option_range range = attune__option_range_of(option);
+    if (value < range.least || value > range.most)
+        return false;
+    /* No kernel has other tiles. */
+    if (is_block(option) && value % 16 && !attune__is_power2(value))
+        return false;
+    attune__search changed = *search;
+    attune__option_set(&changed.options, option, value);
+    return succeeds(&changed);
+}
+
+/* The value nearest to the one that is forced, smaller before larger, with which the search succeeds; 0 if none. */
+static uint32_t nearest(const attune__search *search, attune__option option)
+{
+    uint32_t value = attune__option_get(&search->options, option), most = attune__option_range_of(option).most;
+    for (uint32_t distance = 1; distance <= most; distance++) {
+        if (distance < value && works_with(search, option, value - distance))
+            return value - distance;
+        if (works_with(search, option, value + distance))
+            return value + distance;
+    }
+    return 0;
+}
+
+static attune_status not_read(const attune__search *search, const attune__found *found)
+{
+    char text[512];
+    attune__text names = attune__text_begin(text, sizeof text);
+    for (uint32_t pass = 0; pass < ATTUNE__PASS_COUNT; pass++)
+        for (const attune__family *const *f = attune__families; *f; f++)
+            if ((*f)->reads[pass] & ATTUNE__BIT(found->option) &&
+                (pass == ATTUNE__PASS_BACKWARD) == (search->pass == ATTUNE__PASS_BACKWARD))
+                attune__text_add(&names, "%s%s (%s)", names.length ? ", " : "", (*f)->name, pass_name(pass));
+    return attune__fail(
+        ATTUNE_INVALID_ARGUMENT, "%s is given, but kernel %s (%s) does not read it%s%s: leave it out%s",
+        attune__option_name(found->option), found->family->name, pass_name(search->pass),
+        names.length ? "; kernels that do are " : "", text,
+        found->option == ATTUNE__SPLIT_KV ? " or force the decode kernel with FORCE_USE_FLEX_ATTENTION off" : "");
+}
+
+static attune_status refused(const attune__search *search, const attune__found *found)
+{
+    const char *name = attune__option_name(found->option);
+    if (found->option == ATTUNE__USE_TMA)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "USE_TMA %s: %s: %s",
+                            search->options.use_tma == ATTUNE_ON ? "on" : "off", found->family->name, found->why);
+    uint32_t value = attune__option_get(&search->options, found->option), works = nearest(search, found->option);
+    if (works)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %u, which %s (%s) cannot have: %s; the nearest is %u", name,
+                            value, found->family->name, pass_name(search->pass), found->why, works);
+    return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                        "%s is %u, which %s (%s) cannot have: %s; no other %s goes with the options beside it", name,
+                        value, found->family->name, pass_name(search->pass), found->why, name);
+}
+
+/* With KERNEL alone forced: the kernel that would be taken. */
+static attune_status kernel_too_big(const attune__search *search, const attune__found *found, const char *exceeds)
+{
+    attune__search free = *search;
+    attune__found other;
+    free.options.kernel[0] = '\0';
+    free.forced &= ~ATTUNE__BIT(ATTUNE__KERNEL);
+    attune__search_run(&free, NULL, &other);
+    char tile[160];
+    attune__tile_print(&found->tile, tile, sizeof tile);
+    return attune__fail(ATTUNE_DOES_NOT_FIT, "KERNEL %s does not fit (%s): with its smallest tile, %s, it %s%s%s",
+                        found->family->name, pass_name(search->pass), tile, exceeds,
+                        other.outcome == ATTUNE__FOUND ? "; the nearest that fits: KERNEL " : "",
+                        other.outcome == ATTUNE__FOUND ? other.family->name : "");
+}
+
+static attune_status too_big(const attune__search *search, const attune__found *found)
+{
+    char tile[160], exceeds[160] = "", text[256];
+    attune__tile_print(&found->tile, tile, sizeof tile);
+    attune__cost_exceeds(search->limits, &found->cost, exceeds, sizeof exceeds);
+    attune__text cures = attune__text_begin(text, sizeof text);
+    uint32_t first = ATTUNE__OPTION_COUNT, blamed = ATTUNE__OPTION_COUNT;
+    for (uint32_t i = 0; i <= ATTUNE__NUM_WARPS; i++) {
+        if (!(search->forced & ATTUNE__BIT(i)))
+            continue;
+        blamed = blamed < ATTUNE__OPTION_COUNT ? blamed : i;
+        uint32_t value = nearest(search, i);
+        if (!value)
+            continue;
+        attune__text_add(&cures, "%s%s %u", cures.length ? ", or " : "", attune__option_name(i), value);
+        first = first < ATTUNE__OPTION_COUNT ? first : i;
+    }
+    if (blamed == ATTUNE__OPTION_COUNT)
+        return kernel_too_big(search, found, exceeds);
+    blamed = first < ATTUNE__OPTION_COUNT ? first : blamed;
+    if (!cures.length) {
+        attune__search alone = *search;
+        alone.forced &= ~(ATTUNE__TILE_OPTIONS & ~ATTUNE__BIT(blamed));
+        uint32_t value = attune__option_get(&search->options, blamed);
+        value = succeeds(&alone) ? value : nearest(&alone, blamed);
+        attune__text_add(&cures, "%s %u with the other tile options left out", attune__option_name(blamed), value);
+    }
+    return attune__fail(ATTUNE_DOES_NOT_FIT, "%s %u does not fit (%s): %s with %s %s; the nearest that fits: %s",
+                        attune__option_name(blamed), attune__option_get(&search->options, blamed),
+                        pass_name(search->pass), found->family->name, tile, exceeds, text);
+}
+
+attune_status attune__misfit(const attune__search *search, const attune__found *found)
+{
+    switch (found->outcome) {
+    case ATTUNE__NOT_READ:
+        return not_read(search, found);
+    case ATTUNE__REFUSED:
+        return refused(search, found);
+    case ATTUNE__TOO_BIG:
+        return too_big(search, found);
+    case ATTUNE__UNMET:
+        if (found->family)
+            return attune__fail(ATTUNE_UNSUPPORTED, "%s%s cannot run this %s problem: %s",
+                                search->options.kernel[0] ? "KERNEL " : "", found->family->name,
+                                pass_name(search->pass), found->why);
+        break;
+    case ATTUNE__FOUND:
+        break;
+    }
+    return attune__fail(ATTUNE_INTERNAL, "the planner found neither a tile nor a reason");
+}

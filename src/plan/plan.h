@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The planner: limits + problem + options -> a choice, or the exact reason why none exists. Pure: no device, no clock,
+ * no environment, no allocation.
+ *
+ *     shape.c    problem and limits, checked          options.c       names, ranges, prefixes
+ *     choose.c   the rules: which family, which tile  options_json.c  options from JSON text
+ *     misfit.c   why no tile is left, and the cure    family.c        the list of families, and what they share
+ *     decode.c   when to decode, and in how many parts
+ *     explain.c  text and JSON                        family_*.c      tiles and byte formulas of one backend
+ *     profile.c  the table of known devices
+ */
+#ifndef ATTUNE_PLAN_PLAN_H
+#define ATTUNE_PLAN_PLAN_H
+
+#include <attune/attune.h>
+
+/* What the planner needs of the problem: defaults filled in, expressions reduced to what kernels' cost depends on. */
+typedef struct attune__shape {
+    attune_direction direction;
+    attune_dtype dtype;
+    uint32_t head_dim, head_dim_v;
+    int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
+    double scale;
+    bool block_mask, mask_expr, score_expr;
+    bool mask_uses_head; /* lists differ by head: packing the heads of a group into one tile would mix them */
+    bool lse, row_max;
+    uint32_t mask_q_block, mask_kv_block;
+    uint64_t expr_scratch; /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
+                              columns; the api room fills it in, since expressions are not known here */
+} attune__shape;
+
+/* Checks a problem and fills the defaults in: INVALID_ARGUMENT or UNSUPPORTED with field, value and limit. Of the
+ * expressions it sees only whether they are there, so that mask_uses_head is the cautious answer (true with a block
+ * mask) and expr_scratch is 0. */
+attune_status attune__shape_from_problem(const attune_problem *problem, attune__shape *shape);
+
+/*
+ * Query heads whose rows one decode tile holds: the group of a KV head (row = head in group * q_len + q), or 1 where
+ * the mask's lists differ by head.
+ */
+uint32_t attune__shape_packed_heads(const attune__shape *shape);
+
+/*
+ * The bytes of the partial results of a decode pass that is split `split` ways, of `element` bytes (4; 8 for f64), a
+ * multiple of 256; 0 if split is 1. They stand at the beginning of the workspace:
+ *
+ *     o  [batch][heads][q_len][split][head_dim_v]    each part's sum of exp(s - m) v, not divided by l
+ *     ml [batch][heads][q_len][split][2]             its m and l; begins at the next multiple of 256
+ *
+ * The keys are counted in steps of attune__decode_step; part i holds the steps from i * steps / split to before
+ * (i + 1) * steps / split, so that no part is empty at the plan's longest kv_len.
+ */
+uint64_t attune__split_size(const attune__shape *shape, uint32_t split, uint32_t element);
+/* Keys in a step: the block of the mask, or block_n without a block mask. */
+uint32_t attune__decode_step(const attune__shape *shape, uint32_t block_n);
+
+/*
+ * CPU: the bytes of one thread's scratch in a forward or decode pass, a multiple of 64. With M and N the block sizes,
+ * D and Dv the head dimensions, all rounded up to multiples of 16, and T the compute type (float; double for f64), it
+ * holds in this order, each rounded up to 64 bytes:
+ *
+ *     T q[M][D]   T k[N][D]   T v[N][Dv]   T s[M][N]   T o[M][Dv]   T state[3][M] (m, l, alpha)   uint8_t allowed[N]
+ *
+ * The workspace of a plan is attune__split_size(shape, split_kv, sizeof T), then compute_units times
+ * attune__cpu_thread_size: the scratch, then shape->expr_scratch, rounded up to a multiple of 256.
+ */
+uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
+                                  attune_dtype dtype);
+uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
+/*
+ * CPU, backward: likewise q[M][D] do[M][Dv] k[N][D] v[N][Dv] p[M][N] ds[M][N] dq[M][D] dk[N][D] dv[N][Dv] state[2][M]
+ * (lse, delta) allowed[N], for either loop. The workspace begins with T delta[batch][heads][q_len], rounded up to 256.
+ */
+uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
+                                           attune_dtype dtype);
+
+/* A candidate that was considered and not taken. */
+typedef struct attune__rejection {
+    char what[96]; /* "cuda_sm80 BLOCK_M 128 BLOCK_N 64 num_stages 3" */
+    char why[160]; /* "122880 bytes of shared memory, the device has 101376" */
+} attune__rejection;
+
+#define ATTUNE__MAX_REJECTIONS 32
+
+/* A choice with its reasons. */
+typedef struct attune__decision {
+    attune_plan_choice choice;
+    char why[256];
+    char why_decode[256]; /* why the decode kernel was or was not chosen */
+    uint32_t rejection_count;
+    attune__rejection rejections[ATTUNE__MAX_REJECTIONS];
+} attune__decision;
+
+attune_status attune__plan_choose(const attune_limits *limits, const attune__shape *shape,
+                                  const attune_kernel_options *options, attune__decision *decision);
+
+attune_status attune__plan_explain(const attune_limits *limits, const attune__shape *shape,
+                                   const attune_kernel_options *options, const attune__decision *decision,
+                                   attune_text_format format, char *buffer, size_t size, size_t *needed);
+
+#endif

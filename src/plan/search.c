@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The search: families in the order of preference, tiles in the order of speed, and the first that fits. Options that
+ * are forced replace the tile's own numbers; then a grid of further tiles is tried as well, and the largest that fits
+ * is taken.
+ */
+#include "plan/family.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Options that the planner itself reads, whatever the kernel. */
+#define PLANNERS_OWN (ATTUNE__BIT(ATTUNE__FORCE_USE_FLEX_ATTENTION) | ATTUNE__BIT(ATTUNE__KERNEL))
+
+static void reject(attune__decision *decision, const attune__family *family, const attune__tile *tile, const char *why)
+{
+    if (!decision || decision->rejection_count == ATTUNE__MAX_REJECTIONS)
+        return;
+    attune__rejection *r = &decision->rejections[decision->rejection_count++];
+    char text[sizeof r->what] = "";
+    if (tile)
+        attune__tile_print(tile, text, sizeof text);
+    snprintf(r->what, sizeof r->what, "%s%s%.72s", family->name, tile ? " " : "", text);
+    snprintf(r->why, sizeof r->why, "%.159s", why);
+}
+
+const char *attune__cost_exceeds(const attune_limits *limits, const attune__cost *cost, char *why, size_t size)
+{
+    uint64_t registers = cost->launched_registers ? cost->launched_registers : cost->registers;
+    uint64_t all = (registers + 7) / 8 * 8 * attune__round_up(cost->invocations, 32);
+    if (cost->invocations > limits->workgroup_invocations)
+        snprintf(why, size, "needs %u invocations, the device has %u", cost->invocations,
+                 limits->workgroup_invocations);
+    else if (cost->shared > limits->shared_memory && limits->backend != ATTUNE_BACKEND_CPU)
+        snprintf(why, size, "needs %llu bytes of shared memory, the device has %u", (unsigned long long)cost->shared,
+                 limits->shared_memory);
+    else if (limits->registers_per_thread && cost->registers > limits->registers_per_thread)
+        snprintf(why, size, "needs %u registers a thread, the device has %u", cost->registers,
+                 limits->registers_per_thread);
+    else if (limits->registers && registers && all > limits->registers)
+        snprintf(why, size, "needs %llu registers, the device has %u", (unsigned long long)all, limits->registers);
+    else
+        return NULL;
+    return why;
+}
+
+/* The numbers that are forced, put into a tile; true if the tile had them already. */
+static bool force(const attune__search *search, attune__tile *tile)
+{
+    bool same = true;
+    for (uint32_t i = 0; i <= ATTUNE__NUM_WARPS; i++)
+        if (search->forced & ATTUNE__BIT(i)) {
+            uint32_t value = attune__option_get(&search->options, i);
+            same = same && tile->value[i] == value;
+            tile->value[i] = value;
+        }
+    return same;
+}
+
+static const char *refuse(const attune__search *search, const attune__family *family, const attune__tile *tile,
+                          attune__option *option)
+{
+    const char *why = family->refuse(search, tile, option);
+    if (!why && search->forced & ATTUNE__BIT(ATTUNE__SPLIT_KV) &&
+        search->options.split_kv > attune__decode_steps(search->shape, tile->value[ATTUNE__BLOCK_N])) {
+        *option = ATTUNE__SPLIT_KV;
+        why = "there are fewer blocks of keys than that";
+    }
+    return why;
+}
+
+static uint64_t area(const attune__tile *tile)
+{
+    const uint32_t *v = tile->value;
+    return (uint64_t)v[ATTUNE__BLOCK_M] * v[ATTUNE__BLOCK_N] + (uint64_t)v[ATTUNE__BLOCK_M1] * v[ATTUNE__BLOCK_N1] +
+           (uint64_t)v[ATTUNE__BLOCK_M2] * v[ATTUNE__BLOCK_N2];
+}
+
+/* What is known while one family's tiles are tried. */
+typedef struct trial {
+    const attune__search *search;
+    const attune__family *family;
+    attune__found best;     /* outcome FOUND once one fits */
+    attune__found smallest; /* legal, in the fewest bytes; outcome TOO_BIG once there is one */
+    attune__found refused;  /* outcome REFUSED once there is one */
+} trial;
+
+/* Tries one tile, whose free numbers are settled; keeps the larger. */
+static const char *consider(trial *t, const attune__tile *tile, char *why, size_t size)
+{
+    attune__option option = ATTUNE__OPTION_COUNT;
+    const char *wrong = refuse(t->search, t->family, tile, &option);
+    if (wrong) {
+        /* Blame what the caller set, not what the planner tried beside it. */
+        if (t->refused.outcome != ATTUNE__REFUSED && t->search->forced & ATTUNE__BIT(option)) {
+            t->refused = (attune__found){ATTUNE__REFUSED, t->family, *tile, {0}, option, ""};
+            snprintf(t->refused.why, sizeof t->refused.why, "%s", wrong);
+        }
+        snprintf(why, size, "%s: %s", attune__option_name(option), wrong);
+        return why;
+    }
+    attune__cost cost = t->family->cost(t->search, tile);
+    if (t->smallest.outcome != ATTUNE__TOO_BIG || cost.shared < t->smallest.cost.shared)
+        t->smallest = (attune__found){ATTUNE__TOO_BIG, t->family, *tile, cost, ATTUNE__OPTION_COUNT, ""};
+    const char *exceeds = attune__cost_exceeds(t->search->limits, &cost, why, size);
+    uint32_t cache = t->search->limits->shared_memory ? t->search->limits->shared_memory : 256 * 1024;
+    if (!exceeds && t->family->cache && cost.shared > cache) {
+        snprintf(why, size, "%llu bytes are more than the cache of %u", (unsigned long long)cost.shared, cache);
+        exceeds = why;
+    }
+    if (!exceeds && (t->best.outcome != ATTUNE__FOUND || area(tile) > area(&t->best.tile)))
+        t->best = (attune__found){ATTUNE__FOUND, t->family, *tile, cost, ATTUNE__OPTION_COUNT, ""};
+    return exceeds;
+}
+
+/* The first tile of the family's table that fits and already has what is forced. */
+static bool first_fit(trial *t, attune__decision *decision)
+{
+    uint32_t count;
+    const attune__tile *tiles = t->family->tiles(t->search, &count);
+    attune__search free = *t->search;
+    free.forced &= ~ATTUNE__TILE_OPTIONS;
+    attune__tile last = {{0}};
+    for (uint32_t i = 0; i < count; i++) {
+        attune__tile tile = tiles[i];
+        t->family->settle(&free, &tile);
+        if (!force(t->search, &tile) || !memcmp(&tile, &last, sizeof tile))
+            continue;
+        last = tile;
+        char why[160];
+        const char *wrong = consider(t, &tile, why, sizeof why);
+        if (!wrong)
+            return true;
+        reject(decision, t->family, &tile, wrong);
+    }
+    return false;
+}
+
+static void consider_forced(trial *t, attune__tile tile)
+{
+    char why[160];
+    force(t->search, &tile);
+    t->family->settle(t->search, &tile);
+    consider(t, &tile, why, sizeof why);
+}
+
+/* Every combination of the usual numbers, with the forced ones in place. */
+static void sweep(trial *t)
+{
+    static const uint32_t rows[] = {128, 64, 32, 16, 8, 4, 2, 1}, columns[] = {128, 64, 32, 16}, stages[] = {2, 1, 3},
+                          warps[] = {4, 8, 2, 1};
+    bool back = t->search->pass == ATTUNE__PASS_BACKWARD;
+    uint32_t forced = t->search->forced, reads = t->family->reads[t->search->pass], count;
+    const attune__tile *tiles = t->family->tiles(t->search, &count);
+    for (uint32_t i = 0; i < count; i++)
+        consider_forced(t, tiles[i]);
+    uint32_t m_bits =
+        back ? ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N2) : ATTUNE__BIT(ATTUNE__BLOCK_M);
+    uint32_t n_bits =
+        back ? ATTUNE__BIT(ATTUNE__BLOCK_N1) | ATTUNE__BIT(ATTUNE__BLOCK_M2) : ATTUNE__BIT(ATTUNE__BLOCK_N);
+    bool vary_stages = reads & ~forced & ATTUNE__BIT(ATTUNE__NUM_STAGES);
+    bool vary_warps = reads & ~forced & ATTUNE__BIT(ATTUNE__NUM_WARPS);
+    uint32_t most[4] = {(forced & m_bits) == m_bits ? 1 : 8, (forced & n_bits) == n_bits ? 1 : 4, vary_stages ? 3 : 1,
+                        vary_warps ? 4 : 1};
+    for (uint32_t m = 0; m < most[0]; m++)
+        for (uint32_t n = 0; n < most[1]; n++)
+            for (uint32_t s = 0; s < most[2]; s++)
+                for (uint32_t w = 0; w < most[3]; w++) {
+                    attune__tile tile = {{0}};
+                    tile.value[back ? ATTUNE__BLOCK_M1 : ATTUNE__BLOCK_M] = rows[m];
+                    tile.value[back ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_N] = columns[n];
+                    if (back) {
+                        tile.value[ATTUNE__BLOCK_M2] = columns[n];
+                        tile.value[ATTUNE__BLOCK_N2] = rows[m];
+                    }
+                    tile.value[ATTUNE__NUM_STAGES] = vary_stages ? stages[s] : tiles[0].value[ATTUNE__NUM_STAGES];
+                    tile.value[ATTUNE__NUM_WARPS] = vary_warps ? warps[w] : tiles[0].value[ATTUNE__NUM_WARPS];
+                    consider_forced(t, tile);
+                }
+}
+
+static bool family_fits_alone(const attune__search *search, const attune__family *family)
+{
+    attune__search free = *search;
+    free.forced &= ~ATTUNE__TILE_OPTIONS;
+    trial t = {.search = &free, .family = family};
+    return first_fit(&t, NULL);
+}
+
+/* One family. Returns true if the search ends here. */
+static bool try_family(const attune__search *search, const attune__family *family, attune__decision *decision,
+                       attune__found *found)
+{
+    trial t = {.search = search, .family = family};
+    bool fits = first_fit(&t, decision);
+    if (!fits && search->forced & ATTUNE__TILE_OPTIONS) {
+        sweep(&t);
+        fits = t.best.outcome == ATTUNE__FOUND;
+    }
+    if (!fits && family->cache && t.smallest.outcome == ATTUNE__TOO_BIG) {
+        t.best = t.smallest;
+        t.best.outcome = ATTUNE__FOUND;
+        fits = true;
+    }
+    if (fits) {
+        *found = t.best;
+        return true;
+    }
+    if (t.smallest.outcome == ATTUNE__TOO_BIG) {
+        *found = t.smallest;
+        /* A forced number that keeps out the kernel which would run otherwise is the caller's to change. */
+        if (search->forced & ATTUNE__TILE_OPTIONS && family_fits_alone(search, family))
+            return true;
+    } else if (t.refused.outcome == ATTUNE__REFUSED)
+        *found = t.refused;
+    return false;
+}
+
+static bool unread(const attune__search *search, const attune__family *family, attune__found *found)
+{
+    uint32_t bits = search->forced & ~PLANNERS_OWN & ~family->reads[search->pass];
+    for (uint32_t i = 0; i < ATTUNE__OPTION_COUNT; i++)
+        if (bits & ATTUNE__BIT(i)) {
+            *found = (attune__found){.outcome = ATTUNE__NOT_READ, .family = family, .option = i};
+            snprintf(found->why, sizeof found->why, "it does not read %s", attune__option_name(i));
+            return true;
+        }
+    if (search->options.use_tma && (search->options.use_tma == ATTUNE_ON) != family->tma) {
+        *found = (attune__found){.outcome = ATTUNE__REFUSED, .family = family, .option = ATTUNE__USE_TMA};
+        snprintf(found->why, sizeof found->why, "%s", family->tma ? "it always uses TMA" : "it does not use TMA");
+        return true;
+    }
+    return false;
+}
+
+void attune__search_run(const attune__search *search, attune__decision *decision, attune__found *found)
+{
+    attune__found failure = {.outcome = ATTUNE__UNMET};
+    int64_t rows = search->shape->q_len * attune__shape_packed_heads(search->shape);
+    for (const attune__family *const *f = attune__families; *f; f++) {
+        const attune__family *family = *f;
+        bool named = search->options.kernel[0] != '\0';
+        if (named ? family != attune__family_find(search->options.kernel) : family->backend != search->limits->backend)
+            continue;
+        attune__found one = {.outcome = ATTUNE__UNMET, .family = family};
+        char why[160];
+        const char *refused = attune__family_refuses(family, search, why, sizeof why);
+        if (!refused && !named && search->pass == ATTUNE__PASS_DECODE && rows < family->decode_rows) {
+            snprintf(why, sizeof why, "its matrices would be nearly empty: %lld rows of queries, fewer than %u",
+                     (long long)rows, family->decode_rows);
+            refused = why;
+        }
+        if (refused) {
+            snprintf(one.why, sizeof one.why, "%s", refused);
+            reject(decision, family, NULL, refused);
+        } else if (unread(search, family, &one))
+            reject(decision, family, NULL, one.why);
+        else if (try_family(search, family, decision, &one)) {
+            *found = one;
+            return;
+        }
+        /* The failure to report: of equal ones NOT_READ from the fastest kernel, others from the most permissive. */
+        if (one.outcome > failure.outcome || (one.outcome == failure.outcome && one.outcome != ATTUNE__NOT_READ))
+            failure = one;
+    }
+    *found = failure;
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT */
+/* What goes in, checked once: the problem with its defaults filled in, and the limits. */
+#include "plan/family.h"
+
+#include <math.h>
+
+#include "base/desc.h"
+#include "base/error.h"
+
+/* More rows than any memory holds, and few enough that no size below overflows 64 bits. */
+#define MOST_ROWS (INT64_C(1) << 40)
+
+static attune_status check_head_dim(const char *name, uint32_t value)
+{
+    if (value % 8 || value < 8 || value > 256)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "problem.%s is %u, expected a multiple of 8 from 8 to 256: pad the tensors", name, value);
+    return ATTUNE_OK;
+}
+
+static attune_status check_count(const char *name, int64_t value)
+{
+    if (value < 1 || value > INT32_MAX)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.%s is %lld, expected 1 to 2147483647", name,
+                            (long long)value);
+    return ATTUNE_OK;
+}
+
+static attune_status check_mask_block(const char *name, uint32_t value)
+{
+    if (value % 16 || value < 16 || value > 1024)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.%s is %u, expected a multiple of 16 from 16 to 1024",
+                            name, value);
+    return ATTUNE_OK;
+}
+
+static attune_status check_counts(const attune__shape *s)
+{
+    ATTUNE__TRY(check_count("batch", s->batch));
+    ATTUNE__TRY(check_count("kv_batch", s->kv_batch));
+    ATTUNE__TRY(check_count("heads", s->heads));
+    ATTUNE__TRY(check_count("kv_heads", s->kv_heads));
+    ATTUNE__TRY(check_count("q_len", s->q_len));
+    ATTUNE__TRY(check_count("kv_len", s->kv_len));
+    if (s->kv_batch != 1 && s->kv_batch != s->batch)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.kv_batch is %lld, expected the batch, %lld, or 1",
+                            (long long)s->kv_batch, (long long)s->batch);
+    if (s->heads % s->kv_heads)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.kv_heads is %lld, which does not divide heads, %lld",
+                            (long long)s->kv_heads, (long long)s->heads);
+    int64_t length = s->q_len > s->kv_len ? s->q_len : s->kv_len;
+    if (s->batch > MOST_ROWS / s->heads || s->batch * s->heads > MOST_ROWS / length)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "problem has batch %lld x heads %lld x length %lld rows, expected at most 2^40",
+                            (long long)s->batch, (long long)s->heads, (long long)length);
+    return ATTUNE_OK;
+}
+
+attune_status attune__shape_from_problem(const attune_problem *problem, attune__shape *shape)
+{
+    attune_problem p;
+    ATTUNE__TRY(attune__desc_read(&p, sizeof p, problem, sizeof p, "problem"));
+    attune__shape s = {
+        .direction = p.direction,
+        .dtype = p.dtype ? p.dtype : ATTUNE_F32,
+        .head_dim = p.head_dim,
+        .head_dim_v = p.head_dim_v ? p.head_dim_v : p.head_dim,
+        .batch = p.batch ? p.batch : 1,
+        .heads = p.heads ? p.heads : 1,
+        .q_len = p.q_len,
+        .kv_len = p.kv_len ? p.kv_len : p.q_len,
+        .scale = p.scale,
+        .block_mask = p.block_mask || p.mask,
+        .mask_expr = p.mask != NULL,
+        .score_expr = p.score != NULL,
+        .lse = p.lse,
+        .row_max = p.row_max,
+        .mask_q_block = p.mask_q_block ? p.mask_q_block : 128,
+        .mask_kv_block = p.mask_kv_block ? p.mask_kv_block : 128,
+    };
+    s.kv_batch = p.kv_batch ? p.kv_batch : s.batch;
+    s.kv_heads = p.kv_heads ? p.kv_heads : s.heads;
+    s.mask_uses_head = s.block_mask;
+    if (s.direction != ATTUNE_FORWARD && s.direction != ATTUNE_BACKWARD)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "problem.direction is %d, expected ATTUNE_FORWARD or ATTUNE_BACKWARD", (int)s.direction);
+    if (s.dtype != ATTUNE_F32 && s.dtype != ATTUNE_F16 && s.dtype != ATTUNE_BF16 && s.dtype != ATTUNE_F64)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.dtype is %s (%d), expected f32, f16, bf16 or f64",
+                            attune_dtype_string(s.dtype), (int)s.dtype);
+    ATTUNE__TRY(check_head_dim("head_dim", s.head_dim));
+    ATTUNE__TRY(check_head_dim("head_dim_v", s.head_dim_v));
+    ATTUNE__TRY(check_counts(&s));
+    ATTUNE__TRY(check_mask_block("mask_q_block", s.mask_q_block));
+    ATTUNE__TRY(check_mask_block("mask_kv_block", s.mask_kv_block));
+    if (!isfinite(s.scale))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.scale is %g, expected a finite number", s.scale);
+    if (s.scale == 0)
+        s.scale = 1 / sqrt((double)s.head_dim);
+    *shape = s;
+    return ATTUNE_OK;
+}
+
+uint32_t attune__shape_packed_heads(const attune__shape *shape)
+{
+    return shape->block_mask && shape->mask_uses_head ? 1 : (uint32_t)(shape->heads / shape->kv_heads);
+}
+
+static attune_status bad_limit(const char *name, uint32_t value, const char *expected)
+{
+    return attune__fail(ATTUNE_INVALID_ARGUMENT, "limits.%s is %u, expected %s", name, value, expected);
+}
+
+attune_status attune__limits_check(const attune_limits *limits)
+{
+    bool cpu = limits->backend == ATTUNE_BACKEND_CPU, opencl = limits->backend == ATTUNE_BACKEND_OPENCL;
+    if (limits->backend < ATTUNE_BACKEND_CPU || limits->backend > ATTUNE_BACKEND_OPENCL)
+        return bad_limit("backend", (uint32_t)limits->backend, "an attune_backend");
+    if (!limits->compute_units || limits->compute_units > 1u << 20)
+        return bad_limit("compute_units", limits->compute_units, "1 to 1048576");
+    if (!limits->workgroup_invocations || limits->workgroup_invocations > 1u << 16)
+        return bad_limit("workgroup_invocations", limits->workgroup_invocations, "1 to 65536");
+    if (limits->unit_invocations && limits->unit_invocations < limits->workgroup_invocations)
+        return bad_limit("unit_invocations", limits->unit_invocations, "0 or at least workgroup_invocations");
+    if (!cpu && limits->shared_memory < 16384)
+        return attune__fail(ATTUNE_UNSUPPORTED, "limits.shared_memory is %u, but the smallest kernel needs 16384",
+                            limits->shared_memory);
+    if (limits->shared_memory_unit && limits->shared_memory_unit < limits->shared_memory)
+        return bad_limit("shared_memory_unit", limits->shared_memory_unit, "0 or at least shared_memory");
+    if (limits->subgroup_size > 1024 || (!limits->subgroup_size && !cpu && !opencl))
+        return bad_limit("subgroup_size", limits->subgroup_size, "1 to 1024");
+    if (limits->backend == ATTUNE_BACKEND_CUDA && limits->subgroup_size != 32)
+        return bad_limit("subgroup_size", limits->subgroup_size, "32, CUDA's warp");
+    bool matrices = limits->matrix & (ATTUNE_MATRIX_COOPMAT | ATTUNE_MATRIX_COOPMAT2);
+    const uint32_t shape[3] = {limits->matrix_m, limits->matrix_n, limits->matrix_k};
+    static const char *const names[3] = {"matrix_m", "matrix_n", "matrix_k"};
+    for (int i = 0; matrices && i < 3; i++)
+        if (!attune__is_power2(shape[i]) || shape[i] > 256)
+            return bad_limit(names[i], shape[i], "a power of two up to 256, since limits.matrix has matrices");
+    return ATTUNE_OK;
+}
