@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The one table between the house and the devices. A backend fills an attune__backend; src/api checks every argument
+ * before it calls an entry, so that a backend trusts its input: handles are of this backend, tensors lie in their
+ * buffers, sizes match the plan, every symbol is bound. An entry that a backend does not have is NULL: the api room
+ * answers ATTUNE_UNSUPPORTED with the reason that the table gives. docs/backends.md walks through adding one.
+ *
+ * Thread-safety: entries that take the same device may be called from several threads at once; a program is used by
+ * many calls at once; a buffer by one call that writes or many that read.
+ */
+#ifndef ATTUNE_BACKEND_H
+#define ATTUNE_BACKEND_H
+
+#include <attune/attune.h>
+#include <stdatomic.h>
+
+#include "mask/mask.h"
+#include "plan/plan.h"
+
+/* What a backend may use of the instance. */
+typedef struct attune__host {
+    attune_allocator allocator;
+    attune_log_fn log; /* may be NULL: use attune__log */
+    void *log_user;
+    attune_log_level log_level;
+    uint32_t cpu_threads; /* 0 = the cores that this process may use */
+} attune__host;
+
+void attune__log(const attune__host *host, attune_log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+typedef struct attune__backend attune__backend;
+
+/* The heads of the handles: a backend's own structs begin with them. The api room owns references. */
+struct attune_queue {
+    attune_device *device;
+};
+
+struct attune_device {
+    const attune__backend *backend;
+    attune__host host;
+    attune_device_info info;
+    attune_queue *queue; /* the device's own */
+    atomic_bool lost;    /* latched by the backend: every later call answers ATTUNE_DEVICE_LOST */
+    /* the api room's */
+    attune_instance *instance;
+    atomic_uint references;
+    int64_t process; /* a device does not survive fork */
+};
+
+struct attune_buffer {
+    attune_device *device;
+    uint64_t size;
+};
+
+/* A kernel made for one choice. */
+typedef struct attune__program {
+    attune_device *device;
+} attune__program;
+
+/* What a backend keeps of a mask on its device. */
+typedef struct attune__device_mask {
+    attune_device *device;
+} attune__device_mask;
+
+/* What a program is made from. The expressions live as long as the program: the api room retains them. */
+typedef struct attune__program_desc {
+    const attune__shape *shape;
+    const attune_plan_choice *choice;
+    const attune_expr *mask;  /* NULL = no mask expression */
+    const attune_expr *score; /* NULL = none */
+} attune__program_desc;
+
+/* One forward call, or decode: the same arguments for another kernel. Tensors have resolved strides and rank 4 (lse and
+ * row_max: 3). */
+typedef struct attune__forward {
+    int64_t batch, heads, kv_heads, q_len, kv_len; /* of this call; kv_batch is k.size[0] */
+    double scale;
+    attune_tensor q, k, v, o, lse, row_max; /* lse.buffer, row_max.buffer NULL = not wanted */
+    const attune_mask *mask;                /* NULL = every pair */
+    const attune__device_mask *device_mask; /* the mask's upload; NULL where the backend has no mask_upload */
+    const attune_tensor *captures;          /* by symbol of the score expression; parameters' entries are unused */
+    const attune__value *parameters;        /* likewise */
+    attune_buffer *workspace;               /* NULL if the plan needs none */
+    uint64_t workspace_offset;
+    double *seconds; /* not NULL: wait and measure */
+} attune__forward;
+
+typedef struct attune__backward {
+    attune__forward forward; /* o and lse are inputs */
+    attune_tensor d_o, d_lse, d_q, d_k, d_v;
+    const attune_tensor *d_captures; /* by symbol; buffer NULL = no gradient wanted */
+} attune__backward;
+
+struct attune__backend {
+    attune_backend kind;
+    const char *name; /* the prefix of device ids */
+
+    /* Devices. count stores how many there are; with none it returns ATTUNE_OK and writes the reason. Neither may crash
+     * on a broken driver. open fills everything of attune_device but the api room's fields. */
+    attune_status (*count)(const attune__host *host, uint32_t *count, char *reason, size_t reason_size);
+    attune_status (*describe)(const attune__host *host, uint32_t index, attune_device_info *info);
+    attune_status (*open)(const attune__host *host, uint32_t index, attune_device **device);
+    void (*close)(attune_device *device);
+    attune_status (*measure)(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
+
+    /* Buffers. wrap borrows host memory. write and read return when the copy is done. */
+    attune_status (*buffer_create)(attune_device *device, uint64_t size, attune_buffer **buffer);
+    attune_status (*buffer_wrap)(attune_device *device, void *memory, uint64_t size, attune_buffer **buffer);
+    void (*buffer_destroy)(attune_buffer *buffer);
+    attune_status (*buffer_write)(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
+    attune_status (*buffer_read)(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
+
+    /* Masks on the device. NULL where kernels read the host's lists (the CPU). */
+    attune_status (*mask_upload)(attune_device *device, const attune_mask *mask, attune__device_mask **device_mask);
+    void (*mask_release)(attune__device_mask *device_mask);
+
+    /* Programs: compilation and everything else that may take time or memory. */
+    attune_status (*program_create)(attune_device *device, const attune__program_desc *desc, attune__program **program);
+    void (*program_destroy)(attune__program *program);
+
+    /* Launches only. *value is the point in the queue to wait for. decode is called when choice.decode is set. */
+    attune_status (*forward)(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                             uint64_t *value);
+    attune_status (*decode)(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                            uint64_t *value);
+    attune_status (*backward)(const attune__program *program, attune_queue *queue, const attune__backward *call,
+                              uint64_t *value);
+
+    /* Completion. NULL where launches are done on return (the CPU). */
+    attune_status (*wait)(attune_queue *queue, uint64_t value, uint64_t timeout_ns);
+
+    /* Why an entry above is NULL; empty if all are there. */
+    const char *missing;
+};
+
+/* Tables that exist in this build; the api room walks them in this order. */
+extern const attune__backend attune__cpu_backend;
+
+#endif

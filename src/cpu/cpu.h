@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The CPU backend: threaded, tiled attention in float, and in double as the oracle of the tests.
+ *
+ *     device.c    device, limits, measuring         launch.c        a call: items, threads, workspace
+ *     buffer.c    host memory                       forward_tmpl.h  an item: the seven stages; merge of splits
+ *     program.c   a choice made ready               kernel_*.c      inner kernels (kernels.h)
+ *     threads.c   the pool                          walk.h          the tiles of a row of blocks
+ *
+ * Numerics. s = scale * dot(q, k), score expression, mask, softmax, in this order. A row that the mask empties, and one
+ * whose every allowed score is -inf, gives o = 0 and lse = row_max = -inf. A NaN at an allowed pair makes o and lse of
+ * its row NaN; a score of +inf does so too (inf - inf), as in IEEE arithmetic without guards. What q, k and v hold at
+ * pairs that the mask forbids never reaches a result, be it NaN or infinite. Results do not depend on the number of
+ * threads.
+ */
+#ifndef ATTUNE_CPU_CPU_H
+#define ATTUNE_CPU_CPU_H
+
+#include "backend.h"
+#include "cpu/kernels.h"
+#include "cpu/threads.h"
+
+typedef struct attune__cpu_device {
+    attune_device base;
+    attune_queue queue;
+    attune__pool *pool;
+    attune__cpu_kernels_f32 f32;
+    attune__cpu_kernels_f64 f64;
+} attune__cpu_device;
+
+typedef struct attune__cpu_buffer {
+    attune_buffer base;
+    void *memory;
+    bool owned;
+} attune__cpu_buffer;
+
+typedef struct attune__cpu_program {
+    attune__program base;
+    attune__shape shape;
+    attune_plan_choice choice;
+    const attune_expr *score; /* NULL = none. A partial block evaluates the mask's own */
+} attune__cpu_program;
+
+/* One call as its threads see it. */
+typedef struct attune__cpu_run {
+    const attune__cpu_device *device;
+    const attune__cpu_program *program;
+    const attune__forward *call;
+    attune__bindings score;    /* of the score expression */
+    size_t block_m, block_n;   /* of a tile */
+    size_t head_step, q_step;  /* query heads and rows of an item: head_step * q_step <= block_m */
+    int64_t head_chunks;       /* items in a group of query heads */
+    int64_t q_block, q_chunks; /* chunks of q_step rows never cross a block of q_block */
+    uint32_t splits;           /* parts of the keys, an item each */
+    int64_t items;
+    char *parts; /* splits > 1: o of each row and split, then m and l (attune__split_size) */
+    char *ml;
+    char *scratch; /* of thread 0; the others follow */
+    size_t scratch_bytes;
+    atomic_llong next; /* the next item, or row to merge */
+} attune__cpu_run;
+
+/* Sizes are padded to whole panels. */
+static inline size_t attune__cpu_pad(size_t n)
+{
+    return (n + ATTUNE__PANEL - 1) / ATTUNE__PANEL * ATTUNE__PANEL;
+}
+
+static inline char *attune__cpu_memory(const attune_buffer *buffer)
+{
+    return ((const attune__cpu_buffer *)buffer)->memory;
+}
+
+/* Element (b, h, row, 0) of a tensor. */
+static inline char *attune__cpu_at(const attune_tensor *tensor, size_t element, int64_t b, int64_t h, int64_t row)
+{
+    int64_t index = b * tensor->stride[0] + h * tensor->stride[1] + row * tensor->stride[2];
+    return attune__cpu_memory(tensor->buffer) + (int64_t)tensor->offset + index * (int64_t)element;
+}
+
+/* What a thread of a run does (attune__pool_fn; user is an attune__cpu_run): items, then rows of splits. */
+void attune__cpu_items_f32(void *run, uint32_t thread);
+void attune__cpu_items_f64(void *run, uint32_t thread);
+void attune__cpu_merge_f32(void *run, uint32_t thread);
+void attune__cpu_merge_f64(void *run, uint32_t thread);
+
+/* Entries of the table. */
+attune_status attune__cpu_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
+attune_status attune__cpu_buffer_wrap(attune_device *device, void *memory, uint64_t size, attune_buffer **buffer);
+void attune__cpu_buffer_destroy(attune_buffer *buffer);
+attune_status attune__cpu_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
+attune_status attune__cpu_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
+attune_status attune__cpu_program_create(attune_device *device, const attune__program_desc *desc,
+                                         attune__program **program);
+void attune__cpu_program_destroy(attune__program *program);
+attune_status attune__cpu_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                  uint64_t *value);
+attune_status attune__cpu_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                 uint64_t *value);
+attune_status attune__cpu_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
+
+#endif

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: MIT */
+/* The device: what this machine is, its kernels and threads. */
+#include "cpu/cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+/* More threads than this are a typing error. */
+#define MAX_THREADS 4096
+
+#define MIN_L2 (UINT32_C(256) << 10)
+#define ANY_L2 (UINT32_C(512) << 10)
+
+/* Portable C first; what the processor has overrides it. */
+static void choose_kernels(attune__cpu_kernels_f32 *f32, attune__cpu_kernels_f64 *f64)
+{
+    attune__cpu_kernels_generic_f32(f32);
+    attune__cpu_kernels_generic_f64(f64);
+    if (attune__cpu_kernels_avx2(f32))
+        attune__cpu_kernels_avx512(f32);
+}
+
+static uint32_t thread_count(const attune__host *host)
+{
+    uint32_t count = host->cpu_threads ? host->cpu_threads : attune__pool_cores();
+    return count < MAX_THREADS ? count : MAX_THREADS;
+}
+
+/* "model name : AMD EPYC 7763 64-Core Processor" */
+static void processor_name(char *name, size_t size)
+{
+    snprintf(name, size, "CPU");
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    if (!file)
+        return;
+    char line[256];
+    while (fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (!colon || strncmp(line, "model name", 10) != 0)
+            continue;
+        line[strcspn(line, "\n")] = '\0';
+        colon += 1 + strspn(colon + 1, " \t");
+        if (*colon)
+            snprintf(name, size, "%s", colon);
+        break;
+    }
+    fclose(file);
+}
+
+static uint32_t l2_bytes(void)
+{
+    long bytes = 0;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    if (bytes <= 0 || bytes > INT32_MAX)
+        return ANY_L2;
+    return (uint32_t)bytes < MIN_L2 ? MIN_L2 : (uint32_t)bytes;
+}
+
+static void fill_info(attune_device_info *info, uint32_t threads, uint32_t lanes)
+{
+    *info = (attune_device_info){.struct_size = sizeof *info, .backend = ATTUNE_BACKEND_CPU, .available = true};
+    snprintf(info->id, sizeof info->id, "cpu");
+    processor_name(info->name, sizeof info->name);
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    info->limits = (attune_limits){
+        .struct_size = sizeof info->limits,
+        .backend = ATTUNE_BACKEND_CPU,
+        .compute_units = threads,
+        .shared_memory = l2_bytes(),
+        .workgroup_invocations = 1,
+        .subgroup_size = lanes,
+        .f16 = true,
+        .bf16 = true,
+        .f64 = true,
+        .memory = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0,
+    };
+}
+
+static attune_status device_count(const attune__host *host, uint32_t *count, char *reason, size_t reason_size)
+{
+    (void)host;
+    *count = 1;
+    if (reason_size)
+        reason[0] = '\0';
+    return ATTUNE_OK;
+}
+
+static attune_status device_describe(const attune__host *host, uint32_t index, attune_device_info *info)
+{
+    if (index > 0)
+        return attune__fail(ATTUNE_UNAVAILABLE, "cpu:%u: there is one CPU device, cpu:0", index);
+    attune__cpu_kernels_f32 f32;
+    attune__cpu_kernels_f64 f64;
+    choose_kernels(&f32, &f64);
+    fill_info(info, thread_count(host), f32.lanes);
+    return ATTUNE_OK;
+}
+
+static void device_close(attune_device *device)
+{
+    attune__cpu_device *mine = (attune__cpu_device *)device;
+    const attune_allocator allocator = device->host.allocator;
+    attune__pool_destroy(mine->pool);
+    attune__free(&allocator, mine);
+}
+
+static attune_status device_open(const attune__host *host, uint32_t index, attune_device **device)
+{
+    if (index > 0)
+        return attune__fail(ATTUNE_UNAVAILABLE, "cpu:%u: there is one CPU device, cpu:0", index);
+    attune__cpu_device *made = attune__alloc(&host->allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.backend = &attune__cpu_backend;
+    made->base.host = *host;
+    made->queue.device = &made->base;
+    made->base.queue = &made->queue;
+    atomic_init(&made->base.lost, false);
+    choose_kernels(&made->f32, &made->f64);
+    const uint32_t wanted = thread_count(host);
+    made->pool = attune__pool_create(&host->allocator, wanted);
+    if (!made->pool) {
+        attune__free(&host->allocator, made);
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    }
+    const uint32_t threads = attune__pool_threads(made->pool);
+    if (threads < wanted)
+        attune__log(host, ATTUNE_LOG_WARNING, "cpu: the system gave %u of %u threads", threads, wanted);
+    fill_info(&made->base.info, threads, made->f32.lanes);
+    *device = &made->base;
+    return ATTUNE_OK;
+}
+
+const attune__backend attune__cpu_backend = {
+    .kind = ATTUNE_BACKEND_CPU,
+    .name = "cpu",
+    .count = device_count,
+    .describe = device_describe,
+    .open = device_open,
+    .close = device_close,
+    .measure = attune__cpu_measure,
+    .buffer_create = attune__cpu_buffer_create,
+    .buffer_wrap = attune__cpu_buffer_wrap,
+    .buffer_destroy = attune__cpu_buffer_destroy,
+    .buffer_write = attune__cpu_buffer_write,
+    .buffer_read = attune__cpu_buffer_read,
+    .program_create = attune__cpu_program_create,
+    .program_destroy = attune__cpu_program_destroy,
+    .forward = attune__cpu_forward,
+    .decode = attune__cpu_decode,
+    .missing = "the CPU backend has no backward pass yet",
+};

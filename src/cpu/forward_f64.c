@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT */
+/* Forward in double: the oracle. */
+#include "cpu/cpu.h"
+
+#include <math.h>
+
+#define REAL       double
+#define NAME(x)    attune__##x##_f64
+#define KERNELS    f64
+#define REAL_DTYPE ATTUNE_F64
+#define REAL_EXP   exp
+#define SCORE_ROW  attune__expr_score_row_f64
+#include "cpu/forward_tmpl.h"

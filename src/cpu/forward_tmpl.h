@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Forward and decode, one item at a time: the rows (h, q) of some query heads that share a head of k and v, against the
+ * tiles of one split. Included once for each arithmetic type, with REAL, NAME, KERNELS, REAL_DTYPE, REAL_EXP and
+ * SCORE_ROW defined.
+ *
+ * The online softmax is that of Milakov & Gimelshein (2018), the tiling that of Dao et al., FlashAttention (2022).
+ */
+#include <string.h>
+
+#include "cpu/walk.h"
+
+/* Up to this many rows, products read k and v in place: packing pays when enough rows share it. */
+#define DIRECT_ROWS 12
+/* Rows of 16-bit storage that are widened at a time: they stay in the first-level cache. */
+#define STAGE_ROWS 8
+
+/* A thread's arrays, in the order of attune__cpu_scratch_size. */
+typedef struct state {
+    REAL *q, *k, *v, *s, *o;
+    REAL *m, *l;      /* of each row: largest score so far, and the sum of exp(s - m) */
+    REAL *valid;      /* of each row: 1 once any pair was allowed */
+    uint8_t *allowed; /* of one row of a tile */
+    void *expr;
+    size_t ldq, lds, ldo;
+} state;
+
+/* Rows r = 0 ... heads * queries - 1 are (h0 + r / queries, q0 + r % queries). */
+typedef struct item {
+    int64_t b, h0, kv_h, q0;
+    size_t heads, queries, rows;
+    uint32_t split;
+} item;
+
+static state state_at(const attune__cpu_run *run, uint32_t thread)
+{
+    const attune__shape *shape = &run->program->shape;
+    size_t m = attune__cpu_pad(run->block_m), n = attune__cpu_pad(run->block_n);
+    size_t d = attune__cpu_pad(shape->head_dim), dv = attune__cpu_pad(shape->head_dim_v);
+    state st = {.ldq = d, .lds = n, .ldo = dv};
+    st.q = (REAL *)(void *)(run->scratch + thread * run->scratch_bytes);
+    st.k = st.q + m * d;
+    st.v = st.k + n * d;
+    st.s = st.v + n * dv;
+    st.o = st.s + m * n;
+    st.m = st.o + m * dv;
+    st.l = st.m + m;
+    st.valid = st.l + m;
+    st.allowed = (uint8_t *)(st.valid + m);
+    st.expr = st.allowed + (n + 63) / 64 * 64;
+    return st;
+}
+
+/* Rows of the last blocks first: under a causal mask they are the longest, and short items fill the end. */
+static item item_at(const attune__cpu_run *run, int64_t index)
+{
+    const attune__forward *call = run->call;
+    int64_t group = call->heads / call->kv_heads;
+    int64_t chunk = run->q_chunks - 1 - index / (run->items / run->q_chunks);
+    int64_t rest = index % (run->items / run->q_chunks);
+    item it = {.split = (uint32_t)(rest % run->splits)};
+    rest /= run->splits;
+    int64_t head_chunk = rest % run->head_chunks;
+    rest /= run->head_chunks;
+    it.kv_h = rest % call->kv_heads;
+    it.b = rest / call->kv_heads;
+    int64_t head0 = head_chunk * (int64_t)run->head_step;
+    it.h0 = it.kv_h * group + head0;
+    it.heads = group - head0 < (int64_t)run->head_step ? (size_t)(group - head0) : run->head_step;
+
+    int64_t in_block = (run->q_block + (int64_t)run->q_step - 1) / (int64_t)run->q_step;
+    int64_t block0 = chunk / in_block * run->q_block;
+    int64_t end = block0 + run->q_block < call->q_len ? block0 + run->q_block : call->q_len;
+    it.q0 = block0 + chunk % in_block * (int64_t)run->q_step;
+    it.queries = end - it.q0 < (int64_t)run->q_step ? (size_t)(end - it.q0) : run->q_step;
+    it.rows = it.heads * it.queries;
+    return it;
+}
+
+static int64_t row_head(const item *it, size_t r)
+{
+    return it->h0 + (int64_t)(r / it->queries);
+}
+
+static int64_t row_query(const item *it, size_t r)
+{
+    return it->q0 + (int64_t)(r % it->queries);
+}
+
+/* 1: load Q, scaled if the plan says so. */
+static void load_q(const attune__cpu_run *run, const item *it, const state *st)
+{
+    const attune_tensor *q = &run->call->q;
+    const attune__shape *shape = &run->program->shape;
+    size_t element = attune_dtype_size(q->dtype);
+    REAL factor = run->program->choice.prescale_qk ? (REAL)run->call->scale : 1;
+    for (size_t h = 0; h < it->heads; h++)
+        run->device->KERNELS.load_rows(
+            st->q + h * it->queries * st->ldq, st->ldq, attune__cpu_at(q, element, it->b, it->h0 + (int64_t)h, it->q0),
+            (ptrdiff_t)(q->stride[2] * (int64_t)element), q->dtype, it->queries, shape->head_dim, factor);
+    memset(st->o, 0, it->rows * st->ldo * sizeof(REAL));
+    for (size_t r = 0; r < it->rows; r++) {
+        st->m[r] = -(REAL)INFINITY;
+        st->l[r] = 0;
+        st->valid[r] = 0;
+    }
+}
+
+/* A tile of k or v where it lies. */
+typedef struct source {
+    const char *rows;
+    ptrdiff_t stride;
+    attune_dtype dtype;
+} source;
+
+static source source_at(const attune_tensor *tensor, const item *it, int64_t row)
+{
+    size_t element = attune_dtype_size(tensor->dtype);
+    /* A batch of one serves all. */
+    int64_t b = tensor->size[0] == 1 ? 0 : it->b;
+    return (source){attune__cpu_at(tensor, element, b, it->kv_h, row),
+                    (ptrdiff_t)(tensor->stride[2] * (int64_t)element), tensor->dtype};
+}
+
+/* 2 and 3: load K; S = Q K^T * scale. */
+static void scores(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+{
+    const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
+    const size_t d = run->program->shape.head_dim;
+    const REAL scale = run->program->choice.prescale_qk ? 1 : (REAL)run->call->scale;
+    const source k = source_at(&run->call->k, it, tile->kv0);
+    if (it->rows > DIRECT_ROWS) {
+        kernels->pack_k(st->k, k.rows, k.stride, k.dtype, tile->count, d);
+        kernels->multiply(st->s, st->lds, st->q, st->ldq, it->rows, d, st->k, ATTUNE__PANEL * d,
+                          attune__cpu_pad(tile->count) / ATTUNE__PANEL, scale);
+    } else if (k.dtype == REAL_DTYPE) {
+        kernels->dots(st->s, st->lds, st->q, st->ldq, it->rows, k.rows, k.stride, tile->count, d, scale);
+    } else {
+        for (size_t c = 0; c < tile->count; c += STAGE_ROWS) {
+            size_t n = tile->count - c < STAGE_ROWS ? tile->count - c : STAGE_ROWS;
+            kernels->load_rows(st->k, d, k.rows + (ptrdiff_t)c * k.stride, k.stride, k.dtype, n, d, 1);
+            kernels->dots(st->s + c, st->lds, st->q, st->ldq, it->rows, st->k, (ptrdiff_t)(d * sizeof(REAL)), n, d,
+                          scale);
+        }
+    }
+}
+
+/* What a row of a partial block allows. */
+static void allow(const attune__cpu_run *run, const item *it, const state *st, size_t r, const attune__kv_tile *tile)
+{
+    const attune_mask *mask = run->call->mask;
+    const attune__bindings bindings = {mask->captures, mask->parameters};
+    const attune__row row = attune__mask_row(mask, it->b, row_head(it, r), row_query(it, r));
+    attune__expr_mask_row(mask->expr, &bindings, &row, (int32_t)tile->kv0, tile->count, st->expr, st->allowed);
+}
+
+/* 4: the score expression, then the mask. */
+static void modify(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+{
+    const attune__forward *call = run->call;
+    for (size_t r = 0; r < it->rows; r++) {
+        REAL *s = st->s + r * st->lds;
+        if (run->program->score) {
+            const int64_t h = row_head(it, r);
+            const attune__row row = {.b = (int32_t)it->b,
+                                     .h = (int32_t)h,
+                                     .q = (int32_t)row_query(it, r),
+                                     .h_kv = (int32_t)it->kv_h,
+                                     .q_len = (int32_t)call->q_len,
+                                     .kv_len = (int32_t)call->kv_len};
+            SCORE_ROW(run->program->score, &run->score, &row, (int32_t)tile->kv0, tile->count, st->expr, s);
+        }
+        if (tile->partial)
+            allow(run, it, st, r, tile);
+        if (!tile->partial || run->device->KERNELS.row_mask(s, st->allowed, tile->count))
+            st->valid[r] = 1;
+    }
+}
+
+/* 5: online softmax; S becomes P. */
+static void softmax(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+{
+    const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
+    const size_t n = attune__cpu_pad(tile->count);
+    for (size_t r = 0; r < it->rows; r++) {
+        REAL *s = st->s + r * st->lds;
+        for (size_t c = tile->count; c < n; c++)
+            s[c] = -(REAL)INFINITY;
+        const REAL old = st->m[r];
+        const REAL tile_max = kernels->row_max(s, n);
+        const REAL m = tile_max > old ? tile_max : old;
+        /* With no score above -inf yet, any finite reference gives exp(-inf) = 0 instead of exp(-inf + inf). */
+        const REAL reference = m == -(REAL)INFINITY ? 0 : m;
+        const REAL sum = kernels->row_exp(s, n, reference);
+        if (m != old) {
+            const REAL factor = REAL_EXP(old - reference);
+            kernels->row_scale(st->o + r * st->ldo, st->ldo, factor);
+            st->l[r] *= factor;
+            st->m[r] = m;
+        }
+        st->l[r] += sum;
+    }
+}
+
+/* O += P V where forbidden pairs meet an infinity or NaN in V, whose product with their P = 0 would be NaN. */
+static void accumulate_allowed(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                               size_t panel_stride)
+{
+    for (size_t r = 0; r < it->rows; r++) {
+        allow(run, it, st, r, tile);
+        const REAL *p = st->s + r * st->lds;
+        REAL *o = st->o + r * st->ldo;
+        for (size_t c = 0; c < tile->count; c++) {
+            if (!st->allowed[c])
+                continue;
+            for (size_t d = 0; d < st->ldo; d++)
+                o[d] += p[c] * st->v[d / ATTUNE__PANEL * panel_stride + c * ATTUNE__PANEL + d % ATTUNE__PANEL];
+        }
+    }
+}
+
+/* 6: O += P V. */
+static void accumulate(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+{
+    const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
+    const size_t dv = run->program->shape.head_dim_v;
+    const size_t panel_stride = ATTUNE__PANEL * attune__cpu_pad(run->block_n);
+    const source v = source_at(&run->call->v, it, tile->kv0);
+    const bool direct = it->rows <= DIRECT_ROWS;
+    bool finite = !tile->partial || !direct || kernels->finite(v.rows, v.stride, v.dtype, tile->count, dv);
+    if (!direct || !finite)
+        finite = kernels->pack_v(st->v, panel_stride, v.rows, v.stride, v.dtype, tile->count, dv);
+    if (tile->partial && !finite) {
+        accumulate_allowed(run, it, st, tile, panel_stride);
+    } else if (!direct) {
+        kernels->multiply_add(st->o, st->ldo, st->s, st->lds, it->rows, tile->count, st->v, panel_stride,
+                              st->ldo / ATTUNE__PANEL);
+    } else if (v.dtype == REAL_DTYPE) {
+        kernels->axpys(st->o, st->ldo, st->s, st->lds, it->rows, v.rows, v.stride, tile->count, dv);
+    } else {
+        for (size_t c = 0; c < tile->count; c += STAGE_ROWS) {
+            size_t n = tile->count - c < STAGE_ROWS ? tile->count - c : STAGE_ROWS;
+            kernels->load_rows(st->v, dv, v.rows + (ptrdiff_t)c * v.stride, v.stride, v.dtype, n, dv, 1);
+            kernels->axpys(st->o, st->ldo, st->s + c, st->lds, it->rows, st->v, (ptrdiff_t)(dv * sizeof(REAL)), n, dv);
+        }
+    }
+}
+
+/* lse and row_max of a row; a tensor that is not wanted has no buffer. */
+static void store_value(const attune_tensor *tensor, int64_t b, int64_t h, int64_t q, REAL value)
+{
+    if (tensor->buffer)
+        memcpy(attune__cpu_at(tensor, sizeof value, b, h, q), &value, sizeof value);
+}
+
+/* 7: store O and LSE. */
+static void store(const attune__cpu_run *run, int64_t b, int64_t h, int64_t q, REAL *o, REAL m, REAL l, bool valid)
+{
+    const attune__forward *call = run->call;
+    const attune_tensor *out = &call->o;
+    const size_t dv = run->program->shape.head_dim_v;
+    /* The sum is 0 if and only if every allowed score is -inf: otherwise the largest adds 1. */
+    const bool empty = !valid || l == 0;
+    if (empty) {
+        memset(o, 0, dv * sizeof *o);
+        m = -(REAL)INFINITY;
+        l = 1;
+    } else if (isnan(l) && m != (REAL)INFINITY) {
+        m = l; /* a score is NaN: so is the largest */
+    }
+    run->device->KERNELS.store_row(attune__cpu_at(out, attune_dtype_size(out->dtype), b, h, q), out->dtype, o, dv, l);
+    store_value(&call->lse, b, h, q, (REAL)((double)m + log((double)l)));
+    store_value(&call->row_max, b, h, q, m);
+}
+
+/* The o of a row's first split, and its m and l; those of the other splits follow. */
+static REAL *part_o(const attune__cpu_run *run, int64_t row)
+{
+    return (REAL *)(void *)run->parts + (size_t)row * run->splits * run->program->shape.head_dim_v;
+}
+
+static REAL *part_ml(const attune__cpu_run *run, int64_t row)
+{
+    return (REAL *)(void *)run->ml + (size_t)row * run->splits * 2;
+}
+
+/* 7, split: keep O, m, l for the merge. */
+static void store_part(const attune__cpu_run *run, const item *it, const state *st, size_t r)
+{
+    const attune__forward *call = run->call;
+    const int64_t row = (it->b * call->heads + row_head(it, r)) * call->q_len + row_query(it, r);
+    const size_t dv = run->program->shape.head_dim_v;
+    memcpy(part_o(run, row) + it->split * dv, st->o + r * st->ldo, dv * sizeof(REAL));
+    REAL *ml = part_ml(run, row) + 2 * it->split;
+    ml[0] = st->m[r];
+    ml[1] = st->l[r];
+}
+
+void NAME(cpu_items)(void *user, uint32_t thread)
+{
+    attune__cpu_run *run = user;
+    const state st = state_at(run, thread);
+    for (;;) {
+        const int64_t index = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
+        if (index >= run->items)
+            return;
+        const item it = item_at(run, index);
+        load_q(run, &it, &st);
+        attune__walk walk = attune__walk_begin(run, it.b, it.h0, it.q0, it.split);
+        attune__kv_tile tile;
+        while (attune__walk_tile(&walk, &tile)) {
+            scores(run, &it, &st, &tile);
+            modify(run, &it, &st, &tile);
+            softmax(run, &it, &st, &tile);
+            accumulate(run, &it, &st, &tile);
+        }
+        for (size_t r = 0; r < it.rows; r++)
+            if (run->splits > 1)
+                store_part(run, &it, &st, r);
+            else
+                store(run, it.b, row_head(&it, r), row_query(&it, r), st.o + r * st.ldo, st.m[r], st.l[r],
+                      st.valid[r] != 0);
+    }
+}
+
+/* 7, split: merge. The o of the first split becomes the sum. */
+void NAME(cpu_merge)(void *user, uint32_t thread)
+{
+    (void)thread;
+    attune__cpu_run *run = user;
+    const attune__forward *call = run->call;
+    const size_t dv = run->program->shape.head_dim_v;
+    for (;;) {
+        const int64_t row = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
+        if (row >= call->batch * call->heads * call->q_len)
+            return;
+        REAL *first = part_o(run, row);
+        const REAL *ml = part_ml(run, row);
+        REAL m = -(REAL)INFINITY, l = 0;
+        for (uint32_t i = 0; i < run->splits; i++)
+            m = ml[2 * i] > m ? ml[2 * i] : m;
+        const REAL reference = m == -(REAL)INFINITY ? 0 : m;
+        for (uint32_t i = 0; i < run->splits; i++) {
+            /* A split that saw nothing has m = -inf: it adds 0. */
+            const REAL factor = REAL_EXP(ml[2 * i] - reference);
+            REAL *o = first + i * dv;
+            run->device->KERNELS.row_scale(o, dv, factor);
+            l += ml[2 * i + 1] * factor;
+            if (i)
+                for (size_t d = 0; d < dv; d++)
+                    first[d] += o[d];
+        }
+        const int64_t plane = row / call->q_len;
+        /* Validity needs no flag here: without an allowed pair no split has a sum. */
+        store(run, plane / call->heads, plane % call->heads, row % call->q_len, first, m, l, l != 0);
+    }
+}

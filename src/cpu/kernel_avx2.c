@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The kernels for x86 processors with AVX2, FMA and F16C. The product keeps 6 rows x 16 columns of the result in 12 of
+ * the 16 registers, as BLIS does on these machines: two loads of b and six broadcasts of a feed twelve multiply-adds.
+ */
+#include "cpu/kernels.h"
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
+#include <immintrin.h>
+#include <math.h>
+
+#define TARGET __attribute__((target("avx2,fma,f16c")))
+/* Constant arguments must reach the body: each use is a specialisation. */
+#define SPECIALISE TARGET static inline __attribute__((always_inline))
+
+#define PANEL 16
+#define LANES 8
+
+/* ---------------------------------------------------------------------------------------------------- storage types */
+
+SPECIALISE __m256 load(const char *from, attune_dtype dtype)
+{
+    if (dtype == ATTUNE_F16)
+        return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from));
+    if (dtype == ATTUNE_BF16) {
+        __m128i half = _mm_loadu_si128((const __m128i *)(const void *)from);
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    }
+    return _mm256_loadu_ps((const float *)(const void *)from);
+}
+
+SPECIALISE size_t load_bytes(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F32 ? LANES * sizeof(float) : LANES * sizeof(uint16_t);
+}
+
+/* All ones in the lanes that hold an infinity or NaN: an exponent of all ones. */
+SPECIALISE __m256i not_finite(__m256 x)
+{
+    const __m256i exponent = _mm256_set1_epi32(0x7f800000);
+    return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_castps_si256(x), exponent), exponent);
+}
+
+/* f(dtype) with dtype a constant in each branch. */
+#define FOR_DTYPE(dtype, call)                                                                                         \
+    if ((dtype) == ATTUNE_F16) {                                                                                       \
+        call(ATTUNE_F16);                                                                                              \
+    } else if ((dtype) == ATTUNE_BF16) {                                                                               \
+        call(ATTUNE_BF16);                                                                                             \
+    } else {                                                                                                           \
+        call(ATTUNE_F32);                                                                                              \
+    }
+
+SPECIALISE void load_rows_as(float *to, size_t ld, const char *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
+                             size_t columns, float scale)
+{
+    const __m256 factor = _mm256_set1_ps(scale);
+    for (size_t r = 0; r < rows; r++, from += stride, to += ld) {
+        const char *element = from;
+        for (size_t c = 0; c < columns; c += LANES, element += load_bytes(dtype))
+            _mm256_storeu_ps(to + c, _mm256_mul_ps(load(element, dtype), factor));
+    }
+}
+
+TARGET static void load_rows(float *to, size_t ld, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
+                             size_t columns, float scale){
+#define CALL(constant) load_rows_as(to, ld, from, stride, constant, rows, columns, scale)
+    FOR_DTYPE(dtype, CALL)
+#undef CALL
+}
+
+/* Eight rows of eight become eight columns: out[c * PANEL + r] = in[r][c]. */
+SPECIALISE void transpose(float *out, const __m256 in[8])
+{
+    __m256 a[8], b[8];
+    for (int i = 0; i < 4; i++) {
+        a[2 * i] = _mm256_unpacklo_ps(in[2 * i], in[2 * i + 1]);
+        a[2 * i + 1] = _mm256_unpackhi_ps(in[2 * i], in[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        b[4 * i] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0x44);
+        b[4 * i + 1] = _mm256_shuffle_ps(a[4 * i], a[4 * i + 2], 0xee);
+        b[4 * i + 2] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0x44);
+        b[4 * i + 3] = _mm256_shuffle_ps(a[4 * i + 1], a[4 * i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(out + i * PANEL, _mm256_permute2f128_ps(b[i], b[i + 4], 0x20));
+        _mm256_storeu_ps(out + (i + 4) * PANEL, _mm256_permute2f128_ps(b[i], b[i + 4], 0x31));
+    }
+}
+
+SPECIALISE void pack_k_as(float *to, const char *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
+                          size_t columns)
+{
+    for (size_t r = 0; r < rows; r += PANEL, to += PANEL * columns)
+        for (size_t half = 0; half < PANEL; half += LANES)
+            for (size_t c = 0; c < columns; c += LANES) {
+                const char *element =
+                    from + (ptrdiff_t)(r + half) * stride + (ptrdiff_t)(c / LANES * load_bytes(dtype));
+                __m256 row[8];
+                if (r + half + LANES <= rows)
+                    for (int i = 0; i < 8; i++)
+                        row[i] = load(element + i * stride, dtype);
+                else
+                    for (int i = 0; i < 8; i++)
+                        row[i] = r + half + (size_t)i < rows ? load(element + i * stride, dtype) : _mm256_setzero_ps();
+                transpose(to + c * PANEL + half, row);
+            }
+}
+
+TARGET static void pack_k(float *to, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
+                          size_t columns){
+#define CALL(constant) pack_k_as(to, from, stride, constant, rows, columns)
+    FOR_DTYPE(dtype, CALL)
+#undef CALL
+}
+
+SPECIALISE bool pack_v_as(float *to, size_t panel_stride, const char *from, ptrdiff_t stride, attune_dtype dtype,
+                          size_t rows, size_t columns)
+{
+    __m256i bad = _mm256_setzero_si256();
+    for (size_t r = 0; r < rows; r++, from += stride, to += PANEL) {
+        const char *element = from;
+        for (size_t c = 0; c < columns; c += LANES, element += load_bytes(dtype)) {
+            __m256 x = load(element, dtype);
+            bad = _mm256_or_si256(bad, not_finite(x));
+            _mm256_storeu_ps(to + c / PANEL * panel_stride + c % PANEL, x);
+        }
+        if (columns % PANEL)
+            _mm256_storeu_ps(to + columns / PANEL * panel_stride + LANES, _mm256_setzero_ps());
+    }
+    return _mm256_testz_si256(bad, bad);
+}
+
+TARGET static bool pack_v(float *to, size_t panel_stride, const void *from, ptrdiff_t stride, attune_dtype dtype,
+                          size_t rows, size_t columns){
+#define CALL(constant) return pack_v_as(to, panel_stride, from, stride, constant, rows, columns)
+    FOR_DTYPE(dtype, CALL)
+#undef CALL
+}
+
+SPECIALISE bool all_finite_as(const char *from, ptrdiff_t stride, attune_dtype dtype, size_t rows, size_t columns)
+{
+    __m256i bad = _mm256_setzero_si256();
+    for (size_t r = 0; r < rows; r++, from += stride) {
+        const char *element = from;
+        for (size_t c = 0; c < columns; c += LANES, element += load_bytes(dtype))
+            bad = _mm256_or_si256(bad, not_finite(load(element, dtype)));
+    }
+    return _mm256_testz_si256(bad, bad);
+}
+
+TARGET static bool all_finite(const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows, size_t columns){
+#define CALL(constant) return all_finite_as(from, stride, constant, rows, columns)
+    FOR_DTYPE(dtype, CALL)
+#undef CALL
+}
+
+/* To nearest, ties to even; a NaN stays one. */
+SPECIALISE __m128i bf16_from_f32(__m256 x)
+{
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    __m256i high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan)), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+}
+
+TARGET static void store_row(void *to, attune_dtype dtype, const float *from, size_t columns, float divisor)
+{
+    const __m256 d = _mm256_set1_ps(divisor);
+    for (size_t c = 0; c < columns; c += LANES) {
+        __m256 x = _mm256_div_ps(_mm256_loadu_ps(from + c), d);
+        if (dtype == ATTUNE_F16)
+            _mm_storeu_si128((__m128i *)(void *)((char *)to + c * sizeof(uint16_t)),
+                             _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        else if (dtype == ATTUNE_BF16)
+            _mm_storeu_si128((__m128i *)(void *)((char *)to + c * sizeof(uint16_t)), bf16_from_f32(x));
+        else
+            _mm256_storeu_ps((float *)(void *)((char *)to + c * sizeof(float)), x);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------- products */
+
+/* Rows are spelled out, so that the sums are registers under any compiler and option. */
+#define ROWS_1(X) X(0)
+#define ROWS_2(X) ROWS_1(X) X(1)
+#define ROWS_3(X) ROWS_2(X) X(2)
+#define ROWS_4(X) ROWS_3(X) X(3)
+#define ROWS_5(X) ROWS_4(X) X(4)
+#define ROWS_6(X) ROWS_5(X) X(5)
+
+#define ZERO(r) __m256 sum##r##0 = _mm256_setzero_ps(), sum##r##1 = _mm256_setzero_ps();
+#define STEP(r)                                                                                                        \
+    {                                                                                                                  \
+        __m256 x = _mm256_broadcast_ss(a + (r)*lda + p);                                                               \
+        sum##r##0 = _mm256_fmadd_ps(x, b0, sum##r##0);                                                                 \
+        sum##r##1 = _mm256_fmadd_ps(x, b1, sum##r##1);                                                                 \
+    }
+#define SET(r)                                                                                                         \
+    _mm256_storeu_ps(c + (r)*ldc, _mm256_mul_ps(sum##r##0, factor));                                                   \
+    _mm256_storeu_ps(c + (r)*ldc + LANES, _mm256_mul_ps(sum##r##1, factor));
+#define ADD(r)                                                                                                         \
+    _mm256_storeu_ps(c + (r)*ldc, _mm256_add_ps(_mm256_loadu_ps(c + (r)*ldc), sum##r##0));                             \
+    _mm256_storeu_ps(c + (r)*ldc + LANES, _mm256_add_ps(_mm256_loadu_ps(c + (r)*ldc + LANES), sum##r##1));
+
+#define BLOCK(n)                                                                                                       \
+    SPECIALISE void block_##n(float *c, size_t ldc, const float *a, size_t lda, size_t k, const float *b, float scale, \
+                              bool add)                                                                                \
+    {                                                                                                                  \
+        ROWS_##n(ZERO) _Pragma("GCC unroll 4") for (size_t p = 0; p < k; p++, b += PANEL)                              \
+        {                                                                                                              \
+            __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + LANES);                                           \
+            ROWS_##n(STEP)                                                                                             \
+        }                                                                                                              \
+        if (add) {                                                                                                     \
+            ROWS_##n(ADD)                                                                                              \
+        } else {                                                                                                       \
+            const __m256 factor = _mm256_set1_ps(scale);                                                               \
+            ROWS_##n(SET)                                                                                              \
+        }                                                                                                              \
+    }
+BLOCK(1)
+BLOCK(2)
+BLOCK(3)
+BLOCK(4)
+BLOCK(5)
+BLOCK(6)
+
+/* A panel of b stays in the first-level cache while a goes by. */
+SPECIALISE void product(float *c, size_t ldc, const float *a, size_t lda, size_t m, size_t k, const float *b,
+                        size_t panel_stride, size_t panels, float scale, bool add)
+{
+    for (size_t j = 0; j < panels; j++, b += panel_stride, c += PANEL) {
+        size_t r = 0;
+        for (; r + 6 <= m; r += 6)
+            block_6(c + r * ldc, ldc, a + r * lda, lda, k, b, scale, add);
+        float *rest = c + r * ldc;
+        const float *rest_a = a + r * lda;
+        switch (m - r) {
+        case 1:
+            block_1(rest, ldc, rest_a, lda, k, b, scale, add);
+            break;
+        case 2:
+            block_2(rest, ldc, rest_a, lda, k, b, scale, add);
+            break;
+        case 3:
+            block_3(rest, ldc, rest_a, lda, k, b, scale, add);
+            break;
+        case 4:
+            block_4(rest, ldc, rest_a, lda, k, b, scale, add);
+            break;
+        case 5:
+            block_5(rest, ldc, rest_a, lda, k, b, scale, add);
+            break;
+        default:
+            break;
+        }
+    }
+}
+
+TARGET static void multiply(float *c, size_t ldc, const float *a, size_t lda, size_t m, size_t k, const float *b,
+                            size_t panel_stride, size_t panels, float scale)
+{
+    product(c, ldc, a, lda, m, k, b, panel_stride, panels, scale, false);
+}
+
+TARGET static void multiply_add(float *c, size_t ldc, const float *a, size_t lda, size_t m, size_t k, const float *b,
+                                size_t panel_stride, size_t panels)
+{
+    product(c, ldc, a, lda, m, k, b, panel_stride, panels, 1, true);
+}
+
+/* The sums of four vectors. */
+SPECIALISE __m128 sums(__m256 a, __m256 b, __m256 c, __m256 d)
+{
+    __m256 abcd = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
+}
+
+/* Four rows of k with one row of q; the loads of k are the cost when k comes from memory. */
+TARGET static void dots(float *s, size_t lds, const float *q, size_t ldq, size_t rows, const void *k, ptrdiff_t stride,
+                        size_t count, size_t columns, float scale)
+{
+    const char *first = k;
+    for (size_t c = 0; c < count; c += 4) {
+        /* Past the end the last row is read again, and its result dropped. */
+        const float *row[4];
+        for (size_t i = 0; i < 4; i++)
+            row[i] = (const float *)(const void *)(first + (ptrdiff_t)(c + i < count ? c + i : count - 1) * stride);
+        for (size_t r = 0; r < rows; r++) {
+            const float *x = q + r * ldq;
+            __m256 sum0 = _mm256_setzero_ps(), sum1 = sum0, sum2 = sum0, sum3 = sum0;
+            for (size_t d = 0; d < columns; d += LANES) {
+                __m256 xd = _mm256_loadu_ps(x + d);
+                sum0 = _mm256_fmadd_ps(xd, _mm256_loadu_ps(row[0] + d), sum0);
+                sum1 = _mm256_fmadd_ps(xd, _mm256_loadu_ps(row[1] + d), sum1);
+                sum2 = _mm256_fmadd_ps(xd, _mm256_loadu_ps(row[2] + d), sum2);
+                sum3 = _mm256_fmadd_ps(xd, _mm256_loadu_ps(row[3] + d), sum3);
+            }
+            __m128 four = _mm_mul_ps(sums(sum0, sum1, sum2, sum3), _mm_set1_ps(scale));
+            if (c + 4 <= count) {
+                _mm_storeu_ps(s + r * lds + c, four);
+            } else {
+                float result[4];
+                _mm_storeu_ps(result, four);
+                for (size_t i = 0; c + i < count; i++)
+                    s[r * lds + c + i] = result[i];
+            }
+        }
+    }
+}
+
+TARGET static void axpys(float *o, size_t ldo, const float *p, size_t ldp, size_t rows, const void *v, ptrdiff_t stride,
+                         size_t count, size_t columns)
+{
+    const char *first = v;
+    size_t c = 0;
+    for (; c + 4 <= count; c += 4) {
+        const float *v0 = (const float *)(const void *)(first + (ptrdiff_t)c * stride);
+        const float *v1 = (const float *)(const void *)(first + (ptrdiff_t)(c + 1) * stride);
+        const float *v2 = (const float *)(const void *)(first + (ptrdiff_t)(c + 2) * stride);
+        const float *v3 = (const float *)(const void *)(first + (ptrdiff_t)(c + 3) * stride);
+        for (size_t r = 0; r < rows; r++) {
+            const float *pr = p + r * ldp + c;
+            const __m256 p0 = _mm256_set1_ps(pr[0]), p1 = _mm256_set1_ps(pr[1]);
+            const __m256 p2 = _mm256_set1_ps(pr[2]), p3 = _mm256_set1_ps(pr[3]);
+            for (size_t d = 0; d < columns; d += LANES) {
+                __m256 sum = _mm256_loadu_ps(o + r * ldo + d);
+                sum = _mm256_fmadd_ps(p0, _mm256_loadu_ps(v0 + d), sum);
+                sum = _mm256_fmadd_ps(p1, _mm256_loadu_ps(v1 + d), sum);
+                sum = _mm256_fmadd_ps(p2, _mm256_loadu_ps(v2 + d), sum);
+                sum = _mm256_fmadd_ps(p3, _mm256_loadu_ps(v3 + d), sum);
+                _mm256_storeu_ps(o + r * ldo + d, sum);
+            }
+        }
+    }
+    for (; c < count; c++) {
+        const float *vc = (const float *)(const void *)(first + (ptrdiff_t)c * stride);
+        for (size_t r = 0; r < rows; r++) {
+            const __m256 pc = _mm256_set1_ps(p[r * ldp + c]);
+            for (size_t d = 0; d < columns; d += LANES)
+                _mm256_storeu_ps(o + r * ldo + d,
+                                 _mm256_fmadd_ps(pc, _mm256_loadu_ps(vc + d), _mm256_loadu_ps(o + r * ldo + d)));
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------- rows */
+
+TARGET static float row_max(const float *s, size_t n)
+{
+    __m256 max0 = _mm256_set1_ps(-INFINITY), max1 = max0;
+    /* The second operand survives a NaN in the first. */
+    for (size_t i = 0; i < n; i += 2 * LANES) {
+        max0 = _mm256_max_ps(_mm256_loadu_ps(s + i), max0);
+        max1 = _mm256_max_ps(_mm256_loadu_ps(s + i + LANES), max1);
+    }
+    max0 = _mm256_max_ps(max0, max1);
+    __m128 max = _mm_max_ps(_mm256_castps256_ps128(max0), _mm256_extractf128_ps(max0, 1));
+    max = _mm_max_ps(max, _mm_movehl_ps(max, max));
+    return _mm_cvtss_f32(_mm_max_ss(max, _mm_movehdup_ps(max)));
+}
+
+/* As exp_nonpositive in kernel_generic_f32.c, fused. */
+SPECIALISE __m256 exp_nonpositive(__m256 x)
+{
+    __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0x1.715476p+0f)),
+                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0x1.63p-1f), x);
+    r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-0x1.bd0106p-13f), r);
+    __m256 p = _mm256_set1_ps(1.9875691500e-4f);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.3981999507e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.3334519073e-3f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.1665795894e-2f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.6666665459e-1f));
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
+    p = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
+    __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    /* Ordered: a NaN is not small. */
+    __m256 small = _mm256_cmp_ps(x, _mm256_set1_ps(-87.33654f), _CMP_LT_OQ);
+    return _mm256_andnot_ps(small, _mm256_mul_ps(p, _mm256_castsi256_ps(bits)));
+}
+
+SPECIALISE float sum_lanes(__m256 x)
+{
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+}
+
+TARGET static float row_exp(float *s, size_t n, float m)
+{
+    const __m256 shift = _mm256_set1_ps(m);
+    __m256 sum0 = _mm256_setzero_ps(), sum1 = sum0;
+    for (size_t i = 0; i < n; i += 2 * LANES) {
+        __m256 p0 = exp_nonpositive(_mm256_sub_ps(_mm256_loadu_ps(s + i), shift));
+        __m256 p1 = exp_nonpositive(_mm256_sub_ps(_mm256_loadu_ps(s + i + LANES), shift));
+        _mm256_storeu_ps(s + i, p0);
+        _mm256_storeu_ps(s + i + LANES, p1);
+        sum0 = _mm256_add_ps(sum0, p0);
+        sum1 = _mm256_add_ps(sum1, p1);
+    }
+    return sum_lanes(_mm256_add_ps(sum0, sum1));
+}
+
+TARGET static void row_scale(float *o, size_t n, float factor)
+{
+    const __m256 f = _mm256_set1_ps(factor);
+    for (size_t i = 0; i < n; i += LANES)
+        _mm256_storeu_ps(o + i, _mm256_mul_ps(_mm256_loadu_ps(o + i), f));
+}
+
+TARGET static bool row_mask(float *s, const uint8_t *allowed, size_t n)
+{
+    const __m256 minus_infinity = _mm256_set1_ps(-INFINITY);
+    uint64_t any = 0;
+    size_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)(allowed + i));
+        any |= (uint64_t)_mm_cvtsi128_si64(bytes);
+        __m256i forbidden = _mm256_cmpeq_epi32(_mm256_cvtepu8_epi32(bytes), _mm256_setzero_si256());
+        _mm256_storeu_ps(s + i,
+                         _mm256_blendv_ps(_mm256_loadu_ps(s + i), minus_infinity, _mm256_castsi256_ps(forbidden)));
+    }
+    for (; i < n; i++) {
+        any |= allowed[i];
+        if (!allowed[i])
+            s[i] = -INFINITY;
+    }
+    return any != 0;
+}
+
+/* Twelve chains: enough for two units of a latency of up to six. They start apart, or the compiler would make one of
+ * them. */
+#define PEAK_START(r) __m256 sum##r##0 = _mm256_set1_ps((r)), sum##r##1 = _mm256_set1_ps((r) + 0.5f);
+#define PEAK_STEP(r)                                                                                                   \
+    sum##r##0 = _mm256_fmadd_ps(sum##r##0, x, y);                                                                      \
+    sum##r##1 = _mm256_fmadd_ps(sum##r##1, x, y);
+#define PEAK_SUM(r) total = _mm256_add_ps(total, _mm256_add_ps(sum##r##0, sum##r##1));
+
+TARGET static float peak(size_t rounds)
+{
+    const __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(0.001f);
+    ROWS_6(PEAK_START)
+    for (size_t round = 0; round < rounds; round++) {
+        ROWS_6(PEAK_STEP)
+    }
+    __m256 total = _mm256_setzero_ps();
+    ROWS_6(PEAK_SUM)
+    return sum_lanes(total);
+}
+
+bool attune__cpu_kernels_avx2(attune__cpu_kernels_f32 *kernels)
+{
+    unsigned a, b, c, d;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__get_cpuid(1, &a, &b, &c, &d) ||
+        !(c & bit_F16C))
+        return false;
+    *kernels = (attune__cpu_kernels_f32){
+        .name = "avx2",
+        .lanes = LANES,
+        .load_rows = load_rows,
+        .pack_k = pack_k,
+        .pack_v = pack_v,
+        .finite = all_finite,
+        .store_row = store_row,
+        .multiply = multiply,
+        .multiply_add = multiply_add,
+        .dots = dots,
+        .axpys = axpys,
+        .row_max = row_max,
+        .row_exp = row_exp,
+        .row_scale = row_scale,
+        .row_mask = row_mask,
+        .peak = peak,
+        .peak_flops = 2 * 12 * LANES,
+    };
+    return true;
+}
+
+#else
+
+bool attune__cpu_kernels_avx2(attune__cpu_kernels_f32 *kernels)
+{
+    (void)kernels;
+    return false;
+}
+
+#endif

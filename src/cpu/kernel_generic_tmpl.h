@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The portable kernels: loops over a constant number of columns that compilers vectorise. Included once for each
+ * arithmetic type, with REAL, NAME, REAL_DTYPE and REAL_EXP defined.
+ */
+#include "cpu/kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/half.h"
+
+#define PANEL 16
+
+/* Storage may lie at any address: a caller may wrap a mapped file. */
+static inline REAL load(const char *from, attune_dtype dtype, size_t index)
+{
+    if (dtype == ATTUNE_F16 || dtype == ATTUNE_BF16) {
+        uint16_t half;
+        memcpy(&half, from + index * sizeof half, sizeof half);
+        return (REAL)(dtype == ATTUNE_F16 ? attune__f32_from_f16(half) : attune__f32_from_bf16(half));
+    }
+    REAL value;
+    memcpy(&value, from + index * sizeof value, sizeof value);
+    return value;
+}
+
+static void load_rows(REAL *to, size_t ld, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
+                      size_t columns, REAL scale)
+{
+    const char *row = from;
+    for (size_t r = 0; r < rows; r++, row += stride)
+        for (size_t c = 0; c < columns; c++)
+            to[r * ld + c] = load(row, dtype, c) * scale;
+}
+
+static void pack_k(REAL *to, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows, size_t columns)
+{
+    for (size_t r = 0; r < (rows + PANEL - 1) / PANEL * PANEL; r++) {
+        const char *row = (const char *)from + (ptrdiff_t)r * stride;
+        REAL *column = to + r / PANEL * PANEL * columns + r % PANEL;
+        for (size_t c = 0; c < columns; c++)
+            column[c * PANEL] = r < rows ? load(row, dtype, c) : 0;
+    }
+}
+
+static bool pack_v(REAL *to, size_t panel_stride, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
+                   size_t columns)
+{
+    bool finite = true;
+    const char *row = from;
+    for (size_t r = 0; r < rows; r++, row += stride)
+        for (size_t c = 0; c < (columns + PANEL - 1) / PANEL * PANEL; c++) {
+            REAL value = c < columns ? load(row, dtype, c) : 0;
+            finite &= isfinite(value) != 0;
+            to[c / PANEL * panel_stride + r * PANEL + c % PANEL] = value;
+        }
+    return finite;
+}
+
+static bool all_finite(const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows, size_t columns)
+{
+    const char *row = from;
+    for (size_t r = 0; r < rows; r++, row += stride)
+        for (size_t c = 0; c < columns; c++)
+            if (!isfinite(load(row, dtype, c)))
+                return false;
+    return true;
+}
+
+static void store_row(void *to, attune_dtype dtype, const REAL *from, size_t columns, REAL divisor)
+{
+    for (size_t c = 0; c < columns; c++) {
+        REAL value = from[c] / divisor;
+        if (dtype == REAL_DTYPE) {
+            memcpy((char *)to + c * sizeof value, &value, sizeof value);
+        } else {
+            uint16_t half =
+                dtype == ATTUNE_F16 ? attune__f16_from_f32((float)value) : attune__bf16_from_f32((float)value);
+            memcpy((char *)to + c * sizeof half, &half, sizeof half);
+        }
+    }
+}
+
+#define ROWS 4 /* of c at a time: what 16 registers of 128 bits hold */
+
+static inline void block(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t rows, size_t k, const REAL *b,
+                         REAL scale, bool add)
+{
+    REAL sum[ROWS][PANEL] = {{0}};
+    for (size_t p = 0; p < k; p++)
+        for (size_t r = 0; r < rows; r++)
+            for (size_t j = 0; j < PANEL; j++)
+                sum[r][j] += a[r * lda + p] * b[p * PANEL + j];
+    for (size_t r = 0; r < rows; r++)
+        for (size_t j = 0; j < PANEL; j++)
+            c[r * ldc + j] = add ? c[r * ldc + j] + sum[r][j] : sum[r][j] * scale;
+}
+
+static void multiply(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t m, size_t k, const REAL *b,
+                     size_t panel_stride, size_t panels, REAL scale)
+{
+    for (size_t j = 0; j < panels; j++, b += panel_stride, c += PANEL) {
+        size_t r = 0;
+        for (; r + ROWS <= m; r += ROWS)
+            block(c + r * ldc, ldc, a + r * lda, lda, ROWS, k, b, scale, false);
+        if (r < m)
+            block(c + r * ldc, ldc, a + r * lda, lda, m - r, k, b, scale, false);
+    }
+}
+
+static void multiply_add(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t m, size_t k, const REAL *b,
+                         size_t panel_stride, size_t panels)
+{
+    for (size_t j = 0; j < panels; j++, b += panel_stride, c += PANEL) {
+        size_t r = 0;
+        for (; r + ROWS <= m; r += ROWS)
+            block(c + r * ldc, ldc, a + r * lda, lda, ROWS, k, b, 1, true);
+        if (r < m)
+            block(c + r * ldc, ldc, a + r * lda, lda, m - r, k, b, 1, true);
+    }
+}
+
+static void dots(REAL *s, size_t lds, const REAL *q, size_t ldq, size_t rows, const void *k, ptrdiff_t stride,
+                 size_t count, size_t columns, REAL scale)
+{
+    const char *row = k;
+    for (size_t c = 0; c < count; c++, row += stride)
+        for (size_t r = 0; r < rows; r++) {
+            REAL sum[8] = {0};
+            for (size_t d = 0; d < columns; d += 8)
+                for (size_t i = 0; i < 8; i++)
+                    sum[i] += q[r * ldq + d + i] * load(row, REAL_DTYPE, d + i);
+            s[r * lds + c] =
+                scale * (((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7])));
+        }
+}
+
+static void axpys(REAL *o, size_t ldo, const REAL *p, size_t ldp, size_t rows, const void *v, ptrdiff_t stride,
+                  size_t count, size_t columns)
+{
+    const char *row = v;
+    for (size_t c = 0; c < count; c++, row += stride)
+        for (size_t r = 0; r < rows; r++)
+            for (size_t d = 0; d < columns; d++)
+                o[r * ldo + d] += p[r * ldp + c] * load(row, REAL_DTYPE, d);
+}
+
+static REAL row_max(const REAL *s, size_t n)
+{
+    REAL max[PANEL];
+    for (size_t j = 0; j < PANEL; j++)
+        max[j] = -(REAL)INFINITY;
+    for (size_t i = 0; i < n; i += PANEL)
+        for (size_t j = 0; j < PANEL; j++)
+            max[j] = s[i + j] > max[j] ? s[i + j] : max[j];
+    for (size_t width = PANEL / 2; width; width /= 2)
+        for (size_t j = 0; j < width; j++)
+            max[j] = max[j + width] > max[j] ? max[j + width] : max[j];
+    return max[0];
+}
+
+static REAL row_exp(REAL *s, size_t n, REAL m)
+{
+    REAL sum[PANEL] = {0};
+    for (size_t i = 0; i < n; i += PANEL)
+        for (size_t j = 0; j < PANEL; j++) {
+            s[i + j] = REAL_EXP(s[i + j] - m);
+            sum[j] += s[i + j];
+        }
+    for (size_t width = PANEL / 2; width; width /= 2)
+        for (size_t j = 0; j < width; j++)
+            sum[j] += sum[j + width];
+    return sum[0];
+}
+
+static void row_scale(REAL *o, size_t n, REAL factor)
+{
+    for (size_t i = 0; i < n; i++)
+        o[i] *= factor;
+}
+
+static bool row_mask(REAL *s, const uint8_t *allowed, size_t n)
+{
+    uint8_t any = 0;
+    for (size_t i = 0; i < n; i++) {
+        s[i] = allowed[i] ? s[i] : -(REAL)INFINITY;
+        any |= allowed[i];
+    }
+    return any != 0;
+}
+
+static REAL peak(size_t rounds)
+{
+    REAL sum[8][PANEL];
+    for (size_t i = 0; i < 8; i++)
+        for (size_t j = 0; j < PANEL; j++)
+            sum[i][j] = (REAL)(i + j);
+    for (size_t round = 0; round < rounds; round++)
+        for (size_t i = 0; i < 8; i++)
+            for (size_t j = 0; j < PANEL; j++)
+                sum[i][j] = sum[i][j] * (REAL)0.999 + (REAL)0.001;
+    REAL total = 0;
+    for (size_t i = 0; i < 8; i++)
+        for (size_t j = 0; j < PANEL; j++)
+            total += sum[i][j];
+    return total;
+}
+
+void NAME(cpu_kernels_generic)(NAME(cpu_kernels) * kernels)
+{
+    *kernels = (NAME(cpu_kernels)){
+        .name = "generic",
+        .lanes = 4 * sizeof(float) / sizeof(REAL),
+        .load_rows = load_rows,
+        .pack_k = pack_k,
+        .pack_v = pack_v,
+        .finite = all_finite,
+        .store_row = store_row,
+        .multiply = multiply,
+        .multiply_add = multiply_add,
+        .dots = dots,
+        .axpys = axpys,
+        .row_max = row_max,
+        .row_exp = row_exp,
+        .row_scale = row_scale,
+        .row_mask = row_mask,
+        .peak = peak,
+        .peak_flops = 2 * 8 * PANEL,
+    };
+}

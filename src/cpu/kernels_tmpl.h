@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The table of inner kernels for one arithmetic type. Included by cpu/kernels.h once for float and once for double,
+ * with REAL and NAME defined. Matrices are row-major, leading dimensions (ld) are in elements of REAL; storage in
+ * tensors is read and written at any alignment, `stride` bytes from row to row.
+ *
+ * A packed matrix is a sequence of panels of ATTUNE__PANEL columns: panel j holds element (p, 16 j + c) at
+ * j * panel_stride + 16 p + c, so that the innermost loop of a product reads it in order, whatever the vector width.
+ */
+
+typedef struct NAME(cpu_kernels) {
+    const char *name;
+    uint32_t lanes; /* of one vector */
+
+    /* to[r][c] = from[r][c] * scale. columns is a multiple of 8. */
+    void (*load_rows)(REAL *to, size_t ld, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
+                      size_t columns, REAL scale);
+    /* Packs the transpose: rows of `from` become columns of the packed matrix, zeros up to a whole panel. panel_stride
+     * is 16 * columns; columns is a multiple of 8. */
+    void (*pack_k)(REAL *to, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows, size_t columns);
+    /* Packs as it stands, zero columns up to a whole panel. False if an element is infinite or NaN. */
+    bool (*pack_v)(REAL *to, size_t panel_stride, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
+                   size_t columns);
+    /* False if an element is infinite or NaN. */
+    bool (*finite)(const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows, size_t columns);
+    /* to[c] = from[c] / divisor, rounded to dtype. columns is a multiple of 8. */
+    void (*store_row)(void *to, attune_dtype dtype, const REAL *from, size_t columns, REAL divisor);
+
+    /* c = scale * a b and c += a b, for a of m x k and packed b of k x 16 * panels. */
+    void (*multiply)(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t m, size_t k, const REAL *b,
+                     size_t panel_stride, size_t panels, REAL scale);
+    void (*multiply_add)(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t m, size_t k, const REAL *b,
+                         size_t panel_stride, size_t panels);
+
+    /* The same products for few rows, where packing would cost more than it saves: b is rows of REAL in place.
+     * s[r][c] = scale * dot(q[r], k[c]) for c < count; columns is a multiple of 8. */
+    void (*dots)(REAL *s, size_t lds, const REAL *q, size_t ldq, size_t rows, const void *k, ptrdiff_t stride,
+                 size_t count, size_t columns, REAL scale);
+    /* o[r] += sum of p[r][c] v[c] over c < count; columns is a multiple of 8. */
+    void (*axpys)(REAL *o, size_t ldo, const REAL *p, size_t ldp, size_t rows, const void *v, ptrdiff_t stride,
+                  size_t count, size_t columns);
+
+    /* Rows of scores: n is a multiple of 16. */
+    REAL (*row_max)(const REAL *s, size_t n);          /* -inf if all are NaN: NaN is found in the sum */
+    REAL (*row_exp)(REAL *s, size_t n, REAL m);        /* s = exp(s - m), which must be <= 0 or NaN; returns the sum */
+    void (*row_scale)(REAL *o, size_t n, REAL factor); /* n is a multiple of 8 */
+    /* s = -inf where allowed is 0; returns whether any is not. Any n. */
+    bool (*row_mask)(REAL *s, const uint8_t *allowed, size_t n);
+
+    /* Runs `rounds` rounds of peak_flops independent operations each; the result only keeps them alive. */
+    REAL (*peak)(size_t rounds);
+    uint32_t peak_flops;
+} NAME(cpu_kernels);
+
+/* Fills the whole table with portable C. */
+void NAME(cpu_kernels_generic)(NAME(cpu_kernels) * kernels);

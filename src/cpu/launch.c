@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A call: cut into items, which the threads of the pool take one after another, each with its scratch in the caller's
+ * workspace. The work is done on return.
+ */
+#include "cpu/cpu.h"
+
+#include <time.h>
+
+#include "base/error.h"
+
+/* Of the arrays of a thread: what the widest vector and the expressions' scratch ask for. */
+#define ALIGNMENT ((size_t)64)
+
+static size_t align(size_t bytes)
+{
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* Cuts the call into items. A decode item has all query heads of a group when their lists are the same, so that k and v
+ * are read once for the group. */
+static void cut(attune__cpu_run *run, bool decode)
+{
+    const attune__forward *call = run->call;
+    const attune_mask *mask = call->mask;
+    const int64_t group = call->heads / call->kv_heads;
+    const bool together = decode && (!mask || mask->stored_heads == 1);
+    run->head_step = !together ? 1 : group < (int64_t)run->block_m ? (size_t)group : run->block_m;
+    run->q_step = run->block_m / run->head_step;
+    run->head_chunks = (group + (int64_t)run->head_step - 1) / (int64_t)run->head_step;
+
+    run->q_block = mask ? mask->q_block : (int64_t)run->q_step;
+    if ((int64_t)run->q_step > run->q_block)
+        run->q_step = (size_t)run->q_block;
+    const int64_t step = (int64_t)run->q_step;
+    const int64_t in_block = (run->q_block + step - 1) / step;
+    run->q_chunks = call->q_len / run->q_block * in_block + (call->q_len % run->q_block + step - 1) / step;
+
+    run->splits = decode && run->program->choice.split_kv > 1 ? run->program->choice.split_kv : 1;
+    run->items = run->q_chunks * call->batch * call->kv_heads * run->head_chunks * run->splits;
+}
+
+/* Captures of the score expression as arrays; entries of parameters stay empty. */
+static void bind(const attune__cpu_run *run, attune_array *captures)
+{
+    const attune_expr *score = run->program->score;
+    for (uint32_t i = 0; score && i < score->symbol_count; i++) {
+        const attune_tensor *tensor = &run->call->captures[i];
+        captures[i] = (attune_array){.data = NULL};
+        if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE)
+            continue;
+        captures[i].data = attune__cpu_memory(tensor->buffer) + tensor->offset;
+        captures[i].dtype = tensor->dtype;
+        captures[i].rank = tensor->rank;
+        for (uint32_t j = 0; j < tensor->rank; j++) {
+            captures[i].size[j] = tensor->size[j];
+            captures[i].stride[j] = tensor->stride[j];
+        }
+    }
+}
+
+static attune_status launch(const attune__program *program, const attune__forward *call, bool decode, uint64_t *value)
+{
+    const attune__cpu_program *mine = (const attune__cpu_program *)program;
+    attune__cpu_device *device = (attune__cpu_device *)program->device;
+    const double start = call->seconds ? now() : 0;
+    const bool f64 = mine->shape.dtype == ATTUNE_F64;
+    const size_t real = f64 ? sizeof(double) : sizeof(float);
+    attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__cpu_run run = {
+        .device = device,
+        .program = mine,
+        .call = call,
+        .score = {captures, call->parameters},
+        .block_m = mine->choice.block_m,
+        .block_n = mine->choice.block_n,
+    };
+    bind(&run, captures);
+    cut(&run, decode);
+
+    /* The workspace: parts of splits, then scratch for as many threads as fit. The base may be a caller's pointer. */
+    run.scratch_bytes = (size_t)attune__cpu_thread_size(&mine->shape, mine->choice.block_m, mine->choice.block_n);
+    const size_t rows = (size_t)(call->batch * call->heads * call->q_len);
+    const size_t parts_bytes = (size_t)attune__split_size(&mine->shape, run.splits, (uint32_t)real);
+    char *base = call->workspace ? attune__cpu_memory(call->workspace) + call->workspace_offset : NULL;
+    const size_t skew = (ALIGNMENT - (uintptr_t)base % ALIGNMENT) % ALIGNMENT;
+    const uint64_t room = call->workspace ? call->workspace->size - call->workspace_offset : 0;
+    if (room < skew + parts_bytes + run.scratch_bytes)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "the workspace has %llu bytes at %p, but one thread needs %llu from a multiple of %zu on",
+                            (unsigned long long)room, (void *)base, (unsigned long long)parts_bytes + run.scratch_bytes,
+                            ALIGNMENT);
+    run.parts = base + skew;
+    run.ml = run.parts + align(rows * run.splits * mine->shape.head_dim_v * real);
+    run.scratch = run.parts + parts_bytes;
+    const uint64_t fit = (room - skew - parts_bytes) / run.scratch_bytes;
+    uint32_t threads = attune__pool_threads(device->pool);
+    if (threads > fit)
+        threads = (uint32_t)fit;
+    if ((int64_t)threads > run.items)
+        threads = (uint32_t)run.items;
+
+    if (run.items)
+        attune__pool_run(device->pool, threads, f64 ? attune__cpu_items_f64 : attune__cpu_items_f32, &run);
+    if (run.splits > 1) {
+        atomic_store_explicit(&run.next, 0, memory_order_relaxed);
+        if (threads > rows)
+            threads = (uint32_t)rows;
+        attune__pool_run(device->pool, threads, f64 ? attune__cpu_merge_f64 : attune__cpu_merge_f32, &run);
+    }
+    if (call->seconds)
+        *call->seconds = now() - start;
+    *value = 0;
+    return ATTUNE_OK;
+}
+
+attune_status attune__cpu_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                  uint64_t *value)
+{
+    (void)queue;
+    return launch(program, call, false, value);
+}
+
+attune_status attune__cpu_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                 uint64_t *value)
+{
+    (void)queue;
+    return launch(program, call, true, value);
+}

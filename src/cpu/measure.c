@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT */
+/* The peaks that shares are reported of: independent multiply-adds, and a large copy, on all threads. */
+#include "cpu/cpu.h"
+
+#include <string.h>
+#include <time.h>
+
+#include "base/alloc.h"
+
+#define SECONDS    0.3
+#define COPY_BYTES ((size_t)64 << 20)
+
+typedef struct measurement {
+    const attune__cpu_device *device;
+    bool f64;
+    size_t rounds; /* of each thread */
+    char *to, *from;
+    uint32_t threads;
+    _Atomic double sink; /* keeps the arithmetic alive */
+} measurement;
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static void multiply_adds(void *user, uint32_t thread)
+{
+    (void)thread;
+    measurement *m = user;
+    double result = m->f64 ? m->device->f64.peak(m->rounds) : (double)m->device->f32.peak(m->rounds);
+    atomic_store_explicit(&m->sink, result, memory_order_relaxed);
+}
+
+static void copy(void *user, uint32_t thread)
+{
+    const measurement *m = user;
+    const size_t begin = COPY_BYTES / m->threads * thread;
+    const size_t end = thread + 1 == m->threads ? COPY_BYTES : COPY_BYTES / m->threads * (thread + 1);
+    memcpy(m->to + begin, m->from + begin, end - begin);
+}
+
+attune_status attune__cpu_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth)
+{
+    attune__cpu_device *mine = (attune__cpu_device *)device;
+    measurement m = {.device = mine, .f64 = dtype == ATTUNE_F64, .threads = attune__pool_threads(mine->pool)};
+    if (bandwidth) {
+        const attune_allocator *allocator = &device->host.allocator;
+        m.from = attune__alloc_raw(allocator, COPY_BYTES, 1);
+        m.to = m.from ? attune__alloc_raw(allocator, COPY_BYTES, 1) : NULL;
+        if (!m.to) {
+            attune__free(allocator, m.from);
+            return ATTUNE_OUT_OF_HOST_MEMORY;
+        }
+        memset(m.from, 1, COPY_BYTES);
+        memset(m.to, 2, COPY_BYTES);
+        double best = 0;
+        for (const double start = now(); now() - start < SECONDS;) {
+            const double before = now();
+            attune__pool_run(mine->pool, m.threads, copy, &m);
+            const double rate = 2.0 * (double)COPY_BYTES / (now() - before);
+            best = rate > best ? rate : best;
+        }
+        attune__free(allocator, m.to);
+        attune__free(allocator, m.from);
+        *bandwidth = best;
+    }
+    if (flops) {
+        const double round = m.f64 ? mine->f64.peak_flops : mine->f32.peak_flops;
+        double best = 0;
+        m.rounds = 1000;
+        for (const double start = now(); now() - start < SECONDS;) {
+            const double before = now();
+            attune__pool_run(mine->pool, m.threads, multiply_adds, &m);
+            const double seconds = now() - before;
+            const double rate = round * (double)m.rounds * m.threads / seconds;
+            /* A run that is long against waking the threads counts. */
+            if (seconds < 0.02)
+                m.rounds *= 2;
+            else
+                best = rate > best ? rate : best;
+        }
+        *flops = best;
+    }
+    return ATTUNE_OK;
+}

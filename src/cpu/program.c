@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/* Programs: nothing is compiled, so that a program is the choice with what each call needs of it. */
+#include "cpu/cpu.h"
+
+#include "base/alloc.h"
+
+attune_status attune__cpu_program_create(attune_device *device, const attune__program_desc *desc,
+                                         attune__program **program)
+{
+    attune__cpu_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.device = device;
+    made->shape = *desc->shape;
+    made->choice = *desc->choice;
+    made->score = desc->score;
+    *program = &made->base;
+    return ATTUNE_OK;
+}
+
+void attune__cpu_program_destroy(attune__program *program)
+{
+    const attune_allocator allocator = program->device->host.allocator;
+    attune__free(&allocator, program);
+}

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT */
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* sched_getaffinity */
+#endif
+#include "cpu/threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+
+/* Looks for work or its end this often before sleeping: some ten microseconds, a futex's round trip. */
+#define SPINS 500
+
+/* What a generation runs. */
+typedef struct job {
+    attune__pool_fn fn;
+    void *user;
+    uint32_t threads;
+} job;
+
+typedef struct worker {
+    attune__pool *pool;
+    uint32_t number;
+    pthread_t thread;
+} worker;
+
+struct attune__pool {
+    attune_allocator allocator;
+    uint32_t threads;     /* the caller and the workers that started */
+    pthread_mutex_t turn; /* held by the caller whose job runs */
+    pthread_mutex_t lock; /* guards job and stop, and both conditions */
+    pthread_cond_t work, done;
+    job job;
+    bool stop;
+    atomic_uint generation; /* changes, under the lock, when there is a new job or the end */
+    atomic_uint pending;    /* workers that have not finished the job */
+    worker workers[];
+};
+
+uint32_t attune__pool_cores(void)
+{
+#if defined(__linux__)
+    cpu_set_t set;
+    if (!sched_getaffinity(0, sizeof set, &set)) {
+        int count = CPU_COUNT(&set);
+        if (count > 0)
+            return (uint32_t)count;
+    }
+#endif
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? (uint32_t)online : 1;
+}
+
+static inline void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void *work(void *user)
+{
+    const worker *self = user;
+    attune__pool *pool = self->pool;
+    unsigned seen = 0;
+    for (;;) {
+        for (int i = 0; i < SPINS && atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen; i++)
+            relax();
+        /* The job is read under the lock with its generation: a worker that a job does not need may come so late that
+         * the next one is there. */
+        pthread_mutex_lock(&pool->lock);
+        while (atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen)
+            pthread_cond_wait(&pool->work, &pool->lock);
+        seen = atomic_load_explicit(&pool->generation, memory_order_relaxed);
+        const job todo = pool->job;
+        bool stop = pool->stop;
+        pthread_mutex_unlock(&pool->lock);
+        if (stop)
+            return NULL;
+        if (self->number >= todo.threads)
+            continue;
+        todo.fn(todo.user, self->number);
+        if (atomic_fetch_sub_explicit(&pool->pending, 1, memory_order_acq_rel) == 1) {
+            pthread_mutex_lock(&pool->lock);
+            pthread_cond_signal(&pool->done);
+            pthread_mutex_unlock(&pool->lock);
+        }
+    }
+}
+
+attune__pool *attune__pool_create(const attune_allocator *allocator, uint32_t threads)
+{
+    uint32_t workers = threads > 1 ? threads - 1 : 0;
+    attune__pool *pool = attune__alloc(allocator, 1, sizeof *pool + workers * sizeof pool->workers[0]);
+    if (!pool)
+        return NULL;
+    pool->allocator = *allocator;
+    pool->threads = 1;
+    pthread_mutex_init(&pool->turn, NULL);
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->work, NULL);
+    pthread_cond_init(&pool->done, NULL);
+    /* Workers inherit the mask: the engine's signals go to the engine's threads. */
+    sigset_t all, before;
+    sigfillset(&all);
+    bool masked = workers && !pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (uint32_t i = 0; i < workers; i++) {
+        worker *w = &pool->workers[i];
+        w->pool = pool;
+        w->number = i + 1;
+        if (pthread_create(&w->thread, NULL, work, w))
+            break;
+        pool->threads++;
+    }
+    if (masked)
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return pool;
+}
+
+void attune__pool_destroy(attune__pool *pool)
+{
+    if (!pool)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    pool->stop = true;
+    atomic_fetch_add_explicit(&pool->generation, 1, memory_order_relaxed);
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+    for (uint32_t i = 0; i + 1 < pool->threads; i++)
+        pthread_join(pool->workers[i].thread, NULL);
+    pthread_cond_destroy(&pool->done);
+    pthread_cond_destroy(&pool->work);
+    pthread_mutex_destroy(&pool->lock);
+    pthread_mutex_destroy(&pool->turn);
+    attune_allocator allocator = pool->allocator;
+    attune__free(&allocator, pool);
+}
+
+uint32_t attune__pool_threads(const attune__pool *pool)
+{
+    return pool->threads;
+}
+
+void attune__pool_run(attune__pool *pool, uint32_t threads, attune__pool_fn fn, void *user)
+{
+    if (threads <= 1) {
+        fn(user, 0);
+        return;
+    }
+    pthread_mutex_lock(&pool->turn);
+    pthread_mutex_lock(&pool->lock);
+    pool->job = (job){fn, user, threads};
+    atomic_store_explicit(&pool->pending, threads - 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&pool->generation, 1, memory_order_relaxed);
+    pthread_cond_broadcast(&pool->work);
+    pthread_mutex_unlock(&pool->lock);
+    fn(user, 0);
+    for (int i = 0; i < SPINS && atomic_load_explicit(&pool->pending, memory_order_acquire); i++)
+        relax();
+    if (atomic_load_explicit(&pool->pending, memory_order_acquire)) {
+        pthread_mutex_lock(&pool->lock);
+        while (atomic_load_explicit(&pool->pending, memory_order_acquire))
+            pthread_cond_wait(&pool->done, &pool->lock);
+        pthread_mutex_unlock(&pool->lock);
+    }
+    pthread_mutex_unlock(&pool->turn);
+}
