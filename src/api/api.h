@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT */
+/* The handles and checks of the public functions. Every argument is checked once, here; below it, input is trusted. */
+#ifndef ATTUNE_API_API_H
+#define ATTUNE_API_API_H
+
+#include "backend.h"
+#include "base/alloc.h"
+#include "base/desc.h"
+#include "base/error.h"
+
+struct attune_instance {
+    atomic_uint references;
+    attune__host host;
+};
+
+struct attune_plan {
+    attune_device *device;
+    attune__shape shape;
+    attune_kernel_options options; /* as given: explain repeats them */
+    attune__decision decision;
+    const attune_expr *mask;  /* retained; NULL = none */
+    const attune_expr *score; /* retained; NULL = none */
+    attune__program *program;
+};
+
+/* Uploads of a mask, one for each device. */
+struct attune__mask_upload {
+    struct attune__mask_upload *next;
+    attune_device *device;            /* retained */
+    attune__device_mask *device_mask; /* NULL where the backend reads the host's lists */
+};
+
+attune_instance *attune__instance_retain(attune_instance *instance);
+void attune__instance_release(attune_instance *instance);
+attune_device *attune__device_retain(attune_device *device);
+void attune__device_release(attune_device *device);
+
+/* A device that can be used: not NULL, not lost, not carried over a fork. */
+attune_status attune__device_check(const attune_device *device);
+
+/* "NAME is NULL" as a status. */
+attune_status attune__check_not_null(const void *argument, const char *name);
+
+/*
+ * A tensor that lies in a buffer of the device: dtype, rank, sizes, offset alignment, every element inside. Zero
+ * strides are resolved in place. `writable` also refuses overlap with itself; `contiguous_row` wants the last stride to
+ * be 1.
+ */
+typedef struct attune__tensor_rule {
+    const char *name;
+    const attune_device *device;
+    attune_dtype dtype; /* 0 = any */
+    uint32_t rank;
+    bool writable, contiguous_row;
+} attune__tensor_rule;
+attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_rule *rule);
+
+/* Host arrays: the same without a buffer. */
+attune_status attune__array_check(attune_array *array, const char *name);
+
+/* Host captures and parameters of an expression, resolved in symbol order into arrays of ATTUNE_EXPR_MAX_SYMBOLS. */
+attune_status attune__bind_host(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,
+                                const attune_parameter *parameters, uint32_t parameter_count, attune_array *arrays,
+                                attune__value *values);
+
+#endif

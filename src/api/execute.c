@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: MIT */
+/* The hot calls: check, resolve, launch. Nothing here allocates, compiles or waits. */
+#include "api/api.h"
+
+#include <math.h>
+#include <string.h>
+
+static attune_status check_size(const char *name, const attune_tensor *tensor, uint32_t dimension, const char *what,
+                                int64_t wanted)
+{
+    if (tensor->size[dimension] != wanted)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.size[%u] is %lld, expected %s, %lld", name, dimension,
+                            (long long)tensor->size[dimension], what, (long long)wanted);
+    return ATTUNE_OK;
+}
+
+static attune_status check_at_most(const char *what, int64_t value, int64_t limit)
+{
+    if (value > limit)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %lld, but the plan was made for at most %lld", what,
+                            (long long)value, (long long)limit);
+    return ATTUNE_OK;
+}
+
+/* q, k, v and o against the plan and one another. */
+static attune_status check_attention(const attune_plan *plan, attune__forward *call, bool o_writable)
+{
+    const attune__shape *shape = &plan->shape;
+    attune__tensor_rule rule = {"q", plan->device, shape->dtype, 4, false, true};
+    ATTUNE__TRY(attune__tensor_check(&call->q, &rule));
+    rule.name = "k";
+    ATTUNE__TRY(attune__tensor_check(&call->k, &rule));
+    rule.name = "v";
+    ATTUNE__TRY(attune__tensor_check(&call->v, &rule));
+    rule.name = "o";
+    rule.writable = o_writable;
+    ATTUNE__TRY(attune__tensor_check(&call->o, &rule));
+
+    call->batch = call->q.size[0];
+    call->heads = call->q.size[1];
+    call->q_len = call->q.size[2];
+    call->kv_heads = call->k.size[1];
+    call->kv_len = call->k.size[2];
+    call->scale = shape->scale;
+    ATTUNE__TRY(check_at_most("batch (q.size[0])", call->batch, shape->batch));
+    ATTUNE__TRY(check_size("q", &call->q, 1, "the plan's heads", shape->heads));
+    ATTUNE__TRY(check_at_most("q_len (q.size[2])", call->q_len, shape->q_len));
+    ATTUNE__TRY(check_size("q", &call->q, 3, "the plan's head_dim", shape->head_dim));
+    if (call->k.size[0] != 1 || shape->kv_batch != 1)
+        ATTUNE__TRY(check_size("k", &call->k, 0, shape->kv_batch == 1 ? "the plan's kv_batch" : "the batch of q",
+                               shape->kv_batch == 1 ? 1 : call->batch));
+    ATTUNE__TRY(check_size("k", &call->k, 1, "the plan's kv_heads", shape->kv_heads));
+    ATTUNE__TRY(check_at_most("kv_len (k.size[2])", call->kv_len, shape->kv_len));
+    ATTUNE__TRY(check_size("k", &call->k, 3, "the plan's head_dim", shape->head_dim));
+    ATTUNE__TRY(check_size("v", &call->v, 0, "the batch of k", call->k.size[0]));
+    ATTUNE__TRY(check_size("v", &call->v, 1, "the heads of k", call->kv_heads));
+    ATTUNE__TRY(check_size("v", &call->v, 2, "the length of k", call->kv_len));
+    ATTUNE__TRY(check_size("v", &call->v, 3, "the plan's head_dim_v", shape->head_dim_v));
+    ATTUNE__TRY(check_size("o", &call->o, 0, "the batch of q", call->batch));
+    ATTUNE__TRY(check_size("o", &call->o, 1, "the heads of q", call->heads));
+    ATTUNE__TRY(check_size("o", &call->o, 2, "the length of q", call->q_len));
+    return check_size("o", &call->o, 3, "the plan's head_dim_v", shape->head_dim_v);
+}
+
+/* lse, row_max and d_lse: [batch, heads, q_len]. */
+static attune_status check_row_tensor(const attune_plan *plan, const attune__forward *call, const char *name,
+                                      bool writable, attune_tensor *tensor)
+{
+    const attune__tensor_rule rule = {name, plan->device, plan->shape.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32,
+                                      3,    writable,     false};
+    ATTUNE__TRY(attune__tensor_check(tensor, &rule));
+    ATTUNE__TRY(check_size(name, tensor, 0, "the batch of q", call->batch));
+    ATTUNE__TRY(check_size(name, tensor, 1, "the heads of q", call->heads));
+    return check_size(name, tensor, 2, "the length of q", call->q_len);
+}
+
+static attune_status check_mask(const attune_plan *plan, attune__forward *call)
+{
+    const attune__shape *shape = &plan->shape;
+    const attune_mask *mask = call->mask;
+    if (!mask)
+        return shape->block_mask
+                   ? attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask is NULL, but the plan was made for a block mask")
+                   : ATTUNE_OK;
+    if (!shape->block_mask)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask is given, but the plan was made without one: see "
+                                                     "attune_problem_set_mask");
+    if (mask->q_block != shape->mask_q_block || mask->kv_block != shape->mask_kv_block)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has blocks of %u x %u, the plan was made for %u x %u",
+                            mask->q_block, mask->kv_block, shape->mask_q_block, shape->mask_kv_block);
+    /* A mask whose blocks are all full evaluates nothing, so that any plan serves it. */
+    if (mask->expr && (!plan->mask || memcmp(&mask->expr->hash, &plan->mask->hash, sizeof mask->expr->hash)))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.mask has another expression than the plan: make a plan for it "
+                            "(attune_problem_set_mask)");
+    if (mask->batch != 1 && mask->batch != call->batch)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has batch %lld, q has %lld: expected the same or 1",
+                            (long long)mask->batch, (long long)call->batch);
+    if (mask->heads != 1 && mask->heads != call->heads)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has %lld heads, q has %lld: expected the same or 1",
+                            (long long)mask->heads, (long long)call->heads);
+    if (mask->q_len < call->q_len || mask->kv_len < call->kv_len)
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "args.mask was built for %lld x %lld, which is shorter than q_len %lld x kv_len %lld: rebuild it",
+            (long long)mask->q_len, (long long)mask->kv_len, (long long)call->q_len, (long long)call->kv_len);
+    const uint16_t length_bits = 1u << ATTUNE__VAR_Q_LEN | 1u << ATTUNE__VAR_KV_LEN;
+    if (mask->expr && (mask->expr->uses & length_bits) && (mask->q_len != call->q_len || mask->kv_len != call->kv_len))
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "args.mask uses q_len or kv_len and was built for %lld x %lld, not for %lld x %lld: rebuild it",
+            (long long)mask->q_len, (long long)mask->kv_len, (long long)call->q_len, (long long)call->kv_len);
+    for (const struct attune__mask_upload *u = mask->uploads; u; u = u->next)
+        if (u->device == plan->device) {
+            call->device_mask = u->device_mask;
+            return ATTUNE_OK;
+        }
+    return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask is not on device %s: call attune_mask_upload",
+                        plan->device->info.id);
+}
+
+/* Captures on the device in the order of the score expression's symbols. */
+static attune_status bind_captures(const attune_plan *plan, const attune_capture *captures, uint32_t count,
+                                   attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS])
+{
+    if (!plan->score)
+        return ATTUNE_OK;
+    if (count)
+        ATTUNE__TRY(attune__check_not_null(captures, "args.captures"));
+    for (uint32_t i = 0; i < plan->score->symbol_count; i++) {
+        const attune__symbol *symbol = &plan->score->symbols[i];
+        if (symbol->kind != ATTUNE_SYMBOL_CAPTURE)
+            continue;
+        uint32_t found = count;
+        for (uint32_t j = 0; j < count && found == count; j++)
+            if (captures[j].name && !strcmp(captures[j].name, symbol->name))
+                found = j;
+        if (found == count)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.captures has no \"%s\", which the score expression uses",
+                                symbol->name);
+        tensors[i] = captures[found].tensor;
+        ATTUNE__TRY(attune__tensor_check(&tensors[i], &(attune__tensor_rule){symbol->name, plan->device, symbol->dtype,
+                                                                             symbol->rank, false, false}));
+    }
+    return ATTUNE_OK;
+}
+
+static attune_status bind_parameters(const attune_plan *plan, const attune_parameter *parameters, uint32_t count,
+                                     attune__value values[ATTUNE_EXPR_MAX_SYMBOLS])
+{
+    if (!plan->score)
+        return ATTUNE_OK;
+    return attune__bind_host(plan->score, NULL, 0, parameters, count, NULL, values);
+}
+
+static attune_status check_workspace(const attune_plan *plan, const attune__forward *call)
+{
+    uint64_t wanted = plan->decision.choice.workspace;
+    if (!wanted)
+        return ATTUNE_OK;
+    if (!call->workspace)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace is NULL, but the plan needs %llu bytes",
+                            (unsigned long long)wanted);
+    if (call->workspace->device != plan->device)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace belongs to device %s, the plan to device %s",
+                            call->workspace->device->info.id, plan->device->info.id);
+    if (call->workspace_offset % 256)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace_offset is %llu, expected a multiple of 256",
+                            (unsigned long long)call->workspace_offset);
+    uint64_t size = call->workspace->size;
+    if (call->workspace_offset > size || wanted > size - call->workspace_offset)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.workspace has %llu bytes from offset %llu on, the plan needs %llu",
+                            (unsigned long long)(size > call->workspace_offset ? size - call->workspace_offset : 0),
+                            (unsigned long long)call->workspace_offset, (unsigned long long)wanted);
+    return ATTUNE_OK;
+}
+
+static attune_status check_plan(const attune_plan *plan, const attune_queue *queue, attune_direction direction)
+{
+    ATTUNE__TRY(attune__check_not_null(plan, "plan"));
+    ATTUNE__TRY(attune__check_not_null(queue, "queue"));
+    ATTUNE__TRY(attune__device_check(plan->device));
+    if (queue->device != plan->device)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "queue belongs to device %s, the plan to device %s",
+                            queue->device->info.id, plan->device->info.id);
+    if (plan->shape.direction != direction)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "the plan's direction is %s, this call is %s",
+                            plan->shape.direction == ATTUNE_FORWARD ? "forward" : "backward",
+                            direction == ATTUNE_FORWARD ? "forward" : "backward");
+    return ATTUNE_OK;
+}
+
+attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
+                             attune_completion *completion)
+{
+    ATTUNE__TRY(check_plan(plan, queue, ATTUNE_FORWARD));
+    attune_forward_args a;
+    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
+    attune__forward call = {
+        .q = a.q,
+        .k = a.k,
+        .v = a.v,
+        .o = a.o,
+        .lse = a.lse,
+        .row_max = a.row_max,
+        .mask = a.mask,
+        .workspace = a.workspace,
+        .workspace_offset = a.workspace_offset,
+        .seconds = a.seconds,
+    };
+    ATTUNE__TRY(check_attention(plan, &call, true));
+    if (call.lse.buffer) {
+        if (!plan->shape.lse)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "args.lse is given, but the plan was made without: set problem.lse");
+        ATTUNE__TRY(check_row_tensor(plan, &call, "lse", true, &call.lse));
+    }
+    if (call.row_max.buffer) {
+        if (!plan->shape.row_max)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "args.row_max is given, but the plan was made without: set problem.row_max");
+        ATTUNE__TRY(check_row_tensor(plan, &call, "row_max", true, &call.row_max));
+    }
+    ATTUNE__TRY(check_mask(plan, &call));
+    attune_tensor captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS];
+    ATTUNE__TRY(bind_captures(plan, a.captures, a.capture_count, captures));
+    ATTUNE__TRY(bind_parameters(plan, a.parameters, a.parameter_count, parameters));
+    call.captures = captures;
+    call.parameters = parameters;
+    ATTUNE__TRY(check_workspace(plan, &call));
+
+    const attune__backend *backend = plan->device->backend;
+    uint64_t value = 0;
+    ATTUNE__TRY(
+        (plan->decision.choice.decode ? backend->decode : backend->forward)(plan->program, queue, &call, &value));
+    if (completion)
+        *completion = (attune_completion){queue, value};
+    return ATTUNE_OK;
+}
+
+attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
+                              attune_completion *completion)
+{
+    /* attune_plan_create refuses the direction on every backend that lacks it, so that no plan arrives here before one
+     * has it. */
+    ATTUNE__TRY(check_plan(plan, queue, ATTUNE_BACKWARD));
+    (void)args;
+    (void)completion;
+    return attune__fail(ATTUNE_UNSUPPORTED, "device %s: %s", plan->device->info.id, plan->device->backend->missing);
+}
+
+attune_status attune_completion_wait(attune_completion completion, uint64_t timeout_ns)
+{
+    ATTUNE__TRY(attune__check_not_null(completion.queue, "completion.queue"));
+    attune_device *device = completion.queue->device;
+    ATTUNE__TRY(attune__device_check(device));
+    if (!device->backend->wait)
+        return ATTUNE_OK;
+    return device->backend->wait(completion.queue, completion.value, timeout_ns);
+}

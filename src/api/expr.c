@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT */
+/* Expressions. */
+#include "api/api.h"
+
+#include <string.h>
+
+attune_status attune_expr_create(attune_instance *instance, attune_expr_kind kind, const char *text,
+                                 const attune_symbol *symbols, uint32_t symbol_count, attune_expr **expr)
+{
+    ATTUNE__TRY(attune__check_not_null(expr, "expr"));
+    *expr = NULL;
+    ATTUNE__TRY(attune__check_not_null(instance, "instance"));
+    ATTUNE__TRY(attune__check_not_null(text, "text"));
+    if (kind != ATTUNE_EXPR_MASK && kind != ATTUNE_EXPR_SCORE)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "kind is %d, expected ATTUNE_EXPR_MASK or ATTUNE_EXPR_SCORE",
+                            (int)kind);
+    if (symbol_count)
+        ATTUNE__TRY(attune__check_not_null(symbols, "symbols"));
+    return attune__expr_parse(&instance->host.allocator, kind, text, symbols, symbol_count, expr);
+}
+
+void attune_expr_destroy(attune_expr *expr)
+{
+    attune__expr_release(expr);
+}
+
+uint32_t attune_expr_symbol_count(const attune_expr *expr)
+{
+    return expr ? expr->symbol_count : 0;
+}
+
+attune_status attune_expr_symbol_get(const attune_expr *expr, uint32_t index, attune_symbol *symbol)
+{
+    ATTUNE__TRY(attune__check_not_null(expr, "expr"));
+    ATTUNE__TRY(attune__check_not_null(symbol, "symbol"));
+    if (index >= expr->symbol_count)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "index is %u, but the expression uses %u symbols", index,
+                            expr->symbol_count);
+    const attune__symbol *s = &expr->symbols[index];
+    *symbol = (attune_symbol){s->name, s->kind, s->dtype, s->rank};
+    return ATTUNE_OK;
+}
+
+void attune_expr_hash(const attune_expr *expr, uint64_t hash[2])
+{
+    for (int i = 0; i < 2; i++)
+        hash[i] = expr ? expr->hash.lane[i] : 0;
+}
+
+attune_status attune_expr_print(const attune_expr *expr, attune_expr_format format, char *buffer, size_t size,
+                                size_t *needed)
+{
+    ATTUNE__TRY(attune__check_not_null(expr, "expr"));
+    if (size)
+        ATTUNE__TRY(attune__check_not_null(buffer, "buffer"));
+    if (format != ATTUNE_EXPR_TEXT && format != ATTUNE_EXPR_IR && format != ATTUNE_EXPR_C)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_EXPR_TEXT, _IR or _C", (int)format);
+    return attune__expr_print(expr, format, buffer, size, needed);
+}
+
+attune_status attune__bind_host(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,
+                                const attune_parameter *parameters, uint32_t parameter_count, attune_array *arrays,
+                                attune__value *values)
+{
+    if (capture_count)
+        ATTUNE__TRY(attune__check_not_null(captures, "captures"));
+    if (parameter_count)
+        ATTUNE__TRY(attune__check_not_null(parameters, "parameters"));
+    return attune__bindings_resolve(expr, captures, capture_count, parameters, parameter_count, arrays, values);
+}
+
+attune_status attune_expr_evaluate(const attune_expr *expr, const attune_point *point,
+                                   const attune_host_capture *captures, uint32_t capture_count,
+                                   const attune_parameter *parameters, uint32_t parameter_count, float *value)
+{
+    ATTUNE__TRY(attune__check_not_null(expr, "expr"));
+    ATTUNE__TRY(attune__check_not_null(point, "point"));
+    ATTUNE__TRY(attune__check_not_null(value, "value"));
+    attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__value values[ATTUNE_EXPR_MAX_SYMBOLS];
+    ATTUNE__TRY(attune__bind_host(expr, captures, capture_count, parameters, parameter_count, arrays, values));
+    attune__value result = attune__expr_point(expr, &(attune__bindings){arrays, values}, point);
+    *value = expr->kind == ATTUNE_EXPR_MASK ? (float)result.i : result.f;
+    return ATTUNE_OK;
+}
+
+static void evaluate_row(const attune_expr *expr, bool f64, const attune__bindings *bindings, const attune__row *row,
+                         int32_t kv, size_t count, void *scratch, void *room, double *values)
+{
+    if (expr->kind == ATTUNE_EXPR_MASK) {
+        uint8_t *allowed = room;
+        attune__expr_mask_row(expr, bindings, row, kv, count, scratch, allowed);
+        for (size_t i = 0; i < count; i++)
+            values[i] = allowed[i];
+    } else if (f64) {
+        attune__expr_score_row_f64(expr, bindings, row, kv, count, scratch, values);
+    } else {
+        float *scores = room;
+        for (size_t i = 0; i < count; i++)
+            scores[i] = (float)values[i];
+        attune__expr_score_row_f32(expr, bindings, row, kv, count, scratch, scores);
+        for (size_t i = 0; i < count; i++)
+            values[i] = (double)scores[i];
+    }
+}
+
+attune_status attune_expr_evaluate_row(const attune_expr *expr, attune_dtype precision, const attune_point *first,
+                                       size_t count, const attune_host_capture *captures, uint32_t capture_count,
+                                       const attune_parameter *parameters, uint32_t parameter_count, double *values)
+{
+    ATTUNE__TRY(attune__check_not_null(expr, "expr"));
+    ATTUNE__TRY(attune__check_not_null(first, "first"));
+    ATTUNE__TRY(attune__check_not_null(values, "values"));
+    if (precision != ATTUNE_F32 && precision != ATTUNE_F64)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "precision is %s (%d), expected f32 or f64",
+                            attune_dtype_string(precision), (int)precision);
+    if (first->kv < 0 || count > (size_t)INT32_MAX - (size_t)first->kv)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "keys %d to %d + %zu pass the limit %d", first->kv, first->kv,
+                            count, INT32_MAX);
+    attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__value parameter_values[ATTUNE_EXPR_MAX_SYMBOLS];
+    ATTUNE__TRY(
+        attune__bind_host(expr, captures, capture_count, parameters, parameter_count, arrays, parameter_values));
+    const attune__bindings bindings = {arrays, parameter_values};
+    const attune__row row = {first->b, first->h, first->q, first->h_kv, first->q_len, first->kv_len};
+    enum { RUN = 1024 };
+    void *scratch = attune__alloc_raw(&expr->allocator, attune__expr_scratch_size(expr, RUN), 1);
+    if (!scratch)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    float room[RUN];
+    for (size_t done = 0; done < count; done += RUN) {
+        size_t run = count - done < RUN ? count - done : RUN;
+        evaluate_row(expr, precision == ATTUNE_F64, &bindings, &row, first->kv + (int32_t)done, run, scratch, room,
+                     values + done);
+    }
+    attune__free(&expr->allocator, scratch);
+    return ATTUNE_OK;
+}

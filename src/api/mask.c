@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: MIT */
+/* Block masks: arguments, and their copies on devices. */
+#include "api/api.h"
+
+/* Every index of the q x kv plane is an i32 in expressions and kernels. */
+#define MAX_LENGTH INT32_MAX
+
+static attune_status check_length(const char *name, int64_t value, int64_t *out)
+{
+    if (value < 0 || value > MAX_LENGTH)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.%s is %lld, expected 1 to %d", name, (long long)value,
+                            MAX_LENGTH);
+    *out = value ? value : 1;
+    return ATTUNE_OK;
+}
+
+static attune_status check_block(const char *name, uint32_t value, uint32_t *out)
+{
+    *out = value ? value : 128;
+    if (*out < 16 || *out > 1024 || *out % 16)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.%s is %u, expected a multiple of 16 from 16 to 1024, or 0 for 128", name, value);
+    return ATTUNE_OK;
+}
+
+static attune_status read_desc(const attune_mask_desc *given, attune_mask_desc *desc)
+{
+    ATTUNE__TRY(attune__desc_read(desc, sizeof *desc, given, sizeof *desc, "desc"));
+    if (!desc->q_len || !desc->kv_len)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.%s is 0, expected at least 1",
+                            desc->q_len ? "kv_len" : "q_len");
+    ATTUNE__TRY(check_length("q_len", desc->q_len, &desc->q_len));
+    ATTUNE__TRY(check_length("kv_len", desc->kv_len, &desc->kv_len));
+    ATTUNE__TRY(check_length("batch", desc->batch, &desc->batch));
+    ATTUNE__TRY(check_length("heads", desc->heads, &desc->heads));
+    if (!desc->kv_heads)
+        desc->kv_heads = desc->heads;
+    if (desc->kv_heads < 1 || desc->kv_heads > desc->heads || desc->heads % desc->kv_heads)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.kv_heads is %lld, which does not divide heads %lld",
+                            (long long)desc->kv_heads, (long long)desc->heads);
+    ATTUNE__TRY(check_block("q_block", desc->q_block, &desc->q_block));
+    return check_block("kv_block", desc->kv_block, &desc->kv_block);
+}
+
+static attune_status check_mask_expr(const attune_expr *expr)
+{
+    if (expr->kind != ATTUNE_EXPR_MASK)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "expr is a score expression, expected a mask: create it with ATTUNE_EXPR_MASK");
+    return ATTUNE_OK;
+}
+
+attune_status attune_mask_create(attune_instance *instance, const attune_mask_desc *desc, const attune_expr *expr,
+                                 const attune_host_capture *captures, uint32_t capture_count,
+                                 const attune_parameter *parameters, uint32_t parameter_count, attune_mask **mask)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    *mask = NULL;
+    ATTUNE__TRY(attune__check_not_null(instance, "instance"));
+    ATTUNE__TRY(attune__check_not_null(expr, "expr"));
+    attune_mask_desc d;
+    ATTUNE__TRY(read_desc(desc, &d));
+    ATTUNE__TRY(check_mask_expr(expr));
+    attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__value values[ATTUNE_EXPR_MAX_SYMBOLS];
+    ATTUNE__TRY(attune__bind_host(expr, captures, capture_count, parameters, parameter_count, arrays, values));
+    return attune__mask_build(&instance->host.allocator, &d, expr, arrays, values, mask);
+}
+
+attune_status attune_mask_create_lists(attune_instance *instance, const attune_mask_desc *desc,
+                                       const attune_mask_lists *lists, const attune_expr *expr,
+                                       const attune_host_capture *captures, uint32_t capture_count,
+                                       const attune_parameter *parameters, uint32_t parameter_count, attune_mask **mask)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    *mask = NULL;
+    ATTUNE__TRY(attune__check_not_null(instance, "instance"));
+    attune_mask_desc d;
+    ATTUNE__TRY(read_desc(desc, &d));
+    attune_mask_lists l;
+    ATTUNE__TRY(attune__desc_read(&l, sizeof l, lists, sizeof l, "lists"));
+    attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__value values[ATTUNE_EXPR_MAX_SYMBOLS];
+    if (expr) {
+        ATTUNE__TRY(check_mask_expr(expr));
+        ATTUNE__TRY(attune__bind_host(expr, captures, capture_count, parameters, parameter_count, arrays, values));
+    }
+    return attune__mask_from_lists(&instance->host.allocator, &d, &l, expr, arrays, values, mask);
+}
+
+attune_status attune_mask_create_dense(attune_instance *instance, const attune_mask_desc *desc,
+                                       const attune_array *dense, attune_mask **mask)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    *mask = NULL;
+    ATTUNE__TRY(attune__check_not_null(instance, "instance"));
+    ATTUNE__TRY(attune__check_not_null(dense, "dense"));
+    attune_mask_desc d;
+    ATTUNE__TRY(read_desc(desc, &d));
+    attune_array array = *dense;
+    ATTUNE__TRY(attune__array_check(&array, "dense"));
+    if (array.dtype != ATTUNE_BOOL && array.dtype != ATTUNE_U8)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "dense.dtype is %s, expected bool or u8",
+                            attune_dtype_string(array.dtype));
+    const int64_t wanted[ATTUNE_MAX_RANK] = {d.batch, d.heads, d.q_len, d.kv_len};
+    if (array.rank != ATTUNE_MAX_RANK)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "dense.rank is %u, expected 4: batch or 1, heads or 1, q_len, kv_len", array.rank);
+    for (uint32_t i = 0; i < ATTUNE_MAX_RANK; i++)
+        if (array.size[i] != wanted[i] && !(i < 2 && array.size[i] == 1))
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "dense.size[%u] is %lld, expected %lld%s", i,
+                                (long long)array.size[i], (long long)wanted[i], i < 2 ? " or 1" : "");
+    return attune__mask_from_dense(&instance->host.allocator, &d, &array, mask);
+}
+
+static void release_upload(struct attune__mask_upload *upload)
+{
+    attune_device *device = upload->device;
+    if (upload->device_mask)
+        device->backend->mask_release(upload->device_mask);
+    attune__device_release(device);
+}
+
+void attune_mask_destroy(attune_mask *mask)
+{
+    if (!mask)
+        return;
+    while (mask->uploads) {
+        struct attune__mask_upload *upload = mask->uploads;
+        mask->uploads = upload->next;
+        release_upload(upload);
+        attune__free(&mask->allocator, upload);
+    }
+    attune__mask_free(mask);
+}
+
+attune_status attune_mask_upload(attune_mask *mask, attune_device *device)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    ATTUNE__TRY(attune__device_check(device));
+    for (struct attune__mask_upload *u = mask->uploads; u; u = u->next)
+        if (u->device == device)
+            return ATTUNE_OK;
+    struct attune__mask_upload *upload = attune__alloc(&mask->allocator, 1, sizeof *upload);
+    if (!upload)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    if (device->backend->mask_upload) {
+        attune_status status = device->backend->mask_upload(device, mask, &upload->device_mask);
+        if (status != ATTUNE_OK) {
+            attune__free(&mask->allocator, upload);
+            return status;
+        }
+    }
+    upload->device = attune__device_retain(device);
+    upload->next = mask->uploads;
+    mask->uploads = upload;
+    return ATTUNE_OK;
+}
+
+attune_status attune_mask_lists_get(const attune_mask *mask, attune_mask_lists *lists)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    attune_mask_lists found = {.struct_size = sizeof found};
+    attune__mask_lists(mask, &found);
+    return attune__desc_write(lists, &found, sizeof found, sizeof found, "lists");
+}
+
+attune_status attune_mask_slice(const attune_mask *mask, const attune_mask_range *range, attune_mask **slice)
+{
+    ATTUNE__TRY(attune__check_not_null(slice, "slice"));
+    *slice = NULL;
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    attune_mask_range r;
+    ATTUNE__TRY(attune__desc_read(&r, sizeof r, range, sizeof r, "range"));
+    return attune__mask_slice(mask, &r, slice);
+}
+
+static attune_status combine(attune__op op, const attune_mask *a, const attune_mask *b, attune_mask **mask)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    *mask = NULL;
+    ATTUNE__TRY(attune__check_not_null(a, "a"));
+    if (op != ATTUNE__OP_NOT)
+        ATTUNE__TRY(attune__check_not_null(b, "b"));
+    return attune__mask_combine(op, a, b, mask);
+}
+
+attune_status attune_mask_and(const attune_mask *a, const attune_mask *b, attune_mask **mask)
+{
+    return combine(ATTUNE__OP_AND, a, b, mask);
+}
+
+attune_status attune_mask_or(const attune_mask *a, const attune_mask *b, attune_mask **mask)
+{
+    return combine(ATTUNE__OP_OR, a, b, mask);
+}
+
+attune_status attune_mask_not(const attune_mask *a, attune_mask **mask)
+{
+    return combine(ATTUNE__OP_NOT, a, NULL, mask);
+}
+
+attune_status attune_mask_stats_get(const attune_mask *mask, bool exact, attune_mask_stats *stats)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    attune_mask_stats found = {.struct_size = sizeof found};
+    ATTUNE__TRY(attune__mask_stats(mask, exact, &found));
+    return attune__desc_write(stats, &found, sizeof found, sizeof found, "stats");
+}
+
+static attune_status check_plane(const attune_mask *mask, int64_t batch, int64_t head)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    if (batch < 0 || batch >= mask->batch)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "batch is %lld, expected 0 to %lld", (long long)batch,
+                            (long long)mask->batch - 1);
+    if (head < 0 || head >= mask->heads)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "head is %lld, expected 0 to %lld", (long long)head,
+                            (long long)mask->heads - 1);
+    return ATTUNE_OK;
+}
+
+attune_status attune_mask_draw_text(const attune_mask *mask, int64_t batch, int64_t head, uint32_t columns,
+                                    uint32_t rows, char *buffer, size_t size, size_t *needed)
+{
+    ATTUNE__TRY(check_plane(mask, batch, head));
+    if (!columns || !rows)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "columns x rows is %u x %u, expected at least 1 x 1", columns,
+                            rows);
+    if (size)
+        ATTUNE__TRY(attune__check_not_null(buffer, "buffer"));
+    attune__mask_draw_text(mask, batch, head, columns, rows, buffer, size, needed);
+    return ATTUNE_OK;
+}
+
+attune_status attune_mask_draw_pixels(const attune_mask *mask, int64_t batch, int64_t head, uint8_t *pixels,
+                                      uint32_t *width, uint32_t *height)
+{
+    ATTUNE__TRY(check_plane(mask, batch, head));
+    ATTUNE__TRY(attune__check_not_null(width, "width"));
+    ATTUNE__TRY(attune__check_not_null(height, "height"));
+    if (!*width || !*height)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "width x height is %u x %u, expected at least 1 x 1", *width,
+                            *height);
+    attune__mask_draw_pixels(mask, batch, head, pixels, width, height);
+    return ATTUNE_OK;
+}

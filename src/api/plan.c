@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: MIT */
+/* Plans: the planner's choice for a device, with its program. */
+#include "api/api.h"
+
+#include <string.h>
+
+attune_status attune_problem_set_mask(attune_problem *problem, const attune_mask *mask)
+{
+    ATTUNE__TRY(attune__check_not_null(problem, "problem"));
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    problem->mask = mask->expr;
+    problem->block_mask = true;
+    problem->mask_q_block = mask->q_block;
+    problem->mask_kv_block = mask->kv_block;
+    return ATTUNE_OK;
+}
+
+static attune_status check_expr(const attune_expr *expr, attune_expr_kind kind, const char *name)
+{
+    if (expr && expr->kind != kind)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.%s is a %s expression", name,
+                            expr->kind == ATTUNE_EXPR_MASK ? "mask" : "score");
+    return ATTUNE_OK;
+}
+
+static attune_status prepare(attune_plan *plan, const attune_problem *problem, const attune_kernel_options *options)
+{
+    attune_device *device = plan->device;
+    ATTUNE__TRY(attune__shape_from_problem(problem, &plan->shape));
+    attune_problem p;
+    ATTUNE__TRY(attune__desc_read(&p, sizeof p, problem, sizeof p, "problem"));
+    ATTUNE__TRY(check_expr(p.mask, ATTUNE_EXPR_MASK, "mask"));
+    ATTUNE__TRY(check_expr(p.score, ATTUNE_EXPR_SCORE, "score"));
+    plan->mask = attune__expr_retain(p.mask);
+    plan->score = attune__expr_retain(p.score);
+    /* What the planner, which knows no expressions, needs of them. */
+    const uint16_t head_bits = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
+    plan->shape.mask_uses_head = !plan->mask || (plan->mask->uses & head_bits);
+    const attune_expr *exprs[2] = {plan->mask, plan->score};
+    for (int i = 0; i < 2; i++)
+        if (exprs[i]) {
+            uint64_t bytes = attune__expr_scratch_size(exprs[i], plan->shape.mask_kv_block);
+            if (bytes > plan->shape.expr_scratch)
+                plan->shape.expr_scratch = bytes;
+        }
+    plan->options = (attune_kernel_options){.struct_size = sizeof plan->options};
+    if (options)
+        ATTUNE__TRY(attune__desc_read(&plan->options, sizeof plan->options, options, sizeof plan->options, "options"));
+    ATTUNE__TRY(attune__plan_choose(&device->info.limits, &plan->shape, &plan->options, &plan->decision));
+
+    const attune__backend *backend = device->backend;
+    const attune_plan_choice *choice = &plan->decision.choice;
+    bool missing = choice->direction == ATTUNE_BACKWARD ? !backend->backward
+                   : choice->decode                     ? !backend->decode
+                                                        : !backend->forward;
+    if (missing)
+        return attune__fail(ATTUNE_UNSUPPORTED, "device %s has no %s pass: %s", device->info.id,
+                            choice->direction == ATTUNE_BACKWARD ? "backward"
+                            : choice->decode                     ? "decode"
+                                                                 : "forward",
+                            backend->missing);
+    const attune__program_desc desc = {&plan->shape, choice, plan->mask, plan->score};
+    return backend->program_create(device, &desc, &plan->program);
+}
+
+attune_status attune_plan_create(attune_device *device, const attune_problem *problem,
+                                 const attune_kernel_options *options, attune_plan **plan)
+{
+    ATTUNE__TRY(attune__check_not_null(plan, "plan"));
+    *plan = NULL;
+    ATTUNE__TRY(attune__device_check(device));
+    ATTUNE__TRY(attune__check_not_null(problem, "problem"));
+    attune_plan *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->device = attune__device_retain(device);
+    attune_status status = prepare(made, problem, options);
+    if (status != ATTUNE_OK) {
+        attune_plan_destroy(made);
+        return status;
+    }
+    *plan = made;
+    return ATTUNE_OK;
+}
+
+void attune_plan_destroy(attune_plan *plan)
+{
+    if (!plan)
+        return;
+    attune_device *device = plan->device;
+    if (plan->program)
+        device->backend->program_destroy(plan->program);
+    attune__expr_release(plan->mask);
+    attune__expr_release(plan->score);
+    attune_allocator allocator = device->host.allocator;
+    attune__free(&allocator, plan);
+    attune__device_release(device);
+}
+
+attune_status attune_plan_choice_get(const attune_plan *plan, attune_plan_choice *choice)
+{
+    ATTUNE__TRY(attune__check_not_null(plan, "plan"));
+    return attune__desc_write(choice, &plan->decision.choice, sizeof *choice, sizeof *choice, "choice");
+}
+
+attune_status attune_plan_explain(const attune_plan *plan, attune_text_format format, char *buffer, size_t size,
+                                  size_t *needed)
+{
+    ATTUNE__TRY(attune__check_not_null(plan, "plan"));
+    if (size)
+        ATTUNE__TRY(attune__check_not_null(buffer, "buffer"));
+    if (format != ATTUNE_TEXT && format != ATTUNE_JSON)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_TEXT or ATTUNE_JSON", (int)format);
+    return attune__plan_explain(&plan->device->info.limits, &plan->shape, &plan->options, &plan->decision, format,
+                                buffer, size, needed);
+}
+
+uint64_t attune_plan_workspace_size(const attune_plan *plan)
+{
+    return plan ? plan->decision.choice.workspace : 0;
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+/* Checks of tensors and host arrays. Products and sums of caller's figures are checked for overflow before they are
+ * believed. */
+#include "api/api.h"
+
+/* Resolves "all strides zero" and gives the lowest and highest element offset. */
+static attune_status resolve(const char *name, uint32_t rank, const int64_t *size, int64_t *stride, int64_t *lowest,
+                             int64_t *highest)
+{
+    bool zero = true;
+    for (uint32_t i = 0; i < rank; i++) {
+        if (size[i] < 1)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.size[%u] is %lld, expected at least 1", name, i,
+                                (long long)size[i]);
+        if (stride[i])
+            zero = false;
+    }
+    if (zero) {
+        int64_t step = 1;
+        for (uint32_t i = rank; i-- > 0;) {
+            stride[i] = step;
+            if (__builtin_mul_overflow(step, size[i], &step))
+                return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s has more than 2^63 elements", name);
+        }
+    }
+    *lowest = *highest = 0;
+    for (uint32_t i = 0; i < rank; i++) {
+        int64_t reach;
+        /* The stride of a single element is never taken: any number, also one whose negation overflows, means nothing.
+         */
+        if (size[i] == 1)
+            stride[i] = 1;
+        int64_t *end = stride[i] < 0 ? lowest : highest;
+        if (__builtin_mul_overflow(size[i] - 1, stride[i], &reach) || __builtin_add_overflow(*end, reach, end))
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.size[%u] %lld times its stride %lld exceeds 64 bits", name,
+                                i, (long long)size[i], (long long)stride[i]);
+    }
+    return ATTUNE_OK;
+}
+
+/* No two elements share memory if, from the smallest stride up, each step passes all that the inner dimensions reach.
+ */
+static attune_status check_distinct(const attune_tensor *tensor, const char *name)
+{
+    bool used[ATTUNE_MAX_RANK] = {false};
+    int64_t reach = 0;
+    for (uint32_t round = 0; round < tensor->rank; round++) {
+        uint32_t next = ATTUNE_MAX_RANK;
+        int64_t step = 0;
+        for (uint32_t i = 0; i < tensor->rank; i++) {
+            int64_t magnitude = tensor->stride[i] < 0 ? -tensor->stride[i] : tensor->stride[i];
+            if (!used[i] && (next == ATTUNE_MAX_RANK || magnitude < step)) {
+                next = i;
+                step = magnitude;
+            }
+        }
+        used[next] = true;
+        if (tensor->size[next] == 1)
+            continue;
+        if (step <= reach)
+            return attune__fail(
+                ATTUNE_INVALID_ARGUMENT,
+                "%s is an output and its stride[%u] %lld makes elements overlap: the inner dimensions reach "
+                "%lld elements",
+                name, next, (long long)tensor->stride[next], (long long)reach + 1);
+        reach += step * (tensor->size[next] - 1);
+    }
+    return ATTUNE_OK;
+}
+
+attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_rule *rule)
+{
+    const char *name = rule->name;
+    if (!tensor->buffer)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.buffer is NULL", name);
+    if (tensor->buffer->device != rule->device)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.buffer belongs to device %s, the plan to device %s%s", name,
+                            tensor->buffer->device->info.id, rule->device->info.id,
+                            tensor->buffer->device->backend == rule->device->backend ? " (opened separately)" : "");
+    size_t element = attune_dtype_size(tensor->dtype);
+    if (!element || (rule->dtype && tensor->dtype != rule->dtype))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.dtype is %s (%d), expected %s", name,
+                            attune_dtype_string(tensor->dtype), (int)tensor->dtype,
+                            rule->dtype ? attune_dtype_string(rule->dtype) : "a dtype");
+    if (tensor->rank != rule->rank)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.rank is %u, expected %u", name, tensor->rank, rule->rank);
+    if (tensor->offset % element)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.offset is %llu, which is no multiple of the %zu bytes of %s",
+                            name, (unsigned long long)tensor->offset, element, attune_dtype_string(tensor->dtype));
+    int64_t lowest, highest;
+    ATTUNE__TRY(resolve(name, tensor->rank, tensor->size, tensor->stride, &lowest, &highest));
+
+    uint64_t first = tensor->offset / element, elements = tensor->buffer->size / element;
+    if ((uint64_t)-lowest > first)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s begins %lld elements before its buffer: raise offset %llu",
+                            name, (long long)((uint64_t)-lowest - first), (unsigned long long)tensor->offset);
+    if (first >= elements || (uint64_t)highest > elements - 1 - first)
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "%s ends at element %llu of its buffer, which has %llu (%llu bytes of %s): check size, stride "
+            "and offset",
+            name, (unsigned long long)(first + (uint64_t)highest + 1), (unsigned long long)elements,
+            (unsigned long long)tensor->buffer->size, attune_dtype_string(tensor->dtype));
+    uint32_t last = tensor->rank - 1;
+    if (rule->contiguous_row && tensor->size[last] > 1 && tensor->stride[last] != 1)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "%s.stride[%u] is %lld, expected 1: the last dimension is contiguous", name, last,
+                            (long long)tensor->stride[last]);
+    if (rule->writable)
+        ATTUNE__TRY(check_distinct(tensor, name));
+    return ATTUNE_OK;
+}
+
+attune_status attune__array_check(attune_array *array, const char *name)
+{
+    if (!array->data)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.data is NULL", name);
+    if (!attune_dtype_size(array->dtype))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.dtype is %d, which is no dtype", name, (int)array->dtype);
+    if (array->rank < 1 || array->rank > ATTUNE_MAX_RANK)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.rank is %u, expected 1 to %d", name, array->rank,
+                            ATTUNE_MAX_RANK);
+    int64_t lowest, highest;
+    return resolve(name, array->rank, array->size, array->stride, &lowest, &highest);
+}
