@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: MIT */
+/* One attention problem on a device, through the public API as an engine would: mask, plan, buffers, launch, results.
+ */
+#include "bench/reference.h"
+
+#include <string.h>
+
+typedef struct resources {
+    attune_mask *mask;
+    attune_plan *plan;
+    attune_buffer *q, *k, *v, *o, *lse, *row_max, *workspace;
+    attune_buffer *captures[ATTUNE_EXPR_MAX_SYMBOLS];
+} resources;
+
+#define TRY(call)                                                                                                      \
+    do {                                                                                                               \
+        attune_status status_ = (call);                                                                                \
+        if (status_ != ATTUNE_OK)                                                                                      \
+            return status_;                                                                                            \
+    } while (0)
+
+static uint64_t bytes_of(const array *a)
+{
+    return (uint64_t)array_count(a) * attune_dtype_size(a->dtype);
+}
+
+/* A contiguous tensor with an array's contents, or room for them. */
+static attune_status upload(attune_device *device, const array *a, bool contents, attune_buffer **buffer,
+                            attune_tensor *tensor)
+{
+    TRY(attune_buffer_create(device, bytes_of(a), buffer));
+    if (contents)
+        TRY(attune_buffer_write(*buffer, 0, a->data, bytes_of(a)));
+    *tensor = (attune_tensor){.buffer = *buffer, .dtype = a->dtype, .rank = a->rank};
+    memcpy(tensor->size, a->size, sizeof tensor->size);
+    return ATTUNE_OK;
+}
+
+static attune_status make_plan(attune_instance *instance, attune_device *device, const attention *a, attention_run *run,
+                               resources *r)
+{
+    attune_problem problem = {
+        .struct_size = sizeof problem,
+        .dtype = a->q.dtype,
+        .head_dim = (uint32_t)a->q.size[3],
+        .head_dim_v = (uint32_t)a->v.size[3],
+        .batch = a->q.size[0],
+        .kv_batch = a->k.size[0],
+        .heads = a->q.size[1],
+        .kv_heads = a->k.size[1],
+        .q_len = a->q.size[2],
+        .kv_len = a->k.size[2],
+        .scale = a->scale,
+        .score = a->score,
+        .lse = run->lse != NULL,
+        .row_max = run->row_max != NULL,
+    };
+    if (a->mask) {
+        const attune_mask_desc desc = {
+            .struct_size = sizeof desc,
+            .q_block = run->mask_q_block,
+            .kv_block = run->mask_kv_block,
+            .batch = problem.batch,
+            .heads = problem.heads,
+            .kv_heads = problem.kv_heads,
+            .q_len = problem.q_len,
+            .kv_len = problem.kv_len,
+        };
+        TRY(attune_mask_create(instance, &desc, a->mask, a->captures, a->capture_count, a->parameters,
+                               a->parameter_count, &r->mask));
+        TRY(attune_mask_upload(r->mask, device));
+        TRY(attune_problem_set_mask(&problem, r->mask));
+    }
+    TRY(attune_plan_create(device, &problem, run->options, &r->plan));
+    if (run->choice) {
+        run->choice->struct_size = sizeof *run->choice;
+        TRY(attune_plan_choice_get(r->plan, run->choice));
+    }
+    return ATTUNE_OK;
+}
+
+static attune_status run_on(attune_instance *instance, attune_device *device, const attention *a, attention_run *run,
+                            resources *r)
+{
+    TRY(make_plan(instance, device, a, run, r));
+    attune_forward_args args = {.struct_size = sizeof args, .mask = r->mask};
+    const attune_dtype rows = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    const array o = {.dtype = a->q.dtype, .rank = 4, .size = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]}};
+    const array row = {.dtype = rows, .rank = 3, .size = {a->q.size[0], a->q.size[1], a->q.size[2]}};
+    TRY(upload(device, &a->q, true, &r->q, &args.q));
+    TRY(upload(device, &a->k, true, &r->k, &args.k));
+    TRY(upload(device, &a->v, true, &r->v, &args.v));
+    TRY(upload(device, &o, false, &r->o, &args.o));
+    if (run->lse)
+        TRY(upload(device, &row, false, &r->lse, &args.lse));
+    if (run->row_max)
+        TRY(upload(device, &row, false, &r->row_max, &args.row_max));
+    attune_capture captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    for (uint32_t i = 0; i < a->capture_count; i++) {
+        const attune_array *h = &a->captures[i].array;
+        array data = {.dtype = h->dtype, .rank = h->rank, .data = (void *)(uintptr_t)h->data};
+        memcpy(data.size, h->size, sizeof data.size);
+        captures[i].name = a->captures[i].name;
+        TRY(upload(device, &data, true, &r->captures[i], &captures[i].tensor));
+    }
+    uint64_t workspace = attune_plan_workspace_size(r->plan);
+    if (workspace)
+        TRY(attune_buffer_create(device, workspace, &r->workspace));
+    args.captures = captures;
+    args.capture_count = a->capture_count;
+    args.parameters = a->parameters;
+    args.parameter_count = a->parameter_count;
+    args.workspace = r->workspace;
+    attune_completion completion;
+    TRY(attune_forward(r->plan, attune_device_queue(device), &args, &completion));
+    return attune_completion_wait(completion, UINT64_MAX);
+}
+
+/* Reads a result back into a float64 array of its shape. */
+static attune_status collect(attune_buffer *buffer, attune_dtype dtype, uint32_t rank, const int64_t *size, array *out,
+                             failure *why)
+{
+    array raw;
+    if (!array_create(&raw, dtype, rank, size, why))
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    attune_status status = attune_buffer_read(buffer, 0, raw.data, bytes_of(&raw));
+    if (status == ATTUNE_OK && !array_convert(&raw, ATTUNE_F64, out, why))
+        status = ATTUNE_OUT_OF_HOST_MEMORY;
+    array_free(&raw);
+    return status;
+}
+
+attune_status attention_forward(attune_instance *instance, attune_device *device, const attention *a,
+                                attention_run *run)
+{
+    resources r = {0};
+    failure why;
+    array results[3] = {{0}};
+    array *wanted[3] = {run->o, run->lse, run->row_max};
+    const attune_dtype rows = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    const int64_t size[4] = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]};
+    attune_status status = run_on(instance, device, a, run, &r);
+    attune_buffer *buffers[3] = {r.o, r.lse, r.row_max};
+    for (int i = 0; i < 3 && status == ATTUNE_OK; i++)
+        if (wanted[i])
+            status = collect(buffers[i], i ? rows : a->q.dtype, i ? 3 : 4, size, &results[i], &why);
+    for (int i = 0; i < 3; i++) {
+        if (status == ATTUNE_OK && wanted[i])
+            *wanted[i] = results[i];
+        else
+            array_free(&results[i]);
+    }
+    attune_mask_destroy(r.mask);
+    attune_plan_destroy(r.plan);
+    attune_buffer *all[] = {r.q, r.k, r.v, r.o, r.lse, r.row_max, r.workspace};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        attune_buffer_destroy(all[i]);
+    for (uint32_t i = 0; i < a->capture_count; i++)
+        attune_buffer_destroy(r.captures[i]);
+    return status;
+}

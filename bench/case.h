@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: MIT */
+/* A case folder: an attention problem and its answer as case.json and NPY files (tests/goldens/README.md). */
+#ifndef BENCH_CASE_H
+#define BENCH_CASE_H
+
+#include "bench/cli.h"
+#include "bench/reference.h"
+
+typedef struct case_folder {
+    char mask[512], score[512];
+    bool gradients; /* the folder has dq, dk and dv */
+    attention problem;
+    array o, lse; /* the answer */
+    cli_names names;
+} case_folder;
+
+/* Reads a folder; the JSON and the files are hostile until parsed. q, k and v are rounded to the dtype. Free with
+ * case_free. */
+bool case_load(attune_instance *instance, const char *folder, attune_dtype dtype, case_folder *c, failure *why);
+void case_free(case_folder *c);
+
+#endif

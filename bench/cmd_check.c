@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: MIT */
+/* attune check: a device against the float64 oracle, over the workloads in small or over a case folder. */
+#include "bench/cli.h"
+
+#include "bench/case.h"
+#include "bench/workload.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct check_options {
+    const char *folder, *device, *dtype, *kernel_options;
+    bool gradients;
+    const attune_kernel_options *kernel;
+} check_options;
+
+/* What a result is compared with; o, lse and row maxima in float64. */
+typedef struct answers {
+    double *room;
+    reference_result oracle, naive;
+    int64_t rows, head_dim_v;
+} answers;
+
+static bool answers_compute(const attention *a, answers *out, failure *why)
+{
+    out->rows = a->q.size[0] * a->q.size[1] * a->q.size[2];
+    out->head_dim_v = a->v.size[3];
+    const int64_t o = out->rows * out->head_dim_v, each = o + 2 * out->rows;
+    out->room = calloc(2 * (size_t)each, sizeof *out->room);
+    if (!out->room)
+        return failure_set(why, "out of memory: %lld results", (long long)each);
+    out->oracle = (reference_result){out->room, out->room + o, out->room + o + out->rows};
+    out->naive = (reference_result){out->room + each, out->room + each + o, out->room + each + o + out->rows};
+    return reference_compute(a, REFERENCE_ORACLE, NULL, 0, &out->oracle, why) &&
+           reference_compute(a, REFERENCE_NAIVE, NULL, 0, &out->naive, why);
+}
+
+static bool report(const char *name, const char *device, attune_dtype dtype, const char *field,
+                   const reference_error *e)
+{
+    (void)printf("%-4s %-32s %-8s %-4s %-8s max %.3g (bound %.3g, naive %.3g)  mean %.3g (bound %.3g)",
+                 e->pass ? "ok" : "FAIL", name, device, attune_dtype_string(dtype), field, e->max, e->bound_max,
+                 e->naive_max, e->mean, e->bound_mean);
+    if (e->pattern_errors)
+        (void)printf("  %lld wrong NaN, infinity or masked rows", (long long)e->pattern_errors);
+    (void)printf("\n");
+    return e->pass;
+}
+
+/* Compares one field with the oracle; the oracle of a case folder is its file, held to the f32 that it is stored in. */
+static bool compare(const char *name, const char *device, attune_dtype dtype, const char *field, attune_dtype output,
+                    const array *got, const double *oracle, const double *naive)
+{
+    reference_error error;
+    reference_compare(output, array_count(got), got->data, oracle, naive, &error);
+    return report(name, device, dtype, field, &error);
+}
+
+static int check_problem(attune_instance *instance, attune_device *device, const check_options *o, const char *name,
+                         const attention *a, const case_folder *file)
+{
+    attune_device_info info = {.struct_size = sizeof info};
+    failure why;
+    answers expected = {0};
+    array out = {0}, lse = {0}, row_max = {0};
+    attention_run job = {.options = o->kernel, .o = &out, .lse = &lse, .row_max = &row_max};
+    const attune_dtype dtype = a->q.dtype, rows = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    attune_status status = attune_device_info_get(device, &info);
+    if (status == ATTUNE_OK)
+        status = attention_forward(instance, device, a, &job);
+    if (status != ATTUNE_OK) {
+        cli_complain("%s on %s: %s", name, info.id, attune_last_error());
+        return cli_exit_of(status);
+    }
+    int code = EXIT_FAILED;
+    if (!answers_compute(a, &expected, &why)) {
+        cli_complain("%s: %s", name, why.message);
+    } else {
+        bool ok = compare(name, info.id, dtype, "o", dtype, &out, expected.oracle.o, expected.naive.o);
+        ok &= compare(name, info.id, dtype, "lse", rows, &lse, expected.oracle.lse, expected.naive.lse);
+        ok &= compare(name, info.id, dtype, "row_max", rows, &row_max, expected.oracle.row_max, expected.naive.row_max);
+        /* The file's inputs are f32: in f32 its answer is one more oracle, computed by somebody else. */
+        if (file && dtype == ATTUNE_F32) {
+            ok &= compare(name, info.id, dtype, "o file", dtype, &out, file->o.data, expected.naive.o);
+            ok &= compare(name, info.id, dtype, "lse file", rows, &lse, file->lse.data, expected.naive.lse);
+        }
+        code = ok ? EXIT_GOOD : EXIT_FAILED;
+    }
+    free(expected.room);
+    array_free(&out);
+    array_free(&lse);
+    array_free(&row_max);
+    return code;
+}
+
+/* The library has to say itself why it has no gradients. */
+static int check_gradients(attune_device *device, const attention *a)
+{
+    attune_problem problem = {
+        .struct_size = sizeof problem,
+        .direction = ATTUNE_BACKWARD,
+        .dtype = a->q.dtype,
+        .head_dim = (uint32_t)a->q.size[3],
+        .head_dim_v = (uint32_t)a->v.size[3],
+        .batch = a->q.size[0],
+        .kv_batch = a->k.size[0],
+        .heads = a->q.size[1],
+        .kv_heads = a->k.size[1],
+        .q_len = a->q.size[2],
+        .kv_len = a->k.size[2],
+        .scale = a->scale,
+        .mask = a->mask,
+        .score = a->score,
+    };
+    attune_plan *plan;
+    attune_status status = attune_plan_create(device, &problem, NULL, &plan);
+    attune_plan_destroy(plan);
+    if (status != ATTUNE_OK)
+        cli_complain("--grad: %s", attune_last_error());
+    else
+        cli_complain("--grad: this version of the program does not compare gradients yet");
+    return status == ATTUNE_OK ? EXIT_UNAVAILABLE : cli_exit_of(status);
+}
+
+static int check_folder(attune_instance *instance, attune_device *device, const check_options *o, attune_dtype dtype)
+{
+    failure why;
+    case_folder *c = malloc(sizeof *c);
+    if (!c || !case_load(instance, o->folder, dtype, c, &why)) {
+        cli_complain("--case: %s", c ? why.message : "out of memory");
+        free(c);
+        return EXIT_USAGE;
+    }
+    const char *name = strrchr(o->folder, '/');
+    name = name && name[1] ? name + 1 : o->folder;
+    int code = check_problem(instance, device, o, name, &c->problem, c);
+    if (code == EXIT_GOOD && o->gradients)
+        code = check_gradients(device, &c->problem);
+    case_free(c);
+    free(c);
+    return code;
+}
+
+/* A workload small enough for the plain loops of the oracle. */
+#define CHECK_FLOP 3e7
+
+static int check_workloads(attune_instance *instance, attune_device *device, const check_options *o, attune_dtype dtype)
+{
+    int worst = EXIT_GOOD;
+    for (uint32_t i = 0; i < workload_count(); i++) {
+        const workload *full = workload_get(i);
+        double flop = workload_flop(full);
+        workload w = workload_scaled(full, flop > CHECK_FLOP ? CHECK_FLOP / flop : 1);
+        w.dtype = dtype;
+        attention a;
+        failure why;
+        int code = EXIT_FAILED;
+        if (workload_instantiate(instance, &w, 1, &a, &why)) {
+            code = check_problem(instance, device, o, w.name, &a, NULL);
+            workload_release(&a);
+        } else {
+            cli_complain("%s: %s", w.name, why.message);
+        }
+        if (code == EXIT_FAILED || worst == EXIT_GOOD)
+            worst = code;
+    }
+    return worst;
+}
+
+int cmd_check(int argc, char **argv)
+{
+    check_options o = {"", "cpu", "", "", false, NULL};
+    const cli_option options[] = {
+        {"--case", "DIR", "a case folder: case.json and NPY files; the workloads in small if not given", &o.folder,
+         NULL, NULL},
+        {"--device", "ID", "cpu, vulkan:0, ... or all", &o.device, NULL, NULL},
+        {"--dtype", "TYPE", "f32, f16, bf16 or f64; f32, f16 and bf16 if not given", &o.dtype, NULL, NULL},
+        {"--grad", NULL, "gradients too", NULL, &o.gradients, NULL},
+        {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
+    };
+    cli_result parsed =
+        cli_parse("check [--case DIR] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, NULL);
+    if (parsed != CLI_GO)
+        return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
+    attune_dtype dtypes[3] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
+    uint32_t dtype_count = 3;
+    attune_kernel_options storage;
+    if (*o.dtype) {
+        if (!cli_dtype("--dtype", o.dtype, &dtypes[0]))
+            return EXIT_USAGE;
+        dtype_count = 1;
+    }
+    if (!cli_kernel_options(o.kernel_options, &storage, &o.kernel))
+        return EXIT_USAGE;
+    attune_instance *instance = NULL;
+    cli_devices devices = {0};
+    attune_status status = attune_instance_create(NULL, &instance);
+    if (status != ATTUNE_OK)
+        cli_complain("%s", attune_last_error());
+    else
+        status = cli_devices_open(instance, o.device, &devices);
+    int worst = cli_exit_of(status);
+    for (uint32_t i = 0; i < devices.count; i++)
+        for (uint32_t j = 0; j < dtype_count; j++) {
+            int code = *o.folder ? check_folder(instance, devices.device[i], &o, dtypes[j])
+                                 : check_workloads(instance, devices.device[i], &o, dtypes[j]);
+            if (code == EXIT_FAILED || worst == EXIT_GOOD)
+                worst = code;
+        }
+    cli_devices_close(&devices);
+    attune_instance_destroy(instance);
+    return worst;
+}

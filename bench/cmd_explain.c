@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: MIT */
+/* attune explain: the plan on a device that is here, or on one that is known by name. */
+#include "bench/cli.h"
+
+#include "bench/limits_text.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct explain_options {
+    const char *device, *profile, *head_dim, *dtype, *direction, *q_len, *kv_len, *heads, *batch, *mask, *score, *scale,
+        *block, *kernel_options;
+    bool json, list, lse, row_max;
+} explain_options;
+
+static int list_profiles(bool json)
+{
+    if (json)
+        (void)printf("[\n");
+    for (uint32_t i = 0; i < attune_profile_count(); i++) {
+        attune_profile profile = {.struct_size = sizeof profile};
+        if (attune_profile_get(i, &profile) != ATTUNE_OK) {
+            cli_complain("%s", attune_last_error());
+            return EXIT_FAILED;
+        }
+        if (json) {
+            (void)printf("  {\"name\": ");
+            cli_print_json(profile.name);
+            (void)printf(", \"description\": ");
+            cli_print_json(profile.description);
+            (void)printf(", \"source\": ");
+            cli_print_json(profile.source);
+            (void)printf(", \"limits\": ");
+            limits_print_json(&profile.limits);
+            (void)printf("}%s\n", i + 1 < attune_profile_count() ? "," : "");
+        } else {
+            (void)printf("%-16s %s\n", profile.name, profile.description);
+            limits_print(&profile.limits, "                   ");
+            (void)printf("                   source: %s\n", profile.source);
+        }
+    }
+    if (json)
+        (void)printf("]\n");
+    return EXIT_GOOD;
+}
+
+static bool read_problem(const explain_options *o, attune_problem *p)
+{
+    int64_t dims[2], heads[2], block[2];
+    *p = (attune_problem){.struct_size = sizeof *p, .lse = o->lse, .row_max = o->row_max};
+    if (!strcmp(o->direction, "backward")) {
+        p->direction = ATTUNE_BACKWARD;
+    } else if (strcmp(o->direction, "forward") != 0) {
+        cli_complain("--direction is \"%s\", expected forward or backward", o->direction);
+        return false;
+    }
+    if (!cli_dtype("--dtype", o->dtype, &p->dtype) || !cli_pair("--head-dim", o->head_dim, 1, 65536, dims, 0) ||
+        !cli_integer("--q-len", o->q_len, 1, INT32_MAX, &p->q_len) ||
+        !cli_integer("--kv-len", *o->kv_len ? o->kv_len : o->q_len, 1, INT32_MAX, &p->kv_len) ||
+        !cli_pair("--heads", o->heads, 1, INT32_MAX, heads, 0) ||
+        !cli_integer("--batch", o->batch, 1, INT32_MAX, &p->batch) ||
+        !cli_pair("--block", o->block, 16, 1024, block, 0) ||
+        (*o->scale && !cli_number("--scale", o->scale, &p->scale)))
+        return false;
+    p->head_dim = (uint32_t)dims[0];
+    p->head_dim_v = (uint32_t)dims[1];
+    p->heads = heads[0];
+    p->kv_heads = heads[1];
+    p->mask_q_block = (uint32_t)block[0];
+    p->mask_kv_block = (uint32_t)block[1];
+    return true;
+}
+
+static attune_status explain(attune_instance *instance, const explain_options *o, const attune_problem *problem,
+                             const attune_kernel_options *kernel_options)
+{
+    attune_limits limits;
+    if (*o->profile) {
+        attune_profile profile = {.struct_size = sizeof profile};
+        attune_status status = attune_profile_find(o->profile, &profile);
+        if (status != ATTUNE_OK) {
+            cli_complain("--device-profile: %s", attune_last_error());
+            return status;
+        }
+        limits = profile.limits;
+    } else {
+        cli_devices devices;
+        attune_status status = cli_devices_open(instance, o->device, &devices);
+        if (status != ATTUNE_OK)
+            return status;
+        attune_device_info info = {.struct_size = sizeof info};
+        status = attune_device_info_get(devices.device[0], &info);
+        cli_devices_close(&devices);
+        if (status != ATTUNE_OK)
+            return status;
+        limits = info.limits;
+    }
+    const attune_text_format format = o->json ? ATTUNE_JSON : ATTUNE_TEXT;
+    size_t needed;
+    attune_status status = attune_plan_choose_explain(&limits, problem, kernel_options, format, NULL, 0, &needed);
+    char *text = status == ATTUNE_OK ? malloc(needed) : NULL;
+    if (text)
+        status = attune_plan_choose_explain(&limits, problem, kernel_options, format, text, needed, NULL);
+    if (status == ATTUNE_OK && text)
+        (void)printf("%s%s", text, text[strlen(text) - 1] == '\n' ? "" : "\n");
+    else
+        cli_complain("%s", attune_last_error());
+    free(text);
+    return status;
+}
+
+int cmd_explain(int argc, char **argv)
+{
+    explain_options o = {"cpu",    "", "128", "bf16", "forward", "4096", "",    "32,8", "1",
+                         "causal", "", "",    "128",  "",        false,  false, false,  false};
+    const cli_option options[] = {
+        {"--device-profile", "NAME", "a known device, see --list-profiles; instead of --device", &o.profile, NULL,
+         NULL},
+        {"--list-profiles", NULL, "list the known devices with their limits", NULL, &o.list, NULL},
+        {"--device", "ID", "a device of this machine", &o.device, NULL, NULL},
+        {"--head-dim", "D[,DV]", "head dimension of q and k, and of v", &o.head_dim, NULL, NULL},
+        {"--dtype", "TYPE", "f32, f16, bf16 or f64", &o.dtype, NULL, NULL},
+        {"--direction", "WHICH", "forward or backward", &o.direction, NULL, NULL},
+        {"--q-len", "N", "queries", &o.q_len, NULL, NULL},
+        {"--kv-len", "N", "keys; as --q-len if not given", &o.kv_len, NULL, NULL},
+        {"--heads", "H[,KV]", "query heads, and key heads", &o.heads, NULL, NULL},
+        {"--batch", "N", "batch", &o.batch, NULL, NULL},
+        {"--mask", "EXPR", "mask expression; '' for none", &o.mask, NULL, NULL},
+        {"--score", "EXPR", "score expression", &o.score, NULL, NULL},
+        {"--scale", "X", "scale; 1/sqrt(D) if not given", &o.scale, NULL, NULL},
+        {"--block", "Q[,KV]", "block size of the mask", &o.block, NULL, NULL},
+        {"--lse", NULL, "LSE is wanted", NULL, &o.lse, NULL},
+        {"--row-max", NULL, "row maxima are wanted", NULL, &o.row_max, NULL},
+        {"--kernel-options", "JSON", "forced options, {\"num_stages\": 2}", &o.kernel_options, NULL, NULL},
+        {"--json", NULL, "as JSON", NULL, &o.json, NULL},
+    };
+    cli_result parsed = cli_parse("explain [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, NULL);
+    if (parsed != CLI_GO)
+        return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
+    if (o.list)
+        return list_profiles(o.json);
+    attune_problem problem;
+    attune_kernel_options storage;
+    const attune_kernel_options *kernel_options;
+    if (!read_problem(&o, &problem) || !cli_kernel_options(o.kernel_options, &storage, &kernel_options))
+        return EXIT_USAGE;
+    cli_names *names = malloc(sizeof *names);
+    attune_instance *instance = NULL;
+    attune_expr *mask = NULL, *score = NULL;
+    int code = EXIT_USAGE;
+    if (names && cli_names_load(names, NULL, NULL, NULL)) {
+        cli_names_infer(names, ATTUNE_EXPR_MASK, o.mask);
+        cli_names_infer(names, ATTUNE_EXPR_SCORE, o.score);
+        if (attune_instance_create(NULL, &instance) != ATTUNE_OK) {
+            cli_complain("%s", attune_last_error());
+        } else if (cli_expr(instance, ATTUNE_EXPR_MASK, o.mask, names, &mask) &&
+                   cli_expr(instance, ATTUNE_EXPR_SCORE, o.score, names, &score)) {
+            problem.mask = mask;
+            problem.score = score;
+            code = cli_exit_of(explain(instance, &o, &problem, kernel_options));
+        }
+    }
+    attune_expr_destroy(mask);
+    attune_expr_destroy(score);
+    attune_instance_destroy(instance);
+    free(names);
+    return code;
+}

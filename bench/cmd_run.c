@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: MIT */
+/* attune run: attention on NPY files. Nothing is written before everything is computed. */
+#include "bench/cli.h"
+
+#include "bench/reference.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct run_options {
+    const char *q, *k, *v, *mask, *score, *scale, *o, *lse, *row_max, *device, *dtype, *block, *kernel_options;
+} run_options;
+
+/* Reads q, k or v in the wanted dtype; 0 keeps the file's. */
+static bool read_input(const char *option, const char *path, attune_dtype dtype, array *out)
+{
+    failure why;
+    array file;
+    if (!*path) {
+        cli_complain("%s is missing: an NPY file [batch, heads, length, head_dim]", option);
+        return false;
+    }
+    if (!npy_read(path, &file, &why)) {
+        cli_complain("%s: %s", option, why.message);
+        return false;
+    }
+    bool ok = true;
+    if (file.rank != 4) {
+        cli_complain("%s: %s has rank %u, expected 4: batch, heads, length, head_dim", option, path, file.rank);
+        ok = false;
+    } else if (dtype && dtype != file.dtype) {
+        ok = array_convert(&file, dtype, out, &why);
+        if (!ok)
+            cli_complain("%s: %s", option, why.message);
+    } else {
+        *out = file;
+        return true;
+    }
+    array_free(&file);
+    return ok;
+}
+
+static bool write_output(const char *path, const array *result, attune_dtype dtype)
+{
+    failure why;
+    array narrow;
+    if (!*path)
+        return true;
+    bool ok = array_convert(result, dtype, &narrow, &why);
+    if (ok) {
+        ok = npy_write(path, &narrow, &why);
+        array_free(&narrow);
+    }
+    if (!ok)
+        cli_complain("%s", why.message);
+    return ok;
+}
+
+static int run(attune_instance *instance, const run_options *o, const attention *a, attention_run *job)
+{
+    cli_devices devices;
+    attune_status status = cli_devices_open(instance, o->device, &devices);
+    if (status != ATTUNE_OK)
+        return cli_exit_of(status);
+    if (!devices.count)
+        return EXIT_UNAVAILABLE;
+    array out = {0}, lse = {0}, row_max = {0};
+    job->o = &out;
+    job->lse = *o->lse ? &lse : NULL;
+    job->row_max = *o->row_max ? &row_max : NULL;
+    status = attention_forward(instance, devices.device[0], a, job);
+    int code = cli_exit_of(status);
+    const attune_dtype rows = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    if (status != ATTUNE_OK)
+        cli_complain("%s", attune_last_error());
+    else if (!write_output(o->o, &out, a->q.dtype) || !write_output(o->lse, &lse, rows) ||
+             !write_output(o->row_max, &row_max, rows))
+        code = EXIT_FAILED;
+    array_free(&out);
+    array_free(&lse);
+    array_free(&row_max);
+    cli_devices_close(&devices);
+    return code;
+}
+
+int cmd_run(int argc, char **argv)
+{
+    run_options o = {"", "", "", "", "", "", "", "", "", "cpu", "", "128", ""};
+    cli_list captures = {0}, parameters = {0};
+    const cli_option options[] = {
+        {"--q", "FILE.npy", "queries [batch, heads, length, head_dim]", &o.q, NULL, NULL},
+        {"--k", "FILE.npy", "keys [batch or 1, kv heads, length, head_dim]", &o.k, NULL, NULL},
+        {"--v", "FILE.npy", "values [batch or 1, kv heads, length, head_dim_v]", &o.v, NULL, NULL},
+        {"--mask", "EXPR", "mask expression; none if not given", &o.mask, NULL, NULL},
+        {"--score", "EXPR", "score expression; none if not given", &o.score, NULL, NULL},
+        {"--capture", "NAME=FILE.npy", "a capture's data; repeat for more", NULL, NULL, &captures},
+        {"--param", "NAME=VALUE", "a parameter's value; repeat for more", NULL, NULL, &parameters},
+        {"--scale", "X", "of q k^T; 1/sqrt(head_dim) if not given", &o.scale, NULL, NULL},
+        {"--out", "FILE.npy", "where O goes", &o.o, NULL, NULL},
+        {"--lse", "FILE.npy", "where LSE goes", &o.lse, NULL, NULL},
+        {"--row-max", "FILE.npy", "where row maxima go", &o.row_max, NULL, NULL},
+        {"--device", "ID", "cpu, vulkan:0, ...", &o.device, NULL, NULL},
+        {"--dtype", "TYPE", "compute in f32, f16, bf16 or f64; that of the files if not given", &o.dtype, NULL, NULL},
+        {"--block", "Q[,KV]", "block size of the mask", &o.block, NULL, NULL},
+        {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
+    };
+    cli_result parsed = cli_parse("run --q Q.npy --k K.npy --v V.npy --out O.npy [OPTIONS]", options,
+                                  sizeof options / sizeof options[0], argc, argv, NULL);
+    if (parsed != CLI_GO)
+        return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
+    attune_dtype dtype = (attune_dtype)0;
+    int64_t block[2];
+    attune_kernel_options storage;
+    attention a = {0};
+    attention_run job = {0};
+    attune_instance *instance = NULL;
+    cli_names *names = malloc(sizeof *names);
+    int code = EXIT_USAGE;
+    if (!*o.o && !*o.lse && !*o.row_max) {
+        cli_complain("nothing is asked for: give --out, --lse or --row-max");
+        goto done;
+    }
+    if (!names || (*o.dtype && !cli_dtype("--dtype", o.dtype, &dtype)) ||
+        !cli_pair("--block", o.block, 16, 1024, block, 0) ||
+        !cli_kernel_options(o.kernel_options, &storage, &job.options) || !read_input("--q", o.q, dtype, &a.q) ||
+        !read_input("--k", o.k, dtype, &a.k) || !read_input("--v", o.v, dtype, &a.v) ||
+        (*o.scale && !cli_number("--scale", o.scale, &a.scale)) || !cli_names_load(names, &captures, &parameters, NULL))
+        goto done;
+    if (a.q.dtype != a.k.dtype || a.q.dtype != a.v.dtype) {
+        cli_complain("q, k and v are %s, %s and %s: give --dtype to convert them", attune_dtype_string(a.q.dtype),
+                     attune_dtype_string(a.k.dtype), attune_dtype_string(a.v.dtype));
+        cli_names_free(names);
+        goto done;
+    }
+    job.mask_q_block = (uint32_t)block[0];
+    job.mask_kv_block = (uint32_t)block[1];
+    if (attune_instance_create(NULL, &instance) != ATTUNE_OK) {
+        cli_complain("%s", attune_last_error());
+    } else if (names->capture_count > ATTUNE_EXPR_MAX_SYMBOLS || names->parameter_count > ATTUNE_EXPR_MAX_SYMBOLS) {
+        cli_complain("more than %d captures or parameters, the limit", ATTUNE_EXPR_MAX_SYMBOLS);
+    } else if (cli_expr(instance, ATTUNE_EXPR_MASK, o.mask, names, &a.mask) &&
+               cli_expr(instance, ATTUNE_EXPR_SCORE, o.score, names, &a.score)) {
+        a.capture_count = names->capture_count;
+        a.parameter_count = names->parameter_count;
+        memcpy(a.captures, names->captures, a.capture_count * sizeof *a.captures);
+        memcpy(a.parameters, names->parameters, a.parameter_count * sizeof *a.parameters);
+        code = run(instance, &o, &a, &job);
+    }
+    cli_names_free(names);
+done:
+    attune_expr_destroy(a.mask);
+    attune_expr_destroy(a.score);
+    attune_instance_destroy(instance);
+    array_free(&a.q);
+    array_free(&a.k);
+    array_free(&a.v);
+    free(names);
+    return code;
+}

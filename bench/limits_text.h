@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: MIT */
+/* A device's limits in words and as JSON. */
+#ifndef BENCH_LIMITS_H
+#define BENCH_LIMITS_H
+
+#include <attune/attune.h>
+
+void limits_print(const attune_limits *limits, const char *indent);
+void limits_print_json(const attune_limits *limits);
+
+#endif

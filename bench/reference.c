@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: MIT */
+/* Attention by the definition, row by row, and the error rule. Plain on
+ * purpose: this is what everything else is held against. */
+#include "bench/reference.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rounds to a dtype's precision. */
+static double rounded(attune_dtype dtype, double value)
+{
+    uint64_t storage;
+    array one = {.dtype = dtype, .rank = 1, .size = {1}, .data = &storage};
+    array_set(&one, 0, value);
+    return array_get(&one, 0);
+}
+
+typedef struct shape {
+    int64_t batch, heads, q_len, d, kv_heads, kv_len, dv;
+} shape;
+
+static bool check_shape(const attention *a, shape *s, failure *why)
+{
+    if (a->q.rank != 4 || a->k.rank != 4 || a->v.rank != 4)
+        return failure_set(why,
+                           "q, k and v have ranks %u, %u and %u, expected 4: "
+                           "batch, heads, length, head_dim",
+                           a->q.rank, a->k.rank, a->v.rank);
+    *s = (shape){a->q.size[0], a->q.size[1], a->q.size[2], a->q.size[3], a->k.size[1], a->k.size[2], a->v.size[3]};
+    if (a->q.dtype != a->k.dtype || a->q.dtype != a->v.dtype)
+        return failure_set(why, "q, k and v are %s, %s and %s, expected one dtype", attune_dtype_string(a->q.dtype),
+                           attune_dtype_string(a->k.dtype), attune_dtype_string(a->v.dtype));
+    if (a->k.size[3] != s->d)
+        return failure_set(why, "k has head_dim %lld, q has %lld", (long long)a->k.size[3], (long long)s->d);
+    if (s->heads % s->kv_heads)
+        return failure_set(why, "k has %lld heads, which do not divide the %lld of q", (long long)s->kv_heads,
+                           (long long)s->heads);
+    if (a->k.size[0] != s->batch && a->k.size[0] != 1)
+        return failure_set(why, "k has batch %lld, q has %lld: expected the same or 1", (long long)a->k.size[0],
+                           (long long)s->batch);
+    if (memcmp(a->k.size, a->v.size, 3 * sizeof a->k.size[0]))
+        return failure_set(why, "v is [%lld, %lld, %lld], k is [%lld, %lld, %lld]: expected the same",
+                           (long long)a->v.size[0], (long long)a->v.size[1], (long long)a->v.size[2],
+                           (long long)a->k.size[0], (long long)a->k.size[1], (long long)a->k.size[2]);
+    return true;
+}
+
+/* The keys and values of one batch and head in float64, decoded once for all
+ * rows that read them, and room for a row. */
+typedef struct plane {
+    int64_t b, h; /* of k; -1 = none yet */
+    double *k, *v, *q, *score, *allowed, *o;
+    float *o_plain;
+} plane;
+
+static bool plane_create(const shape *s, plane *p, failure *why)
+{
+    size_t count = (size_t)(s->kv_len * (s->d + s->dv + 2) + s->d + 2 * s->dv);
+    double *room = calloc(count, sizeof *room);
+    if (!room)
+        return failure_set(why, "out of memory: %zu bytes for the reference", count * sizeof *room);
+    *p = (plane){.b = -1, .h = -1, .k = room};
+    p->v = p->k + s->kv_len * s->d;
+    p->score = p->v + s->kv_len * s->dv;
+    p->allowed = p->score + s->kv_len;
+    p->q = p->allowed + s->kv_len;
+    p->o = p->q + s->d;
+    p->o_plain = (float *)(p->o + s->dv);
+    return true;
+}
+
+static void plane_load(const attention *a, const shape *s, const reference_row *row, plane *p)
+{
+    const int64_t b = a->k.size[0] == 1 ? 0 : row->b, h = row->h / (s->heads / s->kv_heads);
+    const int64_t q = ((row->b * s->heads + row->h) * s->q_len + row->q) * s->d;
+    for (int64_t i = 0; i < s->d; i++)
+        p->q[i] = array_get(&a->q, q + i);
+    if (p->b == b && p->h == h)
+        return;
+    const int64_t first = (b * s->kv_heads + h) * s->kv_len;
+    for (int64_t i = 0; i < s->kv_len * s->d; i++)
+        p->k[i] = array_get(&a->k, first * s->d + i);
+    for (int64_t i = 0; i < s->kv_len * s->dv; i++)
+        p->v[i] = array_get(&a->v, first * s->dv + i);
+    p->b = b;
+    p->h = h;
+}
+
+static double dot(const double *x, const double *y, int64_t count, bool naive)
+{
+    if (naive) {
+        float sum = 0;
+        for (int64_t i = 0; i < count; i++)
+            sum += (float)x[i] * (float)y[i];
+        return (double)sum;
+    }
+    double sum[4] = {0};
+    for (int64_t i = 0; i < count; i++)
+        sum[i % 4] += x[i] * y[i];
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+/* The scores of a row, after the score expression, and which pairs the mask
+ * allows. */
+static bool row_scores(const attention *a, const shape *s, bool naive, const reference_row *row, plane *p, failure *why)
+{
+    for (int64_t kv = 0; kv < s->kv_len; kv++) {
+        double product = dot(p->q, p->k + kv * s->d, s->d, naive);
+        p->score[kv] = naive ? (double)((float)product * (float)a->scale) : product * a->scale;
+        p->allowed[kv] = 1;
+    }
+    const attune_point point = {
+        .b = (int32_t)row->b,
+        .h = (int32_t)row->h,
+        .q = (int32_t)row->q,
+        .h_kv = (int32_t)(row->h / (s->heads / s->kv_heads)),
+        .q_len = (int32_t)s->q_len,
+        .kv_len = (int32_t)s->kv_len,
+    };
+    const attune_expr *exprs[2] = {a->score, a->mask};
+    double *values[2] = {p->score, p->allowed};
+    for (int i = 0; i < 2; i++)
+        if (exprs[i] &&
+            attune_expr_evaluate_row(exprs[i], naive ? ATTUNE_F32 : ATTUNE_F64, &point, (size_t)s->kv_len, a->captures,
+                                     a->capture_count, a->parameters, a->parameter_count, values[i]) != ATTUNE_OK)
+            return failure_set(why, "%s", attune_last_error());
+    return true;
+}
+
+/* Softmax and P V of one row. Forbidden pairs take no part: their v may be
+ * anything. */
+static void row_output(const attention *a, const shape *s, bool naive, plane *p, double *o, double *lse,
+                       double *row_max)
+{
+    const attune_dtype dtype = a->q.dtype;
+    double m = -INFINITY, sum = 0;
+    float plain_sum = 0;
+    bool nan = false;
+    for (int64_t kv = 0; kv < s->kv_len; kv++)
+        if (p->allowed[kv] != 0) {
+            nan |= isnan(p->score[kv]);
+            m = p->score[kv] > m ? p->score[kv] : m;
+        }
+    m = nan ? NAN : m;
+    memset(p->o, 0, (size_t)s->dv * sizeof *p->o);
+    memset(p->o_plain, 0, (size_t)s->dv * sizeof *p->o_plain);
+    for (int64_t kv = 0; kv < s->kv_len; kv++) {
+        if (p->allowed[kv] == 0)
+            continue;
+        /* A row of nothing but -inf has no weights: exp(-inf - -inf) would be NaN.
+         */
+        double weight = m == -INFINITY ? 0 : naive ? (double)expf((float)(p->score[kv] - m)) : exp(p->score[kv] - m);
+        const double *v = p->v + kv * s->dv;
+        sum += weight;
+        plain_sum += (float)weight;
+        if (naive) {
+            float rounded_weight = (float)rounded(dtype, weight);
+            for (int64_t i = 0; i < s->dv; i++)
+                p->o_plain[i] += rounded_weight * (float)v[i];
+        } else {
+            for (int64_t i = 0; i < s->dv; i++)
+                p->o[i] += weight * v[i];
+        }
+    }
+    if (naive)
+        sum = (double)plain_sum;
+    for (int64_t i = 0; i < s->dv; i++) {
+        double value = naive ? (double)p->o_plain[i] : p->o[i];
+        /* A weight of zero times an infinite v is NaN; without one, a row without
+         * weights is 0. */
+        value = sum == 0 && !isnan(value) ? 0 : value / sum;
+        o[i] = naive ? rounded(dtype, value) : value;
+    }
+    double l = sum == 0 ? -INFINITY : m + (naive ? (double)logf((float)sum) : log(sum));
+    *lse = naive ? (double)(float)l : l;
+    *row_max = naive ? (double)(float)m : m;
+}
+
+bool reference_compute(const attention *a, reference_precision precision, const reference_row *rows, int64_t count,
+                       reference_result *result, failure *why)
+{
+    shape s = {0};
+    plane p = {0};
+    if (!check_shape(a, &s, why) || !plane_create(&s, &p, why))
+        return false;
+    if (!rows)
+        count = s.batch * s.heads * s.q_len;
+    const bool naive = precision == REFERENCE_NAIVE;
+    bool ok = true;
+    for (int64_t i = 0; ok && i < count; i++) {
+        const reference_row row =
+            rows ? rows[i] : (reference_row){i / (s.heads * s.q_len), i / s.q_len % s.heads, i % s.q_len};
+        plane_load(a, &s, &row, &p);
+        ok = row_scores(a, &s, naive, &row, &p, why);
+        if (ok)
+            row_output(a, &s, naive, &p, result->o + i * s.dv, &result->lse[i], &result->row_max[i]);
+    }
+    free(p.k);
+    return ok;
+}
+
+/* Twice the largest ((x + 0.3) - 0.3) - x in the output's precision: a rounding
+ * or two of an output, as the tests of FlashAttention-4 allow. */
+static double absolute_term(attune_dtype dtype, int64_t count, const double *oracle)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!isfinite(oracle[i]))
+            continue;
+        double x = rounded(dtype, oracle[i]);
+        double moved = rounded(dtype, rounded(dtype, x + 0.3) - rounded(dtype, 0.3));
+        double error = fabs(moved - x);
+        largest = error > largest ? error : largest;
+    }
+    return 2 * largest;
+}
+
+static bool same_pattern(double x, double y)
+{
+    if (isnan(x) || isnan(y))
+        return isnan(x) && isnan(y);
+    if (isinf(x) || isinf(y))
+        return x == y;
+    return true;
+}
+
+void reference_compare(attune_dtype dtype, int64_t count, const double *got, const double *oracle, const double *naive,
+                       reference_error *error)
+{
+    *error = (reference_error){0};
+    double largest = 0, magnitude = 0;
+    int64_t finite = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!same_pattern(got[i], oracle[i])) {
+            if (!error->pattern_errors++)
+                error->worst = i;
+            continue;
+        }
+        if (!isfinite(oracle[i]))
+            continue;
+        finite++;
+        double off = fabs(got[i] - oracle[i]), plain = fabs(naive[i] - oracle[i]);
+        error->mean += off;
+        magnitude += fabs(oracle[i]);
+        largest = fabs(oracle[i]) > largest ? fabs(oracle[i]) : largest;
+        if (isfinite(plain)) {
+            error->naive_mean += plain;
+            error->naive_max = plain > error->naive_max ? plain : error->naive_max;
+        }
+        if (off > error->max) {
+            error->max = off;
+            if (!error->pattern_errors)
+                error->worst = i;
+        }
+    }
+    if (finite) {
+        error->mean /= (double)finite;
+        error->naive_mean /= (double)finite;
+        magnitude /= (double)finite;
+    }
+    if (dtype == ATTUNE_F64) {
+        error->bound_max = error->bound_mean = 1e-12 * (1 + largest);
+    } else {
+        const bool f32 = dtype == ATTUNE_F32;
+        /* The floor of the mean: one part in 64 of a rounding, so that a naive
+         * result that happens to be exact does not ask for an exact one. */
+        const double epsilon = f32 ? 0x1p-24 : dtype == ATTUNE_F16 ? 0x1p-11 : 0x1p-8;
+        error->bound_max = (f32 ? 10 : 2) * error->naive_max + absolute_term(dtype, count, oracle);
+        error->bound_mean = (f32 ? 10 : 1.1) * error->naive_mean + (f32 ? 1 : 1.0 / 64) * epsilon * magnitude;
+    }
+    error->pass = !error->pattern_errors && error->max <= error->bound_max && error->mean <= error->bound_mean;
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a kernel's result is held against: attention by the definition, in plain loops over chosen rows, in float64 (the
+ * oracle) and in the precision of the inputs (the naive computation); and the error rule that compares the three.
+ * Independent of every backend: only attune_expr_evaluate is attune's.
+ */
+#ifndef BENCH_REFERENCE_H
+#define BENCH_REFERENCE_H
+
+#include "bench/array.h"
+
+/* One attention problem with its data in host memory: what every test, check and benchmark row is made of. */
+typedef struct attention {
+    array q, k, v; /* [b, h, l, d]; one dtype */
+    double scale;
+    attune_expr *mask;  /* NULL = none */
+    attune_expr *score; /* NULL = none */
+    uint32_t capture_count;
+    attune_host_capture captures[ATTUNE_EXPR_MAX_SYMBOLS]; /* of mask and score together */
+    uint32_t parameter_count;
+    attune_parameter parameters[ATTUNE_EXPR_MAX_SYMBOLS];
+} attention;
+
+typedef struct reference_row {
+    int64_t b, h, q;
+} reference_row;
+
+/* Results for `count` rows: o is [count, head_dim_v], lse and row_max [count]; all float64, caller's memory. */
+typedef struct reference_result {
+    double *o, *lse, *row_max;
+} reference_result;
+
+typedef enum reference_precision {
+    REFERENCE_ORACLE, /* float64 throughout; masks in float32, as everywhere */
+    REFERENCE_NAIVE   /* inputs as they are, S and softmax in float32, P rounded to the input dtype, PV accumulated in
+                         float32, O rounded */
+} reference_precision;
+
+/* Rows NULL: every row, in order b, h, q (count is then ignored). */
+bool reference_compute(const attention *a, reference_precision precision, const reference_row *rows, int64_t count,
+                       reference_result *result, failure *why);
+
+/*
+ * The error rule (docs/numerics.md): against the oracle, the kernel's largest error is at most `factor` times the naive
+ * one plus an absolute term, its mean error at most `mean_factor` times (plus the same term); NaN, infinity and masked
+ * rows (o = 0, lse = -inf) exactly where the oracle has them. Factors: 2 and 1.1 for f16 and bf16, 10 and 10 for f32,
+ * and 1e-12 absolute only for f64. The absolute term is twice the largest |((x + 0.3) - 0.3) - x| over the oracle's
+ * values in the output's precision, at least 1e-6 for f32... see the .c file.
+ */
+typedef struct reference_error {
+    double max, mean;             /* of the kernel */
+    double naive_max, naive_mean; /* of the naive computation */
+    double bound_max, bound_mean;
+    int64_t pattern_errors; /* elements whose NaN, infinity or masked-row pattern is wrong */
+    int64_t worst;          /* index of the largest error */
+    bool pass;
+} reference_error;
+
+void reference_compare(attune_dtype dtype, int64_t count, const double *got, const double *oracle, const double *naive,
+                       reference_error *error);
+
+/* Runs `a` on a device through the public API: mask build, upload, plan, buffers, forward. Outputs are float64 arrays
+ * shaped as the results; o [b,h,lq,dv], lse and row_max [b,h,lq], any may be NULL. mask_block 0 = 128. */
+typedef struct attention_run {
+    const attune_kernel_options *options; /* NULL = automatic */
+    uint32_t mask_q_block, mask_kv_block;
+    array *o, *lse, *row_max;
+    attune_plan_choice *choice; /* NULL or receives the plan's */
+} attention_run;
+attune_status attention_forward(attune_instance *instance, attune_device *device, const attention *a,
+                                attention_run *run);
+
+#endif

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+/* One row of a benchmark, from the public API alone: set up, check against the oracle, time, give everything back. A
+ * row never fails the run: what went wrong is its status and message. */
+#ifndef BENCH_ROW_H
+#define BENCH_ROW_H
+
+#include "bench/peers.h"
+#include "bench/report.h"
+#include "bench/workload.h"
+
+typedef struct row_options {
+    measure_options measure;
+    const attune_kernel_options *kernel; /* NULL = automatic */
+    bool check;
+    uint64_t seed;
+} row_options;
+
+/* Fills in the row's name, device, shape, status, figures. `w` is as large as it is to run and has a dtype. */
+void row_attention(attune_instance *instance, attune_device *device, const workload *w, const row_options *options,
+                   report_row *row);
+/* Times the building of a block mask. lengths: of the documents that capture `doc` numbers; NULL = the generator's. */
+void row_mask(attune_instance *instance, const workload *w, const int64_t *lengths, int64_t length_count,
+              const row_options *options, report_row *row);
+void row_peer(peer *p, const row_options *options, report_row *row);
+
+#endif
