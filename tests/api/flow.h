@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/* One small use of everything, step by step, for tests that break it on purpose: document-causal attention with a
+ * soft-cap. */
+#ifndef TESTS_API_FLOW_H
+#define TESTS_API_FLOW_H
+
+#include <attune/attune.h>
+
+#define FLOW_LENGTH   300
+#define FLOW_HEADS    2
+#define FLOW_DIM      32
+#define FLOW_ELEMENTS (FLOW_HEADS * FLOW_LENGTH * FLOW_DIM)
+
+typedef struct flow {
+    attune_instance *instance;
+    attune_device *device;
+    attune_expr *mask_expr, *score_expr;
+    attune_mask *mask;
+    attune_plan *plan;
+    attune_buffer *q, *k, *v, *o, *lse, *caps, *workspace;
+    attune_problem problem;
+    attune_forward_args args;
+    attune_capture captures[1];
+    attune_parameter parameters[1];
+    int32_t doc[FLOW_LENGTH];
+} flow;
+
+/* Makes everything up to the arguments; on failure what was made is there to be destroyed. */
+attune_status flow_create(flow *f, const attune_instance_desc *desc);
+attune_status flow_run(flow *f, float *o);
+void flow_destroy(flow *f);
+
+#endif

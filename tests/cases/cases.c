@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: MIT */
+/* The table, random cases, and the inputs of both. */
+#include "cases/cases.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CAUSAL   "q >= kv"
+#define DOCUMENT "doc[q] == doc[kv]"
+#define SOFTCAP  "20 * tanh(score / 20)"
+
+/* clang-format off */
+const attention_case attention_cases[] = {
+    /* name                    b kb  h kh   lq   lk    d  dv  mask, score, input, layout, blocks */
+    {"one_by_one",             1, 1, 1, 1,   1,   1,   8,  0, .mask = NULL},
+    {"dense",                  2, 2, 3, 3, 130, 190,  64,  0, .mask = NULL},
+    {"dense_128",              1, 1, 2, 2, 256, 256, 128,  0, .mask = NULL},
+    {"causal",                 1, 1, 2, 2, 257, 257,  64,  0, .mask = CAUSAL},
+    {"causal_long_keys",       1, 1, 2, 2,  67, 300,  64,  0, .mask = "q + 233 >= kv"},
+    {"causal_few_keys",        1, 1, 2, 2, 200,  50,  64,  0, .mask = CAUSAL},
+    {"window",                 1, 1, 2, 2, 400, 400,  32,  0, .mask = "q >= kv && q - kv < 33"},
+    {"prefix",                 1, 1, 2, 2, 150, 150,  32,  0, .mask = "kv < 40 || q >= kv"},
+    {"document_causal",        2, 2, 2, 2, 300, 300,  64,  0, .mask = DOCUMENT " && " CAUSAL},
+    {"document_by_batch",      3, 3, 2, 2, 170, 170,  32,  0, .mask = "docs[b, q] == docs[b, kv]"},
+    {"head_mask",              1, 1, 4, 2, 150, 150,  32,  0, .mask = "q - kv < 20 * (h + 1) && h_kv * 40 <= kv"},
+    {"lengths",                2, 2, 2, 2,  30, 280,  64,  0, .mask = "kv < used[b]"},
+    {"uses_lengths",           1, 1, 2, 2, 100, 160,  32,  0, .mask = "kv - q <= kv_len - q_len"},
+    {"softcap",                1, 1, 2, 2, 140, 140,  64,  0, .mask = CAUSAL, .score = SOFTCAP},
+    {"softcap_dense",          1, 1, 2, 2, 140, 140,  64,  0, .score = SOFTCAP},
+    {"alibi",                  2, 2, 4, 4, 160, 160,  32,  0, .mask = CAUSAL, .score = "score + slope[h] * (kv - q)"},
+    {"relative_bias",          1, 1, 2, 2, 100, 100,  32,  0, .score = "score + bias[q - kv + 99, h]"},
+    {"bias_out_of_range",      1, 1, 2, 2, 100, 100,  32,  0, .score = "score + bias[q - kv, h]"},
+    {"half_bias",              1, 1, 2, 2,  90,  90,  32,  0, .score = "score + half_bias[kv] - brain_bias[q]"},
+    {"score_drops",            1, 1, 2, 2, 100, 100,  32,  0, .score = "kv % 3 == 0 ? score : -1.0 / 0.0"},
+    {"score_drops_rows",       1, 1, 2, 2, 100, 100,  32,  0, .score = "q % 3 == 0 ? log(0) : score"},
+    {"parameter",              1, 1, 2, 2, 100, 100,  32,  0, .mask = "q - kv < width", .score = "score * heat"},
+    {"gqa_4",                  2, 2, 8, 2, 129, 129,  64,  0, .mask = CAUSAL},
+    {"gqa_3",                  1, 1, 6, 2, 129, 129,  64,  0, .mask = CAUSAL},
+    {"mqa",                    1, 1, 7, 1, 129, 129,  64,  0, .mask = NULL},
+    {"kv_broadcast",           3, 1, 4, 2, 129, 140,  64,  0, .mask = CAUSAL},
+    {"decode",                 2, 2, 8, 2,   1, 700, 128,  0, .mask = "kv < used[b]"},
+    {"decode_dense",           1, 1, 4, 1,   1, 999,  64,  0, .mask = NULL},
+    {"decode_few",             1, 1, 8, 2,   5, 901, 128,  0, .mask = "q + 896 >= kv"},
+    {"decode_softcap",         1, 1, 4, 2,   1, 513,  64,  0, .score = SOFTCAP},
+    {"head_8",                 1, 1, 2, 2,  70,  70,   8,  0, .mask = CAUSAL},
+    {"head_24",                1, 1, 2, 2,  70,  70,  24,  0, .mask = CAUSAL},
+    {"head_80",                1, 1, 2, 2,  70,  70,  80,  0, .mask = CAUSAL},
+    {"head_96",                1, 1, 2, 2,  70,  70,  96,  0, .mask = CAUSAL},
+    {"head_192_128",           1, 1, 2, 2, 140, 140, 192, 128, .mask = CAUSAL},
+    {"head_64_256",            1, 1, 2, 2,  70,  90,  64, 256, .mask = NULL},
+    {"head_256",               1, 1, 2, 1, 140, 140, 256,  0, .mask = CAUSAL},
+    {"head_256_8",             1, 1, 2, 1,  50,  50, 256,  8, .mask = CAUSAL},
+    {"all_masked",             1, 1, 2, 2, 100, 100,  32,  0, .mask = "false"},
+    {"masked_rows",            1, 1, 2, 2, 150, 150,  32,  0, .mask = "kv > q && q % 3 != 0"},
+    {"masked_blocks",          1, 1, 2, 2, 400, 400,  32,  0, .mask = "q / 128 != 1 && kv / 128 != 2"},
+    {"masked_first_blocks",    1, 1, 1, 1, 300, 600,  32,  0, .mask = "kv >= 257"},
+    {"one_pair",               1, 1, 1, 1, 300, 300,  32,  0, .mask = "q == 299 && kv == 1"},
+    {"checkerboard",           1, 1, 1, 1, 150, 150,  32,  0, .mask = "(q + kv) % 2 == 0"},
+    {"dflash",                 2, 2, 4, 2,  64, 364,  64,  0, .mask = "keep[b, q / 16] && (kv < 300 ? kv < anchors[b, q / 16] : (kv - 300) / 16 == q / 16)"},
+    {"eagle3",                 2, 2, 2, 2,  60, 240,  64,  0, .mask = "(q >= kv && q < used[b] && kv < used[b]) || (kv >= q_len && kv % q_len < used[b] && (kv - q) % q_len == 0)"},
+    {"neighbourhood",          1, 1, 2, 2, 144, 144,  32,  0, .mask = "abs(clamp(q / 12, 2, 9) - kv / 12) <= 2 && abs(clamp(q % 12, 2, 9) - kv % 12) <= 2"},
+    {"small_blocks",           1, 1, 2, 2, 100, 100,  32,  0, .mask = DOCUMENT " && " CAUSAL, .q_block = 16, .kv_block = 32},
+    {"tall_blocks",            1, 1, 2, 2, 700, 300,  32,  0, .mask = CAUSAL, .q_block = 256, .kv_block = 64},
+    {"odd_blocks",             1, 1, 2, 2, 300, 300,  32,  0, .mask = CAUSAL, .q_block = 48, .kv_block = 80},
+    {"longer_mask",            1, 1, 2, 2, 100, 137,  32,  0, .mask = CAUSAL, .mask_longer = 300},
+    {"longer_document_mask",   1, 1, 2, 2, 129,  77,  32,  0, .mask = DOCUMENT, .mask_longer = 120},
+    {"constant",               1, 1, 2, 2, 100, 100,  64,  0, .mask = CAUSAL, .input = INPUT_CONSTANT},
+    {"large",                  1, 1, 2, 2, 150, 150,  64,  0, .mask = CAUSAL, .input = INPUT_LARGE},
+    {"large_softcap",          1, 1, 2, 2, 100, 100,  64,  0, .score = "30 * tanh(score / 30)", .input = INPUT_LARGE},
+    {"infinite",               1, 1, 2, 2, 150, 150,  64,  0, .mask = CAUSAL, .input = INPUT_INFINITE},
+    {"nan_visible",            1, 1, 2, 2, 200, 200,  64,  0, .mask = CAUSAL, .input = INPUT_NAN_VISIBLE},
+    {"nan_hidden",             1, 1, 2, 2, 200, 300,  64,  0, .mask = "kv < 150 && q >= kv", .input = INPUT_NAN_HIDDEN},
+    {"nan_hidden_partial",     1, 1, 2, 2, 200, 200,  64,  0, .mask = "kv % 2 == 0", .input = INPUT_NAN_HIDDEN},
+    {"nan_hidden_decode",      1, 1, 4, 2,   1, 700,  64,  0, .mask = "kv % 5 != 0", .input = INPUT_NAN_HIDDEN},
+    {"token_major",            2, 2, 4, 2, 140, 140,  64,  0, .mask = CAUSAL, .layout = LAYOUT_TOKEN_MAJOR},
+    {"packed",                 2, 2, 4, 4, 140, 140,  64,  0, .mask = CAUSAL, .layout = LAYOUT_PACKED},
+    {"padded",                 2, 2, 4, 2, 140, 150,  40,  0, .mask = CAUSAL, .layout = LAYOUT_PADDED},
+    {"misaligned",             2, 2, 4, 2, 140, 150,  40,  0, .mask = CAUSAL, .layout = LAYOUT_MISALIGNED},
+    {"backwards",              1, 1, 2, 2, 140, 150,  40,  0, .mask = CAUSAL, .layout = LAYOUT_BACKWARDS},
+    {"decode_misaligned",      1, 1, 4, 2,   1, 300,  40,  0, .mask = NULL, .layout = LAYOUT_MISALIGNED},
+    {"prime",                  1, 1, 3, 1, 131, 257,  72, 56, .mask = CAUSAL " || kv % 7 == 3"},
+    {"prescale",               1, 1, 2, 2, 140, 140,  64,  0, .mask = CAUSAL, .options = "{\"PRESCALE_QK\": true}"},
+    {"no_decode",              1, 1, 4, 2,   1, 700,  64,  0, .mask = NULL, .options = "{\"FORCE_USE_FLEX_ATTENTION\": true}"},
+    {"small_tile",             1, 1, 2, 2, 140, 140,  64,  0, .mask = CAUSAL, .options = "{\"BLOCK_M\": 16, \"BLOCK_N\": 16}"},
+};
+/* clang-format on */
+const uint32_t attention_case_count = sizeof attention_cases / sizeof attention_cases[0];
+
+/* ------------------------------------------------------------------------------------------------------- random cases
+ */
+
+static int64_t between(random_state *r, int64_t low, int64_t high)
+{
+    return low + (int64_t)(random_u64(r) % (uint64_t)(high - low + 1));
+}
+
+/* Lengths where kernels go wrong: 1, primes, a tile and one to either side. */
+static int64_t random_length(random_state *r, int64_t longest)
+{
+    static const int64_t edges[] = {1,   2,   3,   7,   15,  16,  17,  31,  32,  33,  63,  64,  65,  97,
+                                    113, 127, 128, 129, 191, 192, 193, 251, 255, 256, 257, 320, 383, 385};
+    int64_t length =
+        random_uniform(r) < 0.5 ? edges[random_u64(r) % (sizeof edges / sizeof edges[0])] : between(r, 1, longest);
+    return length > longest ? longest : length;
+}
+
+attention_case attention_case_random(uint64_t seed, case_storage *storage)
+{
+    static const char *const masks[] = {
+        "",
+        CAUSAL,
+        "q >= kv && q - kv < %d",
+        "kv < %d || q >= kv",
+        DOCUMENT,
+        DOCUMENT " && " CAUSAL,
+        "abs(q - kv) <= %d",
+        "kv < used[b]",
+        "docs[b, q] == docs[b, kv] && q >= kv",
+        "(q + kv) %% %d != 0",
+        "q %% %d != 1",
+        "kv >= %d",
+        "h %% 2 == 0 || q >= kv",
+        "!(" DOCUMENT ") || kv < %d",
+        "q / %d == kv / %d",
+        "q * %d >= kv * 3",
+        "h_kv == b || kv %% %d < 2",
+    };
+    static const char *const scores[] = {
+        "",
+        "",
+        "",
+        SOFTCAP,
+        "score + slope[h] * (kv - q)",
+        "score + bias[q - kv + %d, h]",
+        "score * heat",
+        "select(kv < %d, score, score - 1.5)",
+        "score + half_bias[kv]",
+        "min(score, 0.75)",
+        "score - 0.01 * abs(q - kv)",
+    };
+    static const uint32_t heads[][2] = {{1, 1}, {2, 2}, {2, 1}, {3, 1}, {4, 2}, {6, 2}, {8, 2}, {5, 5}};
+    static const uint32_t blocks[] = {0, 0, 0, 16, 32, 64, 48, 128, 256};
+    random_state r = {seed};
+    random_u64(&r);
+    attention_case c = {.name = storage->name, .batch = between(&r, 1, 3)};
+    const uint32_t *pair = heads[random_u64(&r) % (sizeof heads / sizeof heads[0])];
+    c.heads = pair[0];
+    c.kv_heads = pair[1];
+    c.kv_batch = random_uniform(&r) < 0.2 ? 1 : c.batch;
+    bool decode = random_uniform(&r) < 0.2;
+    c.q_len = decode ? between(&r, 1, 8) : random_length(&r, 300);
+    c.kv_len = random_length(&r, decode ? 900 : 400);
+    c.head_dim = 8 * (uint32_t)between(&r, 1, random_uniform(&r) < 0.8 ? 16 : 32);
+    c.head_dim_v = random_uniform(&r) < 0.7 ? 0 : 8 * (uint32_t)between(&r, 1, 32);
+    int number = (int)between(&r, 2, 90);
+    /* A template has one number or two; what it does not use is ignored. */
+    snprintf(storage->mask, sizeof storage->mask, masks[random_u64(&r) % (sizeof masks / sizeof masks[0])], number,
+             number);
+    snprintf(storage->score, sizeof storage->score, scores[random_u64(&r) % (sizeof scores / sizeof scores[0])],
+             number);
+    c.mask = storage->mask[0] ? storage->mask : NULL;
+    c.score = storage->score[0] ? storage->score : NULL;
+    if (random_uniform(&r) < 0.15)
+        c.input = (case_input)between(&r, INPUT_CONSTANT, INPUT_NAN_HIDDEN);
+    if (random_uniform(&r) < 0.3)
+        c.layout = (case_layout)between(&r, LAYOUT_CONTIGUOUS, LAYOUT_BACKWARDS);
+    if (c.layout == LAYOUT_PACKED &&
+        (c.kv_heads != c.heads || c.kv_batch != c.batch || c.q_len != c.kv_len || c.head_dim_v))
+        c.layout = LAYOUT_TOKEN_MAJOR;
+    c.q_block = blocks[random_u64(&r) % (sizeof blocks / sizeof blocks[0])];
+    c.kv_block = blocks[random_u64(&r) % (sizeof blocks / sizeof blocks[0])];
+    c.mask_longer = random_uniform(&r) < 0.2 ? between(&r, 1, 200) : 0;
+    snprintf(storage->name, sizeof storage->name, "random %#llx", (unsigned long long)seed);
+    return c;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- inputs
+ */
+
+/* The captures that the table's expressions name, in the shapes that a case gives them. */
+typedef struct capture_kind {
+    const char *name;
+    attune_dtype dtype;
+    uint32_t rank;
+} capture_kind;
+
+static const capture_kind capture_kinds[] = {
+    {"doc", ATTUNE_I32, 1},     {"docs", ATTUNE_I64, 2},      {"used", ATTUNE_I32, 1},
+    {"slope", ATTUNE_F32, 1},   {"bias", ATTUNE_F32, 2},      {"keep", ATTUNE_BOOL, 2},
+    {"anchors", ATTUNE_I32, 2}, {"half_bias", ATTUNE_F16, 1}, {"brain_bias", ATTUNE_BF16, 1},
+};
+#define CAPTURE_KINDS (sizeof capture_kinds / sizeof capture_kinds[0])
+
+static void capture_shape(const char *name, const attention_case *c, int64_t longest, int64_t size[2])
+{
+    size[0] = longest;
+    size[1] = 1;
+    if (!strcmp(name, "docs")) {
+        size[0] = c->batch;
+        size[1] = longest;
+    } else if (!strcmp(name, "used")) {
+        size[0] = c->batch;
+    } else if (!strcmp(name, "slope")) {
+        size[0] = c->heads;
+    } else if (!strcmp(name, "bias")) {
+        size[0] = c->q_len + c->kv_len;
+        size[1] = c->heads;
+    } else if (!strcmp(name, "keep") || !strcmp(name, "anchors")) {
+        size[0] = c->batch;
+        size[1] = (c->q_len + 15) / 16;
+    }
+}
+
+static void fill_capture(const char *name, const attention_case *c, array *a, random_state *r)
+{
+    int64_t count = array_count(a), id = 0;
+    for (int64_t i = 0; i < count; i++) {
+        double value;
+        if (!strncmp(name, "doc", 3))
+            value = (double)(id += random_uniform(r) < 0.02);
+        else if (!strcmp(name, "used"))
+            value = (double)between(r, 0, c->kv_len);
+        else if (!strcmp(name, "slope"))
+            value = exp2(-8.0 * (double)(i + 1) / (double)count);
+        else if (!strcmp(name, "keep"))
+            value = random_uniform(r) < 0.7;
+        else if (!strcmp(name, "anchors"))
+            value = (double)between(r, 0, 300);
+        else
+            value = random_normal(r);
+        array_set(a, i, value);
+    }
+}
+
+static bool make_expr(attune_instance *instance, attune_expr_kind kind, const char *text, attune_expr **expr,
+                      failure *why)
+{
+    attune_symbol symbols[CAPTURE_KINDS + 2];
+    for (size_t i = 0; i < CAPTURE_KINDS; i++)
+        symbols[i] = (attune_symbol){capture_kinds[i].name, ATTUNE_SYMBOL_CAPTURE, capture_kinds[i].dtype,
+                                     capture_kinds[i].rank};
+    symbols[CAPTURE_KINDS] = (attune_symbol){"width", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0};
+    symbols[CAPTURE_KINDS + 1] = (attune_symbol){"heat", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F32, 0};
+    if (attune_expr_create(instance, kind, text, symbols, CAPTURE_KINDS + 2, expr) != ATTUNE_OK)
+        return failure_set(why, "%s", attune_last_error());
+    return true;
+}
+
+static bool add_captures(const attention_case *c, const attune_expr *expr, random_state *r, attention *a, failure *why)
+{
+    for (uint32_t i = 0; i < attune_expr_symbol_count(expr); i++) {
+        attune_symbol symbol;
+        attune_expr_symbol_get(expr, i, &symbol);
+        bool known = symbol.kind != ATTUNE_SYMBOL_CAPTURE;
+        for (uint32_t j = 0; j < a->capture_count; j++)
+            known |= !strcmp(a->captures[j].name, symbol.name);
+        if (known)
+            continue;
+        const char *name = NULL;
+        for (size_t j = 0; j < CAPTURE_KINDS; j++)
+            if (!strcmp(capture_kinds[j].name, symbol.name))
+                name = capture_kinds[j].name;
+        int64_t longest = (c->q_len > c->kv_len ? c->q_len : c->kv_len) + c->mask_longer, size[2];
+        capture_shape(name, c, longest, size);
+        array made;
+        if (!array_create(&made, symbol.dtype, symbol.rank, size, why))
+            return false;
+        fill_capture(name, c, &made, r);
+        a->captures[a->capture_count++] = (attune_host_capture){name, array_view(&made)};
+    }
+    return true;
+}
+
+/* Evaluates the mask of a key column over every row: hidden columns are seen by none. */
+static bool column_hidden(const attention *a, const attention_case *c, int64_t b, int64_t h_kv, int64_t kv)
+{
+    int64_t group = c->heads / c->kv_heads;
+    for (int64_t h = h_kv * group; h < (h_kv + 1) * group; h++)
+        for (int64_t q = 0; q < c->q_len; q++) {
+            attune_point point = {(int32_t)b,    (int32_t)h,        (int32_t)q,         (int32_t)kv,
+                                  (int32_t)h_kv, (int32_t)c->q_len, (int32_t)c->kv_len, 0};
+            float allowed = 0;
+            attune_expr_evaluate(a->mask, &point, a->captures, a->capture_count, a->parameters, a->parameter_count,
+                                 &allowed);
+            if (allowed != 0)
+                return false;
+        }
+    return true;
+}
+
+static void spoil_inputs(const attention_case *c, attention *a, random_state *r)
+{
+    int64_t d = c->head_dim, dv = a->v.size[3];
+    if (c->input == INPUT_INFINITE)
+        for (int64_t row = 0; row < array_count(&a->k) / d; row += 5)
+            array_set(&a->k, row * d + between(r, 0, d - 1), random_uniform(r) < 0.9 ? -INFINITY : INFINITY);
+    if (c->input == INPUT_NAN_VISIBLE) {
+        for (int64_t row = 3; row < array_count(&a->q) / d; row += 17)
+            array_set(&a->q, row * d + between(r, 0, d - 1), NAN);
+        array_set(&a->v, array_count(&a->v) - 1, NAN);
+    }
+    if (c->input != INPUT_NAN_HIDDEN || !a->mask || c->kv_batch != c->batch)
+        return;
+    static const double poison[] = {NAN, INFINITY, -INFINITY};
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t h = 0; h < c->kv_heads; h++)
+            for (int64_t kv = 0; kv < c->kv_len; kv++) {
+                if (!column_hidden(a, c, b, h, kv))
+                    continue;
+                int64_t row = (b * c->kv_heads + h) * c->kv_len + kv;
+                array_set(&a->k, row * d + between(r, 0, d - 1), poison[random_u64(r) % 3]);
+                array_set(&a->v, row * dv + between(r, 0, dv - 1), poison[random_u64(r) % 3]);
+            }
+}
+
+bool case_instantiate(attune_instance *instance, const attention_case *c, attune_dtype dtype, uint64_t seed,
+                      attention *a, failure *why)
+{
+    *a = (attention){.scale = 1 / sqrt((double)c->head_dim)};
+    random_state r = {seed};
+    const int64_t dv = c->head_dim_v ? c->head_dim_v : c->head_dim;
+    const int64_t q_size[4] = {c->batch, c->heads, c->q_len, c->head_dim};
+    const int64_t k_size[4] = {c->kv_batch, c->kv_heads, c->kv_len, c->head_dim};
+    const int64_t v_size[4] = {c->kv_batch, c->kv_heads, c->kv_len, dv};
+    bool ok = array_create(&a->q, dtype, 4, q_size, why) && array_create(&a->k, dtype, 4, k_size, why) &&
+              array_create(&a->v, dtype, 4, v_size, why);
+    if (ok) {
+        array_fill_normal(&a->q, &r, c->input == INPUT_LARGE ? 20 : 1);
+        array_fill_normal(&a->k, &r, c->input == INPUT_LARGE ? 20 : 1);
+        array_fill_normal(&a->v, &r, 1);
+        if (c->input == INPUT_CONSTANT) {
+            for (int64_t i = 0; i < array_count(&a->q); i++)
+                array_set(&a->q, i, 0.5);
+            for (int64_t i = 0; i < array_count(&a->k); i++)
+                array_set(&a->k, i, 0.25);
+        }
+    }
+    ok = ok && (!c->mask || make_expr(instance, ATTUNE_EXPR_MASK, c->mask, &a->mask, why)) &&
+         (!c->score || make_expr(instance, ATTUNE_EXPR_SCORE, c->score, &a->score, why)) &&
+         (!a->mask || add_captures(c, a->mask, &r, a, why)) && (!a->score || add_captures(c, a->score, &r, a, why));
+    a->parameters[0] = (attune_parameter){"width", (double)(c->q_len / 3)};
+    a->parameters[1] = (attune_parameter){"heat", 0.75};
+    a->parameter_count = 2;
+    if (!ok) {
+        case_release(a);
+        return false;
+    }
+    spoil_inputs(c, a, &r);
+    return true;
+}
+
+void case_release(attention *a)
+{
+    array_free(&a->q);
+    array_free(&a->k);
+    array_free(&a->v);
+    for (uint32_t i = 0; i < a->capture_count; i++) {
+        array owner = {.data = (void *)(uintptr_t)a->captures[i].array.data};
+        array_free(&owner);
+    }
+    attune_expr_destroy(a->mask);
+    attune_expr_destroy(a->score);
+    *a = (attention){0};
+}

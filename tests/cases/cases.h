@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The one case table: what every backend, dtype and kernel variant must compute. A case is data; cases.c makes its
+ * inputs, run.c runs it on a device and holds the result against the float64 oracle by the error rule.
+ */
+#ifndef TESTS_CASES_CASES_H
+#define TESTS_CASES_CASES_H
+
+#include "bench/reference.h"
+
+typedef enum case_input {
+    INPUT_RANDOM,      /* normal */
+    INPUT_CONSTANT,    /* every score of a row equal */
+    INPUT_LARGE,       /* logits of hundreds: softmax is one-hot, exp overflows if the maximum is not subtracted */
+    INPUT_INFINITE,    /* infinities in k, so that scores are -inf, and some +inf */
+    INPUT_NAN_VISIBLE, /* NaN in q and v where the mask allows: rows become NaN, and only those */
+    INPUT_NAN_HIDDEN,  /* NaN and infinities in k and v where the mask forbids: no trace of them in the output */
+} case_input;
+
+typedef enum case_layout {
+    LAYOUT_CONTIGUOUS,
+    LAYOUT_TOKEN_MAJOR, /* [b, l, h, d], as engines keep activations */
+    LAYOUT_PACKED,      /* q, k and v in one buffer [b, l, 3h, d] */
+    LAYOUT_PADDED,      /* rows and planes with gaps */
+    LAYOUT_MISALIGNED,  /* offset of one element from any alignment */
+    LAYOUT_BACKWARDS,   /* negative stride along the keys */
+} case_layout;
+
+typedef struct attention_case {
+    const char *name;
+    int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
+    uint32_t head_dim, head_dim_v; /* head_dim_v 0 = head_dim */
+    const char *mask, *score;      /* NULL = none */
+    case_input input;
+    case_layout layout;
+    uint32_t q_block, kv_block; /* 0 = 128 */
+    const char *options;        /* kernel options in JSON; NULL = automatic */
+    int64_t mask_longer;        /* the mask is built for this many more rows and columns than the call has */
+} attention_case;
+
+extern const attention_case attention_cases[];
+extern const uint32_t attention_case_count;
+
+/* A random case; its strings live in `storage`. The same seed gives the same case on every machine. */
+typedef struct case_storage {
+    char name[96], mask[512], score[256], options[96];
+} case_storage;
+attention_case attention_case_random(uint64_t seed, case_storage *storage);
+
+/* Makes inputs, captures and expressions in the dtype. Free with case_release. */
+bool case_instantiate(attune_instance *instance, const attention_case *c, attune_dtype dtype, uint64_t seed,
+                      attention *a, failure *why);
+void case_release(attention *a);
+
+/* Runs a case on a device and compares o, lse and row maxima. Returns false with the reason. */
+bool case_run(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
+              uint64_t seed, failure *why);
+
+#endif

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+/* The case table, golden cases and random cases on each backend. A backend joins by its line at the end. */
+#include <criterion/criterion.h>
+
+#include "cases/cases.h"
+#include "support/devices.h"
+
+static void run_table(const char *backend, const attune_dtype *dtypes, size_t dtype_count)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = device_or_skip(instance, backend);
+    uint32_t failed = 0, run = 0;
+    for (uint32_t i = 0; i < attention_case_count; i++)
+        for (size_t j = 0; j < dtype_count; j++) {
+            failure why;
+            run++;
+            if (!case_run(instance, device, &attention_cases[i], dtypes[j], test_seed() + i, &why)) {
+                failed++;
+                cr_log_error("%s", why.message);
+            }
+        }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+    cr_log_info("%u cases", run);
+    cr_assert_eq(failed, 0, "%u of %u cases failed", failed, run);
+}
+
+static void run_random(const char *backend, const attune_dtype *dtypes, size_t dtype_count)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = device_or_skip(instance, backend);
+    uint64_t count = scaled(1200);
+    uint32_t failed = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        case_storage storage;
+        const uint64_t seed = test_seed() * 1000003 + i;
+        const attention_case c = attention_case_random(seed, &storage);
+        failure why;
+        if (!case_run(instance, device, &c, dtypes[i % dtype_count], seed, &why)) {
+            failed++;
+            cr_log_error(
+                "%s\n  batch %lld/%lld heads %lld/%lld lengths %lld x %lld head_dim %u/%u mask \"%s\" score \"%s\" "
+                "input %d layout %d blocks %u x %u longer %lld",
+                why.message, (long long)c.batch, (long long)c.kv_batch, (long long)c.heads, (long long)c.kv_heads,
+                (long long)c.q_len, (long long)c.kv_len, c.head_dim, c.head_dim_v, c.mask ? c.mask : "",
+                c.score ? c.score : "", (int)c.input, (int)c.layout, c.q_block, c.kv_block, (long long)c.mask_longer);
+        }
+    }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+    cr_log_info("%llu random cases", (unsigned long long)count);
+    cr_assert_eq(failed, 0, "%u of %llu random cases failed", failed, (unsigned long long)count);
+}
+
+static const attune_dtype with_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
+static const attune_dtype without_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
+
+#define BACKEND(name, dtypes)                                                                                          \
+    Test(forward_table, name)                                                                                          \
+    {                                                                                                                  \
+        run_table(#name, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                                                \
+    }                                                                                                                  \
+    Test(forward_random, name)                                                                                         \
+    {                                                                                                                  \
+        run_random(#name, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                                               \
+    }
+
+BACKEND(cpu, with_f64)
+BACKEND(vulkan, without_f64)
+BACKEND(cuda, without_f64)
+BACKEND(opencl, without_f64)

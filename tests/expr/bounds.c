@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: MIT */
+/* Bounds: sound at random points of random boxes, tight where masks need it, fast. */
+#include "expr/common.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+static attune__interval random_interval(uint64_t *state, int32_t lo, int32_t hi)
+{
+    int32_t a = (int32_t)random_expr_between(state, lo, hi);
+    int32_t width = random_expr_next(state) % 3 == 0 ? 0 : (int32_t)random_expr_between(state, 0, 40);
+    return (attune__interval){.lo = a, .hi = a > hi - width ? hi : a + width};
+}
+
+static attune__box random_box(uint64_t *state)
+{
+    attune__box box = {{{0}}};
+    box.var[ATTUNE__VAR_B] = random_interval(state, 0, 6);
+    box.var[ATTUNE__VAR_H] = random_interval(state, 0, 6);
+    box.var[ATTUNE__VAR_Q] = random_interval(state, 0, 240);
+    box.var[ATTUNE__VAR_KV] = random_interval(state, 0, 240);
+    box.var[ATTUNE__VAR_H_KV] = random_interval(state, 0, 3);
+    box.var[ATTUNE__VAR_Q_LEN] = random_interval(state, 1, 240);
+    box.var[ATTUNE__VAR_KV_LEN] = random_interval(state, 1, 240);
+    if (random_expr_next(state) % 16 == 0)
+        box.var[ATTUNE__VAR_Q] = (attune__interval){.lo = 0, .hi = INT32_MAX};
+    float a = (float)random_expr_between(state, -3000, 3000) / 100.0f;
+    float width = random_expr_next(state) % 3 == 0 ? 0 : (float)random_expr_between(state, 0, 400) / 100.0f;
+    box.var[ATTUNE__VAR_SCORE] = (attune__interval){.flo = a, .fhi = a + width};
+    if (random_expr_next(state) % 16 == 0)
+        box.var[ATTUNE__VAR_SCORE] = (attune__interval){.flo = -INFINITY, .fhi = INFINITY, .may_nan = true};
+    return box;
+}
+
+static int32_t pick(uint64_t *state, attune__interval range)
+{
+    switch (random_expr_next(state) % 4) {
+    case 0:
+        return range.lo;
+    case 1:
+        return range.hi;
+    default:
+        return (int32_t)random_expr_between(state, range.lo, range.hi);
+    }
+}
+
+static attune_point point_in(uint64_t *state, const attune__box *box)
+{
+    attune_point p = {
+        pick(state, box->var[0]), pick(state, box->var[1]), pick(state, box->var[2]), pick(state, box->var[3]),
+        pick(state, box->var[4]), pick(state, box->var[5]), pick(state, box->var[6]), 0};
+    attune__interval score = box->var[ATTUNE__VAR_SCORE];
+    static const float odd[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 1e30f};
+    if (score.may_nan)
+        p.score = odd[random_expr_next(state) % 6];
+    else
+        p.score = random_expr_next(state) % 3 == 0   ? score.flo
+                  : random_expr_next(state) % 2 == 0 ? score.fhi
+                                                     : score.flo + (score.fhi - score.flo) * 0.5f;
+    return p;
+}
+
+static bool holds(attune__type type, attune__interval bounds, attune__value value)
+{
+    if (type != ATTUNE__FLOAT)
+        return bounds.lo <= value.i && value.i <= bounds.hi;
+    if (value.f != value.f)
+        return bounds.may_nan;
+    return bounds.flo <= value.f && value.f <= bounds.fhi;
+}
+
+Test(bounds, contain_every_value)
+{
+    static random_expr e;
+    static bound x;
+    static attune__interval scratch[ATTUNE_EXPR_MAX_NODES];
+    uint64_t count = scaled(40000), seed = test_seed() + 3, boxes = 0, points = 0, decided = 0, masks = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        attune_expr_kind kind = i % 3 ? ATTUNE_EXPR_MASK : ATTUNE_EXPR_SCORE;
+        bind_random(&x, &e, seed + i, kind, 1 + (uint32_t)(i % 20));
+        attune__ranges *ranges;
+        cr_assert(attune__ranges_create(&attune__default_allocator, x.expr, &x.bindings, &ranges) == ATTUNE_OK);
+        attune__type type = (attune__type)attune__expr_root(x.expr)->type;
+        uint64_t state = seed ^ i;
+        for (int b = 0; b < 4; b++) {
+            attune__box box = random_box(&state);
+            attune__interval bounds = attune__expr_bounds(x.expr, &x.bindings, ranges, &box, scratch);
+            attune__interval blind = attune__expr_bounds(x.expr, NULL, NULL, &box, scratch);
+            masks += kind == ATTUNE_EXPR_MASK;
+            decided += kind == ATTUNE_EXPR_MASK && bounds.lo == bounds.hi;
+            boxes++;
+            for (int s = 0; s < 12; s++) {
+                attune_point p = point_in(&state, &box);
+                attune__value value = attune__expr_point(x.expr, &x.bindings, &p);
+                bool inside = holds(type, bounds, value) && holds(type, blind, value);
+                cr_assert(inside, "%s\nvalue %d %.9g, bounds %d %d %.9g %.9g %d at q %d, kv %d, score %g", e.text,
+                          value.i, (double)value.f, bounds.lo, bounds.hi, (double)bounds.flo, (double)bounds.fhi,
+                          bounds.may_nan, p.q, p.kv, (double)p.score);
+                points++;
+            }
+        }
+        attune__ranges_destroy(ranges);
+        attune__expr_release(x.expr);
+    }
+    cr_log_info("%llu expressions, %llu boxes, %llu points; %.0f%% of the masks' boxes decided",
+                (unsigned long long)count, (unsigned long long)boxes, (unsigned long long)points,
+                100.0 * (double)decided / (double)masks);
+}
+
+/* The range of a capture is exact for one dimension and a few combinations of the others. */
+Test(bounds, ranges_are_exact)
+{
+    enum { ROWS = 5, LENGTH = 1000 };
+    static int32_t data[ROWS * LENGTH];
+    uint64_t state = test_seed() + 4, count = scaled(40000);
+    for (int i = 0; i < ROWS * LENGTH; i++)
+        data[i] = (int32_t)random_expr_between(&state, -1000000, 1000000);
+    attune_symbol symbol = {"a", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 2};
+    attune_host_capture capture = {"a", {data, ATTUNE_I32, 2, {ROWS, LENGTH}, {0}}};
+    attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, "a[b, kv]", &symbol, 1);
+    attune_array array;
+    attune__value value;
+    attune__bindings bindings = {&array, &value};
+    attune__interval scratch[16];
+    attune__ranges *ranges;
+    cr_assert(attune__bindings_resolve(expr, &capture, 1, NULL, 0, &array, &value) == ATTUNE_OK);
+    cr_assert(attune__ranges_create(&attune__default_allocator, expr, &bindings, &ranges) == ATTUNE_OK);
+    for (uint64_t i = 0; i < count; i++) {
+        attune__box box = {{{0}}};
+        int32_t b0 = (int32_t)random_expr_between(&state, 0, ROWS), b1 = (int32_t)random_expr_between(&state, b0, ROWS);
+        int32_t k0 = (int32_t)random_expr_between(&state, 0, LENGTH + 10);
+        int32_t k1 = (int32_t)random_expr_between(&state, k0, LENGTH + 10);
+        box.var[ATTUNE__VAR_B] = (attune__interval){.lo = b0, .hi = b1};
+        box.var[ATTUNE__VAR_KV] = (attune__interval){.lo = k0, .hi = k1};
+        attune__interval found = attune__expr_bounds(expr, &bindings, ranges, &box, scratch);
+        int32_t lo = INT32_MAX, hi = INT32_MIN;
+        for (int32_t b = b0; b <= b1; b++)
+            for (int32_t k = k0; k <= k1; k++) {
+                int32_t v = b < ROWS && k < LENGTH ? data[b * LENGTH + k] : 0;
+                lo = v < lo ? v : lo;
+                hi = v > hi ? v : hi;
+            }
+        cr_assert(found.flo == (float)lo && found.fhi == (float)hi);
+    }
+    attune__ranges_destroy(ranges);
+    attune__expr_release(expr);
+}
+
+/* What masks need to be decided. */
+Test(bounds, decide_masks)
+{
+    static const struct {
+        const char *text;
+        int32_t q0, q1, kv0, kv1;
+        int truth; /* 0, 1, or 2 for undecided */
+    } cases[] = {
+        {"causal", 128, 255, 0, 127, 1},
+        {"causal", 0, 127, 128, 255, 0},
+        {"causal", 0, 127, 0, 127, 2},
+        {"window(64)", 256, 383, 0, 127, 0},
+        {"window(512)", 256, 383, 0, 127, 1},
+        {"local(10)", 0, 127, 256, 383, 0},
+        {"kv % 64 < 32", 0, 0, 64, 95, 1},
+        {"kv % 64 < 32", 0, 0, 96, 127, 0},
+        {"kv / 16 == q / 16", 32, 47, 32, 47, 1},
+        {"kv / 16 == q / 16", 32, 47, 48, 63, 0},
+        {"prefix(128)", 0, 127, 0, 127, 1},
+        {"kv < q_len", 0, 3, 0, 99, 1},
+        {"kv % q_len < 50", 0, 0, 100, 149, 1},
+        {"q * 2 >= kv", 100, 120, 0, 127, 1},
+        {"causal && !causal", 0, 9, 0, 9, 0},
+        {"sqrt(q) >= 4 && exp(kv) > 2", 16, 99, 3, 9, 1},
+        {"kv - 3.5 < 0", 0, 0, 0, 3, 1},
+        {"block_diffusion(64, 16)", 0, 15, 16, 31, 0},
+        {"block_diffusion(64, 16)", 0, 15, 0, 15, 1},
+        {"dilated(100, 1)", 0, 50, 0, 50, 1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, cases[i].text, NULL, 0);
+        attune__interval scratch[64];
+        attune__box box = {{{0}}};
+        box.var[ATTUNE__VAR_Q] = (attune__interval){.lo = cases[i].q0, .hi = cases[i].q1};
+        box.var[ATTUNE__VAR_KV] = (attune__interval){.lo = cases[i].kv0, .hi = cases[i].kv1};
+        box.var[ATTUNE__VAR_Q_LEN] = (attune__interval){.lo = 100, .hi = 100};
+        attune__interval found = attune__expr_bounds(expr, NULL, NULL, &box, scratch);
+        int truth = found.lo == found.hi ? found.lo : 2;
+        cr_assert(truth == cases[i].truth, "%s over q %d..%d, kv %d..%d: %d", cases[i].text, cases[i].q0, cases[i].q1,
+                  cases[i].kv0, cases[i].kv1, truth);
+        attune__expr_release(expr);
+    }
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
+}
+
+Test(bounds, speed)
+{
+    enum { LENGTH = 131072 };
+    static int32_t doc[LENGTH];
+    for (int i = 0; i < LENGTH; i++)
+        doc[i] = i / 700;
+    attune_symbol symbol = {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1};
+    attune_host_capture capture = {"doc", {doc, ATTUNE_I32, 1, {LENGTH}, {0}}};
+    attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, "q >= kv && doc[q] == doc[kv]", &symbol, 1);
+    attune_array array;
+    attune__value value;
+    attune__bindings bindings = {&array, &value};
+    cr_assert(attune__bindings_resolve(expr, &capture, 1, NULL, 0, &array, &value) == ATTUNE_OK);
+    attune__ranges *ranges;
+    double best = 1e18;
+    for (int i = 0; i < 10; i++) {
+        double start = now();
+        cr_assert(attune__ranges_create(&attune__default_allocator, expr, &bindings, &ranges) == ATTUNE_OK);
+        double taken = now() - start;
+        best = taken < best ? taken : best;
+        if (i < 9)
+            attune__ranges_destroy(ranges);
+    }
+    attune__interval scratch[16];
+    for (int32_t size = 128; size <= 8192; size *= 8) {
+        int calls = 200000, decided = 0;
+        double start = now();
+        for (int i = 0; i < calls; i++) {
+            int32_t q = (int32_t)((uint32_t)i * 1664525u) & (LENGTH - 1) & -size,
+                    kv = (int32_t)((uint32_t)i * 22695477u) & (LENGTH - 1) & -size;
+            attune__box box = {{{0}}};
+            box.var[ATTUNE__VAR_Q] = (attune__interval){.lo = q, .hi = q + size - 1};
+            box.var[ATTUNE__VAR_KV] = (attune__interval){.lo = kv, .hi = kv + size - 1};
+            attune__interval b = attune__expr_bounds(expr, &bindings, ranges, &box, scratch);
+            decided += b.lo == b.hi;
+        }
+        cr_log_info("%d x %d: %.0f ns a call, %d decided", size, size, (now() - start) / calls, decided);
+    }
+    cr_log_info("ranges of %d elements: %.0f us", LENGTH, best / 1e3);
+    attune__ranges_destroy(ranges);
+    attune__expr_release(expr);
+}

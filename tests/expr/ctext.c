@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT */
+/* The C text, compiled by the system's compiler in batches, against the interpreter: bit for bit. */
+#include "expr/common.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define BATCH  2500
+#define POINTS 6
+
+/* As the prelude has them. */
+typedef struct view {
+    const void *data;
+    int64_t size[4], stride[4];
+} view;
+typedef int mask_fn(int, int, int, int, int, int, int, float, const view *, const attune__value *);
+typedef float score_fn(int, int, int, int, int, int, int, float, const view *, const attune__value *);
+
+typedef struct batch {
+    char directory[64], source[96], library[96];
+    FILE *file;
+} batch;
+
+static attune_expr_kind kind_of(uint64_t i)
+{
+    return i % 2 ? ATTUNE_EXPR_MASK : ATTUNE_EXPR_SCORE;
+}
+
+static void write_function(batch *b, const bound *x, uint64_t i, uint64_t first)
+{
+    static char text[1 << 18];
+    char name[32];
+    if (i == first) {
+        /* the prelude comes with the whole text; the function behind it is not called */
+        size_t needed;
+        cr_assert(attune__expr_print(x->expr, ATTUNE_EXPR_C, text, sizeof text, &needed) == ATTUNE_OK);
+        cr_assert(needed == strlen(text) + 1);
+        fputs(text, b->file);
+    }
+    snprintf(name, sizeof name, "f%llu", (unsigned long long)(i - first));
+    size_t needed;
+    cr_assert(attune__expr_ctext(x->expr, name, text, sizeof text, &needed) == ATTUNE_OK && needed <= sizeof text);
+    fputs(text, b->file);
+}
+
+static void run_function(void *function, const bound *x, const random_expr *e, uint64_t seed, uint64_t i)
+{
+    view views[ATTUNE_EXPR_MAX_SYMBOLS];
+    for (uint32_t s = 0; s < x->expr->symbol_count; s++) {
+        views[s].data = x->arrays[s].data;
+        memcpy(views[s].size, x->arrays[s].size, sizeof views[s].size);
+        memcpy(views[s].stride, x->arrays[s].stride, sizeof views[s].stride);
+    }
+    uint64_t state = seed ^ i;
+    for (int n = 0; n < POINTS; n++) {
+        attune_point p = random_point(&state);
+        attune__value wanted = attune__expr_point(x->expr, &x->bindings, &p), found = {0};
+        if (e->kind == ATTUNE_EXPR_MASK) {
+            mask_fn *f = *(mask_fn **)function;
+            found.i = f(p.b, p.h, p.q, p.kv, p.h_kv, p.q_len, p.kv_len, p.score, views, x->values);
+            cr_assert(found.i == wanted.i, "%s\nC %d, interpreter %d at q %d, kv %d", e->text, found.i, wanted.i, p.q,
+                      p.kv);
+        } else {
+            score_fn *f = *(score_fn **)function;
+            found.f = f(p.b, p.h, p.q, p.kv, p.h_kv, p.q_len, p.kv_len, p.score, views, x->values);
+            cr_assert(same_float(found.f, wanted.f), "%s\nC %.9g, interpreter %.9g at q %d, kv %d, score %.9g", e->text,
+                      (double)found.f, (double)wanted.f, p.q, p.kv, (double)p.score);
+        }
+    }
+}
+
+static void begin(batch *b)
+{
+    const char *root = getenv("TMPDIR");
+    snprintf(b->directory, sizeof b->directory, "%.40s/attune-ctext-XXXXXX", root ? root : "/tmp");
+    cr_assert(mkdtemp(b->directory));
+    snprintf(b->source, sizeof b->source, "%s/batch.c", b->directory);
+    snprintf(b->library, sizeof b->library, "%s/batch.so", b->directory);
+    b->file = fopen(b->source, "w");
+    cr_assert(b->file);
+}
+
+static void run_batch(uint64_t seed, uint64_t first, uint64_t count)
+{
+    static random_expr e;
+    static bound x;
+    batch b;
+    begin(&b);
+    for (uint64_t i = first; i < first + count; i++) {
+        bind_random(&x, &e, seed + i, kind_of(i), 1 + (uint32_t)(i % 17));
+        write_function(&b, &x, i, first);
+        attune__expr_release(x.expr);
+    }
+    fprintf(b.file, "void *const table[] = {\n");
+    for (uint64_t i = 0; i < count; i++)
+        fprintf(b.file, "(void *)f%llu,\n", (unsigned long long)i);
+    fprintf(b.file, "};\n");
+    fclose(b.file);
+    char command[512];
+    const char *cc = getenv("CC");
+    snprintf(command, sizeof command, "%.100s -std=c99 -O0 -ffp-contract=off -w -fPIC -shared %s -o %s -lm",
+             cc && *cc ? cc : "cc", b.source, b.library);
+    int failed = system(command);
+    void *library = failed ? NULL : dlopen(b.library, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        fprintf(stderr, "kept: %s\n", b.source);
+        cr_assert(library, "%s", failed ? command : dlerror());
+    }
+    void **table = dlsym(library, "table");
+    for (uint64_t i = 0; i < count; i++) {
+        bind_random(&x, &e, seed + first + i, kind_of(first + i), 1 + (uint32_t)((first + i) % 17));
+        run_function(&table[i], &x, &e, seed, first + i);
+        attune__expr_release(x.expr);
+    }
+    dlclose(library);
+    unlink(b.source);
+    unlink(b.library);
+    rmdir(b.directory);
+}
+
+/* Criterion runs tests side by side: a quarter each. */
+static void run_quarter(uint64_t quarter)
+{
+    uint64_t count = scaled(25000), seed = test_seed() + 5 + quarter * UINT64_C(1000003);
+    for (uint64_t first = 0; first < count; first += BATCH)
+        run_batch(seed, first, count - first < BATCH ? count - first : BATCH);
+    cr_log_info("%llu functions, %llu points", (unsigned long long)count, (unsigned long long)count * POINTS);
+}
+
+Test(ctext, agrees_with_the_interpreter_1)
+{
+    run_quarter(0);
+}
+
+Test(ctext, agrees_with_the_interpreter_2)
+{
+    run_quarter(1);
+}
+
+Test(ctext, agrees_with_the_interpreter_3)
+{
+    run_quarter(2);
+}
+
+Test(ctext, agrees_with_the_interpreter_4)
+{
+    run_quarter(3);
+}
+
+static bool has(const char *text, const char *words)
+{
+    return strstr(text, words) != NULL;
+}
+
+/* What the bounds of the variables prove needless is not there. */
+Test(ctext, plain_operators_where_bounds_allow)
+{
+    static char text[1 << 14];
+    static const struct {
+        const char *expr, *has, *hasnt;
+    } cases[] = {
+        {"q - kv < 3", "q - kv", "attune_isub"},          {"q / 8 == kv / 8", "q / 8", "attune_idiv"},
+        {"kv % q_len == 0", "kv % q_len", "attune_imod"}, {"(q - kv) % 3 == 0", "attune_imod", "attune_isub"},
+        {"q + kv < 3", "attune_iadd(q, kv)", NULL},       {"q * kv < 3", "attune_imul(q, kv)", NULL},
+        {"abs(q - kv) <= 8", "< 0 ? -t", "attune_isub"},  {"q / kv == 1", "attune_idiv", NULL},
+        {"q % 12 * 5 < kv", "* 5", "attune_imul"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, cases[i].expr, NULL, 0);
+        cr_assert(attune__expr_ctext(expr, "f", text, sizeof text, NULL) == ATTUNE_OK);
+        cr_assert(has(text, cases[i].has) && (!cases[i].hasnt || !has(text, cases[i].hasnt)), "%s\n%s", cases[i].expr,
+                  text);
+        attune__expr_release(expr);
+    }
+}
+
+/* As snprintf: what is needed is told, what does not fit is not written. */
+Test(ctext, buffers)
+{
+    attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, "causal && q > 3", NULL, 0);
+    for (attune_expr_format format = ATTUNE_EXPR_TEXT; format <= ATTUNE_EXPR_C; format++) {
+        static char whole[1 << 14], part[1 << 14];
+        size_t needed = 0, again = 0;
+        cr_assert(attune__expr_print(expr, format, NULL, 0, &needed) == ATTUNE_OK && needed > 1);
+        cr_assert(attune__expr_print(expr, format, whole, sizeof whole, &again) == ATTUNE_OK);
+        cr_assert(needed == again && strlen(whole) + 1 == needed);
+        for (size_t size = 1; size < needed; size += 7) {
+            memset(part, '#', sizeof part);
+            cr_assert(attune__expr_print(expr, format, part, size, &again) == ATTUNE_OK && again == needed);
+            cr_assert(strlen(part) == size - 1 && !strncmp(part, whole, size - 1) && part[size] == '#');
+        }
+    }
+    attune__expr_release(expr);
+}

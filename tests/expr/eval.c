@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: MIT */
+/* Values: known ones, and rows against points. */
+#include "expr/common.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+static float value_of(attune_expr_kind kind, const char *text, attune_point point)
+{
+    attune_expr *expr = parse_with(kind, text, NULL, 0);
+    attune__value value = attune__expr_point(expr, &(attune__bindings){NULL, NULL}, &point);
+    attune__expr_release(expr);
+    return kind == ATTUNE_EXPR_MASK ? (float)value.i : value.f;
+}
+
+Test(eval, arithmetic)
+{
+    /* q and kv stand where folding must not reach: both ways have to agree */
+    static const struct {
+        const char *text;
+        int32_t q, kv;
+        float value;
+    } cases[] = {
+        {"q / kv", 7, 2, 3},
+        {"q / kv", -7, 2, -4},
+        {"q / kv", 7, -2, -4},
+        {"q / kv", -7, -2, 3},
+        {"q / kv", 7, 0, 0},
+        {"q % kv", 7, 0, 0},
+        {"q % kv", -7, 3, 2},
+        {"q % kv", 7, -3, -2},
+        {"q % kv", -6, 3, 0},
+        {"q + kv", INT32_MAX, 1, -2147483648.0f},
+        {"q - kv", INT32_MIN, 1, 2147483648.0f},
+        {"q * kv", 65536, 65536, 0},
+        {"q / kv", INT32_MIN, -1, -2147483648.0f},
+        {"q % kv", INT32_MIN, -1, 0},
+        {"abs(q)", INT32_MIN, 0, -2147483648.0f},
+        {"-q", INT32_MIN, 0, -2147483648.0f},
+        {"min(q, kv)", 3, -4, -4},
+        {"max(q, kv, 9)", 3, -4, 9},
+        {"clamp(q, 2, 5)", 9, 0, 5},
+        {"clamp(q, 2, 5)", 1, 0, 2},
+        {"floor(q / 2.0)", -3, 0, -2},
+        {"ceil(q / 2.0)", -3, 0, -1},
+        {"(q * 1.0) % 3", -1, 0, 2},
+        {"q > kv ? q : kv", 1, 2, 2},
+        {"select(q == 1, 2, 3.5)", 2, 0, 3.5f},
+        {"sqrt(q)", 16, 0, 4},
+        {"rsqrt(q)", 16, 0, 0.25f},
+        {"exp2(q)", 10, 0, 1024},
+        {"pow(q, kv)", 2, 10, 1024},
+        {"2 + 3 * q - 4 / 2", 5, 0, 15},
+        {"10 - 3 - q", 2, 0, 5},
+        {"q - -3", 1, 0, 4},
+        {"+q", 4, 0, 4},
+        {"1.0 / q", 0, 0, INFINITY},
+        {"q * 1.0", 16777217, 0, 16777216},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        attune_point p = {.q = cases[i].q, .kv = cases[i].kv, .q_len = 1, .kv_len = 1};
+        float value = value_of(ATTUNE_EXPR_SCORE, cases[i].text, p);
+        cr_assert(same_float(value, cases[i].value), "%s at q %d, kv %d: %g, not %g", cases[i].text, p.q, p.kv,
+                  (double)value, (double)cases[i].value);
+    }
+    cr_assert(value_of(ATTUNE_EXPR_SCORE, "score != score ? 1 : 2", (attune_point){.score = NAN}) == 1);
+    cr_assert(value_of(ATTUNE_EXPR_SCORE, "min(score, 3)", (attune_point){.score = NAN}) !=
+              value_of(ATTUNE_EXPR_SCORE, "min(score, 3)", (attune_point){.score = NAN}));
+    cr_assert(value_of(ATTUNE_EXPR_SCORE, "min(3.0, score)", (attune_point){.score = NAN}) == 3);
+    cr_assert(value_of(ATTUNE_EXPR_MASK, "1 < 2 == true || q / 0 == 3 && false", (attune_point){.q = 1}) == 1);
+}
+
+Test(eval, captures_out_of_range_read_zero)
+{
+    static const int32_t data[6] = {1, 2, 3, 4, 5, 6};
+    attune_symbol symbol = {"a", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 2};
+    attune_host_capture capture = {"a", {data, ATTUNE_I32, 2, {2, 3}, {0}}};
+    attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, "a[q, kv]", &symbol, 1);
+    attune_array array;
+    attune__value value;
+    cr_assert(attune__bindings_resolve(expr, &capture, 1, NULL, 0, &array, &value) == ATTUNE_OK);
+    for (int32_t q = -3; q < 5; q++)
+        for (int32_t kv = -3; kv < 6; kv++) {
+            float wanted = q >= 0 && q < 2 && kv >= 0 && kv < 3 ? (float)data[3 * q + kv] : 0;
+            attune_point p = {.q = q, .kv = kv};
+            cr_assert(attune__expr_point(expr, &(attune__bindings){&array, &value}, &p).f == wanted);
+        }
+    attune__expr_release(expr);
+}
+
+#define COLUMNS 24
+
+Test(eval, rows_are_points)
+{
+    static random_expr e;
+    static bound x;
+    uint64_t count = scaled(120000), seed = test_seed(), checked = 0;
+    size_t room = 0;
+    void *scratch = NULL;
+    for (uint64_t i = 0; i < count; i++) {
+        attune_expr_kind kind = i % 2 ? ATTUNE_EXPR_MASK : ATTUNE_EXPR_SCORE;
+        bind_random(&x, &e, seed + i, kind, 1 + (uint32_t)(i % 23));
+        size_t needed = (attune__expr_scratch_size(x.expr, COLUMNS) + 63) / 64 * 64;
+        if (needed > room) {
+            free(scratch);
+            scratch = aligned_alloc(64, room = needed);
+        }
+        uint64_t state = seed ^ i;
+        attune_point p = random_point(&state);
+        p.kv -= (int32_t)random_expr_between(&state, 0, COLUMNS);
+        attune__row row = row_of(&p);
+        float score[COLUMNS], changed[COLUMNS];
+        uint8_t allowed[COLUMNS];
+        size_t columns = (size_t)random_expr_between(&state, 1, COLUMNS);
+        for (size_t c = 0; c < columns; c++)
+            score[c] = changed[c] = c ? (float)random_expr_between(&state, -3000, 3000) / 100.0f : p.score;
+        if (kind == ATTUNE_EXPR_MASK)
+            attune__expr_mask_row(x.expr, &x.bindings, &row, p.kv, columns, scratch, allowed);
+        else
+            attune__expr_score_row_f32(x.expr, &x.bindings, &row, p.kv, columns, scratch, changed);
+        for (size_t c = 0; c < columns; c++) {
+            attune_point at = p;
+            at.kv += (int32_t)c;
+            at.score = score[c];
+            attune__value value = attune__expr_point(x.expr, &x.bindings, &at);
+            if (kind == ATTUNE_EXPR_MASK)
+                cr_assert(allowed[c] == value.i, "%s\nrow %d, point %d at q %d, kv %d", e.text, allowed[c], value.i,
+                          at.q, at.kv);
+            else
+                cr_assert(same_float(changed[c], value.f), "%s\nrow %.9g, point %.9g at q %d, kv %d", e.text,
+                          (double)changed[c], (double)value.f, at.q, at.kv);
+        }
+        checked += columns;
+        attune__expr_release(x.expr);
+    }
+    free(scratch);
+    cr_log_info("%llu expressions, %llu points", (unsigned long long)count, (unsigned long long)checked);
+}
+
+/* Smooth expressions: double differs from float by rounding alone. */
+Test(eval, double_is_near_float)
+{
+    static const char *const texts[] = {
+        "20 * tanh(score / 20)",  "score + 0.1 * (kv - q)",
+        "score * sigmoid(score)", "exp(score / 10) + log(2 + kv)",
+        "score % 3.5 + cos(q)",   "max(score, 0.1) / (1 + h)",
+        "pow(2, score / 8)",      "select(kv > 3, score, rsqrt(1 + q))",
+    };
+    uint64_t state = test_seed();
+    for (size_t t = 0; t < sizeof texts / sizeof texts[0]; t++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, texts[t], NULL, 0);
+        void *scratch = aligned_alloc(64, (attune__expr_scratch_size(expr, COLUMNS) + 63) / 64 * 64);
+        for (int i = 0; i < 2000; i++) {
+            attune_point p = random_point(&state);
+            attune__row row = {p.b, p.h, p.q % 300, p.h_kv, p.q_len, p.kv_len};
+            float f[COLUMNS];
+            double d[COLUMNS];
+            for (int c = 0; c < COLUMNS; c++)
+                d[c] = f[c] = (float)random_expr_between(&state, -3000, 3000) / 100.3f;
+            attune__expr_score_row_f32(expr, &(attune__bindings){NULL, NULL}, &row, p.kv % 300, COLUMNS, scratch, f);
+            attune__expr_score_row_f64(expr, &(attune__bindings){NULL, NULL}, &row, p.kv % 300, COLUMNS, scratch, d);
+            for (int c = 0; c < COLUMNS; c++) {
+                double error = fabs((double)f[c] - d[c]);
+                /* % jumps by its divisor where the quotient is nearly whole */
+                cr_assert(error <= 1e-4 * (1 + fabs(d[c])) || (t == 4 && fabs(error - 3.5) < 1e-4), "%s: %.9g, %.17g",
+                          texts[t], (double)f[c], d[c]);
+            }
+        }
+        free(scratch);
+        attune__expr_release(expr);
+    }
+}
+
+Test(eval, speed)
+{
+    enum { LENGTH = 8192, WIDTH = 128 };
+    static int32_t doc[LENGTH];
+    for (int i = 0; i < LENGTH; i++)
+        doc[i] = i / 700;
+    attune_symbol symbol = {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1};
+    attune_host_capture capture = {"doc", {doc, ATTUNE_I32, 1, {LENGTH}, {0}}};
+    attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, "q >= kv && doc[q] == doc[kv]", &symbol, 1);
+    attune_array array;
+    attune__value value;
+    cr_assert(attune__bindings_resolve(expr, &capture, 1, NULL, 0, &array, &value) == ATTUNE_OK);
+    void *scratch = aligned_alloc(64, (attune__expr_scratch_size(expr, WIDTH) + 63) / 64 * 64);
+    uint8_t allowed[WIDTH];
+    struct timespec a, b;
+    size_t sum = 0, rows = 200000;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &a);
+    for (size_t i = 0; i < rows; i++) {
+        attune__row row = {0, 0, (int32_t)(i % LENGTH), 0, LENGTH, LENGTH};
+        attune__expr_mask_row(expr, &(attune__bindings){&array, &value}, &row, (int32_t)(i * WIDTH % LENGTH), WIDTH,
+                              scratch, allowed);
+        sum += allowed[i % WIDTH];
+    }
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
+    double ns = (double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec);
+    cr_log_info("%.3f ns an element (%zu)", ns / (double)(rows * WIDTH), sum);
+    free(scratch);
+    attune__expr_release(expr);
+}

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Installs the library into a scratch folder and builds the README's program against it as an engine would: pkg-config, CMake,
+# and meson with attune as a subproject.
+set -euo pipefail
+source_root=$1
+build_root=$2
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+prefix=$scratch/prefix
+meson install -C "$build_root" --no-rebuild --quiet --destdir "$prefix" >/dev/null
+pc=$(find "$prefix" -name attune.pc)
+[ -n "$pc" ]
+export PKG_CONFIG_PATH=${pc%/*} PKG_CONFIG_SYSROOT_DIR=$prefix
+library=$(dirname "$(find "$prefix" -name libattune.so)")
+
+echo 'pkg-config'
+cp -r "$source_root/examples" "$scratch/examples"
+make -s -C "$scratch/examples/consumers/pkg-config" minimal
+LD_LIBRARY_PATH=$library "$scratch/examples/consumers/pkg-config/minimal"
+
+echo 'pkg-config, static'
+cc -std=c99 -o "$scratch/static" "$source_root/examples/minimal.c" $(pkg-config --cflags attune) \
+  "$library/libattune.a" $(pkg-config --static --libs-only-l --libs-only-other attune | sed 's/-lattune//')
+"$scratch/static"
+
+if command -v cmake >/dev/null; then
+  echo 'CMake'
+  cmake -S "$scratch/examples/consumers/cmake" -B "$scratch/cmake" >/dev/null
+  cmake --build "$scratch/cmake" >/dev/null
+  LD_LIBRARY_PATH=$library "$scratch/cmake/minimal"
+fi
+
+echo 'meson subproject'
+consumer=$scratch/examples/consumers/meson
+mkdir "$consumer/subprojects"
+cp "$source_root/examples/minimal.c" "$consumer/minimal.c"
+mkdir "$consumer/subprojects/attune"
+(cd "$source_root" && cp -r meson.build meson_options.txt include src "$consumer/subprojects/attune/")
+unset PKG_CONFIG_PATH PKG_CONFIG_SYSROOT_DIR
+meson setup "$scratch/meson" "$consumer" >"$scratch/log" || { cat "$scratch/log"; exit 1; }
+meson test -C "$scratch/meson" >"$scratch/log" || { cat "$scratch/log"; exit 1; }
+# A subproject brings neither tests nor the program.
+! ls "$scratch/meson/subprojects/attune/tests" "$scratch/meson/subprojects/attune/bench" 2>/dev/null

@@ -1,0 +1,29 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The shared library exports exactly what the public headers declare; the static one leaks no name outside attune's prefix."""
+import pathlib
+import re
+import subprocess
+import sys
+
+shared, static, include = sys.argv[1:4]
+declared = set()
+for header in pathlib.Path(include).glob('attune/*.h'):
+    declared |= set(re.findall(r'ATTUNE_API[^;(]*?\b(attune_\w+)\s*\(', header.read_text()))
+
+
+def names(*arguments):
+    output = subprocess.run(['nm', *arguments], check=True, capture_output=True, text=True).stdout
+    return {line.split()[-1] for line in output.splitlines() if len(line.split()) >= 3}
+
+
+exported = names('-D', '--defined-only', shared)
+errors = [f'exported, not declared: {name}' for name in sorted(exported - declared)]
+errors += [f'declared, not exported: {name}' for name in sorted(declared - exported)]
+if len(declared) < 40:
+    errors.append(f'only {len(declared)} declarations were found in {include}')
+if static != '-':
+    errors += [f'global in the static library without the prefix: {name}'
+               for name in sorted(names('-g', '--defined-only', static)) if not name.startswith('attune_')]
+print('\n'.join(errors) or f'{len(exported)} functions exported, all declared')
+sys.exit(bool(errors))

@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: MIT */
+/* The rules one by one: families, decode, masks, workspace, limits, profiles. */
+#include "plan/plan_test.h"
+
+static attune_problem problem_of(attune_dtype dtype, uint32_t head_dim, int64_t q_len, int64_t kv_len)
+{
+    return (attune_problem){.struct_size = sizeof(attune_problem),
+                            .dtype = dtype,
+                            .head_dim = head_dim,
+                            .heads = 8,
+                            .kv_heads = 2,
+                            .q_len = q_len,
+                            .kv_len = kv_len};
+}
+
+Test(choose, each_device_gets_its_fastest_kernel)
+{
+    static const struct {
+        const char *device;
+        attune_dtype dtype;
+        const char *kernel;
+    } table[] = {
+        {"cpu", ATTUNE_F64, "cpu"},
+        {"a6000", ATTUNE_F16, "cuda_sm80"},
+        {"rtx5090", ATTUNE_BF16, "cuda_sm80"},
+        {"h200", ATTUNE_BF16, "cuda_sm90a"},
+        {"h200", ATTUNE_F32, "cuda_sm80"},
+        {"b200", ATTUNE_BF16, "cuda_sm80"},
+        {"h200-vulkan", ATTUNE_BF16, "vulkan_coopmat2"},
+        {"h200-vulkan", ATTUNE_F32, "vulkan_subgroup"},
+        {"rdna3", ATTUNE_F16, "vulkan_coopmat"},
+        {"lavapipe", ATTUNE_F16, "vulkan_coopmat"},
+        {"lavapipe", ATTUNE_BF16, "vulkan_subgroup"},
+        {"adreno-840", ATTUNE_F16, "vulkan_subgroup"},
+        {"v3d", ATTUNE_F16, "vulkan_portable"},
+        {"vulkan-minimum", ATTUNE_BF16, "vulkan_portable"},
+        {"opencl-minimum", ATTUNE_F32, "opencl_portable"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        attune_problem p = problem_of(table[i].dtype, 128, 2048, 2048);
+        cr_expect_str_eq(plan(table[i].device, &p, NULL).kernel, table[i].kernel, "%s", table[i].device);
+    }
+}
+
+Test(choose, an_unwritten_family_is_explained)
+{
+    attune_problem p = problem_of(ATTUNE_BF16, 128, 2048, 2048);
+    attune_limits b200 = device("b200");
+    char text[8192];
+    cr_assert_eq(attune_plan_choose_explain(&b200, &p, NULL, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
+    cr_assert(strstr(text, "cuda_sm100a: this version has no tcgen05 kernel"), "%s", text);
+    EXPECT_ERROR("b200", &p, "{\"KERNEL\": \"cuda_sm100a\"}", ATTUNE_UNSUPPORTED, "KERNEL cuda_sm100a",
+                 "no tcgen05 kernel");
+    EXPECT_ERROR("a100", &p, "{\"KERNEL\": \"cuda_sm90a\"}", ATTUNE_UNSUPPORTED, "no wgmma");
+    EXPECT_ERROR("a100", &p, "{\"KERNEL\": \"vulkan_coopmat\"}", ATTUNE_INVALID_ARGUMENT, "another backend",
+                 "cuda_sm80");
+    p.dtype = ATTUNE_F64;
+    EXPECT_ERROR("rdna3", &p, "{}", ATTUNE_UNSUPPORTED, "f64");
+}
+
+Test(choose, decode_rule)
+{
+    attune_problem p = problem_of(ATTUNE_F16, 128, 1, 8192);
+    attune_plan_choice c = plan("h100", &p, NULL);
+    cr_assert(c.decode && c.split_kv == 16, "%u",
+              c.split_kv); /* 132 units over 2 KV heads, four tiles a part at least */
+    cr_assert_eq(c.workspace, 8 * 16 * 128 * 4 + 8 * 16 * 2 * 4);
+    p.q_len = 8;
+    cr_assert(plan("h100", &p, NULL).decode);
+    p.q_len = 16;
+    cr_assert(plan("h100", &p, NULL).decode, "8 heads leave units idle");
+    p.batch = 64;
+    cr_assert(!plan("h100", &p, NULL).decode, "512 heads fill 132 units");
+    p.q_len = 17, p.batch = 1;
+    cr_assert(!plan("h100", &p, NULL).decode);
+    p.q_len = 1, p.kv_len = 255;
+    cr_assert(!plan("h100", &p, NULL).decode);
+    p.kv_len = 8192;
+    cr_assert(!plan("h100", &p, "{\"FORCE_USE_FLEX_ATTENTION\": true}").decode);
+    cr_assert_eq(plan("h100", &p, "{\"SPLIT_KV\": 3}").split_kv, 3);
+    EXPECT_ERROR("h100", &p, "{\"SPLIT_KV\": 1024}", ATTUNE_INVALID_ARGUMENT, "SPLIT_KV");
+    p.q_len = 64, p.kv_len = 100;
+    cr_assert(plan("h100", &p, "{\"FORCE_USE_FLEX_ATTENTION\": false}").decode);
+    p.q_len = 65;
+    EXPECT_ERROR("h100", &p, "{\"FORCE_USE_FLEX_ATTENTION\": false}", ATTUNE_UNSUPPORTED, "FORCE_USE_FLEX_ATTENTION",
+                 "64", "65");
+    /* A tile that decode cannot have goes to the forward kernel, unless decode is forced. */
+    p.q_len = 1, p.kv_len = 8192;
+    cr_assert(!plan("a100", &p, "{\"BLOCK_M\": 128}").decode);
+    EXPECT_ERROR("a100", &p, "{\"BLOCK_M\": 128, \"FORCE_USE_FLEX_ATTENTION\": false}", ATTUNE_INVALID_ARGUMENT,
+                 "BLOCK_M is 128", "decode", "64");
+    p.direction = ATTUNE_BACKWARD;
+    cr_assert(!plan("h100", &p, NULL).decode);
+}
+
+Test(choose, every_device_decodes)
+{
+    for (uint32_t i = 0; i < attune_profile_count(); i++)
+        for (uint32_t d = 8; d <= 256; d += 8) {
+            attune_profile profile = {.struct_size = sizeof profile};
+            cr_assert_eq(attune_profile_get(i, &profile), ATTUNE_OK);
+            attune_problem p = problem_of(d % 16 ? ATTUNE_F32 : ATTUNE_F16, d, 1, 4096);
+            cr_assert(plan(profile.name, &p, NULL).decode, "%s %u", profile.name, d);
+        }
+}
+
+Test(choose, heads_pack_where_the_mask_lets_them)
+{
+    attune_problem p = problem_of(ATTUNE_F16, 128, 1, 8192);
+    attune__shape s;
+    cr_assert_eq(attune__shape_from_problem(&p, &s), ATTUNE_OK);
+    cr_assert_eq(attune__shape_packed_heads(&s), 4);
+    p.block_mask = true;
+    cr_assert_eq(attune__shape_from_problem(&p, &s), ATTUNE_OK);
+    cr_assert_eq(attune__shape_packed_heads(&s), 1);
+    s.mask_uses_head = false;
+    cr_assert_eq(attune__shape_packed_heads(&s), 4);
+    cr_assert_eq(attune__decode_step(&s, 64), 128);
+    s.block_mask = false;
+    cr_assert_eq(attune__decode_step(&s, 64), 64);
+}
+
+Test(choose, cpu_scratch_and_workspace)
+{
+    /* q, k, v, s, o: 128 x 128 floats each; three rows of state; a row of bytes */
+    cr_assert_eq(attune__cpu_scratch_size(128, 128, 128, 128, ATTUNE_F32), 5 * 65536 + 3 * 512 + 128);
+    cr_assert_eq(attune__cpu_scratch_size(1, 16, 8, 24, ATTUNE_F64), 8 * (3 * 256 + 2 * 512 + 48) + 64);
+    cr_assert_eq(attune__cpu_scratch_size(16, 16, 16, 16, ATTUNE_BF16),
+                 attune__cpu_scratch_size(16, 16, 16, 16, ATTUNE_F32));
+    attune_problem p = problem_of(ATTUNE_F32, 128, 1024, 1024);
+    attune_limits cpu = device("cpu");
+    attune__shape s;
+    attune__decision d;
+    cr_assert_eq(attune__shape_from_problem(&p, &s), ATTUNE_OK);
+    s.expr_scratch = 1000;
+    cr_assert_eq(attune__plan_choose(&cpu, &s, NULL, &d), ATTUNE_OK);
+    uint64_t one = attune__cpu_thread_size(&s, d.choice.block_m, d.choice.block_n);
+    cr_assert_eq(d.choice.workspace, 8 * one);
+    cr_assert_eq(one % 256, 0);
+    cr_assert_geq(one, attune__cpu_scratch_size(d.choice.block_m, d.choice.block_n, 128, 128, ATTUNE_F32) + 1024);
+    /* decode: the parts come first */
+    s.q_len = 1;
+    cr_assert_eq(attune__plan_choose(&cpu, &s, NULL, &d), ATTUNE_OK);
+    cr_assert(d.choice.decode && d.choice.split_kv > 1);
+    cr_assert_eq(d.choice.workspace, attune__split_size(&s, d.choice.split_kv, 4) +
+                                         8 * attune__cpu_thread_size(&s, d.choice.block_m, d.choice.block_n));
+    cr_assert_eq(attune__split_size(&s, 1, 4), 0);
+    /* Cache is no limit: the smallest tile does. A forced one is granted. */
+    cpu.shared_memory = 1024;
+    s.q_len = 1024;
+    cr_assert_eq(attune__plan_choose(&cpu, &s, NULL, &d), ATTUNE_OK);
+    cr_assert(d.choice.block_m == 16 && d.choice.block_n == 16);
+    const attune_kernel_options o = {.struct_size = sizeof o, .any = {.block_m = 128, .block_n = 128}};
+    cr_assert_eq(attune__plan_choose(&cpu, &s, &o, &d), ATTUNE_OK);
+    cr_assert(d.choice.block_m == 128 && d.choice.block_n == 128);
+}
+
+Test(choose, tiles_divide_the_mask)
+{
+    static const uint32_t blocks[] = {16, 48, 64, 80, 128, 1024};
+    static const char *const devices[] = {"cpu", "a100", "h100", "rdna3", "lavapipe", "v3d", "h200-vulkan"};
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
+        for (size_t j = 0; j < 36; j++)
+            for (int direction = 0; direction < 2; direction++) {
+                attune_problem p = problem_of(ATTUNE_F16, 128, 2048, 2048);
+                p.direction = (attune_direction)direction;
+                p.block_mask = true;
+                p.mask_q_block = blocks[j % 6];
+                p.mask_kv_block = blocks[j / 6];
+                attune_plan_choice c = plan(devices[i], &p, NULL);
+                if (direction)
+                    cr_assert(p.mask_q_block % c.block_m1 == 0 && p.mask_q_block % c.block_m2 == 0 &&
+                              p.mask_kv_block % c.block_n1 == 0 && p.mask_kv_block % c.block_n2 == 0);
+                else
+                    cr_assert(p.mask_q_block % c.block_m == 0 && p.mask_kv_block % c.block_n == 0);
+            }
+    attune_problem p = problem_of(ATTUNE_F16, 128, 2048, 2048);
+    p.block_mask = true;
+    p.mask_q_block = 64;
+    EXPECT_ERROR("a100", &p, "{\"BLOCK_M\": 128}", ATTUNE_INVALID_ARGUMENT, "BLOCK_M is 128",
+                 "divide the block of the mask", "the nearest is 64");
+}
+
+Test(choose, limits_are_checked)
+{
+    const attune_problem p = problem_of(ATTUNE_F16, 128, 2048, 2048);
+    attune_plan_choice c = {.struct_size = sizeof c};
+#define WRONG(profile, change, words)                                                                                  \
+    do {                                                                                                               \
+        attune_limits limits = device(profile);                                                                        \
+        limits.change;                                                                                                 \
+        attune_status status = attune_plan_choose(&limits, &p, NULL, &c);                                              \
+        cr_expect(status == ATTUNE_INVALID_ARGUMENT || status == ATTUNE_UNSUPPORTED, #change);                         \
+        cr_expect(strstr(attune_last_error(), words), "%s: %s", #change, attune_last_error());                         \
+    } while (0)
+    WRONG("a100", struct_size = 0, "limits.struct_size is 0");
+    WRONG("a100", backend = (attune_backend)0, "limits.backend is 0");
+    WRONG("a100", backend = (attune_backend)9, "limits.backend is 9");
+    WRONG("a100", compute_units = 0, "limits.compute_units is 0");
+    WRONG("cpu", compute_units = 0, "limits.compute_units is 0");
+    WRONG("a100", workgroup_invocations = 0, "limits.workgroup_invocations is 0");
+    WRONG("a100", workgroup_invocations = UINT32_MAX, "limits.workgroup_invocations is 4294967295");
+    WRONG("a100", unit_invocations = 1, "limits.unit_invocations is 1");
+    WRONG("a100", shared_memory = 0, "limits.shared_memory is 0");
+    WRONG("v3d", shared_memory = 16383, "limits.shared_memory is 16383");
+    WRONG("a100", shared_memory_unit = 5, "limits.shared_memory_unit is 5");
+    WRONG("a100", subgroup_size = 64, "limits.subgroup_size is 64");
+    WRONG("v3d", subgroup_size = 0, "limits.subgroup_size is 0");
+    WRONG("rdna3", matrix_m = 0, "limits.matrix_m is 0");
+    WRONG("rdna3", matrix_k = 3, "limits.matrix_k is 3");
+    cr_expect_eq(attune_plan_choose(NULL, &p, NULL, &c), ATTUNE_INVALID_ARGUMENT);
+    attune_limits limits = device("a100");
+    cr_expect_eq(attune_plan_choose(&limits, NULL, NULL, &c), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_eq(attune_plan_choose(&limits, &p, NULL, NULL), ATTUNE_INVALID_ARGUMENT);
+}
+
+Test(choose, problems_are_checked)
+{
+    attune_limits limits = device("a100");
+    attune_plan_choice c = {.struct_size = sizeof c};
+#undef WRONG
+#define WRONG(change, words)                                                                                           \
+    do {                                                                                                               \
+        attune_problem p = problem_of(ATTUNE_F16, 128, 2048, 2048);                                                    \
+        p.change;                                                                                                      \
+        attune_status status = attune_plan_choose(&limits, &p, NULL, &c);                                              \
+        cr_expect(status == ATTUNE_INVALID_ARGUMENT || status == ATTUNE_UNSUPPORTED, #change);                         \
+        cr_expect(strstr(attune_last_error(), words), "%s: %s", #change, attune_last_error());                         \
+    } while (0)
+    WRONG(struct_size = 3, "problem.struct_size is 3");
+    WRONG(direction = (attune_direction)2, "problem.direction is 2");
+    WRONG(dtype = ATTUNE_I32, "problem.dtype is i32");
+    WRONG(dtype = (attune_dtype)77, "problem.dtype is ? (77)");
+    WRONG(head_dim = 0, "problem.head_dim is 0");
+    WRONG(head_dim = 20, "problem.head_dim is 20");
+    WRONG(head_dim = 264, "problem.head_dim is 264");
+    WRONG(head_dim_v = 4, "problem.head_dim_v is 4");
+    WRONG(batch = -1, "problem.batch is -1");
+    WRONG(kv_batch = 3, "problem.kv_batch is 3");
+    WRONG(kv_heads = 3, "problem.kv_heads is 3, which does not divide heads, 8");
+    WRONG(q_len = 0, "problem.q_len is 0");
+    WRONG(q_len = INT64_C(1) << 31, "problem.q_len is 2147483648");
+    WRONG(kv_len = -5, "problem.kv_len is -5");
+    WRONG(batch = INT32_MAX, "at most 2^40");
+    WRONG(mask_q_block = 8, "problem.mask_q_block is 8");
+    WRONG(mask_kv_block = 2048, "problem.mask_kv_block is 2048");
+    WRONG(scale = 1.0 / 0.0, "problem.scale is inf");
+}
+
+Test(choose, profiles)
+{
+    static const char *const names[] = {"cpu",   "a6000",    "a10g",        "a100",           "rtx4090",
+                                        "h100",  "h200",     "b200",        "rtx5090",        "rdna3",
+                                        "rdna4", "arc-b580", "adreno-840",  "mali-g720",      "apple-m3",
+                                        "v3d",   "lavapipe", "h200-vulkan", "vulkan-minimum", "opencl-minimum"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        device(names[i]);
+    cr_assert_eq(device("A6000").shared_memory, 101376);
+    cr_assert_eq(device("rtx4090").shared_memory, 101376);
+    cr_assert_eq(device("a100").shared_memory, 166912);
+    cr_assert_eq(device("h200").shared_memory, 232448);
+    for (uint32_t i = 0; i < attune_profile_count(); i++) {
+        attune_profile p = {.struct_size = sizeof p};
+        cr_assert_eq(attune_profile_get(i, &p), ATTUNE_OK);
+        cr_assert(p.name[0] && p.description[0] && p.source[0]);
+        cr_assert_eq(p.limits.struct_size, sizeof p.limits);
+        cr_assert(p.limits.backend != ATTUNE_BACKEND_CUDA ||
+                  p.limits.shared_memory + p.limits.shared_memory_reserved == p.limits.shared_memory_unit);
+        for (uint32_t j = 0; j < i; j++) {
+            attune_profile other = {.struct_size = sizeof other};
+            cr_assert_eq(attune_profile_get(j, &other), ATTUNE_OK);
+            cr_assert_str_neq(p.name, other.name);
+        }
+    }
+    attune_profile p = {.struct_size = sizeof p};
+    cr_expect_eq(attune_profile_find("gtx1080", &p), ATTUNE_INVALID_ARGUMENT);
+    cr_expect(strstr(attune_last_error(), "a6000") && strstr(attune_last_error(), "opencl-minimum"), "%s",
+              attune_last_error());
+    cr_expect_eq(attune_profile_find(NULL, &p), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_eq(attune_profile_get(attune_profile_count(), &p), ATTUNE_INVALID_ARGUMENT);
+}
+
+Test(choose, occupancy_counts_what_the_driver_takes)
+{
+    /* 48 KiB and the driver's 1 KiB twice are 98 of the A6000's 100 KiB; 50 KiB and 1 KiB twice are not. */
+    attune_problem p = problem_of(ATTUNE_F16, 128, 4096, 4096);
+    p.batch = 8;
+    attune_plan_choice c = plan("a6000", &p, "{\"BLOCK_M\": 64, \"BLOCK_N\": 64, \"num_stages\": 1, \"num_warps\": 4}");
+    cr_assert_eq(c.shared_memory, 49152);
+    cr_assert_eq(c.occupancy, 2);
+    c = plan("a6000", &p, "{\"BLOCK_M\": 64, \"BLOCK_N\": 64, \"num_stages\": 2, \"num_warps\": 4}");
+    cr_assert_eq(c.occupancy, 1);
+}
+
+Test(choose, the_drivers_kibibyte_is_counted)
+{
+    /* 50 KiB twice are exactly the 100 KiB of a compute unit, of which the driver takes 1 KiB each. */
+    attune_problem p = problem_of(ATTUNE_F16, 80, 4096, 4096);
+    attune_plan_choice c = plan("a6000", &p, "{\"BLOCK_M\": 64, \"BLOCK_N\": 64, \"num_stages\": 2, \"num_warps\": 4}");
+    cr_assert_eq(c.shared_memory, 51200);
+    cr_assert_eq(c.occupancy, 1);
+}
+
+Test(choose, matrices_need_rows_in_decode)
+{
+    attune_problem p = problem_of(ATTUNE_F16, 128, 1, 4096);
+    cr_assert_str_eq(plan("rdna3", &p, NULL).kernel, "vulkan_coopmat", "4 heads share a tile");
+    p.kv_heads = 8;
+    cr_assert_str_eq(plan("rdna3", &p, NULL).kernel, "vulkan_subgroup");
+    cr_assert_str_eq(plan("rdna3", &p, "{\"KERNEL\": \"vulkan_coopmat\"}").kernel, "vulkan_coopmat");
+    p.q_len = 16;
+    cr_assert_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_coopmat2");
+}
+
+/* A kernel that would not run anyway does not turn a forced option into an error. */
+Test(choose, options_go_to_the_kernel_that_has_room)
+{
+    attune_limits limits = device("adreno-840");
+    limits.matrix = ATTUNE_MATRIX_COOPMAT;
+    limits.matrix_m = 64, limits.matrix_n = limits.matrix_k = 16;
+    const attune_problem p = problem_of(ATTUNE_F16, 256, 4096, 4096);
+    attune_plan_choice c = {.struct_size = sizeof c};
+    attune_kernel_options o = options("{\"BLOCK_N\": 32}");
+    cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_str_eq(c.kernel, "vulkan_subgroup");
+    cr_assert_eq(attune_plan_choose(&limits, &p, &o, &c), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_str_eq(c.kernel, "vulkan_subgroup");
+    cr_assert_eq(c.block_n, 32);
+    o = options("{\"KERNEL\": \"vulkan_coopmat\"}");
+    cr_assert_eq(attune_plan_choose(&limits, &p, &o, &c), ATTUNE_DOES_NOT_FIT);
+    cr_assert(strstr(attune_last_error(), "KERNEL vulkan_coopmat does not fit") &&
+                  strstr(attune_last_error(), "nearest that fits: KERNEL vulkan_subgroup"),
+              "%s", attune_last_error());
+}

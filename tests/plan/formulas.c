@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT */
+#include "plan/formulas.h"
+
+#include <string.h>
+
+typedef struct numbers {
+    uint64_t m, n, m1, n1, m2, n2, stages, warps, threads, d, dv, e;
+} numbers;
+
+static uint64_t up(uint64_t value, uint64_t multiple)
+{
+    uint64_t rest = value % multiple;
+    return rest ? value - rest + multiple : value;
+}
+
+static uint64_t most(uint64_t a, uint64_t b)
+{
+    return a < b ? b : a;
+}
+
+static uint64_t cpu(const attune_plan_choice *c, numbers x, bool f64)
+{
+    uint64_t t = f64 ? 8 : 4, bytes = 0;
+    x.d = up(x.d, 16), x.dv = up(x.dv, 16);
+    if (c->direction == ATTUNE_BACKWARD) {
+        const uint64_t loops[2][2] = {{up(x.m1, 16), up(x.n1, 16)}, {up(x.m2, 16), up(x.n2, 16)}};
+        for (int i = 0; i < 2; i++) {
+            uint64_t m = loops[i][0], n = loops[i][1];
+            const uint64_t arrays[] = {m * x.d, m * x.dv, n * x.d, n * x.dv, m * n,
+                                       m * n,   m * x.d,  n * x.d, n * x.dv, 2 * m};
+            uint64_t sum = up(n, 64);
+            for (size_t j = 0; j < sizeof arrays / sizeof arrays[0]; j++)
+                sum += up(arrays[j] * t, 64);
+            bytes = most(bytes, sum);
+        }
+        return bytes;
+    }
+    uint64_t m = up(x.m, 16), n = up(x.n, 16);
+    return up(m * x.d * t, 64) + up(n * x.d * t, 64) + up(n * x.dv * t, 64) + up(m * n * t, 64) + up(m * x.dv * t, 64) +
+           up(3 * m * t, 64) + up(n, 64);
+}
+
+static uint64_t sm80(const attune_plan_choice *c, numbers x)
+{
+    x.d = up(x.d, 16), x.dv = up(x.dv, 16);
+    if (c->direction == ATTUNE_BACKWARD) {
+        uint64_t kv = x.n1 * x.d * x.e + x.n1 * x.dv * x.e +
+                      x.stages * (x.m1 * x.d * x.e + x.m1 * x.dv * x.e + 8 * x.m1) + 2 * x.m1 * x.n1 * x.e;
+        return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * x.e);
+    }
+    uint64_t q = x.m * x.d * x.e, kv = x.n * x.d * x.e + x.n * x.dv * x.e, all = q + x.stages * kv;
+    if (!c->decode)
+        return most(all, x.m * x.dv * x.e);
+    uint64_t shares = x.warps * 16 / x.m;
+    return most(all, shares > 1 ? shares * x.m * (x.dv + 2) * 4 : x.m * x.dv * 4);
+}
+
+static uint64_t sm80_chunked(const attune_plan_choice *c, numbers x)
+{
+    if (c->direction != ATTUNE_BACKWARD)
+        return x.stages * 64 * (x.m + x.n) * x.e;
+    return most(x.stages * 64 * (x.m1 + x.n1) * x.e + 2 * x.m1 * x.n1 * x.e + 8 * x.m1,
+                x.stages * 64 * (x.m2 + x.n2) * x.e + x.m2 * x.n2 * x.e);
+}
+
+static uint64_t sm90a(const attune_plan_choice *c, numbers x)
+{
+    x.d = up(x.d, 64), x.dv = up(x.dv, 64);
+    uint64_t barriers = up(8 + 32 * x.stages, 128);
+    if (c->direction == ATTUNE_BACKWARD) {
+        uint64_t kv = (x.n1 + x.stages * x.m1) * (x.d + x.dv) * 2 + 4 * x.m1 * x.n1 + 8 * x.stages * x.m1;
+        return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * 2) + barriers;
+    }
+    return most(x.m * x.d * 2, x.m * x.dv * (c->decode ? 4 : 2)) + x.stages * x.n * (x.d + x.dv) * 2 + barriers;
+}
+
+static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
+{
+    x.d = up(x.d, 32), x.dv = up(x.dv, 32);
+    if (c->direction == ATTUNE_BACKWARD) {
+        uint64_t kv = 33 * x.m1 + 33 * x.n1 + 2 * x.m1 * (x.n1 + 1) + 2 * x.m1;
+        return 4 * most(kv, 33 * x.m2 + 33 * x.n2 + x.m2 * (x.n2 + 1) + 2 * x.m2);
+    }
+    uint64_t q = x.m * x.d, slice = 33 * x.n, s = x.m * (x.n + 1);
+    if (portable)
+        return 4 * (q + slice + s + 3 * x.m + x.threads);
+    if (c->decode)
+        return 4 * (q + most(slice + s, x.warps * x.m * (x.dv + 2)) + 3 * x.m);
+    return 4 * (q + slice + s + 3 * x.m);
+}
+
+static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, numbers x)
+{
+    if (c->direction == ATTUNE_BACKWARD) {
+        uint64_t kv = 144 * (x.m1 + x.n1) + 4 * x.m1 * (x.n1 + 4) + 4 * x.m1 * (x.n1 + 8) + 8 * x.m1;
+        return most(kv, 144 * (x.m2 + x.n2) + 4 * x.m2 * (x.n2 + 4) + 2 * x.m2 * (x.n2 + 8) + 8 * x.m2);
+    }
+    x.d = up(x.d, most(16, l->matrix_k));
+    return 2 * x.m * (x.d + 8) + 144 * x.n + 4 * x.m * (x.n + 4) + 2 * x.m * (x.n + 8) + 4 * x.m * l->matrix_n +
+           8 * x.m;
+}
+
+static uint64_t coopmat2(const attune_plan_choice *c, numbers x)
+{
+    if (c->direction == ATTUNE_BACKWARD)
+        return 8192 + most(4 * x.m1 * x.n1 + 8 * x.m1, 2 * x.m2 * x.n2 + 8 * x.m2);
+    return 8192 + 8 * x.m;
+}
+
+uint64_t formula_bytes(const attune_limits *limits, const attune_problem *problem, const attune_plan_choice *c)
+{
+    attune_dtype dtype = problem->dtype ? problem->dtype : ATTUNE_F32;
+    const numbers x = {
+        .m = c->block_m,
+        .n = c->block_n,
+        .m1 = c->block_m1,
+        .n1 = c->block_n1,
+        .m2 = c->block_m2,
+        .n2 = c->block_n2,
+        .stages = c->num_stages,
+        .warps = c->num_warps,
+        .threads = c->workgroup_invocations,
+        .d = problem->head_dim,
+        .dv = problem->head_dim_v ? problem->head_dim_v : problem->head_dim,
+        .e = attune_dtype_size(dtype),
+    };
+    if (!strcmp(c->kernel, "cpu"))
+        return cpu(c, x, dtype == ATTUNE_F64);
+    if (!strcmp(c->kernel, "cuda_sm80"))
+        return sm80(c, x);
+    if (!strcmp(c->kernel, "cuda_sm80_chunked"))
+        return sm80_chunked(c, x);
+    if (!strcmp(c->kernel, "cuda_sm90a"))
+        return sm90a(c, x);
+    if (!strcmp(c->kernel, "vulkan_subgroup"))
+        return scalar(c, x, false);
+    if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))
+        return scalar(c, x, true);
+    if (!strcmp(c->kernel, "vulkan_coopmat"))
+        return coopmat(limits, c, x);
+    if (!strcmp(c->kernel, "vulkan_coopmat2"))
+        return coopmat2(c, x);
+    return UINT64_MAX;
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT */
+#include "support/devices.h"
+
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool required(const char *backend)
+{
+    const char *list = getenv("ATTUNE_REQUIRE");
+    size_t length = strlen(backend);
+    while (list && *list) {
+        size_t word = strcspn(list, ",");
+        if (word == length && !strncmp(list, backend, length))
+            return true;
+        list += word + (list[word] == ',');
+    }
+    return false;
+}
+
+attune_device *device_or_skip(attune_instance *instance, const char *backend)
+{
+    attune_device *device;
+    attune_status status = attune_device_open(instance, backend, &device);
+    if (status == ATTUNE_OK)
+        return device;
+    cr_assert(status == ATTUNE_UNAVAILABLE, "%s", attune_last_error());
+    cr_assert(!required(backend), "ATTUNE_REQUIRE names %s: %s", backend, attune_last_error());
+    cr_skip_test("%s", attune_last_error());
+    return NULL;
+}
+
+uint64_t scaled(uint64_t full)
+{
+    const char *text = getenv("ATTUNE_TEST_SCALE");
+    double scale = text ? strtod(text, NULL) : 1;
+    double count = (double)full * (scale > 0 ? scale : 1);
+    return count < 1 ? 1 : (uint64_t)count;
+}
+
+uint64_t test_seed(void)
+{
+    const char *text = getenv("ATTUNE_TEST_SEED");
+    return text ? strtoull(text, NULL, 0) : UINT64_C(0x617474756e65);
+}

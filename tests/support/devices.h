@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: MIT */
+/* Devices for tests: a missing one skips the test with its reason, or fails it if ATTUNE_REQUIRE names its backend. */
+#ifndef TESTS_SUPPORT_DEVICES_H
+#define TESTS_SUPPORT_DEVICES_H
+
+#include <attune/attune.h>
+
+/* Opens a backend's first device. Does not return if there is none: the test is skipped or failed. */
+attune_device *device_or_skip(attune_instance *instance, const char *backend);
+
+/* Random cases to run: `full` times ATTUNE_TEST_SCALE (default 1), at least 1. */
+uint64_t scaled(uint64_t full);
+
+/* The seed of random cases: ATTUNE_TEST_SEED, or a fixed one. */
+uint64_t test_seed(void);
+
+#endif
