@@ -110,17 +110,23 @@ static NAME(scalar) NAME(apply)(attune__op op, attune__type type, NAME(scalar) x
 static void NAME(divide)(const NAME(node_state) * a, int32_t divisor, bool modulo, size_t count, int32_t *restrict o)
 {
     const int32_t *p = a->column;
+    const double d = divisor;
     if (divisor == 0 || divisor == -1) {
         for (size_t i = 0; i < count; i++)
             o[i] = modulo || !divisor ? 0 : attune__ineg(p[i]);
-        return;
-    }
-    const double d = divisor;
-    for (size_t i = 0; i < count; i++) {
-        double quotient = p[i] / d;
-        int32_t whole = (int32_t)quotient;
-        whole -= quotient < whole;
-        o[i] = modulo ? attune__isub(p[i], attune__imul(whole, divisor)) : whole;
+    } else if (modulo) {
+        for (size_t i = 0; i < count; i++) {
+            double quotient = p[i] / d;
+            int32_t whole = (int32_t)quotient;
+            int32_t floored = whole - (quotient < whole ? 1 : 0);
+            o[i] = attune__isub(p[i], attune__imul(floored, divisor));
+        }
+    } else {
+        for (size_t i = 0; i < count; i++) {
+            double quotient = p[i] / d;
+            int32_t whole = (int32_t)quotient;
+            o[i] = whole - (quotient < whole ? 1 : 0);
+        }
     }
 }
 
@@ -387,12 +393,12 @@ static bool NAME(capture_run)(const attune_array *array, const attune__node *nod
         int64_t size = array->size[d];
         if (slope == 0) {
             if (start < 0 || start >= size)
-                end = first;
+                end = 0;
         } else {
             /* columns i with 0 <= start + slope * i < size, counted from the side where the index grows */
-            int64_t low = slope > 0 ? start : -start + size - 1, magnitude = slope > 0 ? slope : -slope;
-            int64_t from = low >= 0 ? 0 : (-low + magnitude - 1) / magnitude;
-            int64_t to = low >= size ? 0 : (size - 1 - low) / magnitude + 1;
+            int64_t low = slope > 0 ? start : -start + size - 1, pace = slope > 0 ? slope : -slope;
+            int64_t from = low >= 0 ? 0 : pace == 1 ? -low : (-low + pace - 1) / pace;
+            int64_t to = low >= size ? 0 : pace == 1 ? size - low : (size - 1 - low) / pace + 1;
             first = from > first ? from : first;
             end = to < end ? to : end;
         }
@@ -409,8 +415,8 @@ static bool NAME(capture_run)(const attune_array *array, const attune__node *nod
     memset(bytes, 0, (size_t)first * element);
     if (end > first)
         NAME(strided)
-        (array, (int64_t)(offset + (uint64_t)first * step), (int64_t)step, (size_t)(end - first),
-         bytes + (size_t)first * element);
+    (array, (int64_t)(offset + (uint64_t)first * step), (int64_t)step, (size_t)(end - first),
+     bytes + (size_t)first * element);
     memset(bytes + (size_t)end * element, 0, (count - (size_t)end) * element);
     return true;
 }

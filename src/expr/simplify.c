@@ -164,11 +164,17 @@ static bool is_float(const attune__builder *builder, uint32_t node, float value)
     return n->op == ATTUNE__OP_CONST && n->type == ATTUNE__FLOAT && !memcmp(&n->value.f, &value, sizeof value);
 }
 
-/* Is one the negation of the other? */
+/* Is one the negation of the other, in the forms that make_not gives? */
 static bool opposite(const attune__builder *builder, uint32_t a, uint32_t b)
 {
-    return (is_op(builder, a, ATTUNE__OP_NOT) && at(builder, a)->arg[0] == b) ||
-           (is_op(builder, b, ATTUNE__OP_NOT) && at(builder, b)->arg[0] == a);
+    const attune__node *m = at(builder, a), *n = at(builder, b);
+    if (m->op == ATTUNE__OP_NOT || n->op == ATTUNE__OP_NOT)
+        return (m->op == ATTUNE__OP_NOT && m->arg[0] == b) || (n->op == ATTUNE__OP_NOT && n->arg[0] == a);
+    if ((m->op == ATTUNE__OP_EQ && n->op == ATTUNE__OP_NE) || (m->op == ATTUNE__OP_NE && n->op == ATTUNE__OP_EQ))
+        return m->arg[0] == n->arg[0] && m->arg[1] == n->arg[1];
+    if ((m->op == ATTUNE__OP_LT && n->op == ATTUNE__OP_LE) || (m->op == ATTUNE__OP_LE && n->op == ATTUNE__OP_LT))
+        return at(builder, m->arg[0])->type == ATTUNE__INT && m->arg[0] == n->arg[1] && m->arg[1] == n->arg[0];
+    return false;
 }
 
 /* By content, not by number, so that a && b and b && a are one node: variables, symbols, the rest, constants. */

@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Regions are decided by three means, cheapest first: interval analysis proves most; a few sample points find both
- * values in most regions that have both; and what is left is halved, analysed again and, when small, evaluated element
- * by element. The search ends as soon as it has seen both values.
+ * Regions are decided by three means, cheapest first: interval analysis proves most; a few sample points, the
+ * first of them where the last blocks had their values, find both in most regions that have both; and what is left is
+ * halved, analysed again and, when small, evaluated element by element. The search ends as soon as it has seen both
+ * values.
  */
 #include "mask/classify.h"
+
+#include <string.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
@@ -21,7 +24,13 @@ enum { SEEN_FALSE = 1, SEEN_TRUE = 2, SEEN_BOTH = 3 };
 attune_status attune__classifier_init(attune__classifier *classifier, const attune_allocator *allocator,
                                       const attune_expr *expr, const attune__bindings *bindings)
 {
-    *classifier = (attune__classifier){.allocator = allocator, .expr = expr, .bindings = *bindings};
+    *classifier = (attune__classifier){
+        .allocator = allocator,
+        .expr = expr,
+        .bindings = *bindings,
+        /* The corner far above the diagonal and the one far below: most masks are about order. */
+        .hint = {{0, INT32_MAX}, {INT32_MAX, 0}},
+    };
     attune_status status = attune__ranges_create(allocator, expr, bindings, &classifier->ranges);
     if (status != ATTUNE_OK)
         goto fail;
@@ -89,11 +98,29 @@ attune__class attune__classify_bounds(attune__classifier *classifier, const attu
     return bounds.lo >= 1 ? ATTUNE__FULL : bounds.hi <= 0 ? ATTUNE__EMPTY : ATTUNE__UNDECIDED;
 }
 
-static int sample(const attune__classifier *classifier, int32_t q, int32_t kv)
+/* A block that is being decided: its region, and which values it has. */
+typedef struct hunt {
+    attune__classifier *classifier;
+    const attune__region *block;
+    int seen;
+} hunt;
+
+/* Value seen at (q, kv): blocks near this one, which come next, often have it at the same place. */
+static void note(hunt *h, int32_t q, int32_t kv, bool value)
 {
+    const int bit = value ? SEEN_TRUE : SEEN_FALSE;
+    if (h->seen & bit)
+        return;
+    h->seen |= bit;
+    h->classifier->hint[value] = (attune__place){q - h->block->q0, kv - h->block->kv0};
+}
+
+static bool sample(const hunt *h, int32_t q, int32_t kv)
+{
+    const attune__classifier *classifier = h->classifier;
     const attune__row *row = &classifier->row;
-    attune_point point = {row->b, row->h, q + row->q, kv, row->h_kv, row->q_len, row->kv_len, 0.0f};
-    return attune__expr_point(classifier->expr, &classifier->bindings, &point).i ? SEEN_TRUE : SEEN_FALSE;
+    const attune_point point = {row->b, row->h, q + row->q, kv, row->h_kv, row->q_len, row->kv_len, 0.0f};
+    return attune__expr_point(classifier->expr, &classifier->bindings, &point).i;
 }
 
 /* From 0 to last. With multiples of the two constants below (2^32 / g and 2^32 / g^2, g^3 = g + 1: Roberts' R2
@@ -103,40 +130,61 @@ static int32_t scatter(int32_t last, uint32_t fraction)
     return (int32_t)(((uint64_t)last + 1) * fraction >> 32);
 }
 
-static int evaluate(const attune__classifier *classifier, const attune__region *region)
+static void try_samples(hunt *h)
 {
+    const attune__region *block = h->block;
+    const int32_t rows = block->q1 - block->q0, columns = block->kv1 - block->kv0;
+    for (int value = 0; value < 2; value++) {
+        const attune__place at = h->classifier->hint[value];
+        const int32_t q = block->q0 + (at.q < rows ? at.q : rows),
+                      kv = block->kv0 + (at.kv < columns ? at.kv : columns);
+        h->seen |= sample(h, q, kv) ? SEEN_TRUE : SEEN_FALSE;
+    }
+    const attune__place corners[] = {{0, columns}, {rows, 0}, {0, 0}, {rows, columns}};
+    for (int i = 0; i < 4 && h->seen != SEEN_BOTH; i++) {
+        const int32_t q = block->q0 + corners[i].q, kv = block->kv0 + corners[i].kv;
+        note(h, q, kv, sample(h, q, kv));
+    }
+    for (uint32_t i = 1; i <= SAMPLES && h->seen != SEEN_BOTH; i++) {
+        const int32_t q = block->q0 + scatter(rows, i * UINT32_C(0xc13fa9a9));
+        const int32_t kv = block->kv0 + scatter(columns, i * UINT32_C(0x91e10da5));
+        note(h, q, kv, sample(h, q, kv));
+    }
+}
+
+static void evaluate(hunt *h, const attune__region *region)
+{
+    const attune__classifier *classifier = h->classifier;
     uint8_t allowed[TILE_COLUMNS];
     const int32_t count = region->kv1 - region->kv0 + 1;
-    int seen = 0;
     attune__row row = classifier->row;
-    for (int32_t q = region->q0; q <= region->q1 && seen != SEEN_BOTH; q++) {
+    for (int32_t q = region->q0; q <= region->q1 && h->seen != SEEN_BOTH; q++) {
         row.q = q + classifier->row.q;
         attune__expr_mask_row(classifier->expr, &classifier->bindings, &row, region->kv0, (size_t)count,
                               classifier->row_scratch, allowed);
-        int32_t sum = 0;
-        for (int32_t i = 0; i < count; i++)
-            sum += allowed[i];
-        seen |= (sum ? SEEN_TRUE : 0) | (sum < count ? SEEN_FALSE : 0);
+        for (int value = 0; value < 2; value++) {
+            const uint8_t *found = memchr(allowed, value, (size_t)count);
+            if (found)
+                note(h, q, region->kv0 + (int32_t)(found - allowed), value);
+        }
     }
-    return seen;
 }
 
-static int search(attune__classifier *classifier, const attune__region *region, int seen, bool undecided)
+static void search(hunt *h, const attune__region *region)
 {
-    if (!undecided) {
-        switch (attune__classify_bounds(classifier, region)) {
-        case ATTUNE__FULL:
-            return seen | SEEN_TRUE;
-        case ATTUNE__EMPTY:
-            return seen | SEEN_FALSE;
-        default:
-            break;
+    if (region != h->block) {
+        const attune__class class = attune__classify_bounds(h->classifier, region);
+        if (class != ATTUNE__UNDECIDED) {
+            note(h, region->q0, region->kv0, class == ATTUNE__FULL);
+            return;
         }
     }
     /* Differences of closed bounds: a length may be 2^31 - 1. */
     const int32_t rows = region->q1 - region->q0, columns = region->kv1 - region->kv0;
-    if (rows < TILE_ROWS && columns < TILE_COLUMNS)
-        return seen | evaluate(classifier, region);
+    if (rows < TILE_ROWS && columns < TILE_COLUMNS) {
+        evaluate(h, region);
+        return;
+    }
     attune__region first = *region, second = *region;
     if (rows >= TILE_ROWS && (rows >= columns || columns < TILE_COLUMNS)) {
         first.q1 = region->q0 + rows / 2;
@@ -145,27 +193,19 @@ static int search(attune__classifier *classifier, const attune__region *region, 
         first.kv1 = region->kv0 + columns / 2;
         second.kv0 = first.kv1 + 1;
     }
-    seen = search(classifier, &first, seen, false);
-    return seen == SEEN_BOTH ? seen : search(classifier, &second, seen, false);
+    search(h, &first);
+    if (h->seen != SEEN_BOTH)
+        search(h, &second);
 }
 
 attune__class attune__classify_undecided(attune__classifier *classifier, const attune__region *region)
 {
-    /* The corner far above the diagonal and the one far below differ under most masks that are about order. */
-    int seen = sample(classifier, region->q0, region->kv1);
-    if (region->q0 != region->q1 || region->kv0 != region->kv1) {
-        seen |= sample(classifier, region->q1, region->kv0);
-        if (seen != SEEN_BOTH)
-            seen |= sample(classifier, region->q0, region->kv0);
-        if (seen != SEEN_BOTH)
-            seen |= sample(classifier, region->q1, region->kv1);
-        for (uint32_t i = 1; i <= SAMPLES && seen != SEEN_BOTH; i++)
-            seen |= sample(classifier, region->q0 + scatter(region->q1 - region->q0, i * UINT32_C(0xc13fa9a9)),
-                           region->kv0 + scatter(region->kv1 - region->kv0, i * UINT32_C(0x91e10da5)));
-        if (seen != SEEN_BOTH)
-            seen = search(classifier, region, seen, true);
-    }
-    return seen == SEEN_BOTH ? ATTUNE__PARTIAL : seen == SEEN_TRUE ? ATTUNE__FULL : ATTUNE__EMPTY;
+    hunt h = {classifier, region, 0};
+    try_samples(&h);
+    const bool one_point = region->q0 == region->q1 && region->kv0 == region->kv1;
+    if (h.seen != SEEN_BOTH && !one_point)
+        search(&h, region);
+    return h.seen == SEEN_BOTH ? ATTUNE__PARTIAL : h.seen == SEEN_TRUE ? ATTUNE__FULL : ATTUNE__EMPTY;
 }
 
 attune__class attune__classify(attune__classifier *classifier, const attune__region *region)

@@ -5,6 +5,11 @@
 
 #include "mask/rects.h"
 
+/* Relative to the first pair of a region. */
+typedef struct attune__place {
+    int32_t q, kv;
+} attune__place;
+
 typedef struct attune__classifier {
     const attune_allocator *allocator;
     const attune_expr *expr;
@@ -14,6 +19,7 @@ typedef struct attune__classifier {
     void *row_scratch;           /* of attune__expr_mask_row */
     attune__row row;
     attune__box box;
+    attune__place hint[2]; /* where a region may have a false and a true pair; any places do */
 } attune__classifier;
 
 /* Both arguments must outlive the classifier. One that is all zero may be finished. */

@@ -25,8 +25,7 @@ typedef struct combination {
     bool materialise; /* found on the way: the lists and the expressions of a side disagree */
 } combination;
 
-/* ------------------------------------------------------------------------------------------------------------ checks
- */
+/* ---------------------------------------------------------------------------------------------------------- checks */
 
 static attune_status check_equal(const char *name, int64_t a, int64_t b)
 {
@@ -101,8 +100,7 @@ static attune_status check_symbols(const attune_mask *a, const attune_mask *b, b
     return ATTUNE_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- by block
- */
+/* -------------------------------------------------------------------------------------------------------- by block */
 
 static attune__class invert(attune__class class)
 {
@@ -219,7 +217,7 @@ static attune_status join_by_block(combination *join)
     if (status != ATTUNE_OK)
         goto done;
     for (uint32_t i = 0; expr && i < expr->symbol_count; i++) {
-        uint32_t j;
+        uint32_t j = 0;
         const attune_mask *owner = find_symbol(a, expr->symbols[i].name, &j) ? a : b;
         (void)find_symbol(owner, expr->symbols[i].name, &j);
         captures[i] = owner->captures[j];
@@ -250,8 +248,7 @@ done:
     return status;
 }
 
-/* -------------------------------------------------------------------------------------------------------- by element
- */
+/* ------------------------------------------------------------------------------------------------------ by element */
 
 /* Row q of a mask as the kernels see it: lists first, the expression in partial blocks. */
 static void element_row(const attune_mask *mask, int64_t b, int64_t h, int64_t q, void *scratch, uint8_t *out)

@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-/* ------------------------------------------------------------------------------------------------------- statistics */
+/* ------------------------------------------------------------------------------------------------------ statistics */
 
 static uint64_t list_bytes(const attune__block_list *list, int64_t rows)
 {
@@ -136,7 +136,7 @@ done:
     return status;
 }
 
-/* --------------------------------------------------------------------------------------------------------- pictures */
+/* -------------------------------------------------------------------------------------------------------- pictures */
 
 /* A picture of at most width x height cells; a cell stands for `across` x `down` blocks. */
 typedef struct grid {

@@ -160,7 +160,7 @@ done:
     return status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- slices */
+/* ---------------------------------------------------------------------------------------------------------- slices */
 
 /* first and count as given; count 0 becomes the rest. */
 static attune_status check_range(const char *first_name, int64_t first, const char *count_name, int64_t *count,

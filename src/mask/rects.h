@@ -47,8 +47,7 @@ void attune__rects_end_plane(attune__rects *rects);
 /* The next plane is the same as the one before it. */
 void attune__rects_repeat_plane(attune__rects *rects);
 
-/* --------------------------------------------------------------------------------------------------- storage, store.c
- */
+/* ------------------------------------------------------------------------------------------------ storage, store.c */
 
 /* A mask without lists: sizes from desc, which broadcast as stored_* say; the expression retained, its captures and
  * parameters copied. expr may be NULL. */
@@ -70,8 +69,7 @@ attune_mask_desc attune__mask_describe(const attune_mask *mask);
 attune_status attune__mask_adopt_dense(const attune_allocator *allocator, const attune_mask_desc *desc,
                                        int64_t dense_batch, int64_t dense_heads, uint8_t *data, attune_mask **mask);
 
-/* ----------------------------------------------------------------------------------------------- reading lists by run
- */
+/* -------------------------------------------------------------------------------------------- reading lists by run */
 
 /* Walks one block row as runs of one class, empty ones included, that together cover [0, kv_blocks). */
 typedef struct attune__runs {

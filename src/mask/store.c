@@ -7,7 +7,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-/* ------------------------------------------------------------------------------------------------------- rectangles */
+/* ------------------------------------------------------------------------------------------------------ rectangles */
 
 attune_status attune__rects_init(attune__rects *rects, const attune_allocator *allocator, int64_t plane_count)
 {
@@ -63,7 +63,7 @@ void attune__rects_repeat_plane(attune__rects *rects)
     rects->planes_done++;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ lists */
+/* ----------------------------------------------------------------------------------------------------------- lists */
 
 static bool list_init(const attune_allocator *allocator, attune__block_list *list, int64_t rows)
 {
@@ -174,7 +174,7 @@ void attune__mask_lists(const attune_mask *mask, attune_mask_lists *lists)
     };
 }
 
-/* --------------------------------------------------------------------------------------------------------- captures */
+/* -------------------------------------------------------------------------------------------------------- captures */
 
 size_t attune__array_count(const attune_array *array)
 {
@@ -241,7 +241,7 @@ static bool copy_capture(const attune_allocator *allocator, const attune_array *
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ masks */
+/* ----------------------------------------------------------------------------------------------------------- masks */
 
 attune_mask_desc attune__mask_describe(const attune_mask *mask)
 {

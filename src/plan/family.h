@@ -89,6 +89,7 @@ typedef struct attune__family {
     uint32_t matrix;      /* ATTUNE_MATRIX_* that it needs */
     bool subgroups;       /* needs limits.subgroup_operations */
     bool cache;           /* shared_memory is a cache to aim for, no limit: the smallest tile is taken if none fits */
+    bool last_resort;     /* others explain a failure better */
     bool tma;             /* USE_TMA is ON here; elsewhere it is OFF */
     const char *missing;  /* why no plan may choose it yet; NULL = it may */
     uint32_t dtypes;      /* bits 1 << attune_dtype */

@@ -298,6 +298,7 @@ static attune__cost chunked_cost(const attune__search *search, const attune__til
 const attune__family attune__cuda_sm80_chunked = {
     .name = "cuda_sm80_chunked",
     .backend = ATTUNE_BACKEND_CUDA,
+    .last_resort = true,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
     .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .reads = {CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,

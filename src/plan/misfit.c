@@ -51,20 +51,28 @@ static uint32_t nearest(const attune__search *search, attune__option option)
     return 0;
 }
 
+/* Adds the families of the backend (0 = all) that read the option in this direction, with the pass. */
+static void add_readers(attune__text *names, const attune__search *search, attune__option option, uint32_t backend)
+{
+    for (const attune__family *const *f = attune__families; *f; f++)
+        for (uint32_t pass = 0; pass < ATTUNE__PASS_COUNT; pass++)
+            if ((*f)->reads[pass] & ATTUNE__BIT(option) && (!backend || (*f)->backend == backend) &&
+                (pass == ATTUNE__PASS_BACKWARD) == (search->pass == ATTUNE__PASS_BACKWARD))
+                attune__text_add(names, "%s%s (%s)", names->length ? ", " : "", (*f)->name, pass_name(pass));
+}
+
 static attune_status not_read(const attune__search *search, const attune__found *found)
 {
-    char text[512];
+    char text[640];
     attune__text names = attune__text_begin(text, sizeof text);
-    for (uint32_t pass = 0; pass < ATTUNE__PASS_COUNT; pass++)
-        for (const attune__family *const *f = attune__families; *f; f++)
-            if ((*f)->reads[pass] & ATTUNE__BIT(found->option) &&
-                (pass == ATTUNE__PASS_BACKWARD) == (search->pass == ATTUNE__PASS_BACKWARD))
-                attune__text_add(&names, "%s%s (%s)", names.length ? ", " : "", (*f)->name, pass_name(pass));
-    return attune__fail(
-        ATTUNE_INVALID_ARGUMENT, "%s is given, but kernel %s (%s) does not read it%s%s: leave it out%s",
-        attune__option_name(found->option), found->family->name, pass_name(search->pass),
-        names.length ? "; kernels that do are " : "", text,
-        found->option == ATTUNE__SPLIT_KV ? " or force the decode kernel with FORCE_USE_FLEX_ATTENTION off" : "");
+    add_readers(&names, search, found->option, search->limits->backend);
+    if (!names.length)
+        add_readers(&names, search, found->option, 0);
+    bool split = found->option == ATTUNE__SPLIT_KV;
+    return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is given, but kernel %s (%s) does not read it%s%s: leave it out%s",
+                        attune__option_name(found->option), found->family->name, pass_name(search->pass),
+                        names.length ? "; kernels that do are " : "", text,
+                        split ? " or force the decode kernel with FORCE_USE_FLEX_ATTENTION off" : "");
 }
 
 static attune_status refused(const attune__search *search, const attune__found *found)

@@ -4,10 +4,10 @@
  * no environment, no allocation.
  *
  *     shape.c    problem and limits, checked          options.c       names, ranges, prefixes
- *     choose.c   the rules: which family, which tile  options_json.c  options from JSON text
- *     misfit.c   why no tile is left, and the cure    family.c        the list of families, and what they share
- *     decode.c   when to decode, and in how many parts
- *     explain.c  text and JSON                        family_*.c      tiles and byte formulas of one backend
+ *     choose.c   the rules                            options_json.c  options from JSON text
+ *     search.c   families and tiles until one fits    misfit.c        why none does, and the nearest that would
+ *     decode.c   when to decode, in how many parts    explain.c       text and JSON
+ *     family.c   the list of families                 family_*.c      tiles and byte formulas of one backend
  *     profile.c  the table of known devices
  */
 #ifndef ATTUNE_PLAN_PLAN_H

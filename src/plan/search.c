@@ -260,7 +260,8 @@ void attune__search_run(const attune__search *search, attune__decision *decision
             return;
         }
         /* The failure to report: of equal ones NOT_READ from the fastest kernel, others from the most permissive. */
-        if (one.outcome > failure.outcome || (one.outcome == failure.outcome && one.outcome != ATTUNE__NOT_READ))
+        bool tells_more = one.outcome != ATTUNE__NOT_READ && !(family->last_resort && failure.family);
+        if (one.outcome > failure.outcome || (one.outcome == failure.outcome && tells_more))
             failure = one;
     }
     *found = failure;
