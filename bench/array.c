@@ -84,6 +84,8 @@ static uint16_t half_encode(double value, half_format f)
     double magnitude = fabs(value);
     if (isinf(value))
         return (uint16_t)(sign | (unsigned)top << f.fraction);
+    if (magnitude == 0)
+        return (uint16_t)sign; /* frexp gives zero the exponent of a half */
     frexp(magnitude, &exponent);
     if (exponent - 1 < 1 - bias)
         exponent = 2 - bias; /* subnormal: one unit for all */

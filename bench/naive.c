@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Attention as the definition has it, in float32 loops that a compiler may vectorise as it likes, on one thread: the
+/* Attention as the definition has it, in plain float32 loops, on one thread: the
  * floor of any comparison. */
 #include "bench/peers.h"
 

@@ -238,8 +238,13 @@ SPECIALISE void product(float *c, size_t ldc, const float *a, size_t lda, size_t
 {
     for (size_t j = 0; j < panels; j++, b += panel_stride, c += PANEL) {
         size_t r = 0;
-        for (; r + 6 <= m; r += 6)
+        /* 7 and 8 rows are 4 and the rest: one or two rows alone would wait for their own sums. */
+        for (; m - r >= 6 && m - r != 7 && m - r != 8; r += 6)
             block_6(c + r * ldc, ldc, a + r * lda, lda, k, b, scale, add);
+        if (m - r > 6) {
+            block_4(c + r * ldc, ldc, a + r * lda, lda, k, b, scale, add);
+            r += 4;
+        }
         float *rest = c + r * ldc;
         const float *rest_a = a + r * lda;
         switch (m - r) {

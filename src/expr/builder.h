@@ -11,7 +11,7 @@
 #define ATTUNE__NONE          UINT32_MAX
 
 /* Of one call. Only min and max take so many; printing keeps to it. */
-#define ATTUNE__MAX_ARGUMENTS 64
+#define ATTUNE__MAX_ARGUMENTS 16
 
 typedef struct attune__builder {
     const attune_allocator *allocator;

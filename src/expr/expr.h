@@ -3,10 +3,12 @@
  * The IR of expressions: a small immutable DAG, typed, simplified and hash-consed. Nodes stand in topological order
  * (operands before their users; the root is the last), so that every pass is one loop over an array.
  *
- *     parse.c     text -> IR               simplify.c   rewriting while nodes are made
- *     print.c     IR -> text, node list    ctext.c      IR -> C text
- *     eval.c      IR -> values             bounds.c     IR -> intervals over a box of indices
- *     preset.c    expressions with names
+ *     lex.c       text -> tokens, messages    parse.c      tokens -> IR
+ *     names.c     the language's names        preset.c     expressions with names
+ *     simplify.c  rewriting while nodes are made           expr.c       life, order, hash, joining
+ *     bind.c      arrays for symbols          eval.c       IR -> values
+ *     bounds.c    IR -> intervals             ranges.c     captures -> intervals
+ *     print.c     IR -> text, node list       ctext.c      IR -> C text
  *
  * Semantics that every back end keeps:
  *   i32 wraps; / and % floor; x / 0 = 0 and x % 0 = 0 for i32. f32 is IEEE binary32, each operation rounded, nothing

@@ -13,6 +13,11 @@
 #include "expr/names.h"
 #include "expr/ops.h"
 
+#define MAX_SIGNS 16
+
+/* Keeps a large frame out of the ones that recursion repeats: the deepest text takes about 100 KiB of stack. */
+#define OWN_FRAME __attribute__((noinline))
+
 /* What a preset's parameter stands for: a node, or a capture by name. */
 typedef struct argument {
     char name[ATTUNE__NAME_SIZE];
@@ -226,7 +231,7 @@ static const attune_symbol *find_symbol(const parser *p, const char *name)
     return NULL;
 }
 
-static part unknown(parser *p, const char *name, uint32_t at)
+OWN_FRAME static part unknown(parser *p, const char *name, uint32_t at)
 {
     const char *words = habit(p);
     if (words)
@@ -341,7 +346,7 @@ static bool parse_arguments(parser *p, actuals *call, const char *name, bool cap
     }
 }
 
-static part apply_function(parser *p, const attune__function *f, actuals *call, uint32_t at)
+OWN_FRAME static part apply_function(parser *p, const attune__function *f, actuals *call, uint32_t at)
 {
     char what[48];
     part *arg = call->arg;
@@ -374,7 +379,7 @@ static part apply_function(parser *p, const attune__function *f, actuals *call, 
     return result.node == ATTUNE__NONE ? failed : done(p, result.node, at);
 }
 
-static part apply_preset(parser *p, const char *name, const actuals *call, uint32_t at)
+OWN_FRAME static part apply_preset(parser *p, const char *name, const actuals *call, uint32_t at)
 {
     char known[256];
     attune__text list = attune__text_begin(known, sizeof known);
@@ -419,9 +424,8 @@ static part apply_preset(parser *p, const char *name, const actuals *call, uint3
     return inner.status == ATTUNE_OK ? (part){result.node, at} : failed;
 }
 
-/* A call, or a preset's bare name; the token behind the name is current. The argument list is large: it stays out of
- * the frames that only pass through. */
-static part parse_call(parser *p, const char *name, uint32_t at, const attune__function *f)
+/* A call, or a preset's bare name; the token behind the name is current. */
+OWN_FRAME static part parse_call(parser *p, const char *name, uint32_t at, const attune__function *f)
 {
     actuals call = {.count = 0};
     if (sees(p, "(")) {
@@ -508,13 +512,13 @@ static part parse_primary(parser *p, bool negated)
 }
 
 /* Signs are kept in an array, not on the stack: a row of them nests nothing. */
-static part parse_unary(parser *p)
+OWN_FRAME static part parse_unary(parser *p)
 {
-    char signs[ATTUNE_EXPR_MAX_DEPTH];
-    uint32_t at[ATTUNE_EXPR_MAX_DEPTH], count = 0;
+    char signs[MAX_SIGNS];
+    uint32_t at[MAX_SIGNS], count = 0;
     while (sees(p, "-") || sees(p, "+") || sees(p, "!")) {
-        if (count == ATTUNE_EXPR_MAX_DEPTH)
-            return FAIL(p, p->token.at, NULL, "more than %d signs in a row, the limit", ATTUNE_EXPR_MAX_DEPTH);
+        if (count == MAX_SIGNS)
+            return FAIL(p, p->token.at, NULL, "more than %d signs in a row, the limit", MAX_SIGNS);
         at[count] = p->token.at;
         signs[count++] = p->token.sign[0];
         if (!advance(p))
@@ -540,7 +544,7 @@ typedef struct infix {
     bool swap; /* a > b is b < a */
 } infix;
 
-enum { LEVEL_OR = 1, LEVEL_AND, LEVEL_EQUAL, LEVEL_ORDER, LEVEL_SUM, LEVEL_PRODUCT, LEVEL_UNARY };
+enum { LEVEL_OR = 1, LEVEL_AND, LEVEL_EQUAL, LEVEL_ORDER, LEVEL_SUM, LEVEL_PRODUCT };
 
 static const infix *current_infix(const parser *p)
 {
@@ -559,18 +563,19 @@ static const infix *current_infix(const parser *p)
     return NULL;
 }
 
+/* Operators of at least this level. */
 static part parse_level(parser *p, uint32_t level)
 {
-    part left = level == LEVEL_UNARY ? parse_unary(p) : parse_level(p, level + 1);
+    part left = parse_unary(p);
     bool compared = false;
-    while (left.node != ATTUNE__NONE && level < LEVEL_UNARY) {
+    while (left.node != ATTUNE__NONE) {
         const infix *o = current_infix(p);
-        if (!o || o->level != level)
+        if (!o || o->level < level)
             break;
-        if (compared)
+        if (compared && o->level == LEVEL_ORDER)
             return FAIL(p, p->token.at, "write a < b && b < c", "comparisons do not chain");
-        compared = level == LEVEL_ORDER;
-        part right = advance(p) ? parse_level(p, level + 1) : failed;
+        compared = o->level == LEVEL_ORDER;
+        part right = advance(p) ? parse_level(p, o->level + 1u) : failed;
         if (right.node == ATTUNE__NONE)
             return failed;
         uint32_t at = left.at;

@@ -14,7 +14,7 @@
 #include "expr/ops.h"
 
 #define LEAF             32
-#define MAX_COMBINATIONS 64
+#define MAX_COMBINATIONS 128
 
 typedef union extremes {
     struct {

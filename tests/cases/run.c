@@ -128,9 +128,8 @@ static const char *collect(const placed *p, double *values)
 static bool compare(const attention_case *c, attune_dtype dtype, const char *what, attune_dtype output, int64_t count,
                     const double *got, const double *oracle, const double *naive, failure *why)
 {
-    (void)output;
     reference_error error;
-    reference_compare(dtype, count, got, oracle, naive, &error);
+    reference_compare(output, count, got, oracle, naive, &error);
     if (error.pass)
         return true;
     return failure_set(

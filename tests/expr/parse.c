@@ -318,7 +318,7 @@ Test(parse, caps)
     }
     memset(text, '-', 200);
     memcpy(text + 200, "q", 2);
-    refused(ATTUNE_PARSE_ERROR, "more than 64 signs", S, text, NULL, 0);
+    refused(ATTUNE_PARSE_ERROR, "more than 16 signs", S, text, NULL, 0);
 
     /* 1,100 different sums */
     size_t n = 0;
@@ -330,7 +330,7 @@ Test(parse, caps)
               attune_last_error());
 
     attune_symbol many[40];
-    char names[40][8];
+    char names[40][16];
     n = 0;
     for (int i = 0; i < 40; i++) {
         snprintf(names[i], sizeof names[i], "p%d", i);
@@ -487,4 +487,58 @@ Test(parse, damaged_texts)
         attune__expr_release(expr);
     }
     cr_log_info("%llu texts, %llu refused", (unsigned long long)count, (unsigned long long)refusals);
+}
+
+/* Fails the allocation whose turn it is; counts what is out. */
+typedef struct failing {
+    int turn, live;
+} failing;
+
+static void *failing_alloc(void *user, size_t size, size_t alignment)
+{
+    failing *f = user;
+    if (f->turn-- == 0)
+        return NULL;
+    f->live++;
+    return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+}
+
+static void failing_release(void *user, void *memory)
+{
+    ((failing *)user)->live--;
+    free(memory);
+}
+
+/* Every allocation fails once: OUT_OF_HOST_MEMORY, nothing leaks. */
+Test(parse, memory_failures)
+{
+    failing state = {0, 0};
+    attune_allocator allocator = {failing_alloc, failing_release, &state};
+    static int32_t data[100];
+    int turn = 0;
+    for (bool done = false; !done; turn++) {
+        attune_expr *expr = NULL, *joined = NULL;
+        attune__ranges *ranges = NULL;
+        attune_array array;
+        attune__value value;
+        char text[256];
+        state.turn = turn;
+        attune_status status = attune__expr_parse(&allocator, M, "causal && document(doc)", symbols, SYMBOLS, &expr);
+        if (status == ATTUNE_OK)
+            status = attune__expr_combine(&allocator, ATTUNE__OP_NOT, expr, NULL, &joined);
+        if (status == ATTUNE_OK)
+            status = attune__expr_print(expr, ATTUNE_EXPR_TEXT, text, sizeof text, NULL);
+        if (status == ATTUNE_OK) {
+            attune_host_capture capture = {"doc", {data, ATTUNE_I32, 1, {100}, {0}}};
+            cr_assert(attune__bindings_resolve(expr, &capture, 1, NULL, 0, &array, &value) == ATTUNE_OK);
+            status = attune__ranges_create(&allocator, expr, &(attune__bindings){&array, &value}, &ranges);
+        }
+        done = status == ATTUNE_OK;
+        cr_assert(done || status == ATTUNE_OUT_OF_HOST_MEMORY);
+        attune__ranges_destroy(ranges);
+        attune__expr_release(joined);
+        attune__expr_release(expr);
+        cr_assert(state.live == 0, "allocation %d: %d left", turn, state.live);
+    }
+    cr_log_info("%d allocations", turn - 1);
 }

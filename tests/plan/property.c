@@ -179,7 +179,7 @@ static int follow(const attune_profile *p, const attune_problem *q, const attune
         else
             *field(&changed.any, name) = (uint32_t)strtoul(value, NULL, 10);
         attune_plan_choice c = {.struct_size = sizeof c};
-        char before[1024];
+        char before[2048];
         snprintf(before, sizeof before, "%s", message);
         cr_assert_eq(attune_plan_choose(&p->limits, q, &changed, &c), ATTUNE_OK, "%s: \"%s\", but with %s %s: %s",
                      describe(p, q), before, name, value, attune_last_error());
@@ -276,7 +276,7 @@ Test(property, a_plan_within_every_limit_or_an_error_with_its_cure)
             cr_assert_fail("%s: %s: %s", describe(&p, &q), attune_status_string(status), message);
         }
     }
-    cr_log_warn("%" PRIu64 " cases: %" PRIu64 " planned, %" PRIu64 " do not fit, %" PRIu64 " invalid, %" PRIu64
+    cr_log_info("%" PRIu64 " cases: %" PRIu64 " planned, %" PRIu64 " do not fit, %" PRIu64 " invalid, %" PRIu64
                 " unsupported; %" PRIu64 " cures followed",
                 cases, planned, misfits, invalid, unsupported, cures);
     cr_assert_gt(planned, cases / 4);
@@ -312,7 +312,7 @@ Test(property, every_head_dimension_pair_plans_everywhere)
                 check_choice(&p, &q, &c);
                 cases++;
             }
-    cr_log_warn("%" PRIu64 " plans", cases);
+    cr_log_info("%" PRIu64 " plans", cases);
 }
 
 Test(property, shrinking_memory_always_leaves_a_plan)
@@ -338,7 +338,7 @@ Test(property, shrinking_memory_always_leaves_a_plan)
                 check_choice(&p, &q, &c);
                 cases++;
             }
-    cr_log_warn("%" PRIu64 " plans", cases);
+    cr_log_info("%" PRIu64 " plans", cases);
 }
 
 Test(property, the_same_input_gives_the_same_bytes)
