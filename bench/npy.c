@@ -9,6 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* A header beyond this is no array's. */
 #define HEADER_LIMIT 65536
@@ -150,7 +152,7 @@ bool npy_parse(const void *bytes, size_t length, const char *name, array *out, f
     if (length < 10 || memcmp(b, "\x93NUMPY", 6) != 0)
         return failure_set(why, "%s: no NPY file: it does not begin with \\x93NUMPY", name);
     const unsigned major = b[6];
-    if (major < 1 || major > 3)
+    if (major < 1 || major > 3 || b[7])
         return failure_set(why, "%s: NPY version %u.%u, expected 1.0, 2.0 or 3.0", name, major, b[7]);
     size_t prefix = major == 1 ? 10 : 12;
     if (length < prefix)
@@ -169,6 +171,9 @@ bool npy_parse(const void *bytes, size_t length, const char *name, array *out, f
     cursor c = {text, text + header_length};
     if (!read_header(&c, &h, name, why))
         return false;
+    skip_space(&c);
+    if (c.at != c.end)
+        return failure_set(why, "%s: the header goes on behind its dictionary", name);
     attune_dtype dtype = (attune_dtype)0;
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
         if (!strcmp(types[i].descr, h.descr))
@@ -202,21 +207,25 @@ bool npy_read(const char *path, array *out, failure *why)
         return failure_set(why, "%s: %s", path, strerror(errno));
     bool ok = false;
     char *bytes = NULL;
-    long length = -1;
-    if (fseek(file, 0, SEEK_END) != 0 || (length = ftell(file)) < 0 || fseek(file, 0, SEEK_SET) != 0) {
-        failure_set(why, "%s: not a file that can be read at any place: %s", path, strerror(errno));
+    size_t length;
+    struct stat about;
+    /* A directory or a pipe has no length to hold the header against. */
+    if (fstat(fileno(file), &about) != 0 || !S_ISREG(about.st_mode)) {
+        failure_set(why, "%s: not a regular file", path);
         goto done;
     }
-    bytes = malloc(length ? (size_t)length : 1);
+    length = (size_t)about.st_size;
+    bytes = malloc(length ? length : 1);
     if (!bytes) {
-        failure_set(why, "%s: out of memory: %ld bytes", path, length);
+        failure_set(why, "%s: out of memory: %zu bytes", path, length);
         goto done;
     }
-    if (fread(bytes, 1, (size_t)length, file) != (size_t)length) {
-        failure_set(why, "%s: could not be read whole: %s", path, strerror(errno));
+    errno = 0;
+    if (fread(bytes, 1, length, file) != length) {
+        failure_set(why, "%s: could not be read whole: %s", path, errno ? strerror(errno) : "it got shorter");
         goto done;
     }
-    ok = npy_parse(bytes, (size_t)length, path, out, why);
+    ok = npy_parse(bytes, length, path, out, why);
 done:
     free(bytes);
     (void)fclose(file);
@@ -260,20 +269,23 @@ static bool write_all(FILE *file, const array *a)
 
 bool npy_write(const char *path, const array *a, failure *why)
 {
-    size_t length = strlen(path) + sizeof ".partial";
+    struct stat about;
+    /* A device or a pipe is written to; a rename would put a file in its place. */
+    const bool in_place = stat(path, &about) == 0 && !S_ISREG(about.st_mode);
+    const size_t length = strlen(path) + 48;
     char *partial = malloc(length);
     if (!partial)
         return failure_set(why, "%s: out of memory", path);
-    snprintf(partial, length, "%s.partial", path);
+    (void)snprintf(partial, length, in_place ? "%s" : "%s.%ld.partial", path, (long)getpid());
     FILE *file = fopen(partial, "wb");
     bool ok = file && write_all(file, a);
     if (file && fclose(file) != 0)
         ok = false;
-    if (ok && rename(partial, path) != 0)
+    if (ok && !in_place && rename(partial, path) != 0)
         ok = false;
     if (!ok) {
         failure_set(why, "%s: could not be written: %s", path, strerror(errno));
-        if (file)
+        if (file && !in_place)
             (void)remove(partial);
     }
     free(partial);

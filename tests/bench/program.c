@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: MIT */
+/* The program as a person runs it: exit status, words, files. ATTUNE_PROGRAM and ATTUNE_SOURCE come from the build. */
+#include <criterion/criterion.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench/array.h"
+
+static char folder[64], output[1 << 16];
+
+static void enter(void)
+{
+    strcpy(folder, "/tmp/attune-program-XXXXXX");
+    cr_assert_not_null(mkdtemp(folder));
+    cr_assert_eq(chdir(folder), 0);
+}
+
+static void leave(void)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    cr_assert_eq(system(command), 0);
+}
+
+TestSuite(program, .init = enter, .fini = leave);
+
+/* Runs the program in a shell; its output, both streams, goes to `output`. Returns its exit status, 128 after a signal.
+ */
+static int run(const char *arguments)
+{
+    static char command[8192];
+    const char *program = getenv("ATTUNE_PROGRAM");
+    cr_assert_not_null(program, "ATTUNE_PROGRAM is not set: run the suite with meson test");
+    snprintf(command, sizeof command, "%s %s 2>&1", program, arguments);
+    FILE *pipe = popen(command, "r");
+    cr_assert_not_null(pipe);
+    size_t length = fread(output, 1, sizeof output - 1, pipe);
+    output[length] = '\0';
+    int status = pclose(pipe);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+static void expect(const char *arguments, int status, const char *words)
+{
+    int got = run(arguments);
+    cr_expect(got == status, "attune %s exits with %d, expected %d:\n%s", arguments, got, status, output);
+    cr_expect(strstr(output, words), "attune %s does not say \"%s\":\n%s", arguments, words, output);
+}
+
+Test(program, words_that_are_wrong)
+{
+    expect("", 0, "usage: attune COMMAND");
+    expect("--version", 0, "attune 0.");
+    expect("nothing", 2, "no command \"nothing\"");
+    expect("devices --jsn", 2, "did you mean --json");
+    expect("devices extra", 2, "unexpected \"extra\"");
+    expect("mask --q-len", 2, "--q-len needs a value");
+    expect("mask --q-len=ten", 2, "--q-len is \"ten\", expected a whole number");
+    expect("mask --q-len=0", 2, "--q-len is \"0\"");
+    expect("mask --block 100", 2, "q_block is 100");
+    expect("mask --heads 32,5", 2, "does not divide");
+    expect("mask 'q >='", 2, "column");
+    expect("mask 'q >= kv & q'", 2, "&&");
+    expect("mask 'score > 1'", 2, "score");
+    expect("mask causal --capture doc", 2, "expected NAME=VALUE");
+    expect("mask causal --capture doc=none.npy", 2, "none.npy");
+    expect("mask 'doc[q] == doc[kv]'", 2, "doc");
+    expect("explain --dtype f8", 2, "--dtype is \"f8\"");
+    expect("explain --device-profile h300", 2, "h200");
+    expect("explain --kernel-options '[1]'", 2, "--kernel-options");
+    expect("explain --kernel-options '{\"BLOCK_X\": 1}'", 2, "BLOCK_X");
+    expect("explain --kernel-options '{\"num_stages\": 2}'", 2, "num_stages");
+    expect("explain --direction sideways", 2, "sideways");
+    expect("run", 2, "nothing is asked for");
+    expect("run --out o.npy", 2, "--q is missing");
+    expect("check --case nowhere", 2, "nowhere");
+    expect("check --device gpu", 2, "\"gpu\" names no device");
+    expect("check --device vulkan:99", 3, "vulkan");
+    expect("bench --workload nothing", 2, "nothing");
+    for (const char *const *c =
+             (const char *const[]){"devices", "expr", "mask", "explain", "run", "check", "bench", NULL};
+         *c; c++) {
+        char help[32];
+        snprintf(help, sizeof help, "%s --help", *c);
+        expect(help, 0, "usage: attune");
+    }
+}
+
+Test(program, looks_around)
+{
+    expect("devices", 0, "cpu ");
+    cr_expect(strstr(output, "vulkan") && strstr(output, "cuda") && strstr(output, "opencl"));
+    cr_assert_eq(run("devices --json"), 0);
+    json_error_t error;
+    json_t *root = json_loads(output, 0, &error);
+    cr_assert(json_is_array(root) && json_array_size(root) >= 4, "%s", error.text);
+    cr_assert_str_eq(json_string_value(json_object_get(json_array_get(root, 0), "id")), "cpu");
+    json_decref(root);
+
+    expect("expr --list", 0, "window(n)");
+    expect("expr 'kv <= q && true'", 0, "hash");
+    expect("expr 'document(doc) && causal'", 0, "capture   doc: i32[1]");
+    expect("expr --score 'softcap(c) + bias[q - kv, h]'", 0, "capture   bias: f32[2]");
+    cr_expect(strstr(output, "parameter c: f32"));
+    expect("expr 'ids[q] > 0.5' --declare 'ids:bf16[1]'", 0, "bf16[1]");
+    expect("expr --ir causal", 0, "le");
+    expect("expr --c 'causal || kv < n'", 0, "const");
+    expect("expr ''", 2, "empty");
+
+    expect("mask causal --q-len 512 --exact --lists", 0, "density 50.0977%");
+    cr_expect(strstr(output, "full 3: 0 1 2") && strstr(output, "partial 3: 3"));
+    expect("mask 'window(64)' --q-len 300 --png m.png --no-picture", 0, "built in");
+    FILE *png = fopen("m.png", "rb");
+    unsigned char magic[8];
+    cr_assert(png && fread(magic, 1, 8, png) == 8 && !memcmp(magic, "\x89PNG\r\n\x1a\n", 8));
+    fclose(png);
+
+    expect("explain --list-profiles", 0, "NVIDIA RTX A6000");
+    cr_assert_eq(run("explain --list-profiles --json"), 0);
+    root = json_loads(output, 0, &error);
+    cr_assert(json_is_array(root) && json_array_size(root) >= 16, "%s", error.text);
+    json_decref(root);
+    expect("explain --device-profile a6000 --head-dim 192,128 --dtype bf16 --direction backward --q-len 4096 --kv-len "
+           "4096 "
+           "--heads 32,8",
+           0, "101376");
+    cr_assert_eq(run("explain --device-profile v3d --dtype f32 --json"), 0);
+    root = json_loads(output, 0, &error);
+    cr_assert(json_is_object(root), "%s", error.text);
+    json_decref(root);
+    expect("explain", 0, "cpu");
+}
+
+static void save(const char *path, attune_dtype dtype, uint32_t rank, const int64_t *size, uint64_t seed)
+{
+    array a;
+    failure why;
+    random_state r = {seed};
+    cr_assert(array_create(&a, dtype, rank, size, &why));
+    if (dtype == ATTUNE_I32)
+        for (int64_t i = 0; i < array_count(&a); i++)
+            array_set(&a, i, (double)(i / 30));
+    else
+        array_fill_normal(&a, &r, 1);
+    cr_assert(npy_write(path, &a, &why), "%s", why.message);
+    array_free(&a);
+}
+
+static double largest_difference(const char *x, const char *y)
+{
+    array a, b;
+    failure why;
+    cr_assert(npy_read(x, &a, &why), "%s", why.message);
+    cr_assert(npy_read(y, &b, &why), "%s", why.message);
+    cr_assert_eq(array_count(&a), array_count(&b));
+    double largest = 0;
+    for (int64_t i = 0; i < array_count(&a); i++)
+        largest = fmax(largest, fabs(array_get(&a, i) - array_get(&b, i)));
+    array_free(&a);
+    array_free(&b);
+    return largest;
+}
+
+Test(program, runs_on_files)
+{
+    const int64_t q[4] = {1, 4, 100, 32}, k[4] = {1, 2, 100, 32}, doc[1] = {100}, other[4] = {1, 2, 100, 24};
+    save("q.npy", ATTUNE_F32, 4, q, 1);
+    save("k.npy", ATTUNE_F32, 4, k, 2);
+    save("v.npy", ATTUNE_F32, 4, k, 3);
+    save("doc.npy", ATTUNE_I32, 1, doc, 4);
+    save("bad.npy", ATTUNE_F32, 4, other, 5);
+    save("flat.npy", ATTUNE_F32, 1, doc, 6);
+#define INPUTS                                                                                                         \
+    "run --q q.npy --k k.npy --v v.npy --mask 'q >= kv && doc[q] == doc[kv]' --capture doc=doc.npy "                   \
+    "--score 'cap * tanh(score / cap)' --param cap=50.0 "
+    expect(INPUTS "--out o.npy --lse lse.npy --row-max m.npy", 0, "");
+    expect(INPUTS "--dtype f64 --out o64.npy --lse lse64.npy", 0, "");
+    cr_assert_lt(largest_difference("o.npy", "o64.npy"), 1e-5);
+    cr_assert_lt(largest_difference("lse.npy", "lse64.npy"), 1e-5);
+    expect(INPUTS "--dtype bf16 --out o16.npy", 0, "");
+    cr_assert_lt(largest_difference("o16.npy", "o64.npy"), 0.1);
+    cr_assert_gt(largest_difference("o16.npy", "o64.npy"), 0);
+    expect(INPUTS "--kernel-options '{\"BLOCK_M\": 32, \"BLOCK_N\": 64}' --out tile.npy", 0, "");
+    cr_assert_lt(largest_difference("tile.npy", "o64.npy"), 1e-5);
+
+    /* A run that fails leaves what is there. */
+    expect("run --q q.npy --k bad.npy --v v.npy --out o.npy", 2, "head_dim");
+    cr_assert_lt(largest_difference("o.npy", "o64.npy"), 1e-5);
+    expect("run --q q.npy --k flat.npy --v v.npy --out o.npy", 2, "rank 1, expected 4");
+    expect("run --q q.npy --k doc.npy --v v.npy --out o.npy", 2, "rank 1");
+    expect("run --q q.npy --k k.npy --v v.npy --mask 'doc[q] == 0' --out new.npy", 2, "doc");
+    cr_assert_neq(access("new.npy", F_OK), 0);
+    expect("run --q q.npy --k k.npy --v v.npy --out /no/such/o.npy", 1, "/no/such/o.npy");
+    expect("run --q q.npy --k k.npy --v v.npy --device cuda --out o.npy", 3, "cuda");
+}
+
+Test(program, checks_cases)
+{
+    char command[4096];
+    const char *source = getenv("ATTUNE_SOURCE");
+    snprintf(command, sizeof command, "check --case %s/tests/goldens/window --dtype f32", source);
+    expect(command, 0, "o file");
+    snprintf(command, sizeof command, "check --case %s/tests/goldens/window --dtype f32 --grad", source);
+    expect(command, 3, "backward");
+    /* A check that cannot fail is none: the same case with another answer. */
+    snprintf(command, sizeof command, "cp -r '%s/tests/goldens/window' bad && cp bad/v.npy bad/o.npy", source);
+    cr_assert_eq(system(command), 0);
+    expect("check --case bad --dtype f32", 1, "FAIL");
+    static const struct {
+        const char *json, *words;
+    } hostile[] = {
+        {"[]", "not a JSON object"},
+        {"{", "line 1"},
+        {"{\"mask\": 3}", "\"mask\""},
+        {"{\"mask\": \"q >=\"}", "column"},
+        {"{\"captures\": [\"../q\"]}", "no name"},
+        {"{\"captures\": \"q\"}", "no array"},
+        {"{\"captures\": [\"nothing\"]}", "nothing.npy"},
+        {"{\"scale\": -1}", "positive"},
+        {"{\"scale\": 1, \"scale\": 2}", "duplicate"},
+        {"{\"maks\": \"\"}", "unknown key \"maks\""},
+    };
+    for (size_t i = 0; i < sizeof hostile / sizeof hostile[0]; i++) {
+        FILE *file = fopen("bad/case.json", "w");
+        cr_assert_not_null(file);
+        fputs(hostile[i].json, file);
+        fclose(file);
+        expect("check --case bad", 2, hostile[i].words);
+    }
+}
+
+Test(program, benches)
+{
+    expect("bench --list", 0, "causal");
+    expect("bench --workload causal,decode --scale 0.0001 --repetitions 3 --min-time 0.001 --no-peers --json base.json",
+           0, "causal");
+    json_error_t error;
+    json_t *root = json_load_file("base.json", 0, &error);
+    cr_assert(json_is_object(json_object_get(root, "context")) &&
+                  json_array_size(json_object_get(root, "benchmarks")) >= 2,
+              "%s", error.text);
+    json_decref(root);
+    expect("bench --workload causal,decode --repetitions 3 --min-time 0.001 --no-peers --compare base.json", 0,
+           "causal");
+    expect("bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --no-peers --kernel-options "
+           "'{\"num_warps\": 4}'",
+           1, "num_warps");
+}

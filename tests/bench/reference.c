@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+/* The oracle against sums done by hand, and the error rule against errors that it must find. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "bench/reference.h"
+
+Test(reference, a_problem_done_by_hand)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    failure why;
+    attention a = {.scale = 0.5};
+    const int64_t size[4] = {1, 1, 2, 1};
+    cr_assert(array_create(&a.q, ATTUNE_F64, 4, size, &why) && array_create(&a.k, ATTUNE_F64, 4, size, &why) &&
+              array_create(&a.v, ATTUNE_F64, 4, size, &why));
+    const double q[2] = {1, 2}, k[2] = {3, -1}, v[2] = {10, 20};
+    memcpy(a.q.data, q, sizeof q);
+    memcpy(a.k.data, k, sizeof k);
+    memcpy(a.v.data, v, sizeof v);
+    double o[2], lse[2], row_max[2];
+    reference_result result = {o, lse, row_max};
+    cr_assert(reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &result, &why), "%s", why.message);
+    double s0 = 1.5, s1 = -0.5, sum = exp(s0) + exp(s1);
+    cr_assert_float_eq(o[0], (10 * exp(s0) + 20 * exp(s1)) / sum, 1e-14);
+    cr_assert_float_eq(lse[0], log(sum), 1e-14);
+    cr_assert_eq(row_max[0], 1.5);
+
+    /* Causal: the first row sees the first key alone; a score expression comes before the mask. */
+    cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, "q >= kv", NULL, 0, &a.mask), ATTUNE_OK);
+    cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_SCORE, "score * 2 + kv", NULL, 0, &a.score), ATTUNE_OK);
+    cr_assert(reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &result, &why), "%s", why.message);
+    cr_assert_eq(o[0], 10);
+    cr_assert_eq(lse[0], 3);
+    double t0 = 6, t1 = -1;
+    cr_assert_float_eq(o[1], (10 * exp(t0) + 20 * exp(t1)) / (exp(t0) + exp(t1)), 1e-14);
+    const reference_row second = {0, 0, 1};
+    double one_o, one_lse, one_max;
+    reference_result one = {&one_o, &one_lse, &one_max};
+    cr_assert(reference_compute(&a, REFERENCE_ORACLE, &second, 1, &one, &why));
+    cr_assert(one_o == o[1] && one_lse == lse[1] && one_max == row_max[1]);
+
+    /* An empty row. */
+    attune_expr_destroy(a.mask);
+    cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, "q < kv", NULL, 0, &a.mask), ATTUNE_OK);
+    ((double *)a.v.data)[1] = NAN;
+    for (int precision = REFERENCE_ORACLE; precision <= REFERENCE_NAIVE; precision++) {
+        cr_assert(reference_compute(&a, (reference_precision)precision, NULL, 0, &result, &why));
+        cr_assert(isnan(o[0]) && o[1] == 0 && lse[1] == -INFINITY && row_max[1] == -INFINITY);
+    }
+    attune_expr_destroy(a.mask);
+    attune_expr_destroy(a.score);
+    array_free(&a.q);
+    array_free(&a.k);
+    array_free(&a.v);
+    attune_instance_destroy(instance);
+}
+
+/* Sets up `count` values with an oracle, a naive result that is off by half a rounding, and a good result. */
+enum { COUNT = 1000 };
+static double oracle[COUNT], naive[COUNT], got[COUNT];
+
+static void fill(double epsilon)
+{
+    random_state r = {5};
+    for (int i = 0; i < COUNT; i++) {
+        oracle[i] = random_normal(&r);
+        naive[i] = oracle[i] * (1 + epsilon * (2 * random_uniform(&r) - 1));
+        got[i] = oracle[i] * (1 + epsilon * (2 * random_uniform(&r) - 1));
+    }
+}
+
+Test(reference, the_error_rule_passes_and_fails_where_it_must)
+{
+    static const struct {
+        attune_dtype dtype;
+        double epsilon;
+    } kinds[] = {{ATTUNE_F16, 0x1p-11}, {ATTUNE_BF16, 0x1p-8}, {ATTUNE_F32, 0x1p-23}, {ATTUNE_F64, 0x1p-52}};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        attune_dtype dtype = kinds[i].dtype;
+        reference_error error;
+        fill(kinds[i].epsilon);
+        reference_compare(dtype, COUNT, got, oracle, naive, &error);
+        cr_assert(error.pass, "%s: %g of %g, %g of %g", attune_dtype_string(dtype), error.max, error.bound_max,
+                  error.mean, error.bound_mean);
+        /* One bad element, of which the mean says nothing. */
+        double keep = got[77];
+        got[77] = oracle[77] + 40 * (error.naive_max + 0x1p-40);
+        reference_compare(dtype, COUNT, got, oracle, naive, &error);
+        cr_assert(!error.pass && error.worst == 77, "%s", attune_dtype_string(dtype));
+        got[77] = keep;
+        /* A bias within every element's bound, of which the maximum says nothing. */
+        if (dtype == ATTUNE_F16 || dtype == ATTUNE_BF16) {
+            fill(kinds[i].epsilon);
+            for (int k = 0; k < COUNT; k++)
+                got[k] = oracle[k] * (1 + 0.9 * kinds[i].epsilon);
+            reference_compare(dtype, COUNT, got, oracle, naive, &error);
+            cr_assert(error.max <= error.bound_max && !error.pass, "%s", attune_dtype_string(dtype));
+        }
+        /* NaN, infinity and masked rows stand exactly where they stand. */
+        fill(kinds[i].epsilon);
+        got[3] = NAN;
+        reference_compare(dtype, COUNT, got, oracle, naive, &error);
+        cr_assert(!error.pass && error.pattern_errors == 1 && error.worst == 3);
+        fill(kinds[i].epsilon);
+        oracle[4] = -INFINITY;
+        naive[4] = -INFINITY;
+        reference_compare(dtype, COUNT, got, oracle, naive, &error);
+        cr_assert(!error.pass && error.pattern_errors == 1);
+        got[4] = INFINITY;
+        reference_compare(dtype, COUNT, got, oracle, naive, &error);
+        cr_assert(!error.pass);
+        got[4] = -INFINITY;
+        reference_compare(dtype, COUNT, got, oracle, naive, &error);
+        cr_assert(error.pass);
+    }
+}
+
+Test(reference, shapes_that_do_not_fit_are_refused)
+{
+    failure why;
+    double o[64], lse[8], row_max[8];
+    reference_result result = {o, lse, row_max};
+    const int64_t good[4] = {1, 3, 2, 8}, heads[4] = {1, 2, 2, 8}, dims[4] = {1, 3, 2, 16};
+    attention a = {.scale = 1};
+    cr_assert(array_create(&a.q, ATTUNE_F32, 4, good, &why) && array_create(&a.k, ATTUNE_F32, 4, heads, &why) &&
+              array_create(&a.v, ATTUNE_F32, 4, heads, &why));
+    cr_assert(!reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &result, &why) && strstr(why.message, "do not divide"));
+    array_free(&a.k);
+    cr_assert(array_create(&a.k, ATTUNE_F32, 4, dims, &why));
+    cr_assert(!reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &result, &why) && strstr(why.message, "head_dim 16"));
+    array_free(&a.k);
+    cr_assert(array_create(&a.k, ATTUNE_F16, 4, good, &why));
+    cr_assert(!reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &result, &why) && strstr(why.message, "one dtype"));
+    array_free(&a.q);
+    array_free(&a.k);
+    array_free(&a.v);
+}
