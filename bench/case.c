@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+/* Case folders, hostile until parsed: every key and every shape is checked, and every message names file and key. */
 #include "bench/case.h"
 
 #include <jansson.h>
@@ -77,6 +78,24 @@ static bool read_captures(const json_t *root, const char *folder, const char *pa
     return true;
 }
 
+/* The captures whose gradients the folder has: each one of its captures. */
+static bool check_gradient_names(const json_t *root, const char *path, const case_folder *c, failure *why)
+{
+    const json_t *list = json_object_get(root, "grad_captures");
+    if (list && !json_is_array(list))
+        return failure_set(why, "%s: \"grad_captures\" is no array of names", path);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        bool known = false;
+        for (uint32_t k = 0; name && k < c->names.capture_count; k++)
+            known |= !strcmp(c->names.captures[k].name, name);
+        if (!known)
+            return failure_set(why, "%s: \"grad_captures\"[%zu] is %.63s, expected one of \"captures\"", path, i,
+                               name ? name : "no name");
+    }
+    return true;
+}
+
 static bool read_json(const json_t *root, const char *folder, const char *path, case_folder *c, failure *why)
 {
     static const char *const keys[] = {"mask", "score", "captures", "grad_captures", "scale"};
@@ -98,14 +117,16 @@ static bool read_json(const json_t *root, const char *folder, const char *path, 
         return failure_set(why, "%s: \"scale\" is no positive number", path);
     c->problem.scale = value ? json_number_value(value) : 0;
     return copy_text(root, "mask", path, c->mask, sizeof c->mask, why) &&
-           copy_text(root, "score", path, c->score, sizeof c->score, why) && read_captures(root, folder, path, c, why);
+           copy_text(root, "score", path, c->score, sizeof c->score, why) &&
+           read_captures(root, folder, path, c, why) && check_gradient_names(root, path, c, why);
 }
 
-static bool make_expr(attune_instance *instance, attune_expr_kind kind, const char *text, const cli_names *names,
-                      attune_expr **expr, failure *why)
+static bool make_expr(attune_instance *instance, attune_expr_kind kind, const char *path, const char *text,
+                      const cli_names *names, attune_expr **expr, failure *why)
 {
     if (*text && attune_expr_create(instance, kind, text, names->symbols, names->symbol_count, expr) != ATTUNE_OK)
-        return failure_set(why, "%s", attune_last_error());
+        return failure_set(why, "%s: \"%s\": %s", path, kind == ATTUNE_EXPR_MASK ? "mask" : "score",
+                           attune_last_error());
     return true;
 }
 
@@ -139,8 +160,8 @@ bool case_load(attune_instance *instance, const char *folder, attune_dtype dtype
          read_array(folder, "k", dtype, &c->problem.k, why) && read_array(folder, "v", dtype, &c->problem.v, why) &&
          read_array(folder, "o", ATTUNE_F64, &c->o, why) && read_array(folder, "lse", ATTUNE_F64, &c->lse, why) &&
          check_answer(folder, c, why) &&
-         make_expr(instance, ATTUNE_EXPR_MASK, c->mask, &c->names, &c->problem.mask, why) &&
-         make_expr(instance, ATTUNE_EXPR_SCORE, c->score, &c->names, &c->problem.score, why);
+         make_expr(instance, ATTUNE_EXPR_MASK, path, c->mask, &c->names, &c->problem.mask, why) &&
+         make_expr(instance, ATTUNE_EXPR_SCORE, path, c->score, &c->names, &c->problem.score, why);
     if (!ok) {
         case_free(c);
         return false;

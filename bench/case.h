@@ -7,7 +7,7 @@
 #include "bench/reference.h"
 
 typedef struct case_folder {
-    char mask[512], score[512];
+    char mask[ATTUNE_EXPR_MAX_LENGTH + 1], score[ATTUNE_EXPR_MAX_LENGTH + 1];
     bool gradients; /* the folder has dq, dk and dv */
     attention problem;
     array o, lse; /* the answer */

@@ -76,6 +76,8 @@ bool cli_names_load(cli_names *names, const cli_list *captures, const cli_list *
 void cli_names_infer(cli_names *names, attune_expr_kind kind, const char *text);
 bool cli_expr(attune_instance *instance, attune_expr_kind kind, const char *text, const cli_names *names,
               attune_expr **expr);
+/* Whether everything that an expression (NULL: nothing) uses has a value; complains with the option that gives it. */
+bool cli_names_bound(const cli_names *names, const attune_expr *expr);
 void cli_names_free(cli_names *names);
 
 /* Devices by id, or all that are available. */

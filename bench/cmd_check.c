@@ -176,6 +176,9 @@ static int check_workloads(attune_instance *instance, attune_device *device, con
         int code = EXIT_FAILED;
         if (workload_instantiate(instance, &w, 1, &a, &why)) {
             code = check_problem(instance, device, o, w.name, &a, NULL);
+            /* One refusal says it for all. */
+            if (code == EXIT_GOOD && o->gradients && i == 0)
+                code = check_gradients(device, &a);
             workload_release(&a);
         } else {
             cli_complain("%s: %s", w.name, why.message);

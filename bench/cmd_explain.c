@@ -12,6 +12,7 @@ typedef struct explain_options {
     const char *device, *profile, *head_dim, *dtype, *direction, *q_len, *kv_len, *heads, *batch, *mask, *score, *scale,
         *block, *kernel_options;
     bool json, list, lse, row_max;
+    cli_list declarations;
 } explain_options;
 
 static int list_profiles(bool json)
@@ -90,6 +91,11 @@ static attune_status explain(attune_instance *instance, const explain_options *o
         if (status != ATTUNE_OK)
             return status;
         attune_device_info info = {.struct_size = sizeof info};
+        if (devices.count != 1) {
+            cli_complain("--device is \"%s\", %u devices: expected one", o->device, devices.count);
+            cli_devices_close(&devices);
+            return ATTUNE_INVALID_ARGUMENT;
+        }
         status = attune_device_info_get(devices.device[0], &info);
         cli_devices_close(&devices);
         if (status != ATTUNE_OK)
@@ -105,15 +111,15 @@ static attune_status explain(attune_instance *instance, const explain_options *o
     if (status == ATTUNE_OK && text)
         (void)printf("%s%s", text, text[strlen(text) - 1] == '\n' ? "" : "\n");
     else
-        cli_complain("%s", attune_last_error());
+        cli_complain("%s", status == ATTUNE_OK ? "out of memory" : attune_last_error());
     free(text);
-    return status;
+    return status == ATTUNE_OK && !text ? ATTUNE_OUT_OF_HOST_MEMORY : status;
 }
 
 int cmd_explain(int argc, char **argv)
 {
-    explain_options o = {"cpu",    "", "128", "bf16", "forward", "4096", "",    "32,8", "1",
-                         "causal", "", "",    "128",  "",        false,  false, false,  false};
+    explain_options o = {"cpu", "", "128", "bf16", "forward", "4096", "",    "32,8", "1",     "causal",
+                         "",    "", "128", "",     false,     false,  false, false,  {{0}, 0}};
     const cli_option options[] = {
         {"--device-profile", "NAME", "a known device, see --list-profiles; instead of --device", &o.profile, NULL,
          NULL},
@@ -130,6 +136,8 @@ int cmd_explain(int argc, char **argv)
         {"--score", "EXPR", "score expression", &o.score, NULL, NULL},
         {"--scale", "X", "scale; 1/sqrt(D) if not given", &o.scale, NULL, NULL},
         {"--block", "Q[,KV]", "block size of the mask", &o.block, NULL, NULL},
+        {"--declare", "NAME:DTYPE[RANK]", "type of a capture (rank 0: a parameter); repeat for more", NULL, NULL,
+         &o.declarations},
         {"--lse", NULL, "LSE is wanted", NULL, &o.lse, NULL},
         {"--row-max", NULL, "row maxima are wanted", NULL, &o.row_max, NULL},
         {"--kernel-options", "JSON", "forced options, {\"num_stages\": 2}", &o.kernel_options, NULL, NULL},
@@ -149,7 +157,7 @@ int cmd_explain(int argc, char **argv)
     attune_instance *instance = NULL;
     attune_expr *mask = NULL, *score = NULL;
     int code = EXIT_USAGE;
-    if (names && cli_names_load(names, NULL, NULL, NULL)) {
+    if (names && cli_names_load(names, NULL, NULL, &o.declarations)) {
         cli_names_infer(names, ATTUNE_EXPR_MASK, o.mask);
         cli_names_infer(names, ATTUNE_EXPR_SCORE, o.score);
         if (attune_instance_create(NULL, &instance) != ATTUNE_OK) {

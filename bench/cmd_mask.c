@@ -63,8 +63,9 @@ static bool print_picture(const attune_mask *mask, const int64_t plane[2])
     struct winsize window;
     uint32_t columns = 80;
     const char *variable = getenv("COLUMNS");
-    if (variable && atoi(variable) > 0)
-        columns = (uint32_t)atoi(variable);
+    const long given = variable ? strtol(variable, NULL, 10) : 0;
+    if (given > 0)
+        columns = given < 4096 ? (uint32_t)given : 4096;
     else if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col)
         columns = window.ws_col;
     char *text;
@@ -165,7 +166,7 @@ int cmd_mask(int argc, char **argv)
         cli_complain("%s", attune_last_error());
     } else if (!*text) {
         cli_complain("the expression is empty");
-    } else if (cli_expr(instance, ATTUNE_EXPR_MASK, text, names, &expr)) {
+    } else if (cli_expr(instance, ATTUNE_EXPR_MASK, text, names, &expr) && cli_names_bound(names, expr)) {
         double begin = now();
         status = attune_mask_create(instance, &desc, expr, names->captures, names->capture_count, names->parameters,
                                     names->parameter_count, &mask);

@@ -64,8 +64,11 @@ static int run(attune_instance *instance, const run_options *o, const attention 
     attune_status status = cli_devices_open(instance, o->device, &devices);
     if (status != ATTUNE_OK)
         return cli_exit_of(status);
-    if (!devices.count)
-        return EXIT_UNAVAILABLE;
+    if (devices.count != 1) {
+        cli_complain("--device is \"%s\", %u devices: expected one", o->device, devices.count);
+        cli_devices_close(&devices);
+        return EXIT_USAGE;
+    }
     array out = {0}, lse = {0}, row_max = {0};
     job->o = &out;
     job->lse = *o->lse ? &lse : NULL;
@@ -128,6 +131,12 @@ int cmd_run(int argc, char **argv)
         !read_input("--k", o.k, dtype, &a.k) || !read_input("--v", o.v, dtype, &a.v) ||
         (*o.scale && !cli_number("--scale", o.scale, &a.scale)) || !cli_names_load(names, &captures, &parameters, NULL))
         goto done;
+    /* The library takes 0 for its default, which is not what a person who writes 0 means. */
+    if (*o.scale && a.scale == 0) {
+        cli_complain("--scale is \"%s\", expected a number that is not 0; without it, 1/sqrt(head_dim)", o.scale);
+        cli_names_free(names);
+        goto done;
+    }
     if (a.q.dtype != a.k.dtype || a.q.dtype != a.v.dtype) {
         cli_complain("q, k and v are %s, %s and %s: give --dtype to convert them", attune_dtype_string(a.q.dtype),
                      attune_dtype_string(a.k.dtype), attune_dtype_string(a.v.dtype));
@@ -136,12 +145,15 @@ int cmd_run(int argc, char **argv)
     }
     job.mask_q_block = (uint32_t)block[0];
     job.mask_kv_block = (uint32_t)block[1];
+    cli_names_infer(names, ATTUNE_EXPR_MASK, o.mask);
+    cli_names_infer(names, ATTUNE_EXPR_SCORE, o.score);
     if (attune_instance_create(NULL, &instance) != ATTUNE_OK) {
         cli_complain("%s", attune_last_error());
     } else if (names->capture_count > ATTUNE_EXPR_MAX_SYMBOLS || names->parameter_count > ATTUNE_EXPR_MAX_SYMBOLS) {
         cli_complain("more than %d captures or parameters, the limit", ATTUNE_EXPR_MAX_SYMBOLS);
     } else if (cli_expr(instance, ATTUNE_EXPR_MASK, o.mask, names, &a.mask) &&
-               cli_expr(instance, ATTUNE_EXPR_SCORE, o.score, names, &a.score)) {
+               cli_expr(instance, ATTUNE_EXPR_SCORE, o.score, names, &a.score) && cli_names_bound(names, a.mask) &&
+               cli_names_bound(names, a.score)) {
         a.capture_count = names->capture_count;
         a.parameter_count = names->parameter_count;
         memcpy(a.captures, names->captures, a.capture_count * sizeof *a.captures);

@@ -156,6 +156,17 @@ static bool is_language(const char *name, size_t length)
     return false;
 }
 
+/* Whether a text reads a name as name[...]. */
+static bool is_indexed(const char *text, const char *name, size_t length)
+{
+    for (const char *c = text; (c = strchr(c, '[')) != NULL; c++)
+        if ((size_t)(c - text) >= length && !strncmp(c - length, name, length) &&
+            (c - length == text ||
+             (!isalnum((unsigned char)c[-(ptrdiff_t)length - 1]) && c[-(ptrdiff_t)length - 1] != '_')))
+            return true;
+    return false;
+}
+
 /* The preset of a name and what it reads of argument `index`: a name followed by [ in the preset's own text. */
 static bool preset_argument_is_capture(const char *name, size_t length, uint32_t index, bool *preset)
 {
@@ -171,13 +182,7 @@ static bool preset_argument_is_capture(const char *name, size_t length, uint32_t
             argument += strspn(argument, "(, ");
             size_t size = strcspn(argument, ",) ");
             if (a == index && size) {
-                char word[64];
-                if (size + 2 > sizeof word)
-                    return false;
-                memcpy(word, argument, size);
-                word[size] = '[';
-                word[size + 1] = '\0';
-                if (strstr(p.text, word))
+                if (is_indexed(p.text, argument, size))
                     return true;
             }
             argument += size;
@@ -249,6 +254,28 @@ bool cli_expr(attune_instance *instance, attune_expr_kind kind, const char *text
     if (attune_expr_create(instance, kind, text, names->symbols, names->symbol_count, expr) != ATTUNE_OK) {
         cli_complain("%s: %s", kind == ATTUNE_EXPR_MASK ? "mask" : "score", attune_last_error());
         return false;
+    }
+    return true;
+}
+
+bool cli_names_bound(const cli_names *names, const attune_expr *expr)
+{
+    for (uint32_t i = 0; i < attune_expr_symbol_count(expr); i++) {
+        attune_symbol symbol;
+        bool bound = false;
+        if (attune_expr_symbol_get(expr, i, &symbol) != ATTUNE_OK)
+            continue;
+        const bool capture = symbol.kind == ATTUNE_SYMBOL_CAPTURE;
+        for (uint32_t c = 0; capture && c < names->capture_count; c++)
+            bound |= !strcmp(names->captures[c].name, symbol.name);
+        for (uint32_t p = 0; !capture && p < names->parameter_count; p++)
+            bound |= !strcmp(names->parameters[p].name, symbol.name);
+        if (!bound) {
+            cli_complain(capture ? "the expression reads %s[...]: give its data with --capture %s=FILE.npy"
+                                 : "the expression uses %s: give its value with --param %s=VALUE",
+                         symbol.name, symbol.name);
+            return false;
+        }
     }
     return true;
 }

@@ -22,6 +22,9 @@ cp -r "$source_root/examples" "$scratch/examples"
 make -s -C "$scratch/examples/consumers/pkg-config" minimal
 LD_LIBRARY_PATH=$library "$scratch/examples/consumers/pkg-config/minimal"
 
+cc -std=c99 -o "$scratch/documents" "$source_root/examples/documents.c" $(pkg-config --cflags --libs attune)
+LD_LIBRARY_PATH=$library "$scratch/documents"
+
 echo 'pkg-config, static'
 cc -std=c99 -o "$scratch/static" "$source_root/examples/minimal.c" $(pkg-config --cflags attune) \
   "$library/libattune.a" $(pkg-config --static --libs-only-l --libs-only-other attune | sed 's/-lattune//')

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Include directions: a room may include only what lies below it. The table is the design; a new arrow is a change of it."""
+"""Include directions: a room may include only what lies below it. The table is the design; a new arrow is a change of it.
+And the README shows the example that is built."""
 import pathlib
 import re
 import sys
@@ -58,6 +59,10 @@ for path in sorted(root.glob('bench/*.[ch]')):
     for number, kind, name in includes(path):
         if kind == '"' and not name.startswith('bench/'):
             errors.append(f'{path}:{number}: the program uses the public API, not {name}')
+
+example = (root / 'examples/minimal.c').read_text().split('*/\n', 1)[1]
+if example not in (root / 'README.md').read_text():
+    errors.append('README.md does not show examples/minimal.c as it is')
 
 if arrows < 20:
     errors.append(f'only {arrows} includes were found under {root}/src: the check does not see the tree')
