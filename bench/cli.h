@@ -72,7 +72,7 @@ typedef struct cli_names {
 bool cli_names_load(cli_names *names, const cli_list *captures, const cli_list *parameters,
                     const cli_list *declarations);
 /* Adds what an expression uses and nobody declared: NAME[...] and the arguments of presets become captures, other names
- * parameters, of i32 in a mask and f32 in a score expression. */
+ * parameters, of i32 in a mask or an index and f32 elsewhere in a score expression. */
 void cli_names_infer(cli_names *names, attune_expr_kind kind, const char *text);
 bool cli_expr(attune_instance *instance, attune_expr_kind kind, const char *text, const cli_names *names,
               attune_expr **expr);

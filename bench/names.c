@@ -156,39 +156,54 @@ static bool is_language(const char *name, size_t length)
     return false;
 }
 
-/* Whether a text reads a name as name[...]. */
-static bool is_indexed(const char *text, const char *name, size_t length)
+/* What a text shows of a name: that it is read as name[...], that it stands in an index. */
+typedef struct name_use {
+    bool capture, index;
+} name_use;
+
+static name_use use_in(const char *text, const char *name, size_t length)
 {
-    for (const char *c = text; (c = strchr(c, '[')) != NULL; c++)
-        if ((size_t)(c - text) >= length && !strncmp(c - length, name, length) &&
-            (c - length == text ||
-             (!isalnum((unsigned char)c[-(ptrdiff_t)length - 1]) && c[-(ptrdiff_t)length - 1] != '_')))
-            return true;
-    return false;
+    name_use use = {false, false};
+    uint32_t depth = 0;
+    for (const char *c = text; *c;) {
+        const char *word = c;
+        while (isalnum((unsigned char)*c) || *c == '_')
+            c++;
+        if ((size_t)(c - word) == length && !strncmp(word, name, length)) {
+            use.capture |= *c == '[';
+            use.index |= depth > 0;
+        }
+        if (c == word) {
+            depth = *c == '[' ? depth + 1 : *c == ']' && depth ? depth - 1 : depth;
+            c++;
+        }
+    }
+    return use;
 }
 
-/* The preset of a name and what it reads of argument `index`: a name followed by [ in the preset's own text. */
-static bool preset_argument_is_capture(const char *name, size_t length, uint32_t index, bool *preset)
+/* Whether a name is a preset, and how the presets of that name use their argument `index`. */
+static bool is_preset(const char *name, size_t length, uint32_t index, name_use *use)
 {
-    *preset = false;
+    bool found = false;
     for (uint32_t i = 0; i < attune_preset_count(); i++) {
         attune_preset p = {.struct_size = sizeof p};
         if (attune_preset_get(i, &p) != ATTUNE_OK || strcspn(p.signature, "(") != length ||
             strncmp(p.signature, name, length) != 0)
             continue;
-        *preset = true;
+        found = true;
         const char *argument = p.signature + length;
         for (uint32_t a = 0; *argument && a <= index; a++) {
             argument += strspn(argument, "(, ");
             size_t size = strcspn(argument, ",) ");
             if (a == index && size) {
-                if (is_indexed(p.text, argument, size))
-                    return true;
+                name_use here = use_in(p.text, argument, size);
+                use->capture |= here.capture;
+                use->index |= here.index;
             }
             argument += size;
         }
     }
-    return false;
+    return found;
 }
 
 void cli_names_infer(cli_names *names, attune_expr_kind kind, const char *text)
@@ -199,6 +214,7 @@ void cli_names_infer(cli_names *names, attune_expr_kind kind, const char *text)
         const char *name;
         size_t length;
         uint32_t argument;
+        bool index; /* brackets, or within some */
     } calls[64];
     uint32_t depth = 0;
     const char *word = "";
@@ -210,15 +226,13 @@ void cli_names_infer(cli_names *names, attune_expr_kind kind, const char *text)
                 c++;
             length = (size_t)(c - word);
             const char *next = c + strspn(c, " \t\n");
-            bool preset, capture = *next == '[';
-            (void)preset_argument_is_capture(word, length, 0, &preset);
-            if (is_language(word, length) || preset || *next == '(')
+            name_use use = {*next == '[', depth && calls[depth - 1].index}, ignored = {false, false};
+            if (is_language(word, length) || is_preset(word, length, 0, &ignored) || *next == '(')
                 continue;
-            bool inner;
             if (depth && calls[depth - 1].length)
-                capture |= preset_argument_is_capture(calls[depth - 1].name, calls[depth - 1].length,
-                                                      calls[depth - 1].argument, &inner);
-            attune_symbol symbol = {NULL, capture ? ATTUNE_SYMBOL_CAPTURE : ATTUNE_SYMBOL_PARAMETER, dtype, 0};
+                (void)is_preset(calls[depth - 1].name, calls[depth - 1].length, calls[depth - 1].argument, &use);
+            attune_symbol symbol = {NULL, use.capture ? ATTUNE_SYMBOL_CAPTURE : ATTUNE_SYMBOL_PARAMETER,
+                                    use.index ? ATTUNE_I32 : dtype, 0};
             (void)add_symbol(names, word, length, symbol);
             length = 0;
             continue;
@@ -233,6 +247,7 @@ void cli_names_infer(cli_names *names, attune_expr_kind kind, const char *text)
         if ((*c == '(' || *c == '[') && depth < sizeof calls / sizeof calls[0]) {
             calls[depth].name = word;
             calls[depth].length = *c == '(' ? length : 0;
+            calls[depth].index = *c == '[' || (depth && calls[depth - 1].index);
             calls[depth++].argument = 0;
         } else if ((*c == ')' || *c == ']') && depth) {
             depth--;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The portable kernels: loops over a constant number of columns that compilers vectorise. Included once for each
+ * The portable kernels: products in GNU C's vectors, the rest as loops that compilers vectorise. Included once for each
  * arithmetic type, with REAL, NAME, REAL_DTYPE and REAL_EXP defined.
  */
 #include "cpu/kernels.h"
@@ -82,43 +82,74 @@ static void store_row(void *to, attune_dtype dtype, const REAL *from, size_t col
     }
 }
 
-#define ROWS 4 /* of c at a time: what 16 registers of 128 bits hold */
+/* The 128 bits that every machine's vectors have; compilers without them fall back to scalars. */
+typedef REAL vector __attribute__((vector_size(16), aligned(sizeof(REAL)), may_alias));
+#define LANES (16 / sizeof(REAL))
 
-static inline void block(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t rows, size_t k, const REAL *b,
-                         REAL scale, bool add)
+#define ROWS 4 /* of c at a time, by two vectors: the sums are eight of at least sixteen registers */
+
+static inline __attribute__((always_inline)) vector vector_at(const REAL *from)
 {
-    REAL sum[ROWS][PANEL] = {{0}};
-    for (size_t p = 0; p < k; p++)
-        for (size_t r = 0; r < rows; r++)
-            for (size_t j = 0; j < PANEL; j++)
-                sum[r][j] += a[r * lda + p] * b[p * PANEL + j];
-    for (size_t r = 0; r < rows; r++)
-        for (size_t j = 0; j < PANEL; j++)
-            c[r * ldc + j] = add ? c[r * ldc + j] + sum[r][j] : sum[r][j] * scale;
+    return *(const vector *)(const void *)from;
+}
+
+/* One row of a block: constant `wanted` drops what is not. */
+static inline __attribute__((always_inline)) void store_block(REAL *c, vector sum0, vector sum1, REAL scale, bool add,
+                                                              bool wanted)
+{
+    if (!wanted)
+        return;
+    *(vector *)(void *)c = add ? vector_at(c) + sum0 : sum0 * scale;
+    *(vector *)(void *)(c + LANES) = add ? vector_at(c + LANES) + sum1 : sum1 * scale;
+}
+
+static inline __attribute__((always_inline)) void block(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t rows,
+                                                        size_t k, const REAL *b, REAL scale, bool add)
+{
+    vector s00 = {0}, s01 = {0}, s10 = {0}, s11 = {0}, s20 = {0}, s21 = {0}, s30 = {0}, s31 = {0};
+    /* Rows past the end repeat the last one. */
+    const REAL *a1 = rows > 1 ? a + lda : a, *a2 = rows > 2 ? a + 2 * lda : a1, *a3 = rows > 3 ? a + 3 * lda : a2;
+    for (size_t p = 0; p < k; p++, b += PANEL) {
+        const vector b0 = vector_at(b), b1 = vector_at(b + LANES);
+        s00 += b0 * a[p];
+        s01 += b1 * a[p];
+        s10 += b0 * a1[p];
+        s11 += b1 * a1[p];
+        s20 += b0 * a2[p];
+        s21 += b1 * a2[p];
+        s30 += b0 * a3[p];
+        s31 += b1 * a3[p];
+    }
+    store_block(c, s00, s01, scale, add, true);
+    store_block(c + ldc, s10, s11, scale, add, rows > 1);
+    store_block(c + 2 * ldc, s20, s21, scale, add, rows > 2);
+    store_block(c + 3 * ldc, s30, s31, scale, add, rows > 3);
+}
+
+static inline __attribute__((always_inline)) void product(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t m,
+                                                          size_t k, const REAL *b, size_t panel_stride, size_t panels,
+                                                          REAL scale, bool add)
+{
+    for (size_t j = 0; j < panels; j++, b += panel_stride, c += PANEL)
+        for (size_t column = 0; column < PANEL; column += 2 * LANES) {
+            size_t r = 0;
+            for (; r + ROWS <= m; r += ROWS)
+                block(c + r * ldc + column, ldc, a + r * lda, lda, ROWS, k, b + column, scale, add);
+            if (r < m)
+                block(c + r * ldc + column, ldc, a + r * lda, lda, m - r, k, b + column, scale, add);
+        }
 }
 
 static void multiply(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t m, size_t k, const REAL *b,
                      size_t panel_stride, size_t panels, REAL scale)
 {
-    for (size_t j = 0; j < panels; j++, b += panel_stride, c += PANEL) {
-        size_t r = 0;
-        for (; r + ROWS <= m; r += ROWS)
-            block(c + r * ldc, ldc, a + r * lda, lda, ROWS, k, b, scale, false);
-        if (r < m)
-            block(c + r * ldc, ldc, a + r * lda, lda, m - r, k, b, scale, false);
-    }
+    product(c, ldc, a, lda, m, k, b, panel_stride, panels, scale, false);
 }
 
 static void multiply_add(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t m, size_t k, const REAL *b,
                          size_t panel_stride, size_t panels)
 {
-    for (size_t j = 0; j < panels; j++, b += panel_stride, c += PANEL) {
-        size_t r = 0;
-        for (; r + ROWS <= m; r += ROWS)
-            block(c + r * ldc, ldc, a + r * lda, lda, ROWS, k, b, 1, true);
-        if (r < m)
-            block(c + r * ldc, ldc, a + r * lda, lda, m - r, k, b, 1, true);
-    }
+    product(c, ldc, a, lda, m, k, b, panel_stride, panels, 1, true);
 }
 
 static void dots(REAL *s, size_t lds, const REAL *q, size_t ldq, size_t rows, const void *k, ptrdiff_t stride,
@@ -192,26 +223,31 @@ static bool row_mask(REAL *s, const uint8_t *allowed, size_t n)
 
 static REAL peak(size_t rounds)
 {
-    REAL sum[8][PANEL];
-    for (size_t i = 0; i < 8; i++)
-        for (size_t j = 0; j < PANEL; j++)
-            sum[i][j] = (REAL)(i + j);
-    for (size_t round = 0; round < rounds; round++)
-        for (size_t i = 0; i < 8; i++)
-            for (size_t j = 0; j < PANEL; j++)
-                sum[i][j] = sum[i][j] * (REAL)0.999 + (REAL)0.001;
-    REAL total = 0;
-    for (size_t i = 0; i < 8; i++)
-        for (size_t j = 0; j < PANEL; j++)
-            total += sum[i][j];
-    return total;
+    /* They start apart, or the compiler would make one of them. */
+    vector s0 = {1}, s1 = {2}, s2 = {3}, s3 = {4}, s4 = {5}, s5 = {6}, s6 = {7}, s7 = {8};
+    const REAL x = (REAL)0.999, y = (REAL)0.001;
+    for (size_t round = 0; round < rounds; round++) {
+        s0 = s0 * x + y;
+        s1 = s1 * x + y;
+        s2 = s2 * x + y;
+        s3 = s3 * x + y;
+        s4 = s4 * x + y;
+        s5 = s5 * x + y;
+        s6 = s6 * x + y;
+        s7 = s7 * x + y;
+    }
+    const vector total = ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7));
+    REAL sum = 0;
+    for (size_t i = 0; i < LANES; i++)
+        sum += total[i];
+    return sum;
 }
 
 void NAME(cpu_kernels_generic)(NAME(cpu_kernels) * kernels)
 {
     *kernels = (NAME(cpu_kernels)){
         .name = "generic",
-        .lanes = 4 * sizeof(float) / sizeof(REAL),
+        .lanes = LANES,
         .load_rows = load_rows,
         .pack_k = pack_k,
         .pack_v = pack_v,
@@ -226,6 +262,6 @@ void NAME(cpu_kernels_generic)(NAME(cpu_kernels) * kernels)
         .row_scale = row_scale,
         .row_mask = row_mask,
         .peak = peak,
-        .peak_flops = 2 * 8 * PANEL,
+        .peak_flops = 2 * 8 * LANES,
     };
 }
