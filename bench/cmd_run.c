@@ -4,10 +4,13 @@
 
 #include "bench/reference.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 typedef struct run_options {
     const char *q, *k, *v, *mask, *score, *scale, *o, *lse, *row_max, *device, *dtype, *block, *kernel_options;
@@ -42,19 +45,62 @@ static bool read_input(const char *option, const char *path, attune_dtype dtype,
     return ok;
 }
 
-static bool write_output(const char *path, const array *result, attune_dtype dtype)
+/* A result and where it goes. */
+typedef struct output {
+    const char *option, *path; /* "" = not wanted */
+    const array *result;
+    attune_dtype dtype;
+    char *aside; /* where it lies until all are written; NULL = not written yet */
+} output;
+
+static bool write_output(const output *f, const char *path)
 {
     failure why;
     array narrow;
-    if (!*path)
-        return true;
-    bool ok = array_convert(result, dtype, &narrow, &why);
+    bool ok = array_convert(f->result, f->dtype, &narrow, &why);
     if (ok) {
         ok = npy_write(path, &narrow, &why);
         array_free(&narrow);
     }
     if (!ok)
-        cli_complain("%s", why.message);
+        cli_complain("%s: %s", f->option, why.message);
+    return ok;
+}
+
+/* Writes every result aside, and only then gives all of them their names: a full disk leaves what was there. Devices
+ * and pipes have no aside and come last. */
+static bool write_outputs(output *files, size_t count)
+{
+    bool ok = true;
+    for (size_t i = 0; ok && i < count; i++) {
+        output *f = &files[i];
+        struct stat about;
+        const size_t size = strlen(f->path) + 48;
+        if (!*f->path || (stat(f->path, &about) == 0 && !S_ISREG(about.st_mode)))
+            continue;
+        f->aside = malloc(size);
+        if (!f->aside) {
+            cli_complain("%s: out of memory", f->option);
+            ok = false;
+            break;
+        }
+        (void)snprintf(f->aside, size, "%s.%ld.aside", f->path, (long)getpid());
+        ok = write_output(f, f->aside);
+    }
+    for (size_t i = 0; ok && i < count; i++) {
+        output *f = &files[i];
+        if (f->aside && rename(f->aside, f->path) != 0) {
+            cli_complain("%s: %s: %s", f->option, f->path, strerror(errno));
+            ok = false;
+        } else if (!f->aside && *f->path) {
+            ok = write_output(f, f->path);
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (files[i].aside && !ok)
+            (void)remove(files[i].aside);
+        free(files[i].aside);
+    }
     return ok;
 }
 
@@ -78,8 +124,10 @@ static int run(attune_instance *instance, const run_options *o, const attention 
     const attune_dtype rows = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     if (status != ATTUNE_OK)
         cli_complain("%s", attune_last_error());
-    else if (!write_output(o->o, &out, a->q.dtype) || !write_output(o->lse, &lse, rows) ||
-             !write_output(o->row_max, &row_max, rows))
+    output files[] = {{"--out", o->o, &out, a->q.dtype, NULL},
+                      {"--lse", o->lse, &lse, rows, NULL},
+                      {"--row-max", o->row_max, &row_max, rows, NULL}};
+    if (status == ATTUNE_OK && !write_outputs(files, sizeof files / sizeof files[0]))
         code = EXIT_FAILED;
     array_free(&out);
     array_free(&lse);
@@ -123,6 +171,10 @@ int cmd_run(int argc, char **argv)
     int code = EXIT_USAGE;
     if (!*o.o && !*o.lse && !*o.row_max) {
         cli_complain("nothing is asked for: give --out, --lse or --row-max");
+        goto done;
+    }
+    if ((*o.o && (!strcmp(o.o, o.lse) || !strcmp(o.o, o.row_max))) || (*o.lse && !strcmp(o.lse, o.row_max))) {
+        cli_complain("two of --out, --lse and --row-max have the same name, expected a file for each");
         goto done;
     }
     if (!names || (*o.dtype && !cli_dtype("--dtype", o.dtype, &dtype)) ||

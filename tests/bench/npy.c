@@ -89,6 +89,7 @@ Test(npy, files_that_lie)
         {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3}", "does not end"},
         {"{'descr': '<f4', 'fortran_order': False, 'shape': [2, 3]}", "no tuple"},
         {"{'descr': '<f4\\'', 'fortran_order': False, 'shape': (2, 3)}", "structured or not a string"},
+        {"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } or so\n", "goes on"},
         {"", "no dictionary"},
         {"()", "no dictionary"},
     };
@@ -104,11 +105,14 @@ Test(npy, files_that_lie)
     cr_assert(!npy_parse(file, size, "file", &a, &why));
     file[6] = 4;
     cr_assert(!npy_parse(file, size, "file", &a, &why) && strstr(why.message, "version 4"));
+    make_file(file, HEADER, 1, 24);
+    file[7] = 1;
+    cr_assert(!npy_parse(file, size, "file", &a, &why) && strstr(why.message, "version 1.1"));
     make_file(file, HEADER, 2, 24);
     file[10] = 255;
     cr_assert(!npy_parse(file, size, "file", &a, &why) && strstr(why.message, "the limit is 65536"));
     cr_assert(!npy_read("/no/such/file.npy", &a, &why) && strstr(why.message, "/no/such/file.npy"));
-    cr_assert(!npy_read("/", &a, &why));
+    cr_assert(!npy_read("/", &a, &why) && strstr(why.message, "not a regular file"));
 
     /* Every single bit flipped: refused, or an array of its own that can be freed. */
     size = make_file(file, HEADER, 1, 24);

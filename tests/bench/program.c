@@ -70,7 +70,8 @@ Test(program, words_that_are_wrong)
     expect("mask 'score > 1'", 2, "score");
     expect("mask causal --capture doc", 2, "expected NAME=VALUE");
     expect("mask causal --capture doc=none.npy", 2, "none.npy");
-    expect("mask 'doc[q] == doc[kv]'", 2, "doc");
+    expect("mask 'doc[q] == doc[kv]'", 2, "--capture doc=FILE.npy");
+    expect("mask 'window(n)'", 2, "--param n=VALUE");
     expect("explain --dtype f8", 2, "--dtype is \"f8\"");
     expect("explain --device-profile h300", 2, "h200");
     expect("explain --kernel-options '[1]'", 2, "--kernel-options");
@@ -108,6 +109,9 @@ Test(program, looks_around)
     expect("expr 'document(doc) && causal'", 0, "capture   doc: i32[1]");
     expect("expr --score 'softcap(c) + bias[q - kv, h]'", 0, "capture   bias: f32[2]");
     cr_expect(strstr(output, "parameter c: f32"));
+    expect("expr --score 'relative_bias(bias, n) * heat'", 0, "parameter n: i32");
+    cr_expect(strstr(output, "parameter heat: f32") && strstr(output, "capture   bias: f32[2]"));
+    expect("expr --score 'bias[anchor[q] + offset]'", 0, "capture   anchor: i32[1]");
     expect("expr 'ids[q] > 0.5' --declare 'ids:bf16[1]'", 0, "bf16[1]");
     expect("expr --ir causal", 0, "le");
     expect("expr --c 'causal || kv < n'", 0, "const");
@@ -135,6 +139,7 @@ Test(program, looks_around)
     cr_assert(json_is_object(root), "%s", error.text);
     json_decref(root);
     expect("explain", 0, "cpu");
+    expect("explain --score 'bias[q - kv]' --declare 'bias:f16[1]'", 0, "score expression");
 }
 
 static void save(const char *path, attune_dtype dtype, uint32_t rank, const int64_t *size, uint64_t seed)
@@ -197,6 +202,15 @@ Test(program, runs_on_files)
     expect("run --q q.npy --k k.npy --v v.npy --mask 'doc[q] == 0' --out new.npy", 2, "doc");
     cr_assert_neq(access("new.npy", F_OK), 0);
     expect("run --q q.npy --k k.npy --v v.npy --out /no/such/o.npy", 1, "/no/such/o.npy");
+    expect("run --q q.npy --k k.npy --v v.npy --out new.npy --lse /no/such/lse.npy", 1, "/no/such/lse.npy");
+    cr_assert_neq(access("new.npy", F_OK), 0);
+    cr_assert_neq(system("ls | grep -E 'aside|partial'"), 0, "a temporary file is left");
+    expect("run --q q.npy --k k.npy --v v.npy --out new.npy --lse new.npy", 2, "same name");
+    expect("run --q q.npy --k k.npy --v v.npy --out new.npy --scale 0", 2, "not 0");
+    /* A device is written to, not replaced by a file. */
+    struct stat about;
+    expect("run --q q.npy --k k.npy --v v.npy --out /dev/null", 0, "");
+    cr_assert(stat("/dev/null", &about) == 0 && S_ISCHR(about.st_mode));
     expect("run --q q.npy --k k.npy --v v.npy --device cuda --out o.npy", 3, "cuda");
 }
 
@@ -222,6 +236,8 @@ Test(program, checks_cases)
         {"{\"captures\": [\"../q\"]}", "no name"},
         {"{\"captures\": \"q\"}", "no array"},
         {"{\"captures\": [\"nothing\"]}", "nothing.npy"},
+        {"{\"grad_captures\": [\"bias\"]}", "expected one of"},
+        {"{\"grad_captures\": 1}", "no array"},
         {"{\"scale\": -1}", "positive"},
         {"{\"scale\": 1, \"scale\": 2}", "duplicate"},
         {"{\"maks\": \"\"}", "unknown key \"maks\""},

@@ -114,6 +114,32 @@ Test(reference, the_error_rule_passes_and_fails_where_it_must)
         got[4] = -INFINITY;
         reference_compare(dtype, COUNT, got, oracle, naive, &error);
         cr_assert(error.pass);
+        oracle[5] = naive[5] = 0;
+        got[5] = 1e-30;
+        reference_compare(dtype, COUNT, got, oracle, naive, &error);
+        cr_assert(!error.pass && error.pattern_errors == 1 && error.worst == 5);
+        got[5] = -0.0;
+        reference_compare(dtype, COUNT, got, oracle, naive, &error);
+        cr_assert(error.pass);
+    }
+}
+
+/* One value, and a naive result that is exact by luck: one rounding is allowed, two are not. */
+Test(reference, a_lucky_naive_result_asks_for_no_luck)
+{
+    static const struct {
+        attune_dtype dtype;
+        double unit; /* between neighbours just above 2 */
+    } kinds[] = {{ATTUNE_F16, 0x1p-9}, {ATTUNE_BF16, 0x1p-6}, {ATTUNE_F32, 0x1p-22}};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        const double exact = 2 + kinds[i].unit / 2;
+        for (int units = 0; units <= 8; units += 4) {
+            const double value = 2 + units * kinds[i].unit;
+            reference_error error;
+            reference_compare(kinds[i].dtype, 1, &value, &exact, &exact, &error);
+            cr_expect(units ? !error.pass : error.max <= error.bound_max, "%s: %d units: %g of %g",
+                      attune_dtype_string(kinds[i].dtype), units, error.max, error.bound_max);
+        }
     }
 }
 
