@@ -81,9 +81,8 @@ typedef struct attune__vulkan_functions {
 } attune__vulkan_functions;
 #undef ATTUNE__VULKAN_FUNCTION
 
-/* Each fills its part; a function that is missing is NULL. The caller's NULL check is by attune__vulkan_missing_*. */
-void attune__vulkan_load_loader(attune__vulkan_functions *vk, PFN_vkGetInstanceProcAddr get);
-/* Returns the name of the first function that the driver lacks, NULL if all are there. */
+/* Each fills its part and returns the name of the first function that is missing, NULL if all are there. */
+const char *attune__vulkan_load_loader(attune__vulkan_functions *vk, PFN_vkGetInstanceProcAddr get);
 const char *attune__vulkan_load_instance(attune__vulkan_functions *vk, VkInstance instance);
 const char *attune__vulkan_load_device(attune__vulkan_functions *vk, VkDevice device);
 

@@ -3,8 +3,9 @@
  * The Vulkan backend.
  *
  *     headers.h    Vulkan's header, completed          device.c    enumeration, opening, lending, the table
- *     functions.*  entry points of one device          limits.c    what a device can do, and what is not believed
+ *     functions.*  entry points of one device          physical.c  what a device can do, and what is not believed
  *     instance.c   loader and instance                 memory.c    blocks of device memory, cut into ranges
+ *     features.c   extensions, feature chains
  *     queue.c      submission, waiting, timing         buffer.c    buffers, uploads, downloads
  *     pipeline.c   a compute pipeline from SPIR-V      measure.c   peaks
  *
@@ -227,15 +228,53 @@ typedef struct attune__vulkan_instance {
     uint32_t api_version;
 } attune__vulkan_instance;
 
-/* UNAVAILABLE, with the reason, if there is no loader or it makes no instance. */
-attune_status attune__vulkan_instance_create(const attune__vulkan_hooks *hooks, attune__vulkan_instance *instance);
+/* False, with the reason, if there is no loader or it makes no instance. */
+bool attune__vulkan_instance_create(const attune__vulkan_hooks *hooks, attune__vulkan_instance *instance, char *reason,
+                                    size_t reason_size);
+/* dlopen("libvulkan.so.1"); NULL, with the reason. */
+PFN_vkGetInstanceProcAddr attune__vulkan_library_open(const char *name, void **library, char *reason,
+                                                      size_t reason_size);
 void attune__vulkan_instance_destroy(attune__vulkan_instance *instance);
 
-/* Fills a physical device whose handle is set: everything but info.id. Fails only on the host's memory. */
+/* Fills a physical device whose handle is set: everything but info.id and info.limits. Fails only on the host's memory.
+ */
 attune_status attune__vulkan_physical_read(const attune_allocator *allocator, const attune__vulkan_functions *vk,
                                            uint32_t instance_version, attune__vulkan_physical *physical);
-/* Chooses shape, types and limits for the features that are enabled: info.limits. */
-void attune__vulkan_limits_choose(const attune__vulkan_functions *vk, attune__vulkan_physical *physical);
+/* info.limits, of the features that physical has. */
+void attune__vulkan_limits_choose(attune__vulkan_physical *physical);
+
+/* Extensions that attune enables where they are, as bits of attune__vulkan_physical.extensions. */
+enum {
+    ATTUNE__VULKAN_COOPERATIVE_MATRIX = 1,
+    ATTUNE__VULKAN_BFLOAT16 = 2,
+    ATTUNE__VULKAN_WORKGROUP_LAYOUT = 4,
+    ATTUNE__VULKAN_SUBGROUP_SIZE_CONTROL = 8,
+    ATTUNE__VULKAN_MAINTENANCE4 = 16,
+    ATTUNE__VULKAN_PORTABILITY_SUBSET = 32 /* must be enabled where it is */
+};
+#define ATTUNE__VULKAN_EXTENSIONS 6
+extern const char *const attune__vulkan_extension_names[ATTUNE__VULKAN_EXTENSIONS]; /* in the order of the bits */
+
+/* The structs of a feature query, or of VkDeviceCreateInfo. */
+typedef struct attune__vulkan_chain {
+    VkPhysicalDeviceFeatures2 base; /* the head */
+    VkPhysicalDeviceVulkan11Features v11;
+    VkPhysicalDeviceVulkan12Features v12;
+    VkPhysicalDeviceSubgroupSizeControlFeatures size_control;
+    VkPhysicalDeviceMaintenance4Features maintenance4;
+    VkPhysicalDeviceWorkgroupMemoryExplicitLayoutFeaturesKHR workgroup_layout;
+    VkPhysicalDeviceCooperativeMatrixFeaturesKHR cooperative_matrix;
+    VkPhysicalDeviceShaderBfloat16FeaturesKHR bfloat16;
+} attune__vulkan_chain;
+
+/* Links the structs that a device of this version, with these extensions, knows; all features false. */
+void attune__vulkan_chain_init(attune__vulkan_chain *chain, uint32_t api_version, uint32_t extensions);
+void attune__vulkan_chain_enable(attune__vulkan_chain *chain, const attune__vulkan_features *features);
+/* What a chain says, ours or an engine's; base, if not NULL, counts as part of it. */
+void attune__vulkan_chain_read(const void *chain, const VkPhysicalDeviceFeatures *base,
+                               attune__vulkan_features *features);
+/* Leaves of `features` what `other` has too. */
+void attune__vulkan_features_meet(attune__vulkan_features *features, const attune__vulkan_features *other);
 
 /* ----------------------------------------------------------------------------------------------------------- buffers
  */
