@@ -57,7 +57,8 @@ static bool choose_family(const attune__vulkan_functions *vk, attune__vulkan_phy
         const VkQueueFamilyProperties *f = &families[i].queueFamilyProperties;
         if (!(f->queueFlags & VK_QUEUE_COMPUTE_BIT) || !f->queueCount)
             continue;
-        const uint32_t score = 1 + (f->timestampValidBits ? 2 : 0) + (f->queueFlags & VK_QUEUE_GRAPHICS_BIT ? 0 : 1);
+        const uint32_t score =
+            1u + (f->timestampValidBits ? 2u : 0u) + (f->queueFlags & VK_QUEUE_GRAPHICS_BIT ? 0u : 1u);
         if (score <= best)
             continue;
         best = score;

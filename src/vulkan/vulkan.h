@@ -71,8 +71,13 @@ typedef struct attune__vulkan_physical {
     uint64_t max_allocation, max_buffer; /* bytes */
     double timestamp_period;             /* nanoseconds; 0 = no timestamps */
     uint32_t timestamp_bits;
-    uint32_t family;                  /* the queue family that we use */
-    attune__vulkan_features features; /* supported; after opening: enabled */
+    uint32_t family;     /* the queue family that we use */
+    uint32_t extensions; /* ATTUNE__VULKAN_*: supported; after opening: enabled */
+    uint32_t max_shared_memory, max_invocations, max_push_constants, max_storage_range;
+    uint32_t compute_units, unit_invocations; /* 0 = the driver does not say */
+    uint64_t heap;                            /* bytes of the largest device-local heap */
+    bool subgroup_operations;                 /* reductions and shuffles, and they are believed */
+    attune__vulkan_features features;         /* supported; after opening: enabled */
     uint32_t matrix_count;
     attune__vulkan_matrix matrices[ATTUNE__VULKAN_MAX_MATRICES]; /* as reported; limits.matrix_* is the chosen one */
     attune_device_info info; /* info.available, info.reason: whether attune can use it */
@@ -116,6 +121,10 @@ void attune__vulkan_memory_finish(attune__vulkan_device *device);
  * word (or 16 bytes) that holds a buffer's last element. */
 attune_status attune__vulkan_range_create(attune__vulkan_device *device, uint64_t size, attune__vulkan_range **range);
 void attune__vulkan_range_destroy(attune__vulkan_device *device, attune__vulkan_range *range);
+/* A block outside the list, of one free range. destroy accepts NULL. */
+attune_status attune__vulkan_block_create(attune__vulkan_device *device, uint64_t size, uint32_t type, bool map,
+                                          attune__vulkan_block **block);
+void attune__vulkan_block_destroy(attune__vulkan_device *device, attune__vulkan_block *block);
 
 /* ------------------------------------------------------------------------------------------------------------- queue
  */
@@ -192,7 +201,7 @@ struct attune__vulkan_device {
     VkDevice handle;
     attune__vulkan_physical physical;
     attune__vulkan_memory memory;
-    struct attune__vulkan_staging *staging; /* NULL if both directions are direct */
+    struct attune__vulkan_staging *staging; /* NULL until the first copy that needs it */
 };
 
 static inline attune__vulkan_device *attune__vulkan_of(attune_device *device)
@@ -301,7 +310,6 @@ void attune__vulkan_buffer_destroy(attune_buffer *buffer);
 attune_status attune__vulkan_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__vulkan_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
 
-attune_status attune__vulkan_staging_init(attune__vulkan_device *device);
 void attune__vulkan_staging_finish(attune__vulkan_device *device);
 
 /* --------------------------------------------------------------------------------------------------------- pipelines
@@ -343,8 +351,11 @@ attune_status attune__vulkan_forward(const attune__program *program, attune_queu
                                      uint64_t *value);
 attune_status attune__vulkan_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                     uint64_t *value);
-/* Appends the launches of a call to a command buffer, behind and before the barriers that they need among themselves;
- * forward and decode are begin, record, submit. call->seconds is not looked at. */
+/* The table's lend; desc is an attune_vulkan_device_desc. */
+attune_status attune__vulkan_lend(const attune__host *host, const void *desc, attune_device **device);
+/* The table's record; commands is a VkCommandBuffer *. Appends the launches of a call to a command buffer, behind and
+ * before the barriers that they need among themselves; forward and decode are begin, record, submit. call->seconds is
+ * not looked at. */
 attune_status attune__vulkan_record(const attune__program *program, const void *commands, const attune__forward *call);
 
 #endif
