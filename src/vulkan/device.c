@@ -432,5 +432,12 @@ const attune__backend attune__vulkan_backend = {
     .buffer_write = attune__vulkan_buffer_write,
     .buffer_read = attune__vulkan_buffer_read,
     .wait = attune__vulkan_wait,
-    .missing = "the Vulkan backend has no attention kernels yet",
+    .mask_upload = attune__vulkan_mask_upload,
+    .mask_release = attune__vulkan_mask_release,
+    .program_create = attune__vulkan_program_create,
+    .program_destroy = attune__vulkan_program_destroy,
+    .forward = attune__vulkan_forward,
+    .decode = attune__vulkan_decode,
+    .record = attune__vulkan_record,
+    .missing = "the Vulkan backend has no backward pass yet",
 };

@@ -8,9 +8,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "vulkan/arguments.h"
+#include "vulkan/launch.h"
 #include "vulkan/mods.h"
-#include "vulkan/vulkan.h"
 
 /* What a submission may hold: half a second at 4 GFLOP/s of each compute unit, which phones reach. */
 #define SUBMISSION_FLOPS 2e9
@@ -28,7 +27,7 @@ typedef struct run {
 
 static uint64_t address_of(const attune_tensor *tensor)
 {
-    return tensor->buffer ? attune__vulkan_buffer_address(tensor->buffer) + tensor->offset : 0;
+    return tensor->buffer ? attune__vulkan_address(tensor->buffer, tensor->offset) : 0;
 }
 
 static attune__vulkan_tensor describe(const attune_tensor *tensor)
@@ -135,7 +134,7 @@ static attune_status prepare(run *r, bool decode)
             call->mask->stored_batch == 1 ? 0 : (uint32_t)(call->mask->q_blocks * call->mask->stored_heads);
     }
     const uint64_t parts = attune__split_size(&r->program->shape, a->splits, sizeof(float));
-    const uint64_t base = attune__vulkan_buffer_address(call->workspace) + call->workspace_offset;
+    const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
     a->score_mod = base + parts + sizeof *a;
     if (a->splits > 1) {
         a->parts = base;
@@ -164,93 +163,99 @@ static void record_arguments(const run *r, const attune__vulkan_device *device, 
     }
     const uint64_t parts = attune__split_size(&r->program->shape, r->arguments.splits, sizeof(float));
     attune__vulkan_barrier(device, commands);
-    device->vk.CmdUpdateBuffer(commands, attune__vulkan_buffer_handle(call->workspace),
-                               attune__vulkan_buffer_offset(call->workspace) + call->workspace_offset + parts,
+    const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
+    device->vk.CmdUpdateBuffer(commands, workspace->handle, workspace->offset + call->workspace_offset + parts,
                                (size + 3) / 4 * 4, block.words);
     attune__vulkan_barrier(device, commands);
 }
 
-static VkPipeline forward_pipeline(const run *r)
+static const attune__vulkan_pipeline *forward_pipeline(const run *r)
 {
     const uint32_t all = ATTUNE__VULKAN_ALIGNED_Q | ATTUNE__VULKAN_ALIGNED_K | ATTUNE__VULKAN_ALIGNED_V |
                          ATTUNE__VULKAN_ALIGNED_O;
-    return r->program->aligned && r->arguments.flags == all ? r->program->aligned : r->program->pipeline;
+    return r->program->aligned.handle && r->arguments.flags == all ? &r->program->aligned : &r->program->forward;
 }
 
 /* Workgroups `first` to before `end`, in dispatches that every device takes. */
 static void record_dispatches(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands,
-                              VkPipeline pipeline, uint64_t first, uint64_t end)
+                              const attune__vulkan_pipeline *pipeline, uint64_t first,
+                              uint64_t end)
 {
     const uint64_t parts = attune__split_size(&r->program->shape, r->arguments.splits, sizeof(float));
     attune__vulkan_push push = {
-        .arguments = attune__vulkan_buffer_address(r->call->workspace) + r->call->workspace_offset + parts,
+        .arguments = attune__vulkan_address(r->call->workspace, r->call->workspace_offset + parts),
     };
-    device->vk.CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline);
+    device->vk.CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
+    const uint64_t most = device->physical.max_workgroups[0];
     while (first < end) {
-        const uint64_t count = end - first < device->most_workgroups ? end - first : device->most_workgroups;
+        const uint64_t count = end - first < most ? end - first : most;
         push.first = (uint32_t)first;
-        device->vk.CmdPushConstants(commands, device->layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof push, &push);
+        device->vk.CmdPushConstants(commands, pipeline->layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof push, &push);
         device->vk.CmdDispatch(commands, (uint32_t)count, 1, 1);
         first += count;
     }
 }
 
-static void record_all(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands)
+/* Tiles `first` to before `end`; the arguments before the first, the merge of splits after the last. */
+static void record_part(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands, uint64_t first,
+                        uint64_t end)
 {
-    record_arguments(r, device, commands);
-    record_dispatches(r, device, commands, forward_pipeline(r), 0, r->tiles);
-    if (r->combine) {
-        attune__vulkan_barrier(device, commands);
-        record_dispatches(r, device, commands, r->program->combine, 0, r->combine);
-    }
+    if (first == 0)
+        record_arguments(r, device, commands);
+    record_dispatches(r, device, commands, forward_pipeline(r), first, end);
+    if (end < r->tiles || !r->combine)
+        return;
+    attune__vulkan_barrier(device, commands);
+    record_dispatches(r, device, commands, &r->program->combine, 0, r->combine);
 }
 
-static attune_status submit_all(run *r, attune_queue *queue, uint64_t *value)
+static attune_status submit_all(const run *r, attune__vulkan_device *device, uint64_t *value)
 {
-    attune__vulkan_device *device = (attune__vulkan_device *)queue->device;
     const double budget = SUBMISSION_FLOPS * device->base.info.limits.compute_units / r->tile_flops;
     const uint64_t most = budget > (double)r->tiles ? r->tiles : budget < 1 ? 1 : (uint64_t)budget;
+    double *total = r->call->seconds;
+    if (total)
+        *total = 0;
     for (uint64_t first = 0; first < r->tiles; first += most) {
-        const uint64_t end = r->tiles - first < most ? r->tiles : first + most;
-        attune__vulkan_commands commands;
-        ATTUNE__TRY(attune__vulkan_begin(queue, first == 0 ? r->call->seconds : NULL, &commands));
-        if (first == 0)
-            record_arguments(r, device, commands.handle);
-        record_dispatches(r, device, commands.handle, forward_pipeline(r), first, end);
-        if (end == r->tiles && r->combine) {
-            attune__vulkan_barrier(device, commands.handle);
-            record_dispatches(r, device, commands.handle, r->program->combine, 0, r->combine);
+        attune__vulkan_slot *slot;
+        double seconds;
+        ATTUNE__TRY(attune__vulkan_begin(device, total != NULL, &slot));
+        record_part(r, device, slot->commands, first, r->tiles - first < most ? r->tiles : first + most);
+        if (!total) {
+            ATTUNE__TRY(attune__vulkan_submit(device, slot, value));
+            continue;
         }
-        ATTUNE__TRY(attune__vulkan_submit(queue, &commands, end == r->tiles ? r->call->seconds : NULL, value));
+        ATTUNE__TRY(attune__vulkan_finish(device, slot, value, &seconds));
+        *total += seconds;
     }
     return ATTUNE_OK;
 }
 
-static attune_status launch(const attune__program *program, attune_queue *queue, const attune__forward *call,
-                            bool decode, uint64_t *value)
+static attune_status launch(const attune__program *program, const attune__forward *call, bool decode, uint64_t *value)
 {
     run r = {.program = (const attune__vulkan_program *)program, .call = call};
     ATTUNE__TRY(prepare(&r, decode));
-    return submit_all(&r, queue, value);
+    return submit_all(&r, attune__vulkan_of(program->device), value);
 }
 
 attune_status attune__vulkan_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                      uint64_t *value)
 {
-    return launch(program, queue, call, false, value);
+    (void)queue; /* a device has one */
+    return launch(program, call, false, value);
 }
 
 attune_status attune__vulkan_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                     uint64_t *value)
 {
-    return launch(program, queue, call, true, value);
+    (void)queue;
+    return launch(program, call, true, value);
 }
 
-attune_status attune__vulkan_record(const attune__program *program, VkCommandBuffer commands,
-                                    const attune__forward *call)
+attune_status attune__vulkan_record(const attune__program *program, const void *commands, const attune__forward *call)
 {
     run r = {.program = (const attune__vulkan_program *)program, .call = call};
     ATTUNE__TRY(prepare(&r, r.program->choice.decode));
-    record_all(&r, (const attune__vulkan_device *)program->device, commands);
+    record_part(&r, attune__vulkan_of(program->device), *(const VkCommandBuffer *)commands, 0, r.tiles);
     return ATTUNE_OK;
 }

@@ -8,9 +8,8 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "vulkan/arguments.h"
+#include "vulkan/launch.h"
 #include "vulkan/mods.h"
-#include "vulkan/vulkan.h"
 
 static uint64_t align16(uint64_t value)
 {
@@ -113,7 +112,7 @@ attune_status attune__vulkan_mask_upload(attune_device *device, const attune_mas
     status = attune__vulkan_buffer_create(device, l.size, &buffer);
     if (status != ATTUNE_OK)
         goto done;
-    const uint64_t address = attune__vulkan_buffer_address(buffer);
+    const uint64_t address = attune__vulkan_address(buffer, 0);
     /* NOLINTNEXTLINE(bugprone-casting-through-void): aligned to 64, and entries begin at a multiple of 16 */
     write_lists(mask, rows, address + l.entries, staged, (uint32_t *)(void *)(staged + l.entries));
     if (mask->expr)

@@ -331,7 +331,7 @@ void attune__vulkan_limits_choose(attune__vulkan_physical *physical)
     const attune__vulkan_matrix *matrix = choose_matrix(physical, VK_COMPONENT_TYPE_FLOAT16_KHR, NULL);
     if (!matrix)
         return;
-    limits->matrix = ATTUNE_MATRIX_COOPMAT;
+    /* limits->matrix stays 0: no kernel of this version uses them. */
     limits->matrix_m = matrix->m;
     limits->matrix_n = matrix->n;
     limits->matrix_k = matrix->k;
