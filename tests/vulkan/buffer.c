@@ -146,7 +146,9 @@ Test(buffer, too_large_is_said)
     char byte = 1;
     cr_assert_eq(attune_buffer_create(r.device, 1, &buffer), ATTUNE_OK);
     cr_expect_eq(attune_buffer_write(buffer, 1, &byte, 1), ATTUNE_INVALID_ARGUMENT);
-    cr_expect_eq(attune_buffer_wrap(r.device, &byte, 1, &buffer), ATTUNE_UNSUPPORTED);
+    attune_buffer *none;
+    cr_expect_eq(attune_buffer_wrap(r.device, &byte, 1, &none), ATTUNE_UNSUPPORTED);
+    attune_buffer_destroy(buffer);
     room_close(&r);
 }
 
