@@ -8,8 +8,8 @@
 #include <time.h>
 
 #include "base/error.h"
-#include "measure_f16.h"
-#include "measure_f32.h"
+#include "shaders/measure_f16.h"
+#include "shaders/measure_f32.h"
 
 #define SECONDS 0.3
 #define MIB     (UINT64_C(1) << 20)
