@@ -102,12 +102,13 @@ Test(device, a_library_that_is_no_loader)
 
 static void with_manifest(const char *text)
 {
-    char path[] = "/tmp/attune-manifest-XXXXXX.json";
+    char folder[] = "/tmp/attune-manifest-XXXXXX", path[64];
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/driver.json", folder);
     if (text) {
-        int file = mkstemps(path, 5);
-        cr_assert_geq(file, 0);
-        cr_assert_eq(write(file, text, strlen(text)), (ssize_t)strlen(text));
-        close(file);
+        FILE *file = fopen(path, "w");
+        cr_assert(file && fputs(text, file) >= 0);
+        fclose(file);
     }
     setenv("VK_ICD_FILENAMES", path, 1);
     setenv("VK_DRIVER_FILES", path, 1);
@@ -122,6 +123,7 @@ static void with_manifest(const char *text)
     cr_expect(strstr(attune_last_error(), "no vulkan device"), "%s", attune_last_error());
     attune_instance_destroy(instance);
     unlink(path);
+    rmdir(folder);
 }
 
 Test(device, a_manifest_that_is_not_there)
