@@ -123,8 +123,7 @@ static attune_status prepare(run *r, bool decode)
     const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
     if (r->tiles > UINT32_MAX || (a->splits > 1 && rows > UINT32_MAX / a->splits / ((uint64_t)call->v.size[3] / 4)))
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu tiles of %u rows, %s takes fewer than 2^32",
-                            (unsigned long long)r->tiles, r->program->choice.block_m,
-                            r->program->base.device->info.id);
+                            (unsigned long long)r->tiles, r->program->choice.block_m, r->program->base.device->info.id);
     if (call->mask) {
         const attune__vulkan_mask *mask = (const attune__vulkan_mask *)call->device_mask;
         a->mask_rows = mask->rows;
@@ -171,15 +170,14 @@ static void record_arguments(const run *r, const attune__vulkan_device *device, 
 
 static const attune__vulkan_pipeline *forward_pipeline(const run *r)
 {
-    const uint32_t all = ATTUNE__VULKAN_ALIGNED_Q | ATTUNE__VULKAN_ALIGNED_K | ATTUNE__VULKAN_ALIGNED_V |
-                         ATTUNE__VULKAN_ALIGNED_O;
+    const uint32_t all =
+        ATTUNE__VULKAN_ALIGNED_Q | ATTUNE__VULKAN_ALIGNED_K | ATTUNE__VULKAN_ALIGNED_V | ATTUNE__VULKAN_ALIGNED_O;
     return r->program->aligned.handle && r->arguments.flags == all ? &r->program->aligned : &r->program->forward;
 }
 
 /* Workgroups `first` to before `end`, in dispatches that every device takes. */
 static void record_dispatches(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands,
-                              const attune__vulkan_pipeline *pipeline, uint64_t first,
-                              uint64_t end)
+                              const attune__vulkan_pipeline *pipeline, uint64_t first, uint64_t end)
 {
     const uint64_t parts = attune__split_size(&r->program->shape, r->arguments.splits, sizeof(float));
     attune__vulkan_push push = {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Masks on the device, in one buffer: a row table, the entries of all rows, the expression's table and its captures. The
- * two lists of a row become one in ascending order of keys, so that the order of summation does not depend on how blocks
- * were classified.
+ * Masks on the device, in one buffer: a row table, the entries of all rows, the expression's table and its captures.
+ * The two lists of a row become one in ascending order of keys, so that the order of summation does not depend on how
+ * blocks were classified.
  */
 #include <string.h>
 

@@ -26,7 +26,10 @@ typedef struct module {
     size_t count;
 } module;
 
-#define MODULE(name) {name, sizeof name / sizeof name[0]}
+#define MODULE(name)                                                                                                   \
+    {                                                                                                                  \
+        name, sizeof name / sizeof name[0]                                                                             \
+    }
 
 static const module *find_module(bool subgroups, attune_dtype dtype)
 {
@@ -49,16 +52,39 @@ static attune_status scalar_constants(const attune__program_desc *desc, bool sub
 {
     const attune_plan_choice *c = desc->choice;
     attune__scalar_layout l;
-    const char *why = attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
-                                                 desc->shape->head_dim_v, subgroups, &l);
+    const char *why = attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
+                                                 desc->shape->head_dim, desc->shape->head_dim_v, subgroups, &l);
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
     const uint32_t values[CONSTANTS] = {
-        l.threads,    l.block_m, l.block_n,     l.head_dim,  l.head_dim_v,           l.slice, l.chunk, l.tx, l.ty, l.tm,
-        l.to,         l.parts,   l.part,        l.s_stride,  l.o_size,               l.slice_size, l.s_size,
-        l.rows_size,  l.reduce_size ? l.reduce_size : 1, desc->shape->block_mask,    desc->mask != NULL,
-        desc->score != NULL, c->prescale_qk, false, c->decode,
-        l.fetch_qk, l.fetch_v, l.fetch_qk > l.fetch_v ? l.fetch_qk : l.fetch_v,
+        l.threads,
+        l.block_m,
+        l.block_n,
+        l.head_dim,
+        l.head_dim_v,
+        l.slice,
+        l.chunk,
+        l.tx,
+        l.ty,
+        l.tm,
+        l.to,
+        l.parts,
+        l.part,
+        l.s_stride,
+        l.o_size,
+        l.slice_size,
+        l.s_size,
+        l.rows_size,
+        l.reduce_size ? l.reduce_size : 1,
+        desc->shape->block_mask,
+        desc->mask != NULL,
+        desc->score != NULL,
+        c->prescale_qk,
+        false,
+        c->decode,
+        l.fetch_qk,
+        l.fetch_v,
+        l.fetch_qk > l.fetch_v ? l.fetch_qk : l.fetch_v,
     };
     memcpy(constants, values, sizeof values);
     return ATTUNE_OK;
