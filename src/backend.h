@@ -14,6 +14,7 @@
 #include <attune/attune.h>
 #include <stdatomic.h>
 
+#include "cache/cache.h"
 #include "mask/mask.h"
 #include "plan/plan.h"
 
@@ -24,6 +25,7 @@ typedef struct attune__host {
     void *log_user;
     attune_log_level log_level;
     uint32_t cpu_threads; /* 0 = the cores that this process may use */
+    attune__cache *cache; /* compiled kernels; NULL = none, which its functions accept */
 } attune__host;
 
 void attune__log(const attune__host *host, attune_log_level level, const char *format, ...)
