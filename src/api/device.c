@@ -17,7 +17,11 @@ typedef struct backend_entry {
 static const backend_entry backends[] = {
     {&attune__cpu_backend, ATTUNE_BACKEND_CPU, "cpu", ""},
     {NULL, ATTUNE_BACKEND_VULKAN, "vulkan", "this version of attune has no Vulkan backend yet"},
-    {NULL, ATTUNE_BACKEND_CUDA, "cuda", "this version of attune has no CUDA backend yet"},
+#if ATTUNE_HAVE_CUDA
+    {&attune__cuda_backend, ATTUNE_BACKEND_CUDA, "cuda", ""},
+#else
+    {NULL, ATTUNE_BACKEND_CUDA, "cuda", "this build of attune has no CUDA backend: configure it with -Dcuda=enabled"},
+#endif
     {NULL, ATTUNE_BACKEND_OPENCL, "opencl", "this version of attune has no OpenCL backend yet"},
 };
 
