@@ -299,7 +299,6 @@ const attune__family attune__cuda_sm80_chunked = {
     .name = "cuda_sm80_chunked",
     .backend = ATTUNE_BACKEND_CUDA,
     .last_resort = true,
-    .missing = "this version has no chunked kernel",
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
     .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .reads = {CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,

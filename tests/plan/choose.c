@@ -23,7 +23,7 @@ Test(choose, each_device_gets_its_fastest_kernel)
         {"cpu", ATTUNE_F64, "cpu"},
         {"a6000", ATTUNE_F16, "cuda_sm80"},
         {"rtx5090", ATTUNE_BF16, "cuda_sm80"},
-        {"h200", ATTUNE_BF16, "cuda_sm90a"},
+        {"h200", ATTUNE_BF16, "cuda_sm80"},
         {"h200", ATTUNE_F32, "cuda_sm80"},
         {"b200", ATTUNE_BF16, "cuda_sm80"},
         {"h200-vulkan", ATTUNE_BF16, "vulkan_coopmat2"},
