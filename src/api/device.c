@@ -119,11 +119,16 @@ attune_status attune_device_open(attune_instance *instance, const char *id, attu
                             entry->name);
     attune_device *opened;
     ATTUNE__TRY(entry->backend->open(&instance->host, number, &opened));
+    attune__device_adopt(opened, instance);
+    *device = opened;
+    return ATTUNE_OK;
+}
+
+void attune__device_adopt(attune_device *opened, attune_instance *instance)
+{
     opened->instance = attune__instance_retain(instance);
     opened->process = (int64_t)getpid();
     atomic_init(&opened->references, 1);
-    *device = opened;
-    return ATTUNE_OK;
 }
 
 attune_device *attune__device_retain(attune_device *device)

@@ -29,6 +29,19 @@ attune_status attune__cuda_buffer_create(attune_device *device, uint64_t size, a
     return ATTUNE_OK;
 }
 
+attune_status attune__cuda_buffer_lend(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
+                                       attune_buffer **buffer)
+{
+    attune__cuda_buffer *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.device = device;
+    made->base.size = size;
+    made->pointer = *(const attune__cu_pointer *)handle + offset;
+    *buffer = &made->base;
+    return ATTUNE_OK;
+}
+
 void attune__cuda_buffer_destroy(attune_buffer *buffer)
 {
     attune__cuda_buffer *mine = (attune__cuda_buffer *)buffer;

@@ -75,12 +75,16 @@ void attune__cuda_queue_finish(attune__cuda_queue *queue);
  * captured; with `seconds` it waits. It must be called whatever the launches gave, which `status` says. */
 attune_status attune__cuda_queue_begin(attune__cuda_queue *queue, bool measured);
 attune_status attune__cuda_queue_end(attune__cuda_queue *queue, attune_status status, uint64_t *value, double *seconds);
+attune_status attune__cuda_queue_lend(attune_device *device, void *handle, attune_queue **queue);
+void attune__cuda_queue_destroy(attune_queue *queue);
 attune_status attune__cuda_wait(attune_queue *queue, uint64_t value, uint64_t timeout_ns);
 
 /* ------------------------------------------------------------------------------------------------------------ entries
  */
 
 attune_status attune__cuda_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
+attune_status attune__cuda_buffer_lend(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
+                                       attune_buffer **buffer);
 void attune__cuda_buffer_destroy(attune_buffer *buffer);
 attune_status attune__cuda_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__cuda_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);

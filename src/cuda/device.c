@@ -2,6 +2,7 @@
 /* Devices: what is there, its limits, its context, and the driver's errors in attune's words. */
 #include "cuda/cuda.h"
 
+#include <attune/cuda.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -179,22 +180,8 @@ static attune_status device_describe(const attune__host *host, uint32_t index, a
     return ATTUNE_OK;
 }
 
-static void device_close(attune_device *device)
-{
-    attune__cuda_device *mine = attune__cuda_of(device);
-    const attune_allocator allocator = device->host.allocator;
-    /* A lost context refuses; what is in it goes with it. */
-    if (mine->driver.context_push(mine->context) == CU_SUCCESS) {
-        attune__cuda_queue_finish(&mine->queue);
-        attune__cuda_leave(mine);
-    }
-    if (mine->retained)
-        mine->driver.context_release(mine->device);
-    attune__cuda_driver_close(&mine->driver);
-    attune__free(&allocator, mine);
-}
-
-static attune_status device_open(const attune__host *host, uint32_t index, attune_device **device)
+/* A device with no context yet. */
+static attune_status make_device(const attune__host *host, attune__cuda_device **device)
 {
     attune__cuda_device *made = attune__alloc(&host->allocator, 1, sizeof *made);
     if (!made)
@@ -203,33 +190,85 @@ static attune_status device_open(const attune__host *host, uint32_t index, attun
     made->base.host = *host;
     made->base.queue = &made->queue.base;
     atomic_init(&made->base.lost, false);
-    attune_status status = find_device(&made->driver, index, &made->device);
-    if (status != ATTUNE_OK)
-        goto failed;
-    fill_info(&made->driver, made->device, index, &made->base.info);
-    if (!made->base.info.available) {
-        status = attune__fail(ATTUNE_UNAVAILABLE, "cuda:%u: %s", index, made->base.info.reason);
-        goto failed;
-    }
-    status =
-        attune__cuda_check(made, made->driver.context_retain(&made->context, made->device), "cuDevicePrimaryCtxRetain");
-    if (status != ATTUNE_OK)
-        goto failed;
-    made->retained = true;
-    status = attune__cuda_enter(made);
-    if (status != ATTUNE_OK)
-        goto failed;
-    status = attune__cuda_queue_init(made, &made->queue, NULL);
-    attune__cuda_leave(made);
-    if (status != ATTUNE_OK)
-        goto failed;
-    *device = &made->base;
+    *device = made;
     return ATTUNE_OK;
-failed:
-    if (made->retained)
-        made->driver.context_release(made->device);
-    attune__cuda_driver_close(&made->driver);
-    attune__free(&host->allocator, made);
+}
+
+static void discard_device(attune__cuda_device *device)
+{
+    const attune_allocator allocator = device->base.host.allocator;
+    if (device->retained)
+        device->driver.context_release(device->device);
+    attune__cuda_driver_close(&device->driver);
+    attune__free(&allocator, device);
+}
+
+static void device_close(attune_device *device)
+{
+    attune__cuda_device *mine = attune__cuda_of(device);
+    /* A lost context refuses; what is in it goes with it. */
+    if (mine->driver.context_push(mine->context) == CU_SUCCESS) {
+        attune__cuda_queue_finish(&mine->queue);
+        attune__cuda_leave(mine);
+    }
+    discard_device(mine);
+}
+
+/* What is left to do once the context is there and current. */
+static attune_status finish_device(attune__cuda_device *device, uint32_t index, attune__cu_stream stream)
+{
+    fill_info(&device->driver, device->device, index, &device->base.info);
+    if (!device->base.info.available)
+        return attune__fail(ATTUNE_UNAVAILABLE, "cuda:%u: %s", index, device->base.info.reason);
+    return attune__cuda_queue_init(device, &device->queue, stream);
+}
+
+static attune_status device_open(const attune__host *host, uint32_t index, attune_device **device)
+{
+    attune__cuda_device *made;
+    ATTUNE__TRY(make_device(host, &made));
+    snprintf(made->base.info.id, sizeof made->base.info.id, "cuda:%u", index);
+    attune_status status = find_device(&made->driver, index, &made->device);
+    if (status == ATTUNE_OK)
+        status = attune__cuda_check(made, made->driver.context_retain(&made->context, made->device),
+                                    "cuDevicePrimaryCtxRetain");
+    made->retained = status == ATTUNE_OK;
+    if (status == ATTUNE_OK)
+        status = attune__cuda_enter(made);
+    if (status == ATTUNE_OK) {
+        status = finish_device(made, index, NULL);
+        attune__cuda_leave(made);
+    }
+    if (status == ATTUNE_OK)
+        *device = &made->base;
+    else
+        discard_device(made);
+    return status;
+}
+
+static attune_status device_lend(const attune__host *host, const void *desc, attune_device **device)
+{
+    const attune_cuda_device_desc *d = desc;
+    attune__cuda_device *made;
+    ATTUNE__TRY(make_device(host, &made));
+    snprintf(made->base.info.id, sizeof made->base.info.id, "cuda");
+    made->context = d->context;
+    char reason[256];
+    attune_status status = ATTUNE_OK;
+    if (!attune__cuda_driver_open(&made->driver, reason, sizeof reason))
+        status = attune__fail(ATTUNE_UNAVAILABLE, "cuda: %s", reason);
+    if (status == ATTUNE_OK)
+        status = attune__cuda_enter(made);
+    if (status == ATTUNE_OK) {
+        status = attune__cuda_check(made, made->driver.context_device(&made->device), "cuCtxGetDevice");
+        if (status == ATTUNE_OK)
+            status = finish_device(made, (uint32_t)made->device, d->stream);
+        attune__cuda_leave(made);
+    }
+    if (status == ATTUNE_OK)
+        *device = &made->base;
+    else
+        discard_device(made);
     return status;
 }
 
@@ -239,8 +278,10 @@ const attune__backend attune__cuda_backend = {
     .count = device_count,
     .describe = device_describe,
     .open = device_open,
+    .lend = device_lend,
     .close = device_close,
     .buffer_create = attune__cuda_buffer_create,
+    .buffer_lend = attune__cuda_buffer_lend,
     .buffer_destroy = attune__cuda_buffer_destroy,
     .buffer_write = attune__cuda_buffer_write,
     .buffer_read = attune__cuda_buffer_read,
@@ -249,6 +290,8 @@ const attune__backend attune__cuda_backend = {
     .program_create = attune__cuda_program_create,
     .program_destroy = attune__cuda_program_destroy,
     .forward = attune__cuda_forward,
+    .queue_lend = attune__cuda_queue_lend,
+    .queue_destroy = attune__cuda_queue_destroy,
     .wait = attune__cuda_wait,
     .missing = "the CUDA backend has no decode kernel, backward pass or measurement of peaks yet",
 };

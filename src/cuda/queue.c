@@ -8,6 +8,7 @@
 
 #include <time.h>
 
+#include "base/alloc.h"
 #include "base/error.h"
 
 #define LONGEST_PAUSE 1000000 /* nanoseconds between two looks at an event */
@@ -54,6 +55,35 @@ void attune__cuda_queue_finish(attune__cuda_queue *queue)
     if (queue->stop)
         driver->event_destroy(queue->stop);
     pthread_mutex_destroy(&queue->lock);
+}
+
+attune_status attune__cuda_queue_lend(attune_device *device, void *handle, attune_queue **queue)
+{
+    attune__cuda_device *mine = attune__cuda_of(device);
+    attune__cuda_queue *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    attune_status status = attune__cuda_enter(mine);
+    if (status == ATTUNE_OK) {
+        status = attune__cuda_queue_init(mine, made, handle);
+        attune__cuda_leave(mine);
+    }
+    if (status == ATTUNE_OK)
+        *queue = &made->base;
+    else
+        attune__free(&device->host.allocator, made);
+    return status;
+}
+
+void attune__cuda_queue_destroy(attune_queue *queue)
+{
+    attune__cuda_queue *mine = (attune__cuda_queue *)queue;
+    attune__cuda_device *device = device_of(mine);
+    if (device->driver.context_push(device->context) == CU_SUCCESS) {
+        attune__cuda_queue_finish(mine);
+        attune__cuda_leave(device);
+    }
+    attune__free(&device->base.host.allocator, mine);
 }
 
 attune_status attune__cuda_queue_begin(attune__cuda_queue *queue, bool measured)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include <attune/attune.h>
+#include <attune/cuda.h>
 
 #include "cuda/fake.h"
 #include "support/heap.h"
@@ -221,4 +222,55 @@ Test(cuda_driver, an_old_gpu_is_named)
     cr_assert_not_null(strstr(attune_last_error(), "7.5"), "%s", attune_last_error());
     attune_instance_destroy(instance);
     cr_assert_eq(fake->contexts, 0);
+}
+
+Test(cuda_driver, what_is_lent_stays_the_callers)
+{
+    fake_state *fake = open_fake();
+    *fake = (fake_state){.architecture = 90};
+    int (*retain)(void **, int) =
+        (int (*)(void **, int))dlsym(dlopen(getenv("ATTUNE_FAKE_CUDA"), RTLD_NOW), "cuDevicePrimaryCtxRetain");
+    void *context, *stream = &context;
+    retain(&context, 0);
+    heap h = {0};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .allocator = heap_allocator(&h), .cache_folder = ""};
+    attune_instance *instance;
+    attune_device *device;
+    attune_queue *queue;
+    attune_buffer *buffer;
+    char memory[64] = {0}, back[64];
+    char *aligned = memory + (16 - (size_t)memory % 16) % 16;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    attune_cuda_device_desc lent = {.struct_size = sizeof lent};
+    cr_assert_eq(attune_cuda_device_open(instance, &lent, &device), ATTUNE_INVALID_ARGUMENT);
+    lent.context = context;
+    lent.stream = stream;
+    for (fake->fail_at = 1;; fake->fail_at++) {
+        fake->calls = 0;
+        fake->fail_with = 1;
+        const attune_status status = attune_cuda_device_open(instance, &lent, &device);
+        if (status == ATTUNE_OK && fake->calls < fake->fail_at)
+            break;
+        attune_device_destroy(device);
+        cr_assert(!fake->depth && !fake->streams && fake->contexts == 1, "call %d: %d %d %d", fake->fail_at,
+                  fake->depth, fake->streams, fake->contexts);
+    }
+    fake->fail_at = 0;
+    cr_assert_eq(fake->streams, 0);
+    cr_assert_eq(attune_cuda_queue_wrap(device, NULL, &queue), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune_cuda_queue_wrap(device, stream, &queue), ATTUNE_OK);
+    cr_assert_eq(attune_cuda_buffer_wrap(device, (uint64_t)(size_t)aligned + 1, 16, &buffer), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune_cuda_buffer_wrap(device, (uint64_t)(size_t)aligned, 32, &buffer), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_write(buffer, 4, "attune", 6), ATTUNE_OK);
+    cr_assert_eq(memcmp(aligned + 4, "attune", 6), 0);
+    cr_assert_eq(attune_buffer_read(buffer, 4, back, 6), ATTUNE_OK);
+    /* In any order, and the device's own queue stays. */
+    attune_cuda_queue_destroy(attune_device_queue(device));
+    attune_cuda_queue_destroy(NULL);
+    attune_device_destroy(device);
+    attune_buffer_destroy(buffer);
+    attune_instance_destroy(instance);
+    attune_cuda_queue_destroy(queue);
+    cr_assert(!fake->depth && !fake->streams && !fake->events && !fake->memories && fake->contexts == 1);
+    cr_assert_eq(atomic_load(&h.live), 0);
 }

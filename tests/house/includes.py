@@ -20,7 +20,7 @@ BELOW = {
     'opencl': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
     'api': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
 }
-PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}}
+PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}}
 
 errors = []
 arrows = 0
