@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -80,7 +81,7 @@ Test(cuda_compile, random_expressions)
     static workbench w;
     static random_expr e;
     workbench_open(&w, NULL);
-    for (uint64_t i = 0; i < scaled(12); i++) {
+    for (uint64_t i = 0; i < scaled(3); i++) {
         attune_expr *exprs[2];
         for (int j = 0; j < 2; j++) {
             random_expr_make(&e, test_seed() + 2 * i + (uint64_t)j, j ? ATTUNE_EXPR_SCORE : ATTUNE_EXPR_MASK, 12);
@@ -93,4 +94,41 @@ Test(cuda_compile, random_expressions)
     }
     cr_assert_eq(atomic_load(&w.heap.live), 0);
     attune_instance_destroy(w.instance);
+}
+
+/* A source that does not compile is told so and not kept; one that does comes from the disk the second time. */
+Test(cuda_compile, the_cache_spares_the_compiler)
+{
+    need_nvrtc();
+    static workbench w;
+    char folder[] = "/tmp/attune-cuda-XXXXXX";
+    cr_assert_not_null(mkdtemp(folder));
+    const attune__cache_desc desc = {.allocator = heap_allocator(&w.heap), .folder = folder};
+    attune__cache *cache = attune__cache_open(&desc);
+    workbench_open(&w, cache);
+    attune__cuda_kernel kernel = {
+        .file = "forward_sm80.cu", .mods = "#include \"prelude.cuh\"\nnot C++", .option_count = 1};
+    snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=sm_80");
+    void *cubin = NULL;
+    size_t size = 0;
+    cr_assert_eq(attune__cuda_compile(&w.host, &kernel, &cubin, &size), ATTUNE_COMPILE_FAILED);
+    cr_assert_not_null(strstr(attune_last_error(), "error"), "%s", attune_last_error());
+    struct timespec times[3];
+    for (int i = 0; i < 2; i++) {
+        clock_gettime(CLOCK_MONOTONIC, &times[i]);
+        compile(&w, "a100", ATTUNE_F16, 64, NULL, NULL);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &times[2]);
+    const double cold =
+                     (double)(times[1].tv_sec - times[0].tv_sec) + (double)(times[1].tv_nsec - times[0].tv_nsec) * 1e-9,
+                 warm =
+                     (double)(times[2].tv_sec - times[1].tv_sec) + (double)(times[2].tv_nsec - times[1].tv_nsec) * 1e-9;
+    cr_log_info("cold %.0f ms, from the cache %.1f ms", cold * 1e3, warm * 1e3);
+    cr_assert_lt(warm * 5, cold);
+    attune__cache_close(cache);
+    cr_assert_eq(atomic_load(&w.heap.live), 0);
+    attune_instance_destroy(w.instance);
+    char command[64];
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    cr_assert_eq(system(command), 0);
 }
