@@ -47,6 +47,6 @@ void main()
     store4(address_add(to, column * ELEMENT_BYTES), (args.flags & ALIGNED_O) != 0u, l == 0.0 ? vec4(0.0) : o / l);
     if (column == 0u) {
         store_row(args.lse, b, h, q, l == 0.0 ? 0xff800000u : floatBitsToUint((m + log2(l)) * LN2));
-        store_row(args.row_max, b, h, q, m == LOWEST ? 0xff800000u : floatBitsToUint(m * LN2));
+        store_row(args.row_max, b, h, q, row_max_bits(m, l));
     }
 }

@@ -425,7 +425,7 @@ void main()
                     l == 0.0 ? 0xff800000u : floatBitsToUint((m + log2(l)) * LN2);
             if (any(notEqual(args.row_max.address, uvec2(0u))))
                 OutWord(address_step(plane(args.row_max, it.b, row_h), row_q, args.row_max.stride_row)).value =
-                    m == LOWEST ? 0xff800000u : floatBitsToUint(m * LN2);
+                    row_max_bits(m, l);
         }
     }
     /* Through shared memory, so that the code which narrows and stores stands here once for all registers. */

@@ -14,6 +14,7 @@
 #include <attune/attune.h>
 #include <stdatomic.h>
 
+#include "cache/cache.h"
 #include "mask/mask.h"
 #include "plan/plan.h"
 
@@ -24,6 +25,7 @@ typedef struct attune__host {
     void *log_user;
     attune_log_level log_level;
     uint32_t cpu_threads; /* 0 = the cores that this process may use */
+    attune__cache *cache; /* compiled kernels; NULL = none, which its functions accept */
 } attune__host;
 
 void attune__log(const attune__host *host, attune_log_level level, const char *format, ...)
@@ -137,6 +139,10 @@ struct attune__backend {
      * submission, allocation or wait. NULL where there are no command buffers. */
     attune_status (*record)(const attune__program *program, const void *commands, const attune__forward *call);
 
+    /* The caller's own queue, as the backend's public header takes it. NULL where there is none to lend. */
+    attune_status (*queue_lend)(attune_device *device, void *handle, attune_queue **queue);
+    void (*queue_destroy)(attune_queue *queue);
+
     /* Completion. NULL where launches are done on return (the CPU). */
     attune_status (*wait)(attune_queue *queue, uint64_t value, uint64_t timeout_ns);
 
@@ -147,5 +153,6 @@ struct attune__backend {
 /* Tables that exist in this build; the api room walks them in this order. */
 extern const attune__backend attune__cpu_backend;
 extern const attune__backend attune__vulkan_backend; /* ATTUNE_HAVE_VULKAN */
+extern const attune__backend attune__cuda_backend; /* ATTUNE_HAVE_CUDA */
 
 #endif

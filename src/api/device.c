@@ -22,7 +22,11 @@ static const backend_entry backends[] = {
     {NULL, ATTUNE_BACKEND_VULKAN, "vulkan",
      "this build of attune has no Vulkan backend: configure it with -Dvulkan=enabled"},
 #endif
-    {NULL, ATTUNE_BACKEND_CUDA, "cuda", "this version of attune has no CUDA backend yet"},
+#if ATTUNE_HAVE_CUDA
+    {&attune__cuda_backend, ATTUNE_BACKEND_CUDA, "cuda", ""},
+#else
+    {NULL, ATTUNE_BACKEND_CUDA, "cuda", "this build of attune has no CUDA backend: configure it with -Dcuda=enabled"},
+#endif
     {NULL, ATTUNE_BACKEND_OPENCL, "opencl", "this version of attune has no OpenCL backend yet"},
 };
 

@@ -13,14 +13,14 @@ BELOW = {
     'mask': {'base', 'expr'},
     'plan': {'base'},
     'cache': {'base'},
-    'backend.h': {'mask', 'plan'},
+    'backend.h': {'mask', 'plan', 'cache'},
     'cpu': {'base', 'expr', 'mask', 'plan', 'backend.h'},
     'vulkan': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'shaders'},
     'cuda': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
     'opencl': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
     'api': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
 }
-PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}}
+PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}}
 
 errors = []
 arrows = 0
