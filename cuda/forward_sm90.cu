@@ -20,8 +20,8 @@ constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16
 constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * Q_SLAB, K_BYTES = SLABS_D * KV_SLAB, V_BYTES = SLABS_DV * KV_SLAB;
 constexpr u32 RESIDENT_BYTES = SLABS_DV > SLABS_D ? SLABS_DV * Q_SLAB : Q_BYTES;
-constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 24 : 56;
-constexpr int OWNER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 240 : 248;
+constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
+constexpr int OWNER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
 constexpr bool TURNS = GROUPS > 1 && HEAD_DIM_V <= 128;
 
 struct __align__(64) tensor_map {
