@@ -61,8 +61,8 @@ __device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], 
 /* x = high + low, each as tf32 holds it: three products of these give a float32 product but for 2^-22. */
 __device__ __forceinline__ void split_tf32(u32 x, u32 &high, u32 &low)
 {
-    high = x & 0xffffe000u;
-    low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(__uint_as_float(x)));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(__uint_as_float(x) - __uint_as_float(high)));
 }
 
 /* c += a b over two 16-byte chunks of the inner dimension: 16 elements of 16 bits, or 8 of 32. */

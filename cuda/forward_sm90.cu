@@ -28,7 +28,13 @@ struct __align__(64) tensor_map {
     u64 opaque[16];
 };
 
-/* What follows the tiles in shared memory: 8 (3 + 5 STAGES) bytes. */
+/* Flags; a second set of them, 8 bits higher, is for the rows that lie in the mask's next block. */
+enum { NOTE_MASK = 1, NOTE_LAST = 2, NOTE_PARTIAL = 4, NOTE_ABSENT = 8 };
+/* A tile of 192 rows may lie in two blocks of 128 rows: both are walked, and each owner takes its own block's part. */
+constexpr int WALKS = ATTUNE_HAVE_BLOCKS && GROUPS == 3 ? 2 : 1;
+
+/* What follows the tiles in shared memory: at most 8 (15 + 5 STAGES) bytes. The walks are here because the loader has
+ * few registers, and time. */
 struct control {
     u64 q_full, q_empty;
     u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
@@ -38,9 +44,9 @@ struct control {
     struct {
         int kv, flags;
     } note[STAGES];
+    walk walks[WALKS];
 };
-enum { NOTE_MASK = 1, NOTE_LAST = 2, NOTE_PARTIAL = 4 };
-
+static_assert(sizeof(control) <= 8 * (15 + 5 * STAGES), "the planner counts these bytes");
 /* ------------------------------------------------------------------------------------------------------ instructions */
 
 __device__ __forceinline__ void barrier_init(u64 *barrier, int count)
@@ -163,6 +169,31 @@ __device__ __forceinline__ void work_end(const attune_cuda_arguments &a)
     }
 }
 
+/* The next keys that any of the walks meets, or -1. */
+__device__ __forceinline__ int walks_next(const walk (&w)[WALKS])
+{
+    u32 next = (u32)w[0].next.kv;
+    if (WALKS > 1)
+        next = min(next, (u32)w[WALKS - 1].next.kv);
+    return (int)next;
+}
+
+/* Goes past them and returns the note's flags. */
+__device__ __forceinline__ int walks_take(walk (&w)[WALKS], const attune_cuda_arguments &a, int kv)
+{
+    int flags = 0;
+#pragma unroll
+    for (int i = 0; i < WALKS; i++) {
+        int own = NOTE_MASK | NOTE_ABSENT;
+        if (w[i].next.kv == kv) {
+            keys now = walk_take(w[i], a);
+            own = (keys_masked(now, a) ? NOTE_MASK : 0) | (HAVE_MASK && !now.whole ? NOTE_PARTIAL : 0);
+        }
+        flags |= own << 8 * i;
+    }
+    return walks_next(w) < 0 ? flags | NOTE_LAST | NOTE_LAST << 8 : flags;
+}
+
 __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, unsigned char *memory,
                                      const tensor_map *q_map, const tensor_map *k_map, const tensor_map *v_map)
 {
@@ -174,9 +205,14 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
         if (tile < 0)
             break;
         place p = tile_place(a, tile);
-        walk w;
-        walk_begin(w, a, p);
-        bool any = w.next.kv >= 0;
+        walk(&w)[WALKS] = c.walks;
+        walk_begin(w[0], a, p);
+        if (WALKS > 1) {
+            place last = p;
+            last.q = min(p.q + BLOCK_M, a.q_len) - 1;
+            walk_begin(w[WALKS - 1], a, last);
+        }
+        bool any = walks_next(w) >= 0;
         c.work.tile = tile;
         c.work.any = any;
         if (any) {
@@ -190,22 +226,21 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
         } else
             barrier_arrive(&c.q_full);
         int kv_b = a.k.batch ? p.b : 0, v_b = a.v.batch ? p.b : 0;
-        while (w.next.kv >= 0) {
-            keys now = walk_take(w, a);
+        for (int kv; (kv = walks_next(w)) >= 0;) {
+            int flags = walks_take(w, a, kv);
             barrier_wait(&c.k_empty[r.stage], r.phase);
-            c.note[r.stage].kv = now.kv;
-            c.note[r.stage].flags = (keys_masked(now, a) ? NOTE_MASK : 0) | (w.next.kv < 0 ? NOTE_LAST : 0) |
-                                    (HAVE_MASK && !now.whole ? NOTE_PARTIAL : 0);
+            c.note[r.stage].kv = kv;
+            c.note[r.stage].flags = flags;
             barrier_expect(&c.k_full[r.stage], K_BYTES);
 #pragma unroll
             for (int slab = 0; slab < SLABS_D; slab++)
-                tensor_load(k_tiles + r.stage * K_BYTES + slab * KV_SLAB, k_map, &c.k_full[r.stage], slab * 64, now.kv,
+                tensor_load(k_tiles + r.stage * K_BYTES + slab * KV_SLAB, k_map, &c.k_full[r.stage], slab * 64, kv,
                             p.h_kv, kv_b);
             barrier_wait(&c.v_empty[r.stage], r.phase);
             barrier_expect(&c.v_full[r.stage], V_BYTES);
 #pragma unroll
             for (int slab = 0; slab < SLABS_DV; slab++)
-                tensor_load(v_tiles + r.stage * V_BYTES + slab * KV_SLAB, v_map, &c.v_full[r.stage], slab * 64, now.kv,
+                tensor_load(v_tiles + r.stage * V_BYTES + slab * KV_SLAB, v_map, &c.v_full[r.stage], slab * 64, kv,
                             p.h_kv, v_b);
             ring_next(r);
         }
@@ -248,6 +283,15 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
     }
     if (!(flags & NOTE_MASK))
         return;
+    /* With 160 registers a mask has room only once P is gone: P V is not under it then. */
+    if (GROUPS == 3)
+        wgmma_wait<0>();
+    if (WALKS > 1 && flags & NOTE_ABSENT) {
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; i++)
+            s[i] = -ATTUNE_INF;
+        return;
+    }
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
     if (flags & NOTE_PARTIAL) {
         int h = p.h + a.h0;
@@ -398,6 +442,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             break;
         place at = tile_place(a, tile);
         int row = at.q + group * 64 + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+        int part = WALKS > 1 && (at.q + group * 64) / a.q_block != at.q / a.q_block ? 8 : 0;
         float o[WIDTH_DV / 2], m[2] = {-ATTUNE_INF, -ATTUNE_INF}, l[2] = {0.0f, 0.0f}, shrink[2];
 #pragma unroll
         for (int i = 0; i < WIDTH_DV / 2; i++)
@@ -407,7 +452,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             {
                 float s[BLOCK_N / 2];
                 barrier_wait(&c.k_full[k.stage], k.phase);
-                flags = c.note[k.stage].flags;
+                flags = c.note[k.stage].flags >> part;
                 int kv = c.note[k.stage].kv;
                 wgmma_fence();
                 multiply_qk(s, q, describe_k_major(k_tiles + k.stage * K_BYTES));
@@ -423,7 +468,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             while (!(flags & NOTE_LAST)) {
                 float s[BLOCK_N / 2];
                 barrier_wait(&c.k_full[k.stage], k.phase);
-                flags = c.note[k.stage].flags;
+                flags = c.note[k.stage].flags >> part;
                 int kv = c.note[k.stage].kv;
                 turn_wait(group);
                 wgmma_fence();
