@@ -33,7 +33,7 @@ enum { NOTE_MASK = 1, NOTE_LAST = 2, NOTE_PARTIAL = 4, NOTE_ABSENT = 8 };
 /* A tile of 192 rows may lie in two blocks of 128 rows: both are walked, and each owner takes its own block's part. */
 constexpr int WALKS = ATTUNE_HAVE_BLOCKS && GROUPS == 3 ? 2 : 1;
 
-/* What follows the tiles in shared memory: at most 8 (15 + 5 STAGES) bytes. The walks are here because the loader has
+/* What follows the tiles in shared memory: at most 8 (17 + 5 STAGES) bytes. The walks and the place are here because the loader has
  * few registers, and time. */
 struct control {
     u64 q_full, q_empty;
@@ -45,8 +45,9 @@ struct control {
         int kv, flags;
     } note[STAGES];
     walk walks[WALKS];
+    place at;
 };
-static_assert(sizeof(control) <= 8 * (15 + 5 * STAGES), "the planner counts these bytes");
+static_assert(sizeof(control) <= 8 * (17 + 5 * STAGES), "the planner counts these bytes");
 /* ------------------------------------------------------------------------------------------------------ instructions */
 
 __device__ __forceinline__ void barrier_init(u64 *barrier, int count)
@@ -77,11 +78,11 @@ __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
                  : "memory");
 }
 
-__device__ __forceinline__ void tensor_load(void *to, const tensor_map *map, u64 *barrier, int column, int row, int h,
+__device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *barrier, int column, int row, int h,
                                             int b)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                 "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
+                 "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
                  "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(h), "r"(b)
                  : "memory");
 }
@@ -150,13 +151,13 @@ __device__ __forceinline__ void ring_next(ring &r)
 /* -------------------------------------------------------------------------------------------------------- the loader */
 
 /* The tile after this one, or -1. */
-__device__ __forceinline__ int work_next(const attune_cuda_arguments &a, int tile, int tiles)
+__device__ __forceinline__ int work_next(const attune_cuda_arguments &a, int tile)
 {
     if (a.counter)
         tile = (int)gridDim.x + atomicAdd((int *)a.counter, 1);
     else
         tile += (int)gridDim.x;
-    return tile < tiles ? tile : -1;
+    return tile < tile_count(a) ? tile : -1;
 }
 
 /* Whoever ends last sets the counters back. */
@@ -182,7 +183,7 @@ __device__ __forceinline__ int walks_next(const walk (&w)[WALKS])
 __device__ __forceinline__ int walks_take(walk (&w)[WALKS], const attune_cuda_arguments &a, int kv)
 {
     int flags = 0;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < WALKS; i++) {
         int own = NOTE_MASK | NOTE_ABSENT;
         if (w[i].next.kv == kv) {
@@ -194,57 +195,56 @@ __device__ __forceinline__ int walks_take(walk (&w)[WALKS], const attune_cuda_ar
     return walks_next(w) < 0 ? flags | NOTE_LAST | NOTE_LAST << 8 : flags;
 }
 
-__device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, unsigned char *memory,
+__device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, u32 memory,
                                      const tensor_map *q_map, const tensor_map *k_map, const tensor_map *v_map)
 {
-    unsigned char *k_tiles = memory + RESIDENT_BYTES, *v_tiles = k_tiles + STAGES * K_BYTES;
-    int tiles = tile_count(a), tile = (int)blockIdx.x < tiles ? (int)blockIdx.x : -1;
+    u32 k_tiles = memory + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
+    int tile = (int)blockIdx.x < tile_count(a) ? (int)blockIdx.x : -1;
     ring r = {0, 1}; /* empty to begin with: the phase before the first */
     for (u32 round = 0;; round++) {
         barrier_wait(&c.q_empty, ~round & 1);
         if (tile < 0)
             break;
-        place p = tile_place(a, tile);
+        place &p = c.at;
+        p = tile_place(a, tile);
         walk(&w)[WALKS] = c.walks;
-        walk_begin(w[0], a, p);
-        if (WALKS > 1) {
-            place last = p;
-            last.q = min(p.q + BLOCK_M, a.q_len) - 1;
-            walk_begin(w[WALKS - 1], a, last);
+#pragma unroll 1
+        for (int i = 0; i < WALKS; i++) {
+            place rows = p;
+            rows.q = i ? min(p.q + BLOCK_M, a.q_len) - 1 : p.q;
+            walk_begin(w[i], a, rows);
         }
         bool any = walks_next(w) >= 0;
         c.work.tile = tile;
         c.work.any = any;
         if (any) {
             barrier_expect(&c.q_full, Q_BYTES);
-#pragma unroll
+#pragma unroll 1
             for (int slab = 0; slab < SLABS_D; slab++)
-#pragma unroll
+#pragma unroll 1
                 for (int g = 0; g < GROUPS; g++)
                     tensor_load(memory + slab * Q_SLAB + g * 64 * 128, q_map, &c.q_full, slab * 64, p.q + g * 64, p.h,
                                 p.b);
         } else
             barrier_arrive(&c.q_full);
-        int kv_b = a.k.batch ? p.b : 0, v_b = a.v.batch ? p.b : 0;
         for (int kv; (kv = walks_next(w)) >= 0;) {
-            int flags = walks_take(w, a, kv);
             barrier_wait(&c.k_empty[r.stage], r.phase);
             c.note[r.stage].kv = kv;
-            c.note[r.stage].flags = flags;
+            c.note[r.stage].flags = walks_take(w, a, kv);
             barrier_expect(&c.k_full[r.stage], K_BYTES);
 #pragma unroll
             for (int slab = 0; slab < SLABS_D; slab++)
                 tensor_load(k_tiles + r.stage * K_BYTES + slab * KV_SLAB, k_map, &c.k_full[r.stage], slab * 64, kv,
-                            p.h_kv, kv_b);
+                            p.h_kv, a.k.batch ? p.b : 0);
             barrier_wait(&c.v_empty[r.stage], r.phase);
             barrier_expect(&c.v_full[r.stage], V_BYTES);
 #pragma unroll
             for (int slab = 0; slab < SLABS_DV; slab++)
                 tensor_load(v_tiles + r.stage * V_BYTES + slab * KV_SLAB, v_map, &c.v_full[r.stage], slab * 64, kv,
-                            p.h_kv, v_b);
+                            p.h_kv, a.v.batch ? p.b : 0);
             ring_next(r);
         }
-        tile = work_next(a, tile, tiles);
+        tile = work_next(a, c.work.tile);
     }
     c.work.tile = -1;
     barrier_arrive(&c.q_full);
@@ -286,12 +286,6 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
     /* With 160 registers a mask has room only once P is gone: P V is not under it then. */
     if (GROUPS == 3)
         wgmma_wait<0>();
-    if (WALKS > 1 && flags & NOTE_ABSENT) {
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = -ATTUNE_INF;
-        return;
-    }
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
     if (flags & NOTE_PARTIAL) {
         int h = p.h + a.h0;
@@ -321,10 +315,11 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
         }
     }
 #endif
-    if (kv + BLOCK_N > a.kv_len) {
+    int limit = WALKS > 1 && flags & NOTE_ABSENT ? 0 : a.kv_len;
+    if (kv + BLOCK_N > limit) {
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
-            if (column + i / 4 * 8 + i % 2 >= a.kv_len)
+            if (column + i / 4 * 8 + i % 2 >= limit)
                 s[i] = -ATTUNE_INF;
     }
 }
@@ -531,7 +526,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
         if (threadIdx.x == 0)
-            load(a, c, memory, &q_map, &k_map, &v_map);
+            load(a, c, shared_address(memory), &q_map, &k_map, &v_map);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
         own(a, c, memory);
