@@ -316,25 +316,48 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4],
 {
     int lane = thread_here() % 32;
     if constexpr (WIDE) {
-        /* The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place. */
+        /*
+         * The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place.
+         * A tile's sum is added to O in one rounded step, since the tensor cores' own additions cut off.
+         */
+        constexpr int TOGETHER = DV_TILES % 4 == 0 ? 4 : 2;
+        u32 within = (u32)(lane / 4 % 4) * 4;
 #pragma unroll
-        for (int n = 0; n < N_TILES; n++) {
-            int key = n * 8 + lane % 4 * 2;
+        for (int d = 0; d < DV_TILES; d += TOGETHER) {
+            float sum[ROW_TILES][TOGETHER][4] = {};
 #pragma unroll
-            for (int d = 0; d < DV_TILES; d++) {
-                int chunk = d * 2 + lane / 16;
-                u32 within = (u32)(lane / 4 % 4) * 4, b0, b1;
-                asm volatile("ld.shared.b32 %0, [%1];" : "=r"(b0) : "r"(v + chunk_offset<CHUNKS_DV>(key, chunk) + within));
-                asm volatile("ld.shared.b32 %0, [%1];"
-                             : "=r"(b1)
-                             : "r"(v + chunk_offset<CHUNKS_DV>(key + 1, chunk) + within));
+            for (int n = 0; n < N_TILES; n++) {
+                int key = n * 8 + lane % 4 * 2;
+                u32 a[ROW_TILES][4];
 #pragma unroll
-                for (int r = 0; r < ROW_TILES; r++) {
-                    u32 a[4] = {__float_as_uint(p[r][n][0]), __float_as_uint(p[r][n][2]), __float_as_uint(p[r][n][1]),
-                                __float_as_uint(p[r][n][3])};
-                    multiply(o[r][d], a, b0, b1);
+                for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        a[r][i] = __float_as_uint(p[r][n][i % 2 * 2 + i / 2]);
+                        asm volatile("" : "+r"(a[r][i])); /* split again for the next columns, not kept split */
+                    }
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++) {
+                    int chunk = (d + j) * 2 + lane / 16;
+                    u32 b0, b1;
+                    asm volatile("ld.shared.b32 %0, [%1];"
+                                 : "=r"(b0)
+                                 : "r"(v + chunk_offset<CHUNKS_DV>(key, chunk) + within));
+                    asm volatile("ld.shared.b32 %0, [%1];"
+                                 : "=r"(b1)
+                                 : "r"(v + chunk_offset<CHUNKS_DV>(key + 1, chunk) + within));
+#pragma unroll
+                    for (int r = 0; r < ROW_TILES; r++)
+                        multiply(sum[r][j], a[r], b0, b1);
                 }
             }
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        o[r][d + j][i] += sum[r][j][i];
         }
     } else {
 #pragma unroll
