@@ -202,12 +202,18 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
     int tile = (int)blockIdx.x < tile_count(a) ? (int)blockIdx.x : -1;
     ring r = {0, 1}; /* empty to begin with: the phase before the first */
     for (u32 round = 0;; round++) {
-        barrier_wait(&c.q_empty, ~round & 1);
-        if (tile < 0)
+        if (tile < 0) {
+            barrier_wait(&c.q_empty, ~round & 1);
             break;
+        }
+#if ATTUNE_HAVE_BLOCKS && ATTUNE_BLOCK_M == 192
         place &p = c.at;
-        p = tile_place(a, tile);
         walk(&w)[WALKS] = c.walks;
+#else
+        place p;
+        walk w[WALKS];
+#endif
+        p = tile_place(a, tile);
 #pragma unroll 1
         for (int i = 0; i < WALKS; i++) {
             place rows = p;
@@ -215,22 +221,24 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
             walk_begin(w[i], a, rows);
         }
         bool any = walks_next(w) >= 0;
+        barrier_wait(&c.q_empty, ~round & 1);
         c.work.tile = tile;
         c.work.any = any;
         if (any) {
             barrier_expect(&c.q_full, Q_BYTES);
-#pragma unroll 1
+#pragma unroll
             for (int slab = 0; slab < SLABS_D; slab++)
-#pragma unroll 1
+#pragma unroll
                 for (int g = 0; g < GROUPS; g++)
                     tensor_load(memory + slab * Q_SLAB + g * 64 * 128, q_map, &c.q_full, slab * 64, p.q + g * 64, p.h,
                                 p.b);
         } else
             barrier_arrive(&c.q_full);
         for (int kv; (kv = walks_next(w)) >= 0;) {
+            int flags = walks_take(w, a, kv);
             barrier_wait(&c.k_empty[r.stage], r.phase);
             c.note[r.stage].kv = kv;
-            c.note[r.stage].flags = walks_take(w, a, kv);
+            c.note[r.stage].flags = flags;
             barrier_expect(&c.k_full[r.stage], K_BYTES);
 #pragma unroll
             for (int slab = 0; slab < SLABS_D; slab++)
