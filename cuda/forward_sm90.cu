@@ -4,8 +4,8 @@
  *
  * The first warp group loads: one thread of it walks the work and the mask's lists, and passes on, with each tile of
  * keys, where it stands and how it is to be masked. Each other warp group owns 64 rows. It issues Q K(j + 1) before
- * P V(j), so that the tensor cores work under softmax; and two warp groups take turns in issuing, so that one's products
- * run under the other's softmax.
+ * P V(j), so that the tensor cores work under softmax; and two warp groups take turns in issuing, so that one's
+ * products run under the other's softmax.
  *
  * A thread holds, of each 16 x 8 piece of S and O, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
  * Tiles in shared memory are slabs of 64 columns, as TMA's 128-byte swizzle lays them.
@@ -19,12 +19,13 @@ constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
 constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
 constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * Q_SLAB, K_BYTES = SLABS_D * KV_SLAB, V_BYTES = SLABS_DV * KV_SLAB;
-constexpr u32 RESIDENT_BYTES = SLABS_DV > SLABS_D ? SLABS_DV * Q_SLAB : Q_BYTES;
+constexpr u32 RESIDENT_BYTES = SLABS_DV > SLABS_D ? SLABS_DV *Q_SLAB : Q_BYTES;
 constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
 constexpr int OWNER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
 constexpr bool TURNS = GROUPS > 1 && HEAD_DIM_V <= 128;
 
-struct __align__(64) tensor_map {
+struct __align__(64) tensor_map
+{
     u64 opaque[16];
 };
 
@@ -33,8 +34,8 @@ enum { NOTE_MASK = 1, NOTE_LAST = 2, NOTE_PARTIAL = 4, NOTE_ABSENT = 8 };
 /* A tile of 192 rows may lie in two blocks of 128 rows: both are walked, and each owner takes its own block's part. */
 constexpr int WALKS = ATTUNE_HAVE_BLOCKS && GROUPS == 3 ? 2 : 1;
 
-/* What follows the tiles in shared memory: at most 8 (17 + 5 STAGES) bytes. The walks and the place are here because the loader has
- * few registers, and time. */
+/* What follows the tiles in shared memory: at most 8 (17 + 5 STAGES) bytes. The walks and the place are here because
+ * the loader has few registers, and time. */
 struct control {
     u64 q_full, q_empty;
     u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
@@ -48,7 +49,8 @@ struct control {
     place at;
 };
 static_assert(sizeof(control) <= 8 * (17 + 5 * STAGES), "the planner counts these bytes");
-/* ------------------------------------------------------------------------------------------------------ instructions */
+/* ------------------------------------------------------------------------------------------------------ instructions
+ */
 
 __device__ __forceinline__ void barrier_init(u64 *barrier, int count)
 {
@@ -148,7 +150,8 @@ __device__ __forceinline__ void ring_next(ring &r)
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------- the loader */
+/* -------------------------------------------------------------------------------------------------------- the loader
+ */
 
 /* The tile after this one, or -1. */
 __device__ __forceinline__ int work_next(const attune_cuda_arguments &a, int tile)
@@ -195,8 +198,8 @@ __device__ __forceinline__ int walks_take(walk (&w)[WALKS], const attune_cuda_ar
     return walks_next(w) < 0 ? flags | NOTE_LAST | NOTE_LAST << 8 : flags;
 }
 
-__device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, u32 memory,
-                                     const tensor_map *q_map, const tensor_map *k_map, const tensor_map *v_map)
+__device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, u32 memory, const tensor_map *q_map,
+                                     const tensor_map *k_map, const tensor_map *v_map)
 {
     u32 k_tiles = memory + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
     int tile = (int)blockIdx.x < tile_count(a) ? (int)blockIdx.x : -1;
@@ -259,7 +262,8 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
     work_end(a);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ stages */
+/* ------------------------------------------------------------------------------------------------------------ stages
+ */
 
 /* 3: S = Q K^T, begun. */
 __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 k)
@@ -427,7 +431,8 @@ __device__ __forceinline__ void store(const float (&o)[WIDTH_DV / 2], const floa
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------- the owners */
+/* -------------------------------------------------------------------------------------------------------- the owners
+ */
 
 __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, unsigned char *memory)
 {
