@@ -324,13 +324,14 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4], 
          * A tile's sum is added to O in one rounded step, since the tensor cores' own additions cut off.
          */
         constexpr int TOGETHER = DV_TILES % 4 == 0 ? 4 : 2;
-        u32 within = (u32)(lane / 4 % 4) * 4;
 #pragma unroll
         for (int d = 0; d < DV_TILES; d += TOGETHER) {
+            int here = thread_here() % 32;
+            u32 within = (u32)(here / 4 % 4) * 4;
             float sum[ROW_TILES][TOGETHER][4] = {};
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
-                int key = n * 8 + lane % 4 * 2;
+                int key = n * 8 + here % 4 * 2;
                 u32 a[ROW_TILES][4];
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; r++)
@@ -341,7 +342,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4], 
                     }
 #pragma unroll
                 for (int j = 0; j < TOGETHER; j++) {
-                    int chunk = (d + j) * 2 + lane / 16;
+                    int chunk = (d + j) * 2 + here / 16;
                     u32 b0, b1;
                     asm volatile("ld.shared.b32 %0, [%1];"
                                  : "=r"(b0)
