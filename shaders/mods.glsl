@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The caller's expressions. A kernel includes this file and calls attune_score and attune_mask; what stands here are
+ * stubs, which src/vulkan/mods.c replaces in the compiled module by functions that it emits from the IR. Those call the
+ * helpers attune_mod_*, by name: compile with names (never -g0), and leave this file's functions out of any optimiser.
+ * What no emitted function calls is removed again.
+ *
+ * The kernel's extensions, before any declaration:
+ *     #extension GL_EXT_buffer_reference : require
+ *     #extension GL_EXT_buffer_reference_uvec2 : require
+ *
+ * `mod` is the device address of the expression's table (src/vulkan/mods.h has its layout), aligned to 16. It is never
+ * read where the expression is NULL. Nothing here needs 64-bit integers, descriptors or uniform control flow.
+ */
+
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer AttuneModTable { uvec4 x[]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer AttuneModWords { int x[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer AttuneModWord { uint x; };
+
+int attune_mod_word(const in uvec2 mod, const in int n)
+{
+    return AttuneModWords(mod).x[n];
+}
+
+/* ------------------------------------------------------------------------------------------------------------ i32 */
+
+/* Divisors 0 and -1 leave the machine's division alone: one is undefined, the other overflows. */
+int attune_mod_idiv(const in int a, const in int b)
+{
+    int d = b == 0 || b == -1 ? 1 : b;
+    int quotient = a / d, rest = a - quotient * d;
+    quotient -= rest != 0 && (rest ^ d) < 0 ? 1 : 0;
+    return b == 0 ? 0 : b == -1 ? 0 - a : quotient;
+}
+
+int attune_mod_imod(const in int a, const in int b)
+{
+    int d = b == 0 || b == -1 ? 1 : b;
+    int rest = a - a / d * d;
+    return rest != 0 && (rest ^ d) < 0 ? rest + d : rest;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ f32 */
+
+float attune_mod_fmod(const in float a, const in float b)
+{
+    precise float whole = floor(a / b);
+    precise float r = a - whole * b;
+    return r;
+}
+
+float attune_mod_abs(const in float x) { return abs(x); }
+float attune_mod_floor(const in float x) { return floor(x); }
+float attune_mod_ceil(const in float x) { return ceil(x); }
+float attune_mod_exp(const in float x) { return exp(x); }
+float attune_mod_exp2(const in float x) { return exp2(x); }
+float attune_mod_log(const in float x) { return log(x); }
+float attune_mod_log2(const in float x) { return log2(x); }
+float attune_mod_sqrt(const in float x) { return sqrt(x); }
+float attune_mod_rsqrt(const in float x) { return inversesqrt(x); }
+
+/* Drivers' own tanh is NaN past 88 on some, and cancels near 0 on others. Past 9.1 the nearest f32 is 1. */
+float attune_mod_tanh(const in float x)
+{
+    precise float a = abs(x), z = x * x;
+    precise float p = -5.70498872745e-3;
+    p = p * z + 2.06390887954e-2;
+    p = p * z + -5.37397155531e-2;
+    p = p * z + 1.33314422036e-1;
+    p = p * z + -3.33332819422e-1;
+    precise float small = p * z * x + x;
+    precise float large = a > 9.1 ? 1.0 : 1.0 - 2.0 / (exp(a + a) + 1.0);
+    return a < 0.625 ? small : x < 0.0 ? -large : large;
+}
+
+/* The guard keeps infinity out of the division. */
+float attune_mod_sigmoid(const in float x)
+{
+    precise float r = 1.0 / (1.0 + exp(x < -87.0 ? 87.0 : -x));
+    return x < -87.0 ? 0.0 : r;
+}
+
+/* Vulkan bounds the error of sin and cos in -pi ... pi alone: 2 pi in three parts, of which the first two times a
+ * whole number below 2^12 are exact. */
+float attune_mod_turn(const in float x)
+{
+    precise float k = floor(x * 0.15915494309189535 + 0.5);
+    precise float r = x - k * 6.28125;
+    r = r - k * 0.0019340515136718750;
+    r = r - k * 0.0000012556659146015;
+    return r;
+}
+
+float attune_mod_sin(const in float x) { return sin(attune_mod_turn(x)); }
+float attune_mod_cos(const in float x) { return cos(attune_mod_turn(x)); }
+
+/* C's pow; GLSL leaves negative and zero bases undefined. */
+float attune_mod_pow(const in float x, const in float y)
+{
+    const float infinity = uintBitsToFloat(0x7f800000u);
+    precise float a = abs(x), half_y = y * 0.5;
+    precise float r = a == 0.0 ? (y > 0.0 ? 0.0 : infinity) : pow(a, y);
+    bool whole = floor(y) == y, odd = whole && floor(half_y) != half_y;
+    bool negative = floatBitsToInt(x) < 0;
+    if (negative && odd)
+        r = -r;
+    if (x < 0.0 && !whole && a < infinity)
+        r = uintBitsToFloat(0x7fc00000u);
+    return y == 0.0 || x == 1.0 ? 1.0 : r;
+}
+
+/* ------------------------------------------------------------------------------------------------------- captures */
+
+/* a + index * stride modulo 2^64, which is exact wherever the sum is an address. */
+uvec2 attune_mod_step(const in uvec2 a, const in uint index, const in uvec2 stride)
+{
+    uint high, low, carry;
+    umulExtended(index, stride.x, high, low);
+    low = uaddCarry(a.x, low, carry);
+    return uvec2(low, a.y + high + index * stride.y + carry);
+}
+
+/* The address of an element of the capture whose descriptor starts at uvec4 `at`, and whether the index is in range. An
+ * index out of range gets the table's own address: it can be read like any, and what was read is dropped. */
+uvec3 attune_mod_at_1(const in uvec2 mod, const in int at, const in int i)
+{
+    AttuneModTable t = AttuneModTable(mod);
+    uvec4 head = t.x[at], size = t.x[at + 1], stride = t.x[at + 2];
+    bool inside = uint(i) < size.x;
+    uvec2 a = attune_mod_step(head.xy, uint(i), stride.xy);
+    return uvec3(inside ? a : mod, inside ? 1u : 0u);
+}
+
+uvec3 attune_mod_at_2(const in uvec2 mod, const in int at, const in int i, const in int j)
+{
+    AttuneModTable t = AttuneModTable(mod);
+    uvec4 head = t.x[at], size = t.x[at + 1], stride = t.x[at + 2];
+    bool inside = uint(i) < size.x && uint(j) < size.y;
+    uvec2 a = attune_mod_step(head.xy, uint(i), stride.xy);
+    a = attune_mod_step(a, uint(j), stride.zw);
+    return uvec3(inside ? a : mod, inside ? 1u : 0u);
+}
+
+uvec3 attune_mod_at_3(const in uvec2 mod, const in int at, const in int i, const in int j, const in int k)
+{
+    AttuneModTable t = AttuneModTable(mod);
+    uvec4 head = t.x[at], size = t.x[at + 1], stride = t.x[at + 2], more = t.x[at + 3];
+    bool inside = uint(i) < size.x && uint(j) < size.y && uint(k) < size.z;
+    uvec2 a = attune_mod_step(head.xy, uint(i), stride.xy);
+    a = attune_mod_step(a, uint(j), stride.zw);
+    a = attune_mod_step(a, uint(k), more.xy);
+    return uvec3(inside ? a : mod, inside ? 1u : 0u);
+}
+
+uvec3 attune_mod_at_4(const in uvec2 mod, const in int at, const in int i, const in int j, const in int k,
+                      const in int l)
+{
+    AttuneModTable t = AttuneModTable(mod);
+    uvec4 head = t.x[at], size = t.x[at + 1], stride = t.x[at + 2], more = t.x[at + 3];
+    bool inside = uint(i) < size.x && uint(j) < size.y && uint(k) < size.z && uint(l) < size.w;
+    uvec2 a = attune_mod_step(head.xy, uint(i), stride.xy);
+    a = attune_mod_step(a, uint(j), stride.zw);
+    a = attune_mod_step(a, uint(k), more.xy);
+    a = attune_mod_step(a, uint(l), more.zw);
+    return uvec3(inside ? a : mod, inside ? 1u : 0u);
+}
+
+/* The 32-bit word that an element lies in, shifted down to the element: arrays are aligned to their elements alone. */
+uint attune_mod_bits(const in uvec3 a)
+{
+    uint word = AttuneModWord(uvec2(a.x & ~3u, a.y)).x >> ((a.x & 3u) << 3);
+    return a.z != 0u ? word : 0u;
+}
+
+int attune_mod_i32(const in uvec3 a) { return int(attune_mod_bits(a)); }
+int attune_mod_u8(const in uvec3 a) { return int(attune_mod_bits(a) & 255u); }
+bool attune_mod_bool(const in uvec3 a) { return (attune_mod_bits(a) & 255u) != 0u; }
+float attune_mod_f32(const in uvec3 a) { return uintBitsToFloat(attune_mod_bits(a)); }
+float attune_mod_bf16(const in uvec3 a) { return uintBitsToFloat(attune_mod_bits(a) << 16); }
+
+/* Clamped to i32. The address is a multiple of 8: its second half needs no carry. */
+int attune_mod_i64(const in uvec3 a)
+{
+    int low = int(attune_mod_bits(a)), high = int(attune_mod_bits(uvec3(a.x + 4u, a.yz)));
+    return high == low >> 31 ? low : high < 0 ? -2147483647 - 1 : 2147483647;
+}
+
+/* A driver may flush denormals of binary16, which are plain numbers in f32. */
+float attune_mod_f16(const in uvec3 a)
+{
+    uint h = attune_mod_bits(a) & 0xffffu;
+    float small = float(h & 1023u) * 5.9604644775390625e-8;
+    small = (h & 0x8000u) != 0u ? -small : small;
+    return (h & 0x7c00u) == 0u ? small : unpackHalf2x16(h).x;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- stubs */
+
+/* glslang drops functions that nothing calls. */
+void attune_mod_keep(const in uvec2 mod)
+{
+    int i = attune_mod_word(mod, 0);
+    i = attune_mod_idiv(i, attune_mod_imod(i, 3));
+    float f = attune_mod_fmod(float(i), 2.0) + attune_mod_abs(0.0) + attune_mod_floor(0.0) + attune_mod_ceil(0.0);
+    f += attune_mod_exp(f) + attune_mod_exp2(f) + attune_mod_log(f) + attune_mod_log2(f) + attune_mod_sqrt(f);
+    f += attune_mod_rsqrt(f) + attune_mod_tanh(f) + attune_mod_sigmoid(f) + attune_mod_sin(f) + attune_mod_cos(f);
+    f += attune_mod_pow(f, f);
+    uvec3 a = attune_mod_at_1(mod, 2, i) + attune_mod_at_2(mod, 2, i, i) + attune_mod_at_3(mod, 2, i, i, i);
+    a += attune_mod_at_4(mod, 2, i, i, i, i);
+    i += attune_mod_i32(a) + attune_mod_i64(a) + attune_mod_u8(a) + (attune_mod_bool(a) ? 1 : 0);
+    f += attune_mod_f32(a) + attune_mod_f16(a) + attune_mod_bf16(a);
+}
+
+float attune_score(const in float score, const in int b, const in int h, const in int q, const in int kv,
+                   const in uvec2 mod)
+{
+    attune_mod_keep(mod);
+    return score;
+}
+
+bool attune_mask(const in int b, const in int h, const in int q, const in int kv, const in uvec2 mod)
+{
+    attune_mod_keep(mod);
+    return true;
+}
