@@ -8,13 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool failure_set(failure *why, const char *format, ...)
+void failure_write(failure *why, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(why->message, sizeof why->message, format, arguments);
     va_end(arguments);
-    return false;
 }
 
 int64_t array_count(const array *a)

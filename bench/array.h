@@ -18,7 +18,13 @@ typedef struct failure {
     char message[1024];
 } failure;
 
-bool failure_set(failure *why, const char *format, ...) __attribute__((format(printf, 2, 3))); /* returns false */
+void failure_write(failure *why, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static inline bool failure_false(void)
+{
+    return false;
+}
+/* failure_write that gives false, in a way that analysers see. */
+#define failure_set(...) (failure_write(__VA_ARGS__), failure_false())
 
 int64_t array_count(const array *a);
 bool array_create(array *a, attune_dtype dtype, uint32_t rank, const int64_t *size, failure *why); /* zeroed */

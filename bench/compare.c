@@ -73,17 +73,22 @@ static double unit_seconds(const json_t *unit)
         const char *name;
         double seconds;
     } units[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
-    for (size_t i = 0; json_is_string(unit) && i < sizeof units / sizeof units[0]; ++i)
-        if (!strcmp(json_string_value(unit), units[i].name))
+    const char *name = json_string_value(unit);
+    if (!name)
+        return 1e-9; /* the schema's default is ns */
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; ++i)
+        if (!strcmp(name, units[i].name))
             return units[i].seconds;
-    return json_is_string(unit) ? 0 : 1e-9; /* the schema's default is ns */
+    return 0;
 }
 
 /* The row of a name, new if there is none yet. Entries of a row follow one another, so the last is tried first; rows
  * has room for all. */
 static baseline_row *row_of(baseline *b, const char *name)
 {
-    if (b->row_count && !strcmp(b->rows[b->row_count - 1].name, name))
+    /* Rows below row_count have names; the analyzer forgets it between entries. */
+    if (b->row_count &&
+        !strcmp(b->rows[b->row_count - 1].name, name)) // NOLINT(clang-analyzer-core.NonNullParamChecker)
         return &b->rows[b->row_count - 1];
     baseline_row *found = (baseline_row *)(uintptr_t)baseline_find(b, name);
     if (found)

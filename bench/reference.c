@@ -179,7 +179,7 @@ static void row_output(const attention *a, const shape *s, bool naive, plane *p,
 }
 
 bool reference_compute(const attention *a, reference_precision precision, const reference_row *rows, int64_t count,
-                       reference_result *result, failure *why)
+                       const reference_result *result, failure *why)
 {
     shape s = {0};
     plane p = {0};

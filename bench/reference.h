@@ -38,7 +38,7 @@ typedef enum reference_precision {
 
 /* Rows NULL: every row, in order b, h, q (count is then ignored). */
 bool reference_compute(const attention *a, reference_precision precision, const reference_row *rows, int64_t count,
-                       reference_result *result, failure *why);
+                       const reference_result *result, failure *why);
 
 /*
  * The error rule (docs/numerics.md): against the oracle, the kernel's largest error is at most `factor` times the naive

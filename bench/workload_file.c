@@ -32,16 +32,17 @@ static bool wrong(const place *at, const char *key, const char *problem)
 static bool read_string(const place *at, const char *key, const json_t *value, char *out, size_t size)
 {
     char problem[96];
-    if (!json_is_string(value))
+    const char *text = json_string_value(value);
+    if (!text)
         return wrong(at, key, "must be a string");
     size_t length = json_string_length(value);
-    if (strlen(json_string_value(value)) != length)
+    if (strlen(text) != length)
         return wrong(at, key, "contains a NUL");
     if (length >= size) {
         (void)snprintf(problem, sizeof problem, "has %zu bytes, the most is %zu", length, size - 1);
         return wrong(at, key, problem);
     }
-    memcpy(out, json_string_value(value), length + 1);
+    memcpy(out, text, length + 1);
     return true;
 }
 

@@ -14,6 +14,7 @@
 #include <attune/attune.h>
 #include <stdatomic.h>
 
+#include "cache/cache.h"
 #include "mask/mask.h"
 #include "plan/plan.h"
 
@@ -24,6 +25,7 @@ typedef struct attune__host {
     void *log_user;
     attune_log_level log_level;
     uint32_t cpu_threads; /* 0 = the cores that this process may use */
+    attune__cache *cache; /* compiled kernels; NULL = none, which its functions accept */
 } attune__host;
 
 void attune__log(const attune__host *host, attune_log_level level, const char *format, ...)
@@ -101,12 +103,18 @@ struct attune__backend {
     attune_status (*count)(const attune__host *host, uint32_t *count, char *reason, size_t reason_size);
     attune_status (*describe)(const attune__host *host, uint32_t index, attune_device_info *info);
     attune_status (*open)(const attune__host *host, uint32_t index, attune_device **device);
+    /* As open, of a device that the caller lends; desc is the struct of the backend's public header, checked. NULL
+     * where there is nothing to lend. */
+    attune_status (*lend)(const attune__host *host, const void *desc, attune_device **device);
     void (*close)(attune_device *device);
     attune_status (*measure)(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 
     /* Buffers. wrap borrows host memory. write and read return when the copy is done. */
     attune_status (*buffer_create)(attune_device *device, uint64_t size, attune_buffer **buffer);
     attune_status (*buffer_wrap)(attune_device *device, void *memory, uint64_t size, attune_buffer **buffer);
+    /* Wraps a part of the caller's own device buffer; handle points to what the backend's public header takes. */
+    attune_status (*buffer_lend)(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
+                                 attune_buffer **buffer);
     void (*buffer_destroy)(attune_buffer *buffer);
     attune_status (*buffer_write)(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
     attune_status (*buffer_read)(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
@@ -127,6 +135,14 @@ struct attune__backend {
     attune_status (*backward)(const attune__program *program, attune_queue *queue, const attune__backward *call,
                               uint64_t *value);
 
+    /* Appends the launches of forward or decode to the caller's command buffer; commands points to its handle. No
+     * submission, allocation or wait. NULL where there are no command buffers. */
+    attune_status (*record)(const attune__program *program, const void *commands, const attune__forward *call);
+
+    /* The caller's own queue, as the backend's public header takes it. NULL where there is none to lend. */
+    attune_status (*queue_lend)(attune_device *device, void *handle, attune_queue **queue);
+    void (*queue_destroy)(attune_queue *queue);
+
     /* Completion. NULL where launches are done on return (the CPU). */
     attune_status (*wait)(attune_queue *queue, uint64_t value, uint64_t timeout_ns);
 
@@ -136,5 +152,7 @@ struct attune__backend {
 
 /* Tables that exist in this build; the api room walks them in this order. */
 extern const attune__backend attune__cpu_backend;
+extern const attune__backend attune__vulkan_backend; /* ATTUNE_HAVE_VULKAN */
+extern const attune__backend attune__cuda_backend; /* ATTUNE_HAVE_CUDA */
 
 #endif

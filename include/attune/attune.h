@@ -116,6 +116,12 @@ typedef struct attune_instance_desc {
     void *log_user;       /* passed to log */
     attune_log_level log_level; /* the finest level that reaches log; 0 = ATTUNE_LOG_WARNING */
     attune_allocator allocator; /* zero = aligned_alloc and free */
+    /*
+     * Where compiled kernels are kept between runs: made when first needed, shared by any number of processes, held to
+     * 256 MiB by removing what was used longest ago. NULL = $XDG_CACHE_HOME/attune, or $HOME/.cache/attune where that
+     * is not set; "" = kept nowhere. A folder that cannot be used only makes plans slower to create.
+     */
+    const char *cache_folder;
 } attune_instance_desc;
 
 /*

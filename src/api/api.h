@@ -32,6 +32,8 @@ struct attune__mask_upload {
 
 attune_instance *attune__instance_retain(attune_instance *instance);
 void attune__instance_release(attune_instance *instance);
+/* Fills the api room's fields of a device that a backend opened. */
+void attune__device_adopt(attune_device *opened, attune_instance *instance);
 attune_device *attune__device_retain(attune_device *device);
 void attune__device_release(attune_device *device);
 
@@ -57,6 +59,15 @@ attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_r
 
 /* Host arrays: the same without a buffer. */
 attune_status attune__array_check(attune_array *array, const char *name);
+
+/* A forward call's arguments, checked against the plan. */
+typedef struct attune__forward_call {
+    attune__forward call; /* points to the arrays behind it */
+    attune_tensor captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS];
+} attune__forward_call;
+attune_status attune__forward_resolve(const attune_plan *plan, const attune_forward_args *args,
+                                      attune__forward_call *resolved);
 
 /* Host captures and parameters of an expression, resolved in symbol order into arrays of ATTUNE_EXPR_MAX_SYMBOLS. */
 attune_status attune__bind_host(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,

@@ -16,8 +16,17 @@ typedef struct backend_entry {
 
 static const backend_entry backends[] = {
     {&attune__cpu_backend, ATTUNE_BACKEND_CPU, "cpu", ""},
-    {NULL, ATTUNE_BACKEND_VULKAN, "vulkan", "this version of attune has no Vulkan backend yet"},
-    {NULL, ATTUNE_BACKEND_CUDA, "cuda", "this version of attune has no CUDA backend yet"},
+#if ATTUNE_HAVE_VULKAN
+    {&attune__vulkan_backend, ATTUNE_BACKEND_VULKAN, "vulkan", ""},
+#else
+    {NULL, ATTUNE_BACKEND_VULKAN, "vulkan",
+     "this build of attune has no Vulkan backend: configure it with -Dvulkan=enabled"},
+#endif
+#if ATTUNE_HAVE_CUDA
+    {&attune__cuda_backend, ATTUNE_BACKEND_CUDA, "cuda", ""},
+#else
+    {NULL, ATTUNE_BACKEND_CUDA, "cuda", "this build of attune has no CUDA backend: configure it with -Dcuda=enabled"},
+#endif
     {NULL, ATTUNE_BACKEND_OPENCL, "opencl", "this version of attune has no OpenCL backend yet"},
 };
 
@@ -115,11 +124,16 @@ attune_status attune_device_open(attune_instance *instance, const char *id, attu
                             entry->name);
     attune_device *opened;
     ATTUNE__TRY(entry->backend->open(&instance->host, number, &opened));
+    attune__device_adopt(opened, instance);
+    *device = opened;
+    return ATTUNE_OK;
+}
+
+void attune__device_adopt(attune_device *opened, attune_instance *instance)
+{
     opened->instance = attune__instance_retain(instance);
     opened->process = (int64_t)getpid();
     atomic_init(&opened->references, 1);
-    *device = opened;
-    return ATTUNE_OK;
 }
 
 attune_device *attune__device_retain(attune_device *device)

@@ -176,14 +176,8 @@ static attune_status check_workspace(const attune_plan *plan, const attune__forw
     return ATTUNE_OK;
 }
 
-static attune_status check_plan(const attune_plan *plan, const attune_queue *queue, attune_direction direction)
+static attune_status check_direction(const attune_plan *plan, attune_direction direction)
 {
-    ATTUNE__TRY(attune__check_not_null(plan, "plan"));
-    ATTUNE__TRY(attune__check_not_null(queue, "queue"));
-    ATTUNE__TRY(attune__device_check(plan->device));
-    if (queue->device != plan->device)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "queue belongs to device %s, the plan to device %s",
-                            queue->device->info.id, plan->device->info.id);
     if (plan->shape.direction != direction)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "the plan's direction is %s, this call is %s",
                             plan->shape.direction == ATTUNE_FORWARD ? "forward" : "backward",
@@ -191,13 +185,25 @@ static attune_status check_plan(const attune_plan *plan, const attune_queue *que
     return ATTUNE_OK;
 }
 
-attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
-                             attune_completion *completion)
+static attune_status check_plan(const attune_plan *plan, const attune_queue *queue)
 {
-    ATTUNE__TRY(check_plan(plan, queue, ATTUNE_FORWARD));
+    ATTUNE__TRY(attune__check_not_null(plan, "plan"));
+    ATTUNE__TRY(attune__check_not_null(queue, "queue"));
+    ATTUNE__TRY(attune__device_check(plan->device));
+    if (queue->device != plan->device)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "queue belongs to device %s, the plan to device %s",
+                            queue->device->info.id, plan->device->info.id);
+    return ATTUNE_OK;
+}
+
+attune_status attune__forward_resolve(const attune_plan *plan, const attune_forward_args *args,
+                                      attune__forward_call *resolved)
+{
+    ATTUNE__TRY(check_direction(plan, ATTUNE_FORWARD));
     attune_forward_args a;
     ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
-    attune__forward call = {
+    attune__forward *call = &resolved->call;
+    *call = (attune__forward){
         .q = a.q,
         .k = a.k,
         .v = a.v,
@@ -205,36 +211,41 @@ attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const
         .lse = a.lse,
         .row_max = a.row_max,
         .mask = a.mask,
+        .captures = resolved->captures,
+        .parameters = resolved->parameters,
         .workspace = a.workspace,
         .workspace_offset = a.workspace_offset,
         .seconds = a.seconds,
     };
-    ATTUNE__TRY(check_attention(plan, &call, true));
-    if (call.lse.buffer) {
+    ATTUNE__TRY(check_attention(plan, call, true));
+    if (call->lse.buffer) {
         if (!plan->shape.lse)
             return attune__fail(ATTUNE_INVALID_ARGUMENT,
                                 "args.lse is given, but the plan was made without: set problem.lse");
-        ATTUNE__TRY(check_row_tensor(plan, &call, "lse", true, &call.lse));
+        ATTUNE__TRY(check_row_tensor(plan, call, "lse", true, &call->lse));
     }
-    if (call.row_max.buffer) {
+    if (call->row_max.buffer) {
         if (!plan->shape.row_max)
             return attune__fail(ATTUNE_INVALID_ARGUMENT,
                                 "args.row_max is given, but the plan was made without: set problem.row_max");
-        ATTUNE__TRY(check_row_tensor(plan, &call, "row_max", true, &call.row_max));
+        ATTUNE__TRY(check_row_tensor(plan, call, "row_max", true, &call->row_max));
     }
-    ATTUNE__TRY(check_mask(plan, &call));
-    attune_tensor captures[ATTUNE_EXPR_MAX_SYMBOLS];
-    attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS];
-    ATTUNE__TRY(bind_captures(plan, a.captures, a.capture_count, captures));
-    ATTUNE__TRY(bind_parameters(plan, a.parameters, a.parameter_count, parameters));
-    call.captures = captures;
-    call.parameters = parameters;
-    ATTUNE__TRY(check_workspace(plan, &call));
+    ATTUNE__TRY(check_mask(plan, call));
+    ATTUNE__TRY(bind_captures(plan, a.captures, a.capture_count, resolved->captures));
+    ATTUNE__TRY(bind_parameters(plan, a.parameters, a.parameter_count, resolved->parameters));
+    return check_workspace(plan, call);
+}
 
+attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
+                             attune_completion *completion)
+{
+    ATTUNE__TRY(check_plan(plan, queue));
+    attune__forward_call resolved;
+    ATTUNE__TRY(attune__forward_resolve(plan, args, &resolved));
     const attune__backend *backend = plan->device->backend;
     uint64_t value = 0;
-    ATTUNE__TRY(
-        (plan->decision.choice.decode ? backend->decode : backend->forward)(plan->program, queue, &call, &value));
+    ATTUNE__TRY((plan->decision.choice.decode ? backend->decode : backend->forward)(plan->program, queue,
+                                                                                    &resolved.call, &value));
     if (completion)
         *completion = (attune_completion){queue, value};
     return ATTUNE_OK;
@@ -245,7 +256,8 @@ attune_status attune_backward(const attune_plan *plan, attune_queue *queue, cons
 {
     /* attune_plan_create refuses the direction on every backend that lacks it, so that no plan arrives here before one
      * has it. */
-    ATTUNE__TRY(check_plan(plan, queue, ATTUNE_BACKWARD));
+    ATTUNE__TRY(check_plan(plan, queue));
+    ATTUNE__TRY(check_direction(plan, ATTUNE_BACKWARD));
     (void)args;
     (void)completion;
     return attune__fail(ATTUNE_UNSUPPORTED, "device %s: %s", plan->device->info.id, plan->device->backend->missing);

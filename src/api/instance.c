@@ -66,7 +66,7 @@ attune_status attune_instance_create(const attune_instance_desc *desc, attune_in
     *instance = NULL;
     attune_instance_desc d = {.struct_size = sizeof d};
     if (desc)
-        ATTUNE__TRY(attune__desc_read(&d, sizeof d, desc, sizeof d, "desc"));
+        ATTUNE__TRY(attune__desc_read(&d, sizeof d, desc, offsetof(attune_instance_desc, cache_folder), "desc"));
     if (!d.allocator.alloc != !d.allocator.release)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.allocator has %s but no %s: set both or neither",
                             d.allocator.alloc ? "alloc" : "release", d.allocator.alloc ? "release" : "alloc");
@@ -88,6 +88,13 @@ attune_status attune_instance_create(const attune_instance_desc *desc, attune_in
         .log_level = d.log_level ? d.log_level : ATTUNE_LOG_WARNING,
         .cpu_threads = d.cpu_threads,
     };
+    made->host.cache = attune__cache_open(&(attune__cache_desc){
+        .allocator = allocator,
+        .log = d.log,
+        .log_user = d.log_user,
+        .log_level = made->host.log_level,
+        .folder = d.cache_folder,
+    });
     *instance = made;
     return ATTUNE_OK;
 }
@@ -103,6 +110,7 @@ void attune__instance_release(attune_instance *instance)
     if (atomic_fetch_sub_explicit(&instance->references, 1, memory_order_acq_rel) != 1)
         return;
     attune_allocator allocator = instance->host.allocator;
+    attune__cache_close(instance->host.cache);
     attune__free(&allocator, instance);
 }
 

@@ -4,6 +4,7 @@
 #ifndef ATTUNE_BASE_HASH_H
 #define ATTUNE_BASE_HASH_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct attune__hash {
@@ -26,6 +27,19 @@ static inline void attune__hash_add(attune__hash *hash, uint64_t word)
 {
     hash->lane[0] = attune__hash_mix(hash->lane[0] ^ word) + UINT64_C(0x9e3779b97f4a7c15);
     hash->lane[1] = attune__hash_mix(hash->lane[1] + (word ^ UINT64_C(0xa0761d6478bd642f))) ^ hash->lane[0];
+}
+
+/* Bytes, their number included, so that neighbours do not run together. */
+static inline void attune__hash_bytes(attune__hash *hash, const void *bytes, size_t size)
+{
+    const unsigned char *from = (const unsigned char *)bytes;
+    attune__hash_add(hash, size);
+    for (size_t i = 0; i < size; i += 8) {
+        uint64_t word = 0;
+        for (size_t j = 0; j < 8 && i + j < size; j++)
+            word |= (uint64_t)from[i + j] << (8 * j);
+        attune__hash_add(hash, word);
+    }
 }
 
 #endif

@@ -537,7 +537,7 @@ static void NAME(store)(const NAME(node_state) * root, size_t count, REAL *score
     const REAL *value = root->column;
     if (!value)
         for (size_t i = 0; i < count; i++)
-            score[i] = root->value.r;
+            score[i] = root->value.r; /* NOLINT(clang-analyzer-core.NullDereference): never called for masks */
     else if (value != score)
         memmove(score, value, count * sizeof *score);
 }

@@ -33,10 +33,15 @@ void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT])
     if (magnitude >= 1e-4f && magnitude < 1e8f) {
         /* 50.0, not 5e+01 */
         int decimals = precision - 1;
-        for (float power = 10; power <= magnitude; power *= 10)
+        float power = 1;
+        while (power * 10 <= magnitude) {
+            power *= 10;
             decimals--;
-        for (float power = 1; power > magnitude; power /= 10)
+        }
+        while (power > magnitude) {
+            power /= 10;
             decimals++;
+        }
         snprintf(digits, sizeof digits, "%.*f", decimals > 0 ? decimals : 0, (double)value);
     }
     if (magnitude < 1e-4f || magnitude >= 1e8f || strtof(digits, NULL) != value)

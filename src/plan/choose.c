@@ -13,16 +13,17 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
     const attune__shape *s = search->shape;
     uint32_t element = s->dtype == ATTUNE_F64 ? 8 : 4;
     bool cpu = found->family->backend == ATTUNE_BACKEND_CPU;
+    uint64_t arguments = found->family->backend == ATTUNE_BACKEND_VULKAN ? ATTUNE__VULKAN_ARGUMENTS : 0;
     const uint32_t *v = found->tile.value;
     uint64_t units = search->limits->compute_units;
     if (search->pass == ATTUNE__PASS_BACKWARD) {
         /* delta = rowsum(dO * O) - dLSE */
         uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
         uint64_t scratch = attune__round_up64(found->cost.shared + attune__round_up64(s->expr_scratch, 64), 256);
-        return attune__round_up64(rows * element, 256) + (cpu ? units * scratch : 0);
+        return attune__round_up64(rows * element, 256) + arguments + (cpu ? units * scratch : 0);
     }
     uint64_t bytes = attune__split_size(s, split, element);
-    return bytes + (cpu ? units * attune__cpu_thread_size(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]) : 0);
+    return bytes + arguments + (cpu ? units * attune__cpu_thread_size(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]) : 0);
 }
 
 static void fill(const attune__search *search, const attune__found *found, attune__decision *decision)

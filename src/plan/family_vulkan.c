@@ -6,6 +6,7 @@
  * copy.
  */
 #include "plan/family.h"
+#include "plan/layout.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -21,15 +22,17 @@ static uint32_t lanes(const attune_limits *limits)
 
 /* ---------------------------------------------------------------------------------------------- portable, subgroup */
 
-#define SLICE 32 /* elements of the head dimension that are in shared memory at once */
+#define SLICE 32 /* in backward: elements of the head dimension that are in shared memory at once */
 
 static const attune__tile scalar_forward[] = {
     ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(32, 64, 1, 0), ATTUNE__TILE(32, 32, 1, 0), ATTUNE__TILE(16, 64, 1, 0),
     ATTUNE__TILE(16, 32, 1, 0), ATTUNE__TILE(8, 32, 1, 0),  ATTUNE__TILE(4, 32, 1, 0),  ATTUNE__TILE(4, 16, 1, 0),
+    ATTUNE__TILE(1, 4, 1, 0),
 };
 static const attune__tile scalar_decode[] = {
     ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0),
     ATTUNE__TILE(2, 64, 1, 0),  ATTUNE__TILE(1, 64, 1, 0), ATTUNE__TILE(1, 16, 1, 0),
+    ATTUNE__TILE(1, 4, 1, 0),
 };
 static const attune__tile scalar_backward[] = {
     ATTUNE__TILES(32, 64, 64, 32, 1, 0),
@@ -67,6 +70,41 @@ static void settle_rows(const attune__search *search, attune__tile *tile)
         attune__settle_decode(search, tile, 1);
 }
 
+/* Forward and decode: layout.h. In backward, in float32:
+ *   dK and dV        Q[M1][33] + K[N1][33] + P[M1][N1 + 1] + dS[M1][N1 + 1] + rows[2][M1]   dO and V over Q and K
+ *   dQ         Q[M2][33] + K[N2][33] + dS[M2][N2 + 1] + rows[2][M2]
+ */
+static uint64_t scalar_shared(const attune__search *search, const attune__tile *tile, uint32_t threads, bool subgroups)
+{
+    const uint32_t *v = tile->value;
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        uint64_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
+        uint64_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
+        uint64_t kv = (m1 + n1) * (SLICE + 1) + 2 * m1 * (n1 + 1) + 2 * m1;
+        uint64_t q = (m2 + n2) * (SLICE + 1) + m2 * (n2 + 1) + 2 * m2;
+        return 4 * larger(kv, q);
+    }
+    attune__scalar_layout layout;
+    if (attune__scalar_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], threads, search->shape->head_dim,
+                                   search->shape->head_dim_v, subgroups, &layout))
+        return UINT64_MAX;
+    return layout.bytes;
+}
+
+/* NULL if the invocations can share the tile. */
+static const char *scalar_refuse(const attune__search *search, const attune__tile *tile, uint32_t threads,
+                                 bool subgroups, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
+    if (why || search->pass == ATTUNE__PASS_BACKWARD)
+        return why;
+    attune__scalar_layout layout;
+    why = attune__scalar_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], threads,
+                                     search->shape->head_dim, search->shape->head_dim_v, subgroups, &layout);
+    *option = search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
+    return why;
+}
+
 static void portable_settle(const attune__search *search, attune__tile *tile)
 {
     settle_rows(search, tile);
@@ -76,35 +114,13 @@ static void portable_settle(const attune__search *search, attune__tile *tile)
 
 static const char *portable_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    return attune__refuse_numbers(search, tile, 0, 128, option);
-}
-
-/*
- * In float32, with D and Dv padded to 32, T the threads:
- *   forward, decode  Q[M][D] + slice[N][33] + S[M][N + 1] + state[3][M] + reduce[T]   slice holds K's, then V's
- *   dK and dV        Q[M1][33] + K[N1][33] + P[M1][N1 + 1] + dS[M1][N1 + 1] + rows[2][M1]   dO and V over Q and K
- *   dQ               Q[M2][33] + K[N2][33] + dS[M2][N2 + 1] + rows[2][M2]
- * reduce, where rows are reduced through shared memory, is the portable kernel's alone.
- */
-static uint64_t scalar_shared(const attune__search *search, const attune__tile *tile, uint64_t reduce)
-{
-    const uint32_t *v = tile->value;
-    uint64_t d = attune__round_up(search->shape->head_dim, SLICE);
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        uint64_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
-        uint64_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
-        uint64_t kv = (m1 + n1) * (SLICE + 1) + 2 * m1 * (n1 + 1) + 2 * m1;
-        uint64_t q = (m2 + n2) * (SLICE + 1) + m2 * (n2 + 1) + 2 * m2;
-        return 4 * larger(kv, q);
-    }
-    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
-    return 4 * (m * d + n * (SLICE + 1) + m * (n + 1) + 3 * m + reduce);
+    return scalar_refuse(search, tile, portable_invocations(search->limits), false, option);
 }
 
 static attune__cost portable_cost(const attune__search *search, const attune__tile *tile)
 {
     uint32_t threads = portable_invocations(search->limits);
-    return (attune__cost){.shared = scalar_shared(search, tile, threads), .invocations = threads};
+    return (attune__cost){.shared = scalar_shared(search, tile, threads, false), .invocations = threads};
 }
 
 #define VULKAN_LOOP (ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__BLOCKS_ARE_CONTIGUOUS))
@@ -150,56 +166,45 @@ static void settle_warps(const attune__search *search, attune__tile *tile)
         *warps /= 2;
 }
 
+/* Eight subgroups, and at most 256 invocations: on an H200 a fifth faster than half as many. */
 static void subgroup_settle(const attune__search *search, attune__tile *tile)
 {
     settle_rows(search, tile);
-    settle_warps(search, tile);
+    uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], width = attune__floor2(lanes(search->limits));
+    if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) || *warps)
+        return;
+    uint32_t most = attune__floor2(search->limits->workgroup_invocations);
+    for (*warps = 8; *warps > 1 && (*warps * width > 256 || *warps * width > most);)
+        *warps /= 2;
 }
 
-/* The lanes of one row must lie in one subgroup, so that a tile has at least as many rows as there are subgroups; in
- * decode each subgroup takes all rows and its part of the keys. */
+/* The invocations of one row lie in one subgroup. */
 static const char *subgroup_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
+    uint32_t warps = tile->value[ATTUNE__NUM_WARPS], width = lanes(search->limits);
+    *option = ATTUNE__NUM_WARPS;
+    if (!attune__is_power2(warps))
+        return "it must be a power of two";
+    const char *why = scalar_refuse(search, tile, warps * width, true, option);
     if (why)
         return why;
-    const uint32_t *v = tile->value;
-    uint32_t warps = v[ATTUNE__NUM_WARPS];
-    bool warps_forced = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS);
-    if (!attune__is_power2(warps)) {
-        *option = ATTUNE__NUM_WARPS;
-        return "it must be a power of two";
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        uint32_t least = tile->value[ATTUNE__BLOCK_N1] < tile->value[ATTUNE__BLOCK_M2] ? tile->value[ATTUNE__BLOCK_N1]
+                                                                                       : tile->value[ATTUNE__BLOCK_M2];
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)                 ? ATTUNE__NUM_WARPS
+                  : tile->value[ATTUNE__BLOCK_N1] < tile->value[ATTUNE__BLOCK_M2] ? ATTUNE__BLOCK_N1
+                                                                                  : ATTUNE__BLOCK_M2;
+        return warps > least ? "each of the num_warps subgroups takes at least one row" : NULL;
     }
-    if (search->pass == ATTUNE__PASS_DECODE ? warps > v[ATTUNE__BLOCK_N]
-                                            : v[ATTUNE__BLOCK_M] && warps > v[ATTUNE__BLOCK_M]) {
-        *option = warps_forced                          ? ATTUNE__NUM_WARPS
-                  : search->pass == ATTUNE__PASS_DECODE ? ATTUNE__BLOCK_N
-                                                        : ATTUNE__BLOCK_M;
-        return "each of the num_warps subgroups takes at least one row";
-    }
-    uint32_t least = v[ATTUNE__BLOCK_N1] < v[ATTUNE__BLOCK_M2] ? v[ATTUNE__BLOCK_N1] : v[ATTUNE__BLOCK_M2];
-    if (search->pass == ATTUNE__PASS_BACKWARD && warps > least) {
-        *option = warps_forced                                ? ATTUNE__NUM_WARPS
-                  : v[ATTUNE__BLOCK_N1] < v[ATTUNE__BLOCK_M2] ? ATTUNE__BLOCK_N1
-                                                              : ATTUNE__BLOCK_M2;
-        return "each of the num_warps subgroups takes at least one row";
-    }
-    return NULL;
+    uint32_t parts = warps * width / tile->value[ATTUNE__BLOCK_M], columns = tile->value[ATTUNE__BLOCK_N] / 4;
+    *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
+    return (parts < columns ? parts : columns) > width ? "the invocations of a row lie in one subgroup" : NULL;
 }
 
-/* As portable without `reduce`. Decode: the subgroups' results, merge[num_warps][M][Dv + 2], lie over slice and S. */
 static attune__cost subgroup_cost(const attune__search *search, const attune__tile *tile)
 {
-    const uint32_t *v = tile->value;
-    attune__cost c = {.shared = scalar_shared(search, tile, 0),
-                      .invocations = v[ATTUNE__NUM_WARPS] * lanes(search->limits)};
-    if (search->pass == ATTUNE__PASS_DECODE) {
-        uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], warps = v[ATTUNE__NUM_WARPS];
-        uint64_t d = attune__round_up(search->shape->head_dim, SLICE);
-        uint64_t dv = attune__round_up(search->shape->head_dim_v, SLICE);
-        c.shared = 4 * (m * d + larger(n * (SLICE + 1) + m * (n + 1), warps * m * (dv + 2)) + 3 * m);
-    }
-    return c;
+    uint32_t threads = tile->value[ATTUNE__NUM_WARPS] * lanes(search->limits);
+    return (attune__cost){.shared = scalar_shared(search, tile, threads, true), .invocations = threads};
 }
 
 const attune__family attune__vulkan_subgroup = {

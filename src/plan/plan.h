@@ -55,6 +55,9 @@ uint64_t attune__split_size(const attune__shape *shape, uint32_t split, uint32_t
 /* Keys in a step: the block of the mask, or block_n without a block mask. */
 uint32_t attune__decode_step(const attune__shape *shape, uint32_t block_n);
 
+/* Vulkan: what a launch says to its kernels, behind the partial results. */
+#define ATTUNE__VULKAN_ARGUMENTS UINT64_C(4096)
+
 /*
  * CPU: the bytes of one thread's scratch in a forward or decode pass, a multiple of 64. With M and N the block sizes,
  * D and Dv the head dimensions, all rounded up to multiples of 16, and T the compute type (float; double for f64), it

@@ -1,59 +1,46 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The caller's expressions in Vulkan kernels. A kernel's module comes compiled with two stubs from shaders/mods.glsl,
- * attune_score and attune_mask; splicing gives a copy of the module in which they are functions made from the IR. No
- * shader compiler takes part. docs/vulkan.md says why, and lists the rules that the result keeps.
+ * The caller's expressions in prebuilt modules. A kernel's SPIR-V has two stub functions (shaders/mods.glsl); splicing
+ * puts functions emitted from the IR in their place, so that no shader compiler is needed at run time.
  *
- *     emit.c     IR -> the body of one function       splice.c   a module with the new bodies
- *     table.c    the values that the bodies read
+ *     emit.c     IR -> the body of a function     splice.c   a module with other bodies     mods.c   tables
  *
- * Thread-safety: any thread; nothing is shared.
+ * A function reads what a launch gives it from the expression's table in device memory, in 32-bit words:
+ *
+ *     0 q_len   1 kv_len   2 group (heads for each key head)   3, 4, 5 what is added to b, h and q   6, 7 zero
+ *     8 + i     symbol i, if it is a parameter; rounded up to four words
+ *     then for each capture, in the order of symbols: address[2] 0 0, size[4], stride[4][2] in bytes
  */
 #ifndef ATTUNE_VULKAN_MODS_H
 #define ATTUNE_VULKAN_MODS_H
 
 #include "expr/expr.h"
 
+typedef struct attune__mods_capture {
+    uint64_t address; /* of the first element, on the device */
+    attune_dtype dtype;
+    int64_t size[ATTUNE_MAX_RANK], stride[ATTUNE_MAX_RANK]; /* elements */
+} attune__mods_capture;
+
+typedef struct attune__mods_table {
+    int32_t q_len, kv_len, group, b0, h0, q0;
+    attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS]; /* both by symbol */
+    attune__mods_capture captures[ATTUNE_EXPR_MAX_SYMBOLS];
+} attune__mods_table;
+
+/* Bytes, a multiple of 16. */
+size_t attune__mods_table_size(const attune_expr *expr);
+void attune__mods_table_pack(const attune_expr *expr, const attune__mods_table *values, void *out);
+/* Where the descriptor of a capture begins, in groups of four words. */
+uint32_t attune__mods_capture_at(const attune_expr *expr, uint32_t symbol);
+
 /*
- * The module with the bodies of `mask` and `score`, NULL for "all allowed" and "the score as it is". Names and other
- * debug instructions are gone from it, and so are the helpers that the bodies do not call. Freed with attune__free.
- * INTERNAL if the module is damaged or lacks the stub of an expression that is not NULL; OUT_OF_HOST_MEMORY.
+ * A copy of the module with attune_mask and attune_score computing the expressions; NULL gives true and the score
+ * itself. Names and functions that are not called are left out. INTERNAL if the words are no module with both stubs and
+ * the helpers of shaders/mods.glsl. Free *spliced with attune__free.
  */
 attune_status attune__mods_splice(const attune_allocator *allocator, const uint32_t *words, size_t count,
                                   const attune_expr *mask, const attune_expr *score, uint32_t **spliced,
                                   size_t *spliced_count);
-
-/*
- * The table of an expression, in device memory, aligned to 16, little-endian:
- *
- *     0   i32 q_len, kv_len, heads per kv head, 0
- *     16  i32 b0, h0, q0, 0                                  what b, h and q count from
- *     32  32 bits for each parameter, i32 or f32, in order of the symbols; filled up to a multiple of 16
- *     ..  64 bytes for each capture, in order of the symbols:
- *         0   u64 address, of the first element; 8 bytes 0
- *         16  i32 size[4], capped at 2^31 - 1 (no index is larger); 0 past the rank
- *         32  i64 stride[4] in bytes, 0 past the rank
- *
- * An address is aligned to the element. What lies in the 4 aligned bytes around an element is read with it.
- */
-typedef struct attune__mods_capture {
-    uint64_t address; /* of element 0; may be 0 if a size is 0 */
-    int64_t size[ATTUNE_MAX_RANK];
-    int64_t stride[ATTUNE_MAX_RANK]; /* elements; may be negative */
-} attune__mods_capture;
-
-typedef struct attune__mods_table {
-    int32_t q_len, kv_len; /* of the whole, which q_len and kv_len stand for in the expression */
-    int32_t group;         /* h_kv = (h + h0) / group; at least 1 */
-    int32_t b0, h0, q0;
-    const attune__mods_capture *captures; /* entry i serves symbols[i], as in attune__bindings */
-    const attune__value *parameters;
-} attune__mods_table;
-
-/* Bytes, a multiple of 16. expr may be NULL: 0, no table is read. */
-size_t attune__mods_table_size(const attune_expr *expr);
-
-/* Writes attune__mods_table_size(expr) bytes. No call allocates or fails. */
-void attune__mods_table_pack(const attune_expr *expr, const attune__mods_table *values, void *out);
 
 #endif

@@ -6,10 +6,10 @@ import re
 import subprocess
 import sys
 
-shared, static, include = sys.argv[1:4]
+shared, static = sys.argv[1:3]
 declared = set()
-for header in pathlib.Path(include).glob('attune/*.h'):
-    declared |= set(re.findall(r'ATTUNE_API[^;(]*?\b(attune_\w+)\s*\(', header.read_text()))
+for header in sys.argv[3:]:
+    declared |= set(re.findall(r'ATTUNE_API[^;(]*?\b(attune_\w+)\s*\(', pathlib.Path(header).read_text()))
 
 
 def names(*arguments):
@@ -21,7 +21,7 @@ exported = names('-D', '--defined-only', shared)
 errors = [f'exported, not declared: {name}' for name in sorted(exported - declared)]
 errors += [f'declared, not exported: {name}' for name in sorted(declared - exported)]
 if len(declared) < 40:
-    errors.append(f'only {len(declared)} declarations were found in {include}')
+    errors.append(f'only {len(declared)} declarations were found in {sys.argv[3:]}')
 if static != '-':
     errors += [f'global in the static library without the prefix: {name}'
                for name in sorted(names('-g', '--defined-only', static)) if not name.startswith('attune_')]

@@ -76,17 +76,15 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
 
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
 {
-    x.d = up(x.d, 32), x.dv = up(x.dv, 32);
     if (c->direction == ATTUNE_BACKWARD) {
         uint64_t kv = 33 * x.m1 + 33 * x.n1 + 2 * x.m1 * (x.n1 + 1) + 2 * x.m1;
         return 4 * most(kv, 33 * x.m2 + 33 * x.n2 + x.m2 * (x.n2 + 1) + 2 * x.m2);
     }
-    uint64_t q = x.m * x.d, slice = 33 * x.n, s = x.m * (x.n + 1);
-    if (portable)
-        return 4 * (q + slice + s + 3 * x.m + x.threads);
-    if (c->decode)
-        return 4 * (q + most(slice + s, x.warps * x.m * (x.dv + 2)) + 3 * x.m);
-    return 4 * (q + slice + s + 3 * x.m);
+    uint64_t step = x.d % 32 == 0 ? 32 : x.d % 16 == 0 ? 16 : 8, parts = x.threads / x.m;
+    if (parts > x.n / 4)
+        parts = x.n / 4;
+    uint64_t slices = most((x.m + x.n) * (step + 4), 4 * (x.dv + 4)), pad = portable ? 1 : parts < 4 ? parts : 4;
+    return 4 * (slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 1);
 }
 
 static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, numbers x)

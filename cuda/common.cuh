@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: MIT */
+/* What the forward kernels share: types, the walk over a mask's blocks, tiles in shared memory, small arithmetic. */
+#ifndef ATTUNE_CUDA_COMMON_CUH
+#define ATTUNE_CUDA_COMMON_CUH
+
+#include "arguments.h"
+
+#if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE || ATTUNE_HAVE_SCORE
+#include "mods.cuh"
+#endif
+
+#define ATTUNE_LOG2E 1.4426950408889634f
+#define ATTUNE_LN2   0.6931471805599453f
+#define ATTUNE_INF   __int_as_float(0x7f800000)
+
+typedef unsigned u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#if ATTUNE_DTYPE == ATTUNE_CUDA_F32
+typedef float element;
+#else
+typedef unsigned short element;
+#endif
+
+constexpr int HEAD_DIM = ATTUNE_HEAD_DIM, HEAD_DIM_V = ATTUNE_HEAD_DIM_V;
+constexpr int BLOCK_M = ATTUNE_BLOCK_M, BLOCK_N = ATTUNE_BLOCK_N, STAGES = ATTUNE_NUM_STAGES;
+constexpr int THREADS = 32 * ATTUNE_NUM_WARPS;
+/* Does any pair need more than the product: then scores are in natural units, else raw products. */
+constexpr bool HAVE_SCORE = ATTUNE_HAVE_SCORE;
+constexpr bool HAVE_MASK = ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE;
+
+__device__ __forceinline__ constexpr int round_up(int value, int multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Two values in the 16-bit input type, the first in the low half. */
+__device__ __forceinline__ u32 pack(float low, float high)
+{
+    u32 two;
+#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+#endif
+    return two;
+}
+
+__device__ __forceinline__ u32 shared_address(const void *p)
+{
+    return (u32)__cvta_generic_to_shared(p);
+}
+
+/* ------------------------------------------------------------------------------------------------ tiles of the work */
+
+/* Which rows of which head a workgroup has. */
+struct place {
+    int b, h, h_kv, q; /* q: the first row */
+};
+
+__device__ __forceinline__ int tile_count(const attune_cuda_arguments &a)
+{
+    return a.batch * a.heads * ((a.q_len + BLOCK_M - 1) / BLOCK_M);
+}
+
+/*
+ * Heads next to one another share keys in the L2 cache. With lists the last rows of all heads come first: they are the
+ * longest under a causal mask.
+ */
+__device__ __forceinline__ place tile_place(const attune_cuda_arguments &a, int tile)
+{
+    int rows = (a.q_len + BLOCK_M - 1) / BLOCK_M, row, plane;
+    if (a.order) {
+        tile = ((const int *)a.order)[tile];
+        plane = tile / rows;
+        row = tile - plane * rows;
+    } else {
+        plane = tile / rows;
+        row = tile - plane * rows;
+        if (ATTUNE_HAVE_BLOCKS)
+            row = rows - 1 - row;
+    }
+    place p;
+    p.b = plane / a.heads;
+    p.h = plane - p.b * a.heads;
+    p.h_kv = p.h / (a.heads / a.kv_heads);
+    p.q = row * BLOCK_M;
+    return p;
+}
+
+/* ------------------------------------------------------------------------------------------- the walk over the keys */
+
+/* A tile of keys. */
+struct keys {
+    int kv;     /* the first key; -1 = there are no more */
+    bool whole; /* every pair is allowed, but for the edge */
+};
+
+/* Whether its scores must be looked at one by one. */
+__device__ __forceinline__ bool keys_masked(const keys &k, const attune_cuda_arguments &a)
+{
+    return (HAVE_MASK && !k.whole) || k.kv + BLOCK_N > a.kv_len;
+}
+
+/* The tiles of keys that a block of rows meets, ascending: both lists are merged. */
+struct walk {
+    keys next;
+#if ATTUNE_HAVE_BLOCKS
+    const int *partial, *full;
+    int partials, fulls;         /* blocks left in the lists, past the next ones */
+    int next_partial, next_full; /* NO_BLOCK at the end */
+    int end;                     /* of the block that `next` is in */
+#endif
+};
+
+#define NO_BLOCK 0x7fffffff
+
+__device__ __forceinline__ void walk_block(walk &w, const attune_cuda_arguments &a)
+{
+#if ATTUNE_HAVE_BLOCKS
+    int block = min(w.next_partial, w.next_full);
+    w.next.whole = block == w.next_full;
+    if (block == NO_BLOCK) {
+        w.next.kv = -1;
+    } else {
+        w.next.kv = block * a.kv_block;
+        w.end = min(w.next.kv + a.kv_block, a.kv_len);
+        if (w.next.whole)
+            w.next_full = w.fulls-- > 0 ? *w.full++ : NO_BLOCK;
+        else
+            w.next_partial = w.partials-- > 0 ? *w.partial++ : NO_BLOCK;
+    }
+#endif
+}
+
+__device__ __forceinline__ void walk_begin(walk &w, const attune_cuda_arguments &a, const place &p)
+{
+#if ATTUNE_HAVE_BLOCKS
+    i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows + p.q / a.q_block;
+    const i64 *partial = (const i64 *)a.partial.offsets + row, *full = (const i64 *)a.full.offsets + row;
+    w.partial = (const int *)a.partial.indices + partial[0];
+    w.partials = (int)(partial[1] - partial[0]);
+    w.full = (const int *)a.full.indices + full[0];
+    w.fulls = (int)(full[1] - full[0]);
+    w.next_partial = w.partials-- > 0 ? *w.partial++ : NO_BLOCK;
+    w.next_full = w.fulls-- > 0 ? *w.full++ : NO_BLOCK;
+    walk_block(w, a);
+#else
+    w.next.kv = 0;
+    w.next.whole = true;
+#endif
+}
+
+/* The next tile; after the last one, -1 for ever. */
+__device__ __forceinline__ keys walk_take(walk &w, const attune_cuda_arguments &a)
+{
+    keys taken = w.next;
+    if (taken.kv >= 0) {
+        w.next.kv += BLOCK_N;
+#if ATTUNE_HAVE_BLOCKS
+        if (w.next.kv >= w.end)
+            walk_block(w, a);
+#else
+        if (w.next.kv >= a.kv_len)
+            w.next.kv = -1;
+#endif
+    }
+    return taken;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- scores */
+
+/*
+ * Without a score expression S stays the raw product, and the scale is folded into the exponent: fold * s. That needs
+ * a positive factor, or the largest product would not be the largest score: the sign goes to the product.
+ */
+__device__ __forceinline__ float fold_factor(float scale)
+{
+    return HAVE_SCORE ? ATTUNE_LOG2E : scale == 0.0f ? 1.0f : fabsf(scale) * ATTUNE_LOG2E;
+}
+
+/* What multiplies the product only when the scale is not positive. */
+__device__ __forceinline__ float fold_sign(float scale)
+{
+    return scale < 0.0f ? -1.0f : 0.0f;
+}
+
+#endif

@@ -1,0 +1,18 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Kernel sources as C arrays: embed.py OUTPUT FILE..."""
+import pathlib
+import sys
+
+output, *files = sys.argv[1:]
+text = '/* Made by cuda/embed.py. */\n#include "cuda/sources.h"\n'
+rows = ''
+for number, name in enumerate(files):
+    data = pathlib.Path(name).read_bytes() + b'\0'
+    text += f'\nstatic const char source_{number}[] = {{\n'
+    for i in range(0, len(data), 20):
+        text += '    ' + ' '.join(f'{byte},' for byte in data[i:i + 20]) + '\n'
+    text += '};\n'
+    rows += f'    {{"{pathlib.Path(name).name}", source_{number}}},\n'
+text += f'\nconst attune__cuda_source attune__cuda_sources[] = {{\n{rows}    {{0, 0}},\n}};\n'
+pathlib.Path(output).write_text(text)

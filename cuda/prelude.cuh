@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT */
+/* What the text of expressions calls (docs/expressions.md), in CUDA C++. Compiled with --fmad=false and without fast
+ * mathematics: in a mask a last bit decides. */
+#ifndef ATTUNE_CUDA_PRELUDE_CUH
+#define ATTUNE_CUDA_PRELUDE_CUH
+
+#include "arguments.h"
+
+#define ATTUNE_FUNCTION        __device__ __forceinline__
+#define ATTUNE_INFINITY        __int_as_float(0x7f800000)
+#define ATTUNE_NAN             __int_as_float(0x7fffffff)
+#define ATTUNE_SYMBOLS         , const attune_cuda_symbol *symbols
+#define ATTUNE_CAPTURE(n)      (&symbols[n])
+#define ATTUNE_PARAMETER_I32(n) (symbols[n].is.i32)
+#define ATTUNE_PARAMETER_F32(n) (symbols[n].is.f32)
+
+ATTUNE_FUNCTION int attune_iadd(int a, int b) { return (int)((unsigned)a + (unsigned)b); }
+ATTUNE_FUNCTION int attune_isub(int a, int b) { return (int)((unsigned)a - (unsigned)b); }
+ATTUNE_FUNCTION int attune_imul(int a, int b) { return (int)((unsigned)a * (unsigned)b); }
+ATTUNE_FUNCTION int attune_idiv(int a, int b)
+{
+    if (b == 0 || b == -1)
+        return b ? attune_isub(0, a) : 0;
+    int quotient = a / b, rest = a - quotient * b;
+    return quotient - (rest != 0 && (rest ^ b) < 0);
+}
+ATTUNE_FUNCTION int attune_imod(int a, int b)
+{
+    if (b == 0 || b == -1)
+        return 0;
+    int rest = a % b;
+    return rest + (rest != 0 && (rest ^ b) < 0 ? b : 0);
+}
+ATTUNE_FUNCTION float attune_fmod(float a, float b) { return a - floorf(a / b) * b; }
+ATTUNE_FUNCTION float attune_abs(float x) { return fabsf(x); }
+ATTUNE_FUNCTION float attune_floor(float x) { return floorf(x); }
+ATTUNE_FUNCTION float attune_ceil(float x) { return ceilf(x); }
+ATTUNE_FUNCTION float attune_exp(float x) { return expf(x); }
+ATTUNE_FUNCTION float attune_exp2(float x) { return exp2f(x); }
+ATTUNE_FUNCTION float attune_log(float x) { return logf(x); }
+ATTUNE_FUNCTION float attune_log2(float x) { return log2f(x); }
+ATTUNE_FUNCTION float attune_sqrt(float x) { return sqrtf(x); }
+ATTUNE_FUNCTION float attune_rsqrt(float x) { return 1.0f / sqrtf(x); }
+ATTUNE_FUNCTION float attune_tanh(float x) { return tanhf(x); }
+ATTUNE_FUNCTION float attune_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+ATTUNE_FUNCTION float attune_sin(float x) { return sinf(x); }
+ATTUNE_FUNCTION float attune_cos(float x) { return cosf(x); }
+ATTUNE_FUNCTION float attune_pow(float x, float y) { return powf(x, y); }
+
+ATTUNE_FUNCTION int attune_get_i32(unsigned long long p, long long i) { return ((const int *)p)[i]; }
+ATTUNE_FUNCTION int attune_get_i64(unsigned long long p, long long i)
+{
+    long long x = ((const long long *)p)[i];
+    return x < -2147483647 - 1 ? -2147483647 - 1 : x > 2147483647 ? 2147483647 : (int)x;
+}
+ATTUNE_FUNCTION int attune_get_u8(unsigned long long p, long long i) { return ((const unsigned char *)p)[i]; }
+ATTUNE_FUNCTION int attune_get_bool(unsigned long long p, long long i) { return ((const unsigned char *)p)[i] != 0; }
+ATTUNE_FUNCTION float attune_get_f32(unsigned long long p, long long i) { return ((const float *)p)[i]; }
+ATTUNE_FUNCTION float attune_get_bf16(unsigned long long p, long long i)
+{
+    return __int_as_float((int)((unsigned)((const unsigned short *)p)[i] << 16));
+}
+ATTUNE_FUNCTION float attune_get_f16(unsigned long long p, long long i)
+{
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(((const unsigned short *)p)[i]));
+    return x;
+}
+
+#define ATTUNE_IN(v, d, i) ((i) >= 0 && (i) < (v)->size[d])
+#define ATTUNE_LOADS(T, name)                                                                                          \
+    ATTUNE_FUNCTION T attune_load_##name##_1(const attune_cuda_symbol *v, int i)                                       \
+    {                                                                                                                  \
+        return ATTUNE_IN(v, 0, i) ? attune_get_##name(v->is.address, i * v->stride[0]) : 0;                            \
+    }                                                                                                                  \
+    ATTUNE_FUNCTION T attune_load_##name##_2(const attune_cuda_symbol *v, int i, int j)                                \
+    {                                                                                                                  \
+        return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j)                                                                \
+                   ? attune_get_##name(v->is.address, i * v->stride[0] + j * v->stride[1])                             \
+                   : 0;                                                                                                \
+    }                                                                                                                  \
+    ATTUNE_FUNCTION T attune_load_##name##_3(const attune_cuda_symbol *v, int i, int j, int k)                         \
+    {                                                                                                                  \
+        return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) && ATTUNE_IN(v, 2, k)                                          \
+                   ? attune_get_##name(v->is.address, i * v->stride[0] + j * v->stride[1] + k * v->stride[2])          \
+                   : 0;                                                                                                \
+    }                                                                                                                  \
+    ATTUNE_FUNCTION T attune_load_##name##_4(const attune_cuda_symbol *v, int i, int j, int k, int l)                  \
+    {                                                                                                                  \
+        return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) && ATTUNE_IN(v, 2, k) && ATTUNE_IN(v, 3, l)                    \
+                   ? attune_get_##name(v->is.address, i * v->stride[0] + j * v->stride[1] + k * v->stride[2] +         \
+                                                          l * v->stride[3])                                            \
+                   : 0;                                                                                                \
+    }
+ATTUNE_LOADS(int, i32)
+ATTUNE_LOADS(int, i64)
+ATTUNE_LOADS(int, u8)
+ATTUNE_LOADS(int, bool)
+ATTUNE_LOADS(float, f32)
+ATTUNE_LOADS(float, f16)
+ATTUNE_LOADS(float, bf16)
+
+#endif

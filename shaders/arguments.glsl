@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a launch says to a kernel: one block in device memory, whose address and the number of the first workgroup are the
+ * push constants. src/vulkan/arguments.h has the same layout in C.
+ */
+#ifndef ATTUNE_ARGUMENTS_GLSL
+#define ATTUNE_ARGUMENTS_GLSL
+
+#include "address.glsl"
+
+struct Tensor {
+    uvec2 address;
+    uvec2 stride_b, stride_h, stride_row; /* bytes */
+};
+
+#define ALIGNED_Q 1u
+#define ALIGNED_K 2u
+#define ALIGNED_V 4u
+#define ALIGNED_O 8u
+
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Arguments {
+    Tensor q, k, v, o, lse, row_max; /* address 0: lse or row_max is not wanted */
+    uvec2 mask_rows;                 /* for each row of blocks: address and count of its entries */
+    uvec2 mask_mod, score_mod;       /* the expressions' tables: mods.glsl */
+    uvec2 parts, parts_ml;           /* of splits */
+    uint batch, heads, kv_heads, q_len;
+    uint kv_len, splits;
+    uint mask_rows_b, mask_rows_h;   /* rows of blocks from one batch or head to the next; 0 = broadcast */
+    uint q_block, kv_block;          /* of the mask; without one the tile */
+    uint head_step, q_step;          /* heads and queries of a tile */
+    uint head_chunks, q_chunks, in_block; /* tiles of a group of heads, of the queries, of a row of blocks */
+    uint flags;
+    float scale;
+};
+
+const float LOWEST = -3.0e38; /* below every score: a row that has seen no pair */
+const float LOG2E = 1.44269504088896341;
+const float LN2 = 0.693147180559945309;
+
+/* A row's largest score from its largest in units of log2 and its sum. NaN scores are lost in m and stay in l; so do
+ * infinite ones, which m has kept. Neither rests on what the driver says of NaN. */
+uint row_max_bits(const in float m, const in float l)
+{
+    bool nan = (floatBitsToUint(l) & 0x7fffffffu) > 0x7f800000u && floatBitsToUint(m) != 0x7f800000u;
+    return nan ? 0x7fc00000u : m == LOWEST ? 0xff800000u : floatBitsToUint(m * LN2);
+}
+
+layout(push_constant) uniform Push {
+    uvec2 arguments;
+    uint first;
+} push;
+
+#endif

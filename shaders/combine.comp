@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: MIT */
+/* 7 of a split pass: merges the parts of each row. One invocation has four columns of a row. */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+
+#include "arguments.glsl"
+#include "elements.glsl"
+
+layout(local_size_x = 64) in;
+
+layout(constant_id = 4) const uint HEAD_DIM_V = 64;
+
+void store_row(const in Tensor t, uint b, uint h, uint q, uint bits)
+{
+    if (any(notEqual(t.address, uvec2(0u))))
+        OutWord(address_step(address_step(address_step(t.address, b, t.stride_b), h, t.stride_h), q, t.stride_row)).value =
+            bits;
+}
+
+void main()
+{
+    Arguments args = Arguments(push.arguments);
+    const uint groups = HEAD_DIM_V / 4u;
+    uint workgroup = push.first + gl_WorkGroupID.x;
+    uint index = workgroup * 64u + gl_LocalInvocationIndex;
+    uint row = index / groups, column = index % groups * 4u;
+    if (row >= args.batch * args.heads * args.q_len)
+        return;
+    uint q = row % args.q_len, h = row / args.q_len % args.heads, b = row / args.q_len / args.heads;
+
+    uvec2 ml = address_step(args.parts_ml, row * args.splits, uvec2(8u, 0u));
+    float m = uintBitsToFloat(Word(ml).value);
+    for (uint i = 1u; i < args.splits; i++)
+        m = max(m, uintBitsToFloat(Word(address_add(ml, 8u * i)).value));
+    float l = 0.0;
+    vec4 o = vec4(0.0);
+    uvec2 part = address_step(args.parts, row * args.splits, uvec2(HEAD_DIM_V * 4u, 0u));
+    for (uint i = 0u; i < args.splits; i++) {
+        float alpha = exp2(uintBitsToFloat(Word(address_add(ml, 8u * i)).value) - m);
+        float part_l = uintBitsToFloat(Word(address_add(ml, 8u * i + 4u)).value);
+        vec4 part_o = Vec4(address_add(part, (i * HEAD_DIM_V + column) * 4u)).value;
+        l += alpha * part_l;
+        o += alpha * part_o;
+    }
+    uvec2 to = address_step(address_step(address_step(args.o.address, b, args.o.stride_b), h, args.o.stride_h), q,
+                            args.o.stride_row);
+    store4(address_add(to, column * ELEMENT_BYTES), (args.flags & ALIGNED_O) != 0u, l == 0.0 ? vec4(0.0) : o / l);
+    if (column == 0u) {
+        store_row(args.lse, b, h, q, l == 0.0 ? 0xff800000u : floatBitsToUint((m + log2(l)) * LN2));
+        store_row(args.row_max, b, h, q, row_max_bits(m, l));
+    }
+}

@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Forward attention and decode without matrix units. A workgroup owns the rows of one tile and walks the tiles of the
+ * keys that its mask lists; operands stream through shared memory in slices, O stays in registers. The stages carry the
+ * numbers of docs/algorithm.md. With SUBGROUPS, the invocations of a row speak through subgroup shuffles; without, through
+ * shared memory alone.
+ *
+ * S = Q K^T is computed by a grid of TY x TX invocations, each with TM rows (ty + TY i) and four columns (4 tx + j); O
+ * likewise, with TO groups of four columns (4 (tx + TX t)). Between the two, PARTS invocations take a row each.
+ * Keys stand in shared memory so that key 4 tx + j is row TX j + tx: neighbours read neighbouring rows.
+ */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#ifdef SUBGROUPS
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#endif
+
+#include "arguments.glsl"
+#include "elements.glsl"
+#include "mods.glsl"
+
+layout(local_size_x_id = 0) in;
+
+/* All from attune__vulkan_scalar_layout (src/plan/layout_vulkan.c). */
+layout(constant_id = 0) const uint THREADS = 128;
+layout(constant_id = 1) const uint BLOCK_M = 32;
+layout(constant_id = 2) const uint BLOCK_N = 32;
+layout(constant_id = 3) const uint HEAD_DIM = 64;
+layout(constant_id = 4) const uint HEAD_DIM_V = 64;
+layout(constant_id = 5) const uint SLICE = 32;      /* of the head dimension, in shared memory at once */
+layout(constant_id = 6) const uint CHUNK = 32;      /* rows of V in shared memory at once */
+layout(constant_id = 7) const uint TX = 8;
+layout(constant_id = 8) const uint TY = 16;
+layout(constant_id = 9) const uint TM = 2;
+layout(constant_id = 10) const uint TO = 2;
+layout(constant_id = 11) const uint PARTS = 4;      /* invocations of a row in stages 4 and 5 */
+layout(constant_id = 12) const uint PART = 2;       /* groups of four columns of each */
+layout(constant_id = 13) const uint S_STRIDE = 9;   /* groups of four from one row of S to the next */
+layout(constant_id = 14) const uint O_SIZE = 4;     /* TM * TO */
+layout(constant_id = 15) const uint SLICE_SIZE = 576; /* groups of four in slices, S, and the rows' values */
+layout(constant_id = 16) const uint S_SIZE = 288;
+layout(constant_id = 17) const uint ROWS_SIZE = 32;
+layout(constant_id = 18) const uint REDUCE_SIZE = 128;
+layout(constant_id = 19) const bool BLOCKS = false; /* a block mask's lists */
+layout(constant_id = 20) const bool MASK = false;   /* partial blocks evaluate an expression */
+layout(constant_id = 21) const bool SCORE = false;
+layout(constant_id = 22) const bool PRESCALE = false; /* the scale is in Q */
+layout(constant_id = 23) const bool ALIGNED = false;  /* q, k, v and o all are: for drivers that run both sides of a branch */
+layout(constant_id = 24) const bool PACKED = false;   /* tiles have rows of several heads */
+layout(constant_id = 25) const uint FETCH_QK = 2;     /* groups of eight that an invocation has on their way */
+layout(constant_id = 26) const uint FETCH_V = 2;
+layout(constant_id = 27) const uint FETCH = 2;
+
+shared vec4 slices[SLICE_SIZE]; /* Q[M] and K[N] of SLICE + 4, or V[CHUNK] of HEAD_DIM_V + 4 */
+shared vec4 s[S_SIZE];          /* S, then P: [M][S_STRIDE]. A pair that the mask forbids is -1 */
+shared float rows[ROWS_SIZE];   /* the factor of each row of O; at the end 1 / l */
+#ifndef SUBGROUPS
+shared float reduce[REDUCE_SIZE]; /* [PARTS][M] */
+#endif
+shared uint special; /* V has NaN or infinity in a chunk of a tile with forbidden pairs */
+
+/* The tile that the workgroup owns. */
+struct Item {
+    uint b, kv_h, h0, q0, heads, queries, split, rows;
+};
+
+Item item_of(Arguments args, uint index)
+{
+    Item it;
+    uint rest = index, per_chunk = args.splits * args.head_chunks * args.kv_heads * args.batch;
+    /* The last rows first: under a causal mask they have the most to do. */
+    uint chunk = args.q_chunks - 1u - index / per_chunk;
+    rest = index % per_chunk;
+    it.split = rest % args.splits;
+    rest /= args.splits;
+    uint head_chunk = rest % args.head_chunks;
+    rest /= args.head_chunks;
+    it.kv_h = rest % args.kv_heads;
+    it.b = rest / args.kv_heads;
+    uint group = args.heads / args.kv_heads;
+    it.h0 = it.kv_h * group + head_chunk * args.head_step;
+    it.heads = min(args.head_step, group - head_chunk * args.head_step);
+    uint block0 = chunk / args.in_block * args.q_block;
+    uint end = min(block0 + args.q_block, args.q_len);
+    it.q0 = block0 + chunk % args.in_block * args.q_step;
+    it.queries = min(args.q_step, end - it.q0);
+    it.rows = it.heads * it.queries;
+    return it;
+}
+
+uint head_of(const in uint row, const in uint queries)
+{
+    return PACKED ? row / queries : 0u;
+}
+
+uint query_of(const in uint row, const in uint queries)
+{
+    return PACKED ? row % queries : row;
+}
+
+uvec2 plane(const in Tensor t, uint b, uint h)
+{
+    return address_step(address_step(t.address, b, t.stride_b), h, t.stride_h);
+}
+
+/* A tile of keys, and the blocks behind it. */
+struct Tile {
+    uint kv0, kv_end, kind, block;
+};
+
+/* The next tile, if there is one: the rest of this block, or the next one that is listed. */
+bool advance(inout Tile tile, const in uvec2 entries, const in uint blocks, const in uint kv_block, const in uint kv_len)
+{
+    tile.kv0 += BLOCK_N;
+    while (tile.kv0 >= tile.kv_end) {
+        if (tile.block >= blocks)
+            return false;
+        uint column = tile.block;
+        if (BLOCKS) {
+            uint entry = Word(address_add(entries, 4u * tile.block)).value;
+            column = entry >> 1;
+            tile.kind = entry & 1u;
+        }
+        tile.kv0 = column * kv_block;
+        tile.kv_end = min(tile.kv0 + kv_block, kv_len);
+        tile.block++;
+    }
+    return true;
+}
+
+const uint SLICE_GROUPS = SLICE / 8u, CHUNK_GROUPS = HEAD_DIM_V / 8u; /* of eight elements */
+const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
+
+/* Loads are begun long before their values are stored to shared memory, so that arithmetic hides their latency. */
+#define FETCH_QK_SLICE(kv, d0)                                                                                         \
+    {                                                                                                                  \
+        uvec2 k_tile = address_step(k_plane, kv, k_stride);                                                            \
+        [[unroll]] for (uint f = 0u; f < FETCH_QK; f++)                                                                \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, r = i / SLICE_GROUPS, n = r - BLOCK_M;                                         \
+            uvec2 at = r < BLOCK_M ? address_step(PACKED ? address_step(q_plane, head_of(r, it.queries), q_stride_h)   \
+                                                         : q_plane,                                                    \
+                                                  it.q0 + query_of(r, it.queries), q_stride)                           \
+                                   : address_step(k_tile, n, k_stride);                                                \
+            fetched[f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned,                 \
+                               r < BLOCK_M ? r < it.rows : n < BLOCK_N && kv + n < kv_len);                            \
+        }                                                                                                              \
+    }
+
+#define FETCH_V_CHUNK(kv)                                                                                              \
+    {                                                                                                                  \
+        uvec2 v_tile = address_step(v_plane, kv, v_stride);                                                            \
+        [[unroll]] for (uint f = 0u; f < FETCH_V; f++)                                                                 \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, n = i / CHUNK_GROUPS;                                                          \
+            fetched[f] = fetch(address_add(address_step(v_tile, n, v_stride), i % CHUNK_GROUPS * 8u * ELEMENT_BYTES),  \
+                               aligned, n < CHUNK && kv + n < kv_len);                                                 \
+        }                                                                                                              \
+    }
+
+#define STORE_V_CHUNK                                                                                                  \
+    [[unroll]] for (uint f = 0u; f < FETCH_V; f++)                                                                     \
+    {                                                                                                                  \
+        uint i = tid + f * THREADS, n = i / CHUNK_GROUPS, to = n * chunk_row + i % CHUNK_GROUPS * 2u;                  \
+        vec4 low, high;                                                                                                \
+        widen(fetched[f], low, high);                                                                                  \
+        if (some && is_special(fetched[f]))                                                                            \
+            special = 1u;                                                                                              \
+        if (n < CHUNK) {                                                                                               \
+            slices[to] = low;                                                                                          \
+            slices[to + 1u] = high;                                                                                    \
+        }                                                                                                              \
+    }
+
+void main()
+{
+    Arguments args = Arguments(push.arguments);
+#ifdef SUBGROUPS
+    uint tid = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
+#else
+    uint tid = gl_LocalInvocationIndex;
+#endif
+    uint tx = tid % TX, ty = tid / TX;
+    Item it = item_of(args, push.first + gl_WorkGroupID.x);
+    uvec2 q_plane = plane(args.q, it.b, it.h0), k_plane = plane(args.k, it.b, it.kv_h),
+          v_plane = plane(args.v, it.b, it.kv_h);
+    uvec2 q_stride_h = args.q.stride_h, q_stride = args.q.stride_row, k_stride = args.k.stride_row,
+          v_stride = args.v.stride_row;
+    bool aligned = ALIGNED || (args.flags & (ALIGNED_Q | ALIGNED_K | ALIGNED_V)) == (ALIGNED_Q | ALIGNED_K | ALIGNED_V),
+         o_aligned = ALIGNED || (args.flags & ALIGNED_O) != 0u;
+    uint kv_len = args.kv_len, kv_block = args.kv_block;
+    float factor = (PRESCALE ? 1.0 : args.scale) * (SCORE ? 1.0 : LOG2E);
+
+    /* The row that this invocation has in stages 4 and 5. */
+    bool has_row = tid < BLOCK_M * PARTS && tid / PARTS < it.rows;
+    uint row = tid / PARTS, part = tid % PARTS;
+    uint row_q = it.q0 + query_of(row, it.queries), row_h = it.h0 + head_of(row, it.queries);
+    float m = LOWEST, l = 0.0;
+
+    vec4 o[O_SIZE];
+    [[unroll]] for (uint i = 0u; i < O_SIZE; i++)
+        o[i] = vec4(0.0);
+
+    /* The blocks of this row of blocks: entries, or all. */
+    uvec2 entries = uvec2(0u);
+    uint blocks;
+    if (BLOCKS) {
+        uint at = it.b * args.mask_rows_b + it.h0 * args.mask_rows_h + it.q0 / args.q_block;
+        uvec4 head = Uvec4(address_step(args.mask_rows, at, uvec2(16u, 0u))).value;
+        entries = head.xy;
+        blocks = head.z;
+    } else
+        blocks = (kv_len + kv_block - 1u) / kv_block;
+    uint first = 0u;
+    if (args.splits > 1u) {
+        /* blocks * split / splits, without overflow */
+        first = blocks / args.splits * it.split + blocks % args.splits * it.split / args.splits;
+        blocks = blocks / args.splits * (it.split + 1u) + blocks % args.splits * (it.split + 1u) / args.splits;
+    }
+
+    Group fetched[FETCH];
+    Tile next = Tile(0u - BLOCK_N, 0u, 0u, first);
+    bool more = advance(next, entries, blocks, kv_block, kv_len);
+    if (more)
+        FETCH_QK_SLICE(next.kv0, 0u)
+    while (more) {
+        const uint kv0 = next.kv0, kind = next.kind;
+        more = advance(next, entries, blocks, kv_block, kv_len);
+        bool some = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
+
+        /* 1, 2: load Q and K, a slice at a time; 3: S = Q K^T */
+        vec4 acc[TM];
+        [[unroll]] for (uint i = 0u; i < TM; i++)
+            acc[i] = vec4(0.0);
+        for (uint d0 = 0u; d0 < HEAD_DIM; d0 += SLICE) {
+            barrier();
+            [[unroll]] for (uint f = 0u; f < FETCH_QK; f++) {
+                uint i = tid + f * THREADS, r = i / SLICE_GROUPS, d = i % SLICE_GROUPS * 2u, n = r - BLOCK_M;
+                uint to = (r < BLOCK_M ? r : BLOCK_M + n % 4u * TX + n / 4u) * slice_row + d;
+                vec4 low, high;
+                widen(fetched[f], low, high);
+                if (PRESCALE && r < BLOCK_M) {
+                    low *= args.scale;
+                    high *= args.scale;
+                }
+                if (i < (BLOCK_M + BLOCK_N) * SLICE_GROUPS) {
+                    slices[to] = low;
+                    slices[to + 1u] = high;
+                }
+            }
+            if (d0 + SLICE < HEAD_DIM)
+                FETCH_QK_SLICE(kv0, d0 + SLICE)
+            else
+                FETCH_V_CHUNK(kv0)
+            barrier();
+            if (ty < BLOCK_M) {
+                uint q_at = ty * slice_row, k_at = (BLOCK_M + tx) * slice_row;
+                [[unroll]] for (uint d = 0u; d < SLICE / 4u; d++) {
+                    vec4 k0 = slices[k_at + d], k1 = slices[k_at + TX * slice_row + d],
+                         k2 = slices[k_at + 2u * TX * slice_row + d], k3 = slices[k_at + 3u * TX * slice_row + d];
+                    [[unroll]] for (uint i = 0u; i < TM; i++) {
+                        vec4 a = slices[q_at + i * TY * slice_row + d];
+                        acc[i].x = fma(a.x, k0.x, fma(a.y, k0.y, fma(a.z, k0.z, fma(a.w, k0.w, acc[i].x))));
+                        acc[i].y = fma(a.x, k1.x, fma(a.y, k1.y, fma(a.z, k1.z, fma(a.w, k1.w, acc[i].y))));
+                        acc[i].z = fma(a.x, k2.x, fma(a.y, k2.y, fma(a.z, k2.z, fma(a.w, k2.w, acc[i].z))));
+                        acc[i].w = fma(a.x, k3.x, fma(a.y, k3.y, fma(a.z, k3.z, fma(a.w, k3.w, acc[i].w))));
+                    }
+                }
+            }
+        }
+        if (ty < BLOCK_M)
+            [[unroll]] for (uint i = 0u; i < TM; i++)
+                s[(ty + TY * i) * S_STRIDE + tx] = acc[i] * factor;
+        if (tid == 0u)
+            special = 0u;
+        barrier();
+        STORE_V_CHUNK
+        if (CHUNK < BLOCK_N)
+            FETCH_V_CHUNK(kv0 + CHUNK)
+        else if (more)
+            FETCH_QK_SLICE(next.kv0, 0u)
+
+        /* 4: score and mask; 5: online softmax */
+        {
+            vec4 x[PART];
+            float most = LOWEST;
+            bool mine = tid < BLOCK_M * PARTS;
+            uint s_at = row * S_STRIDE + part;
+            [[unroll]] for (uint e = 0u; e < PART; e++)
+                x[e] = mine ? s[s_at + e * PARTS] : vec4(0.0);
+            uint allowed = 0xffffffffu; /* PART is at most 8 */
+            if (SCORE && has_row)
+                [[unroll]] for (uint e = 0u; e < PART; e++)
+                    [[unroll]] for (uint j = 0u; j < 4u; j++) {
+                        uint kv = kv0 + 4u * (part + e * PARTS) + j;
+                        x[e][j] = attune_score(x[e][j], int(it.b), int(row_h), int(row_q), int(kv), args.score_mod) *
+                                  LOG2E;
+                    }
+            if (some)
+                [[unroll]] for (uint e = 0u; e < PART; e++)
+                    [[unroll]] for (uint j = 0u; j < 4u; j++) {
+                        uint kv = kv0 + 4u * (part + e * PARTS) + j;
+                        bool may = has_row && kv < kv_len;
+                        if (MASK && kind != 0u && may)
+                            may = attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
+                        if (!may) {
+                            allowed &= ~(1u << (4u * e + j));
+                            x[e][j] = LOWEST;
+                        }
+                    }
+            [[unroll]] for (uint e = 0u; e < PART; e++)
+                most = max(most, max(max(x[e].x, x[e].y), max(x[e].z, x[e].w)));
+#ifdef SUBGROUPS
+            [[unroll]] for (uint step = 1u; step < PARTS; step *= 2u)
+                most = max(most, subgroupShuffleXor(most, step));
+#else
+            if (PARTS > 1u) {
+                if (mine)
+                    reduce[part * BLOCK_M + row] = most;
+                barrier();
+                if (mine)
+                    [[unroll]] for (uint i = 0u; i < PARTS; i++)
+                        most = max(most, reduce[i * BLOCK_M + row]);
+            }
+#endif
+            float next = max(m, most), alpha = exp2(m - next);
+            m = next;
+            l *= alpha;
+            [[unroll]] for (uint e = 0u; e < PART; e++) {
+                vec4 p = exp2(x[e] - vec4(m));
+                if (some)
+                    [[unroll]] for (uint j = 0u; j < 4u; j++)
+                        p[j] = (allowed >> (4u * e + j) & 1u) != 0u ? p[j] : -1.0;
+                l += some ? (p.x < 0.0 ? 0.0 : p.x) + (p.y < 0.0 ? 0.0 : p.y) + (p.z < 0.0 ? 0.0 : p.z) +
+                                (p.w < 0.0 ? 0.0 : p.w)
+                          : p.x + p.y + p.z + p.w;
+                if (mine)
+                    s[s_at + e * PARTS] = p;
+            }
+            if (mine && part == 0u)
+                rows[row] = alpha;
+        }
+        barrier();
+        /* 6: O += P V, a chunk of keys at a time */
+        if (ty < BLOCK_M)
+            [[unroll]] for (uint i = 0u; i < TM; i++) {
+                float alpha = rows[ty + TY * i];
+                [[unroll]] for (uint t = 0u; t < TO; t++)
+                    o[i * TO + t] *= alpha;
+            }
+        for (uint n0 = 0u; n0 < BLOCK_N; n0 += CHUNK) {
+            if (n0 > 0u) {
+                barrier();
+                STORE_V_CHUNK
+                if (n0 + CHUNK < BLOCK_N)
+                    FETCH_V_CHUNK(kv0 + n0 + CHUNK)
+                else if (more)
+                    FETCH_QK_SLICE(next.kv0, 0u)
+                barrier();
+            }
+            if (ty < BLOCK_M) {
+                if (some && special != 0u) {
+                    /* Rare: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
+                    [[dont_unroll]] for (uint n = 0u; n < CHUNK; n++)
+                        [[unroll]] for (uint t = 0u; t < TO; t++) {
+                            vec4 v = slices[n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
+                            [[unroll]] for (uint i = 0u; i < TM; i++) {
+                                float p = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];
+                                o[i * TO + t] = p < 0.0 ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
+                            }
+                        }
+                } else
+                    [[dont_unroll]] for (uint n = 0u; n < CHUNK; n += 4u) {
+                        vec4 p[TM];
+                        [[unroll]] for (uint i = 0u; i < TM; i++) {
+                            p[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];
+                            if (some)
+                                p[i] = mix(p[i], vec4(0.0), lessThan(p[i], vec4(0.0)));
+                        }
+                        [[unroll]] for (uint t = 0u; t < TO; t++) {
+                            uint at = n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u);
+                            vec4 v0 = slices[at], v1 = slices[at + chunk_row], v2 = slices[at + 2u * chunk_row],
+                                 v3 = slices[at + 3u * chunk_row];
+                            [[unroll]] for (uint i = 0u; i < TM; i++)
+                                o[i * TO + t] =
+                                    fma(p[i].xxxx, v0, fma(p[i].yyyy, v1,
+                                        fma(p[i].zzzz, v2, fma(p[i].wwww, v3, o[i * TO + t]))));
+                        }
+                    }
+            }
+        }
+    }
+
+    /* 7: store O and LSE, or the part of a split */
+#ifdef SUBGROUPS
+    [[unroll]] for (uint step = 1u; step < PARTS; step *= 2u)
+        l += subgroupShuffleXor(l, step);
+#else
+    if (PARTS > 1u) {
+        barrier();
+        if (tid < BLOCK_M * PARTS)
+            reduce[part * BLOCK_M + row] = l;
+        barrier();
+        if (tid < BLOCK_M * PARTS) {
+            l = 0.0;
+            [[unroll]] for (uint i = 0u; i < PARTS; i++)
+                l += reduce[i * BLOCK_M + row];
+        }
+    }
+#endif
+    barrier();
+    bool split = args.splits > 1u;
+    if (has_row && part == 0u) {
+        rows[row] = split ? 1.0 : l == 0.0 ? 0.0 : 1.0 / l;
+        if (split) {
+            uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
+            uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));
+            OutWord(to).value = floatBitsToUint(m);
+            OutWord(address_add(to, 4u)).value = floatBitsToUint(l);
+        } else {
+            if (any(notEqual(args.lse.address, uvec2(0u))))
+                OutWord(address_step(plane(args.lse, it.b, row_h), row_q, args.lse.stride_row)).value =
+                    l == 0.0 ? 0xff800000u : floatBitsToUint((m + log2(l)) * LN2);
+            if (any(notEqual(args.row_max.address, uvec2(0u))))
+                OutWord(address_step(plane(args.row_max, it.b, row_h), row_q, args.row_max.stride_row)).value =
+                    row_max_bits(m, l);
+        }
+    }
+    /* Through shared memory, so that the code which narrows and stores stands here once for all registers. */
+    [[unroll]] for (uint t = 0u; t < TO; t++) {
+        barrier();
+        if (ty < BLOCK_M)
+            [[unroll]] for (uint i = 0u; i < TM; i++)
+                s[(ty + TY * i) * S_STRIDE + tx] = o[i * TO + t];
+        barrier();
+        [[dont_unroll]] for (uint i = tid; i < it.rows * TX; i += THREADS) {
+            uint r = i / TX, column = 4u * (i % TX + TX * t);
+            uint q = it.q0 + query_of(r, it.queries), h = it.h0 + head_of(r, it.queries);
+            vec4 value = s[r * S_STRIDE + i % TX] * rows[r];
+            if (rows[r] == 0.0)
+                value = vec4(0.0);
+            if (column < HEAD_DIM_V) {
+                if (split) {
+                    uint at = ((it.b * args.heads + h) * args.q_len + q) * args.splits + it.split;
+                    OutVec4(address_add(address_step(args.parts, at, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
+                        value;
+                } else
+                    store4(address_add(address_step(plane(args.o, it.b, h), q, args.o.stride_row),
+                                       column * ELEMENT_BYTES),
+                           o_aligned, value);
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT */
+#include "cache/entry.h"
+
+#include <string.h>
+
+static const uint8_t magic[8] = {'a', 't', 't', 'u', 'n', 'e', 0, 1};
+
+#define CHECKSUM 8
+#define CHECKED  24 /* the checksum covers everything from here on */
+
+static void put(uint8_t *to, uint64_t value, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i++)
+        to[i] = (uint8_t)(value >> (8 * i));
+}
+
+static uint64_t take(const uint8_t *from, size_t bytes)
+{
+    uint64_t value = 0;
+    for (size_t i = 0; i < bytes; i++)
+        value |= (uint64_t)from[i] << (8 * i);
+    return value;
+}
+
+static attune__hash checksum(const uint8_t *head, size_t head_size, const uint8_t *data, size_t data_size)
+{
+    attune__hash sum = attune__hash_begin();
+    attune__hash_bytes(&sum, head + CHECKED, head_size - CHECKED);
+    attune__hash_bytes(&sum, data, data_size);
+    return sum;
+}
+
+size_t attune__entry_size(const attune__cache_key *key, size_t data_size)
+{
+    const size_t kind = strlen(key->kind);
+    if (!kind || kind > ATTUNE__ENTRY_MAX_KEY || key->identity_size > ATTUNE__ENTRY_MAX_KEY)
+        return 0;
+    const size_t head = ATTUNE__ENTRY_HEADER + kind + key->identity_size;
+    return data_size > SIZE_MAX - head ? 0 : head + data_size;
+}
+
+void attune__entry_write(const attune__cache_key *key, const void *data, size_t data_size, uint8_t *head)
+{
+    const size_t kind = strlen(key->kind);
+    memcpy(head, magic, sizeof magic);
+    put(head + 24, key->hash.lane[0], 8);
+    put(head + 32, key->hash.lane[1], 8);
+    put(head + 40, kind, 4);
+    put(head + 44, key->identity_size, 4);
+    put(head + 48, data_size, 8);
+    memcpy(head + ATTUNE__ENTRY_HEADER, key->kind, kind);
+    if (key->identity_size)
+        memcpy(head + ATTUNE__ENTRY_HEADER + kind, key->identity, key->identity_size);
+    const attune__hash sum = checksum(head, ATTUNE__ENTRY_HEADER + kind + key->identity_size, data, data_size);
+    put(head + CHECKSUM, sum.lane[0], 8);
+    put(head + CHECKSUM + 8, sum.lane[1], 8);
+}
+
+const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry *entry)
+{
+    if (size < ATTUNE__ENTRY_HEADER)
+        return "it ends within a header";
+    if (memcmp(bytes, magic, sizeof magic) != 0)
+        return "it does not begin as an entry of this version does";
+    const uint64_t kind = take(bytes + 40, 4), identity = take(bytes + 44, 4), data = take(bytes + 48, 8);
+    if (kind > ATTUNE__ENTRY_MAX_KEY || identity > ATTUNE__ENTRY_MAX_KEY)
+        return "its key is longer than any";
+    const size_t room = size - ATTUNE__ENTRY_HEADER;
+    if (kind + identity > room || data > room - (kind + identity))
+        return "it ends within its content";
+    *entry = (attune__entry){
+        .kind = (const char *)bytes + ATTUNE__ENTRY_HEADER,
+        .kind_size = (size_t)kind,
+        .hash = {{take(bytes + 24, 8), take(bytes + 32, 8)}},
+        .identity = bytes + ATTUNE__ENTRY_HEADER + kind,
+        .identity_size = (size_t)identity,
+        .data = bytes + ATTUNE__ENTRY_HEADER + kind + identity,
+        .data_size = (size_t)data,
+        .size = ATTUNE__ENTRY_HEADER + (size_t)(kind + identity + data),
+    };
+    const attune__hash sum =
+        checksum(bytes, ATTUNE__ENTRY_HEADER + entry->kind_size + entry->identity_size, entry->data, entry->data_size);
+    if (take(bytes + CHECKSUM, 8) != sum.lane[0] || take(bytes + CHECKSUM + 8, 8) != sum.lane[1])
+        return "its checksum does not match its content";
+    return NULL;
+}
+
+bool attune__entry_matches(const attune__entry *entry, const attune__cache_key *key)
+{
+    return entry->hash.lane[0] == key->hash.lane[0] && entry->hash.lane[1] == key->hash.lane[1] &&
+           entry->kind_size == strlen(key->kind) && !memcmp(entry->kind, key->kind, entry->kind_size) &&
+           entry->identity_size == key->identity_size &&
+           (!entry->identity_size || !memcmp(entry->identity, key->identity, entry->identity_size));
+}

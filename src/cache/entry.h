@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One compiled thing as bytes, the same on disk and in a pack: a header, the kind, the identity, the data. Little
+ * endian:
+ *
+ *     0  magic "attune\0" and the format's number       40  bytes of kind, u32
+ *     8  checksum of all that follows, 2 x u64          44  bytes of identity, u32
+ *    24  content hash, 2 x u64                          48  bytes of data, u64
+ *                                                       56  kind, identity, data
+ */
+#ifndef ATTUNE_CACHE_ENTRY_H
+#define ATTUNE_CACHE_ENTRY_H
+
+#include <attune/attune.h>
+
+#include "base/hash.h"
+
+#define ATTUNE__ENTRY_HEADER  ((size_t)56)
+#define ATTUNE__ENTRY_MAX_KEY ((size_t)4096) /* bytes of kind, and of identity */
+
+/* What an entry is found by. */
+typedef struct attune__cache_key {
+    const char *kind;     /* "cuda", "vulkan-pipeline": letters, digits, '-' and '_' */
+    attune__hash hash;    /* of everything that the content follows from: sources, options, expressions */
+    const void *identity; /* bytes that must be equal besides: compiler, driver, library version */
+    size_t identity_size;
+} attune__cache_key;
+
+/* Bytes of the whole entry; 0 if the key is too long or the sum overflows. */
+size_t attune__entry_size(const attune__cache_key *key, size_t data_size);
+
+/* Writes everything before the data: attune__entry_size(key, 0) bytes, to be followed by the data. */
+void attune__entry_write(const attune__cache_key *key, const void *data, size_t data_size, uint8_t *head);
+
+/* What an entry says of itself; pointers lead into its bytes. */
+typedef struct attune__entry {
+    const char *kind; /* not terminated */
+    size_t kind_size;
+    attune__hash hash;
+    const uint8_t *identity, *data;
+    size_t identity_size, data_size;
+    size_t size; /* of the whole entry */
+} attune__entry;
+
+/* Reads the entry that begins at `bytes`; more may follow. NULL, or what is wrong with it. */
+const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry *entry);
+bool attune__entry_matches(const attune__entry *entry, const attune__cache_key *key);
+
+#endif

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: MIT */
+/* Buffers: device memory. Copies go through the device's own queue, behind what was launched there. */
+#include "cuda/cuda.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+attune_status attune__cuda_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer)
+{
+    attune__cuda_device *mine = attune__cuda_of(device);
+    attune__cuda_buffer *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.device = device;
+    made->base.size = size;
+    made->owned = true;
+    attune_status status = attune__cuda_enter(mine);
+    if (status == ATTUNE_OK) {
+        status = attune__cuda_check(mine, mine->driver.memory_alloc(&made->pointer, (size_t)size), "a buffer");
+        attune__cuda_leave(mine);
+    }
+    if (status == ATTUNE_OUT_OF_DEVICE_MEMORY)
+        attune__fail_context(status, "%llu bytes: ", (unsigned long long)size);
+    if (status != ATTUNE_OK) {
+        attune__free(&device->host.allocator, made);
+        return status;
+    }
+    *buffer = &made->base;
+    return ATTUNE_OK;
+}
+
+attune_status attune__cuda_buffer_lend(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
+                                       attune_buffer **buffer)
+{
+    attune__cuda_buffer *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.device = device;
+    made->base.size = size;
+    made->pointer = *(const attune__cu_pointer *)handle + offset;
+    *buffer = &made->base;
+    return ATTUNE_OK;
+}
+
+void attune__cuda_buffer_destroy(attune_buffer *buffer)
+{
+    attune__cuda_buffer *mine = (attune__cuda_buffer *)buffer;
+    attune__cuda_device *device = attune__cuda_of(buffer->device);
+    /* A lost context refuses; its memory goes with it. */
+    if (mine->owned && device->driver.context_push(device->context) == CU_SUCCESS) {
+        device->driver.memory_free(mine->pointer);
+        attune__cuda_leave(device);
+    }
+    attune__free(&device->base.host.allocator, mine);
+}
+
+attune_status attune__cuda_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size)
+{
+    attune__cuda_device *device = attune__cuda_of(buffer->device);
+    const attune__cuda_driver *driver = &device->driver;
+    ATTUNE__TRY(attune__cuda_enter(device));
+    attune__cu_result result =
+        driver->copy_to_device(attune__cuda_pointer(buffer) + offset, data, (size_t)size, device->queue.stream);
+    if (result == CU_SUCCESS)
+        result = driver->stream_synchronize(device->queue.stream);
+    const attune_status status = attune__cuda_check(device, result, "a copy to the device");
+    attune__cuda_leave(device);
+    return status;
+}
+
+attune_status attune__cuda_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size)
+{
+    attune__cuda_device *device = attune__cuda_of(buffer->device);
+    const attune__cuda_driver *driver = &device->driver;
+    ATTUNE__TRY(attune__cuda_enter(device));
+    attune__cu_result result =
+        driver->copy_to_host(data, attune__cuda_pointer(buffer) + offset, (size_t)size, device->queue.stream);
+    if (result == CU_SUCCESS)
+        result = driver->stream_synchronize(device->queue.stream);
+    const attune_status status = attune__cuda_check(device, result, "a copy from the device");
+    attune__cuda_leave(device);
+    return status;
+}

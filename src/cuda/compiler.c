@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE /* RTLD_NODELETE */
+#include "cuda/compiler.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "cuda/sources.h"
+
+#define MOST_HEADERS 16
+#define LOG_SIZE     1200 /* of the compiler's words that a message holds */
+
+#define FUNCTIONS(X)                                                                                                   \
+    X(version, nvrtcVersion, (int *major, int *minor))                                                                 \
+    X(create, nvrtcCreateProgram,                                                                                      \
+      (void **program, const char *source, const char *name, int count, const char *const *headers,                    \
+       const char *const *names))                                                                                      \
+    X(destroy, nvrtcDestroyProgram, (void **program))                                                                  \
+    X(compile, nvrtcCompileProgram, (void *program, int count, const char *const *options))                            \
+    X(log_size, nvrtcGetProgramLogSize, (void *program, size_t *size))                                                 \
+    X(log, nvrtcGetProgramLog, (void *program, char *log))                                                             \
+    X(cubin_size, nvrtcGetCUBINSize, (void *program, size_t *size))                                                    \
+    X(cubin, nvrtcGetCUBIN, (void *program, char *cubin))
+
+typedef struct compiler {
+    void *library;
+#define MEMBER(name, symbol, parameters) int(*name) parameters;
+    FUNCTIONS(MEMBER)
+#undef MEMBER
+    int major, minor;
+} compiler;
+
+/* The newest first: it knows every architecture that an older one does, down to those that attune needs. */
+static const char *const libraries[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
+
+static attune_status compiler_open(compiler *c)
+{
+    *c = (compiler){0};
+    for (size_t i = 0; !c->library && i < sizeof libraries / sizeof libraries[0]; i++)
+        c->library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!c->library)
+        return attune__fail(ATTUNE_UNAVAILABLE,
+                            "no kernel can be compiled: libnvrtc.so.13 and libnvrtc.so.12 cannot be "
+                            "opened: install NVIDIA's NVRTC or add its folder to LD_LIBRARY_PATH");
+    void *symbol;
+#define FIND(name, symbol_name, parameters)                                                                            \
+    symbol = dlsym(c->library, #symbol_name);                                                                          \
+    if (!symbol) {                                                                                                     \
+        dlclose(c->library);                                                                                           \
+        return attune__fail(ATTUNE_UNAVAILABLE, "NVRTC has no %s: update it", #symbol_name);                           \
+    }                                                                                                                  \
+    memcpy(&c->name, &symbol, sizeof symbol);
+    FUNCTIONS(FIND)
+#undef FIND
+    if (c->version(&c->major, &c->minor)) {
+        dlclose(c->library);
+        return attune__fail(ATTUNE_UNAVAILABLE, "NVRTC does not say which version it is");
+    }
+    return ATTUNE_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * cubins
+ */
+
+/* Everything that the cubin follows from, but for the compiler. */
+static attune__hash hash_kernel(const attune__cuda_kernel *kernel)
+{
+    attune__hash hash = attune__hash_begin();
+    for (const attune__cuda_source *s = attune__cuda_sources; s->name; s++)
+        attune__hash_bytes(&hash, s->text, strlen(s->text));
+    attune__hash_bytes(&hash, kernel->file, strlen(kernel->file));
+    attune__hash_bytes(&hash, kernel->mods, kernel->mods ? strlen(kernel->mods) : 0);
+    for (uint32_t i = 0; i < kernel->option_count; i++)
+        attune__hash_bytes(&hash, kernel->options[i], strlen(kernel->options[i]));
+    return hash;
+}
+
+/* The log's beginning: the first error tells most. */
+static attune_status fail_compile(const attune_allocator *allocator, const compiler *c, void *program,
+                                  const attune__cuda_kernel *kernel, int result)
+{
+    size_t size = 0;
+    char *log = NULL;
+    if (!c->log_size(program, &size) && size)
+        log = attune__alloc(allocator, size + 1, 1);
+    if (log && c->log(program, log))
+        log[0] = '\0';
+    attune__fail(ATTUNE_COMPILE_FAILED, "NVRTC %d.%d refuses %s (error %d): %.*s", c->major, c->minor, kernel->file,
+                 result, LOG_SIZE, log ? log : "");
+    attune__free(allocator, log);
+    return ATTUNE_COMPILE_FAILED;
+}
+
+static attune_status compile(const attune_allocator *allocator, const compiler *c, const attune__cuda_kernel *kernel,
+                             void **cubin, size_t *size)
+{
+    const char *texts[MOST_HEADERS], *names[MOST_HEADERS], *options[ATTUNE__CUDA_OPTIONS], *source = NULL;
+    int headers = 0;
+    for (const attune__cuda_source *s = attune__cuda_sources; s->name && headers < MOST_HEADERS - 1; s++) {
+        if (!strcmp(s->name, kernel->file))
+            source = s->text;
+        names[headers] = s->name;
+        texts[headers++] = s->text;
+    }
+    if (kernel->mods) {
+        names[headers] = "mods.cuh";
+        texts[headers++] = kernel->mods;
+    }
+    for (uint32_t i = 0; i < kernel->option_count; i++)
+        options[i] = kernel->options[i];
+    if (!source)
+        return attune__fail(ATTUNE_INTERNAL, "%s is no kernel source of this build", kernel->file);
+    void *program = NULL, *made = NULL;
+    int result = c->create(&program, source, kernel->file, headers, texts, names);
+    if (result)
+        return attune__fail(ATTUNE_COMPILE_FAILED, "NVRTC %d.%d makes no program (error %d)", c->major, c->minor,
+                            result);
+    attune_status status = ATTUNE_OK;
+    result = c->compile(program, (int)kernel->option_count, options);
+    if (!result)
+        result = c->cubin_size(program, size);
+    if (!result) {
+        made = attune__alloc_raw(allocator, *size, 1);
+        if (!made)
+            status = ATTUNE_OUT_OF_HOST_MEMORY;
+        else
+            result = c->cubin(program, made);
+    }
+    if (result)
+        status = fail_compile(allocator, c, program, kernel, result);
+    c->destroy(&program);
+    if (status == ATTUNE_OK)
+        *cubin = made;
+    else
+        attune__free(allocator, made);
+    return status;
+}
+
+attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_kernel *kernel, void **cubin,
+                                   size_t *size)
+{
+    compiler c;
+    ATTUNE__TRY(compiler_open(&c));
+    /* The machine code follows from the compiler and the architecture, which the options name: no driver has a part. */
+    char identity[64];
+    const int length = snprintf(identity, sizeof identity, "attune %u nvrtc %d.%d", attune_version(), c.major, c.minor);
+    const attune__cache_key key = {"cuda", hash_kernel(kernel), identity, (size_t)length};
+    attune_status status = ATTUNE_OK;
+    if (!attune__cache_get(host->cache, &key, cubin, size)) {
+        status = compile(&host->allocator, &c, kernel, cubin, size);
+        if (status == ATTUNE_OK)
+            attune__cache_put(host->cache, &key, *cubin, *size);
+    }
+    dlclose(c.library);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------
+ * specialisation
+ */
+
+static attune_status write_mods(const attune_allocator *allocator, const attune__program_desc *desc, const char **mods)
+{
+    static const char *const names[2] = {"attune_mask", "attune_score"}, head[] = "#include \"prelude.cuh\"\n";
+    const attune_expr *exprs[2] = {desc->mask, desc->score};
+    size_t sizes[2] = {0}, at = sizeof head - 1;
+    for (int i = 0; i < 2; i++)
+        if (exprs[i])
+            ATTUNE__TRY(attune__expr_ctext(exprs[i], names[i], NULL, 0, &sizes[i]));
+    char *text = attune__alloc(allocator, at + sizes[0] + sizes[1] + 1, 1);
+    if (!text)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    memcpy(text, head, at);
+    for (int i = 0; i < 2; i++)
+        if (exprs[i]) {
+            const attune_status status = attune__expr_ctext(exprs[i], names[i], text + at, sizes[i], NULL);
+            if (status != ATTUNE_OK) {
+                attune__free(allocator, text);
+                return status;
+            }
+            at += sizes[i] - 1;
+        }
+    *mods = text;
+    return ATTUNE_OK;
+}
+
+static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t value)
+{
+    snprintf(kernel->options[kernel->option_count], sizeof kernel->options[0], "-DATTUNE_%s=%u", name, value);
+    kernel->option_count++;
+}
+
+attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
+                                      uint32_t architecture, attune__cuda_kernel *kernel)
+{
+    const attune__shape *s = desc->shape;
+    const attune_plan_choice *choice = desc->choice;
+    if (strcmp(choice->kernel, "cuda_sm80") != 0 || choice->decode || choice->direction != ATTUNE_FORWARD)
+        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
+    *kernel = (attune__cuda_kernel){.file = "forward_sm80.cu"};
+    snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u", architecture);
+    snprintf(kernel->options[1], sizeof kernel->options[1], "--fmad=false");
+    snprintf(kernel->options[2], sizeof kernel->options[2], "-std=c++17");
+    kernel->option_count = 3;
+    add_option(kernel, "DTYPE", s->dtype == ATTUNE_F16 ? 1 : s->dtype == ATTUNE_BF16 ? 2 : 3);
+    add_option(kernel, "HEAD_DIM", s->head_dim);
+    add_option(kernel, "HEAD_DIM_V", s->head_dim_v);
+    add_option(kernel, "BLOCK_M", choice->block_m);
+    add_option(kernel, "BLOCK_N", choice->block_n);
+    add_option(kernel, "NUM_WARPS", choice->num_warps);
+    add_option(kernel, "NUM_STAGES", choice->num_stages);
+    add_option(kernel, "HAVE_BLOCKS", s->block_mask);
+    add_option(kernel, "HAVE_MASK", desc->mask != NULL);
+    add_option(kernel, "HAVE_MASK_RANGE", 0);
+    add_option(kernel, "HAVE_SCORE", desc->score != NULL);
+    return desc->mask || desc->score ? write_mods(allocator, desc, &kernel->mods) : ATTUNE_OK;
+}

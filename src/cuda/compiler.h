@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+/* Kernel sources to cubins, through NVRTC, which is opened at run time; what was compiled before comes from the cache.
+ * Needs no GPU. */
+#ifndef ATTUNE_CUDA_COMPILER_H
+#define ATTUNE_CUDA_COMPILER_H
+
+#include "backend.h"
+
+#define ATTUNE__CUDA_OPTIONS 24
+
+typedef struct attune__cuda_kernel {
+    const char *file; /* one of attune__cuda_sources, which it may include by name */
+    const char *mods; /* the text of "mods.cuh"; NULL = none */
+    uint32_t option_count;
+    char options[ATTUNE__CUDA_OPTIONS][64];
+} attune__cuda_kernel;
+
+/* *cubin is given back with attune__free. UNAVAILABLE without NVRTC, COMPILE_FAILED with the compiler's words. */
+attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_kernel *kernel, void **cubin,
+                                   size_t *size);
+
+/* What a choice is compiled as, for an architecture such as 86 or 90. kernel->mods is the caller's to free. */
+attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
+                                      uint32_t architecture, attune__cuda_kernel *kernel);
+
+#endif

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The CUDA backend.
+ *
+ *     driver.c    libcuda.so.1            device.c   what is there, limits, errors
+ *     compiler.c  libnvrtc.so.*, cubins   queue.c    a stream, and the points in it to wait for
+ *     buffer.c    device memory           mask.c     lists and captures on the device
+ *     program.c   a kernel for a choice   launch.c   the hot call
+ *     measure.c   peaks
+ *
+ * Every entry makes the device's context current and puts back what was: attune leaves no trace in the calling thread.
+ */
+#ifndef ATTUNE_CUDA_CUDA_H
+#define ATTUNE_CUDA_CUDA_H
+
+#include <pthread.h>
+
+#include "backend.h"
+#include "cuda/driver.h"
+
+/* Points in a queue that can be waited for one by one; a wait for an older one takes in some launches more. */
+#define ATTUNE__CUDA_EVENTS 64
+
+typedef struct attune__cuda_queue {
+    attune_queue base;
+    attune__cu_stream stream;
+    bool lent;
+    pthread_mutex_t lock; /* a launch and its event stand together in the stream */
+    uint64_t last;        /* the value of the latest launch; values start at 1 */
+    _Atomic uint64_t done;
+    attune__cu_event events[ATTUNE__CUDA_EVENTS]; /* by value modulo their number */
+    attune__cu_event start, stop;                 /* of a measured call; with times */
+} attune__cuda_queue;
+
+typedef struct attune__cuda_device {
+    attune_device base;
+    attune__cuda_driver driver;
+    attune__cu_device device;
+    attune__cu_context context;
+    bool retained; /* the primary context, which is given back */
+    attune__cuda_queue queue;
+} attune__cuda_device;
+
+typedef struct attune__cuda_buffer {
+    attune_buffer base;
+    attune__cu_pointer pointer;
+    bool owned;
+} attune__cuda_buffer;
+
+static inline attune__cuda_device *attune__cuda_of(const attune_device *device)
+{
+    return (attune__cuda_device *)(uintptr_t)device;
+}
+static inline attune__cu_pointer attune__cuda_pointer(const attune_buffer *buffer)
+{
+    return ((const attune__cuda_buffer *)buffer)->pointer;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- device
+ */
+
+/* Makes the context current; balanced by leave. */
+attune_status attune__cuda_enter(attune__cuda_device *device);
+void attune__cuda_leave(attune__cuda_device *device);
+/* ATTUNE_OK, or the status and message of a driver's error; `what` was being done. Latches the loss of the device. */
+attune_status attune__cuda_check(attune__cuda_device *device, attune__cu_result result, const char *what);
+
+/* ------------------------------------------------------------------------------------------------------------- queues
+ */
+
+/* Within the context. On failure nothing is left. stream NULL makes one. */
+attune_status attune__cuda_queue_init(attune__cuda_device *device, attune__cuda_queue *queue, attune__cu_stream stream);
+void attune__cuda_queue_finish(attune__cuda_queue *queue);
+/* Around the launches of one call, within the context. end stores the point to wait for, 0 while the stream is being
+ * captured; with `seconds` it waits. It must be called whatever the launches gave, which `status` says. */
+attune_status attune__cuda_queue_begin(attune__cuda_queue *queue, bool measured);
+attune_status attune__cuda_queue_end(attune__cuda_queue *queue, attune_status status, uint64_t *value, double *seconds);
+attune_status attune__cuda_queue_lend(attune_device *device, void *handle, attune_queue **queue);
+void attune__cuda_queue_destroy(attune_queue *queue);
+attune_status attune__cuda_wait(attune_queue *queue, uint64_t value, uint64_t timeout_ns);
+
+/* ------------------------------------------------------------------------------------------------------------ entries
+ */
+
+attune_status attune__cuda_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
+attune_status attune__cuda_buffer_lend(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
+                                       attune_buffer **buffer);
+void attune__cuda_buffer_destroy(attune_buffer *buffer);
+attune_status attune__cuda_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
+attune_status attune__cuda_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
+
+/* The lists of kv and full_kv and the mask's captures, in one piece of device memory. */
+typedef struct attune__cuda_mask {
+    attune__device_mask base;
+    attune__cu_pointer memory;
+    attune__cu_pointer offsets[2], indices[2]; /* partial, full */
+    attune__cu_pointer captures[ATTUNE_EXPR_MAX_SYMBOLS];
+} attune__cuda_mask;
+
+attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask *mask,
+                                       attune__device_mask **device_mask);
+void attune__cuda_mask_release(attune__device_mask *device_mask);
+
+typedef struct attune__cuda_program {
+    attune__program base;
+    attune__cu_module module;
+    attune__cu_function function;
+    uint32_t block_m, threads, shared_memory;
+    const attune_expr *mask, *score; /* the api room's */
+} attune__cuda_program;
+
+attune_status attune__cuda_program_create(attune_device *device, const attune__program_desc *desc,
+                                          attune__program **program);
+void attune__cuda_program_destroy(attune__program *program);
+attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                   uint64_t *value);
+
+#endif

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: MIT */
+/* Devices: what is there, its limits, its context, and the driver's errors in attune's words. */
+#include "cuda/cuda.h"
+
+#include <attune/cuda.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+/* ------------------------------------------------------------------------------------------------------------- errors
+ */
+
+/* After these the context answers nothing else. */
+static bool is_sticky(attune__cu_result result)
+{
+    switch (result) {
+    case CU_DEINITIALIZED:
+    case CU_DEVICE_UNAVAILABLE:
+    case CU_INVALID_CONTEXT:
+    case CU_ECC_UNCORRECTABLE:
+    case CU_NVLINK_UNCORRECTABLE:
+    case CU_CONTAINED:
+    case CU_ILLEGAL_ADDRESS:
+    case CU_LAUNCH_TIMEOUT:
+    case CU_CONTEXT_IS_DESTROYED:
+    case CU_ASSERT:
+    case CU_MPS_CLIENT_TERMINATED:
+    case CU_EXTERNAL_DEVICE:
+    case CU_UNKNOWN:
+        return true;
+    default:
+        return result >= CU_HARDWARE_STACK_ERROR && result <= CU_TENSOR_MEMORY_LEAK;
+    }
+}
+
+attune_status attune__cuda_check(attune__cuda_device *device, attune__cu_result result, const char *what)
+{
+    if (result == CU_SUCCESS)
+        return ATTUNE_OK;
+    const char *name = attune__cuda_error_name(&device->driver, result), *id = device->base.info.id;
+    if (is_sticky(result)) {
+        atomic_store(&device->base.lost, true);
+        return attune__fail(ATTUNE_DEVICE_LOST, "device %s is lost: %s gave %s (%d): destroy it and open it again", id,
+                            what, name, result);
+    }
+    if (result == CU_OUT_OF_MEMORY)
+        return attune__fail(ATTUNE_OUT_OF_DEVICE_MEMORY, "device %s has no memory for %s", id, what);
+    if (result == CU_INVALID_IMAGE || result == CU_NO_BINARY_FOR_GPU || result == CU_LAUNCH_OUT_OF_RESOURCES)
+        return attune__fail(ATTUNE_COMPILE_FAILED, "device %s does not take the kernel: %s gave %s (%d)", id, what,
+                            name, result);
+    if (result >= CU_STREAM_CAPTURE_FIRST && result <= CU_STREAM_CAPTURE_LAST)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "device %s: %s gave %s (%d): only launches may be captured, end the capture first", id,
+                            what, name, result);
+    return attune__fail(ATTUNE_INTERNAL, "device %s: %s gave %s (%d)", id, what, name, result);
+}
+
+attune_status attune__cuda_enter(attune__cuda_device *device)
+{
+    return attune__cuda_check(device, device->driver.context_push(device->context), "cuCtxPushCurrent");
+}
+
+void attune__cuda_leave(attune__cuda_device *device)
+{
+    attune__cu_context popped;
+    device->driver.context_pop(&popped);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- limits
+ */
+
+/* The kernels need mma.sync of m16n8k16 and cp.async. */
+#define OLDEST 80
+
+static uint32_t attribute(const attune__cuda_driver *driver, attune__cu_device device, int which)
+{
+    int value = 0;
+    return driver->device_attribute(&value, which, device) == CU_SUCCESS && value > 0 ? (uint32_t)value : 0;
+}
+
+static void fill_info(const attune__cuda_driver *driver, attune__cu_device device, uint32_t index,
+                      attune_device_info *info)
+{
+    *info = (attune_device_info){.struct_size = sizeof *info, .backend = ATTUNE_BACKEND_CUDA, .available = true};
+    snprintf(info->id, sizeof info->id, "cuda:%u", index);
+    if (driver->device_name(info->name, sizeof info->name, device) != CU_SUCCESS)
+        snprintf(info->name, sizeof info->name, "NVIDIA GPU");
+    int version = 0;
+    if (driver->driver_version(&version) == CU_SUCCESS)
+        snprintf(info->driver, sizeof info->driver, "CUDA %d.%d", version / 1000, version % 1000 / 10);
+    attune__cu_uuid uuid;
+    if (driver->device_uuid(&uuid, device) == CU_SUCCESS)
+        for (size_t i = 0; i < sizeof uuid.bytes; i++)
+            snprintf(info->uuid + 2 * i, 3, "%02x", uuid.bytes[i]);
+    size_t memory = 0;
+    if (driver->device_memory(&memory, device) != CU_SUCCESS)
+        memory = 0;
+    const uint32_t architecture = 10 * attribute(driver, device, CU_COMPUTE_CAPABILITY_MAJOR) +
+                                  attribute(driver, device, CU_COMPUTE_CAPABILITY_MINOR);
+    const uint32_t opt_in = attribute(driver, device, CU_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+    info->limits = (attune_limits){
+        .struct_size = sizeof info->limits,
+        .backend = ATTUNE_BACKEND_CUDA,
+        .architecture = architecture,
+        .compute_units = attribute(driver, device, CU_MULTIPROCESSOR_COUNT),
+        .shared_memory = opt_in ? opt_in : attribute(driver, device, CU_MAX_SHARED_MEMORY_PER_BLOCK),
+        .shared_memory_unit = attribute(driver, device, CU_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        .shared_memory_reserved = attribute(driver, device, CU_RESERVED_SHARED_MEMORY_PER_BLOCK),
+        .workgroup_invocations = attribute(driver, device, CU_MAX_THREADS_PER_BLOCK),
+        .unit_invocations = attribute(driver, device, CU_MAX_THREADS_PER_MULTIPROCESSOR),
+        .registers = attribute(driver, device, CU_MAX_REGISTERS_PER_MULTIPROCESSOR),
+        .registers_per_thread = 255,
+        .subgroup_size = attribute(driver, device, CU_WARP_SIZE),
+        .matrix = (architecture >= OLDEST ? ATTUNE_MATRIX_MMA_SYNC : 0) |
+                  (architecture == 100 || architecture == 103 ? ATTUNE_MATRIX_TCGEN05 : 0),
+        .f16 = true,
+        .bf16 = architecture >= OLDEST,
+        .subgroup_operations = true,
+        .memory = memory,
+    };
+    if (architecture < OLDEST) {
+        info->available = false;
+        snprintf(info->reason, sizeof info->reason,
+                 "compute capability %u.%u: attune's CUDA kernels need 8.0 (Ampere) or later", architecture / 10,
+                 architecture % 10);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ devices
+ */
+
+static attune_status device_count(const attune__host *host, uint32_t *count, char *reason, size_t reason_size)
+{
+    (void)host;
+    *count = 0;
+    attune__cuda_driver driver;
+    char why[256];
+    if (!attune__cuda_driver_open(&driver, why, sizeof why)) {
+        snprintf(reason, reason_size, "%s", why);
+        return ATTUNE_OK;
+    }
+    int devices = 0;
+    const attune__cu_result result = driver.device_count(&devices);
+    if (result != CU_SUCCESS)
+        snprintf(reason, reason_size, "cuDeviceGetCount gave %s (%d)", attune__cuda_error_name(&driver, result),
+                 result);
+    else if (devices <= 0)
+        snprintf(reason, reason_size, "NVIDIA's driver finds no GPU");
+    else
+        *count = (uint32_t)devices;
+    attune__cuda_driver_close(&driver);
+    return ATTUNE_OK;
+}
+
+static attune_status find_device(attune__cuda_driver *driver, uint32_t index, attune__cu_device *device)
+{
+    char reason[256];
+    if (!attune__cuda_driver_open(driver, reason, sizeof reason))
+        return attune__fail(ATTUNE_UNAVAILABLE, "cuda:%u: %s", index, reason);
+    const attune__cu_result result = driver->device_get(device, (int)index);
+    if (result == CU_SUCCESS)
+        return ATTUNE_OK;
+    attune__fail(ATTUNE_UNAVAILABLE, "cuda:%u: cuDeviceGet gave %s (%d)", index,
+                 attune__cuda_error_name(driver, result), result);
+    attune__cuda_driver_close(driver);
+    return ATTUNE_UNAVAILABLE;
+}
+
+static attune_status device_describe(const attune__host *host, uint32_t index, attune_device_info *info)
+{
+    (void)host;
+    attune__cuda_driver driver;
+    attune__cu_device device;
+    ATTUNE__TRY(find_device(&driver, index, &device));
+    fill_info(&driver, device, index, info);
+    attune__cuda_driver_close(&driver);
+    return ATTUNE_OK;
+}
+
+/* A device with no context yet. */
+static attune_status make_device(const attune__host *host, attune__cuda_device **device)
+{
+    attune__cuda_device *made = attune__alloc(&host->allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.backend = &attune__cuda_backend;
+    made->base.host = *host;
+    made->base.queue = &made->queue.base;
+    atomic_init(&made->base.lost, false);
+    *device = made;
+    return ATTUNE_OK;
+}
+
+static void discard_device(attune__cuda_device *device)
+{
+    const attune_allocator allocator = device->base.host.allocator;
+    if (device->retained)
+        device->driver.context_release(device->device);
+    attune__cuda_driver_close(&device->driver);
+    attune__free(&allocator, device);
+}
+
+static void device_close(attune_device *device)
+{
+    attune__cuda_device *mine = attune__cuda_of(device);
+    /* A lost context refuses; what is in it goes with it. */
+    if (mine->driver.context_push(mine->context) == CU_SUCCESS) {
+        attune__cuda_queue_finish(&mine->queue);
+        attune__cuda_leave(mine);
+    }
+    discard_device(mine);
+}
+
+/* What is left to do once the context is there and current. */
+static attune_status finish_device(attune__cuda_device *device, uint32_t index, attune__cu_stream stream)
+{
+    fill_info(&device->driver, device->device, index, &device->base.info);
+    if (!device->base.info.available)
+        return attune__fail(ATTUNE_UNAVAILABLE, "cuda:%u: %s", index, device->base.info.reason);
+    return attune__cuda_queue_init(device, &device->queue, stream);
+}
+
+static attune_status device_open(const attune__host *host, uint32_t index, attune_device **device)
+{
+    attune__cuda_device *made;
+    ATTUNE__TRY(make_device(host, &made));
+    snprintf(made->base.info.id, sizeof made->base.info.id, "cuda:%u", index);
+    attune_status status = find_device(&made->driver, index, &made->device);
+    if (status == ATTUNE_OK)
+        status = attune__cuda_check(made, made->driver.context_retain(&made->context, made->device),
+                                    "cuDevicePrimaryCtxRetain");
+    made->retained = status == ATTUNE_OK;
+    if (status == ATTUNE_OK)
+        status = attune__cuda_enter(made);
+    if (status == ATTUNE_OK) {
+        status = finish_device(made, index, NULL);
+        attune__cuda_leave(made);
+    }
+    if (status == ATTUNE_OK)
+        *device = &made->base;
+    else
+        discard_device(made);
+    return status;
+}
+
+static attune_status device_lend(const attune__host *host, const void *desc, attune_device **device)
+{
+    const attune_cuda_device_desc *d = desc;
+    attune__cuda_device *made;
+    ATTUNE__TRY(make_device(host, &made));
+    snprintf(made->base.info.id, sizeof made->base.info.id, "cuda");
+    made->context = d->context;
+    char reason[256];
+    attune_status status = ATTUNE_OK;
+    if (!attune__cuda_driver_open(&made->driver, reason, sizeof reason))
+        status = attune__fail(ATTUNE_UNAVAILABLE, "cuda: %s", reason);
+    if (status == ATTUNE_OK)
+        status = attune__cuda_enter(made);
+    if (status == ATTUNE_OK) {
+        status = attune__cuda_check(made, made->driver.context_device(&made->device), "cuCtxGetDevice");
+        if (status == ATTUNE_OK)
+            status = finish_device(made, (uint32_t)made->device, d->stream);
+        attune__cuda_leave(made);
+    }
+    if (status == ATTUNE_OK)
+        *device = &made->base;
+    else
+        discard_device(made);
+    return status;
+}
+
+const attune__backend attune__cuda_backend = {
+    .kind = ATTUNE_BACKEND_CUDA,
+    .name = "cuda",
+    .count = device_count,
+    .describe = device_describe,
+    .open = device_open,
+    .lend = device_lend,
+    .close = device_close,
+    .buffer_create = attune__cuda_buffer_create,
+    .buffer_lend = attune__cuda_buffer_lend,
+    .buffer_destroy = attune__cuda_buffer_destroy,
+    .buffer_write = attune__cuda_buffer_write,
+    .buffer_read = attune__cuda_buffer_read,
+    .mask_upload = attune__cuda_mask_upload,
+    .mask_release = attune__cuda_mask_release,
+    .program_create = attune__cuda_program_create,
+    .program_destroy = attune__cuda_program_destroy,
+    .forward = attune__cuda_forward,
+    .queue_lend = attune__cuda_queue_lend,
+    .queue_destroy = attune__cuda_queue_destroy,
+    .wait = attune__cuda_wait,
+    .missing = "the CUDA backend has no decode kernel, backward pass or measurement of peaks yet",
+};

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE /* RTLD_NODELETE */
+#include "cuda/driver.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *attune__cuda_error_name(const attune__cuda_driver *driver, attune__cu_result result)
+{
+    const char *name = NULL;
+    if (driver->error_name(result, &name) != CU_SUCCESS || !name)
+        return "an error that the driver does not name";
+    return name;
+}
+
+bool attune__cuda_driver_open(attune__cuda_driver *driver, char *reason, size_t reason_size)
+{
+    *driver = (attune__cuda_driver){.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)};
+    if (!driver->library) {
+        snprintf(reason, reason_size, "libcuda.so.1 cannot be opened: install NVIDIA's driver");
+        return false;
+    }
+    void *symbol;
+    /* ISO C has no cast from data to functions; POSIX promises that the bytes are the same. */
+#define FIND(name, symbol_name, parameters)                                                                            \
+    symbol = dlsym(driver->library, #symbol_name);                                                                     \
+    if (!symbol) {                                                                                                     \
+        snprintf(reason, reason_size, "libcuda.so.1 has no %s: update NVIDIA's driver", #symbol_name);                 \
+        goto failed;                                                                                                   \
+    }                                                                                                                  \
+    memcpy(&driver->name, &symbol, sizeof symbol);
+    ATTUNE__CUDA_FUNCTIONS(FIND)
+#undef FIND
+    const attune__cu_result result = driver->init(0);
+    if (result == CU_SUCCESS)
+        return true;
+    if (result == CU_NO_DEVICE)
+        snprintf(reason, reason_size, "NVIDIA's driver finds no GPU");
+    else
+        snprintf(reason, reason_size, "NVIDIA's driver does not start: %s (%d)",
+                 attune__cuda_error_name(driver, result), result);
+failed:
+    attune__cuda_driver_close(driver);
+    return false;
+}
+
+void attune__cuda_driver_close(attune__cuda_driver *driver)
+{
+    if (driver->library)
+        dlclose(driver->library);
+    driver->library = NULL;
+}

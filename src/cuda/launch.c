@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT */
+/* The hot call: arguments by value, one launch, one event. */
+#include "cuda/cuda.h"
+
+#include <string.h>
+
+#include "base/error.h"
+
+#include "cuda/arguments.h"
+
+#define MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
+
+static unsigned long long address(const attune_tensor *tensor)
+{
+    return tensor->buffer ? attune__cuda_pointer(tensor->buffer) + tensor->offset : 0;
+}
+
+static attune_cuda_view view(const attune_tensor *tensor)
+{
+    return (attune_cuda_view){
+        .address = address(tensor),
+        .batch = tensor->size[0] == 1 ? 0 : tensor->stride[0],
+        .head = tensor->stride[1],
+        .row = tensor->stride[2],
+    };
+}
+
+static void capture(attune_cuda_symbol *symbol, unsigned long long at, uint32_t rank, const int64_t *size,
+                    const int64_t *stride)
+{
+    symbol->is.address = at;
+    for (uint32_t d = 0; d < rank; d++) {
+        symbol->size[d] = size[d];
+        symbol->stride[d] = stride[d];
+    }
+}
+
+static void parameter(attune_cuda_symbol *symbol, attune__value value)
+{
+    memcpy(&symbol->is, &value, sizeof value);
+}
+
+static void set_mask(attune_cuda_arguments *a, const attune_mask *mask, const attune__cuda_mask *uploaded)
+{
+    a->partial = (attune_cuda_list){uploaded->offsets[0], uploaded->indices[0]};
+    a->full = (attune_cuda_list){uploaded->offsets[1], uploaded->indices[1]};
+    a->mask_head_rows = mask->stored_heads == 1 ? 0 : mask->q_blocks;
+    a->mask_batch_rows = mask->stored_batch == 1 ? 0 : mask->stored_heads * mask->q_blocks;
+    a->q_block = (int)mask->q_block;
+    a->kv_block = (int)mask->kv_block;
+    a->b0 = mask->b0;
+    a->h0 = mask->h0;
+    a->q0 = mask->q0;
+    a->mask_group = mask->expr ? mask->expr_heads / mask->expr_kv_heads : 1;
+    a->mask_q_len = mask->expr_q_len;
+    a->mask_kv_len = mask->expr_kv_len;
+    for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++) {
+        if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+            capture(&a->mask_symbols[i], uploaded->captures[i], mask->captures[i].rank, mask->captures[i].size,
+                    mask->captures[i].stride);
+        else
+            parameter(&a->mask_symbols[i], mask->parameters[i]);
+    }
+}
+
+static void set_score(attune_cuda_arguments *a, const attune_expr *score, const attune__forward *call)
+{
+    for (uint32_t i = 0; i < score->symbol_count; i++) {
+        const attune_tensor *tensor = &call->captures[i];
+        if (score->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+            capture(&a->score_symbols[i], address(tensor), tensor->rank, tensor->size, tensor->stride);
+        else
+            parameter(&a->score_symbols[i], call->parameters[i]);
+    }
+}
+
+attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                   uint64_t *value)
+{
+    const attune__cuda_program *mine = (const attune__cuda_program *)program;
+    attune__cuda_device *device = attune__cuda_of(program->device);
+    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
+    const int64_t tiles = (call->q_len + mine->block_m - 1) / mine->block_m;
+    if (tiles > MOST_BLOCKS / call->heads / call->batch)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "batch %lld, heads %lld and q_len %lld make more than %d workgroups: cut the batch",
+                            (long long)call->batch, (long long)call->heads, (long long)call->q_len, MOST_BLOCKS);
+    attune_cuda_arguments arguments = {
+        .q = view(&call->q),
+        .k = view(&call->k),
+        .v = view(&call->v),
+        .o = view(&call->o),
+        .lse = view(&call->lse),
+        .row_max = view(&call->row_max),
+        .batch = (int)call->batch,
+        .heads = (int)call->heads,
+        .kv_heads = (int)call->kv_heads,
+        .q_len = (int)call->q_len,
+        .kv_len = (int)call->kv_len,
+        .scale = (float)call->scale,
+    };
+    if (call->mask)
+        set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);
+    if (mine->score)
+        set_score(&arguments, mine->score, call);
+    void *parameters[] = {&arguments};
+    ATTUNE__TRY(attune__cuda_enter(device));
+    attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
+    if (status == ATTUNE_OK) {
+        status = attune__cuda_check(device,
+                                    device->driver.launch(mine->function, (unsigned)(tiles * call->heads * call->batch),
+                                                          1, 1, mine->threads, 1, 1, mine->shared_memory,
+                                                          stream->stream, parameters, NULL),
+                                    "cuLaunchKernel");
+        status = attune__cuda_queue_end(stream, status, value, call->seconds);
+    }
+    attune__cuda_leave(device);
+    return status;
+}

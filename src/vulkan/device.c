@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: MIT */
+/* Devices: enumeration, opening our own, borrowing an engine's; the backend's table. */
+#include "vulkan/vulkan.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+const char *attune__vulkan_result_string(VkResult result)
+{
+    switch (result) {
+#define NAME(code)                                                                                                     \
+    case code:                                                                                                         \
+        return #code;
+        NAME(VK_NOT_READY)
+        NAME(VK_TIMEOUT)
+        NAME(VK_INCOMPLETE)
+        NAME(VK_ERROR_OUT_OF_HOST_MEMORY)
+        NAME(VK_ERROR_OUT_OF_DEVICE_MEMORY)
+        NAME(VK_ERROR_INITIALIZATION_FAILED)
+        NAME(VK_ERROR_DEVICE_LOST)
+        NAME(VK_ERROR_MEMORY_MAP_FAILED)
+        NAME(VK_ERROR_LAYER_NOT_PRESENT)
+        NAME(VK_ERROR_EXTENSION_NOT_PRESENT)
+        NAME(VK_ERROR_FEATURE_NOT_PRESENT)
+        NAME(VK_ERROR_INCOMPATIBLE_DRIVER)
+        NAME(VK_ERROR_TOO_MANY_OBJECTS)
+        NAME(VK_ERROR_FRAGMENTATION)
+        NAME(VK_ERROR_INVALID_OPAQUE_CAPTURE_ADDRESS)
+        NAME(VK_ERROR_INVALID_SHADER_NV)
+#undef NAME
+    default:
+        return "an error without a name";
+    }
+}
+
+attune_status attune__vulkan_fail(attune__vulkan_device *device, VkResult result, const char *what)
+{
+    attune_status status = ATTUNE_INTERNAL;
+    switch (result) {
+    case VK_ERROR_OUT_OF_HOST_MEMORY:
+        status = ATTUNE_OUT_OF_HOST_MEMORY;
+        break;
+    case VK_ERROR_OUT_OF_DEVICE_MEMORY:
+    case VK_ERROR_TOO_MANY_OBJECTS:
+    case VK_ERROR_MEMORY_MAP_FAILED:
+    case VK_ERROR_FRAGMENTATION:
+        status = ATTUNE_OUT_OF_DEVICE_MEMORY;
+        break;
+    case VK_ERROR_DEVICE_LOST:
+        status = ATTUNE_DEVICE_LOST;
+        if (device)
+            atomic_store(&device->base.lost, true);
+        break;
+    case VK_ERROR_INITIALIZATION_FAILED:
+    case VK_ERROR_INCOMPATIBLE_DRIVER:
+    case VK_ERROR_EXTENSION_NOT_PRESENT:
+    case VK_ERROR_FEATURE_NOT_PRESENT:
+    case VK_ERROR_LAYER_NOT_PRESENT:
+        status = ATTUNE_UNAVAILABLE;
+        break;
+    default:
+        break;
+    }
+    return attune__fail(status, "%s: %s (%d)", what, attune__vulkan_result_string(result), (int)result);
+}
+
+/* ------------------------------------------------------------------------------------------------------- enumeration
+ */
+
+/* The usable first, then in the order of what people expect of the word "first". */
+static uint32_t rank(const attune__vulkan_physical *physical)
+{
+    uint32_t order;
+    switch (physical->type) {
+    case VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU:
+        order = 0;
+        break;
+    case VK_PHYSICAL_DEVICE_TYPE_INTEGRATED_GPU:
+        order = 1;
+        break;
+    case VK_PHYSICAL_DEVICE_TYPE_VIRTUAL_GPU:
+        order = 2;
+        break;
+    case VK_PHYSICAL_DEVICE_TYPE_CPU:
+        order = 4;
+        break;
+    default:
+        order = 3;
+    }
+    return order + (physical->info.available ? 0 : 8);
+}
+
+/* Two drivers, or two manifests of one driver, show the same chip twice. */
+static bool same_device(const attune__vulkan_physical *a, const attune__vulkan_physical *b)
+{
+    if (a->has_pci && b->has_pci)
+        return !memcmp(a->pci, b->pci, sizeof a->pci);
+    static const uint8_t none[VK_UUID_SIZE];
+    return memcmp(a->uuid, none, sizeof none) && !memcmp(a->uuid, b->uuid, sizeof a->uuid) && a->vendor == b->vendor;
+}
+
+/* Keeps `list` in order of rank, the driver's order within one. */
+static void insert(attune__vulkan_physical *list, uint32_t *count, const attune__vulkan_physical *found)
+{
+    for (uint32_t i = 0; i < *count; i++)
+        if (same_device(&list[i], found) && (list[i].info.available || !found->info.available))
+            return;
+    uint32_t at = (*count)++;
+    for (; at > 0 && rank(&list[at - 1]) > rank(found); at--)
+        list[at] = list[at - 1];
+    list[at] = *found;
+}
+
+/* Reads all devices into *list, which the caller frees also on failure. */
+static attune_status enumerate(const attune_allocator *allocator, const attune__vulkan_instance *instance,
+                               attune__vulkan_physical **list, uint32_t *count)
+{
+    enum { MOST = 64 };
+    VkPhysicalDevice handles[MOST];
+    uint32_t found = MOST;
+    *count = 0;
+    if (instance->vk.EnumeratePhysicalDevices(instance->handle, &found, handles) < 0 || !found)
+        return ATTUNE_OK;
+    /* One more than there are: the place where a device is read before it is sorted in. */
+    *list = attune__alloc(allocator, found + 1, sizeof **list);
+    if (!*list)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    attune__vulkan_physical *next = &(*list)[found];
+    for (uint32_t i = 0; i < found; i++) {
+        memset(next, 0, sizeof *next);
+        next->handle = handles[i];
+        ATTUNE__TRY(attune__vulkan_physical_read(allocator, &instance->vk, instance->api_version, next));
+        if (next->info.available)
+            attune__vulkan_limits_choose(next);
+        insert(*list, count, next);
+    }
+    for (uint32_t i = 0; i < *count; i++)
+        snprintf((*list)[i].info.id, sizeof(*list)[i].info.id, "vulkan:%u", i);
+    return ATTUNE_OK;
+}
+
+attune_status attune__vulkan_count_with(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t *count,
+                                        char *reason, size_t reason_size)
+{
+    *count = 0;
+    attune__vulkan_instance instance;
+    if (!attune__vulkan_instance_create(hooks, &instance, reason, reason_size))
+        return ATTUNE_OK;
+    attune__vulkan_physical *list = NULL;
+    attune_status status = enumerate(&host->allocator, &instance, &list, count);
+    if (status == ATTUNE_OK && !*count)
+        snprintf(reason, reason_size, "the Vulkan loader lists no device: is a driver installed?");
+    attune__free(&host->allocator, list);
+    attune__vulkan_instance_destroy(&instance);
+    return status;
+}
+
+/* One device of the list; *instance stays the caller's to destroy. */
+static attune_status find(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t index,
+                          attune__vulkan_instance *instance, attune__vulkan_physical *physical)
+{
+    char reason[256];
+    if (!attune__vulkan_instance_create(hooks, instance, reason, sizeof reason))
+        return attune__fail(ATTUNE_UNAVAILABLE, "vulkan:%u: %s", index, reason);
+    attune__vulkan_physical *list = NULL;
+    uint32_t count;
+    attune_status status = enumerate(&host->allocator, instance, &list, &count);
+    if (status == ATTUNE_OK && index >= count)
+        status = attune__fail(ATTUNE_UNAVAILABLE, "vulkan:%u: the Vulkan loader lists %u devices now", index, count);
+    if (status == ATTUNE_OK)
+        *physical = list[index];
+    attune__free(&host->allocator, list);
+    return status;
+}
+
+attune_status attune__vulkan_describe_with(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t index,
+                                           attune_device_info *info)
+{
+    attune__vulkan_instance instance;
+    attune__vulkan_physical physical;
+    attune_status status = find(host, hooks, index, &instance, &physical);
+    if (status == ATTUNE_OK)
+        *info = physical.info;
+    attune__vulkan_instance_destroy(&instance);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ open and close
+ */
+
+static void device_close(attune_device *device)
+{
+    attune__vulkan_device *mine = attune__vulkan_of(device);
+    const attune_allocator allocator = device->host.allocator;
+    if (mine->handle) {
+        /* A lost device answers at once, and may be destroyed. */
+        if (mine->queue.timeline)
+            (void)attune__vulkan_wait_idle(mine);
+        attune__vulkan_staging_finish(mine);
+        attune__vulkan_memory_finish(mine);
+        attune__vulkan_queue_finish(mine);
+        if (!mine->lent)
+            mine->vk.DestroyDevice(mine->handle, NULL);
+    }
+    attune__vulkan_instance instance = {
+        .vk = mine->vk,
+        .library = mine->library,
+        .handle = mine->lent ? VK_NULL_HANDLE : mine->instance,
+    };
+    attune__vulkan_instance_destroy(&instance);
+    attune__free(&allocator, mine);
+}
+
+static attune_status allocate(const attune__host *host, attune__vulkan_device **device)
+{
+    attune__vulkan_device *made = attune__alloc(&host->allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.backend = &attune__vulkan_backend;
+    made->base.host = *host;
+    made->base.queue = &made->queue.base;
+    made->queue.base.device = &made->base;
+    atomic_init(&made->base.lost, false);
+    *device = made;
+    return ATTUNE_OK;
+}
+
+static attune_status create_device(attune__vulkan_device *device)
+{
+    attune__vulkan_physical *physical = &device->physical;
+    const float priority = 1;
+    const VkDeviceQueueCreateInfo queue = {
+        .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
+        .queueFamilyIndex = physical->family,
+        .queueCount = 1,
+        .pQueuePriorities = &priority,
+    };
+    const char *names[ATTUNE__VULKAN_EXTENSIONS];
+    uint32_t count = 0;
+    for (uint32_t e = 0; e < ATTUNE__VULKAN_EXTENSIONS; e++)
+        if (physical->extensions & 1u << e)
+            names[count++] = attune__vulkan_extension_names[e];
+    attune__vulkan_chain chain;
+    attune__vulkan_chain_init(&chain, physical->api_version, physical->extensions);
+    attune__vulkan_chain_enable(&chain, &physical->features);
+    const VkDeviceCreateInfo info = {
+        .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
+        .pNext = &chain,
+        .queueCreateInfoCount = 1,
+        .pQueueCreateInfos = &queue,
+        .enabledExtensionCount = count,
+        .ppEnabledExtensionNames = names,
+    };
+    VkResult result = device->vk.CreateDevice(physical->handle, &info, NULL, &device->handle);
+    if (result) {
+        device->handle = VK_NULL_HANDLE;
+        return attune__vulkan_fail(device, result, "vkCreateDevice");
+    }
+    return ATTUNE_OK;
+}
+
+/* What own and lent devices have in common, once there is a handle. */
+static attune_status finish_open(attune__vulkan_device *device, bool staging_only)
+{
+    device->base.info = device->physical.info;
+    ATTUNE__TRY(attune__vulkan_queue_init(device));
+    return attune__vulkan_memory_init(device, staging_only);
+}
+
+static attune_status load_device(attune__vulkan_device *device)
+{
+    const char *missing = attune__vulkan_load_device(&device->vk, device->handle);
+    return missing ? attune__fail(ATTUNE_UNAVAILABLE, "the driver has no %s: update it", missing) : ATTUNE_OK;
+}
+
+static attune_status open_own(attune__vulkan_device *device, const attune__vulkan_hooks *hooks, uint32_t index)
+{
+    attune__vulkan_instance instance;
+    attune_status status = find(&device->base.host, hooks, index, &instance, &device->physical);
+    device->vk = instance.vk;
+    device->library = instance.library;
+    device->instance = instance.handle;
+    ATTUNE__TRY(status);
+    const attune_device_info *info = &device->physical.info;
+    if (!info->available)
+        return attune__fail(ATTUNE_UNAVAILABLE, "device %s, %s, cannot be used: %s", info->id, info->name,
+                            info->reason);
+    ATTUNE__TRY(create_device(device));
+    ATTUNE__TRY(load_device(device));
+    device->vk.GetDeviceQueue(device->handle, device->physical.family, 0, &device->queue.handle);
+    device->queue.family = device->physical.family;
+    return finish_open(device, hooks && hooks->staging_only);
+}
+
+attune_status attune__vulkan_open_with(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t index,
+                                       attune_device **device)
+{
+    attune__vulkan_device *made;
+    ATTUNE__TRY(allocate(host, &made));
+    attune_status status = open_own(made, hooks, index);
+    if (status)
+        device_close(&made->base);
+    else
+        *device = &made->base;
+    return status;
+}
+
+/* --------------------------------------------------------------------------------------------------------------- lend
+ */
+
+static bool enables(const attune_vulkan_device_desc *desc, const char *extension)
+{
+    for (uint32_t i = 0; i < desc->extension_count; i++)
+        if (!strcmp(desc->extensions[i], extension))
+            return true;
+    return false;
+}
+
+static attune_status open_lent(attune__vulkan_device *device, const attune_vulkan_device_desc *desc)
+{
+    attune__vulkan_physical *physical = &device->physical;
+    const attune_device_info *info = &physical->info;
+    PFN_vkGetInstanceProcAddr get = desc->get_instance_proc_addr;
+    if (!get) {
+        char reason[256];
+        get = attune__vulkan_library_open(NULL, &device->library, reason, sizeof reason);
+        if (!get)
+            return attune__fail(ATTUNE_UNAVAILABLE, "%s: lend get_instance_proc_addr", reason);
+    }
+    const char *missing = attune__vulkan_load_loader(&device->vk, get);
+    if (!missing)
+        missing = attune__vulkan_load_instance(&device->vk, desc->instance);
+    if (missing)
+        return attune__fail(ATTUNE_UNAVAILABLE, "desc.get_instance_proc_addr knows no %s", missing);
+    device->instance = desc->instance;
+    physical->handle = desc->physical_device;
+    const uint32_t version = desc->api_version ? desc->api_version : VK_API_VERSION_1_2;
+    ATTUNE__TRY(attune__vulkan_physical_read(&device->base.host.allocator, &device->vk, version, physical));
+    snprintf(physical->info.id, sizeof physical->info.id, "vulkan");
+    if (!info->available)
+        return attune__fail(ATTUNE_UNAVAILABLE, "the lent device, %s, cannot be used: %s", info->name, info->reason);
+
+    attune__vulkan_features enabled;
+    attune__vulkan_chain_read(desc->features, desc->enabled_features, &enabled);
+    attune__vulkan_features_meet(&physical->features, &enabled);
+    for (uint32_t e = 0; e < ATTUNE__VULKAN_EXTENSIONS; e++)
+        if (!enables(desc, attune__vulkan_extension_names[e]))
+            physical->extensions &= ~(1u << e);
+    if (!(physical->extensions & ATTUNE__VULKAN_COOPERATIVE_MATRIX))
+        physical->features.cooperative_matrix = false;
+    const bool address = physical->features.buffer_device_address, timeline = physical->features.timeline_semaphore;
+    if (!address || !timeline)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "desc.features does not enable %s%s%s: create the VkDevice with "
+                            "attune_vulkan_required_features and lend its pNext chain",
+                            address ? "" : "bufferDeviceAddress", address || timeline ? "" : " and ",
+                            timeline ? "" : "timelineSemaphore");
+    attune__vulkan_limits_choose(physical);
+
+    VkQueueFamilyProperties2 families[64];
+    uint32_t count = 64;
+    for (uint32_t i = 0; i < count; i++)
+        families[i] = (VkQueueFamilyProperties2){.sType = VK_STRUCTURE_TYPE_QUEUE_FAMILY_PROPERTIES_2};
+    device->vk.GetPhysicalDeviceQueueFamilyProperties2(physical->handle, &count, families);
+    if (desc->queue_family >= count)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.queue_family is %u, the device has %u families",
+                            desc->queue_family, count);
+    const VkQueueFamilyProperties *family = &families[desc->queue_family].queueFamilyProperties;
+    if (!(family->queueFlags & VK_QUEUE_COMPUTE_BIT))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.queue_family %u does not compute (VK_QUEUE_COMPUTE_BIT)",
+                            desc->queue_family);
+    physical->family = desc->queue_family;
+    physical->timestamp_bits = family->timestampValidBits;
+
+    device->handle = desc->device;
+    ATTUNE__TRY(load_device(device));
+    device->queue.handle = desc->queue;
+    device->queue.family = desc->queue_family;
+    device->queue.lock = desc->lock_queue;
+    device->queue.unlock = desc->unlock_queue;
+    device->queue.lock_user = desc->lock_user;
+    return finish_open(device, false);
+}
+
+attune_status attune__vulkan_lend(const attune__host *host, const void *desc, attune_device **device)
+{
+    attune__vulkan_device *made;
+    ATTUNE__TRY(allocate(host, &made));
+    made->lent = true;
+    attune_status status = open_lent(made, desc);
+    if (status)
+        device_close(&made->base);
+    else
+        *device = &made->base;
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------------- table
+ */
+
+static attune_status device_count(const attune__host *host, uint32_t *count, char *reason, size_t reason_size)
+{
+    return attune__vulkan_count_with(host, NULL, count, reason, reason_size);
+}
+
+static attune_status device_describe(const attune__host *host, uint32_t index, attune_device_info *info)
+{
+    return attune__vulkan_describe_with(host, NULL, index, info);
+}
+
+static attune_status device_open(const attune__host *host, uint32_t index, attune_device **device)
+{
+    return attune__vulkan_open_with(host, NULL, index, device);
+}
+
+const attune__backend attune__vulkan_backend = {
+    .kind = ATTUNE_BACKEND_VULKAN,
+    .name = "vulkan",
+    .count = device_count,
+    .describe = device_describe,
+    .open = device_open,
+    .lend = attune__vulkan_lend,
+    .close = device_close,
+    .measure = attune__vulkan_measure,
+    .buffer_create = attune__vulkan_buffer_create,
+    .buffer_lend = attune__vulkan_buffer_lend,
+    .buffer_destroy = attune__vulkan_buffer_destroy,
+    .buffer_write = attune__vulkan_buffer_write,
+    .buffer_read = attune__vulkan_buffer_read,
+    .wait = attune__vulkan_wait,
+    .mask_upload = attune__vulkan_mask_upload,
+    .mask_release = attune__vulkan_mask_release,
+    .program_create = attune__vulkan_program_create,
+    .program_destroy = attune__vulkan_program_destroy,
+    .forward = attune__vulkan_forward,
+    .decode = attune__vulkan_decode,
+    .record = attune__vulkan_record,
+    .missing = "the Vulkan backend has no backward pass yet",
+};

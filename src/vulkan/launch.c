@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A call: its arguments go into the caller's workspace by vkCmdUpdateBuffer, its tiles into dispatches. Submissions are
+ * bounded, so that no driver's watchdog takes a long call for a hung one; a call that is recorded into the caller's
+ * command buffer is bounded by the caller.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "vulkan/launch.h"
+#include "vulkan/mods.h"
+
+/* What a submission may hold: half a second at 4 GFLOP/s of each compute unit, which phones reach. */
+#define SUBMISSION_FLOPS 2e9
+#define COMBINE_COLUMNS  64 /* of shaders/combine.comp: invocations, each four columns */
+
+/* A call cut into tiles. */
+typedef struct run {
+    const attune__vulkan_program *program;
+    const attune__forward *call;
+    attune__vulkan_arguments arguments;
+    uint64_t tiles;
+    uint64_t combine; /* workgroups; 0 = no splits */
+    double tile_flops;
+} run;
+
+static uint64_t address_of(const attune_tensor *tensor)
+{
+    return tensor->buffer ? attune__vulkan_address(tensor->buffer, tensor->offset) : 0;
+}
+
+static attune__vulkan_tensor describe(const attune_tensor *tensor)
+{
+    attune__vulkan_tensor t = {.address = address_of(tensor)};
+    if (!tensor->buffer)
+        return t;
+    const int64_t bytes = (int64_t)attune_dtype_size(tensor->dtype);
+    t.stride_b = tensor->size[0] == 1 ? 0 : tensor->stride[0] * bytes; /* a batch of one serves all */
+    t.stride_h = tensor->stride[1] * bytes;
+    t.stride_row = tensor->stride[2] * bytes;
+    return t;
+}
+
+/* Whether every group of elements that a kernel moves at once begins at a multiple of `bytes`. */
+static bool is_aligned(const attune__vulkan_tensor *t, uint64_t bytes)
+{
+    return (t->address | (uint64_t)t->stride_b | (uint64_t)t->stride_h | (uint64_t)t->stride_row) % bytes == 0;
+}
+
+/* As the CPU cuts it (src/cpu/launch.c): a decode tile has all query heads of a group when their lists are the same. */
+static void cut(run *r, bool decode)
+{
+    const attune__forward *call = r->call;
+    const attune_mask *mask = call->mask;
+    const attune_plan_choice *choice = &r->program->choice;
+    attune__vulkan_arguments *a = &r->arguments;
+    const uint32_t group = a->heads / a->kv_heads;
+    const bool together = decode && (!mask || mask->stored_heads == 1);
+    a->head_step = !together ? 1 : group < choice->block_m ? group : choice->block_m;
+    a->q_step = choice->block_m / a->head_step;
+    a->head_chunks = (group + a->head_step - 1) / a->head_step;
+    a->q_block = mask ? mask->q_block : a->q_step;
+    if (a->q_step > a->q_block)
+        a->q_step = a->q_block;
+    a->in_block = (a->q_block + a->q_step - 1) / a->q_step;
+    a->q_chunks = a->q_len / a->q_block * a->in_block + (a->q_len % a->q_block + a->q_step - 1) / a->q_step;
+    a->kv_block = mask ? mask->kv_block : choice->block_n;
+    a->splits = decode && choice->split_kv > 1 ? choice->split_kv : 1;
+    r->tiles = (uint64_t)a->q_chunks * a->batch * a->kv_heads * a->head_chunks * a->splits;
+    r->tile_flops = 2.0 * choice->block_m * (double)call->kv_len / a->splits *
+                    (r->program->shape.head_dim + r->program->shape.head_dim_v);
+}
+
+static void fill_score_table(const run *r, attune__mods_table *table)
+{
+    const attune__forward *call = r->call;
+    const attune_expr *score = r->program->score;
+    *table = (attune__mods_table){
+        .q_len = (int32_t)call->q_len,
+        .kv_len = (int32_t)call->kv_len,
+        .group = (int32_t)(call->heads / call->kv_heads),
+    };
+    for (uint32_t i = 0; i < score->symbol_count; i++) {
+        if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE) {
+            table->parameters[i] = call->parameters[i];
+            continue;
+        }
+        const attune_tensor *tensor = &call->captures[i];
+        attune__mods_capture *capture = &table->captures[i];
+        capture->address = address_of(tensor);
+        capture->dtype = tensor->dtype;
+        for (uint32_t d = 0; d < tensor->rank; d++) {
+            capture->size[d] = tensor->size[d];
+            capture->stride[d] = tensor->stride[d];
+        }
+    }
+}
+
+static attune_status prepare(run *r, bool decode)
+{
+    const attune__forward *call = r->call;
+    attune__vulkan_arguments *a = &r->arguments;
+    a->q = describe(&call->q);
+    a->k = describe(&call->k);
+    a->v = describe(&call->v);
+    a->o = describe(&call->o);
+    a->lse = describe(&call->lse);
+    a->row_max = describe(&call->row_max);
+    a->batch = (uint32_t)call->batch;
+    a->heads = (uint32_t)call->heads;
+    a->kv_heads = (uint32_t)call->kv_heads;
+    a->q_len = (uint32_t)call->q_len;
+    a->kv_len = (uint32_t)call->kv_len;
+    a->scale = (float)call->scale;
+    const uint64_t store = 4 * attune_dtype_size(call->o.dtype);
+    a->flags = (is_aligned(&a->q, 16) ? ATTUNE__VULKAN_ALIGNED_Q : 0) |
+               (is_aligned(&a->k, 16) ? ATTUNE__VULKAN_ALIGNED_K : 0) |
+               (is_aligned(&a->v, 16) ? ATTUNE__VULKAN_ALIGNED_V : 0) |
+               (is_aligned(&a->o, store) ? ATTUNE__VULKAN_ALIGNED_O : 0);
+    cut(r, decode);
+
+    const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
+    if (r->tiles > UINT32_MAX || (a->splits > 1 && rows > UINT32_MAX / a->splits / ((uint64_t)call->v.size[3] / 4)))
+        return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu tiles of %u rows, %s takes fewer than 2^32",
+                            (unsigned long long)r->tiles, r->program->choice.block_m, r->program->base.device->info.id);
+    if (call->mask) {
+        const attune__vulkan_mask *mask = (const attune__vulkan_mask *)call->device_mask;
+        a->mask_rows = mask->rows;
+        a->mask_mod = mask->mod;
+        a->mask_rows_h = call->mask->stored_heads == 1 ? 0 : (uint32_t)call->mask->q_blocks;
+        a->mask_rows_b =
+            call->mask->stored_batch == 1 ? 0 : (uint32_t)(call->mask->q_blocks * call->mask->stored_heads);
+    }
+    const uint64_t parts = attune__split_size(&r->program->shape, a->splits, sizeof(float));
+    const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
+    a->score_mod = base + parts + sizeof *a;
+    if (a->splits > 1) {
+        a->parts = base;
+        a->parts_ml = base + (rows * a->splits * (uint64_t)call->v.size[3] * sizeof(float) + 255) / 256 * 256;
+        const uint64_t groups = rows * (uint64_t)call->v.size[3] / 4;
+        r->combine = (groups + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS;
+    }
+    return ATTUNE_OK;
+}
+
+/* Calls on one queue share a workspace in turn: what came before is done with it first. */
+static void record_arguments(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands)
+{
+    const attune__forward *call = r->call;
+    union {
+        uint32_t words[ATTUNE__VULKAN_ARGUMENTS / 4];
+        char bytes[ATTUNE__VULKAN_ARGUMENTS];
+    } block = {{0}};
+    size_t size = sizeof r->arguments;
+    memcpy(block.bytes, &r->arguments, size);
+    if (r->program->score) {
+        attune__mods_table table;
+        fill_score_table(r, &table);
+        attune__mods_table_pack(r->program->score, &table, block.bytes + size);
+        size += attune__mods_table_size(r->program->score);
+    }
+    const uint64_t parts = attune__split_size(&r->program->shape, r->arguments.splits, sizeof(float));
+    attune__vulkan_barrier(device, commands);
+    const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
+    device->vk.CmdUpdateBuffer(commands, workspace->handle, workspace->offset + call->workspace_offset + parts,
+                               (size + 3) / 4 * 4, block.words);
+    attune__vulkan_barrier(device, commands);
+}
+
+static const attune__vulkan_pipeline *forward_pipeline(const run *r)
+{
+    const uint32_t all =
+        ATTUNE__VULKAN_ALIGNED_Q | ATTUNE__VULKAN_ALIGNED_K | ATTUNE__VULKAN_ALIGNED_V | ATTUNE__VULKAN_ALIGNED_O;
+    return r->program->aligned.handle && r->arguments.flags == all ? &r->program->aligned : &r->program->forward;
+}
+
+/* Workgroups `first` to before `end`, in dispatches that every device takes. */
+static void record_dispatches(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands,
+                              const attune__vulkan_pipeline *pipeline, uint64_t first, uint64_t end)
+{
+    const uint64_t parts = attune__split_size(&r->program->shape, r->arguments.splits, sizeof(float));
+    attune__vulkan_push push = {
+        .arguments = attune__vulkan_address(r->call->workspace, r->call->workspace_offset + parts),
+    };
+    device->vk.CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
+    const uint64_t most = device->physical.max_workgroups[0];
+    while (first < end) {
+        const uint64_t count = end - first < most ? end - first : most;
+        push.first = (uint32_t)first;
+        device->vk.CmdPushConstants(commands, pipeline->layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof push, &push);
+        device->vk.CmdDispatch(commands, (uint32_t)count, 1, 1);
+        first += count;
+    }
+}
+
+/* Tiles `first` to before `end`; the arguments before the first, the merge of splits after the last. */
+static void record_part(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands, uint64_t first,
+                        uint64_t end)
+{
+    if (first == 0)
+        record_arguments(r, device, commands);
+    record_dispatches(r, device, commands, forward_pipeline(r), first, end);
+    if (end < r->tiles || !r->combine)
+        return;
+    attune__vulkan_barrier(device, commands);
+    record_dispatches(r, device, commands, &r->program->combine, 0, r->combine);
+}
+
+static attune_status submit_all(const run *r, attune__vulkan_device *device, uint64_t *value)
+{
+    const double budget = SUBMISSION_FLOPS * device->base.info.limits.compute_units / r->tile_flops;
+    const uint64_t most = budget > (double)r->tiles ? r->tiles : budget < 1 ? 1 : (uint64_t)budget;
+    double *total = r->call->seconds;
+    if (total)
+        *total = 0;
+    for (uint64_t first = 0; first < r->tiles; first += most) {
+        attune__vulkan_slot *slot;
+        double seconds;
+        ATTUNE__TRY(attune__vulkan_begin(device, total != NULL, &slot));
+        record_part(r, device, slot->commands, first, r->tiles - first < most ? r->tiles : first + most);
+        if (!total) {
+            ATTUNE__TRY(attune__vulkan_submit(device, slot, value));
+            continue;
+        }
+        ATTUNE__TRY(attune__vulkan_finish(device, slot, value, &seconds));
+        *total += seconds;
+    }
+    return ATTUNE_OK;
+}
+
+static attune_status launch(const attune__program *program, const attune__forward *call, bool decode, uint64_t *value)
+{
+    run r = {.program = (const attune__vulkan_program *)program, .call = call};
+    ATTUNE__TRY(prepare(&r, decode));
+    return submit_all(&r, attune__vulkan_of(program->device), value);
+}
+
+attune_status attune__vulkan_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                     uint64_t *value)
+{
+    (void)queue; /* a device has one */
+    return launch(program, call, false, value);
+}
+
+attune_status attune__vulkan_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                    uint64_t *value)
+{
+    (void)queue;
+    return launch(program, call, true, value);
+}
+
+attune_status attune__vulkan_record(const attune__program *program, const void *commands, const attune__forward *call)
+{
+    run r = {.program = (const attune__vulkan_program *)program, .call = call};
+    ATTUNE__TRY(prepare(&r, r.program->choice.decode));
+    record_part(&r, attune__vulkan_of(program->device), *(const VkCommandBuffer *)commands, 0, r.tiles);
+    return ATTUNE_OK;
+}

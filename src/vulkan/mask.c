@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Masks on the device, in one buffer: a row table, the entries of all rows, the expression's table and its captures.
+ * The two lists of a row become one in ascending order of keys, so that the order of summation does not depend on how
+ * blocks were classified.
+ */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "vulkan/launch.h"
+#include "vulkan/mods.h"
+
+static uint64_t align16(uint64_t value)
+{
+    return (value + 15) & ~UINT64_C(15);
+}
+
+/* Where the parts begin, and the whole. */
+typedef struct layout {
+    uint64_t entries, mod, captures, size;
+} layout;
+
+static uint64_t array_bytes(const attune_array *array)
+{
+    uint64_t bytes = attune_dtype_size(array->dtype);
+    for (uint32_t i = 0; i < array->rank; i++)
+        bytes *= (uint64_t)array->size[i];
+    return bytes;
+}
+
+static layout layout_of(const attune_mask *mask, int64_t rows)
+{
+    layout l = {.entries = (uint64_t)rows * sizeof(attune__vulkan_mask_row)};
+    const uint64_t count = (uint64_t)(mask->kv.offsets[rows] + mask->full_kv.offsets[rows]);
+    l.mod = align16(l.entries + count * sizeof(uint32_t));
+    l.captures = align16(l.mod + (mask->expr ? attune__mods_table_size(mask->expr) : 0));
+    l.size = l.captures;
+    for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++)
+        if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+            l.size = align16(l.size + array_bytes(&mask->captures[i]));
+    return l;
+}
+
+static void write_lists(const attune_mask *mask, int64_t rows, uint64_t address, char *rows_out, uint32_t *entries)
+{
+    uint32_t *next = entries;
+    for (int64_t r = 0; r < rows; r++) {
+        const int32_t *partial = mask->kv.indices + mask->kv.offsets[r];
+        const int32_t *partial_end = mask->kv.indices + mask->kv.offsets[r + 1];
+        const int32_t *full = mask->full_kv.indices + mask->full_kv.offsets[r];
+        const int32_t *full_end = mask->full_kv.indices + mask->full_kv.offsets[r + 1];
+        const attune__vulkan_mask_row row = {
+            .address = address + (uint64_t)(next - entries) * sizeof *entries,
+            .count = (uint32_t)((partial_end - partial) + (full_end - full)),
+        };
+        memcpy(rows_out + (size_t)r * sizeof row, &row, sizeof row);
+        while (partial != partial_end || full != full_end) {
+            const bool take = full == full_end || (partial != partial_end && *partial < *full);
+            *next++ = take ? (uint32_t)*partial++ << 1 | 1u : (uint32_t)*full++ << 1;
+        }
+    }
+}
+
+/* The captures are the mask's own copies, contiguous. */
+static void write_expression(const attune_mask *mask, uint64_t address, const layout *l, char *out)
+{
+    attune__mods_table table = {
+        .q_len = mask->expr_q_len,
+        .kv_len = mask->expr_kv_len,
+        .group = mask->expr_heads / mask->expr_kv_heads,
+        .b0 = mask->b0,
+        .h0 = mask->h0,
+        .q0 = mask->q0,
+    };
+    uint64_t at = l->captures;
+    for (uint32_t i = 0; i < mask->expr->symbol_count; i++) {
+        if (mask->expr->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE) {
+            table.parameters[i] = mask->parameters[i];
+            continue;
+        }
+        const attune_array *array = &mask->captures[i];
+        attune__mods_capture *capture = &table.captures[i];
+        capture->address = address + at;
+        capture->dtype = array->dtype;
+        for (uint32_t d = 0; d < array->rank; d++) {
+            capture->size[d] = array->size[d];
+            capture->stride[d] = array->stride[d];
+        }
+        const uint64_t bytes = array_bytes(array);
+        memcpy(out + at, array->data, (size_t)bytes);
+        at = align16(at + bytes);
+    }
+    attune__mods_table_pack(mask->expr, &table, out + l->mod);
+}
+
+attune_status attune__vulkan_mask_upload(attune_device *device, const attune_mask *mask,
+                                         attune__device_mask **device_mask)
+{
+    const attune_allocator *allocator = &device->host.allocator;
+    const int64_t rows = mask->stored_batch * mask->stored_heads * mask->q_blocks;
+    if (rows > UINT32_MAX || mask->kv_blocks > INT32_MAX)
+        return attune__fail(ATTUNE_UNSUPPORTED, "the mask has %lld rows of blocks, %s takes at most 2^32",
+                            (long long)rows, device->info.id);
+    const layout l = layout_of(mask, rows);
+    attune_status status = ATTUNE_OUT_OF_HOST_MEMORY;
+    attune_buffer *buffer = NULL;
+    char *staged = attune__alloc(allocator, (size_t)l.size, 1);
+    attune__vulkan_mask *made = attune__alloc(allocator, 1, sizeof *made);
+    if (!staged || !made)
+        goto done;
+    status = attune__vulkan_buffer_create(device, l.size, &buffer);
+    if (status != ATTUNE_OK)
+        goto done;
+    const uint64_t address = attune__vulkan_address(buffer, 0);
+    /* NOLINTNEXTLINE(bugprone-casting-through-void): aligned to 64, and entries begin at a multiple of 16 */
+    write_lists(mask, rows, address + l.entries, staged, (uint32_t *)(void *)(staged + l.entries));
+    if (mask->expr)
+        write_expression(mask, address, &l, staged);
+    status = attune__vulkan_buffer_write(buffer, 0, staged, l.size);
+    if (status != ATTUNE_OK)
+        goto done;
+    made->base.device = device;
+    made->buffer = buffer;
+    made->rows = address;
+    made->mod = address + l.mod;
+    *device_mask = &made->base;
+    buffer = NULL;
+    made = NULL;
+done:
+    if (buffer)
+        attune__vulkan_buffer_destroy(buffer);
+    attune__free(allocator, made);
+    attune__free(allocator, staged);
+    return status;
+}
+
+void attune__vulkan_mask_release(attune__device_mask *device_mask)
+{
+    attune__vulkan_mask *mine = (attune__vulkan_mask *)device_mask;
+    const attune_allocator allocator = device_mask->device->host.allocator;
+    attune__vulkan_buffer_destroy(mine->buffer);
+    attune__free(&allocator, mine);
+}

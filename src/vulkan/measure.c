@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The peaks that shares are reported of: independent multiply-adds (f16 in f16; bf16 in f32, which is what kernels
+ * without matrix units compute it in), and a large copy by the device.
+ */
+#include "vulkan/vulkan.h"
+
+#include <time.h>
+
+#include "base/error.h"
+#include "shaders/measure_f16.h"
+#include "shaders/measure_f32.h"
+
+#define SECONDS 0.3
+#define MIB     (UINT64_C(1) << 20)
+
+/* As in shaders/measure.comp: chains of four elements, steps of a round; an FMA counts two. */
+#define CHAINS         4
+#define STEPS          8
+#define ROUND_FLOPS    (CHAINS * 4.0 * STEPS * 2.0)
+#define MAX_WIDTH      256u
+#define ENOUGH_SECONDS 2e-3 /* of a launch, against what starting it costs */
+
+typedef struct arguments {
+    uint64_t result;
+    uint32_t rounds;
+    float factor, term;
+} arguments;
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static attune_status launch(attune__vulkan_device *device, const attune__vulkan_pipeline *pipeline,
+                            const arguments *push, uint32_t groups, double *seconds)
+{
+    attune__vulkan_slot *slot;
+    ATTUNE__TRY(attune__vulkan_begin(device, true, &slot));
+    device->vk.CmdBindPipeline(slot->commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
+    device->vk.CmdPushConstants(slot->commands, pipeline->layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof *push, push);
+    device->vk.CmdDispatch(slot->commands, groups, 1, 1);
+    return attune__vulkan_finish(device, slot, NULL, seconds);
+}
+
+static attune_status repeat_launch(attune__vulkan_device *device, const attune__vulkan_pipeline *pipeline,
+                                   uint64_t address, uint32_t width, double *flops)
+{
+    const uint32_t groups = 32 * device->physical.info.limits.compute_units;
+    arguments push = {.result = address, .rounds = 64, .factor = 0.5f, .term = 0.25f};
+    double best = 0;
+    for (const double start = now(); now() - start < SECONDS;) {
+        double seconds;
+        ATTUNE__TRY(launch(device, pipeline, &push, groups, &seconds));
+        const double rate = ROUND_FLOPS * push.rounds * width * groups / seconds;
+        if (seconds < ENOUGH_SECONDS && push.rounds < UINT32_C(1) << 20)
+            push.rounds *= 2;
+        else if (rate > best)
+            best = rate;
+    }
+    *flops = best;
+    return ATTUNE_OK;
+}
+
+static attune_status measure_flops(attune__vulkan_device *device, attune_dtype dtype, double *flops)
+{
+    const bool f16 = dtype == ATTUNE_F16 && device->physical.features.float16;
+    const uint32_t most = device->physical.info.limits.workgroup_invocations;
+    const uint32_t width = most < MAX_WIDTH ? most : MAX_WIDTH;
+    const VkSpecializationMapEntry entry = {.constantID = 0, .size = sizeof width};
+    const VkSpecializationInfo constants = {1, &entry, sizeof width, &width};
+    const attune__vulkan_pipeline_desc desc = {
+        .name = f16 ? "measure_f16" : "measure_f32",
+        .words = f16 ? attune__spirv_measure_f16 : attune__spirv_measure_f32,
+        .word_count = (f16 ? sizeof attune__spirv_measure_f16 : sizeof attune__spirv_measure_f32) / sizeof(uint32_t),
+        .push_constants = sizeof(arguments),
+        .constants = &constants,
+    };
+    attune__vulkan_pipeline pipeline;
+    ATTUNE__TRY(attune__vulkan_pipeline_create(device, &desc, &pipeline));
+    attune__vulkan_range *range;
+    attune_status status = attune__vulkan_range_create(device, sizeof(float), &range);
+    if (status == ATTUNE_OK) {
+        status = repeat_launch(device, &pipeline, range->block->address + range->offset, width, flops);
+        attune__vulkan_range_destroy(device, range);
+    }
+    attune__vulkan_pipeline_destroy(device, &pipeline);
+    return status;
+}
+
+static attune_status copy(attune__vulkan_device *device, const attune__vulkan_range *from,
+                          const attune__vulkan_range *to, double *seconds)
+{
+    attune__vulkan_slot *slot;
+    ATTUNE__TRY(attune__vulkan_begin(device, true, &slot));
+    const VkBufferCopy region = {.srcOffset = from->offset, .dstOffset = to->offset, .size = from->size};
+    device->vk.CmdCopyBuffer(slot->commands, from->block->buffer, to->block->buffer, 1, &region);
+    return attune__vulkan_finish(device, slot, NULL, seconds);
+}
+
+static attune_status measure_bandwidth(attune__vulkan_device *device, double *bandwidth)
+{
+    /* Past every cache; on a small device, a little of its memory. */
+    uint64_t size = device->physical.type == VK_PHYSICAL_DEVICE_TYPE_CPU ? 64 * MIB : 512 * MIB;
+    while (size > MIB && (size > device->physical.heap / 16 || size > device->memory.max_size))
+        size /= 2;
+    attune__vulkan_range *from, *to;
+    ATTUNE__TRY(attune__vulkan_range_create(device, size, &from));
+    attune_status status = attune__vulkan_range_create(device, size, &to);
+    if (status == ATTUNE_OK) {
+        double best = 0;
+        for (const double start = now(); status == ATTUNE_OK && now() - start < SECONDS;) {
+            double seconds;
+            status = copy(device, from, to, &seconds);
+            if (status == ATTUNE_OK && 2.0 * (double)from->size / seconds > best)
+                best = 2.0 * (double)from->size / seconds;
+        }
+        *bandwidth = best;
+        attune__vulkan_range_destroy(device, to);
+    }
+    attune__vulkan_range_destroy(device, from);
+    return status;
+}
+
+attune_status attune__vulkan_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth)
+{
+    attune__vulkan_device *mine = attune__vulkan_of(device);
+    if (dtype == ATTUNE_F64)
+        return attune__fail(ATTUNE_UNSUPPORTED, "device %s: the Vulkan kernels do not compute in f64", device->info.id);
+    if (flops)
+        ATTUNE__TRY(measure_flops(mine, dtype, flops));
+    return bandwidth ? measure_bandwidth(mine, bandwidth) : ATTUNE_OK;
+}

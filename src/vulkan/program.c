@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: MIT */
+/* Programs: a prebuilt module, the caller's expressions in it, and the plan's numbers as specialization constants. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "plan/layout.h"
+#include "vulkan/launch.h"
+#include "vulkan/mods.h"
+
+#include "combine_bf16.h"
+#include "combine_f16.h"
+#include "combine_f32.h"
+#include "forward_bf16.h"
+#include "forward_f16.h"
+#include "forward_f32.h"
+#include "forward_subgroup_bf16.h"
+#include "forward_subgroup_f16.h"
+#include "forward_subgroup_f32.h"
+
+#define CONSTANTS 28 /* of shaders/forward.comp */
+#define ALIGNED   23
+
+typedef struct module {
+    const uint32_t *words;
+    size_t count;
+} module;
+
+#define MODULE(name)                                                                                                   \
+    {                                                                                                                  \
+        name, sizeof name / sizeof name[0]                                                                             \
+    }
+
+static const module *find_module(bool subgroups, attune_dtype dtype)
+{
+    static const module modules[2][3] = {
+        {MODULE(attune__spirv_forward_f32), MODULE(attune__spirv_forward_f16), MODULE(attune__spirv_forward_bf16)},
+        {MODULE(attune__spirv_forward_subgroup_f32), MODULE(attune__spirv_forward_subgroup_f16),
+         MODULE(attune__spirv_forward_subgroup_bf16)},
+    };
+    return &modules[subgroups][dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2];
+}
+
+static const module *find_combine(attune_dtype dtype)
+{
+    static const module modules[3] = {MODULE(attune__spirv_combine_f32), MODULE(attune__spirv_combine_f16),
+                                      MODULE(attune__spirv_combine_bf16)};
+    return &modules[dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2];
+}
+
+static attune_status scalar_constants(const attune__program_desc *desc, bool subgroups, uint32_t constants[CONSTANTS])
+{
+    const attune_plan_choice *c = desc->choice;
+    attune__scalar_layout l;
+    const char *why = attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
+                                                 desc->shape->head_dim, desc->shape->head_dim_v, subgroups, &l);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+    const uint32_t values[CONSTANTS] = {
+        l.threads,
+        l.block_m,
+        l.block_n,
+        l.head_dim,
+        l.head_dim_v,
+        l.slice,
+        l.chunk,
+        l.tx,
+        l.ty,
+        l.tm,
+        l.to,
+        l.parts,
+        l.part,
+        l.s_stride,
+        l.o_size,
+        l.slice_size,
+        l.s_size,
+        l.rows_size,
+        l.reduce_size ? l.reduce_size : 1,
+        desc->shape->block_mask,
+        desc->mask != NULL,
+        desc->score != NULL,
+        c->prescale_qk,
+        false,
+        c->decode,
+        l.fetch_qk,
+        l.fetch_v,
+        l.fetch_qk > l.fetch_v ? l.fetch_qk : l.fetch_v,
+    };
+    memcpy(constants, values, sizeof values);
+    return ATTUNE_OK;
+}
+
+static attune_status make_pipeline(attune_device *device, const module *m, const char *name, uint32_t *constants,
+                                   uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
+{
+    VkSpecializationMapEntry entries[CONSTANTS];
+    for (uint32_t i = 0; i < CONSTANTS; i++)
+        entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *constants, sizeof *constants};
+    const VkSpecializationInfo values = {CONSTANTS, entries, CONSTANTS * sizeof *constants, constants};
+    const attune__vulkan_pipeline_desc desc = {
+        .name = name,
+        .words = m->words,
+        .word_count = m->count,
+        .push_constants = sizeof(attune__vulkan_push),
+        .constants = &values,
+        .subgroup_size = subgroup_size,
+    };
+    return attune__vulkan_pipeline_create(attune__vulkan_of(device), &desc, pipeline);
+}
+
+static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc, uint32_t *constants,
+                                    attune__vulkan_program *program)
+{
+    const bool subgroups = !strcmp(desc->choice->kernel, "vulkan_subgroup");
+    const uint32_t subgroup_size = subgroups ? device->info.limits.subgroup_size : 0;
+    const attune_allocator *allocator = &device->host.allocator;
+    const module *prebuilt = find_module(subgroups, desc->shape->dtype);
+    uint32_t *words;
+    module spliced;
+    ATTUNE__TRY(attune__mods_splice(allocator, prebuilt->words, prebuilt->count, desc->mask, desc->score, &words,
+                                    &spliced.count));
+    spliced.words = words;
+    attune_status status =
+        make_pipeline(device, &spliced, desc->choice->kernel, constants, subgroup_size, &program->forward);
+    /* CPU drivers run both sides of a branch, so that the path for any alignment would always be paid for. */
+    if (status == ATTUNE_OK && attune__vulkan_of(device)->physical.type == VK_PHYSICAL_DEVICE_TYPE_CPU) {
+        constants[ALIGNED] = true;
+        status = make_pipeline(device, &spliced, desc->choice->kernel, constants, subgroup_size, &program->aligned);
+    }
+    if (status == ATTUNE_OK && desc->choice->split_kv > 1)
+        status = make_pipeline(device, find_combine(desc->shape->dtype), "combine", constants, 0, &program->combine);
+    attune__free(allocator, words);
+    return status;
+}
+
+attune_status attune__vulkan_program_create(attune_device *device, const attune__program_desc *desc,
+                                            attune__program **program)
+{
+    uint32_t constants[CONSTANTS];
+    ATTUNE__TRY(scalar_constants(desc, !strcmp(desc->choice->kernel, "vulkan_subgroup"), constants));
+    const size_t table = desc->score ? attune__mods_table_size(desc->score) : 0;
+    if (table + sizeof(attune__vulkan_arguments) > ATTUNE__VULKAN_ARGUMENTS)
+        return attune__fail(ATTUNE_INTERNAL, "the score expression's table has %zu bytes", table);
+    attune__vulkan_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.device = device;
+    made->shape = *desc->shape;
+    made->choice = *desc->choice;
+    made->score = desc->score;
+    attune_status status = make_pipelines(device, desc, constants, made);
+    if (status == ATTUNE_OK)
+        *program = &made->base;
+    else
+        attune__vulkan_program_destroy(&made->base);
+    return status;
+}
+
+void attune__vulkan_program_destroy(attune__program *program)
+{
+    attune__vulkan_program *mine = (attune__vulkan_program *)program;
+    const attune_allocator allocator = program->device->host.allocator;
+    attune__vulkan_device *device = attune__vulkan_of(program->device);
+    attune__vulkan_pipeline_destroy(device, &mine->forward);
+    attune__vulkan_pipeline_destroy(device, &mine->aligned);
+    attune__vulkan_pipeline_destroy(device, &mine->combine);
+    attune__free(&allocator, mine);
+}

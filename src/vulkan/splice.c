@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Modules with other bodies. A module is one stream of instructions in the order of SPIR-V's sections: what is added
+ * goes to the end of its section, with ids above the module's bound. Types are the module's own, found and never added,
+ * since non-aggregate types must be unique.
+ */
+#include "vulkan/splice.h"
+
+/* The header's function is inline in C's sense: somebody must define it, under a name of ours. */
+#define SPV_ENABLE_UTILITY_CODE
+#define SpvHasResultAndType attune__spirv_result_and_type
+#include <spirv/unified1/spirv.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+extern void SpvHasResultAndType(SpvOp opcode, bool *has_result, bool *has_type);
+
+#define HEADER     5
+#define MOST_BOUND (UINT32_C(1) << 20) /* ids of a module that we would have built */
+#define PARAMETERS 6                   /* of a stub, at most */
+
+void attune__words_copy(attune__words *words, const uint32_t *from, size_t count)
+{
+    if (words->status != ATTUNE_OK || !count)
+        return;
+    if (!attune__grow(words->allocator, (void **)&words->at, &words->capacity, words->count, words->count + count,
+                      sizeof *words->at)) {
+        words->status = ATTUNE_OUT_OF_HOST_MEMORY;
+        return;
+    }
+    memcpy(words->at + words->count, from, count * sizeof *from);
+    words->count += count;
+}
+
+void attune__words_add(attune__words *words, uint32_t opcode, const uint32_t *operands, size_t count)
+{
+    const uint32_t first = (uint32_t)(count + 1) << SpvWordCountShift | opcode;
+    attune__words_copy(words, &first, 1);
+    attune__words_copy(words, operands, count);
+}
+
+/* What is known of an id. */
+typedef struct id_info {
+    const char *name;  /* OpName's, of functions */
+    uint32_t function; /* the function whose body defines it; 0 = none */
+    bool reached;      /* functions: called from the entry point */
+} id_info;
+
+typedef struct splicer {
+    const uint32_t *words;
+    size_t count;
+    id_info *ids;
+    uint32_t bound;
+    attune__module module;
+    uint32_t score, mask, entry; /* functions */
+    attune__words bodies[2];     /* of score and mask */
+} splicer;
+
+typedef struct instruction {
+    const uint32_t *at;
+    uint32_t opcode, length;
+} instruction;
+
+/* The instruction at *next, which moves past it. False at the end, and with *damaged set if the words run out. */
+static bool step(const splicer *s, size_t *next, instruction *i, bool *damaged)
+{
+    if (*next >= s->count)
+        return false;
+    const uint32_t first = s->words[*next], length = first >> SpvWordCountShift;
+    if (!length || length > s->count - *next) {
+        *damaged = true;
+        return false;
+    }
+    *i = (instruction){s->words + *next, first & SpvOpCodeMask, length};
+    *next += length;
+    return true;
+}
+
+/* The word that is the result's id, 0 = none. Only what glslang writes before and around functions is asked for. */
+static uint32_t result_of(const instruction *i)
+{
+    bool has_result = false, has_type = false;
+    SpvHasResultAndType((SpvOp)i->opcode, &has_result, &has_type);
+    const uint32_t at = has_type ? 2 : 1;
+    return has_result && i->length > at ? i->at[at] : 0;
+}
+
+/* "attune_mask(" of "attune_mask(i1;i1;i1;i1;vu2;" */
+static bool is_called(const char *mangled, const char *name)
+{
+    const size_t length = strlen(name);
+    return mangled && !strncmp(mangled, name, length) && mangled[length] == '(';
+}
+
+static void find_type(splicer *s, const instruction *i)
+{
+    attune__module *m = &s->module;
+    if (i->opcode == SpvOpTypeBool && i->length == 2)
+        m->type_bool = i->at[1];
+    else if (i->opcode == SpvOpTypeInt && i->length == 4 && i->at[2] == 32 && i->at[3] == 1)
+        m->type_int = i->at[1];
+    else if (i->opcode == SpvOpTypeFloat && i->length >= 3 && i->at[2] == 32)
+        m->type_float = i->at[1];
+}
+
+/* Records names, types, functions and the ids that they define. */
+static attune_status survey(splicer *s)
+{
+    size_t next = HEADER;
+    instruction i;
+    bool damaged = false;
+    uint32_t function = 0, type_uint = 0;
+    while (step(s, &next, &i, &damaged)) {
+        const uint32_t id = result_of(&i);
+        if (id >= s->bound)
+            damaged = true;
+        if (damaged)
+            break;
+        if (i.opcode == SpvOpName && i.length > 2 && i.at[1] < s->bound &&
+            memchr(i.at + 2, 0, (size_t)(i.length - 2) * 4))
+            s->ids[i.at[1]].name = (const char *)(i.at + 2);
+        find_type(s, &i);
+        if (i.opcode == SpvOpTypeInt && i.length == 4 && i.at[2] == 32 && i.at[3] == 0)
+            type_uint = i.at[1];
+        if (i.opcode == SpvOpTypeVector && i.length == 4 && i.at[2] == type_uint && type_uint && i.at[3] == 3)
+            s->module.type_uvec3 = i.at[1];
+        if (i.opcode == SpvOpEntryPoint && i.length > 2)
+            s->entry = i.at[2];
+        if (i.opcode == SpvOpFunction)
+            function = id;
+        if (id)
+            s->ids[id].function = function;
+        if (i.opcode == SpvOpFunctionEnd)
+            function = 0;
+    }
+    return damaged || function ? ATTUNE_INTERNAL : ATTUNE_OK;
+}
+
+static attune_status find_functions(splicer *s)
+{
+    static const char *const names[ATTUNE__HELPER_COUNT] = {
+        "attune_mod_word",  "attune_mod_idiv", "attune_mod_imod",  "attune_mod_fmod", "attune_mod_abs",
+        "attune_mod_floor", "attune_mod_ceil", "attune_mod_exp",   "attune_mod_exp2", "attune_mod_log",
+        "attune_mod_log2",  "attune_mod_sqrt", "attune_mod_rsqrt", "attune_mod_tanh", "attune_mod_sigmoid",
+        "attune_mod_sin",   "attune_mod_cos",  "attune_mod_pow",   "attune_mod_at_1", "attune_mod_at_2",
+        "attune_mod_at_3",  "attune_mod_at_4", "attune_mod_i32",   "attune_mod_i64",  "attune_mod_u8",
+        "attune_mod_bool",  "attune_mod_f32",  "attune_mod_f16",   "attune_mod_bf16",
+    };
+    for (uint32_t id = 1; id < s->bound; id++) {
+        const char *name = s->ids[id].name;
+        if (s->ids[id].function != id)
+            continue;
+        if (is_called(name, "attune_score"))
+            s->score = id;
+        if (is_called(name, "attune_mask"))
+            s->mask = id;
+        for (uint32_t h = 0; h < ATTUNE__HELPER_COUNT; h++)
+            if (is_called(name, names[h]))
+                s->module.helper[h] = id;
+    }
+    bool all = s->score && s->mask && s->entry && s->entry < s->bound && s->module.type_bool && s->module.type_int &&
+               s->module.type_float && s->module.type_uvec3;
+    for (uint32_t h = 0; h < ATTUNE__HELPER_COUNT; h++)
+        all = all && s->module.helper[h];
+    return all ? ATTUNE_OK : ATTUNE_INTERNAL;
+}
+
+/* Emits the body of a stub, whose parameters stand behind its OpFunction. */
+static attune_status emit(splicer *s, uint32_t function, const attune_expr *expr, bool is_score, attune__words *body)
+{
+    size_t next = HEADER;
+    instruction i;
+    bool damaged = false, inside = false;
+    uint32_t parameters[PARAMETERS], count = 0;
+    const uint32_t wanted = is_score ? 6 : 5;
+    while (step(s, &next, &i, &damaged)) {
+        if (i.opcode == SpvOpFunction)
+            inside = i.length > 2 && i.at[2] == function;
+        if (inside && i.opcode == SpvOpFunctionParameter && count < PARAMETERS && i.length == 3)
+            parameters[count++] = i.at[2];
+    }
+    if (count != wanted)
+        return ATTUNE_INTERNAL;
+    const uint32_t *p = parameters + is_score;
+    const attune__stub stub = {is_score ? parameters[0] : 0, p[0], p[1], p[2], p[3], p[4]};
+    attune__mods_emit(&s->module, &stub, expr, is_score, body);
+    return body->status;
+}
+
+static void reach_calls(splicer *s, const attune__words *body, bool *more)
+{
+    for (size_t at = 0; at < body->count; at += body->at[at] >> SpvWordCountShift)
+        if ((body->at[at] & SpvOpCodeMask) == SpvOpFunctionCall && !s->ids[body->at[at + 3]].reached)
+            *more = s->ids[body->at[at + 3]].reached = true;
+}
+
+/* Marks what the entry point calls, with the new bodies in place of the stubs'. */
+static void reach(splicer *s)
+{
+    bool more = true, damaged = false;
+    s->ids[s->entry].reached = true;
+    while (more) {
+        more = false;
+        size_t next = HEADER;
+        instruction i;
+        uint32_t function = 0;
+        while (step(s, &next, &i, &damaged)) {
+            if (i.opcode == SpvOpFunction)
+                function = i.at[2];
+            const bool stub = function == s->score || function == s->mask;
+            if (i.opcode == SpvOpFunctionCall && i.length > 3 && i.at[3] < s->bound && !stub &&
+                s->ids[function].reached && !s->ids[i.at[3]].reached)
+                more = s->ids[i.at[3]].reached = true;
+        }
+        if (s->ids[s->score].reached)
+            reach_calls(s, &s->bodies[0], &more);
+        if (s->ids[s->mask].reached)
+            reach_calls(s, &s->bodies[1], &more);
+    }
+}
+
+static bool is_kept(const splicer *s, uint32_t id)
+{
+    const uint32_t function = id < s->bound ? s->ids[id].function : 0;
+    return !function || (s->ids[function].reached && function != s->score && function != s->mask);
+}
+
+static bool is_debug(uint32_t opcode)
+{
+    return opcode == SpvOpName || opcode == SpvOpMemberName || opcode == SpvOpSource ||
+           opcode == SpvOpSourceContinued || opcode == SpvOpSourceExtension || opcode == SpvOpString ||
+           opcode == SpvOpLine || opcode == SpvOpNoLine || opcode == SpvOpModuleProcessed;
+}
+
+/* Decorations end where types begin. */
+static bool is_declaration(uint32_t opcode)
+{
+    return (opcode >= SpvOpTypeVoid && opcode <= SpvOpTypeForwardPointer) || opcode == SpvOpConstantTrue ||
+           opcode == SpvOpConstant || opcode == SpvOpVariable || opcode == SpvOpUndef;
+}
+
+/* The module again: everything that is still used, and the additions at the end of their sections. */
+static void rebuild(const splicer *s, attune__words *out)
+{
+    size_t next = HEADER;
+    instruction i;
+    bool damaged = false, decorated = false, declared = false, dropped = false, replaced = false;
+    attune__words_copy(out, s->words, HEADER);
+    while (step(s, &next, &i, &damaged)) {
+        if (is_debug(i.opcode))
+            continue;
+        if (!decorated && is_declaration(i.opcode)) {
+            attune__words_copy(out, s->module.decorations.at, s->module.decorations.count);
+            decorated = true;
+        }
+        if (i.opcode == SpvOpFunction) {
+            if (!declared)
+                attune__words_copy(out, s->module.constants.at, s->module.constants.count);
+            declared = true;
+            dropped = !s->ids[i.at[2]].reached;
+            replaced = i.at[2] == s->score || i.at[2] == s->mask;
+            if (!dropped)
+                attune__words_copy(out, i.at, i.length);
+            if (!dropped && replaced) {
+                /* Parameters follow in the stream; the body comes before the stub's OpFunctionEnd. */
+                const attune__words *body = &s->bodies[i.at[2] == s->mask];
+                while (step(s, &next, &i, &damaged) && i.opcode == SpvOpFunctionParameter)
+                    attune__words_copy(out, i.at, i.length);
+                attune__words_copy(out, body->at, body->count);
+                while (i.opcode != SpvOpFunctionEnd && step(s, &next, &i, &damaged))
+                    ;
+                attune__words_copy(out, i.at, i.length);
+            }
+            continue;
+        }
+        if (dropped && declared)
+            continue;
+        if ((i.opcode == SpvOpDecorate || i.opcode == SpvOpDecorateId) && !is_kept(s, i.at[1]))
+            continue;
+        attune__words_copy(out, i.at, i.length);
+    }
+    if (out->status == ATTUNE_OK)
+        out->at[3] = s->module.bound;
+}
+
+static attune_status splice(splicer *s, const attune_expr *mask, const attune_expr *score, attune__words *out)
+{
+    ATTUNE__TRY(survey(s));
+    ATTUNE__TRY(find_functions(s));
+    ATTUNE__TRY(emit(s, s->score, score, true, &s->bodies[0]));
+    ATTUNE__TRY(emit(s, s->mask, mask, false, &s->bodies[1]));
+    ATTUNE__TRY(s->module.decorations.status);
+    ATTUNE__TRY(s->module.constants.status);
+    reach(s);
+    rebuild(s, out);
+    return out->status;
+}
+
+attune_status attune__mods_splice(const attune_allocator *allocator, const uint32_t *words, size_t count,
+                                  const attune_expr *mask, const attune_expr *score, uint32_t **spliced,
+                                  size_t *spliced_count)
+{
+    *spliced = NULL;
+    if (count < HEADER || words[0] != SpvMagicNumber || !words[3] || words[3] > MOST_BOUND)
+        return attune__fail(ATTUNE_INTERNAL, "a prebuilt kernel is no SPIR-V module of ours");
+    const attune__words empty = {.allocator = allocator};
+    splicer s = {.words = words, .count = count, .bound = words[3], .bodies = {empty, empty}};
+    s.module = (attune__module){.bound = s.bound, .decorations = empty, .constants = empty};
+    attune__words out = empty;
+    attune_status status = ATTUNE_OUT_OF_HOST_MEMORY;
+    s.ids = attune__alloc(allocator, s.bound, sizeof *s.ids);
+    if (s.ids)
+        status = splice(&s, mask, score, &out);
+    if (status == ATTUNE_INTERNAL)
+        attune__fail(status, "a prebuilt kernel is damaged, or has no stubs for the caller's expressions");
+    attune__free(allocator, s.ids);
+    attune__free(allocator, s.module.decorations.at);
+    attune__free(allocator, s.module.constants.at);
+    attune__free(allocator, s.bodies[0].at);
+    attune__free(allocator, s.bodies[1].at);
+    if (status != ATTUNE_OK) {
+        attune__free(allocator, out.at);
+        return status;
+    }
+    *spliced = out.at;
+    *spliced_count = out.count;
+    return ATTUNE_OK;
+}

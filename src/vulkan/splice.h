@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: MIT */
+/* What emitting and splicing share: a module's ids, and the words that are added to it. */
+#ifndef ATTUNE_VULKAN_SPLICE_H
+#define ATTUNE_VULKAN_SPLICE_H
+
+#include "vulkan/mods.h"
+
+/* Words that grow. `status` keeps the first failure, so that emitting needs no check of each word. */
+typedef struct attune__words {
+    const attune_allocator *allocator;
+    uint32_t *at;
+    size_t count, capacity;
+    attune_status status;
+} attune__words;
+
+/* Appends one instruction: its words behind the first. */
+void attune__words_add(attune__words *words, uint32_t opcode, const uint32_t *operands, size_t count);
+void attune__words_copy(attune__words *words, const uint32_t *from, size_t count);
+
+/* The helpers of shaders/mods.glsl that emitted functions call. */
+typedef enum attune__helper {
+    ATTUNE__HELPER_WORD,
+    ATTUNE__HELPER_IDIV,
+    ATTUNE__HELPER_IMOD,
+    ATTUNE__HELPER_FMOD,
+    ATTUNE__HELPER_ABS,
+    ATTUNE__HELPER_FLOOR,
+    ATTUNE__HELPER_CEIL,
+    ATTUNE__HELPER_EXP,
+    ATTUNE__HELPER_EXP2,
+    ATTUNE__HELPER_LOG,
+    ATTUNE__HELPER_LOG2,
+    ATTUNE__HELPER_SQRT,
+    ATTUNE__HELPER_RSQRT,
+    ATTUNE__HELPER_TANH,
+    ATTUNE__HELPER_SIGMOID,
+    ATTUNE__HELPER_SIN,
+    ATTUNE__HELPER_COS,
+    ATTUNE__HELPER_POW,
+    ATTUNE__HELPER_AT_1,
+    ATTUNE__HELPER_AT_2,
+    ATTUNE__HELPER_AT_3,
+    ATTUNE__HELPER_AT_4,
+    ATTUNE__HELPER_I32,
+    ATTUNE__HELPER_I64,
+    ATTUNE__HELPER_U8,
+    ATTUNE__HELPER_BOOL,
+    ATTUNE__HELPER_F32,
+    ATTUNE__HELPER_F16,
+    ATTUNE__HELPER_BF16,
+    ATTUNE__HELPER_COUNT
+} attune__helper;
+
+typedef struct attune__module {
+    uint32_t bound; /* the next id that is free */
+    uint32_t type_bool, type_int, type_float, type_uvec3;
+    uint32_t helper[ATTUNE__HELPER_COUNT];
+    attune__words decorations; /* added behind the module's own */
+    attune__words constants;
+} attune__module;
+
+/* A stub: its parameters in the order of its declaration. */
+typedef struct attune__stub {
+    uint32_t score; /* 0 in a mask */
+    uint32_t b, h, q, kv, mod;
+} attune__stub;
+
+/* Appends the body, from OpLabel to OpReturnValue. expr NULL: what the stub stands for. */
+void attune__mods_emit(attune__module *module, const attune__stub *stub, const attune_expr *expr, bool is_score,
+                       attune__words *body);
+
+#endif

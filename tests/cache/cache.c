@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: MIT */
+/* What a cache keeps, for whom, how much, and what it does where it cannot. */
+#include <criterion/criterion.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "cache/room.h"
+
+/* ------------------------------------------------------------------------------------------------------------ the room
+ */
+
+static void count_line(void *user, attune_log_level level, const char *message)
+{
+    room *r = user;
+    (void)level;
+    atomic_fetch_add(&r->lines, 1);
+    snprintf(r->line, sizeof r->line, "%s", message);
+}
+
+static attune__cache_desc room_desc(room *r, const char *folder, uint64_t size)
+{
+    return (attune__cache_desc){
+        .allocator = heap_allocator(&r->heap),
+        .log = count_line,
+        .log_user = r,
+        .log_level = ATTUNE_LOG_WARNING,
+        .folder = folder,
+        .size = size,
+    };
+}
+
+void room_open(room *r, uint64_t size)
+{
+    memset(r, 0, sizeof *r);
+    snprintf(r->folder, sizeof r->folder, "/tmp/attune-cache-XXXXXX");
+    cr_assert_not_null(mkdtemp(r->folder));
+    snprintf(r->kernels, sizeof r->kernels, "%s/kernels", r->folder);
+    const attune__cache_desc desc = room_desc(r, r->kernels, size);
+    r->cache = attune__cache_open(&desc);
+    cr_assert_not_null(r->cache);
+}
+
+static void remove_tree(const char *path)
+{
+    chmod(path, 0700);
+    DIR *list = opendir(path);
+    for (const struct dirent *at; list && (at = readdir(list));) {
+        if (!strcmp(at->d_name, ".") || !strcmp(at->d_name, ".."))
+            continue;
+        char child[1024];
+        snprintf(child, sizeof child, "%s/%s", path, at->d_name);
+        if (unlink(child))
+            remove_tree(child);
+    }
+    if (list)
+        closedir(list);
+    rmdir(path);
+}
+
+void room_close(room *r)
+{
+    attune__cache_close(r->cache);
+    cr_assert_eq(atomic_load(&r->heap.live), 0, "%lld allocations leak", (long long)atomic_load(&r->heap.live));
+    remove_tree(r->folder);
+}
+
+attune__cache_key room_key(const char *kind, uint64_t number, const char *identity)
+{
+    attune__hash hash = attune__hash_begin();
+    attune__hash_add(&hash, number);
+    return (attune__cache_key){kind, hash, identity, strlen(identity)};
+}
+
+int room_files(const room *r, const char *suffix)
+{
+    DIR *list = opendir(r->kernels);
+    int count = 0;
+    for (const struct dirent *at; list && (at = readdir(list));) {
+        const size_t length = strlen(at->d_name), tail = strlen(suffix);
+        count += at->d_name[0] != '.' && length >= tail && !strcmp(at->d_name + length - tail, suffix);
+    }
+    if (list)
+        closedir(list);
+    return count;
+}
+
+void room_only_file(const room *r, char path[512])
+{
+    cr_assert_eq(room_files(r, ""), 1);
+    DIR *list = opendir(r->kernels);
+    for (const struct dirent *at; (at = readdir(list));)
+        if (at->d_name[0] != '.')
+            snprintf(path, 512, "%s/%s", r->kernels, at->d_name);
+    closedir(list);
+}
+
+static bool has(room *r, const attune__cache_key *key, const void *data, size_t size)
+{
+    void *got = NULL;
+    size_t got_size = 0;
+    if (!attune__cache_get(r->cache, key, &got, &got_size))
+        return false;
+    const bool equal = got_size == size && !memcmp(got, data, size);
+    const attune_allocator allocator = heap_allocator(&r->heap);
+    attune__free(&allocator, got);
+    cr_assert(equal, "the cache gave other bytes than it was given");
+    return true;
+}
+
+/* --------------------------------------------------------------------------------------------------------------- tests
+ */
+
+Test(cache, keeps_bytes_between_caches)
+{
+    static room r;
+    room_open(&r, 0);
+    uint8_t data[3000];
+    for (size_t i = 0; i < sizeof data; i++)
+        data[i] = (uint8_t)(rand() >> 7);
+    const attune__cache_key key = room_key("cuda", 1, "nvrtc 13.0");
+    cr_assert_not(has(&r, &key, data, sizeof data));
+    for (size_t size = 0; size < 20; size++) {
+        const attune__cache_key small = room_key("cuda", 100 + size, "");
+        attune__cache_put(r.cache, &small, data, size);
+        cr_assert(has(&r, &small, data, size), "%zu bytes", size);
+    }
+    attune__cache_put(r.cache, &key, data, sizeof data);
+    attune__cache_close(r.cache);
+    const attune__cache_desc desc = room_desc(&r, r.kernels, 0);
+    r.cache = attune__cache_open(&desc);
+    cr_assert(has(&r, &key, data, sizeof data));
+    cr_assert_eq(room_files(&r, "tmp"), 0);
+    cr_assert_eq(atomic_load(&r.lines), 0, "%s", r.line);
+    room_close(&r);
+}
+
+Test(cache, every_part_of_the_key_counts)
+{
+    static room r;
+    room_open(&r, 0);
+    const attune__cache_key key = room_key("cuda", 1, "driver 580");
+    attune__cache_put(r.cache, &key, "one", 3);
+    const attune__cache_key others[] = {
+        room_key("cuda", 2, "driver 580"), room_key("cuda", 1, "driver 581"),   room_key("cuda", 1, "driver 58"),
+        room_key("cuda", 1, ""),           room_key("vulkan", 1, "driver 580"),
+    };
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        cr_assert_not(has(&r, &others[i], "", 0), "%zu", i);
+    cr_assert(has(&r, &key, "one", 3));
+    /* Two kinds that make one file name are still two. */
+    const attune__cache_key dot = room_key("a.b", 7, ""), bar = room_key("a_b", 7, "");
+    attune__cache_put(r.cache, &dot, "dot", 3);
+    cr_assert_not(has(&r, &bar, "", 0));
+    cr_assert(has(&r, &dot, "dot", 3));
+    room_close(&r);
+}
+
+Test(cache, a_kind_does_not_leave_the_folder)
+{
+    static room r;
+    room_open(&r, 0);
+    const attune__cache_key key = room_key("../../escape", 1, "");
+    attune__cache_put(r.cache, &key, "x", 1);
+    cr_assert(has(&r, &key, "x", 1));
+    cr_assert_eq(room_files(&r, ".attune"), 1);
+    char *endless = malloc(ATTUNE__ENTRY_MAX_KEY + 2);
+    memset(endless, 'k', ATTUNE__ENTRY_MAX_KEY + 1);
+    endless[ATTUNE__ENTRY_MAX_KEY + 1] = '\0';
+    const attune__cache_key long_key = room_key(endless, 1, "");
+    attune__cache_put(r.cache, &long_key, "x", 1);
+    cr_assert_not(has(&r, &long_key, "x", 1));
+    free(endless);
+    room_close(&r);
+}
+
+Test(cache, the_oldest_go_first)
+{
+    static room r;
+    static uint8_t data[10000];
+    room_open(&r, 50000);
+    /* A stranger's file, and a dead and a living writer's. */
+    attune__cache_key keys[8];
+    for (uint64_t i = 0; i < 8; i++)
+        keys[i] = room_key("k", i, "id");
+    attune__cache_put(r.cache, &keys[0], data, sizeof data);
+    char path[512], dead[600], living[600], stranger[600];
+    room_only_file(&r, path);
+    snprintf(dead, sizeof dead, "%s/1-1.attune-tmp", r.kernels);
+    snprintf(living, sizeof living, "%s/1-2.attune-tmp", r.kernels);
+    snprintf(stranger, sizeof stranger, "%s/stranger.bin", r.kernels);
+    const char *others[] = {dead, living, stranger};
+    for (int i = 0; i < 3; i++) {
+        const int file = open(others[i], O_CREAT | O_WRONLY, 0600);
+        cr_assert_geq(file, 0);
+        cr_assert_eq(write(file, data, sizeof data), (ssize_t)sizeof data);
+        close(file);
+    }
+    const struct timespec past[2] = {{1000000, 0}, {1000000, 0}};
+    cr_assert_eq(utimensat(AT_FDCWD, dead, past, 0), 0);
+    cr_assert_eq(utimensat(AT_FDCWD, stranger, past, 0), 0);
+    for (int i = 1; i < 7; i++) {
+        usleep(20000);
+        cr_assert(has(&r, &keys[0], data, sizeof data), "the first is used all the time, so it stays: round %d", i);
+        usleep(20000);
+        attune__cache_put(r.cache, &keys[i], data, sizeof data);
+    }
+    cr_assert_eq(room_files(&r, ".attune"), 4);
+    for (int i = 0; i < 7; i++)
+        cr_assert_eq(has(&r, &keys[i], data, sizeof data), i == 0 || i > 3, "%d", i);
+    cr_assert_neq(access(dead, F_OK), 0);
+    cr_assert_eq(access(living, F_OK), 0);
+    cr_assert_eq(access(stranger, F_OK), 0);
+    /* What is larger than the whole cache displaces nothing. */
+    static uint8_t large[60000];
+    attune__cache_put(r.cache, &keys[7], large, sizeof large);
+    cr_assert_eq(room_files(&r, ".attune"), 4);
+    room_close(&r);
+}
+
+Test(cache, none_where_none_is_wanted_or_possible)
+{
+    static room r;
+    room_open(&r, 0);
+    attune__cache_desc desc = room_desc(&r, "", 0);
+    cr_assert_null(attune__cache_open(&desc));
+    desc.folder = NULL;
+    unsetenv("XDG_CACHE_HOME");
+    unsetenv("HOME");
+    cr_assert_null(attune__cache_open(&desc));
+    setenv("HOME", "relative", 1);
+    cr_assert_null(attune__cache_open(&desc));
+    cr_assert_eq(atomic_load(&r.lines), 0);
+    desc.log_level = ATTUNE_LOG_INFO;
+    cr_assert_null(attune__cache_open(&desc));
+    cr_assert_eq(atomic_load(&r.lines), 1);
+    const attune__cache_key key = room_key("k", 1, "");
+    void *data;
+    size_t size;
+    attune__cache_put(NULL, &key, "x", 1);
+    cr_assert_not(attune__cache_get(NULL, &key, &data, &size));
+    attune__cache_close(NULL);
+    room_close(&r);
+}
+
+Test(cache, finds_the_users_folder)
+{
+    static room r;
+    room_open(&r, 0);
+    const attune__cache_key key = room_key("k", 1, "");
+    const char *const variables[] = {"HOME", "XDG_CACHE_HOME"}, *const places[] = {"/.cache/attune", "/attune"};
+    unsetenv("XDG_CACHE_HOME");
+    for (int i = 0; i < 2; i++) {
+        attune__cache_close(r.cache);
+        setenv(variables[i], r.folder, 1);
+        const attune__cache_desc desc = room_desc(&r, NULL, 0);
+        r.cache = attune__cache_open(&desc);
+        snprintf(r.kernels, sizeof r.kernels, "%s%s", r.folder, places[i]);
+        cr_assert_neq(access(r.kernels, F_OK), 0, "opening touches no file");
+        attune__cache_put(r.cache, &key, "x", 1);
+        cr_assert_eq(room_files(&r, ".attune"), 1, "%s", r.kernels);
+    }
+    room_close(&r);
+}
+
+/* The super-user writes where nobody may: such a test needs another user. */
+static void become_ordinary(const room *r)
+{
+    if (geteuid() != 0)
+        return;
+    cr_assert_eq(chown(r->folder, 65534, 65534), 0);
+    if (access(r->kernels, F_OK) == 0)
+        cr_assert_eq(chown(r->kernels, 65534, 65534), 0);
+    cr_assert_eq(seteuid(65534), 0);
+}
+
+Test(cache, a_read_only_folder_is_no_cache)
+{
+    static room r;
+    room_open(&r, 0);
+    become_ordinary(&r);
+    const attune__cache_key key = room_key("k", 1, ""), late = room_key("k", 2, "");
+    attune__cache_put(r.cache, &key, "x", 1);
+    cr_assert(has(&r, &key, "x", 1));
+    cr_assert_eq(chmod(r.kernels, 0500), 0);
+    attune__cache_put(r.cache, &late, "y", 1);
+    attune__cache_put(r.cache, &late, "y", 1);
+    cr_assert_not(has(&r, &late, "y", 1));
+    cr_assert(has(&r, &key, "x", 1), "what is there can still be read");
+    cr_assert_eq(atomic_load(&r.lines), 1, "one line, not one for each kernel");
+    cr_assert_not_null(strstr(r.line, r.kernels), "%s", r.line);
+    room_close(&r);
+}
+
+Test(cache, a_folder_that_is_a_file_is_no_cache)
+{
+    static room r;
+    room_open(&r, 0);
+    close(open(r.kernels, O_CREAT | O_WRONLY, 0600));
+    const attune__cache_key key = room_key("k", 1, "");
+    attune__cache_put(r.cache, &key, "x", 1);
+    attune__cache_put(r.cache, &key, "x", 1);
+    cr_assert_not(has(&r, &key, "x", 1));
+    cr_assert_eq(atomic_load(&r.lines), 1);
+    unlink(r.kernels);
+    attune__cache_put(r.cache, &key, "x", 1);
+    cr_assert(has(&r, &key, "x", 1), "it works once the folder does");
+    room_close(&r);
+}
+
+/* A limit on the size of files makes write fail in the middle, as a full disk does. */
+Test(cache, a_full_disk_is_no_cache)
+{
+    static room r;
+    static uint8_t data[100000];
+    room_open(&r, 0);
+    const attune__cache_key key = room_key("k", 1, "");
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit limit;
+    getrlimit(RLIMIT_FSIZE, &limit);
+    const rlim_t before = limit.rlim_cur;
+    const rlim_t sizes[] = {0, 10, 60, 4096, 99999};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        limit.rlim_cur = sizes[i];
+        cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        attune__cache_put(r.cache, &key, data, sizeof data);
+        limit.rlim_cur = before;
+        setrlimit(RLIMIT_FSIZE, &limit);
+        cr_assert_eq(room_files(&r, ""), 0, "a part of a file is left at %llu bytes", (unsigned long long)sizes[i]);
+        cr_assert_not(has(&r, &key, data, sizeof data));
+    }
+    cr_assert_eq(atomic_load(&r.lines), 1);
+    attune__cache_put(r.cache, &key, data, sizeof data);
+    cr_assert(has(&r, &key, data, sizeof data));
+    room_close(&r);
+}
+
+Test(cache, every_allocation_fails_in_turn)
+{
+    static room r;
+    room_open(&r, 0);
+    attune__cache_close(r.cache);
+    const attune__cache_key key = room_key("k", 1, "id");
+    int misses = 0;
+    for (r.heap.fail_at = 1;; r.heap.fail_at++) {
+        atomic_store(&r.heap.allocations, 0);
+        const attune__cache_desc desc = room_desc(&r, r.kernels, 0);
+        r.cache = attune__cache_open(&desc);
+        attune__cache_put(r.cache, &key, "x", 1);
+        const bool hit = has(&r, &key, "x", 1);
+        attune__cache_close(r.cache);
+        r.cache = NULL;
+        cr_assert_eq(atomic_load(&r.heap.live), 0, "failing allocation %lld leaks", r.heap.fail_at);
+        if (r.heap.fail_at > atomic_load(&r.heap.allocations)) {
+            cr_assert(hit);
+            break;
+        }
+        misses += !hit;
+        remove_tree(r.kernels);
+    }
+    cr_assert_geq(misses, 4);
+    room_close(&r);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- writers
+ */
+
+#define WRITERS 4
+#define ROUNDS  200
+#define KEYS    5
+
+/* Every writer's data are of another length and content, so that a mixture shows: all bytes equal the last. */
+static void write_and_read(room *r, int writer)
+{
+    uint8_t data[4096];
+    const attune_allocator allocator = heap_allocator(&r->heap);
+    for (int round = 0; round < ROUNDS; round++) {
+        const attune__cache_key key = room_key("k", (uint64_t)(round % KEYS), "id");
+        const size_t size = 1000 + 500 * (size_t)writer;
+        memset(data, writer + 1, size);
+        attune__cache_put(r->cache, &key, data, size);
+        void *got;
+        size_t got_size;
+        cr_assert(attune__cache_get(r->cache, &key, &got, &got_size), "writer %d, round %d", writer, round);
+        const uint8_t first = *(uint8_t *)got;
+        cr_assert_eq(got_size, 1000 + 500 * ((size_t)first - 1));
+        memset(data, first, got_size);
+        cr_assert_eq(memcmp(got, data, got_size), 0);
+        attune__free(&allocator, got);
+    }
+}
+
+typedef struct writer {
+    room *r;
+    int number;
+} writer;
+
+static void *run_writer(void *user)
+{
+    const writer *w = user;
+    write_and_read(w->r, w->number);
+    return NULL;
+}
+
+Test(cache, threads_share_a_cache)
+{
+    static room r;
+    room_open(&r, 0);
+    pthread_t threads[WRITERS];
+    writer writers[WRITERS];
+    for (int i = 0; i < WRITERS; i++) {
+        writers[i] = (writer){&r, i};
+        cr_assert_eq(pthread_create(&threads[i], NULL, run_writer, &writers[i]), 0);
+    }
+    for (int i = 0; i < WRITERS; i++)
+        pthread_join(threads[i], NULL);
+    cr_assert_eq(room_files(&r, ""), KEYS);
+    cr_assert_eq(atomic_load(&r.lines), 0, "%s", r.line);
+    room_close(&r);
+}
+
+Test(cache, processes_share_a_folder)
+{
+    static room r;
+    room_open(&r, 0);
+    pid_t children[WRITERS];
+    for (int i = 0; i < WRITERS; i++) {
+        children[i] = fork();
+        if (!children[i]) {
+            uint8_t good = 1;
+            for (int round = 0; round < ROUNDS && good; round++) {
+                uint8_t data[4096], expected[4096];
+                const attune__cache_key key = room_key("k", (uint64_t)(round % KEYS), "id");
+                memset(data, i + 1, sizeof data);
+                attune__cache_put(r.cache, &key, data, 1000 + 500 * (size_t)i);
+                void *got;
+                size_t size;
+                good = attune__cache_get(r.cache, &key, &got, &size);
+                if (!good)
+                    break;
+                memset(expected, *(uint8_t *)got, sizeof expected);
+                good = size == 1000 + 500 * ((size_t)expected[0] - 1) && !memcmp(got, expected, size);
+                const attune_allocator allocator = heap_allocator(&r.heap);
+                attune__free(&allocator, got);
+            }
+            _exit(good && !atomic_load(&r.lines) ? 0 : 1);
+        }
+    }
+    for (int i = 0; i < WRITERS; i++) {
+        int status;
+        cr_assert_eq(waitpid(children[i], &status, 0), children[i]);
+        cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "writer %d", i);
+    }
+    cr_assert_eq(room_files(&r, ""), KEYS);
+    room_close(&r);
+}
+
+/* Of the public struct: one made before cache_folder still works, and "" reaches the cache. */
+Test(cache, instances_of_both_sizes)
+{
+    attune_instance *instance;
+    attune_instance_desc desc = {.struct_size = (uint32_t)offsetof(attune_instance_desc, cache_folder),
+                                 .cache_folder = "\1 not to be read"};
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK, "%s", attune_last_error());
+    attune_instance_destroy(instance);
+    desc = (attune_instance_desc){.struct_size = sizeof desc, .cache_folder = ""};
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK, "%s", attune_last_error());
+    attune_instance_destroy(instance);
+    desc.struct_size = (uint32_t)offsetof(attune_instance_desc, cache_folder) - 1;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_INVALID_ARGUMENT);
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: MIT */
+/* The kernels as NVRTC compiles them, for every architecture, without a GPU; and what the cache spares. */
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/alloc.h"
+#include "cuda/compiler.h"
+#include "support/devices.h"
+#include "support/heap.h"
+#include "support/random_expr.h"
+
+static void need_nvrtc(void)
+{
+    if (!dlopen("libnvrtc.so.13", RTLD_NOW) && !dlopen("libnvrtc.so.12", RTLD_NOW))
+        cr_skip("libnvrtc.so.13 and libnvrtc.so.12 cannot be opened");
+}
+
+typedef struct workbench {
+    heap heap;
+    attune__host host;
+    attune_instance *instance;
+} workbench;
+
+static void workbench_open(workbench *w, attune__cache *cache)
+{
+    w->host = (attune__host){.allocator = heap_allocator(&w->heap), .cache = cache};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+    cr_assert_eq(attune_instance_create(&desc, &w->instance), ATTUNE_OK);
+}
+
+/* Compiles the automatic plan of a profile; false if it is none of this backend's kernels. */
+static void compile(workbench *w, const char *profile_name, attune_dtype dtype, uint32_t head_dim,
+                    const attune_expr *mask, const attune_expr *score)
+{
+    attune_profile profile = {.struct_size = sizeof profile};
+    cr_assert_eq(attune_profile_find(profile_name, &profile), ATTUNE_OK);
+    attune_problem problem = {.struct_size = sizeof problem,
+                              .dtype = dtype,
+                              .head_dim = head_dim,
+                              .q_len = 2048,
+                              .mask = mask,
+                              .score = score,
+                              .lse = true};
+    attune__shape shape;
+    attune__decision decision;
+    cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s", attune_last_error());
+    const attune__program_desc desc = {&shape, &decision.choice, mask, score};
+    attune__cuda_kernel kernel;
+    void *cubin = NULL;
+    size_t size = 0;
+    cr_assert_eq(attune__cuda_specialise(&w->host.allocator, &desc, profile.limits.architecture, &kernel), ATTUNE_OK,
+                 "%s", attune_last_error());
+    cr_assert_eq(attune__cuda_compile(&w->host, &kernel, &cubin, &size), ATTUNE_OK, "%s head_dim %u: %s", profile_name,
+                 head_dim, attune_last_error());
+    cr_assert(size > 1000 && !memcmp(cubin, "\177ELF", 4));
+    attune__free(&w->host.allocator, cubin);
+    attune__free(&w->host.allocator, (void *)(uintptr_t)kernel.mods);
+}
+
+Test(cuda_compile, every_architecture)
+{
+    need_nvrtc();
+    static workbench w;
+    workbench_open(&w, NULL);
+    const char *const profiles[] = {"a100", "a6000", "rtx4090", "h200", "b200", "rtx5090"};
+    for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++)
+        compile(&w, profiles[i], i % 2 ? ATTUNE_F16 : ATTUNE_BF16, i % 3 ? 128 : 64, NULL, NULL);
+    cr_assert_eq(atomic_load(&w.heap.live), 0);
+    attune_instance_destroy(w.instance);
+}
+
+Test(cuda_compile, random_expressions)
+{
+    need_nvrtc();
+    static workbench w;
+    static random_expr e;
+    workbench_open(&w, NULL);
+    for (uint64_t i = 0; i < scaled(3); i++) {
+        attune_expr *exprs[2];
+        for (int j = 0; j < 2; j++) {
+            random_expr_make(&e, test_seed() + 2 * i + (uint64_t)j, j ? ATTUNE_EXPR_SCORE : ATTUNE_EXPR_MASK, 12);
+            cr_assert_eq(attune_expr_create(w.instance, e.kind, e.text, e.symbols, e.symbol_count, &exprs[j]),
+                         ATTUNE_OK, "%s", attune_last_error());
+        }
+        compile(&w, "h200", ATTUNE_BF16, 64, exprs[0], exprs[1]);
+        attune_expr_destroy(exprs[0]);
+        attune_expr_destroy(exprs[1]);
+    }
+    cr_assert_eq(atomic_load(&w.heap.live), 0);
+    attune_instance_destroy(w.instance);
+}
+
+/* A source that does not compile is told so and not kept; one that does comes from the disk the second time. */
+Test(cuda_compile, the_cache_spares_the_compiler)
+{
+    need_nvrtc();
+    static workbench w;
+    char folder[] = "/tmp/attune-cuda-XXXXXX";
+    cr_assert_not_null(mkdtemp(folder));
+    const attune__cache_desc desc = {.allocator = heap_allocator(&w.heap), .folder = folder};
+    attune__cache *cache = attune__cache_open(&desc);
+    workbench_open(&w, cache);
+    attune__cuda_kernel kernel = {
+        .file = "forward_sm80.cu", .mods = "#include \"prelude.cuh\"\nnot C++", .option_count = 1};
+    snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=sm_80");
+    void *cubin = NULL;
+    size_t size = 0;
+    cr_assert_eq(attune__cuda_compile(&w.host, &kernel, &cubin, &size), ATTUNE_COMPILE_FAILED);
+    cr_assert_not_null(strstr(attune_last_error(), "error"), "%s", attune_last_error());
+    struct timespec times[3];
+    for (int i = 0; i < 2; i++) {
+        clock_gettime(CLOCK_MONOTONIC, &times[i]);
+        compile(&w, "a100", ATTUNE_F16, 64, NULL, NULL);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &times[2]);
+    const double cold =
+                     (double)(times[1].tv_sec - times[0].tv_sec) + (double)(times[1].tv_nsec - times[0].tv_nsec) * 1e-9,
+                 warm =
+                     (double)(times[2].tv_sec - times[1].tv_sec) + (double)(times[2].tv_nsec - times[1].tv_nsec) * 1e-9;
+    cr_log_info("cold %.0f ms, from the cache %.1f ms", cold * 1e3, warm * 1e3);
+    cr_assert_lt(warm * 5, cold);
+    attune__cache_close(cache);
+    cr_assert_eq(atomic_load(&w.heap.live), 0);
+    attune_instance_destroy(w.instance);
+    char command[64];
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    cr_assert_eq(system(command), 0);
+}

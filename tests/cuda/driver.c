@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: MIT */
+/* The backend over a driver that is not there: every call failed in turn, leaks, loss, and what the hot call does. */
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <attune/attune.h>
+#include <attune/cuda.h>
+
+#include "cuda/fake.h"
+#include "support/heap.h"
+
+#define ROWS 256
+#define DIM  64
+
+static fake_state *open_fake(void)
+{
+    void *driver = dlopen(getenv("ATTUNE_FAKE_CUDA"), RTLD_NOW | RTLD_LOCAL);
+    cr_assert_not_null(driver, "%s", dlerror());
+    cr_assert_not_null(dlopen(getenv("ATTUNE_FAKE_NVRTC"), RTLD_NOW | RTLD_LOCAL), "%s", dlerror());
+    return dlsym(driver, "fake");
+}
+
+typedef struct flow {
+    heap heap;
+    attune_instance *instance;
+    attune_device *device;
+    attune_buffer *buffer;
+    attune_expr *expr;
+    attune_mask *mask;
+    attune_plan *plan;
+    attune_completion completion;
+} flow;
+
+static attune_status flow_create(flow *f)
+{
+    static uint16_t data[4 * ROWS * DIM];
+    attune_status status;
+    const attune_instance_desc desc = {
+        .struct_size = sizeof desc, .allocator = heap_allocator(&f->heap), .cache_folder = ""};
+    const attune_mask_desc mask = {.struct_size = sizeof mask, .q_len = ROWS, .kv_len = ROWS};
+    attune_problem problem = {.struct_size = sizeof problem, .dtype = ATTUNE_F16, .head_dim = DIM, .q_len = ROWS};
+    if ((status = attune_instance_create(&desc, &f->instance)) ||
+        (status = attune_device_open(f->instance, "cuda:0", &f->device)) ||
+        (status = attune_buffer_create(f->device, sizeof data, &f->buffer)) ||
+        (status = attune_buffer_write(f->buffer, 0, data, sizeof data)) ||
+        (status = attune_expr_create(f->instance, ATTUNE_EXPR_MASK, "kv <= q", NULL, 0, &f->expr)) ||
+        (status = attune_mask_create(f->instance, &mask, f->expr, NULL, 0, NULL, 0, &f->mask)) ||
+        (status = attune_mask_upload(f->mask, f->device)) || (status = attune_problem_set_mask(&problem, f->mask)) ||
+        (status = attune_plan_create(f->device, &problem, NULL, &f->plan)))
+        return status;
+    return ATTUNE_OK;
+}
+
+static attune_status flow_run(flow *f, double *seconds)
+{
+    attune_tensor tensors[4];
+    for (int i = 0; i < 4; i++)
+        tensors[i] = (attune_tensor){.buffer = f->buffer,
+                                     .offset = (uint64_t)i * ROWS * DIM * 2,
+                                     .dtype = ATTUNE_F16,
+                                     .rank = 4,
+                                     .size = {1, 1, ROWS, DIM}};
+    const attune_forward_args args = {.struct_size = sizeof args,
+                                      .q = tensors[0],
+                                      .k = tensors[1],
+                                      .v = tensors[2],
+                                      .o = tensors[3],
+                                      .mask = f->mask,
+                                      .seconds = seconds};
+    return attune_forward(f->plan, attune_device_queue(f->device), &args, &f->completion);
+}
+
+static void flow_destroy(flow *f)
+{
+    attune_plan_destroy(f->plan);
+    attune_mask_destroy(f->mask);
+    attune_expr_destroy(f->expr);
+    attune_buffer_destroy(f->buffer);
+    attune_device_destroy(f->device);
+    attune_instance_destroy(f->instance);
+    cr_assert_eq(atomic_load(&f->heap.live), 0);
+}
+
+static attune_status flow_whole(flow *f)
+{
+    double seconds;
+    uint16_t back[16];
+    attune_status status = flow_create(f);
+    if (!status)
+        status = flow_run(f, NULL);
+    if (!status)
+        status = attune_completion_wait(f->completion, UINT64_MAX);
+    if (!status)
+        status = flow_run(f, &seconds);
+    if (!status)
+        status = attune_buffer_read(f->buffer, 0, back, sizeof back);
+    return status;
+}
+
+static void expect_nothing_left(const fake_state *fake, int at, int code)
+{
+    cr_assert_eq(fake->depth, 0, "call %d (%s) failing with %d: %d contexts stay pushed", at, fake->names[at - 1], code,
+                 fake->depth);
+    cr_assert(!fake->streams && !fake->events && !fake->modules && !fake->memories && !fake->contexts,
+              "call %d (%s) failing with %d leaves %d streams, %d events, %d modules, %d memories, %d contexts", at,
+              fake->names[at - 1], code, fake->streams, fake->events, fake->modules, fake->memories, fake->contexts);
+    cr_assert_not(fake->lent_destroyed);
+}
+
+Test(cuda_driver, every_call_fails_in_turn)
+{
+    fake_state *fake = open_fake();
+    const int codes[] = {1, 2, 700, 999};
+    int lost = 0;
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
+        for (int at = 1;; at++) {
+            flow f = {0};
+            *fake = (fake_state){.architecture = 90, .fail_at = at, .fail_with = codes[i]};
+            const attune_status status = flow_whole(&f);
+            const bool reached = fake->calls >= at;
+            if (status == ATTUNE_DEVICE_LOST) {
+                lost++;
+                cr_assert_geq(codes[i], 700);
+                if (f.device)
+                    cr_assert_eq(attune_buffer_read(f.buffer, 0, &(uint16_t){0}, 2),
+                                 f.buffer ? ATTUNE_DEVICE_LOST : ATTUNE_INVALID_ARGUMENT);
+            }
+            cr_assert(status == ATTUNE_OK || attune_last_error()[0]);
+            flow_destroy(&f);
+            /* Destroying frees by context_push: where that itself fails, what is in the context goes with it. */
+            if (strcmp(fake->names[at - 1] ? fake->names[at - 1] : "", "cuCtxPushCurrent") != 0)
+                expect_nothing_left(fake, at, codes[i]);
+            if (!reached && fake->calls < at) {
+                cr_assert_eq(status, ATTUNE_OK, "%s", attune_last_error());
+                cr_assert_gt(at, 150);
+                break;
+            }
+        }
+    cr_assert_gt(lost, 20);
+}
+
+Test(cuda_driver, a_sticky_error_latches)
+{
+    fake_state *fake = open_fake();
+    flow f = {0};
+    *fake = (fake_state){.architecture = 90};
+    cr_assert_eq(flow_create(&f), ATTUNE_OK, "%s", attune_last_error());
+    fake->fail_at = fake->calls + 2; /* the push, then the launch */
+    fake->fail_with = 700;
+    fake->sticky = 1;
+    cr_assert_eq(flow_run(&f, NULL), ATTUNE_DEVICE_LOST);
+    cr_assert_not_null(strstr(attune_last_error(), "cuLaunchKernel"), "%s", attune_last_error());
+    const int calls = fake->calls;
+    cr_assert_eq(flow_run(&f, NULL), ATTUNE_DEVICE_LOST);
+    attune_buffer *other;
+    cr_assert_eq(attune_buffer_create(f.device, 16, &other), ATTUNE_DEVICE_LOST);
+    cr_assert_eq(fake->calls, calls, "a lost device is not asked again");
+    flow_destroy(&f);
+}
+
+Test(cuda_driver, the_hot_call_only_launches)
+{
+    fake_state *fake = open_fake();
+    flow f = {0};
+    *fake = (fake_state){.architecture = 90};
+    cr_assert_eq(flow_create(&f), ATTUNE_OK, "%s", attune_last_error());
+    const long long allocations = atomic_load(&f.heap.allocations);
+    for (int i = 0; i < 200; i++) {
+        fake->calls = 0;
+        cr_assert_eq(flow_run(&f, NULL), ATTUNE_OK, "%s", attune_last_error());
+        cr_assert_eq(f.completion.value, (uint64_t)i + 1);
+        static const char *const allowed[] = {"cuCtxPushCurrent", "cuLaunchKernel", "cuStreamIsCapturing",
+                                              "cuEventRecord", "cuCtxPopCurrent"};
+        cr_assert_eq(fake->calls, 5);
+        for (int j = 0; j < 5; j++)
+            cr_assert_str_eq(fake->names[j], allowed[j]);
+    }
+    cr_assert_eq(atomic_load(&f.heap.allocations), allocations);
+    attune_plan_choice choice = {.struct_size = sizeof choice};
+    cr_assert_eq(attune_plan_choice_get(f.plan, &choice), ATTUNE_OK);
+    cr_assert_eq(fake->grid, (ROWS + choice.block_m - 1) / choice.block_m);
+    cr_assert_eq(fake->block, 32 * choice.num_warps);
+    cr_assert_eq(fake->shared, choice.shared_memory);
+    /* Any older point can be waited for, also where its event has been used again. */
+    for (uint64_t value = 1; value <= 200; value++)
+        cr_assert_eq(attune_completion_wait((attune_completion){f.completion.queue, value}, 0), ATTUNE_OK);
+    /* A capture has no point to wait for, and records no event. */
+    fake->capturing = 1;
+    fake->calls = 0;
+    cr_assert_eq(flow_run(&f, NULL), ATTUNE_OK);
+    cr_assert_eq(fake->calls, 4);
+    cr_assert_eq(f.completion.value, 0);
+    cr_assert_eq(attune_completion_wait(f.completion, UINT64_MAX), ATTUNE_OK);
+    flow_destroy(&f);
+}
+
+Test(cuda_driver, waits_run_out_of_time)
+{
+    fake_state *fake = open_fake();
+    flow f = {0};
+    *fake = (fake_state){.architecture = 90};
+    cr_assert_eq(flow_create(&f), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(flow_run(&f, NULL), ATTUNE_OK);
+    fake->not_ready = 1000000;
+    cr_assert_eq(attune_completion_wait(f.completion, 0), ATTUNE_TIMEOUT);
+    cr_assert_eq(attune_completion_wait(f.completion, 2000000), ATTUNE_TIMEOUT);
+    fake->not_ready = 5;
+    cr_assert_eq(attune_completion_wait(f.completion, UINT64_MAX), ATTUNE_OK);
+    flow_destroy(&f);
+}
+
+Test(cuda_driver, an_old_gpu_is_named)
+{
+    fake_state *fake = open_fake();
+    *fake = (fake_state){.architecture = 75};
+    attune_instance *instance;
+    attune_device *device;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    cr_assert_eq(attune_device_open(instance, "cuda", &device), ATTUNE_UNAVAILABLE);
+    cr_assert_not_null(strstr(attune_last_error(), "7.5"), "%s", attune_last_error());
+    attune_instance_destroy(instance);
+    cr_assert_eq(fake->contexts, 0);
+}
+
+Test(cuda_driver, what_is_lent_stays_the_callers)
+{
+    fake_state *fake = open_fake();
+    *fake = (fake_state){.architecture = 90};
+    int (*retain)(void **, int) =
+        (int (*)(void **, int))dlsym(dlopen(getenv("ATTUNE_FAKE_CUDA"), RTLD_NOW), "cuDevicePrimaryCtxRetain");
+    void *context, *stream = &context;
+    retain(&context, 0);
+    heap h = {0};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .allocator = heap_allocator(&h), .cache_folder = ""};
+    attune_instance *instance;
+    attune_device *device;
+    attune_queue *queue;
+    attune_buffer *buffer;
+    char memory[64] = {0}, back[64];
+    char *aligned = memory + (16 - (size_t)memory % 16) % 16;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    attune_cuda_device_desc lent = {.struct_size = sizeof lent};
+    cr_assert_eq(attune_cuda_device_open(instance, &lent, &device), ATTUNE_INVALID_ARGUMENT);
+    lent.context = context;
+    lent.stream = stream;
+    for (fake->fail_at = 1;; fake->fail_at++) {
+        fake->calls = 0;
+        fake->fail_with = 1;
+        const attune_status status = attune_cuda_device_open(instance, &lent, &device);
+        if (status == ATTUNE_OK && fake->calls < fake->fail_at)
+            break;
+        attune_device_destroy(device);
+        cr_assert(!fake->depth && !fake->streams && fake->contexts == 1, "call %d: %d %d %d", fake->fail_at,
+                  fake->depth, fake->streams, fake->contexts);
+    }
+    fake->fail_at = 0;
+    cr_assert_eq(fake->streams, 0);
+    cr_assert_eq(attune_cuda_queue_wrap(device, NULL, &queue), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune_cuda_queue_wrap(device, stream, &queue), ATTUNE_OK);
+    cr_assert_eq(attune_cuda_buffer_wrap(device, (uint64_t)(size_t)aligned + 1, 16, &buffer), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune_cuda_buffer_wrap(device, (uint64_t)(size_t)aligned, 32, &buffer), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_write(buffer, 4, "attune", 6), ATTUNE_OK);
+    cr_assert_eq(memcmp(aligned + 4, "attune", 6), 0);
+    cr_assert_eq(attune_buffer_read(buffer, 4, back, 6), ATTUNE_OK);
+    /* In any order, and the device's own queue stays. */
+    attune_cuda_queue_destroy(attune_device_queue(device));
+    attune_cuda_queue_destroy(NULL);
+    attune_device_destroy(device);
+    attune_buffer_destroy(buffer);
+    attune_instance_destroy(instance);
+    attune_cuda_queue_destroy(queue);
+    cr_assert(!fake->depth && !fake->streams && !fake->events && !fake->memories && fake->contexts == 1);
+    cr_assert_eq(atomic_load(&h.live), 0);
+}

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: MIT */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/driver.h"
+#include "cuda/fake.h"
+
+fake_state fake = {.architecture = 90};
+
+static int call(const char *name)
+{
+    if (fake.calls < FAKE_CALLS)
+        fake.names[fake.calls] = name;
+    fake.calls++;
+    return fake.calls == fake.fail_at || (fake.sticky && fake.fail_at && fake.calls > fake.fail_at) ? fake.fail_with
+                                                                                                    : CU_SUCCESS;
+}
+
+/* Releasing releases, whatever it answers. */
+#define CALL(name)                                                                                                     \
+    do {                                                                                                               \
+        const int result = call(name);                                                                                 \
+        if (result)                                                                                                    \
+            return result;                                                                                             \
+    } while (0)
+
+static int some_object;
+
+int cuInit(unsigned flags)
+{
+    (void)flags;
+    CALL("cuInit");
+    return 0;
+}
+int cuDriverGetVersion(int *version)
+{
+    CALL("cuDriverGetVersion");
+    *version = 13000;
+    return 0;
+}
+int cuGetErrorName(int error, const char **name)
+{
+    (void)error;
+    *name = "CUDA_ERROR_FAKE";
+    return 0;
+}
+int cuDeviceGetCount(int *count)
+{
+    CALL("cuDeviceGetCount");
+    *count = 1;
+    return 0;
+}
+int cuDeviceGet(int *device, int ordinal)
+{
+    CALL("cuDeviceGet");
+    *device = ordinal;
+    return 0;
+}
+int cuDeviceGetName(char *name, int size, int device)
+{
+    (void)device;
+    CALL("cuDeviceGetName");
+    strncpy(name, "NVIDIA Fake", (size_t)size);
+    return 0;
+}
+int cuDeviceGetUuid(void *uuid, int device)
+{
+    (void)device;
+    CALL("cuDeviceGetUuid");
+    memset(uuid, 7, 16);
+    return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+    (void)device;
+    CALL("cuDeviceTotalMem");
+    *bytes = 1u << 30;
+    return 0;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    (void)device;
+    CALL("cuDeviceGetAttribute");
+    switch (attribute) {
+    case CU_COMPUTE_CAPABILITY_MAJOR:
+        *value = fake.architecture / 10;
+        break;
+    case CU_COMPUTE_CAPABILITY_MINOR:
+        *value = fake.architecture % 10;
+        break;
+    case CU_MAX_THREADS_PER_BLOCK:
+        *value = 1024;
+        break;
+    case CU_WARP_SIZE:
+        *value = 32;
+        break;
+    case CU_MULTIPROCESSOR_COUNT:
+        *value = 132;
+        break;
+    case CU_MAX_THREADS_PER_MULTIPROCESSOR:
+        *value = 2048;
+        break;
+    case CU_MAX_REGISTERS_PER_MULTIPROCESSOR:
+        *value = 65536;
+        break;
+    case CU_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+        *value = 233472;
+        break;
+    case CU_MAX_SHARED_MEMORY_PER_BLOCK:
+        *value = 49152;
+        break;
+    case CU_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+        *value = 232448;
+        break;
+    case CU_RESERVED_SHARED_MEMORY_PER_BLOCK:
+        *value = 1024;
+        break;
+    default:
+        return 1;
+    }
+    return 0;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    (void)device;
+    CALL("cuDevicePrimaryCtxRetain");
+    fake.contexts++;
+    *context = &some_object;
+    return 0;
+}
+int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    (void)device;
+    if (--fake.contexts < 0)
+        fake.lent_destroyed = 1;
+    return call("cuDevicePrimaryCtxRelease");
+}
+int cuCtxPushCurrent_v2(void *context)
+{
+    CALL("cuCtxPushCurrent");
+    fake.depth++;
+    return context == &some_object ? 0 : 201;
+}
+int cuCtxPopCurrent_v2(void **context)
+{
+    fake.depth--;
+    *context = &some_object;
+    return call("cuCtxPopCurrent");
+}
+int cuCtxGetDevice(int *device)
+{
+    CALL("cuCtxGetDevice");
+    *device = 0;
+    return 0;
+}
+int cuMemAlloc_v2(unsigned long long *pointer, size_t size)
+{
+    CALL("cuMemAlloc");
+    void *memory = malloc(size);
+    if (!memory)
+        return 2;
+    *pointer = (unsigned long long)(size_t)memory;
+    fake.memories++;
+    return 0;
+}
+int cuMemFree_v2(unsigned long long pointer)
+{
+    free((void *)(size_t)pointer);
+    fake.memories--;
+    return call("cuMemFree");
+}
+int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t size, void *stream)
+{
+    (void)stream;
+    CALL("cuMemcpyHtoDAsync");
+    memcpy((void *)(size_t)to, from, size);
+    return 0;
+}
+int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *stream)
+{
+    (void)stream;
+    CALL("cuMemcpyDtoHAsync");
+    memcpy(to, (const void *)(size_t)from, size);
+    return 0;
+}
+int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t size, void *stream)
+{
+    (void)stream;
+    CALL("cuMemcpyDtoDAsync");
+    memmove((void *)(size_t)to, (const void *)(size_t)from, size);
+    return 0;
+}
+int cuStreamCreate(void **stream, unsigned flags)
+{
+    (void)flags;
+    CALL("cuStreamCreate");
+    fake.streams++;
+    *stream = &some_object;
+    return 0;
+}
+int cuStreamDestroy_v2(void *stream)
+{
+    (void)stream;
+    fake.streams--;
+    return call("cuStreamDestroy");
+}
+int cuStreamSynchronize(void *stream)
+{
+    (void)stream;
+    CALL("cuStreamSynchronize");
+    return 0;
+}
+int cuStreamIsCapturing(void *stream, int *status)
+{
+    (void)stream;
+    CALL("cuStreamIsCapturing");
+    *status = fake.capturing;
+    return 0;
+}
+int cuEventCreate(void **event, unsigned flags)
+{
+    (void)flags;
+    CALL("cuEventCreate");
+    fake.events++;
+    *event = &some_object;
+    return 0;
+}
+int cuEventDestroy_v2(void *event)
+{
+    (void)event;
+    fake.events--;
+    return call("cuEventDestroy");
+}
+int cuEventRecord(void *event, void *stream)
+{
+    (void)event;
+    (void)stream;
+    CALL("cuEventRecord");
+    return 0;
+}
+int cuEventQuery(void *event)
+{
+    (void)event;
+    CALL("cuEventQuery");
+    return fake.not_ready > 0 ? (fake.not_ready--, CU_NOT_READY) : 0;
+}
+int cuEventSynchronize(void *event)
+{
+    (void)event;
+    CALL("cuEventSynchronize");
+    return 0;
+}
+int cuEventElapsedTime(float *milliseconds, void *start, void *end)
+{
+    (void)start;
+    (void)end;
+    CALL("cuEventElapsedTime");
+    *milliseconds = 2;
+    return 0;
+}
+int cuModuleLoadData(void **module, const void *image)
+{
+    (void)image;
+    CALL("cuModuleLoadData");
+    fake.modules++;
+    *module = &some_object;
+    return 0;
+}
+int cuModuleUnload(void *module)
+{
+    (void)module;
+    fake.modules--;
+    return call("cuModuleUnload");
+}
+int cuModuleGetFunction(void **function, void *module, const char *name)
+{
+    (void)module;
+    CALL("cuModuleGetFunction");
+    *function = &some_object;
+    return strcmp(name, "attune_forward_sm80") ? 500 : 0;
+}
+int cuFuncGetAttribute(int *value, int attribute, void *function)
+{
+    (void)attribute;
+    (void)function;
+    CALL("cuFuncGetAttribute");
+    *value = 0;
+    return 0;
+}
+int cuFuncSetAttribute(void *function, int attribute, int value)
+{
+    (void)function;
+    (void)attribute;
+    (void)value;
+    CALL("cuFuncSetAttribute");
+    return 0;
+}
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **parameters, void **extra)
+{
+    (void)function;
+    (void)stream;
+    (void)extra;
+    CALL("cuLaunchKernel");
+    fake.grid = x * y * z;
+    fake.block = bx * by * bz;
+    fake.shared = shared;
+    memcpy(fake.arguments, parameters[0], 512);
+    return 0;
+}

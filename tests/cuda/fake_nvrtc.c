@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: MIT */
+#include <string.h>
+
+static int some_object;
+
+int nvrtcVersion(int *major, int *minor)
+{
+    *major = 13;
+    *minor = 99;
+    return 0;
+}
+int nvrtcCreateProgram(void **program, const char *source, const char *name, int count, const char *const *headers,
+                       const char *const *names)
+{
+    (void)headers;
+    (void)names;
+    *program = &some_object;
+    return strstr(source, "attune_forward_sm80") && strcmp(name, "forward_sm80.cu") == 0 && count >= 4 ? 0 : 3;
+}
+int nvrtcDestroyProgram(void **program)
+{
+    *program = NULL;
+    return 0;
+}
+int nvrtcCompileProgram(void *program, int count, const char *const *options)
+{
+    (void)program;
+    return count > 3 && !strncmp(options[0], "-arch=sm_", 9) ? 0 : 5;
+}
+int nvrtcGetProgramLogSize(void *program, size_t *size)
+{
+    (void)program;
+    *size = 4;
+    return 0;
+}
+int nvrtcGetProgramLog(void *program, char *log)
+{
+    (void)program;
+    memcpy(log, "bad", 4);
+    return 0;
+}
+int nvrtcGetCUBINSize(void *program, size_t *size)
+{
+    (void)program;
+    *size = 5;
+    return 0;
+}
+int nvrtcGetCUBIN(void *program, char *cubin)
+{
+    (void)program;
+    memcpy(cubin, "CUBIN", 5);
+    return 0;
+}

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT */
+#include "vulkan/fake.h"
+
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <string.h>
+
+#include "support/devices.h"
+
+fake_settings fake;
+
+/* The driver's own functions. */
+static attune__vulkan_functions real;
+
+static VKAPI_ATTR void VKAPI_CALL get_features(VkPhysicalDevice device, VkPhysicalDeviceFeatures2 *features)
+{
+    real.GetPhysicalDeviceFeatures2(device, features);
+    for (VkBaseOutStructure *s = (VkBaseOutStructure *)features; s; s = s->pNext)
+        if (s->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES) {
+            VkPhysicalDeviceVulkan12Features *v12 = (void *)s;
+            v12->bufferDeviceAddress &= !fake.no_device_address;
+            v12->timelineSemaphore &= !fake.no_timeline;
+        }
+}
+
+static VKAPI_ATTR void VKAPI_CALL get_properties(VkPhysicalDevice device, VkPhysicalDeviceProperties2 *properties)
+{
+    real.GetPhysicalDeviceProperties2(device, properties);
+    if (fake.old)
+        properties->properties.apiVersion = VK_API_VERSION_1_1;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL enumerate(VkInstance instance, uint32_t *count, VkPhysicalDevice *devices)
+{
+    const uint32_t room = *count;
+    VkResult result = real.EnumeratePhysicalDevices(instance, count, devices);
+    if (fake.twice && devices && *count && *count < room)
+        devices[(*count)++] = devices[0];
+    return result;
+}
+
+static bool fails(void)
+{
+    return ++fake.created == fake.fail_at;
+}
+
+#define CREATE(name, info)                                                                                             \
+    static VKAPI_ATTR VkResult VKAPI_CALL fake##name(VkDevice device, const info *create,                              \
+                                                     const VkAllocationCallbacks *callbacks, void *object)             \
+    {                                                                                                                  \
+        return fails() ? fake.fail_code : real.name(device, create, callbacks, object);                                \
+    }
+CREATE(CreateBuffer, VkBufferCreateInfo)
+CREATE(CreateCommandPool, VkCommandPoolCreateInfo)
+CREATE(CreatePipelineLayout, VkPipelineLayoutCreateInfo)
+CREATE(CreateQueryPool, VkQueryPoolCreateInfo)
+CREATE(CreateSemaphore, VkSemaphoreCreateInfo)
+CREATE(CreateShaderModule, VkShaderModuleCreateInfo)
+
+static VKAPI_ATTR VkResult VKAPI_CALL fakeAllocateMemory(VkDevice device, const VkMemoryAllocateInfo *info,
+                                                         const VkAllocationCallbacks *callbacks, VkDeviceMemory *memory)
+{
+    if (fake.no_memory)
+        return VK_ERROR_OUT_OF_DEVICE_MEMORY;
+    return fails() ? fake.fail_code : real.AllocateMemory(device, info, callbacks, memory);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL fakeBindBufferMemory(VkDevice device, VkBuffer buffer, VkDeviceMemory memory,
+                                                           VkDeviceSize offset)
+{
+    return fails() ? fake.fail_code : real.BindBufferMemory(device, buffer, memory, offset);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL fakeMapMemory(VkDevice device, VkDeviceMemory memory, VkDeviceSize offset,
+                                                    VkDeviceSize size, VkMemoryMapFlags flags, void **data)
+{
+    return fails() ? fake.fail_code : real.MapMemory(device, memory, offset, size, flags, data);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL fakeAllocateCommandBuffers(VkDevice device,
+                                                                 const VkCommandBufferAllocateInfo *info,
+                                                                 VkCommandBuffer *buffers)
+{
+    return fails() ? fake.fail_code : real.AllocateCommandBuffers(device, info, buffers);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL fakeBeginCommandBuffer(VkCommandBuffer commands,
+                                                             const VkCommandBufferBeginInfo *info)
+{
+    return fails() ? fake.fail_code : real.BeginCommandBuffer(commands, info);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL fakeCreateComputePipelines(VkDevice device, VkPipelineCache cache, uint32_t count,
+                                                                 const VkComputePipelineCreateInfo *infos,
+                                                                 const VkAllocationCallbacks *callbacks,
+                                                                 VkPipeline *pipelines)
+{
+    return fails() ? fake.fail_code : real.CreateComputePipelines(device, cache, count, infos, callbacks, pipelines);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL fakeQueueSubmit(VkQueue queue, uint32_t count, const VkSubmitInfo *infos,
+                                                      VkFence fence)
+{
+    if (fake.lose_submit)
+        return VK_ERROR_DEVICE_LOST;
+    return fails() ? fake.fail_code : real.QueueSubmit(queue, count, infos, fence);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL fakeWaitSemaphores(VkDevice device, const VkSemaphoreWaitInfo *info,
+                                                         uint64_t timeout)
+{
+    /* The real one as well: the test destroys what a lost device would have dropped. */
+    VkResult result = real.WaitSemaphores(device, info, timeout);
+    return fake.lose_wait ? VK_ERROR_DEVICE_LOST : result;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL create_device(VkPhysicalDevice physical, const VkDeviceCreateInfo *info,
+                                                    const VkAllocationCallbacks *callbacks, VkDevice *device)
+{
+    if (fails())
+        return fake.fail_code;
+    VkResult result = real.CreateDevice(physical, info, callbacks, device);
+    if (!result)
+        attune__vulkan_load_device(&real, *device);
+    return result;
+}
+
+static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_device(VkDevice device, const char *name)
+{
+    static const struct {
+        const char *name;
+        PFN_vkVoidFunction function;
+    } table[] = {
+#define FAKE(name) {"vk" #name, (PFN_vkVoidFunction)(void (*)(void))fake##name}
+        FAKE(AllocateCommandBuffers),
+        FAKE(AllocateMemory),
+        FAKE(BeginCommandBuffer),
+        FAKE(BindBufferMemory),
+        FAKE(CreateBuffer),
+        FAKE(CreateCommandPool),
+        FAKE(CreateComputePipelines),
+        FAKE(CreatePipelineLayout),
+        FAKE(CreateQueryPool),
+        FAKE(CreateSemaphore),
+        FAKE(CreateShaderModule),
+        FAKE(MapMemory),
+        FAKE(QueueSubmit),
+        FAKE(WaitSemaphores),
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (!strcmp(table[i].name, name))
+            return table[i].function;
+    return real.GetDeviceProcAddr(device, name);
+}
+
+static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get(VkInstance instance, const char *name)
+{
+    if (instance && !real.GetDeviceProcAddr)
+        attune__vulkan_load_instance(&real, instance);
+    static const struct {
+        const char *name;
+        PFN_vkVoidFunction function;
+    } table[] = {
+        {"vkCreateDevice", (PFN_vkVoidFunction)(void (*)(void))create_device},
+        {"vkEnumeratePhysicalDevices", (PFN_vkVoidFunction)(void (*)(void))enumerate},
+        {"vkGetDeviceProcAddr", (PFN_vkVoidFunction)(void (*)(void))get_device},
+        {"vkGetPhysicalDeviceFeatures2", (PFN_vkVoidFunction)(void (*)(void))get_features},
+        {"vkGetPhysicalDeviceProperties2", (PFN_vkVoidFunction)(void (*)(void))get_properties},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (!strcmp(table[i].name, name))
+            return table[i].function;
+    return real.GetInstanceProcAddr(instance, name);
+}
+
+PFN_vkGetInstanceProcAddr fake_get(void)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device_destroy(device_or_skip(instance, "vulkan"));
+    attune_instance_destroy(instance);
+    void *library;
+    char reason[256];
+    PFN_vkGetInstanceProcAddr loader = attune__vulkan_library_open(NULL, &library, reason, sizeof reason);
+    cr_assert(loader, "%s", reason);
+    cr_assert_null(attune__vulkan_load_loader(&real, loader));
+    return get;
+}
+
+attune_status open_with(attune_instance *instance, const attune__vulkan_hooks *hooks, attune_device **device)
+{
+    attune_device *opened;
+    *device = NULL;
+    attune_status status = attune__vulkan_open_with(&instance->host, hooks, 0, &opened);
+    if (status)
+        return status;
+    attune__device_adopt(opened, instance);
+    *device = opened;
+    return ATTUNE_OK;
+}
+
+attune_device *vulkan_or_skip(attune_instance *instance, bool staging_only)
+{
+    attune_device *device = device_or_skip(instance, "vulkan");
+    if (!staging_only)
+        return device;
+    attune_device_destroy(device);
+    const attune__vulkan_hooks hooks = {.staging_only = true};
+    cr_assert_eq(open_with(instance, &hooks, &device), ATTUNE_OK, "%s", attune_last_error());
+    return device;
+}

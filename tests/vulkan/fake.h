@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A layer between attune and the driver that fails on demand. Its settings are the process's: every Criterion test has
+ * one of its own.
+ */
+#ifndef TESTS_VULKAN_FAKE_H
+#define TESTS_VULKAN_FAKE_H
+
+#include "api/api.h"
+#include "vulkan/vulkan.h"
+
+typedef struct fake_settings {
+    bool no_device_address, no_timeline; /* features that the driver denies */
+    bool no_memory;                      /* vkAllocateMemory: OUT_OF_DEVICE_MEMORY */
+    bool lose_submit, lose_wait;         /* vkQueueSubmit, vkWaitSemaphores: DEVICE_LOST */
+    bool old;                            /* the device has Vulkan 1.1 */
+    bool twice;                          /* the loader lists every device twice */
+    long fail_at;                        /* the object creation that fails, from 1; 0 = none */
+    VkResult fail_code;
+    long created; /* object creations so far */
+} fake_settings;
+
+extern fake_settings fake;
+
+/* The layer's vkGetInstanceProcAddr; skips the test if there is no loader. */
+PFN_vkGetInstanceProcAddr fake_get(void);
+
+/* Opens the index-th device behind the hooks as attune_device_open would. */
+attune_status open_with(attune_instance *instance, const attune__vulkan_hooks *hooks, attune_device **device);
+
+/* Skips unless there is a device of ours to test with. */
+attune_device *vulkan_or_skip(attune_instance *instance, bool staging_only);
+
+#endif
