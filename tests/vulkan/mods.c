@@ -233,14 +233,29 @@ Test(mods, damage)
     attune_expr *score = parse_with(ATTUNE_EXPR_SCORE, "x * tanh(score / x) + f2[q - kv, h]", symbols, SYMBOLS);
     for (size_t cut = 0; cut < count; cut++)
         cr_assert_eq(splice_damaged(mods_template, cut, mask, score), ATTUNE_INTERNAL, "%zu of %zu words", cut, count);
-    uint64_t refused = 0, rounds = scaled(40000);
+    /* between two functions of a kernel, where all that is left looks whole */
+    const uint32_t *kernel = modules[2].words;
+    size_t cuts = 0;
+    for (size_t at = 5; at < modules[2].count; at += kernel[at] >> 16)
+        if (kernel[at] == (1u << 16 | 56) && at + 1 < modules[2].count) {
+            cr_assert_eq(splice_damaged(kernel, at + 1, mask, score), ATTUNE_INTERNAL, "cut at word %zu", at + 1);
+            cuts++;
+        }
+    cr_assert(cuts > 30);
+    static size_t starts[sizeof mods_template / 4]; /* of instructions */
+    size_t instructions = 0;
+    for (size_t at = 5; at < count; at += mods_template[at] >> 16)
+        starts[instructions++] = at;
+    uint64_t refused = 0, rounds = scaled(60000);
     for (uint64_t i = 0; i < rounds; i++) {
         memcpy(words, mods_template, sizeof words);
         const int64_t changes = random_expr_between(&state, 1, 6);
         for (int64_t j = 0; j < changes; j++) {
             uint32_t *word = &words[random_expr_between(&state, j ? 0 : 3, (int64_t)count - 1)];
             const uint32_t random = (uint32_t)random_expr_next(&state);
-            switch (random_expr_next(&state) % 4) {
+            /* what the splicer looks for: names, decorations, types, functions and their ends, calls */
+            static const uint16_t opcodes[] = {5, 15, 20, 21, 22, 23, 43, 54, 55, 56, 57, 71, 248, 332};
+            switch (random_expr_next(&state) % 5) {
             case 0:
                 *word = random;
                 break;
@@ -250,12 +265,26 @@ Test(mods, damage)
             case 2:
                 *word = random % 400;
                 break;
+            case 3:
+                words[starts[random % instructions]] =
+                    (uint32_t)random_expr_between(&state, 1, 6) << 16 | opcodes[random_expr_next(&state) % 14];
+                break;
             default:
                 *word = words[random % count];
                 break;
             }
         }
         refused += splice_damaged(words, i % 3 ? count : random_expr_next(&state) % count, mask, score) != ATTUNE_OK;
+    }
+    /* an instruction at the very end that is too short for what it is */
+    static const uint16_t last[] = {5, 15, 54, 55, 57, 71, 332};
+    for (size_t i = 0; i < sizeof last / sizeof last[0] * 3; i++) {
+        static uint32_t longer[sizeof mods_template / 4 + 3];
+        memcpy(longer, mods_template, sizeof mods_template);
+        const uint32_t length = (uint32_t)(i % 3 + 1);
+        longer[count] = length << 16 | last[i / 3];
+        longer[count + 1] = longer[count + 2] = 7;
+        splice_damaged(longer, count + length, mask, score);
     }
     for (int i = 0; i < 2000; i++) {
         for (size_t j = 0; j < count; j++)
