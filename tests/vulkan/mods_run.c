@@ -6,6 +6,7 @@
 
 #define mods_template runnable
 #include "mods_template.h"
+#include "base/half.h"
 #include "vulkan/fake.h"
 #include "vulkan/mods.h"
 #include "vulkan/mods_bounds.h"
@@ -227,6 +228,80 @@ Test(mods_run, agrees_with_the_interpreter)
         "error %.2f of its bound; %llu undecided",
         (unsigned long long)count, POINTS, (unsigned long long)t.masks, (unsigned long long)t.scores,
         (unsigned long long)t.exact, t.worst, (unsigned long long)t.undecided);
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+/* Elements further than 4 GiB from the first, in both directions. Only one element of such a capture is there: its
+ * address is counted back from that element's. */
+Test(mods_run, far_captures)
+{
+    static const attune_symbol symbols[] = {{"far", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 4},
+                                            {"i", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0},
+                                            {"j", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0}};
+    static const int64_t size[] = {INT64_C(3000000000), 70000, 1, 5};
+    static const struct {
+        int32_t i, j;
+        int64_t stride[4]; /* elements */
+        bool inside;
+    } cases[] = {
+        {1, 0, {INT64_C(1) << 33, 1, 1, 1}, true},
+        {1, 0, {-(INT64_C(1) << 33), 1, 1, 1}, true},
+        {2000000000, 69999, {3, 100003, 1, 1}, true},
+        {2000000000, 69999, {-3, 100003, INT64_MAX, 1}, true},
+        {2147483647, 69999, {-70001, -1, 7, -9}, true},
+        {2147483647, 3, {INT64_C(123456789), INT64_C(-987654321012), 0, 0}, true},
+        {2147483647, 70000, {70000, 1, 1, 1}, false},
+        {-1, 3, {70000, 1, 1, 1}, false},
+        {INT32_MIN, 3, {70000, 1, 1, 1}, false},
+    };
+    attune_instance *instance;
+    attune_buffer *buffer;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = vulkan_or_skip(instance, false);
+    cr_assert_eq(attune_buffer_create(device, ARENA, &buffer), ATTUNE_OK, "%s", attune_last_error());
+    attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, "far[i, j, 0, 4]", symbols, 3);
+    uint32_t *words;
+    size_t count;
+    cr_assert_eq(
+        attune__mods_splice(&attune__default_allocator, runnable, sizeof runnable / 4, NULL, expr, &words, &count),
+        ATTUNE_OK);
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        static arena a;
+        static attune__mods_table table;
+        memset(&a, 0, sizeof a);
+        a.address = attune__vulkan_address(buffer, 0);
+        const size_t at = take(&a, 6, 2) + 4; /* aligned to 2 alone */
+        const uint16_t half = attune__f16_from_f32(1.5f + (float)n);
+        memcpy(a.bytes + at, &half, sizeof half);
+        const uint64_t offset = (uint64_t)cases[n].i * (uint64_t)cases[n].stride[0] +
+                                (uint64_t)cases[n].j * (uint64_t)cases[n].stride[1] + 4 * (uint64_t)cases[n].stride[3];
+        attune__mods_capture c = {.dtype = ATTUNE_F16, .address = a.address + at - 2 * offset};
+        memcpy(c.size, size, sizeof size);
+        memcpy(c.stride, cases[n].stride, sizeof c.stride);
+        table.group = 1;
+        for (uint32_t s = 0; s < 3; s++)
+            if (expr->symbols[s].kind == ATTUNE_SYMBOL_CAPTURE)
+                table.captures[s] = c;
+            else
+                table.parameters[s].i = expr->symbols[s].name[0] == 'i' ? cases[n].i : cases[n].j;
+        const size_t table_at = take(&a, attune__mods_table_size(expr), 16);
+        attune__mods_table_pack(expr, &table, a.bytes + table_at);
+        const size_t points = take(&a, POINTS * sizeof(gpu_point), 4), results = take(&a, POINTS * 8, 4);
+        const push arguments = {.points = a.address + points,
+                                .results = a.address + results,
+                                .score = a.address + table_at,
+                                .count = POINTS};
+        cr_assert_eq(attune_buffer_write(buffer, 0, a.bytes, ARENA), ATTUNE_OK);
+        run_words(attune__vulkan_of(device), words, count, &arguments);
+        float found[2];
+        cr_assert_eq(attune_buffer_read(buffer, results, found, sizeof found), ATTUNE_OK);
+        const float wanted = cases[n].inside ? 1.5f + (float)n : 0;
+        cr_assert(found[1] == wanted, "case %zu: %g, not %g", n, (double)found[1], (double)wanted);
+    }
+    attune__free(&attune__default_allocator, words);
+    attune__expr_release(expr);
     attune_buffer_destroy(buffer);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
