@@ -30,7 +30,8 @@ static void pack_capture(const attune__mods_capture *capture, uint32_t rank, uin
     const int64_t bytes = (int64_t)attune_dtype_size(capture->dtype);
     memcpy(words, &capture->address, sizeof capture->address);
     for (uint32_t d = 0; d < rank; d++) {
-        const int64_t stride = capture->stride[d] * bytes;
+        /* Along one entry nothing is stepped: the stride may be anything, also what does not fit in bytes. */
+        const int64_t stride = capture->size[d] > 1 ? capture->stride[d] * bytes : 0;
         /* Indices are i32: what lies past them is never read. */
         words[4 + d] = capture->size[d] > INT32_MAX ? (uint32_t)INT32_MAX + 1 : (uint32_t)capture->size[d];
         memcpy(words + 8 + (size_t)2 * d, &stride, sizeof stride);

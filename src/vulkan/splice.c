@@ -105,6 +105,23 @@ static void find_type(splicer *s, const instruction *i)
         m->type_float = i->at[1];
 }
 
+/* Whether an instruction has the words that are read of it below. */
+static bool is_whole(const splicer *s, const instruction *i)
+{
+    switch (i->opcode) {
+    case SpvOpFunction:
+        return i->length == 5 && i->at[2] && i->at[2] < s->bound;
+    case SpvOpFunctionCall:
+        return i->length >= 4 && i->at[3] && i->at[3] < s->bound;
+    case SpvOpFunctionParameter:
+    case SpvOpDecorate:
+    case SpvOpDecorateId:
+        return i->length >= 3;
+    default:
+        return true;
+    }
+}
+
 /* Records names, types, functions and the ids that they define. */
 static attune_status survey(splicer *s)
 {
@@ -114,10 +131,12 @@ static attune_status survey(splicer *s)
     uint32_t function = 0, type_uint = 0;
     while (step(s, &next, &i, &damaged)) {
         const uint32_t id = result_of(&i);
-        if (id >= s->bound)
+        /* Functions do not nest. */
+        if (id >= s->bound || !is_whole(s, &i) || (i.opcode == SpvOpFunction && function) ||
+            (i.opcode == SpvOpFunctionEnd && !function)) {
             damaged = true;
-        if (damaged)
             break;
+        }
         if (i.opcode == SpvOpName && i.length > 2 && i.at[1] < s->bound &&
             memchr(i.at + 2, 0, (size_t)(i.length - 2) * 4))
             s->ids[i.at[1]].name = (const char *)(i.at + 2);
@@ -196,8 +215,9 @@ static void reach_calls(splicer *s, const attune__words *body, bool *more)
             *more = s->ids[body->at[at + 3]].reached = true;
 }
 
-/* Marks what the entry point calls, with the new bodies in place of the stubs'. */
-static void reach(splicer *s)
+/* Marks what the entry point calls, with the new bodies in place of the stubs'. A call of what is no function, as in a
+ * module that was cut between two, is damage. */
+static attune_status reach(splicer *s)
 {
     bool more = true, damaged = false;
     s->ids[s->entry].reached = true;
@@ -219,6 +239,10 @@ static void reach(splicer *s)
         if (s->ids[s->mask].reached)
             reach_calls(s, &s->bodies[1], &more);
     }
+    for (uint32_t id = 1; id < s->bound; id++)
+        if (s->ids[id].reached && s->ids[id].function != id)
+            return ATTUNE_INTERNAL;
+    return ATTUNE_OK;
 }
 
 static bool is_kept(const splicer *s, uint32_t id)
@@ -293,7 +317,7 @@ static attune_status splice(splicer *s, const attune_expr *mask, const attune_ex
     ATTUNE__TRY(emit(s, s->mask, mask, false, &s->bodies[1]));
     ATTUNE__TRY(s->module.decorations.status);
     ATTUNE__TRY(s->module.constants.status);
-    reach(s);
+    ATTUNE__TRY(reach(s));
     rebuild(s, out);
     return out->status;
 }

@@ -1,0 +1,308 @@
+/* SPDX-License-Identifier: MIT */
+/* Spliced expressions on a device against the interpreter, at random points. */
+#include "expr/common.h"
+
+#include <stdlib.h>
+
+#define mods_template runnable
+#include "mods_template.h"
+#include "base/half.h"
+#include "vulkan/fake.h"
+#include "vulkan/mods.h"
+#include "vulkan/mods_bounds.h"
+
+#define POINTS 192
+#define ARENA  ((size_t)1 << 20)
+
+typedef struct gpu_point {
+    int32_t b, h, q, kv;
+    float score;
+} gpu_point;
+
+typedef struct push {
+    uint64_t points, results, mask, score;
+    uint32_t count, unused;
+} push;
+
+/* What one launch reads and writes: one buffer, filled on the host. */
+typedef struct arena {
+    unsigned char bytes[ARENA];
+    size_t used;
+    uint64_t address;
+} arena;
+
+/* `size` bytes; what lies before, between and behind captures is noise. */
+static size_t take(arena *a, size_t size, size_t alignment)
+{
+    const size_t at = (a->used + alignment - 1) / alignment * alignment;
+    cr_assert(at + size <= ARENA);
+    a->used = at + size;
+    return at;
+}
+
+/* Copies the bytes that a capture reaches, to an address that is aligned to its element and no more. */
+static attune__mods_capture place_capture(arena *a, const attune_array *array, uint64_t *state)
+{
+    const size_t element = attune_dtype_size(array->dtype);
+    int64_t lo = 0, hi = 0;
+    bool empty = false;
+    attune__mods_capture c = {.dtype = array->dtype};
+    for (uint32_t d = 0; d < array->rank; d++) {
+        const int64_t reach = (array->size[d] - 1) * array->stride[d];
+        lo += reach < 0 ? reach : 0;
+        hi += reach > 0 ? reach : 0;
+        empty = empty || array->size[d] == 0;
+        c.size[d] = array->size[d];
+        c.stride[d] = array->stride[d];
+    }
+    if (empty)
+        return c; /* address 0: reading it would fault */
+    const size_t size = (size_t)(hi - lo + 1) * element;
+    a->used += (size_t)random_expr_between(state, 0, 16);
+    const size_t at = take(a, size, element);
+    memcpy(a->bytes + at, (const char *)array->data + lo * (int64_t)element, size);
+    c.address = a->address + at - (uint64_t)(lo * (int64_t)element);
+    return c;
+}
+
+static uint64_t place_table(arena *a, const bound *x, attune__mods_table *table, uint64_t *state)
+{
+    for (uint32_t i = 0; i < x->expr->symbol_count; i++) {
+        if (x->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+            table->captures[i] = place_capture(a, &x->arrays[i], state);
+        else
+            table->parameters[i] = x->values[i];
+    }
+    const size_t at = take(a, attune__mods_table_size(x->expr), 16);
+    attune__mods_table_pack(x->expr, table, a->bytes + at);
+    return a->address + at;
+}
+
+/* Indices as a kernel counts them, and now and then some that no kernel has: below 0. */
+static attune_point draw_point(uint64_t *state, const attune__mods_table *table)
+{
+    attune_point p = random_point(state);
+    if (random_expr_next(state) % 8 == 0) {
+        p.b = (int32_t)random_expr_between(state, -4, 4);
+        p.q = (int32_t)random_expr_between(state, -300, 300);
+        p.kv = (int32_t)random_expr_between(state, -300, 300);
+    }
+    p.h_kv = p.h / table->group;
+    p.q_len = table->q_len;
+    p.kv_len = table->kv_len;
+    return p;
+}
+
+typedef struct tally {
+    uint64_t masks, scores, exact, undecided;
+    double worst; /* error / bound */
+} tally;
+
+static void check_mask(const bound *x, const char *text, const attune_point *p, uint32_t found, tally *t)
+{
+    const mods_bound wanted = mods_bound_of(x->expr, &x->bindings, p);
+    if (!wanted.decided) {
+        t->undecided++;
+        return;
+    }
+    t->masks++;
+    cr_assert(wanted.value.i == attune__expr_point(x->expr, &x->bindings, p).i);
+    cr_assert((int32_t)found == wanted.value.i, "%s\ndevice %u, interpreter %d at b %d h %d q %d kv %d", text, found,
+              wanted.value.i, p->b, p->h, p->q, p->kv);
+}
+
+static void check_score(const bound *x, const char *text, const attune_point *p, uint32_t bits, tally *t)
+{
+    const mods_bound wanted = mods_bound_of(x->expr, &x->bindings, p);
+    if (!wanted.decided) {
+        t->undecided++;
+        return;
+    }
+    float found;
+    memcpy(&found, &bits, sizeof found);
+    t->scores++;
+    t->exact += wanted.error == 0;
+    const float value = wanted.value.f;
+    cr_assert(same_float(value, attune__expr_point(x->expr, &x->bindings, p).f));
+    const double error = found == value ? 0 : fabs((double)found - (double)value);
+    cr_assert(error <= wanted.error, "%s\ndevice %.9g, interpreter %.9g, bound %.3g at b %d h %d q %d kv %d score %.9g",
+              text, (double)found, (double)value, wanted.error, p->b, p->h, p->q, p->kv, (double)p->score);
+    if (error > 0 && error / wanted.error > t->worst)
+        t->worst = error / wanted.error;
+}
+
+static void run_words(attune__vulkan_device *device, const uint32_t *words, size_t count, const push *arguments)
+{
+    const attune__vulkan_pipeline_desc desc = {
+        .name = "mods", .words = words, .word_count = count, .push_constants = sizeof(push)};
+    attune__vulkan_pipeline pipeline;
+    attune__vulkan_slot *slot;
+    double seconds;
+    cr_assert_eq(attune__vulkan_pipeline_create(device, &desc, &pipeline), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune__vulkan_begin(device, true, &slot), ATTUNE_OK, "%s", attune_last_error());
+    device->vk.CmdBindPipeline(slot->commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.handle);
+    device->vk.CmdPushConstants(slot->commands, pipeline.layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof *arguments,
+                                arguments);
+    device->vk.CmdDispatch(slot->commands, (POINTS + 63) / 64, 1, 1);
+    cr_assert_eq(attune__vulkan_finish(device, slot, NULL, &seconds), ATTUNE_OK, "%s", attune_last_error());
+    attune__vulkan_pipeline_destroy(device, &pipeline);
+}
+
+static void run_pair(attune_device *device, attune_buffer *buffer, uint64_t seed, uint32_t complexity, tally *t)
+{
+    static random_expr e[2];
+    static bound x[2];
+    static arena a;
+    static attune__mods_table tables[2];
+    uint64_t state = seed ^ UINT64_C(0x5851F42D4C957F2D);
+    bind_random(&x[0], &e[0], seed, ATTUNE_EXPR_MASK, complexity);
+    bind_random(&x[1], &e[1], seed, ATTUNE_EXPR_SCORE, complexity);
+    memset(a.bytes, (int)(seed % 255), sizeof a.bytes);
+    a.used = 0;
+    a.address = attune__vulkan_address(buffer, 0);
+    push arguments = {.count = POINTS};
+    for (int i = 0; i < 2; i++) {
+        tables[i] = (attune__mods_table){
+            .q_len = (int32_t)random_expr_between(&state, 1, 240),
+            .kv_len = (int32_t)random_expr_between(&state, 1, 240),
+            .group = (int32_t)random_expr_between(&state, 1, 4),
+            .b0 = (int32_t)random_expr_between(&state, 0, 3),
+            .h0 = (int32_t)random_expr_between(&state, 0, 3),
+            .q0 = (int32_t)random_expr_between(&state, 0, 100),
+        };
+        if (i) { /* both see the same indices */
+            tables[1].b0 = tables[0].b0;
+            tables[1].h0 = tables[0].h0;
+            tables[1].q0 = tables[0].q0;
+            tables[1].group = tables[0].group;
+        }
+        *(i ? &arguments.score : &arguments.mask) = place_table(&a, &x[i], &tables[i], &state);
+    }
+    attune_point points[POINTS];
+    const size_t at = take(&a, POINTS * sizeof(gpu_point), 4);
+    for (int n = 0; n < POINTS; n++) {
+        const attune_point p = points[n] = draw_point(&state, &tables[0]);
+        const gpu_point given = {p.b - tables[0].b0, p.h - tables[0].h0, p.q - tables[0].q0, p.kv, p.score};
+        memcpy(a.bytes + at + (size_t)n * sizeof given, &given, sizeof given);
+    }
+    arguments.points = a.address + at;
+    const size_t results = take(&a, POINTS * 8, 4);
+    arguments.results = a.address + results;
+    cr_assert_eq(attune_buffer_write(buffer, 0, a.bytes, ARENA), ATTUNE_OK, "%s", attune_last_error());
+    uint32_t *words;
+    size_t count;
+    cr_assert_eq(attune__mods_splice(&attune__default_allocator, mods_template, sizeof mods_template / 4, x[0].expr,
+                                     x[1].expr, &words, &count),
+                 ATTUNE_OK, "%s", attune_last_error());
+    run_words(attune__vulkan_of(device), words, count, &arguments);
+    attune__free(&attune__default_allocator, words);
+    static uint32_t found[POINTS * 2];
+    cr_assert_eq(attune_buffer_read(buffer, results, found, sizeof found), ATTUNE_OK, "%s", attune_last_error());
+    for (int n = 0; n < POINTS; n++) {
+        attune_point p = points[n];
+        check_mask(&x[0], e[0].text, &p, found[2 * n], t);
+        p.q_len = tables[1].q_len;
+        p.kv_len = tables[1].kv_len;
+        check_score(&x[1], e[1].text, &p, found[2 * n + 1], t);
+    }
+    attune__expr_release(x[0].expr);
+    attune__expr_release(x[1].expr);
+}
+
+Test(mods_run, agrees_with_the_interpreter)
+{
+    attune_instance *instance;
+    attune_buffer *buffer;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = vulkan_or_skip(instance, false);
+    cr_assert_eq(attune_buffer_create(device, ARENA, &buffer), ATTUNE_OK, "%s", attune_last_error());
+    const uint64_t count = scaled(500), seed = test_seed() + 31;
+    tally t = {0};
+    for (uint64_t i = 0; i < count; i++)
+        run_pair(device, buffer, seed + i, 1 + (uint32_t)(i % 29), &t);
+    const uint64_t all = 2 * POINTS * count;
+    cr_assert(t.undecided < all / 5, "%llu of %llu undecided: nothing is tested", (unsigned long long)t.undecided,
+              (unsigned long long)all);
+    cr_log_info(
+        "%llu masks and scores, %d points each: %llu masks and %llu scores equal, %llu of them exactly; largest "
+        "error %.2f of its bound; %llu undecided",
+        (unsigned long long)count, POINTS, (unsigned long long)t.masks, (unsigned long long)t.scores,
+        (unsigned long long)t.exact, t.worst, (unsigned long long)t.undecided);
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+/* Elements further than 4 GiB from the first, in both directions. Only one element of such a capture is there: its
+ * address is counted back from that element's. */
+Test(mods_run, far_captures)
+{
+    static const attune_symbol symbols[] = {{"far", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 4},
+                                            {"i", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0},
+                                            {"j", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0}};
+    static const int64_t size[] = {INT64_C(3000000000), 70000, 1, 5};
+    static const struct {
+        int32_t i, j;
+        int64_t stride[4]; /* elements */
+        bool inside;
+    } cases[] = {
+        {1, 0, {INT64_C(1) << 33, 1, 1, 1}, true},
+        {1, 0, {-(INT64_C(1) << 33), 1, 1, 1}, true},
+        {2000000000, 69999, {3, 100003, 1, 1}, true},
+        {2000000000, 69999, {-3, 100003, INT64_MAX, 1}, true},
+        {2147483647, 69999, {-70001, -1, 7, -9}, true},
+        {2147483647, 3, {INT64_C(123456789), INT64_C(-987654321012), 0, 0}, true},
+        {2147483647, 70000, {70000, 1, 1, 1}, false},
+        {-1, 3, {70000, 1, 1, 1}, false},
+        {INT32_MIN, 3, {70000, 1, 1, 1}, false},
+    };
+    attune_instance *instance;
+    attune_buffer *buffer;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = vulkan_or_skip(instance, false);
+    cr_assert_eq(attune_buffer_create(device, ARENA, &buffer), ATTUNE_OK, "%s", attune_last_error());
+    attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, "far[i, j, 0, 4]", symbols, 3);
+    uint32_t *words;
+    size_t count;
+    cr_assert_eq(
+        attune__mods_splice(&attune__default_allocator, runnable, sizeof runnable / 4, NULL, expr, &words, &count),
+        ATTUNE_OK);
+    for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
+        static arena a;
+        static attune__mods_table table;
+        memset(&a, 0, sizeof a);
+        a.address = attune__vulkan_address(buffer, 0);
+        const size_t at = take(&a, 6, 2) + 4; /* aligned to 2 alone */
+        const uint16_t half = attune__f16_from_f32(1.5f + (float)n);
+        memcpy(a.bytes + at, &half, sizeof half);
+        const uint64_t offset = (uint64_t)cases[n].i * (uint64_t)cases[n].stride[0] +
+                                (uint64_t)cases[n].j * (uint64_t)cases[n].stride[1] + 4 * (uint64_t)cases[n].stride[3];
+        attune__mods_capture c = {.dtype = ATTUNE_F16, .address = a.address + at - 2 * offset};
+        memcpy(c.size, size, sizeof size);
+        memcpy(c.stride, cases[n].stride, sizeof c.stride);
+        table.group = 1;
+        for (uint32_t s = 0; s < 3; s++)
+            if (expr->symbols[s].kind == ATTUNE_SYMBOL_CAPTURE)
+                table.captures[s] = c;
+            else
+                table.parameters[s].i = expr->symbols[s].name[0] == 'i' ? cases[n].i : cases[n].j;
+        const size_t table_at = take(&a, attune__mods_table_size(expr), 16);
+        attune__mods_table_pack(expr, &table, a.bytes + table_at);
+        const size_t points = take(&a, POINTS * sizeof(gpu_point), 4), results = take(&a, POINTS * 8, 4);
+        const push arguments = {.points = a.address + points,
+                                .results = a.address + results,
+                                .score = a.address + table_at,
+                                .count = POINTS};
+        cr_assert_eq(attune_buffer_write(buffer, 0, a.bytes, ARENA), ATTUNE_OK);
+        run_words(attune__vulkan_of(device), words, count, &arguments);
+        float found[2];
+        cr_assert_eq(attune_buffer_read(buffer, results, found, sizeof found), ATTUNE_OK);
+        const float wanted = cases[n].inside ? 1.5f + (float)n : 0;
+        cr_assert(found[1] == wanted, "case %zu: %g, not %g", n, (double)found[1], (double)wanted);
+    }
+    attune__free(&attune__default_allocator, words);
+    attune__expr_release(expr);
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}

@@ -1,0 +1,28 @@
+#version 450
+/* SPDX-License-Identifier: MIT */
+/* Evaluates both functions at a list of points: what tests/vulkan/mods.c runs. */
+#extension GL_EXT_buffer_reference : require
+#extension GL_EXT_buffer_reference_uvec2 : require
+#extension GL_GOOGLE_include_directive : require
+#ifdef VULKAN_MEMORY_MODEL
+#extension GL_KHR_memory_scope_semantics : require
+#pragma use_vulkan_memory_model
+#endif
+#include "mods.glsl"
+
+layout(local_size_x = 64) in;
+
+struct Point { int b, h, q, kv; float score; };
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Points { Point x[]; };
+layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Results { uint x[]; };
+layout(push_constant) uniform Arguments { uvec2 points, results, mask, score; uint count; };
+
+void main()
+{
+    uint n = gl_GlobalInvocationID.x;
+    if (n >= count)
+        return;
+    Point p = Points(points).x[n];
+    Results(results).x[2 * n] = attune_mask(p.b, p.h, p.q, p.kv, mask) ? 1 : 0;
+    Results(results).x[2 * n + 1] = floatBitsToUint(attune_score(p.score, p.b, p.h, p.q, p.kv, score));
+}
