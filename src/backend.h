@@ -153,6 +153,6 @@ struct attune__backend {
 /* Tables that exist in this build; the api room walks them in this order. */
 extern const attune__backend attune__cpu_backend;
 extern const attune__backend attune__vulkan_backend; /* ATTUNE_HAVE_VULKAN */
-extern const attune__backend attune__cuda_backend; /* ATTUNE_HAVE_CUDA */
+extern const attune__backend attune__cuda_backend;   /* ATTUNE_HAVE_CUDA */
 
 #endif

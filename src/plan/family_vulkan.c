@@ -25,14 +25,13 @@ static uint32_t lanes(const attune_limits *limits)
 #define SLICE 32 /* in backward: elements of the head dimension that are in shared memory at once */
 
 static const attune__tile scalar_forward[] = {
-    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(32, 64, 1, 0), ATTUNE__TILE(32, 32, 1, 0), ATTUNE__TILE(16, 64, 1, 0),
-    ATTUNE__TILE(16, 32, 1, 0), ATTUNE__TILE(8, 32, 1, 0),  ATTUNE__TILE(4, 32, 1, 0),  ATTUNE__TILE(4, 16, 1, 0),
-    ATTUNE__TILE(1, 4, 1, 0),
+    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(32, 64, 1, 0), ATTUNE__TILE(32, 32, 1, 0),
+    ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0), ATTUNE__TILE(8, 32, 1, 0),
+    ATTUNE__TILE(4, 32, 1, 0),  ATTUNE__TILE(4, 16, 1, 0),  ATTUNE__TILE(1, 4, 1, 0),
 };
 static const attune__tile scalar_decode[] = {
-    ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0),
-    ATTUNE__TILE(2, 64, 1, 0),  ATTUNE__TILE(1, 64, 1, 0), ATTUNE__TILE(1, 16, 1, 0),
-    ATTUNE__TILE(1, 4, 1, 0),
+    ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0), ATTUNE__TILE(2, 64, 1, 0),
+    ATTUNE__TILE(1, 64, 1, 0),  ATTUNE__TILE(1, 16, 1, 0), ATTUNE__TILE(1, 4, 1, 0),
 };
 static const attune__tile scalar_backward[] = {
     ATTUNE__TILES(32, 64, 64, 32, 1, 0),
