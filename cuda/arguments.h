@@ -62,7 +62,7 @@ typedef struct attune_cuda_list {
 } attune_cuda_list;
 
 typedef struct attune_cuda_arguments {
-    attune_cuda_view q, k, v, o; /* k and v with kv_batch 1: stride 0 */
+    attune_cuda_view q, k, v, o;   /* k and v with kv_batch 1: stride 0 */
     attune_cuda_view lse, row_max; /* float, no last dimension; address 0 = not wanted */
     int batch, heads, kv_heads, q_len, kv_len;
     float scale;

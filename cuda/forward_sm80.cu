@@ -19,7 +19,8 @@ constexpr int ROW_TILES = BLOCK_M / (16 * ATTUNE_NUM_WARPS);
 constexpr int N_TILES = BLOCK_N / 8, DV_TILES = PAD_DV / 8;
 static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == BLOCK_M, "a warp owns 16 rows or a multiple");
 
-/* ------------------------------------------------------------------------------------------------------ instructions */
+/* ------------------------------------------------------------------------------------------------------ instructions
+ */
 
 __device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
 {
@@ -53,16 +54,16 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 addres
 __device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* x = high + low, each as tf32 holds it: three products of these give a float32 product but for 2^-22. */
 __device__ __forceinline__ void split_tf32(u32 x, u32 &high, u32 &low)
 {
-    high = x & 0xffffe000u;
-    low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(__uint_as_float(x)));
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(__uint_as_float(x) - __uint_as_float(high)));
 }
 
 /* c += a b over two 16-byte chunks of the inner dimension: 16 elements of 16 bits, or 8 of 32. */
@@ -85,12 +86,13 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
 #define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 #endif
         asm(MULTIPLY " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------- shared memory */
+/* ----------------------------------------------------------------------------------------------------- shared memory
+ */
 
 /* Where a row's chunk stands: rotated by exclusive or, so that 8 rows of one chunk lie in 8 different sets of banks. */
 template <int CHUNKS> __device__ __forceinline__ u32 chunk_offset(int row, int chunk)
@@ -159,8 +161,8 @@ __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 strid
                     word[j] = (u32)source[2 * j] | (u32)source[2 * j + 1] << 16;
             }
         }
-        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + chunk_offset<CHUNKS>(row, chunk)),
-                     "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + chunk_offset<CHUNKS>(row, chunk)), "r"(word[0]),
+                     "r"(word[1]), "r"(word[2]), "r"(word[3])
                      : "memory");
     }
 }
@@ -171,7 +173,8 @@ __device__ __forceinline__ bool view_aligned(const attune_cuda_view &v)
     return ((v.address | (u64)v.batch * bytes | (u64)v.head * bytes | (u64)v.row * bytes) & 15) == 0;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ stages */
+/* ------------------------------------------------------------------------------------------------------------ stages
+ */
 
 /* 3: S = Q K^T. The warp's rows begin at `row`. */
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
@@ -311,30 +314,54 @@ __device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float
 }
 
 /* 6: O += P V. */
-__device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4],
-                                            const float (&p)[ROW_TILES][N_TILES][4], u32 v)
+__device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4], const float (&p)[ROW_TILES][N_TILES][4],
+                                            u32 v)
 {
     int lane = thread_here() % 32;
     if constexpr (WIDE) {
-        /* The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place. */
+        /*
+         * The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place.
+         * A tile's sum is added to O in one rounded step, since the tensor cores' own additions cut off.
+         */
+        constexpr int TOGETHER = DV_TILES % 4 == 0 ? 4 : 2;
 #pragma unroll
-        for (int n = 0; n < N_TILES; n++) {
-            int key = n * 8 + lane % 4 * 2;
+        for (int d = 0; d < DV_TILES; d += TOGETHER) {
+            int here = thread_here() % 32;
+            u32 within = (u32)(here / 4 % 4) * 4;
+            float sum[ROW_TILES][TOGETHER][4] = {};
 #pragma unroll
-            for (int d = 0; d < DV_TILES; d++) {
-                int chunk = d * 2 + lane / 16;
-                u32 within = (u32)(lane / 4 % 4) * 4, b0, b1;
-                asm volatile("ld.shared.b32 %0, [%1];" : "=r"(b0) : "r"(v + chunk_offset<CHUNKS_DV>(key, chunk) + within));
-                asm volatile("ld.shared.b32 %0, [%1];"
-                             : "=r"(b1)
-                             : "r"(v + chunk_offset<CHUNKS_DV>(key + 1, chunk) + within));
+            for (int n = 0; n < N_TILES; n++) {
+                int key = n * 8 + here % 4 * 2;
+                u32 a[ROW_TILES][4];
 #pragma unroll
-                for (int r = 0; r < ROW_TILES; r++) {
-                    u32 a[4] = {__float_as_uint(p[r][n][0]), __float_as_uint(p[r][n][2]), __float_as_uint(p[r][n][1]),
-                                __float_as_uint(p[r][n][3])};
-                    multiply(o[r][d], a, b0, b1);
+                for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        a[r][i] = __float_as_uint(p[r][n][i % 2 * 2 + i / 2]);
+                        asm volatile("" : "+r"(a[r][i])); /* split again for the next columns, not kept split */
+                    }
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++) {
+                    int chunk = (d + j) * 2 + here / 16;
+                    u32 b0, b1;
+                    asm volatile("ld.shared.b32 %0, [%1];"
+                                 : "=r"(b0)
+                                 : "r"(v + chunk_offset<CHUNKS_DV>(key, chunk) + within));
+                    asm volatile("ld.shared.b32 %0, [%1];"
+                                 : "=r"(b1)
+                                 : "r"(v + chunk_offset<CHUNKS_DV>(key + 1, chunk) + within));
+#pragma unroll
+                    for (int r = 0; r < ROW_TILES; r++)
+                        multiply(sum[r][j], a[r], b0, b1);
                 }
             }
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        o[r][d + j][i] += sum[r][j][i];
         }
     } else {
 #pragma unroll
@@ -368,7 +395,8 @@ __device__ __forceinline__ void store(const float (&o)[ROW_TILES][DV_TILES][4], 
 {
     int lane = (int)threadIdx.x % 32;
     element *base = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
-    bool paired = ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element)) & (2 * sizeof(element) - 1)) == 0;
+    bool paired =
+        ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element)) & (2 * sizeof(element) - 1)) == 0;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -413,7 +441,8 @@ __device__ __forceinline__ void store(const float (&o)[ROW_TILES][DV_TILES][4], 
         }
 }
 
-/* ------------------------------------------------------------------------------------------------------------ kernel */
+/* ------------------------------------------------------------------------------------------------------------ kernel
+ */
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 

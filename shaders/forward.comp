@@ -55,6 +55,8 @@ layout(constant_id = 27) const uint FETCH = 2;
 
 shared vec4 slices[SLICE_SIZE]; /* Q[M] and K[N] of SLICE + 4, or V[CHUNK] of HEAD_DIM_V + 4 */
 shared vec4 s[S_SIZE];          /* S, then P: [M][S_STRIDE]. A pair that the mask forbids is -1 */
+const float FORBIDDEN = -1.0;
+const uint FORBIDDEN_BITS = 0xbf800000u; /* compared as bits: a driver may take p < 0 ? 0 : p for max, which loses NaN */
 shared float rows[ROWS_SIZE];   /* the factor of each row of O; at the end 1 / l */
 #ifndef SUBGROUPS
 shared float reduce[REDUCE_SIZE]; /* [PARTS][M] */
@@ -298,18 +300,22 @@ void main()
                         x[e][j] = attune_score(x[e][j], int(it.b), int(row_h), int(row_q), int(kv), args.score_mod) *
                                   LOG2E;
                     }
-            if (some)
+            if (some) {
+                /* Without branches, so that the loads of all pairs are on their way together; captures check indices. */
+                if (MASK && kind != 0u)
+                    [[unroll]] for (uint e = 0u; e < PART; e++)
+                        [[unroll]] for (uint j = 0u; j < 4u; j++) {
+                            uint kv = kv0 + 4u * (part + e * PARTS) + j;
+                            bool may = attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
+                            allowed &= may ? ~0u : ~(1u << (4u * e + j));
+                        }
                 [[unroll]] for (uint e = 0u; e < PART; e++)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
                         uint kv = kv0 + 4u * (part + e * PARTS) + j;
-                        bool may = has_row && kv < kv_len;
-                        if (MASK && kind != 0u && may)
-                            may = attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
-                        if (!may) {
-                            allowed &= ~(1u << (4u * e + j));
-                            x[e][j] = LOWEST;
-                        }
+                        allowed &= has_row && kv < kv_len ? ~0u : ~(1u << (4u * e + j));
+                        x[e][j] = (allowed >> (4u * e + j) & 1u) != 0u ? x[e][j] : LOWEST;
                     }
+            }
             [[unroll]] for (uint e = 0u; e < PART; e++)
                 most = max(most, max(max(x[e].x, x[e].y), max(x[e].z, x[e].w)));
 #ifdef SUBGROUPS
@@ -331,11 +337,13 @@ void main()
             [[unroll]] for (uint e = 0u; e < PART; e++) {
                 vec4 p = exp2(x[e] - vec4(m));
                 if (some)
-                    [[unroll]] for (uint j = 0u; j < 4u; j++)
-                        p[j] = (allowed >> (4u * e + j) & 1u) != 0u ? p[j] : -1.0;
-                l += some ? (p.x < 0.0 ? 0.0 : p.x) + (p.y < 0.0 ? 0.0 : p.y) + (p.z < 0.0 ? 0.0 : p.z) +
-                                (p.w < 0.0 ? 0.0 : p.w)
-                          : p.x + p.y + p.z + p.w;
+                    [[unroll]] for (uint j = 0u; j < 4u; j++) {
+                        bool may = (allowed >> (4u * e + j) & 1u) != 0u;
+                        l += may ? p[j] : 0.0;
+                        p[j] = may ? p[j] : FORBIDDEN;
+                    }
+                else
+                    l += p.x + p.y + p.z + p.w;
                 if (mine)
                     s[s_at + e * PARTS] = p;
             }
@@ -368,7 +376,7 @@ void main()
                             vec4 v = slices[n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
                             [[unroll]] for (uint i = 0u; i < TM; i++) {
                                 float p = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];
-                                o[i * TO + t] = p < 0.0 ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
+                                o[i * TO + t] = floatBitsToUint(p) == FORBIDDEN_BITS ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
                             }
                         }
                 } else
@@ -377,7 +385,7 @@ void main()
                         [[unroll]] for (uint i = 0u; i < TM; i++) {
                             p[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];
                             if (some)
-                                p[i] = mix(p[i], vec4(0.0), lessThan(p[i], vec4(0.0)));
+                                p[i] = mix(p[i], vec4(0.0), equal(floatBitsToUint(p[i]), uvec4(FORBIDDEN_BITS)));
                         }
                         [[unroll]] for (uint t = 0u; t < TO; t++) {
                             uint at = n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u);

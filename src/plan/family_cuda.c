@@ -51,12 +51,14 @@ static table by_head_dim(const attune__shape *s, const table tables[4])
 /* ------------------------------------------------------------------------------------------------------------ sm80 */
 
 static const attune__tile sm80_64[] = {
-    ATTUNE__TILE(128, 128, 2, 4), ATTUNE__TILE(128, 128, 1, 4), ATTUNE__TILE(128, 64, 1, 4),
-    ATTUNE__TILE(64, 64, 1, 4),   ATTUNE__TILE(32, 32, 1, 2),   ATTUNE__TILE(16, 16, 1, 1),
+    ATTUNE__TILE(128, 64, 1, 4),
+    ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
 };
 static const attune__tile sm80_128[] = {
-    ATTUNE__TILE(128, 64, 2, 4), ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4),
-    ATTUNE__TILE(64, 32, 1, 4),  ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
+    ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
 static const attune__tile sm80_192[] = {
     ATTUNE__TILE(128, 64, 1, 8),
@@ -314,6 +316,10 @@ const attune__family attune__cuda_sm80_chunked = {
 #define PRODUCER_WARPS 4
 
 static const attune__tile sm90_64[] = {
+    ATTUNE__TILE(192, 128, 2, 16), ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),    ATTUNE__TILE(64, 64, 1, 8),
+};
+static const attune__tile sm90_128[] = {
     ATTUNE__TILE(128, 128, 2, 12),
     ATTUNE__TILE(128, 64, 2, 12),
     ATTUNE__TILE(64, 64, 2, 8),
@@ -344,7 +350,7 @@ static const attune__tile sm90_back[] = {
 
 static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *count)
 {
-    const table forward[4] = {TABLE(sm90_64), TABLE(sm90_64), TABLE(sm90_192), TABLE(sm90_256)};
+    const table forward[4] = {TABLE(sm90_64), TABLE(sm90_128), TABLE(sm90_192), TABLE(sm90_256)};
     table t = search->pass == ATTUNE__PASS_BACKWARD ? TABLE(sm90_back)
               : search->pass == ATTUNE__PASS_DECODE ? TABLE(sm90_decode)
                                                     : by_head_dim(search->shape, forward);
@@ -359,10 +365,22 @@ static uint32_t sm90_warps(const attune__search *search, const attune__tile *til
     return PRODUCER_WARPS + (search->pass == ATTUNE__PASS_BACKWARD ? 8 : tile->value[ATTUNE__BLOCK_M] / 16);
 }
 
+/* Three warp groups, whose 160 registers hold S, P and O of small heads; 192 rows divide no mask's block. */
+static bool sm90_may_have_192(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 && !s->block_mask;
+}
+
 static void sm90_settle(const attune__search *search, attune__tile *tile)
 {
-    attune__settle_tile(search, tile, 16);
     uint32_t *v = tile->value;
+    bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search);
+    if (v[ATTUNE__BLOCK_M] == 192 && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)))
+        v[ATTUNE__BLOCK_M] = 128;
+    attune__settle_tile(search, tile, 16);
+    if (three && v[ATTUNE__BLOCK_M] == 128)
+        v[ATTUNE__BLOCK_M] = 192;
     /* wgmma has 64 rows whatever the lengths; refuse sorts out masks with smaller blocks. */
     static const attune__option rows[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2};
     for (size_t i = 0; i < COUNT(rows); i++)
@@ -381,7 +399,7 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
     for (size_t i = 0; i < COUNT(rows); i++) {
         uint32_t value = tile->value[rows[i]];
         *option = rows[i];
-        if (value % 64 || value > 128)
+        if (value % 64 || value > (sm90_may_have_192(search) ? 192u : 128u))
             return "wgmma takes 64 or 128 rows";
         if (search->pass == ATTUNE__PASS_DECODE && value > 64)
             return "a decode tile has 64 rows";
@@ -394,19 +412,20 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 }
 
 /*
- * As sm80, with D and Dv padded to 64, P and dS of dK and dV in shared memory, dS of dQ in registers, and barriers: 8
- * bytes each, one for the resident operands and a full and an empty one for each stage of both streamed operands,
- * rounded up to 128.
- *   forward    max(Q[M][D], O[M][Dv]) e + S (K[N][D] + V[N][Dv]) e + barriers       O is staged over Q
- *   decode     max(Q[M][D] e, O[M][Dv] 4) + the same
- *   dK and dV  as sm80 + barriers       dQ  as sm80 + barriers
+ * As sm80, with D and Dv padded to 64, P and dS of dK and dV in shared memory, dS of dQ in registers, and barriers:
+ * forward and decode 8 (17 + 5 S) bytes (the barriers, 8 bytes of notes a stage, and the walks over the lists),
+ * backward 8 (1 + 4 S), rounded up to 128. forward    max(Q[M][D], O[M][Dv]) e + S (K[N][D] + V[N][Dv]) e + barriers O
+ * is staged over Q decode     max(Q[M][D] e, O[M][Dv] 4) + the same dK and dV  as sm80 + barriers       dQ  as sm80 +
+ * barriers
  */
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
 {
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
     uint32_t d = padded(s->head_dim, 64), dv = padded(s->head_dim_v, 64), stages = v[ATTUNE__NUM_STAGES];
-    uint64_t e = attune__dtype_bytes(s), barriers = attune__round_up(8 * (1 + 4 * stages), 128);
+    uint64_t e = attune__dtype_bytes(s), barriers;
+    barriers = search->pass == ATTUNE__PASS_BACKWARD ? 8 * (1 + 4 * stages) : 8 * (17 + 5 * stages);
+    barriers = attune__round_up64(barriers, 128);
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = BASE_REGISTERS - 8 + mod_registers(s);
     c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;

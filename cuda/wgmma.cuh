@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * wgmma.mma_async for each width N that a tile can have: accumulators are operands by name, so that each width is an
+ * instruction of its own. The lists of registers are built from sixteens.
+ *
+ *     wgmma<N>::ss(d, a, b, add)  d[64 x N] = a b + (add ? d : 0); a and b in shared memory, both K-major
+ *     wgmma<N>::rs(d, a, b)       d += a b; a in registers, b in shared memory, N-major
+ */
+#ifndef ATTUNE_CUDA_WGMMA_CUH
+#define ATTUNE_CUDA_WGMMA_CUH
+
+#include "common.cuh"
+
+#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
+#define WGMMA_TYPE "f16.f16"
+#else
+#define WGMMA_TYPE "bf16.bf16"
+#endif
+
+/* Eight accumulators: 16 columns. */
+#define WGMMA_D8(i)                                                                                                    \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
+        "+f"(d[i + 7])
+
+#define WGMMA_S0 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define WGMMA_S1                                                                                                       \
+    WGMMA_S0 ","                                                                                                       \
+             "%8,%9,%10,%11,%12,%13,%14,%15"
+#define WGMMA_S2                                                                                                       \
+    WGMMA_S1 ","                                                                                                       \
+             "%16,%17,%18,%19,%20,%21,%22,%23"
+#define WGMMA_S3                                                                                                       \
+    WGMMA_S2 ","                                                                                                       \
+             "%24,%25,%26,%27,%28,%29,%30,%31"
+#define WGMMA_S4                                                                                                       \
+    WGMMA_S3 ","                                                                                                       \
+             "%32,%33,%34,%35,%36,%37,%38,%39"
+#define WGMMA_S5                                                                                                       \
+    WGMMA_S4 ","                                                                                                       \
+             "%40,%41,%42,%43,%44,%45,%46,%47"
+#define WGMMA_S6                                                                                                       \
+    WGMMA_S5 ","                                                                                                       \
+             "%48,%49,%50,%51,%52,%53,%54,%55"
+#define WGMMA_S7                                                                                                       \
+    WGMMA_S6 ","                                                                                                       \
+             "%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA_S8                                                                                                       \
+    WGMMA_S7 ","                                                                                                       \
+             "%64,%65,%66,%67,%68,%69,%70,%71"
+#define WGMMA_S9                                                                                                       \
+    WGMMA_S8 ","                                                                                                       \
+             "%72,%73,%74,%75,%76,%77,%78,%79"
+#define WGMMA_S10                                                                                                      \
+    WGMMA_S9 ","                                                                                                       \
+             "%80,%81,%82,%83,%84,%85,%86,%87"
+#define WGMMA_S11                                                                                                      \
+    WGMMA_S10 ","                                                                                                      \
+              "%88,%89,%90,%91,%92,%93,%94,%95"
+#define WGMMA_S12                                                                                                      \
+    WGMMA_S11 ","                                                                                                      \
+              "%96,%97,%98,%99,%100,%101,%102,%103"
+#define WGMMA_S13                                                                                                      \
+    WGMMA_S12 ","                                                                                                      \
+              "%104,%105,%106,%107,%108,%109,%110,%111"
+#define WGMMA_S14                                                                                                      \
+    WGMMA_S13 ","                                                                                                      \
+              "%112,%113,%114,%115,%116,%117,%118,%119"
+#define WGMMA_S15                                                                                                      \
+    WGMMA_S14 ","                                                                                                      \
+              "%120,%121,%122,%123,%124,%125,%126,%127"
+#define WGMMA_O0  WGMMA_D8(0)
+#define WGMMA_O1  WGMMA_O0, WGMMA_D8(8)
+#define WGMMA_O2  WGMMA_O1, WGMMA_D8(16)
+#define WGMMA_O3  WGMMA_O2, WGMMA_D8(24)
+#define WGMMA_O4  WGMMA_O3, WGMMA_D8(32)
+#define WGMMA_O5  WGMMA_O4, WGMMA_D8(40)
+#define WGMMA_O6  WGMMA_O5, WGMMA_D8(48)
+#define WGMMA_O7  WGMMA_O6, WGMMA_D8(56)
+#define WGMMA_O8  WGMMA_O7, WGMMA_D8(64)
+#define WGMMA_O9  WGMMA_O8, WGMMA_D8(72)
+#define WGMMA_O10 WGMMA_O9, WGMMA_D8(80)
+#define WGMMA_O11 WGMMA_O10, WGMMA_D8(88)
+#define WGMMA_O12 WGMMA_O11, WGMMA_D8(96)
+#define WGMMA_O13 WGMMA_O12, WGMMA_D8(104)
+#define WGMMA_O14 WGMMA_O13, WGMMA_D8(112)
+#define WGMMA_O15 WGMMA_O14, WGMMA_D8(120)
+
+#define WGMMA_TEXT(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." WGMMA_TYPE
+/* n: the width; k: n / 16 - 1; r0 ...: the operands' numbers, which follow the n / 2 accumulators. */
+#define WGMMA_WIDTH(n, k, r0, r1, r2, r3, r4)                                                                          \
+    template <> struct wgmma<n> {                                                                                      \
+        static __device__ __forceinline__ void ss(float (&d)[n / 2], u64 a, u64 b, int add)                            \
+        {                                                                                                              \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2 ", 0;\n" WGMMA_TEXT(n) " {" WGMMA_S##k               \
+                         "}, %" #r0 ", %" #r1 ", p, 1, 1, 0, 0;\n}"                                                    \
+                         : WGMMA_O##k                                                                                  \
+                         : "l"(a), "l"(b), "r"(add));                                                                  \
+        }                                                                                                              \
+        static __device__ __forceinline__ void rs(float (&d)[n / 2], const u32 (&a)[4], u64 b)                         \
+        {                                                                                                              \
+            asm volatile(WGMMA_TEXT(n) " {" WGMMA_S##k "}, {%" #r0 ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #r4               \
+                                                       ", 1, 1, 1, 1;"                                                 \
+                         : WGMMA_O##k                                                                                  \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                        \
+        }                                                                                                              \
+    };
+
+template <int N> struct wgmma;
+
+WGMMA_WIDTH(16, 0, 8, 9, 10, 11, 12)
+WGMMA_WIDTH(32, 1, 16, 17, 18, 19, 20)
+WGMMA_WIDTH(48, 2, 24, 25, 26, 27, 28)
+WGMMA_WIDTH(64, 3, 32, 33, 34, 35, 36)
+WGMMA_WIDTH(80, 4, 40, 41, 42, 43, 44)
+WGMMA_WIDTH(96, 5, 48, 49, 50, 51, 52)
+WGMMA_WIDTH(112, 6, 56, 57, 58, 59, 60)
+WGMMA_WIDTH(128, 7, 64, 65, 66, 67, 68)
+WGMMA_WIDTH(144, 8, 72, 73, 74, 75, 76)
+WGMMA_WIDTH(160, 9, 80, 81, 82, 83, 84)
+WGMMA_WIDTH(176, 10, 88, 89, 90, 91, 92)
+WGMMA_WIDTH(192, 11, 96, 97, 98, 99, 100)
+WGMMA_WIDTH(208, 12, 104, 105, 106, 107, 108)
+WGMMA_WIDTH(224, 13, 112, 113, 114, 115, 116)
+WGMMA_WIDTH(240, 14, 120, 121, 122, 123, 124)
+WGMMA_WIDTH(256, 15, 128, 129, 130, 131, 132)
+
+#endif
