@@ -84,6 +84,24 @@ static bool has_opcode(const uint32_t *words, size_t count, uint32_t opcode)
     return false;
 }
 
+/* Emitted float operations, which have ids from `first`, are rounded one by one. */
+static bool is_uncontracted(const uint32_t *words, size_t count, uint32_t first)
+{
+    const uint32_t ids = words[3] - first;
+    bool *marked = calloc((size_t)ids + 1, sizeof *marked);
+    bool all = true;
+    cr_assert(marked);
+    for (size_t i = 5; i < count; i += words[i] >> 16) {
+        const uint32_t opcode = words[i] & 0xffff;
+        if (opcode == 71 && words[i + 1] >= first && words[i + 2] == 42 /* NoContraction */)
+            marked[words[i + 1] - first] = true;
+        if ((opcode == 129 || opcode == 131 || opcode == 133 || opcode == 136) && words[i + 2] >= first)
+            all = all && marked[words[i + 2] - first];
+    }
+    free(marked);
+    return all;
+}
+
 static void splice_and_check(const module *m, const attune_expr *mask, const attune_expr *score, const char *what)
 {
     uint32_t *words;
@@ -92,6 +110,7 @@ static void splice_and_check(const module *m, const attune_expr *mask, const att
         attune__mods_splice(&attune__default_allocator, m->words, m->count, mask, score, &words, &count);
     cr_assert(status == ATTUNE_OK, "%s\n%s", what, attune_last_error());
     cr_assert(is_valid(words, count, what));
+    cr_assert(is_uncontracted(words, count, m->words[3]), "%s", what);
     cr_assert(!has_opcode(words, count, 5 /* OpName */) && !has_opcode(words, count, 3 /* OpSource */));
     attune__free(&attune__default_allocator, words);
 }

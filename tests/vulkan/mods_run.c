@@ -93,6 +93,28 @@ static attune_point draw_point(uint64_t *state, const attune__mods_table *table)
     return p;
 }
 
+typedef struct room {
+    attune_instance *instance;
+    attune_device *device;
+    attune_buffer *buffer;
+} room;
+
+static room room_open(void)
+{
+    room r;
+    cr_assert_eq(attune_instance_create(NULL, &r.instance), ATTUNE_OK);
+    r.device = vulkan_or_skip(r.instance, false);
+    cr_assert_eq(attune_buffer_create(r.device, ARENA, &r.buffer), ATTUNE_OK, "%s", attune_last_error());
+    return r;
+}
+
+static void room_close(room *r)
+{
+    attune_buffer_destroy(r->buffer);
+    attune_device_destroy(r->device);
+    attune_instance_destroy(r->instance);
+}
+
 typedef struct tally {
     uint64_t masks, scores, exact, undecided;
     double worst; /* error / bound */
@@ -211,15 +233,11 @@ static void run_pair(attune_device *device, attune_buffer *buffer, uint64_t seed
 
 Test(mods_run, agrees_with_the_interpreter)
 {
-    attune_instance *instance;
-    attune_buffer *buffer;
-    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
-    attune_device *device = vulkan_or_skip(instance, false);
-    cr_assert_eq(attune_buffer_create(device, ARENA, &buffer), ATTUNE_OK, "%s", attune_last_error());
+    room r = room_open();
     const uint64_t count = scaled(500), seed = test_seed() + 31;
     tally t = {0};
     for (uint64_t i = 0; i < count; i++)
-        run_pair(device, buffer, seed + i, 1 + (uint32_t)(i % 29), &t);
+        run_pair(r.device, r.buffer, seed + i, 1 + (uint32_t)(i % 29), &t);
     const uint64_t all = 2 * POINTS * count;
     cr_assert(t.undecided < all / 5, "%llu of %llu undecided: nothing is tested", (unsigned long long)t.undecided,
               (unsigned long long)all);
@@ -228,9 +246,142 @@ Test(mods_run, agrees_with_the_interpreter)
         "error %.2f of its bound; %llu undecided",
         (unsigned long long)count, POINTS, (unsigned long long)t.masks, (unsigned long long)t.scores,
         (unsigned long long)t.exact, t.worst, (unsigned long long)t.undecided);
-    attune_buffer_destroy(buffer);
-    attune_device_destroy(device);
-    attune_instance_destroy(instance);
+    room_close(&r);
+}
+
+/* A score expression at POINTS scores (NULL: all 0), all indices 0. */
+static void run_score(room *r, arena *a, const attune_expr *expr, const attune__mods_table *table, const float *scores,
+                      float *results)
+{
+    uint32_t *words;
+    size_t count;
+    static uint32_t found[POINTS * 2];
+    cr_assert_eq(
+        attune__mods_splice(&attune__default_allocator, runnable, sizeof runnable / 4, NULL, expr, &words, &count),
+        ATTUNE_OK, "%s", attune_last_error());
+    const size_t table_at = take(a, attune__mods_table_size(expr), 16);
+    attune__mods_table_pack(expr, table, a->bytes + table_at);
+    const size_t points = take(a, POINTS * sizeof(gpu_point), 4), results_at = take(a, sizeof found, 4);
+    for (size_t n = 0; n < POINTS; n++) {
+        const gpu_point p = {.score = scores ? scores[n] : 0};
+        memcpy(a->bytes + points + n * sizeof p, &p, sizeof p);
+    }
+    const push arguments = {.points = a->address + points,
+                            .results = a->address + results_at,
+                            .score = a->address + table_at,
+                            .count = POINTS};
+    cr_assert_eq(attune_buffer_write(r->buffer, 0, a->bytes, ARENA), ATTUNE_OK);
+    run_words(attune__vulkan_of(r->device), words, count, &arguments);
+    cr_assert_eq(attune_buffer_read(r->buffer, results_at, found, sizeof found), ATTUNE_OK);
+    for (size_t n = 0; n < POINTS; n++)
+        memcpy(&results[n], &found[2 * n + 1], 4);
+    attune__free(&attune__default_allocator, words);
+}
+
+/* Each function over the scores where it does something. */
+Test(mods_run, functions)
+{
+    static const struct {
+        const char *text;
+        float lo, hi;
+        uint32_t undecided; /* at most */
+    } cases[] = {
+        {"exp(score)", -80, 80, 0},
+        {"exp2(score)", -120, 120, 0},
+        {"log(score)", 1e-3f, 8, 0},
+        {"log2(score)", 1e-3f, 3e4f, 0},
+        {"sqrt(score)", 0, 1e6f, 0},
+        {"rsqrt(score)", 1e-3f, 1e3f, 0},
+        {"tanh(score)", -1, 1, 0},
+        {"tanh(score)", -12, 12, 0},
+        {"tanh(score)", -1e6f, 1e6f, 0},
+        {"sigmoid(score)", -20, 20, 0},
+        {"sigmoid(score)", -200, 200, 0},
+        {"sin(score)", -20, 20, 0},
+        {"cos(score)", -2e3f, 2e3f, 0},
+        {"pow(score, 2.5)", 0, 100, 0},
+        {"pow(score, 3)", -50, 50, 0},
+        {"pow(0 - 1.5, floor(score))", -30, 30, 0},
+        {"pow(1.0001, score)", -1e3f, 1e3f, 0},
+        {"score % 0.75", -10, 10, 3},
+        {"floor(score) - ceil(score * 3)", -10, 10, 0},
+        {"score / 3 + 1 / score", 1e-3f, 10, 0},
+        {"min(score, 1) + max(score, 0 - 1) + abs(score)", -5, 5, 0},
+    };
+    room r = room_open();
+    uint64_t state = test_seed() + 3;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        static arena a;
+        float scores[POINTS], found[POINTS];
+        attune__mods_table table = {.group = 1};
+        attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, cases[i].text, NULL, 0);
+        for (int n = 0; n < POINTS; n++)
+            scores[n] = cases[i].lo + (cases[i].hi - cases[i].lo) * (float)random_expr_between(&state, 0, 99999) / 1e5f;
+        a.used = 0;
+        a.address = attune__vulkan_address(r.buffer, 0);
+        run_score(&r, &a, expr, &table, scores, found);
+        uint32_t undecided = 0;
+        double worst = 0, relative = 0;
+        for (int n = 0; n < POINTS; n++) {
+            const attune_point p = {.score = scores[n]};
+            const mods_bound wanted = mods_bound_of(expr, NULL, &p);
+            const double error = fabs((double)found[n] - (double)wanted.value.f);
+            undecided += !wanted.decided;
+            cr_assert(!wanted.decided || error <= wanted.error, "%s at %.9g: device %.9g, interpreter %.9g, bound %.3g",
+                      cases[i].text, (double)scores[n], (double)found[n], (double)wanted.value.f, wanted.error);
+            worst = wanted.decided && error > 0 ? fmax(worst, error / wanted.error) : worst;
+            relative = wanted.decided && error > 0 ? fmax(relative, error / fabs((double)wanted.value.f)) : relative;
+        }
+        cr_assert(undecided <= cases[i].undecided, "%s: %u undecided", cases[i].text, undecided);
+        cr_log_info("%s, %g ... %g: largest error %.2f of its bound, %.2g relative", cases[i].text, (double)cases[i].lo,
+                    (double)cases[i].hi, worst, relative);
+        attune__expr_release(expr);
+    }
+    room_close(&r);
+}
+
+/* Each rank and each dimension, at the last index, one past it, and below 0. */
+Test(mods_run, edges_of_captures)
+{
+    static const char *const texts[] = {"c[i]", "c[i, j]", "c[i, j, k]", "c[i, j, k, l]"};
+    static const int64_t size[] = {5, 3, 4, 2};
+    room r = room_open();
+    for (uint32_t rank = 1; rank <= 4; rank++) {
+        const attune_symbol symbols[] = {{"c", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, rank},
+                                         {"i", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0},
+                                         {"j", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0},
+                                         {"k", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0},
+                                         {"l", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0}};
+        attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, texts[rank - 1], symbols, 1 + rank);
+        for (uint32_t d = 0; d < rank; d++)
+            for (int32_t past = -3; past <= 3; past++) {
+                static arena a;
+                float found[POINTS];
+                memset(a.bytes, 7, sizeof a.bytes);
+                a.used = 4096;
+                a.address = attune__vulkan_address(r.buffer, 0);
+                attune__mods_table table = {.group = 1};
+                const int32_t index =
+                    past > 0 ? (int32_t)size[d] - 2 + past : past; /* -3 ... 0, size - 1 ... size + 1 */
+                for (uint32_t s = 0; s < expr->symbol_count; s++) {
+                    const uint32_t place = (uint32_t)expr->symbols[s].name[0] - 'i';
+                    if (expr->symbols[s].kind == ATTUNE_SYMBOL_CAPTURE) {
+                        attune__mods_capture *c = &table.captures[s];
+                        *c = (attune__mods_capture){.dtype = ATTUNE_I32, .address = a.address + 2048};
+                        memcpy(c->size, size, sizeof size);
+                        memcpy(c->stride, (int64_t[]){24, 8, 2, 1}, sizeof c->stride);
+                    } else {
+                        table.parameters[s].i = place == d ? index : 1;
+                    }
+                }
+                run_score(&r, &a, expr, &table, NULL, found);
+                const float wanted = index >= 0 && index < size[d] ? (float)0x07070707 : 0;
+                cr_assert(found[0] == wanted, "%s, dimension %u, index %d of %d: %g", texts[rank - 1], d, index,
+                          (int)size[d], (double)found[0]);
+            }
+        attune__expr_release(expr);
+    }
+    room_close(&r);
 }
 
 /* Elements further than 4 GiB from the first, in both directions. Only one element of such a capture is there: its
@@ -256,22 +407,13 @@ Test(mods_run, far_captures)
         {-1, 3, {70000, 1, 1, 1}, false},
         {INT32_MIN, 3, {70000, 1, 1, 1}, false},
     };
-    attune_instance *instance;
-    attune_buffer *buffer;
-    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
-    attune_device *device = vulkan_or_skip(instance, false);
-    cr_assert_eq(attune_buffer_create(device, ARENA, &buffer), ATTUNE_OK, "%s", attune_last_error());
+    room r = room_open();
     attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, "far[i, j, 0, 4]", symbols, 3);
-    uint32_t *words;
-    size_t count;
-    cr_assert_eq(
-        attune__mods_splice(&attune__default_allocator, runnable, sizeof runnable / 4, NULL, expr, &words, &count),
-        ATTUNE_OK);
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
         static arena a;
         static attune__mods_table table;
         memset(&a, 0, sizeof a);
-        a.address = attune__vulkan_address(buffer, 0);
+        a.address = attune__vulkan_address(r.buffer, 0);
         const size_t at = take(&a, 6, 2) + 4; /* aligned to 2 alone */
         const uint16_t half = attune__f16_from_f32(1.5f + (float)n);
         memcpy(a.bytes + at, &half, sizeof half);
@@ -286,23 +428,11 @@ Test(mods_run, far_captures)
                 table.captures[s] = c;
             else
                 table.parameters[s].i = expr->symbols[s].name[0] == 'i' ? cases[n].i : cases[n].j;
-        const size_t table_at = take(&a, attune__mods_table_size(expr), 16);
-        attune__mods_table_pack(expr, &table, a.bytes + table_at);
-        const size_t points = take(&a, POINTS * sizeof(gpu_point), 4), results = take(&a, POINTS * 8, 4);
-        const push arguments = {.points = a.address + points,
-                                .results = a.address + results,
-                                .score = a.address + table_at,
-                                .count = POINTS};
-        cr_assert_eq(attune_buffer_write(buffer, 0, a.bytes, ARENA), ATTUNE_OK);
-        run_words(attune__vulkan_of(device), words, count, &arguments);
-        float found[2];
-        cr_assert_eq(attune_buffer_read(buffer, results, found, sizeof found), ATTUNE_OK);
+        float found[POINTS];
+        run_score(&r, &a, expr, &table, NULL, found);
         const float wanted = cases[n].inside ? 1.5f + (float)n : 0;
-        cr_assert(found[1] == wanted, "case %zu: %g, not %g", n, (double)found[1], (double)wanted);
+        cr_assert(found[0] == wanted, "case %zu: %g, not %g", n, (double)found[0], (double)wanted);
     }
-    attune__free(&attune__default_allocator, words);
     attune__expr_release(expr);
-    attune_buffer_destroy(buffer);
-    attune_device_destroy(device);
-    attune_instance_destroy(instance);
+    room_close(&r);
 }
