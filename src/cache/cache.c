@@ -284,7 +284,7 @@ static void remove_oldest(const attune__cache *cache, int folder, const char *ke
         count++;
     }
     closedir(list);
-    if (total > cache->size) {
+    if (entries && total > cache->size) {
         qsort(entries, count, sizeof *entries, compare_used);
         for (size_t i = 0; i < count && total > cache->size; i++) {
             unlinkat(folder, entries[i].name, 0);

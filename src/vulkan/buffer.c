@@ -73,7 +73,7 @@ attune_status attune__vulkan_buffer_lend(attune_device *device, const void *hand
 {
     attune__vulkan_device *mine = attune__vulkan_of(device);
     VkBuffer theirs;
-    memcpy(&theirs, handle, sizeof theirs);
+    memcpy(&theirs, handle, sizeof theirs); /* NOLINT(bugprone-sizeof-expression): a handle */
     const VkBufferDeviceAddressInfo info = {
         .sType = VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO,
         .buffer = theirs,

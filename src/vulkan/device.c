@@ -172,7 +172,7 @@ static attune_status find(const attune__host *host, const attune__vulkan_hooks *
     if (status == ATTUNE_OK && index >= count)
         status = attune__fail(ATTUNE_UNAVAILABLE, "vulkan:%u: the Vulkan loader lists %u devices now", index, count);
     if (status == ATTUNE_OK)
-        *physical = list[index];
+        *physical = list[index]; /* NOLINT(clang-analyzer-core.NullDereference): index is below count */
     attune__free(&host->allocator, list);
     return status;
 }

@@ -8,15 +8,15 @@
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
-#include "combine_bf16.h"
-#include "combine_f16.h"
-#include "combine_f32.h"
-#include "forward_bf16.h"
-#include "forward_f16.h"
-#include "forward_f32.h"
-#include "forward_subgroup_bf16.h"
-#include "forward_subgroup_f16.h"
-#include "forward_subgroup_f32.h"
+#include "shaders/combine_bf16.h"
+#include "shaders/combine_f16.h"
+#include "shaders/combine_f32.h"
+#include "shaders/forward_bf16.h"
+#include "shaders/forward_f16.h"
+#include "shaders/forward_f32.h"
+#include "shaders/forward_subgroup_bf16.h"
+#include "shaders/forward_subgroup_f16.h"
+#include "shaders/forward_subgroup_f32.h"
 
 #define CONSTANTS 28 /* of shaders/forward.comp */
 #define ALIGNED   23

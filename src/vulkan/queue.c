@@ -140,6 +140,7 @@ attune_status attune__vulkan_begin(attune__vulkan_device *device, bool timed, at
         .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
         .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
     };
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): take_slot succeeded */
     VkResult result = device->vk.ResetCommandPool(device->handle, taken->pool, 0);
     if (!result)
         result = device->vk.BeginCommandBuffer(taken->commands, &info);
