@@ -37,12 +37,23 @@ const float LOWEST = -3.0e38; /* below every score: a row that has seen no pair 
 const float LOG2E = 1.44269504088896341;
 const float LN2 = 0.693147180559945309;
 
-/* A row's largest score from its largest in units of log2 and its sum. NaN scores are lost in m and stay in l; so do
+layout(constant_id = 21) const bool SCORE = false;
+
+/* Scores are in units of log2, which spares a multiplication of each; a score expression's results are left as they
+ * are, so that the largest is exact. */
+const float UNIT = SCORE ? 1.0 : LN2, TO_LOG2 = SCORE ? LOG2E : 1.0;
+
+uint lse_bits(const in float m, const in float l)
+{
+    return l == 0.0 ? 0xff800000u : floatBitsToUint(m * UNIT + log2(l) * LN2);
+}
+
+/* A row's largest score from its largest and its sum. NaN scores are lost in m and stay in l; so do
  * infinite ones, which m has kept. Neither rests on what the driver says of NaN. */
 uint row_max_bits(const in float m, const in float l)
 {
     bool nan = (floatBitsToUint(l) & 0x7fffffffu) > 0x7f800000u && floatBitsToUint(m) != 0x7f800000u;
-    return nan ? 0x7fc00000u : m == LOWEST ? 0xff800000u : floatBitsToUint(m * LN2);
+    return nan ? 0x7fc00000u : m == LOWEST ? 0xff800000u : floatBitsToUint(m * UNIT);
 }
 
 layout(push_constant) uniform Push {

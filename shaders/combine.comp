@@ -36,7 +36,7 @@ void main()
     vec4 o = vec4(0.0);
     uvec2 part = address_step(args.parts, row * args.splits, uvec2(HEAD_DIM_V * 4u, 0u));
     for (uint i = 0u; i < args.splits; i++) {
-        float alpha = exp2(uintBitsToFloat(Word(address_add(ml, 8u * i)).value) - m);
+        float alpha = exp2((uintBitsToFloat(Word(address_add(ml, 8u * i)).value) - m) * TO_LOG2);
         float part_l = uintBitsToFloat(Word(address_add(ml, 8u * i + 4u)).value);
         vec4 part_o = Vec4(address_add(part, (i * HEAD_DIM_V + column) * 4u)).value;
         l += alpha * part_l;
@@ -46,7 +46,7 @@ void main()
                             args.o.stride_row);
     store4(address_add(to, column * ELEMENT_BYTES), (args.flags & ALIGNED_O) != 0u, l == 0.0 ? vec4(0.0) : o / l);
     if (column == 0u) {
-        store_row(args.lse, b, h, q, l == 0.0 ? 0xff800000u : floatBitsToUint((m + log2(l)) * LN2));
+        store_row(args.lse, b, h, q, lse_bits(m, l));
         store_row(args.row_max, b, h, q, row_max_bits(m, l));
     }
 }

@@ -45,7 +45,6 @@ layout(constant_id = 17) const uint ROWS_SIZE = 32;
 layout(constant_id = 18) const uint REDUCE_SIZE = 128;
 layout(constant_id = 19) const bool BLOCKS = false; /* a block mask's lists */
 layout(constant_id = 20) const bool MASK = false;   /* partial blocks evaluate an expression */
-layout(constant_id = 21) const bool SCORE = false;
 layout(constant_id = 22) const bool PRESCALE = false; /* the scale is in Q */
 layout(constant_id = 23) const bool ALIGNED = false;  /* q, k, v and o all are: for drivers that run both sides of a branch */
 layout(constant_id = 24) const bool PACKED = false;   /* tiles have rows of several heads */
@@ -297,8 +296,7 @@ void main()
                 [[unroll]] for (uint e = 0u; e < PART; e++)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
                         uint kv = kv0 + 4u * (part + e * PARTS) + j;
-                        x[e][j] = attune_score(x[e][j], int(it.b), int(row_h), int(row_q), int(kv), args.score_mod) *
-                                  LOG2E;
+                        x[e][j] = attune_score(x[e][j], int(it.b), int(row_h), int(row_q), int(kv), args.score_mod);
                     }
             if (some) {
                 /* Without branches, so that the loads of all pairs are on their way together; captures check indices. */
@@ -331,11 +329,11 @@ void main()
                         most = max(most, reduce[i * BLOCK_M + row]);
             }
 #endif
-            float next = max(m, most), alpha = exp2(m - next);
+            float next = max(m, most), alpha = exp2((m - next) * TO_LOG2);
             m = next;
             l *= alpha;
             [[unroll]] for (uint e = 0u; e < PART; e++) {
-                vec4 p = exp2(x[e] - vec4(m));
+                vec4 p = exp2((x[e] - vec4(m)) * TO_LOG2);
                 if (some)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
                         bool may = (allowed >> (4u * e + j) & 1u) != 0u;
@@ -430,7 +428,7 @@ void main()
         } else {
             if (any(notEqual(args.lse.address, uvec2(0u))))
                 OutWord(address_step(plane(args.lse, it.b, row_h), row_q, args.lse.stride_row)).value =
-                    l == 0.0 ? 0xff800000u : floatBitsToUint((m + log2(l)) * LN2);
+                    lse_bits(m, l);
             if (any(notEqual(args.row_max.address, uvec2(0u))))
                 OutWord(address_step(plane(args.row_max, it.b, row_h), row_q, args.row_max.stride_row)).value =
                     row_max_bits(m, l);

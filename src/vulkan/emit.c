@@ -120,14 +120,20 @@ static uint32_t parameter(emitter *e, const attune__node *node)
     return node->type == ATTUNE__FLOAT ? operation(e, SpvOpBitcast, e->module->type_float, bits, 0, 0) : bits;
 }
 
-/* min and max choose as the interpreter does: the second operand only if it is strictly past the first. */
+/* min and max choose as the interpreter does: the second operand only if it is strictly past the first. Floats are
+ * chosen as bits: a driver may take the choice between floats for its own minimum, which loses NaN. */
 static uint32_t extreme(emitter *e, const attune__node *node, uint32_t a, uint32_t b)
 {
     const bool real = node->type == ATTUNE__FLOAT, least = node->op == ATTUNE__OP_MIN;
-    const uint32_t type = real ? e->module->type_float : e->module->type_int;
+    const attune__module *m = e->module;
     const uint32_t past =
-        operation(e, real ? SpvOpFOrdLessThan : SpvOpSLessThan, e->module->type_bool, least ? b : a, least ? a : b, 0);
-    return operation(e, SpvOpSelect, type, past, b, a);
+        operation(e, real ? SpvOpFOrdLessThan : SpvOpSLessThan, m->type_bool, least ? b : a, least ? a : b, 0);
+    if (!real)
+        return operation(e, SpvOpSelect, m->type_int, past, b, a);
+    const uint32_t bits_a = operation(e, SpvOpBitcast, m->type_int, a, 0, 0);
+    const uint32_t bits_b = operation(e, SpvOpBitcast, m->type_int, b, 0, 0);
+    const uint32_t bits = operation(e, SpvOpSelect, m->type_int, past, bits_b, bits_a);
+    return operation(e, SpvOpBitcast, m->type_float, bits, 0, 0);
 }
 
 static uint32_t comparison(emitter *e, const attune__node *node, uint32_t a, uint32_t b)

@@ -326,12 +326,13 @@ void attune__vulkan_limits_choose(attune__vulkan_physical *physical)
         while (limits->subgroup_size > 64 && limits->subgroup_size / 2 >= physical->subgroup_min)
             limits->subgroup_size /= 2;
     /* Cooperative matrices are used in full subgroups only, under the Vulkan memory model. */
-    if (!f->cooperative_matrix || !f->memory_model || !f->full_subgroups || !f->float16)
+    static const bool have_kernels = false; /* of this version */
+    if (!have_kernels || !f->cooperative_matrix || !f->memory_model || !f->full_subgroups || !f->float16)
         return;
     const attune__vulkan_matrix *matrix = choose_matrix(physical, VK_COMPONENT_TYPE_FLOAT16_KHR, NULL);
     if (!matrix)
         return;
-    /* limits->matrix stays 0: no kernel of this version uses them. */
+    limits->matrix = ATTUNE_MATRIX_COOPMAT;
     limits->matrix_m = matrix->m;
     limits->matrix_n = matrix->n;
     limits->matrix_k = matrix->k;

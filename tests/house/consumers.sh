@@ -42,7 +42,7 @@ consumer=$scratch/examples/consumers/meson
 mkdir "$consumer/subprojects"
 cp "$source_root/examples/minimal.c" "$consumer/minimal.c"
 mkdir "$consumer/subprojects/attune"
-(cd "$source_root" && cp -r meson.build meson_options.txt include src "$consumer/subprojects/attune/")
+(cd "$source_root" && cp -r meson.build meson_options.txt include src shaders cuda "$consumer/subprojects/attune/")
 unset PKG_CONFIG_PATH
 meson setup "$scratch/meson" "$consumer" >"$scratch/log" || { cat "$scratch/log"; exit 1; }
 meson test -C "$scratch/meson" >"$scratch/log" || { cat "$scratch/log"; exit 1; }
