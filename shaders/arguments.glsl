@@ -13,6 +13,18 @@ struct Tensor {
     uvec2 stride_b, stride_h, stride_row; /* bytes */
 };
 
+uvec2 plane(const in Tensor t, const in uint b, const in uint h)
+{
+    return address_step(address_step(t.address, b, t.stride_b), h, t.stride_h);
+}
+
+/* A row's LSE or largest score, if it is wanted. */
+void store_row(const in Tensor t, const in uint b, const in uint h, const in uint q, const in uint bits)
+{
+    if (any(notEqual(t.address, uvec2(0u))))
+        OutWord(address_step(plane(t, b, h), q, t.stride_row)).value = bits;
+}
+
 #define ALIGNED_Q 1u
 #define ALIGNED_K 2u
 #define ALIGNED_V 4u

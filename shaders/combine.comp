@@ -10,13 +10,6 @@ layout(local_size_x = 64) in;
 
 layout(constant_id = 4) const uint HEAD_DIM_V = 64;
 
-void store_row(const in Tensor t, uint b, uint h, uint q, uint bits)
-{
-    if (any(notEqual(t.address, uvec2(0u))))
-        OutWord(address_step(address_step(address_step(t.address, b, t.stride_b), h, t.stride_h), q, t.stride_row)).value =
-            bits;
-}
-
 void main()
 {
     Arguments args = Arguments(push.arguments);
@@ -42,8 +35,7 @@ void main()
         l += alpha * part_l;
         o += alpha * part_o;
     }
-    uvec2 to = address_step(address_step(address_step(args.o.address, b, args.o.stride_b), h, args.o.stride_h), q,
-                            args.o.stride_row);
+    uvec2 to = address_step(plane(args.o, b, h), q, args.o.stride_row);
     store4(address_add(to, column * ELEMENT_BYTES), (args.flags & ALIGNED_O) != 0u, l == 0.0 ? vec4(0.0) : o / l);
     if (column == 0u) {
         store_row(args.lse, b, h, q, lse_bits(m, l));

@@ -23,7 +23,7 @@
 
 layout(local_size_x_id = 0) in;
 
-/* All from attune__vulkan_scalar_layout (src/plan/layout_vulkan.c). */
+/* Most are attune__scalar_layout's (src/plan/layout.h). */
 layout(constant_id = 0) const uint THREADS = 128;
 layout(constant_id = 1) const uint BLOCK_M = 32;
 layout(constant_id = 2) const uint BLOCK_N = 32;
@@ -99,11 +99,6 @@ uint head_of(const in uint row, const in uint queries)
 uint query_of(const in uint row, const in uint queries)
 {
     return PACKED ? row % queries : row;
-}
-
-uvec2 plane(const in Tensor t, uint b, uint h)
-{
-    return address_step(address_step(t.address, b, t.stride_b), h, t.stride_h);
 }
 
 /* A tile of keys, and the blocks behind it. */
@@ -426,12 +421,8 @@ void main()
             OutWord(to).value = floatBitsToUint(m);
             OutWord(address_add(to, 4u)).value = floatBitsToUint(l);
         } else {
-            if (any(notEqual(args.lse.address, uvec2(0u))))
-                OutWord(address_step(plane(args.lse, it.b, row_h), row_q, args.lse.stride_row)).value =
-                    lse_bits(m, l);
-            if (any(notEqual(args.row_max.address, uvec2(0u))))
-                OutWord(address_step(plane(args.row_max, it.b, row_h), row_q, args.row_max.stride_row)).value =
-                    row_max_bits(m, l);
+            store_row(args.lse, it.b, row_h, row_q, lse_bits(m, l));
+            store_row(args.row_max, it.b, row_h, row_q, row_max_bits(m, l));
         }
     }
     /* Through shared memory, so that the code which narrows and stores stands here once for all registers. */

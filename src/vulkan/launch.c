@@ -4,7 +4,6 @@
  * bounded, so that no driver's watchdog takes a long call for a hung one; a call that is recorded into the caller's
  * command buffer is bounded by the caller.
  */
-#include <math.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -20,6 +19,7 @@ typedef struct run {
     const attune__vulkan_program *program;
     const attune__forward *call;
     attune__vulkan_arguments arguments;
+    uint64_t place; /* of the arguments, in the workspace: behind the parts of splits */
     uint64_t tiles;
     uint64_t combine; /* workgroups; 0 = no splits */
     double tile_flops;
@@ -132,9 +132,9 @@ static attune_status prepare(run *r, bool decode)
         a->mask_rows_b =
             call->mask->stored_batch == 1 ? 0 : (uint32_t)(call->mask->q_blocks * call->mask->stored_heads);
     }
-    const uint64_t parts = attune__split_size(&r->program->shape, a->splits, sizeof(float));
     const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
-    a->score_mod = base + parts + sizeof *a;
+    r->place = attune__split_size(&r->program->shape, a->splits, sizeof(float));
+    a->score_mod = base + r->place + sizeof *a;
     if (a->splits > 1) {
         a->parts = base;
         a->parts_ml = base + (rows * a->splits * (uint64_t)call->v.size[3] * sizeof(float) + 255) / 256 * 256;
@@ -144,7 +144,7 @@ static attune_status prepare(run *r, bool decode)
     return ATTUNE_OK;
 }
 
-/* Calls on one queue share a workspace in turn: what came before is done with it first. */
+/* Behind a barrier on what came before: calls share a workspace in turn. */
 static void record_arguments(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands)
 {
     const attune__forward *call = r->call;
@@ -160,10 +160,8 @@ static void record_arguments(const run *r, const attune__vulkan_device *device, 
         attune__mods_table_pack(r->program->score, &table, block.bytes + size);
         size += attune__mods_table_size(r->program->score);
     }
-    const uint64_t parts = attune__split_size(&r->program->shape, r->arguments.splits, sizeof(float));
-    attune__vulkan_barrier(device, commands);
     const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
-    device->vk.CmdUpdateBuffer(commands, workspace->handle, workspace->offset + call->workspace_offset + parts,
+    device->vk.CmdUpdateBuffer(commands, workspace->handle, workspace->offset + call->workspace_offset + r->place,
                                (size + 3) / 4 * 4, block.words);
     attune__vulkan_barrier(device, commands);
 }
@@ -179,9 +177,8 @@ static const attune__vulkan_pipeline *forward_pipeline(const run *r)
 static void record_dispatches(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands,
                               const attune__vulkan_pipeline *pipeline, uint64_t first, uint64_t end)
 {
-    const uint64_t parts = attune__split_size(&r->program->shape, r->arguments.splits, sizeof(float));
     attune__vulkan_push push = {
-        .arguments = attune__vulkan_address(r->call->workspace, r->call->workspace_offset + parts),
+        .arguments = attune__vulkan_address(r->call->workspace, r->call->workspace_offset + r->place),
     };
     device->vk.CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
     const uint64_t most = device->physical.max_workgroups[0];
@@ -254,6 +251,10 @@ attune_status attune__vulkan_record(const attune__program *program, const void *
 {
     run r = {.program = (const attune__vulkan_program *)program, .call = call};
     ATTUNE__TRY(prepare(&r, r.program->choice.decode));
-    record_part(&r, attune__vulkan_of(program->device), *(const VkCommandBuffer *)commands, 0, r.tiles);
+    const attune__vulkan_device *device = attune__vulkan_of(program->device);
+    const VkCommandBuffer theirs = *(const VkCommandBuffer *)commands;
+    /* The queue's own command buffers begin with one. */
+    attune__vulkan_barrier(device, theirs);
+    record_part(&r, device, theirs, 0, r.tiles);
     return ATTUNE_OK;
 }

@@ -31,6 +31,11 @@ typedef struct module {
         name, sizeof name / sizeof name[0]                                                                             \
     }
 
+static uint32_t dtype_index(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
+}
+
 static const module *find_module(bool subgroups, attune_dtype dtype)
 {
     static const module modules[2][3] = {
@@ -38,14 +43,14 @@ static const module *find_module(bool subgroups, attune_dtype dtype)
         {MODULE(attune__spirv_forward_subgroup_f32), MODULE(attune__spirv_forward_subgroup_f16),
          MODULE(attune__spirv_forward_subgroup_bf16)},
     };
-    return &modules[subgroups][dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2];
+    return &modules[subgroups][dtype_index(dtype)];
 }
 
 static const module *find_combine(attune_dtype dtype)
 {
     static const module modules[3] = {MODULE(attune__spirv_combine_f32), MODULE(attune__spirv_combine_f16),
                                       MODULE(attune__spirv_combine_bf16)};
-    return &modules[dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2];
+    return &modules[dtype_index(dtype)];
 }
 
 static attune_status scalar_constants(const attune__program_desc *desc, bool subgroups, uint32_t constants[CONSTANTS])
@@ -108,10 +113,12 @@ static attune_status make_pipeline(attune_device *device, const module *m, const
     return attune__vulkan_pipeline_create(attune__vulkan_of(device), &desc, pipeline);
 }
 
-static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc, uint32_t *constants,
+static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,
                                     attune__vulkan_program *program)
 {
     const bool subgroups = !strcmp(desc->choice->kernel, "vulkan_subgroup");
+    uint32_t constants[CONSTANTS];
+    ATTUNE__TRY(scalar_constants(desc, subgroups, constants));
     const uint32_t subgroup_size = subgroups ? device->info.limits.subgroup_size : 0;
     const attune_allocator *allocator = &device->host.allocator;
     const module *prebuilt = find_module(subgroups, desc->shape->dtype);
@@ -136,8 +143,6 @@ static attune_status make_pipelines(attune_device *device, const attune__program
 attune_status attune__vulkan_program_create(attune_device *device, const attune__program_desc *desc,
                                             attune__program **program)
 {
-    uint32_t constants[CONSTANTS];
-    ATTUNE__TRY(scalar_constants(desc, !strcmp(desc->choice->kernel, "vulkan_subgroup"), constants));
     const size_t table = desc->score ? attune__mods_table_size(desc->score) : 0;
     if (table + sizeof(attune__vulkan_arguments) > ATTUNE__VULKAN_ARGUMENTS)
         return attune__fail(ATTUNE_INTERNAL, "the score expression's table has %zu bytes", table);
@@ -148,7 +153,7 @@ attune_status attune__vulkan_program_create(attune_device *device, const attune_
     made->shape = *desc->shape;
     made->choice = *desc->choice;
     made->score = desc->score;
-    attune_status status = make_pipelines(device, desc, constants, made);
+    attune_status status = make_pipelines(device, desc, made);
     if (status == ATTUNE_OK)
         *program = &made->base;
     else
