@@ -199,9 +199,9 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
 {
     const attune__shape *s = desc->shape;
     const attune_plan_choice *choice = desc->choice;
-    if (strcmp(choice->kernel, "cuda_sm80") != 0 || choice->decode || choice->direction != ATTUNE_FORWARD)
+    if (strcmp(choice->kernel, "cuda_sm80") != 0 || choice->direction != ATTUNE_FORWARD)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
-    *kernel = (attune__cuda_kernel){.file = "forward_sm80.cu"};
+    *kernel = (attune__cuda_kernel){.file = choice->decode ? "decode_sm80.cu" : "forward_sm80.cu"};
     snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u", architecture);
     snprintf(kernel->options[1], sizeof kernel->options[1], "--fmad=false");
     snprintf(kernel->options[2], sizeof kernel->options[2], "-std=c++17");

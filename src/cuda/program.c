@@ -11,8 +11,13 @@ static attune_status load(attune__cuda_device *device, attune__cuda_program *pro
     const attune__cuda_driver *driver = &device->driver;
     ATTUNE__TRY(attune__cuda_check(device, driver->module_load(&program->module, cubin), "cuModuleLoadData"));
     ATTUNE__TRY(attune__cuda_check(device,
-                                   driver->module_function(&program->function, program->module, "attune_forward_sm80"),
+                                   driver->module_function(&program->function, program->module,
+                                                           program->split ? "attune_decode_sm80" : "attune_forward_sm80"),
                                    "cuModuleGetFunction"));
+    if (program->split > 1)
+        ATTUNE__TRY(attune__cuda_check(
+            device, driver->module_function(&program->combine, program->module, "attune_combine_sm80"),
+            "cuModuleGetFunction"));
     int fixed = 0;
     ATTUNE__TRY(attune__cuda_check(device, driver->function_get(&fixed, CU_FUNC_SHARED_SIZE, program->function),
                                    "cuFuncGetAttribute"));
@@ -38,6 +43,10 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
     made->block_m = desc->choice->block_m;
     made->threads = desc->choice->workgroup_invocations;
     made->shared_memory = desc->choice->shared_memory;
+    if (desc->choice->decode) {
+        made->packed_heads = attune__shape_packed_heads(desc->shape);
+        made->split = desc->choice->split_kv;
+    }
     made->mask = desc->mask;
     made->score = desc->score;
     attune_status status = attune__cuda_specialise(allocator, desc, device->info.limits.architecture, &kernel);

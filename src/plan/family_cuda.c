@@ -221,7 +221,7 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
     uint64_t loop = (m * d + stages * n * (d + dv)) * e;
     if (search->pass == ATTUNE__PASS_DECODE) {
         uint64_t shares = warps / (m / 16);
-        c.shared = larger(loop, shares > 1 ? shares * m * (dv + 2) * 4 : m * dv * 4);
+        c.shared = larger(loop, shares * m * (dv + 2) * 4);
     } else
         c.shared = larger(loop, m * dv * e);
     return c;
