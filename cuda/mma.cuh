@@ -254,10 +254,13 @@ __device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float
                     sum += x;
                 }
             l[r][half] = sum;
+            /* Maxima seldom grow once some tiles have been seen. */
+            if (__any_sync(0xffffffffu, shrink != 1.0f)) {
 #pragma unroll
-            for (int d = 0; d < DV_TILES; d++) {
-                o[r][d][2 * half] *= shrink;
-                o[r][d][2 * half + 1] *= shrink;
+                for (int d = 0; d < DV_TILES; d++) {
+                    o[r][d][2 * half] *= shrink;
+                    o[r][d][2 * half + 1] *= shrink;
+                }
             }
         }
 }
