@@ -187,6 +187,12 @@ __device__ __forceinline__ float fold_factor(float scale)
     return HAVE_SCORE ? ATTUNE_LOG2E : scale == 0.0f ? 1.0f : fabsf(scale) * ATTUNE_LOG2E;
 }
 
+/* A row's maximum. A NaN among the scores is lost on the way to it but not in the sum, which +inf makes NaN as well. */
+__device__ __forceinline__ float nan_or(float top, float sum)
+{
+    return sum != sum && top != ATTUNE_INF ? sum : top;
+}
+
 /* What multiplies the product only when the scale is not positive. */
 __device__ __forceinline__ float fold_sign(float scale)
 {

@@ -107,8 +107,8 @@ typedef struct attune__cuda_program {
     attune__cu_module module;
     attune__cu_function function;
     uint32_t block_m, threads, shared_memory;
-    attune__cu_function combine;  /* decode in more than one part */
-    uint32_t packed_heads, split; /* decode */
+    attune__cu_function combine;     /* decode in more than one part */
+    uint32_t packed_heads, split;    /* decode */
     const attune_expr *mask, *score; /* the api room's */
 } attune__cuda_program;
 

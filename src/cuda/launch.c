@@ -101,9 +101,9 @@ attune_status attune__cuda_forward(const attune__program *program, attune_queue 
     attune__cuda_queue *stream = (attune__cuda_queue *)queue;
     const int64_t tiles = (call->q_len + mine->block_m - 1) / mine->block_m;
     if (tiles > ATTUNE__CUDA_MOST_BLOCKS / call->heads / call->batch)
-        return attune__fail(ATTUNE_UNSUPPORTED,
-                            "batch %lld, heads %lld and q_len %lld make more than %d workgroups: cut the batch",
-                            (long long)call->batch, (long long)call->heads, (long long)call->q_len, ATTUNE__CUDA_MOST_BLOCKS);
+        return attune__fail(
+            ATTUNE_UNSUPPORTED, "batch %lld, heads %lld and q_len %lld make more than %d workgroups: cut the batch",
+            (long long)call->batch, (long long)call->heads, (long long)call->q_len, ATTUNE__CUDA_MOST_BLOCKS);
     attune_cuda_arguments arguments = attune__cuda_arguments_of(mine, call);
     void *parameters[] = {&arguments};
     ATTUNE__TRY(attune__cuda_enter(device));

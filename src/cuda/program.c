@@ -10,10 +10,11 @@ static attune_status load(attune__cuda_device *device, attune__cuda_program *pro
 {
     const attune__cuda_driver *driver = &device->driver;
     ATTUNE__TRY(attune__cuda_check(device, driver->module_load(&program->module, cubin), "cuModuleLoadData"));
-    ATTUNE__TRY(attune__cuda_check(device,
-                                   driver->module_function(&program->function, program->module,
-                                                           program->split ? "attune_decode_sm80" : "attune_forward_sm80"),
-                                   "cuModuleGetFunction"));
+    ATTUNE__TRY(
+        attune__cuda_check(device,
+                           driver->module_function(&program->function, program->module,
+                                                   program->split ? "attune_decode_sm80" : "attune_forward_sm80"),
+                           "cuModuleGetFunction"));
     if (program->split > 1)
         ATTUNE__TRY(attune__cuda_check(
             device, driver->module_function(&program->combine, program->module, "attune_combine_sm80"),

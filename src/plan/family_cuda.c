@@ -51,14 +51,11 @@ static table by_head_dim(const attune__shape *s, const table tables[4])
 /* ------------------------------------------------------------------------------------------------------------ sm80 */
 
 static const attune__tile sm80_64[] = {
-    ATTUNE__TILE(128, 64, 1, 4),
-    ATTUNE__TILE(64, 64, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 2),
-    ATTUNE__TILE(16, 16, 1, 1),
+    ATTUNE__TILE(128, 128, 1, 4), ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),   ATTUNE__TILE(16, 16, 1, 1),
 };
-/* 64 columns with 32 rows for each warp would spill registers. */
 static const attune__tile sm80_128[] = {
-    ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
 static const attune__tile sm80_192[] = {
@@ -72,9 +69,9 @@ static const attune__tile sm80_256[] = {
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
 /* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. */
-static const attune__tile sm86_64[] = {
-    ATTUNE__TILE(128, 128, 1, 4), ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 2),   ATTUNE__TILE(16, 16, 1, 1),
+static const attune__tile sm86_128[] = {
+    ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
 /* float32: a warp's 16 rows of O leave the less room for S, the wider O is. */
 static const attune__tile sm80_f32_64[] = {
@@ -104,8 +101,8 @@ static const attune__tile sm80_decode_32[] = {
     ATTUNE__TILE(32, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
 };
 static const attune__tile sm80_decode_64[] = {
-    ATTUNE__TILE(64, 64, 3, 4), ATTUNE__TILE(64, 64, 2, 4), ATTUNE__TILE(64, 32, 2, 4), ATTUNE__TILE(64, 32, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+    ATTUNE__TILE(64, 64, 3, 4), ATTUNE__TILE(64, 64, 2, 4), ATTUNE__TILE(64, 32, 2, 4),
+    ATTUNE__TILE(64, 32, 1, 4), ATTUNE__TILE(32, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
 };
 /* float32: 16 columns for each warp, as in forward. */
 static const attune__tile sm80_decode_f32_16[] = {
@@ -161,7 +158,7 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
 {
     const attune__shape *s = search->shape;
     bool wide = attune__dtype_bytes(s) == 4, small = search->limits->shared_memory < 160 * 1024;
-    const table forward[4] = {small ? TABLE(sm86_64) : TABLE(sm80_64), TABLE(sm80_128), TABLE(sm80_192),
+    const table forward[4] = {TABLE(sm80_64), small ? TABLE(sm86_128) : TABLE(sm80_128), TABLE(sm80_192),
                               TABLE(sm80_256)};
     const table wide_forward[4] = {TABLE(sm80_f32_64), TABLE(sm80_f32_128), TABLE(sm80_f32_256), TABLE(sm80_f32_256)};
     const table backward[4] = {TABLE(sm80_back_64), TABLE(sm80_back_128), TABLE(sm80_back_256), TABLE(sm80_back_256)};
