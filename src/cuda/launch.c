@@ -110,14 +110,14 @@ static bool encode_all(const attune__cuda_program *program, const attune__forwar
            encode(driver, &call->v, rows, true, &maps[2]);
 }
 
-attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
-                                   uint64_t *value)
+/* Within the context: the driver encodes tensor maps in none but it. */
+static attune_status launch(const attune__cuda_program *program, attune__cuda_queue *queue, const attune__forward *call,
+                            uint64_t *value)
 {
-    const attune__cuda_program *mine = (const attune__cuda_program *)program;
-    attune__cuda_device *device = attune__cuda_of(program->device);
-    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
+    attune__cuda_device *device = attune__cuda_of(program->base.device);
     attune__cu_tensor_map maps[3];
-    const attune__cuda_loaded *kernel = mine->tma && !encode_all(mine, call, maps) ? &mine->fallback : &mine->kernel;
+    const attune__cuda_loaded *kernel =
+        program->tma && !encode_all(program, call, maps) ? &program->fallback : &program->kernel;
     int64_t tiles = (call->q_len + kernel->block_m - 1) / kernel->block_m;
     if (tiles > MOST_BLOCKS / call->heads / call->batch)
         return attune__fail(ATTUNE_UNSUPPORTED,
@@ -141,20 +141,28 @@ attune_status attune__cuda_forward(const attune__program *program, attune_queue 
     };
     if (call->mask)
         set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);
-    if (mine->score)
-        set_score(&arguments, mine->score, call);
+    if (program->score)
+        set_score(&arguments, program->score, call);
     void *parameters[] = {&arguments, &maps[0], &maps[1], &maps[2]};
+    attune_status status = attune__cuda_queue_begin(queue, call->seconds != NULL);
+    if (status != ATTUNE_OK)
+        return status;
+    if (kernel->resident && !queue->capturing)
+        arguments.counter = queue->counter;
+    status = attune__cuda_check(device,
+                                device->driver.launch(kernel->function, (unsigned)grid, 1, 1, kernel->threads, 1, 1,
+                                                      kernel->shared_memory, queue->stream, parameters, NULL),
+                                "cuLaunchKernel");
+    return attune__cuda_queue_end(queue, status, value, call->seconds);
+}
+
+attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                   uint64_t *value)
+{
+    attune__cuda_device *device = attune__cuda_of(program->device);
     ATTUNE__TRY(attune__cuda_enter(device));
-    attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
-    if (status == ATTUNE_OK) {
-        if (kernel->resident && !stream->capturing)
-            arguments.counter = stream->counter;
-        status = attune__cuda_check(device,
-                                    device->driver.launch(kernel->function, (unsigned)grid, 1, 1, kernel->threads, 1, 1,
-                                                          kernel->shared_memory, stream->stream, parameters, NULL),
-                                    "cuLaunchKernel");
-        status = attune__cuda_queue_end(stream, status, value, call->seconds);
-    }
+    const attune_status status =
+        launch((const attune__cuda_program *)program, (attune__cuda_queue *)queue, call, value);
     attune__cuda_leave(device);
     return status;
 }

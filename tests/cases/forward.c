@@ -19,7 +19,8 @@ static void run_table(const char *backend, const attune_dtype *dtypes, size_t dt
     for (uint32_t i = 0; i < attention_case_count; i++)
         for (size_t j = 0; j < dtype_count; j++) {
             failure why;
-            if ((i * dtype_count + j) % step)
+            const uint64_t number = i * dtype_count + j;
+            if (number % step || !test_part(number / step))
                 continue;
             run++;
             if (!case_run(instance, device, &attention_cases[i], dtypes[j], test_seed() + i, &why)) {
@@ -41,6 +42,8 @@ static void run_random(const char *backend, uint64_t full, const attune_dtype *d
     uint64_t count = scaled(full);
     uint32_t failed = 0;
     for (uint64_t i = 0; i < count; i++) {
+        if (!test_part(i))
+            continue;
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
         const attention_case c = attention_case_random(seed, &storage);
