@@ -24,6 +24,8 @@
  *     float attune_score(the same)
  *     void attune_mask_range(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, int *high ATTUNE_SYMBOLS)
  *
+ *     float attune_score_near(as attune_score), right where |score| <= ATTUNE_SCORE_NEAR, if that is defined
+ *
  * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols`. Row q may attend low <= kv < high. The text must be
  * compiled without contraction (--fmad=false): the kernels ask for each fused operation by name.
  *
@@ -54,6 +56,9 @@ typedef struct attune_cuda_symbol {
         float f32;
     } is;
     long long size[4], stride[4];
+    /* int32 pairs, one for each element: where the elements of the last dimension that equal it begin and end. 0 where
+     * they do not stand together. */
+    unsigned long long runs;
 } attune_cuda_symbol;
 
 /* Block lists in compressed rows, as in src/mask: row r holds indices[offsets[r]] .. indices[offsets[r + 1] - 1],

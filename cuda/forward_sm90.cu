@@ -356,6 +356,18 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 
     wgmma_commit();
 }
 
+#ifdef ATTUNE_SCORE_NEAR
+/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
+__device__ __forceinline__ bool near_zero(const float (&s)[BLOCK_N / 2], float scale)
+{
+    float top[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; i++)
+        top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
+    return __all_sync(0xffffffffu, fmaxf(top[0], top[1]) * fabsf(scale) <= ATTUNE_SCORE_NEAR);
+}
+#endif
+
 #if ATTUNE_HAVE_MASK
 __device__ __forceinline__ bool mask_allows(const attune_cuda_arguments &a, const place &p, int q, int kv)
 {
@@ -413,6 +425,14 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
 {
     int column = kv + (int)threadIdx.x % 4 * 2;
     if constexpr (HAVE_SCORE) {
+#ifdef ATTUNE_SCORE_NEAR
+        if (near_zero(s, a.scale)) {
+#pragma unroll
+            for (int i = 0; i < BLOCK_N / 2; i++)
+                s[i] = attune_score_near(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
+                                         a.kv_len, s[i] * a.scale, a.score_symbols);
+        } else
+#endif
 #if ATTUNE_HAVE_SCORE
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)

@@ -54,12 +54,14 @@ static void set_mask(attune_cuda_arguments *a, const attune_mask *mask, const at
     a->mask_group = mask->expr ? mask->expr_heads / mask->expr_kv_heads : 1;
     a->mask_q_len = mask->expr_q_len;
     a->mask_kv_len = mask->expr_kv_len;
+    a->mask_ranges = uploaded->ranges;
     for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++) {
         if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
             capture(&a->mask_symbols[i], uploaded->captures[i], mask->captures[i].rank, mask->captures[i].size,
                     mask->captures[i].stride);
         else
             parameter(&a->mask_symbols[i], mask->parameters[i]);
+        a->mask_symbols[i].runs = uploaded->runs[i];
     }
 }
 
