@@ -42,6 +42,18 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
+/* The value of a 16-bit input in the low half. */
+__device__ __forceinline__ float unpack(u32 bits)
+{
+#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((unsigned short)bits));
+    return x;
+#else
+    return __uint_as_float(bits << 16);
+#endif
+}
+
 /* Two values in the 16-bit input type, the first in the low half. */
 __device__ __forceinline__ u32 pack(float low, float high)
 {

@@ -395,7 +395,7 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 
 /*
  * As sm80, with D and Dv padded to 64, P and dS of dK and dV in shared memory, dS of dQ in registers, and barriers:
- * forward and decode 8 (17 + 5 S) bytes (the barriers, 8 bytes of notes a stage, and the walks over the lists),
+ * forward and decode 8 (17 + 7 S) bytes (the barriers, 16 bytes of notes a stage, and the walks over the lists),
  * backward 8 (1 + 4 S), rounded up to 128. forward    max(Q[M][D], O[M][Dv]) e + S (K[N][D] + V[N][Dv]) e + barriers O
  * is staged over Q decode     max(Q[M][D] e, O[M][Dv] 4) + the same dK and dV  as sm80 + barriers       dQ  as sm80 +
  * barriers
@@ -406,7 +406,7 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     const uint32_t *v = tile->value;
     uint32_t d = padded(s->head_dim, 64), dv = padded(s->head_dim_v, 64), stages = v[ATTUNE__NUM_STAGES];
     uint64_t e = attune__dtype_bytes(s), barriers;
-    barriers = search->pass == ATTUNE__PASS_BACKWARD ? 8 * (1 + 4 * stages) : 8 * (17 + 5 * stages);
+    barriers = search->pass == ATTUNE__PASS_BACKWARD ? 8 * (1 + 4 * stages) : 8 * (17 + 7 * stages);
     barriers = attune__round_up64(barriers, 128);
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = BASE_REGISTERS - 8 + mod_registers(s);
