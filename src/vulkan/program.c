@@ -95,8 +95,8 @@ static attune_status scalar_constants(const attune__program_desc *desc, bool sub
     return ATTUNE_OK;
 }
 
-static attune_status make_pipeline(attune_device *device, const module *m, const char *name, uint32_t *constants,
-                                   uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
+static attune_status make_pipeline(attune_device *device, const module *m, const attune__hash *hash, const char *name,
+                                   const uint32_t *constants, uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
 {
     VkSpecializationMapEntry entries[CONSTANTS];
     for (uint32_t i = 0; i < CONSTANTS; i++)
@@ -109,8 +109,18 @@ static attune_status make_pipeline(attune_device *device, const module *m, const
         .push_constants = sizeof(attune__vulkan_push),
         .constants = &values,
         .subgroup_size = subgroup_size,
+        .hash = hash,
     };
     return attune__vulkan_pipeline_create(attune__vulkan_of(device), &desc, pipeline);
+}
+
+static attune_status make_combine(attune_device *device, attune_dtype dtype, const uint32_t *constants,
+                                  attune__vulkan_pipeline *pipeline)
+{
+    const module *prebuilt = find_combine(dtype);
+    attune__hash hash = attune__hash_begin();
+    attune__hash_bytes(&hash, prebuilt->words, prebuilt->count * sizeof *prebuilt->words);
+    return make_pipeline(device, prebuilt, &hash, "combine", constants, 0, pipeline);
 }
 
 static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,
@@ -120,23 +130,24 @@ static attune_status make_pipelines(attune_device *device, const attune__program
     uint32_t constants[CONSTANTS];
     ATTUNE__TRY(scalar_constants(desc, subgroups, constants));
     const uint32_t subgroup_size = subgroups ? device->info.limits.subgroup_size : 0;
-    const attune_allocator *allocator = &device->host.allocator;
     const module *prebuilt = find_module(subgroups, desc->shape->dtype);
     uint32_t *words;
     module spliced;
-    ATTUNE__TRY(attune__mods_splice(allocator, prebuilt->words, prebuilt->count, desc->mask, desc->score, &words,
-                                    &spliced.count));
+    attune__hash hash;
+    ATTUNE__TRY(attune__vulkan_cache_splice(attune__vulkan_of(device), prebuilt->words, prebuilt->count, desc->mask,
+                                            desc->score, &words, &spliced.count, &hash));
     spliced.words = words;
     attune_status status =
-        make_pipeline(device, &spliced, desc->choice->kernel, constants, subgroup_size, &program->forward);
+        make_pipeline(device, &spliced, &hash, desc->choice->kernel, constants, subgroup_size, &program->forward);
     /* CPU drivers run both sides of a branch, so that the path for any alignment would always be paid for. */
     if (status == ATTUNE_OK && attune__vulkan_of(device)->physical.type == VK_PHYSICAL_DEVICE_TYPE_CPU) {
         constants[ALIGNED] = true;
-        status = make_pipeline(device, &spliced, desc->choice->kernel, constants, subgroup_size, &program->aligned);
+        status =
+            make_pipeline(device, &spliced, &hash, desc->choice->kernel, constants, subgroup_size, &program->aligned);
     }
     if (status == ATTUNE_OK && desc->choice->split_kv > 1)
-        status = make_pipeline(device, find_combine(desc->shape->dtype), "combine", constants, 0, &program->combine);
-    attune__free(allocator, words);
+        status = make_combine(device, desc->shape->dtype, constants, &program->combine);
+    attune__free(&device->host.allocator, words);
     return status;
 }
 

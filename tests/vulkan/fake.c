@@ -12,6 +12,14 @@ fake_settings fake;
 /* The driver's own functions. */
 static attune__vulkan_functions real;
 
+/* Of the driver's data; the last device's that was looked at. */
+static VkPipelineCacheHeaderVersionOne header;
+
+static unsigned char payload(size_t i)
+{
+    return (unsigned char)(i * 37 + 11);
+}
+
 static VKAPI_ATTR void VKAPI_CALL get_features(VkPhysicalDevice device, VkPhysicalDeviceFeatures2 *features)
 {
     real.GetPhysicalDeviceFeatures2(device, features);
@@ -28,6 +36,14 @@ static VKAPI_ATTR void VKAPI_CALL get_properties(VkPhysicalDevice device, VkPhys
     real.GetPhysicalDeviceProperties2(device, properties);
     if (fake.old)
         properties->properties.apiVersion = VK_API_VERSION_1_1;
+    properties->properties.driverVersion += fake.driver;
+    header = (VkPipelineCacheHeaderVersionOne){
+        .headerSize = sizeof header,
+        .headerVersion = VK_PIPELINE_CACHE_HEADER_VERSION_ONE,
+        .vendorID = properties->properties.vendorID,
+        .deviceID = properties->properties.deviceID,
+    };
+    memcpy(header.pipelineCacheUUID, properties->properties.pipelineCacheUUID, VK_UUID_SIZE);
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL enumerate(VkInstance instance, uint32_t *count, VkPhysicalDevice *devices)
@@ -90,11 +106,48 @@ static VKAPI_ATTR VkResult VKAPI_CALL fakeBeginCommandBuffer(VkCommandBuffer com
     return fails() ? fake.fail_code : real.BeginCommandBuffer(commands, info);
 }
 
+static VKAPI_ATTR VkResult VKAPI_CALL fakeCreatePipelineCache(VkDevice device, const VkPipelineCacheCreateInfo *info,
+                                                              const VkAllocationCallbacks *callbacks,
+                                                              VkPipelineCache *cache)
+{
+    if (fake.no_cache)
+        return VK_ERROR_OUT_OF_HOST_MEMORY;
+    VkPipelineCacheCreateInfo mine = *info;
+    atomic_fetch_add(info->initialDataSize ? &fake.given : &fake.empty, 1);
+    if (fake.kept && info->initialDataSize) {
+        const unsigned char *data = info->pInitialData;
+        bool same = info->initialDataSize == sizeof header + fake.kept && !memcmp(data, &header, sizeof header);
+        for (size_t i = 0; same && i < fake.kept; i++)
+            same = data[sizeof header + i] == payload(i);
+        atomic_fetch_add(&fake.wrong, !same);
+        mine.initialDataSize = 0; /* the driver would not know it */
+    }
+    return real.CreatePipelineCache(device, &mine, callbacks, cache);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL fakeGetPipelineCacheData(VkDevice device, VkPipelineCache cache, size_t *size,
+                                                               void *data)
+{
+    if (!fake.kept)
+        return real.GetPipelineCacheData(device, cache, size, data);
+    if (data) {
+        VkPipelineCacheHeaderVersionOne head = header;
+        head.vendorID += fake.foreign;
+        memcpy(data, &head, sizeof head);
+        for (size_t i = 0; i < fake.kept; i++)
+            ((unsigned char *)data)[sizeof head + i] = payload(i);
+    }
+    *size = sizeof header + fake.kept;
+    return VK_SUCCESS;
+}
+
 static VKAPI_ATTR VkResult VKAPI_CALL fakeCreateComputePipelines(VkDevice device, VkPipelineCache cache, uint32_t count,
                                                                  const VkComputePipelineCreateInfo *infos,
                                                                  const VkAllocationCallbacks *callbacks,
                                                                  VkPipeline *pipelines)
 {
+    if (fake.refuse_kept && cache)
+        return VK_ERROR_UNKNOWN;
     return fails() ? fake.fail_code : real.CreateComputePipelines(device, cache, count, infos, callbacks, pipelines);
 }
 
@@ -132,19 +185,11 @@ static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_device(VkDevice device, cons
         PFN_vkVoidFunction function;
     } table[] = {
 #define FAKE(name) {"vk" #name, (PFN_vkVoidFunction)(void (*)(void))fake##name}
-        FAKE(AllocateCommandBuffers),
-        FAKE(AllocateMemory),
-        FAKE(BeginCommandBuffer),
-        FAKE(BindBufferMemory),
-        FAKE(CreateBuffer),
-        FAKE(CreateCommandPool),
-        FAKE(CreateComputePipelines),
-        FAKE(CreatePipelineLayout),
-        FAKE(CreateQueryPool),
-        FAKE(CreateSemaphore),
-        FAKE(CreateShaderModule),
-        FAKE(MapMemory),
-        FAKE(QueueSubmit),
+        FAKE(AllocateCommandBuffers), FAKE(AllocateMemory),      FAKE(BeginCommandBuffer),
+        FAKE(BindBufferMemory),       FAKE(CreateBuffer),        FAKE(CreateCommandPool),
+        FAKE(CreateComputePipelines), FAKE(CreatePipelineCache), FAKE(CreatePipelineLayout),
+        FAKE(CreateQueryPool),        FAKE(CreateSemaphore),     FAKE(CreateShaderModule),
+        FAKE(GetPipelineCacheData),   FAKE(MapMemory),           FAKE(QueueSubmit),
         FAKE(WaitSemaphores),
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)

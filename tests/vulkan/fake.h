@@ -6,6 +6,8 @@
 #ifndef TESTS_VULKAN_FAKE_H
 #define TESTS_VULKAN_FAKE_H
 
+#include <stdatomic.h>
+
 #include "api/api.h"
 #include "vulkan/vulkan.h"
 
@@ -18,6 +20,14 @@ typedef struct fake_settings {
     long fail_at;                        /* the object creation that fails, from 1; 0 = none */
     VkResult fail_code;
     long created; /* object creations so far */
+    /* A driver that keeps what it compiled: its data are its header and `kept` more bytes. */
+    uint32_t driver;         /* added to the driver's version */
+    size_t kept;             /* 0 = the driver's own data */
+    bool foreign;            /* data have another vendor's header */
+    bool refuse_kept;        /* no pipeline is made from data */
+    bool no_cache;           /* vkCreatePipelineCache: OUT_OF_HOST_MEMORY */
+    atomic_int empty, given; /* caches made without and with data */
+    atomic_int wrong;        /* with data that are not what the driver gave */
 } fake_settings;
 
 extern fake_settings fake;
