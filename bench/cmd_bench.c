@@ -3,6 +3,7 @@
  * is in docs/benchmarking.md. */
 #include "bench/cli.h"
 #include "bench/compare.h"
+#include "bench/folder.h"
 #include "bench/row.h"
 
 #include <errno.h>
@@ -45,6 +46,7 @@ typedef struct bench_device {
 typedef struct bench_run {
     bench_options options;
     attune_instance *instance;
+    folder kernels; /* its cache */
     attune_kernel_options kernel;
     bench_device devices[DEVICES_MAX];
     uint32_t device_count;
@@ -679,7 +681,10 @@ static int prepare(bench_run *run)
     if (!cli_kernel_options(o->kernel, &run->kernel, &o->row.kernel))
         return EXIT_USAGE;
     o->row.measure.stop = &stopped;
-    attune_status status = attune_instance_create(NULL, &run->instance);
+    /* Plans are cold in each run, not in the first alone. */
+    const attune_instance_desc desc = {.struct_size = sizeof desc,
+                                       .cache_folder = folder_make(&run->kernels) ? run->kernels.path : ""};
+    attune_status status = attune_instance_create(&desc, &run->instance);
     if (status != ATTUNE_OK) {
         (void)complain("%s", attune_last_error());
         return cli_exit_of(status);
@@ -708,6 +713,7 @@ int cmd_bench(int argc, char **argv)
     for (uint32_t i = 0; i < run->device_count; ++i)
         attune_device_destroy(run->devices[i].device);
     attune_instance_destroy(run->instance);
+    folder_remove(&run->kernels);
     workload_list_free(run->file_list, run->file_count);
     baseline_free(&run->base);
     report_free(&run->report);

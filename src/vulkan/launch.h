@@ -22,4 +22,17 @@ typedef struct attune__vulkan_mask {
     uint64_t rows, mod; /* addresses */
 } attune__vulkan_mask;
 
+/* What a choice is compiled as: a prebuilt module and its specialization constants, which are numbered from 0. */
+#define ATTUNE__VULKAN_CONSTANTS 28 /* of shaders/forward.comp */
+
+typedef struct attune__vulkan_kernel {
+    const uint32_t *words;
+    size_t word_count;
+    bool subgroups; /* their size is required */
+    uint32_t constants[ATTUNE__VULKAN_CONSTANTS];
+} attune__vulkan_kernel;
+
+/* UNSUPPORTED if the library has no module for the choice's kernel. */
+attune_status attune__vulkan_specialise(const attune__program_desc *desc, attune__vulkan_kernel *kernel);
+
 #endif

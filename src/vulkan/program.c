@@ -18,7 +18,7 @@
 #include "shaders/forward_subgroup_f16.h"
 #include "shaders/forward_subgroup_f32.h"
 
-#define CONSTANTS 28 /* of shaders/forward.comp */
+#define CONSTANTS ATTUNE__VULKAN_CONSTANTS
 #define ALIGNED   23
 
 typedef struct module {
@@ -95,6 +95,19 @@ static attune_status scalar_constants(const attune__program_desc *desc, bool sub
     return ATTUNE_OK;
 }
 
+attune_status attune__vulkan_specialise(const attune__program_desc *desc, attune__vulkan_kernel *kernel)
+{
+    const bool subgroups = !strcmp(desc->choice->kernel, "vulkan_subgroup");
+    if (desc->choice->direction != ATTUNE_FORWARD ||
+        (!subgroups && strcmp(desc->choice->kernel, "vulkan_portable") != 0))
+        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", desc->choice->kernel);
+    const module *prebuilt = find_module(subgroups, desc->shape->dtype);
+    kernel->words = prebuilt->words;
+    kernel->word_count = prebuilt->count;
+    kernel->subgroups = subgroups;
+    return scalar_constants(desc, subgroups, kernel->constants);
+}
+
 static attune_status make_pipeline(attune_device *device, const module *m, const attune__hash *hash, const char *name,
                                    const uint32_t *constants, uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
 {
@@ -126,27 +139,25 @@ static attune_status make_combine(attune_device *device, attune_dtype dtype, con
 static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,
                                     attune__vulkan_program *program)
 {
-    const bool subgroups = !strcmp(desc->choice->kernel, "vulkan_subgroup");
-    uint32_t constants[CONSTANTS];
-    ATTUNE__TRY(scalar_constants(desc, subgroups, constants));
-    const uint32_t subgroup_size = subgroups ? device->info.limits.subgroup_size : 0;
-    const module *prebuilt = find_module(subgroups, desc->shape->dtype);
+    attune__vulkan_kernel kernel;
+    ATTUNE__TRY(attune__vulkan_specialise(desc, &kernel));
+    const uint32_t subgroup_size = kernel.subgroups ? device->info.limits.subgroup_size : 0;
     uint32_t *words;
     module spliced;
     attune__hash hash;
-    ATTUNE__TRY(attune__vulkan_cache_splice(attune__vulkan_of(device), prebuilt->words, prebuilt->count, desc->mask,
+    ATTUNE__TRY(attune__vulkan_cache_splice(attune__vulkan_of(device), kernel.words, kernel.word_count, desc->mask,
                                             desc->score, &words, &spliced.count, &hash));
     spliced.words = words;
-    attune_status status =
-        make_pipeline(device, &spliced, &hash, desc->choice->kernel, constants, subgroup_size, &program->forward);
+    attune_status status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
+                                         &program->forward);
     /* CPU drivers run both sides of a branch, so that the path for any alignment would always be paid for. */
     if (status == ATTUNE_OK && attune__vulkan_of(device)->physical.type == VK_PHYSICAL_DEVICE_TYPE_CPU) {
-        constants[ALIGNED] = true;
-        status =
-            make_pipeline(device, &spliced, &hash, desc->choice->kernel, constants, subgroup_size, &program->aligned);
+        kernel.constants[ALIGNED] = true;
+        status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
+                               &program->aligned);
     }
     if (status == ATTUNE_OK && desc->choice->split_kv > 1)
-        status = make_combine(device, desc->shape->dtype, constants, &program->combine);
+        status = make_combine(device, desc->shape->dtype, kernel.constants, &program->combine);
     attune__free(&device->host.allocator, words);
     return status;
 }
