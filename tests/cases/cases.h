@@ -15,6 +15,7 @@ typedef enum case_input {
     INPUT_INFINITE,    /* infinities in k, so that scores are -inf, and some +inf */
     INPUT_NAN_VISIBLE, /* NaN in q and v where the mask allows: rows become NaN, and only those */
     INPUT_NAN_HIDDEN,  /* NaN and infinities in k and v where the mask forbids: no trace of them in the output */
+    INPUT_MIXED,       /* scores of +inf, and behind each one of NaN: every row that has a NaN has +inf too */
 } case_input;
 
 typedef enum case_layout {

@@ -167,6 +167,36 @@ static VKAPI_ATTR VkResult VKAPI_CALL fakeWaitSemaphores(VkDevice device, const 
     return fake.lose_wait ? VK_ERROR_DEVICE_LOST : result;
 }
 
+static VkInstance only;
+
+static VKAPI_ATTR VkResult VKAPI_CALL create_instance(const VkInstanceCreateInfo *info,
+                                                      const VkAllocationCallbacks *callbacks, VkInstance *instance)
+{
+    if (fake.one_instance && only) {
+        *instance = only;
+        return VK_SUCCESS;
+    }
+    const VkResult result = real.CreateInstance(info, callbacks, instance);
+    if (!result && fake.one_instance)
+        only = *instance;
+    return result;
+}
+
+static VKAPI_ATTR void VKAPI_CALL destroy_instance(VkInstance instance, const VkAllocationCallbacks *callbacks)
+{
+    if (instance != only)
+        real.DestroyInstance(instance, callbacks);
+}
+
+void fake_instance_destroy(void)
+{
+    const VkInstance instance = only;
+    only = VK_NULL_HANDLE;
+    fake.one_instance = false;
+    if (instance)
+        real.DestroyInstance(instance, NULL);
+}
+
 static VKAPI_ATTR VkResult VKAPI_CALL create_device(VkPhysicalDevice physical, const VkDeviceCreateInfo *info,
                                                     const VkAllocationCallbacks *callbacks, VkDevice *device)
 {
@@ -206,6 +236,8 @@ static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get(VkInstance instance, const c
         const char *name;
         PFN_vkVoidFunction function;
     } table[] = {
+        {"vkCreateInstance", (PFN_vkVoidFunction)(void (*)(void))create_instance},
+        {"vkDestroyInstance", (PFN_vkVoidFunction)(void (*)(void))destroy_instance},
         {"vkCreateDevice", (PFN_vkVoidFunction)(void (*)(void))create_device},
         {"vkEnumeratePhysicalDevices", (PFN_vkVoidFunction)(void (*)(void))enumerate},
         {"vkGetDeviceProcAddr", (PFN_vkVoidFunction)(void (*)(void))get_device},

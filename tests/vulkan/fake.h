@@ -17,6 +17,7 @@ typedef struct fake_settings {
     bool lose_submit, lose_wait;         /* vkQueueSubmit, vkWaitSemaphores: DEVICE_LOST */
     bool old;                            /* the device has Vulkan 1.1 */
     bool twice;                          /* the loader lists every device twice */
+    bool one_instance;                   /* all instances are one: drivers have few of them in a process */
     long fail_at;                        /* the object creation that fails, from 1; 0 = none */
     VkResult fail_code;
     long created; /* object creations so far */
@@ -31,6 +32,9 @@ typedef struct fake_settings {
 } fake_settings;
 
 extern fake_settings fake;
+
+/* Ends one_instance. */
+void fake_instance_destroy(void);
 
 /* The layer's vkGetInstanceProcAddr; skips the test if there is no loader. */
 PFN_vkGetInstanceProcAddr fake_get(void);
