@@ -14,12 +14,14 @@ typedef struct attune__vulkan_program {
     attune__vulkan_pipeline forward;
     attune__vulkan_pipeline aligned; /* for calls whose tensors are; handle VK_NULL_HANDLE: forward serves them */
     attune__vulkan_pipeline combine; /* handle VK_NULL_HANDLE: no splits */
+    uint32_t most_steps;             /* of keys, that the driver lets a workgroup walk; 0 = no bound */
 } attune__vulkan_program;
 
 typedef struct attune__vulkan_mask {
     attune__device_mask base;
     attune_buffer *buffer;
     uint64_t rows, mod; /* addresses */
+    uint32_t longest;   /* blocks in one row, at most */
 } attune__vulkan_mask;
 
 /* What a choice is compiled as: a prebuilt module and its specialization constants, which are numbered from 0. */

@@ -108,6 +108,25 @@ attune_status attune__vulkan_specialise(const attune__program_desc *desc, attune
     return scalar_constants(desc, subgroups, kernel->constants);
 }
 
+/*
+ * Mesa's llvmpipe leaves all loops of a shader after 65,535 iterations of any of them together (gallivm's
+ * LP_MAX_TGSI_LOOP_ITERATIONS), silently: rows would lack their last keys. How many steps of keys that lets a workgroup
+ * walk: each loop's last test counted, all twice, since compilers unroll as they like (22 were measured where this has
+ * 15), and with NaN in every chunk of V.
+ */
+static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc)
+{
+    const attune_plan_choice *c = desc->choice;
+    attune__scalar_layout l;
+    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE ||
+        attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
+                                   desc->shape->head_dim_v, false, &l))
+        return 0;
+    const uint32_t slices = l.head_dim / l.slice, chunks = l.block_n / l.chunk;
+    const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.chunk / 4 + 1);
+    return 65535 / (2 * regular + chunks * (l.chunk + 1));
+}
+
 static attune_status make_pipeline(attune_device *device, const module *m, const attune__hash *hash, const char *name,
                                    const uint32_t *constants, uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
 {
@@ -175,6 +194,7 @@ attune_status attune__vulkan_program_create(attune_device *device, const attune_
     made->shape = *desc->shape;
     made->choice = *desc->choice;
     made->score = desc->score;
+    made->most_steps = count_steps(attune__vulkan_of(device), desc);
     attune_status status = make_pipelines(device, desc, made);
     if (status == ATTUNE_OK)
         *program = &made->base;
