@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "cuda/sources.h"
 
+#define KIND         "cuda" /* of entries in the cache and in packs */
 #define MOST_HEADERS 16
 #define LOG_SIZE     1200 /* of the compiler's words that a message holds */
 
@@ -140,22 +141,85 @@ static attune_status compile(const attune_allocator *allocator, const compiler *
     return status;
 }
 
+/* Without a compiler only what was compiled ahead can run: says so, and how to get the rest. */
+static attune_status fail_without(const attune__host *host, const attune__cuda_kernel *kernel)
+{
+    uint32_t packs, entries;
+    attune__packs_measure(host->packs, &packs, &entries);
+    if (!packs)
+        return attune__fail_context(ATTUNE_UNAVAILABLE,
+                                    "no pack of kernels was loaded either (attune_instance_pack_load)");
+    return attune__fail_context(
+        ATTUNE_UNAVAILABLE,
+        "none of the %u kernels in the %u packs loaded is %s with %s, this problem's tile, types and expressions: add "
+        "it to the pack with `attune compile --arch %s`",
+        entries, packs, kernel->file, kernel->options[0], kernel->options[0] + strlen("-arch="));
+}
+
+static bool find_in_packs(const attune__host *host, attune__hash hash, void **cubin, size_t *size,
+                          attune_status *status)
+{
+    const void *data;
+    *status = ATTUNE_OK;
+    if (!attune__packs_find(host->packs, KIND, hash, &data, size))
+        return false;
+    *cubin = attune__alloc_raw(&host->allocator, *size, 1);
+    if (*cubin)
+        memcpy(*cubin, data, *size);
+    else
+        *status = ATTUNE_OUT_OF_HOST_MEMORY;
+    return true;
+}
+
+void attune__cuda_compiler_load(void)
+{
+    compiler c;
+    if (compiler_open(&c) == ATTUNE_OK)
+        dlclose(c.library);
+}
+
 attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_kernel *kernel, void **cubin,
                                    size_t *size)
 {
+    const attune__hash hash = hash_kernel(kernel);
+    attune_status status;
+    if (find_in_packs(host, hash, cubin, size, &status))
+        return status;
     compiler c;
-    ATTUNE__TRY(compiler_open(&c));
+    if (compiler_open(&c) != ATTUNE_OK)
+        return fail_without(host, kernel);
     /* The machine code follows from the compiler and the architecture, which the options name: no driver has a part. */
     char identity[64];
     const int length = snprintf(identity, sizeof identity, "attune %u nvrtc %d.%d", attune_version(), c.major, c.minor);
-    const attune__cache_key key = {"cuda", hash_kernel(kernel), identity, (size_t)length};
-    attune_status status = ATTUNE_OK;
+    const attune__cache_key key = {KIND, hash, identity, (size_t)length};
     if (!attune__cache_get(host->cache, &key, cubin, size)) {
         status = compile(&host->allocator, &c, kernel, cubin, size);
         if (status == ATTUNE_OK)
             attune__cache_put(host->cache, &key, *cubin, *size);
     }
     dlclose(c.library);
+    return status;
+}
+
+attune_status attune__cuda_pack(const attune__host *host, const attune_limits *limits, const attune__program_desc *desc,
+                                attune__pack *pack)
+{
+    attune__cuda_kernel kernel = {0};
+    void *cubin = NULL;
+    size_t size = 0;
+    attune_status status = attune__cuda_specialise(&host->allocator, desc, limits->architecture, &kernel);
+    if (status == ATTUNE_OK) {
+        char identity[128];
+        const int length = snprintf(identity, sizeof identity, "%s %s", kernel.file, kernel.options[0]);
+        const attune__cache_key key = {KIND, hash_kernel(&kernel), identity, (size_t)length};
+        if (!attune__pack_has(pack, &key)) {
+            status = attune__cuda_compile(host, &kernel, &cubin, &size);
+            if (status == ATTUNE_OK)
+                status = attune__pack_add(pack, &key, cubin, size);
+        }
+    }
+    attune__free(&host->allocator, (void *)(uintptr_t)kernel.mods);
+    attune__free(&host->allocator, cubin);
     return status;
 }
 
