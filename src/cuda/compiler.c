@@ -258,15 +258,30 @@ static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t v
     kernel->option_count++;
 }
 
+const char *attune__cuda_entry_name(const attune_plan_choice *choice)
+{
+    return choice->use_tma ? "attune_forward_sm90" : "attune_forward_sm80";
+}
+
+attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape, attune__decision *decision)
+{
+    const attune_kernel_options options = {
+        .struct_size = sizeof options,
+        .fwd = {.kernel = "cuda_sm80", .force_use_flex_attention = ATTUNE_ON},
+    };
+    return attune__plan_choose(limits, shape, &options, decision);
+}
+
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
                                       uint32_t architecture, attune__cuda_kernel *kernel)
 {
     const attune__shape *s = desc->shape;
     const attune_plan_choice *choice = desc->choice;
-    if (strcmp(choice->kernel, "cuda_sm80") != 0 || choice->decode || choice->direction != ATTUNE_FORWARD)
+    const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
+    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0) || choice->decode || choice->direction != ATTUNE_FORWARD)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
-    *kernel = (attune__cuda_kernel){.file = "forward_sm80.cu"};
-    snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u", architecture);
+    *kernel = (attune__cuda_kernel){.file = hopper ? "forward_sm90.cu" : "forward_sm80.cu"};
+    snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u%s", architecture, hopper ? "a" : "");
     snprintf(kernel->options[1], sizeof kernel->options[1], "--fmad=false");
     snprintf(kernel->options[2], sizeof kernel->options[2], "-std=c++17");
     kernel->option_count = 3;

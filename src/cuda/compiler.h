@@ -29,5 +29,11 @@ attune_status attune__cuda_pack(const attune__host *host, const attune_limits *l
 /* What a choice is compiled as, for an architecture such as 86 or 90. kernel->mods is the caller's to free. */
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
                                       uint32_t architecture, attune__cuda_kernel *kernel);
+/* The entry point of a choice's kernel. */
+const char *attune__cuda_entry_name(const attune_plan_choice *choice);
+/* What runs in the place of a kernel that uses TMA where a tensor's address or strides do not suit it: the sm80 kernel,
+ * as the planner chooses it. A program has both, since tensors are known only in the hot call. */
+attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape,
+                                    attune__decision *decision);
 
 #endif

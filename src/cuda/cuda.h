@@ -30,6 +30,8 @@ typedef struct attune__cuda_queue {
     _Atomic uint64_t done;
     attune__cu_event events[ATTUNE__CUDA_EVENTS]; /* by value modulo their number */
     attune__cu_event start, stop;                 /* of a measured call; with times */
+    attune__cu_pointer counter;                   /* two int32, zero between launches: the stream's next tile */
+    int capturing;                                /* between begin and end */
 } attune__cuda_queue;
 
 typedef struct attune__cuda_device {
@@ -71,7 +73,8 @@ attune_status attune__cuda_check(attune__cuda_device *device, attune__cu_result 
 /* Within the context. On failure nothing is left. stream NULL makes one. */
 attune_status attune__cuda_queue_init(attune__cuda_device *device, attune__cuda_queue *queue, attune__cu_stream stream);
 void attune__cuda_queue_finish(attune__cuda_queue *queue);
-/* Around the launches of one call, within the context. end stores the point to wait for, 0 while the stream is being
+/* Around the launches of one call, within the context. During a capture there is no counter to use: the graph may run
+ * beside the stream's own launches. end stores the point to wait for, 0 while the stream is being
  * captured; with `seconds` it waits. It must be called whatever the launches gave, which `status` says. */
 attune_status attune__cuda_queue_begin(attune__cuda_queue *queue, bool measured);
 attune_status attune__cuda_queue_end(attune__cuda_queue *queue, attune_status status, uint64_t *value, double *seconds);
@@ -101,11 +104,19 @@ attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask 
                                        attune__device_mask **device_mask);
 void attune__cuda_mask_release(attune__device_mask *device_mask);
 
+/* A kernel, loaded. */
+typedef struct attune__cuda_loaded {
+    attune__cu_module module; /* NULL = there is none */
+    attune__cu_function function;
+    uint32_t block_m, block_n, threads, shared_memory;
+    uint32_t resident; /* workgroups that the device holds at once, which share the tiles; 0 = one for each tile */
+} attune__cuda_loaded;
+
 typedef struct attune__cuda_program {
     attune__program base;
-    attune__cu_module module;
-    attune__cu_function function;
-    uint32_t block_m, threads, shared_memory;
+    attune__cuda_loaded kernel;
+    attune__cuda_loaded fallback; /* for tensors that the kernel's TMA cannot read */
+    bool tma;
     const attune_expr *mask, *score; /* the api room's */
 } attune__cuda_program;
 

@@ -115,6 +115,7 @@ static void fill_info(const attune__cuda_driver *driver, attune__cu_device devic
         .registers_per_thread = 255,
         .subgroup_size = attribute(driver, device, CU_WARP_SIZE),
         .matrix = (architecture >= OLDEST ? ATTUNE_MATRIX_MMA_SYNC : 0) |
+                  (architecture == 90 ? ATTUNE_MATRIX_WGMMA : 0) |
                   (architecture == 100 || architecture == 103 ? ATTUNE_MATRIX_TCGEN05 : 0),
         .f16 = true,
         .bf16 = architecture >= OLDEST,

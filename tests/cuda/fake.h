@@ -20,6 +20,7 @@ typedef struct fake_state {
     int contexts, depth, streams, events, modules, memories; /* alive; depth: pushed, not yet popped */
     int lent_destroyed;           /* the primary context was released more often than retained */
     unsigned grid, block, shared; /* of the last launch */
+    int hopper;                   /* it was attune_forward_sm90 */
     unsigned char arguments[4096];
 } fake_state;
 

@@ -19,7 +19,9 @@ int nvrtcCreateProgram(void **program, const char *source, const char *name, int
     (void)headers;
     (void)names;
     *program = &some_object;
-    return strstr(source, "attune_forward_sm80") && strcmp(name, "forward_sm80.cu") == 0 && count >= 4 ? 0 : 3;
+    const int known = (strstr(source, "attune_forward_sm80") && strcmp(name, "forward_sm80.cu") == 0) ||
+                      (strstr(source, "attune_forward_sm90") && strcmp(name, "forward_sm90.cu") == 0);
+    return known && count >= 4 ? 0 : 3;
 }
 int nvrtcDestroyProgram(void **program)
 {
