@@ -10,7 +10,6 @@
 #include "base/error.h"
 #include "cuda/sources.h"
 
-#define KIND         "cuda" /* of entries in the cache and in packs */
 #define MOST_HEADERS 16
 #define LOG_SIZE     1200 /* of the compiler's words that a message holds */
 
@@ -67,8 +66,7 @@ static attune_status compiler_open(compiler *c)
  * cubins
  */
 
-/* Everything that the cubin follows from, but for the compiler. */
-static attune__hash hash_kernel(const attune__cuda_kernel *kernel)
+attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel)
 {
     attune__hash hash = attune__hash_begin();
     for (const attune__cuda_source *s = attune__cuda_sources; s->name; s++)
@@ -161,7 +159,7 @@ static bool find_in_packs(const attune__host *host, attune__hash hash, void **cu
 {
     const void *data;
     *status = ATTUNE_OK;
-    if (!attune__packs_find(host->packs, KIND, hash, &data, size))
+    if (!attune__packs_find(host->packs, ATTUNE__CUDA_KIND, hash, &data, size))
         return false;
     *cubin = attune__alloc_raw(&host->allocator, *size, 1);
     if (*cubin)
@@ -181,7 +179,7 @@ void attune__cuda_compiler_load(void)
 attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_kernel *kernel, void **cubin,
                                    size_t *size)
 {
-    const attune__hash hash = hash_kernel(kernel);
+    const attune__hash hash = attune__cuda_hash(kernel);
     attune_status status;
     if (find_in_packs(host, hash, cubin, size, &status))
         return status;
@@ -191,35 +189,13 @@ attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_
     /* The machine code follows from the compiler and the architecture, which the options name: no driver has a part. */
     char identity[64];
     const int length = snprintf(identity, sizeof identity, "attune %u nvrtc %d.%d", attune_version(), c.major, c.minor);
-    const attune__cache_key key = {KIND, hash, identity, (size_t)length};
+    const attune__cache_key key = {ATTUNE__CUDA_KIND, hash, identity, (size_t)length};
     if (!attune__cache_get(host->cache, &key, cubin, size)) {
         status = compile(&host->allocator, &c, kernel, cubin, size);
         if (status == ATTUNE_OK)
             attune__cache_put(host->cache, &key, *cubin, *size);
     }
     dlclose(c.library);
-    return status;
-}
-
-attune_status attune__cuda_pack(const attune__host *host, const attune_limits *limits, const attune__program_desc *desc,
-                                attune__pack *pack)
-{
-    attune__cuda_kernel kernel = {0};
-    void *cubin = NULL;
-    size_t size = 0;
-    attune_status status = attune__cuda_specialise(&host->allocator, desc, limits->architecture, &kernel);
-    if (status == ATTUNE_OK) {
-        char identity[128];
-        const int length = snprintf(identity, sizeof identity, "%s %s", kernel.file, kernel.options[0]);
-        const attune__cache_key key = {KIND, hash_kernel(&kernel), identity, (size_t)length};
-        if (!attune__pack_has(pack, &key)) {
-            status = attune__cuda_compile(host, &kernel, &cubin, &size);
-            if (status == ATTUNE_OK)
-                status = attune__pack_add(pack, &key, cubin, size);
-        }
-    }
-    attune__free(&host->allocator, (void *)(uintptr_t)kernel.mods);
-    attune__free(&host->allocator, cubin);
     return status;
 }
 

@@ -15,6 +15,10 @@ typedef struct attune__cuda_kernel {
     char options[ATTUNE__CUDA_OPTIONS][64];
 } attune__cuda_kernel;
 
+/* What entries in the cache and in packs are called, and found by: all that a cubin follows from but the compiler. */
+#define ATTUNE__CUDA_KIND "cuda"
+attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel);
+
 /* *cubin is given back with attune__free. UNAVAILABLE without NVRTC, COMPILE_FAILED with the compiler's words. */
 attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_kernel *kernel, void **cubin,
                                    size_t *size);

@@ -6,7 +6,7 @@
  *     compiler.c  libnvrtc.so.*, cubins   queue.c    a stream, and the points in it to wait for
  *     buffer.c    device memory           mask.c     lists and captures on the device
  *     program.c   a kernel for a choice   launch.c   the hot call
- *     measure.c   peaks
+ *     measure.c   peaks                   pack.c     kernels compiled ahead
  *
  * Every entry makes the device's context current and puts back what was: attune leaves no trace in the calling thread.
  */
