@@ -236,7 +236,7 @@ static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t v
 
 const char *attune__cuda_entry_name(const attune_plan_choice *choice)
 {
-    return choice->use_tma ? "attune_forward_sm90" : "attune_forward_sm80";
+    return choice->decode ? "attune_decode_sm80" : choice->use_tma ? "attune_forward_sm90" : "attune_forward_sm80";
 }
 
 attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape, attune__decision *decision)
@@ -254,9 +254,12 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     const attune__shape *s = desc->shape;
     const attune_plan_choice *choice = desc->choice;
     const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
-    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0) || choice->decode || choice->direction != ATTUNE_FORWARD)
+    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0) || (hopper && choice->decode) ||
+        choice->direction != ATTUNE_FORWARD)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
-    *kernel = (attune__cuda_kernel){.file = hopper ? "forward_sm90.cu" : "forward_sm80.cu"};
+    *kernel = (attune__cuda_kernel){.file = choice->decode ? "decode_sm80.cu"
+                                            : hopper       ? "forward_sm90.cu"
+                                                           : "forward_sm80.cu"};
     snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u%s", architecture, hopper ? "a" : "");
     snprintf(kernel->options[1], sizeof kernel->options[1], "--fmad=false");
     snprintf(kernel->options[2], sizeof kernel->options[2], "-std=c++17");

@@ -293,8 +293,9 @@ const attune__backend attune__cuda_backend = {
     .program_destroy = attune__cuda_program_destroy,
     .program_compile = attune__cuda_pack,
     .forward = attune__cuda_forward,
+    .decode = attune__cuda_decode,
     .queue_lend = attune__cuda_queue_lend,
     .queue_destroy = attune__cuda_queue_destroy,
     .wait = attune__cuda_wait,
-    .missing = "the CUDA backend has no decode kernel, backward pass or measurement of peaks yet",
+    .missing = "the CUDA backend has no backward pass or measurement of peaks yet",
 };

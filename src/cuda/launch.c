@@ -6,10 +6,6 @@
 
 #include "base/error.h"
 
-#include "cuda/arguments.h"
-
-#define MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
-
 static unsigned long long address(const attune_tensor *tensor)
 {
     return tensor->buffer ? attune__cuda_pointer(tensor->buffer) + tensor->offset : 0;
@@ -110,21 +106,8 @@ static bool encode_all(const attune__cuda_program *program, const attune__forwar
            encode(driver, &call->v, rows, true, &maps[2]);
 }
 
-attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
-                                   uint64_t *value)
+attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call)
 {
-    const attune__cuda_program *mine = (const attune__cuda_program *)program;
-    attune__cuda_device *device = attune__cuda_of(program->device);
-    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
-    attune__cu_tensor_map maps[3];
-    const attune__cuda_loaded *kernel = mine->tma && !encode_all(mine, call, maps) ? &mine->fallback : &mine->kernel;
-    int64_t tiles = (call->q_len + kernel->block_m - 1) / kernel->block_m;
-    if (tiles > MOST_BLOCKS / call->heads / call->batch)
-        return attune__fail(ATTUNE_UNSUPPORTED,
-                            "batch %lld, heads %lld and q_len %lld make more than %d workgroups: cut the batch",
-                            (long long)call->batch, (long long)call->heads, (long long)call->q_len, MOST_BLOCKS);
-    tiles *= call->heads * call->batch;
-    const int64_t grid = kernel->resident && kernel->resident < tiles ? kernel->resident : tiles;
     attune_cuda_arguments arguments = {
         .q = view(&call->q),
         .k = view(&call->k),
@@ -141,8 +124,27 @@ attune_status attune__cuda_forward(const attune__program *program, attune_queue 
     };
     if (call->mask)
         set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);
-    if (mine->score)
-        set_score(&arguments, mine->score, call);
+    if (program->score)
+        set_score(&arguments, program->score, call);
+    return arguments;
+}
+
+attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                   uint64_t *value)
+{
+    const attune__cuda_program *mine = (const attune__cuda_program *)program;
+    attune__cuda_device *device = attune__cuda_of(program->device);
+    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
+    attune__cu_tensor_map maps[3];
+    const attune__cuda_loaded *kernel = mine->tma && !encode_all(mine, call, maps) ? &mine->fallback : &mine->kernel;
+    int64_t tiles = (call->q_len + kernel->block_m - 1) / kernel->block_m;
+    if (tiles > ATTUNE__CUDA_MOST_BLOCKS / call->heads / call->batch)
+        return attune__fail(
+            ATTUNE_UNSUPPORTED, "batch %lld, heads %lld and q_len %lld make more than %d workgroups: cut the batch",
+            (long long)call->batch, (long long)call->heads, (long long)call->q_len, ATTUNE__CUDA_MOST_BLOCKS);
+    tiles *= call->heads * call->batch;
+    const int64_t grid = kernel->resident && kernel->resident < tiles ? kernel->resident : tiles;
+    attune_cuda_arguments arguments = attune__cuda_arguments_of(mine, call);
     void *parameters[] = {&arguments, &maps[0], &maps[1], &maps[2]};
     ATTUNE__TRY(attune__cuda_enter(device));
     attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
