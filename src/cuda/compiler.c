@@ -271,6 +271,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     add_option(kernel, "BLOCK_N", choice->block_n);
     add_option(kernel, "NUM_WARPS", choice->num_warps);
     add_option(kernel, "NUM_STAGES", choice->num_stages);
+    add_option(kernel, "SHARED_MEMORY", choice->shared_memory);
     add_option(kernel, "HAVE_BLOCKS", s->block_mask);
     add_option(kernel, "HAVE_MASK", desc->mask != NULL);
     add_option(kernel, "HAVE_MASK_RANGE", 0);
