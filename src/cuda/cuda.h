@@ -137,4 +137,6 @@ attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *prog
 
 #define ATTUNE__CUDA_MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
 
+attune_status attune__cuda_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
+
 #endif

@@ -282,6 +282,7 @@ const attune__backend attune__cuda_backend = {
     .open = device_open,
     .lend = device_lend,
     .close = device_close,
+    .measure = attune__cuda_measure,
     .buffer_create = attune__cuda_buffer_create,
     .buffer_lend = attune__cuda_buffer_lend,
     .buffer_destroy = attune__cuda_buffer_destroy,
@@ -297,5 +298,5 @@ const attune__backend attune__cuda_backend = {
     .queue_lend = attune__cuda_queue_lend,
     .queue_destroy = attune__cuda_queue_destroy,
     .wait = attune__cuda_wait,
-    .missing = "the CUDA backend has no backward pass or measurement of peaks yet",
+    .missing = "the CUDA backend has no backward pass yet",
 };
