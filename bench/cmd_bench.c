@@ -33,6 +33,7 @@ typedef struct bench_options {
     double scale; /* 0 = automatic */
     double floor; /* of a change that counts */
     bool list, masks, peers, no_peers, fail_on_slower, scale_given, seed_given;
+    cli_list packs;
 } bench_options;
 
 typedef struct bench_device {
@@ -186,6 +187,7 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
          .argument = "SECONDS",
          .help = "after which a row begins no further call; 0 = none",
          .value = &timeout},
+        {.name = "--pack", .argument = "FILE", .help = "kernels made by attune compile", .list = &o->packs},
         {.name = "--seed", .argument = "N", .help = "of inputs and masks (default: 1)", .value = &seed},
         {.name = "--no-check", .help = "do not hold results against the oracle", .flag = &no_check},
         {.name = "--peers", .help = "OpenBLAS and a naive loop, also without f32 rows on the CPU", .flag = &o->peers},
@@ -689,7 +691,9 @@ static int prepare(bench_run *run)
         (void)complain("%s", attune_last_error());
         return cli_exit_of(status);
     }
-    status = open_devices(run);
+    status = cli_packs_load(run->instance, &o->packs);
+    if (status == ATTUNE_OK)
+        status = open_devices(run);
     if (status != ATTUNE_OK)
         return cli_exit_of(status);
     return choose_dtypes(run) ? EXIT_GOOD : EXIT_USAGE;

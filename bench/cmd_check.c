@@ -13,6 +13,7 @@ typedef struct check_options {
     const char *folder, *device, *dtype, *kernel_options;
     bool gradients;
     const attune_kernel_options *kernel;
+    cli_list packs;
 } check_options;
 
 /* What a result is compared with; o, lse and row maxima in float64. */
@@ -191,7 +192,7 @@ static int check_workloads(attune_instance *instance, attune_device *device, con
 
 int cmd_check(int argc, char **argv)
 {
-    check_options o = {"", "cpu", "", "", false, NULL};
+    check_options o = {"", "cpu", "", "", false, NULL, {{0}, 0}};
     const cli_option options[] = {
         {"--case", "DIR", "a case folder: case.json and NPY files; the workloads in small if not given", &o.folder,
          NULL, NULL},
@@ -199,6 +200,7 @@ int cmd_check(int argc, char **argv)
         {"--dtype", "TYPE", "f32, f16, bf16 or f64; f32, f16 and bf16 if not given", &o.dtype, NULL, NULL},
         {"--grad", NULL, "gradients too", NULL, &o.gradients, NULL},
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
+        {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &o.packs},
     };
     cli_result parsed =
         cli_parse("check [--case DIR] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, NULL);
@@ -219,7 +221,7 @@ int cmd_check(int argc, char **argv)
     attune_status status = attune_instance_create(NULL, &instance);
     if (status != ATTUNE_OK)
         cli_complain("%s", attune_last_error());
-    else
+    else if ((status = cli_packs_load(instance, &o.packs)) == ATTUNE_OK)
         status = cli_devices_open(instance, o.device, &devices);
     int worst = cli_exit_of(status);
     for (uint32_t i = 0; i < devices.count; i++)

@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 
 #include "cache/cache.h"
+#include "cache/pack.h"
 #include "mask/mask.h"
 #include "plan/plan.h"
 
@@ -24,8 +25,9 @@ typedef struct attune__host {
     attune_log_fn log; /* may be NULL: use attune__log */
     void *log_user;
     attune_log_level log_level;
-    uint32_t cpu_threads; /* 0 = the cores that this process may use */
-    attune__cache *cache; /* compiled kernels; NULL = none, which its functions accept */
+    uint32_t cpu_threads;       /* 0 = the cores that this process may use */
+    attune__cache *cache;       /* compiled kernels; NULL = none, which its functions accept */
+    const attune__packs *packs; /* kernels compiled ahead; likewise */
 } attune__host;
 
 void attune__log(const attune__host *host, attune_log_level level, const char *format, ...)
@@ -126,6 +128,10 @@ struct attune__backend {
     /* Programs: compilation and everything else that may take time or memory. */
     attune_status (*program_create)(attune_device *device, const attune__program_desc *desc, attune__program **program);
     void (*program_destroy)(attune__program *program);
+    /* Compiles for a device that need not be here, and adds the kernel to a pack. From any thread. NULL where kernels
+     * cannot be compiled without their device, or need not be. */
+    attune_status (*program_compile)(const attune__host *host, const attune_limits *limits,
+                                     const attune__program_desc *desc, attune__pack *pack);
 
     /* Launches only. *value is the point in the queue to wait for. decode is called when choice.decode is set. */
     attune_status (*forward)(const attune__program *program, attune_queue *queue, const attune__forward *call,

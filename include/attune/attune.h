@@ -218,7 +218,9 @@ typedef struct attune_device attune_device;
 
 /*
  * Opens a device by its id ("cpu", "vulkan:0", "cuda:1"; a backend's name alone is its device 0). UNAVAILABLE, with the
- * reason, if it is not there. The CPU device starts its worker threads here, and only here; they sleep between calls.
+ * reason, if it is not there. "cuda:0@a6000" lays a profile over it: plans are then those of the smaller device, but for
+ * the architecture that they are compiled for; INVALID_ARGUMENT if the profile is of another backend or has more than
+ * the device. The CPU device starts its worker threads here, and only here; they sleep between calls.
  */
 ATTUNE_API attune_status attune_device_open(attune_instance *instance, const char *id, attune_device **device);
 ATTUNE_API void attune_device_destroy(attune_device *device);
@@ -646,6 +648,40 @@ ATTUNE_API attune_status attune_plan_explain(const attune_plan *plan, attune_tex
                                              size_t size, size_t *needed);
 /* The bytes of workspace that each call in flight needs; 0 = none. */
 ATTUNE_API uint64_t attune_plan_workspace_size(const attune_plan *plan);
+
+/* ------------------------------------------------------------------------------------------------------------- packs
+ */
+
+/*
+ * Kernels compiled ahead, for machines that have no compiler (CUDA without NVRTC) or must not wait for it. A pack is
+ * made with the compiler alone, no device; it serves a plan whose kernel, tile, types and expressions are the same.
+ * Only CUDA has such kernels: the CPU compiles none, Vulkan's driver compiles on its device.
+ */
+typedef struct attune_pack attune_pack;
+
+/* An empty pack. */
+ATTUNE_API attune_status attune_pack_create(attune_instance *instance, attune_pack **pack);
+ATTUNE_API void attune_pack_destroy(attune_pack *pack);
+/*
+ * Chooses as attune_plan_create would on a device with these limits, compiles, and adds the kernel if it is not in the
+ * pack yet. May take seconds. UNAVAILABLE without the compiler, UNSUPPORTED where the backend needs no pack; on failure
+ * the pack stays as it was. Any thread, several at once.
+ */
+ATTUNE_API attune_status attune_pack_add(attune_pack *pack, const attune_limits *limits, const attune_problem *problem,
+                                         const attune_kernel_options *options);
+/* The kernels in a pack, and their bytes; either output may be NULL. Any thread. */
+ATTUNE_API attune_status attune_pack_size(const attune_pack *pack, uint32_t *kernels, uint64_t *bytes);
+/* Writes the pack to a file, which is replaced as a whole. IO if it cannot be written. */
+ATTUNE_API attune_status attune_pack_write(const attune_pack *pack, const char *path);
+
+/*
+ * Loads a pack's file: plans made from now on, on any device of the instance, take their kernels from it before they
+ * look in the cache or compile. Its memory belongs to the instance and goes with it. Several packs may be loaded; the
+ * latest is searched first. IO if the file cannot be read, is no pack or is damaged (a checksum covers every byte),
+ * UNSUPPORTED if another version of attune made it; then nothing is loaded. As with the library itself, load only what
+ * you trust: kernels run on the device. Any thread, also while other threads make plans.
+ */
+ATTUNE_API attune_status attune_instance_pack_load(attune_instance *instance, const char *path);
 
 /* --------------------------------------------------------------------------------------------------------- execution
  */

@@ -11,6 +11,7 @@
 struct attune_instance {
     atomic_uint references;
     attune__host host;
+    attune__packs packs;
 };
 
 struct attune_plan {
@@ -23,12 +24,25 @@ struct attune_plan {
     attune__program *program;
 };
 
+struct attune_pack {
+    attune_instance *instance; /* retained */
+    attune__pack *content;
+};
+
 /* Uploads of a mask, one for each device. */
 struct attune__mask_upload {
     struct attune__mask_upload *next;
     attune_device *device;            /* retained */
     attune__device_mask *device_mask; /* NULL where the backend reads the host's lists */
 };
+
+/* The table of a backend; NULL, with the thread's error, if this build has none of it. */
+const attune__backend *attune__backend_find(attune_backend kind);
+/* Fills everything of a plan but its device and program. The expressions are retained, also on failure. */
+attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
+                                  const attune_kernel_options *options);
+/* UNSUPPORTED if the backend has no entry for what was chosen; `who` begins the message. */
+attune_status attune__plan_supported(const attune_plan *plan, const attune__backend *backend, const char *who);
 
 attune_instance *attune__instance_retain(attune_instance *instance);
 void attune__instance_release(attune_instance *instance);

@@ -78,6 +78,9 @@ uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, u
 uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
                                            attune_dtype dtype);
 
+/* Cuts the limits of a real device down to those of a profile, all but what its kernels are compiled for. */
+attune_status attune__profile_lay(const char *name, attune_limits *limits);
+
 /* A candidate that was considered and not taken. */
 typedef struct attune__rejection {
     char what[96]; /* "cuda_sm80 BLOCK_M 128 BLOCK_N 64 num_stages 3" */

@@ -52,15 +52,7 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
     if (!c->decode)
         return most(all, x.m * x.dv * x.e);
     uint64_t shares = x.warps * 16 / x.m;
-    return most(all, shares > 1 ? shares * x.m * (x.dv + 2) * 4 : x.m * x.dv * 4);
-}
-
-static uint64_t sm80_chunked(const attune_plan_choice *c, numbers x)
-{
-    if (c->direction != ATTUNE_BACKWARD)
-        return x.stages * 64 * (x.m + x.n) * x.e;
-    return most(x.stages * 64 * (x.m1 + x.n1) * x.e + 2 * x.m1 * x.n1 * x.e + 8 * x.m1,
-                x.stages * 64 * (x.m2 + x.n2) * x.e + x.m2 * x.n2 * x.e);
+    return most(all, shares * x.m * (x.dv + 2) * 4);
 }
 
 static uint64_t sm90a(const attune_plan_choice *c, numbers x)
@@ -71,7 +63,7 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
         uint64_t kv = (x.n1 + x.stages * x.m1) * (x.d + x.dv) * 2 + 4 * x.m1 * x.n1 + 8 * x.stages * x.m1;
         return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * 2) + barriers;
     }
-    return most(x.m * x.d * 2, x.m * x.dv * (c->decode ? 4 : 2)) + x.stages * x.n * (x.d + x.dv) * 2 +
+    return most(x.m * x.d * 2, x.m * x.dv * 2) + x.stages * x.n * (x.d + x.dv) * 2 +
            up(136 + 40 * x.stages, 128);
 }
 
@@ -127,8 +119,6 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         return cpu(c, x, dtype == ATTUNE_F64);
     if (!strcmp(c->kernel, "cuda_sm80"))
         return sm80(c, x);
-    if (!strcmp(c->kernel, "cuda_sm80_chunked"))
-        return sm80_chunked(c, x);
     if (!strcmp(c->kernel, "cuda_sm90a"))
         return sm90a(c, x);
     if (!strcmp(c->kernel, "vulkan_subgroup"))
