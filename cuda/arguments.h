@@ -27,9 +27,10 @@
  *     float attune_score(the same)
  *     void attune_mask_range(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, int *high ATTUNE_SYMBOLS)
  *
- *     float attune_score_near(as attune_score), right where |score| <= ATTUNE_SCORE_NEAR, if that is defined
+ *     float attune_score_near(as attune_score), with ATTUNE_HAVE_SCORE_NEAR: cheaper, and if ATTUNE_SCORE_NEAR is
+ *                                              defined right only where |score| is at most that
  *
- * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols`. Row q may attend low <= kv < high. The text must be
+ * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0`. Row q may attend low <= kv < high. The text must be
  * compiled without contraction (--fmad=false): the kernels ask for each fused operation by name.
  *
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the part first; combine: a grid of

@@ -3,6 +3,7 @@
 #include "cuda/compiler.h"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -204,6 +205,9 @@ attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_
  * specialisation
  */
 
+/* Whole numbers below it, and their sums, are floats. */
+#define EXACT_FLOATS (INT64_C(1) << 23)
+
 /* What of the expressions is recognised. */
 typedef struct mods {
     bool rows;     /* the mask's rows are intervals */
@@ -217,7 +221,8 @@ static mods recognise(const attune__program_desc *desc)
     mods m = {0};
     attune__text nowhere = attune__text_begin(NULL, 0);
     m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
-    m.near = desc->score && attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    m.near = desc->score && desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
+             attune__ctext_near(desc->score, "", &nowhere, &m.limit);
     return m;
 }
 
@@ -233,8 +238,11 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
     if (m->near) {
         char literal[ATTUNE__FLOAT_TEXT];
         attune__ctext_near(desc->score, "attune_score_near", text, &m->limit);
-        attune__float_text(m->limit, literal);
-        attune__text_add(text, "#define ATTUNE_SCORE_NEAR %sf\n", literal);
+        attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
+        if (isfinite(m->limit)) {
+            attune__float_text(m->limit, literal);
+            attune__text_add(text, "#define ATTUNE_SCORE_NEAR %sf\n", literal);
+        }
     }
     return ATTUNE_OK;
 }

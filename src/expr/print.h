@@ -27,7 +27,9 @@ bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text 
 /*
  * The same function as attune__ctext_function writes for a score, but right only for scores of at most *limit in
  * magnitude, where it is cheaper: tanh of a score divided or multiplied by a constant becomes attune_tanh_near, which
- * need be right for |x| <= 0.5 only. False if the expression has no such tanh.
+ * need be right for |x| <= 0.5 only, and the float of kv, kv - q or q - kv is ATTUNE_FLOAT_KV, ATTUNE_FLOAT_KV_Q or
+ * ATTUNE_FLOAT_Q_KV, which a kernel may add up where lengths are below 2^23. *limit is infinite without a tanh. False
+ * if nothing is cheaper.
  */
 bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit);
 
