@@ -17,7 +17,8 @@
  *     ATTUNE_SHARED_MEMORY   the planner's bytes, which the kernel's layout must have
  *     ATTUNE_HAVE_BLOCKS     1: the mask's lists are given; 0: every pair
  *     ATTUNE_HAVE_MASK       1: partial blocks call attune_mask (only with ATTUNE_HAVE_BLOCKS); 0: there are none
- *     ATTUNE_HAVE_MASK_RANGE 1: partial blocks call attune_mask_range instead of attune_mask
+ *     ATTUNE_HAVE_MASK_RANGE 1: partial blocks call attune_mask_range instead of attune_mask; with both, if the
+ *                            argument mask_ranges says so (sm90 only)
  *     ATTUNE_HAVE_SCORE      1: every pair calls attune_score
  *
  * With any of the last three the host gives NVRTC a header "mods.cuh": the prelude and then the functions
@@ -26,7 +27,10 @@
  *     float attune_score(the same)
  *     void attune_mask_range(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, int *high ATTUNE_SYMBOLS)
  *
- * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols`. Row q may attend low <= kv < high. The text must be
+ *     float attune_score_near(as attune_score), with ATTUNE_HAVE_SCORE_NEAR: cheaper, and if ATTUNE_SCORE_NEAR is
+ *                                              defined right only where |score| is at most that
+ *
+ * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0`. Row q may attend low <= kv < high. The text must be
  * compiled without contraction (--fmad=false): the kernels ask for each fused operation by name.
  *
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the part first; combine: a grid of
@@ -59,6 +63,9 @@ typedef struct attune_cuda_symbol {
         float f32;
     } is;
     long long size[4], stride[4];
+    /* int32 pairs, one for each element: where the elements of the last dimension that equal it begin and end. 0 where
+     * they do not stand together. */
+    unsigned long long runs;
 } attune_cuda_symbol;
 
 /* Block lists in compressed rows, as in src/mask: row r holds indices[offsets[r]] .. indices[offsets[r + 1] - 1],
@@ -79,6 +86,7 @@ typedef struct attune_cuda_arguments {
     int q_block, kv_block;                     /* multiples of the tile */
     /* Where attune_mask is evaluated: (b + b0, h + h0, q + q0), with the whole's group, q_len and kv_len. */
     int b0, h0, q0, mask_group, mask_q_len, mask_kv_len;
+    int mask_ranges; /* attune_mask_range may be called: its captures have their runs */
 
     /* Optional, int32 [tiles]: the order in which tiles are taken, longest first. 0 = the last rows of each head first
      * with lists, the first rows first without. A tile is (b * heads + h) * row tiles + row tile. */

@@ -42,7 +42,7 @@ __device__ __forceinline__ void store_element(const attune_cuda_arguments &a, co
             empty ? -ATTUNE_INF : top + logf(sum);
     if (a.row_max.address)
         ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + p.q * a.row_max.row] =
-            empty ? -ATTUNE_INF : top;
+            empty ? -ATTUNE_INF : nan_or(top, sum);
 }
 
 /* Neither NaN nor infinite. */

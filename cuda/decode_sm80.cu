@@ -201,11 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
         v_tiles = k_tiles + STAGES * K_BYTES;
     part p = part_place(a, parts);
-    i64 kv_b = p.b, kv_h = p.h_kv;
-    source from = {
-        (const element *)a.k.address + kv_b * a.k.batch + kv_h * a.k.head,
-        (const element *)a.v.address + kv_b * a.v.batch + kv_h * a.v.head,
-    };
+    source from = source_of(a, p.b, p.h_kv);
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int row = warp % ROW_GROUPS * 16, column = warp / ROW_GROUPS * KEYS;
     u32 k_warp = (u32)(column * CHUNKS_D * 16), v_warp = (u32)(column * CHUNKS_DV * 16);

@@ -144,7 +144,7 @@ __device__ __forceinline__ u32 store(const float (&o)[ROW_TILES][DV_TILES][4], c
                         empty ? -ATTUNE_INF : top + logf(sum);
                 if (a.row_max.address)
                     ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + q * a.row_max.row] =
-                        empty ? -ATTUNE_INF : top;
+                        empty ? -ATTUNE_INF : nan_or(top, sum);
             }
         }
     return spoilt;
@@ -190,11 +190,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
         v_tiles = k_tiles + STAGES * K_BYTES;
     place p = tile_place(a, (int)blockIdx.x);
-    i64 kv_b = p.b, kv_h = p.h_kv;
-    source from = {
-        (const element *)a.k.address + kv_b * a.k.batch + kv_h * a.k.head,
-        (const element *)a.v.address + kv_b * a.v.batch + kv_h * a.v.head,
-    };
+    p = {uniform(p.b), uniform(p.h), uniform(p.h_kv), uniform(p.q)};
+    source from = source_of(a, p.b, p.h_kv);
 
     float o[ROW_TILES][DV_TILES][4], m[ROW_TILES][2], l[ROW_TILES][2];
 #pragma unroll
@@ -207,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         m[r][0] = m[r][1] = -ATTUNE_INF;
         l[r][0] = l[r][1] = 0.0f;
     }
-    float factor = fold_factor(a.scale);
+    float factor = uniform(fold_factor(a.scale));
 
     walk ahead;
     walk_begin(ahead, a, p);

@@ -55,26 +55,43 @@ __device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* x = high + low, each as tf32 holds it: three products of these give a float32 product but for 2^-22. */
-__device__ __forceinline__ void split_tf32(u32 x, u32 &high, u32 &low)
+/*
+ * x = high + low, each as tf32 holds it: three products of these give a float32 product but for 2^-22. What is not
+ * finite is in `high` alone, and its products with low parts, whose signs mean nothing, are left out: `safe` is high
+ * where x is finite, else 0.
+ */
+struct split {
+    u32 high, low, safe;
+};
+
+__device__ __forceinline__ split split_tf32(u32 x)
 {
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(__uint_as_float(x)));
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(__uint_as_float(x) - __uint_as_float(high)));
+    split s;
+    float value = __uint_as_float(x), low;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(s.high) : "f"(value));
+    bool finite = fabsf(value) < ATTUNE_INF;
+    low = finite ? value - __uint_as_float(s.high) : 0.0f;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(s.low) : "f"(low));
+    s.safe = finite ? s.high : 0;
+    return s;
 }
 
 /* c += a b over two 16-byte chunks of the inner dimension: 16 elements of 16 bits, or 8 of 32. */
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
     if constexpr (WIDE) {
-        u32 high[4], low[4], b0_high, b0_low, b1_high, b1_low;
+        u32 high[4], low[4], safe[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            split_tf32(a[i], high[i], low[i]);
-        split_tf32(b0, b0_high, b0_low);
-        split_tf32(b1, b1_high, b1_low);
-        multiply_tf32(c, low, b0_high, b1_high);
-        multiply_tf32(c, high, b0_low, b1_low);
-        multiply_tf32(c, high, b0_high, b1_high);
+        for (int i = 0; i < 4; i++) {
+            split s = split_tf32(a[i]);
+            high[i] = s.high;
+            low[i] = s.low;
+            safe[i] = s.safe;
+        }
+        split x = split_tf32(b0), y = split_tf32(b1);
+        multiply_tf32(c, low, x.safe, y.safe);
+        multiply_tf32(c, safe, x.low, y.low);
+        multiply_tf32(c, high, x.high, y.high);
     } else {
 #if ATTUNE_DTYPE == ATTUNE_CUDA_F16
 #define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
@@ -87,8 +104,38 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
     }
 }
 
+/* The tensor cores' own additions cut off: in float32 a piece's sum is added to c in one rounded step. */
+__device__ __forceinline__ void multiply_rounded(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    if constexpr (WIDE) {
+        float sum[4] = {};
+        multiply(sum, a, b0, b1);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            c[i] += sum[i];
+    } else
+        multiply(c, a, b0, b1);
+}
+
 /* ----------------------------------------------------------------------------------------------------- shared memory
  */
+
+/* A value that is the same in the whole warp, said so that the compiler may keep it in a register of the warp. */
+__device__ __forceinline__ int uniform(int x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
+__device__ __forceinline__ float uniform(float x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
+template <typename T> __device__ __forceinline__ T *uniform(T *p)
+{
+    u32 low = (u32)uniform((int)(u64)p), high = (u32)uniform((int)((u64)p >> 32));
+    return (T *)((u64)high << 32 | low);
+}
 
 /* Where a row's chunk stands: rotated by exclusive or, so that 8 rows of one chunk lie in 8 different sets of banks. */
 template <int CHUNKS> __device__ __forceinline__ u32 chunk_offset(int row, int chunk)
@@ -178,6 +225,12 @@ struct source {
     const element *k, *v;
 };
 
+__device__ __forceinline__ source source_of(const attune_cuda_arguments &a, i64 b, i64 h_kv)
+{
+    return {uniform((const element *)a.k.address + b * a.k.batch + h_kv * a.k.head),
+            uniform((const element *)a.v.address + b * a.v.batch + h_kv * a.v.head)};
+}
+
 __device__ __forceinline__ void load_k(u32 to, const source &from, const attune_cuda_arguments &a, const keys &w)
 {
     if (w.kv >= 0)
@@ -206,7 +259,8 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 s[r][n][i] = 0.0f;
-#pragma unroll
+    /* Unrolling all would keep too many operands. */
+#pragma unroll(WIDE ? 2 : 4)
     for (int chunk = 0; chunk < CHUNKS_D; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll
@@ -218,8 +272,8 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
             load_matrices(b, k + chunk_offset<CHUNKS_D>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
 #pragma unroll
             for (int r = 0; r < ROW_TILES; r++) {
-                multiply(s[r][n], a[r], b[0], b[1]);
-                multiply(s[r][n + 1], a[r], b[2], b[3]);
+                multiply_rounded(s[r][n], a[r], b[0], b[1]);
+                multiply_rounded(s[r][n + 1], a[r], b[2], b[3]);
             }
         }
     }
@@ -254,8 +308,8 @@ __device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float
                     sum += x;
                 }
             l[r][half] = sum;
-            /* Maxima seldom grow once some tiles have been seen. */
-            if (__any_sync(0xffffffffu, shrink != 1.0f)) {
+            /* Maxima seldom grow once some tiles have been seen; to ask pays for tiles of some width. */
+            if (KEYS < 64 || __any_sync(0xffffffffu, shrink != 1.0f)) {
 #pragma unroll
                 for (int d = 0; d < DV_TILES; d++) {
                     o[r][d][2 * half] *= shrink;
@@ -273,7 +327,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4], 
     if constexpr (WIDE) {
         /*
          * The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place.
-         * A tile's sum is added to O in one rounded step, since the tensor cores' own additions cut off.
+         * A tile's sum is added to O in one rounded step, as in multiply_rounded.
          */
         constexpr int TOGETHER = DV_TILES % 4 == 0 ? 4 : 2;
 #pragma unroll

@@ -3,12 +3,14 @@
 #include "cuda/compiler.h"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
 #include "cuda/sources.h"
+#include "expr/print.h"
 
 #define MOST_HEADERS 16
 #define LOG_SIZE     1200 /* of the compiler's words that a message holds */
@@ -203,29 +205,65 @@ attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_
  * specialisation
  */
 
-static attune_status write_mods(const attune_allocator *allocator, const attune__program_desc *desc, const char **mods)
+/* Whole numbers below it, and their sums, are floats. */
+#define EXACT_FLOATS (INT64_C(1) << 23)
+
+/* What of the expressions is recognised. */
+typedef struct mods {
+    bool rows;     /* the mask's rows are intervals */
+    uint32_t runs; /* of these symbols the runs must be known for that */
+    bool near;     /* the score has a cheaper form near 0 */
+    float limit;
+} mods;
+
+static mods recognise(const attune__program_desc *desc)
 {
-    static const char *const names[2] = {"attune_mask", "attune_score"}, head[] = "#include \"prelude.cuh\"\n";
-    const attune_expr *exprs[2] = {desc->mask, desc->score};
-    size_t sizes[2] = {0}, at = sizeof head - 1;
-    for (int i = 0; i < 2; i++)
-        if (exprs[i])
-            ATTUNE__TRY(attune__expr_ctext(exprs[i], names[i], NULL, 0, &sizes[i]));
-    char *text = attune__alloc(allocator, at + sizes[0] + sizes[1] + 1, 1);
-    if (!text)
-        return ATTUNE_OUT_OF_HOST_MEMORY;
-    memcpy(text, head, at);
-    for (int i = 0; i < 2; i++)
-        if (exprs[i]) {
-            const attune_status status = attune__expr_ctext(exprs[i], names[i], text + at, sizes[i], NULL);
-            if (status != ATTUNE_OK) {
-                attune__free(allocator, text);
-                return status;
-            }
-            at += sizes[i] - 1;
+    mods m = {0};
+    attune__text nowhere = attune__text_begin(NULL, 0);
+    m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
+    m.near = desc->score && desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
+             attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    return m;
+}
+
+static attune_status add_mods(const attune__program_desc *desc, mods *m, attune__text *text)
+{
+    attune__text_add(text, "#include \"prelude.cuh\"\n");
+    if (desc->mask)
+        ATTUNE__TRY(attune__ctext_function(desc->mask, "attune_mask", text));
+    if (m->rows)
+        attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
+    if (desc->score)
+        ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
+    if (m->near) {
+        char literal[ATTUNE__FLOAT_TEXT];
+        attune__ctext_near(desc->score, "attune_score_near", text, &m->limit);
+        attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
+        if (isfinite(m->limit)) {
+            attune__float_text(m->limit, literal);
+            attune__text_add(text, "#define ATTUNE_SCORE_NEAR %sf\n", literal);
         }
-    *mods = text;
+    }
     return ATTUNE_OK;
+}
+
+static attune_status write_mods(const attune_allocator *allocator, const attune__program_desc *desc, mods *m,
+                                const char **mods_text)
+{
+    size_t size;
+    attune__text text = attune__text_begin(NULL, 0);
+    ATTUNE__TRY(add_mods(desc, m, &text));
+    attune__text_end(&text, &size);
+    char *made = attune__alloc(allocator, size, 1);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    text = attune__text_begin(made, size);
+    const attune_status status = add_mods(desc, m, &text);
+    if (status == ATTUNE_OK)
+        *mods_text = made;
+    else
+        attune__free(allocator, made);
+    return status;
 }
 
 static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t value)
@@ -236,7 +274,7 @@ static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t v
 
 const char *attune__cuda_entry_name(const attune_plan_choice *choice)
 {
-    return choice->decode ? "attune_decode_sm80" : choice->use_tma ? "attune_forward_sm90" : "attune_forward_sm80";
+    return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
 }
 
 attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape, attune__decision *decision)
@@ -254,12 +292,13 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     const attune__shape *s = desc->shape;
     const attune_plan_choice *choice = desc->choice;
     const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
-    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0) || (hopper && choice->decode) ||
-        choice->direction != ATTUNE_FORWARD)
+    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0) || choice->direction != ATTUNE_FORWARD)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
-    *kernel = (attune__cuda_kernel){.file = choice->decode ? "decode_sm80.cu"
-                                            : hopper       ? "forward_sm90.cu"
-                                                           : "forward_sm80.cu"};
+    *kernel = (attune__cuda_kernel){
+        .file = hopper           ? "forward_sm90.cu"
+                : choice->decode ? "decode_sm80.cu"
+                                 : "forward_sm80.cu",
+    };
     snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u%s", architecture, hopper ? "a" : "");
     snprintf(kernel->options[1], sizeof kernel->options[1], "--fmad=false");
     snprintf(kernel->options[2], sizeof kernel->options[2], "-std=c++17");
@@ -273,8 +312,11 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     add_option(kernel, "NUM_STAGES", choice->num_stages);
     add_option(kernel, "SHARED_MEMORY", choice->shared_memory);
     add_option(kernel, "HAVE_BLOCKS", s->block_mask);
-    add_option(kernel, "HAVE_MASK", desc->mask != NULL);
-    add_option(kernel, "HAVE_MASK_RANGE", 0);
+    /* Where an interval rests on what a capture holds, which is known only at the call, the mask itself stays. */
+    mods m = recognise(desc);
+    const bool rows = m.rows && (!m.runs || hopper);
+    add_option(kernel, "HAVE_MASK", desc->mask && (!rows || m.runs));
+    add_option(kernel, "HAVE_MASK_RANGE", rows);
     add_option(kernel, "HAVE_SCORE", desc->score != NULL);
-    return desc->mask || desc->score ? write_mods(allocator, desc, &kernel->mods) : ATTUNE_OK;
+    return desc->mask || desc->score ? write_mods(allocator, desc, &m, &kernel->mods) : ATTUNE_OK;
 }

@@ -98,8 +98,9 @@ attune_status attune__cuda_buffer_read(const attune_buffer *buffer, uint64_t off
 typedef struct attune__cuda_mask {
     attune__device_mask base;
     attune__cu_pointer memory;
-    attune__cu_pointer offsets[2], indices[2]; /* partial, full */
-    attune__cu_pointer captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__cu_pointer offsets[2], indices[2];                                           /* partial, full */
+    attune__cu_pointer captures[ATTUNE_EXPR_MAX_SYMBOLS], runs[ATTUNE_EXPR_MAX_SYMBOLS]; /* runs: 0 = none */
+    bool ranges; /* the mask's rows are intervals, and the runs that they rest on are there */
 } attune__cuda_mask;
 
 attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask *mask,
@@ -131,6 +132,8 @@ attune_status attune__cuda_forward(const attune__program *program, attune_queue 
                                    uint64_t *value);
 attune_status attune__cuda_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                   uint64_t *value);
+/* What a decode program has besides its kernel. */
+attune_status attune__cuda_decode_load(attune__cuda_program *program, const attune__program_desc *desc);
 
 /* What a call says to any kernel of the program. */
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);

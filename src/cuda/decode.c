@@ -6,6 +6,21 @@
 
 #define COMBINE_THREADS 128
 
+attune_status attune__cuda_decode_load(attune__cuda_program *program, const attune__program_desc *desc)
+{
+    attune__cuda_device *device = attune__cuda_of(program->base.device);
+    program->packed_heads = attune__shape_packed_heads(desc->shape);
+    program->split = desc->choice->split_kv;
+    if (program->split < 2)
+        return ATTUNE_OK;
+    ATTUNE__TRY(attune__cuda_enter(device));
+    const attune_status status = attune__cuda_check(
+        device, device->driver.module_function(&program->combine, program->kernel.module, "attune_combine_sm80"),
+        "cuModuleGetFunction");
+    attune__cuda_leave(device);
+    return status;
+}
+
 /* The parts' results lie at the beginning of the workspace (src/plan/plan.h). */
 static attune_cuda_parts parts_of(const attune__cuda_program *program, const attune__forward *call)
 {

@@ -50,12 +50,14 @@ static void set_mask(attune_cuda_arguments *a, const attune_mask *mask, const at
     a->mask_group = mask->expr ? mask->expr_heads / mask->expr_kv_heads : 1;
     a->mask_q_len = mask->expr_q_len;
     a->mask_kv_len = mask->expr_kv_len;
+    a->mask_ranges = uploaded->ranges;
     for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++) {
         if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
             capture(&a->mask_symbols[i], uploaded->captures[i], mask->captures[i].rank, mask->captures[i].size,
                     mask->captures[i].stride);
         else
             parameter(&a->mask_symbols[i], mask->parameters[i]);
+        a->mask_symbols[i].runs = uploaded->runs[i];
     }
 }
 
@@ -68,6 +70,29 @@ static void set_score(attune_cuda_arguments *a, const attune_expr *score, const 
         else
             parameter(&a->score_symbols[i], call->parameters[i]);
     }
+}
+
+attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call)
+{
+    attune_cuda_arguments arguments = {
+        .q = view(&call->q),
+        .k = view(&call->k),
+        .v = view(&call->v),
+        .o = view(&call->o),
+        .lse = view(&call->lse),
+        .row_max = view(&call->row_max),
+        .batch = (int)call->batch,
+        .heads = (int)call->heads,
+        .kv_heads = (int)call->kv_heads,
+        .q_len = (int)call->q_len,
+        .kv_len = (int)call->kv_len,
+        .scale = (float)call->scale,
+    };
+    if (call->mask)
+        set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);
+    if (program->score)
+        set_score(&arguments, program->score, call);
+    return arguments;
 }
 
 /*
@@ -106,37 +131,14 @@ static bool encode_all(const attune__cuda_program *program, const attune__forwar
            encode(driver, &call->v, rows, true, &maps[2]);
 }
 
-attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call)
+/* Within the context: the driver encodes tensor maps in none but it. */
+static attune_status launch(const attune__cuda_program *program, attune__cuda_queue *queue, const attune__forward *call,
+                            uint64_t *value)
 {
-    attune_cuda_arguments arguments = {
-        .q = view(&call->q),
-        .k = view(&call->k),
-        .v = view(&call->v),
-        .o = view(&call->o),
-        .lse = view(&call->lse),
-        .row_max = view(&call->row_max),
-        .batch = (int)call->batch,
-        .heads = (int)call->heads,
-        .kv_heads = (int)call->kv_heads,
-        .q_len = (int)call->q_len,
-        .kv_len = (int)call->kv_len,
-        .scale = (float)call->scale,
-    };
-    if (call->mask)
-        set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);
-    if (program->score)
-        set_score(&arguments, program->score, call);
-    return arguments;
-}
-
-attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
-                                   uint64_t *value)
-{
-    const attune__cuda_program *mine = (const attune__cuda_program *)program;
-    attune__cuda_device *device = attune__cuda_of(program->device);
-    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
+    attune__cuda_device *device = attune__cuda_of(program->base.device);
     attune__cu_tensor_map maps[3];
-    const attune__cuda_loaded *kernel = mine->tma && !encode_all(mine, call, maps) ? &mine->fallback : &mine->kernel;
+    const attune__cuda_loaded *kernel =
+        program->tma && !encode_all(program, call, maps) ? &program->fallback : &program->kernel;
     int64_t tiles = (call->q_len + kernel->block_m - 1) / kernel->block_m;
     if (tiles > ATTUNE__CUDA_MOST_BLOCKS / call->heads / call->batch)
         return attune__fail(
@@ -144,19 +146,27 @@ attune_status attune__cuda_forward(const attune__program *program, attune_queue 
             (long long)call->batch, (long long)call->heads, (long long)call->q_len, ATTUNE__CUDA_MOST_BLOCKS);
     tiles *= call->heads * call->batch;
     const int64_t grid = kernel->resident && kernel->resident < tiles ? kernel->resident : tiles;
-    attune_cuda_arguments arguments = attune__cuda_arguments_of(mine, call);
+    attune_cuda_arguments arguments = attune__cuda_arguments_of(program, call);
     void *parameters[] = {&arguments, &maps[0], &maps[1], &maps[2]};
+    attune_status status = attune__cuda_queue_begin(queue, call->seconds != NULL);
+    if (status != ATTUNE_OK)
+        return status;
+    if (kernel->resident && !queue->capturing)
+        arguments.counter = queue->counter;
+    status = attune__cuda_check(device,
+                                device->driver.launch(kernel->function, (unsigned)grid, 1, 1, kernel->threads, 1, 1,
+                                                      kernel->shared_memory, queue->stream, parameters, NULL),
+                                "cuLaunchKernel");
+    return attune__cuda_queue_end(queue, status, value, call->seconds);
+}
+
+attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                   uint64_t *value)
+{
+    attune__cuda_device *device = attune__cuda_of(program->device);
     ATTUNE__TRY(attune__cuda_enter(device));
-    attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
-    if (status == ATTUNE_OK) {
-        if (kernel->resident && !stream->capturing)
-            arguments.counter = stream->counter;
-        status = attune__cuda_check(device,
-                                    device->driver.launch(kernel->function, (unsigned)grid, 1, 1, kernel->threads, 1, 1,
-                                                          kernel->shared_memory, stream->stream, parameters, NULL),
-                                    "cuLaunchKernel");
-        status = attune__cuda_queue_end(stream, status, value, call->seconds);
-    }
+    const attune_status status =
+        launch((const attune__cuda_program *)program, (attune__cuda_queue *)queue, call, value);
     attune__cuda_leave(device);
     return status;
 }

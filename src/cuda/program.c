@@ -50,16 +50,6 @@ static attune_status make(attune__cuda_device *device, const attune__program_des
     return status;
 }
 
-static attune_status find_combine(attune__cuda_device *device, attune__cuda_program *program)
-{
-    ATTUNE__TRY(attune__cuda_enter(device));
-    const attune_status status = attune__cuda_check(
-        device, device->driver.module_function(&program->combine, program->kernel.module, "attune_combine_sm80"),
-        "cuModuleGetFunction");
-    attune__cuda_leave(device);
-    return status;
-}
-
 attune_status attune__cuda_program_create(attune_device *device, const attune__program_desc *desc,
                                           attune__program **program)
 {
@@ -69,15 +59,11 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
     made->tma = desc->choice->use_tma;
-    if (desc->choice->decode) {
-        made->packed_heads = attune__shape_packed_heads(desc->shape);
-        made->split = desc->choice->split_kv;
-    }
     made->mask = desc->mask;
     made->score = desc->score;
     attune_status status = make(mine, desc, &made->kernel);
-    if (status == ATTUNE_OK && made->split > 1)
-        status = find_combine(mine, made);
+    if (status == ATTUNE_OK && desc->choice->decode)
+        status = attune__cuda_decode_load(made, desc);
     if (status == ATTUNE_OK && made->tma) {
         attune__decision decision;
         attune__program_desc second = *desc;

@@ -51,14 +51,11 @@ static table by_head_dim(const attune__shape *s, const table tables[4])
 /* ------------------------------------------------------------------------------------------------------------ sm80 */
 
 static const attune__tile sm80_64[] = {
-    ATTUNE__TILE(128, 64, 1, 4),
-    ATTUNE__TILE(64, 64, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 2),
-    ATTUNE__TILE(16, 16, 1, 1),
+    ATTUNE__TILE(128, 128, 1, 4), ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),   ATTUNE__TILE(16, 16, 1, 1),
 };
-/* 64 columns with 32 rows for each warp would spill registers. */
 static const attune__tile sm80_128[] = {
-    ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
 static const attune__tile sm80_192[] = {
@@ -72,9 +69,9 @@ static const attune__tile sm80_256[] = {
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
 /* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. */
-static const attune__tile sm86_64[] = {
-    ATTUNE__TILE(128, 128, 1, 4), ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 2),   ATTUNE__TILE(16, 16, 1, 1),
+static const attune__tile sm86_128[] = {
+    ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
 /* float32: a warp's 16 rows of O leave the less room for S, the wider O is. */
 static const attune__tile sm80_f32_64[] = {
@@ -104,8 +101,8 @@ static const attune__tile sm80_decode_32[] = {
     ATTUNE__TILE(32, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
 };
 static const attune__tile sm80_decode_64[] = {
-    ATTUNE__TILE(64, 64, 3, 4), ATTUNE__TILE(64, 64, 2, 4), ATTUNE__TILE(64, 32, 2, 4), ATTUNE__TILE(64, 32, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+    ATTUNE__TILE(64, 64, 3, 4), ATTUNE__TILE(64, 64, 2, 4), ATTUNE__TILE(64, 32, 2, 4),
+    ATTUNE__TILE(64, 32, 1, 4), ATTUNE__TILE(32, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
 };
 /* float32: 16 columns for each warp, as in forward. */
 static const attune__tile sm80_decode_f32_16[] = {
@@ -161,7 +158,7 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
 {
     const attune__shape *s = search->shape;
     bool wide = attune__dtype_bytes(s) == 4, small = search->limits->shared_memory < 160 * 1024;
-    const table forward[4] = {small ? TABLE(sm86_64) : TABLE(sm80_64), TABLE(sm80_128), TABLE(sm80_192),
+    const table forward[4] = {TABLE(sm80_64), small ? TABLE(sm86_128) : TABLE(sm80_128), TABLE(sm80_192),
                               TABLE(sm80_256)};
     const table wide_forward[4] = {TABLE(sm80_f32_64), TABLE(sm80_f32_128), TABLE(sm80_f32_256), TABLE(sm80_f32_256)};
     const table backward[4] = {TABLE(sm80_back_64), TABLE(sm80_back_128), TABLE(sm80_back_256), TABLE(sm80_back_256)};
@@ -352,17 +349,19 @@ static uint32_t sm90_warps(const attune__search *search, const attune__tile *til
     return PRODUCER_WARPS + (search->pass == ATTUNE__PASS_BACKWARD ? 8 : tile->value[ATTUNE__BLOCK_M] / 16);
 }
 
-/* Three warp groups, whose 160 registers hold S, P and O of small heads; 192 rows divide no mask's block. */
+/* Three warp groups, whose 160 registers hold S, P and O of small heads. 192 rows divide no mask's block: the kernel
+ * walks the lists of two block rows, and 64 rows must lie within one. */
 static bool sm90_may_have_192(const attune__search *search)
 {
     const attune__shape *s = search->shape;
-    return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 && !s->block_mask;
+    return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 &&
+           (!s->block_mask || (s->mask_q_block >= 128 && s->mask_q_block % 64 == 0));
 }
 
 static void sm90_settle(const attune__search *search, attune__tile *tile)
 {
     uint32_t *v = tile->value;
-    bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search);
+    bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search) && !search->shape->block_mask;
     if (v[ATTUNE__BLOCK_M] == 192 && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)))
         v[ATTUNE__BLOCK_M] = 128;
     attune__settle_tile(search, tile, 16);
@@ -379,7 +378,10 @@ static void sm90_settle(const attune__search *search, attune__tile *tile)
 
 static const char *sm90_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
+    attune__tile divides = *tile;
+    if (divides.value[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search))
+        divides.value[ATTUNE__BLOCK_M] = 64;
+    const char *why = attune__refuse_numbers(search, &divides, 16, 256, option);
     if (why)
         return why;
     static const attune__option rows[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2};
@@ -398,7 +400,7 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 
 /*
  * As sm80, with D and Dv padded to 64, P and dS of dK and dV in shared memory, dS of dQ in registers, and barriers:
- * forward and decode 8 (17 + 5 S) bytes (the barriers, 8 bytes of notes a stage, and the walks over the lists),
+ * forward and decode 8 (17 + 7 S) bytes (the barriers, 16 bytes of notes a stage, and the walks over the lists),
  * backward 8 (1 + 4 S), rounded up to 128. forward    max(Q[M][D], O[M][Dv]) e + S (K[N][D] + V[N][Dv]) e + barriers O
  * is staged over Q decode     max(Q[M][D] e, O[M][Dv] 4) + the same dK and dV  as sm80 + barriers       dQ  as sm80 +
  * barriers
@@ -409,7 +411,7 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     const uint32_t *v = tile->value;
     uint32_t d = padded(s->head_dim, 64), dv = padded(s->head_dim_v, 64), stages = v[ATTUNE__NUM_STAGES];
     uint64_t e = attune__dtype_bytes(s), barriers;
-    barriers = search->pass == ATTUNE__PASS_BACKWARD ? 8 * (1 + 4 * stages) : 8 * (17 + 5 * stages);
+    barriers = search->pass == ATTUNE__PASS_BACKWARD ? 8 * (1 + 4 * stages) : 8 * (17 + 7 * stages);
     barriers = attune__round_up64(barriers, 128);
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = BASE_REGISTERS - 8 + mod_registers(s);

@@ -2,20 +2,10 @@
 /* The case table, golden cases and random cases on each backend. A backend joins by its line at the end. */
 #include <criterion/criterion.h>
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "cases/cases.h"
 #include "support/devices.h"
-
-/* ATTUNE_TEST_SHARD "2/8": of eight processes that share the cases, this is the third. */
-static bool taken(uint64_t index)
-{
-    const char *text = getenv("ATTUNE_TEST_SHARD");
-    unsigned which = 0, of = 1;
-    return !text || sscanf(text, "%u/%u", &which, &of) != 2 || of == 0 || index % of == which;
-}
 
 static void run_table(const char *backend, const attune_dtype *dtypes, size_t dtype_count)
 {
@@ -29,7 +19,8 @@ static void run_table(const char *backend, const attune_dtype *dtypes, size_t dt
     for (uint32_t i = 0; i < attention_case_count; i++)
         for (size_t j = 0; j < dtype_count; j++) {
             failure why;
-            if ((i * dtype_count + j) % step || !taken((i * dtype_count + j) / step))
+            const uint64_t number = i * dtype_count + j;
+            if (number % step || !test_part(number / step))
                 continue;
             run++;
             if (!case_run(instance, device, &attention_cases[i], dtypes[j], test_seed() + i, &why)) {
@@ -51,7 +42,7 @@ static void run_random(const char *backend, uint64_t full, const attune_dtype *d
     uint64_t count = scaled(full);
     uint32_t failed = 0;
     for (uint64_t i = 0; i < count; i++) {
-        if (!taken(i))
+        if (!test_part(i))
             continue;
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;

@@ -295,7 +295,7 @@ int cuFuncSetAttribute(void *function, int attribute, int value)
     CALL("cuFuncSetAttribute");
     return 0;
 }
-/* On the host alone: it is no call that a test counts. As the driver, it takes multiples of 16 bytes. */
+/* On the host alone: it is no call that a test counts. As the driver, it wants a context and multiples of 16 bytes. */
 int cuTensorMapEncodeTiled(attune__cu_tensor_map *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                            int swizzle, int l2_promotion, int fill)
@@ -303,7 +303,7 @@ int cuTensorMapEncodeTiled(attune__cu_tensor_map *map, int type, uint32_t rank, 
     (void)interleave;
     (void)l2_promotion;
     (void)fill;
-    if ((size_t)map % 64 || (size_t)address % 16 || rank != 4 || (type != 6 && type != 9) || swizzle != 3)
+    if (!fake.depth || (size_t)map % 64 || (size_t)address % 16 || rank != 4 || (type != 6 && type != 9) || swizzle != 3)
         return 1;
     for (int i = 0; i < 4; i++)
         if (!sizes[i] || !box[i] || box[i] > 256 || steps[i] != 1 || (i && (strides[i - 1] % 16 || !strides[i - 1])))

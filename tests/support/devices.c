@@ -50,3 +50,12 @@ uint64_t test_seed(void)
     const char *text = getenv("ATTUNE_TEST_SEED");
     return text ? strtoull(text, NULL, 0) : UINT64_C(0x617474756e65);
 }
+
+bool test_part(uint64_t number)
+{
+    const char *text = getenv("ATTUNE_TEST_PART");
+    char *rest = NULL;
+    const uint64_t part = text ? strtoull(text, &rest, 10) : 0,
+                   parts = rest && *rest == '/' ? strtoull(rest + 1, NULL, 10) : 1;
+    return parts < 2 || number % parts == part;
+}
