@@ -559,6 +559,9 @@ typedef struct attune_problem {
     bool row_max;          /* attune_forward may be asked for row maxima */
     uint32_t mask_q_block; /* the block size of the mask; 0 = 128 */
     uint32_t mask_kv_block; /* 0 = 128 */
+    /* ATTUNE_BACKWARD: the most elements, together, of captures whose gradients a call asks for. The workspace grows by
+     * 64 bytes for each. 0 = no such gradients. */
+    int64_t capture_gradient_elements;
 } attune_problem;
 
 /* Fills mask, block_mask and the mask's block sizes of a problem from a mask. The expression lives as long as the mask.
@@ -711,7 +714,7 @@ typedef struct attune_forward_args {
 ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                                         attune_completion *completion);
 
-/* Backward: gradients for q, k and v from do, with o and lse of the forward pass. */
+/* Backward: gradients for q, k and v from d_o, with o and lse of the forward pass. */
 typedef struct attune_backward_args {
     uint32_t struct_size;
     attune_tensor q, k, v, o;    /* as in forward */
@@ -722,7 +725,8 @@ typedef struct attune_backward_args {
     const attune_mask *mask;
     const attune_capture *captures;
     uint32_t capture_count;
-    const attune_capture *capture_gradients; /* out, f32, shaped as the captures of the same name; added to, not set */
+    const attune_capture *capture_gradients; /* out, f32, shaped as the captures of the same name, which are
+                                                floating-point; added to, not set */
     uint32_t capture_gradient_count;
     const attune_parameter *parameters;
     uint32_t parameter_count;
@@ -731,7 +735,20 @@ typedef struct attune_backward_args {
     double *seconds;
 } attune_backward_args;
 
-/* As attune_forward, for a plan whose direction is ATTUNE_BACKWARD. No backend of this version has it: UNSUPPORTED. */
+/*
+ * The gradients of a loss whose derivative with respect to o is d_o, and with respect to lse d_lse: with
+ * p = exp(s - lse) and delta = dot(o, d_o) - d_lse,
+ *
+ *     d_v = sum p d_o      ds = p (dot(d_o, v) - delta) score'(...)      d_q = scale sum ds k      d_k = scale sum ds q
+ *
+ * P is computed again, tile by tile, as in Dao et al., FlashAttention (2022). d_k and d_v sum over the query heads that
+ * share them, and over the batch where k and v broadcast. Rows that the mask empties contribute 0. The score
+ * expression's derivatives are those of ATTUNE_EXPR_GRADIENT. The same call gives the same bits, whatever the number of
+ * threads.
+ *
+ * Otherwise as attune_forward, for a plan whose direction is ATTUNE_BACKWARD. UNSUPPORTED, when the plan is made, on
+ * backends without a backward pass: the CPU has one.
+ */
 ATTUNE_API attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                                          attune_completion *completion);
 

@@ -293,11 +293,34 @@ static uint32_t accumulate(accumulation *a, uint32_t *roots)
     return count;
 }
 
+/* One binding serves the score expression and its derivatives. */
+static attune_status share_symbols(const attune_expr *score, attune_expr *expr)
+{
+    attune__symbol *symbols = attune__alloc(&expr->allocator, score->symbol_count, sizeof *symbols);
+    if (!symbols)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    for (uint32_t i = 0; i < expr->node_count; i++) {
+        attune__node *node = &expr->nodes[i];
+        if (node->op != ATTUNE__OP_PARAM && node->op != ATTUNE__OP_CAPTURE)
+            continue;
+        int32_t symbol = 0;
+        while (strcmp(score->symbols[symbol].name, expr->symbols[node->value.i].name) != 0)
+            symbol++;
+        node->value.i = symbol;
+    }
+    memcpy(symbols, score->symbols, score->symbol_count * sizeof *symbols);
+    attune__free(&expr->allocator, expr->symbols);
+    expr->symbols = symbols;
+    expr->symbol_count = score->symbol_count;
+    return ATTUNE_OK;
+}
+
 static attune_status finish(accumulation *a, uint32_t *roots, attune__gradient *gradient)
 {
     const uint32_t count = accumulate(a, roots);
     ATTUNE__TRY(
         attune__builder_finish_all(a->builder, ATTUNE_EXPR_SCORE, roots, count, ATTUNE_UNSUPPORTED, &gradient->expr));
+    ATTUNE__TRY(share_symbols(a->expr, gradient->expr));
     gradient->score = roots[0];
     gradient->read_count = count / 2;
     gradient->reads = attune__alloc(a->builder->allocator, count, sizeof *gradient->reads);

@@ -22,7 +22,7 @@ typedef struct attune__gradient_read {
 
 typedef struct attune__gradient {
     attune_allocator allocator;
-    attune_expr *expr;   /* the nodes of all results; symbols are numbered by it, not by the score expression */
+    attune_expr *expr;   /* the nodes of all results; its symbols are those of the score expression, in its order */
     uint32_t score;      /* d result / d score */
     uint32_t read_count; /* floating-point captures alone, and only those that a derivative leads to */
     attune__gradient_read *reads;
@@ -39,7 +39,7 @@ attune_status attune__gradient_print(const attune__gradient *gradient, attune__t
  * Evaluates a row, as attune__expr_score_row_*: `score` is what the score expression was given, `d` the derivative of a
  * loss with respect to what it gave; d is replaced by the derivative with respect to `score`, and sums[symbol]
  * (contiguous in the shape of the capture; NULL = not wanted) receive what is due to each element that was read. Pairs
- * whose d is 0 give 0. `bindings` and `sums` are numbered by the gradient's symbols; scratch is
+ * whose d is 0 give 0. `bindings` are the score expression's; scratch is
  * attune__expr_scratch_size of its expr.
  */
 void attune__gradient_row_f32(const attune__gradient *gradient, const attune__bindings *bindings,
