@@ -3,9 +3,9 @@
  * is in docs/benchmarking.md. */
 #include "bench/cli.h"
 #include "bench/compare.h"
+#include "bench/folder.h"
 #include "bench/row.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -32,7 +32,7 @@ typedef struct bench_options {
     row_options row;
     double scale; /* 0 = automatic */
     double floor; /* of a change that counts */
-    bool list, masks, peers, no_peers, fail_on_slower, scale_given, seed_given, cold;
+    bool list, masks, peers, no_peers, fail_on_slower, scale_given, seed_given;
     cli_list packs;
 } bench_options;
 
@@ -47,6 +47,7 @@ typedef struct bench_device {
 typedef struct bench_run {
     bench_options options;
     attune_instance *instance;
+    folder kernels; /* its cache */
     attune_kernel_options kernel;
     bench_device devices[DEVICES_MAX];
     uint32_t device_count;
@@ -58,7 +59,6 @@ typedef struct bench_run {
     int64_t doc_length_count;
     baseline base;
     report report;
-    char cache[32];       /* a folder of this run alone; empty = the usual one */
     uint32_t done, total; /* rows */
     FILE *out;            /* where rows go; NULL = nowhere */
 } bench_run;
@@ -188,7 +188,6 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
          .help = "after which a row begins no further call; 0 = none",
          .value = &timeout},
         {.name = "--pack", .argument = "FILE", .help = "kernels made by attune compile", .list = &o->packs},
-        {.name = "--cold", .help = "an empty kernel cache, made for this run: cold ms compiles", .flag = &o->cold},
         {.name = "--seed", .argument = "N", .help = "of inputs and masks (default: 1)", .value = &seed},
         {.name = "--no-check", .help = "do not hold results against the oracle", .flag = &no_check},
         {.name = "--peers", .help = "OpenBLAS and a naive loop, also without f32 rows on the CPU", .flag = &o->peers},
@@ -684,16 +683,9 @@ static int prepare(bench_run *run)
     if (!cli_kernel_options(o->kernel, &run->kernel, &o->row.kernel))
         return EXIT_USAGE;
     o->row.measure.stop = &stopped;
-    attune_instance_desc desc = {.struct_size = sizeof desc};
-    if (o->cold) {
-        (void)snprintf(run->cache, sizeof run->cache, "/tmp/attune-bench-XXXXXX");
-        if (!mkdtemp(run->cache)) {
-            run->cache[0] = '\0';
-            (void)complain("--cold: no folder can be made in /tmp");
-            return EXIT_FAILED;
-        }
-        desc.cache_folder = run->cache;
-    }
+    /* Plans are cold in each run, not in the first alone. */
+    const attune_instance_desc desc = {.struct_size = sizeof desc,
+                                       .cache_folder = folder_make(&run->kernels) ? run->kernels.path : ""};
     attune_status status = attune_instance_create(&desc, &run->instance);
     if (status != ATTUNE_OK) {
         (void)complain("%s", attune_last_error());
@@ -705,19 +697,6 @@ static int prepare(bench_run *run)
     if (status != ATTUNE_OK)
         return cli_exit_of(status);
     return choose_dtypes(run) ? EXIT_GOOD : EXIT_USAGE;
-}
-
-/* Only the library's files are in it. */
-static void remove_cache(const char *folder)
-{
-    DIR *list = folder[0] ? opendir(folder) : NULL;
-    if (!list)
-        return;
-    for (const struct dirent *at; (at = readdir(list));)
-        if (at->d_name[0] != '.')
-            (void)unlinkat(dirfd(list), at->d_name, 0);
-    (void)closedir(list);
-    (void)rmdir(folder);
 }
 
 int cmd_bench(int argc, char **argv)
@@ -738,7 +717,7 @@ int cmd_bench(int argc, char **argv)
     for (uint32_t i = 0; i < run->device_count; ++i)
         attune_device_destroy(run->devices[i].device);
     attune_instance_destroy(run->instance);
-    remove_cache(run->cache);
+    folder_remove(&run->kernels);
     workload_list_free(run->file_list, run->file_count);
     baseline_free(&run->base);
     report_free(&run->report);

@@ -16,6 +16,7 @@
 
 #include "cache/cache.h"
 #include "cache/pack.h"
+#include "expr/gradient.h"
 #include "mask/mask.h"
 #include "plan/plan.h"
 
@@ -71,8 +72,9 @@ typedef struct attune__device_mask {
 typedef struct attune__program_desc {
     const attune__shape *shape;
     const attune_plan_choice *choice;
-    const attune_expr *mask;  /* NULL = no mask expression */
-    const attune_expr *score; /* NULL = none */
+    const attune_expr *mask;          /* NULL = no mask expression */
+    const attune_expr *score;         /* NULL = none */
+    const attune__gradient *gradient; /* of score, in backward; NULL = none */
 } attune__program_desc;
 
 /* One forward call, or decode: the same arguments for another kernel. Tensors have resolved strides and rank 4 (lse and

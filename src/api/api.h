@@ -19,8 +19,9 @@ struct attune_plan {
     attune__shape shape;
     attune_kernel_options options; /* as given: explain repeats them */
     attune__decision decision;
-    const attune_expr *mask;  /* retained; NULL = none */
-    const attune_expr *score; /* retained; NULL = none */
+    const attune_expr *mask;    /* retained; NULL = none */
+    const attune_expr *score;   /* retained; NULL = none */
+    attune__gradient *gradient; /* of score, in backward */
     attune__program *program;
 };
 
@@ -82,6 +83,13 @@ typedef struct attune__forward_call {
 } attune__forward_call;
 attune_status attune__forward_resolve(const attune_plan *plan, const attune_forward_args *args,
                                       attune__forward_call *resolved);
+
+/* A backward call's, likewise. */
+typedef struct attune__backward_call {
+    attune__backward call;
+    attune_tensor captures[ATTUNE_EXPR_MAX_SYMBOLS], d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS];
+} attune__backward_call;
 
 /* Host captures and parameters of an expression, resolved in symbol order into arrays of ATTUNE_EXPR_MAX_SYMBOLS. */
 attune_status attune__bind_host(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,

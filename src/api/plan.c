@@ -37,8 +37,10 @@ attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits
     /* What the planner, which knows no expressions, needs of them. */
     const uint16_t head_bits = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
     plan->shape.mask_uses_head = !plan->mask || (plan->mask->uses & head_bits);
-    const attune_expr *exprs[2] = {plan->mask, plan->score};
-    for (int i = 0; i < 2; i++)
+    if (plan->score && plan->shape.direction == ATTUNE_BACKWARD)
+        ATTUNE__TRY(attune__gradient_create(plan->score, &plan->gradient));
+    const attune_expr *exprs[3] = {plan->mask, plan->score, plan->gradient ? plan->gradient->expr : NULL};
+    for (int i = 0; i < 3; i++)
         if (exprs[i]) {
             uint64_t bytes = attune__expr_scratch_size(exprs[i], plan->shape.mask_kv_block);
             if (bytes > plan->shape.expr_scratch)
@@ -72,7 +74,7 @@ static attune_status prepare(attune_plan *plan, const attune_problem *problem, c
     snprintf(who, sizeof who, "device %s", device->info.id);
     ATTUNE__TRY(attune__plan_settle(plan, &device->info.limits, problem, options));
     ATTUNE__TRY(attune__plan_supported(plan, device->backend, who));
-    const attune__program_desc desc = {&plan->shape, &plan->decision.choice, plan->mask, plan->score};
+    const attune__program_desc desc = {&plan->shape, &plan->decision.choice, plan->mask, plan->score, plan->gradient};
     return device->backend->program_create(device, &desc, &plan->program);
 }
 
@@ -103,6 +105,7 @@ void attune_plan_destroy(attune_plan *plan)
     attune_device *device = plan->device;
     if (plan->program)
         device->backend->program_destroy(plan->program);
+    attune__gradient_destroy(plan->gradient);
     attune__expr_release(plan->mask);
     attune__expr_release(plan->score);
     attune_allocator allocator = device->host.allocator;

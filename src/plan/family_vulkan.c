@@ -122,7 +122,7 @@ static attune__cost portable_cost(const attune__search *search, const attune__ti
     return (attune__cost){.shared = scalar_shared(search, tile, threads, false), .invocations = threads};
 }
 
-#define VULKAN_LOOP (ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__BLOCKS_ARE_CONTIGUOUS))
+#define VULKAN_LOOP ATTUNE__BIT(ATTUNE__PRESCALE_QK)
 #define VULKAN_READS(more)                                                                                             \
     {                                                                                                                  \
         VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE,                                                                   \

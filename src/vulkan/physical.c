@@ -246,6 +246,8 @@ attune_status attune__vulkan_physical_read(const attune_allocator *allocator, co
     const uint32_t version = base.properties.apiVersion;
     physical->type = base.properties.deviceType;
     physical->vendor = base.properties.vendorID;
+    physical->device_id = base.properties.deviceID;
+    physical->driver_version = base.properties.driverVersion;
     physical->api_version = version < instance_version ? version : instance_version;
     read_names(physical, &base.properties, NULL);
     read_memory(vk, physical);

@@ -18,7 +18,7 @@
 #include "shaders/forward_subgroup_f16.h"
 #include "shaders/forward_subgroup_f32.h"
 
-#define CONSTANTS 28 /* of shaders/forward.comp */
+#define CONSTANTS ATTUNE__VULKAN_CONSTANTS
 #define ALIGNED   23
 
 typedef struct module {
@@ -95,8 +95,40 @@ static attune_status scalar_constants(const attune__program_desc *desc, bool sub
     return ATTUNE_OK;
 }
 
-static attune_status make_pipeline(attune_device *device, const module *m, const char *name, uint32_t *constants,
-                                   uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
+attune_status attune__vulkan_specialise(const attune__program_desc *desc, attune__vulkan_kernel *kernel)
+{
+    const bool subgroups = !strcmp(desc->choice->kernel, "vulkan_subgroup");
+    if (desc->choice->direction != ATTUNE_FORWARD ||
+        (!subgroups && strcmp(desc->choice->kernel, "vulkan_portable") != 0))
+        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", desc->choice->kernel);
+    const module *prebuilt = find_module(subgroups, desc->shape->dtype);
+    kernel->words = prebuilt->words;
+    kernel->word_count = prebuilt->count;
+    kernel->subgroups = subgroups;
+    return scalar_constants(desc, subgroups, kernel->constants);
+}
+
+/*
+ * Mesa's llvmpipe leaves all loops of a shader after 65,535 iterations of any of them together (gallivm's
+ * LP_MAX_TGSI_LOOP_ITERATIONS), silently: rows would lack their last keys. How many steps of keys that lets a workgroup
+ * walk: each loop's last test counted, all twice, since compilers unroll as they like (22 were measured where this has
+ * 15), and with NaN in every chunk of V.
+ */
+static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc)
+{
+    const attune_plan_choice *c = desc->choice;
+    attune__scalar_layout l;
+    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE ||
+        attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
+                                   desc->shape->head_dim_v, false, &l))
+        return 0;
+    const uint32_t slices = l.head_dim / l.slice, chunks = l.block_n / l.chunk;
+    const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.chunk / 4 + 1);
+    return 65535 / (2 * regular + chunks * (l.chunk + 1));
+}
+
+static attune_status make_pipeline(attune_device *device, const module *m, const attune__hash *hash, const char *name,
+                                   const uint32_t *constants, uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
 {
     VkSpecializationMapEntry entries[CONSTANTS];
     for (uint32_t i = 0; i < CONSTANTS; i++)
@@ -109,34 +141,43 @@ static attune_status make_pipeline(attune_device *device, const module *m, const
         .push_constants = sizeof(attune__vulkan_push),
         .constants = &values,
         .subgroup_size = subgroup_size,
+        .hash = hash,
     };
     return attune__vulkan_pipeline_create(attune__vulkan_of(device), &desc, pipeline);
+}
+
+static attune_status make_combine(attune_device *device, attune_dtype dtype, const uint32_t *constants,
+                                  attune__vulkan_pipeline *pipeline)
+{
+    const module *prebuilt = find_combine(dtype);
+    attune__hash hash = attune__hash_begin();
+    attune__hash_bytes(&hash, prebuilt->words, prebuilt->count * sizeof *prebuilt->words);
+    return make_pipeline(device, prebuilt, &hash, "combine", constants, 0, pipeline);
 }
 
 static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,
                                     attune__vulkan_program *program)
 {
-    const bool subgroups = !strcmp(desc->choice->kernel, "vulkan_subgroup");
-    uint32_t constants[CONSTANTS];
-    ATTUNE__TRY(scalar_constants(desc, subgroups, constants));
-    const uint32_t subgroup_size = subgroups ? device->info.limits.subgroup_size : 0;
-    const attune_allocator *allocator = &device->host.allocator;
-    const module *prebuilt = find_module(subgroups, desc->shape->dtype);
+    attune__vulkan_kernel kernel;
+    ATTUNE__TRY(attune__vulkan_specialise(desc, &kernel));
+    const uint32_t subgroup_size = kernel.subgroups ? device->info.limits.subgroup_size : 0;
     uint32_t *words;
     module spliced;
-    ATTUNE__TRY(attune__mods_splice(allocator, prebuilt->words, prebuilt->count, desc->mask, desc->score, &words,
-                                    &spliced.count));
+    attune__hash hash;
+    ATTUNE__TRY(attune__vulkan_cache_splice(attune__vulkan_of(device), kernel.words, kernel.word_count, desc->mask,
+                                            desc->score, &words, &spliced.count, &hash));
     spliced.words = words;
-    attune_status status =
-        make_pipeline(device, &spliced, desc->choice->kernel, constants, subgroup_size, &program->forward);
+    attune_status status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
+                                         &program->forward);
     /* CPU drivers run both sides of a branch, so that the path for any alignment would always be paid for. */
     if (status == ATTUNE_OK && attune__vulkan_of(device)->physical.type == VK_PHYSICAL_DEVICE_TYPE_CPU) {
-        constants[ALIGNED] = true;
-        status = make_pipeline(device, &spliced, desc->choice->kernel, constants, subgroup_size, &program->aligned);
+        kernel.constants[ALIGNED] = true;
+        status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
+                               &program->aligned);
     }
     if (status == ATTUNE_OK && desc->choice->split_kv > 1)
-        status = make_pipeline(device, find_combine(desc->shape->dtype), "combine", constants, 0, &program->combine);
-    attune__free(allocator, words);
+        status = make_combine(device, desc->shape->dtype, kernel.constants, &program->combine);
+    attune__free(&device->host.allocator, words);
     return status;
 }
 
@@ -153,6 +194,7 @@ attune_status attune__vulkan_program_create(attune_device *device, const attune_
     made->shape = *desc->shape;
     made->choice = *desc->choice;
     made->score = desc->score;
+    made->most_steps = count_steps(attune__vulkan_of(device), desc);
     attune_status status = make_pipelines(device, desc, made);
     if (status == ATTUNE_OK)
         *program = &made->base;

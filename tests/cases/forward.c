@@ -64,6 +64,40 @@ static void run_random(const char *backend, uint64_t full, const attune_dtype *d
     cr_assert_eq(failed, 0, "%u of %llu random cases failed", failed, (unsigned long long)count);
 }
 
+/* Not those whose outputs are NaN or infinite: their gradients are too. */
+static bool has_gradients(const attention_case *c)
+{
+    return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE;
+}
+
+static void run_gradients(const char *backend, uint64_t full, const attune_dtype *dtypes, size_t dtype_count)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = device_or_skip(instance, backend);
+    uint64_t failed = 0, run = 0;
+    const uint64_t table = attention_case_count, count = table + scaled(full);
+    for (uint64_t i = 0; i < count; i++) {
+        case_storage storage;
+        const uint64_t seed = test_seed() * 1000003 + i;
+        const attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
+        for (size_t j = 0; j < (i < table ? dtype_count : 1) && has_gradients(&c); j++) {
+            failure why;
+            run++;
+            if (!case_run_gradients(instance, device, &c, dtypes[i < table ? j : i % dtype_count], seed, &why)) {
+                failed++;
+                cr_log_error("%s\n  mask \"%s\" score \"%s\" head_dim %u/%u lengths %lld x %lld input %d layout %d",
+                             why.message, c.mask ? c.mask : "", c.score ? c.score : "", c.head_dim, c.head_dim_v,
+                             (long long)c.q_len, (long long)c.kv_len, (int)c.input, (int)c.layout);
+            }
+        }
+    }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+    cr_log_info("%llu cases", (unsigned long long)run);
+    cr_assert_eq(failed, 0, "%llu of %llu cases failed", (unsigned long long)failed, (unsigned long long)run);
+}
+
 static const attune_dtype with_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
 static const attune_dtype without_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
 
@@ -77,6 +111,11 @@ static const attune_dtype without_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
     {                                                                                                                  \
         run_random(#name, random, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                                       \
     }
+
+Test(gradients, cpu)
+{
+    run_gradients("cpu", 200, with_f64, sizeof with_f64 / sizeof with_f64[0]);
+}
 
 BACKEND(cpu, with_f64, 1200)
 BACKEND(vulkan, without_f64, 60)

@@ -28,7 +28,7 @@ static uint64_t cpu(const attune_plan_choice *c, numbers x, bool f64)
             uint64_t m = loops[i][0], n = loops[i][1];
             const uint64_t arrays[] = {m * x.d, m * x.dv, n * x.d, n * x.dv, m * n,
                                        m * n,   m * x.d,  n * x.d, n * x.dv, 2 * m};
-            uint64_t sum = up(n, 64);
+            uint64_t sum = up(n, 64) + up(n * t, 64) + up(m * x.dv * t, 64) + up(m * n * t, 64);
             for (size_t j = 0; j < sizeof arrays / sizeof arrays[0]; j++)
                 sum += up(arrays[j] * t, 64);
             bytes = most(bytes, sum);
