@@ -201,13 +201,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
         v_tiles = k_tiles + STAGES * K_BYTES;
     part p = part_place(a, parts);
+    p = {uniform(p.b),     uniform(p.h),    uniform(p.h_kv),  uniform(p.row), uniform(p.rows),
+         uniform(p.index), uniform(p.step), uniform(p.steps), uniform(p.end)};
     source from = source_of(a, p.b, p.h_kv);
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int warp = uniform((int)threadIdx.x / 32), lane = (int)threadIdx.x % 32;
     int row = warp % ROW_GROUPS * 16, column = warp / ROW_GROUPS * KEYS;
     u32 k_warp = (u32)(column * CHUNKS_D * 16), v_warp = (u32)(column * CHUNKS_DV * 16);
 
     float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
-    float factor = fold_factor(a.scale);
+    float factor = uniform(fold_factor(a.scale));
 
     walk ahead;
     part_walk(ahead, a, p);

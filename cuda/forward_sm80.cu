@@ -20,12 +20,41 @@ __device__ __forceinline__ int warp_row()
     return thread_here() / 32 * (BLOCK_M / ATTUNE_NUM_WARPS);
 }
 
+#ifdef ATTUNE_SCORE_NEAR
+/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
+__device__ __forceinline__ bool near_zero(const float (&s)[ROW_TILES][N_TILES][4], float scale)
+{
+    float top = 0.0f;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                top = fmaxf(top, fabsf(s[r][n][i]));
+    return __all_sync(0xffffffffu, top * fabsf(scale) <= ATTUNE_SCORE_NEAR);
+}
+#endif
+
 /* 4: the score and mask hook. row: the thread's first row of q. */
 __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const place &p,
                                      const keys &w, int row)
 {
     int column = w.kv + (int)threadIdx.x % 4 * 2;
     if constexpr (HAVE_SCORE) {
+#ifdef ATTUNE_SCORE_NEAR
+        if (near_zero(s, a.scale)) {
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        s[r][n][i] = attune_score_near(p.b, p.h, row + r * 16 + i / 2 * 8, column + n * 8 + i % 2,
+                                                       p.h_kv, a.q_len, a.kv_len, s[r][n][i] * a.scale,
+                                                       a.score_symbols);
+        } else
+#endif
 #if ATTUNE_HAVE_SCORE
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)

@@ -260,7 +260,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
             for (int i = 0; i < 4; i++)
                 s[r][n][i] = 0.0f;
     /* Unrolling all would keep too many operands. */
-#pragma unroll(WIDE ? 2 : 4)
+#pragma unroll(WIDE || N_TILES > 8 ? 2 : 4)
     for (int chunk = 0; chunk < CHUNKS_D; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll

@@ -68,6 +68,13 @@ static const attune__tile sm80_256[] = {
     ATTUNE__TILE(128, 64, 1, 8), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
+/* There 128 columns spill. */
+static const attune__tile sm120_64[] = {
+    ATTUNE__TILE(128, 64, 1, 4),
+    ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
 /* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. */
 static const attune__tile sm86_128[] = {
     ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
@@ -147,6 +154,9 @@ static const attune__tile sm80_back_f32[] = {
 static table sm80_decode_tiles(const attune__shape *s, bool wide)
 {
     int64_t rows = s->q_len * attune__shape_packed_heads(s);
+    /* Warps that share keys have no room for more than 128 columns of float32. */
+    if (wide && (s->head_dim > 128 || s->head_dim_v > 128))
+        return TABLE(sm80_decode_f32_64);
     if (rows <= 16)
         return wide ? TABLE(sm80_decode_f32_16) : TABLE(sm80_decode_16);
     if (rows <= 32)
@@ -158,8 +168,9 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
 {
     const attune__shape *s = search->shape;
     bool wide = attune__dtype_bytes(s) == 4, small = search->limits->shared_memory < 160 * 1024;
-    const table forward[4] = {TABLE(sm80_64), small ? TABLE(sm86_128) : TABLE(sm80_128), TABLE(sm80_192),
-                              TABLE(sm80_256)};
+    bool blackwell = search->limits->architecture / 10 == 12;
+    const table forward[4] = {blackwell ? TABLE(sm120_64) : TABLE(sm80_64), small ? TABLE(sm86_128) : TABLE(sm80_128),
+                              TABLE(sm80_192), TABLE(sm80_256)};
     const table wide_forward[4] = {TABLE(sm80_f32_64), TABLE(sm80_f32_128), TABLE(sm80_f32_256), TABLE(sm80_f32_256)};
     const table backward[4] = {TABLE(sm80_back_64), TABLE(sm80_back_128), TABLE(sm80_back_256), TABLE(sm80_back_256)};
     table t;
