@@ -18,8 +18,12 @@
 #include "shaders/forward_subgroup_f16.h"
 #include "shaders/forward_subgroup_f32.h"
 
-#define CONSTANTS 28 /* of shaders/forward.comp */
-#define ALIGNED   23
+#if ATTUNE_HAVE_COOPERATIVE_MATRIX
+#include "shaders/forward_matrix_f16.h"
+#endif
+
+#define CONSTANTS 33 /* of shaders/forward_matrix.comp; forward.comp has fewer */
+#define ALIGNED   23 /* in both */
 
 typedef struct module {
     const uint32_t *words;
@@ -95,6 +99,68 @@ static attune_status scalar_constants(const attune__program_desc *desc, bool sub
     return ATTUNE_OK;
 }
 
+#if ATTUNE_HAVE_COOPERATIVE_MATRIX
+static const module matrix_module = MODULE(attune__spirv_forward_matrix_f16);
+
+static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
+                                      uint32_t constants[CONSTANTS])
+{
+    const attune_plan_choice *c = desc->choice;
+    const attune__matrix_shape matrix = {limits->matrix_m, limits->matrix_n, limits->matrix_k, limits->subgroup_size};
+    attune__matrix_layout l;
+    const char *why = attune__matrix_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
+                                                 desc->shape->head_dim_v, &l);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+    const uint32_t values[CONSTANTS] = {
+        l.threads,
+        l.block_m,
+        l.block_n,
+        l.head_dim,
+        l.head_dim_v,
+        l.m,
+        l.n,
+        l.k,
+        l.row_tiles,
+        l.s_tiles,
+        l.q_tiles,
+        l.o_tiles,
+        l.row_tiles * l.s_tiles,
+        l.hold_q ? l.row_tiles * l.q_tiles : 1,
+        l.row_tiles * l.o_tiles,
+        l.parts,
+        l.part,
+        l.fetch,
+        l.k_stride,
+        desc->shape->block_mask,
+        desc->mask != NULL,
+        desc->score != NULL,
+        l.hold_q,
+        false,
+        c->decode,
+        l.v_stride,
+        l.s_stride,
+        l.p_stride,
+        l.q_at,
+        l.warps_at,
+        l.warp_size,
+        l.extra_at,
+        l.memory_size,
+    };
+    memcpy(constants, values, sizeof values);
+    return ATTUNE_OK;
+}
+#else
+static const module matrix_module;
+
+static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
+                                      uint32_t constants[CONSTANTS])
+{
+    (void)limits, (void)constants;
+    return attune__fail(ATTUNE_INTERNAL, "%s was not compiled into this library", desc->choice->kernel);
+}
+#endif
+
 static attune_status make_pipeline(attune_device *device, const module *m, const char *name, uint32_t *constants,
                                    uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
 {
@@ -116,12 +182,14 @@ static attune_status make_pipeline(attune_device *device, const module *m, const
 static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,
                                     attune__vulkan_program *program)
 {
-    const bool subgroups = !strcmp(desc->choice->kernel, "vulkan_subgroup");
+    const bool matrices = !strcmp(desc->choice->kernel, "vulkan_coopmat");
+    const bool subgroups = matrices || !strcmp(desc->choice->kernel, "vulkan_subgroup");
     uint32_t constants[CONSTANTS];
-    ATTUNE__TRY(scalar_constants(desc, subgroups, constants));
+    ATTUNE__TRY(matrices ? matrix_constants(&device->info.limits, desc, constants)
+                         : scalar_constants(desc, subgroups, constants));
     const uint32_t subgroup_size = subgroups ? device->info.limits.subgroup_size : 0;
     const attune_allocator *allocator = &device->host.allocator;
-    const module *prebuilt = find_module(subgroups, desc->shape->dtype);
+    const module *prebuilt = matrices ? &matrix_module : find_module(subgroups, desc->shape->dtype);
     uint32_t *words;
     module spliced;
     ATTUNE__TRY(attune__mods_splice(allocator, prebuilt->words, prebuilt->count, desc->mask, desc->score, &words,
