@@ -51,15 +51,13 @@ layout(constant_id = 24) const bool PACKED = false;  /* tiles have rows of sever
 layout(constant_id = 25) const uint V_STRIDE = 9;
 layout(constant_id = 26) const uint S_STRIDE = 17;
 layout(constant_id = 27) const uint P_STRIDE = 9;
-layout(constant_id = 28) const uint Q_AT = 0;     /* where in `halves` Q and P begin: K or V are at 0 */
-layout(constant_id = 29) const uint P_AT = 576;
-layout(constant_id = 30) const uint OWN_SIZE = 336; /* of a subgroup in `floats`: S, then EXTRA */
-layout(constant_id = 31) const uint HALVES_SIZE = 2304;
-layout(constant_id = 32) const uint FLOATS_SIZE = 1344;
+layout(constant_id = 28) const uint Q_AT = 0;        /* where in `memory` regions begin: K or V are at 0 */
+layout(constant_id = 29) const uint WARPS_AT = 576;  /* the subgroups' own */
+layout(constant_id = 30) const uint WARP_SIZE = 336; /* S, or P in its place; then EXTRA */
+layout(constant_id = 31) const uint EXTRA_AT = 272;  /* one column of matrices in float32 */
+layout(constant_id = 32) const uint MEMORY_SIZE = 1920;
 
-/* Two arrays of their own types: drivers load matrices faster from what needs no conversion. */
-shared f16vec4 halves[HALVES_SIZE]; /* two for each group */
-shared vec4 floats[FLOATS_SIZE];
+shared uvec4 memory[MEMORY_SIZE];
 shared uint special; /* V has NaN or infinity in a tile with forbidden pairs */
 
 #include "tiles.glsl"
@@ -74,17 +72,6 @@ const uint ROWS = ROW_TILES * MATRIX_M;
 const uint K_GROUPS = Q_TILES * MATRIX_K / 8u, V_GROUPS = O_TILES * MATRIX_N / 8u; /* of eight elements, padded */
 const uint FETCHED = FETCH * THREADS;
 const uint S_STEP = MATRIX_N / 4u, EXTRA_STRIDE = MATRIX_N / 4u;
-
-const uint EXTRA_AT = ROWS * S_STRIDE; /* one column of matrices in float32 */
-
-void store_group(const in uint at, const in uvec4 group)
-{
-    halves[2u * at] = f16vec4(unpackFloat2x16(group.x), unpackFloat2x16(group.y));
-    halves[2u * at + 1u] = f16vec4(unpackFloat2x16(group.z), unpackFloat2x16(group.w));
-}
-
-/* Matrices of f16, whose rows are `stride` groups apart. */
-#define LOAD_HALVES(matrix, at, stride, order) coopMatLoad(matrix, halves, 2u * (at), 2u * (stride), order)
 
 /* subgroupBarrier orders images and buffers too, for which some drivers wait. */
 void wait_subgroup()
@@ -119,7 +106,7 @@ const float SLACK = SCORE ? 8.0 * LN2 : 8.0;
                 if (look && some && is_special(fetched[f]))                                                            \
                     special = 1u;                                                                                      \
                 if (n < BLOCK_N)                                                                                       \
-                    store_group(n * (row_stride) + g, fetched[f].low);                                                 \
+                    memory[n * (row_stride) + g] = fetched[f].low;                                                     \
             }                                                                                                          \
         if (!aligned || FETCHED < BLOCK_N * (groups))                                                                  \
             [[dont_unroll]] for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS)        \
@@ -129,27 +116,29 @@ const float SLACK = SCORE ? 8.0 * LN2 : 8.0;
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
                 if (look && some && is_special(late))                                                                  \
                     special = 1u;                                                                                      \
-                store_group(n * (row_stride) + g, late.low);                                                           \
+                memory[n * (row_stride) + g] = late.low;                                                           \
             }                                                                                                          \
     }
 
-/* Weights whose bit is not set become -0. */
-f16vec2 forbid(const in f16vec2 p, const in uint allowed)
+/* Two weights as f16; those that are forbidden as -0. */
+uint pack_weights(const in vec2 p, const in uint allowed)
 {
-    uint bits = packFloat2x16(p);
+    uint bits = packHalf2x16(p);
     uint low = (allowed & 1u) != 0u ? bits & 0xffffu : FORBIDDEN_BITS;
     uint high = (allowed & 2u) != 0u ? bits & 0xffff0000u : FORBIDDEN_BITS << 16;
-    return unpackFloat2x16(low | high);
+    return low | high;
 }
 
-float16_t half_at(const in uint at, const in uint element)
+float half_at(const in uint at, const in uint element)
 {
-    return halves[2u * at + element / 4u][element % 4u];
+    uint word = memory[at + element / 8u][element / 2u % 4u];
+    return unpackHalf2x16((element & 1u) != 0u ? word >> 16 : word).x;
 }
 
-bool is_forbidden(const in float16_t p)
+bool is_forbidden(const in uint at, const in uint element)
 {
-    return (packFloat2x16(f16vec2(p, p)) & 0xffffu) == FORBIDDEN_BITS;
+    uint word = memory[at + element / 8u][element / 2u % 4u];
+    return ((element & 1u) != 0u ? word >> 16 : word & 0xffffu) == FORBIDDEN_BITS;
 }
 
 void main()
@@ -167,7 +156,7 @@ void main()
     float factor = args.scale * (SCORE ? 1.0 : LOG2E);
 
     /* The row that this invocation has in stages 4 and 5. */
-    uint own = warp * OWN_SIZE, extra = own + EXTRA_AT, p_own = P_AT + warp * ROWS * P_STRIDE;
+    uint own = WARPS_AT + warp * WARP_SIZE, extra = own + EXTRA_AT;
     uint row_own = lane % ROWS, part = lane / ROWS, row = warp * ROWS + row_own;
     bool has_row = row < it.rows;
     uint row_q = it.q0 + query_of(row, it.queries), row_h = it.h0 + head_of(row, it.queries);
@@ -201,14 +190,14 @@ void main()
         uint r = i / K_GROUPS, g = i % K_GROUPS;
         uvec2 at = address_step(address_step(q_plane, head_of(r, it.queries), q_stride_h),
                                 it.q0 + query_of(r, it.queries), q_stride);
-        store_group(Q_AT + r * K_STRIDE + g,
-                    fetch(address_add(at, g * 16u), aligned, r < it.rows && g < HEAD_DIM / 8u).low);
+        memory[Q_AT + r * K_STRIDE + g] =
+            fetch(address_add(at, g * 16u), aligned, r < it.rows && g < HEAD_DIM / 8u).low;
     }
     barrier();
     MATRIX_A held[HELD_COUNT];
     if (HOLD_Q)
         [[unroll]] for (uint i = 0u; i < HELD_COUNT; i++)
-            LOAD_HALVES(held[i], Q_AT + (warp * ROWS + i / Q_TILES * MATRIX_M) * K_STRIDE + i % Q_TILES * (MATRIX_K / 8u),
+            coopMatLoad(held[i], memory, Q_AT + (warp * ROWS + i / Q_TILES * MATRIX_M) * K_STRIDE + i % Q_TILES * (MATRIX_K / 8u),
                         K_STRIDE, ROW_MAJOR);
     MATRIX_F32 o[O_COUNT];
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
@@ -237,17 +226,17 @@ void main()
                 if (HOLD_Q)
                     a[r] = held[r * Q_TILES + t];
                 else
-                    LOAD_HALVES(a[r], Q_AT + (warp * ROWS + r * MATRIX_M) * K_STRIDE + t * (MATRIX_K / 8u), K_STRIDE,
+                    coopMatLoad(a[r], memory, Q_AT + (warp * ROWS + r * MATRIX_M) * K_STRIDE + t * (MATRIX_K / 8u), K_STRIDE,
                                 ROW_MAJOR);
             [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
                 MATRIX_B b;
-                LOAD_HALVES(b, j * MATRIX_N * K_STRIDE + t * (MATRIX_K / 8u), K_STRIDE, COLUMN_MAJOR);
+                coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_K / 8u), K_STRIDE, COLUMN_MAJOR);
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
                     s[r * S_TILES + j] = coopMatMulAdd(a[r], b, s[r * S_TILES + j]);
             }
         }
         [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-            coopMatStore(s[i], floats, own + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE, ROW_MAJOR);
+            coopMatStore(s[i], memory, own + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE, ROW_MAJOR);
         wait_subgroup();
 
         /* 4: score and mask; 5: online softmax */
@@ -257,7 +246,7 @@ void main()
             float most = LOWEST;
             uint s_at = own + row_own * S_STRIDE + part;
             [[unroll]] for (uint e = 0u; e < PART; e++)
-                x[e] = floats[s_at + e * PARTS] * factor;
+                x[e] = uintBitsToFloat(memory[s_at + e * PARTS]) * factor;
             uint allowed = 0xffffffffu; /* PART is at most 8 */
             if (SCORE && has_row)
                 [[unroll]] for (uint e = 0u; e < PART; e++)
@@ -303,17 +292,21 @@ void main()
                     l += p.x + p.y + p.z + p.w;
                 x[e] = p;
             }
+            wait_subgroup(); /* S has been read */
             [[unroll]] for (uint e = 0u; e < PART; e++) {
                 uint g = part + e * PARTS, may = allowed >> 4u * e;
-                f16vec4 p = f16vec4(x[e]); /* not packHalf2x16, which may truncate */
-                if (some)
-                    p = f16vec4(forbid(p.xy, may), forbid(p.zw, may >> 2));
-                halves[2u * (p_own + row_own * P_STRIDE) + g] = p;
+                uvec2 p = some ? uvec2(pack_weights(x[e].xy, may), pack_weights(x[e].zw, may >> 2))
+                               : uvec2(packHalf2x16(x[e].xy), packHalf2x16(x[e].zw));
+                uint at = own + row_own * P_STRIDE + g / 2u;
+                if ((g & 1u) == 0u)
+                    memory[at].xy = p;
+                else
+                    memory[at].zw = p;
             }
             if (grows)
                 [[unroll]] for (uint i = 0u; i < EXTRA_STRIDE; i++)
                     if (i % PARTS == part)
-                        floats[extra + row_own * EXTRA_STRIDE + i] = vec4(alpha);
+                        memory[extra + row_own * EXTRA_STRIDE + i] = floatBitsToUint(vec4(alpha));
         }
 
         barrier(); /* K has been read */
@@ -323,7 +316,7 @@ void main()
         if (grows)
             [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) {
                 MATRIX_F32 alpha;
-                coopMatLoad(alpha, floats, extra + r * MATRIX_M * EXTRA_STRIDE, EXTRA_STRIDE, ROW_MAJOR);
+                coopMatLoad(alpha, memory, extra + r * MATRIX_M * EXTRA_STRIDE, EXTRA_STRIDE, ROW_MAJOR);
                 [[unroll]] for (uint t = 0u; t < O_TILES; t++)
                     o[r * O_TILES + t] = o[r * O_TILES + t] * alpha;
             }
@@ -331,36 +324,33 @@ void main()
 
         /* 6: O += P V */
         if (some && special != 0u) {
-            /* Rare: weight by weight, since 0 times NaN is NaN where the pair is forbidden; through the place of S, as
-             * many columns at a time as S has. */
-            [[unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += S_TILES) {
-                [[dont_unroll]] for (uint i = lane; i < ROWS * BLOCK_N; i += ROWS * PARTS) {
-                    uint r = i / BLOCK_N, c = i % BLOCK_N, column = min(t0 * MATRIX_N + c, O_TILES * MATRIX_N - 1u);
+            /* Rare: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
+            [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
+                [[dont_unroll]] for (uint i = lane; i < ROWS * MATRIX_N; i += ROWS * PARTS) {
+                    uint r = i / MATRIX_N, c = i % MATRIX_N;
                     float sum = 0.0;
                     [[dont_unroll]] for (uint n = 0u; n < BLOCK_N; n++) {
-                        float16_t p = half_at(p_own + r * P_STRIDE, n), v = half_at(n * V_STRIDE, column);
-                        sum = is_forbidden(p) ? sum : sum + float(p) * float(v);
+                        float product = half_at(own + r * P_STRIDE, n) * half_at(n * V_STRIDE, t * MATRIX_N + c);
+                        sum = is_forbidden(own + r * P_STRIDE, n) ? sum : sum + product;
                     }
-                    floats[own + r * S_STRIDE + c / 4u][c % 4u] = sum;
+                    memory[extra + r * EXTRA_STRIDE + c / 4u][c % 4u] = floatBitsToUint(sum);
                 }
                 wait_subgroup();
-                [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-                    if (t0 + i % S_TILES < O_TILES) {
-                        MATRIX_F32 sum;
-                        coopMatLoad(sum, floats, own + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE,
-                                    ROW_MAJOR);
-                        o[i / S_TILES * O_TILES + t0 + i % S_TILES] = o[i / S_TILES * O_TILES + t0 + i % S_TILES] + sum;
-                    }
+                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) {
+                    MATRIX_F32 sum;
+                    coopMatLoad(sum, memory, extra + r * MATRIX_M * EXTRA_STRIDE, EXTRA_STRIDE, ROW_MAJOR);
+                    o[r * O_TILES + t] = o[r * O_TILES + t] + sum;
+                }
                 wait_subgroup();
             }
         } else
             [[unroll]] for (uint n = 0u; n < BLOCK_N / MATRIX_K; n++) {
                 MATRIX_A a[ROW_TILES];
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                    LOAD_HALVES(a[r], p_own + r * MATRIX_M * P_STRIDE + n * (MATRIX_K / 8u), P_STRIDE, ROW_MAJOR);
+                    coopMatLoad(a[r], memory, own + r * MATRIX_M * P_STRIDE + n * (MATRIX_K / 8u), P_STRIDE, ROW_MAJOR);
                 [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
                     MATRIX_B b;
-                    LOAD_HALVES(b, n * MATRIX_K * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
+                    coopMatLoad(b, memory, n * MATRIX_K * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
                     [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
                         o[r * O_TILES + t] = coopMatMulAdd(a[r], b, o[r * O_TILES + t]);
                 }
@@ -374,7 +364,7 @@ void main()
     float to_top = exp2((m - top) * TO_LOG2); /* the parts of a split are relative to their largest score */
     wait_subgroup(); /* P has been read */
     if (part == 0u)
-        floats[extra + row_own * EXTRA_STRIDE].x = split ? to_top : l == 0.0 ? 0.0 : 1.0 / l;
+        memory[extra + row_own * EXTRA_STRIDE].x = floatBitsToUint(split ? to_top : l == 0.0 ? 0.0 : 1.0 / l);
     if (has_row && part == 0u) {
         if (split) {
             uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
@@ -391,14 +381,14 @@ void main()
         wait_subgroup();
         [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
             if (t0 + i % S_TILES < O_TILES)
-                coopMatStore(o[i / S_TILES * O_TILES + t0 + i % S_TILES], floats,
+                coopMatStore(o[i / S_TILES * O_TILES + t0 + i % S_TILES], memory,
                              own + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE, ROW_MAJOR);
         wait_subgroup();
         [[dont_unroll]] for (uint i = lane; i < ROWS * (BLOCK_N / 4u); i += ROWS * PARTS) {
             uint r = i / (BLOCK_N / 4u), g = i % (BLOCK_N / 4u), at = warp * ROWS + r, column = t0 * MATRIX_N + 4u * g;
             uint q = it.q0 + query_of(at, it.queries), h = it.h0 + head_of(at, it.queries);
-            float scale = floats[extra + r * EXTRA_STRIDE].x;
-            vec4 value = floats[own + r * S_STRIDE + g] * scale;
+            float scale = uintBitsToFloat(memory[extra + r * EXTRA_STRIDE].x);
+            vec4 value = uintBitsToFloat(memory[own + r * S_STRIDE + g]) * scale;
             if (scale == 0.0)
                 value = vec4(0.0);
             if (at < it.rows && column < HEAD_DIM_V) {

@@ -294,6 +294,15 @@ static void coopmat_settle(const attune__search *search, attune__tile *tile)
     settle_warps(search, tile);
     while (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) && *warps > 1 && *warps > most)
         *warps /= 2;
+    if (search->pass == ATTUNE__PASS_BACKWARD || search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N))
+        return;
+    /* At most 16 scores for each lane: expressions stand in the code once for every one of them. */
+    const uint64_t threads = (uint64_t)*warps * lanes(search->limits);
+    const uint32_t columns = search->limits->matrix_n > search->limits->matrix_k ? search->limits->matrix_n
+                                                                                 : search->limits->matrix_k;
+    uint32_t *n = &tile->value[ATTUNE__BLOCK_N];
+    while (*n > columns && (uint64_t)tile->value[ATTUNE__BLOCK_M] * *n > threads * 16)
+        *n /= 2;
 }
 
 static const char *coopmat_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)

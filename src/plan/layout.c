@@ -89,11 +89,11 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
     l.fetch = least((block_n * most(k_groups, v_groups) + l.threads - 1) / l.threads, MOST_FETCH);
     const uint32_t kv_size = block_n * most(l.k_stride, l.v_stride), q_size = block_m * l.k_stride;
     l.q_at = l.hold_q ? 0 : kv_size;
-    l.p_at = l.hold_q ? most(kv_size, q_size) : kv_size + q_size;
-    l.own_size = l.rows * l.s_stride + l.rows * matrix.n / 4;
-    l.halves_size = l.p_at + block_m * l.p_stride;
-    l.floats_size = warps * l.own_size;
-    l.bytes = UINT64_C(16) * (l.halves_size + l.floats_size) + 4;
+    l.warps_at = l.hold_q ? most(kv_size, q_size) : kv_size + q_size;
+    l.extra_at = l.rows * l.s_stride;
+    l.warp_size = l.extra_at + l.rows * matrix.n / 4;
+    l.memory_size = l.warps_at + warps * l.warp_size;
+    l.bytes = UINT64_C(16) * l.memory_size + 4;
     *layout = l;
     return NULL;
 }

@@ -35,7 +35,7 @@ typedef struct attune__matrix_layout {
     bool hold_q;
     uint32_t fetch;
     uint32_t k_stride, v_stride, s_stride, p_stride;
-    uint32_t q_at, p_at, own_size, halves_size, floats_size;
+    uint32_t q_at, warps_at, warp_size, extra_at, memory_size;
     uint64_t bytes; /* of shared memory */
 } attune__matrix_layout;
 

@@ -142,10 +142,10 @@ static attune_status matrix_constants(const attune_limits *limits, const attune_
         l.s_stride,
         l.p_stride,
         l.q_at,
-        l.p_at,
-        l.own_size,
-        2 * l.halves_size,
-        l.floats_size,
+        l.warps_at,
+        l.warp_size,
+        l.extra_at,
+        l.memory_size,
     };
     memcpy(constants, values, sizeof values);
     return ATTUNE_OK;
