@@ -18,7 +18,7 @@
 #include "shaders/forward_subgroup_f16.h"
 #include "shaders/forward_subgroup_f32.h"
 
-#define CONSTANTS 28 /* of shaders/forward.comp */
+#define CONSTANTS 29 /* of shaders/forward.comp */
 #define ALIGNED   23
 
 typedef struct module {
@@ -87,9 +87,10 @@ static attune_status scalar_constants(const attune__program_desc *desc, bool sub
         c->prescale_qk,
         false,
         c->decode,
-        l.fetch_qk,
+        l.fetch_q,
+        l.fetch_k,
         l.fetch_v,
-        l.fetch_qk > l.fetch_v ? l.fetch_qk : l.fetch_v,
+        l.fetch_q + l.fetch_k > l.fetch_v ? l.fetch_q + l.fetch_k : l.fetch_v,
     };
     memcpy(constants, values, sizeof values);
     return ATTUNE_OK;
@@ -129,8 +130,8 @@ static attune_status make_pipelines(attune_device *device, const attune__program
     spliced.words = words;
     attune_status status =
         make_pipeline(device, &spliced, desc->choice->kernel, constants, subgroup_size, &program->forward);
-    /* CPU drivers run both sides of a branch, so that the path for any alignment would always be paid for. */
-    if (status == ATTUNE_OK && attune__vulkan_of(device)->physical.type == VK_PHYSICAL_DEVICE_TYPE_CPU) {
+    /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
+    if (status == ATTUNE_OK) {
         constants[ALIGNED] = true;
         status = make_pipeline(device, &spliced, desc->choice->kernel, constants, subgroup_size, &program->aligned);
     }
