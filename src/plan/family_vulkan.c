@@ -219,6 +219,68 @@ const attune__family attune__vulkan_subgroup = {
     .cost = subgroup_cost,
 };
 
+/* ----------------------------------------------------------------------------------------------------------- lanes */
+
+/* Of drivers that run on a CPU: a workgroup is one subgroup, shares no memory and has no barriers. More rows would
+ * spare reads of K and V, and cost the driver's compiler more time: it unrolls all rows and columns. */
+#define MOST_LANES_ROWS 16
+
+static const attune__tile lanes_forward[] = {ATTUNE__TILE(16, 64, 1, 1), ATTUNE__TILE(16, 32, 1, 1),
+                                             ATTUNE__TILE(16, 16, 1, 1), ATTUNE__TILE(16, 8, 1, 1)};
+
+static const attune__tile *lanes_tiles(const attune__search *search, uint32_t *count)
+{
+    (void)search;
+    *count = COUNT(lanes_forward);
+    return lanes_forward;
+}
+
+static void lanes_settle(const attune__search *search, attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    uint32_t q = s->block_mask ? s->mask_q_block : 1024, kv = s->block_mask ? s->mask_kv_block : 1024;
+    if (search->pass == ATTUNE__PASS_DECODE)
+        attune__settle_decode(search, tile, 1);
+    else
+        attune__settle_number(search, tile, ATTUNE__BLOCK_M, q, s->q_len, 1);
+    attune__settle_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, lanes(search->limits));
+    tile->value[ATTUNE__NUM_WARPS] = 1;
+}
+
+static const char *lanes_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
+    if (why)
+        return why;
+    const uint32_t width = lanes(search->limits), m = tile->value[ATTUNE__BLOCK_M], n = tile->value[ATTUNE__BLOCK_N];
+    *option = ATTUNE__BLOCK_M;
+    if (m > MOST_LANES_ROWS)
+        return "it must be at most 16";
+    *option = ATTUNE__BLOCK_N;
+    if (n % width || n > 4 * width)
+        return "each lane of the subgroup has one to four of its columns";
+    return search->shape->head_dim % width ? "the head dimension is no multiple of the subgroup" : NULL;
+}
+
+static attune__cost lanes_cost(const attune__search *search, const attune__tile *tile)
+{
+    (void)tile;
+    return (attune__cost){.invocations = lanes(search->limits)};
+}
+
+const attune__family attune__vulkan_lanes = {
+    .name = "vulkan_lanes",
+    .backend = ATTUNE_BACKEND_VULKAN,
+    .subgroups = true,
+    .host = true,
+    .dtypes = ALL_DTYPES,
+    .reads = {VULKAN_LOOP | ATTUNE__FORWARD_TILE, VULKAN_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV)},
+    .tiles = lanes_tiles,
+    .settle = lanes_settle,
+    .refuse = lanes_refuse,
+    .cost = lanes_cost,
+};
+
 /* ---------------------------------------------------------------------------------------------- cooperative matrix */
 
 #define MATRIX_SLICE 64

@@ -17,6 +17,9 @@
 #include "shaders/forward_subgroup_bf16.h"
 #include "shaders/forward_subgroup_f16.h"
 #include "shaders/forward_subgroup_f32.h"
+#include "shaders/lanes_bf16.h"
+#include "shaders/lanes_f16.h"
+#include "shaders/lanes_f32.h"
 
 #define CONSTANTS 29 /* of shaders/forward.comp */
 #define ALIGNED   23
@@ -36,14 +39,24 @@ static uint32_t dtype_index(attune_dtype dtype)
     return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
 }
 
-static const module *find_module(bool subgroups, attune_dtype dtype)
+typedef enum module_kind { PORTABLE, SUBGROUP, LANES } module_kind;
+
+static module_kind kind_of(const attune_plan_choice *choice)
 {
-    static const module modules[2][3] = {
+    return !strcmp(choice->kernel, "vulkan_lanes")      ? LANES
+           : !strcmp(choice->kernel, "vulkan_subgroup") ? SUBGROUP
+                                                        : PORTABLE;
+}
+
+static const module *find_module(module_kind kind, attune_dtype dtype)
+{
+    static const module modules[3][3] = {
         {MODULE(attune__spirv_forward_f32), MODULE(attune__spirv_forward_f16), MODULE(attune__spirv_forward_bf16)},
         {MODULE(attune__spirv_forward_subgroup_f32), MODULE(attune__spirv_forward_subgroup_f16),
          MODULE(attune__spirv_forward_subgroup_bf16)},
+        {MODULE(attune__spirv_lanes_f32), MODULE(attune__spirv_lanes_f16), MODULE(attune__spirv_lanes_bf16)},
     };
-    return &modules[subgroups][dtype_index(dtype)];
+    return &modules[kind][dtype_index(dtype)];
 }
 
 static const module *find_combine(attune_dtype dtype)
@@ -53,12 +66,21 @@ static const module *find_combine(attune_dtype dtype)
     return &modules[dtype_index(dtype)];
 }
 
-static attune_status scalar_constants(const attune__program_desc *desc, bool subgroups, uint32_t constants[CONSTANTS])
+/* The lanes' kernel reads the tile's numbers and the flags alone: it has no layout. */
+static attune_status scalar_constants(const attune__program_desc *desc, module_kind kind, uint32_t constants[CONSTANTS])
 {
     const attune_plan_choice *c = desc->choice;
-    attune__scalar_layout l;
-    const char *why = attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
-                                                 desc->shape->head_dim, desc->shape->head_dim_v, subgroups, &l);
+    attune__scalar_layout l = {
+        .threads = c->workgroup_invocations,
+        .block_m = c->block_m,
+        .block_n = c->block_n,
+        .head_dim = desc->shape->head_dim,
+        .head_dim_v = desc->shape->head_dim_v,
+    };
+    const char *why = kind == LANES ? NULL
+                                    : attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
+                                                                 desc->shape->head_dim, desc->shape->head_dim_v,
+                                                                 kind == SUBGROUP, &l);
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
     const uint32_t values[CONSTANTS] = {
@@ -117,12 +139,12 @@ static attune_status make_pipeline(attune_device *device, const module *m, const
 static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,
                                     attune__vulkan_program *program)
 {
-    const bool subgroups = !strcmp(desc->choice->kernel, "vulkan_subgroup");
+    const module_kind kind = kind_of(desc->choice);
     uint32_t constants[CONSTANTS];
-    ATTUNE__TRY(scalar_constants(desc, subgroups, constants));
-    const uint32_t subgroup_size = subgroups ? device->info.limits.subgroup_size : 0;
+    ATTUNE__TRY(scalar_constants(desc, kind, constants));
+    const uint32_t subgroup_size = kind != PORTABLE ? device->info.limits.subgroup_size : 0;
     const attune_allocator *allocator = &device->host.allocator;
-    const module *prebuilt = find_module(subgroups, desc->shape->dtype);
+    const module *prebuilt = find_module(kind, desc->shape->dtype);
     uint32_t *words;
     module spliced;
     ATTUNE__TRY(attune__mods_splice(allocator, prebuilt->words, prebuilt->count, desc->mask, desc->score, &words,

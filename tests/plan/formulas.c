@@ -131,6 +131,8 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         return sm80_chunked(c, x);
     if (!strcmp(c->kernel, "cuda_sm90a"))
         return sm90a(c, x);
+    if (!strcmp(c->kernel, "vulkan_lanes"))
+        return 0;
     if (!strcmp(c->kernel, "vulkan_subgroup"))
         return scalar(c, x, false);
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))
