@@ -193,6 +193,7 @@ typedef struct attune_limits {
     bool f64;                 /* float64 arithmetic in attune's kernels (CPU) */
     uint64_t storage_range;   /* bytes of one bound storage buffer; 0 = not limited */
     uint64_t memory;          /* bytes of device memory; 0 = unknown */
+    bool host;                /* Vulkan: the driver runs kernels on the CPU, in subgroups that are its vectors */
 } attune_limits;
 
 typedef struct attune_device_info {

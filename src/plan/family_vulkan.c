@@ -165,7 +165,8 @@ static void settle_warps(const attune__search *search, attune__tile *tile)
         *warps /= 2;
 }
 
-/* Eight subgroups, and at most 256 invocations: on an H200 a fifth faster than half as many. */
+/* Eight subgroups, and at most 128 invocations: each then has 8 rows of a tile of 64, on an H200 a seventh faster than
+ * twice as many with 4. */
 static void subgroup_settle(const attune__search *search, attune__tile *tile)
 {
     settle_rows(search, tile);
@@ -173,7 +174,7 @@ static void subgroup_settle(const attune__search *search, attune__tile *tile)
     if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) || *warps)
         return;
     uint32_t most = attune__floor2(search->limits->workgroup_invocations);
-    for (*warps = 8; *warps > 1 && (*warps * width > 256 || *warps * width > most);)
+    for (*warps = 8; *warps > 1 && (*warps * width > 128 || *warps * width > most);)
         *warps /= 2;
 }
 
@@ -216,6 +217,68 @@ const attune__family attune__vulkan_subgroup = {
     .settle = subgroup_settle,
     .refuse = subgroup_refuse,
     .cost = subgroup_cost,
+};
+
+/* ----------------------------------------------------------------------------------------------------------- lanes */
+
+/* Of drivers that run on a CPU: a workgroup is one subgroup, shares no memory and has no barriers. More rows would
+ * spare reads of K and V, and cost the driver's compiler more time: it unrolls all rows and columns. */
+#define MOST_LANES_ROWS 16
+
+static const attune__tile lanes_forward[] = {ATTUNE__TILE(16, 64, 1, 1), ATTUNE__TILE(16, 32, 1, 1),
+                                             ATTUNE__TILE(16, 16, 1, 1), ATTUNE__TILE(16, 8, 1, 1)};
+
+static const attune__tile *lanes_tiles(const attune__search *search, uint32_t *count)
+{
+    (void)search;
+    *count = COUNT(lanes_forward);
+    return lanes_forward;
+}
+
+static void lanes_settle(const attune__search *search, attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    uint32_t q = s->block_mask ? s->mask_q_block : 1024, kv = s->block_mask ? s->mask_kv_block : 1024;
+    if (search->pass == ATTUNE__PASS_DECODE)
+        attune__settle_decode(search, tile, 1);
+    else
+        attune__settle_number(search, tile, ATTUNE__BLOCK_M, q, s->q_len, 1);
+    attune__settle_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, lanes(search->limits));
+    tile->value[ATTUNE__NUM_WARPS] = 1;
+}
+
+static const char *lanes_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
+    if (why)
+        return why;
+    const uint32_t width = lanes(search->limits), m = tile->value[ATTUNE__BLOCK_M], n = tile->value[ATTUNE__BLOCK_N];
+    *option = ATTUNE__BLOCK_M;
+    if (m > MOST_LANES_ROWS)
+        return "it must be at most 16";
+    *option = ATTUNE__BLOCK_N;
+    if (n % width || n > 4 * width)
+        return "each lane of the subgroup has one to four of its columns";
+    return search->shape->head_dim % width ? "the head dimension is no multiple of the subgroup" : NULL;
+}
+
+static attune__cost lanes_cost(const attune__search *search, const attune__tile *tile)
+{
+    (void)tile;
+    return (attune__cost){.invocations = lanes(search->limits)};
+}
+
+const attune__family attune__vulkan_lanes = {
+    .name = "vulkan_lanes",
+    .backend = ATTUNE_BACKEND_VULKAN,
+    .subgroups = true,
+    .host = true,
+    .dtypes = ALL_DTYPES,
+    .reads = {VULKAN_LOOP | ATTUNE__FORWARD_TILE, VULKAN_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV)},
+    .tiles = lanes_tiles,
+    .settle = lanes_settle,
+    .refuse = lanes_refuse,
+    .cost = lanes_cost,
 };
 
 /* ---------------------------------------------------------------------------------------------- cooperative matrix */

@@ -29,7 +29,7 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
     l.tm = most(block_m / l.ty, 1);
     l.to = (head_dim_v / 4 + l.tx - 1) / l.tx;
     l.o_size = l.tm * l.to;
-    l.slice = head_dim % 32 == 0 ? 32 : head_dim % 16 == 0 ? 16 : 8;
+    l.slice = head_dim % 16 == 0 ? 16 : 8;
     l.parts = least(threads / block_m, block_n / 4);
     l.part = block_n / 4 / l.parts;
     /* Rows of S begin on other banks for the invocations that read them together. */
@@ -39,12 +39,13 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
     l.slice_size = most((block_m + block_n) * slice_row, 4 * chunk_row);
     for (l.chunk = 4; 2 * l.chunk <= block_n && 2 * l.chunk * chunk_row <= l.slice_size;)
         l.chunk *= 2;
-    l.fetch_qk = ((block_m + block_n) * (l.slice / 8) + threads - 1) / threads;
+    l.fetch_q = (block_m * (l.slice / 8) + threads - 1) / threads;
+    l.fetch_k = (block_n * (l.slice / 8) + threads - 1) / threads;
     l.fetch_v = (l.chunk * (head_dim_v / 8) + threads - 1) / threads;
     l.s_size = block_m * l.s_stride;
     l.rows_size = block_m;
     l.reduce_size = subgroups ? 0 : block_m * l.parts;
-    l.bytes = UINT64_C(16) * (l.slice_size + l.s_size) + UINT64_C(4) * (l.rows_size + l.reduce_size + 1);
+    l.bytes = UINT64_C(16) * (2 * l.slice_size + l.s_size) + UINT64_C(4) * (l.rows_size + l.reduce_size + 4);
     *layout = l;
     return NULL;
 }

@@ -16,8 +16,9 @@ typedef struct attune__scalar_layout {
     uint32_t tx, ty, tm, to;
     uint32_t parts, part;
     uint32_t s_stride, o_size;
-    uint32_t fetch_qk, fetch_v; /* groups of eight elements of an invocation in one slice, or chunk */
-    uint32_t slice_size, s_size, rows_size, reduce_size;
+    uint32_t fetch_q, fetch_k, fetch_v; /* groups of eight elements of an invocation in one slice, or chunk */
+    uint32_t slice_size;                /* of one of the two buffers */
+    uint32_t s_size, rows_size, reduce_size;
     uint64_t bytes; /* of shared memory */
 } attune__scalar_layout;
 

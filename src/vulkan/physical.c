@@ -321,6 +321,7 @@ void attune__vulkan_limits_choose(attune__vulkan_physical *physical)
         .subgroup_operations = physical->subgroup_operations,
         .storage_range = physical->max_storage_range,
         .memory = physical->heap,
+        .host = physical->type == VK_PHYSICAL_DEVICE_TYPE_CPU && f->int64,
     };
     /* Tiles of more than 64 lanes are untested everywhere: where the size can be asked for, it is. */
     if (f->subgroup_size_control && physical->required_sizes)

@@ -17,6 +17,9 @@
 #include "shaders/forward_subgroup_bf16.h"
 #include "shaders/forward_subgroup_f16.h"
 #include "shaders/forward_subgroup_f32.h"
+#include "shaders/lanes_bf16.h"
+#include "shaders/lanes_f16.h"
+#include "shaders/lanes_f32.h"
 
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
 #include "shaders/forward_matrix_f16.h"
@@ -40,14 +43,24 @@ static uint32_t dtype_index(attune_dtype dtype)
     return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
 }
 
-static const module *find_module(bool subgroups, attune_dtype dtype)
+typedef enum module_kind { PORTABLE, SUBGROUP, LANES } module_kind;
+
+static module_kind kind_of(const attune_plan_choice *choice)
 {
-    static const module modules[2][3] = {
+    return !strcmp(choice->kernel, "vulkan_lanes")      ? LANES
+           : !strcmp(choice->kernel, "vulkan_subgroup") ? SUBGROUP
+                                                        : PORTABLE;
+}
+
+static const module *find_module(module_kind kind, attune_dtype dtype)
+{
+    static const module modules[3][3] = {
         {MODULE(attune__spirv_forward_f32), MODULE(attune__spirv_forward_f16), MODULE(attune__spirv_forward_bf16)},
         {MODULE(attune__spirv_forward_subgroup_f32), MODULE(attune__spirv_forward_subgroup_f16),
          MODULE(attune__spirv_forward_subgroup_bf16)},
+        {MODULE(attune__spirv_lanes_f32), MODULE(attune__spirv_lanes_f16), MODULE(attune__spirv_lanes_bf16)},
     };
-    return &modules[subgroups][dtype_index(dtype)];
+    return &modules[kind][dtype_index(dtype)];
 }
 
 static const module *find_combine(attune_dtype dtype)
@@ -57,12 +70,21 @@ static const module *find_combine(attune_dtype dtype)
     return &modules[dtype_index(dtype)];
 }
 
-static attune_status scalar_constants(const attune__program_desc *desc, bool subgroups, uint32_t constants[CONSTANTS])
+/* The lanes' kernel reads the tile's numbers and the flags alone: it has no layout. */
+static attune_status scalar_constants(const attune__program_desc *desc, module_kind kind, uint32_t constants[CONSTANTS])
 {
     const attune_plan_choice *c = desc->choice;
-    attune__scalar_layout l;
-    const char *why = attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
-                                                 desc->shape->head_dim, desc->shape->head_dim_v, subgroups, &l);
+    attune__scalar_layout l = {
+        .threads = c->workgroup_invocations,
+        .block_m = c->block_m,
+        .block_n = c->block_n,
+        .head_dim = desc->shape->head_dim,
+        .head_dim_v = desc->shape->head_dim_v,
+    };
+    const char *why = kind == LANES ? NULL
+                                    : attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
+                                                                 desc->shape->head_dim, desc->shape->head_dim_v,
+                                                                 kind == SUBGROUP, &l);
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
     const uint32_t values[CONSTANTS] = {
@@ -91,9 +113,10 @@ static attune_status scalar_constants(const attune__program_desc *desc, bool sub
         c->prescale_qk,
         false,
         c->decode,
-        l.fetch_qk,
+        l.fetch_q,
+        l.fetch_k,
         l.fetch_v,
-        l.fetch_qk > l.fetch_v ? l.fetch_qk : l.fetch_v,
+        l.fetch_q + l.fetch_k > l.fetch_v ? l.fetch_q + l.fetch_k : l.fetch_v,
     };
     memcpy(constants, values, sizeof values);
     return ATTUNE_OK;
@@ -164,17 +187,18 @@ static attune_status matrix_constants(const attune_limits *limits, const attune_
 attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc,
                                         attune__vulkan_kernel *kernel)
 {
-    const bool matrices = !strcmp(desc->choice->kernel, "vulkan_coopmat");
-    const bool subgroups = matrices || !strcmp(desc->choice->kernel, "vulkan_subgroup");
+    const char *name = desc->choice->kernel;
+    const bool matrices = !strcmp(name, "vulkan_coopmat");
+    const module_kind kind = kind_of(desc->choice);
     if (desc->choice->direction != ATTUNE_FORWARD ||
-        (!subgroups && strcmp(desc->choice->kernel, "vulkan_portable") != 0))
-        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", desc->choice->kernel);
-    const module *prebuilt = matrices ? &matrix_module : find_module(subgroups, desc->shape->dtype);
+        (kind == PORTABLE && !matrices && strcmp(name, "vulkan_portable") != 0))
+        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", name);
+    const module *prebuilt = matrices ? &matrix_module : find_module(kind, desc->shape->dtype);
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
-    kernel->subgroups = subgroups;
+    kernel->subgroups = matrices || kind != PORTABLE;
     return matrices ? matrix_constants(limits, desc, kernel->constants)
-                    : scalar_constants(desc, subgroups, kernel->constants);
+                    : scalar_constants(desc, kind, kernel->constants);
 }
 
 /*
@@ -238,8 +262,8 @@ static attune_status make_pipelines(attune_device *device, const attune__program
     spliced.words = words;
     attune_status status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
                                          &program->forward);
-    /* CPU drivers run both sides of a branch, so that the path for any alignment would always be paid for. */
-    if (status == ATTUNE_OK && attune__vulkan_of(device)->physical.type == VK_PHYSICAL_DEVICE_TYPE_CPU) {
+    /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
+    if (status == ATTUNE_OK) {
         kernel.constants[ALIGNED] = true;
         status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
                                &program->aligned);

@@ -72,11 +72,11 @@ static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
         uint64_t kv = 33 * x.m1 + 33 * x.n1 + 2 * x.m1 * (x.n1 + 1) + 2 * x.m1;
         return 4 * most(kv, 33 * x.m2 + 33 * x.n2 + x.m2 * (x.n2 + 1) + 2 * x.m2);
     }
-    uint64_t step = x.d % 32 == 0 ? 32 : x.d % 16 == 0 ? 16 : 8, parts = x.threads / x.m;
+    uint64_t step = x.d % 16 == 0 ? 16 : 8, parts = x.threads / x.m;
     if (parts > x.n / 4)
         parts = x.n / 4;
     uint64_t slices = most((x.m + x.n) * (step + 4), 4 * (x.dv + 4)), pad = portable ? 1 : parts < 4 ? parts : 4;
-    return 4 * (slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 1);
+    return 4 * (2 * slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 4);
 }
 
 static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, numbers x)
@@ -121,6 +121,8 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         return sm80(c, x);
     if (!strcmp(c->kernel, "cuda_sm90a"))
         return sm90a(c, x);
+    if (!strcmp(c->kernel, "vulkan_lanes"))
+        return 0;
     if (!strcmp(c->kernel, "vulkan_subgroup"))
         return scalar(c, x, false);
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))

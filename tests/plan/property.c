@@ -104,6 +104,7 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
                                           "cuda_sm90a",
                                           "cuda_sm100a",
                                           "vulkan_portable",
+                                          "vulkan_lanes",
                                           "vulkan_subgroup",
                                           "vulkan_coopmat",
                                           "vulkan_coopmat2",
