@@ -14,6 +14,7 @@
  *     ATTUNE_DTYPE           ATTUNE_CUDA_F16, ATTUNE_CUDA_BF16 or ATTUNE_CUDA_F32 (sm80 only)
  *     ATTUNE_HEAD_DIM, ATTUNE_HEAD_DIM_V     as the problem has them; kernels pad
  *     ATTUNE_BLOCK_M, ATTUNE_BLOCK_N, ATTUNE_NUM_WARPS, ATTUNE_NUM_STAGES     the tile
+ *     ATTUNE_SHARED_MEMORY   the planner's bytes, which the kernel's layout must have
  *     ATTUNE_HAVE_BLOCKS     1: the mask's lists are given; 0: every pair
  *     ATTUNE_HAVE_MASK       1: partial blocks call attune_mask (only with ATTUNE_HAVE_BLOCKS); 0: there are none
  *     ATTUNE_HAVE_MASK_RANGE 1: partial blocks call attune_mask_range instead of attune_mask; with both, if the
@@ -26,9 +27,10 @@
  *     float attune_score(the same)
  *     void attune_mask_range(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, int *high ATTUNE_SYMBOLS)
  *
- *     float attune_score_near(as attune_score), right where |score| <= ATTUNE_SCORE_NEAR, if that is defined
+ *     float attune_score_near(as attune_score), with ATTUNE_HAVE_SCORE_NEAR: cheaper, and if ATTUNE_SCORE_NEAR is
+ *                                              defined right only where |score| is at most that
  *
- * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols`. Row q may attend low <= kv < high. The text must be
+ * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0`. Row q may attend low <= kv < high. The text must be
  * compiled without contraction (--fmad=false): the kernels ask for each fused operation by name.
  *
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the part first; combine: a grid of

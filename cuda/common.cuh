@@ -35,6 +35,15 @@ __device__ __forceinline__ constexpr int round_up(int value, int multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
+#ifndef ATTUNE_SHARED_MEMORY
+#define ATTUNE_SHARED_MEMORY 0 /* not given: not held against */
+#endif
+/* Whether a kernel's layout of shared memory has the bytes that the planner counts and the launch asks for. */
+__device__ __forceinline__ constexpr bool planned(u64 layout, u64 over_it)
+{
+    return !ATTUNE_SHARED_MEMORY || (layout > over_it ? layout : over_it) == ATTUNE_SHARED_MEMORY;
+}
+
 __device__ __forceinline__ float exp2_fast(float x)
 {
     float y;

@@ -196,6 +196,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     constexpr u32 K_BYTES = BLOCK_N * PAD_D * sizeof(element), V_BYTES = BLOCK_N * PAD_DV * sizeof(element);
+    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES),
+                          KEY_GROUPS * BLOCK_M * (PAD_DV + 2) * sizeof(float)));
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
         v_tiles = k_tiles + STAGES * K_BYTES;
     part p = part_place(a, parts);

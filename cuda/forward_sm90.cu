@@ -54,7 +54,9 @@ struct control {
     walk walks[WALKS];
     place at;
 };
-static_assert(sizeof(control) <= 8 * (17 + 7 * STAGES), "the planner counts these bytes");
+constexpr u32 CONTROL_BYTES = round_up(8 * (17 + 7 * STAGES), 128);
+static_assert(sizeof(control) <= CONTROL_BYTES &&
+              planned(RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES, 0));
 /* ------------------------------------------------------------------------------------------------------ instructions
  */
 
@@ -356,17 +358,19 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 
     wgmma_commit();
 }
 
-#ifdef ATTUNE_SCORE_NEAR
 /* Whether the warp's scores all lie where the cheaper form of their expression holds. */
 __device__ __forceinline__ bool near_zero(const float (&s)[BLOCK_N / 2], float scale)
 {
+#ifdef ATTUNE_SCORE_NEAR
     float top[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; i++)
         top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
     return __all_sync(0xffffffffu, fmaxf(top[0], top[1]) * fabsf(scale) <= ATTUNE_SCORE_NEAR);
-}
+#else
+    return true;
 #endif
+}
 
 #if ATTUNE_HAVE_MASK
 __device__ __forceinline__ bool mask_allows(const attune_cuda_arguments &a, const place &p, int q, int kv)
@@ -425,12 +429,12 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
 {
     int column = kv + (int)threadIdx.x % 4 * 2;
     if constexpr (HAVE_SCORE) {
-#ifdef ATTUNE_SCORE_NEAR
+#if ATTUNE_HAVE_SCORE_NEAR
         if (near_zero(s, a.scale)) {
 #pragma unroll
             for (int i = 0; i < BLOCK_N / 2; i++)
                 s[i] = attune_score_near(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
-                                         a.kv_len, s[i] * a.scale, a.score_symbols);
+                                         a.kv_len, s[i] * a.scale, a.score_symbols, column);
         } else
 #endif
 #if ATTUNE_HAVE_SCORE
@@ -503,6 +507,16 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
         }
         l[half] = even + odd;
     }
+}
+
+/* Stands between softmax and the wait for P V: a store that never happens, since sums are not negative, and that ptxas
+ * does not let the wait pass. It would else wait first and then compute the exponentials that are to run under P V. */
+__device__ __forceinline__ void stand_before_wait(const float (&l)[2], control &c)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.b32 [%1], %0;\n}" ::"f"(
+                     fminf(l[0], l[1])),
+                 "r"(shared_address(&c.work))
+                 : "memory");
 }
 
 /* P in 16 bits: the left operands of P V as they are. */
@@ -603,7 +617,8 @@ __device__ __forceinline__ void store(const float (&o)[WIDTH_DV / 2], const floa
             }
         }
         if (lane % 4 == 0) {
-            float top = m[half] * (factor * ATTUNE_LN2);
+            /* A NaN is lost in the largest score and stays in the sum; so does an infinite one, which both have. */
+            float top = isnan(sum) && m[half] != ATTUNE_INF ? sum : m[half] * (factor * ATTUNE_LN2);
             bool empty = sum == 0.0f;
             if (a.lse.address)
                 ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + q * a.lse.row] =
@@ -677,6 +692,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
                 ring_next(k);
                 hook(s, a, at, kv, flags, row);
                 softmax(s, m, l, shrink, factor);
+                stand_before_wait(l, c);
                 wgmma_wait<0>();
                 accumulators_done(o);
                 if (lane == 0)

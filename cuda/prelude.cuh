@@ -9,7 +9,11 @@
 #define ATTUNE_FUNCTION        __device__ __forceinline__
 #define ATTUNE_INFINITY        __int_as_float(0x7f800000)
 #define ATTUNE_NAN             __int_as_float(0x7fffffff)
-#define ATTUNE_SYMBOLS         , const attune_cuda_symbol *symbols
+/* kv0: some key of the row from which kv is a constant away, once loops are unrolled. */
+#define ATTUNE_SYMBOLS         , const attune_cuda_symbol *symbols, int kv0 = 0
+#define ATTUNE_FLOAT_KV        ((float)kv0 + (float)(kv - kv0))
+#define ATTUNE_FLOAT_KV_Q      ((float)(kv0 - q) + (float)(kv - kv0))
+#define ATTUNE_FLOAT_Q_KV      ((float)(q - kv0) - (float)(kv - kv0))
 #define ATTUNE_CAPTURE(n)      (&symbols[n])
 #define ATTUNE_PARAMETER_I32(n) (symbols[n].is.i32)
 #define ATTUNE_PARAMETER_F32(n) (symbols[n].is.f32)

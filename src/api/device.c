@@ -32,6 +32,18 @@ static const backend_entry backends[] = {
 
 #define BACKEND_COUNT (sizeof backends / sizeof backends[0])
 
+const attune__backend *attune__backend_find(attune_backend kind)
+{
+    for (size_t i = 0; i < BACKEND_COUNT; i++)
+        if (backends[i].kind == kind) {
+            if (!backends[i].backend)
+                attune__fail(ATTUNE_UNSUPPORTED, "%s", backends[i].reason);
+            return backends[i].backend;
+        }
+    attune__fail(ATTUNE_UNSUPPORTED, "backend %d is none of this version's", (int)kind);
+    return NULL;
+}
+
 static attune_status count_devices(const attune__host *host, const backend_entry *entry, uint32_t *count, char *reason,
                                    size_t reason_size)
 {

@@ -6,7 +6,8 @@
  *     compiler.c  libnvrtc.so.*, cubins   queue.c    a stream, and the points in it to wait for
  *     buffer.c    device memory           mask.c     lists and captures on the device
  *     program.c   a kernel for a choice   launch.c   the hot call
- *     measure.c   peaks                   decode.c   the hot call of decode
+ *     decode.c    the hot call of decode  pack.c     kernels compiled ahead
+ *     measure.c   peaks
  *
  * Every entry makes the device's context current and puts back what was: attune leaves no trace in the calling thread.
  */
@@ -138,5 +139,7 @@ attune_status attune__cuda_decode_load(attune__cuda_program *program, const attu
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);
 
 #define ATTUNE__CUDA_MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
+
+attune_status attune__cuda_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 
 #endif

@@ -266,20 +266,42 @@ static float near_limit(const attune_expr *expr, uint32_t n, float *factor)
     return node->op == ATTUNE__OP_VAR && isnormal(*factor) && isnormal(limit) ? limit : 0;
 }
 
+/* A whole number that differs from kv by what is the same for all keys of a row, as a float: "kv - q", "q - kv", "kv".
+ */
+static const char *float_of_kv(const attune_expr *expr, const attune__node *node)
+{
+    if (node->op != ATTUNE__OP_FLOAT)
+        return NULL;
+    const attune__node *inner = &expr->nodes[node->arg[0]];
+    const attune__node *a = &expr->nodes[inner->arg[0]], *b = &expr->nodes[inner->arg[1]];
+    if (inner->op == ATTUNE__OP_VAR)
+        return inner->value.i == ATTUNE__VAR_KV ? "ATTUNE_FLOAT_KV" : NULL;
+    if (inner->op != ATTUNE__OP_SUB || a->op != ATTUNE__OP_VAR || b->op != ATTUNE__OP_VAR)
+        return NULL;
+    return a->value.i == ATTUNE__VAR_KV && b->value.i == ATTUNE__VAR_Q   ? "ATTUNE_FLOAT_KV_Q"
+           : a->value.i == ATTUNE__VAR_Q && b->value.i == ATTUNE__VAR_KV ? "ATTUNE_FLOAT_Q_KV"
+                                                                         : NULL;
+}
+
 bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
     char literal[ATTUNE__FLOAT_TEXT];
     float factor;
+    bool cheaper = false;
     *limit = INFINITY;
     attune__ctext_bounds(expr, bounds);
     begin_function(expr, name, text);
     for (uint32_t n = 0; n < expr->node_count; n++) {
         const attune__node *node = &expr->nodes[n];
-        if (node->op != ATTUNE__OP_TANH) {
+        const char *distance = float_of_kv(expr, node);
+        cheaper |= distance || node->op == ATTUNE__OP_TANH;
+        if (distance)
+            attune__text_add(text, "    const float t%u = %s;\n", n, distance);
+        else if (node->op != ATTUNE__OP_TANH)
             add_declaration(expr, n, bounds, text);
+        if (node->op != ATTUNE__OP_TANH)
             continue;
-        }
         const float own = near_limit(expr, node->arg[0], &factor);
         if (own == 0)
             return false;
@@ -288,7 +310,7 @@ bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text 
         attune__text_add(text, "    const float t%u = attune_tanh_near(score * %sf);\n", n, literal);
     }
     end_function(expr, text);
-    return isfinite(*limit);
+    return cheaper;
 }
 
 attune_status attune__expr_ctext(const attune_expr *expr, const char *function_name, char *buffer, size_t size,

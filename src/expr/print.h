@@ -12,6 +12,9 @@
 /* The shortest decimal that reads back as the float; always with a point or an exponent, whatever the locale. */
 void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT]);
 
+/* A node as text. UNSUPPORTED if sharing makes it longer than 1 MiB. */
+attune_status attune__print_node(const attune_expr *expr, uint32_t node, attune__text *text);
+
 /* The functions that the emitted text calls, in C99. */
 void attune__ctext_prelude(attune__text *text);
 attune_status attune__ctext_function(const attune_expr *expr, const char *name, attune__text *text);
@@ -27,7 +30,9 @@ bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text 
 /*
  * The same function as attune__ctext_function writes for a score, but right only for scores of at most *limit in
  * magnitude, where it is cheaper: tanh of a score divided or multiplied by a constant becomes attune_tanh_near, which
- * need be right for |x| <= 0.5 only. False if the expression has no such tanh.
+ * need be right for |x| <= 0.5 only, and the float of kv, kv - q or q - kv is ATTUNE_FLOAT_KV, ATTUNE_FLOAT_KV_Q or
+ * ATTUNE_FLOAT_Q_KV, which a kernel may add up where lengths are below 2^23. *limit is infinite without a tanh. False
+ * if nothing is cheaper.
  */
 bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit);
 

@@ -100,7 +100,7 @@ static const attune_profile profiles[] = {
     {PROFILE("lavapipe", "Mesa's CPU Vulkan, 8 cores", "vulkaninfo of Mesa 26.2.6"),
      {VULKAN, .compute_units = 8, .shared_memory = 32 * KIB, .workgroup_invocations = 1024, .subgroup_size = 8,
       .matrix = ATTUNE_MATRIX_COOPMAT, .matrix_m = 8, .matrix_n = 8, .matrix_k = 8, .push_constants = 256, .f16 = true,
-      .subgroup_operations = true, .storage_range = 128 * KIB * KIB, .memory = 16 * GIB}},
+      .subgroup_operations = true, .storage_range = 128 * KIB * KIB, .memory = 16 * GIB, .host = true}},
     {PROFILE("vulkan-minimum", "The least that Vulkan 1.2 allows", "Vulkan specification, Required Limits"),
      {VULKAN, .compute_units = 1, .shared_memory = 16 * KIB, .workgroup_invocations = 128, .subgroup_size = 1,
       .push_constants = 128, .storage_range = 128 * KIB * KIB}},

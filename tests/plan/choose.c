@@ -30,7 +30,7 @@ Test(choose, each_device_gets_its_fastest_kernel)
         {"h200-vulkan", ATTUNE_F32, "vulkan_subgroup"},
         {"rdna3", ATTUNE_F16, "vulkan_coopmat"},
         {"lavapipe", ATTUNE_F16, "vulkan_coopmat"},
-        {"lavapipe", ATTUNE_BF16, "vulkan_subgroup"},
+        {"lavapipe", ATTUNE_BF16, "vulkan_lanes"},
         {"adreno-840", ATTUNE_F16, "vulkan_subgroup"},
         {"v3d", ATTUNE_F16, "vulkan_portable"},
         {"vulkan-minimum", ATTUNE_BF16, "vulkan_portable"},

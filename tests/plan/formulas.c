@@ -28,7 +28,7 @@ static uint64_t cpu(const attune_plan_choice *c, numbers x, bool f64)
             uint64_t m = loops[i][0], n = loops[i][1];
             const uint64_t arrays[] = {m * x.d, m * x.dv, n * x.d, n * x.dv, m * n,
                                        m * n,   m * x.d,  n * x.d, n * x.dv, 2 * m};
-            uint64_t sum = up(n, 64);
+            uint64_t sum = up(n, 64) + up(n * t, 64) + up(m * x.dv * t, 64) + up(m * n * t, 64);
             for (size_t j = 0; j < sizeof arrays / sizeof arrays[0]; j++)
                 sum += up(arrays[j] * t, 64);
             bytes = most(bytes, sum);
@@ -72,11 +72,11 @@ static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
         uint64_t kv = 33 * x.m1 + 33 * x.n1 + 2 * x.m1 * (x.n1 + 1) + 2 * x.m1;
         return 4 * most(kv, 33 * x.m2 + 33 * x.n2 + x.m2 * (x.n2 + 1) + 2 * x.m2);
     }
-    uint64_t step = x.d % 32 == 0 ? 32 : x.d % 16 == 0 ? 16 : 8, parts = x.threads / x.m;
+    uint64_t step = x.d % 16 == 0 ? 16 : 8, parts = x.threads / x.m;
     if (parts > x.n / 4)
         parts = x.n / 4;
     uint64_t slices = most((x.m + x.n) * (step + 4), 4 * (x.dv + 4)), pad = portable ? 1 : parts < 4 ? parts : 4;
-    return 4 * (slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 1);
+    return 4 * (2 * slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 4);
 }
 
 static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, numbers x)
@@ -85,9 +85,10 @@ static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, num
         uint64_t kv = 144 * (x.m1 + x.n1) + 4 * x.m1 * (x.n1 + 4) + 4 * x.m1 * (x.n1 + 8) + 8 * x.m1;
         return most(kv, 144 * (x.m2 + x.n2) + 4 * x.m2 * (x.n2 + 4) + 2 * x.m2 * (x.n2 + 8) + 8 * x.m2);
     }
-    x.d = up(x.d, most(16, l->matrix_k));
-    return 2 * x.m * (x.d + 8) + 144 * x.n + 4 * x.m * (x.n + 4) + 2 * x.m * (x.n + 8) + 4 * x.m * l->matrix_n +
-           8 * x.m;
+    const uint64_t d = up(x.d, l->matrix_k), k_row = d / 8 | 1, v_row = up(x.dv, l->matrix_n) / 8 | 1;
+    const uint64_t kv = x.n * most(k_row, v_row), q = x.m * k_row;
+    const uint64_t groups = (d <= 128 ? most(kv, q) : kv + q) + x.m * (x.n / 4 + 1) + x.m * l->matrix_n / 4;
+    return 16 * groups + 4;
 }
 
 static uint64_t coopmat2(const attune_plan_choice *c, numbers x)
@@ -120,6 +121,8 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         return sm80(c, x);
     if (!strcmp(c->kernel, "cuda_sm90a"))
         return sm90a(c, x);
+    if (!strcmp(c->kernel, "vulkan_lanes"))
+        return 0;
     if (!strcmp(c->kernel, "vulkan_subgroup"))
         return scalar(c, x, false);
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))

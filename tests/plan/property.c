@@ -10,6 +10,10 @@
 #include "plan/formulas.h"
 #include "plan/plan.h"
 #include "support/devices.h"
+#if ATTUNE_HAVE_VULKAN
+#include "vulkan/launch.h"
+#include "vulkan/workgroup.h"
+#endif
 
 static uint64_t state;
 
@@ -100,6 +104,7 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
                                           "cuda_sm90a",
                                           "cuda_sm100a",
                                           "vulkan_portable",
+                                          "vulkan_lanes",
                                           "vulkan_subgroup",
                                           "vulkan_coopmat",
                                           "vulkan_coopmat2",
@@ -107,6 +112,31 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
     if (bits & 16384 && next() % 2)
         strcpy(o->kernel, kernels[next() % (sizeof kernels / sizeof kernels[0])]);
 }
+
+#if ATTUNE_HAVE_VULKAN
+static uint64_t modules_read;
+
+/* What the kernel's module, with the plan's constants, takes of shared memory. */
+static void check_module(const char *what, const attune_limits *limits, const attune_problem *q,
+                         const attune_plan_choice *c)
+{
+    attune__shape shape;
+    cr_assert_eq(attune__shape_from_problem(q, &shape), ATTUNE_OK, "%s: %s", what, attune_last_error());
+    const attune__program_desc desc = {&shape, c, NULL, NULL, NULL};
+    attune__vulkan_kernel kernel;
+    const attune_status status = attune__vulkan_specialise(limits, &desc, &kernel);
+    if (status == ATTUNE_UNSUPPORTED && strcmp(c->kernel, "vulkan_portable") && strcmp(c->kernel, "vulkan_subgroup"))
+        return;
+    cr_assert_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
+    const char *why;
+    const uint64_t bytes =
+        workgroup_bytes(kernel.words, kernel.word_count, kernel.constants, ATTUNE__VULKAN_CONSTANTS, &why);
+    cr_assert_null(why, "%s: %s", c->kernel, why);
+    cr_assert_eq(bytes, c->shared_memory, "%s: %s, %u x %u: the module has %" PRIu64 " bytes, the plan %u", what,
+                 c->kernel, c->block_m, c->block_n, bytes, c->shared_memory);
+    modules_read++;
+}
+#endif
 
 static void check_choice(const attune_profile *p, const attune_problem *q, const attune_plan_choice *c)
 {
@@ -121,6 +151,10 @@ static void check_choice(const attune_profile *p, const attune_problem *q, const
     cr_assert(!l->registers || c->registers * c->workgroup_invocations <= 2 * l->registers, "%s", what);
     cr_assert_geq(c->occupancy, 1);
     cr_assert_eq(c->workspace % 256, 0, "%s", what);
+#if ATTUNE_HAVE_VULKAN
+    if (l->backend == ATTUNE_BACKEND_VULKAN && q->direction == ATTUNE_FORWARD)
+        check_module(what, l, q, c);
+#endif
     cr_assert_eq(c->direction, q->direction);
     bool back = q->direction == ATTUNE_BACKWARD;
     const uint32_t rows[2] = {back ? c->block_m1 : c->block_m, back ? c->block_m2 : c->block_m};
@@ -278,6 +312,10 @@ Test(property, a_plan_within_every_limit_or_an_error_with_its_cure)
     cr_log_info("%" PRIu64 " cases: %" PRIu64 " planned, %" PRIu64 " do not fit, %" PRIu64 " invalid, %" PRIu64
                 " unsupported; %" PRIu64 " cures followed",
                 cases, planned, misfits, invalid, unsupported, cures);
+#if ATTUNE_HAVE_VULKAN
+    cr_log_info("%" PRIu64 " plans held against their Vulkan modules", modules_read);
+    cr_assert_gt(modules_read, cases / 100);
+#endif
     cr_assert_gt(planned, cases / 4);
     cr_assert_gt(misfits, cases / 100);
     cr_assert_gt(cures, cases / 100);
