@@ -57,4 +57,9 @@ void case_release(attention *a);
 bool case_run(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
               uint64_t seed, failure *why);
 
+/* Runs a case forwards and backwards, in its layout too, and compares the gradients of q, k, v and of what the score
+ * expression captures. The loss uses LSE if the seed is odd. */
+bool case_run_gradients(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
+                        uint64_t seed, failure *why);
+
 #endif
