@@ -219,7 +219,7 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
         const uint32_t pieces = (desc->shape->head_dim_v + lanes * elements - 1) / (lanes * elements);
         const uint32_t regular =
             1 + 2 + desc->shape->head_dim / lanes + 1 + 2 * (m + 1) + m * (3 * groups + 1) + pieces * (groups + 4) + 1;
-        return budget / (regular + pieces * (c->block_n + groups + 3)); /* it says of each loop whether to unroll */
+        return budget / (2 * regular + pieces * (c->block_n + groups + 3));
     }
     attune__scalar_layout l;
     if (!strcmp(c->kernel, "vulkan_coopmat") ||
