@@ -3,6 +3,7 @@
  * is in docs/benchmarking.md. */
 #include "bench/cli.h"
 #include "bench/compare.h"
+#include "bench/folder.h"
 #include "bench/row.h"
 
 #include <errno.h>
@@ -32,6 +33,7 @@ typedef struct bench_options {
     double scale; /* 0 = automatic */
     double floor; /* of a change that counts */
     bool list, masks, peers, no_peers, fail_on_slower, scale_given, seed_given;
+    cli_list packs;
 } bench_options;
 
 typedef struct bench_device {
@@ -45,6 +47,7 @@ typedef struct bench_device {
 typedef struct bench_run {
     bench_options options;
     attune_instance *instance;
+    folder kernels; /* its cache */
     attune_kernel_options kernel;
     bench_device devices[DEVICES_MAX];
     uint32_t device_count;
@@ -189,6 +192,7 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
          .argument = "SECONDS",
          .help = "after which a row begins no further call; 0 = none",
          .value = &timeout},
+        {.name = "--pack", .argument = "FILE", .help = "kernels made by attune compile", .list = &o->packs},
         {.name = "--seed", .argument = "N", .help = "of inputs and masks (default: 1)", .value = &seed},
         {.name = "--no-check", .help = "do not hold results against the oracle", .flag = &no_check},
         {.name = "--peers", .help = "OpenBLAS and a naive loop, also without f32 rows on the CPU", .flag = &o->peers},
@@ -687,12 +691,17 @@ static int prepare(bench_run *run)
     if (!cli_kernel_options(o->kernel, &run->kernel, &o->row.kernel))
         return EXIT_USAGE;
     o->row.measure.stop = &stopped;
-    attune_status status = attune_instance_create(NULL, &run->instance);
+    /* Plans are cold in each run, not in the first alone. */
+    const attune_instance_desc desc = {.struct_size = sizeof desc,
+                                       .cache_folder = folder_make(&run->kernels) ? run->kernels.path : ""};
+    attune_status status = attune_instance_create(&desc, &run->instance);
     if (status != ATTUNE_OK) {
         (void)complain("%s", attune_last_error());
         return cli_exit_of(status);
     }
-    status = open_devices(run);
+    status = cli_packs_load(run->instance, &o->packs);
+    if (status == ATTUNE_OK)
+        status = open_devices(run);
     if (status != ATTUNE_OK)
         return cli_exit_of(status);
     return choose_dtypes(run) ? EXIT_GOOD : EXIT_USAGE;
@@ -716,6 +725,7 @@ int cmd_bench(int argc, char **argv)
     for (uint32_t i = 0; i < run->device_count; ++i)
         attune_device_destroy(run->devices[i].device);
     attune_instance_destroy(run->instance);
+    folder_remove(&run->kernels);
     workload_list_free(run->file_list, run->file_count);
     baseline_free(&run->base);
     report_free(&run->report);

@@ -30,25 +30,33 @@ struct __align__(64) tensor_map
 };
 
 /* Flags; a second set of them, 8 bits higher, is for the rows that lie in the mask's next block. */
-enum { NOTE_MASK = 1, NOTE_LAST = 2, NOTE_PARTIAL = 4, NOTE_ABSENT = 8 };
+enum { NOTE_MASK = 1, NOTE_LAST = 2, NOTE_PARTIAL = 4, NOTE_ABSENT = 8, NOTE_CHECK = 16 };
 /* A tile of 192 rows may lie in two blocks of 128 rows: both are walked, and each owner takes its own block's part. */
 constexpr int WALKS = ATTUNE_HAVE_BLOCKS && GROUPS == 3 ? 2 : 1;
 
-/* What follows the tiles in shared memory: at most 8 (17 + 5 STAGES) bytes. The walks and the place are here because
+/* Where pairs are forbidden, infinities and NaN of V must not meet their P = 0: three warps of the first group look for
+ * them in such tiles, take them out, and the owners add them where they are allowed. */
+constexpr bool CHECKS = HAVE_MASK || WALKS > 1;
+constexpr int CHECKERS = CHECKS ? 3 : 0;
+
+/* What follows the tiles in shared memory: at most 8 (17 + 7 STAGES) bytes. The walks and the place are here because
  * the loader has few registers, and time. */
 struct control {
     u64 q_full, q_empty;
-    u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES], v_checked[STAGES];
     struct {
         int tile, any; /* tile -1: no more work; any 0: no keys */
     } work;
     struct {
         int kv, flags;
     } note[STAGES];
+    int special[STAGES]; /* V had infinities or NaN, which are 0 there now */
     walk walks[WALKS];
     place at;
 };
-static_assert(sizeof(control) <= 8 * (17 + 5 * STAGES), "the planner counts these bytes");
+constexpr u32 CONTROL_BYTES = round_up(8 * (17 + 7 * STAGES), 128);
+static_assert(sizeof(control) <= CONTROL_BYTES &&
+              planned(RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES, 0));
 /* ------------------------------------------------------------------------------------------------------ instructions
  */
 
@@ -195,6 +203,8 @@ __device__ __forceinline__ int walks_take(walk (&w)[WALKS], const attune_cuda_ar
         }
         flags |= own << 8 * i;
     }
+    if (CHECKS && flags & ((NOTE_PARTIAL | NOTE_ABSENT) * (WALKS > 1 ? 0x101 : 1)))
+        flags |= NOTE_CHECK | NOTE_CHECK << 8;
     return walks_next(w) < 0 ? flags | NOTE_LAST | NOTE_LAST << 8 : flags;
 }
 
@@ -262,6 +272,79 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
     work_end(a);
 }
 
+/* ------------------------------------------------------------------------------------------------------- the checkers
+ */
+
+constexpr u32 EXPONENTS = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x7c007c00u : 0x7f807f80u;
+constexpr u32 EXPONENT_ONE = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x04000400u : 0x00800080u;
+
+/* The sign bits of those of two elements whose exponents are all ones, and other bits. */
+__device__ __forceinline__ u32 special_signs(u32 two)
+{
+    return (two & EXPONENTS) + EXPONENT_ONE;
+}
+
+/* Sets infinities and NaN of a tile to 0. Returns whether there were any. */
+__device__ __forceinline__ bool clean(u32 tile)
+{
+    bool any = false;
+#pragma unroll 4
+    for (u32 i = (threadIdx.x - 32) * 16; i < V_BYTES; i += 32 * 16 * 3) {
+        u32 w[4];
+        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                     : "r"(tile + i)
+                     : "memory");
+        if ((special_signs(w[0]) | special_signs(w[1]) | special_signs(w[2]) | special_signs(w[3])) & 0x80008000u) {
+            any = true;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                w[j] &= ~((special_signs(w[j]) >> 15 & 0x00010001u) * 0xffffu);
+            asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(tile + i), "r"(w[0]), "r"(w[1]), "r"(w[2]),
+                         "r"(w[3])
+                         : "memory");
+        }
+    }
+    if (any)
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    return any;
+}
+
+__device__ __forceinline__ void check(control &c, u32 memory)
+{
+    u32 v_tiles = memory + RESIDENT_BYTES + STAGES * K_BYTES;
+    bool first = threadIdx.x % 32 == 0;
+    ring r = {0, 0};
+    for (u32 round = 0;; round++) {
+        barrier_wait(&c.q_full, round & 1);
+        if (c.work.tile < 0)
+            break;
+        int flags = c.work.any ? 0 : NOTE_LAST;
+        while (!(flags & NOTE_LAST)) {
+            barrier_wait(&c.k_full[r.stage], r.phase);
+            flags = c.note[r.stage].flags;
+            __syncwarp();
+            if (first)
+                barrier_arrive(&c.k_empty[r.stage]);
+            if (flags & NOTE_CHECK) {
+                barrier_wait(&c.v_full[r.stage], r.phase);
+                int any = clean(v_tiles + r.stage * V_BYTES);
+                asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nbar.red.or.pred q, 7, 96, p;\n"
+                             "selp.b32 %0, 1, 0, q;\n}"
+                             : "+r"(any)::"memory");
+                if (threadIdx.x == 32) {
+                    c.special[r.stage] = any;
+                    barrier_arrive(&c.v_checked[r.stage]);
+                }
+            }
+            ring_next(r);
+        }
+        __syncwarp();
+        if (first)
+            barrier_arrive(&c.q_empty);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------------ stages
  */
 
@@ -275,12 +358,85 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 
     wgmma_commit();
 }
 
+/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
+__device__ __forceinline__ bool near_zero(const float (&s)[BLOCK_N / 2], float scale)
+{
+#ifdef ATTUNE_SCORE_NEAR
+    float top[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; i++)
+        top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
+    return __all_sync(0xffffffffu, fmaxf(top[0], top[1]) * fabsf(scale) <= ATTUNE_SCORE_NEAR);
+#else
+    return true;
+#endif
+}
+
+#if ATTUNE_HAVE_MASK
+__device__ __forceinline__ bool mask_allows(const attune_cuda_arguments &a, const place &p, int q, int kv)
+{
+    int h = p.h + a.h0;
+    return attune_mask(p.b + a.b0, h, q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f,
+                       a.mask_symbols);
+}
+#endif
+
+/* The keys from low to before high that row q may attend. */
+__device__ __forceinline__ void mask_range(const attune_cuda_arguments &a, const place &p, int q, int &low, int &high)
+{
+#if ATTUNE_HAVE_MASK_RANGE
+    int h = p.h + a.h0;
+    attune_mask_range(p.b + a.b0, h, q + a.q0, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
+                      a.mask_symbols);
+#endif
+}
+
+/* Whether ranges hold for this mask's captures; known when there is no other way. */
+__device__ __forceinline__ bool mask_has_ranges(const attune_cuda_arguments &a)
+{
+    return ATTUNE_HAVE_MASK_RANGE && (!ATTUNE_HAVE_MASK || a.mask_ranges);
+}
+
+/* One pair of a partial block. */
+__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const place &p, int q, int kv)
+{
+    if (mask_has_ranges(a)) {
+        int low = 0, high = 0;
+        mask_range(a, p, q, low, high);
+        return kv >= low && kv < high;
+    }
+#if ATTUNE_HAVE_MASK
+    return mask_allows(a, p, q, kv);
+#else
+    return true;
+#endif
+}
+
+/* Forbids what lies outside [low, high) in one half of the thread's elements; both count from its first column. */
+__device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half, int low, int high)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (n * 8 + i < low || n * 8 + i >= high)
+                s[n * 4 + half * 2 + i] = -ATTUNE_INF;
+}
+
 /* 4: the score and mask hook. row: the thread's first row of q. */
 __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p, int kv,
                                      int flags, int row)
 {
     int column = kv + (int)threadIdx.x % 4 * 2;
     if constexpr (HAVE_SCORE) {
+#if ATTUNE_HAVE_SCORE_NEAR
+        if (near_zero(s, a.scale)) {
+#pragma unroll
+            for (int i = 0; i < BLOCK_N / 2; i++)
+                s[i] = attune_score_near(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
+                                         a.kv_len, s[i] * a.scale, a.score_symbols, column);
+        } else
+#endif
 #if ATTUNE_HAVE_SCORE
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
@@ -298,35 +454,23 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
     /* With 160 registers a mask has room only once P is gone: P V is not under it then. */
     if (GROUPS == 3)
         wgmma_wait<0>();
-#if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
     if (flags & NOTE_PARTIAL) {
-        int h = p.h + a.h0;
+        if (mask_has_ranges(a)) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int q = row + half * 8 + a.q0;
-#if ATTUNE_HAVE_MASK_RANGE
-            int low, high;
-            attune_mask_range(p.b + a.b0, h, q, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
-                              a.mask_symbols);
-            low -= column;
-            high -= column;
+            for (int half = 0; half < 2; half++) {
+                int low = 0, high = 0;
+                mask_range(a, p, row + half * 8, low, high);
+                forbid_outside(s, half, low - column, high - column);
+            }
+        } else {
+#if ATTUNE_HAVE_MASK
+#pragma unroll
+            for (int i = 0; i < BLOCK_N / 2; i++)
+                if (!mask_allows(a, p, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2))
+                    s[i] = -ATTUNE_INF;
 #endif
-#pragma unroll
-            for (int n = 0; n < BLOCK_N / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-#if ATTUNE_HAVE_MASK_RANGE
-                    bool allowed = n * 8 + i >= low && n * 8 + i < high;
-#else
-                    bool allowed = attune_mask(p.b + a.b0, h, q, column + n * 8 + i, h / a.mask_group, a.mask_q_len,
-                                               a.mask_kv_len, 0.0f, a.mask_symbols);
-#endif
-                    if (!allowed)
-                        s[n * 4 + half * 2 + i] = -ATTUNE_INF;
-                }
         }
     }
-#endif
     int limit = WALKS > 1 && flags & NOTE_ABSENT ? 0 : a.kv_len;
     if (kv + BLOCK_N > limit) {
 #pragma unroll
@@ -365,6 +509,16 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
     }
 }
 
+/* Stands between softmax and the wait for P V: a store that never happens, since sums are not negative, and that ptxas
+ * does not let the wait pass. It would else wait first and then compute the exponentials that are to run under P V. */
+__device__ __forceinline__ void stand_before_wait(const float (&l)[2], control &c)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.b32 [%1], %0;\n}" ::"f"(
+                     fminf(l[0], l[1])),
+                 "r"(shared_address(&c.work))
+                 : "memory");
+}
+
 /* P in 16 bits: the left operands of P V as they are. */
 __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2])
 {
@@ -380,6 +534,47 @@ __device__ __forceinline__ void rescale(float (&o)[WIDTH_DV / 2], const float (&
 #pragma unroll
     for (int i = 0; i < WIDTH_DV / 2; i++)
         o[i] *= shrink[i / 2 % 2];
+}
+
+/* What the checkers took out of V, added to the rows that may see it: its product with any weight is itself. */
+__device__ __forceinline__ void add_special(float (&o)[WIDTH_DV / 2], const attune_cuda_arguments &a, const place &p,
+                                            int kv, int flags, int row)
+{
+    if (flags & NOTE_ABSENT)
+        return;
+    int column = (int)threadIdx.x % 4 * 2, end = min(kv + BLOCK_N, a.kv_len);
+    const element *v = (const element *)a.v.address + p.b * a.v.batch + p.h_kv * a.v.head + column;
+#pragma unroll 1
+    for (; kv < end; kv++) {
+        bool allowed[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            allowed[half] = !(flags & NOTE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
+#pragma unroll
+        for (int d = 0; d < WIDTH_DV / 8; d++) {
+            if (d * 8 + column >= HEAD_DIM_V)
+                continue;
+            u32 two = *(const u32 *)(v + kv * a.v.row + d * 8), signs = special_signs(two);
+            float low = signs & 0x8000u ? unpack(two) : 0.0f, high = signs >> 31 ? unpack(two >> 16) : 0.0f;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                o[d * 4 + half * 2] += allowed[half] ? low : 0.0f;
+                o[d * 4 + half * 2 + 1] += allowed[half] ? high : 0.0f;
+            }
+        }
+    }
+}
+
+/* Waits until the checkers have seen the tile. `checked` has a bit for each stage: the phase to wait for. */
+__device__ __forceinline__ void wait_checked(float (&o)[WIDTH_DV / 2], control &c, const attune_cuda_arguments &a,
+                                             const place &p, int kv, int flags, int row, u32 stage, u32 &checked)
+{
+    if (!CHECKS || !(flags & NOTE_CHECK))
+        return;
+    barrier_wait(&c.v_checked[stage], checked >> stage & 1);
+    checked ^= 1u << stage;
+    if (c.special[stage])
+        add_special(o, a, p, kv, flags, row);
 }
 
 /* 6: O += P V, begun. */
@@ -410,16 +605,20 @@ __device__ __forceinline__ void store(const float (&o)[WIDTH_DV / 2], const floa
         element *to = base + q * a.o.row + lane % 4 * 2;
 #pragma unroll
         for (int d = 0; d < WIDTH_DV / 8; d++) {
-            if (d * 8 >= HEAD_DIM_V)
+            if (d * 8 >= HEAD_DIM_V || (HEAD_DIM_V % 8 && d * 8 + lane % 4 * 2 >= HEAD_DIM_V))
                 continue;
             u32 two = pack(o[d * 4 + half * 2] * inverse, o[d * 4 + half * 2 + 1] * inverse);
-            if (paired)
+            if (paired && HEAD_DIM_V % 2 == 0) {
                 *(u32 *)(to + d * 8) = two;
-            else
-                to[d * 8] = (element)two, to[d * 8 + 1] = (element)(two >> 16);
+            } else {
+                to[d * 8] = (element)two;
+                if (HEAD_DIM_V % 2 == 0 || d * 8 + lane % 4 * 2 + 1 < HEAD_DIM_V)
+                    to[d * 8 + 1] = (element)(two >> 16);
+            }
         }
         if (lane % 4 == 0) {
-            float top = m[half] * (factor * ATTUNE_LN2);
+            /* A NaN is lost in the largest score and stays in the sum; so does an infinite one, which both have. */
+            float top = isnan(sum) && m[half] != ATTUNE_INF ? sum : m[half] * (factor * ATTUNE_LN2);
             bool empty = sum == 0.0f;
             if (a.lse.address)
                 ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + q * a.lse.row] =
@@ -441,6 +640,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
     u64 q = describe_k_major(shared_address(memory) + (u32)group * 64 * 128);
     float factor = fold_factor(a.scale);
     ring k = {0, 0}, v = {0, 0};
+    u32 checked = 0;
     if (group == GROUPS - 1)
         turn_pass(group);
     for (u32 round = 0;; round++) {
@@ -472,6 +672,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
                 hook(s, a, at, kv, flags, row);
                 softmax(s, m, l, shrink, factor);
                 round_p(p, s);
+                wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
             }
             while (!(flags & NOTE_LAST)) {
                 float s[BLOCK_N / 2];
@@ -491,6 +692,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
                 ring_next(k);
                 hook(s, a, at, kv, flags, row);
                 softmax(s, m, l, shrink, factor);
+                stand_before_wait(l, c);
                 wgmma_wait<0>();
                 accumulators_done(o);
                 if (lane == 0)
@@ -498,6 +700,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
                 ring_next(v);
                 rescale(o, shrink);
                 round_p(p, s);
+                wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
             }
             if (lane == 0)
                 barrier_arrive(&c.q_empty);
@@ -526,12 +729,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     control &c = *(control *)(memory + RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES));
     if (threadIdx.x == 0) {
         barrier_init(&c.q_full, 1);
-        barrier_init(&c.q_empty, GROUPS * 4);
+        barrier_init(&c.q_empty, GROUPS * 4 + CHECKERS);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.k_full[i], 1);
-            barrier_init(&c.k_empty[i], GROUPS * 4);
+            barrier_init(&c.k_empty[i], GROUPS * 4 + CHECKERS);
             barrier_init(&c.v_full[i], 1);
             barrier_init(&c.v_empty[i], GROUPS * 4);
+            barrier_init(&c.v_checked[i], 1);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -540,6 +744,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, c, shared_address(memory), &q_map, &k_map, &v_map);
+        else if (CHECKS && threadIdx.x >= 32)
+            check(c, shared_address(memory));
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
         own(a, c, memory);

@@ -9,7 +9,11 @@
 #define ATTUNE_FUNCTION        __device__ __forceinline__
 #define ATTUNE_INFINITY        __int_as_float(0x7f800000)
 #define ATTUNE_NAN             __int_as_float(0x7fffffff)
-#define ATTUNE_SYMBOLS         , const attune_cuda_symbol *symbols
+/* kv0: some key of the row from which kv is a constant away, once loops are unrolled. */
+#define ATTUNE_SYMBOLS         , const attune_cuda_symbol *symbols, int kv0 = 0
+#define ATTUNE_FLOAT_KV        ((float)kv0 + (float)(kv - kv0))
+#define ATTUNE_FLOAT_KV_Q      ((float)(kv0 - q) + (float)(kv - kv0))
+#define ATTUNE_FLOAT_Q_KV      ((float)(q - kv0) - (float)(kv - kv0))
 #define ATTUNE_CAPTURE(n)      (&symbols[n])
 #define ATTUNE_PARAMETER_I32(n) (symbols[n].is.i32)
 #define ATTUNE_PARAMETER_F32(n) (symbols[n].is.f32)
@@ -42,6 +46,16 @@ ATTUNE_FUNCTION float attune_log2(float x) { return log2f(x); }
 ATTUNE_FUNCTION float attune_sqrt(float x) { return sqrtf(x); }
 ATTUNE_FUNCTION float attune_rsqrt(float x) { return 1.0f / sqrtf(x); }
 ATTUNE_FUNCTION float attune_tanh(float x) { return tanhf(x); }
+/* For |x| <= 0.5: an odd polynomial, within 1.4e-8 of tanh but for rounding. */
+ATTUNE_FUNCTION float attune_tanh_near(float x)
+{
+    float y = x * x;
+    float p = __fmaf_rn(y, 0.017141320f, -0.052989241f);
+    p = __fmaf_rn(p, y, 0.13324828f);
+    p = __fmaf_rn(p, y, -0.33333072f);
+    p = __fmaf_rn(p, y, 1.0f);
+    return x * p;
+}
 ATTUNE_FUNCTION float attune_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 ATTUNE_FUNCTION float attune_sin(float x) { return sinf(x); }
 ATTUNE_FUNCTION float attune_cos(float x) { return cosf(x); }
@@ -92,6 +106,20 @@ ATTUNE_FUNCTION float attune_get_f16(unsigned long long p, long long i)
                                                           l * v->stride[3])                                            \
                    : 0;                                                                                                \
     }
+/* Where the elements equal to element i of a row begin and end; row -1 where the capture has none. What lies out of
+ * range reads 0: a row that is not there has one value. */
+ATTUNE_FUNCTION void attune_run(const attune_cuda_symbol *v, int row, int i, long long *low, long long *high)
+{
+    bool inside = row < 0 || ATTUNE_IN(v, 0, row), there = i >= 0 && i < v->size[row < 0 ? 0 : 1];
+    *low = 0;
+    *high = inside ? 0 : 2147483647;
+    if (inside && there) {
+        const int *run = (const int *)v->runs + 2 * ((row < 0 ? 0 : row * v->size[1]) + i);
+        *low = run[0];
+        *high = run[1];
+    }
+}
+
 ATTUNE_LOADS(int, i32)
 ATTUNE_LOADS(int, i64)
 ATTUNE_LOADS(int, u8)

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Who owns which rows, and the walk over the tiles of their keys. A kernel declares BLOCK_N, BLOCKS and PACKED and includes
- * arguments.glsl before this file.
+ * Which tile a workgroup owns, and the tiles of keys that its mask lists. A kernel declares BLOCK_N, BLOCKS and PACKED
+ * before it includes this.
  */
 #ifndef ATTUNE_TILES_GLSL
 #define ATTUNE_TILES_GLSL
+
+#include "arguments.glsl"
 
 /* The tile that the workgroup owns. */
 struct Item {

@@ -3,12 +3,14 @@
 #include "cuda/compiler.h"
 
 #include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
 #include "cuda/sources.h"
+#include "expr/print.h"
 
 #define MOST_HEADERS 16
 #define LOG_SIZE     1200 /* of the compiler's words that a message holds */
@@ -66,8 +68,7 @@ static attune_status compiler_open(compiler *c)
  * cubins
  */
 
-/* Everything that the cubin follows from, but for the compiler. */
-static attune__hash hash_kernel(const attune__cuda_kernel *kernel)
+attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel)
 {
     attune__hash hash = attune__hash_begin();
     for (const attune__cuda_source *s = attune__cuda_sources; s->name; s++)
@@ -140,16 +141,57 @@ static attune_status compile(const attune_allocator *allocator, const compiler *
     return status;
 }
 
+/* Without a compiler only what was compiled ahead can run: says so, and how to get the rest. */
+static attune_status fail_without(const attune__host *host, const attune__cuda_kernel *kernel)
+{
+    uint32_t packs, entries;
+    attune__packs_measure(host->packs, &packs, &entries);
+    if (!packs)
+        return attune__fail_context(ATTUNE_UNAVAILABLE,
+                                    "no pack of kernels was loaded either (attune_instance_pack_load)");
+    return attune__fail_context(
+        ATTUNE_UNAVAILABLE,
+        "none of the %u kernels in the %u packs loaded is %s with %s, this problem's tile, types and expressions: add "
+        "it to the pack with `attune compile --arch %s`",
+        entries, packs, kernel->file, kernel->options[0], kernel->options[0] + strlen("-arch="));
+}
+
+static bool find_in_packs(const attune__host *host, attune__hash hash, void **cubin, size_t *size,
+                          attune_status *status)
+{
+    const void *data;
+    *status = ATTUNE_OK;
+    if (!attune__packs_find(host->packs, ATTUNE__CUDA_KIND, hash, &data, size))
+        return false;
+    *cubin = attune__alloc_raw(&host->allocator, *size, 1);
+    if (*cubin)
+        memcpy(*cubin, data, *size);
+    else
+        *status = ATTUNE_OUT_OF_HOST_MEMORY;
+    return true;
+}
+
+void attune__cuda_compiler_load(void)
+{
+    compiler c;
+    if (compiler_open(&c) == ATTUNE_OK)
+        dlclose(c.library);
+}
+
 attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_kernel *kernel, void **cubin,
                                    size_t *size)
 {
+    const attune__hash hash = attune__cuda_hash(kernel);
+    attune_status status;
+    if (find_in_packs(host, hash, cubin, size, &status))
+        return status;
     compiler c;
-    ATTUNE__TRY(compiler_open(&c));
+    if (compiler_open(&c) != ATTUNE_OK)
+        return fail_without(host, kernel);
     /* The machine code follows from the compiler and the architecture, which the options name: no driver has a part. */
     char identity[64];
     const int length = snprintf(identity, sizeof identity, "attune %u nvrtc %d.%d", attune_version(), c.major, c.minor);
-    const attune__cache_key key = {"cuda", hash_kernel(kernel), identity, (size_t)length};
-    attune_status status = ATTUNE_OK;
+    const attune__cache_key key = {ATTUNE__CUDA_KIND, hash, identity, (size_t)length};
     if (!attune__cache_get(host->cache, &key, cubin, size)) {
         status = compile(&host->allocator, &c, kernel, cubin, size);
         if (status == ATTUNE_OK)
@@ -163,29 +205,65 @@ attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_
  * specialisation
  */
 
-static attune_status write_mods(const attune_allocator *allocator, const attune__program_desc *desc, const char **mods)
+/* Whole numbers below it, and their sums, are floats. */
+#define EXACT_FLOATS (INT64_C(1) << 23)
+
+/* What of the expressions is recognised. */
+typedef struct mods {
+    bool rows;     /* the mask's rows are intervals */
+    uint32_t runs; /* of these symbols the runs must be known for that */
+    bool near;     /* the score has a cheaper form near 0 */
+    float limit;
+} mods;
+
+static mods recognise(const attune__program_desc *desc)
 {
-    static const char *const names[2] = {"attune_mask", "attune_score"}, head[] = "#include \"prelude.cuh\"\n";
-    const attune_expr *exprs[2] = {desc->mask, desc->score};
-    size_t sizes[2] = {0}, at = sizeof head - 1;
-    for (int i = 0; i < 2; i++)
-        if (exprs[i])
-            ATTUNE__TRY(attune__expr_ctext(exprs[i], names[i], NULL, 0, &sizes[i]));
-    char *text = attune__alloc(allocator, at + sizes[0] + sizes[1] + 1, 1);
-    if (!text)
-        return ATTUNE_OUT_OF_HOST_MEMORY;
-    memcpy(text, head, at);
-    for (int i = 0; i < 2; i++)
-        if (exprs[i]) {
-            const attune_status status = attune__expr_ctext(exprs[i], names[i], text + at, sizes[i], NULL);
-            if (status != ATTUNE_OK) {
-                attune__free(allocator, text);
-                return status;
-            }
-            at += sizes[i] - 1;
+    mods m = {0};
+    attune__text nowhere = attune__text_begin(NULL, 0);
+    m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
+    m.near = desc->score && desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
+             attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    return m;
+}
+
+static attune_status add_mods(const attune__program_desc *desc, mods *m, attune__text *text)
+{
+    attune__text_add(text, "#include \"prelude.cuh\"\n");
+    if (desc->mask)
+        ATTUNE__TRY(attune__ctext_function(desc->mask, "attune_mask", text));
+    if (m->rows)
+        attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
+    if (desc->score)
+        ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
+    if (m->near) {
+        char literal[ATTUNE__FLOAT_TEXT];
+        attune__ctext_near(desc->score, "attune_score_near", text, &m->limit);
+        attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
+        if (isfinite(m->limit)) {
+            attune__float_text(m->limit, literal);
+            attune__text_add(text, "#define ATTUNE_SCORE_NEAR %sf\n", literal);
         }
-    *mods = text;
+    }
     return ATTUNE_OK;
+}
+
+static attune_status write_mods(const attune_allocator *allocator, const attune__program_desc *desc, mods *m,
+                                const char **mods_text)
+{
+    size_t size;
+    attune__text text = attune__text_begin(NULL, 0);
+    ATTUNE__TRY(add_mods(desc, m, &text));
+    attune__text_end(&text, &size);
+    char *made = attune__alloc(allocator, size, 1);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    text = attune__text_begin(made, size);
+    const attune_status status = add_mods(desc, m, &text);
+    if (status == ATTUNE_OK)
+        *mods_text = made;
+    else
+        attune__free(allocator, made);
+    return status;
 }
 
 static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t value)
@@ -194,15 +272,34 @@ static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t v
     kernel->option_count++;
 }
 
+const char *attune__cuda_entry_name(const attune_plan_choice *choice)
+{
+    return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
+}
+
+attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape, attune__decision *decision)
+{
+    const attune_kernel_options options = {
+        .struct_size = sizeof options,
+        .fwd = {.kernel = "cuda_sm80", .force_use_flex_attention = ATTUNE_ON},
+    };
+    return attune__plan_choose(limits, shape, &options, decision);
+}
+
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
                                       uint32_t architecture, attune__cuda_kernel *kernel)
 {
     const attune__shape *s = desc->shape;
     const attune_plan_choice *choice = desc->choice;
-    if (strcmp(choice->kernel, "cuda_sm80") != 0 || choice->decode || choice->direction != ATTUNE_FORWARD)
+    const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
+    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0) || choice->direction != ATTUNE_FORWARD)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
-    *kernel = (attune__cuda_kernel){.file = "forward_sm80.cu"};
-    snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u", architecture);
+    *kernel = (attune__cuda_kernel){
+        .file = hopper           ? "forward_sm90.cu"
+                : choice->decode ? "decode_sm80.cu"
+                                 : "forward_sm80.cu",
+    };
+    snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u%s", architecture, hopper ? "a" : "");
     snprintf(kernel->options[1], sizeof kernel->options[1], "--fmad=false");
     snprintf(kernel->options[2], sizeof kernel->options[2], "-std=c++17");
     kernel->option_count = 3;
@@ -213,9 +310,13 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     add_option(kernel, "BLOCK_N", choice->block_n);
     add_option(kernel, "NUM_WARPS", choice->num_warps);
     add_option(kernel, "NUM_STAGES", choice->num_stages);
+    add_option(kernel, "SHARED_MEMORY", choice->shared_memory);
     add_option(kernel, "HAVE_BLOCKS", s->block_mask);
-    add_option(kernel, "HAVE_MASK", desc->mask != NULL);
-    add_option(kernel, "HAVE_MASK_RANGE", 0);
+    /* Where an interval rests on what a capture holds, which is known only at the call, the mask itself stays. */
+    mods m = recognise(desc);
+    const bool rows = m.rows && (!m.runs || hopper);
+    add_option(kernel, "HAVE_MASK", desc->mask && (!rows || m.runs));
+    add_option(kernel, "HAVE_MASK_RANGE", rows);
     add_option(kernel, "HAVE_SCORE", desc->score != NULL);
-    return desc->mask || desc->score ? write_mods(allocator, desc, &kernel->mods) : ATTUNE_OK;
+    return desc->mask || desc->score ? write_mods(allocator, desc, &m, &kernel->mods) : ATTUNE_OK;
 }

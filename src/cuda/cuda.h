@@ -6,6 +6,7 @@
  *     compiler.c  libnvrtc.so.*, cubins   queue.c    a stream, and the points in it to wait for
  *     buffer.c    device memory           mask.c     lists and captures on the device
  *     program.c   a kernel for a choice   launch.c   the hot call
+ *     decode.c    the hot call of decode  pack.c     kernels compiled ahead
  *     measure.c   peaks
  *
  * Every entry makes the device's context current and puts back what was: attune leaves no trace in the calling thread.
@@ -16,6 +17,7 @@
 #include <pthread.h>
 
 #include "backend.h"
+#include "cuda/arguments.h"
 #include "cuda/driver.h"
 
 /* Points in a queue that can be waited for one by one; a wait for an older one takes in some launches more. */
@@ -30,6 +32,8 @@ typedef struct attune__cuda_queue {
     _Atomic uint64_t done;
     attune__cu_event events[ATTUNE__CUDA_EVENTS]; /* by value modulo their number */
     attune__cu_event start, stop;                 /* of a measured call; with times */
+    attune__cu_pointer counter;                   /* two int32, zero between launches: the stream's next tile */
+    int capturing;                                /* between begin and end */
 } attune__cuda_queue;
 
 typedef struct attune__cuda_device {
@@ -71,7 +75,8 @@ attune_status attune__cuda_check(attune__cuda_device *device, attune__cu_result 
 /* Within the context. On failure nothing is left. stream NULL makes one. */
 attune_status attune__cuda_queue_init(attune__cuda_device *device, attune__cuda_queue *queue, attune__cu_stream stream);
 void attune__cuda_queue_finish(attune__cuda_queue *queue);
-/* Around the launches of one call, within the context. end stores the point to wait for, 0 while the stream is being
+/* Around the launches of one call, within the context. During a capture there is no counter to use: the graph may run
+ * beside the stream's own launches. end stores the point to wait for, 0 while the stream is being
  * captured; with `seconds` it waits. It must be called whatever the launches gave, which `status` says. */
 attune_status attune__cuda_queue_begin(attune__cuda_queue *queue, bool measured);
 attune_status attune__cuda_queue_end(attune__cuda_queue *queue, attune_status status, uint64_t *value, double *seconds);
@@ -93,19 +98,30 @@ attune_status attune__cuda_buffer_read(const attune_buffer *buffer, uint64_t off
 typedef struct attune__cuda_mask {
     attune__device_mask base;
     attune__cu_pointer memory;
-    attune__cu_pointer offsets[2], indices[2]; /* partial, full */
-    attune__cu_pointer captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__cu_pointer offsets[2], indices[2];                                           /* partial, full */
+    attune__cu_pointer captures[ATTUNE_EXPR_MAX_SYMBOLS], runs[ATTUNE_EXPR_MAX_SYMBOLS]; /* runs: 0 = none */
+    bool ranges; /* the mask's rows are intervals, and the runs that they rest on are there */
 } attune__cuda_mask;
 
 attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask *mask,
                                        attune__device_mask **device_mask);
 void attune__cuda_mask_release(attune__device_mask *device_mask);
 
+/* A kernel, loaded. */
+typedef struct attune__cuda_loaded {
+    attune__cu_module module; /* NULL = there is none */
+    attune__cu_function function;
+    uint32_t block_m, block_n, threads, shared_memory;
+    uint32_t resident; /* workgroups that the device holds at once, which share the tiles; 0 = one for each tile */
+} attune__cuda_loaded;
+
 typedef struct attune__cuda_program {
     attune__program base;
-    attune__cu_module module;
-    attune__cu_function function;
-    uint32_t block_m, threads, shared_memory;
+    attune__cuda_loaded kernel;
+    attune__cuda_loaded fallback; /* for tensors that the kernel's TMA cannot read */
+    bool tma;
+    attune__cu_function combine;     /* decode in more than one part */
+    uint32_t packed_heads, split;    /* decode */
     const attune_expr *mask, *score; /* the api room's */
 } attune__cuda_program;
 
@@ -114,5 +130,16 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
 void attune__cuda_program_destroy(attune__program *program);
 attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                    uint64_t *value);
+attune_status attune__cuda_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                  uint64_t *value);
+/* What a decode program has besides its kernel. */
+attune_status attune__cuda_decode_load(attune__cuda_program *program, const attune__program_desc *desc);
+
+/* What a call says to any kernel of the program. */
+attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);
+
+#define ATTUNE__CUDA_MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
+
+attune_status attune__cuda_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 
 #endif

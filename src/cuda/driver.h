@@ -12,6 +12,10 @@ typedef int attune__cu_result;
 typedef int attune__cu_device;
 typedef void *attune__cu_context, *attune__cu_stream, *attune__cu_event, *attune__cu_module, *attune__cu_function;
 typedef unsigned long long attune__cu_pointer;
+/* CUtensorMap: how the copy engine reads a tensor. */
+typedef struct attune__cu_tensor_map {
+    _Alignas(64) unsigned long long opaque[16];
+} attune__cu_tensor_map;
 typedef struct attune__cu_uuid {
     unsigned char bytes[16];
 } attune__cu_uuid;
@@ -63,6 +67,10 @@ enum {
     CU_FUNC_REGISTERS = 4,
     CU_FUNC_MAX_DYNAMIC_SHARED_SIZE = 8,
     CU_STREAM_NON_BLOCKING = 1,
+    CU_TENSOR_MAP_FLOAT16 = 6,
+    CU_TENSOR_MAP_BFLOAT16 = 9,
+    CU_TENSOR_MAP_SWIZZLE_128B = 3,
+    CU_TENSOR_MAP_L2_PROMOTION_256B = 3,
     CU_EVENT_BLOCKING_SYNC = 1,
     CU_EVENT_DISABLE_TIMING = 2
 };
@@ -106,6 +114,10 @@ enum {
       (attune__cu_function * function, attune__cu_module module, const char *name))                                    \
     X(function_get, cuFuncGetAttribute, (int *value, int attribute, attune__cu_function function))                     \
     X(function_set, cuFuncSetAttribute, (attune__cu_function function, int attribute, int value))                      \
+    X(tensor_map, cuTensorMapEncodeTiled,                                                                              \
+      (attune__cu_tensor_map * map, int type, uint32_t rank, void *address, const uint64_t *sizes,                     \
+       const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave, int swizzle,               \
+       int l2_promotion, int fill))                                                                                    \
     X(launch, cuLaunchKernel,                                                                                          \
       (attune__cu_function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,              \
        unsigned block_y, unsigned block_z, unsigned shared, attune__cu_stream stream, void **parameters,               \

@@ -6,10 +6,6 @@
 
 #include "base/error.h"
 
-#include "cuda/arguments.h"
-
-#define MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
-
 static unsigned long long address(const attune_tensor *tensor)
 {
     return tensor->buffer ? attune__cuda_pointer(tensor->buffer) + tensor->offset : 0;
@@ -54,12 +50,14 @@ static void set_mask(attune_cuda_arguments *a, const attune_mask *mask, const at
     a->mask_group = mask->expr ? mask->expr_heads / mask->expr_kv_heads : 1;
     a->mask_q_len = mask->expr_q_len;
     a->mask_kv_len = mask->expr_kv_len;
+    a->mask_ranges = uploaded->ranges;
     for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++) {
         if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
             capture(&a->mask_symbols[i], uploaded->captures[i], mask->captures[i].rank, mask->captures[i].size,
                     mask->captures[i].stride);
         else
             parameter(&a->mask_symbols[i], mask->parameters[i]);
+        a->mask_symbols[i].runs = uploaded->runs[i];
     }
 }
 
@@ -74,17 +72,8 @@ static void set_score(attune_cuda_arguments *a, const attune_expr *score, const 
     }
 }
 
-attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
-                                   uint64_t *value)
+attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call)
 {
-    const attune__cuda_program *mine = (const attune__cuda_program *)program;
-    attune__cuda_device *device = attune__cuda_of(program->device);
-    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
-    const int64_t tiles = (call->q_len + mine->block_m - 1) / mine->block_m;
-    if (tiles > MOST_BLOCKS / call->heads / call->batch)
-        return attune__fail(ATTUNE_UNSUPPORTED,
-                            "batch %lld, heads %lld and q_len %lld make more than %d workgroups: cut the batch",
-                            (long long)call->batch, (long long)call->heads, (long long)call->q_len, MOST_BLOCKS);
     attune_cuda_arguments arguments = {
         .q = view(&call->q),
         .k = view(&call->k),
@@ -101,19 +90,83 @@ attune_status attune__cuda_forward(const attune__program *program, attune_queue 
     };
     if (call->mask)
         set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);
-    if (mine->score)
-        set_score(&arguments, mine->score, call);
-    void *parameters[] = {&arguments};
-    ATTUNE__TRY(attune__cuda_enter(device));
-    attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
-    if (status == ATTUNE_OK) {
-        status = attune__cuda_check(device,
-                                    device->driver.launch(mine->function, (unsigned)(tiles * call->heads * call->batch),
-                                                          1, 1, mine->threads, 1, 1, mine->shared_memory,
-                                                          stream->stream, parameters, NULL),
-                                    "cuLaunchKernel");
-        status = attune__cuda_queue_end(stream, status, value, call->seconds);
+    if (program->score)
+        set_score(&arguments, program->score, call);
+    return arguments;
+}
+
+/*
+ * How TMA reads a tensor in boxes of 64 columns. False where it cannot: addresses and strides must be multiples of 16
+ * bytes. A batch of 1 has no stride; a batch that repeats is one of 1, which only k and v may have (their kernel's
+ * coordinate is 0 then).
+ */
+static bool encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows, bool repeats,
+                   attune__cu_tensor_map *map)
+{
+    const attune_cuda_view v = view(tensor);
+    const uint64_t bytes = attune_dtype_size(tensor->dtype);
+    const uint64_t strides[3] = {(uint64_t)v.row * bytes, (uint64_t)v.head * bytes, (uint64_t)v.batch * bytes};
+    uint64_t sizes[4], steps[3];
+    for (uint32_t i = 0; i < 4; i++)
+        sizes[i] = (uint64_t)tensor->size[3 - i];
+    if (repeats && !v.batch)
+        sizes[3] = 1;
+    for (uint32_t i = 0; i < 3; i++) {
+        steps[i] = sizes[i + 1] == 1 ? 16 : strides[i];
+        if (!steps[i] || steps[i] % 16 || steps[i] >> 40)
+            return false;
     }
+    const uint32_t box[4] = {64, rows, 1, 1}, every[4] = {1, 1, 1, 1};
+    return v.address % 16 == 0 && tensor->stride[3] == 1 &&
+           driver->tensor_map(map, tensor->dtype == ATTUNE_F16 ? CU_TENSOR_MAP_FLOAT16 : CU_TENSOR_MAP_BFLOAT16, 4,
+                              (void *)(uintptr_t)v.address, sizes, steps, box, every, 0, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_256B, 0) == CU_SUCCESS;
+}
+
+static bool encode_all(const attune__cuda_program *program, const attune__forward *call, attune__cu_tensor_map maps[3])
+{
+    const attune__cuda_driver *driver = &attune__cuda_of(program->base.device)->driver;
+    const uint32_t rows = program->kernel.block_n;
+    return encode(driver, &call->q, 64, false, &maps[0]) && encode(driver, &call->k, rows, true, &maps[1]) &&
+           encode(driver, &call->v, rows, true, &maps[2]);
+}
+
+/* Within the context: the driver encodes tensor maps in none but it. */
+static attune_status launch(const attune__cuda_program *program, attune__cuda_queue *queue, const attune__forward *call,
+                            uint64_t *value)
+{
+    attune__cuda_device *device = attune__cuda_of(program->base.device);
+    attune__cu_tensor_map maps[3];
+    const attune__cuda_loaded *kernel =
+        program->tma && !encode_all(program, call, maps) ? &program->fallback : &program->kernel;
+    int64_t tiles = (call->q_len + kernel->block_m - 1) / kernel->block_m;
+    if (tiles > ATTUNE__CUDA_MOST_BLOCKS / call->heads / call->batch)
+        return attune__fail(
+            ATTUNE_UNSUPPORTED, "batch %lld, heads %lld and q_len %lld make more than %d workgroups: cut the batch",
+            (long long)call->batch, (long long)call->heads, (long long)call->q_len, ATTUNE__CUDA_MOST_BLOCKS);
+    tiles *= call->heads * call->batch;
+    const int64_t grid = kernel->resident && kernel->resident < tiles ? kernel->resident : tiles;
+    attune_cuda_arguments arguments = attune__cuda_arguments_of(program, call);
+    void *parameters[] = {&arguments, &maps[0], &maps[1], &maps[2]};
+    attune_status status = attune__cuda_queue_begin(queue, call->seconds != NULL);
+    if (status != ATTUNE_OK)
+        return status;
+    if (kernel->resident && !queue->capturing)
+        arguments.counter = queue->counter;
+    status = attune__cuda_check(device,
+                                device->driver.launch(kernel->function, (unsigned)grid, 1, 1, kernel->threads, 1, 1,
+                                                      kernel->shared_memory, queue->stream, parameters, NULL),
+                                "cuLaunchKernel");
+    return attune__cuda_queue_end(queue, status, value, call->seconds);
+}
+
+attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                   uint64_t *value)
+{
+    attune__cuda_device *device = attune__cuda_of(program->device);
+    ATTUNE__TRY(attune__cuda_enter(device));
+    const attune_status status =
+        launch((const attune__cuda_program *)program, (attune__cuda_queue *)queue, call, value);
     attune__cuda_leave(device);
     return status;
 }

@@ -2,10 +2,12 @@
 /* A mask on the device: one allocation, one copy. */
 #include "cuda/cuda.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "expr/print.h"
 
 #define ALIGNMENT ((size_t)256)
 
@@ -32,7 +34,108 @@ static size_t array_size(const attune_array *array)
     return count;
 }
 
-static void lay_out(layout *l, const attune_mask *mask, attune__cuda_mask *made)
+/* ---------------------------------------------------------------------------------------------------------------
+ * runs
+ */
+
+static int element(const attune_array *array, size_t i)
+{
+    switch (array->dtype) {
+    case ATTUNE_I32:
+        return ((const int32_t *)array->data)[i];
+    case ATTUNE_I64:
+        return (int)((const int64_t *)array->data)[i]; /* in range, or the mask would not have been built */
+    default:
+        return ((const uint8_t *)array->data)[i];
+    }
+}
+
+static int compare(const void *a, const void *b)
+{
+    const int x = *(const int *)a, y = *(const int *)b;
+    return (x > y) - (x < y);
+}
+
+/* Where each element's equals begin and end, of the `count` elements from `first` on. False if they do not stand
+ * together. `values` has room for `count`. */
+static bool find_runs(const attune_array *array, size_t first, size_t count, int *values, int32_t (*runs)[2])
+{
+    size_t run_count = 0;
+    for (size_t i = 0, end; i < count; i = end) {
+        const int value = element(array, first + i);
+        for (end = i + 1; end < count && element(array, first + end) == value; end++)
+            ;
+        for (size_t j = i; j < end; j++) {
+            runs[first + j][0] = (int32_t)i;
+            runs[first + j][1] = (int32_t)end;
+        }
+        values[run_count++] = value;
+    }
+    qsort(values, run_count, sizeof *values, compare);
+    for (size_t i = 1; i < run_count; i++)
+        if (values[i - 1] == values[i])
+            return false;
+    return true;
+}
+
+/* The runs of a capture of rank 1 or 2; *runs stays NULL if the elements do not stand together, or do not reach as far
+ * as the mask. */
+static attune_status make_runs(const attune_allocator *allocator, const attune_mask *mask, uint32_t symbol,
+                               int32_t (**runs)[2], size_t *size)
+{
+    const attune_array *array = &mask->captures[symbol];
+    const size_t rows = array->rank == 1 ? 1 : (size_t)array->size[0], count = (size_t)array->size[array->rank - 1];
+    *runs = NULL;
+    *size = 0;
+    if ((int64_t)count < mask->expr_q_len || (int64_t)count < mask->expr_kv_len || count > INT32_MAX || !rows)
+        return ATTUNE_OK;
+    int *values = attune__alloc(allocator, count, sizeof *values);
+    int32_t(*made)[2] = attune__alloc(allocator, rows * count, sizeof *made);
+    bool together = values && made;
+    for (size_t row = 0; row < rows && together; row++)
+        together = find_runs(array, row * count, count, values, made);
+    const bool lacking = !values || !made;
+    attune__free(allocator, values);
+    if (together) {
+        *runs = made;
+        *size = rows * count * sizeof *made;
+    } else
+        attune__free(allocator, made);
+    return lacking ? ATTUNE_OUT_OF_HOST_MEMORY : ATTUNE_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------------
+ * a mask in one piece
+ */
+
+typedef struct all_runs {
+    int32_t (*of[ATTUNE_EXPR_MAX_SYMBOLS])[2];
+    size_t size[ATTUNE_EXPR_MAX_SYMBOLS];
+} all_runs;
+
+static void free_runs(const attune_allocator *allocator, all_runs *runs)
+{
+    for (uint32_t i = 0; i < ATTUNE_EXPR_MAX_SYMBOLS; i++)
+        attune__free(allocator, runs->of[i]);
+}
+
+/* *hold: every array that the mask's intervals rest on has its runs. */
+static attune_status make_all_runs(const attune_allocator *allocator, const attune_mask *mask, all_runs *runs,
+                                   bool *hold)
+{
+    uint32_t wanted = 0;
+    attune__text nowhere = attune__text_begin(NULL, 0);
+    *runs = (all_runs){{0}, {0}};
+    *hold = mask->expr && attune__ctext_rows(mask->expr, "", &nowhere, &wanted);
+    for (uint32_t i = 0; *hold && i < mask->expr->symbol_count; i++)
+        if (wanted >> i & 1) {
+            ATTUNE__TRY(make_runs(allocator, mask, i, &runs->of[i], &runs->size[i]));
+            *hold = runs->of[i] != NULL;
+        }
+    return ATTUNE_OK;
+}
+
+static void lay_out(layout *l, const attune_mask *mask, const all_runs *runs, attune__cuda_mask *made)
 {
     const size_t rows = (size_t)(mask->stored_batch * mask->stored_heads * mask->q_blocks);
     const attune__block_list *lists[2] = {&mask->kv, &mask->full_kv};
@@ -42,9 +145,12 @@ static void lay_out(layout *l, const attune_mask *mask, attune__cuda_mask *made)
         made->indices[i] =
             made->memory + place(l, lists[i]->indices, (size_t)lists[i]->offsets[rows] * sizeof(int32_t));
     }
-    for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++)
+    for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++) {
         if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
             made->captures[i] = made->memory + place(l, mask->captures[i].data, array_size(&mask->captures[i]));
+        if (runs->of[i])
+            made->runs[i] = made->memory + place(l, runs->of[i], runs->size[i]);
+    }
 }
 
 attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask *mask,
@@ -59,7 +165,12 @@ attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask 
     if (!made)
         return status;
     made->base.device = device;
-    lay_out(&l, mask, made);
+    all_runs runs;
+    status = make_all_runs(allocator, mask, &runs, &made->ranges);
+    if (status != ATTUNE_OK)
+        goto done;
+    status = ATTUNE_OUT_OF_HOST_MEMORY;
+    lay_out(&l, mask, &runs, made);
     l.memory = attune__alloc(allocator, l.size, 1);
     if (!l.memory)
         goto done;
@@ -68,7 +179,7 @@ attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask 
         goto done;
     attune__cu_result result = driver->memory_alloc(&made->memory, l.size);
     if (result == CU_SUCCESS) {
-        lay_out(&l, mask, made);
+        lay_out(&l, mask, &runs, made);
         result = driver->copy_to_device(made->memory, l.memory, l.size, mine->queue.stream);
         if (result == CU_SUCCESS)
             result = driver->stream_synchronize(mine->queue.stream);
@@ -78,6 +189,7 @@ attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask 
     status = attune__cuda_check(mine, result, "a mask");
     attune__cuda_leave(mine);
 done:
+    free_runs(allocator, &runs);
     attune__free(allocator, l.memory);
     if (status == ATTUNE_OK)
         *device_mask = &made->base;

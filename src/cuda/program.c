@@ -6,51 +6,72 @@
 #include "base/error.h"
 #include "cuda/compiler.h"
 
-static attune_status load(attune__cuda_device *device, attune__cuda_program *program, const void *cubin)
+static attune_status load(attune__cuda_device *device, attune__cuda_loaded *kernel, const char *name, const void *cubin)
 {
     const attune__cuda_driver *driver = &device->driver;
-    ATTUNE__TRY(attune__cuda_check(device, driver->module_load(&program->module, cubin), "cuModuleLoadData"));
-    ATTUNE__TRY(attune__cuda_check(device,
-                                   driver->module_function(&program->function, program->module, "attune_forward_sm80"),
+    ATTUNE__TRY(attune__cuda_check(device, driver->module_load(&kernel->module, cubin), "cuModuleLoadData"));
+    ATTUNE__TRY(attune__cuda_check(device, driver->module_function(&kernel->function, kernel->module, name),
                                    "cuModuleGetFunction"));
     int fixed = 0;
-    ATTUNE__TRY(attune__cuda_check(device, driver->function_get(&fixed, CU_FUNC_SHARED_SIZE, program->function),
+    ATTUNE__TRY(attune__cuda_check(device, driver->function_get(&fixed, CU_FUNC_SHARED_SIZE, kernel->function),
                                    "cuFuncGetAttribute"));
     /* The planner's figure is all of it. */
-    program->shared_memory -= (uint32_t)fixed < program->shared_memory ? (uint32_t)fixed : program->shared_memory;
+    kernel->shared_memory -= (uint32_t)fixed < kernel->shared_memory ? (uint32_t)fixed : kernel->shared_memory;
     return attune__cuda_check(
-        device, driver->function_set(program->function, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE, (int)program->shared_memory),
+        device, driver->function_set(kernel->function, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE, (int)kernel->shared_memory),
         "cuFuncSetAttribute");
+}
+
+static attune_status make(attune__cuda_device *device, const attune__program_desc *desc, attune__cuda_loaded *kernel)
+{
+    const attune_allocator *allocator = &device->base.host.allocator;
+    const attune_limits *limits = &device->base.info.limits;
+    const attune_plan_choice *choice = desc->choice;
+    attune__cuda_kernel source = {0};
+    void *cubin = NULL;
+    size_t cubin_size = 0;
+    kernel->block_m = choice->block_m;
+    kernel->block_n = choice->block_n;
+    kernel->threads = choice->workgroup_invocations;
+    kernel->shared_memory = choice->shared_memory;
+    if (choice->use_tma)
+        kernel->resident = limits->compute_units * (choice->occupancy ? choice->occupancy : 1);
+    attune_status status = attune__cuda_specialise(allocator, desc, limits->architecture, &source);
+    if (status == ATTUNE_OK)
+        status = attune__cuda_compile(&device->base.host, &source, &cubin, &cubin_size);
+    if (status == ATTUNE_OK)
+        status = attune__cuda_enter(device);
+    if (status == ATTUNE_OK) {
+        status = load(device, kernel, attune__cuda_entry_name(choice), cubin);
+        attune__cuda_leave(device);
+    }
+    attune__free(allocator, (void *)(uintptr_t)source.mods);
+    attune__free(allocator, cubin);
+    return status;
 }
 
 attune_status attune__cuda_program_create(attune_device *device, const attune__program_desc *desc,
                                           attune__program **program)
 {
     attune__cuda_device *mine = attune__cuda_of(device);
-    const attune_allocator *allocator = &device->host.allocator;
-    attune__cuda_kernel kernel = {0};
-    void *cubin = NULL;
-    size_t cubin_size = 0;
-    attune__cuda_program *made = attune__alloc(allocator, 1, sizeof *made);
+    attune__cuda_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
-    made->block_m = desc->choice->block_m;
-    made->threads = desc->choice->workgroup_invocations;
-    made->shared_memory = desc->choice->shared_memory;
+    made->tma = desc->choice->use_tma;
     made->mask = desc->mask;
     made->score = desc->score;
-    attune_status status = attune__cuda_specialise(allocator, desc, device->info.limits.architecture, &kernel);
-    if (status == ATTUNE_OK)
-        status = attune__cuda_compile(&device->host, &kernel, &cubin, &cubin_size);
-    if (status == ATTUNE_OK)
-        status = attune__cuda_enter(mine);
-    if (status == ATTUNE_OK) {
-        status = load(mine, made, cubin);
-        attune__cuda_leave(mine);
+    attune_status status = make(mine, desc, &made->kernel);
+    if (status == ATTUNE_OK && desc->choice->decode)
+        status = attune__cuda_decode_load(made, desc);
+    if (status == ATTUNE_OK && made->tma) {
+        attune__decision decision;
+        attune__program_desc second = *desc;
+        second.choice = &decision.choice;
+        status = attune__cuda_fallback(&device->info.limits, desc->shape, &decision);
+        if (status == ATTUNE_OK)
+            status = make(mine, &second, &made->fallback);
     }
-    attune__free(allocator, (void *)(uintptr_t)kernel.mods);
-    attune__free(allocator, cubin);
     if (status == ATTUNE_OK)
         *program = &made->base;
     else
@@ -62,9 +83,11 @@ void attune__cuda_program_destroy(attune__program *program)
 {
     attune__cuda_program *mine = (attune__cuda_program *)program;
     attune__cuda_device *device = attune__cuda_of(program->device);
-    if (mine->module && device->driver.context_push(device->context) == CU_SUCCESS) {
-        device->driver.module_unload(mine->module);
-        attune__cuda_leave(device);
-    }
+    const attune__cu_module modules[] = {mine->kernel.module, mine->fallback.module};
+    for (int i = 0; i < 2; i++)
+        if (modules[i] && device->driver.context_push(device->context) == CU_SUCCESS) {
+            device->driver.module_unload(modules[i]);
+            attune__cuda_leave(device);
+        }
     attune__free(&device->base.host.allocator, mine);
 }

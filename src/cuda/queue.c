@@ -34,6 +34,13 @@ attune_status attune__cuda_queue_init(attune__cuda_device *device, attune__cuda_
         result = driver->event_create(&queue->start, CU_EVENT_BLOCKING_SYNC);
     if (result == CU_SUCCESS)
         result = driver->event_create(&queue->stop, CU_EVENT_BLOCKING_SYNC);
+    if (result == CU_SUCCESS)
+        result = driver->memory_alloc(&queue->counter, 2 * sizeof(int32_t));
+    if (result == CU_SUCCESS)
+        result =
+            driver->copy_to_device(queue->counter, (const int32_t[2]){0, 0}, 2 * sizeof(int32_t), device->queue.stream);
+    if (result == CU_SUCCESS)
+        result = driver->stream_synchronize(device->queue.stream);
     const attune_status status = attune__cuda_check(device, result, "a queue");
     if (status != ATTUNE_OK)
         attune__cuda_queue_finish(queue);
@@ -47,6 +54,8 @@ void attune__cuda_queue_finish(attune__cuda_queue *queue)
         driver->stream_synchronize(queue->stream);
         driver->stream_destroy(queue->stream);
     }
+    if (queue->counter)
+        driver->memory_free(queue->counter);
     for (int i = 0; i < ATTUNE__CUDA_EVENTS; i++)
         if (queue->events[i])
             driver->event_destroy(queue->events[i]);
@@ -90,8 +99,9 @@ attune_status attune__cuda_queue_begin(attune__cuda_queue *queue, bool measured)
 {
     attune__cuda_device *device = device_of(queue);
     pthread_mutex_lock(&queue->lock);
-    attune_status status = ATTUNE_OK;
-    if (measured)
+    attune_status status = attune__cuda_check(device, device->driver.stream_capturing(queue->stream, &queue->capturing),
+                                              "cuStreamIsCapturing");
+    if (status == ATTUNE_OK && measured)
         status = attune__cuda_check(device, device->driver.event_record(queue->start, queue->stream), "cuEventRecord");
     if (status != ATTUNE_OK)
         pthread_mutex_unlock(&queue->lock);
@@ -103,11 +113,8 @@ attune_status attune__cuda_queue_end(attune__cuda_queue *queue, attune_status st
     attune__cuda_device *device = device_of(queue);
     const attune__cuda_driver *driver = &device->driver;
     *value = 0;
-    int capturing = 0;
-    if (status == ATTUNE_OK)
-        status = attune__cuda_check(device, driver->stream_capturing(queue->stream, &capturing), "cuStreamIsCapturing");
     /* Nothing runs during a capture: there is nothing to wait for but the graph's own launch. */
-    if (status != ATTUNE_OK || capturing)
+    if (status != ATTUNE_OK || queue->capturing)
         goto done;
     attune__cu_result result = CU_SUCCESS;
     if (seconds) {

@@ -14,10 +14,10 @@
 #include "expr/ops.h"
 #include "expr/print.h"
 
-#define NAME_SIZE 40
+#define NAME_SIZE ATTUNE__CTEXT_NAME
 
 /* How a node is named where it is used: constants and variables by themselves, the rest by number. */
-static const char *operand(const attune_expr *expr, uint32_t n, char name[NAME_SIZE])
+const char *attune__ctext_operand(const attune_expr *expr, uint32_t n, char name[NAME_SIZE])
 {
     const attune__node *node = &expr->nodes[n];
     char text[ATTUNE__FLOAT_TEXT];
@@ -141,7 +141,7 @@ static void add_value(const attune_expr *expr, uint32_t n, const attune__interva
     attune__op op = (attune__op)node->op;
     char names[ATTUNE_MAX_RANK][NAME_SIZE] = {{0}};
     for (uint32_t i = 0; i < node->arg_count; i++)
-        operand(expr, node->arg[i], names[i]);
+        attune__ctext_operand(expr, node->arg[i], names[i]);
     const char *a = names[0], *b = names[1];
     switch (op) {
     case ATTUNE__OP_PARAM:
@@ -189,9 +189,8 @@ static bool is_leaf(const attune__node *node)
     return node->op == ATTUNE__OP_CONST || node->op == ATTUNE__OP_VAR;
 }
 
-attune_status attune__ctext_function(const attune_expr *expr, const char *name, attune__text *text)
+void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds)
 {
-    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
     attune__box box;
     for (int i = 0; i < ATTUNE__VAR_COUNT; i++)
         box.var[i] = (attune__interval){.lo = i == ATTUNE__VAR_Q_LEN || i == ATTUNE__VAR_KV_LEN,
@@ -200,10 +199,26 @@ attune_status attune__ctext_function(const attune_expr *expr, const char *name, 
                                         .fhi = INFINITY,
                                         .may_nan = true};
     attune__expr_bounds(expr, NULL, NULL, &box, bounds);
-    for (uint32_t i = 0; i < expr->symbol_count; i++)
-        attune__text_add(text, "/* symbol %u: %s %s, %s, rank %u */\n", i,
-                         expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE ? "capture" : "parameter",
-                         expr->symbols[i].name, attune_dtype_string(expr->symbols[i].dtype), expr->symbols[i].rank);
+}
+
+static void add_declaration(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text)
+{
+    if (is_leaf(&expr->nodes[n]))
+        return;
+    attune__text_add(text, "    const %s t%u = ", expr->nodes[n].type == ATTUNE__FLOAT ? "float" : "int", n);
+    add_value(expr, n, bounds, text);
+    attune__text_add(text, ";\n");
+}
+
+void attune__ctext_values(const attune_expr *expr, const attune__interval *bounds, uint16_t without, attune__text *text)
+{
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        if (!(expr->nodes[n].uses & without))
+            add_declaration(expr, n, bounds, text);
+}
+
+static void begin_function(const attune_expr *expr, const char *name, attune__text *text)
+{
     attune__text_add(text,
                      "ATTUNE_FUNCTION %s %s(int b, int h, int q, int kv, int h_kv, int q_len, int kv_len, "
                      "float score ATTUNE_SYMBOLS)\n{\n",
@@ -211,17 +226,91 @@ attune_status attune__ctext_function(const attune_expr *expr, const char *name, 
     for (int i = 0; i < ATTUNE__VAR_COUNT; i++)
         if (!(expr->uses & (1u << i)))
             attune__text_add(text, "    (void)%s;\n", attune__var_name((attune__var)i));
+}
+
+static void end_function(const attune_expr *expr, attune__text *text)
+{
+    char root[NAME_SIZE];
+    attune__text_add(text, "    return %s;\n}\n", attune__ctext_operand(expr, expr->node_count - 1, root));
+}
+
+attune_status attune__ctext_function(const attune_expr *expr, const char *name, attune__text *text)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    attune__ctext_bounds(expr, bounds);
+    for (uint32_t i = 0; i < expr->symbol_count; i++)
+        attune__text_add(text, "/* symbol %u: %s %s, %s, rank %u */\n", i,
+                         expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE ? "capture" : "parameter",
+                         expr->symbols[i].name, attune_dtype_string(expr->symbols[i].dtype), expr->symbols[i].rank);
+    begin_function(expr, name, text);
+    attune__ctext_values(expr, bounds, 0, text);
+    end_function(expr, text);
+    return ATTUNE_OK;
+}
+
+/* Up to which score the argument of a tanh stays within half of one; 0 if that is not known. *factor is what the score
+ * is multiplied by. */
+static float near_limit(const attune_expr *expr, uint32_t n, float *factor)
+{
+    const attune__node *node = &expr->nodes[n];
+    *factor = 1;
+    if (node->op == ATTUNE__OP_DIV || node->op == ATTUNE__OP_MUL) {
+        const attune__node *a = &expr->nodes[node->arg[0]], *b = &expr->nodes[node->arg[1]];
+        const attune__node *constant = b->op == ATTUNE__OP_CONST ? b : a;
+        if (constant->op != ATTUNE__OP_CONST || (node->op == ATTUNE__OP_DIV && constant == a))
+            return 0;
+        *factor = node->op == ATTUNE__OP_DIV ? 1 / constant->value.f : constant->value.f;
+        node = constant == b ? a : b;
+    }
+    const float limit = 0.5f / fabsf(*factor);
+    return node->op == ATTUNE__OP_VAR && isnormal(*factor) && isnormal(limit) ? limit : 0;
+}
+
+/* A whole number that differs from kv by what is the same for all keys of a row, as a float: "kv - q", "q - kv", "kv".
+ */
+static const char *float_of_kv(const attune_expr *expr, const attune__node *node)
+{
+    if (node->op != ATTUNE__OP_FLOAT)
+        return NULL;
+    const attune__node *inner = &expr->nodes[node->arg[0]];
+    const attune__node *a = &expr->nodes[inner->arg[0]], *b = &expr->nodes[inner->arg[1]];
+    if (inner->op == ATTUNE__OP_VAR)
+        return inner->value.i == ATTUNE__VAR_KV ? "ATTUNE_FLOAT_KV" : NULL;
+    if (inner->op != ATTUNE__OP_SUB || a->op != ATTUNE__OP_VAR || b->op != ATTUNE__OP_VAR)
+        return NULL;
+    return a->value.i == ATTUNE__VAR_KV && b->value.i == ATTUNE__VAR_Q   ? "ATTUNE_FLOAT_KV_Q"
+           : a->value.i == ATTUNE__VAR_Q && b->value.i == ATTUNE__VAR_KV ? "ATTUNE_FLOAT_Q_KV"
+                                                                         : NULL;
+}
+
+bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    char literal[ATTUNE__FLOAT_TEXT];
+    float factor;
+    bool cheaper = false;
+    *limit = INFINITY;
+    attune__ctext_bounds(expr, bounds);
+    begin_function(expr, name, text);
     for (uint32_t n = 0; n < expr->node_count; n++) {
         const attune__node *node = &expr->nodes[n];
-        if (is_leaf(node))
+        const char *distance = float_of_kv(expr, node);
+        cheaper |= distance || node->op == ATTUNE__OP_TANH;
+        if (distance)
+            attune__text_add(text, "    const float t%u = %s;\n", n, distance);
+        else if (node->op != ATTUNE__OP_TANH)
+            add_declaration(expr, n, bounds, text);
+        if (node->op != ATTUNE__OP_TANH)
             continue;
-        attune__text_add(text, "    const %s t%u = ", node->type == ATTUNE__FLOAT ? "float" : "int", n);
-        add_value(expr, n, bounds, text);
-        attune__text_add(text, ";\n");
+        const float own = near_limit(expr, node->arg[0], &factor);
+        if (own == 0)
+            return false;
+        *limit = own < *limit ? own : *limit;
+        attune__float_text(factor, literal);
+        attune__text_add(text, "    const float t%u = attune_tanh_near(score * %sf);\n", n, literal);
     }
-    char root[NAME_SIZE];
-    attune__text_add(text, "    return %s;\n}\n", operand(expr, expr->node_count - 1, root));
-    return ATTUNE_OK;
+    end_function(expr, text);
+    return cheaper;
 }
 
 attune_status attune__expr_ctext(const attune_expr *expr, const char *function_name, char *buffer, size_t size,

@@ -12,8 +12,37 @@
 /* The shortest decimal that reads back as the float; always with a point or an exponent, whatever the locale. */
 void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT]);
 
+/* A node as text. UNSUPPORTED if sharing makes it longer than 1 MiB. */
+attune_status attune__print_node(const attune_expr *expr, uint32_t node, attune__text *text);
+
 /* The functions that the emitted text calls, in C99. */
 void attune__ctext_prelude(attune__text *text);
 attune_status attune__ctext_function(const attune_expr *expr, const char *name, attune__text *text);
+
+/*
+ * void NAME(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, int *high ATTUNE_SYMBOLS): the keys from
+ * low to before high are those that row q may attend. False, and half a text, if a row may have more than one interval.
+ * runs: bits of the symbols for which it calls attune_run(capture, row or -1, i, &low, &high), which gives where the
+ * elements equal to element i begin and end: it may be called only if they stand together.
+ */
+bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs);
+
+/*
+ * The same function as attune__ctext_function writes for a score, but right only for scores of at most *limit in
+ * magnitude, where it is cheaper: tanh of a score divided or multiplied by a constant becomes attune_tanh_near, which
+ * need be right for |x| <= 0.5 only, and the float of kv, kv - q or q - kv is ATTUNE_FLOAT_KV, ATTUNE_FLOAT_KV_Q or
+ * ATTUNE_FLOAT_Q_KV, which a kernel may add up where lengths are below 2^23. *limit is infinite without a tanh. False
+ * if nothing is cheaper.
+ */
+bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit);
+
+/* For writers of text. Bounds hold for every index; values are constants t0, t1, ... for each node that uses none of
+ * the variables `without`; an operand is what names such a node. */
+#define ATTUNE__CTEXT_NAME 40
+#define ATTUNE__CTEXT_END  "2147483648ll" /* past every index */
+void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds);
+void attune__ctext_values(const attune_expr *expr, const attune__interval *bounds, uint16_t without,
+                          attune__text *text);
+const char *attune__ctext_operand(const attune_expr *expr, uint32_t n, char name[ATTUNE__CTEXT_NAME]);
 
 #endif

@@ -11,7 +11,6 @@ const attune__family *const attune__families[] = {
     &attune__cuda_sm100a,
     &attune__cuda_sm90a,
     &attune__cuda_sm80,
-    &attune__cuda_sm80_chunked,
     &attune__vulkan_coopmat2,
     &attune__vulkan_coopmat,
     &attune__vulkan_lanes,

@@ -150,3 +150,33 @@ attune_status attune_profile_find(const char *name, attune_profile *profile)
     }
     return attune__fail(ATTUNE_INVALID_ARGUMENT, "there is no profile \"%.64s\", expected one of %s", name, names);
 }
+
+attune_status attune__profile_lay(const char *name, attune_limits *limits)
+{
+    attune_profile profile = {.struct_size = sizeof profile};
+    ATTUNE__TRY(attune_profile_find(name, &profile));
+    const attune_limits *p = &profile.limits;
+    if (p->backend != limits->backend)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "profile %s is of another backend than the device", profile.name);
+    const struct {
+        const char *name;
+        uint32_t least, *value;
+    } parts[] = {
+        {"shared_memory", p->shared_memory, &limits->shared_memory},
+        {"workgroup_invocations", p->workgroup_invocations, &limits->workgroup_invocations},
+        {"registers", p->registers, &limits->registers},
+        {"registers_per_thread", p->registers_per_thread, &limits->registers_per_thread},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (*parts[i].value && parts[i].least > *parts[i].value)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "profile %s has %u of %s, the device %u: take a smaller one",
+                                profile.name, parts[i].least, parts[i].name, *parts[i].value);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        *parts[i].value = parts[i].least;
+    limits->compute_units = p->compute_units;
+    limits->shared_memory_unit = p->shared_memory_unit;
+    limits->shared_memory_reserved = p->shared_memory_reserved;
+    limits->unit_invocations = p->unit_invocations;
+    limits->matrix &= p->matrix;
+    return ATTUNE_OK;
+}

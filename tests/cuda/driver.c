@@ -8,6 +8,7 @@
 #include <attune/attune.h>
 #include <attune/cuda.h>
 
+#include "cuda/arguments.h"
 #include "cuda/fake.h"
 #include "support/heap.h"
 
@@ -35,7 +36,7 @@ typedef struct flow {
 
 static attune_status flow_create(flow *f)
 {
-    static uint16_t data[4 * ROWS * DIM];
+    static uint16_t data[4 * ROWS * DIM + 1];
     attune_status status;
     const attune_instance_desc desc = {
         .struct_size = sizeof desc, .allocator = heap_allocator(&f->heap), .cache_folder = ""};
@@ -53,12 +54,12 @@ static attune_status flow_create(flow *f)
     return ATTUNE_OK;
 }
 
-static attune_status flow_run(flow *f, double *seconds)
+static attune_status flow_run_at(flow *f, uint64_t offset, double *seconds)
 {
     attune_tensor tensors[4];
     for (int i = 0; i < 4; i++)
         tensors[i] = (attune_tensor){.buffer = f->buffer,
-                                     .offset = (uint64_t)i * ROWS * DIM * 2,
+                                     .offset = (uint64_t)i * ROWS * DIM * 2 + offset,
                                      .dtype = ATTUNE_F16,
                                      .rank = 4,
                                      .size = {1, 1, ROWS, DIM}};
@@ -70,6 +71,11 @@ static attune_status flow_run(flow *f, double *seconds)
                                       .mask = f->mask,
                                       .seconds = seconds};
     return attune_forward(f->plan, attune_device_queue(f->device), &args, &f->completion);
+}
+
+static attune_status flow_run(flow *f, double *seconds)
+{
+    return flow_run_at(f, 0, seconds);
 }
 
 static void flow_destroy(flow *f)
@@ -147,7 +153,7 @@ Test(cuda_driver, a_sticky_error_latches)
     flow f = {0};
     *fake = (fake_state){.architecture = 90};
     cr_assert_eq(flow_create(&f), ATTUNE_OK, "%s", attune_last_error());
-    fake->fail_at = fake->calls + 2; /* the push, then the launch */
+    fake->fail_at = fake->calls + 3; /* the push, the look for a capture, the launch */
     fake->fail_with = 700;
     fake->sticky = 1;
     cr_assert_eq(flow_run(&f, NULL), ATTUNE_DEVICE_LOST);
@@ -171,7 +177,7 @@ Test(cuda_driver, the_hot_call_only_launches)
         fake->calls = 0;
         cr_assert_eq(flow_run(&f, NULL), ATTUNE_OK, "%s", attune_last_error());
         cr_assert_eq(f.completion.value, (uint64_t)i + 1);
-        static const char *const allowed[] = {"cuCtxPushCurrent", "cuLaunchKernel", "cuStreamIsCapturing",
+        static const char *const allowed[] = {"cuCtxPushCurrent", "cuStreamIsCapturing", "cuLaunchKernel",
                                               "cuEventRecord", "cuCtxPopCurrent"};
         cr_assert_eq(fake->calls, 5);
         for (int j = 0; j < 5; j++)
@@ -193,6 +199,28 @@ Test(cuda_driver, the_hot_call_only_launches)
     cr_assert_eq(fake->calls, 4);
     cr_assert_eq(f.completion.value, 0);
     cr_assert_eq(attune_completion_wait(f.completion, UINT64_MAX), ATTUNE_OK);
+    flow_destroy(&f);
+}
+
+Test(cuda_driver, what_tma_cannot_read_falls_back)
+{
+    fake_state *fake = open_fake();
+    flow f = {0};
+    *fake = (fake_state){.architecture = 90};
+    cr_assert_eq(flow_create(&f), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(fake->modules, 2);
+    const attune_cuda_arguments *arguments = (const void *)fake->arguments;
+    cr_assert_eq(flow_run(&f, NULL), ATTUNE_OK);
+    cr_assert(fake->hopper && arguments->counter);
+    cr_assert_eq(flow_run_at(&f, 2, NULL), ATTUNE_OK);
+    cr_assert(!fake->hopper && !arguments->counter);
+    fake->capturing = 1;
+    cr_assert_eq(flow_run(&f, NULL), ATTUNE_OK);
+    cr_assert(fake->hopper && !arguments->counter);
+    flow_destroy(&f);
+    *fake = (fake_state){.architecture = 80};
+    cr_assert_eq(flow_create(&f), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(fake->modules, 1);
     flow_destroy(&f);
 }
 

@@ -20,7 +20,13 @@ typedef struct fake_state {
     int contexts, depth, streams, events, modules, memories; /* alive; depth: pushed, not yet popped */
     int lent_destroyed;           /* the primary context was released more often than retained */
     unsigned grid, block, shared; /* of the last launch */
+    int hopper;                   /* it was attune_forward_sm90 */
     unsigned char arguments[4096];
 } fake_state;
+
+typedef struct fake_compiler {
+    int absent;   /* it opens, and is of no use */
+    int compiled; /* kernels, so far */
+} fake_compiler;
 
 #endif

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 #include <string.h>
 
+#include "cuda/fake.h"
+
+fake_compiler compiler = {0, 0};
+
 static int some_object;
 
 int nvrtcVersion(int *major, int *minor)
 {
     *major = 13;
     *minor = 99;
-    return 0;
+    return compiler.absent ? 1 : 0;
 }
 int nvrtcCreateProgram(void **program, const char *source, const char *name, int count, const char *const *headers,
                        const char *const *names)
@@ -15,7 +19,9 @@ int nvrtcCreateProgram(void **program, const char *source, const char *name, int
     (void)headers;
     (void)names;
     *program = &some_object;
-    return strstr(source, "attune_forward_sm80") && strcmp(name, "forward_sm80.cu") == 0 && count >= 4 ? 0 : 3;
+    const int known = (strstr(source, "attune_forward_sm80") && strcmp(name, "forward_sm80.cu") == 0) ||
+                      (strstr(source, "attune_forward_sm90") && strcmp(name, "forward_sm90.cu") == 0);
+    return known && count >= 4 ? 0 : 3;
 }
 int nvrtcDestroyProgram(void **program)
 {
@@ -25,6 +31,7 @@ int nvrtcDestroyProgram(void **program)
 int nvrtcCompileProgram(void *program, int count, const char *const *options)
 {
     (void)program;
+    compiler.compiled++;
     return count > 3 && !strncmp(options[0], "-arch=sm_", 9) ? 0 : 5;
 }
 int nvrtcGetProgramLogSize(void *program, size_t *size)

@@ -13,5 +13,7 @@ uint64_t scaled(uint64_t full);
 
 /* The seed of random cases: ATTUNE_TEST_SEED, or a fixed one. */
 uint64_t test_seed(void);
+/* Whether this process has the case: ATTUNE_TEST_PART=2/8 is the third of eight that share them. */
+bool test_part(uint64_t number);
 
 #endif

@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Masks whose every row allows one interval of keys: causal, window, prefix, documents, and what && makes of them. They
+ * are recognised in the IR, and written as C text that computes the interval's ends for a row.
+ *
+ * A comparison of something that grows or falls with kv against something that does not know kv bounds kv on one side
+ * or both. && intersects. || is one interval again where both sides begin at the first key, both end at the last, or
+ * one side knows no kv. Two elements of one array that are equal, ids[q] == ids[kv], are an interval where equal
+ * elements stand together, which only the array can say: its runs must be known.
+ */
+#include "expr/expr.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "expr/print.h"
+
+#define KV   (UINT16_C(1) << ATTUNE__VAR_KV)
+#define TERM 320 /* of the text of one end */
+
+/* What is known of a node's interval [l, h), whose ends stand in lN and hN. */
+typedef struct span {
+    bool from_start; /* l <= 0 */
+    bool to_end;     /* h is past every key */
+    bool whole;      /* it is empty or has every key: the node does not know kv */
+} span;
+
+typedef struct walker {
+    const attune_expr *expr;
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool done[ATTUNE_EXPR_MAX_NODES];
+    span spans[ATTUNE_EXPR_MAX_NODES];
+    uint32_t runs;
+    attune__text *text;
+} walker;
+
+/* The ends of what a subexpression may be, as text; empty = no end there. */
+typedef struct limits {
+    char low[TERM], high[TERM];
+} limits;
+
+static const attune__node *node_of(const walker *w, uint32_t n)
+{
+    return &w->expr->nodes[n];
+}
+
+static bool knows_kv(const walker *w, uint32_t n)
+{
+    return node_of(w, n)->uses & KV;
+}
+
+static bool wraps(const walker *w, uint32_t n)
+{
+    return w->bounds[n].lo == INT32_MIN && w->bounds[n].hi == INT32_MAX;
+}
+
+/* to = a op b; false if it does not fit. An absent end stays absent. */
+static bool join(char to[TERM], const char *a, const char *op, const char *b)
+{
+    char text[TERM];
+    if (!*a || !*b) {
+        *to = '\0';
+        return true;
+    }
+    if (snprintf(text, sizeof text, "(%s %s %s)", a, op, b) >= (int)sizeof text)
+        return false;
+    memcpy(to, text, sizeof text);
+    return true;
+}
+
+/* low <= node <= high becomes low <= kv <= high. */
+static bool peel(const walker *w, uint32_t n, limits *l)
+{
+    for (;;) {
+        const attune__node *node = node_of(w, n);
+        if (node->op == ATTUNE__OP_VAR && node->value.i == ATTUNE__VAR_KV)
+            return true;
+        if (node->type != ATTUNE__INT || wraps(w, n) || !node->arg_count)
+            return false;
+        const bool first = knows_kv(w, node->arg[0]), second = node->arg_count > 1 && knows_kv(w, node->arg[1]);
+        if (first == second && node->arg_count > 1)
+            return false;
+        const uint32_t inner = node->arg[first ? 0 : 1], outer = node->arg[first ? 1 : 0];
+        char other[ATTUNE__CTEXT_NAME];
+        attune__ctext_operand(w->expr, outer, other);
+        limits r = {"", ""};
+        bool fits = true;
+        switch (node->op) {
+        case ATTUNE__OP_ADD:
+            fits = join(r.low, l->low, "-", other) && join(r.high, l->high, "-", other);
+            break;
+        case ATTUNE__OP_SUB:
+            if (first)
+                fits = join(r.low, l->low, "+", other) && join(r.high, l->high, "+", other);
+            else
+                fits = join(r.low, other, "-", l->high) && join(r.high, other, "-", l->low);
+            break;
+        case ATTUNE__OP_NEG:
+            fits = join(r.low, "0", "-", l->high) && join(r.high, "0", "-", l->low);
+            break;
+        case ATTUNE__OP_ABS:
+            if (*l->low)
+                return false;
+            fits = join(r.low, "0", "-", l->high) && join(r.high, "0", "+", l->high);
+            break;
+        case ATTUNE__OP_DIV:
+            if (!first || w->bounds[outer].lo < 1 || w->bounds[outer].lo != w->bounds[outer].hi)
+                return false;
+            fits = join(r.low, l->low, "*", other) && join(r.high, l->high, "*", other) &&
+                   join(r.high, r.high, "+", other) && join(r.high, r.high, "-", "1");
+            break;
+        default:
+            return false;
+        }
+        if (!fits)
+            return false;
+        *l = r;
+        n = inner;
+    }
+}
+
+static span declare(walker *w, uint32_t n, const char *low, const char *high)
+{
+    attune__text_add(w->text, "    const long long l%u = %s, h%u = %s;\n", n, *low ? low : "0", n,
+                     *high ? high : ATTUNE__CTEXT_END);
+    return (span){.from_start = !*low, .to_end = !*high};
+}
+
+/* ids[q] == ids[kv], or ids[b, q] == ids[b, kv]. */
+static bool equal_elements(walker *w, uint32_t n, span *s)
+{
+    const attune__node *node = node_of(w, n), *a = node_of(w, node->arg[0]), *b = node_of(w, node->arg[1]);
+    if (a->op != ATTUNE__OP_CAPTURE || b->op != ATTUNE__OP_CAPTURE || a->type != ATTUNE__INT ||
+        a->value.i != b->value.i || a->arg_count > 2)
+        return false;
+    const uint32_t last = a->arg_count - 1;
+    const attune__node *i = node_of(w, a->arg[last]), *j = node_of(w, b->arg[last]);
+    const uint16_t both = UINT16_C(1) << ATTUNE__VAR_Q | KV;
+    if (i->op != ATTUNE__OP_VAR || j->op != ATTUNE__OP_VAR || (i->uses | j->uses) != both || i->uses == j->uses)
+        return false;
+    const attune__node *row = node_of(w, a->arg[0]);
+    if (last && (a->arg[0] != b->arg[0] || row->op != ATTUNE__OP_VAR || row->value.i != ATTUNE__VAR_B))
+        return false;
+    attune__text_add(w->text, "    long long l%u, h%u;\n    attune_run(ATTUNE_CAPTURE(%d), %s, q, &l%u, &h%u);\n", n, n,
+                     a->value.i, last ? "b" : "-1", n, n);
+    w->runs |= UINT32_C(1) << a->value.i;
+    *s = (span){0};
+    return true;
+}
+
+static bool comparison(walker *w, uint32_t n, span *s)
+{
+    const attune__node *node = node_of(w, n);
+    if (node_of(w, node->arg[0])->type != ATTUNE__INT)
+        return false;
+    if (node->op == ATTUNE__OP_EQ && equal_elements(w, n, s))
+        return true;
+    const bool first = knows_kv(w, node->arg[0]);
+    if (first == knows_kv(w, node->arg[1]))
+        return false;
+    char other[ATTUNE__CTEXT_NAME], term[TERM];
+    attune__ctext_operand(w->expr, node->arg[first ? 1 : 0], other);
+    snprintf(term, sizeof term, "(long long)%s", other);
+    limits l = {"", ""};
+    if (node->op == ATTUNE__OP_EQ) {
+        memcpy(l.low, term, sizeof term);
+        memcpy(l.high, term, sizeof term);
+    } else if (node->op == ATTUNE__OP_LE) {
+        memcpy(first ? l.high : l.low, term, sizeof term);
+    } else if (!join(first ? l.high : l.low, term, first ? "-" : "+", "1"))
+        return false;
+    if (!peel(w, first ? node->arg[0] : node->arg[1], &l) || !join(l.high, l.high, "+", "1"))
+        return false;
+    *s = declare(w, n, l.low, l.high);
+    return true;
+}
+
+static void declare_join(walker *w, uint32_t n, const char *low, const char *high)
+{
+    const uint32_t a = node_of(w, n)->arg[0], b = node_of(w, n)->arg[1];
+    attune__text_add(w->text, "    const long long l%u = l%u %s l%u ? l%u : l%u, h%u = h%u %s h%u ? h%u : h%u;\n", n, a,
+                     low, b, a, b, n, a, high, b, a, b);
+}
+
+static bool visit(walker *w, uint32_t n);
+
+static bool conjunction(walker *w, uint32_t n)
+{
+    const attune__node *node = node_of(w, n);
+    if (!visit(w, node->arg[0]) || !visit(w, node->arg[1]))
+        return false;
+    const span a = w->spans[node->arg[0]], b = w->spans[node->arg[1]];
+    declare_join(w, n, ">", "<");
+    w->spans[n] = (span){a.from_start && b.from_start, a.to_end && b.to_end, false};
+    return true;
+}
+
+static bool disjunction(walker *w, uint32_t n)
+{
+    const attune__node *node = node_of(w, n);
+    if (!visit(w, node->arg[0]) || !visit(w, node->arg[1]))
+        return false;
+    const span a = w->spans[node->arg[0]], b = w->spans[node->arg[1]];
+    if (a.whole || b.whole) {
+        const uint32_t whole = node->arg[a.whole ? 0 : 1], other = node->arg[a.whole ? 1 : 0];
+        const span s = a.whole ? b : a;
+        attune__text_add(w->text, "    const long long l%u = h%u ? 0 : l%u, h%u = h%u ? h%u : h%u;\n", n, whole, other,
+                         n, whole, whole, other);
+        w->spans[n] = (span){s.from_start, s.to_end, false};
+        return true;
+    }
+    if (!(a.from_start && b.from_start) && !(a.to_end && b.to_end))
+        return false;
+    declare_join(w, n, "<", ">");
+    w->spans[n] = (span){a.from_start && b.from_start, a.to_end && b.to_end, false};
+    return true;
+}
+
+static bool negation(walker *w, uint32_t n)
+{
+    const uint32_t a = node_of(w, n)->arg[0];
+    if (!visit(w, a))
+        return false;
+    char name[16];
+    const span s = w->spans[a];
+    if (!s.from_start && !s.to_end)
+        return false;
+    snprintf(name, sizeof name, s.from_start ? "h%u" : "l%u", a);
+    w->spans[n] = s.from_start ? declare(w, n, name, "") : declare(w, n, "", name);
+    return true;
+}
+
+static bool visit(walker *w, uint32_t n)
+{
+    const attune__node *node = node_of(w, n);
+    if (w->done[n])
+        return true;
+    bool known = true;
+    if (!knows_kv(w, n)) {
+        char name[ATTUNE__CTEXT_NAME];
+        attune__text_add(w->text, "    const long long l%u = 0, h%u = %s ? " ATTUNE__CTEXT_END " : 0;\n", n, n,
+                         attune__ctext_operand(w->expr, n, name));
+        w->spans[n] = (span){.from_start = true, .whole = true};
+    } else if (node->op == ATTUNE__OP_AND)
+        known = conjunction(w, n);
+    else if (node->op == ATTUNE__OP_OR)
+        known = disjunction(w, n);
+    else if (node->op == ATTUNE__OP_NOT)
+        known = negation(w, n);
+    else if (node->op == ATTUNE__OP_LT || node->op == ATTUNE__OP_LE || node->op == ATTUNE__OP_EQ)
+        known = comparison(w, n, &w->spans[n]);
+    else
+        known = false;
+    w->done[n] = known;
+    return known;
+}
+
+bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs)
+{
+    walker w = {.expr = expr, .text = text};
+    const uint32_t root = expr->node_count - 1;
+    attune__ctext_bounds(expr, w.bounds);
+    attune__text_add(text,
+                     "ATTUNE_FUNCTION void %s(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, "
+                     "int *high ATTUNE_SYMBOLS)\n{\n",
+                     name);
+    attune__ctext_values(expr, w.bounds, KV, text);
+    if (!visit(&w, root))
+        return false;
+    attune__text_add(text,
+                     "    *low = l%u < 0 ? 0 : l%u > kv_len ? kv_len : (int)l%u;\n"
+                     "    *high = h%u < 0 ? 0 : h%u > kv_len ? kv_len : (int)h%u;\n}\n",
+                     root, root, root, root, root, root);
+    *runs = w.runs;
+    return true;
+}
