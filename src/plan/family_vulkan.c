@@ -259,7 +259,11 @@ static const char *lanes_refuse(const attune__search *search, const attune__tile
     *option = ATTUNE__BLOCK_N;
     if (n % width || n > 4 * width)
         return "each lane of the subgroup has one to four of its columns";
-    return search->shape->head_dim % width ? "the head dimension is no multiple of the subgroup" : NULL;
+    if (search->shape->head_dim % width)
+        return "the head dimension is no multiple of the subgroup";
+    const attune__shape *s = search->shape;
+    const int64_t most = attune__lanes_most_steps(m, n, width, s->head_dim, s->head_dim_v, attune__dtype_bytes(s));
+    return (s->kv_len + n - 1) / n > most ? "there are more keys than the driver lets one workgroup walk" : NULL;
 }
 
 static attune__cost lanes_cost(const attune__search *search, const attune__tile *tile)
@@ -287,9 +291,9 @@ const attune__family attune__vulkan_lanes = {
 #define MATRIX_PAD   8 /* elements of 16 bits: one row to the next in other banks, 16-byte aligned */
 
 static const attune__tile coopmat_forward[] = {
-    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(64, 32, 1, 0), ATTUNE__TILE(32, 64, 1, 0), ATTUNE__TILE(32, 32, 1, 0),
-    ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0), ATTUNE__TILE(16, 16, 1, 0), ATTUNE__TILE(8, 32, 1, 0),
-    ATTUNE__TILE(8, 16, 1, 0),
+    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(64, 32, 1, 0), ATTUNE__TILE(32, 64, 1, 0),
+    ATTUNE__TILE(32, 32, 1, 0), ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0),
+    ATTUNE__TILE(16, 16, 1, 0), ATTUNE__TILE(8, 32, 1, 0),  ATTUNE__TILE(8, 16, 1, 0),
 };
 static const attune__tile coopmat_backward[] = {
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
@@ -361,8 +365,8 @@ static void coopmat_settle(const attune__search *search, attune__tile *tile)
         return;
     /* At most 16 scores for each lane: expressions stand in the code once for every one of them. */
     const uint64_t threads = (uint64_t)*warps * lanes(search->limits);
-    const uint32_t columns = search->limits->matrix_n > search->limits->matrix_k ? search->limits->matrix_n
-                                                                                 : search->limits->matrix_k;
+    const uint32_t columns =
+        search->limits->matrix_n > search->limits->matrix_k ? search->limits->matrix_n : search->limits->matrix_k;
     uint32_t *n = &tile->value[ATTUNE__BLOCK_N];
     while (*n > columns && (uint64_t)tile->value[ATTUNE__BLOCK_M] * *n > threads * 16)
         *n /= 2;
@@ -393,9 +397,9 @@ static const char *coopmat_refuse(const attune__search *search, const attune__ti
 }
 
 /*
- * Forward and decode: layout.h. In backward h are elements of 16 bits, f of 32, and a slice is 64 of the head dimension:
- *   dK and dV        (Q h[M1] + K h[N1])[64 + 8] + Sf[M1][N1 + 4] + (P + dS) h[M1][N1 + 8] + rows f[2][M1]
- *   dQ               likewise with M2 and N2, without P
+ * Forward and decode: layout.h. In backward h are elements of 16 bits, f of 32, and a slice is 64 of the head
+ * dimension: dK and dV        (Q h[M1] + K h[N1])[64 + 8] + Sf[M1][N1 + 4] + (P + dS) h[M1][N1 + 8] + rows f[2][M1] dQ
+ * likewise with M2 and N2, without P
  */
 static attune__cost coopmat_cost(const attune__search *search, const attune__tile *tile)
 {

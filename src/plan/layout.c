@@ -98,3 +98,16 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
     *layout = l;
     return NULL;
 }
+
+uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t lanes, uint32_t head_dim,
+                                  uint32_t head_dim_v, uint32_t element_bytes)
+{
+    const uint32_t elements = 8 / element_bytes, groups = block_n / lanes, parts = head_dim / lanes;
+    const uint32_t pieces = (head_dim_v + lanes * elements - 1) / (lanes * elements);
+    const uint32_t before = block_m * (parts + pieces * elements + 3) + 1;
+    const uint32_t after = block_m * (pieces * (elements / 2 + 2) + 2) + 1;
+    const uint32_t score = block_m * (3 * groups + 2) + 1, softmax = block_m + 1;
+    const uint32_t step = 4 + parts + 1 + score + softmax + pieces * (groups + block_n + 5) + 1;
+    const uint32_t all = 65535, rest = 2 * (before + after);
+    return rest < all ? (all - rest) / (2 * step) : 0;
+}

@@ -48,4 +48,12 @@ typedef struct attune__matrix_shape {
 const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
                                        uint32_t head_dim, uint32_t head_dim_v, attune__matrix_layout *layout);
 
+/*
+ * Steps of block_n keys that shaders/lanes.comp can walk on Mesa's llvmpipe, which leaves all loops of a shader after
+ * 65,535 turns of any of them together, silently. Each loop's last test is counted, and all twice: compilers unroll as
+ * they like.
+ */
+uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t lanes, uint32_t head_dim,
+                                  uint32_t head_dim_v, uint32_t element_bytes);
+
 #endif

@@ -16,8 +16,10 @@ typedef struct id_info {
 static id_info ids[MOST_IDS];
 
 /* OpSpecConstantOp of integers. 0, which no array has, of what sizes none in our kernels. */
-static uint32_t operate(uint32_t opcode, const uint32_t *at)
+static uint32_t operate(uint32_t opcode, const uint32_t *at, uint32_t count)
 {
+    if (count < 2)
+        return 0;
     const uint32_t a = ids[at[0]].value, b = ids[at[1]].value;
     switch (opcode) {
     case SpvOpIAdd:
@@ -89,7 +91,7 @@ uint64_t workgroup_bytes(const uint32_t *words, size_t count, const uint32_t *co
                 ids[w[2]].value = constants[ids[w[2]].spec - 1];
             break;
         case SpvOpSpecConstantOp:
-            ids[w[2]].value = operate(w[3], w + 4);
+            ids[w[2]].value = operate(w[3], w + 4, length - 4);
             break;
         case SpvOpVariable:
             if (w[3] != SpvStorageClassWorkgroup)
