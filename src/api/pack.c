@@ -46,7 +46,7 @@ static attune_status add(attune_pack *pack, const attune_limits *limits, const a
     char who[32];
     snprintf(who, sizeof who, "backend %s", backend->name);
     ATTUNE__TRY(attune__plan_supported(plan, backend, who));
-    const attune__program_desc desc = {&plan->shape, &plan->decision.choice, plan->mask, plan->score};
+    const attune__program_desc desc = {&plan->shape, &plan->decision.choice, plan->mask, plan->score, plan->gradient};
     return backend->program_compile(&pack->instance->host, limits, &desc, pack->content);
 }
 
@@ -65,6 +65,7 @@ attune_status attune_pack_add(attune_pack *pack, const attune_limits *limits, co
     attune_status status = attune__plan_settle(plan, &l, problem, options);
     if (status == ATTUNE_OK)
         status = add(pack, &l, plan);
+    attune__gradient_destroy(plan->gradient);
     attune__expr_release(plan->mask);
     attune__expr_release(plan->score);
     attune__free(allocator, plan);

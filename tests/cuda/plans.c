@@ -152,7 +152,7 @@ static void compile_one(workbench *w, const attune_profile *profile, uint64_t *s
              attune_dtype_string(dtype), d.head_dim, d.head_dim_v, (long long)problem.q_len,
              mask ? all_masks[mask] : "no mask", score ? all_scores[score] : "no score", f->what, c->kernel,
              c->decode ? " decode" : "", c->block_m, c->block_n, c->num_stages, c->num_warps);
-    const attune__program_desc desc = {&shape, c, problem.mask, problem.score};
+    const attune__program_desc desc = {&shape, c, problem.mask, problem.score, NULL};
     attune__cuda_kernel kernel;
     void *cubin = NULL;
     size_t size = 0;
