@@ -42,6 +42,8 @@ const attune__backend *attune__backend_find(attune_backend kind);
 /* Fills everything of a plan but its device and program. The expressions are retained, also on failure. */
 attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
                                   const attune_kernel_options *options);
+/* Releases what settling retained and made. */
+void attune__plan_unsettle(attune_plan *plan);
 /* UNSUPPORTED if the backend has no entry for what was chosen; `who` begins the message. */
 attune_status attune__plan_supported(const attune_plan *plan, const attune__backend *backend, const char *who);
 

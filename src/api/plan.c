@@ -98,6 +98,13 @@ attune_status attune_plan_create(attune_device *device, const attune_problem *pr
     return ATTUNE_OK;
 }
 
+void attune__plan_unsettle(attune_plan *plan)
+{
+    attune__gradient_destroy(plan->gradient);
+    attune__expr_release(plan->mask);
+    attune__expr_release(plan->score);
+}
+
 void attune_plan_destroy(attune_plan *plan)
 {
     if (!plan)
@@ -105,9 +112,7 @@ void attune_plan_destroy(attune_plan *plan)
     attune_device *device = plan->device;
     if (plan->program)
         device->backend->program_destroy(plan->program);
-    attune__gradient_destroy(plan->gradient);
-    attune__expr_release(plan->mask);
-    attune__expr_release(plan->score);
+    attune__plan_unsettle(plan);
     attune_allocator allocator = device->host.allocator;
     attune__free(&allocator, plan);
     attune__device_release(device);

@@ -224,8 +224,9 @@ const attune__family attune__vulkan_subgroup = {
 #define MATRIX_PAD   8 /* elements of 16 bits: one row to the next in other banks, 16-byte aligned */
 
 static const attune__tile coopmat_forward[] = {
-    ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(32, 64, 1, 4), ATTUNE__TILE(32, 32, 1, 4), ATTUNE__TILE(16, 64, 1, 4),
-    ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1), ATTUNE__TILE(8, 16, 1, 1),
+    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(64, 32, 1, 0), ATTUNE__TILE(32, 64, 1, 0), ATTUNE__TILE(32, 32, 1, 0),
+    ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0), ATTUNE__TILE(16, 16, 1, 0), ATTUNE__TILE(8, 32, 1, 0),
+    ATTUNE__TILE(8, 16, 1, 0),
 };
 static const attune__tile coopmat_backward[] = {
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
@@ -243,7 +244,15 @@ static const attune__tile *coopmat_tiles(const attune__search *search, uint32_t 
     return coopmat_forward;
 }
 
-/* Subgroups that the matrices of a tile keep busy: those of S, in backward of the smaller loop. */
+static const char *coopmat_layout(const attune__search *search, const attune__tile *tile, attune__matrix_layout *layout)
+{
+    const attune_limits *l = search->limits;
+    const attune__matrix_shape matrix = {l->matrix_m, l->matrix_n, l->matrix_k, attune__floor2(lanes(l))};
+    const uint32_t *v = tile->value;
+    return attune__matrix_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], v[ATTUNE__NUM_WARPS], matrix,
+                                      search->shape->head_dim, search->shape->head_dim_v, layout);
+}
+
 static bool coopmat_divides(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     const attune_limits *l = search->limits;
@@ -262,15 +271,16 @@ static bool coopmat_divides(const attune__search *search, const attune__tile *ti
     return true;
 }
 
+/* Subgroups that the matrices of a tile keep busy: one for each row of them, in backward one for each of the smaller
+ * loop. */
 static uint32_t coopmat_most_warps(const attune__search *search, const attune__tile *tile)
 {
     const attune_limits *l = search->limits;
     const uint32_t *v = tile->value;
     uint32_t one = v[ATTUNE__BLOCK_M1] * v[ATTUNE__BLOCK_N1], two = v[ATTUNE__BLOCK_M2] * v[ATTUNE__BLOCK_N2];
-    uint32_t s = search->pass != ATTUNE__PASS_BACKWARD ? v[ATTUNE__BLOCK_M] * v[ATTUNE__BLOCK_N]
-                 : one < two                           ? one
-                                                       : two;
-    return s / (l->matrix_m * l->matrix_n);
+    if (search->pass != ATTUNE__PASS_BACKWARD)
+        return v[ATTUNE__BLOCK_M] / l->matrix_m;
+    return (one < two ? one : two) / (l->matrix_m * l->matrix_n);
 }
 
 static void coopmat_settle(const attune__search *search, attune__tile *tile)
@@ -278,10 +288,21 @@ static void coopmat_settle(const attune__search *search, attune__tile *tile)
     attune__settle_tile(search, tile, 16);
     if (search->pass == ATTUNE__PASS_DECODE)
         attune__settle_decode(search, tile, search->limits->matrix_m);
-    settle_warps(search, tile);
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], most = coopmat_most_warps(search, tile);
+    if (search->pass != ATTUNE__PASS_BACKWARD && !*warps)
+        *warps = attune__floor2(most ? most : 1);
+    settle_warps(search, tile);
     while (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) && *warps > 1 && *warps > most)
         *warps /= 2;
+    if (search->pass == ATTUNE__PASS_BACKWARD || search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N))
+        return;
+    /* At most 16 scores for each lane: expressions stand in the code once for every one of them. */
+    const uint64_t threads = (uint64_t)*warps * lanes(search->limits);
+    const uint32_t columns = search->limits->matrix_n > search->limits->matrix_k ? search->limits->matrix_n
+                                                                                 : search->limits->matrix_k;
+    uint32_t *n = &tile->value[ATTUNE__BLOCK_N];
+    while (*n > columns && (uint64_t)tile->value[ATTUNE__BLOCK_M] * *n > threads * 16)
+        *n /= 2;
 }
 
 static const char *coopmat_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
@@ -301,14 +322,15 @@ static const char *coopmat_refuse(const attune__search *search, const attune__ti
                                                                   : ATTUNE__BLOCK_M;
         return "each of the num_warps subgroups takes at least one matrix of the tile";
     }
-    return NULL;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return NULL;
+    attune__matrix_layout layout;
+    *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_N;
+    return coopmat_layout(search, tile, &layout);
 }
 
 /*
- * h are elements of 16 bits, f of 32; D is padded to 16 and the matrix' depth, n the matrix' columns. A slice is 64 of
- * the head dimension. alpha is the rows' factors spread over a matrix, since nobody but the driver knows which lane
- * holds which element.
- *   forward, decode  Qh[M][D + 8] + slice h[N][64 + 8] + Sf[M][N + 4] + Ph[M][N + 8] + alpha f[M][n] + state f[2][M]
+ * Forward and decode: layout.h. In backward h are elements of 16 bits, f of 32, and a slice is 64 of the head dimension:
  *   dK and dV        (Q h[M1] + K h[N1])[64 + 8] + Sf[M1][N1 + 4] + (P + dS) h[M1][N1 + 8] + rows f[2][M1]
  *   dQ               likewise with M2 and N2, without P
  */
@@ -326,10 +348,8 @@ static attune__cost coopmat_cost(const attune__search *search, const attune__til
         c.shared = larger(kv, q);
         return c;
     }
-    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
-    uint64_t d = attune__round_up(search->shape->head_dim, l->matrix_k > 16 ? l->matrix_k : 16);
-    c.shared = 2 * m * (d + MATRIX_PAD) + 2 * n * slice + 4 * m * (n + 4) + 2 * m * (n + MATRIX_PAD) +
-               4 * m * l->matrix_n + 8 * m;
+    attune__matrix_layout layout;
+    c.shared = coopmat_layout(search, tile, &layout) ? UINT64_MAX : layout.bytes;
     return c;
 }
 

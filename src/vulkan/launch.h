@@ -25,7 +25,7 @@ typedef struct attune__vulkan_mask {
 } attune__vulkan_mask;
 
 /* What a choice is compiled as: a prebuilt module and its specialization constants, which are numbered from 0. */
-#define ATTUNE__VULKAN_CONSTANTS 28 /* of shaders/forward.comp */
+#define ATTUNE__VULKAN_CONSTANTS 33 /* of shaders/forward_matrix.comp; forward.comp has fewer */
 
 typedef struct attune__vulkan_kernel {
     const uint32_t *words;
@@ -35,6 +35,7 @@ typedef struct attune__vulkan_kernel {
 } attune__vulkan_kernel;
 
 /* UNSUPPORTED if the library has no module for the choice's kernel. */
-attune_status attune__vulkan_specialise(const attune__program_desc *desc, attune__vulkan_kernel *kernel);
+attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc,
+                                        attune__vulkan_kernel *kernel);
 
 #endif

@@ -18,8 +18,12 @@
 #include "shaders/forward_subgroup_f16.h"
 #include "shaders/forward_subgroup_f32.h"
 
+#if ATTUNE_HAVE_COOPERATIVE_MATRIX
+#include "shaders/forward_matrix_f16.h"
+#endif
+
 #define CONSTANTS ATTUNE__VULKAN_CONSTANTS
-#define ALIGNED   23
+#define ALIGNED   23 /* in every kernel */
 
 typedef struct module {
     const uint32_t *words;
@@ -95,17 +99,82 @@ static attune_status scalar_constants(const attune__program_desc *desc, bool sub
     return ATTUNE_OK;
 }
 
-attune_status attune__vulkan_specialise(const attune__program_desc *desc, attune__vulkan_kernel *kernel)
+#if ATTUNE_HAVE_COOPERATIVE_MATRIX
+static const module matrix_module = MODULE(attune__spirv_forward_matrix_f16);
+
+static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
+                                      uint32_t constants[CONSTANTS])
 {
-    const bool subgroups = !strcmp(desc->choice->kernel, "vulkan_subgroup");
+    const attune_plan_choice *c = desc->choice;
+    const attune__matrix_shape matrix = {limits->matrix_m, limits->matrix_n, limits->matrix_k, limits->subgroup_size};
+    attune__matrix_layout l;
+    const char *why = attune__matrix_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
+                                                 desc->shape->head_dim_v, &l);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+    const uint32_t values[CONSTANTS] = {
+        l.threads,
+        l.block_m,
+        l.block_n,
+        l.head_dim,
+        l.head_dim_v,
+        l.m,
+        l.n,
+        l.k,
+        l.row_tiles,
+        l.s_tiles,
+        l.q_tiles,
+        l.o_tiles,
+        l.row_tiles * l.s_tiles,
+        l.hold_q ? l.row_tiles * l.q_tiles : 1,
+        l.row_tiles * l.o_tiles,
+        l.parts,
+        l.part,
+        l.fetch,
+        l.k_stride,
+        desc->shape->block_mask,
+        desc->mask != NULL,
+        desc->score != NULL,
+        l.hold_q,
+        false,
+        c->decode,
+        l.v_stride,
+        l.s_stride,
+        l.p_stride,
+        l.q_at,
+        l.warps_at,
+        l.warp_size,
+        l.extra_at,
+        l.memory_size,
+    };
+    memcpy(constants, values, sizeof values);
+    return ATTUNE_OK;
+}
+#else
+static const module matrix_module;
+
+static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
+                                      uint32_t constants[CONSTANTS])
+{
+    (void)limits, (void)constants;
+    return attune__fail(ATTUNE_UNSUPPORTED, "%s was not compiled into this library", desc->choice->kernel);
+}
+#endif
+
+attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc,
+                                        attune__vulkan_kernel *kernel)
+{
+    const bool matrices = !strcmp(desc->choice->kernel, "vulkan_coopmat");
+    const bool subgroups = matrices || !strcmp(desc->choice->kernel, "vulkan_subgroup");
     if (desc->choice->direction != ATTUNE_FORWARD ||
         (!subgroups && strcmp(desc->choice->kernel, "vulkan_portable") != 0))
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", desc->choice->kernel);
-    const module *prebuilt = find_module(subgroups, desc->shape->dtype);
+    const module *prebuilt = matrices ? &matrix_module : find_module(subgroups, desc->shape->dtype);
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = subgroups;
-    return scalar_constants(desc, subgroups, kernel->constants);
+    return matrices ? matrix_constants(limits, desc, kernel->constants)
+                    : scalar_constants(desc, subgroups, kernel->constants);
 }
 
 /*
@@ -118,7 +187,7 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
 {
     const attune_plan_choice *c = desc->choice;
     attune__scalar_layout l;
-    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE ||
+    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE || !strcmp(c->kernel, "vulkan_coopmat") ||
         attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
                                    desc->shape->head_dim_v, false, &l))
         return 0;
@@ -159,7 +228,7 @@ static attune_status make_pipelines(attune_device *device, const attune__program
                                     attune__vulkan_program *program)
 {
     attune__vulkan_kernel kernel;
-    ATTUNE__TRY(attune__vulkan_specialise(desc, &kernel));
+    ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, &kernel));
     const uint32_t subgroup_size = kernel.subgroups ? device->info.limits.subgroup_size : 0;
     uint32_t *words;
     module spliced;

@@ -85,9 +85,10 @@ static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, num
         uint64_t kv = 144 * (x.m1 + x.n1) + 4 * x.m1 * (x.n1 + 4) + 4 * x.m1 * (x.n1 + 8) + 8 * x.m1;
         return most(kv, 144 * (x.m2 + x.n2) + 4 * x.m2 * (x.n2 + 4) + 2 * x.m2 * (x.n2 + 8) + 8 * x.m2);
     }
-    x.d = up(x.d, most(16, l->matrix_k));
-    return 2 * x.m * (x.d + 8) + 144 * x.n + 4 * x.m * (x.n + 4) + 2 * x.m * (x.n + 8) + 4 * x.m * l->matrix_n +
-           8 * x.m;
+    const uint64_t d = up(x.d, l->matrix_k), k_row = d / 8 | 1, v_row = up(x.dv, l->matrix_n) / 8 | 1;
+    const uint64_t kv = x.n * most(k_row, v_row), q = x.m * k_row;
+    const uint64_t groups = (d <= 128 ? most(kv, q) : kv + q) + x.m * (x.n / 4 + 1) + x.m * l->matrix_n / 4;
+    return 16 * groups + 4;
 }
 
 static uint64_t coopmat2(const attune_plan_choice *c, numbers x)

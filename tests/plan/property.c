@@ -116,13 +116,14 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
 static uint64_t modules_read;
 
 /* What the kernel's module, with the plan's constants, takes of shared memory. */
-static void check_module(const char *what, const attune_problem *q, const attune_plan_choice *c)
+static void check_module(const char *what, const attune_limits *limits, const attune_problem *q,
+                         const attune_plan_choice *c)
 {
     attune__shape shape;
     cr_assert_eq(attune__shape_from_problem(q, &shape), ATTUNE_OK, "%s: %s", what, attune_last_error());
-    const attune__program_desc desc = {&shape, c, NULL, NULL};
+    const attune__program_desc desc = {&shape, c, NULL, NULL, NULL};
     attune__vulkan_kernel kernel;
-    const attune_status status = attune__vulkan_specialise(&desc, &kernel);
+    const attune_status status = attune__vulkan_specialise(limits, &desc, &kernel);
     if (status == ATTUNE_UNSUPPORTED && strcmp(c->kernel, "vulkan_portable") && strcmp(c->kernel, "vulkan_subgroup"))
         return;
     cr_assert_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
@@ -151,7 +152,7 @@ static void check_choice(const attune_profile *p, const attune_problem *q, const
     cr_assert_eq(c->workspace % 256, 0, "%s", what);
 #if ATTUNE_HAVE_VULKAN
     if (l->backend == ATTUNE_BACKEND_VULKAN && q->direction == ATTUNE_FORWARD)
-        check_module(what, q, c);
+        check_module(what, l, q, c);
 #endif
     cr_assert_eq(c->direction, q->direction);
     bool back = q->direction == ATTUNE_BACKWARD;

@@ -82,13 +82,15 @@ with tempfile.TemporaryDirectory() as home:
     os.close(end)
     # The loader says what it inserts, and Criterion its results, on the same stream.
     sys.stderr.write(''.join(line + '\n' for line in run.stderr.splitlines()
-                             if line and not line.startswith(('LAYER', 'INFO', 'DEBUG', 'WARNING', 'ERROR'))))
+                             if line and not line.startswith(('LAYER', 'INFO', 'DEBUG', 'WARNING', 'ERROR', '[Vulkan Loader]'))))
     text = b''.join(messages).rstrip(b'\0').decode(errors='replace')
 if run.returncode == 3:
     sys.exit(77)
 blocks = blocks_of(text)
 status = [block for block in blocks if STATUS.search(block)]
-# Information is of the layer's own doings.
+# Information is of the layer's own doings, and so is what it says of its features for shaders.
+if options.gpu:
+    options.ignore += ['VALIDATION-SETTINGS', 'WARNING-GPU-Assisted-Validation']
 blocks = [block for block in blocks if not STATUS.search(block) and 'Validation Information' not in block and
           not any(word in block for word in options.ignore)]
 if not any(feature in block for block in status):
