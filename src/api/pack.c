@@ -65,9 +65,7 @@ attune_status attune_pack_add(attune_pack *pack, const attune_limits *limits, co
     attune_status status = attune__plan_settle(plan, &l, problem, options);
     if (status == ATTUNE_OK)
         status = add(pack, &l, plan);
-    attune__gradient_destroy(plan->gradient);
-    attune__expr_release(plan->mask);
-    attune__expr_release(plan->score);
+    attune__plan_unsettle(plan);
     attune__free(allocator, plan);
     return status;
 }
