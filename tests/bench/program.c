@@ -268,3 +268,18 @@ Test(program, benches)
            "'{\"num_warps\": 4}'",
            1, "num_warps");
 }
+
+/* What needs neither a compiler nor a GPU: the words. */
+Test(program, compile_says_what_is_missing)
+{
+    expect("compile --arch sm_86 --workload causal", 2, "-o PACK");
+    expect("compile --workload causal -o p.pack", 2, "--arch");
+    expect("compile --arch sm_75 --workload causal -o p.pack", 2, "sm_86");
+    expect("compile --arch sm_86 -o p.pack", 2, "--workload");
+    expect("compile --arch sm_86 --workload nothing -o p.pack", 2, "nothing");
+    expect("compile --arch sm_86 --workload causal --head-dim 7 -o p.pack", 2, "--head-dim");
+    /* A device that compiles nothing ahead makes no pack. */
+    expect("compile --device-profile cpu --workload causal -o p.pack", 3, "unsupported");
+    cr_expect_neq(access("p.pack", F_OK), 0);
+    expect("check --pack nothing.pack", 1, "nothing.pack");
+}

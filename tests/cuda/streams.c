@@ -157,7 +157,7 @@ static const struct {
 
 #define KINDS ((int)(sizeof kinds / sizeof kinds[0]))
 
-Test(cuda_device, repeats_are_equal_bit_by_bit)
+Test(cuda_streams, repeats_are_equal_bit_by_bit)
 {
     for (int kind = 0; kind < KINDS; kind++) {
         scene s;
@@ -204,7 +204,7 @@ static graphs find_graphs(void)
     return g;
 }
 
-Test(cuda_device, a_call_is_captured_in_a_graph)
+Test(cuda_streams, a_call_is_captured_in_a_graph)
 {
     for (int kind = 0; kind < KINDS; kind++) {
         scene s;
@@ -267,7 +267,7 @@ static void *run_worker(void *user)
 }
 
 /* Threads on streams of their own; and all of them on the device's. */
-Test(cuda_device, streams_and_threads_do_not_mix)
+Test(cuda_streams, streams_and_threads_do_not_mix)
 {
     for (int kind = 0; kind < 2 * KINDS; kind++) {
         scene s;
@@ -306,7 +306,7 @@ Test(cuda_device, streams_and_threads_do_not_mix)
 }
 
 /* What the device reaches is what a GPU reaches: not nothing, not a thousand times it. */
-Test(cuda_device, peaks_are_measured)
+Test(cuda_streams, peaks_are_measured)
 {
     attune_instance *instance;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
