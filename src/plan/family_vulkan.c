@@ -224,9 +224,9 @@ const attune__family attune__vulkan_subgroup = {
 #define MATRIX_PAD   8 /* elements of 16 bits: one row to the next in other banks, 16-byte aligned */
 
 static const attune__tile coopmat_forward[] = {
-    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(64, 32, 1, 0), ATTUNE__TILE(32, 64, 1, 0), ATTUNE__TILE(32, 32, 1, 0),
-    ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0), ATTUNE__TILE(16, 16, 1, 0), ATTUNE__TILE(8, 32, 1, 0),
-    ATTUNE__TILE(8, 16, 1, 0),
+    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(64, 32, 1, 0), ATTUNE__TILE(32, 64, 1, 0),
+    ATTUNE__TILE(32, 32, 1, 0), ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0),
+    ATTUNE__TILE(16, 16, 1, 0), ATTUNE__TILE(8, 32, 1, 0),  ATTUNE__TILE(8, 16, 1, 0),
 };
 static const attune__tile coopmat_backward[] = {
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
@@ -298,8 +298,8 @@ static void coopmat_settle(const attune__search *search, attune__tile *tile)
         return;
     /* At most 16 scores for each lane: expressions stand in the code once for every one of them. */
     const uint64_t threads = (uint64_t)*warps * lanes(search->limits);
-    const uint32_t columns = search->limits->matrix_n > search->limits->matrix_k ? search->limits->matrix_n
-                                                                                 : search->limits->matrix_k;
+    const uint32_t columns =
+        search->limits->matrix_n > search->limits->matrix_k ? search->limits->matrix_n : search->limits->matrix_k;
     uint32_t *n = &tile->value[ATTUNE__BLOCK_N];
     while (*n > columns && (uint64_t)tile->value[ATTUNE__BLOCK_M] * *n > threads * 16)
         *n /= 2;
@@ -330,9 +330,9 @@ static const char *coopmat_refuse(const attune__search *search, const attune__ti
 }
 
 /*
- * Forward and decode: layout.h. In backward h are elements of 16 bits, f of 32, and a slice is 64 of the head dimension:
- *   dK and dV        (Q h[M1] + K h[N1])[64 + 8] + Sf[M1][N1 + 4] + (P + dS) h[M1][N1 + 8] + rows f[2][M1]
- *   dQ               likewise with M2 and N2, without P
+ * Forward and decode: layout.h. In backward h are elements of 16 bits, f of 32, and a slice is 64 of the head
+ * dimension: dK and dV        (Q h[M1] + K h[N1])[64 + 8] + Sf[M1][N1 + 4] + (P + dS) h[M1][N1 + 8] + rows f[2][M1] dQ
+ * likewise with M2 and N2, without P
  */
 static attune__cost coopmat_cost(const attune__search *search, const attune__tile *tile)
 {

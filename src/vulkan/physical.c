@@ -324,7 +324,7 @@ void attune__vulkan_limits_choose(attune__vulkan_physical *physical)
     if (f->subgroup_size_control && physical->required_sizes)
         while (limits->subgroup_size > 64 && limits->subgroup_size / 2 >= physical->subgroup_min)
             limits->subgroup_size /= 2;
-    /* Cooperative matrices are used in full subgroups only, under the Vulkan memory model. */
+            /* Cooperative matrices are used in full subgroups only, under the Vulkan memory model. */
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
     const bool compiled = true;
 #else
