@@ -160,7 +160,8 @@ void main()
     uint row_own = lane % ROWS, part = lane / ROWS, row = warp * ROWS + row_own;
     bool has_row = row < it.rows;
     uint row_q = it.q0 + query_of(row, it.queries), row_h = it.h0 + head_of(row, it.queries);
-    float m = LOWEST, top = LOWEST, l = 0.0; /* what scores are relative to; the largest; this lane's part of the sum */
+    float m = LOWEST, top = LOWEST; /* what scores are relative to; the largest */
+    float l = 0.0, weight = 0.0;    /* this lane's part of the sum, and of the sum of what f16 leaves of each: O's divisor */
 
     /* The blocks of this row of blocks: entries, or all. */
     uvec2 entries = uvec2(0u);
@@ -282,6 +283,7 @@ void main()
             m = follow ? most : m;
             float alpha = exp2((before - m) * TO_LOG2);
             l *= alpha;
+            weight *= alpha;
             [[unroll]] for (uint e = 0u; e < PART; e++) {
                 vec4 p = exp2((x[e] - vec4(m)) * TO_LOG2);
                 uint may = allowed >> 4u * e;
@@ -297,6 +299,8 @@ void main()
                 uint g = part + e * PARTS, may = allowed >> 4u * e;
                 uvec2 p = some ? uvec2(pack_weights(x[e].xy, may), pack_weights(x[e].zw, may >> 2))
                                : uvec2(packHalf2x16(x[e].xy), packHalf2x16(x[e].zw));
+                vec2 low = unpackHalf2x16(p.x), high = unpackHalf2x16(p.y);
+                weight += low.x + low.y + high.x + high.y;
                 uint at = own + row_own * P_STRIDE + g / 2u;
                 if ((g & 1u) == 0u)
                     memory[at].xy = p;
@@ -358,13 +362,15 @@ void main()
     }
 
     /* 7: store O and LSE, or the part of a split */
-    [[unroll]] for (uint step = ROWS; step < ROWS * PARTS; step *= 2u)
+    [[unroll]] for (uint step = ROWS; step < ROWS * PARTS; step *= 2u) {
         l += subgroupShuffleXor(l, step);
+        weight += subgroupShuffleXor(weight, step);
+    }
     bool split = args.splits > 1u;
     float to_top = exp2((m - top) * TO_LOG2); /* the parts of a split are relative to their largest score */
     wait_subgroup(); /* P has been read */
     if (part == 0u)
-        memory[extra + row_own * EXTRA_STRIDE].x = floatBitsToUint(split ? to_top : l == 0.0 ? 0.0 : 1.0 / l);
+        memory[extra + row_own * EXTRA_STRIDE].x = floatBitsToUint(l == 0.0 ? 0.0 : (split ? to_top * l : 1.0) / weight);
     if (has_row && part == 0u) {
         if (split) {
             uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;

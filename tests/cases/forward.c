@@ -132,11 +132,11 @@ static const attune_dtype without_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
 #define BACKEND(name, dtypes, random)                                                                                  \
     Test(forward_table, name)                                                                                          \
     {                                                                                                                  \
-        run_table(#name, KERNELS_ANY, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                                                \
+        run_table(#name, KERNELS_ANY, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                                   \
     }                                                                                                                  \
     Test(forward_random, name)                                                                                         \
     {                                                                                                                  \
-        run_random(#name, KERNELS_ANY, random, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                                       \
+        run_random(#name, KERNELS_ANY, random, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                          \
     }
 
 Test(gradients, cpu)

@@ -28,8 +28,8 @@ Test(choose, each_device_gets_its_fastest_kernel)
         {"b200", ATTUNE_BF16, "cuda_sm80"},
         {"h200-vulkan", ATTUNE_BF16, "vulkan_coopmat2"},
         {"h200-vulkan", ATTUNE_F32, "vulkan_subgroup"},
-        {"rdna3", ATTUNE_F16, "vulkan_coopmat"},
-        {"lavapipe", ATTUNE_F16, "vulkan_coopmat"},
+        {"rdna3", ATTUNE_F16, "vulkan_subgroup"},
+        {"lavapipe", ATTUNE_F16, "vulkan_lanes"},
         {"lavapipe", ATTUNE_BF16, "vulkan_lanes"},
         {"adreno-840", ATTUNE_F16, "vulkan_subgroup"},
         {"v3d", ATTUNE_F16, "vulkan_portable"},
@@ -304,7 +304,7 @@ Test(choose, the_drivers_kibibyte_is_counted)
 Test(choose, matrices_need_rows_in_decode)
 {
     attune_problem p = problem_of(ATTUNE_F16, 128, 1, 4096);
-    cr_assert_str_eq(plan("rdna3", &p, NULL).kernel, "vulkan_coopmat", "4 heads share a tile");
+    cr_assert_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup", "4 heads share a tile of 16 rows");
     p.kv_heads = 8;
     cr_assert_str_eq(plan("rdna3", &p, NULL).kernel, "vulkan_subgroup");
     cr_assert_str_eq(plan("rdna3", &p, "{\"KERNEL\": \"vulkan_coopmat\"}").kernel, "vulkan_coopmat");
