@@ -507,14 +507,18 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
     }
 }
 
-/* Stands between softmax and the wait for P V: a store that never happens, since sums are not negative, and that ptxas
- * does not let the wait pass. It would else wait first and then compute the exponentials that are to run under P V. */
+/*
+ * Stands between softmax and the wait for P V: a store that never happens, since sums are not negative, and that ptxas
+ * does not let the wait pass. It would else wait first and then compute the exponentials that could run under P V:
+ * without masks and scores that is 1 % slower, with them 3 to 5 % faster, since the other group's products run then.
+ */
 __device__ __forceinline__ void stand_before_wait(const float (&l)[2], control &c)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.b32 [%1], %0;\n}" ::"f"(
-                     fminf(l[0], l[1])),
-                 "r"(shared_address(&c.work))
-                 : "memory");
+    if constexpr (!ATTUNE_HAVE_BLOCKS && !HAVE_SCORE && HEAD_DIM_V > 64)
+        asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.b32 [%1], %0;\n}" ::"f"(
+                         fminf(l[0], l[1])),
+                     "r"(shared_address(&c.work))
+                     : "memory");
 }
 
 /* P in 16 bits: the left operands of P V as they are. */

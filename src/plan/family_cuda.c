@@ -335,6 +335,15 @@ static const attune__tile sm90_256[] = {
     ATTUNE__TILE(64, 32, 2, 8),
     ATTUNE__TILE(64, 32, 1, 8),
 };
+/* Without a mask's blocks to divide, as many keys as fit; at 256 a score has no registers left then. */
+static const attune__tile sm90_192_dense[] = {
+    ATTUNE__TILE(128, 112, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
+};
+static const attune__tile sm90_256_dense[] = {
+    ATTUNE__TILE(128, 80, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 32, 2, 8),   ATTUNE__TILE(64, 32, 1, 8),
+};
 static const attune__tile sm90_decode[] = {
     ATTUNE__TILE(64, 128, 2, 8),
     ATTUNE__TILE(64, 64, 2, 8),
@@ -350,7 +359,9 @@ static const attune__tile sm90_back[] = {
 
 static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *count)
 {
-    const table forward[4] = {TABLE(sm90_64), TABLE(sm90_128), TABLE(sm90_192), TABLE(sm90_256)};
+    bool blocks = search->shape->block_mask;
+    const table forward[4] = {TABLE(sm90_64), TABLE(sm90_128), blocks ? TABLE(sm90_192) : TABLE(sm90_192_dense),
+                              blocks || search->shape->score_expr ? TABLE(sm90_256) : TABLE(sm90_256_dense)};
     table t = search->pass == ATTUNE__PASS_BACKWARD ? TABLE(sm90_back)
               : search->pass == ATTUNE__PASS_DECODE ? TABLE(sm90_decode)
                                                     : by_head_dim(search->shape, forward);
@@ -365,22 +376,29 @@ static uint32_t sm90_warps(const attune__search *search, const attune__tile *til
     return PRODUCER_WARPS + (search->pass == ATTUNE__PASS_BACKWARD ? 8 : tile->value[ATTUNE__BLOCK_M] / 16);
 }
 
-/* Three warp groups, whose 160 registers hold S, P and O of small heads. 192 rows divide no mask's block: the kernel
- * walks the lists of two block rows, and 64 rows must lie within one. */
+/* Three warp groups, whose 160 registers hold S, P and O of small heads; 192 rows divide no mask's block. The kernel
+ * could walk the lists of two block rows, which brought nothing: 415 TFLOP/s for causal at 64, 431 with 128 rows. */
 static bool sm90_may_have_192(const attune__search *search)
 {
     const attune__shape *s = search->shape;
-    return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 &&
-           (!s->block_mask || (s->mask_q_block >= 128 && s->mask_q_block % 64 == 0));
+    return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 && !s->block_mask;
 }
 
 static void sm90_settle(const attune__search *search, attune__tile *tile)
 {
     uint32_t *v = tile->value;
-    bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search) && !search->shape->block_mask;
+    bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search);
     if (v[ATTUNE__BLOCK_M] == 192 && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)))
         v[ATTUNE__BLOCK_M] = 128;
+    /* The number of keys need be no power of two where there is no block to divide. */
+    const uint32_t keys = v[ATTUNE__BLOCK_N];
+    const bool free_keys = search->pass == ATTUNE__PASS_FORWARD && !search->shape->block_mask &&
+                           !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N)) && keys;
+    if (free_keys)
+        v[ATTUNE__BLOCK_N] = attune__floor2(keys);
     attune__settle_tile(search, tile, 16);
+    if (free_keys && v[ATTUNE__BLOCK_N] == attune__floor2(keys))
+        v[ATTUNE__BLOCK_N] = keys;
     if (three && v[ATTUNE__BLOCK_M] == 128)
         v[ATTUNE__BLOCK_M] = 192;
     /* wgmma has 64 rows whatever the lengths; refuse sorts out masks with smaller blocks. */
@@ -394,10 +412,7 @@ static void sm90_settle(const attune__search *search, attune__tile *tile)
 
 static const char *sm90_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    attune__tile divides = *tile;
-    if (divides.value[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search))
-        divides.value[ATTUNE__BLOCK_M] = 64;
-    const char *why = attune__refuse_numbers(search, &divides, 16, 256, option);
+    const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
     if (why)
         return why;
     static const attune__option rows[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2};

@@ -72,7 +72,7 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
         return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * 2) + barriers;
     }
     return most(x.m * x.d * 2, x.m * x.dv * (c->decode ? 4 : 2)) + x.stages * x.n * (x.d + x.dv) * 2 +
-           up(136 + 40 * x.stages, 128);
+           up(136 + 56 * x.stages, 128);
 }
 
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
