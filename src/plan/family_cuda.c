@@ -335,15 +335,6 @@ static const attune__tile sm90_256[] = {
     ATTUNE__TILE(64, 32, 2, 8),
     ATTUNE__TILE(64, 32, 1, 8),
 };
-/* Without a mask's blocks to divide, as many keys as fit; at 256 a score has no registers left then. */
-static const attune__tile sm90_192_dense[] = {
-    ATTUNE__TILE(128, 112, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
-    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
-};
-static const attune__tile sm90_256_dense[] = {
-    ATTUNE__TILE(128, 80, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
-    ATTUNE__TILE(64, 32, 2, 8),   ATTUNE__TILE(64, 32, 1, 8),
-};
 static const attune__tile sm90_decode[] = {
     ATTUNE__TILE(64, 128, 2, 8),
     ATTUNE__TILE(64, 64, 2, 8),
@@ -359,9 +350,7 @@ static const attune__tile sm90_back[] = {
 
 static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *count)
 {
-    bool blocks = search->shape->block_mask;
-    const table forward[4] = {TABLE(sm90_64), TABLE(sm90_128), blocks ? TABLE(sm90_192) : TABLE(sm90_192_dense),
-                              blocks || search->shape->score_expr ? TABLE(sm90_256) : TABLE(sm90_256_dense)};
+    const table forward[4] = {TABLE(sm90_64), TABLE(sm90_128), TABLE(sm90_192), TABLE(sm90_256)};
     table t = search->pass == ATTUNE__PASS_BACKWARD ? TABLE(sm90_back)
               : search->pass == ATTUNE__PASS_DECODE ? TABLE(sm90_decode)
                                                     : by_head_dim(search->shape, forward);
@@ -390,15 +379,7 @@ static void sm90_settle(const attune__search *search, attune__tile *tile)
     bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search);
     if (v[ATTUNE__BLOCK_M] == 192 && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)))
         v[ATTUNE__BLOCK_M] = 128;
-    /* The number of keys need be no power of two where there is no block to divide. */
-    const uint32_t keys = v[ATTUNE__BLOCK_N];
-    const bool free_keys = search->pass == ATTUNE__PASS_FORWARD && !search->shape->block_mask &&
-                           !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N)) && keys;
-    if (free_keys)
-        v[ATTUNE__BLOCK_N] = attune__floor2(keys);
     attune__settle_tile(search, tile, 16);
-    if (free_keys && v[ATTUNE__BLOCK_N] == attune__floor2(keys))
-        v[ATTUNE__BLOCK_N] = keys;
     if (three && v[ATTUNE__BLOCK_M] == 128)
         v[ATTUNE__BLOCK_M] = 192;
     /* wgmma has 64 rows whatever the lengths; refuse sorts out masks with smaller blocks. */
