@@ -9,7 +9,9 @@ typedef struct resources {
     attune_mask *mask;
     attune_plan *plan;
     attune_buffer *q, *k, *v, *o, *lse, *row_max, *workspace;
-    attune_buffer *captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune_buffer *captures[ATTUNE_EXPR_MAX_SYMBOLS], *d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune_plan *backward;
+    attune_buffer *d_o, *d_lse, *d_q, *d_k, *d_v, *scratch;
 } resources;
 
 #define TRY(call)                                                                                                      \
@@ -36,8 +38,8 @@ static attune_status upload(attune_device *device, const array *a, bool contents
     return ATTUNE_OK;
 }
 
-static attune_status make_plan(attune_instance *instance, attune_device *device, const attention *a, attention_run *run,
-                               resources *r)
+static attune_status make_plans(attune_instance *instance, attune_device *device, const attention *a,
+                                attention_run *run, resources *r)
 {
     attune_problem problem = {
         .struct_size = sizeof problem,
@@ -52,7 +54,7 @@ static attune_status make_plan(attune_instance *instance, attune_device *device,
         .kv_len = a->k.size[2],
         .scale = a->scale,
         .score = a->score,
-        .lse = run->lse != NULL,
+        .lse = run->lse != NULL || run->gradients,
         .row_max = run->row_max != NULL,
     };
     if (a->mask) {
@@ -76,13 +78,79 @@ static attune_status make_plan(attune_instance *instance, attune_device *device,
         run->choice->struct_size = sizeof *run->choice;
         TRY(attune_plan_choice_get(r->plan, run->choice));
     }
-    return ATTUNE_OK;
+    if (!run->gradients)
+        return ATTUNE_OK;
+    problem.direction = ATTUNE_BACKWARD;
+    for (uint32_t i = 0; i < a->capture_count; i++)
+        if (run->gradients->captures >> i & 1) {
+            const attune_array *h = &a->captures[i].array;
+            int64_t elements = 1;
+            for (uint32_t j = 0; j < h->rank; j++)
+                elements *= h->size[j];
+            problem.capture_gradient_elements += elements;
+        }
+    return attune_plan_create(device, &problem, run->options, &r->backward);
+}
+
+/* Zeros, since gradients of captures are added to. */
+static attune_status upload_zeros(attune_device *device, const array *shape, attune_buffer **buffer,
+                                  attune_tensor *tensor)
+{
+    failure why;
+    array zeros;
+    if (!array_create(&zeros, ATTUNE_F32, shape->rank, shape->size, &why))
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    memset(zeros.data, 0, bytes_of(&zeros));
+    attune_status status = upload(device, &zeros, true, buffer, tensor);
+    array_free(&zeros);
+    return status;
+}
+
+static attune_status run_backward(attune_device *device, const attention *a, const attention_gradients *g,
+                                  const attune_forward_args *forward, resources *r)
+{
+    attune_backward_args args = {
+        .struct_size = sizeof args,
+        .q = forward->q,
+        .k = forward->k,
+        .v = forward->v,
+        .o = forward->o,
+        .lse = forward->lse,
+        .mask = forward->mask,
+        .captures = forward->captures,
+        .capture_count = forward->capture_count,
+        .parameters = forward->parameters,
+        .parameter_count = forward->parameter_count,
+    };
+    attune_capture wanted[ATTUNE_EXPR_MAX_SYMBOLS];
+    TRY(upload(device, g->d_o, true, &r->d_o, &args.d_o));
+    if (g->d_lse)
+        TRY(upload(device, g->d_lse, true, &r->d_lse, &args.d_lse));
+    TRY(upload(device, &a->q, false, &r->d_q, &args.d_q));
+    TRY(upload(device, &a->k, false, &r->d_k, &args.d_k));
+    TRY(upload(device, &a->v, false, &r->d_v, &args.d_v));
+    for (uint32_t i = 0; i < a->capture_count; i++)
+        if (g->captures >> i & 1) {
+            array shape = {.rank = a->captures[i].array.rank};
+            memcpy(shape.size, a->captures[i].array.size, sizeof shape.size);
+            attune_capture *capture = &wanted[args.capture_gradient_count++];
+            capture->name = a->captures[i].name;
+            TRY(upload_zeros(device, &shape, &r->d_captures[i], &capture->tensor));
+        }
+    args.capture_gradients = wanted;
+    const uint64_t workspace = attune_plan_workspace_size(r->backward);
+    if (workspace)
+        TRY(attune_buffer_create(device, workspace, &r->scratch));
+    args.workspace = r->scratch;
+    attune_completion completion;
+    TRY(attune_backward(r->backward, attune_device_queue(device), &args, &completion));
+    return attune_completion_wait(completion, UINT64_MAX);
 }
 
 static attune_status run_on(attune_instance *instance, attune_device *device, const attention *a, attention_run *run,
                             resources *r)
 {
-    TRY(make_plan(instance, device, a, run, r));
+    TRY(make_plans(instance, device, a, run, r));
     attune_forward_args args = {.struct_size = sizeof args, .mask = r->mask};
     const attune_dtype rows = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     const array o = {.dtype = a->q.dtype, .rank = 4, .size = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]}};
@@ -91,7 +159,7 @@ static attune_status run_on(attune_instance *instance, attune_device *device, co
     TRY(upload(device, &a->k, true, &r->k, &args.k));
     TRY(upload(device, &a->v, true, &r->v, &args.v));
     TRY(upload(device, &o, false, &r->o, &args.o));
-    if (run->lse)
+    if (run->lse || run->gradients)
         TRY(upload(device, &row, false, &r->lse, &args.lse));
     if (run->row_max)
         TRY(upload(device, &row, false, &r->row_max, &args.row_max));
@@ -113,6 +181,8 @@ static attune_status run_on(attune_instance *instance, attune_device *device, co
     args.workspace = r->workspace;
     attune_completion completion;
     TRY(attune_forward(r->plan, attune_device_queue(device), &args, &completion));
+    if (run->gradients)
+        TRY(run_backward(device, a, run->gradients, &args, r));
     return attune_completion_wait(completion, UINT64_MAX);
 }
 
@@ -130,6 +200,27 @@ static attune_status collect(attune_buffer *buffer, attune_dtype dtype, uint32_t
     return status;
 }
 
+static attune_status collect_gradients(const attention *a, const resources *r, attention_gradients *g, failure *why)
+{
+    TRY(collect(r->d_q, a->q.dtype, 4, a->q.size, &g->d_q, why));
+    TRY(collect(r->d_k, a->q.dtype, 4, a->k.size, &g->d_k, why));
+    TRY(collect(r->d_v, a->q.dtype, 4, a->v.size, &g->d_v, why));
+    for (uint32_t i = 0; i < a->capture_count; i++)
+        if (g->captures >> i & 1)
+            TRY(collect(r->d_captures[i], ATTUNE_F32, a->captures[i].array.rank, a->captures[i].array.size,
+                        &g->d_captures[i], why));
+    return ATTUNE_OK;
+}
+
+void attention_gradients_free(attention_gradients *gradients)
+{
+    array_free(&gradients->d_q);
+    array_free(&gradients->d_k);
+    array_free(&gradients->d_v);
+    for (uint32_t i = 0; i < ATTUNE_EXPR_MAX_SYMBOLS; i++)
+        array_free(&gradients->d_captures[i]);
+}
+
 attune_status attention_forward(attune_instance *instance, attune_device *device, const attention *a,
                                 attention_run *run)
 {
@@ -144,6 +235,11 @@ attune_status attention_forward(attune_instance *instance, attune_device *device
     for (int i = 0; i < 3 && status == ATTUNE_OK; i++)
         if (wanted[i])
             status = collect(buffers[i], i ? rows : a->q.dtype, i ? 3 : 4, size, &results[i], &why);
+    if (run->gradients && status == ATTUNE_OK) {
+        status = collect_gradients(a, &r, run->gradients, &why);
+        if (status != ATTUNE_OK)
+            attention_gradients_free(run->gradients);
+    }
     for (int i = 0; i < 3; i++) {
         if (status == ATTUNE_OK && wanted[i])
             *wanted[i] = results[i];
@@ -152,10 +248,14 @@ attune_status attention_forward(attune_instance *instance, attune_device *device
     }
     attune_mask_destroy(r.mask);
     attune_plan_destroy(r.plan);
-    attune_buffer *all[] = {r.q, r.k, r.v, r.o, r.lse, r.row_max, r.workspace};
+    attune_plan_destroy(r.backward);
+    attune_buffer *all[] = {r.q,   r.k,     r.v,   r.o,   r.lse, r.row_max, r.workspace,
+                            r.d_o, r.d_lse, r.d_q, r.d_k, r.d_v, r.scratch};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         attune_buffer_destroy(all[i]);
-    for (uint32_t i = 0; i < a->capture_count; i++)
+    for (uint32_t i = 0; i < a->capture_count; i++) {
         attune_buffer_destroy(r.captures[i]);
+        attune_buffer_destroy(r.d_captures[i]);
+    }
     return status;
 }

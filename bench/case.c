@@ -78,22 +78,54 @@ static bool read_captures(const json_t *root, const char *folder, const char *pa
     return true;
 }
 
-/* The captures whose gradients the folder has: each one of its captures. */
-static bool check_gradient_names(const json_t *root, const char *path, const case_folder *c, failure *why)
+/* The gradients of the captures that the folder names. */
+static bool read_capture_gradients(const json_t *root, const char *folder, const char *path, case_folder *c,
+                                   failure *why)
 {
     const json_t *list = json_object_get(root, "grad_captures");
     if (list && !json_is_array(list))
         return failure_set(why, "%s: \"grad_captures\" is no array of names", path);
     for (size_t i = 0; i < json_array_size(list); i++) {
         const char *name = json_string_value(json_array_get(list, i));
-        bool known = false;
-        for (uint32_t k = 0; name && k < c->names.capture_count; k++)
-            known |= !strcmp(c->names.captures[k].name, name);
-        if (!known)
+        uint32_t k = 0;
+        while (k < c->names.capture_count && !(name && !strcmp(c->names.captures[k].name, name)))
+            k++;
+        if (k == c->names.capture_count)
             return failure_set(why, "%s: \"grad_captures\"[%zu] is %.63s, expected one of \"captures\"", path, i,
                                name ? name : "no name");
+        char file[80];
+        (void)snprintf(file, sizeof file, "d_%s", name);
+        const attune_array *capture = &c->names.captures[k].array;
+        array *answer = &c->d_captures[k];
+        array_free(answer);
+        if (!read_array(folder, file, ATTUNE_F64, answer, why))
+            return false;
+        if (answer->rank != capture->rank ||
+            memcmp(answer->size, capture->size, capture->rank * sizeof capture->size[0]) != 0)
+            return failure_set(why, "%s: %s.npy does not have the shape of %s.npy", path, file, name);
     }
     return true;
+}
+
+/* An answer has the shape of what it is the gradient of. */
+static bool read_gradient(const char *folder, const char *name, attune_dtype dtype, const array *like, array *out,
+                          failure *why)
+{
+    if (!read_array(folder, name, dtype, out, why))
+        return false;
+    if (out->rank != like->rank || memcmp(out->size, like->size, like->rank * sizeof like->size[0]) != 0)
+        return failure_set(why, "%s: %s.npy does not have the shape that goes with it", folder, name);
+    return true;
+}
+
+static bool read_gradients(const char *folder, attune_dtype dtype, case_folder *c, failure *why)
+{
+    char path[4096];
+    c->gradients = file_path(path, sizeof path, folder, "dq.npy", why) && access(path, R_OK) == 0;
+    return !c->gradients || (read_gradient(folder, "do", dtype, &c->o, &c->d_o, why) &&
+                             read_gradient(folder, "dq", ATTUNE_F64, &c->problem.q, &c->d_q, why) &&
+                             read_gradient(folder, "dk", ATTUNE_F64, &c->problem.k, &c->d_k, why) &&
+                             read_gradient(folder, "dv", ATTUNE_F64, &c->problem.v, &c->d_v, why));
 }
 
 static bool read_json(const json_t *root, const char *folder, const char *path, case_folder *c, failure *why)
@@ -118,7 +150,7 @@ static bool read_json(const json_t *root, const char *folder, const char *path, 
     c->problem.scale = value ? json_number_value(value) : 0;
     return copy_text(root, "mask", path, c->mask, sizeof c->mask, why) &&
            copy_text(root, "score", path, c->score, sizeof c->score, why) &&
-           read_captures(root, folder, path, c, why) && check_gradient_names(root, path, c, why);
+           read_captures(root, folder, path, c, why) && read_capture_gradients(root, folder, path, c, why);
 }
 
 static bool make_expr(attune_instance *instance, attune_expr_kind kind, const char *path, const char *text,
@@ -159,7 +191,7 @@ bool case_load(attune_instance *instance, const char *folder, attune_dtype dtype
     ok = ok && read_array(folder, "q", dtype, &c->problem.q, why) &&
          read_array(folder, "k", dtype, &c->problem.k, why) && read_array(folder, "v", dtype, &c->problem.v, why) &&
          read_array(folder, "o", ATTUNE_F64, &c->o, why) && read_array(folder, "lse", ATTUNE_F64, &c->lse, why) &&
-         check_answer(folder, c, why) &&
+         check_answer(folder, c, why) && read_gradients(folder, dtype, c, why) &&
          make_expr(instance, ATTUNE_EXPR_MASK, path, c->mask, &c->names, &c->problem.mask, why) &&
          make_expr(instance, ATTUNE_EXPR_SCORE, path, c->score, &c->names, &c->problem.score, why);
     if (!ok) {
@@ -168,7 +200,6 @@ bool case_load(attune_instance *instance, const char *folder, attune_dtype dtype
     }
     if (c->problem.scale == 0)
         c->problem.scale = 1 / sqrt((double)c->problem.q.size[3]);
-    c->gradients = file_path(path, sizeof path, folder, "dq.npy", why) && access(path, R_OK) == 0;
     return true;
 }
 
@@ -181,6 +212,12 @@ void case_free(case_folder *c)
     array_free(&c->problem.v);
     array_free(&c->o);
     array_free(&c->lse);
+    array_free(&c->d_o);
+    array_free(&c->d_q);
+    array_free(&c->d_k);
+    array_free(&c->d_v);
+    for (uint32_t i = 0; i < ATTUNE_EXPR_MAX_SYMBOLS; i++)
+        array_free(&c->d_captures[i]);
     cli_names_free(&c->names);
     memset(c, 0, sizeof *c);
 }

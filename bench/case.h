@@ -8,7 +8,9 @@
 
 typedef struct case_folder {
     char mask[ATTUNE_EXPR_MAX_LENGTH + 1], score[ATTUNE_EXPR_MAX_LENGTH + 1];
-    bool gradients; /* the folder has dq, dk and dv */
+    bool gradients;                                           /* the folder has do, dq, dk and dv */
+    array d_o;                                                /* in the dtype asked for */
+    array d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS]; /* the answer, f64; by capture, empty = not in it */
     attention problem;
     array o, lse; /* the answer */
     cli_names names;

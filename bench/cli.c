@@ -109,7 +109,7 @@ cli_result cli_parse(const char *usage, const cli_option *options, uint32_t opti
             print_help(usage, options, option_count);
             return CLI_HELPED;
         }
-        if (strncmp(word, "--", 2) != 0) {
+        if (strncmp(word, "--", 2) != 0 && !find_option(options, option_count, word, strlen(word))) {
             if (!positional || positional_seen) {
                 cli_complain("unexpected \"%s\": usage: attune %s", word, usage);
                 return CLI_WRONG;
@@ -238,6 +238,17 @@ void cli_print_json(const char *text)
 
 /* ------------------------------------------------------------------------------------------------------------ devices
  */
+
+attune_status cli_packs_load(attune_instance *instance, const cli_list *packs)
+{
+    attune_status status = ATTUNE_OK;
+    for (uint32_t i = 0; status == ATTUNE_OK && i < packs->count; i++) {
+        status = attune_instance_pack_load(instance, packs->value[i]);
+        if (status != ATTUNE_OK)
+            cli_complain("--pack: %s", attune_last_error());
+    }
+    return status;
+}
 
 attune_status cli_devices_open(attune_instance *instance, const char *id, cli_devices *devices)
 {

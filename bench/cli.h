@@ -80,6 +80,9 @@ bool cli_expr(attune_instance *instance, attune_expr_kind kind, const char *text
 bool cli_names_bound(const cli_names *names, const attune_expr *expr);
 void cli_names_free(cli_names *names);
 
+/* Loads packs of kernels (--pack); complains. */
+attune_status cli_packs_load(attune_instance *instance, const cli_list *packs);
+
 /* Devices by id, or all that are available. */
 #define CLI_DEVICES 16
 typedef struct cli_devices {
@@ -109,6 +112,7 @@ bool png_save(const char *path, const uint8_t *pixels, uint32_t width, uint32_t 
 
 int cmd_bench(int argc, char **argv);
 int cmd_check(int argc, char **argv);
+int cmd_compile(int argc, char **argv);
 int cmd_devices(int argc, char **argv);
 int cmd_explain(int argc, char **argv);
 int cmd_expr(int argc, char **argv);

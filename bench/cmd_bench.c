@@ -3,6 +3,7 @@
  * is in docs/benchmarking.md. */
 #include "bench/cli.h"
 #include "bench/compare.h"
+#include "bench/folder.h"
 #include "bench/row.h"
 
 #include <errno.h>
@@ -32,6 +33,7 @@ typedef struct bench_options {
     double scale; /* 0 = automatic */
     double floor; /* of a change that counts */
     bool list, masks, peers, no_peers, fail_on_slower, scale_given, seed_given;
+    cli_list packs;
 } bench_options;
 
 typedef struct bench_device {
@@ -45,6 +47,7 @@ typedef struct bench_device {
 typedef struct bench_run {
     bench_options options;
     attune_instance *instance;
+    folder kernels; /* its cache */
     attune_kernel_options kernel;
     bench_device devices[DEVICES_MAX];
     uint32_t device_count;
@@ -141,7 +144,8 @@ static bool parse_format(const char *text, report_format *format)
 
 static cli_result parse_options(bench_options *o, int argc, char **argv)
 {
-    const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *timeout = "60", *seed = "", *scale = "";
+    const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
+               *scale = "";
     const char *noise = "2", *format = "table";
     bool no_check = false;
     *o = (bench_options){.devices = "cpu"};
@@ -180,10 +184,15 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
          .help = "that a row's samples take together, at least",
          .value = &min_time},
         {.name = "--warmup", .argument = "N", .help = "calls before the first sample", .value = &warmup},
+        {.name = "--warmup-time",
+         .argument = "SECONDS",
+         .help = "that they take together, at least; without --warmup 0",
+         .value = &warmup_time},
         {.name = "--timeout",
          .argument = "SECONDS",
          .help = "after which a row begins no further call; 0 = none",
          .value = &timeout},
+        {.name = "--pack", .argument = "FILE", .help = "kernels made by attune compile", .list = &o->packs},
         {.name = "--seed", .argument = "N", .help = "of inputs and masks (default: 1)", .value = &seed},
         {.name = "--no-check", .help = "do not hold results against the oracle", .flag = &no_check},
         {.name = "--peers", .help = "OpenBLAS and a naive loop, also without f32 rows on the CPU", .flag = &o->peers},
@@ -209,12 +218,14 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
     o->row.check = !no_check;
     o->scale_given = *scale != '\0';
     o->seed_given = *seed != '\0';
-    bool good =
-        parse_count("--repetitions", repetitions, 1, &m->repetitions) &&
-        parse_count("--warmup", warmup, 0, &m->warmup) && parse_number("--min-time", min_time, 0, 3600, &m->min_time) &&
-        parse_number("--timeout", timeout, 0, 1e6, &m->timeout) && parse_number("--noise", noise, 0, 100, &o->floor) &&
-        parse_format(format, &o->format) && (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
-        (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
+    bool good = parse_count("--repetitions", repetitions, 1, &m->repetitions) &&
+                parse_count("--warmup", warmup, 0, &m->warmup) &&
+                parse_number("--warmup-time", warmup_time, 0, 3600, &m->warmup_time) &&
+                parse_number("--min-time", min_time, 0, 3600, &m->min_time) &&
+                parse_number("--timeout", timeout, 0, 1e6, &m->timeout) &&
+                parse_number("--noise", noise, 0, 100, &o->floor) && parse_format(format, &o->format) &&
+                (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
+                (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
     o->floor /= 100;
     o->row.seed = (uint64_t)number;
     if (good && o->peers && o->no_peers)
@@ -506,6 +517,7 @@ static void add_context(bench_run *run, int argc, char **argv)
     report_context_number(r, "repetitions", o->row.measure.repetitions);
     report_context_number(r, "min_time", o->row.measure.min_time);
     report_context_number(r, "warmup", o->row.measure.warmup);
+    report_context_number(r, "warmup_time", o->row.measure.warmup_time);
     report_context(r, "flop", "2 * pairs * (D + Dv); pairs = those that the mask allows, over batch and heads");
     report_context(r, "bytes", "q, k, v and o, each once");
     if (o->kernel)
@@ -679,12 +691,17 @@ static int prepare(bench_run *run)
     if (!cli_kernel_options(o->kernel, &run->kernel, &o->row.kernel))
         return EXIT_USAGE;
     o->row.measure.stop = &stopped;
-    attune_status status = attune_instance_create(NULL, &run->instance);
+    /* Plans are cold in each run, not in the first alone. */
+    const attune_instance_desc desc = {.struct_size = sizeof desc,
+                                       .cache_folder = folder_make(&run->kernels) ? run->kernels.path : ""};
+    attune_status status = attune_instance_create(&desc, &run->instance);
     if (status != ATTUNE_OK) {
         (void)complain("%s", attune_last_error());
         return cli_exit_of(status);
     }
-    status = open_devices(run);
+    status = cli_packs_load(run->instance, &o->packs);
+    if (status == ATTUNE_OK)
+        status = open_devices(run);
     if (status != ATTUNE_OK)
         return cli_exit_of(status);
     return choose_dtypes(run) ? EXIT_GOOD : EXIT_USAGE;
@@ -708,6 +725,7 @@ int cmd_bench(int argc, char **argv)
     for (uint32_t i = 0; i < run->device_count; ++i)
         attune_device_destroy(run->devices[i].device);
     attune_instance_destroy(run->instance);
+    folder_remove(&run->kernels);
     workload_list_free(run->file_list, run->file_count);
     baseline_free(&run->base);
     report_free(&run->report);

@@ -5,6 +5,8 @@
 #include "bench/case.h"
 #include "bench/workload.h"
 
+#include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +15,7 @@ typedef struct check_options {
     const char *folder, *device, *dtype, *kernel_options;
     bool gradients;
     const attune_kernel_options *kernel;
+    cli_list packs;
 } check_options;
 
 /* What a result is compared with; o, lse and row maxima in float64. */
@@ -112,33 +115,118 @@ static int check_problem(attune_instance *instance, attune_device *device, const
     return code;
 }
 
-/* The library has to say itself why it has no gradients. */
-static int check_gradients(attune_device *device, const attention *a)
+/* Gradients are held against the CPU's float64 ones for the same inputs, whose agreement with sums over all pairs is
+ * the tests' business, and against the file. In units of the largest: rounding of what goes in and comes out, and of
+ * sums in float32. */
+static bool compare_gradient(const char *name, const char *device, attune_dtype dtype, const char *field,
+                             const array *got, const array *oracle)
 {
-    attune_problem problem = {
-        .struct_size = sizeof problem,
-        .direction = ATTUNE_BACKWARD,
-        .dtype = a->q.dtype,
-        .head_dim = (uint32_t)a->q.size[3],
-        .head_dim_v = (uint32_t)a->v.size[3],
-        .batch = a->q.size[0],
-        .kv_batch = a->k.size[0],
-        .heads = a->q.size[1],
-        .kv_heads = a->k.size[1],
-        .q_len = a->q.size[2],
-        .kv_len = a->k.size[2],
-        .scale = a->scale,
-        .mask = a->mask,
-        .score = a->score,
-    };
-    attune_plan *plan;
-    attune_status status = attune_plan_create(device, &problem, NULL, &plan);
-    attune_plan_destroy(plan);
-    if (status != ATTUNE_OK)
-        cli_complain("--grad: %s", attune_last_error());
-    else
-        cli_complain("--grad: this version of the program does not compare gradients yet");
-    return status == ATTUNE_OK ? EXIT_UNAVAILABLE : cli_exit_of(status);
+    if (!oracle->data)
+        return true;
+    const double *x = got->data, *y = oracle->data;
+    double largest = 0, worst = 0;
+    bool finite = true;
+    for (int64_t i = 0; i < array_count(got); i++) {
+        largest = fmax(largest, fabs(y[i]));
+        worst = fmax(worst, fabs(x[i] - y[i]));
+        finite &= isfinite(x[i]) != 0;
+    }
+    const double unit = dtype == ATTUNE_F64   ? DBL_EPSILON
+                        : dtype == ATTUNE_F32 ? (double)FLT_EPSILON
+                        : dtype == ATTUNE_F16 ? 1.0 / 1024
+                                              : 1.0 / 128;
+    const double bound = (dtype == ATTUNE_F64 ? 4096 : dtype == ATTUNE_F32 ? 64 : 4) * unit * largest;
+    const bool ok = finite && worst <= bound;
+    (void)printf("%-4s %-32s %-8s %-4s %-8s max %.3g (bound %.3g, largest %.3g)%s\n", ok ? "ok" : "FAIL", name, device,
+                 attune_dtype_string(dtype), field, worst, bound, largest, finite ? "" : "  NaN or infinity");
+    return ok;
+}
+
+static bool compare_all(const char *name, const char *device, attune_dtype dtype, const char *source,
+                        const attention *a, const attention_gradients *got, const array *d_q, const array *d_k,
+                        const array *d_v, const array *d_captures)
+{
+    char field[80];
+    bool ok = true;
+    const array *const pairs[3][2] = {{&got->d_q, d_q}, {&got->d_k, d_k}, {&got->d_v, d_v}};
+    for (int i = 0; i < 3; i++) {
+        (void)snprintf(field, sizeof field, "d%c%s", "qkv"[i], source);
+        ok &= compare_gradient(name, device, dtype, field, pairs[i][0], pairs[i][1]);
+    }
+    for (uint32_t i = 0; i < a->capture_count; i++)
+        if (got->captures >> i & 1) {
+            (void)snprintf(field, sizeof field, "d%s%s", a->captures[i].name, source);
+            ok &= compare_gradient(name, device, dtype, field, &got->d_captures[i], &d_captures[i]);
+        }
+    return ok;
+}
+
+/* q, k and v in float64. */
+static bool widen(const attention *a, const array *d_o, attention *wide, array *wide_d_o, failure *why)
+{
+    *wide = *a;
+    wide->q = wide->k = wide->v = *wide_d_o = (array){0};
+    return array_convert(&a->q, ATTUNE_F64, &wide->q, why) && array_convert(&a->k, ATTUNE_F64, &wide->k, why) &&
+           array_convert(&a->v, ATTUNE_F64, &wide->v, why) && array_convert(d_o, ATTUNE_F64, wide_d_o, why);
+}
+
+/* Captures of the score expression that are floating-point. */
+static uint32_t differentiable(const attention *a)
+{
+    uint32_t captures = 0;
+    for (uint32_t i = 0; a->score && i < attune_expr_symbol_count(a->score); i++) {
+        attune_symbol symbol;
+        if (attune_expr_symbol_get(a->score, i, &symbol) != ATTUNE_OK || symbol.kind != ATTUNE_SYMBOL_CAPTURE ||
+            (symbol.dtype != ATTUNE_F32 && symbol.dtype != ATTUNE_F16 && symbol.dtype != ATTUNE_BF16))
+            continue;
+        for (uint32_t j = 0; j < a->capture_count; j++)
+            if (!strcmp(a->captures[j].name, symbol.name))
+                captures |= 1u << j;
+    }
+    return captures;
+}
+
+static int check_gradients(attune_instance *instance, attune_device *device, const check_options *o, const char *name,
+                           const attention *a, const array *d_o, const case_folder *file)
+{
+    attune_device_info info = {.struct_size = sizeof info};
+    failure why;
+    attention wide = {0};
+    array wide_d_o = {0};
+    attune_device *cpu = NULL;
+    attention_gradients got = {.d_o = d_o, .captures = differentiable(a)};
+    attention_gradients oracle = {.d_o = &wide_d_o, .captures = got.captures};
+    attention_run job = {.options = o->kernel, .gradients = &got}, plain = {.gradients = &oracle};
+    int code = EXIT_FAILED;
+    attune_status status = attune_device_info_get(device, &info);
+    if (status == ATTUNE_OK)
+        status = attention_forward(instance, device, a, &job);
+    if (status == ATTUNE_OK)
+        status = attune_device_open(instance, "cpu", &cpu);
+    if (status != ATTUNE_OK) {
+        cli_complain("%s on %s: --grad: %s", name, info.id, attune_last_error());
+        code = cli_exit_of(status);
+    } else if (!widen(a, d_o, &wide, &wide_d_o, &why)) {
+        cli_complain("%s: %s", name, why.message);
+    } else if (attention_forward(instance, cpu, &wide, &plain) != ATTUNE_OK) {
+        cli_complain("%s on cpu: --grad: %s", name, attune_last_error());
+    } else {
+        bool ok = compare_all(name, info.id, a->q.dtype, "", a, &got, &oracle.d_q, &oracle.d_k, &oracle.d_v,
+                              oracle.d_captures);
+        /* The file's inputs are f32, its answers too. */
+        if (file && (a->q.dtype == ATTUNE_F32 || a->q.dtype == ATTUNE_F64))
+            ok &= compare_all(name, info.id, ATTUNE_F32, " file", a, &got, &file->d_q, &file->d_k, &file->d_v,
+                              file->d_captures);
+        code = ok ? EXIT_GOOD : EXIT_FAILED;
+    }
+    attune_device_destroy(cpu);
+    attention_gradients_free(&got);
+    attention_gradients_free(&oracle);
+    array_free(&wide.q);
+    array_free(&wide.k);
+    array_free(&wide.v);
+    array_free(&wide_d_o);
+    return code;
 }
 
 static int check_folder(attune_instance *instance, attune_device *device, const check_options *o, attune_dtype dtype)
@@ -153,10 +241,32 @@ static int check_folder(attune_instance *instance, attune_device *device, const 
     const char *name = strrchr(o->folder, '/');
     name = name && name[1] ? name + 1 : o->folder;
     int code = check_problem(instance, device, o, name, &c->problem, c);
-    if (code == EXIT_GOOD && o->gradients)
-        code = check_gradients(device, &c->problem);
+    if (code == EXIT_GOOD && o->gradients && !c->gradients) {
+        cli_complain("--grad: %s has no dq.npy", o->folder);
+        code = EXIT_USAGE;
+    } else if (code == EXIT_GOOD && o->gradients) {
+        code = check_gradients(instance, device, o, name, &c->problem, &c->d_o, c);
+    }
     case_free(c);
     free(c);
+    return code;
+}
+
+/* With a d_o that is random: of the shape of o, and as ordinary as q is. */
+static int check_random_gradients(attune_instance *instance, attune_device *device, const check_options *o,
+                                  const char *name, const attention *a)
+{
+    const int64_t size[4] = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]};
+    failure why;
+    array d_o;
+    if (!array_create(&d_o, a->q.dtype, 4, size, &why)) {
+        cli_complain("%s: %s", name, why.message);
+        return EXIT_FAILED;
+    }
+    random_state random = {7};
+    array_fill_normal(&d_o, &random, 1);
+    int code = check_gradients(instance, device, o, name, a, &d_o, NULL);
+    array_free(&d_o);
     return code;
 }
 
@@ -176,9 +286,8 @@ static int check_workloads(attune_instance *instance, attune_device *device, con
         int code = EXIT_FAILED;
         if (workload_instantiate(instance, &w, 1, &a, &why)) {
             code = check_problem(instance, device, o, w.name, &a, NULL);
-            /* One refusal says it for all. */
-            if (code == EXIT_GOOD && o->gradients && i == 0)
-                code = check_gradients(device, &a);
+            if (code == EXIT_GOOD && o->gradients)
+                code = check_random_gradients(instance, device, o, w.name, &a);
             workload_release(&a);
         } else {
             cli_complain("%s: %s", w.name, why.message);
@@ -191,7 +300,7 @@ static int check_workloads(attune_instance *instance, attune_device *device, con
 
 int cmd_check(int argc, char **argv)
 {
-    check_options o = {"", "cpu", "", "", false, NULL};
+    check_options o = {"", "cpu", "", "", false, NULL, {{0}, 0}};
     const cli_option options[] = {
         {"--case", "DIR", "a case folder: case.json and NPY files; the workloads in small if not given", &o.folder,
          NULL, NULL},
@@ -199,6 +308,7 @@ int cmd_check(int argc, char **argv)
         {"--dtype", "TYPE", "f32, f16, bf16 or f64; f32, f16 and bf16 if not given", &o.dtype, NULL, NULL},
         {"--grad", NULL, "gradients too", NULL, &o.gradients, NULL},
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
+        {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &o.packs},
     };
     cli_result parsed =
         cli_parse("check [--case DIR] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, NULL);
@@ -219,7 +329,7 @@ int cmd_check(int argc, char **argv)
     attune_status status = attune_instance_create(NULL, &instance);
     if (status != ATTUNE_OK)
         cli_complain("%s", attune_last_error());
-    else
+    else if ((status = cli_packs_load(instance, &o.packs)) == ATTUNE_OK)
         status = cli_devices_open(instance, o.device, &devices);
     int worst = cli_exit_of(status);
     for (uint32_t i = 0; i < devices.count; i++)

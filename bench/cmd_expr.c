@@ -48,12 +48,13 @@ static int print_expr(const attune_expr *expr, attune_expr_format format)
 int cmd_expr(int argc, char **argv)
 {
     const char *text = NULL;
-    bool list = false, score = false, ir = false, c = false;
+    bool list = false, score = false, ir = false, c = false, gradient = false;
     cli_list declarations = {0}, captures = {0}, parameters = {0};
     const cli_option options[] = {
         {"--score", NULL, "the expression is a score modification, not a mask", NULL, &score, NULL},
         {"--ir", NULL, "print the IR, a node a line", NULL, &ir, NULL},
         {"--c", NULL, "print C text", NULL, &c, NULL},
+        {"--gradient", NULL, "print the derivatives of a score expression", NULL, &gradient, NULL},
         {"--list", NULL, "list the presets with their text", NULL, &list, NULL},
         {"--declare", "NAME:DTYPE[RANK]", "declare a capture (rank 0: a parameter); repeat for more", NULL, NULL,
          &declarations},
@@ -73,7 +74,7 @@ int cmd_expr(int argc, char **argv)
     cli_names *names = malloc(sizeof *names);
     attune_instance *instance = NULL;
     attune_expr *expr = NULL;
-    const attune_expr_kind kind = score ? ATTUNE_EXPR_SCORE : ATTUNE_EXPR_MASK;
+    const attune_expr_kind kind = score || gradient ? ATTUNE_EXPR_SCORE : ATTUNE_EXPR_MASK;
     int code = EXIT_USAGE;
     if (names && cli_names_load(names, &captures, &parameters, &declarations)) {
         cli_names_infer(names, kind, text);
@@ -82,7 +83,10 @@ int cmd_expr(int argc, char **argv)
         else if (!*text)
             cli_complain("the expression is empty");
         else if (cli_expr(instance, kind, text, names, &expr))
-            code = print_expr(expr, ir ? ATTUNE_EXPR_IR : c ? ATTUNE_EXPR_C : ATTUNE_EXPR_TEXT);
+            code = print_expr(expr, ir         ? ATTUNE_EXPR_IR
+                                    : c        ? ATTUNE_EXPR_C
+                                    : gradient ? ATTUNE_EXPR_GRADIENT
+                                               : ATTUNE_EXPR_TEXT);
         cli_names_free(names);
     }
     attune_expr_destroy(expr);

@@ -139,7 +139,7 @@ static int run(attune_instance *instance, const run_options *o, const attention 
 int cmd_run(int argc, char **argv)
 {
     run_options o = {"", "", "", "", "", "", "", "", "", "cpu", "", "128", ""};
-    cli_list captures = {0}, parameters = {0};
+    cli_list captures = {0}, parameters = {0}, packs = {0};
     const cli_option options[] = {
         {"--q", "FILE.npy", "queries [batch, heads, length, head_dim]", &o.q, NULL, NULL},
         {"--k", "FILE.npy", "keys [batch or 1, kv heads, length, head_dim]", &o.k, NULL, NULL},
@@ -156,6 +156,7 @@ int cmd_run(int argc, char **argv)
         {"--dtype", "TYPE", "compute in f32, f16, bf16 or f64; that of the files if not given", &o.dtype, NULL, NULL},
         {"--block", "Q[,KV]", "block size of the mask", &o.block, NULL, NULL},
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
+        {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &packs},
     };
     cli_result parsed = cli_parse("run --q Q.npy --k K.npy --v V.npy --out O.npy [OPTIONS]", options,
                                   sizeof options / sizeof options[0], argc, argv, NULL);
@@ -210,7 +211,8 @@ int cmd_run(int argc, char **argv)
         a.parameter_count = names->parameter_count;
         memcpy(a.captures, names->captures, a.capture_count * sizeof *a.captures);
         memcpy(a.parameters, names->parameters, a.parameter_count * sizeof *a.parameters);
-        code = run(instance, &o, &a, &job);
+        const attune_status loaded = cli_packs_load(instance, &packs);
+        code = loaded == ATTUNE_OK ? run(instance, &o, &a, &job) : cli_exit_of(loaded);
     }
     cli_names_free(names);
 done:

@@ -14,6 +14,7 @@ static const struct {
     {"devices", cmd_devices, "what is here, and why the rest is not"},
     {"expr", cmd_expr, "check an expression, print its IR or C text; list the presets"},
     {"mask", cmd_mask, "build a block mask: density, lists, picture"},
+    {"compile", cmd_compile, "a pack of kernels for machines without a compiler"},
     {"explain", cmd_explain, "the plan on a device, here or known by name"},
     {"run", cmd_run, "attention on NPY files"},
     {"check", cmd_check, "a device against the float64 oracle"},

@@ -57,7 +57,9 @@ bool measure_run(const measure_options *options, measure_call call, void *contex
     double begin = measure_clock(), seconds = 0, total = 0;
     uint32_t room = 0, repetitions = options->repetitions ? options->repetitions : 1;
     bool good = true;
-    for (; m->warmup < options->warmup && !(m->warmup && over(options, begin)); ++m->warmup)
+    for (; (m->warmup < options->warmup || (m->warmup && measure_clock() - begin < options->warmup_time)) &&
+           !(m->warmup && over(options, begin));
+         ++m->warmup)
         if (!call(context, &seconds))
             return false;
     m->iterations = 1;

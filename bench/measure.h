@@ -13,6 +13,7 @@
 typedef struct measure_options {
     uint32_t repetitions;              /* samples; at least 1 */
     uint32_t warmup;                   /* calls before the first sample */
+    double warmup_time;                /* seconds that they take together, at least: an idle GPU's clocks rise slowly */
     double min_time;                   /* seconds that the samples take together, at least */
     double timeout;                    /* seconds, warm-up included, after which no further call begins; 0 = none */
     const volatile sig_atomic_t *stop; /* not NULL: no further call begins once it is not 0 */

@@ -59,13 +59,24 @@ typedef struct reference_error {
 void reference_compare(attune_dtype dtype, int64_t count, const double *got, const double *oracle, const double *naive,
                        reference_error *error);
 
-/* Runs `a` on a device through the public API: mask build, upload, plan, buffers, forward. Outputs are float64 arrays
- * shaped as the results; o [b,h,lq,dv], lse and row_max [b,h,lq], any may be NULL. mask_block 0 = 128. */
+/* What a backward pass is given and what it gives. Outputs are float64 arrays shaped as q, k, v and the captures. */
+typedef struct attention_gradients {
+    const array *d_o;   /* [b,h,lq,dv] in the problem's dtype */
+    const array *d_lse; /* [b,h,lq] f32 (f64 with f64); NULL = the loss does not use LSE */
+    uint32_t captures;  /* bits 1 << index of a capture of the problem whose gradient is wanted */
+    array d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
+} attention_gradients;
+void attention_gradients_free(attention_gradients *gradients);
+
+/* Runs `a` on a device through the public API: mask build, upload, plan, buffers, forward, and backward if gradients
+ * are asked for. Outputs are float64 arrays shaped as the results; o [b,h,lq,dv], lse and row_max [b,h,lq], any may be
+ * NULL. mask_block 0 = 128. */
 typedef struct attention_run {
     const attune_kernel_options *options; /* NULL = automatic */
     uint32_t mask_q_block, mask_kv_block;
     array *o, *lse, *row_max;
-    attune_plan_choice *choice; /* NULL or receives the plan's */
+    attention_gradients *gradients; /* NULL = forward alone */
+    attune_plan_choice *choice;     /* NULL or receives the plan's */
 } attention_run;
 attune_status attention_forward(attune_instance *instance, attune_device *device, const attention *a,
                                 attention_run *run);

@@ -5,6 +5,8 @@
  *
  *     file             entry point              family       kernel parameters, all by value
  *     forward_sm80.cu  attune_forward_sm80      cuda_sm80    attune_cuda_arguments
+ *     decode_sm80.cu   attune_decode_sm80       cuda_sm80    attune_cuda_arguments, attune_cuda_parts
+ *                      attune_combine_sm80      the same     the same; only with more than one part
  *     forward_sm90.cu  attune_forward_sm90      cuda_sm90a   attune_cuda_arguments, CUtensorMap q, k, v
  *
  * A source is specialised with -D:
@@ -12,6 +14,7 @@
  *     ATTUNE_DTYPE           ATTUNE_CUDA_F16, ATTUNE_CUDA_BF16 or ATTUNE_CUDA_F32 (sm80 only)
  *     ATTUNE_HEAD_DIM, ATTUNE_HEAD_DIM_V     as the problem has them; kernels pad
  *     ATTUNE_BLOCK_M, ATTUNE_BLOCK_N, ATTUNE_NUM_WARPS, ATTUNE_NUM_STAGES     the tile
+ *     ATTUNE_SHARED_MEMORY   the planner's bytes, which the kernel's layout must have
  *     ATTUNE_HAVE_BLOCKS     1: the mask's lists are given; 0: every pair
  *     ATTUNE_HAVE_MASK       1: partial blocks call attune_mask (only with ATTUNE_HAVE_BLOCKS); 0: there are none
  *     ATTUNE_HAVE_MASK_RANGE 1: partial blocks call attune_mask_range instead of attune_mask; with both, if the
@@ -30,7 +33,10 @@
  * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0`. Row q may attend low <= kv < high. The text must be
  * compiled without contraction (--fmad=false): the kernels ask for each fused operation by name.
  *
- * Launch: blocks of 32 * ATTUNE_NUM_WARPS threads, the planner's bytes of dynamic shared memory, and a grid of
+ * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the part first; combine: a grid of
+ * batch * heads * q_len, any number of threads, no shared memory.
+ *
+ * Launch of forward: blocks of 32 * ATTUNE_NUM_WARPS threads, the planner's bytes of dynamic shared memory, and a grid of
  * attune_cuda_tiles(). forward_sm90 may be launched with fewer blocks, as many as the device holds at once: then each
  * takes further tiles, from `counter` if there is one, else in strides of the grid.
  */
@@ -90,6 +96,13 @@ typedef struct attune_cuda_arguments {
 
     attune_cuda_symbol mask_symbols[ATTUNE_CUDA_SYMBOLS], score_symbols[ATTUNE_CUDA_SYMBOLS];
 } attune_cuda_arguments;
+
+/* Decode: the heads that a tile packs, the parts of the keys, and with more than one where the parts' results go, as
+ * src/plan/plan.h lays them out: float o[batch][heads][q_len][split][head_dim_v] and ml[...][split][2], m as S is. */
+typedef struct attune_cuda_parts {
+    unsigned long long o, ml;
+    int packed, split;
+} attune_cuda_parts;
 
 /* A kernel's parameters are limited to 4096 bytes: with three CUtensorMap of 128 bytes these fit. */
 typedef char attune_cuda_arguments_fit[sizeof(attune_cuda_arguments) <= 3584 ? 1 : -1];

@@ -35,6 +35,15 @@ __device__ __forceinline__ constexpr int round_up(int value, int multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
+#ifndef ATTUNE_SHARED_MEMORY
+#define ATTUNE_SHARED_MEMORY 0 /* not given: not held against */
+#endif
+/* Whether a kernel's layout of shared memory has the bytes that the planner counts and the launch asks for. */
+__device__ __forceinline__ constexpr bool planned(u64 layout, u64 over_it)
+{
+    return !ATTUNE_SHARED_MEMORY || (layout > over_it ? layout : over_it) == ATTUNE_SHARED_MEMORY;
+}
+
 __device__ __forceinline__ float exp2_fast(float x)
 {
     float y;
@@ -197,6 +206,12 @@ __device__ __forceinline__ keys walk_take(walk &w, const attune_cuda_arguments &
 __device__ __forceinline__ float fold_factor(float scale)
 {
     return HAVE_SCORE ? ATTUNE_LOG2E : scale == 0.0f ? 1.0f : fabsf(scale) * ATTUNE_LOG2E;
+}
+
+/* A row's maximum. A NaN among the scores is lost on the way to it but not in the sum, which +inf makes NaN as well. */
+__device__ __forceinline__ float nan_or(float top, float sum)
+{
+    return sum != sum && top != ATTUNE_INF ? sum : top;
 }
 
 /* What multiplies the product only when the scale is not positive. */

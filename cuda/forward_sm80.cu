@@ -1,114 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Forward with mma.sync and cp.async: every NVIDIA GPU from sm_80, every dtype and head dimension. The stages are those
- * of docs/algorithm.md.
- *
- * A warp owns ROW_TILES times 16 rows of S and of O, in registers. A thread holds, of each 16 x 8 piece of them, rows
- * lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next one. P goes from there to the second product as it is.
+ * of docs/algorithm.md; mma.cuh has the products and the softmax.
  *
  * With one stage, the copy of V(j) runs under Q K(j) and that of K(j+1) under P V(j). With more, tiles j + 1 to
  * j + STAGES - 1 are on their way during j.
  */
 #include "common.cuh"
 
-constexpr bool WIDE = ATTUNE_DTYPE == ATTUNE_CUDA_F32;
-constexpr int PER_CHUNK = 16 / (int)sizeof(element); /* elements in 16 bytes, the unit of copies and of ldmatrix */
-constexpr int PAD_D = round_up(HEAD_DIM, 16), PAD_DV = round_up(HEAD_DIM_V, 16);
-constexpr int CHUNKS_D = PAD_D / PER_CHUNK, CHUNKS_DV = PAD_DV / PER_CHUNK;
-constexpr int ROW_TILES = BLOCK_M / (16 * ATTUNE_NUM_WARPS);
-constexpr int N_TILES = BLOCK_N / 8, DV_TILES = PAD_DV / 8;
+constexpr int ROW_TILES = BLOCK_M / (16 * ATTUNE_NUM_WARPS), KEYS = BLOCK_N;
 static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == BLOCK_M, "a warp owns 16 rows or a multiple");
 
-/* ------------------------------------------------------------------------------------------------------ instructions
- */
-
-__device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
-}
-
-__device__ __forceinline__ void copy_commit()
-{
-    asm volatile("cp.async.commit_group;");
-}
-
-template <int PENDING> __device__ __forceinline__ void copy_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING));
-}
-
-__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
-__device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
-__device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
-{
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* x = high + low, each as tf32 holds it: three products of these give a float32 product but for 2^-22. */
-__device__ __forceinline__ void split_tf32(u32 x, u32 &high, u32 &low)
-{
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(__uint_as_float(x)));
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(__uint_as_float(x) - __uint_as_float(high)));
-}
-
-/* c += a b over two 16-byte chunks of the inner dimension: 16 elements of 16 bits, or 8 of 32. */
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
-{
-    if constexpr (WIDE) {
-        u32 high[4], low[4], b0_high, b0_low, b1_high, b1_low;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            split_tf32(a[i], high[i], low[i]);
-        split_tf32(b0, b0_high, b0_low);
-        split_tf32(b1, b1_high, b1_low);
-        multiply_tf32(c, low, b0_high, b1_high);
-        multiply_tf32(c, high, b0_low, b1_low);
-        multiply_tf32(c, high, b0_high, b1_high);
-    } else {
-#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
-#define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-#else
-#define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-#endif
-        asm(MULTIPLY " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    }
-}
-
-/* ----------------------------------------------------------------------------------------------------- shared memory
- */
-
-/* Where a row's chunk stands: rotated by exclusive or, so that 8 rows of one chunk lie in 8 different sets of banks. */
-template <int CHUNKS> __device__ __forceinline__ u32 chunk_offset(int row, int chunk)
-{
-    int turn = CHUNKS % 8 == 0 ? row & 7 : CHUNKS % 4 == 0 ? row >> 1 & 3 : row >> 2 & 1;
-    return (u32)(row * CHUNKS + (chunk ^ turn)) * 16;
-}
-
-/* The thread, hidden from the compiler: addresses made from it are computed where they are used and not kept in
- * registers from one tile to the next. */
-__device__ __forceinline__ int thread_here()
-{
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
+#include "careful.cuh"
+#include "mma.cuh"
 
 /* The warp's first row in the tile. */
 __device__ __forceinline__ int warp_row()
@@ -116,95 +20,21 @@ __device__ __forceinline__ int warp_row()
     return thread_here() / 32 * (BLOCK_M / ATTUNE_NUM_WARPS);
 }
 
-/* Copies rows `first` and following into shared memory; rows from `limit` and columns from DIM are zero. */
-template <int ROWS, int DIM, int CHUNKS>
-__device__ __forceinline__ void load_tile(u32 to, const element *from, i64 stride, int first, int limit, bool aligned)
+#ifdef ATTUNE_SCORE_NEAR
+/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
+__device__ __forceinline__ bool near_zero(const float (&s)[ROW_TILES][N_TILES][4], float scale)
 {
-    int thread = thread_here();
-    if (aligned) {
-        if constexpr (THREADS % CHUNKS == 0 && THREADS / CHUNKS % 8 == 0 && ROWS % (THREADS / CHUNKS) == 0) {
-            constexpr int STEP = THREADS / CHUNKS;
-            int row = thread / CHUNKS, chunk = thread % CHUNKS;
-            const element *source = from + (first + row) * stride + chunk * PER_CHUNK;
-            bool inside = chunk * PER_CHUNK < DIM;
-            u32 target = to + chunk_offset<CHUNKS>(row, chunk);
-#pragma unroll
-            for (int i = 0; i < ROWS / STEP; i++) {
-                bool valid = inside && first + row + i * STEP < limit;
-                copy_async(target + (u32)(i * STEP * CHUNKS * 16), source, valid);
-                source += STEP * stride;
-            }
-        } else {
-#pragma unroll 4
-            for (int i = thread; i < ROWS * CHUNKS; i += THREADS) {
-                int row = i / CHUNKS, chunk = i % CHUNKS;
-                bool valid = chunk * PER_CHUNK < DIM && first + row < limit;
-                const element *source = from + (first + row) * stride + chunk * PER_CHUNK;
-                copy_async(to + chunk_offset<CHUNKS>(row, chunk), source, valid);
-            }
-        }
-        return;
-    }
-    /* Rows that begin anywhere. */
-#pragma unroll 1
-    for (int i = thread; i < ROWS * CHUNKS; i += THREADS) {
-        int row = i / CHUNKS, chunk = i % CHUNKS;
-        bool valid = chunk * PER_CHUNK < DIM && first + row < limit;
-        const element *source = from + (first + row) * stride + chunk * PER_CHUNK;
-        u32 word[4] = {0, 0, 0, 0};
-        if (valid) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                if constexpr (WIDE)
-                    word[j] = __float_as_uint((float)source[j]);
-                else
-                    word[j] = (u32)source[2 * j] | (u32)source[2 * j + 1] << 16;
-            }
-        }
-        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + chunk_offset<CHUNKS>(row, chunk)), "r"(word[0]),
-                     "r"(word[1]), "r"(word[2]), "r"(word[3])
-                     : "memory");
-    }
-}
-
-__device__ __forceinline__ bool view_aligned(const attune_cuda_view &v)
-{
-    u64 bytes = sizeof(element);
-    return ((v.address | (u64)v.batch * bytes | (u64)v.head * bytes | (u64)v.row * bytes) & 15) == 0;
-}
-
-/* ------------------------------------------------------------------------------------------------------------ stages
- */
-
-/* 3: S = Q K^T. The warp's rows begin at `row`. */
-__device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
-{
-    int lane = thread_here() % 32;
+    float top = 0.0f;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                s[r][n][i] = 0.0f;
-#pragma unroll
-    for (int chunk = 0; chunk < CHUNKS_D; chunk += 2) {
-        u32 a[ROW_TILES][4];
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; r++)
-            load_matrices(a[r], q + chunk_offset<CHUNKS_D>(row + r * 16 + lane % 16, chunk + lane / 16));
-#pragma unroll
-        for (int n = 0; n < N_TILES; n += 2) {
-            u32 b[4];
-            load_matrices(b, k + chunk_offset<CHUNKS_D>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
-#pragma unroll
-            for (int r = 0; r < ROW_TILES; r++) {
-                multiply(s[r][n], a[r], b[0], b[1]);
-                multiply(s[r][n + 1], a[r], b[2], b[3]);
-            }
-        }
-    }
+                top = fmaxf(top, fabsf(s[r][n][i]));
+    return __all_sync(0xffffffffu, top * fabsf(scale) <= ATTUNE_SCORE_NEAR);
 }
+#endif
 
 /* 4: the score and mask hook. row: the thread's first row of q. */
 __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const place &p,
@@ -212,6 +42,19 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
 {
     int column = w.kv + (int)threadIdx.x % 4 * 2;
     if constexpr (HAVE_SCORE) {
+#ifdef ATTUNE_SCORE_NEAR
+        if (near_zero(s, a.scale)) {
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        s[r][n][i] = attune_score_near(p.b, p.h, row + r * 16 + i / 2 * 8, column + n * 8 + i % 2,
+                                                       p.h_kv, a.q_len, a.kv_len, s[r][n][i] * a.scale,
+                                                       a.score_symbols);
+        } else
+#endif
 #if ATTUNE_HAVE_SCORE
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
@@ -276,124 +119,13 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
     }
 }
 
-/* 5: online softmax; S becomes P. m and l belong to rows lane / 4 and lane / 4 + 8; l is the thread's own part. */
-__device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float (&o)[ROW_TILES][DV_TILES][4],
-                                        float (&m)[ROW_TILES][2], float (&l)[ROW_TILES][2], float factor)
-{
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float top = m[r][half];
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++)
-                top = fmaxf(top, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            /* A row without anything yet subtracts 0, so that exp(-inf) is 0 and not NaN. */
-            float base = top == -ATTUNE_INF ? 0.0f : top;
-            float shrink = exp2_fast((m[r][half] - base) * factor);
-            m[r][half] = top;
-            float sum = l[r][half] * shrink, shift = base * factor;
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float &x = s[r][n][2 * half + i];
-                    /* In float32 the difference first: it is exact where it matters. */
-                    x = exp2_fast(WIDE ? (x - base) * factor : __fmaf_rn(x, factor, -shift));
-                    sum += x;
-                }
-            l[r][half] = sum;
-#pragma unroll
-            for (int d = 0; d < DV_TILES; d++) {
-                o[r][d][2 * half] *= shrink;
-                o[r][d][2 * half + 1] *= shrink;
-            }
-        }
-}
-
-/* 6: O += P V. */
-__device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4], const float (&p)[ROW_TILES][N_TILES][4],
-                                            u32 v)
-{
-    int lane = thread_here() % 32;
-    if constexpr (WIDE) {
-        /*
-         * The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place.
-         * A tile's sum is added to O in one rounded step, since the tensor cores' own additions cut off.
-         */
-        constexpr int TOGETHER = DV_TILES % 4 == 0 ? 4 : 2;
-#pragma unroll
-        for (int d = 0; d < DV_TILES; d += TOGETHER) {
-            int here = thread_here() % 32;
-            u32 within = (u32)(here / 4 % 4) * 4;
-            float sum[ROW_TILES][TOGETHER][4] = {};
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++) {
-                int key = n * 8 + here % 4 * 2;
-                u32 a[ROW_TILES][4];
-#pragma unroll
-                for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        a[r][i] = __float_as_uint(p[r][n][i % 2 * 2 + i / 2]);
-                        asm volatile("" : "+r"(a[r][i])); /* split again for the next columns, not kept split */
-                    }
-#pragma unroll
-                for (int j = 0; j < TOGETHER; j++) {
-                    int chunk = (d + j) * 2 + here / 16;
-                    u32 b0, b1;
-                    asm volatile("ld.shared.b32 %0, [%1];"
-                                 : "=r"(b0)
-                                 : "r"(v + chunk_offset<CHUNKS_DV>(key, chunk) + within));
-                    asm volatile("ld.shared.b32 %0, [%1];"
-                                 : "=r"(b1)
-                                 : "r"(v + chunk_offset<CHUNKS_DV>(key + 1, chunk) + within));
-#pragma unroll
-                    for (int r = 0; r < ROW_TILES; r++)
-                        multiply(sum[r][j], a[r], b0, b1);
-                }
-            }
-#pragma unroll
-            for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-                for (int j = 0; j < TOGETHER; j++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        o[r][d + j][i] += sum[r][j][i];
-        }
-    } else {
-#pragma unroll
-        for (int n = 0; n < N_TILES; n += 2) {
-            u32 a[ROW_TILES][4];
-#pragma unroll
-            for (int r = 0; r < ROW_TILES; r++) {
-                a[r][0] = pack(p[r][n][0], p[r][n][1]);
-                a[r][1] = pack(p[r][n][2], p[r][n][3]);
-                a[r][2] = pack(p[r][n + 1][0], p[r][n + 1][1]);
-                a[r][3] = pack(p[r][n + 1][2], p[r][n + 1][3]);
-            }
-#pragma unroll
-            for (int d = 0; d < DV_TILES; d += 2) {
-                u32 b[4];
-                load_matrices_transposed(b, v + chunk_offset<CHUNKS_DV>(n * 8 + lane % 16, d + lane / 16));
-#pragma unroll
-                for (int r = 0; r < ROW_TILES; r++) {
-                    multiply(o[r][d], a[r], b[0], b[1]);
-                    multiply(o[r][d + 1], a[r], b[2], b[3]);
-                }
-            }
-        }
-    }
-}
-
-/* 7: store O and LSE. */
-__device__ __forceinline__ void store(const float (&o)[ROW_TILES][DV_TILES][4], const float (&m)[ROW_TILES][2],
+/* 7: store O and LSE. Returns a bit for each of the thread's rows that has an element to look at again. */
+__device__ __forceinline__ u32 store(const float (&o)[ROW_TILES][DV_TILES][4], const float (&m)[ROW_TILES][2],
                                       const float (&l)[ROW_TILES][2], const attune_cuda_arguments &a, const place &p,
                                       int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
+    u32 spoilt = 0;
     element *base = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
     bool paired =
         ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element)) & (2 * sizeof(element) - 1)) == 0;
@@ -409,12 +141,15 @@ __device__ __forceinline__ void store(const float (&o)[ROW_TILES][DV_TILES][4], 
                 continue;
             float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
             element *to = base + q * a.o.row;
+            float none = 0.0f; /* NaN once an element is not finite */
 #pragma unroll
             for (int d = 0; d < DV_TILES; d++) {
                 int column = d * 8 + lane % 4 * 2;
                 if (HEAD_DIM_V % 16 && d * 8 >= HEAD_DIM_V)
                     continue;
                 float x = o[r][d][2 * half] * inverse, y = o[r][d][2 * half + 1] * inverse;
+                if constexpr (HAVE_MASK)
+                    none = __fmaf_rn(x, 0.0f, __fmaf_rn(y, 0.0f, none));
                 if constexpr (WIDE) {
                     if (paired)
                         *(float2 *)(to + column) = make_float2(x, y);
@@ -428,6 +163,8 @@ __device__ __forceinline__ void store(const float (&o)[ROW_TILES][DV_TILES][4], 
                         to[column] = (element)two, to[column + 1] = (element)(two >> 16);
                 }
             }
+            if (HAVE_MASK && none != 0.0f && finite(sum))
+                spoilt |= 1u << (r * 2 + half);
             if (lane % 4 == 0) {
                 float top = m[r][half] * (factor * ATTUNE_LN2);
                 bool empty = sum == 0.0f;
@@ -436,9 +173,35 @@ __device__ __forceinline__ void store(const float (&o)[ROW_TILES][DV_TILES][4], 
                         empty ? -ATTUNE_INF : top + logf(sum);
                 if (a.row_max.address)
                     ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + q * a.row_max.row] =
-                        empty ? -ATTUNE_INF : top;
+                        empty ? -ATTUNE_INF : nan_or(top, sum);
             }
         }
+    return spoilt;
+}
+
+/* Elements that a forbidden pair may have made NaN (careful.cuh). Each thread looks at those that it stored. */
+__device__ __forceinline__ void repair(const attune_cuda_arguments &a, place p, int row, u32 spoilt, float factor)
+{
+    int first = p.q;
+#pragma unroll 1
+    for (int i = 0; i < ROW_TILES * 2; i++) {
+        if (!(spoilt >> i & 1))
+            continue;
+        p.q = row + i * 8;
+        const element *o = (const element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row;
+#pragma unroll 1
+        for (int j = 0; j < DV_TILES * 2; j++) {
+            int d = j / 2 * 8 + (int)threadIdx.x % 4 * 2 + j % 2;
+            if (d >= HEAD_DIM_V || finite(widen(o[d])))
+                continue;
+            walk w;
+            place tile = p;
+            tile.q = first;
+            walk_begin(w, a, tile);
+            careful again = careful_element(a, p, w, a.kv_len, d);
+            store_element(a, p, d, again.o, again.m, again.l, factor);
+        }
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ kernel
@@ -446,37 +209,18 @@ __device__ __forceinline__ void store(const float (&o)[ROW_TILES][DV_TILES][4], 
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 
-struct source {
-    const element *k, *v;
-};
-
-__device__ __forceinline__ void load_k(u32 to, const source &from, const attune_cuda_arguments &a, const keys &w)
-{
-    if (w.kv >= 0)
-        load_tile<BLOCK_N, HEAD_DIM, CHUNKS_D>(to, from.k, a.k.row, w.kv, a.kv_len, view_aligned(a.k));
-    copy_commit();
-}
-
-__device__ __forceinline__ void load_v(u32 to, const source &from, const attune_cuda_arguments &a, const keys &w)
-{
-    if (w.kv >= 0)
-        load_tile<BLOCK_N, HEAD_DIM_V, CHUNKS_DV>(to, from.v, a.v.row, w.kv, a.kv_len, view_aligned(a.v));
-    copy_commit();
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attune_forward_sm80(const __grid_constant__ attune_cuda_arguments a)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     constexpr u32 K_BYTES = BLOCK_N * PAD_D * sizeof(element), V_BYTES = BLOCK_N * PAD_DV * sizeof(element);
+    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES),
+                          BLOCK_M * PAD_DV * sizeof(element)));
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
         v_tiles = k_tiles + STAGES * K_BYTES;
     place p = tile_place(a, (int)blockIdx.x);
-    i64 kv_b = p.b, kv_h = p.h_kv;
-    source from = {
-        (const element *)a.k.address + kv_b * a.k.batch + kv_h * a.k.head,
-        (const element *)a.v.address + kv_b * a.v.batch + kv_h * a.v.head,
-    };
+    p = {uniform(p.b), uniform(p.h), uniform(p.h_kv), uniform(p.q)};
+    source from = source_of(a, p.b, p.h_kv);
 
     float o[ROW_TILES][DV_TILES][4], m[ROW_TILES][2], l[ROW_TILES][2];
 #pragma unroll
@@ -489,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         m[r][0] = m[r][1] = -ATTUNE_INF;
         l[r][0] = l[r][1] = 0.0f;
     }
-    float factor = fold_factor(a.scale);
+    float factor = uniform(fold_factor(a.scale));
 
     walk ahead;
     walk_begin(ahead, a, p);
@@ -538,5 +282,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
-    store(o, m, l, a, p, p.q + warp_row() + thread_here() % 32 / 4, factor);
+    /* The place once more, hidden from the compiler: in the loop its registers are needed. */
+    int tile;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(tile));
+    p = tile_place(a, tile);
+    int row = p.q + warp_row() + thread_here() % 32 / 4;
+    u32 spoilt = store(o, m, l, a, p, row, factor);
+    if (HAVE_MASK && spoilt)
+        repair(a, p, row, spoilt, factor);
 }

@@ -54,7 +54,9 @@ struct control {
     walk walks[WALKS];
     place at;
 };
-static_assert(sizeof(control) <= 8 * (17 + 7 * STAGES), "the planner counts these bytes");
+constexpr u32 CONTROL_BYTES = round_up(8 * (17 + 7 * STAGES), 128);
+static_assert(sizeof(control) <= CONTROL_BYTES &&
+              planned(RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES, 0));
 /* ------------------------------------------------------------------------------------------------------ instructions
  */
 

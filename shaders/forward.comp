@@ -39,20 +39,21 @@ layout(constant_id = 11) const uint PARTS = 4;      /* invocations of a row in s
 layout(constant_id = 12) const uint PART = 2;       /* groups of four columns of each */
 layout(constant_id = 13) const uint S_STRIDE = 9;   /* groups of four from one row of S to the next */
 layout(constant_id = 14) const uint O_SIZE = 4;     /* TM * TO */
-layout(constant_id = 15) const uint SLICE_SIZE = 576; /* groups of four in slices, S, and the rows' values */
+layout(constant_id = 15) const uint SLICE_SIZE = 320; /* groups of four in a buffer of slices, S, the rows' values */
 layout(constant_id = 16) const uint S_SIZE = 288;
 layout(constant_id = 17) const uint ROWS_SIZE = 32;
 layout(constant_id = 18) const uint REDUCE_SIZE = 128;
 layout(constant_id = 19) const bool BLOCKS = false; /* a block mask's lists */
 layout(constant_id = 20) const bool MASK = false;   /* partial blocks evaluate an expression */
 layout(constant_id = 22) const bool PRESCALE = false; /* the scale is in Q */
-layout(constant_id = 23) const bool ALIGNED = false;  /* q, k, v and o all are: for drivers that run both sides of a branch */
+layout(constant_id = 23) const bool ALIGNED = false;  /* q, k, v and o all are: a seventh faster than asking */
 layout(constant_id = 24) const bool PACKED = false;   /* tiles have rows of several heads */
-layout(constant_id = 25) const uint FETCH_QK = 2;     /* groups of eight that an invocation has on their way */
-layout(constant_id = 26) const uint FETCH_V = 2;
-layout(constant_id = 27) const uint FETCH = 2;
+layout(constant_id = 25) const uint FETCH_Q = 1;      /* groups of eight that an invocation has on their way */
+layout(constant_id = 26) const uint FETCH_K = 1;
+layout(constant_id = 27) const uint FETCH_V = 2;
+layout(constant_id = 28) const uint FETCH = 2;        /* the larger of FETCH_Q + FETCH_K and FETCH_V */
 
-shared vec4 slices[SLICE_SIZE]; /* Q[M] and K[N] of SLICE + 4, or V[CHUNK] of HEAD_DIM_V + 4 */
+shared vec4 slices[2u * SLICE_SIZE]; /* twice: Q[M] and K[N] of SLICE + 4, or V[CHUNK] of HEAD_DIM_V + 4 */
 shared vec4 s[S_SIZE];          /* S, then P: [M][S_STRIDE]. A pair that the mask forbids is -1 */
 const float FORBIDDEN = -1.0;
 const uint FORBIDDEN_BITS = 0xbf800000u; /* compared as bits: a driver may take p < 0 ? 0 : p for max, which loses NaN */
@@ -60,110 +61,87 @@ shared float rows[ROWS_SIZE];   /* the factor of each row of O; at the end 1 / l
 #ifndef SUBGROUPS
 shared float reduce[REDUCE_SIZE]; /* [PARTS][M] */
 #endif
-shared uint special; /* V has NaN or infinity in a chunk of a tile with forbidden pairs */
+/* V has NaN or infinity in a chunk of a tile with forbidden pairs: one for each of the chunks that are under way. */
+shared uint special[4];
 
-/* The tile that the workgroup owns. */
-struct Item {
-    uint b, kv_h, h0, q0, heads, queries, split, rows;
-};
+/* Of GPUs' compilers; to a CPU's, which inlines far more for each operation, it costs time to compile and gains nothing. */
+#ifdef SUBGROUPS
+#define UNROLL_CHUNK [[unroll]]
+#else
+#define UNROLL_CHUNK [[dont_unroll]]
+#endif
 
-Item item_of(Arguments args, uint index)
-{
-    Item it;
-    uint rest = index, per_chunk = args.splits * args.head_chunks * args.kv_heads * args.batch;
-    /* The last rows first: under a causal mask they have the most to do. */
-    uint chunk = args.q_chunks - 1u - index / per_chunk;
-    rest = index % per_chunk;
-    it.split = rest % args.splits;
-    rest /= args.splits;
-    uint head_chunk = rest % args.head_chunks;
-    rest /= args.head_chunks;
-    it.kv_h = rest % args.kv_heads;
-    it.b = rest / args.kv_heads;
-    uint group = args.heads / args.kv_heads;
-    it.h0 = it.kv_h * group + head_chunk * args.head_step;
-    it.heads = min(args.head_step, group - head_chunk * args.head_step);
-    uint block0 = chunk / args.in_block * args.q_block;
-    uint end = min(block0 + args.q_block, args.q_len);
-    it.q0 = block0 + chunk % args.in_block * args.q_step;
-    it.queries = min(args.q_step, end - it.q0);
-    it.rows = it.heads * it.queries;
-    return it;
-}
-
-uint head_of(const in uint row, const in uint queries)
-{
-    return PACKED ? row / queries : 0u;
-}
-
-uint query_of(const in uint row, const in uint queries)
-{
-    return PACKED ? row % queries : row;
-}
-
-/* A tile of keys, and the blocks behind it. */
-struct Tile {
-    uint kv0, kv_end, kind, block;
-};
-
-/* The next tile, if there is one: the rest of this block, or the next one that is listed. */
-bool advance(inout Tile tile, const in uvec2 entries, const in uint blocks, const in uint kv_block, const in uint kv_len)
-{
-    tile.kv0 += BLOCK_N;
-    while (tile.kv0 >= tile.kv_end) {
-        if (tile.block >= blocks)
-            return false;
-        uint column = tile.block;
-        if (BLOCKS) {
-            uint entry = Word(address_add(entries, 4u * tile.block)).value;
-            column = entry >> 1;
-            tile.kind = entry & 1u;
-        }
-        tile.kv0 = column * kv_block;
-        tile.kv_end = min(tile.kv0 + kv_block, kv_len);
-        tile.block++;
-    }
-    return true;
-}
+#include "tiles.glsl"
 
 const uint SLICE_GROUPS = SLICE / 8u, CHUNK_GROUPS = HEAD_DIM_V / 8u; /* of eight elements */
 const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
 
-/* Loads are begun long before their values are stored to shared memory, so that arithmetic hides their latency. */
+/*
+ * While a slice or chunk is computed, the next one is on its way from memory; it is stored to the other half of slices
+ * behind the arithmetic. One barrier then ends the step.
+ */
 #define FETCH_QK_SLICE(kv, d0)                                                                                         \
     {                                                                                                                  \
-        uvec2 k_tile = address_step(k_plane, kv, k_stride);                                                            \
-        [[unroll]] for (uint f = 0u; f < FETCH_QK; f++)                                                                \
+        [[unroll]] for (uint f = 0u; f < FETCH_Q; f++)                                                                 \
         {                                                                                                              \
-            uint i = tid + f * THREADS, r = i / SLICE_GROUPS, n = r - BLOCK_M;                                         \
-            uvec2 at = r < BLOCK_M ? address_step(PACKED ? address_step(q_plane, head_of(r, it.queries), q_stride_h)   \
-                                                         : q_plane,                                                    \
-                                                  it.q0 + query_of(r, it.queries), q_stride)                           \
-                                   : address_step(k_tile, n, k_stride);                                                \
-            fetched[f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned,                 \
-                               r < BLOCK_M ? r < it.rows : n < BLOCK_N && kv + n < kv_len);                            \
+            uint i = tid + f * THREADS, r = i / SLICE_GROUPS;                                                          \
+            uvec2 at = PACKED ? address_step(q_plane, head_of(r, it.queries), q_stride_h) : q_plane;                   \
+            at = address_step(at, it.q0 + query_of(r, it.queries), q_stride);                                          \
+            fetched[f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned, r < it.rows);   \
+        }                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < FETCH_K; f++)                                                                 \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
+            uvec2 at = address_step(k_plane, kv + n, k_stride);                                                        \
+            fetched[FETCH_Q + f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned,       \
+                                         n < BLOCK_N && kv + n < kv_len);                                              \
+        }                                                                                                              \
+    }
+
+#define STORE_QK_SLICE(side)                                                                                           \
+    {                                                                                                                  \
+        [[unroll]] for (uint f = 0u; f < FETCH_Q; f++)                                                                 \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, r = i / SLICE_GROUPS, to = side + r * slice_row + i % SLICE_GROUPS * 2u;       \
+            vec4 low, high;                                                                                            \
+            widen(fetched[f], low, high);                                                                              \
+            if (r < BLOCK_M) {                                                                                         \
+                slices[to] = PRESCALE ? low * args.scale : low;                                                        \
+                slices[to + 1u] = PRESCALE ? high * args.scale : high;                                                 \
+            }                                                                                                          \
+        }                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < FETCH_K; f++)                                                                 \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
+            uint to = side + (BLOCK_M + n % 4u * TX + n / 4u) * slice_row + i % SLICE_GROUPS * 2u;                     \
+            vec4 low, high;                                                                                            \
+            widen(fetched[FETCH_Q + f], low, high);                                                                    \
+            if (n < BLOCK_N) {                                                                                         \
+                slices[to] = low;                                                                                      \
+                slices[to + 1u] = high;                                                                                \
+            }                                                                                                          \
         }                                                                                                              \
     }
 
 #define FETCH_V_CHUNK(kv)                                                                                              \
     {                                                                                                                  \
-        uvec2 v_tile = address_step(v_plane, kv, v_stride);                                                            \
         [[unroll]] for (uint f = 0u; f < FETCH_V; f++)                                                                 \
         {                                                                                                              \
             uint i = tid + f * THREADS, n = i / CHUNK_GROUPS;                                                          \
-            fetched[f] = fetch(address_add(address_step(v_tile, n, v_stride), i % CHUNK_GROUPS * 8u * ELEMENT_BYTES),  \
-                               aligned, n < CHUNK && kv + n < kv_len);                                                 \
+            uvec2 at = address_step(v_plane, kv + n, v_stride);                                                        \
+            fetched[f] = fetch(address_add(at, i % CHUNK_GROUPS * 8u * ELEMENT_BYTES), aligned,                        \
+                               n < CHUNK && kv + n < kv_len);                                                          \
         }                                                                                                              \
     }
 
-#define STORE_V_CHUNK                                                                                                  \
+#define STORE_V_CHUNK(side, chunk)                                                                                     \
     [[unroll]] for (uint f = 0u; f < FETCH_V; f++)                                                                     \
     {                                                                                                                  \
-        uint i = tid + f * THREADS, n = i / CHUNK_GROUPS, to = n * chunk_row + i % CHUNK_GROUPS * 2u;                  \
+        uint i = tid + f * THREADS, n = i / CHUNK_GROUPS, to = side + n * chunk_row + i % CHUNK_GROUPS * 2u;           \
         vec4 low, high;                                                                                                \
         widen(fetched[f], low, high);                                                                                  \
         if (some && is_special(fetched[f]))                                                                            \
-            special = 1u;                                                                                              \
+            special[(chunk) & 3u] = 1u;                                                                                \
         if (n < CHUNK) {                                                                                               \
             slices[to] = low;                                                                                          \
             slices[to + 1u] = high;                                                                                    \
@@ -219,8 +197,14 @@ void main()
     Group fetched[FETCH];
     Tile next = Tile(0u - BLOCK_N, 0u, 0u, first);
     bool more = advance(next, entries, blocks, kv_block, kv_len);
-    if (more)
+    uint side = 0u, chunk = 0u; /* of slices, that is computed; of all chunks of V */
+    if (more) {
         FETCH_QK_SLICE(next.kv0, 0u)
+        STORE_QK_SLICE(0u)
+    }
+    if (tid < 4u)
+        special[tid] = 0u;
+    barrier();
     while (more) {
         const uint kv0 = next.kv0, kind = next.kind;
         more = advance(next, entries, blocks, kv_block, kv_len);
@@ -231,28 +215,12 @@ void main()
         [[unroll]] for (uint i = 0u; i < TM; i++)
             acc[i] = vec4(0.0);
         for (uint d0 = 0u; d0 < HEAD_DIM; d0 += SLICE) {
-            barrier();
-            [[unroll]] for (uint f = 0u; f < FETCH_QK; f++) {
-                uint i = tid + f * THREADS, r = i / SLICE_GROUPS, d = i % SLICE_GROUPS * 2u, n = r - BLOCK_M;
-                uint to = (r < BLOCK_M ? r : BLOCK_M + n % 4u * TX + n / 4u) * slice_row + d;
-                vec4 low, high;
-                widen(fetched[f], low, high);
-                if (PRESCALE && r < BLOCK_M) {
-                    low *= args.scale;
-                    high *= args.scale;
-                }
-                if (i < (BLOCK_M + BLOCK_N) * SLICE_GROUPS) {
-                    slices[to] = low;
-                    slices[to + 1u] = high;
-                }
-            }
             if (d0 + SLICE < HEAD_DIM)
                 FETCH_QK_SLICE(kv0, d0 + SLICE)
             else
                 FETCH_V_CHUNK(kv0)
-            barrier();
             if (ty < BLOCK_M) {
-                uint q_at = ty * slice_row, k_at = (BLOCK_M + tx) * slice_row;
+                uint q_at = side + ty * slice_row, k_at = side + (BLOCK_M + tx) * slice_row;
                 [[unroll]] for (uint d = 0u; d < SLICE / 4u; d++) {
                     vec4 k0 = slices[k_at + d], k1 = slices[k_at + TX * slice_row + d],
                          k2 = slices[k_at + 2u * TX * slice_row + d], k3 = slices[k_at + 3u * TX * slice_row + d];
@@ -265,18 +233,17 @@ void main()
                     }
                 }
             }
+            side = SLICE_SIZE - side;
+            if (d0 + SLICE < HEAD_DIM)
+                STORE_QK_SLICE(side)
+            else {
+                STORE_V_CHUNK(side, chunk)
+                if (ty < BLOCK_M)
+                    [[unroll]] for (uint i = 0u; i < TM; i++)
+                        s[(ty + TY * i) * S_STRIDE + tx] = acc[i] * factor;
+            }
+            barrier();
         }
-        if (ty < BLOCK_M)
-            [[unroll]] for (uint i = 0u; i < TM; i++)
-                s[(ty + TY * i) * S_STRIDE + tx] = acc[i] * factor;
-        if (tid == 0u)
-            special = 0u;
-        barrier();
-        STORE_V_CHUNK
-        if (CHUNK < BLOCK_N)
-            FETCH_V_CHUNK(kv0 + CHUNK)
-        else if (more)
-            FETCH_QK_SLICE(next.kv0, 0u)
 
         /* 4: score and mask; 5: online softmax */
         {
@@ -294,14 +261,13 @@ void main()
                         x[e][j] = attune_score(x[e][j], int(it.b), int(row_h), int(row_q), int(kv), args.score_mod);
                     }
             if (some) {
-                /* Without branches, so that the loads of all pairs are on their way together; captures check indices. */
+                /* A loop, so that an expression's code stands here once. */
                 if (MASK && kind != 0u)
-                    [[unroll]] for (uint e = 0u; e < PART; e++)
-                        [[unroll]] for (uint j = 0u; j < 4u; j++) {
-                            uint kv = kv0 + 4u * (part + e * PARTS) + j;
-                            bool may = attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
-                            allowed &= may ? ~0u : ~(1u << (4u * e + j));
-                        }
+                    [[dont_unroll]] for (uint e = 0u; e < 4u * PART; e++) {
+                        uint kv = kv0 + 4u * (part + e / 4u * PARTS) + e % 4u;
+                        bool may = attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
+                        allowed &= may ? ~0u : ~(1u << e);
+                    }
                 [[unroll]] for (uint e = 0u; e < PART; e++)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
                         uint kv = kv0 + 4u * (part + e * PARTS) + j;
@@ -344,6 +310,7 @@ void main()
                 rows[row] = alpha;
         }
         barrier();
+
         /* 6: O += P V, a chunk of keys at a time */
         if (ty < BLOCK_M)
             [[unroll]] for (uint i = 0u; i < TM; i++) {
@@ -352,28 +319,25 @@ void main()
                     o[i * TO + t] *= alpha;
             }
         for (uint n0 = 0u; n0 < BLOCK_N; n0 += CHUNK) {
-            if (n0 > 0u) {
-                barrier();
-                STORE_V_CHUNK
-                if (n0 + CHUNK < BLOCK_N)
-                    FETCH_V_CHUNK(kv0 + n0 + CHUNK)
-                else if (more)
-                    FETCH_QK_SLICE(next.kv0, 0u)
-                barrier();
-            }
+            if (n0 + CHUNK < BLOCK_N)
+                FETCH_V_CHUNK(kv0 + n0 + CHUNK)
+            else if (more)
+                FETCH_QK_SLICE(next.kv0, 0u)
+            if (tid == 0u)
+                special[chunk + 2u & 3u] = 0u;
             if (ty < BLOCK_M) {
-                if (some && special != 0u) {
+                if (some && special[chunk & 3u] != 0u) {
                     /* Rare: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
                     [[dont_unroll]] for (uint n = 0u; n < CHUNK; n++)
                         [[unroll]] for (uint t = 0u; t < TO; t++) {
-                            vec4 v = slices[n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
+                            vec4 v = slices[side + n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
                             [[unroll]] for (uint i = 0u; i < TM; i++) {
                                 float p = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];
                                 o[i * TO + t] = floatBitsToUint(p) == FORBIDDEN_BITS ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
                             }
                         }
                 } else
-                    [[dont_unroll]] for (uint n = 0u; n < CHUNK; n += 4u) {
+                    UNROLL_CHUNK for (uint n = 0u; n < CHUNK; n += 4u) {
                         vec4 p[TM];
                         [[unroll]] for (uint i = 0u; i < TM; i++) {
                             p[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];
@@ -381,7 +345,7 @@ void main()
                                 p[i] = mix(p[i], vec4(0.0), equal(floatBitsToUint(p[i]), uvec4(FORBIDDEN_BITS)));
                         }
                         [[unroll]] for (uint t = 0u; t < TO; t++) {
-                            uint at = n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u);
+                            uint at = side + n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u);
                             vec4 v0 = slices[at], v1 = slices[at + chunk_row], v2 = slices[at + 2u * chunk_row],
                                  v3 = slices[at + 3u * chunk_row];
                             [[unroll]] for (uint i = 0u; i < TM; i++)
@@ -391,6 +355,13 @@ void main()
                         }
                     }
             }
+            side = SLICE_SIZE - side;
+            chunk++;
+            if (n0 + CHUNK < BLOCK_N)
+                STORE_V_CHUNK(side, chunk)
+            else if (more)
+                STORE_QK_SLICE(side)
+            barrier();
         }
     }
 

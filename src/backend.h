@@ -15,6 +15,8 @@
 #include <stdatomic.h>
 
 #include "cache/cache.h"
+#include "cache/pack.h"
+#include "expr/gradient.h"
 #include "mask/mask.h"
 #include "plan/plan.h"
 
@@ -24,8 +26,9 @@ typedef struct attune__host {
     attune_log_fn log; /* may be NULL: use attune__log */
     void *log_user;
     attune_log_level log_level;
-    uint32_t cpu_threads; /* 0 = the cores that this process may use */
-    attune__cache *cache; /* compiled kernels; NULL = none, which its functions accept */
+    uint32_t cpu_threads;       /* 0 = the cores that this process may use */
+    attune__cache *cache;       /* compiled kernels; NULL = none, which its functions accept */
+    const attune__packs *packs; /* kernels compiled ahead; likewise */
 } attune__host;
 
 void attune__log(const attune__host *host, attune_log_level level, const char *format, ...)
@@ -69,8 +72,9 @@ typedef struct attune__device_mask {
 typedef struct attune__program_desc {
     const attune__shape *shape;
     const attune_plan_choice *choice;
-    const attune_expr *mask;  /* NULL = no mask expression */
-    const attune_expr *score; /* NULL = none */
+    const attune_expr *mask;          /* NULL = no mask expression */
+    const attune_expr *score;         /* NULL = none */
+    const attune__gradient *gradient; /* of score, in backward; NULL = none */
 } attune__program_desc;
 
 /* One forward call, or decode: the same arguments for another kernel. Tensors have resolved strides and rank 4 (lse and
@@ -126,6 +130,10 @@ struct attune__backend {
     /* Programs: compilation and everything else that may take time or memory. */
     attune_status (*program_create)(attune_device *device, const attune__program_desc *desc, attune__program **program);
     void (*program_destroy)(attune__program *program);
+    /* Compiles for a device that need not be here, and adds the kernel to a pack. From any thread. NULL where kernels
+     * cannot be compiled without their device, or need not be. */
+    attune_status (*program_compile)(const attune__host *host, const attune_limits *limits,
+                                     const attune__program_desc *desc, attune__pack *pack);
 
     /* Launches only. *value is the point in the queue to wait for. decode is called when choice.decode is set. */
     attune_status (*forward)(const attune__program *program, attune_queue *queue, const attune__forward *call,

@@ -193,6 +193,7 @@ typedef struct attune_limits {
     bool f64;                 /* float64 arithmetic in attune's kernels (CPU) */
     uint64_t storage_range;   /* bytes of one bound storage buffer; 0 = not limited */
     uint64_t memory;          /* bytes of device memory; 0 = unknown */
+    bool host;                /* Vulkan: the driver runs kernels on the CPU, in subgroups that are its vectors */
 } attune_limits;
 
 typedef struct attune_device_info {
@@ -218,7 +219,9 @@ typedef struct attune_device attune_device;
 
 /*
  * Opens a device by its id ("cpu", "vulkan:0", "cuda:1"; a backend's name alone is its device 0). UNAVAILABLE, with the
- * reason, if it is not there. The CPU device starts its worker threads here, and only here; they sleep between calls.
+ * reason, if it is not there. "cuda:0@a6000" lays a profile over it: plans are then those of the smaller device, but for
+ * the architecture that they are compiled for; INVALID_ARGUMENT if the profile is of another backend or has more than
+ * the device. The CPU device starts its worker threads here, and only here; they sleep between calls.
  */
 ATTUNE_API attune_status attune_device_open(attune_instance *instance, const char *id, attune_device **device);
 ATTUNE_API void attune_device_destroy(attune_device *device);
@@ -344,7 +347,11 @@ ATTUNE_API void attune_expr_hash(const attune_expr *expr, uint64_t hash[2]);
 typedef enum attune_expr_format {
     ATTUNE_EXPR_TEXT = 1, /* the language itself, from the simplified IR; parses back to the same IR */
     ATTUNE_EXPR_IR = 2,   /* one node a line: number, type, operation, operands */
-    ATTUNE_EXPR_C = 3     /* a C99 function with its prelude, as the CUDA and OpenCL kernels inline it */
+    ATTUNE_EXPR_C = 3,    /* a C99 function with its prelude, as the CUDA and OpenCL kernels inline it */
+    /* Of a score expression: its derivatives, one a line, with respect to score and to each element of a floating-point
+     * capture that it reads ("d slopes[h] = kv - q"). INVALID_ARGUMENT for masks; UNSUPPORTED past
+     * ATTUNE_EXPR_MAX_NODES nodes. */
+    ATTUNE_EXPR_GRADIENT = 4
 } attune_expr_format;
 
 ATTUNE_API attune_status attune_expr_print(const attune_expr *expr, attune_expr_format format, char *buffer,
@@ -555,6 +562,9 @@ typedef struct attune_problem {
     bool row_max;          /* attune_forward may be asked for row maxima */
     uint32_t mask_q_block; /* the block size of the mask; 0 = 128 */
     uint32_t mask_kv_block; /* 0 = 128 */
+    /* ATTUNE_BACKWARD: the most elements, together, of captures whose gradients a call asks for. The workspace grows by
+     * 64 bytes for each. 0 = no such gradients. */
+    int64_t capture_gradient_elements;
 } attune_problem;
 
 /* Fills mask, block_mask and the mask's block sizes of a problem from a mask. The expression lives as long as the mask.
@@ -647,6 +657,40 @@ ATTUNE_API attune_status attune_plan_explain(const attune_plan *plan, attune_tex
 /* The bytes of workspace that each call in flight needs; 0 = none. */
 ATTUNE_API uint64_t attune_plan_workspace_size(const attune_plan *plan);
 
+/* ------------------------------------------------------------------------------------------------------------- packs
+ */
+
+/*
+ * Kernels compiled ahead, for machines that have no compiler (CUDA without NVRTC) or must not wait for it. A pack is
+ * made with the compiler alone, no device; it serves a plan whose kernel, tile, types and expressions are the same.
+ * Only CUDA has such kernels: the CPU compiles none, Vulkan's driver compiles on its device.
+ */
+typedef struct attune_pack attune_pack;
+
+/* An empty pack. */
+ATTUNE_API attune_status attune_pack_create(attune_instance *instance, attune_pack **pack);
+ATTUNE_API void attune_pack_destroy(attune_pack *pack);
+/*
+ * Chooses as attune_plan_create would on a device with these limits, compiles, and adds the kernel if it is not in the
+ * pack yet. May take seconds. UNAVAILABLE without the compiler, UNSUPPORTED where the backend needs no pack; on failure
+ * the pack stays as it was. Any thread, several at once.
+ */
+ATTUNE_API attune_status attune_pack_add(attune_pack *pack, const attune_limits *limits, const attune_problem *problem,
+                                         const attune_kernel_options *options);
+/* The kernels in a pack, and their bytes; either output may be NULL. Any thread. */
+ATTUNE_API attune_status attune_pack_size(const attune_pack *pack, uint32_t *kernels, uint64_t *bytes);
+/* Writes the pack to a file, which is replaced as a whole. IO if it cannot be written. */
+ATTUNE_API attune_status attune_pack_write(const attune_pack *pack, const char *path);
+
+/*
+ * Loads a pack's file: plans made from now on, on any device of the instance, take their kernels from it before they
+ * look in the cache or compile. Its memory belongs to the instance and goes with it. Several packs may be loaded; the
+ * latest is searched first. IO if the file cannot be read, is no pack or is damaged (a checksum covers every byte),
+ * UNSUPPORTED if another version of attune made it; then nothing is loaded. As with the library itself, load only what
+ * you trust: kernels run on the device. Any thread, also while other threads make plans.
+ */
+ATTUNE_API attune_status attune_instance_pack_load(attune_instance *instance, const char *path);
+
 /* --------------------------------------------------------------------------------------------------------- execution
  */
 
@@ -707,7 +751,7 @@ typedef struct attune_forward_args {
 ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                                         attune_completion *completion);
 
-/* Backward: gradients for q, k and v from do, with o and lse of the forward pass. */
+/* Backward: gradients for q, k and v from d_o, with o and lse of the forward pass. */
 typedef struct attune_backward_args {
     uint32_t struct_size;
     attune_tensor q, k, v, o;    /* as in forward */
@@ -718,7 +762,8 @@ typedef struct attune_backward_args {
     const attune_mask *mask;
     const attune_capture *captures;
     uint32_t capture_count;
-    const attune_capture *capture_gradients; /* out, f32, shaped as the captures of the same name; added to, not set */
+    const attune_capture *capture_gradients; /* out, f32, shaped as the captures of the same name, which are
+                                                floating-point; added to, not set */
     uint32_t capture_gradient_count;
     const attune_parameter *parameters;
     uint32_t parameter_count;
@@ -727,7 +772,20 @@ typedef struct attune_backward_args {
     double *seconds;
 } attune_backward_args;
 
-/* As attune_forward, for a plan whose direction is ATTUNE_BACKWARD. No backend of this version has it: UNSUPPORTED. */
+/*
+ * The gradients of a loss whose derivative with respect to o is d_o, and with respect to lse d_lse: with
+ * p = exp(s - lse) and delta = dot(o, d_o) - d_lse,
+ *
+ *     d_v = sum p d_o      ds = p (dot(d_o, v) - delta) score'(...)      d_q = scale sum ds k      d_k = scale sum ds q
+ *
+ * P is computed again, tile by tile, as in Dao et al., FlashAttention (2022). d_k and d_v sum over the query heads that
+ * share them, and over the batch where k and v broadcast. Rows that the mask empties contribute 0. The score
+ * expression's derivatives are those of ATTUNE_EXPR_GRADIENT. The same call gives the same bits, whatever the number of
+ * threads.
+ *
+ * Otherwise as attune_forward, for a plan whose direction is ATTUNE_BACKWARD. UNSUPPORTED, when the plan is made, on
+ * backends without a backward pass: the CPU has one.
+ */
 ATTUNE_API attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                                          attune_completion *completion);
 

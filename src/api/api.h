@@ -11,6 +11,7 @@
 struct attune_instance {
     atomic_uint references;
     attune__host host;
+    attune__packs packs;
 };
 
 struct attune_plan {
@@ -18,9 +19,15 @@ struct attune_plan {
     attune__shape shape;
     attune_kernel_options options; /* as given: explain repeats them */
     attune__decision decision;
-    const attune_expr *mask;  /* retained; NULL = none */
-    const attune_expr *score; /* retained; NULL = none */
+    const attune_expr *mask;    /* retained; NULL = none */
+    const attune_expr *score;   /* retained; NULL = none */
+    attune__gradient *gradient; /* of score, in backward */
     attune__program *program;
+};
+
+struct attune_pack {
+    attune_instance *instance; /* retained */
+    attune__pack *content;
 };
 
 /* Uploads of a mask, one for each device. */
@@ -29,6 +36,16 @@ struct attune__mask_upload {
     attune_device *device;            /* retained */
     attune__device_mask *device_mask; /* NULL where the backend reads the host's lists */
 };
+
+/* The table of a backend; NULL, with the thread's error, if this build has none of it. */
+const attune__backend *attune__backend_find(attune_backend kind);
+/* Fills everything of a plan but its device and program. The expressions are retained, also on failure. */
+attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
+                                  const attune_kernel_options *options);
+/* Releases what settling retained and made. */
+void attune__plan_unsettle(attune_plan *plan);
+/* UNSUPPORTED if the backend has no entry for what was chosen; `who` begins the message. */
+attune_status attune__plan_supported(const attune_plan *plan, const attune__backend *backend, const char *who);
 
 attune_instance *attune__instance_retain(attune_instance *instance);
 void attune__instance_release(attune_instance *instance);
@@ -68,6 +85,13 @@ typedef struct attune__forward_call {
 } attune__forward_call;
 attune_status attune__forward_resolve(const attune_plan *plan, const attune_forward_args *args,
                                       attune__forward_call *resolved);
+
+/* A backward call's, likewise. */
+typedef struct attune__backward_call {
+    attune__backward call;
+    attune_tensor captures[ATTUNE_EXPR_MAX_SYMBOLS], d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS];
+} attune__backward_call;
 
 /* Host captures and parameters of an expression, resolved in symbol order into arrays of ATTUNE_EXPR_MAX_SYMBOLS. */
 attune_status attune__bind_host(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,

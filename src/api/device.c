@@ -32,6 +32,18 @@ static const backend_entry backends[] = {
 
 #define BACKEND_COUNT (sizeof backends / sizeof backends[0])
 
+const attune__backend *attune__backend_find(attune_backend kind)
+{
+    for (size_t i = 0; i < BACKEND_COUNT; i++)
+        if (backends[i].kind == kind) {
+            if (!backends[i].backend)
+                attune__fail(ATTUNE_UNSUPPORTED, "%s", backends[i].reason);
+            return backends[i].backend;
+        }
+    attune__fail(ATTUNE_UNSUPPORTED, "backend %d is none of this version's", (int)kind);
+    return NULL;
+}
+
 static attune_status count_devices(const attune__host *host, const backend_entry *entry, uint32_t *count, char *reason,
                                    size_t reason_size)
 {
@@ -82,10 +94,10 @@ attune_status attune_device_describe(attune_instance *instance, uint32_t index, 
     return attune__fail(ATTUNE_INVALID_ARGUMENT, "index is %u, but there are %u devices", index, first);
 }
 
-/* Splits "vulkan:1" into its backend and number. */
+/* Splits "vulkan:1" into its backend and number, up to a profile's "@". */
 static attune_status parse_id(const char *id, const backend_entry **entry, uint32_t *number)
 {
-    size_t length = strcspn(id, ":");
+    size_t length = strcspn(id, ":@");
     *entry = NULL;
     for (size_t i = 0; i < BACKEND_COUNT; i++)
         if (strlen(backends[i].name) == length && !memcmp(backends[i].name, id, length))
@@ -94,14 +106,15 @@ static attune_status parse_id(const char *id, const backend_entry **entry, uint3
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "\"%s\" names no device: expected cpu, vulkan, cuda or opencl, with :N for the N-th", id);
     *number = 0;
-    if (!id[length])
+    if (id[length] != ':')
         return ATTUNE_OK;
     const char *digit = id + length + 1;
-    if (!*digit || strlen(digit) > 6 || strspn(digit, "0123456789") != strlen(digit))
+    const size_t digits = strcspn(digit, "@");
+    if (!digits || digits > 6 || strspn(digit, "0123456789") != digits)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "\"%s\" names no device: expected a number after the colon, as in %s:0", id,
                             (*entry)->name);
-    for (; *digit; digit++)
+    for (const char *end = digit + digits; digit < end; digit++)
         *number = *number * 10 + (uint32_t)(*digit - '0');
     return ATTUNE_OK;
 }
@@ -124,6 +137,14 @@ attune_status attune_device_open(attune_instance *instance, const char *id, attu
                             entry->name);
     attune_device *opened;
     ATTUNE__TRY(entry->backend->open(&instance->host, number, &opened));
+    const char *profile = strchr(id, '@');
+    if (profile) {
+        const attune_status status = attune__profile_lay(profile + 1, &opened->info.limits);
+        if (status != ATTUNE_OK) {
+            opened->backend->close(opened);
+            return status;
+        }
+    }
     attune__device_adopt(opened, instance);
     *device = opened;
     return ATTUNE_OK;

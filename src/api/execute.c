@@ -251,16 +251,125 @@ attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const
     return ATTUNE_OK;
 }
 
+/* `tensor` has the shape of another one, which was checked. */
+static attune_status check_like(const attune_plan *plan, const char *name, const char *of, const attune_tensor *like,
+                                bool writable, attune_tensor *tensor)
+{
+    const attune__tensor_rule rule = {name, plan->device, plan->shape.dtype, 4, writable, true};
+    ATTUNE__TRY(attune__tensor_check(tensor, &rule));
+    for (uint32_t i = 0; i < 4; i++)
+        ATTUNE__TRY(check_size(name, tensor, i, of, like->size[i]));
+    return ATTUNE_OK;
+}
+
+static attune_status check_capture_gradient(const attune_plan *plan, uint32_t symbol, const attune_tensor *capture,
+                                            attune_tensor *d_capture, uint64_t *elements)
+{
+    const attune__symbol *s = &plan->score->symbols[symbol];
+    if (s->dtype != ATTUNE_F32 && s->dtype != ATTUNE_F16 && s->dtype != ATTUNE_BF16)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.capture_gradients asks for \"%s\", which is %s: only "
+                            "floating-point captures have gradients",
+                            s->name, attune_dtype_string(s->dtype));
+    ATTUNE__TRY(attune__tensor_check(d_capture,
+                                     &(attune__tensor_rule){s->name, plan->device, ATTUNE_F32, s->rank, true, false}));
+    uint64_t count = 1;
+    for (uint32_t i = 0; i < s->rank; i++) {
+        ATTUNE__TRY(check_size(s->name, d_capture, i, "the capture's size", capture->size[i]));
+        count *= (uint64_t)d_capture->size[i]; /* of distinct elements in a buffer: no overflow */
+    }
+    *elements += count;
+    return ATTUNE_OK;
+}
+
+/* Gradients of captures in the order of the score expression's symbols; buffer NULL = not wanted. */
+static attune_status bind_capture_gradients(const attune_plan *plan, const attune_capture *gradients, uint32_t count,
+                                            const attune_tensor *captures, attune_tensor *d_captures)
+{
+    if (count)
+        ATTUNE__TRY(attune__check_not_null(gradients, "args.capture_gradients"));
+    const uint32_t symbols = plan->score ? plan->score->symbol_count : 0;
+    for (uint32_t i = 0; i < symbols; i++)
+        d_captures[i].buffer = NULL;
+    uint64_t elements = 0;
+    for (uint32_t j = 0; j < count; j++) {
+        ATTUNE__TRY(attune__check_not_null(gradients[j].name, "args.capture_gradients[].name"));
+        uint32_t i = 0;
+        while (i < symbols && (plan->score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE ||
+                               strcmp(plan->score->symbols[i].name, gradients[j].name) != 0))
+            i++;
+        if (i == symbols)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "args.capture_gradients asks for \"%s\", which is no capture of the score expression",
+                                gradients[j].name);
+        if (d_captures[i].buffer)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.capture_gradients asks for \"%s\" twice",
+                                gradients[j].name);
+        d_captures[i] = gradients[j].tensor;
+        ATTUNE__TRY(check_capture_gradient(plan, i, &captures[i], &d_captures[i], &elements));
+    }
+    if (elements > plan->shape.capture_gradient_elements)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.capture_gradients have %llu elements, but the plan was made for %llu: raise "
+                            "problem.capture_gradient_elements",
+                            (unsigned long long)elements, (unsigned long long)plan->shape.capture_gradient_elements);
+    return ATTUNE_OK;
+}
+
+static attune_status backward_resolve(const attune_plan *plan, const attune_backward_args *args,
+                                      attune__backward_call *resolved)
+{
+    ATTUNE__TRY(check_direction(plan, ATTUNE_BACKWARD));
+    attune_backward_args a;
+    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
+    attune__backward *back = &resolved->call;
+    *back = (attune__backward){
+        .forward = {.q = a.q,
+                    .k = a.k,
+                    .v = a.v,
+                    .o = a.o,
+                    .lse = a.lse,
+                    .mask = a.mask,
+                    .captures = resolved->captures,
+                    .parameters = resolved->parameters,
+                    .workspace = a.workspace,
+                    .workspace_offset = a.workspace_offset,
+                    .seconds = a.seconds},
+        .d_o = a.d_o,
+        .d_lse = a.d_lse,
+        .d_q = a.d_q,
+        .d_k = a.d_k,
+        .d_v = a.d_v,
+        .d_captures = resolved->d_captures,
+    };
+    attune__forward *call = &back->forward;
+    ATTUNE__TRY(check_attention(plan, call, false));
+    ATTUNE__TRY(check_row_tensor(plan, call, "lse", false, &call->lse));
+    ATTUNE__TRY(check_like(plan, "d_o", "the size of o", &call->o, false, &back->d_o));
+    if (back->d_lse.buffer)
+        ATTUNE__TRY(check_row_tensor(plan, call, "d_lse", false, &back->d_lse));
+    ATTUNE__TRY(check_like(plan, "d_q", "the size of q", &call->q, true, &back->d_q));
+    ATTUNE__TRY(check_like(plan, "d_k", "the size of k", &call->k, true, &back->d_k));
+    ATTUNE__TRY(check_like(plan, "d_v", "the size of v", &call->v, true, &back->d_v));
+    ATTUNE__TRY(check_mask(plan, call));
+    ATTUNE__TRY(bind_captures(plan, a.captures, a.capture_count, resolved->captures));
+    ATTUNE__TRY(bind_parameters(plan, a.parameters, a.parameter_count, resolved->parameters));
+    ATTUNE__TRY(bind_capture_gradients(plan, a.capture_gradients, a.capture_gradient_count, resolved->captures,
+                                       resolved->d_captures));
+    return check_workspace(plan, call);
+}
+
 attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                               attune_completion *completion)
 {
-    /* attune_plan_create refuses the direction on every backend that lacks it, so that no plan arrives here before one
-     * has it. */
     ATTUNE__TRY(check_plan(plan, queue));
-    ATTUNE__TRY(check_direction(plan, ATTUNE_BACKWARD));
-    (void)args;
-    (void)completion;
-    return attune__fail(ATTUNE_UNSUPPORTED, "device %s: %s", plan->device->info.id, plan->device->backend->missing);
+    attune__backward_call resolved;
+    ATTUNE__TRY(backward_resolve(plan, args, &resolved));
+    uint64_t value = 0;
+    ATTUNE__TRY(plan->device->backend->backward(plan->program, queue, &resolved.call, &value));
+    if (completion)
+        *completion = (attune_completion){queue, value};
+    return ATTUNE_OK;
 }
 
 attune_status attune_completion_wait(attune_completion completion, uint64_t timeout_ns)

@@ -53,8 +53,9 @@ attune_status attune_expr_print(const attune_expr *expr, attune_expr_format form
     ATTUNE__TRY(attune__check_not_null(expr, "expr"));
     if (size)
         ATTUNE__TRY(attune__check_not_null(buffer, "buffer"));
-    if (format != ATTUNE_EXPR_TEXT && format != ATTUNE_EXPR_IR && format != ATTUNE_EXPR_C)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_EXPR_TEXT, _IR or _C", (int)format);
+    if (format < ATTUNE_EXPR_TEXT || format > ATTUNE_EXPR_GRADIENT)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_EXPR_TEXT, _IR, _C or _GRADIENT",
+                            (int)format);
     return attune__expr_print(expr, format, buffer, size, needed);
 }
 

@@ -88,6 +88,7 @@ attune_status attune_instance_create(const attune_instance_desc *desc, attune_in
         .log_level = d.log_level ? d.log_level : ATTUNE_LOG_WARNING,
         .cpu_threads = d.cpu_threads,
     };
+    made->host.packs = &made->packs;
     made->host.cache = attune__cache_open(&(attune__cache_desc){
         .allocator = allocator,
         .log = d.log,
@@ -111,6 +112,7 @@ void attune__instance_release(attune_instance *instance)
         return;
     attune_allocator allocator = instance->host.allocator;
     attune__cache_close(instance->host.cache);
+    attune__packs_finish(&instance->packs, &allocator);
     attune__free(&allocator, instance);
 }
 

@@ -2,6 +2,7 @@
 /* Plans: the planner's choice for a device, with its program. */
 #include "api/api.h"
 
+#include <stdio.h>
 #include <string.h>
 
 attune_status attune_problem_set_mask(attune_problem *problem, const attune_mask *mask)
@@ -23,9 +24,9 @@ static attune_status check_expr(const attune_expr *expr, attune_expr_kind kind, 
     return ATTUNE_OK;
 }
 
-static attune_status prepare(attune_plan *plan, const attune_problem *problem, const attune_kernel_options *options)
+attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
+                                  const attune_kernel_options *options)
 {
-    attune_device *device = plan->device;
     ATTUNE__TRY(attune__shape_from_problem(problem, &plan->shape));
     attune_problem p;
     ATTUNE__TRY(attune__desc_read(&p, sizeof p, problem, sizeof p, "problem"));
@@ -36,8 +37,10 @@ static attune_status prepare(attune_plan *plan, const attune_problem *problem, c
     /* What the planner, which knows no expressions, needs of them. */
     const uint16_t head_bits = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
     plan->shape.mask_uses_head = !plan->mask || (plan->mask->uses & head_bits);
-    const attune_expr *exprs[2] = {plan->mask, plan->score};
-    for (int i = 0; i < 2; i++)
+    if (plan->score && plan->shape.direction == ATTUNE_BACKWARD)
+        ATTUNE__TRY(attune__gradient_create(plan->score, &plan->gradient));
+    const attune_expr *exprs[3] = {plan->mask, plan->score, plan->gradient ? plan->gradient->expr : NULL};
+    for (int i = 0; i < 3; i++)
         if (exprs[i]) {
             uint64_t bytes = attune__expr_scratch_size(exprs[i], plan->shape.mask_kv_block);
             if (bytes > plan->shape.expr_scratch)
@@ -46,21 +49,33 @@ static attune_status prepare(attune_plan *plan, const attune_problem *problem, c
     plan->options = (attune_kernel_options){.struct_size = sizeof plan->options};
     if (options)
         ATTUNE__TRY(attune__desc_read(&plan->options, sizeof plan->options, options, sizeof plan->options, "options"));
-    ATTUNE__TRY(attune__plan_choose(&device->info.limits, &plan->shape, &plan->options, &plan->decision));
+    return attune__plan_choose(limits, &plan->shape, &plan->options, &plan->decision);
+}
 
-    const attune__backend *backend = device->backend;
+attune_status attune__plan_supported(const attune_plan *plan, const attune__backend *backend, const char *who)
+{
     const attune_plan_choice *choice = &plan->decision.choice;
     bool missing = choice->direction == ATTUNE_BACKWARD ? !backend->backward
                    : choice->decode                     ? !backend->decode
                                                         : !backend->forward;
-    if (missing)
-        return attune__fail(ATTUNE_UNSUPPORTED, "device %s has no %s pass: %s", device->info.id,
-                            choice->direction == ATTUNE_BACKWARD ? "backward"
-                            : choice->decode                     ? "decode"
-                                                                 : "forward",
-                            backend->missing);
-    const attune__program_desc desc = {&plan->shape, choice, plan->mask, plan->score};
-    return backend->program_create(device, &desc, &plan->program);
+    if (!missing)
+        return ATTUNE_OK;
+    return attune__fail(ATTUNE_UNSUPPORTED, "%s has no %s pass: %s", who,
+                        choice->direction == ATTUNE_BACKWARD ? "backward"
+                        : choice->decode                     ? "decode"
+                                                             : "forward",
+                        backend->missing);
+}
+
+static attune_status prepare(attune_plan *plan, const attune_problem *problem, const attune_kernel_options *options)
+{
+    attune_device *device = plan->device;
+    char who[64];
+    snprintf(who, sizeof who, "device %s", device->info.id);
+    ATTUNE__TRY(attune__plan_settle(plan, &device->info.limits, problem, options));
+    ATTUNE__TRY(attune__plan_supported(plan, device->backend, who));
+    const attune__program_desc desc = {&plan->shape, &plan->decision.choice, plan->mask, plan->score, plan->gradient};
+    return device->backend->program_create(device, &desc, &plan->program);
 }
 
 attune_status attune_plan_create(attune_device *device, const attune_problem *problem,
@@ -83,6 +98,13 @@ attune_status attune_plan_create(attune_device *device, const attune_problem *pr
     return ATTUNE_OK;
 }
 
+void attune__plan_unsettle(attune_plan *plan)
+{
+    attune__gradient_destroy(plan->gradient);
+    attune__expr_release(plan->mask);
+    attune__expr_release(plan->score);
+}
+
 void attune_plan_destroy(attune_plan *plan)
 {
     if (!plan)
@@ -90,8 +112,7 @@ void attune_plan_destroy(attune_plan *plan)
     attune_device *device = plan->device;
     if (plan->program)
         device->backend->program_destroy(plan->program);
-    attune__expr_release(plan->mask);
-    attune__expr_release(plan->score);
+    attune__plan_unsettle(plan);
     attune_allocator allocator = device->host.allocator;
     attune__free(&allocator, plan);
     attune__device_release(device);

@@ -56,6 +56,22 @@ void attune__entry_write(const attune__cache_key *key, const void *data, size_t 
     put(head + CHECKSUM + 8, sum.lane[1], 8);
 }
 
+void attune__entry_peek(const uint8_t *bytes, attune__entry *entry)
+{
+    const size_t kind = (size_t)take(bytes + 40, 4), identity = (size_t)take(bytes + 44, 4),
+                 data = (size_t)take(bytes + 48, 8);
+    *entry = (attune__entry){
+        .kind = (const char *)bytes + ATTUNE__ENTRY_HEADER,
+        .kind_size = kind,
+        .hash = {{take(bytes + 24, 8), take(bytes + 32, 8)}},
+        .identity = bytes + ATTUNE__ENTRY_HEADER + kind,
+        .identity_size = identity,
+        .data = bytes + ATTUNE__ENTRY_HEADER + kind + identity,
+        .data_size = data,
+        .size = ATTUNE__ENTRY_HEADER + kind + identity + data,
+    };
+}
+
 const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry *entry)
 {
     if (size < ATTUNE__ENTRY_HEADER)
@@ -68,16 +84,7 @@ const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry 
     const size_t room = size - ATTUNE__ENTRY_HEADER;
     if (kind + identity > room || data > room - (kind + identity))
         return "it ends within its content";
-    *entry = (attune__entry){
-        .kind = (const char *)bytes + ATTUNE__ENTRY_HEADER,
-        .kind_size = (size_t)kind,
-        .hash = {{take(bytes + 24, 8), take(bytes + 32, 8)}},
-        .identity = bytes + ATTUNE__ENTRY_HEADER + kind,
-        .identity_size = (size_t)identity,
-        .data = bytes + ATTUNE__ENTRY_HEADER + kind + identity,
-        .data_size = (size_t)data,
-        .size = ATTUNE__ENTRY_HEADER + (size_t)(kind + identity + data),
-    };
+    attune__entry_peek(bytes, entry);
     const attune__hash sum =
         checksum(bytes, ATTUNE__ENTRY_HEADER + entry->kind_size + entry->identity_size, entry->data, entry->data_size);
     if (take(bytes + CHECKSUM, 8) != sum.lane[0] || take(bytes + CHECKSUM + 8, 8) != sum.lane[1])

@@ -44,6 +44,8 @@ typedef struct attune__entry {
 
 /* Reads the entry that begins at `bytes`; more may follow. NULL, or what is wrong with it. */
 const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry *entry);
+/* The same of bytes that attune__entry_read has passed, without a look at the checksum. */
+void attune__entry_peek(const uint8_t *bytes, attune__entry *entry);
 bool attune__entry_matches(const attune__entry *entry, const attune__cache_key *key);
 
 #endif

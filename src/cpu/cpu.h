@@ -4,7 +4,8 @@
  *
  *     device.c    device, limits, measuring         launch.c        a call: items, threads, workspace
  *     buffer.c    host memory                       forward_tmpl.h  an item: the seven stages; merge of splits
- *     program.c   a choice made ready               kernel_*.c      inner kernels (kernels.h)
+ *     program.c   a choice made ready               backward*       likewise for gradients
+ *     kernels.h   inner kernels                     kernel_*.c      their versions
  *     threads.c   the pool                          walk.h          the tiles of a row of blocks
  *
  * Numerics. s = scale * dot(q, k), score expression, mask, softmax, in this order. A row that the mask empties, and one
@@ -38,7 +39,8 @@ typedef struct attune__cpu_program {
     attune__program base;
     attune__shape shape;
     attune_plan_choice choice;
-    const attune_expr *score; /* NULL = none. A partial block evaluates the mask's own */
+    const attune_expr *score;         /* NULL = none. A partial block evaluates the mask's own */
+    const attune__gradient *gradient; /* of score, in backward */
 } attune__cpu_program;
 
 /* One call as its threads see it. */
@@ -84,6 +86,10 @@ void attune__cpu_items_f64(void *run, uint32_t thread);
 void attune__cpu_merge_f32(void *run, uint32_t thread);
 void attune__cpu_merge_f64(void *run, uint32_t thread);
 
+/* Captures of the score expression as arrays; entries of parameters stay empty. */
+void attune__cpu_bind(const attune_expr *score, const attune_tensor *tensors, attune_array *captures);
+double attune__cpu_now(void);
+
 /* Entries of the table. */
 attune_status attune__cpu_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
 attune_status attune__cpu_buffer_wrap(attune_device *device, void *memory, uint64_t size, attune_buffer **buffer);
@@ -97,6 +103,8 @@ attune_status attune__cpu_forward(const attune__program *program, attune_queue *
                                   uint64_t *value);
 attune_status attune__cpu_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                  uint64_t *value);
+attune_status attune__cpu_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
+                                   uint64_t *value);
 attune_status attune__cpu_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 
 #endif

@@ -154,5 +154,6 @@ const attune__backend attune__cpu_backend = {
     .program_destroy = attune__cpu_program_destroy,
     .forward = attune__cpu_forward,
     .decode = attune__cpu_decode,
-    .missing = "the CPU backend has no backward pass yet",
+    .backward = attune__cpu_backward,
+    .missing = "",
 };

@@ -17,7 +17,7 @@ static size_t align(size_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-static double now(void)
+double attune__cpu_now(void)
 {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -47,12 +47,10 @@ static void cut(attune__cpu_run *run, bool decode)
     run->items = run->q_chunks * call->batch * call->kv_heads * run->head_chunks * run->splits;
 }
 
-/* Captures of the score expression as arrays; entries of parameters stay empty. */
-static void bind(const attune__cpu_run *run, attune_array *captures)
+void attune__cpu_bind(const attune_expr *score, const attune_tensor *tensors, attune_array *captures)
 {
-    const attune_expr *score = run->program->score;
     for (uint32_t i = 0; score && i < score->symbol_count; i++) {
-        const attune_tensor *tensor = &run->call->captures[i];
+        const attune_tensor *tensor = &tensors[i];
         captures[i] = (attune_array){.data = NULL};
         if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE)
             continue;
@@ -70,7 +68,7 @@ static attune_status launch(const attune__program *program, const attune__forwar
 {
     const attune__cpu_program *mine = (const attune__cpu_program *)program;
     attune__cpu_device *device = (attune__cpu_device *)program->device;
-    const double start = call->seconds ? now() : 0;
+    const double start = call->seconds ? attune__cpu_now() : 0;
     const bool f64 = mine->shape.dtype == ATTUNE_F64;
     const size_t real = f64 ? sizeof(double) : sizeof(float);
     attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS];
@@ -82,7 +80,7 @@ static attune_status launch(const attune__program *program, const attune__forwar
         .block_m = mine->choice.block_m,
         .block_n = mine->choice.block_n,
     };
-    bind(&run, captures);
+    attune__cpu_bind(mine->score, call->captures, captures);
     cut(&run, decode);
 
     /* The workspace: parts of splits, then scratch for as many threads as fit. The base may be a caller's pointer. */
@@ -116,7 +114,7 @@ static attune_status launch(const attune__program *program, const attune__forwar
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_merge_f64 : attune__cpu_merge_f32, &run);
     }
     if (call->seconds)
-        *call->seconds = now() - start;
+        *call->seconds = attune__cpu_now() - start;
     *value = 0;
     return ATTUNE_OK;
 }

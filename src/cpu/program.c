@@ -14,6 +14,7 @@ attune_status attune__cpu_program_create(attune_device *device, const attune__pr
     made->shape = *desc->shape;
     made->choice = *desc->choice;
     made->score = desc->score;
+    made->gradient = desc->gradient;
     *program = &made->base;
     return ATTUNE_OK;
 }

@@ -51,6 +51,26 @@ static inline attune__walk attune__walk_begin(const attune__cpu_run *run, int64_
     return walk;
 }
 
+/* The tiles of rows that keys from kv0 on, which lie in one block column, meet: what is kv above is q here. */
+static inline attune__walk attune__walk_columns(const attune__cpu_run *run, int64_t b, int64_t h, int64_t kv0)
+{
+    const attune_mask *mask = run->call->mask;
+    attune__walk walk = {.masked = mask != NULL, .kv_len = run->call->q_len, .block_n = run->block_m};
+    if (mask) {
+        const int64_t column = attune__mask_at(mask, b, h).col0 + kv0 / mask->kv_block;
+        walk.block = mask->q_block;
+        walk.partial = mask->q.indices + mask->q.offsets[column];
+        walk.partial_end = mask->q.indices + mask->q.offsets[column + 1];
+        walk.full = mask->full_q.indices + mask->full_q.offsets[column];
+        walk.full_end = mask->full_q.indices + mask->full_q.offsets[column + 1];
+        walk.left = (walk.partial_end - walk.partial) + (walk.full_end - walk.full);
+    } else {
+        walk.block = (int64_t)run->block_m;
+        walk.left = (walk.kv_len + walk.block - 1) / walk.block;
+    }
+    return walk;
+}
+
 /* False at the end. */
 static inline bool attune__walk_block(attune__walk *walk)
 {

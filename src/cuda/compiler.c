@@ -68,8 +68,7 @@ static attune_status compiler_open(compiler *c)
  * cubins
  */
 
-/* Everything that the cubin follows from, but for the compiler. */
-static attune__hash hash_kernel(const attune__cuda_kernel *kernel)
+attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel)
 {
     attune__hash hash = attune__hash_begin();
     for (const attune__cuda_source *s = attune__cuda_sources; s->name; s++)
@@ -142,16 +141,57 @@ static attune_status compile(const attune_allocator *allocator, const compiler *
     return status;
 }
 
+/* Without a compiler only what was compiled ahead can run: says so, and how to get the rest. */
+static attune_status fail_without(const attune__host *host, const attune__cuda_kernel *kernel)
+{
+    uint32_t packs, entries;
+    attune__packs_measure(host->packs, &packs, &entries);
+    if (!packs)
+        return attune__fail_context(ATTUNE_UNAVAILABLE,
+                                    "no pack of kernels was loaded either (attune_instance_pack_load)");
+    return attune__fail_context(
+        ATTUNE_UNAVAILABLE,
+        "none of the %u kernels in the %u packs loaded is %s with %s, this problem's tile, types and expressions: add "
+        "it to the pack with `attune compile --arch %s`",
+        entries, packs, kernel->file, kernel->options[0], kernel->options[0] + strlen("-arch="));
+}
+
+static bool find_in_packs(const attune__host *host, attune__hash hash, void **cubin, size_t *size,
+                          attune_status *status)
+{
+    const void *data;
+    *status = ATTUNE_OK;
+    if (!attune__packs_find(host->packs, ATTUNE__CUDA_KIND, hash, &data, size))
+        return false;
+    *cubin = attune__alloc_raw(&host->allocator, *size, 1);
+    if (*cubin)
+        memcpy(*cubin, data, *size);
+    else
+        *status = ATTUNE_OUT_OF_HOST_MEMORY;
+    return true;
+}
+
+void attune__cuda_compiler_load(void)
+{
+    compiler c;
+    if (compiler_open(&c) == ATTUNE_OK)
+        dlclose(c.library);
+}
+
 attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_kernel *kernel, void **cubin,
                                    size_t *size)
 {
+    const attune__hash hash = attune__cuda_hash(kernel);
+    attune_status status;
+    if (find_in_packs(host, hash, cubin, size, &status))
+        return status;
     compiler c;
-    ATTUNE__TRY(compiler_open(&c));
+    if (compiler_open(&c) != ATTUNE_OK)
+        return fail_without(host, kernel);
     /* The machine code follows from the compiler and the architecture, which the options name: no driver has a part. */
     char identity[64];
     const int length = snprintf(identity, sizeof identity, "attune %u nvrtc %d.%d", attune_version(), c.major, c.minor);
-    const attune__cache_key key = {"cuda", hash_kernel(kernel), identity, (size_t)length};
-    attune_status status = ATTUNE_OK;
+    const attune__cache_key key = {ATTUNE__CUDA_KIND, hash, identity, (size_t)length};
     if (!attune__cache_get(host->cache, &key, cubin, size)) {
         status = compile(&host->allocator, &c, kernel, cubin, size);
         if (status == ATTUNE_OK)
@@ -234,7 +274,7 @@ static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t v
 
 const char *attune__cuda_entry_name(const attune_plan_choice *choice)
 {
-    return choice->use_tma ? "attune_forward_sm90" : "attune_forward_sm80";
+    return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
 }
 
 attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape, attune__decision *decision)
@@ -252,9 +292,13 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     const attune__shape *s = desc->shape;
     const attune_plan_choice *choice = desc->choice;
     const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
-    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0) || choice->decode || choice->direction != ATTUNE_FORWARD)
+    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0) || choice->direction != ATTUNE_FORWARD)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
-    *kernel = (attune__cuda_kernel){.file = hopper ? "forward_sm90.cu" : "forward_sm80.cu"};
+    *kernel = (attune__cuda_kernel){
+        .file = hopper           ? "forward_sm90.cu"
+                : choice->decode ? "decode_sm80.cu"
+                                 : "forward_sm80.cu",
+    };
     snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u%s", architecture, hopper ? "a" : "");
     snprintf(kernel->options[1], sizeof kernel->options[1], "--fmad=false");
     snprintf(kernel->options[2], sizeof kernel->options[2], "-std=c++17");
@@ -266,6 +310,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     add_option(kernel, "BLOCK_N", choice->block_n);
     add_option(kernel, "NUM_WARPS", choice->num_warps);
     add_option(kernel, "NUM_STAGES", choice->num_stages);
+    add_option(kernel, "SHARED_MEMORY", choice->shared_memory);
     add_option(kernel, "HAVE_BLOCKS", s->block_mask);
     /* Where an interval rests on what a capture holds, which is known only at the call, the mask itself stays. */
     mods m = recognise(desc);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernel sources to cubins, through NVRTC, which is opened at run time; what was compiled before comes from the cache.
- * Needs no GPU. */
+/* Kernel sources to cubins, through NVRTC, which is opened at run time; what was compiled before comes from packs or
+ * the cache. Needs no GPU. */
 #ifndef ATTUNE_CUDA_COMPILER_H
 #define ATTUNE_CUDA_COMPILER_H
 
@@ -15,9 +15,20 @@ typedef struct attune__cuda_kernel {
     char options[ATTUNE__CUDA_OPTIONS][64];
 } attune__cuda_kernel;
 
+/* What entries in the cache and in packs are called, and found by: all that a cubin follows from but the compiler. */
+#define ATTUNE__CUDA_KIND "cuda"
+attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel);
+
 /* *cubin is given back with attune__free. UNAVAILABLE without NVRTC, COMPILE_FAILED with the compiler's words. */
 attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_kernel *kernel, void **cubin,
                                    size_t *size);
+
+/* Loads NVRTC, if it is there, for the life of the process: some 10 ms that the first plan is spared. */
+void attune__cuda_compiler_load(void);
+
+/* The backend's program_compile. */
+attune_status attune__cuda_pack(const attune__host *host, const attune_limits *limits, const attune__program_desc *desc,
+                                attune__pack *pack);
 
 /* What a choice is compiled as, for an architecture such as 86 or 90. kernel->mods is the caller's to free. */
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,

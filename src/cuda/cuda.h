@@ -6,6 +6,7 @@
  *     compiler.c  libnvrtc.so.*, cubins   queue.c    a stream, and the points in it to wait for
  *     buffer.c    device memory           mask.c     lists and captures on the device
  *     program.c   a kernel for a choice   launch.c   the hot call
+ *     decode.c    the hot call of decode  pack.c     kernels compiled ahead
  *     measure.c   peaks
  *
  * Every entry makes the device's context current and puts back what was: attune leaves no trace in the calling thread.
@@ -16,6 +17,7 @@
 #include <pthread.h>
 
 #include "backend.h"
+#include "cuda/arguments.h"
 #include "cuda/driver.h"
 
 /* Points in a queue that can be waited for one by one; a wait for an older one takes in some launches more. */
@@ -118,6 +120,8 @@ typedef struct attune__cuda_program {
     attune__cuda_loaded kernel;
     attune__cuda_loaded fallback; /* for tensors that the kernel's TMA cannot read */
     bool tma;
+    attune__cu_function combine;     /* decode in more than one part */
+    uint32_t packed_heads, split;    /* decode */
     const attune_expr *mask, *score; /* the api room's */
 } attune__cuda_program;
 
@@ -126,5 +130,16 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
 void attune__cuda_program_destroy(attune__program *program);
 attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                    uint64_t *value);
+attune_status attune__cuda_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                  uint64_t *value);
+/* What a decode program has besides its kernel. */
+attune_status attune__cuda_decode_load(attune__cuda_program *program, const attune__program_desc *desc);
+
+/* What a call says to any kernel of the program. */
+attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);
+
+#define ATTUNE__CUDA_MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
+
+attune_status attune__cuda_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "cuda/compiler.h"
 
 /* ------------------------------------------------------------------------------------------------------------- errors
  */
@@ -220,6 +221,7 @@ static attune_status finish_device(attune__cuda_device *device, uint32_t index, 
     fill_info(&device->driver, device->device, index, &device->base.info);
     if (!device->base.info.available)
         return attune__fail(ATTUNE_UNAVAILABLE, "cuda:%u: %s", index, device->base.info.reason);
+    attune__cuda_compiler_load();
     return attune__cuda_queue_init(device, &device->queue, stream);
 }
 
@@ -280,6 +282,7 @@ const attune__backend attune__cuda_backend = {
     .open = device_open,
     .lend = device_lend,
     .close = device_close,
+    .measure = attune__cuda_measure,
     .buffer_create = attune__cuda_buffer_create,
     .buffer_lend = attune__cuda_buffer_lend,
     .buffer_destroy = attune__cuda_buffer_destroy,
@@ -289,9 +292,11 @@ const attune__backend attune__cuda_backend = {
     .mask_release = attune__cuda_mask_release,
     .program_create = attune__cuda_program_create,
     .program_destroy = attune__cuda_program_destroy,
+    .program_compile = attune__cuda_pack,
     .forward = attune__cuda_forward,
+    .decode = attune__cuda_decode,
     .queue_lend = attune__cuda_queue_lend,
     .queue_destroy = attune__cuda_queue_destroy,
     .wait = attune__cuda_wait,
-    .missing = "the CUDA backend has no decode kernel, backward pass or measurement of peaks yet",
+    .missing = "the CUDA backend has no backward pass yet",
 };

@@ -6,10 +6,6 @@
 
 #include "base/error.h"
 
-#include "cuda/arguments.h"
-
-#define MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
-
 static unsigned long long address(const attune_tensor *tensor)
 {
     return tensor->buffer ? attune__cuda_pointer(tensor->buffer) + tensor->offset : 0;
@@ -76,6 +72,29 @@ static void set_score(attune_cuda_arguments *a, const attune_expr *score, const 
     }
 }
 
+attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call)
+{
+    attune_cuda_arguments arguments = {
+        .q = view(&call->q),
+        .k = view(&call->k),
+        .v = view(&call->v),
+        .o = view(&call->o),
+        .lse = view(&call->lse),
+        .row_max = view(&call->row_max),
+        .batch = (int)call->batch,
+        .heads = (int)call->heads,
+        .kv_heads = (int)call->kv_heads,
+        .q_len = (int)call->q_len,
+        .kv_len = (int)call->kv_len,
+        .scale = (float)call->scale,
+    };
+    if (call->mask)
+        set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);
+    if (program->score)
+        set_score(&arguments, program->score, call);
+    return arguments;
+}
+
 /*
  * How TMA reads a tensor in boxes of 64 columns. False where it cannot: addresses and strides must be multiples of 16
  * bytes. A batch of 1 has no stride; a batch that repeats is one of 1, which only k and v may have (their kernel's
@@ -121,30 +140,13 @@ static attune_status launch(const attune__cuda_program *program, attune__cuda_qu
     const attune__cuda_loaded *kernel =
         program->tma && !encode_all(program, call, maps) ? &program->fallback : &program->kernel;
     int64_t tiles = (call->q_len + kernel->block_m - 1) / kernel->block_m;
-    if (tiles > MOST_BLOCKS / call->heads / call->batch)
-        return attune__fail(ATTUNE_UNSUPPORTED,
-                            "batch %lld, heads %lld and q_len %lld make more than %d workgroups: cut the batch",
-                            (long long)call->batch, (long long)call->heads, (long long)call->q_len, MOST_BLOCKS);
+    if (tiles > ATTUNE__CUDA_MOST_BLOCKS / call->heads / call->batch)
+        return attune__fail(
+            ATTUNE_UNSUPPORTED, "batch %lld, heads %lld and q_len %lld make more than %d workgroups: cut the batch",
+            (long long)call->batch, (long long)call->heads, (long long)call->q_len, ATTUNE__CUDA_MOST_BLOCKS);
     tiles *= call->heads * call->batch;
     const int64_t grid = kernel->resident && kernel->resident < tiles ? kernel->resident : tiles;
-    attune_cuda_arguments arguments = {
-        .q = view(&call->q),
-        .k = view(&call->k),
-        .v = view(&call->v),
-        .o = view(&call->o),
-        .lse = view(&call->lse),
-        .row_max = view(&call->row_max),
-        .batch = (int)call->batch,
-        .heads = (int)call->heads,
-        .kv_heads = (int)call->kv_heads,
-        .q_len = (int)call->q_len,
-        .kv_len = (int)call->kv_len,
-        .scale = (float)call->scale,
-    };
-    if (call->mask)
-        set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);
-    if (program->score)
-        set_score(&arguments, program->score, call);
+    attune_cuda_arguments arguments = attune__cuda_arguments_of(program, call);
     void *parameters[] = {&arguments, &maps[0], &maps[1], &maps[2]};
     attune_status status = attune__cuda_queue_begin(queue, call->seconds != NULL);
     if (status != ATTUNE_OK)

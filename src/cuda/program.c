@@ -62,6 +62,8 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
     made->mask = desc->mask;
     made->score = desc->score;
     attune_status status = make(mine, desc, &made->kernel);
+    if (status == ATTUNE_OK && desc->choice->decode)
+        status = attune__cuda_decode_load(made, desc);
     if (status == ATTUNE_OK && made->tma) {
         attune__decision decision;
         attune__program_desc second = *desc;

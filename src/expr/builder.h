@@ -58,4 +58,11 @@ static inline attune__type attune__type_of(const attune__builder *builder, uint3
 attune_status attune__builder_finish(attune__builder *builder, attune_expr_kind kind, uint32_t root,
                                      attune_status limit, attune_expr **expr);
 
+/* Likewise for several results of one array of nodes, whose last is any of them. `roots` receives their numbers. */
+attune_status attune__builder_finish_all(attune__builder *builder, attune_expr_kind kind, uint32_t *roots,
+                                         uint32_t root_count, attune_status limit, attune_expr **expr);
+
+/* Makes an expression's nodes anew; number[i], of ATTUNE_EXPR_MAX_NODES, is where node i stands. */
+attune_status attune__builder_import(attune__builder *builder, const attune_expr *expr, uint32_t *number);
+
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "expr/capture.h"
+#include "expr/gradient.h"
 #include "expr/ops.h"
 
 /* -------------------------------------------------------------------------------------------------------------- point
@@ -217,4 +218,20 @@ void attune__expr_score_row_f64(const attune_expr *expr, const attune__bindings 
                                 int32_t kv0, size_t count, void *scratch, double *score)
 {
     store_f64(evaluate_f64(expr, bindings, row, kv0, count, score, scratch), count, score);
+}
+
+void attune__gradient_row_f32(const attune__gradient *gradient, const attune__bindings *bindings,
+                              const attune__row *row, int32_t kv0, size_t count, void *scratch, const float *score,
+                              float *d, double *const *sums)
+{
+    evaluate_f32(gradient->expr, bindings, row, kv0, count, score, scratch);
+    differentiate_f32(gradient, bindings, scratch, count, d, sums);
+}
+
+void attune__gradient_row_f64(const attune__gradient *gradient, const attune__bindings *bindings,
+                              const attune__row *row, int32_t kv0, size_t count, void *scratch, const double *score,
+                              double *d, double *const *sums)
+{
+    evaluate_f64(gradient->expr, bindings, row, kv0, count, score, scratch);
+    differentiate_f64(gradient, bindings, scratch, count, d, sums);
 }

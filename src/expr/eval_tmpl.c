@@ -541,3 +541,40 @@ static void NAME(store)(const NAME(node_state) * root, size_t count, REAL *score
     else if (value != score)
         memmove(score, value, count * sizeof *score);
 }
+
+/* ---------------------------------------------------------------------------------------------------------- gradients
+ */
+
+/* What a read's elements are due; an index out of range read 0, which nothing is due. */
+static void NAME(scatter)(const attune__gradient *gradient, const attune__gradient_read *read,
+                          const attune_array *array, const NAME(node_state) * states, size_t count, const REAL *d,
+                          double *sums)
+{
+    const attune__node *node = &gradient->expr->nodes[read->capture];
+    const NAME(node_state) *factor = &states[read->factor];
+    for (size_t i = 0; i < count; i++) {
+        int64_t place = 0;
+        bool inside = d[i] != 0;
+        for (uint32_t k = 0; k < node->arg_count && inside; k++) {
+            const NAME(node_state) *index = &states[node->arg[k]];
+            const int64_t at = index->column ? ((const int32_t *)index->column)[i] : index->value.i;
+            inside = at >= 0 && at < array->size[k];
+            place = place * array->size[k] + at;
+        }
+        if (inside)
+            sums[place] += (double)(d[i] * (factor->column ? ((const REAL *)factor->column)[i] : factor->value.r));
+    }
+}
+
+static void NAME(differentiate)(const attune__gradient *gradient, const attune__bindings *bindings,
+                                const NAME(node_state) * states, size_t count, REAL *d, double *const *sums)
+{
+    for (uint32_t r = 0; r < gradient->read_count; r++) {
+        const int32_t symbol = gradient->expr->nodes[gradient->reads[r].capture].value.i;
+        if (sums[symbol])
+            NAME(scatter)(gradient, &gradient->reads[r], &bindings->captures[symbol], states, count, d, sums[symbol]);
+    }
+    const NAME(node_state) *slope = &states[gradient->score];
+    for (size_t i = 0; i < count; i++)
+        d[i] = d[i] == 0 ? 0 : d[i] * (slope->column ? ((const REAL *)slope->column)[i] : slope->value.r);
+}

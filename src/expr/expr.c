@@ -52,13 +52,14 @@ void attune__expr_release(const attune_expr *expr)
         destroy(mutable_expr);
 }
 
-/* Numbers the nodes that the root needs in post-order: operands first, in the order in which they stand. order[i] is
- * the builder's node, number[node] its new number; both have room for every node. */
-static uint32_t number_nodes(const attune__builder *builder, uint32_t root, uint32_t *order, uint32_t *number,
-                             uint32_t *stack, uint8_t *visited)
+/* Numbers the nodes that a root needs, and that no root before it did, in post-order: operands first, in the order in
+ * which they stand. order[i] is the builder's node, number[node] its new number; both have room for every node. */
+static uint32_t number_nodes(const attune__builder *builder, uint32_t root, uint32_t count, uint32_t *order,
+                             uint32_t *number, uint32_t *stack, uint8_t *visited)
 {
-    uint32_t depth = 0, count = 0;
-    stack[depth++] = root;
+    uint32_t depth = 0;
+    if (!visited[root])
+        stack[depth++] = root;
     while (depth) {
         uint32_t node = stack[depth - 1];
         const attune__node *n = &builder->nodes[node];
@@ -79,8 +80,9 @@ static uint32_t number_nodes(const attune__builder *builder, uint32_t root, uint
     return count;
 }
 
-static attune_status fill(const attune__builder *builder, attune_expr_kind kind, uint32_t root, const uint32_t *order,
-                          const uint32_t *number, uint32_t count, attune_expr *expr)
+static attune_status fill(const attune__builder *builder, attune_expr_kind kind, const uint32_t *roots,
+                          uint32_t root_count, const uint32_t *order, const uint32_t *number, uint32_t count,
+                          attune_expr *expr)
 {
     expr->node_count = count;
     expr->nodes = attune__alloc(builder->allocator, count, sizeof *expr->nodes);
@@ -106,14 +108,26 @@ static attune_status fill(const attune__builder *builder, attune_expr_kind kind,
     }
     atomic_init(&expr->references, 1);
     expr->kind = kind;
-    expr->uses = builder->nodes[root].uses;
-    expr->hash = builder->hashes[root];
+    expr->hash = builder->hashes[roots[0]];
+    for (uint32_t i = 0; i < root_count; i++) {
+        expr->uses = (uint16_t)(expr->uses | builder->nodes[roots[i]].uses);
+        if (i) {
+            attune__hash_add(&expr->hash, builder->hashes[roots[i]].lane[0]);
+            attune__hash_add(&expr->hash, builder->hashes[roots[i]].lane[1]);
+        }
+    }
     attune__hash_add(&expr->hash, (uint64_t)kind);
     return ATTUNE_OK;
 }
 
 attune_status attune__builder_finish(attune__builder *builder, attune_expr_kind kind, uint32_t root,
                                      attune_status limit, attune_expr **expr)
+{
+    return attune__builder_finish_all(builder, kind, &root, 1, limit, expr);
+}
+
+attune_status attune__builder_finish_all(attune__builder *builder, attune_expr_kind kind, uint32_t *roots,
+                                         uint32_t root_count, attune_status limit, attune_expr **expr)
 {
     *expr = NULL;
     if (builder->overflow)
@@ -125,7 +139,9 @@ attune_status attune__builder_finish(attune__builder *builder, attune_expr_kind 
         return ATTUNE_OUT_OF_HOST_MEMORY;
     uint32_t *number = room + builder->count, *stack = number + builder->count;
     uint8_t *visited = (uint8_t *)(stack + builder->count);
-    uint32_t count = number_nodes(builder, root, room, number, stack, visited);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < root_count; i++)
+        count = number_nodes(builder, roots[i], count, room, number, stack, visited);
     attune_status status;
     if (count > ATTUNE_EXPR_MAX_NODES) {
         status = attune__fail(limit, "the expression has %u nodes after simplification; the limit is %d", count,
@@ -135,11 +151,13 @@ attune_status attune__builder_finish(attune__builder *builder, attune_expr_kind 
         status = made ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
         if (made) {
             made->allocator = *allocator;
-            status = fill(builder, kind, root, room, number, count, made);
+            status = fill(builder, kind, roots, root_count, room, number, count, made);
             if (status == ATTUNE_OK)
                 *expr = made;
             else
                 destroy(made);
+            for (uint32_t i = 0; i < root_count; i++)
+                roots[i] = number[roots[i]];
         }
     }
     attune__free(allocator, room);
@@ -149,10 +167,8 @@ attune_status attune__builder_finish(attune__builder *builder, attune_expr_kind 
 /* ------------------------------------------------------------------------------------------------------------ joining
  */
 
-/* Makes an expression's nodes anew. */
-static attune_status import(attune__builder *builder, const attune_expr *expr, uint32_t *root)
+attune_status attune__builder_import(attune__builder *builder, const attune_expr *expr, uint32_t *number)
 {
-    uint32_t number[ATTUNE_EXPR_MAX_NODES];
     uint32_t symbols[ATTUNE_EXPR_MAX_SYMBOLS];
     for (uint32_t i = 0; i < expr->symbol_count; i++) {
         const attune__symbol *symbol = &expr->symbols[i];
@@ -186,7 +202,6 @@ static attune_status import(attune__builder *builder, const attune_expr *expr, u
         else
             number[i] = attune__make(builder, (attune__op)node->op, arg[0], arg[1], arg[2]);
     }
-    *root = number[expr->node_count - 1];
     return ATTUNE_OK;
 }
 
@@ -200,11 +215,15 @@ attune_status attune__expr_combine(const attune_allocator *allocator, attune__op
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "masks are joined by and, or and not; scores are not joined");
     attune__builder builder;
     ATTUNE__TRY(attune__builder_init(&builder, allocator));
+    uint32_t number[ATTUNE_EXPR_MAX_NODES];
     uint32_t x = 0, y = 0;
-    attune_status status = import(&builder, a, &x);
+    attune_status status = attune__builder_import(&builder, a, number);
+    if (status == ATTUNE_OK)
+        x = number[a->node_count - 1];
     if (status == ATTUNE_OK && b)
-        status = import(&builder, b, &y);
+        status = attune__builder_import(&builder, b, number);
     if (status == ATTUNE_OK) {
+        y = b ? number[b->node_count - 1] : 0;
         uint32_t root = b ? attune__make2(&builder, op, x, y) : attune__make1(&builder, op, x);
         status = attune__builder_finish(&builder, ATTUNE_EXPR_MASK, root, ATTUNE_INVALID_ARGUMENT, expr);
     }

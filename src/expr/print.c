@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "expr/builder.h"
+#include "expr/gradient.h"
 #include "expr/ops.h"
 
 /* Shared nodes are printed at each use: a text that grows past this is not worth anybody's while. */
@@ -336,7 +337,7 @@ static void add_node(printer *p, task t)
     }
 }
 
-static attune_status print_text(const attune_expr *expr, attune__text *out)
+attune_status attune__print_node(const attune_expr *expr, uint32_t node, attune__text *out)
 {
     uint32_t depth[ATTUNE_EXPR_MAX_NODES];
     for (uint32_t i = 0; i < expr->node_count; i++) {
@@ -350,7 +351,7 @@ static attune_status print_text(const attune_expr *expr, attune__text *out)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     printer p = {.expr = expr, .out = out, .depth = depth, .tasks = tasks};
     attune_status status = ATTUNE_OK;
-    push_node(&p, expr->node_count - 1, LEVEL_CHOICE, false);
+    push_node(&p, node, LEVEL_CHOICE, false);
     while (p.count && status == ATTUNE_OK) {
         task t = p.tasks[--p.count];
         if (t.minus)
@@ -405,14 +406,25 @@ static void print_ir(const attune_expr *expr, attune__text *out)
     }
 }
 
+static attune_status print_gradient(const attune_expr *expr, attune__text *out)
+{
+    attune__gradient *gradient;
+    ATTUNE__TRY(attune__gradient_create(expr, &gradient));
+    attune_status status = attune__gradient_print(gradient, out);
+    attune__gradient_destroy(gradient);
+    return status;
+}
+
 attune_status attune__expr_print(const attune_expr *expr, attune_expr_format format, char *buffer, size_t size,
                                  size_t *needed)
 {
     attune__text text = attune__text_begin(buffer, size);
     if (format == ATTUNE_EXPR_TEXT)
-        ATTUNE__TRY(print_text(expr, &text));
+        ATTUNE__TRY(attune__print_node(expr, expr->node_count - 1, &text));
     else if (format == ATTUNE_EXPR_IR)
         print_ir(expr, &text);
+    else if (format == ATTUNE_EXPR_GRADIENT)
+        ATTUNE__TRY(print_gradient(expr, &text));
     else {
         attune__ctext_prelude(&text);
         ATTUNE__TRY(

@@ -11,9 +11,9 @@ const attune__family *const attune__families[] = {
     &attune__cuda_sm100a,
     &attune__cuda_sm90a,
     &attune__cuda_sm80,
-    &attune__cuda_sm80_chunked,
     &attune__vulkan_coopmat2,
     &attune__vulkan_coopmat,
+    &attune__vulkan_lanes,
     &attune__vulkan_subgroup,
     &attune__vulkan_portable,
     &attune__opencl_portable,
@@ -68,6 +68,8 @@ const char *attune__family_refuses(const attune__family *family, const attune__s
     }
     if (family->subgroups && !limits->subgroup_operations)
         return "the device has no subgroup operations";
+    if (family->host && !limits->host)
+        return "the device is no CPU";
     if (family->missing)
         return family->missing;
     if (!family->reads[search->pass])

@@ -88,6 +88,7 @@ typedef struct attune__family {
     attune_backend backend;
     uint32_t matrix;      /* ATTUNE_MATRIX_* that it needs */
     bool subgroups;       /* needs limits.subgroup_operations */
+    bool host;            /* needs limits.host */
     bool cache;           /* shared_memory is a cache to aim for, no limit: the smallest tile is taken if none fits */
     bool last_resort;     /* others explain a failure better */
     bool tma;             /* USE_TMA is ON here; elsewhere it is OFF */
@@ -108,7 +109,7 @@ typedef struct attune__family {
 /* The families, in the order of preference within a backend; NULL at the end. */
 extern const attune__family *const attune__families[];
 extern const attune__family attune__cpu, attune__cuda_sm100a, attune__cuda_sm90a, attune__cuda_sm80,
-    attune__cuda_sm80_chunked, attune__vulkan_coopmat2, attune__vulkan_coopmat, attune__vulkan_subgroup,
+    attune__vulkan_coopmat2, attune__vulkan_coopmat, attune__vulkan_lanes, attune__vulkan_subgroup,
     attune__vulkan_portable, attune__opencl_portable;
 
 const attune__family *attune__family_find(const char *name);

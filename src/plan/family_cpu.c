@@ -32,8 +32,14 @@ uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, u
 {
     uint64_t t = compute_bytes(dtype), m = attune__round_up(block_m, 16), n = attune__round_up(block_n, 16);
     uint64_t d = attune__round_up(head_dim, 16), dv = attune__round_up(head_dim_v, 16);
-    return 2 * array(m * d, t) + array(m * dv, t) + 2 * array(n * d, t) + 2 * array(n * dv, t) + 2 * array(m * n, t) +
-           array(2 * m, t) + array(n, 1);
+    return 2 * array(m * d, t) + 2 * array(m * dv, t) + 2 * array(n * d, t) + 2 * array(n * dv, t) +
+           3 * array(m * n, t) + array(n, t) + array(2 * m, t) + array(n, 1);
+}
+
+uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, const attune_plan_choice *choice)
+{
+    const uint64_t scratch = choice->shared_memory;
+    return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64), 256);
 }
 
 static const attune__tile forward_tiles[] = {

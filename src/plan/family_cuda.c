@@ -51,10 +51,8 @@ static table by_head_dim(const attune__shape *s, const table tables[4])
 /* ------------------------------------------------------------------------------------------------------------ sm80 */
 
 static const attune__tile sm80_64[] = {
-    ATTUNE__TILE(128, 64, 1, 4),
-    ATTUNE__TILE(64, 64, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 2),
-    ATTUNE__TILE(16, 16, 1, 1),
+    ATTUNE__TILE(128, 128, 1, 4), ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),   ATTUNE__TILE(16, 16, 1, 1),
 };
 static const attune__tile sm80_128[] = {
     ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
@@ -70,22 +68,67 @@ static const attune__tile sm80_256[] = {
     ATTUNE__TILE(128, 64, 1, 8), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
+/* There 128 columns spill. */
+static const attune__tile sm120_64[] = {
+    ATTUNE__TILE(128, 64, 1, 4),
+    ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
 /* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. */
 static const attune__tile sm86_128[] = {
     ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
-static const attune__tile sm86_64[] = {
-    ATTUNE__TILE(128, 128, 1, 4), ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 2),   ATTUNE__TILE(16, 16, 1, 1),
+/* float32: a warp's 16 rows of O leave the less room for S, the wider O is. */
+static const attune__tile sm80_f32_64[] = {
+    ATTUNE__TILE(128, 64, 1, 8),
+    ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
 };
-static const attune__tile sm80_f32[] = {
-    ATTUNE__TILE(128, 64, 1, 8), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(32, 16, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+static const attune__tile sm80_f32_128[] = {
+    ATTUNE__TILE(128, 32, 1, 8),
+    ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
 };
-static const attune__tile sm80_decode[] = {
-    ATTUNE__TILE(64, 128, 2, 4), ATTUNE__TILE(64, 64, 3, 4), ATTUNE__TILE(64, 64, 2, 4), ATTUNE__TILE(32, 64, 1, 4),
-    ATTUNE__TILE(16, 64, 1, 4),  ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+static const attune__tile sm80_f32_256[] = {
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+/* Decode, by the packed rows: up to 16, 32, and more. */
+static const attune__tile sm80_decode_16[] = {
+    ATTUNE__TILE(16, 64, 3, 4), ATTUNE__TILE(16, 64, 2, 4), ATTUNE__TILE(16, 64, 1, 4),
+    ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_32[] = {
+    ATTUNE__TILE(32, 64, 3, 4), ATTUNE__TILE(32, 64, 2, 4), ATTUNE__TILE(32, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_64[] = {
+    ATTUNE__TILE(64, 64, 3, 4), ATTUNE__TILE(64, 64, 2, 4), ATTUNE__TILE(64, 32, 2, 4),
+    ATTUNE__TILE(64, 32, 1, 4), ATTUNE__TILE(32, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
+/* float32: 16 columns for each warp, as in forward. */
+static const attune__tile sm80_decode_f32_16[] = {
+    ATTUNE__TILE(16, 64, 2, 4),
+    ATTUNE__TILE(16, 64, 1, 4),
+    ATTUNE__TILE(16, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_f32_32[] = {
+    ATTUNE__TILE(32, 32, 2, 4),
+    ATTUNE__TILE(32, 32, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_f32_64[] = {
+    ATTUNE__TILE(64, 16, 3, 4),
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
 };
 static const attune__tile sm80_back_64[] = {
     ATTUNE__TILES(64, 128, 128, 64, 2, 8),
@@ -108,20 +151,35 @@ static const attune__tile sm80_back_f32[] = {
     ATTUNE__TILES(16, 16, 16, 16, 1, 2),
 };
 
+static table sm80_decode_tiles(const attune__shape *s, bool wide)
+{
+    int64_t rows = s->q_len * attune__shape_packed_heads(s);
+    /* Warps that share keys have no room for more than 128 columns of float32. */
+    if (wide && (s->head_dim > 128 || s->head_dim_v > 128))
+        return TABLE(sm80_decode_f32_64);
+    if (rows <= 16)
+        return wide ? TABLE(sm80_decode_f32_16) : TABLE(sm80_decode_16);
+    if (rows <= 32)
+        return wide ? TABLE(sm80_decode_f32_32) : TABLE(sm80_decode_32);
+    return wide ? TABLE(sm80_decode_f32_64) : TABLE(sm80_decode_64);
+}
+
 static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *count)
 {
     const attune__shape *s = search->shape;
     bool wide = attune__dtype_bytes(s) == 4, small = search->limits->shared_memory < 160 * 1024;
-    const table forward[4] = {small ? TABLE(sm86_64) : TABLE(sm80_64), small ? TABLE(sm86_128) : TABLE(sm80_128),
+    bool blackwell = search->limits->architecture / 10 == 12;
+    const table forward[4] = {blackwell ? TABLE(sm120_64) : TABLE(sm80_64), small ? TABLE(sm86_128) : TABLE(sm80_128),
                               TABLE(sm80_192), TABLE(sm80_256)};
+    const table wide_forward[4] = {TABLE(sm80_f32_64), TABLE(sm80_f32_128), TABLE(sm80_f32_256), TABLE(sm80_f32_256)};
     const table backward[4] = {TABLE(sm80_back_64), TABLE(sm80_back_128), TABLE(sm80_back_256), TABLE(sm80_back_256)};
     table t;
     if (search->pass == ATTUNE__PASS_DECODE)
-        t = TABLE(sm80_decode);
+        t = sm80_decode_tiles(s, wide);
     else if (search->pass == ATTUNE__PASS_BACKWARD)
         t = wide ? TABLE(sm80_back_f32) : by_head_dim(s, backward);
     else
-        t = wide ? TABLE(sm80_f32) : by_head_dim(s, forward);
+        t = by_head_dim(s, wide ? wide_forward : forward);
     *count = t.count;
     return t.tiles;
 }
@@ -198,7 +256,7 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
 /*
  * With e the bytes of an element, D and Dv the padded head dimensions, S = num_stages:
  *   forward    max(Q[M][D] + S (K[N][D] + V[N][Dv]), O[M][Dv]) e              O is staged where all the others were
- *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   the merge is float32, over the rest
+ *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   O, m and l in float32, over the rest
  *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv]) + P[M1][N1] + dS[M1][N1]) e + S (lse + delta)[M1] 4
  *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e
  */
@@ -221,7 +279,7 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
     uint64_t loop = (m * d + stages * n * (d + dv)) * e;
     if (search->pass == ATTUNE__PASS_DECODE) {
         uint64_t shares = warps / (m / 16);
-        c.shared = larger(loop, shares > 1 ? shares * m * (dv + 2) * 4 : m * dv * 4);
+        c.shared = larger(loop, shares * m * (dv + 2) * 4);
     } else
         c.shared = larger(loop, m * dv * e);
     return c;
@@ -237,6 +295,13 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
             CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                                         \
     }
 
+/* Decode waits for memory, not for products: mma.sync serves every device. */
+#define NO_DECODE_READS                                                                                                \
+    {                                                                                                                  \
+        CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,                               \
+            CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                                         \
+    }
+
 const attune__family attune__cuda_sm80 = {
     .name = "cuda_sm80",
     .backend = ATTUNE_BACKEND_CUDA,
@@ -247,68 +312,6 @@ const attune__family attune__cuda_sm80 = {
     .settle = sm80_settle,
     .refuse = sm80_refuse,
     .cost = sm80_cost,
-};
-
-/* ---------------------------------------------------------------------------------------------------- sm80, chunked */
-
-/*
- * The same kernel with operands streamed in slices of 64 elements of the head dimension: slower, since Q is read again
- * for each tile of keys, but its shared memory does not grow with the head dimension. No NVIDIA GPU needs it as built;
- * one that is capped to a small device's memory does.
- */
-#define CHUNK 64
-
-static const attune__tile chunked_forward[] = {
-    ATTUNE__TILE(64, 64, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 2),
-    ATTUNE__TILE(16, 16, 1, 1),
-};
-static const attune__tile chunked_backward[] = {
-    ATTUNE__TILES(64, 64, 64, 64, 1, 8),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 4),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 2),
-};
-
-static const attune__tile *chunked_tiles(const attune__search *search, uint32_t *count)
-{
-    table t = search->pass == ATTUNE__PASS_BACKWARD ? TABLE(chunked_backward) : TABLE(chunked_forward);
-    *count = t.count;
-    return t.tiles;
-}
-
-/*
- * With C = 64:
- *   forward    S (Q[M][C] + K[N][C]) e, over which V[N][C] and O[M][C] are laid
- *   dK and dV  (S (Q[M1][C] + K[N1][C]) + P[M1][N1] + dS[M1][N1]) e + (lse + delta)[M1] 4; dO and V likewise over Q, K
- *   dQ         (S (Q[M2][C] + K[N2][C]) + dS[M2][N2]) e
- */
-static attune__cost chunked_cost(const attune__search *search, const attune__tile *tile)
-{
-    const uint32_t *v = tile->value;
-    uint64_t e = attune__dtype_bytes(search->shape), stages = v[ATTUNE__NUM_STAGES];
-    attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS], .registers = sm80_registers(search, tile)};
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        uint64_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
-        uint64_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
-        c.shared = larger((stages * (m1 + n1) * CHUNK + 2 * m1 * n1) * e + 2 * m1 * 4,
-                          (stages * (m2 + n2) * CHUNK + m2 * n2) * e);
-    } else
-        c.shared = stages * (v[ATTUNE__BLOCK_M] + v[ATTUNE__BLOCK_N]) * CHUNK * e;
-    return c;
-}
-
-const attune__family attune__cuda_sm80_chunked = {
-    .name = "cuda_sm80_chunked",
-    .backend = ATTUNE_BACKEND_CUDA,
-    .last_resort = true,
-    .matrix = ATTUNE_MATRIX_MMA_SYNC,
-    .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    .reads = {CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,
-              CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
-    .tiles = chunked_tiles,
-    .settle = sm80_settle,
-    .refuse = sm80_refuse,
-    .cost = chunked_cost,
 };
 
 /* ----------------------------------------------------------------------------------------------------------- sm90a */
@@ -335,12 +338,6 @@ static const attune__tile sm90_256[] = {
     ATTUNE__TILE(64, 32, 2, 8),
     ATTUNE__TILE(64, 32, 1, 8),
 };
-static const attune__tile sm90_decode[] = {
-    ATTUNE__TILE(64, 128, 2, 8),
-    ATTUNE__TILE(64, 64, 2, 8),
-    ATTUNE__TILE(64, 32, 2, 8),
-    ATTUNE__TILE(64, 32, 1, 8),
-};
 static const attune__tile sm90_back[] = {
     ATTUNE__TILES(64, 128, 128, 64, 2, 12),
     ATTUNE__TILES(64, 64, 64, 64, 2, 12),
@@ -351,9 +348,7 @@ static const attune__tile sm90_back[] = {
 static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *count)
 {
     const table forward[4] = {TABLE(sm90_64), TABLE(sm90_128), TABLE(sm90_192), TABLE(sm90_256)};
-    table t = search->pass == ATTUNE__PASS_BACKWARD ? TABLE(sm90_back)
-              : search->pass == ATTUNE__PASS_DECODE ? TABLE(sm90_decode)
-                                                    : by_head_dim(search->shape, forward);
+    table t = search->pass == ATTUNE__PASS_BACKWARD ? TABLE(sm90_back) : by_head_dim(search->shape, forward);
     *count = t.count;
     return t.tiles;
 }
@@ -402,8 +397,6 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
         *option = rows[i];
         if (value % 64 || value > (sm90_may_have_192(search) ? 192u : 128u))
             return "wgmma takes 64 or 128 rows";
-        if (search->pass == ATTUNE__PASS_DECODE && value > 64)
-            return "a decode tile has 64 rows";
     }
     if (tile->value[ATTUNE__NUM_WARPS] != sm90_warps(search, tile)) {
         *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
@@ -443,8 +436,7 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
         return c;
     }
     uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
-    uint64_t o = m * dv * (search->pass == ATTUNE__PASS_DECODE ? 4 : e);
-    c.shared = larger(m * d * e, o) + stages * n * (d + dv) * e + barriers;
+    c.shared = larger(m * d * e, m * dv * e) + stages * n * (d + dv) * e + barriers;
     /* A warp group's 64 rows of S, P in 16 bits, and O, over 128 threads. */
     c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
     return c;
@@ -456,7 +448,7 @@ const attune__family attune__cuda_sm90a = {
     .matrix = ATTUNE_MATRIX_WGMMA,
     .tma = true,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    .reads = CUDA_READS,
+    .reads = NO_DECODE_READS,
     .tiles = sm90_tiles,
     .settle = sm90_settle,
     .refuse = sm90_refuse,
@@ -470,7 +462,7 @@ const attune__family attune__cuda_sm100a = {
     .tma = true,
     .missing = "this version has no tcgen05 kernel",
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    .reads = CUDA_READS,
+    .reads = NO_DECODE_READS,
     .tiles = sm90_tiles,
     .settle = sm90_settle,
     .refuse = sm90_refuse,

@@ -122,7 +122,7 @@ static attune__cost portable_cost(const attune__search *search, const attune__ti
     return (attune__cost){.shared = scalar_shared(search, tile, threads, false), .invocations = threads};
 }
 
-#define VULKAN_LOOP (ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__BLOCKS_ARE_CONTIGUOUS))
+#define VULKAN_LOOP ATTUNE__BIT(ATTUNE__PRESCALE_QK)
 #define VULKAN_READS(more)                                                                                             \
     {                                                                                                                  \
         VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE,                                                                   \
@@ -165,7 +165,8 @@ static void settle_warps(const attune__search *search, attune__tile *tile)
         *warps /= 2;
 }
 
-/* Eight subgroups, and at most 256 invocations: on an H200 a fifth faster than half as many. */
+/* Eight subgroups, and at most 128 invocations: each then has 8 rows of a tile of 64, on an H200 a seventh faster than
+ * twice as many with 4. */
 static void subgroup_settle(const attune__search *search, attune__tile *tile)
 {
     settle_rows(search, tile);
@@ -173,7 +174,7 @@ static void subgroup_settle(const attune__search *search, attune__tile *tile)
     if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) || *warps)
         return;
     uint32_t most = attune__floor2(search->limits->workgroup_invocations);
-    for (*warps = 8; *warps > 1 && (*warps * width > 256 || *warps * width > most);)
+    for (*warps = 8; *warps > 1 && (*warps * width > 128 || *warps * width > most);)
         *warps /= 2;
 }
 
@@ -218,14 +219,77 @@ const attune__family attune__vulkan_subgroup = {
     .cost = subgroup_cost,
 };
 
+/* ----------------------------------------------------------------------------------------------------------- lanes */
+
+/* Of drivers that run on a CPU: a workgroup is one subgroup, shares no memory and has no barriers. More rows would
+ * spare reads of K and V, and cost the driver's compiler more time: it unrolls all rows and columns. */
+#define MOST_LANES_ROWS 16
+
+static const attune__tile lanes_forward[] = {ATTUNE__TILE(16, 64, 1, 1), ATTUNE__TILE(16, 32, 1, 1),
+                                             ATTUNE__TILE(16, 16, 1, 1), ATTUNE__TILE(16, 8, 1, 1)};
+
+static const attune__tile *lanes_tiles(const attune__search *search, uint32_t *count)
+{
+    (void)search;
+    *count = COUNT(lanes_forward);
+    return lanes_forward;
+}
+
+static void lanes_settle(const attune__search *search, attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    uint32_t q = s->block_mask ? s->mask_q_block : 1024, kv = s->block_mask ? s->mask_kv_block : 1024;
+    if (search->pass == ATTUNE__PASS_DECODE)
+        attune__settle_decode(search, tile, 1);
+    else
+        attune__settle_number(search, tile, ATTUNE__BLOCK_M, q, s->q_len, 1);
+    attune__settle_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, lanes(search->limits));
+    tile->value[ATTUNE__NUM_WARPS] = 1;
+}
+
+static const char *lanes_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
+    if (why)
+        return why;
+    const uint32_t width = lanes(search->limits), m = tile->value[ATTUNE__BLOCK_M], n = tile->value[ATTUNE__BLOCK_N];
+    *option = ATTUNE__BLOCK_M;
+    if (m > MOST_LANES_ROWS)
+        return "it must be at most 16";
+    *option = ATTUNE__BLOCK_N;
+    if (n % width || n > 4 * width)
+        return "each lane of the subgroup has one to four of its columns";
+    return search->shape->head_dim % width ? "the head dimension is no multiple of the subgroup" : NULL;
+}
+
+static attune__cost lanes_cost(const attune__search *search, const attune__tile *tile)
+{
+    (void)tile;
+    return (attune__cost){.invocations = lanes(search->limits)};
+}
+
+const attune__family attune__vulkan_lanes = {
+    .name = "vulkan_lanes",
+    .backend = ATTUNE_BACKEND_VULKAN,
+    .subgroups = true,
+    .host = true,
+    .dtypes = ALL_DTYPES,
+    .reads = {VULKAN_LOOP | ATTUNE__FORWARD_TILE, VULKAN_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV)},
+    .tiles = lanes_tiles,
+    .settle = lanes_settle,
+    .refuse = lanes_refuse,
+    .cost = lanes_cost,
+};
+
 /* ---------------------------------------------------------------------------------------------- cooperative matrix */
 
 #define MATRIX_SLICE 64
 #define MATRIX_PAD   8 /* elements of 16 bits: one row to the next in other banks, 16-byte aligned */
 
 static const attune__tile coopmat_forward[] = {
-    ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(32, 64, 1, 4), ATTUNE__TILE(32, 32, 1, 4), ATTUNE__TILE(16, 64, 1, 4),
-    ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1), ATTUNE__TILE(8, 16, 1, 1),
+    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(64, 32, 1, 0), ATTUNE__TILE(32, 64, 1, 0), ATTUNE__TILE(32, 32, 1, 0),
+    ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0), ATTUNE__TILE(16, 16, 1, 0), ATTUNE__TILE(8, 32, 1, 0),
+    ATTUNE__TILE(8, 16, 1, 0),
 };
 static const attune__tile coopmat_backward[] = {
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
@@ -243,7 +307,15 @@ static const attune__tile *coopmat_tiles(const attune__search *search, uint32_t 
     return coopmat_forward;
 }
 
-/* Subgroups that the matrices of a tile keep busy: those of S, in backward of the smaller loop. */
+static const char *coopmat_layout(const attune__search *search, const attune__tile *tile, attune__matrix_layout *layout)
+{
+    const attune_limits *l = search->limits;
+    const attune__matrix_shape matrix = {l->matrix_m, l->matrix_n, l->matrix_k, attune__floor2(lanes(l))};
+    const uint32_t *v = tile->value;
+    return attune__matrix_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], v[ATTUNE__NUM_WARPS], matrix,
+                                      search->shape->head_dim, search->shape->head_dim_v, layout);
+}
+
 static bool coopmat_divides(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     const attune_limits *l = search->limits;
@@ -262,15 +334,16 @@ static bool coopmat_divides(const attune__search *search, const attune__tile *ti
     return true;
 }
 
+/* Subgroups that the matrices of a tile keep busy: one for each row of them, in backward one for each of the smaller
+ * loop. */
 static uint32_t coopmat_most_warps(const attune__search *search, const attune__tile *tile)
 {
     const attune_limits *l = search->limits;
     const uint32_t *v = tile->value;
     uint32_t one = v[ATTUNE__BLOCK_M1] * v[ATTUNE__BLOCK_N1], two = v[ATTUNE__BLOCK_M2] * v[ATTUNE__BLOCK_N2];
-    uint32_t s = search->pass != ATTUNE__PASS_BACKWARD ? v[ATTUNE__BLOCK_M] * v[ATTUNE__BLOCK_N]
-                 : one < two                           ? one
-                                                       : two;
-    return s / (l->matrix_m * l->matrix_n);
+    if (search->pass != ATTUNE__PASS_BACKWARD)
+        return v[ATTUNE__BLOCK_M] / l->matrix_m;
+    return (one < two ? one : two) / (l->matrix_m * l->matrix_n);
 }
 
 static void coopmat_settle(const attune__search *search, attune__tile *tile)
@@ -278,10 +351,21 @@ static void coopmat_settle(const attune__search *search, attune__tile *tile)
     attune__settle_tile(search, tile, 16);
     if (search->pass == ATTUNE__PASS_DECODE)
         attune__settle_decode(search, tile, search->limits->matrix_m);
-    settle_warps(search, tile);
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], most = coopmat_most_warps(search, tile);
+    if (search->pass != ATTUNE__PASS_BACKWARD && !*warps)
+        *warps = attune__floor2(most ? most : 1);
+    settle_warps(search, tile);
     while (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) && *warps > 1 && *warps > most)
         *warps /= 2;
+    if (search->pass == ATTUNE__PASS_BACKWARD || search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N))
+        return;
+    /* At most 16 scores for each lane: expressions stand in the code once for every one of them. */
+    const uint64_t threads = (uint64_t)*warps * lanes(search->limits);
+    const uint32_t columns = search->limits->matrix_n > search->limits->matrix_k ? search->limits->matrix_n
+                                                                                 : search->limits->matrix_k;
+    uint32_t *n = &tile->value[ATTUNE__BLOCK_N];
+    while (*n > columns && (uint64_t)tile->value[ATTUNE__BLOCK_M] * *n > threads * 16)
+        *n /= 2;
 }
 
 static const char *coopmat_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
@@ -301,14 +385,15 @@ static const char *coopmat_refuse(const attune__search *search, const attune__ti
                                                                   : ATTUNE__BLOCK_M;
         return "each of the num_warps subgroups takes at least one matrix of the tile";
     }
-    return NULL;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return NULL;
+    attune__matrix_layout layout;
+    *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_N;
+    return coopmat_layout(search, tile, &layout);
 }
 
 /*
- * h are elements of 16 bits, f of 32; D is padded to 16 and the matrix' depth, n the matrix' columns. A slice is 64 of
- * the head dimension. alpha is the rows' factors spread over a matrix, since nobody but the driver knows which lane
- * holds which element.
- *   forward, decode  Qh[M][D + 8] + slice h[N][64 + 8] + Sf[M][N + 4] + Ph[M][N + 8] + alpha f[M][n] + state f[2][M]
+ * Forward and decode: layout.h. In backward h are elements of 16 bits, f of 32, and a slice is 64 of the head dimension:
  *   dK and dV        (Q h[M1] + K h[N1])[64 + 8] + Sf[M1][N1 + 4] + (P + dS) h[M1][N1 + 8] + rows f[2][M1]
  *   dQ               likewise with M2 and N2, without P
  */
@@ -326,10 +411,8 @@ static attune__cost coopmat_cost(const attune__search *search, const attune__til
         c.shared = larger(kv, q);
         return c;
     }
-    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
-    uint64_t d = attune__round_up(search->shape->head_dim, l->matrix_k > 16 ? l->matrix_k : 16);
-    c.shared = 2 * m * (d + MATRIX_PAD) + 2 * n * slice + 4 * m * (n + 4) + 2 * m * (n + MATRIX_PAD) +
-               4 * m * l->matrix_n + 8 * m;
+    attune__matrix_layout layout;
+    c.shared = coopmat_layout(search, tile, &layout) ? UINT64_MAX : layout.bytes;
     return c;
 }
 

@@ -29,7 +29,7 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
     l.tm = most(block_m / l.ty, 1);
     l.to = (head_dim_v / 4 + l.tx - 1) / l.tx;
     l.o_size = l.tm * l.to;
-    l.slice = head_dim % 32 == 0 ? 32 : head_dim % 16 == 0 ? 16 : 8;
+    l.slice = head_dim % 16 == 0 ? 16 : 8;
     l.parts = least(threads / block_m, block_n / 4);
     l.part = block_n / 4 / l.parts;
     /* Rows of S begin on other banks for the invocations that read them together. */
@@ -39,12 +39,62 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
     l.slice_size = most((block_m + block_n) * slice_row, 4 * chunk_row);
     for (l.chunk = 4; 2 * l.chunk <= block_n && 2 * l.chunk * chunk_row <= l.slice_size;)
         l.chunk *= 2;
-    l.fetch_qk = ((block_m + block_n) * (l.slice / 8) + threads - 1) / threads;
+    l.fetch_q = (block_m * (l.slice / 8) + threads - 1) / threads;
+    l.fetch_k = (block_n * (l.slice / 8) + threads - 1) / threads;
     l.fetch_v = (l.chunk * (head_dim_v / 8) + threads - 1) / threads;
     l.s_size = block_m * l.s_stride;
     l.rows_size = block_m;
     l.reduce_size = subgroups ? 0 : block_m * l.parts;
-    l.bytes = UINT64_C(16) * (l.slice_size + l.s_size) + UINT64_C(4) * (l.rows_size + l.reduce_size + 1);
+    l.bytes = UINT64_C(16) * (2 * l.slice_size + l.s_size) + UINT64_C(4) * (l.rows_size + l.reduce_size + 4);
+    *layout = l;
+    return NULL;
+}
+
+#define MOST_HELD  128 /* of the head dimension: longer rows of Q would leave O too few registers */
+#define MOST_FETCH 8
+
+const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
+                                       uint32_t head_dim, uint32_t head_dim_v, attune__matrix_layout *layout)
+{
+    const uint32_t lanes = matrix.lanes;
+    attune__matrix_layout l = {.threads = warps * lanes,
+                               .block_m = block_m,
+                               .block_n = block_n,
+                               .head_dim = head_dim,
+                               .head_dim_v = head_dim_v,
+                               .m = matrix.m,
+                               .n = matrix.n,
+                               .k = matrix.k,
+                               .rows = block_m / warps};
+    if (block_m % warps || l.rows < matrix.m || l.rows % matrix.m)
+        return "each of the num_warps subgroups has the rows of at least one matrix";
+    if (l.rows > lanes || lanes % l.rows)
+        return "a subgroup has at most as many rows as lanes";
+    if (block_n % matrix.n || block_n % matrix.k)
+        return "it must be a multiple of the device's matrices";
+    l.parts = lanes / l.rows;
+    l.part = block_n / 4 / l.parts;
+    if (!l.part || l.part > MOST_PART)
+        return "a lane has 4 to 32 scores, all of one row";
+    l.row_tiles = l.rows / matrix.m;
+    l.s_tiles = block_n / matrix.n;
+    l.q_tiles = (head_dim + matrix.k - 1) / matrix.k;
+    l.o_tiles = (head_dim_v + matrix.n - 1) / matrix.n;
+    l.hold_q = l.q_tiles * matrix.k <= MOST_HELD;
+    /* An odd number of groups from one row to the next: eight rows lie in different banks. */
+    const uint32_t k_groups = l.q_tiles * matrix.k / 8, v_groups = l.o_tiles * matrix.n / 8;
+    l.k_stride = k_groups | 1;
+    l.v_stride = v_groups | 1;
+    l.s_stride = block_n / 4 + 1;
+    l.p_stride = block_n / 8 + 1;
+    l.fetch = least((block_n * most(k_groups, v_groups) + l.threads - 1) / l.threads, MOST_FETCH);
+    const uint32_t kv_size = block_n * most(l.k_stride, l.v_stride), q_size = block_m * l.k_stride;
+    l.q_at = l.hold_q ? 0 : kv_size;
+    l.warps_at = l.hold_q ? most(kv_size, q_size) : kv_size + q_size;
+    l.extra_at = l.rows * l.s_stride;
+    l.warp_size = l.extra_at + l.rows * matrix.n / 4;
+    l.memory_size = l.warps_at + warps * l.warp_size;
+    l.bytes = UINT64_C(16) * l.memory_size + 4;
     *layout = l;
     return NULL;
 }

@@ -16,13 +16,36 @@ typedef struct attune__scalar_layout {
     uint32_t tx, ty, tm, to;
     uint32_t parts, part;
     uint32_t s_stride, o_size;
-    uint32_t fetch_qk, fetch_v; /* groups of eight elements of an invocation in one slice, or chunk */
-    uint32_t slice_size, s_size, rows_size, reduce_size;
+    uint32_t fetch_q, fetch_k, fetch_v; /* groups of eight elements of an invocation in one slice, or chunk */
+    uint32_t slice_size;                /* of one of the two buffers */
+    uint32_t s_size, rows_size, reduce_size;
     uint64_t bytes; /* of shared memory */
 } attune__scalar_layout;
 
 /* Returns NULL, or why the kernel cannot have the tile; all numbers are powers of two. */
 const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
                                        uint32_t head_dim_v, bool subgroups, attune__scalar_layout *layout);
+
+/* shaders/forward_matrix.comp; groups are 16 bytes, counts of matrices are called tiles. */
+typedef struct attune__matrix_layout {
+    uint32_t threads, block_m, block_n, head_dim, head_dim_v;
+    uint32_t m, n, k;
+    uint32_t rows; /* of a subgroup */
+    uint32_t row_tiles, s_tiles, q_tiles, o_tiles;
+    uint32_t parts, part;
+    bool hold_q;
+    uint32_t fetch;
+    uint32_t k_stride, v_stride, s_stride, p_stride;
+    uint32_t q_at, warps_at, warp_size, extra_at, memory_size;
+    uint64_t bytes; /* of shared memory */
+} attune__matrix_layout;
+
+typedef struct attune__matrix_shape {
+    uint32_t m, n, k, lanes; /* the device's; lanes of a subgroup */
+} attune__matrix_shape;
+
+/* Returns NULL, or why the kernel cannot have the tile; all numbers but the head dimensions are powers of two. */
+const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
+                                       uint32_t head_dim, uint32_t head_dim_v, attune__matrix_layout *layout);
 
 #endif

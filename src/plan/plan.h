@@ -26,6 +26,7 @@ typedef struct attune__shape {
     bool mask_uses_head; /* lists differ by head: packing the heads of a group into one tile would mix them */
     bool lse, row_max;
     uint32_t mask_q_block, mask_kv_block;
+    uint64_t capture_gradient_elements;
     uint64_t expr_scratch; /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
                               columns; the api room fills it in, since expressions are not known here */
 } attune__shape;
@@ -72,11 +73,18 @@ uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t h
                                   attune_dtype dtype);
 uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
 /*
- * CPU, backward: likewise q[M][D] do[M][Dv] k[N][D] v[N][Dv] p[M][N] ds[M][N] dq[M][D] dk[N][D] dv[N][Dv] state[2][M]
- * (lse, delta) allowed[N], for either loop. The workspace begins with T delta[batch][heads][q_len], rounded up to 256.
+ * CPU, backward: likewise q[M][D] dq[M][D] do[M][Dv] do[M][Dv] (packed) k[N][D] dk[N][D] v[N][Dv] dv[N][Dv] p[M][N]
+ * ds[M][N] turned[N][M] raw[N] state[2][M] (lse, delta) allowed[N], for either loop. The workspace begins with
+ * T delta[batch][heads][q_len], rounded up to 256, and double sums[ATTUNE__CPU_GRADIENT_SLOTS][elements], rounded up to
+ * 64, where gradients of captures are wanted.
  */
+#define ATTUNE__CPU_GRADIENT_SLOTS 8
 uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
                                            attune_dtype dtype);
+uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, const attune_plan_choice *choice);
+
+/* Cuts the limits of a real device down to those of a profile, all but what its kernels are compiled for. */
+attune_status attune__profile_lay(const char *name, attune_limits *limits);
 
 /* A candidate that was considered and not taken. */
 typedef struct attune__rejection {

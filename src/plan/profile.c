@@ -100,7 +100,7 @@ static const attune_profile profiles[] = {
     {PROFILE("lavapipe", "Mesa's CPU Vulkan, 8 cores", "vulkaninfo of Mesa 26.2.6"),
      {VULKAN, .compute_units = 8, .shared_memory = 32 * KIB, .workgroup_invocations = 1024, .subgroup_size = 8,
       .matrix = ATTUNE_MATRIX_COOPMAT, .matrix_m = 8, .matrix_n = 8, .matrix_k = 8, .push_constants = 256, .f16 = true,
-      .subgroup_operations = true, .storage_range = 128 * KIB * KIB, .memory = 16 * GIB}},
+      .subgroup_operations = true, .storage_range = 128 * KIB * KIB, .memory = 16 * GIB, .host = true}},
     {PROFILE("vulkan-minimum", "The least that Vulkan 1.2 allows", "Vulkan specification, Required Limits"),
      {VULKAN, .compute_units = 1, .shared_memory = 16 * KIB, .workgroup_invocations = 128, .subgroup_size = 1,
       .push_constants = 128, .storage_range = 128 * KIB * KIB}},
@@ -149,4 +149,34 @@ attune_status attune_profile_find(const char *name, attune_profile *profile)
         attune__text_add(&text, "%s%s", i ? ", " : "", profiles[i].name);
     }
     return attune__fail(ATTUNE_INVALID_ARGUMENT, "there is no profile \"%.64s\", expected one of %s", name, names);
+}
+
+attune_status attune__profile_lay(const char *name, attune_limits *limits)
+{
+    attune_profile profile = {.struct_size = sizeof profile};
+    ATTUNE__TRY(attune_profile_find(name, &profile));
+    const attune_limits *p = &profile.limits;
+    if (p->backend != limits->backend)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "profile %s is of another backend than the device", profile.name);
+    const struct {
+        const char *name;
+        uint32_t least, *value;
+    } parts[] = {
+        {"shared_memory", p->shared_memory, &limits->shared_memory},
+        {"workgroup_invocations", p->workgroup_invocations, &limits->workgroup_invocations},
+        {"registers", p->registers, &limits->registers},
+        {"registers_per_thread", p->registers_per_thread, &limits->registers_per_thread},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (*parts[i].value && parts[i].least > *parts[i].value)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "profile %s has %u of %s, the device %u: take a smaller one",
+                                profile.name, parts[i].least, parts[i].name, *parts[i].value);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        *parts[i].value = parts[i].least;
+    limits->compute_units = p->compute_units;
+    limits->shared_memory_unit = p->shared_memory_unit;
+    limits->shared_memory_reserved = p->shared_memory_reserved;
+    limits->unit_invocations = p->unit_invocations;
+    limits->matrix &= p->matrix;
+    return ATTUNE_OK;
 }

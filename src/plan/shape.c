@@ -75,6 +75,7 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
         .score_expr = p.score != NULL,
         .lse = p.lse,
         .row_max = p.row_max,
+        .capture_gradient_elements = (uint64_t)p.capture_gradient_elements,
         .mask_q_block = p.mask_q_block ? p.mask_q_block : 128,
         .mask_kv_block = p.mask_kv_block ? p.mask_kv_block : 128,
     };
@@ -92,6 +93,9 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
     ATTUNE__TRY(check_counts(&s));
     ATTUNE__TRY(check_mask_block("mask_q_block", s.mask_q_block));
     ATTUNE__TRY(check_mask_block("mask_kv_block", s.mask_kv_block));
+    if (p.capture_gradient_elements < 0 || p.capture_gradient_elements > MOST_ROWS)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.capture_gradient_elements is %lld, expected 0 to 2^40",
+                            (long long)p.capture_gradient_elements);
     if (!isfinite(s.scale))
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.scale is %g, expected a finite number", s.scale);
     if (s.scale == 0)

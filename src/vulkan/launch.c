@@ -97,6 +97,25 @@ static void fill_score_table(const run *r, attune__mods_table *table)
     }
 }
 
+/* What a driver would cut off is refused: a wrong result is worse than none. */
+static attune_status check_steps(const run *r)
+{
+    const attune__forward *call = r->call;
+    const attune__vulkan_program *program = r->program;
+    const uint32_t block_n = program->choice.block_n;
+    const attune__vulkan_mask *mask = (const attune__vulkan_mask *)call->device_mask;
+    const uint64_t keys = mask ? (uint64_t)mask->longest * call->mask->kv_block : (uint64_t)call->kv_len;
+    const uint64_t steps = (keys + block_n - 1) / block_n, splits = r->arguments.splits;
+    if (!program->most_steps || steps <= program->most_steps * splits)
+        return ATTUNE_OK;
+    return attune__fail(
+        ATTUNE_UNSUPPORTED,
+        "device %s: its driver, llvmpipe, stops a workgroup after %u steps of %u keys, this call has %llu "
+        "in %llu parts: use device cpu%s",
+        program->base.device->info.id, program->most_steps, block_n, (unsigned long long)steps,
+        (unsigned long long)splits, program->choice.decode ? " or a larger SPLIT_KV" : "");
+}
+
 static attune_status prepare(run *r, bool decode)
 {
     const attune__forward *call = r->call;
@@ -119,6 +138,7 @@ static attune_status prepare(run *r, bool decode)
                (is_aligned(&a->v, 16) ? ATTUNE__VULKAN_ALIGNED_V : 0) |
                (is_aligned(&a->o, store) ? ATTUNE__VULKAN_ALIGNED_O : 0);
     cut(r, decode);
+    ATTUNE__TRY(check_steps(r));
 
     const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
     if (r->tiles > UINT32_MAX || (a->splits > 1 && rows > UINT32_MAX / a->splits / ((uint64_t)call->v.size[3] / 4)))

@@ -42,9 +42,10 @@ static layout layout_of(const attune_mask *mask, int64_t rows)
     return l;
 }
 
-static void write_lists(const attune_mask *mask, int64_t rows, uint64_t address, char *rows_out, uint32_t *entries)
+/* Returns the most blocks of a row. */
+static uint32_t write_lists(const attune_mask *mask, int64_t rows, uint64_t address, char *rows_out, uint32_t *entries)
 {
-    uint32_t *next = entries;
+    uint32_t *next = entries, longest = 0;
     for (int64_t r = 0; r < rows; r++) {
         const int32_t *partial = mask->kv.indices + mask->kv.offsets[r];
         const int32_t *partial_end = mask->kv.indices + mask->kv.offsets[r + 1];
@@ -59,7 +60,9 @@ static void write_lists(const attune_mask *mask, int64_t rows, uint64_t address,
             const bool take = full == full_end || (partial != partial_end && *partial < *full);
             *next++ = take ? (uint32_t)*partial++ << 1 | 1u : (uint32_t)*full++ << 1;
         }
+        longest = row.count > longest ? row.count : longest;
     }
+    return longest;
 }
 
 /* The captures are the mask's own copies, contiguous. */
@@ -114,7 +117,7 @@ attune_status attune__vulkan_mask_upload(attune_device *device, const attune_mas
         goto done;
     const uint64_t address = attune__vulkan_address(buffer, 0);
     /* NOLINTNEXTLINE(bugprone-casting-through-void): aligned to 64, and entries begin at a multiple of 16 */
-    write_lists(mask, rows, address + l.entries, staged, (uint32_t *)(void *)(staged + l.entries));
+    made->longest = write_lists(mask, rows, address + l.entries, staged, (uint32_t *)(void *)(staged + l.entries));
     if (mask->expr)
         write_expression(mask, address, &l, staged);
     status = attune__vulkan_buffer_write(buffer, 0, staged, l.size);

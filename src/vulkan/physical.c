@@ -246,6 +246,8 @@ attune_status attune__vulkan_physical_read(const attune_allocator *allocator, co
     const uint32_t version = base.properties.apiVersion;
     physical->type = base.properties.deviceType;
     physical->vendor = base.properties.vendorID;
+    physical->device_id = base.properties.deviceID;
+    physical->driver_version = base.properties.driverVersion;
     physical->api_version = version < instance_version ? version : instance_version;
     read_names(physical, &base.properties, NULL);
     read_memory(vk, physical);
@@ -280,8 +282,7 @@ attune_status attune__vulkan_physical_read(const attune_allocator *allocator, co
 }
 
 /* Subgroup-scope A x B + C of 16-bit floats into f32. */
-static const attune__vulkan_matrix *choose_matrix(const attune__vulkan_physical *physical, VkComponentTypeKHR type,
-                                                  const attune__vulkan_matrix *like)
+static const attune__vulkan_matrix *choose_matrix(const attune__vulkan_physical *physical, VkComponentTypeKHR type)
 {
     const attune__vulkan_matrix *first = NULL;
     for (uint32_t i = 0; i < physical->matrix_count; i++) {
@@ -289,9 +290,9 @@ static const attune__vulkan_matrix *choose_matrix(const attune__vulkan_physical 
         if (x->scope != VK_SCOPE_SUBGROUP_KHR || x->a != type || x->b != type || x->saturating ||
             x->c != VK_COMPONENT_TYPE_FLOAT32_KHR || x->result != VK_COMPONENT_TYPE_FLOAT32_KHR)
             continue;
-        if (like ? x->m == like->m && x->n == like->n && x->k == like->k : x->m == 16 && x->n == 16 && x->k == 16)
+        if (x->m == 16 && x->n == 16 && x->k == 16)
             return x;
-        if (!like && !first)
+        if (!first)
             first = x;
     }
     return first;
@@ -320,22 +321,26 @@ void attune__vulkan_limits_choose(attune__vulkan_physical *physical)
         .subgroup_operations = physical->subgroup_operations,
         .storage_range = physical->max_storage_range,
         .memory = physical->heap,
+        .host = physical->type == VK_PHYSICAL_DEVICE_TYPE_CPU && f->int64,
     };
     /* Tiles of more than 64 lanes are untested everywhere: where the size can be asked for, it is. */
     if (f->subgroup_size_control && physical->required_sizes)
         while (limits->subgroup_size > 64 && limits->subgroup_size / 2 >= physical->subgroup_min)
             limits->subgroup_size /= 2;
-    /* Cooperative matrices are used in full subgroups only, under the Vulkan memory model. */
-    static const bool have_kernels = false; /* of this version */
-    if (!have_kernels || !f->cooperative_matrix || !f->memory_model || !f->full_subgroups || !f->float16)
+            /* Cooperative matrices are used in full subgroups only, under the Vulkan memory model. */
+#if ATTUNE_HAVE_COOPERATIVE_MATRIX
+    const bool compiled = true;
+#else
+    const bool compiled = false; /* the build's glslang does not know them */
+#endif
+    if (!compiled || !f->cooperative_matrix || !f->memory_model || !f->full_subgroups || !f->float16)
         return;
-    const attune__vulkan_matrix *matrix = choose_matrix(physical, VK_COMPONENT_TYPE_FLOAT16_KHR, NULL);
+    const attune__vulkan_matrix *matrix = choose_matrix(physical, VK_COMPONENT_TYPE_FLOAT16_KHR);
     if (!matrix)
         return;
     limits->matrix = ATTUNE_MATRIX_COOPMAT;
     limits->matrix_m = matrix->m;
     limits->matrix_n = matrix->n;
     limits->matrix_k = matrix->k;
-    limits->bf16 = f->bfloat16 && f->bfloat16_cooperative_matrix &&
-                   choose_matrix(physical, VK_COMPONENT_TYPE_BFLOAT16_KHR, matrix);
+    /* limits->bf16 stays false: the kernel is compiled for f16 alone. */
 }

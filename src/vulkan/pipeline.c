@@ -46,7 +46,13 @@ static attune_status create(attune__vulkan_device *device, const attune__vulkan_
             },
         .layout = pipeline->layout,
     };
-    result = vk->CreateComputePipelines(device->handle, desc->cache, 1, &info, NULL, &pipeline->handle);
+    attune__vulkan_cache cache;
+    attune__vulkan_cache_begin(device, desc, &cache);
+    result = vk->CreateComputePipelines(device->handle, cache.handle, 1, &info, NULL, &pipeline->handle);
+    /* The fault may be of what the disk kept. */
+    if (result && cache.hit)
+        result = vk->CreateComputePipelines(device->handle, VK_NULL_HANDLE, 1, &info, NULL, &pipeline->handle);
+    attune__vulkan_cache_end(device, &cache, !result);
     return result ? attune__vulkan_fail(device, result, "vkCreateComputePipelines") : ATTUNE_OK;
 }
 

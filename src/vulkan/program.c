@@ -17,9 +17,16 @@
 #include "shaders/forward_subgroup_bf16.h"
 #include "shaders/forward_subgroup_f16.h"
 #include "shaders/forward_subgroup_f32.h"
+#include "shaders/lanes_bf16.h"
+#include "shaders/lanes_f16.h"
+#include "shaders/lanes_f32.h"
 
-#define CONSTANTS 28 /* of shaders/forward.comp */
-#define ALIGNED   23
+#if ATTUNE_HAVE_COOPERATIVE_MATRIX
+#include "shaders/forward_matrix_f16.h"
+#endif
+
+#define CONSTANTS ATTUNE__VULKAN_CONSTANTS
+#define ALIGNED   23 /* in every kernel */
 
 typedef struct module {
     const uint32_t *words;
@@ -36,14 +43,24 @@ static uint32_t dtype_index(attune_dtype dtype)
     return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
 }
 
-static const module *find_module(bool subgroups, attune_dtype dtype)
+typedef enum module_kind { PORTABLE, SUBGROUP, LANES } module_kind;
+
+static module_kind kind_of(const attune_plan_choice *choice)
 {
-    static const module modules[2][3] = {
+    return !strcmp(choice->kernel, "vulkan_lanes")      ? LANES
+           : !strcmp(choice->kernel, "vulkan_subgroup") ? SUBGROUP
+                                                        : PORTABLE;
+}
+
+static const module *find_module(module_kind kind, attune_dtype dtype)
+{
+    static const module modules[3][3] = {
         {MODULE(attune__spirv_forward_f32), MODULE(attune__spirv_forward_f16), MODULE(attune__spirv_forward_bf16)},
         {MODULE(attune__spirv_forward_subgroup_f32), MODULE(attune__spirv_forward_subgroup_f16),
          MODULE(attune__spirv_forward_subgroup_bf16)},
+        {MODULE(attune__spirv_lanes_f32), MODULE(attune__spirv_lanes_f16), MODULE(attune__spirv_lanes_bf16)},
     };
-    return &modules[subgroups][dtype_index(dtype)];
+    return &modules[kind][dtype_index(dtype)];
 }
 
 static const module *find_combine(attune_dtype dtype)
@@ -53,12 +70,21 @@ static const module *find_combine(attune_dtype dtype)
     return &modules[dtype_index(dtype)];
 }
 
-static attune_status scalar_constants(const attune__program_desc *desc, bool subgroups, uint32_t constants[CONSTANTS])
+/* The lanes' kernel reads the tile's numbers and the flags alone: it has no layout. */
+static attune_status scalar_constants(const attune__program_desc *desc, module_kind kind, uint32_t constants[CONSTANTS])
 {
     const attune_plan_choice *c = desc->choice;
-    attune__scalar_layout l;
-    const char *why = attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
-                                                 desc->shape->head_dim, desc->shape->head_dim_v, subgroups, &l);
+    attune__scalar_layout l = {
+        .threads = c->workgroup_invocations,
+        .block_m = c->block_m,
+        .block_n = c->block_n,
+        .head_dim = desc->shape->head_dim,
+        .head_dim_v = desc->shape->head_dim_v,
+    };
+    const char *why = kind == LANES ? NULL
+                                    : attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
+                                                                 desc->shape->head_dim, desc->shape->head_dim_v,
+                                                                 kind == SUBGROUP, &l);
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
     const uint32_t values[CONSTANTS] = {
@@ -87,16 +113,115 @@ static attune_status scalar_constants(const attune__program_desc *desc, bool sub
         c->prescale_qk,
         false,
         c->decode,
-        l.fetch_qk,
+        l.fetch_q,
+        l.fetch_k,
         l.fetch_v,
-        l.fetch_qk > l.fetch_v ? l.fetch_qk : l.fetch_v,
+        l.fetch_q + l.fetch_k > l.fetch_v ? l.fetch_q + l.fetch_k : l.fetch_v,
     };
     memcpy(constants, values, sizeof values);
     return ATTUNE_OK;
 }
 
-static attune_status make_pipeline(attune_device *device, const module *m, const char *name, uint32_t *constants,
-                                   uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
+#if ATTUNE_HAVE_COOPERATIVE_MATRIX
+static const module matrix_module = MODULE(attune__spirv_forward_matrix_f16);
+
+static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
+                                      uint32_t constants[CONSTANTS])
+{
+    const attune_plan_choice *c = desc->choice;
+    const attune__matrix_shape matrix = {limits->matrix_m, limits->matrix_n, limits->matrix_k, limits->subgroup_size};
+    attune__matrix_layout l;
+    const char *why = attune__matrix_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
+                                                 desc->shape->head_dim_v, &l);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+    const uint32_t values[CONSTANTS] = {
+        l.threads,
+        l.block_m,
+        l.block_n,
+        l.head_dim,
+        l.head_dim_v,
+        l.m,
+        l.n,
+        l.k,
+        l.row_tiles,
+        l.s_tiles,
+        l.q_tiles,
+        l.o_tiles,
+        l.row_tiles * l.s_tiles,
+        l.hold_q ? l.row_tiles * l.q_tiles : 1,
+        l.row_tiles * l.o_tiles,
+        l.parts,
+        l.part,
+        l.fetch,
+        l.k_stride,
+        desc->shape->block_mask,
+        desc->mask != NULL,
+        desc->score != NULL,
+        l.hold_q,
+        false,
+        c->decode,
+        l.v_stride,
+        l.s_stride,
+        l.p_stride,
+        l.q_at,
+        l.warps_at,
+        l.warp_size,
+        l.extra_at,
+        l.memory_size,
+    };
+    memcpy(constants, values, sizeof values);
+    return ATTUNE_OK;
+}
+#else
+static const module matrix_module;
+
+static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
+                                      uint32_t constants[CONSTANTS])
+{
+    (void)limits, (void)constants;
+    return attune__fail(ATTUNE_UNSUPPORTED, "%s was not compiled into this library", desc->choice->kernel);
+}
+#endif
+
+attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc,
+                                        attune__vulkan_kernel *kernel)
+{
+    const char *name = desc->choice->kernel;
+    const bool matrices = !strcmp(name, "vulkan_coopmat");
+    const module_kind kind = kind_of(desc->choice);
+    if (desc->choice->direction != ATTUNE_FORWARD ||
+        (kind == PORTABLE && !matrices && strcmp(name, "vulkan_portable") != 0))
+        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", name);
+    const module *prebuilt = matrices ? &matrix_module : find_module(kind, desc->shape->dtype);
+    kernel->words = prebuilt->words;
+    kernel->word_count = prebuilt->count;
+    kernel->subgroups = matrices || kind != PORTABLE;
+    return matrices ? matrix_constants(limits, desc, kernel->constants)
+                    : scalar_constants(desc, kind, kernel->constants);
+}
+
+/*
+ * Mesa's llvmpipe leaves all loops of a shader after 65,535 iterations of any of them together (gallivm's
+ * LP_MAX_TGSI_LOOP_ITERATIONS), silently: rows would lack their last keys. How many steps of keys that lets a workgroup
+ * walk: each loop's last test counted, all twice, since compilers unroll as they like (22 were measured where this has
+ * 15), and with NaN in every chunk of V.
+ */
+static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc)
+{
+    const attune_plan_choice *c = desc->choice;
+    attune__scalar_layout l;
+    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE || !strcmp(c->kernel, "vulkan_coopmat") ||
+        attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
+                                   desc->shape->head_dim_v, false, &l))
+        return 0;
+    const uint32_t slices = l.head_dim / l.slice, chunks = l.block_n / l.chunk;
+    const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.chunk / 4 + 1);
+    return 65535 / (2 * regular + chunks * (l.chunk + 1));
+}
+
+static attune_status make_pipeline(attune_device *device, const module *m, const attune__hash *hash, const char *name,
+                                   const uint32_t *constants, uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
 {
     VkSpecializationMapEntry entries[CONSTANTS];
     for (uint32_t i = 0; i < CONSTANTS; i++)
@@ -109,34 +234,43 @@ static attune_status make_pipeline(attune_device *device, const module *m, const
         .push_constants = sizeof(attune__vulkan_push),
         .constants = &values,
         .subgroup_size = subgroup_size,
+        .hash = hash,
     };
     return attune__vulkan_pipeline_create(attune__vulkan_of(device), &desc, pipeline);
+}
+
+static attune_status make_combine(attune_device *device, attune_dtype dtype, const uint32_t *constants,
+                                  attune__vulkan_pipeline *pipeline)
+{
+    const module *prebuilt = find_combine(dtype);
+    attune__hash hash = attune__hash_begin();
+    attune__hash_bytes(&hash, prebuilt->words, prebuilt->count * sizeof *prebuilt->words);
+    return make_pipeline(device, prebuilt, &hash, "combine", constants, 0, pipeline);
 }
 
 static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,
                                     attune__vulkan_program *program)
 {
-    const bool subgroups = !strcmp(desc->choice->kernel, "vulkan_subgroup");
-    uint32_t constants[CONSTANTS];
-    ATTUNE__TRY(scalar_constants(desc, subgroups, constants));
-    const uint32_t subgroup_size = subgroups ? device->info.limits.subgroup_size : 0;
-    const attune_allocator *allocator = &device->host.allocator;
-    const module *prebuilt = find_module(subgroups, desc->shape->dtype);
+    attune__vulkan_kernel kernel;
+    ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, &kernel));
+    const uint32_t subgroup_size = kernel.subgroups ? device->info.limits.subgroup_size : 0;
     uint32_t *words;
     module spliced;
-    ATTUNE__TRY(attune__mods_splice(allocator, prebuilt->words, prebuilt->count, desc->mask, desc->score, &words,
-                                    &spliced.count));
+    attune__hash hash;
+    ATTUNE__TRY(attune__vulkan_cache_splice(attune__vulkan_of(device), kernel.words, kernel.word_count, desc->mask,
+                                            desc->score, &words, &spliced.count, &hash));
     spliced.words = words;
-    attune_status status =
-        make_pipeline(device, &spliced, desc->choice->kernel, constants, subgroup_size, &program->forward);
-    /* CPU drivers run both sides of a branch, so that the path for any alignment would always be paid for. */
-    if (status == ATTUNE_OK && attune__vulkan_of(device)->physical.type == VK_PHYSICAL_DEVICE_TYPE_CPU) {
-        constants[ALIGNED] = true;
-        status = make_pipeline(device, &spliced, desc->choice->kernel, constants, subgroup_size, &program->aligned);
+    attune_status status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
+                                         &program->forward);
+    /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
+    if (status == ATTUNE_OK) {
+        kernel.constants[ALIGNED] = true;
+        status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
+                               &program->aligned);
     }
     if (status == ATTUNE_OK && desc->choice->split_kv > 1)
-        status = make_pipeline(device, find_combine(desc->shape->dtype), "combine", constants, 0, &program->combine);
-    attune__free(allocator, words);
+        status = make_combine(device, desc->shape->dtype, kernel.constants, &program->combine);
+    attune__free(&device->host.allocator, words);
     return status;
 }
 
@@ -153,6 +287,7 @@ attune_status attune__vulkan_program_create(attune_device *device, const attune_
     made->shape = *desc->shape;
     made->choice = *desc->choice;
     made->score = desc->score;
+    made->most_steps = count_steps(attune__vulkan_of(device), desc);
     attune_status status = make_pipelines(device, desc, made);
     if (status == ATTUNE_OK)
         *program = &made->base;

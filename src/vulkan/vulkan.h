@@ -8,6 +8,7 @@
  *     features.c   extensions, feature chains
  *     queue.c      submission, waiting, timing         buffer.c    buffers, uploads, downloads
  *     pipeline.c   a compute pipeline from SPIR-V      measure.c   peaks
+ *     cache.c      what the disk keeps of both
  *
  * Kernels reach all memory by buffer device address: there are no descriptors, and a pipeline layout is push constants
  * only. All buffers have the usage ATTUNE__VULKAN_USAGE.
@@ -61,7 +62,8 @@ typedef struct attune__vulkan_physical {
     VkPhysicalDevice handle;
     VkPhysicalDeviceType type;
     VkDriverId driver;
-    uint32_t vendor, api_version; /* the lower of the device's and the instance's */
+    uint32_t vendor, device_id, driver_version;
+    uint32_t api_version; /* the lower of the device's and the instance's */
     uint8_t uuid[VK_UUID_SIZE], driver_uuid[VK_UUID_SIZE], pipeline_cache_uuid[VK_UUID_SIZE];
     bool has_pci;
     uint32_t pci[4];     /* domain, bus, device, function */
@@ -327,13 +329,36 @@ typedef struct attune__vulkan_pipeline_desc {
     uint32_t push_constants;               /* bytes */
     const VkSpecializationInfo *constants; /* NULL = none */
     uint32_t subgroup_size;                /* required, with full subgroups; 0 = as the driver likes */
-    VkPipelineCache cache;                 /* VK_NULL_HANDLE = none */
+    const attune__hash *hash;              /* of the words; NULL = the disk does not keep the pipeline */
 } attune__vulkan_pipeline_desc;
 
 /* COMPILE_FAILED, with the name, if the driver refuses. */
 attune_status attune__vulkan_pipeline_create(attune__vulkan_device *device, const attune__vulkan_pipeline_desc *desc,
                                              attune__vulkan_pipeline *pipeline);
 void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulkan_pipeline *pipeline);
+
+/* --------------------------------------------------------------------------------------------------------- the disk's
+ *
+ * The host's cache never decides whether a call succeeds: damage, another driver's entry, a full disk are misses.
+ */
+
+/* A prebuilt module with the expressions in it, from the disk or spliced, and the hash that it is kept under. *spliced
+ * is given back with attune__free. */
+attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const uint32_t *words, size_t count,
+                                          const attune_expr *mask, const attune_expr *score, uint32_t **spliced,
+                                          size_t *spliced_count, attune__hash *hash);
+
+/* The driver's own cache while one pipeline is made. */
+typedef struct attune__vulkan_cache {
+    attune__hash hash;
+    VkPipelineCache handle; /* VK_NULL_HANDLE = none */
+    bool hit;               /* it holds what the disk kept */
+} attune__vulkan_cache;
+
+void attune__vulkan_cache_begin(attune__vulkan_device *device, const attune__vulkan_pipeline_desc *desc,
+                                attune__vulkan_cache *cache);
+/* made: the pipeline was; a miss is then kept. */
+void attune__vulkan_cache_end(attune__vulkan_device *device, attune__vulkan_cache *cache, bool made);
 
 /* ----------------------------------------------------------------------------------------------- entries of the table
  */

@@ -254,7 +254,8 @@ Test(errors, plans)
     BAD_PROBLEM(dtype, ATTUNE_I32, ATTUNE_INVALID_ARGUMENT, "i32");
     BAD_PROBLEM(score, f.mask_expr, ATTUNE_INVALID_ARGUMENT, "problem.score is a mask expression");
     BAD_PROBLEM(mask, f.score_expr, ATTUNE_INVALID_ARGUMENT, "problem.mask is a score expression");
-    BAD_PROBLEM(direction, ATTUNE_BACKWARD, ATTUNE_UNSUPPORTED, "backward");
+    BAD_PROBLEM(direction, (attune_direction)7, ATTUNE_INVALID_ARGUMENT, "problem.direction is 7");
+    BAD_PROBLEM(capture_gradient_elements, -1, ATTUNE_INVALID_ARGUMENT, "problem.capture_gradient_elements is -1");
     attune_backward_args backward = {.struct_size = sizeof backward};
     EXPECT(attune_backward(f.plan, attune_device_queue(f.device), &backward, NULL), ATTUNE_INVALID_ARGUMENT,
            "the plan's direction is forward");

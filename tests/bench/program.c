@@ -221,7 +221,7 @@ Test(program, checks_cases)
     snprintf(command, sizeof command, "check --case %s/tests/goldens/window --dtype f32", source);
     expect(command, 0, "o file");
     snprintf(command, sizeof command, "check --case %s/tests/goldens/window --dtype f32 --grad", source);
-    expect(command, 3, "backward");
+    expect(command, 0, "dv file");
     /* A check that cannot fail is none: the same case with another answer. */
     snprintf(command, sizeof command, "cp -r '%s/tests/goldens/window' bad && cp bad/v.npy bad/o.npy", source);
     cr_assert_eq(system(command), 0);

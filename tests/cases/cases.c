@@ -74,6 +74,8 @@ const attention_case attention_cases[] = {
     {"nan_hidden",             1, 1, 2, 2, 200, 300,  64,  0, .mask = "kv < 150 && q >= kv", .input = INPUT_NAN_HIDDEN},
     {"nan_hidden_partial",     1, 1, 2, 2, 200, 200,  64,  0, .mask = "kv % 2 == 0", .input = INPUT_NAN_HIDDEN},
     {"nan_hidden_decode",      1, 1, 4, 2,   1, 700,  64,  0, .mask = "kv % 5 != 0", .input = INPUT_NAN_HIDDEN},
+    {"nan_and_infinity",       1, 1, 2, 2, 200, 200,  64,  0, .mask = CAUSAL, .input = INPUT_MIXED},
+    {"nan_and_infinity_few",   1, 1, 4, 2,   1, 700,  64,  0, .mask = NULL, .input = INPUT_MIXED},
     {"token_major",            2, 2, 4, 2, 140, 140,  64,  0, .mask = CAUSAL, .layout = LAYOUT_TOKEN_MAJOR},
     {"packed",                 2, 2, 4, 4, 140, 140,  64,  0, .mask = CAUSAL, .layout = LAYOUT_PACKED},
     {"padded",                 2, 2, 4, 2, 140, 150,  40,  0, .mask = CAUSAL, .layout = LAYOUT_PADDED},
@@ -300,6 +302,13 @@ static void spoil_inputs(const attention_case *c, attention *a, random_state *r)
         for (int64_t row = 3; row < array_count(&a->q) / d; row += 17)
             array_set(&a->q, row * d + between(r, 0, d - 1), NAN);
         array_set(&a->v, array_count(&a->v) - 1, NAN);
+    }
+    if (c->input == INPUT_MIXED) {
+        for (int64_t row = 0; row < array_count(&a->q) / d; row++)
+            array_set(&a->q, row * d, 1);
+        for (int64_t row = 0; row < array_count(&a->k) / d; row++)
+            if (row % c->kv_len % 7 == 2 || row % c->kv_len % 7 == 4)
+                array_set(&a->k, row * d, row % c->kv_len % 7 == 2 ? INFINITY : NAN);
     }
     if (c->input != INPUT_NAN_HIDDEN || !a->mask || c->kv_batch != c->batch)
         return;

@@ -15,6 +15,7 @@ typedef enum case_input {
     INPUT_INFINITE,    /* infinities in k, so that scores are -inf, and some +inf */
     INPUT_NAN_VISIBLE, /* NaN in q and v where the mask allows: rows become NaN, and only those */
     INPUT_NAN_HIDDEN,  /* NaN and infinities in k and v where the mask forbids: no trace of them in the output */
+    INPUT_MIXED,       /* scores of +inf, and behind each one of NaN: every row that has a NaN has +inf too */
 } case_input;
 
 typedef enum case_layout {
@@ -55,5 +56,10 @@ void case_release(attention *a);
 /* Runs a case on a device and compares o, lse and row maxima. Returns false with the reason. */
 bool case_run(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
               uint64_t seed, failure *why);
+
+/* Runs a case forwards and backwards, in its layout too, and compares the gradients of q, k, v and of what the score
+ * expression captures. The loss uses LSE if the seed is odd. */
+bool case_run_gradients(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
+                        uint64_t seed, failure *why);
 
 #endif

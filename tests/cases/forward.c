@@ -7,11 +7,35 @@
 #include "cases/cases.h"
 #include "support/devices.h"
 
-static void run_table(const char *backend, const attune_dtype *dtypes, size_t dtype_count)
+/* Without: what the planner takes. With: cooperative matrices wherever the mask's blocks allow, in decode too. */
+typedef enum kernels { KERNELS_ANY, KERNELS_MATRIX } kernels;
+
+static attune_device *open_device(attune_instance *instance, const char *backend, kernels which)
+{
+    attune_device *device = device_or_skip(instance, backend);
+    attune_device_info info = {.struct_size = sizeof info};
+    cr_assert_eq(attune_device_info_get(device, &info), ATTUNE_OK);
+    if (which == KERNELS_MATRIX && !(info.limits.matrix & ATTUNE_MATRIX_COOPMAT)) {
+        attune_device_destroy(device);
+        attune_instance_destroy(instance);
+        cr_skip_test("the first device of %s has no cooperative matrices, or they were not compiled", backend);
+    }
+    return device;
+}
+
+static attention_case with_kernels(const attention_case *c, kernels which)
+{
+    attention_case made = *c;
+    if (which == KERNELS_MATRIX && !c->options && (!c->mask || (c->q_block % 16 == 0 && c->kv_block % 16 == 0)))
+        made.options = "{\"KERNEL\": \"vulkan_coopmat\"}";
+    return made;
+}
+
+static void run_table(const char *backend, kernels which, const attune_dtype *dtypes, size_t dtype_count)
 {
     attune_instance *instance;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
-    attune_device *device = device_or_skip(instance, backend);
+    attune_device *device = open_device(instance, backend, which);
     uint32_t failed = 0, run = 0;
     /* A driver that compiles on the CPU takes a second for a case: a scaled run has that share of them. */
     const uint64_t all = attention_case_count * (uint64_t)dtype_count;
@@ -23,7 +47,8 @@ static void run_table(const char *backend, const attune_dtype *dtypes, size_t dt
             if (number % step || !test_part(number / step))
                 continue;
             run++;
-            if (!case_run(instance, device, &attention_cases[i], dtypes[j], test_seed() + i, &why)) {
+            const attention_case c = with_kernels(&attention_cases[i], which);
+            if (!case_run(instance, device, &c, dtypes[j], test_seed() + i, &why)) {
                 failed++;
                 cr_log_error("%s", why.message);
             }
@@ -34,11 +59,12 @@ static void run_table(const char *backend, const attune_dtype *dtypes, size_t dt
     cr_assert_eq(failed, 0, "%u of %u cases failed", failed, run);
 }
 
-static void run_random(const char *backend, uint64_t full, const attune_dtype *dtypes, size_t dtype_count)
+static void run_random(const char *backend, kernels which, uint64_t full, const attune_dtype *dtypes,
+                       size_t dtype_count)
 {
     attune_instance *instance;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
-    attune_device *device = device_or_skip(instance, backend);
+    attune_device *device = open_device(instance, backend, which);
     uint64_t count = scaled(full);
     uint32_t failed = 0;
     for (uint64_t i = 0; i < count; i++) {
@@ -46,7 +72,8 @@ static void run_random(const char *backend, uint64_t full, const attune_dtype *d
             continue;
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
-        const attention_case c = attention_case_random(seed, &storage);
+        attention_case c = attention_case_random(seed, &storage);
+        c = with_kernels(&c, which);
         failure why;
         if (!case_run(instance, device, &c, dtypes[i % dtype_count], seed, &why)) {
             failed++;
@@ -64,6 +91,40 @@ static void run_random(const char *backend, uint64_t full, const attune_dtype *d
     cr_assert_eq(failed, 0, "%u of %llu random cases failed", failed, (unsigned long long)count);
 }
 
+/* Not those whose outputs are NaN or infinite: their gradients are too. */
+static bool has_gradients(const attention_case *c)
+{
+    return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE;
+}
+
+static void run_gradients(const char *backend, uint64_t full, const attune_dtype *dtypes, size_t dtype_count)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = device_or_skip(instance, backend);
+    uint64_t failed = 0, run = 0;
+    const uint64_t table = attention_case_count, count = table + scaled(full);
+    for (uint64_t i = 0; i < count; i++) {
+        case_storage storage;
+        const uint64_t seed = test_seed() * 1000003 + i;
+        const attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
+        for (size_t j = 0; j < (i < table ? dtype_count : 1) && has_gradients(&c); j++) {
+            failure why;
+            run++;
+            if (!case_run_gradients(instance, device, &c, dtypes[i < table ? j : i % dtype_count], seed, &why)) {
+                failed++;
+                cr_log_error("%s\n  mask \"%s\" score \"%s\" head_dim %u/%u lengths %lld x %lld input %d layout %d",
+                             why.message, c.mask ? c.mask : "", c.score ? c.score : "", c.head_dim, c.head_dim_v,
+                             (long long)c.q_len, (long long)c.kv_len, (int)c.input, (int)c.layout);
+            }
+        }
+    }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+    cr_log_info("%llu cases", (unsigned long long)run);
+    cr_assert_eq(failed, 0, "%llu of %llu cases failed", (unsigned long long)failed, (unsigned long long)run);
+}
+
 static const attune_dtype with_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
 static const attune_dtype without_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
 
@@ -71,14 +132,31 @@ static const attune_dtype without_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
 #define BACKEND(name, dtypes, random)                                                                                  \
     Test(forward_table, name)                                                                                          \
     {                                                                                                                  \
-        run_table(#name, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                                                \
+        run_table(#name, KERNELS_ANY, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                                                \
     }                                                                                                                  \
     Test(forward_random, name)                                                                                         \
     {                                                                                                                  \
-        run_random(#name, random, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                                       \
+        run_random(#name, KERNELS_ANY, random, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                                       \
     }
+
+Test(gradients, cpu)
+{
+    run_gradients("cpu", 200, with_f64, sizeof with_f64 / sizeof with_f64[0]);
+}
 
 BACKEND(cpu, with_f64, 1200)
 BACKEND(vulkan, without_f64, 60)
 BACKEND(cuda, without_f64, 1200)
 BACKEND(opencl, without_f64, 60)
+
+static const attune_dtype matrix_dtypes[] = {ATTUNE_F16};
+
+Test(forward_table, cooperative_matrix)
+{
+    run_table("vulkan", KERNELS_MATRIX, matrix_dtypes, 1);
+}
+
+Test(forward_random, cooperative_matrix)
+{
+    run_random("vulkan", KERNELS_MATRIX, 60, matrix_dtypes, 1);
+}

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* Runs a case on a device in its layout, between canaries, and holds the result against the oracle. */
 #include "cases/cases.h"
+#include "cases/gradients.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,12 +127,16 @@ static const char *collect(const placed *p, double *values)
     return error;
 }
 
-static bool compare(const attention_case *c, attune_dtype dtype, const char *what, attune_dtype output, int64_t count,
-                    const double *got, const double *oracle, const double *naive, failure *why)
+/* The error rule, with a term more for the largest error and one for the mean. */
+static bool compare_within(const attention_case *c, attune_dtype dtype, const char *what, attune_dtype output,
+                           int64_t count, const double *got, const double *oracle, const double *naive, double more_max,
+                           double more_mean, failure *why)
 {
     reference_error error;
     reference_compare(output, count, got, oracle, naive, &error);
-    if (error.pass)
+    error.bound_max += more_max;
+    error.bound_mean += more_mean;
+    if (!error.pattern_errors && error.max <= error.bound_max && error.mean <= error.bound_mean)
         return true;
     return failure_set(
         why,
@@ -141,14 +147,91 @@ static bool compare(const attention_case *c, attune_dtype dtype, const char *wha
         oracle[error.worst], naive[error.worst]);
 }
 
+static bool compare(const attention_case *c, attune_dtype dtype, const char *what, attune_dtype output, int64_t count,
+                    const double *got, const double *oracle, const double *naive, failure *why)
+{
+    return compare_within(c, dtype, what, output, count, got, oracle, naive, 0, 0, why);
+}
+
 typedef struct running {
     attune_mask *mask;
-    attune_plan *plan;
-    attune_buffer *workspace;
+    attune_plan *plan, *backward;
+    attune_buffer *workspace, *scratch;
+    placed d_o, d_lse, d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    array upstream, upstream_lse; /* what d_o and d_lse hold; the latter's data may be NULL */
+    uint32_t wanted;              /* captures whose gradients are, as bits 1 << index */
     placed q, k, v, o, lse, row_max;
     placed captures[ATTUNE_EXPR_MAX_SYMBOLS];
     uint32_t capture_count;
 } running;
+
+/* Floating-point captures of the score expression. */
+static uint32_t differentiable(const attention *a)
+{
+    uint32_t wanted = 0;
+    attune_symbol symbol;
+    for (uint32_t i = 0; a->score && i < attune_expr_symbol_count(a->score); i++)
+        for (uint32_t j = 0; j < a->capture_count; j++)
+            if (attune_expr_symbol_get(a->score, i, &symbol) == ATTUNE_OK &&
+                !strcmp(symbol.name, a->captures[j].name) &&
+                (symbol.dtype == ATTUNE_F32 || symbol.dtype == ATTUNE_F16 || symbol.dtype == ATTUNE_BF16))
+                wanted |= 1u << j;
+    return wanted;
+}
+
+static int64_t elements_of(const attune_array *h)
+{
+    int64_t elements = 1;
+    for (uint32_t i = 0; i < h->rank; i++)
+        elements *= h->size[i];
+    return elements;
+}
+
+static const char *plan_backward(attune_device *device, const attention *a, const attune_problem *forward, running *r)
+{
+    attune_problem problem = *forward;
+    problem.direction = ATTUNE_BACKWARD;
+    problem.lse = problem.row_max = false;
+    r->wanted = differentiable(a);
+    for (uint32_t i = 0; i < a->capture_count; i++)
+        if (r->wanted >> i & 1)
+            problem.capture_gradient_elements += elements_of(&a->captures[i].array);
+    const char *error = try_call(attune_plan_create(device, &problem, NULL, &r->backward));
+    const uint64_t workspace = attune_plan_workspace_size(r->backward);
+    if (!error && workspace)
+        error = try_call(attune_buffer_create(device, workspace, &r->scratch));
+    return error;
+}
+
+/* What backward reads and writes, in the case's layouts; gradients of captures begin at 0. */
+static const char *place_gradients(attune_device *device, const attention_case *c, attune_dtype dtype,
+                                   const attention *a, running *r)
+{
+    const char *error;
+    const case_layout outputs = c->layout == LAYOUT_BACKWARDS || c->layout == LAYOUT_PACKED ? LAYOUT_PADDED : c->layout;
+    if ((error = place(device, outputs, dtype, 4, r->upstream.size, &r->upstream, &r->d_o)) ||
+        (r->upstream_lse.data &&
+         (error = place(device, outputs, r->upstream_lse.dtype, 3, r->upstream.size, &r->upstream_lse, &r->d_lse))) ||
+        (error = place(device, outputs, dtype, 4, a->q.size, NULL, &r->d_q)) ||
+        (error = place(device, outputs, dtype, 4, a->k.size, NULL, &r->d_k)) ||
+        (error = place(device, outputs, dtype, 4, a->v.size, NULL, &r->d_v)))
+        return error;
+    for (uint32_t i = 0; i < a->capture_count; i++) {
+        failure why;
+        array zeros = {0};
+        const attune_array *h = &a->captures[i].array;
+        if (!(r->wanted >> i & 1))
+            continue;
+        if (!array_create(&zeros, ATTUNE_F32, h->rank, h->size, &why))
+            return "out of memory in the test";
+        memset(zeros.data, 0, (size_t)array_count(&zeros) * sizeof(float));
+        error = place(device, outputs, ATTUNE_F32, h->rank, h->size, &zeros, &r->d_captures[i]);
+        array_free(&zeros);
+        if (error)
+            return error;
+    }
+    return NULL;
+}
 
 static const char *prepare(attune_instance *instance, attune_device *device, const attention_case *c,
                            attune_dtype dtype, const attention *a, running *r)
@@ -189,6 +272,8 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
         return error;
     if ((error = try_call(attune_plan_create(device, &problem, &options, &r->plan))))
         return error;
+    if (r->upstream.data && (error = plan_backward(device, a, &problem, r)))
+        return error;
     if (attune_plan_workspace_size(r->plan) &&
         (error = try_call(attune_buffer_create(device, attune_plan_workspace_size(r->plan), &r->workspace))))
         return error;
@@ -211,7 +296,41 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
         if ((error = place(device, LAYOUT_CONTIGUOUS, h->dtype, h->rank, h->size, &data, &r->captures[i])))
             return error;
     }
-    return NULL;
+    return r->upstream.data ? place_gradients(device, c, dtype, a, r) : NULL;
+}
+
+static const char *launch_backward(attune_device *device, const attention *a, const running *r,
+                                   const attune_capture *captures)
+{
+    attune_capture wanted[ATTUNE_EXPR_MAX_SYMBOLS];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < a->capture_count; i++)
+        if (r->wanted >> i & 1)
+            wanted[count++] = (attune_capture){a->captures[i].name, r->d_captures[i].tensor};
+    const attune_backward_args args = {
+        .struct_size = sizeof args,
+        .q = r->q.tensor,
+        .k = r->k.tensor,
+        .v = r->v.tensor,
+        .o = r->o.tensor,
+        .lse = r->lse.tensor,
+        .d_o = r->d_o.tensor,
+        .d_lse = r->d_lse.tensor,
+        .d_q = r->d_q.tensor,
+        .d_k = r->d_k.tensor,
+        .d_v = r->d_v.tensor,
+        .mask = r->mask,
+        .captures = captures,
+        .capture_count = a->capture_count,
+        .capture_gradients = wanted,
+        .capture_gradient_count = count,
+        .parameters = a->parameters,
+        .parameter_count = a->parameter_count,
+        .workspace = r->scratch,
+    };
+    attune_completion completion;
+    const char *error = try_call(attune_backward(r->backward, attune_device_queue(device), &args, &completion));
+    return error ? error : try_call(attune_completion_wait(completion, UINT64_MAX));
 }
 
 static const char *launch(attune_device *device, const attention *a, const running *r)
@@ -236,6 +355,8 @@ static const char *launch(attune_device *device, const attention *a, const runni
     };
     attune_completion completion;
     const char *error = try_call(attune_forward(r->plan, attune_device_queue(device), &args, &completion));
+    if (!error && r->upstream.data)
+        error = launch_backward(device, a, r, captures);
     return error ? error : try_call(attune_completion_wait(completion, UINT64_MAX));
 }
 
@@ -243,12 +364,18 @@ static void finish(running *r)
 {
     attune_mask_destroy(r->mask);
     attune_plan_destroy(r->plan);
+    attune_plan_destroy(r->backward);
     attune_buffer_destroy(r->workspace);
-    placed *all[] = {&r->q, &r->k, &r->v, &r->o, &r->lse, &r->row_max};
+    attune_buffer_destroy(r->scratch);
+    array_free(&r->upstream);
+    array_free(&r->upstream_lse);
+    placed *all[] = {&r->q, &r->k, &r->v, &r->o, &r->lse, &r->row_max, &r->d_o, &r->d_lse, &r->d_q, &r->d_k, &r->d_v};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         displace(all[i]);
-    for (uint32_t i = 0; i < r->capture_count; i++)
+    for (uint32_t i = 0; i < r->capture_count; i++) {
         displace(&r->captures[i]);
+        displace(&r->d_captures[i]);
+    }
 }
 
 bool case_run(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
@@ -279,12 +406,134 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
         failure_set(why, "%s %s: %s", c->name, attune_dtype_string(dtype), error);
     attune_dtype row_type = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     ok = ok && reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &result[1], why) &&
-         reference_compute(&a, REFERENCE_NAIVE, NULL, 0, &result[2], why) &&
-         compare(c, dtype, "o", dtype, rows * dv, result[0].o, result[1].o, result[2].o, why) &&
+         reference_compute(&a, REFERENCE_NAIVE, NULL, 0, &result[2], why);
+    /* docs/numerics.md: of a row that has both, NaN or +inf. */
+    for (int64_t i = 0; ok && c->input == INPUT_MIXED && i < rows; i++)
+        if (isnan(result[1].row_max[i]) && result[0].row_max[i] == INFINITY)
+            result[0].row_max[i] = NAN;
+    ok = ok && compare(c, dtype, "o", dtype, rows * dv, result[0].o, result[1].o, result[2].o, why) &&
          compare(c, dtype, "lse", row_type, rows, result[0].lse, result[1].lse, result[2].lse, why) &&
          compare(c, dtype, "row_max", row_type, rows, result[0].row_max, result[1].row_max, result[2].row_max, why);
     finish(&r);
     case_release(&a);
     free(values);
+    return ok;
+}
+
+/* One gradient against the two references; results lie in `values` as got, oracle, naive. */
+/* P is made from scores that are computed again: it moves by their rounding, whatever sums the references happened to
+ * round alike. */
+static bool compare_gradient(const attention_case *c, attune_dtype dtype, const char *what, const placed *p,
+                             double largest_score, double *values, failure *why)
+{
+    int64_t count = 1;
+    for (uint32_t i = 0; i < p->tensor.rank; i++)
+        count *= p->tensor.size[i];
+    const char *error = collect(p, values);
+    if (error)
+        return failure_set(why, "%s %s %s: %s", c->name, attune_dtype_string(dtype), what, error);
+    /* A difference that happens to cancel in both references need not cancel in a kernel. */
+    for (int64_t i = 0; i < count; i++)
+        if (values[count + i] == 0 && values[2 * count + i] == 0)
+            values[2 * count + i] = DBL_MIN;
+    const double unit = (dtype == ATTUNE_F64 ? DBL_EPSILON : (double)FLT_EPSILON) * (1 + largest_score);
+    double largest = 0, sum = 0;
+    for (int64_t i = 0; i < count; i++) {
+        largest = fmax(largest, fabs(values[count + i]));
+        sum += fabs(values[count + i]);
+    }
+    return compare_within(c, dtype, what, p->tensor.dtype, count, values, values + count, values + 2 * count,
+                          unit * largest, unit * sum / (double)count, why);
+}
+
+/* A random d_o, and d_lse in half of the cases. */
+static bool make_upstream(const attention *a, attune_dtype dtype, uint64_t seed, running *r, failure *why)
+{
+    const int64_t size[4] = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]};
+    random_state random = {seed};
+    if (!array_create(&r->upstream, dtype, 4, size, why))
+        return false;
+    array_fill_normal(&r->upstream, &random, 1);
+    if (seed % 2 == 0)
+        return true;
+    if (!array_create(&r->upstream_lse, dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32, 3, size, why))
+        return false;
+    array_fill_normal(&r->upstream_lse, &random, 1);
+    return true;
+}
+
+/* Rows that the mask empties have gradients of exactly 0. Gives the largest LSE. */
+static bool check_empty_rows(const attention_case *c, attune_dtype dtype, const running *r, double *largest,
+                             failure *why)
+{
+    const int64_t rows = c->batch * c->heads * c->q_len, d = c->head_dim;
+    double *values = calloc((size_t)(rows * (d + 1)), sizeof *values);
+    bool ok = values && !collect(&r->lse, values) && !collect(&r->d_q, values + rows);
+    for (int64_t i = 0; ok && i < rows * d; i++)
+        ok = values[i / d] != -INFINITY || values[rows + i] == 0;
+    for (int64_t i = 0; ok && i < rows; i++)
+        *largest = isfinite(values[i]) ? fmax(*largest, fabs(values[i])) : *largest;
+    free(values);
+    return ok || failure_set(why, "%s %s: dq of an empty row is not 0, or an output was overrun", c->name,
+                             attune_dtype_string(dtype));
+}
+
+static bool compare_gradients(const attention_case *c, attune_dtype dtype, const attention *a, const running *r,
+                              failure *why)
+{
+    const placed *outputs[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {&r->d_q, &r->d_k, &r->d_v};
+    const char *names[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {"dq", "dk", "dv"};
+    double *values[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
+    int64_t counts[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {array_count(&a->q), array_count(&a->k), array_count(&a->v)};
+    for (uint32_t i = 0; i < a->capture_count; i++) {
+        outputs[3 + i] = r->wanted >> i & 1 ? &r->d_captures[i] : NULL;
+        names[3 + i] = a->captures[i].name;
+        counts[3 + i] = elements_of(&a->captures[i].array);
+    }
+    bool ok = true;
+    for (uint32_t i = 0; i < 3 + a->capture_count && ok; i++)
+        if (outputs[i] && !(values[i] = calloc(3 * (size_t)counts[i], sizeof(double))))
+            ok = failure_set(why, "out of memory in the test");
+    for (int precision = 1; precision < 3 && ok; precision++) {
+        gradient_result result = {values[0] + precision * counts[0],
+                                  values[1] + precision * counts[1],
+                                  values[2] + precision * counts[2],
+                                  {NULL}};
+        for (uint32_t i = 0; i < a->capture_count; i++)
+            if (outputs[3 + i])
+                result.d_captures[i] = values[3 + i] + precision * counts[3 + i];
+        ok = gradients_compute(a, &r->upstream, r->upstream_lse.data ? &r->upstream_lse : NULL,
+                               precision == 1 ? REFERENCE_ORACLE : REFERENCE_NAIVE, &result, why);
+    }
+    double largest = 0;
+    ok = ok && check_empty_rows(c, dtype, r, &largest, why);
+    for (uint32_t i = 0; i < 3 + a->capture_count && ok; i++)
+        if (outputs[i])
+            ok = compare_gradient(c, dtype, names[i], outputs[i], largest, values[i], why);
+    for (uint32_t i = 0; i < 3 + a->capture_count; i++)
+        free(values[i]);
+    return ok;
+}
+
+bool case_run_gradients(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
+                        uint64_t seed, failure *why)
+{
+    attention a;
+    /* Options name the forward pass. */
+    attention_case plain = *c;
+    plain.options = NULL;
+    if (!case_instantiate(instance, &plain, dtype, seed, &a, why))
+        return false;
+    running r = {0};
+    bool ok = make_upstream(&a, dtype, seed, &r, why);
+    if (ok) {
+        const char *error = prepare(instance, device, &plain, dtype, &a, &r);
+        if (!error)
+            error = launch(device, &a, &r);
+        ok = !error || failure_set(why, "%s %s: %s", c->name, attune_dtype_string(dtype), error);
+    }
+    ok = ok && compare_gradients(&plain, dtype, &a, &r, why);
+    finish(&r);
+    case_release(&a);
     return ok;
 }

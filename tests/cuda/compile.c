@@ -50,7 +50,7 @@ static void compile(workbench *w, const char *profile_name, attune_dtype dtype, 
     attune__decision decision;
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s", attune_last_error());
-    const attune__program_desc desc = {&shape, &decision.choice, mask, score};
+    const attune__program_desc desc = {&shape, &decision.choice, mask, score, NULL};
     attune__cuda_kernel kernel;
     void *cubin = NULL;
     size_t size = 0;

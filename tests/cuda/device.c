@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* On a GPU: what is captured in a graph gives what a call gives, and the same call the same bits each time. */
+/* A GPU: graphs, repeats, streams and threads, each held bit by bit against a first run. Skipped where there is none.
+ */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,212 +10,317 @@
 #include <attune/attune.h>
 #include <attune/cuda.h>
 
-#include "bench/array.h"
-#include "cuda/driver.h"
+#include "base/half.h"
+#include "cuda/cuda.h"
 #include "support/devices.h"
+#include "support/random_expr.h"
 
-#define HEADS 6
-#define ROWS  700
+#define HEADS    4
+#define KV_HEADS 2
+#define KEYS     1000
+#define DIM      128
+#define THREADS  4
 
-typedef struct setting {
-    const char *mask, *score;
-    uint32_t head_dim;
-    attune_dtype dtype;
-} setting;
-
-static const setting settings[] = {
-    {NULL, NULL, 64, ATTUNE_F16},
-    {"q >= kv", NULL, 128, ATTUNE_BF16},
-    {"q >= kv && q - kv < 200", "50.0 * tanh(score / 50.0)", 128, ATTUNE_F16},
-    {"(q + kv) % 3 != 0", NULL, 256, ATTUNE_BF16},
-    {"q >= kv", NULL, 64, ATTUNE_F32},
-};
-#define SETTINGS (sizeof settings / sizeof settings[0])
-
-typedef struct bench {
+/* One attention on the device: a plan, its inputs, and outputs for some callers. */
+typedef struct scene {
+    attune_instance *instance;
     attune_device *device;
-    attune_expr *mask_expr, *score;
+    attune_expr *allowed, *score;
     attune_mask *mask;
     attune_plan *plan;
+    attune_dtype dtype;
+    int64_t q_len;
+    attune_buffer *q, *k, *v, *o[THREADS], *workspace[THREADS];
+    size_t o_bytes;
+} scene;
+
+static attune_buffer *random_buffer(attune_device *device, attune_dtype dtype, int64_t count, uint64_t *state)
+{
+    const size_t each = attune_dtype_size(dtype);
+    unsigned char *bytes = malloc((size_t)count * each);
     attune_buffer *buffer;
-    uint64_t bytes; /* of one tensor */
-    attune_forward_args args;
-} bench;
-
-static void bench_open(attune_instance *instance, attune_device *device, const setting *s, bench *b)
-{
-    *b = (bench){.device = device};
-    attune_problem problem = {
-        .struct_size = sizeof problem, .dtype = s->dtype, .head_dim = s->head_dim, .heads = HEADS, .q_len = ROWS};
-    if (s->mask) {
-        const attune_mask_desc desc = {
-            .struct_size = sizeof desc, .heads = HEADS, .kv_heads = HEADS, .q_len = ROWS, .kv_len = ROWS};
-        cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, s->mask, NULL, 0, &b->mask_expr), ATTUNE_OK);
-        cr_assert_eq(attune_mask_create(instance, &desc, b->mask_expr, NULL, 0, NULL, 0, &b->mask), ATTUNE_OK);
-        cr_assert_eq(attune_mask_upload(b->mask, device), ATTUNE_OK, "%s", attune_last_error());
-        cr_assert_eq(attune_problem_set_mask(&problem, b->mask), ATTUNE_OK);
+    cr_assert_not_null(bytes);
+    for (int64_t i = 0; i < count; i++) {
+        const float x = (float)random_expr_between(state, -3000, 3000) / 1000.0f;
+        const uint16_t half = dtype == ATTUNE_F16 ? attune__f16_from_f32(x) : attune__bf16_from_f32(x);
+        memcpy(bytes + (size_t)i * each, each == 4 ? (const void *)&x : (const void *)&half, each);
     }
-    if (s->score)
-        cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_SCORE, s->score, NULL, 0, &b->score), ATTUNE_OK);
-    problem.score = b->score;
-    const attune_kernel_options options = {.struct_size = sizeof options,
-                                           .fwd = {.force_use_flex_attention = ATTUNE_ON}};
-    cr_assert_eq(attune_plan_create(device, &problem, &options, &b->plan), ATTUNE_OK, "%s", attune_last_error());
-    b->bytes = (uint64_t)HEADS * ROWS * s->head_dim * attune_dtype_size(s->dtype);
-    cr_assert_eq(attune_buffer_create(device, 4 * b->bytes, &b->buffer), ATTUNE_OK);
-    attune_tensor tensors[4];
-    random_state r = {test_seed()};
-    for (int i = 0; i < 4; i++) {
-        tensors[i] = (attune_tensor){.buffer = b->buffer,
-                                     .offset = (uint64_t)i * b->bytes,
-                                     .dtype = s->dtype,
-                                     .rank = 4,
-                                     .size = {1, HEADS, ROWS, s->head_dim}};
-        array data;
-        failure why;
-        cr_assert(array_create(&data, s->dtype, 4, tensors[i].size, &why));
-        array_fill_normal(&data, &r, 1);
-        cr_assert_eq(attune_buffer_write(b->buffer, tensors[i].offset, data.data, b->bytes), ATTUNE_OK);
-        array_free(&data);
-    }
-    b->args = (attune_forward_args){.struct_size = sizeof b->args,
-                                    .q = tensors[0],
-                                    .k = tensors[1],
-                                    .v = tensors[2],
-                                    .o = tensors[3],
-                                    .mask = b->mask};
+    cr_assert_eq(attune_buffer_create(device, (uint64_t)count * each, &buffer), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_buffer_write(buffer, 0, bytes, (uint64_t)count * each), ATTUNE_OK, "%s", attune_last_error());
+    free(bytes);
+    return buffer;
 }
 
-static void bench_close(bench *b)
+/* q_len 1 makes a decode kernel. */
+static void scene_open(scene *s, attune_dtype dtype, int64_t q_len)
 {
-    attune_plan_destroy(b->plan);
-    attune_mask_destroy(b->mask);
-    attune_expr_destroy(b->mask_expr);
-    attune_expr_destroy(b->score);
-    attune_buffer_destroy(b->buffer);
-}
-
-/* Spoils the output, so that what is read was written since. */
-static void spoil(bench *b, void *memory)
-{
-    memset(memory, 0xff, b->bytes);
-    cr_assert_eq(attune_buffer_write(b->buffer, 3 * b->bytes, memory, b->bytes), ATTUNE_OK);
-}
-
-static void run(bench *b, void *output)
-{
-    attune_completion completion;
-    spoil(b, output);
-    cr_assert_eq(attune_forward(b->plan, attune_device_queue(b->device), &b->args, &completion), ATTUNE_OK, "%s",
+    uint64_t state = test_seed() + (uint64_t)q_len;
+    *s = (scene){.dtype = dtype, .q_len = q_len};
+    cr_assert_eq(attune_instance_create(NULL, &s->instance), ATTUNE_OK);
+    s->device = device_or_skip(s->instance, "cuda");
+    cr_assert_eq(attune_expr_create(s->instance, ATTUNE_EXPR_MASK, "kv <= q + kv_len - q_len && (kv + q) % 5 != 0",
+                                    NULL, 0, &s->allowed),
+                 ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_expr_create(s->instance, ATTUNE_EXPR_SCORE, "20 * tanh(score / 20)", NULL, 0, &s->score),
+                 ATTUNE_OK);
+    const attune_mask_desc desc = {.struct_size = sizeof desc, .q_len = q_len, .kv_len = KEYS};
+    cr_assert_eq(attune_mask_create(s->instance, &desc, s->allowed, NULL, 0, NULL, 0, &s->mask), ATTUNE_OK, "%s",
                  attune_last_error());
-    cr_assert_eq(attune_completion_wait(completion, UINT64_MAX), ATTUNE_OK, "%s", attune_last_error());
-    cr_assert_eq(attune_buffer_read(b->buffer, 3 * b->bytes, output, b->bytes), ATTUNE_OK);
-}
-
-Test(cuda_device, the_same_bits_each_time)
-{
-    attune_instance *instance;
-    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
-    attune_device *device = device_or_skip(instance, "cuda");
-    for (size_t i = 0; i < SETTINGS; i++) {
-        bench b;
-        bench_open(instance, device, &settings[i], &b);
-        void *first = malloc(b.bytes), *again = malloc(b.bytes);
-        cr_assert(first && again);
-        run(&b, first);
-        for (uint64_t j = 0; j < scaled(250); j++) {
-            run(&b, again);
-            cr_assert_eq(memcmp(first, again, b.bytes), 0, "setting %zu differs in repeat %llu", i,
-                         (unsigned long long)j);
-        }
-        free(first);
-        free(again);
-        bench_close(&b);
+    cr_assert_eq(attune_mask_upload(s->mask, s->device), ATTUNE_OK, "%s", attune_last_error());
+    attune_problem problem = {.struct_size = sizeof problem,
+                              .dtype = dtype,
+                              .head_dim = DIM,
+                              .heads = HEADS,
+                              .kv_heads = KV_HEADS,
+                              .q_len = q_len,
+                              .kv_len = KEYS,
+                              .score = s->score};
+    cr_assert_eq(attune_problem_set_mask(&problem, s->mask), ATTUNE_OK);
+    cr_assert_eq(attune_plan_create(s->device, &problem, NULL, &s->plan), ATTUNE_OK, "%s", attune_last_error());
+    s->q = random_buffer(s->device, dtype, HEADS * q_len * DIM, &state);
+    s->k = random_buffer(s->device, dtype, (int64_t)KV_HEADS * KEYS * DIM, &state);
+    s->v = random_buffer(s->device, dtype, (int64_t)KV_HEADS * KEYS * DIM, &state);
+    s->o_bytes = (size_t)(HEADS * q_len * DIM) * attune_dtype_size(dtype);
+    const uint64_t workspace = attune_plan_workspace_size(s->plan);
+    for (int i = 0; i < THREADS; i++) {
+        s->o[i] = random_buffer(s->device, dtype, HEADS * q_len * DIM, &state);
+        if (workspace)
+            cr_assert_eq(attune_buffer_create(s->device, workspace, &s->workspace[i]), ATTUNE_OK);
     }
-    attune_device_destroy(device);
-    attune_instance_destroy(instance);
 }
 
-/* The driver's functions for graphs, which attune itself does not need. */
+static void scene_close(scene *s)
+{
+    for (int i = 0; i < THREADS; i++) {
+        attune_buffer_destroy(s->o[i]);
+        attune_buffer_destroy(s->workspace[i]);
+    }
+    attune_buffer_destroy(s->q);
+    attune_buffer_destroy(s->k);
+    attune_buffer_destroy(s->v);
+    attune_plan_destroy(s->plan);
+    attune_mask_destroy(s->mask);
+    attune_expr_destroy(s->allowed);
+    attune_expr_destroy(s->score);
+    attune_device_destroy(s->device);
+    attune_instance_destroy(s->instance);
+}
+
+static attune_status scene_run(const scene *s, int slot, attune_queue *queue, attune_completion *completion)
+{
+    const attune_tensor q = {.buffer = s->q, .dtype = s->dtype, .rank = 4, .size = {1, HEADS, s->q_len, DIM}};
+    const attune_tensor k = {.buffer = s->k, .dtype = s->dtype, .rank = 4, .size = {1, KV_HEADS, KEYS, DIM}};
+    attune_forward_args args = {
+        .struct_size = sizeof args, .q = q, .k = k, .v = k, .o = q, .mask = s->mask, .workspace = s->workspace[slot]};
+    args.v.buffer = s->v;
+    args.o.buffer = s->o[slot];
+    return attune_forward(s->plan, queue, &args, completion);
+}
+
+static void wait_for(attune_completion completion)
+{
+    cr_assert_eq(attune_completion_wait(completion, UINT64_MAX), ATTUNE_OK, "%s", attune_last_error());
+}
+
+/* The output of slot 0, which must differ from what was there. */
+static unsigned char *first_answer(scene *s)
+{
+    unsigned char *before = malloc(s->o_bytes), *answer = malloc(s->o_bytes);
+    attune_completion completion;
+    cr_assert(before && answer);
+    cr_assert_eq(attune_buffer_read(s->o[0], 0, before, s->o_bytes), ATTUNE_OK);
+    cr_assert_eq(scene_run(s, 0, attune_device_queue(s->device), &completion), ATTUNE_OK, "%s", attune_last_error());
+    wait_for(completion);
+    cr_assert_eq(attune_buffer_read(s->o[0], 0, answer, s->o_bytes), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_neq(memcmp(before, answer, s->o_bytes), 0);
+    free(before);
+    return answer;
+}
+
+/* Whether a slot holds the answer; spoils it then. */
+static bool holds(const scene *s, int slot, const unsigned char *answer)
+{
+    unsigned char *got = malloc(s->o_bytes);
+    bool same =
+        got && attune_buffer_read(s->o[slot], 0, got, s->o_bytes) == ATTUNE_OK && !memcmp(got, answer, s->o_bytes);
+    if (got)
+        memset(got, 0x55, s->o_bytes);
+    same = same && attune_buffer_write(s->o[slot], 0, got, s->o_bytes) == ATTUNE_OK;
+    free(got);
+    return same;
+}
+
+static const struct {
+    attune_dtype dtype;
+    int64_t q_len;
+} kinds[] = {{ATTUNE_BF16, 700}, {ATTUNE_F16, 333}, {ATTUNE_F32, 300}, {ATTUNE_BF16, 1}, {ATTUNE_F16, 8}};
+
+#define KINDS ((int)(sizeof kinds / sizeof kinds[0]))
+
+Test(cuda_device, repeats_are_equal_bit_by_bit)
+{
+    for (int kind = 0; kind < KINDS; kind++) {
+        scene s;
+        scene_open(&s, kinds[kind].dtype, kinds[kind].q_len);
+        unsigned char *answer = first_answer(&s);
+        for (int i = 0; i < 250; i++) {
+            attune_completion completion;
+            cr_assert_eq(scene_run(&s, i % THREADS, attune_device_queue(s.device), &completion), ATTUNE_OK, "%s",
+                         attune_last_error());
+            wait_for(completion);
+            cr_assert(holds(&s, i % THREADS, answer), "kind %d, repeat %d", kind, i);
+        }
+        free(answer);
+        scene_close(&s);
+    }
+}
+
 typedef struct graphs {
-    int (*context_retain)(attune__cu_context *, int);
-    int (*context_push)(attune__cu_context);
-    int (*stream_create)(attune__cu_stream *, unsigned);
-    int (*stream_destroy)(attune__cu_stream);
-    int (*synchronize)(attune__cu_stream);
-    int (*begin)(attune__cu_stream, int);
-    int (*end)(attune__cu_stream, void **);
-    int (*instantiate)(void **, void *, unsigned long long);
-    int (*launch)(void *, attune__cu_stream);
+    int (*begin)(void *stream, int mode);
+    int (*end)(void *stream, void **graph);
+    int (*instantiate)(void **made, void *graph, unsigned long long flags);
+    int (*launch)(void *made, void *stream);
+    int (*destroy)(void *graph), (*destroy_made)(void *made);
 } graphs;
 
-static void *find(void *library, const char *name)
+static void find(void *library, const char *name, void *function)
 {
     void *symbol = dlsym(library, name);
     cr_assert_not_null(symbol, "%s", name);
-    return symbol;
+    memcpy(function, &symbol, sizeof symbol);
 }
 
-static graphs open_graphs(void)
+static graphs find_graphs(void)
 {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
     graphs g;
-    void *found[] = {find(library, "cuDevicePrimaryCtxRetain"),
-                     find(library, "cuCtxPushCurrent_v2"),
-                     find(library, "cuStreamCreate"),
-                     find(library, "cuStreamDestroy_v2"),
-                     find(library, "cuStreamSynchronize"),
-                     find(library, "cuStreamBeginCapture_v2"),
-                     find(library, "cuStreamEndCapture"),
-                     find(library, "cuGraphInstantiateWithFlags"),
-                     find(library, "cuGraphLaunch")};
-    cr_assert_eq(sizeof found, sizeof g);
-    memcpy(&g, found, sizeof g);
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    cr_assert_not_null(library);
+    find(library, "cuStreamBeginCapture_v2", (void *)&g.begin);
+    find(library, "cuStreamEndCapture", (void *)&g.end);
+    find(library, "cuGraphInstantiateWithFlags", (void *)&g.instantiate);
+    find(library, "cuGraphLaunch", (void *)&g.launch);
+    find(library, "cuGraphDestroy", (void *)&g.destroy);
+    find(library, "cuGraphExecDestroy", (void *)&g.destroy_made);
     return g;
 }
 
-Test(cuda_device, a_graph_gives_what_a_call_gives)
+Test(cuda_device, a_call_is_captured_in_a_graph)
+{
+    for (int kind = 0; kind < KINDS; kind++) {
+        scene s;
+        scene_open(&s, kinds[kind].dtype, kinds[kind].q_len);
+        const graphs g = find_graphs();
+        attune__cuda_device *device = attune__cuda_of(s.device);
+        attune__cu_stream stream;
+        attune_queue *queue;
+        void *graph, *made;
+        unsigned char *answer = first_answer(&s);
+        attune_completion completion = {NULL, 77};
+        cr_assert_eq(attune__cuda_enter(device), ATTUNE_OK);
+        cr_assert_eq(device->driver.stream_create(&stream, CU_STREAM_NON_BLOCKING), 0);
+        cr_assert_eq(attune_cuda_queue_wrap(s.device, stream, &queue), ATTUNE_OK, "%s", attune_last_error());
+        cr_assert_eq(g.begin(stream, 0), 0);
+        for (int slot = 1; slot < 3; slot++)
+            cr_assert_eq(scene_run(&s, slot, queue, &completion), ATTUNE_OK, "%s", attune_last_error());
+        cr_assert_eq(g.end(stream, &graph), 0);
+        cr_assert_eq(completion.value, 0);
+        wait_for(completion);
+        cr_assert_eq(g.instantiate(&made, graph, 0), 0);
+        cr_assert_not(holds(&s, 1, answer), "a capture runs nothing");
+        for (int i = 0; i < 20; i++) {
+            cr_assert_eq(g.launch(made, stream), 0);
+            cr_assert_eq(device->driver.stream_synchronize(stream), 0);
+            cr_assert(holds(&s, 1, answer) && holds(&s, 2, answer), "kind %d, launch %d", kind, i);
+        }
+        /* Outside a capture the queue goes on as before. */
+        cr_assert_eq(scene_run(&s, 3, queue, &completion), ATTUNE_OK);
+        wait_for(completion);
+        cr_assert(holds(&s, 3, answer));
+        g.destroy_made(made);
+        g.destroy(graph);
+        attune_cuda_queue_destroy(queue);
+        device->driver.stream_destroy(stream);
+        attune__cuda_leave(device);
+        free(answer);
+        scene_close(&s);
+    }
+}
+
+typedef struct worker {
+    const scene *scene;
+    const unsigned char *answer;
+    attune_queue *queue;
+    int slot, failures;
+} worker;
+
+static void *run_worker(void *user)
+{
+    worker *w = user;
+    for (int i = 0; i < 50; i++) {
+        attune_completion completion;
+        const attune_status status = scene_run(w->scene, w->slot, w->queue, &completion);
+        if (status != ATTUNE_OK || attune_completion_wait(completion, UINT64_MAX) != ATTUNE_OK ||
+            !holds(w->scene, w->slot, w->answer))
+            w->failures++;
+    }
+    return NULL;
+}
+
+/* Threads on streams of their own; and all of them on the device's. */
+Test(cuda_device, streams_and_threads_do_not_mix)
+{
+    for (int kind = 0; kind < 2 * KINDS; kind++) {
+        scene s;
+        scene_open(&s, kinds[kind / 2].dtype, kinds[kind / 2].q_len);
+        attune__cuda_device *device = attune__cuda_of(s.device);
+        unsigned char *answer = first_answer(&s);
+        attune__cu_stream streams[THREADS] = {NULL};
+        pthread_t threads[THREADS];
+        worker workers[THREADS];
+        for (int i = 0; i < THREADS; i++) {
+            workers[i] = (worker){&s, answer, attune_device_queue(s.device), i, 0};
+            if (kind % 2) {
+                cr_assert_eq(attune__cuda_enter(device), ATTUNE_OK);
+                cr_assert_eq(device->driver.stream_create(&streams[i], CU_STREAM_NON_BLOCKING), 0);
+                attune__cuda_leave(device);
+                cr_assert_eq(attune_cuda_queue_wrap(s.device, streams[i], &workers[i].queue), ATTUNE_OK);
+            }
+            (void)holds(&s, i, answer); /* spoils it */
+        }
+        for (int i = 0; i < THREADS; i++)
+            cr_assert_eq(pthread_create(&threads[i], NULL, run_worker, &workers[i]), 0);
+        for (int i = 0; i < THREADS; i++)
+            pthread_join(threads[i], NULL);
+        for (int i = 0; i < THREADS; i++) {
+            cr_expect_eq(workers[i].failures, 0, "kind %d, thread %d: %d", kind, i, workers[i].failures);
+            attune_cuda_queue_destroy(workers[i].queue);
+            if (streams[i]) {
+                cr_assert_eq(attune__cuda_enter(device), ATTUNE_OK);
+                device->driver.stream_destroy(streams[i]);
+                attune__cuda_leave(device);
+            }
+        }
+        free(answer);
+        scene_close(&s);
+    }
+}
+
+/* What the device reaches is what a GPU reaches: not nothing, not a thousand times it. */
+Test(cuda_device, peaks_are_measured)
 {
     attune_instance *instance;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
     attune_device *device = device_or_skip(instance, "cuda");
-    const graphs g = open_graphs();
-    attune__cu_context context;
-    attune__cu_stream stream;
-    attune_queue *queue;
-    cr_assert(!g.context_retain(&context, 0) && !g.context_push(context) && !g.stream_create(&stream, 1));
-    cr_assert_eq(attune_cuda_queue_wrap(device, stream, &queue), ATTUNE_OK, "%s", attune_last_error());
-    for (size_t i = 0; i < SETTINGS; i++) {
-        bench b;
-        bench_open(instance, device, &settings[i], &b);
-        void *call = malloc(b.bytes), *replay = malloc(b.bytes), *graph, *exec;
-        cr_assert(call && replay);
-        run(&b, call);
-        attune_completion completion = {0};
-        cr_assert_eq(g.begin(stream, 1), 0);
-        cr_assert_eq(attune_forward(b.plan, queue, &b.args, &completion), ATTUNE_OK, "%s", attune_last_error());
-        cr_assert_eq(g.end(stream, &graph), 0);
-        cr_assert_eq(completion.value, 0);
-        cr_assert_eq(g.instantiate(&exec, graph, 0), 0);
-        for (int j = 0; j < 3; j++) {
-            spoil(&b, replay);
-            /* The graph on one stream, a call on another: neither disturbs the other's order of tiles. */
-            cr_assert_eq(g.launch(exec, stream), 0);
-            cr_assert_eq(attune_forward(b.plan, queue, &b.args, &completion), ATTUNE_OK, "%s", attune_last_error());
-            cr_assert_eq(g.synchronize(stream), 0);
-            cr_assert_eq(attune_buffer_read(b.buffer, 3 * b.bytes, replay, b.bytes), ATTUNE_OK);
-            cr_assert_eq(memcmp(call, replay, b.bytes), 0, "setting %zu", i);
-            spoil(&b, replay);
-            cr_assert(!g.launch(exec, stream) && !g.synchronize(stream));
-            cr_assert_eq(attune_buffer_read(b.buffer, 3 * b.bytes, replay, b.bytes), ATTUNE_OK);
-            cr_assert_eq(memcmp(call, replay, b.bytes), 0, "setting %zu", i);
-        }
-        free(call);
-        free(replay);
-        bench_close(&b);
+    const attune_dtype dtypes[] = {ATTUNE_F16, ATTUNE_BF16, ATTUNE_F32};
+    for (int i = 0; i < 3; i++) {
+        double flops = 0, bandwidth = 0;
+        cr_assert_eq(attune_device_measure(device, dtypes[i], &flops, &bandwidth), ATTUNE_OK, "%s",
+                     attune_last_error());
+        cr_log_info("%s: %.1f TFLOP/s, %.0f GB/s", attune_dtype_string(dtypes[i]), flops * 1e-12, bandwidth * 1e-9);
+        cr_assert(flops > 1e12 && flops < 1e16, "%g", flops);
+        cr_assert(bandwidth > 1e11 && bandwidth < 2e13, "%g", bandwidth);
     }
-    attune_cuda_queue_destroy(queue);
-    g.stream_destroy(stream);
+    cr_assert_eq(attune_device_measure(device, ATTUNE_F64, &(double){0}, NULL), ATTUNE_UNSUPPORTED);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }

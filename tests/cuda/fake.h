@@ -24,4 +24,9 @@ typedef struct fake_state {
     unsigned char arguments[4096];
 } fake_state;
 
+typedef struct fake_compiler {
+    int absent;   /* it opens, and is of no use */
+    int compiled; /* kernels, so far */
+} fake_compiler;
+
 #endif

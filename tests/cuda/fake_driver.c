@@ -9,9 +9,9 @@ fake_state fake = {.architecture = 90};
 
 static int call(const char *name)
 {
-    if (fake.calls < FAKE_CALLS)
-        fake.names[fake.calls] = name;
-    fake.calls++;
+    const int at = fake.calls++;
+    if (at < FAKE_CALLS)
+        fake.names[at] = name;
     return fake.calls == fake.fail_at || (fake.sticky && fake.fail_at && fake.calls > fake.fail_at) ? fake.fail_with
                                                                                                     : CU_SUCCESS;
 }

@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 #include <string.h>
 
+#include "cuda/fake.h"
+
+fake_compiler compiler = {0, 0};
+
 static int some_object;
 
 int nvrtcVersion(int *major, int *minor)
 {
     *major = 13;
     *minor = 99;
-    return 0;
+    return compiler.absent ? 1 : 0;
 }
 int nvrtcCreateProgram(void **program, const char *source, const char *name, int count, const char *const *headers,
                        const char *const *names)
@@ -27,6 +31,7 @@ int nvrtcDestroyProgram(void **program)
 int nvrtcCompileProgram(void *program, int count, const char *const *options)
 {
     (void)program;
+    compiler.compiled++;
     return count > 3 && !strncmp(options[0], "-arch=sm_", 9) ? 0 : 5;
 }
 int nvrtcGetProgramLogSize(void *program, size_t *size)

@@ -13,7 +13,7 @@ BELOW = {
     'mask': {'base', 'expr'},
     'plan': {'base'},
     'cache': {'base'},
-    'backend.h': {'mask', 'plan', 'cache'},
+    'backend.h': {'expr', 'mask', 'plan', 'cache'},
     'cpu': {'base', 'expr', 'mask', 'plan', 'backend.h'},
     'vulkan': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'shaders'},
     'cuda': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},

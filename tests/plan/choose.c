@@ -30,7 +30,7 @@ Test(choose, each_device_gets_its_fastest_kernel)
         {"h200-vulkan", ATTUNE_F32, "vulkan_subgroup"},
         {"rdna3", ATTUNE_F16, "vulkan_coopmat"},
         {"lavapipe", ATTUNE_F16, "vulkan_coopmat"},
-        {"lavapipe", ATTUNE_BF16, "vulkan_subgroup"},
+        {"lavapipe", ATTUNE_BF16, "vulkan_lanes"},
         {"adreno-840", ATTUNE_F16, "vulkan_subgroup"},
         {"v3d", ATTUNE_F16, "vulkan_portable"},
         {"vulkan-minimum", ATTUNE_BF16, "vulkan_portable"},
@@ -62,9 +62,9 @@ Test(choose, decode_rule)
 {
     attune_problem p = problem_of(ATTUNE_F16, 128, 1, 8192);
     attune_plan_choice c = plan("h100", &p, NULL);
-    cr_assert(c.decode && c.split_kv == 16, "%u",
+    cr_assert(c.decode && c.split_kv == 32, "%u",
               c.split_kv); /* 132 units over 2 KV heads, four tiles a part at least */
-    cr_assert_eq(c.workspace, 8 * 16 * 128 * 4 + 8 * 16 * 2 * 4);
+    cr_assert_eq(c.workspace, 8 * 32 * 128 * 4 + 8 * 32 * 2 * 4);
     p.q_len = 8;
     cr_assert(plan("h100", &p, NULL).decode);
     p.q_len = 16;
@@ -331,4 +331,23 @@ Test(choose, options_go_to_the_kernel_that_has_room)
     cr_assert(strstr(attune_last_error(), "KERNEL vulkan_coopmat does not fit") &&
                   strstr(attune_last_error(), "nearest that fits: KERNEL vulkan_subgroup"),
               "%s", attune_last_error());
+}
+
+Test(choose, a_profile_laid_over_a_device)
+{
+    attune_limits h200 = device("h200"), limits = h200;
+    cr_assert_eq(attune__profile_lay("a6000", &limits), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(limits.shared_memory, 99 * 1024);
+    cr_assert_eq(limits.compute_units, 84);
+    cr_assert_eq(limits.architecture, 90, "its kernels must run on it");
+    const attune_problem p = problem_of(ATTUNE_BF16, 256, 4096, 4096);
+    attune_plan_choice c = {.struct_size = sizeof c}, small = plan("a6000", &p, NULL);
+    cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK);
+    cr_assert_str_eq(c.kernel, "cuda_sm80");
+    cr_assert(c.block_m == small.block_m && c.block_n == small.block_n && c.shared_memory == small.shared_memory);
+    limits = device("a6000");
+    cr_assert_eq(attune__profile_lay("h200", &limits), ATTUNE_INVALID_ARGUMENT);
+    cr_assert(strstr(attune_last_error(), "shared_memory"), "%s", attune_last_error());
+    cr_assert_eq(attune__profile_lay("rdna3", &limits), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune__profile_lay("none", &limits), ATTUNE_INVALID_ARGUMENT);
 }

@@ -28,7 +28,7 @@ static uint64_t cpu(const attune_plan_choice *c, numbers x, bool f64)
             uint64_t m = loops[i][0], n = loops[i][1];
             const uint64_t arrays[] = {m * x.d, m * x.dv, n * x.d, n * x.dv, m * n,
                                        m * n,   m * x.d,  n * x.d, n * x.dv, 2 * m};
-            uint64_t sum = up(n, 64);
+            uint64_t sum = up(n, 64) + up(n * t, 64) + up(m * x.dv * t, 64) + up(m * n * t, 64);
             for (size_t j = 0; j < sizeof arrays / sizeof arrays[0]; j++)
                 sum += up(arrays[j] * t, 64);
             bytes = most(bytes, sum);
@@ -52,15 +52,7 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
     if (!c->decode)
         return most(all, x.m * x.dv * x.e);
     uint64_t shares = x.warps * 16 / x.m;
-    return most(all, shares > 1 ? shares * x.m * (x.dv + 2) * 4 : x.m * x.dv * 4);
-}
-
-static uint64_t sm80_chunked(const attune_plan_choice *c, numbers x)
-{
-    if (c->direction != ATTUNE_BACKWARD)
-        return x.stages * 64 * (x.m + x.n) * x.e;
-    return most(x.stages * 64 * (x.m1 + x.n1) * x.e + 2 * x.m1 * x.n1 * x.e + 8 * x.m1,
-                x.stages * 64 * (x.m2 + x.n2) * x.e + x.m2 * x.n2 * x.e);
+    return most(all, shares * x.m * (x.dv + 2) * 4);
 }
 
 static uint64_t sm90a(const attune_plan_choice *c, numbers x)
@@ -71,8 +63,7 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
         uint64_t kv = (x.n1 + x.stages * x.m1) * (x.d + x.dv) * 2 + 4 * x.m1 * x.n1 + 8 * x.stages * x.m1;
         return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * 2) + barriers;
     }
-    return most(x.m * x.d * 2, x.m * x.dv * (c->decode ? 4 : 2)) + x.stages * x.n * (x.d + x.dv) * 2 +
-           up(136 + 56 * x.stages, 128);
+    return most(x.m * x.d * 2, x.m * x.dv * 2) + x.stages * x.n * (x.d + x.dv) * 2 + up(136 + 56 * x.stages, 128);
 }
 
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
@@ -81,11 +72,11 @@ static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
         uint64_t kv = 33 * x.m1 + 33 * x.n1 + 2 * x.m1 * (x.n1 + 1) + 2 * x.m1;
         return 4 * most(kv, 33 * x.m2 + 33 * x.n2 + x.m2 * (x.n2 + 1) + 2 * x.m2);
     }
-    uint64_t step = x.d % 32 == 0 ? 32 : x.d % 16 == 0 ? 16 : 8, parts = x.threads / x.m;
+    uint64_t step = x.d % 16 == 0 ? 16 : 8, parts = x.threads / x.m;
     if (parts > x.n / 4)
         parts = x.n / 4;
     uint64_t slices = most((x.m + x.n) * (step + 4), 4 * (x.dv + 4)), pad = portable ? 1 : parts < 4 ? parts : 4;
-    return 4 * (slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 1);
+    return 4 * (2 * slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 4);
 }
 
 static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, numbers x)
@@ -94,9 +85,10 @@ static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, num
         uint64_t kv = 144 * (x.m1 + x.n1) + 4 * x.m1 * (x.n1 + 4) + 4 * x.m1 * (x.n1 + 8) + 8 * x.m1;
         return most(kv, 144 * (x.m2 + x.n2) + 4 * x.m2 * (x.n2 + 4) + 2 * x.m2 * (x.n2 + 8) + 8 * x.m2);
     }
-    x.d = up(x.d, most(16, l->matrix_k));
-    return 2 * x.m * (x.d + 8) + 144 * x.n + 4 * x.m * (x.n + 4) + 2 * x.m * (x.n + 8) + 4 * x.m * l->matrix_n +
-           8 * x.m;
+    const uint64_t d = up(x.d, l->matrix_k), k_row = d / 8 | 1, v_row = up(x.dv, l->matrix_n) / 8 | 1;
+    const uint64_t kv = x.n * most(k_row, v_row), q = x.m * k_row;
+    const uint64_t groups = (d <= 128 ? most(kv, q) : kv + q) + x.m * (x.n / 4 + 1) + x.m * l->matrix_n / 4;
+    return 16 * groups + 4;
 }
 
 static uint64_t coopmat2(const attune_plan_choice *c, numbers x)
@@ -127,10 +119,10 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         return cpu(c, x, dtype == ATTUNE_F64);
     if (!strcmp(c->kernel, "cuda_sm80"))
         return sm80(c, x);
-    if (!strcmp(c->kernel, "cuda_sm80_chunked"))
-        return sm80_chunked(c, x);
     if (!strcmp(c->kernel, "cuda_sm90a"))
         return sm90a(c, x);
+    if (!strcmp(c->kernel, "vulkan_lanes"))
+        return 0;
     if (!strcmp(c->kernel, "vulkan_subgroup"))
         return scalar(c, x, false);
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))

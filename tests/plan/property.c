@@ -10,6 +10,10 @@
 #include "plan/formulas.h"
 #include "plan/plan.h"
 #include "support/devices.h"
+#if ATTUNE_HAVE_VULKAN
+#include "vulkan/launch.h"
+#include "vulkan/workgroup.h"
+#endif
 
 static uint64_t state;
 
@@ -98,9 +102,9 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
     static const char *const kernels[] = {"cpu",
                                           "cuda_sm80",
                                           "cuda_sm90a",
-                                          "cuda_sm80_chunked",
                                           "cuda_sm100a",
                                           "vulkan_portable",
+                                          "vulkan_lanes",
                                           "vulkan_subgroup",
                                           "vulkan_coopmat",
                                           "vulkan_coopmat2",
@@ -108,6 +112,31 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
     if (bits & 16384 && next() % 2)
         strcpy(o->kernel, kernels[next() % (sizeof kernels / sizeof kernels[0])]);
 }
+
+#if ATTUNE_HAVE_VULKAN
+static uint64_t modules_read;
+
+/* What the kernel's module, with the plan's constants, takes of shared memory. */
+static void check_module(const char *what, const attune_limits *limits, const attune_problem *q,
+                         const attune_plan_choice *c)
+{
+    attune__shape shape;
+    cr_assert_eq(attune__shape_from_problem(q, &shape), ATTUNE_OK, "%s: %s", what, attune_last_error());
+    const attune__program_desc desc = {&shape, c, NULL, NULL, NULL};
+    attune__vulkan_kernel kernel;
+    const attune_status status = attune__vulkan_specialise(limits, &desc, &kernel);
+    if (status == ATTUNE_UNSUPPORTED && strcmp(c->kernel, "vulkan_portable") && strcmp(c->kernel, "vulkan_subgroup"))
+        return;
+    cr_assert_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
+    const char *why;
+    const uint64_t bytes =
+        workgroup_bytes(kernel.words, kernel.word_count, kernel.constants, ATTUNE__VULKAN_CONSTANTS, &why);
+    cr_assert_null(why, "%s: %s", c->kernel, why);
+    cr_assert_eq(bytes, c->shared_memory, "%s: %s, %u x %u: the module has %" PRIu64 " bytes, the plan %u", what,
+                 c->kernel, c->block_m, c->block_n, bytes, c->shared_memory);
+    modules_read++;
+}
+#endif
 
 static void check_choice(const attune_profile *p, const attune_problem *q, const attune_plan_choice *c)
 {
@@ -122,6 +151,10 @@ static void check_choice(const attune_profile *p, const attune_problem *q, const
     cr_assert(!l->registers || c->registers * c->workgroup_invocations <= 2 * l->registers, "%s", what);
     cr_assert_geq(c->occupancy, 1);
     cr_assert_eq(c->workspace % 256, 0, "%s", what);
+#if ATTUNE_HAVE_VULKAN
+    if (l->backend == ATTUNE_BACKEND_VULKAN && q->direction == ATTUNE_FORWARD)
+        check_module(what, l, q, c);
+#endif
     cr_assert_eq(c->direction, q->direction);
     bool back = q->direction == ATTUNE_BACKWARD;
     const uint32_t rows[2] = {back ? c->block_m1 : c->block_m, back ? c->block_m2 : c->block_m};
@@ -279,6 +312,10 @@ Test(property, a_plan_within_every_limit_or_an_error_with_its_cure)
     cr_log_info("%" PRIu64 " cases: %" PRIu64 " planned, %" PRIu64 " do not fit, %" PRIu64 " invalid, %" PRIu64
                 " unsupported; %" PRIu64 " cures followed",
                 cases, planned, misfits, invalid, unsupported, cures);
+#if ATTUNE_HAVE_VULKAN
+    cr_log_info("%" PRIu64 " plans held against their Vulkan modules", modules_read);
+    cr_assert_gt(modules_read, cases / 100);
+#endif
     cr_assert_gt(planned, cases / 4);
     cr_assert_gt(misfits, cases / 100);
     cr_assert_gt(cures, cases / 100);
@@ -324,6 +361,10 @@ Test(property, shrinking_memory_always_leaves_a_plan)
             for (uint32_t bytes = 232448; bytes >= 16384; bytes -= 1032) {
                 attune_profile p = {.struct_size = sizeof p};
                 cr_assert_eq(attune_profile_get(i, &p), ATTUNE_OK);
+                /* Every CUDA device has 99 KiB. Forward and decode fit the 48 KiB of a launch that asks for no more. */
+                const uint32_t cuda_least = j / 10 % 2 ? 99 * 1024 : 48 * 1024;
+                if (p.limits.backend == ATTUNE_BACKEND_CUDA && bytes < cuda_least)
+                    break;
                 p.limits.shared_memory = bytes;
                 p.limits.shared_memory_unit = 0;
                 attune_problem q = {.struct_size = sizeof q, .head_dim = dims[j % 5][0], .head_dim_v = dims[j % 5][1]};
@@ -339,6 +380,28 @@ Test(property, shrinking_memory_always_leaves_a_plan)
                 cases++;
             }
     cr_log_info("%" PRIu64 " plans", cases);
+}
+
+/* Every head dimension has a kernel in 99 KiB and in 48, whatever the type and the pass. */
+Test(property, cuda_fits_its_smallest_devices)
+{
+    static const uint32_t bytes[] = {99 * 1024, 48 * 1024}, values[] = {0, 8, 64, 128, 200, 256};
+    for (uint32_t i = 0; i < 2; i++)
+        for (uint32_t d = 8; d <= 256; d += 8)
+            for (uint32_t j = 0; j < 6 * 3 * 3; j++) {
+                attune_profile p = {.struct_size = sizeof p};
+                cr_assert_eq(attune_profile_find("a6000", &p), ATTUNE_OK);
+                p.limits.shared_memory = bytes[i];
+                attune_problem q = {.struct_size = sizeof q, .head_dim = d, .head_dim_v = values[j % 6]};
+                q.dtype = (attune_dtype)(const uint32_t[]){ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16}[j / 6 % 3];
+                q.q_len = (const int64_t[]){1, 9, 2048}[j / 18];
+                q.kv_len = 2048;
+                attune_plan_choice c = {.struct_size = sizeof c};
+                cr_assert_eq(attune_plan_choose(&p.limits, &q, NULL, &c), ATTUNE_OK, "%s: %s", describe(&p, &q),
+                             attune_last_error());
+                cr_assert_str_eq(c.kernel, "cuda_sm80");
+                check_choice(&p, &q, &c);
+            }
 }
 
 Test(property, the_same_input_gives_the_same_bytes)

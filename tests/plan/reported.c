@@ -106,6 +106,8 @@ Test(reported, options_that_a_kernel_does_not_read)
                      "does not read it", "cuda_sm90a");
         EXPECT_ERROR(devices[i], &problem, "{\"ROWS_GUARANTEED_SAFE\": true}", ATTUNE_INVALID_ARGUMENT,
                      "ROWS_GUARANTEED_SAFE");
+        EXPECT_ERROR(devices[i], &problem, "{\"BLOCKS_ARE_CONTIGUOUS\": true}", ATTUNE_INVALID_ARGUMENT,
+                     "BLOCKS_ARE_CONTIGUOUS", "does not read it");
     }
     EXPECT_ERROR("cpu", &problem, "{\"num_warps\": 4}", ATTUNE_INVALID_ARGUMENT, "num_warps", "kernel cpu");
     EXPECT_ERROR("opencl-minimum", &problem, "{\"num_warps\": 4}", ATTUNE_INVALID_ARGUMENT, "num_warps",

@@ -2,6 +2,7 @@
 #include "support/devices.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,7 +22,13 @@ static bool required(const char *backend)
 attune_device *device_or_skip(attune_instance *instance, const char *backend)
 {
     attune_device *device;
-    attune_status status = attune_device_open(instance, backend, &device);
+    char id[64];
+    const char *profile = getenv("ATTUNE_TEST_PROFILE");
+    (void)snprintf(id, sizeof id, "%s%s%.32s", backend, profile ? "@" : "", profile ? profile : "");
+    /* A profile is laid over the devices of its own backend. */
+    attune_status status = attune_device_open(instance, id, &device);
+    if (status == ATTUNE_INVALID_ARGUMENT)
+        status = attune_device_open(instance, backend, &device);
     if (status == ATTUNE_OK)
         return device;
     cr_assert(status == ATTUNE_UNAVAILABLE, "%s", attune_last_error());

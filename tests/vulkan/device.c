@@ -258,6 +258,7 @@ Test(device, every_object_fails_in_turn)
         {VK_ERROR_OUT_OF_DEVICE_MEMORY, ATTUNE_OUT_OF_DEVICE_MEMORY},
     };
     attune_instance *instance = instance_or_fail();
+    fake.one_instance = true;
     for (size_t c = 0; c < 2; c++) {
         long failures = 0;
         fake.fail_code = codes[c].code;
@@ -277,6 +278,7 @@ Test(device, every_object_fails_in_turn)
         cr_log_info("%ld objects failed in turn", failures);
         cr_assert_gt(failures, 2 * ATTUNE__VULKAN_SLOTS);
     }
+    fake_instance_destroy();
     attune_instance_destroy(instance);
 }
 

@@ -12,6 +12,14 @@ fake_settings fake;
 /* The driver's own functions. */
 static attune__vulkan_functions real;
 
+/* Of the driver's data; the last device's that was looked at. */
+static VkPipelineCacheHeaderVersionOne header;
+
+static unsigned char payload(size_t i)
+{
+    return (unsigned char)(i * 37 + 11);
+}
+
 static VKAPI_ATTR void VKAPI_CALL get_features(VkPhysicalDevice device, VkPhysicalDeviceFeatures2 *features)
 {
     real.GetPhysicalDeviceFeatures2(device, features);
@@ -28,6 +36,14 @@ static VKAPI_ATTR void VKAPI_CALL get_properties(VkPhysicalDevice device, VkPhys
     real.GetPhysicalDeviceProperties2(device, properties);
     if (fake.old)
         properties->properties.apiVersion = VK_API_VERSION_1_1;
+    properties->properties.driverVersion += fake.driver;
+    header = (VkPipelineCacheHeaderVersionOne){
+        .headerSize = sizeof header,
+        .headerVersion = VK_PIPELINE_CACHE_HEADER_VERSION_ONE,
+        .vendorID = properties->properties.vendorID,
+        .deviceID = properties->properties.deviceID,
+    };
+    memcpy(header.pipelineCacheUUID, properties->properties.pipelineCacheUUID, VK_UUID_SIZE);
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL enumerate(VkInstance instance, uint32_t *count, VkPhysicalDevice *devices)
@@ -90,11 +106,48 @@ static VKAPI_ATTR VkResult VKAPI_CALL fakeBeginCommandBuffer(VkCommandBuffer com
     return fails() ? fake.fail_code : real.BeginCommandBuffer(commands, info);
 }
 
+static VKAPI_ATTR VkResult VKAPI_CALL fakeCreatePipelineCache(VkDevice device, const VkPipelineCacheCreateInfo *info,
+                                                              const VkAllocationCallbacks *callbacks,
+                                                              VkPipelineCache *cache)
+{
+    if (fake.no_cache)
+        return VK_ERROR_OUT_OF_HOST_MEMORY;
+    VkPipelineCacheCreateInfo mine = *info;
+    atomic_fetch_add(info->initialDataSize ? &fake.given : &fake.empty, 1);
+    if (fake.kept && info->initialDataSize) {
+        const unsigned char *data = info->pInitialData;
+        bool same = info->initialDataSize == sizeof header + fake.kept && !memcmp(data, &header, sizeof header);
+        for (size_t i = 0; same && i < fake.kept; i++)
+            same = data[sizeof header + i] == payload(i);
+        atomic_fetch_add(&fake.wrong, !same);
+        mine.initialDataSize = 0; /* the driver would not know it */
+    }
+    return real.CreatePipelineCache(device, &mine, callbacks, cache);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL fakeGetPipelineCacheData(VkDevice device, VkPipelineCache cache, size_t *size,
+                                                               void *data)
+{
+    if (!fake.kept)
+        return real.GetPipelineCacheData(device, cache, size, data);
+    if (data) {
+        VkPipelineCacheHeaderVersionOne head = header;
+        head.vendorID += fake.foreign;
+        memcpy(data, &head, sizeof head);
+        for (size_t i = 0; i < fake.kept; i++)
+            ((unsigned char *)data)[sizeof head + i] = payload(i);
+    }
+    *size = sizeof header + fake.kept;
+    return VK_SUCCESS;
+}
+
 static VKAPI_ATTR VkResult VKAPI_CALL fakeCreateComputePipelines(VkDevice device, VkPipelineCache cache, uint32_t count,
                                                                  const VkComputePipelineCreateInfo *infos,
                                                                  const VkAllocationCallbacks *callbacks,
                                                                  VkPipeline *pipelines)
 {
+    if (fake.refuse_kept && cache)
+        return VK_ERROR_UNKNOWN;
     return fails() ? fake.fail_code : real.CreateComputePipelines(device, cache, count, infos, callbacks, pipelines);
 }
 
@@ -112,6 +165,36 @@ static VKAPI_ATTR VkResult VKAPI_CALL fakeWaitSemaphores(VkDevice device, const 
     /* The real one as well: the test destroys what a lost device would have dropped. */
     VkResult result = real.WaitSemaphores(device, info, timeout);
     return fake.lose_wait ? VK_ERROR_DEVICE_LOST : result;
+}
+
+static VkInstance only;
+
+static VKAPI_ATTR VkResult VKAPI_CALL create_instance(const VkInstanceCreateInfo *info,
+                                                      const VkAllocationCallbacks *callbacks, VkInstance *instance)
+{
+    if (fake.one_instance && only) {
+        *instance = only;
+        return VK_SUCCESS;
+    }
+    const VkResult result = real.CreateInstance(info, callbacks, instance);
+    if (!result && fake.one_instance)
+        only = *instance;
+    return result;
+}
+
+static VKAPI_ATTR void VKAPI_CALL destroy_instance(VkInstance instance, const VkAllocationCallbacks *callbacks)
+{
+    if (instance != only)
+        real.DestroyInstance(instance, callbacks);
+}
+
+void fake_instance_destroy(void)
+{
+    const VkInstance instance = only;
+    only = VK_NULL_HANDLE;
+    fake.one_instance = false;
+    if (instance)
+        real.DestroyInstance(instance, NULL);
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL create_device(VkPhysicalDevice physical, const VkDeviceCreateInfo *info,
@@ -132,19 +215,11 @@ static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_device(VkDevice device, cons
         PFN_vkVoidFunction function;
     } table[] = {
 #define FAKE(name) {"vk" #name, (PFN_vkVoidFunction)(void (*)(void))fake##name}
-        FAKE(AllocateCommandBuffers),
-        FAKE(AllocateMemory),
-        FAKE(BeginCommandBuffer),
-        FAKE(BindBufferMemory),
-        FAKE(CreateBuffer),
-        FAKE(CreateCommandPool),
-        FAKE(CreateComputePipelines),
-        FAKE(CreatePipelineLayout),
-        FAKE(CreateQueryPool),
-        FAKE(CreateSemaphore),
-        FAKE(CreateShaderModule),
-        FAKE(MapMemory),
-        FAKE(QueueSubmit),
+        FAKE(AllocateCommandBuffers), FAKE(AllocateMemory),      FAKE(BeginCommandBuffer),
+        FAKE(BindBufferMemory),       FAKE(CreateBuffer),        FAKE(CreateCommandPool),
+        FAKE(CreateComputePipelines), FAKE(CreatePipelineCache), FAKE(CreatePipelineLayout),
+        FAKE(CreateQueryPool),        FAKE(CreateSemaphore),     FAKE(CreateShaderModule),
+        FAKE(GetPipelineCacheData),   FAKE(MapMemory),           FAKE(QueueSubmit),
         FAKE(WaitSemaphores),
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
@@ -161,6 +236,8 @@ static VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get(VkInstance instance, const c
         const char *name;
         PFN_vkVoidFunction function;
     } table[] = {
+        {"vkCreateInstance", (PFN_vkVoidFunction)(void (*)(void))create_instance},
+        {"vkDestroyInstance", (PFN_vkVoidFunction)(void (*)(void))destroy_instance},
         {"vkCreateDevice", (PFN_vkVoidFunction)(void (*)(void))create_device},
         {"vkEnumeratePhysicalDevices", (PFN_vkVoidFunction)(void (*)(void))enumerate},
         {"vkGetDeviceProcAddr", (PFN_vkVoidFunction)(void (*)(void))get_device},

@@ -6,6 +6,8 @@
 #ifndef TESTS_VULKAN_FAKE_H
 #define TESTS_VULKAN_FAKE_H
 
+#include <stdatomic.h>
+
 #include "api/api.h"
 #include "vulkan/vulkan.h"
 
@@ -15,12 +17,24 @@ typedef struct fake_settings {
     bool lose_submit, lose_wait;         /* vkQueueSubmit, vkWaitSemaphores: DEVICE_LOST */
     bool old;                            /* the device has Vulkan 1.1 */
     bool twice;                          /* the loader lists every device twice */
+    bool one_instance;                   /* all instances are one: drivers have few of them in a process */
     long fail_at;                        /* the object creation that fails, from 1; 0 = none */
     VkResult fail_code;
     long created; /* object creations so far */
+    /* A driver that keeps what it compiled: its data are its header and `kept` more bytes. */
+    uint32_t driver;         /* added to the driver's version */
+    size_t kept;             /* 0 = the driver's own data */
+    bool foreign;            /* data have another vendor's header */
+    bool refuse_kept;        /* no pipeline is made from data */
+    bool no_cache;           /* vkCreatePipelineCache: OUT_OF_HOST_MEMORY */
+    atomic_int empty, given; /* caches made without and with data */
+    atomic_int wrong;        /* with data that are not what the driver gave */
 } fake_settings;
 
 extern fake_settings fake;
+
+/* Ends one_instance. */
+void fake_instance_destroy(void);
 
 /* The layer's vkGetInstanceProcAddr; skips the test if there is no loader. */
 PFN_vkGetInstanceProcAddr fake_get(void);

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One element of O without matrix units. The products multiply a forbidden pair's weight of 0 with its V, which is NaN
+ * where V is NaN or infinite, but a forbidden pair must leave no trace. So an element that came out as no number,
+ * while its row's sum did not, is computed again here, from the allowed pairs alone.
+ */
+#ifndef ATTUNE_CUDA_CAREFUL_CUH
+#define ATTUNE_CUDA_CAREFUL_CUH
+
+#include "common.cuh"
+
+__device__ __forceinline__ float widen(element x)
+{
+#if ATTUNE_DTYPE == ATTUNE_CUDA_F32
+    return x;
+#elif ATTUNE_DTYPE == ATTUNE_CUDA_F16
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+#else
+    return __uint_as_float((u32)x << 16);
+#endif
+}
+
+/* Column d of row p.q: value and sum still to be divided; with d 0 the row's LSE and maximum too. */
+__device__ __forceinline__ void store_element(const attune_cuda_arguments &a, const place &p, int d, float value,
+                                              float top, float sum, float factor)
+{
+    bool empty = sum == 0.0f;
+    value = empty ? 0.0f : value * (1.0f / sum);
+    element *to = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row + d;
+#if ATTUNE_DTYPE == ATTUNE_CUDA_F32
+    *to = value;
+#else
+    *to = (element)pack(value, 0.0f);
+#endif
+    if (d)
+        return;
+    top *= factor * ATTUNE_LN2;
+    if (a.lse.address)
+        ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + p.q * a.lse.row] =
+            empty ? -ATTUNE_INF : top + logf(sum);
+    if (a.row_max.address)
+        ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + p.q * a.row_max.row] =
+            empty ? -ATTUNE_INF : nan_or(top, sum);
+}
+
+/* Neither NaN nor infinite. */
+__device__ __forceinline__ bool finite(float x)
+{
+    return fabsf(x) < ATTUNE_INF;
+}
+
+/* p.q is the row itself. */
+__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const place &p, int kv)
+{
+#if ATTUNE_HAVE_MASK_RANGE
+    int low, high;
+    attune_mask_range(p.b + a.b0, p.h + a.h0, p.q + a.q0, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
+                      &low, &high, a.mask_symbols);
+    return kv >= low && kv < high;
+#elif ATTUNE_HAVE_MASK
+    return attune_mask(p.b + a.b0, p.h + a.h0, p.q + a.q0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len,
+                       a.mask_kv_len, 0.0f, a.mask_symbols);
+#else
+    return true;
+#endif
+}
+
+struct careful {
+    float o, m, l; /* o is not divided by l */
+};
+
+/* Column d of O's row p, from the tiles of keys that w meets below `end`. */
+__device__ __forceinline__ careful careful_element(const attune_cuda_arguments &a, const place &p, walk w, int end,
+                                                   int d)
+{
+    i64 b = p.b, h = p.h, h_kv = p.h_kv;
+    const element *q = (const element *)a.q.address + b * a.q.batch + h * a.q.head + p.q * a.q.row;
+    const element *k = (const element *)a.k.address + b * a.k.batch + h_kv * a.k.head;
+    const element *v = (const element *)a.v.address + b * a.v.batch + h_kv * a.v.head + d;
+    float factor = fold_factor(a.scale);
+    careful r = {0.0f, -ATTUNE_INF, 0.0f};
+#pragma unroll 1
+    for (keys t = walk_take(w, a); t.kv >= 0 && t.kv < end; t = walk_take(w, a))
+#pragma unroll 1
+        for (int kv = t.kv; kv < min(t.kv + BLOCK_N, end); kv++) {
+            if (!t.whole && !pair_allowed(a, p, kv))
+                continue;
+            float s = 0.0f;
+#pragma unroll 1
+            for (int i = 0; i < HEAD_DIM; i++)
+                s = __fmaf_rn(widen(q[i]), widen(k[kv * a.k.row + i]), s);
+#if ATTUNE_HAVE_SCORE
+            s = attune_score(p.b, p.h, p.q, kv, p.h_kv, a.q_len, a.kv_len, s * a.scale, a.score_symbols);
+#else
+            s *= a.scale > 0.0f ? 1.0f : fold_sign(a.scale);
+#endif
+            float top = fmaxf(r.m, s), base = top == -ATTUNE_INF ? 0.0f : top;
+            float shrink = exp2_fast((r.m - base) * factor), x = exp2_fast((s - base) * factor);
+            r.o = __fmaf_rn(x, widen(v[kv * a.v.row]), r.o * shrink);
+            r.l = r.l * shrink + x;
+            r.m = top;
+        }
+    return r;
+}
+
+#endif

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Decode with mma.sync and cp.async: few query rows, many keys. A workgroup owns the rows of all the query heads that
+ * share keys (row = head in the group * q_len + q) and one part of the keys. Its warps share the rows in sixteens, then
+ * the columns of each tile of keys; each keeps its own running maximum and sum, which are merged through shared memory
+ * at the end. With more than one part, attune_combine_sm80 merges those.
+ */
+#include "common.cuh"
+
+constexpr int ROW_GROUPS = BLOCK_M / 16, KEY_GROUPS = ATTUNE_NUM_WARPS / ROW_GROUPS;
+constexpr int ROW_TILES = 1, KEYS = BLOCK_N / KEY_GROUPS;
+static_assert(KEY_GROUPS * ROW_GROUPS == ATTUNE_NUM_WARPS, "warps share the rows, then the keys");
+static_assert(KEYS % 16 == 0, "a warp owns 16 columns or a multiple");
+
+#include "careful.cuh"
+#include "mma.cuh"
+
+/* What a workgroup has: its first row among the packed ones, its heads and its keys. */
+struct part {
+    int b, h, h_kv; /* h: the first head */
+    int row, rows;  /* rows: of all packed heads */
+    int index;      /* of the part */
+    int step, steps, end; /* the first step, the steps' end, and the key that ends them */
+};
+
+__device__ __forceinline__ part part_place(const attune_cuda_arguments &a, const attune_cuda_parts &parts)
+{
+    part p;
+    int index = (int)blockIdx.x;
+    p.rows = parts.packed * a.q_len;
+    int tiles = (p.rows + BLOCK_M - 1) / BLOCK_M, planes = a.heads / parts.packed;
+    p.index = index % parts.split;
+    index /= parts.split;
+    p.row = index % tiles * BLOCK_M;
+    index /= tiles;
+    p.b = index / planes;
+    p.h = (index - p.b * planes) * parts.packed;
+    p.h_kv = p.h / (a.heads / a.kv_heads);
+    int keys = ATTUNE_HAVE_BLOCKS ? a.kv_block : BLOCK_N;
+    i64 all = (a.kv_len + keys - 1) / keys;
+    p.step = (int)(all * p.index / parts.split);
+    p.steps = (int)(all * (p.index + 1) / parts.split);
+    p.end = (int)min((i64)p.steps * keys, (i64)a.kv_len);
+    return p;
+}
+
+/* A packed row's head and query. */
+__device__ __forceinline__ place row_place(const attune_cuda_arguments &a, const part &p, int row)
+{
+    int head = row / a.q_len;
+    return {p.b, p.h + head, p.h_kv, row - head * a.q_len};
+}
+
+/* ------------------------------------------------------------------------------------------- the walk over the keys */
+
+#if ATTUNE_HAVE_BLOCKS
+/* The first of `count` ascending indices that is not below `block`. */
+__device__ __forceinline__ int first_from(const int *indices, int count, int block)
+{
+    int low = 0;
+    while (low < count) {
+        int middle = (low + count) / 2;
+        if (indices[middle] < block)
+            low = middle + 1;
+        else
+            count = middle;
+    }
+    return low;
+}
+
+__device__ __forceinline__ int list_begin(const attune_cuda_list &list, i64 row, int from, const int *&indices)
+{
+    const i64 *offsets = (const i64 *)list.offsets + row;
+    indices = (const int *)list.indices + offsets[0];
+    int count = (int)(offsets[1] - offsets[0]), skipped = first_from(indices, count, from);
+    indices += skipped;
+    return count - skipped;
+}
+#endif
+
+/* The rows of a tile all lie in the mask's first block row. */
+__device__ __forceinline__ void part_walk(walk &w, const attune_cuda_arguments &a, const part &p)
+{
+#if ATTUNE_HAVE_BLOCKS
+    i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows;
+    w.partials = list_begin(a.partial, row, p.step, w.partial);
+    w.fulls = list_begin(a.full, row, p.step, w.full);
+    w.next_partial = w.partials-- > 0 ? *w.partial++ : NO_BLOCK;
+    w.next_full = w.fulls-- > 0 ? *w.full++ : NO_BLOCK;
+    walk_block(w, a);
+#else
+    w.next.kv = p.step * BLOCK_N;
+    w.next.whole = true;
+#endif
+}
+
+__device__ __forceinline__ keys part_take(walk &w, const attune_cuda_arguments &a, const part &p)
+{
+    keys taken = walk_take(w, a);
+    if (taken.kv >= p.end)
+        taken.kv = -1;
+    return taken;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ stages
+ */
+
+/* 1: the packed rows of Q. */
+__device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, const part &p)
+{
+    const element *base = (const element *)a.q.address + p.b * a.q.batch;
+    bool aligned = view_aligned(a.q);
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < BLOCK_M * CHUNKS_D; i += THREADS) {
+        int row = i / CHUNKS_D, chunk = i % CHUNKS_D;
+        place at = row_place(a, p, p.row + row);
+        bool valid = chunk * PER_CHUNK < HEAD_DIM && p.row + row < p.rows;
+        const element *from = valid ? base + at.h * a.q.head + at.q * a.q.row + chunk * PER_CHUNK : base;
+        copy_chunk(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
+    }
+}
+
+/* 4: the score and mask hook, of the rows of both halves. column: the warp's first in the tile of keys w. */
+__device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
+                                     const keys &w, int row, int column)
+{
+    column += w.kv + (int)threadIdx.x % 4 * 2;
+    float sign = fold_sign(a.scale);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        place at = row_place(a, p, row + half * 8);
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float &x = s[0][n][half * 2 + i];
+                int kv = column + n * 8 + i;
+#if ATTUNE_HAVE_SCORE
+                x = attune_score(at.b, at.h, at.q, kv, at.h_kv, a.q_len, a.kv_len, x * a.scale, a.score_symbols);
+#else
+                if (a.scale <= 0.0f)
+                    x *= sign;
+#endif
+                if (HAVE_MASK && !w.whole && !pair_allowed(a, at, kv))
+                    x = -ATTUNE_INF;
+                if (kv >= p.end)
+                    x = -ATTUNE_INF;
+            }
+    }
+}
+
+/* 7: the groups of warps are merged, and O and LSE stored, or the part of a split. */
+__device__ __forceinline__ void store(const float *o, const float *ml, const attune_cuda_arguments &a,
+                                      const attune_cuda_parts &parts, const part &p, float factor)
+{
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < BLOCK_M * HEAD_DIM_V; i += THREADS) {
+        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
+        if (p.row + row >= p.rows)
+            break;
+        place at = row_place(a, p, p.row + row);
+        float top = -ATTUNE_INF, sum = 0.0f, value = 0.0f;
+#pragma unroll
+        for (int g = 0; g < KEY_GROUPS; g++)
+            top = fmaxf(top, ml[(g * BLOCK_M + row) * 2]);
+        float base = top == -ATTUNE_INF ? 0.0f : top;
+#pragma unroll
+        for (int g = 0; g < KEY_GROUPS; g++) {
+            float weight = exp2_fast((ml[(g * BLOCK_M + row) * 2] - base) * factor);
+            sum += ml[(g * BLOCK_M + row) * 2 + 1] * weight;
+            value += o[(g * BLOCK_M + row) * PAD_DV + d] * weight;
+        }
+        if (HAVE_MASK && !finite(value) && finite(sum)) {
+            walk w;
+            part_walk(w, a, p);
+            careful again = careful_element(a, at, w, p.end, d);
+            value = again.l == 0.0f ? 0.0f : again.o * exp2_fast((again.m - base) * factor);
+        }
+        if (parts.split > 1) {
+            i64 to = (((i64)at.b * a.heads + at.h) * a.q_len + at.q) * parts.split + p.index;
+            ((float *)parts.o)[to * HEAD_DIM_V + d] = sum == 0.0f ? 0.0f : value;
+            if (d == 0)
+                ((float2 *)parts.ml)[to] = make_float2(top, sum);
+        } else
+            store_element(a, at, d, value, top, sum, factor);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- kernels
+ */
+
+constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attune_decode_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_parts parts)
+{
+    extern __shared__ __align__(128) unsigned char memory[];
+    constexpr u32 K_BYTES = BLOCK_N * PAD_D * sizeof(element), V_BYTES = BLOCK_N * PAD_DV * sizeof(element);
+    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES),
+                          KEY_GROUPS * BLOCK_M * (PAD_DV + 2) * sizeof(float)));
+    u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
+        v_tiles = k_tiles + STAGES * K_BYTES;
+    part p = part_place(a, parts);
+    p = {uniform(p.b),     uniform(p.h),    uniform(p.h_kv),  uniform(p.row), uniform(p.rows),
+         uniform(p.index), uniform(p.step), uniform(p.steps), uniform(p.end)};
+    source from = source_of(a, p.b, p.h_kv);
+    int warp = uniform((int)threadIdx.x / 32), lane = (int)threadIdx.x % 32;
+    int row = warp % ROW_GROUPS * 16, column = warp / ROW_GROUPS * KEYS;
+    u32 k_warp = (u32)(column * CHUNKS_D * 16), v_warp = (u32)(column * CHUNKS_DV * 16);
+
+    float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
+    float factor = uniform(fold_factor(a.scale));
+
+    walk ahead;
+    part_walk(ahead, a, p);
+    load_q(q_tile, a, p);
+    keys next[AHEAD]; /* the tiles on their way */
+#pragma unroll
+    for (u32 i = 0; i < AHEAD; i++) {
+        next[i] = part_take(ahead, a, p);
+        load_k(k_tiles + i * K_BYTES, from, a, next[i]);
+        if (STAGES > 1)
+            load_v(v_tiles + i * V_BYTES, from, a, next[i]);
+    }
+
+    u32 stage = 0;
+    while (next[0].kv >= 0) {
+        keys now = next[0];
+#pragma unroll
+        for (int i = 0; i + 1 < AHEAD; i++)
+            next[i] = next[i + 1];
+        next[AHEAD - 1] = part_take(ahead, a, p);
+        u32 k_tile = k_tiles + stage * K_BYTES, v_tile = v_tiles + stage * V_BYTES;
+        float s[1][N_TILES][4];
+        copy_wait<STAGES == 1 ? 0 : 2 * AHEAD - 1>();
+        __syncthreads();
+        if constexpr (STAGES == 1) {
+            load_v(v_tile, from, a, now);
+        } else {
+            u32 free = stage == 0 ? STAGES - 1 : stage - 1;
+            load_k(k_tiles + free * K_BYTES, from, a, next[AHEAD - 1]);
+            load_v(v_tiles + free * V_BYTES, from, a, next[AHEAD - 1]);
+        }
+        multiply_qk(s, q_tile, k_tile + k_warp, row);
+        hook(s, a, p, now, p.row + row + lane / 4, column);
+        if constexpr (STAGES == 1) {
+            copy_wait<0>();
+            __syncthreads();
+            load_k(k_tile, from, a, next[0]);
+        }
+        softmax(s, o, m, l, factor);
+        if constexpr (STAGES > 1) {
+            copy_wait<2 * AHEAD>();
+            __syncthreads();
+        }
+        multiply_pv(o, s, v_tile + v_warp);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+    copy_wait<0>();
+    __syncthreads();
+
+    /* The merge lies where the operands were: O[groups][BLOCK_M][PAD_DV], then m and l. */
+    float *o_groups = (float *)memory, *ml_groups = o_groups + KEY_GROUPS * BLOCK_M * PAD_DV;
+    int to = warp / ROW_GROUPS * BLOCK_M + row + lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = l[0][half];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+#pragma unroll
+        for (int d = 0; d < DV_TILES; d++)
+            *(float2 *)&o_groups[(to + half * 8) * PAD_DV + d * 8 + lane % 4 * 2] =
+                make_float2(o[0][d][half * 2], o[0][d][half * 2 + 1]);
+        if (lane % 4 == 0)
+            *(float2 *)&ml_groups[(to + half * 8) * 2] = make_float2(m[0][half], sum);
+    }
+    __syncthreads();
+    store(o_groups, ml_groups, a, parts, p, factor);
+}
+
+/* One workgroup for a row: batch x heads x q_len of them. */
+extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cuda_arguments a,
+                                               const __grid_constant__ attune_cuda_parts parts)
+{
+    i64 row = blockIdx.x;
+    int plane = (int)(row / a.q_len);
+    place at = {plane / a.heads, plane % a.heads, 0, (int)(row % a.q_len)};
+    const float *o = (const float *)parts.o + row * parts.split * HEAD_DIM_V;
+    const float2 *ml = (const float2 *)parts.ml + row * parts.split;
+    float factor = fold_factor(a.scale), top = -ATTUNE_INF, sum = 0.0f;
+    for (int i = 0; i < parts.split; i++)
+        top = fmaxf(top, ml[i].x);
+    float base = top == -ATTUNE_INF ? 0.0f : top;
+#pragma unroll 1
+    for (int d = (int)threadIdx.x; d < HEAD_DIM_V; d += (int)blockDim.x) {
+        float value = 0.0f;
+        sum = 0.0f;
+#pragma unroll 4
+        for (int i = 0; i < parts.split; i++) {
+            float2 part = ml[i];
+            float weight = exp2_fast((part.x - base) * factor);
+            sum += part.y * weight;
+            value += part.y == 0.0f ? 0.0f : o[(i64)i * HEAD_DIM_V + d] * weight;
+        }
+        store_element(a, at, d, value, top, sum, factor);
+    }
+}

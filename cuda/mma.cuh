@@ -1,0 +1,397 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the kernels on mma.sync share: instructions, tiles in shared memory, both products and the softmax.
+ *
+ * A warp owns ROW_TILES times 16 rows and KEYS columns of S, and the rows of O, in registers. A thread holds, of each
+ * 16 x 8 piece of them, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next one. P goes from there to the
+ * second product as it is. The kernel that includes this defines ROW_TILES and KEYS.
+ */
+#ifndef ATTUNE_CUDA_MMA_CUH
+#define ATTUNE_CUDA_MMA_CUH
+
+constexpr bool WIDE = ATTUNE_DTYPE == ATTUNE_CUDA_F32;
+constexpr int PER_CHUNK = 16 / (int)sizeof(element); /* elements in 16 bytes, the unit of copies and of ldmatrix */
+constexpr int PAD_D = round_up(HEAD_DIM, 16), PAD_DV = round_up(HEAD_DIM_V, 16);
+constexpr int CHUNKS_D = PAD_D / PER_CHUNK, CHUNKS_DV = PAD_DV / PER_CHUNK;
+constexpr int N_TILES = KEYS / 8, DV_TILES = PAD_DV / 8;
+
+/* ------------------------------------------------------------------------------------------------------ instructions
+ */
+
+__device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
+}
+
+__device__ __forceinline__ void copy_commit()
+{
+    asm volatile("cp.async.commit_group;");
+}
+
+template <int PENDING> __device__ __forceinline__ void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING));
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+__device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 address)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+__device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/*
+ * x = high + low, each as tf32 holds it: three products of these give a float32 product but for 2^-22. What is not
+ * finite is in `high` alone, and its products with low parts, whose signs mean nothing, are left out: `safe` is high
+ * where x is finite, else 0.
+ */
+struct split {
+    u32 high, low, safe;
+};
+
+__device__ __forceinline__ split split_tf32(u32 x)
+{
+    split s;
+    float value = __uint_as_float(x), low;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(s.high) : "f"(value));
+    bool finite = fabsf(value) < ATTUNE_INF;
+    low = finite ? value - __uint_as_float(s.high) : 0.0f;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(s.low) : "f"(low));
+    s.safe = finite ? s.high : 0;
+    return s;
+}
+
+/* c += a b over two 16-byte chunks of the inner dimension: 16 elements of 16 bits, or 8 of 32. */
+__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    if constexpr (WIDE) {
+        u32 high[4], low[4], safe[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            split s = split_tf32(a[i]);
+            high[i] = s.high;
+            low[i] = s.low;
+            safe[i] = s.safe;
+        }
+        split x = split_tf32(b0), y = split_tf32(b1);
+        multiply_tf32(c, low, x.safe, y.safe);
+        multiply_tf32(c, safe, x.low, y.low);
+        multiply_tf32(c, high, x.high, y.high);
+    } else {
+#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
+#define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+#else
+#define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
+#endif
+        asm(MULTIPLY " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+}
+
+/* The tensor cores' own additions cut off: in float32 a piece's sum is added to c in one rounded step. */
+__device__ __forceinline__ void multiply_rounded(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    if constexpr (WIDE) {
+        float sum[4] = {};
+        multiply(sum, a, b0, b1);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            c[i] += sum[i];
+    } else
+        multiply(c, a, b0, b1);
+}
+
+/* ----------------------------------------------------------------------------------------------------- shared memory
+ */
+
+/* A value that is the same in the whole warp, said so that the compiler may keep it in a register of the warp. */
+__device__ __forceinline__ int uniform(int x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
+__device__ __forceinline__ float uniform(float x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
+template <typename T> __device__ __forceinline__ T *uniform(T *p)
+{
+    u32 low = (u32)uniform((int)(u64)p), high = (u32)uniform((int)((u64)p >> 32));
+    return (T *)((u64)high << 32 | low);
+}
+
+/* Where a row's chunk stands: rotated by exclusive or, so that 8 rows of one chunk lie in 8 different sets of banks. */
+template <int CHUNKS> __device__ __forceinline__ u32 chunk_offset(int row, int chunk)
+{
+    int turn = CHUNKS % 8 == 0 ? row & 7 : CHUNKS % 4 == 0 ? row >> 1 & 3 : row >> 2 & 1;
+    return (u32)(row * CHUNKS + (chunk ^ turn)) * 16;
+}
+
+/* The thread, hidden from the compiler: addresses made from it are computed where they are used and not kept in
+ * registers from one tile to the next. */
+__device__ __forceinline__ int thread_here()
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
+/* Copies 16 bytes, or zeros. */
+__device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool valid, bool aligned)
+{
+    if (aligned) {
+        copy_async(to, from, valid);
+        return;
+    }
+    u32 word[4] = {0, 0, 0, 0};
+    if (valid) {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if constexpr (WIDE)
+                word[j] = __float_as_uint((float)from[j]);
+            else
+                word[j] = (u32)from[2 * j] | (u32)from[2 * j + 1] << 16;
+        }
+    }
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+                 "r"(word[3])
+                 : "memory");
+}
+
+/* Copies rows `first` and following into shared memory; rows from `limit` and columns from DIM are zero. */
+template <int ROWS, int DIM, int CHUNKS>
+__device__ __forceinline__ void load_tile(u32 to, const element *from, i64 stride, int first, int limit, bool aligned)
+{
+    int thread = thread_here();
+    if (aligned) {
+        if constexpr (THREADS % CHUNKS == 0 && THREADS / CHUNKS % 8 == 0 && ROWS % (THREADS / CHUNKS) == 0) {
+            constexpr int STEP = THREADS / CHUNKS;
+            int row = thread / CHUNKS, chunk = thread % CHUNKS;
+            const element *source = from + (first + row) * stride + chunk * PER_CHUNK;
+            bool inside = chunk * PER_CHUNK < DIM;
+            u32 target = to + chunk_offset<CHUNKS>(row, chunk);
+#pragma unroll
+            for (int i = 0; i < ROWS / STEP; i++) {
+                bool valid = inside && first + row + i * STEP < limit;
+                copy_async(target + (u32)(i * STEP * CHUNKS * 16), source, valid);
+                source += STEP * stride;
+            }
+        } else {
+#pragma unroll 4
+            for (int i = thread; i < ROWS * CHUNKS; i += THREADS) {
+                int row = i / CHUNKS, chunk = i % CHUNKS;
+                bool valid = chunk * PER_CHUNK < DIM && first + row < limit;
+                const element *source = from + (first + row) * stride + chunk * PER_CHUNK;
+                copy_async(to + chunk_offset<CHUNKS>(row, chunk), source, valid);
+            }
+        }
+        return;
+    }
+    /* Rows that begin anywhere. */
+#pragma unroll 1
+    for (int i = thread; i < ROWS * CHUNKS; i += THREADS) {
+        int row = i / CHUNKS, chunk = i % CHUNKS;
+        bool valid = chunk * PER_CHUNK < DIM && first + row < limit;
+        copy_chunk(to + chunk_offset<CHUNKS>(row, chunk), from + (first + row) * stride + chunk * PER_CHUNK, valid,
+                   false);
+    }
+}
+
+__device__ __forceinline__ bool view_aligned(const attune_cuda_view &v)
+{
+    u64 bytes = sizeof(element);
+    return ((v.address | (u64)v.batch * bytes | (u64)v.head * bytes | (u64)v.row * bytes) & 15) == 0;
+}
+
+/* Where the head's keys begin. */
+struct source {
+    const element *k, *v;
+};
+
+__device__ __forceinline__ source source_of(const attune_cuda_arguments &a, i64 b, i64 h_kv)
+{
+    return {uniform((const element *)a.k.address + b * a.k.batch + h_kv * a.k.head),
+            uniform((const element *)a.v.address + b * a.v.batch + h_kv * a.v.head)};
+}
+
+__device__ __forceinline__ void load_k(u32 to, const source &from, const attune_cuda_arguments &a, const keys &w)
+{
+    if (w.kv >= 0)
+        load_tile<BLOCK_N, HEAD_DIM, CHUNKS_D>(to, from.k, a.k.row, w.kv, a.kv_len, view_aligned(a.k));
+    copy_commit();
+}
+
+__device__ __forceinline__ void load_v(u32 to, const source &from, const attune_cuda_arguments &a, const keys &w)
+{
+    if (w.kv >= 0)
+        load_tile<BLOCK_N, HEAD_DIM_V, CHUNKS_DV>(to, from.v, a.v.row, w.kv, a.kv_len, view_aligned(a.v));
+    copy_commit();
+}
+
+/* ------------------------------------------------------------------------------------------------------------ stages
+ */
+
+/* 3: S = Q K^T. The warp's rows begin at `row`. */
+__device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
+{
+    int lane = thread_here() % 32;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[r][n][i] = 0.0f;
+    /* Unrolling all would keep too many operands. */
+#pragma unroll(WIDE || N_TILES > 8 ? 2 : 4)
+    for (int chunk = 0; chunk < CHUNKS_D; chunk += 2) {
+        u32 a[ROW_TILES][4];
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++)
+            load_matrices(a[r], q + chunk_offset<CHUNKS_D>(row + r * 16 + lane % 16, chunk + lane / 16));
+#pragma unroll
+        for (int n = 0; n < N_TILES; n += 2) {
+            u32 b[4];
+            load_matrices(b, k + chunk_offset<CHUNKS_D>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++) {
+                multiply_rounded(s[r][n], a[r], b[0], b[1]);
+                multiply_rounded(s[r][n + 1], a[r], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/* 5: online softmax; S becomes P. m and l belong to rows lane / 4 and lane / 4 + 8; l is the thread's own part. */
+__device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float (&o)[ROW_TILES][DV_TILES][4],
+                                        float (&m)[ROW_TILES][2], float (&l)[ROW_TILES][2], float factor)
+{
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float top = m[r][half];
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+                top = fmaxf(top, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+            /* A row without anything yet subtracts 0, so that exp(-inf) is 0 and not NaN. */
+            float base = top == -ATTUNE_INF ? 0.0f : top;
+            float shrink = exp2_fast((m[r][half] - base) * factor);
+            m[r][half] = top;
+            float sum = l[r][half] * shrink, shift = base * factor;
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float &x = s[r][n][2 * half + i];
+                    /* In float32 the difference first: it is exact where it matters. */
+                    x = exp2_fast(WIDE ? (x - base) * factor : __fmaf_rn(x, factor, -shift));
+                    sum += x;
+                }
+            l[r][half] = sum;
+            /* Maxima seldom grow once some tiles have been seen; to ask pays for tiles of some width. */
+            if (KEYS < 64 || __any_sync(0xffffffffu, shrink != 1.0f)) {
+#pragma unroll
+                for (int d = 0; d < DV_TILES; d++) {
+                    o[r][d][2 * half] *= shrink;
+                    o[r][d][2 * half + 1] *= shrink;
+                }
+            }
+        }
+}
+
+/* 6: O += P V. */
+__device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4], const float (&p)[ROW_TILES][N_TILES][4],
+                                            u32 v)
+{
+    int lane = thread_here() % 32;
+    if constexpr (WIDE) {
+        /*
+         * The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place.
+         * A tile's sum is added to O in one rounded step, as in multiply_rounded.
+         */
+        constexpr int TOGETHER = DV_TILES % 4 == 0 ? 4 : 2;
+#pragma unroll
+        for (int d = 0; d < DV_TILES; d += TOGETHER) {
+            int here = thread_here() % 32;
+            u32 within = (u32)(here / 4 % 4) * 4;
+            float sum[ROW_TILES][TOGETHER][4] = {};
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++) {
+                int key = n * 8 + here % 4 * 2;
+                u32 a[ROW_TILES][4];
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        a[r][i] = __float_as_uint(p[r][n][i % 2 * 2 + i / 2]);
+                        asm volatile("" : "+r"(a[r][i])); /* split again for the next columns, not kept split */
+                    }
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++) {
+                    int chunk = (d + j) * 2 + here / 16;
+                    u32 b0, b1;
+                    asm volatile("ld.shared.b32 %0, [%1];"
+                                 : "=r"(b0)
+                                 : "r"(v + chunk_offset<CHUNKS_DV>(key, chunk) + within));
+                    asm volatile("ld.shared.b32 %0, [%1];"
+                                 : "=r"(b1)
+                                 : "r"(v + chunk_offset<CHUNKS_DV>(key + 1, chunk) + within));
+#pragma unroll
+                    for (int r = 0; r < ROW_TILES; r++)
+                        multiply(sum[r][j], a[r], b0, b1);
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int j = 0; j < TOGETHER; j++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        o[r][d + j][i] += sum[r][j][i];
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < N_TILES; n += 2) {
+            u32 a[ROW_TILES][4];
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++) {
+                a[r][0] = pack(p[r][n][0], p[r][n][1]);
+                a[r][1] = pack(p[r][n][2], p[r][n][3]);
+                a[r][2] = pack(p[r][n + 1][0], p[r][n + 1][1]);
+                a[r][3] = pack(p[r][n + 1][2], p[r][n + 1][3]);
+            }
+#pragma unroll
+            for (int d = 0; d < DV_TILES; d += 2) {
+                u32 b[4];
+                load_matrices_transposed(b, v + chunk_offset<CHUNKS_DV>(n * 8 + lane % 16, d + lane / 16));
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; r++) {
+                    multiply(o[r][d], a[r], b[0], b[1]);
+                    multiply(o[r][d + 1], a[r], b[2], b[3]);
+                }
+            }
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Forward attention and decode on cooperative matrices of the device's own shape, f16 into f32. A workgroup owns the rows
+ * of one tile and walks the tiles of the keys that its mask lists; each subgroup has ROWS rows of it, their S and their
+ * O, so that only K and V are shared. The stages carry the numbers of docs/algorithm.md.
+ *
+ * Nobody but the driver knows which lane holds which element of a matrix. Where rows and columns matter, S and P cross the
+ * subgroup's own shared memory: there lane `part * ROWS + row` has a row, or every PARTS-th group of four of it.
+ */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+#extension GL_KHR_shader_subgroup_vote : require
+
+#include "arguments.glsl"
+#include "elements.glsl"
+#include "mods.glsl"
+
+layout(local_size_x_id = 0) in;
+
+/* Most are attune__matrix_layout's (src/plan/layout.h). Groups are 16 bytes. */
+layout(constant_id = 0) const uint THREADS = 128;
+layout(constant_id = 1) const uint BLOCK_M = 64;
+layout(constant_id = 2) const uint BLOCK_N = 64;
+layout(constant_id = 3) const uint HEAD_DIM = 64;
+layout(constant_id = 4) const uint HEAD_DIM_V = 64;
+layout(constant_id = 5) const uint MATRIX_M = 16;
+layout(constant_id = 6) const uint MATRIX_N = 16;
+layout(constant_id = 7) const uint MATRIX_K = 16;
+layout(constant_id = 8) const uint ROW_TILES = 1; /* matrices: rows of a subgroup, columns of S, depth of Q, columns of O */
+layout(constant_id = 9) const uint S_TILES = 4;
+layout(constant_id = 10) const uint Q_TILES = 4;
+layout(constant_id = 11) const uint O_TILES = 4;
+layout(constant_id = 12) const uint S_COUNT = 4; /* ROW_TILES times the above; HELD_COUNT is 1 if Q is not held */
+layout(constant_id = 13) const uint HELD_COUNT = 4;
+layout(constant_id = 14) const uint O_COUNT = 4;
+layout(constant_id = 15) const uint PARTS = 2; /* lanes of a row in stages 4 and 5, and groups of four scores of each */
+layout(constant_id = 16) const uint PART = 8;
+layout(constant_id = 17) const uint FETCH = 4; /* groups of K or V that an invocation has on their way */
+layout(constant_id = 18) const uint K_STRIDE = 9; /* groups from one row to the next */
+layout(constant_id = 19) const bool BLOCKS = false; /* a block mask's lists */
+layout(constant_id = 20) const bool MASK = false;   /* partial blocks evaluate an expression */
+layout(constant_id = 22) const bool HOLD_Q = true;  /* in registers, not in shared memory */
+layout(constant_id = 23) const bool ALIGNED = false; /* q, k, v and o all are: for drivers that run both sides of a branch */
+layout(constant_id = 24) const bool PACKED = false;  /* tiles have rows of several heads */
+layout(constant_id = 25) const uint V_STRIDE = 9;
+layout(constant_id = 26) const uint S_STRIDE = 17;
+layout(constant_id = 27) const uint P_STRIDE = 9;
+layout(constant_id = 28) const uint Q_AT = 0;        /* where in `memory` regions begin: K or V are at 0 */
+layout(constant_id = 29) const uint WARPS_AT = 576;  /* the subgroups' own */
+layout(constant_id = 30) const uint WARP_SIZE = 336; /* S, or P in its place; then EXTRA */
+layout(constant_id = 31) const uint EXTRA_AT = 272;  /* one column of matrices in float32 */
+layout(constant_id = 32) const uint MEMORY_SIZE = 1920;
+
+shared uvec4 memory[MEMORY_SIZE];
+shared uint special; /* V has NaN or infinity in a tile with forbidden pairs */
+
+#include "tiles.glsl"
+
+#define MATRIX_A     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_K, gl_MatrixUseA>
+#define MATRIX_B     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_K, MATRIX_N, gl_MatrixUseB>
+#define MATRIX_F32   coopmat<float, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
+#define ROW_MAJOR    gl_CooperativeMatrixLayoutRowMajor
+#define COLUMN_MAJOR gl_CooperativeMatrixLayoutColumnMajor
+
+const uint ROWS = ROW_TILES * MATRIX_M;
+const uint K_GROUPS = Q_TILES * MATRIX_K / 8u, V_GROUPS = O_TILES * MATRIX_N / 8u; /* of eight elements, padded */
+const uint FETCHED = FETCH * THREADS;
+const uint S_STEP = MATRIX_N / 4u, EXTRA_STRIDE = MATRIX_N / 4u;
+
+/* subgroupBarrier orders images and buffers too, for which some drivers wait. */
+void wait_subgroup()
+{
+    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
+}
+
+const uint FORBIDDEN_BITS = 0x8000u; /* -0, which no weight is: a matrix takes it for 0 */
+/* A row's scores are relative to a largest one that is not followed while it grows by less than this power of two: O is
+ * seldom rescaled, and weights stay far below what f16 holds. */
+const float SLACK = SCORE ? 8.0 * LN2 : 8.0;
+
+/* Loads are begun long before their values are stored to shared memory, so that arithmetic hides their latency. */
+#define FETCH_ROWS(from, stride, kv, groups, dim)                                                                      \
+    if (aligned) {                                                                                                     \
+        uvec2 tile_at = address_step(from, kv, stride);                                                                \
+        [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                                   \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                            \
+            fetched[f] = fetch(address_add(address_step(tile_at, n, stride), g * 16u), true,                           \
+                               n < BLOCK_N && g < (dim) / 8u && (kv) + n < kv_len);                                    \
+        }                                                                                                              \
+    }
+
+/* What FETCH does not cover, and what is not aligned, is loaded here. */
+#define STORE_ROWS(from, stride, kv, groups, dim, row_stride, look)                                                    \
+    {                                                                                                                  \
+        if (aligned)                                                                                                   \
+            [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                               \
+            {                                                                                                          \
+                uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
+                if (look && some && is_special(fetched[f]))                                                            \
+                    special = 1u;                                                                                      \
+                if (n < BLOCK_N)                                                                                       \
+                    memory[n * (row_stride) + g] = fetched[f].low;                                                     \
+            }                                                                                                          \
+        if (!aligned || FETCHED < BLOCK_N * (groups))                                                                  \
+            [[dont_unroll]] for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS)        \
+            {                                                                                                          \
+                uint n = i / (groups), g = i % (groups);                                                               \
+                Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
+                                   g < (dim) / 8u && (kv) + n < kv_len);                                               \
+                if (look && some && is_special(late))                                                                  \
+                    special = 1u;                                                                                      \
+                memory[n * (row_stride) + g] = late.low;                                                           \
+            }                                                                                                          \
+    }
+
+/* Two weights as f16; those that are forbidden as -0. */
+uint pack_weights(const in vec2 p, const in uint allowed)
+{
+    uint bits = packHalf2x16(p);
+    uint low = (allowed & 1u) != 0u ? bits & 0xffffu : FORBIDDEN_BITS;
+    uint high = (allowed & 2u) != 0u ? bits & 0xffff0000u : FORBIDDEN_BITS << 16;
+    return low | high;
+}
+
+float half_at(const in uint at, const in uint element)
+{
+    uint word = memory[at + element / 8u][element / 2u % 4u];
+    return unpackHalf2x16((element & 1u) != 0u ? word >> 16 : word).x;
+}
+
+bool is_forbidden(const in uint at, const in uint element)
+{
+    uint word = memory[at + element / 8u][element / 2u % 4u];
+    return ((element & 1u) != 0u ? word >> 16 : word & 0xffffu) == FORBIDDEN_BITS;
+}
+
+void main()
+{
+    Arguments args = Arguments(push.arguments);
+    uint lane = gl_SubgroupInvocationID, warp = gl_SubgroupID, tid = warp * (ROWS * PARTS) + lane;
+    Item it = item_of(args, push.first + gl_WorkGroupID.x);
+    uvec2 q_plane = plane(args.q, it.b, it.h0), k_plane = plane(args.k, it.b, it.kv_h),
+          v_plane = plane(args.v, it.b, it.kv_h);
+    uvec2 q_stride_h = args.q.stride_h, q_stride = args.q.stride_row, k_stride = args.k.stride_row,
+          v_stride = args.v.stride_row;
+    bool aligned = ALIGNED || (args.flags & (ALIGNED_Q | ALIGNED_K | ALIGNED_V)) == (ALIGNED_Q | ALIGNED_K | ALIGNED_V),
+         o_aligned = ALIGNED || (args.flags & ALIGNED_O) != 0u;
+    uint kv_len = args.kv_len, kv_block = args.kv_block;
+    float factor = args.scale * (SCORE ? 1.0 : LOG2E);
+
+    /* The row that this invocation has in stages 4 and 5. */
+    uint own = WARPS_AT + warp * WARP_SIZE, extra = own + EXTRA_AT;
+    uint row_own = lane % ROWS, part = lane / ROWS, row = warp * ROWS + row_own;
+    bool has_row = row < it.rows;
+    uint row_q = it.q0 + query_of(row, it.queries), row_h = it.h0 + head_of(row, it.queries);
+    float m = LOWEST, top = LOWEST, l = 0.0; /* what scores are relative to; the largest; this lane's part of the sum */
+
+    /* The blocks of this row of blocks: entries, or all. */
+    uvec2 entries = uvec2(0u);
+    uint blocks;
+    if (BLOCKS) {
+        uint at = it.b * args.mask_rows_b + it.h0 * args.mask_rows_h + it.q0 / args.q_block;
+        uvec4 head = Uvec4(address_step(args.mask_rows, at, uvec2(16u, 0u))).value;
+        entries = head.xy;
+        blocks = head.z;
+    } else
+        blocks = (kv_len + kv_block - 1u) / kv_block;
+    uint first = 0u;
+    if (args.splits > 1u) {
+        /* blocks * split / splits, without overflow */
+        first = blocks / args.splits * it.split + blocks % args.splits * it.split / args.splits;
+        blocks = blocks / args.splits * (it.split + 1u) + blocks % args.splits * (it.split + 1u) / args.splits;
+    }
+
+    Group fetched[FETCH];
+    Tile next = Tile(0u - BLOCK_N, 0u, 0u, first);
+    bool more = advance(next, entries, blocks, kv_block, kv_len);
+    if (more)
+        FETCH_ROWS(k_plane, k_stride, next.kv0, K_GROUPS, HEAD_DIM)
+
+    /* 1: load Q */
+    [[dont_unroll]] for (uint i = tid; i < BLOCK_M * K_GROUPS; i += THREADS) {
+        uint r = i / K_GROUPS, g = i % K_GROUPS;
+        uvec2 at = address_step(address_step(q_plane, head_of(r, it.queries), q_stride_h),
+                                it.q0 + query_of(r, it.queries), q_stride);
+        memory[Q_AT + r * K_STRIDE + g] =
+            fetch(address_add(at, g * 16u), aligned, r < it.rows && g < HEAD_DIM / 8u).low;
+    }
+    barrier();
+    MATRIX_A held[HELD_COUNT];
+    if (HOLD_Q)
+        [[unroll]] for (uint i = 0u; i < HELD_COUNT; i++)
+            coopMatLoad(held[i], memory, Q_AT + (warp * ROWS + i / Q_TILES * MATRIX_M) * K_STRIDE + i % Q_TILES * (MATRIX_K / 8u),
+                        K_STRIDE, ROW_MAJOR);
+    MATRIX_F32 o[O_COUNT];
+    [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
+        o[i] = MATRIX_F32(0.0);
+
+    while (more) {
+        const uint kv0 = next.kv0, kind = next.kind;
+        more = advance(next, entries, blocks, kv_block, kv_len);
+        bool some = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
+
+        /* 2: load K */
+        barrier();
+        STORE_ROWS(k_plane, k_stride, kv0, K_GROUPS, HEAD_DIM, K_STRIDE, false)
+        FETCH_ROWS(v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V)
+        if (tid == 0u)
+            special = 0u;
+        barrier();
+
+        /* 3: S = Q K^T */
+        MATRIX_F32 s[S_COUNT];
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+            s[i] = MATRIX_F32(0.0);
+        [[unroll]] for (uint t = 0u; t < Q_TILES; t++) {
+            MATRIX_A a[ROW_TILES];
+            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                if (HOLD_Q)
+                    a[r] = held[r * Q_TILES + t];
+                else
+                    coopMatLoad(a[r], memory, Q_AT + (warp * ROWS + r * MATRIX_M) * K_STRIDE + t * (MATRIX_K / 8u), K_STRIDE,
+                                ROW_MAJOR);
+            [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
+                MATRIX_B b;
+                coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_K / 8u), K_STRIDE, COLUMN_MAJOR);
+                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                    s[r * S_TILES + j] = coopMatMulAdd(a[r], b, s[r * S_TILES + j]);
+            }
+        }
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+            coopMatStore(s[i], memory, own + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE, ROW_MAJOR);
+        wait_subgroup();
+
+        /* 4: score and mask; 5: online softmax */
+        bool grows;
+        {
+            vec4 x[PART];
+            float most = LOWEST;
+            uint s_at = own + row_own * S_STRIDE + part;
+            [[unroll]] for (uint e = 0u; e < PART; e++)
+                x[e] = uintBitsToFloat(memory[s_at + e * PARTS]) * factor;
+            uint allowed = 0xffffffffu; /* PART is at most 8 */
+            if (SCORE && has_row)
+                [[unroll]] for (uint e = 0u; e < PART; e++)
+                    [[unroll]] for (uint j = 0u; j < 4u; j++) {
+                        uint kv = kv0 + 4u * (part + e * PARTS) + j;
+                        x[e][j] = attune_score(x[e][j], int(it.b), int(row_h), int(row_q), int(kv), args.score_mod);
+                    }
+            if (some) {
+                /* Without branches, so that the loads of all pairs are on their way together; captures check indices. */
+                if (MASK && kind != 0u)
+                    [[unroll]] for (uint e = 0u; e < PART; e++)
+                        [[unroll]] for (uint j = 0u; j < 4u; j++) {
+                            uint kv = kv0 + 4u * (part + e * PARTS) + j;
+                            bool may = attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
+                            allowed &= may ? ~0u : ~(1u << (4u * e + j));
+                        }
+                [[unroll]] for (uint e = 0u; e < PART; e++)
+                    [[unroll]] for (uint j = 0u; j < 4u; j++) {
+                        uint kv = kv0 + 4u * (part + e * PARTS) + j;
+                        allowed &= has_row && kv < kv_len ? ~0u : ~(1u << (4u * e + j));
+                        x[e][j] = (allowed >> (4u * e + j) & 1u) != 0u ? x[e][j] : LOWEST;
+                    }
+            }
+            [[unroll]] for (uint e = 0u; e < PART; e++)
+                most = max(most, max(max(x[e].x, x[e].y), max(x[e].z, x[e].w)));
+            [[unroll]] for (uint step = ROWS; step < ROWS * PARTS; step *= 2u)
+                most = max(most, subgroupShuffleXor(most, step));
+            top = max(top, most);
+            /* The first scores always count: LOWEST is below all by more. */
+            bool follow = most > m + SLACK;
+            grows = subgroupAny(follow);
+            float before = m;
+            m = follow ? most : m;
+            float alpha = exp2((before - m) * TO_LOG2);
+            l *= alpha;
+            [[unroll]] for (uint e = 0u; e < PART; e++) {
+                vec4 p = exp2((x[e] - vec4(m)) * TO_LOG2);
+                uint may = allowed >> 4u * e;
+                if (some)
+                    [[unroll]] for (uint j = 0u; j < 4u; j++)
+                        l += (may >> j & 1u) != 0u ? p[j] : 0.0;
+                else
+                    l += p.x + p.y + p.z + p.w;
+                x[e] = p;
+            }
+            wait_subgroup(); /* S has been read */
+            [[unroll]] for (uint e = 0u; e < PART; e++) {
+                uint g = part + e * PARTS, may = allowed >> 4u * e;
+                uvec2 p = some ? uvec2(pack_weights(x[e].xy, may), pack_weights(x[e].zw, may >> 2))
+                               : uvec2(packHalf2x16(x[e].xy), packHalf2x16(x[e].zw));
+                uint at = own + row_own * P_STRIDE + g / 2u;
+                if ((g & 1u) == 0u)
+                    memory[at].xy = p;
+                else
+                    memory[at].zw = p;
+            }
+            if (grows)
+                [[unroll]] for (uint i = 0u; i < EXTRA_STRIDE; i++)
+                    if (i % PARTS == part)
+                        memory[extra + row_own * EXTRA_STRIDE + i] = floatBitsToUint(vec4(alpha));
+        }
+
+        barrier(); /* K has been read */
+        STORE_ROWS(v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, true)
+        if (more)
+            FETCH_ROWS(k_plane, k_stride, next.kv0, K_GROUPS, HEAD_DIM)
+        if (grows)
+            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) {
+                MATRIX_F32 alpha;
+                coopMatLoad(alpha, memory, extra + r * MATRIX_M * EXTRA_STRIDE, EXTRA_STRIDE, ROW_MAJOR);
+                [[unroll]] for (uint t = 0u; t < O_TILES; t++)
+                    o[r * O_TILES + t] = o[r * O_TILES + t] * alpha;
+            }
+        barrier();
+
+        /* 6: O += P V */
+        if (some && special != 0u) {
+            /* Rare: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
+            [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
+                [[dont_unroll]] for (uint i = lane; i < ROWS * MATRIX_N; i += ROWS * PARTS) {
+                    uint r = i / MATRIX_N, c = i % MATRIX_N;
+                    float sum = 0.0;
+                    [[dont_unroll]] for (uint n = 0u; n < BLOCK_N; n++) {
+                        float product = half_at(own + r * P_STRIDE, n) * half_at(n * V_STRIDE, t * MATRIX_N + c);
+                        sum = is_forbidden(own + r * P_STRIDE, n) ? sum : sum + product;
+                    }
+                    memory[extra + r * EXTRA_STRIDE + c / 4u][c % 4u] = floatBitsToUint(sum);
+                }
+                wait_subgroup();
+                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) {
+                    MATRIX_F32 sum;
+                    coopMatLoad(sum, memory, extra + r * MATRIX_M * EXTRA_STRIDE, EXTRA_STRIDE, ROW_MAJOR);
+                    o[r * O_TILES + t] = o[r * O_TILES + t] + sum;
+                }
+                wait_subgroup();
+            }
+        } else
+            [[unroll]] for (uint n = 0u; n < BLOCK_N / MATRIX_K; n++) {
+                MATRIX_A a[ROW_TILES];
+                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                    coopMatLoad(a[r], memory, own + r * MATRIX_M * P_STRIDE + n * (MATRIX_K / 8u), P_STRIDE, ROW_MAJOR);
+                [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
+                    MATRIX_B b;
+                    coopMatLoad(b, memory, n * MATRIX_K * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
+                    [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                        o[r * O_TILES + t] = coopMatMulAdd(a[r], b, o[r * O_TILES + t]);
+                }
+            }
+    }
+
+    /* 7: store O and LSE, or the part of a split */
+    [[unroll]] for (uint step = ROWS; step < ROWS * PARTS; step *= 2u)
+        l += subgroupShuffleXor(l, step);
+    bool split = args.splits > 1u;
+    float to_top = exp2((m - top) * TO_LOG2); /* the parts of a split are relative to their largest score */
+    wait_subgroup(); /* P has been read */
+    if (part == 0u)
+        memory[extra + row_own * EXTRA_STRIDE].x = floatBitsToUint(split ? to_top : l == 0.0 ? 0.0 : 1.0 / l);
+    if (has_row && part == 0u) {
+        if (split) {
+            uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
+            uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));
+            OutWord(to).value = floatBitsToUint(top);
+            OutWord(address_add(to, 4u)).value = floatBitsToUint(l * to_top);
+        } else {
+            store_row(args.lse, it.b, row_h, row_q, lse_bits(m, l));
+            store_row(args.row_max, it.b, row_h, row_q, row_max_bits(top, l));
+        }
+    }
+    /* Through the place of S, as many columns at a time as S has. */
+    [[unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += S_TILES) {
+        wait_subgroup();
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+            if (t0 + i % S_TILES < O_TILES)
+                coopMatStore(o[i / S_TILES * O_TILES + t0 + i % S_TILES], memory,
+                             own + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE, ROW_MAJOR);
+        wait_subgroup();
+        [[dont_unroll]] for (uint i = lane; i < ROWS * (BLOCK_N / 4u); i += ROWS * PARTS) {
+            uint r = i / (BLOCK_N / 4u), g = i % (BLOCK_N / 4u), at = warp * ROWS + r, column = t0 * MATRIX_N + 4u * g;
+            uint q = it.q0 + query_of(at, it.queries), h = it.h0 + head_of(at, it.queries);
+            float scale = uintBitsToFloat(memory[extra + r * EXTRA_STRIDE].x);
+            vec4 value = uintBitsToFloat(memory[own + r * S_STRIDE + g]) * scale;
+            if (scale == 0.0)
+                value = vec4(0.0);
+            if (at < it.rows && column < HEAD_DIM_V) {
+                if (split) {
+                    uint to = ((it.b * args.heads + h) * args.q_len + q) * args.splits + it.split;
+                    OutVec4(address_add(address_step(args.parts, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
+                        value;
+                } else
+                    store4(address_add(address_step(plane(args.o, it.b, h), q, args.o.stride_row),
+                                       column * ELEMENT_BYTES),
+                           o_aligned, value);
+            }
+        }
+    }
+}

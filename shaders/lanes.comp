@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Forward attention and decode for drivers that run shaders on a CPU's vector unit. There, memory is read lane by lane and
+ * a barrier leaves the function, but a shuffle is one instruction and a variable is a register or a word of the stack. So
+ * a workgroup is one subgroup, which shares nothing and waits for nobody: it has all rows of a tile, reads each element of
+ * K and V once for them, eight bytes at a time, and spreads Q and P over its lanes by shuffles.
+ *
+ * In S and P, lane w has key LANES g + w; Q is kept with lane w at element LANES c + w of a row, O with ELEMENTS columns in
+ * each lane. Arrays that are read at a variable place are kept apart from those that are registers. A loop of at most one
+ * turn stands for a branch where both sides of a branch would be run. Mesa unrolls loops of up to 32 turns: an array that
+ * a longer one indexes is no register. The stages carry the numbers of docs/algorithm.md.
+ */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+
+#include "arguments.glsl"
+#include "elements.glsl"
+#include "mods.glsl"
+
+layout(local_size_x_id = 0) in;
+
+/* By the numbers of forward.comp. */
+layout(constant_id = 0) const uint LANES = 8; /* and the size of a subgroup */
+layout(constant_id = 1) const uint BLOCK_M = 16;
+layout(constant_id = 2) const uint BLOCK_N = 32;
+layout(constant_id = 3) const uint HEAD_DIM = 64;
+layout(constant_id = 4) const uint HEAD_DIM_V = 64;
+layout(constant_id = 19) const bool BLOCKS = false;
+layout(constant_id = 20) const bool MASK = false;
+layout(constant_id = 22) const bool PRESCALE = false;
+layout(constant_id = 23) const bool ALIGNED = false;
+layout(constant_id = 24) const bool PACKED = false;
+
+#include "tiles.glsl"
+
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Word64 { uint64_t value; };
+layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer OutWord64 { uint64_t value; };
+
+const uint ELEMENTS = 8u / ELEMENT_BYTES; /* of eight bytes */
+const uint GROUPS = BLOCK_N / LANES, PARTS = HEAD_DIM / LANES;
+const uint COLUMNS = LANES * ELEMENTS, PIECES = (HEAD_DIM_V + COLUMNS - 1u) / COLUMNS;
+const float FORBIDDEN = -1.0;
+const uint FORBIDDEN_BITS = 0xbf800000u;
+#define LOWEST_BITS floatBitsToUint(LOWEST)
+
+/* The 32 bits that begin at an element; 64 at a time are read faster than 32. */
+uint element_bits(const in uint64_t address)
+{
+    return uint(Word64(address & ~uint64_t(7u)).value >> (uint(address) % 8u * 8u));
+}
+
+uvec2 load8(const in uint64_t address)
+{
+    if (ALIGNED)
+        return unpack32(Word64(address).value);
+#if ELEMENT == 0
+    return uvec2(element_bits(address), element_bits(address + uint64_t(4u)));
+#else
+    uvec2 low = uvec2(element_bits(address), element_bits(address + uint64_t(4u))) & 0xffffu;
+    return low | uvec2(element_bits(address + uint64_t(2u)), element_bits(address + uint64_t(6u))) << 16;
+#endif
+}
+
+float element(const in uvec2 words, const in uint e)
+{
+#if ELEMENT == 0
+    return uintBitsToFloat(words[e]);
+#else
+    return unpack(words[e / 2u])[e % 2u];
+#endif
+}
+
+bool is_special8(const in uvec2 words)
+{
+#if ELEMENT == 0
+    return any(greaterThanEqual(words & 0x7fffffffu, uvec2(0x7f800000u)));
+#else
+    const uint ones = ELEMENT == 1 ? 0x7c00u : 0x7f80u;
+    return any(equal(words & ones, uvec2(ones))) || any(equal(words & (ones << 16), uvec2(ones << 16)));
+#endif
+}
+
+void main()
+{
+    Arguments args = Arguments(push.arguments);
+    uint lane = gl_SubgroupInvocationID;
+    Item it = item_of(args, push.first + gl_WorkGroupID.x);
+    uvec2 k_plane = plane(args.k, it.b, it.kv_h), v_plane = plane(args.v, it.b, it.kv_h);
+    uint kv_len = args.kv_len, kv_block = args.kv_block;
+    float factor = (PRESCALE ? 1.0 : args.scale) * (SCORE ? 1.0 : LOG2E);
+
+    float q[BLOCK_M * PARTS], p[BLOCK_M * GROUPS], o[BLOCK_M * PIECES * ELEMENTS];
+    float m[BLOCK_M], l[BLOCK_M], factors[BLOCK_M];
+    [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
+        uint row = min(r, it.rows - 1u);
+        uvec2 from = plane(args.q, it.b, it.h0 + head_of(row, it.queries));
+        from = address_step(from, it.q0 + query_of(row, it.queries), args.q.stride_row);
+        uint64_t at = pack64(address_add(from, lane * ELEMENT_BYTES));
+        [[dont_unroll]] for (uint c = 0u; c < PARTS; c++) {
+            uint bits = element_bits(at + uint64_t(c * LANES * ELEMENT_BYTES));
+            q[r * PARTS + c] = element(uvec2(bits), 0u) * (PRESCALE ? args.scale : 1.0);
+        }
+        [[dont_unroll]] for (uint c = 0u; c < PIECES * ELEMENTS; c++)
+            o[c * BLOCK_M + r] = 0.0;
+        m[r] = LOWEST;
+        l[r] = 0.0;
+    }
+
+    /* The blocks of this row of blocks: entries, or all. */
+    uvec2 entries = uvec2(0u);
+    uint blocks = (kv_len + kv_block - 1u) / kv_block;
+    if (BLOCKS) {
+        uint at = it.b * args.mask_rows_b + it.h0 * args.mask_rows_h + it.q0 / args.q_block;
+        uvec4 head = Uvec4(address_step(args.mask_rows, at, uvec2(16u, 0u))).value;
+        entries = head.xy;
+        blocks = head.z;
+    }
+    /* blocks * split / splits, without overflow */
+    uint share = blocks / args.splits, rest = blocks % args.splits;
+    uint first = share * it.split + rest * it.split / args.splits;
+    blocks = share * (it.split + 1u) + rest * (it.split + 1u) / args.splits;
+
+    Tile tile = Tile(0u - BLOCK_N, 0u, 0u, first);
+    while (advance(tile, entries, blocks, kv_block, kv_len)) {
+        uint kv0 = tile.kv0;
+        bool evaluate = MASK && tile.kind != 0u;
+
+        /* 1, 2, 3: S = Q K^T */
+        uint64_t k_at[GROUPS];
+        [[unroll]] for (uint g = 0u; g < GROUPS; g++)
+            k_at[g] = pack64(address_step(k_plane, min(kv0 + g * LANES + lane, kv_len - 1u), args.k.stride_row));
+        float acc[BLOCK_M * GROUPS];
+        [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)
+            [[unroll]] for (uint g = 0u; g < GROUPS; g++)
+                acc[r * GROUPS + g] = 0.0;
+        [[dont_unroll]] for (uint c = 0u; c < PARTS; c++) {
+            float k[GROUPS * LANES];
+            [[unroll]] for (uint g = 0u; g < GROUPS; g++) {
+                [[unroll]] for (uint t = 0u; t < LANES; t += ELEMENTS) {
+                    uvec2 words = load8(k_at[g] + uint64_t(t * ELEMENT_BYTES));
+                    [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)
+                        k[g * LANES + t + e] = element(words, e);
+                }
+                k_at[g] += uint64_t(LANES * ELEMENT_BYTES);
+            }
+            [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
+                float mine = q[r * PARTS + c];
+                [[unroll]] for (uint w = 0u; w < LANES; w++) {
+                    float a = subgroupShuffle(mine, w);
+                    [[unroll]] for (uint g = 0u; g < GROUPS; g++)
+                        acc[r * GROUPS + g] = fma(a, k[g * LANES + w], acc[r * GROUPS + g]);
+                }
+            }
+        }
+        [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)
+            [[unroll]] for (uint g = 0u; g < GROUPS; g++)
+                p[r * GROUPS + g] = acc[r * GROUPS + g];
+
+        /* 4: score and mask; a forbidden pair is LOWEST */
+        [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
+            uint row_q = it.q0 + query_of(r, it.queries), row_h = it.h0 + head_of(r, it.queries);
+            [[dont_unroll]] for (uint g = 0u; g < GROUPS; g++) {
+                uint kv = kv0 + g * LANES + lane;
+                float x = p[r * GROUPS + g] * factor;
+                if (SCORE)
+                    x = attune_score(x, int(it.b), int(row_h), int(row_q), int(kv), args.score_mod);
+                bool may = r < it.rows && kv < kv_len;
+                [[dont_unroll]] for (uint once = 0u; once < (evaluate ? 1u : 0u); once++)
+                    may = may && attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
+                p[r * GROUPS + g] = may ? x : LOWEST;
+            }
+        }
+
+        /* 5: online softmax */
+        bool some = false; /* a pair is forbidden */
+        [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
+            float x[GROUPS], most = LOWEST, sum = 0.0;
+            [[unroll]] for (uint g = 0u; g < GROUPS; g++) {
+                x[g] = p[r * GROUPS + g];
+                most = max(most, x[g]);
+            }
+            [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)
+                most = max(most, subgroupShuffle(most, lane ^ step));
+            float next = max(m[r], most), alpha = exp2((m[r] - next) * TO_LOG2);
+            [[unroll]] for (uint g = 0u; g < GROUPS; g++) {
+                bool may = floatBitsToUint(x[g]) != LOWEST_BITS;
+                float weight = exp2((x[g] - next) * TO_LOG2);
+                some = some || !may;
+                sum += may ? weight : 0.0;
+                p[r * GROUPS + g] = may ? weight : FORBIDDEN;
+            }
+            m[r] = next;
+            l[r] = l[r] * alpha + sum;
+            factors[r] = alpha;
+        }
+
+        /* 6: O += P V, eight bytes of each row of V in each lane */
+        [[dont_unroll]] for (uint piece = 0u; piece < PIECES; piece++) {
+            uint column = min(piece * COLUMNS + lane * ELEMENTS, HEAD_DIM_V - ELEMENTS);
+            uint64_t from = pack64(address_add(address_step(v_plane, kv0, args.v.stride_row), column * ELEMENT_BYTES));
+            uint64_t stride = pack64(args.v.stride_row), at = from;
+            uint o_at = piece * ELEMENTS * BLOCK_M, special = 0u;
+            float sum[BLOCK_M * ELEMENTS];
+            [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)
+                [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)
+                    sum[e * BLOCK_M + r] = o[o_at + e * BLOCK_M + r] * factors[r];
+            [[dont_unroll]] for (uint g = 0u; g < GROUPS; g++) {
+                float weight[BLOCK_M];
+                [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
+                    weight[r] = p[r * GROUPS + g];
+                    weight[r] = floatBitsToUint(weight[r]) == FORBIDDEN_BITS ? 0.0 : weight[r];
+                }
+                [[unroll]] for (uint w = 0u; w < LANES; w++) {
+                    uvec2 words = load8(at);
+                    at += kv0 + g * LANES + w + 1u < kv_len ? stride : uint64_t(0u);
+                    special |= is_special8(words) ? 1u : 0u;
+                    [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
+                        float a = subgroupShuffle(weight[r], w);
+                        [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)
+                            sum[e * BLOCK_M + r] = fma(a, element(words, e), sum[e * BLOCK_M + r]);
+                    }
+                }
+            }
+            /* Rare: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
+            special = some ? special | 2u : special;
+            [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)
+                special |= subgroupShuffle(special, lane ^ step);
+            [[dont_unroll]] for (uint once = 0u; once < (special == 3u ? 1u : 0u); once++) {
+                at = from;
+                [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)
+                    [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)
+                        sum[e * BLOCK_M + r] = o[o_at + e * BLOCK_M + r] * factors[r];
+                [[dont_unroll]] for (uint n = 0u; n < BLOCK_N; n++) {
+                    uvec2 words = load8(at);
+                    at += kv0 + n + 1u < kv_len ? stride : uint64_t(0u);
+                    [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
+                        float a = subgroupShuffle(p[r * GROUPS + n / LANES], n % LANES);
+                        [[unroll]] for (uint e = 0u; e < ELEMENTS; e++) {
+                            float with = fma(a, element(words, e), sum[e * BLOCK_M + r]);
+                            sum[e * BLOCK_M + r] = floatBitsToUint(a) == FORBIDDEN_BITS ? sum[e * BLOCK_M + r] : with;
+                        }
+                    }
+                }
+            }
+            [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)
+                [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)
+                    o[o_at + e * BLOCK_M + r] = sum[e * BLOCK_M + r];
+        }
+    }
+
+    /* 7: store O and LSE, or the part of a split */
+    bool split = args.splits > 1u;
+    [[dont_unroll]] for (uint r = 0u; r < it.rows; r++) {
+        uint row_q = it.q0 + query_of(r, it.queries), row_h = it.h0 + head_of(r, it.queries);
+        float sum = l[r];
+        [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)
+            sum += subgroupShuffle(sum, lane ^ step);
+        float scale = split ? 1.0 : sum == 0.0 ? 0.0 : 1.0 / sum;
+        uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
+        if (lane == 0u) {
+            if (split) {
+                uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));
+                OutWord(to).value = floatBitsToUint(m[r]);
+                OutWord(address_add(to, 4u)).value = floatBitsToUint(sum);
+            } else {
+                store_row(args.lse, it.b, row_h, row_q, lse_bits(m[r], sum));
+                store_row(args.row_max, it.b, row_h, row_q, row_max_bits(m[r], sum));
+            }
+        }
+        uvec2 part = address_step(args.parts, at, uvec2(HEAD_DIM_V * 4u, 0u));
+        uvec2 to = address_step(plane(args.o, it.b, row_h), row_q, args.o.stride_row);
+        [[dont_unroll]] for (uint piece = 0u; piece < PIECES; piece++) {
+            uint column = piece * COLUMNS + lane * ELEMENTS;
+            [[dont_unroll]] for (uint e = 0u; e < ELEMENTS && column < HEAD_DIM_V; e += 2u) {
+                vec2 value = vec2(o[(piece * ELEMENTS + e) * BLOCK_M + r], o[(piece * ELEMENTS + e + 1u) * BLOCK_M + r]);
+                value = scale == 0.0 ? vec2(0.0) : value * scale;
+                if (split)
+                    OutWord64(pack64(address_add(part, (column + e) * 4u))).value = pack64(floatBitsToUint(value));
+                else if (ALIGNED) {
+#if ELEMENT == 0
+                    OutWord64(pack64(address_add(to, (column + e) * 4u))).value = pack64(floatBitsToUint(value));
+#else
+                    OutWord(address_add(to, (column + e) * 2u)).value = pack(value.x, value.y);
+#endif
+                } else {
+                    store_element(address_add(to, (column + e) * ELEMENT_BYTES), value.x);
+                    store_element(address_add(to, (column + e + 1u) * ELEMENT_BYTES), value.y);
+                }
+            }
+        }
+    }
+}

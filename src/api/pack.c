@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT */
+/* Packs: kernels compiled ahead, made without a device and loaded where there is no compiler. */
+#include "api/api.h"
+
+#include <stdio.h>
+
+attune_status attune_pack_create(attune_instance *instance, attune_pack **pack)
+{
+    ATTUNE__TRY(attune__check_not_null(pack, "pack"));
+    *pack = NULL;
+    ATTUNE__TRY(attune__check_not_null(instance, "instance"));
+    const attune_allocator *allocator = &instance->host.allocator;
+    attune_pack *made = attune__alloc(allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    const attune_status status = attune__pack_create(allocator, &made->content);
+    if (status != ATTUNE_OK) {
+        attune__free(allocator, made);
+        return status;
+    }
+    made->instance = attune__instance_retain(instance);
+    *pack = made;
+    return ATTUNE_OK;
+}
+
+void attune_pack_destroy(attune_pack *pack)
+{
+    if (!pack)
+        return;
+    attune_instance *instance = pack->instance;
+    attune__pack_destroy(pack->content);
+    attune__free(&instance->host.allocator, pack);
+    attune__instance_release(instance);
+}
+
+static attune_status add(attune_pack *pack, const attune_limits *limits, const attune_plan *plan)
+{
+    const attune__backend *backend = attune__backend_find(limits->backend);
+    if (!backend)
+        return ATTUNE_UNSUPPORTED;
+    if (!backend->program_compile)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "a pack has no kernels of backend %s: it compiles none, or only on its "
+                            "device, and keeps them in the cache",
+                            backend->name);
+    char who[32];
+    snprintf(who, sizeof who, "backend %s", backend->name);
+    ATTUNE__TRY(attune__plan_supported(plan, backend, who));
+    const attune__program_desc desc = {&plan->shape, &plan->decision.choice, plan->mask, plan->score, plan->gradient};
+    return backend->program_compile(&pack->instance->host, limits, &desc, pack->content);
+}
+
+attune_status attune_pack_add(attune_pack *pack, const attune_limits *limits, const attune_problem *problem,
+                              const attune_kernel_options *options)
+{
+    ATTUNE__TRY(attune__check_not_null(pack, "pack"));
+    ATTUNE__TRY(attune__check_not_null(limits, "limits"));
+    ATTUNE__TRY(attune__check_not_null(problem, "problem"));
+    attune_limits l;
+    ATTUNE__TRY(attune__desc_read(&l, sizeof l, limits, sizeof l, "limits"));
+    const attune_allocator *allocator = &pack->instance->host.allocator;
+    attune_plan *plan = attune__alloc(allocator, 1, sizeof *plan);
+    if (!plan)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    attune_status status = attune__plan_settle(plan, &l, problem, options);
+    if (status == ATTUNE_OK)
+        status = add(pack, &l, plan);
+    attune__plan_unsettle(plan);
+    attune__free(allocator, plan);
+    return status;
+}
+
+attune_status attune_pack_size(const attune_pack *pack, uint32_t *kernels, uint64_t *bytes)
+{
+    ATTUNE__TRY(attune__check_not_null(pack, "pack"));
+    uint32_t entries;
+    uint64_t size;
+    attune__pack_measure(pack->content, &entries, &size);
+    if (kernels)
+        *kernels = entries;
+    if (bytes)
+        *bytes = size;
+    return ATTUNE_OK;
+}
+
+attune_status attune_pack_write(const attune_pack *pack, const char *path)
+{
+    ATTUNE__TRY(attune__check_not_null(pack, "pack"));
+    ATTUNE__TRY(attune__check_not_null(path, "path"));
+    return attune__pack_write(pack->content, path);
+}
+
+attune_status attune_instance_pack_load(attune_instance *instance, const char *path)
+{
+    ATTUNE__TRY(attune__check_not_null(instance, "instance"));
+    ATTUNE__TRY(attune__check_not_null(path, "path"));
+    return attune__packs_load(&instance->packs, &instance->host.allocator, path);
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: MIT */
+/* A backward call: its workspace, and the passes one after another, each with its items. */
+#include "cpu/backward.h"
+
+#include <string.h>
+
+#include "base/error.h"
+
+#define ALIGNMENT ((size_t)64)
+
+/* Is a gradient wanted of this symbol? */
+static bool wanted(const attune__cpu_backward_run *run, uint32_t symbol)
+{
+    const attune_expr *score = run->base.program->score;
+    return score->symbols[symbol].kind == ATTUNE_SYMBOL_CAPTURE && run->call->d_captures[symbol].buffer;
+}
+
+static uint64_t elements_of(const attune_tensor *tensor)
+{
+    uint64_t elements = 1;
+    for (uint32_t i = 0; i < tensor->rank; i++)
+        elements *= (uint64_t)tensor->size[i];
+    return elements;
+}
+
+static void count_elements(attune__cpu_backward_run *run)
+{
+    const attune_expr *score = run->base.program->score;
+    for (uint32_t i = 0; score && i < score->symbol_count; i++)
+        if (wanted(run, i))
+            run->elements += elements_of(&run->call->d_captures[i]);
+    run->slots = run->elements ? ATTUNE__CPU_GRADIENT_SLOTS : 0;
+}
+
+void attune__cpu_backward_slot(const attune__cpu_backward_run *run, int64_t slot, double **sums)
+{
+    const attune_expr *score = run->base.program->score;
+    double *next = run->sums + (uint64_t)slot * run->elements;
+    memset(next, 0, run->elements * sizeof *next);
+    for (uint32_t i = 0; i < score->symbol_count; i++) {
+        sums[i] = wanted(run, i) ? next : NULL;
+        if (sums[i])
+            next += elements_of(&run->call->d_captures[i]);
+    }
+}
+
+/* Adds all slots, in their order, to the caller's tensors. */
+static void add_sums(const attune__cpu_backward_run *run)
+{
+    const attune_expr *score = run->base.program->score;
+    const double *from = run->sums;
+    for (uint32_t i = 0; score && i < score->symbol_count; i++) {
+        if (!wanted(run, i))
+            continue;
+        const attune_tensor *out = &run->call->d_captures[i];
+        const uint64_t elements = elements_of(out);
+        for (uint64_t e = 0; e < elements; e++, from++) {
+            double sum = 0;
+            for (int64_t slot = 0; slot < run->slots; slot++)
+                sum += from[(uint64_t)slot * run->elements];
+            int64_t index = 0;
+            uint64_t rest = e;
+            for (uint32_t d = out->rank; d-- > 0; rest /= (uint64_t)out->size[d])
+                index += (int64_t)(rest % (uint64_t)out->size[d]) * out->stride[d];
+            char *at = attune__cpu_memory(out->buffer) + out->offset + index * (int64_t)sizeof(float);
+            float value;
+            memcpy(&value, at, sizeof value);
+            value = (float)((double)value + sum);
+            memcpy(at, &value, sizeof value);
+        }
+    }
+}
+
+/* The base may be a caller's pointer, and fewer threads than planned may fit behind it. */
+static attune_status divide_workspace(attune__cpu_backward_run *run, uint32_t *threads)
+{
+    const attune__forward *call = &run->call->forward;
+    const attune__shape *shape = &run->base.program->shape;
+    const attune_plan_choice *choice = &run->base.program->choice;
+    const size_t real = shape->dtype == ATTUNE_F64 ? sizeof(double) : sizeof(float);
+    const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len);
+    const uint64_t delta = (rows * real + 255) / 256 * 256;
+    const uint64_t sums = (uint64_t)run->slots * run->elements * sizeof(double) + (ALIGNMENT - 1);
+    run->base.scratch_bytes = (size_t)attune__cpu_backward_thread_size(shape, choice);
+    char *base = attune__cpu_memory(call->workspace) + call->workspace_offset;
+    const size_t skew = (ALIGNMENT - (uintptr_t)base % ALIGNMENT) % ALIGNMENT;
+    const uint64_t head = skew + delta + sums / ALIGNMENT * ALIGNMENT;
+    const uint64_t room = call->workspace->size - call->workspace_offset;
+    if (room < head + run->base.scratch_bytes)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "the workspace has %llu bytes at %p, but one thread needs %llu from a multiple of %zu on",
+                            (unsigned long long)room, (void *)base,
+                            (unsigned long long)(head - skew + run->base.scratch_bytes), ALIGNMENT);
+    run->delta = base + skew;
+    run->sums = (double *)(void *)(run->delta + delta);
+    run->base.scratch = base + head;
+    const uint64_t fit = (room - head) / run->base.scratch_bytes;
+    if (*threads > fit)
+        *threads = (uint32_t)fit;
+    return ATTUNE_OK;
+}
+
+static void run_pass(attune__cpu_backward_run *run, attune__pool_fn pass, int64_t items, uint32_t threads)
+{
+    atomic_store_explicit(&run->base.next, 0, memory_order_relaxed);
+    if ((int64_t)threads > items)
+        threads = (uint32_t)items;
+    attune__pool_run(run->base.device->pool, threads, pass, run);
+}
+
+static void cut_rows(attune__cpu_backward_run *run)
+{
+    const attune__forward *call = &run->call->forward;
+    attune__cpu_run *base = &run->base;
+    base->block_m = base->program->choice.block_m2;
+    base->block_n = base->program->choice.block_n2;
+    base->q_block = call->mask ? call->mask->q_block : (int64_t)base->block_m;
+    base->q_step = (int64_t)base->block_m < base->q_block ? base->block_m : (size_t)base->q_block;
+    const int64_t step = (int64_t)base->q_step, in_block = (base->q_block + step - 1) / step;
+    base->q_chunks = call->q_len / base->q_block * in_block + (call->q_len % base->q_block + step - 1) / step;
+    base->items = base->q_chunks * call->batch * call->heads;
+}
+
+static void cut_keys(attune__cpu_backward_run *run)
+{
+    const attune__forward *call = &run->call->forward;
+    attune__cpu_run *base = &run->base;
+    base->block_m = base->program->choice.block_m1;
+    base->block_n = base->program->choice.block_n1;
+    const int64_t step = (int64_t)base->block_n;
+    base->items = (call->kv_len + step - 1) / step * call->k.size[0] * call->kv_heads;
+}
+
+attune_status attune__cpu_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
+                                   uint64_t *value)
+{
+    (void)queue;
+    const attune__cpu_program *mine = (const attune__cpu_program *)program;
+    attune__cpu_device *device = (attune__cpu_device *)program->device;
+    const double start = call->forward.seconds ? attune__cpu_now() : 0;
+    const bool f64 = mine->shape.dtype == ATTUNE_F64;
+    attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__cpu_backward_run run = {
+        .base = {.device = device,
+                 .program = mine,
+                 .call = &call->forward,
+                 .score = {captures, call->forward.parameters},
+                 .splits = 1},
+        .call = call,
+    };
+    attune__cpu_bind(mine->score, call->forward.captures, captures);
+    count_elements(&run);
+    uint32_t threads = attune__pool_threads(device->pool);
+    ATTUNE__TRY(divide_workspace(&run, &threads));
+    const int64_t rows = call->forward.batch * call->forward.heads * call->forward.q_len;
+    run_pass(&run, f64 ? attune__cpu_backward_delta_f64 : attune__cpu_backward_delta_f32, rows, threads);
+    cut_rows(&run);
+    run_pass(&run, f64 ? attune__cpu_backward_rows_f64 : attune__cpu_backward_rows_f32,
+             run.slots ? run.slots : run.base.items, threads);
+    cut_keys(&run);
+    run_pass(&run, f64 ? attune__cpu_backward_keys_f64 : attune__cpu_backward_keys_f32, run.base.items, threads);
+    add_sums(&run);
+    if (call->forward.seconds)
+        *call->forward.seconds = attune__cpu_now() - start;
+    *value = 0;
+    return ATTUNE_OK;
+}

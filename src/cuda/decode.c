@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT */
+/* The hot call of decode: one launch, and with more than one part a second that merges them. */
+#include "cuda/cuda.h"
+
+#include "base/error.h"
+
+#define COMBINE_THREADS 128
+
+attune_status attune__cuda_decode_load(attune__cuda_program *program, const attune__program_desc *desc)
+{
+    attune__cuda_device *device = attune__cuda_of(program->base.device);
+    program->packed_heads = attune__shape_packed_heads(desc->shape);
+    program->split = desc->choice->split_kv;
+    if (program->split < 2)
+        return ATTUNE_OK;
+    ATTUNE__TRY(attune__cuda_enter(device));
+    const attune_status status = attune__cuda_check(
+        device, device->driver.module_function(&program->combine, program->kernel.module, "attune_combine_sm80"),
+        "cuModuleGetFunction");
+    attune__cuda_leave(device);
+    return status;
+}
+
+/* The parts' results lie at the beginning of the workspace (src/plan/plan.h). */
+static attune_cuda_parts parts_of(const attune__cuda_program *program, const attune__forward *call)
+{
+    attune_cuda_parts parts = {.packed = (int)program->packed_heads, .split = (int)program->split};
+    if (parts.split > 1) {
+        const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len) * program->split;
+        const uint64_t o_bytes = rows * (uint64_t)call->v.size[3] * sizeof(float);
+        parts.o = attune__cuda_pointer(call->workspace) + call->workspace_offset;
+        parts.ml = parts.o + (o_bytes + 255) / 256 * 256;
+    }
+    return parts;
+}
+
+attune_status attune__cuda_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                  uint64_t *value)
+{
+    const attune__cuda_program *mine = (const attune__cuda_program *)program;
+    attune__cuda_device *device = attune__cuda_of(program->device);
+    const attune__cuda_driver *driver = &device->driver;
+    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
+    const int64_t rows = call->q_len * mine->packed_heads,
+                  tiles = (rows + mine->kernel.block_m - 1) / mine->kernel.block_m;
+    const int64_t planes = call->heads / mine->packed_heads * call->batch;
+    const int64_t all = call->batch * call->heads * call->q_len;
+    if (tiles * mine->split > ATTUNE__CUDA_MOST_BLOCKS / planes || all > ATTUNE__CUDA_MOST_BLOCKS)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "batch %lld, heads %lld and %u parts make more than %d workgroups: cut the batch",
+                            (long long)call->batch, (long long)call->heads, mine->split, ATTUNE__CUDA_MOST_BLOCKS);
+    attune_cuda_arguments arguments = attune__cuda_arguments_of(mine, call);
+    attune_cuda_parts parts = parts_of(mine, call);
+    void *parameters[] = {&arguments, &parts};
+    ATTUNE__TRY(attune__cuda_enter(device));
+    attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
+    if (status == ATTUNE_OK) {
+        attune__cu_result result =
+            driver->launch(mine->kernel.function, (unsigned)(tiles * planes * mine->split), 1, 1, mine->kernel.threads,
+                           1, 1, mine->kernel.shared_memory, stream->stream, parameters, NULL);
+        if (result == CU_SUCCESS && mine->split > 1)
+            result = driver->launch(mine->combine, (unsigned)all, 1, 1, COMBINE_THREADS, 1, 1, 0, stream->stream,
+                                    parameters, NULL);
+        status = attune__cuda_check(device, result, "cuLaunchKernel");
+        status = attune__cuda_queue_end(stream, status, value, call->seconds);
+    }
+    attune__cuda_leave(device);
+    return status;
+}

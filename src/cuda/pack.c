@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+/* Kernels compiled ahead: what a program would be made from on its device, for one that need not be here. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "cuda/compiler.h"
+
+static attune_status pack(const attune__host *host, uint32_t architecture, const attune__program_desc *desc,
+                          attune__pack *pack)
+{
+    attune__cuda_kernel kernel = {0};
+    void *cubin = NULL;
+    size_t size = 0;
+    attune_status status = attune__cuda_specialise(&host->allocator, desc, architecture, &kernel);
+    if (status == ATTUNE_OK) {
+        char identity[128];
+        const int length = snprintf(identity, sizeof identity, "%s %s", kernel.file, kernel.options[0]);
+        const attune__cache_key key = {ATTUNE__CUDA_KIND, attune__cuda_hash(&kernel), identity, (size_t)length};
+        if (!attune__pack_has(pack, &key)) {
+            status = attune__cuda_compile(host, &kernel, &cubin, &size);
+            if (status == ATTUNE_OK)
+                status = attune__pack_add(pack, &key, cubin, size);
+        }
+    }
+    attune__free(&host->allocator, (void *)(uintptr_t)kernel.mods);
+    attune__free(&host->allocator, cubin);
+    return status;
+}
+
+attune_status attune__cuda_pack(const attune__host *host, const attune_limits *limits, const attune__program_desc *desc,
+                                attune__pack *to)
+{
+    if (desc->choice->use_tma) {
+        attune__decision decision;
+        attune__program_desc second = *desc;
+        second.choice = &decision.choice;
+        ATTUNE__TRY(attune__cuda_fallback(limits, desc->shape, &decision));
+        ATTUNE__TRY(pack(host, limits->architecture, &second, to));
+    }
+    return pack(host, limits->architecture, desc, to);
+}

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT */
+/* Gradients by the definition: sums over all pairs, a row at a time. The derivative of the score expression is the
+ * library's, which tests/expr/gradient.c holds against dual numbers. */
+#ifndef TESTS_CASES_GRADIENTS_H
+#define TESTS_CASES_GRADIENTS_H
+
+#include "bench/reference.h"
+
+/* Caller's memory, shaped as q, k, v and the captures; d_captures NULL = not wanted. */
+typedef struct gradient_result {
+    double *d_q, *d_k, *d_v;
+    double *d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
+} gradient_result;
+
+/* REFERENCE_NAIVE: S, softmax and sums in float32; P, dS and o rounded to the dtype of the inputs, as are the results
+ * but for those of captures. d_lse may be NULL. */
+bool gradients_compute(const attention *a, const array *d_o, const array *d_lse, reference_precision precision,
+                       const gradient_result *result, failure *why);
+
+#endif

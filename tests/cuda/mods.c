@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Random expressions as CUDA: their text compiled by NVRTC, many in one unit, without a GPU; and on a GPU against the
+ * interpreter, at random points, none of them below 0: the text rests on it. The bounds of Vulkan's functions,
+ * tests/vulkan/mods_bounds.h, are wider than CUDA's.
+ */
+#include "expr/common.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cuda/arguments.h"
+#include "cuda/compiler.h"
+#include "cuda/cuda.h"
+#include "support/heap.h"
+#include "vulkan/mods_bounds.h"
+
+#define TOGETHER 100 /* expressions in one unit */
+#define POINTS   192
+#define ARENA    ((size_t)8 << 20)
+
+/* --------------------------------------------------------------------------------------------------- what is compiled
+ */
+
+typedef struct unit {
+    random_expr sources[TOGETHER];
+    bound bounds[TOGETHER];
+    uint32_t count;
+    char *text;
+    size_t size;
+} unit;
+
+static const char head[] = "#include \"prelude.cuh\"\n"
+                           "struct point { int b, h, q, kv, h_kv, q_len, kv_len; float score; };\n";
+static const char tail_begin[] =
+    "extern \"C\" __global__ void attune_mods(const point *points, unsigned count, const unsigned long long *tables, "
+    "int *results, unsigned first)\n"
+    "{\n"
+    "    unsigned n = blockIdx.x * blockDim.x + threadIdx.x;\n"
+    "    if (n >= count)\n"
+    "        return;\n"
+    "    point p = points[blockIdx.y * count + n];\n"
+    "    const attune_cuda_symbol *symbols = (const attune_cuda_symbol *)tables[blockIdx.y];\n"
+    "    int *result = results + blockIdx.y * count + n;\n"
+    "    switch (blockIdx.y + first) {\n";
+
+/* Seeds first ... first + count - 1, masks and scores in turn. */
+static void make_unit(unit *u, uint64_t first, uint32_t count)
+{
+    u->count = count;
+    size_t room = sizeof head + sizeof tail_begin + 64;
+    for (uint32_t i = 0; i < count; i++) {
+        size_t size;
+        char name[16];
+        snprintf(name, sizeof name, "mod_%u", i);
+        bind_random(&u->bounds[i], &u->sources[i], first + i, i % 2 ? ATTUNE_EXPR_SCORE : ATTUNE_EXPR_MASK,
+                    1 + (uint32_t)((first + i) % 29));
+        cr_assert_eq(attune__expr_ctext(u->bounds[i].expr, name, NULL, 0, &size), ATTUNE_OK, "%s", attune_last_error());
+        room += size + 160;
+    }
+    u->text = malloc(room);
+    cr_assert_not_null(u->text);
+    size_t at = (size_t)snprintf(u->text, room, "%s", head);
+    for (uint32_t i = 0; i < count; i++) {
+        size_t size;
+        char name[16];
+        snprintf(name, sizeof name, "mod_%u", i);
+        cr_assert_eq(attune__expr_ctext(u->bounds[i].expr, name, u->text + at, room - at, &size), ATTUNE_OK);
+        at += size - 1;
+    }
+    at += (size_t)snprintf(u->text + at, room - at, "%s", tail_begin);
+    for (uint32_t i = 0; i < count; i++)
+        at +=
+            (size_t)snprintf(u->text + at, room - at,
+                             "    case %u: *result = %smod_%u(p.b, p.h, p.q, p.kv, p.h_kv, p.q_len, p.kv_len, p.score, "
+                             "symbols)%s; break;\n",
+                             i, i % 2 ? "__float_as_int(" : "", i, i % 2 ? ")" : "");
+    at += (size_t)snprintf(u->text + at, room - at, "    }\n}\n");
+    cr_assert_lt(at, room);
+}
+
+static void free_unit(unit *u)
+{
+    for (uint32_t i = 0; i < u->count; i++)
+        attune__expr_release(u->bounds[i].expr);
+    free(u->text);
+}
+
+/* As the kernels are: without contraction or fast mathematics. */
+static void compile_unit(const attune__host *host, const unit *u, uint32_t architecture, uint64_t first, void **cubin,
+                         size_t *size)
+{
+    attune__cuda_kernel kernel = {.file = "prelude.cuh", .mods = u->text, .option_count = 4};
+    snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=sm_%u", architecture);
+    snprintf(kernel.options[1], sizeof kernel.options[1], "--fmad=false");
+    snprintf(kernel.options[2], sizeof kernel.options[2], "-std=c++17");
+    snprintf(kernel.options[3], sizeof kernel.options[3], "--pre-include=mods.cuh");
+    const attune_status status = attune__cuda_compile(host, &kernel, cubin, size);
+    cr_assert(status == ATTUNE_OK, "seeds %llu and following: %s", (unsigned long long)first, attune_last_error());
+}
+
+Test(cuda_mods, random_expressions_compile)
+{
+    if (!dlopen("libnvrtc.so.13", RTLD_NOW) && !dlopen("libnvrtc.so.12", RTLD_NOW))
+        cr_skip("libnvrtc.so.13 and libnvrtc.so.12 cannot be opened");
+    static unit u;
+    static heap h;
+    const attune__host host = {.allocator = heap_allocator(&h)};
+    const uint64_t count = scaled(500), seed = test_seed() + 91;
+    for (uint64_t done = 0; done < count; done += u.count) {
+        void *cubin;
+        size_t size;
+        make_unit(&u, seed + done, (uint32_t)(count - done < TOGETHER ? count - done : TOGETHER));
+        compile_unit(&host, &u, done / TOGETHER % 2 ? 120 : 80, seed + done, &cubin, &size);
+        cr_assert(size > 1000 && !memcmp(cubin, "\177ELF", 4));
+        attune__free(&host.allocator, cubin);
+        free_unit(&u);
+    }
+    cr_assert_eq(atomic_load(&h.live), 0);
+}
+
+/* -------------------------------------------------------------------------------------------------------- what is run
+ */
+
+typedef struct gpu_point {
+    int32_t b, h, q, kv, h_kv, q_len, kv_len;
+    float score;
+} gpu_point;
+
+/* What one launch reads and writes: one buffer, filled on the host. */
+typedef struct arena {
+    unsigned char bytes[ARENA];
+    size_t used;
+    uint64_t address;
+} arena;
+
+static size_t take(arena *a, size_t size, size_t alignment)
+{
+    const size_t at = (a->used + alignment - 1) / alignment * alignment;
+    cr_assert(at + size <= ARENA);
+    a->used = at + size;
+    return at;
+}
+
+/* Copies the bytes that a capture reaches, to an address that is aligned to its element and no more. */
+static attune_cuda_symbol place_capture(arena *a, const attune_array *array, uint64_t *state)
+{
+    const size_t element = attune_dtype_size(array->dtype);
+    int64_t lo = 0, hi = 0;
+    bool empty = false;
+    attune_cuda_symbol c = {.is.address = 0};
+    for (uint32_t d = 0; d < array->rank; d++) {
+        const int64_t reach = (array->size[d] - 1) * array->stride[d];
+        lo += reach < 0 ? reach : 0;
+        hi += reach > 0 ? reach : 0;
+        empty = empty || array->size[d] == 0;
+        c.size[d] = array->size[d];
+        c.stride[d] = array->stride[d];
+    }
+    if (empty)
+        return c; /* address 0: reading it would fault */
+    const size_t size = (size_t)(hi - lo + 1) * element;
+    a->used += (size_t)random_expr_between(state, 0, 16);
+    const size_t at = take(a, size, element);
+    memcpy(a->bytes + at, (const char *)array->data + lo * (int64_t)element, size);
+    c.is.address = a->address + at - (uint64_t)(lo * (int64_t)element);
+    return c;
+}
+
+static uint64_t place_symbols(arena *a, const bound *x, uint64_t *state)
+{
+    attune_cuda_symbol symbols[ATTUNE_EXPR_MAX_SYMBOLS] = {{.is.address = 0}};
+    for (uint32_t i = 0; i < x->expr->symbol_count; i++) {
+        if (x->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+            symbols[i] = place_capture(a, &x->arrays[i], state);
+        else
+            memcpy(&symbols[i].is, &x->values[i], sizeof x->values[i]);
+    }
+    const size_t at = take(a, sizeof symbols, 8);
+    memcpy(a->bytes + at, symbols, sizeof symbols);
+    return a->address + at;
+}
+
+static void launch_unit(attune_device *device, const void *cubin, uint32_t count, uint64_t points, uint64_t tables,
+                        uint64_t results)
+{
+    attune__cuda_device *mine = attune__cuda_of(device);
+    const attune__cuda_driver *driver = &mine->driver;
+    attune__cu_module module;
+    attune__cu_function function;
+    unsigned each = POINTS, first = 0;
+    void *parameters[] = {&points, &each, &tables, &results, &first};
+    cr_assert_eq(attune__cuda_enter(mine), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(driver->module_load(&module, cubin), CU_SUCCESS);
+    cr_assert_eq(driver->module_function(&function, module, "attune_mods"), CU_SUCCESS);
+    cr_assert_eq(driver->launch(function, 1, count, 1, POINTS, 1, 1, 0, mine->queue.stream, parameters, NULL),
+                 CU_SUCCESS);
+    cr_assert_eq(driver->stream_synchronize(mine->queue.stream), CU_SUCCESS);
+    driver->module_unload(module);
+    attune__cuda_leave(mine);
+}
+
+typedef struct tally {
+    uint64_t equal, exact, undecided;
+    double worst; /* error / bound */
+} tally;
+
+static void check(const bound *x, const char *text, const attune_point *p, int32_t bits, tally *t)
+{
+    const mods_bound wanted = mods_bound_of(x->expr, &x->bindings, p);
+    float found;
+    memcpy(&found, &bits, sizeof found);
+    if (!wanted.decided) {
+        t->undecided++;
+        return;
+    }
+    t->equal++;
+    t->exact += wanted.error == 0;
+    if (x->expr->kind == ATTUNE_EXPR_MASK) {
+        cr_assert((bits != 0) == (wanted.value.i != 0),
+                  "%s\ndevice %d, interpreter %d at b %d h %d q %d kv %d h_kv %d q_len %d kv_len %d", text, bits,
+                  wanted.value.i, p->b, p->h, p->q, p->kv, p->h_kv, p->q_len, p->kv_len);
+        return;
+    }
+    const double error = found == wanted.value.f ? 0 : fabs((double)found - (double)wanted.value.f);
+    cr_assert(error <= wanted.error, "%s\ndevice %.9g, interpreter %.9g, bound %.3g at b %d h %d q %d kv %d score %.9g",
+              text, (double)found, (double)wanted.value.f, wanted.error, p->b, p->h, p->q, p->kv, (double)p->score);
+    if (error > 0 && error / wanted.error > t->worst)
+        t->worst = error / wanted.error;
+}
+
+static void run_unit(attune_device *device, attune_buffer *buffer, const unit *u, uint64_t seed, tally *t)
+{
+    static arena a;
+    static attune_point points[TOGETHER][POINTS];
+    static int32_t found[TOGETHER * POINTS];
+    uint64_t tables[TOGETHER], state = seed ^ UINT64_C(0x5851F42D4C957F2D);
+    a.used = 0;
+    a.address = attune__cuda_pointer(buffer);
+    memset(a.bytes, (int)(seed % 255), sizeof a.bytes);
+    for (uint32_t i = 0; i < u->count; i++)
+        tables[i] = place_symbols(&a, &u->bounds[i], &state);
+    const size_t tables_at = take(&a, sizeof tables, 8), points_at = take(&a, sizeof(gpu_point) * u->count * POINTS, 8),
+                 results_at = take(&a, sizeof found, 8);
+    memcpy(a.bytes + tables_at, tables, sizeof tables);
+    for (uint32_t i = 0; i < u->count; i++)
+        for (uint32_t n = 0; n < POINTS; n++) {
+            const attune_point p = points[i][n] = random_point(&state);
+            const gpu_point given = {p.b, p.h, p.q, p.kv, p.h_kv, p.q_len, p.kv_len, p.score};
+            memcpy(a.bytes + points_at + (i * POINTS + n) * sizeof given, &given, sizeof given);
+        }
+    void *cubin;
+    size_t size;
+    attune_device_info info = {.struct_size = sizeof info};
+    cr_assert_eq(attune_device_info_get(device, &info), ATTUNE_OK);
+    compile_unit(&device->host, u, info.limits.architecture, seed, &cubin, &size);
+    cr_assert_eq(attune_buffer_write(buffer, 0, a.bytes, ARENA), ATTUNE_OK, "%s", attune_last_error());
+    launch_unit(device, cubin, u->count, a.address + points_at, a.address + tables_at, a.address + results_at);
+    cr_assert_eq(attune_buffer_read(buffer, results_at, found, sizeof found), ATTUNE_OK, "%s", attune_last_error());
+    attune__free(&device->host.allocator, cubin);
+    for (uint32_t i = 0; i < u->count; i++)
+        for (uint32_t n = 0; n < POINTS; n++)
+            check(&u->bounds[i], u->sources[i].text, &points[i][n], found[i * POINTS + n], t);
+}
+
+Test(cuda_mods, agree_with_the_interpreter)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = device_or_skip(instance, "cuda");
+    attune_buffer *buffer;
+    cr_assert_eq(attune_buffer_create(device, ARENA, &buffer), ATTUNE_OK, "%s", attune_last_error());
+    static unit u;
+    const uint64_t count = scaled(300), seed = test_seed() + 31;
+    tally t = {0};
+    for (uint64_t done = 0; done < count; done += u.count) {
+        make_unit(&u, seed + done, (uint32_t)(count - done < TOGETHER ? count - done : TOGETHER));
+        run_unit(device, buffer, &u, seed + done, &t);
+        free_unit(&u);
+    }
+    const uint64_t all = POINTS * count;
+    cr_assert(count < TOGETHER || t.undecided < all / 4, "%llu of %llu undecided: nothing is tested",
+              (unsigned long long)t.undecided, (unsigned long long)all);
+    cr_log_info("%llu expressions at %d points: %llu equal, %llu of them exactly; largest error %.2f of its bound; "
+                "%llu undecided",
+                (unsigned long long)count, POINTS, (unsigned long long)t.equal, (unsigned long long)t.exact, t.worst,
+                (unsigned long long)t.undecided);
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the planner chooses, held against what NVRTC makes of it, without a GPU: every kernel compiles, spills nothing,
+ * has no stack frame, fits the architecture's registers and shared memory, and lays out the bytes that the planner
+ * counts (a static assertion in the kernels). One test an architecture, so that they run side by side.
+ *
+ * A run draws from the table; ATTUNE_TEST_SCALE=100 covers most of it.
+ */
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/alloc.h"
+#include "cuda/compiler.h"
+#include "support/cubin.h"
+#include "support/devices.h"
+#include "support/heap.h"
+#include "support/random_expr.h"
+
+#define KERNELS 5 /* of each architecture, in an ordinary run */
+
+typedef struct dims {
+    uint32_t head_dim, head_dim_v;
+} dims;
+
+static const dims all_dims[] = {{64, 64},   {80, 80},   {96, 96}, {128, 128}, {192, 128},
+                                {192, 192}, {256, 256}, {72, 40}, {8, 256}};
+static const attune_dtype all_dtypes[] = {ATTUNE_F16, ATTUNE_BF16, ATTUNE_F32};
+/* Masks and scores that are drawn besides none. */
+static const char *const all_masks[] = {NULL, "kv <= q", "kv <= q && q - kv < 1024", "(q + kv) % 3 != 0"};
+static const char *const all_scores[] = {NULL, "50 * tanh(score / 50)", "score - 0.5 * (q - kv)", "sigmoid(score) * h"};
+
+typedef struct forced {
+    const char *what;
+    attune_pass_options options;
+} forced;
+
+static const forced all_forced[] = {
+    {"automatic", {0}},
+    {"automatic", {0}},
+    {"automatic", {0}},
+    {"num_stages 1", {.num_stages = 1}},
+    {"num_stages 2", {.num_stages = 2}},
+    {"64 x 64", {.block_m = 64, .block_n = 64}},
+    {"BLOCK_N 32", {.block_n = 32}},
+    {"cuda_sm80", {.kernel = "cuda_sm80"}},
+    {"no decode", {.force_use_flex_attention = ATTUNE_ON}},
+};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+#define PICK(array)  (array)[random_expr_next(state) % COUNT(array)]
+
+typedef struct workbench {
+    heap heap;
+    attune__host host;
+    attune_instance *instance;
+    attune_expr *masks[COUNT(all_masks)], *scores[COUNT(all_scores)];
+    uint64_t compiled, misfits;
+    double seconds;
+} workbench;
+
+static void open_workbench(workbench *w)
+{
+    if (!dlopen("libnvrtc.so.13", RTLD_NOW) && !dlopen("libnvrtc.so.12", RTLD_NOW))
+        cr_skip("libnvrtc.so.13 and libnvrtc.so.12 cannot be opened");
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+    w->host = (attune__host){.allocator = heap_allocator(&w->heap)};
+    cr_assert_eq(attune_instance_create(&desc, &w->instance), ATTUNE_OK);
+    for (size_t i = 1; i < COUNT(all_masks); i++)
+        cr_assert_eq(attune_expr_create(w->instance, ATTUNE_EXPR_MASK, all_masks[i], NULL, 0, &w->masks[i]), ATTUNE_OK,
+                     "%s", attune_last_error());
+    for (size_t i = 1; i < COUNT(all_scores); i++)
+        cr_assert_eq(attune_expr_create(w->instance, ATTUNE_EXPR_SCORE, all_scores[i], NULL, 0, &w->scores[i]),
+                     ATTUNE_OK, "%s", attune_last_error());
+}
+
+static void close_workbench(workbench *w)
+{
+    for (size_t i = 1; i < COUNT(all_masks); i++)
+        attune_expr_destroy(w->masks[i]);
+    for (size_t i = 1; i < COUNT(all_scores); i++)
+        attune_expr_destroy(w->scores[i]);
+    attune_instance_destroy(w->instance);
+    cr_assert_eq(atomic_load(&w->heap.live), 0);
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Whether a kernel must be free of spills: all but what a caller forces upon it. */
+static void check_cubin(const char *what, const attune_limits *limits, const attune_plan_choice *choice, bool automatic,
+                        const void *cubin, size_t size)
+{
+    cubin_figures f;
+    const char *wrong = cubin_read(cubin, size, &f);
+    cr_assert_null(wrong, "%s: %s", what, wrong);
+    if (automatic) {
+        cr_expect_eq(f.spills, 0, "%s: %u instructions on local memory, %u registers", what, f.spills, f.registers);
+        cr_expect_eq(f.stack, 0, "%s: %u bytes of stack", what, f.stack);
+    }
+    const uint32_t fixed = f.shared > limits->shared_memory_reserved ? f.shared - limits->shared_memory_reserved : 0;
+    cr_expect_eq(fixed, 0, "%s: %u bytes of static shared memory, which the planner does not count", what, fixed);
+    cr_expect_leq(choice->shared_memory, limits->shared_memory, "%s", what);
+    cr_expect_leq(f.registers, limits->registers_per_thread, "%s", what);
+    cr_expect_leq((f.registers + 7) / 8 * 8 * choice->workgroup_invocations, limits->registers, "%s: %u registers",
+                  what, f.registers);
+    if (!strcmp(choice->kernel, "cuda_sm90a"))
+        cr_expect_gt(f.wgmma, 0, "%s: no HGMMA", what);
+    else
+        cr_expect_gt(f.mma, 0, "%s: no HMMA", what);
+}
+
+static void compile_one(workbench *w, const attune_profile *profile, uint64_t *state)
+{
+    const dims d = PICK(all_dims);
+    const attune_dtype dtype = PICK(all_dtypes);
+    const size_t mask = random_expr_next(state) % COUNT(all_masks);
+    const size_t score = random_expr_next(state) % COUNT(all_scores);
+    const forced *f = &PICK(all_forced);
+    const bool decode = random_expr_next(state) % 4 == 0;
+    attune_problem problem = {.struct_size = sizeof problem,
+                              .dtype = dtype,
+                              .head_dim = d.head_dim,
+                              .head_dim_v = d.head_dim_v,
+                              .heads = 8,
+                              .kv_heads = random_expr_next(state) % 2 ? 2 : 8,
+                              .q_len = decode ? random_expr_between(state, 1, 8) : 2048,
+                              .kv_len = 4096,
+                              .mask = w->masks[mask],
+                              .score = w->scores[score],
+                              .lse = true};
+    const attune_kernel_options options = {.struct_size = sizeof options, .fwd = f->options};
+    attune__shape shape;
+    attune__decision decision;
+    cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
+    const attune_status chosen = attune__plan_choose(&profile->limits, &shape, &options, &decision);
+    const bool automatic = !strcmp(f->what, "automatic");
+    cr_assert(chosen == ATTUNE_OK || (!automatic && chosen != ATTUNE_INTERNAL), "%s", attune_last_error());
+    if (chosen != ATTUNE_OK) {
+        w->misfits++;
+        return;
+    }
+    const attune_plan_choice *c = &decision.choice;
+    char what[400];
+    snprintf(what, sizeof what, "%s %s %u,%u q_len %lld, %s, %s, %s: %s%s %u x %u, stages %u, warps %u", profile->name,
+             attune_dtype_string(dtype), d.head_dim, d.head_dim_v, (long long)problem.q_len,
+             mask ? all_masks[mask] : "no mask", score ? all_scores[score] : "no score", f->what, c->kernel,
+             c->decode ? " decode" : "", c->block_m, c->block_n, c->num_stages, c->num_warps);
+    const attune__program_desc desc = {&shape, c, problem.mask, problem.score, NULL};
+    attune__cuda_kernel kernel;
+    void *cubin = NULL;
+    size_t size = 0;
+    cr_assert_eq(attune__cuda_specialise(&w->host.allocator, &desc, profile->limits.architecture, &kernel), ATTUNE_OK,
+                 "%s: %s", what, attune_last_error());
+    const double start = now();
+    const attune_status status = attune__cuda_compile(&w->host, &kernel, &cubin, &size);
+    const double seconds = now() - start;
+    cr_expect_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
+    if (status == ATTUNE_OK)
+        check_cubin(what, &profile->limits, c, automatic, cubin, size);
+    cr_log_info("%5.2f s %s", seconds, what);
+    w->seconds = seconds > w->seconds ? seconds : w->seconds;
+    w->compiled++;
+    attune__free(&w->host.allocator, cubin);
+    attune__free(&w->host.allocator, (void *)(uintptr_t)kernel.mods);
+}
+
+static void compile_plans(const char *name)
+{
+    static workbench w;
+    attune_profile profile = {.struct_size = sizeof profile};
+    open_workbench(&w);
+    cr_assert_eq(attune_profile_find(name, &profile), ATTUNE_OK);
+    uint64_t state = test_seed() + profile.limits.architecture;
+    const uint64_t wanted = scaled(KERNELS);
+    for (uint64_t tries = 0; w.compiled < wanted && tries < 4 * wanted; tries++)
+        compile_one(&w, &profile, &state);
+    cr_assert_eq(w.compiled, wanted, "%llu of %llu", (unsigned long long)w.compiled, (unsigned long long)wanted);
+    close_workbench(&w);
+}
+
+Test(cuda_plans, sm_80)
+{
+    compile_plans("a100");
+}
+
+Test(cuda_plans, sm_86)
+{
+    compile_plans("a6000");
+}
+
+Test(cuda_plans, sm_89)
+{
+    compile_plans("rtx4090");
+}
+
+Test(cuda_plans, sm_90a)
+{
+    compile_plans("h200");
+}
+
+Test(cuda_plans, sm_100a)
+{
+    compile_plans("b200");
+}
+
+Test(cuda_plans, sm_120a)
+{
+    compile_plans("rtx5090");
+}
+
+/* The reader itself tells damage from kernels. */
+Test(cuda_plans, the_reader_refuses_what_is_no_cubin)
+{
+    cubin_figures f;
+    uint8_t bytes[256] = {0};
+    cr_assert_not_null(cubin_read(bytes, 0, &f));
+    cr_assert_not_null(cubin_read(bytes, sizeof bytes, &f));
+    memcpy(bytes, "\177ELF\2", 5);
+    bytes[18] = 190;
+    cr_assert_not_null(cubin_read(bytes, sizeof bytes, &f));
+}
