@@ -36,9 +36,9 @@
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the part first; combine: a grid of
  * batch * heads * q_len, any number of threads, no shared memory.
  *
- * Launch of forward: blocks of 32 * ATTUNE_NUM_WARPS threads, the planner's bytes of dynamic shared memory, and a grid of
- * attune_cuda_tiles(). forward_sm90 may be launched with fewer blocks, as many as the device holds at once: then each
- * takes further tiles, from `counter` if there is one, else in strides of the grid.
+ * Launch of forward: blocks of 32 * ATTUNE_NUM_WARPS threads, the planner's bytes of dynamic shared memory, and a grid
+ * of attune_cuda_tiles(). forward_sm90 may be launched with fewer blocks, as many as the device holds at once: then
+ * each takes further tiles, from `counter` if there is one, else in strides of the grid.
  */
 #ifndef ATTUNE_CUDA_ARGUMENTS_H
 #define ATTUNE_CUDA_ARGUMENTS_H

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/error.h"
+#include "plan/cut.h"
 
 /* Of the arrays of a thread: what the widest vector and the expressions' scratch ask for. */
 #define ALIGNMENT ((size_t)64)
@@ -24,27 +25,28 @@ double attune__cpu_now(void)
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-/* Cuts the call into items. A decode item has all query heads of a group when their lists are the same, so that k and v
- * are read once for the group. */
 static void cut(attune__cpu_run *run, bool decode)
 {
     const attune__forward *call = run->call;
     const attune_mask *mask = call->mask;
-    const int64_t group = call->heads / call->kv_heads;
-    const bool together = decode && (!mask || mask->stored_heads == 1);
-    run->head_step = !together ? 1 : group < (int64_t)run->block_m ? (size_t)group : run->block_m;
-    run->q_step = run->block_m / run->head_step;
-    run->head_chunks = (group + (int64_t)run->head_step - 1) / (int64_t)run->head_step;
-
-    run->q_block = mask ? mask->q_block : (int64_t)run->q_step;
-    if ((int64_t)run->q_step > run->q_block)
-        run->q_step = (size_t)run->q_block;
-    const int64_t step = (int64_t)run->q_step;
-    const int64_t in_block = (run->q_block + step - 1) / step;
-    run->q_chunks = call->q_len / run->q_block * in_block + (call->q_len % run->q_block + step - 1) / step;
-
-    run->splits = decode && run->program->choice.split_kv > 1 ? run->program->choice.split_kv : 1;
-    run->items = run->q_chunks * call->batch * call->kv_heads * run->head_chunks * run->splits;
+    const attune__cut c = attune__cut_make(&(attune__cut_desc){
+        .batch = call->batch,
+        .heads = call->heads,
+        .kv_heads = call->kv_heads,
+        .q_len = call->q_len,
+        .block_m = (uint32_t)run->block_m,
+        .split_kv = run->program->choice.split_kv,
+        .decode = decode,
+        .mask_q_block = mask ? mask->q_block : 0,
+        .one_list = !mask || mask->stored_heads == 1,
+    });
+    run->head_step = c.head_step;
+    run->q_step = c.q_step;
+    run->head_chunks = c.head_chunks;
+    run->q_block = c.q_block;
+    run->q_chunks = c.q_chunks;
+    run->splits = c.splits;
+    run->items = c.items;
 }
 
 void attune__cpu_bind(const attune_expr *score, const attune_tensor *tensors, attune_array *captures)

@@ -100,8 +100,8 @@ static const attune__tile sm80_f32_256[] = {
 };
 /* Decode, by the packed rows: up to 16, 32, and more. */
 static const attune__tile sm80_decode_16[] = {
-    ATTUNE__TILE(16, 64, 3, 4), ATTUNE__TILE(16, 64, 2, 4), ATTUNE__TILE(16, 64, 1, 4),
-    ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+    ATTUNE__TILE(16, 128, 2, 4), ATTUNE__TILE(16, 64, 3, 4), ATTUNE__TILE(16, 64, 2, 4),
+    ATTUNE__TILE(16, 64, 1, 4),  ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
 };
 static const attune__tile sm80_decode_32[] = {
     ATTUNE__TILE(32, 64, 3, 4), ATTUNE__TILE(32, 64, 2, 4), ATTUNE__TILE(32, 64, 1, 4),

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "plan/cut.h"
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
@@ -48,26 +49,32 @@ static bool is_aligned(const attune__vulkan_tensor *t, uint64_t bytes)
     return (t->address | (uint64_t)t->stride_b | (uint64_t)t->stride_h | (uint64_t)t->stride_row) % bytes == 0;
 }
 
-/* As the CPU cuts it (src/cpu/launch.c): a decode tile has all query heads of a group when their lists are the same. */
 static void cut(run *r, bool decode)
 {
     const attune__forward *call = r->call;
     const attune_mask *mask = call->mask;
     const attune_plan_choice *choice = &r->program->choice;
     attune__vulkan_arguments *a = &r->arguments;
-    const uint32_t group = a->heads / a->kv_heads;
-    const bool together = decode && (!mask || mask->stored_heads == 1);
-    a->head_step = !together ? 1 : group < choice->block_m ? group : choice->block_m;
-    a->q_step = choice->block_m / a->head_step;
-    a->head_chunks = (group + a->head_step - 1) / a->head_step;
-    a->q_block = mask ? mask->q_block : a->q_step;
-    if (a->q_step > a->q_block)
-        a->q_step = a->q_block;
-    a->in_block = (a->q_block + a->q_step - 1) / a->q_step;
-    a->q_chunks = a->q_len / a->q_block * a->in_block + (a->q_len % a->q_block + a->q_step - 1) / a->q_step;
+    const attune__cut c = attune__cut_make(&(attune__cut_desc){
+        .batch = call->batch,
+        .heads = call->heads,
+        .kv_heads = call->kv_heads,
+        .q_len = call->q_len,
+        .block_m = choice->block_m,
+        .split_kv = choice->split_kv,
+        .decode = decode,
+        .mask_q_block = mask ? mask->q_block : 0,
+        .one_list = !mask || mask->stored_heads == 1,
+    });
+    a->head_step = c.head_step;
+    a->q_step = c.q_step;
+    a->head_chunks = (uint32_t)c.head_chunks;
+    a->q_block = c.q_block;
+    a->in_block = c.in_block;
+    a->q_chunks = (uint32_t)c.q_chunks;
     a->kv_block = mask ? mask->kv_block : choice->block_n;
-    a->splits = decode && choice->split_kv > 1 ? choice->split_kv : 1;
-    r->tiles = (uint64_t)a->q_chunks * a->batch * a->kv_heads * a->head_chunks * a->splits;
+    a->splits = c.splits;
+    r->tiles = (uint64_t)c.items;
     r->tile_flops = 2.0 * choice->block_m * (double)call->kv_len / a->splits *
                     (r->program->shape.head_dim + r->program->shape.head_dim_v);
 }

@@ -210,14 +210,25 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
 static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc)
 {
     const attune_plan_choice *c = desc->choice;
+    const uint32_t budget = 60000; /* the rest is for what stands before and behind the walk */
+    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE)
+        return 0;
+    if (!strcmp(c->kernel, "vulkan_lanes")) {
+        const uint32_t lanes = device->base.info.limits.subgroup_size, m = c->block_m;
+        const uint32_t groups = c->block_n / lanes, elements = desc->shape->dtype == ATTUNE_F32 ? 2 : 4;
+        const uint32_t pieces = (desc->shape->head_dim_v + lanes * elements - 1) / (lanes * elements);
+        const uint32_t regular =
+            1 + 2 + desc->shape->head_dim / lanes + 1 + 2 * (m + 1) + m * (3 * groups + 1) + pieces * (groups + 4) + 1;
+        return budget / (2 * regular + pieces * (c->block_n + groups + 3));
+    }
     attune__scalar_layout l;
-    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE || !strcmp(c->kernel, "vulkan_coopmat") ||
+    if (!strcmp(c->kernel, "vulkan_coopmat") ||
         attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
                                    desc->shape->head_dim_v, false, &l))
         return 0;
     const uint32_t slices = l.head_dim / l.slice, chunks = l.block_n / l.chunk;
     const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.chunk / 4 + 1);
-    return 65535 / (2 * regular + chunks * (l.chunk + 1));
+    return budget / (2 * regular + chunks * (l.chunk + 1));
 }
 
 static attune_status make_pipeline(attune_device *device, const module *m, const attune__hash *hash, const char *name,

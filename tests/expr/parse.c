@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Texts: what is refused and how, what stands for what, and the caps. */
 #include "expr/common.h"
+#include "support/presets.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -232,45 +233,19 @@ Test(parse, every_preset)
 {
     cr_assert(attune_preset_count() >= 20);
     static const attune_symbol captures[] = {
-        {"i1", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
-        {"i2", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 2},
-        {"b2", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BOOL, 2},
-        {"f2", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
+        {"i1", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},  {"i2", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 2},
+        {"b2", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BOOL, 2}, {"f2", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
+        {"g1", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},  {"x", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F32, 0},
+        {"n", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0},
     };
-    static const char *const uses[] = {
-        "causal",
-        "causal(5)",
-        "window(5)",
-        "local(5)",
-        "dilated(5, 2)",
-        "global_window(5, 2)",
-        "sink(5, 2)",
-        "prefix(5)",
-        "document(i1)",
-        "packed(i1)",
-        "shared_prefix(i1)",
-        "multi_image(i1)",
-        "flamingo(i1, i1, 4)",
-        "length(i1)",
-        "padded(i1)",
-        "neighborhood2d(9, 9, 2)",
-        "block_diffusion(20, 5)",
-        "dflash(20, 5, i1)",
-        "dflash_batch(20, 5, i2, b2)",
-        "eagle3(i1)",
-        "softcap(5)",
-        "alibi(i1)",
-        "temperature(i1)",
-        "relative_bias(f2, 20)",
-    };
-    cr_assert_eq(attune_preset_count(), sizeof uses / sizeof uses[0]);
+    cr_assert_eq(attune_preset_count(), preset_use_count);
     for (uint32_t i = 0; i < attune_preset_count(); i++) {
         attune_preset preset = {.struct_size = sizeof preset};
         cr_assert(attune_preset_get(i, &preset) == ATTUNE_OK);
         cr_assert(preset.struct_size == sizeof preset && preset.text && preset.description);
         size_t name = strcspn(preset.signature, "(");
-        cr_assert(!strncmp(uses[i], preset.signature, name));
-        attune__expr_release(parse_with(preset.kind, uses[i], captures, 4));
+        cr_assert(!strncmp(preset_uses[i], preset.signature, name));
+        attune__expr_release(parse_with(preset.kind, preset_uses[i], captures, sizeof captures / sizeof captures[0]));
     }
     attune_preset preset = {.struct_size = sizeof preset};
     cr_assert(attune_preset_get(attune_preset_count(), &preset) == ATTUNE_INVALID_ARGUMENT);

@@ -62,9 +62,9 @@ Test(choose, decode_rule)
 {
     attune_problem p = problem_of(ATTUNE_F16, 128, 1, 8192);
     attune_plan_choice c = plan("h100", &p, NULL);
-    cr_assert(c.decode && c.split_kv == 32, "%u",
+    cr_assert(c.decode && c.split_kv == 16, "%u",
               c.split_kv); /* 132 units over 2 KV heads, four tiles a part at least */
-    cr_assert_eq(c.workspace, 8 * 32 * 128 * 4 + 8 * 32 * 2 * 4);
+    cr_assert_eq(c.workspace, 8 * 16 * 128 * 4 + 8 * 16 * 2 * 4);
     p.q_len = 8;
     cr_assert(plan("h100", &p, NULL).decode);
     p.q_len = 16;

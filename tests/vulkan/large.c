@@ -262,7 +262,7 @@ static void run_far(uint32_t dimension)
         }
         attune_buffer *buffer = filled(&r, piece, image);
         address[n] = attune__vulkan_address(buffer, 0);
-        for (int b = 0; n == 0 && b < 3; b++)
+        for (int b = 0; n == 0 && b < 5; b++)
             (void)buffer_or_skip(&r, between);
     }
     free(image);

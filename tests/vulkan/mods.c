@@ -21,6 +21,7 @@
 #include "forward_subgroup_f16.h"
 #include "mods_template.h"
 #include "mods_template_vulkan.h"
+#include "support/presets.h"
 #include "vulkan/mods.h"
 
 #define MODULE(name)                                                                                                   \
@@ -178,45 +179,19 @@ static const attune_symbol symbols[] = {
 Test(mods, presets_and_dtypes)
 {
     skip_without_validator();
-    static const char *const uses[] = {
-        "causal",
-        "causal(n)",
-        "window(n)",
-        "local(5)",
-        "dilated(5, n)",
-        "global_window(5, 2)",
-        "sink(5, 2)",
-        "prefix(5)",
-        "document(i1)",
-        "packed(i1)",
-        "shared_prefix(i1)",
-        "multi_image(i1)",
-        "flamingo(i1, i1, 4)",
-        "length(i1)",
-        "padded(i1)",
-        "neighborhood2d(9, 9, 2)",
-        "block_diffusion(20, 5)",
-        "dflash(20, 5, i1)",
-        "dflash_batch(20, 5, i2, b2)",
-        "eagle3(i1)",
-        "softcap(x)",
-        "alibi(g1)",
-        "temperature(g1)",
-        "relative_bias(f2, 20)",
-    };
     static const char *const more[] = {
         "score + i1[q] + i2[h, kv] + u3[b, q, kv] + f2[q, kv] + h4[b, h, q, kv] + g1[kv] * x + n",
         "b2[q, kv] ? score : x",
     };
-    cr_assert_eq(attune_preset_count(), sizeof uses / sizeof uses[0]);
+    cr_assert_eq(attune_preset_count(), preset_use_count);
     for (size_t i = 0; i < MODULES; i++) {
         splice_and_check(&modules[i], NULL, NULL, "no expression");
         for (uint32_t j = 0; j < attune_preset_count(); j++) {
             attune_preset preset = {.struct_size = sizeof preset};
             cr_assert(attune_preset_get(j, &preset) == ATTUNE_OK);
-            attune_expr *expr = parse_with(preset.kind, uses[j], symbols, SYMBOLS);
+            attune_expr *expr = parse_with(preset.kind, preset_uses[j], symbols, SYMBOLS);
             const bool is_mask = preset.kind == ATTUNE_EXPR_MASK;
-            splice_and_check(&modules[i], is_mask ? expr : NULL, is_mask ? NULL : expr, uses[j]);
+            splice_and_check(&modules[i], is_mask ? expr : NULL, is_mask ? NULL : expr, preset_uses[j]);
             attune__expr_release(expr);
         }
         for (size_t j = 0; j < sizeof more / sizeof more[0]; j++) {
