@@ -219,9 +219,9 @@ typedef struct attune_device attune_device;
 
 /*
  * Opens a device by its id ("cpu", "vulkan:0", "cuda:1"; a backend's name alone is its device 0). UNAVAILABLE, with the
- * reason, if it is not there. "cuda:0@a6000" lays a profile over it: plans are then those of the smaller device, but for
- * the architecture that they are compiled for; INVALID_ARGUMENT if the profile is of another backend or has more than
- * the device. The CPU device starts its worker threads here, and only here; they sleep between calls.
+ * reason, if it is not there. "cuda:0@a6000" lays a profile over it: plans are then those of the smaller device, but
+ * for the architecture that they are compiled for; INVALID_ARGUMENT if the profile is of another backend or has more
+ * than the device. The CPU device starts its worker threads here, and only here; they sleep between calls.
  */
 ATTUNE_API attune_status attune_device_open(attune_instance *instance, const char *id, attune_device **device);
 ATTUNE_API void attune_device_destroy(attune_device *device);

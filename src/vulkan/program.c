@@ -222,6 +222,7 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
         return 0;
     const uint32_t slices = l.head_dim / l.slice, chunks = l.block_n / l.chunk;
     const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.chunk / 4 + 1);
+    const uint32_t budget = 60000; /* the rest is for what stands before and behind the walk */
     return budget / (2 * regular + chunks * (l.chunk + 1));
 }
 

@@ -99,16 +99,9 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
     o->num_stages = bits & 2048 ? PICK(1, 2, 3, 4, 5, 8) : 0;
     o->prescale_qk = bits & 4096 ? (attune_choice)PICK(1, 2) : 0;
     o->use_tma = bits & 8192 && next() % 4 == 0 ? (attune_choice)PICK(1, 2) : 0;
-    static const char *const kernels[] = {"cpu",
-                                          "cuda_sm80",
-                                          "cuda_sm90a",
-                                          "cuda_sm100a",
-                                          "vulkan_portable",
-                                          "vulkan_lanes",
-                                          "vulkan_subgroup",
-                                          "vulkan_coopmat",
-                                          "vulkan_coopmat2",
-                                          "opencl_portable"};
+    static const char *const kernels[] = {
+        "cpu",          "cuda_sm80",       "cuda_sm90a",     "cuda_sm100a",     "vulkan_portable",
+        "vulkan_lanes", "vulkan_subgroup", "vulkan_coopmat", "vulkan_coopmat2", "opencl_portable"};
     if (bits & 16384 && next() % 2)
         strcpy(o->kernel, kernels[next() % (sizeof kernels / sizeof kernels[0])]);
 }
