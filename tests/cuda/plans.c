@@ -93,14 +93,19 @@ static double now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Whether a kernel must be free of spills: all but what a caller forces upon it. */
+/* What docs/cuda.md admits: float32 past a head dimension of 128, whose accumulators fill the registers. */
+#define ADMITTED_STACK 96
+
+/* Every kernel must be free of spills, but what a caller forces upon it and what is admitted. */
 static void check_cubin(const char *what, const attune_limits *limits, const attune_plan_choice *choice, bool automatic,
-                        const void *cubin, size_t size)
+                        bool admitted, const void *cubin, size_t size)
 {
     cubin_figures f;
     const char *wrong = cubin_read(cubin, size, &f);
     cr_assert_null(wrong, "%s: %s", what, wrong);
-    if (automatic) {
+    if (automatic && admitted) {
+        cr_expect_leq(f.stack, ADMITTED_STACK, "%s: %u bytes of stack", what, f.stack);
+    } else if (automatic) {
         cr_expect_eq(f.spills, 0, "%s: %u instructions on local memory, %u registers", what, f.spills, f.registers);
         cr_expect_eq(f.stack, 0, "%s: %u bytes of stack", what, f.stack);
     }
@@ -162,8 +167,9 @@ static void compile_one(workbench *w, const attune_profile *profile, uint64_t *s
     const attune_status status = attune__cuda_compile(&w->host, &kernel, &cubin, &size);
     const double seconds = now() - start;
     cr_expect_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
+    const bool admitted = dtype == ATTUNE_F32 && (d.head_dim > 128 || d.head_dim_v > 128);
     if (status == ATTUNE_OK)
-        check_cubin(what, &profile->limits, c, automatic, cubin, size);
+        check_cubin(what, &profile->limits, c, automatic, admitted, cubin, size);
     cr_log_info("%5.2f s %s", seconds, what);
     w->seconds = seconds > w->seconds ? seconds : w->seconds;
     w->compiled++;
