@@ -56,6 +56,8 @@ attune_status attune_expr_print(const attune_expr *expr, attune_expr_format form
     if (format < ATTUNE_EXPR_TEXT || format > ATTUNE_EXPR_GRADIENT)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_EXPR_TEXT, _IR, _C or _GRADIENT",
                             (int)format);
+    if (format == ATTUNE_EXPR_GRADIENT)
+        return attune__gradient_print(expr, buffer, size, needed);
     return attune__expr_print(expr, format, buffer, size, needed);
 }
 

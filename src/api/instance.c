@@ -5,11 +5,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-uint32_t attune_version(void)
-{
-    return ATTUNE_VERSION_MAJOR * UINT32_C(1000000) + ATTUNE_VERSION_MINOR * UINT32_C(1000) + ATTUNE_VERSION_PATCH;
-}
-
 const char *attune_status_string(attune_status status)
 {
     switch (status) {

@@ -145,7 +145,8 @@ attune_status attune__expr_combine(const attune_allocator *allocator, attune__op
 attune_status attune__expr_ctext(const attune_expr *expr, const char *function_name, char *buffer, size_t size,
                                  size_t *needed);
 
-/* What attune_expr_print gives. UNSUPPORTED if sharing makes the text longer than 1 MiB. */
+/* What attune_expr_print gives, but for derivatives (gradient.h). UNSUPPORTED if sharing makes the text longer than 1
+ * MiB. */
 attune_status attune__expr_print(const attune_expr *expr, attune_expr_format format, char *buffer, size_t size,
                                  size_t *needed);
 

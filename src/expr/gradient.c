@@ -372,7 +372,7 @@ void attune__gradient_destroy(attune__gradient *gradient)
     attune__free(&allocator, gradient);
 }
 
-attune_status attune__gradient_print(const attune__gradient *gradient, attune__text *text)
+static attune_status add_derivatives(const attune__gradient *gradient, attune__text *text)
 {
     attune__text_add(text, "d score = ");
     ATTUNE__TRY(attune__print_node(gradient->expr, gradient->score, text));
@@ -385,4 +385,16 @@ attune_status attune__gradient_print(const attune__gradient *gradient, attune__t
         attune__text_add(text, "\n");
     }
     return ATTUNE_OK;
+}
+
+attune_status attune__gradient_print(const attune_expr *expr, char *buffer, size_t size, size_t *needed)
+{
+    attune__gradient *gradient;
+    ATTUNE__TRY(attune__gradient_create(expr, &gradient));
+    attune__text text = attune__text_begin(buffer, size);
+    attune_status status = add_derivatives(gradient, &text);
+    attune__gradient_destroy(gradient);
+    if (status == ATTUNE_OK)
+        attune__text_end(&text, needed);
+    return status;
 }

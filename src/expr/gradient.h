@@ -11,7 +11,6 @@
 #ifndef ATTUNE_EXPR_GRADIENT_H
 #define ATTUNE_EXPR_GRADIENT_H
 
-#include "base/text.h"
 #include "expr/expr.h"
 
 /* d result / d capture[indices]. Two reads of one capture are two entries, whose elements may be the same. */
@@ -32,8 +31,8 @@ typedef struct attune__gradient {
 attune_status attune__gradient_create(const attune_expr *expr, attune__gradient **gradient);
 void attune__gradient_destroy(attune__gradient *gradient); /* accepts NULL */
 
-/* Derivatives as text, one a line: "d score = ...", "d bias[q - kv, h] = ...". */
-attune_status attune__gradient_print(const attune__gradient *gradient, attune__text *text);
+/* What ATTUNE_EXPR_GRADIENT prints: derivatives as text, one a line: "d score = ...", "d bias[q - kv, h] = ...". */
+attune_status attune__gradient_print(const attune_expr *expr, char *buffer, size_t size, size_t *needed);
 
 /*
  * Evaluates a row, as attune__expr_score_row_*: `score` is what the score expression was given, `d` the derivative of a

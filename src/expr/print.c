@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "expr/builder.h"
-#include "expr/gradient.h"
 #include "expr/ops.h"
 
 /* Shared nodes are printed at each use: a text that grows past this is not worth anybody's while. */
@@ -406,15 +405,6 @@ static void print_ir(const attune_expr *expr, attune__text *out)
     }
 }
 
-static attune_status print_gradient(const attune_expr *expr, attune__text *out)
-{
-    attune__gradient *gradient;
-    ATTUNE__TRY(attune__gradient_create(expr, &gradient));
-    attune_status status = attune__gradient_print(gradient, out);
-    attune__gradient_destroy(gradient);
-    return status;
-}
-
 attune_status attune__expr_print(const attune_expr *expr, attune_expr_format format, char *buffer, size_t size,
                                  size_t *needed)
 {
@@ -423,8 +413,6 @@ attune_status attune__expr_print(const attune_expr *expr, attune_expr_format for
         ATTUNE__TRY(attune__print_node(expr, expr->node_count - 1, &text));
     else if (format == ATTUNE_EXPR_IR)
         print_ir(expr, &text);
-    else if (format == ATTUNE_EXPR_GRADIENT)
-        ATTUNE__TRY(print_gradient(expr, &text));
     else {
         attune__ctext_prelude(&text);
         ATTUNE__TRY(

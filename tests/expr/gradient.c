@@ -102,7 +102,7 @@ Test(gradient, text_is_simplified)
         attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, cases[i].text, symbols, 3);
         char text[512];
         size_t needed;
-        cr_assert(attune__expr_print(expr, ATTUNE_EXPR_GRADIENT, text, sizeof text, &needed) == ATTUNE_OK);
+        cr_assert(attune__gradient_print(expr, text, sizeof text, &needed) == ATTUNE_OK);
         cr_assert(!strcmp(text, cases[i].derivatives), "%s\n%s", cases[i].text, text);
         cr_assert(needed == strlen(text) + 1);
         attune__expr_release(expr);
