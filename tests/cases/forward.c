@@ -94,7 +94,7 @@ static void run_random(const char *backend, kernels which, uint64_t full, const 
 /* Not those whose outputs are NaN or infinite: their gradients are too. */
 static bool has_gradients(const attention_case *c)
 {
-    return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE;
+    return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE && c->input != INPUT_MIXED;
 }
 
 static void run_gradients(const char *backend, uint64_t full, const attune_dtype *dtypes, size_t dtype_count)
