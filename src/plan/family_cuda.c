@@ -406,11 +406,11 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 }
 
 /*
- * As sm80, with D and Dv padded to 64, P and dS of dK and dV in shared memory, dS of dQ in registers, and barriers:
- * forward and decode 8 (17 + 7 S) bytes (the barriers, 16 bytes of notes a stage, and the walks over the lists),
- * backward 8 (1 + 4 S), rounded up to 128. forward    max(Q[M][D], O[M][Dv]) e + S (K[N][D] + V[N][Dv]) e + barriers O
- * is staged over Q decode     max(Q[M][D] e, O[M][Dv] 4) + the same dK and dV  as sm80 + barriers       dQ  as sm80 +
- * barriers
+ * As sm80, with D and Dv padded to 64 and barriers behind the tiles. Forward: 8 (17 + 7 S) bytes (barriers, 16 bytes of
+ * notes for each stage, and the walks over the lists); backward: 8 (1 + 4 S); both rounded up to 128.
+ *
+ *     forward       max(Q[M][D], O[M][Dv]) e + S (K[N][D] + V[N][Dv]) e + barriers; O is staged over Q
+ *     backward      as sm80 + barriers, P and dS of dK and dV in shared memory, dS of dQ in registers
  */
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
 {
