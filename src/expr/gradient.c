@@ -390,9 +390,11 @@ static attune_status add_derivatives(const attune__gradient *gradient, attune__t
 attune_status attune__gradient_print(const attune_expr *expr, char *buffer, size_t size, size_t *needed)
 {
     attune__gradient *gradient;
-    ATTUNE__TRY(attune__gradient_create(expr, &gradient));
+    attune_status status = attune__gradient_create(expr, &gradient);
+    if (!gradient)
+        return status;
     attune__text text = attune__text_begin(buffer, size);
-    attune_status status = add_derivatives(gradient, &text);
+    status = add_derivatives(gradient, &text);
     attune__gradient_destroy(gradient);
     if (status == ATTUNE_OK)
         attune__text_end(&text, needed);
