@@ -38,6 +38,34 @@ static attune_status upload(attune_device *device, const array *a, bool contents
     return ATTUNE_OK;
 }
 
+uint32_t attention_differentiable(const attention *a)
+{
+    uint32_t captures = 0;
+    for (uint32_t i = 0; a->score && i < attune_expr_symbol_count(a->score); i++) {
+        attune_symbol symbol;
+        if (attune_expr_symbol_get(a->score, i, &symbol) != ATTUNE_OK || symbol.kind != ATTUNE_SYMBOL_CAPTURE ||
+            (symbol.dtype != ATTUNE_F32 && symbol.dtype != ATTUNE_F16 && symbol.dtype != ATTUNE_BF16))
+            continue;
+        for (uint32_t j = 0; j < a->capture_count; j++)
+            if (!strcmp(a->captures[j].name, symbol.name))
+                captures |= 1u << j;
+    }
+    return captures;
+}
+
+int64_t attention_capture_elements(const attention *a, uint32_t captures)
+{
+    int64_t sum = 0;
+    for (uint32_t i = 0; i < a->capture_count; i++) {
+        const attune_array *h = &a->captures[i].array;
+        int64_t elements = captures >> i & 1;
+        for (uint32_t j = 0; j < h->rank; j++)
+            elements *= h->size[j];
+        sum += elements;
+    }
+    return sum;
+}
+
 static attune_status make_plans(attune_instance *instance, attune_device *device, const attention *a,
                                 attention_run *run, resources *r)
 {
@@ -81,14 +109,7 @@ static attune_status make_plans(attune_instance *instance, attune_device *device
     if (!run->gradients)
         return ATTUNE_OK;
     problem.direction = ATTUNE_BACKWARD;
-    for (uint32_t i = 0; i < a->capture_count; i++)
-        if (run->gradients->captures >> i & 1) {
-            const attune_array *h = &a->captures[i].array;
-            int64_t elements = 1;
-            for (uint32_t j = 0; j < h->rank; j++)
-                elements *= h->size[j];
-            problem.capture_gradient_elements += elements;
-        }
+    problem.capture_gradient_elements = attention_capture_elements(a, run->gradients->captures);
     return attune_plan_create(device, &problem, run->options, &r->backward);
 }
 

@@ -5,7 +5,6 @@
 #include "bench/case.h"
 #include "bench/workload.h"
 
-#include <float.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -131,10 +130,7 @@ static bool compare_gradient(const char *name, const char *device, attune_dtype 
         worst = fmax(worst, fabs(x[i] - y[i]));
         finite &= isfinite(x[i]) != 0;
     }
-    const double unit = dtype == ATTUNE_F64   ? DBL_EPSILON
-                        : dtype == ATTUNE_F32 ? (double)FLT_EPSILON
-                        : dtype == ATTUNE_F16 ? 1.0 / 1024
-                                              : 1.0 / 128;
+    const double unit = 2 * reference_epsilon(dtype);
     const double bound = (dtype == ATTUNE_F64 ? 4096 : dtype == ATTUNE_F32 ? 64 : 4) * unit * largest;
     const bool ok = finite && worst <= bound;
     (void)printf("%-4s %-32s %-8s %-4s %-8s max %.3g (bound %.3g, largest %.3g)%s\n", ok ? "ok" : "FAIL", name, device,
@@ -170,22 +166,6 @@ static bool widen(const attention *a, const array *d_o, attention *wide, array *
            array_convert(&a->v, ATTUNE_F64, &wide->v, why) && array_convert(d_o, ATTUNE_F64, wide_d_o, why);
 }
 
-/* Captures of the score expression that are floating-point. */
-static uint32_t differentiable(const attention *a)
-{
-    uint32_t captures = 0;
-    for (uint32_t i = 0; a->score && i < attune_expr_symbol_count(a->score); i++) {
-        attune_symbol symbol;
-        if (attune_expr_symbol_get(a->score, i, &symbol) != ATTUNE_OK || symbol.kind != ATTUNE_SYMBOL_CAPTURE ||
-            (symbol.dtype != ATTUNE_F32 && symbol.dtype != ATTUNE_F16 && symbol.dtype != ATTUNE_BF16))
-            continue;
-        for (uint32_t j = 0; j < a->capture_count; j++)
-            if (!strcmp(a->captures[j].name, symbol.name))
-                captures |= 1u << j;
-    }
-    return captures;
-}
-
 static int check_gradients(attune_instance *instance, attune_device *device, const check_options *o, const char *name,
                            const attention *a, const array *d_o, const case_folder *file)
 {
@@ -194,7 +174,7 @@ static int check_gradients(attune_instance *instance, attune_device *device, con
     attention wide = {0};
     array wide_d_o = {0};
     attune_device *cpu = NULL;
-    attention_gradients got = {.d_o = d_o, .captures = differentiable(a)};
+    attention_gradients got = {.d_o = d_o, .captures = attention_differentiable(a)};
     attention_gradients oracle = {.d_o = &wide_d_o, .captures = got.captures};
     attention_run job = {.options = o->kernel, .gradients = &got}, plain = {.gradients = &oracle};
     int code = EXIT_FAILED;

@@ -202,9 +202,9 @@ bool reference_compute(const attention *a, reference_precision precision, const 
 }
 
 /* The largest relative error of one rounding. */
-static double epsilon(attune_dtype dtype)
+double reference_epsilon(attune_dtype dtype)
 {
-    return dtype == ATTUNE_F32 ? 0x1p-24 : dtype == ATTUNE_F16 ? 0x1p-11 : 0x1p-8;
+    return dtype == ATTUNE_F64 ? 0x1p-53 : dtype == ATTUNE_F32 ? 0x1p-24 : dtype == ATTUNE_F16 ? 0x1p-11 : 0x1p-8;
 }
 
 /* Twice the largest ((x + 0.3) - 0.3) - x in the output's precision: a rounding or two of an output, as the tests of
@@ -220,7 +220,7 @@ static double absolute_term(attune_dtype dtype, int64_t count, const double *ora
         largest = fmax(largest, fabs(moved - x));
         magnitude = fmax(magnitude, fabs(oracle[i]));
     }
-    return fmax(2 * largest, epsilon(dtype) * magnitude);
+    return fmax(2 * largest, reference_epsilon(dtype) * magnitude);
 }
 
 /* NaN and infinity stand where the oracle has them; a zero that the naive computation gives too is that of a masked
@@ -275,7 +275,8 @@ void reference_compare(attune_dtype dtype, int64_t count, const double *got, con
         /* The floor of the mean: one part in 64 of a rounding, so that a naive
          * result that happens to be exact does not ask for an exact one. */
         error->bound_max = (f32 ? 10 : 2) * error->naive_max + absolute_term(dtype, count, oracle);
-        error->bound_mean = (f32 ? 10 : 1.1) * error->naive_mean + (f32 ? 1 : 1.0 / 64) * epsilon(dtype) * magnitude;
+        error->bound_mean =
+            (f32 ? 10 : 1.1) * error->naive_mean + (f32 ? 1 : 1.0 / 64) * reference_epsilon(dtype) * magnitude;
     }
     error->pass = !error->pattern_errors && error->max <= error->bound_max && error->mean <= error->bound_mean;
 }

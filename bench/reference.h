@@ -56,6 +56,9 @@ typedef struct reference_error {
     bool pass;
 } reference_error;
 
+/* The largest relative error of one rounding to the dtype. */
+double reference_epsilon(attune_dtype dtype);
+
 void reference_compare(attune_dtype dtype, int64_t count, const double *got, const double *oracle, const double *naive,
                        reference_error *error);
 
@@ -67,6 +70,11 @@ typedef struct attention_gradients {
     array d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
 } attention_gradients;
 void attention_gradients_free(attention_gradients *gradients);
+
+/* Captures of the score expression that have gradients: those that are floating-point; bits as above. */
+uint32_t attention_differentiable(const attention *a);
+/* Elements of such captures together. */
+int64_t attention_capture_elements(const attention *a, uint32_t captures);
 
 /* Runs `a` on a device through the public API: mask build, upload, plan, buffers, forward, and backward if gradients
  * are asked for. Outputs are float64 arrays shaped as the results; o [b,h,lq,dv], lse and row_max [b,h,lq], any may be

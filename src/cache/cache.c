@@ -158,20 +158,6 @@ static bool read_all(int file, uint8_t *to, size_t size)
     return true;
 }
 
-static bool write_all(int file, const uint8_t *from, size_t size)
-{
-    while (size) {
-        const ssize_t put = write(file, from, size);
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return false;
-        from += put;
-        size -= (size_t)put;
-    }
-    return true;
-}
-
 /* The bytes of a file that can be an entry; NULL if it is none. */
 static uint8_t *read_file(const attune__cache *cache, int folder, const char *name, size_t *size)
 {
@@ -340,7 +326,7 @@ void attune__cache_put(attune__cache *cache, const attune__cache_key *key, const
         error = errno;
         goto done;
     }
-    bool written = write_all(file, head, head_size) && write_all(file, data, size);
+    bool written = attune__file_write(file, head, head_size) && attune__file_write(file, data, size);
     error = errno;
     if (close(file) && written) { /* a full network disk says so here */
         written = false;

@@ -122,20 +122,6 @@ void attune__pack_measure(attune__pack *pack, uint32_t *entries, uint64_t *bytes
     pthread_mutex_unlock(&pack->lock);
 }
 
-static bool write_all(int file, const uint8_t *from, size_t size)
-{
-    while (size) {
-        const ssize_t put = write(file, from, size);
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return false;
-        from += put;
-        size -= (size_t)put;
-    }
-    return true;
-}
-
 /* Writes the first entry and the others to a new file. On failure errno says why. */
 static bool write_file(const attune__pack *pack, const char *path)
 {
@@ -149,8 +135,9 @@ static bool write_file(const attune__pack *pack, const char *path)
     const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (file < 0)
         return false;
-    const bool written = write_all(file, head, attune__entry_size(&key, 0)) && write_all(file, counts, sizeof counts) &&
-                         write_all(file, pack->bytes, pack->size);
+    const bool written = attune__file_write(file, head, attune__entry_size(&key, 0)) &&
+                         attune__file_write(file, counts, sizeof counts) &&
+                         attune__file_write(file, pack->bytes, pack->size);
     const int error = errno;
     const bool closed = !close(file); /* a full network disk says so here */
     if (!written)

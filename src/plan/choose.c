@@ -19,7 +19,7 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
     if (search->pass == ATTUNE__PASS_BACKWARD) {
         /* delta = rowsum(dO * O) - dLSE */
         uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
-        uint64_t scratch = attune__round_up64(found->cost.shared + attune__round_up64(s->expr_scratch, 64), 256);
+        uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);
         uint64_t sums =
             attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
         return attune__round_up64(rows * element, 256) + arguments + (cpu ? sums + units * scratch : 0);

@@ -36,9 +36,8 @@ uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, u
            3 * array(m * n, t) + array(n, t) + array(2 * m, t) + array(n, 1);
 }
 
-uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, const attune_plan_choice *choice)
+uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, uint64_t scratch)
 {
-    const uint64_t scratch = choice->shared_memory;
     return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64), 256);
 }
 

@@ -81,7 +81,8 @@ uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, u
 #define ATTUNE__CPU_GRADIENT_SLOTS 8
 uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
                                            attune_dtype dtype);
-uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, const attune_plan_choice *choice);
+/* With the expressions' scratch behind it. */
+uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, uint64_t scratch);
 
 /* Cuts the limits of a real device down to those of a profile, all but what its kernels are compiled for. */
 attune_status attune__profile_lay(const char *name, attune_limits *limits);

@@ -183,10 +183,7 @@ bool gradients_compute(const attention *a, const array *d_o, const array *d_lse,
     for (uint32_t i = 0; i < a->capture_count; i++) {
         if (!result->d_captures[i])
             continue;
-        int64_t elements = 1;
-        for (uint32_t j = 0; j < a->captures[i].array.rank; j++)
-            elements *= a->captures[i].array.size[j];
-        memset(result->d_captures[i], 0, (size_t)elements * sizeof(double));
+        memset(result->d_captures[i], 0, (size_t)attention_capture_elements(a, 1u << i) * sizeof(double));
         for (uint32_t s = 0; a->score && s < a->score->symbol_count; s++)
             if (!strcmp(a->score->symbols[s].name, a->captures[i].name))
                 c->sums[s] = result->d_captures[i];

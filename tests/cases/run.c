@@ -165,37 +165,13 @@ typedef struct running {
     uint32_t capture_count;
 } running;
 
-/* Floating-point captures of the score expression. */
-static uint32_t differentiable(const attention *a)
-{
-    uint32_t wanted = 0;
-    attune_symbol symbol;
-    for (uint32_t i = 0; a->score && i < attune_expr_symbol_count(a->score); i++)
-        for (uint32_t j = 0; j < a->capture_count; j++)
-            if (attune_expr_symbol_get(a->score, i, &symbol) == ATTUNE_OK &&
-                !strcmp(symbol.name, a->captures[j].name) &&
-                (symbol.dtype == ATTUNE_F32 || symbol.dtype == ATTUNE_F16 || symbol.dtype == ATTUNE_BF16))
-                wanted |= 1u << j;
-    return wanted;
-}
-
-static int64_t elements_of(const attune_array *h)
-{
-    int64_t elements = 1;
-    for (uint32_t i = 0; i < h->rank; i++)
-        elements *= h->size[i];
-    return elements;
-}
-
 static const char *plan_backward(attune_device *device, const attention *a, const attune_problem *forward, running *r)
 {
     attune_problem problem = *forward;
     problem.direction = ATTUNE_BACKWARD;
     problem.lse = problem.row_max = false;
-    r->wanted = differentiable(a);
-    for (uint32_t i = 0; i < a->capture_count; i++)
-        if (r->wanted >> i & 1)
-            problem.capture_gradient_elements += elements_of(&a->captures[i].array);
+    r->wanted = attention_differentiable(a);
+    problem.capture_gradient_elements = attention_capture_elements(a, r->wanted);
     const char *error = try_call(attune_plan_create(device, &problem, NULL, &r->backward));
     const uint64_t workspace = attune_plan_workspace_size(r->backward);
     if (!error && workspace)
@@ -421,14 +397,6 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
 }
 
 /* One gradient against the two references; results lie in `values` as got, oracle, naive. */
-static double rounding_of(attune_dtype dtype)
-{
-    return dtype == ATTUNE_F64   ? DBL_EPSILON
-           : dtype == ATTUNE_F32 ? (double)FLT_EPSILON
-           : dtype == ATTUNE_F16 ? 1.0 / 1024
-                                 : 1.0 / 128;
-}
-
 /* P is made from scores that are computed again: it moves by their rounding, whatever sums the references happened to
  * round alike. */
 static bool compare_gradient(const attention_case *c, attune_dtype dtype, const char *what, const placed *p,
@@ -454,7 +422,7 @@ static bool compare_gradient(const attention_case *c, attune_dtype dtype, const 
     /* The mean of roundings that are independent: of few elements, two computations that are as good have other ones.
      */
     const double mean = sum / (double)count;
-    const double scatter = rounding_of(p->tensor.dtype) * sqrt(squares) / (double)count;
+    const double scatter = 2 * reference_epsilon(p->tensor.dtype) * sqrt(squares) / (double)count;
     return compare_within(c, dtype, what, p->tensor.dtype, count, values, values + count, values + 2 * count,
                           unit * largest, unit * mean + scatter, why);
 }
@@ -501,7 +469,7 @@ static bool compare_gradients(const attention_case *c, attune_dtype dtype, const
     for (uint32_t i = 0; i < a->capture_count; i++) {
         outputs[3 + i] = r->wanted >> i & 1 ? &r->d_captures[i] : NULL;
         names[3 + i] = a->captures[i].name;
-        counts[3 + i] = elements_of(&a->captures[i].array);
+        counts[3 + i] = attention_capture_elements(a, 1u << i);
     }
     bool ok = true;
     for (uint32_t i = 0; i < 3 + a->capture_count && ok; i++)
