@@ -212,6 +212,16 @@ Test(merge, cpu)
     run_merges("cpu", 300);
 }
 
+Test(merge, vulkan)
+{
+    run_merges("vulkan", 100);
+}
+
+Test(merge, cuda)
+{
+    run_merges("cuda", 300);
+}
+
 /* ------------------------------------------------------------------------------------------------------------ backward
  */
 
@@ -311,6 +321,16 @@ static void run_backward(const char *backend, uint64_t full)
 Test(merge, backward_cpu)
 {
     run_backward("cpu", 100);
+}
+
+Test(merge, backward_vulkan)
+{
+    run_backward("vulkan", 40);
+}
+
+Test(merge, backward_cuda)
+{
+    run_backward("cuda", 100);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- arguments

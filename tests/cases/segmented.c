@@ -59,3 +59,8 @@ Test(segments, gradients_cpu)
 {
     run_segmented("cpu", case_run_gradients, true, 2 * attention_case_count + 1, 120, with_f64, 4);
 }
+
+Test(segments, forward_vulkan)
+{
+    run_segmented("vulkan", case_run, false, 30, 30, with_f64, 1);
+}
