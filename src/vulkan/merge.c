@@ -55,7 +55,8 @@ attune_status attune__vulkan_merger_create(attune_device *device, attune__progra
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
-    attune_status status = make(device, "merge_f16", attune__spirv_merge_f16, sizeof attune__spirv_merge_f16, &made->f16);
+    attune_status status =
+        make(device, "merge_f16", attune__spirv_merge_f16, sizeof attune__spirv_merge_f16, &made->f16);
     if (status == ATTUNE_OK)
         status = make(device, "merge_bf16", attune__spirv_merge_bf16, sizeof attune__spirv_merge_bf16, &made->bf16);
     if (status == ATTUNE_OK)

@@ -37,8 +37,8 @@ static void run_segmented(const char *backend, runner run, bool gradients, uint6
         ran++;
         if (!run(instance, device, &c, dtypes[i % dtype_count], seed, &why)) {
             failed++;
-            cr_log_error("%u segments: %s\n  mask \"%s\" score \"%s\" lengths %lld x %lld input %d layout %d", c.segments,
-                         why.message, c.mask ? c.mask : "", c.score ? c.score : "", (long long)c.q_len,
+            cr_log_error("%u segments: %s\n  mask \"%s\" score \"%s\" lengths %lld x %lld input %d layout %d",
+                         c.segments, why.message, c.mask ? c.mask : "", c.score ? c.score : "", (long long)c.q_len,
                          (long long)c.kv_len, (int)c.input, (int)c.layout);
         }
     }
