@@ -20,6 +20,7 @@ static const char *const names[] = {"dflash",
                                     "multi_image",
                                     "learned_relative_bias",
                                     "learned_temperature"};
+#define SEGMENTED 4 /* the first, whose keys lie in more than one place */
 
 /* A few hundred keys, one batch and few heads. */
 static workload shrink(const char *name, attune_dtype dtype)
@@ -81,7 +82,21 @@ static expected compute(const attention *a, const array *d_o, const array *d_lse
     return e;
 }
 
-static void run(attune_instance *instance, attune_device *device, const char *name, attune_dtype dtype)
+/* Where the keys lie: context and drafts; or those of each unrolled step. */
+static uint32_t cut(const char *name, const workload *w, int64_t *lengths)
+{
+    if (!strstr(name, "eagle3")) {
+        lengths[0] = w->kv_len - w->q_len;
+        lengths[1] = w->q_len;
+        return 2;
+    }
+    const uint32_t steps = (uint32_t)(w->kv_len / w->q_len);
+    for (uint32_t i = 0; i < steps; i++)
+        lengths[i] = w->q_len;
+    return steps;
+}
+
+static void run(attune_instance *instance, attune_device *device, const char *name, attune_dtype dtype, bool segmented)
 {
     const workload w = shrink(name, dtype);
     attention a;
@@ -97,6 +112,11 @@ static void run(attune_instance *instance, attune_device *device, const char *na
     attention_gradients g = {.d_o = &d_o, .d_lse = &d_lse, .captures = attention_differentiable(&a)};
     cr_assert(!strstr(name, "learned") || g.captures, "%s: no capture is learned", name);
     attention_run how = {.gradients = &g};
+    int64_t lengths[ATTENTION_SEGMENTS];
+    if (segmented) {
+        how.segments = lengths;
+        how.segment_count = cut(name, &w, lengths);
+    }
     cr_assert_eq(attention_forward(instance, device, &a, &how), ATTUNE_OK, "%s: %s", name, attune_last_error());
     expected e = compute(&a, &d_o, &d_lse, g.captures);
     compare(name, dtype, "dq", &g.d_q, e.of[0].d_q, e.of[1].d_q);
@@ -113,14 +133,15 @@ static void run(attune_instance *instance, attune_device *device, const char *na
     workload_release(&a);
 }
 
-static void run_all(const char *backend, const attune_dtype *dtypes, size_t count)
+static void run_all(const char *backend, const attune_dtype *dtypes, size_t count, bool segmented)
 {
     attune_instance *instance;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
     attune_device *device = device_or_skip(instance, backend);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         for (size_t j = 0; j < count; j++)
-            run(instance, device, names[i], dtypes[j]);
+            if (!segmented || i < SEGMENTED)
+                run(instance, device, names[i], dtypes[j], segmented);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }
@@ -129,5 +150,10 @@ static const attune_dtype dtypes[] = {ATTUNE_F64, ATTUNE_F32, ATTUNE_F16, ATTUNE
 
 Test(training, cpu)
 {
-    run_all("cpu", dtypes, sizeof dtypes / sizeof dtypes[0]);
+    run_all("cpu", dtypes, sizeof dtypes / sizeof dtypes[0], false);
+}
+
+Test(training, segments_cpu)
+{
+    run_all("cpu", dtypes, sizeof dtypes / sizeof dtypes[0], true);
 }
