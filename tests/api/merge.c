@@ -377,7 +377,7 @@ Test(merge, arguments)
     WRONG(parts[1].o.dtype, ATTUNE_F16, "parts[].o.dtype is f16 (2), expected bf16");
     WRONG(parts[m.count - 1].lse.buffer, NULL, "parts[].lse.buffer is NULL");
     WRONG(workspace, NULL, "args.workspace is NULL");
-    WRONG(workspace, m.out_lse.buffer, "this merge needs");
+    WRONG(workspace, m.out_lse.buffer, "the merge (attune_merger_workspace_size) needs");
     attune_buffer *foreign;
     cr_assert_eq(attune_buffer_create(other, 1 << 20, &foreign), ATTUNE_OK);
     WRONG(workspace, foreign, "args.workspace belongs to device");
