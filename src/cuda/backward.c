@@ -11,7 +11,7 @@
 attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc)
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
-    program->apart = attune__cuda_backward_apart(desc->shape->head_dim, desc->shape->head_dim_v);
+    program->apart = attune__cuda_backward_apart(desc->shape);
     ATTUNE__TRY(attune__cuda_enter(device));
     const attune_status status =
         attune__cuda_check(device, device->driver.module_function(&program->sums, program->delta.module, "attune_sums"),
