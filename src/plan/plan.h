@@ -56,8 +56,11 @@ uint64_t attune__split_size(const attune__shape *shape, uint32_t split, uint32_t
 /* Keys in a step: the block of the mask, or block_n without a block mask. */
 uint32_t attune__decode_step(const attune__shape *shape, uint32_t block_n);
 
-/* Vulkan: what a launch says to its kernels, behind the partial results. */
+/* Vulkan: what a launch says to its kernels, behind the partial results. In backward it stands behind
+ * float delta[batch][heads][q_len], rounded up to 256, and ATTUNE__VULKAN_SUM bytes for each element of a capture whose
+ * gradient may be wanted, likewise. */
 #define ATTUNE__VULKAN_ARGUMENTS UINT64_C(4096)
+#define ATTUNE__VULKAN_SUM       UINT64_C(64)
 
 /*
  * CPU: the bytes of one thread's scratch in a forward or decode pass, a multiple of 64. With M and N the block sizes,

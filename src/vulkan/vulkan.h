@@ -345,8 +345,8 @@ void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulk
 /* A prebuilt module with the expressions in it, from the disk or spliced, and the hash that it is kept under. *spliced
  * is given back with attune__free. */
 attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const uint32_t *words, size_t count,
-                                          const attune_expr *mask, const attune_expr *score, uint32_t **spliced,
-                                          size_t *spliced_count, attune__hash *hash);
+                                          const struct attune__mods *mods, uint32_t **spliced, size_t *spliced_count,
+                                          attune__hash *hash);
 
 /* The driver's own cache while one pipeline is made. */
 typedef struct attune__vulkan_cache {
