@@ -143,9 +143,11 @@ struct attune__backend {
     attune_status (*backward)(const attune__program *program, attune_queue *queue, const attune__backward *call,
                               uint64_t *value);
 
-    /* Appends the launches of forward or decode to the caller's command buffer; commands points to its handle. No
+    /* Append the launches of forward or decode, and of backward, to the caller's command buffer; commands points to its handle. No
      * submission, allocation or wait. NULL where there are no command buffers. */
     attune_status (*record)(const attune__program *program, const void *commands, const attune__forward *call);
+    attune_status (*record_backward)(const attune__program *program, const void *commands,
+                                     const attune__backward *call);
 
     /* The caller's own queue, as the backend's public header takes it. NULL where there is none to lend. */
     attune_status (*queue_lend)(attune_device *device, void *handle, attune_queue **queue);

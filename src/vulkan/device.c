@@ -379,6 +379,7 @@ const attune__backend attune__vulkan_backend = {
     .program_destroy = attune__vulkan_program_destroy,
     .forward = attune__vulkan_forward,
     .decode = attune__vulkan_decode,
+    .backward = attune__vulkan_backward,
     .record = attune__vulkan_record,
-    .missing = "the Vulkan backend has no backward pass yet",
+    .record_backward = attune__vulkan_backward_record,
 };

@@ -20,6 +20,7 @@
 
 #include "backend.h"
 #include "vulkan/functions.h"
+#include "vulkan/mods.h"
 
 #include <attune/vulkan.h>
 
@@ -345,7 +346,7 @@ void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulk
 /* A prebuilt module with the expressions in it, from the disk or spliced, and the hash that it is kept under. *spliced
  * is given back with attune__free. */
 attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const uint32_t *words, size_t count,
-                                          const struct attune__mods *mods, uint32_t **spliced, size_t *spliced_count,
+                                          const attune__mods *mods, uint32_t **spliced, size_t *spliced_count,
                                           attune__hash *hash);
 
 /* The driver's own cache while one pipeline is made. */
@@ -376,11 +377,15 @@ attune_status attune__vulkan_forward(const attune__program *program, attune_queu
                                      uint64_t *value);
 attune_status attune__vulkan_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                     uint64_t *value);
+attune_status attune__vulkan_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
+                                      uint64_t *value);
 /* The table's lend; desc is an attune_vulkan_device_desc. */
 attune_status attune__vulkan_lend(const attune__host *host, const void *desc, attune_device **device);
 /* The table's record; commands is a VkCommandBuffer *. Appends the launches of a call to a command buffer, behind and
  * before the barriers that they need among themselves; forward and decode are begin, record, submit. call->seconds is
  * not looked at. */
 attune_status attune__vulkan_record(const attune__program *program, const void *commands, const attune__forward *call);
+attune_status attune__vulkan_backward_record(const attune__program *program, const void *commands,
+                                             const attune__backward *call);
 
 #endif

@@ -103,12 +103,12 @@ static bool is_uncontracted(const uint32_t *words, size_t count, uint32_t first)
     return all;
 }
 
-static void splice_and_check(const module *m, const attune_expr *mask, const attune_expr *score, const char *what)
+static void splice_and_check(const module *m, const attune__mods *mods, const char *what)
 {
     uint32_t *words;
     size_t count;
     attune_status status =
-        attune__mods_splice(&attune__default_allocator, m->words, m->count, mask, score, &words, &count);
+        attune__mods_splice(&attune__default_allocator, m->words, m->count, mods, &words, &count);
     cr_assert(status == ATTUNE_OK, "%s\n%s", what, attune_last_error());
     cr_assert(is_valid(words, count, what));
     cr_assert(is_uncontracted(words, count, m->words[3]), "%s", what);
@@ -139,7 +139,7 @@ static void run_random(uint64_t quarter)
         attune_expr *score = parse_with(e.kind, e.text, e.symbols, e.symbol_count);
         /* validating a kernel takes ten times as long */
         const module *m = &modules[i % 16 ? i % 2 : i / 16 % MODULES];
-        splice_and_check(m, i % 7 ? mask : NULL, i % 5 ? score : NULL, e.text);
+        splice_and_check(m, &(attune__mods){i % 7 ? mask : NULL, i % 5 ? score : NULL, NULL}, e.text);
         attune__expr_release(mask);
         attune__expr_release(score);
     }
@@ -185,18 +185,18 @@ Test(mods, presets_and_dtypes)
     };
     cr_assert_eq(attune_preset_count(), preset_use_count);
     for (size_t i = 0; i < MODULES; i++) {
-        splice_and_check(&modules[i], NULL, NULL, "no expression");
+        splice_and_check(&modules[i], &(attune__mods){NULL, NULL, NULL}, "no expression");
         for (uint32_t j = 0; j < attune_preset_count(); j++) {
             attune_preset preset = {.struct_size = sizeof preset};
             cr_assert(attune_preset_get(j, &preset) == ATTUNE_OK);
             attune_expr *expr = parse_with(preset.kind, preset_uses[j], symbols, SYMBOLS);
             const bool is_mask = preset.kind == ATTUNE_EXPR_MASK;
-            splice_and_check(&modules[i], is_mask ? expr : NULL, is_mask ? NULL : expr, preset_uses[j]);
+            splice_and_check(&modules[i], &(attune__mods){is_mask ? expr : NULL, is_mask ? NULL : expr, NULL}, preset_uses[j]);
             attune__expr_release(expr);
         }
         for (size_t j = 0; j < sizeof more / sizeof more[0]; j++) {
             attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, more[j], symbols, SYMBOLS);
-            splice_and_check(&modules[i], NULL, expr, more[j]);
+            splice_and_check(&modules[i], &(attune__mods){NULL, expr, NULL}, more[j]);
             attune__expr_release(expr);
         }
     }
@@ -210,7 +210,7 @@ static attune_status splice_damaged(const uint32_t *words, size_t count, const a
     size_t out_count = 0;
     cr_assert(copy);
     memcpy(copy, words, count * 4);
-    attune_status status = attune__mods_splice(&attune__default_allocator, copy, count, mask, score, &out, &out_count);
+    attune_status status = attune__mods_splice(&attune__default_allocator, copy, count, &(attune__mods){mask, score, NULL}, &out, &out_count);
     cr_assert((status == ATTUNE_OK) == (out != NULL));
     attune__free(&attune__default_allocator, out);
     free(copy);
@@ -323,7 +323,7 @@ Test(mods, no_memory)
         uint32_t *words;
         size_t count;
         heap.left = n;
-        status = attune__mods_splice(&allocator, mods_template, sizeof mods_template / 4, NULL, score, &words, &count);
+        status = attune__mods_splice(&allocator, mods_template, sizeof mods_template / 4, &(attune__mods){NULL, score, NULL}, &words, &count);
         cr_assert(status == (words ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY));
         attune__free(&allocator, words);
     }
@@ -349,7 +349,7 @@ Test(mods, milliseconds)
         for (int n = 0; n < 100; n++) {
             uint32_t *words;
             cr_assert_eq(attune__mods_splice(&attune__default_allocator, modules[3].words, modules[3].count,
-                                             is_mask ? expr : NULL, is_mask ? NULL : expr, &words, &count),
+                                             &(attune__mods){is_mask ? expr : NULL, is_mask ? NULL : expr, NULL}, &words, &count),
                          ATTUNE_OK);
             attune__free(&attune__default_allocator, words);
         }
