@@ -10,14 +10,17 @@
 
 static const attune__tile backward_tiles[] = {
     ATTUNE__TILES(32, 64, 64, 32, 1, 0), ATTUNE__TILES(32, 32, 64, 32, 1, 0), ATTUNE__TILES(32, 32, 32, 32, 1, 0),
-    ATTUNE__TILES(16, 32, 32, 16, 1, 0), ATTUNE__TILES(16, 16, 16, 16, 1, 0),
+    ATTUNE__TILES(16, 32, 32, 16, 1, 0), ATTUNE__TILES(16, 16, 16, 16, 1, 0), ATTUNE__TILES(4, 8, 8, 4, 1, 0),
 };
 
 const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, uint32_t *count)
 {
-    /* dK and dV of 64 keys would not stay in the registers of 128 invocations. */
-    const uint32_t skip = search->shape->head_dim + search->shape->head_dim_v > 256;
-    *count = COUNT(backward_tiles) - skip;
+    /* dK and dV of 64 keys would not stay in the registers of 128 invocations. A driver on a CPU takes seconds to compile
+     * the larger tiles. */
+    const uint32_t skip = search->limits->host                                      ? (uint32_t)COUNT(backward_tiles) - 2
+                          : search->shape->head_dim + search->shape->head_dim_v > 256 ? 1
+                                                                                     : 0;
+    *count = (uint32_t)COUNT(backward_tiles) - skip;
     return backward_tiles + skip;
 }
 
