@@ -15,11 +15,16 @@
 #define attune__spirv_forward_f16          kernel_f16
 #define attune__spirv_forward_f32          kernel_f32
 #define attune__spirv_forward_subgroup_f16 kernel_subgroup_f16
+#define attune__spirv_backward_kv_f16      kernel_backward_kv
+#define attune__spirv_backward_q_f32       kernel_backward_q
+#include "backward_kv_f16.h"
+#include "backward_q_f32.h"
 #include "forward_bf16.h"
 #include "forward_f16.h"
 #include "forward_f32.h"
 #include "forward_subgroup_f16.h"
 #include "mods_template.h"
+#include "mods_template_gradient.h"
 #include "mods_template_vulkan.h"
 #include "support/presets.h"
 #include "vulkan/mods.h"
@@ -40,6 +45,10 @@ static const module modules[] = {
     MODULE(kernel_f16),    MODULE(kernel_bf16),          MODULE(kernel_subgroup_f16),
 };
 #define MODULES (sizeof modules / sizeof modules[0])
+
+/* With the stubs of derivatives; the first is small. */
+static const module derived[] = {MODULE(mods_template_gradient), MODULE(kernel_backward_q), MODULE(kernel_backward_kv)};
+#define DERIVED (sizeof derived / sizeof derived[0])
 
 /* The library if it was there when this was built, else the program. */
 static bool is_valid(const uint32_t *words, size_t count, const char *what)
@@ -144,6 +153,68 @@ static void run_random(uint64_t quarter)
         attune__expr_release(score);
     }
     cr_log_info("%llu masks and scores", (unsigned long long)count);
+}
+
+/* Derivatives of random expressions, in modules that give gradients. */
+static void run_random_gradients(uint64_t half)
+{
+    skip_without_validator();
+    static random_expr e;
+    const uint64_t count = scaled(1500), seed = test_seed() + 177 + half * UINT64_C(1000003);
+    uint64_t refused = 0, reads = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        random_expr_make(&e, seed + i, ATTUNE_EXPR_SCORE, 1 + (uint32_t)(i % 37));
+        attune_expr *score = parse_with(e.kind, e.text, e.symbols, e.symbol_count);
+        attune__gradient *gradient;
+        if (attune__gradient_create(score, &gradient) == ATTUNE_OK) {
+            reads += gradient->read_count;
+            splice_and_check(&derived[i % 16 ? 0 : i / 16 % DERIVED], &(attune__mods){NULL, score, gradient}, e.text);
+        } else {
+            refused++; /* too many nodes */
+        }
+        attune__gradient_destroy(gradient);
+        attune__expr_release(score);
+    }
+    cr_assert(refused < count / 20 + 1 && reads > count / 10);
+    cr_log_info("%llu scores with derivatives, %llu reads of captures", (unsigned long long)(count - refused),
+                (unsigned long long)reads);
+}
+
+Test(mods, valid_gradients_1)
+{
+    run_random_gradients(0);
+}
+
+Test(mods, valid_gradients_2)
+{
+    run_random_gradients(1);
+}
+
+/* Reads whose elements all pairs share, more of them than there is room for, and others; and none at all. */
+Test(mods, gradients_of_captures)
+{
+    skip_without_validator();
+    static const attune_symbol captures[] = {{"s1", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                             {"s2", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 2},
+                                             {"p3", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BF16, 3},
+                                             {"p4", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 4}};
+    static const char *const texts[] = {
+        "score",
+        "score * s1[h]",
+        "score + s1[0] * s1[1] * s1[2] * s1[3] * s1[4] + s2[b, h] * p3[b, h, q] + p4[b, h, q, kv] * s2[h, 1]",
+        "tanh(score * p4[0, 0, 0, q - kv]) + p3[h, q, kv] * p3[h, kv, q]",
+    };
+    for (size_t i = 0; i < DERIVED; i++) {
+        splice_and_check(&derived[i], &(attune__mods){NULL, NULL, NULL}, "no expression");
+        for (size_t j = 0; j < sizeof texts / sizeof texts[0]; j++) {
+            attune_expr *score = parse_with(ATTUNE_EXPR_SCORE, texts[j], captures, 4);
+            attune__gradient *gradient;
+            cr_assert_eq(attune__gradient_create(score, &gradient), ATTUNE_OK, "%s", attune_last_error());
+            splice_and_check(&derived[i], &(attune__mods){NULL, score, gradient}, texts[j]);
+            attune__gradient_destroy(gradient);
+            attune__expr_release(score);
+        }
+    }
 }
 
 Test(mods, valid_1)
