@@ -98,8 +98,8 @@ typedef struct attune__backward {
     const attune_tensor *d_captures; /* by symbol; buffer NULL = no gradient wanted */
 } attune__backward;
 
-/* A merge, or its gradients. o has rank 4, lse 3, strides resolved; o and d_o of any floating-point type, the same or not;
- * lse and d_lse f32, f64 on the CPU where o is. */
+/* A merge, or its gradients. o has rank 4, lse 3, strides resolved; o and d_o of any floating-point type, the same or
+ * not; lse and d_lse f32, f64 on the CPU where o is. */
 typedef struct attune__merge_part {
     attune_tensor o, lse;     /* lse.buffer NULL in all parts: o is their plain sum */
     attune_tensor d_o, d_lse; /* backward: out; buffer NULL = not wanted */

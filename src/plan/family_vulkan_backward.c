@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The backward pass of Vulkan's kernels without matrix units: one text, two kernels (shaders/backward.comp). The planner
- * counts what the larger of them takes.
+ * The backward pass of Vulkan's kernels without matrix units: one text, two kernels (shaders/backward.comp). The
+ * planner counts what the larger of them takes.
  */
 #include "plan/family.h"
 #include "plan/layout.h"
@@ -15,11 +15,11 @@ static const attune__tile backward_tiles[] = {
 
 const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, uint32_t *count)
 {
-    /* dK and dV of 64 keys would not stay in the registers of 128 invocations. A driver on a CPU takes seconds to compile
-     * the larger tiles. */
-    const uint32_t skip = search->limits->host                                      ? (uint32_t)COUNT(backward_tiles) - 2
+    /* dK and dV of 64 keys would not stay in the registers of 128 invocations. A driver on a CPU takes seconds to
+     * compile the larger tiles. */
+    const uint32_t skip = search->limits->host ? (uint32_t)COUNT(backward_tiles) - 2
                           : search->shape->head_dim + search->shape->head_dim_v > 256 ? 1
-                                                                                     : 0;
+                                                                                      : 0;
     *count = (uint32_t)COUNT(backward_tiles) - skip;
     return backward_tiles + skip;
 }
@@ -29,8 +29,8 @@ static const char *layout(const attune__search *search, const attune__tile *tile
 {
     const uint32_t *v = tile->value;
     return attune__backward_layout_make(v[keys ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M2],
-                                        v[keys ? ATTUNE__BLOCK_M1 : ATTUNE__BLOCK_N2], threads,
-                                        search->shape->head_dim, search->shape->head_dim_v, keys, l);
+                                        v[keys ? ATTUNE__BLOCK_M1 : ATTUNE__BLOCK_N2], threads, search->shape->head_dim,
+                                        search->shape->head_dim_v, keys, l);
 }
 
 const char *attune__vulkan_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t threads,

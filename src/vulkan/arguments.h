@@ -10,10 +10,10 @@ typedef struct attune__vulkan_tensor {
     int64_t stride_b, stride_h, stride_row; /* bytes */
 } attune__vulkan_tensor;
 
-#define ATTUNE__VULKAN_ALIGNED_Q UINT32_C(1)
-#define ATTUNE__VULKAN_ALIGNED_K UINT32_C(2)
-#define ATTUNE__VULKAN_ALIGNED_V UINT32_C(4)
-#define ATTUNE__VULKAN_ALIGNED_O UINT32_C(8)
+#define ATTUNE__VULKAN_ALIGNED_Q   UINT32_C(1)
+#define ATTUNE__VULKAN_ALIGNED_K   UINT32_C(2)
+#define ATTUNE__VULKAN_ALIGNED_V   UINT32_C(4)
+#define ATTUNE__VULKAN_ALIGNED_O   UINT32_C(8)
 #define ATTUNE__VULKAN_ALIGNED_D_O UINT32_C(16)
 #define ATTUNE__VULKAN_ALIGNED_D_Q UINT32_C(32)
 #define ATTUNE__VULKAN_ALIGNED_D_K UINT32_C(64)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The backward pass: the kernels of shaders/backward*.comp and a call's launches. Delta first; then dQ with the gradients
- * of captures, and dK with dV, which do not depend on one another; then the sums of captures are added to the caller's.
+ * The backward pass: the kernels of shaders/backward*.comp and a call's launches. Delta first; then dQ with the
+ * gradients of captures, and dK with dV, which do not depend on one another; then the sums of captures are added to the
+ * caller's.
  */
 #include "vulkan/launch.h"
 
@@ -108,8 +109,8 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
 }
 
 /*
- * As forward's (program.c): the steps that Mesa's llvmpipe, which leaves all loops of a shader after 65,535 turns of any
- * of them together, lets a workgroup walk. Each loop's last test is counted, all twice, with NaN in every chunk.
+ * As forward's (program.c): the steps that Mesa's llvmpipe, which leaves all loops of a shader after 65,535 turns of
+ * any of them together, lets a workgroup walk. Each loop's last test is counted, all twice, with NaN in every chunk.
  */
 static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc, bool keys)
 {
@@ -278,10 +279,9 @@ static attune_status check_walks(const run *r)
     const attune__vulkan_program *program = r->program;
     const attune__vulkan_mask *mask = (const attune__vulkan_mask *)call->device_mask;
     const uint64_t keys = mask ? (uint64_t)mask->longest * call->mask->kv_block : (uint64_t)call->kv_len;
-    const uint64_t queries =
-        mask ? (uint64_t)mask->longest_column * call->mask->q_block : (uint64_t)call->q_len;
-    const uint64_t planes = (uint64_t)(call->heads / call->kv_heads) *
-                            (call->k.size[0] < call->batch ? (uint64_t)call->batch : 1);
+    const uint64_t queries = mask ? (uint64_t)mask->longest_column * call->mask->q_block : (uint64_t)call->q_len;
+    const uint64_t planes =
+        (uint64_t)(call->heads / call->kv_heads) * (call->k.size[0] < call->batch ? (uint64_t)call->batch : 1);
     const uint32_t n2 = program->choice.block_n2, m1 = program->choice.block_m1;
     ATTUNE__TRY(check_steps(r, "queries", (keys + n2 - 1) / n2, program->most_steps));
     return check_steps(r, "keys", planes * ((queries + m1 - 1) / m1 + 1), program->most_key_steps);

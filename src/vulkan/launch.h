@@ -53,7 +53,8 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
                                                 attune__vulkan_program *program);
 
-/* program.c, for both directions. `constants` has ATTUNE__VULKAN_CONSTANTS; words without expressions have hash NULL. */
+/* program.c, for both directions. `constants` has ATTUNE__VULKAN_CONSTANTS; words without expressions have hash NULL.
+ */
 attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
                                                  const attune__hash *hash, const char *name, const uint32_t *constants,
                                                  uint32_t subgroup_size, attune__vulkan_pipeline *pipeline);

@@ -303,8 +303,7 @@ attune_status attune__vulkan_program_create(attune_device *device, const attune_
     made->choice = *desc->choice;
     made->score = desc->score;
     made->gradient = desc->gradient;
-    made->most_steps =
-        desc->choice->direction == ATTUNE_FORWARD ? count_steps(attune__vulkan_of(device), desc) : 0;
+    made->most_steps = desc->choice->direction == ATTUNE_FORWARD ? count_steps(attune__vulkan_of(device), desc) : 0;
     attune_status status = make_pipelines(device, desc, made);
     if (status == ATTUNE_OK)
         *program = &made->base;

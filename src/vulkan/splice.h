@@ -17,7 +17,8 @@ typedef struct attune__words {
 void attune__words_add(attune__words *words, uint32_t opcode, const uint32_t *operands, size_t count);
 void attune__words_copy(attune__words *words, const uint32_t *from, size_t count);
 
-/* The helpers of shaders/mods.glsl that emitted functions call; from SUM_1 on gradient.glsl's, which not every module has. */
+/* The helpers of shaders/mods.glsl that emitted functions call; from SUM_1 on gradient.glsl's, which not every module
+ * has. */
 typedef enum attune__helper {
     ATTUNE__HELPER_WORD,
     ATTUNE__HELPER_IDIV,

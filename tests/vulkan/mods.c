@@ -116,8 +116,7 @@ static void splice_and_check(const module *m, const attune__mods *mods, const ch
 {
     uint32_t *words;
     size_t count;
-    attune_status status =
-        attune__mods_splice(&attune__default_allocator, m->words, m->count, mods, &words, &count);
+    attune_status status = attune__mods_splice(&attune__default_allocator, m->words, m->count, mods, &words, &count);
     cr_assert(status == ATTUNE_OK, "%s\n%s", what, attune_last_error());
     cr_assert(is_valid(words, count, what));
     cr_assert(is_uncontracted(words, count, m->words[3]), "%s", what);
@@ -262,7 +261,8 @@ Test(mods, presets_and_dtypes)
             cr_assert(attune_preset_get(j, &preset) == ATTUNE_OK);
             attune_expr *expr = parse_with(preset.kind, preset_uses[j], symbols, SYMBOLS);
             const bool is_mask = preset.kind == ATTUNE_EXPR_MASK;
-            splice_and_check(&modules[i], &(attune__mods){is_mask ? expr : NULL, is_mask ? NULL : expr, NULL}, preset_uses[j]);
+            splice_and_check(&modules[i], &(attune__mods){is_mask ? expr : NULL, is_mask ? NULL : expr, NULL},
+                             preset_uses[j]);
             attune__expr_release(expr);
         }
         for (size_t j = 0; j < sizeof more / sizeof more[0]; j++) {
@@ -281,7 +281,8 @@ static attune_status splice_damaged(const uint32_t *words, size_t count, const a
     size_t out_count = 0;
     cr_assert(copy);
     memcpy(copy, words, count * 4);
-    attune_status status = attune__mods_splice(&attune__default_allocator, copy, count, &(attune__mods){mask, score, NULL}, &out, &out_count);
+    attune_status status = attune__mods_splice(&attune__default_allocator, copy, count,
+                                               &(attune__mods){mask, score, NULL}, &out, &out_count);
     cr_assert((status == ATTUNE_OK) == (out != NULL));
     attune__free(&attune__default_allocator, out);
     free(copy);
@@ -394,7 +395,8 @@ Test(mods, no_memory)
         uint32_t *words;
         size_t count;
         heap.left = n;
-        status = attune__mods_splice(&allocator, mods_template, sizeof mods_template / 4, &(attune__mods){NULL, score, NULL}, &words, &count);
+        status = attune__mods_splice(&allocator, mods_template, sizeof mods_template / 4,
+                                     &(attune__mods){NULL, score, NULL}, &words, &count);
         cr_assert(status == (words ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY));
         attune__free(&allocator, words);
     }
@@ -420,7 +422,8 @@ Test(mods, milliseconds)
         for (int n = 0; n < 100; n++) {
             uint32_t *words;
             cr_assert_eq(attune__mods_splice(&attune__default_allocator, modules[3].words, modules[3].count,
-                                             &(attune__mods){is_mask ? expr : NULL, is_mask ? NULL : expr, NULL}, &words, &count),
+                                             &(attune__mods){is_mask ? expr : NULL, is_mask ? NULL : expr, NULL},
+                                             &words, &count),
                          ATTUNE_OK);
             attune__free(&attune__default_allocator, words);
         }
