@@ -163,6 +163,8 @@ struct attune__backend {
     /* Merging, for every type and shape alike. A merger is a program that merge and merge_backward alone take. */
     attune_status (*merger_create)(attune_device *device, attune__program **merger);
     void (*merger_destroy)(attune__program *merger);
+    /* As program_compile. */
+    attune_status (*merger_compile)(const attune__host *host, const attune_limits *limits, attune__pack *pack);
     attune_status (*merge)(const attune__program *merger, attune_queue *queue, const attune__merge *call,
                            uint64_t *value);
     attune_status (*merge_backward)(const attune__program *merger, attune_queue *queue, const attune__merge *call,

@@ -59,7 +59,7 @@ static attune_status check_segments(const attune_plan *plan, const attune_segmen
 
 static attune_status name_segment(attune_status status, uint32_t index)
 {
-    return status == ATTUNE_OK ? ATTUNE_OK : attune__fail_context(status, "args.segments[%u]: ", index);
+    return status == ATTUNE_OK ? ATTUNE_OK : attune__fail_context(status, "args.segments[%u]", index);
 }
 
 /* The results of each segment, behind what a merge needs. */
