@@ -30,6 +30,9 @@ void attune__cuda_compiler_load(void);
 attune_status attune__cuda_pack(const attune__host *host, const attune_limits *limits, const attune__program_desc *desc,
                                 attune__pack *pack);
 
+/* Compiles a kernel into a pack that has it not yet. */
+attune_status attune__cuda_pack_kernel(const attune__host *host, const attune__cuda_kernel *kernel, attune__pack *pack);
+
 /* The kernels of a program. */
 typedef enum attune__cuda_role {
     ATTUNE__CUDA_MAIN,  /* forward, decode; in backward dK and dV */
