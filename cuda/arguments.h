@@ -104,6 +104,19 @@ typedef struct attune_cuda_parts {
     int packed, split;
 } attune_cuda_parts;
 
+/* Backward. */
+typedef struct attune_cuda_gradients {
+    attune_cuda_view d_o, d_q, d_k, d_v;
+    attune_cuda_view d_lse; /* address 0 = none */
+    /* The mask's lists by columns: row (b * batch_columns + h * head_columns + block column). */
+    attune_cuda_list partial, full;
+    long long batch_columns, head_columns;
+    /* backward_sm90: float, in tiles of rows: LSE in powers of 2 and delta [tile][ATTUNE_BLOCK_M], sums of dQ. */
+    unsigned long long lse, delta, dq;
+    int kv_batch; /* of k and v: 1 where they broadcast */
+    int together; /* heads of k and v that are worked on at a time */
+} attune_cuda_gradients;
+
 /* A kernel's parameters are limited to 4096 bytes: with three CUtensorMap of 128 bytes these fit. */
 typedef char attune_cuda_arguments_fit[sizeof(attune_cuda_arguments) <= 3584 ? 1 : -1];
 

@@ -1,0 +1,726 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Backward for Hopper, up to head dimension 128, in three kernels: rows (before) gives delta and LSE as the others want
+ * them and clears the sums of dQ; the second one does the work; columns (after) rounds dQ.
+ *
+ * A workgroup owns 128 keys at a time, whose K and V stay in shared memory, and each of its two warp groups 64 of them,
+ * whose dK and dV stay in registers, over every row of every head that attends to them. The first warp group loads: one
+ * thread of it walks the transposed lists and passes on, with each tile of rows, where it stands and how it is to be
+ * masked. S and dP are turned: their rows are keys, so that P and dS are the left operands of dV += P dO and
+ * dK += dS Q as they stand in registers. For dQ = dS^T K both warp groups' dS meet in shared memory; each warp group
+ * has a part of that product, lays it down as it holds it, and another warp adds it to the sums in global memory, in
+ * which a tile of rows lies in the same order.
+ *
+ * A thread holds, of each 16 x 8 piece of an accumulator, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the
+ * next.
+ */
+#include "common.cuh"
+#include "hopper.cuh"
+#include "wgmma.cuh"
+
+constexpr int GROUPS = 2; /* of consumers */
+static_assert(BLOCK_N == 64 * GROUPS && THREADS == 128 * (GROUPS + 1) && STAGES == 2, "two warp groups own 64 keys each");
+constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
+constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;
+constexpr int WIDTH_D = round_up(HEAD_DIM, 16), WIDTH_DV = round_up(HEAD_DIM_V, 16);
+/* The warp groups share dQ's columns, in which case it is turned too, or its rows. */
+constexpr bool TURNED = HEAD_DIM > 64;
+static_assert(TURNED ? SLABS_D == 2 : BLOCK_M == 128, "each warp group has 64 rows or 64 columns of dQ");
+static_assert(SLABS_DV <= 2, "wider heads have a kernel of their own");
+constexpr int DQ_WIDTH = TURNED ? BLOCK_M : WIDTH_D; /* of a warp group's part, which has 64 rows */
+constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4;
+constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
+constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
+constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB, DS_BYTES = GROUPS * ROW_SLAB;
+#ifndef ATTUNE_DS_STAGES
+#define ATTUNE_DS_STAGES 2
+#endif
+/* Whether S of the next tile begins before this one's dQ is laid down. */
+#ifndef ATTUNE_AHEAD
+#define ATTUNE_AHEAD (ATTUNE_BLOCK_M == 64 && ATTUNE_HEAD_DIM > 64)
+#endif
+#ifndef ATTUNE_TOGETHER
+#define ATTUNE_TOGETHER (ATTUNE_BLOCK_M > 64)
+#endif
+constexpr bool TOGETHER = ATTUNE_TOGETHER;
+#ifndef LOADER_R
+#define LOADER_R 24
+#define OWNER_R 240
+#endif
+constexpr int LOADER_REGISTERS = LOADER_R, OWNER_REGISTERS = OWNER_R;
+
+enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8 };
+
+constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT = DO_AT + STAGES * DO_BYTES;
+constexpr u32 DQ_AT = DS_AT + ATTUNE_DS_STAGES * DS_BYTES, LSE_AT = DQ_AT + GROUPS * DQ_BYTES;
+constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
+
+struct __align__(16) note
+{
+    int q, h, b, flags; /* at the end of a tile q is its number */
+};
+
+struct control {
+    u64 keys_full, keys_empty, full[STAGES], empty[STAGES], dq_full[GROUPS], dq_empty[GROUPS];
+    note notes[STAGES];
+    int kv; /* the tile of keys */
+    struct {
+        const int *partial, *full;
+        int left, left_full, tile, round, b, b_end, h, h_end, b_keys, h_keys, end;
+    } walk; /* in shared memory, because the loader has few registers */
+};
+constexpr u32 CONTROL_BYTES = 256;
+static_assert(sizeof(control) <= CONTROL_BYTES && planned(CONTROL_AT + CONTROL_BYTES, 0));
+
+/* ------------------------------------------------------------------------------------------------------ instructions
+ */
+
+__device__ __forceinline__ void bulk_load(u32 to, const void *from, u32 bytes, u64 *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_add(float *to, u32 from, u32 bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void fence_async()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Four 8 x 8 pieces, turned. */
+__device__ __forceinline__ void store_turned(u32 at, const u32 (&x)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ float2 load_two(u32 at)
+{
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+    return x;
+}
+
+/* ------------------------------------------------------------------------------------------------ tiles of the work */
+
+/* Which keys of which head a workgroup has. */
+struct column {
+    int b, h_kv, kv;
+};
+
+__device__ __forceinline__ int row_tiles(const attune_cuda_arguments &a)
+{
+    return (a.q_len + BLOCK_M - 1) / BLOCK_M;
+}
+
+__device__ __forceinline__ int column_tiles(const attune_cuda_arguments &a)
+{
+    return (a.kv_len + BLOCK_N - 1) / BLOCK_N;
+}
+
+__device__ __forceinline__ int column_count(const attune_cuda_arguments &a, const attune_cuda_gradients &g)
+{
+    return g.kv_batch * a.kv_heads * column_tiles(a);
+}
+
+/* Some heads at a time, whose rows stay in the L2 cache; of these the first keys first, which under a causal mask have
+ * the most rows. */
+__device__ __forceinline__ column column_at(const attune_cuda_arguments &a, const attune_cuda_gradients &g, int tile)
+{
+    int tiles = column_tiles(a), planes = g.kv_batch * a.kv_heads, some = g.together;
+    int set = tile / (tiles * some), rest = tile - set * tiles * some;
+    some = min(some, planes - set * some);
+    int chunk = rest / some, plane = set * g.together + rest - chunk * some;
+    return {plane / a.kv_heads, plane % a.kv_heads, chunk * BLOCK_N};
+}
+
+/* The number of a tile of rows among the sums of dQ and the rows' delta. */
+__device__ __forceinline__ i64 rows_at(const attune_cuda_arguments &a, int b, int h, int q)
+{
+    return (i64)(b * a.heads + h) * row_tiles(a) + q / BLOCK_M;
+}
+
+/* -------------------------------------------------------------------------------------------------------- the loader
+ */
+
+__device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const attune_cuda_gradients &g, control &c,
+                                          u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map, int q,
+                                          int flags)
+{
+    auto &w = c.walk;
+    barrier_wait(&c.empty[r.stage], r.phase);
+    u64 *full = &c.full[r.stage];
+    c.notes[r.stage] = {q, w.h, w.b, flags};
+    barrier_expect(full, Q_BYTES + DO_BYTES + 2 * ROW_BYTES);
+    i64 row = rows_at(a, w.b, w.h, q) * BLOCK_M;
+#pragma unroll
+    for (int slab = 0; slab < SLABS_D; slab++)
+        tensor_load(memory + Q_AT + r.stage * Q_BYTES + slab * ROW_SLAB, q_map, full, slab * 64, q, w.h, w.b);
+    bulk_load(memory + LSE_AT + r.stage * ROW_BYTES, (const float *)g.lse + row, ROW_BYTES, full);
+#pragma unroll
+    for (int slab = 0; slab < SLABS_DV; slab++)
+        tensor_load(memory + DO_AT + r.stage * DO_BYTES + slab * ROW_SLAB, do_map, full, slab * 64, q, w.h, w.b);
+    bulk_load(memory + DELTA_AT + r.stage * ROW_BYTES, (const float *)g.delta + row, ROW_BYTES, full);
+    ring_next(r);
+}
+
+__device__ __forceinline__ void load_note(control &c, ring &r, int tile, int flags)
+{
+    barrier_wait(&c.empty[r.stage], r.phase);
+    c.notes[r.stage] = {tile, 0, 0, flags};
+    barrier_arrive(&c.full[r.stage]);
+    ring_next(r);
+}
+
+/* The rows of one head that attend to a tile of keys. */
+__device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const attune_cuda_gradients &g, control &c,
+                                          u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map)
+{
+#if ATTUNE_HAVE_BLOCKS
+    auto &w = c.walk;
+    {
+        i64 row = w.b * g.batch_columns + w.h * g.head_columns + c.kv / a.kv_block;
+        const i64 *list = (const i64 *)g.partial.offsets + row;
+        w.partial = (const int *)g.partial.indices + list[0];
+        w.left = (int)(list[1] - list[0]);
+        list = (const i64 *)g.full.offsets + row;
+        w.full = (const int *)g.full.indices + list[0];
+        w.left_full = (int)(list[1] - list[0]);
+    }
+    for (;;) {
+        int block = w.left ? *w.partial : NO_BLOCK, block_full = w.left_full ? *w.full : NO_BLOCK;
+        int flags = NOTE_MASK | NOTE_PARTIAL;
+        if (block_full < block) {
+            block = block_full;
+            w.full++;
+            w.left_full--;
+            flags = c.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0;
+        } else if (block == NO_BLOCK) {
+            break;
+        } else {
+            w.partial++;
+            w.left--;
+        }
+        w.end = min((block + 1) * a.q_block, a.q_len);
+#pragma unroll 1
+        for (int q = block * a.q_block; q < w.end; q += BLOCK_M)
+            load_rows(a, g, c, memory, r, q_map, do_map, q, flags);
+    }
+#else
+#pragma unroll 1
+    for (int q = 0; q < a.q_len; q += BLOCK_M)
+        load_rows(a, g, c, memory, r, q_map, do_map, q, c.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0);
+#endif
+}
+
+__device__ __forceinline__ void load(const attune_cuda_arguments &a, const attune_cuda_gradients &g, control &c,
+                                     u32 memory, const tensor_map *q_map, const tensor_map *k_map,
+                                     const tensor_map *v_map, const tensor_map *do_map)
+{
+    ring r = {0, 1}; /* empty to begin with: the phase before the first */
+    auto &w = c.walk;
+    w.round = 0;
+    w.tile = (int)blockIdx.x;
+#pragma unroll 1
+    for (; w.tile < column_count(a, g); w.round++) {
+        {
+            column at = column_at(a, g, w.tile);
+            barrier_wait(&c.keys_empty, ~w.round & 1);
+            c.kv = at.kv;
+            w.b_keys = at.b;
+            w.h_keys = at.h_kv;
+        }
+        barrier_expect(&c.keys_full, K_BYTES + V_BYTES);
+#pragma unroll
+        for (int slab = 0; slab < SLABS_D; slab++)
+            tensor_load(memory + slab * KEY_SLAB, k_map, &c.keys_full, slab * 64, c.kv, w.h_keys, w.b_keys);
+#pragma unroll
+        for (int slab = 0; slab < SLABS_DV; slab++)
+            tensor_load(memory + K_BYTES + slab * KEY_SLAB, v_map, &c.keys_full, slab * 64, c.kv, w.h_keys, w.b_keys);
+        w.b_end = g.kv_batch == 1 ? a.batch : w.b_keys + 1;
+        w.h_end = (w.h_keys + 1) * (a.heads / a.kv_heads);
+#pragma unroll 1
+        for (w.b = w.b_keys; w.b < w.b_end; w.b++)
+#pragma unroll 1
+            for (w.h = w.h_keys * (a.heads / a.kv_heads); w.h < w.h_end; w.h++)
+                load_head(a, g, c, memory, r, q_map, do_map);
+        load_note(c, r, w.tile, NOTE_END);
+        if (a.counter)
+            w.tile = (int)gridDim.x + atomicAdd((int *)a.counter, 1);
+        else
+            w.tile += (int)gridDim.x;
+    }
+    load_note(c, r, 0, NOTE_STOP);
+    int *counter = (int *)a.counter;
+    if (counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
+        counter[0] = 0;
+        counter[1] = 0;
+    }
+}
+
+/* Adds the parts of dQ of one warp group, as they come. */
+__device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_gradients &g, control &c,
+                                       u32 memory, int group)
+{
+    u32 from = memory + DQ_AT + group * DQ_BYTES;
+    ring r = {0, 0};
+    u32 phase = 0;
+    for (;;) {
+        barrier_wait(&c.full[r.stage], r.phase);
+        note n = c.notes[r.stage];
+        barrier_arrive(&c.empty[r.stage]);
+        ring_next(r);
+        if (n.flags & NOTE_STOP)
+            break;
+        if (n.flags & NOTE_END)
+            continue;
+        barrier_wait(&c.dq_full[group], phase);
+        phase ^= 1;
+        bulk_add((float *)g.dq + (rows_at(a, n.b, n.h, n.q) * GROUPS + group) * (DQ_BYTES / 4), from, DQ_BYTES);
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        barrier_arrive(&c.dq_empty[group]);
+    }
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* ------------------------------------------------------------------------------------------------------------ stages
+ */
+
+constexpr int TILE = BLOCK_M / 2; /* of S and dP, what a thread holds */
+
+/* S or dP, turned: [keys][rows]. Begun. */
+template <int STEPS> __device__ __forceinline__ void multiply_keys(float (&s)[TILE], u64 keys, u64 rows)
+{
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+        wgmma<BLOCK_M>::ss(s, keys + (step / 4 * KEY_SLAB + step % 4 * 32) / 16,
+                           rows + (step / 4 * ROW_SLAB + step % 4 * 32) / 16, step);
+    wgmma_commit();
+}
+
+/* dV += P dO or dK += dS Q. Begun. */
+template <int WIDTH>
+__device__ __forceinline__ void multiply_rows(float (&d)[WIDTH / 2], const u32 (&p)[BLOCK_M / 16][4], u64 rows)
+{
+#pragma unroll
+    for (int step = 0; step < BLOCK_M / 16; step++)
+        wgmma<WIDTH>::rs(d, p[step], rows + step * (16 * 128 / 16));
+    wgmma_commit();
+}
+
+/* A warp group's part of dQ = dS^T K. Begun. */
+__device__ __forceinline__ void multiply_dq(float (&dq)[DQ_WIDTH / 2], u32 d_s, u32 k, int group)
+{
+    u64 left = TURNED ? describe_n_major(k + group * KEY_SLAB, KEY_SLAB) : describe_k_major(d_s + group * 64 * 128);
+    u64 right = TURNED ? describe_k_major(d_s) : describe_n_major(k, KEY_SLAB);
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; step++) {
+        u32 turned = step * (16 * 128 / 16), straight = (step / 4 * ROW_SLAB + step % 4 * 32) / 16;
+        if constexpr (TURNED)
+            wgmma<DQ_WIDTH>::template ss<1, 0>(dq, left + turned, right + straight, step);
+        else
+            wgmma<DQ_WIDTH>::template ss<0, 1>(dq, left + straight, right + turned, step);
+    }
+    wgmma_commit();
+}
+
+/* Whether row q may attend to kv. */
+__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const note &n, int q, int kv)
+{
+    int h = n.h + a.h0;
+#if ATTUNE_HAVE_MASK_RANGE
+    if (!ATTUNE_HAVE_MASK || a.mask_ranges) {
+        int low = 0, high = 0;
+        attune_mask_range(n.b + a.b0, h, q + a.q0, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
+                          a.mask_symbols);
+        return kv >= low && kv < high;
+    }
+#endif
+#if ATTUNE_HAVE_MASK
+    return attune_mask(n.b + a.b0, h, q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f,
+                       a.mask_symbols);
+#else
+    return true;
+#endif
+}
+
+/* The score hook: S becomes scores in natural units, and `slope` their derivatives. */
+__device__ __forceinline__ void hook(float &s, float &slope, const attune_cuda_arguments &a, const note &n, int h_kv,
+                                     int q, int kv)
+{
+#if ATTUNE_HAVE_SCORE
+    float raw = s * a.scale;
+    s = attune_score(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+    slope = attune_score_slope(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+#endif
+}
+
+__device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
+{
+    if (n.flags & NOTE_PARTIAL) {
+#pragma unroll
+        for (int i = 0; i < TILE; i++)
+            if (!pair_allowed(a, n, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8))
+                s[i] = -ATTUNE_INF;
+    }
+#pragma unroll
+    for (int i = 0; i < TILE; i++)
+        if (kv + i / 2 % 2 * 8 >= a.kv_len)
+            s[i] = -ATTUNE_INF;
+}
+
+/* The score hook and the mask. Returns through `slope` the score's derivative. */
+__device__ __forceinline__ void score(float (&s)[TILE], float (&slope)[HAVE_SCORE ? TILE : 1],
+                                      const attune_cuda_arguments &a, const note &n, int kv)
+{
+    int q = n.q + (int)threadIdx.x % 4 * 2;
+    if constexpr (HAVE_SCORE) {
+        int h_kv = n.h / (a.heads / a.kv_heads);
+#pragma unroll
+        for (int i = 0; i < TILE; i++)
+            hook(s[i], slope[i], a, n, h_kv, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8);
+    }
+    if (n.flags & NOTE_MASK)
+        forbid(s, a, n, q, kv);
+}
+
+/* P, in 16 bits in p, and in s times the score's derivative. */
+__device__ __forceinline__ void probabilities(float (&s)[TILE], const float (&slope)[HAVE_SCORE ? TILE : 1],
+                                              u32 (&p)[BLOCK_M / 16][4], u32 lse, float factor, int i)
+{
+    float2 l = load_two(lse + (i * 2 + threadIdx.x % 4 * 2) * 4);
+    s[i] = exp2_fast(__fmaf_rn(s[i], factor, -l.x));
+    s[i + 1] = exp2_fast(__fmaf_rn(s[i + 1], factor, -l.y));
+    s[i + 2] = exp2_fast(__fmaf_rn(s[i + 2], factor, -l.x));
+    s[i + 3] = exp2_fast(__fmaf_rn(s[i + 3], factor, -l.y));
+    p[i / 8][i / 4 % 2 * 2] = pack(s[i], s[i + 1]);
+    p[i / 8][i / 4 % 2 * 2 + 1] = pack(s[i + 2], s[i + 3]);
+    if constexpr (HAVE_SCORE) {
+#pragma unroll
+        for (int j = i; j < i + 4; j++)
+            s[j] = s[j] == 0.0f ? 0.0f : s[j] * slope[j];
+    }
+}
+
+/* dS = P * (dP - delta), in 16 bits. */
+__device__ __forceinline__ void differences(const float (&s)[TILE], const float (&d_p)[TILE],
+                                            u32 (&d_s)[BLOCK_M / 16][4], u32 delta, int i)
+{
+    float2 d = load_two(delta + (i * 2 + threadIdx.x % 4 * 2) * 4);
+    d_s[i / 8][i / 4 % 2 * 2] = pack(s[i] * (d_p[i] - d.x), s[i + 1] * (d_p[i + 1] - d.y));
+    d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(s[i + 2] * (d_p[i + 2] - d.x), s[i + 3] * (d_p[i + 3] - d.y));
+}
+
+/* To shared memory: [row][key], as the left or right operand of dQ. */
+__device__ __forceinline__ void store_ds(const u32 (&d_s)[BLOCK_M / 16][4], u32 slab)
+{
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
+    u32 at = slab + (lane / 16 * 8 + lane % 8) * 128 + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+#pragma unroll
+    for (int step = 0; step < BLOCK_M / 16; step++)
+        store_turned(at + step * 16 * 128, d_s[step]);
+}
+
+__device__ __forceinline__ void store_dq(const float (&dq)[DQ_WIDTH / 2], u32 to)
+{
+    to += threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int i = 0; i < DQ_WIDTH / 2; i += 4)
+        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i / 4 * 128 * 16), "f"(dq[i]), "f"(dq[i + 1]),
+                     "f"(dq[i + 2]), "f"(dq[i + 3])
+                     : "memory");
+}
+
+/* dK or dV, to global memory. row: the thread's first. */
+template <int WIDTH, int COLUMNS>
+__device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_cuda_view &v, int b, int h, int row,
+                                      int rows, float factor)
+{
+    int lane = (int)threadIdx.x % 32;
+    element *base = (element *)v.address + b * v.batch + h * v.head;
+    bool paired = ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 3) == 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int kv = row + half * 8;
+        if (kv >= rows)
+            continue;
+        element *to = base + kv * v.row + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < WIDTH / 8; n++) {
+            if (n * 8 >= COLUMNS || (COLUMNS % 8 && n * 8 + lane % 4 * 2 >= COLUMNS))
+                continue;
+            u32 two = pack(d[n * 4 + half * 2] * factor, d[n * 4 + half * 2 + 1] * factor);
+            if (paired && COLUMNS % 2 == 0) {
+                *(u32 *)(to + n * 8) = two;
+            } else {
+                to[n * 8] = (element)two;
+                if (COLUMNS % 2 == 0 || n * 8 + lane % 4 * 2 + 1 < COLUMNS)
+                    to[n * 8 + 1] = (element)(two >> 16);
+            }
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- the owners
+ */
+
+__device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune_cuda_gradients &g, control &c,
+                                    u32 memory)
+{
+    int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 32;
+    int own_row = group * 64 + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+    u64 k = describe_k_major(memory + group * 64 * 128), v = describe_k_major(memory + K_BYTES + group * 64 * 128);
+    float factor = HAVE_SCORE ? ATTUNE_LOG2E : a.scale * ATTUNE_LOG2E;
+    ring r = {0, 0};
+    u32 dq_phase = 1, ds_stage = 0;
+    for (u32 round = 0;; round++) {
+        barrier_wait(&c.full[r.stage], r.phase);
+        note n = c.notes[r.stage];
+        if (n.flags & NOTE_STOP)
+            break;
+        float dk[WIDTH_D / 2], dv[WIDTH_DV / 2];
+#pragma unroll
+        for (int i = 0; i < WIDTH_D / 2; i++)
+            dk[i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < WIDTH_DV / 2; i++)
+            dv[i] = 0.0f;
+        barrier_wait(&c.keys_full, round & 1);
+        int kv0 = c.kv + own_row;
+#if ATTUNE_AHEAD
+        float s[TILE];
+        wgmma_fence();
+        multiply_keys<STEPS_D>(s, k, describe_k_major(memory + Q_AT + r.stage * Q_BYTES));
+#endif
+        while (!(n.flags & NOTE_END)) {
+            u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
+            u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
+            u32 p[BLOCK_M / 16][4], d_s[BLOCK_M / 16][4];
+            {
+#if !ATTUNE_AHEAD
+                float s[TILE];
+                wgmma_fence();
+                multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile));
+#endif
+                float d_p[TILE];
+                wgmma_fence();
+                multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile));
+                float slope[HAVE_SCORE ? TILE : 1];
+                u32 lse = memory + LSE_AT + r.stage * ROW_BYTES, delta = memory + DELTA_AT + r.stage * ROW_BYTES;
+                wgmma_wait<!TOGETHER>();
+                accumulators_done(s);
+                score(s, slope, a, n, kv0);
+                if constexpr (!TOGETHER) {
+#pragma unroll
+                    for (int i = 0; i < TILE; i += 4)
+                        probabilities(s, slope, p, lse, factor, i);
+                    wgmma_wait<0>();
+                }
+                accumulators_done(d_p);
+#pragma unroll
+                for (int i = 0; i < TILE; i += 4) {
+                    if constexpr (TOGETHER)
+                        probabilities(s, slope, p, lse, factor, i);
+                    differences(s, d_p, d_s, delta, i);
+                }
+            }
+            wgmma_fence();
+            multiply_rows<WIDTH_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+            store_ds(d_s, ds_tile + group * ROW_SLAB);
+            fence_async();
+            asm volatile("bar.sync 1, 256;" ::: "memory");
+            float dq[DQ_WIDTH / 2];
+            wgmma_fence();
+            multiply_dq(dq, ds_tile, memory, group);
+            multiply_rows<WIDTH_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
+            u32 stage = r.stage;
+            ring_next(r);
+            barrier_wait(&c.full[r.stage], r.phase);
+            n = c.notes[r.stage];
+#if ATTUNE_AHEAD
+            /* At the end of the tile S is of rows that were there before, and nobody looks at it. */
+            wgmma_fence();
+            multiply_keys<STEPS_D>(s, k, describe_k_major(memory + Q_AT + r.stage * Q_BYTES));
+            wgmma_wait<2>();
+#else
+            wgmma_wait<1>();
+#endif
+            accumulators_done(dq);
+            barrier_wait(&c.dq_empty[group], dq_phase);
+            dq_phase ^= 1;
+            store_dq(dq, memory + DQ_AT + group * DQ_BYTES);
+            fence_async();
+            __syncwarp();
+            if (lane == 0)
+                barrier_arrive(&c.dq_full[group]);
+            wgmma_wait<ATTUNE_AHEAD>();
+            accumulators_done(dk);
+            accumulators_done(dv);
+            if (lane == 0)
+                barrier_arrive(&c.empty[stage]);
+            ds_stage = ATTUNE_DS_STAGES == 1 ? 0 : ds_stage ^ 1;
+        }
+#if ATTUNE_AHEAD
+        wgmma_wait<0>();
+        accumulators_done(s);
+#endif
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(&c.empty[r.stage]);
+            barrier_arrive(&c.keys_empty);
+        }
+        ring_next(r);
+        column at = column_at(a, g, n.q);
+        store<WIDTH_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, at.kv + own_row, a.kv_len, a.scale);
+        store<WIDTH_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, at.kv + own_row, a.kv_len, 1.0f);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attune_backward_sm90(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_gradients g,
+                         const __grid_constant__ tensor_map q_map, const __grid_constant__ tensor_map k_map,
+                         const __grid_constant__ tensor_map v_map, const __grid_constant__ tensor_map do_map)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    control &c = *(control *)(memory + CONTROL_AT);
+    if (threadIdx.x == 0) {
+        barrier_init(&c.keys_full, 1);
+        barrier_init(&c.keys_empty, GROUPS * 4);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&c.full[i], 1);
+            barrier_init(&c.empty[i], GROUPS * 4 + GROUPS);
+        }
+        for (int i = 0; i < GROUPS; i++) {
+            barrier_init(&c.dq_full[i], 4);
+            barrier_init(&c.dq_empty[i], 1);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
+        if (threadIdx.x == 0)
+            load(a, g, c, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
+        else if (threadIdx.x % 32 == 0 && threadIdx.x / 32 <= GROUPS)
+            add_dq(a, g, c, shared_address(memory), (int)threadIdx.x / 32 - 1);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
+        own(a, g, c, shared_address(memory));
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- before and after
+ */
+
+constexpr int DQ_TILE = GROUPS * DQ_BYTES / 4;
+constexpr int LANES = HEAD_DIM_V > 64 ? 16 : 8; /* to a row */
+
+/* The product of eight elements each. */
+__device__ __forceinline__ float product(const element *x, const element *y, int d, bool wide)
+{
+    float sum = 0.0f;
+    if (wide && d + 8 <= HEAD_DIM_V) {
+        uint4 u = *(const uint4 *)(x + d), w = *(const uint4 *)(y + d);
+        const u32 left[4] = {u.x, u.y, u.z, u.w}, right[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sum += unpack(left[i] & 0xffffu) * unpack(right[i] & 0xffffu) +
+                   unpack(left[i] >> 16) * unpack(right[i] >> 16);
+    } else {
+        for (int i = d; i < d + 8 && i < HEAD_DIM_V; i++)
+            sum += unpack(x[i]) * unpack(y[i]);
+    }
+    return sum;
+}
+
+__device__ __forceinline__ bool wide(const attune_cuda_view &v)
+{
+    return ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 15) == 0;
+}
+
+/* A workgroup of 256 for each tile of rows. Rows without keys, and those past the end, get an LSE with which P is 0. */
+extern "C" __global__ void __launch_bounds__(256)
+    attune_backward_rows_sm90(const __grid_constant__ attune_cuda_arguments a,
+                              const __grid_constant__ attune_cuda_gradients g)
+{
+    int tiles = row_tiles(a), plane = (int)blockIdx.x / tiles, q0 = ((int)blockIdx.x - plane * tiles) * BLOCK_M;
+    int b = plane / a.heads, h = plane - b * a.heads;
+    float4 *sums = (float4 *)g.dq + (i64)blockIdx.x * (DQ_TILE / 4);
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < DQ_TILE / 4; i += 256)
+        sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    bool vector = wide(a.o) && wide(g.d_o);
+    const element *o = (const element *)a.o.address + b * a.o.batch + h * a.o.head;
+    const element *d_o = (const element *)g.d_o.address + b * g.d_o.batch + h * g.d_o.head;
+    int lane = (int)threadIdx.x % LANES;
+#pragma unroll 4
+    for (int row = (int)threadIdx.x / LANES; row < BLOCK_M; row += 256 / LANES) {
+        int q = q0 + row;
+        float delta = 0.0f, lse = ATTUNE_INF;
+        if (q < a.q_len) {
+            delta = product(o + q * a.o.row, d_o + q * g.d_o.row, lane * 8, vector);
+            lse = ((const float *)a.lse.address)[b * a.lse.batch + h * a.lse.head + q * a.lse.row];
+        }
+#pragma unroll
+        for (int i = LANES / 2; i > 0; i /= 2)
+            delta += __shfl_xor_sync(0xffffffffu, delta, i);
+        if (lane == 0) {
+            bool empty = lse == -ATTUNE_INF || q >= a.q_len;
+            if (!empty && g.d_lse.address)
+                delta -= ((const float *)g.d_lse.address)[b * g.d_lse.batch + h * g.d_lse.head + q * g.d_lse.row];
+            ((float *)g.delta)[(i64)blockIdx.x * BLOCK_M + row] = empty ? 0.0f : delta;
+            ((float *)g.lse)[(i64)blockIdx.x * BLOCK_M + row] = empty ? ATTUNE_INF : lse * ATTUNE_LOG2E;
+        }
+    }
+}
+
+/* dQ from its sums: a workgroup of 256 for each tile of rows. */
+extern "C" __global__ void __launch_bounds__(256)
+    attune_backward_dq_sm90(const __grid_constant__ attune_cuda_arguments a,
+                            const __grid_constant__ attune_cuda_gradients g)
+{
+    constexpr int PITCH = (TURNED ? 128 : WIDTH_D) + 4;
+    __shared__ __align__(16) float tile[BLOCK_M * PITCH];
+    int tiles = row_tiles(a), plane = (int)blockIdx.x / tiles, q0 = ((int)blockIdx.x - plane * tiles) * BLOCK_M;
+    int b = plane / a.heads, h = plane - b * a.heads;
+    const float4 *sums = (const float4 *)g.dq + (i64)blockIdx.x * (DQ_TILE / 4);
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < DQ_TILE / 4; i += 256) {
+        float4 four = sums[i];
+        int thread = i % 128, piece = i / 128 % (DQ_WIDTH / 8), group = i / 128 / (DQ_WIDTH / 8);
+        int row = group * 64 + thread / 32 * 16 + thread % 32 / 4, column = piece * 8 + thread % 4 * 2;
+        const float x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int r = row + j / 2 * 8, at = column + j % 2;
+            tile[TURNED ? at * PITCH + r : r * PITCH + at] = x[j] * a.scale;
+        }
+    }
+    __syncthreads();
+    element *out = (element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
+    bool vector = wide(g.d_q);
+    constexpr int PIECES = (HEAD_DIM + 7) / 8;
+    for (int i = (int)threadIdx.x; i < BLOCK_M * PIECES; i += 256) {
+        int row = i / PIECES, d = i % PIECES * 8;
+        if (q0 + row >= a.q_len)
+            continue;
+        const float *from = tile + row * PITCH + d;
+        element *to = out + (q0 + row) * g.d_q.row + d;
+        if (vector && d + 8 <= HEAD_DIM) {
+            *(uint4 *)to = make_uint4(pack(from[0], from[1]), pack(from[2], from[3]), pack(from[4], from[5]),
+                                      pack(from[6], from[7]));
+        } else {
+            for (int j = 0; j < 8 && d + j < HEAD_DIM; j++)
+                to[j] = (element)pack(from[j], 0.0f);
+        }
+    }
+}
