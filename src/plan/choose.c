@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The rules: checks, decode or not, the search, and the choice with everything that follows from the tile. */
-#include "plan/family.h"
+#include "plan/family_cuda.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -17,6 +17,8 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
     const uint32_t *v = found->tile.value;
     uint64_t units = search->limits->compute_units;
     if (search->pass == ATTUNE__PASS_BACKWARD) {
+        if (found->family->backend == ATTUNE_BACKEND_CUDA)
+            return attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, s->capture_gradient_elements).size;
         /* delta = rowsum(dO * O) - dLSE */
         uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
         uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);

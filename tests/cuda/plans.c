@@ -161,7 +161,7 @@ static void compile_one(workbench *w, const attune_profile *profile, uint64_t *s
     attune__cuda_kernel kernel;
     void *cubin = NULL;
     size_t size = 0;
-    cr_assert_eq(attune__cuda_specialise(&w->host.allocator, &desc, profile->limits.architecture, &kernel), ATTUNE_OK,
+    cr_assert_eq(attune__cuda_specialise(&w->host.allocator, &desc, profile->limits.architecture, ATTUNE__CUDA_MAIN, &kernel), ATTUNE_OK,
                  "%s: %s", what, attune_last_error());
     const double start = now();
     const attune_status status = attune__cuda_compile(&w->host, &kernel, &cubin, &size);
