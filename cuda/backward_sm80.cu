@@ -542,6 +542,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     static_assert(planned(OWN_BYTES + STAGES * (OTHER_BYTES + ROW_BYTES), 0));
+    if (back.redo && !*(const int *)back.redo)
+        return;
     if constexpr (ROLES == 2) {
         if (blockIdx.x % 2)
             run_until_good<true, false>(a, back, shared_address(memory));

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Backward for Hopper, up to head dimension 128, in three kernels: rows (before) gives delta and LSE as the others want
- * them and clears the sums of dQ; the second one does the work; columns (after) rounds dQ.
+ * Backward for Hopper, up to head dimension 128: attune_delta comes before it, and attune_backward_dq_sm90 rounds dQ.
  *
  * A workgroup owns 128 keys at a time, whose K and V stay in shared memory, and each of its two warp groups 64 of them,
  * whose dK and dV stay in registers, over every row of every head that attends to them. The first warp group loads: one
  * thread of it walks the transposed lists and passes on, with each tile of rows, where it stands and how it is to be
  * masked. S and dP are turned: their rows are keys, so that P and dS are the left operands of dV += P dO and
- * dK += dS Q as they stand in registers. For dQ = dS^T K both warp groups' dS meet in shared memory; each warp group
- * has a part of that product, lays it down as it holds it, and another warp adds it to the sums in global memory, in
- * which a tile of rows lies in the same order.
+ * dK += dS Q as they stand in registers. For dQ = dS^T K both warp groups' dS meet in shared memory; each has a part of
+ * that product, lays it down as it holds it, and another warp adds it to the sums in global memory, in which a tile of
+ * rows lies in the same order. The order of these additions is not fixed, so dQ's last bits are not either.
+ *
+ * What is not finite in K, V, Q or dO makes results that are no numbers even where the mask forbids the pair: a flag
+ * tells the careful kernels of backward_sm80.cu, which come last, to start over. They are what else such a call costs.
  *
  * A thread holds, of each 16 x 8 piece of an accumulator, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the
  * next.
@@ -32,27 +34,14 @@ constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4;
 constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
 constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB, DS_BYTES = GROUPS * ROW_SLAB;
-#ifndef ATTUNE_DS_STAGES
-#define ATTUNE_DS_STAGES 2
-#endif
-/* Whether S of the next tile begins before this one's dQ is laid down. */
-#ifndef ATTUNE_AHEAD
-#define ATTUNE_AHEAD (ATTUNE_BLOCK_M == 64 && ATTUNE_HEAD_DIM > 64)
-#endif
-#ifndef ATTUNE_TOGETHER
-#define ATTUNE_TOGETHER (ATTUNE_BLOCK_M > 64)
-#endif
-constexpr bool TOGETHER = ATTUNE_TOGETHER;
-#ifndef LOADER_R
-#define LOADER_R 24
-#define OWNER_R 240
-#endif
-constexpr int LOADER_REGISTERS = LOADER_R, OWNER_REGISTERS = OWNER_R;
+constexpr int LOADER_REGISTERS = 24, OWNER_REGISTERS = 240;
+/* Whether dP begins after P and dV only: a score expression has no room beside it. */
+constexpr bool LATE = HAVE_SCORE;
 
 enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8 };
 
 constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT = DO_AT + STAGES * DO_BYTES;
-constexpr u32 DQ_AT = DS_AT + ATTUNE_DS_STAGES * DS_BYTES, LSE_AT = DQ_AT + GROUPS * DQ_BYTES;
+constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + GROUPS * DQ_BYTES;
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
 
 struct __align__(16) note
@@ -66,7 +55,7 @@ struct control {
     int kv; /* the tile of keys */
     struct {
         const int *partial, *full;
-        int left, left_full, tile, round, b, b_end, h, h_end, b_keys, h_keys, end;
+        int left, left_full, tile, round, b, b_end, h, h_end, b_keys, h_keys, q, end, flags;
     } walk; /* in shared memory, because the loader has few registers */
 };
 constexpr u32 CONTROL_BYTES = 256;
@@ -127,14 +116,14 @@ __device__ __forceinline__ int column_tiles(const attune_cuda_arguments &a)
     return (a.kv_len + BLOCK_N - 1) / BLOCK_N;
 }
 
-__device__ __forceinline__ int column_count(const attune_cuda_arguments &a, const attune_cuda_gradients &g)
+__device__ __forceinline__ int column_count(const attune_cuda_arguments &a, const attune_cuda_backward &g)
 {
     return g.kv_batch * a.kv_heads * column_tiles(a);
 }
 
 /* Some heads at a time, whose rows stay in the L2 cache; of these the first keys first, which under a causal mask have
  * the most rows. */
-__device__ __forceinline__ column column_at(const attune_cuda_arguments &a, const attune_cuda_gradients &g, int tile)
+__device__ __forceinline__ column column_at(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
 {
     int tiles = column_tiles(a), planes = g.kv_batch * a.kv_heads, some = g.together;
     int set = tile / (tiles * some), rest = tile - set * tiles * some;
@@ -143,32 +132,37 @@ __device__ __forceinline__ column column_at(const attune_cuda_arguments &a, cons
     return {plane / a.kv_heads, plane % a.kv_heads, chunk * BLOCK_N};
 }
 
-/* The number of a tile of rows among the sums of dQ and the rows' delta. */
-__device__ __forceinline__ i64 rows_at(const attune_cuda_arguments &a, int b, int h, int q)
+/* A row among those of the workspace. */
+__device__ __forceinline__ i64 row_at(const attune_cuda_arguments &a, const attune_cuda_backward &g, int b, int h, int q)
 {
-    return (i64)(b * a.heads + h) * row_tiles(a) + q / BLOCK_M;
+    return (b * a.heads + h) * g.row_stride + q;
+}
+
+/* Where a warp group's part of a tile of rows begins among the sums of dQ. */
+__device__ __forceinline__ float *sums_at(const attune_cuda_backward &g, i64 row, int group)
+{
+    return (float *)g.sums + (row / BLOCK_M * GROUPS + group) * (DQ_BYTES / 4);
 }
 
 /* -------------------------------------------------------------------------------------------------------- the loader
  */
 
-__device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const attune_cuda_gradients &g, control &c,
-                                          u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map, int q,
-                                          int flags)
+__device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+                                          u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map)
 {
     auto &w = c.walk;
     barrier_wait(&c.empty[r.stage], r.phase);
     u64 *full = &c.full[r.stage];
-    c.notes[r.stage] = {q, w.h, w.b, flags};
+    c.notes[r.stage] = {w.q, w.h, w.b, w.flags};
     barrier_expect(full, Q_BYTES + DO_BYTES + 2 * ROW_BYTES);
-    i64 row = rows_at(a, w.b, w.h, q) * BLOCK_M;
+    i64 row = row_at(a, g, w.b, w.h, w.q);
 #pragma unroll
     for (int slab = 0; slab < SLABS_D; slab++)
-        tensor_load(memory + Q_AT + r.stage * Q_BYTES + slab * ROW_SLAB, q_map, full, slab * 64, q, w.h, w.b);
+        tensor_load(memory + Q_AT + r.stage * Q_BYTES + slab * ROW_SLAB, q_map, full, slab * 64, w.q, w.h, w.b);
     bulk_load(memory + LSE_AT + r.stage * ROW_BYTES, (const float *)g.lse + row, ROW_BYTES, full);
 #pragma unroll
     for (int slab = 0; slab < SLABS_DV; slab++)
-        tensor_load(memory + DO_AT + r.stage * DO_BYTES + slab * ROW_SLAB, do_map, full, slab * 64, q, w.h, w.b);
+        tensor_load(memory + DO_AT + r.stage * DO_BYTES + slab * ROW_SLAB, do_map, full, slab * 64, w.q, w.h, w.b);
     bulk_load(memory + DELTA_AT + r.stage * ROW_BYTES, (const float *)g.delta + row, ROW_BYTES, full);
     ring_next(r);
 }
@@ -182,13 +176,13 @@ __device__ __forceinline__ void load_note(control &c, ring &r, int tile, int fla
 }
 
 /* The rows of one head that attend to a tile of keys. */
-__device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const attune_cuda_gradients &g, control &c,
+__device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                           u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map)
 {
 #if ATTUNE_HAVE_BLOCKS
     auto &w = c.walk;
     {
-        i64 row = w.b * g.batch_columns + w.h * g.head_columns + c.kv / a.kv_block;
+        i64 row = w.b * g.column_batch_rows + w.h * g.column_head_rows + c.kv / a.kv_block;
         const i64 *list = (const i64 *)g.partial.offsets + row;
         w.partial = (const int *)g.partial.indices + list[0];
         w.left = (int)(list[1] - list[0]);
@@ -197,32 +191,36 @@ __device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const 
         w.left_full = (int)(list[1] - list[0]);
     }
     for (;;) {
-        int block = w.left ? *w.partial : NO_BLOCK, block_full = w.left_full ? *w.full : NO_BLOCK;
-        int flags = NOTE_MASK | NOTE_PARTIAL;
-        if (block_full < block) {
-            block = block_full;
-            w.full++;
-            w.left_full--;
-            flags = c.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0;
-        } else if (block == NO_BLOCK) {
-            break;
-        } else {
-            w.partial++;
-            w.left--;
+        {
+            int block = w.left ? *w.partial : NO_BLOCK, block_full = w.left_full ? *w.full : NO_BLOCK;
+            w.flags = NOTE_MASK | NOTE_PARTIAL;
+            if (block_full < block) {
+                block = block_full;
+                w.full++;
+                w.left_full--;
+                w.flags = c.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0;
+            } else {
+                w.partial++;
+                w.left--;
+            }
+            /* A mask may be longer than the call. */
+            if (block >= (a.q_len + a.q_block - 1) / a.q_block)
+                break;
+            w.q = block * a.q_block;
+            w.end = min(w.q + a.q_block, a.q_len);
         }
-        w.end = min((block + 1) * a.q_block, a.q_len);
 #pragma unroll 1
-        for (int q = block * a.q_block; q < w.end; q += BLOCK_M)
-            load_rows(a, g, c, memory, r, q_map, do_map, q, flags);
+        for (; w.q < w.end; w.q += BLOCK_M)
+            load_rows(a, g, c, memory, r, q_map, do_map);
     }
 #else
 #pragma unroll 1
-    for (int q = 0; q < a.q_len; q += BLOCK_M)
-        load_rows(a, g, c, memory, r, q_map, do_map, q, c.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0);
+    for (c.walk.q = 0; c.walk.q < a.q_len; c.walk.q += BLOCK_M)
+        load_rows(a, g, c, memory, r, q_map, do_map);
 #endif
 }
 
-__device__ __forceinline__ void load(const attune_cuda_arguments &a, const attune_cuda_gradients &g, control &c,
+__device__ __forceinline__ void load(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                      u32 memory, const tensor_map *q_map, const tensor_map *k_map,
                                      const tensor_map *v_map, const tensor_map *do_map)
 {
@@ -236,6 +234,7 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
             column at = column_at(a, g, w.tile);
             barrier_wait(&c.keys_empty, ~w.round & 1);
             c.kv = at.kv;
+            w.flags = at.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0;
             w.b_keys = at.b;
             w.h_keys = at.h_kv;
         }
@@ -268,7 +267,7 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
 }
 
 /* Adds the parts of dQ of one warp group, as they come. */
-__device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_gradients &g, control &c,
+__device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                        u32 memory, int group)
 {
     u32 from = memory + DQ_AT + group * DQ_BYTES;
@@ -285,7 +284,7 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
             continue;
         barrier_wait(&c.dq_full[group], phase);
         phase ^= 1;
-        bulk_add((float *)g.dq + (rows_at(a, n.b, n.h, n.q) * GROUPS + group) * (DQ_BYTES / 4), from, DQ_BYTES);
+        bulk_add(sums_at(g, row_at(a, g, n.b, n.h, n.q), group), from, DQ_BYTES);
         asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
         barrier_arrive(&c.dq_empty[group]);
     }
@@ -353,16 +352,8 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
 #endif
 }
 
-/* The score hook: S becomes scores in natural units, and `slope` their derivatives. */
-__device__ __forceinline__ void hook(float &s, float &slope, const attune_cuda_arguments &a, const note &n, int h_kv,
-                                     int q, int kv)
-{
-#if ATTUNE_HAVE_SCORE
-    float raw = s * a.scale;
-    s = attune_score(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
-    slope = attune_score_slope(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
-#endif
-}
+/* Stands in S for a pair that is forbidden: the score expression knows nothing of masks. */
+#define FORBIDDEN (HAVE_SCORE ? __int_as_float(0x7fc0dead) : -ATTUNE_INF)
 
 __device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
 {
@@ -370,54 +361,61 @@ __device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_argum
 #pragma unroll
         for (int i = 0; i < TILE; i++)
             if (!pair_allowed(a, n, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8))
-                s[i] = -ATTUNE_INF;
+                s[i] = FORBIDDEN;
     }
 #pragma unroll
     for (int i = 0; i < TILE; i++)
         if (kv + i / 2 % 2 * 8 >= a.kv_len)
-            s[i] = -ATTUNE_INF;
+            s[i] = FORBIDDEN;
 }
 
-/* The score hook and the mask. Returns through `slope` the score's derivative. */
-__device__ __forceinline__ void score(float (&s)[TILE], float (&slope)[HAVE_SCORE ? TILE : 1],
-                                      const attune_cuda_arguments &a, const note &n, int kv)
+/* P of one pair, and P times the score's derivative. */
+__device__ __forceinline__ void pair(float s, float lse, float &p, float &slope, const attune_cuda_arguments &a,
+                                     const note &n, int q, int kv, float factor)
 {
-    int q = n.q + (int)threadIdx.x % 4 * 2;
-    if constexpr (HAVE_SCORE) {
-        int h_kv = n.h / (a.heads / a.kv_heads);
-#pragma unroll
-        for (int i = 0; i < TILE; i++)
-            hook(s[i], slope[i], a, n, h_kv, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8);
-    }
+#if ATTUNE_HAVE_SCORE
+    int h_kv = n.h / (a.heads / a.kv_heads);
+    float raw = s * a.scale;
+    float score = attune_score(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+    float by = attune_score_slope(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+    score = __float_as_uint(s) == __float_as_uint(FORBIDDEN) ? -ATTUNE_INF : score;
+    p = exp2_fast(__fmaf_rn(score, factor, -lse));
+    slope = p == 0.0f ? 0.0f : p * by;
+#else
+    p = slope = exp2_fast(__fmaf_rn(s, factor, -lse));
+#endif
+}
+
+/* S becomes P, in 16 bits in p, and in s times the score's derivative. kv: the thread's first key. */
+__device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[BLOCK_M / 16][4],
+                                              const attune_cuda_arguments &a, const note &n, int kv, u32 lse,
+                                              float factor)
+{
+    int column = (int)threadIdx.x % 4 * 2, q = n.q + column;
     if (n.flags & NOTE_MASK)
         forbid(s, a, n, q, kv);
-}
-
-/* P, in 16 bits in p, and in s times the score's derivative. */
-__device__ __forceinline__ void probabilities(float (&s)[TILE], const float (&slope)[HAVE_SCORE ? TILE : 1],
-                                              u32 (&p)[BLOCK_M / 16][4], u32 lse, float factor, int i)
-{
-    float2 l = load_two(lse + (i * 2 + threadIdx.x % 4 * 2) * 4);
-    s[i] = exp2_fast(__fmaf_rn(s[i], factor, -l.x));
-    s[i + 1] = exp2_fast(__fmaf_rn(s[i + 1], factor, -l.y));
-    s[i + 2] = exp2_fast(__fmaf_rn(s[i + 2], factor, -l.x));
-    s[i + 3] = exp2_fast(__fmaf_rn(s[i + 3], factor, -l.y));
-    p[i / 8][i / 4 % 2 * 2] = pack(s[i], s[i + 1]);
-    p[i / 8][i / 4 % 2 * 2 + 1] = pack(s[i + 2], s[i + 3]);
-    if constexpr (HAVE_SCORE) {
 #pragma unroll
-        for (int j = i; j < i + 4; j++)
-            s[j] = s[j] == 0.0f ? 0.0f : s[j] * slope[j];
+    for (int i = 0; i < TILE; i += 4) {
+        float2 l = load_two(lse + (i * 2 + column) * 4);
+        float x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            pair(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, q + i * 2 + j % 2, kv + j / 2 * 8, factor);
+        p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
+        p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
     }
 }
 
 /* dS = P * (dP - delta), in 16 bits. */
 __device__ __forceinline__ void differences(const float (&s)[TILE], const float (&d_p)[TILE],
-                                            u32 (&d_s)[BLOCK_M / 16][4], u32 delta, int i)
+                                            u32 (&d_s)[BLOCK_M / 16][4], u32 delta)
 {
-    float2 d = load_two(delta + (i * 2 + threadIdx.x % 4 * 2) * 4);
-    d_s[i / 8][i / 4 % 2 * 2] = pack(s[i] * (d_p[i] - d.x), s[i + 1] * (d_p[i + 1] - d.y));
-    d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(s[i + 2] * (d_p[i + 2] - d.x), s[i + 3] * (d_p[i + 3] - d.y));
+#pragma unroll
+    for (int i = 0; i < TILE; i += 4) {
+        float2 d = load_two(delta + (i * 2 + (int)threadIdx.x % 4 * 2) * 4);
+        d_s[i / 8][i / 4 % 2 * 2] = pack(s[i] * (d_p[i] - d.x), s[i + 1] * (d_p[i + 1] - d.y));
+        d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(s[i + 2] * (d_p[i + 2] - d.x), s[i + 3] * (d_p[i + 3] - d.y));
+    }
 }
 
 /* To shared memory: [row][key], as the left or right operand of dQ. */
@@ -443,8 +441,9 @@ __device__ __forceinline__ void store_dq(const float (&dq)[DQ_WIDTH / 2], u32 to
 /* dK or dV, to global memory. row: the thread's first. */
 template <int WIDTH, int COLUMNS>
 __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_cuda_view &v, int b, int h, int row,
-                                      int rows, float factor)
+                                      int rows, float factor, bool &good)
 {
+    float none = 0.0f; /* NaN once an element is not finite */
     int lane = (int)threadIdx.x % 32;
     element *base = (element *)v.address + b * v.batch + h * v.head;
     bool paired = ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 3) == 0;
@@ -456,6 +455,7 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
         element *to = base + kv * v.row + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < WIDTH / 8; n++) {
+            none = __fmaf_rn(d[n * 4 + half * 2], 0.0f, __fmaf_rn(d[n * 4 + half * 2 + 1], 0.0f, none));
             if (n * 8 >= COLUMNS || (COLUMNS % 8 && n * 8 + lane % 4 * 2 >= COLUMNS))
                 continue;
             u32 two = pack(d[n * 4 + half * 2] * factor, d[n * 4 + half * 2 + 1] * factor);
@@ -468,12 +468,13 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
             }
         }
     }
+    good = good && none == 0.0f;
 }
 
 /* -------------------------------------------------------------------------------------------------------- the owners
  */
 
-__device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune_cuda_gradients &g, control &c,
+__device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                     u32 memory)
 {
     int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 32;
@@ -495,46 +496,36 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         for (int i = 0; i < WIDTH_DV / 2; i++)
             dv[i] = 0.0f;
         barrier_wait(&c.keys_full, round & 1);
-        int kv0 = c.kv + own_row;
-#if ATTUNE_AHEAD
-        float s[TILE];
-        wgmma_fence();
-        multiply_keys<STEPS_D>(s, k, describe_k_major(memory + Q_AT + r.stage * Q_BYTES));
-#endif
+        int kv = c.kv + own_row;
         while (!(n.flags & NOTE_END)) {
             u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
             u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
             u32 p[BLOCK_M / 16][4], d_s[BLOCK_M / 16][4];
             {
-#if !ATTUNE_AHEAD
                 float s[TILE];
                 wgmma_fence();
                 multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile));
-#endif
                 float d_p[TILE];
-                wgmma_fence();
-                multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile));
-                float slope[HAVE_SCORE ? TILE : 1];
-                u32 lse = memory + LSE_AT + r.stage * ROW_BYTES, delta = memory + DELTA_AT + r.stage * ROW_BYTES;
-                wgmma_wait<!TOGETHER>();
+                if constexpr (!LATE) {
+                    wgmma_fence();
+                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile));
+                }
+                wgmma_wait<!LATE>();
                 accumulators_done(s);
-                score(s, slope, a, n, kv0);
-                if constexpr (!TOGETHER) {
-#pragma unroll
-                    for (int i = 0; i < TILE; i += 4)
-                        probabilities(s, slope, p, lse, factor, i);
-                    wgmma_wait<0>();
+                probabilities(s, p, a, n, kv, memory + LSE_AT + r.stage * ROW_BYTES, factor);
+                if constexpr (LATE) {
+                    wgmma_fence();
+                    multiply_rows<WIDTH_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile));
                 }
+                wgmma_wait<0>();
                 accumulators_done(d_p);
-#pragma unroll
-                for (int i = 0; i < TILE; i += 4) {
-                    if constexpr (TOGETHER)
-                        probabilities(s, slope, p, lse, factor, i);
-                    differences(s, d_p, d_s, delta, i);
-                }
+                differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES);
             }
-            wgmma_fence();
-            multiply_rows<WIDTH_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+            if constexpr (!LATE) {
+                wgmma_fence();
+                multiply_rows<WIDTH_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+            }
             store_ds(d_s, ds_tile + group * ROW_SLAB);
             fence_async();
             asm volatile("bar.sync 1, 256;" ::: "memory");
@@ -546,14 +537,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
             ring_next(r);
             barrier_wait(&c.full[r.stage], r.phase);
             n = c.notes[r.stage];
-#if ATTUNE_AHEAD
-            /* At the end of the tile S is of rows that were there before, and nobody looks at it. */
-            wgmma_fence();
-            multiply_keys<STEPS_D>(s, k, describe_k_major(memory + Q_AT + r.stage * Q_BYTES));
-            wgmma_wait<2>();
-#else
             wgmma_wait<1>();
-#endif
             accumulators_done(dq);
             barrier_wait(&c.dq_empty[group], dq_phase);
             dq_phase ^= 1;
@@ -562,17 +546,13 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
             __syncwarp();
             if (lane == 0)
                 barrier_arrive(&c.dq_full[group]);
-            wgmma_wait<ATTUNE_AHEAD>();
+            wgmma_wait<0>();
             accumulators_done(dk);
             accumulators_done(dv);
             if (lane == 0)
                 barrier_arrive(&c.empty[stage]);
-            ds_stage = ATTUNE_DS_STAGES == 1 ? 0 : ds_stage ^ 1;
+            ds_stage ^= 1; /* the other warp group may still read the present one */
         }
-#if ATTUNE_AHEAD
-        wgmma_wait<0>();
-        accumulators_done(s);
-#endif
         __syncwarp();
         if (lane == 0) {
             barrier_arrive(&c.empty[r.stage]);
@@ -580,13 +560,16 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         }
         ring_next(r);
         column at = column_at(a, g, n.q);
-        store<WIDTH_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, at.kv + own_row, a.kv_len, a.scale);
-        store<WIDTH_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, at.kv + own_row, a.kv_len, 1.0f);
+        bool good = true;
+        store<WIDTH_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, at.kv + own_row, a.kv_len, a.scale, good);
+        store<WIDTH_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, at.kv + own_row, a.kv_len, 1.0f, good);
+        if (!good)
+            *(volatile int *)g.redo = 1;
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attune_backward_sm90(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_gradients g,
+    attune_backward_sm90(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_backward g,
                          const __grid_constant__ tensor_map q_map, const __grid_constant__ tensor_map k_map,
                          const __grid_constant__ tensor_map v_map, const __grid_constant__ tensor_map do_map)
 {
@@ -618,81 +601,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------- before and after
+/* ------------------------------------------------------------------------------------------------------------- dQ
  */
 
 constexpr int DQ_TILE = GROUPS * DQ_BYTES / 4;
-constexpr int LANES = HEAD_DIM_V > 64 ? 16 : 8; /* to a row */
 
-/* The product of eight elements each. */
-__device__ __forceinline__ float product(const element *x, const element *y, int d, bool wide)
-{
-    float sum = 0.0f;
-    if (wide && d + 8 <= HEAD_DIM_V) {
-        uint4 u = *(const uint4 *)(x + d), w = *(const uint4 *)(y + d);
-        const u32 left[4] = {u.x, u.y, u.z, u.w}, right[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            sum += unpack(left[i] & 0xffffu) * unpack(right[i] & 0xffffu) +
-                   unpack(left[i] >> 16) * unpack(right[i] >> 16);
-    } else {
-        for (int i = d; i < d + 8 && i < HEAD_DIM_V; i++)
-            sum += unpack(x[i]) * unpack(y[i]);
-    }
-    return sum;
-}
-
-__device__ __forceinline__ bool wide(const attune_cuda_view &v)
+__device__ __forceinline__ bool is_wide(const attune_cuda_view &v)
 {
     return ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 15) == 0;
-}
-
-/* A workgroup of 256 for each tile of rows. Rows without keys, and those past the end, get an LSE with which P is 0. */
-extern "C" __global__ void __launch_bounds__(256)
-    attune_backward_rows_sm90(const __grid_constant__ attune_cuda_arguments a,
-                              const __grid_constant__ attune_cuda_gradients g)
-{
-    int tiles = row_tiles(a), plane = (int)blockIdx.x / tiles, q0 = ((int)blockIdx.x - plane * tiles) * BLOCK_M;
-    int b = plane / a.heads, h = plane - b * a.heads;
-    float4 *sums = (float4 *)g.dq + (i64)blockIdx.x * (DQ_TILE / 4);
-#pragma unroll 4
-    for (int i = (int)threadIdx.x; i < DQ_TILE / 4; i += 256)
-        sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    bool vector = wide(a.o) && wide(g.d_o);
-    const element *o = (const element *)a.o.address + b * a.o.batch + h * a.o.head;
-    const element *d_o = (const element *)g.d_o.address + b * g.d_o.batch + h * g.d_o.head;
-    int lane = (int)threadIdx.x % LANES;
-#pragma unroll 4
-    for (int row = (int)threadIdx.x / LANES; row < BLOCK_M; row += 256 / LANES) {
-        int q = q0 + row;
-        float delta = 0.0f, lse = ATTUNE_INF;
-        if (q < a.q_len) {
-            delta = product(o + q * a.o.row, d_o + q * g.d_o.row, lane * 8, vector);
-            lse = ((const float *)a.lse.address)[b * a.lse.batch + h * a.lse.head + q * a.lse.row];
-        }
-#pragma unroll
-        for (int i = LANES / 2; i > 0; i /= 2)
-            delta += __shfl_xor_sync(0xffffffffu, delta, i);
-        if (lane == 0) {
-            bool empty = lse == -ATTUNE_INF || q >= a.q_len;
-            if (!empty && g.d_lse.address)
-                delta -= ((const float *)g.d_lse.address)[b * g.d_lse.batch + h * g.d_lse.head + q * g.d_lse.row];
-            ((float *)g.delta)[(i64)blockIdx.x * BLOCK_M + row] = empty ? 0.0f : delta;
-            ((float *)g.lse)[(i64)blockIdx.x * BLOCK_M + row] = empty ? ATTUNE_INF : lse * ATTUNE_LOG2E;
-        }
-    }
 }
 
 /* dQ from its sums: a workgroup of 256 for each tile of rows. */
 extern "C" __global__ void __launch_bounds__(256)
     attune_backward_dq_sm90(const __grid_constant__ attune_cuda_arguments a,
-                            const __grid_constant__ attune_cuda_gradients g)
+                            const __grid_constant__ attune_cuda_backward g)
 {
     constexpr int PITCH = (TURNED ? 128 : WIDTH_D) + 4;
     __shared__ __align__(16) float tile[BLOCK_M * PITCH];
     int tiles = row_tiles(a), plane = (int)blockIdx.x / tiles, q0 = ((int)blockIdx.x - plane * tiles) * BLOCK_M;
     int b = plane / a.heads, h = plane - b * a.heads;
-    const float4 *sums = (const float4 *)g.dq + (i64)blockIdx.x * (DQ_TILE / 4);
+    const float4 *sums = (const float4 *)sums_at(g, row_at(a, g, b, h, q0), 0);
+    float none = 0.0f; /* NaN once an element is not finite */
 #pragma unroll 4
     for (int i = (int)threadIdx.x; i < DQ_TILE / 4; i += 256) {
         float4 four = sums[i];
@@ -702,12 +631,15 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int r = row + j / 2 * 8, at = column + j % 2;
+            none = __fmaf_rn(x[j], 0.0f, none);
             tile[TURNED ? at * PITCH + r : r * PITCH + at] = x[j] * a.scale;
         }
     }
+    if (none != 0.0f)
+        *(volatile int *)g.redo = 1;
     __syncthreads();
     element *out = (element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
-    bool vector = wide(g.d_q);
+    bool vector = is_wide(g.d_q);
     constexpr int PIECES = (HEAD_DIM + 7) / 8;
     for (int i = (int)threadIdx.x; i < BLOCK_M * PIECES; i += 256) {
         int row = i / PIECES, d = i % PIECES * 8;
