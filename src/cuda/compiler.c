@@ -280,7 +280,7 @@ const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cu
     if (role == ATTUNE__CUDA_DELTA)
         return "attune_delta";
     if (choice->direction == ATTUNE_BACKWARD)
-        return "attune_backward_sm80";
+        return choice->use_tma ? "attune_backward_sm90" : "attune_backward_sm80";
     return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
 }
 
@@ -289,6 +289,7 @@ attune_status attune__cuda_fallback(const attune_limits *limits, const attune__s
     const attune_kernel_options options = {
         .struct_size = sizeof options,
         .fwd = {.kernel = "cuda_sm80", .force_use_flex_attention = ATTUNE_ON},
+        .bwd = {.kernel = "cuda_sm80"},
     };
     return attune__plan_choose(limits, shape, &options, decision);
 }
@@ -325,7 +326,7 @@ static const char *file_of(const attune_plan_choice *choice, attune__cuda_role r
     if (role == ATTUNE__CUDA_DELTA)
         return "delta.cu";
     if (choice->direction == ATTUNE_BACKWARD)
-        return choice->use_tma ? NULL : "backward_sm80.cu";
+        return choice->use_tma ? "backward_sm90.cu" : "backward_sm80.cu";
     return choice->use_tma ? "forward_sm90.cu" : choice->decode ? "decode_sm80.cu" : "forward_sm80.cu";
 }
 
@@ -336,7 +337,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     const attune_plan_choice *choice = desc->choice;
     const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
     const char *file = file_of(choice, role);
-    if (!file || (!hopper && strcmp(choice->kernel, "cuda_sm80") != 0))
+    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0))
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
     *kernel = begin_kernel(file, architecture, hopper && role != ATTUNE__CUDA_DELTA);
     add_option(kernel, "DTYPE", s->dtype == ATTUNE_F16 ? 1 : s->dtype == ATTUNE_BF16 ? 2 : 3);

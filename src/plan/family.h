@@ -95,6 +95,7 @@ typedef struct attune__family {
     const char *missing;  /* why no plan may choose it yet; NULL = it may */
     uint32_t dtypes;      /* bits 1 << attune_dtype */
     uint32_t decode_rows; /* the fewest rows for which automatic decode takes it */
+    const char *(*refuses)(const attune__search *search); /* what of the problem it cannot have; NULL = nothing */
     uint32_t reads[ATTUNE__PASS_COUNT]; /* option bits, without those of the planner itself; 0 = it has no such pass */
 
     /* The tiles of a pass, from the fastest to the smallest. */
