@@ -22,10 +22,8 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
         if (found->family->backend == ATTUNE_BACKEND_CUDA) {
             const attune__cuda_workspace w =
                 attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, s->capture_gradient_elements);
-            return !found->family->tma ? w.size
-                                       : attune__round_up64(w.sums + attune__cuda_sm90_backward_sums(
-                                                                         &w, s->batch, s->heads, s->head_dim),
-                                                            256);
+            const uint64_t hopper = w.sums + attune__cuda_sm90_backward_sums(&w, s->batch, s->heads, s->head_dim);
+            return segments + (found->family->tma ? attune__round_up64(hopper, 256) : w.size);
         }
         /* delta = rowsum(dO * O) - dLSE */
         uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);

@@ -168,9 +168,10 @@ attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const
 
 /* ----------------------------------------------------------------------------------------------------------- sm90a */
 
-/* Two warp groups of 64 keys each, and one that loads; with heads up to 64 they also share 128 rows of dQ. */
-static const attune__tile sm90_64[] = {ATTUNE__TILES(128, 128, 0, 0, 2, 12)};
-static const attune__tile sm90_128[] = {ATTUNE__TILES(64, 128, 0, 0, 2, 12)};
+/* Two warp groups of 64 keys each, and one that loads; with heads up to 64 they also share 128 rows of dQ. One kernel
+ * gives all: there is no second tile. */
+static const attune__tile sm90_64[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 12)};
+static const attune__tile sm90_128[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 12)};
 
 const char *attune__cuda_sm90_backward_refuses(const attune__search *search)
 {
