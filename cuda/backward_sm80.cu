@@ -28,6 +28,8 @@ constexpr u32 OWN_BYTES = OWN * (PAD_D + PAD_DV) * sizeof(element);
 constexpr u32 OTHER_BYTES = OTHER * (PAD_D + PAD_DV) * sizeof(element), ROW_BYTES = OWN_KEYS ? OTHER * 8 : 0;
 constexpr u32 SECOND = OTHER * PAD_D * sizeof(element); /* where V or dO stands behind K or Q */
 
+constexpr int ROWS_HELD = OWN_KEYS ? 1 : ROW_TILES * 2; /* whose lse and delta a thread keeps */
+
 typedef float scores[ROW_TILES][N_TILES][4];
 
 /* A tile of the other side, and where it stands. */
@@ -234,35 +236,57 @@ __device__ __forceinline__ float probability(float score, float lse, float facto
 }
 
 /* 5: P, and dS with respect to what the score expression gave. Where P is not wanted and the score is, s keeps it. */
-__device__ __forceinline__ void normalise(scores &s, scores &dp, const forbidden &f, const attune_cuda_arguments &a,
-                                          const spot &p, const float (&lse)[OWN_KEYS ? N_TILES * 2 : ROW_TILES * 2],
-                                          const float (&delta)[OWN_KEYS ? N_TILES * 2 : ROW_TILES * 2], float factor,
+__device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, const attune_cuda_arguments &a,
+                                          const spot &p, int q, int kv, float lse, float delta, float factor,
                                           bool careful)
 {
-    FOR_PAIRS(r, n, i)
-    {
-        int of = OWN_KEYS ? n * 2 + i % 2 : r * 2 + i / 2, bit = (r * N_TILES + n) * 4 + i;
-        float score = s[r][n][i];
+    float score = s;
 #if ATTUNE_HAVE_SCORE
-        score = attune_score(p.b, p.h, query_of(p, r, n, i), key_of(p, r, n, i), p.h_kv, a.q_len, a.kv_len, score,
-                             a.score_symbols);
+    score = attune_score(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
 #endif
-        float x = probability(score, lse[of], factor);
-        if (HAVE_SCORE && f.bits[bit / 32] >> bit % 32 & 1)
-            x = 0.0f;
-        float d = x == 0.0f ? 0.0f : x * (dp[r][n][i] - delta[of]);
+    float x = probability(score, lse, factor);
+    if (HAVE_SCORE && !allowed)
+        x = 0.0f;
+    float d = x == 0.0f ? 0.0f : x * (dp - delta);
 #if ATTUNE_HAVE_SCORE && !ATTUNE_HAVE_READS
-        if (d != 0.0f)
-            d *= attune_score_slope(p.b, p.h, query_of(p, r, n, i), key_of(p, r, n, i), p.h_kv, a.q_len, a.kv_len,
-                                    s[r][n][i], a.score_symbols);
+    if (d != 0.0f)
+        d *= attune_score_slope(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
 #endif
-        dp[r][n][i] = d;
+    dp = d;
+    if constexpr (OWN_KEYS) {
+        /* dO counts as 0 where it is not finite: what it would have given is no number. */
+        if (careful && x != 0.0f && !(fabsf(delta) < ATTUNE_INF))
+            x = __int_as_float(0x7fffffff);
+        s = x;
+    }
+}
+
+/* lse and delta: of the thread's own rows. With keys of its own those of the columns stand at `data`. */
+__device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbidden &f, const attune_cuda_arguments &a,
+                                              const spot &p, const float (&lse)[ROWS_HELD],
+                                              const float (&delta)[ROWS_HELD], u32 data, float factor, bool careful)
+{
+    data += (u32)(thread_here() % 4) * 8;
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+        float column[4];
         if constexpr (OWN_KEYS) {
-            /* dO counts as 0 where it is not finite: what it would have given is no number. */
-            if (careful && x != 0.0f && !(fabsf(delta[of]) < ATTUNE_INF))
-                x = __int_as_float(0x7fffffff);
-            s[r][n][i] = x;
+            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                         : "=f"(column[0]), "=f"(column[1])
+                         : "r"(data + (u32)n * 32));
+            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                         : "=f"(column[2]), "=f"(column[3])
+                         : "r"(data + (u32)n * 32 + OTHER * 4));
         }
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int bit = (r * N_TILES + n) * 4 + i, of = r * 2 + i / 2;
+                normalise(s[r][n][i], dp[r][n][i], !(f.bits[bit / 32] >> bit % 32 & 1), a, p, query_of(p, r, n, i),
+                          key_of(p, r, n, i), OWN_KEYS ? column[i % 2] : lse[OWN_KEYS ? 0 : of],
+                          OWN_KEYS ? column[2 + i % 2] : delta[OWN_KEYS ? 0 : of], factor, careful);
+            }
     }
 }
 
@@ -439,7 +463,6 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
         clear(sum_1);
     if constexpr (SECOND_TOO)
         clear(sum_2);
-    constexpr int ROWS_HELD = OWN_KEYS ? N_TILES * 2 : ROW_TILES * 2;
     float lse[ROWS_HELD], delta[ROWS_HELD];
     if constexpr (!OWN_KEYS) {
 #pragma unroll
@@ -478,21 +501,11 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
         else
             FOR_PAIRS(r, n, i) dp[r][n][i] = 0.0f;
         int lane = thread_here() % 32;
-        if constexpr (OWN_KEYS) {
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++) {
-                u32 at = data + (u32)(n * 8 + lane % 4 * 2) * 4;
-                asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(lse[2 * n]), "=f"(lse[2 * n + 1]) : "r"(at));
-                asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
-                             : "=f"(delta[2 * n]), "=f"(delta[2 * n + 1])
-                             : "r"(at + OTHER * 4));
-            }
-        }
         spot p = {now.b, now.h, now.h / (a.heads / a.kv_heads), row, now.first + lane % 4 * 2};
         bool edge = OWN_KEYS ? first + OWN > a.kv_len : now.first + OTHER > a.kv_len;
         fold(s, a.scale);
         mask_pairs(f_pairs, s, a, p, now, edge);
-        normalise(s, dp, f_pairs, a, p, lse, delta, factor, careful);
+        normalise_all(s, dp, f_pairs, a, p, lse, delta, data, factor, careful);
 #if ATTUNE_HAVE_READS
         chain(s, dp, a, back, p, careful);
 #endif
@@ -512,6 +525,17 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
+    /* The place once more, hidden from the compiler: in the loop its registers are needed. */
+    int again;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(again));
+#if ATTUNE_OWN_KEYS
+    column c = column_place(a, back, again, ROLES);
+    b = c.b, h = c.h_kv, first = c.kv;
+#else
+    place c = tile_place(a, again);
+    b = c.b, h = c.h, first = c.q;
+#endif
+    row = first + thread_here() / 32 * (OWN / ATTUNE_NUM_WARPS) + thread_here() % 32 / 4;
     bool good = true;
     if constexpr (FIRST)
         good = is_finite(sum_1);

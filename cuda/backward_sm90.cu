@@ -617,7 +617,7 @@ extern "C" __global__ void __launch_bounds__(256)
                             const __grid_constant__ attune_cuda_backward g)
 {
     constexpr int PITCH = (TURNED ? 128 : WIDTH_D) + 4;
-    __shared__ __align__(16) float tile[BLOCK_M * PITCH];
+    extern __shared__ __align__(16) float tile[]; /* [BLOCK_M][PITCH] */
     int tiles = row_tiles(a), plane = (int)blockIdx.x / tiles, q0 = ((int)blockIdx.x - plane * tiles) * BLOCK_M;
     int b = plane / a.heads, h = plane - b * a.heads;
     const float4 *sums = (const float4 *)sums_at(g, row_at(a, g, b, h, q0), 0);

@@ -14,7 +14,7 @@
 attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc)
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
-    program->apart = attune__cuda_backward_apart(desc->shape->head_dim, desc->shape->head_dim_v);
+    program->apart = attune__cuda_backward_apart(desc->shape);
     program->head_dim = desc->shape->head_dim;
     ATTUNE__TRY(attune__cuda_enter(device));
     attune__cu_result result = device->driver.module_function(&program->sums, program->delta.module, "attune_sums");
@@ -119,7 +119,8 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
     } steps[] = {
         {program->delta.function, n->delta, DELTA_THREADS, 0, parameters},
         {hopper->function, n->hopper, hopper->threads, hopper->shared_memory, parameters},
-        {program->dq, n->dq, DQ_THREADS, 0, parameters},
+        {program->dq, n->dq, DQ_THREADS, attune__cuda_sm90_backward_dq_bytes(program->head_dim, hopper->block_m),
+         parameters},
         {keys->function, n->keys, keys->threads, keys->shared_memory, parameters},
         {rows->function, n->rows, rows->threads, rows->shared_memory, parameters},
         {program->sums, n->sums, SUMS_THREADS, 0, sums_parameters},

@@ -357,7 +357,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
         const bool reads = desc->gradient && desc->gradient->read_count && s->capture_gradient_elements;
         add_option(kernel, "HAVE_READS", reads && role == ATTUNE__CUDA_ROWS);
         add_option(kernel, "OWN_KEYS", role != ATTUNE__CUDA_ROWS);
-        add_option(kernel, "APART", attune__cuda_backward_apart(s->head_dim, s->head_dim_v));
+        add_option(kernel, "APART", attune__cuda_backward_apart(s));
     }
     return desc->mask || desc->score ? write_mods(allocator, desc, &m, &kernel->mods) : ATTUNE_OK;
 }

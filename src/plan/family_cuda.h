@@ -24,7 +24,7 @@ typedef struct attune__cuda_workspace {
 attune__cuda_workspace attune__cuda_backward_workspace(int64_t batch, int64_t heads, int64_t q_len, uint64_t elements);
 
 /* Whether dK and dV are made by workgroups of their own: together they would fill the registers. */
-bool attune__cuda_backward_apart(uint32_t head_dim, uint32_t head_dim_v);
+bool attune__cuda_backward_apart(const attune__shape *shape);
 
 /* Shared memory of the kernel for dK and dV, and of that for dQ. */
 void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_plan_choice *choice, uint32_t bytes[2]);
@@ -39,6 +39,8 @@ void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_p
  */
 uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
                                          uint32_t head_dim);
+/* The shared memory of the kernel that rounds dQ. */
+uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t block_m);
 
 /* The functions of attune__family for this pass. */
 const char *attune__cuda_sm90_backward_refuses(const attune__search *search);

@@ -19,7 +19,7 @@ static const attune__tile large_64[] = {
     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
 };
 static const attune__tile large_128[] = {
-    ATTUNE__TILES(64, 128, 128, 64, 2, 8),
+    ATTUNE__TILES(32, 128, 128, 64, 2, 8),
     ATTUNE__TILES(32, 64, 64, 32, 2, 4),
     ATTUNE__TILES(32, 32, 32, 32, 1, 2),
     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
@@ -37,8 +37,8 @@ static const attune__tile small_128[] = {
 };
 /* float32 */
 static const attune__tile wide_64[] = {
-    ATTUNE__TILES(32, 128, 128, 32, 1, 8),
-    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(16, 128, 128, 32, 1, 8),
+    ATTUNE__TILES(16, 64, 64, 32, 1, 4),
     ATTUNE__TILES(16, 32, 32, 16, 1, 2),
     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
 };
@@ -118,6 +118,12 @@ const char *attune__cuda_sm80_backward_refuse(const attune__search *search, cons
     const char *why = attune__refuse_numbers(search, tile, 16, ATTUNE__CUDA_ROW_BLOCK, option);
     if (why)
         return why;
+    static const attune__option rows[] = {ATTUNE__BLOCK_M1, ATTUNE__BLOCK_M2};
+    for (size_t i = 0; i < COUNT(rows); i++)
+        if (ATTUNE__CUDA_ROW_BLOCK % tile->value[rows[i]]) {
+            *option = rows[i];
+            return "it must divide 128";
+        }
     if (!warps_divide(tile)) {
         *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_N1;
         return "each of the num_warps warps takes 16 rows of BLOCK_N1 and of BLOCK_M2, or a multiple";
@@ -125,9 +131,10 @@ const char *attune__cuda_sm80_backward_refuse(const attune__search *search, cons
     return NULL;
 }
 
-bool attune__cuda_backward_apart(uint32_t head_dim, uint32_t head_dim_v)
+bool attune__cuda_backward_apart(const attune__shape *s)
 {
-    return attune__round_up(head_dim, 16) + attune__round_up(head_dim_v, 16) > 320;
+    const uint32_t columns = attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16);
+    return columns > (attune__dtype_bytes(s) == 4 ? 128u : 320u);
 }
 
 /*
@@ -156,7 +163,7 @@ attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const
     uint32_t bytes[2];
     attune__cuda_sm80_backward_bytes(s, &choice, bytes);
     /* S and dP in float32; dK and dV, or dQ. Where dK and dV are apart, each workgroup has one of them. */
-    const uint32_t sums = attune__cuda_backward_apart(s->head_dim, s->head_dim_v) ? (d > dv ? d : dv) : d + dv;
+    const uint32_t sums = attune__cuda_backward_apart(s) ? (d > dv ? d : dv) : d + dv;
     const uint32_t keys = share(v[ATTUNE__BLOCK_N1], warps) * (v[ATTUNE__BLOCK_M1] + sums / 2);
     const uint32_t rows = share(v[ATTUNE__BLOCK_M2], warps) * (v[ATTUNE__BLOCK_N2] + d / 2);
     return (attune__cost){
@@ -233,6 +240,11 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
         .registers = 32 + (d + dv) / 2 + m,
         .launched_registers = 168,
     };
+}
+
+uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t block_m)
+{
+    return block_m * (dq_columns(head_dim) + 4) * 4;
 }
 
 uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
