@@ -40,6 +40,7 @@
  *                                              defined right only where |score| is at most that
  *
  *     float attune_score_slope(as attune_score): d attune_score / d score, in backward kernels
+ *     float attune_score_slope_near(as attune_score), in backward kernels with ATTUNE_HAVE_SCORE_NEAR: likewise
  *     ATTUNE_READS(X): X(i, symbol, how) for each read of a floating-point capture, in backward kernels with
  *                      ATTUNE_HAVE_READS; then
  *     float attune_read_<i>(as attune_score): d attune_score / d what is read

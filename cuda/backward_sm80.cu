@@ -26,6 +26,9 @@ constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1, D_TILES = PAD_D / 8;
 constexpr int ROLES = OWN_KEYS && ATTUNE_APART ? 2 : 1;
 constexpr u32 OWN_BYTES = OWN * (PAD_D + PAD_DV) * sizeof(element);
 constexpr u32 OTHER_BYTES = OTHER * (PAD_D + PAD_DV) * sizeof(element), ROW_BYTES = OWN_KEYS ? OTHER * 8 : 0;
+/* The walk and the tiles that it found stand in shared memory: registers are for the sums. */
+constexpr int NOTES = AHEAD + 2;
+constexpr u32 WALK_BYTES = 256, NOTE_BYTES = round_up(NOTES * 16, 128);
 constexpr u32 SECOND = OTHER * PAD_D * sizeof(element); /* where V or dO stands behind K or Q */
 
 constexpr int ROWS_HELD = OWN_KEYS ? 1 : ROW_TILES * 2; /* whose lse and delta a thread keeps */
@@ -38,7 +41,7 @@ struct other {
     bool whole;
 };
 
-/* What a workgroup owns, and its walk. */
+/* What a workgroup owns, and its walk, which its first thread walks. */
 #if ATTUNE_OWN_KEYS
 struct feed {
     column c;
@@ -74,6 +77,24 @@ __device__ __forceinline__ other feed_take(feed &f, const attune_cuda_arguments 
     return {f.p.b, f.p.h, k.kv, k.whole};
 }
 #endif
+static_assert(sizeof(feed) <= WALK_BYTES);
+
+/* Notes the next tile; by the first thread alone. */
+__device__ __forceinline__ void feed_note(unsigned char *walk, int index, const attune_cuda_arguments &a,
+                                          const attune_cuda_backward &back)
+{
+    other t = feed_take(*(feed *)walk, a, back);
+    *(int4 *)(walk + WALK_BYTES + index % NOTES * 16) = make_int4(t.b, t.h, t.first, t.whole);
+}
+
+__device__ __forceinline__ other noted(const unsigned char *walk, int index)
+{
+    int b, h, first, whole;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(b), "=r"(h), "=r"(first), "=r"(whole)
+                 : "r"(shared_address(walk) + WALK_BYTES + (u32)(index % NOTES) * 16));
+    return {b, h, first, (bool)whole};
+}
 
 template <int ROWS>
 __device__ __forceinline__ void load_both(u32 to, const attune_cuda_view &x, const attune_cuda_view &y, int b, int h,
@@ -442,17 +463,24 @@ __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], c
 
 /* FIRST: dK, or dQ; BOTH or not FIRST: dV. Returns whether every sum is finite; only then, or if careful, it stores. */
 template <bool FIRST, bool SECOND_TOO>
-__device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune_cuda_backward &back, u32 memory,
-                                    bool careful)
+__device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune_cuda_backward &back,
+                                    unsigned char *bytes, bool careful)
 {
-    u32 others = memory + OWN_BYTES, row_data = others + STAGES * OTHER_BYTES;
-    feed f;
-    feed_begin(f, a, back);
+    u32 memory = shared_address(bytes), others = memory + OWN_BYTES, row_data = others + STAGES * OTHER_BYTES;
+    unsigned char *walk = bytes + OWN_BYTES + STAGES * (OTHER_BYTES + ROW_BYTES);
+    if (threadIdx.x == 0) {
+        feed_begin(*(feed *)walk, a, back);
+#pragma unroll 1
+        for (int i = 0; i <= AHEAD; i++)
+            feed_note(walk, i, a, back);
+    }
 #if ATTUNE_OWN_KEYS
-    int b = uniform(f.c.b), h = uniform(f.c.h_kv), first = uniform(f.c.kv), limit = a.kv_len;
+    column c = column_place(a, back, (int)blockIdx.x, ROLES);
+    int b = uniform(c.b), h = uniform(c.h_kv), first = uniform(c.kv), limit = a.kv_len;
     load_both<OWN>(memory, a.k, a.v, b, h, first, limit);
 #else
-    int b = uniform(f.p.b), h = uniform(f.p.h), first = uniform(f.p.q), limit = a.q_len;
+    place c = tile_place(a, (int)blockIdx.x);
+    int b = uniform(c.b), h = uniform(c.h), first = uniform(c.q), limit = a.q_len;
     load_both<OWN>(memory, a.q, back.d_o, b, h, first, limit);
 #endif
     int warp = thread_here() / 32 * (OWN / ATTUNE_NUM_WARPS), row = first + warp + thread_here() % 32 / 4;
@@ -473,26 +501,25 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
         }
     }
 
-    other next[AHEAD];
+    __syncthreads();
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) {
-        next[i] = feed_take(f, a, back);
-        load_other(others + i * OTHER_BYTES, row_data + i * ROW_BYTES, a, back, next[i]);
-    }
+    for (u32 i = 0; i < AHEAD; i++)
+        load_other(others + i * OTHER_BYTES, row_data + i * ROW_BYTES, a, back, noted(walk, (int)i));
     u32 stage = 0;
-    while (next[0].first >= 0) {
-        other now = next[0];
-#pragma unroll
-        for (int i = 0; i + 1 < AHEAD; i++)
-            next[i] = next[i + 1];
-        next[AHEAD - 1] = feed_take(f, a, back);
+#pragma unroll 1
+    for (int index = 0;; index++) {
+        other now = noted(walk, index);
+        if (now.first < 0)
+            break;
         u32 tile = others + stage * OTHER_BYTES, data = row_data + stage * ROW_BYTES;
         copy_wait<AHEAD - 1>();
         __syncthreads();
         if constexpr (STAGES > 1) {
             u32 free = stage == 0 ? STAGES - 1 : stage - 1;
-            load_other(others + free * OTHER_BYTES, row_data + free * ROW_BYTES, a, back, next[AHEAD - 1]);
+            load_other(others + free * OTHER_BYTES, row_data + free * ROW_BYTES, a, back, noted(walk, index + AHEAD));
         }
+        if (threadIdx.x == 0)
+            feed_note(walk, index + AHEAD + 1, a, back);
         scores s, dp;
         forbidden f_pairs;
         multiply_qk<CHUNKS_D>(s, memory, tile, warp);
@@ -520,7 +547,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
             multiply_pv<D_TILES, CHUNKS_D>(sum_1, dp, tile);
         if constexpr (STAGES == 1) {
             __syncthreads();
-            load_other(tile, data, a, back, next[0]);
+            load_other(tile, data, a, back, noted(walk, index + 1));
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
@@ -529,10 +556,10 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
     int again;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(again));
 #if ATTUNE_OWN_KEYS
-    column c = column_place(a, back, again, ROLES);
+    c = column_place(a, back, again, ROLES);
     b = c.b, h = c.h_kv, first = c.kv;
 #else
-    place c = tile_place(a, again);
+    c = tile_place(a, again);
     b = c.b, h = c.h, first = c.q;
 #endif
     row = first + thread_here() / 32 * (OWN / ATTUNE_NUM_WARPS) + thread_here() % 32 / 4;
@@ -552,7 +579,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
 
 template <bool FIRST, bool SECOND_TOO>
 __device__ __forceinline__ void run_until_good(const attune_cuda_arguments &a, const attune_cuda_backward &back,
-                                               u32 memory)
+                                               unsigned char *memory)
 {
     bool careful = false;
 #pragma unroll 1
@@ -565,14 +592,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                          const __grid_constant__ attune_cuda_backward back)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    static_assert(planned(OWN_BYTES + STAGES * (OTHER_BYTES + ROW_BYTES), 0));
+    static_assert(planned(OWN_BYTES + STAGES * (OTHER_BYTES + ROW_BYTES) + WALK_BYTES + NOTE_BYTES, 0));
     if (back.redo && !*(const int *)back.redo)
         return;
     if constexpr (ROLES == 2) {
         if (blockIdx.x % 2)
-            run_until_good<true, false>(a, back, shared_address(memory));
+            run_until_good<true, false>(a, back, memory);
         else
-            run_until_good<false, true>(a, back, shared_address(memory));
+            run_until_good<false, true>(a, back, memory);
     } else
-        run_until_good<true, OWN_KEYS>(a, back, shared_address(memory));
+        run_until_good<true, OWN_KEYS>(a, back, memory);
 }

@@ -20,6 +20,10 @@
 #include "hopper.cuh"
 #include "wgmma.cuh"
 
+#ifndef ATTUNE_HAVE_SCORE_NEAR
+#define ATTUNE_HAVE_SCORE_NEAR 0
+#endif
+
 constexpr int GROUPS = 2; /* of consumers */
 static_assert(BLOCK_N == 64 * GROUPS && THREADS == 128 * (GROUPS + 1) && STAGES == 2, "two warp groups own 64 keys each");
 constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
@@ -369,15 +373,38 @@ __device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_argum
             s[i] = FORBIDDEN;
 }
 
-/* P of one pair, and P times the score's derivative. */
+/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
+__device__ __forceinline__ bool near_zero(const float (&s)[TILE], float scale)
+{
+#ifdef ATTUNE_SCORE_NEAR
+    float top[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < TILE; i++)
+        top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
+    return __all_sync(0xffffffffu, fmaxf(top[0], top[1]) * fabsf(scale) <= ATTUNE_SCORE_NEAR);
+#else
+    return ATTUNE_HAVE_SCORE_NEAR;
+#endif
+}
+
+/* P of one pair, and P times the score's derivative. NEAR: in the cheaper form; kv0: some key of the thread. */
+template <bool NEAR>
 __device__ __forceinline__ void pair(float s, float lse, float &p, float &slope, const attune_cuda_arguments &a,
-                                     const note &n, int q, int kv, float factor)
+                                     const note &n, int q, int kv, int kv0, float factor)
 {
 #if ATTUNE_HAVE_SCORE
     int h_kv = n.h / (a.heads / a.kv_heads);
-    float raw = s * a.scale;
-    float score = attune_score(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
-    float by = attune_score_slope(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+    float raw = s * a.scale, score, by;
+#if ATTUNE_HAVE_SCORE_NEAR
+    if constexpr (NEAR) {
+        score = attune_score_near(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols, kv0);
+        by = attune_score_slope_near(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols, kv0);
+    } else
+#endif
+    {
+        score = attune_score(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+        by = attune_score_slope(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+    }
     score = __float_as_uint(s) == __float_as_uint(FORBIDDEN) ? -ATTUNE_INF : score;
     p = exp2_fast(__fmaf_rn(score, factor, -lse));
     slope = p == 0.0f ? 0.0f : p * by;
@@ -386,24 +413,37 @@ __device__ __forceinline__ void pair(float s, float lse, float &p, float &slope,
 #endif
 }
 
-/* S becomes P, in 16 bits in p, and in s times the score's derivative. kv: the thread's first key. */
-__device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[BLOCK_M / 16][4],
-                                              const attune_cuda_arguments &a, const note &n, int kv, u32 lse,
-                                              float factor)
+/* S becomes P, in 16 bits in p, and in s times the score's derivative. */
+template <bool NEAR>
+__device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[BLOCK_M / 16][4], const attune_cuda_arguments &a,
+                                      const note &n, int q, int kv, u32 lse, float factor)
 {
-    int column = (int)threadIdx.x % 4 * 2, q = n.q + column;
-    if (n.flags & NOTE_MASK)
-        forbid(s, a, n, q, kv);
+    int column = (int)threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
         float2 l = load_two(lse + (i * 2 + column) * 4);
         float x[4];
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            pair(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, q + i * 2 + j % 2, kv + j / 2 * 8, factor);
+            pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, q + i * 2 + j % 2, kv + j / 2 * 8, kv,
+                       factor);
         p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
         p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
     }
+}
+
+/* kv: the thread's first key. */
+__device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[BLOCK_M / 16][4],
+                                              const attune_cuda_arguments &a, const note &n, int kv, u32 lse,
+                                              float factor)
+{
+    int q = n.q + (int)threadIdx.x % 4 * 2;
+    if (n.flags & NOTE_MASK)
+        forbid(s, a, n, q, kv);
+    if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, a.scale))
+        pairs<true>(s, p, a, n, q, kv, lse, factor);
+    else
+        pairs<false>(s, p, a, n, q, kv, lse, factor);
 }
 
 /* dS = P * (dP - delta), in 16 bits. */

@@ -224,6 +224,12 @@ static mods recognise(const attune__program_desc *desc)
     m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
     m.near = desc->score && desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
              attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    /* The slope's nodes are the score's and others that are made of them. */
+    if (m.near && desc->gradient) {
+        float limit;
+        m.near = attune__ctext_near_slope(desc->gradient, "", &nowhere, &limit);
+        m.limit = limit < m.limit ? limit : m.limit;
+    }
     return m;
 }
 
@@ -240,7 +246,10 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         attune__ctext_gradient(desc->gradient, text);
     if (m->near) {
         char literal[ATTUNE__FLOAT_TEXT];
-        attune__ctext_near(desc->score, "attune_score_near", text, &m->limit);
+        float limit;
+        attune__ctext_near(desc->score, "attune_score_near", text, &limit);
+        if (desc->gradient)
+            attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", text, &limit);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
         if (isfinite(m->limit)) {
             attune__float_text(m->limit, literal);

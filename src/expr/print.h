@@ -45,6 +45,8 @@ bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text 
 #define ATTUNE__READ_KEY  2 /* those of a column */
 #define ATTUNE__READ_PAIR 3
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text);
+/* attune_score_slope as attune__ctext_near writes the score. */
+bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name, attune__text *text, float *limit);
 
 /* For writers of text. Bounds hold for every index; values are constants t0, t1, ... for each node that uses none of
  * the variables `without`, which declare writes one by one; an operand is what names such a node. */

@@ -68,6 +68,7 @@ static void fill(const attune__search *search, const attune__found *found, attun
         .blocks_are_contiguous = o->blocks_are_contiguous == ATTUNE_ON,
         .rows_guaranteed_safe = o->rows_guaranteed_safe == ATTUNE_ON,
         .write_dq = back && o->write_dq != ATTUNE_OFF,
+        .deterministic = !(found->family->unordered >> search->pass & 1),
     };
     uint32_t rejected = decision->rejection_count;
     snprintf(decision->why, sizeof decision->why, "%s",

@@ -399,6 +399,7 @@ const attune__family attune__cuda_sm90a = {
     .tma = true,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .refuses = sm90_refuses,
+    .unordered = 1u << ATTUNE__PASS_BACKWARD,
     .reads = SM90_READS,
     .tiles = sm90_tiles,
     .settle = sm90_settle,

@@ -18,8 +18,15 @@ static const attune__tile large_64[] = {
     ATTUNE__TILES(32, 32, 32, 32, 1, 2),
     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
 };
+/* Where two workgroups have room, they hide each other's waits. */
+static const attune__tile huge_128[] = {
+    ATTUNE__TILES(64, 64, 128, 32, 2, 4),
+    ATTUNE__TILES(32, 64, 64, 32, 2, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
 static const attune__tile large_128[] = {
-    ATTUNE__TILES(32, 128, 128, 64, 2, 8),
+    ATTUNE__TILES(64, 128, 128, 64, 2, 8),
     ATTUNE__TILES(32, 64, 64, 32, 2, 4),
     ATTUNE__TILES(32, 32, 32, 32, 1, 2),
     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
@@ -69,7 +76,11 @@ const attune__tile *attune__cuda_sm80_backward_tiles(const attune__search *searc
 {
     const attune__shape *s = search->shape;
     const bool small = search->limits->shared_memory < 160 * 1024;
-    const table narrow[4] = {TABLE(large_64), small ? TABLE(small_128) : TABLE(large_128),
+    const bool huge = search->limits->shared_memory >= 200 * 1024;
+    const table narrow[4] = {TABLE(large_64),
+                             small  ? TABLE(small_128)
+                             : huge ? TABLE(huge_128)
+                                    : TABLE(large_128),
                              small ? TABLE(small_128) : TABLE(large_256), small ? TABLE(small_128) : TABLE(large_256)};
     const table wide[4] = {TABLE(wide_64), TABLE(wide_128), TABLE(wide_256), TABLE(wide_256)};
     const uint32_t d = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
@@ -139,15 +150,17 @@ bool attune__cuda_backward_apart(const attune__shape *s)
 
 /*
  * With e the bytes of an element, D and Dv padded to 16, S = num_stages:
- *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv])) e + S (lse + delta)[M1] 4
- *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e
+ *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv])) e + S (lse + delta)[M1] 4 + walk
+ *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e + walk
+ * where the walk has 256 bytes, and 16 for each of max(S, 2) + 1 tiles ahead, rounded up to 128.
  */
 void attune__cuda_sm80_backward_bytes(const attune__shape *s, const attune_plan_choice *c, uint32_t bytes[2])
 {
     const uint32_t e = attune__dtype_bytes(s);
     const uint32_t both = (attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16)) * e;
-    bytes[0] = (c->block_n1 + c->num_stages * c->block_m1) * both + c->num_stages * c->block_m1 * 8;
-    bytes[1] = (c->block_m2 + c->num_stages * c->block_n2) * both;
+    const uint32_t ahead = (c->num_stages > 2 ? c->num_stages : 2) + 1, walk = 256 + attune__round_up(16 * ahead, 128);
+    bytes[0] = (c->block_n1 + c->num_stages * c->block_m1) * both + c->num_stages * c->block_m1 * 8 + walk;
+    bytes[1] = (c->block_m2 + c->num_stages * c->block_n2) * both + walk;
 }
 
 attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const attune__tile *tile)
