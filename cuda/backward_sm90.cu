@@ -29,11 +29,12 @@ static_assert(BLOCK_N == 64 * GROUPS && THREADS == 128 * (GROUPS + 1) && STAGES 
 constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
 constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;
 constexpr int WIDTH_D = round_up(HEAD_DIM, 16), WIDTH_DV = round_up(HEAD_DIM_V, 16);
-/* The warp groups share dQ's columns, in which case it is turned too, or its rows. */
-constexpr bool TURNED = HEAD_DIM > 64;
-static_assert(TURNED ? SLABS_D == 2 : BLOCK_M == 128, "each warp group has 64 rows or 64 columns of dQ");
-static_assert(SLABS_DV <= 2, "wider heads have a kernel of their own");
-constexpr int DQ_WIDTH = TURNED ? BLOCK_M : WIDTH_D; /* of a warp group's part, which has 64 rows */
+/* The warp groups share the 128 rows of dQ, or its columns; it is turned too where these are 128. */
+constexpr bool TURNED = HEAD_DIM > 64, BY_ROWS = BLOCK_M == 128;
+static_assert(BLOCK_M == 64 || (BY_ROWS && !TURNED && SLABS_DV == 1), "the tile's rows are 64, or with small heads 128");
+static_assert(SLABS_D <= 2 && SLABS_DV <= 2, "wider heads have a kernel of their own");
+constexpr int DQ_COLUMNS = TURNED ? 128 : BY_ROWS ? WIDTH_D : round_up(HEAD_DIM, 32);
+constexpr int DQ_WIDTH = TURNED ? BLOCK_M : BY_ROWS ? DQ_COLUMNS : DQ_COLUMNS / 2; /* of a part, which has 64 rows */
 constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4;
 constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
@@ -323,8 +324,9 @@ __device__ __forceinline__ void multiply_rows(float (&d)[WIDTH / 2], const u32 (
 /* A warp group's part of dQ = dS^T K. Begun. */
 __device__ __forceinline__ void multiply_dq(float (&dq)[DQ_WIDTH / 2], u32 d_s, u32 k, int group)
 {
-    u64 left = TURNED ? describe_n_major(k + group * KEY_SLAB, KEY_SLAB) : describe_k_major(d_s + group * 64 * 128);
-    u64 right = TURNED ? describe_k_major(d_s) : describe_n_major(k, KEY_SLAB);
+    u64 left = TURNED ? describe_n_major(k + group * KEY_SLAB, KEY_SLAB)
+                      : describe_k_major(d_s + (BY_ROWS ? group * 64 * 128 : 0));
+    u64 right = TURNED ? describe_k_major(d_s) : describe_n_major(k + (BY_ROWS ? 0 : group * DQ_WIDTH * 2), KEY_SLAB);
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; step++) {
         u32 turned = step * (16 * 128 / 16), straight = (step / 4 * ROW_SLAB + step % 4 * 32) / 16;
@@ -656,7 +658,7 @@ extern "C" __global__ void __launch_bounds__(256)
     attune_backward_dq_sm90(const __grid_constant__ attune_cuda_arguments a,
                             const __grid_constant__ attune_cuda_backward g)
 {
-    constexpr int PITCH = (TURNED ? 128 : WIDTH_D) + 4;
+    constexpr int PITCH = DQ_COLUMNS + 4;
     extern __shared__ __align__(16) float tile[]; /* [BLOCK_M][PITCH] */
     int tiles = row_tiles(a), plane = (int)blockIdx.x / tiles, q0 = ((int)blockIdx.x - plane * tiles) * BLOCK_M;
     int b = plane / a.heads, h = plane - b * a.heads;
@@ -666,7 +668,8 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int i = (int)threadIdx.x; i < DQ_TILE / 4; i += 256) {
         float4 four = sums[i];
         int thread = i % 128, piece = i / 128 % (DQ_WIDTH / 8), group = i / 128 / (DQ_WIDTH / 8);
-        int row = group * 64 + thread / 32 * 16 + thread % 32 / 4, column = piece * 8 + thread % 4 * 2;
+        int row = (TURNED || BY_ROWS ? group * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
+        int column = (TURNED || BY_ROWS ? 0 : group * DQ_WIDTH) + piece * 8 + thread % 4 * 2;
         const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
         for (int j = 0; j < 4; j++) {

@@ -188,8 +188,8 @@ attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const
 
 /* ----------------------------------------------------------------------------------------------------------- sm90a */
 
-/* Two warp groups of 64 keys each, and one that loads; with heads up to 64 they also share 128 rows of dQ. One kernel
- * gives all: there is no second tile. */
+/* Two warp groups of 64 keys each, and one that loads. One kernel gives all: there is no second tile. With heads up to 64
+ * there is room for 128 rows, unless a score expression takes it. */
 static const attune__tile sm90_64[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 12)};
 static const attune__tile sm90_128[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 12)};
 
@@ -198,8 +198,6 @@ const char *attune__cuda_sm90_backward_refuses(const attune__search *search)
     const attune__shape *s = search->shape;
     if (s->head_dim > 128 || s->head_dim_v > 128)
         return "its backward pass has head dimensions up to 128";
-    if (s->head_dim <= 64 && s->head_dim_v > 64)
-        return "its backward pass has head_dim_v up to 64 where head_dim is not larger";
     if (s->capture_gradient_elements)
         return "its backward pass gives no gradients of captures";
     return NULL;
@@ -207,8 +205,9 @@ const char *attune__cuda_sm90_backward_refuses(const attune__search *search)
 
 const attune__tile *attune__cuda_sm90_backward_tiles(const attune__search *search, uint32_t *count)
 {
+    const attune__shape *s = search->shape;
     *count = 1;
-    return search->shape->head_dim <= 64 ? sm90_64 : sm90_128;
+    return s->head_dim <= 64 && s->head_dim_v <= 64 && !s->score_expr ? sm90_64 : sm90_128;
 }
 
 const char *attune__cuda_sm90_backward_refuse(const attune__search *search, const attune__tile *tile,
@@ -221,8 +220,8 @@ const char *attune__cuda_sm90_backward_refuse(const attune__search *search, cons
     for (size_t i = 0; i < COUNT(options); i++) {
         *option = options[i];
         if (tile->value[*option] != only->value[*option])
-            return "the tile of wgmma's backward kernel is fixed: BLOCK_M1 64, or 128 with head dimensions up to 64, "
-                   "BLOCK_N1 128, num_stages 2, num_warps 12";
+            return "the tile of wgmma's backward kernel is fixed: BLOCK_M1 64, or 128 with head dimensions up to 64 "
+                   "and no score, BLOCK_N1 128, num_stages 2, num_warps 12";
     }
     *option = s->mask_kv_block % 128 ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
     if (s->block_mask && (s->mask_kv_block % 128 || s->mask_q_block % tile->value[ATTUNE__BLOCK_M1]))
@@ -230,10 +229,10 @@ const char *attune__cuda_sm90_backward_refuse(const attune__search *search, cons
     return NULL;
 }
 
-/* The columns of dQ's sums. */
-static uint32_t dq_columns(uint32_t head_dim)
+/* The columns of dQ's sums, with tiles of m rows. */
+static uint32_t dq_columns(uint32_t head_dim, uint32_t m)
 {
-    return head_dim > 64 ? 128 : attune__round_up(head_dim, 16);
+    return head_dim > 64 ? 128 : attune__round_up(head_dim, m == 128 ? 16 : 32);
 }
 
 /*
@@ -247,7 +246,7 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
     const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
     const uint32_t e = attune__dtype_bytes(s);
     return (attune__cost){
-        .shared = (n * (d + dv) + stages * m * (d + dv + n)) * e + m * dq_columns(s->head_dim) * 4 + stages * m * 8 +
+        .shared = (n * (d + dv) + stages * m * (d + dv + n)) * e + m * dq_columns(s->head_dim, m) * 4 + stages * m * 8 +
                   256,
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = 32 + (d + dv) / 2 + m,
@@ -257,13 +256,13 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
 
 uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t block_m)
 {
-    return block_m * (dq_columns(head_dim) + 4) * 4;
+    return block_m * (dq_columns(head_dim, block_m) + 4) * 4;
 }
 
 uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
                                          uint32_t head_dim)
 {
-    return (uint64_t)(batch * heads) * w->row_stride * dq_columns(head_dim) * sizeof(float) + 8;
+    return (uint64_t)(batch * heads) * w->row_stride * dq_columns(head_dim, 64) * sizeof(float) + 8;
 }
 
 /* ------------------------------------------------------------------------------------------------------- workspace */
