@@ -27,7 +27,7 @@ constexpr int ROLES = OWN_KEYS && ATTUNE_APART ? 2 : 1;
 constexpr u32 OWN_BYTES = OWN * (PAD_D + PAD_DV) * sizeof(element);
 constexpr u32 OTHER_BYTES = OTHER * (PAD_D + PAD_DV) * sizeof(element), ROW_BYTES = OWN_KEYS ? OTHER * 8 : 0;
 /* The walk and the tiles that it found stand in shared memory: registers are for the sums. */
-constexpr int NOTES = AHEAD + 2;
+constexpr int NOTES = AHEAD > 5 ? 16 : AHEAD > 1 ? 8 : 4; /* a power of two, of at least AHEAD + 3 */
 constexpr u32 WALK_BYTES = 256, NOTE_BYTES = round_up(NOTES * 16, 128);
 constexpr u32 SECOND = OTHER * PAD_D * sizeof(element); /* where V or dO stands behind K or Q */
 
@@ -244,7 +244,7 @@ __device__ __forceinline__ void mask_pairs(forbidden &f, scores &s, const attune
     if (edge)
         FOR_PAIRS(r, n, i)
         {
-            if (key_of(p, r, n, i) >= a.kv_len)
+            if (key_of(p, r, n, i) >= a.kv_len || query_of(p, r, n, i) >= a.q_len)
                 forbid(f, s, r, n, i);
         }
 }
@@ -471,7 +471,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
     if (threadIdx.x == 0) {
         feed_begin(*(feed *)walk, a, back);
 #pragma unroll 1
-        for (int i = 0; i <= AHEAD; i++)
+        for (int i = 0; i <= AHEAD + 1; i++)
             feed_note(walk, i, a, back);
     }
 #if ATTUNE_OWN_KEYS
@@ -508,7 +508,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
     u32 stage = 0;
 #pragma unroll 1
     for (int index = 0;; index++) {
-        other now = noted(walk, index);
+        other now = noted(walk, index), next = noted(walk, index + AHEAD);
         if (now.first < 0)
             break;
         u32 tile = others + stage * OTHER_BYTES, data = row_data + stage * ROW_BYTES;
@@ -516,10 +516,10 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
         __syncthreads();
         if constexpr (STAGES > 1) {
             u32 free = stage == 0 ? STAGES - 1 : stage - 1;
-            load_other(others + free * OTHER_BYTES, row_data + free * ROW_BYTES, a, back, noted(walk, index + AHEAD));
+            load_other(others + free * OTHER_BYTES, row_data + free * ROW_BYTES, a, back, next);
         }
         if (threadIdx.x == 0)
-            feed_note(walk, index + AHEAD + 1, a, back);
+            feed_note(walk, index + AHEAD + 2, a, back);
         scores s, dp;
         forbidden f_pairs;
         multiply_qk<CHUNKS_D>(s, memory, tile, warp);
@@ -529,7 +529,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
             FOR_PAIRS(r, n, i) dp[r][n][i] = 0.0f;
         int lane = thread_here() % 32;
         spot p = {now.b, now.h, now.h / (a.heads / a.kv_heads), row, now.first + lane % 4 * 2};
-        bool edge = OWN_KEYS ? first + OWN > a.kv_len : now.first + OTHER > a.kv_len;
+        bool edge = first + OWN > limit || now.first + OTHER > (OWN_KEYS ? a.q_len : a.kv_len);
         fold(s, a.scale);
         mask_pairs(f_pairs, s, a, p, now, edge);
         normalise_all(s, dp, f_pairs, a, p, lse, delta, data, factor, careful);
@@ -547,7 +547,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
             multiply_pv<D_TILES, CHUNKS_D>(sum_1, dp, tile);
         if constexpr (STAGES == 1) {
             __syncthreads();
-            load_other(tile, data, a, back, noted(walk, index + 1));
+            load_other(tile, data, a, back, next);
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
