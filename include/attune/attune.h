@@ -760,8 +760,8 @@ typedef struct attune_forward_args {
     uint32_t parameter_count;
     attune_buffer
         *workspace; /* at least attune_plan_workspace_size from workspace_offset on; not shared by calls in flight */
-    uint64_t workspace_offset; /* a multiple of 256 */
-    double *seconds;           /* not NULL: waits, and receives the device's own time for the launches */
+    uint64_t workspace_offset;      /* a multiple of 256 */
+    double *seconds;                /* not NULL: waits, and receives the device's own time for the launches */
     const attune_segment *segments; /* for a plan with segments, in the order of the concatenation; k, v and mask above
                                        are not read */
     uint32_t segment_count;
@@ -847,11 +847,12 @@ typedef struct attune_merge_part {
 
 typedef struct attune_merge_args {
     uint32_t struct_size;
-    const attune_merge_part *parts; /* at least 1, any number; their results do not depend on the order but by rounding */
+    const attune_merge_part
+        *parts; /* at least 1, any number; their results do not depend on the order but by rounding */
     uint32_t part_count;
-    attune_tensor o;          /* out; may be the o of a part, in the same view */
-    attune_tensor lse;        /* out; may be the lse of a part, in the same view; buffer NULL = not wanted */
-    attune_buffer *workspace; /* at least attune_merger_workspace_size from workspace_offset on */
+    attune_tensor o;           /* out; may be the o of a part, in the same view */
+    attune_tensor lse;         /* out; may be the lse of a part, in the same view; buffer NULL = not wanted */
+    attune_buffer *workspace;  /* at least attune_merger_workspace_size from workspace_offset on */
     uint64_t workspace_offset; /* a multiple of 256 */
     double *seconds;           /* as in forward */
 } attune_merge_args;

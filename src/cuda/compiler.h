@@ -43,6 +43,9 @@ static inline bool attune__cuda_has_role(const attune_plan_choice *choice, attun
            (choice->direction == ATTUNE_BACKWARD && (role == ATTUNE__CUDA_DELTA || !choice->use_tma));
 }
 
+/* Compiles a kernel into a pack that has it not yet. */
+attune_status attune__cuda_pack_kernel(const attune__host *host, const attune__cuda_kernel *kernel, attune__pack *pack);
+
 /* What a choice is compiled as, for an architecture such as 86 or 90. kernel->mods is the caller's to free. */
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
                                       uint32_t architecture, attune__cuda_role role, attune__cuda_kernel *kernel);
