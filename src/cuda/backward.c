@@ -186,8 +186,7 @@ attune_status attune__cuda_backward(const attune__program *program, attune_queue
 {
     attune__cuda_device *device = attune__cuda_of(program->device);
     ATTUNE__TRY(attune__cuda_enter(device));
-    const attune_status status =
-        run((const attune__cuda_program *)program, (attune__cuda_queue *)queue, call, value);
+    const attune_status status = run((const attune__cuda_program *)program, (attune__cuda_queue *)queue, call, value);
     attune__cuda_leave(device);
     return status;
 }

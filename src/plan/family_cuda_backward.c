@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CUDA, backward. cuda_sm90a has one kernel, whose sums of dQ have no fixed order. cuda_sm80 has two kernels over the same pairs, each of which computes P and dS again: one owns keys
- * and gives dK and dV, the other owns rows of Q and gives dQ. Nothing is added to from two sides, so that the same call
- * gives the same bits. A warp owns 16 rows of what its kernel owns, or 32, and all columns of the other side: P and dS
- * go from one product to the next in registers.
+ * CUDA, backward. cuda_sm90a has one kernel, whose sums of dQ have no fixed order. cuda_sm80 has two kernels over the
+ * same pairs, each of which computes P and dS again: one owns keys and gives dK and dV, the other owns rows of Q and
+ * gives dQ. Nothing is added to from two sides, so that the same call gives the same bits. A warp owns 16 rows of what
+ * its kernel owns, or 32, and all columns of the other side: P and dS go from one product to the next in registers.
  */
 #include "plan/family_cuda.h"
 
@@ -188,8 +188,8 @@ attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const
 
 /* ----------------------------------------------------------------------------------------------------------- sm90a */
 
-/* Two warp groups of 64 keys each, and one that loads. One kernel gives all: there is no second tile. With heads up to 64
- * there is room for 128 rows, unless a score expression takes it. */
+/* Two warp groups of 64 keys each, and one that loads. One kernel gives all: there is no second tile. With heads up to
+ * 64 there is room for 128 rows, unless a score expression takes it. */
 static const attune__tile sm90_64[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 12)};
 static const attune__tile sm90_128[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 12)};
 
@@ -246,8 +246,8 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
     const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
     const uint32_t e = attune__dtype_bytes(s);
     return (attune__cost){
-        .shared = (n * (d + dv) + stages * m * (d + dv + n)) * e + m * dq_columns(s->head_dim, m) * 4 + stages * m * 8 +
-                  256,
+        .shared =
+            (n * (d + dv) + stages * m * (d + dv + n)) * e + m * dq_columns(s->head_dim, m) * 4 + stages * m * 8 + 256,
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = 32 + (d + dv) / 2 + m,
         .launched_registers = 168,
