@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Backward for Hopper, up to head dimension 128: attune_delta comes before it, and attune_backward_dq_sm90 rounds dQ.
+ * Backward for Hopper, head dimensions up to 128, and wide ones past 192: attune_delta comes before it, and attune_backward_dq_sm90 rounds dQ.
  *
  * A workgroup owns 128 keys at a time, whose K and V stay in shared memory, and each of its two warp groups 64 of them,
  * whose dK and dV stay in registers, over every row of every head that attends to them. The first warp group loads: one
@@ -9,6 +9,9 @@
  * dK += dS Q as they stand in registers. For dQ = dS^T K both warp groups' dS meet in shared memory; each has a part of
  * that product, lays it down as it holds it, and another warp adds it to the sums in global memory, in which a tile of
  * rows lies in the same order. The order of these additions is not fixed, so dQ's last bits are not either.
+ *
+ * Of wide heads a workgroup has 64 keys: dK, dV and dQ are shared by columns, S and dP by rows; P and dS both meet in
+ * shared memory, and each thread adds its part of dQ to the sums itself.
  *
  * What is not finite in K, V, Q or dO makes results that are no numbers even where the mask forbids the pair: a flag
  * tells the careful kernels of backward_sm80.cu, which come last, to start over. They are what else such a call costs.
@@ -25,28 +28,34 @@
 #endif
 
 constexpr int GROUPS = 2; /* of consumers */
-static_assert(BLOCK_N == 64 * GROUPS && THREADS == 128 * (GROUPS + 1) && STAGES == 2, "two warp groups own 64 keys each");
 constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
 constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;
 constexpr int WIDTH_D = round_up(HEAD_DIM, 16), WIDTH_DV = round_up(HEAD_DIM_V, 16);
-/* The warp groups share the 128 rows of dQ, or its columns; it is turned too where these are 128. */
-constexpr bool TURNED = HEAD_DIM > 64, BY_ROWS = BLOCK_M == 128;
-static_assert(BLOCK_M == 64 || (BY_ROWS && !TURNED && SLABS_DV == 1), "the tile's rows are 64, or with small heads 128");
-static_assert(SLABS_D <= 2 && SLABS_DV <= 2, "wider heads have a kernel of their own");
-constexpr int DQ_COLUMNS = TURNED ? 128 : BY_ROWS ? WIDTH_D : round_up(HEAD_DIM, 32);
+/* Wide heads: the warp groups share the columns of dK, dV and dQ, and the rows of S and dP. */
+constexpr bool WIDE = HEAD_DIM > 192;
+static_assert(THREADS == 128 * (GROUPS + 1) && STAGES == 2 && BLOCK_N == (WIDE ? 64 : 64 * GROUPS),
+              "two warp groups own 64 keys each, or the same 64");
+static_assert(WIDE ? SLABS_D == 4 && SLABS_DV == 4 : SLABS_D <= 2 && SLABS_DV <= 2, "of these head dimensions");
+/* Else they share the 128 rows of dQ, or its columns; it is turned too where these are 128. */
+constexpr bool TURNED = HEAD_DIM > 64 && !WIDE, BY_ROWS = BLOCK_M == 128;
+static_assert(BLOCK_M == 64 || (BY_ROWS && SLABS_D == 1 && SLABS_DV == 1), "the tile's rows are 64, or with small heads 128");
+constexpr int DQ_COLUMNS = TURNED ? 128 : BY_ROWS ? WIDTH_D : WIDE ? 256 : round_up(HEAD_DIM, 32);
 constexpr int DQ_WIDTH = TURNED ? BLOCK_M : BY_ROWS ? DQ_COLUMNS : DQ_COLUMNS / 2; /* of a part, which has 64 rows */
+/* Of dK and dV, what a warp group has. */
+constexpr int PART_D = WIDE ? 128 : WIDTH_D, PART_DV = WIDE ? 128 : WIDTH_DV;
 constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4;
 constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
-constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB, DS_BYTES = GROUPS * ROW_SLAB;
+constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
+constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
 constexpr int LOADER_REGISTERS = 24, OWNER_REGISTERS = 240;
 /* Whether dP begins after P and dV only: a score expression has no room beside it. */
-constexpr bool LATE = HAVE_SCORE;
+constexpr bool LATE = HAVE_SCORE && !WIDE;
 
 enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8 };
 
 constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT = DO_AT + STAGES * DO_BYTES;
-constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + GROUPS * DQ_BYTES;
+constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + (WIDE ? 0 : GROUPS * DQ_BYTES);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
 
 struct __align__(16) note
@@ -299,25 +308,36 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
 /* ------------------------------------------------------------------------------------------------------------ stages
  */
 
-constexpr int TILE = BLOCK_M / 2; /* of S and dP, what a thread holds */
+constexpr int SHARE = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* of a tile's rows, a warp group's */
+constexpr int TILE = SHARE / 2;                          /* of S and dP, what a thread holds */
 
 /* S or dP, turned: [keys][rows]. Begun. */
 template <int STEPS> __device__ __forceinline__ void multiply_keys(float (&s)[TILE], u64 keys, u64 rows)
 {
 #pragma unroll
     for (int step = 0; step < STEPS; step++)
-        wgmma<BLOCK_M>::ss(s, keys + (step / 4 * KEY_SLAB + step % 4 * 32) / 16,
+        wgmma<SHARE>::ss(s, keys + (step / 4 * KEY_SLAB + step % 4 * 32) / 16,
                            rows + (step / 4 * ROW_SLAB + step % 4 * 32) / 16, step);
     wgmma_commit();
 }
 
 /* dV += P dO or dK += dS Q. Begun. */
 template <int WIDTH>
-__device__ __forceinline__ void multiply_rows(float (&d)[WIDTH / 2], const u32 (&p)[BLOCK_M / 16][4], u64 rows)
+__device__ __forceinline__ void multiply_rows(float (&d)[WIDTH / 2], const u32 (&p)[SHARE / 16][4], u64 rows)
 {
 #pragma unroll
-    for (int step = 0; step < BLOCK_M / 16; step++)
+    for (int step = 0; step < SHARE / 16; step++)
         wgmma<WIDTH>::rs(d, p[step], rows + step * (16 * 128 / 16));
+    wgmma_commit();
+}
+
+/* The same of a warp group's columns, P or dS in shared memory: [row][key]. */
+template <int COUNT> __device__ __forceinline__ void multiply_rows_wide(float (&d)[COUNT], u32 p, u32 rows)
+{
+    u64 left = describe_n_major(p, 0), right = describe_n_major(rows, ROW_SLAB);
+#pragma unroll
+    for (int step = 0; step < BLOCK_M / 16; step++)
+        wgmma<COUNT * 2>::template ss<1, 1>(d, left + step * (16 * 128 / 16), right + step * (16 * 128 / 16), 1);
     wgmma_commit();
 }
 
@@ -326,7 +346,10 @@ __device__ __forceinline__ void multiply_dq(float (&dq)[DQ_WIDTH / 2], u32 d_s, 
 {
     u64 left = TURNED ? describe_n_major(k + group * KEY_SLAB, KEY_SLAB)
                       : describe_k_major(d_s + (BY_ROWS ? group * 64 * 128 : 0));
-    u64 right = TURNED ? describe_k_major(d_s) : describe_n_major(k + (BY_ROWS ? 0 : group * DQ_WIDTH * 2), KEY_SLAB);
+    u64 right = TURNED ? describe_k_major(d_s) : describe_n_major(k + (BY_ROWS ? 0
+                                                               : WIDE  ? group * 2 * KEY_SLAB
+                                                                       : group * DQ_WIDTH * 2),
+                                                          KEY_SLAB);
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; step++) {
         u32 turned = step * (16 * 128 / 16), straight = (step / 4 * ROW_SLAB + step % 4 * 32) / 16;
@@ -417,7 +440,7 @@ __device__ __forceinline__ void pair(float s, float lse, float &p, float &slope,
 
 /* S becomes P, in 16 bits in p, and in s times the score's derivative. */
 template <bool NEAR>
-__device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[BLOCK_M / 16][4], const attune_cuda_arguments &a,
+__device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4], const attune_cuda_arguments &a,
                                       const note &n, int q, int kv, u32 lse, float factor)
 {
     int column = (int)threadIdx.x % 4 * 2;
@@ -435,11 +458,11 @@ __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[BLOCK_M / 16][4
 }
 
 /* kv: the thread's first key. */
-__device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[BLOCK_M / 16][4],
+__device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
                                               const attune_cuda_arguments &a, const note &n, int kv, u32 lse,
                                               float factor)
 {
-    int q = n.q + (int)threadIdx.x % 4 * 2;
+    int q = n.q + (int)threadIdx.x % 4 * 2 + (WIDE ? ((int)threadIdx.x / 128 - 1) * SHARE : 0);
     if (n.flags & NOTE_MASK)
         forbid(s, a, n, q, kv);
     if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, a.scale))
@@ -450,7 +473,7 @@ __device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[BLOCK_M
 
 /* dS = P * (dP - delta), in 16 bits. */
 __device__ __forceinline__ void differences(const float (&s)[TILE], const float (&d_p)[TILE],
-                                            u32 (&d_s)[BLOCK_M / 16][4], u32 delta)
+                                            u32 (&d_s)[SHARE / 16][4], u32 delta)
 {
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
@@ -460,13 +483,13 @@ __device__ __forceinline__ void differences(const float (&s)[TILE], const float 
     }
 }
 
-/* To shared memory: [row][key], as the left or right operand of dQ. */
-__device__ __forceinline__ void store_ds(const u32 (&d_s)[BLOCK_M / 16][4], u32 slab)
+/* P or dS to shared memory: [row][key], a 64 keys' slab. */
+__device__ __forceinline__ void store_piece(const u32 (&d_s)[SHARE / 16][4], u32 slab)
 {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
     u32 at = slab + (lane / 16 * 8 + lane % 8) * 128 + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
-    for (int step = 0; step < BLOCK_M / 16; step++)
+    for (int step = 0; step < SHARE / 16; step++)
         store_turned(at + step * 16 * 128, d_s[step]);
 }
 
@@ -480,10 +503,20 @@ __device__ __forceinline__ void store_dq(const float (&dq)[DQ_WIDTH / 2], u32 to
                      : "memory");
 }
 
-/* dK or dV, to global memory. row: the thread's first. */
+/* A part of dQ, added to its sums as it stands. */
+__device__ __forceinline__ void add_dq_wide(const float (&dq)[DQ_WIDTH / 2], float *to)
+{
+#pragma unroll
+    for (int i = 0; i < DQ_WIDTH / 2; i += 4)
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to + i / 4 * 128 * 4), "f"(dq[i]),
+                     "f"(dq[i + 1]), "f"(dq[i + 2]), "f"(dq[i + 3])
+                     : "memory");
+}
+
+/* dK or dV, to global memory. row: the thread's first; first: the first column. */
 template <int WIDTH, int COLUMNS>
 __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_cuda_view &v, int b, int h, int row,
-                                      int rows, float factor, bool &good)
+                                      int rows, int first, float factor, bool &good)
 {
     float none = 0.0f; /* NaN once an element is not finite */
     int lane = (int)threadIdx.x % 32;
@@ -494,18 +527,18 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
         int kv = row + half * 8;
         if (kv >= rows)
             continue;
-        element *to = base + kv * v.row + lane % 4 * 2;
+        element *to = base + kv * v.row + first + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < WIDTH / 8; n++) {
             none = __fmaf_rn(d[n * 4 + half * 2], 0.0f, __fmaf_rn(d[n * 4 + half * 2 + 1], 0.0f, none));
-            if (n * 8 >= COLUMNS || (COLUMNS % 8 && n * 8 + lane % 4 * 2 >= COLUMNS))
+            if (first + n * 8 >= COLUMNS || (COLUMNS % 8 && first + n * 8 + lane % 4 * 2 >= COLUMNS))
                 continue;
             u32 two = pack(d[n * 4 + half * 2] * factor, d[n * 4 + half * 2 + 1] * factor);
             if (paired && COLUMNS % 2 == 0) {
                 *(u32 *)(to + n * 8) = two;
             } else {
                 to[n * 8] = (element)two;
-                if (COLUMNS % 2 == 0 || n * 8 + lane % 4 * 2 + 1 < COLUMNS)
+                if (COLUMNS % 2 == 0 || first + n * 8 + lane % 4 * 2 + 1 < COLUMNS)
                     to[n * 8 + 1] = (element)(two >> 16);
             }
         }
@@ -520,8 +553,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                                     u32 memory)
 {
     int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 32;
-    int own_row = group * 64 + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
-    u64 k = describe_k_major(memory + group * 64 * 128), v = describe_k_major(memory + K_BYTES + group * 64 * 128);
+    int own_row = (WIDE ? 0 : group * 64) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+    u32 own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
+    u64 k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);
     float factor = HAVE_SCORE ? ATTUNE_LOG2E : a.scale * ATTUNE_LOG2E;
     ring r = {0, 0};
     u32 dq_phase = 1, ds_stage = 0;
@@ -530,64 +564,82 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         note n = c.notes[r.stage];
         if (n.flags & NOTE_STOP)
             break;
-        float dk[WIDTH_D / 2], dv[WIDTH_DV / 2];
+        float dk[PART_D / 2], dv[PART_DV / 2];
 #pragma unroll
-        for (int i = 0; i < WIDTH_D / 2; i++)
+        for (int i = 0; i < PART_D / 2; i++)
             dk[i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < WIDTH_DV / 2; i++)
+        for (int i = 0; i < PART_DV / 2; i++)
             dv[i] = 0.0f;
         barrier_wait(&c.keys_full, round & 1);
         int kv = c.kv + own_row;
         while (!(n.flags & NOTE_END)) {
             u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
             u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
-            u32 p[BLOCK_M / 16][4], d_s[BLOCK_M / 16][4];
+            u32 p[SHARE / 16][4], d_s[SHARE / 16][4];
             {
                 float s[TILE];
                 wgmma_fence();
-                multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile));
+                multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile + own_share));
                 float d_p[TILE];
                 if constexpr (!LATE) {
                     wgmma_fence();
-                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile));
+                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
                 }
                 wgmma_wait<!LATE>();
                 accumulators_done(s);
-                probabilities(s, p, a, n, kv, memory + LSE_AT + r.stage * ROW_BYTES, factor);
+                probabilities(s, p, a, n, kv, memory + LSE_AT + r.stage * ROW_BYTES + own_share / 32, factor);
                 if constexpr (LATE) {
                     wgmma_fence();
-                    multiply_rows<WIDTH_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
-                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile));
+                    multiply_rows<PART_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
                 }
                 wgmma_wait<0>();
                 accumulators_done(d_p);
-                differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES);
+                differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES + own_share / 32);
             }
-            if constexpr (!LATE) {
-                wgmma_fence();
-                multiply_rows<WIDTH_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
-            }
-            store_ds(d_s, ds_tile + group * ROW_SLAB);
-            fence_async();
-            asm volatile("bar.sync 1, 256;" ::: "memory");
             float dq[DQ_WIDTH / 2];
-            wgmma_fence();
-            multiply_dq(dq, ds_tile, memory, group);
-            multiply_rows<WIDTH_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
             u32 stage = r.stage;
-            ring_next(r);
-            barrier_wait(&c.full[r.stage], r.phase);
-            n = c.notes[r.stage];
-            wgmma_wait<1>();
-            accumulators_done(dq);
-            barrier_wait(&c.dq_empty[group], dq_phase);
-            dq_phase ^= 1;
-            store_dq(dq, memory + DQ_AT + group * DQ_BYTES);
-            fence_async();
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(&c.dq_full[group]);
+            if constexpr (WIDE) {
+                store_piece(p, ds_tile + own_share);
+                store_piece(d_s, ds_tile + ROW_SLAB + own_share);
+                fence_async();
+                asm volatile("bar.sync 1, 256;" ::: "memory");
+                float *to = sums_at(g, row_at(a, g, n.b, n.h, n.q), group) + threadIdx.x % 128 * 4;
+                wgmma_fence();
+                multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
+                multiply_rows_wide(dv, ds_tile, do_tile + group * 2 * ROW_SLAB);
+                multiply_rows_wide(dk, ds_tile + ROW_SLAB, q_tile + group * 2 * ROW_SLAB);
+                ring_next(r);
+                barrier_wait(&c.full[r.stage], r.phase);
+                n = c.notes[r.stage];
+                wgmma_wait<2>();
+                accumulators_done(dq);
+                add_dq_wide(dq, to);
+            } else {
+                if constexpr (!LATE) {
+                    wgmma_fence();
+                    multiply_rows<PART_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                }
+                store_piece(d_s, ds_tile + group * ROW_SLAB);
+                fence_async();
+                asm volatile("bar.sync 1, 256;" ::: "memory");
+                wgmma_fence();
+                multiply_dq(dq, ds_tile, memory, group);
+                multiply_rows<PART_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
+                ring_next(r);
+                barrier_wait(&c.full[r.stage], r.phase);
+                n = c.notes[r.stage];
+                wgmma_wait<1>();
+                accumulators_done(dq);
+                barrier_wait(&c.dq_empty[group], dq_phase);
+                dq_phase ^= 1;
+                store_dq(dq, memory + DQ_AT + group * DQ_BYTES);
+                fence_async();
+                __syncwarp();
+                if (lane == 0)
+                    barrier_arrive(&c.dq_full[group]);
+            }
             wgmma_wait<0>();
             accumulators_done(dk);
             accumulators_done(dv);
@@ -603,8 +655,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         ring_next(r);
         column at = column_at(a, g, n.q);
         bool good = true;
-        store<WIDTH_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, at.kv + own_row, a.kv_len, a.scale, good);
-        store<WIDTH_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, at.kv + own_row, a.kv_len, 1.0f, good);
+        int first = WIDE ? group * 128 : 0;
+        store<PART_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, at.kv + own_row, a.kv_len, first, a.scale, good);
+        store<PART_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, at.kv + own_row, a.kv_len, first, 1.0f, good);
         if (!good)
             *(volatile int *)g.redo = 1;
     }
@@ -622,7 +675,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(&c.keys_empty, GROUPS * 4);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.full[i], 1);
-            barrier_init(&c.empty[i], GROUPS * 4 + GROUPS);
+            barrier_init(&c.empty[i], GROUPS * 4 + (WIDE ? 0 : GROUPS));
         }
         for (int i = 0; i < GROUPS; i++) {
             barrier_init(&c.dq_full[i], 4);
@@ -635,7 +688,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, g, c, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
-        else if (threadIdx.x % 32 == 0 && threadIdx.x / 32 <= GROUPS)
+        else if (!WIDE && threadIdx.x % 32 == 0 && threadIdx.x / 32 <= GROUPS)
             add_dq(a, g, c, shared_address(memory), (int)threadIdx.x / 32 - 1);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
@@ -653,19 +706,19 @@ __device__ __forceinline__ bool is_wide(const attune_cuda_view &v)
     return ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 15) == 0;
 }
 
-/* dQ from its sums: a workgroup of 256 for each tile of rows. */
+/* dQ from its sums: a workgroup of 256 for each tile of rows, of wide heads one for each half of the columns. */
 extern "C" __global__ void __launch_bounds__(256)
     attune_backward_dq_sm90(const __grid_constant__ attune_cuda_arguments a,
                             const __grid_constant__ attune_cuda_backward g)
 {
-    constexpr int PITCH = DQ_COLUMNS + 4;
+    constexpr int HALVES = WIDE ? 2 : 1, COLUMNS = DQ_COLUMNS / HALVES, PITCH = COLUMNS + 4;
     extern __shared__ __align__(16) float tile[]; /* [BLOCK_M][PITCH] */
-    int tiles = row_tiles(a), plane = (int)blockIdx.x / tiles, q0 = ((int)blockIdx.x - plane * tiles) * BLOCK_M;
-    int b = plane / a.heads, h = plane - b * a.heads;
-    const float4 *sums = (const float4 *)sums_at(g, row_at(a, g, b, h, q0), 0);
+    int tiles = row_tiles(a), index = (int)blockIdx.x / HALVES, half = (int)blockIdx.x % HALVES;
+    int plane = index / tiles, q0 = (index - plane * tiles) * BLOCK_M, b = plane / a.heads, h = plane - b * a.heads;
+    const float4 *sums = (const float4 *)sums_at(g, row_at(a, g, b, h, q0), half);
     float none = 0.0f; /* NaN once an element is not finite */
 #pragma unroll 4
-    for (int i = (int)threadIdx.x; i < DQ_TILE / 4; i += 256) {
+    for (int i = (int)threadIdx.x; i < DQ_TILE / HALVES / 4; i += 256) {
         float4 four = sums[i];
         int thread = i % 128, piece = i / 128 % (DQ_WIDTH / 8), group = i / 128 / (DQ_WIDTH / 8);
         int row = (TURNED || BY_ROWS ? group * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
@@ -683,12 +736,12 @@ extern "C" __global__ void __launch_bounds__(256)
     __syncthreads();
     element *out = (element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
     bool vector = is_wide(g.d_q);
-    constexpr int PIECES = (HEAD_DIM + 7) / 8;
+    constexpr int PIECES = (WIDE ? COLUMNS : HEAD_DIM + 7) / 8;
     for (int i = (int)threadIdx.x; i < BLOCK_M * PIECES; i += 256) {
-        int row = i / PIECES, d = i % PIECES * 8;
-        if (q0 + row >= a.q_len)
+        int row = i / PIECES, d = i % PIECES * 8 + half * COLUMNS;
+        if (q0 + row >= a.q_len || d >= HEAD_DIM)
             continue;
-        const float *from = tile + row * PITCH + d;
+        const float *from = tile + row * PITCH + d - half * COLUMNS;
         element *to = out + (q0 + row) * g.d_q.row + d;
         if (vector && d + 8 <= HEAD_DIM) {
             *(uint4 *)to = make_uint4(pack(from[0], from[1]), pack(from[2], from[3]), pack(from[4], from[5]),

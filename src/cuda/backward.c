@@ -166,7 +166,7 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
     if (hopper) {
         const int64_t tiles = blocks(f->kv_len, program->kernel.block_n, f->kv_heads * f->k.size[0]);
         n.hopper = tiles < program->kernel.resident ? tiles : program->kernel.resident;
-        n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads);
+        n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * (program->head_dim > 192 ? 2 : 1));
     }
     if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums) || (hopper && (!n.hopper || !n.dq)))
         return attune__fail(

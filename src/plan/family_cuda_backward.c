@@ -192,12 +192,20 @@ attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const
  * 64 there is room for 128 rows, unless a score expression takes it. */
 static const attune__tile sm90_64[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 12)};
 static const attune__tile sm90_128[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 12)};
+/* Here the warp groups share 64 keys. */
+static const attune__tile sm90_256[] = {ATTUNE__TILES(64, 64, 64, 64, 2, 12)};
+
+static bool sm90_wide(const attune__shape *s)
+{
+    return s->head_dim > 192;
+}
 
 const char *attune__cuda_sm90_backward_refuses(const attune__search *search)
 {
     const attune__shape *s = search->shape;
-    if (s->head_dim > 128 || s->head_dim_v > 128)
-        return "its backward pass has head dimensions up to 128";
+    const bool narrow = s->head_dim <= 128 && s->head_dim_v <= 128;
+    if (!narrow && (s->head_dim <= 192 || s->head_dim_v <= 192))
+        return "its backward pass has head dimensions up to 128, or both past 192";
     if (s->capture_gradient_elements)
         return "its backward pass gives no gradients of captures";
     return NULL;
@@ -207,6 +215,8 @@ const attune__tile *attune__cuda_sm90_backward_tiles(const attune__search *searc
 {
     const attune__shape *s = search->shape;
     *count = 1;
+    if (sm90_wide(s))
+        return sm90_256;
     return s->head_dim <= 64 && s->head_dim_v <= 64 && !s->score_expr ? sm90_64 : sm90_128;
 }
 
@@ -220,11 +230,13 @@ const char *attune__cuda_sm90_backward_refuse(const attune__search *search, cons
     for (size_t i = 0; i < COUNT(options); i++) {
         *option = options[i];
         if (tile->value[*option] != only->value[*option])
-            return "the tile of wgmma's backward kernel is fixed: BLOCK_M1 64, or 128 with head dimensions up to 64 "
-                   "and no score, BLOCK_N1 128, num_stages 2, num_warps 12";
+            return "the tile of wgmma's backward kernel is fixed: 64 x 128, 128 x 128 with head dimensions up to 64 "
+                   "and "
+                   "no score, 64 x 64 past 192; num_stages 2, num_warps 12";
     }
-    *option = s->mask_kv_block % 128 ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
-    if (s->block_mask && (s->mask_kv_block % 128 || s->mask_q_block % tile->value[ATTUNE__BLOCK_M1]))
+    *option = s->mask_kv_block % tile->value[ATTUNE__BLOCK_N1] ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
+    if (s->block_mask &&
+        (s->mask_kv_block % tile->value[ATTUNE__BLOCK_N1] || s->mask_q_block % tile->value[ATTUNE__BLOCK_M1]))
         return "it must divide the block of the mask";
     return NULL;
 }
@@ -232,12 +244,13 @@ const char *attune__cuda_sm90_backward_refuse(const attune__search *search, cons
 /* The columns of dQ's sums, with tiles of m rows. */
 static uint32_t dq_columns(uint32_t head_dim, uint32_t m)
 {
-    return head_dim > 64 ? 128 : attune__round_up(head_dim, m == 128 ? 16 : 32);
+    return head_dim > 192 ? 256 : head_dim > 64 ? 128 : attune__round_up(head_dim, m == 128 ? 16 : 32);
 }
 
 /*
  * With D and Dv padded to 64 and C columns of dQ:
- *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][N1])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
+ *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][128])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
+ * Of wide heads P and dS[M1][64] take the place of dS, and dQ is not laid down.
  */
 attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const attune__tile *tile)
 {
@@ -246,17 +259,18 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
     const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
     const uint32_t e = attune__dtype_bytes(s);
     return (attune__cost){
-        .shared =
-            (n * (d + dv) + stages * m * (d + dv + n)) * e + m * dq_columns(s->head_dim, m) * 4 + stages * m * 8 + 256,
+        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e +
+                  (sm90_wide(s) ? 0 : m * dq_columns(s->head_dim, m) * 4) + stages * m * 8 + 256,
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
-        .registers = 32 + (d + dv) / 2 + m,
+        .registers = 32 + (sm90_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
         .launched_registers = 168,
     };
 }
 
 uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t block_m)
 {
-    return block_m * (dq_columns(head_dim, block_m) + 4) * 4;
+    const uint32_t columns = dq_columns(head_dim, block_m);
+    return block_m * ((columns > 128 ? columns / 2 : columns) + 4) * 4;
 }
 
 uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
