@@ -153,6 +153,11 @@ Test(gradients, cpu)
     run_gradients("cpu", 200, with_f64, sizeof with_f64 / sizeof with_f64[0]);
 }
 
+Test(gradients, cuda)
+{
+    run_gradients("cuda", 600, without_f64, sizeof without_f64 / sizeof without_f64[0]);
+}
+
 Test(gradients, vulkan)
 {
     run_gradients("vulkan", 60, without_f64, sizeof without_f64 / sizeof without_f64[0]);
