@@ -80,9 +80,10 @@ const char *attune__vulkan_lanes_backward_refuse(const attune__search *search, c
             return "each lane of the subgroup has one to four of its columns";
         if (s->head_dim % width || s->head_dim_v % width)
             return "the head dimension is no multiple of the subgroup";
-        const int64_t most = attune__lanes_backward_most_steps(owned, walked, width, s->head_dim, s->head_dim_v,
-                                                               attune__dtype_bytes(s));
-        const int64_t steps = keys ? planes * ((s->q_len + walked - 1) / walked + 1) : (s->kv_len + walked - 1) / walked;
+        const int64_t most =
+            attune__lanes_backward_most_steps(owned, walked, width, s->head_dim, s->head_dim_v, attune__dtype_bytes(s));
+        const int64_t steps =
+            keys ? planes * ((s->q_len + walked - 1) / walked + 1) : (s->kv_len + walked - 1) / walked;
         if (steps > most)
             return keys ? "there are more queries than the driver lets one workgroup walk"
                         : "there are more keys than the driver lets one workgroup walk";

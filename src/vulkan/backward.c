@@ -297,14 +297,21 @@ static attune_status check_steps(const run *r, const char *what, uint64_t steps,
                         r->program->base.device->info.id, what, most, (unsigned long long)steps);
 }
 
+/* Rows that a workgroup walks in one plane, at most; block 0 = there are no lists. */
+static uint64_t longest_walk(uint32_t blocks, uint32_t block, int64_t length)
+{
+    const uint64_t listed = (uint64_t)blocks * block;
+    return block && listed < (uint64_t)length ? listed : (uint64_t)length;
+}
+
 /* What a driver would cut off is refused: a wrong result is worse than none. */
 static attune_status check_walks(const run *r)
 {
     const attune__forward *call = &r->call->forward;
     const attune__vulkan_program *program = r->program;
     const attune__vulkan_mask *mask = (const attune__vulkan_mask *)call->device_mask;
-    const uint64_t keys = mask ? (uint64_t)mask->longest * call->mask->kv_block : (uint64_t)call->kv_len;
-    const uint64_t queries = mask ? (uint64_t)mask->longest_column * call->mask->q_block : (uint64_t)call->q_len;
+    const uint64_t keys = longest_walk(mask ? mask->longest : 0, mask ? call->mask->kv_block : 0, call->kv_len);
+    const uint64_t queries = longest_walk(mask ? mask->longest_column : 0, mask ? call->mask->q_block : 0, call->q_len);
     const uint64_t planes =
         (uint64_t)(call->heads / call->kv_heads) * (call->k.size[0] < call->batch ? (uint64_t)call->batch : 1);
     const uint32_t n2 = program->choice.block_n2, m1 = program->choice.block_m1;

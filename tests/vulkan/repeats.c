@@ -49,10 +49,18 @@ static void fill(room *r, int which, uint64_t *state)
 static void make_tensors(room *r)
 {
     static const int64_t sizes[TENSORS][4] = {
-        [Q] = {1, HEADS, LENGTH, DIM},        [K] = {1, KV_HEADS, LENGTH, DIM},   [V] = {1, KV_HEADS, LENGTH, DIM},
-        [O] = {1, HEADS, LENGTH, DIM},        [LSE] = {1, HEADS, LENGTH},         [D_O] = {1, HEADS, LENGTH, DIM},
-        [D_Q] = {1, HEADS, LENGTH, DIM},      [D_K] = {1, KV_HEADS, LENGTH, DIM}, [D_V] = {1, KV_HEADS, LENGTH, DIM},
-        [D_BIAS] = {BIAS},                    [D_SLOPE] = {HEADS},                [BIASES] = {BIAS},
+        [Q] = {1, HEADS, LENGTH, DIM},
+        [K] = {1, KV_HEADS, LENGTH, DIM},
+        [V] = {1, KV_HEADS, LENGTH, DIM},
+        [O] = {1, HEADS, LENGTH, DIM},
+        [LSE] = {1, HEADS, LENGTH},
+        [D_O] = {1, HEADS, LENGTH, DIM},
+        [D_Q] = {1, HEADS, LENGTH, DIM},
+        [D_K] = {1, KV_HEADS, LENGTH, DIM},
+        [D_V] = {1, KV_HEADS, LENGTH, DIM},
+        [D_BIAS] = {BIAS},
+        [D_SLOPE] = {HEADS},
+        [BIASES] = {BIAS},
         [SLOPES] = {HEADS},
     };
     uint64_t state = test_seed() + 9;
