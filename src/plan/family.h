@@ -166,6 +166,9 @@ const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, 
 const char *attune__vulkan_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t threads,
                                            attune__option *option);
 uint64_t attune__vulkan_backward_shared(const attune__search *search, const attune__tile *tile, uint32_t threads);
+const attune__tile *attune__vulkan_lanes_backward_tiles(uint32_t *count);
+const char *attune__vulkan_lanes_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t width,
+                                                 attune__option *option);
 
 /* ----------------------------------------------------------------------------------------------------------- options
  */
