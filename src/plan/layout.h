@@ -13,7 +13,7 @@
 typedef struct attune__scalar_layout {
     uint32_t threads, block_m, block_n, head_dim, head_dim_v;
     uint32_t slice, chunk;
-    uint32_t tx, ty, tm, to;
+    uint32_t tx, ty, tm, tn, to;
     uint32_t parts, part;
     uint32_t s_stride, o_size;
     uint32_t fetch_q, fetch_k, fetch_v; /* groups of eight elements of an invocation in one slice, or chunk */

@@ -117,6 +117,8 @@ static attune_status scalar_constants(const attune__program_desc *desc, module_k
         l.fetch_k,
         l.fetch_v,
         l.fetch_q + l.fetch_k > l.fetch_v ? l.fetch_q + l.fetch_k : l.fetch_v,
+        l.tn,
+        l.tm * l.tn,
     };
     memcpy(constants, values, sizeof values);
     return ATTUNE_OK;
