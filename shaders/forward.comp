@@ -56,9 +56,9 @@ layout(constant_id = 29) const uint TN = 1;
 layout(constant_id = 30) const uint ACC_SIZE = 2;     /* TM * TN */
 
 shared vec4 slices[2u * SLICE_SIZE]; /* twice: Q[M] and K[N] of SLICE + 4, or V[CHUNK] of HEAD_DIM_V + 4 */
-shared vec4 s[S_SIZE];          /* S, then P: [M][S_STRIDE]. A pair that the mask forbids is -1 */
-const float FORBIDDEN = -1.0;
-const uint FORBIDDEN_BITS = 0xbf800000u; /* compared as bits: a driver may take p < 0 ? 0 : p for max, which loses NaN */
+shared vec4 s[S_SIZE];          /* S, then P: [M][S_STRIDE] */
+/* In P, a pair that the mask forbids: -0, which weighs nothing and no exponential gives. Set and compared as bits. */
+const uint FORBIDDEN = 0x80000000u;
 shared float rows[ROWS_SIZE];   /* the factor of each row of O; at the end 1 / l */
 #ifndef SUBGROUPS
 shared float reduce[REDUCE_SIZE]; /* [PARTS][M] */
@@ -324,7 +324,7 @@ void main()
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
                         bool may = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u;
                         l += may ? p[j] : 0.0;
-                        p[j] = may ? p[j] : FORBIDDEN;
+                        p[j] = uintBitsToFloat(may ? floatBitsToUint(p[j]) : FORBIDDEN);
                     }
                 else
                     l += p.x + p.y + p.z + p.w;
@@ -358,17 +358,14 @@ void main()
                             vec4 v = slices[side + n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
                             [[unroll]] for (uint i = 0u; i < TM; i++) {
                                 float p = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];
-                                o[i * TO + t] = floatBitsToUint(p) == FORBIDDEN_BITS ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
+                                o[i * TO + t] = floatBitsToUint(p) == FORBIDDEN ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
                             }
                         }
                 } else
                     UNROLL_CHUNK for (uint n = 0u; n < CHUNK; n += 4u) {
                         vec4 p[TM];
-                        [[unroll]] for (uint i = 0u; i < TM; i++) {
+                        [[unroll]] for (uint i = 0u; i < TM; i++)
                             p[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];
-                            if (some)
-                                p[i] = mix(p[i], vec4(0.0), equal(floatBitsToUint(p[i]), uvec4(FORBIDDEN_BITS)));
-                        }
                         [[unroll]] for (uint t = 0u; t < TO; t++) {
                             uint at = side + n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u);
                             vec4 v0 = slices[at], v1 = slices[at + chunk_row], v2 = slices[at + 2u * chunk_row],

@@ -26,6 +26,9 @@ typedef struct attune__scalar_layout {
 const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
                                        uint32_t head_dim_v, bool subgroups, attune__scalar_layout *layout);
 
+/* The least slices: a third of the code, which is slower, and compiled sooner. */
+void attune__scalar_layout_flatten(attune__scalar_layout *layout);
+
 /* shaders/forward_matrix.comp; groups are 16 bytes, counts of matrices are called tiles. */
 typedef struct attune__matrix_layout {
     uint32_t threads, block_m, block_n, head_dim, head_dim_v;

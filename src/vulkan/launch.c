@@ -11,9 +11,11 @@
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
-/* What a submission may hold: half a second at 4 GFLOP/s of each compute unit, which phones reach. */
-#define SUBMISSION_FLOPS 2e9
-#define COMBINE_COLUMNS  64 /* of shaders/combine.comp: invocations, each four columns */
+/* What a submission may hold: half a second at 4 GFLOP/s of each compute unit, which phones reach, or at 40 of a
+ * card's. */
+#define SUBMISSION_FLOPS      2e9
+#define SUBMISSION_FLOPS_CARD 20e9
+#define COMBINE_COLUMNS       64 /* of shaders/combine.comp: invocations, each four columns */
 
 /* A call cut into tiles. */
 typedef struct run {
@@ -233,8 +235,13 @@ static void record_part(const run *r, const attune__vulkan_device *device, VkCom
 
 static attune_status submit_all(const run *r, attune__vulkan_device *device, uint64_t *value)
 {
-    const double budget = SUBMISSION_FLOPS * device->base.info.limits.compute_units / r->tile_flops;
-    const uint64_t most = budget > (double)r->tiles ? r->tiles : budget < 1 ? 1 : (uint64_t)budget;
+    const bool card = device->physical.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU;
+    const double flops = card ? SUBMISSION_FLOPS_CARD : SUBMISSION_FLOPS;
+    const double budget = flops * device->base.info.limits.compute_units / r->tile_flops;
+    uint64_t most = budget > (double)r->tiles ? r->tiles : budget < 1 ? 1 : (uint64_t)budget;
+    /* Equal parts: between two the device runs empty, and a short last one would keep few of its units busy. */
+    const uint64_t parts = most ? (r->tiles + most - 1) / most : 1;
+    most = (r->tiles + parts - 1) / parts;
     double *total = r->call->seconds;
     if (total)
         *total = 0;

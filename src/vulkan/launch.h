@@ -34,8 +34,9 @@ typedef struct attune__vulkan_kernel {
     uint32_t constants[ATTUNE__VULKAN_CONSTANTS];
 } attune__vulkan_kernel;
 
-/* UNSUPPORTED if the library has no module for the choice's kernel. */
-attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc,
+/* For tensors of which every group of elements is aligned, or for any. UNSUPPORTED if the library has no module for the
+ * choice's kernel. */
+attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc, bool aligned,
                                         attune__vulkan_kernel *kernel);
 
 #endif

@@ -71,7 +71,8 @@ static const module *find_combine(attune_dtype dtype)
 }
 
 /* The lanes' kernel reads the tile's numbers and the flags alone: it has no layout. */
-static attune_status scalar_constants(const attune__program_desc *desc, module_kind kind, uint32_t constants[CONSTANTS])
+static attune_status scalar_constants(const attune__program_desc *desc, module_kind kind, bool flat,
+                                      uint32_t constants[CONSTANTS])
 {
     const attune_plan_choice *c = desc->choice;
     attune__scalar_layout l = {
@@ -87,6 +88,8 @@ static attune_status scalar_constants(const attune__program_desc *desc, module_k
                                                                  kind == SUBGROUP, &l);
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+    if (flat && kind != LANES)
+        attune__scalar_layout_flatten(&l);
     const uint32_t values[CONSTANTS] = {
         l.threads,
         l.block_m,
@@ -186,7 +189,7 @@ static attune_status matrix_constants(const attune_limits *limits, const attune_
 }
 #endif
 
-attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc,
+attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc, bool aligned,
                                         attune__vulkan_kernel *kernel)
 {
     const char *name = desc->choice->kernel;
@@ -199,8 +202,12 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = matrices || kind != PORTABLE;
-    return matrices ? matrix_constants(limits, desc, kernel->constants)
-                    : scalar_constants(desc, kind, kernel->constants);
+    /* The path for any alignment is rarely taken: a GPU's driver should not spend as long on it as on the other. */
+    const bool flat = !aligned && !limits->host;
+    attune_status status = matrices ? matrix_constants(limits, desc, kernel->constants)
+                                    : scalar_constants(desc, kind, flat, kernel->constants);
+    kernel->constants[ALIGNED] = aligned;
+    return status;
 }
 
 /*
@@ -261,7 +268,7 @@ static attune_status make_pipelines(attune_device *device, const attune__program
                                     attune__vulkan_program *program)
 {
     attune__vulkan_kernel kernel;
-    ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, &kernel));
+    ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, false, &kernel));
     const uint32_t subgroup_size = kernel.subgroups ? device->info.limits.subgroup_size : 0;
     uint32_t *words;
     module spliced;
@@ -272,11 +279,11 @@ static attune_status make_pipelines(attune_device *device, const attune__program
     attune_status status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
                                          &program->forward);
     /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
-    if (status == ATTUNE_OK) {
-        kernel.constants[ALIGNED] = true;
+    if (status == ATTUNE_OK)
+        status = attune__vulkan_specialise(&device->info.limits, desc, true, &kernel);
+    if (status == ATTUNE_OK)
         status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
                                &program->aligned);
-    }
     if (status == ATTUNE_OK && desc->choice->split_kv > 1)
         status = make_combine(device, desc->shape->dtype, kernel.constants, &program->combine);
     attune__free(&device->host.allocator, words);
