@@ -98,8 +98,8 @@ typedef struct attune__backward {
     const attune_tensor *d_captures; /* by symbol; buffer NULL = no gradient wanted */
 } attune__backward;
 
-/* A merge, or its gradients. o has rank 4, lse 3, strides resolved; o and d_o of any floating-point type, the same or not;
- * lse and d_lse f32, f64 on the CPU where o is. */
+/* A merge, or its gradients. o has rank 4, lse 3, strides resolved; o and d_o of any floating-point type, the same or
+ * not; lse and d_lse f32, f64 on the CPU where o is. */
 typedef struct attune__merge_part {
     attune_tensor o, lse;     /* lse.buffer NULL in all parts: o is their plain sum */
     attune_tensor d_o, d_lse; /* backward: out; buffer NULL = not wanted */
@@ -163,6 +163,8 @@ struct attune__backend {
     /* Merging, for every type and shape alike. A merger is a program that merge and merge_backward alone take. */
     attune_status (*merger_create)(attune_device *device, attune__program **merger);
     void (*merger_destroy)(attune__program *merger);
+    /* As program_compile. */
+    attune_status (*merger_compile)(const attune__host *host, const attune_limits *limits, attune__pack *pack);
     attune_status (*merge)(const attune__program *merger, attune_queue *queue, const attune__merge *call,
                            uint64_t *value);
     attune_status (*merge_backward)(const attune__program *merger, attune_queue *queue, const attune__merge *call,

@@ -602,6 +602,7 @@ typedef struct attune_pass_options {
     attune_choice blocks_are_contiguous;    /* BLOCKS_ARE_CONTIGUOUS */
     attune_choice write_dq;                 /* WRITE_DQ */
     attune_choice use_tma;                  /* USE_TMA */
+    attune_choice deterministic;            /* DETERMINISTIC; ON: backward repeats give the same bits */
     char kernel[32];                        /* KERNEL: a kernel family by name, "cuda_sm80"; empty = automatic */
 } attune_pass_options;
 
@@ -640,6 +641,7 @@ typedef struct attune_plan_choice {
     bool blocks_are_contiguous;
     bool rows_guaranteed_safe;
     bool write_dq;
+    bool deterministic; /* the same call gives the same bits */
 } attune_plan_choice;
 
 typedef enum attune_text_format { ATTUNE_TEXT = 1, ATTUNE_JSON = 2 } attune_text_format;
@@ -758,8 +760,8 @@ typedef struct attune_forward_args {
     uint32_t parameter_count;
     attune_buffer
         *workspace; /* at least attune_plan_workspace_size from workspace_offset on; not shared by calls in flight */
-    uint64_t workspace_offset; /* a multiple of 256 */
-    double *seconds;           /* not NULL: waits, and receives the device's own time for the launches */
+    uint64_t workspace_offset;      /* a multiple of 256 */
+    double *seconds;                /* not NULL: waits, and receives the device's own time for the launches */
     const attune_segment *segments; /* for a plan with segments, in the order of the concatenation; k, v and mask above
                                        are not read */
     uint32_t segment_count;
@@ -816,7 +818,7 @@ typedef struct attune_backward_args {
  * threads.
  *
  * Otherwise as attune_forward, for a plan whose direction is ATTUNE_BACKWARD. UNSUPPORTED, when the plan is made, on
- * backends without a backward pass: the CPU has one.
+ * backends without a backward pass: the CPU and CUDA have one.
  */
 ATTUNE_API attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                                          attune_completion *completion);
@@ -845,11 +847,12 @@ typedef struct attune_merge_part {
 
 typedef struct attune_merge_args {
     uint32_t struct_size;
-    const attune_merge_part *parts; /* at least 1, any number; their results do not depend on the order but by rounding */
+    const attune_merge_part
+        *parts; /* at least 1, any number; their results do not depend on the order but by rounding */
     uint32_t part_count;
-    attune_tensor o;          /* out; may be the o of a part, in the same view */
-    attune_tensor lse;        /* out; may be the lse of a part, in the same view; buffer NULL = not wanted */
-    attune_buffer *workspace; /* at least attune_merger_workspace_size from workspace_offset on */
+    attune_tensor o;           /* out; may be the o of a part, in the same view */
+    attune_tensor lse;         /* out; may be the lse of a part, in the same view; buffer NULL = not wanted */
+    attune_buffer *workspace;  /* at least attune_merger_workspace_size from workspace_offset on */
     uint64_t workspace_offset; /* a multiple of 256 */
     double *seconds;           /* as in forward */
 } attune_merge_args;

@@ -93,8 +93,7 @@ attune_status attune_mask_create(attune_instance *instance, const attune_mask_de
     attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__value values[ATTUNE_EXPR_MAX_SYMBOLS];
     attune_expr *bound;
-    ATTUNE__TRY(
-        bind(instance, &d, expr, captures, capture_count, parameters, parameter_count, arrays, values, &bound));
+    ATTUNE__TRY(bind(instance, &d, expr, captures, capture_count, parameters, parameter_count, arrays, values, &bound));
     const attune_status status = attune__mask_build(&instance->host.allocator, &d, bound, arrays, values, mask);
     attune__expr_release(bound);
     return status;

@@ -121,8 +121,8 @@ static attune_status check_tensor(const attune_merger *merger, const char *name,
     if (tensor->buffer && tensor->buffer->device != merger->device)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.buffer belongs to device %s, the merger to device %s", name,
                             tensor->buffer->device->info.id, merger->device->info.id);
-    ATTUNE__TRY(attune__tensor_check(
-        tensor, &(attune__tensor_rule){name, merger->device, dtype, rank, writable, rank == 4}));
+    ATTUNE__TRY(
+        attune__tensor_check(tensor, &(attune__tensor_rule){name, merger->device, dtype, rank, writable, rank == 4}));
     for (uint32_t i = 0; like && i < rank; i++)
         if (tensor->size[i] != like->size[i])
             return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.size[%u] is %lld, expected that of o, %lld", name, i,
@@ -220,7 +220,8 @@ static attune__merge_part take_part(const void *user, uint32_t index)
     return part;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ hot calls
+/* ------------------------------------------------------------------------------------------------------------ hot
+ * calls
  */
 
 attune_status attune_merge(const attune_merger *merger, attune_queue *queue, const attune_merge_args *args,
@@ -230,11 +231,8 @@ attune_status attune_merge(const attune_merger *merger, attune_queue *queue, con
     attune_merge_args a;
     ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
     ATTUNE__TRY(check_parts(a.parts, a.part_count));
-    attune__merge call = {.o = a.o,
-                          .lse = a.lse,
-                          .workspace = a.workspace,
-                          .workspace_offset = a.workspace_offset,
-                          .seconds = a.seconds};
+    attune__merge call = {
+        .o = a.o, .lse = a.lse, .workspace = a.workspace, .workspace_offset = a.workspace_offset, .seconds = a.seconds};
     ATTUNE__TRY(check_o(merger, true, &call.o));
     if (call.lse.buffer)
         ATTUNE__TRY(check_tensor(merger, "lse", attune__merge_dtype(call.o.dtype), 3, true, &call.o, &call.lse));

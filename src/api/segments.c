@@ -47,10 +47,11 @@ static attune_status check_segments(const attune_plan *plan, const attune_segmen
     for (uint32_t i = 0; i < count; i++) {
         const attune_tensor *k = &segments[i].k;
         if (k->rank != 4 || k->size[2] < 1 || k->size[2] > INT32_MAX - *total)
-            return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                                "args.segments[%u].k has rank %u and %lld keys behind %lld: expected rank 4, at least 1 "
-                                "key and fewer than 2^31 in all",
-                                i, k->rank, k->rank > 2 ? (long long)k->size[2] : 0, (long long)*total);
+            return attune__fail(
+                ATTUNE_INVALID_ARGUMENT,
+                "args.segments[%u].k has rank %u and %lld keys behind %lld: expected rank 4, at least 1 "
+                "key and fewer than 2^31 in all",
+                i, k->rank, k->rank > 2 ? (long long)k->size[2] : 0, (long long)*total);
         *total += k->size[2];
     }
     return ATTUNE_OK;
@@ -58,7 +59,7 @@ static attune_status check_segments(const attune_plan *plan, const attune_segmen
 
 static attune_status name_segment(attune_status status, uint32_t index)
 {
-    return status == ATTUNE_OK ? ATTUNE_OK : attune__fail_context(status, "args.segments[%u]: ", index);
+    return status == ATTUNE_OK ? ATTUNE_OK : attune__fail_context(status, "args.segments[%u]", index);
 }
 
 /* The results of each segment, behind what a merge needs. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Merging, a row at a time: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and
- * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). Sums are double. A part whose weight is 0 is not read, whatever its o holds.
+ * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). Sums are double. A part whose weight is 0 is not read, whatever its o
+ * holds.
  */
 #include <math.h>
 #include <string.h>
@@ -122,8 +123,7 @@ static void merge_row_backward(const attune__merge *call, const place *p)
     for (uint32_t i = 0; i < call->part_count; i++) {
         const attune__merge_part *part = &call->parts[i];
         const double part_lse = load_row(&part->lse, p);
-        const double weight =
-            part_lse == -(double)INFINITY || lse == -(double)INFINITY ? 0 : exp(part_lse - lse);
+        const double weight = part_lse == -(double)INFINITY || lse == -(double)INFINITY ? 0 : exp(part_lse - lse);
         const size_t size = attune_dtype_size(part->o.dtype), d_size = attune_dtype_size(part->d_o.dtype);
         const char *from = row_at(&part->o, p);
         char *to = part->d_o.buffer ? row_at(&part->d_o, p) : NULL;

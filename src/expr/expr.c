@@ -250,10 +250,11 @@ static attune_status make_parameter(attune__builder *builder, const char *name, 
     strcpy(symbol.name, name);
     const uint32_t index = attune__builder_symbol(builder, &symbol);
     if (index == ATTUNE__NONE)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "over segments an expression has two parameters more: it uses more than the %d captures and "
-                            "parameters that leaves",
-                            ATTUNE_EXPR_MAX_SYMBOLS - 2);
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "over segments an expression has two parameters more: it uses more than the %d captures and "
+            "parameters that leaves",
+            ATTUNE_EXPR_MAX_SYMBOLS - 2);
     *node = attune__make_symbol(builder, index, NULL);
     return ATTUNE_OK;
 }

@@ -103,9 +103,9 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.segments is %u, expected at most %d", p.segments,
                             MOST_SEGMENTS);
     if (p.segments && s.row_max)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "problem.row_max is set and problem.segments is %u: a call over segments gives no row maxima",
-                            p.segments);
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "problem.row_max is set and problem.segments is %u: a call over segments gives no row maxima", p.segments);
     if (!isfinite(s.scale))
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.scale is %g, expected a finite number", s.scale);
     if (s.scale == 0)

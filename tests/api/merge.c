@@ -105,8 +105,9 @@ static void merging_create(merging *m, attune_device *device, uint64_t seed)
     fill(m, &random);
     m->out = room(m, m->dtype, 4, NULL);
     m->out_lse = room(m, m->row_dtype, 3, NULL);
-    cr_assert_eq(attune_buffer_create(device, attune_merger_workspace_size(m->merger, &m->out, m->count), &m->workspace),
-                 ATTUNE_OK);
+    cr_assert_eq(
+        attune_buffer_create(device, attune_merger_workspace_size(m->merger, &m->out, m->count), &m->workspace),
+        ATTUNE_OK);
 }
 
 static void merging_destroy(merging *m)
@@ -192,8 +193,8 @@ static void run_merges(const char *backend, uint64_t full)
         static merging m;
         merging_create(&m, device, test_seed() * 7919 + i);
         cr_assert_eq(run(&m, &m.out, &m.out_lse), ATTUNE_OK, "%s", attune_last_error());
-        cr_expect_eq(check(&m, &m.out, &m.out_lse), 0, "case %llu: %u parts of %s into %s", (unsigned long long)i, m.count,
-                     attune_dtype_string(m.part_dtype), attune_dtype_string(m.dtype));
+        cr_expect_eq(check(&m, &m.out, &m.out_lse), 0, "case %llu: %u parts of %s into %s", (unsigned long long)i,
+                     m.count, attune_dtype_string(m.part_dtype), attune_dtype_string(m.dtype));
         /* In place of any part. */
         const uint32_t p = (uint32_t)i % m.count;
         if (m.part_dtype == m.dtype) {
@@ -210,6 +211,16 @@ static void run_merges(const char *backend, uint64_t full)
 Test(merge, cpu)
 {
     run_merges("cpu", 300);
+}
+
+Test(merge, vulkan)
+{
+    run_merges("vulkan", 100);
+}
+
+Test(merge, cuda)
+{
+    run_merges("cuda", 300);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ backward
@@ -276,7 +287,8 @@ static void run_backward(const char *backend, uint64_t full)
         /* Differences need float64 data. */
         for (uint32_t p = 0; p < m.count; p++) {
             array wide, wide_lse;
-            cr_assert(array_convert(&m.o[p], ATTUNE_F64, &wide, &why) && array_convert(&m.lse[p], ATTUNE_F64, &wide_lse, &why));
+            cr_assert(array_convert(&m.o[p], ATTUNE_F64, &wide, &why) &&
+                      array_convert(&m.lse[p], ATTUNE_F64, &wide_lse, &why));
             array_free(&m.o[p]);
             array_free(&m.lse[p]);
             m.o[p] = wide;
@@ -292,8 +304,8 @@ static void run_backward(const char *backend, uint64_t full)
                 const double by_o = empty ? 0 : difference(&m, &m.o[p], e, r, &d_o, with_lse ? &d_lse : NULL);
                 const double by_lse = empty ? 0 : difference(&m, &m.lse[p], r, r, &d_o, with_lse ? &d_lse : NULL);
                 cr_expect(is_near(got[e], by_o, empty ? 0 : tolerance + 1e-6), "d_o: %g, differences %g", got[e], by_o);
-                cr_expect(is_near(got_lse[r], by_lse, empty ? 0 : tolerance + 1e-6), "d_lse: %g, differences %g", got_lse[r],
-                          by_lse);
+                cr_expect(is_near(got_lse[r], by_lse, empty ? 0 : tolerance + 1e-6), "d_lse: %g, differences %g",
+                          got_lse[r], by_lse);
             }
             free(got);
             free(got_lse);
@@ -311,6 +323,16 @@ static void run_backward(const char *backend, uint64_t full)
 Test(merge, backward_cpu)
 {
     run_backward("cpu", 100);
+}
+
+Test(merge, backward_vulkan)
+{
+    run_backward("vulkan", 40);
+}
+
+Test(merge, backward_cuda)
+{
+    run_backward("cuda", 100);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- arguments

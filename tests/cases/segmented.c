@@ -37,8 +37,8 @@ static void run_segmented(const char *backend, runner run, bool gradients, uint6
         ran++;
         if (!run(instance, device, &c, dtypes[i % dtype_count], seed, &why)) {
             failed++;
-            cr_log_error("%u segments: %s\n  mask \"%s\" score \"%s\" lengths %lld x %lld input %d layout %d", c.segments,
-                         why.message, c.mask ? c.mask : "", c.score ? c.score : "", (long long)c.q_len,
+            cr_log_error("%u segments: %s\n  mask \"%s\" score \"%s\" lengths %lld x %lld input %d layout %d",
+                         c.segments, why.message, c.mask ? c.mask : "", c.score ? c.score : "", (long long)c.q_len,
                          (long long)c.kv_len, (int)c.input, (int)c.layout);
         }
     }
@@ -58,4 +58,9 @@ Test(segments, forward_cpu)
 Test(segments, gradients_cpu)
 {
     run_segmented("cpu", case_run_gradients, true, 2 * attention_case_count + 1, 120, with_f64, 4);
+}
+
+Test(segments, forward_vulkan)
+{
+    run_segmented("vulkan", case_run, false, 30, 30, with_f64, 1);
 }

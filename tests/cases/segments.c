@@ -15,7 +15,8 @@ static void cut(const attention_case *c, segments *s)
         const int64_t least = s->start[i - 1] + 1, most = c->kv_len - (s->count - i);
         /* About what is left for each, from one key to three times that. */
         const int64_t share = 2 * (most - least) / (s->count - i) + 1;
-        s->start[i] = least + (int64_t)(random_u64(&random) % (uint64_t)(share < most - least + 1 ? share : most - least + 1));
+        s->start[i] =
+            least + (int64_t)(random_u64(&random) % (uint64_t)(share < most - least + 1 ? share : most - least + 1));
     }
     s->start[s->count] = c->kv_len;
 }
