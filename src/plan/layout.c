@@ -142,3 +142,17 @@ uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t l
     const uint32_t all = 65535, rest = 2 * (before + after);
     return rest < all ? (all - rest) / (2 * step) : 0;
 }
+
+uint32_t attune__lanes_backward_most_steps(uint32_t owned, uint32_t walked, uint32_t lanes, uint32_t head_dim,
+                                           uint32_t head_dim_v, uint32_t element_bytes)
+{
+    const uint32_t elements = 8 / element_bytes, groups = walked / lanes, parts = (head_dim + head_dim_v) / lanes;
+    const uint32_t columns = lanes * elements;
+    const uint32_t pieces = (head_dim + columns - 1) / columns + (head_dim_v + columns - 1) / columns;
+    const uint32_t before = owned * (parts + pieces * elements + 5) + 8;
+    const uint32_t after = owned * (pieces * (elements / 2 + 2) + 4) + 2;
+    const uint32_t score = owned * (5 * groups + 2) + 1;
+    const uint32_t step = 8 + parts + score + pieces * (groups + walked + 5) + 2;
+    const uint32_t all = 65535, rest = 2 * (before + after);
+    return rest < all ? (all - rest) / (2 * step) : 0;
+}

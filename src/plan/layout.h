@@ -72,4 +72,8 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
 uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t lanes, uint32_t head_dim,
                                   uint32_t head_dim_v, uint32_t element_bytes);
 
+/* The same of shaders/lanes_backward.comp, in steps of `walked` rows. */
+uint32_t attune__lanes_backward_most_steps(uint32_t owned, uint32_t walked, uint32_t lanes, uint32_t head_dim,
+                                           uint32_t head_dim_v, uint32_t element_bytes);
+
 #endif

@@ -292,7 +292,7 @@ attune_status attune__vulkan_program_create(attune_device *device, const attune_
                                             attune__program **program)
 {
     const size_t table = desc->score ? attune__mods_table_size(desc->score) : 0;
-    const size_t sums = desc->gradient ? desc->score->symbol_count * sizeof(attune__vulkan_sums) : 0;
+    const size_t sums = desc->gradient && desc->score ? desc->score->symbol_count * sizeof(attune__vulkan_sums) : 0;
     if (table + sizeof(attune__vulkan_arguments) + sums > ATTUNE__VULKAN_ARGUMENTS)
         return attune__fail(ATTUNE_INTERNAL, "the score expression's table has %zu bytes", table);
     attune__vulkan_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
