@@ -69,7 +69,7 @@ const uint K_GROUPS = Q_TILES * MATRIX_N / 8u, V_GROUPS = O_TILES * MATRIX_N / 8
 const uint FETCHED = FETCH * THREADS;
 
 /*
- * The element e of a lane. QUADS: lanes of four have two rows, eight apart, and of each two neighbours of every eight
+ * The element e of a lane. QUADS: four lanes have two rows, eight apart, and of each two neighbours of every eight
  * columns. Otherwise a lane has a column. Lanes whose numbers differ below SPAN share their rows. A's elements lie as an
  * accumulator's do.
  */
@@ -77,7 +77,7 @@ const uint SPAN = QUADS ? 4u : MATRIX_N;
 
 uint row_of(const in uint e)
 {
-    return QUADS ? e / 2u % 2u : e;
+    return QUADS ? e / 4u : e;
 }
 
 uint row_at(const in uint row, const in uint lane)
@@ -87,7 +87,37 @@ uint row_at(const in uint row, const in uint lane)
 
 uint column_at(const in uint e, const in uint lane)
 {
-    return QUADS ? lane % 4u * 2u + e % 2u + e / 4u * 8u : lane;
+    return QUADS ? lane % 4u * 2u + e % 2u + e / 2u % 2u * 8u : lane;
+}
+
+/* Of the lanes that share rows. Written out: some drivers leave loops whose step is a product alone, and then arrays that
+ * are indexed by a loop around them lie in memory. */
+float largest_across(const in float value)
+{
+    float x = value;
+    if (SPAN > 1u)
+        x = max(x, subgroupShuffleXor(x, 1u));
+    if (SPAN > 2u)
+        x = max(x, subgroupShuffleXor(x, 2u));
+    if (SPAN > 4u)
+        x = max(x, subgroupShuffleXor(x, 4u));
+    if (SPAN > 8u)
+        x = max(x, subgroupShuffleXor(x, 8u));
+    return x;
+}
+
+float sum_across(const in float value)
+{
+    float x = value;
+    if (SPAN > 1u)
+        x += subgroupShuffleXor(x, 1u);
+    if (SPAN > 2u)
+        x += subgroupShuffleXor(x, 2u);
+    if (SPAN > 4u)
+        x += subgroupShuffleXor(x, 4u);
+    if (SPAN > 8u)
+        x += subgroupShuffleXor(x, 8u);
+    return x;
 }
 
 /* A row's scores are relative to a largest one that is not followed while it grows by less than this power of two: O is
@@ -297,8 +327,7 @@ void main()
             }
         bool grows = false;
         [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
-            [[unroll]] for (uint bit = 1u; bit < SPAN; bit *= 2u)
-                most[i] = max(most[i], subgroupShuffleXor(most[i], bit));
+            most[i] = largest_across(most[i]);
             top[i] = max(top[i], most[i]);
             /* The first scores always count: LOWEST is below all by more. */
             bool follow = most[i] > m[i] + SLACK;
@@ -375,56 +404,62 @@ void main()
         }
     }
 
-    /* 7: store O and LSE, or the part of a split */
+    /* 7: store O and LSE, or the part of a split, through the place of K and V, so that neighbours store neighbours */
     bool split = args.splits > 1u;
     float scale[ALL_ROWS];
     [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
-        [[unroll]] for (uint bit = 1u; bit < SPAN; bit *= 2u) {
-            l[i] += subgroupShuffleXor(l[i], bit);
-            weight[i] += subgroupShuffleXor(weight[i], bit);
+        l[i] = sum_across(l[i]);
+        weight[i] = sum_across(weight[i]);
+        /* The parts of a split are relative to their largest score. */
+        float whole = split ? exp2((m[i] - top[i]) * TO_LOG2) * l[i] : 1.0;
+        scale[i] = l[i] == 0.0 ? 0.0 : whole / weight[i];
+    }
+    [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
+        [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+            float by = scale[i / O_TILES * ROW_COUNT + row_of(e)];
+            o[i][e] = by == 0.0 ? 0.0 : o[i][e] * by;
         }
-        float to_top = exp2((m[i] - top[i]) * TO_LOG2); /* the parts of a split are relative to their largest score */
-        scale[i] = l[i] == 0.0 ? 0.0 : (split ? to_top * l[i] : 1.0) / weight[i];
-        uint row = warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane);
-        if (row < it.rows && lane % SPAN == 0u) {
-            if (split) {
-                uint at = ((it.b * args.heads + row_h[i]) * args.q_len + row_q[i]) * args.splits + it.split;
-                uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));
-                OutWord(to).value = floatBitsToUint(top[i]);
-                OutWord(address_add(to, 4u)).value = floatBitsToUint(l[i] * to_top);
-            } else {
-                store_row(args.lse, it.b, row_h[i], row_q[i], lse_bits(m[i], l[i]));
-                store_row(args.row_max, it.b, row_h[i], row_q[i], row_max_bits(top[i], l[i]));
-            }
+    barrier();
+    if (lane % SPAN == 0u)
+        [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
+            memory[warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane)] =
+                floatBitsToUint(vec4(m[i], top[i], l[i], 0.0));
+    barrier();
+    [[dont_unroll]] for (uint row = tid; row < it.rows; row += THREADS) {
+        uint q_row = it.q0 + query_of(row, it.queries), h = it.h0 + head_of(row, it.queries);
+        vec3 of_row = uintBitsToFloat(memory[row].xyz);
+        if (split) {
+            uint at = ((it.b * args.heads + h) * args.q_len + q_row) * args.splits + it.split;
+            uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));
+            OutWord(to).value = floatBitsToUint(of_row.y);
+            OutWord(address_add(to, 4u)).value =
+                floatBitsToUint(of_row.z * exp2((of_row.x - of_row.y) * TO_LOG2));
+        } else {
+            store_row(args.lse, it.b, h, q_row, lse_bits(of_row.x, of_row.z));
+            store_row(args.row_max, it.b, h, q_row, row_max_bits(of_row.y, of_row.z));
         }
     }
-    /* Through the place of K and V, so that neighbours store neighbours. */
-    [[unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK) {
+    [[dont_unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK) {
         barrier();
-        [[unroll]] for (uint i = 0u; i < ROW_TILES * O_CHUNK; i++) {
-            uint r = i / O_CHUNK, t = t0 + i % O_CHUNK;
-            if (t < O_TILES) {
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                    float by = scale[r * ROW_COUNT + row_of(e)];
-                    o[r * O_TILES + t][e] = by == 0.0 ? 0.0 : o[r * O_TILES + t][e] * by;
-                }
-                coopMatStore(o[r * O_TILES + t], memory,
-                             (warp * ROWS + r * MATRIX_M) * O_STRIDE + i % O_CHUNK * (MATRIX_N / 4u), O_STRIDE, ROW_MAJOR);
-            }
+        [[unroll]] for (uint i = 0u; i < O_COUNT; i++) {
+            uint r = i / O_TILES, t = i % O_TILES;
+            if (t >= t0 && t < t0 + O_CHUNK)
+                coopMatStore(o[i], memory, (warp * ROWS + r * MATRIX_M) * O_STRIDE + (t - t0) * (MATRIX_N / 4u), O_STRIDE,
+                             ROW_MAJOR);
         }
         barrier();
         const uint groups = O_CHUNK * MATRIX_N / 4u;
         [[dont_unroll]] for (uint i = tid; i < BLOCK_M * groups; i += THREADS) {
             uint r = i / groups, g = i % groups, column = t0 * MATRIX_N + 4u * g;
-            uint q = it.q0 + query_of(r, it.queries), h = it.h0 + head_of(r, it.queries);
+            uint q_row = it.q0 + query_of(r, it.queries), h = it.h0 + head_of(r, it.queries);
             if (r < it.rows && column < HEAD_DIM_V) {
                 vec4 value = uintBitsToFloat(memory[r * O_STRIDE + g]);
                 if (split) {
-                    uint to = ((it.b * args.heads + h) * args.q_len + q) * args.splits + it.split;
+                    uint to = ((it.b * args.heads + h) * args.q_len + q_row) * args.splits + it.split;
                     OutVec4(address_add(address_step(args.parts, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
                         value;
                 } else
-                    store4(address_add(address_step(plane(args.o, it.b, h), q, args.o.stride_row),
+                    store4(address_add(address_step(plane(args.o, it.b, h), q_row, args.o.stride_row),
                                        column * ELEMENT_BYTES),
                            o_aligned, value);
             }

@@ -13,8 +13,8 @@
 static uint32_t element_at(const attune_limits *limits, uint32_t lane, uint32_t e)
 {
     const bool quads = limits->matrix_spread == ATTUNE_SPREAD_QUADS;
-    const uint32_t row = quads ? lane / 4 + e / 2 % 2 * 8 : e;
-    return row * limits->matrix_n + (quads ? lane % 4 * 2 + e % 2 + e / 4 * 8 : lane);
+    const uint32_t row = quads ? lane / 4 + e / 4 * 8 : e;
+    return row * limits->matrix_n + (quads ? lane % 4 * 2 + e % 2 + e / 2 % 2 * 8 : lane);
 }
 
 static attune_status read_spread(attune__vulkan_device *device, attune_buffer *buffer, uint32_t *elements,
