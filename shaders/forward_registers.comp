@@ -35,7 +35,7 @@ layout(constant_id = 9) const uint S_TILES = 4;
 layout(constant_id = 10) const uint Q_TILES = 4;
 layout(constant_id = 11) const uint O_TILES = 4;
 layout(constant_id = 12) const uint S_COUNT = 4; /* ROW_TILES times the above */
-layout(constant_id = 13) const uint Q_COUNT = 4;
+layout(constant_id = 13) const uint HELD_COUNT = 1; /* 1 if Q is not held */
 layout(constant_id = 14) const uint O_COUNT = 4;
 layout(constant_id = 15) const bool QUADS = true;   /* how a matrix lies in the lanes: below */
 layout(constant_id = 16) const uint ROW_COUNT = 2;  /* rows of which a lane has elements: in one matrix, and in all */
@@ -48,10 +48,13 @@ layout(constant_id = 23) const bool ALIGNED = false; /* q, k, v and o all are: f
 layout(constant_id = 24) const bool PACKED = false;  /* tiles have rows of several heads */
 layout(constant_id = 25) const uint K_STRIDE = 9;    /* groups from one row to the next */
 layout(constant_id = 26) const uint V_STRIDE = 9;
-layout(constant_id = 27) const uint V_AT = 576; /* where in `memory` V begins: K, and before it Q, are at 0 */
+layout(constant_id = 27) const uint V_AT = 576; /* where in `memory` V begins: K is at 0 */
 layout(constant_id = 28) const uint O_CHUNK = 4; /* columns of matrices of O that are stored together, and their stride */
 layout(constant_id = 29) const uint O_STRIDE = 17;
-layout(constant_id = 30) const uint MEMORY_SIZE = 1152;
+layout(constant_id = 30) const uint MEMORY_SIZE = 2304;
+layout(constant_id = 31) const uint Q_AT = 1152;
+layout(constant_id = 32) const uint P_AT = 1728;
+layout(constant_id = 33) const bool HOLD_Q = false; /* in registers */
 
 shared uvec4 memory[MEMORY_SIZE];
 shared uint special; /* the last tile, counted from 1, with forbidden pairs and with NaN or infinity in V */
@@ -60,12 +63,14 @@ shared uint special; /* the last tile, counted from 1, with forbidden pairs and 
 
 #define MATRIX_A     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseA>
 #define MATRIX_B     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_N, MATRIX_N, gl_MatrixUseB>
+#define MATRIX_F16   coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
 #define MATRIX_F32   coopmat<float, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
 #define ROW_MAJOR    gl_CooperativeMatrixLayoutRowMajor
 #define COLUMN_MAJOR gl_CooperativeMatrixLayoutColumnMajor
 
 const uint ROWS = ROW_TILES * MATRIX_M;
 const uint K_GROUPS = Q_TILES * MATRIX_N / 8u, V_GROUPS = O_TILES * MATRIX_N / 8u; /* of eight elements, padded */
+const uint P_STRIDE = BLOCK_N / 8u + 1u;
 const uint FETCHED = FETCH * THREADS;
 
 /*
@@ -123,6 +128,12 @@ float sum_across(const in float value)
 /* A row's scores are relative to a largest one that is not followed while it grows by less than this power of two: O is
  * seldom rescaled, and weights stay far below what f16 holds. */
 const float SLACK = SCORE ? 8.0 * LN2 : 8.0;
+
+/* subgroupBarrier orders images and buffers too, for which some drivers wait. */
+void wait_subgroup()
+{
+    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
+}
 
 uvec2 address_sum(const in uvec2 a, const in uvec2 b)
 {
@@ -250,13 +261,15 @@ void main()
         uint r = i / K_GROUPS, g = i % K_GROUPS;
         uvec2 at = address_step(address_step(q_plane, head_of(r, it.queries), q_stride_h),
                                 it.q0 + query_of(r, it.queries), q_stride);
-        memory[r * K_STRIDE + g] = fetch(address_add(at, g * 16u), aligned, r < it.rows && g < HEAD_DIM / 8u).low;
+        memory[Q_AT + r * K_STRIDE + g] = fetch(address_add(at, g * 16u), aligned, r < it.rows && g < HEAD_DIM / 8u).low;
     }
     barrier();
-    MATRIX_A q[Q_COUNT];
-    [[unroll]] for (uint i = 0u; i < Q_COUNT; i++)
-        coopMatLoad(q[i], memory, (warp * ROWS + i / Q_TILES * MATRIX_M) * K_STRIDE + i % Q_TILES * (MATRIX_N / 8u), K_STRIDE,
-                    ROW_MAJOR);
+    const uint q_own = Q_AT + warp * ROWS * K_STRIDE, p_own = P_AT + warp * ROWS * P_STRIDE;
+    MATRIX_A held[HELD_COUNT];
+    if (HOLD_Q)
+        [[unroll]] for (uint i = 0u; i < HELD_COUNT; i++)
+            coopMatLoad(held[i], memory, q_own + i / Q_TILES * MATRIX_M * K_STRIDE + i % Q_TILES * (MATRIX_N / 8u), K_STRIDE,
+                        ROW_MAJOR);
     MATRIX_F32 o[O_COUNT];
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
         o[i] = MATRIX_F32(0.0);
@@ -276,12 +289,25 @@ void main()
         MATRIX_F32 s[S_COUNT];
         [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
             s[i] = MATRIX_F32(0.0);
-        [[unroll]] for (uint t = 0u; t < Q_TILES; t++)
-            [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
-                MATRIX_B b;
-                coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
+        if (HOLD_Q)
+            [[unroll]] for (uint t = 0u; t < Q_TILES; t++)
+                [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
+                    MATRIX_B b;
+                    coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
+                    [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                        s[r * S_TILES + j] = coopMatMulAdd(held[r * Q_TILES + t], b, s[r * S_TILES + j]);
+                }
+        else
+            [[dont_unroll]] for (uint t = 0u; t < Q_TILES; t++) {
+                MATRIX_A a[ROW_TILES];
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                    s[r * S_TILES + j] = coopMatMulAdd(q[r * Q_TILES + t], b, s[r * S_TILES + j]);
+                    coopMatLoad(a[r], memory, q_own + r * MATRIX_M * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, ROW_MAJOR);
+                [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
+                    MATRIX_B b;
+                    coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
+                    [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                        s[r * S_TILES + j] = coopMatMulAdd(a[r], b, s[r * S_TILES + j]);
+                }
             }
 
         /* 4: score and mask */
@@ -338,8 +364,8 @@ void main()
             l[i] *= alpha[i];
             weight[i] *= alpha[i];
         }
-        MATRIX_A p[S_COUNT];
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
+            MATRIX_F16 p;
             [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
                 uint row = i / S_TILES * ROW_COUNT + row_of(e);
                 float x = exp2((s[i][e] - m[row]) * TO_LOG2);
@@ -348,8 +374,11 @@ void main()
                 l[row] += x;
                 float16_t h = float16_t(x);
                 weight[row] += float(h);
-                p[i][e] = h;
+                p[e] = h;
             }
+            coopMatStore(p, memory, p_own + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u), P_STRIDE,
+                         ROW_MAJOR);
+        }
 
         STORE_ROWS(V_AT, v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, true)
         if (more)
@@ -379,26 +408,42 @@ void main()
         }
 
         /* 6: O += P V */
-        [[unroll]] for (uint n = 0u; n < S_TILES; n++)
+        [[dont_unroll]] for (uint n = 0u; n < S_TILES; n++) {
+            MATRIX_A a[ROW_TILES];
+            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                coopMatLoad(a[r], memory, p_own + r * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE, ROW_MAJOR);
             [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
                 MATRIX_B b;
                 coopMatLoad(b, memory, V_AT + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                    o[r * O_TILES + t] = coopMatMulAdd(p[r * S_TILES + n], b, o[r * O_TILES + t]);
+                    o[r * O_TILES + t] = coopMatMulAdd(a[r], b, o[r * O_TILES + t]);
             }
+        }
         if (codes) {
-            [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+            wait_subgroup(); /* P has been read */
+            [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
+                MATRIX_F16 p;
                 [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-                    p[i][e] = float16_t((allowed[i] >> e & 1u) != 0u ? 1.0 : 0.0);
-            [[unroll]] for (uint i = 0u; i < O_COUNT; i++) {
+                    p[e] = float16_t((allowed[i] >> e & 1u) != 0u ? 1.0 : 0.0);
+                coopMatStore(p, memory, p_own + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u), P_STRIDE,
+                             ROW_MAJOR);
+            }
+            wait_subgroup();
+            [[dont_unroll]] for (uint i = 0u; i < O_COUNT; i++) {
                 MATRIX_F32 sum = MATRIX_F32(0.0);
-                [[unroll]] for (uint n = 0u; n < S_TILES; n++) {
+                [[dont_unroll]] for (uint n = 0u; n < S_TILES; n++) {
+                    MATRIX_A a;
                     MATRIX_B b;
+                    coopMatLoad(a, memory, p_own + i / O_TILES * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE,
+                                ROW_MAJOR);
                     coopMatLoad(b, memory, n * MATRIX_N * V_STRIDE + i % O_TILES * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
-                    sum = coopMatMulAdd(p[i / O_TILES * S_TILES + n], b, sum);
+                    sum = coopMatMulAdd(a, b, sum);
                 }
                 [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-                    o[i][e] += value_of_codes(sum[e]);
+                    sum[e] = value_of_codes(sum[e]);
+                [[unroll]] for (uint t = 0u; t < O_COUNT; t++)
+                    if (t == i)
+                        o[t] = o[t] + sum;
             }
             barrier();
         }

@@ -95,6 +95,8 @@ typedef struct attune__family {
     const char *missing;  /* why no plan may choose it yet; NULL = it may */
     uint32_t dtypes;      /* bits 1 << attune_dtype */
     uint32_t decode_rows; /* the fewest rows for which automatic decode takes it */
+    /* Why the planner leaves the kernel to those who name it; NULL, or returns NULL = it does not. */
+    const char *(*by_name)(const attune__search *search);
     uint32_t reads[ATTUNE__PASS_COUNT]; /* option bits, without those of the planner itself; 0 = it has no such pass */
 
     /* The tiles of a pass, from the fastest to the smallest. */

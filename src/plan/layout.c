@@ -101,6 +101,7 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
     return NULL;
 }
 
+#define MOST_SHARED  128 /* of the head dimension: longer rows of Q would leave K and V too little shared memory */
 #define MOST_COUNTED 128 /* keys of a tile, whose codes of NaN and infinity a sum still tells apart */
 
 const char *attune__spread_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
@@ -134,7 +135,11 @@ const char *attune__spread_layout_make(uint32_t block_m, uint32_t block_n, uint3
     l.v_stride = v_groups | 1;
     l.fetch = least((block_n * most(k_groups, v_groups) + l.threads - 1) / l.threads, MOST_FETCH);
     l.v_at = block_n * most(l.k_stride, l.v_stride);
-    l.memory_size = most(2 * l.v_at, block_m * l.k_stride);
+    /* Where Q is held, K and V take its place. */
+    l.hold_q = l.q_tiles * matrix.n > MOST_SHARED;
+    l.q_at = l.hold_q ? 0 : 2 * l.v_at;
+    l.p_at = l.hold_q ? most(2 * l.v_at, block_m * l.k_stride) : l.q_at + block_m * l.k_stride;
+    l.memory_size = l.p_at + block_m * (block_n / 8 + 1);
     /* O leaves in as few pieces as there is room for. */
     for (l.o_chunk = l.o_tiles;; l.o_chunk = (l.o_chunk + 1) / 2) {
         l.o_stride = l.o_chunk * matrix.n / 4 + 1;

@@ -53,7 +53,8 @@ typedef struct attune__spread_layout {
     bool quads;
     uint32_t row_count, length; /* of a lane: rows in a matrix, and elements */
     uint32_t fetch;
-    uint32_t k_stride, v_stride, v_at;
+    bool hold_q;
+    uint32_t k_stride, v_stride, v_at, q_at, p_at;
     uint32_t o_chunk, o_stride, memory_size;
     uint64_t bytes; /* of shared memory */
 } attune__spread_layout;

@@ -150,7 +150,7 @@ static attune_status spread_constants(attune__matrix_shape matrix, const attune_
         l.q_tiles,
         l.o_tiles,
         l.row_tiles * l.s_tiles,
-        l.row_tiles * l.q_tiles,
+        l.hold_q ? l.row_tiles * l.q_tiles : 1,
         l.row_tiles * l.o_tiles,
         l.quads,
         l.row_count,
@@ -168,6 +168,9 @@ static attune_status spread_constants(attune__matrix_shape matrix, const attune_
         l.o_chunk,
         l.o_stride,
         l.memory_size,
+        l.q_at,
+        l.p_at,
+        l.hold_q,
     };
     memcpy(constants, values, sizeof values);
     return ATTUNE_OK;
@@ -244,7 +247,8 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     if (desc->choice->direction != ATTUNE_FORWARD ||
         (kind == PORTABLE && !matrices && strcmp(name, "vulkan_portable") != 0))
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", name);
-    const module *prebuilt = matrices ? &matrix_modules[limits->matrix_spread != 0] : find_module(kind, desc->shape->dtype);
+    const module *prebuilt =
+        matrices ? &matrix_modules[limits->matrix_spread != 0] : find_module(kind, desc->shape->dtype);
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = matrices || kind != PORTABLE;

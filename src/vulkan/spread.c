@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a driver spreads matrices over the lanes as limits.matrix_spread says: asked once, when a device is opened. */
+/* Whether a driver spreads matrices over the lanes as limits.matrix_spread says: asked once, when a device is opened.
+ */
 #include "vulkan/vulkan.h"
 
 #include "base/error.h"
