@@ -201,7 +201,7 @@ void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds)
     attune__expr_bounds(expr, NULL, NULL, &box, bounds);
 }
 
-static void add_declaration(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text)
+void attune__ctext_declare(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text)
 {
     if (is_leaf(&expr->nodes[n]))
         return;
@@ -214,7 +214,7 @@ void attune__ctext_values(const attune_expr *expr, const attune__interval *bound
 {
     for (uint32_t n = 0; n < expr->node_count; n++)
         if (!(expr->nodes[n].uses & without))
-            add_declaration(expr, n, bounds, text);
+            attune__ctext_declare(expr, n, bounds, text);
 }
 
 static void begin_function(const attune_expr *expr, const char *name, attune__text *text)
@@ -299,7 +299,7 @@ bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text 
         if (distance)
             attune__text_add(text, "    const float t%u = %s;\n", n, distance);
         else if (node->op != ATTUNE__OP_TANH)
-            add_declaration(expr, n, bounds, text);
+            attune__ctext_declare(expr, n, bounds, text);
         if (node->op != ATTUNE__OP_TANH)
             continue;
         const float own = near_limit(expr, node->arg[0], &factor);

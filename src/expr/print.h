@@ -5,12 +5,7 @@
 
 #include "base/text.h"
 #include "expr/expr.h"
-
-/* Room for the shortest decimal of any float, a point and a NUL. */
-#define ATTUNE__FLOAT_TEXT 32
-
-/* The shortest decimal that reads back as the float; always with a point or an exponent, whatever the locale. */
-void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT]);
+#include "expr/gradient.h"
 
 /* A node as text. UNSUPPORTED if sharing makes it longer than 1 MiB. */
 attune_status attune__print_node(const attune_expr *expr, uint32_t node, attune__text *text);
@@ -36,13 +31,29 @@ bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text 
  */
 bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit);
 
+/*
+ * Derivatives, for kernels of the backward pass; the variables are those of the score's own function:
+ *
+ *     float attune_score_slope(int b, ... float score ATTUNE_SYMBOLS)     d result / d score
+ *     float attune_read_0(the same)                                       d result / d the first read of a capture
+ *     long long attune_read_0_at(the same)                                its element in row-major order, -1 = none:
+ *                                                                         attune_at_RANK(capture, indices)
+ *     #define ATTUNE_READS(X) X(0, symbol, how) X(1, ...) ...             how: the least of these that holds
+ */
+#define ATTUNE__READ_ONE  0 /* all pairs of a head read one element */
+#define ATTUNE__READ_ROW  1 /* those of a row */
+#define ATTUNE__READ_KEY  2 /* those of a column */
+#define ATTUNE__READ_PAIR 3
+void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text);
+
 /* For writers of text. Bounds hold for every index; values are constants t0, t1, ... for each node that uses none of
- * the variables `without`; an operand is what names such a node. */
+ * the variables `without`, which declare writes one by one; an operand is what names such a node. */
 #define ATTUNE__CTEXT_NAME 40
 #define ATTUNE__CTEXT_END  "2147483648ll" /* past every index */
 void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds);
 void attune__ctext_values(const attune_expr *expr, const attune__interval *bounds, uint16_t without,
                           attune__text *text);
+void attune__ctext_declare(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text);
 const char *attune__ctext_operand(const attune_expr *expr, uint32_t n, char name[ATTUNE__CTEXT_NAME]);
 
 #endif

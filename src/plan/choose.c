@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The rules: checks, decode or not, the search, and the choice with everything that follows from the tile. */
-#include "plan/family.h"
+#include "plan/family_cuda.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,15 +16,18 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
     uint64_t arguments = found->family->backend == ATTUNE_BACKEND_VULKAN ? ATTUNE__VULKAN_ARGUMENTS : 0;
     const uint32_t *v = found->tile.value;
     uint64_t units = search->limits->compute_units;
+    uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
+    uint64_t segments = attune__segments_size(s, rows, s->segments);
     if (search->pass == ATTUNE__PASS_BACKWARD) {
+        if (found->family->backend == ATTUNE_BACKEND_CUDA)
+            return attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, s->capture_gradient_elements).size;
         /* delta = rowsum(dO * O) - dLSE */
-        uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
         uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);
         uint64_t sums =
             attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
-        return attune__round_up64(rows * element, 256) + arguments + (cpu ? sums + units * scratch : 0);
+        return segments + attune__round_up64(rows * element, 256) + arguments + (cpu ? sums + units * scratch : 0);
     }
-    uint64_t bytes = attune__split_size(s, split, element);
+    uint64_t bytes = segments + attune__split_size(s, split, element);
     return bytes + arguments + (cpu ? units * attune__cpu_thread_size(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]) : 0);
 }
 
@@ -61,6 +64,7 @@ static void fill(const attune__search *search, const attune__found *found, attun
         .blocks_are_contiguous = o->blocks_are_contiguous == ATTUNE_ON,
         .rows_guaranteed_safe = o->rows_guaranteed_safe == ATTUNE_ON,
         .write_dq = back && o->write_dq != ATTUNE_OFF,
+        .deterministic = !(found->family->unordered >> search->pass & 1),
     };
     uint32_t rejected = decision->rejection_count;
     snprintf(decision->why, sizeof decision->why, "%s",

@@ -28,6 +28,7 @@ typedef enum attune__option {
     ATTUNE__BLOCKS_ARE_CONTIGUOUS,
     ATTUNE__WRITE_DQ,
     ATTUNE__USE_TMA,
+    ATTUNE__DETERMINISTIC,
     ATTUNE__KERNEL,
     ATTUNE__OPTION_COUNT
 } attune__option;
@@ -94,6 +95,7 @@ typedef struct attune__family {
     bool tma;             /* USE_TMA is ON here; elsewhere it is OFF */
     const char *missing;  /* why no plan may choose it yet; NULL = it may */
     uint32_t dtypes;      /* bits 1 << attune_dtype */
+    uint32_t unordered;   /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
     uint32_t decode_rows; /* the fewest rows for which automatic decode takes it */
     /* Why the planner leaves the kernel to those who name it; NULL, or returns NULL = it does not. */
     const char *(*by_name)(const attune__search *search);

@@ -105,6 +105,8 @@ static void run_gradients(const char *backend, uint64_t full, const attune_dtype
     uint64_t failed = 0, run = 0;
     const uint64_t table = attention_case_count, count = table + scaled(full);
     for (uint64_t i = 0; i < count; i++) {
+        if (!test_part(i))
+            continue;
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
         const attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
@@ -142,6 +144,11 @@ static const attune_dtype without_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
 Test(gradients, cpu)
 {
     run_gradients("cpu", 200, with_f64, sizeof with_f64 / sizeof with_f64[0]);
+}
+
+Test(gradients, cuda)
+{
+    run_gradients("cuda", 600, without_f64, sizeof without_f64 / sizeof without_f64[0]);
 }
 
 BACKEND(cpu, with_f64, 1200)

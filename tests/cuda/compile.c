@@ -54,8 +54,9 @@ static void compile(workbench *w, const char *profile_name, attune_dtype dtype, 
     attune__cuda_kernel kernel;
     void *cubin = NULL;
     size_t size = 0;
-    cr_assert_eq(attune__cuda_specialise(&w->host.allocator, &desc, profile.limits.architecture, &kernel), ATTUNE_OK,
-                 "%s", attune_last_error());
+    cr_assert_eq(
+        attune__cuda_specialise(&w->host.allocator, &desc, profile.limits.architecture, ATTUNE__CUDA_MAIN, &kernel),
+        ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(attune__cuda_compile(&w->host, &kernel, &cubin, &size), ATTUNE_OK, "%s head_dim %u: %s", profile_name,
                  head_dim, attune_last_error());
     cr_assert(size > 1000 && !memcmp(cubin, "\177ELF", 4));
@@ -72,6 +73,33 @@ Test(cuda_compile, every_architecture)
     for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++)
         compile(&w, profiles[i], i % 2 ? ATTUNE_F16 : ATTUNE_BF16, i % 3 ? 128 : 64, NULL, NULL);
     cr_assert_eq(atomic_load(&w.heap.live), 0);
+    attune_instance_destroy(w.instance);
+}
+
+/* The merging kernel comes with a plan that has segments, once. */
+Test(cuda_compile, segments_bring_the_merge)
+{
+    need_nvrtc();
+    static workbench w;
+    workbench_open(&w, NULL);
+    static const char *const profiles[] = {"a100", "a6000", "rtx4090", "h200", "b200", "rtx5090"};
+    for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++) {
+        attune_profile profile = {.struct_size = sizeof profile};
+        attune_pack *pack;
+        uint32_t kernels;
+        cr_assert_eq(attune_profile_find(profiles[i], &profile), ATTUNE_OK);
+        cr_assert_eq(attune_pack_create(w.instance, &pack), ATTUNE_OK);
+        attune_problem problem = {
+            .struct_size = sizeof problem, .dtype = ATTUNE_BF16, .head_dim = 64, .q_len = 1024, .segments = 2};
+        const attune_kernel_options options = {.struct_size = sizeof options, .any = {.kernel = "cuda_sm80"}};
+        for (int j = 0; j < 2; j++) {
+            cr_assert_eq(attune_pack_add(pack, &profile.limits, &problem, &options), ATTUNE_OK, "%s",
+                         attune_last_error());
+            cr_assert_eq(attune_pack_size(pack, &kernels, NULL), ATTUNE_OK);
+            cr_expect_eq(kernels, 2, "%s: %u kernels", profiles[i], kernels);
+        }
+        attune_pack_destroy(pack);
+    }
     attune_instance_destroy(w.instance);
 }
 
