@@ -3,7 +3,7 @@
 
 #include <stddef.h>
 
-#include "attune/attune.h"
+#include <attune/attune.h>
 
 #define MOST_PART 8 /* groups of four scores of one invocation: their permissions are the bits of a word */
 
