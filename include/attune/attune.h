@@ -822,7 +822,7 @@ typedef struct attune_backward_args {
  * threads.
  *
  * Otherwise as attune_forward, for a plan whose direction is ATTUNE_BACKWARD. UNSUPPORTED, when the plan is made, on
- * backends without a backward pass: the CPU and CUDA have one.
+ * backends without a backward pass: the CPU, Vulkan and CUDA have one.
  */
 ATTUNE_API attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                                          attune_completion *completion);

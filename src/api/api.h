@@ -111,6 +111,8 @@ typedef struct attune__backward_call {
     attune_tensor captures[ATTUNE_EXPR_MAX_SYMBOLS], d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS];
 } attune__backward_call;
+attune_status attune__backward_resolve(const attune_plan *plan, const attune_backward_args *args,
+                                       attune__backward_call *resolved);
 attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_backward_args *args,
                                           const attune__place *place, attune__backward_call *resolved);
 

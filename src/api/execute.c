@@ -406,6 +406,16 @@ attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_
     return check_workspace(plan, call);
 }
 
+attune_status attune__backward_resolve(const attune_plan *plan, const attune_backward_args *args,
+                                       attune__backward_call *resolved)
+{
+    ATTUNE__TRY(check_direction(plan, ATTUNE_BACKWARD));
+    ATTUNE__TRY(check_no_segments(plan));
+    attune_backward_args a;
+    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
+    return attune__backward_resolve_at(plan, &a, NULL, resolved);
+}
+
 attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                               attune_completion *completion)
 {

@@ -25,6 +25,8 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
         uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);
         uint64_t sums =
             attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
+        if (arguments)
+            arguments += attune__round_up64(s->capture_gradient_elements * ATTUNE__VULKAN_SUM, 256);
         return segments + attune__round_up64(rows * element, 256) + arguments + (cpu ? sums + units * scratch : 0);
     }
     uint64_t bytes = segments + attune__split_size(s, split, element);

@@ -162,6 +162,12 @@ void attune__settle_decode(const attune__search *search, attune__tile *tile, uin
 const char *attune__refuse_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
                                    uint32_t most, attune__option *option);
 
+/* Vulkan's backward pass without matrix units: tiles, why a workgroup cannot have one, bytes of the larger kernel. */
+const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, uint32_t *count);
+const char *attune__vulkan_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t threads,
+                                           attune__option *option);
+uint64_t attune__vulkan_backward_shared(const attune__search *search, const attune__tile *tile, uint32_t threads);
+
 /* ----------------------------------------------------------------------------------------------------------- options
  */
 

@@ -317,6 +317,10 @@ Test(choose, matrices_whose_spread_is_known)
     cr_expect_eq(c.block_m, 64);
     cr_expect_eq(c.block_n, 32);
     cr_expect_eq(c.num_warps, 4);
+    p.direction = ATTUNE_BACKWARD;
+    cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_str_eq(c.kernel, "vulkan_subgroup");
+    p.direction = ATTUNE_FORWARD;
     /* What falls back, and why. */
     const struct {
         attune_dtype dtype;

@@ -70,8 +70,9 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
 {
     if (c->direction == ATTUNE_BACKWARD) {
-        uint64_t kv = 33 * x.m1 + 33 * x.n1 + 2 * x.m1 * (x.n1 + 1) + 2 * x.m1;
-        return 4 * most(kv, 33 * x.m2 + 33 * x.n2 + x.m2 * (x.n2 + 1) + 2 * x.m2);
+        uint64_t row = (x.d % 16 || x.dv % 16 ? 8 : 16) + 4;
+        uint64_t kv = 2 * most((x.m1 + x.n1) * row, 4 * (most(x.d, x.dv) + 4)) + x.n1 * (x.m1 + 4);
+        return 4 * (most(kv, 2 * most((x.m2 + x.n2) * row, 4 * (x.d + 4)) + x.m2 * (x.n2 + 4)) + 4);
     }
     uint64_t step = x.d % 16 == 0 ? 16 : 8, parts = x.threads / x.m;
     if (parts > x.n / 4)
