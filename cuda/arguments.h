@@ -38,6 +38,7 @@
  *                                              defined right only where |score| is at most that
  *
  *     float attune_score_slope(as attune_score): d attune_score / d score, in backward kernels
+ *     float attune_score_slope_near(the same), with ATTUNE_HAVE_SLOPE_NEAR: as attune_score_near
  *     ATTUNE_READS(X): X(i, symbol, how) for each read of a floating-point capture, in backward kernels with
  *                      ATTUNE_HAVE_READS; then
  *     float attune_read_<i>(as attune_score): d attune_score / d what is read

@@ -27,7 +27,7 @@ constexpr int ROLES = OWN_KEYS && ATTUNE_APART ? 2 : 1;
 constexpr u32 OWN_BYTES = OWN * (PAD_D + PAD_DV) * sizeof(element);
 constexpr u32 OTHER_BYTES = OTHER * (PAD_D + PAD_DV) * sizeof(element), ROW_BYTES = OWN_KEYS ? OTHER * 8 : 0;
 /* The walk and the tiles that it found stand in shared memory: registers are for the sums. */
-constexpr int NOTES = AHEAD + 2;
+constexpr int NOTES = AHEAD > 5 ? 16 : AHEAD > 1 ? 8 : 4; /* a power of two, of at least AHEAD + 3 */
 constexpr u32 WALK_BYTES = 256, NOTE_BYTES = round_up(NOTES * 16, 128);
 constexpr u32 SECOND = OTHER * PAD_D * sizeof(element); /* where V or dO stands behind K or Q */
 
@@ -244,7 +244,7 @@ __device__ __forceinline__ void mask_pairs(forbidden &f, scores &s, const attune
     if (edge)
         FOR_PAIRS(r, n, i)
         {
-            if (key_of(p, r, n, i) >= a.kv_len)
+            if (key_of(p, r, n, i) >= a.kv_len || query_of(p, r, n, i) >= a.q_len)
                 forbid(f, s, r, n, i);
         }
 }
@@ -256,23 +256,60 @@ __device__ __forceinline__ float probability(float score, float lse, float facto
                           : __fmaf_rn(score, factor, -lse));
 }
 
+#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SLOPE_NEAR
+#define HAVE_NEAR 1
+/* Whether the warp's scores all lie where the cheaper forms of their expression and its derivative hold. */
+__device__ __forceinline__ bool near_zero(const scores &s)
+{
+    float top = 0.0f;
+    FOR_PAIRS(r, n, i)
+    {
+        top = fmaxf(top, fabsf(s[r][n][i]));
+    }
+    return __all_sync(0xffffffffu, top <= ATTUNE_SCORE_NEAR);
+}
+#endif
+
+template <bool NEAR>
+__device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const spot &p, int q, int kv, float s)
+{
+#if HAVE_NEAR
+    if constexpr (NEAR)
+        return attune_score_near(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+#endif
+#if ATTUNE_HAVE_SCORE
+    return attune_score(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+#else
+    return s;
+#endif
+}
+
+template <bool NEAR>
+__device__ __forceinline__ float slope_of(const attune_cuda_arguments &a, const spot &p, int q, int kv, float s)
+{
+#if HAVE_NEAR
+    if constexpr (NEAR)
+        return attune_score_slope_near(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+#endif
+#if ATTUNE_HAVE_SCORE
+    return attune_score_slope(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+#else
+    return 1.0f;
+#endif
+}
+
 /* 5: P, and dS with respect to what the score expression gave. Where P is not wanted and the score is, s keeps it. */
+template <bool NEAR>
 __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, const attune_cuda_arguments &a,
                                           const spot &p, int q, int kv, float lse, float delta, float factor,
                                           bool careful)
 {
-    float score = s;
-#if ATTUNE_HAVE_SCORE
-    score = attune_score(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
-#endif
-    float x = probability(score, lse, factor);
+    float x = probability(score_of<NEAR>(a, p, q, kv, s), lse, factor);
     if (HAVE_SCORE && !allowed)
         x = 0.0f;
     float d = x == 0.0f ? 0.0f : x * (dp - delta);
-#if ATTUNE_HAVE_SCORE && !ATTUNE_HAVE_READS
-    if (d != 0.0f)
-        d *= attune_score_slope(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
-#endif
+    if (HAVE_SCORE && !ATTUNE_HAVE_READS && d != 0.0f)
+        d *= slope_of<NEAR>(a, p, q, kv, s);
     dp = d;
     if constexpr (OWN_KEYS) {
         /* dO counts as 0 where it is not finite: what it would have given is no number. */
@@ -283,6 +320,7 @@ __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, con
 }
 
 /* lse and delta: of the thread's own rows. With keys of its own those of the columns stand at `data`. */
+template <bool NEAR>
 __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbidden &f, const attune_cuda_arguments &a,
                                               const spot &p, const float (&lse)[ROWS_HELD],
                                               const float (&delta)[ROWS_HELD], u32 data, float factor, bool careful)
@@ -304,7 +342,7 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int bit = (r * N_TILES + n) * 4 + i, of = r * 2 + i / 2;
-                normalise(s[r][n][i], dp[r][n][i], !(f.bits[bit / 32] >> bit % 32 & 1), a, p, query_of(p, r, n, i),
+                normalise<NEAR>(s[r][n][i], dp[r][n][i], !(f.bits[bit / 32] >> bit % 32 & 1), a, p, query_of(p, r, n, i),
                           key_of(p, r, n, i), OWN_KEYS ? column[i % 2] : lse[OWN_KEYS ? 0 : of],
                           OWN_KEYS ? column[2 + i % 2] : delta[OWN_KEYS ? 0 : of], factor, careful);
             }
@@ -374,8 +412,7 @@ __device__ __forceinline__ void chain(scores &s, scores &dp, const attune_cuda_a
     FOR_PAIRS(r, n, i)
     {
         if (dp[r][n][i] != 0.0f)
-            dp[r][n][i] *= attune_score_slope(p.b, p.h, query_of(p, r, n, i), key_of(p, r, n, i), p.h_kv, a.q_len,
-                                              a.kv_len, s[r][n][i], a.score_symbols);
+            dp[r][n][i] *= slope_of<false>(a, p, query_of(p, r, n, i), key_of(p, r, n, i), s[r][n][i]);
     }
 }
 #endif
@@ -471,7 +508,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
     if (threadIdx.x == 0) {
         feed_begin(*(feed *)walk, a, back);
 #pragma unroll 1
-        for (int i = 0; i <= AHEAD; i++)
+        for (int i = 0; i <= AHEAD + 1; i++)
             feed_note(walk, i, a, back);
     }
 #if ATTUNE_OWN_KEYS
@@ -508,7 +545,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
     u32 stage = 0;
 #pragma unroll 1
     for (int index = 0;; index++) {
-        other now = noted(walk, index);
+        other now = noted(walk, index), next = noted(walk, index + AHEAD);
         if (now.first < 0)
             break;
         u32 tile = others + stage * OTHER_BYTES, data = row_data + stage * ROW_BYTES;
@@ -516,10 +553,10 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
         __syncthreads();
         if constexpr (STAGES > 1) {
             u32 free = stage == 0 ? STAGES - 1 : stage - 1;
-            load_other(others + free * OTHER_BYTES, row_data + free * ROW_BYTES, a, back, noted(walk, index + AHEAD));
+            load_other(others + free * OTHER_BYTES, row_data + free * ROW_BYTES, a, back, next);
         }
         if (threadIdx.x == 0)
-            feed_note(walk, index + AHEAD + 1, a, back);
+            feed_note(walk, index + AHEAD + 2, a, back);
         scores s, dp;
         forbidden f_pairs;
         multiply_qk<CHUNKS_D>(s, memory, tile, warp);
@@ -529,10 +566,15 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
             FOR_PAIRS(r, n, i) dp[r][n][i] = 0.0f;
         int lane = thread_here() % 32;
         spot p = {now.b, now.h, now.h / (a.heads / a.kv_heads), row, now.first + lane % 4 * 2};
-        bool edge = OWN_KEYS ? first + OWN > a.kv_len : now.first + OTHER > a.kv_len;
+        bool edge = first + OWN > limit || now.first + OTHER > (OWN_KEYS ? a.q_len : a.kv_len);
         fold(s, a.scale);
         mask_pairs(f_pairs, s, a, p, now, edge);
-        normalise_all(s, dp, f_pairs, a, p, lse, delta, data, factor, careful);
+#if HAVE_NEAR
+        if (near_zero(s))
+            normalise_all<true>(s, dp, f_pairs, a, p, lse, delta, data, factor, careful);
+        else
+#endif
+            normalise_all<false>(s, dp, f_pairs, a, p, lse, delta, data, factor, careful);
 #if ATTUNE_HAVE_READS
         chain(s, dp, a, back, p, careful);
 #endif
@@ -547,7 +589,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
             multiply_pv<D_TILES, CHUNKS_D>(sum_1, dp, tile);
         if constexpr (STAGES == 1) {
             __syncthreads();
-            load_other(tile, data, a, back, noted(walk, index + 1));
+            load_other(tile, data, a, back, next);
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }

@@ -84,6 +84,10 @@ typedef struct attune__tensor_rule {
 } attune__tensor_rule;
 attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_rule *rule);
 
+/* A workspace of the device with `wanted` bytes from a multiple of 256 on; `who` needs them. */
+attune_status attune__workspace_check(const attune_device *device, const attune_buffer *workspace, uint64_t offset,
+                                      uint64_t wanted, const char *who);
+
 /* Host arrays: the same without a buffer. */
 attune_status attune__array_check(attune_array *array, const char *name);
 

@@ -215,6 +215,7 @@ typedef struct mods {
     uint32_t runs; /* of these symbols the runs must be known for that */
     bool near;     /* the score has a cheaper form near 0 */
     float limit;
+    bool slope; /* near 0 its derivative has, too */
 } mods;
 
 static mods recognise(const attune__program_desc *desc)
@@ -224,6 +225,7 @@ static mods recognise(const attune__program_desc *desc)
     m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
     m.near = desc->score && desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
              attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    m.slope = m.near && desc->gradient && attune__ctext_slope_near(desc->gradient, &nowhere, &m.limit);
     return m;
 }
 
@@ -242,6 +244,10 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         char literal[ATTUNE__FLOAT_TEXT];
         attune__ctext_near(desc->score, "attune_score_near", text, &m->limit);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
+        if (m->slope) {
+            attune__ctext_slope_near(desc->gradient, text, &m->limit);
+            attune__text_add(text, "#define ATTUNE_HAVE_SLOPE_NEAR 1\n");
+        }
         if (isfinite(m->limit)) {
             attune__float_text(m->limit, literal);
             attune__text_add(text, "#define ATTUNE_SCORE_NEAR %sf\n", literal);

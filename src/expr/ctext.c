@@ -283,11 +283,22 @@ static const char *float_of_kv(const attune_expr *expr, const attune__node *node
                                                                          : NULL;
 }
 
+bool attune__ctext_near_tanh(const attune_expr *expr, uint32_t n, attune__text *text, float *limit)
+{
+    char literal[ATTUNE__FLOAT_TEXT];
+    float factor;
+    const float own = near_limit(expr, expr->nodes[n].arg[0], &factor);
+    if (own == 0)
+        return false;
+    *limit = own < *limit ? own : *limit;
+    attune__float_text(factor, literal);
+    attune__text_add(text, "    const float t%u = attune_tanh_near(score * %sf);\n", n, literal);
+    return true;
+}
+
 bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
-    char literal[ATTUNE__FLOAT_TEXT];
-    float factor;
     bool cheaper = false;
     *limit = INFINITY;
     attune__ctext_bounds(expr, bounds);
@@ -300,14 +311,8 @@ bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text 
             attune__text_add(text, "    const float t%u = %s;\n", n, distance);
         else if (node->op != ATTUNE__OP_TANH)
             attune__ctext_declare(expr, n, bounds, text);
-        if (node->op != ATTUNE__OP_TANH)
-            continue;
-        const float own = near_limit(expr, node->arg[0], &factor);
-        if (own == 0)
+        else if (!attune__ctext_near_tanh(expr, n, text, limit))
             return false;
-        *limit = own < *limit ? own : *limit;
-        attune__float_text(factor, literal);
-        attune__text_add(text, "    const float t%u = attune_tanh_near(score * %sf);\n", n, literal);
     }
     end_function(expr, text);
     return cheaper;

@@ -6,17 +6,25 @@
 #include "expr/gradient.h"
 #include "expr/print.h"
 
-/* Writes the values that the nodes in `roots` need. */
-static void add_values(const attune_expr *expr, const uint32_t *roots, uint32_t count, attune__text *text)
+/* Marks what the nodes in `roots` are made from, and them. */
+static void find_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count,
+                        bool needed[ATTUNE_EXPR_MAX_NODES])
 {
-    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
-    bool needed[ATTUNE_EXPR_MAX_NODES] = {false};
-    attune__ctext_bounds(expr, bounds);
+    memset(needed, 0, ATTUNE_EXPR_MAX_NODES * sizeof *needed);
     for (uint32_t i = 0; i < count; i++)
         needed[roots[i]] = true;
     for (uint32_t n = expr->node_count; n-- > 0;)
         for (uint32_t i = 0; needed[n] && i < expr->nodes[n].arg_count; i++)
             needed[expr->nodes[n].arg[i]] = true;
+}
+
+/* Writes the values that the nodes in `roots` need. */
+static void add_values(const attune_expr *expr, const uint32_t *roots, uint32_t count, attune__text *text)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool needed[ATTUNE_EXPR_MAX_NODES];
+    attune__ctext_bounds(expr, bounds);
+    find_needed(expr, roots, count, needed);
     for (uint32_t n = 0; n < expr->node_count; n++)
         if (needed[n])
             attune__ctext_declare(expr, n, bounds, text);
@@ -48,6 +56,26 @@ static void add_place(const attune_expr *expr, const attune__node *read, const c
     for (uint32_t i = 0; i < read->arg_count; i++)
         attune__text_add(text, ", %s", attune__ctext_operand(expr, read->arg[i], index));
     attune__text_add(text, ");\n}\n");
+}
+
+bool attune__ctext_slope_near(const attune__gradient *gradient, attune__text *text, float *limit)
+{
+    const attune_expr *expr = gradient->expr;
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool needed[ATTUNE_EXPR_MAX_NODES], cheaper = false;
+    char root[ATTUNE__CTEXT_NAME];
+    attune__ctext_bounds(expr, bounds);
+    find_needed(expr, &gradient->score, 1, needed);
+    begin("float", "attune_score_slope_near", text);
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        if (needed[n] && expr->nodes[n].op != ATTUNE__OP_TANH)
+            attune__ctext_declare(expr, n, bounds, text);
+        else if (needed[n] && !attune__ctext_near_tanh(expr, n, text, limit))
+            return false;
+        cheaper |= needed[n] && expr->nodes[n].op == ATTUNE__OP_TANH;
+    }
+    attune__text_add(text, "    return %s;\n}\n", attune__ctext_operand(expr, gradient->score, root));
+    return cheaper;
 }
 
 static int how(const attune_expr *expr, const attune__node *read)

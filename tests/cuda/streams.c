@@ -210,21 +210,6 @@ static void wait_for(attune_completion completion)
     cr_assert_eq(attune_completion_wait(completion, UINT64_MAX), ATTUNE_OK, "%s", attune_last_error());
 }
 
-/* The output of slot 0, which must differ from what was there. */
-static unsigned char *first_answer(scene *s)
-{
-    unsigned char *before = malloc(s->o_bytes), *answer = malloc(s->o_bytes);
-    attune_completion completion;
-    cr_assert(before && answer);
-    cr_assert_eq(attune_buffer_read(s->o[0], 0, before, s->o_bytes), ATTUNE_OK);
-    cr_assert_eq(scene_run(s, 0, attune_device_queue(s->device), &completion), ATTUNE_OK, "%s", attune_last_error());
-    wait_for(completion);
-    cr_assert_eq(attune_buffer_read(s->o[0], 0, answer, s->o_bytes), ATTUNE_OK, "%s", attune_last_error());
-    cr_assert_neq(memcmp(before, answer, s->o_bytes), 0);
-    free(before);
-    return answer;
-}
-
 /* Whether a slot holds the answer; spoils it then. */
 static bool holds(const scene *s, int slot, const unsigned char *answer)
 {
@@ -238,6 +223,22 @@ static bool holds(const scene *s, int slot, const unsigned char *answer)
     same = same && attune_buffer_write(s->o[slot], 0, got, s->o_bytes) == ATTUNE_OK;
     free(got);
     return same;
+}
+
+/* The output of slot 0, which must differ from what was there. */
+static unsigned char *first_answer(scene *s)
+{
+    unsigned char *before = malloc(s->o_bytes), *answer = malloc(s->o_bytes);
+    attune_completion completion;
+    cr_assert(before && answer);
+    cr_assert_eq(attune_buffer_read(s->o[0], 0, before, s->o_bytes), ATTUNE_OK);
+    cr_assert_eq(scene_run(s, 0, attune_device_queue(s->device), &completion), ATTUNE_OK, "%s", attune_last_error());
+    wait_for(completion);
+    cr_assert_eq(attune_buffer_read(s->o[0], 0, answer, s->o_bytes), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_neq(memcmp(before, answer, s->o_bytes), 0);
+    cr_assert(holds(s, 0, answer));
+    free(before);
+    return answer;
 }
 
 static const struct {

@@ -46,7 +46,7 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
     if (c->direction == ATTUNE_BACKWARD) {
         uint64_t kv =
             x.n1 * x.d * x.e + x.n1 * x.dv * x.e + x.stages * (x.m1 * x.d * x.e + x.m1 * x.dv * x.e + 8 * x.m1);
-        uint64_t notes = up(16 + 16 * most(x.stages, 2), 128);
+        uint64_t notes = x.stages < 7 ? 128 : 256;
         return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * x.e) + 256 + notes;
     }
     uint64_t q = x.m * x.d * x.e, kv = x.n * x.d * x.e + x.n * x.dv * x.e, all = q + x.stages * kv;
