@@ -160,9 +160,9 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
     static const module sums = MODULE(attune__spirv_backward_sums);
     attune__vulkan_kernel kernel;
     ATTUNE__TRY(attune__vulkan_specialise_backward(desc, false, &kernel));
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &program->forward, &program->aligned));
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &kernel, &program->forward, &program->aligned));
     ATTUNE__TRY(attune__vulkan_specialise_backward(desc, true, &kernel));
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &program->keys, &program->keys_aligned));
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &kernel, &program->keys, &program->keys_aligned));
     program->most_steps = count_steps(attune__vulkan_of(device), desc, false);
     program->most_key_steps = count_steps(attune__vulkan_of(device), desc, true);
     const module *delta = &deltas[dtype_index(desc->shape->dtype)];
@@ -447,7 +447,7 @@ static attune_status end_submission(const run *r, attune__vulkan_device *device,
 /* Each submission has the launches that its budget allows, and at least one. */
 static attune_status submit_all(const run *r, attune__vulkan_device *device, uint64_t *value)
 {
-    const double budget = ATTUNE__VULKAN_SUBMISSION_FLOPS * device->base.info.limits.compute_units;
+    const double budget = attune__vulkan_submission_flops(device);
     double *total = r->call->forward.seconds, left = budget;
     attune__vulkan_slot *slot;
     if (total)
