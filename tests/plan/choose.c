@@ -42,6 +42,29 @@ Test(choose, each_device_gets_its_fastest_kernel)
     }
 }
 
+Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
+{
+    attune_problem p = problem_of(ATTUNE_BF16, 128, 2048, 2048);
+    p.direction = ATTUNE_BACKWARD;
+    cr_expect_str_eq(plan("h200", &p, NULL).kernel, "cuda_sm90a");
+    cr_expect(!plan("h200", &p, NULL).deterministic);
+    cr_expect_str_eq(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").kernel, "cuda_sm80");
+    cr_expect(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").deterministic);
+    p.capture_gradient_elements = 8;
+    cr_expect_str_eq(plan("h200", &p, NULL).kernel, "cuda_sm80");
+    p.capture_gradient_elements = 0;
+    static const struct {
+        uint32_t head_dim, head_dim_v;
+        const char *kernel;
+    } table[] = {{64, 64, "cuda_sm90a"},  {40, 128, "cuda_sm90a"}, {256, 256, "cuda_sm90a"}, {200, 224, "cuda_sm90a"},
+                 {192, 128, "cuda_sm80"}, {192, 192, "cuda_sm80"}, {256, 128, "cuda_sm80"},  {128, 256, "cuda_sm80"}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        p.head_dim = table[i].head_dim;
+        p.head_dim_v = table[i].head_dim_v;
+        cr_expect_str_eq(plan("h200", &p, NULL).kernel, table[i].kernel, "%u, %u", p.head_dim, p.head_dim_v);
+    }
+}
+
 Test(choose, an_unwritten_family_is_explained)
 {
     attune_problem p = problem_of(ATTUNE_BF16, 128, 2048, 2048);
