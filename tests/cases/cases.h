@@ -34,11 +34,11 @@ typedef struct attention_case {
     const char *mask, *score;      /* NULL = none */
     case_input input;
     case_layout layout;
-    uint32_t q_block, kv_block; /* 0 = 128 */
-    const char *options;        /* kernel options in JSON; NULL = automatic */
-    int64_t mask_longer;        /* the mask is built for this many more rows and columns than the call has */
+    uint32_t q_block, kv_block;   /* 0 = 128 */
+    const char *options;          /* kernel options in JSON; NULL = automatic */
+    int64_t mask_longer;          /* the mask is built for this many more rows and columns than the call has */
     const char *backward_options; /* as options, of case_run_gradients' plan */
-    uint32_t segments;          /* k and v are cut into this many, which the seed places; 0 = not cut */
+    uint32_t segments;            /* k and v are cut into this many, which the seed places; 0 = not cut */
 } attention_case;
 
 extern const attention_case attention_cases[];
