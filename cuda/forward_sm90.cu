@@ -11,6 +11,7 @@
  * Tiles in shared memory are slabs of 64 columns, as TMA's 128-byte swizzle lays them.
  */
 #include "common.cuh"
+#include "hopper.cuh"
 #include "wgmma.cuh"
 
 constexpr int GROUPS = BLOCK_M / 64; /* of consumers */
@@ -23,11 +24,6 @@ constexpr u32 RESIDENT_BYTES = SLABS_DV > SLABS_D ? SLABS_DV *Q_SLAB : Q_BYTES;
 constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
 constexpr int OWNER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
 constexpr bool TURNS = GROUPS > 1 && HEAD_DIM_V <= 128;
-
-struct __align__(64) tensor_map
-{
-    u64 opaque[16];
-};
 
 /* Flags; a second set of them, 8 bits higher, is for the rows that lie in the mask's next block. */
 enum { NOTE_MASK = 1, NOTE_LAST = 2, NOTE_PARTIAL = 4, NOTE_ABSENT = 8, NOTE_CHECK = 16 };
@@ -57,80 +53,6 @@ struct control {
 constexpr u32 CONTROL_BYTES = round_up(8 * (17 + 7 * STAGES), 128);
 static_assert(sizeof(control) <= CONTROL_BYTES &&
               planned(RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES, 0));
-/* ------------------------------------------------------------------------------------------------------ instructions
- */
-
-__device__ __forceinline__ void barrier_init(u64 *barrier, int count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-
-__device__ __forceinline__ void barrier_expect(u64 *barrier, u32 bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void barrier_arrive(u64 *barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
-{
-    asm volatile("{\n.reg .pred p;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-                 "@p bra done;\n"
-                 "bra again;\n"
-                 "done:\n}" ::"r"(shared_address(barrier)),
-                 "r"(phase)
-                 : "memory");
-}
-
-__device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *barrier, int column, int row, int h,
-                                            int b)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                 "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
-                 "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(h), "r"(b)
-                 : "memory");
-}
-
-__device__ __forceinline__ void wgmma_fence()
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void wgmma_commit()
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-template <int PENDING> __device__ __forceinline__ void wgmma_wait()
-{
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-/* Keeps the compiler from touching accumulators before the wait that this stands behind. */
-template <int COUNT> __device__ __forceinline__ void accumulators_done(float (&d)[COUNT])
-{
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-        asm volatile("" : "+f"(d[i])::"memory");
-}
-
-/* Descriptors of operands with the 128-byte swizzle. K-major: 8 rows are 1024 bytes. N-major: 8 keys are 1024 bytes,
- * and 64 columns a slab. */
-__device__ __forceinline__ u64 describe_k_major(u32 address)
-{
-    return 1ull << 62 | (u64)(1024 >> 4) << 32 | 1ull << 16 | (address >> 4 & 0x3fff);
-}
-
-__device__ __forceinline__ u64 describe_n_major(u32 address, u32 slab)
-{
-    return 1ull << 62 | (u64)(1024 >> 4) << 32 | (u64)(slab >> 4) << 16 | (address >> 4 & 0x3fff);
-}
 
 /* Turns between two or three warp groups, in named barriers 1 and following. */
 __device__ __forceinline__ void turn_wait(int group)
@@ -143,19 +65,6 @@ __device__ __forceinline__ void turn_pass(int group)
 {
     if (TURNS)
         asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1 == GROUPS ? 0 : group + 1)) : "memory");
-}
-
-/* A place in the ring of stages. */
-struct ring {
-    u32 stage, phase;
-};
-
-__device__ __forceinline__ void ring_next(ring &r)
-{
-    if (++r.stage == STAGES) {
-        r.stage = 0;
-        r.phase ^= 1;
-    }
 }
 
 /* -------------------------------------------------------------------------------------------------------- the loader

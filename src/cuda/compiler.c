@@ -215,7 +215,6 @@ typedef struct mods {
     uint32_t runs; /* of these symbols the runs must be known for that */
     bool near;     /* the score has a cheaper form near 0 */
     float limit;
-    bool slope; /* near 0 its derivative has, too */
 } mods;
 
 static mods recognise(const attune__program_desc *desc)
@@ -225,7 +224,12 @@ static mods recognise(const attune__program_desc *desc)
     m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
     m.near = desc->score && desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
              attune__ctext_near(desc->score, "", &nowhere, &m.limit);
-    m.slope = m.near && desc->gradient && attune__ctext_slope_near(desc->gradient, &nowhere, &m.limit);
+    /* The slope's nodes are the score's and others that are made of them. */
+    if (m.near && desc->gradient) {
+        float limit;
+        m.near = attune__ctext_near_slope(desc->gradient, "", &nowhere, &limit);
+        m.limit = limit < m.limit ? limit : m.limit;
+    }
     return m;
 }
 
@@ -242,12 +246,11 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         attune__ctext_gradient(desc->gradient, text);
     if (m->near) {
         char literal[ATTUNE__FLOAT_TEXT];
-        attune__ctext_near(desc->score, "attune_score_near", text, &m->limit);
+        float limit;
+        attune__ctext_near(desc->score, "attune_score_near", text, &limit);
+        if (desc->gradient)
+            attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", text, &limit);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
-        if (m->slope) {
-            attune__ctext_slope_near(desc->gradient, text, &m->limit);
-            attune__text_add(text, "#define ATTUNE_HAVE_SLOPE_NEAR 1\n");
-        }
         if (isfinite(m->limit)) {
             attune__float_text(m->limit, literal);
             attune__text_add(text, "#define ATTUNE_SCORE_NEAR %sf\n", literal);
@@ -286,7 +289,7 @@ const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cu
     if (role == ATTUNE__CUDA_DELTA)
         return "attune_delta";
     if (choice->direction == ATTUNE_BACKWARD)
-        return "attune_backward_sm80";
+        return choice->use_tma ? "attune_backward_sm90" : "attune_backward_sm80";
     return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
 }
 
@@ -295,6 +298,7 @@ attune_status attune__cuda_fallback(const attune_limits *limits, const attune__s
     const attune_kernel_options options = {
         .struct_size = sizeof options,
         .fwd = {.kernel = "cuda_sm80", .force_use_flex_attention = ATTUNE_ON},
+        .bwd = {.kernel = "cuda_sm80"},
     };
     return attune__plan_choose(limits, shape, &options, decision);
 }
@@ -331,7 +335,7 @@ static const char *file_of(const attune_plan_choice *choice, attune__cuda_role r
     if (role == ATTUNE__CUDA_DELTA)
         return "delta.cu";
     if (choice->direction == ATTUNE_BACKWARD)
-        return choice->use_tma ? NULL : "backward_sm80.cu";
+        return choice->use_tma ? "backward_sm90.cu" : "backward_sm80.cu";
     return choice->use_tma ? "forward_sm90.cu" : choice->decode ? "decode_sm80.cu" : "forward_sm80.cu";
 }
 
@@ -342,7 +346,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     const attune_plan_choice *choice = desc->choice;
     const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
     const char *file = file_of(choice, role);
-    if (!file || (!hopper && strcmp(choice->kernel, "cuda_sm80") != 0))
+    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0))
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
     *kernel = begin_kernel(file, architecture, hopper && role != ATTUNE__CUDA_DELTA);
     add_option(kernel, "DTYPE", s->dtype == ATTUNE_F16 ? 1 : s->dtype == ATTUNE_BF16 ? 2 : 3);
