@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 #include "plan/layout.h"
 
+#include <attune/attune.h>
 #include <stddef.h>
 
-#include <attune/attune.h>
-
-/* Groups of four scores of one invocation, whose permissions are the bits of two words, or of one. */
-#define MOST_PART        16
-#define MOST_MATRIX_PART 8
+/* Groups of four scores of one invocation, whose permissions are the bits of a word, or of two. */
+#define MOST_PART      8
+#define MOST_LONG_PART 16
 
 static uint32_t least(uint32_t a, uint32_t b)
 {
@@ -45,7 +44,7 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
         .threads = threads, .block_m = block_m, .block_n = block_n, .head_dim = head_dim, .head_dim_v = head_dim_v};
     if (block_n < 4 || threads < block_n / 4)
         return "four of its columns belong to each invocation of a row";
-    if (threads < block_m || (uint64_t)block_m * block_n > (uint64_t)threads * 4 * MOST_PART)
+    if (threads < block_m || (uint64_t)block_m * block_n > (uint64_t)threads * 4 * MOST_LONG_PART)
         return "an invocation has at most 64 scores, all of one row";
     /* 8 x 8 scores of an invocation take two thirds of the reads that twice 8 x 4 would. */
     l.tn = block_n >= 8 && (uint64_t)block_m * block_n >= (uint64_t)threads * 64 ? 2 : 1;
@@ -121,7 +120,7 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
         return "it must be a multiple of the device's matrices";
     l.parts = lanes / l.rows;
     l.part = block_n / 4 / l.parts;
-    if (!l.part || l.part > MOST_MATRIX_PART)
+    if (!l.part || l.part > MOST_PART)
         return "a lane has 4 to 32 scores, all of one row";
     l.row_tiles = l.rows / matrix.m;
     l.s_tiles = block_n / matrix.n;
