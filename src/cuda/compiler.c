@@ -12,7 +12,7 @@
 #include "cuda/sources.h"
 #include "expr/print.h"
 
-#define MOST_HEADERS 16
+#define MOST_HEADERS 24
 #define LOG_SIZE     1200 /* of the compiler's words that a message holds */
 
 #define FUNCTIONS(X)                                                                                                   \
@@ -214,6 +214,9 @@ typedef struct mods {
     uint32_t runs; /* of these symbols the runs must be known for that */
     bool near;     /* the score has a cheaper form near 0 */
     float limit;
+    bool line; /* it is a line in the product and in kv */
+    bool cap;  /* it is outer * tanh(inner * score) */
+    float inner, outer;
 } mods;
 
 static mods recognise(const attune__program_desc *desc)
@@ -221,7 +224,12 @@ static mods recognise(const attune__program_desc *desc)
     mods m = {0};
     attune__text nowhere = attune__text_begin(NULL, 0);
     m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
-    m.near = desc->score && desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
+    if (!desc->score)
+        return m;
+    m.cap = attune__ctext_cap(desc->score, &m.inner, &m.outer);
+    m.line = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
+             attune__ctext_line(desc->score, "", &nowhere);
+    m.near = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
              attune__ctext_near(desc->score, "", &nowhere, &m.limit);
     return m;
 }
@@ -235,8 +243,18 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
     if (desc->score)
         ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
+    char literal[ATTUNE__FLOAT_TEXT];
+    if (m->line) {
+        attune__ctext_line(desc->score, "attune_score_line", text);
+        attune__text_add(text, "#define ATTUNE_HAVE_SCORE_LINE 1\n");
+    }
+    if (m->cap) {
+        attune__float_text(m->inner, literal);
+        attune__text_add(text, "#define ATTUNE_SCORE_CAP_INNER %sf\n", literal);
+        attune__float_text(m->outer, literal);
+        attune__text_add(text, "#define ATTUNE_SCORE_CAP_OUTER %sf\n", literal);
+    }
     if (m->near) {
-        char literal[ATTUNE__FLOAT_TEXT];
         attune__ctext_near(desc->score, "attune_score_near", text, &m->limit);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
         if (isfinite(m->limit)) {

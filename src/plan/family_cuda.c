@@ -287,7 +287,7 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
 
 #define CUDA_LOOP                                                                                                      \
     (ATTUNE__BIT(ATTUNE__NUM_STAGES) | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__BIT(ATTUNE__PRESCALE_QK) |             \
-     ATTUNE__BIT(ATTUNE__BLOCKS_ARE_CONTIGUOUS) | ATTUNE__BIT(ATTUNE__USE_TMA))
+     ATTUNE__BIT(ATTUNE__USE_TMA))
 #define CUDA_READS                                                                                                     \
     {                                                                                                                  \
         CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),                                  \
@@ -329,10 +329,11 @@ static const attune__tile sm90_128[] = {
     ATTUNE__TILE(64, 64, 1, 8),
 };
 static const attune__tile sm90_192[] = {
-    ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
-    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
+    ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 112, 2, 12), ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
 };
 static const attune__tile sm90_256[] = {
+    ATTUNE__TILE(128, 80, 2, 12),
     ATTUNE__TILE(128, 64, 2, 12),
     ATTUNE__TILE(64, 64, 2, 8),
     ATTUNE__TILE(64, 32, 2, 8),
@@ -406,10 +407,11 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 }
 
 /*
- * As sm80, with D and Dv padded to 64 and barriers behind the tiles. Forward: 8 (17 + 7 S) bytes (barriers, 16 bytes of
- * notes for each stage, and the walks over the lists); backward: 8 (1 + 4 S); both rounded up to 128.
+ * As sm80, with D and Dv padded to 64 and barriers behind the tiles. Forward: 8 (44 + 7 S) bytes (barriers, the rows' and
+ * the keys' notes, and the walk's steps); backward: 8 (1 + 4 S); both rounded up to 128.
  *
- *     forward       max(Q[M][D], O[M][Dv]) e + S (K[N][D] + V[N][Dv]) e + barriers; O is staged over Q
+ *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers; B = 2 where D and Dv are at most 128, else 1: the
+ *                   next rows' Q comes while these are worked on
  *     backward      as sm80 + barriers, P and dS of dK and dV in shared memory, dS of dQ in registers
  */
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
@@ -418,7 +420,7 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     const uint32_t *v = tile->value;
     uint32_t d = padded(s->head_dim, 64), dv = padded(s->head_dim_v, 64), stages = v[ATTUNE__NUM_STAGES];
     uint64_t e = attune__dtype_bytes(s), barriers;
-    barriers = search->pass == ATTUNE__PASS_BACKWARD ? 8 * (1 + 4 * stages) : 8 * (17 + 7 * stages);
+    barriers = search->pass == ATTUNE__PASS_BACKWARD ? 8 * (1 + 4 * stages) : 8 * (44 + 7 * stages);
     barriers = attune__round_up64(barriers, 128);
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = BASE_REGISTERS - 8 + mod_registers(s);
@@ -435,8 +437,8 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
         c.registers = base + (for_kv > for_q ? for_kv : for_q);
         return c;
     }
-    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
-    c.shared = larger(m * d * e, m * dv * e) + stages * n * (d + dv) * e + barriers;
+    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], buffers = d <= 128 && dv <= 128 ? 2 : 1;
+    c.shared = buffers * m * d * e + stages * n * (d + dv) * e + barriers;
     /* A warp group's 64 rows of S, P in 16 bits, and O, over 128 threads. */
     c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
     return c;

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT */
+/* Hopper's instructions: mbarriers, TMA, and what stands around wgmma. */
+#ifndef ATTUNE_CUDA_HOPPER_CUH
+#define ATTUNE_CUDA_HOPPER_CUH
+
+#include "common.cuh"
+
+struct __align__(64) tensor_map
+{
+    u64 opaque[16];
+};
+
+__device__ __forceinline__ void barrier_init(u64 *barrier, int count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect(u64 *barrier, u32 bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(u64 *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
+{
+    asm volatile("{\n.reg .pred p;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra done;\n"
+                 "bra again;\n"
+                 "done:\n}" ::"r"(shared_address(barrier)),
+                 "r"(phase)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *barrier, int column, int row, int h,
+                                            int b)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+                 "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(h), "r"(b)
+                 : "memory");
+}
+
+__device__ __forceinline__ void wgmma_fence()
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wgmma_commit()
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int PENDING> __device__ __forceinline__ void wgmma_wait()
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Keeps the compiler from touching accumulators before the wait that this stands behind. */
+template <int COUNT> __device__ __forceinline__ void accumulators_done(float (&d)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
+
+/* Descriptors of operands with the 128-byte swizzle. K-major: 8 rows are 1024 bytes. N-major: 8 keys are 1024 bytes,
+ * and 64 columns a slab. */
+__device__ __forceinline__ u64 describe_k_major(u32 address)
+{
+    return 1ull << 62 | (u64)(1024 >> 4) << 32 | 1ull << 16 | (address >> 4 & 0x3fff);
+}
+
+__device__ __forceinline__ u64 describe_n_major(u32 address, u32 slab)
+{
+    return 1ull << 62 | (u64)(1024 >> 4) << 32 | (u64)(slab >> 4) << 16 | (address >> 4 & 0x3fff);
+}
+
+/* A place in the ring of stages. */
+struct ring {
+    u32 stage, phase;
+};
+
+__device__ __forceinline__ void ring_next(ring &r)
+{
+    if (++r.stage == STAGES) {
+        r.stage = 0;
+        r.phase ^= 1;
+    }
+}
+
+#endif
