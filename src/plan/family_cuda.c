@@ -375,9 +375,16 @@ static void sm90_settle(const attune__search *search, attune__tile *tile)
     bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search);
     if (v[ATTUNE__BLOCK_M] == 192 && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)))
         v[ATTUNE__BLOCK_M] = 128;
+    /* 80 and 112 keys fill shared memory where a mask has no blocks that they would have to divide. */
+    uint32_t keys = v[ATTUNE__BLOCK_N];
+    bool odd = !attune__is_power2(keys) && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N));
+    if (odd)
+        v[ATTUNE__BLOCK_N] = 64;
     attune__settle_tile(search, tile, 16);
     if (three && v[ATTUNE__BLOCK_M] == 128)
         v[ATTUNE__BLOCK_M] = 192;
+    if (odd && !search->shape->block_mask && v[ATTUNE__BLOCK_N] == 64)
+        v[ATTUNE__BLOCK_N] = keys;
     /* wgmma has 64 rows whatever the lengths; refuse sorts out masks with smaller blocks. */
     static const attune__option rows[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2};
     for (size_t i = 0; i < COUNT(rows); i++)

@@ -63,7 +63,8 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
         uint64_t kv = (x.n1 + x.stages * x.m1) * (x.d + x.dv) * 2 + 4 * x.m1 * x.n1 + 8 * x.stages * x.m1;
         return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * 2) + barriers;
     }
-    return most(x.m * x.d * 2, x.m * x.dv * 2) + x.stages * x.n * (x.d + x.dv) * 2 + up(136 + 56 * x.stages, 128);
+    uint64_t rows = (x.d > 128 || x.dv > 128 ? 1 : 2) * x.m;
+    return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(352 + 56 * x.stages, 128);
 }
 
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
