@@ -35,8 +35,8 @@ struct note {
     int at, flags;
 };
 
-/* What follows the tiles in shared memory: at most 8 (44 + 7 STAGES) bytes. */
-constexpr int AHEAD = 8; /* steps that the walker may be ahead */
+/* What follows the tiles in shared memory: at most 8 (34 + 7 STAGES) bytes. */
+constexpr int AHEAD = 4; /* steps that the walker may be ahead: more than its reads take */
 struct control {
     u64 q_full[Q_BUFFERS], q_empty[Q_BUFFERS];
     u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES], v_checked[STAGES];
@@ -49,9 +49,10 @@ struct control {
     int special[STAGES]; /* V had infinities or NaN, which are 0 there now */
     walk walks[WALKS];
 };
-constexpr u32 CONTROL_BYTES = round_up(8 * (44 + 7 * STAGES), 128);
+constexpr u32 CONTROL_BYTES = round_up(8 * (34 + 7 * STAGES), 128);
 static_assert(sizeof(control) <= CONTROL_BYTES &&
               planned(RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES, 0));
+
 template <int SIZE> __device__ __forceinline__ void ring_next(ring &r)
 {
     if (++r.stage == SIZE) {
@@ -60,11 +61,16 @@ template <int SIZE> __device__ __forceinline__ void ring_next(ring &r)
     }
 }
 
+/* How many of a warp's threads arrive: 1. 32 is for racecheck, which does not understand the one (docs/cuda.md). */
+#ifndef ATTUNE_ARRIVALS
+#define ATTUNE_ARRIVALS 1
+#endif
+
 /* An arrival speaks for its own thread alone: the warp comes together before one of it arrives. */
 __device__ __forceinline__ void warp_arrive(u64 *barrier)
 {
     __syncwarp();
-    if (threadIdx.x % 32 == 0)
+    if (threadIdx.x % 32 < ATTUNE_ARRIVALS)
         barrier_arrive(barrier);
 }
 
@@ -164,7 +170,6 @@ __device__ __forceinline__ void walk_ahead(const attune_cuda_arguments &a, contr
 #else
         walk w[WALKS];
 #endif
-        int next = work_next(a, tile);
         place p = place_of(a, tile);
 #pragma unroll 1
         for (int i = 0; i < WALKS; i++) {
@@ -179,7 +184,7 @@ __device__ __forceinline__ void walk_ahead(const attune_cuda_arguments &a, contr
             step_tell(c, r, kv, flags);
             kv = walks_next(w);
         }
-        tile = next;
+        tile = work_next(a, tile); /* no sooner: who takes work and does not begin it keeps it from others */
     }
     step_tell(c, r, -1, NOTE_ROWS);
     work_end(a);

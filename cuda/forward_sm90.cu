@@ -14,6 +14,8 @@
 #include "feed_sm90.cuh"
 #include "wgmma.cuh"
 
+/* With 160 registers a mask has room only once P is gone: P V is not under it then. */
+constexpr bool DRAINS = GROUPS == 3 && ATTUNE_HAVE_BLOCKS;
 constexpr bool TURNS = GROUPS > 1 && HEAD_DIM_V <= 128;
 
 /* Turns between two or three warp groups, in named barriers 1 and following. */
@@ -223,9 +225,6 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
 #endif
     if (!(flags & NOTE_MASK))
         return;
-    /* With 160 registers a mask has room only once P is gone: P V is not under it then. */
-    if (GROUPS == 3 && BLOCK_N > 64)
-        wgmma_wait<0>();
     if (flags & NOTE_PARTIAL) {
         if (mask_has_ranges(a)) {
 #pragma unroll
@@ -494,17 +493,27 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             wgmma_fence();
             multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
             barrier_wait(&c.v_full[v.stage], v.phase);
+            wgmma_fence();
             multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
             turn_pass(group);
-            wgmma_wait<1>();
-            accumulators_done(s);
-            warp_arrive(&c.k_empty[k.stage]);
+            if (DRAINS && flags & NOTE_MASK) {
+                wgmma_wait<0>();
+                accumulators_done(s);
+                accumulators_done(o);
+                warp_arrive(&c.k_empty[k.stage]);
+                hook(s, a, at, kv, flags, row, lines, lined);
+                softmax(s, m, l, shrink, factor);
+            } else {
+                wgmma_wait<1>();
+                accumulators_done(s);
+                warp_arrive(&c.k_empty[k.stage]);
+                hook(s, a, at, kv, DRAINS ? 0 : flags, row, lines, lined);
+                softmax(s, m, l, shrink, factor);
+                stand_before_wait(l, c);
+                wgmma_wait<0>();
+                accumulators_done(o);
+            }
             ring_next(k);
-            hook(s, a, at, kv, flags, row, lines, lined);
-            softmax(s, m, l, shrink, factor);
-            stand_before_wait(l, c);
-            wgmma_wait<0>();
-            accumulators_done(o);
             warp_arrive(&c.v_empty[v.stage]);
             ring_next(v);
             rescale(o, shrink);
@@ -550,13 +559,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < Q_BUFFERS; i++) {
             barrier_init(&c.q_full[i], 1);
-            barrier_init(&c.q_empty[i], GROUPS * 4 + CHECKERS);
+            barrier_init(&c.q_empty[i], (GROUPS * 4 + CHECKERS) * ATTUNE_ARRIVALS);
         }
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.k_full[i], 1);
-            barrier_init(&c.k_empty[i], GROUPS * 4 + CHECKERS);
+            barrier_init(&c.k_empty[i], (GROUPS * 4 + CHECKERS) * ATTUNE_ARRIVALS);
             barrier_init(&c.v_full[i], 1);
-            barrier_init(&c.v_empty[i], GROUPS * 4);
+            barrier_init(&c.v_empty[i], GROUPS * 4 * ATTUNE_ARRIVALS);
             barrier_init(&c.v_checked[i], 1);
         }
         for (int i = 0; i < AHEAD; i++) {

@@ -414,7 +414,7 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 }
 
 /*
- * As sm80, with D and Dv padded to 64 and barriers behind the tiles. Forward: 8 (44 + 7 S) bytes (barriers, the rows' and
+ * As sm80, with D and Dv padded to 64 and barriers behind the tiles. Forward: 8 (34 + 7 S) bytes (barriers, the rows' and
  * the keys' notes, and the walk's steps); backward: 8 (1 + 4 S); both rounded up to 128.
  *
  *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers; B = 2 where D and Dv are at most 128, else 1: the
@@ -427,7 +427,7 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     const uint32_t *v = tile->value;
     uint32_t d = padded(s->head_dim, 64), dv = padded(s->head_dim_v, 64), stages = v[ATTUNE__NUM_STAGES];
     uint64_t e = attune__dtype_bytes(s), barriers;
-    barriers = search->pass == ATTUNE__PASS_BACKWARD ? 8 * (1 + 4 * stages) : 8 * (44 + 7 * stages);
+    barriers = search->pass == ATTUNE__PASS_BACKWARD ? 8 * (1 + 4 * stages) : 8 * (34 + 7 * stages);
     barriers = attune__round_up64(barriers, 128);
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = BASE_REGISTERS - 8 + mod_registers(s);

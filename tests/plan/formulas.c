@@ -64,7 +64,7 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
         return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * 2) + barriers;
     }
     uint64_t rows = (x.d > 128 || x.dv > 128 ? 1 : 2) * x.m;
-    return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(352 + 56 * x.stages, 128);
+    return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(272 + 56 * x.stages, 128);
 }
 
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
