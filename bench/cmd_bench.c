@@ -27,7 +27,7 @@
 #define ROW_OVERHEAD  0.7 /* seconds: inputs, references, buffers */
 
 typedef struct bench_options {
-    const char *workloads, *file, *devices, *dtypes, *kernel, *json, *baseline, *doc_lengths;
+    const char *workloads, *file, *devices, *dtypes, *kernel, *json, *baseline, *doc_lengths, *direction;
     report_format format;
     row_options row;
     double scale; /* 0 = automatic */
@@ -142,13 +142,24 @@ static bool parse_format(const char *text, report_format *format)
     return true;
 }
 
+static bool parse_direction(const char *text, row_pass *pass)
+{
+    static const char *const names[] = {[ROW_FORWARD] = "forward", [ROW_BACKWARD] = "backward", [ROW_STEP] = "step"};
+    for (uint32_t i = 0; i < sizeof names / sizeof names[0]; ++i)
+        if (!strcmp(text, names[i])) {
+            *pass = (row_pass)i;
+            return true;
+        }
+    return complain("--direction is %s, expected forward, backward or step", text);
+}
+
 static cli_result parse_options(bench_options *o, int argc, char **argv)
 {
     const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
                *scale = "";
     const char *noise = "2", *format = "table";
     bool no_check = false;
-    *o = (bench_options){.devices = "cpu"};
+    *o = (bench_options){.devices = "cpu", .direction = "forward"};
     const cli_option options[] = {
         {.name = "--workload",
          .argument = "NAME,...",
@@ -174,6 +185,10 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
          .argument = "TYPE,...",
          .help = "f32 f16 bf16 f64 (default: f32 on the CPU; elsewhere f16 if the device has it)",
          .value = &o->dtypes},
+        {.name = "--direction",
+         .argument = "WHICH",
+         .help = "forward, backward, or step: the mask made anew, forward and backward",
+         .value = &o->direction},
         {.name = "--kernel-options",
          .argument = "JSON",
          .help = "forced kernel options, such as {\"BLOCK_M\": 64}",
@@ -223,7 +238,8 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
                 parse_number("--warmup-time", warmup_time, 0, 3600, &m->warmup_time) &&
                 parse_number("--min-time", min_time, 0, 3600, &m->min_time) &&
                 parse_number("--timeout", timeout, 0, 1e6, &m->timeout) &&
-                parse_number("--noise", noise, 0, 100, &o->floor) && parse_format(format, &o->format) &&
+                parse_number("--noise", noise, 0, 100, &o->floor) && parse_direction(o->direction, &o->row.pass) &&
+                parse_format(format, &o->format) &&
                 (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
                 (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
     o->floor /= 100;
@@ -518,7 +534,11 @@ static void add_context(bench_run *run, int argc, char **argv)
     report_context_number(r, "min_time", o->row.measure.min_time);
     report_context_number(r, "warmup", o->row.measure.warmup);
     report_context_number(r, "warmup_time", o->row.measure.warmup_time);
-    report_context(r, "flop", "2 * pairs * (D + Dv); pairs = those that the mask allows, over batch and heads");
+    report_context(r, "flop", "%s2 * pairs * (D + Dv); pairs = those that the mask allows, over batch and heads",
+                   o->row.pass == ROW_BACKWARD ? "2.5 * "
+                   : o->row.pass == ROW_STEP   ? "3.5 * "
+                                               : "");
+    report_context(r, "direction", "%s", o->direction);
     report_context(r, "bytes", "q, k, v and o, each once");
     if (o->kernel)
         report_context(r, "kernel_options", "%s", o->kernel);

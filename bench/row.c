@@ -2,13 +2,14 @@
 /* Rows: attention on a device, block masks, peers. */
 #include "bench/row.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define CHECK_ROWS  64
 #define CHECK_WORK  4000000 /* pairs that the references evaluate at most, unless that leaves fewer than 8 rows */
-#define BUFFERS_MAX (4 + ATTUNE_EXPR_MAX_SYMBOLS + 1)
+#define BUFFERS_MAX (10 + 2 * ATTUNE_EXPR_MAX_SYMBOLS)
 
 /* Everything that one attention row holds. */
 typedef struct bench_setup {
@@ -23,6 +24,14 @@ typedef struct bench_setup {
     attune_queue *queue;
     double seconds;
     attune_status status; /* of the last call */
+    /* Training. */
+    attune_plan *backward;
+    attune_backward_args back;
+    attune_capture gradients[ATTUNE_EXPR_MAX_SYMBOLS];
+    array d_o;
+    attune_instance *instance;
+    attune_device *device;
+    attune_mask_desc mask_desc;
 } bench_setup;
 
 static bool fail(report_row *row, report_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -50,7 +59,9 @@ static bool fail_call(report_row *row, attune_status status, const char *what)
 static void give_back(bench_setup *s)
 {
     attune_plan_destroy(s->plan);
+    attune_plan_destroy(s->backward);
     attune_mask_destroy(s->mask);
+    array_free(&s->d_o);
     for (uint32_t i = 0; i < s->buffer_count; ++i)
         attune_buffer_destroy(s->buffers[i]);
     workload_release(&s->a);
@@ -89,14 +100,14 @@ static bool make_mask(attune_instance *instance, attune_device *device, const wo
         row->pairs = w->batch * w->heads * w->q_len * w->kv_len;
         return true;
     }
-    attune_mask_desc desc = {.struct_size = sizeof desc,
-                             .batch = w->batch,
-                             .heads = w->heads,
-                             .kv_heads = w->kv_heads,
-                             .q_len = w->q_len,
-                             .kv_len = w->kv_len};
+    s->mask_desc = (attune_mask_desc){.struct_size = sizeof s->mask_desc,
+                                      .batch = w->batch,
+                                      .heads = w->heads,
+                                      .kv_heads = w->kv_heads,
+                                      .q_len = w->q_len,
+                                      .kv_len = w->kv_len};
     double begin = measure_clock();
-    attune_status status = attune_mask_create(instance, &desc, s->a.mask, s->a.captures, s->a.capture_count,
+    attune_status status = attune_mask_create(instance, &s->mask_desc, s->a.mask, s->a.captures, s->a.capture_count,
                                               s->a.parameters, s->a.parameter_count, &s->mask);
     row->mask_seconds = measure_clock() - begin;
     if (status != ATTUNE_OK)
@@ -124,6 +135,14 @@ static void describe_plan(const attune_plan *plan, report_row *row)
         (void)snprintf(row->plan + used, sizeof row->plan - (size_t)used, " split %u", c.split_kv);
 }
 
+static void describe_backward(const attune_plan *plan, report_row *row)
+{
+    attune_plan_choice c = {.struct_size = sizeof c};
+    if (attune_plan_choice_get(plan, &c) == ATTUNE_OK)
+        (void)snprintf(row->plan, sizeof row->plan, "%.40s %ux%u, %ux%u", c.kernel ? c.kernel : "?", c.block_m1,
+                       c.block_n1, c.block_m2, c.block_n2);
+}
+
 /* Plans twice: what the first costs, and what it costs when everything that can be kept is kept. */
 static bool make_plan(attune_device *device, const workload *w, const row_options *options, bench_setup *s,
                       report_row *row)
@@ -140,7 +159,8 @@ static bool make_plan(attune_device *device, const workload *w, const row_option
                               .q_len = w->q_len,
                               .kv_len = w->kv_len,
                               .scale = s->a.scale,
-                              .score = s->a.score};
+                              .score = s->a.score,
+                              .lse = options->pass != ROW_FORWARD};
     attune_status status = s->mask ? attune_problem_set_mask(&problem, s->mask) : ATTUNE_OK;
     double begin = measure_clock();
     attune_plan *cold = NULL;
@@ -157,6 +177,15 @@ static bool make_plan(attune_device *device, const workload *w, const row_option
     row->compile_warm = measure_clock() - begin;
     row->workspace = attune_plan_workspace_size(s->plan);
     describe_plan(s->plan, row);
+    if (options->pass == ROW_FORWARD)
+        return true;
+    problem.direction = ATTUNE_BACKWARD;
+    problem.lse = false;
+    problem.capture_gradient_elements = attention_capture_elements(&s->a, attention_differentiable(&s->a));
+    status = attune_plan_create(device, &problem, options->kernel, &s->backward);
+    if (status != ATTUNE_OK)
+        return fail_call(row, status, "plan of backward");
+    describe_backward(s->backward, row);
     return true;
 }
 
@@ -218,6 +247,150 @@ static bool forward(void *state, double *seconds)
     return s->status == ATTUNE_OK;
 }
 
+/* ---------------------------------------------------------------------------------------------------------- training
+ */
+
+/* Fills the output with bytes that are NaN in every dtype, so that an element that no kernel wrote is found. */
+static attune_status poison(attune_buffer *buffer)
+{
+    static unsigned char bytes[1 << 16];
+    memset(bytes, 0xff, sizeof bytes);
+    attune_status status = ATTUNE_OK;
+    uint64_t size = attune_buffer_size(buffer);
+    for (uint64_t at = 0; at < size && status == ATTUNE_OK; at += sizeof bytes)
+        status = attune_buffer_write(buffer, at, bytes, size - at < sizeof bytes ? size - at : sizeof bytes);
+    return status;
+}
+
+/* What backward reads and writes beside what forward does. */
+static bool make_gradients(attune_device *device, uint64_t seed, bench_setup *s, report_row *row)
+{
+    const attune_forward_args *f = &s->args;
+    failure why = {{0}};
+    random_state random = {seed ^ UINT64_C(0x7570)};
+    if (!array_create(&s->d_o, f->o.dtype, 4, f->o.size, &why))
+        return fail(row, REPORT_FAILED, "%s", why.message);
+    array_fill_normal(&s->d_o, &random, 1);
+    const attune_dtype rows = f->o.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    attune_backward_args *b = &s->back;
+    if (!make_tensor(s, device, rows, 3, f->o.size, NULL, &s->args.lse, row) ||
+        !make_tensor(s, device, f->o.dtype, 4, f->o.size, s->d_o.data, &b->d_o, row) ||
+        !make_tensor(s, device, f->q.dtype, 4, f->q.size, NULL, &b->d_q, row) ||
+        !make_tensor(s, device, f->k.dtype, 4, f->k.size, NULL, &b->d_k, row) ||
+        !make_tensor(s, device, f->v.dtype, 4, f->v.size, NULL, &b->d_v, row))
+        return false;
+    const uint32_t wanted = attention_differentiable(&s->a);
+    for (uint32_t c = 0; c < s->a.capture_count; ++c) {
+        const attune_array *host = &s->a.captures[c].array;
+        if (!(wanted >> c & 1))
+            continue;
+        attune_capture *gradient = &s->gradients[b->capture_gradient_count++];
+        gradient->name = s->a.captures[c].name;
+        if (!make_tensor(s, device, ATTUNE_F32, host->rank, host->size, NULL, &gradient->tensor, row))
+            return false;
+    }
+    const uint64_t workspace = attune_plan_workspace_size(s->backward);
+    if (!make_buffer(s, device, workspace, NULL, row))
+        return false;
+    b->workspace = s->buffers[s->buffer_count - 1];
+    row->workspace = workspace > row->workspace ? workspace : row->workspace;
+    b->struct_size = sizeof *b;
+    b->q = f->q;
+    b->k = f->k;
+    b->v = f->v;
+    b->o = f->o;
+    b->lse = s->args.lse;
+    b->captures = f->captures;
+    b->capture_count = f->capture_count;
+    b->parameters = f->parameters;
+    b->parameter_count = f->parameter_count;
+    b->capture_gradients = s->gradients;
+    b->seconds = &s->seconds;
+    return true;
+}
+
+static bool backward(void *state, double *seconds)
+{
+    bench_setup *s = state;
+    s->back.mask = s->mask;
+    s->status = attune_backward(s->backward, s->queue, &s->back, NULL);
+    *seconds = s->seconds;
+    return s->status == ATTUNE_OK;
+}
+
+/* The host's time for the mask, and the device's for the passes. */
+static bool step(void *state, double *seconds)
+{
+    bench_setup *s = state;
+    double begin = measure_clock(), pass = 0;
+    if (s->mask) {
+        attune_mask_destroy(s->mask);
+        s->mask = NULL;
+        s->status = attune_mask_create(s->instance, &s->mask_desc, s->a.mask, s->a.captures, s->a.capture_count,
+                                       s->a.parameters, s->a.parameter_count, &s->mask);
+        if (s->status == ATTUNE_OK)
+            s->status = attune_mask_upload(s->mask, s->device);
+        if (s->status != ATTUNE_OK)
+            return false;
+    }
+    s->args.mask = s->mask;
+    *seconds = measure_clock() - begin;
+    if (!forward(s, &pass))
+        return false;
+    *seconds += pass;
+    if (!backward(s, &pass))
+        return false;
+    *seconds += pass;
+    return true;
+}
+
+/* The sum of the products of two tensors' elements, and of their magnitudes. */
+static bool inner_product(const attune_tensor *x, const array *y, double *sum, double *size, report_row *row)
+{
+    failure why = {{0}};
+    array a = {0};
+    if (!array_create(&a, x->dtype, x->rank, x->size, &why))
+        return fail(row, REPORT_FAILED, "%s", why.message);
+    const uint64_t bytes = (uint64_t)array_count(&a) * attune_dtype_size(a.dtype);
+    const attune_status status = attune_buffer_read(x->buffer, x->offset, a.data, bytes);
+    *sum = *size = 0;
+    for (int64_t i = 0, n = array_count(&a); i < n && status == ATTUNE_OK; ++i) {
+        const double product = array_get(&a, i) * array_get(y, i);
+        *sum += product;
+        *size += fabs(product);
+    }
+    array_free(&a);
+    return status == ATTUNE_OK || fail_call(row, status, "read");
+}
+
+/*
+ * Two identities that hold whatever the mask and the score expression: o is linear in v, so that <d_v, v> = <d_o, o>;
+ * and scores depend on q and k by their product alone, so that <d_q, q> = <d_k, k>. The elements themselves are the
+ * tests' to hold against the oracle.
+ */
+static bool check_backward(bench_setup *s, report_row *row)
+{
+    double seconds, sums[4], sizes[4];
+    for (uint32_t i = 0; i < 3; ++i)
+        if ((s->status = poison((i == 0 ? s->back.d_q : i == 1 ? s->back.d_k : s->back.d_v).buffer)) != ATTUNE_OK)
+            return fail_call(row, s->status, "write");
+    if (!backward(s, &seconds))
+        return fail_call(row, s->status, "backward");
+    if (!inner_product(&s->back.d_v, &s->a.v, &sums[0], &sizes[0], row) ||
+        !inner_product(&s->back.o, &s->d_o, &sums[1], &sizes[1], row) ||
+        !inner_product(&s->back.d_q, &s->a.q, &sums[2], &sizes[2], row) ||
+        !inner_product(&s->back.d_k, &s->a.k, &sums[3], &sizes[3], row))
+        return false;
+    for (uint32_t i = 0; i < 4; i += 2) {
+        /* Roundings of each product, most of which cancel. */
+        const double bound = (sizes[i] + sizes[i + 1]) * reference_epsilon(s->a.q.dtype) * 4;
+        if (!(fabs(sums[i] - sums[i + 1]) <= bound))
+            return fail(row, REPORT_WRONG, "%s is %.9g, %s %.9g: expected the same to %.3g",
+                        i ? "<d_q, q>" : "<d_v, v>", sums[i], i ? "<d_k, k>" : "<d_o, o>", sums[i + 1], bound);
+    }
+    return true;
+}
+
 /* ------------------------------------------------------------------------------------------------------------- check
  */
 
@@ -249,18 +422,6 @@ static bool make_result(reference_result *r, int64_t rows, int64_t dim)
     r->lse = calloc((size_t)rows, sizeof *r->lse);
     r->row_max = calloc((size_t)rows, sizeof *r->row_max);
     return r->o && r->lse && r->row_max;
-}
-
-/* Fills the output with bytes that are NaN in every dtype, so that an element that no kernel wrote is found. */
-static attune_status poison(attune_buffer *buffer)
-{
-    static unsigned char bytes[1 << 16];
-    memset(bytes, 0xff, sizeof bytes);
-    attune_status status = ATTUNE_OK;
-    uint64_t size = attune_buffer_size(buffer);
-    for (uint64_t at = 0; at < size && status == ATTUNE_OK; at += sizeof bytes)
-        status = attune_buffer_write(buffer, at, bytes, size - at < sizeof bytes ? size - at : sizeof bytes);
-    return status;
 }
 
 static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, report_row *row)
@@ -366,7 +527,9 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
         size_t used = strlen(row->shape);
         (void)snprintf(row->shape + used, sizeof row->shape - used, ":%u", dim_v);
     }
-    (void)snprintf(row->name, sizeof row->name, "%s/%s/%s/%s", row->workload, row->device, row->dtype, row->shape);
+    const char *const suffix = options->pass == ROW_BACKWARD ? "/backward" : options->pass == ROW_STEP ? "/step" : "";
+    (void)snprintf(row->name, sizeof row->name, "%s/%s/%s/%s%s", row->workload, row->device, row->dtype, row->shape,
+                   suffix);
     (void)snprintf(row->timer, sizeof row->timer, "%s",
                    info.backend == ATTUNE_BACKEND_CPU ? "the library's clock around its work" : "device timestamps");
     row->threads = info.backend == ATTUNE_BACKEND_CPU ? info.limits.compute_units : 1;
@@ -381,13 +544,23 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
     if (!good)
         (void)fail(row, REPORT_FAILED, "%s", why.message);
     good = good && make_mask(instance, device, w, s, row) && make_plan(device, w, options, s, row) &&
-           make_arguments(device, s, row);
+           make_arguments(device, s, row) &&
+           (options->pass == ROW_FORWARD || make_gradients(device, options->seed, s, row));
+    s->instance = instance;
+    s->device = device;
     /* The pairs that the mask allows, each a dot product of head_dim and a sum of head_dim_v, two operations a term. */
     row->flop = row->pairs > 0 ? 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v) : 0;
+    /* Backward computes five products where forward computes two. */
+    row->flop *= options->pass == ROW_BACKWARD ? 2.5 : options->pass == ROW_STEP ? 3.5 : 1;
     good = good && (!options->check || check(s, options, row));
+    if (good && options->pass != ROW_FORWARD) {
+        double seconds;
+        good = options->check ? check_backward(s, row) : forward(s, &seconds);
+    }
     if (good) {
-        good = measure_run(&options->measure, forward, s, &row->time);
-        finish_row(row, good, "forward", s->status);
+        const measure_call calls[] = {forward, backward, step};
+        good = measure_run(&options->measure, calls[options->pass], s, &row->time);
+        finish_row(row, good, "call", s->status);
     }
     give_back(s);
     free(s);

@@ -8,7 +8,11 @@
 #include "bench/report.h"
 #include "bench/workload.h"
 
+/* What a sample times. A step of training makes the mask anew, uploads it, and goes forwards and backwards. */
+typedef enum row_pass { ROW_FORWARD, ROW_BACKWARD, ROW_STEP } row_pass;
+
 typedef struct row_options {
+    row_pass pass;
     measure_options measure;
     const attune_kernel_options *kernel; /* NULL = automatic */
     bool check;

@@ -165,36 +165,6 @@ static const workload workloads[] = {
      .density = 0.5,
      .capture_count = 1,
      .captures = {{.name = "slopes", .generator = "slopes"}}},
-    {.name = "dflash",
-     .description =
-         "training of block-parallel drafts: 512 blocks of 16 queries at random anchors, each sees the context "
-         "before its anchor and itself; Qwen3 8B, 32 query and 8 kv heads of 128 (Qwen/Qwen3-8B, config.json)",
-     .mask =
-         "kept[b, q / 16] && (kv < kv_len - q_len ? kv < anchors[b, q / 16] : (kv - (kv_len - q_len)) / 16 == q / 16)",
-     .batch = 1,
-     .heads = 32,
-     .kv_heads = 8,
-     .q_len = 8192,
-     .kv_len = 16384,
-     .head_dim = 128,
-     .density = 0.23,
-     .capture_count = 2,
-     .captures = {{.name = "anchors", .generator = "anchor", .count = 16},
-                  {.name = "kept", .generator = "keep", .spread = 0.05, .count = 16}}},
-    {.name = "eagle3_ttt",
-     .description =
-         "Eagle 3 training-time test: causal over 2048 tokens, then one diagonal for each of 6 further steps; "
-         "Llama 3.1 8B, 32 query and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, config.json)",
-     .mask = "(q >= kv && q < valid_len[b]) || (kv >= q_len && kv % q_len < valid_len[b] && (kv - q) % q_len == 0)",
-     .batch = 2,
-     .heads = 32,
-     .kv_heads = 8,
-     .q_len = 2048,
-     .kv_len = 14336,
-     .head_dim = 128,
-     .density = 0.045,
-     .capture_count = 1,
-     .captures = {{.name = "valid_len", .generator = "length", .spread = 0.5}}},
     {.name = "neighborhood_7x7",
      .description =
          "7 x 7 neighbours on a 64 x 64 grid, centres clamped to the edges as in NAT (arXiv 2204.07143); the "
@@ -299,21 +269,25 @@ static const workload mask_workloads[] = {
      .captures = {{.name = "doc", .generator = "document", .length = DOCUMENT_MEDIAN, .spread = DOCUMENT_SPREAD}}},
 };
 
+#define OWN_WORKLOADS (uint32_t)(sizeof workloads / sizeof workloads[0])
+
 uint32_t workload_count(void)
 {
-    return (uint32_t)(sizeof workloads / sizeof workloads[0]);
+    return OWN_WORKLOADS + workload_training_count;
 }
 
 const workload *workload_get(uint32_t index)
 {
-    return index < workload_count() ? &workloads[index] : NULL;
+    if (index < OWN_WORKLOADS)
+        return &workloads[index];
+    return index < workload_count() ? &workload_training[index - OWN_WORKLOADS] : NULL;
 }
 
 const workload *workload_find(const char *name)
 {
     for (uint32_t i = 0; i < workload_count(); ++i)
-        if (!strcmp(workloads[i].name, name))
-            return &workloads[i];
+        if (!strcmp(workload_get(i)->name, name))
+            return workload_get(i);
     return NULL;
 }
 
@@ -595,6 +569,61 @@ static bool generate_normal(const workload_capture *c, const shape *s, uint64_t 
     return true;
 }
 
+static bool generate_bias(const workload_capture *c, const shape *s, uint64_t seed, array *out, failure *why)
+{
+    if (!array_create(out, ATTUNE_F32, 2, (int64_t[]){c->count > 0 ? c->count : 1, s->heads}, why))
+        return false;
+    random_state r = stream(seed, c->name);
+    array_fill_normal(out, &r, c->spread);
+    return true;
+}
+
+static bool generate_temperature(const workload_capture *c, const shape *s, uint64_t seed, array *out, failure *why)
+{
+    if (!array_create(out, ATTUNE_F32, 1, (int64_t[]){s->heads}, why))
+        return false;
+    random_state r = stream(seed, c->name);
+    for (int64_t h = 0; h < s->heads; ++h)
+        ((float *)out->data)[h] = (float)exp(c->spread * random_normal(&r));
+    return true;
+}
+
+/* The anchors at depth 0 are all places; each depth keeps a share of those before it. Both captures walk the same
+ * choices. What is left of the tokens is padding, which sees itself alone. */
+static bool generate_rollout(const workload_capture *c, const shape *s, uint64_t seed, bool depth, array *out,
+                             failure *why)
+{
+    double all = 0;
+    if (!array_create(out, ATTUNE_I32, 1, (int64_t[]){s->tokens}, why))
+        return false;
+    for (int64_t i = 0; i < c->count; ++i)
+        all += pow(c->spread, (double)i);
+    int32_t *values = out->data, anchors = (int32_t)((double)s->tokens / all);
+    random_state r = stream(seed, "rollout");
+    int64_t at = 0, begin = 0;
+    for (int32_t i = 0; i < anchors && at < s->tokens; ++i)
+        values[at++] = depth ? 0 : i;
+    for (int64_t level = 1, end = at; level < c->count; ++level, begin = end, end = at)
+        for (int64_t i = begin; i < end && at < s->tokens; ++i)
+            if (random_uniform(&r) < c->spread) {
+                values[at] = depth ? (int32_t)level : values[i];
+                ++at;
+            }
+    for (int32_t i = 1; at < s->tokens; ++at, ++i)
+        values[at] = depth ? 1 : -i;
+    return true;
+}
+
+static bool generate_rollout_anchor(const workload_capture *c, const shape *s, uint64_t seed, array *out, failure *why)
+{
+    return generate_rollout(c, s, seed, false, out, why);
+}
+
+static bool generate_rollout_depth(const workload_capture *c, const shape *s, uint64_t seed, array *out, failure *why)
+{
+    return generate_rollout(c, s, seed, true, out, why);
+}
+
 static const struct {
     workload_generator about;
     generate_fn generate;
@@ -616,6 +645,12 @@ static const struct {
     {{"keep", "bool [batch, blocks]: a share of spread is false; blocks of count queries"}, generate_keep},
     {{"slopes", "f32 [heads]: ALiBi's"}, generate_slopes},
     {{"length", "i32 [batch]: between spread times q_len and q_len"}, generate_length},
+    {{"bias", "f32 [count, heads]: normal, of standard deviation spread"}, generate_bias},
+    {{"temperature", "f32 [heads]: exp of a normal of standard deviation spread"}, generate_temperature},
+    {{"rollout_anchor",
+      "i32 [tokens]: the anchor of each token of count depths, of which each keeps a share of spread of the last"},
+     generate_rollout_anchor},
+    {{"rollout_depth", "i32 [tokens]: its depth"}, generate_rollout_depth},
     {{"normal", "f32 [size]: normal, of standard deviation spread"}, generate_normal},
 };
 

@@ -53,6 +53,10 @@ typedef struct workload {
     workload_parameter parameters[WORKLOAD_MAX_PARAMETERS];
 } workload;
 
+/* Those of training, which the next three count and find too. */
+extern const workload workload_training[];
+extern const uint32_t workload_training_count;
+
 uint32_t workload_count(void);
 /* The index-th workload at full size; NULL past the count. */
 const workload *workload_get(uint32_t index);

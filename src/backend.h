@@ -98,6 +98,23 @@ typedef struct attune__backward {
     const attune_tensor *d_captures; /* by symbol; buffer NULL = no gradient wanted */
 } attune__backward;
 
+/* A merge, or its gradients. o has rank 4, lse 3, strides resolved; o and d_o of any floating-point type, the same or
+ * not; lse and d_lse f32, f64 on the CPU where o is. */
+typedef struct attune__merge_part {
+    attune_tensor o, lse;     /* lse.buffer NULL in all parts: o is their plain sum */
+    attune_tensor d_o, d_lse; /* backward: out; buffer NULL = not wanted */
+} attune__merge_part;
+
+typedef struct attune__merge {
+    const attune__merge_part *parts; /* at most ATTUNE__MERGE_PARTS */
+    uint32_t part_count;
+    attune_tensor o, lse;     /* forward: out, lse.buffer NULL = not wanted; backward: in */
+    attune_tensor d_o, d_lse; /* backward: in; d_lse.buffer NULL = 0 */
+    attune_buffer *workspace; /* ATTUNE__MERGE_WORKSPACE bytes are the launch's */
+    uint64_t workspace_offset;
+    double *seconds; /* not NULL: wait and measure */
+} attune__merge;
+
 struct attune__backend {
     attune_backend kind;
     const char *name; /* the prefix of device ids */
@@ -142,6 +159,18 @@ struct attune__backend {
                             uint64_t *value);
     attune_status (*backward)(const attune__program *program, attune_queue *queue, const attune__backward *call,
                               uint64_t *value);
+
+    /* Merging, for every type and shape alike. A merger is a program that merge and merge_backward alone take. */
+    attune_status (*merger_create)(attune_device *device, attune__program **merger);
+    void (*merger_destroy)(attune__program *merger);
+    /* As program_compile. */
+    attune_status (*merger_compile)(const attune__host *host, const attune_limits *limits, attune__pack *pack);
+    attune_status (*merge)(const attune__program *merger, attune_queue *queue, const attune__merge *call,
+                           uint64_t *value);
+    attune_status (*merge_backward)(const attune__program *merger, attune_queue *queue, const attune__merge *call,
+                                    uint64_t *value);
+    /* forward may be given an o, and backward a d_q, of f32 whatever the plan's dtype. */
+    bool wide_outputs;
 
     /* Appends the launches of forward or decode to the caller's command buffer; commands points to its handle. No
      * submission, allocation or wait. NULL where there are no command buffers. */

@@ -430,6 +430,12 @@ typedef struct attune_mask_desc {
     int64_t kv_heads;  /* divides heads; 0 = heads */
     int64_t q_len;     /* at least 1, below 2^31 */
     int64_t kv_len;    /* at least 1, below 2^31 */
+    /*
+     * A mask of one segment of the keys (attune_segment): its kv_len keys are those from kv_start on of kv_total, and
+     * in the expression kv and kv_len are of the whole. kv_total 0 = the keys are the whole; kv_start is then 0.
+     */
+    int64_t kv_start;
+    int64_t kv_total;
 } attune_mask_desc;
 
 /*
@@ -565,6 +571,11 @@ typedef struct attune_problem {
     /* ATTUNE_BACKWARD: the most elements, together, of captures whose gradients a call asks for. The workspace grows by
      * 64 bytes for each. 0 = no such gradients. */
     int64_t capture_gradient_elements;
+    /*
+     * The most segments that a call has (attune_segment); kv_len is the longest one's. 0 = no segments: k and v are
+     * tensors. With segments lse is implied, row_max is not to be had, and the workspace also holds a result of each.
+     */
+    uint32_t segments;
 } attune_problem;
 
 /* Fills mask, block_mask and the mask's block sizes of a problem from a mask. The expression lives as long as the mask.
@@ -716,6 +727,22 @@ typedef struct attune_capture {
     attune_tensor tensor;
 } attune_capture;
 
+/*
+ * A part of the keys and values where it lies: a call over segments computes what it would over their concatenation,
+ * without one being made, so that a cache's keys and those of a draft, or the keys of each step of a training that
+ * unrolls, need not stand in one tensor. Score expressions see as kv the index in the concatenation and as kv_len its
+ * length. A call may have any number of segments up to the plan's, of any lengths up to its kv_len.
+ */
+typedef struct attune_segment {
+    attune_tensor k, v; /* as in a call without segments, of this segment's length */
+    /*
+     * Of this segment's keys: built with kv_start, the lengths of the segments before it, and kv_total, that of all. A
+     * mask that was built without kv_total sees the segment alone. NULL = every pair, if the plan has no block mask.
+     */
+    const attune_mask *mask;
+    attune_tensor d_k, d_v; /* attune_backward: out, as k and v */
+} attune_segment;
+
 typedef struct attune_forward_args {
     uint32_t struct_size;
     attune_tensor q;                /* [batch, heads, q_len, head_dim] */
@@ -731,8 +758,11 @@ typedef struct attune_forward_args {
     uint32_t parameter_count;
     attune_buffer
         *workspace; /* at least attune_plan_workspace_size from workspace_offset on; not shared by calls in flight */
-    uint64_t workspace_offset; /* a multiple of 256 */
-    double *seconds;           /* not NULL: waits, and receives the device's own time for the launches */
+    uint64_t workspace_offset;      /* a multiple of 256 */
+    double *seconds;                /* not NULL: waits, and receives the device's own time for the launches */
+    const attune_segment *segments; /* for a plan with segments, in the order of the concatenation; k, v and mask above
+                                       are not read */
+    uint32_t segment_count;
 } attune_forward_args;
 
 /*
@@ -770,6 +800,8 @@ typedef struct attune_backward_args {
     attune_buffer *workspace;
     uint64_t workspace_offset;
     double *seconds;
+    const attune_segment *segments; /* as in forward; k, v, mask, d_k and d_v above are not read */
+    uint32_t segment_count;
 } attune_backward_args;
 
 /*
@@ -788,6 +820,75 @@ typedef struct attune_backward_args {
  */
 ATTUNE_API attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                                          attune_completion *completion);
+
+/* ----------------------------------------------------------------------------------------------------------- merging
+ */
+
+/* Merges results over parts of the keys into the result over all of them, and takes gradients apart again: one for
+ * every type and shape on its device. */
+typedef struct attune_merger attune_merger;
+
+/* Prepares (compiles, if the backend does). UNSUPPORTED on backends that cannot merge. */
+ATTUNE_API attune_status attune_merger_create(attune_device *device, attune_merger **merger);
+ATTUNE_API void attune_merger_destroy(attune_merger *merger);
+/* The bytes of workspace that attune_merge, or attune_merge_backward, needs for an o of this dtype and size (buffer and
+ * strides are not read) and as many parts. */
+ATTUNE_API uint64_t attune_merger_workspace_size(const attune_merger *merger, const attune_tensor *o,
+                                                 uint32_t part_count);
+
+typedef struct attune_merge_part {
+    attune_tensor o;     /* [batch, heads, q_len, head_dim_v]: the dtype of the merged o, or f32 */
+    attune_tensor lse;   /* [batch, heads, q_len] f32 (f64 with f64) */
+    attune_tensor d_o;   /* attune_merge_backward: out, as o; buffer NULL = not wanted */
+    attune_tensor d_lse; /* likewise, as lse */
+} attune_merge_part;
+
+typedef struct attune_merge_args {
+    uint32_t struct_size;
+    const attune_merge_part
+        *parts; /* at least 1, any number; their results do not depend on the order but by rounding */
+    uint32_t part_count;
+    attune_tensor o;           /* out; may be the o of a part, in the same view */
+    attune_tensor lse;         /* out; may be the lse of a part, in the same view; buffer NULL = not wanted */
+    attune_buffer *workspace;  /* at least attune_merger_workspace_size from workspace_offset on */
+    uint64_t workspace_offset; /* a multiple of 256 */
+    double *seconds;           /* as in forward */
+} attune_merge_args;
+
+/*
+ * Computes, for each row,
+ *
+ *     lse = log(sum exp(lse_i))     o = sum exp(lse_i - lse) o_i
+ *
+ * which for results over parts of the keys, as attune_forward gives them, is the result over all. A part whose lse is
+ * -inf contributes nothing, whatever its o holds; where all are, o = 0 and lse = -inf. A NaN among the lse, or one of
+ * +inf, makes the row NaN. Launches only, as attune_forward; otherwise than stated above
+ * outputs and inputs must not overlap.
+ */
+ATTUNE_API attune_status attune_merge(const attune_merger *merger, attune_queue *queue, const attune_merge_args *args,
+                                      attune_completion *completion);
+
+typedef struct attune_merge_backward_args {
+    uint32_t struct_size;
+    const attune_merge_part *parts; /* o and lse are in, d_o and d_lse out */
+    uint32_t part_count;
+    attune_tensor o, lse; /* as attune_merge gave them */
+    attune_tensor d_o;    /* as o */
+    attune_tensor d_lse;  /* as lse; buffer NULL = the loss does not use the merged LSE */
+    attune_buffer *workspace;
+    uint64_t workspace_offset;
+    double *seconds;
+} attune_merge_backward_args;
+
+/*
+ * The gradients of the parts: with w_i = exp(lse_i - lse),
+ *
+ *     d_o_i = w_i d_o     d_lse_i = w_i (dot(d_o, o_i - o) + d_lse)
+ *
+ * and 0 for a part whose lse is -inf. What it gives as d_lse_i is what attune_backward takes as d_lse.
+ */
+ATTUNE_API attune_status attune_merge_backward(const attune_merger *merger, attune_queue *queue,
+                                               const attune_merge_backward_args *args, attune_completion *completion);
 
 #ifdef __cplusplus
 }

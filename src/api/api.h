@@ -23,7 +23,17 @@ struct attune_plan {
     const attune_expr *score;   /* retained; NULL = none */
     attune__gradient *gradient; /* of score, in backward */
     attune__program *program;
+    attune__program *merger; /* of segments; NULL = none */
 };
+
+typedef attune_status (*attune__forward_entry)(const attune__program *program, attune_queue *queue,
+                                               const attune__forward *call, uint64_t *value);
+/* forward or decode, as was chosen. */
+static inline attune__forward_entry attune__plan_forward(const attune_plan *plan)
+{
+    const attune__backend *backend = plan->device->backend;
+    return plan->decision.choice.decode ? backend->decode : backend->forward;
+}
 
 struct attune_pack {
     attune_instance *instance; /* retained */
@@ -86,16 +96,50 @@ typedef struct attune__forward_call {
 attune_status attune__forward_resolve(const attune_plan *plan, const attune_forward_args *args,
                                       attune__forward_call *resolved);
 
+/* A segment in its concatenation. */
+typedef struct attune__place {
+    const attune_segment *segment;
+    int64_t kv_start, kv_total;
+} attune__place;
+/* Likewise, of one segment; args were read. */
+attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_forward_args *args,
+                                         const attune__place *place, attune__forward_call *resolved);
+
 /* A backward call's, likewise. */
 typedef struct attune__backward_call {
     attune__backward call;
     attune_tensor captures[ATTUNE_EXPR_MAX_SYMBOLS], d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS];
 } attune__backward_call;
+attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_backward_args *args,
+                                          const attune__place *place, attune__backward_call *resolved);
+
+/* The calls over segments: checked as a whole, then launched one after another and merged. */
+attune_status attune__forward_segments(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
+                                       uint64_t *value);
+attune_status attune__backward_segments(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
+                                        uint64_t *value);
+
+/* Merging, whose parts are made one after another as launches take them. The workspace has attune__merge_workspace
+ * bytes. */
+typedef attune__merge_part (*attune__merge_part_fn)(const void *user, uint32_t index);
+attune_status attune__merge_run(const attune__program *merger, attune_queue *queue, const attune__merge *call,
+                                uint32_t part_count, attune__merge_part_fn part, const void *user, uint64_t *value);
+/* UNSUPPORTED on backends that cannot. */
+attune_status attune__merger_make(attune_device *device, attune__program **merger);
+/* Of LSE, and of sums on their way. */
+attune_dtype attune__merge_dtype(attune_dtype dtype);
+/* Contiguous, with the first sizes of another tensor. */
+attune_tensor attune__rows_in(attune_buffer *buffer, uint64_t offset, attune_dtype dtype, const attune_tensor *like,
+                              uint32_t rank);
 
 /* Host captures and parameters of an expression, resolved in symbol order into arrays of ATTUNE_EXPR_MAX_SYMBOLS. */
 attune_status attune__bind_host(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,
                                 const attune_parameter *parameters, uint32_t parameter_count, attune_array *arrays,
                                 attune__value *values);
+/* Likewise of an expression that attune__expr_shift made: its place in the concatenation is among its parameters. */
+attune_status attune__bind_shifted(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,
+                                   const attune_parameter *parameters, uint32_t parameter_count, int64_t kv_start,
+                                   int64_t kv_total, attune_array *arrays, attune__value *values);
 
 #endif

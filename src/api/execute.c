@@ -74,7 +74,24 @@ static attune_status check_row_tensor(const attune_plan *plan, const attune__for
     return check_size(name, tensor, 2, "the length of q", call->q_len);
 }
 
-static attune_status check_mask(const attune_plan *plan, attune__forward *call)
+/* A mask of a segment belongs where it was built for, and only there. */
+static attune_status check_place(const attune_mask *mask, const attune__place *place)
+{
+    if (!mask->kv_total)
+        return ATTUNE_OK;
+    if (!place)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.mask was built for a segment (desc.kv_total %lld), but the plan has no segments",
+                            (long long)mask->kv_total);
+    if (mask->kv_start != place->kv_start || mask->kv_total != place->kv_total)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "the mask of the segment at key %lld of %lld was built for one at %lld of %lld: rebuild it",
+                            (long long)place->kv_start, (long long)place->kv_total, (long long)mask->kv_start,
+                            (long long)mask->kv_total);
+    return ATTUNE_OK;
+}
+
+static attune_status check_mask(const attune_plan *plan, const attune__place *place, attune__forward *call)
 {
     const attune__shape *shape = &plan->shape;
     const attune_mask *mask = call->mask;
@@ -88,6 +105,7 @@ static attune_status check_mask(const attune_plan *plan, attune__forward *call)
     if (mask->q_block != shape->mask_q_block || mask->kv_block != shape->mask_kv_block)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has blocks of %u x %u, the plan was made for %u x %u",
                             mask->q_block, mask->kv_block, shape->mask_q_block, shape->mask_kv_block);
+    ATTUNE__TRY(check_place(mask, place));
     /* A mask whose blocks are all full evaluates nothing, so that any plan serves it. */
     if (mask->expr && (!plan->mask || memcmp(&mask->expr->hash, &plan->mask->hash, sizeof mask->expr->hash)))
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
@@ -146,10 +164,13 @@ static attune_status bind_captures(const attune_plan *plan, const attune_capture
 }
 
 static attune_status bind_parameters(const attune_plan *plan, const attune_parameter *parameters, uint32_t count,
-                                     attune__value values[ATTUNE_EXPR_MAX_SYMBOLS])
+                                     const attune__place *place, attune__value values[ATTUNE_EXPR_MAX_SYMBOLS])
 {
     if (!plan->score)
         return ATTUNE_OK;
+    if (place)
+        return attune__bind_shifted(plan->score, NULL, 0, parameters, count, place->kv_start, place->kv_total, NULL,
+                                    values);
     return attune__bind_host(plan->score, NULL, 0, parameters, count, NULL, values);
 }
 
@@ -196,26 +217,23 @@ static attune_status check_plan(const attune_plan *plan, const attune_queue *que
     return ATTUNE_OK;
 }
 
-attune_status attune__forward_resolve(const attune_plan *plan, const attune_forward_args *args,
-                                      attune__forward_call *resolved)
+attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_forward_args *a,
+                                         const attune__place *place, attune__forward_call *resolved)
 {
-    ATTUNE__TRY(check_direction(plan, ATTUNE_FORWARD));
-    attune_forward_args a;
-    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
     attune__forward *call = &resolved->call;
     *call = (attune__forward){
-        .q = a.q,
-        .k = a.k,
-        .v = a.v,
-        .o = a.o,
-        .lse = a.lse,
-        .row_max = a.row_max,
-        .mask = a.mask,
+        .q = a->q,
+        .k = place ? place->segment->k : a->k,
+        .v = place ? place->segment->v : a->v,
+        .o = a->o,
+        .lse = a->lse,
+        .row_max = a->row_max,
+        .mask = place ? place->segment->mask : a->mask,
         .captures = resolved->captures,
         .parameters = resolved->parameters,
-        .workspace = a.workspace,
-        .workspace_offset = a.workspace_offset,
-        .seconds = a.seconds,
+        .workspace = a->workspace,
+        .workspace_offset = a->workspace_offset,
+        .seconds = a->seconds,
     };
     ATTUNE__TRY(check_attention(plan, call, true));
     if (call->lse.buffer) {
@@ -230,22 +248,54 @@ attune_status attune__forward_resolve(const attune_plan *plan, const attune_forw
                                 "args.row_max is given, but the plan was made without: set problem.row_max");
         ATTUNE__TRY(check_row_tensor(plan, call, "row_max", true, &call->row_max));
     }
-    ATTUNE__TRY(check_mask(plan, call));
-    ATTUNE__TRY(bind_captures(plan, a.captures, a.capture_count, resolved->captures));
-    ATTUNE__TRY(bind_parameters(plan, a.parameters, a.parameter_count, resolved->parameters));
+    ATTUNE__TRY(check_mask(plan, place, call));
+    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, resolved->captures));
+    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, resolved->parameters));
     return check_workspace(plan, call);
+}
+
+static attune_status check_no_segments(const attune_plan *plan)
+{
+    if (plan->shape.segments)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "the plan is for segments, which this call cannot take: use attune_forward");
+    return ATTUNE_OK;
+}
+
+attune_status attune__forward_resolve(const attune_plan *plan, const attune_forward_args *args,
+                                      attune__forward_call *resolved)
+{
+    ATTUNE__TRY(check_direction(plan, ATTUNE_FORWARD));
+    ATTUNE__TRY(check_no_segments(plan));
+    attune_forward_args a;
+    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
+    return attune__forward_resolve_at(plan, &a, NULL, resolved);
+}
+
+static attune_status check_no_given_segments(uint32_t count)
+{
+    if (count)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.segment_count is %u, but the plan was made without: set problem.segments", count);
+    return ATTUNE_OK;
 }
 
 attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                              attune_completion *completion)
 {
     ATTUNE__TRY(check_plan(plan, queue));
-    attune__forward_call resolved;
-    ATTUNE__TRY(attune__forward_resolve(plan, args, &resolved));
-    const attune__backend *backend = plan->device->backend;
+    ATTUNE__TRY(check_direction(plan, ATTUNE_FORWARD));
+    attune_forward_args a;
+    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
     uint64_t value = 0;
-    ATTUNE__TRY((plan->decision.choice.decode ? backend->decode : backend->forward)(plan->program, queue,
-                                                                                    &resolved.call, &value));
+    if (plan->shape.segments) {
+        ATTUNE__TRY(attune__forward_segments(plan, queue, &a, &value));
+    } else {
+        attune__forward_call resolved;
+        ATTUNE__TRY(check_no_given_segments(a.segment_count));
+        ATTUNE__TRY(attune__forward_resolve_at(plan, &a, NULL, &resolved));
+        ATTUNE__TRY(attune__plan_forward(plan)(plan->program, queue, &resolved.call, &value));
+    }
     if (completion)
         *completion = (attune_completion){queue, value};
     return ATTUNE_OK;
@@ -316,30 +366,27 @@ static attune_status bind_capture_gradients(const attune_plan *plan, const attun
     return ATTUNE_OK;
 }
 
-static attune_status backward_resolve(const attune_plan *plan, const attune_backward_args *args,
-                                      attune__backward_call *resolved)
+attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_backward_args *a,
+                                          const attune__place *place, attune__backward_call *resolved)
 {
-    ATTUNE__TRY(check_direction(plan, ATTUNE_BACKWARD));
-    attune_backward_args a;
-    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
     attune__backward *back = &resolved->call;
     *back = (attune__backward){
-        .forward = {.q = a.q,
-                    .k = a.k,
-                    .v = a.v,
-                    .o = a.o,
-                    .lse = a.lse,
-                    .mask = a.mask,
+        .forward = {.q = a->q,
+                    .k = place ? place->segment->k : a->k,
+                    .v = place ? place->segment->v : a->v,
+                    .o = a->o,
+                    .lse = a->lse,
+                    .mask = place ? place->segment->mask : a->mask,
                     .captures = resolved->captures,
                     .parameters = resolved->parameters,
-                    .workspace = a.workspace,
-                    .workspace_offset = a.workspace_offset,
-                    .seconds = a.seconds},
-        .d_o = a.d_o,
-        .d_lse = a.d_lse,
-        .d_q = a.d_q,
-        .d_k = a.d_k,
-        .d_v = a.d_v,
+                    .workspace = a->workspace,
+                    .workspace_offset = a->workspace_offset,
+                    .seconds = a->seconds},
+        .d_o = a->d_o,
+        .d_lse = a->d_lse,
+        .d_q = a->d_q,
+        .d_k = place ? place->segment->d_k : a->d_k,
+        .d_v = place ? place->segment->d_v : a->d_v,
         .d_captures = resolved->d_captures,
     };
     attune__forward *call = &back->forward;
@@ -351,10 +398,10 @@ static attune_status backward_resolve(const attune_plan *plan, const attune_back
     ATTUNE__TRY(check_like(plan, "d_q", "the size of q", &call->q, true, &back->d_q));
     ATTUNE__TRY(check_like(plan, "d_k", "the size of k", &call->k, true, &back->d_k));
     ATTUNE__TRY(check_like(plan, "d_v", "the size of v", &call->v, true, &back->d_v));
-    ATTUNE__TRY(check_mask(plan, call));
-    ATTUNE__TRY(bind_captures(plan, a.captures, a.capture_count, resolved->captures));
-    ATTUNE__TRY(bind_parameters(plan, a.parameters, a.parameter_count, resolved->parameters));
-    ATTUNE__TRY(bind_capture_gradients(plan, a.capture_gradients, a.capture_gradient_count, resolved->captures,
+    ATTUNE__TRY(check_mask(plan, place, call));
+    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, resolved->captures));
+    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, resolved->parameters));
+    ATTUNE__TRY(bind_capture_gradients(plan, a->capture_gradients, a->capture_gradient_count, resolved->captures,
                                        resolved->d_captures));
     return check_workspace(plan, call);
 }
@@ -363,10 +410,18 @@ attune_status attune_backward(const attune_plan *plan, attune_queue *queue, cons
                               attune_completion *completion)
 {
     ATTUNE__TRY(check_plan(plan, queue));
-    attune__backward_call resolved;
-    ATTUNE__TRY(backward_resolve(plan, args, &resolved));
+    ATTUNE__TRY(check_direction(plan, ATTUNE_BACKWARD));
+    attune_backward_args a;
+    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
     uint64_t value = 0;
-    ATTUNE__TRY(plan->device->backend->backward(plan->program, queue, &resolved.call, &value));
+    if (plan->shape.segments) {
+        ATTUNE__TRY(attune__backward_segments(plan, queue, &a, &value));
+    } else {
+        attune__backward_call resolved;
+        ATTUNE__TRY(check_no_given_segments(a.segment_count));
+        ATTUNE__TRY(attune__backward_resolve_at(plan, &a, NULL, &resolved));
+        ATTUNE__TRY(plan->device->backend->backward(plan->program, queue, &resolved.call, &value));
+    }
     if (completion)
         *completion = (attune_completion){queue, value};
     return ATTUNE_OK;

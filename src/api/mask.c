@@ -38,6 +38,13 @@ static attune_status read_desc(const attune_mask_desc *given, attune_mask_desc *
     if (desc->kv_heads < 1 || desc->kv_heads > desc->heads || desc->heads % desc->kv_heads)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.kv_heads is %lld, which does not divide heads %lld",
                             (long long)desc->kv_heads, (long long)desc->heads);
+    if (desc->kv_total ? desc->kv_start < 0 || desc->kv_total > MAX_LENGTH || desc->kv_start > desc->kv_total ||
+                             desc->kv_len > desc->kv_total - desc->kv_start
+                       : desc->kv_start != 0)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.kv_start is %lld, kv_len %lld and kv_total %lld: expected a segment within kv_total, "
+                            "itself at most %d, or both 0",
+                            (long long)desc->kv_start, (long long)desc->kv_len, (long long)desc->kv_total, MAX_LENGTH);
     ATTUNE__TRY(check_block("q_block", desc->q_block, &desc->q_block));
     return check_block("kv_block", desc->kv_block, &desc->kv_block);
 }
@@ -50,6 +57,29 @@ static attune_status check_mask_expr(const attune_expr *expr)
     return ATTUNE_OK;
 }
 
+/* The expression as the mask evaluates it, retained, and what its symbols stand for. */
+static attune_status bind(const attune_instance *instance, const attune_mask_desc *desc, const attune_expr *expr,
+                          const attune_host_capture *captures, uint32_t capture_count,
+                          const attune_parameter *parameters, uint32_t parameter_count, attune_array *arrays,
+                          attune__value *values, attune_expr **bound)
+{
+    ATTUNE__TRY(check_mask_expr(expr));
+    if (!desc->kv_total) {
+        ATTUNE__TRY(attune__bind_host(expr, captures, capture_count, parameters, parameter_count, arrays, values));
+        *bound = attune__expr_retain(expr);
+        return ATTUNE_OK;
+    }
+    attune_expr *shifted;
+    ATTUNE__TRY(attune__expr_shift(&instance->host.allocator, expr, &shifted));
+    const attune_status status = attune__bind_shifted(shifted, captures, capture_count, parameters, parameter_count,
+                                                      desc->kv_start, desc->kv_total, arrays, values);
+    if (status == ATTUNE_OK)
+        *bound = shifted;
+    else
+        attune__expr_release(shifted);
+    return status;
+}
+
 attune_status attune_mask_create(attune_instance *instance, const attune_mask_desc *desc, const attune_expr *expr,
                                  const attune_host_capture *captures, uint32_t capture_count,
                                  const attune_parameter *parameters, uint32_t parameter_count, attune_mask **mask)
@@ -60,11 +90,13 @@ attune_status attune_mask_create(attune_instance *instance, const attune_mask_de
     ATTUNE__TRY(attune__check_not_null(expr, "expr"));
     attune_mask_desc d;
     ATTUNE__TRY(read_desc(desc, &d));
-    ATTUNE__TRY(check_mask_expr(expr));
     attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__value values[ATTUNE_EXPR_MAX_SYMBOLS];
-    ATTUNE__TRY(attune__bind_host(expr, captures, capture_count, parameters, parameter_count, arrays, values));
-    return attune__mask_build(&instance->host.allocator, &d, expr, arrays, values, mask);
+    attune_expr *bound;
+    ATTUNE__TRY(bind(instance, &d, expr, captures, capture_count, parameters, parameter_count, arrays, values, &bound));
+    const attune_status status = attune__mask_build(&instance->host.allocator, &d, bound, arrays, values, mask);
+    attune__expr_release(bound);
+    return status;
 }
 
 attune_status attune_mask_create_lists(attune_instance *instance, const attune_mask_desc *desc,
@@ -81,11 +113,14 @@ attune_status attune_mask_create_lists(attune_instance *instance, const attune_m
     ATTUNE__TRY(attune__desc_read(&l, sizeof l, lists, sizeof l, "lists"));
     attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__value values[ATTUNE_EXPR_MAX_SYMBOLS];
-    if (expr) {
-        ATTUNE__TRY(check_mask_expr(expr));
-        ATTUNE__TRY(attune__bind_host(expr, captures, capture_count, parameters, parameter_count, arrays, values));
-    }
-    return attune__mask_from_lists(&instance->host.allocator, &d, &l, expr, arrays, values, mask);
+    attune_expr *bound = NULL;
+    if (expr)
+        ATTUNE__TRY(
+            bind(instance, &d, expr, captures, capture_count, parameters, parameter_count, arrays, values, &bound));
+    const attune_status status =
+        attune__mask_from_lists(&instance->host.allocator, &d, &l, bound, arrays, values, mask);
+    attune__expr_release(bound);
+    return status;
 }
 
 attune_status attune_mask_create_dense(attune_instance *instance, const attune_mask_desc *desc,
@@ -97,6 +132,10 @@ attune_status attune_mask_create_dense(attune_instance *instance, const attune_m
     ATTUNE__TRY(attune__check_not_null(dense, "dense"));
     attune_mask_desc d;
     ATTUNE__TRY(read_desc(desc, &d));
+    if (d.kv_total)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.kv_total is %lld, but a dense array's columns are the segment's own: leave it 0",
+                            (long long)d.kv_total);
     attune_array array = *dense;
     ATTUNE__TRY(attune__array_check(&array, "dense"));
     if (array.dtype != ATTUNE_BOOL && array.dtype != ATTUNE_U8)

@@ -33,7 +33,13 @@ attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits
     ATTUNE__TRY(check_expr(p.mask, ATTUNE_EXPR_MASK, "mask"));
     ATTUNE__TRY(check_expr(p.score, ATTUNE_EXPR_SCORE, "score"));
     plan->mask = attune__expr_retain(p.mask);
-    plan->score = attune__expr_retain(p.score);
+    if (p.score && p.segments) {
+        attune_expr *shifted;
+        ATTUNE__TRY(attune__expr_shift(&p.score->allocator, p.score, &shifted));
+        plan->score = shifted;
+    } else {
+        plan->score = attune__expr_retain(p.score);
+    }
     /* What the planner, which knows no expressions, needs of them. */
     const uint16_t head_bits = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
     plan->shape.mask_uses_head = !plan->mask || (plan->mask->uses & head_bits);
@@ -75,6 +81,8 @@ static attune_status prepare(attune_plan *plan, const attune_problem *problem, c
     ATTUNE__TRY(attune__plan_settle(plan, &device->info.limits, problem, options));
     ATTUNE__TRY(attune__plan_supported(plan, device->backend, who));
     const attune__program_desc desc = {&plan->shape, &plan->decision.choice, plan->mask, plan->score, plan->gradient};
+    if (plan->shape.segments > 1)
+        ATTUNE__TRY(attune__merger_make(device, &plan->merger));
     return device->backend->program_create(device, &desc, &plan->program);
 }
 
@@ -112,6 +120,8 @@ void attune_plan_destroy(attune_plan *plan)
     attune_device *device = plan->device;
     if (plan->program)
         device->backend->program_destroy(plan->program);
+    if (plan->merger)
+        device->backend->merger_destroy(plan->merger);
     attune__plan_unsettle(plan);
     attune_allocator allocator = device->host.allocator;
     attune__free(&allocator, plan);

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "base/text.h"
 
+#include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 attune__text attune__text_begin(char *buffer, size_t size)
 {
@@ -39,4 +43,46 @@ void attune__text_end(const attune__text *text, size_t *needed)
 {
     if (needed)
         *needed = text->length + 1;
+}
+
+void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT])
+{
+    char digits[ATTUNE__FLOAT_TEXT];
+    int precision = 1;
+    /* the fewest digits that read back; the decimal point is the locale's until it is replaced */
+    for (; precision < 9; precision++) {
+        snprintf(digits, sizeof digits, "%.*g", precision, (double)value);
+        if (strtof(digits, NULL) == value)
+            break;
+    }
+    float magnitude = fabsf(value);
+    if (magnitude >= 1e-4f && magnitude < 1e8f) {
+        /* 50.0, not 5e+01 */
+        int decimals = precision - 1;
+        float power = 1;
+        while (power * 10 <= magnitude) {
+            power *= 10;
+            decimals--;
+        }
+        while (power > magnitude) {
+            power /= 10;
+            decimals++;
+        }
+        snprintf(digits, sizeof digits, "%.*f", decimals > 0 ? decimals : 0, (double)value);
+    }
+    if (magnitude < 1e-4f || magnitude >= 1e8f || strtof(digits, NULL) != value)
+        snprintf(digits, sizeof digits, "%.*g", precision, (double)value);
+    size_t length = 0;
+    bool point = false, exponent = false;
+    for (const char *c = digits; *c && length + 4 < ATTUNE__FLOAT_TEXT; c++) {
+        bool plain = (*c >= '0' && *c <= '9') || *c == '-' || *c == '+' || *c == 'e';
+        exponent |= *c == 'e';
+        if (!plain && point)
+            continue; /* a decimal point of several bytes */
+        point |= !plain;
+        text[length++] = plain ? *c : '.';
+    }
+    text[length] = '\0';
+    if (!point && !exponent)
+        memcpy(text + length, ".0", 3);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Text written into a caller's buffer, as snprintf does: what does not fit is counted, not written. */
+/* Text written into a caller's buffer, as snprintf does: what does not fit is counted, not written; floats as text. */
 #ifndef ATTUNE_BASE_TEXT_H
 #define ATTUNE_BASE_TEXT_H
 
@@ -19,5 +19,11 @@ void attune__text_add(attune__text *text, const char *format, ...) __attribute__
 void attune__text_add_json(attune__text *text, const char *string);
 /* Stores the bytes needed, the NUL included, if `needed` is not NULL. */
 void attune__text_end(const attune__text *text, size_t *needed);
+
+/* Room for the shortest decimal of any float, a point and a NUL. */
+#define ATTUNE__FLOAT_TEXT 32
+
+/* The shortest decimal that reads back as the float; always with a point or an exponent, whatever the locale. */
+void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT]);
 
 #endif

@@ -7,6 +7,7 @@
  *     program.c   a choice made ready               backward*       likewise for gradients
  *     kernels.h   inner kernels                     kernel_*.c      their versions
  *     threads.c   the pool                          walk.h          the tiles of a row of blocks
+ *     merge.c     partial results into one, and back
  *
  * Numerics. s = scale * dot(q, k), score expression, mask, softmax, in this order. A row that the mask empties, and one
  * whose every allowed score is -inf, gives o = 0 and lse = row_max = -inf. A NaN at an allowed pair makes o and lse of
@@ -105,6 +106,12 @@ attune_status attune__cpu_decode(const attune__program *program, attune_queue *q
                                  uint64_t *value);
 attune_status attune__cpu_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
                                    uint64_t *value);
+attune_status attune__cpu_merger_create(attune_device *device, attune__program **merger);
+void attune__cpu_merger_destroy(attune__program *merger);
+attune_status attune__cpu_merge(const attune__program *merger, attune_queue *queue, const attune__merge *call,
+                                uint64_t *value);
+attune_status attune__cpu_merge_backward(const attune__program *merger, attune_queue *queue, const attune__merge *call,
+                                         uint64_t *value);
 attune_status attune__cpu_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 
 #endif

@@ -155,5 +155,10 @@ const attune__backend attune__cpu_backend = {
     .forward = attune__cpu_forward,
     .decode = attune__cpu_decode,
     .backward = attune__cpu_backward,
+    .merger_create = attune__cpu_merger_create,
+    .merger_destroy = attune__cpu_merger_destroy,
+    .merge = attune__cpu_merge,
+    .merge_backward = attune__cpu_merge_backward,
+    .wide_outputs = true,
     .missing = "",
 };

@@ -30,6 +30,9 @@ void attune__cuda_compiler_load(void);
 attune_status attune__cuda_pack(const attune__host *host, const attune_limits *limits, const attune__program_desc *desc,
                                 attune__pack *pack);
 
+/* Compiles a kernel into a pack that has it not yet. */
+attune_status attune__cuda_pack_kernel(const attune__host *host, const attune__cuda_kernel *kernel, attune__pack *pack);
+
 /* What a choice is compiled as, for an architecture such as 86 or 90. kernel->mods is the caller's to free. */
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
                                       uint32_t architecture, attune__cuda_kernel *kernel);

@@ -7,7 +7,7 @@
  *     buffer.c    device memory           mask.c     lists and captures on the device
  *     program.c   a kernel for a choice   launch.c   the hot call
  *     decode.c    the hot call of decode  pack.c     kernels compiled ahead
- *     measure.c   peaks
+ *     measure.c   peaks                   merge.c    partial results into one, and back
  *
  * Every entry makes the device's context current and puts back what was: attune leaves no trace in the calling thread.
  */
@@ -139,6 +139,14 @@ attune_status attune__cuda_decode_load(attune__cuda_program *program, const attu
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);
 
 #define ATTUNE__CUDA_MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
+
+attune_status attune__cuda_merger_create(attune_device *device, attune__program **merger);
+void attune__cuda_merger_destroy(attune__program *merger);
+attune_status attune__cuda_merger_pack(const attune__host *host, const attune_limits *limits, attune__pack *pack);
+attune_status attune__cuda_merge(const attune__program *merger, attune_queue *queue, const attune__merge *call,
+                                 uint64_t *value);
+attune_status attune__cuda_merge_backward(const attune__program *merger, attune_queue *queue, const attune__merge *call,
+                                          uint64_t *value);
 
 attune_status attune__cuda_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 

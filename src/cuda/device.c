@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Devices: what is there, its limits, its context, and the driver's errors in attune's words. */
+/* Devices: what is there, its limits, its context. */
 #include "cuda/cuda.h"
 
 #include <attune/cuda.h>
@@ -9,65 +9,6 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "cuda/compiler.h"
-
-/* ------------------------------------------------------------------------------------------------------------- errors
- */
-
-/* After these the context answers nothing else. */
-static bool is_sticky(attune__cu_result result)
-{
-    switch (result) {
-    case CU_DEINITIALIZED:
-    case CU_DEVICE_UNAVAILABLE:
-    case CU_INVALID_CONTEXT:
-    case CU_ECC_UNCORRECTABLE:
-    case CU_NVLINK_UNCORRECTABLE:
-    case CU_CONTAINED:
-    case CU_ILLEGAL_ADDRESS:
-    case CU_LAUNCH_TIMEOUT:
-    case CU_CONTEXT_IS_DESTROYED:
-    case CU_ASSERT:
-    case CU_MPS_CLIENT_TERMINATED:
-    case CU_EXTERNAL_DEVICE:
-    case CU_UNKNOWN:
-        return true;
-    default:
-        return result >= CU_HARDWARE_STACK_ERROR && result <= CU_TENSOR_MEMORY_LEAK;
-    }
-}
-
-attune_status attune__cuda_check(attune__cuda_device *device, attune__cu_result result, const char *what)
-{
-    if (result == CU_SUCCESS)
-        return ATTUNE_OK;
-    const char *name = attune__cuda_error_name(&device->driver, result), *id = device->base.info.id;
-    if (is_sticky(result)) {
-        atomic_store(&device->base.lost, true);
-        return attune__fail(ATTUNE_DEVICE_LOST, "device %s is lost: %s gave %s (%d): destroy it and open it again", id,
-                            what, name, result);
-    }
-    if (result == CU_OUT_OF_MEMORY)
-        return attune__fail(ATTUNE_OUT_OF_DEVICE_MEMORY, "device %s has no memory for %s", id, what);
-    if (result == CU_INVALID_IMAGE || result == CU_NO_BINARY_FOR_GPU || result == CU_LAUNCH_OUT_OF_RESOURCES)
-        return attune__fail(ATTUNE_COMPILE_FAILED, "device %s does not take the kernel: %s gave %s (%d)", id, what,
-                            name, result);
-    if (result >= CU_STREAM_CAPTURE_FIRST && result <= CU_STREAM_CAPTURE_LAST)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "device %s: %s gave %s (%d): only launches may be captured, end the capture first", id,
-                            what, name, result);
-    return attune__fail(ATTUNE_INTERNAL, "device %s: %s gave %s (%d)", id, what, name, result);
-}
-
-attune_status attune__cuda_enter(attune__cuda_device *device)
-{
-    return attune__cuda_check(device, device->driver.context_push(device->context), "cuCtxPushCurrent");
-}
-
-void attune__cuda_leave(attune__cuda_device *device)
-{
-    attune__cu_context popped;
-    device->driver.context_pop(&popped);
-}
 
 /* ------------------------------------------------------------------------------------------------------------- limits
  */
@@ -295,6 +236,11 @@ const attune__backend attune__cuda_backend = {
     .program_compile = attune__cuda_pack,
     .forward = attune__cuda_forward,
     .decode = attune__cuda_decode,
+    .merger_create = attune__cuda_merger_create,
+    .merger_destroy = attune__cuda_merger_destroy,
+    .merger_compile = attune__cuda_merger_pack,
+    .merge = attune__cuda_merge,
+    .merge_backward = attune__cuda_merge_backward,
     .queue_lend = attune__cuda_queue_lend,
     .queue_destroy = attune__cuda_queue_destroy,
     .wait = attune__cuda_wait,

@@ -7,25 +7,30 @@
 #include "base/error.h"
 #include "cuda/compiler.h"
 
+attune_status attune__cuda_pack_kernel(const attune__host *host, const attune__cuda_kernel *kernel, attune__pack *pack)
+{
+    char identity[128];
+    const int length = snprintf(identity, sizeof identity, "%s %s", kernel->file, kernel->options[0]);
+    const attune__cache_key key = {ATTUNE__CUDA_KIND, attune__cuda_hash(kernel), identity, (size_t)length};
+    if (attune__pack_has(pack, &key))
+        return ATTUNE_OK;
+    void *cubin = NULL;
+    size_t size = 0;
+    attune_status status = attune__cuda_compile(host, kernel, &cubin, &size);
+    if (status == ATTUNE_OK)
+        status = attune__pack_add(pack, &key, cubin, size);
+    attune__free(&host->allocator, cubin);
+    return status;
+}
+
 static attune_status pack(const attune__host *host, uint32_t architecture, const attune__program_desc *desc,
                           attune__pack *pack)
 {
     attune__cuda_kernel kernel = {0};
-    void *cubin = NULL;
-    size_t size = 0;
     attune_status status = attune__cuda_specialise(&host->allocator, desc, architecture, &kernel);
-    if (status == ATTUNE_OK) {
-        char identity[128];
-        const int length = snprintf(identity, sizeof identity, "%s %s", kernel.file, kernel.options[0]);
-        const attune__cache_key key = {ATTUNE__CUDA_KIND, attune__cuda_hash(&kernel), identity, (size_t)length};
-        if (!attune__pack_has(pack, &key)) {
-            status = attune__cuda_compile(host, &kernel, &cubin, &size);
-            if (status == ATTUNE_OK)
-                status = attune__pack_add(pack, &key, cubin, size);
-        }
-    }
+    if (status == ATTUNE_OK)
+        status = attune__cuda_pack_kernel(host, &kernel, pack);
     attune__free(&host->allocator, (void *)(uintptr_t)kernel.mods);
-    attune__free(&host->allocator, cubin);
     return status;
 }
 

@@ -19,7 +19,9 @@ typedef struct attune__builder {
     attune__hash *hashes; /* of content: symbols by name, operands by their hashes */
     uint32_t *table;      /* open addressing: node + 1, 0 = free */
     uint32_t count;
-    bool overflow; /* no room: every later node is node 0, and finish fails */
+    bool overflow;   /* no room: every later node is node 0, and finish fails */
+    bool substitute; /* importing: variables become what var[] says, where it is not ATTUNE__NONE */
+    uint32_t var[ATTUNE__VAR_SCORE + 1];
     uint32_t symbol_count;
     attune__symbol symbols[ATTUNE_EXPR_MAX_SYMBOLS];
 } attune__builder;

@@ -196,7 +196,9 @@ attune_status attune__builder_import(attune__builder *builder, const attune_expr
                         : node->type == ATTUNE__INT ? attune__make_int(builder, node->value.i)
                                                     : attune__make_float(builder, node->value.f);
         else if (node->op == ATTUNE__OP_VAR)
-            number[i] = attune__make_var(builder, (attune__var)node->value.i);
+            number[i] = builder->substitute && builder->var[node->value.i] != ATTUNE__NONE
+                            ? builder->var[node->value.i]
+                            : attune__make_var(builder, (attune__var)node->value.i);
         else if (node->op == ATTUNE__OP_PARAM || node->op == ATTUNE__OP_CAPTURE)
             number[i] = attune__make_symbol(builder, symbols[node->value.i], arg);
         else
@@ -227,6 +229,64 @@ attune_status attune__expr_combine(const attune_allocator *allocator, attune__op
         uint32_t root = b ? attune__make2(&builder, op, x, y) : attune__make1(&builder, op, x);
         status = attune__builder_finish(&builder, ATTUNE_EXPR_MASK, root, ATTUNE_INVALID_ARGUMENT, expr);
     }
+    attune__builder_free(&builder);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ shifting
+ */
+
+static bool is_shifted(const attune_expr *expr)
+{
+    for (uint32_t i = 0; i < expr->symbol_count; i++)
+        if (!strcmp(expr->symbols[i].name, ATTUNE__KV_START) || !strcmp(expr->symbols[i].name, ATTUNE__KV_TOTAL))
+            return true;
+    return false;
+}
+
+static attune_status make_parameter(attune__builder *builder, const char *name, uint32_t *node)
+{
+    attune__symbol symbol = {.kind = ATTUNE_SYMBOL_PARAMETER, .dtype = ATTUNE_I32};
+    strcpy(symbol.name, name);
+    const uint32_t index = attune__builder_symbol(builder, &symbol);
+    if (index == ATTUNE__NONE)
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "over segments an expression has two parameters more: it uses more than the %d captures and "
+            "parameters that leaves",
+            ATTUNE_EXPR_MAX_SYMBOLS - 2);
+    *node = attune__make_symbol(builder, index, NULL);
+    return ATTUNE_OK;
+}
+
+attune_status attune__expr_shift(const attune_allocator *allocator, const attune_expr *expr, attune_expr **shifted)
+{
+    *shifted = NULL;
+    if (!(expr->uses & (1u << ATTUNE__VAR_KV | 1u << ATTUNE__VAR_KV_LEN)) || is_shifted(expr)) {
+        *shifted = attune__expr_retain(expr);
+        return ATTUNE_OK;
+    }
+    attune__builder builder;
+    ATTUNE__TRY(attune__builder_init(&builder, allocator));
+    uint32_t number[ATTUNE_EXPR_MAX_NODES], start = 0, total = 0;
+    /* The expression's own symbols keep their order, which finishing takes from their first use. */
+    attune_status status = attune__builder_import(&builder, expr, number);
+    if (status == ATTUNE_OK)
+        status = make_parameter(&builder, ATTUNE__KV_START, &start);
+    if (status == ATTUNE_OK)
+        status = make_parameter(&builder, ATTUNE__KV_TOTAL, &total);
+    if (status == ATTUNE_OK) {
+        for (uint32_t i = 0; i < sizeof builder.var / sizeof builder.var[0]; i++)
+            builder.var[i] = ATTUNE__NONE;
+        builder.var[ATTUNE__VAR_KV] =
+            attune__make2(&builder, ATTUNE__OP_ADD, attune__make_var(&builder, ATTUNE__VAR_KV), start);
+        builder.var[ATTUNE__VAR_KV_LEN] = total;
+        builder.substitute = true;
+        status = attune__builder_import(&builder, expr, number);
+    }
+    if (status == ATTUNE_OK)
+        status = attune__builder_finish(&builder, expr->kind, number[expr->node_count - 1], ATTUNE_INVALID_ARGUMENT,
+                                        shifted);
     attune__builder_free(&builder);
     return status;
 }

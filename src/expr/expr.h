@@ -140,6 +140,15 @@ void attune__expr_release(const attune_expr *expr);        /* accepts NULL */
 attune_status attune__expr_combine(const attune_allocator *allocator, attune__op op, const attune_expr *a,
                                    const attune_expr *b, attune_expr **expr);
 
+/*
+ * The expression over one segment of the keys: kv becomes kv + ATTUNE__KV_START and kv_len ATTUNE__KV_TOTAL, i32
+ * parameters behind its other symbols, so that the IR is the same for segments of any length. Gives the expression
+ * itself, retained, if it reads neither, or was shifted before.
+ */
+#define ATTUNE__KV_START "segment_kv_start"
+#define ATTUNE__KV_TOTAL "segment_kv_total"
+attune_status attune__expr_shift(const attune_allocator *allocator, const attune_expr *expr, attune_expr **shifted);
+
 /* The IR as C text. For CUDA and OpenCL a kernel writes its own prelude: the functions that the text calls
  * (docs/expressions.md). */
 attune_status attune__expr_ctext(const attune_expr *expr, const char *function_name, char *buffer, size_t size,

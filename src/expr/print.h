@@ -6,12 +6,6 @@
 #include "base/text.h"
 #include "expr/expr.h"
 
-/* Room for the shortest decimal of any float, a point and a NUL. */
-#define ATTUNE__FLOAT_TEXT 32
-
-/* The shortest decimal that reads back as the float; always with a point or an exponent, whatever the locale. */
-void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT]);
-
 /* A node as text. UNSUPPORTED if sharing makes it longer than 1 MiB. */
 attune_status attune__print_node(const attune_expr *expr, uint32_t node, attune__text *text);
 

@@ -24,7 +24,8 @@ struct attune_mask {
     int64_t batch, heads;               /* of the problem */
     int64_t stored_batch, stored_heads; /* of the lists: 1 where they broadcast */
     int64_t kv_heads;
-    int64_t q_len, kv_len; /* of this mask, after slicing */
+    int64_t q_len, kv_len;      /* of this mask, after slicing */
+    int64_t kv_start, kv_total; /* of a segment, whose expression has them as parameters; kv_total 0 = it is none */
     int64_t q_blocks, kv_blocks;
     attune__block_list kv, full_kv; /* rows: (batch * stored_heads + head) * q_blocks + block row */
     attune__block_list q, full_q;   /* rows: (batch * stored_heads + head) * kv_blocks + block column */

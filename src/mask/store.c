@@ -254,6 +254,8 @@ attune_mask_desc attune__mask_describe(const attune_mask *mask)
         .kv_heads = mask->kv_heads,
         .q_len = mask->q_len,
         .kv_len = mask->kv_len,
+        .kv_start = mask->kv_start,
+        .kv_total = mask->kv_total,
     };
 }
 
@@ -289,6 +291,8 @@ attune_status attune__mask_new(const attune_allocator *allocator, const attune_m
     made->stored_heads = stored_heads;
     made->q_len = desc->q_len;
     made->kv_len = desc->kv_len;
+    made->kv_start = desc->kv_start;
+    made->kv_total = desc->kv_total;
     made->q_blocks = (desc->q_len + desc->q_block - 1) / desc->q_block;
     made->kv_blocks = (desc->kv_len + desc->kv_block - 1) / desc->kv_block;
     made->expr_heads = (int32_t)desc->heads;

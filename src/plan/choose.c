@@ -16,15 +16,16 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
     uint64_t arguments = found->family->backend == ATTUNE_BACKEND_VULKAN ? ATTUNE__VULKAN_ARGUMENTS : 0;
     const uint32_t *v = found->tile.value;
     uint64_t units = search->limits->compute_units;
+    uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
+    uint64_t segments = attune__segments_size(s, rows, s->segments);
     if (search->pass == ATTUNE__PASS_BACKWARD) {
         /* delta = rowsum(dO * O) - dLSE */
-        uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
         uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);
         uint64_t sums =
             attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
-        return attune__round_up64(rows * element, 256) + arguments + (cpu ? sums + units * scratch : 0);
+        return segments + attune__round_up64(rows * element, 256) + arguments + (cpu ? sums + units * scratch : 0);
     }
-    uint64_t bytes = attune__split_size(s, split, element);
+    uint64_t bytes = segments + attune__split_size(s, split, element);
     return bytes + arguments + (cpu ? units * attune__cpu_thread_size(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]) : 0);
 }
 

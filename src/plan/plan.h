@@ -27,6 +27,7 @@ typedef struct attune__shape {
     bool lse, row_max;
     uint32_t mask_q_block, mask_kv_block;
     uint64_t capture_gradient_elements;
+    uint32_t segments;     /* the most of a call; 0 = none */
     uint64_t expr_scratch; /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
                               columns; the api room fills it in, since expressions are not known here */
 } attune__shape;
@@ -55,6 +56,19 @@ uint32_t attune__shape_packed_heads(const attune__shape *shape);
 uint64_t attune__split_size(const attune__shape *shape, uint32_t split, uint32_t element);
 /* Keys in a step: the block of the mask, or block_n without a block mask. */
 uint32_t attune__decode_step(const attune__shape *shape, uint32_t block_n);
+
+/*
+ * The workspace of a merge of that many parts with results of dtype, `columns` wide: what a launch needs, then o and
+ * lse of the parts so far where there are more than one launch takes, each at a multiple of 256.
+ */
+#define ATTUNE__MERGE_PARTS     8
+#define ATTUNE__MERGE_WORKSPACE UINT64_C(4096)
+uint64_t attune__merge_workspace(attune_dtype dtype, uint64_t rows, uint64_t columns, uint32_t part_count);
+/* One segment's results: o and lse, or d_q; wide enough for any type that a backend gives. */
+uint64_t attune__segment_size(const attune__shape *shape, uint64_t rows);
+/* What a call over segments has at the beginning of its workspace: a merge's, then the results of each. 0 for fewer
+ * than two. */
+uint64_t attune__segments_size(const attune__shape *shape, uint64_t rows, uint32_t segments);
 
 /* Vulkan: what a launch says to its kernels, behind the partial results. */
 #define ATTUNE__VULKAN_ARGUMENTS UINT64_C(4096)

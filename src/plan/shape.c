@@ -9,6 +9,8 @@
 
 /* More rows than any memory holds, and few enough that no size below overflows 64 bits. */
 #define MOST_ROWS (INT64_C(1) << 40)
+/* Each is a launch of its own. */
+#define MOST_SEGMENTS 1024
 
 static attune_status check_head_dim(const char *name, uint32_t value)
 {
@@ -73,9 +75,10 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
         .block_mask = p.block_mask || p.mask,
         .mask_expr = p.mask != NULL,
         .score_expr = p.score != NULL,
-        .lse = p.lse,
+        .lse = p.lse || p.segments,
         .row_max = p.row_max,
         .capture_gradient_elements = (uint64_t)p.capture_gradient_elements,
+        .segments = p.segments,
         .mask_q_block = p.mask_q_block ? p.mask_q_block : 128,
         .mask_kv_block = p.mask_kv_block ? p.mask_kv_block : 128,
     };
@@ -96,6 +99,13 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
     if (p.capture_gradient_elements < 0 || p.capture_gradient_elements > MOST_ROWS)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.capture_gradient_elements is %lld, expected 0 to 2^40",
                             (long long)p.capture_gradient_elements);
+    if (p.segments > MOST_SEGMENTS)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.segments is %u, expected at most %d", p.segments,
+                            MOST_SEGMENTS);
+    if (p.segments && s.row_max)
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "problem.row_max is set and problem.segments is %u: a call over segments gives no row maxima", p.segments);
     if (!isfinite(s.scale))
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.scale is %g, expected a finite number", s.scale);
     if (s.scale == 0)
@@ -107,6 +117,35 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
 uint32_t attune__shape_packed_heads(const attune__shape *shape)
 {
     return shape->block_mask && shape->mask_uses_head ? 1 : (uint32_t)(shape->heads / shape->kv_heads);
+}
+
+uint64_t attune__merge_workspace(attune_dtype dtype, uint64_t rows, uint64_t columns, uint32_t part_count)
+{
+    const uint64_t element = dtype == ATTUNE_F64 ? 8 : 4;
+    if (part_count <= ATTUNE__MERGE_PARTS)
+        return ATTUNE__MERGE_WORKSPACE;
+    return ATTUNE__MERGE_WORKSPACE + attune__round_up64(rows * columns * element, 256) +
+           attune__round_up64(rows * element, 256);
+}
+
+static uint64_t segment_columns(const attune__shape *shape)
+{
+    return shape->direction == ATTUNE_FORWARD ? shape->head_dim_v : shape->head_dim;
+}
+
+uint64_t attune__segment_size(const attune__shape *shape, uint64_t rows)
+{
+    const uint64_t element = shape->dtype == ATTUNE_F64 ? 8 : 4;
+    return attune__round_up64(rows * segment_columns(shape) * element, 256) +
+           (shape->direction == ATTUNE_FORWARD ? attune__round_up64(rows * element, 256) : 0);
+}
+
+uint64_t attune__segments_size(const attune__shape *shape, uint64_t rows, uint32_t segments)
+{
+    if (segments < 2)
+        return 0;
+    return attune__merge_workspace(shape->dtype, rows, segment_columns(shape), segments) +
+           segments * attune__segment_size(shape, rows);
 }
 
 static attune_status bad_limit(const char *name, uint32_t value, const char *expected)

@@ -8,7 +8,7 @@
  *     features.c   extensions, feature chains
  *     queue.c      submission, waiting, timing         buffer.c    buffers, uploads, downloads
  *     pipeline.c   a compute pipeline from SPIR-V      measure.c   peaks
- *     cache.c      what the disk keeps of both
+ *     cache.c      what the disk keeps of both         merge.c     partial results into one, and back
  *
  * Kernels reach all memory by buffer device address: there are no descriptors, and a pipeline layout is push constants
  * only. All buffers have the usage ATTUNE__VULKAN_USAGE.
@@ -376,6 +376,12 @@ attune_status attune__vulkan_forward(const attune__program *program, attune_queu
                                      uint64_t *value);
 attune_status attune__vulkan_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                     uint64_t *value);
+attune_status attune__vulkan_merger_create(attune_device *device, attune__program **merger);
+void attune__vulkan_merger_destroy(attune__program *merger);
+attune_status attune__vulkan_merge(const attune__program *merger, attune_queue *queue, const attune__merge *call,
+                                   uint64_t *value);
+attune_status attune__vulkan_merge_backward(const attune__program *merger, attune_queue *queue,
+                                            const attune__merge *call, uint64_t *value);
 /* The table's lend; desc is an attune_vulkan_device_desc. */
 attune_status attune__vulkan_lend(const attune__host *host, const void *desc, attune_device **device);
 /* The table's record; commands is a VkCommandBuffer *. Appends the launches of a call to a command buffer, behind and

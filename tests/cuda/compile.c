@@ -75,6 +75,33 @@ Test(cuda_compile, every_architecture)
     attune_instance_destroy(w.instance);
 }
 
+/* The merging kernel comes with a plan that has segments, once. */
+Test(cuda_compile, segments_bring_the_merge)
+{
+    need_nvrtc();
+    static workbench w;
+    workbench_open(&w, NULL);
+    static const char *const profiles[] = {"a100", "a6000", "rtx4090", "h200", "b200", "rtx5090"};
+    for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++) {
+        attune_profile profile = {.struct_size = sizeof profile};
+        attune_pack *pack;
+        uint32_t kernels;
+        cr_assert_eq(attune_profile_find(profiles[i], &profile), ATTUNE_OK);
+        cr_assert_eq(attune_pack_create(w.instance, &pack), ATTUNE_OK);
+        attune_problem problem = {
+            .struct_size = sizeof problem, .dtype = ATTUNE_BF16, .head_dim = 64, .q_len = 1024, .segments = 2};
+        const attune_kernel_options options = {.struct_size = sizeof options, .any = {.kernel = "cuda_sm80"}};
+        for (int j = 0; j < 2; j++) {
+            cr_assert_eq(attune_pack_add(pack, &profile.limits, &problem, &options), ATTUNE_OK, "%s",
+                         attune_last_error());
+            cr_assert_eq(attune_pack_size(pack, &kernels, NULL), ATTUNE_OK);
+            cr_expect_eq(kernels, 2, "%s: %u kernels", profiles[i], kernels);
+        }
+        attune_pack_destroy(pack);
+    }
+    attune_instance_destroy(w.instance);
+}
+
 Test(cuda_compile, random_expressions)
 {
     need_nvrtc();

@@ -13,12 +13,12 @@
 #include "cuda/arguments.h"
 #include "cuda/compiler.h"
 #include "cuda/cuda.h"
+#include "support/arena.h"
 #include "support/heap.h"
 #include "vulkan/mods_bounds.h"
 
 #define TOGETHER 100 /* expressions in one unit */
 #define POINTS   192
-#define ARENA    ((size_t)8 << 20)
 
 /* --------------------------------------------------------------------------------------------------- what is compiled
  */
@@ -128,43 +128,13 @@ typedef struct gpu_point {
     float score;
 } gpu_point;
 
-/* What one launch reads and writes: one buffer, filled on the host. */
-typedef struct arena {
-    unsigned char bytes[ARENA];
-    size_t used;
-    uint64_t address;
-} arena;
-
-static size_t take(arena *a, size_t size, size_t alignment)
-{
-    const size_t at = (a->used + alignment - 1) / alignment * alignment;
-    cr_assert(at + size <= ARENA);
-    a->used = at + size;
-    return at;
-}
-
-/* Copies the bytes that a capture reaches, to an address that is aligned to its element and no more. */
 static attune_cuda_symbol place_capture(arena *a, const attune_array *array, uint64_t *state)
 {
-    const size_t element = attune_dtype_size(array->dtype);
-    int64_t lo = 0, hi = 0;
-    bool empty = false;
-    attune_cuda_symbol c = {.is.address = 0};
-    for (uint32_t d = 0; d < array->rank; d++) {
-        const int64_t reach = (array->size[d] - 1) * array->stride[d];
-        lo += reach < 0 ? reach : 0;
-        hi += reach > 0 ? reach : 0;
-        empty = empty || array->size[d] == 0;
+    attune_cuda_symbol c = {.is.address = arena_place(a, array, state)};
+    for (uint32_t d = 0; d < array->rank && c.is.address; d++) {
         c.size[d] = array->size[d];
         c.stride[d] = array->stride[d];
     }
-    if (empty)
-        return c; /* address 0: reading it would fault */
-    const size_t size = (size_t)(hi - lo + 1) * element;
-    a->used += (size_t)random_expr_between(state, 0, 16);
-    const size_t at = take(a, size, element);
-    memcpy(a->bytes + at, (const char *)array->data + lo * (int64_t)element, size);
-    c.is.address = a->address + at - (uint64_t)(lo * (int64_t)element);
     return c;
 }
 
@@ -177,7 +147,7 @@ static uint64_t place_symbols(arena *a, const bound *x, uint64_t *state)
         else
             memcpy(&symbols[i].is, &x->values[i], sizeof x->values[i]);
     }
-    const size_t at = take(a, sizeof symbols, 8);
+    const size_t at = arena_take(a, sizeof symbols, 8);
     memcpy(a->bytes + at, symbols, sizeof symbols);
     return a->address + at;
 }
@@ -236,13 +206,12 @@ static void run_unit(attune_device *device, attune_buffer *buffer, const unit *u
     static attune_point points[TOGETHER][POINTS];
     static int32_t found[TOGETHER * POINTS];
     uint64_t tables[TOGETHER], state = seed ^ UINT64_C(0x5851F42D4C957F2D);
-    a.used = 0;
-    a.address = attune__cuda_pointer(buffer);
-    memset(a.bytes, (int)(seed % 255), sizeof a.bytes);
+    arena_reset(&a, attune__cuda_pointer(buffer), seed);
     for (uint32_t i = 0; i < u->count; i++)
         tables[i] = place_symbols(&a, &u->bounds[i], &state);
-    const size_t tables_at = take(&a, sizeof tables, 8), points_at = take(&a, sizeof(gpu_point) * u->count * POINTS, 8),
-                 results_at = take(&a, sizeof found, 8);
+    const size_t tables_at = arena_take(&a, sizeof tables, 8),
+                 points_at = arena_take(&a, sizeof(gpu_point) * u->count * POINTS, 8),
+                 results_at = arena_take(&a, sizeof found, 8);
     memcpy(a.bytes + tables_at, tables, sizeof tables);
     for (uint32_t i = 0; i < u->count; i++)
         for (uint32_t n = 0; n < POINTS; n++) {
@@ -255,7 +224,7 @@ static void run_unit(attune_device *device, attune_buffer *buffer, const unit *u
     attune_device_info info = {.struct_size = sizeof info};
     cr_assert_eq(attune_device_info_get(device, &info), ATTUNE_OK);
     compile_unit(&device->host, u, info.limits.architecture, seed, &cubin, &size);
-    cr_assert_eq(attune_buffer_write(buffer, 0, a.bytes, ARENA), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_buffer_write(buffer, 0, a.bytes, ARENA_SIZE), ATTUNE_OK, "%s", attune_last_error());
     launch_unit(device, cubin, u->count, a.address + points_at, a.address + tables_at, a.address + results_at);
     cr_assert_eq(attune_buffer_read(buffer, results_at, found, sizeof found), ATTUNE_OK, "%s", attune_last_error());
     attune__free(&device->host.allocator, cubin);
@@ -270,7 +239,7 @@ Test(cuda_mods, agree_with_the_interpreter)
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
     attune_device *device = device_or_skip(instance, "cuda");
     attune_buffer *buffer;
-    cr_assert_eq(attune_buffer_create(device, ARENA, &buffer), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_buffer_create(device, ARENA_SIZE, &buffer), ATTUNE_OK, "%s", attune_last_error());
     static unit u;
     const uint64_t count = scaled(300), seed = test_seed() + 31;
     tally t = {0};

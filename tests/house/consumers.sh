@@ -24,6 +24,8 @@ LD_LIBRARY_PATH=$library "$scratch/examples/consumers/pkg-config/minimal"
 
 cc -std=c99 -o "$scratch/documents" "$source_root/examples/documents.c" $(pkg-config --cflags --libs attune)
 LD_LIBRARY_PATH=$library "$scratch/documents"
+cc -std=c99 -O2 -o "$scratch/train_draft" "$source_root/examples/train_draft.c" $(pkg-config --cflags --libs attune) -lm
+LD_LIBRARY_PATH=$library "$scratch/train_draft" --steps 40 "$source_root/README.md"
 
 echo 'pkg-config, static'
 cc -std=c99 -o "$scratch/static" "$source_root/examples/minimal.c" $(pkg-config --cflags attune) \

@@ -180,7 +180,14 @@ static void expect_refusal(attune_status wanted, const attune_mask *a, const att
 
 Test(mask_combine, refuses)
 {
-    const attune_mask_desc desc = {sizeof desc, 32, 64, 2, 4, 2, 200, 300};
+    const attune_mask_desc desc = {.struct_size = sizeof desc,
+                                   .q_block = 32,
+                                   .kv_block = 64,
+                                   .batch = 2,
+                                   .heads = 4,
+                                   .kv_heads = 2,
+                                   .q_len = 200,
+                                   .kv_len = 300};
     attune_mask *whole = build(&desc, "q >= kv", NULL, 0, NULL, 0);
     attune_mask_desc other = desc;
     static const struct {

@@ -220,7 +220,14 @@ attune_status oracle_bind_world(oracle_bound *bound, const char *text, const ora
 
 attune_mask_desc oracle_desc(int64_t q_len, int64_t kv_len, uint32_t q_block, uint32_t kv_block)
 {
-    return (attune_mask_desc){sizeof(attune_mask_desc), q_block, kv_block, 1, 1, 1, q_len, kv_len};
+    return (attune_mask_desc){.struct_size = sizeof(attune_mask_desc),
+                              .q_block = q_block,
+                              .kv_block = kv_block,
+                              .batch = 1,
+                              .heads = 1,
+                              .kv_heads = 1,
+                              .q_len = q_len,
+                              .kv_len = kv_len};
 }
 
 /* ---------------------------------------------------------------------------------------------------------- checks */

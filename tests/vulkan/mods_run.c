@@ -7,12 +7,12 @@
 #define mods_template runnable
 #include "mods_template.h"
 #include "base/half.h"
+#include "support/arena.h"
 #include "vulkan/fake.h"
 #include "vulkan/mods.h"
 #include "vulkan/mods_bounds.h"
 
 #define POINTS 192
-#define ARENA  ((size_t)1 << 20)
 
 typedef struct gpu_point {
     int32_t b, h, q, kv;
@@ -24,44 +24,13 @@ typedef struct push {
     uint32_t count, unused;
 } push;
 
-/* What one launch reads and writes: one buffer, filled on the host. */
-typedef struct arena {
-    unsigned char bytes[ARENA];
-    size_t used;
-    uint64_t address;
-} arena;
-
-/* `size` bytes; what lies before, between and behind captures is noise. */
-static size_t take(arena *a, size_t size, size_t alignment)
-{
-    const size_t at = (a->used + alignment - 1) / alignment * alignment;
-    cr_assert(at + size <= ARENA);
-    a->used = at + size;
-    return at;
-}
-
-/* Copies the bytes that a capture reaches, to an address that is aligned to its element and no more. */
 static attune__mods_capture place_capture(arena *a, const attune_array *array, uint64_t *state)
 {
-    const size_t element = attune_dtype_size(array->dtype);
-    int64_t lo = 0, hi = 0;
-    bool empty = false;
-    attune__mods_capture c = {.dtype = array->dtype};
-    for (uint32_t d = 0; d < array->rank; d++) {
-        const int64_t reach = (array->size[d] - 1) * array->stride[d];
-        lo += reach < 0 ? reach : 0;
-        hi += reach > 0 ? reach : 0;
-        empty = empty || array->size[d] == 0;
+    attune__mods_capture c = {.dtype = array->dtype, .address = arena_place(a, array, state)};
+    for (uint32_t d = 0; d < array->rank && c.address; d++) {
         c.size[d] = array->size[d];
         c.stride[d] = array->stride[d];
     }
-    if (empty)
-        return c; /* address 0: reading it would fault */
-    const size_t size = (size_t)(hi - lo + 1) * element;
-    a->used += (size_t)random_expr_between(state, 0, 16);
-    const size_t at = take(a, size, element);
-    memcpy(a->bytes + at, (const char *)array->data + lo * (int64_t)element, size);
-    c.address = a->address + at - (uint64_t)(lo * (int64_t)element);
     return c;
 }
 
@@ -73,7 +42,7 @@ static uint64_t place_table(arena *a, const bound *x, attune__mods_table *table,
         else
             table->parameters[i] = x->values[i];
     }
-    const size_t at = take(a, attune__mods_table_size(x->expr), 16);
+    const size_t at = arena_take(a, attune__mods_table_size(x->expr), 16);
     attune__mods_table_pack(x->expr, table, a->bytes + at);
     return a->address + at;
 }
@@ -104,7 +73,7 @@ static room room_open(void)
     room r;
     cr_assert_eq(attune_instance_create(NULL, &r.instance), ATTUNE_OK);
     r.device = vulkan_or_skip(r.instance, false);
-    cr_assert_eq(attune_buffer_create(r.device, ARENA, &r.buffer), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_buffer_create(r.device, ARENA_SIZE, &r.buffer), ATTUNE_OK, "%s", attune_last_error());
     return r;
 }
 
@@ -179,9 +148,7 @@ static void run_pair(attune_device *device, attune_buffer *buffer, uint64_t seed
     uint64_t state = seed ^ UINT64_C(0x5851F42D4C957F2D);
     bind_random(&x[0], &e[0], seed, ATTUNE_EXPR_MASK, complexity);
     bind_random(&x[1], &e[1], seed, ATTUNE_EXPR_SCORE, complexity);
-    memset(a.bytes, (int)(seed % 255), sizeof a.bytes);
-    a.used = 0;
-    a.address = attune__vulkan_address(buffer, 0);
+    arena_reset(&a, attune__vulkan_address(buffer, 0), seed);
     push arguments = {.count = POINTS};
     for (int i = 0; i < 2; i++) {
         tables[i] = (attune__mods_table){
@@ -201,16 +168,16 @@ static void run_pair(attune_device *device, attune_buffer *buffer, uint64_t seed
         *(i ? &arguments.score : &arguments.mask) = place_table(&a, &x[i], &tables[i], &state);
     }
     attune_point points[POINTS];
-    const size_t at = take(&a, POINTS * sizeof(gpu_point), 4);
+    const size_t at = arena_take(&a, POINTS * sizeof(gpu_point), 4);
     for (int n = 0; n < POINTS; n++) {
         const attune_point p = points[n] = draw_point(&state, &tables[0]);
         const gpu_point given = {p.b - tables[0].b0, p.h - tables[0].h0, p.q - tables[0].q0, p.kv, p.score};
         memcpy(a.bytes + at + (size_t)n * sizeof given, &given, sizeof given);
     }
     arguments.points = a.address + at;
-    const size_t results = take(&a, POINTS * 8, 4);
+    const size_t results = arena_take(&a, POINTS * 8, 4);
     arguments.results = a.address + results;
-    cr_assert_eq(attune_buffer_write(buffer, 0, a.bytes, ARENA), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_buffer_write(buffer, 0, a.bytes, ARENA_SIZE), ATTUNE_OK, "%s", attune_last_error());
     uint32_t *words;
     size_t count;
     cr_assert_eq(attune__mods_splice(&attune__default_allocator, mods_template, sizeof mods_template / 4, x[0].expr,
@@ -259,9 +226,9 @@ static void run_score(room *r, arena *a, const attune_expr *expr, const attune__
     cr_assert_eq(
         attune__mods_splice(&attune__default_allocator, runnable, sizeof runnable / 4, NULL, expr, &words, &count),
         ATTUNE_OK, "%s", attune_last_error());
-    const size_t table_at = take(a, attune__mods_table_size(expr), 16);
+    const size_t table_at = arena_take(a, attune__mods_table_size(expr), 16);
     attune__mods_table_pack(expr, table, a->bytes + table_at);
-    const size_t points = take(a, POINTS * sizeof(gpu_point), 4), results_at = take(a, sizeof found, 4);
+    const size_t points = arena_take(a, POINTS * sizeof(gpu_point), 4), results_at = arena_take(a, sizeof found, 4);
     for (size_t n = 0; n < POINTS; n++) {
         const gpu_point p = {.score = scores ? scores[n] : 0};
         memcpy(a->bytes + points + n * sizeof p, &p, sizeof p);
@@ -270,7 +237,7 @@ static void run_score(room *r, arena *a, const attune_expr *expr, const attune__
                             .results = a->address + results_at,
                             .score = a->address + table_at,
                             .count = POINTS};
-    cr_assert_eq(attune_buffer_write(r->buffer, 0, a->bytes, ARENA), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_write(r->buffer, 0, a->bytes, ARENA_SIZE), ATTUNE_OK);
     run_words(attune__vulkan_of(r->device), words, count, &arguments);
     cr_assert_eq(attune_buffer_read(r->buffer, results_at, found, sizeof found), ATTUNE_OK);
     for (size_t n = 0; n < POINTS; n++)
@@ -414,7 +381,7 @@ Test(mods_run, far_captures)
         static attune__mods_table table;
         memset(&a, 0, sizeof a);
         a.address = attune__vulkan_address(r.buffer, 0);
-        const size_t at = take(&a, 6, 2) + 4; /* aligned to 2 alone */
+        const size_t at = arena_take(&a, 6, 2) + 4; /* aligned to 2 alone */
         const uint16_t half = attune__f16_from_f32(1.5f + (float)n);
         memcpy(a.bytes + at, &half, sizeof half);
         const uint64_t offset = (uint64_t)cases[n].i * (uint64_t)cases[n].stride[0] +

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Merging, a row to a workgroup: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and
+ * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). A tensor has elements of ELEMENT, or is wide: of f32. Emptiness and NaN of an
+ * LSE are told by their bits: drivers need not keep them.
+ */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+
+#include "elements.glsl"
+
+#define WIDTH 64u
+#define PARTS 8u
+#define EMPTY 0xff800000u
+#define NAN   0x7fc00000u
+
+layout(local_size_x = 64) in;
+
+struct View {
+    uvec2 address;                         /* 0: there is none */
+    uvec2 stride_b, stride_h, stride_row;  /* bytes */
+    uint wide, pad;
+};
+
+struct Part {
+    View o, lse, d_o, d_lse;
+};
+
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Merge {
+    View o, lse, d_o, d_lse;
+    uint heads, q_len, columns, part_count;
+    uint weighted, backward;
+    uint pad[2];
+    Part parts[PARTS];
+};
+
+layout(push_constant) uniform Push {
+    uvec2 arguments;
+    uint first;
+} push;
+
+shared float sums[WIDTH];
+
+uint b, h, q; /* of this workgroup */
+
+uvec2 row_of(const in View view)
+{
+    return address_step(address_step(address_step(view.address, b, view.stride_b), h, view.stride_h), q, view.stride_row);
+}
+
+bool is_there(const in View view)
+{
+    return any(notEqual(view.address, uvec2(0u)));
+}
+
+/* Two columns; the second is 0 where there is none. */
+vec2 load2(const in uvec2 row, const in bool wide, const in uint column, const in bool both)
+{
+    if (wide) {
+        uvec2 at = address_add(row, 4u * column);
+        return vec2(uintBitsToFloat(Word(at).value), both ? uintBitsToFloat(Word(address_add(at, 4u)).value) : 0.0);
+    }
+    uvec2 at = address_add(row, 2u * column);
+    return unpack(load_element(at) | (both ? load_element(address_add(at, 2u)) << 16 : 0u));
+}
+
+void store2(const in uvec2 row, const in bool wide, const in uint column, const in bool both, const in vec2 value)
+{
+    uvec2 at = address_add(row, (wide ? 4u : 2u) * column);
+    if (wide) {
+        OutWord(at).value = floatBitsToUint(value.x);
+        if (both)
+            OutWord(address_add(at, 4u)).value = floatBitsToUint(value.y);
+    } else if (both && (at.x & 2u) == 0u) {
+        OutWord(at).value = pack(value.x, value.y);
+    } else {
+        store_element(at, value.x);
+        if (both)
+            store_element(address_add(at, 2u), value.y);
+    }
+}
+
+bool is_nan(const in uint bits)
+{
+    return (bits & 0x7fffffffu) > 0x7f800000u || bits == 0x7f800000u;
+}
+
+void merge_row(const in Merge args)
+{
+    float weights[PARTS];
+    uint bits[PARTS], lse = EMPTY;
+    bool nan = false;
+    float m = -3.0e38, sum = 0.0;
+    for (uint i = 0u; i < args.part_count; i++) {
+        bits[i] = 0u;
+        if (args.weighted != 0u)
+            bits[i] = Word(row_of(args.parts[i].lse)).value;
+        nan = nan || is_nan(bits[i]);
+        if (bits[i] != EMPTY)
+            m = max(m, uintBitsToFloat(bits[i]));
+    }
+    for (uint i = 0u; i < args.part_count; i++) {
+        weights[i] = args.weighted == 0u ? 1.0 : bits[i] == EMPTY ? 0.0 : exp(uintBitsToFloat(bits[i]) - m);
+        sum += weights[i];
+    }
+    if (args.weighted == 0u)
+        sum = 1.0;
+    if (sum != 0.0)
+        lse = floatBitsToUint(m + log(sum));
+    const float factor = sum == 0.0 ? 0.0 : 1.0 / sum;
+    const uvec2 to = row_of(args.o);
+    for (uint c = 2u * gl_LocalInvocationIndex; c < args.columns; c += 2u * WIDTH) {
+        const bool both = c + 1u < args.columns;
+        vec2 o = vec2(0.0);
+        for (uint i = 0u; i < args.part_count; i++)
+            if (weights[i] != 0.0)
+                o += weights[i] * load2(row_of(args.parts[i].o), args.parts[i].o.wide != 0u, c, both);
+        o *= factor;
+        store2(to, args.o.wide != 0u, c, both, nan ? uintBitsToFloat(uvec2(NAN)) : o);
+    }
+    /* The LSE may be that of a part, which all have read by now. */
+    barrier();
+    if (gl_LocalInvocationIndex == 0u && is_there(args.lse))
+        OutWord(row_of(args.lse)).value = nan ? NAN : lse;
+}
+
+void merge_row_backward(const in Merge args)
+{
+    const uint lse = Word(row_of(args.lse)).value;
+    const uvec2 o = row_of(args.o), d_o = row_of(args.d_o);
+    float d_lse = 0.0;
+    if (is_there(args.d_lse))
+        d_lse = uintBitsToFloat(Word(row_of(args.d_lse)).value);
+    for (uint i = 0u; i < args.part_count; i++) {
+        const uint part_lse = Word(row_of(args.parts[i].lse)).value;
+        const bool nan = is_nan(lse) || is_nan(part_lse);
+        const float weight =
+            part_lse == EMPTY || lse == EMPTY ? 0.0 : exp(uintBitsToFloat(part_lse) - uintBitsToFloat(lse));
+        float sum = 0.0;
+        for (uint c = 2u * gl_LocalInvocationIndex; c < args.columns; c += 2u * WIDTH) {
+            const bool both = c + 1u < args.columns;
+            vec2 d = vec2(0.0);
+            if (weight != 0.0) {
+                d = load2(d_o, args.d_o.wide != 0u, c, both);
+                vec2 off = load2(row_of(args.parts[i].o), args.parts[i].o.wide != 0u, c, both) -
+                           load2(o, args.o.wide != 0u, c, both);
+                sum += dot(d, off);
+            }
+            if (is_there(args.parts[i].d_o))
+                store2(row_of(args.parts[i].d_o), args.parts[i].d_o.wide != 0u, c, both,
+                       nan ? uintBitsToFloat(uvec2(NAN)) : weight * d);
+        }
+        sums[gl_LocalInvocationIndex] = sum;
+        for (uint step = WIDTH / 2u; step > 0u; step /= 2u) {
+            barrier();
+            if (gl_LocalInvocationIndex < step)
+                sums[gl_LocalInvocationIndex] += sums[gl_LocalInvocationIndex + step];
+        }
+        if (gl_LocalInvocationIndex == 0u && is_there(args.parts[i].d_lse)) {
+            const float d = weight == 0.0 ? 0.0 : weight * (sums[0] + d_lse);
+            OutWord(row_of(args.parts[i].d_lse)).value = nan ? NAN : floatBitsToUint(d);
+        }
+        barrier();
+    }
+}
+
+void main()
+{
+    Merge args = Merge(push.arguments);
+    uint row = push.first + gl_WorkGroupID.x;
+    q = row % args.q_len;
+    h = row / args.q_len % args.heads;
+    b = row / args.q_len / args.heads;
+    if (args.backward != 0u)
+        merge_row_backward(args);
+    else
+        merge_row(args);
+}

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Calls over segments of the keys: one launch for each, which sees its place in the concatenation through two
+ * parameters, and a merge. Forward, each gives o and lse over its own keys. Backward, each computes P with the LSE over
+ * all of them, so that d_k and d_v are right as they come, and d_q is the sum.
+ */
+#include "api/api.h"
+
+#include <string.h>
+
+attune_status attune__bind_shifted(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,
+                                   const attune_parameter *parameters, uint32_t parameter_count, int64_t kv_start,
+                                   int64_t kv_total, attune_array *arrays, attune__value *values)
+{
+    attune_parameter all[ATTUNE_EXPR_MAX_SYMBOLS];
+    uint32_t count = 0;
+    if (parameter_count)
+        ATTUNE__TRY(attune__check_not_null(parameters, "parameters"));
+    for (uint32_t i = 0; i < expr->symbol_count; i++) {
+        const char *name = expr->symbols[i].name;
+        if (expr->symbols[i].kind != ATTUNE_SYMBOL_PARAMETER)
+            continue;
+        if (!strcmp(name, ATTUNE__KV_START))
+            all[count++] = (attune_parameter){name, (double)kv_start};
+        else if (!strcmp(name, ATTUNE__KV_TOTAL))
+            all[count++] = (attune_parameter){name, (double)kv_total};
+        else
+            for (uint32_t j = 0; j < parameter_count; j++)
+                if (parameters[j].name && !strcmp(parameters[j].name, name)) {
+                    all[count++] = parameters[j];
+                    break;
+                }
+    }
+    return attune__bind_host(expr, captures, capture_count, all, count, arrays, values);
+}
+
+/* The length of the concatenation. */
+static attune_status check_segments(const attune_plan *plan, const attune_segment *segments, uint32_t count,
+                                    int64_t *total)
+{
+    if (!count || count > plan->shape.segments)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.segment_count is %u, but the plan was made for 1 to %u (problem.segments)", count,
+                            plan->shape.segments);
+    ATTUNE__TRY(attune__check_not_null(segments, "args.segments"));
+    *total = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const attune_tensor *k = &segments[i].k;
+        if (k->rank != 4 || k->size[2] < 1 || k->size[2] > INT32_MAX - *total)
+            return attune__fail(
+                ATTUNE_INVALID_ARGUMENT,
+                "args.segments[%u].k has rank %u and %lld keys behind %lld: expected rank 4, at least 1 "
+                "key and fewer than 2^31 in all",
+                i, k->rank, k->rank > 2 ? (long long)k->size[2] : 0, (long long)*total);
+        *total += k->size[2];
+    }
+    return ATTUNE_OK;
+}
+
+static attune_status name_segment(attune_status status, uint32_t index)
+{
+    return status == ATTUNE_OK ? ATTUNE_OK : attune__fail_context(status, "args.segments[%u]", index);
+}
+
+/* The results of each segment, behind what a merge needs. */
+typedef struct results {
+    const attune_tensor *like; /* o or d_q */
+    attune_buffer *workspace;
+    uint64_t offset; /* of the first */
+    uint64_t step, lse_at;
+    attune_dtype dtype, lse_dtype;
+    bool lse;
+} results;
+
+static results results_of(const attune_plan *plan, const attune__forward *call, const attune_tensor *like,
+                          uint32_t segments)
+{
+    const attune__shape *shape = &plan->shape;
+    const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len);
+    const attune_dtype wide = attune__merge_dtype(shape->dtype);
+    const uint64_t o_bytes = rows * (uint64_t)like->size[3] * attune_dtype_size(wide);
+    return (results){
+        .like = like,
+        .workspace = call->workspace,
+        .offset =
+            call->workspace_offset + attune__merge_workspace(shape->dtype, rows, (uint64_t)like->size[3], segments),
+        .step = attune__segment_size(shape, rows),
+        .lse_at = (o_bytes + 255) / 256 * 256,
+        .dtype = plan->device->backend->wide_outputs ? wide : shape->dtype,
+        .lse_dtype = wide,
+        .lse = shape->direction == ATTUNE_FORWARD,
+    };
+}
+
+/* attune__merge_part_fn */
+static attune__merge_part result_at(const void *user, uint32_t index)
+{
+    const results *r = user;
+    const uint64_t at = r->offset + index * r->step;
+    attune__merge_part part = {.o = attune__rows_in(r->workspace, at, r->dtype, r->like, 4)};
+    if (r->lse)
+        part.lse = attune__rows_in(r->workspace, at + r->lse_at, r->lse_dtype, r->like, 3);
+    return part;
+}
+
+/* Behind the results lies what the backend asked for. */
+static uint64_t backend_workspace(const attune_plan *plan, uint64_t offset)
+{
+    const attune__shape *s = &plan->shape;
+    return offset + attune__segments_size(s, (uint64_t)(s->batch * s->heads * s->q_len), s->segments);
+}
+
+attune_status attune__forward_segments(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
+                                       uint64_t *value)
+{
+    attune_forward_args a = *args;
+    attune__forward_call resolved;
+    attune__place place = {.kv_start = 0};
+    ATTUNE__TRY(check_segments(plan, a.segments, a.segment_count, &place.kv_total));
+    for (uint32_t i = 0; i < a.segment_count; i++) {
+        place.segment = &a.segments[i];
+        ATTUNE__TRY(name_segment(attune__forward_resolve_at(plan, &a, &place, &resolved), i));
+        place.kv_start += place.segment->k.size[2];
+    }
+    const attune_tensor o = resolved.call.o, lse = resolved.call.lse;
+    const results r = results_of(plan, &resolved.call, &o, a.segment_count);
+    double seconds = 0, total = 0;
+    place.kv_start = 0;
+    for (uint32_t i = 0; i < a.segment_count; i++) {
+        place.segment = &a.segments[i];
+        ATTUNE__TRY(attune__forward_resolve_at(plan, &a, &place, &resolved));
+        place.kv_start += place.segment->k.size[2];
+        attune__forward *call = &resolved.call;
+        if (a.segment_count > 1) {
+            const attune__merge_part part = result_at(&r, i);
+            call->o = part.o;
+            call->lse = part.lse;
+        }
+        call->workspace_offset = backend_workspace(plan, a.workspace_offset);
+        call->seconds = a.seconds ? &seconds : NULL;
+        ATTUNE__TRY(attune__plan_forward(plan)(plan->program, queue, call, value));
+        total += seconds;
+    }
+    if (a.segment_count > 1) {
+        const attune__merge merge = {.o = o,
+                                     .lse = lse,
+                                     .workspace = a.workspace,
+                                     .workspace_offset = a.workspace_offset,
+                                     .seconds = a.seconds ? &seconds : NULL};
+        ATTUNE__TRY(attune__merge_run(plan->merger, queue, &merge, a.segment_count, result_at, &r, value));
+        total += seconds;
+    }
+    if (a.seconds)
+        *a.seconds = total;
+    return ATTUNE_OK;
+}
+
+attune_status attune__backward_segments(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
+                                        uint64_t *value)
+{
+    attune_backward_args a = *args;
+    attune__backward_call resolved;
+    attune__place place = {.kv_start = 0};
+    ATTUNE__TRY(check_segments(plan, a.segments, a.segment_count, &place.kv_total));
+    for (uint32_t i = 0; i < a.segment_count; i++) {
+        place.segment = &a.segments[i];
+        ATTUNE__TRY(name_segment(attune__backward_resolve_at(plan, &a, &place, &resolved), i));
+        place.kv_start += place.segment->k.size[2];
+    }
+    const attune_tensor d_q = resolved.call.d_q;
+    const results r = results_of(plan, &resolved.call.forward, &d_q, a.segment_count);
+    double seconds = 0, total = 0;
+    place.kv_start = 0;
+    for (uint32_t i = 0; i < a.segment_count; i++) {
+        place.segment = &a.segments[i];
+        ATTUNE__TRY(attune__backward_resolve_at(plan, &a, &place, &resolved));
+        place.kv_start += place.segment->k.size[2];
+        attune__forward *call = &resolved.call.forward;
+        if (a.segment_count > 1)
+            resolved.call.d_q = result_at(&r, i).o;
+        call->workspace_offset = backend_workspace(plan, a.workspace_offset);
+        call->seconds = a.seconds ? &seconds : NULL;
+        ATTUNE__TRY(plan->device->backend->backward(plan->program, queue, &resolved.call, value));
+        total += seconds;
+    }
+    if (a.segment_count > 1) {
+        const attune__merge sum = {.o = d_q,
+                                   .workspace = a.workspace,
+                                   .workspace_offset = a.workspace_offset,
+                                   .seconds = a.seconds ? &seconds : NULL};
+        ATTUNE__TRY(attune__merge_run(plan->merger, queue, &sum, a.segment_count, result_at, &r, value));
+        total += seconds;
+    }
+    if (a.seconds)
+        *a.seconds = total;
+    return ATTUNE_OK;
+}

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: MIT */
+/* Merging: one workgroup for each row. */
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "vulkan/launch.h"
+
+#include "shaders/merge_bf16.h"
+#include "shaders/merge_f16.h"
+
+/* shaders/merge.comp in C. */
+typedef struct view {
+    uint64_t address;
+    int64_t stride_b, stride_h, stride_row; /* bytes */
+    uint32_t wide, pad;
+} view;
+
+typedef struct arguments {
+    view o, lse, d_o, d_lse;
+    uint32_t heads, q_len, columns, part_count;
+    uint32_t weighted, backward;
+    uint32_t pad[2];
+    struct {
+        view o, lse, d_o, d_lse;
+    } parts[ATTUNE__MERGE_PARTS];
+} arguments;
+
+_Static_assert(sizeof(view) == 40 && sizeof(arguments) == 36 * 40 + 32, "as std430 lays it out");
+_Static_assert(sizeof(arguments) <= ATTUNE__MERGE_WORKSPACE, "what a launch has of its workspace");
+
+typedef struct merger {
+    attune__program base;
+    attune__vulkan_pipeline f16, bf16; /* either takes f32 too */
+} merger;
+
+static attune_status make(attune_device *device, const char *name, const uint32_t *words, size_t bytes,
+                          attune__vulkan_pipeline *pipeline)
+{
+    attune__hash hash = attune__hash_begin();
+    attune__hash_bytes(&hash, words, bytes);
+    const attune__vulkan_pipeline_desc desc = {
+        .name = name,
+        .words = words,
+        .word_count = bytes / sizeof *words,
+        .push_constants = sizeof(attune__vulkan_push),
+        .hash = &hash,
+    };
+    return attune__vulkan_pipeline_create(attune__vulkan_of(device), &desc, pipeline);
+}
+
+attune_status attune__vulkan_merger_create(attune_device *device, attune__program **program)
+{
+    merger *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.device = device;
+    attune_status status =
+        make(device, "merge_f16", attune__spirv_merge_f16, sizeof attune__spirv_merge_f16, &made->f16);
+    if (status == ATTUNE_OK)
+        status = make(device, "merge_bf16", attune__spirv_merge_bf16, sizeof attune__spirv_merge_bf16, &made->bf16);
+    if (status == ATTUNE_OK)
+        *program = &made->base;
+    else
+        attune__vulkan_merger_destroy(&made->base);
+    return status;
+}
+
+void attune__vulkan_merger_destroy(attune__program *program)
+{
+    merger *mine = (merger *)program;
+    const attune_allocator allocator = program->device->host.allocator;
+    attune__vulkan_device *device = attune__vulkan_of(program->device);
+    attune__vulkan_pipeline_destroy(device, &mine->f16);
+    attune__vulkan_pipeline_destroy(device, &mine->bf16);
+    attune__free(&allocator, mine);
+}
+
+static view describe(const attune_tensor *tensor)
+{
+    if (!tensor->buffer)
+        return (view){.address = 0};
+    const int64_t bytes = (int64_t)attune_dtype_size(tensor->dtype);
+    return (view){
+        .address = attune__vulkan_address(tensor->buffer, tensor->offset),
+        .stride_b = tensor->stride[0] * bytes,
+        .stride_h = tensor->stride[1] * bytes,
+        .stride_row = tensor->stride[2] * bytes,
+        .wide = tensor->dtype == ATTUNE_F32,
+    };
+}
+
+static arguments describe_call(const attune__merge *call, bool backward)
+{
+    arguments a = {
+        .o = describe(&call->o),
+        .lse = describe(&call->lse),
+        .d_o = describe(&call->d_o),
+        .d_lse = describe(&call->d_lse),
+        .heads = (uint32_t)call->o.size[1],
+        .q_len = (uint32_t)call->o.size[2],
+        .columns = (uint32_t)call->o.size[3],
+        .part_count = call->part_count,
+        .weighted = call->parts[0].lse.buffer != NULL,
+        .backward = backward,
+    };
+    for (uint32_t i = 0; i < call->part_count; i++) {
+        a.parts[i].o = describe(&call->parts[i].o);
+        a.parts[i].lse = describe(&call->parts[i].lse);
+        a.parts[i].d_o = describe(&call->parts[i].d_o);
+        a.parts[i].d_lse = describe(&call->parts[i].d_lse);
+    }
+    return a;
+}
+
+/* Wide tensors fit either. */
+static bool is_bf16(const attune__merge *call)
+{
+    bool bf16 = call->o.dtype == ATTUNE_BF16 || call->d_o.dtype == ATTUNE_BF16;
+    for (uint32_t i = 0; i < call->part_count; i++)
+        bf16 = bf16 || call->parts[i].o.dtype == ATTUNE_BF16;
+    return bf16;
+}
+
+static attune_status launch(const attune__program *program, const attune__merge *call, bool backward, uint64_t *value)
+{
+    const merger *mine = (const merger *)program;
+    attune__vulkan_device *device = attune__vulkan_of(program->device);
+    const arguments a = describe_call(call, backward);
+    const uint64_t rows = (uint64_t)(call->o.size[0] * call->o.size[1] * call->o.size[2]);
+    if (rows > UINT32_MAX)
+        return attune__fail(ATTUNE_UNSUPPORTED, "the merge has %llu rows, device %s takes fewer than 2^32",
+                            (unsigned long long)rows, program->device->info.id);
+    const attune__vulkan_pipeline *pipeline = is_bf16(call) ? &mine->bf16 : &mine->f16;
+    const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
+    attune__vulkan_slot *slot;
+    ATTUNE__TRY(attune__vulkan_begin(device, call->seconds != NULL, &slot));
+    device->vk.CmdUpdateBuffer(slot->commands, workspace->handle, workspace->offset + call->workspace_offset, sizeof a,
+                               &a);
+    attune__vulkan_barrier(device, slot->commands);
+    device->vk.CmdBindPipeline(slot->commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
+    attune__vulkan_push push = {.arguments = attune__vulkan_address(call->workspace, call->workspace_offset)};
+    const uint64_t most = device->physical.max_workgroups[0];
+    for (uint64_t first = 0; first < rows; first += most) {
+        push.first = (uint32_t)first;
+        device->vk.CmdPushConstants(slot->commands, pipeline->layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof push,
+                                    &push);
+        device->vk.CmdDispatch(slot->commands, (uint32_t)(rows - first < most ? rows - first : most), 1, 1);
+    }
+    return call->seconds ? attune__vulkan_finish(device, slot, value, call->seconds)
+                         : attune__vulkan_submit(device, slot, value);
+}
+
+attune_status attune__vulkan_merge(const attune__program *program, attune_queue *queue, const attune__merge *call,
+                                   uint64_t *value)
+{
+    (void)queue; /* a device has one */
+    return launch(program, call, false, value);
+}
+
+attune_status attune__vulkan_merge_backward(const attune__program *program, attune_queue *queue,
+                                            const attune__merge *call, uint64_t *value)
+{
+    (void)queue;
+    return launch(program, call, true, value);
+}
