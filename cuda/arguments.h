@@ -8,6 +8,9 @@
  *     decode_sm80.cu   attune_decode_sm80       cuda_sm80    attune_cuda_arguments, attune_cuda_parts
  *                      attune_combine_sm80      the same     the same; only with more than one part
  *     forward_sm90.cu  attune_forward_sm90      cuda_sm90a   attune_cuda_arguments, CUtensorMap q, k, v
+ *     delta.cu         attune_delta             all          attune_cuda_arguments, attune_cuda_backward
+ *                      attune_sums              the same     attune_cuda_sums; only with gradients of captures
+ *     backward_sm80.cu attune_backward_sm80     cuda_sm80    attune_cuda_arguments, attune_cuda_backward
  *
  * A source is specialised with -D:
  *
@@ -20,6 +23,10 @@
  *     ATTUNE_HAVE_MASK_RANGE 1: partial blocks call attune_mask_range instead of attune_mask; with both, if the
  *                            argument mask_ranges says so (sm90 only)
  *     ATTUNE_HAVE_SCORE      1: every pair calls attune_score
+ *     ATTUNE_HAVE_READS      backward, 1: gradients of captures may be wanted
+ *     ATTUNE_OWN_KEYS        backward_sm80, 1: the kernel for dK and dV, whose tile is BLOCK_M1 and BLOCK_N1; 0: that
+ *                            for dQ and the gradients of captures, whose tile is BLOCK_M2 and BLOCK_N2
+ *     ATTUNE_APART           backward_sm80 with ATTUNE_OWN_KEYS, 1: dV and dK are made by workgroups of their own
  *
  * With any of the last three the host gives NVRTC a header "mods.cuh": the prelude and then the functions
  *
@@ -30,11 +37,23 @@
  *     float attune_score_near(as attune_score), with ATTUNE_HAVE_SCORE_NEAR: cheaper, and if ATTUNE_SCORE_NEAR is
  *                                              defined right only where |score| is at most that
  *
+ *     float attune_score_slope(as attune_score): d attune_score / d score, in backward kernels
+ *     float attune_score_slope_near(the same), with ATTUNE_HAVE_SLOPE_NEAR: as attune_score_near
+ *     ATTUNE_READS(X): X(i, symbol, how) for each read of a floating-point capture, in backward kernels with
+ *                      ATTUNE_HAVE_READS; then
+ *     float attune_read_<i>(as attune_score): d attune_score / d what is read
+ *     long long attune_read_<i>_at(as attune_score): which element that is, in row-major order; -1 = none
+ *
  * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0`. Row q may attend low <= kv < high. The text must be
  * compiled without contraction (--fmad=false): the kernels ask for each fused operation by name.
  *
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the part first; combine: a grid of
  * batch * heads * q_len, any number of threads, no shared memory.
+ *
+ * Launch of backward: attune_delta with a block of 256 threads for each 8 rows of [batch * heads * row_stride], which
+ * also clears the sums; then the kernel with attune_cuda_arguments.partial and full as they are for dQ, for dK and dV
+ * with tiles of keys * kv_heads * kv_batch blocks, twice as many if apart; then attune_sums with 256 threads for each
+ * 256 elements.
  *
  * Launch of forward: blocks of 32 * ATTUNE_NUM_WARPS threads, the planner's bytes of dynamic shared memory, and a grid
  * of attune_cuda_tiles(). forward_sm90 may be launched with fewer blocks, as many as the device holds at once: then
@@ -104,8 +123,44 @@ typedef struct attune_cuda_parts {
     int packed, split;
 } attune_cuda_parts;
 
+/* An exact sum: src/plan/family_cuda.h, sums.cuh. */
+#define ATTUNE_CUDA_SUM_WORDS 8
+
+/* Backward, besides q, k, v, o and lse. */
+typedef struct attune_cuda_backward {
+    attune_cuda_view d_o, d_q, d_k, d_v;
+    attune_cuda_view d_lse; /* float, no last dimension; address 0 = none */
+    int kv_batch;           /* batch, or 1: d_k and d_v sum over the batch */
+
+    /* The transposed lists: row (b * column_batch_rows + h * column_head_rows + block column) of both. */
+    attune_cuda_list partial, full;
+    long long column_batch_rows, column_head_rows;
+
+    /* The workspace: float lse[batch * heads][row_stride] as the kernels subtract it (times log2(e) but in float32),
+     * +inf where a row is empty or past q_len; float delta likewise, 0 there. row_stride is a multiple of 128. */
+    unsigned long long lse, delta;
+    long long row_stride;
+    /* long long [elements][ATTUNE_CUDA_SUM_WORDS]: what captures are due, and by symbol of the score expression where
+     * each one's begin; 0 = not wanted. */
+    unsigned long long sums, sum_words;
+    unsigned long long symbol_sums[ATTUNE_CUDA_SYMBOLS];
+} attune_cuda_backward;
+
+/* What attune_sums adds to: a float tensor of rank up to 4, strides in elements; 0 elements = not wanted. */
+typedef struct attune_cuda_sums {
+    unsigned long long sums; /* as above */
+    long long elements;      /* of all together */
+    int count;
+    struct {
+        unsigned long long address;
+        long long elements, size[4], stride[4];
+    } to[ATTUNE_CUDA_SYMBOLS];
+} attune_cuda_sums;
+
 /* A kernel's parameters are limited to 4096 bytes: with three CUtensorMap of 128 bytes these fit. */
 typedef char attune_cuda_arguments_fit[sizeof(attune_cuda_arguments) <= 3584 ? 1 : -1];
+/* With four of them these do. */
+typedef char attune_cuda_backward_fit[sizeof(attune_cuda_arguments) + sizeof(attune_cuda_backward) <= 3584 ? 1 : -1];
 
 /*
  * The tensor maps of forward_sm90, which the host encodes for each launch (cuTensorMapEncodeTiled, rank 4, interleave

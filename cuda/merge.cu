@@ -97,9 +97,16 @@ __device__ __forceinline__ void store2(const view &v, char *row, int column, boo
 __device__ __forceinline__ bool find_row(const attune_cuda_merge &a, place &p)
 {
     const long long row = (long long)blockIdx.x * ATTUNE_CUDA_MERGE_ROWS + threadIdx.x / 32;
-    p.q = row % a.q_len;
-    p.h = row / a.q_len % a.heads;
-    p.b = row / a.q_len / a.heads;
+    if (a.rows <= 0xffffffffll) { /* divisions of 64 bits would cost more than all else */
+        const unsigned plane = (unsigned)row / (unsigned)a.q_len, b = plane / (unsigned)a.heads;
+        p.q = (unsigned)row - plane * (unsigned)a.q_len;
+        p.h = plane - b * (unsigned)a.heads;
+        p.b = b;
+    } else {
+        p.q = row % a.q_len;
+        p.h = row / a.q_len % a.heads;
+        p.b = row / a.q_len / a.heads;
+    }
     return row < a.rows;
 }
 
@@ -113,15 +120,16 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     float weights[ATTUNE_CUDA_MERGE_PARTS], m = EMPTY, sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < ATTUNE_CUDA_MERGE_PARTS; i++) {
-        weights[i] = EMPTY;
-        if (i < a.part_count)
-            weights[i] = a.weighted ? *(const float *)row_of(a.parts[i].lse, p) : 0.0f;
+        if (i >= a.part_count)
+            break;
+        weights[i] = a.weighted ? *(const float *)row_of(a.parts[i].lse, p) : 0.0f;
         if (weights[i] > m || weights[i] != weights[i])
             m = weights[i];
     }
 #pragma unroll
     for (int i = 0; i < ATTUNE_CUDA_MERGE_PARTS; i++) {
-        weights[i] = m == EMPTY ? 0.0f : expf(weights[i] - m);
+        /* A part that is not there has no weight, also where another is NaN. */
+        weights[i] = i >= a.part_count || m == EMPTY ? 0.0f : expf(weights[i] - m);
         sum += weights[i];
     }
     const float factor = !a.weighted ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;

@@ -248,7 +248,8 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 /* ------------------------------------------------------------------------------------------------------------ stages
  */
 
-/* 3: S = Q K^T. The warp's rows begin at `row`. */
+/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. */
+template <int CHUNKS = CHUNKS_D>
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
 {
     int lane = thread_here() % 32;
@@ -261,15 +262,15 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
                 s[r][n][i] = 0.0f;
     /* Unrolling all would keep too many operands. */
 #pragma unroll(WIDE || N_TILES > 8 ? 2 : 4)
-    for (int chunk = 0; chunk < CHUNKS_D; chunk += 2) {
+    for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
-            load_matrices(a[r], q + chunk_offset<CHUNKS_D>(row + r * 16 + lane % 16, chunk + lane / 16));
+            load_matrices(a[r], q + chunk_offset<CHUNKS>(row + r * 16 + lane % 16, chunk + lane / 16));
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             u32 b[4];
-            load_matrices(b, k + chunk_offset<CHUNKS_D>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
+            load_matrices(b, k + chunk_offset<CHUNKS>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
 #pragma unroll
             for (int r = 0; r < ROW_TILES; r++) {
                 multiply_rounded(s[r][n], a[r], b[0], b[1]);
@@ -319,8 +320,9 @@ __device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float
         }
 }
 
-/* 6: O += P V. */
-__device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4], const float (&p)[ROW_TILES][N_TILES][4],
+/* 6: O += P V, whose columns are TILES times 8. */
+template <int TILES = DV_TILES, int CHUNKS = CHUNKS_DV>
+__device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], const float (&p)[ROW_TILES][N_TILES][4],
                                             u32 v)
 {
     int lane = thread_here() % 32;
@@ -329,9 +331,9 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4], 
          * The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place.
          * A tile's sum is added to O in one rounded step, as in multiply_rounded.
          */
-        constexpr int TOGETHER = DV_TILES % 4 == 0 ? 4 : 2;
+        constexpr int TOGETHER = TILES % 4 == 0 ? 4 : 2;
 #pragma unroll
-        for (int d = 0; d < DV_TILES; d += TOGETHER) {
+        for (int d = 0; d < TILES; d += TOGETHER) {
             int here = thread_here() % 32;
             u32 within = (u32)(here / 4 % 4) * 4;
             float sum[ROW_TILES][TOGETHER][4] = {};
@@ -352,10 +354,10 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4], 
                     u32 b0, b1;
                     asm volatile("ld.shared.b32 %0, [%1];"
                                  : "=r"(b0)
-                                 : "r"(v + chunk_offset<CHUNKS_DV>(key, chunk) + within));
+                                 : "r"(v + chunk_offset<CHUNKS>(key, chunk) + within));
                     asm volatile("ld.shared.b32 %0, [%1];"
                                  : "=r"(b1)
-                                 : "r"(v + chunk_offset<CHUNKS_DV>(key + 1, chunk) + within));
+                                 : "r"(v + chunk_offset<CHUNKS>(key + 1, chunk) + within));
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; r++)
                         multiply(sum[r][j], a[r], b0, b1);
@@ -381,9 +383,9 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][DV_TILES][4], 
                 a[r][3] = pack(p[r][n + 1][2], p[r][n + 1][3]);
             }
 #pragma unroll
-            for (int d = 0; d < DV_TILES; d += 2) {
+            for (int d = 0; d < TILES; d += 2) {
                 u32 b[4];
-                load_matrices_transposed(b, v + chunk_offset<CHUNKS_DV>(n * 8 + lane % 16, d + lane / 16));
+                load_matrices_transposed(b, v + chunk_offset<CHUNKS>(n * 8 + lane % 16, d + lane / 16));
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; r++) {
                     multiply(o[r][d], a[r], b[0], b[1]);

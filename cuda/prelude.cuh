@@ -106,6 +106,22 @@ ATTUNE_FUNCTION float attune_get_f16(unsigned long long p, long long i)
                                                           l * v->stride[3])                                            \
                    : 0;                                                                                                \
     }
+/* An element's place in row-major order, -1 = out of range. */
+ATTUNE_FUNCTION long long attune_at_1(const attune_cuda_symbol *v, int i) { return ATTUNE_IN(v, 0, i) ? i : -1; }
+ATTUNE_FUNCTION long long attune_at_2(const attune_cuda_symbol *v, int i, int j)
+{
+    return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) ? i * v->size[1] + j : -1;
+}
+ATTUNE_FUNCTION long long attune_at_3(const attune_cuda_symbol *v, int i, int j, int k)
+{
+    long long row = attune_at_2(v, i, j);
+    return row >= 0 && ATTUNE_IN(v, 2, k) ? row * v->size[2] + k : -1;
+}
+ATTUNE_FUNCTION long long attune_at_4(const attune_cuda_symbol *v, int i, int j, int k, int l)
+{
+    long long row = attune_at_3(v, i, j, k);
+    return row >= 0 && ATTUNE_IN(v, 3, l) ? row * v->size[3] + l : -1;
+}
 /* Where the elements equal to element i of a row begin and end; row -1 where the capture has none. What lies out of
  * range reads 0: a row that is not there has one value. */
 ATTUNE_FUNCTION void attune_run(const attune_cuda_symbol *v, int row, int i, long long *low, long long *high)

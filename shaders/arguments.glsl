@@ -29,6 +29,10 @@ void store_row(const in Tensor t, const in uint b, const in uint h, const in uin
 #define ALIGNED_K 2u
 #define ALIGNED_V 4u
 #define ALIGNED_O 8u
+#define ALIGNED_D_O 16u
+#define ALIGNED_D_Q 32u
+#define ALIGNED_D_K 64u
+#define ALIGNED_D_V 128u
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Arguments {
     Tensor q, k, v, o, lse, row_max; /* address 0: lse or row_max is not wanted */
@@ -43,6 +47,13 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Ar
     uint head_chunks, q_chunks, in_block; /* tiles of a group of heads, of the queries, of a row of blocks */
     uint flags;
     float scale;
+    uint kv_batch;
+    /* backward */
+    Tensor d_o, d_lse, d_q, d_k, d_v; /* address 0: the loss does not use LSE */
+    uvec2 delta;                      /* f32 [batch][heads][q_len] */
+    uvec2 mask_columns;               /* as mask_rows, of the transposed lists */
+    uint mask_columns_b, mask_columns_h;
+    uint q_walk;                      /* as kv_block, of the queries that a tile of keys walks */
 };
 
 const float LOWEST = -3.0e38; /* below every score: a row that has seen no pair */

@@ -172,9 +172,11 @@ struct attune__backend {
     /* forward may be given an o, and backward a d_q, of f32 whatever the plan's dtype. */
     bool wide_outputs;
 
-    /* Appends the launches of forward or decode to the caller's command buffer; commands points to its handle. No
-     * submission, allocation or wait. NULL where there are no command buffers. */
+    /* Append the launches of forward or decode, and of backward, to the caller's command buffer; commands points to its
+     * handle. No submission, allocation or wait. NULL where there are no command buffers. */
     attune_status (*record)(const attune__program *program, const void *commands, const attune__forward *call);
+    attune_status (*record_backward)(const attune__program *program, const void *commands,
+                                     const attune__backward *call);
 
     /* The caller's own queue, as the backend's public header takes it. NULL where there is none to lend. */
     attune_status (*queue_lend)(attune_device *device, void *handle, attune_queue **queue);

@@ -602,6 +602,7 @@ typedef struct attune_pass_options {
     attune_choice blocks_are_contiguous;    /* BLOCKS_ARE_CONTIGUOUS */
     attune_choice write_dq;                 /* WRITE_DQ */
     attune_choice use_tma;                  /* USE_TMA */
+    attune_choice deterministic;            /* DETERMINISTIC; ON: backward repeats give the same bits */
     char kernel[32];                        /* KERNEL: a kernel family by name, "cuda_sm80"; empty = automatic */
 } attune_pass_options;
 
@@ -640,6 +641,7 @@ typedef struct attune_plan_choice {
     bool blocks_are_contiguous;
     bool rows_guaranteed_safe;
     bool write_dq;
+    bool deterministic; /* the same call gives the same bits */
 } attune_plan_choice;
 
 typedef enum attune_text_format { ATTUNE_TEXT = 1, ATTUNE_JSON = 2 } attune_text_format;
@@ -816,7 +818,7 @@ typedef struct attune_backward_args {
  * threads.
  *
  * Otherwise as attune_forward, for a plan whose direction is ATTUNE_BACKWARD. UNSUPPORTED, when the plan is made, on
- * backends without a backward pass: the CPU has one.
+ * backends without a backward pass: the CPU, Vulkan and CUDA have one.
  */
 ATTUNE_API attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                                          attune_completion *completion);

@@ -99,6 +99,14 @@ ATTUNE_API attune_status attune_vulkan_buffer_wrap(attune_device *device, VkBuff
 ATTUNE_API attune_status attune_vulkan_forward_record(const attune_plan *plan, VkCommandBuffer command_buffer,
                                                       const attune_forward_args *args);
 
+/*
+ * The same of attune_backward: it reads q, k, v, o, lse, d_o, d_lse and captures, and writes d_q, d_k, d_v and the
+ * gradients of captures, which it also reads. The workspace is filled and updated by the command buffer too:
+ * VK_PIPELINE_STAGE_TRANSFER_BIT.
+ */
+ATTUNE_API attune_status attune_vulkan_backward_record(const attune_plan *plan, VkCommandBuffer command_buffer,
+                                                       const attune_backward_args *args);
+
 #ifdef __cplusplus
 }
 #endif

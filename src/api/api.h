@@ -84,6 +84,10 @@ typedef struct attune__tensor_rule {
 } attune__tensor_rule;
 attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_rule *rule);
 
+/* A workspace of the device with `wanted` bytes from a multiple of 256 on; `who` needs them. */
+attune_status attune__workspace_check(const attune_device *device, const attune_buffer *workspace, uint64_t offset,
+                                      uint64_t wanted, const char *who);
+
 /* Host arrays: the same without a buffer. */
 attune_status attune__array_check(attune_array *array, const char *name);
 
@@ -111,6 +115,8 @@ typedef struct attune__backward_call {
     attune_tensor captures[ATTUNE_EXPR_MAX_SYMBOLS], d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS];
 } attune__backward_call;
+attune_status attune__backward_resolve(const attune_plan *plan, const attune_backward_args *args,
+                                       attune__backward_call *resolved);
 attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_backward_args *args,
                                           const attune__place *place, attune__backward_call *resolved);
 

@@ -176,25 +176,9 @@ static attune_status bind_parameters(const attune_plan *plan, const attune_param
 
 static attune_status check_workspace(const attune_plan *plan, const attune__forward *call)
 {
-    uint64_t wanted = plan->decision.choice.workspace;
-    if (!wanted)
-        return ATTUNE_OK;
-    if (!call->workspace)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace is NULL, but the plan needs %llu bytes",
-                            (unsigned long long)wanted);
-    if (call->workspace->device != plan->device)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace belongs to device %s, the plan to device %s",
-                            call->workspace->device->info.id, plan->device->info.id);
-    if (call->workspace_offset % 256)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace_offset is %llu, expected a multiple of 256",
-                            (unsigned long long)call->workspace_offset);
-    uint64_t size = call->workspace->size;
-    if (call->workspace_offset > size || wanted > size - call->workspace_offset)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.workspace has %llu bytes from offset %llu on, the plan needs %llu",
-                            (unsigned long long)(size > call->workspace_offset ? size - call->workspace_offset : 0),
-                            (unsigned long long)call->workspace_offset, (unsigned long long)wanted);
-    return ATTUNE_OK;
+    const uint64_t wanted = plan->decision.choice.workspace;
+    return wanted ? attune__workspace_check(plan->device, call->workspace, call->workspace_offset, wanted, "the plan")
+                  : ATTUNE_OK;
 }
 
 static attune_status check_direction(const attune_plan *plan, attune_direction direction)
@@ -404,6 +388,16 @@ attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_
     ATTUNE__TRY(bind_capture_gradients(plan, a->capture_gradients, a->capture_gradient_count, resolved->captures,
                                        resolved->d_captures));
     return check_workspace(plan, call);
+}
+
+attune_status attune__backward_resolve(const attune_plan *plan, const attune_backward_args *args,
+                                       attune__backward_call *resolved)
+{
+    ATTUNE__TRY(check_direction(plan, ATTUNE_BACKWARD));
+    ATTUNE__TRY(check_no_segments(plan));
+    attune_backward_args a;
+    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
+    return attune__backward_resolve_at(plan, &a, NULL, resolved);
 }
 
 attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,

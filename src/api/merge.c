@@ -156,25 +156,8 @@ static attune_status check_part(const attune_merger *merger, const attune_tensor
 
 static attune_status check_workspace(const attune_merger *merger, const attune__merge *call, uint64_t wanted)
 {
-    if (!call->workspace)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.workspace is NULL, but a merge needs %llu bytes: see attune_merger_workspace_size",
-                            (unsigned long long)wanted);
-    if (call->workspace->device != merger->device)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace belongs to device %s, the merger to device %s",
-                            call->workspace->device->info.id, merger->device->info.id);
-    if (call->workspace_offset % 256)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace_offset is %llu, expected a multiple of 256",
-                            (unsigned long long)call->workspace_offset);
-    const uint64_t size = call->workspace->size;
-    const uint64_t room = size > call->workspace_offset ? size - call->workspace_offset : 0;
-    if (wanted > room)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.workspace has %llu bytes from offset %llu on, this merge needs %llu: see "
-                            "attune_merger_workspace_size",
-                            (unsigned long long)room, (unsigned long long)call->workspace_offset,
-                            (unsigned long long)wanted);
-    return ATTUNE_OK;
+    return attune__workspace_check(merger->device, call->workspace, call->workspace_offset, wanted,
+                                   "the merge (attune_merger_workspace_size)");
 }
 
 static attune_status check_parts(const attune_merge_part *parts, uint32_t count)

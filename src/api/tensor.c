@@ -111,6 +111,25 @@ attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_r
     return ATTUNE_OK;
 }
 
+attune_status attune__workspace_check(const attune_device *device, const attune_buffer *workspace, uint64_t offset,
+                                      uint64_t wanted, const char *who)
+{
+    if (!workspace)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace is NULL, but %s needs %llu bytes", who,
+                            (unsigned long long)wanted);
+    if (workspace->device != device)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace belongs to device %s, %s to device %s",
+                            workspace->device->info.id, who, device->info.id);
+    if (offset % 256)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace_offset is %llu, expected a multiple of 256",
+                            (unsigned long long)offset);
+    const uint64_t room = workspace->size > offset ? workspace->size - offset : 0;
+    if (wanted > room)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace has %llu bytes from offset %llu on, %s needs %llu",
+                            (unsigned long long)room, (unsigned long long)offset, who, (unsigned long long)wanted);
+    return ATTUNE_OK;
+}
+
 attune_status attune__array_check(attune_array *array, const char *name)
 {
     if (!array->data)

@@ -82,3 +82,17 @@ attune_status attune_vulkan_forward_record(const attune_plan *plan, VkCommandBuf
         return attune__fail(ATTUNE_UNSUPPORTED, "device %s: %s", plan->device->info.id, plan->device->backend->missing);
     return plan->device->backend->record(plan->program, &command_buffer, &resolved.call);
 }
+
+attune_status attune_vulkan_backward_record(const attune_plan *plan, VkCommandBuffer command_buffer,
+                                            const attune_backward_args *args)
+{
+    ATTUNE__TRY(attune__check_not_null(plan, "plan"));
+    ATTUNE__TRY(check_device(plan->device));
+    ATTUNE__TRY(attune__check_not_null(command_buffer, "command_buffer"));
+    attune__backward_call resolved;
+    ATTUNE__TRY(attune__backward_resolve(plan, args, &resolved));
+    if (resolved.call.forward.seconds)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.seconds is set, but recorded launches run when the command buffer is submitted");
+    return plan->device->backend->record_backward(plan->program, &command_buffer, &resolved.call);
+}

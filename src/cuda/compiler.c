@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "cuda/sources.h"
 #include "expr/print.h"
+#include "plan/family_cuda.h"
 
 #define MOST_HEADERS 24
 #define LOG_SIZE     1200 /* of the compiler's words that a message holds */
@@ -217,6 +218,7 @@ typedef struct mods {
     bool line; /* it is a line in the product and in kv */
     bool cap;  /* it is outer * tanh(inner * score) */
     float inner, outer;
+    bool slope; /* near 0 its derivative has, too */
 } mods;
 
 static mods recognise(const attune__program_desc *desc)
@@ -231,6 +233,7 @@ static mods recognise(const attune__program_desc *desc)
              attune__ctext_line(desc->score, "", &nowhere);
     m.near = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
              attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    m.slope = m.near && desc->gradient && attune__ctext_slope_near(desc->gradient, &nowhere, &m.limit);
     return m;
 }
 
@@ -254,9 +257,15 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         attune__float_text(m->outer, literal);
         attune__text_add(text, "#define ATTUNE_SCORE_CAP_OUTER %sf\n", literal);
     }
+    if (desc->gradient)
+        attune__ctext_gradient(desc->gradient, text);
     if (m->near) {
         attune__ctext_near(desc->score, "attune_score_near", text, &m->limit);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
+        if (m->slope) {
+            attune__ctext_slope_near(desc->gradient, text, &m->limit);
+            attune__text_add(text, "#define ATTUNE_HAVE_SLOPE_NEAR 1\n");
+        }
         if (isfinite(m->limit)) {
             attune__float_text(m->limit, literal);
             attune__text_add(text, "#define ATTUNE_SCORE_NEAR %sf\n", literal);
@@ -290,8 +299,12 @@ static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t v
     kernel->option_count++;
 }
 
-const char *attune__cuda_entry_name(const attune_plan_choice *choice)
+const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cuda_role role)
 {
+    if (role == ATTUNE__CUDA_DELTA)
+        return "attune_delta";
+    if (choice->direction == ATTUNE_BACKWARD)
+        return "attune_backward_sm80";
     return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
 }
 
@@ -304,31 +317,58 @@ attune_status attune__cuda_fallback(const attune_limits *limits, const attune__s
     return attune__plan_choose(limits, shape, &options, decision);
 }
 
+static attune__cuda_kernel begin_kernel(const char *file, uint32_t architecture, bool hopper)
+{
+    attune__cuda_kernel kernel = {.file = file, .option_count = 3};
+    snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=sm_%u%s", architecture, hopper ? "a" : "");
+    snprintf(kernel.options[1], sizeof kernel.options[1], "--fmad=false");
+    snprintf(kernel.options[2], sizeof kernel.options[2], "-std=c++17");
+    return kernel;
+}
+
+static void add_tile(attune__cuda_kernel *kernel, const attune__program_desc *desc, attune__cuda_role role)
+{
+    const attune_plan_choice *c = desc->choice;
+    const bool back = c->direction == ATTUNE_BACKWARD;
+    uint32_t shared[2] = {c->shared_memory, c->shared_memory}, m = c->block_m, n = c->block_n;
+    if (back && !c->use_tma)
+        attune__cuda_sm80_backward_bytes(desc->shape, c, shared);
+    if (back) {
+        m = role == ATTUNE__CUDA_ROWS ? c->block_m2 : c->block_m1;
+        n = role == ATTUNE__CUDA_ROWS ? c->block_n2 : c->block_n1;
+    }
+    add_option(kernel, "BLOCK_M", m);
+    add_option(kernel, "BLOCK_N", n);
+    add_option(kernel, "NUM_WARPS", c->num_warps);
+    add_option(kernel, "NUM_STAGES", c->num_stages);
+    add_option(kernel, "SHARED_MEMORY", shared[role == ATTUNE__CUDA_ROWS]);
+}
+
+static const char *file_of(const attune_plan_choice *choice, attune__cuda_role role)
+{
+    if (role == ATTUNE__CUDA_DELTA)
+        return "delta.cu";
+    if (choice->direction == ATTUNE_BACKWARD)
+        return choice->use_tma ? NULL : "backward_sm80.cu";
+    return choice->use_tma ? "forward_sm90.cu" : choice->decode ? "decode_sm80.cu" : "forward_sm80.cu";
+}
+
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
-                                      uint32_t architecture, attune__cuda_kernel *kernel)
+                                      uint32_t architecture, attune__cuda_role role, attune__cuda_kernel *kernel)
 {
     const attune__shape *s = desc->shape;
     const attune_plan_choice *choice = desc->choice;
     const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
-    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0) || choice->direction != ATTUNE_FORWARD)
+    const char *file = file_of(choice, role);
+    if (!file || (!hopper && strcmp(choice->kernel, "cuda_sm80") != 0))
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
-    *kernel = (attune__cuda_kernel){
-        .file = hopper           ? "forward_sm90.cu"
-                : choice->decode ? "decode_sm80.cu"
-                                 : "forward_sm80.cu",
-    };
-    snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u%s", architecture, hopper ? "a" : "");
-    snprintf(kernel->options[1], sizeof kernel->options[1], "--fmad=false");
-    snprintf(kernel->options[2], sizeof kernel->options[2], "-std=c++17");
-    kernel->option_count = 3;
+    *kernel = begin_kernel(file, architecture, hopper && role != ATTUNE__CUDA_DELTA);
     add_option(kernel, "DTYPE", s->dtype == ATTUNE_F16 ? 1 : s->dtype == ATTUNE_BF16 ? 2 : 3);
     add_option(kernel, "HEAD_DIM", s->head_dim);
     add_option(kernel, "HEAD_DIM_V", s->head_dim_v);
-    add_option(kernel, "BLOCK_M", choice->block_m);
-    add_option(kernel, "BLOCK_N", choice->block_n);
-    add_option(kernel, "NUM_WARPS", choice->num_warps);
-    add_option(kernel, "NUM_STAGES", choice->num_stages);
-    add_option(kernel, "SHARED_MEMORY", choice->shared_memory);
+    if (role == ATTUNE__CUDA_DELTA)
+        return ATTUNE_OK;
+    add_tile(kernel, desc, role);
     add_option(kernel, "HAVE_BLOCKS", s->block_mask);
     /* Where an interval rests on what a capture holds, which is known only at the call, the mask itself stays. */
     mods m = recognise(desc);
@@ -336,5 +376,11 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     add_option(kernel, "HAVE_MASK", desc->mask && (!rows || m.runs));
     add_option(kernel, "HAVE_MASK_RANGE", rows);
     add_option(kernel, "HAVE_SCORE", desc->score != NULL);
+    if (choice->direction == ATTUNE_BACKWARD) {
+        const bool reads = desc->gradient && desc->gradient->read_count && s->capture_gradient_elements;
+        add_option(kernel, "HAVE_READS", reads && role == ATTUNE__CUDA_ROWS);
+        add_option(kernel, "OWN_KEYS", role != ATTUNE__CUDA_ROWS);
+        add_option(kernel, "APART", attune__cuda_backward_apart(s));
+    }
     return desc->mask || desc->score ? write_mods(allocator, desc, &m, &kernel->mods) : ATTUNE_OK;
 }

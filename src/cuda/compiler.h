@@ -30,14 +30,27 @@ void attune__cuda_compiler_load(void);
 attune_status attune__cuda_pack(const attune__host *host, const attune_limits *limits, const attune__program_desc *desc,
                                 attune__pack *pack);
 
+/* The kernels of a program. */
+typedef enum attune__cuda_role {
+    ATTUNE__CUDA_MAIN,  /* forward, decode; in backward dK and dV */
+    ATTUNE__CUDA_ROWS,  /* backward: dQ and the gradients of captures */
+    ATTUNE__CUDA_DELTA, /* backward: what stands before and behind the others */
+} attune__cuda_role;
+#define ATTUNE__CUDA_ROLES 3
+/* Those that a choice has: the first so many. */
+static inline uint32_t attune__cuda_roles(const attune_plan_choice *choice)
+{
+    return choice->direction == ATTUNE_BACKWARD ? ATTUNE__CUDA_ROLES : 1;
+}
+
 /* Compiles a kernel into a pack that has it not yet. */
 attune_status attune__cuda_pack_kernel(const attune__host *host, const attune__cuda_kernel *kernel, attune__pack *pack);
 
 /* What a choice is compiled as, for an architecture such as 86 or 90. kernel->mods is the caller's to free. */
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
-                                      uint32_t architecture, attune__cuda_kernel *kernel);
+                                      uint32_t architecture, attune__cuda_role role, attune__cuda_kernel *kernel);
 /* The entry point of a choice's kernel. */
-const char *attune__cuda_entry_name(const attune_plan_choice *choice);
+const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cuda_role role);
 /* What runs in the place of a kernel that uses TMA where a tensor's address or strides do not suit it: the sm80 kernel,
  * as the planner chooses it. A program has both, since tensors are known only in the hot call. */
 attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape,

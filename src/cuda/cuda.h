@@ -8,6 +8,7 @@
  *     program.c   a kernel for a choice   launch.c   the hot call
  *     decode.c    the hot call of decode  pack.c     kernels compiled ahead
  *     measure.c   peaks                   merge.c    partial results into one, and back
+ *     backward.c  the hot call of the backward pass
  *
  * Every entry makes the device's context current and puts back what was: attune leaves no trace in the calling thread.
  */
@@ -99,6 +100,7 @@ typedef struct attune__cuda_mask {
     attune__device_mask base;
     attune__cu_pointer memory;
     attune__cu_pointer offsets[2], indices[2];                                           /* partial, full */
+    attune__cu_pointer column_offsets[2], column_indices[2];                             /* the transposed lists */
     attune__cu_pointer captures[ATTUNE_EXPR_MAX_SYMBOLS], runs[ATTUNE_EXPR_MAX_SYMBOLS]; /* runs: 0 = none */
     bool ranges; /* the mask's rows are intervals, and the runs that they rest on are there */
 } attune__cuda_mask;
@@ -119,6 +121,10 @@ typedef struct attune__cuda_program {
     attune__program base;
     attune__cuda_loaded kernel;
     attune__cuda_loaded fallback; /* for tensors that the kernel's TMA cannot read */
+    attune__cuda_loaded rows;     /* backward: dQ, where `kernel` makes dK and dV */
+    attune__cuda_loaded delta;    /* backward: lse and delta as the others read them */
+    attune__cu_function sums;     /* backward, of delta's module: gradients of captures */
+    bool apart;                   /* backward: dK and dV by workgroups of their own */
     bool tma;
     attune__cu_function combine;     /* decode in more than one part */
     uint32_t packed_heads, split;    /* decode */
@@ -132,11 +138,17 @@ attune_status attune__cuda_forward(const attune__program *program, attune_queue 
                                    uint64_t *value);
 attune_status attune__cuda_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                   uint64_t *value);
+attune_status attune__cuda_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
+                                    uint64_t *value);
+/* What a backward program has besides its kernels. */
+attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc);
 /* What a decode program has besides its kernel. */
 attune_status attune__cuda_decode_load(attune__cuda_program *program, const attune__program_desc *desc);
 
 /* What a call says to any kernel of the program. */
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);
+
+attune_cuda_view attune__cuda_view_of(const attune_tensor *tensor);
 
 #define ATTUNE__CUDA_MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
 

@@ -236,6 +236,7 @@ const attune__backend attune__cuda_backend = {
     .program_compile = attune__cuda_pack,
     .forward = attune__cuda_forward,
     .decode = attune__cuda_decode,
+    .backward = attune__cuda_backward,
     .merger_create = attune__cuda_merger_create,
     .merger_destroy = attune__cuda_merger_destroy,
     .merger_compile = attune__cuda_merger_pack,
@@ -244,5 +245,5 @@ const attune__backend attune__cuda_backend = {
     .queue_lend = attune__cuda_queue_lend,
     .queue_destroy = attune__cuda_queue_destroy,
     .wait = attune__cuda_wait,
-    .missing = "the CUDA backend has no backward pass yet",
+    .missing = "",
 };

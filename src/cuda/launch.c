@@ -11,7 +11,7 @@ static unsigned long long address(const attune_tensor *tensor)
     return tensor->buffer ? attune__cuda_pointer(tensor->buffer) + tensor->offset : 0;
 }
 
-static attune_cuda_view view(const attune_tensor *tensor)
+attune_cuda_view attune__cuda_view_of(const attune_tensor *tensor)
 {
     return (attune_cuda_view){
         .address = address(tensor),
@@ -75,12 +75,12 @@ static void set_score(attune_cuda_arguments *a, const attune_expr *score, const 
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call)
 {
     attune_cuda_arguments arguments = {
-        .q = view(&call->q),
-        .k = view(&call->k),
-        .v = view(&call->v),
-        .o = view(&call->o),
-        .lse = view(&call->lse),
-        .row_max = view(&call->row_max),
+        .q = attune__cuda_view_of(&call->q),
+        .k = attune__cuda_view_of(&call->k),
+        .v = attune__cuda_view_of(&call->v),
+        .o = attune__cuda_view_of(&call->o),
+        .lse = attune__cuda_view_of(&call->lse),
+        .row_max = attune__cuda_view_of(&call->row_max),
         .batch = (int)call->batch,
         .heads = (int)call->heads,
         .kv_heads = (int)call->kv_heads,
@@ -103,7 +103,7 @@ attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *prog
 static bool encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows, bool repeats,
                    attune__cu_tensor_map *map)
 {
-    const attune_cuda_view v = view(tensor);
+    const attune_cuda_view v = attune__cuda_view_of(tensor);
     const uint64_t bytes = attune_dtype_size(tensor->dtype);
     const uint64_t strides[3] = {(uint64_t)v.row * bytes, (uint64_t)v.head * bytes, (uint64_t)v.batch * bytes};
     uint64_t sizes[4], steps[3];

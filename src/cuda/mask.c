@@ -138,12 +138,16 @@ static attune_status make_all_runs(const attune_allocator *allocator, const attu
 static void lay_out(layout *l, const attune_mask *mask, const all_runs *runs, attune__cuda_mask *made)
 {
     const size_t rows = (size_t)(mask->stored_batch * mask->stored_heads * mask->q_blocks);
-    const attune__block_list *lists[2] = {&mask->kv, &mask->full_kv};
+    const size_t columns = (size_t)(mask->stored_batch * mask->stored_heads * mask->kv_blocks);
+    const attune__block_list *lists[2] = {&mask->kv, &mask->full_kv}, *turned[2] = {&mask->q, &mask->full_q};
     l->size = 0;
     for (int i = 0; i < 2; i++) {
         made->offsets[i] = made->memory + place(l, lists[i]->offsets, (rows + 1) * sizeof(int64_t));
         made->indices[i] =
             made->memory + place(l, lists[i]->indices, (size_t)lists[i]->offsets[rows] * sizeof(int32_t));
+        made->column_offsets[i] = made->memory + place(l, turned[i]->offsets, (columns + 1) * sizeof(int64_t));
+        made->column_indices[i] =
+            made->memory + place(l, turned[i]->indices, (size_t)turned[i]->offsets[columns] * sizeof(int32_t));
     }
     for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++) {
         if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)

@@ -23,14 +23,23 @@ attune_status attune__cuda_pack_kernel(const attune__host *host, const attune__c
     return status;
 }
 
-static attune_status pack(const attune__host *host, uint32_t architecture, const attune__program_desc *desc,
-                          attune__pack *pack)
+static attune_status pack_role(const attune__host *host, uint32_t architecture, const attune__program_desc *desc,
+                               attune__cuda_role role, attune__pack *pack)
 {
     attune__cuda_kernel kernel = {0};
-    attune_status status = attune__cuda_specialise(&host->allocator, desc, architecture, &kernel);
+    attune_status status = attune__cuda_specialise(&host->allocator, desc, architecture, role, &kernel);
     if (status == ATTUNE_OK)
         status = attune__cuda_pack_kernel(host, &kernel, pack);
     attune__free(&host->allocator, (void *)(uintptr_t)kernel.mods);
+    return status;
+}
+
+static attune_status pack(const attune__host *host, uint32_t architecture, const attune__program_desc *desc,
+                          attune__pack *pack)
+{
+    attune_status status = ATTUNE_OK;
+    for (uint32_t role = 0; role < attune__cuda_roles(desc->choice) && status == ATTUNE_OK; role++)
+        status = pack_role(host, architecture, desc, (attune__cuda_role)role, pack);
     return status;
 }
 

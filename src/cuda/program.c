@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "cuda/compiler.h"
+#include "plan/family_cuda.h"
 
 static attune_status load(attune__cuda_device *device, attune__cuda_loaded *kernel, const char *name, const void *cubin)
 {
@@ -22,7 +23,20 @@ static attune_status load(attune__cuda_device *device, attune__cuda_loaded *kern
         "cuFuncSetAttribute");
 }
 
-static attune_status make(attune__cuda_device *device, const attune__program_desc *desc, attune__cuda_loaded *kernel)
+/* The bytes of shared memory that a choice's kernel asks for. */
+static uint32_t shared_memory(const attune__program_desc *desc, attune__cuda_role role)
+{
+    const attune_plan_choice *choice = desc->choice;
+    uint32_t bytes[2] = {choice->shared_memory, choice->shared_memory};
+    if (role == ATTUNE__CUDA_DELTA)
+        return 0;
+    if (choice->direction == ATTUNE_BACKWARD && !choice->use_tma)
+        attune__cuda_sm80_backward_bytes(desc->shape, choice, bytes);
+    return bytes[role == ATTUNE__CUDA_ROWS];
+}
+
+static attune_status make(attune__cuda_device *device, const attune__program_desc *desc, attune__cuda_role role,
+                          attune__cuda_loaded *kernel)
 {
     const attune_allocator *allocator = &device->base.host.allocator;
     const attune_limits *limits = &device->base.info.limits;
@@ -30,19 +44,20 @@ static attune_status make(attune__cuda_device *device, const attune__program_des
     attune__cuda_kernel source = {0};
     void *cubin = NULL;
     size_t cubin_size = 0;
-    kernel->block_m = choice->block_m;
-    kernel->block_n = choice->block_n;
+    const bool back = choice->direction == ATTUNE_BACKWARD, rows = role == ATTUNE__CUDA_ROWS;
+    kernel->block_m = !back ? choice->block_m : rows ? choice->block_m2 : choice->block_m1;
+    kernel->block_n = !back ? choice->block_n : rows ? choice->block_n2 : choice->block_n1;
     kernel->threads = choice->workgroup_invocations;
-    kernel->shared_memory = choice->shared_memory;
+    kernel->shared_memory = shared_memory(desc, role);
     if (choice->use_tma)
         kernel->resident = limits->compute_units * (choice->occupancy ? choice->occupancy : 1);
-    attune_status status = attune__cuda_specialise(allocator, desc, limits->architecture, &source);
+    attune_status status = attune__cuda_specialise(allocator, desc, limits->architecture, role, &source);
     if (status == ATTUNE_OK)
         status = attune__cuda_compile(&device->base.host, &source, &cubin, &cubin_size);
     if (status == ATTUNE_OK)
         status = attune__cuda_enter(device);
     if (status == ATTUNE_OK) {
-        status = load(device, kernel, attune__cuda_entry_name(choice), cubin);
+        status = load(device, kernel, attune__cuda_entry_name(choice, role), cubin);
         attune__cuda_leave(device);
     }
     attune__free(allocator, (void *)(uintptr_t)source.mods);
@@ -61,16 +76,23 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
     made->tma = desc->choice->use_tma;
     made->mask = desc->mask;
     made->score = desc->score;
-    attune_status status = make(mine, desc, &made->kernel);
+    attune_status status = make(mine, desc, ATTUNE__CUDA_MAIN, &made->kernel);
     if (status == ATTUNE_OK && desc->choice->decode)
         status = attune__cuda_decode_load(made, desc);
+    if (status == ATTUNE_OK && desc->choice->direction == ATTUNE_BACKWARD) {
+        status = make(mine, desc, ATTUNE__CUDA_ROWS, &made->rows);
+        if (status == ATTUNE_OK)
+            status = make(mine, desc, ATTUNE__CUDA_DELTA, &made->delta);
+        if (status == ATTUNE_OK)
+            status = attune__cuda_backward_load(made, desc);
+    }
     if (status == ATTUNE_OK && made->tma) {
         attune__decision decision;
         attune__program_desc second = *desc;
         second.choice = &decision.choice;
         status = attune__cuda_fallback(&device->info.limits, desc->shape, &decision);
         if (status == ATTUNE_OK)
-            status = make(mine, &second, &made->fallback);
+            status = make(mine, &second, ATTUNE__CUDA_MAIN, &made->fallback);
     }
     if (status == ATTUNE_OK)
         *program = &made->base;
@@ -83,8 +105,9 @@ void attune__cuda_program_destroy(attune__program *program)
 {
     attune__cuda_program *mine = (attune__cuda_program *)program;
     attune__cuda_device *device = attune__cuda_of(program->device);
-    const attune__cu_module modules[] = {mine->kernel.module, mine->fallback.module};
-    for (int i = 0; i < 2; i++)
+    const attune__cu_module modules[] = {mine->kernel.module, mine->fallback.module, mine->rows.module,
+                                         mine->delta.module};
+    for (size_t i = 0; i < sizeof modules / sizeof modules[0]; i++)
         if (modules[i] && device->driver.context_push(device->context) == CU_SUCCESS) {
             device->driver.module_unload(modules[i]);
             attune__cuda_leave(device);

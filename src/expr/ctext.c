@@ -201,7 +201,7 @@ void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds)
     attune__expr_bounds(expr, NULL, NULL, &box, bounds);
 }
 
-static void add_declaration(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text)
+void attune__ctext_declare(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text)
 {
     if (is_leaf(&expr->nodes[n]))
         return;
@@ -214,7 +214,7 @@ void attune__ctext_values(const attune_expr *expr, const attune__interval *bound
 {
     for (uint32_t n = 0; n < expr->node_count; n++)
         if (!(expr->nodes[n].uses & without))
-            add_declaration(expr, n, bounds, text);
+            attune__ctext_declare(expr, n, bounds, text);
 }
 
 static void begin_function(const attune_expr *expr, const char *name, attune__text *text)
@@ -283,11 +283,22 @@ static const char *float_of_kv(const attune_expr *expr, const attune__node *node
                                                                          : NULL;
 }
 
+bool attune__ctext_near_tanh(const attune_expr *expr, uint32_t n, attune__text *text, float *limit)
+{
+    char literal[ATTUNE__FLOAT_TEXT];
+    float factor;
+    const float own = near_limit(expr, expr->nodes[n].arg[0], &factor);
+    if (own == 0)
+        return false;
+    *limit = own < *limit ? own : *limit;
+    attune__float_text(factor, literal);
+    attune__text_add(text, "    const float t%u = attune_tanh_near(score * %sf);\n", n, literal);
+    return true;
+}
+
 bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
-    char literal[ATTUNE__FLOAT_TEXT];
-    float factor;
     bool cheaper = false;
     *limit = INFINITY;
     attune__ctext_bounds(expr, bounds);
@@ -299,15 +310,9 @@ bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text 
         if (distance)
             attune__text_add(text, "    const float t%u = %s;\n", n, distance);
         else if (node->op != ATTUNE__OP_TANH)
-            add_declaration(expr, n, bounds, text);
-        if (node->op != ATTUNE__OP_TANH)
-            continue;
-        const float own = near_limit(expr, node->arg[0], &factor);
-        if (own == 0)
+            attune__ctext_declare(expr, n, bounds, text);
+        else if (!attune__ctext_near_tanh(expr, n, text, limit))
             return false;
-        *limit = own < *limit ? own : *limit;
-        attune__float_text(factor, literal);
-        attune__text_add(text, "    const float t%u = attune_tanh_near(score * %sf);\n", n, literal);
     }
     end_function(expr, text);
     return cheaper;

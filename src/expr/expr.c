@@ -2,6 +2,7 @@
 /* The finished expression: its order, its hash, its life, and two of them joined. */
 #include "expr/expr.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -247,7 +248,7 @@ static bool is_shifted(const attune_expr *expr)
 static attune_status make_parameter(attune__builder *builder, const char *name, uint32_t *node)
 {
     attune__symbol symbol = {.kind = ATTUNE_SYMBOL_PARAMETER, .dtype = ATTUNE_I32};
-    strcpy(symbol.name, name);
+    snprintf(symbol.name, sizeof symbol.name, "%s", name);
     const uint32_t index = attune__builder_symbol(builder, &symbol);
     if (index == ATTUNE__NONE)
         return attune__fail(

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The rules: checks, decode or not, the search, and the choice with everything that follows from the tile. */
-#include "plan/family.h"
+#include "plan/family_cuda.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,16 +16,19 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
     uint64_t arguments = found->family->backend == ATTUNE_BACKEND_VULKAN ? ATTUNE__VULKAN_ARGUMENTS : 0;
     const uint32_t *v = found->tile.value;
     uint64_t units = search->limits->compute_units;
-    uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
-    uint64_t segments = attune__segments_size(s, rows, s->segments);
     if (search->pass == ATTUNE__PASS_BACKWARD) {
+        if (found->family->backend == ATTUNE_BACKEND_CUDA)
+            return attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, s->capture_gradient_elements).size;
         /* delta = rowsum(dO * O) - dLSE */
+        uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
         uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);
         uint64_t sums =
             attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
-        return segments + attune__round_up64(rows * element, 256) + arguments + (cpu ? sums + units * scratch : 0);
+        if (arguments)
+            arguments += attune__round_up64(s->capture_gradient_elements * ATTUNE__VULKAN_SUM, 256);
+        return attune__round_up64(rows * element, 256) + arguments + (cpu ? sums + units * scratch : 0);
     }
-    uint64_t bytes = segments + attune__split_size(s, split, element);
+    uint64_t bytes = attune__split_size(s, split, element);
     return bytes + arguments + (cpu ? units * attune__cpu_thread_size(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]) : 0);
 }
 
@@ -35,6 +38,8 @@ static void fill(const attune__search *search, const attune__found *found, attun
     const uint32_t *v = found->tile.value;
     bool back = search->pass == ATTUNE__PASS_BACKWARD, decode = search->pass == ATTUNE__PASS_DECODE;
     uint32_t occupancy = attune__occupancy(search->limits, &found->cost);
+    const attune__shape *s = search->shape;
+    const uint64_t segments = attune__segments_size(s, (uint64_t)(s->batch * s->heads * s->q_len), s->segments);
     uint32_t split = 1;
     if (decode)
         split = o->split_kv ? o->split_kv : attune__decode_split(search, &found->tile, occupancy);
@@ -56,12 +61,13 @@ static void fill(const attune__search *search, const attune__found *found, attun
         .shared_memory = (uint32_t)found->cost.shared,
         .registers = found->cost.registers,
         .occupancy = occupancy ? occupancy : 1,
-        .workspace = workspace(search, found, split),
+        .workspace = segments + workspace(search, found, split),
         .prescale_qk = o->prescale_qk == ATTUNE_ON,
         .use_tma = found->family->tma,
         .blocks_are_contiguous = o->blocks_are_contiguous == ATTUNE_ON,
         .rows_guaranteed_safe = o->rows_guaranteed_safe == ATTUNE_ON,
         .write_dq = back && o->write_dq != ATTUNE_OFF,
+        .deterministic = !(found->family->unordered >> search->pass & 1),
     };
     uint32_t rejected = decision->rejection_count;
     snprintf(decision->why, sizeof decision->why, "%s",

@@ -28,6 +28,7 @@ typedef enum attune__option {
     ATTUNE__BLOCKS_ARE_CONTIGUOUS,
     ATTUNE__WRITE_DQ,
     ATTUNE__USE_TMA,
+    ATTUNE__DETERMINISTIC,
     ATTUNE__KERNEL,
     ATTUNE__OPTION_COUNT
 } attune__option;
@@ -94,6 +95,7 @@ typedef struct attune__family {
     bool tma;             /* USE_TMA is ON here; elsewhere it is OFF */
     const char *missing;  /* why no plan may choose it yet; NULL = it may */
     uint32_t dtypes;      /* bits 1 << attune_dtype */
+    uint32_t unordered;   /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
     uint32_t decode_rows; /* the fewest rows for which automatic decode takes it */
     uint32_t reads[ATTUNE__PASS_COUNT]; /* option bits, without those of the planner itself; 0 = it has no such pass */
 
@@ -157,6 +159,12 @@ void attune__settle_decode(const attune__search *search, attune__tile *tile, uin
  * divides the mask's block. */
 const char *attune__refuse_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
                                    uint32_t most, attune__option *option);
+
+/* Vulkan's backward pass without matrix units: tiles, why a workgroup cannot have one, bytes of the larger kernel. */
+const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, uint32_t *count);
+const char *attune__vulkan_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t threads,
+                                           attune__option *option);
+uint64_t attune__vulkan_backward_shared(const attune__search *search, const attune__tile *tile, uint32_t threads);
 
 /* ----------------------------------------------------------------------------------------------------------- options
  */

@@ -9,7 +9,7 @@
  * softmax take. Tiles follow FlashAttention-2 (sm80), FlashAttention-3 (sm90a) and FlashAttention-4 (sm100a) where
  * those divide a mask's block of 128.
  */
-#include "plan/family.h"
+#include "plan/family_cuda.h"
 
 #define BASE_REGISTERS 48
 #define COUNT(array)   (sizeof(array) / sizeof((array)[0]))
@@ -130,27 +130,6 @@ static const attune__tile sm80_decode_f32_64[] = {
     ATTUNE__TILE(32, 16, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
-static const attune__tile sm80_back_64[] = {
-    ATTUNE__TILES(64, 128, 128, 64, 2, 8),
-    ATTUNE__TILES(64, 64, 64, 64, 1, 4),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 4),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 2),
-};
-static const attune__tile sm80_back_128[] = {
-    ATTUNE__TILES(64, 128, 128, 64, 2, 8), ATTUNE__TILES(64, 64, 64, 64, 2, 8), ATTUNE__TILES(64, 64, 64, 64, 1, 8),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 4),   ATTUNE__TILES(16, 16, 16, 16, 1, 2),
-};
-static const attune__tile sm80_back_256[] = {
-    ATTUNE__TILES(64, 64, 64, 64, 2, 8), ATTUNE__TILES(64, 64, 64, 64, 1, 8), ATTUNE__TILES(32, 64, 64, 32, 1, 8),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 4), ATTUNE__TILES(16, 16, 16, 16, 1, 2),
-};
-static const attune__tile sm80_back_f32[] = {
-    ATTUNE__TILES(32, 64, 64, 32, 1, 8),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 4),
-    ATTUNE__TILES(16, 32, 32, 16, 1, 4),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 2),
-};
-
 static table sm80_decode_tiles(const attune__shape *s, bool wide)
 {
     int64_t rows = s->q_len * attune__shape_packed_heads(s);
@@ -172,39 +151,32 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
     const table forward[4] = {blackwell ? TABLE(sm120_64) : TABLE(sm80_64), small ? TABLE(sm86_128) : TABLE(sm80_128),
                               TABLE(sm80_192), TABLE(sm80_256)};
     const table wide_forward[4] = {TABLE(sm80_f32_64), TABLE(sm80_f32_128), TABLE(sm80_f32_256), TABLE(sm80_f32_256)};
-    const table backward[4] = {TABLE(sm80_back_64), TABLE(sm80_back_128), TABLE(sm80_back_256), TABLE(sm80_back_256)};
-    table t;
-    if (search->pass == ATTUNE__PASS_DECODE)
-        t = sm80_decode_tiles(s, wide);
-    else if (search->pass == ATTUNE__PASS_BACKWARD)
-        t = wide ? TABLE(sm80_back_f32) : by_head_dim(s, backward);
-    else
-        t = by_head_dim(s, wide ? wide_forward : forward);
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__cuda_sm80_backward_tiles(search, count);
+    table t = search->pass == ATTUNE__PASS_DECODE ? sm80_decode_tiles(s, wide)
+                                                  : by_head_dim(s, wide ? wide_forward : forward);
     *count = t.count;
     return t.tiles;
 }
 
-/* Forward: a warp owns 16 rows or a multiple. Backward: two warps may share 16 rows and halve the columns. Decode:
- * warps share the rows in sixteens, then the keys. */
+/* Forward: a warp owns 16 rows or a multiple. Decode: warps share the rows in sixteens, then the keys. */
 static bool sm80_warps_divide(const attune__search *search, const attune__tile *tile)
 {
     const uint32_t *v = tile->value;
     uint32_t warps = v[ATTUNE__NUM_WARPS];
-    switch (search->pass) {
-    case ATTUNE__PASS_BACKWARD:
-        return 2 * v[ATTUNE__BLOCK_N1] % (16 * warps) == 0 && 2 * v[ATTUNE__BLOCK_M2] % (16 * warps) == 0;
-    case ATTUNE__PASS_DECODE: {
-        uint32_t rows = v[ATTUNE__BLOCK_M] / 16;
-        return rows && warps % rows == 0 && v[ATTUNE__BLOCK_N] / 16 >= warps / rows &&
-               v[ATTUNE__BLOCK_N] / 16 % (warps / rows) == 0;
-    }
-    default:
+    if (search->pass != ATTUNE__PASS_DECODE)
         return v[ATTUNE__BLOCK_M] % (16 * warps) == 0;
-    }
+    uint32_t rows = v[ATTUNE__BLOCK_M] / 16;
+    return rows && warps % rows == 0 && v[ATTUNE__BLOCK_N] / 16 >= warps / rows &&
+           v[ATTUNE__BLOCK_N] / 16 % (warps / rows) == 0;
 }
 
 static void sm80_settle(const attune__search *search, attune__tile *tile)
 {
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        attune__cuda_sm80_backward_settle(search, tile);
+        return;
+    }
     attune__settle_tile(search, tile, 16);
     if (search->pass == ATTUNE__PASS_DECODE)
         attune__settle_decode(search, tile, 16);
@@ -217,6 +189,8 @@ static void sm80_settle(const attune__search *search, attune__tile *tile)
 
 static const char *sm80_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__cuda_sm80_backward_refuse(search, tile, option);
     const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
     if (why)
         return why;
@@ -225,8 +199,8 @@ static const char *sm80_refuse(const attune__search *search, const attune__tile 
         return "a decode tile has at most 64 rows";
     }
     if (!sm80_warps_divide(search, tile)) {
-        static const attune__option blame[ATTUNE__PASS_COUNT] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N, ATTUNE__BLOCK_N1};
-        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : blame[search->pass];
+        const attune__option blame = search->pass == ATTUNE__PASS_DECODE ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : blame;
         return search->pass == ATTUNE__PASS_FORWARD ? "each of the num_warps warps takes 16 rows or a multiple"
                                                     : "the num_warps warps do not divide the tile";
     }
@@ -237,14 +211,8 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
 {
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
-    uint32_t threads = 32 * v[ATTUNE__NUM_WARPS], d = padded(s->head_dim, 16), dv = padded(s->head_dim_v, 16);
+    uint32_t threads = 32 * v[ATTUNE__NUM_WARPS], dv = padded(s->head_dim_v, 16);
     uint32_t base = BASE_REGISTERS + mod_registers(s);
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        /* S and dP; dK and dV, or dQ. */
-        uint32_t kv = (2 * v[ATTUNE__BLOCK_M1] * v[ATTUNE__BLOCK_N1] + v[ATTUNE__BLOCK_N1] * (d + dv)) / threads;
-        uint32_t q = (2 * v[ATTUNE__BLOCK_M2] * v[ATTUNE__BLOCK_N2] + v[ATTUNE__BLOCK_M2] * d) / threads;
-        return base + (kv > q ? kv : q);
-    }
     if (search->pass == ATTUNE__PASS_DECODE) {
         /* A warp holds 16 rows of O, and its share of the keys' scores. */
         uint32_t rows = v[ATTUNE__BLOCK_M] / 16, shares = v[ATTUNE__NUM_WARPS] / rows;
@@ -257,24 +225,16 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
  * With e the bytes of an element, D and Dv the padded head dimensions, S = num_stages:
  *   forward    max(Q[M][D] + S (K[N][D] + V[N][Dv]), O[M][Dv]) e              O is staged where all the others were
  *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   O, m and l in float32, over the rest
- *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv]) + P[M1][N1] + dS[M1][N1]) e + S (lse + delta)[M1] 4
- *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e
  */
 static attune__cost sm80_cost(const attune__search *search, const attune__tile *tile)
 {
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__cuda_sm80_backward_cost(search, tile);
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
     uint64_t e = attune__dtype_bytes(s), d = padded(s->head_dim, 16), dv = padded(s->head_dim_v, 16);
     uint64_t stages = v[ATTUNE__NUM_STAGES], warps = v[ATTUNE__NUM_WARPS];
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS], .registers = sm80_registers(search, tile)};
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        uint64_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
-        uint64_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
-        uint64_t kv = (n1 * (d + dv) + stages * m1 * (d + dv) + 2 * m1 * n1) * e + stages * 2 * m1 * 4;
-        uint64_t q = (m2 * (d + dv) + stages * n2 * (d + dv)) * e;
-        c.shared = larger(kv, q);
-        return c;
-    }
     uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
     uint64_t loop = (m * d + stages * n * (d + dv)) * e;
     if (search->pass == ATTUNE__PASS_DECODE) {
@@ -296,10 +256,9 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
     }
 
 /* Decode waits for memory, not for products: mma.sync serves every device. */
-#define NO_DECODE_READS                                                                                                \
+#define FORWARD_READS                                                                                                  \
     {                                                                                                                  \
-        CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,                               \
-            CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                                         \
+        CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0, 0                             \
     }
 
 const attune__family attune__cuda_sm80 = {
@@ -457,7 +416,7 @@ const attune__family attune__cuda_sm90a = {
     .matrix = ATTUNE_MATRIX_WGMMA,
     .tma = true,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    .reads = NO_DECODE_READS,
+    .reads = FORWARD_READS,
     .tiles = sm90_tiles,
     .settle = sm90_settle,
     .refuse = sm90_refuse,
@@ -471,7 +430,7 @@ const attune__family attune__cuda_sm100a = {
     .tma = true,
     .missing = "this version has no tcgen05 kernel",
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    .reads = NO_DECODE_READS,
+    .reads = FORWARD_READS,
     .tiles = sm90_tiles,
     .settle = sm90_settle,
     .refuse = sm90_refuse,

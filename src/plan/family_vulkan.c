@@ -22,8 +22,6 @@ static uint32_t lanes(const attune_limits *limits)
 
 /* ---------------------------------------------------------------------------------------------- portable, subgroup */
 
-#define SLICE 32 /* in backward: elements of the head dimension that are in shared memory at once */
-
 static const attune__tile scalar_forward[] = {
     ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(32, 64, 1, 0), ATTUNE__TILE(32, 32, 1, 0),
     ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0), ATTUNE__TILE(8, 32, 1, 0),
@@ -33,13 +31,6 @@ static const attune__tile scalar_decode[] = {
     ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0), ATTUNE__TILE(2, 64, 1, 0),
     ATTUNE__TILE(1, 64, 1, 0),  ATTUNE__TILE(1, 16, 1, 0), ATTUNE__TILE(1, 4, 1, 0),
 };
-static const attune__tile scalar_backward[] = {
-    ATTUNE__TILES(32, 64, 64, 32, 1, 0),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 0),
-    ATTUNE__TILES(16, 32, 32, 16, 1, 0),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 0),
-};
-
 static const attune__tile *scalar_tiles(const attune__search *search, uint32_t *count)
 {
     switch (search->pass) {
@@ -47,8 +38,7 @@ static const attune__tile *scalar_tiles(const attune__search *search, uint32_t *
         *count = COUNT(scalar_decode);
         return scalar_decode;
     case ATTUNE__PASS_BACKWARD:
-        *count = COUNT(scalar_backward);
-        return scalar_backward;
+        return attune__vulkan_backward_tiles(search, count);
     default:
         *count = COUNT(scalar_forward);
         return scalar_forward;
@@ -69,20 +59,12 @@ static void settle_rows(const attune__search *search, attune__tile *tile)
         attune__settle_decode(search, tile, 1);
 }
 
-/* Forward and decode: layout.h. In backward, in float32:
- *   dK and dV        Q[M1][33] + K[N1][33] + P[M1][N1 + 1] + dS[M1][N1 + 1] + rows[2][M1]   dO and V over Q and K
- *   dQ         Q[M2][33] + K[N2][33] + dS[M2][N2 + 1] + rows[2][M2]
- */
+/* layout.h */
 static uint64_t scalar_shared(const attune__search *search, const attune__tile *tile, uint32_t threads, bool subgroups)
 {
     const uint32_t *v = tile->value;
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        uint64_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
-        uint64_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
-        uint64_t kv = (m1 + n1) * (SLICE + 1) + 2 * m1 * (n1 + 1) + 2 * m1;
-        uint64_t q = (m2 + n2) * (SLICE + 1) + m2 * (n2 + 1) + 2 * m2;
-        return 4 * larger(kv, q);
-    }
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__vulkan_backward_shared(search, tile, threads);
     attune__scalar_layout layout;
     if (attune__scalar_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], threads, search->shape->head_dim,
                                    search->shape->head_dim_v, subgroups, &layout))
@@ -95,8 +77,10 @@ static const char *scalar_refuse(const attune__search *search, const attune__til
                                  bool subgroups, attune__option *option)
 {
     const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
-    if (why || search->pass == ATTUNE__PASS_BACKWARD)
+    if (why)
         return why;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__vulkan_backward_refuse(search, tile, threads, option);
     attune__scalar_layout layout;
     why = attune__scalar_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], threads,
                                      search->shape->head_dim, search->shape->head_dim_v, subgroups, &layout);
@@ -188,14 +172,8 @@ static const char *subgroup_refuse(const attune__search *search, const attune__t
     const char *why = scalar_refuse(search, tile, warps * width, true, option);
     if (why)
         return why;
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        uint32_t least = tile->value[ATTUNE__BLOCK_N1] < tile->value[ATTUNE__BLOCK_M2] ? tile->value[ATTUNE__BLOCK_N1]
-                                                                                       : tile->value[ATTUNE__BLOCK_M2];
-        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)                 ? ATTUNE__NUM_WARPS
-                  : tile->value[ATTUNE__BLOCK_N1] < tile->value[ATTUNE__BLOCK_M2] ? ATTUNE__BLOCK_N1
-                                                                                  : ATTUNE__BLOCK_M2;
-        return warps > least ? "each of the num_warps subgroups takes at least one row" : NULL;
-    }
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return NULL;
     uint32_t parts = warps * width / tile->value[ATTUNE__BLOCK_M], columns = tile->value[ATTUNE__BLOCK_N] / 4;
     *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
     return (parts < columns ? parts : columns) > width ? "the invocations of a row lie in one subgroup" : NULL;

@@ -50,6 +50,37 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
     return NULL;
 }
 
+const char *attune__backward_layout_make(uint32_t owned, uint32_t walked, uint32_t threads, uint32_t head_dim,
+                                         uint32_t head_dim_v, bool keys, attune__backward_layout *layout)
+{
+    attune__backward_layout l = {
+        .threads = threads, .owned = owned, .walked = walked, .head_dim = head_dim, .head_dim_v = head_dim_v};
+    if (walked < 4 || threads < walked / 4)
+        return "four of its columns belong to each invocation of a row";
+    if ((uint64_t)owned * walked > (uint64_t)threads * 4 * MOST_PART)
+        return "an invocation has at most 32 scores";
+    l.tx = walked / 4;
+    l.ty = threads / l.tx;
+    l.tm = most(owned / l.ty, 1);
+    l.to = (head_dim / 4 + l.tx - 1) / l.tx;
+    l.to_v = keys ? (head_dim_v / 4 + l.tx - 1) / l.tx : 1;
+    l.slice = head_dim % 16 || head_dim_v % 16 ? 8 : 16;
+    l.s_stride = walked / 4 + 1;
+    const uint32_t slice_row = l.slice / 4 + 1, chunk_row = (keys ? most(head_dim, head_dim_v) : head_dim) / 4 + 1;
+    l.slice_size = most((owned + walked) * slice_row, 4 * chunk_row);
+    for (l.chunk = 4; 2 * l.chunk <= walked && 2 * l.chunk * chunk_row <= l.slice_size;)
+        l.chunk *= 2;
+    l.fetch_a = (owned * (l.slice / 8) + threads - 1) / threads;
+    l.fetch_b = (walked * (l.slice / 8) + threads - 1) / threads;
+    l.fetch_x = (l.chunk * (head_dim / 8) + threads - 1) / threads;
+    l.fetch_y = (l.chunk * (head_dim_v / 8) + threads - 1) / threads;
+    l.fetch = most(l.fetch_a + l.fetch_b, most(l.fetch_x, l.fetch_y));
+    l.s_size = owned * l.s_stride;
+    l.bytes = UINT64_C(16) * (2 * l.slice_size + l.s_size) + UINT64_C(4) * 4;
+    *layout = l;
+    return NULL;
+}
+
 #define MOST_HELD  128 /* of the head dimension: longer rows of Q would leave O too few registers */
 #define MOST_FETCH 8
 

@@ -26,6 +26,22 @@ typedef struct attune__scalar_layout {
 const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
                                        uint32_t head_dim_v, bool subgroups, attune__scalar_layout *layout);
 
+/* shaders/backward.comp, of one of its two kernels: what is owned and walked is BLOCK_N1 and BLOCK_M1 with `keys`, else
+ * BLOCK_M2 and BLOCK_N2. */
+typedef struct attune__backward_layout {
+    uint32_t threads, owned, walked, head_dim, head_dim_v;
+    uint32_t slice, chunk;
+    uint32_t tx, ty, tm, to, to_v; /* to_v: of dV, 1 without keys */
+    uint32_t s_stride;
+    uint32_t fetch_a, fetch_b, fetch_x, fetch_y, fetch;
+    uint32_t slice_size, s_size;
+    uint64_t bytes; /* of shared memory */
+} attune__backward_layout;
+
+/* As attune__scalar_layout_make. */
+const char *attune__backward_layout_make(uint32_t owned, uint32_t walked, uint32_t threads, uint32_t head_dim,
+                                         uint32_t head_dim_v, bool keys, attune__backward_layout *layout);
+
 /* shaders/forward_matrix.comp; groups are 16 bytes, counts of matrices are called tiles. */
 typedef struct attune__matrix_layout {
     uint32_t threads, block_m, block_n, head_dim, head_dim_v;

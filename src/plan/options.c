@@ -36,6 +36,7 @@ static const struct {
                                        true},
     [ATTUNE__WRITE_DQ] = {"WRITE_DQ", FIELD(write_dq), BACKWARD, 0, 2, true},
     [ATTUNE__USE_TMA] = {"USE_TMA", FIELD(use_tma), FORWARD | BACKWARD, 0, 2, true},
+    [ATTUNE__DETERMINISTIC] = {"DETERMINISTIC", FIELD(deterministic), BACKWARD, 0, 2, true},
     [ATTUNE__KERNEL] = {"KERNEL", FIELD(kernel), FORWARD | BACKWARD, 0, 0, false},
 #undef FIELD
 };

@@ -10,7 +10,8 @@
 #include <string.h>
 
 /* Options that the planner itself reads, whatever the kernel. */
-#define PLANNERS_OWN (ATTUNE__BIT(ATTUNE__FORCE_USE_FLEX_ATTENTION) | ATTUNE__BIT(ATTUNE__KERNEL))
+#define PLANNERS_OWN                                                                                                   \
+    (ATTUNE__BIT(ATTUNE__FORCE_USE_FLEX_ATTENTION) | ATTUNE__BIT(ATTUNE__DETERMINISTIC) | ATTUNE__BIT(ATTUNE__KERNEL))
 
 static void reject(attune__decision *decision, const attune__family *family, const attune__tile *tile, const char *why)
 {
@@ -228,6 +229,11 @@ static bool unread(const attune__search *search, const attune__family *family, a
     if (search->options.use_tma && (search->options.use_tma == ATTUNE_ON) != family->tma) {
         *found = (attune__found){.outcome = ATTUNE__REFUSED, .family = family, .option = ATTUNE__USE_TMA};
         snprintf(found->why, sizeof found->why, "%s", family->tma ? "it always uses TMA" : "it does not use TMA");
+        return true;
+    }
+    if (search->options.deterministic == ATTUNE_ON && family->unordered >> search->pass & 1) {
+        *found = (attune__found){.outcome = ATTUNE__REFUSED, .family = family, .option = ATTUNE__DETERMINISTIC};
+        snprintf(found->why, sizeof found->why, "its sums depend on the order in which workgroups finish");
         return true;
     }
     return false;

@@ -36,17 +36,28 @@ static void hash_expr(attune__hash *hash, const attune_expr *expr)
     }
 }
 
+static void hash_gradient(attune__hash *hash, const attune__gradient *gradient)
+{
+    hash_expr(hash, gradient ? gradient->expr : NULL);
+    if (!gradient)
+        return;
+    attune__hash_add(hash, gradient->score);
+    for (uint32_t i = 0; i < gradient->read_count; i++)
+        attune__hash_add(hash, (uint64_t)gradient->reads[i].capture << 32 | gradient->reads[i].factor);
+}
+
 attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const uint32_t *words, size_t count,
-                                          const attune_expr *mask, const attune_expr *score, uint32_t **spliced,
-                                          size_t *spliced_count, attune__hash *hash)
+                                          const attune__mods *mods, uint32_t **spliced, size_t *spliced_count,
+                                          attune__hash *hash)
 {
     const attune__host *host = &device->base.host;
     char identity[IDENTITY_SIZE];
     const int length = snprintf(identity, sizeof identity, "attune %u", attune_version());
     *hash = attune__hash_begin();
     attune__hash_bytes(hash, words, count * sizeof *words);
-    hash_expr(hash, mask);
-    hash_expr(hash, score);
+    hash_expr(hash, mods->mask);
+    hash_expr(hash, mods->score);
+    hash_gradient(hash, mods->gradient);
     const attune__cache_key key = {"vulkan-module", *hash, identity, (size_t)length};
     void *kept;
     size_t size;
@@ -55,8 +66,7 @@ attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const u
         *spliced_count = size / sizeof **spliced;
         return ATTUNE_OK;
     }
-    const attune_status status =
-        attune__mods_splice(&host->allocator, words, count, mask, score, spliced, spliced_count);
+    const attune_status status = attune__mods_splice(&host->allocator, words, count, mods, spliced, spliced_count);
     if (status == ATTUNE_OK)
         attune__cache_put(host->cache, &key, *spliced, *spliced_count * sizeof **spliced);
     return status;

@@ -379,10 +379,11 @@ const attune__backend attune__vulkan_backend = {
     .program_destroy = attune__vulkan_program_destroy,
     .forward = attune__vulkan_forward,
     .decode = attune__vulkan_decode,
+    .backward = attune__vulkan_backward,
     .merger_create = attune__vulkan_merger_create,
     .merger_destroy = attune__vulkan_merger_destroy,
     .merge = attune__vulkan_merge,
     .merge_backward = attune__vulkan_merge_backward,
     .record = attune__vulkan_record,
-    .missing = "the Vulkan backend has no backward pass yet",
+    .record_backward = attune__vulkan_backward_record,
 };

@@ -245,24 +245,163 @@ static uint32_t emit_node(emitter *e, const attune__node *node)
     }
 }
 
-void attune__mods_emit(attune__module *module, const attune__stub *stub, const attune_expr *expr, bool is_score,
-                       attune__words *body)
+/* Marks what `node` is computed from, itself included. */
+static void need(const attune_expr *expr, uint32_t node, bool *needed)
 {
-    emitter e = {.module = module, .stub = stub, .expr = expr, .body = body};
+    needed[node] = true;
+    for (uint32_t i = node + 1; i-- > 0;)
+        for (uint32_t a = 0; needed[i] && a < expr->nodes[i].arg_count; a++)
+            needed[expr->nodes[i].arg[a]] = true;
+}
+
+#define MOST_SHARED 4 /* of gradient.glsl's attune_d_shared */
+
+/* The reads of a capture whose element is the same for all q and kv, as far as there is room for them. */
+static uint32_t find_shared(const attune__gradient *gradient, uint32_t shared[MOST_SHARED])
+{
+    uint32_t count = 0;
+    for (uint32_t r = 0; r < gradient->read_count && count < MOST_SHARED; r++) {
+        const attune__node *read = &gradient->expr->nodes[gradient->reads[r].capture];
+        uint32_t uses = 0;
+        for (uint32_t a = 0; a < read->arg_count; a++)
+            uses |= gradient->expr->nodes[read->arg[a]].uses;
+        if (!(uses & (1u << ATTUNE__VAR_Q | 1u << ATTUNE__VAR_KV | 1u << ATTUNE__VAR_SCORE)))
+            shared[count++] = r;
+    }
+    return count;
+}
+
+/* Adds `value` to the element that a capture's node reads. */
+static void add_to(emitter *e, const attune__node *read, uint32_t value)
+{
+    const uint32_t at = attune__mods_capture_at(e->expr, (uint32_t)read->value.i);
+    uint32_t arguments[2 + ATTUNE_MAX_RANK] = {e->stub->mod, integer(e, at)};
+    for (uint32_t i = 0; i < read->arg_count; i++)
+        arguments[2 + i] = e->value[read->arg[i]];
+    const uint32_t place = call(e, (attune__helper)(ATTUNE__HELPER_SUM_1 + read->arg_count - 1), e->module->type_uvec3,
+                                arguments, 2 + read->arg_count);
+    call(e, ATTUNE__HELPER_ADD, e->module->type_void, (uint32_t[]){place, value}, 2);
+}
+
+/* Of derivatives: what the stub computes itself, and adds to. */
+typedef struct selection {
+    uint32_t reads[ATTUNE_EXPR_MAX_NODES];
+    uint32_t count;
+    bool factors, indices;
+} selection;
+
+static void select_reads(const attune__gradient *gradient, attune__stub_kind kind, selection *s)
+{
+    uint32_t shared[MOST_SHARED];
+    const uint32_t shared_count = find_shared(gradient, shared);
+    s->factors = kind != ATTUNE__STUB_D_SHARED_ADD;
+    s->indices = kind != ATTUNE__STUB_D_SHARED;
+    s->count = 0;
+    for (uint32_t r = 0, next = 0; r < gradient->read_count; r++) {
+        const bool is_shared = next < shared_count && shared[next] == r;
+        next += is_shared;
+        if (is_shared == (kind != ATTUNE__STUB_D_ADD))
+            s->reads[s->count++] = r;
+    }
+}
+
+static void need_reads(const attune__gradient *gradient, const selection *s, bool *needed)
+{
+    for (uint32_t n = 0; n < s->count; n++) {
+        const attune__gradient_read *r = &gradient->reads[s->reads[n]];
+        const attune__node *read = &gradient->expr->nodes[r->capture];
+        if (s->factors)
+            need(gradient->expr, r->factor, needed);
+        for (uint32_t a = 0; s->indices && a < read->arg_count; a++)
+            need(gradient->expr, read->arg[a], needed);
+    }
+}
+
+/* The body of a stub that adds to captures or gives their derivatives; its nodes have been emitted. */
+static void finish_reads(emitter *e, const attune__gradient *gradient, const selection *s)
+{
+    const attune__module *m = e->module;
+    uint32_t parts[2 + MOST_SHARED] = {m->type_vec4};
+    for (uint32_t n = 0; n < s->count; n++) {
+        const attune__gradient_read *r = &gradient->reads[s->reads[n]];
+        const attune__node *read = &gradient->expr->nodes[r->capture];
+        if (e->stub->kind == ATTUNE__STUB_D_SHARED) {
+            parts[2 + n] = e->value[r->factor];
+        } else if (e->stub->kind == ATTUNE__STUB_D_ADD) {
+            add_to(e, read, rounded(e, SpvOpFMul, e->stub->d, e->value[r->factor]));
+        } else {
+            const uint32_t due = new_id(e);
+            attune__words_add(e->body, SpvOpCompositeExtract, (uint32_t[]){m->type_float, due, e->stub->due, n}, 4);
+            add_to(e, read, due);
+        }
+    }
+    if (e->stub->kind != ATTUNE__STUB_D_SHARED) {
+        attune__words_add(e->body, SpvOpReturn, NULL, 0);
+        return;
+    }
+    const uint32_t zero = constant(e, m->type_float, 0);
+    for (uint32_t n = s->count; n < MOST_SHARED; n++)
+        parts[2 + n] = zero;
+    parts[1] = new_id(e);
+    attune__words_add(e->body, SpvOpCompositeConstruct, parts, 2 + MOST_SHARED);
+    attune__words_add(e->body, SpvOpReturnValue, &parts[1], 1);
+}
+
+static void emit_nodes(emitter *e, const bool *needed)
+{
+    for (uint32_t i = 0; i < e->expr->node_count; i++)
+        if (needed[i])
+            e->value[i] = emit_node(e, &e->expr->nodes[i]);
+}
+
+/* What the stubs stand for. */
+static void emit_nothing(emitter *e)
+{
+    const attune__stub_kind kind = e->stub->kind;
+    if (kind == ATTUNE__STUB_D_SHARED_ADD || kind == ATTUNE__STUB_D_ADD || kind == ATTUNE__STUB_D_SHARED) {
+        finish_reads(e, NULL, &(selection){.count = 0});
+        return;
+    }
+    const uint32_t one = UINT32_C(0x3f800000);
+    const uint32_t result = kind == ATTUNE__STUB_MASK      ? truth(e, true)
+                            : kind == ATTUNE__STUB_D_SCORE ? constant(e, e->module->type_float, one)
+                                                           : e->stub->score;
+    attune__words_add(e->body, SpvOpReturnValue, &result, 1);
+}
+
+void attune__mods_emit(attune__module *module, const attune__stub *stub, const attune__mods *mods, attune__words *body)
+{
+    const bool is_derivative = stub->kind >= ATTUNE__STUB_D_SCORE;
+    const attune__gradient *gradient = is_derivative ? mods->gradient : NULL;
+    emitter e = {.module = module, .stub = stub, .body = body};
+    e.expr = gradient                           ? gradient->expr
+             : stub->kind == ATTUNE__STUB_SCORE ? mods->score
+             : stub->kind == ATTUNE__STUB_MASK  ? mods->mask
+                                                : NULL;
     const uint32_t label = new_id(&e);
     attune__words_add(body, SpvOpLabel, &label, 1);
-    uint32_t result;
-    if (expr) {
-        e.value = attune__alloc(body->allocator, expr->node_count, sizeof *e.value);
-        if (!e.value) {
-            body->status = ATTUNE_OUT_OF_HOST_MEMORY;
-            return;
-        }
-        for (uint32_t i = 0; i < expr->node_count; i++)
-            e.value[i] = emit_node(&e, &expr->nodes[i]);
-        result = e.value[expr->node_count - 1];
-        attune__free(body->allocator, e.value);
-    } else
-        result = is_score ? stub->score : truth(&e, true);
-    attune__words_add(body, SpvOpReturnValue, &result, 1);
+    if (!e.expr) {
+        emit_nothing(&e);
+        return;
+    }
+    const uint32_t count = e.expr->node_count;
+    e.value = attune__alloc(body->allocator, count, sizeof *e.value);
+    bool *needed = attune__alloc(body->allocator, count, sizeof *needed);
+    selection *reads = attune__alloc(body->allocator, 1, sizeof *reads);
+    if (!e.value || !needed || !reads) {
+        body->status = ATTUNE_OUT_OF_HOST_MEMORY;
+    } else if (is_derivative && stub->kind != ATTUNE__STUB_D_SCORE) {
+        select_reads(gradient, stub->kind, reads);
+        need_reads(gradient, reads, needed);
+        emit_nodes(&e, needed);
+        finish_reads(&e, gradient, reads);
+    } else {
+        const uint32_t root = is_derivative ? gradient->score : count - 1;
+        need(e.expr, root, needed);
+        emit_nodes(&e, needed);
+        attune__words_add(body, SpvOpReturnValue, &e.value[root], 1);
+    }
+    attune__free(body->allocator, reads);
+    attune__free(body->allocator, needed);
+    attune__free(body->allocator, e.value);
 }

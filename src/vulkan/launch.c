@@ -11,9 +11,7 @@
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
-/* What a submission may hold: half a second at 4 GFLOP/s of each compute unit, which phones reach. */
-#define SUBMISSION_FLOPS 2e9
-#define COMBINE_COLUMNS  64 /* of shaders/combine.comp: invocations, each four columns */
+#define COMBINE_COLUMNS 64 /* of shaders/combine.comp: invocations, each four columns */
 
 /* A call cut into tiles. */
 typedef struct run {
@@ -26,14 +24,14 @@ typedef struct run {
     double tile_flops;
 } run;
 
-static uint64_t address_of(const attune_tensor *tensor)
+uint64_t attune__vulkan_tensor_address(const attune_tensor *tensor)
 {
     return tensor->buffer ? attune__vulkan_address(tensor->buffer, tensor->offset) : 0;
 }
 
-static attune__vulkan_tensor describe(const attune_tensor *tensor)
+attune__vulkan_tensor attune__vulkan_tensor_describe(const attune_tensor *tensor)
 {
-    attune__vulkan_tensor t = {.address = address_of(tensor)};
+    attune__vulkan_tensor t = {.address = attune__vulkan_tensor_address(tensor)};
     if (!tensor->buffer)
         return t;
     const int64_t bytes = (int64_t)attune_dtype_size(tensor->dtype);
@@ -43,8 +41,7 @@ static attune__vulkan_tensor describe(const attune_tensor *tensor)
     return t;
 }
 
-/* Whether every group of elements that a kernel moves at once begins at a multiple of `bytes`. */
-static bool is_aligned(const attune__vulkan_tensor *t, uint64_t bytes)
+bool attune__vulkan_tensor_is_aligned(const attune__vulkan_tensor *t, uint64_t bytes)
 {
     return (t->address | (uint64_t)t->stride_b | (uint64_t)t->stride_h | (uint64_t)t->stride_row) % bytes == 0;
 }
@@ -79,10 +76,10 @@ static void cut(run *r, bool decode)
                     (r->program->shape.head_dim + r->program->shape.head_dim_v);
 }
 
-static void fill_score_table(const run *r, attune__mods_table *table)
+void attune__vulkan_score_table(const attune__vulkan_program *program, const attune__forward *call,
+                                attune__mods_table *table)
 {
-    const attune__forward *call = r->call;
-    const attune_expr *score = r->program->score;
+    const attune_expr *score = program->score;
     *table = (attune__mods_table){
         .q_len = (int32_t)call->q_len,
         .kv_len = (int32_t)call->kv_len,
@@ -95,7 +92,7 @@ static void fill_score_table(const run *r, attune__mods_table *table)
         }
         const attune_tensor *tensor = &call->captures[i];
         attune__mods_capture *capture = &table->captures[i];
-        capture->address = address_of(tensor);
+        capture->address = attune__vulkan_tensor_address(tensor);
         capture->dtype = tensor->dtype;
         for (uint32_t d = 0; d < tensor->rank; d++) {
             capture->size[d] = tensor->size[d];
@@ -127,12 +124,12 @@ static attune_status prepare(run *r, bool decode)
 {
     const attune__forward *call = r->call;
     attune__vulkan_arguments *a = &r->arguments;
-    a->q = describe(&call->q);
-    a->k = describe(&call->k);
-    a->v = describe(&call->v);
-    a->o = describe(&call->o);
-    a->lse = describe(&call->lse);
-    a->row_max = describe(&call->row_max);
+    a->q = attune__vulkan_tensor_describe(&call->q);
+    a->k = attune__vulkan_tensor_describe(&call->k);
+    a->v = attune__vulkan_tensor_describe(&call->v);
+    a->o = attune__vulkan_tensor_describe(&call->o);
+    a->lse = attune__vulkan_tensor_describe(&call->lse);
+    a->row_max = attune__vulkan_tensor_describe(&call->row_max);
     a->batch = (uint32_t)call->batch;
     a->heads = (uint32_t)call->heads;
     a->kv_heads = (uint32_t)call->kv_heads;
@@ -140,10 +137,10 @@ static attune_status prepare(run *r, bool decode)
     a->kv_len = (uint32_t)call->kv_len;
     a->scale = (float)call->scale;
     const uint64_t store = 4 * attune_dtype_size(call->o.dtype);
-    a->flags = (is_aligned(&a->q, 16) ? ATTUNE__VULKAN_ALIGNED_Q : 0) |
-               (is_aligned(&a->k, 16) ? ATTUNE__VULKAN_ALIGNED_K : 0) |
-               (is_aligned(&a->v, 16) ? ATTUNE__VULKAN_ALIGNED_V : 0) |
-               (is_aligned(&a->o, store) ? ATTUNE__VULKAN_ALIGNED_O : 0);
+    a->flags = (attune__vulkan_tensor_is_aligned(&a->q, 16) ? ATTUNE__VULKAN_ALIGNED_Q : 0) |
+               (attune__vulkan_tensor_is_aligned(&a->k, 16) ? ATTUNE__VULKAN_ALIGNED_K : 0) |
+               (attune__vulkan_tensor_is_aligned(&a->v, 16) ? ATTUNE__VULKAN_ALIGNED_V : 0) |
+               (attune__vulkan_tensor_is_aligned(&a->o, store) ? ATTUNE__VULKAN_ALIGNED_O : 0);
     cut(r, decode);
     ATTUNE__TRY(check_steps(r));
 
@@ -183,7 +180,7 @@ static void record_arguments(const run *r, const attune__vulkan_device *device, 
     memcpy(block.bytes, &r->arguments, size);
     if (r->program->score) {
         attune__mods_table table;
-        fill_score_table(r, &table);
+        attune__vulkan_score_table(r->program, r->call, &table);
         attune__mods_table_pack(r->program->score, &table, block.bytes + size);
         size += attune__mods_table_size(r->program->score);
     }
@@ -200,13 +197,10 @@ static const attune__vulkan_pipeline *forward_pipeline(const run *r)
     return r->program->aligned.handle && r->arguments.flags == all ? &r->program->aligned : &r->program->forward;
 }
 
-/* Workgroups `first` to before `end`, in dispatches that every device takes. */
-static void record_dispatches(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands,
-                              const attune__vulkan_pipeline *pipeline, uint64_t first, uint64_t end)
+void attune__vulkan_dispatch(const attune__vulkan_device *device, VkCommandBuffer commands,
+                             const attune__vulkan_pipeline *pipeline, uint64_t arguments, uint64_t first, uint64_t end)
 {
-    attune__vulkan_push push = {
-        .arguments = attune__vulkan_address(r->call->workspace, r->call->workspace_offset + r->place),
-    };
+    attune__vulkan_push push = {.arguments = arguments};
     device->vk.CmdBindPipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
     const uint64_t most = device->physical.max_workgroups[0];
     while (first < end) {
@@ -224,16 +218,17 @@ static void record_part(const run *r, const attune__vulkan_device *device, VkCom
 {
     if (first == 0)
         record_arguments(r, device, commands);
-    record_dispatches(r, device, commands, forward_pipeline(r), first, end);
+    const uint64_t arguments = attune__vulkan_address(r->call->workspace, r->call->workspace_offset + r->place);
+    attune__vulkan_dispatch(device, commands, forward_pipeline(r), arguments, first, end);
     if (end < r->tiles || !r->combine)
         return;
     attune__vulkan_barrier(device, commands);
-    record_dispatches(r, device, commands, &r->program->combine, 0, r->combine);
+    attune__vulkan_dispatch(device, commands, &r->program->combine, arguments, 0, r->combine);
 }
 
 static attune_status submit_all(const run *r, attune__vulkan_device *device, uint64_t *value)
 {
-    const double budget = SUBMISSION_FLOPS * device->base.info.limits.compute_units / r->tile_flops;
+    const double budget = ATTUNE__VULKAN_SUBMISSION_FLOPS * device->base.info.limits.compute_units / r->tile_flops;
     const uint64_t most = budget > (double)r->tiles ? r->tiles : budget < 1 ? 1 : (uint64_t)budget;
     double *total = r->call->seconds;
     if (total)

@@ -4,6 +4,7 @@
 #define ATTUNE_VULKAN_LAUNCH_H
 
 #include "vulkan/arguments.h"
+#include "vulkan/mods.h"
 #include "vulkan/vulkan.h"
 
 typedef struct attune__vulkan_program {
@@ -15,13 +16,19 @@ typedef struct attune__vulkan_program {
     attune__vulkan_pipeline aligned; /* for calls whose tensors are; handle VK_NULL_HANDLE: forward serves them */
     attune__vulkan_pipeline combine; /* handle VK_NULL_HANDLE: no splits */
     uint32_t most_steps;             /* of keys, that the driver lets a workgroup walk; 0 = no bound */
+    /* backward: forward and aligned give dQ, and gradients of captures */
+    const attune__gradient *gradient;
+    attune__vulkan_pipeline delta, keys, keys_aligned, sums;
+    uint32_t most_key_steps; /* of queries, that the driver lets a workgroup of keys walk; 0 = no bound */
 } attune__vulkan_program;
 
 typedef struct attune__vulkan_mask {
     attune__device_mask base;
     attune_buffer *buffer;
     uint64_t rows, mod; /* addresses */
+    uint64_t columns;   /* likewise, of the transposed lists */
     uint32_t longest;   /* blocks in one row, at most */
+    uint32_t longest_column;
 } attune__vulkan_mask;
 
 /* What a choice is compiled as: a prebuilt module and its specialization constants, which are numbered from 0. */
@@ -37,5 +44,38 @@ typedef struct attune__vulkan_kernel {
 /* UNSUPPORTED if the library has no module for the choice's kernel. */
 attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc,
                                         attune__vulkan_kernel *kernel);
+
+/* Of a backward choice, the kernel that owns keys or the one that owns queries. */
+attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys,
+                                                 attune__vulkan_kernel *kernel);
+
+/* backward.c: the pipelines of a backward program. */
+attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
+                                                attune__vulkan_program *program);
+
+/* program.c, for both directions. `constants` has ATTUNE__VULKAN_CONSTANTS; words without expressions have hash NULL.
+ */
+attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
+                                                 const attune__hash *hash, const char *name, const uint32_t *constants,
+                                                 uint32_t subgroup_size, attune__vulkan_pipeline *pipeline);
+/* A prebuilt module that expressions are put into, twice: for tensors of any alignment, and for aligned ones. */
+attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__program_desc *desc,
+                                           attune__vulkan_kernel *kernel, attune__vulkan_pipeline *any,
+                                           attune__vulkan_pipeline *aligned);
+
+/* launch.c, for both directions. */
+
+/* What a submission may hold: half a second at 4 GFLOP/s of each compute unit, which phones reach. */
+#define ATTUNE__VULKAN_SUBMISSION_FLOPS 2e9
+
+uint64_t attune__vulkan_tensor_address(const attune_tensor *tensor); /* 0 = none */
+attune__vulkan_tensor attune__vulkan_tensor_describe(const attune_tensor *tensor);
+/* Whether every group of elements that a kernel moves at once begins at a multiple of `bytes`. */
+bool attune__vulkan_tensor_is_aligned(const attune__vulkan_tensor *t, uint64_t bytes);
+void attune__vulkan_score_table(const attune__vulkan_program *program, const attune__forward *call,
+                                attune__mods_table *table);
+/* Workgroups `first` to before `end`, in dispatches that every device takes. */
+void attune__vulkan_dispatch(const attune__vulkan_device *device, VkCommandBuffer commands,
+                             const attune__vulkan_pipeline *pipeline, uint64_t arguments, uint64_t first, uint64_t end);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Masks on the device, in one buffer: a row table, the entries of all rows, the expression's table and its captures.
+ * Masks on the device, in one buffer: a row table, the entries of all rows, the same of all columns, the expression's
+ * table and its captures.
  * The two lists of a row become one in ascending order of keys, so that the order of summation does not depend on how
  * blocks were classified.
  */
@@ -16,9 +17,9 @@ static uint64_t align16(uint64_t value)
     return (value + 15) & ~UINT64_C(15);
 }
 
-/* Where the parts begin, and the whole. */
+/* Where the parts begin, and the whole; the rows are at the beginning. */
 typedef struct layout {
-    uint64_t entries, mod, captures, size;
+    uint64_t entries, columns, column_entries, mod, captures, size;
 } layout;
 
 static uint64_t array_bytes(const attune_array *array)
@@ -29,11 +30,13 @@ static uint64_t array_bytes(const attune_array *array)
     return bytes;
 }
 
-static layout layout_of(const attune_mask *mask, int64_t rows)
+static layout layout_of(const attune_mask *mask, int64_t rows, int64_t columns)
 {
     layout l = {.entries = (uint64_t)rows * sizeof(attune__vulkan_mask_row)};
     const uint64_t count = (uint64_t)(mask->kv.offsets[rows] + mask->full_kv.offsets[rows]);
-    l.mod = align16(l.entries + count * sizeof(uint32_t));
+    l.columns = align16(l.entries + count * sizeof(uint32_t));
+    l.column_entries = l.columns + (uint64_t)columns * sizeof(attune__vulkan_mask_row);
+    l.mod = align16(l.column_entries + count * sizeof(uint32_t));
     l.captures = align16(l.mod + (mask->expr ? attune__mods_table_size(mask->expr) : 0));
     l.size = l.captures;
     for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++)
@@ -43,14 +46,15 @@ static layout layout_of(const attune_mask *mask, int64_t rows)
 }
 
 /* Returns the most blocks of a row. */
-static uint32_t write_lists(const attune_mask *mask, int64_t rows, uint64_t address, char *rows_out, uint32_t *entries)
+static uint32_t write_lists(const attune__block_list *partials, const attune__block_list *fulls, int64_t rows,
+                            uint64_t address, char *rows_out, uint32_t *entries)
 {
     uint32_t *next = entries, longest = 0;
     for (int64_t r = 0; r < rows; r++) {
-        const int32_t *partial = mask->kv.indices + mask->kv.offsets[r];
-        const int32_t *partial_end = mask->kv.indices + mask->kv.offsets[r + 1];
-        const int32_t *full = mask->full_kv.indices + mask->full_kv.offsets[r];
-        const int32_t *full_end = mask->full_kv.indices + mask->full_kv.offsets[r + 1];
+        const int32_t *partial = partials->indices + partials->offsets[r];
+        const int32_t *partial_end = partials->indices + partials->offsets[r + 1];
+        const int32_t *full = fulls->indices + fulls->offsets[r];
+        const int32_t *full_end = fulls->indices + fulls->offsets[r + 1];
         const attune__vulkan_mask_row row = {
             .address = address + (uint64_t)(next - entries) * sizeof *entries,
             .count = (uint32_t)((partial_end - partial) + (full_end - full)),
@@ -102,10 +106,11 @@ attune_status attune__vulkan_mask_upload(attune_device *device, const attune_mas
 {
     const attune_allocator *allocator = &device->host.allocator;
     const int64_t rows = mask->stored_batch * mask->stored_heads * mask->q_blocks;
-    if (rows > UINT32_MAX || mask->kv_blocks > INT32_MAX)
+    const int64_t columns = mask->stored_batch * mask->stored_heads * mask->kv_blocks;
+    if (rows > UINT32_MAX || columns > UINT32_MAX || mask->kv_blocks > INT32_MAX || mask->q_blocks > INT32_MAX)
         return attune__fail(ATTUNE_UNSUPPORTED, "the mask has %lld rows of blocks, %s takes at most 2^32",
                             (long long)rows, device->info.id);
-    const layout l = layout_of(mask, rows);
+    const layout l = layout_of(mask, rows, columns);
     attune_status status = ATTUNE_OUT_OF_HOST_MEMORY;
     attune_buffer *buffer = NULL;
     char *staged = attune__alloc(allocator, (size_t)l.size, 1);
@@ -116,8 +121,12 @@ attune_status attune__vulkan_mask_upload(attune_device *device, const attune_mas
     if (status != ATTUNE_OK)
         goto done;
     const uint64_t address = attune__vulkan_address(buffer, 0);
-    /* NOLINTNEXTLINE(bugprone-casting-through-void): aligned to 64, and entries begin at a multiple of 16 */
-    made->longest = write_lists(mask, rows, address + l.entries, staged, (uint32_t *)(void *)(staged + l.entries));
+    /* NOLINTBEGIN(bugprone-casting-through-void): aligned to 64, and entries begin at a multiple of 16 */
+    made->longest = write_lists(&mask->kv, &mask->full_kv, rows, address + l.entries, staged,
+                                (uint32_t *)(void *)(staged + l.entries));
+    made->longest_column = write_lists(&mask->q, &mask->full_q, columns, address + l.column_entries, staged + l.columns,
+                                       (uint32_t *)(void *)(staged + l.column_entries));
+    /* NOLINTEND(bugprone-casting-through-void) */
     if (mask->expr)
         write_expression(mask, address, &l, staged);
     status = attune__vulkan_buffer_write(buffer, 0, staged, l.size);
@@ -126,6 +135,7 @@ attune_status attune__vulkan_mask_upload(attune_device *device, const attune_mas
     made->base.device = device;
     made->buffer = buffer;
     made->rows = address;
+    made->columns = address + l.columns;
     made->mod = address + l.mod;
     *device_mask = &made->base;
     buffer = NULL;

@@ -29,6 +29,7 @@ static void pack_capture(const attune__mods_capture *capture, uint32_t rank, uin
 {
     const int64_t bytes = (int64_t)attune_dtype_size(capture->dtype);
     memcpy(words, &capture->address, sizeof capture->address);
+    memcpy(words + 2, &capture->sums, sizeof capture->sums);
     for (uint32_t d = 0; d < rank; d++) {
         /* Along one entry nothing is stepped: the stride may be anything, also what does not fit in bytes. */
         const int64_t stride = capture->size[d] > 1 ? capture->stride[d] * bytes : 0;

@@ -9,15 +9,16 @@
  *
  *     0 q_len   1 kv_len   2 group (heads for each key head)   3, 4, 5 what is added to b, h and q   6, 7 zero
  *     8 + i     symbol i, if it is a parameter; rounded up to four words
- *     then for each capture, in the order of symbols: address[2] 0 0, size[4], stride[4][2] in bytes
+ *     then for each capture, in the order of symbols: address[2] sums[2], size[4], stride[4][2] in bytes
  */
 #ifndef ATTUNE_VULKAN_MODS_H
 #define ATTUNE_VULKAN_MODS_H
 
-#include "expr/expr.h"
+#include "expr/gradient.h"
 
 typedef struct attune__mods_capture {
     uint64_t address; /* of the first element, on the device */
+    uint64_t sums;    /* of its gradient (shaders/gradient.glsl), contiguous in its shape; 0 = not wanted */
     attune_dtype dtype;
     int64_t size[ATTUNE_MAX_RANK], stride[ATTUNE_MAX_RANK]; /* elements */
 } attune__mods_capture;
@@ -34,13 +35,18 @@ void attune__mods_table_pack(const attune_expr *expr, const attune__mods_table *
 /* Where the descriptor of a capture begins, in groups of four words. */
 uint32_t attune__mods_capture_at(const attune_expr *expr, uint32_t symbol);
 
+/* What is spliced; NULL = what the stub stands for: true, the score itself, a derivative of 1. */
+typedef struct attune__mods {
+    const attune_expr *mask, *score;
+    const attune__gradient *gradient; /* of score; its nodes read the score's table */
+} attune__mods;
+
 /*
- * A copy of the module with attune_mask and attune_score computing the expressions; NULL gives true and the score
- * itself. Names and functions that are not called are left out. INTERNAL if the words are no module with both stubs and
- * the helpers of shaders/mods.glsl. Free *spliced with attune__free.
+ * A copy of the module with attune_mask and attune_score, and the stubs of shaders/gradient.glsl where it has them,
+ * computing the expressions. Names and functions that are not called are left out. INTERNAL if the words are no module
+ * with the stubs and the helpers of shaders/mods.glsl. Free *spliced with attune__free.
  */
 attune_status attune__mods_splice(const attune_allocator *allocator, const uint32_t *words, size_t count,
-                                  const attune_expr *mask, const attune_expr *score, uint32_t **spliced,
-                                  size_t *spliced_count);
+                                  const attune__mods *mods, uint32_t **spliced, size_t *spliced_count);
 
 #endif

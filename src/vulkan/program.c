@@ -227,65 +227,73 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
     return budget / (2 * regular + chunks * (l.chunk + 1));
 }
 
-static attune_status make_pipeline(attune_device *device, const module *m, const attune__hash *hash, const char *name,
-                                   const uint32_t *constants, uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
+attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
+                                                 const attune__hash *hash, const char *name, const uint32_t *constants,
+                                                 uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
 {
     VkSpecializationMapEntry entries[CONSTANTS];
     for (uint32_t i = 0; i < CONSTANTS; i++)
         entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *constants, sizeof *constants};
     const VkSpecializationInfo values = {CONSTANTS, entries, CONSTANTS * sizeof *constants, constants};
+    attune__hash own = attune__hash_begin();
+    if (!hash)
+        attune__hash_bytes(&own, words, count * sizeof *words);
     const attune__vulkan_pipeline_desc desc = {
         .name = name,
-        .words = m->words,
-        .word_count = m->count,
+        .words = words,
+        .word_count = count,
         .push_constants = sizeof(attune__vulkan_push),
         .constants = &values,
         .subgroup_size = subgroup_size,
-        .hash = hash,
+        .hash = hash ? hash : &own,
     };
     return attune__vulkan_pipeline_create(attune__vulkan_of(device), &desc, pipeline);
 }
 
-static attune_status make_combine(attune_device *device, attune_dtype dtype, const uint32_t *constants,
-                                  attune__vulkan_pipeline *pipeline)
+attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__program_desc *desc,
+                                           attune__vulkan_kernel *kernel, attune__vulkan_pipeline *any,
+                                           attune__vulkan_pipeline *aligned)
 {
-    const module *prebuilt = find_combine(dtype);
-    attune__hash hash = attune__hash_begin();
-    attune__hash_bytes(&hash, prebuilt->words, prebuilt->count * sizeof *prebuilt->words);
-    return make_pipeline(device, prebuilt, &hash, "combine", constants, 0, pipeline);
+    const uint32_t subgroup_size = kernel->subgroups ? device->info.limits.subgroup_size : 0;
+    const attune__mods mods = {desc->mask, desc->score, desc->gradient};
+    uint32_t *words;
+    size_t count;
+    attune__hash hash;
+    ATTUNE__TRY(attune__vulkan_cache_splice(attune__vulkan_of(device), kernel->words, kernel->word_count, &mods, &words,
+                                            &count, &hash));
+    attune_status status = attune__vulkan_pipeline_specialise(device, words, count, &hash, desc->choice->kernel,
+                                                              kernel->constants, subgroup_size, any);
+    /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
+    if (status == ATTUNE_OK) {
+        kernel->constants[ALIGNED] = true;
+        status = attune__vulkan_pipeline_specialise(device, words, count, &hash, desc->choice->kernel,
+                                                    kernel->constants, subgroup_size, aligned);
+    }
+    attune__free(&device->host.allocator, words);
+    return status;
 }
 
 static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,
                                     attune__vulkan_program *program)
 {
+    if (desc->choice->direction == ATTUNE_BACKWARD)
+        return attune__vulkan_backward_pipelines(device, desc, program);
     attune__vulkan_kernel kernel;
     ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, &kernel));
-    const uint32_t subgroup_size = kernel.subgroups ? device->info.limits.subgroup_size : 0;
-    uint32_t *words;
-    module spliced;
-    attune__hash hash;
-    ATTUNE__TRY(attune__vulkan_cache_splice(attune__vulkan_of(device), kernel.words, kernel.word_count, desc->mask,
-                                            desc->score, &words, &spliced.count, &hash));
-    spliced.words = words;
-    attune_status status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
-                                         &program->forward);
-    /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
-    if (status == ATTUNE_OK) {
-        kernel.constants[ALIGNED] = true;
-        status = make_pipeline(device, &spliced, &hash, desc->choice->kernel, kernel.constants, subgroup_size,
-                               &program->aligned);
-    }
-    if (status == ATTUNE_OK && desc->choice->split_kv > 1)
-        status = make_combine(device, desc->shape->dtype, kernel.constants, &program->combine);
-    attune__free(&device->host.allocator, words);
-    return status;
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &program->forward, &program->aligned));
+    if (desc->choice->split_kv <= 1)
+        return ATTUNE_OK;
+    const module *combine = find_combine(desc->shape->dtype);
+    return attune__vulkan_pipeline_specialise(device, combine->words, combine->count, NULL, "combine", kernel.constants,
+                                              0, &program->combine);
 }
 
 attune_status attune__vulkan_program_create(attune_device *device, const attune__program_desc *desc,
                                             attune__program **program)
 {
     const size_t table = desc->score ? attune__mods_table_size(desc->score) : 0;
-    if (table + sizeof(attune__vulkan_arguments) > ATTUNE__VULKAN_ARGUMENTS)
+    const size_t sums = desc->gradient ? desc->score->symbol_count * sizeof(attune__vulkan_sums) : 0;
+    if (table + sizeof(attune__vulkan_arguments) + sums > ATTUNE__VULKAN_ARGUMENTS)
         return attune__fail(ATTUNE_INTERNAL, "the score expression's table has %zu bytes", table);
     attune__vulkan_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
@@ -294,7 +302,8 @@ attune_status attune__vulkan_program_create(attune_device *device, const attune_
     made->shape = *desc->shape;
     made->choice = *desc->choice;
     made->score = desc->score;
-    made->most_steps = count_steps(attune__vulkan_of(device), desc);
+    made->gradient = desc->gradient;
+    made->most_steps = desc->choice->direction == ATTUNE_FORWARD ? count_steps(attune__vulkan_of(device), desc) : 0;
     attune_status status = make_pipelines(device, desc, made);
     if (status == ATTUNE_OK)
         *program = &made->base;
@@ -311,5 +320,9 @@ void attune__vulkan_program_destroy(attune__program *program)
     attune__vulkan_pipeline_destroy(device, &mine->forward);
     attune__vulkan_pipeline_destroy(device, &mine->aligned);
     attune__vulkan_pipeline_destroy(device, &mine->combine);
+    attune__vulkan_pipeline_destroy(device, &mine->delta);
+    attune__vulkan_pipeline_destroy(device, &mine->keys);
+    attune__vulkan_pipeline_destroy(device, &mine->keys_aligned);
+    attune__vulkan_pipeline_destroy(device, &mine->sums);
     attune__free(&allocator, mine);
 }

@@ -19,7 +19,7 @@ extern void SpvHasResultAndType(SpvOp opcode, bool *has_result, bool *has_type);
 
 #define HEADER     5
 #define MOST_BOUND (UINT32_C(1) << 20) /* ids of a module that we would have built */
-#define PARAMETERS 6                   /* of a stub, at most */
+#define PARAMETERS 7                   /* of a stub, at most */
 
 void attune__words_copy(attune__words *words, const uint32_t *from, size_t count)
 {
@@ -54,8 +54,8 @@ typedef struct splicer {
     id_info *ids;
     uint32_t bound;
     attune__module module;
-    uint32_t score, mask, entry; /* functions */
-    attune__words bodies[2];     /* of score and mask */
+    uint32_t entry, stubs[ATTUNE__STUB_COUNT]; /* functions */
+    attune__words bodies[ATTUNE__STUB_COUNT];
 } splicer;
 
 typedef struct instruction {
@@ -103,6 +103,11 @@ static void find_type(splicer *s, const instruction *i)
         m->type_int = i->at[1];
     else if (i->opcode == SpvOpTypeFloat && i->length >= 3 && i->at[2] == 32)
         m->type_float = i->at[1];
+    else if (i->opcode == SpvOpTypeVoid && i->length == 2)
+        m->type_void = i->at[1];
+    else if (i->opcode == SpvOpTypeVector && i->length == 4 && i->at[2] == m->type_float && m->type_float &&
+             i->at[3] == 4)
+        m->type_vec4 = i->at[1];
 }
 
 /* Whether an instruction has the words that are read of it below. */
@@ -157,55 +162,92 @@ static attune_status survey(splicer *s)
     return damaged || function ? ATTUNE_INTERNAL : ATTUNE_OK;
 }
 
+/* A kernel that gives gradients of captures. */
+static bool is_adding(const splicer *s)
+{
+    return s->stubs[ATTUNE__STUB_D_SHARED_ADD] || s->stubs[ATTUNE__STUB_D_ADD];
+}
+
 static attune_status find_functions(splicer *s)
 {
     static const char *const names[ATTUNE__HELPER_COUNT] = {
-        "attune_mod_word",  "attune_mod_idiv", "attune_mod_imod",  "attune_mod_fmod", "attune_mod_abs",
-        "attune_mod_floor", "attune_mod_ceil", "attune_mod_exp",   "attune_mod_exp2", "attune_mod_log",
-        "attune_mod_log2",  "attune_mod_sqrt", "attune_mod_rsqrt", "attune_mod_tanh", "attune_mod_sigmoid",
-        "attune_mod_sin",   "attune_mod_cos",  "attune_mod_pow",   "attune_mod_at_1", "attune_mod_at_2",
-        "attune_mod_at_3",  "attune_mod_at_4", "attune_mod_i32",   "attune_mod_i64",  "attune_mod_u8",
-        "attune_mod_bool",  "attune_mod_f32",  "attune_mod_f16",   "attune_mod_bf16",
+        "attune_mod_word",  "attune_mod_idiv",  "attune_mod_imod",  "attune_mod_fmod", "attune_mod_abs",
+        "attune_mod_floor", "attune_mod_ceil",  "attune_mod_exp",   "attune_mod_exp2", "attune_mod_log",
+        "attune_mod_log2",  "attune_mod_sqrt",  "attune_mod_rsqrt", "attune_mod_tanh", "attune_mod_sigmoid",
+        "attune_mod_sin",   "attune_mod_cos",   "attune_mod_pow",   "attune_mod_at_1", "attune_mod_at_2",
+        "attune_mod_at_3",  "attune_mod_at_4",  "attune_mod_i32",   "attune_mod_i64",  "attune_mod_u8",
+        "attune_mod_bool",  "attune_mod_f32",   "attune_mod_f16",   "attune_mod_bf16", "attune_mod_sum_1",
+        "attune_mod_sum_2", "attune_mod_sum_3", "attune_mod_sum_4", "attune_mod_add",
     };
+    static const char *const stubs[ATTUNE__STUB_COUNT] = {"attune_score",    "attune_mask",         "attune_d_score",
+                                                          "attune_d_shared", "attune_d_shared_add", "attune_d_add"};
     for (uint32_t id = 1; id < s->bound; id++) {
         const char *name = s->ids[id].name;
         if (s->ids[id].function != id)
             continue;
-        if (is_called(name, "attune_score"))
-            s->score = id;
-        if (is_called(name, "attune_mask"))
-            s->mask = id;
+        for (uint32_t k = 0; k < ATTUNE__STUB_COUNT; k++)
+            if (is_called(name, stubs[k]))
+                s->stubs[k] = id;
         for (uint32_t h = 0; h < ATTUNE__HELPER_COUNT; h++)
             if (is_called(name, names[h]))
                 s->module.helper[h] = id;
     }
-    bool all = s->score && s->mask && s->entry && s->entry < s->bound && s->module.type_bool && s->module.type_int &&
-               s->module.type_float && s->module.type_uvec3;
+    const attune__module *m = &s->module;
+    bool all = s->stubs[ATTUNE__STUB_SCORE] && s->stubs[ATTUNE__STUB_MASK] && s->entry && s->entry < s->bound &&
+               m->type_bool && m->type_int && m->type_float && m->type_uvec3;
+    /* Of derivatives all or none: what calls one may be gone, as in a kernel for keys. */
+    bool derived = false;
+    for (uint32_t k = ATTUNE__STUB_D_SCORE; k < ATTUNE__STUB_COUNT; k++)
+        derived = derived || s->stubs[k];
     for (uint32_t h = 0; h < ATTUNE__HELPER_COUNT; h++)
-        all = all && s->module.helper[h];
+        all = all && (m->helper[h] || (h >= ATTUNE__HELPER_SUM_1 && !is_adding(s)));
+    all = all && (!derived || (m->type_void && m->type_vec4));
     return all ? ATTUNE_OK : ATTUNE_INTERNAL;
 }
 
 /* Emits the body of a stub, whose parameters stand behind its OpFunction. */
-static attune_status emit(splicer *s, uint32_t function, const attune_expr *expr, bool is_score, attune__words *body)
+static attune_status emit(splicer *s, attune__stub_kind kind, const attune__mods *mods)
 {
+    static const uint32_t wanted[ATTUNE__STUB_COUNT] = {6, 5, 6, 6, 4, 7};
     size_t next = HEADER;
     instruction i;
     bool damaged = false, inside = false;
     uint32_t parameters[PARAMETERS], count = 0;
-    const uint32_t wanted = is_score ? 6 : 5;
     while (step(s, &next, &i, &damaged)) {
         if (i.opcode == SpvOpFunction)
-            inside = i.length > 2 && i.at[2] == function;
+            inside = i.length > 2 && i.at[2] == s->stubs[kind];
         if (inside && i.opcode == SpvOpFunctionParameter && count < PARAMETERS && i.length == 3)
             parameters[count++] = i.at[2];
     }
-    if (count != wanted)
+    if (count != wanted[kind])
         return ATTUNE_INTERNAL;
-    const uint32_t *p = parameters + is_score;
-    const attune__stub stub = {is_score ? parameters[0] : 0, p[0], p[1], p[2], p[3], p[4]};
-    attune__mods_emit(&s->module, &stub, expr, is_score, body);
-    return body->status;
+    attune__stub stub = {.kind = kind};
+    const uint32_t *p = parameters;
+    if (kind == ATTUNE__STUB_D_SHARED_ADD) {
+        stub.due = p[0];
+        stub.b = p[1];
+        stub.h = p[2];
+        stub.mod = p[3];
+    } else {
+        if (kind != ATTUNE__STUB_MASK)
+            stub.score = *p++;
+        stub.b = p[0];
+        stub.h = p[1];
+        stub.q = p[2];
+        stub.kv = p[3];
+        stub.mod = p[4];
+        stub.d = kind == ATTUNE__STUB_D_ADD ? p[5] : 0;
+    }
+    attune__mods_emit(&s->module, &stub, mods, &s->bodies[kind]);
+    return s->bodies[kind].status;
+}
+
+static bool is_stub(const splicer *s, uint32_t function)
+{
+    for (uint32_t k = 0; k < ATTUNE__STUB_COUNT; k++)
+        if (function && function == s->stubs[k])
+            return true;
+    return false;
 }
 
 static void reach_calls(splicer *s, const attune__words *body, bool *more)
@@ -229,15 +271,14 @@ static attune_status reach(splicer *s)
         while (step(s, &next, &i, &damaged)) {
             if (i.opcode == SpvOpFunction)
                 function = i.at[2];
-            const bool stub = function == s->score || function == s->mask;
+            const bool stub = is_stub(s, function);
             if (i.opcode == SpvOpFunctionCall && i.length > 3 && i.at[3] < s->bound && !stub &&
                 s->ids[function].reached && !s->ids[i.at[3]].reached)
                 more = s->ids[i.at[3]].reached = true;
         }
-        if (s->ids[s->score].reached)
-            reach_calls(s, &s->bodies[0], &more);
-        if (s->ids[s->mask].reached)
-            reach_calls(s, &s->bodies[1], &more);
+        for (uint32_t k = 0; k < ATTUNE__STUB_COUNT; k++)
+            if (s->stubs[k] && s->ids[s->stubs[k]].reached)
+                reach_calls(s, &s->bodies[k], &more);
     }
     for (uint32_t id = 1; id < s->bound; id++)
         if (s->ids[id].reached && s->ids[id].function != id)
@@ -248,7 +289,7 @@ static attune_status reach(splicer *s)
 static bool is_kept(const splicer *s, uint32_t id)
 {
     const uint32_t function = id < s->bound ? s->ids[id].function : 0;
-    return !function || (s->ids[function].reached && function != s->score && function != s->mask);
+    return !function || (s->ids[function].reached && !is_stub(s, function));
 }
 
 static bool is_debug(uint32_t opcode)
@@ -263,6 +304,14 @@ static bool is_declaration(uint32_t opcode)
 {
     return (opcode >= SpvOpTypeVoid && opcode <= SpvOpTypeForwardPointer) || opcode == SpvOpConstantTrue ||
            opcode == SpvOpConstant || opcode == SpvOpVariable || opcode == SpvOpUndef;
+}
+
+static const attune__words *body_of(const splicer *s, uint32_t stub)
+{
+    uint32_t k = 0;
+    while (s->stubs[k] != stub)
+        k++;
+    return &s->bodies[k];
 }
 
 /* The module again: everything that is still used, and the additions at the end of their sections. */
@@ -284,12 +333,12 @@ static void rebuild(const splicer *s, attune__words *out)
                 attune__words_copy(out, s->module.constants.at, s->module.constants.count);
             declared = true;
             dropped = !s->ids[i.at[2]].reached;
-            replaced = i.at[2] == s->score || i.at[2] == s->mask;
+            replaced = is_stub(s, i.at[2]);
             if (!dropped)
                 attune__words_copy(out, i.at, i.length);
             if (!dropped && replaced) {
                 /* Parameters follow in the stream; the body comes before the stub's OpFunctionEnd. */
-                const attune__words *body = &s->bodies[i.at[2] == s->mask];
+                const attune__words *body = body_of(s, i.at[2]);
                 while (step(s, &next, &i, &damaged) && i.opcode == SpvOpFunctionParameter)
                     attune__words_copy(out, i.at, i.length);
                 attune__words_copy(out, body->at, body->count);
@@ -309,12 +358,13 @@ static void rebuild(const splicer *s, attune__words *out)
         out->at[3] = s->module.bound;
 }
 
-static attune_status splice(splicer *s, const attune_expr *mask, const attune_expr *score, attune__words *out)
+static attune_status splice(splicer *s, const attune__mods *mods, attune__words *out)
 {
     ATTUNE__TRY(survey(s));
     ATTUNE__TRY(find_functions(s));
-    ATTUNE__TRY(emit(s, s->score, score, true, &s->bodies[0]));
-    ATTUNE__TRY(emit(s, s->mask, mask, false, &s->bodies[1]));
+    for (uint32_t k = 0; k < ATTUNE__STUB_COUNT; k++)
+        if (s->stubs[k])
+            ATTUNE__TRY(emit(s, (attune__stub_kind)k, mods));
     ATTUNE__TRY(s->module.decorations.status);
     ATTUNE__TRY(s->module.constants.status);
     ATTUNE__TRY(reach(s));
@@ -323,27 +373,28 @@ static attune_status splice(splicer *s, const attune_expr *mask, const attune_ex
 }
 
 attune_status attune__mods_splice(const attune_allocator *allocator, const uint32_t *words, size_t count,
-                                  const attune_expr *mask, const attune_expr *score, uint32_t **spliced,
-                                  size_t *spliced_count)
+                                  const attune__mods *mods, uint32_t **spliced, size_t *spliced_count)
 {
     *spliced = NULL;
     if (count < HEADER || words[0] != SpvMagicNumber || !words[3] || words[3] > MOST_BOUND)
         return attune__fail(ATTUNE_INTERNAL, "a prebuilt kernel is no SPIR-V module of ours");
     const attune__words empty = {.allocator = allocator};
-    splicer s = {.words = words, .count = count, .bound = words[3], .bodies = {empty, empty}};
+    splicer s = {.words = words, .count = count, .bound = words[3]};
+    for (uint32_t k = 0; k < ATTUNE__STUB_COUNT; k++)
+        s.bodies[k] = empty;
     s.module = (attune__module){.bound = s.bound, .decorations = empty, .constants = empty};
     attune__words out = empty;
     attune_status status = ATTUNE_OUT_OF_HOST_MEMORY;
     s.ids = attune__alloc(allocator, s.bound, sizeof *s.ids);
     if (s.ids)
-        status = splice(&s, mask, score, &out);
+        status = splice(&s, mods, &out);
     if (status == ATTUNE_INTERNAL)
         attune__fail(status, "a prebuilt kernel is damaged, or has no stubs for the caller's expressions");
     attune__free(allocator, s.ids);
     attune__free(allocator, s.module.decorations.at);
     attune__free(allocator, s.module.constants.at);
-    attune__free(allocator, s.bodies[0].at);
-    attune__free(allocator, s.bodies[1].at);
+    for (uint32_t k = 0; k < ATTUNE__STUB_COUNT; k++)
+        attune__free(allocator, s.bodies[k].at);
     if (status != ATTUNE_OK) {
         attune__free(allocator, out.at);
         return status;

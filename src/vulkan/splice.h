@@ -17,7 +17,8 @@ typedef struct attune__words {
 void attune__words_add(attune__words *words, uint32_t opcode, const uint32_t *operands, size_t count);
 void attune__words_copy(attune__words *words, const uint32_t *from, size_t count);
 
-/* The helpers of shaders/mods.glsl that emitted functions call. */
+/* The helpers of shaders/mods.glsl that emitted functions call; from SUM_1 on gradient.glsl's, which not every module
+ * has. */
 typedef enum attune__helper {
     ATTUNE__HELPER_WORD,
     ATTUNE__HELPER_IDIV,
@@ -48,25 +49,42 @@ typedef enum attune__helper {
     ATTUNE__HELPER_F32,
     ATTUNE__HELPER_F16,
     ATTUNE__HELPER_BF16,
+    ATTUNE__HELPER_SUM_1,
+    ATTUNE__HELPER_SUM_2,
+    ATTUNE__HELPER_SUM_3,
+    ATTUNE__HELPER_SUM_4,
+    ATTUNE__HELPER_ADD,
     ATTUNE__HELPER_COUNT
 } attune__helper;
 
 typedef struct attune__module {
     uint32_t bound; /* the next id that is free */
     uint32_t type_bool, type_int, type_float, type_uvec3;
+    uint32_t type_void, type_vec4; /* 0 where gradient.glsl's stubs are not */
     uint32_t helper[ATTUNE__HELPER_COUNT];
     attune__words decorations; /* added behind the module's own */
     attune__words constants;
 } attune__module;
 
-/* A stub: its parameters in the order of its declaration. */
+/* The functions that are replaced; those of gradient.glsl are in some modules only. */
+typedef enum attune__stub_kind {
+    ATTUNE__STUB_SCORE,
+    ATTUNE__STUB_MASK,
+    ATTUNE__STUB_D_SCORE,
+    ATTUNE__STUB_D_SHARED,
+    ATTUNE__STUB_D_SHARED_ADD,
+    ATTUNE__STUB_D_ADD,
+    ATTUNE__STUB_COUNT
+} attune__stub_kind;
+
+/* A stub's parameters; 0 = it has no such one. */
 typedef struct attune__stub {
-    uint32_t score; /* 0 in a mask */
-    uint32_t b, h, q, kv, mod;
+    attune__stub_kind kind;
+    uint32_t score, b, h, q, kv, mod;
+    uint32_t d, due;
 } attune__stub;
 
-/* Appends the body, from OpLabel to OpReturnValue. expr NULL: what the stub stands for. */
-void attune__mods_emit(attune__module *module, const attune__stub *stub, const attune_expr *expr, bool is_score,
-                       attune__words *body);
+/* Appends the body, from OpLabel to the return. Without what the stub computes: what it stands for. */
+void attune__mods_emit(attune__module *module, const attune__stub *stub, const attune__mods *mods, attune__words *body);
 
 #endif

@@ -20,6 +20,7 @@
 
 #include "backend.h"
 #include "vulkan/functions.h"
+#include "vulkan/mods.h"
 
 #include <attune/vulkan.h>
 
@@ -345,8 +346,8 @@ void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulk
 /* A prebuilt module with the expressions in it, from the disk or spliced, and the hash that it is kept under. *spliced
  * is given back with attune__free. */
 attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const uint32_t *words, size_t count,
-                                          const attune_expr *mask, const attune_expr *score, uint32_t **spliced,
-                                          size_t *spliced_count, attune__hash *hash);
+                                          const attune__mods *mods, uint32_t **spliced, size_t *spliced_count,
+                                          attune__hash *hash);
 
 /* The driver's own cache while one pipeline is made. */
 typedef struct attune__vulkan_cache {
@@ -376,6 +377,8 @@ attune_status attune__vulkan_forward(const attune__program *program, attune_queu
                                      uint64_t *value);
 attune_status attune__vulkan_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                     uint64_t *value);
+attune_status attune__vulkan_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
+                                      uint64_t *value);
 attune_status attune__vulkan_merger_create(attune_device *device, attune__program **merger);
 void attune__vulkan_merger_destroy(attune__program *merger);
 attune_status attune__vulkan_merge(const attune__program *merger, attune_queue *queue, const attune__merge *call,
@@ -388,5 +391,7 @@ attune_status attune__vulkan_lend(const attune__host *host, const void *desc, at
  * before the barriers that they need among themselves; forward and decode are begin, record, submit. call->seconds is
  * not looked at. */
 attune_status attune__vulkan_record(const attune__program *program, const void *commands, const attune__forward *call);
+attune_status attune__vulkan_backward_record(const attune__program *program, const void *commands,
+                                             const attune__backward *call);
 
 #endif

@@ -11,6 +11,16 @@
 #define FLOW_DIM      32
 #define FLOW_ELEMENTS (FLOW_HEADS * FLOW_LENGTH * FLOW_DIM)
 
+/* Of a call that must fail: its status, and what its message says. */
+#define EXPECT(call, status, words)                                                                                    \
+    do {                                                                                                               \
+        attune_status got_ = (call);                                                                                   \
+        cr_expect(got_ == (status), "%s gives %s, expected %s: %s", #call, attune_status_string(got_),                 \
+                  attune_status_string(status), attune_last_error());                                                  \
+        cr_expect(strstr(attune_last_error(), words), "%s: \"%s\" does not say \"%s\"", #call, attune_last_error(),    \
+                  words);                                                                                              \
+    } while (0)
+
 typedef struct flow {
     attune_instance *instance;
     attune_device *device;

@@ -208,6 +208,49 @@ static void run_merges(const char *backend, uint64_t full)
     attune_instance_destroy(instance);
 }
 
+/* A NaN or infinite LSE of one part makes its row NaN, and no other; no part that is not there is read. */
+static void run_nan(const char *backend)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = device_or_skip(instance, backend);
+    for (uint64_t i = 0; i < 8; i++) {
+        static merging m;
+        merging_create(&m, device, test_seed() * 31 + i);
+        const int64_t rows = rows_of(&m), row = rows / 2;
+        array_set(&m.lse[0], row, i % 2 ? (double)INFINITY : (double)NAN);
+        attune_buffer_destroy(m.parts[0].lse.buffer);
+        m.parts[0].lse = room(&m, m.row_dtype, 3, &m.lse[0]);
+        cr_assert_eq(run(&m, &m.out, &m.out_lse), ATTUNE_OK, "%s", attune_last_error());
+        double *got = fetch(&m, &m.out), *lse = fetch(&m, &m.out_lse);
+        for (int64_t r = 0; r < rows; r++) {
+            cr_expect_eq(isnan(lse[r]) != 0, r == row);
+            for (int64_t c = 0; c < m.size[3]; c++)
+                cr_expect_eq(isnan(got[r * m.size[3] + c]) != 0, r == row);
+        }
+        free(got);
+        free(lse);
+        merging_destroy(&m);
+    }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+Test(merge, nan_cpu)
+{
+    run_nan("cpu");
+}
+
+Test(merge, nan_vulkan)
+{
+    run_nan("vulkan");
+}
+
+Test(merge, nan_cuda)
+{
+    run_nan("cuda");
+}
+
 Test(merge, cpu)
 {
     run_merges("cpu", 300);
@@ -377,7 +420,7 @@ Test(merge, arguments)
     WRONG(parts[1].o.dtype, ATTUNE_F16, "parts[].o.dtype is f16 (2), expected bf16");
     WRONG(parts[m.count - 1].lse.buffer, NULL, "parts[].lse.buffer is NULL");
     WRONG(workspace, NULL, "args.workspace is NULL");
-    WRONG(workspace, m.out_lse.buffer, "this merge needs");
+    WRONG(workspace, m.out_lse.buffer, "the merge (attune_merger_workspace_size) needs");
     attune_buffer *foreign;
     cr_assert_eq(attune_buffer_create(other, 1 << 20, &foreign), ATTUNE_OK);
     WRONG(workspace, foreign, "args.workspace belongs to device");

@@ -6,15 +6,6 @@
 #include "api/flow.h"
 #include "support/heap.h"
 
-#define EXPECT(call, status, words)                                                                                    \
-    do {                                                                                                               \
-        attune_status got_ = (call);                                                                                   \
-        cr_expect(got_ == (status), "%s gives %s, expected %s: %s", #call, attune_status_string(got_),                 \
-                  attune_status_string(status), attune_last_error());                                                  \
-        cr_expect(strstr(attune_last_error(), words), "%s: \"%s\" does not say \"%s\"", #call, attune_last_error(),    \
-                  words);                                                                                              \
-    } while (0)
-
 #define MAKE(call) cr_assert_eq((call), ATTUNE_OK, "%s", attune_last_error())
 
 /* The flow, trained: what backward needs beside it. */

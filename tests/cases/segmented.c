@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The case table and random cases with their keys cut into segments, against the same references as whole. */
 #include <criterion/criterion.h>
+#include <string.h>
 
 #include "cases/segments.h"
 #include "support/devices.h"
@@ -19,6 +20,8 @@ static void run_segmented(const char *backend, runner run, bool gradients, uint6
     attune_instance *instance;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
     attune_device *device = device_or_skip(instance, backend);
+    if (gradients)
+        backward_or_skip(instance, device);
     const uint64_t share = scaled(table), count = share + scaled(random);
     uint64_t failed = 0, ran = 0;
     for (uint64_t i = 0; i < count; i++) {
@@ -33,9 +36,13 @@ static void run_segmented(const char *backend, runner run, bool gradients, uint6
         c.segments = 1 + (uint32_t)(seed * 7 % 11);
         if (gradients ? !has_gradients(&c) : c.input == INPUT_MIXED)
             continue;
+        /* Sums that are exactly 0 are so no more where each segment's is rounded. */
+        const attune_dtype dtype = dtypes[i % dtype_count];
+        if (c.input == INPUT_CONSTANT && strcmp(backend, "cpu") != 0 && dtype != ATTUNE_F32)
+            continue;
         failure why;
         ran++;
-        if (!run(instance, device, &c, dtypes[i % dtype_count], seed, &why)) {
+        if (!run(instance, device, &c, dtype, seed, &why)) {
             failed++;
             cr_log_error("%u segments: %s\n  mask \"%s\" score \"%s\" lengths %lld x %lld input %d layout %d",
                          c.segments, why.message, c.mask ? c.mask : "", c.score ? c.score : "", (long long)c.q_len,
@@ -48,19 +55,28 @@ static void run_segmented(const char *backend, runner run, bool gradients, uint6
     cr_assert_eq(failed, 0, "%llu of %llu cases failed", (unsigned long long)failed, (unsigned long long)ran);
 }
 
-static const attune_dtype with_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
+static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
 
 Test(segments, forward_cpu)
 {
-    run_segmented("cpu", case_run, false, 4 * attention_case_count + 1, 600, with_f64, 4);
+    run_segmented("cpu", case_run, false, 4 * attention_case_count + 1, 600, dtypes, 4);
 }
 
 Test(segments, gradients_cpu)
 {
-    run_segmented("cpu", case_run_gradients, true, 2 * attention_case_count + 1, 120, with_f64, 4);
+    run_segmented("cpu", case_run_gradients, true, 2 * attention_case_count + 1, 120, dtypes, 4);
 }
 
-Test(segments, forward_vulkan)
-{
-    run_segmented("vulkan", case_run, false, 30, 30, with_f64, 1);
-}
+/* case_run allows for the rounding of each segment's o; that of d_q is not known to case_run_gradients. */
+#define BACKEND(name, table, random)                                                                                   \
+    Test(segments, forward_##name)                                                                                     \
+    {                                                                                                                  \
+        run_segmented(#name, case_run, false, table, random, dtypes, 3);                                               \
+    }                                                                                                                  \
+    Test(segments, gradients_##name)                                                                                   \
+    {                                                                                                                  \
+        run_segmented(#name, case_run_gradients, true, table, random, dtypes, 1);                                      \
+    }
+
+BACKEND(vulkan, 30, 30)
+BACKEND(cuda, 2 * attention_case_count + 1, 300)

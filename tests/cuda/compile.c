@@ -54,8 +54,9 @@ static void compile(workbench *w, const char *profile_name, attune_dtype dtype, 
     attune__cuda_kernel kernel;
     void *cubin = NULL;
     size_t size = 0;
-    cr_assert_eq(attune__cuda_specialise(&w->host.allocator, &desc, profile.limits.architecture, &kernel), ATTUNE_OK,
-                 "%s", attune_last_error());
+    cr_assert_eq(
+        attune__cuda_specialise(&w->host.allocator, &desc, profile.limits.architecture, ATTUNE__CUDA_MAIN, &kernel),
+        ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(attune__cuda_compile(&w->host, &kernel, &cubin, &size), ATTUNE_OK, "%s head_dim %u: %s", profile_name,
                  head_dim, attune_last_error());
     cr_assert(size > 1000 && !memcmp(cubin, "\177ELF", 4));

@@ -277,7 +277,11 @@ int cuModuleGetFunction(void **function, void *module, const char *name)
     (void)module;
     CALL("cuModuleGetFunction");
     *function = strcmp(name, "attune_forward_sm90") ? &sm80 : &sm90;
-    return *function == &sm80 && strcmp(name, "attune_forward_sm80") ? 500 : 0;
+    static const char *const others[] = {"attune_forward_sm80", "attune_backward_sm80", "attune_delta", "attune_sums"};
+    for (int i = 0; i < 4; i++)
+        if (*function == &sm90 || !strcmp(name, others[i]))
+            return 0;
+    return 500;
 }
 int cuFuncGetAttribute(int *value, int attribute, void *function)
 {

@@ -152,6 +152,39 @@ Test(cuda_packs, a_machine_without_a_compiler_runs_from_a_pack)
     unlink(r.path);
 }
 
+/* A backward plan has three kernels; they come from a pack as others do. */
+Test(cuda_packs, backward_runs_from_a_pack)
+{
+    open_driver();
+    static room r;
+    fake_compiler *compiler = open_compiler();
+    room_open(&r);
+    const attune_limits limits = limits_of_device(r.instance);
+    attune_problem problem = problem_of(128, NULL);
+    attune_device *device;
+    attune_pack *pack;
+    attune_plan *plan;
+    uint32_t kernels;
+    problem.direction = ATTUNE_BACKWARD;
+    const attune_kernel_options options = {.struct_size = sizeof options, .bwd = {.kernel = "cuda_sm80"}};
+    cr_assert_eq(attune_pack_create(r.instance, &pack), ATTUNE_OK);
+    cr_assert_eq(attune_pack_add(pack, &limits, &problem, &options), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_pack_size(pack, &kernels, NULL), ATTUNE_OK);
+    cr_assert_eq(kernels, 3);
+    cr_assert_eq(attune_pack_write(pack, r.path), ATTUNE_OK, "%s", attune_last_error());
+    attune_pack_destroy(pack);
+    compiler->absent = 1;
+    cr_assert_eq(attune_device_open(r.instance, "cuda:0", &device), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_plan_create(device, &problem, &options, &plan), ATTUNE_UNAVAILABLE);
+    cr_assert_eq(attune_instance_pack_load(r.instance, r.path), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_plan_create(device, &problem, &options, &plan), ATTUNE_OK, "%s", attune_last_error());
+    compiler->absent = 0;
+    attune_plan_destroy(plan);
+    attune_device_destroy(device);
+    room_close(&r);
+    unlink(r.path);
+}
+
 static void write_bytes(const char *path, const char *bytes, size_t size)
 {
     FILE *file = fopen(path, "wb");

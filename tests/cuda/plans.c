@@ -30,7 +30,19 @@ static const dims all_dims[] = {{64, 64},   {80, 80},   {96, 96}, {128, 128}, {1
 static const attune_dtype all_dtypes[] = {ATTUNE_F16, ATTUNE_BF16, ATTUNE_F32};
 /* Masks and scores that are drawn besides none. */
 static const char *const all_masks[] = {NULL, "kv <= q", "kv <= q && q - kv < 1024", "(q + kv) % 3 != 0"};
-static const char *const all_scores[] = {NULL, "50 * tanh(score / 50)", "score - 0.5 * (q - kv)", "sigmoid(score) * h"};
+static const char *const all_scores[] = {
+    NULL,
+    "50 * tanh(score / 50)",
+    "score - 0.5 * (q - kv)",
+    "sigmoid(score) * h",
+    "score * heat[h] + bias[kv - q + 4096] + 0.5 * columns[kv] * rows[b, q]",
+};
+static const attune_symbol all_symbols[] = {
+    {"heat", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+    {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BF16, 1},
+    {"columns", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 1},
+    {"rows", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
+};
 
 typedef struct forced {
     const char *what;
@@ -47,6 +59,17 @@ static const forced all_forced[] = {
     {"BLOCK_N 32", {.block_n = 32}},
     {"cuda_sm80", {.kernel = "cuda_sm80"}},
     {"no decode", {.force_use_flex_attention = ATTUNE_ON}},
+};
+
+static const forced all_forced_backward[] = {
+    {"automatic", {0}},
+    {"automatic", {0}},
+    {"automatic", {0}},
+    {"num_stages 1", {.num_stages = 1}},
+    {"num_stages 3", {.num_stages = 3}},
+    {"BLOCK_M1 16", {.block_m1 = 16}},
+    {"BLOCK_N1 64", {.block_n1 = 64}},
+    {"BLOCK_M2 64, BLOCK_N2 32", {.block_m2 = 64, .block_n2 = 32}},
 };
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -72,7 +95,8 @@ static void open_workbench(workbench *w)
         cr_assert_eq(attune_expr_create(w->instance, ATTUNE_EXPR_MASK, all_masks[i], NULL, 0, &w->masks[i]), ATTUNE_OK,
                      "%s", attune_last_error());
     for (size_t i = 1; i < COUNT(all_scores); i++)
-        cr_assert_eq(attune_expr_create(w->instance, ATTUNE_EXPR_SCORE, all_scores[i], NULL, 0, &w->scores[i]),
+        cr_assert_eq(attune_expr_create(w->instance, ATTUNE_EXPR_SCORE, all_scores[i], all_symbols, COUNT(all_symbols),
+                                        &w->scores[i]),
                      ATTUNE_OK, "%s", attune_last_error());
 }
 
@@ -97,8 +121,8 @@ static double now(void)
 #define ADMITTED_STACK 96
 
 /* Every kernel must be free of spills, but what a caller forces upon it and what is admitted. */
-static void check_cubin(const char *what, const attune_limits *limits, const attune_plan_choice *choice, bool automatic,
-                        bool admitted, const void *cubin, size_t size)
+static void check_cubin(const char *what, const attune_limits *limits, const attune_plan_choice *choice,
+                        attune__cuda_role role, bool automatic, bool admitted, const void *cubin, size_t size)
 {
     cubin_figures f;
     const char *wrong = cubin_read(cubin, size, &f);
@@ -115,19 +139,45 @@ static void check_cubin(const char *what, const attune_limits *limits, const att
     cr_expect_leq(f.registers, limits->registers_per_thread, "%s", what);
     cr_expect_leq((f.registers + 7) / 8 * 8 * choice->workgroup_invocations, limits->registers, "%s: %u registers",
                   what, f.registers);
-    if (!strcmp(choice->kernel, "cuda_sm90a"))
+    if (role == ATTUNE__CUDA_DELTA)
+        cr_expect_eq(f.mma + f.wgmma, 0, "%s: delta has no products of matrices", what);
+    else if (!strcmp(choice->kernel, "cuda_sm90a"))
         cr_expect_gt(f.wgmma, 0, "%s: no HGMMA", what);
     else
         cr_expect_gt(f.mma, 0, "%s: no HMMA", what);
 }
 
+static void compile_role(workbench *w, const attune_limits *limits, const attune__program_desc *desc,
+                         attune__cuda_role role, const char *what, bool automatic)
+{
+    const attune__shape *s = desc->shape;
+    attune__cuda_kernel kernel;
+    void *cubin = NULL;
+    size_t size = 0;
+    cr_assert_eq(attune__cuda_specialise(&w->host.allocator, desc, limits->architecture, role, &kernel), ATTUNE_OK,
+                 "%s: %s", what, attune_last_error());
+    const double start = now();
+    const attune_status status = attune__cuda_compile(&w->host, &kernel, &cubin, &size);
+    const double seconds = now() - start;
+    cr_expect_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
+    const bool admitted = s->dtype == ATTUNE_F32 && (s->head_dim > 128 || s->head_dim_v > 128);
+    if (status == ATTUNE_OK)
+        check_cubin(what, limits, desc->choice, role, automatic, admitted, cubin, size);
+    cr_log_info("%5.2f s %s", seconds, what);
+    w->seconds = seconds > w->seconds ? seconds : w->seconds;
+    attune__free(&w->host.allocator, cubin);
+    attune__free(&w->host.allocator, (void *)(uintptr_t)kernel.mods);
+}
+
 static void compile_one(workbench *w, const attune_profile *profile, uint64_t *state)
 {
+    const bool back = random_expr_next(state) % 2;
     const dims d = PICK(all_dims);
     const attune_dtype dtype = PICK(all_dtypes);
     const size_t mask = random_expr_next(state) % COUNT(all_masks);
-    const size_t score = random_expr_next(state) % COUNT(all_scores);
-    const forced *f = &PICK(all_forced);
+    /* The last one is backward's. */
+    const size_t score = random_expr_next(state) % (COUNT(all_scores) - !back);
+    const forced *f = back ? &PICK(all_forced_backward) : &PICK(all_forced);
     const bool decode = random_expr_next(state) % 4 == 0;
     attune_problem problem = {.struct_size = sizeof problem,
                               .dtype = dtype,
@@ -139,8 +189,10 @@ static void compile_one(workbench *w, const attune_profile *profile, uint64_t *s
                               .kv_len = 4096,
                               .mask = w->masks[mask],
                               .score = w->scores[score],
+                              .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
+                              .capture_gradient_elements = back && random_expr_next(state) % 2 ? 10000 : 0,
                               .lse = true};
-    const attune_kernel_options options = {.struct_size = sizeof options, .fwd = f->options};
+    const attune_kernel_options options = {.struct_size = sizeof options, .fwd = f->options, .bwd = f->options};
     attune__shape shape;
     attune__decision decision;
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
@@ -153,28 +205,25 @@ static void compile_one(workbench *w, const attune_profile *profile, uint64_t *s
     }
     const attune_plan_choice *c = &decision.choice;
     char what[400];
-    snprintf(what, sizeof what, "%s %s %u,%u q_len %lld, %s, %s, %s: %s%s %u x %u, stages %u, warps %u", profile->name,
-             attune_dtype_string(dtype), d.head_dim, d.head_dim_v, (long long)problem.q_len,
-             mask ? all_masks[mask] : "no mask", score ? all_scores[score] : "no score", f->what, c->kernel,
-             c->decode ? " decode" : "", c->block_m, c->block_n, c->num_stages, c->num_warps);
-    const attune__program_desc desc = {&shape, c, problem.mask, problem.score, NULL};
-    attune__cuda_kernel kernel;
-    void *cubin = NULL;
-    size_t size = 0;
-    cr_assert_eq(attune__cuda_specialise(&w->host.allocator, &desc, profile->limits.architecture, &kernel), ATTUNE_OK,
-                 "%s: %s", what, attune_last_error());
-    const double start = now();
-    const attune_status status = attune__cuda_compile(&w->host, &kernel, &cubin, &size);
-    const double seconds = now() - start;
-    cr_expect_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
-    const bool admitted = dtype == ATTUNE_F32 && (d.head_dim > 128 || d.head_dim_v > 128);
-    if (status == ATTUNE_OK)
-        check_cubin(what, &profile->limits, c, automatic, admitted, cubin, size);
-    cr_log_info("%5.2f s %s", seconds, what);
-    w->seconds = seconds > w->seconds ? seconds : w->seconds;
+    const int length =
+        snprintf(what, sizeof what, "%s %s %u,%u q_len %lld, %s, %s, %s: %s%s %u x %u, %u x %u, stages %u, warps %u",
+                 profile->name, attune_dtype_string(dtype), d.head_dim, d.head_dim_v, (long long)problem.q_len,
+                 mask ? all_masks[mask] : "no mask", score ? all_scores[score] : "no score", f->what, c->kernel,
+                 c->decode ? " decode"
+                 : back    ? " backward"
+                           : "",
+                 back ? c->block_m1 : c->block_m, back ? c->block_n1 : c->block_n, c->block_m2, c->block_n2,
+                 c->num_stages, c->num_warps);
+    attune__gradient *gradient = NULL;
+    if (back && problem.score)
+        cr_assert_eq(attune__gradient_create(problem.score, &gradient), ATTUNE_OK, "%s", attune_last_error());
+    const attune__program_desc desc = {&shape, c, problem.mask, problem.score, gradient};
+    for (uint32_t role = 0; role < attune__cuda_roles(c); role++) {
+        snprintf(what + length, sizeof what - (size_t)length, ", role %u", role);
+        compile_role(w, &profile->limits, &desc, (attune__cuda_role)role, what, automatic);
+    }
+    attune__gradient_destroy(gradient);
     w->compiled++;
-    attune__free(&w->host.allocator, cubin);
-    attune__free(&w->host.allocator, (void *)(uintptr_t)kernel.mods);
 }
 
 static void compile_plans(const char *name)

@@ -32,7 +32,16 @@ typedef struct scene {
     int64_t q_len;
     attune_buffer *q, *k, *v, *o[THREADS], *workspace[THREADS];
     size_t o_bytes;
+    /* Backward: o[] hold dQ, dK, dV and the gradients of the captures, which calls add to. */
+    bool back;
+    attune_buffer *answer, *lse, *captures[2];
+    size_t added; /* bytes at the end of o[] */
 } scene;
+
+#define BIASES 2048
+static const attune_symbol symbols[2] = {{"heat", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                         {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BF16, 1}};
+static const int64_t symbol_sizes[2] = {HEADS, BIASES};
 
 static attune_buffer *random_buffer(attune_device *device, attune_dtype dtype, int64_t count, uint64_t *state)
 {
@@ -51,18 +60,82 @@ static attune_buffer *random_buffer(attune_device *device, attune_dtype dtype, i
     return buffer;
 }
 
+static attune_tensor captured(const scene *s, int i)
+{
+    return (attune_tensor){.buffer = s->captures[i], .dtype = symbols[i].dtype, .rank = 1, .size = {symbol_sizes[i]}};
+}
+
+/* Turns a forward scene, which has run once, into a backward one. */
+static void scene_turn(scene *s, attune_problem *problem, uint64_t *state)
+{
+    const attune_tensor q = {.buffer = s->q, .dtype = s->dtype, .rank = 4, .size = {1, HEADS, s->q_len, DIM}};
+    const attune_tensor k = {.buffer = s->k, .dtype = s->dtype, .rank = 4, .size = {1, KV_HEADS, KEYS, DIM}};
+    const attune_capture captures[2] = {{"heat", captured(s, 0)}, {"bias", captured(s, 1)}};
+    attune_forward_args args = {.struct_size = sizeof args, .q = q, .k = k, .v = k, .o = q, .mask = s->mask};
+    attune_completion completion;
+    s->answer = random_buffer(s->device, s->dtype, HEADS * s->q_len * DIM, state);
+    s->lse = random_buffer(s->device, ATTUNE_F32, HEADS * s->q_len, state);
+    args.v.buffer = s->v;
+    args.o.buffer = s->answer;
+    args.lse = (attune_tensor){.buffer = s->lse, .dtype = ATTUNE_F32, .rank = 3, .size = {1, HEADS, s->q_len}};
+    args.captures = captures;
+    args.capture_count = 2;
+    cr_assert_eq(attune_forward(s->plan, attune_device_queue(s->device), &args, &completion), ATTUNE_OK, "%s",
+                 attune_last_error());
+    cr_assert_eq(attune_completion_wait(completion, UINT64_MAX), ATTUNE_OK, "%s", attune_last_error());
+    attune_plan_destroy(s->plan);
+    problem->direction = ATTUNE_BACKWARD;
+    problem->capture_gradient_elements = HEADS + BIASES;
+    cr_assert_eq(attune_plan_create(s->device, problem, NULL, &s->plan), ATTUNE_OK, "%s", attune_last_error());
+    s->added = (HEADS + BIASES) * sizeof(float);
+    s->o_bytes += (size_t)2 * KV_HEADS * KEYS * DIM * attune_dtype_size(s->dtype) + s->added;
+}
+
+static attune_status run_backward(const scene *s, int slot, attune_queue *queue, attune_completion *completion)
+{
+    const attune_tensor q = {.buffer = s->q, .dtype = s->dtype, .rank = 4, .size = {1, HEADS, s->q_len, DIM}};
+    const attune_tensor k = {.buffer = s->k, .dtype = s->dtype, .rank = 4, .size = {1, KV_HEADS, KEYS, DIM}};
+    const uint64_t queries = (uint64_t)(HEADS * s->q_len * DIM) * attune_dtype_size(s->dtype),
+                   keys = (uint64_t)KV_HEADS * KEYS * DIM * attune_dtype_size(s->dtype);
+    attune_capture captures[2] = {{"heat", captured(s, 0)}, {"bias", captured(s, 1)}}, gradients[2];
+    attune_backward_args args = {.struct_size = sizeof args, .q = q, .k = k, .v = k, .o = q, .d_o = q, .d_q = q};
+    args.v.buffer = s->v;
+    args.o.buffer = s->answer;
+    args.lse = (attune_tensor){.buffer = s->lse, .dtype = ATTUNE_F32, .rank = 3, .size = {1, HEADS, s->q_len}};
+    args.d_q.buffer = s->o[slot];
+    args.d_k = args.d_v = k;
+    args.d_k.buffer = args.d_v.buffer = s->o[slot];
+    args.d_k.offset = queries;
+    args.d_v.offset = queries + keys;
+    memcpy(gradients, captures, sizeof gradients);
+    for (int i = 0; i < 2; i++) {
+        gradients[i].tensor.buffer = s->o[slot];
+        gradients[i].tensor.dtype = ATTUNE_F32;
+        gradients[i].tensor.offset = queries + 2 * keys + (i ? HEADS * sizeof(float) : 0);
+    }
+    args.mask = s->mask;
+    args.captures = captures;
+    args.capture_gradients = gradients;
+    args.capture_count = args.capture_gradient_count = 2;
+    args.workspace = s->workspace[slot];
+    return attune_backward(s->plan, queue, &args, completion);
+}
+
 /* q_len 1 makes a decode kernel. */
-static void scene_open(scene *s, attune_dtype dtype, int64_t q_len)
+static void scene_open(scene *s, attune_dtype dtype, int64_t q_len, bool back)
 {
     uint64_t state = test_seed() + (uint64_t)q_len;
-    *s = (scene){.dtype = dtype, .q_len = q_len};
+    *s = (scene){.dtype = dtype, .q_len = q_len, .back = back};
     cr_assert_eq(attune_instance_create(NULL, &s->instance), ATTUNE_OK);
     s->device = device_or_skip(s->instance, "cuda");
     cr_assert_eq(attune_expr_create(s->instance, ATTUNE_EXPR_MASK, "kv <= q + kv_len - q_len && (kv + q) % 5 != 0",
                                     NULL, 0, &s->allowed),
                  ATTUNE_OK, "%s", attune_last_error());
-    cr_assert_eq(attune_expr_create(s->instance, ATTUNE_EXPR_SCORE, "20 * tanh(score / 20)", NULL, 0, &s->score),
-                 ATTUNE_OK);
+    cr_assert_eq(
+        attune_expr_create(s->instance, ATTUNE_EXPR_SCORE,
+                           back ? "20 * tanh(score / 20) * heat[h] + bias[kv - q + 1000]" : "20 * tanh(score / 20)",
+                           symbols, 2, &s->score),
+        ATTUNE_OK, "%s", attune_last_error());
     const attune_mask_desc desc = {.struct_size = sizeof desc, .q_len = q_len, .kv_len = KEYS};
     cr_assert_eq(attune_mask_create(s->instance, &desc, s->allowed, NULL, 0, NULL, 0, &s->mask), ATTUNE_OK, "%s",
                  attune_last_error());
@@ -74,16 +147,25 @@ static void scene_open(scene *s, attune_dtype dtype, int64_t q_len)
                               .kv_heads = KV_HEADS,
                               .q_len = q_len,
                               .kv_len = KEYS,
-                              .score = s->score};
+                              .score = s->score,
+                              .lse = true};
     cr_assert_eq(attune_problem_set_mask(&problem, s->mask), ATTUNE_OK);
     cr_assert_eq(attune_plan_create(s->device, &problem, NULL, &s->plan), ATTUNE_OK, "%s", attune_last_error());
     s->q = random_buffer(s->device, dtype, HEADS * q_len * DIM, &state);
     s->k = random_buffer(s->device, dtype, (int64_t)KV_HEADS * KEYS * DIM, &state);
     s->v = random_buffer(s->device, dtype, (int64_t)KV_HEADS * KEYS * DIM, &state);
     s->o_bytes = (size_t)(HEADS * q_len * DIM) * attune_dtype_size(dtype);
+    for (int i = 0; i < 2; i++)
+        s->captures[i] = random_buffer(s->device, symbols[i].dtype, symbol_sizes[i], &state);
+    if (back)
+        scene_turn(s, &problem, &state);
     const uint64_t workspace = attune_plan_workspace_size(s->plan);
     for (int i = 0; i < THREADS; i++) {
-        s->o[i] = random_buffer(s->device, dtype, HEADS * q_len * DIM, &state);
+        s->o[i] = random_buffer(s->device, ATTUNE_BF16, (int64_t)s->o_bytes / 2, &state);
+        if (back) {
+            static const float zeros[HEADS + BIASES];
+            cr_assert_eq(attune_buffer_write(s->o[i], s->o_bytes - s->added, zeros, s->added), ATTUNE_OK);
+        }
         if (workspace)
             cr_assert_eq(attune_buffer_create(s->device, workspace, &s->workspace[i]), ATTUNE_OK);
     }
@@ -95,6 +177,10 @@ static void scene_close(scene *s)
         attune_buffer_destroy(s->o[i]);
         attune_buffer_destroy(s->workspace[i]);
     }
+    attune_buffer_destroy(s->answer);
+    attune_buffer_destroy(s->lse);
+    attune_buffer_destroy(s->captures[0]);
+    attune_buffer_destroy(s->captures[1]);
     attune_buffer_destroy(s->q);
     attune_buffer_destroy(s->k);
     attune_buffer_destroy(s->v);
@@ -108,6 +194,8 @@ static void scene_close(scene *s)
 
 static attune_status scene_run(const scene *s, int slot, attune_queue *queue, attune_completion *completion)
 {
+    if (s->back)
+        return run_backward(s, slot, queue, completion);
     const attune_tensor q = {.buffer = s->q, .dtype = s->dtype, .rank = 4, .size = {1, HEADS, s->q_len, DIM}};
     const attune_tensor k = {.buffer = s->k, .dtype = s->dtype, .rank = 4, .size = {1, KV_HEADS, KEYS, DIM}};
     attune_forward_args args = {
@@ -122,6 +210,21 @@ static void wait_for(attune_completion completion)
     cr_assert_eq(attune_completion_wait(completion, UINT64_MAX), ATTUNE_OK, "%s", attune_last_error());
 }
 
+/* Whether a slot holds the answer; spoils it then. */
+static bool holds(const scene *s, int slot, const unsigned char *answer)
+{
+    unsigned char *got = malloc(s->o_bytes);
+    bool same =
+        got && attune_buffer_read(s->o[slot], 0, got, s->o_bytes) == ATTUNE_OK && !memcmp(got, answer, s->o_bytes);
+    if (got) {
+        memset(got, 0x55, s->o_bytes - s->added);
+        memset(got + s->o_bytes - s->added, 0, s->added);
+    }
+    same = same && attune_buffer_write(s->o[slot], 0, got, s->o_bytes) == ATTUNE_OK;
+    free(got);
+    return same;
+}
+
 /* The output of slot 0, which must differ from what was there. */
 static unsigned char *first_answer(scene *s)
 {
@@ -133,27 +236,17 @@ static unsigned char *first_answer(scene *s)
     wait_for(completion);
     cr_assert_eq(attune_buffer_read(s->o[0], 0, answer, s->o_bytes), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_neq(memcmp(before, answer, s->o_bytes), 0);
+    cr_assert(holds(s, 0, answer));
     free(before);
     return answer;
-}
-
-/* Whether a slot holds the answer; spoils it then. */
-static bool holds(const scene *s, int slot, const unsigned char *answer)
-{
-    unsigned char *got = malloc(s->o_bytes);
-    bool same =
-        got && attune_buffer_read(s->o[slot], 0, got, s->o_bytes) == ATTUNE_OK && !memcmp(got, answer, s->o_bytes);
-    if (got)
-        memset(got, 0x55, s->o_bytes);
-    same = same && attune_buffer_write(s->o[slot], 0, got, s->o_bytes) == ATTUNE_OK;
-    free(got);
-    return same;
 }
 
 static const struct {
     attune_dtype dtype;
     int64_t q_len;
-} kinds[] = {{ATTUNE_BF16, 700}, {ATTUNE_F16, 333}, {ATTUNE_F32, 300}, {ATTUNE_BF16, 1}, {ATTUNE_F16, 8}};
+    bool back;
+} kinds[] = {{ATTUNE_BF16, 700, false}, {ATTUNE_F16, 333, false}, {ATTUNE_F32, 300, false}, {ATTUNE_BF16, 1, false},
+             {ATTUNE_F16, 8, false},    {ATTUNE_BF16, 700, true}, {ATTUNE_F32, 150, true}};
 
 #define KINDS ((int)(sizeof kinds / sizeof kinds[0]))
 
@@ -161,7 +254,7 @@ Test(cuda_streams, repeats_are_equal_bit_by_bit)
 {
     for (int kind = 0; kind < KINDS; kind++) {
         scene s;
-        scene_open(&s, kinds[kind].dtype, kinds[kind].q_len);
+        scene_open(&s, kinds[kind].dtype, kinds[kind].q_len, kinds[kind].back);
         unsigned char *answer = first_answer(&s);
         for (int i = 0; i < 250; i++) {
             attune_completion completion;
@@ -208,7 +301,7 @@ Test(cuda_streams, a_call_is_captured_in_a_graph)
 {
     for (int kind = 0; kind < KINDS; kind++) {
         scene s;
-        scene_open(&s, kinds[kind].dtype, kinds[kind].q_len);
+        scene_open(&s, kinds[kind].dtype, kinds[kind].q_len, kinds[kind].back);
         const graphs g = find_graphs();
         attune__cuda_device *device = attune__cuda_of(s.device);
         attune__cu_stream stream;
@@ -271,7 +364,7 @@ Test(cuda_streams, streams_and_threads_do_not_mix)
 {
     for (int kind = 0; kind < 2 * KINDS; kind++) {
         scene s;
-        scene_open(&s, kinds[kind / 2].dtype, kinds[kind / 2].q_len);
+        scene_open(&s, kinds[kind / 2].dtype, kinds[kind / 2].q_len, kinds[kind / 2].back);
         attune__cuda_device *device = attune__cuda_of(s.device);
         unsigned char *answer = first_answer(&s);
         attune__cu_stream streams[THREADS] = {NULL};

@@ -44,9 +44,10 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
 {
     x.d = up(x.d, 16), x.dv = up(x.dv, 16);
     if (c->direction == ATTUNE_BACKWARD) {
-        uint64_t kv = x.n1 * x.d * x.e + x.n1 * x.dv * x.e +
-                      x.stages * (x.m1 * x.d * x.e + x.m1 * x.dv * x.e + 8 * x.m1) + 2 * x.m1 * x.n1 * x.e;
-        return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * x.e);
+        uint64_t kv =
+            x.n1 * x.d * x.e + x.n1 * x.dv * x.e + x.stages * (x.m1 * x.d * x.e + x.m1 * x.dv * x.e + 8 * x.m1);
+        uint64_t notes = x.stages < 7 ? 128 : 256;
+        return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * x.e) + 256 + notes;
     }
     uint64_t q = x.m * x.d * x.e, kv = x.n * x.d * x.e + x.n * x.dv * x.e, all = q + x.stages * kv;
     if (!c->decode)
@@ -70,8 +71,9 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
 {
     if (c->direction == ATTUNE_BACKWARD) {
-        uint64_t kv = 33 * x.m1 + 33 * x.n1 + 2 * x.m1 * (x.n1 + 1) + 2 * x.m1;
-        return 4 * most(kv, 33 * x.m2 + 33 * x.n2 + x.m2 * (x.n2 + 1) + 2 * x.m2);
+        uint64_t row = (x.d % 16 || x.dv % 16 ? 8 : 16) + 4;
+        uint64_t kv = 2 * most((x.m1 + x.n1) * row, 4 * (most(x.d, x.dv) + 4)) + x.n1 * (x.m1 + 4);
+        return 4 * (most(kv, 2 * most((x.m2 + x.n2) * row, 4 * (x.d + 4)) + x.m2 * (x.n2 + 4)) + 4);
     }
     uint64_t step = x.d % 16 == 0 ? 16 : 8, parts = x.threads / x.m;
     if (parts > x.n / 4)

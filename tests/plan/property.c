@@ -129,6 +129,32 @@ static void check_module(const char *what, const attune_limits *limits, const at
                  c->kernel, c->block_m, c->block_n, bytes, c->shared_memory);
     modules_read++;
 }
+
+/* The larger of both kernels is what the plan counts. */
+static void check_modules_backward(const char *what, const attune_limits *limits, const attune_problem *q,
+                                   const attune_plan_choice *c)
+{
+    (void)limits;
+    attune__shape shape;
+    cr_assert_eq(attune__shape_from_problem(q, &shape), ATTUNE_OK, "%s: %s", what, attune_last_error());
+    const attune__program_desc desc = {&shape, c, NULL, NULL, NULL};
+    uint64_t largest = 0;
+    for (int keys = 0; keys < 2; keys++) {
+        attune__vulkan_kernel kernel;
+        const attune_status status = attune__vulkan_specialise_backward(&desc, keys, &kernel);
+        if (status == ATTUNE_UNSUPPORTED && !strncmp(c->kernel, "vulkan_coopmat", 14))
+            return;
+        cr_assert_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
+        const char *why;
+        const uint64_t bytes =
+            workgroup_bytes(kernel.words, kernel.word_count, kernel.constants, ATTUNE__VULKAN_CONSTANTS, &why);
+        cr_assert_null(why, "%s: %s", c->kernel, why);
+        largest = bytes > largest ? bytes : largest;
+        modules_read++;
+    }
+    cr_assert_eq(largest, c->shared_memory, "%s: %s, %u x %u, %u x %u: the modules have %" PRIu64 " bytes, the plan %u",
+                 what, c->kernel, c->block_m1, c->block_n1, c->block_m2, c->block_n2, largest, c->shared_memory);
+}
 #endif
 
 static void check_choice(const attune_profile *p, const attune_problem *q, const attune_plan_choice *c)
@@ -145,8 +171,8 @@ static void check_choice(const attune_profile *p, const attune_problem *q, const
     cr_assert_geq(c->occupancy, 1);
     cr_assert_eq(c->workspace % 256, 0, "%s", what);
 #if ATTUNE_HAVE_VULKAN
-    if (l->backend == ATTUNE_BACKEND_VULKAN && q->direction == ATTUNE_FORWARD)
-        check_module(what, l, q, c);
+    if (l->backend == ATTUNE_BACKEND_VULKAN)
+        (q->direction == ATTUNE_FORWARD ? check_module : check_modules_backward)(what, l, q, c);
 #endif
     cr_assert_eq(c->direction, q->direction);
     bool back = q->direction == ATTUNE_BACKWARD;

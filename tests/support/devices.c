@@ -37,6 +37,22 @@ attune_device *device_or_skip(attune_instance *instance, const char *backend)
     return NULL;
 }
 
+void backward_or_skip(attune_instance *instance, attune_device *device)
+{
+    const attune_problem problem = {
+        .struct_size = sizeof problem, .direction = ATTUNE_BACKWARD, .head_dim = 64, .q_len = 128};
+    attune_plan *plan;
+    const attune_status status = attune_plan_create(device, &problem, NULL, &plan);
+    if (status == ATTUNE_OK) {
+        attune_plan_destroy(plan);
+        return;
+    }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+    cr_assert(status == ATTUNE_UNSUPPORTED, "%s", attune_last_error());
+    cr_skip_test("%s", attune_last_error());
+}
+
 uint64_t scaled(uint64_t full)
 {
     const char *text = getenv("ATTUNE_TEST_SCALE");

@@ -8,6 +8,9 @@
 /* Opens a backend's first device. Does not return if there is none: the test is skipped or failed. */
 attune_device *device_or_skip(attune_instance *instance, const char *backend);
 
+/* Does not return if the device's backend has no backward pass yet: the test is skipped. */
+void backward_or_skip(attune_instance *instance, attune_device *device);
+
 /* Random cases to run: `full` times ATTUNE_TEST_SCALE (default 1), at least 1. */
 uint64_t scaled(uint64_t full);
 

@@ -15,11 +15,16 @@
 #define attune__spirv_forward_f16          kernel_f16
 #define attune__spirv_forward_f32          kernel_f32
 #define attune__spirv_forward_subgroup_f16 kernel_subgroup_f16
+#define attune__spirv_backward_kv_f16      kernel_backward_kv
+#define attune__spirv_backward_q_f32       kernel_backward_q
+#include "backward_kv_f16.h"
+#include "backward_q_f32.h"
 #include "forward_bf16.h"
 #include "forward_f16.h"
 #include "forward_f32.h"
 #include "forward_subgroup_f16.h"
 #include "mods_template.h"
+#include "mods_template_gradient.h"
 #include "mods_template_vulkan.h"
 #include "support/presets.h"
 #include "vulkan/mods.h"
@@ -40,6 +45,10 @@ static const module modules[] = {
     MODULE(kernel_f16),    MODULE(kernel_bf16),          MODULE(kernel_subgroup_f16),
 };
 #define MODULES (sizeof modules / sizeof modules[0])
+
+/* With the stubs of derivatives; the first is small. */
+static const module derived[] = {MODULE(mods_template_gradient), MODULE(kernel_backward_q), MODULE(kernel_backward_kv)};
+#define DERIVED (sizeof derived / sizeof derived[0])
 
 /* The library if it was there when this was built, else the program. */
 static bool is_valid(const uint32_t *words, size_t count, const char *what)
@@ -103,12 +112,11 @@ static bool is_uncontracted(const uint32_t *words, size_t count, uint32_t first)
     return all;
 }
 
-static void splice_and_check(const module *m, const attune_expr *mask, const attune_expr *score, const char *what)
+static void splice_and_check(const module *m, const attune__mods *mods, const char *what)
 {
     uint32_t *words;
     size_t count;
-    attune_status status =
-        attune__mods_splice(&attune__default_allocator, m->words, m->count, mask, score, &words, &count);
+    attune_status status = attune__mods_splice(&attune__default_allocator, m->words, m->count, mods, &words, &count);
     cr_assert(status == ATTUNE_OK, "%s\n%s", what, attune_last_error());
     cr_assert(is_valid(words, count, what));
     cr_assert(is_uncontracted(words, count, m->words[3]), "%s", what);
@@ -139,11 +147,73 @@ static void run_random(uint64_t quarter)
         attune_expr *score = parse_with(e.kind, e.text, e.symbols, e.symbol_count);
         /* validating a kernel takes ten times as long */
         const module *m = &modules[i % 16 ? i % 2 : i / 16 % MODULES];
-        splice_and_check(m, i % 7 ? mask : NULL, i % 5 ? score : NULL, e.text);
+        splice_and_check(m, &(attune__mods){i % 7 ? mask : NULL, i % 5 ? score : NULL, NULL}, e.text);
         attune__expr_release(mask);
         attune__expr_release(score);
     }
     cr_log_info("%llu masks and scores", (unsigned long long)count);
+}
+
+/* Derivatives of random expressions, in modules that give gradients. */
+static void run_random_gradients(uint64_t half)
+{
+    skip_without_validator();
+    static random_expr e;
+    const uint64_t count = scaled(1500), seed = test_seed() + 177 + half * UINT64_C(1000003);
+    uint64_t refused = 0, reads = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        random_expr_make(&e, seed + i, ATTUNE_EXPR_SCORE, 1 + (uint32_t)(i % 37));
+        attune_expr *score = parse_with(e.kind, e.text, e.symbols, e.symbol_count);
+        attune__gradient *gradient;
+        if (attune__gradient_create(score, &gradient) == ATTUNE_OK) {
+            reads += gradient->read_count;
+            splice_and_check(&derived[i % 16 ? 0 : i / 16 % DERIVED], &(attune__mods){NULL, score, gradient}, e.text);
+        } else {
+            refused++; /* too many nodes */
+        }
+        attune__gradient_destroy(gradient);
+        attune__expr_release(score);
+    }
+    cr_assert(refused < count / 20 + 1 && reads > count / 10);
+    cr_log_info("%llu scores with derivatives, %llu reads of captures", (unsigned long long)(count - refused),
+                (unsigned long long)reads);
+}
+
+Test(mods, valid_gradients_1)
+{
+    run_random_gradients(0);
+}
+
+Test(mods, valid_gradients_2)
+{
+    run_random_gradients(1);
+}
+
+/* Reads whose elements all pairs share, more of them than there is room for, and others; and none at all. */
+Test(mods, gradients_of_captures)
+{
+    skip_without_validator();
+    static const attune_symbol captures[] = {{"s1", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                             {"s2", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 2},
+                                             {"p3", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BF16, 3},
+                                             {"p4", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 4}};
+    static const char *const texts[] = {
+        "score",
+        "score * s1[h]",
+        "score + s1[0] * s1[1] * s1[2] * s1[3] * s1[4] + s2[b, h] * p3[b, h, q] + p4[b, h, q, kv] * s2[h, 1]",
+        "tanh(score * p4[0, 0, 0, q - kv]) + p3[h, q, kv] * p3[h, kv, q]",
+    };
+    for (size_t i = 0; i < DERIVED; i++) {
+        splice_and_check(&derived[i], &(attune__mods){NULL, NULL, NULL}, "no expression");
+        for (size_t j = 0; j < sizeof texts / sizeof texts[0]; j++) {
+            attune_expr *score = parse_with(ATTUNE_EXPR_SCORE, texts[j], captures, 4);
+            attune__gradient *gradient;
+            cr_assert_eq(attune__gradient_create(score, &gradient), ATTUNE_OK, "%s", attune_last_error());
+            splice_and_check(&derived[i], &(attune__mods){NULL, score, gradient}, texts[j]);
+            attune__gradient_destroy(gradient);
+            attune__expr_release(score);
+        }
+    }
 }
 
 Test(mods, valid_1)
@@ -185,18 +255,19 @@ Test(mods, presets_and_dtypes)
     };
     cr_assert_eq(attune_preset_count(), preset_use_count);
     for (size_t i = 0; i < MODULES; i++) {
-        splice_and_check(&modules[i], NULL, NULL, "no expression");
+        splice_and_check(&modules[i], &(attune__mods){NULL, NULL, NULL}, "no expression");
         for (uint32_t j = 0; j < attune_preset_count(); j++) {
             attune_preset preset = {.struct_size = sizeof preset};
             cr_assert(attune_preset_get(j, &preset) == ATTUNE_OK);
             attune_expr *expr = parse_with(preset.kind, preset_uses[j], symbols, SYMBOLS);
             const bool is_mask = preset.kind == ATTUNE_EXPR_MASK;
-            splice_and_check(&modules[i], is_mask ? expr : NULL, is_mask ? NULL : expr, preset_uses[j]);
+            splice_and_check(&modules[i], &(attune__mods){is_mask ? expr : NULL, is_mask ? NULL : expr, NULL},
+                             preset_uses[j]);
             attune__expr_release(expr);
         }
         for (size_t j = 0; j < sizeof more / sizeof more[0]; j++) {
             attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, more[j], symbols, SYMBOLS);
-            splice_and_check(&modules[i], NULL, expr, more[j]);
+            splice_and_check(&modules[i], &(attune__mods){NULL, expr, NULL}, more[j]);
             attune__expr_release(expr);
         }
     }
@@ -210,7 +281,8 @@ static attune_status splice_damaged(const uint32_t *words, size_t count, const a
     size_t out_count = 0;
     cr_assert(copy);
     memcpy(copy, words, count * 4);
-    attune_status status = attune__mods_splice(&attune__default_allocator, copy, count, mask, score, &out, &out_count);
+    attune_status status = attune__mods_splice(&attune__default_allocator, copy, count,
+                                               &(attune__mods){mask, score, NULL}, &out, &out_count);
     cr_assert((status == ATTUNE_OK) == (out != NULL));
     attune__free(&attune__default_allocator, out);
     free(copy);
@@ -323,7 +395,8 @@ Test(mods, no_memory)
         uint32_t *words;
         size_t count;
         heap.left = n;
-        status = attune__mods_splice(&allocator, mods_template, sizeof mods_template / 4, NULL, score, &words, &count);
+        status = attune__mods_splice(&allocator, mods_template, sizeof mods_template / 4,
+                                     &(attune__mods){NULL, score, NULL}, &words, &count);
         cr_assert(status == (words ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY));
         attune__free(&allocator, words);
     }
@@ -349,7 +422,8 @@ Test(mods, milliseconds)
         for (int n = 0; n < 100; n++) {
             uint32_t *words;
             cr_assert_eq(attune__mods_splice(&attune__default_allocator, modules[3].words, modules[3].count,
-                                             is_mask ? expr : NULL, is_mask ? NULL : expr, &words, &count),
+                                             &(attune__mods){is_mask ? expr : NULL, is_mask ? NULL : expr, NULL},
+                                             &words, &count),
                          ATTUNE_OK);
             attune__free(&attune__default_allocator, words);
         }

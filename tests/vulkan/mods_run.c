@@ -180,8 +180,8 @@ static void run_pair(attune_device *device, attune_buffer *buffer, uint64_t seed
     cr_assert_eq(attune_buffer_write(buffer, 0, a.bytes, ARENA_SIZE), ATTUNE_OK, "%s", attune_last_error());
     uint32_t *words;
     size_t count;
-    cr_assert_eq(attune__mods_splice(&attune__default_allocator, mods_template, sizeof mods_template / 4, x[0].expr,
-                                     x[1].expr, &words, &count),
+    cr_assert_eq(attune__mods_splice(&attune__default_allocator, mods_template, sizeof mods_template / 4,
+                                     &(attune__mods){x[0].expr, x[1].expr, NULL}, &words, &count),
                  ATTUNE_OK, "%s", attune_last_error());
     run_words(attune__vulkan_of(device), words, count, &arguments);
     attune__free(&attune__default_allocator, words);
@@ -223,9 +223,9 @@ static void run_score(room *r, arena *a, const attune_expr *expr, const attune__
     uint32_t *words;
     size_t count;
     static uint32_t found[POINTS * 2];
-    cr_assert_eq(
-        attune__mods_splice(&attune__default_allocator, runnable, sizeof runnable / 4, NULL, expr, &words, &count),
-        ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune__mods_splice(&attune__default_allocator, runnable, sizeof runnable / 4,
+                                     &(attune__mods){NULL, expr, NULL}, &words, &count),
+                 ATTUNE_OK, "%s", attune_last_error());
     const size_t table_at = arena_take(a, attune__mods_table_size(expr), 16);
     attune__mods_table_pack(expr, table, a->bytes + table_at);
     const size_t points = arena_take(a, POINTS * sizeof(gpu_point), 4), results_at = arena_take(a, sizeof found, 4);

@@ -8,7 +8,12 @@
 #extension GL_KHR_memory_scope_semantics : require
 #pragma use_vulkan_memory_model
 #endif
+#extension GL_EXT_control_flow_attributes : require
+#ifdef GRADIENT
+#include "gradient.glsl"
+#else
 #include "mods.glsl"
+#endif
 
 layout(local_size_x = 64) in;
 
@@ -25,4 +30,9 @@ void main()
     Point p = Points(points).x[n];
     Results(results).x[2 * n] = attune_mask(p.b, p.h, p.q, p.kv, mask) ? 1 : 0;
     Results(results).x[2 * n + 1] = floatBitsToUint(attune_score(p.score, p.b, p.h, p.q, p.kv, score));
+#ifdef GRADIENT
+    Results(results).x[2 * n] = floatBitsToUint(attune_d_score(p.score, p.b, p.h, p.q, p.kv, score));
+    attune_d_shared_add(attune_d_shared(p.score, p.b, p.h, p.q, p.kv, score), p.b, p.h, score);
+    attune_d_add(p.score, p.b, p.h, p.q, p.kv, score, 1.0);
+#endif
 }

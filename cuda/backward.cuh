@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT */
+/* What the kernels of the backward pass share: the rows of Q that meet a tile of keys, and what captures are due. */
+#ifndef ATTUNE_CUDA_BACKWARD_CUH
+#define ATTUNE_CUDA_BACKWARD_CUH
+
+#include "common.cuh"
+#include "sums.cuh"
+
+/* ------------------------------------------------------------------------------------------------- tiles of the work */
+
+/* Which keys of which head a workgroup has, and whose rows meet them: `heads` pairs of batch and head, from (b, h) on,
+ * of which `group` follow one another in a batch. */
+struct column {
+    int b, h_kv, kv; /* kv: the first key; b: of k and v */
+    int group, heads;
+    int role; /* of workgroups that make dK and dV apart: 0 dV, 1 dK */
+};
+
+/* The first keys come first: they are the longest under a causal mask. */
+__device__ __forceinline__ column column_place(const attune_cuda_arguments &a, const attune_cuda_backward &back,
+                                               int index, int roles)
+{
+    column c;
+    int tiles = (a.kv_len + BLOCK_N - 1) / BLOCK_N;
+    c.role = index % roles;
+    index /= roles;
+    int plane = index / tiles;
+    c.kv = (index - plane * tiles) * BLOCK_N;
+    c.b = plane / a.kv_heads;
+    c.h_kv = plane - c.b * a.kv_heads;
+    c.group = a.heads / a.kv_heads;
+    c.heads = c.group * (back.kv_batch == 1 ? a.batch : 1);
+    return c;
+}
+
+/* A tile of rows of Q. */
+struct rows {
+    int b, h;
+    int q;      /* the first row; -1 = there are no more */
+    bool whole; /* every pair is allowed, but for the edge */
+};
+
+/* The tiles of rows that a tile of keys meets, head after head, ascending in each: both lists are merged. */
+struct column_walk {
+    rows next;
+    int head; /* of the column's */
+#if ATTUNE_HAVE_BLOCKS
+    const int *partial, *full;
+    int partials, fulls;         /* blocks left in the lists, past the next ones */
+    int next_partial, next_full; /* NO_BLOCK at the end */
+    int end;                     /* of the block that `next` is in */
+#endif
+};
+
+__device__ __forceinline__ void column_block(column_walk &w, const attune_cuda_arguments &a)
+{
+#if ATTUNE_HAVE_BLOCKS
+    int block = min(w.next_partial, w.next_full);
+    w.next.whole = block == w.next_full;
+    /* A mask may be longer than the call. */
+    if (block == NO_BLOCK || block * a.q_block >= a.q_len) {
+        w.next.q = -1;
+    } else {
+        w.next.q = block * a.q_block;
+        w.end = min(w.next.q + a.q_block, a.q_len);
+        if (w.next.whole)
+            w.next_full = w.fulls-- > 0 ? *w.full++ : NO_BLOCK;
+        else
+            w.next_partial = w.partials-- > 0 ? *w.partial++ : NO_BLOCK;
+    }
+#endif
+}
+
+/* The column's next head that has a tile. */
+__device__ __forceinline__ void column_head(column_walk &w, const attune_cuda_arguments &a,
+                                            const attune_cuda_backward &back, const column &c)
+{
+    w.next.q = -1;
+    while (w.next.q < 0 && w.head < c.heads) {
+        int b = w.head / c.group;
+        w.next.b = c.b + b;
+        w.next.h = c.h_kv * c.group + w.head - b * c.group;
+        w.head++;
+#if ATTUNE_HAVE_BLOCKS
+        i64 row = w.next.b * back.column_batch_rows + w.next.h * back.column_head_rows + c.kv / a.kv_block;
+        const i64 *partial = (const i64 *)back.partial.offsets + row, *full = (const i64 *)back.full.offsets + row;
+        w.partial = (const int *)back.partial.indices + partial[0];
+        w.partials = (int)(partial[1] - partial[0]);
+        w.full = (const int *)back.full.indices + full[0];
+        w.fulls = (int)(full[1] - full[0]);
+        w.next_partial = w.partials-- > 0 ? *w.partial++ : NO_BLOCK;
+        w.next_full = w.fulls-- > 0 ? *w.full++ : NO_BLOCK;
+        column_block(w, a);
+#else
+        w.next.q = 0;
+        w.next.whole = true;
+#endif
+    }
+}
+
+__device__ __forceinline__ void column_begin(column_walk &w, const attune_cuda_arguments &a,
+                                             const attune_cuda_backward &back, const column &c)
+{
+    w.head = 0;
+    column_head(w, a, back, c);
+}
+
+/* The next tile; after the last one, -1 for ever. */
+__device__ __forceinline__ rows column_take(column_walk &w, const attune_cuda_arguments &a,
+                                            const attune_cuda_backward &back, const column &c)
+{
+    rows taken = w.next;
+    if (taken.q >= 0) {
+        w.next.q += BLOCK_M;
+#if ATTUNE_HAVE_BLOCKS
+        if (w.next.q >= w.end)
+            column_block(w, a);
+#else
+        if (w.next.q >= a.q_len)
+            w.next.q = -1;
+#endif
+        if (w.next.q < 0)
+            column_head(w, a, back, c);
+    }
+    return taken;
+}
+
+#endif

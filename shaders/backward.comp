@@ -1,0 +1,554 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Backward attention without matrix units. Two kernels from one text: a workgroup owns the rows of a tile and walks the
+ * tiles that its mask lists. With KEYS it owns keys, walks the queries of every head that reads them, and gives dK and dV;
+ * without, it owns queries, walks keys, and gives dQ and the gradients of captures. Each computes P and dS again, and
+ * nobody adds to what another one owns: results do not depend on the order of workgroups. The stages carry the numbers
+ * of docs/algorithm.md.
+ *
+ * With A, B the rows of q and k (KEYS: of k and q) and A2, B2 those of dO and v (v and dO), S = A B^T and dP = A2 B2^T stay
+ * in registers of a grid of TY x TX invocations, each with TM rows (ty + TY i) and four columns (4 tx + j). Weights then
+ * go through shared memory: X += dS B and, of keys, Y += P B2, with TO groups of four columns (4 (tx + TX t)) each.
+ * Walked rows stand in shared memory so that row 4 tx + j is row TX j + tx: neighbours read neighbouring rows.
+ */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+
+#include "arguments.glsl"
+#include "elements.glsl"
+#include "gradient.glsl"
+
+layout(local_size_x_id = 0) in;
+
+/* attune__backward_layout's (src/plan/layout.h) as far as forward.comp has them, by its numbers. */
+layout(constant_id = 0) const uint THREADS = 128;
+layout(constant_id = 1) const uint BLOCK_M = 32; /* rows that are owned */
+layout(constant_id = 2) const uint BLOCK_N = 32; /* rows that are walked at once */
+layout(constant_id = 3) const uint HEAD_DIM = 64;
+layout(constant_id = 4) const uint HEAD_DIM_V = 64;
+layout(constant_id = 5) const uint SLICE = 16; /* of a head dimension, in shared memory at once */
+layout(constant_id = 6) const uint CHUNK = 8;  /* walked rows in shared memory at once, in stage 6 */
+layout(constant_id = 7) const uint TX = 8;
+layout(constant_id = 8) const uint TY = 16;
+layout(constant_id = 9) const uint TM = 2;
+layout(constant_id = 10) const uint TO = 2;        /* of X */
+layout(constant_id = 11) const uint TO_V = 2;      /* of Y */
+layout(constant_id = 13) const uint S_STRIDE = 9;  /* groups of four from one row of weights to the next */
+layout(constant_id = 14) const uint X_SIZE = 4;    /* TM * TO */
+layout(constant_id = 15) const uint SLICE_SIZE = 320; /* groups of four in a buffer of slices, and in s */
+layout(constant_id = 16) const uint S_SIZE = 288;
+layout(constant_id = 17) const uint Y_SIZE = 4;    /* TM * TO_V */
+layout(constant_id = 18) const bool CAPTURES = false; /* gradients of captures may be wanted */
+layout(constant_id = 19) const bool BLOCKS = false;
+layout(constant_id = 20) const bool MASK = false;
+layout(constant_id = 22) const bool PRESCALE = false;
+layout(constant_id = 23) const bool ALIGNED = false;
+layout(constant_id = 24) const bool PACKED = false;   /* of tiles.glsl: never */
+layout(constant_id = 25) const uint FETCH_A = 1;      /* groups of eight that an invocation has on their way */
+layout(constant_id = 26) const uint FETCH_B = 1;
+layout(constant_id = 27) const uint FETCH_X = 2;
+layout(constant_id = 28) const uint FETCH_Y = 2;
+layout(constant_id = 29) const uint FETCH = 2;        /* the largest of FETCH_A + FETCH_B, FETCH_X and FETCH_Y */
+
+shared vec4 slices[2u * SLICE_SIZE]; /* twice: A[M] and B[N] of SLICE + 4, or rows of B or B2 [CHUNK] of a dimension + 4 */
+shared vec4 s[S_SIZE];               /* P, dS: [M][S_STRIDE] */
+shared uint special[4]; /* NaN or infinity in a chunk: one for each of the chunks that are under way */
+
+#include "tiles.glsl"
+
+#ifdef KEYS
+#define TENSOR_A args.k
+#define TENSOR_B args.q
+#define TENSOR_A2 args.v
+#define TENSOR_B2 args.d_o
+#define WALK_BLOCK args.q_walk
+#else
+#define TENSOR_A args.q
+#define TENSOR_B args.k
+#define TENSOR_A2 args.d_o
+#define TENSOR_B2 args.v
+#define WALK_BLOCK args.kv_block
+#endif
+
+const uint SLICE_GROUPS = SLICE / 8u; /* of eight elements */
+const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD_DIM_V / 4u + 1u;
+
+/* The tile that the workgroup owns, and how many planes of walked rows it meets. */
+struct Owned {
+    uint b, h, row0, rows, planes;
+};
+
+/* A plane that is walked: its lists, and where its rows are. */
+struct Walk {
+    uint plane, b, h;
+    uvec2 entries;
+    uint blocks;
+    uvec2 at, at2; /* of B and B2 */
+    Tile tile;
+};
+
+Owned owned_of(Arguments args, const in uint index)
+{
+    Owned own;
+#ifdef KEYS
+    uint planes = args.kv_batch * args.kv_heads, plane_index = index % planes;
+    own.row0 = index / planes * BLOCK_M;
+    own.b = plane_index / args.kv_heads;
+    own.h = plane_index % args.kv_heads;
+    own.rows = min(BLOCK_M, args.kv_len - own.row0);
+    /* All batches where k and v broadcast. */
+    own.planes = args.heads / args.kv_heads * (args.kv_batch < args.batch ? args.batch : 1u);
+#else
+    Item it = item_of(args, index);
+    own = Owned(it.b, it.h0, it.q0, it.rows, 1u);
+#endif
+    return own;
+}
+
+/* Sets a walk before the first tile of its plane. */
+void enter(inout Walk w, Arguments args, const in Owned own)
+{
+#ifdef KEYS
+    uint group = args.heads / args.kv_heads;
+    w.b = args.kv_batch < args.batch ? w.plane / group : own.b;
+    w.h = own.h * group + w.plane % group;
+    uint kv_h = w.h;
+    w.blocks = (args.q_len + args.q_walk - 1u) / args.q_walk;
+    uvec2 lists = args.mask_columns;
+    uint at = w.b * args.mask_columns_b + w.h * args.mask_columns_h + own.row0 / args.kv_block;
+#else
+    w.b = own.b;
+    w.h = own.h;
+    uint kv_h = w.h / (args.heads / args.kv_heads);
+    w.blocks = (args.kv_len + args.kv_block - 1u) / args.kv_block;
+    uvec2 lists = args.mask_rows;
+    uint at = w.b * args.mask_rows_b + w.h * args.mask_rows_h + own.row0 / args.q_block;
+#endif
+    w.entries = uvec2(0u);
+    if (BLOCKS) {
+        uvec4 head = Uvec4(address_step(lists, at, uvec2(16u, 0u))).value;
+        w.entries = head.xy;
+        w.blocks = head.z;
+    }
+    w.at = plane(TENSOR_B, w.b, kv_h);
+    w.at2 = plane(TENSOR_B2, w.b, kv_h);
+    w.tile = Tile(0u - BLOCK_N, 0u, 0u, 0u);
+}
+
+bool next_tile(inout Walk w, Arguments args, const in Owned own, const in uint walked)
+{
+    while (!advance(w.tile, w.entries, w.blocks, WALK_BLOCK, walked)) {
+        w.plane++;
+        if (w.plane >= own.planes)
+            return false;
+        enter(w, args, own);
+    }
+    return true;
+}
+
+/* LSE of a row, infinite where it has no pair: its weights are then 0. */
+float load_lse(const in Tensor t, const in uint b, const in uint h, const in uint q)
+{
+    uint bits = Word(address_step(plane(t, b, h), q, t.stride_row)).value;
+    return uintBitsToFloat(bits == 0xff800000u ? 0x7f800000u : bits);
+}
+
+float load_delta(Arguments args, const in uint b, const in uint h, const in uint q)
+{
+    return uintBitsToFloat(Word(address_step(args.delta, (b * args.heads + h) * args.q_len + q, uvec2(4u, 0u))).value);
+}
+
+bool is_zero(const in float x)
+{
+    return (floatBitsToUint(x) & 0x7fffffffu) == 0u;
+}
+
+/*
+ * While a slice or chunk is computed, the next one is on its way from memory; it is stored to the other half of slices
+ * behind the arithmetic. One barrier then ends the step.
+ */
+#define FETCH_SLICE(a_plane, a_stride, b_plane, b_stride, walk0, d0)                                                    \
+    {                                                                                                                  \
+        [[unroll]] for (uint f = 0u; f < FETCH_A; f++)                                                                 \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, r = i / SLICE_GROUPS;                                                          \
+            uvec2 at = address_step(a_plane, own.row0 + r, a_stride);                                                  \
+            fetched[f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned, r < own.rows);  \
+        }                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < FETCH_B; f++)                                                                 \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
+            uvec2 at = address_step(b_plane, walk0 + n, b_stride);                                                      \
+            fetched[FETCH_A + f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned,       \
+                                         n < BLOCK_N && walk0 + n < walked);                                            \
+        }                                                                                                              \
+    }
+
+#define STORE_SLICE(side, factor_a, factor_b)                                                                          \
+    {                                                                                                                  \
+        [[unroll]] for (uint f = 0u; f < FETCH_A; f++)                                                                 \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, r = i / SLICE_GROUPS, to = side + r * slice_row + i % SLICE_GROUPS * 2u;       \
+            vec4 low, high;                                                                                            \
+            widen(fetched[f], low, high);                                                                              \
+            if (r < BLOCK_M) {                                                                                         \
+                slices[to] = low * factor_a;                                                                           \
+                slices[to + 1u] = high * factor_a;                                                                     \
+            }                                                                                                          \
+        }                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < FETCH_B; f++)                                                                 \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
+            uint to = side + (BLOCK_M + n % 4u * TX + n / 4u) * slice_row + i % SLICE_GROUPS * 2u;                     \
+            vec4 low, high;                                                                                            \
+            widen(fetched[FETCH_A + f], low, high);                                                                    \
+            if (n < BLOCK_N) {                                                                                         \
+                slices[to] = low * factor_b;                                                                           \
+                slices[to + 1u] = high * factor_b;                                                                     \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+#define MULTIPLY_SLICE(to)                                                                                             \
+    if (ty < BLOCK_M) {                                                                                                \
+        uint a_at = side + ty * slice_row, b_at = side + (BLOCK_M + tx) * slice_row;                                   \
+        [[unroll]] for (uint d = 0u; d < SLICE / 4u; d++)                                                              \
+        {                                                                                                              \
+            vec4 b0 = slices[b_at + d], b1 = slices[b_at + TX * slice_row + d],                                        \
+                 b2 = slices[b_at + 2u * TX * slice_row + d], b3 = slices[b_at + 3u * TX * slice_row + d];             \
+            [[unroll]] for (uint i = 0u; i < TM; i++)                                                                  \
+            {                                                                                                          \
+                vec4 a = slices[a_at + i * TY * slice_row + d];                                                        \
+                to[i].x = fma(a.x, b0.x, fma(a.y, b0.y, fma(a.z, b0.z, fma(a.w, b0.w, to[i].x))));                     \
+                to[i].y = fma(a.x, b1.x, fma(a.y, b1.y, fma(a.z, b1.z, fma(a.w, b1.w, to[i].y))));                     \
+                to[i].z = fma(a.x, b2.x, fma(a.y, b2.y, fma(a.z, b2.z, fma(a.w, b2.w, to[i].z))));                     \
+                to[i].w = fma(a.x, b3.x, fma(a.y, b3.y, fma(a.z, b3.z, fma(a.w, b3.w, to[i].w))));                     \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+#define FETCH_CHUNK(count, groups, b_plane, b_stride, walk0)                                                            \
+    {                                                                                                                  \
+        [[unroll]] for (uint f = 0u; f < count; f++)                                                                   \
+        {                                                                                                              \
+            uint i = tid + f * THREADS, n = i / (groups);                                                              \
+            uvec2 at = address_step(b_plane, walk0 + n, b_stride);                                                      \
+            fetched[f] = fetch(address_add(at, i % (groups) * 8u * ELEMENT_BYTES), aligned,                            \
+                               n < CHUNK && walk0 + n < walked);                                                        \
+        }                                                                                                              \
+    }
+
+#define STORE_CHUNK(count, groups, row_size)                                                                           \
+    [[unroll]] for (uint f = 0u; f < count; f++)                                                                       \
+    {                                                                                                                  \
+        uint i = tid + f * THREADS, n = i / (groups), to = side + n * row_size + i % (groups) * 2u;                    \
+        vec4 low, high;                                                                                                \
+        widen(fetched[f], low, high);                                                                                  \
+        if (is_special(fetched[f]))                                                                                    \
+            special[chunk & 3u] = 1u;                                                                                  \
+        if (n < CHUNK) {                                                                                               \
+            slices[to] = low;                                                                                          \
+            slices[to + 1u] = high;                                                                                    \
+        }                                                                                                              \
+    }
+
+/* A weight of 0 contributes nothing, whatever it meets; rare. */
+#define MULTIPLY_CHUNK(to, columns, row_size, size)                                                                    \
+    if (tid == 0u)                                                                                                     \
+        special[chunk + 2u & 3u] = 0u;                                                                                 \
+    if (ty < BLOCK_M) {                                                                                                \
+        if (special[chunk & 3u] != 0u) {                                                                               \
+            [[dont_unroll]] for (uint n = 0u; n < CHUNK; n++)                                                          \
+                [[unroll]] for (uint t = 0u; t < columns; t++)                                                         \
+                {                                                                                                      \
+                    vec4 b = slices[side + n * row_size + min(tx + TX * t, size / 4u - 1u)];                           \
+                    [[unroll]] for (uint i = 0u; i < TM; i++)                                                          \
+                    {                                                                                                  \
+                        float w = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];                                 \
+                        vec4 with = fma(vec4(w), b, to[i * columns + t]);                                              \
+                        to[i * columns + t] = is_zero(w) ? to[i * columns + t] : with;                                 \
+                    }                                                                                                  \
+                }                                                                                                      \
+        } else                                                                                                         \
+            UNROLL_CHUNK for (uint n = 0u; n < CHUNK; n += 4u)                                                         \
+            {                                                                                                          \
+                vec4 w[TM];                                                                                            \
+                [[unroll]] for (uint i = 0u; i < TM; i++)                                                              \
+                    w[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];                                                \
+                [[unroll]] for (uint t = 0u; t < columns; t++)                                                         \
+                {                                                                                                      \
+                    uint at = side + n * row_size + min(tx + TX * t, size / 4u - 1u);                                  \
+                    vec4 b0 = slices[at], b1 = slices[at + row_size], b2 = slices[at + 2u * row_size],                 \
+                         b3 = slices[at + 3u * row_size];                                                              \
+                    [[unroll]] for (uint i = 0u; i < TM; i++)                                                          \
+                        to[i * columns + t] =                                                                          \
+                            fma(w[i].xxxx, b0, fma(w[i].yyyy, b1,                                                      \
+                                fma(w[i].zzzz, b2, fma(w[i].wwww, b3, to[i * columns + t]))));                         \
+                }                                                                                                      \
+            }                                                                                                          \
+    }
+
+#define STORE_WEIGHTS(from)                                                                                            \
+    if (ty < BLOCK_M)                                                                                                  \
+        [[unroll]] for (uint i = 0u; i < TM; i++)                                                                      \
+            s[(ty + TY * i) * S_STRIDE + tx] = from[i];
+
+/* Through shared memory, so that the code which narrows and stores stands here once for all registers. */
+#define STORE_OUTPUT(tensor, from, columns, size, factor)                                                              \
+    {                                                                                                                  \
+        uvec2 out_plane = plane(tensor, own.b, own.h);                                                                 \
+        [[unroll]] for (uint t = 0u; t < columns; t++)                                                                 \
+        {                                                                                                              \
+            barrier();                                                                                                 \
+            if (ty < BLOCK_M)                                                                                          \
+                [[unroll]] for (uint i = 0u; i < TM; i++)                                                              \
+                    s[(ty + TY * i) * S_STRIDE + tx] = from[i * columns + t];                                          \
+            barrier();                                                                                                 \
+            [[dont_unroll]] for (uint i = tid; i < own.rows * TX; i += THREADS)                                        \
+            {                                                                                                          \
+                uint r = i / TX, column = 4u * (i % TX + TX * t);                                                      \
+                if (column < size)                                                                                     \
+                    store4(address_add(address_step(out_plane, own.row0 + r, tensor.stride_row),                       \
+                                       column * ELEMENT_BYTES),                                                        \
+                           out_aligned, s[r * S_STRIDE + i % TX] * factor);                                            \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+#ifdef SUBGROUPS
+#define UNROLL_CHUNK [[unroll]]
+#else
+#define UNROLL_CHUNK [[dont_unroll]]
+#endif
+
+#ifdef KEYS
+#define PRESCALE_A 1.0
+#define PRESCALE_B prescale
+#else
+#define PRESCALE_A prescale
+#define PRESCALE_B 1.0
+#endif
+
+void main()
+{
+    Arguments args = Arguments(push.arguments);
+    uint tid = gl_LocalInvocationIndex, tx = tid % TX, ty = tid / TX;
+    Owned own = owned_of(args, push.first + gl_WorkGroupID.x);
+    const uint inputs = ALIGNED_Q | ALIGNED_K | ALIGNED_V | ALIGNED_D_O;
+    bool aligned = ALIGNED || (args.flags & inputs) == inputs;
+#ifdef KEYS
+    uvec2 a_plane = plane(args.k, own.b, own.h), a2_plane = plane(args.v, own.b, own.h);
+    uint walked = args.q_len;
+#else
+    uvec2 a_plane = plane(args.q, own.b, own.h), a2_plane = plane(args.d_o, own.b, own.h);
+    uint walked = args.kv_len;
+#endif
+    uvec2 a_stride = TENSOR_A.stride_row, b_stride = TENSOR_B.stride_row, a2_stride = TENSOR_A2.stride_row,
+          b2_stride = TENSOR_B2.stride_row;
+    float prescale = PRESCALE ? args.scale : 1.0, factor = PRESCALE ? 1.0 : args.scale;
+
+    vec4 x[X_SIZE];
+    [[unroll]] for (uint i = 0u; i < X_SIZE; i++)
+        x[i] = vec4(0.0);
+#ifdef KEYS
+    vec4 y[Y_SIZE];
+    [[unroll]] for (uint i = 0u; i < Y_SIZE; i++)
+        y[i] = vec4(0.0);
+#else
+    /* Rows that are not there have weights of 0. */
+    float lse[TM], delta[TM];
+    [[unroll]] for (uint i = 0u; i < TM; i++) {
+        uint r = min(ty + TY * i, own.rows - 1u);
+        bool there = ty + TY * i < own.rows;
+        lse[i] = there ? load_lse(args.lse, own.b, own.h, own.row0 + r) : uintBitsToFloat(0x7f800000u);
+        delta[i] = load_delta(args, own.b, own.h, own.row0 + r);
+    }
+    vec4 due = vec4(0.0); /* to captures' elements that all pairs share */
+#endif
+
+    Group fetched[FETCH];
+    Walk next;
+    next.plane = 0u;
+    enter(next, args, own);
+    bool more = next_tile(next, args, own, walked);
+    uint side = 0u, chunk = 0u; /* of slices, that is computed; of all chunks */
+    if (more) {
+        FETCH_SLICE(a_plane, a_stride, next.at, b_stride, next.tile.kv0, 0u)
+        STORE_SLICE(0u, PRESCALE_A, PRESCALE_B)
+    }
+    if (tid < 4u)
+        special[tid] = 0u;
+    barrier();
+    while (more) {
+        const uint row0 = next.tile.kv0, kind = next.tile.kind, b = next.b, h = next.h;
+        const uvec2 b_plane = next.at, b2_plane = next.at2;
+        more = next_tile(next, args, own, walked);
+
+        /* 1, 2: load, a slice at a time; 3: S = Q K^T */
+        vec4 p[TM], ds[TM];
+        [[unroll]] for (uint i = 0u; i < TM; i++) {
+            p[i] = vec4(0.0);
+            ds[i] = vec4(0.0);
+        }
+        for (uint d0 = 0u; d0 < HEAD_DIM; d0 += SLICE) {
+            bool last = d0 + SLICE >= HEAD_DIM;
+            if (!last)
+                FETCH_SLICE(a_plane, a_stride, b_plane, b_stride, row0, d0 + SLICE)
+            else
+                FETCH_SLICE(a2_plane, a2_stride, b2_plane, b2_stride, row0, 0u)
+            MULTIPLY_SLICE(p)
+            side = SLICE_SIZE - side;
+            if (!last)
+                STORE_SLICE(side, PRESCALE_A, PRESCALE_B)
+            else
+                STORE_SLICE(side, 1.0, 1.0)
+            barrier();
+        }
+
+        /* dP = dO V^T */
+        for (uint d0 = 0u; d0 < HEAD_DIM_V; d0 += SLICE) {
+            bool last = d0 + SLICE >= HEAD_DIM_V;
+            if (!last)
+                FETCH_SLICE(a2_plane, a2_stride, b2_plane, b2_stride, row0, d0 + SLICE)
+            else
+#ifdef KEYS
+                FETCH_CHUNK(FETCH_Y, HEAD_DIM_V / 8u, b2_plane, b2_stride, row0)
+#else
+                FETCH_CHUNK(FETCH_X, HEAD_DIM / 8u, b_plane, b_stride, row0)
+#endif
+            MULTIPLY_SLICE(ds)
+            side = SLICE_SIZE - side;
+            if (!last) {
+                STORE_SLICE(side, 1.0, 1.0)
+                barrier();
+            }
+        }
+#ifdef KEYS
+        STORE_CHUNK(FETCH_Y, HEAD_DIM_V / 8u, y_row)
+#else
+        STORE_CHUNK(FETCH_X, HEAD_DIM / 8u, x_row)
+#endif
+
+        /* 4: score and mask; 5: P, and dS with respect to scale q k */
+#ifdef KEYS
+        vec4 column_lse, column_delta;
+        [[unroll]] for (uint j = 0u; j < 4u; j++) {
+            uint q = min(row0 + 4u * tx + j, walked - 1u);
+            column_lse[j] = load_lse(args.lse, b, h, q);
+            column_delta[j] = load_delta(args, b, h, q);
+        }
+#endif
+        uint allowed = 0xffffffffu; /* TM is at most 8 */
+        if (row0 + BLOCK_N > walked)
+            [[unroll]] for (uint j = 0u; j < 4u; j++)
+                allowed &= row0 + 4u * tx + j < walked ? ~0u : ~(0x11111111u << j);
+        if (MASK && kind != 0u && ty < BLOCK_M)
+            /* A loop, so that an expression's code stands here once. */
+            [[dont_unroll]] for (uint e = 0u; e < 4u * TM; e++) {
+                uint own_row = own.row0 + ty + TY * (e / 4u), row = row0 + 4u * tx + e % 4u;
+#ifdef KEYS
+                bool may = attune_mask(int(b), int(h), int(row), int(own_row), args.mask_mod);
+#else
+                bool may = attune_mask(int(b), int(h), int(own_row), int(row), args.mask_mod);
+#endif
+                allowed &= may ? ~0u : ~(1u << e);
+            }
+        if (SCORE && ty < BLOCK_M) {
+            vec4 to_p[TM], to_ds[TM];
+            [[unroll]] for (uint i = 0u; i < TM; i++) {
+                to_p[i] = p[i] * factor;
+                to_ds[i] = ds[i];
+            }
+            [[dont_unroll]] for (uint e = 0u; e < 4u * TM; e++) {
+                uint i = e / 4u, j = e % 4u, own_row = own.row0 + ty + TY * i, row = row0 + 4u * tx + j;
+#ifdef KEYS
+                uint q = row, kv = own_row;
+                float l = column_lse[j], subtract = column_delta[j];
+#else
+                uint q = own_row, kv = row;
+                float l = lse[i], subtract = delta[i];
+#endif
+                float raw = to_p[i][j];
+                float value = attune_score(raw, int(b), int(h), int(q), int(kv), args.score_mod);
+                float weight = (allowed >> e & 1u) != 0u ? exp2((value - l) * LOG2E) : 0.0;
+                float d = is_zero(weight) ? 0.0 : weight * (to_ds[i][j] - subtract);
+                float slope = attune_d_score(raw, int(b), int(h), int(q), int(kv), args.score_mod);
+#ifndef KEYS
+                if (CAPTURES && !is_zero(d)) {
+                    due += d * attune_d_shared(raw, int(b), int(h), int(q), int(kv), args.score_mod);
+                    attune_d_add(raw, int(b), int(h), int(q), int(kv), args.score_mod, d);
+                }
+#endif
+                to_p[i][j] = weight;
+                to_ds[i][j] = is_zero(d) ? 0.0 : d * slope;
+            }
+            [[unroll]] for (uint i = 0u; i < TM; i++) {
+                p[i] = to_p[i];
+                ds[i] = to_ds[i];
+            }
+        } else
+            [[unroll]] for (uint i = 0u; i < TM; i++)
+                [[unroll]] for (uint j = 0u; j < 4u; j++) {
+#ifdef KEYS
+                    float l = column_lse[j], subtract = column_delta[j];
+#else
+                    float l = lse[i], subtract = delta[i];
+#endif
+                    float weight = exp2((p[i][j] * factor - l) * LOG2E);
+                    weight = (allowed >> (4u * i + j) & 1u) != 0u ? weight : 0.0;
+                    ds[i][j] = is_zero(weight) ? 0.0 : weight * (ds[i][j] - subtract);
+                    p[i][j] = weight;
+                }
+
+        /* 6: dV += P^T dO and dK += dS^T Q, or dQ += dS K, a chunk of walked rows at a time */
+#ifdef KEYS
+        STORE_WEIGHTS(p)
+        barrier();
+        for (uint n0 = 0u; n0 < BLOCK_N; n0 += CHUNK) {
+            bool last = n0 + CHUNK >= BLOCK_N;
+            if (!last)
+                FETCH_CHUNK(FETCH_Y, HEAD_DIM_V / 8u, b2_plane, b2_stride, row0 + n0 + CHUNK)
+            else
+                FETCH_CHUNK(FETCH_X, HEAD_DIM / 8u, b_plane, b_stride, row0)
+            MULTIPLY_CHUNK(y, TO_V, y_row, HEAD_DIM_V)
+            side = SLICE_SIZE - side;
+            chunk++;
+            if (!last)
+                STORE_CHUNK(FETCH_Y, HEAD_DIM_V / 8u, y_row)
+            else
+                STORE_CHUNK(FETCH_X, HEAD_DIM / 8u, x_row)
+            barrier();
+        }
+#endif
+        STORE_WEIGHTS(ds)
+        barrier();
+        for (uint n0 = 0u; n0 < BLOCK_N; n0 += CHUNK) {
+            bool last = n0 + CHUNK >= BLOCK_N;
+            if (!last)
+                FETCH_CHUNK(FETCH_X, HEAD_DIM / 8u, b_plane, b_stride, row0 + n0 + CHUNK)
+            else if (more)
+                FETCH_SLICE(a_plane, a_stride, next.at, b_stride, next.tile.kv0, 0u)
+            MULTIPLY_CHUNK(x, TO, x_row, HEAD_DIM)
+            side = SLICE_SIZE - side;
+            chunk++;
+            if (!last)
+                STORE_CHUNK(FETCH_X, HEAD_DIM / 8u, x_row)
+            else if (more)
+                STORE_SLICE(side, PRESCALE_A, PRESCALE_B)
+            barrier();
+        }
+    }
+
+    /* 7: store */
+#ifdef KEYS
+    bool out_aligned = ALIGNED || (args.flags & (ALIGNED_D_K | ALIGNED_D_V)) == (ALIGNED_D_K | ALIGNED_D_V);
+    STORE_OUTPUT(args.d_k, x, TO, HEAD_DIM, args.scale)
+    STORE_OUTPUT(args.d_v, y, TO_V, HEAD_DIM_V, 1.0)
+#else
+    bool out_aligned = ALIGNED || (args.flags & ALIGNED_D_Q) != 0u;
+    STORE_OUTPUT(args.d_q, x, TO, HEAD_DIM, args.scale)
+    if (CAPTURES)
+        attune_d_shared_add(due, int(own.b), int(own.h), args.score_mod);
+#endif
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Derivatives of the caller's score expression, beside mods.glsl: stubs that src/vulkan/splice.c replaces where a program
+ * has a gradient. Their first parameters are those of attune_score.
+ *
+ * Gradients of captures are sums over pairs in any order, kept exactly: a sum is an integer of 384 bits in units of 2^-149,
+ * the smallest f32, in two's complement, so that the order does not matter and no float atomics are needed. Of a
+ * sum's 16 words 0 to 11 are the integer, lowest first, and word 15 has bits for NaN and the infinities that were added.
+ */
+#ifndef ATTUNE_GRADIENT_GLSL
+#define ATTUNE_GRADIENT_GLSL
+
+#include "mods.glsl"
+
+layout(buffer_reference, std430, buffer_reference_align = 64) buffer AttuneSum { uint x[16]; };
+
+#define SUM_WORDS 12u
+#define SUM_SPECIAL 15u
+#define SUM_NAN 1u
+#define SUM_INFINITY 2u
+#define SUM_MINUS_INFINITY 4u
+
+/* The address of the sum of an element, and whether it is wanted. */
+uvec3 attune_mod_sum(const in uvec2 sums, const in uint element, const in bool inside)
+{
+    bool wanted = inside && (sums.x | sums.y) != 0u;
+    return uvec3(attune_mod_step(sums, element, uvec2(64u, 0u)), wanted ? 1u : 0u);
+}
+
+uvec3 attune_mod_sum_1(const in uvec2 mod, const in int at, const in int i)
+{
+    AttuneModTable t = AttuneModTable(mod);
+    uvec4 size = t.x[at + 1];
+    return attune_mod_sum(t.x[at].zw, uint(i), uint(i) < size.x);
+}
+
+uvec3 attune_mod_sum_2(const in uvec2 mod, const in int at, const in int i, const in int j)
+{
+    AttuneModTable t = AttuneModTable(mod);
+    uvec4 size = t.x[at + 1];
+    return attune_mod_sum(t.x[at].zw, uint(i) * size.y + uint(j), uint(i) < size.x && uint(j) < size.y);
+}
+
+uvec3 attune_mod_sum_3(const in uvec2 mod, const in int at, const in int i, const in int j, const in int k)
+{
+    AttuneModTable t = AttuneModTable(mod);
+    uvec4 size = t.x[at + 1];
+    return attune_mod_sum(t.x[at].zw, (uint(i) * size.y + uint(j)) * size.z + uint(k),
+                          uint(i) < size.x && uint(j) < size.y && uint(k) < size.z);
+}
+
+uvec3 attune_mod_sum_4(const in uvec2 mod, const in int at, const in int i, const in int j, const in int k,
+                       const in int l)
+{
+    AttuneModTable t = AttuneModTable(mod);
+    uvec4 size = t.x[at + 1];
+    return attune_mod_sum(t.x[at].zw, ((uint(i) * size.y + uint(j)) * size.z + uint(k)) * size.w + uint(l),
+                          uint(i) < size.x && uint(j) < size.y && uint(k) < size.z && uint(l) < size.w);
+}
+
+void attune_mod_add(const in uvec3 place, const in float value)
+{
+    uint bits = floatBitsToUint(value), magnitude = bits & 0x7fffffffu, exponent = magnitude >> 23;
+    if (place.z == 0u || magnitude == 0u)
+        return;
+    AttuneSum sum = AttuneSum(place.xy);
+    bool negative = bits != magnitude;
+    if (exponent == 255u) {
+        atomicOr(sum.x[SUM_SPECIAL], magnitude > 0x7f800000u ? SUM_NAN : negative ? SUM_MINUS_INFINITY : SUM_INFINITY);
+        return;
+    }
+    uint mantissa = (magnitude & 0x7fffffu) | (exponent != 0u ? 0x800000u : 0u);
+    uint first = max(exponent, 1u) - 1u, word = first / 32u, shift = first % 32u;
+    uint part = mantissa << shift, high = shift > 8u ? mantissa >> (32u - shift) : 0u;
+    [[unroll]] for (uint n = 0u; n < SUM_WORDS; n++) {
+        if (part != 0u && word < SUM_WORDS) {
+            uint old = atomicAdd(sum.x[word], negative ? 0u - part : part);
+            bool carry = negative ? old < part : old + part < old;
+            part = high + (carry ? 1u : 0u);
+        } else
+            part = high;
+        high = 0u;
+        word++;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- stubs */
+
+/* glslang drops functions that nothing calls. */
+void attune_gradient_keep(const in uvec2 mod)
+{
+    uvec3 place = attune_mod_sum_1(mod, 2, 0) + attune_mod_sum_2(mod, 2, 0, 0) + attune_mod_sum_3(mod, 2, 0, 0, 0);
+    attune_mod_add(place + attune_mod_sum_4(mod, 2, 0, 0, 0, 0), 0.0);
+}
+
+/* d result / d score */
+float attune_d_score(const in float score, const in int b, const in int h, const in int q, const in int kv,
+                     const in uvec2 mod)
+{
+    return 1.0;
+}
+
+/* Of the first four reads whose element is the same for all q and kv: d result / d element. */
+vec4 attune_d_shared(const in float score, const in int b, const in int h, const in int q, const in int kv,
+                     const in uvec2 mod)
+{
+    return vec4(0.0);
+}
+
+/* Adds to the elements of those reads what they are due. */
+void attune_d_shared_add(const in vec4 due, const in int b, const in int h, const in uvec2 mod)
+{
+    attune_gradient_keep(mod);
+}
+
+/* Adds to the elements of all other reads of a pair what they are due: d times the derivative. */
+void attune_d_add(const in float score, const in int b, const in int h, const in int q, const in int kv,
+                  const in uvec2 mod, const in float d)
+{
+    attune_gradient_keep(mod);
+}
+
+#endif

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: MIT */
+/* Derivatives as C text: a function for each, of the nodes that it needs alone. */
+#include <stdio.h>
+#include <string.h>
+
+#include "expr/gradient.h"
+#include "expr/print.h"
+
+/* Marks what the nodes in `roots` are made from, and them. */
+static void find_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count,
+                        bool needed[ATTUNE_EXPR_MAX_NODES])
+{
+    memset(needed, 0, ATTUNE_EXPR_MAX_NODES * sizeof *needed);
+    for (uint32_t i = 0; i < count; i++)
+        needed[roots[i]] = true;
+    for (uint32_t n = expr->node_count; n-- > 0;)
+        for (uint32_t i = 0; needed[n] && i < expr->nodes[n].arg_count; i++)
+            needed[expr->nodes[n].arg[i]] = true;
+}
+
+/* Writes the values that the nodes in `roots` need. */
+static void add_values(const attune_expr *expr, const uint32_t *roots, uint32_t count, attune__text *text)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool needed[ATTUNE_EXPR_MAX_NODES];
+    attune__ctext_bounds(expr, bounds);
+    find_needed(expr, roots, count, needed);
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        if (needed[n])
+            attune__ctext_declare(expr, n, bounds, text);
+}
+
+static void begin(const char *type, const char *name, attune__text *text)
+{
+    attune__text_add(text,
+                     "ATTUNE_FUNCTION %s %s(int b, int h, int q, int kv, int h_kv, int q_len, int kv_len, "
+                     "float score ATTUNE_SYMBOLS)\n{\n"
+                     "    (void)b, (void)h, (void)q, (void)kv, (void)h_kv, (void)q_len, (void)kv_len, (void)score;\n",
+                     type, name);
+}
+
+static void add_value(const attune_expr *expr, uint32_t n, const char *name, attune__text *text)
+{
+    char root[ATTUNE__CTEXT_NAME];
+    begin("float", name, text);
+    add_values(expr, &n, 1, text);
+    attune__text_add(text, "    return %s;\n}\n", attune__ctext_operand(expr, n, root));
+}
+
+static void add_place(const attune_expr *expr, const attune__node *read, const char *name, attune__text *text)
+{
+    char index[ATTUNE__CTEXT_NAME];
+    begin("long long", name, text);
+    add_values(expr, read->arg, read->arg_count, text);
+    attune__text_add(text, "    return attune_at_%u(ATTUNE_CAPTURE(%d)", read->arg_count, read->value.i);
+    for (uint32_t i = 0; i < read->arg_count; i++)
+        attune__text_add(text, ", %s", attune__ctext_operand(expr, read->arg[i], index));
+    attune__text_add(text, ");\n}\n");
+}
+
+bool attune__ctext_slope_near(const attune__gradient *gradient, attune__text *text, float *limit)
+{
+    const attune_expr *expr = gradient->expr;
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool needed[ATTUNE_EXPR_MAX_NODES], cheaper = false;
+    char root[ATTUNE__CTEXT_NAME];
+    attune__ctext_bounds(expr, bounds);
+    find_needed(expr, &gradient->score, 1, needed);
+    begin("float", "attune_score_slope_near", text);
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        if (needed[n] && expr->nodes[n].op != ATTUNE__OP_TANH)
+            attune__ctext_declare(expr, n, bounds, text);
+        else if (needed[n] && !attune__ctext_near_tanh(expr, n, text, limit))
+            return false;
+        cheaper |= needed[n] && expr->nodes[n].op == ATTUNE__OP_TANH;
+    }
+    attune__text_add(text, "    return %s;\n}\n", attune__ctext_operand(expr, gradient->score, root));
+    return cheaper;
+}
+
+static int how(const attune_expr *expr, const attune__node *read)
+{
+    const uint16_t row = 1u << ATTUNE__VAR_Q, key = 1u << ATTUNE__VAR_KV;
+    uint16_t uses = 0;
+    for (uint32_t i = 0; i < read->arg_count; i++)
+        uses = (uint16_t)(uses | expr->nodes[read->arg[i]].uses);
+    return (uses & row ? ATTUNE__READ_ROW : 0) | (uses & key ? ATTUNE__READ_KEY : 0);
+}
+
+void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text)
+{
+    const attune_expr *expr = gradient->expr;
+    char name[40];
+    add_value(expr, gradient->score, "attune_score_slope", text);
+    for (uint32_t i = 0; i < gradient->read_count; i++) {
+        snprintf(name, sizeof name, "attune_read_%u", i);
+        add_value(expr, gradient->reads[i].factor, name, text);
+        snprintf(name, sizeof name, "attune_read_%u_at", i);
+        add_place(expr, &expr->nodes[gradient->reads[i].capture], name, text);
+    }
+    attune__text_add(text, "#define ATTUNE_READS(X)");
+    for (uint32_t i = 0; i < gradient->read_count; i++) {
+        const attune__node *read = &expr->nodes[gradient->reads[i].capture];
+        attune__text_add(text, " X(%u, %d, %d)", i, read->value.i, how(expr, read));
+    }
+    attune__text_add(text, "\n");
+}

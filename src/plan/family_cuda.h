@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT */
+/* CUDA's backward pass: what its planner, its launch and its packs agree upon. */
+#ifndef ATTUNE_PLAN_FAMILY_CUDA_H
+#define ATTUNE_PLAN_FAMILY_CUDA_H
+
+#include "plan/family.h"
+
+/* The rows of every head are padded to a multiple in the workspace; no tile of rows is larger. */
+#define ATTUNE__CUDA_ROW_BLOCK 128
+/* An exact sum for each element of a capture whose gradient is wanted (cuda/sums.cuh). */
+#define ATTUNE__CUDA_SUM_BYTES 64
+
+/*
+ * Workspace, in bytes from its beginning. Everything is float32 but the sums:
+ *
+ *     lse   [batch][heads][row_stride]   as the kernels subtract it, +inf for empty rows and those past q_len
+ *     delta [batch][heads][row_stride]   dot(o, d_o) - d_lse; 0 there
+ *     sums  [elements][8] int64
+ */
+typedef struct attune__cuda_workspace {
+    uint64_t row_stride; /* elements */
+    uint64_t delta, sums, size;
+} attune__cuda_workspace;
+attune__cuda_workspace attune__cuda_backward_workspace(int64_t batch, int64_t heads, int64_t q_len, uint64_t elements);
+
+/* Whether dK and dV are made by workgroups of their own: together they would fill the registers. */
+bool attune__cuda_backward_apart(const attune__shape *shape);
+
+/* Shared memory of the kernel for dK and dV, and of that for dQ. */
+void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_plan_choice *choice, uint32_t bytes[2]);
+
+/* The functions of attune__family for this pass. */
+const attune__tile *attune__cuda_sm80_backward_tiles(const attune__search *search, uint32_t *count);
+void attune__cuda_sm80_backward_settle(const attune__search *search, attune__tile *tile);
+const char *attune__cuda_sm80_backward_refuse(const attune__search *search, const attune__tile *tile,
+                                              attune__option *option);
+attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const attune__tile *tile);
+
+#endif

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CUDA, backward. cuda_sm80 has two kernels over the same pairs, each of which computes P and dS again: one owns keys
+ * and gives dK and dV, the other owns rows of Q and gives dQ. Nothing is added to from two sides, so that the same call
+ * gives the same bits. A warp owns 16 rows of what its kernel owns, or 32, and all columns of the other side: P and dS
+ * go from one product to the next in registers.
+ */
+#include "plan/family_cuda.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* ------------------------------------------------------------------------------------------------------------ sm80 */
+
+/* By the larger head dimension: up to 64, 128, 192, 256; shared memory of 160 KiB and more, and of 99. */
+static const attune__tile large_64[] = {
+    ATTUNE__TILES(32, 128, 128, 64, 2, 4),
+    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+/* Where two workgroups have room, they hide each other's waits. */
+static const attune__tile huge_128[] = {
+    ATTUNE__TILES(64, 64, 128, 32, 2, 4),
+    ATTUNE__TILES(32, 64, 64, 32, 2, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+static const attune__tile large_128[] = {
+    ATTUNE__TILES(64, 128, 128, 64, 2, 8),
+    ATTUNE__TILES(32, 64, 64, 32, 2, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+static const attune__tile large_256[] = {
+    ATTUNE__TILES(32, 128, 128, 32, 2, 8),
+    ATTUNE__TILES(32, 64, 64, 32, 2, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+static const attune__tile small_128[] = {
+    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+/* float32 */
+static const attune__tile wide_64[] = {
+    ATTUNE__TILES(16, 128, 128, 32, 1, 8),
+    ATTUNE__TILES(16, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(16, 32, 32, 16, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+static const attune__tile wide_128[] = {
+    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(16, 64, 64, 16, 1, 4),
+    ATTUNE__TILES(16, 32, 32, 16, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+static const attune__tile wide_256[] = {
+    ATTUNE__TILES(16, 64, 64, 16, 1, 4),
+    ATTUNE__TILES(16, 32, 32, 16, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+
+typedef struct table {
+    const attune__tile *tiles;
+    uint32_t count;
+} table;
+
+#define TABLE(array)                                                                                                   \
+    (table)                                                                                                            \
+    {                                                                                                                  \
+        array, COUNT(array)                                                                                            \
+    }
+
+const attune__tile *attune__cuda_sm80_backward_tiles(const attune__search *search, uint32_t *count)
+{
+    const attune__shape *s = search->shape;
+    const bool small = search->limits->shared_memory < 160 * 1024;
+    const bool huge = search->limits->shared_memory >= 200 * 1024;
+    const table narrow[4] = {TABLE(large_64),
+                             small  ? TABLE(small_128)
+                             : huge ? TABLE(huge_128)
+                                    : TABLE(large_128),
+                             small ? TABLE(small_128) : TABLE(large_256), small ? TABLE(small_128) : TABLE(large_256)};
+    const table wide[4] = {TABLE(wide_64), TABLE(wide_128), TABLE(wide_256), TABLE(wide_256)};
+    const uint32_t d = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
+    const table t = (attune__dtype_bytes(s) == 4 ? wide : narrow)[d <= 64 ? 0 : d <= 128 ? 1 : d <= 192 ? 2 : 3];
+    *count = t.count;
+    return t.tiles;
+}
+
+/* The rows of 16 that a warp has. */
+static uint32_t share(uint32_t rows, uint32_t warps)
+{
+    return rows / (16 * warps);
+}
+
+static bool warps_divide(const attune__tile *tile)
+{
+    const uint32_t *v = tile->value, rows = 16 * v[ATTUNE__NUM_WARPS];
+    return v[ATTUNE__BLOCK_N1] % rows == 0 && v[ATTUNE__BLOCK_M2] % rows == 0;
+}
+
+/* Fewer warps have no more rows each than the table gives them. */
+static void limit(const attune__search *search, attune__tile *tile, attune__option option, uint32_t most)
+{
+    if (!(search->forced & ATTUNE__BIT(option)) && tile->value[option] > most)
+        tile->value[option] = most;
+}
+
+void attune__cuda_sm80_backward_settle(const attune__search *search, attune__tile *tile)
+{
+    uint32_t *v = tile->value, *warps = &v[ATTUNE__NUM_WARPS];
+    const uint32_t keys = share(v[ATTUNE__BLOCK_N1], *warps), rows = share(v[ATTUNE__BLOCK_M2], *warps);
+    attune__settle_tile(search, tile, 16);
+    if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
+        return;
+    while (*warps > 1 && !warps_divide(tile))
+        *warps /= 2;
+    if (keys && rows) {
+        limit(search, tile, ATTUNE__BLOCK_N1, 16 * *warps * keys);
+        limit(search, tile, ATTUNE__BLOCK_M2, 16 * *warps * rows);
+    }
+}
+
+const char *attune__cuda_sm80_backward_refuse(const attune__search *search, const attune__tile *tile,
+                                              attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 16, ATTUNE__CUDA_ROW_BLOCK, option);
+    if (why)
+        return why;
+    static const attune__option rows[] = {ATTUNE__BLOCK_M1, ATTUNE__BLOCK_M2};
+    for (size_t i = 0; i < COUNT(rows); i++)
+        if (ATTUNE__CUDA_ROW_BLOCK % tile->value[rows[i]]) {
+            *option = rows[i];
+            return "it must divide 128";
+        }
+    if (!warps_divide(tile)) {
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_N1;
+        return "each of the num_warps warps takes 16 rows of BLOCK_N1 and of BLOCK_M2, or a multiple";
+    }
+    return NULL;
+}
+
+bool attune__cuda_backward_apart(const attune__shape *s)
+{
+    const uint32_t columns = attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16);
+    return columns > (attune__dtype_bytes(s) == 4 ? 128u : 320u);
+}
+
+/*
+ * With e the bytes of an element, D and Dv padded to 16, S = num_stages:
+ *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv])) e + S (lse + delta)[M1] 4 + walk
+ *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e + walk
+ * where the walk has 256 bytes, and as many again for S > 6, else 128.
+ */
+void attune__cuda_sm80_backward_bytes(const attune__shape *s, const attune_plan_choice *c, uint32_t bytes[2])
+{
+    const uint32_t e = attune__dtype_bytes(s);
+    const uint32_t both = (attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16)) * e;
+    const uint32_t walk = c->num_stages > 6 ? 512 : 384;
+    bytes[0] = (c->block_n1 + c->num_stages * c->block_m1) * both + c->num_stages * c->block_m1 * 8 + walk;
+    bytes[1] = (c->block_m2 + c->num_stages * c->block_n2) * both + walk;
+}
+
+attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value, warps = v[ATTUNE__NUM_WARPS];
+    const uint32_t d = attune__round_up(s->head_dim, 16), dv = attune__round_up(s->head_dim_v, 16);
+    const attune_plan_choice choice = {.block_m1 = v[ATTUNE__BLOCK_M1],
+                                       .block_n1 = v[ATTUNE__BLOCK_N1],
+                                       .block_m2 = v[ATTUNE__BLOCK_M2],
+                                       .block_n2 = v[ATTUNE__BLOCK_N2],
+                                       .num_stages = v[ATTUNE__NUM_STAGES]};
+    uint32_t bytes[2];
+    attune__cuda_sm80_backward_bytes(s, &choice, bytes);
+    /* S and dP in float32; dK and dV, or dQ. Where dK and dV are apart, each workgroup has one of them. */
+    const uint32_t sums = attune__cuda_backward_apart(s) ? (d > dv ? d : dv) : d + dv;
+    const uint32_t keys = share(v[ATTUNE__BLOCK_N1], warps) * (v[ATTUNE__BLOCK_M1] + sums / 2);
+    const uint32_t rows = share(v[ATTUNE__BLOCK_M2], warps) * (v[ATTUNE__BLOCK_N2] + d / 2);
+    return (attune__cost){
+        .shared = bytes[0] > bytes[1] ? bytes[0] : bytes[1],
+        .invocations = 32 * warps,
+        .registers = 48 + (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u) + (keys > rows ? keys : rows),
+    };
+}
+
+/* ------------------------------------------------------------------------------------------------------- workspace */
+
+attune__cuda_workspace attune__cuda_backward_workspace(int64_t batch, int64_t heads, int64_t q_len, uint64_t elements)
+{
+    const uint64_t rows =
+        (uint64_t)(q_len + ATTUNE__CUDA_ROW_BLOCK - 1) / ATTUNE__CUDA_ROW_BLOCK * ATTUNE__CUDA_ROW_BLOCK;
+    attune__cuda_workspace w = {.row_stride = rows};
+    w.delta = (uint64_t)batch * (uint64_t)heads * rows * sizeof(float);
+    w.sums = 2 * w.delta;
+    w.size = w.sums + elements * ATTUNE__CUDA_SUM_BYTES;
+    w.size = attune__round_up64(w.size, 256);
+    return w;
+}

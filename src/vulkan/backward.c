@@ -1,0 +1,470 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The backward pass: the kernels of shaders/backward*.comp and a call's launches. Delta first; then dQ with the
+ * gradients of captures, and dK with dV, which do not depend on one another; then the sums of captures are added to the
+ * caller's.
+ */
+#include "vulkan/launch.h"
+
+#include <string.h>
+
+#include "base/error.h"
+#include "plan/cut.h"
+#include "plan/layout.h"
+
+#include "shaders/backward_delta_bf16.h"
+#include "shaders/backward_delta_f16.h"
+#include "shaders/backward_delta_f32.h"
+#include "shaders/backward_kv_bf16.h"
+#include "shaders/backward_kv_f16.h"
+#include "shaders/backward_kv_f32.h"
+#include "shaders/backward_q_bf16.h"
+#include "shaders/backward_q_f16.h"
+#include "shaders/backward_q_f32.h"
+#include "shaders/backward_sums.h"
+
+#define DELTA_ROWS    8  /* of a workgroup of shaders/backward_delta.comp */
+#define SUMS_ELEMENTS 64 /* of one of shaders/backward_sums.comp */
+
+typedef struct module {
+    const uint32_t *words;
+    size_t count;
+} module;
+
+#define MODULE(name)                                                                                                   \
+    {                                                                                                                  \
+        name, sizeof name / sizeof name[0]                                                                             \
+    }
+#define MODULES(name)                                                                                                  \
+    {                                                                                                                  \
+        MODULE(attune__spirv_##name##_f32), MODULE(attune__spirv_##name##_f16), MODULE(attune__spirv_##name##_bf16)    \
+    }
+
+/* ---------------------------------------------------------------------------------------------------------- programs
+ */
+
+static uint32_t dtype_index(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
+}
+
+/* Whether gradients of captures can be asked for. */
+static bool has_captures(const attune__shape *shape, const attune__gradient *gradient)
+{
+    return gradient && gradient->read_count && shape->capture_gradient_elements;
+}
+
+attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys,
+                                                 attune__vulkan_kernel *kernel)
+{
+    static const module modules[2][3] = {MODULES(backward_q), MODULES(backward_kv)};
+    const attune_plan_choice *c = desc->choice;
+    if (strcmp(c->kernel, "vulkan_portable") != 0 && strcmp(c->kernel, "vulkan_subgroup") != 0)
+        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", c->kernel);
+    attune__backward_layout l;
+    const char *why = attune__backward_layout_make(keys ? c->block_n1 : c->block_m2, keys ? c->block_m1 : c->block_n2,
+                                                   c->workgroup_invocations, desc->shape->head_dim,
+                                                   desc->shape->head_dim_v, keys, &l);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M1 %u, BLOCK_N1 %u, BLOCK_M2 %u, BLOCK_N2 %u: %s", c->kernel,
+                            c->block_m1, c->block_n1, c->block_m2, c->block_n2, why);
+    const uint32_t values[ATTUNE__VULKAN_CONSTANTS] = {
+        l.threads,
+        l.owned,
+        l.walked,
+        l.head_dim,
+        l.head_dim_v,
+        l.slice,
+        l.chunk,
+        l.tx,
+        l.ty,
+        l.tm,
+        l.to,
+        l.to_v,
+        0,
+        l.s_stride,
+        l.tm * l.to,
+        l.slice_size,
+        l.s_size,
+        l.tm * l.to_v,
+        has_captures(desc->shape, desc->gradient),
+        desc->shape->block_mask,
+        desc->mask != NULL,
+        desc->score != NULL,
+        c->prescale_qk,
+        false,
+        false,
+        l.fetch_a,
+        l.fetch_b,
+        l.fetch_x,
+        l.fetch_y,
+        l.fetch,
+    };
+    const module *prebuilt = &modules[keys][dtype_index(desc->shape->dtype)];
+    kernel->words = prebuilt->words;
+    kernel->word_count = prebuilt->count;
+    kernel->subgroups = false;
+    memcpy(kernel->constants, values, sizeof values);
+    return ATTUNE_OK;
+}
+
+/*
+ * As forward's (program.c): the steps that Mesa's llvmpipe, which leaves all loops of a shader after 65,535 turns of
+ * any of them together, lets a workgroup walk. Each loop's last test is counted, all twice, with NaN in every chunk.
+ */
+static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc, bool keys)
+{
+    const attune_plan_choice *c = desc->choice;
+    attune__backward_layout l;
+    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE ||
+        attune__backward_layout_make(keys ? c->block_n1 : c->block_m2, keys ? c->block_m1 : c->block_n2,
+                                     c->workgroup_invocations, desc->shape->head_dim, desc->shape->head_dim_v, keys,
+                                     &l))
+        return 0;
+    const uint32_t slices = (l.head_dim + l.head_dim_v) / l.slice + 2, chunks = l.walked / l.chunk * (keys ? 2 : 1);
+    const uint32_t expressions = (desc->mask ? 1u : 0u) + (desc->score ? 1u : 0u), pairs = (4 * l.tm + 1) * expressions;
+    const uint32_t regular = 1 + 4 + slices + pairs + (chunks + 2) + chunks * (l.chunk / 4 + 1);
+    const uint32_t budget = 60000; /* the rest is for what stands before and behind the walk */
+    return budget / (2 * regular + chunks * (l.chunk + 1));
+}
+
+attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
+                                                attune__vulkan_program *program)
+{
+    static const module deltas[3] = MODULES(backward_delta);
+    static const module sums = MODULE(attune__spirv_backward_sums);
+    attune__vulkan_kernel kernel;
+    ATTUNE__TRY(attune__vulkan_specialise_backward(desc, false, &kernel));
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &program->forward, &program->aligned));
+    ATTUNE__TRY(attune__vulkan_specialise_backward(desc, true, &kernel));
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &program->keys, &program->keys_aligned));
+    program->most_steps = count_steps(attune__vulkan_of(device), desc, false);
+    program->most_key_steps = count_steps(attune__vulkan_of(device), desc, true);
+    const module *delta = &deltas[dtype_index(desc->shape->dtype)];
+    ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, delta->words, delta->count, NULL, "delta", kernel.constants,
+                                                   0, &program->delta));
+    if (!has_captures(desc->shape, desc->gradient))
+        return ATTUNE_OK;
+    return attune__vulkan_pipeline_specialise(device, sums.words, sums.count, NULL, "sums", kernel.constants, 0,
+                                              &program->sums);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- launches
+ */
+
+typedef struct pass {
+    const attune__vulkan_pipeline *pipeline;
+    uint64_t arguments; /* address */
+    uint64_t workgroups;
+    double flops;     /* of a workgroup */
+    bool waits;       /* for the passes before */
+    const char *what; /* a workgroup has */
+} pass;
+
+typedef struct run {
+    const attune__vulkan_program *program;
+    const attune__backward *call;
+    attune__vulkan_arguments arguments;
+    attune__vulkan_sums sums[ATTUNE_EXPR_MAX_SYMBOLS];
+    uint64_t sum_at[ATTUNE_EXPR_MAX_SYMBOLS]; /* by symbol, in the workspace; read where sums are wanted */
+    uint32_t sum_count;
+    uint64_t sums_place, sums_size, place; /* in the workspace, place of the arguments */
+    pass passes[3 + ATTUNE_EXPR_MAX_SYMBOLS];
+    uint32_t pass_count;
+} run;
+
+static uint64_t round256(uint64_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* Where the workspace's parts begin: delta, sums, arguments. */
+static void divide(run *r)
+{
+    const attune__shape *s = &r->program->shape;
+    r->sums_place = round256((uint64_t)(s->batch * s->heads * s->q_len) * sizeof(float));
+    r->place = r->sums_place + round256(s->capture_gradient_elements * ATTUNE__VULKAN_SUM);
+}
+
+/* The gradients of captures that this call wants. */
+static void list_sums(run *r)
+{
+    const attune_expr *score = r->program->score;
+    const uint64_t base = attune__vulkan_address(r->call->forward.workspace, r->call->forward.workspace_offset);
+    if (!has_captures(&r->program->shape, r->program->gradient))
+        return;
+    for (uint32_t i = 0; i < score->symbol_count; i++) {
+        const attune_tensor *out = &r->call->d_captures[i];
+        if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE || !out->buffer)
+            continue;
+        attune__vulkan_sums *s = &r->sums[r->sum_count++];
+        *s = (attune__vulkan_sums){
+            .sums = base + r->sums_place + r->sums_size,
+            .to = attune__vulkan_tensor_address(out),
+            .size = {1, 1, 1, 1},
+            .count = 1,
+        };
+        for (uint32_t d = 0; d < out->rank; d++) {
+            const uint32_t to = ATTUNE_MAX_RANK - out->rank + d;
+            s->size[to] = (uint32_t)out->size[d];
+            s->stride[to] = out->size[d] > 1 ? out->stride[d] * (int64_t)sizeof(float) : 0;
+            s->count *= s->size[to];
+        }
+        r->sum_at[i] = s->sums;
+        r->sums_size += s->count * ATTUNE__VULKAN_SUM;
+    }
+}
+
+static void describe(run *r)
+{
+    const attune__backward *back = r->call;
+    const attune__forward *call = &back->forward;
+    attune__vulkan_arguments *a = &r->arguments;
+    const attune_tensor *tensors[] = {&call->q,   &call->k,   &call->v,   &call->o,
+                                      &back->d_o, &back->d_q, &back->d_k, &back->d_v};
+    attune__vulkan_tensor *to[] = {&a->q, &a->k, &a->v, &a->o, &a->d_o, &a->d_q, &a->d_k, &a->d_v};
+    for (uint32_t i = 0; i < sizeof to / sizeof to[0]; i++) {
+        const uint64_t bytes = i < 5 ? 16 : 4 * attune_dtype_size(call->q.dtype);
+        *to[i] = attune__vulkan_tensor_describe(tensors[i]);
+        a->flags |= attune__vulkan_tensor_is_aligned(to[i], bytes) ? 1u << i : 0;
+    }
+    a->lse = attune__vulkan_tensor_describe(&call->lse);
+    a->d_lse = attune__vulkan_tensor_describe(&back->d_lse);
+    a->batch = (uint32_t)call->batch;
+    a->kv_batch = (uint32_t)call->k.size[0];
+    a->heads = (uint32_t)call->heads;
+    a->kv_heads = (uint32_t)call->kv_heads;
+    a->q_len = (uint32_t)call->q_len;
+    a->kv_len = (uint32_t)call->kv_len;
+    a->scale = (float)call->scale;
+    const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
+    a->delta = base;
+    a->score_mod = base + r->place + sizeof *a;
+}
+
+static void describe_mask(run *r)
+{
+    const attune_mask *mask = r->call->forward.mask;
+    const attune_plan_choice *choice = &r->program->choice;
+    attune__vulkan_arguments *a = &r->arguments;
+    a->kv_block = mask ? mask->kv_block : choice->block_n2;
+    a->q_walk = mask ? mask->q_block : choice->block_m1;
+    if (!mask)
+        return;
+    const attune__vulkan_mask *uploaded = (const attune__vulkan_mask *)r->call->forward.device_mask;
+    const bool heads = mask->stored_heads > 1, batch = mask->stored_batch > 1;
+    a->mask_rows = uploaded->rows;
+    a->mask_columns = uploaded->columns;
+    a->mask_mod = uploaded->mod;
+    a->mask_rows_h = heads ? (uint32_t)mask->q_blocks : 0;
+    a->mask_rows_b = batch ? (uint32_t)(mask->q_blocks * mask->stored_heads) : 0;
+    a->mask_columns_h = heads ? (uint32_t)mask->kv_blocks : 0;
+    a->mask_columns_b = batch ? (uint32_t)(mask->kv_blocks * mask->stored_heads) : 0;
+}
+
+static attune_status check_steps(const run *r, const char *what, uint64_t steps, uint32_t most)
+{
+    if (!most || steps <= most)
+        return ATTUNE_OK;
+    return attune__fail(ATTUNE_UNSUPPORTED,
+                        "device %s: its driver, llvmpipe, stops a workgroup of %s after %u steps, this call has %llu: "
+                        "use device cpu",
+                        r->program->base.device->info.id, what, most, (unsigned long long)steps);
+}
+
+/* What a driver would cut off is refused: a wrong result is worse than none. */
+static attune_status check_walks(const run *r)
+{
+    const attune__forward *call = &r->call->forward;
+    const attune__vulkan_program *program = r->program;
+    const attune__vulkan_mask *mask = (const attune__vulkan_mask *)call->device_mask;
+    const uint64_t keys = mask ? (uint64_t)mask->longest * call->mask->kv_block : (uint64_t)call->kv_len;
+    const uint64_t queries = mask ? (uint64_t)mask->longest_column * call->mask->q_block : (uint64_t)call->q_len;
+    const uint64_t planes =
+        (uint64_t)(call->heads / call->kv_heads) * (call->k.size[0] < call->batch ? (uint64_t)call->batch : 1);
+    const uint32_t n2 = program->choice.block_n2, m1 = program->choice.block_m1;
+    ATTUNE__TRY(check_steps(r, "queries", (keys + n2 - 1) / n2, program->most_steps));
+    return check_steps(r, "keys", planes * ((queries + m1 - 1) / m1 + 1), program->most_key_steps);
+}
+
+static attune_status add_pass(run *r, const pass *p)
+{
+    if (p->workgroups > UINT32_MAX)
+        return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu %s, %s takes fewer than 2^32",
+                            (unsigned long long)p->workgroups, p->what, r->program->base.device->info.id);
+    r->passes[r->pass_count++] = *p;
+    return ATTUNE_OK;
+}
+
+static attune_status add_passes(run *r)
+{
+    const attune__forward *call = &r->call->forward;
+    const attune__vulkan_program *program = r->program;
+    const attune_plan_choice *choice = &program->choice;
+    attune__vulkan_arguments *a = &r->arguments;
+    const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset) + r->place;
+    const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
+    const double d = program->shape.head_dim, dv = program->shape.head_dim_v;
+    const bool aligned = a->flags == (1u << 8) - 1;
+    const attune__cut c = attune__cut_make(&(attune__cut_desc){
+        .batch = call->batch,
+        .heads = call->heads,
+        .kv_heads = call->kv_heads,
+        .q_len = call->q_len,
+        .block_m = choice->block_m2,
+        .mask_q_block = call->mask ? call->mask->q_block : 0,
+    });
+    a->splits = 1;
+    a->head_step = c.head_step;
+    a->q_step = c.q_step;
+    a->head_chunks = (uint32_t)c.head_chunks;
+    a->q_block = c.q_block;
+    a->in_block = c.in_block;
+    a->q_chunks = (uint32_t)c.q_chunks;
+    const uint64_t key_tiles = (uint64_t)((call->kv_len + choice->block_n1 - 1) / choice->block_n1);
+    const double queries = (double)rows / (double)(call->k.size[0] * call->kv_heads);
+    ATTUNE__TRY(add_pass(r, &(pass){
+                                .pipeline = &program->delta,
+                                .arguments = base,
+                                .workgroups = (rows + DELTA_ROWS - 1) / DELTA_ROWS,
+                                .flops = DELTA_ROWS * 16 * dv, /* memory's time, as operations */
+                                .what = "rows",
+                            }));
+    ATTUNE__TRY(add_pass(r, &(pass){
+                                .pipeline = aligned ? &program->aligned : &program->forward,
+                                .arguments = base,
+                                .workgroups = (uint64_t)c.items,
+                                .flops = 2.0 * choice->block_m2 * (double)call->kv_len * (2 * d + dv),
+                                .waits = true,
+                                .what = "tiles of queries",
+                            }));
+    ATTUNE__TRY(add_pass(r, &(pass){
+                                .pipeline = aligned ? &program->keys_aligned : &program->keys,
+                                .arguments = base,
+                                .workgroups = key_tiles * (uint64_t)(call->k.size[0] * call->kv_heads),
+                                .flops = 2.0 * choice->block_n1 * queries * 2 * (d + dv),
+                                .what = "tiles of keys",
+                            }));
+    const uint64_t table = program->score ? attune__mods_table_size(program->score) : 0;
+    for (uint32_t i = 0; i < r->sum_count; i++)
+        ATTUNE__TRY(add_pass(r, &(pass){
+                                    .pipeline = &program->sums,
+                                    .arguments = base + sizeof *a + table + i * sizeof r->sums[0],
+                                    .workgroups = (r->sums[i].count + SUMS_ELEMENTS - 1) / SUMS_ELEMENTS,
+                                    .flops = SUMS_ELEMENTS * 256,
+                                    .waits = i == 0,
+                                    .what = "elements of captures",
+                                }));
+    return ATTUNE_OK;
+}
+
+static attune_status prepare(run *r)
+{
+    const attune__forward *call = &r->call->forward;
+    if ((uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len > UINT32_MAX)
+        return attune__fail(ATTUNE_UNSUPPORTED, "the call has 2^32 rows or more, device %s takes fewer",
+                            r->program->base.device->info.id);
+    divide(r);
+    list_sums(r);
+    describe(r);
+    describe_mask(r);
+    ATTUNE__TRY(check_walks(r));
+    return add_passes(r);
+}
+
+/* Behind a barrier on what came before: calls share a workspace in turn. */
+static void record_arguments(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands)
+{
+    const attune__forward *call = &r->call->forward;
+    union {
+        uint32_t words[ATTUNE__VULKAN_ARGUMENTS / 4];
+        char bytes[ATTUNE__VULKAN_ARGUMENTS];
+    } block = {{0}};
+    size_t size = sizeof r->arguments;
+    memcpy(block.bytes, &r->arguments, size);
+    if (r->program->score) {
+        attune__mods_table table;
+        attune__vulkan_score_table(r->program, call, &table);
+        for (uint32_t i = 0; i < r->program->score->symbol_count; i++)
+            if (r->program->score->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+                table.captures[i].sums = r->sum_at[i];
+        attune__mods_table_pack(r->program->score, &table, block.bytes + size);
+        size += attune__mods_table_size(r->program->score);
+    }
+    memcpy(block.bytes + size, r->sums, r->sum_count * sizeof r->sums[0]);
+    size += r->sum_count * sizeof r->sums[0];
+    const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
+    const uint64_t base = workspace->offset + call->workspace_offset;
+    device->vk.CmdUpdateBuffer(commands, workspace->handle, base + r->place, (size + 3) / 4 * 4, block.words);
+    if (r->sums_size)
+        device->vk.CmdFillBuffer(commands, workspace->handle, base + r->sums_place, r->sums_size, 0);
+    attune__vulkan_barrier(device, commands);
+}
+
+static attune_status end_submission(const run *r, attune__vulkan_device *device, attune__vulkan_slot *slot,
+                                    uint64_t *value)
+{
+    double seconds, *total = r->call->forward.seconds;
+    if (!total)
+        return attune__vulkan_submit(device, slot, value);
+    ATTUNE__TRY(attune__vulkan_finish(device, slot, value, &seconds));
+    *total += seconds;
+    return ATTUNE_OK;
+}
+
+/* Each submission has the launches that its budget allows, and at least one. */
+static attune_status submit_all(const run *r, attune__vulkan_device *device, uint64_t *value)
+{
+    const double budget = ATTUNE__VULKAN_SUBMISSION_FLOPS * device->base.info.limits.compute_units;
+    double *total = r->call->forward.seconds, left = budget;
+    attune__vulkan_slot *slot;
+    if (total)
+        *total = 0;
+    ATTUNE__TRY(attune__vulkan_begin(device, total != NULL, &slot));
+    record_arguments(r, device, slot->commands);
+    for (uint32_t i = 0; i < r->pass_count; i++) {
+        const pass *p = &r->passes[i];
+        if (p->waits)
+            attune__vulkan_barrier(device, slot->commands);
+        for (uint64_t first = 0; first < p->workgroups;) {
+            if (left < p->flops && left < budget) {
+                ATTUNE__TRY(end_submission(r, device, slot, value));
+                ATTUNE__TRY(attune__vulkan_begin(device, total != NULL, &slot));
+                left = budget;
+            }
+            const double fit = left / p->flops, rest = (double)(p->workgroups - first);
+            const uint64_t count = fit >= rest ? p->workgroups - first : fit < 1 ? 1 : (uint64_t)fit;
+            attune__vulkan_dispatch(device, slot->commands, p->pipeline, p->arguments, first, first + count);
+            first += count;
+            left -= (double)count * p->flops;
+        }
+    }
+    return end_submission(r, device, slot, value);
+}
+
+attune_status attune__vulkan_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
+                                      uint64_t *value)
+{
+    (void)queue; /* a device has one */
+    run r = {.program = (const attune__vulkan_program *)program, .call = call};
+    ATTUNE__TRY(prepare(&r));
+    return submit_all(&r, attune__vulkan_of(program->device), value);
+}
+
+attune_status attune__vulkan_backward_record(const attune__program *program, const void *commands,
+                                             const attune__backward *call)
+{
+    run r = {.program = (const attune__vulkan_program *)program, .call = call};
+    ATTUNE__TRY(prepare(&r));
+    const attune__vulkan_device *device = attune__vulkan_of(program->device);
+    const VkCommandBuffer theirs = *(const VkCommandBuffer *)commands;
+    /* The queue's own command buffers begin with one. */
+    attune__vulkan_barrier(device, theirs);
+    record_arguments(&r, device, theirs);
+    for (uint32_t i = 0; i < r.pass_count; i++) {
+        if (r.passes[i].waits)
+            attune__vulkan_barrier(device, theirs);
+        attune__vulkan_dispatch(device, theirs, r.passes[i].pipeline, r.passes[i].arguments, 0, r.passes[i].workgroups);
+    }
+    return ATTUNE_OK;
+}
