@@ -278,8 +278,8 @@ __device__ __forceinline__ void get_eight(u32 (&w)[4], u32 from)
                  : "memory");
 }
 
-/* Sets infinities and NaN of a tile to 0. Returns whether the thread's part had any. It nearly never has: the first loop
- * has no branches, so that its reads overlap. */
+/* Sets infinities and NaN of a tile to 0. Returns whether the thread's part had any. It nearly never has: the first
+ * loop has no branches, so that its reads overlap. */
 __device__ __forceinline__ bool clean(u32 tile)
 {
     constexpr u32 STRIDE = 32 * CHECKERS * 16;
@@ -297,8 +297,7 @@ __device__ __forceinline__ bool clean(u32 tile)
 #pragma unroll
         for (int j = 0; j < 4; j++)
             w[j] &= ~((special_signs(w[j]) >> 15 & 0x00010001u) * 0xffffu);
-        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(tile + i), "r"(w[0]), "r"(w[1]), "r"(w[2]),
-                     "r"(w[3])
+        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(tile + i), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                      : "memory");
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -13,12 +13,7 @@
 
 #define OPEN (UINT16_C(1) << ATTUNE__VAR_KV | UINT16_C(1) << ATTUNE__VAR_SCORE)
 
-typedef enum part {
-    FACTOR,
-    SLOPE,
-    BASE,
-    PARTS
-} part;
+typedef enum part { FACTOR, SLOPE, BASE, PARTS } part;
 
 static const char letters[PARTS] = {'f', 'c', 'g'}; /* of the parts of node N: fN, cN, gN */
 
@@ -112,10 +107,10 @@ static bool sum(walker *w, uint32_t n)
             continue;
         begin_part(w, n, i);
         attune__text_add(w->text, *x && *y ? "%s %s %s;\n" : "%s%s%s;\n", x,
-                         !*y                             ? ""
-                         : node->op == ATTUNE__OP_SUB    ? "-"
-                         : *x                            ? "+"
-                                                         : "",
+                         !*y                          ? ""
+                         : node->op == ATTUNE__OP_SUB ? "-"
+                         : *x                         ? "+"
+                                                      : "",
                          y);
     }
     return true;
@@ -171,10 +166,11 @@ bool attune__ctext_line(const attune_expr *expr, const char *name, attune__text 
     if (!is_open(&w, root))
         return false;
     attune__ctext_bounds(expr, bounds);
-    attune__text_add(text,
-                     "ATTUNE_FUNCTION void %s(int b, int h, int q, int h_kv, int q_len, int kv_len, float *factor, float "
-                     "*slope, float *base, int *origin ATTUNE_SYMBOLS)\n{\n",
-                     name);
+    attune__text_add(
+        text,
+        "ATTUNE_FUNCTION void %s(int b, int h, int q, int h_kv, int q_len, int kv_len, float *factor, float "
+        "*slope, float *base, int *origin ATTUNE_SYMBOLS)\n{\n",
+        name);
     attune__ctext_values(expr, bounds, OPEN, text);
     for (uint32_t n = 0; n <= root; n++)
         if (is_open(&w, n) && !visit(&w, n))

@@ -292,11 +292,8 @@ static const attune__tile sm90_192[] = {
     ATTUNE__TILE(64, 64, 2, 8),    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
 };
 static const attune__tile sm90_256[] = {
-    ATTUNE__TILE(128, 80, 2, 12),
-    ATTUNE__TILE(128, 64, 2, 12),
-    ATTUNE__TILE(64, 64, 2, 8),
-    ATTUNE__TILE(64, 32, 2, 8),
-    ATTUNE__TILE(64, 32, 1, 8),
+    ATTUNE__TILE(128, 80, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 32, 2, 8),   ATTUNE__TILE(64, 32, 1, 8),
 };
 static const attune__tile sm90_back[] = {
     ATTUNE__TILES(64, 128, 128, 64, 2, 12),
@@ -373,12 +370,12 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 }
 
 /*
- * As sm80, with D and Dv padded to 64 and barriers behind the tiles. Forward: 8 (34 + 7 S) bytes (barriers, the rows' and
- * the keys' notes, and the walk's steps); backward: 8 (1 + 4 S); both rounded up to 128.
+ * As sm80, with D and Dv padded to 64 and barriers behind the tiles. Forward: 8 (34 + 7 S) bytes (barriers, the rows'
+ * and the keys' notes, and the walk's steps); backward: 8 (1 + 4 S); both rounded up to 128.
  *
- *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers; B = 2 where D and Dv are at most 128, else 1: the
- *                   next rows' Q comes while these are worked on
- *     backward      as sm80 + barriers, P and dS of dK and dV in shared memory, dS of dQ in registers
+ *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers; B = 2 where D and Dv are at most 128, else 1:
+ * the next rows' Q comes while these are worked on backward      as sm80 + barriers, P and dS of dK and dV in shared
+ * memory, dS of dQ in registers
  */
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
 {
