@@ -11,6 +11,8 @@
  *     delta.cu         attune_delta             all          attune_cuda_arguments, attune_cuda_backward
  *                      attune_sums              the same     attune_cuda_sums; only with gradients of captures
  *     backward_sm80.cu attune_backward_sm80     cuda_sm80    attune_cuda_arguments, attune_cuda_backward
+ *     backward_sm90.cu attune_backward_sm90     cuda_sm90a   the same, CUtensorMap q, k, v, d_o
+ *                      attune_backward_dq_sm90  the same     attune_cuda_arguments, attune_cuda_backward
  *
  * A source is specialised with -D:
  *
@@ -38,7 +40,7 @@
  *                                              defined right only where |score| is at most that
  *
  *     float attune_score_slope(as attune_score): d attune_score / d score, in backward kernels
- *     float attune_score_slope_near(the same), with ATTUNE_HAVE_SLOPE_NEAR: as attune_score_near
+ *     float attune_score_slope_near(as attune_score), in backward kernels with ATTUNE_HAVE_SCORE_NEAR: likewise
  *     ATTUNE_READS(X): X(i, symbol, how) for each read of a floating-point capture, in backward kernels with
  *                      ATTUNE_HAVE_READS; then
  *     float attune_read_<i>(as attune_score): d attune_score / d what is read
@@ -144,6 +146,11 @@ typedef struct attune_cuda_backward {
      * each one's begin; 0 = not wanted. */
     unsigned long long sums, sum_words;
     unsigned long long symbol_sums[ATTUNE_CUDA_SYMBOLS];
+
+    /* backward_sm90: there `sums` are float, those of dQ. int32 *redo, behind them, says that the sm80 kernels, which
+     * are launched after it, start over; 0 = they are on their own. */
+    unsigned long long redo;
+    int together; /* backward_sm90: heads of k and v that are worked on at a time */
 } attune_cuda_backward;
 
 /* What attune_sums adds to: a float tensor of rank up to 4, strides in elements; 0 elements = not wanted. */

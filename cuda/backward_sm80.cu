@@ -256,7 +256,7 @@ __device__ __forceinline__ float probability(float score, float lse, float facto
                           : __fmaf_rn(score, factor, -lse));
 }
 
-#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SLOPE_NEAR
+#if ATTUNE_HAVE_SCORE && defined(ATTUNE_SCORE_NEAR)
 #define HAVE_NEAR 1
 /* Whether the warp's scores all lie where the cheaper forms of their expression and its derivative hold. */
 __device__ __forceinline__ bool near_zero(const scores &s)
@@ -635,6 +635,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     static_assert(planned(OWN_BYTES + STAGES * (OTHER_BYTES + ROW_BYTES) + WALK_BYTES + NOTE_BYTES, 0));
+    if (back.redo && !*(const int *)back.redo)
+        return;
     if constexpr (ROLES == 2) {
         if (blockIdx.x % 2)
             run_until_good<true, false>(a, back, memory);

@@ -3,7 +3,8 @@
  * wgmma.mma_async for each width N that a tile can have: accumulators are operands by name, so that each width is an
  * instruction of its own. The lists of registers are built from sixteens.
  *
- *     wgmma<N>::ss(d, a, b, add)  d[64 x N] = a b + (add ? d : 0); a and b in shared memory, both K-major
+ *     wgmma<N>::ss(d, a, b, add)  d[64 x N] = a b + (add ? d : 0); a and b in shared memory, both K-major, or with
+ *                                 <A, B> 1 M-major and N-major
  *     wgmma<N>::rs(d, a, b)       d += a b; a in registers, b in shared memory, N-major
  */
 #ifndef ATTUNE_CUDA_WGMMA_CUH
@@ -89,12 +90,13 @@
 /* n: the width; k: n / 16 - 1; r0 ...: the operands' numbers, which follow the n / 2 accumulators. */
 #define WGMMA_WIDTH(n, k, r0, r1, r2, r3, r4)                                                                          \
     template <> struct wgmma<n> {                                                                                      \
+        template <int A = 0, int B = 0>                                                                                \
         static __device__ __forceinline__ void ss(float (&d)[n / 2], u64 a, u64 b, int add)                            \
         {                                                                                                              \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r2 ", 0;\n" WGMMA_TEXT(n) " {" WGMMA_S##k               \
-                         "}, %" #r0 ", %" #r1 ", p, 1, 1, 0, 0;\n}"                                                    \
+                         "}, %" #r0 ", %" #r1 ", p, 1, 1, %" #r3 ", %" #r4 ";\n}"                                      \
                          : WGMMA_O##k                                                                                  \
-                         : "l"(a), "l"(b), "r"(add));                                                                  \
+                         : "l"(a), "l"(b), "r"(add), "n"(A), "n"(B));                                                  \
         }                                                                                                              \
         static __device__ __forceinline__ void rs(float (&d)[n / 2], const u32 (&a)[4], u64 b)                         \
         {                                                                                                              \

@@ -5,9 +5,9 @@
  * numbers of docs/algorithm.md. With SUBGROUPS, the invocations of a row speak through subgroup shuffles; without, through
  * shared memory alone.
  *
- * S = Q K^T is computed by a grid of TY x TX invocations, each with TM rows (ty + TY i) and four columns (4 tx + j); O
- * likewise, with TO groups of four columns (4 (tx + TX t)). Between the two, PARTS invocations take a row each.
- * Keys stand in shared memory so that key 4 tx + j is row TX j + tx: neighbours read neighbouring rows.
+ * S = Q K^T is computed by a grid of TY x TX invocations, each with TM rows (ty + TY i) and TN groups of four columns
+ * (4 (tx + TX g) + j); O likewise, with TO groups of four columns. Between the two, PARTS invocations take a row each.
+ * Keys stand in shared memory so that key 4 x + j is row BLOCK_N / 4 j + x: neighbours read neighbouring rows.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -52,11 +52,13 @@ layout(constant_id = 25) const uint FETCH_Q = 1;      /* groups of eight that an
 layout(constant_id = 26) const uint FETCH_K = 1;
 layout(constant_id = 27) const uint FETCH_V = 2;
 layout(constant_id = 28) const uint FETCH = 2;        /* the larger of FETCH_Q + FETCH_K and FETCH_V */
+layout(constant_id = 29) const uint TN = 1;
+layout(constant_id = 30) const uint ACC_SIZE = 2;     /* TM * TN */
 
 shared vec4 slices[2u * SLICE_SIZE]; /* twice: Q[M] and K[N] of SLICE + 4, or V[CHUNK] of HEAD_DIM_V + 4 */
-shared vec4 s[S_SIZE];          /* S, then P: [M][S_STRIDE]. A pair that the mask forbids is -1 */
-const float FORBIDDEN = -1.0;
-const uint FORBIDDEN_BITS = 0xbf800000u; /* compared as bits: a driver may take p < 0 ? 0 : p for max, which loses NaN */
+shared vec4 s[S_SIZE];          /* S, then P: [M][S_STRIDE] */
+/* In P, a pair that the mask forbids: -0, which weighs nothing and no exponential gives. Set and compared as bits. */
+const uint FORBIDDEN = 0x80000000u;
 shared float rows[ROWS_SIZE];   /* the factor of each row of O; at the end 1 / l */
 #ifndef SUBGROUPS
 shared float reduce[REDUCE_SIZE]; /* [PARTS][M] */
@@ -74,6 +76,7 @@ shared uint special[4];
 #include "tiles.glsl"
 
 const uint SLICE_GROUPS = SLICE / 8u, CHUNK_GROUPS = HEAD_DIM_V / 8u; /* of eight elements */
+const uint COLUMNS = BLOCK_N / 4u; /* groups of four */
 const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
 
 /*
@@ -113,7 +116,7 @@ const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
         [[unroll]] for (uint f = 0u; f < FETCH_K; f++)                                                                 \
         {                                                                                                              \
             uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
-            uint to = side + (BLOCK_M + n % 4u * TX + n / 4u) * slice_row + i % SLICE_GROUPS * 2u;                     \
+            uint to = side + (BLOCK_M + n % 4u * COLUMNS + n / 4u) * slice_row + i % SLICE_GROUPS * 2u;                     \
             vec4 low, high;                                                                                            \
             widen(fetched[FETCH_Q + f], low, high);                                                                    \
             if (n < BLOCK_N) {                                                                                         \
@@ -148,6 +151,18 @@ const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
         }                                                                                                              \
     }
 
+/*
+ * An invocation's tx and ty. A group of 32 is 8 x 4, and of four neighbours two have the same tx and two the same ty: shared
+ * memory then serves sixteen of NVIDIA's lanes at once, where 16 neighbours in a row would be served in eights.
+ */
+uvec2 place_of(const in uint tid)
+{
+    if (TX < 8u || TY < 4u)
+        return uvec2(tid % TX, tid / TX);
+    uint group = tid / 32u, lane = tid % 32u, wide = TX / 8u;
+    return uvec2(group % wide * 8u + lane / 2u % 8u, group / wide * 4u + lane / 16u * 2u + lane % 2u);
+}
+
 void main()
 {
     Arguments args = Arguments(push.arguments);
@@ -156,7 +171,8 @@ void main()
 #else
     uint tid = gl_LocalInvocationIndex;
 #endif
-    uint tx = tid % TX, ty = tid / TX;
+    uvec2 place = place_of(tid);
+    uint tx = place.x, ty = place.y;
     Item it = item_of(args, push.first + gl_WorkGroupID.x);
     uvec2 q_plane = plane(args.q, it.b, it.h0), k_plane = plane(args.k, it.b, it.kv_h),
           v_plane = plane(args.v, it.b, it.kv_h);
@@ -211,8 +227,8 @@ void main()
         bool some = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
 
         /* 1, 2: load Q and K, a slice at a time; 3: S = Q K^T */
-        vec4 acc[TM];
-        [[unroll]] for (uint i = 0u; i < TM; i++)
+        vec4 acc[ACC_SIZE];
+        [[unroll]] for (uint i = 0u; i < ACC_SIZE; i++)
             acc[i] = vec4(0.0);
         for (uint d0 = 0u; d0 < HEAD_DIM; d0 += SLICE) {
             if (d0 + SLICE < HEAD_DIM)
@@ -222,14 +238,21 @@ void main()
             if (ty < BLOCK_M) {
                 uint q_at = side + ty * slice_row, k_at = side + (BLOCK_M + tx) * slice_row;
                 [[unroll]] for (uint d = 0u; d < SLICE / 4u; d++) {
-                    vec4 k0 = slices[k_at + d], k1 = slices[k_at + TX * slice_row + d],
-                         k2 = slices[k_at + 2u * TX * slice_row + d], k3 = slices[k_at + 3u * TX * slice_row + d];
-                    [[unroll]] for (uint i = 0u; i < TM; i++) {
-                        vec4 a = slices[q_at + i * TY * slice_row + d];
-                        acc[i].x = fma(a.x, k0.x, fma(a.y, k0.y, fma(a.z, k0.z, fma(a.w, k0.w, acc[i].x))));
-                        acc[i].y = fma(a.x, k1.x, fma(a.y, k1.y, fma(a.z, k1.z, fma(a.w, k1.w, acc[i].y))));
-                        acc[i].z = fma(a.x, k2.x, fma(a.y, k2.y, fma(a.z, k2.z, fma(a.w, k2.w, acc[i].z))));
-                        acc[i].w = fma(a.x, k3.x, fma(a.y, k3.y, fma(a.z, k3.z, fma(a.w, k3.w, acc[i].w))));
+                    vec4 a[TM];
+                    [[unroll]] for (uint i = 0u; i < TM; i++)
+                        a[i] = slices[q_at + i * TY * slice_row + d];
+                    [[unroll]] for (uint g = 0u; g < TN; g++) {
+                        uint at = k_at + g * TX * slice_row + d;
+                        vec4 k0 = slices[at], k1 = slices[at + COLUMNS * slice_row],
+                             k2 = slices[at + 2u * COLUMNS * slice_row], k3 = slices[at + 3u * COLUMNS * slice_row];
+                        [[unroll]] for (uint i = 0u; i < TM; i++) {
+                            vec4 c = acc[i * TN + g];
+                            c.x = fma(a[i].x, k0.x, fma(a[i].y, k0.y, fma(a[i].z, k0.z, fma(a[i].w, k0.w, c.x))));
+                            c.y = fma(a[i].x, k1.x, fma(a[i].y, k1.y, fma(a[i].z, k1.z, fma(a[i].w, k1.w, c.y))));
+                            c.z = fma(a[i].x, k2.x, fma(a[i].y, k2.y, fma(a[i].z, k2.z, fma(a[i].w, k2.w, c.z))));
+                            c.w = fma(a[i].x, k3.x, fma(a[i].y, k3.y, fma(a[i].z, k3.z, fma(a[i].w, k3.w, c.w))));
+                            acc[i * TN + g] = c;
+                        }
                     }
                 }
             }
@@ -240,7 +263,8 @@ void main()
                 STORE_V_CHUNK(side, chunk)
                 if (ty < BLOCK_M)
                     [[unroll]] for (uint i = 0u; i < TM; i++)
-                        s[(ty + TY * i) * S_STRIDE + tx] = acc[i] * factor;
+                        [[unroll]] for (uint g = 0u; g < TN; g++)
+                            s[(ty + TY * i) * S_STRIDE + tx + TX * g] = acc[i * TN + g] * factor;
             }
             barrier();
         }
@@ -253,7 +277,7 @@ void main()
             uint s_at = row * S_STRIDE + part;
             [[unroll]] for (uint e = 0u; e < PART; e++)
                 x[e] = mine ? s[s_at + e * PARTS] : vec4(0.0);
-            uint allowed = 0xffffffffu; /* PART is at most 8 */
+            uvec2 allowed = uvec2(0xffffffffu); /* PART is at most 16 */
             if (SCORE && has_row)
                 [[unroll]] for (uint e = 0u; e < PART; e++)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
@@ -266,13 +290,14 @@ void main()
                     [[dont_unroll]] for (uint e = 0u; e < 4u * PART; e++) {
                         uint kv = kv0 + 4u * (part + e / 4u * PARTS) + e % 4u;
                         bool may = attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
-                        allowed &= may ? ~0u : ~(1u << e);
+                        uint bit = may ? 0u : 1u << e % 32u;
+                        allowed &= ~(e < 32u ? uvec2(bit, 0u) : uvec2(0u, bit));
                     }
                 [[unroll]] for (uint e = 0u; e < PART; e++)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
                         uint kv = kv0 + 4u * (part + e * PARTS) + j;
-                        allowed &= has_row && kv < kv_len ? ~0u : ~(1u << (4u * e + j));
-                        x[e][j] = (allowed >> (4u * e + j) & 1u) != 0u ? x[e][j] : LOWEST;
+                        allowed[e / 8u] &= has_row && kv < kv_len ? ~0u : ~(1u << (e % 8u * 4u + j));
+                        x[e][j] = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u ? x[e][j] : LOWEST;
                     }
             }
             [[unroll]] for (uint e = 0u; e < PART; e++)
@@ -297,9 +322,9 @@ void main()
                 vec4 p = exp2((x[e] - vec4(m)) * TO_LOG2);
                 if (some)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
-                        bool may = (allowed >> (4u * e + j) & 1u) != 0u;
+                        bool may = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u;
                         l += may ? p[j] : 0.0;
-                        p[j] = may ? p[j] : FORBIDDEN;
+                        p[j] = uintBitsToFloat(may ? floatBitsToUint(p[j]) : FORBIDDEN);
                     }
                 else
                     l += p.x + p.y + p.z + p.w;
@@ -333,17 +358,14 @@ void main()
                             vec4 v = slices[side + n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
                             [[unroll]] for (uint i = 0u; i < TM; i++) {
                                 float p = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];
-                                o[i * TO + t] = floatBitsToUint(p) == FORBIDDEN_BITS ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
+                                o[i * TO + t] = floatBitsToUint(p) == FORBIDDEN ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
                             }
                         }
                 } else
                     UNROLL_CHUNK for (uint n = 0u; n < CHUNK; n += 4u) {
                         vec4 p[TM];
-                        [[unroll]] for (uint i = 0u; i < TM; i++) {
+                        [[unroll]] for (uint i = 0u; i < TM; i++)
                             p[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];
-                            if (some)
-                                p[i] = mix(p[i], vec4(0.0), equal(floatBitsToUint(p[i]), uvec4(FORBIDDEN_BITS)));
-                        }
                         [[unroll]] for (uint t = 0u; t < TO; t++) {
                             uint at = side + n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u);
                             vec4 v0 = slices[at], v1 = slices[at + chunk_row], v2 = slices[at + 2u * chunk_row],

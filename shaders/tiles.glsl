@@ -16,14 +16,15 @@ struct Item {
 Item item_of(Arguments args, uint index)
 {
     Item it;
-    uint rest = index, per_chunk = args.splits * args.head_chunks * args.kv_heads * args.batch;
-    /* The last rows first: under a causal mask they have the most to do. */
-    uint chunk = args.q_chunks - 1u - index / per_chunk;
-    rest = index % per_chunk;
+    uint rest = index;
     it.split = rest % args.splits;
     rest /= args.splits;
     uint head_chunk = rest % args.head_chunks;
     rest /= args.head_chunks;
+    /* One head's K and V stay in the cache while its rows pass: the last first, since under a causal mask they have the most
+     * to do. */
+    uint chunk = args.q_chunks - 1u - rest % args.q_chunks;
+    rest /= args.q_chunks;
     it.kv_h = rest % args.kv_heads;
     it.b = rest / args.kv_heads;
     uint group = args.heads / args.kv_heads;

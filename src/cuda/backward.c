@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The hot call of the backward pass: lse and delta, dK and dV, dQ, and what captures are due, one after another. */
+/* The hot call of the backward pass: lse and delta, dK and dV, dQ, and what captures are due, one after another. With
+ * TMA one kernel gives dK, dV and dQ's sums, which another one rounds; those without it stand behind them. */
 #include "base/error.h"
 #include "cuda/cuda.h"
 #include "plan/family_cuda.h"
@@ -7,15 +8,19 @@
 #define DELTA_THREADS 256
 #define DELTA_ROWS    8 /* of a block: a warp each */
 #define SUMS_THREADS  256
+#define DQ_THREADS    256
+#define L2_BYTES      (INT64_C(32) << 20)
 
 attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc)
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     program->apart = attune__cuda_backward_apart(desc->shape);
+    program->head_dim = desc->shape->head_dim;
     ATTUNE__TRY(attune__cuda_enter(device));
-    const attune_status status =
-        attune__cuda_check(device, device->driver.module_function(&program->sums, program->delta.module, "attune_sums"),
-                           "cuModuleGetFunction");
+    attune__cu_result result = device->driver.module_function(&program->sums, program->delta.module, "attune_sums");
+    if (result == CU_SUCCESS && program->tma)
+        result = device->driver.module_function(&program->dq, program->kernel.module, "attune_backward_dq_sm90");
+    const attune_status status = attune__cuda_check(device, result, "cuModuleGetFunction");
     attune__cuda_leave(device);
     return status;
 }
@@ -44,7 +49,14 @@ static attune_cuda_sums sums_of(const attune__cuda_program *program, const attun
     return sums;
 }
 
-static attune_cuda_backward backward_of(const attune__cuda_program *program, const attune__backward *call,
+/* Heads whose q, d_o and sums of dQ stay in the L2 cache while their keys are gone through. */
+static int together(const attune__forward *f)
+{
+    const int64_t each = f->heads / f->kv_heads * f->q_len * (f->q.size[3] * 6 + f->v.size[3] * 2);
+    return each > L2_BYTES ? 1 : (int)(L2_BYTES / each);
+}
+
+static attune_cuda_backward backward_of(const attune__cuda_program *program, const attune__backward *call, bool hopper,
                                         attune_cuda_sums *sums)
 {
     const attune__forward *f = &call->forward;
@@ -64,6 +76,12 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
     };
     *sums = sums_of(program, call, workspace + w.sums, b.symbol_sums);
     b.sum_words = (unsigned long long)sums->elements * ATTUNE_CUDA_SUM_WORDS;
+    if (hopper) {
+        const uint64_t bytes = attune__cuda_sm90_backward_sums(&w, f->batch, f->heads, program->head_dim);
+        b.sum_words = bytes / 8;
+        b.redo = b.sums + bytes - 8;
+        b.together = together(f);
+    }
     if (f->mask) {
         const attune_mask *mask = f->mask;
         const attune__cuda_mask *uploaded = (const attune__cuda_mask *)f->device_mask;
@@ -83,59 +101,92 @@ static int64_t blocks(int64_t length, int64_t tile, int64_t planes)
 }
 
 typedef struct launches {
-    int64_t delta, keys, rows, sums;
+    int64_t delta, hopper, dq, keys, rows, sums; /* blocks; 0 = not launched */
 } launches;
 
 static attune__cu_result launch(const attune__cuda_program *program, attune__cu_stream stream, const launches *n,
                                 attune_cuda_arguments *arguments, attune_cuda_backward *backward,
-                                attune_cuda_sums *sums)
+                                attune_cuda_sums *sums, attune__cu_tensor_map maps[4])
 {
-    const attune__cuda_driver *driver = &attune__cuda_of(program->base.device)->driver;
-    const attune__cuda_loaded *keys = &program->kernel, *rows = &program->rows;
-    void *parameters[] = {arguments, backward}, *sums_parameters[] = {sums};
-    attune__cu_result result = driver->launch(program->delta.function, (unsigned)n->delta, 1, 1, DELTA_THREADS, 1, 1, 0,
-                                              stream, parameters, NULL);
-    if (result == CU_SUCCESS)
-        result = driver->launch(keys->function, (unsigned)n->keys, 1, 1, keys->threads, 1, 1, keys->shared_memory,
-                                stream, parameters, NULL);
-    if (result == CU_SUCCESS)
-        result = driver->launch(rows->function, (unsigned)n->rows, 1, 1, rows->threads, 1, 1, rows->shared_memory,
-                                stream, parameters, NULL);
-    if (result == CU_SUCCESS && n->sums)
-        result = driver->launch(program->sums, (unsigned)n->sums, 1, 1, SUMS_THREADS, 1, 1, 0, stream, sums_parameters,
-                                NULL);
+    const attune__cuda_loaded *keys = program->tma ? &program->fallback : &program->kernel, *rows = &program->rows;
+    const attune__cuda_loaded *hopper = &program->kernel;
+    void *parameters[] = {arguments, backward, &maps[0], &maps[1], &maps[2], &maps[3]}, *sums_parameters[] = {sums};
+    const struct {
+        attune__cu_function function;
+        int64_t blocks;
+        uint32_t threads, shared_memory;
+        void **parameters;
+    } steps[] = {
+        {program->delta.function, n->delta, DELTA_THREADS, 0, parameters},
+        {hopper->function, n->hopper, hopper->threads, hopper->shared_memory, parameters},
+        {program->dq, n->dq, DQ_THREADS, attune__cuda_sm90_backward_dq_bytes(program->head_dim, hopper->block_m),
+         parameters},
+        {keys->function, n->keys, keys->threads, keys->shared_memory, parameters},
+        {rows->function, n->rows, rows->threads, rows->shared_memory, parameters},
+        {program->sums, n->sums, SUMS_THREADS, 0, sums_parameters},
+    };
+    attune__cu_result result = CU_SUCCESS;
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0] && result == CU_SUCCESS; i++)
+        if (steps[i].blocks)
+            result = attune__cuda_of(program->base.device)
+                         ->driver.launch(steps[i].function, (unsigned)steps[i].blocks, 1, 1, steps[i].threads, 1, 1,
+                                         steps[i].shared_memory, stream, steps[i].parameters, NULL);
     return result;
 }
 
-attune_status attune__cuda_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
-                                    uint64_t *value)
+static bool encode_all(const attune__cuda_program *program, const attune__backward *call, attune__cu_tensor_map maps[4])
 {
-    const attune__cuda_program *mine = (const attune__cuda_program *)program;
-    attune__cuda_device *device = attune__cuda_of(program->device);
-    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
+    const attune__cuda_driver *driver = &attune__cuda_of(program->base.device)->driver;
+    const uint32_t rows = program->kernel.block_m, keys = program->kernel.block_n;
     const attune__forward *f = &call->forward;
-    attune_cuda_arguments arguments = attune__cuda_arguments_of(mine, f);
+    return attune__cuda_encode(driver, &f->q, rows, false, &maps[0]) &&
+           attune__cuda_encode(driver, &f->k, keys, true, &maps[1]) &&
+           attune__cuda_encode(driver, &f->v, keys, true, &maps[2]) &&
+           attune__cuda_encode(driver, &call->d_o, rows, false, &maps[3]);
+}
+
+/* Within the context: the driver encodes tensor maps in none but it. */
+static attune_status run(const attune__cuda_program *program, attune__cuda_queue *queue, const attune__backward *call,
+                         uint64_t *value)
+{
+    attune__cuda_device *device = attune__cuda_of(program->base.device);
+    const attune__forward *f = &call->forward;
+    const attune__cuda_loaded *keys = program->tma ? &program->fallback : &program->kernel;
+    attune__cu_tensor_map maps[4];
+    const bool hopper = program->tma && encode_all(program, call, maps);
+    attune_cuda_arguments arguments = attune__cuda_arguments_of(program, f);
     attune_cuda_sums sums;
-    attune_cuda_backward backward = backward_of(mine, call, &sums);
-    const launches n = {
+    attune_cuda_backward backward = backward_of(program, call, hopper, &sums);
+    launches n = {
         .delta = blocks(backward.row_stride, DELTA_ROWS, f->batch * f->heads),
-        .keys = blocks(f->kv_len, mine->kernel.block_n, f->kv_heads * f->k.size[0] * (mine->apart ? 2 : 1)),
-        .rows = blocks(f->q_len, mine->rows.block_m, f->batch * f->heads),
+        .keys = blocks(f->kv_len, keys->block_n, f->kv_heads * f->k.size[0] * (program->apart ? 2 : 1)),
+        .rows = blocks(f->q_len, program->rows.block_m, f->batch * f->heads),
         .sums = blocks(sums.elements, SUMS_THREADS, 1),
     };
-    if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums))
+    if (hopper) {
+        const int64_t tiles = blocks(f->kv_len, program->kernel.block_n, f->kv_heads * f->k.size[0]);
+        n.hopper = tiles < program->kernel.resident ? tiles : program->kernel.resident;
+        n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * (program->head_dim > 192 ? 2 : 1));
+    }
+    if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums) || (hopper && (!n.hopper || !n.dq)))
         return attune__fail(
             ATTUNE_UNSUPPORTED,
             "batch %lld, heads %lld, q_len %lld and kv_len %lld make more than %d workgroups: cut the batch",
             (long long)f->batch, (long long)f->heads, (long long)f->q_len, (long long)f->kv_len,
             ATTUNE__CUDA_MOST_BLOCKS);
+    ATTUNE__TRY(attune__cuda_queue_begin(queue, f->seconds != NULL));
+    if (hopper && !queue->capturing)
+        arguments.counter = queue->counter;
+    const attune__cu_result result = launch(program, queue->stream, &n, &arguments, &backward, &sums, maps);
+    return attune__cuda_queue_end(queue, attune__cuda_check(device, result, "cuLaunchKernel"), value, f->seconds);
+}
+
+attune_status attune__cuda_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
+                                    uint64_t *value)
+{
+    attune__cuda_device *device = attune__cuda_of(program->device);
     ATTUNE__TRY(attune__cuda_enter(device));
-    attune_status status = attune__cuda_queue_begin(stream, f->seconds != NULL);
-    if (status == ATTUNE_OK) {
-        const attune__cu_result result = launch(mine, stream->stream, &n, &arguments, &backward, &sums);
-        status = attune__cuda_check(device, result, "cuLaunchKernel");
-        status = attune__cuda_queue_end(stream, status, value, f->seconds);
-    }
+    const attune_status status = run((const attune__cuda_program *)program, (attune__cuda_queue *)queue, call, value);
     attune__cuda_leave(device);
     return status;
 }

@@ -218,7 +218,6 @@ typedef struct mods {
     bool line; /* it is a line in the product and in kv */
     bool cap;  /* it is outer * tanh(inner * score) */
     float inner, outer;
-    bool slope; /* near 0 its derivative has, too */
 } mods;
 
 static mods recognise(const attune__program_desc *desc)
@@ -228,12 +227,16 @@ static mods recognise(const attune__program_desc *desc)
     m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
     if (!desc->score)
         return m;
+    const bool exact = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS;
     m.cap = attune__ctext_cap(desc->score, &m.inner, &m.outer);
-    m.line = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
-             attune__ctext_line(desc->score, "", &nowhere);
-    m.near = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
-             attune__ctext_near(desc->score, "", &nowhere, &m.limit);
-    m.slope = m.near && desc->gradient && attune__ctext_slope_near(desc->gradient, &nowhere, &m.limit);
+    m.line = exact && attune__ctext_line(desc->score, "", &nowhere);
+    m.near = exact && attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    /* The slope's nodes are the score's and others that are made of them. */
+    if (m.near && desc->gradient) {
+        float limit;
+        m.near = attune__ctext_near_slope(desc->gradient, "", &nowhere, &limit);
+        m.limit = limit < m.limit ? limit : m.limit;
+    }
     return m;
 }
 
@@ -246,6 +249,8 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
     if (desc->score)
         ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
+    if (desc->gradient)
+        attune__ctext_gradient(desc->gradient, text);
     char literal[ATTUNE__FLOAT_TEXT];
     if (m->line) {
         attune__ctext_line(desc->score, "attune_score_line", text);
@@ -257,15 +262,12 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         attune__float_text(m->outer, literal);
         attune__text_add(text, "#define ATTUNE_SCORE_CAP_OUTER %sf\n", literal);
     }
-    if (desc->gradient)
-        attune__ctext_gradient(desc->gradient, text);
     if (m->near) {
-        attune__ctext_near(desc->score, "attune_score_near", text, &m->limit);
+        float limit;
+        attune__ctext_near(desc->score, "attune_score_near", text, &limit);
+        if (desc->gradient)
+            attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", text, &limit);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
-        if (m->slope) {
-            attune__ctext_slope_near(desc->gradient, text, &m->limit);
-            attune__text_add(text, "#define ATTUNE_HAVE_SLOPE_NEAR 1\n");
-        }
         if (isfinite(m->limit)) {
             attune__float_text(m->limit, literal);
             attune__text_add(text, "#define ATTUNE_SCORE_NEAR %sf\n", literal);
@@ -304,7 +306,7 @@ const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cu
     if (role == ATTUNE__CUDA_DELTA)
         return "attune_delta";
     if (choice->direction == ATTUNE_BACKWARD)
-        return "attune_backward_sm80";
+        return choice->use_tma ? "attune_backward_sm90" : "attune_backward_sm80";
     return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
 }
 
@@ -313,6 +315,7 @@ attune_status attune__cuda_fallback(const attune_limits *limits, const attune__s
     const attune_kernel_options options = {
         .struct_size = sizeof options,
         .fwd = {.kernel = "cuda_sm80", .force_use_flex_attention = ATTUNE_ON},
+        .bwd = {.kernel = "cuda_sm80"},
     };
     return attune__plan_choose(limits, shape, &options, decision);
 }
@@ -349,7 +352,7 @@ static const char *file_of(const attune_plan_choice *choice, attune__cuda_role r
     if (role == ATTUNE__CUDA_DELTA)
         return "delta.cu";
     if (choice->direction == ATTUNE_BACKWARD)
-        return choice->use_tma ? NULL : "backward_sm80.cu";
+        return choice->use_tma ? "backward_sm90.cu" : "backward_sm80.cu";
     return choice->use_tma ? "forward_sm90.cu" : choice->decode ? "decode_sm80.cu" : "forward_sm80.cu";
 }
 
@@ -360,7 +363,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     const attune_plan_choice *choice = desc->choice;
     const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
     const char *file = file_of(choice, role);
-    if (!file || (!hopper && strcmp(choice->kernel, "cuda_sm80") != 0))
+    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0))
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
     *kernel = begin_kernel(file, architecture, hopper && role != ATTUNE__CUDA_DELTA);
     add_option(kernel, "DTYPE", s->dtype == ATTUNE_F16 ? 1 : s->dtype == ATTUNE_BF16 ? 2 : 3);

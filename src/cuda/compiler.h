@@ -37,10 +37,10 @@ typedef enum attune__cuda_role {
     ATTUNE__CUDA_DELTA, /* backward: what stands before and behind the others */
 } attune__cuda_role;
 #define ATTUNE__CUDA_ROLES 3
-/* Those that a choice has: the first so many. */
-static inline uint32_t attune__cuda_roles(const attune_plan_choice *choice)
+static inline bool attune__cuda_has_role(const attune_plan_choice *choice, attune__cuda_role role)
 {
-    return choice->direction == ATTUNE_BACKWARD ? ATTUNE__CUDA_ROLES : 1;
+    return role == ATTUNE__CUDA_MAIN ||
+           (choice->direction == ATTUNE_BACKWARD && (role == ATTUNE__CUDA_DELTA || !choice->use_tma));
 }
 
 /* Compiles a kernel into a pack that has it not yet. */

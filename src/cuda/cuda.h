@@ -123,9 +123,11 @@ typedef struct attune__cuda_program {
     attune__cuda_loaded fallback; /* for tensors that the kernel's TMA cannot read */
     attune__cuda_loaded rows;     /* backward: dQ, where `kernel` makes dK and dV */
     attune__cuda_loaded delta;    /* backward: lse and delta as the others read them */
+    attune__cu_function dq;       /* backward with TMA, of kernel's module: rounds dQ */
     attune__cu_function sums;     /* backward, of delta's module: gradients of captures */
     bool apart;                   /* backward: dK and dV by workgroups of their own */
     bool tma;
+    uint32_t head_dim;               /* backward */
     attune__cu_function combine;     /* decode in more than one part */
     uint32_t packed_heads, split;    /* decode */
     const attune_expr *mask, *score; /* the api room's */
@@ -149,6 +151,11 @@ attune_status attune__cuda_decode_load(attune__cuda_program *program, const attu
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);
 
 attune_cuda_view attune__cuda_view_of(const attune_tensor *tensor);
+
+/* How TMA reads a tensor in boxes of 64 columns and so many rows; `repeats`: its batch may be 1 where others have more.
+ * False where it cannot. Within the context. */
+bool attune__cuda_encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows, bool repeats,
+                         attune__cu_tensor_map *map);
 
 #define ATTUNE__CUDA_MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
 

@@ -100,8 +100,8 @@ attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *prog
  * bytes. A batch of 1 has no stride; a batch that repeats is one of 1, which only k and v may have (their kernel's
  * coordinate is 0 then).
  */
-static bool encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows, bool repeats,
-                   attune__cu_tensor_map *map)
+bool attune__cuda_encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows, bool repeats,
+                         attune__cu_tensor_map *map)
 {
     const attune_cuda_view v = attune__cuda_view_of(tensor);
     const uint64_t bytes = attune_dtype_size(tensor->dtype);
@@ -127,8 +127,9 @@ static bool encode_all(const attune__cuda_program *program, const attune__forwar
 {
     const attune__cuda_driver *driver = &attune__cuda_of(program->base.device)->driver;
     const uint32_t rows = program->kernel.block_n;
-    return encode(driver, &call->q, 64, false, &maps[0]) && encode(driver, &call->k, rows, true, &maps[1]) &&
-           encode(driver, &call->v, rows, true, &maps[2]);
+    return attune__cuda_encode(driver, &call->q, 64, false, &maps[0]) &&
+           attune__cuda_encode(driver, &call->k, rows, true, &maps[1]) &&
+           attune__cuda_encode(driver, &call->v, rows, true, &maps[2]);
 }
 
 /* Within the context: the driver encodes tensor maps in none but it. */

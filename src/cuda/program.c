@@ -79,13 +79,13 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
     attune_status status = make(mine, desc, ATTUNE__CUDA_MAIN, &made->kernel);
     if (status == ATTUNE_OK && desc->choice->decode)
         status = attune__cuda_decode_load(made, desc);
-    if (status == ATTUNE_OK && desc->choice->direction == ATTUNE_BACKWARD) {
+    const bool back = desc->choice->direction == ATTUNE_BACKWARD;
+    if (status == ATTUNE_OK && back && !made->tma)
         status = make(mine, desc, ATTUNE__CUDA_ROWS, &made->rows);
-        if (status == ATTUNE_OK)
-            status = make(mine, desc, ATTUNE__CUDA_DELTA, &made->delta);
-        if (status == ATTUNE_OK)
-            status = attune__cuda_backward_load(made, desc);
-    }
+    if (status == ATTUNE_OK && back)
+        status = make(mine, desc, ATTUNE__CUDA_DELTA, &made->delta);
+    if (status == ATTUNE_OK && back)
+        status = attune__cuda_backward_load(made, desc);
     if (status == ATTUNE_OK && made->tma) {
         attune__decision decision;
         attune__program_desc second = *desc;
@@ -93,6 +93,8 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
         status = attune__cuda_fallback(&device->info.limits, desc->shape, &decision);
         if (status == ATTUNE_OK)
             status = make(mine, &second, ATTUNE__CUDA_MAIN, &made->fallback);
+        if (status == ATTUNE_OK && back)
+            status = make(mine, &second, ATTUNE__CUDA_ROWS, &made->rows);
     }
     if (status == ATTUNE_OK)
         *program = &made->base;

@@ -228,10 +228,10 @@ static void begin_function(const attune_expr *expr, const char *name, attune__te
             attune__text_add(text, "    (void)%s;\n", attune__var_name((attune__var)i));
 }
 
-static void end_function(const attune_expr *expr, attune__text *text)
+static void end_function(const attune_expr *expr, uint32_t result, attune__text *text)
 {
     char root[NAME_SIZE];
-    attune__text_add(text, "    return %s;\n}\n", attune__ctext_operand(expr, expr->node_count - 1, root));
+    attune__text_add(text, "    return %s;\n}\n", attune__ctext_operand(expr, result, root));
 }
 
 attune_status attune__ctext_function(const attune_expr *expr, const char *name, attune__text *text)
@@ -244,7 +244,7 @@ attune_status attune__ctext_function(const attune_expr *expr, const char *name, 
                          expr->symbols[i].name, attune_dtype_string(expr->symbols[i].dtype), expr->symbols[i].rank);
     begin_function(expr, name, text);
     attune__ctext_values(expr, bounds, 0, text);
-    end_function(expr, text);
+    end_function(expr, expr->node_count - 1, text);
     return ATTUNE_OK;
 }
 
@@ -283,22 +283,11 @@ static const char *float_of_kv(const attune_expr *expr, const attune__node *node
                                                                          : NULL;
 }
 
-bool attune__ctext_near_tanh(const attune_expr *expr, uint32_t n, attune__text *text, float *limit)
-{
-    char literal[ATTUNE__FLOAT_TEXT];
-    float factor;
-    const float own = near_limit(expr, expr->nodes[n].arg[0], &factor);
-    if (own == 0)
-        return false;
-    *limit = own < *limit ? own : *limit;
-    attune__float_text(factor, literal);
-    attune__text_add(text, "    const float t%u = attune_tanh_near(score * %sf);\n", n, literal);
-    return true;
-}
-
-bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit)
+static bool near_text(const attune_expr *expr, uint32_t root, const char *name, attune__text *text, float *limit)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    char literal[ATTUNE__FLOAT_TEXT];
+    float factor;
     bool cheaper = false;
     *limit = INFINITY;
     attune__ctext_bounds(expr, bounds);
@@ -311,11 +300,27 @@ bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text 
             attune__text_add(text, "    const float t%u = %s;\n", n, distance);
         else if (node->op != ATTUNE__OP_TANH)
             attune__ctext_declare(expr, n, bounds, text);
-        else if (!attune__ctext_near_tanh(expr, n, text, limit))
+        if (node->op != ATTUNE__OP_TANH)
+            continue;
+        const float own = near_limit(expr, node->arg[0], &factor);
+        if (own == 0)
             return false;
+        *limit = own < *limit ? own : *limit;
+        attune__float_text(factor, literal);
+        attune__text_add(text, "    const float t%u = attune_tanh_near(score * %sf);\n", n, literal);
     }
-    end_function(expr, text);
+    end_function(expr, root, text);
     return cheaper;
+}
+
+bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit)
+{
+    return near_text(expr, expr->node_count - 1, name, text, limit);
+}
+
+bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name, attune__text *text, float *limit)
+{
+    return near_text(gradient->expr, gradient->score, name, text, limit);
 }
 
 bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer)

@@ -58,26 +58,6 @@ static void add_place(const attune_expr *expr, const attune__node *read, const c
     attune__text_add(text, ");\n}\n");
 }
 
-bool attune__ctext_slope_near(const attune__gradient *gradient, attune__text *text, float *limit)
-{
-    const attune_expr *expr = gradient->expr;
-    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
-    bool needed[ATTUNE_EXPR_MAX_NODES], cheaper = false;
-    char root[ATTUNE__CTEXT_NAME];
-    attune__ctext_bounds(expr, bounds);
-    find_needed(expr, &gradient->score, 1, needed);
-    begin("float", "attune_score_slope_near", text);
-    for (uint32_t n = 0; n < expr->node_count; n++) {
-        if (needed[n] && expr->nodes[n].op != ATTUNE__OP_TANH)
-            attune__ctext_declare(expr, n, bounds, text);
-        else if (needed[n] && !attune__ctext_near_tanh(expr, n, text, limit))
-            return false;
-        cheaper |= needed[n] && expr->nodes[n].op == ATTUNE__OP_TANH;
-    }
-    attune__text_add(text, "    return %s;\n}\n", attune__ctext_operand(expr, gradient->score, root));
-    return cheaper;
-}
-
 static int how(const attune_expr *expr, const attune__node *read)
 {
     const uint16_t row = 1u << ATTUNE__VAR_Q, key = 1u << ATTUNE__VAR_KV;

@@ -55,21 +55,16 @@ bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer);
 #define ATTUNE__READ_KEY  2 /* those of a column */
 #define ATTUNE__READ_PAIR 3
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text);
-/*
- * float attune_score_slope_near(the same): right only for scores of at most *limit in magnitude, where each tanh is
- * attune_tanh_near. False, and half a text, if there is none or one whose limit is not known.
- */
-bool attune__ctext_slope_near(const attune__gradient *gradient, attune__text *text, float *limit);
+/* attune_score_slope as attune__ctext_near writes the score. */
+bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name, attune__text *text, float *limit);
 
 /* For writers of text. Bounds hold for every index; values are constants t0, t1, ... for each node that uses none of
- * the variables `without`, which declare writes one by one; near_tanh writes
- * one as attune__ctext_near does; an operand is what names such a node. */
+ * the variables `without`, which declare writes one by one; an operand is what names such a node. */
 #define ATTUNE__CTEXT_NAME 40
 #define ATTUNE__CTEXT_END  "2147483648ll" /* past every index */
 void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds);
 void attune__ctext_values(const attune_expr *expr, const attune__interval *bounds, uint16_t without,
                           attune__text *text);
-bool attune__ctext_near_tanh(const attune_expr *expr, uint32_t n, attune__text *text, float *limit);
 void attune__ctext_declare(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text);
 const char *attune__ctext_operand(const attune_expr *expr, uint32_t n, char name[ATTUNE__CTEXT_NAME]);
 

@@ -17,8 +17,12 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
     const uint32_t *v = found->tile.value;
     uint64_t units = search->limits->compute_units;
     if (search->pass == ATTUNE__PASS_BACKWARD) {
-        if (found->family->backend == ATTUNE_BACKEND_CUDA)
-            return attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, s->capture_gradient_elements).size;
+        if (found->family->backend == ATTUNE_BACKEND_CUDA) {
+            const attune__cuda_workspace w =
+                attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, s->capture_gradient_elements);
+            const uint64_t hopper = w.sums + attune__cuda_sm90_backward_sums(&w, s->batch, s->heads, s->head_dim);
+            return found->family->tma ? attune__round_up64(hopper, 256) : w.size;
+        }
         /* delta = rowsum(dO * O) - dLSE */
         uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
         uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);

@@ -74,7 +74,8 @@ const char *attune__family_refuses(const attune__family *family, const attune__s
         return family->missing;
     if (!family->reads[search->pass])
         return "it has no such pass";
-    return refuses_dtype(family, search, why, size);
+    const char *refused = refuses_dtype(family, search, why, size);
+    return !refused && family->refuses ? family->refuses(search) : refused;
 }
 
 void attune__tile_print(const attune__tile *tile, char *buffer, size_t size)

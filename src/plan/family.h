@@ -97,6 +97,7 @@ typedef struct attune__family {
     uint32_t dtypes;      /* bits 1 << attune_dtype */
     uint32_t unordered;   /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
     uint32_t decode_rows; /* the fewest rows for which automatic decode takes it */
+    const char *(*refuses)(const attune__search *search); /* what of the problem it cannot have; NULL = nothing */
     uint32_t reads[ATTUNE__PASS_COUNT]; /* option bits, without those of the planner itself; 0 = it has no such pass */
 
     /* The tiles of a pass, from the fastest to the smallest. */
@@ -165,6 +166,9 @@ const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, 
 const char *attune__vulkan_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t threads,
                                            attune__option *option);
 uint64_t attune__vulkan_backward_shared(const attune__search *search, const attune__tile *tile, uint32_t threads);
+const attune__tile *attune__vulkan_lanes_backward_tiles(uint32_t *count);
+const char *attune__vulkan_lanes_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t width,
+                                                 attune__option *option);
 
 /* ----------------------------------------------------------------------------------------------------------- options
  */

@@ -261,6 +261,12 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
         CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0, 0                             \
     }
 
+#define SM90_READS                                                                                                     \
+    {                                                                                                                  \
+        CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,                               \
+            CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) | ATTUNE__BIT(ATTUNE__WRITE_DQ)  \
+    }
+
 const attune__family attune__cuda_sm80 = {
     .name = "cuda_sm80",
     .backend = ATTUNE_BACKEND_CUDA,
@@ -295,26 +301,20 @@ static const attune__tile sm90_256[] = {
     ATTUNE__TILE(128, 80, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
     ATTUNE__TILE(64, 32, 2, 8),   ATTUNE__TILE(64, 32, 1, 8),
 };
-static const attune__tile sm90_back[] = {
-    ATTUNE__TILES(64, 128, 128, 64, 2, 12),
-    ATTUNE__TILES(64, 64, 64, 64, 2, 12),
-    ATTUNE__TILES(64, 64, 64, 64, 1, 12),
-    ATTUNE__TILES(32, 64, 64, 32, 1, 12),
-};
-
 static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *count)
 {
     const table forward[4] = {TABLE(sm90_64), TABLE(sm90_128), TABLE(sm90_192), TABLE(sm90_256)};
-    table t = search->pass == ATTUNE__PASS_BACKWARD ? TABLE(sm90_back) : by_head_dim(search->shape, forward);
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__cuda_sm90_backward_tiles(search, count);
+    table t = by_head_dim(search->shape, forward);
     *count = t.count;
     return t.tiles;
 }
 
-/* One warp group loads; each other one, of four warps, owns 64 rows. In backward there are always two, which split the
- * columns when the tile has but 64 rows. */
-static uint32_t sm90_warps(const attune__search *search, const attune__tile *tile)
+/* One warp group loads; each other one, of four warps, owns 64 rows. */
+static uint32_t sm90_warps(const attune__tile *tile)
 {
-    return PRODUCER_WARPS + (search->pass == ATTUNE__PASS_BACKWARD ? 8 : tile->value[ATTUNE__BLOCK_M] / 16);
+    return PRODUCER_WARPS + tile->value[ATTUNE__BLOCK_M] / 16;
 }
 
 /* Three warp groups, whose 160 registers hold S, P and O of small heads; 192 rows divide no mask's block. The kernel
@@ -327,6 +327,8 @@ static bool sm90_may_have_192(const attune__search *search)
 
 static void sm90_settle(const attune__search *search, attune__tile *tile)
 {
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return;
     uint32_t *v = tile->value;
     bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search);
     if (v[ATTUNE__BLOCK_M] == 192 && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)))
@@ -342,27 +344,23 @@ static void sm90_settle(const attune__search *search, attune__tile *tile)
     if (odd && !search->shape->block_mask && v[ATTUNE__BLOCK_N] == 64)
         v[ATTUNE__BLOCK_N] = keys;
     /* wgmma has 64 rows whatever the lengths; refuse sorts out masks with smaller blocks. */
-    static const attune__option rows[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2};
-    for (size_t i = 0; i < COUNT(rows); i++)
-        if (!(search->forced & ATTUNE__BIT(rows[i])) && v[rows[i]] && v[rows[i]] < 64)
-            v[rows[i]] = 64;
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && v[ATTUNE__BLOCK_M] < 64)
+        v[ATTUNE__BLOCK_M] = 64;
     if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
-        v[ATTUNE__NUM_WARPS] = sm90_warps(search, tile);
+        v[ATTUNE__NUM_WARPS] = sm90_warps(tile);
 }
 
 static const char *sm90_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__cuda_sm90_backward_refuse(search, tile, option);
     const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
     if (why)
         return why;
-    static const attune__option rows[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2};
-    for (size_t i = 0; i < COUNT(rows); i++) {
-        uint32_t value = tile->value[rows[i]];
-        *option = rows[i];
-        if (value % 64 || value > (sm90_may_have_192(search) ? 192u : 128u))
-            return "wgmma takes 64 or 128 rows";
-    }
-    if (tile->value[ATTUNE__NUM_WARPS] != sm90_warps(search, tile)) {
+    *option = ATTUNE__BLOCK_M;
+    if (tile->value[*option] % 64 || tile->value[*option] > (sm90_may_have_192(search) ? 192u : 128u))
+        return "wgmma takes 64 or 128 rows";
+    if (tile->value[ATTUNE__NUM_WARPS] != sm90_warps(tile)) {
         *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
         return "there are 4 warps that load and 4 for each 64 rows";
     }
@@ -370,41 +368,35 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 }
 
 /*
- * As sm80, with D and Dv padded to 64 and barriers behind the tiles. Forward: 8 (34 + 7 S) bytes (barriers, the rows'
- * and the keys' notes, and the walk's steps); backward: 8 (1 + 4 S); both rounded up to 128.
+ * As sm80, with D and Dv padded to 64 and 8 (34 + 7 S) bytes rounded up to 128 behind the tiles: barriers, the rows' and
+ * the keys' notes, and the walk's steps.
  *
- *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers; B = 2 where D and Dv are at most 128, else 1:
- * the next rows' Q comes while these are worked on backward      as sm80 + barriers, P and dS of dK and dV in shared
- * memory, dS of dQ in registers
+ *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers
+ *
+ * B = 2 where D and Dv are at most 128, else 1: the next rows' Q comes while these are worked on.
  */
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
 {
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__cuda_sm90_backward_cost(search, tile);
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
     uint32_t d = padded(s->head_dim, 64), dv = padded(s->head_dim_v, 64), stages = v[ATTUNE__NUM_STAGES];
-    uint64_t e = attune__dtype_bytes(s), barriers;
-    barriers = search->pass == ATTUNE__PASS_BACKWARD ? 8 * (1 + 4 * stages) : 8 * (34 + 7 * stages);
-    barriers = attune__round_up64(barriers, 128);
+    uint64_t e = attune__dtype_bytes(s), barriers = attune__round_up64(8 * (34 + 7 * stages), 128);
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = BASE_REGISTERS - 8 + mod_registers(s);
     c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
     c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        uint32_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
-        uint32_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
-        uint64_t both = d + dv;
-        uint64_t kv = (n1 * both + stages * m1 * both + 2 * m1 * n1) * e + stages * 2 * m1 * 4;
-        uint64_t q = (m2 * both + stages * n2 * both) * e;
-        c.shared = larger(kv, q) + barriers;
-        uint32_t for_kv = (n1 * (d + dv) + 2 * m1 * n1) / 256, for_q = (m2 * d + 2 * m2 * n2) / 256;
-        c.registers = base + (for_kv > for_q ? for_kv : for_q);
-        return c;
-    }
     uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], buffers = d <= 128 && dv <= 128 ? 2 : 1;
     c.shared = buffers * m * d * e + stages * n * (d + dv) * e + barriers;
     /* A warp group's 64 rows of S, P in 16 bits, and O, over 128 threads. */
     c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
     return c;
+}
+
+static const char *sm90_refuses(const attune__search *search)
+{
+    return search->pass == ATTUNE__PASS_BACKWARD ? attune__cuda_sm90_backward_refuses(search) : NULL;
 }
 
 const attune__family attune__cuda_sm90a = {
@@ -413,7 +405,9 @@ const attune__family attune__cuda_sm90a = {
     .matrix = ATTUNE_MATRIX_WGMMA,
     .tma = true,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    .reads = FORWARD_READS,
+    .refuses = sm90_refuses,
+    .unordered = 1u << ATTUNE__PASS_BACKWARD,
+    .reads = SM90_READS,
     .tiles = sm90_tiles,
     .settle = sm90_settle,
     .refuse = sm90_refuse,

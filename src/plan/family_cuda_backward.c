@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CUDA, backward. cuda_sm80 has two kernels over the same pairs, each of which computes P and dS again: one owns keys
- * and gives dK and dV, the other owns rows of Q and gives dQ. Nothing is added to from two sides, so that the same call
- * gives the same bits. A warp owns 16 rows of what its kernel owns, or 32, and all columns of the other side: P and dS
- * go from one product to the next in registers.
+ * CUDA, backward. cuda_sm90a has one kernel, whose sums of dQ have no fixed order. cuda_sm80 has two kernels over the
+ * same pairs, each of which computes P and dS again: one owns keys and gives dK and dV, the other owns rows of Q and
+ * gives dQ. Nothing is added to from two sides, so that the same call gives the same bits. A warp owns 16 rows of what
+ * its kernel owns, or 32, and all columns of the other side: P and dS go from one product to the next in registers.
  */
 #include "plan/family_cuda.h"
 
@@ -184,6 +184,99 @@ attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const
         .invocations = 32 * warps,
         .registers = 48 + (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u) + (keys > rows ? keys : rows),
     };
+}
+
+/* ----------------------------------------------------------------------------------------------------------- sm90a */
+
+/* Two warp groups of 64 keys each, and one that loads. One kernel gives all: there is no second tile. With heads up to
+ * 64 there is room for 128 rows, unless a score expression takes it. */
+static const attune__tile sm90_64[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 12)};
+static const attune__tile sm90_128[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 12)};
+/* Here the warp groups share 64 keys. */
+static const attune__tile sm90_256[] = {ATTUNE__TILES(64, 64, 64, 64, 2, 12)};
+
+static bool sm90_wide(const attune__shape *s)
+{
+    return s->head_dim > 192;
+}
+
+const char *attune__cuda_sm90_backward_refuses(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    const bool narrow = s->head_dim <= 128 && s->head_dim_v <= 128;
+    if (!narrow && (s->head_dim <= 192 || s->head_dim_v <= 192))
+        return "its backward pass has head dimensions up to 128, or both past 192";
+    if (s->capture_gradient_elements)
+        return "its backward pass gives no gradients of captures";
+    return NULL;
+}
+
+const attune__tile *attune__cuda_sm90_backward_tiles(const attune__search *search, uint32_t *count)
+{
+    const attune__shape *s = search->shape;
+    *count = 1;
+    if (sm90_wide(s))
+        return sm90_256;
+    return s->head_dim <= 64 && s->head_dim_v <= 64 && !s->score_expr ? sm90_64 : sm90_128;
+}
+
+const char *attune__cuda_sm90_backward_refuse(const attune__search *search, const attune__tile *tile,
+                                              attune__option *option)
+{
+    const attune__shape *s = search->shape;
+    uint32_t count;
+    const attune__tile *only = attune__cuda_sm90_backward_tiles(search, &count);
+    static const attune__option options[] = {ATTUNE__BLOCK_M1, ATTUNE__BLOCK_N1, ATTUNE__NUM_STAGES, ATTUNE__NUM_WARPS};
+    for (size_t i = 0; i < COUNT(options); i++) {
+        *option = options[i];
+        if (tile->value[*option] != only->value[*option])
+            return "the tile of wgmma's backward kernel is fixed: 64 x 128, 128 x 128 with head dimensions up to 64 "
+                   "and "
+                   "no score, 64 x 64 past 192; num_stages 2, num_warps 12";
+    }
+    *option = s->mask_kv_block % tile->value[ATTUNE__BLOCK_N1] ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
+    if (s->block_mask &&
+        (s->mask_kv_block % tile->value[ATTUNE__BLOCK_N1] || s->mask_q_block % tile->value[ATTUNE__BLOCK_M1]))
+        return "it must divide the block of the mask";
+    return NULL;
+}
+
+/* The columns of dQ's sums, with tiles of m rows. */
+static uint32_t dq_columns(uint32_t head_dim, uint32_t m)
+{
+    return head_dim > 192 ? 256 : head_dim > 64 ? 128 : attune__round_up(head_dim, m == 128 ? 16 : 32);
+}
+
+/*
+ * With D and Dv padded to 64 and C columns of dQ:
+ *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][128])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
+ * Of wide heads P and dS[M1][64] take the place of dS, and dQ is not laid down.
+ */
+attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value, m = v[ATTUNE__BLOCK_M1], n = v[ATTUNE__BLOCK_N1], stages = v[ATTUNE__NUM_STAGES];
+    const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
+    const uint32_t e = attune__dtype_bytes(s);
+    return (attune__cost){
+        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e +
+                  (sm90_wide(s) ? 0 : m * dq_columns(s->head_dim, m) * 4) + stages * m * 8 + 256,
+        .invocations = 32 * v[ATTUNE__NUM_WARPS],
+        .registers = 32 + (sm90_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
+        .launched_registers = 168,
+    };
+}
+
+uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t block_m)
+{
+    const uint32_t columns = dq_columns(head_dim, block_m);
+    return block_m * ((columns > 128 ? columns / 2 : columns) + 4) * 4;
+}
+
+uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
+                                         uint32_t head_dim)
+{
+    return (uint64_t)(batch * heads) * w->row_stride * dq_columns(head_dim, 64) * sizeof(float) + 8;
 }
 
 /* ------------------------------------------------------------------------------------------------------- workspace */

@@ -208,7 +208,8 @@ static const attune__tile lanes_forward[] = {ATTUNE__TILE(16, 64, 1, 1), ATTUNE_
 
 static const attune__tile *lanes_tiles(const attune__search *search, uint32_t *count)
 {
-    (void)search;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__vulkan_lanes_backward_tiles(count);
     *count = COUNT(lanes_forward);
     return lanes_forward;
 }
@@ -216,13 +217,17 @@ static const attune__tile *lanes_tiles(const attune__search *search, uint32_t *c
 static void lanes_settle(const attune__search *search, attune__tile *tile)
 {
     const attune__shape *s = search->shape;
+    tile->value[ATTUNE__NUM_WARPS] = 1;
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        attune__settle_tile(search, tile, lanes(search->limits));
+        return;
+    }
     uint32_t q = s->block_mask ? s->mask_q_block : 1024, kv = s->block_mask ? s->mask_kv_block : 1024;
     if (search->pass == ATTUNE__PASS_DECODE)
         attune__settle_decode(search, tile, 1);
     else
         attune__settle_number(search, tile, ATTUNE__BLOCK_M, q, s->q_len, 1);
     attune__settle_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, lanes(search->limits));
-    tile->value[ATTUNE__NUM_WARPS] = 1;
 }
 
 static const char *lanes_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
@@ -230,6 +235,8 @@ static const char *lanes_refuse(const attune__search *search, const attune__tile
     const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
     if (why)
         return why;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__vulkan_lanes_backward_refuse(search, tile, lanes(search->limits), option);
     const uint32_t width = lanes(search->limits), m = tile->value[ATTUNE__BLOCK_M], n = tile->value[ATTUNE__BLOCK_N];
     *option = ATTUNE__BLOCK_M;
     if (m > MOST_LANES_ROWS)
@@ -256,7 +263,7 @@ const attune__family attune__vulkan_lanes = {
     .subgroups = true,
     .host = true,
     .dtypes = ALL_DTYPES,
-    .reads = {VULKAN_LOOP | ATTUNE__FORWARD_TILE, VULKAN_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV)},
+    .reads = VULKAN_READS(0),
     .tiles = lanes_tiles,
     .settle = lanes_settle,
     .refuse = lanes_refuse,

@@ -52,3 +52,41 @@ uint64_t attune__vulkan_backward_shared(const attune__search *search, const attu
         return UINT64_MAX;
     return keys.bytes > rows.bytes ? keys.bytes : rows.bytes;
 }
+
+/* Of drivers that run on a CPU, whose compiler unrolls all rows and columns. */
+static const attune__tile lanes_tiles[] = {ATTUNE__TILES(16, 8, 8, 16, 1, 1), ATTUNE__TILES(8, 8, 8, 8, 1, 1)};
+
+const attune__tile *attune__vulkan_lanes_backward_tiles(uint32_t *count)
+{
+    *count = (uint32_t)COUNT(lanes_tiles);
+    return lanes_tiles;
+}
+
+const char *attune__vulkan_lanes_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t width,
+                                                 attune__option *option)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    const int64_t group = s->heads / s->kv_heads, planes = s->kv_batch < s->batch ? group * s->batch : group;
+    for (int keys = 0; keys < 2; keys++) {
+        const attune__option rows = keys ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M2;
+        const attune__option columns = keys ? ATTUNE__BLOCK_M1 : ATTUNE__BLOCK_N2;
+        const uint32_t owned = v[rows], walked = v[columns];
+        *option = rows;
+        if (owned > 16)
+            return "it must be at most 16";
+        *option = columns;
+        if (walked % width || walked > 4 * width)
+            return "each lane of the subgroup has one to four of its columns";
+        if (s->head_dim % width || s->head_dim_v % width)
+            return "the head dimension is no multiple of the subgroup";
+        const int64_t most =
+            attune__lanes_backward_most_steps(owned, walked, width, s->head_dim, s->head_dim_v, attune__dtype_bytes(s));
+        const int64_t steps =
+            keys ? planes * ((s->q_len + walked - 1) / walked + 1) : (s->kv_len + walked - 1) / walked;
+        if (steps > most)
+            return keys ? "there are more queries than the driver lets one workgroup walk"
+                        : "there are more keys than the driver lets one workgroup walk";
+    }
+    return NULL;
+}

@@ -3,7 +3,9 @@
 
 #include <stddef.h>
 
-#define MOST_PART 8 /* groups of four scores of one invocation: their permissions are the bits of a word */
+/* Groups of four scores of one invocation, whose permissions are the bits of two words, or of one. */
+#define MOST_PART        16
+#define MOST_MATRIX_PART 8
 
 static uint32_t least(uint32_t a, uint32_t b)
 {
@@ -15,6 +17,25 @@ static uint32_t most(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
+/* Slices of Q and K, and what they leave to V. */
+static void set_slices(attune__scalar_layout *l, uint32_t slice, uint32_t most_chunk)
+{
+    const uint32_t slice_row = slice / 4 + 1, chunk_row = l->head_dim_v / 4 + 1;
+    l->slice = slice;
+    l->slice_size = most((l->block_m + l->block_n) * slice_row, 4 * chunk_row);
+    for (l->chunk = 4; 2 * l->chunk <= most_chunk && 2 * l->chunk * chunk_row <= l->slice_size;)
+        l->chunk *= 2;
+    l->fetch_q = (l->block_m * (slice / 8) + l->threads - 1) / l->threads;
+    l->fetch_k = (l->block_n * (slice / 8) + l->threads - 1) / l->threads;
+    l->fetch_v = (l->chunk * (l->head_dim_v / 8) + l->threads - 1) / l->threads;
+    l->bytes = UINT64_C(16) * (2 * l->slice_size + l->s_size) + UINT64_C(4) * (l->rows_size + l->reduce_size + 4);
+}
+
+void attune__scalar_layout_flatten(attune__scalar_layout *layout)
+{
+    set_slices(layout, 8, 4);
+}
+
 const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
                                        uint32_t head_dim_v, bool subgroups, attune__scalar_layout *layout)
 {
@@ -23,29 +44,22 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
     if (block_n < 4 || threads < block_n / 4)
         return "four of its columns belong to each invocation of a row";
     if (threads < block_m || (uint64_t)block_m * block_n > (uint64_t)threads * 4 * MOST_PART)
-        return "an invocation has at most 32 scores, all of one row";
-    l.tx = block_n / 4;
+        return "an invocation has at most 64 scores, all of one row";
+    /* 8 x 8 scores of an invocation take two thirds of the reads that twice 8 x 4 would. */
+    l.tn = block_n >= 8 && (uint64_t)block_m * block_n >= (uint64_t)threads * 64 ? 2 : 1;
+    l.tx = block_n / 4 / l.tn;
     l.ty = threads / l.tx;
     l.tm = most(block_m / l.ty, 1);
     l.to = (head_dim_v / 4 + l.tx - 1) / l.tx;
     l.o_size = l.tm * l.to;
-    l.slice = head_dim % 16 == 0 ? 16 : 8;
     l.parts = least(threads / block_m, block_n / 4);
     l.part = block_n / 4 / l.parts;
     /* Rows of S begin on other banks for the invocations that read them together. */
     l.s_stride = block_n / 4 + (subgroups ? least(l.parts, 4) : 1);
-
-    const uint32_t slice_row = l.slice / 4 + 1, chunk_row = head_dim_v / 4 + 1;
-    l.slice_size = most((block_m + block_n) * slice_row, 4 * chunk_row);
-    for (l.chunk = 4; 2 * l.chunk <= block_n && 2 * l.chunk * chunk_row <= l.slice_size;)
-        l.chunk *= 2;
-    l.fetch_q = (block_m * (l.slice / 8) + threads - 1) / threads;
-    l.fetch_k = (block_n * (l.slice / 8) + threads - 1) / threads;
-    l.fetch_v = (l.chunk * (head_dim_v / 8) + threads - 1) / threads;
     l.s_size = block_m * l.s_stride;
     l.rows_size = block_m;
     l.reduce_size = subgroups ? 0 : block_m * l.parts;
-    l.bytes = UINT64_C(16) * (2 * l.slice_size + l.s_size) + UINT64_C(4) * (l.rows_size + l.reduce_size + 4);
+    set_slices(&l, head_dim % 16 == 0 ? 16 : 8, block_n);
     *layout = l;
     return NULL;
 }
@@ -105,7 +119,7 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
         return "it must be a multiple of the device's matrices";
     l.parts = lanes / l.rows;
     l.part = block_n / 4 / l.parts;
-    if (!l.part || l.part > MOST_PART)
+    if (!l.part || l.part > MOST_MATRIX_PART)
         return "a lane has 4 to 32 scores, all of one row";
     l.row_tiles = l.rows / matrix.m;
     l.s_tiles = block_n / matrix.n;
@@ -139,6 +153,20 @@ uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t l
     const uint32_t after = block_m * (pieces * (elements / 2 + 2) + 2) + 1;
     const uint32_t score = block_m * (3 * groups + 2) + 1, softmax = block_m + 1;
     const uint32_t step = 4 + parts + 1 + score + softmax + pieces * (groups + block_n + 5) + 1;
+    const uint32_t all = 65535, rest = 2 * (before + after);
+    return rest < all ? (all - rest) / (2 * step) : 0;
+}
+
+uint32_t attune__lanes_backward_most_steps(uint32_t owned, uint32_t walked, uint32_t lanes, uint32_t head_dim,
+                                           uint32_t head_dim_v, uint32_t element_bytes)
+{
+    const uint32_t elements = 8 / element_bytes, groups = walked / lanes, parts = (head_dim + head_dim_v) / lanes;
+    const uint32_t columns = lanes * elements;
+    const uint32_t pieces = (head_dim + columns - 1) / columns + (head_dim_v + columns - 1) / columns;
+    const uint32_t before = owned * (parts + pieces * elements + 5) + 8;
+    const uint32_t after = owned * (pieces * (elements / 2 + 2) + 4) + 2;
+    const uint32_t score = owned * (5 * groups + 2) + 1;
+    const uint32_t step = 8 + parts + score + pieces * (groups + walked + 5) + 2;
     const uint32_t all = 65535, rest = 2 * (before + after);
     return rest < all ? (all - rest) / (2 * step) : 0;
 }

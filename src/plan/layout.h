@@ -13,7 +13,7 @@
 typedef struct attune__scalar_layout {
     uint32_t threads, block_m, block_n, head_dim, head_dim_v;
     uint32_t slice, chunk;
-    uint32_t tx, ty, tm, to;
+    uint32_t tx, ty, tm, tn, to;
     uint32_t parts, part;
     uint32_t s_stride, o_size;
     uint32_t fetch_q, fetch_k, fetch_v; /* groups of eight elements of an invocation in one slice, or chunk */
@@ -25,6 +25,9 @@ typedef struct attune__scalar_layout {
 /* Returns NULL, or why the kernel cannot have the tile; all numbers are powers of two. */
 const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
                                        uint32_t head_dim_v, bool subgroups, attune__scalar_layout *layout);
+
+/* The least slices: a third of the code, which is slower, and compiled sooner. */
+void attune__scalar_layout_flatten(attune__scalar_layout *layout);
 
 /* shaders/backward.comp, of one of its two kernels: what is owned and walked is BLOCK_N1 and BLOCK_M1 with `keys`, else
  * BLOCK_M2 and BLOCK_N2. */
@@ -71,5 +74,9 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
  */
 uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t lanes, uint32_t head_dim,
                                   uint32_t head_dim_v, uint32_t element_bytes);
+
+/* The same of shaders/lanes_backward.comp, in steps of `walked` rows. */
+uint32_t attune__lanes_backward_most_steps(uint32_t owned, uint32_t walked, uint32_t lanes, uint32_t head_dim,
+                                           uint32_t head_dim_v, uint32_t element_bytes);
 
 #endif

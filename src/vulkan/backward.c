@@ -22,6 +22,12 @@
 #include "shaders/backward_q_f16.h"
 #include "shaders/backward_q_f32.h"
 #include "shaders/backward_sums.h"
+#include "shaders/lanes_backward_kv_bf16.h"
+#include "shaders/lanes_backward_kv_f16.h"
+#include "shaders/lanes_backward_kv_f32.h"
+#include "shaders/lanes_backward_q_bf16.h"
+#include "shaders/lanes_backward_q_f16.h"
+#include "shaders/lanes_backward_q_f32.h"
 
 #define DELTA_ROWS    8  /* of a workgroup of shaders/backward_delta.comp */
 #define SUMS_ELEMENTS 64 /* of one of shaders/backward_sums.comp */
@@ -54,17 +60,36 @@ static bool has_captures(const attune__shape *shape, const attune__gradient *gra
     return gradient && gradient->read_count && shape->capture_gradient_elements;
 }
 
+static bool is_lanes(const attune_plan_choice *choice)
+{
+    return !strcmp(choice->kernel, "vulkan_lanes");
+}
+
+/* The lanes' kernel reads the tile's numbers and the flags alone. */
+static const char *make_layout(const attune__program_desc *desc, bool keys, attune__backward_layout *l)
+{
+    const attune_plan_choice *c = desc->choice;
+    const uint32_t owned = keys ? c->block_n1 : c->block_m2, walked = keys ? c->block_m1 : c->block_n2;
+    *l = (attune__backward_layout){.threads = c->workgroup_invocations,
+                                   .owned = owned,
+                                   .walked = walked,
+                                   .head_dim = desc->shape->head_dim,
+                                   .head_dim_v = desc->shape->head_dim_v};
+    return is_lanes(c) ? NULL
+                       : attune__backward_layout_make(owned, walked, l->threads, l->head_dim, l->head_dim_v, keys, l);
+}
+
 attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys,
                                                  attune__vulkan_kernel *kernel)
 {
-    static const module modules[2][3] = {MODULES(backward_q), MODULES(backward_kv)};
+    static const module modules[4][3] = {MODULES(backward_q), MODULES(backward_kv), MODULES(lanes_backward_q),
+                                         MODULES(lanes_backward_kv)};
     const attune_plan_choice *c = desc->choice;
-    if (strcmp(c->kernel, "vulkan_portable") != 0 && strcmp(c->kernel, "vulkan_subgroup") != 0)
+    const bool lanes = is_lanes(c);
+    if (!lanes && strcmp(c->kernel, "vulkan_portable") != 0 && strcmp(c->kernel, "vulkan_subgroup") != 0)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", c->kernel);
     attune__backward_layout l;
-    const char *why = attune__backward_layout_make(keys ? c->block_n1 : c->block_m2, keys ? c->block_m1 : c->block_n2,
-                                                   c->workgroup_invocations, desc->shape->head_dim,
-                                                   desc->shape->head_dim_v, keys, &l);
+    const char *why = make_layout(desc, keys, &l);
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M1 %u, BLOCK_N1 %u, BLOCK_M2 %u, BLOCK_N2 %u: %s", c->kernel,
                             c->block_m1, c->block_n1, c->block_m2, c->block_n2, why);
@@ -100,10 +125,10 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
         l.fetch_y,
         l.fetch,
     };
-    const module *prebuilt = &modules[keys][dtype_index(desc->shape->dtype)];
+    const module *prebuilt = &modules[2 * lanes + keys][dtype_index(desc->shape->dtype)];
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
-    kernel->subgroups = false;
+    kernel->subgroups = lanes;
     memcpy(kernel->constants, values, sizeof values);
     return ATTUNE_OK;
 }
@@ -116,11 +141,11 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
 {
     const attune_plan_choice *c = desc->choice;
     attune__backward_layout l;
-    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE ||
-        attune__backward_layout_make(keys ? c->block_n1 : c->block_m2, keys ? c->block_m1 : c->block_n2,
-                                     c->workgroup_invocations, desc->shape->head_dim, desc->shape->head_dim_v, keys,
-                                     &l))
+    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE || make_layout(desc, keys, &l))
         return 0;
+    if (is_lanes(c))
+        return attune__lanes_backward_most_steps(l.owned, l.walked, l.threads, l.head_dim, l.head_dim_v,
+                                                 (uint32_t)attune_dtype_size(desc->shape->dtype));
     const uint32_t slices = (l.head_dim + l.head_dim_v) / l.slice + 2, chunks = l.walked / l.chunk * (keys ? 2 : 1);
     const uint32_t expressions = (desc->mask ? 1u : 0u) + (desc->score ? 1u : 0u), pairs = (4 * l.tm + 1) * expressions;
     const uint32_t regular = 1 + 4 + slices + pairs + (chunks + 2) + chunks * (l.chunk / 4 + 1);
@@ -135,9 +160,9 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
     static const module sums = MODULE(attune__spirv_backward_sums);
     attune__vulkan_kernel kernel;
     ATTUNE__TRY(attune__vulkan_specialise_backward(desc, false, &kernel));
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &program->forward, &program->aligned));
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &kernel, &program->forward, &program->aligned));
     ATTUNE__TRY(attune__vulkan_specialise_backward(desc, true, &kernel));
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &program->keys, &program->keys_aligned));
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &kernel, &program->keys, &program->keys_aligned));
     program->most_steps = count_steps(attune__vulkan_of(device), desc, false);
     program->most_key_steps = count_steps(attune__vulkan_of(device), desc, true);
     const module *delta = &deltas[dtype_index(desc->shape->dtype)];
@@ -272,14 +297,21 @@ static attune_status check_steps(const run *r, const char *what, uint64_t steps,
                         r->program->base.device->info.id, what, most, (unsigned long long)steps);
 }
 
+/* Rows that a workgroup walks in one plane, at most; block 0 = there are no lists. */
+static uint64_t longest_walk(uint32_t blocks, uint32_t block, int64_t length)
+{
+    const uint64_t listed = (uint64_t)blocks * block;
+    return block && listed < (uint64_t)length ? listed : (uint64_t)length;
+}
+
 /* What a driver would cut off is refused: a wrong result is worse than none. */
 static attune_status check_walks(const run *r)
 {
     const attune__forward *call = &r->call->forward;
     const attune__vulkan_program *program = r->program;
     const attune__vulkan_mask *mask = (const attune__vulkan_mask *)call->device_mask;
-    const uint64_t keys = mask ? (uint64_t)mask->longest * call->mask->kv_block : (uint64_t)call->kv_len;
-    const uint64_t queries = mask ? (uint64_t)mask->longest_column * call->mask->q_block : (uint64_t)call->q_len;
+    const uint64_t keys = longest_walk(mask ? mask->longest : 0, mask ? call->mask->kv_block : 0, call->kv_len);
+    const uint64_t queries = longest_walk(mask ? mask->longest_column : 0, mask ? call->mask->q_block : 0, call->q_len);
     const uint64_t planes =
         (uint64_t)(call->heads / call->kv_heads) * (call->k.size[0] < call->batch ? (uint64_t)call->batch : 1);
     const uint32_t n2 = program->choice.block_n2, m1 = program->choice.block_m1;
@@ -415,7 +447,7 @@ static attune_status end_submission(const run *r, attune__vulkan_device *device,
 /* Each submission has the launches that its budget allows, and at least one. */
 static attune_status submit_all(const run *r, attune__vulkan_device *device, uint64_t *value)
 {
-    const double budget = ATTUNE__VULKAN_SUBMISSION_FLOPS * device->base.info.limits.compute_units;
+    const double budget = attune__vulkan_submission_flops(device);
     double *total = r->call->forward.seconds, left = budget;
     attune__vulkan_slot *slot;
     if (total)

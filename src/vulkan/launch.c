@@ -226,10 +226,19 @@ static void record_part(const run *r, const attune__vulkan_device *device, VkCom
     attune__vulkan_dispatch(device, commands, &r->program->combine, arguments, 0, r->combine);
 }
 
+double attune__vulkan_submission_flops(const attune__vulkan_device *device)
+{
+    const double each = device->physical.type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU ? 20e9 : 2e9;
+    return each * device->base.info.limits.compute_units;
+}
+
 static attune_status submit_all(const run *r, attune__vulkan_device *device, uint64_t *value)
 {
-    const double budget = ATTUNE__VULKAN_SUBMISSION_FLOPS * device->base.info.limits.compute_units / r->tile_flops;
-    const uint64_t most = budget > (double)r->tiles ? r->tiles : budget < 1 ? 1 : (uint64_t)budget;
+    const double budget = attune__vulkan_submission_flops(device) / r->tile_flops;
+    uint64_t most = budget > (double)r->tiles ? r->tiles : budget < 1 ? 1 : (uint64_t)budget;
+    /* Equal parts: between two the device runs empty, and a short last one would keep few of its units busy. */
+    const uint64_t parts = most ? (r->tiles + most - 1) / most : 1;
+    most = (r->tiles + parts - 1) / parts;
     double *total = r->call->seconds;
     if (total)
         *total = 0;

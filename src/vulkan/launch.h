@@ -41,8 +41,9 @@ typedef struct attune__vulkan_kernel {
     uint32_t constants[ATTUNE__VULKAN_CONSTANTS];
 } attune__vulkan_kernel;
 
-/* UNSUPPORTED if the library has no module for the choice's kernel. */
-attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc,
+/* For tensors of which every group of elements is aligned, or for any. UNSUPPORTED if the library has no module for the
+ * choice's kernel. */
+attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc, bool aligned,
                                         attune__vulkan_kernel *kernel);
 
 /* Of a backward choice, the kernel that owns keys or the one that owns queries. */
@@ -60,13 +61,15 @@ attune_status attune__vulkan_pipeline_specialise(attune_device *device, const ui
                                                  uint32_t subgroup_size, attune__vulkan_pipeline *pipeline);
 /* A prebuilt module that expressions are put into, twice: for tensors of any alignment, and for aligned ones. */
 attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__program_desc *desc,
-                                           attune__vulkan_kernel *kernel, attune__vulkan_pipeline *any,
+                                           const attune__vulkan_kernel *kernel,
+                                           const attune__vulkan_kernel *kernel_aligned, attune__vulkan_pipeline *any,
                                            attune__vulkan_pipeline *aligned);
 
 /* launch.c, for both directions. */
 
-/* What a submission may hold: half a second at 4 GFLOP/s of each compute unit, which phones reach. */
-#define ATTUNE__VULKAN_SUBMISSION_FLOPS 2e9
+/* What a submission may hold: half a second at 4 GFLOP/s of each compute unit, which phones reach, or at 40 of a
+ * card's. */
+double attune__vulkan_submission_flops(const attune__vulkan_device *device);
 
 uint64_t attune__vulkan_tensor_address(const attune_tensor *tensor); /* 0 = none */
 attune__vulkan_tensor attune__vulkan_tensor_describe(const attune_tensor *tensor);

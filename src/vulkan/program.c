@@ -71,7 +71,8 @@ static const module *find_combine(attune_dtype dtype)
 }
 
 /* The lanes' kernel reads the tile's numbers and the flags alone: it has no layout. */
-static attune_status scalar_constants(const attune__program_desc *desc, module_kind kind, uint32_t constants[CONSTANTS])
+static attune_status scalar_constants(const attune__program_desc *desc, module_kind kind, bool flat,
+                                      uint32_t constants[CONSTANTS])
 {
     const attune_plan_choice *c = desc->choice;
     attune__scalar_layout l = {
@@ -87,6 +88,8 @@ static attune_status scalar_constants(const attune__program_desc *desc, module_k
                                                                  kind == SUBGROUP, &l);
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+    if (flat && kind != LANES)
+        attune__scalar_layout_flatten(&l);
     const uint32_t values[CONSTANTS] = {
         l.threads,
         l.block_m,
@@ -117,6 +120,8 @@ static attune_status scalar_constants(const attune__program_desc *desc, module_k
         l.fetch_k,
         l.fetch_v,
         l.fetch_q + l.fetch_k > l.fetch_v ? l.fetch_q + l.fetch_k : l.fetch_v,
+        l.tn,
+        l.tm * l.tn,
     };
     memcpy(constants, values, sizeof values);
     return ATTUNE_OK;
@@ -184,7 +189,7 @@ static attune_status matrix_constants(const attune_limits *limits, const attune_
 }
 #endif
 
-attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc,
+attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc, bool aligned,
                                         attune__vulkan_kernel *kernel)
 {
     const char *name = desc->choice->kernel;
@@ -197,8 +202,12 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = matrices || kind != PORTABLE;
-    return matrices ? matrix_constants(limits, desc, kernel->constants)
-                    : scalar_constants(desc, kind, kernel->constants);
+    /* The path for any alignment is rarely taken: a GPU's driver should not spend as long on it as on the other. */
+    const bool flat = !aligned && !limits->host;
+    attune_status status = matrices ? matrix_constants(limits, desc, kernel->constants)
+                                    : scalar_constants(desc, kind, flat, kernel->constants);
+    kernel->constants[ALIGNED] = aligned;
+    return status;
 }
 
 /*
@@ -251,7 +260,8 @@ attune_status attune__vulkan_pipeline_specialise(attune_device *device, const ui
 }
 
 attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__program_desc *desc,
-                                           attune__vulkan_kernel *kernel, attune__vulkan_pipeline *any,
+                                           const attune__vulkan_kernel *kernel,
+                                           const attune__vulkan_kernel *kernel_aligned, attune__vulkan_pipeline *any,
                                            attune__vulkan_pipeline *aligned)
 {
     const uint32_t subgroup_size = kernel->subgroups ? device->info.limits.subgroup_size : 0;
@@ -265,9 +275,11 @@ attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__
                                                               kernel->constants, subgroup_size, any);
     /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
     if (status == ATTUNE_OK) {
-        kernel->constants[ALIGNED] = true;
-        status = attune__vulkan_pipeline_specialise(device, words, count, &hash, desc->choice->kernel,
-                                                    kernel->constants, subgroup_size, aligned);
+        uint32_t constants[ATTUNE__VULKAN_CONSTANTS];
+        memcpy(constants, kernel_aligned->constants, sizeof constants);
+        constants[ALIGNED] = true;
+        status = attune__vulkan_pipeline_specialise(device, words, count, &hash, desc->choice->kernel, constants,
+                                                    subgroup_size, aligned);
     }
     attune__free(&device->host.allocator, words);
     return status;
@@ -278,9 +290,10 @@ static attune_status make_pipelines(attune_device *device, const attune__program
 {
     if (desc->choice->direction == ATTUNE_BACKWARD)
         return attune__vulkan_backward_pipelines(device, desc, program);
-    attune__vulkan_kernel kernel;
-    ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, &kernel));
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &program->forward, &program->aligned));
+    attune__vulkan_kernel kernel, aligned;
+    ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, false, &kernel));
+    ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, true, &aligned));
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &aligned, &program->forward, &program->aligned));
     if (desc->choice->split_kv <= 1)
         return ATTUNE_OK;
     const module *combine = find_combine(desc->shape->dtype);
@@ -292,7 +305,7 @@ attune_status attune__vulkan_program_create(attune_device *device, const attune_
                                             attune__program **program)
 {
     const size_t table = desc->score ? attune__mods_table_size(desc->score) : 0;
-    const size_t sums = desc->gradient ? desc->score->symbol_count * sizeof(attune__vulkan_sums) : 0;
+    const size_t sums = desc->gradient && desc->score ? desc->score->symbol_count * sizeof(attune__vulkan_sums) : 0;
     if (table + sizeof(attune__vulkan_arguments) + sums > ATTUNE__VULKAN_ARGUMENTS)
         return attune__fail(ATTUNE_INTERNAL, "the score expression's table has %zu bytes", table);
     attune__vulkan_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);

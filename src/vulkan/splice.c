@@ -195,13 +195,9 @@ static attune_status find_functions(splicer *s)
     const attune__module *m = &s->module;
     bool all = s->stubs[ATTUNE__STUB_SCORE] && s->stubs[ATTUNE__STUB_MASK] && s->entry && s->entry < s->bound &&
                m->type_bool && m->type_int && m->type_float && m->type_uvec3;
-    /* Of derivatives all or none: what calls one may be gone, as in a kernel for keys. */
-    bool derived = false;
-    for (uint32_t k = ATTUNE__STUB_D_SCORE; k < ATTUNE__STUB_COUNT; k++)
-        derived = derived || s->stubs[k];
     for (uint32_t h = 0; h < ATTUNE__HELPER_COUNT; h++)
         all = all && (m->helper[h] || (h >= ATTUNE__HELPER_SUM_1 && !is_adding(s)));
-    all = all && (!derived || (m->type_void && m->type_vec4));
+    all = all && (!is_adding(s) || (m->type_void && m->type_vec4));
     return all ? ATTUNE_OK : ATTUNE_INTERNAL;
 }
 

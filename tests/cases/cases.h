@@ -37,6 +37,7 @@ typedef struct attention_case {
     uint32_t q_block, kv_block; /* 0 = 128 */
     const char *options;        /* kernel options in JSON; NULL = automatic */
     int64_t mask_longer;        /* the mask is built for this many more rows and columns than the call has */
+    const char *backward_options; /* as options, of case_run_gradients' plan */
     uint32_t segments;          /* k and v are cut into this many, which the seed places; 0 = not cut */
 } attention_case;
 

@@ -97,6 +97,10 @@ static bool has_gradients(const attention_case *c)
     return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE && c->input != INPUT_MIXED;
 }
 
+/* Every kernel in turn, those too that the planner does not take. */
+static const char *const vulkan_kernels[] = {NULL, NULL, "{\"KERNEL\": \"vulkan_portable\"}",
+                                             "{\"KERNEL\": \"vulkan_subgroup\"}"};
+
 static void run_gradients(const char *backend, uint64_t full, const attune_dtype *dtypes, size_t dtype_count)
 {
     attune_instance *instance;
@@ -108,8 +112,9 @@ static void run_gradients(const char *backend, uint64_t full, const attune_dtype
     for (uint64_t i = 0; i < count; i++) {
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
-        const attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
+        attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
         for (size_t j = 0; j < (i < table ? dtype_count : 1) && has_gradients(&c); j++) {
+            c.backward_options = !strcmp(backend, "vulkan") ? vulkan_kernels[run % 4] : NULL;
             failure why;
             const uint64_t number = i < table ? i * dtype_count + j : all + i - table;
             if ((i < table && number % step) || !test_part(i < table ? number / step : number))

@@ -167,14 +167,19 @@ typedef struct running {
     segments cut;
 } running;
 
-static const char *plan_backward(attune_device *device, const attention *a, const attune_problem *forward, running *r)
+static const char *plan_backward(attune_device *device, const attention_case *c, const attention *a,
+                                 const attune_problem *forward, running *r)
 {
     attune_problem problem = *forward;
     problem.direction = ATTUNE_BACKWARD;
     problem.lse = problem.row_max = false;
     r->wanted = attention_differentiable(a);
     problem.capture_gradient_elements = attention_capture_elements(a, r->wanted);
-    const char *error = try_call(attune_plan_create(device, &problem, NULL, &r->backward));
+    attune_kernel_options options = {.struct_size = sizeof options};
+    const char *error =
+        c->backward_options ? try_call(attune_kernel_options_parse(c->backward_options, &options)) : NULL;
+    if (!error)
+        error = try_call(attune_plan_create(device, &problem, &options, &r->backward));
     const uint64_t workspace = attune_plan_workspace_size(r->backward);
     if (!error && workspace)
         error = try_call(attune_buffer_create(device, workspace, &r->scratch));
@@ -253,7 +258,7 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
         return error;
     if ((error = try_call(attune_plan_create(device, &problem, &options, &r->plan))))
         return error;
-    if (r->upstream.data && (error = plan_backward(device, a, &problem, r)))
+    if (r->upstream.data && (error = plan_backward(device, c, a, &problem, r)))
         return error;
     if (attune_plan_workspace_size(r->plan) &&
         (error = try_call(attune_buffer_create(device, attune_plan_workspace_size(r->plan), &r->workspace))))

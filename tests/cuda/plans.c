@@ -218,7 +218,9 @@ static void compile_one(workbench *w, const attune_profile *profile, uint64_t *s
     if (back && problem.score)
         cr_assert_eq(attune__gradient_create(problem.score, &gradient), ATTUNE_OK, "%s", attune_last_error());
     const attune__program_desc desc = {&shape, c, problem.mask, problem.score, gradient};
-    for (uint32_t role = 0; role < attune__cuda_roles(c); role++) {
+    for (uint32_t role = 0; role < ATTUNE__CUDA_ROLES; role++) {
+        if (!attune__cuda_has_role(c, (attune__cuda_role)role))
+            continue;
         snprintf(what + length, sizeof what - (size_t)length, ", role %u", role);
         compile_role(w, &profile->limits, &desc, (attune__cuda_role)role, what, automatic);
     }

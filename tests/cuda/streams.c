@@ -86,7 +86,8 @@ static void scene_turn(scene *s, attune_problem *problem, uint64_t *state)
     attune_plan_destroy(s->plan);
     problem->direction = ATTUNE_BACKWARD;
     problem->capture_gradient_elements = HEADS + BIASES;
-    cr_assert_eq(attune_plan_create(s->device, problem, NULL, &s->plan), ATTUNE_OK, "%s", attune_last_error());
+    const attune_kernel_options options = {.struct_size = sizeof options, .bwd = {.deterministic = ATTUNE_ON}};
+    cr_assert_eq(attune_plan_create(s->device, problem, &options, &s->plan), ATTUNE_OK, "%s", attune_last_error());
     s->added = (HEADS + BIASES) * sizeof(float);
     s->o_bytes += (size_t)2 * KV_HEADS * KEYS * DIM * attune_dtype_size(s->dtype) + s->added;
 }

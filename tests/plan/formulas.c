@@ -58,12 +58,10 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
 
 static uint64_t sm90a(const attune_plan_choice *c, numbers x)
 {
+    const uint64_t columns = x.d > 192 ? 0 : x.d > 64 ? 128 : up(x.d, x.m1 == 128 ? 16 : 32);
     x.d = up(x.d, 64), x.dv = up(x.dv, 64);
-    uint64_t barriers = up(8 + 32 * x.stages, 128);
-    if (c->direction == ATTUNE_BACKWARD) {
-        uint64_t kv = (x.n1 + x.stages * x.m1) * (x.d + x.dv) * 2 + 4 * x.m1 * x.n1 + 8 * x.stages * x.m1;
-        return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * 2) + barriers;
-    }
+    if (c->direction == ATTUNE_BACKWARD)
+        return x.n1 * (x.d + x.dv) * 2 + x.stages * x.m1 * ((x.d + x.dv + 128) * 2 + 8) + x.m1 * columns * 4 + 256;
     uint64_t rows = (x.d > 128 || x.dv > 128 ? 1 : 2) * x.m;
     return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(272 + 56 * x.stages, 128);
 }

@@ -117,7 +117,7 @@ static void check_module(const char *what, const attune_limits *limits, const at
     cr_assert_eq(attune__shape_from_problem(q, &shape), ATTUNE_OK, "%s: %s", what, attune_last_error());
     const attune__program_desc desc = {&shape, c, NULL, NULL, NULL};
     attune__vulkan_kernel kernel;
-    const attune_status status = attune__vulkan_specialise(limits, &desc, &kernel);
+    const attune_status status = attune__vulkan_specialise(limits, &desc, true, &kernel);
     if (status == ATTUNE_UNSUPPORTED && strcmp(c->kernel, "vulkan_portable") && strcmp(c->kernel, "vulkan_subgroup"))
         return;
     cr_assert_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());

@@ -11,18 +11,22 @@
 #endif
 
 /* These define arrays, which the library has too. */
-#define attune__spirv_forward_bf16         kernel_bf16
-#define attune__spirv_forward_f16          kernel_f16
-#define attune__spirv_forward_f32          kernel_f32
-#define attune__spirv_forward_subgroup_f16 kernel_subgroup_f16
-#define attune__spirv_backward_kv_f16      kernel_backward_kv
-#define attune__spirv_backward_q_f32       kernel_backward_q
+#define attune__spirv_forward_bf16          kernel_bf16
+#define attune__spirv_lanes_backward_kv_f32 kernel_lanes_kv
+#define attune__spirv_lanes_backward_q_f16  kernel_lanes_q
+#define attune__spirv_forward_f16           kernel_f16
+#define attune__spirv_forward_f32           kernel_f32
+#define attune__spirv_forward_subgroup_f16  kernel_subgroup_f16
+#define attune__spirv_backward_kv_f16       kernel_backward_kv
+#define attune__spirv_backward_q_f32        kernel_backward_q
 #include "backward_kv_f16.h"
 #include "backward_q_f32.h"
 #include "forward_bf16.h"
 #include "forward_f16.h"
 #include "forward_f32.h"
 #include "forward_subgroup_f16.h"
+#include "lanes_backward_kv_f32.h"
+#include "lanes_backward_q_f16.h"
 #include "mods_template.h"
 #include "mods_template_gradient.h"
 #include "mods_template_vulkan.h"
@@ -47,7 +51,8 @@ static const module modules[] = {
 #define MODULES (sizeof modules / sizeof modules[0])
 
 /* With the stubs of derivatives; the first is small. */
-static const module derived[] = {MODULE(mods_template_gradient), MODULE(kernel_backward_q), MODULE(kernel_backward_kv)};
+static const module derived[] = {MODULE(mods_template_gradient), MODULE(kernel_backward_q), MODULE(kernel_backward_kv),
+                                 MODULE(kernel_lanes_q), MODULE(kernel_lanes_kv)};
 #define DERIVED (sizeof derived / sizeof derived[0])
 
 /* The library if it was there when this was built, else the program. */

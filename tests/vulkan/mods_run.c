@@ -4,10 +4,15 @@
 
 #include <stdlib.h>
 
-#define mods_template runnable
+#define mods_template               runnable
+#define mods_template_gradient      runnable_gradient
+#define attune__spirv_backward_sums runnable_sums
+#include "backward_sums.h"
 #include "mods_template.h"
+#include "mods_template_gradient.h"
 #include "base/half.h"
 #include "support/arena.h"
+#include "vulkan/arguments.h"
 #include "vulkan/fake.h"
 #include "vulkan/mods.h"
 #include "vulkan/mods_bounds.h"
@@ -401,5 +406,93 @@ Test(mods_run, far_captures)
         cr_assert(found[0] == wanted, "case %zu: %g, not %g", n, (double)found[0], (double)wanted);
     }
     attune__expr_release(expr);
+    room_close(&r);
+}
+
+#define SUMS 16 /* elements of a capture, of which each has POINTS / SUMS contributions */
+
+/* Contributions to an element: random within 2^39 of one another, so that long double has their sum exactly; every
+ * second one of half of the elements takes back the one before but for its last bits. The last four have infinities and
+ * NaN. */
+static float draw_due(uint64_t *state, uint32_t element, uint32_t n, float before)
+{
+    static const float special[4][2] = {{INFINITY, 0}, {-INFINITY, 0}, {INFINITY, -INFINITY}, {NAN, INFINITY}};
+    if (element >= SUMS - 4 && n < 2)
+        return special[element - (SUMS - 4)][n];
+    const int base = -149 + 20 * (int)element;
+    if (element % 2 && n % 2)
+        return -before * (float)(1 - 0x1p-20);
+    const float mantissa = (float)random_expr_between(state, -0xffffff, 0xffffff);
+    return ldexpf(mantissa, (element < SUMS - 4 ? base : 0) + (int)random_expr_between(state, 0, 12));
+}
+
+/* Exact sums of captures' gradients, as shaders/gradient.glsl adds and shaders/backward_sums.comp rounds them. */
+Test(mods_run, sums_are_exact)
+{
+    static const attune_symbol symbols[] = {{"c", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1}};
+    static arena a;
+    room r = room_open();
+    attune_expr *score = parse_with(ATTUNE_EXPR_SCORE, "score * c[q]", symbols, 1);
+    attune__gradient *gradient;
+    cr_assert_eq(attune__gradient_create(score, &gradient), ATTUNE_OK, "%s", attune_last_error());
+    for (uint64_t round = 0; round < 1 + scaled(40); round++) {
+        uint64_t state = test_seed() + 11 + round;
+        attune__mods_table table = {.group = 1};
+        arena_reset(&a, attune__vulkan_address(r.buffer, 0), state);
+        const size_t capture = arena_take(&a, SUMS * sizeof(float), 16), sums = arena_take(&a, SUMS * 64, 64);
+        const size_t out = arena_take(&a, SUMS * sizeof(float), 16);
+        const size_t list = arena_take(&a, sizeof(attune__vulkan_sums), 16);
+        memset(a.bytes + sums, 0, (size_t)SUMS * 64);
+        memset(a.bytes + out, 0, SUMS * sizeof(float));
+        table.captures[0] = (attune__mods_capture){.address = a.address + capture,
+                                                   .sums = a.address + sums,
+                                                   .dtype = ATTUNE_F32,
+                                                   .size = {SUMS},
+                                                   .stride = {1}};
+        const size_t table_at = arena_take(&a, attune__mods_table_size(score), 16);
+        attune__mods_table_pack(score, &table, a.bytes + table_at);
+        const size_t points = arena_take(&a, POINTS * sizeof(gpu_point), 4), results = arena_take(&a, POINTS * 8, 4);
+        long double wanted[SUMS] = {0};
+        for (uint32_t element = 0; element < SUMS; element++) {
+            float due = 0;
+            for (uint32_t n = 0; n < POINTS / SUMS; n++) {
+                due = draw_due(&state, element, n, due);
+                wanted[element] += (long double)due;
+                const gpu_point p = {.q = (int32_t)element, .score = due};
+                memcpy(a.bytes + points + ((size_t)n * SUMS + element) * sizeof p, &p, sizeof p);
+            }
+        }
+        const attune__vulkan_sums job = {.sums = a.address + sums,
+                                         .to = a.address + out,
+                                         .size = {1, 1, 1, SUMS},
+                                         .stride = {0, 0, 0, 4},
+                                         .count = SUMS};
+        memcpy(a.bytes + list, &job, sizeof job);
+        cr_assert_eq(attune_buffer_write(r.buffer, 0, a.bytes, ARENA_SIZE), ATTUNE_OK);
+        uint32_t *words;
+        size_t count;
+        cr_assert_eq(attune__mods_splice(&attune__default_allocator, runnable_gradient, sizeof runnable_gradient / 4,
+                                         &(attune__mods){NULL, score, gradient}, &words, &count),
+                     ATTUNE_OK, "%s", attune_last_error());
+        const push adding = {.points = a.address + points,
+                             .results = a.address + results,
+                             .score = a.address + table_at,
+                             .count = POINTS};
+        run_words(attune__vulkan_of(r.device), words, count, &adding);
+        attune__free(&attune__default_allocator, words);
+        run_words(attune__vulkan_of(r.device), runnable_sums, sizeof runnable_sums / 4,
+                  &(push){.points = a.address + list});
+        float found[SUMS];
+        cr_assert_eq(attune_buffer_read(r.buffer, out, found, sizeof found), ATTUNE_OK);
+        for (uint32_t i = 0; i < SUMS; i++) {
+            const float value = (float)wanted[i];
+            /* Of denormals a driver may leave 0. */
+            cr_assert(same_float(found[i], value) || (fabsf(value) < 0x1p-126f && fabsf(found[i]) <= 0x1p-126f),
+                      "round %llu, element %u: %.9g, not %.9g", (unsigned long long)round, i, (double)found[i],
+                      (double)value);
+        }
+    }
+    attune__gradient_destroy(gradient);
+    attune__expr_release(score);
     room_close(&r);
 }

@@ -1,0 +1,754 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Backward for Hopper, head dimensions up to 128, and wide ones past 192: attune_delta comes before it, and attune_backward_dq_sm90 rounds dQ.
+ *
+ * A workgroup owns 128 keys at a time, whose K and V stay in shared memory, and each of its two warp groups 64 of them,
+ * whose dK and dV stay in registers, over every row of every head that attends to them. The first warp group loads: one
+ * thread of it walks the transposed lists and passes on, with each tile of rows, where it stands and how it is to be
+ * masked. S and dP are turned: their rows are keys, so that P and dS are the left operands of dV += P dO and
+ * dK += dS Q as they stand in registers. For dQ = dS^T K both warp groups' dS meet in shared memory; each has a part of
+ * that product, lays it down as it holds it, and another warp adds it to the sums in global memory, in which a tile of
+ * rows lies in the same order. The order of these additions is not fixed, so dQ's last bits are not either.
+ *
+ * Of wide heads a workgroup has 64 keys: dK, dV and dQ are shared by columns, S and dP by rows; P and dS both meet in
+ * shared memory, and each thread adds its part of dQ to the sums itself.
+ *
+ * What is not finite in K, V, Q or dO makes results that are no numbers even where the mask forbids the pair: a flag
+ * tells the careful kernels of backward_sm80.cu, which come last, to start over. They are what else such a call costs.
+ *
+ * A thread holds, of each 16 x 8 piece of an accumulator, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the
+ * next.
+ */
+#include "common.cuh"
+#include "hopper.cuh"
+#include "wgmma.cuh"
+
+#ifndef ATTUNE_HAVE_SCORE_NEAR
+#define ATTUNE_HAVE_SCORE_NEAR 0
+#endif
+
+constexpr int GROUPS = 2; /* of consumers */
+constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
+constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;
+constexpr int WIDTH_D = round_up(HEAD_DIM, 16), WIDTH_DV = round_up(HEAD_DIM_V, 16);
+/* Wide heads: the warp groups share the columns of dK, dV and dQ, and the rows of S and dP. */
+constexpr bool WIDE = HEAD_DIM > 192;
+static_assert(THREADS == 128 * (GROUPS + 1) && STAGES == 2 && BLOCK_N == (WIDE ? 64 : 64 * GROUPS),
+              "two warp groups own 64 keys each, or the same 64");
+static_assert(WIDE ? SLABS_D == 4 && SLABS_DV == 4 : SLABS_D <= 2 && SLABS_DV <= 2, "of these head dimensions");
+/* Else they share the 128 rows of dQ, or its columns; it is turned too where these are 128. */
+constexpr bool TURNED = HEAD_DIM > 64 && !WIDE, BY_ROWS = BLOCK_M == 128;
+static_assert(BLOCK_M == 64 || (BY_ROWS && SLABS_D == 1 && SLABS_DV == 1), "the tile's rows are 64, or with small heads 128");
+constexpr int DQ_COLUMNS = TURNED ? 128 : BY_ROWS ? WIDTH_D : WIDE ? 256 : round_up(HEAD_DIM, 32);
+constexpr int DQ_WIDTH = TURNED ? BLOCK_M : BY_ROWS ? DQ_COLUMNS : DQ_COLUMNS / 2; /* of a part, which has 64 rows */
+/* Of dK and dV, what a warp group has. */
+constexpr int PART_D = WIDE ? 128 : WIDTH_D, PART_DV = WIDE ? 128 : WIDTH_DV;
+constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4;
+constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
+constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
+constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
+constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
+constexpr int LOADER_REGISTERS = 24, OWNER_REGISTERS = 240;
+/* Whether dP begins after P and dV only: a score expression has no room beside it. */
+constexpr bool LATE = HAVE_SCORE && !WIDE;
+
+enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8 };
+
+constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT = DO_AT + STAGES * DO_BYTES;
+constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + (WIDE ? 0 : GROUPS * DQ_BYTES);
+constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
+
+struct __align__(16) note
+{
+    int q, h, b, flags; /* at the end of a tile q is its number */
+};
+
+struct control {
+    u64 keys_full, keys_empty, full[STAGES], empty[STAGES], dq_full[GROUPS], dq_empty[GROUPS];
+    note notes[STAGES];
+    int kv; /* the tile of keys */
+    struct {
+        const int *partial, *full;
+        int left, left_full, tile, round, b, b_end, h, h_end, b_keys, h_keys, q, end, flags;
+    } walk; /* in shared memory, because the loader has few registers */
+};
+constexpr u32 CONTROL_BYTES = 256;
+static_assert(sizeof(control) <= CONTROL_BYTES && planned(CONTROL_AT + CONTROL_BYTES, 0));
+
+/* ------------------------------------------------------------------------------------------------------ instructions
+ */
+
+__device__ __forceinline__ void bulk_load(u32 to, const void *from, u32 bytes, u64 *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_add(float *to, u32 from, u32 bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void fence_async()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Four 8 x 8 pieces, turned. */
+__device__ __forceinline__ void store_turned(u32 at, const u32 (&x)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x[0]), "r"(x[1]),
+                 "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ float2 load_two(u32 at)
+{
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+    return x;
+}
+
+/* ------------------------------------------------------------------------------------------------ tiles of the work */
+
+/* Which keys of which head a workgroup has. */
+struct column {
+    int b, h_kv, kv;
+};
+
+__device__ __forceinline__ int row_tiles(const attune_cuda_arguments &a)
+{
+    return (a.q_len + BLOCK_M - 1) / BLOCK_M;
+}
+
+__device__ __forceinline__ int column_tiles(const attune_cuda_arguments &a)
+{
+    return (a.kv_len + BLOCK_N - 1) / BLOCK_N;
+}
+
+__device__ __forceinline__ int column_count(const attune_cuda_arguments &a, const attune_cuda_backward &g)
+{
+    return g.kv_batch * a.kv_heads * column_tiles(a);
+}
+
+/* Some heads at a time, whose rows stay in the L2 cache; of these the first keys first, which under a causal mask have
+ * the most rows. */
+__device__ __forceinline__ column column_at(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
+{
+    int tiles = column_tiles(a), planes = g.kv_batch * a.kv_heads, some = g.together;
+    int set = tile / (tiles * some), rest = tile - set * tiles * some;
+    some = min(some, planes - set * some);
+    int chunk = rest / some, plane = set * g.together + rest - chunk * some;
+    return {plane / a.kv_heads, plane % a.kv_heads, chunk * BLOCK_N};
+}
+
+/* A row among those of the workspace. */
+__device__ __forceinline__ i64 row_at(const attune_cuda_arguments &a, const attune_cuda_backward &g, int b, int h, int q)
+{
+    return (b * a.heads + h) * g.row_stride + q;
+}
+
+/* Where a warp group's part of a tile of rows begins among the sums of dQ. */
+__device__ __forceinline__ float *sums_at(const attune_cuda_backward &g, i64 row, int group)
+{
+    return (float *)g.sums + (row / BLOCK_M * GROUPS + group) * (DQ_BYTES / 4);
+}
+
+/* -------------------------------------------------------------------------------------------------------- the loader
+ */
+
+__device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+                                          u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map)
+{
+    auto &w = c.walk;
+    barrier_wait(&c.empty[r.stage], r.phase);
+    u64 *full = &c.full[r.stage];
+    c.notes[r.stage] = {w.q, w.h, w.b, w.flags};
+    barrier_expect(full, Q_BYTES + DO_BYTES + 2 * ROW_BYTES);
+    i64 row = row_at(a, g, w.b, w.h, w.q);
+#pragma unroll
+    for (int slab = 0; slab < SLABS_D; slab++)
+        tensor_load(memory + Q_AT + r.stage * Q_BYTES + slab * ROW_SLAB, q_map, full, slab * 64, w.q, w.h, w.b);
+    bulk_load(memory + LSE_AT + r.stage * ROW_BYTES, (const float *)g.lse + row, ROW_BYTES, full);
+#pragma unroll
+    for (int slab = 0; slab < SLABS_DV; slab++)
+        tensor_load(memory + DO_AT + r.stage * DO_BYTES + slab * ROW_SLAB, do_map, full, slab * 64, w.q, w.h, w.b);
+    bulk_load(memory + DELTA_AT + r.stage * ROW_BYTES, (const float *)g.delta + row, ROW_BYTES, full);
+    ring_next(r);
+}
+
+__device__ __forceinline__ void load_note(control &c, ring &r, int tile, int flags)
+{
+    barrier_wait(&c.empty[r.stage], r.phase);
+    c.notes[r.stage] = {tile, 0, 0, flags};
+    barrier_arrive(&c.full[r.stage]);
+    ring_next(r);
+}
+
+/* The rows of one head that attend to a tile of keys. */
+__device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+                                          u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map)
+{
+#if ATTUNE_HAVE_BLOCKS
+    auto &w = c.walk;
+    {
+        i64 row = w.b * g.column_batch_rows + w.h * g.column_head_rows + c.kv / a.kv_block;
+        const i64 *list = (const i64 *)g.partial.offsets + row;
+        w.partial = (const int *)g.partial.indices + list[0];
+        w.left = (int)(list[1] - list[0]);
+        list = (const i64 *)g.full.offsets + row;
+        w.full = (const int *)g.full.indices + list[0];
+        w.left_full = (int)(list[1] - list[0]);
+    }
+    for (;;) {
+        {
+            int block = w.left ? *w.partial : NO_BLOCK, block_full = w.left_full ? *w.full : NO_BLOCK;
+            w.flags = NOTE_MASK | NOTE_PARTIAL;
+            if (block_full < block) {
+                block = block_full;
+                w.full++;
+                w.left_full--;
+                w.flags = c.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0;
+            } else {
+                w.partial++;
+                w.left--;
+            }
+            /* A mask may be longer than the call. */
+            if (block >= (a.q_len + a.q_block - 1) / a.q_block)
+                break;
+            w.q = block * a.q_block;
+            w.end = min(w.q + a.q_block, a.q_len);
+        }
+#pragma unroll 1
+        for (; w.q < w.end; w.q += BLOCK_M)
+            load_rows(a, g, c, memory, r, q_map, do_map);
+    }
+#else
+#pragma unroll 1
+    for (c.walk.q = 0; c.walk.q < a.q_len; c.walk.q += BLOCK_M)
+        load_rows(a, g, c, memory, r, q_map, do_map);
+#endif
+}
+
+__device__ __forceinline__ void load(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+                                     u32 memory, const tensor_map *q_map, const tensor_map *k_map,
+                                     const tensor_map *v_map, const tensor_map *do_map)
+{
+    ring r = {0, 1}; /* empty to begin with: the phase before the first */
+    auto &w = c.walk;
+    w.round = 0;
+    w.tile = (int)blockIdx.x;
+#pragma unroll 1
+    for (; w.tile < column_count(a, g); w.round++) {
+        {
+            column at = column_at(a, g, w.tile);
+            barrier_wait(&c.keys_empty, ~w.round & 1);
+            c.kv = at.kv;
+            w.flags = at.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0;
+            w.b_keys = at.b;
+            w.h_keys = at.h_kv;
+        }
+        barrier_expect(&c.keys_full, K_BYTES + V_BYTES);
+#pragma unroll
+        for (int slab = 0; slab < SLABS_D; slab++)
+            tensor_load(memory + slab * KEY_SLAB, k_map, &c.keys_full, slab * 64, c.kv, w.h_keys, w.b_keys);
+#pragma unroll
+        for (int slab = 0; slab < SLABS_DV; slab++)
+            tensor_load(memory + K_BYTES + slab * KEY_SLAB, v_map, &c.keys_full, slab * 64, c.kv, w.h_keys, w.b_keys);
+        w.b_end = g.kv_batch == 1 ? a.batch : w.b_keys + 1;
+        w.h_end = (w.h_keys + 1) * (a.heads / a.kv_heads);
+#pragma unroll 1
+        for (w.b = w.b_keys; w.b < w.b_end; w.b++)
+#pragma unroll 1
+            for (w.h = w.h_keys * (a.heads / a.kv_heads); w.h < w.h_end; w.h++)
+                load_head(a, g, c, memory, r, q_map, do_map);
+        load_note(c, r, w.tile, NOTE_END);
+        if (a.counter)
+            w.tile = (int)gridDim.x + atomicAdd((int *)a.counter, 1);
+        else
+            w.tile += (int)gridDim.x;
+    }
+    load_note(c, r, 0, NOTE_STOP);
+    int *counter = (int *)a.counter;
+    if (counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
+        counter[0] = 0;
+        counter[1] = 0;
+    }
+}
+
+/* Adds the parts of dQ of one warp group, as they come. */
+__device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+                                       u32 memory, int group)
+{
+    u32 from = memory + DQ_AT + group * DQ_BYTES;
+    ring r = {0, 0};
+    u32 phase = 0;
+    for (;;) {
+        barrier_wait(&c.full[r.stage], r.phase);
+        note n = c.notes[r.stage];
+        barrier_arrive(&c.empty[r.stage]);
+        ring_next(r);
+        if (n.flags & NOTE_STOP)
+            break;
+        if (n.flags & NOTE_END)
+            continue;
+        barrier_wait(&c.dq_full[group], phase);
+        phase ^= 1;
+        bulk_add(sums_at(g, row_at(a, g, n.b, n.h, n.q), group), from, DQ_BYTES);
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        barrier_arrive(&c.dq_empty[group]);
+    }
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* ------------------------------------------------------------------------------------------------------------ stages
+ */
+
+constexpr int SHARE = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* of a tile's rows, a warp group's */
+constexpr int TILE = SHARE / 2;                          /* of S and dP, what a thread holds */
+
+/* S or dP, turned: [keys][rows]. Begun. */
+template <int STEPS> __device__ __forceinline__ void multiply_keys(float (&s)[TILE], u64 keys, u64 rows)
+{
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+        wgmma<SHARE>::ss(s, keys + (step / 4 * KEY_SLAB + step % 4 * 32) / 16,
+                           rows + (step / 4 * ROW_SLAB + step % 4 * 32) / 16, step);
+    wgmma_commit();
+}
+
+/* dV += P dO or dK += dS Q. Begun. */
+template <int WIDTH>
+__device__ __forceinline__ void multiply_rows(float (&d)[WIDTH / 2], const u32 (&p)[SHARE / 16][4], u64 rows)
+{
+#pragma unroll
+    for (int step = 0; step < SHARE / 16; step++)
+        wgmma<WIDTH>::rs(d, p[step], rows + step * (16 * 128 / 16));
+    wgmma_commit();
+}
+
+/* The same of a warp group's columns, P or dS in shared memory: [row][key]. */
+template <int COUNT> __device__ __forceinline__ void multiply_rows_wide(float (&d)[COUNT], u32 p, u32 rows)
+{
+    u64 left = describe_n_major(p, 0), right = describe_n_major(rows, ROW_SLAB);
+#pragma unroll
+    for (int step = 0; step < BLOCK_M / 16; step++)
+        wgmma<COUNT * 2>::template ss<1, 1>(d, left + step * (16 * 128 / 16), right + step * (16 * 128 / 16), 1);
+    wgmma_commit();
+}
+
+/* A warp group's part of dQ = dS^T K. Begun. */
+__device__ __forceinline__ void multiply_dq(float (&dq)[DQ_WIDTH / 2], u32 d_s, u32 k, int group)
+{
+    u64 left = TURNED ? describe_n_major(k + group * KEY_SLAB, KEY_SLAB)
+                      : describe_k_major(d_s + (BY_ROWS ? group * 64 * 128 : 0));
+    u64 right = TURNED ? describe_k_major(d_s) : describe_n_major(k + (BY_ROWS ? 0
+                                                               : WIDE  ? group * 2 * KEY_SLAB
+                                                                       : group * DQ_WIDTH * 2),
+                                                          KEY_SLAB);
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; step++) {
+        u32 turned = step * (16 * 128 / 16), straight = (step / 4 * ROW_SLAB + step % 4 * 32) / 16;
+        if constexpr (TURNED)
+            wgmma<DQ_WIDTH>::template ss<1, 0>(dq, left + turned, right + straight, step);
+        else
+            wgmma<DQ_WIDTH>::template ss<0, 1>(dq, left + straight, right + turned, step);
+    }
+    wgmma_commit();
+}
+
+/* Whether row q may attend to kv. */
+__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const note &n, int q, int kv)
+{
+    int h = n.h + a.h0;
+#if ATTUNE_HAVE_MASK_RANGE
+    if (!ATTUNE_HAVE_MASK || a.mask_ranges) {
+        int low = 0, high = 0;
+        attune_mask_range(n.b + a.b0, h, q + a.q0, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
+                          a.mask_symbols);
+        return kv >= low && kv < high;
+    }
+#endif
+#if ATTUNE_HAVE_MASK
+    return attune_mask(n.b + a.b0, h, q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f,
+                       a.mask_symbols);
+#else
+    return true;
+#endif
+}
+
+/* Stands in S for a pair that is forbidden: the score expression knows nothing of masks. */
+#define FORBIDDEN (HAVE_SCORE ? __int_as_float(0x7fc0dead) : -ATTUNE_INF)
+
+__device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
+{
+    if (n.flags & NOTE_PARTIAL) {
+#pragma unroll
+        for (int i = 0; i < TILE; i++)
+            if (!pair_allowed(a, n, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8))
+                s[i] = FORBIDDEN;
+    }
+#pragma unroll
+    for (int i = 0; i < TILE; i++)
+        if (kv + i / 2 % 2 * 8 >= a.kv_len)
+            s[i] = FORBIDDEN;
+}
+
+/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
+__device__ __forceinline__ bool near_zero(const float (&s)[TILE], float scale)
+{
+#ifdef ATTUNE_SCORE_NEAR
+    float top[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < TILE; i++)
+        top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
+    return __all_sync(0xffffffffu, fmaxf(top[0], top[1]) * fabsf(scale) <= ATTUNE_SCORE_NEAR);
+#else
+    return ATTUNE_HAVE_SCORE_NEAR;
+#endif
+}
+
+/* P of one pair, and P times the score's derivative. NEAR: in the cheaper form; kv0: some key of the thread. */
+template <bool NEAR>
+__device__ __forceinline__ void pair(float s, float lse, float &p, float &slope, const attune_cuda_arguments &a,
+                                     const note &n, int q, int kv, int kv0, float factor)
+{
+#if ATTUNE_HAVE_SCORE
+    int h_kv = n.h / (a.heads / a.kv_heads);
+    float raw = s * a.scale, score, by;
+#if ATTUNE_HAVE_SCORE_NEAR
+    if constexpr (NEAR) {
+        score = attune_score_near(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols, kv0);
+        by = attune_score_slope_near(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols, kv0);
+    } else
+#endif
+    {
+        score = attune_score(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+        by = attune_score_slope(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+    }
+    score = __float_as_uint(s) == __float_as_uint(FORBIDDEN) ? -ATTUNE_INF : score;
+    p = exp2_fast(__fmaf_rn(score, factor, -lse));
+    slope = p == 0.0f ? 0.0f : p * by;
+#else
+    p = slope = exp2_fast(__fmaf_rn(s, factor, -lse));
+#endif
+}
+
+/* S becomes P, in 16 bits in p, and in s times the score's derivative. */
+template <bool NEAR>
+__device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4], const attune_cuda_arguments &a,
+                                      const note &n, int q, int kv, u32 lse, float factor)
+{
+    int column = (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < TILE; i += 4) {
+        float2 l = load_two(lse + (i * 2 + column) * 4);
+        float x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, q + i * 2 + j % 2, kv + j / 2 * 8, kv,
+                       factor);
+        p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
+        p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
+    }
+}
+
+/* kv: the thread's first key. */
+__device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
+                                              const attune_cuda_arguments &a, const note &n, int kv, u32 lse,
+                                              float factor)
+{
+    int q = n.q + (int)threadIdx.x % 4 * 2 + (WIDE ? ((int)threadIdx.x / 128 - 1) * SHARE : 0);
+    if (n.flags & NOTE_MASK)
+        forbid(s, a, n, q, kv);
+    if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, a.scale))
+        pairs<true>(s, p, a, n, q, kv, lse, factor);
+    else
+        pairs<false>(s, p, a, n, q, kv, lse, factor);
+}
+
+/* dS = P * (dP - delta), in 16 bits. */
+__device__ __forceinline__ void differences(const float (&s)[TILE], const float (&d_p)[TILE],
+                                            u32 (&d_s)[SHARE / 16][4], u32 delta)
+{
+#pragma unroll
+    for (int i = 0; i < TILE; i += 4) {
+        float2 d = load_two(delta + (i * 2 + (int)threadIdx.x % 4 * 2) * 4);
+        d_s[i / 8][i / 4 % 2 * 2] = pack(s[i] * (d_p[i] - d.x), s[i + 1] * (d_p[i + 1] - d.y));
+        d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(s[i + 2] * (d_p[i + 2] - d.x), s[i + 3] * (d_p[i + 3] - d.y));
+    }
+}
+
+/* P or dS to shared memory: [row][key], a 64 keys' slab. */
+__device__ __forceinline__ void store_piece(const u32 (&d_s)[SHARE / 16][4], u32 slab)
+{
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
+    u32 at = slab + (lane / 16 * 8 + lane % 8) * 128 + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+#pragma unroll
+    for (int step = 0; step < SHARE / 16; step++)
+        store_turned(at + step * 16 * 128, d_s[step]);
+}
+
+__device__ __forceinline__ void store_dq(const float (&dq)[DQ_WIDTH / 2], u32 to)
+{
+    to += threadIdx.x % 128 * 16;
+#pragma unroll
+    for (int i = 0; i < DQ_WIDTH / 2; i += 4)
+        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i / 4 * 128 * 16), "f"(dq[i]), "f"(dq[i + 1]),
+                     "f"(dq[i + 2]), "f"(dq[i + 3])
+                     : "memory");
+}
+
+/* A part of dQ, added to its sums as it stands. */
+__device__ __forceinline__ void add_dq_wide(const float (&dq)[DQ_WIDTH / 2], float *to)
+{
+#pragma unroll
+    for (int i = 0; i < DQ_WIDTH / 2; i += 4)
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to + i / 4 * 128 * 4), "f"(dq[i]),
+                     "f"(dq[i + 1]), "f"(dq[i + 2]), "f"(dq[i + 3])
+                     : "memory");
+}
+
+/* dK or dV, to global memory. row: the thread's first; first: the first column. */
+template <int WIDTH, int COLUMNS>
+__device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_cuda_view &v, int b, int h, int row,
+                                      int rows, int first, float factor, bool &good)
+{
+    float none = 0.0f; /* NaN once an element is not finite */
+    int lane = (int)threadIdx.x % 32;
+    element *base = (element *)v.address + b * v.batch + h * v.head;
+    bool paired = ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 3) == 0;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int kv = row + half * 8;
+        if (kv >= rows)
+            continue;
+        element *to = base + kv * v.row + first + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < WIDTH / 8; n++) {
+            none = __fmaf_rn(d[n * 4 + half * 2], 0.0f, __fmaf_rn(d[n * 4 + half * 2 + 1], 0.0f, none));
+            if (first + n * 8 >= COLUMNS || (COLUMNS % 8 && first + n * 8 + lane % 4 * 2 >= COLUMNS))
+                continue;
+            u32 two = pack(d[n * 4 + half * 2] * factor, d[n * 4 + half * 2 + 1] * factor);
+            if (paired && COLUMNS % 2 == 0) {
+                *(u32 *)(to + n * 8) = two;
+            } else {
+                to[n * 8] = (element)two;
+                if (COLUMNS % 2 == 0 || first + n * 8 + lane % 4 * 2 + 1 < COLUMNS)
+                    to[n * 8 + 1] = (element)(two >> 16);
+            }
+        }
+    }
+    good = good && none == 0.0f;
+}
+
+/* -------------------------------------------------------------------------------------------------------- the owners
+ */
+
+__device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+                                    u32 memory)
+{
+    int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 32;
+    int own_row = (WIDE ? 0 : group * 64) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+    u32 own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
+    u64 k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);
+    float factor = HAVE_SCORE ? ATTUNE_LOG2E : a.scale * ATTUNE_LOG2E;
+    ring r = {0, 0};
+    u32 dq_phase = 1, ds_stage = 0;
+    for (u32 round = 0;; round++) {
+        barrier_wait(&c.full[r.stage], r.phase);
+        note n = c.notes[r.stage];
+        if (n.flags & NOTE_STOP)
+            break;
+        float dk[PART_D / 2], dv[PART_DV / 2];
+#pragma unroll
+        for (int i = 0; i < PART_D / 2; i++)
+            dk[i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < PART_DV / 2; i++)
+            dv[i] = 0.0f;
+        barrier_wait(&c.keys_full, round & 1);
+        int kv = c.kv + own_row;
+        while (!(n.flags & NOTE_END)) {
+            u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
+            u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
+            u32 p[SHARE / 16][4], d_s[SHARE / 16][4];
+            {
+                float s[TILE];
+                wgmma_fence();
+                multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile + own_share));
+                float d_p[TILE];
+                if constexpr (!LATE) {
+                    wgmma_fence();
+                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
+                }
+                wgmma_wait<!LATE>();
+                accumulators_done(s);
+                probabilities(s, p, a, n, kv, memory + LSE_AT + r.stage * ROW_BYTES + own_share / 32, factor);
+                if constexpr (LATE) {
+                    wgmma_fence();
+                    multiply_rows<PART_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
+                }
+                wgmma_wait<0>();
+                accumulators_done(d_p);
+                differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES + own_share / 32);
+            }
+            float dq[DQ_WIDTH / 2];
+            u32 stage = r.stage;
+            if constexpr (WIDE) {
+                store_piece(p, ds_tile + own_share);
+                store_piece(d_s, ds_tile + ROW_SLAB + own_share);
+                fence_async();
+                asm volatile("bar.sync 1, 256;" ::: "memory");
+                float *to = sums_at(g, row_at(a, g, n.b, n.h, n.q), group) + threadIdx.x % 128 * 4;
+                wgmma_fence();
+                multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
+                multiply_rows_wide(dv, ds_tile, do_tile + group * 2 * ROW_SLAB);
+                multiply_rows_wide(dk, ds_tile + ROW_SLAB, q_tile + group * 2 * ROW_SLAB);
+                ring_next(r);
+                barrier_wait(&c.full[r.stage], r.phase);
+                n = c.notes[r.stage];
+                wgmma_wait<2>();
+                accumulators_done(dq);
+                add_dq_wide(dq, to);
+            } else {
+                if constexpr (!LATE) {
+                    wgmma_fence();
+                    multiply_rows<PART_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                }
+                store_piece(d_s, ds_tile + group * ROW_SLAB);
+                fence_async();
+                asm volatile("bar.sync 1, 256;" ::: "memory");
+                wgmma_fence();
+                multiply_dq(dq, ds_tile, memory, group);
+                multiply_rows<PART_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
+                ring_next(r);
+                barrier_wait(&c.full[r.stage], r.phase);
+                n = c.notes[r.stage];
+                wgmma_wait<1>();
+                accumulators_done(dq);
+                barrier_wait(&c.dq_empty[group], dq_phase);
+                dq_phase ^= 1;
+                store_dq(dq, memory + DQ_AT + group * DQ_BYTES);
+                fence_async();
+                __syncwarp();
+                if (lane == 0)
+                    barrier_arrive(&c.dq_full[group]);
+            }
+            wgmma_wait<0>();
+            accumulators_done(dk);
+            accumulators_done(dv);
+            if (lane == 0)
+                barrier_arrive(&c.empty[stage]);
+            ds_stage ^= 1; /* the other warp group may still read the present one */
+        }
+        __syncwarp();
+        if (lane == 0) {
+            barrier_arrive(&c.empty[r.stage]);
+            barrier_arrive(&c.keys_empty);
+        }
+        ring_next(r);
+        column at = column_at(a, g, n.q);
+        bool good = true;
+        int first = WIDE ? group * 128 : 0;
+        store<PART_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, at.kv + own_row, a.kv_len, first, a.scale, good);
+        store<PART_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, at.kv + own_row, a.kv_len, first, 1.0f, good);
+        if (!good)
+            *(volatile int *)g.redo = 1;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attune_backward_sm90(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_backward g,
+                         const __grid_constant__ tensor_map q_map, const __grid_constant__ tensor_map k_map,
+                         const __grid_constant__ tensor_map v_map, const __grid_constant__ tensor_map do_map)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    control &c = *(control *)(memory + CONTROL_AT);
+    if (threadIdx.x == 0) {
+        barrier_init(&c.keys_full, 1);
+        barrier_init(&c.keys_empty, GROUPS * 4);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&c.full[i], 1);
+            barrier_init(&c.empty[i], GROUPS * 4 + (WIDE ? 0 : GROUPS));
+        }
+        for (int i = 0; i < GROUPS; i++) {
+            barrier_init(&c.dq_full[i], 4);
+            barrier_init(&c.dq_empty[i], 1);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
+        if (threadIdx.x == 0)
+            load(a, g, c, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
+        else if (!WIDE && threadIdx.x % 32 == 0 && threadIdx.x / 32 <= GROUPS)
+            add_dq(a, g, c, shared_address(memory), (int)threadIdx.x / 32 - 1);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
+        own(a, g, c, shared_address(memory));
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------- dQ
+ */
+
+constexpr int DQ_TILE = GROUPS * DQ_BYTES / 4;
+
+__device__ __forceinline__ bool is_wide(const attune_cuda_view &v)
+{
+    return ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 15) == 0;
+}
+
+/* dQ from its sums: a workgroup of 256 for each tile of rows, of wide heads one for each half of the columns. */
+extern "C" __global__ void __launch_bounds__(256)
+    attune_backward_dq_sm90(const __grid_constant__ attune_cuda_arguments a,
+                            const __grid_constant__ attune_cuda_backward g)
+{
+    constexpr int HALVES = WIDE ? 2 : 1, COLUMNS = DQ_COLUMNS / HALVES, PITCH = COLUMNS + 4;
+    extern __shared__ __align__(16) float tile[]; /* [BLOCK_M][PITCH] */
+    int tiles = row_tiles(a), index = (int)blockIdx.x / HALVES, half = (int)blockIdx.x % HALVES;
+    int plane = index / tiles, q0 = (index - plane * tiles) * BLOCK_M, b = plane / a.heads, h = plane - b * a.heads;
+    const float4 *sums = (const float4 *)sums_at(g, row_at(a, g, b, h, q0), half);
+    float none = 0.0f; /* NaN once an element is not finite */
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < DQ_TILE / HALVES / 4; i += 256) {
+        float4 four = sums[i];
+        int thread = i % 128, piece = i / 128 % (DQ_WIDTH / 8), group = i / 128 / (DQ_WIDTH / 8);
+        int row = (TURNED || BY_ROWS ? group * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
+        int column = (TURNED || BY_ROWS ? 0 : group * DQ_WIDTH) + piece * 8 + thread % 4 * 2;
+        const float x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int r = row + j / 2 * 8, at = column + j % 2;
+            none = __fmaf_rn(x[j], 0.0f, none);
+            tile[TURNED ? at * PITCH + r : r * PITCH + at] = x[j] * a.scale;
+        }
+    }
+    if (none != 0.0f)
+        *(volatile int *)g.redo = 1;
+    __syncthreads();
+    element *out = (element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
+    bool vector = is_wide(g.d_q);
+    constexpr int PIECES = (WIDE ? COLUMNS : HEAD_DIM + 7) / 8;
+    for (int i = (int)threadIdx.x; i < BLOCK_M * PIECES; i += 256) {
+        int row = i / PIECES, d = i % PIECES * 8 + half * COLUMNS;
+        if (q0 + row >= a.q_len || d >= HEAD_DIM)
+            continue;
+        const float *from = tile + row * PITCH + d - half * COLUMNS;
+        element *to = out + (q0 + row) * g.d_q.row + d;
+        if (vector && d + 8 <= HEAD_DIM) {
+            *(uint4 *)to = make_uint4(pack(from[0], from[1]), pack(from[2], from[3]), pack(from[4], from[5]),
+                                      pack(from[6], from[7]));
+        } else {
+            for (int j = 0; j < 8 && d + j < HEAD_DIM; j++)
+                to[j] = (element)pack(from[j], 0.0f);
+        }
+    }
+}

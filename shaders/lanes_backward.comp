@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * backward.comp for drivers that run shaders on a CPU's vector unit, in the manner of lanes.comp: a workgroup is one subgroup,
+ * which shares nothing and waits for nobody. In S and P, lane w has walked row LANES g + w; A and A2 are kept with lane w at
+ * element LANES c + w of a row, X and Y with ELEMENTS columns in each lane. The stages carry the numbers of
+ * docs/algorithm.md.
+ */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#extension GL_EXT_shader_explicit_arithmetic_types_int64 : require
+#extension GL_KHR_shader_subgroup_basic : require
+#extension GL_KHR_shader_subgroup_shuffle : require
+
+#include "arguments.glsl"
+#include "elements.glsl"
+#include "gradient.glsl"
+
+layout(local_size_x_id = 0) in;
+
+/* By the numbers of backward.comp. */
+layout(constant_id = 0) const uint LANES = 8; /* and the size of a subgroup */
+layout(constant_id = 1) const uint BLOCK_M = 8;
+layout(constant_id = 2) const uint BLOCK_N = 16;
+layout(constant_id = 3) const uint HEAD_DIM = 64;
+layout(constant_id = 4) const uint HEAD_DIM_V = 64;
+layout(constant_id = 18) const bool CAPTURES = false;
+layout(constant_id = 19) const bool BLOCKS = false;
+layout(constant_id = 20) const bool MASK = false;
+layout(constant_id = 22) const bool PRESCALE = false;
+layout(constant_id = 23) const bool ALIGNED = false;
+layout(constant_id = 24) const bool PACKED = false;
+
+#include "walks.glsl"
+
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Word64 { uint64_t value; };
+layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer OutWord64 { uint64_t value; };
+
+const uint ELEMENTS = 8u / ELEMENT_BYTES; /* of eight bytes */
+const uint GROUPS = BLOCK_N / LANES, PARTS = HEAD_DIM / LANES, PARTS_V = HEAD_DIM_V / LANES;
+const uint COLUMNS = LANES * ELEMENTS;
+const uint PIECES = (HEAD_DIM + COLUMNS - 1u) / COLUMNS, PIECES_V = (HEAD_DIM_V + COLUMNS - 1u) / COLUMNS;
+
+/* The 32 bits that begin at an element; 64 at a time are read faster than 32. */
+uint element_bits(const in uint64_t address)
+{
+    return uint(Word64(address & ~uint64_t(7u)).value >> (uint(address) % 8u * 8u));
+}
+
+uvec2 load8(const in uint64_t address)
+{
+    if (ALIGNED)
+        return unpack32(Word64(address).value);
+#if ELEMENT == 0
+    return uvec2(element_bits(address), element_bits(address + uint64_t(4u)));
+#else
+    uvec2 low = uvec2(element_bits(address), element_bits(address + uint64_t(4u))) & 0xffffu;
+    return low | uvec2(element_bits(address + uint64_t(2u)), element_bits(address + uint64_t(6u))) << 16;
+#endif
+}
+
+float element(const in uvec2 words, const in uint e)
+{
+#if ELEMENT == 0
+    return uintBitsToFloat(words[e]);
+#else
+    return unpack(words[e / 2u])[e % 2u];
+#endif
+}
+
+bool is_special8(const in uvec2 words)
+{
+#if ELEMENT == 0
+    return any(greaterThanEqual(words & 0x7fffffffu, uvec2(0x7f800000u)));
+#else
+    const uint ones = ELEMENT == 1 ? 0x7c00u : 0x7f80u;
+    return any(equal(words & ones, uvec2(ones))) || any(equal(words & (ones << 16), uvec2(ones << 16)));
+#endif
+}
+
+/* A row of A or A2. */
+#define LOAD_OWNED(to, parts, plane, stride, factor)                                                                   \
+    [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                                \
+    {                                                                                                                  \
+        uvec2 from = address_step(plane, own.row0 + min(r, own.rows - 1u), stride);                                    \
+        uint64_t at = pack64(address_add(from, lane * ELEMENT_BYTES));                                                 \
+        [[dont_unroll]] for (uint c = 0u; c < parts; c++)                                                              \
+        {                                                                                                              \
+            uint bits = element_bits(at + uint64_t(c * LANES * ELEMENT_BYTES));                                        \
+            to[r * parts + c] = element(uvec2(bits), 0u) * factor;                                                     \
+        }                                                                                                              \
+    }
+
+/* 1, 2, 3: to = A B^T */
+#define MULTIPLY_ROWS(to, from, parts, plane, stride)                                                                  \
+    {                                                                                                                  \
+        uint64_t b_at[GROUPS];                                                                                         \
+        [[unroll]] for (uint g = 0u; g < GROUPS; g++)                                                                  \
+            b_at[g] = pack64(address_step(plane, min(row0 + g * LANES + lane, walked - 1u), stride));                  \
+        float acc[BLOCK_M * GROUPS];                                                                                   \
+        [[unroll]] for (uint i = 0u; i < BLOCK_M * GROUPS; i++)                                                        \
+            acc[i] = 0.0;                                                                                              \
+        [[dont_unroll]] for (uint c = 0u; c < parts; c++)                                                              \
+        {                                                                                                              \
+            float b_row[GROUPS * LANES];                                                                               \
+            [[unroll]] for (uint g = 0u; g < GROUPS; g++)                                                              \
+            {                                                                                                          \
+                [[unroll]] for (uint t = 0u; t < LANES; t += ELEMENTS)                                                 \
+                {                                                                                                      \
+                    uvec2 words = load8(b_at[g] + uint64_t(t * ELEMENT_BYTES));                                        \
+                    [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)                                                    \
+                        b_row[g * LANES + t + e] = element(words, e);                                                  \
+                }                                                                                                      \
+                b_at[g] += uint64_t(LANES * ELEMENT_BYTES);                                                            \
+            }                                                                                                          \
+            [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                             \
+            {                                                                                                          \
+                float mine = from[r * parts + c];                                                                      \
+                [[unroll]] for (uint w = 0u; w < LANES; w++)                                                           \
+                {                                                                                                      \
+                    float one = subgroupShuffle(mine, w);                                                              \
+                    [[unroll]] for (uint g = 0u; g < GROUPS; g++)                                                      \
+                        acc[r * GROUPS + g] = fma(one, b_row[g * LANES + w], acc[r * GROUPS + g]);                     \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        [[unroll]] for (uint i = 0u; i < BLOCK_M * GROUPS; i++)                                                        \
+            to[i] = acc[i];                                                                                            \
+    }
+
+/* 6: to += weights B, eight bytes of each row of B in each lane. A weight of 0 contributes nothing, whatever it meets;
+ * rare. */
+#define MULTIPLY_WEIGHTS(to, weights, pieces, size, plane, stride_row)                                                 \
+    [[dont_unroll]] for (uint piece = 0u; piece < pieces; piece++)                                                     \
+    {                                                                                                                  \
+        uint column = min(piece * COLUMNS + lane * ELEMENTS, size - ELEMENTS);                                         \
+        uint64_t from = pack64(address_add(address_step(plane, row0, stride_row), column * ELEMENT_BYTES));            \
+        uint64_t stride = pack64(stride_row), at = from;                                                               \
+        uint to_at = piece * ELEMENTS * BLOCK_M, special = 0u;                                                         \
+        float sum[BLOCK_M * ELEMENTS];                                                                                 \
+        [[unroll]] for (uint i = 0u; i < BLOCK_M * ELEMENTS; i++)                                                      \
+            sum[i] = to[to_at + i];                                                                                    \
+        [[dont_unroll]] for (uint g = 0u; g < GROUPS; g++)                                                             \
+        {                                                                                                              \
+            float weight[BLOCK_M];                                                                                     \
+            [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                             \
+                weight[r] = weights[r * GROUPS + g];                                                                   \
+            [[unroll]] for (uint w = 0u; w < LANES; w++)                                                               \
+            {                                                                                                          \
+                uvec2 words = load8(at);                                                                               \
+                at += row0 + g * LANES + w + 1u < walked ? stride : uint64_t(0u);                                      \
+                special |= is_special8(words) ? 1u : 0u;                                                               \
+                [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                         \
+                {                                                                                                      \
+                    float one = subgroupShuffle(weight[r], w);                                                         \
+                    [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)                                                    \
+                        sum[e * BLOCK_M + r] = fma(one, element(words, e), sum[e * BLOCK_M + r]);                      \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)                                                      \
+            special |= subgroupShuffle(special, lane ^ step);                                                          \
+        [[dont_unroll]] for (uint once = 0u; once < special; once++)                                                   \
+        {                                                                                                              \
+            at = from;                                                                                                 \
+            [[unroll]] for (uint i = 0u; i < BLOCK_M * ELEMENTS; i++)                                                  \
+                sum[i] = to[to_at + i];                                                                                \
+            [[dont_unroll]] for (uint n = 0u; n < BLOCK_N; n++)                                                        \
+            {                                                                                                          \
+                uvec2 words = load8(at);                                                                               \
+                at += row0 + n + 1u < walked ? stride : uint64_t(0u);                                                  \
+                [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                         \
+                {                                                                                                      \
+                    float one = subgroupShuffle(weights[r * GROUPS + n / LANES], n % LANES);                           \
+                    [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)                                                    \
+                    {                                                                                                  \
+                        float with = fma(one, element(words, e), sum[e * BLOCK_M + r]);                                \
+                        sum[e * BLOCK_M + r] = is_zero(one) ? sum[e * BLOCK_M + r] : with;                             \
+                    }                                                                                                  \
+                }                                                                                                      \
+            }                                                                                                          \
+        }                                                                                                              \
+        [[unroll]] for (uint i = 0u; i < BLOCK_M * ELEMENTS; i++)                                                      \
+            to[to_at + i] = sum[i];                                                                                    \
+    }
+
+#define STORE_OUTPUT(tensor, from, pieces, size, factor)                                                               \
+    [[dont_unroll]] for (uint r = 0u; r < own.rows; r++)                                                               \
+    {                                                                                                                  \
+        uvec2 to = address_step(plane(tensor, own.b, own.h), own.row0 + r, tensor.stride_row);                         \
+        [[dont_unroll]] for (uint piece = 0u; piece < pieces; piece++)                                                 \
+        {                                                                                                              \
+            uint column = piece * COLUMNS + lane * ELEMENTS;                                                           \
+            [[dont_unroll]] for (uint e = 0u; e < ELEMENTS && column < size; e += 2u)                                  \
+                store2(address_add(to, (column + e) * ELEMENT_BYTES),                                                  \
+                       factor * vec2(from[(piece * ELEMENTS + e) * BLOCK_M + r],                                       \
+                                     from[(piece * ELEMENTS + e + 1u) * BLOCK_M + r]));                                \
+        }                                                                                                              \
+    }
+
+void store2(const in uvec2 to, const in vec2 value)
+{
+    if (ALIGNED) {
+#if ELEMENT == 0
+        OutWord64(pack64(to)).value = pack64(floatBitsToUint(value));
+#else
+        OutWord(to).value = pack(value.x, value.y);
+#endif
+    } else {
+        store_element(to, value.x);
+        store_element(address_add(to, ELEMENT_BYTES), value.y);
+    }
+}
+
+void main()
+{
+    Arguments args = Arguments(push.arguments);
+    uint lane = gl_SubgroupInvocationID;
+    Owned own = owned_of(args, push.first + gl_WorkGroupID.x);
+    uvec2 b_stride = TENSOR_B.stride_row, b2_stride = TENSOR_B2.stride_row;
+    float prescale = PRESCALE ? args.scale : 1.0, factor = PRESCALE ? 1.0 : args.scale;
+#ifdef KEYS
+    uint walked = args.q_len;
+#else
+    uint walked = args.kv_len;
+#endif
+
+    float a[BLOCK_M * PARTS], a2[BLOCK_M * PARTS_V], p[BLOCK_M * GROUPS], ds[BLOCK_M * GROUPS];
+    float x[BLOCK_M * PIECES * ELEMENTS];
+    {
+        uvec2 a_plane = plane(TENSOR_A, own.b, own.h), a2_plane = plane(TENSOR_A2, own.b, own.h);
+        LOAD_OWNED(a, PARTS, a_plane, TENSOR_A.stride_row, prescale)
+        LOAD_OWNED(a2, PARTS_V, a2_plane, TENSOR_A2.stride_row, 1.0)
+    }
+    [[dont_unroll]] for (uint i = 0u; i < BLOCK_M * PIECES * ELEMENTS; i++)
+        x[i] = 0.0;
+#ifdef KEYS
+    float y[BLOCK_M * PIECES_V * ELEMENTS], lse[GROUPS], delta[GROUPS];
+    [[dont_unroll]] for (uint i = 0u; i < BLOCK_M * PIECES_V * ELEMENTS; i++)
+        y[i] = 0.0;
+#else
+    float lse[BLOCK_M], delta[BLOCK_M];
+    [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
+        uint q = own.row0 + min(r, own.rows - 1u);
+        lse[r] = load_lse(args.lse, own.b, own.h, q);
+        delta[r] = load_delta(args, own.b, own.h, q);
+    }
+    vec4 due = vec4(0.0); /* to captures' elements that all pairs share */
+#endif
+
+    Walk walk;
+    walk.plane = 0u;
+    enter(walk, args, own);
+    while (next_tile(walk, args, own, walked)) {
+        uint row0 = walk.tile.kv0, b = walk.b, h = walk.h;
+        bool evaluate = MASK && walk.tile.kind != 0u;
+        MULTIPLY_ROWS(p, a, PARTS, walk.at, b_stride)
+        MULTIPLY_ROWS(ds, a2, PARTS_V, walk.at2, b2_stride)
+
+        /* 4: score and mask; 5: P, and dS with respect to scale q k */
+#ifdef KEYS
+        [[unroll]] for (uint g = 0u; g < GROUPS; g++) {
+            uint q = min(row0 + g * LANES + lane, walked - 1u);
+            lse[g] = load_lse(args.lse, b, h, q);
+            delta[g] = load_delta(args, b, h, q);
+        }
+#endif
+        [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++)
+            [[dont_unroll]] for (uint g = 0u; g < GROUPS; g++) {
+                uint own_row = own.row0 + r, row = row0 + g * LANES + lane;
+#ifdef KEYS
+                uint q = row, kv = own_row, at = g;
+#else
+                uint q = own_row, kv = row, at = r;
+#endif
+                bool may = r < own.rows && row < walked;
+                [[dont_unroll]] for (uint once = 0u; once < (evaluate ? 1u : 0u); once++)
+                    may = may && attune_mask(int(b), int(h), int(q), int(kv), args.mask_mod);
+                float raw = p[r * GROUPS + g] * factor, value = raw;
+                if (SCORE)
+                    value = attune_score(raw, int(b), int(h), int(q), int(kv), args.score_mod);
+                float weight = exp2((value - lse[at]) * LOG2E);
+                weight = may ? weight : 0.0;
+                float d = is_zero(weight) ? 0.0 : weight * (ds[r * GROUPS + g] - delta[at]);
+                p[r * GROUPS + g] = weight;
+#ifndef KEYS
+                [[dont_unroll]] for (uint once = 0u; once < (SCORE && CAPTURES && !is_zero(d) ? 1u : 0u); once++) {
+                    due += d * attune_d_shared(raw, int(b), int(h), int(q), int(kv), args.score_mod);
+                    attune_d_add(raw, int(b), int(h), int(q), int(kv), args.score_mod, d);
+                }
+#endif
+                if (SCORE) {
+                    float slope = attune_d_score(raw, int(b), int(h), int(q), int(kv), args.score_mod);
+                    d = is_zero(d) ? 0.0 : d * slope;
+                }
+                ds[r * GROUPS + g] = d;
+            }
+
+        /* 6: dV += P^T dO and dK += dS^T Q, or dQ += dS K */
+#ifdef KEYS
+        MULTIPLY_WEIGHTS(y, p, PIECES_V, HEAD_DIM_V, walk.at2, b2_stride)
+#endif
+        MULTIPLY_WEIGHTS(x, ds, PIECES, HEAD_DIM, walk.at, b_stride)
+    }
+
+    /* 7: store */
+#ifdef KEYS
+    STORE_OUTPUT(args.d_k, x, PIECES, HEAD_DIM, args.scale)
+    STORE_OUTPUT(args.d_v, y, PIECES_V, HEAD_DIM_V, 1.0)
+#else
+    STORE_OUTPUT(args.d_q, x, PIECES, HEAD_DIM, args.scale)
+    if (CAPTURES)
+        attune_d_shared_add(due, int(own.b), int(own.h), args.score_mod);
+#endif
+}
