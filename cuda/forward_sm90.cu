@@ -2,57 +2,21 @@
 /*
  * Forward for Hopper: TMA, mbarriers and wgmma. The stages are those of docs/algorithm.md.
  *
- * The first warp group loads: one thread of it walks the work and the mask's lists, and passes on, with each tile of
- * keys, where it stands and how it is to be masked. Each other warp group owns 64 rows. It issues Q K(j + 1) before
- * P V(j), so that the tensor cores work under softmax; and two warp groups take turns in issuing, so that one's
- * products run under the other's softmax.
+ * The first warp group feeds. One thread of it walks the work and the mask's lists, some tiles of keys ahead, so that
+ * nobody waits for what it reads; another one loads, and passes on, with each tile of keys, where it stands and how it
+ * is to be masked. Each other warp group owns 64 rows. It issues Q K(j + 1) before P V(j), so that the tensor cores
+ * work under softmax, and the next rows' first Q K with the last P V, so that they work while O is stored; and two warp
+ * groups take turns in issuing, so that one's products run under the other's softmax.
  *
  * A thread holds, of each 16 x 8 piece of S and O, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
  * Tiles in shared memory are slabs of 64 columns, as TMA's 128-byte swizzle lays them.
  */
-#include "common.cuh"
-#include "hopper.cuh"
+#include "feed_sm90.cuh"
 #include "wgmma.cuh"
 
-constexpr int GROUPS = BLOCK_M / 64; /* of consumers */
-static_assert(THREADS == 128 * (GROUPS + 1), "one warp group loads, each other one owns 64 rows");
-constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
-constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
-constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
-constexpr u32 Q_BYTES = SLABS_D * Q_SLAB, K_BYTES = SLABS_D * KV_SLAB, V_BYTES = SLABS_DV * KV_SLAB;
-constexpr u32 RESIDENT_BYTES = SLABS_DV > SLABS_D ? SLABS_DV *Q_SLAB : Q_BYTES;
-constexpr int LOADER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
-constexpr int OWNER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
+/* With 160 registers a mask has room only once P is gone: P V is not under it then. */
+constexpr bool DRAINS = GROUPS == 3 && ATTUNE_HAVE_BLOCKS;
 constexpr bool TURNS = GROUPS > 1 && HEAD_DIM_V <= 128;
-
-/* Flags; a second set of them, 8 bits higher, is for the rows that lie in the mask's next block. */
-enum { NOTE_MASK = 1, NOTE_LAST = 2, NOTE_PARTIAL = 4, NOTE_ABSENT = 8, NOTE_CHECK = 16 };
-/* A tile of 192 rows may lie in two blocks of 128 rows: both are walked, and each owner takes its own block's part. */
-constexpr int WALKS = ATTUNE_HAVE_BLOCKS && GROUPS == 3 ? 2 : 1;
-
-/* Where pairs are forbidden, infinities and NaN of V must not meet their P = 0: three warps of the first group look for
- * them in such tiles, take them out, and the owners add them where they are allowed. */
-constexpr bool CHECKS = HAVE_MASK || WALKS > 1;
-constexpr int CHECKERS = CHECKS ? 3 : 0;
-
-/* What follows the tiles in shared memory: at most 8 (17 + 7 STAGES) bytes. The walks and the place are here because
- * the loader has few registers, and time. */
-struct control {
-    u64 q_full, q_empty;
-    u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES], v_checked[STAGES];
-    struct {
-        int tile, any; /* tile -1: no more work; any 0: no keys */
-    } work;
-    struct {
-        int kv, flags;
-    } note[STAGES];
-    int special[STAGES]; /* V had infinities or NaN, which are 0 there now */
-    walk walks[WALKS];
-    place at;
-};
-constexpr u32 CONTROL_BYTES = round_up(8 * (17 + 7 * STAGES), 128);
-static_assert(sizeof(control) <= CONTROL_BYTES &&
-              planned(RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES, 0));
 
 /* Turns between two or three warp groups, in named barriers 1 and following. */
 __device__ __forceinline__ void turn_wait(int group)
@@ -65,193 +29,6 @@ __device__ __forceinline__ void turn_pass(int group)
 {
     if (TURNS)
         asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1 == GROUPS ? 0 : group + 1)) : "memory");
-}
-
-/* -------------------------------------------------------------------------------------------------------- the loader
- */
-
-/* The tile after this one, or -1. */
-__device__ __forceinline__ int work_next(const attune_cuda_arguments &a, int tile)
-{
-    if (a.counter)
-        tile = (int)gridDim.x + atomicAdd((int *)a.counter, 1);
-    else
-        tile += (int)gridDim.x;
-    return tile < tile_count(a) ? tile : -1;
-}
-
-/* Whoever ends last sets the counters back. */
-__device__ __forceinline__ void work_end(const attune_cuda_arguments &a)
-{
-    int *counter = (int *)a.counter;
-    if (counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
-        counter[0] = 0;
-        counter[1] = 0;
-    }
-}
-
-/* The next keys that any of the walks meets, or -1. */
-__device__ __forceinline__ int walks_next(const walk (&w)[WALKS])
-{
-    u32 next = (u32)w[0].next.kv;
-    if (WALKS > 1)
-        next = min(next, (u32)w[WALKS - 1].next.kv);
-    return (int)next;
-}
-
-/* Goes past them and returns the note's flags. */
-__device__ __forceinline__ int walks_take(walk (&w)[WALKS], const attune_cuda_arguments &a, int kv)
-{
-    int flags = 0;
-#pragma unroll 1
-    for (int i = 0; i < WALKS; i++) {
-        int own = NOTE_MASK | NOTE_ABSENT;
-        if (w[i].next.kv == kv) {
-            keys now = walk_take(w[i], a);
-            own = (keys_masked(now, a) ? NOTE_MASK : 0) | (HAVE_MASK && !now.whole ? NOTE_PARTIAL : 0);
-        }
-        flags |= own << 8 * i;
-    }
-    if (CHECKS && flags & ((NOTE_PARTIAL | NOTE_ABSENT) * (WALKS > 1 ? 0x101 : 1)))
-        flags |= NOTE_CHECK | NOTE_CHECK << 8;
-    return walks_next(w) < 0 ? flags | NOTE_LAST | NOTE_LAST << 8 : flags;
-}
-
-__device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, u32 memory, const tensor_map *q_map,
-                                     const tensor_map *k_map, const tensor_map *v_map)
-{
-    u32 k_tiles = memory + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
-    int tile = (int)blockIdx.x < tile_count(a) ? (int)blockIdx.x : -1;
-    ring r = {0, 1}; /* empty to begin with: the phase before the first */
-    for (u32 round = 0;; round++) {
-        if (tile < 0) {
-            barrier_wait(&c.q_empty, ~round & 1);
-            break;
-        }
-#if ATTUNE_HAVE_BLOCKS && ATTUNE_BLOCK_M == 192
-        place &p = c.at;
-        walk(&w)[WALKS] = c.walks;
-#else
-        place p;
-        walk w[WALKS];
-#endif
-        p = tile_place(a, tile);
-#pragma unroll 1
-        for (int i = 0; i < WALKS; i++) {
-            place rows = p;
-            rows.q = i ? min(p.q + BLOCK_M, a.q_len) - 1 : p.q;
-            walk_begin(w[i], a, rows);
-        }
-        bool any = walks_next(w) >= 0;
-        barrier_wait(&c.q_empty, ~round & 1);
-        c.work.tile = tile;
-        c.work.any = any;
-        if (any) {
-            barrier_expect(&c.q_full, Q_BYTES);
-#pragma unroll
-            for (int slab = 0; slab < SLABS_D; slab++)
-#pragma unroll
-                for (int g = 0; g < GROUPS; g++)
-                    tensor_load(memory + slab * Q_SLAB + g * 64 * 128, q_map, &c.q_full, slab * 64, p.q + g * 64, p.h,
-                                p.b);
-        } else
-            barrier_arrive(&c.q_full);
-        for (int kv; (kv = walks_next(w)) >= 0;) {
-            int flags = walks_take(w, a, kv);
-            barrier_wait(&c.k_empty[r.stage], r.phase);
-            c.note[r.stage].kv = kv;
-            c.note[r.stage].flags = flags;
-            barrier_expect(&c.k_full[r.stage], K_BYTES);
-#pragma unroll
-            for (int slab = 0; slab < SLABS_D; slab++)
-                tensor_load(k_tiles + r.stage * K_BYTES + slab * KV_SLAB, k_map, &c.k_full[r.stage], slab * 64, kv,
-                            p.h_kv, a.k.batch ? p.b : 0);
-            barrier_wait(&c.v_empty[r.stage], r.phase);
-            barrier_expect(&c.v_full[r.stage], V_BYTES);
-#pragma unroll
-            for (int slab = 0; slab < SLABS_DV; slab++)
-                tensor_load(v_tiles + r.stage * V_BYTES + slab * KV_SLAB, v_map, &c.v_full[r.stage], slab * 64, kv,
-                            p.h_kv, a.v.batch ? p.b : 0);
-            ring_next(r);
-        }
-        tile = work_next(a, c.work.tile);
-    }
-    c.work.tile = -1;
-    barrier_arrive(&c.q_full);
-    work_end(a);
-}
-
-/* ------------------------------------------------------------------------------------------------------- the checkers
- */
-
-constexpr u32 EXPONENTS = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x7c007c00u : 0x7f807f80u;
-constexpr u32 EXPONENT_ONE = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x04000400u : 0x00800080u;
-
-/* The sign bits of those of two elements whose exponents are all ones, and other bits. */
-__device__ __forceinline__ u32 special_signs(u32 two)
-{
-    return (two & EXPONENTS) + EXPONENT_ONE;
-}
-
-/* Sets infinities and NaN of a tile to 0. Returns whether there were any. */
-__device__ __forceinline__ bool clean(u32 tile)
-{
-    bool any = false;
-#pragma unroll 4
-    for (u32 i = (threadIdx.x - 32) * 16; i < V_BYTES; i += 32 * 16 * 3) {
-        u32 w[4];
-        asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                     : "r"(tile + i)
-                     : "memory");
-        if ((special_signs(w[0]) | special_signs(w[1]) | special_signs(w[2]) | special_signs(w[3])) & 0x80008000u) {
-            any = true;
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                w[j] &= ~((special_signs(w[j]) >> 15 & 0x00010001u) * 0xffffu);
-            asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(tile + i), "r"(w[0]), "r"(w[1]), "r"(w[2]),
-                         "r"(w[3])
-                         : "memory");
-        }
-    }
-    if (any)
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    return any;
-}
-
-__device__ __forceinline__ void check(control &c, u32 memory)
-{
-    u32 v_tiles = memory + RESIDENT_BYTES + STAGES * K_BYTES;
-    bool first = threadIdx.x % 32 == 0;
-    ring r = {0, 0};
-    for (u32 round = 0;; round++) {
-        barrier_wait(&c.q_full, round & 1);
-        if (c.work.tile < 0)
-            break;
-        int flags = c.work.any ? 0 : NOTE_LAST;
-        while (!(flags & NOTE_LAST)) {
-            barrier_wait(&c.k_full[r.stage], r.phase);
-            flags = c.note[r.stage].flags;
-            __syncwarp();
-            if (first)
-                barrier_arrive(&c.k_empty[r.stage]);
-            if (flags & NOTE_CHECK) {
-                barrier_wait(&c.v_full[r.stage], r.phase);
-                int any = clean(v_tiles + r.stage * V_BYTES);
-                asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nbar.red.or.pred q, 7, 96, p;\n"
-                             "selp.b32 %0, 1, 0, q;\n}"
-                             : "+r"(any)::"memory");
-                if (threadIdx.x == 32) {
-                    c.special[r.stage] = any;
-                    barrier_arrive(&c.v_checked[r.stage]);
-                }
-            }
-            ring_next(r);
-        }
-        __syncwarp();
-        if (first)
-            barrier_arrive(&c.q_empty);
-    }
 }
 
 /* ------------------------------------------------------------------------------------------------------------ stages
@@ -267,18 +44,100 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 
     wgmma_commit();
 }
 
-/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
-__device__ __forceinline__ bool near_zero(const float (&s)[BLOCK_N / 2], float scale)
+/* The largest product of the thread, in magnitude. */
+__device__ __forceinline__ float magnitude(const float (&s)[BLOCK_N / 2])
 {
-#ifdef ATTUNE_SCORE_NEAR
     float top[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; i++)
         top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
-    return __all_sync(0xffffffffu, fmaxf(top[0], top[1]) * fabsf(scale) <= ATTUNE_SCORE_NEAR);
+    return fmaxf(top[0], top[1]);
+}
+
+/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
+__device__ __forceinline__ bool near_zero(const float (&s)[BLOCK_N / 2], float scale)
+{
+#ifdef ATTUNE_SCORE_NEAR
+    return __all_sync(0xffffffffu, magnitude(s) * fabsf(scale) <= ATTUNE_SCORE_NEAR);
 #else
     return true;
 #endif
+}
+
+/* A score that is a line in the product and in kv, in one row: factor * score + base + slope * (kv - origin). */
+struct line {
+    float factor, slope, base;
+    int origin;
+};
+
+/* Of the thread's two rows. False where an infinity would make of these sums what it does not make of the text's. */
+__device__ __forceinline__ bool find_lines(line (&lines)[2], const attune_cuda_arguments &a, const place &p, int row)
+{
+    bool finite = false;
+#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
+    finite = true;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        line &l = lines[half];
+        attune_score_line(p.b, p.h, row + half * 8, p.h_kv, a.q_len, a.kv_len, &l.factor, &l.slope, &l.base, &l.origin,
+                          a.score_symbols);
+        l.factor *= a.scale;
+        finite = finite && fabsf(l.factor) + fabsf(l.slope) + fabsf(l.base) < ATTUNE_INF;
+    }
+    finite = __all_sync(0xffffffffu, finite);
+#endif
+    return finite;
+}
+
+__device__ __forceinline__ void apply_lines(float (&s)[BLOCK_N / 2], const line (&lines)[2], int column)
+{
+#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const line &l = lines[half];
+        float from = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 4; i++) {
+            float &x = s[i / 2 * 4 + half * 2 + i % 2];
+            float to = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, from) : from;
+            x = __fmaf_rn(x, l.factor, to);
+        }
+    }
+#endif
+}
+
+/*
+ * outer * tanh(inner * score): x times a polynomial in x * x, of the product itself. With two coefficients it is within
+ * 3.5e-8 of tanh where |inner * score| <= 0.16, with four within 1.4e-8 up to 0.5. False, and nothing done, past that.
+ */
+__device__ __forceinline__ bool apply_cap(float (&s)[BLOCK_N / 2], float scale)
+{
+#if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
+    float inner = ATTUNE_SCORE_CAP_INNER * scale, two = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
+    if (!(two > 0x1p-24f && two < 0x1p24f))
+        return false;
+    float top = magnitude(s) * fabsf(inner);
+    if (__all_sync(0xffffffffu, top <= 0.16f)) {
+        float c1 = c0 * two * -0.33331832f, c2 = c0 * two * (two * 0.13143139f);
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; i++) {
+            float y = s[i] * s[i];
+            s[i] *= __fmaf_rn(__fmaf_rn(y, c2, c1), y, c0);
+        }
+        return true;
+    }
+    if (__all_sync(0xffffffffu, top <= 0.5f)) {
+        float c1 = c0 * two, c2 = c1 * two, c3 = c2 * two, c4 = c3 * two;
+        c1 *= -0.33333072f, c2 *= 0.13324828f, c3 *= -0.052989241f, c4 *= 0.017141320f;
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; i++) {
+            float y = s[i] * s[i];
+            s[i] *= __fmaf_rn(__fmaf_rn(__fmaf_rn(__fmaf_rn(y, c4, c3), y, c2), y, c1), y, c0);
+        }
+        return true;
+    }
+#endif
+    return false;
 }
 
 #if ATTUNE_HAVE_MASK
@@ -332,37 +191,40 @@ __device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half
                 s[n * 4 + half * 2 + i] = -ATTUNE_INF;
 }
 
-/* 4: the score and mask hook. row: the thread's first row of q. */
+/* 4: the score and mask hook. row: the thread's first row of q; lined: the scores of both rows are lines. */
 __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p, int kv,
-                                     int flags, int row)
+                                     int flags, int row, const line (&lines)[2], bool lined)
 {
     int column = kv + (int)threadIdx.x % 4 * 2;
-    if constexpr (HAVE_SCORE) {
-#if ATTUNE_HAVE_SCORE_NEAR
-        if (near_zero(s, a.scale)) {
-#pragma unroll
-            for (int i = 0; i < BLOCK_N / 2; i++)
-                s[i] = attune_score_near(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
-                                         a.kv_len, s[i] * a.scale, a.score_symbols, column);
-        } else
-#endif
 #if ATTUNE_HAVE_SCORE
+#if ATTUNE_HAVE_SCORE_LINE
+    if (lined)
+        apply_lines(s, lines, column);
+    else
+#elif defined ATTUNE_SCORE_CAP_INNER
+    if (!apply_cap(s, a.scale))
+#elif ATTUNE_HAVE_SCORE_NEAR
+    if (near_zero(s, a.scale)) {
 #pragma unroll
-            for (int i = 0; i < BLOCK_N / 2; i++)
-                s[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
-                                    a.kv_len, s[i] * a.scale, a.score_symbols);
+        for (int i = 0; i < BLOCK_N / 2; i++)
+            s[i] = attune_score_near(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
+                                     a.kv_len, s[i] * a.scale, a.score_symbols, column);
+    } else
 #endif
-    } else if (a.scale <= 0.0f) {
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; i++)
+            s[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len, a.kv_len,
+                                s[i] * a.scale, a.score_symbols);
+#else
+    if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
             s[i] *= sign;
     }
+#endif
     if (!(flags & NOTE_MASK))
         return;
-    /* With 160 registers a mask has room only once P is gone: P V is not under it then. */
-    if (GROUPS == 3)
-        wgmma_wait<0>();
     if (flags & NOTE_PARTIAL) {
         if (mask_has_ranges(a)) {
 #pragma unroll
@@ -428,7 +290,7 @@ __device__ __forceinline__ void stand_before_wait(const float (&l)[2], control &
     if constexpr (!ATTUNE_HAVE_BLOCKS && !HAVE_SCORE && HEAD_DIM_V > 64)
         asm volatile(
             "{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.b32 [%1], %0;\n}" ::"f"(fminf(l[0], l[1])),
-            "r"(shared_address(&c.work))
+            "r"(shared_address(c.work))
             : "memory");
 }
 
@@ -543,94 +405,148 @@ __device__ __forceinline__ void store(const float (&o)[WIDTH_DV / 2], const floa
     }
 }
 
+/* The same for a row that no key is there for; its four threads share it. */
+__device__ __forceinline__ void store_nothing(const attune_cuda_arguments &a, const place &p, int row)
+{
+    int first = (int)threadIdx.x % 4;
+#pragma unroll 1
+    for (int q = row; q < min(row + 16, a.q_len); q += 8) {
+        element *to = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + q * a.o.row;
+#pragma unroll 1
+        for (int d = first; d < HEAD_DIM_V; d += 4)
+            to[d] = 0;
+        if (first)
+            continue;
+        if (a.lse.address)
+            ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + q * a.lse.row] = -ATTUNE_INF;
+        if (a.row_max.address)
+            ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + q * a.row_max.row] =
+                -ATTUNE_INF;
+    }
+}
+
 /* -------------------------------------------------------------------------------------------------------- the owners
  */
 
+/* Whether the next tile of rows has keys. */
+__device__ __forceinline__ bool rows_follow(control &c, const ring &r)
+{
+    barrier_wait(&c.q_full[r.stage], r.phase);
+    return c.work[r.stage].what == NOTE_ROWS;
+}
+
 __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, unsigned char *memory)
 {
-    int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 32;
+    int group = (int)threadIdx.x / 128 - 1;
     u32 k_tiles = shared_address(memory) + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
     u64 q = describe_k_major(shared_address(memory) + (u32)group * 64 * 128);
     float factor = fold_factor(a.scale);
-    ring k = {0, 0}, v = {0, 0};
+    ring r = {0, 0}, k = {0, 0}, v = {0, 0};
     u32 checked = 0;
+    bool begun = false; /* S of the next rows' first keys is there */
+    float s[BLOCK_N / 2], o[WIDTH_DV / 2];
     if (group == GROUPS - 1)
         turn_pass(group);
-    for (u32 round = 0;; round++) {
-        barrier_wait(&c.q_full, round & 1);
-        int tile = c.work.tile, flags = c.work.any ? 0 : NOTE_LAST;
-        if (tile < 0)
+    for (;;) {
+        barrier_wait(&c.q_full[r.stage], r.phase);
+        int flags = c.work[r.stage].what;
+        if (!flags)
             break;
-        place at = tile_place(a, tile);
-        int row = at.q + group * 64 + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+        place at = c.work[r.stage].at;
+        int row = at.q + group * 64 + (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4;
+        if (flags & NOTE_LAST) {
+            warp_arrive(&c.q_empty[r.stage]);
+            ring_next<Q_BUFFERS>(r);
+            store_nothing(a, at, row);
+            continue;
+        }
+        line lines[2];
+        bool lined = find_lines(lines, a, at, row);
         int part = WALKS > 1 && (at.q + group * 64) / a.q_block != at.q / a.q_block ? 8 : 0;
-        float o[WIDTH_DV / 2], m[2] = {-ATTUNE_INF, -ATTUNE_INF}, l[2] = {0.0f, 0.0f}, shrink[2];
+        if (!begun) {
+            barrier_wait(&c.k_full[k.stage], k.phase);
+            turn_wait(group);
+            wgmma_fence();
+            multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
+            turn_pass(group);
+            wgmma_wait<0>();
+            accumulators_done(s);
+        }
+        float m[2] = {-ATTUNE_INF, -ATTUNE_INF}, l[2] = {0.0f, 0.0f}, shrink[2];
+        u32 p[BLOCK_N / 16][4];
 #pragma unroll
         for (int i = 0; i < WIDTH_DV / 2; i++)
             o[i] = 0.0f;
-        if (!flags) {
-            u32 p[BLOCK_N / 16][4];
-            {
-                float s[BLOCK_N / 2];
-                barrier_wait(&c.k_full[k.stage], k.phase);
-                flags = c.note[k.stage].flags >> part;
-                int kv = c.note[k.stage].kv;
-                wgmma_fence();
-                multiply_qk(s, q, describe_k_major(k_tiles + k.stage * K_BYTES));
+        int kv = c.keys[k.stage].at;
+        flags = c.keys[k.stage].flags >> part;
+        warp_arrive(&c.k_empty[k.stage]);
+        ring_next(k);
+        hook(s, a, at, kv, flags, row, lines, lined);
+        softmax(s, m, l, shrink, factor);
+        round_p(p, s);
+        wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
+        while (!(flags & NOTE_LAST)) {
+            barrier_wait(&c.k_full[k.stage], k.phase);
+            kv = c.keys[k.stage].at;
+            flags = c.keys[k.stage].flags >> part;
+            turn_wait(group);
+            wgmma_fence();
+            multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
+            barrier_wait(&c.v_full[v.stage], v.phase);
+            wgmma_fence();
+            multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
+            turn_pass(group);
+            if (DRAINS && flags & NOTE_MASK) {
                 wgmma_wait<0>();
                 accumulators_done(s);
-                if (lane == 0)
-                    barrier_arrive(&c.k_empty[k.stage]);
-                ring_next(k);
-                hook(s, a, at, kv, flags, row);
+                accumulators_done(o);
+                warp_arrive(&c.k_empty[k.stage]);
+                hook(s, a, at, kv, flags, row, lines, lined);
                 softmax(s, m, l, shrink, factor);
-                round_p(p, s);
-                wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
-            }
-            while (!(flags & NOTE_LAST)) {
-                float s[BLOCK_N / 2];
-                barrier_wait(&c.k_full[k.stage], k.phase);
-                flags = c.note[k.stage].flags >> part;
-                int kv = c.note[k.stage].kv;
-                turn_wait(group);
-                wgmma_fence();
-                multiply_qk(s, q, describe_k_major(k_tiles + k.stage * K_BYTES));
-                barrier_wait(&c.v_full[v.stage], v.phase);
-                multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
-                turn_pass(group);
+            } else {
                 wgmma_wait<1>();
                 accumulators_done(s);
-                if (lane == 0)
-                    barrier_arrive(&c.k_empty[k.stage]);
-                ring_next(k);
-                hook(s, a, at, kv, flags, row);
+                warp_arrive(&c.k_empty[k.stage]);
+                hook(s, a, at, kv, DRAINS ? 0 : flags, row, lines, lined);
                 softmax(s, m, l, shrink, factor);
                 stand_before_wait(l, c);
                 wgmma_wait<0>();
                 accumulators_done(o);
-                if (lane == 0)
-                    barrier_arrive(&c.v_empty[v.stage]);
-                ring_next(v);
-                rescale(o, shrink);
-                round_p(p, s);
-                wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
             }
-            if (lane == 0)
-                barrier_arrive(&c.q_empty);
-            barrier_wait(&c.v_full[v.stage], v.phase);
-            wgmma_fence();
-            multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
+            ring_next(k);
+            warp_arrive(&c.v_empty[v.stage]);
+            ring_next(v);
+            rescale(o, shrink);
+            round_p(p, s);
+            wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
+        }
+        warp_arrive(&c.q_empty[r.stage]);
+        ring_next<Q_BUFFERS>(r);
+        if (Q_BUFFERS > 1)
+            begun = rows_follow(c, r);
+        barrier_wait(&c.v_full[v.stage], v.phase);
+        if (Q_BUFFERS > 1 && begun)
+            barrier_wait(&c.k_full[k.stage], k.phase);
+        turn_wait(group);
+        wgmma_fence();
+        multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
+        if (Q_BUFFERS > 1 && begun) {
+            multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
+            turn_pass(group);
+            wgmma_wait<1>();
+            accumulators_done(o);
+            warp_arrive(&c.v_empty[v.stage]);
+            store(o, m, l, a, at, row, factor);
+            wgmma_wait<0>();
+            accumulators_done(s);
+        } else {
+            turn_pass(group);
             wgmma_wait<0>();
             accumulators_done(o);
-            if (lane == 0)
-                barrier_arrive(&c.v_empty[v.stage]);
-            ring_next(v);
-        } else {
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(&c.q_empty);
+            warp_arrive(&c.v_empty[v.stage]);
+            store(o, m, l, a, at, row, factor);
         }
-        store(o, m, l, a, at, row, factor);
+        ring_next(v);
     }
 }
 
@@ -641,23 +557,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) unsigned char memory[];
     control &c = *(control *)(memory + RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES));
     if (threadIdx.x == 0) {
-        barrier_init(&c.q_full, 1);
-        barrier_init(&c.q_empty, GROUPS * 4 + CHECKERS);
+        for (int i = 0; i < Q_BUFFERS; i++) {
+            barrier_init(&c.q_full[i], 1);
+            barrier_init(&c.q_empty[i], (GROUPS * 4 + CHECKERS) * ATTUNE_ARRIVALS);
+        }
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.k_full[i], 1);
-            barrier_init(&c.k_empty[i], GROUPS * 4 + CHECKERS);
+            barrier_init(&c.k_empty[i], (GROUPS * 4 + CHECKERS) * ATTUNE_ARRIVALS);
             barrier_init(&c.v_full[i], 1);
-            barrier_init(&c.v_empty[i], GROUPS * 4);
+            barrier_init(&c.v_empty[i], GROUPS * 4 * ATTUNE_ARRIVALS);
             barrier_init(&c.v_checked[i], 1);
+        }
+        for (int i = 0; i < AHEAD; i++) {
+            barrier_init(&c.step_full[i], 1);
+            barrier_init(&c.step_empty[i], 1);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, c, shared_address(memory), &q_map, &k_map, &v_map);
-        else if (CHECKS && threadIdx.x >= 32)
+        else if (threadIdx.x == 32)
+            walk_ahead(a, c);
+        else if (CHECKS && threadIdx.x >= 64)
             check(c, shared_address(memory));
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));

@@ -215,6 +215,9 @@ typedef struct mods {
     uint32_t runs; /* of these symbols the runs must be known for that */
     bool near;     /* the score has a cheaper form near 0 */
     float limit;
+    bool line; /* it is a line in the product and in kv */
+    bool cap;  /* it is outer * tanh(inner * score) */
+    float inner, outer;
 } mods;
 
 static mods recognise(const attune__program_desc *desc)
@@ -222,8 +225,12 @@ static mods recognise(const attune__program_desc *desc)
     mods m = {0};
     attune__text nowhere = attune__text_begin(NULL, 0);
     m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
-    m.near = desc->score && desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS &&
-             attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    if (!desc->score)
+        return m;
+    const bool exact = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS;
+    m.cap = attune__ctext_cap(desc->score, &m.inner, &m.outer);
+    m.line = exact && attune__ctext_line(desc->score, "", &nowhere);
+    m.near = exact && attune__ctext_near(desc->score, "", &nowhere, &m.limit);
     /* The slope's nodes are the score's and others that are made of them. */
     if (m.near && desc->gradient) {
         float limit;
@@ -244,8 +251,18 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
     if (desc->gradient)
         attune__ctext_gradient(desc->gradient, text);
+    char literal[ATTUNE__FLOAT_TEXT];
+    if (m->line) {
+        attune__ctext_line(desc->score, "attune_score_line", text);
+        attune__text_add(text, "#define ATTUNE_HAVE_SCORE_LINE 1\n");
+    }
+    if (m->cap) {
+        attune__float_text(m->inner, literal);
+        attune__text_add(text, "#define ATTUNE_SCORE_CAP_INNER %sf\n", literal);
+        attune__float_text(m->outer, literal);
+        attune__text_add(text, "#define ATTUNE_SCORE_CAP_OUTER %sf\n", literal);
+    }
     if (m->near) {
-        char literal[ATTUNE__FLOAT_TEXT];
         float limit;
         attune__ctext_near(desc->score, "attune_score_near", text, &limit);
         if (desc->gradient)

@@ -323,6 +323,21 @@ bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name
     return near_text(gradient->expr, gradient->score, name, text, limit);
 }
 
+bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer)
+{
+    const attune__node *root = &expr->nodes[expr->node_count - 1], *tanh = root;
+    *outer = 1;
+    if (root->op == ATTUNE__OP_MUL) {
+        const attune__node *a = &expr->nodes[root->arg[0]], *b = &expr->nodes[root->arg[1]];
+        const attune__node *constant = b->op == ATTUNE__OP_CONST ? b : a;
+        if (constant->op != ATTUNE__OP_CONST)
+            return false;
+        *outer = constant->value.f;
+        tanh = constant == b ? a : b;
+    }
+    return tanh->op == ATTUNE__OP_TANH && isnormal(*outer) && near_limit(expr, tanh->arg[0], inner) > 0;
+}
+
 attune_status attune__expr_ctext(const attune_expr *expr, const char *function_name, char *buffer, size_t size,
                                  size_t *needed)
 {

@@ -32,6 +32,16 @@ bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text 
 bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit);
 
 /*
+ * void NAME(int b, int h, int q, int h_kv, int q_len, int kv_len, float *factor, float *slope, float *base, int *origin
+ * ATTUNE_SYMBOLS), where the score is factor * score + base + slope * (float)(kv - origin) in every row, and
+ * ATTUNE_SCORE_LINE_SLOPED, which is 0 if slope always is. False, and half a text, if it is not.
+ */
+bool attune__ctext_line(const attune_expr *expr, const char *name, attune__text *text);
+
+/* Whether the score is outer * tanh(inner * score), of constants. */
+bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer);
+
+/*
  * Derivatives, for kernels of the backward pass; the variables are those of the score's own function:
  *
  *     float attune_score_slope(int b, ... float score ATTUNE_SYMBOLS)     d result / d score

@@ -247,7 +247,7 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
 
 #define CUDA_LOOP                                                                                                      \
     (ATTUNE__BIT(ATTUNE__NUM_STAGES) | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__BIT(ATTUNE__PRESCALE_QK) |             \
-     ATTUNE__BIT(ATTUNE__BLOCKS_ARE_CONTIGUOUS) | ATTUNE__BIT(ATTUNE__USE_TMA))
+     ATTUNE__BIT(ATTUNE__USE_TMA))
 #define CUDA_READS                                                                                                     \
     {                                                                                                                  \
         CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),                                  \
@@ -294,14 +294,12 @@ static const attune__tile sm90_128[] = {
     ATTUNE__TILE(64, 64, 1, 8),
 };
 static const attune__tile sm90_192[] = {
-    ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
-    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
+    ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 112, 2, 12), ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
 };
 static const attune__tile sm90_256[] = {
-    ATTUNE__TILE(128, 64, 2, 12),
-    ATTUNE__TILE(64, 64, 2, 8),
-    ATTUNE__TILE(64, 32, 2, 8),
-    ATTUNE__TILE(64, 32, 1, 8),
+    ATTUNE__TILE(128, 80, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 32, 2, 8),   ATTUNE__TILE(64, 32, 1, 8),
 };
 static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *count)
 {
@@ -335,9 +333,16 @@ static void sm90_settle(const attune__search *search, attune__tile *tile)
     bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search);
     if (v[ATTUNE__BLOCK_M] == 192 && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)))
         v[ATTUNE__BLOCK_M] = 128;
+    /* 80 and 112 keys fill shared memory where a mask has no blocks that they would have to divide. */
+    uint32_t keys = v[ATTUNE__BLOCK_N];
+    bool odd = !attune__is_power2(keys) && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N));
+    if (odd)
+        v[ATTUNE__BLOCK_N] = 64;
     attune__settle_tile(search, tile, 16);
     if (three && v[ATTUNE__BLOCK_M] == 128)
         v[ATTUNE__BLOCK_M] = 192;
+    if (odd && !search->shape->block_mask && v[ATTUNE__BLOCK_N] == 64)
+        v[ATTUNE__BLOCK_N] = keys;
     /* wgmma has 64 rows whatever the lengths; refuse sorts out masks with smaller blocks. */
     if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && v[ATTUNE__BLOCK_M] < 64)
         v[ATTUNE__BLOCK_M] = 64;
@@ -363,10 +368,12 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 }
 
 /*
- * As sm80, with D and Dv padded to 64 and 8 (17 + 7 S) bytes rounded up to 128 behind the tiles: barriers, 16 bytes of
- * notes for each stage, and the walks over the lists.
+ * As sm80, with D and Dv padded to 64 and 8 (34 + 7 S) bytes rounded up to 128 behind the tiles: barriers, the rows' and
+ * the keys' notes, and the walk's steps.
  *
- *     forward       max(Q[M][D], O[M][Dv]) e + S (K[N][D] + V[N][Dv]) e + barriers; O is staged over Q
+ *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers
+ *
+ * B = 2 where D and Dv are at most 128, else 1: the next rows' Q comes while these are worked on.
  */
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
 {
@@ -375,13 +382,13 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
     uint32_t d = padded(s->head_dim, 64), dv = padded(s->head_dim_v, 64), stages = v[ATTUNE__NUM_STAGES];
-    uint64_t e = attune__dtype_bytes(s), barriers = attune__round_up64(8 * (17 + 7 * stages), 128);
+    uint64_t e = attune__dtype_bytes(s), barriers = attune__round_up64(8 * (34 + 7 * stages), 128);
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = BASE_REGISTERS - 8 + mod_registers(s);
     c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
     c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
-    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
-    c.shared = larger(m * d * e, m * dv * e) + stages * n * (d + dv) * e + barriers;
+    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], buffers = d <= 128 && dv <= 128 ? 2 : 1;
+    c.shared = buffers * m * d * e + stages * n * (d + dv) * e + barriers;
     /* A warp group's 64 rows of S, P in 16 bits, and O, over 128 threads. */
     c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
     return c;

@@ -62,7 +62,8 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
     x.d = up(x.d, 64), x.dv = up(x.dv, 64);
     if (c->direction == ATTUNE_BACKWARD)
         return x.n1 * (x.d + x.dv) * 2 + x.stages * x.m1 * ((x.d + x.dv + 128) * 2 + 8) + x.m1 * columns * 4 + 256;
-    return most(x.m * x.d * 2, x.m * x.dv * 2) + x.stages * x.n * (x.d + x.dv) * 2 + up(136 + 56 * x.stages, 128);
+    uint64_t rows = (x.d > 128 || x.dv > 128 ? 1 : 2) * x.m;
+    return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(272 + 56 * x.stages, 128);
 }
 
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)

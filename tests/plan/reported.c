@@ -109,6 +109,8 @@ Test(reported, options_that_a_kernel_does_not_read)
         EXPECT_ERROR(devices[i], &problem, "{\"BLOCKS_ARE_CONTIGUOUS\": true}", ATTUNE_INVALID_ARGUMENT,
                      "BLOCKS_ARE_CONTIGUOUS", "does not read it");
     }
+    EXPECT_ERROR("h200", &problem, "{\"BLOCKS_ARE_CONTIGUOUS\": true}", ATTUNE_INVALID_ARGUMENT,
+                 "BLOCKS_ARE_CONTIGUOUS", "does not read it");
     EXPECT_ERROR("cpu", &problem, "{\"num_warps\": 4}", ATTUNE_INVALID_ARGUMENT, "num_warps", "kernel cpu");
     EXPECT_ERROR("opencl-minimum", &problem, "{\"num_warps\": 4}", ATTUNE_INVALID_ARGUMENT, "num_warps",
                  "opencl_portable");

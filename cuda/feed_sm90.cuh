@@ -1,0 +1,338 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The warp group that feeds Hopper's forward kernel: a thread that walks the work and the mask's lists, a thread that
+ * loads, and two warps that keep infinities and NaN of V from forbidden pairs. What lies in shared memory is here too.
+ */
+#ifndef ATTUNE_CUDA_FEED_SM90_CUH
+#define ATTUNE_CUDA_FEED_SM90_CUH
+
+#include "hopper.cuh"
+
+constexpr int GROUPS = BLOCK_M / 64; /* of consumers */
+static_assert(THREADS == 128 * (GROUPS + 1), "one warp group feeds, each other one owns 64 rows");
+constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
+constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
+constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
+constexpr u32 Q_BYTES = SLABS_D * Q_SLAB, K_BYTES = SLABS_D * KV_SLAB, V_BYTES = SLABS_DV * KV_SLAB;
+/* Of the next rows' Q, where the keys leave room. */
+constexpr int Q_BUFFERS = SLABS_D <= 2 && SLABS_DV <= 2 ? 2 : 1;
+constexpr u32 RESIDENT_BYTES = Q_BUFFERS * Q_BYTES;
+constexpr int FEEDER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
+constexpr int OWNER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
+
+/* Flags; a second set of them, 8 bits higher, is for the rows that lie in the mask's next block. */
+enum { NOTE_MASK = 1, NOTE_LAST = 2, NOTE_PARTIAL = 4, NOTE_ABSENT = 8, NOTE_CHECK = 16, NOTE_ROWS = 32 };
+/* A tile of 192 rows may lie in two blocks of 128 rows: both are walked, and each owner takes its own block's part. */
+constexpr int WALKS = ATTUNE_HAVE_BLOCKS && GROUPS == 3 ? 2 : 1;
+
+/* Where pairs are forbidden, infinities and NaN of V must not meet their P = 0: two warps of the first group look for
+ * them in such tiles, take them out, and the owners add them where they are allowed. */
+constexpr bool CHECKS = HAVE_MASK || WALKS > 1;
+constexpr int CHECKERS = CHECKS ? 2 : 0;
+
+/* A tile of keys: the first of them, and how it is masked. Among the walker's: a tile of rows, or -1 at the end. */
+struct note {
+    int at, flags;
+};
+
+/* What follows the tiles in shared memory: at most 8 (34 + 7 STAGES) bytes. */
+constexpr int AHEAD = 4; /* steps that the walker may be ahead: more than its reads take */
+struct control {
+    u64 q_full[Q_BUFFERS], q_empty[Q_BUFFERS];
+    u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES], v_checked[STAGES];
+    u64 step_full[AHEAD], step_empty[AHEAD];
+    struct {
+        place at;
+        int what; /* NOTE_ROWS with keys, NOTE_ROWS | NOTE_LAST without, 0: no more work */
+    } work[Q_BUFFERS];
+    note keys[STAGES], steps[AHEAD];
+    int special[STAGES]; /* V had infinities or NaN, which are 0 there now */
+    walk walks[WALKS];
+};
+constexpr u32 CONTROL_BYTES = round_up(8 * (34 + 7 * STAGES), 128);
+static_assert(sizeof(control) <= CONTROL_BYTES &&
+              planned(RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES, 0));
+
+template <int SIZE> __device__ __forceinline__ void ring_next(ring &r)
+{
+    if (++r.stage == SIZE) {
+        r.stage = 0;
+        r.phase ^= 1;
+    }
+}
+
+/* How many of a warp's threads arrive: 1. 32 is for racecheck, which does not understand the one (docs/cuda.md). */
+#ifndef ATTUNE_ARRIVALS
+#define ATTUNE_ARRIVALS 1
+#endif
+
+/* An arrival speaks for its own thread alone: the warp comes together before one of it arrives. */
+__device__ __forceinline__ void warp_arrive(u64 *barrier)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 < ATTUNE_ARRIVALS)
+        barrier_arrive(barrier);
+}
+
+/* -------------------------------------------------------------------------------------------------------- the walker
+ */
+
+/*
+ * Heads whose keys fit in the L2 cache together are a section. With lists a section's last rows come first: they are
+ * the longest under a causal mask, and the sections' ends the shortest.
+ */
+constexpr i64 SECTION_BYTES = 24 << 20;
+
+__device__ __forceinline__ place place_of(const attune_cuda_arguments &a, int tile)
+{
+    if (!ATTUNE_HAVE_BLOCKS || a.order)
+        return tile_place(a, tile);
+    int rows = (a.q_len + BLOCK_M - 1) / BLOCK_M, group = a.heads / a.kv_heads, planes = a.batch * a.heads;
+    i64 bytes = a.kv_len * (i64)((HEAD_DIM + HEAD_DIM_V) * sizeof(element));
+    int width = group * (bytes > SECTION_BYTES ? 1 : (int)((u32)SECTION_BYTES / (u32)max((int)bytes, 1)));
+    width = min(width, planes);
+    int section = tile / (width * rows), first = section * width;
+    tile -= first * rows;
+    width = min(width, planes - first);
+    int row = tile / width, plane = first + tile - row * width;
+    place p;
+    p.b = plane / a.heads;
+    p.h = plane - p.b * a.heads;
+    p.h_kv = p.h / group;
+    p.q = (rows - 1 - row) * BLOCK_M;
+    return p;
+}
+
+/* The tile after this one, or -1. */
+__device__ __forceinline__ int work_next(const attune_cuda_arguments &a, int tile)
+{
+    if (a.counter)
+        tile = (int)gridDim.x + atomicAdd((int *)a.counter, 1);
+    else
+        tile += (int)gridDim.x;
+    return tile < tile_count(a) ? tile : -1;
+}
+
+/* Whoever ends last sets the counters back. */
+__device__ __forceinline__ void work_end(const attune_cuda_arguments &a)
+{
+    int *counter = (int *)a.counter;
+    if (counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
+        counter[0] = 0;
+        counter[1] = 0;
+    }
+}
+
+/* The next keys that any of the walks meets, or -1. */
+__device__ __forceinline__ int walks_next(const walk (&w)[WALKS])
+{
+    u32 next = (u32)w[0].next.kv;
+    if (WALKS > 1)
+        next = min(next, (u32)w[WALKS - 1].next.kv);
+    return (int)next;
+}
+
+/* Goes past them and returns the note's flags. */
+__device__ __forceinline__ int walks_take(walk (&w)[WALKS], const attune_cuda_arguments &a, int kv)
+{
+    int flags = 0;
+#pragma unroll 1
+    for (int i = 0; i < WALKS; i++) {
+        int own = NOTE_MASK | NOTE_ABSENT;
+        if (w[i].next.kv == kv) {
+            keys now = walk_take(w[i], a);
+            own = (keys_masked(now, a) ? NOTE_MASK : 0) | (HAVE_MASK && !now.whole ? NOTE_PARTIAL : 0);
+        }
+        flags |= own << 8 * i;
+    }
+    if (CHECKS && flags & ((NOTE_PARTIAL | NOTE_ABSENT) * (WALKS > 1 ? 0x101 : 1)))
+        flags |= NOTE_CHECK | NOTE_CHECK << 8;
+    return walks_next(w) < 0 ? flags | NOTE_LAST | NOTE_LAST << 8 : flags;
+}
+
+__device__ __forceinline__ void step_tell(control &c, ring &r, int at, int flags)
+{
+    barrier_wait(&c.step_empty[r.stage], r.phase);
+    c.steps[r.stage].at = at;
+    c.steps[r.stage].flags = flags;
+    barrier_arrive(&c.step_full[r.stage]);
+    ring_next<AHEAD>(r);
+}
+
+/* Tells the tiles of rows, each one with the tiles of keys that it meets behind it. */
+__device__ __forceinline__ void walk_ahead(const attune_cuda_arguments &a, control &c)
+{
+    ring r = {0, 1}; /* empty to begin with: the phase before the first */
+    int tile = (int)blockIdx.x < tile_count(a) ? (int)blockIdx.x : -1;
+    while (tile >= 0) {
+#if ATTUNE_HAVE_BLOCKS && ATTUNE_BLOCK_M == 192
+        walk(&w)[WALKS] = c.walks;
+#else
+        walk w[WALKS];
+#endif
+        place p = place_of(a, tile);
+#pragma unroll 1
+        for (int i = 0; i < WALKS; i++) {
+            place rows = p;
+            rows.q = i ? min(p.q + BLOCK_M, a.q_len) - 1 : p.q;
+            walk_begin(w[i], a, rows);
+        }
+        int kv = walks_next(w);
+        step_tell(c, r, tile, kv < 0 ? NOTE_ROWS | NOTE_LAST : NOTE_ROWS);
+        while (kv >= 0) {
+            int flags = walks_take(w, a, kv);
+            step_tell(c, r, kv, flags);
+            kv = walks_next(w);
+        }
+        tile = work_next(a, tile); /* no sooner: who takes work and does not begin it keeps it from others */
+    }
+    step_tell(c, r, -1, NOTE_ROWS);
+    work_end(a);
+}
+
+/* -------------------------------------------------------------------------------------------------------- the loader
+ */
+
+__device__ __forceinline__ void load_v(const attune_cuda_arguments &a, control &c, u32 v_tiles, const tensor_map *v_map,
+                                       ring &v, const place &p, int kv)
+{
+    barrier_wait(&c.v_empty[v.stage], v.phase);
+    barrier_expect(&c.v_full[v.stage], V_BYTES);
+#pragma unroll
+    for (int slab = 0; slab < SLABS_DV; slab++)
+        tensor_load(v_tiles + v.stage * V_BYTES + slab * KV_SLAB, v_map, &c.v_full[v.stage], slab * 64, kv, p.h_kv,
+                    a.v.batch ? p.b : 0);
+    ring_next(v);
+}
+
+/* V follows one tile behind K: its room is free the later. */
+__device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, u32 memory, const tensor_map *q_map,
+                                     const tensor_map *k_map, const tensor_map *v_map)
+{
+    u32 k_tiles = memory + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
+    ring r = {0, 0}, q = {0, 1}, k = {0, 1}, v = {0, 1};
+    place p = {0, 0, 0, 0};
+    int behind = -1; /* the keys whose V is due */
+    for (;; ring_next<AHEAD>(r)) {
+        barrier_wait(&c.step_full[r.stage], r.phase);
+        int at = c.steps[r.stage].at, flags = c.steps[r.stage].flags;
+        barrier_arrive(&c.step_empty[r.stage]);
+        if (flags & NOTE_ROWS) {
+            barrier_wait(&c.q_empty[q.stage], q.phase);
+            c.work[q.stage].what = at < 0 ? 0 : flags;
+            if (at >= 0)
+                c.work[q.stage].at = p = place_of(a, at);
+            if (at < 0 || flags & NOTE_LAST) {
+                barrier_arrive(&c.q_full[q.stage]);
+            } else {
+                barrier_expect(&c.q_full[q.stage], Q_BYTES);
+#pragma unroll
+                for (int slab = 0; slab < SLABS_D; slab++)
+#pragma unroll
+                    for (int g = 0; g < GROUPS; g++)
+                        tensor_load(memory + q.stage * Q_BYTES + slab * Q_SLAB + g * 64 * 128, q_map,
+                                    &c.q_full[q.stage], slab * 64, p.q + g * 64, p.h, p.b);
+            }
+            if (at < 0)
+                break;
+            ring_next<Q_BUFFERS>(q);
+            continue;
+        }
+        barrier_wait(&c.k_empty[k.stage], k.phase);
+        c.keys[k.stage].at = at;
+        c.keys[k.stage].flags = flags;
+        barrier_expect(&c.k_full[k.stage], K_BYTES);
+#pragma unroll
+        for (int slab = 0; slab < SLABS_D; slab++)
+            tensor_load(k_tiles + k.stage * K_BYTES + slab * KV_SLAB, k_map, &c.k_full[k.stage], slab * 64, at, p.h_kv,
+                        a.k.batch ? p.b : 0);
+        ring_next(k);
+        if (behind >= 0)
+            load_v(a, c, v_tiles, v_map, v, p, behind);
+        behind = at;
+        if (flags & NOTE_LAST) { /* what follows may take its time */
+            load_v(a, c, v_tiles, v_map, v, p, behind);
+            behind = -1;
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- the checkers
+ */
+
+constexpr u32 EXPONENTS = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x7c007c00u : 0x7f807f80u;
+constexpr u32 EXPONENT_ONE = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x04000400u : 0x00800080u;
+
+/* The sign bits of those of two elements whose exponents are all ones, and other bits. */
+__device__ __forceinline__ u32 special_signs(u32 two)
+{
+    return (two & EXPONENTS) + EXPONENT_ONE;
+}
+
+/* 8 elements of a tile in shared memory. */
+__device__ __forceinline__ void get_eight(u32 (&w)[4], u32 from)
+{
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+/* Sets infinities and NaN of a tile to 0. Returns whether the thread's part had any. It nearly never has: the first
+ * loop has no branches, so that its reads overlap. */
+__device__ __forceinline__ bool clean(u32 tile)
+{
+    constexpr u32 STRIDE = 32 * CHECKERS * 16;
+    u32 begin = (threadIdx.x - 64) * 16, found = 0, w[4];
+#pragma unroll 8
+    for (u32 i = begin; i < V_BYTES; i += STRIDE) {
+        get_eight(w, tile + i);
+        found |= special_signs(w[0]) | special_signs(w[1]) | special_signs(w[2]) | special_signs(w[3]);
+    }
+    if (!(found & 0x80008000u))
+        return false;
+#pragma unroll 1
+    for (u32 i = begin; i < V_BYTES; i += STRIDE) {
+        get_eight(w, tile + i);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            w[j] &= ~((special_signs(w[j]) >> 15 & 0x00010001u) * 0xffffu);
+        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(tile + i), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                     : "memory");
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    return true;
+}
+
+__device__ __forceinline__ void check(control &c, u32 memory)
+{
+    u32 v_tiles = memory + RESIDENT_BYTES + STAGES * K_BYTES;
+    ring r = {0, 0}, q = {0, 0};
+    for (;;) {
+        barrier_wait(&c.q_full[q.stage], q.phase);
+        int flags = c.work[q.stage].what;
+        if (!flags)
+            break;
+        while (!(flags & NOTE_LAST)) {
+            barrier_wait(&c.k_full[r.stage], r.phase);
+            flags = c.keys[r.stage].flags;
+            warp_arrive(&c.k_empty[r.stage]);
+            if (flags & NOTE_CHECK) {
+                barrier_wait(&c.v_full[r.stage], r.phase);
+                int any = clean(v_tiles + r.stage * V_BYTES);
+                asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nbar.red.or.pred q, 7, 64, p;\n"
+                             "selp.b32 %0, 1, 0, q;\n}"
+                             : "+r"(any)::"memory");
+                if (threadIdx.x == 64) {
+                    c.special[r.stage] = any;
+                    barrier_arrive(&c.v_checked[r.stage]);
+                }
+            }
+            ring_next(r);
+        }
+        warp_arrive(&c.q_empty[q.stage]);
+        ring_next<Q_BUFFERS>(q);
+    }
+}
+
+#endif
