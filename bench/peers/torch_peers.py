@@ -4,7 +4,8 @@
 
 Runs `attune bench` over a file of workloads, then times on the same GPU what PyTorch has for each of them:
 scaled_dot_product_attention with the cuDNN and flash backends where there is no expression but causal, and compiled
-flex_attention for all. FLOP are counted as attune counts them, 2 * pairs * (D + Dv) with the pairs that its mask allows.
+flex_attention for all. FLOP are counted as attune counts them, 2 * pairs * (D + Dv) with the pairs that its mask allows, and
+2.5 times that backwards, where the gradients of q, k and v are timed, without the forward pass.
 Inputs are random normal numbers. A sample is the mean of the calls that fill --min-time / --repetitions seconds between two
 CUDA events; the figure is the samples' median. A backend that is missing or refuses a shape is a row with the reason.
 """
@@ -22,6 +23,7 @@ parser.add_argument('--file', type=pathlib.Path, default=here.parent / 'shapes/h
 parser.add_argument('--only', default='', help='workloads by name, with commas between')
 parser.add_argument('--peers', default='cudnn,flash,flex', help='of these')
 parser.add_argument('--device', default='cuda:0', help="attune's device; PyTorch takes the GPU of the same number")
+parser.add_argument('--direction', choices=['forward', 'backward'], default='forward')
 parser.add_argument('--repetitions', type=int, default=10, help='samples of a row')
 parser.add_argument('--min-time', type=float, default=0.2, help="seconds that a row's samples take together")
 parser.add_argument('--seed', type=int, default=1)
@@ -48,7 +50,7 @@ def run_attune():
     shapes.write_text(json.dumps(workloads))
     command = [options.attune, 'bench', '--file', str(shapes), '--device', options.device, '--scale', '1', '--seed',
                str(options.seed), '--repetitions', str(options.repetitions), '--min-time', str(options.min_time),
-               '--no-peers', '--json', str(out)] + options.bench.split()
+               '--direction', options.direction, '--no-peers', '--json', str(out)] + options.bench.split()
     try:
         subprocess.run(command, check=False, stdout=sys.stderr)
         return json.loads(out.read_text())
@@ -110,8 +112,17 @@ def make_inputs(w):
     dim_v = w.get('head_dim_v', w['head_dim'])
     kv_heads, kv_len = w.get('kv_heads', w['heads']), w.get('kv_len', w['q_len'])
     sizes = [(w['heads'], w['q_len'], w['head_dim']), (kv_heads, kv_len, w['head_dim']), (kv_heads, kv_len, dim_v)]
-    return [torch.randn((w.get('batch', 1), *size), generator=generator, device=device, dtype=TYPES[w['dtype']])
-            for size in sizes]
+    return [torch.randn((w.get('batch', 1), *size), generator=generator, device=device, dtype=TYPES[w['dtype']],
+                        requires_grad=options.direction == 'backward') for size in sizes]
+
+
+def directed(forward, inputs):
+    """Forwards, or the gradients alone of one forward pass that went before."""
+    if options.direction == 'forward':
+        return forward
+    o = forward()
+    d_o = torch.randn_like(o)
+    return lambda: torch.autograd.grad(o, inputs, d_o, retain_graph=True)
 
 
 def make_peer(w, peer):
@@ -127,7 +138,7 @@ def make_peer(w, peer):
             block_mask = create_block_mask(masks(w)[w['mask']], None, None, q.shape[2], k.shape[2], device=device)
         compiled = torch.compile(flex_attention, dynamic=False)
         score = scores(w)[w['score']] if w.get('score') else None
-        return lambda: compiled(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=grouped)
+        return directed(lambda: compiled(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=grouped), (q, k, v))
     if w.get('score') or w.get('mask', CAUSAL) != CAUSAL:
         raise ValueError('scaled_dot_product_attention takes no expression')
     backend = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION}[peer]
@@ -135,7 +146,7 @@ def make_peer(w, peer):
     def call():
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, is_causal='mask' in w, enable_gqa=grouped)
-    return call
+    return directed(call, (q, k, v))
 
 
 def time_once(call, count):
@@ -181,7 +192,8 @@ def row_of(w, peer):
         torch.cuda.empty_cache()
     median = statistics.median(samples)
     pairs = pairs_of(w)
-    flop = 2 * pairs * (w['head_dim'] + w.get('head_dim_v', w['head_dim'])) if pairs else None
+    factor = 2 if options.direction == 'forward' else 5
+    flop = factor * pairs * (w['head_dim'] + w.get('head_dim_v', w['head_dim'])) if pairs else None
     return row | {'status': 'ok', 'message': '', 'real_time': median * 1e3, 'cpu_time': 0, 'median_seconds': median,
                   'p10_seconds': statistics.quantiles(samples, n=10)[0] if len(samples) > 1 else median,
                   'p90_seconds': statistics.quantiles(samples, n=10)[-1] if len(samples) > 1 else median,

@@ -12,9 +12,9 @@ const attune__family *const attune__families[] = {
     &attune__cuda_sm90a,
     &attune__cuda_sm80,
     &attune__vulkan_coopmat2,
+    &attune__vulkan_coopmat,
     &attune__vulkan_lanes,
     &attune__vulkan_subgroup,
-    &attune__vulkan_coopmat, /* not faster yet, and not verified on GPUs: by name alone */
     &attune__vulkan_portable,
     &attune__opencl_portable,
     NULL,

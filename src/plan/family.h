@@ -98,6 +98,8 @@ typedef struct attune__family {
     uint32_t unordered;   /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
     uint32_t decode_rows; /* the fewest rows for which automatic decode takes it */
     const char *(*refuses)(const attune__search *search); /* what of the problem it cannot have; NULL = nothing */
+    /* Why the planner leaves the kernel to those who name it; NULL, or returns NULL = it does not. */
+    const char *(*by_name)(const attune__search *search);
     uint32_t reads[ATTUNE__PASS_COUNT]; /* option bits, without those of the planner itself; 0 = it has no such pass */
 
     /* The tiles of a pass, from the fastest to the smallest. */

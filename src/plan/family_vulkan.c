@@ -296,13 +296,21 @@ static const attune__tile *coopmat_tiles(const attune__search *search, uint32_t 
     return coopmat_forward;
 }
 
-static const char *coopmat_layout(const attune__search *search, const attune__tile *tile, attune__matrix_layout *layout)
+/* NULL and the bytes of shared memory, or why the kernel that these matrices have cannot have the tile. */
+static const char *coopmat_layout(const attune__search *search, const attune__tile *tile, uint64_t *bytes)
 {
     const attune_limits *l = search->limits;
-    const attune__matrix_shape matrix = {l->matrix_m, l->matrix_n, l->matrix_k, attune__floor2(lanes(l))};
+    const attune__matrix_shape matrix = {l->matrix_m, l->matrix_n, l->matrix_k, attune__floor2(lanes(l)),
+                                         l->matrix_spread};
     const uint32_t *v = tile->value;
-    return attune__matrix_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], v[ATTUNE__NUM_WARPS], matrix,
-                                      search->shape->head_dim, search->shape->head_dim_v, layout);
+    const uint32_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], warps = v[ATTUNE__NUM_WARPS];
+    const uint32_t d = search->shape->head_dim, dv = search->shape->head_dim_v;
+    attune__matrix_layout layout = {0};
+    attune__spread_layout spread = {0};
+    const char *why = matrix.spread ? attune__spread_layout_make(m, n, warps, matrix, d, dv, &spread)
+                                    : attune__matrix_layout_make(m, n, warps, matrix, d, dv, &layout);
+    *bytes = why ? UINT64_MAX : matrix.spread ? spread.bytes : layout.bytes;
+    return why;
 }
 
 static bool coopmat_divides(const attune__search *search, const attune__tile *tile, attune__option *option)
@@ -348,12 +356,13 @@ static void coopmat_settle(const attune__search *search, attune__tile *tile)
         *warps /= 2;
     if (search->pass == ATTUNE__PASS_BACKWARD || search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N))
         return;
-    /* At most 16 scores for each lane: expressions stand in the code once for every one of them. */
+    /* At most 16 scores for each lane, or 32 in registers: expressions stand in the code once for every one of them. */
+    const uint32_t most_scores = search->limits->matrix_spread ? 32 : 16;
     const uint64_t threads = (uint64_t)*warps * lanes(search->limits);
     const uint32_t columns =
         search->limits->matrix_n > search->limits->matrix_k ? search->limits->matrix_n : search->limits->matrix_k;
     uint32_t *n = &tile->value[ATTUNE__BLOCK_N];
-    while (*n > columns && (uint64_t)tile->value[ATTUNE__BLOCK_M] * *n > threads * 16)
+    while (*n > columns && (uint64_t)tile->value[ATTUNE__BLOCK_M] * *n > threads * most_scores)
         *n /= 2;
 }
 
@@ -376,9 +385,9 @@ static const char *coopmat_refuse(const attune__search *search, const attune__ti
     }
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return NULL;
-    attune__matrix_layout layout;
+    uint64_t bytes;
     *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_N;
-    return coopmat_layout(search, tile, &layout);
+    return coopmat_layout(search, tile, &bytes);
 }
 
 /*
@@ -400,9 +409,20 @@ static attune__cost coopmat_cost(const attune__search *search, const attune__til
         c.shared = larger(kv, q);
         return c;
     }
-    attune__matrix_layout layout;
-    c.shared = coopmat_layout(search, tile, &layout) ? UINT64_MAX : layout.bytes;
+    (void)coopmat_layout(search, tile, &c.shared);
     return c;
+}
+
+/* Where it was measured it is faster than the subgroup kernel, three times and more on an H200. */
+static const char *coopmat_by_name(const attune__search *search)
+{
+    if (search->limits->host)
+        return "the driver runs on the CPU, where matrices are slow";
+    if (search->limits->matrix_spread != ATTUNE_SPREAD_QUADS)
+        return "its matrices lie in the lanes in a way that is not known, and then it is not faster: by name alone";
+    return search->pass == ATTUNE__PASS_DECODE     ? "in decode it is not measured: by name alone"
+           : search->pass == ATTUNE__PASS_BACKWARD ? "its backward pass is not written"
+                                                   : NULL;
 }
 
 const attune__family attune__vulkan_coopmat = {
@@ -412,6 +432,7 @@ const attune__family attune__vulkan_coopmat = {
     .subgroups = true,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .decode_rows = 4,
+    .by_name = coopmat_by_name,
     .reads = VULKAN_READS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
     .tiles = coopmat_tiles,
     .settle = coopmat_settle,

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 #include "plan/layout.h"
 
+#include <attune/attune.h>
 #include <stddef.h>
 
-/* Groups of four scores of one invocation, whose permissions are the bits of two words, or of one. */
-#define MOST_PART        16
-#define MOST_MATRIX_PART 8
+/* Groups of four scores of one invocation, whose permissions are the bits of a word, or of two. */
+#define MOST_PART      8
+#define MOST_LONG_PART 16
 
 static uint32_t least(uint32_t a, uint32_t b)
 {
@@ -43,7 +44,7 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
         .threads = threads, .block_m = block_m, .block_n = block_n, .head_dim = head_dim, .head_dim_v = head_dim_v};
     if (block_n < 4 || threads < block_n / 4)
         return "four of its columns belong to each invocation of a row";
-    if (threads < block_m || (uint64_t)block_m * block_n > (uint64_t)threads * 4 * MOST_PART)
+    if (threads < block_m || (uint64_t)block_m * block_n > (uint64_t)threads * 4 * MOST_LONG_PART)
         return "an invocation has at most 64 scores, all of one row";
     /* 8 x 8 scores of an invocation take two thirds of the reads that twice 8 x 4 would. */
     l.tn = block_n >= 8 && (uint64_t)block_m * block_n >= (uint64_t)threads * 64 ? 2 : 1;
@@ -119,7 +120,7 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
         return "it must be a multiple of the device's matrices";
     l.parts = lanes / l.rows;
     l.part = block_n / 4 / l.parts;
-    if (!l.part || l.part > MOST_MATRIX_PART)
+    if (!l.part || l.part > MOST_PART)
         return "a lane has 4 to 32 scores, all of one row";
     l.row_tiles = l.rows / matrix.m;
     l.s_tiles = block_n / matrix.n;
@@ -139,6 +140,57 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
     l.extra_at = l.rows * l.s_stride;
     l.warp_size = l.extra_at + l.rows * matrix.n / 4;
     l.memory_size = l.warps_at + warps * l.warp_size;
+    l.bytes = UINT64_C(16) * l.memory_size + 4;
+    *layout = l;
+    return NULL;
+}
+
+#define MOST_SHARED  128 /* of the head dimension: longer rows of Q would leave K and V too little shared memory */
+#define MOST_COUNTED 128 /* keys of a tile, whose codes of NaN and infinity a sum still tells apart */
+
+const char *attune__spread_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
+                                       uint32_t head_dim, uint32_t head_dim_v, attune__spread_layout *layout)
+{
+    const uint32_t rows = block_m / warps;
+    if (block_m % warps || rows < matrix.m || rows % matrix.m)
+        return "each of the num_warps subgroups has the rows of at least one matrix";
+    if (block_n % matrix.n || block_n % matrix.k)
+        return "it must be a multiple of the device's matrices";
+    if (block_n > MOST_COUNTED)
+        return "it must be at most 128";
+    attune__spread_layout l = {.threads = warps * matrix.lanes,
+                               .block_m = block_m,
+                               .block_n = block_n,
+                               .head_dim = head_dim,
+                               .head_dim_v = head_dim_v,
+                               .m = matrix.m,
+                               .n = matrix.n,
+                               .lanes = matrix.lanes,
+                               .row_tiles = rows / matrix.m,
+                               .s_tiles = block_n / matrix.n,
+                               .q_tiles = (head_dim + matrix.n - 1) / matrix.n,
+                               .o_tiles = (head_dim_v + matrix.n - 1) / matrix.n,
+                               .quads = matrix.spread == ATTUNE_SPREAD_QUADS};
+    l.row_count = l.quads ? 2 : matrix.m;
+    l.length = matrix.m * matrix.n / matrix.lanes;
+    /* An odd number of groups from one row to the next: eight rows lie in different banks. */
+    const uint32_t k_groups = l.q_tiles * matrix.n / 8, v_groups = l.o_tiles * matrix.n / 8;
+    l.k_stride = k_groups | 1;
+    l.v_stride = v_groups | 1;
+    l.fetch = least((block_n * most(k_groups, v_groups) + l.threads - 1) / l.threads, MOST_FETCH);
+    l.v_at = block_n * most(l.k_stride, l.v_stride);
+    /* Where Q is held, K and V take its place. */
+    l.hold_q = l.q_tiles * matrix.n > MOST_SHARED;
+    l.q_at = l.hold_q ? 0 : 2 * l.v_at;
+    l.p_at = l.hold_q ? most(2 * l.v_at, block_m * l.k_stride) : l.q_at + block_m * l.k_stride;
+    l.memory_size = l.p_at + block_m * (block_n / 8 + 1);
+    /* O leaves in as few pieces as there is room for. */
+    for (l.o_chunk = l.o_tiles;; l.o_chunk = (l.o_chunk + 1) / 2) {
+        l.o_stride = l.o_chunk * matrix.n / 4 + 1;
+        if (block_m * l.o_stride <= l.memory_size || l.o_chunk == 1)
+            break;
+    }
+    l.memory_size = most(l.memory_size, block_m * l.o_stride);
     l.bytes = UINT64_C(16) * l.memory_size + 4;
     *layout = l;
     return NULL;

@@ -61,11 +61,30 @@ typedef struct attune__matrix_layout {
 
 typedef struct attune__matrix_shape {
     uint32_t m, n, k, lanes; /* the device's; lanes of a subgroup */
+    uint32_t spread;         /* ATTUNE_SPREAD_* */
 } attune__matrix_shape;
+
+/* shaders/forward_registers.comp */
+typedef struct attune__spread_layout {
+    uint32_t threads, block_m, block_n, head_dim, head_dim_v;
+    uint32_t m, n, lanes;
+    uint32_t row_tiles, s_tiles, q_tiles, o_tiles;
+    bool quads;
+    uint32_t row_count, length; /* of a lane: rows in a matrix, and elements */
+    uint32_t fetch;
+    bool hold_q;
+    uint32_t k_stride, v_stride, v_at, q_at, p_at;
+    uint32_t o_chunk, o_stride, memory_size;
+    uint64_t bytes; /* of shared memory */
+} attune__spread_layout;
 
 /* Returns NULL, or why the kernel cannot have the tile; all numbers but the head dimensions are powers of two. */
 const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
                                        uint32_t head_dim, uint32_t head_dim_v, attune__matrix_layout *layout);
+
+/* Likewise, of matrices whose spread is known. */
+const char *attune__spread_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
+                                       uint32_t head_dim, uint32_t head_dim_v, attune__spread_layout *layout);
 
 /*
  * Steps of block_n keys that shaders/lanes.comp can walk on Mesa's llvmpipe, which leaves all loops of a shader after

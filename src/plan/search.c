@@ -256,6 +256,8 @@ void attune__search_run(const attune__search *search, attune__decision *decision
                      (long long)rows, family->decode_rows);
             refused = why;
         }
+        if (!refused && !named && family->by_name)
+            refused = family->by_name(search);
         if (refused) {
             snprintf(one.why, sizeof one.why, "%s", refused);
             reject(decision, family, NULL, refused);

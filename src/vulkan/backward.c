@@ -139,11 +139,10 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
  */
 static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc, bool keys)
 {
-    const attune_plan_choice *c = desc->choice;
     attune__backward_layout l;
     if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE || make_layout(desc, keys, &l))
         return 0;
-    if (is_lanes(c))
+    if (!l.chunk) /* the lanes' kernel has no layout */
         return attune__lanes_backward_most_steps(l.owned, l.walked, l.threads, l.head_dim, l.head_dim_v,
                                                  (uint32_t)attune_dtype_size(desc->shape->dtype));
     const uint32_t slices = (l.head_dim + l.head_dim_v) / l.slice + 2, chunks = l.walked / l.chunk * (keys ? 2 : 1);

@@ -32,7 +32,7 @@ typedef struct attune__vulkan_mask {
 } attune__vulkan_mask;
 
 /* What a choice is compiled as: a prebuilt module and its specialization constants, which are numbered from 0. */
-#define ATTUNE__VULKAN_CONSTANTS 33 /* of shaders/forward_matrix.comp; forward.comp has fewer */
+#define ATTUNE__VULKAN_CONSTANTS 34 /* of shaders/forward_registers.comp; the others have fewer */
 
 typedef struct attune__vulkan_kernel {
     const uint32_t *words;

@@ -298,6 +298,28 @@ static const attune__vulkan_matrix *choose_matrix(const attune__vulkan_physical 
     return first;
 }
 
+/* How these drivers spread a matrix over the lanes. Opening the device finds out whether they do. Weights become f16 as
+ * an accumulator, which there must be too. */
+static uint32_t expect_spread(const attune__vulkan_physical *physical, const attune__vulkan_matrix *matrix)
+{
+    const uint32_t lanes = physical->info.limits.subgroup_size;
+    bool narrows = false;
+    for (uint32_t i = 0; i < physical->matrix_count; i++) {
+        const attune__vulkan_matrix *x = &physical->matrices[i];
+        narrows = narrows || (x->scope == matrix->scope && x->m == matrix->m && x->n == matrix->n &&
+                              x->k == matrix->k && x->a == matrix->a && x->result == VK_COMPONENT_TYPE_FLOAT16_KHR);
+    }
+    if (!narrows)
+        return 0;
+    if (physical->driver == VK_DRIVER_ID_NVIDIA_PROPRIETARY && lanes == 32 && matrix->m == 16 && matrix->n == 16 &&
+        matrix->k == 16)
+        return ATTUNE_SPREAD_QUADS;
+    if (physical->driver == VK_DRIVER_ID_MESA_LLVMPIPE && matrix->m == lanes && matrix->n == lanes &&
+        matrix->k == lanes)
+        return ATTUNE_SPREAD_COLUMNS;
+    return 0;
+}
+
 /* What a device of this kind has at least, where the driver does not say: enough workgroups to split decoding for. */
 static uint32_t guess_units(VkPhysicalDeviceType type)
 {
@@ -342,5 +364,6 @@ void attune__vulkan_limits_choose(attune__vulkan_physical *physical)
     limits->matrix_m = matrix->m;
     limits->matrix_n = matrix->n;
     limits->matrix_k = matrix->k;
+    limits->matrix_spread = expect_spread(physical, matrix);
     /* limits->bf16 stays false: the kernel is compiled for f16 alone. */
 }

@@ -23,6 +23,7 @@
 
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
 #include "shaders/forward_matrix_f16.h"
+#include "shaders/forward_registers_f16.h"
 #endif
 
 #define CONSTANTS ATTUNE__VULKAN_CONSTANTS
@@ -127,14 +128,72 @@ static attune_status scalar_constants(const attune__program_desc *desc, module_k
     return ATTUNE_OK;
 }
 
+static attune__matrix_shape matrix_shape(const attune_limits *limits)
+{
+    return (attune__matrix_shape){limits->matrix_m, limits->matrix_n, limits->matrix_k, limits->subgroup_size,
+                                  limits->matrix_spread};
+}
+
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
-static const module matrix_module = MODULE(attune__spirv_forward_matrix_f16);
+static const module matrix_modules[2] = {MODULE(attune__spirv_forward_matrix_f16),
+                                         MODULE(attune__spirv_forward_registers_f16)};
+
+static attune_status spread_constants(attune__matrix_shape matrix, const attune__program_desc *desc,
+                                      uint32_t constants[CONSTANTS])
+{
+    const attune_plan_choice *c = desc->choice;
+    attune__spread_layout l;
+    const char *why = attune__spread_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
+                                                 desc->shape->head_dim_v, &l);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+    const uint32_t values[CONSTANTS] = {
+        l.threads,
+        l.block_m,
+        l.block_n,
+        l.head_dim,
+        l.head_dim_v,
+        l.m,
+        l.n,
+        l.lanes,
+        l.row_tiles,
+        l.s_tiles,
+        l.q_tiles,
+        l.o_tiles,
+        l.row_tiles * l.s_tiles,
+        l.hold_q ? l.row_tiles * l.q_tiles : 1,
+        l.row_tiles * l.o_tiles,
+        l.quads,
+        l.row_count,
+        l.row_tiles * l.row_count,
+        l.length,
+        desc->shape->block_mask,
+        desc->mask != NULL,
+        desc->score != NULL,
+        l.fetch,
+        false,
+        c->decode,
+        l.k_stride,
+        l.v_stride,
+        l.v_at,
+        l.o_chunk,
+        l.o_stride,
+        l.memory_size,
+        l.q_at,
+        l.p_at,
+        l.hold_q,
+    };
+    memcpy(constants, values, sizeof values);
+    return ATTUNE_OK;
+}
 
 static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
                                       uint32_t constants[CONSTANTS])
 {
     const attune_plan_choice *c = desc->choice;
-    const attune__matrix_shape matrix = {limits->matrix_m, limits->matrix_n, limits->matrix_k, limits->subgroup_size};
+    const attune__matrix_shape matrix = matrix_shape(limits);
+    if (matrix.spread)
+        return spread_constants(matrix, desc, constants);
     attune__matrix_layout l;
     const char *why = attune__matrix_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
                                                  desc->shape->head_dim_v, &l);
@@ -179,7 +238,7 @@ static attune_status matrix_constants(const attune_limits *limits, const attune_
     return ATTUNE_OK;
 }
 #else
-static const module matrix_module;
+static const module matrix_modules[2];
 
 static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
                                       uint32_t constants[CONSTANTS])
@@ -198,7 +257,8 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     if (desc->choice->direction != ATTUNE_FORWARD ||
         (kind == PORTABLE && !matrices && strcmp(name, "vulkan_portable") != 0))
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", name);
-    const module *prebuilt = matrices ? &matrix_module : find_module(kind, desc->shape->dtype);
+    const module *prebuilt =
+        matrices ? &matrix_modules[limits->matrix_spread != 0] : find_module(kind, desc->shape->dtype);
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = matrices || kind != PORTABLE;
@@ -208,6 +268,24 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
                                     : scalar_constants(desc, kind, flat, kernel->constants);
     kernel->constants[ALIGNED] = aligned;
     return status;
+}
+
+/* The loops of shaders/forward_matrix.comp are not counted: the first bound is far below what was seen to be right.
+ * Those of shaders/forward_registers.comp are, with NaN in every tile of V; half of the budget is for what is not in
+ * steps. */
+static uint32_t count_matrix_steps(const attune_limits *limits, const attune__program_desc *desc)
+{
+    const attune_plan_choice *c = desc->choice;
+    const uint32_t seen = 2048 / c->block_n;
+    const attune__matrix_shape matrix = matrix_shape(limits);
+    attune__spread_layout l;
+    if (!matrix.spread || attune__spread_layout_make(c->block_m, c->block_n, c->num_warps, matrix,
+                                                     desc->shape->head_dim, desc->shape->head_dim_v, &l))
+        return seen;
+    const uint32_t copies = l.block_n * (l.k_stride + 2 * l.v_stride) / l.threads + 3;
+    const uint32_t codes = l.row_tiles * l.o_tiles * (l.s_tiles + 2);
+    const uint32_t most = 32000 / (l.q_tiles + l.s_tiles + copies + codes + 4);
+    return most < seen ? most : seen;
 }
 
 /*
@@ -225,7 +303,7 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
         return attune__lanes_most_steps(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
                                         desc->shape->head_dim_v, (uint32_t)attune_dtype_size(desc->shape->dtype));
     if (!strcmp(c->kernel, "vulkan_coopmat"))
-        return 2048 / c->block_n; /* its loops are not counted: far below what was seen to be right */
+        return count_matrix_steps(&device->physical.info.limits, desc);
     attune__scalar_layout l;
     if (attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
                                    desc->shape->head_dim_v, false, &l))

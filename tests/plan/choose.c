@@ -231,6 +231,10 @@ Test(choose, limits_are_checked)
     WRONG("v3d", subgroup_size = 0, "limits.subgroup_size is 0");
     WRONG("rdna3", matrix_m = 0, "limits.matrix_m is 0");
     WRONG("rdna3", matrix_k = 3, "limits.matrix_k is 3");
+    WRONG("rdna3", matrix_spread = 1, "limits.matrix_spread is 1");
+    WRONG("rdna3", matrix_spread = 2, "limits.matrix_spread is 2");
+    WRONG("h200-vulkan", matrix_spread = 3, "limits.matrix_spread is 3");
+    WRONG("a100", matrix_spread = 1, "limits.matrix_spread is 1");
     cr_expect_eq(attune_plan_choose(NULL, &p, NULL, &c), ATTUNE_INVALID_ARGUMENT);
     attune_limits limits = device("a100");
     cr_expect_eq(attune_plan_choose(&limits, NULL, NULL, &c), ATTUNE_INVALID_ARGUMENT);
@@ -322,6 +326,42 @@ Test(choose, the_drivers_kibibyte_is_counted)
     attune_plan_choice c = plan("a6000", &p, "{\"BLOCK_M\": 64, \"BLOCK_N\": 64, \"num_stages\": 2, \"num_warps\": 4}");
     cr_assert_eq(c.shared_memory, 51200);
     cr_assert_eq(c.occupancy, 1);
+}
+
+/* Without cooperative matrices 2, which this version's devices never report. */
+Test(choose, matrices_whose_spread_is_known)
+{
+    attune_limits limits = device("h200-vulkan");
+    limits.matrix = ATTUNE_MATRIX_COOPMAT, limits.bf16 = false;
+    attune_problem p = problem_of(ATTUNE_F16, 128, 2048, 2048);
+    attune_plan_choice c = {.struct_size = sizeof c};
+    cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_str_eq(c.kernel, "vulkan_coopmat");
+    cr_expect_eq(c.block_m, 64);
+    cr_expect_eq(c.block_n, 32);
+    cr_expect_eq(c.num_warps, 4);
+    p.direction = ATTUNE_BACKWARD;
+    cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_str_eq(c.kernel, "vulkan_subgroup");
+    p.direction = ATTUNE_FORWARD;
+    /* What falls back, and why. */
+    const struct {
+        attune_dtype dtype;
+        int64_t q_len;
+        uint32_t spread;
+        const char *why;
+    } table[] = {{ATTUNE_BF16, 2048, 1, "vulkan_coopmat: no bf16 matrices"},
+                 {ATTUNE_F32, 2048, 1, "vulkan_coopmat: no f32 kernel"},
+                 {ATTUNE_F16, 2048, 0, "not known, and then it is not faster"},
+                 {ATTUNE_F16, 8, 1, "in decode it is not measured"}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        p.dtype = table[i].dtype, p.q_len = table[i].q_len, limits.matrix_spread = table[i].spread;
+        char text[8192];
+        cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
+        cr_expect_str_eq(c.kernel, "vulkan_subgroup");
+        cr_assert_eq(attune_plan_choose_explain(&limits, &p, NULL, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
+        cr_expect(strstr(text, table[i].why), "%s\n%s", table[i].why, text);
+    }
 }
 
 Test(choose, matrices_need_rows_in_decode)

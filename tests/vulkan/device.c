@@ -58,6 +58,10 @@ Test(device, says_what_it_is)
     cr_expect_geq(info.limits.subgroup_size, 1);
     cr_expect_gt(info.limits.memory, 0);
     cr_expect_eq(!info.limits.matrix, !info.limits.matrix_m);
+    /* The spread that is written down for the driver is the one that opening it found. */
+    attune_device_info listed = {.struct_size = sizeof listed};
+    cr_assert_eq(attune__vulkan_describe_with(&instance->host, NULL, 0, &listed), ATTUNE_OK);
+    cr_expect_eq(info.limits.matrix_spread, listed.limits.matrix_spread);
     attune_plan_choice choice = {.struct_size = sizeof choice};
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .direction = ATTUNE_FORWARD,

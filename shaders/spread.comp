@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+// Which element of a matrix each lane holds, as an accumulator and as the operand A: one subgroup loads matrices whose
+// elements are their own numbers. src/vulkan/spread.c judges.
+#version 460
+#extension GL_EXT_buffer_reference : require
+#extension GL_EXT_buffer_reference_uvec2 : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_KHR_shader_subgroup_basic : require
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint LANES = 32;
+layout(constant_id = 1) const uint MATRIX_M = 16;
+layout(constant_id = 2) const uint MATRIX_N = 16;
+layout(constant_id = 3) const uint LENGTH = 8; // of a lane
+
+layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result {
+    uint value[];
+};
+
+layout(push_constant) uniform Arguments {
+    uvec2 result;
+} arguments;
+
+shared float numbers[MATRIX_M * MATRIX_N];
+shared uint halves[MATRIX_M * MATRIX_N / 2u];
+
+void main()
+{
+    const uint lane = gl_SubgroupInvocationID;
+    for (uint i = lane; i < MATRIX_M * MATRIX_N / 2u; i += LANES) {
+        numbers[2u * i] = float(2u * i);
+        numbers[2u * i + 1u] = float(2u * i + 1u);
+        halves[i] = packHalf2x16(vec2(2u * i, 2u * i + 1u));
+    }
+    barrier();
+    coopmat<float, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator> sums;
+    coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseA> operand;
+    coopMatLoad(sums, numbers, 0u, MATRIX_N, gl_CooperativeMatrixLayoutRowMajor);
+    coopMatLoad(operand, halves, 0u, MATRIX_N / 2u, gl_CooperativeMatrixLayoutRowMajor);
+    const bool as_long = sums.length() == LENGTH && operand.length() == LENGTH;
+    for (uint e = 0u; e < LENGTH; e++)
+        Result(arguments.result).value[lane * LENGTH + e] =
+            as_long ? uint(sums[e]) | uint(float(operand[e])) << 16 : 0xffffffffu;
+}

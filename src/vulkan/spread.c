@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT */
+/* Whether a driver spreads matrices over the lanes as limits.matrix_spread says: asked once, when a device is opened.
+ */
+#include "vulkan/vulkan.h"
+
+#include "base/error.h"
+
+#if ATTUNE_HAVE_COOPERATIVE_MATRIX
+#include "shaders/spread.h"
+
+#define MOST_ELEMENTS 1024
+
+/* As row_at and column_at in shaders/forward_registers.comp. */
+static uint32_t element_at(const attune_limits *limits, uint32_t lane, uint32_t e)
+{
+    const bool quads = limits->matrix_spread == ATTUNE_SPREAD_QUADS;
+    const uint32_t row = quads ? lane / 4 + e / 4 * 8 : e;
+    return row * limits->matrix_n + (quads ? lane % 4 * 2 + e % 2 + e / 2 % 2 * 8 : lane);
+}
+
+static attune_status read_spread(attune__vulkan_device *device, attune_buffer *buffer, uint32_t *elements,
+                                 uint32_t count)
+{
+    const attune_limits *limits = &device->physical.info.limits;
+    const uint32_t numbers[4] = {limits->subgroup_size, limits->matrix_m, limits->matrix_n,
+                                 count / limits->subgroup_size};
+    VkSpecializationMapEntry entries[4];
+    for (uint32_t i = 0; i < 4; i++)
+        entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *numbers, sizeof *numbers};
+    const VkSpecializationInfo constants = {4, entries, sizeof numbers, numbers};
+    const VkDeviceAddress address = attune__vulkan_address(buffer, 0);
+    const attune__vulkan_pipeline_desc desc = {
+        .name = "spread",
+        .words = attune__spirv_spread,
+        .word_count = sizeof attune__spirv_spread / sizeof *attune__spirv_spread,
+        .push_constants = sizeof address,
+        .constants = &constants,
+        .subgroup_size = limits->subgroup_size,
+    };
+    attune__vulkan_pipeline pipeline;
+    ATTUNE__TRY(attune__vulkan_pipeline_create(device, &desc, &pipeline));
+    attune__vulkan_slot *slot;
+    double seconds;
+    attune_status status = attune__vulkan_begin(device, true, &slot);
+    if (status == ATTUNE_OK) {
+        device->vk.CmdBindPipeline(slot->commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.handle);
+        device->vk.CmdPushConstants(slot->commands, pipeline.layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof address,
+                                    &address);
+        device->vk.CmdDispatch(slot->commands, 1, 1, 1);
+        status = attune__vulkan_finish(device, slot, NULL, &seconds);
+    }
+    if (status == ATTUNE_OK)
+        status = attune__vulkan_buffer_read(buffer, 0, elements, count * sizeof *elements);
+    attune__vulkan_pipeline_destroy(device, &pipeline);
+    return status;
+}
+
+void attune__vulkan_spread_verify(attune__vulkan_device *device)
+{
+    attune_limits *limits = &device->physical.info.limits;
+    if (!limits->matrix_spread)
+        return;
+    uint32_t elements[MOST_ELEMENTS];
+    const uint32_t count = limits->matrix_m * limits->matrix_n, length = count / limits->subgroup_size;
+    attune_buffer *buffer = NULL;
+    bool same = count <= MOST_ELEMENTS &&
+                attune__vulkan_buffer_create(&device->base, count * sizeof *elements, &buffer) == ATTUNE_OK &&
+                read_spread(device, buffer, elements, count) == ATTUNE_OK;
+    for (uint32_t i = 0; same && i < count; i++) {
+        const uint32_t at = element_at(limits, i / length, i % length);
+        same = elements[i] == (at | at << 16);
+    }
+    if (buffer)
+        attune__vulkan_buffer_destroy(buffer);
+    if (!same)
+        limits->matrix_spread = 0;
+    device->base.info.limits.matrix_spread = limits->matrix_spread;
+}
+#else
+void attune__vulkan_spread_verify(attune__vulkan_device *device)
+{
+    (void)device;
+}
+#endif
