@@ -452,7 +452,7 @@ int main(int count, char **words)
     unsigned char *bytes = read_text(path, &size);
     if (!bytes)
         return 1;
-    attention t = {NULL};
+    attention t = {.device = NULL};
     float begin = 0, end = 0;
     const bool ok = attention_create(&t, device) && train(&t, bytes, size, steps, &begin, &end);
     attention_destroy(&t);

@@ -368,8 +368,8 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 }
 
 /*
- * As sm80, with D and Dv padded to 64 and 8 (34 + 7 S) bytes rounded up to 128 behind the tiles: barriers, the rows' and
- * the keys' notes, and the walk's steps.
+ * As sm80, with D and Dv padded to 64 and 8 (34 + 7 S) bytes rounded up to 128 behind the tiles: barriers, the rows'
+ * and the keys' notes, and the walk's steps.
  *
  *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers
  *

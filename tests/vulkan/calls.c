@@ -1,0 +1,276 @@
+/* SPDX-License-Identifier: MIT */
+/* A forward and a backward call: again and again with the same bits, those of captures' gradients too, which many
+ * workgroups add to; and recorded into a command buffer of the caller's. */
+#include <criterion/criterion.h>
+
+#include <attune/vulkan.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/devices.h"
+#include "support/random_expr.h"
+#include "vulkan/vulkan.h"
+
+#define HEADS    4
+#define KV_HEADS 2
+#define LENGTH   70
+#define DIM      16
+#define BIAS     (2 * LENGTH - 1)
+
+enum { Q, K, V, O, LSE, D_O, D_Q, D_K, D_V, D_BIAS, D_SLOPE, BIASES, SLOPES, TENSORS };
+
+typedef struct room {
+    attune_instance *instance;
+    attune_device *device;
+    attune_expr *mask_expr, *score;
+    attune_mask *mask;
+    attune_plan *forward, *backward;
+    attune_buffer *workspace;
+    attune_tensor t[TENSORS];
+    attune_capture captures[2], gradients[2];
+    attune_forward_args forward_args;
+    attune_backward_args backward_args;
+} room;
+
+#define OK(call) cr_assert_eq(call, ATTUNE_OK, "%s", attune_last_error())
+
+static uint64_t bytes_of(const attune_tensor *t)
+{
+    uint64_t bytes = attune_dtype_size(t->dtype);
+    for (uint32_t i = 0; i < t->rank; i++)
+        bytes *= (uint64_t)t->size[i];
+    return bytes;
+}
+
+static void fill(room *r, int which, uint64_t *state)
+{
+    float *values = calloc(1, bytes_of(&r->t[which]));
+    cr_assert(values);
+    for (uint64_t i = 0; state && i < bytes_of(&r->t[which]) / sizeof *values; i++)
+        values[i] = (float)random_expr_between(state, -1000, 1000) / 700;
+    OK(attune_buffer_write(r->t[which].buffer, 0, values, bytes_of(&r->t[which])));
+    free(values);
+}
+
+static void make_tensors(room *r)
+{
+    static const int64_t sizes[TENSORS][4] = {
+        [Q] = {1, HEADS, LENGTH, DIM},
+        [K] = {1, KV_HEADS, LENGTH, DIM},
+        [V] = {1, KV_HEADS, LENGTH, DIM},
+        [O] = {1, HEADS, LENGTH, DIM},
+        [LSE] = {1, HEADS, LENGTH},
+        [D_O] = {1, HEADS, LENGTH, DIM},
+        [D_Q] = {1, HEADS, LENGTH, DIM},
+        [D_K] = {1, KV_HEADS, LENGTH, DIM},
+        [D_V] = {1, KV_HEADS, LENGTH, DIM},
+        [D_BIAS] = {BIAS},
+        [D_SLOPE] = {HEADS},
+        [BIASES] = {BIAS},
+        [SLOPES] = {HEADS},
+    };
+    uint64_t state = test_seed() + 9;
+    for (int i = 0; i < TENSORS; i++) {
+        attune_tensor *t = &r->t[i];
+        *t = (attune_tensor){.dtype = ATTUNE_F32, .rank = i == LSE ? 3 : i < D_BIAS ? 4 : 1};
+        memcpy(t->size, sizes[i], sizeof t->size);
+        OK(attune_buffer_create(r->device, bytes_of(t), &t->buffer));
+        fill(r, i, &state);
+    }
+}
+
+static void make_arguments(room *r)
+{
+    const attune_tensor *t = r->t;
+    r->captures[0] = (attune_capture){"bias", t[BIASES]};
+    r->captures[1] = (attune_capture){"slope", t[SLOPES]};
+    r->gradients[0] = (attune_capture){"bias", t[D_BIAS]};
+    r->gradients[1] = (attune_capture){"slope", t[D_SLOPE]};
+    r->forward_args = (attune_forward_args){.struct_size = sizeof r->forward_args,
+                                            .q = t[Q],
+                                            .k = t[K],
+                                            .v = t[V],
+                                            .o = t[O],
+                                            .lse = t[LSE],
+                                            .mask = r->mask,
+                                            .captures = r->captures,
+                                            .capture_count = 2,
+                                            .workspace = r->workspace};
+    r->backward_args = (attune_backward_args){.struct_size = sizeof r->backward_args,
+                                              .q = t[Q],
+                                              .k = t[K],
+                                              .v = t[V],
+                                              .o = t[O],
+                                              .lse = t[LSE],
+                                              .d_o = t[D_O],
+                                              .d_q = t[D_Q],
+                                              .d_k = t[D_K],
+                                              .d_v = t[D_V],
+                                              .mask = r->mask,
+                                              .captures = r->captures,
+                                              .capture_count = 2,
+                                              .capture_gradients = r->gradients,
+                                              .capture_gradient_count = 2,
+                                              .workspace = r->workspace};
+}
+
+static void open_room(room *r)
+{
+    static const attune_symbol symbols[] = {{"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                            {"slope", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1}};
+    OK(attune_instance_create(NULL, &r->instance));
+    r->device = device_or_skip(r->instance, "vulkan");
+    OK(attune_expr_create(r->instance, ATTUNE_EXPR_MASK, "causal", NULL, 0, &r->mask_expr));
+    OK(attune_expr_create(r->instance, ATTUNE_EXPR_SCORE, "tanh(score) * slope[h] + bias[q - kv + 69]", symbols, 2,
+                          &r->score));
+    const attune_mask_desc desc = {
+        .struct_size = sizeof desc, .q_block = 32, .kv_block = 32, .q_len = LENGTH, .kv_len = LENGTH};
+    OK(attune_mask_create(r->instance, &desc, r->mask_expr, NULL, 0, NULL, 0, &r->mask));
+    OK(attune_mask_upload(r->mask, r->device));
+    attune_problem problem = {.struct_size = sizeof problem,
+                              .head_dim = DIM,
+                              .heads = HEADS,
+                              .kv_heads = KV_HEADS,
+                              .q_len = LENGTH,
+                              .score = r->score,
+                              .lse = true};
+    OK(attune_problem_set_mask(&problem, r->mask));
+    OK(attune_plan_create(r->device, &problem, NULL, &r->forward));
+    problem.direction = ATTUNE_BACKWARD;
+    problem.lse = false;
+    problem.capture_gradient_elements = BIAS + HEADS;
+    OK(attune_plan_create(r->device, &problem, NULL, &r->backward));
+    const uint64_t one = attune_plan_workspace_size(r->forward), other = attune_plan_workspace_size(r->backward);
+    OK(attune_buffer_create(r->device, one > other ? one : other, &r->workspace));
+    make_tensors(r);
+    make_arguments(r);
+}
+
+static void close_room(room *r)
+{
+    for (int i = 0; i < TENSORS; i++)
+        attune_buffer_destroy(r->t[i].buffer);
+    attune_buffer_destroy(r->workspace);
+    attune_plan_destroy(r->forward);
+    attune_plan_destroy(r->backward);
+    attune_mask_destroy(r->mask);
+    attune_expr_destroy(r->mask_expr);
+    attune_expr_destroy(r->score);
+    attune_device_destroy(r->device);
+    attune_instance_destroy(r->instance);
+}
+
+static void read_all(const room *r, char *out[TENSORS])
+{
+    for (int t = O; t <= D_SLOPE; t++) {
+        const uint64_t bytes = bytes_of(&r->t[t]);
+        if (!out[t])
+            out[t] = calloc(1, bytes);
+        cr_assert(out[t]);
+        OK(attune_buffer_read(r->t[t].buffer, 0, out[t], bytes));
+    }
+}
+
+static void expect_equal(const room *r, char *first[TENSORS], char *again[TENSORS], int run)
+{
+    for (int t = O; t <= D_SLOPE; t++)
+        cr_assert(!memcmp(first[t], again[t], bytes_of(&r->t[t])), "output %d of run %d has other bits", t, run);
+}
+
+static void free_outputs(const room *r, char *first[TENSORS], char *again[TENSORS])
+{
+    for (int t = O; t <= D_SLOPE; t++) {
+        bool any = false;
+        for (uint64_t i = 0; i < bytes_of(&r->t[t]); i++)
+            any = any || first[t][i];
+        cr_assert(any, "output %d is 0", t);
+        free(first[t]);
+        free(again[t]);
+    }
+}
+
+Test(vulkan_calls, gradients_are_equal_bit_by_bit)
+{
+    room r = {0};
+    open_room(&r);
+    attune_queue *queue = attune_device_queue(r.device);
+    char *first[TENSORS] = {NULL}, *again[TENSORS] = {NULL};
+    OK(attune_forward(r.forward, queue, &r.forward_args, NULL));
+    for (int i = 0; i < 250; i++) {
+        attune_completion completion;
+        fill(&r, D_BIAS, NULL);
+        fill(&r, D_SLOPE, NULL);
+        OK(attune_backward(r.backward, queue, &r.backward_args, &completion));
+        OK(attune_completion_wait(completion, UINT64_MAX));
+        read_all(&r, i ? again : first);
+        if (i)
+            expect_equal(&r, first, again, i);
+    }
+    free_outputs(&r, first, again);
+    close_room(&r);
+}
+
+/* Forward, a barrier and backward in one command buffer; its submission's end is the end of an empty one behind it. */
+static void record(const room *r, const attune__vulkan_device *device, VkCommandBuffer commands)
+{
+    const VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+    cr_assert_eq(device->vk.BeginCommandBuffer(commands, &begin), VK_SUCCESS);
+    attune__vulkan_barrier(device, commands);
+    OK(attune_vulkan_forward_record(r->forward, commands, &r->forward_args));
+    attune__vulkan_barrier(device, commands);
+    OK(attune_vulkan_backward_record(r->backward, commands, &r->backward_args));
+    cr_assert_eq(device->vk.EndCommandBuffer(commands), VK_SUCCESS);
+}
+
+static void submit_and_wait(attune__vulkan_device *device, VkCommandBuffer commands)
+{
+    const VkSubmitInfo info = {
+        .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .commandBufferCount = 1, .pCommandBuffers = &commands};
+    attune__vulkan_slot *slot;
+    cr_assert_eq(device->vk.QueueSubmit(device->queue.handle, 1, &info, VK_NULL_HANDLE), VK_SUCCESS);
+    OK(attune__vulkan_begin(device, false, &slot));
+    OK(attune__vulkan_submit(device, slot, NULL));
+    OK(attune__vulkan_wait_idle(device));
+}
+
+Test(vulkan_calls, may_be_recorded_by_the_caller)
+{
+    room r = {0};
+    open_room(&r);
+    attune__vulkan_device *device = attune__vulkan_of(r.device);
+    char *first[TENSORS] = {NULL}, *again[TENSORS] = {NULL};
+    attune_completion completion;
+    OK(attune_forward(r.forward, attune_device_queue(r.device), &r.forward_args, NULL));
+    fill(&r, D_BIAS, NULL);
+    fill(&r, D_SLOPE, NULL);
+    OK(attune_backward(r.backward, attune_device_queue(r.device), &r.backward_args, &completion));
+    OK(attune_completion_wait(completion, UINT64_MAX));
+    read_all(&r, first);
+
+    const VkCommandPoolCreateInfo pool_info = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+                                               .queueFamilyIndex = device->queue.family};
+    VkCommandPool pool;
+    VkCommandBuffer commands;
+    cr_assert_eq(device->vk.CreateCommandPool(device->handle, &pool_info, NULL, &pool), VK_SUCCESS);
+    const VkCommandBufferAllocateInfo buffer_info = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+                                                     .commandPool = pool,
+                                                     .level = VK_COMMAND_BUFFER_LEVEL_PRIMARY,
+                                                     .commandBufferCount = 1};
+    cr_assert_eq(device->vk.AllocateCommandBuffers(device->handle, &buffer_info, &commands), VK_SUCCESS);
+    record(&r, device, commands);
+    for (int run = 1; run <= 3; run++) {
+        for (int t = O; t <= D_SLOPE; t++)
+            if (t != D_O)
+                fill(&r, t, NULL);
+        submit_and_wait(device, commands);
+        read_all(&r, again);
+        expect_equal(&r, first, again, run);
+    }
+    double seconds;
+    r.backward_args.seconds = &seconds;
+    cr_expect_eq(attune_vulkan_backward_record(r.backward, commands, &r.backward_args), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_eq(attune_vulkan_forward_record(r.backward, commands, &r.forward_args), ATTUNE_INVALID_ARGUMENT);
+    device->vk.DestroyCommandPool(device->handle, pool, NULL);
+    free_outputs(&r, first, again);
+    close_room(&r);
+}
