@@ -7,7 +7,7 @@ scaled_dot_product_attention with the cuDNN and flash backends where there is no
 flex_attention for all. FLOP are counted as attune counts them, 2 * pairs * (D + Dv) with the pairs that its mask allows, and
 2.5 times that backwards, where the gradients of q, k and v are timed, without the forward pass.
 Inputs are random normal numbers. A sample is the mean of the calls that fill --min-time / --repetitions seconds between two
-CUDA events; the figure is the samples' median. A backend that is missing or refuses a shape is a row with the reason.
+CUDA events, behind as long a warm-up as attune's rows have; the figure is the samples' median. A backend that is missing or refuses a shape is a row with the reason.
 """
 import argparse
 import json
@@ -26,6 +26,7 @@ parser.add_argument('--device', default='cuda:0', help="attune's device; PyTorch
 parser.add_argument('--direction', choices=['forward', 'backward'], default='forward')
 parser.add_argument('--repetitions', type=int, default=10, help='samples of a row')
 parser.add_argument('--min-time', type=float, default=0.2, help="seconds that a row's samples take together")
+parser.add_argument('--warmup-time', type=float, default=0.3, help='seconds of calls before the first sample, of every row')
 parser.add_argument('--seed', type=int, default=1)
 parser.add_argument('--json', type=pathlib.Path, help='all rows, as attune bench --json writes them')
 parser.add_argument('--bench', default='', help='further words for attune bench')
@@ -49,7 +50,7 @@ def run_attune():
     shapes, out = folder / 'peers-shapes.json', folder / 'peers-attune.json'
     shapes.write_text(json.dumps(workloads))
     command = [options.attune, 'bench', '--file', str(shapes), '--device', options.device, '--scale', '1', '--seed',
-               str(options.seed), '--repetitions', str(options.repetitions), '--min-time', str(options.min_time),
+               str(options.seed), '--warmup-time', str(options.warmup_time), '--repetitions', str(options.repetitions), '--min-time', str(options.min_time),
                '--direction', options.direction, '--no-peers', '--json', str(out)] + options.bench.split()
     try:
         subprocess.run(command, check=False, stdout=sys.stderr)
@@ -163,6 +164,7 @@ def measure(call):
     call()
     torch.cuda.synchronize()
     once = min(time_once(call, 1) for _ in range(3))
+    time_once(call, max(1, round(options.warmup_time / once)))
     count = max(1, round(options.min_time / options.repetitions / once))
     return [time_once(call, count) for _ in range(options.repetitions)]
 
