@@ -100,6 +100,9 @@ typedef struct attune__forward_call {
 attune_status attune__forward_resolve(const attune_plan *plan, const attune_forward_args *args,
                                       attune__forward_call *resolved);
 
+/* INVALID_ARGUMENT unless the plan is for this direction. */
+attune_status attune__check_direction(const attune_plan *plan, attune_direction direction);
+
 /* A segment in its concatenation. */
 typedef struct attune__place {
     const attune_segment *segment;

@@ -33,6 +33,7 @@ typedef struct attune__vulkan_mask {
 
 /* What a choice is compiled as: a prebuilt module and its specialization constants, which are numbered from 0. */
 #define ATTUNE__VULKAN_CONSTANTS 34 /* of shaders/forward_registers.comp; the others have fewer */
+#define ATTUNE__VULKAN_ALIGNED   23 /* in every kernel: for tensors whose groups of elements are aligned */
 
 typedef struct attune__vulkan_kernel {
     const uint32_t *words;
@@ -54,7 +55,7 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
                                                 attune__vulkan_program *program);
 
-/* program.c, for both directions. `constants` has ATTUNE__VULKAN_CONSTANTS; words without expressions have hash NULL.
+/* pipeline.c, for both directions. `constants` has ATTUNE__VULKAN_CONSTANTS; words without expressions have hash NULL.
  */
 attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
                                                  const attune__hash *hash, const char *name, const uint32_t *constants,

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* A compute pipeline whose layout is push constants only. */
+/* Compute pipelines whose layout is push constants only; those of kernels, with the caller's expressions. */
 #include "vulkan/vulkan.h"
 
+#include <string.h>
+
+#include "base/alloc.h"
 #include "base/error.h"
+#include "vulkan/launch.h"
 
 static attune_status create(attune__vulkan_device *device, const attune__vulkan_pipeline_desc *desc,
                             VkShaderModule *module, attune__vulkan_pipeline *pipeline)
@@ -81,4 +85,54 @@ void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulk
     if (pipeline->layout)
         device->vk.DestroyPipelineLayout(device->handle, pipeline->layout, NULL);
     *pipeline = (attune__vulkan_pipeline){0};
+}
+
+attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
+                                                 const attune__hash *hash, const char *name, const uint32_t *constants,
+                                                 uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
+{
+    VkSpecializationMapEntry entries[ATTUNE__VULKAN_CONSTANTS];
+    for (uint32_t i = 0; i < ATTUNE__VULKAN_CONSTANTS; i++)
+        entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *constants, sizeof *constants};
+    const VkSpecializationInfo values = {ATTUNE__VULKAN_CONSTANTS, entries,
+                                         ATTUNE__VULKAN_CONSTANTS * sizeof *constants, constants};
+    attune__hash own = attune__hash_begin();
+    if (!hash)
+        attune__hash_bytes(&own, words, count * sizeof *words);
+    const attune__vulkan_pipeline_desc desc = {
+        .name = name,
+        .words = words,
+        .word_count = count,
+        .push_constants = sizeof(attune__vulkan_push),
+        .constants = &values,
+        .subgroup_size = subgroup_size,
+        .hash = hash ? hash : &own,
+    };
+    return attune__vulkan_pipeline_create(attune__vulkan_of(device), &desc, pipeline);
+}
+
+attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__program_desc *desc,
+                                           const attune__vulkan_kernel *kernel,
+                                           const attune__vulkan_kernel *kernel_aligned, attune__vulkan_pipeline *any,
+                                           attune__vulkan_pipeline *aligned)
+{
+    const uint32_t subgroup_size = kernel->subgroups ? device->info.limits.subgroup_size : 0;
+    const attune__mods mods = {desc->mask, desc->score, desc->gradient};
+    uint32_t *words;
+    size_t count;
+    attune__hash hash;
+    ATTUNE__TRY(attune__vulkan_cache_splice(attune__vulkan_of(device), kernel->words, kernel->word_count, &mods, &words,
+                                            &count, &hash));
+    attune_status status = attune__vulkan_pipeline_specialise(device, words, count, &hash, desc->choice->kernel,
+                                                              kernel->constants, subgroup_size, any);
+    /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
+    if (status == ATTUNE_OK) {
+        uint32_t constants[ATTUNE__VULKAN_CONSTANTS];
+        memcpy(constants, kernel_aligned->constants, sizeof constants);
+        constants[ATTUNE__VULKAN_ALIGNED] = true;
+        status = attune__vulkan_pipeline_specialise(device, words, count, &hash, desc->choice->kernel, constants,
+                                                    subgroup_size, aligned);
+    }
+    attune__free(&device->host.allocator, words);
+    return status;
 }

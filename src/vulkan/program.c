@@ -27,7 +27,7 @@
 #endif
 
 #define CONSTANTS ATTUNE__VULKAN_CONSTANTS
-#define ALIGNED   23 /* in every kernel */
+#define ALIGNED   ATTUNE__VULKAN_ALIGNED
 
 typedef struct module {
     const uint32_t *words;
@@ -312,55 +312,6 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
     const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.chunk / 4 + 1);
     const uint32_t budget = 60000; /* the rest is for what stands before and behind the walk */
     return budget / (2 * regular + chunks * (l.chunk + 1));
-}
-
-attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
-                                                 const attune__hash *hash, const char *name, const uint32_t *constants,
-                                                 uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
-{
-    VkSpecializationMapEntry entries[CONSTANTS];
-    for (uint32_t i = 0; i < CONSTANTS; i++)
-        entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *constants, sizeof *constants};
-    const VkSpecializationInfo values = {CONSTANTS, entries, CONSTANTS * sizeof *constants, constants};
-    attune__hash own = attune__hash_begin();
-    if (!hash)
-        attune__hash_bytes(&own, words, count * sizeof *words);
-    const attune__vulkan_pipeline_desc desc = {
-        .name = name,
-        .words = words,
-        .word_count = count,
-        .push_constants = sizeof(attune__vulkan_push),
-        .constants = &values,
-        .subgroup_size = subgroup_size,
-        .hash = hash ? hash : &own,
-    };
-    return attune__vulkan_pipeline_create(attune__vulkan_of(device), &desc, pipeline);
-}
-
-attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__program_desc *desc,
-                                           const attune__vulkan_kernel *kernel,
-                                           const attune__vulkan_kernel *kernel_aligned, attune__vulkan_pipeline *any,
-                                           attune__vulkan_pipeline *aligned)
-{
-    const uint32_t subgroup_size = kernel->subgroups ? device->info.limits.subgroup_size : 0;
-    const attune__mods mods = {desc->mask, desc->score, desc->gradient};
-    uint32_t *words;
-    size_t count;
-    attune__hash hash;
-    ATTUNE__TRY(attune__vulkan_cache_splice(attune__vulkan_of(device), kernel->words, kernel->word_count, &mods, &words,
-                                            &count, &hash));
-    attune_status status = attune__vulkan_pipeline_specialise(device, words, count, &hash, desc->choice->kernel,
-                                                              kernel->constants, subgroup_size, any);
-    /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
-    if (status == ATTUNE_OK) {
-        uint32_t constants[ATTUNE__VULKAN_CONSTANTS];
-        memcpy(constants, kernel_aligned->constants, sizeof constants);
-        constants[ALIGNED] = true;
-        status = attune__vulkan_pipeline_specialise(device, words, count, &hash, desc->choice->kernel, constants,
-                                                    subgroup_size, aligned);
-    }
-    attune__free(&device->host.allocator, words);
-    return status;
 }
 
 static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,

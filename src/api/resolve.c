@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: MIT */
+/* Calls' arguments: each checked, captures and parameters in the order of the expression's symbols. */
+#include "api/api.h"
+
+#include <math.h>
+#include <string.h>
+
+static attune_status check_size(const char *name, const attune_tensor *tensor, uint32_t dimension, const char *what,
+                                int64_t wanted)
+{
+    if (tensor->size[dimension] != wanted)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.size[%u] is %lld, expected %s, %lld", name, dimension,
+                            (long long)tensor->size[dimension], what, (long long)wanted);
+    return ATTUNE_OK;
+}
+
+static attune_status check_at_most(const char *what, int64_t value, int64_t limit)
+{
+    if (value > limit)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %lld, but the plan was made for at most %lld", what,
+                            (long long)value, (long long)limit);
+    return ATTUNE_OK;
+}
+
+/* q, k, v and o against the plan and one another. */
+static attune_status check_attention(const attune_plan *plan, attune__forward *call, bool o_writable)
+{
+    const attune__shape *shape = &plan->shape;
+    attune__tensor_rule rule = {"q", plan->device, shape->dtype, 4, false, true};
+    ATTUNE__TRY(attune__tensor_check(&call->q, &rule));
+    rule.name = "k";
+    ATTUNE__TRY(attune__tensor_check(&call->k, &rule));
+    rule.name = "v";
+    ATTUNE__TRY(attune__tensor_check(&call->v, &rule));
+    rule.name = "o";
+    rule.writable = o_writable;
+    ATTUNE__TRY(attune__tensor_check(&call->o, &rule));
+
+    call->batch = call->q.size[0];
+    call->heads = call->q.size[1];
+    call->q_len = call->q.size[2];
+    call->kv_heads = call->k.size[1];
+    call->kv_len = call->k.size[2];
+    call->scale = shape->scale;
+    ATTUNE__TRY(check_at_most("batch (q.size[0])", call->batch, shape->batch));
+    ATTUNE__TRY(check_size("q", &call->q, 1, "the plan's heads", shape->heads));
+    ATTUNE__TRY(check_at_most("q_len (q.size[2])", call->q_len, shape->q_len));
+    ATTUNE__TRY(check_size("q", &call->q, 3, "the plan's head_dim", shape->head_dim));
+    if (call->k.size[0] != 1 || shape->kv_batch != 1)
+        ATTUNE__TRY(check_size("k", &call->k, 0, shape->kv_batch == 1 ? "the plan's kv_batch" : "the batch of q",
+                               shape->kv_batch == 1 ? 1 : call->batch));
+    ATTUNE__TRY(check_size("k", &call->k, 1, "the plan's kv_heads", shape->kv_heads));
+    ATTUNE__TRY(check_at_most("kv_len (k.size[2])", call->kv_len, shape->kv_len));
+    ATTUNE__TRY(check_size("k", &call->k, 3, "the plan's head_dim", shape->head_dim));
+    ATTUNE__TRY(check_size("v", &call->v, 0, "the batch of k", call->k.size[0]));
+    ATTUNE__TRY(check_size("v", &call->v, 1, "the heads of k", call->kv_heads));
+    ATTUNE__TRY(check_size("v", &call->v, 2, "the length of k", call->kv_len));
+    ATTUNE__TRY(check_size("v", &call->v, 3, "the plan's head_dim_v", shape->head_dim_v));
+    ATTUNE__TRY(check_size("o", &call->o, 0, "the batch of q", call->batch));
+    ATTUNE__TRY(check_size("o", &call->o, 1, "the heads of q", call->heads));
+    ATTUNE__TRY(check_size("o", &call->o, 2, "the length of q", call->q_len));
+    return check_size("o", &call->o, 3, "the plan's head_dim_v", shape->head_dim_v);
+}
+
+/* lse, row_max and d_lse: [batch, heads, q_len]. */
+static attune_status check_row_tensor(const attune_plan *plan, const attune__forward *call, const char *name,
+                                      bool writable, attune_tensor *tensor)
+{
+    const attune__tensor_rule rule = {name, plan->device, plan->shape.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32,
+                                      3,    writable,     false};
+    ATTUNE__TRY(attune__tensor_check(tensor, &rule));
+    ATTUNE__TRY(check_size(name, tensor, 0, "the batch of q", call->batch));
+    ATTUNE__TRY(check_size(name, tensor, 1, "the heads of q", call->heads));
+    return check_size(name, tensor, 2, "the length of q", call->q_len);
+}
+
+/* A mask of a segment belongs where it was built for, and only there. */
+static attune_status check_place(const attune_mask *mask, const attune__place *place)
+{
+    if (!mask->kv_total)
+        return ATTUNE_OK;
+    if (!place)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.mask was built for a segment (desc.kv_total %lld), but the plan has no segments",
+                            (long long)mask->kv_total);
+    if (mask->kv_start != place->kv_start || mask->kv_total != place->kv_total)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "the mask of the segment at key %lld of %lld was built for one at %lld of %lld: rebuild it",
+                            (long long)place->kv_start, (long long)place->kv_total, (long long)mask->kv_start,
+                            (long long)mask->kv_total);
+    return ATTUNE_OK;
+}
+
+static attune_status check_mask(const attune_plan *plan, const attune__place *place, attune__forward *call)
+{
+    const attune__shape *shape = &plan->shape;
+    const attune_mask *mask = call->mask;
+    if (!mask)
+        return shape->block_mask
+                   ? attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask is NULL, but the plan was made for a block mask")
+                   : ATTUNE_OK;
+    if (!shape->block_mask)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask is given, but the plan was made without one: see "
+                                                     "attune_problem_set_mask");
+    if (mask->q_block != shape->mask_q_block || mask->kv_block != shape->mask_kv_block)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has blocks of %u x %u, the plan was made for %u x %u",
+                            mask->q_block, mask->kv_block, shape->mask_q_block, shape->mask_kv_block);
+    ATTUNE__TRY(check_place(mask, place));
+    /* A mask whose blocks are all full evaluates nothing, so that any plan serves it. */
+    if (mask->expr && (!plan->mask || memcmp(&mask->expr->hash, &plan->mask->hash, sizeof mask->expr->hash)))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.mask has another expression than the plan: make a plan for it "
+                            "(attune_problem_set_mask)");
+    if (mask->batch != 1 && mask->batch != call->batch)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has batch %lld, q has %lld: expected the same or 1",
+                            (long long)mask->batch, (long long)call->batch);
+    if (mask->heads != 1 && mask->heads != call->heads)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has %lld heads, q has %lld: expected the same or 1",
+                            (long long)mask->heads, (long long)call->heads);
+    if (mask->q_len < call->q_len || mask->kv_len < call->kv_len)
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "args.mask was built for %lld x %lld, which is shorter than q_len %lld x kv_len %lld: rebuild it",
+            (long long)mask->q_len, (long long)mask->kv_len, (long long)call->q_len, (long long)call->kv_len);
+    const uint16_t length_bits = 1u << ATTUNE__VAR_Q_LEN | 1u << ATTUNE__VAR_KV_LEN;
+    if (mask->expr && (mask->expr->uses & length_bits) && (mask->q_len != call->q_len || mask->kv_len != call->kv_len))
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "args.mask uses q_len or kv_len and was built for %lld x %lld, not for %lld x %lld: rebuild it",
+            (long long)mask->q_len, (long long)mask->kv_len, (long long)call->q_len, (long long)call->kv_len);
+    for (const struct attune__mask_upload *u = mask->uploads; u; u = u->next)
+        if (u->device == plan->device) {
+            call->device_mask = u->device_mask;
+            return ATTUNE_OK;
+        }
+    return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask is not on device %s: call attune_mask_upload",
+                        plan->device->info.id);
+}
+
+/* Captures on the device in the order of the score expression's symbols. */
+static attune_status bind_captures(const attune_plan *plan, const attune_capture *captures, uint32_t count,
+                                   attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS])
+{
+    if (!plan->score)
+        return ATTUNE_OK;
+    if (count)
+        ATTUNE__TRY(attune__check_not_null(captures, "args.captures"));
+    for (uint32_t i = 0; i < plan->score->symbol_count; i++) {
+        const attune__symbol *symbol = &plan->score->symbols[i];
+        if (symbol->kind != ATTUNE_SYMBOL_CAPTURE)
+            continue;
+        uint32_t found = count;
+        for (uint32_t j = 0; j < count && found == count; j++)
+            if (captures[j].name && !strcmp(captures[j].name, symbol->name))
+                found = j;
+        if (found == count)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.captures has no \"%s\", which the score expression uses",
+                                symbol->name);
+        tensors[i] = captures[found].tensor;
+        ATTUNE__TRY(attune__tensor_check(&tensors[i], &(attune__tensor_rule){symbol->name, plan->device, symbol->dtype,
+                                                                             symbol->rank, false, false}));
+    }
+    return ATTUNE_OK;
+}
+
+static attune_status bind_parameters(const attune_plan *plan, const attune_parameter *parameters, uint32_t count,
+                                     const attune__place *place, attune__value values[ATTUNE_EXPR_MAX_SYMBOLS])
+{
+    if (!plan->score)
+        return ATTUNE_OK;
+    if (place)
+        return attune__bind_shifted(plan->score, NULL, 0, parameters, count, place->kv_start, place->kv_total, NULL,
+                                    values);
+    return attune__bind_host(plan->score, NULL, 0, parameters, count, NULL, values);
+}
+
+static attune_status check_workspace(const attune_plan *plan, const attune__forward *call)
+{
+    const uint64_t wanted = plan->decision.choice.workspace;
+    return wanted ? attune__workspace_check(plan->device, call->workspace, call->workspace_offset, wanted, "the plan")
+                  : ATTUNE_OK;
+}
+
+attune_status attune__check_direction(const attune_plan *plan, attune_direction direction)
+{
+    if (plan->shape.direction != direction)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "the plan's direction is %s, this call is %s",
+                            plan->shape.direction == ATTUNE_FORWARD ? "forward" : "backward",
+                            direction == ATTUNE_FORWARD ? "forward" : "backward");
+    return ATTUNE_OK;
+}
+
+attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_forward_args *a,
+                                         const attune__place *place, attune__forward_call *resolved)
+{
+    attune__forward *call = &resolved->call;
+    *call = (attune__forward){
+        .q = a->q,
+        .k = place ? place->segment->k : a->k,
+        .v = place ? place->segment->v : a->v,
+        .o = a->o,
+        .lse = a->lse,
+        .row_max = a->row_max,
+        .mask = place ? place->segment->mask : a->mask,
+        .captures = resolved->captures,
+        .parameters = resolved->parameters,
+        .workspace = a->workspace,
+        .workspace_offset = a->workspace_offset,
+        .seconds = a->seconds,
+    };
+    ATTUNE__TRY(check_attention(plan, call, true));
+    if (call->lse.buffer) {
+        if (!plan->shape.lse)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "args.lse is given, but the plan was made without: set problem.lse");
+        ATTUNE__TRY(check_row_tensor(plan, call, "lse", true, &call->lse));
+    }
+    if (call->row_max.buffer) {
+        if (!plan->shape.row_max)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "args.row_max is given, but the plan was made without: set problem.row_max");
+        ATTUNE__TRY(check_row_tensor(plan, call, "row_max", true, &call->row_max));
+    }
+    ATTUNE__TRY(check_mask(plan, place, call));
+    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, resolved->captures));
+    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, resolved->parameters));
+    return check_workspace(plan, call);
+}
+
+static attune_status check_no_segments(const attune_plan *plan)
+{
+    if (plan->shape.segments)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "the plan is for segments, which this call cannot take: use attune_forward");
+    return ATTUNE_OK;
+}
+
+attune_status attune__forward_resolve(const attune_plan *plan, const attune_forward_args *args,
+                                      attune__forward_call *resolved)
+{
+    ATTUNE__TRY(attune__check_direction(plan, ATTUNE_FORWARD));
+    ATTUNE__TRY(check_no_segments(plan));
+    attune_forward_args a;
+    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
+    return attune__forward_resolve_at(plan, &a, NULL, resolved);
+}
+
+/* `tensor` has the shape of another one, which was checked. */
+static attune_status check_like(const attune_plan *plan, const char *name, const char *of, const attune_tensor *like,
+                                bool writable, attune_tensor *tensor)
+{
+    const attune__tensor_rule rule = {name, plan->device, plan->shape.dtype, 4, writable, true};
+    ATTUNE__TRY(attune__tensor_check(tensor, &rule));
+    for (uint32_t i = 0; i < 4; i++)
+        ATTUNE__TRY(check_size(name, tensor, i, of, like->size[i]));
+    return ATTUNE_OK;
+}
+
+static attune_status check_capture_gradient(const attune_plan *plan, uint32_t symbol, const attune_tensor *capture,
+                                            attune_tensor *d_capture, uint64_t *elements)
+{
+    const attune__symbol *s = &plan->score->symbols[symbol];
+    if (s->dtype != ATTUNE_F32 && s->dtype != ATTUNE_F16 && s->dtype != ATTUNE_BF16)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.capture_gradients asks for \"%s\", which is %s: only "
+                            "floating-point captures have gradients",
+                            s->name, attune_dtype_string(s->dtype));
+    ATTUNE__TRY(attune__tensor_check(d_capture,
+                                     &(attune__tensor_rule){s->name, plan->device, ATTUNE_F32, s->rank, true, false}));
+    uint64_t count = 1;
+    for (uint32_t i = 0; i < s->rank; i++) {
+        ATTUNE__TRY(check_size(s->name, d_capture, i, "the capture's size", capture->size[i]));
+        count *= (uint64_t)d_capture->size[i]; /* of distinct elements in a buffer: no overflow */
+    }
+    *elements += count;
+    return ATTUNE_OK;
+}
+
+/* Gradients of captures in the order of the score expression's symbols; buffer NULL = not wanted. */
+static attune_status bind_capture_gradients(const attune_plan *plan, const attune_capture *gradients, uint32_t count,
+                                            const attune_tensor *captures, attune_tensor *d_captures)
+{
+    if (count)
+        ATTUNE__TRY(attune__check_not_null(gradients, "args.capture_gradients"));
+    const uint32_t symbols = plan->score ? plan->score->symbol_count : 0;
+    for (uint32_t i = 0; i < symbols; i++)
+        d_captures[i].buffer = NULL;
+    uint64_t elements = 0;
+    for (uint32_t j = 0; j < count; j++) {
+        ATTUNE__TRY(attune__check_not_null(gradients[j].name, "args.capture_gradients[].name"));
+        uint32_t i = 0;
+        while (i < symbols && (plan->score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE ||
+                               strcmp(plan->score->symbols[i].name, gradients[j].name) != 0))
+            i++;
+        if (i == symbols)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "args.capture_gradients asks for \"%s\", which is no capture of the score expression",
+                                gradients[j].name);
+        if (d_captures[i].buffer)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.capture_gradients asks for \"%s\" twice",
+                                gradients[j].name);
+        d_captures[i] = gradients[j].tensor;
+        ATTUNE__TRY(check_capture_gradient(plan, i, &captures[i], &d_captures[i], &elements));
+    }
+    if (elements > plan->shape.capture_gradient_elements)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.capture_gradients have %llu elements, but the plan was made for %llu: raise "
+                            "problem.capture_gradient_elements",
+                            (unsigned long long)elements, (unsigned long long)plan->shape.capture_gradient_elements);
+    return ATTUNE_OK;
+}
+
+attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_backward_args *a,
+                                          const attune__place *place, attune__backward_call *resolved)
+{
+    attune__backward *back = &resolved->call;
+    *back = (attune__backward){
+        .forward = {.q = a->q,
+                    .k = place ? place->segment->k : a->k,
+                    .v = place ? place->segment->v : a->v,
+                    .o = a->o,
+                    .lse = a->lse,
+                    .mask = place ? place->segment->mask : a->mask,
+                    .captures = resolved->captures,
+                    .parameters = resolved->parameters,
+                    .workspace = a->workspace,
+                    .workspace_offset = a->workspace_offset,
+                    .seconds = a->seconds},
+        .d_o = a->d_o,
+        .d_lse = a->d_lse,
+        .d_q = a->d_q,
+        .d_k = place ? place->segment->d_k : a->d_k,
+        .d_v = place ? place->segment->d_v : a->d_v,
+        .d_captures = resolved->d_captures,
+    };
+    attune__forward *call = &back->forward;
+    ATTUNE__TRY(check_attention(plan, call, false));
+    ATTUNE__TRY(check_row_tensor(plan, call, "lse", false, &call->lse));
+    ATTUNE__TRY(check_like(plan, "d_o", "the size of o", &call->o, false, &back->d_o));
+    if (back->d_lse.buffer)
+        ATTUNE__TRY(check_row_tensor(plan, call, "d_lse", false, &back->d_lse));
+    ATTUNE__TRY(check_like(plan, "d_q", "the size of q", &call->q, true, &back->d_q));
+    ATTUNE__TRY(check_like(plan, "d_k", "the size of k", &call->k, true, &back->d_k));
+    ATTUNE__TRY(check_like(plan, "d_v", "the size of v", &call->v, true, &back->d_v));
+    ATTUNE__TRY(check_mask(plan, place, call));
+    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, resolved->captures));
+    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, resolved->parameters));
+    ATTUNE__TRY(bind_capture_gradients(plan, a->capture_gradients, a->capture_gradient_count, resolved->captures,
+                                       resolved->d_captures));
+    return check_workspace(plan, call);
+}
+
+attune_status attune__backward_resolve(const attune_plan *plan, const attune_backward_args *args,
+                                       attune__backward_call *resolved)
+{
+    ATTUNE__TRY(attune__check_direction(plan, ATTUNE_BACKWARD));
+    ATTUNE__TRY(check_no_segments(plan));
+    attune_backward_args a;
+    ATTUNE__TRY(attune__desc_read(&a, sizeof a, args, sizeof a, "args"));
+    return attune__backward_resolve_at(plan, &a, NULL, resolved);
+}
