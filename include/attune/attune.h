@@ -601,7 +601,7 @@ typedef struct attune_pass_options {
     uint32_t num_stages;
     uint32_t split_kv;                      /* SPLIT_KV: parts that a decode kernel cuts the keys into */
     attune_choice force_use_flex_attention; /* ON: no decode kernel */
-    attune_choice prescale_qk;              /* PRESCALE_QK: fold the scale into q */
+    attune_choice prescale_qk;              /* PRESCALE_QK: fold the scale into q where it costs a step */
     attune_choice rows_guaranteed_safe;     /* ROWS_GUARANTEED_SAFE */
     attune_choice blocks_are_contiguous;    /* BLOCKS_ARE_CONTIGUOUS */
     attune_choice write_dq;                 /* WRITE_DQ */
