@@ -32,18 +32,10 @@
 #define DELTA_ROWS    8  /* of a workgroup of shaders/backward_delta.comp */
 #define SUMS_ELEMENTS 64 /* of one of shaders/backward_sums.comp */
 
-typedef struct module {
-    const uint32_t *words;
-    size_t count;
-} module;
-
-#define MODULE(name)                                                                                                   \
-    {                                                                                                                  \
-        name, sizeof name / sizeof name[0]                                                                             \
-    }
 #define MODULES(name)                                                                                                  \
     {                                                                                                                  \
-        MODULE(attune__spirv_##name##_f32), MODULE(attune__spirv_##name##_f16), MODULE(attune__spirv_##name##_bf16)    \
+        ATTUNE__VULKAN_MODULE(attune__spirv_##name##_f32), ATTUNE__VULKAN_MODULE(attune__spirv_##name##_f16),          \
+            ATTUNE__VULKAN_MODULE(attune__spirv_##name##_bf16)                                                         \
     }
 
 /* ---------------------------------------------------------------------------------------------------------- programs
@@ -82,8 +74,8 @@ static const char *make_layout(const attune__program_desc *desc, bool keys, attu
 attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys,
                                                  attune__vulkan_kernel *kernel)
 {
-    static const module modules[4][3] = {MODULES(backward_q), MODULES(backward_kv), MODULES(lanes_backward_q),
-                                         MODULES(lanes_backward_kv)};
+    static const attune__vulkan_module modules[4][3] = {MODULES(backward_q), MODULES(backward_kv),
+                                                        MODULES(lanes_backward_q), MODULES(lanes_backward_kv)};
     const attune_plan_choice *c = desc->choice;
     const bool lanes = is_lanes(c);
     if (!lanes && strcmp(c->kernel, "vulkan_portable") != 0 && strcmp(c->kernel, "vulkan_subgroup") != 0)
@@ -125,7 +117,7 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
         l.fetch_y,
         l.fetch,
     };
-    const module *prebuilt = &modules[2 * lanes + keys][dtype_index(desc->shape->dtype)];
+    const attune__vulkan_module *prebuilt = &modules[2 * lanes + keys][dtype_index(desc->shape->dtype)];
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = lanes;
@@ -155,8 +147,8 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
                                                 attune__vulkan_program *program)
 {
-    static const module deltas[3] = MODULES(backward_delta);
-    static const module sums = MODULE(attune__spirv_backward_sums);
+    static const attune__vulkan_module deltas[3] = MODULES(backward_delta);
+    static const attune__vulkan_module sums = ATTUNE__VULKAN_MODULE(attune__spirv_backward_sums);
     attune__vulkan_kernel kernel;
     ATTUNE__TRY(attune__vulkan_specialise_backward(desc, false, &kernel));
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &kernel, &program->forward, &program->aligned));
@@ -164,7 +156,7 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &kernel, &program->keys, &program->keys_aligned));
     program->most_steps = count_steps(attune__vulkan_of(device), desc, false);
     program->most_key_steps = count_steps(attune__vulkan_of(device), desc, true);
-    const module *delta = &deltas[dtype_index(desc->shape->dtype)];
+    const attune__vulkan_module *delta = &deltas[dtype_index(desc->shape->dtype)];
     ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, delta->words, delta->count, NULL, "delta", kernel.constants,
                                                    0, &program->delta));
     if (!has_captures(desc->shape, desc->gradient))

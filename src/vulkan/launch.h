@@ -31,6 +31,17 @@ typedef struct attune__vulkan_mask {
     uint32_t longest_column;
 } attune__vulkan_mask;
 
+/* A prebuilt module: the words of the array that a generated header defines. */
+typedef struct attune__vulkan_module {
+    const uint32_t *words;
+    size_t count;
+} attune__vulkan_module;
+
+#define ATTUNE__VULKAN_MODULE(name)                                                                                    \
+    {                                                                                                                  \
+        name, sizeof name / sizeof name[0]                                                                             \
+    }
+
 /* What a choice is compiled as: a prebuilt module and its specialization constants, which are numbered from 0. */
 #define ATTUNE__VULKAN_CONSTANTS 34 /* of shaders/forward_registers.comp; the others have fewer */
 #define ATTUNE__VULKAN_ALIGNED   23 /* in every kernel: for tensors whose groups of elements are aligned */

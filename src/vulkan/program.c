@@ -29,16 +29,6 @@
 #define CONSTANTS ATTUNE__VULKAN_CONSTANTS
 #define ALIGNED   ATTUNE__VULKAN_ALIGNED
 
-typedef struct module {
-    const uint32_t *words;
-    size_t count;
-} module;
-
-#define MODULE(name)                                                                                                   \
-    {                                                                                                                  \
-        name, sizeof name / sizeof name[0]                                                                             \
-    }
-
 static uint32_t dtype_index(attune_dtype dtype)
 {
     return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
@@ -53,21 +43,25 @@ static module_kind kind_of(const attune_plan_choice *choice)
                                                         : PORTABLE;
 }
 
-static const module *find_module(module_kind kind, attune_dtype dtype)
+static const attune__vulkan_module *find_module(module_kind kind, attune_dtype dtype)
 {
-    static const module modules[3][3] = {
-        {MODULE(attune__spirv_forward_f32), MODULE(attune__spirv_forward_f16), MODULE(attune__spirv_forward_bf16)},
-        {MODULE(attune__spirv_forward_subgroup_f32), MODULE(attune__spirv_forward_subgroup_f16),
-         MODULE(attune__spirv_forward_subgroup_bf16)},
-        {MODULE(attune__spirv_lanes_f32), MODULE(attune__spirv_lanes_f16), MODULE(attune__spirv_lanes_bf16)},
+    static const attune__vulkan_module modules[3][3] = {
+        {ATTUNE__VULKAN_MODULE(attune__spirv_forward_f32), ATTUNE__VULKAN_MODULE(attune__spirv_forward_f16),
+         ATTUNE__VULKAN_MODULE(attune__spirv_forward_bf16)},
+        {ATTUNE__VULKAN_MODULE(attune__spirv_forward_subgroup_f32),
+         ATTUNE__VULKAN_MODULE(attune__spirv_forward_subgroup_f16),
+         ATTUNE__VULKAN_MODULE(attune__spirv_forward_subgroup_bf16)},
+        {ATTUNE__VULKAN_MODULE(attune__spirv_lanes_f32), ATTUNE__VULKAN_MODULE(attune__spirv_lanes_f16),
+         ATTUNE__VULKAN_MODULE(attune__spirv_lanes_bf16)},
     };
     return &modules[kind][dtype_index(dtype)];
 }
 
-static const module *find_combine(attune_dtype dtype)
+static const attune__vulkan_module *find_combine(attune_dtype dtype)
 {
-    static const module modules[3] = {MODULE(attune__spirv_combine_f32), MODULE(attune__spirv_combine_f16),
-                                      MODULE(attune__spirv_combine_bf16)};
+    static const attune__vulkan_module modules[3] = {ATTUNE__VULKAN_MODULE(attune__spirv_combine_f32),
+                                                     ATTUNE__VULKAN_MODULE(attune__spirv_combine_f16),
+                                                     ATTUNE__VULKAN_MODULE(attune__spirv_combine_bf16)};
     return &modules[dtype_index(dtype)];
 }
 
@@ -135,8 +129,8 @@ static attune__matrix_shape matrix_shape(const attune_limits *limits)
 }
 
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
-static const module matrix_modules[2] = {MODULE(attune__spirv_forward_matrix_f16),
-                                         MODULE(attune__spirv_forward_registers_f16)};
+static const attune__vulkan_module matrix_modules[2] = {ATTUNE__VULKAN_MODULE(attune__spirv_forward_matrix_f16),
+                                                        ATTUNE__VULKAN_MODULE(attune__spirv_forward_registers_f16)};
 
 static attune_status spread_constants(attune__matrix_shape matrix, const attune__program_desc *desc,
                                       uint32_t constants[CONSTANTS])
@@ -238,7 +232,7 @@ static attune_status matrix_constants(const attune_limits *limits, const attune_
     return ATTUNE_OK;
 }
 #else
-static const module matrix_modules[2];
+static const attune__vulkan_module matrix_modules[2];
 
 static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
                                       uint32_t constants[CONSTANTS])
@@ -257,7 +251,7 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     if (desc->choice->direction != ATTUNE_FORWARD ||
         (kind == PORTABLE && !matrices && strcmp(name, "vulkan_portable") != 0))
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", name);
-    const module *prebuilt =
+    const attune__vulkan_module *prebuilt =
         matrices ? &matrix_modules[limits->matrix_spread != 0] : find_module(kind, desc->shape->dtype);
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
@@ -325,7 +319,7 @@ static attune_status make_pipelines(attune_device *device, const attune__program
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &aligned, &program->forward, &program->aligned));
     if (desc->choice->split_kv <= 1)
         return ATTUNE_OK;
-    const module *combine = find_combine(desc->shape->dtype);
+    const attune__vulkan_module *combine = find_combine(desc->shape->dtype);
     return attune__vulkan_pipeline_specialise(device, combine->words, combine->count, NULL, "combine", kernel.constants,
                                               0, &program->combine);
 }
