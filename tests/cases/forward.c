@@ -162,11 +162,11 @@ Test(gradients, cuda)
 
 Test(gradients, vulkan)
 {
-    run_gradients("vulkan", 24, 6, without_f64, sizeof without_f64 / sizeof without_f64[0]);
+    run_gradients("vulkan", 16, 4, without_f64, sizeof without_f64 / sizeof without_f64[0]);
 }
 
 BACKEND(cpu, with_f64, 1200)
-BACKEND(vulkan, without_f64, 60)
+BACKEND(vulkan, without_f64, 30)
 BACKEND(cuda, without_f64, 1200)
 BACKEND(opencl, without_f64, 60)
 

@@ -78,5 +78,5 @@ Test(segments, gradients_cpu)
         run_segmented(#name, case_run_gradients, true, table, random, dtypes, 1);                                      \
     }
 
-BACKEND(vulkan, 12, 6)
+BACKEND(vulkan, 8, 4)
 BACKEND(cuda, 2 * attention_case_count + 1, 300)
