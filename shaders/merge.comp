@@ -128,9 +128,9 @@ void merge_row_backward(const in Merge args)
 {
     const uint lse = Word(row_of(args.lse)).value;
     const uvec2 o = row_of(args.o), d_o = row_of(args.d_o);
-    float d_lse = 0.0;
-    if (is_there(args.d_lse))
-        d_lse = uintBitsToFloat(Word(row_of(args.d_lse)).value);
+    /* Read somewhere in any case: llvmpipe (Mesa 26) reads an address that all lanes share whether or not they go there. */
+    float d_lse = uintBitsToFloat(Word(is_there(args.d_lse) ? row_of(args.d_lse) : row_of(args.lse)).value);
+    d_lse = is_there(args.d_lse) ? d_lse : 0.0;
     for (uint i = 0u; i < args.part_count; i++) {
         const uint part_lse = Word(row_of(args.parts[i].lse)).value;
         const bool nan = is_nan(lse) || is_nan(part_lse);

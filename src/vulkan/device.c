@@ -210,8 +210,7 @@ static attune_status finish_open(attune__vulkan_device *device, bool staging_onl
     device->base.info = device->physical.info;
     ATTUNE__TRY(attune__vulkan_queue_init(device));
     ATTUNE__TRY(attune__vulkan_memory_init(device, staging_only));
-    attune__vulkan_spread_verify(device);
-    return ATTUNE_OK;
+    return attune__vulkan_spread_verify(device);
 }
 
 static attune_status load_device(attune__vulkan_device *device)

@@ -55,17 +55,20 @@ static attune_status read_spread(attune__vulkan_device *device, attune_buffer *b
     return status;
 }
 
-void attune__vulkan_spread_verify(attune__vulkan_device *device)
+attune_status attune__vulkan_spread_verify(attune__vulkan_device *device)
 {
     attune_limits *limits = &device->physical.info.limits;
     if (!limits->matrix_spread)
-        return;
+        return ATTUNE_OK;
     uint32_t elements[MOST_ELEMENTS];
     const uint32_t count = limits->matrix_m * limits->matrix_n, length = count / limits->subgroup_size;
     attune_buffer *buffer = NULL;
-    bool same = count <= MOST_ELEMENTS &&
-                attune__vulkan_buffer_create(&device->base, count * sizeof *elements, &buffer) == ATTUNE_OK &&
-                read_spread(device, buffer, elements, count) == ATTUNE_OK;
+    attune_status status = count <= MOST_ELEMENTS ? ATTUNE_OK : ATTUNE_UNSUPPORTED;
+    if (status == ATTUNE_OK)
+        status = attune__vulkan_buffer_create(&device->base, count * sizeof *elements, &buffer);
+    if (status == ATTUNE_OK)
+        status = read_spread(device, buffer, elements, count);
+    bool same = status == ATTUNE_OK;
     for (uint32_t i = 0; same && i < count; i++) {
         const uint32_t at = element_at(limits, i / length, i % length);
         same = elements[i] == (at | at << 16);
@@ -75,10 +78,15 @@ void attune__vulkan_spread_verify(attune__vulkan_device *device)
     if (!same)
         limits->matrix_spread = 0;
     device->base.info.limits.matrix_spread = limits->matrix_spread;
+    /* A kernel that the driver refuses is no reason to do without the device. */
+    const bool hard =
+        status == ATTUNE_OUT_OF_HOST_MEMORY || status == ATTUNE_OUT_OF_DEVICE_MEMORY || status == ATTUNE_DEVICE_LOST;
+    return hard ? status : ATTUNE_OK;
 }
 #else
-void attune__vulkan_spread_verify(attune__vulkan_device *device)
+attune_status attune__vulkan_spread_verify(attune__vulkan_device *device)
 {
     (void)device;
+    return ATTUNE_OK;
 }
 #endif

@@ -255,7 +255,7 @@ attune_status attune__vulkan_physical_read(const attune_allocator *allocator, co
 /* info.limits, of the features that physical has. */
 void attune__vulkan_limits_choose(attune__vulkan_physical *physical);
 /* Forgets limits.matrix_spread, of an open device, if its matrices lie otherwise. */
-void attune__vulkan_spread_verify(attune__vulkan_device *device);
+attune_status attune__vulkan_spread_verify(attune__vulkan_device *device);
 
 /* Extensions that attune enables where they are, as bits of attune__vulkan_physical.extensions. */
 enum {
