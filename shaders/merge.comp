@@ -94,7 +94,7 @@ void merge_row(const in Merge args)
     for (uint i = 0u; i < args.part_count; i++) {
         bits[i] = 0u;
         if (args.weighted != 0u)
-            bits[i] = Word(row_of(args.parts[i].lse)).value;
+            bits[i] = Word(row_of(args.parts[min(i, args.part_count - 1u)].lse)).value;
         nan = nan || is_nan(bits[i]);
         if (bits[i] != EMPTY)
             m = max(m, uintBitsToFloat(bits[i]));
@@ -128,10 +128,12 @@ void merge_row_backward(const in Merge args)
 {
     const uint lse = Word(row_of(args.lse)).value;
     const uvec2 o = row_of(args.o), d_o = row_of(args.d_o);
-    /* Read somewhere in any case: llvmpipe (Mesa 26) reads an address that all lanes share whether or not they go there. */
+    /* Read somewhere in any case, and of a part that is there also behind the last: llvmpipe (Mesa 26) reads an address
+     * that all lanes share whether or not a lane goes there. */
     float d_lse = uintBitsToFloat(Word(is_there(args.d_lse) ? row_of(args.d_lse) : row_of(args.lse)).value);
     d_lse = is_there(args.d_lse) ? d_lse : 0.0;
-    for (uint i = 0u; i < args.part_count; i++) {
+    for (uint p = 0u; p < args.part_count; p++) {
+        const uint i = min(p, args.part_count - 1u);
         const uint part_lse = Word(row_of(args.parts[i].lse)).value;
         const bool nan = is_nan(lse) || is_nan(part_lse);
         const float weight =
