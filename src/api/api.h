@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "base/desc.h"
 #include "base/error.h"
+#include "base/round.h"
 
 struct attune_instance {
     atomic_uint references;
@@ -66,6 +67,8 @@ void attune__device_release(attune_device *device);
 
 /* A device that can be used: not NULL, not lost, not carried over a fork. */
 attune_status attune__device_check(const attune_device *device);
+/* A queue of the device that `owner`, "plan" or such, belongs to. */
+attune_status attune__queue_check(const attune_queue *queue, const attune_device *device, const char *owner);
 
 /* "NAME is NULL" as a status. */
 attune_status attune__check_not_null(const void *argument, const char *name);

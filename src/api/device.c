@@ -192,6 +192,16 @@ attune_status attune__device_check(const attune_device *device)
     return ATTUNE_OK;
 }
 
+attune_status attune__queue_check(const attune_queue *queue, const attune_device *device, const char *owner)
+{
+    ATTUNE__TRY(attune__check_not_null(queue, "queue"));
+    ATTUNE__TRY(attune__device_check(device));
+    if (queue->device != device)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "queue belongs to device %s, the %s to device %s",
+                            queue->device->info.id, owner, device->info.id);
+    return ATTUNE_OK;
+}
+
 attune_status attune_device_info_get(const attune_device *device, attune_device_info *info)
 {
     ATTUNE__TRY(attune__check_not_null(device, "device"));

@@ -5,12 +5,7 @@
 static attune_status check_plan(const attune_plan *plan, const attune_queue *queue)
 {
     ATTUNE__TRY(attune__check_not_null(plan, "plan"));
-    ATTUNE__TRY(attune__check_not_null(queue, "queue"));
-    ATTUNE__TRY(attune__device_check(plan->device));
-    if (queue->device != plan->device)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "queue belongs to device %s, the plan to device %s",
-                            queue->device->info.id, plan->device->info.id);
-    return ATTUNE_OK;
+    return attune__queue_check(queue, plan->device, "plan");
 }
 
 static attune_status check_no_given_segments(uint32_t count)

@@ -46,11 +46,6 @@ void attune_merger_destroy(attune_merger *merger)
 /* ----------------------------------------------------------------------------------------------------------- workspace
  */
 
-static uint64_t round256(uint64_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
 attune_dtype attune__merge_dtype(attune_dtype dtype)
 {
     return dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
@@ -101,7 +96,7 @@ attune_status attune__merge_run(const attune__program *merger, attune_queue *que
             step.o = attune__rows_in(call->workspace, at, dtype, &call->o, 4);
             step.lse = (attune_tensor){.buffer = NULL};
             if (parts[0].lse.buffer)
-                step.lse = attune__rows_in(call->workspace, at + round256(o_bytes), dtype, &call->o, 3);
+                step.lse = attune__rows_in(call->workspace, at + attune__round_up64(o_bytes, 256), dtype, &call->o, 3);
         }
         ATTUNE__TRY(queue->device->backend->merge(merger, queue, &step, value));
         total += seconds;
@@ -170,12 +165,7 @@ static attune_status check_parts(const attune_merge_part *parts, uint32_t count)
 static attune_status check_queue(const attune_merger *merger, const attune_queue *queue)
 {
     ATTUNE__TRY(attune__check_not_null(merger, "merger"));
-    ATTUNE__TRY(attune__check_not_null(queue, "queue"));
-    ATTUNE__TRY(attune__device_check(merger->device));
-    if (queue->device != merger->device)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "queue belongs to device %s, the merger to device %s",
-                            queue->device->info.id, merger->device->info.id);
-    return ATTUNE_OK;
+    return attune__queue_check(queue, merger->device, "merger");
 }
 
 /* The parts of a call, whose strides are resolved as they are taken. */

@@ -66,6 +66,7 @@ static attune_status name_segment(attune_status status, uint32_t index)
 typedef struct results {
     const attune_tensor *like; /* o or d_q */
     attune_buffer *workspace;
+    uint64_t workspace_offset;
     uint64_t offset; /* of the first */
     uint64_t step, lse_at;
     attune_dtype dtype, lse_dtype;
@@ -82,10 +83,11 @@ static results results_of(const attune_plan *plan, const attune__forward *call, 
     return (results){
         .like = like,
         .workspace = call->workspace,
+        .workspace_offset = call->workspace_offset,
         .offset =
             call->workspace_offset + attune__merge_workspace(shape->dtype, rows, (uint64_t)like->size[3], segments),
         .step = attune__segment_size(shape, rows),
-        .lse_at = (o_bytes + 255) / 256 * 256,
+        .lse_at = attune__round_up64(o_bytes, 256),
         .dtype = plan->device->backend->wide_outputs ? wide : shape->dtype,
         .lse_dtype = wide,
         .lse = shape->direction == ATTUNE_FORWARD,
@@ -101,6 +103,18 @@ static attune__merge_part result_at(const void *user, uint32_t index)
     if (r->lse)
         part.lse = attune__rows_in(r->workspace, at + r->lse_at, r->lse_dtype, r->like, 3);
     return part;
+}
+
+/* Into `like`; lse NULL = of d_q, a sum. */
+static attune_status merge_results(const attune_plan *plan, attune_queue *queue, const results *r,
+                                   const attune_tensor *lse, uint32_t segments, double *seconds, uint64_t *value)
+{
+    const attune__merge merge = {.o = *r->like,
+                                 .lse = lse ? *lse : (attune_tensor){.buffer = NULL},
+                                 .workspace = r->workspace,
+                                 .workspace_offset = r->workspace_offset,
+                                 .seconds = seconds};
+    return attune__merge_run(plan->merger, queue, &merge, segments, result_at, r, value);
 }
 
 /* Behind the results lies what the backend asked for. */
@@ -142,12 +156,7 @@ attune_status attune__forward_segments(const attune_plan *plan, attune_queue *qu
         total += seconds;
     }
     if (a.segment_count > 1) {
-        const attune__merge merge = {.o = o,
-                                     .lse = lse,
-                                     .workspace = a.workspace,
-                                     .workspace_offset = a.workspace_offset,
-                                     .seconds = a.seconds ? &seconds : NULL};
-        ATTUNE__TRY(attune__merge_run(plan->merger, queue, &merge, a.segment_count, result_at, &r, value));
+        ATTUNE__TRY(merge_results(plan, queue, &r, &lse, a.segment_count, a.seconds ? &seconds : NULL, value));
         total += seconds;
     }
     if (a.seconds)
@@ -184,11 +193,7 @@ attune_status attune__backward_segments(const attune_plan *plan, attune_queue *q
         total += seconds;
     }
     if (a.segment_count > 1) {
-        const attune__merge sum = {.o = d_q,
-                                   .workspace = a.workspace,
-                                   .workspace_offset = a.workspace_offset,
-                                   .seconds = a.seconds ? &seconds : NULL};
-        ATTUNE__TRY(attune__merge_run(plan->merger, queue, &sum, a.segment_count, result_at, &r, value));
+        ATTUNE__TRY(merge_results(plan, queue, &r, NULL, a.segment_count, a.seconds ? &seconds : NULL, value));
         total += seconds;
     }
     if (a.seconds)

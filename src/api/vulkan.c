@@ -67,32 +67,37 @@ attune_status attune_vulkan_buffer_wrap(attune_device *device, VkBuffer vk_buffe
     return ATTUNE_OK;
 }
 
-attune_status attune_vulkan_forward_record(const attune_plan *plan, VkCommandBuffer command_buffer,
-                                           const attune_forward_args *args)
+static attune_status check_record(const attune_plan *plan, VkCommandBuffer command_buffer)
 {
     ATTUNE__TRY(attune__check_not_null(plan, "plan"));
     ATTUNE__TRY(check_device(plan->device));
-    ATTUNE__TRY(attune__check_not_null(command_buffer, "command_buffer"));
-    attune__forward_call resolved;
-    ATTUNE__TRY(attune__forward_resolve(plan, args, &resolved));
-    if (resolved.call.seconds)
+    return attune__check_not_null(command_buffer, "command_buffer");
+}
+
+static attune_status check_no_seconds(const double *seconds)
+{
+    if (seconds)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "args.seconds is set, but recorded launches run when the command buffer is submitted");
-    if (!plan->device->backend->record)
-        return attune__fail(ATTUNE_UNSUPPORTED, "device %s: %s", plan->device->info.id, plan->device->backend->missing);
+    return ATTUNE_OK;
+}
+
+attune_status attune_vulkan_forward_record(const attune_plan *plan, VkCommandBuffer command_buffer,
+                                           const attune_forward_args *args)
+{
+    ATTUNE__TRY(check_record(plan, command_buffer));
+    attune__forward_call resolved;
+    ATTUNE__TRY(attune__forward_resolve(plan, args, &resolved));
+    ATTUNE__TRY(check_no_seconds(resolved.call.seconds));
     return plan->device->backend->record(plan->program, &command_buffer, &resolved.call);
 }
 
 attune_status attune_vulkan_backward_record(const attune_plan *plan, VkCommandBuffer command_buffer,
                                             const attune_backward_args *args)
 {
-    ATTUNE__TRY(attune__check_not_null(plan, "plan"));
-    ATTUNE__TRY(check_device(plan->device));
-    ATTUNE__TRY(attune__check_not_null(command_buffer, "command_buffer"));
+    ATTUNE__TRY(check_record(plan, command_buffer));
     attune__backward_call resolved;
     ATTUNE__TRY(attune__backward_resolve(plan, args, &resolved));
-    if (resolved.call.forward.seconds)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.seconds is set, but recorded launches run when the command buffer is submitted");
+    ATTUNE__TRY(check_no_seconds(resolved.call.forward.seconds));
     return plan->device->backend->record_backward(plan->program, &command_buffer, &resolved.call);
 }

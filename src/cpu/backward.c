@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/round.h"
 
 #define ALIGNMENT ((size_t)64)
 
@@ -78,7 +79,7 @@ static attune_status divide_workspace(attune__cpu_backward_run *run, uint32_t *t
     const attune__shape *shape = &run->base.program->shape;
     const size_t real = shape->dtype == ATTUNE_F64 ? sizeof(double) : sizeof(float);
     const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len);
-    const uint64_t delta = (rows * real + 255) / 256 * 256;
+    const uint64_t delta = attune__round_up64(rows * real, 256);
     const uint64_t sums = (uint64_t)run->slots * run->elements * sizeof(double) + (ALIGNMENT - 1);
     run->base.scratch_bytes = (size_t)attune__cpu_backward_thread_size(shape, run->base.program->choice.shared_memory);
     char *base = attune__cpu_memory(call->workspace) + call->workspace_offset;

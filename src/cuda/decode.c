@@ -3,6 +3,7 @@
 #include "cuda/cuda.h"
 
 #include "base/error.h"
+#include "base/round.h"
 
 #define COMBINE_THREADS 128
 
@@ -29,7 +30,7 @@ static attune_cuda_parts parts_of(const attune__cuda_program *program, const att
         const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len) * program->split;
         const uint64_t o_bytes = rows * (uint64_t)call->v.size[3] * sizeof(float);
         parts.o = attune__cuda_pointer(call->workspace) + call->workspace_offset;
-        parts.ml = parts.o + (o_bytes + 255) / 256 * 256;
+        parts.ml = parts.o + attune__round_up64(o_bytes, 256);
     }
     return parts;
 }

@@ -23,14 +23,14 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
             const uint64_t hopper = w.sums + attune__cuda_sm90_backward_sums(&w, s->batch, s->heads, s->head_dim);
             return found->family->tma ? attune__round_up64(hopper, 256) : w.size;
         }
+        if (found->family->backend == ATTUNE_BACKEND_VULKAN)
+            return attune__vulkan_backward_workspace(s).size;
         /* delta = rowsum(dO * O) - dLSE */
         uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
         uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);
         uint64_t sums =
             attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
-        if (arguments)
-            arguments += attune__round_up64(s->capture_gradient_elements * ATTUNE__VULKAN_SUM, 256);
-        return attune__round_up64(rows * element, 256) + arguments + (cpu ? sums + units * scratch : 0);
+        return attune__round_up64(rows * element, 256) + (cpu ? sums + units * scratch : 0);
     }
     uint64_t bytes = attune__split_size(s, split, element);
     return bytes + arguments + (cpu ? units * attune__cpu_thread_size(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]) : 0);

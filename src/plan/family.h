@@ -6,6 +6,7 @@
 #ifndef ATTUNE_PLAN_FAMILY_H
 #define ATTUNE_PLAN_FAMILY_H
 
+#include "base/round.h"
 #include "plan/plan.h"
 
 typedef enum attune__pass { ATTUNE__PASS_FORWARD, ATTUNE__PASS_DECODE, ATTUNE__PASS_BACKWARD } attune__pass;
@@ -125,14 +126,6 @@ void attune__tile_print(const attune__tile *tile, char *buffer, size_t size);
 /* Workgroups that one compute unit holds; 0 if none fits. */
 uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost);
 
-static inline uint32_t attune__round_up(uint32_t value, uint32_t multiple)
-{
-    return (value + multiple - 1) / multiple * multiple;
-}
-static inline uint64_t attune__round_up64(uint64_t value, uint64_t multiple)
-{
-    return (value + multiple - 1) / multiple * multiple;
-}
 /* The largest power of two up to value, which is at least 1. */
 static inline uint32_t attune__floor2(uint32_t value)
 {

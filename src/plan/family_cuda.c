@@ -12,7 +12,7 @@
 #include "plan/family_cuda.h"
 
 #define BASE_REGISTERS 48
-#define COUNT(array)   (sizeof(array) / sizeof((array)[0]))
+#define TILES          ATTUNE__CUDA_TILES
 
 static uint32_t padded(uint32_t dim, uint32_t multiple)
 {
@@ -30,19 +30,7 @@ static uint32_t mod_registers(const attune__shape *s)
     return (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u);
 }
 
-typedef struct table {
-    const attune__tile *tiles;
-    uint32_t count;
-} table;
-
-#define TABLE(array)                                                                                                   \
-    (table)                                                                                                            \
-    {                                                                                                                  \
-        array, COUNT(array)                                                                                            \
-    }
-
-/* Tables by head dimension: up to 64, 128, 192, 256. */
-static table by_head_dim(const attune__shape *s, const table tables[4])
+attune__cuda_tiles attune__cuda_by_head_dim(const attune__shape *s, const attune__cuda_tiles tables[4])
 {
     uint32_t d = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
     return tables[d <= 64 ? 0 : d <= 128 ? 1 : d <= 192 ? 2 : 3];
@@ -130,17 +118,17 @@ static const attune__tile sm80_decode_f32_64[] = {
     ATTUNE__TILE(32, 16, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
-static table sm80_decode_tiles(const attune__shape *s, bool wide)
+static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool wide)
 {
     int64_t rows = s->q_len * attune__shape_packed_heads(s);
     /* Warps that share keys have no room for more than 128 columns of float32. */
     if (wide && (s->head_dim > 128 || s->head_dim_v > 128))
-        return TABLE(sm80_decode_f32_64);
+        return TILES(sm80_decode_f32_64);
     if (rows <= 16)
-        return wide ? TABLE(sm80_decode_f32_16) : TABLE(sm80_decode_16);
+        return wide ? TILES(sm80_decode_f32_16) : TILES(sm80_decode_16);
     if (rows <= 32)
-        return wide ? TABLE(sm80_decode_f32_32) : TABLE(sm80_decode_32);
-    return wide ? TABLE(sm80_decode_f32_64) : TABLE(sm80_decode_64);
+        return wide ? TILES(sm80_decode_f32_32) : TILES(sm80_decode_32);
+    return wide ? TILES(sm80_decode_f32_64) : TILES(sm80_decode_64);
 }
 
 static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *count)
@@ -148,13 +136,15 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
     const attune__shape *s = search->shape;
     bool wide = attune__dtype_bytes(s) == 4, small = search->limits->shared_memory < 160 * 1024;
     bool blackwell = search->limits->architecture / 10 == 12;
-    const table forward[4] = {blackwell ? TABLE(sm120_64) : TABLE(sm80_64), small ? TABLE(sm86_128) : TABLE(sm80_128),
-                              TABLE(sm80_192), TABLE(sm80_256)};
-    const table wide_forward[4] = {TABLE(sm80_f32_64), TABLE(sm80_f32_128), TABLE(sm80_f32_256), TABLE(sm80_f32_256)};
+    const attune__cuda_tiles forward[4] = {blackwell ? TILES(sm120_64) : TILES(sm80_64),
+                                           small ? TILES(sm86_128) : TILES(sm80_128), TILES(sm80_192), TILES(sm80_256)};
+    const attune__cuda_tiles wide_forward[4] = {TILES(sm80_f32_64), TILES(sm80_f32_128), TILES(sm80_f32_256),
+                                                TILES(sm80_f32_256)};
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return attune__cuda_sm80_backward_tiles(search, count);
-    table t = search->pass == ATTUNE__PASS_DECODE ? sm80_decode_tiles(s, wide)
-                                                  : by_head_dim(s, wide ? wide_forward : forward);
+    attune__cuda_tiles t = search->pass == ATTUNE__PASS_DECODE
+                               ? sm80_decode_tiles(s, wide)
+                               : attune__cuda_by_head_dim(s, wide ? wide_forward : forward);
     *count = t.count;
     return t.tiles;
 }
@@ -303,10 +293,10 @@ static const attune__tile sm90_256[] = {
 };
 static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *count)
 {
-    const table forward[4] = {TABLE(sm90_64), TABLE(sm90_128), TABLE(sm90_192), TABLE(sm90_256)};
+    const attune__cuda_tiles forward[4] = {TILES(sm90_64), TILES(sm90_128), TILES(sm90_192), TILES(sm90_256)};
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return attune__cuda_sm90_backward_tiles(search, count);
-    table t = by_head_dim(search->shape, forward);
+    attune__cuda_tiles t = attune__cuda_by_head_dim(search->shape, forward);
     *count = t.count;
     return t.tiles;
 }

@@ -1,9 +1,19 @@
 /* SPDX-License-Identifier: MIT */
-/* CUDA's backward pass: what its planner, its launch and its packs agree upon. */
+/* Tables of tiles by head dimension; and CUDA's backward pass: what its planner, its launch and its packs agree upon.
+ */
 #ifndef ATTUNE_PLAN_FAMILY_CUDA_H
 #define ATTUNE_PLAN_FAMILY_CUDA_H
 
 #include "plan/family.h"
+
+typedef struct attune__cuda_tiles {
+    const attune__tile *tiles;
+    uint32_t count;
+} attune__cuda_tiles;
+#define ATTUNE__CUDA_TILES(array) ((attune__cuda_tiles){array, sizeof(array) / sizeof((array)[0])})
+
+/* That of the larger head dimension: up to 64, 128, 192, 256. */
+attune__cuda_tiles attune__cuda_by_head_dim(const attune__shape *shape, const attune__cuda_tiles tables[4]);
 
 /* The rows of every head are padded to a multiple in the workspace; no tile of rows is larger. */
 #define ATTUNE__CUDA_ROW_BLOCK 128

@@ -7,6 +7,7 @@
  */
 #include "plan/family_cuda.h"
 
+#define TILES        ATTUNE__CUDA_TILES
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* ------------------------------------------------------------------------------------------------------------ sm80 */
@@ -61,30 +62,19 @@ static const attune__tile wide_256[] = {
     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
 };
 
-typedef struct table {
-    const attune__tile *tiles;
-    uint32_t count;
-} table;
-
-#define TABLE(array)                                                                                                   \
-    (table)                                                                                                            \
-    {                                                                                                                  \
-        array, COUNT(array)                                                                                            \
-    }
-
 const attune__tile *attune__cuda_sm80_backward_tiles(const attune__search *search, uint32_t *count)
 {
     const attune__shape *s = search->shape;
     const bool small = search->limits->shared_memory < 160 * 1024;
     const bool huge = search->limits->shared_memory >= 200 * 1024;
-    const table narrow[4] = {TABLE(large_64),
-                             small  ? TABLE(small_128)
-                             : huge ? TABLE(huge_128)
-                                    : TABLE(large_128),
-                             small ? TABLE(small_128) : TABLE(large_256), small ? TABLE(small_128) : TABLE(large_256)};
-    const table wide[4] = {TABLE(wide_64), TABLE(wide_128), TABLE(wide_256), TABLE(wide_256)};
-    const uint32_t d = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
-    const table t = (attune__dtype_bytes(s) == 4 ? wide : narrow)[d <= 64 ? 0 : d <= 128 ? 1 : d <= 192 ? 2 : 3];
+    const attune__cuda_tiles narrow[4] = {TILES(large_64),
+                                          small  ? TILES(small_128)
+                                          : huge ? TILES(huge_128)
+                                                 : TILES(large_128),
+                                          small ? TILES(small_128) : TILES(large_256),
+                                          small ? TILES(small_128) : TILES(large_256)};
+    const attune__cuda_tiles wide[4] = {TILES(wide_64), TILES(wide_128), TILES(wide_256), TILES(wide_256)};
+    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, attune__dtype_bytes(s) == 4 ? wide : narrow);
     *count = t.count;
     return t.tiles;
 }

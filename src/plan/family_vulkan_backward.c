@@ -13,6 +13,15 @@ static const attune__tile backward_tiles[] = {
     ATTUNE__TILES(16, 32, 32, 16, 1, 0), ATTUNE__TILES(16, 16, 16, 16, 1, 0), ATTUNE__TILES(4, 8, 8, 4, 1, 0),
 };
 
+attune__vulkan_workspace attune__vulkan_backward_workspace(const attune__shape *shape)
+{
+    const uint64_t rows = (uint64_t)(shape->batch * shape->heads * shape->q_len);
+    attune__vulkan_workspace w = {.sums = attune__round_up64(rows * sizeof(float), 256)};
+    w.arguments = w.sums + attune__round_up64(shape->capture_gradient_elements * ATTUNE__VULKAN_SUM, 256);
+    w.size = w.arguments + ATTUNE__VULKAN_ARGUMENTS;
+    return w;
+}
+
 const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, uint32_t *count)
 {
     /* dK and dV of 64 keys would not stay in the registers of 128 invocations. A driver on a CPU takes seconds to

@@ -70,11 +70,15 @@ uint64_t attune__segment_size(const attune__shape *shape, uint64_t rows);
  * than two. */
 uint64_t attune__segments_size(const attune__shape *shape, uint64_t rows, uint32_t segments);
 
-/* Vulkan: what a launch says to its kernels, behind the partial results. In backward it stands behind
- * float delta[batch][heads][q_len], rounded up to 256, and ATTUNE__VULKAN_SUM bytes for each element of a capture whose
- * gradient may be wanted, likewise. */
+/* Vulkan: what a launch says to its kernels, behind the partial results. */
 #define ATTUNE__VULKAN_ARGUMENTS UINT64_C(4096)
-#define ATTUNE__VULKAN_SUM       UINT64_C(64)
+/* In backward it stands behind float delta[batch][heads][q_len], and ATTUNE__VULKAN_SUM bytes for each element of a
+ * capture whose gradient may be wanted, each rounded up to 256. */
+#define ATTUNE__VULKAN_SUM UINT64_C(64)
+typedef struct attune__vulkan_workspace {
+    uint64_t sums, arguments, size; /* delta is at 0 */
+} attune__vulkan_workspace;
+attune__vulkan_workspace attune__vulkan_backward_workspace(const attune__shape *shape);
 
 /*
  * CPU: the bytes of one thread's scratch in a forward or decode pass, a multiple of 64. With M and N the block sizes,

@@ -32,19 +32,8 @@
 #define DELTA_ROWS    8  /* of a workgroup of shaders/backward_delta.comp */
 #define SUMS_ELEMENTS 64 /* of one of shaders/backward_sums.comp */
 
-#define MODULES(name)                                                                                                  \
-    {                                                                                                                  \
-        ATTUNE__VULKAN_MODULE(attune__spirv_##name##_f32), ATTUNE__VULKAN_MODULE(attune__spirv_##name##_f16),          \
-            ATTUNE__VULKAN_MODULE(attune__spirv_##name##_bf16)                                                         \
-    }
-
 /* ---------------------------------------------------------------------------------------------------------- programs
  */
-
-static uint32_t dtype_index(attune_dtype dtype)
-{
-    return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
-}
 
 /* Whether gradients of captures can be asked for. */
 static bool has_captures(const attune__shape *shape, const attune__gradient *gradient)
@@ -71,11 +60,12 @@ static const char *make_layout(const attune__program_desc *desc, bool keys, attu
                        : attune__backward_layout_make(owned, walked, l->threads, l->head_dim, l->head_dim_v, keys, l);
 }
 
-attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys,
+attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys, bool aligned,
                                                  attune__vulkan_kernel *kernel)
 {
-    static const attune__vulkan_module modules[4][3] = {MODULES(backward_q), MODULES(backward_kv),
-                                                        MODULES(lanes_backward_q), MODULES(lanes_backward_kv)};
+    static const attune__vulkan_module modules[4][3] = {
+        ATTUNE__VULKAN_MODULES(backward_q), ATTUNE__VULKAN_MODULES(backward_kv),
+        ATTUNE__VULKAN_MODULES(lanes_backward_q), ATTUNE__VULKAN_MODULES(lanes_backward_kv)};
     const attune_plan_choice *c = desc->choice;
     const bool lanes = is_lanes(c);
     if (!lanes && strcmp(c->kernel, "vulkan_portable") != 0 && strcmp(c->kernel, "vulkan_subgroup") != 0)
@@ -109,7 +99,7 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
         desc->mask != NULL,
         desc->score != NULL,
         c->prescale_qk,
-        false,
+        aligned,
         false,
         l.fetch_a,
         l.fetch_b,
@@ -117,7 +107,7 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
         l.fetch_y,
         l.fetch,
     };
-    const attune__vulkan_module *prebuilt = &modules[2 * lanes + keys][dtype_index(desc->shape->dtype)];
+    const attune__vulkan_module *prebuilt = &modules[2 * lanes + keys][attune__vulkan_dtype_index(desc->shape->dtype)];
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = lanes;
@@ -147,21 +137,23 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
                                                 attune__vulkan_program *program)
 {
-    static const attune__vulkan_module deltas[3] = MODULES(backward_delta);
+    static const attune__vulkan_module deltas[3] = ATTUNE__VULKAN_MODULES(backward_delta);
     static const attune__vulkan_module sums = ATTUNE__VULKAN_MODULE(attune__spirv_backward_sums);
-    attune__vulkan_kernel kernel;
-    ATTUNE__TRY(attune__vulkan_specialise_backward(desc, false, &kernel));
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &kernel, &program->forward, &program->aligned));
-    ATTUNE__TRY(attune__vulkan_specialise_backward(desc, true, &kernel));
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &kernel, &program->keys, &program->keys_aligned));
+    attune__vulkan_kernel queries[2], keys[2];
+    for (int aligned = 0; aligned < 2; aligned++) {
+        ATTUNE__TRY(attune__vulkan_specialise_backward(desc, false, aligned, &queries[aligned]));
+        ATTUNE__TRY(attune__vulkan_specialise_backward(desc, true, aligned, &keys[aligned]));
+    }
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, queries, &program->forward, &program->aligned));
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, keys, &program->keys, &program->keys_aligned));
     program->most_steps = count_steps(attune__vulkan_of(device), desc, false);
     program->most_key_steps = count_steps(attune__vulkan_of(device), desc, true);
-    const attune__vulkan_module *delta = &deltas[dtype_index(desc->shape->dtype)];
-    ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, delta->words, delta->count, NULL, "delta", kernel.constants,
+    const attune__vulkan_module *delta = &deltas[attune__vulkan_dtype_index(desc->shape->dtype)];
+    ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, delta->words, delta->count, NULL, "delta", keys[0].constants,
                                                    0, &program->delta));
     if (!has_captures(desc->shape, desc->gradient))
         return ATTUNE_OK;
-    return attune__vulkan_pipeline_specialise(device, sums.words, sums.count, NULL, "sums", kernel.constants, 0,
+    return attune__vulkan_pipeline_specialise(device, sums.words, sums.count, NULL, "sums", keys[0].constants, 0,
                                               &program->sums);
 }
 
@@ -184,23 +176,11 @@ typedef struct run {
     attune__vulkan_sums sums[ATTUNE_EXPR_MAX_SYMBOLS];
     uint64_t sum_at[ATTUNE_EXPR_MAX_SYMBOLS]; /* by symbol, in the workspace; read where sums are wanted */
     uint32_t sum_count;
-    uint64_t sums_place, sums_size, place; /* in the workspace, place of the arguments */
+    attune__vulkan_workspace place; /* of the workspace's parts */
+    uint64_t sums_size;
     pass passes[3 + ATTUNE_EXPR_MAX_SYMBOLS];
     uint32_t pass_count;
 } run;
-
-static uint64_t round256(uint64_t bytes)
-{
-    return (bytes + 255) / 256 * 256;
-}
-
-/* Where the workspace's parts begin: delta, sums, arguments. */
-static void divide(run *r)
-{
-    const attune__shape *s = &r->program->shape;
-    r->sums_place = round256((uint64_t)(s->batch * s->heads * s->q_len) * sizeof(float));
-    r->place = r->sums_place + round256(s->capture_gradient_elements * ATTUNE__VULKAN_SUM);
-}
 
 /* The gradients of captures that this call wants. */
 static void list_sums(run *r)
@@ -215,7 +195,7 @@ static void list_sums(run *r)
             continue;
         attune__vulkan_sums *s = &r->sums[r->sum_count++];
         *s = (attune__vulkan_sums){
-            .sums = base + r->sums_place + r->sums_size,
+            .sums = base + r->place.sums + r->sums_size,
             .to = attune__vulkan_tensor_address(out),
             .size = {1, 1, 1, 1},
             .count = 1,
@@ -255,7 +235,7 @@ static void describe(run *r)
     a->scale = (float)call->scale;
     const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
     a->delta = base;
-    a->score_mod = base + r->place + sizeof *a;
+    a->score_mod = base + r->place.arguments + sizeof *a;
 }
 
 static void describe_mask(run *r)
@@ -325,7 +305,7 @@ static attune_status add_passes(run *r)
     const attune__vulkan_program *program = r->program;
     const attune_plan_choice *choice = &program->choice;
     attune__vulkan_arguments *a = &r->arguments;
-    const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset) + r->place;
+    const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset) + r->place.arguments;
     const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
     const double d = program->shape.head_dim, dv = program->shape.head_dim_v;
     const bool aligned = a->flags == (1u << 8) - 1;
@@ -387,7 +367,7 @@ static attune_status prepare(run *r)
     if ((uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len > UINT32_MAX)
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has 2^32 rows or more, device %s takes fewer",
                             r->program->base.device->info.id);
-    divide(r);
+    r->place = attune__vulkan_backward_workspace(&r->program->shape);
     list_sums(r);
     describe(r);
     describe_mask(r);
@@ -416,23 +396,12 @@ static void record_arguments(const run *r, const attune__vulkan_device *device, 
     }
     memcpy(block.bytes + size, r->sums, r->sum_count * sizeof r->sums[0]);
     size += r->sum_count * sizeof r->sums[0];
+    attune__vulkan_update(device, commands, call, r->place.arguments, block.words, size);
     const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
-    const uint64_t base = workspace->offset + call->workspace_offset;
-    device->vk.CmdUpdateBuffer(commands, workspace->handle, base + r->place, (size + 3) / 4 * 4, block.words);
     if (r->sums_size)
-        device->vk.CmdFillBuffer(commands, workspace->handle, base + r->sums_place, r->sums_size, 0);
+        device->vk.CmdFillBuffer(commands, workspace->handle,
+                                 workspace->offset + call->workspace_offset + r->place.sums, r->sums_size, 0);
     attune__vulkan_barrier(device, commands);
-}
-
-static attune_status end_submission(const run *r, attune__vulkan_device *device, attune__vulkan_slot *slot,
-                                    uint64_t *value)
-{
-    double seconds, *total = r->call->forward.seconds;
-    if (!total)
-        return attune__vulkan_submit(device, slot, value);
-    ATTUNE__TRY(attune__vulkan_finish(device, slot, value, &seconds));
-    *total += seconds;
-    return ATTUNE_OK;
 }
 
 /* Each submission has the launches that its budget allows, and at least one. */
@@ -451,7 +420,7 @@ static attune_status submit_all(const run *r, attune__vulkan_device *device, uin
             attune__vulkan_barrier(device, slot->commands);
         for (uint64_t first = 0; first < p->workgroups;) {
             if (left < p->flops && left < budget) {
-                ATTUNE__TRY(end_submission(r, device, slot, value));
+                ATTUNE__TRY(attune__vulkan_end(device, slot, total, value));
                 ATTUNE__TRY(attune__vulkan_begin(device, total != NULL, &slot));
                 left = budget;
             }
@@ -462,7 +431,7 @@ static attune_status submit_all(const run *r, attune__vulkan_device *device, uin
             left -= (double)count * p->flops;
         }
     }
-    return end_submission(r, device, slot, value);
+    return attune__vulkan_end(device, slot, total, value);
 }
 
 attune_status attune__vulkan_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/round.h"
 #include "plan/cut.h"
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
@@ -161,11 +162,19 @@ static attune_status prepare(run *r, bool decode)
     a->score_mod = base + r->place + sizeof *a;
     if (a->splits > 1) {
         a->parts = base;
-        a->parts_ml = base + (rows * a->splits * (uint64_t)call->v.size[3] * sizeof(float) + 255) / 256 * 256;
+        a->parts_ml = base + attune__round_up64(rows * a->splits * (uint64_t)call->v.size[3] * sizeof(float), 256);
         const uint64_t groups = rows * (uint64_t)call->v.size[3] / 4;
         r->combine = (groups + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS;
     }
     return ATTUNE_OK;
+}
+
+void attune__vulkan_update(const attune__vulkan_device *device, VkCommandBuffer commands, const attune__forward *call,
+                           uint64_t place, const uint32_t *words, uint64_t bytes)
+{
+    const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
+    device->vk.CmdUpdateBuffer(commands, workspace->handle, workspace->offset + call->workspace_offset + place,
+                               attune__round_up64(bytes, 4), words);
 }
 
 /* Behind a barrier on what came before: calls share a workspace in turn. */
@@ -184,9 +193,7 @@ static void record_arguments(const run *r, const attune__vulkan_device *device, 
         attune__mods_table_pack(r->program->score, &table, block.bytes + size);
         size += attune__mods_table_size(r->program->score);
     }
-    const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
-    device->vk.CmdUpdateBuffer(commands, workspace->handle, workspace->offset + call->workspace_offset + r->place,
-                               (size + 3) / 4 * 4, block.words);
+    attune__vulkan_update(device, commands, call, r->place, block.words, size);
     attune__vulkan_barrier(device, commands);
 }
 
@@ -232,6 +239,17 @@ double attune__vulkan_submission_flops(const attune__vulkan_device *device)
     return each * device->base.info.limits.compute_units;
 }
 
+attune_status attune__vulkan_end(attune__vulkan_device *device, attune__vulkan_slot *slot, double *total,
+                                 uint64_t *value)
+{
+    double seconds;
+    if (!total)
+        return attune__vulkan_submit(device, slot, value);
+    ATTUNE__TRY(attune__vulkan_finish(device, slot, value, &seconds));
+    *total += seconds;
+    return ATTUNE_OK;
+}
+
 static attune_status submit_all(const run *r, attune__vulkan_device *device, uint64_t *value)
 {
     const double budget = attune__vulkan_submission_flops(device) / r->tile_flops;
@@ -244,15 +262,9 @@ static attune_status submit_all(const run *r, attune__vulkan_device *device, uin
         *total = 0;
     for (uint64_t first = 0; first < r->tiles; first += most) {
         attune__vulkan_slot *slot;
-        double seconds;
         ATTUNE__TRY(attune__vulkan_begin(device, total != NULL, &slot));
         record_part(r, device, slot->commands, first, r->tiles - first < most ? r->tiles : first + most);
-        if (!total) {
-            ATTUNE__TRY(attune__vulkan_submit(device, slot, value));
-            continue;
-        }
-        ATTUNE__TRY(attune__vulkan_finish(device, slot, value, &seconds));
-        *total += seconds;
+        ATTUNE__TRY(attune__vulkan_end(device, slot, total, value));
     }
     return ATTUNE_OK;
 }

@@ -42,6 +42,17 @@ typedef struct attune__vulkan_module {
         name, sizeof name / sizeof name[0]                                                                             \
     }
 
+/* Of a shader that is compiled for each dtype, in the order of attune__vulkan_dtype_index. */
+#define ATTUNE__VULKAN_MODULES(name)                                                                                   \
+    {                                                                                                                  \
+        ATTUNE__VULKAN_MODULE(attune__spirv_##name##_f32), ATTUNE__VULKAN_MODULE(attune__spirv_##name##_f16),          \
+            ATTUNE__VULKAN_MODULE(attune__spirv_##name##_bf16)                                                         \
+    }
+static inline uint32_t attune__vulkan_dtype_index(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
+}
+
 /* What a choice is compiled as: a prebuilt module and its specialization constants, which are numbered from 0. */
 #define ATTUNE__VULKAN_CONSTANTS 34 /* of shaders/forward_registers.comp; the others have fewer */
 #define ATTUNE__VULKAN_ALIGNED   23 /* in every kernel: for tensors whose groups of elements are aligned */
@@ -59,7 +70,7 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
                                         attune__vulkan_kernel *kernel);
 
 /* Of a backward choice, the kernel that owns keys or the one that owns queries. */
-attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys,
+attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys, bool aligned,
                                                  attune__vulkan_kernel *kernel);
 
 /* backward.c: the pipelines of a backward program. */
@@ -71,10 +82,10 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
 attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
                                                  const attune__hash *hash, const char *name, const uint32_t *constants,
                                                  uint32_t subgroup_size, attune__vulkan_pipeline *pipeline);
-/* A prebuilt module that expressions are put into, twice: for tensors of any alignment, and for aligned ones. */
+/* A prebuilt module that expressions are put into, with two sets of constants: for tensors of any alignment, and for
+ * aligned ones. */
 attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__program_desc *desc,
-                                           const attune__vulkan_kernel *kernel,
-                                           const attune__vulkan_kernel *kernel_aligned, attune__vulkan_pipeline *any,
+                                           const attune__vulkan_kernel kernels[2], attune__vulkan_pipeline *any,
                                            attune__vulkan_pipeline *aligned);
 
 /* launch.c, for both directions. */
@@ -82,6 +93,12 @@ attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__
 /* What a submission may hold: half a second at 4 GFLOP/s of each compute unit, which phones reach, or at 40 of a
  * card's. */
 double attune__vulkan_submission_flops(const attune__vulkan_device *device);
+/* Submits; with `total` waits, and adds the seconds to it. */
+attune_status attune__vulkan_end(attune__vulkan_device *device, attune__vulkan_slot *slot, double *total,
+                                 uint64_t *value);
+/* What kernels are told, at `place` of a call's workspace. */
+void attune__vulkan_update(const attune__vulkan_device *device, VkCommandBuffer commands, const attune__forward *call,
+                           uint64_t place, const uint32_t *words, uint64_t bytes);
 
 uint64_t attune__vulkan_tensor_address(const attune_tensor *tensor); /* 0 = none */
 attune__vulkan_tensor attune__vulkan_tensor_describe(const attune_tensor *tensor);

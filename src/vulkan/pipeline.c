@@ -2,8 +2,6 @@
 /* Compute pipelines whose layout is push constants only; those of kernels, with the caller's expressions. */
 #include "vulkan/vulkan.h"
 
-#include <string.h>
-
 #include "base/alloc.h"
 #include "base/error.h"
 #include "vulkan/launch.h"
@@ -112,27 +110,22 @@ attune_status attune__vulkan_pipeline_specialise(attune_device *device, const ui
 }
 
 attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__program_desc *desc,
-                                           const attune__vulkan_kernel *kernel,
-                                           const attune__vulkan_kernel *kernel_aligned, attune__vulkan_pipeline *any,
+                                           const attune__vulkan_kernel kernels[2], attune__vulkan_pipeline *any,
                                            attune__vulkan_pipeline *aligned)
 {
-    const uint32_t subgroup_size = kernel->subgroups ? device->info.limits.subgroup_size : 0;
     const attune__mods mods = {desc->mask, desc->score, desc->gradient};
+    /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
+    attune__vulkan_pipeline *const pipelines[2] = {any, aligned};
     uint32_t *words;
     size_t count;
     attune__hash hash;
-    ATTUNE__TRY(attune__vulkan_cache_splice(attune__vulkan_of(device), kernel->words, kernel->word_count, &mods, &words,
-                                            &count, &hash));
-    attune_status status = attune__vulkan_pipeline_specialise(device, words, count, &hash, desc->choice->kernel,
-                                                              kernel->constants, subgroup_size, any);
-    /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
-    if (status == ATTUNE_OK) {
-        uint32_t constants[ATTUNE__VULKAN_CONSTANTS];
-        memcpy(constants, kernel_aligned->constants, sizeof constants);
-        constants[ATTUNE__VULKAN_ALIGNED] = true;
-        status = attune__vulkan_pipeline_specialise(device, words, count, &hash, desc->choice->kernel, constants,
-                                                    subgroup_size, aligned);
-    }
+    attune_status status = attune__vulkan_cache_splice(attune__vulkan_of(device), kernels->words, kernels->word_count,
+                                                       &mods, &words, &count, &hash);
+    ATTUNE__TRY(status);
+    for (int i = 0; i < 2 && status == ATTUNE_OK; i++)
+        status = attune__vulkan_pipeline_specialise(
+            device, words, count, &hash, desc->choice->kernel, kernels[i].constants,
+            kernels[i].subgroups ? device->info.limits.subgroup_size : 0, pipelines[i]);
     attune__free(&device->host.allocator, words);
     return status;
 }

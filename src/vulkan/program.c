@@ -29,11 +29,6 @@
 #define CONSTANTS ATTUNE__VULKAN_CONSTANTS
 #define ALIGNED   ATTUNE__VULKAN_ALIGNED
 
-static uint32_t dtype_index(attune_dtype dtype)
-{
-    return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
-}
-
 typedef enum module_kind { PORTABLE, SUBGROUP, LANES } module_kind;
 
 static module_kind kind_of(const attune_plan_choice *choice)
@@ -46,23 +41,14 @@ static module_kind kind_of(const attune_plan_choice *choice)
 static const attune__vulkan_module *find_module(module_kind kind, attune_dtype dtype)
 {
     static const attune__vulkan_module modules[3][3] = {
-        {ATTUNE__VULKAN_MODULE(attune__spirv_forward_f32), ATTUNE__VULKAN_MODULE(attune__spirv_forward_f16),
-         ATTUNE__VULKAN_MODULE(attune__spirv_forward_bf16)},
-        {ATTUNE__VULKAN_MODULE(attune__spirv_forward_subgroup_f32),
-         ATTUNE__VULKAN_MODULE(attune__spirv_forward_subgroup_f16),
-         ATTUNE__VULKAN_MODULE(attune__spirv_forward_subgroup_bf16)},
-        {ATTUNE__VULKAN_MODULE(attune__spirv_lanes_f32), ATTUNE__VULKAN_MODULE(attune__spirv_lanes_f16),
-         ATTUNE__VULKAN_MODULE(attune__spirv_lanes_bf16)},
-    };
-    return &modules[kind][dtype_index(dtype)];
+        ATTUNE__VULKAN_MODULES(forward), ATTUNE__VULKAN_MODULES(forward_subgroup), ATTUNE__VULKAN_MODULES(lanes)};
+    return &modules[kind][attune__vulkan_dtype_index(dtype)];
 }
 
 static const attune__vulkan_module *find_combine(attune_dtype dtype)
 {
-    static const attune__vulkan_module modules[3] = {ATTUNE__VULKAN_MODULE(attune__spirv_combine_f32),
-                                                     ATTUNE__VULKAN_MODULE(attune__spirv_combine_f16),
-                                                     ATTUNE__VULKAN_MODULE(attune__spirv_combine_bf16)};
-    return &modules[dtype_index(dtype)];
+    static const attune__vulkan_module modules[3] = ATTUNE__VULKAN_MODULES(combine);
+    return &modules[attune__vulkan_dtype_index(dtype)];
 }
 
 /* The lanes' kernel reads the tile's numbers and the flags alone: it has no layout. */
@@ -313,15 +299,15 @@ static attune_status make_pipelines(attune_device *device, const attune__program
 {
     if (desc->choice->direction == ATTUNE_BACKWARD)
         return attune__vulkan_backward_pipelines(device, desc, program);
-    attune__vulkan_kernel kernel, aligned;
-    ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, false, &kernel));
-    ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, true, &aligned));
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, &kernel, &aligned, &program->forward, &program->aligned));
+    attune__vulkan_kernel kernels[2];
+    for (int aligned = 0; aligned < 2; aligned++)
+        ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, aligned, &kernels[aligned]));
+    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, kernels, &program->forward, &program->aligned));
     if (desc->choice->split_kv <= 1)
         return ATTUNE_OK;
     const attune__vulkan_module *combine = find_combine(desc->shape->dtype);
-    return attune__vulkan_pipeline_specialise(device, combine->words, combine->count, NULL, "combine", kernel.constants,
-                                              0, &program->combine);
+    return attune__vulkan_pipeline_specialise(device, combine->words, combine->count, NULL, "combine",
+                                              kernels[0].constants, 0, &program->combine);
 }
 
 attune_status attune__vulkan_program_create(attune_device *device, const attune__program_desc *desc,

@@ -41,6 +41,12 @@ typedef struct attention_case {
     uint32_t segments;            /* k and v are cut into this many, which the seed places; 0 = not cut */
 } attention_case;
 
+/* Not those whose outputs are NaN or infinite: their gradients are too. */
+static inline bool case_has_gradients(const attention_case *c)
+{
+    return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE && c->input != INPUT_MIXED;
+}
+
 extern const attention_case attention_cases[];
 extern const uint32_t attention_case_count;
 

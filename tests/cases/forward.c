@@ -91,12 +91,6 @@ static void run_random(const char *backend, kernels which, uint64_t full, const 
     cr_assert_eq(failed, 0, "%u of %llu random cases failed", failed, (unsigned long long)count);
 }
 
-/* Not those whose outputs are NaN or infinite: their gradients are too. */
-static bool has_gradients(const attention_case *c)
-{
-    return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE && c->input != INPUT_MIXED;
-}
-
 /* Every kernel in turn, those too that the planner does not take. */
 static const char *const vulkan_kernels[] = {NULL, NULL, "{\"KERNEL\": \"vulkan_portable\"}",
                                              "{\"KERNEL\": \"vulkan_subgroup\"}"};
@@ -115,7 +109,7 @@ static void run_gradients(const char *backend, uint64_t shared, uint64_t random,
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
         attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
-        for (size_t j = 0; j < (i < table ? dtype_count : 1) && has_gradients(&c); j++) {
+        for (size_t j = 0; j < (i < table ? dtype_count : 1) && case_has_gradients(&c); j++) {
             c.backward_options = !strcmp(backend, "vulkan") ? vulkan_kernels[run % 4] : NULL;
             failure why;
             const uint64_t number = i < table ? i * dtype_count + j : all + i - table;

@@ -6,11 +6,6 @@
 #include "cases/segments.h"
 #include "support/devices.h"
 
-static bool has_gradients(const attention_case *c)
-{
-    return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE && c->input != INPUT_MIXED;
-}
-
 typedef bool (*runner)(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
                        uint64_t seed, failure *why);
 
@@ -34,7 +29,7 @@ static void run_segmented(const char *backend, runner run, bool gradients, uint6
         /* Options name tiles that fit the whole; a row with NaN and +inf has either, by the order. */
         c.options = NULL;
         c.segments = 1 + (uint32_t)(seed * 7 % 11);
-        if (gradients ? !has_gradients(&c) : c.input == INPUT_MIXED)
+        if (gradients ? !case_has_gradients(&c) : c.input == INPUT_MIXED)
             continue;
         /* Sums that are exactly 0 are so no more where each segment's is rounded. */
         const attune_dtype dtype = dtypes[i % dtype_count];

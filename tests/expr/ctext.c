@@ -2,26 +2,15 @@
 /* The C text, compiled by the system's compiler in batches, against the interpreter: bit for bit. */
 #include "expr/common.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
+
+#include "expr/batch.h"
 
 #define BATCH  2500
 #define POINTS 6
 
-/* As the prelude has them. */
-typedef struct view {
-    const void *data;
-    int64_t size[4], stride[4];
-} view;
-typedef int mask_fn(int, int, int, int, int, int, int, float, const view *, const attune__value *);
-typedef float score_fn(int, int, int, int, int, int, int, float, const view *, const attune__value *);
-
-typedef struct batch {
-    char directory[64], source[96], library[96];
-    FILE *file;
-} batch;
+typedef int mask_fn(int, int, int, int, int, int, int, float, const batch_view *, const attune__value *);
+typedef float score_fn(int, int, int, int, int, int, int, float, const batch_view *, const attune__value *);
 
 static attune_expr_kind kind_of(uint64_t i)
 {
@@ -47,12 +36,8 @@ static void write_function(batch *b, const bound *x, uint64_t i, uint64_t first)
 
 static void run_function(void *function, const bound *x, const random_expr *e, uint64_t seed, uint64_t i)
 {
-    view views[ATTUNE_EXPR_MAX_SYMBOLS];
-    for (uint32_t s = 0; s < x->expr->symbol_count; s++) {
-        views[s].data = x->arrays[s].data;
-        memcpy(views[s].size, x->arrays[s].size, sizeof views[s].size);
-        memcpy(views[s].stride, x->arrays[s].stride, sizeof views[s].stride);
-    }
+    batch_view views[ATTUNE_EXPR_MAX_SYMBOLS];
+    batch_views(x->expr, x->arrays, views);
     uint64_t state = seed ^ i;
     for (int n = 0; n < POINTS; n++) {
         attune_point p = random_point(&state);
@@ -71,53 +56,24 @@ static void run_function(void *function, const bound *x, const random_expr *e, u
     }
 }
 
-static void begin(batch *b)
-{
-    const char *root = getenv("TMPDIR");
-    snprintf(b->directory, sizeof b->directory, "%.40s/attune-ctext-XXXXXX", root ? root : "/tmp");
-    cr_assert(mkdtemp(b->directory));
-    snprintf(b->source, sizeof b->source, "%s/batch.c", b->directory);
-    snprintf(b->library, sizeof b->library, "%s/batch.so", b->directory);
-    b->file = fopen(b->source, "w");
-    cr_assert(b->file);
-}
-
 static void run_batch(uint64_t seed, uint64_t first, uint64_t count)
 {
     static random_expr e;
     static bound x;
     batch b;
-    begin(&b);
+    batch_begin(&b);
     for (uint64_t i = first; i < first + count; i++) {
         bind_random(&x, &e, seed + i, kind_of(i), 1 + (uint32_t)(i % 17));
         write_function(&b, &x, i, first);
         attune__expr_release(x.expr);
     }
-    fprintf(b.file, "void *const table[] = {\n");
-    for (uint64_t i = 0; i < count; i++)
-        fprintf(b.file, "(void *)f%llu,\n", (unsigned long long)i);
-    fprintf(b.file, "};\n");
-    fclose(b.file);
-    char command[512];
-    const char *cc = getenv("CC");
-    snprintf(command, sizeof command, "%.100s -std=c99 -O0 -ffp-contract=off -w -fPIC -shared %s -o %s -lm",
-             cc && *cc ? cc : "cc", b.source, b.library);
-    int failed = system(command);
-    void *library = failed ? NULL : dlopen(b.library, RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        fprintf(stderr, "kept: %s\n", b.source);
-        cr_assert(library, "%s", failed ? command : dlerror());
-    }
-    void **table = dlsym(library, "table");
+    void **table = batch_open(&b, count);
     for (uint64_t i = 0; i < count; i++) {
         bind_random(&x, &e, seed + first + i, kind_of(first + i), 1 + (uint32_t)((first + i) % 17));
         run_function(&table[i], &x, &e, seed, first + i);
         attune__expr_release(x.expr);
     }
-    dlclose(library);
-    unlink(b.source);
-    unlink(b.library);
-    rmdir(b.directory);
+    batch_end(&b);
 }
 
 /* Criterion runs tests side by side: a quarter each. */

@@ -3,11 +3,9 @@
  * against the interpreter. */
 #include "expr/common.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
 
+#include "expr/batch.h"
 #include "expr/print.h"
 
 #define LINES  400
@@ -15,12 +13,7 @@
 #define HEADS  7
 #define ROWS   241
 
-/* As the prelude has them. */
-typedef struct view {
-    const void *data;
-    int64_t size[4], stride[4];
-} view;
-typedef void line_fn(int, int, int, int, int, int, float *, float *, float *, int *, const view *,
+typedef void line_fn(int, int, int, int, int, int, float *, float *, float *, int *, const batch_view *,
                      const attune__value *);
 
 static const attune_symbol symbols[] = {{"slope", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
@@ -91,13 +84,9 @@ static void bind_line(bound *x, uint64_t seed)
 
 static void check_line(line_fn *f, const bound *x, const char *words, uint64_t seed, bool *sloped)
 {
-    view views[ATTUNE_EXPR_MAX_SYMBOLS] = {{.data = NULL}};
+    batch_view views[ATTUNE_EXPR_MAX_SYMBOLS] = {{.data = NULL}};
     uint64_t state = seed * 77;
-    for (uint32_t s = 0; s < x->expr->symbol_count; s++) {
-        views[s].data = x->arrays[s].data;
-        memcpy(views[s].size, x->arrays[s].size, sizeof views[s].size);
-        memcpy(views[s].stride, x->arrays[s].stride, sizeof views[s].stride);
-    }
+    batch_views(x->expr, x->arrays, views);
     for (int n = 0; n < POINTS; n++) {
         attune_point p = random_point(&state);
         if (p.q >= ROWS || p.kv >= ROWS || !isfinite(p.score) || fabsf(p.score) > 100)
@@ -117,15 +106,11 @@ static void check_line(line_fn *f, const bound *x, const char *words, uint64_t s
 Test(line, agrees_with_the_interpreter)
 {
     static char words[LINES][1024], text[1 << 16];
-    char directory[] = "/tmp/attune-line-XXXXXX", source[64], library[64], command[256];
-    cr_assert(mkdtemp(directory));
-    snprintf(source, sizeof source, "%s/lines.c", directory);
-    snprintf(library, sizeof library, "%s/lines.so", directory);
-    FILE *file = fopen(source, "w");
-    cr_assert(file);
+    batch b;
+    batch_begin(&b);
     attune__text prelude = attune__text_begin(text, sizeof text);
     attune__ctext_prelude(&prelude);
-    fputs(text, file);
+    fputs(text, b.file);
     const uint64_t seed = test_seed();
     for (int i = 0; i < LINES; i++) {
         char name[16];
@@ -134,21 +119,10 @@ Test(line, agrees_with_the_interpreter)
         snprintf(name, sizeof name, "f%d", i);
         cr_assert(attune__ctext_line(expr, name, &function), "no line: %s", words[i]);
         cr_assert_lt(function.length, sizeof text);
-        fprintf(file, "%s#undef ATTUNE_SCORE_LINE_SLOPED\n", text);
+        fprintf(b.file, "%s#undef ATTUNE_SCORE_LINE_SLOPED\n", text);
         attune__expr_release(expr);
     }
-    fputs("void *const table[] = {\n", file);
-    for (int i = 0; i < LINES; i++)
-        fprintf(file, "(void *)f%d,\n", i);
-    fputs("};\n", file);
-    fclose(file);
-    const char *cc = getenv("CC");
-    snprintf(command, sizeof command, "%.60s -std=c99 -O0 -ffp-contract=off -w -fPIC -shared %s -o %s -lm",
-             cc && *cc ? cc : "cc", source, library);
-    cr_assert_eq(system(command), 0, "kept: %s", source);
-    void *opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    cr_assert(opened, "%s", dlerror());
-    void **table = dlsym(opened, "table");
+    void **table = batch_open(&b, LINES);
     int slopes = 0;
     for (int i = 0; i < LINES; i++) {
         static bound x;
@@ -160,10 +134,7 @@ Test(line, agrees_with_the_interpreter)
         attune__expr_release(x.expr);
     }
     cr_assert(slopes > LINES / 4, "%d slopes: nothing is tested", slopes);
-    dlclose(opened);
-    unlink(source);
-    unlink(library);
-    rmdir(directory);
+    batch_end(&b);
 }
 
 Test(line, nothing_else_is_one)

@@ -141,7 +141,7 @@ static void check_modules_backward(const char *what, const attune_limits *limits
     uint64_t largest = 0;
     for (int keys = 0; keys < 2; keys++) {
         attune__vulkan_kernel kernel;
-        const attune_status status = attune__vulkan_specialise_backward(&desc, keys, &kernel);
+        const attune_status status = attune__vulkan_specialise_backward(&desc, keys, false, &kernel);
         if (status == ATTUNE_UNSUPPORTED && !strncmp(c->kernel, "vulkan_coopmat", 14))
             return;
         cr_assert_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
