@@ -315,6 +315,10 @@ int cmd_check(int argc, char **argv)
     }
     if (!cli_kernel_options(o.kernel_options, &storage, &o.kernel))
         return EXIT_USAGE;
+    if (*o.file && *o.folder) {
+        cli_complain("--file and --case are two sources of problems: give one");
+        return EXIT_USAGE;
+    }
     failure why;
     if (*o.file && !workload_load(o.file, &o.list, &o.count, &why)) {
         cli_complain("--file: %s", why.message);
