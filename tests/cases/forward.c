@@ -44,7 +44,7 @@ static void run_table(const char *backend, kernels which, const attune_dtype *dt
         for (size_t j = 0; j < dtype_count; j++) {
             failure why;
             const uint64_t number = i * dtype_count + j;
-            if (number % step || !test_part(number / step))
+            if (number % step || !test_part(number / step) || !test_case(attention_cases[i].name))
                 continue;
             run++;
             const attention_case c = with_kernels(&attention_cases[i], which);
@@ -109,7 +109,9 @@ static void run_gradients(const char *backend, uint64_t shared, uint64_t random,
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
         attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
-        for (size_t j = 0; j < (i < table ? dtype_count : 1) && case_has_gradients(&c); j++) {
+        if (!case_has_gradients(&c) || !test_case(c.name))
+            continue;
+        for (size_t j = 0; j < (i < table ? dtype_count : 1); j++) {
             c.backward_options = !strcmp(backend, "vulkan") ? vulkan_kernels[run % 4] : NULL;
             failure why;
             const uint64_t number = i < table ? i * dtype_count + j : all + i - table;

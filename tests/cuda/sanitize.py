@@ -12,6 +12,8 @@ takes a build in which each thread arrives for itself:
 
     meson setup build-race -Dc_args=-DATTUNE__CUDA_ARRIVALS=32
     tests/cuda/sanitize.py build --race-build build-race
+
+--faults takes the program that tests/cuda/faults.cu makes: each tool must find its fault there.
 """
 import argparse
 import concurrent.futures
@@ -51,7 +53,7 @@ def golden(dtype, name, device='cuda:0'):
 
 
 def test(program, pattern, **environment):
-    return {'words': [f'tests/{program}', f'--filter={pattern}', '-j1'], 'environment': environment}
+    return {'words': [f'tests/{program}', f'--filter={pattern}', '-j1', '--verbose'], 'environment': environment}
 
 
 SM80 = 'cuda:0@a6000' # the kernels of sm_86 with its shared memory
@@ -78,6 +80,8 @@ CASES = {
     'h_masked_rows': golden('bf16', 'fully_masked_rows'),
     'h_dflash': golden('f16', 'dflash'),
     'h_bias': golden('bf16', 'learned_relative_bias'),
+    'h_nan': test('test_cases', 'forward_table/cuda', ATTUNE_TEST_CASE='nan_'),
+    'h_nan_gradients': test('test_cases', 'gradients/cuda', ATTUNE_TEST_CASE='nan_hidden'),
     # The sm80 kernels on the whole GPU, and within an A6000's limits.
     's_64_document': check('f16', shape(64, 300, 300, mask=DOCUMENT, captures=DOC), KERNEL='cuda_sm80'),
     's_128_causal': check('bf16', shape(128, 300, 300, mask=CAUSAL), KERNEL='cuda_sm80'),
@@ -89,6 +93,8 @@ CASES = {
     'a_256_causal': check('f16', shape(256, 200, 200, mask=CAUSAL), SM80),
     'a_bias': golden('f16', 'learned_relative_bias', SM80),
     'a_pairs': golden('bf16', 'fully_masked_rows', SM80),
+    'a_nan': test('test_cases', 'forward_table/cuda', ATTUNE_TEST_CASE='nan_', ATTUNE_TEST_PROFILE='a6000'),
+    'a_nan_gradients': test('test_cases', 'gradients/cuda', ATTUNE_TEST_CASE='nan_hidden', ATTUNE_TEST_PROFILE='a6000'),
     'f32_64_causal': check('f32', shape(64, 200, 200, mask=CAUSAL)),
     'f32_128_heat': check('f32', shape(128, 150, 200, score=HOT, captures=HEAT)),
     'f32_256_dense': check('f32', shape(256, 100, 150)),
@@ -108,8 +114,8 @@ CASES = {
     'measure': test('test_cuda_streams', 'cuda_streams/peaks_are_measured'),
     'threads': {'words': ['tests/race', 'cuda']},
 }
-# The repeats of these are many, and each is slow under racecheck; their kernels are those of other cases.
-SLOW = {'racecheck': {'graphs', 'threads', 'measure'}}
+# Its repeats are many, and each is slow under racecheck; its kernels are those of other cases.
+SLOW = {'racecheck': {'graphs'}}
 
 
 def is_hopper(name):
@@ -131,6 +137,8 @@ class Runner:
         self.goldens = str(pathlib.Path(__file__).resolve().parents[1] / 'goldens') if not options.goldens else options.goldens
 
     def command(self, name, build):
+        if name == 'faults':
+            return [str(self.options.faults)]
         case = CASES[name]
         words = [str(build / case['words'][0])] + [word.replace('{goldens}', self.goldens) for word in case['words'][1:]]
         if 'work' in case:
@@ -149,9 +157,9 @@ class Runner:
             return Run(0, 'no time left', True)
         if tool:
             command = [self.options.sanitizer, '--tool', tool, '--target-processes', 'all', '--error-exitcode', '99',
-                       *TOOLS[tool], *command]
+                       *TOOLS[tool], *command] + [tool] * (name == 'faults')
         start = time.monotonic()
-        process = subprocess.Popen(command, env=os.environ | CASES[name].get('environment', {}), text=True, errors='replace',
+        process = subprocess.Popen(command, env=os.environ | CASES.get(name, {}).get('environment', {}), text=True, errors='replace',
                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                    start_new_session=True)
         try:
@@ -170,10 +178,12 @@ class Runner:
     def judge(tool, status, output, seconds):
         if status is None:
             return Run(seconds, 'out of time', True)
-        if 'no cuda device' in output.lower() or 'UNAVAILABLE' in output or '1 skipped' in output.lower():
-            return Run(seconds, 'skipped: ' + (output.strip().splitlines() or ['no GPU'])[-1][:100], True)
+        none = re.search(r'no cuda device.*|.*Tested: 0 .*', output)
+        if none:
+            return Run(seconds, f'skipped: {none.group()[:120]}', True)
         if not tool:
-            return Run(seconds, None if status == 0 else f'its own status is {status}')
+            empty = re.search(r'\b0 cases$', output, re.M)
+            return Run(seconds, 'it ran no case' if empty else None if status == 0 else f'its own status is {status}')
         summaries = [line.split('=========')[-1].strip() for line in output.splitlines() if 'SUMMARY:' in line]
         dirty = sorted({s for s in summaries if re.search(r'[1-9]\d* (errors?|hazards?|bytes)\b', s)})
         if dirty or status == 99:
@@ -194,6 +204,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('build', type=pathlib.Path)
     parser.add_argument('--race-build', type=pathlib.Path, help='for Hopper\'s kernels under racecheck')
+    parser.add_argument('--faults', type=pathlib.Path, help='what tests/cuda/faults.cu makes')
     parser.add_argument('--tools', default=','.join(TOOLS))
     parser.add_argument('--only', default='', help='cases, by names or their beginnings')
     parser.add_argument('--list', action='store_true', help='the names')
@@ -235,6 +246,11 @@ def main():
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         runner = Runner(options, pathlib.Path(folder))
 
+        def fault(tool):
+            run = runner.run('faults', tool, options.build)
+            seen = run.wrong and not run.skipped
+            note(runner, tool, 'faults', Run(run.seconds, None if seen else run.wrong or 'it does not see its fault', run.skipped))
+
         def under(tool, name, build):
             note(runner, tool, name, runner.run(name, tool, build))
 
@@ -260,6 +276,8 @@ def main():
                     queued.append(pool.submit(under, tool, name, race if tool == 'racecheck' else options.build))
             return queued
 
+        for tool in tools if options.faults else []:
+            fault(tool)
         for future in [pool.submit(alone, name) for name in names]:
             for queued in future.result():
                 queued.result()
