@@ -109,13 +109,12 @@ static void run_gradients(const char *backend, uint64_t shared, uint64_t random,
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
         attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
-        if (!case_has_gradients(&c) || !test_case(c.name))
-            continue;
-        for (size_t j = 0; j < (i < table ? dtype_count : 1); j++) {
+        for (size_t j = 0; j < (i < table ? dtype_count : 1) && case_has_gradients(&c); j++) {
             c.backward_options = !strcmp(backend, "vulkan") ? vulkan_kernels[run % 4] : NULL;
             failure why;
             const uint64_t number = i < table ? i * dtype_count + j : all + i - table;
-            if ((i < table && number % step != test_seed() % step) || !test_part(i < table ? number / step : number))
+            if ((i < table && number % step != test_seed() % step) || !test_part(i < table ? number / step : number) ||
+                !test_case(c.name))
                 continue;
             run++;
             if (!case_run_gradients(instance, device, &c, dtypes[i < table ? j : i % dtype_count], seed, &why)) {
