@@ -384,13 +384,39 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
 /* Stands in S for a pair that is forbidden: the score expression knows nothing of masks. */
 #define FORBIDDEN (HAVE_SCORE ? __int_as_float(0x7fc0dead) : -ATTUNE_INF)
 
+/* By the rows that may attend to each of the thread's two keys; false where a mask does not say these. */
+__device__ __forceinline__ bool forbid_rows(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
+{
+#if ATTUNE_HAVE_MASK_COLUMNS
+    if (!ATTUNE_HAVE_MASK || a.mask_ranges) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int low = 0, high = 0, h = n.h + a.h0;
+            attune_mask_rows(n.b + a.b0, h, kv + half * 8, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
+                             a.mask_symbols);
+            int from = q + a.q0 - low;
+#pragma unroll
+            for (int i = half * 2; i < TILE; i += 4)
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+                    if ((u32)(from + i / 4 * 8 + j) >= (u32)max(high - low, 0))
+                        s[i + j] = FORBIDDEN;
+        }
+        return true;
+    }
+#endif
+    return false;
+}
+
 __device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
 {
     if (n.flags & NOTE_PARTIAL) {
+        if (!forbid_rows(s, a, n, q, kv)) {
 #pragma unroll
-        for (int i = 0; i < TILE; i++)
-            if (!pair_allowed(a, n, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8))
-                s[i] = FORBIDDEN;
+            for (int i = 0; i < TILE; i++)
+                if (!pair_allowed(a, n, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8))
+                    s[i] = FORBIDDEN;
+        }
     }
 #pragma unroll
     for (int i = 0; i < TILE; i++)

@@ -6,7 +6,7 @@
 #include "plan/family_cuda.h"
 
 #define DELTA_THREADS 256
-#define DELTA_ROWS    8 /* of a block: a warp each */
+#define DELTA_ROWS    32 /* of a block: cuda/delta.cu */
 #define SUMS_THREADS  256
 #define DQ_THREADS    256
 #define L2_BYTES      (INT64_C(32) << 20)
