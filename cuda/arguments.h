@@ -25,6 +25,7 @@
  *     ATTUNE_HAVE_MASK_RANGE 1: partial blocks call attune_mask_range instead of attune_mask; with both, if the
  *                            argument mask_ranges says so (sm90 only)
  *     ATTUNE_HAVE_MASK_COLUMNS  backward_sm90, 1: attune_mask_rows may be called where attune_mask_range may
+ *     ATTUNE_DETERMINISTIC   backward_sm90, 1: dQ's sums are added to in turn
  *     ATTUNE_HAVE_SCORE      1: every pair calls attune_score
  *     ATTUNE_HAVE_READS      backward, 1: gradients of captures may be wanted
  *     ATTUNE_OWN_KEYS        backward_sm80, 1: the kernel for dK and dV, whose tile is BLOCK_M1 and BLOCK_N1; 0: that
@@ -154,6 +155,9 @@ typedef struct attune_cuda_backward {
     /* backward_sm90: there `sums` are float, those of dQ. int32 *redo, behind them, says that the sm80 kernels, which
      * are launched after it, start over; 0 = they are on their own. */
     unsigned long long redo;
+    /* backward_sm90 with ATTUNE_DETERMINISTIC: u32 [batch * heads][row tiles][2], how often each part of dQ's sums was
+     * added to, zero at first. The counter is then one of the call's own, and zero too. */
+    unsigned long long turns;
     int together; /* backward_sm90: heads of k and v that are worked on at a time */
 } attune_cuda_backward;
 

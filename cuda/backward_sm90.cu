@@ -23,6 +23,9 @@
 #include "hopper.cuh"
 #include "wgmma.cuh"
 
+#ifndef ATTUNE_DETERMINISTIC
+#define ATTUNE_DETERMINISTIC 0
+#endif
 #ifndef ATTUNE_HAVE_SCORE_NEAR
 #define ATTUNE_HAVE_SCORE_NEAR 0
 #endif
@@ -48,11 +51,17 @@ constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
 constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
 constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
-constexpr int LOADER_REGISTERS = 24, OWNER_REGISTERS = 240;
 /* Whether dP begins after P and dV only: a score expression has no room beside it. */
 constexpr bool LATE = HAVE_SCORE && !WIDE;
+/* Whether dQ's sums are added to in turn: of a row's tiles of keys the last first, which are also worked on first. Then
+ * whoever waits for its turn waits for one that was begun before, and under a causal mask, where each tile of keys
+ * begins a tile of rows after the one whose turn is next, hardly so. */
+constexpr bool ORDERED = ATTUNE_DETERMINISTIC;
+constexpr int LOADER_REGISTERS = ORDERED ? 40 : 24, OWNER_REGISTERS = ORDERED ? 232 : 240;
+static_assert(!ORDERED || !WIDE, "wide heads' sums are added to by all threads");
 
-enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8 };
+/* Above the flags stands the number of the tile of keys. */
+enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8, NOTE_KEYS = 16 };
 
 constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT = DO_AT + STAGES * DO_BYTES;
 constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + (WIDE ? 0 : GROUPS * DQ_BYTES);
@@ -143,6 +152,8 @@ __device__ __forceinline__ column column_at(const attune_cuda_arguments &a, cons
     int set = tile / (tiles * some), rest = tile - set * tiles * some;
     some = min(some, planes - set * some);
     int chunk = rest / some, plane = set * g.together + rest - chunk * some;
+    if (ORDERED)
+        chunk = tiles - 1 - chunk;
     return {plane / a.kv_heads, plane % a.kv_heads, chunk * BLOCK_N};
 }
 
@@ -167,7 +178,7 @@ __device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const 
     auto &w = c.walk;
     barrier_wait(&c.empty[r.stage], r.phase);
     u64 *full = &c.full[r.stage];
-    c.notes[r.stage] = {w.q, w.h, w.b, w.flags};
+    c.notes[r.stage] = {w.q, w.h, w.b, ORDERED ? w.flags + c.kv / BLOCK_N * NOTE_KEYS : w.flags};
     barrier_expect(full, Q_BYTES + DO_BYTES + 2 * ROW_BYTES);
     i64 row = row_at(a, g, w.b, w.h, w.q);
 #pragma unroll
@@ -241,7 +252,8 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
     ring r = {0, 1}; /* empty to begin with: the phase before the first */
     auto &w = c.walk;
     w.round = 0;
-    w.tile = (int)blockIdx.x;
+    /* In order of the claims, lest one that waits keeps those off that it waits for. */
+    w.tile = ORDERED ? atomicAdd((int *)a.counter, 1) : (int)blockIdx.x;
 #pragma unroll 1
     for (; w.tile < column_count(a, g); w.round++) {
         {
@@ -268,39 +280,107 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
                 load_head(a, g, c, memory, r, q_map, do_map);
         load_note(c, r, w.tile, NOTE_END);
         if (a.counter)
-            w.tile = (int)gridDim.x + atomicAdd((int *)a.counter, 1);
+            w.tile = (ORDERED ? 0 : (int)gridDim.x) + atomicAdd((int *)a.counter, 1);
         else
             w.tile += (int)gridDim.x;
     }
     load_note(c, r, 0, NOTE_STOP);
     int *counter = (int *)a.counter;
-    if (counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
+    if (!ORDERED && counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
         counter[0] = 0;
         counter[1] = 0;
     }
 }
 
-/* Adds the parts of dQ of one warp group, as they come. */
+/* How many of a row's blocks lie past one, of those before `end`; *last: whether the one before `end` is among them. By
+ * a whole warp: each turn of the loop leaves a 32nd. */
+__device__ __forceinline__ int blocks_past(const attune_cuda_list &l, i64 row, int block, int end, bool *last)
+{
+    const i64 *offsets = (const i64 *)l.offsets + row;
+    const int *list = (const int *)l.indices + offsets[0];
+    int count = (int)(offsets[1] - offsets[0]), lane = (int)threadIdx.x % 32;
+    while (count && list[count - 1] >= end) /* a mask may be longer than the call */
+        count--;
+    int low = 0, high = count; /* blocks up to `block`: at least, at most */
+    while (low < high) {
+        int step = (high - low + 31) / 32, at = low + (lane + 1) * step - 1;
+        low += step * __popc(__ballot_sync(0xffffffffu, at < high && list[at] <= block));
+        high = min(high, low + step - 1);
+    }
+    *last = *last || (low < count && list[count - 1] == end - 1);
+    return count - low;
+}
+
+/* How many tiles of keys have their turn before one at a tile of rows: as many as lie past it. By a whole warp. */
+__device__ __forceinline__ u32 turn_of(const attune_cuda_arguments &a, const note &n)
+{
+    int kv = (n.flags / NOTE_KEYS) * BLOCK_N;
+#if ATTUNE_HAVE_BLOCKS
+    int block = kv / a.kv_block, end = (a.kv_len + a.kv_block - 1) / a.kv_block, tiles = a.kv_block / BLOCK_N;
+    int short_by = tiles - (a.kv_len - (end - 1) * a.kv_block + BLOCK_N - 1) / BLOCK_N; /* the last block */
+    i64 row = n.b * a.mask_batch_rows + n.h * a.mask_head_rows + n.q / a.q_block;
+    bool last = block == end - 1;
+    int past = blocks_past(a.partial, row, block, end, &last) + blocks_past(a.full, row, block, end, &last);
+    return (past + 1) * tiles - (last ? short_by : 0) - 1 - (kv - block * a.kv_block) / BLOCK_N;
+#else
+    return column_tiles(a) - 1 - kv / BLOCK_N;
+#endif
+}
+
+__device__ __forceinline__ void wait_turn(const u32 *turns, u32 turn)
+{
+    u32 now;
+    do
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
+    while (now != turn);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+__device__ __forceinline__ void end_turn(u32 *turns, u32 turn)
+{
+    asm volatile("cp.async.bulk.wait_group 0;\n"
+                 "fence.proxy.async.global;\n"
+                 "st.release.gpu.global.u32 [%0], %1;" ::"l"(turns),
+                 "r"(turn + 1)
+                 : "memory");
+}
+
+/* Adds the parts of dQ of one warp group, as they come. By a whole warp if in turn, else by its first thread. */
 __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                        u32 memory, int group)
 {
+    bool first = threadIdx.x % 32 == 0;
+    if (!ORDERED && !first)
+        return;
     u32 from = memory + DQ_AT + group * DQ_BYTES;
     ring r = {0, 0};
     u32 phase = 0;
     for (;;) {
         barrier_wait(&c.full[r.stage], r.phase);
         note n = c.notes[r.stage];
-        barrier_arrive(&c.empty[r.stage]);
+        if (ORDERED)
+            __syncwarp();
+        if (first)
+            barrier_arrive(&c.empty[r.stage]);
         ring_next(r);
         if (n.flags & NOTE_STOP)
             break;
         if (n.flags & NOTE_END)
             continue;
-        barrier_wait(&c.dq_full[group], phase);
+        u32 turn = ORDERED ? turn_of(a, n) : 0;
+        i64 row = row_at(a, g, n.b, n.h, n.q);
+        if (first) {
+            u32 *turns = (u32 *)g.turns + row / BLOCK_M * GROUPS + group;
+            if (ORDERED)
+                wait_turn(turns, turn);
+            barrier_wait(&c.dq_full[group], phase);
+            bulk_add(sums_at(g, row, group), from, DQ_BYTES);
+            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            barrier_arrive(&c.dq_empty[group]);
+            if (ORDERED)
+                end_turn(turns, turn);
+        }
         phase ^= 1;
-        bulk_add(sums_at(g, row_at(a, g, n.b, n.h, n.q), group), from, DQ_BYTES);
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-        barrier_arrive(&c.dq_empty[group]);
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
@@ -714,7 +794,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, g, c, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
-        else if (!WIDE && threadIdx.x % 32 == 0 && threadIdx.x / 32 <= GROUPS)
+        else if (!WIDE && threadIdx.x >= 32 && threadIdx.x / 32 <= GROUPS)
             add_dq(a, g, c, shared_address(memory), (int)threadIdx.x / 32 - 1);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));

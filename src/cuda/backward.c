@@ -16,6 +16,7 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     program->apart = attune__cuda_backward_apart(desc->shape);
     program->head_dim = desc->shape->head_dim;
+    program->ordered = desc->choice->deterministic;
     ATTUNE__TRY(attune__cuda_enter(device));
     attune__cu_result result = device->driver.module_function(&program->sums, program->delta.module, "attune_sums");
     if (result == CU_SUCCESS && program->tma)
@@ -77,9 +78,10 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
     *sums = sums_of(program, call, workspace + w.sums, b.symbol_sums);
     b.sum_words = (unsigned long long)sums->elements * ATTUNE_CUDA_SUM_WORDS;
     if (hopper) {
-        const uint64_t bytes = attune__cuda_sm90_backward_sums(&w, f->batch, f->heads, program->head_dim);
-        b.sum_words = bytes / 8;
-        b.redo = b.sums + bytes - 8;
+        b.turns = b.sums + attune__cuda_sm90_backward_sums(&w, f->batch, f->heads, program->head_dim);
+        const uint64_t end = b.turns + attune__cuda_sm90_backward_turns(&w, f->batch, f->heads);
+        b.sum_words = (end - b.sums) / 8;
+        b.redo = end - 8;
         b.together = together(f);
     }
     if (f->mask) {
@@ -175,7 +177,9 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
             (long long)f->batch, (long long)f->heads, (long long)f->q_len, (long long)f->kv_len,
             ATTUNE__CUDA_MOST_BLOCKS);
     ATTUNE__TRY(attune__cuda_queue_begin(queue, f->seconds != NULL));
-    if (hopper && !queue->capturing)
+    if (hopper && program->ordered)
+        arguments.counter = backward.redo - 8;
+    else if (hopper && !queue->capturing)
         arguments.counter = queue->counter;
     const attune__cu_result result = launch(program, queue->stream, &n, &arguments, &backward, &sums, maps);
     return attune__cuda_queue_end(queue, attune__cuda_check(device, result, "cuLaunchKernel"), value, f->seconds);

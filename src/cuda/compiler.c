@@ -389,6 +389,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     if (choice->direction == ATTUNE_BACKWARD) {
         const bool reads = desc->gradient && desc->gradient->read_count && s->capture_gradient_elements;
         add_option(kernel, "HAVE_MASK_COLUMNS", m.columns);
+        add_option(kernel, "DETERMINISTIC", choice->use_tma && choice->deterministic);
         add_option(kernel, "HAVE_READS", reads && role == ATTUNE__CUDA_ROWS);
         add_option(kernel, "OWN_KEYS", role != ATTUNE__CUDA_ROWS);
         add_option(kernel, "APART", attune__cuda_backward_apart(s));

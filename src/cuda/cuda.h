@@ -128,6 +128,7 @@ typedef struct attune__cuda_program {
     bool apart;                   /* backward: dK and dV by workgroups of their own */
     bool tma;
     uint32_t head_dim;               /* backward */
+    bool ordered;                    /* backward: sums are added to in turn */
     attune__cu_function combine;     /* decode in more than one part */
     uint32_t packed_heads, split;    /* decode */
     const attune_expr *mask, *score; /* the api room's */

@@ -201,6 +201,11 @@ const char *attune__cuda_sm90_backward_refuses(const attune__search *search)
     return NULL;
 }
 
+bool attune__cuda_sm90_backward_orders(const attune__search *search)
+{
+    return !sm90_wide(search->shape);
+}
+
 const attune__tile *attune__cuda_sm90_backward_tiles(const attune__search *search, uint32_t *count)
 {
     const attune__shape *s = search->shape;
@@ -266,7 +271,12 @@ uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t block_m
 uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
                                          uint32_t head_dim)
 {
-    return (uint64_t)(batch * heads) * w->row_stride * dq_columns(head_dim, 64) * sizeof(float) + 8;
+    return (uint64_t)(batch * heads) * w->row_stride * dq_columns(head_dim, 64) * sizeof(float);
+}
+
+uint64_t attune__cuda_sm90_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads)
+{
+    return (uint64_t)(batch * heads) * w->row_stride / 64 * 2 * sizeof(uint32_t) + 16;
 }
 
 /* ------------------------------------------------------------------------------------------------------- workspace */
