@@ -48,8 +48,12 @@ Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
     p.direction = ATTUNE_BACKWARD;
     cr_expect_str_eq(plan("h200", &p, NULL).kernel, "cuda_sm90a");
     cr_expect(!plan("h200", &p, NULL).deterministic);
+    cr_expect_str_eq(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").kernel, "cuda_sm90a");
+    cr_expect(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").deterministic);
+    p.head_dim = p.head_dim_v = 256;
     cr_expect_str_eq(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").kernel, "cuda_sm80");
     cr_expect(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").deterministic);
+    p.head_dim = p.head_dim_v = 128;
     p.capture_gradient_elements = 8;
     cr_expect_str_eq(plan("h200", &p, NULL).kernel, "cuda_sm80");
     p.capture_gradient_elements = 0;
