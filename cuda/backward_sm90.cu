@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Backward for Hopper, head dimensions up to 128, and wide ones past 192: attune_delta comes before it, and attune_backward_dq_sm90 rounds dQ.
+ * Backward for Hopper, head dimensions up to 128, and wide ones: attune_delta comes before it, and attune_backward_dq_sm90 rounds dQ.
  *
  * A workgroup owns 128 keys at a time, whose K and V stay in shared memory, and each of its two warp groups 64 of them,
  * whose dK and dV stay in registers, over every row of every head that attends to them. The first warp group loads: one
@@ -35,17 +35,21 @@ constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
 constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;
 constexpr int WIDTH_D = round_up(HEAD_DIM, 16), WIDTH_DV = round_up(HEAD_DIM_V, 16);
 /* Wide heads: the warp groups share the columns of dK, dV and dQ, and the rows of S and dP. */
-constexpr bool WIDE = HEAD_DIM > 192;
+constexpr bool WIDE = HEAD_DIM > 128 || HEAD_DIM_V > 128;
 static_assert(THREADS == 128 * (GROUPS + 1) && STAGES == 2 && BLOCK_N == (WIDE ? 64 : 64 * GROUPS),
               "two warp groups own 64 keys each, or the same 64");
-static_assert(WIDE ? SLABS_D == 4 && SLABS_DV == 4 : SLABS_D <= 2 && SLABS_DV <= 2, "of these head dimensions");
+static_assert(!WIDE || (SLABS_D >= 2 && SLABS_DV >= 2), "a slab of each for both warp groups");
 /* Else they share the 128 rows of dQ, or its columns; it is turned too where these are 128. */
 constexpr bool TURNED = HEAD_DIM > 64 && !WIDE, BY_ROWS = BLOCK_M == 128;
 static_assert(BLOCK_M == 64 || (BY_ROWS && SLABS_D == 1 && SLABS_DV == 1), "the tile's rows are 64, or with small heads 128");
-constexpr int DQ_COLUMNS = TURNED ? 128 : BY_ROWS ? WIDTH_D : WIDE ? 256 : round_up(HEAD_DIM, 32);
+constexpr int DQ_COLUMNS = TURNED ? 128 : BY_ROWS ? WIDTH_D : WIDE ? round_up(HEAD_DIM, 128) : round_up(HEAD_DIM, 32);
 constexpr int DQ_WIDTH = TURNED ? BLOCK_M : BY_ROWS ? DQ_COLUMNS : DQ_COLUMNS / 2; /* of a part, which has 64 rows */
-/* Of dK and dV, what a warp group has. */
-constexpr int PART_D = WIDE ? 128 : WIDTH_D, PART_DV = WIDE ? 128 : WIDTH_DV;
+/* Of dK (and a wide head's dQ) and dV, the columns that a warp group has: of three slabs the first has two of dK, the
+ * second two of dV. EVEN: both have as many. */
+constexpr bool EVEN = !WIDE || (SLABS_D % 2 == 0 && SLABS_DV % 2 == 0);
+constexpr int FIRST_D = (SLABS_D + 1) / 2 * 64, FIRST_DV = SLABS_DV / 2 * 64;
+template <int GROUP> constexpr int PART_D = !WIDE ? WIDTH_D : GROUP ? SLABS_D * 64 - FIRST_D : FIRST_D;
+template <int GROUP> constexpr int PART_DV = !WIDE ? WIDTH_DV : GROUP ? SLABS_DV * 64 - FIRST_DV : FIRST_DV;
 constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4;
 constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
@@ -422,21 +426,22 @@ template <int COUNT> __device__ __forceinline__ void multiply_rows_wide(float (&
 }
 
 /* A warp group's part of dQ = dS^T K. Begun. */
-__device__ __forceinline__ void multiply_dq(float (&dq)[DQ_WIDTH / 2], u32 d_s, u32 k, int group)
+template <int COUNT>
+__device__ __forceinline__ void multiply_dq(float (&dq)[COUNT], u32 d_s, u32 k, int group)
 {
     u64 left = TURNED ? describe_n_major(k + group * KEY_SLAB, KEY_SLAB)
                       : describe_k_major(d_s + (BY_ROWS ? group * 64 * 128 : 0));
     u64 right = TURNED ? describe_k_major(d_s) : describe_n_major(k + (BY_ROWS ? 0
-                                                               : WIDE  ? group * 2 * KEY_SLAB
+                                                               : WIDE  ? group * (FIRST_D / 64) * KEY_SLAB
                                                                        : group * DQ_WIDTH * 2),
                                                           KEY_SLAB);
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; step++) {
         u32 turned = step * (16 * 128 / 16), straight = (step / 4 * ROW_SLAB + step % 4 * 32) / 16;
         if constexpr (TURNED)
-            wgmma<DQ_WIDTH>::template ss<1, 0>(dq, left + turned, right + straight, step);
+            wgmma<COUNT * 2>::template ss<1, 0>(dq, left + turned, right + straight, step);
         else
-            wgmma<DQ_WIDTH>::template ss<0, 1>(dq, left + straight, right + turned, step);
+            wgmma<COUNT * 2>::template ss<0, 1>(dq, left + straight, right + turned, step);
     }
     wgmma_commit();
 }
@@ -610,10 +615,10 @@ __device__ __forceinline__ void store_dq(const float (&dq)[DQ_WIDTH / 2], u32 to
 }
 
 /* A part of dQ, added to its sums as it stands. */
-__device__ __forceinline__ void add_dq_wide(const float (&dq)[DQ_WIDTH / 2], float *to)
+template <int COUNT> __device__ __forceinline__ void add_dq_wide(const float (&dq)[COUNT], float *to)
 {
 #pragma unroll
-    for (int i = 0; i < DQ_WIDTH / 2; i += 4)
+    for (int i = 0; i < COUNT; i += 4)
         asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to + i / 4 * 128 * 4), "f"(dq[i]),
                      "f"(dq[i + 1]), "f"(dq[i + 2]), "f"(dq[i + 3])
                      : "memory");
@@ -655,10 +660,13 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
 /* -------------------------------------------------------------------------------------------------------- the owners
  */
 
+/* GROUP: the warp group, unless both are alike. */
+template <int GROUP>
 __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                     u32 memory)
 {
-    int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 32;
+    constexpr int COLUMNS_D = PART_D<GROUP>, COLUMNS_DV = PART_DV<GROUP>;
+    int group = EVEN ? (int)threadIdx.x / 128 - 1 : GROUP, lane = (int)threadIdx.x % 32;
     int own_row = (WIDE ? 0 : group * 64) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     u32 own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
     u64 k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);
@@ -670,12 +678,12 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         note n = c.notes[r.stage];
         if (n.flags & NOTE_STOP)
             break;
-        float dk[PART_D / 2], dv[PART_DV / 2];
+        float dk[COLUMNS_D / 2], dv[COLUMNS_DV / 2];
 #pragma unroll
-        for (int i = 0; i < PART_D / 2; i++)
+        for (int i = 0; i < COLUMNS_D / 2; i++)
             dk[i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < PART_DV / 2; i++)
+        for (int i = 0; i < COLUMNS_DV / 2; i++)
             dv[i] = 0.0f;
         barrier_wait(&c.keys_full, round & 1);
         int kv = c.kv + own_row;
@@ -697,14 +705,14 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 probabilities(s, p, a, n, kv, memory + LSE_AT + r.stage * ROW_BYTES + own_share / 32, factor);
                 if constexpr (LATE) {
                     wgmma_fence();
-                    multiply_rows<PART_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                    multiply_rows<COLUMNS_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
                     multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
                 }
                 wgmma_wait<0>();
                 accumulators_done(d_p);
                 differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES + own_share / 32);
             }
-            float dq[DQ_WIDTH / 2];
+            float dq[WIDE ? COLUMNS_D / 2 : DQ_WIDTH / 2];
             u32 stage = r.stage;
             if constexpr (WIDE) {
                 store_piece(p, ds_tile + own_share);
@@ -714,8 +722,8 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 float *to = sums_at(g, row_at(a, g, n.b, n.h, n.q), group) + threadIdx.x % 128 * 4;
                 wgmma_fence();
                 multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
-                multiply_rows_wide(dv, ds_tile, do_tile + group * 2 * ROW_SLAB);
-                multiply_rows_wide(dk, ds_tile + ROW_SLAB, q_tile + group * 2 * ROW_SLAB);
+                multiply_rows_wide(dv, ds_tile, do_tile + group * (FIRST_DV / 64) * ROW_SLAB);
+                multiply_rows_wide(dk, ds_tile + ROW_SLAB, q_tile + group * (FIRST_D / 64) * ROW_SLAB);
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
@@ -725,14 +733,14 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
             } else {
                 if constexpr (!LATE) {
                     wgmma_fence();
-                    multiply_rows<PART_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                    multiply_rows<COLUMNS_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
                 }
                 store_piece(d_s, ds_tile + group * ROW_SLAB);
                 fence_async();
                 asm volatile("bar.sync 1, 256;" ::: "memory");
                 wgmma_fence();
                 multiply_dq(dq, ds_tile, memory, group);
-                multiply_rows<PART_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
+                multiply_rows<COLUMNS_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
@@ -761,9 +769,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         ring_next(r);
         column at = column_at(a, g, n.q);
         bool good = true;
-        int first = WIDE ? group * 128 : 0;
-        store<PART_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, at.kv + own_row, a.kv_len, first, a.scale, good);
-        store<PART_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, at.kv + own_row, a.kv_len, first, 1.0f, good);
+        int row = at.kv + own_row, second = WIDE ? group : 0;
+        store<COLUMNS_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, row, a.kv_len, second * FIRST_D, a.scale, good);
+        store<COLUMNS_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, row, a.kv_len, second * FIRST_DV, 1.0f, good);
         if (!good)
             *(volatile int *)g.redo = 1;
     }
@@ -798,7 +806,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             add_dq(a, g, c, shared_address(memory), (int)threadIdx.x / 32 - 1);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
-        own(a, g, c, shared_address(memory));
+        if (EVEN || threadIdx.x < 256)
+            own<0>(a, g, c, shared_address(memory));
+        else
+            own<EVEN ? 0 : 1>(a, g, c, shared_address(memory));
     }
 }
 

@@ -16,6 +16,7 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     program->apart = attune__cuda_backward_apart(desc->shape);
     program->head_dim = desc->shape->head_dim;
+    program->head_dim_v = desc->shape->head_dim_v;
     program->ordered = desc->choice->deterministic;
     ATTUNE__TRY(attune__cuda_enter(device));
     attune__cu_result result = device->driver.module_function(&program->sums, program->delta.module, "attune_sums");
@@ -78,7 +79,8 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
     *sums = sums_of(program, call, workspace + w.sums, b.symbol_sums);
     b.sum_words = (unsigned long long)sums->elements * ATTUNE_CUDA_SUM_WORDS;
     if (hopper) {
-        b.turns = b.sums + attune__cuda_sm90_backward_sums(&w, f->batch, f->heads, program->head_dim);
+        b.turns =
+            b.sums + attune__cuda_sm90_backward_sums(&w, f->batch, f->heads, program->head_dim, program->head_dim_v);
         const uint64_t end = b.turns + attune__cuda_sm90_backward_turns(&w, f->batch, f->heads);
         b.sum_words = (end - b.sums) / 8;
         b.redo = end - 8;
@@ -121,8 +123,8 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
     } steps[] = {
         {program->delta.function, n->delta, DELTA_THREADS, 0, parameters},
         {hopper->function, n->hopper, hopper->threads, hopper->shared_memory, parameters},
-        {program->dq, n->dq, DQ_THREADS, attune__cuda_sm90_backward_dq_bytes(program->head_dim, hopper->block_m),
-         parameters},
+        {program->dq, n->dq, DQ_THREADS,
+         attune__cuda_sm90_backward_dq_bytes(program->head_dim, program->head_dim_v, hopper->block_m), parameters},
         {keys->function, n->keys, keys->threads, keys->shared_memory, parameters},
         {rows->function, n->rows, rows->threads, rows->shared_memory, parameters},
         {program->sums, n->sums, SUMS_THREADS, 0, sums_parameters},
@@ -168,7 +170,8 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
     if (hopper) {
         const int64_t tiles = blocks(f->kv_len, program->kernel.block_n, f->kv_heads * f->k.size[0]);
         n.hopper = tiles < program->kernel.resident ? tiles : program->kernel.resident;
-        n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * (program->head_dim > 192 ? 2 : 1));
+        const bool wide = attune__cuda_sm90_backward_wide(program->head_dim, program->head_dim_v);
+        n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * (wide ? 2 : 1));
     }
     if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums) || (hopper && (!n.hopper || !n.dq)))
         return attune__fail(
