@@ -11,7 +11,7 @@
  * rows lies in the same order. The order of these additions is not fixed, so dQ's last bits are not either.
  *
  * Of wide heads a workgroup has 64 keys: dK, dV and dQ are shared by columns, S and dP by rows; P and dS both meet in
- * shared memory, and each thread adds its part of dQ to the sums itself.
+ * shared memory.
  *
  * What is not finite in K, V, Q or dO makes results that are no numbers even where the mask forbids the pair: a flag
  * tells the careful kernels of backward_sm80.cu, which come last, to start over. They are what else such a call costs.
@@ -21,6 +21,7 @@
  */
 #include "common.cuh"
 #include "hopper.cuh"
+#include "turns.cuh"
 #include "wgmma.cuh"
 
 #ifndef ATTUNE_DETERMINISTIC
@@ -50,25 +51,32 @@ constexpr bool EVEN = !WIDE || (SLABS_D % 2 == 0 && SLABS_DV % 2 == 0);
 constexpr int FIRST_D = (SLABS_D + 1) / 2 * 64, FIRST_DV = SLABS_DV / 2 * 64;
 template <int GROUP> constexpr int PART_D = !WIDE ? WIDTH_D : GROUP ? SLABS_D * 64 - FIRST_D : FIRST_D;
 template <int GROUP> constexpr int PART_DV = !WIDE ? WIDTH_DV : GROUP ? SLABS_DV * 64 - FIRST_DV : FIRST_DV;
-constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4;
+constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4; /* of a part, in the sums */
+template <int GROUP> constexpr u32 PART_DQ_BYTES = WIDE ? 64 * PART_D<GROUP> * 4 : DQ_BYTES;
+/* Where a part waits for its addition: in memory of its own; over the warp group's columns of Q and dO, which no one
+ * reads any longer; or nowhere, all threads adding what they hold at once, which is slow. */
+enum { ADDED_APART, ADDED_IN_PLACE, ADDED_AT_ONCE };
+constexpr int ADDED = !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? ADDED_APART
+                      : EVEN && SLABS_DV >= SLABS_D          ? ADDED_IN_PLACE
+                                                             : ADDED_AT_ONCE;
 constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
 constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
 constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
 /* Whether dP begins after P and dV only: a score expression has no room beside it. */
 constexpr bool LATE = HAVE_SCORE && !WIDE;
-/* Whether dQ's sums are added to in turn: of a row's tiles of keys the last first, which are also worked on first. Then
- * whoever waits for its turn waits for one that was begun before, and under a causal mask, where each tile of keys
- * begins a tile of rows after the one whose turn is next, hardly so. */
+/* Whether dQ's sums are added to in turn. Under a causal mask the last keys begin last in their rows, so that their
+ * turns come with hardly a wait. */
 constexpr bool ORDERED = ATTUNE_DETERMINISTIC;
 constexpr int LOADER_REGISTERS = ORDERED ? 40 : 24, OWNER_REGISTERS = ORDERED ? 232 : 240;
-static_assert(!ORDERED || !WIDE, "wide heads' sums are added to by all threads");
+static_assert(!ORDERED || ADDED != ADDED_AT_ONCE, "what all threads add has no turns");
 
 /* Above the flags stands the number of the tile of keys. */
 enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8, NOTE_KEYS = 16 };
 
 constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT = DO_AT + STAGES * DO_BYTES;
-constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + (WIDE ? 0 : GROUPS * DQ_BYTES);
+constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, 
+              LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
 
 struct __align__(16) note
@@ -171,6 +179,13 @@ __device__ __forceinline__ i64 row_at(const attune_cuda_arguments &a, const attu
 __device__ __forceinline__ float *sums_at(const attune_cuda_backward &g, i64 row, int group)
 {
     return (float *)g.sums + (row / BLOCK_M * GROUPS + group) * (DQ_BYTES / 4);
+}
+
+/* Where half of a warp group's part of dQ is laid down in place: over its columns of dO, and of Q. */
+__device__ __forceinline__ u32 dq_place(u32 memory, u32 stage, int group, int half)
+{
+    return memory + (half ? Q_AT + stage * Q_BYTES + group * (FIRST_D / 64) * ROW_SLAB
+                          : DO_AT + stage * DO_BYTES + group * (FIRST_DV / 64) * ROW_SLAB);
 }
 
 /* -------------------------------------------------------------------------------------------------------- the loader
@@ -296,93 +311,46 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
     }
 }
 
-/* How many of a row's blocks lie past one, of those before `end`; *last: whether the one before `end` is among them. By
- * a whole warp: each turn of the loop leaves a 32nd. */
-__device__ __forceinline__ int blocks_past(const attune_cuda_list &l, i64 row, int block, int end, bool *last)
-{
-    const i64 *offsets = (const i64 *)l.offsets + row;
-    const int *list = (const int *)l.indices + offsets[0];
-    int count = (int)(offsets[1] - offsets[0]), lane = (int)threadIdx.x % 32;
-    while (count && list[count - 1] >= end) /* a mask may be longer than the call */
-        count--;
-    int low = 0, high = count; /* blocks up to `block`: at least, at most */
-    while (low < high) {
-        int step = (high - low + 31) / 32, at = low + (lane + 1) * step - 1;
-        low += step * __popc(__ballot_sync(0xffffffffu, at < high && list[at] <= block));
-        high = min(high, low + step - 1);
-    }
-    *last = *last || (low < count && list[count - 1] == end - 1);
-    return count - low;
-}
-
-/* How many tiles of keys have their turn before one at a tile of rows: as many as lie past it. By a whole warp. */
-__device__ __forceinline__ u32 turn_of(const attune_cuda_arguments &a, const note &n)
-{
-    int kv = (n.flags / NOTE_KEYS) * BLOCK_N;
-#if ATTUNE_HAVE_BLOCKS
-    int block = kv / a.kv_block, end = (a.kv_len + a.kv_block - 1) / a.kv_block, tiles = a.kv_block / BLOCK_N;
-    int short_by = tiles - (a.kv_len - (end - 1) * a.kv_block + BLOCK_N - 1) / BLOCK_N; /* the last block */
-    i64 row = n.b * a.mask_batch_rows + n.h * a.mask_head_rows + n.q / a.q_block;
-    bool last = block == end - 1;
-    int past = blocks_past(a.partial, row, block, end, &last) + blocks_past(a.full, row, block, end, &last);
-    return (past + 1) * tiles - (last ? short_by : 0) - 1 - (kv - block * a.kv_block) / BLOCK_N;
-#else
-    return column_tiles(a) - 1 - kv / BLOCK_N;
-#endif
-}
-
-__device__ __forceinline__ void wait_turn(const u32 *turns, u32 turn)
-{
-    u32 now;
-    do
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
-    while (now != turn);
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
-__device__ __forceinline__ void end_turn(u32 *turns, u32 turn)
-{
-    asm volatile("cp.async.bulk.wait_group 0;\n"
-                 "fence.proxy.async.global;\n"
-                 "st.release.gpu.global.u32 [%0], %1;" ::"l"(turns),
-                 "r"(turn + 1)
-                 : "memory");
-}
-
 /* Adds the parts of dQ of one warp group, as they come. By a whole warp if in turn, else by its first thread. */
 __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                        u32 memory, int group)
 {
+    constexpr bool IN_PLACE = ADDED == ADDED_IN_PLACE;
     bool first = threadIdx.x % 32 == 0;
     if (!ORDERED && !first)
         return;
-    u32 from = memory + DQ_AT + group * DQ_BYTES;
+    u32 bytes = group ? PART_DQ_BYTES<1> : PART_DQ_BYTES<0>;
     ring r = {0, 0};
     u32 phase = 0;
-    for (;;) {
+    for (;; ring_next(r)) {
         barrier_wait(&c.full[r.stage], r.phase);
         note n = c.notes[r.stage];
         if (ORDERED)
             __syncwarp();
-        if (first)
+        bool rows = !(n.flags & (NOTE_END | NOTE_STOP));
+        if (first && !(IN_PLACE && rows))
             barrier_arrive(&c.empty[r.stage]);
-        ring_next(r);
         if (n.flags & NOTE_STOP)
             break;
-        if (n.flags & NOTE_END)
+        if (!rows)
             continue;
-        u32 turn = ORDERED ? turn_of(a, n) : 0;
         i64 row = row_at(a, g, n.b, n.h, n.q);
+        int tile = n.flags / NOTE_KEYS;
+        u32 turn = ORDERED ? turn_of(a, n.b, n.h, n.q, tile) : 0, *word = (u32 *)g.turns + row / BLOCK_M * GROUPS + group;
         if (first) {
-            u32 *turns = (u32 *)g.turns + row / BLOCK_M * GROUPS + group;
+            float *to = sums_at(g, row, group);
             if (ORDERED)
-                wait_turn(turns, turn);
+                turn_wait(word, turn);
             barrier_wait(&c.dq_full[group], phase);
-            bulk_add(sums_at(g, row, group), from, DQ_BYTES);
+            if (IN_PLACE) {
+                bulk_add(to, dq_place(memory, r.stage, group, 0), bytes / 2);
+                bulk_add(to + bytes / 8, dq_place(memory, r.stage, group, 1), bytes / 2);
+            } else
+                bulk_add(to, memory + DQ_AT + group * PART_DQ_BYTES<0>, bytes);
             asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-            barrier_arrive(&c.dq_empty[group]);
+            barrier_arrive(IN_PLACE ? &c.empty[r.stage] : &c.dq_empty[group]);
             if (ORDERED)
-                end_turn(turns, turn);
+                turn_end(word, tile);
         }
         phase ^= 1;
     }
@@ -604,14 +572,28 @@ __device__ __forceinline__ void store_piece(const u32 (&d_s)[SHARE / 16][4], u32
         store_turned(at + step * 16 * 128, d_s[step]);
 }
 
-__device__ __forceinline__ void store_dq(const float (&dq)[DQ_WIDTH / 2], u32 to)
+/* Of a part of dQ `MANY` of what each thread holds, from `FIRST` on. */
+template <int FIRST, int MANY, int COUNT> __device__ __forceinline__ void store_dq(const float (&dq)[COUNT], u32 to)
 {
     to += threadIdx.x % 128 * 16;
 #pragma unroll
-    for (int i = 0; i < DQ_WIDTH / 2; i += 4)
-        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i / 4 * 128 * 16), "f"(dq[i]), "f"(dq[i + 1]),
-                     "f"(dq[i + 2]), "f"(dq[i + 3])
+    for (int i = 0; i < MANY; i += 4)
+        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i / 4 * 128 * 16), "f"(dq[FIRST + i]),
+                     "f"(dq[FIRST + i + 1]), "f"(dq[FIRST + i + 2]), "f"(dq[FIRST + i + 3])
                      : "memory");
+}
+
+/* Waits until the part before has been added. */
+template <int COUNT>
+__device__ __forceinline__ void give_dq(const float (&dq)[COUNT], control &c, u32 memory, int group, u32 &phase)
+{
+    barrier_wait(&c.dq_empty[group], phase);
+    phase ^= 1;
+    store_dq<0, COUNT>(dq, memory + DQ_AT + group * PART_DQ_BYTES<0>);
+    fence_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive(&c.dq_full[group]);
 }
 
 /* A part of dQ, added to its sums as it stands. */
@@ -720,16 +702,31 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 fence_async();
                 asm volatile("bar.sync 1, 256;" ::: "memory");
                 float *to = sums_at(g, row_at(a, g, n.b, n.h, n.q), group) + threadIdx.x % 128 * 4;
+                constexpr bool IN_PLACE = ADDED == ADDED_IN_PLACE;
                 wgmma_fence();
-                multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
+                if constexpr (!IN_PLACE)
+                    multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
                 multiply_rows_wide(dv, ds_tile, do_tile + group * (FIRST_DV / 64) * ROW_SLAB);
+                if constexpr (IN_PLACE)
+                    multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
                 multiply_rows_wide(dk, ds_tile + ROW_SLAB, q_tile + group * (FIRST_D / 64) * ROW_SLAB);
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
-                wgmma_wait<2>();
+                wgmma_wait<IN_PLACE ? 1 : 2>();
                 accumulators_done(dq);
-                add_dq_wide(dq, to);
+                if constexpr (IN_PLACE) {
+                    store_dq<0, COLUMNS_D / 4>(dq, dq_place(memory, stage, group, 0));
+                    wgmma_wait<0>();
+                    store_dq<COLUMNS_D / 4, COLUMNS_D / 4>(dq, dq_place(memory, stage, group, 1));
+                    fence_async();
+                    __syncwarp();
+                    if (lane == 0)
+                        barrier_arrive(&c.dq_full[group]);
+                } else if constexpr (ADDED == ADDED_APART)
+                    give_dq(dq, c, memory, group, dq_phase);
+                else
+                    add_dq_wide(dq, to);
             } else {
                 if constexpr (!LATE) {
                     wgmma_fence();
@@ -746,13 +743,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 n = c.notes[r.stage];
                 wgmma_wait<1>();
                 accumulators_done(dq);
-                barrier_wait(&c.dq_empty[group], dq_phase);
-                dq_phase ^= 1;
-                store_dq(dq, memory + DQ_AT + group * DQ_BYTES);
-                fence_async();
-                __syncwarp();
-                if (lane == 0)
-                    barrier_arrive(&c.dq_full[group]);
+                give_dq(dq, c, memory, group, dq_phase);
             }
             wgmma_wait<0>();
             accumulators_done(dk);
@@ -789,7 +780,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(&c.keys_empty, GROUPS * 4);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.full[i], 1);
-            barrier_init(&c.empty[i], GROUPS * 4 + (WIDE ? 0 : GROUPS));
+            barrier_init(&c.empty[i], GROUPS * 4 + (ADDED == ADDED_AT_ONCE ? 0 : GROUPS));
         }
         for (int i = 0; i < GROUPS; i++) {
             barrier_init(&c.dq_full[i], 4);
@@ -802,7 +793,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, g, c, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
-        else if (!WIDE && threadIdx.x >= 32 && threadIdx.x / 32 <= GROUPS)
+        else if (ADDED != ADDED_AT_ONCE && threadIdx.x >= 32 && threadIdx.x / 32 <= GROUPS)
             add_dq(a, g, c, shared_address(memory), (int)threadIdx.x / 32 - 1);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));

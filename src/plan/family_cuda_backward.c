@@ -205,9 +205,23 @@ const char *attune__cuda_sm90_backward_refuses(const attune__search *search)
     return NULL;
 }
 
+/* Wide heads: whether a part of dQ waits in memory of its own for its addition, or over what was read of q and d_o.
+ * Else threads add what they hold, in no order. */
+static bool sm90_apart(const attune__shape *s)
+{
+    return s->head_dim <= 192 && s->head_dim_v <= 192;
+}
+
+static bool sm90_in_place(const attune__shape *s)
+{
+    const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
+    return d % 128 == 0 && dv % 128 == 0 && dv >= d;
+}
+
 bool attune__cuda_sm90_backward_orders(const attune__search *search)
 {
-    return !sm90_wide(search->shape);
+    const attune__shape *s = search->shape;
+    return !sm90_wide(s) || sm90_apart(s) || sm90_in_place(s);
 }
 
 const attune__tile *attune__cuda_sm90_backward_tiles(const attune__search *search, uint32_t *count)
@@ -251,7 +265,7 @@ static uint32_t dq_columns(uint32_t head_dim, uint32_t head_dim_v, uint32_t m)
 /*
  * With D and Dv padded to 64 and C columns of dQ:
  *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][128])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
- * Of wide heads P and dS[M1][64] take the place of dS, and dQ is not laid down.
+ * Of wide heads P and dS[M1][64] take the place of dS, and C is D padded to 64, or 0 past 192.
  */
 attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const attune__tile *tile)
 {
@@ -259,9 +273,9 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
     const uint32_t *v = tile->value, m = v[ATTUNE__BLOCK_M1], n = v[ATTUNE__BLOCK_N1], stages = v[ATTUNE__NUM_STAGES];
     const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
     const uint32_t e = attune__dtype_bytes(s);
+    const uint32_t columns = !sm90_wide(s) ? dq_columns(s->head_dim, s->head_dim_v, m) : sm90_apart(s) ? d : 0;
     return (attune__cost){
-        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e +
-                  (sm90_wide(s) ? 0 : m * dq_columns(s->head_dim, s->head_dim_v, m) * 4) + stages * m * 8 + 256,
+        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 + 256,
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = 32 + (sm90_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
         .launched_registers = 168,

@@ -50,7 +50,7 @@ Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
     cr_expect(!plan("h200", &p, NULL).deterministic);
     cr_expect_str_eq(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").kernel, "cuda_sm90a");
     cr_expect(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").deterministic);
-    p.head_dim = p.head_dim_v = 256;
+    p.head_dim = 256, p.head_dim_v = 128;
     cr_expect_str_eq(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").kernel, "cuda_sm80");
     cr_expect(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").deterministic);
     p.head_dim = p.head_dim_v = 128;
