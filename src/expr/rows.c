@@ -25,7 +25,7 @@ typedef struct span {
     bool whole;      /* it is empty or has every key: the node does not know kv */
 } span;
 
-#define BIT(variable) (UINT16_C(1) << (variable))
+#define BIT(variable) ((uint16_t)(1u << (variable)))
 
 typedef struct walker {
     const attune_expr *expr;
