@@ -591,9 +591,7 @@ __device__ __forceinline__ void give_dq(const float (&dq)[COUNT], control &c, u3
     phase ^= 1;
     store_dq<0, COUNT>(dq, memory + DQ_AT + group * PART_DQ_BYTES<0>);
     fence_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0)
-        barrier_arrive(&c.dq_full[group]);
+    warp_arrive(&c.dq_full[group]);
 }
 
 /* A part of dQ, added to its sums as it stands. */
@@ -720,9 +718,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                     wgmma_wait<0>();
                     store_dq<COLUMNS_D / 4, COLUMNS_D / 4>(dq, dq_place(memory, stage, group, 1));
                     fence_async();
-                    __syncwarp();
-                    if (lane == 0)
-                        barrier_arrive(&c.dq_full[group]);
+                    warp_arrive(&c.dq_full[group]);
                 } else if constexpr (ADDED == ADDED_APART)
                     give_dq(dq, c, memory, group, dq_phase);
                 else
@@ -748,15 +744,11 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
             wgmma_wait<0>();
             accumulators_done(dk);
             accumulators_done(dv);
-            if (lane == 0)
-                barrier_arrive(&c.empty[stage]);
+            lane_arrive(&c.empty[stage]);
             ds_stage ^= 1; /* the other warp group may still read the present one */
         }
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(&c.empty[r.stage]);
-            barrier_arrive(&c.keys_empty);
-        }
+        warp_arrive(&c.empty[r.stage]);
+        lane_arrive(&c.keys_empty);
         ring_next(r);
         column at = column_at(a, g, n.q);
         bool good = true;
@@ -777,13 +769,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     control &c = *(control *)(memory + CONTROL_AT);
     if (threadIdx.x == 0) {
         barrier_init(&c.keys_full, 1);
-        barrier_init(&c.keys_empty, GROUPS * 4);
+        barrier_init(&c.keys_empty, GROUPS * 4 * ATTUNE_ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.full[i], 1);
-            barrier_init(&c.empty[i], GROUPS * 4 + (ADDED == ADDED_AT_ONCE ? 0 : GROUPS));
+            barrier_init(&c.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS + (ADDED == ADDED_AT_ONCE ? 0 : GROUPS));
         }
         for (int i = 0; i < GROUPS; i++) {
-            barrier_init(&c.dq_full[i], 4);
+            barrier_init(&c.dq_full[i], 4 * ATTUNE_ARRIVALS);
             barrier_init(&c.dq_empty[i], 1);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
