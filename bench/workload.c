@@ -301,8 +301,7 @@ const workload *workload_mask_get(uint32_t index)
     return index < workload_mask_count() ? &mask_workloads[index] : NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ shapes
- */
+/* ----------------------------------------------------------------------------------------------------------- shapes */
 
 static double at_least_1(int64_t n)
 {
@@ -401,8 +400,7 @@ workload workload_scaled(const workload *w, double scale)
     return s;
 }
 
-/* -------------------------------------------------------------------------------------------------------- generators
- */
+/* ------------------------------------------------------------------------------------------------------- generators */
 
 /* Each array has a stream of its own, so that one more capture changes no other. */
 static random_state stream(uint64_t seed, const char *tag)
@@ -669,8 +667,7 @@ void workload_document_ids(int32_t *ids, int64_t total, const int64_t *lengths, 
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- instantiation
- */
+/* ---------------------------------------------------------------------------------------------------- instantiation */
 
 static char *copy_string(const char *text)
 {
