@@ -116,7 +116,9 @@ static void run_gradients(const char *backend, uint64_t shared, uint64_t random,
             if ((i < table && number % step != test_seed() % step) || !test_part(i < table ? number / step : number))
                 continue;
             run++;
-            if (!case_run_gradients(instance, device, &c, dtypes[i < table ? j : i % dtype_count], seed, &why)) {
+            const attune_dtype dtype = dtypes[i < table ? j : i % dtype_count];
+            cr_log_info("%s %s", c.name, attune_dtype_string(dtype));
+            if (!case_run_gradients(instance, device, &c, dtype, seed, &why)) {
                 failed++;
                 cr_log_error("%s\n  mask \"%s\" score \"%s\" head_dim %u/%u lengths %lld x %lld input %d layout %d",
                              why.message, c.mask ? c.mask : "", c.score ? c.score : "", c.head_dim, c.head_dim_v,
