@@ -80,6 +80,7 @@ static bool make_buffer(bench_setup *s, attune_device *device, uint64_t size, co
     if (status != ATTUNE_OK)
         return fail_call(row, status, "buffer");
     s->buffers[s->buffer_count++] = buffer;
+    row->device_bytes += size;
     if (data && size && (status = attune_buffer_write(buffer, 0, data, size)) != ATTUNE_OK)
         return fail_call(row, status, "write");
     return true;
@@ -129,6 +130,7 @@ static attune_status gather_statistics(const bench_setup *s, report_row *row)
         row->block_density += stats.block_density * (double)length / (double)keys;
         row->pairs += stats.pairs;
         row->mask_bytes += stats.bytes;
+        row->device_bytes += stats.bytes;
     }
     row->density = (double)row->pairs / ((double)(size[0] * size[1]) * (double)size[2] * (double)keys);
     return ATTUNE_OK;
