@@ -22,6 +22,7 @@ parser.add_argument('--workload', default='dflash', choices=['dflash', 'domino']
 parser.add_argument('--scale', default='1', help='the share of the workload, as attune bench takes it')
 parser.add_argument('--peers', default='flex,efficient,math', help='of these, with commas between')
 parser.add_argument('--device', default='cuda:0')
+parser.add_argument('--bench', default='', help='further words for attune bench')
 options = parser.parse_args()
 
 try:
@@ -57,7 +58,7 @@ def run_attune(scale, *words):
         try:
             subprocess.run([options.attune, 'bench', '--workload', options.workload, '--device', options.device, '--dtype', 'bf16',
                             '--direction', 'step', '--scale', scale, '--repetitions', '3', '--min-time', '0.02', '--no-check',
-                            '--no-peers', '--json', str(out), *words], check=True, stdout=subprocess.DEVNULL)
+                            '--no-peers', '--json', str(out), *options.bench.split(), *words], check=True, stdout=subprocess.DEVNULL)
         finally:
             over.set()
             watcher.join()
