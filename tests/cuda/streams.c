@@ -410,7 +410,7 @@ PLAN(f16, ATTUNE_F16, 333, false)
 PLAN(f32, ATTUNE_F32, 300, false)
 PLAN(decode, ATTUNE_BF16, 1, false)
 PLAN(decode_block, ATTUNE_F16, 8, false)
-PLAN(backward_bf16, ATTUNE_BF16, 700, true)
+PLAN(backward_bf16, ATTUNE_BF16, 300, true)
 PLAN(backward_f32, ATTUNE_F32, 150, true)
 
 /* What the device reaches is what a GPU reaches: not nothing, not a thousand times it. */
