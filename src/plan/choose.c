@@ -99,11 +99,25 @@ static attune_status check_named_kernel(const attune_limits *limits, const attun
                         family->name, names);
 }
 
+static attune_status read_options(const attune_kernel_options *given, attune_kernel_options *options)
+{
+    ATTUNE__TRY(attune__options_read(given, options));
+    const struct {
+        const char *prefix, *name;
+    } kernels[] = {{"", options->any.kernel}, {"fwd_", options->fwd.kernel}, {"bwd_", options->bwd.kernel}};
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
+        if (kernels[i].name[0])
+            ATTUNE__TRY(attune__check_kernel_name(kernels[i].prefix, kernels[i].name));
+    return ATTUNE_OK;
+}
+
 static attune_status choose_pass(const attune_limits *limits, const attune__shape *shape,
                                  const attune_kernel_options *options, attune__decision *decision)
 {
     attune__search search = {.limits = limits, .shape = shape};
-    ATTUNE__TRY(attune__options_merge(options, shape->direction, &search.options, &search.forced));
+    attune_kernel_options read;
+    ATTUNE__TRY(read_options(options, &read));
+    attune__options_merge(&read, shape->direction, &search.options, &search.forced);
     ATTUNE__TRY(check_named_kernel(limits, &search.options));
     attune__decode rule;
     ATTUNE__TRY(attune__decode_rule(&search, &rule, decision->why_decode, sizeof decision->why_decode));
