@@ -309,29 +309,6 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
     }
 }
 
-/* A note, and if in turn its turn. */
-struct noted {
-    note n;
-    u32 turn;
-};
-
-__device__ __forceinline__ bool has_rows(const note &n)
-{
-    return !(n.flags & (NOTE_END | NOTE_STOP));
-}
-
-__device__ __forceinline__ noted read_note(const attune_cuda_arguments &a, control &c, const ring &r)
-{
-    barrier_wait(&c.full[r.stage], r.phase);
-    noted to = {c.notes[r.stage], 0};
-    if (ORDERED) {
-        __syncwarp();
-        if (has_rows(to.n))
-            to.turn = turn_of(a, to.n.b, to.n.h, to.n.q, to.n.flags / NOTE_KEYS);
-    }
-    return to;
-}
-
 /* Adds the parts of dQ of one warp group, as they come. By a whole warp if in turn, else by its first thread. */
 __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                        u32 memory, int group)
@@ -340,44 +317,40 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
     bool first = threadIdx.x % 32 == 0;
     if (!ORDERED && !first)
         return;
-    u32 bytes = group ? PART_DQ_BYTES<1> : PART_DQ_BYTES<0>, phase = 0;
+    u32 bytes = group ? PART_DQ_BYTES<1> : PART_DQ_BYTES<0>;
     ring r = {0, 0};
-    for (noted now = read_note(a, c, r);;) {
-        const note n = now.n;
-        if (first && !(IN_PLACE && has_rows(n)))
+    u32 phase = 0;
+    for (;; ring_next(r)) {
+        barrier_wait(&c.full[r.stage], r.phase);
+        note n = c.notes[r.stage];
+        if (ORDERED)
+            __syncwarp();
+        bool rows = !(n.flags & (NOTE_END | NOTE_STOP));
+        if (first && !(IN_PLACE && rows))
             barrier_arrive(&c.empty[r.stage]);
         if (n.flags & NOTE_STOP)
             break;
-        u32 stage = r.stage;
-        ring_next(r);
-        if (!has_rows(n)) {
-            now = read_note(a, c, r);
+        if (!rows)
             continue;
-        }
         i64 row = row_at(a, g, n.b, n.h, n.q);
-        u32 *word = (u32 *)g.turns + row / BLOCK_M * GROUPS + group;
+        int tile = n.flags / NOTE_KEYS;
+        u32 turn = ORDERED ? turn_of(a, n.b, n.h, n.q, tile) : 0, *word = (u32 *)g.turns + row / BLOCK_M * GROUPS + group;
         if (first) {
             float *to = sums_at(g, row, group);
             if (ORDERED)
-                turn_wait(word, now.turn);
+                turn_wait(word, turn);
             barrier_wait(&c.dq_full[group], phase);
             if (IN_PLACE) {
-                bulk_add(to, dq_place(memory, stage, group, 0), bytes / 2);
-                bulk_add(to + bytes / 8, dq_place(memory, stage, group, 1), bytes / 2);
+                bulk_add(to, dq_place(memory, r.stage, group, 0), bytes / 2);
+                bulk_add(to + bytes / 8, dq_place(memory, r.stage, group, 1), bytes / 2);
             } else
                 bulk_add(to, memory + DQ_AT + group * PART_DQ_BYTES<0>, bytes);
             asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-            barrier_arrive(IN_PLACE ? &c.empty[stage] : &c.dq_empty[group]);
+            barrier_arrive(IN_PLACE ? &c.empty[r.stage] : &c.dq_empty[group]);
+            if (ORDERED)
+                turn_end(word, tile);
         }
         phase ^= 1;
-        /* The next turn is looked up while the addition is under way, if its note is there. */
-        bool ahead = !ORDERED || __all_sync(0xffffffffu, barrier_test(&c.full[r.stage], r.phase));
-        if (ahead)
-            now = read_note(a, c, r);
-        if (ORDERED && first)
-            turn_end(word, n.flags / NOTE_KEYS);
-        if (!ahead)
-            now = read_note(a, c, r);
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

@@ -57,18 +57,6 @@ __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
                  : "memory");
 }
 
-__device__ __forceinline__ bool barrier_test(u64 *barrier, u32 phase)
-{
-    u32 done;
-    asm volatile("{\n.reg .pred p;\n"
-                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                 "selp.b32 %0, 1, 0, p;\n}"
-                 : "=r"(done)
-                 : "r"(shared_address(barrier)), "r"(phase)
-                 : "memory");
-    return done;
-}
-
 __device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *barrier, int column, int row, int h,
                                             int b)
 {
