@@ -20,7 +20,9 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
         if (found->family->backend == ATTUNE_BACKEND_CUDA) {
             const attune__cuda_workspace w =
                 attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, s->capture_gradient_elements);
-            const uint64_t hopper = w.sums + attune__cuda_sm90_backward_sums(&w, s->batch, s->heads, s->head_dim);
+            const uint64_t hopper =
+                w.sums + attune__cuda_sm90_backward_sums(&w, s->batch, s->heads, s->head_dim, s->head_dim_v) +
+                attune__cuda_sm90_backward_turns(&w, s->batch, s->heads);
             return found->family->tma ? attune__round_up64(hopper, 256) : w.size;
         }
         if (found->family->backend == ATTUNE_BACKEND_VULKAN)
@@ -71,7 +73,7 @@ static void fill(const attune__search *search, const attune__found *found, attun
         .blocks_are_contiguous = o->blocks_are_contiguous == ATTUNE_ON,
         .rows_guaranteed_safe = o->rows_guaranteed_safe == ATTUNE_ON,
         .write_dq = back && o->write_dq != ATTUNE_OFF,
-        .deterministic = !(found->family->unordered >> search->pass & 1),
+        .deterministic = o->deterministic == ATTUNE_ON || !(found->family->unordered >> search->pass & 1),
     };
     uint32_t rejected = decision->rejection_count;
     snprintf(decision->why, sizeof decision->why, "%s",

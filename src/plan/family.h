@@ -66,16 +66,17 @@ typedef struct attune__search {
 typedef struct attune__family {
     const char *name;
     attune_backend backend;
-    uint32_t matrix;      /* ATTUNE_MATRIX_* that it needs */
-    bool subgroups;       /* needs limits.subgroup_operations */
-    bool host;            /* needs limits.host */
-    bool cache;           /* shared_memory is a cache to aim for, no limit: the smallest tile is taken if none fits */
-    bool last_resort;     /* others explain a failure better */
-    bool tma;             /* USE_TMA is ON here; elsewhere it is OFF */
-    const char *missing;  /* why no plan may choose it yet; NULL = it may */
-    uint32_t dtypes;      /* bits 1 << attune_dtype */
-    uint32_t unordered;   /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
-    uint32_t decode_rows; /* the fewest rows for which automatic decode takes it */
+    uint32_t matrix;     /* ATTUNE_MATRIX_* that it needs */
+    bool subgroups;      /* needs limits.subgroup_operations */
+    bool host;           /* needs limits.host */
+    bool cache;          /* shared_memory is a cache to aim for, no limit: the smallest tile is taken if none fits */
+    bool last_resort;    /* others explain a failure better */
+    bool tma;            /* USE_TMA is ON here; elsewhere it is OFF */
+    const char *missing; /* why no plan may choose it yet; NULL = it may */
+    uint32_t dtypes;     /* bits 1 << attune_dtype */
+    uint32_t unordered;  /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
+    bool (*orders)(const attune__search *search); /* but not if DETERMINISTIC asks; NULL = then it is passed over */
+    uint32_t decode_rows;                         /* the fewest rows for which automatic decode takes it */
     const char *(*refuses)(const attune__search *search); /* what of the problem it cannot have; NULL = nothing */
     /* Why the planner leaves the kernel to those who name it; NULL, or returns NULL = it does not. */
     const char *(*by_name)(const attune__search *search);

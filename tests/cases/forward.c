@@ -100,6 +100,7 @@ static void run_random(const char *backend, kernels which, uint64_t full, const 
 /* Every kernel in turn, those too that the planner does not take. */
 static const char *const vulkan_kernels[] = {NULL, NULL, "{\"KERNEL\": \"vulkan_portable\"}",
                                              "{\"KERNEL\": \"vulkan_subgroup\"}"};
+static const char *const cuda_kernels[] = {NULL, "{\"DETERMINISTIC\": true}"};
 
 /* shared: cases of the table at scale 1, spread over it; 0 = all of it at any scale */
 static void run_gradients(const char *backend, uint64_t shared, uint64_t random, const attune_dtype *dtypes,
@@ -116,7 +117,9 @@ static void run_gradients(const char *backend, uint64_t shared, uint64_t random,
         const uint64_t seed = test_seed() * 1000003 + i;
         attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
         for (size_t j = 0; j < (i < table ? dtype_count : 1) && case_has_gradients(&c); j++) {
-            c.backward_options = !strcmp(backend, "vulkan") ? vulkan_kernels[run % 4] : NULL;
+            c.backward_options = !strcmp(backend, "vulkan") ? vulkan_kernels[run % 4]
+                                 : !strcmp(backend, "cuda") ? cuda_kernels[run % 2]
+                                                            : NULL;
             failure why;
             const uint64_t number = i < table ? turned(i, j, dtype_count) : all + i - table;
             if ((i < table && number % step != test_seed() % step) || !test_part(i < table ? number / step : number) ||
