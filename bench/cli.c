@@ -9,6 +9,15 @@
 #include <string.h>
 #include <unistd.h>
 
+#define COMPILE_THREADS 4 /* no plan has more kernels */
+
+attune_status cli_instance(const char *cache_folder, attune_instance **instance)
+{
+    const attune_instance_desc desc = {
+        .struct_size = sizeof desc, .cache_folder = cache_folder, .compile_threads = COMPILE_THREADS};
+    return attune_instance_create(&desc, instance);
+}
+
 void cli_complain(const char *format, ...)
 {
     const bool colour = isatty(STDERR_FILENO) && !getenv("NO_COLOR");

@@ -16,6 +16,9 @@ enum {
 /* The exit status that a status of the library becomes. */
 int cli_exit_of(attune_status status);
 
+/* An instance that compiles on several threads. cache_folder as in attune_instance_desc. */
+attune_status cli_instance(const char *cache_folder, attune_instance **instance);
+
 /* "attune: ..." on the standard error. */
 void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -712,9 +712,7 @@ static int prepare(bench_run *run)
         return EXIT_USAGE;
     o->row.measure.stop = &stopped;
     /* Plans are cold in each run, not in the first alone. */
-    const attune_instance_desc desc = {.struct_size = sizeof desc,
-                                       .cache_folder = folder_make(&run->kernels) ? run->kernels.path : ""};
-    attune_status status = attune_instance_create(&desc, &run->instance);
+    attune_status status = cli_instance(folder_make(&run->kernels) ? run->kernels.path : "", &run->instance);
     if (status != ATTUNE_OK) {
         (void)complain("%s", attune_last_error());
         return cli_exit_of(status);

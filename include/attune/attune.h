@@ -122,6 +122,12 @@ typedef struct attune_instance_desc {
      * is not set; "" = kept nowhere. A folder that cannot be used only makes plans slower to create.
      */
     const char *cache_folder;
+    /*
+     * Threads on which the kernels of one plan may be compiled side by side (CUDA), the caller's included: they are
+     * started when a plan finds more than one of its kernels neither in a pack nor in the cache, and have ended when
+     * attune_plan_create returns. 0 or 1 = the caller's alone; at most 64.
+     */
+    uint32_t compile_threads;
 } attune_instance_desc;
 
 /*

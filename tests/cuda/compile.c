@@ -124,6 +124,43 @@ Test(cuda_compile, random_expressions)
     attune_instance_destroy(w.instance);
 }
 
+/* Side by side or one after another: the same cubins. One that does not compile leaves none of the others. */
+Test(cuda_compile, several_at_once)
+{
+    need_nvrtc();
+    static workbench w;
+    workbench_open(&w, NULL);
+    attune__cuda_kernel kernels[3];
+    for (int i = 0; i < 3; i++) {
+        kernels[i] = (attune__cuda_kernel){.file = "delta.cu", .option_count = 4};
+        snprintf(kernels[i].options[0], sizeof kernels[i].options[0], "-arch=sm_80");
+        snprintf(kernels[i].options[1], sizeof kernels[i].options[1], "-DATTUNE_DTYPE=%d", i + 1);
+        snprintf(kernels[i].options[2], sizeof kernels[i].options[2], "-DATTUNE_HEAD_DIM=64");
+        snprintf(kernels[i].options[3], sizeof kernels[i].options[3], "-DATTUNE_HEAD_DIM_V=64");
+    }
+    attune__cuda_job together[3], apart[3];
+    for (int i = 0; i < 3; i++)
+        together[i].kernel = apart[i].kernel = &kernels[i];
+    w.host.compile_threads = 3;
+    cr_assert_eq(attune__cuda_compile_all(&w.host, together, 3), ATTUNE_OK, "%s", attune_last_error());
+    w.host.compile_threads = 0;
+    cr_assert_eq(attune__cuda_compile_all(&w.host, apart, 3), ATTUNE_OK, "%s", attune_last_error());
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(together[i].size, apart[i].size);
+        cr_assert_eq(memcmp(together[i].cubin, apart[i].cubin, apart[i].size), 0);
+        attune__free(&w.host.allocator, together[i].cubin);
+        attune__free(&w.host.allocator, apart[i].cubin);
+    }
+    kernels[1].file = "forward_sm80.cu";
+    w.host.compile_threads = 2;
+    cr_assert_eq(attune__cuda_compile_all(&w.host, together, 3), ATTUNE_COMPILE_FAILED);
+    cr_assert_not_null(strstr(attune_last_error(), "forward_sm80.cu"), "%s", attune_last_error());
+    for (int i = 0; i < 3; i++)
+        cr_assert_null(together[i].cubin);
+    cr_assert_eq(atomic_load(&w.heap.live), 0);
+    attune_instance_destroy(w.instance);
+}
+
 /* A source that does not compile is told so and not kept; one that does comes from the disk the second time. */
 Test(cuda_compile, the_cache_spares_the_compiler)
 {
