@@ -190,7 +190,8 @@ static attune_status compile_missing(const attune__host *host, const compiler *c
 {
     /* The machine code follows from the compiler and the architecture, which the options name: no driver has a part. */
     char identity[64];
-    const int length = snprintf(identity, sizeof identity, "attune %u nvrtc %d.%d", attune_version(), c->major, c->minor);
+    const int length =
+        snprintf(identity, sizeof identity, "attune %u nvrtc %d.%d", attune_version(), c->major, c->minor);
     task tasks[ATTUNE__CUDA_JOBS] = {0};
     uint32_t missing = 0;
     attune_status status = ATTUNE_OK;
