@@ -113,7 +113,9 @@ __device__ __forceinline__ void apply_lines(float (&s)[BLOCK_N / 2], const line 
 __device__ __forceinline__ void apply_cap(float (&s)[BLOCK_N / 2], float scale)
 {
 #if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
-    float inner = ATTUNE_SCORE_CAP_INNER * scale, two = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
+    float inner = ATTUNE_SCORE_CAP_INNER * scale;
+#ifndef ATTUNE_APPROXIMATE_TANH
+    float two = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
     float top = two > 0x1p-24f && two < 0x1p24f ? magnitude(s) * fabsf(inner) : ATTUNE_INF;
     if (__all_sync(0xffffffffu, top <= 0.16f)) {
         float c1 = c0 * two * -0.33331832f, c2 = c0 * two * (two * 0.13143139f);
@@ -134,6 +136,7 @@ __device__ __forceinline__ void apply_cap(float (&s)[BLOCK_N / 2], float scale)
         }
         return;
     }
+#endif
 #pragma unroll
     for (int i = 0; i < BLOCK_N / 2; i++)
         s[i] = ATTUNE_SCORE_CAP_OUTER * attune_tanh(inner * s[i]);

@@ -613,6 +613,7 @@ typedef struct attune_pass_options {
     attune_choice write_dq;                 /* WRITE_DQ */
     attune_choice use_tma;                  /* USE_TMA */
     attune_choice deterministic;            /* DETERMINISTIC; ON: backward repeats give the same bits */
+    attune_choice approximate_tanh; /* APPROXIMATE_TANH; ON: scores take the device's own tanh, within 2^-11 of it */
     char kernel[32];                        /* KERNEL: a kernel family by name, "cuda_sm80"; empty = automatic */
 } attune_pass_options;
 
@@ -652,6 +653,7 @@ typedef struct attune_plan_choice {
     bool rows_guaranteed_safe;
     bool write_dq;
     bool deterministic; /* the same call gives the same bits */
+    bool approximate_tanh;
 } attune_plan_choice;
 
 typedef enum attune_text_format { ATTUNE_TEXT = 1, ATTUNE_JSON = 2 } attune_text_format;

@@ -316,7 +316,7 @@ static mods recognise(const attune__program_desc *desc)
     const bool exact = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS;
     m.cap = attune__ctext_cap(desc->score, &m.inner, &m.outer);
     m.line = exact && attune__ctext_line(desc->score, "", &nowhere);
-    m.near = exact && attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    m.near = exact && !desc->choice->approximate_tanh && attune__ctext_near(desc->score, "", &nowhere, &m.limit);
     /* The slope's nodes are the score's and others that are made of them. */
     if (m.near && desc->gradient) {
         float limit;
@@ -333,7 +333,12 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         ATTUNE__TRY(attune__ctext_function(desc->mask, "attune_mask", text));
     if (m->rows)
         attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
-    if (desc->score)
+    /* Behind the mask, whose tanh is always the exact one. */
+    if (desc->choice->approximate_tanh)
+        attune__text_add(text, "#define ATTUNE_APPROXIMATE_TANH 1\n#define attune_tanh attune_tanh_approximate\n");
+    if (m->cap)
+        attune__ctext_capped(desc->score, "attune_score", m->inner, m->outer, text);
+    else if (desc->score)
         ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
     if (desc->gradient)
         attune__ctext_gradient(desc->gradient, text);
@@ -396,14 +401,15 @@ const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cu
     return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
 }
 
-attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape, attune__decision *decision)
+attune_status attune__cuda_fallback(const attune_limits *limits, const attune__program_desc *desc,
+                                    attune__decision *decision)
 {
     const attune_kernel_options options = {
         .struct_size = sizeof options,
-        .fwd = {.kernel = "cuda_sm80", .force_use_flex_attention = ATTUNE_ON},
-        .bwd = {.kernel = "cuda_sm80"},
+        .any = {.kernel = "cuda_sm80", .approximate_tanh = desc->choice->approximate_tanh ? ATTUNE_ON : ATTUNE_AUTO},
+        .fwd = {.force_use_flex_attention = ATTUNE_ON},
     };
-    return attune__plan_choose(limits, shape, &options, decision);
+    return attune__plan_choose(limits, desc->shape, &options, decision);
 }
 
 static attune__cuda_kernel begin_kernel(const char *file, uint32_t architecture, bool hopper)

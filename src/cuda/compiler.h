@@ -64,7 +64,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
 const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cuda_role role);
 /* What runs in the place of a kernel that uses TMA where a tensor's address or strides do not suit it: the sm80 kernel,
  * as the planner chooses it. A program has both, since tensors are known only in the hot call. */
-attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape,
+attune_status attune__cuda_fallback(const attune_limits *limits, const attune__program_desc *desc,
                                     attune__decision *decision);
 
 #endif

@@ -67,7 +67,7 @@ static attune_status choose_parts(parts *p, const attune_limits *limits, const a
         p->second = *desc;
         p->second.choice = &p->decision.choice;
         plain = &p->second;
-        ATTUNE__TRY(attune__cuda_fallback(limits, desc->shape, &p->decision));
+        ATTUNE__TRY(attune__cuda_fallback(limits, desc, &p->decision));
         add_part(p, plain, ATTUNE__CUDA_MAIN, &program->fallback);
     }
     if (back)

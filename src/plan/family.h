@@ -30,6 +30,7 @@ typedef enum attune__option {
     ATTUNE__WRITE_DQ,
     ATTUNE__USE_TMA,
     ATTUNE__DETERMINISTIC,
+    ATTUNE__APPROXIMATE_TANH,
     ATTUNE__KERNEL,
     ATTUNE__OPTION_COUNT
 } attune__option;

@@ -37,6 +37,7 @@ static const struct {
     [ATTUNE__WRITE_DQ] = {"WRITE_DQ", FIELD(write_dq), BACKWARD, 0, 2, true},
     [ATTUNE__USE_TMA] = {"USE_TMA", FIELD(use_tma), FORWARD | BACKWARD, 0, 2, true},
     [ATTUNE__DETERMINISTIC] = {"DETERMINISTIC", FIELD(deterministic), BACKWARD, 0, 2, true},
+    [ATTUNE__APPROXIMATE_TANH] = {"APPROXIMATE_TANH", FIELD(approximate_tanh), FORWARD | BACKWARD, 0, 2, true},
     [ATTUNE__KERNEL] = {"KERNEL", FIELD(kernel), FORWARD | BACKWARD, 0, 0, false},
 #undef FIELD
 };
