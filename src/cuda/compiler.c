@@ -336,12 +336,13 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
     /* Behind the mask, whose tanh is always the exact one. */
     if (desc->choice->approximate_tanh)
         attune__text_add(text, "#define ATTUNE_APPROXIMATE_TANH 1\n#define attune_tanh attune_tanh_approximate\n");
-    if (m->cap)
-        attune__ctext_capped(desc->score, "attune_score", m->inner, m->outer, text);
-    else if (desc->score)
+    if (m->cap) {
+        attune__ctext_capped(desc->score, "attune_score", desc->gradient ? "attune_score_slope" : NULL, text);
+    } else if (desc->score) {
         ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
-    if (desc->gradient)
-        attune__ctext_gradient(desc->gradient, text);
+        if (desc->gradient)
+            attune__ctext_gradient(desc->gradient, text);
+    }
     char literal[ATTUNE__FLOAT_TEXT];
     if (m->line) {
         attune__ctext_line(desc->score, "attune_score_line", text);
