@@ -22,6 +22,11 @@ attune_status cli_instance(const char *cache_folder, attune_instance **instance)
 /* "attune: ..." on the standard error. */
 void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* "no WHAT WORD, did you mean NAME; LIST lists them", of `count` names. */
+typedef const char *(*cli_name_fn)(const void *user, uint32_t index);
+void cli_unknown(const char *what, const char *word, cli_name_fn name_of, const void *user, uint32_t count,
+                 const char *list);
+
 #define CLI_REPEATS 32
 
 /* Values of an option that may be given again. */

@@ -318,7 +318,8 @@ static bool choose_workloads(bench_run *run)
             for (uint32_t i = 0; i < workload_count() && run->workload_count < WORKLOADS_MAX; ++i)
                 run->workloads[run->workload_count++] = workload_get(i);
         } else if (!w) {
-            return complain("no workload is called %s (attune bench --list names them)", name);
+            workload_unknown(name);
+            return false;
         } else if (run->workload_count < WORKLOADS_MAX) {
             run->workloads[run->workload_count++] = w;
         }

@@ -80,8 +80,9 @@ static attune_status refused(const attune__search *search, const attune__found *
     const char *name = attune__option_name(found->option);
     const uint32_t value = attune__option_get(&search->options, found->option);
     if (attune__option_range_of(found->option).choice)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s %s: %s: %s", name, value == ATTUNE_ON ? "on" : "off",
-                            found->family->name, found->why);
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s %s: %s (%s): %s: leave it out%s", name,
+                            value == ATTUNE_ON ? "on" : "off", found->family->name, pass_name(search->pass), found->why,
+                            search->options.kernel[0] ? ", or KERNEL" : "");
     const uint32_t works = nearest(search, found->option);
     if (works)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %u, which %s (%s) cannot have: %s; the nearest is %u", name,

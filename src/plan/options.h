@@ -11,7 +11,7 @@ attune_status attune__check_option(const char *prefix, attune__option option, in
 attune_status attune__check_prefix(const char *prefix, attune__option option);
 /* INVALID_ARGUMENT, listing the names, if no family is called that. */
 attune_status attune__check_kernel_name(const char *prefix, const char *name);
-/* Insertions, removals and replacements from one text to another, without regard to case. */
+/* Insertions, removals and replacements from one text to another, without regard to case; 1 if b has a in it. */
 size_t attune__edit_distance(const char *a, const char *b);
 
 #endif

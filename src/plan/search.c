@@ -238,7 +238,8 @@ static bool unread(const attune__search *search, const attune__family *family, a
     }
     if (search->options.approximate_tanh == ATTUNE_ON && search->shape->dtype == ATTUNE_F32) {
         *found = (attune__found){.outcome = ATTUNE__REFUSED, .family = family, .option = ATTUNE__APPROXIMATE_TANH};
-        snprintf(found->why, sizeof found->why, "2^-11 of tanh is past f32's error bound; f16 and bf16 may have it");
+        snprintf(found->why, sizeof found->why,
+                 "2^-11 of tanh is past the error bound of f32, f16 and bf16 may have it");
         return true;
     }
     return false;

@@ -41,6 +41,8 @@ Test(options, errors_name_the_key)
         {"{\"BLOCKM\": 64}", ATTUNE_INVALID_ARGUMENT, {"unknown option \"BLOCKM\"", "did you mean BLOCK_M?"}},
         {"{\"block_n\": 64}", ATTUNE_INVALID_ARGUMENT, {"did you mean BLOCK_N?"}},
         {"{\"fwd_num_stage\": 64}", ATTUNE_INVALID_ARGUMENT, {"fwd_num_stage", "did you mean num_stages?"}},
+        {"{\"tanh\": true}", ATTUNE_INVALID_ARGUMENT, {"unknown option \"tanh\"", "did you mean APPROXIMATE_TANH?"}},
+        {"{\"KERNEL\": \"sm90\"}", ATTUNE_INVALID_ARGUMENT, {"did you mean \"cuda_sm90a\""}},
         {"{\"\": 64}", ATTUNE_INVALID_ARGUMENT, {"unknown option \"\""}},
         {"{\"BLOCK_M\": \"64\"}", ATTUNE_INVALID_ARGUMENT, {"BLOCK_M", "\"64\"", "an integer"}},
         {"{\"BLOCK_M\": 64.0}", ATTUNE_INVALID_ARGUMENT, {"BLOCK_M is 64", "an integer"}},
