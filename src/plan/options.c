@@ -102,7 +102,7 @@ static bool contains(const char *b, const char *a)
 size_t attune__edit_distance(const char *a, const char *b)
 {
     enum { MOST = 48, WORD = 3 };
-    if (strlen(a) >= WORD && strcmp(a, b) != 0 && contains(b, a))
+    if (strlen(a) >= WORD && strlen(a) < strlen(b) && contains(b, a))
         return 1;
     size_t n = least(strlen(a), MOST), m = least(strlen(b), MOST), row[MOST + 1];
     for (size_t j = 0; j <= m; j++)
