@@ -145,10 +145,14 @@ static void compile_some(void *user, uint32_t thread)
     for (uint32_t i; (i = atomic_fetch_add(&b->next, 1)) < b->count;) {
         task *t = &b->tasks[i];
         const attune__cuda_kernel *kernel = t->job->kernel;
-        const char *options[ATTUNE__CUDA_OPTIONS];
-        for (uint32_t j = 0; j < kernel->option_count; j++)
+        const char *options[ATTUNE__CUDA_OPTIONS + 1];
+        uint32_t count = kernel->option_count;
+        for (uint32_t j = 0; j < count; j++)
             options[j] = kernel->options[j];
-        t->result = b->compiler->compile(t->program, (int)kernel->option_count, options);
+        /* NVRTC has a cache of its own in the user's home: what is kept, and where, is for the caller to say. */
+        if (b->compiler->major >= 13)
+            options[count++] = "--no-cache";
+        t->result = b->compiler->compile(t->program, (int)count, options);
     }
 }
 
