@@ -614,7 +614,7 @@ typedef struct attune_pass_options {
     attune_choice use_tma;                  /* USE_TMA */
     attune_choice deterministic;            /* DETERMINISTIC; ON: backward repeats give the same bits */
     attune_choice approximate_tanh; /* APPROXIMATE_TANH; ON: scores take the device's own tanh, within 2^-11 of it */
-    char kernel[32];                        /* KERNEL: a kernel family by name, "cuda_sm80"; empty = automatic */
+    char kernel[32];                /* KERNEL: a kernel family by name, "cuda_sm80"; empty = automatic */
 } attune_pass_options;
 
 /* `any` applies to both passes; fwd and bwd, the JSON keys' prefixes fwd_ and bwd_, override it in one. */

@@ -192,10 +192,9 @@ typedef struct capture_kind {
 } capture_kind;
 
 static const capture_kind capture_kinds[] = {
-    {"doc", ATTUNE_I32, 1},     {"docs", ATTUNE_I64, 2},      {"used", ATTUNE_I32, 1},
-    {"slope", ATTUNE_F32, 1},   {"bias", ATTUNE_F32, 2},      {"keep", ATTUNE_BOOL, 2},
-    {"anchors", ATTUNE_I32, 2}, {"half_bias", ATTUNE_F16, 1}, {"brain_bias", ATTUNE_BF16, 1},
-    {"piece", ATTUNE_I32, 1},   {"gate", ATTUNE_F32, 1},
+    {"doc", ATTUNE_I32, 1},         {"docs", ATTUNE_I64, 2},  {"used", ATTUNE_I32, 1},    {"slope", ATTUNE_F32, 1},
+    {"bias", ATTUNE_F32, 2},        {"keep", ATTUNE_BOOL, 2}, {"anchors", ATTUNE_I32, 2}, {"half_bias", ATTUNE_F16, 1},
+    {"brain_bias", ATTUNE_BF16, 1}, {"piece", ATTUNE_I32, 1}, {"gate", ATTUNE_F32, 1},
 };
 #define CAPTURE_KINDS (sizeof capture_kinds / sizeof capture_kinds[0])
 
