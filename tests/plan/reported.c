@@ -145,8 +145,12 @@ Test(reported, what_cuda_takes_of_promises_and_of_tanh)
                          "the error bound of f32", "leave it out");
             plan(devices[i], &problem, "{\"APPROXIMATE_TANH\": false}");
         }
-    attune_problem problem = {
-        .struct_size = sizeof problem, .direction = ATTUNE_BACKWARD, .dtype = ATTUNE_BF16, .head_dim = 64, .q_len = 64};
+    attune_problem problem = {.struct_size = sizeof problem,
+                              .direction = ATTUNE_BACKWARD,
+                              .dtype = ATTUNE_BF16,
+                              .head_dim = 256,
+                              .head_dim_v = 128,
+                              .q_len = 64};
     EXPECT_ERROR("h200", &problem, "{\"DETERMINISTIC\": true, \"KERNEL\": \"cuda_sm90a\"}", ATTUNE_INVALID_ARGUMENT,
                  "DETERMINISTIC on: cuda_sm90a", "order", "or KERNEL");
 }
