@@ -325,29 +325,30 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
  * the bits of their logarithms: as integers negative ones are below 0, and NaN are the largest.
  */
 constexpr float NEAR = 256.0f, NEAR_LOG2 = 8.0f;
+constexpr int CHAINS = GROUPS == 3 ? 1 : 2; /* of sums, and of what is looked at: 160 registers have room for one */
 
 __device__ __forceinline__ bool softmax_near(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
                                              const float (&m)[2], float (&l)[2], float factor)
 {
-    float shift[2] = {m[0] * factor, m[1] * factor}, sum[2] = {l[0], l[1]};
-    int top = 0;
+    float shift[2] = {m[0] * factor, m[1] * factor}, sum[2][2] = {{l[0], 0.0f}, {l[1], 0.0f}};
+    int top[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float x = __fmaf_rn(s[n * 4 + half * 2], factor, -shift[half]);
             float y = __fmaf_rn(s[n * 4 + half * 2 + 1], factor, -shift[half]);
-            top = __vimax3_s32(top, __float_as_int(x), __float_as_int(y));
+            top[half % CHAINS] = __vimax3_s32(top[half % CHAINS], __float_as_int(x), __float_as_int(y));
             x = exp2_fast(x);
             y = exp2_fast(y);
-            sum[half] += x;
-            sum[half] += y;
+            sum[half][0] += x;
+            sum[half][1 % CHAINS] += y;
             p[n / 2][n % 2 * 2 + half] = pack(x, y);
         }
-    if (__any_sync(0xffffffffu, top > __float_as_int(NEAR_LOG2)))
+    if (__any_sync(0xffffffffu, max(top[0], top[1]) > __float_as_int(NEAR_LOG2)))
         return false;
-    l[0] = sum[0];
-    l[1] = sum[1];
+    l[0] = sum[0][0] + sum[0][1];
+    l[1] = sum[1][0] + sum[1][1];
     return true;
 }
 
