@@ -191,12 +191,90 @@ __device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half
                 s[n * 4 + half * 2 + i] = -ATTUNE_INF;
 }
 
-/* 4: the score and mask hook. row: the thread's first row of q; lined: the scores of both rows are lines. */
+#if ATTUNE_SCORE_KEYS
+/* The scores, of the terms of rows and keys. */
+template <bool NEAR>
+__device__ __forceinline__ void score_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
+                                            int row, int column, const row_terms (&rows)[2], u32 terms)
+{
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; n++) {
+        int key[2][ATTUNE_SCORE_KEYS];
+        key_terms_load<0>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float &x = s[n * 4 + i];
+            int q = row + i / 2 * 8, kv = column + n * 8 + i % 2;
+#if ATTUNE_HAVE_SCORE_NEAR
+            if constexpr (NEAR)
+                x = attune_score_near_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key[i % 2],
+                                         rows[i / 2].score, a.score_symbols, column);
+            else
+#endif
+                x = attune_score_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key[i % 2],
+                                    rows[i / 2].score, a.score_symbols);
+        }
+    }
+}
+#endif
+
+#if ATTUNE_MASK_KEYS
+__device__ __forceinline__ void mask_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
+                                           int row, int column, const row_terms (&rows)[2], u32 terms)
+{
+    int h = p.h + a.h0;
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; n++) {
+        int key[2][ATTUNE_MASK_KEYS];
+        key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (!attune_mask_of(p.b + a.b0, h, row + i / 2 * 8 + a.q0, column + n * 8 + i % 2, h / a.mask_group,
+                                a.mask_q_len, a.mask_kv_len, 0.0f, key[i % 2], rows[i / 2].mask, a.mask_symbols))
+                s[n * 4 + i] = -ATTUNE_INF;
+    }
+}
+#endif
+
+/* The terms of a tile's keys, once they are there. `turns` has a bit for each stage: the phase to wait for. */
+__device__ __forceinline__ u32 wait_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags, u32 stage,
+                                          u32 &turns)
+{
+    if (!KEY_TERMS || !has_terms(a, flags))
+        return 0;
+    barrier_wait(&((staged *)(memory + STAGED_AT))->full[stage], turns >> stage & 1);
+    turns ^= 1u << stage;
+    return shared_address(memory) + STAGED_AT + sizeof(staged) + stage * TERM_BYTES;
+}
+
+__device__ __forceinline__ void leave_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags, u32 stage)
+{
+    if (KEY_TERMS && has_terms(a, flags))
+        warp_arrive(&((staged *)(memory + STAGED_AT))->empty[stage]);
+}
+
+/* 4: the score and mask hook. row: the thread's first row of q; lined: the scores of both rows are lines; terms: those
+ * of the keys. */
 __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p, int kv,
-                                     int flags, int row, const line (&lines)[2], bool lined)
+                                     int flags, int row, const line (&lines)[2], bool lined, u32 terms)
 {
     int column = kv + (int)threadIdx.x % 4 * 2;
+#if ATTUNE_KEY_TERMS
+    row_terms rows[2];
+    if (has_terms(a, flags))
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & NOTE_PARTIAL);
+#endif
 #if ATTUNE_HAVE_SCORE
+#if ATTUNE_SCORE_KEYS
+#if ATTUNE_HAVE_SCORE_NEAR
+    if (near_zero(s, a.scale))
+        score_terms<true>(s, a, p, row, column, rows, terms);
+    else
+#endif
+        score_terms<false>(s, a, p, row, column, rows, terms);
+#else
 #if ATTUNE_HAVE_SCORE_LINE
     if (lined)
         apply_lines(s, lines, column);
@@ -215,6 +293,7 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
         for (int i = 0; i < BLOCK_N / 2; i++)
             s[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len, a.kv_len,
                                 s[i] * a.scale, a.score_symbols);
+#endif
 #else
     if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
@@ -234,7 +313,9 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
                 forbid_outside(s, half, low - column, high - column);
             }
         } else {
-#if ATTUNE_HAVE_MASK
+#if ATTUNE_MASK_KEYS
+            mask_terms(s, a, p, row, column, rows, terms);
+#elif ATTUNE_HAVE_MASK
 #pragma unroll
             for (int i = 0; i < BLOCK_N / 2; i++)
                 if (!mask_allows(a, p, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2))
@@ -442,7 +523,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
     u64 q = describe_k_major(shared_address(memory) + (u32)group * 64 * 128);
     float factor = fold_factor(a.scale);
     ring r = {0, 0}, k = {0, 0}, v = {0, 0};
-    u32 checked = 0;
+    u32 checked = 0, turns = 0;
     bool begun = false; /* S of the next rows' first keys is there */
     float s[BLOCK_N / 2], o[WIDTH_DV / 2];
     if (group == GROUPS - 1)
@@ -481,7 +562,10 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         flags = c.keys[k.stage].flags >> part;
         warp_arrive(&c.k_empty[k.stage]);
         ring_next(k);
-        hook(s, a, at, kv, flags, row, lines, lined);
+        /* V's ring is at this tile, as K's was. */
+        u32 terms = wait_terms(a, memory, flags, v.stage, turns);
+        hook(s, a, at, kv, flags, row, lines, lined, terms);
+        leave_terms(a, memory, flags, v.stage);
         softmax(s, m, l, shrink, factor);
         round_p(p, s);
         wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
@@ -501,13 +585,17 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
                 accumulators_done(s);
                 accumulators_done(o);
                 warp_arrive(&c.k_empty[k.stage]);
-                hook(s, a, at, kv, flags, row, lines, lined);
+                terms = wait_terms(a, memory, flags, k.stage, turns);
+                hook(s, a, at, kv, flags, row, lines, lined, terms);
+                leave_terms(a, memory, flags, k.stage);
                 softmax(s, m, l, shrink, factor);
             } else {
                 wgmma_wait<1>();
                 accumulators_done(s);
                 warp_arrive(&c.k_empty[k.stage]);
-                hook(s, a, at, kv, DRAINS ? 0 : flags, row, lines, lined);
+                terms = wait_terms(a, memory, DRAINS ? 0 : flags, k.stage, turns);
+                hook(s, a, at, kv, DRAINS ? 0 : flags, row, lines, lined, terms);
+                leave_terms(a, memory, DRAINS ? 0 : flags, k.stage);
                 softmax(s, m, l, shrink, factor);
                 stand_before_wait(l, c);
                 wgmma_wait<0>();
@@ -574,6 +662,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    if (KEY_TERMS && threadIdx.x == 0) {
+        staged &t = *(staged *)(memory + STAGED_AT);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&t.full[i], CHECKERS * ATTUNE_ARRIVALS);
+            barrier_init(&t.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));
@@ -581,8 +677,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load(a, c, shared_address(memory), &q_map, &k_map, &v_map);
         else if (threadIdx.x == 32)
             walk_ahead(a, c);
-        else if (CHECKS && threadIdx.x >= 64)
-            check(c, shared_address(memory));
+        else if (CHECKERS && threadIdx.x >= 64)
+            check(a, c, memory);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
         own(a, c, memory);

@@ -43,6 +43,11 @@ attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits
     /* What the planner, which knows no expressions, needs of them. */
     const uint16_t head_bits = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
     plan->shape.mask_uses_head = !plan->mask || (plan->mask->uses & head_bits);
+    const uint16_t head = 1u << ATTUNE__VAR_H;
+    plan->shape.key_terms =
+        attune__score_terms(plan->score, 0).key_count + attune__mask_terms(plan->mask, 0).key_count;
+    plan->shape.key_terms_of_heads =
+        attune__score_terms(plan->score, head).key_count + attune__mask_terms(plan->mask, head).key_count;
     if (plan->score && plan->shape.direction == ATTUNE_BACKWARD)
         ATTUNE__TRY(attune__gradient_create(plan->score, &plan->gradient));
     const attune_expr *exprs[3] = {plan->mask, plan->score, plan->gradient ? plan->gradient->expr : NULL};
