@@ -236,21 +236,24 @@ __device__ __forceinline__ void mask_terms(float (&s)[BLOCK_N / 2], const attune
 }
 #endif
 
-/* The terms of a tile's keys, once they are there. `turns` has a bit for each stage: the phase to wait for. */
-__device__ __forceinline__ u32 wait_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags, u32 stage,
-                                          u32 &turns)
+/* The terms of a tile's keys, once they are there. r: the tile's; `turns` has a bit for each stage: the phase to wait
+ * for, where not every tile has terms. */
+__device__ __forceinline__ u32 wait_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
+                                          const ring &r, u32 &turns)
 {
     if (!KEY_TERMS || !has_terms(a, flags))
         return 0;
-    barrier_wait(&((staged *)(memory + STAGED_AT))->full[stage], turns >> stage & 1);
-    turns ^= 1u << stage;
-    return shared_address(memory) + STAGED_AT + sizeof(staged) + stage * TERM_BYTES;
+    barrier_wait(&((staged *)(memory + STAGED_AT))->full[r.stage],
+                 ATTUNE_SCORE_KEYS ? r.phase : turns >> r.stage & 1);
+    turns ^= 1u << r.stage;
+    return shared_address(memory) + STAGED_AT + sizeof(staged) + r.stage * TERM_BYTES;
 }
 
-__device__ __forceinline__ void leave_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags, u32 stage)
+__device__ __forceinline__ void leave_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
+                                            const ring &r)
 {
     if (KEY_TERMS && has_terms(a, flags))
-        warp_arrive(&((staged *)(memory + STAGED_AT))->empty[stage]);
+        warp_arrive(&((staged *)(memory + STAGED_AT))->empty[r.stage]);
 }
 
 /* 4: the score and mask hook. row: the thread's first row of q; lined: the scores of both rows are lines; terms: those
@@ -563,9 +566,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         warp_arrive(&c.k_empty[k.stage]);
         ring_next(k);
         /* V's ring is at this tile, as K's was. */
-        u32 terms = wait_terms(a, memory, flags, v.stage, turns);
+        u32 terms = wait_terms(a, memory, flags, v, turns);
         hook(s, a, at, kv, flags, row, lines, lined, terms);
-        leave_terms(a, memory, flags, v.stage);
+        leave_terms(a, memory, flags, v);
         softmax(s, m, l, shrink, factor);
         round_p(p, s);
         wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
@@ -585,17 +588,17 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
                 accumulators_done(s);
                 accumulators_done(o);
                 warp_arrive(&c.k_empty[k.stage]);
-                terms = wait_terms(a, memory, flags, k.stage, turns);
+                terms = wait_terms(a, memory, flags, k, turns);
                 hook(s, a, at, kv, flags, row, lines, lined, terms);
-                leave_terms(a, memory, flags, k.stage);
+                leave_terms(a, memory, flags, k);
                 softmax(s, m, l, shrink, factor);
             } else {
                 wgmma_wait<1>();
                 accumulators_done(s);
                 warp_arrive(&c.k_empty[k.stage]);
-                terms = wait_terms(a, memory, DRAINS ? 0 : flags, k.stage, turns);
+                terms = wait_terms(a, memory, DRAINS ? 0 : flags, k, turns);
                 hook(s, a, at, kv, DRAINS ? 0 : flags, row, lines, lined, terms);
-                leave_terms(a, memory, DRAINS ? 0 : flags, k.stage);
+                leave_terms(a, memory, DRAINS ? 0 : flags, k);
                 softmax(s, m, l, shrink, factor);
                 stand_before_wait(l, c);
                 wgmma_wait<0>();

@@ -75,10 +75,11 @@ __device__ __forceinline__ void key_terms_store(const key_terms &k, u32 tile, in
 template <int FIRST, int COUNT> __device__ __forceinline__ void key_terms_load(int (&k)[2][COUNT], u32 tile, int column)
 {
 #pragma unroll
-    for (int i = 0; i < COUNT; i++)
-        asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];"
-                     : "=r"(k[0][i]), "=r"(k[1][i])
-                     : "r"(tile + (u32)((FIRST + i) * BLOCK_N + column) * 4));
+    for (int i = 0; i < COUNT; i++) {
+        int2 two = *(const int2 *)__cvta_shared_to_generic(tile + (u32)((FIRST + i) * BLOCK_N + column) * 4);
+        k[0][i] = two.x;
+        k[1][i] = two.y;
+    }
 }
 
 #endif
