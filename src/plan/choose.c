@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/desc.h"
 #include "base/error.h"
 
 static uint64_t workspace(const attune__search *search, const attune__found *found, uint32_t split)
