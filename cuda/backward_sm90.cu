@@ -21,6 +21,7 @@
  */
 #include "common.cuh"
 #include "hopper.cuh"
+#include "terms.cuh"
 #include "wgmma.cuh"
 
 #ifndef ATTUNE_HAVE_SCORE_NEAR
@@ -384,14 +385,53 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
 /* Stands in S for a pair that is forbidden: the score expression knows nothing of masks. */
 #define FORBIDDEN (HAVE_SCORE ? __int_as_float(0x7fc0dead) : -ATTUNE_INF)
 
+#if ATTUNE_MASK_KEYS
+/* The same of all pairs of a partial block. What keys and rows share is looked at once for each. */
+__device__ __forceinline__ void forbid_partial(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q,
+                                               int kv)
+{
+    int b = n.b + a.b0, h = n.h + a.h0, h_kv = h / a.mask_group;
+    bool ranges = ATTUNE_HAVE_MASK_RANGE && a.mask_ranges;
+    int key[2][ATTUNE_MASK_KEYS];
+    if (!ranges)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            attune_mask_keys(b, h, kv + half * 8, h_kv, a.mask_q_len, a.mask_kv_len, key[half], a.mask_symbols);
+#pragma unroll
+    for (int i = 0; i < TILE / 2; i++) {
+        int row = q + i / 2 * 8 + i % 2 + a.q0, low = 0, high = 0, terms[ATTUNE_MASK_ROWS + 1];
+#if ATTUNE_HAVE_MASK_RANGE
+        if (ranges)
+            attune_mask_range(b, h, row, h_kv, a.mask_q_len, a.mask_kv_len, &low, &high, a.mask_symbols);
+        else
+#endif
+            attune_mask_rows(b, h, row, h_kv, a.mask_q_len, a.mask_kv_len, terms, a.mask_symbols);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int at = kv + half * 8;
+            bool allowed = ranges ? at >= low && at < high
+                                  : (bool)attune_mask_of(b, h, row, at, h_kv, a.mask_q_len, a.mask_kv_len, 0.0f,
+                                                         key[half], terms, a.mask_symbols);
+            if (!allowed)
+                s[i / 2 * 4 + half * 2 + i % 2] = FORBIDDEN;
+        }
+    }
+}
+#endif
+
 __device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
 {
+#if ATTUNE_MASK_KEYS
+    if (n.flags & NOTE_PARTIAL)
+        forbid_partial(s, a, n, q, kv);
+#else
     if (n.flags & NOTE_PARTIAL) {
 #pragma unroll
         for (int i = 0; i < TILE; i++)
             if (!pair_allowed(a, n, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8))
                 s[i] = FORBIDDEN;
     }
+#endif
 #pragma unroll
     for (int i = 0; i < TILE; i++)
         if (kv + i / 2 % 2 * 8 >= a.kv_len)
@@ -412,23 +452,65 @@ __device__ __forceinline__ bool near_zero(const float (&s)[TILE], float scale)
 #endif
 }
 
+#if ATTUNE_SCORE_KEYS
+#define SCORE_OF(function) function##_of
+#define SCORE_TERMS        , key.score, line.score
+#else
+#define SCORE_OF(function) function
+#define SCORE_TERMS
+#endif
+#if ATTUNE_SLOPE_KEYS
+#define SLOPE_OF(function) function##_of
+#define SLOPE_TERMS        , key.slope, line.slope
+#else
+#define SLOPE_OF(function) function
+#define SLOPE_TERMS
+#endif
+
+/* What the pairs of a key, or of a row, share of the score and its derivative. */
+struct shared_terms {
+    int score[(ATTUNE_SCORE_KEYS > ATTUNE_SCORE_ROWS ? ATTUNE_SCORE_KEYS : ATTUNE_SCORE_ROWS) + 1];
+    int slope[(ATTUNE_SLOPE_KEYS > ATTUNE_SLOPE_ROWS ? ATTUNE_SLOPE_KEYS : ATTUNE_SLOPE_ROWS) + 1];
+};
+
+__device__ __forceinline__ void share_key(shared_terms &t, const attune_cuda_arguments &a, const note &n, int kv)
+{
+#if ATTUNE_SCORE_KEYS
+    attune_score_keys(n.b, n.h, kv, n.h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
+#endif
+#if ATTUNE_SLOPE_KEYS
+    attune_score_slope_keys(n.b, n.h, kv, n.h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
+#endif
+}
+
+__device__ __forceinline__ void share_row(shared_terms &t, const attune_cuda_arguments &a, const note &n, int q)
+{
+#if ATTUNE_SCORE_KEYS
+    attune_score_rows(n.b, n.h, q, n.h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
+#endif
+#if ATTUNE_SLOPE_KEYS
+    attune_score_slope_rows(n.b, n.h, q, n.h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
+#endif
+}
+
 /* P of one pair, and P times the score's derivative. NEAR: in the cheaper form; kv0: some key of the thread. */
 template <bool NEAR>
 __device__ __forceinline__ void pair(float s, float lse, float &p, float &slope, const attune_cuda_arguments &a,
-                                     const note &n, int q, int kv, int kv0, float factor)
+                                     const note &n, int q, int kv, int kv0, float factor, const shared_terms &key,
+                                     const shared_terms &line)
 {
 #if ATTUNE_HAVE_SCORE
     int h_kv = n.h / (a.heads / a.kv_heads);
     float raw = s * a.scale, score, by;
 #if ATTUNE_HAVE_SCORE_NEAR
     if constexpr (NEAR) {
-        score = attune_score_near(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols, kv0);
-        by = attune_score_slope_near(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols, kv0);
+        score = SCORE_OF(attune_score_near)(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw SCORE_TERMS, a.score_symbols, kv0);
+        by = SLOPE_OF(attune_score_slope_near)(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw SLOPE_TERMS, a.score_symbols, kv0);
     } else
 #endif
     {
-        score = attune_score(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
-        by = attune_score_slope(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+        score = SCORE_OF(attune_score)(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw SCORE_TERMS, a.score_symbols);
+        by = SLOPE_OF(attune_score_slope)(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw SLOPE_TERMS, a.score_symbols);
     }
     score = __float_as_uint(s) == __float_as_uint(FORBIDDEN) ? -ATTUNE_INF : score;
     p = exp2_fast(__fmaf_rn(score, factor, -lse));
@@ -444,14 +526,19 @@ __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
                                       const note &n, int q, int kv, u32 lse, float factor)
 {
     int column = (int)threadIdx.x % 4 * 2;
+    shared_terms key[2], line[2];
+    share_key(key[0], a, n, kv);
+    share_key(key[1], a, n, kv + 8);
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
         float2 l = load_two(lse + (i * 2 + column) * 4);
         float x[4];
+        share_row(line[0], a, n, q + i * 2);
+        share_row(line[1], a, n, q + i * 2 + 1);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, q + i * 2 + j % 2, kv + j / 2 * 8, kv,
-                       factor);
+                       factor, key[j / 2], line[j % 2]);
         p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
         p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
     }

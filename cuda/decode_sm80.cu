@@ -135,16 +135,16 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
         row_terms_make(rows[half], a, at[half], !w.whole);
     }
 #pragma unroll
-    for (int n = 0; n < N_TILES; n++) {
-        int key[2][KEY_TERMS];
-        key_terms_load<0>(key, terms, column + n * 8);
+    for (int n = 0; n < N_TILES; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float &x = s[0][n][i];
+            int key[KEY_TERMS];
+            key_terms_load<0>(key, terms, column + n * 8 + i % 2);
             const place &t = at[i / 2];
             int kv = w.kv + column + n * 8 + i % 2, h = t.h + a.h0;
 #if ATTUNE_SCORE_KEYS
-            x = attune_score_of(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, key[i % 2],
+            x = attune_score_of(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, key,
                                 rows[i / 2].score, a.score_symbols);
 #elif ATTUNE_HAVE_SCORE
             x = attune_score(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, a.score_symbols);
@@ -154,7 +154,7 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
 #endif
 #if ATTUNE_MASK_KEYS
             if (!w.whole && !attune_mask_of(t.b + a.b0, h, t.q + a.q0, kv, h / a.mask_group, a.mask_q_len,
-                                            a.mask_kv_len, 0.0f, key[i % 2] + ATTUNE_SCORE_KEYS, rows[i / 2].mask,
+                                            a.mask_kv_len, 0.0f, key + ATTUNE_SCORE_KEYS, rows[i / 2].mask,
                                             a.mask_symbols))
                 x = -ATTUNE_INF;
 #else
@@ -164,7 +164,6 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
             if (kv >= p.end)
                 x = -ATTUNE_INF;
         }
-    }
 }
 #endif
 

@@ -60,25 +60,24 @@ __device__ __forceinline__ void score_terms(float (&s)[ROW_TILES][N_TILES][4], c
                                             const place &p, int row, int column, const rows_terms &rows, u32 terms)
 {
 #pragma unroll
-    for (int n = 0; n < N_TILES; n++) {
-        int key[2][ATTUNE_SCORE_KEYS];
-        key_terms_load<0>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2);
+    for (int n = 0; n < N_TILES; n++)
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float &x = s[r][n][i];
+                int key[ATTUNE_SCORE_KEYS];
+                key_terms_load<0>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2 + i % 2);
                 int q = row + r * 16 + i / 2 * 8, kv = column + n * 8 + i % 2;
 #ifdef ATTUNE_SCORE_NEAR
                 if constexpr (NEAR)
-                    x = attune_score_near_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key[i % 2],
+                    x = attune_score_near_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
                                              rows[r][i / 2].score, a.score_symbols);
                 else
 #endif
-                    x = attune_score_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key[i % 2],
+                    x = attune_score_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
                                         rows[r][i / 2].score, a.score_symbols);
             }
-    }
 }
 #endif
 
@@ -88,18 +87,18 @@ __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], co
 {
     int h = p.h + a.h0;
 #pragma unroll
-    for (int n = 0; n < N_TILES; n++) {
-        int key[2][ATTUNE_MASK_KEYS];
-        key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2);
+    for (int n = 0; n < N_TILES; n++)
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
+            for (int i = 0; i < 4; i++) {
+                int key[ATTUNE_MASK_KEYS];
+                key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2 + i % 2);
                 if (!attune_mask_of(p.b + a.b0, h, row + r * 16 + i / 2 * 8 + a.q0, column + n * 8 + i % 2,
-                                    h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f, key[i % 2],
-                                    rows[r][i / 2].mask, a.mask_symbols))
+                                    h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f, key, rows[r][i / 2].mask,
+                                    a.mask_symbols))
                     s[r][n][i] = -ATTUNE_INF;
-    }
+            }
 }
 #endif
 

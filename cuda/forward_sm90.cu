@@ -198,22 +198,18 @@ __device__ __forceinline__ void score_terms(float (&s)[BLOCK_N / 2], const attun
                                             int row, int column, const row_terms (&rows)[2], u32 terms)
 {
 #pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; n++) {
-        int key[2][ATTUNE_SCORE_KEYS];
-        key_terms_load<0>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float &x = s[n * 4 + i];
-            int q = row + i / 2 * 8, kv = column + n * 8 + i % 2;
+    for (int i = 0; i < BLOCK_N / 2; i++) {
+        float &x = s[i];
+        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_SCORE_KEYS];
+        key_terms_load<0>(key, terms, (int)threadIdx.x % 4 * 2 + n);
 #if ATTUNE_HAVE_SCORE_NEAR
-            if constexpr (NEAR)
-                x = attune_score_near_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key[i % 2],
-                                         rows[i / 2].score, a.score_symbols, column);
-            else
+        if constexpr (NEAR)
+            x = attune_score_near_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
+                                     rows[half].score, a.score_symbols, column);
+        else
 #endif
-                x = attune_score_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key[i % 2],
-                                    rows[i / 2].score, a.score_symbols);
-        }
+            x = attune_score_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
+                                rows[half].score, a.score_symbols);
     }
 }
 #endif
@@ -224,14 +220,12 @@ __device__ __forceinline__ void mask_terms(float (&s)[BLOCK_N / 2], const attune
 {
     int h = p.h + a.h0;
 #pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; n++) {
-        int key[2][ATTUNE_MASK_KEYS];
-        key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (!attune_mask_of(p.b + a.b0, h, row + i / 2 * 8 + a.q0, column + n * 8 + i % 2, h / a.mask_group,
-                                a.mask_q_len, a.mask_kv_len, 0.0f, key[i % 2], rows[i / 2].mask, a.mask_symbols))
-                s[n * 4 + i] = -ATTUNE_INF;
+    for (int i = 0; i < BLOCK_N / 2; i++) {
+        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_MASK_KEYS];
+        key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
+        if (!attune_mask_of(p.b + a.b0, h, row + half * 8 + a.q0, column + n, h / a.mask_group, a.mask_q_len,
+                            a.mask_kv_len, 0.0f, key, rows[half].mask, a.mask_symbols))
+            s[i] = -ATTUNE_INF;
     }
 }
 #endif

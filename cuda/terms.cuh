@@ -16,6 +16,10 @@
 #define ATTUNE_MASK_KEYS 0
 #define ATTUNE_MASK_ROWS 0
 #endif
+#ifndef ATTUNE_SLOPE_KEYS
+#define ATTUNE_SLOPE_KEYS 0 /* in backward kernels alone */
+#define ATTUNE_SLOPE_ROWS 0
+#endif
 #define ATTUNE_KEY_TERMS (ATTUNE_SCORE_KEYS + ATTUNE_MASK_KEYS)
 
 constexpr int KEY_TERMS = ATTUNE_KEY_TERMS;
@@ -24,7 +28,7 @@ constexpr u32 TERM_BYTES = KEY_TERMS * BLOCK_N * 4; /* of a tile of keys */
 #if ATTUNE_KEY_TERMS
 
 struct row_terms {
-    int score[ATTUNE_SCORE_ROWS + 1], mask[ATTUNE_MASK_ROWS + 1];
+    int score[ATTUNE_SCORE_ROWS + 1], mask[ATTUNE_MASK_ROWS + 1], slope[ATTUNE_SLOPE_ROWS + 1];
 };
 
 /* p.q: the row. */
@@ -71,15 +75,12 @@ __device__ __forceinline__ void key_terms_store(const key_terms &k, u32 tile, in
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + (u32)(i * BLOCK_N + column) * 4), "r"(k.word[i]) : "memory");
 }
 
-/* COUNT terms, from FIRST on, of two keys; column is even. */
-template <int FIRST, int COUNT> __device__ __forceinline__ void key_terms_load(int (&k)[2][COUNT], u32 tile, int column)
+/* COUNT terms, from FIRST on, of a key. */
+template <int FIRST, int COUNT> __device__ __forceinline__ void key_terms_load(int (&k)[COUNT], u32 tile, int column)
 {
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        int2 two = *(const int2 *)__cvta_shared_to_generic(tile + (u32)((FIRST + i) * BLOCK_N + column) * 4);
-        k[0][i] = two.x;
-        k[1][i] = two.y;
-    }
+    for (int i = 0; i < COUNT; i++)
+        k[i] = *(const int *)__cvta_shared_to_generic(tile + (u32)((FIRST + i) * BLOCK_N + column) * 4);
 }
 
 #endif

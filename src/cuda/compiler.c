@@ -218,7 +218,7 @@ typedef struct mods {
     bool line; /* it is a line in the product and in kv */
     bool cap;  /* it is outer * tanh(inner * score) */
     float inner, outer;
-    attune__terms score, mask;
+    attune__terms score, mask, slope;
 } mods;
 
 static mods recognise(const attune__program_desc *desc)
@@ -226,12 +226,12 @@ static mods recognise(const attune__program_desc *desc)
     mods m = {0};
     attune__text nowhere = attune__text_begin(NULL, 0);
     m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
-    if (desc->choice->direction == ATTUNE_FORWARD) {
-        /* A tile of decode has the rows of several heads. */
-        const uint16_t without = desc->choice->decode ? 1u << ATTUNE__VAR_H : 0;
-        m.score = attune__score_terms(desc->score, without);
-        m.mask = attune__mask_terms(desc->mask, without);
-    }
+    /* A tile of decode has the rows of several heads. */
+    const uint16_t without = desc->choice->decode ? 1u << ATTUNE__VAR_H : 0;
+    m.score = attune__score_terms(desc->score, without);
+    m.mask = attune__mask_terms(desc->mask, without);
+    if (desc->gradient)
+        m.slope = attune__expr_terms(desc->gradient->expr, &desc->gradient->score, 1, without);
     if (!desc->score)
         return m;
     const bool exact = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS;
@@ -247,15 +247,15 @@ static mods recognise(const attune__program_desc *desc)
     return m;
 }
 
-static void add_terms(const attune_expr *expr, const char *name, const char *macro, const attune__terms *terms,
-                      attune__text *text)
+static void add_terms(const attune_expr *expr, uint32_t root, const char *name, const char *macro,
+                      const attune__terms *terms, attune__text *text)
 {
     char of[32];
     if (!terms->key_count)
         return;
     snprintf(of, sizeof of, "%s_of", name);
     attune__ctext_terms(expr, name, terms, text);
-    attune__ctext_of_terms(expr, expr->node_count - 1, of, terms, text);
+    attune__ctext_of_terms(expr, root, of, terms, text);
     attune__text_add(text, "#define ATTUNE_%s_KEYS %u\n#define ATTUNE_%s_ROWS %u\n", macro, terms->key_count, macro,
                      terms->row_count);
 }
@@ -269,10 +269,14 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
     if (desc->score)
         ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
-    add_terms(desc->mask, "attune_mask", "MASK", &m->mask, text);
-    add_terms(desc->score, "attune_score", "SCORE", &m->score, text);
-    if (desc->gradient)
+    if (desc->mask)
+        add_terms(desc->mask, desc->mask->node_count - 1, "attune_mask", "MASK", &m->mask, text);
+    if (desc->score)
+        add_terms(desc->score, desc->score->node_count - 1, "attune_score", "SCORE", &m->score, text);
+    if (desc->gradient) {
         attune__ctext_gradient(desc->gradient, text);
+        add_terms(desc->gradient->expr, desc->gradient->score, "attune_score_slope", "SLOPE", &m->slope, text);
+    }
     char literal[ATTUNE__FLOAT_TEXT];
     if (m->line) {
         attune__ctext_line(desc->score, "attune_score_line", text);
@@ -291,6 +295,8 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
             attune__ctext_near(desc->score, "attune_score_near_of", &m->score, text, &limit);
         if (desc->gradient)
             attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", NULL, text, &limit);
+        if (m->slope.key_count)
+            attune__ctext_near_slope(desc->gradient, "attune_score_slope_near_of", &m->slope, text, &limit);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
         if (isfinite(m->limit)) {
             attune__float_text(m->limit, literal);
