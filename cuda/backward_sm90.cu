@@ -452,52 +452,11 @@ __device__ __forceinline__ bool near_zero(const float (&s)[TILE], float scale)
 #endif
 }
 
-#if ATTUNE_SCORE_KEYS
-#define SCORE_OF(function) function##_of
-#define SCORE_TERMS        , key.score, line.score
-#else
-#define SCORE_OF(function) function
-#define SCORE_TERMS
-#endif
-#if ATTUNE_SLOPE_KEYS
-#define SLOPE_OF(function) function##_of
-#define SLOPE_TERMS        , key.slope, line.slope
-#else
-#define SLOPE_OF(function) function
-#define SLOPE_TERMS
-#endif
-
-/* What the pairs of a key, or of a row, share of the score and its derivative. */
-struct shared_terms {
-    int score[(ATTUNE_SCORE_KEYS > ATTUNE_SCORE_ROWS ? ATTUNE_SCORE_KEYS : ATTUNE_SCORE_ROWS) + 1];
-    int slope[(ATTUNE_SLOPE_KEYS > ATTUNE_SLOPE_ROWS ? ATTUNE_SLOPE_KEYS : ATTUNE_SLOPE_ROWS) + 1];
-};
-
-__device__ __forceinline__ void share_key(shared_terms &t, const attune_cuda_arguments &a, const note &n, int kv)
-{
-#if ATTUNE_SCORE_KEYS
-    attune_score_keys(n.b, n.h, kv, n.h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
-#endif
-#if ATTUNE_SLOPE_KEYS
-    attune_score_slope_keys(n.b, n.h, kv, n.h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
-#endif
-}
-
-__device__ __forceinline__ void share_row(shared_terms &t, const attune_cuda_arguments &a, const note &n, int q)
-{
-#if ATTUNE_SCORE_KEYS
-    attune_score_rows(n.b, n.h, q, n.h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
-#endif
-#if ATTUNE_SLOPE_KEYS
-    attune_score_slope_rows(n.b, n.h, q, n.h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
-#endif
-}
-
 /* P of one pair, and P times the score's derivative. NEAR: in the cheaper form; kv0: some key of the thread. */
 template <bool NEAR>
 __device__ __forceinline__ void pair(float s, float lse, float &p, float &slope, const attune_cuda_arguments &a,
                                      const note &n, int q, int kv, int kv0, float factor, const shared_terms &key,
-                                     const shared_terms &line)
+                                     const shared_terms &row)
 {
 #if ATTUNE_HAVE_SCORE
     int h_kv = n.h / (a.heads / a.kv_heads);
@@ -526,19 +485,19 @@ __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
                                       const note &n, int q, int kv, u32 lse, float factor)
 {
     int column = (int)threadIdx.x % 4 * 2;
-    shared_terms key[2], line[2];
-    share_key(key[0], a, n, kv);
-    share_key(key[1], a, n, kv + 8);
+    shared_terms key[2], row[2];
+    share_key(key[0], a, n.b, n.h, kv);
+    share_key(key[1], a, n.b, n.h, kv + 8);
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
         float2 l = load_two(lse + (i * 2 + column) * 4);
         float x[4];
-        share_row(line[0], a, n, q + i * 2);
-        share_row(line[1], a, n, q + i * 2 + 1);
+        share_row(row[0], a, n.b, n.h, q + i * 2);
+        share_row(row[1], a, n.b, n.h, q + i * 2 + 1);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, q + i * 2 + j % 2, kv + j / 2 * 8, kv,
-                       factor, key[j / 2], line[j % 2]);
+                       factor, key[j / 2], row[j % 2]);
         p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
         p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
     }

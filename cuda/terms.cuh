@@ -116,4 +116,48 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
 #endif
 }
 
+/* ---------------------------------------------------------------------------------------------------------- backward
+ */
+
+#if ATTUNE_SCORE_KEYS
+#define SCORE_OF(function) function##_of
+#define SCORE_TERMS        , key.score, row.score
+#else
+#define SCORE_OF(function) function
+#define SCORE_TERMS
+#endif
+#if ATTUNE_SLOPE_KEYS
+#define SLOPE_OF(function) function##_of
+#define SLOPE_TERMS        , key.slope, row.slope
+#else
+#define SLOPE_OF(function) function
+#define SLOPE_TERMS
+#endif
+
+/* What the pairs of a key, or of a row, share of the score and its derivative. */
+struct shared_terms {
+    int score[(ATTUNE_SCORE_KEYS > ATTUNE_SCORE_ROWS ? ATTUNE_SCORE_KEYS : ATTUNE_SCORE_ROWS) + 1];
+    int slope[(ATTUNE_SLOPE_KEYS > ATTUNE_SLOPE_ROWS ? ATTUNE_SLOPE_KEYS : ATTUNE_SLOPE_ROWS) + 1];
+};
+
+__device__ __forceinline__ void share_key(shared_terms &t, const attune_cuda_arguments &a, int b, int h, int kv)
+{
+#if ATTUNE_SCORE_KEYS
+    attune_score_keys(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
+#endif
+#if ATTUNE_SLOPE_KEYS
+    attune_score_slope_keys(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
+#endif
+}
+
+__device__ __forceinline__ void share_row(shared_terms &t, const attune_cuda_arguments &a, int b, int h, int q)
+{
+#if ATTUNE_SCORE_KEYS
+    attune_score_rows(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
+#endif
+#if ATTUNE_SLOPE_KEYS
+    attune_score_slope_rows(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
+#endif
+}
+
 #endif

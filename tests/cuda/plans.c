@@ -48,12 +48,9 @@ static const char *const all_scores[] = {
     "score * heat[h] + bias[kv - q + 4096] + 0.5 * columns[kv] * rows[b, q]",
 };
 static const attune_symbol all_symbols[] = {
-    {"heat", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
-    {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BF16, 1},
-    {"columns", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 1},
-    {"rows", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
-    {"pad", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BOOL, 2},
-    {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
+    {"heat", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},    {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BF16, 1},
+    {"columns", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 1}, {"rows", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
+    {"pad", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BOOL, 2},    {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
 };
 
 typedef struct forced {
@@ -106,8 +103,7 @@ static void open_workbench(workbench *w)
     for (size_t i = 1; i < COUNT(all_masks); i++)
         cr_assert_eq(attune_expr_create(w->instance, ATTUNE_EXPR_MASK, all_masks[i], all_symbols, COUNT(all_symbols),
                                         &w->masks[i]),
-                     ATTUNE_OK,
-                     "%s", attune_last_error());
+                     ATTUNE_OK, "%s", attune_last_error());
     for (size_t i = 1; i < COUNT(all_scores); i++)
         cr_assert_eq(attune_expr_create(w->instance, ATTUNE_EXPR_SCORE, all_scores[i], all_symbols, COUNT(all_symbols),
                                         &w->scores[i]),

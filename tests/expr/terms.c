@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Terms of keys and rows: which nodes they are, and that they and the rest, as C text compiled by the system's compiler,
- * are the expression: bit for bit. */
+/* Terms of keys and rows: which nodes they are, and that they and the rest, as C text compiled by the system's
+ * compiler, are the expression: bit for bit. */
 #include "expr/common.h"
 
 #include <stdio.h>
@@ -127,31 +127,31 @@ Test(terms, agree_with_the_interpreter)
 Test(terms, are_as_large_as_can_be)
 {
     static const attune_symbol symbols[] = {
-        {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1}, {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
-        {"pad", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BOOL, 2}, {"of", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
+        {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},   {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
+        {"pad", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BOOL, 2},   {"of", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
         {"heat", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F32, 0},
     };
     static const struct {
-        attune_expr_kind kind;
         const char *text;
+        attune_expr_kind kind;
         uint32_t keys, rows, keys_of_heads;
     } cases[] = {
-        {ATTUNE_EXPR_SCORE, "score + bias[kv]", 1, 0, 1},
-        {ATTUNE_EXPR_SCORE, "score + bias[q] + bias[kv]", 1, 1, 1},
-        {ATTUNE_EXPR_SCORE, "score + bias[doc[kv]] * heat", 1, 0, 1},
-        {ATTUNE_EXPR_SCORE, "score + exp(bias[kv] * kv) / bias[b]", 1, 0, 1},
-        {ATTUNE_EXPR_SCORE, "score + bias[kv] * bias[h]", 1, 0, 1},
-        {ATTUNE_EXPR_SCORE, "score + of[h, kv]", 1, 0, 0},
-        {ATTUNE_EXPR_SCORE, "score + bias[q - kv]", 0, 0, 0},
-        {ATTUNE_EXPR_SCORE, "score + of[doc[q], doc[kv]]", 1, 1, 1},
-        {ATTUNE_EXPR_SCORE, "score + bias[h] * (kv - q)", 0, 0, 0},
-        {ATTUNE_EXPR_SCORE, "tanh(score) * kv", 0, 0, 0},
-        {ATTUNE_EXPR_MASK, "pad[b, kv]", 1, 0, 1},
-        {ATTUNE_EXPR_MASK, "pad[b, kv] && doc[kv] > 3 && q >= kv", 1, 0, 1},
-        {ATTUNE_EXPR_MASK, "doc[q] == doc[kv]", 1, 1, 1},
-        {ATTUNE_EXPR_MASK, "pad[h, kv] || kv > q", 1, 0, 0},
-        {ATTUNE_EXPR_SCORE, "(((score + bias[kv]) * bias[kv + 1] + bias[kv + 2]) * bias[kv + 3] + bias[kv + 4]) / bias[q]",
-         4, 1, 4},
+        {"score + bias[kv]", ATTUNE_EXPR_SCORE, 1, 0, 1},
+        {"score + bias[q] + bias[kv]", ATTUNE_EXPR_SCORE, 1, 1, 1},
+        {"score + bias[doc[kv]] * heat", ATTUNE_EXPR_SCORE, 1, 0, 1},
+        {"score + exp(bias[kv] * kv) / bias[b]", ATTUNE_EXPR_SCORE, 1, 0, 1},
+        {"score + bias[kv] * bias[h]", ATTUNE_EXPR_SCORE, 1, 0, 1},
+        {"score + of[h, kv]", ATTUNE_EXPR_SCORE, 1, 0, 0},
+        {"score + bias[q - kv]", ATTUNE_EXPR_SCORE, 0, 0, 0},
+        {"score + of[doc[q], doc[kv]]", ATTUNE_EXPR_SCORE, 1, 1, 1},
+        {"score + bias[h] * (kv - q)", ATTUNE_EXPR_SCORE, 0, 0, 0},
+        {"tanh(score) * kv", ATTUNE_EXPR_SCORE, 0, 0, 0},
+        {"pad[b, kv]", ATTUNE_EXPR_MASK, 1, 0, 1},
+        {"pad[b, kv] && doc[kv] > 3 && q >= kv", ATTUNE_EXPR_MASK, 1, 0, 1},
+        {"doc[q] == doc[kv]", ATTUNE_EXPR_MASK, 1, 1, 1},
+        {"pad[h, kv] || kv > q", ATTUNE_EXPR_MASK, 1, 0, 0},
+        {"(((score + bias[kv]) * bias[kv + 1] + bias[kv + 2]) * bias[kv + 3] + bias[kv + 4]) / bias[q]",
+         ATTUNE_EXPR_SCORE, 4, 1, 4},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         attune_expr *expr = parse_with(cases[i].kind, cases[i].text, symbols, 5);

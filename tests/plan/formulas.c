@@ -113,7 +113,8 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
     attune_dtype dtype = problem->dtype ? problem->dtype : ATTUNE_F32;
     const uint16_t apart = c->decode ? 1u << ATTUNE__VAR_H : 0;
     const numbers x = {
-        .words = attune__score_terms(problem->score, apart).key_count + attune__mask_terms(problem->mask, apart).key_count,
+        .words =
+            attune__score_terms(problem->score, apart).key_count + attune__mask_terms(problem->mask, apart).key_count,
         .m = c->block_m,
         .n = c->block_n,
         .m1 = c->block_m1,
