@@ -385,36 +385,67 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
 /* Stands in S for a pair that is forbidden: the score expression knows nothing of masks. */
 #define FORBIDDEN (HAVE_SCORE ? __int_as_float(0x7fc0dead) : -ATTUNE_INF)
 
-#if ATTUNE_MASK_KEYS
-/* The same of all pairs of a partial block. What keys and rows share is looked at once for each. */
-__device__ __forceinline__ void forbid_partial(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q,
-                                               int kv)
+/* The rows of a tile are a warp's columns: each lane makes what two of each 64 rows share, and gives it to the others. */
+constexpr int ROW_SETS = SHARE > 64 ? SHARE / 64 : 1;
+
+/* q: the lane's first column. */
+__device__ __forceinline__ int own_row(int q, int set)
 {
-    int b = n.b + a.b0, h = n.h + a.h0, h_kv = h / a.mask_group;
-    bool ranges = ATTUNE_HAVE_MASK_RANGE && a.mask_ranges;
-    int key[2][ATTUNE_MASK_KEYS];
-    if (!ranges)
+    return q + (set * 8 + (int)threadIdx.x % 32 / 4) * 8;
+}
+
+/* A word of the row that is column n * 8 of the lane. */
+__device__ __forceinline__ int of_row(int mine, int n)
+{
+    return __shfl_sync(0xffffffffu, mine, n % 8 * 4 + (int)threadIdx.x % 4);
+}
+
+#if ATTUNE_MASK_KEYS
+/* The same of all pairs of a partial block: of their rows' ranges, */
+__device__ __forceinline__ void forbid_ranges(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q,
+                                              int kv)
+{
+#if ATTUNE_HAVE_MASK_RANGE
+    int b = n.b + a.b0, h = n.h + a.h0, low[ROW_SETS][2], high[ROW_SETS][2];
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            attune_mask_keys(b, h, kv + half * 8, h_kv, a.mask_q_len, a.mask_kv_len, key[half], a.mask_symbols);
+    for (int i = 0; i < ROW_SETS * 2; i++)
+        attune_mask_range(b, h, own_row(q, i / 2) + i % 2 + a.q0, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
+                          &low[i / 2][i % 2], &high[i / 2][i % 2], a.mask_symbols);
 #pragma unroll
     for (int i = 0; i < TILE / 2; i++) {
-        int row = q + i / 2 * 8 + i % 2 + a.q0, low = 0, high = 0, terms[ATTUNE_MASK_ROWS + 1];
-#if ATTUNE_HAVE_MASK_RANGE
-        if (ranges)
-            attune_mask_range(b, h, row, h_kv, a.mask_q_len, a.mask_kv_len, &low, &high, a.mask_symbols);
-        else
-#endif
-            attune_mask_rows(b, h, row, h_kv, a.mask_q_len, a.mask_kv_len, terms, a.mask_symbols);
+        int from = of_row(low[i / 16][i % 2], i / 2) - kv, to = of_row(high[i / 16][i % 2], i / 2) - kv;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            int at = kv + half * 8;
-            bool allowed = ranges ? at >= low && at < high
-                                  : (bool)attune_mask_of(b, h, row, at, h_kv, a.mask_q_len, a.mask_kv_len, 0.0f,
-                                                         key[half], terms, a.mask_symbols);
-            if (!allowed)
+        for (int half = 0; half < 2; half++)
+            if (half * 8 < from || half * 8 >= to)
                 s[i / 2 * 4 + half * 2 + i % 2] = FORBIDDEN;
-        }
+    }
+#endif
+}
+
+/* or of what keys and rows share. */
+__device__ __forceinline__ void forbid_terms(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q,
+                                             int kv)
+{
+    int b = n.b + a.b0, h = n.h + a.h0, h_kv = h / a.mask_group;
+    int key[2][ATTUNE_MASK_KEYS], mine[ROW_SETS][2][ATTUNE_MASK_ROWS + 1];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        attune_mask_keys(b, h, kv + half * 8, h_kv, a.mask_q_len, a.mask_kv_len, key[half], a.mask_symbols);
+#pragma unroll
+    for (int i = 0; i < ROW_SETS * 2; i++)
+        attune_mask_rows(b, h, own_row(q, i / 2) + i % 2 + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, mine[i / 2][i % 2],
+                         a.mask_symbols);
+#pragma unroll
+    for (int i = 0; i < TILE / 2; i++) {
+        int words[ATTUNE_MASK_ROWS + 1];
+#pragma unroll
+        for (int j = 0; j < ATTUNE_MASK_ROWS; j++)
+            words[j] = of_row(mine[i / 16][i % 2][j], i / 2);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (!attune_mask_of(b, h, q + i / 2 * 8 + i % 2 + a.q0, kv + half * 8, h_kv, a.mask_q_len, a.mask_kv_len,
+                                0.0f, key[half], words, a.mask_symbols))
+                s[i / 2 * 4 + half * 2 + i % 2] = FORBIDDEN;
     }
 }
 #endif
@@ -422,8 +453,10 @@ __device__ __forceinline__ void forbid_partial(float (&s)[TILE], const attune_cu
 __device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
 {
 #if ATTUNE_MASK_KEYS
-    if (n.flags & NOTE_PARTIAL)
-        forbid_partial(s, a, n, q, kv);
+    if (n.flags & NOTE_PARTIAL && ATTUNE_HAVE_MASK_RANGE && a.mask_ranges)
+        forbid_ranges(s, a, n, q, kv);
+    else if (n.flags & NOTE_PARTIAL)
+        forbid_terms(s, a, n, q, kv);
 #else
     if (n.flags & NOTE_PARTIAL) {
 #pragma unroll
@@ -485,15 +518,28 @@ __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
                                       const note &n, int q, int kv, u32 lse, float factor)
 {
     int column = (int)threadIdx.x % 4 * 2;
-    shared_terms key[2], row[2];
+    shared_terms key[2], mine[ROW_SETS][2];
     share_key(key[0], a, n.b, n.h, kv);
     share_key(key[1], a, n.b, n.h, kv + 8);
+#pragma unroll
+    for (int set = 0; set < ROW_SETS; set++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            share_row(mine[set][j], a, n.b, n.h, own_row(q, set) + j);
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
         float2 l = load_two(lse + (i * 2 + column) * 4);
         float x[4];
-        share_row(row[0], a, n.b, n.h, q + i * 2);
-        share_row(row[1], a, n.b, n.h, q + i * 2 + 1);
+        shared_terms row[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+#pragma unroll
+            for (int w = 0; w < ATTUNE_SCORE_ROWS; w++)
+                row[j].score[w] = of_row(mine[i / 32][j].score[w], i / 4);
+#pragma unroll
+            for (int w = 0; w < ATTUNE_SLOPE_ROWS; w++)
+                row[j].slope[w] = of_row(mine[i / 32][j].slope[w], i / 4);
+        }
 #pragma unroll
         for (int j = 0; j < 4; j++)
             pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, q + i * 2 + j % 2, kv + j / 2 * 8, kv,
