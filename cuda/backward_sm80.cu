@@ -167,6 +167,7 @@ __device__ __forceinline__ void forbid(forbidden &f, scores &s, int r, int n, in
         s[r][n][i] = -ATTUNE_INF;
 }
 
+constexpr int COLUMN_SETS = (N_TILES + 7) / 8;
 constexpr int MASK_WORDS = (ATTUNE_MASK_KEYS > ATTUNE_MASK_ROWS ? ATTUNE_MASK_KEYS : ATTUNE_MASK_ROWS) + 1;
 
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
@@ -221,16 +222,23 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
         else
             attune_mask_rows(b, h, query_of(p, i / 2, 0, i % 2 * 2) + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, own[i],
                              a.mask_symbols);
+    int mine[COLUMN_SETS][2][MASK_WORDS];
+#pragma unroll
+    for (int i = 0; i < COLUMN_SETS * 2; i++) {
+        int at = column_of_lane(p.column, i / 2) + i % 2, *words = mine[i / 2][i % 2];
+        if constexpr (OWN_KEYS)
+            attune_mask_rows(b, h, at + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
+        else
+            attune_mask_keys(b, h, at, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
+    }
 #pragma unroll
     for (int n = 0; n < N_TILES; n++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             int column[MASK_WORDS];
-            if constexpr (OWN_KEYS)
-                attune_mask_rows(b, h, query_of(p, 0, n, j) + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, column,
-                                 a.mask_symbols);
-            else
-                attune_mask_keys(b, h, key_of(p, 0, n, j), h_kv, a.mask_q_len, a.mask_kv_len, column, a.mask_symbols);
+#pragma unroll
+            for (int w = 0; w < (OWN_KEYS ? ATTUNE_MASK_ROWS : ATTUNE_MASK_KEYS); w++)
+                column[w] = word_of_column(mine[n / 8][j][w], n);
 #pragma unroll
             for (int i = 0; i < ROW_TILES * 2; i++) {
                 int r = i / 2, at = i % 2 * 2 + j;
@@ -355,14 +363,14 @@ __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, con
     }
 }
 
-/* What a pair's key, or its row, shares with others. */
+/* What a key, or a row, shares. */
 template <bool KEY>
-__device__ __forceinline__ void share(shared_terms &t, const attune_cuda_arguments &a, const spot &p, int r, int n, int i)
+__device__ __forceinline__ void share(shared_terms &t, const attune_cuda_arguments &a, const spot &p, int kv, int q)
 {
     if constexpr (KEY)
-        share_key(t, a, p.b, p.h, key_of(p, r, n, i));
+        share_key(t, a, p.b, p.h, kv);
     else
-        share_row(t, a, p.b, p.h, query_of(p, r, n, i));
+        share_row(t, a, p.b, p.h, q);
 }
 
 /* lse and delta: of the thread's own rows. With keys of its own those of the columns stand at `data`. */
@@ -375,13 +383,26 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
     shared_terms own[ROW_TILES * 2];
 #pragma unroll
     for (int i = 0; i < ROW_TILES * 2; i++)
-        share<OWN_KEYS>(own[i], a, p, i / 2, 0, i % 2 * 2);
+        share<OWN_KEYS>(own[i], a, p, key_of(p, i / 2, 0, i % 2 * 2), query_of(p, i / 2, 0, i % 2 * 2));
+    shared_terms mine[COLUMN_SETS][2];
+#pragma unroll
+    for (int i = 0; i < COLUMN_SETS * 2; i++) {
+        int at = column_of_lane(p.column, i / 2) + i % 2;
+        share<!OWN_KEYS>(mine[i / 2][i % 2], a, p, at, at);
+    }
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
         float column[4];
         shared_terms others[2];
-        share<!OWN_KEYS>(others[0], a, p, 0, n, 0);
-        share<!OWN_KEYS>(others[1], a, p, 0, n, 1);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+#pragma unroll
+            for (int w = 0; w < (OWN_KEYS ? ATTUNE_SCORE_ROWS : ATTUNE_SCORE_KEYS); w++)
+                others[j].score[w] = word_of_column(mine[n / 8][j].score[w], n);
+#pragma unroll
+            for (int w = 0; w < (OWN_KEYS ? ATTUNE_SLOPE_ROWS : ATTUNE_SLOPE_KEYS); w++)
+                others[j].slope[w] = word_of_column(mine[n / 8][j].slope[w], n);
+        }
         if constexpr (OWN_KEYS) {
             asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
                          : "=f"(column[0]), "=f"(column[1])

@@ -385,20 +385,7 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
 /* Stands in S for a pair that is forbidden: the score expression knows nothing of masks. */
 #define FORBIDDEN (HAVE_SCORE ? __int_as_float(0x7fc0dead) : -ATTUNE_INF)
 
-/* The rows of a tile are a warp's columns: each lane makes what two of each 64 rows share, and gives it to the others. */
-constexpr int ROW_SETS = SHARE > 64 ? SHARE / 64 : 1;
-
-/* q: the lane's first column. */
-__device__ __forceinline__ int own_row(int q, int set)
-{
-    return q + (set * 8 + (int)threadIdx.x % 32 / 4) * 8;
-}
-
-/* A word of the row that is column n * 8 of the lane. */
-__device__ __forceinline__ int of_row(int mine, int n)
-{
-    return __shfl_sync(0xffffffffu, mine, n % 8 * 4 + (int)threadIdx.x % 4);
-}
+constexpr int ROW_SETS = SHARE > 64 ? SHARE / 64 : 1; /* of columns that a warp's lanes share */
 
 #if ATTUNE_MASK_KEYS
 /* The same of all pairs of a partial block: of their rows' ranges, */
@@ -409,11 +396,11 @@ __device__ __forceinline__ void forbid_ranges(float (&s)[TILE], const attune_cud
     int b = n.b + a.b0, h = n.h + a.h0, low[ROW_SETS][2], high[ROW_SETS][2];
 #pragma unroll
     for (int i = 0; i < ROW_SETS * 2; i++)
-        attune_mask_range(b, h, own_row(q, i / 2) + i % 2 + a.q0, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
+        attune_mask_range(b, h, column_of_lane(q, i / 2) + i % 2 + a.q0, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
                           &low[i / 2][i % 2], &high[i / 2][i % 2], a.mask_symbols);
 #pragma unroll
     for (int i = 0; i < TILE / 2; i++) {
-        int from = of_row(low[i / 16][i % 2], i / 2) - kv, to = of_row(high[i / 16][i % 2], i / 2) - kv;
+        int from = word_of_column(low[i / 16][i % 2], i / 2) - kv, to = word_of_column(high[i / 16][i % 2], i / 2) - kv;
 #pragma unroll
         for (int half = 0; half < 2; half++)
             if (half * 8 < from || half * 8 >= to)
@@ -433,14 +420,14 @@ __device__ __forceinline__ void forbid_terms(float (&s)[TILE], const attune_cuda
         attune_mask_keys(b, h, kv + half * 8, h_kv, a.mask_q_len, a.mask_kv_len, key[half], a.mask_symbols);
 #pragma unroll
     for (int i = 0; i < ROW_SETS * 2; i++)
-        attune_mask_rows(b, h, own_row(q, i / 2) + i % 2 + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, mine[i / 2][i % 2],
+        attune_mask_rows(b, h, column_of_lane(q, i / 2) + i % 2 + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, mine[i / 2][i % 2],
                          a.mask_symbols);
 #pragma unroll
     for (int i = 0; i < TILE / 2; i++) {
         int words[ATTUNE_MASK_ROWS + 1];
 #pragma unroll
         for (int j = 0; j < ATTUNE_MASK_ROWS; j++)
-            words[j] = of_row(mine[i / 16][i % 2][j], i / 2);
+            words[j] = word_of_column(mine[i / 16][i % 2][j], i / 2);
 #pragma unroll
         for (int half = 0; half < 2; half++)
             if (!attune_mask_of(b, h, q + i / 2 * 8 + i % 2 + a.q0, kv + half * 8, h_kv, a.mask_q_len, a.mask_kv_len,
@@ -525,7 +512,7 @@ __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
     for (int set = 0; set < ROW_SETS; set++)
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            share_row(mine[set][j], a, n.b, n.h, own_row(q, set) + j);
+            share_row(mine[set][j], a, n.b, n.h, column_of_lane(q, set) + j);
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
         float2 l = load_two(lse + (i * 2 + column) * 4);
@@ -535,10 +522,10 @@ __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
         for (int j = 0; j < 2; j++) {
 #pragma unroll
             for (int w = 0; w < ATTUNE_SCORE_ROWS; w++)
-                row[j].score[w] = of_row(mine[i / 32][j].score[w], i / 4);
+                row[j].score[w] = word_of_column(mine[i / 32][j].score[w], i / 4);
 #pragma unroll
             for (int w = 0; w < ATTUNE_SLOPE_ROWS; w++)
-                row[j].slope[w] = of_row(mine[i / 32][j].slope[w], i / 4);
+                row[j].slope[w] = word_of_column(mine[i / 32][j].slope[w], i / 4);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++)

@@ -160,4 +160,19 @@ __device__ __forceinline__ void share_row(shared_terms &t, const attune_cuda_arg
 #endif
 }
 
+/*
+ * A tile's columns in a warp: each lane makes the words of two of each 64, columns column_of_lane and the next, and gives
+ * them to the others. first: the lane's first column.
+ */
+__device__ __forceinline__ int column_of_lane(int first, int set)
+{
+    return first + (set * 8 + (int)threadIdx.x % 32 / 4) * 8;
+}
+
+/* A word of the column that is n * 8 behind the lane's first. */
+__device__ __forceinline__ int word_of_column(int mine, int n)
+{
+    return __shfl_sync(0xffffffffu, mine, n % 8 * 4 + (int)threadIdx.x % 4);
+}
+
 #endif
