@@ -217,19 +217,19 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
 #pragma unroll
     for (int i = 0; i < ROW_TILES * 2; i++)
         if constexpr (OWN_KEYS)
-            attune_mask_keys(b, h, key_of(p, i / 2, 0, i % 2 * 2), h_kv, a.mask_q_len, a.mask_kv_len, own[i],
+            attune_mask_key_terms(b, h, key_of(p, i / 2, 0, i % 2 * 2), h_kv, a.mask_q_len, a.mask_kv_len, own[i],
                              a.mask_symbols);
         else
-            attune_mask_rows(b, h, query_of(p, i / 2, 0, i % 2 * 2) + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, own[i],
+            attune_mask_row_terms(b, h, query_of(p, i / 2, 0, i % 2 * 2) + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, own[i],
                              a.mask_symbols);
     int mine[COLUMN_SETS][2][MASK_WORDS];
 #pragma unroll
     for (int i = 0; i < COLUMN_SETS * 2; i++) {
         int at = column_of_lane(p.column, i / 2) + i % 2, *words = mine[i / 2][i % 2];
         if constexpr (OWN_KEYS)
-            attune_mask_rows(b, h, at + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
+            attune_mask_row_terms(b, h, at + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
         else
-            attune_mask_keys(b, h, at, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
+            attune_mask_key_terms(b, h, at, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
     }
 #pragma unroll
     for (int n = 0; n < N_TILES; n++)

@@ -36,11 +36,11 @@ __device__ __forceinline__ void row_terms_make(row_terms &r, const attune_cuda_a
                                                bool masked)
 {
 #if ATTUNE_SCORE_KEYS
-    attune_score_rows(p.b, p.h, p.q, p.h_kv, a.q_len, a.kv_len, r.score, a.score_symbols);
+    attune_score_row_terms(p.b, p.h, p.q, p.h_kv, a.q_len, a.kv_len, r.score, a.score_symbols);
 #endif
 #if ATTUNE_MASK_KEYS
     if (masked)
-        attune_mask_rows(p.b + a.b0, p.h + a.h0, p.q + a.q0, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
+        attune_mask_row_terms(p.b + a.b0, p.h + a.h0, p.q + a.q0, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
                          r.mask, a.mask_symbols);
 #endif
 }
@@ -54,11 +54,11 @@ __device__ __forceinline__ void key_terms_make(key_terms &k, const attune_cuda_a
                                                bool masked)
 {
 #if ATTUNE_SCORE_KEYS
-    attune_score_keys(p.b, p.h, kv, p.h_kv, a.q_len, a.kv_len, k.word, a.score_symbols);
+    attune_score_key_terms(p.b, p.h, kv, p.h_kv, a.q_len, a.kv_len, k.word, a.score_symbols);
 #endif
 #if ATTUNE_MASK_KEYS
     if (masked)
-        attune_mask_keys(p.b + a.b0, p.h + a.h0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
+        attune_mask_key_terms(p.b + a.b0, p.h + a.h0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
                          k.word + ATTUNE_SCORE_KEYS, a.mask_symbols);
     else
 #pragma unroll
@@ -143,20 +143,20 @@ struct shared_terms {
 __device__ __forceinline__ void share_key(shared_terms &t, const attune_cuda_arguments &a, int b, int h, int kv)
 {
 #if ATTUNE_SCORE_KEYS
-    attune_score_keys(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
+    attune_score_key_terms(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
 #endif
 #if ATTUNE_SLOPE_KEYS
-    attune_score_slope_keys(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
+    attune_score_slope_key_terms(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
 #endif
 }
 
 __device__ __forceinline__ void share_row(shared_terms &t, const attune_cuda_arguments &a, int b, int h, int q)
 {
 #if ATTUNE_SCORE_KEYS
-    attune_score_rows(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
+    attune_score_row_terms(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
 #endif
 #if ATTUNE_SLOPE_KEYS
-    attune_score_slope_rows(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
+    attune_score_slope_row_terms(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
 #endif
 }
 

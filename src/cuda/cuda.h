@@ -127,7 +127,8 @@ typedef struct attune__cuda_program {
     attune__cu_function sums;     /* backward, of delta's module: gradients of captures */
     bool apart;                   /* backward: dK and dV by workgroups of their own */
     bool tma;
-    uint32_t head_dim;               /* backward */
+    uint32_t head_dim, head_dim_v;   /* backward */
+    bool ordered;                    /* backward: sums are added to in turn */
     attune__cu_function combine;     /* decode in more than one part */
     uint32_t packed_heads, split;    /* decode */
     const attune_expr *mask, *score; /* the api room's */

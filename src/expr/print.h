@@ -21,12 +21,14 @@ attune_status attune__ctext_function(const attune_expr *expr, const char *name, 
  * elements equal to element i begin and end: it may be called only if they stand together.
  */
 bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs);
+/* Likewise for a key: void NAME(int b, int h, int kv, ...), the rows from low to before high. */
+bool attune__ctext_columns(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs);
 
 /*
  * What the terms of an expression are, and the function of a pair that is given them:
  *
- *     void NAME_keys(int b, int h, int kv, int h_kv, int q_len, int kv_len, int *key ATTUNE_SYMBOLS)
- *     void NAME_rows(int b, int h, int q, int h_kv, int q_len, int kv_len, int *row ATTUNE_SYMBOLS)
+ *     void NAME_key_terms(int b, int h, int kv, int h_kv, int q_len, int kv_len, int *key ATTUNE_SYMBOLS)
+ *     void NAME_row_terms(int b, int h, int q, int h_kv, int q_len, int kv_len, int *row ATTUNE_SYMBOLS)
  *     int or float NAME_of(as attune__ctext_function, but const int *key, const int *row ATTUNE_SYMBOLS)
  *
  * A term is a word, whose value is ATTUNE_TERM_F32(word) or ATTUNE_TERM_I32(word), and which ATTUNE_BITS_* makes of it.

@@ -449,3 +449,13 @@ uint32_t attune__make(attune__builder *builder, attune__op op, uint32_t a, uint3
         simple = make_arithmetic_float(builder, op, a, b);
     return simple != ATTUNE__NONE ? simple : raw(builder, op, a, b, c);
 }
+
+uint32_t attune__make1(attune__builder *builder, attune__op op, uint32_t a)
+{
+    return attune__make(builder, op, a, ATTUNE__NONE, ATTUNE__NONE);
+}
+
+uint32_t attune__make2(attune__builder *builder, attune__op op, uint32_t a, uint32_t b)
+{
+    return attune__make(builder, op, a, b, ATTUNE__NONE);
+}

@@ -128,7 +128,7 @@ bool attune__ctext_term(const attune_expr *expr, const attune__terms *terms, uin
     return true;
 }
 
-/* void NAME_keys(..., int *key ATTUNE_SYMBOLS), or rows. */
+/* void NAME_key_terms(..., int *key ATTUNE_SYMBOLS), or rows. */
 static void add_function(const attune_expr *expr, const char *name, const char *what, const char *var,
                          const uint32_t *terms, uint32_t count, attune__text *text)
 {
@@ -137,7 +137,7 @@ static void add_function(const attune_expr *expr, const char *name, const char *
     attune__ctext_bounds(expr, bounds);
     attune__ctext_needed(expr, terms, count, NULL, needed);
     attune__text_add(text,
-                     "ATTUNE_FUNCTION void %s_%ss(int b, int h, int %s, int h_kv, int q_len, int kv_len, int *%s "
+                     "ATTUNE_FUNCTION void %s_%s_terms(int b, int h, int %s, int h_kv, int q_len, int kv_len, int *%s "
                      "ATTUNE_SYMBOLS)\n{\n    (void)b, (void)h, (void)%s, (void)h_kv, (void)q_len, (void)kv_len, "
                      "(void)%s;\n",
                      name, what, var, what, var, what);
