@@ -218,10 +218,10 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
     for (int i = 0; i < ROW_TILES * 2; i++)
         if constexpr (OWN_KEYS)
             attune_mask_key_terms(b, h, key_of(p, i / 2, 0, i % 2 * 2), h_kv, a.mask_q_len, a.mask_kv_len, own[i],
-                             a.mask_symbols);
+                                  a.mask_symbols);
         else
-            attune_mask_row_terms(b, h, query_of(p, i / 2, 0, i % 2 * 2) + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, own[i],
-                             a.mask_symbols);
+            attune_mask_row_terms(b, h, query_of(p, i / 2, 0, i % 2 * 2) + a.q0, h_kv, a.mask_q_len, a.mask_kv_len,
+                                  own[i], a.mask_symbols);
     int mine[COLUMN_SETS][2][MASK_WORDS];
 #pragma unroll
     for (int i = 0; i < COLUMN_SETS * 2; i++) {

@@ -478,8 +478,8 @@ __device__ __forceinline__ bool forbid_terms(float (&s)[TILE], const attune_cuda
         attune_mask_key_terms(b, h, kv + half * 8, h_kv, a.mask_q_len, a.mask_kv_len, key[half], a.mask_symbols);
 #pragma unroll
     for (int i = 0; i < ROW_SETS * 2; i++)
-        attune_mask_row_terms(b, h, column_of_lane(q, i / 2) + i % 2 + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, mine[i / 2][i % 2],
-                         a.mask_symbols);
+        attune_mask_row_terms(b, h, column_of_lane(q, i / 2) + i % 2 + a.q0, h_kv, a.mask_q_len, a.mask_kv_len,
+                              mine[i / 2][i % 2], a.mask_symbols);
 #pragma unroll
     for (int i = 0; i < TILE / 2; i++) {
         int words[ATTUNE_MASK_ROWS + 1];

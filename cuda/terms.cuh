@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Terms: what of the expressions is the same for all rows of a key, or all keys of a row (src/expr/terms.c). Those of a
- * tile's keys stand in shared memory, a word each, [term][key]: the score's, then the mask's. A row's stay in registers.
+ * Terms: what of the expressions is the same for all rows of a key, or all keys of a row (src/expr/terms.c), a word
+ * each. Those of a tile's keys stand in shared memory, [term][key]: the score's, then the mask's. A row's stay in
+ * registers; in backward kernels a key's too.
  */
 #ifndef ATTUNE_CUDA_TERMS_CUH
 #define ATTUNE_CUDA_TERMS_CUH
@@ -40,8 +41,8 @@ __device__ __forceinline__ void row_terms_make(row_terms &r, const attune_cuda_a
 #endif
 #if ATTUNE_MASK_KEYS
     if (masked)
-        attune_mask_row_terms(p.b + a.b0, p.h + a.h0, p.q + a.q0, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
-                         r.mask, a.mask_symbols);
+        attune_mask_row_terms(p.b + a.b0, p.h + a.h0, p.q + a.q0, (p.h + a.h0) / a.mask_group, a.mask_q_len,
+                              a.mask_kv_len, r.mask, a.mask_symbols);
 #endif
 }
 
@@ -59,7 +60,7 @@ __device__ __forceinline__ void key_terms_make(key_terms &k, const attune_cuda_a
 #if ATTUNE_MASK_KEYS
     if (masked)
         attune_mask_key_terms(p.b + a.b0, p.h + a.h0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
-                         k.word + ATTUNE_SCORE_KEYS, a.mask_symbols);
+                              k.word + ATTUNE_SCORE_KEYS, a.mask_symbols);
     else
 #pragma unroll
         for (int i = ATTUNE_SCORE_KEYS; i < KEY_TERMS; i++)
@@ -72,7 +73,8 @@ __device__ __forceinline__ void key_terms_store(const key_terms &k, u32 tile, in
 {
 #pragma unroll
     for (int i = 0; i < KEY_TERMS; i++)
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + (u32)(i * BLOCK_N + column) * 4), "r"(k.word[i]) : "memory");
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + (u32)(i * BLOCK_N + column) * 4), "r"(k.word[i])
+                     : "memory");
 }
 
 /* COUNT terms, from FIRST on, of a key. */
@@ -161,8 +163,8 @@ __device__ __forceinline__ void share_row(shared_terms &t, const attune_cuda_arg
 }
 
 /*
- * A tile's columns in a warp: each lane makes the words of two of each 64, columns column_of_lane and the next, and gives
- * them to the others. first: the lane's first column.
+ * A tile's columns in a warp: each lane makes the words of two of each 64, column_of_lane and the next, and gives them
+ * to the others. first: the lane's first column.
  */
 __device__ __forceinline__ int column_of_lane(int first, int set)
 {
