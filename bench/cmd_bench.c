@@ -107,8 +107,7 @@ static void keep_row(bench_run *run, const report_row *row)
         report_write_row(kept, run->options.format, run->out);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- options
- */
+/* ---------------------------------------------------------------------------------------------------------- options */
 
 static const char usage[] = "bench [OPTIONS]: time named workloads, after a check against the float64 oracle";
 
@@ -189,6 +188,9 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
          .argument = "WHICH",
          .help = "forward, backward, or step: the mask made anew, forward and backward",
          .value = &o->direction},
+        {.name = "--segments",
+         .help = "keys that lie in several places stay there, with a mask for each",
+         .flag = &o->row.segments},
         {.name = "--kernel-options",
          .argument = "JSON",
          .help = "forced kernel options, such as {\"BLOCK_M\": 64}",
@@ -278,8 +280,7 @@ static bool next_word(const char **list, char *word, size_t size)
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------- what is run
- */
+/* ------------------------------------------------------------------------------------------------------ what is run */
 
 static void list_workloads(void)
 {
@@ -437,8 +438,7 @@ static bool load_lengths(bench_run *run)
     return !path || run->doc_length_count || complain("%s: has no lengths", path);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- scale
- */
+/* ------------------------------------------------------------------------------------------------------------ scale */
 
 /* The share of its work that a workload runs at: the run's scale, but light ones are not shrunk out of recognition. */
 static double share_of(const workload *w, double scale)
@@ -479,8 +479,7 @@ static double choose_scale(const bench_run *run)
     return scale;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- context
- */
+/* ---------------------------------------------------------------------------------------------------------- context */
 
 static void cpu_name(char *name, size_t size)
 {
@@ -557,8 +556,7 @@ static void add_context(bench_run *run, int argc, char **argv)
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------------- rows
- */
+/* ------------------------------------------------------------------------------------------------------------- rows */
 
 static void run_attention(bench_run *run)
 {

@@ -97,8 +97,7 @@ struct control {
 constexpr u32 CONTROL_BYTES = 256;
 static_assert(sizeof(control) <= CONTROL_BYTES && planned(CONTROL_AT + CONTROL_BYTES, 0));
 
-/* ------------------------------------------------------------------------------------------------------ instructions
- */
+/* ----------------------------------------------------------------------------------------------------- instructions */
 
 __device__ __forceinline__ void bulk_load(u32 to, const void *from, u32 bytes, u64 *barrier)
 {
@@ -189,8 +188,7 @@ __device__ __forceinline__ u32 dq_place(u32 memory, u32 stage, int group, int ha
                           : DO_AT + stage * DO_BYTES + group * (FIRST_DV / 64) * ROW_SLAB);
 }
 
-/* -------------------------------------------------------------------------------------------------------- the loader
- */
+/* ------------------------------------------------------------------------------------------------------- the loader */
 
 __device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                           u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map)
@@ -358,8 +356,7 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* ------------------------------------------------------------------------------------------------------------ stages
- */
+/* ----------------------------------------------------------------------------------------------------------- stages */
 
 constexpr int SHARE = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* of a tile's rows, a warp group's */
 constexpr int TILE = SHARE / 2;                          /* of S and dP, what a thread holds */
@@ -693,8 +690,7 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
     good = good && none == 0.0f;
 }
 
-/* -------------------------------------------------------------------------------------------------------- the owners
- */
+/* ------------------------------------------------------------------------------------------------------- the owners */
 
 /* GROUP: the warp group, unless both are alike. */
 template <int GROUP>
@@ -852,8 +848,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------- dQ
- */
+/* --------------------------------------------------------------------------------------------------------------- dQ */
 
 constexpr int DQ_TILE = GROUPS * DQ_BYTES / 4;
 

@@ -44,8 +44,7 @@ uint32_t attune__builder_symbol(attune__builder *builder, const attune__symbol *
     return builder->symbol_count++;
 }
 
-/* ------------------------------------------------------------------------------------------------------- hash-consing
- */
+/* ----------------------------------------------------------------------------------------------------- hash-consing */
 
 static attune__hash content(const attune__builder *builder, const attune__node *node)
 {
@@ -133,8 +132,7 @@ uint32_t attune__make_symbol(attune__builder *builder, uint32_t index, const uin
     return intern(builder, node);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- rules
- */
+/* ------------------------------------------------------------------------------------------------------------ rules */
 
 static const attune__node *at(const attune__builder *builder, uint32_t node)
 {

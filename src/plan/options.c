@@ -70,8 +70,7 @@ void attune__option_set(attune_pass_options *options, attune__option option, uin
     memcpy((char *)options + table[option].offset, &value, sizeof value);
 }
 
-/* ------------------------------------------------------------------------------------------------------- did you mean
- */
+/* ----------------------------------------------------------------------------------------------------- did you mean */
 
 static size_t least(size_t a, size_t b)
 {
@@ -101,8 +100,7 @@ size_t attune__edit_distance(const char *a, const char *b)
     return row[m];
 }
 
-/* ------------------------------------------------------------------------------------------------------------- merging
- */
+/* ---------------------------------------------------------------------------------------------------------- merging */
 
 attune_status attune__check_option(const char *prefix, attune__option option, int64_t value)
 {
