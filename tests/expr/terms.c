@@ -42,8 +42,8 @@ static void write_functions(batch *b, const bound *x, uint64_t i)
     attune__ctext_of_terms(x->expr, x->expr->node_count - 1, name, &terms, &to);
     cr_assert_lt(to.length, sizeof text);
     const unsigned long long n = i;
-    fprintf(b->file, "%s#define f%llu x%llu_key_terms\n#define f%llu x%llu_row_terms\n#define f%llu x%llu_of\n", text, 3 * n, n,
-            3 * n + 1, n, 3 * n + 2, n);
+    fprintf(b->file, "%s#define f%llu x%llu_key_terms\n#define f%llu x%llu_row_terms\n#define f%llu x%llu_of\n", text,
+            3 * n, n, 3 * n + 1, n, 3 * n + 2, n);
 }
 
 static void run_functions(void **functions, const bound *x, const random_expr *e, uint64_t seed, uint64_t i)
