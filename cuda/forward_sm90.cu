@@ -328,6 +328,16 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
     }
 }
 
+/* With the terms of the keys, which stand where r is. */
+__device__ __forceinline__ void hook_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
+                                           unsigned char *memory, const place &p, int kv, int flags, int row,
+                                           const line (&lines)[2], bool lined, const ring &r, u32 &turns)
+{
+    u32 terms = wait_terms(a, memory, flags, r, turns);
+    hook(s, a, p, kv, flags, row, lines, lined, terms);
+    leave_terms(a, memory, flags, r);
+}
+
 /* 5: online softmax; S becomes P. m and l belong to rows lane / 4 and lane / 4 + 8; l is the thread's own part. */
 __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], float (&l)[2], float (&shrink)[2],
                                         float factor)
@@ -358,17 +368,36 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
 }
 
 /*
- * Stands between softmax and the wait for P V: a store that never happens, since sums are not negative, and that ptxas
- * does not let the wait pass. It would else wait first and then compute the exponentials that could run under P V:
- * without masks and scores that is 1 % slower, with them 3 to 5 % faster, since the other group's products run then.
+ * The same against the largest scores of before, without a look at these first: exponentials begin at once, and O needs
+ * no scaling. Adds to l, makes P, and leaves S alone. False, with l as it was, if a weight would be past NEAR, or a row
+ * has had no key yet. Weights up to there lose nothing, since P, l and O are all floating-point. What is compared are
+ * the bits of their logarithms: as integers negative ones are below 0, and NaN are the largest.
  */
-__device__ __forceinline__ void stand_before_wait(const float (&l)[2], control &c)
+constexpr float NEAR = 256.0f, NEAR_LOG2 = 8.0f;
+
+__device__ __forceinline__ bool softmax_near(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
+                                             const float (&m)[2], float (&l)[2], float factor)
 {
-    if constexpr (!ATTUNE_HAVE_BLOCKS && !HAVE_SCORE && HEAD_DIM_V > 64)
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.b32 [%1], %0;\n}" ::"f"(fminf(l[0], l[1])),
-            "r"(shared_address(c.work))
-            : "memory");
+    float shift[2] = {m[0] * factor, m[1] * factor}, sum[2] = {l[0], l[1]};
+    int top = 0;
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float x = __fmaf_rn(s[n * 4 + half * 2], factor, -shift[half]);
+            float y = __fmaf_rn(s[n * 4 + half * 2 + 1], factor, -shift[half]);
+            top = __vimax3_s32(top, __float_as_int(x), __float_as_int(y));
+            x = exp2_fast(x);
+            y = exp2_fast(y);
+            sum[half] += x;
+            sum[half] += y;
+            p[n / 2][n % 2 * 2 + half] = pack(x, y);
+        }
+    if (__any_sync(0xffffffffu, top > __float_as_int(NEAR_LOG2)))
+        return false;
+    l[0] = sum[0];
+    l[1] = sum[1];
+    return true;
 }
 
 /* P in 16 bits: the left operands of P V as they are. */
@@ -438,25 +467,57 @@ __device__ __forceinline__ void multiply_pv(float (&o)[WIDTH_DV / 2], const u32 
     wgmma_commit();
 }
 
+/* Four words of each of four lanes, turned: a lane gets the word that has its number, of each. */
+__device__ __forceinline__ void turn_four(u32 (&w)[4])
+{
+#pragma unroll
+    for (int by = 1; by <= 2; by *= 2) {
+        bool upper = threadIdx.x & by;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & by)
+                continue;
+            u32 mine = upper ? w[i] : w[i + by], other = __shfl_xor_sync(0xffffffffu, mine, by);
+            w[i] = upper ? other : w[i];
+            w[i + by] = upper ? w[i + by] : other;
+        }
+    }
+}
+
 /* 7: store O and LSE. */
 __device__ __forceinline__ void store(const float (&o)[WIDTH_DV / 2], const float (&m)[2], const float (&l)[2],
                                       const attune_cuda_arguments &a, const place &p, int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
     element *base = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
-    bool paired = ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element)) & 3) == 0;
+    u64 places = a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element);
+    bool paired = places % 4 == 0, wide = places % 16 == 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = l[half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int q = row + half * 8;
-        if (q >= a.q_len)
-            continue;
         float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
         element *to = base + q * a.o.row + lane % 4 * 2;
+        if (wide) {
+#pragma unroll
+            for (int d = 0; d + 4 <= HEAD_DIM_V / 8; d += 4) {
+                u32 w[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    w[i] = pack(o[(d + i) * 4 + half * 2] * inverse, o[(d + i) * 4 + half * 2 + 1] * inverse);
+                turn_four(w);
+                if (q < a.q_len)
+                    *(uint4 *)(base + q * a.o.row + (d + lane % 4) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+            }
+        }
+        if (q >= a.q_len)
+            continue;
 #pragma unroll
         for (int d = 0; d < WIDTH_DV / 8; d++) {
+            if (wide && d < HEAD_DIM_V / 32 * 4)
+                continue;
             if (d * 8 >= HEAD_DIM_V || (HEAD_DIM_V % 8 && d * 8 + lane % 4 * 2 >= HEAD_DIM_V))
                 continue;
             u32 two = pack(o[d * 4 + half * 2] * inverse, o[d * 4 + half * 2 + 1] * inverse);
@@ -514,6 +575,8 @@ __device__ __forceinline__ bool rows_follow(control &c, const ring &r)
 __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, unsigned char *memory)
 {
     int group = (int)threadIdx.x / 128 - 1;
+    if (GROUPS == 3) /* known to be the same in a warp it costs no register */
+        group = __shfl_sync(0xffffffffu, group, 0);
     u32 k_tiles = shared_address(memory) + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
     u64 q = describe_k_major(shared_address(memory) + (u32)group * 64 * 128);
     float factor = fold_factor(a.scale);
@@ -558,12 +621,11 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         warp_arrive(&c.k_empty[k.stage]);
         ring_next(k);
         /* V's ring is at this tile, as K's was. */
-        u32 terms = wait_terms(a, memory, flags, v, turns);
-        hook(s, a, at, kv, flags, row, lines, lined, terms);
-        leave_terms(a, memory, flags, v);
+        hook_terms(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
         softmax(s, m, l, shrink, factor);
         round_p(p, s);
         wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
+        bool rising = false; /* the last keys' scores were far past those before, as ALiBi's: so may the next ones' be */
         while (!(flags & NOTE_LAST)) {
             barrier_wait(&c.k_full[k.stage], k.phase);
             kv = c.keys[k.stage].at;
@@ -575,32 +637,25 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             wgmma_fence();
             multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
             turn_pass(group);
-            if (DRAINS && flags & NOTE_MASK) {
-                wgmma_wait<0>();
-                accumulators_done(s);
-                accumulators_done(o);
-                warp_arrive(&c.k_empty[k.stage]);
-                terms = wait_terms(a, memory, flags, k, turns);
-                hook(s, a, at, kv, flags, row, lines, lined, terms);
-                leave_terms(a, memory, flags, k);
-                softmax(s, m, l, shrink, factor);
-            } else {
-                wgmma_wait<1>();
-                accumulators_done(s);
-                warp_arrive(&c.k_empty[k.stage]);
-                terms = wait_terms(a, memory, DRAINS ? 0 : flags, k, turns);
-                hook(s, a, at, kv, DRAINS ? 0 : flags, row, lines, lined, terms);
-                leave_terms(a, memory, DRAINS ? 0 : flags, k);
-                softmax(s, m, l, shrink, factor);
-                stand_before_wait(l, c);
-                wgmma_wait<0>();
-                accumulators_done(o);
-            }
+            wgmma_wait<1>();
+            accumulators_done(s);
+            warp_arrive(&c.k_empty[k.stage]);
+            ring now = k;
             ring_next(k);
+            if (!DRAINS)
+                hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
+            wgmma_wait<0>();
+            accumulators_done(o);
             warp_arrive(&c.v_empty[v.stage]);
             ring_next(v);
-            rescale(o, shrink);
-            round_p(p, s);
+            if (DRAINS)
+                hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
+            if (rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
+                softmax(s, m, l, shrink, factor);
+                rescale(o, shrink);
+                round_p(p, s);
+                rising = __any_sync(0xffffffffu, fminf(shrink[0], shrink[1]) < 1.0f / NEAR);
+            }
             wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
         }
         warp_arrive(&c.q_empty[r.stage]);
