@@ -107,15 +107,15 @@ __device__ __forceinline__ void apply_lines(float (&s)[BLOCK_N / 2], const line 
 
 /*
  * outer * tanh(inner * score): x times a polynomial in x * x, of the product itself. With two coefficients it is within
- * 3.5e-8 of tanh where |inner * score| <= 0.16, with four within 1.4e-8 up to 0.5. False, and nothing done, past that.
+ * 3.5e-8 of tanh where |inner * score| <= 0.16, with four within 1.4e-8 up to 0.5; past that, tanh.
  */
-__device__ __forceinline__ bool apply_cap(float (&s)[BLOCK_N / 2], float scale)
+__device__ __forceinline__ void apply_cap(float (&s)[BLOCK_N / 2], float scale)
 {
 #if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
-    float inner = ATTUNE_SCORE_CAP_INNER * scale, two = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
-    if (!(two > 0x1p-24f && two < 0x1p24f))
-        return false;
-    float top = magnitude(s) * fabsf(inner);
+    float inner = ATTUNE_SCORE_CAP_INNER * scale;
+#ifndef ATTUNE_APPROXIMATE_TANH
+    float two = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
+    float top = two > 0x1p-24f && two < 0x1p24f ? magnitude(s) * fabsf(inner) : ATTUNE_INF;
     if (__all_sync(0xffffffffu, top <= 0.16f)) {
         float c1 = c0 * two * -0.33331832f, c2 = c0 * two * (two * 0.13143139f);
 #pragma unroll
@@ -123,7 +123,7 @@ __device__ __forceinline__ bool apply_cap(float (&s)[BLOCK_N / 2], float scale)
             float y = s[i] * s[i];
             s[i] *= __fmaf_rn(__fmaf_rn(y, c2, c1), y, c0);
         }
-        return true;
+        return;
     }
     if (__all_sync(0xffffffffu, top <= 0.5f)) {
         float c1 = c0 * two, c2 = c1 * two, c3 = c2 * two, c4 = c3 * two;
@@ -133,10 +133,38 @@ __device__ __forceinline__ bool apply_cap(float (&s)[BLOCK_N / 2], float scale)
             float y = s[i] * s[i];
             s[i] *= __fmaf_rn(__fmaf_rn(__fmaf_rn(__fmaf_rn(y, c4, c3), y, c2), y, c1), y, c0);
         }
-        return true;
+        return;
     }
 #endif
-    return false;
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; i++)
+        s[i] = ATTUNE_SCORE_CAP_OUTER * attune_tanh(inner * s[i]);
+#endif
+}
+
+/* The expression's own text. Where it is seldom needed the scores go round, so that a loop has eight of them: a tenth
+ * of the code, which compiles in less time. */
+__device__ __forceinline__ void apply_text(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
+                                           int row, int column)
+{
+#if ATTUNE_HAVE_SCORE
+#if ATTUNE_HAVE_SCORE_LINE || defined ATTUNE_SCORE_NEAR
+    constexpr int STEP = 8;
+#else
+    constexpr int STEP = BLOCK_N / 2;
+#endif
+#pragma unroll 1
+    for (int n = 0; n < BLOCK_N / 2; n += STEP) {
+        float done[STEP];
+#pragma unroll
+        for (int i = 0; i < STEP; i++)
+            done[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + (n + i / 4 * 4) * 2 + i % 2, p.h_kv, a.q_len,
+                                   a.kv_len, s[i] * a.scale, a.score_symbols);
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; i++)
+            s[i] = i + STEP < BLOCK_N / 2 ? s[i + STEP] : done[i + STEP - BLOCK_N / 2];
+    }
+#endif
 }
 
 #if ATTUNE_HAVE_MASK
@@ -188,6 +216,25 @@ __device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half
         for (int i = 0; i < 2; i++)
             if (n * 8 + i < low || n * 8 + i >= high)
                 s[n * 4 + half * 2 + i] = -ATTUNE_INF;
+}
+
+/* Forbids pair by pair. Where rows mostly have ranges the loop is short, as in apply_text. */
+__device__ __forceinline__ void forbid_pairs(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
+                                             int row, int column)
+{
+#if ATTUNE_HAVE_MASK
+    constexpr int STEP = ATTUNE_HAVE_MASK_RANGE ? 8 : BLOCK_N / 2;
+#pragma unroll 1
+    for (int n = 0; n < BLOCK_N / 2; n += STEP) {
+        float done[STEP];
+#pragma unroll
+        for (int i = 0; i < STEP; i++)
+            done[i] = mask_allows(a, p, row + i / 2 % 2 * 8, column + (n + i / 4 * 4) * 2 + i % 2) ? s[i] : -ATTUNE_INF;
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; i++)
+            s[i] = i + STEP < BLOCK_N / 2 ? s[i + STEP] : done[i + STEP - BLOCK_N / 2];
+    }
+#endif
 }
 
 #if ATTUNE_SCORE_KEYS
@@ -262,21 +309,20 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
         for (int half = 0; half < 2; half++)
             row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & NOTE_PARTIAL);
 #endif
-#if ATTUNE_HAVE_SCORE
-#if ATTUNE_SCORE_KEYS
+#if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
+    apply_cap(s, a.scale);
+#elif ATTUNE_SCORE_KEYS
 #if ATTUNE_HAVE_SCORE_NEAR
     if (near_zero(s, a.scale))
         score_terms<true>(s, a, p, row, column, rows, terms);
     else
 #endif
         score_terms<false>(s, a, p, row, column, rows, terms);
-#else
+#elif ATTUNE_HAVE_SCORE
 #if ATTUNE_HAVE_SCORE_LINE
     if (lined)
         apply_lines(s, lines, column);
     else
-#elif defined ATTUNE_SCORE_CAP_INNER
-    if (!apply_cap(s, a.scale))
 #elif ATTUNE_HAVE_SCORE_NEAR
     if (near_zero(s, a.scale)) {
 #pragma unroll
@@ -285,11 +331,7 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
                                      a.kv_len, s[i] * a.scale, a.score_symbols, column);
     } else
 #endif
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len, a.kv_len,
-                                s[i] * a.scale, a.score_symbols);
-#endif
+        apply_text(s, a, p, row, column);
 #else
     if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
@@ -311,11 +353,8 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
         } else {
 #if ATTUNE_MASK_KEYS
             mask_terms(s, a, p, row, column, rows, terms);
-#elif ATTUNE_HAVE_MASK
-#pragma unroll
-            for (int i = 0; i < BLOCK_N / 2; i++)
-                if (!mask_allows(a, p, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2))
-                    s[i] = -ATTUNE_INF;
+#else
+            forbid_pairs(s, a, p, row, column);
 #endif
         }
     }
@@ -431,17 +470,18 @@ __device__ __forceinline__ void add_special(float (&o)[WIDTH_DV / 2], const attu
 #pragma unroll
         for (int half = 0; half < 2; half++)
             allowed[half] = !(flags & NOTE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
-#pragma unroll
-        for (int d = 0; d < WIDTH_DV / 8; d++) {
-            if (d * 8 + column >= HEAD_DIM_V)
-                continue;
-            u32 two = *(const u32 *)(v + kv * a.v.row + d * 8), signs = special_signs(two);
+        /* O goes round, so that the loop need not be unrolled. */
+#pragma unroll 1
+        for (int d = 0; d < WIDTH_DV; d += 8) {
+            u32 two = d + column < HEAD_DIM_V ? *(const u32 *)(v + kv * a.v.row + d) : 0, signs = special_signs(two);
             float low = signs & 0x8000u ? unpack(two) : 0.0f, high = signs >> 31 ? unpack(two >> 16) : 0.0f;
+            float first[4];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                o[d * 4 + half * 2] += allowed[half] ? low : 0.0f;
-                o[d * 4 + half * 2 + 1] += allowed[half] ? high : 0.0f;
-            }
+            for (int i = 0; i < 4; i++)
+                first[i] = o[i] + (allowed[i / 2] ? i % 2 ? high : low : 0.0f);
+#pragma unroll
+            for (int i = 0; i < WIDTH_DV / 2; i++)
+                o[i] = i + 4 < WIDTH_DV / 2 ? o[i + 4] : first[i + 4 - WIDTH_DV / 2];
         }
     }
 }
