@@ -4,7 +4,7 @@
  * of docs/algorithm.md; mma.cuh has the products and the softmax.
  *
  * With one stage, the copy of V(j) runs under Q K(j) and that of K(j+1) under P V(j). With more, tiles j + 1 to
- * j + STAGES - 1 are on their way during j.
+ * j + STAGES - 1 are on their way during j, and the warps meet once a tile.
  */
 #include "common.cuh"
 
@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         next[AHEAD - 1] = walk_take(ahead, a);
         u32 k_tile = k_tiles + stage * K_BYTES, v_tile = v_tiles + stage * V_BYTES;
         float s[ROW_TILES][N_TILES][4];
-        copy_wait<STAGES == 1 ? 0 : 2 * AHEAD - 1>();
+        copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
         __syncthreads();
         if constexpr (STAGES == 1) {
             load_v(v_tile, from, a, now);
@@ -273,12 +273,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             __syncthreads();
             load_k(k_tile, from, a, next[0]);
         }
-        softmax(s, o, m, l, factor);
-        if constexpr (STAGES > 1) {
-            copy_wait<2 * AHEAD>();
-            __syncthreads();
-        }
-        multiply_pv(o, s, v_tile);
+        float base[ROW_TILES][2];
+        softmax_tops(s, o, m, l, base, factor);
+        if constexpr (WIDE) {
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+                softmax_weights(s, l, base, factor, n);
+            multiply_pv(o, s, v_tile);
+        } else
+            multiply_weights(o, s, l, base, factor, v_tile);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
