@@ -257,7 +257,8 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
  */
 
 /* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. */
-template <int CHUNKS = CHUNKS_D>
+constexpr int QK_UNROLL = WIDE && PAD_DV > 128 ? 1 : WIDE || N_TILES > 8 ? 2 : 4; /* all would keep too many operands */
+template <int CHUNKS = CHUNKS_D, int UNROLL = QK_UNROLL>
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
 {
     int lane = thread_here() % 32;
@@ -268,10 +269,9 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 s[r][n][i] = 0.0f;
-    /* Unrolling all would keep too many operands. */
     u32 q_start = q + chunk_offset<CHUNKS>(row + lane % 16, lane / 16);
     u32 k_start = k + chunk_offset<CHUNKS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-#pragma unroll(WIDE && PAD_DV > 128 ? 1 : WIDE || N_TILES > 8 ? 2 : 4)
+#pragma unroll(UNROLL)
     for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll

@@ -118,12 +118,26 @@ static const attune__tile sm80_decode_f32_64[] = {
     ATTUNE__TILE(32, 16, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
+/* A warp's sums of many columns leave no registers for further stages. */
+static const attune__tile sm80_decode_f32_192[] = {
+    ATTUNE__TILE(64, 16, 2, 4),
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_f32_256[] = {
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
 static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool wide)
 {
     int64_t rows = s->q_len * attune__shape_packed_heads(s);
     /* Warps that share keys have no room for more than 128 columns of float32. */
+    if (wide && (s->head_dim > 192 || s->head_dim_v > 192))
+        return TILES(sm80_decode_f32_256);
     if (wide && (s->head_dim > 128 || s->head_dim_v > 128))
-        return TILES(sm80_decode_f32_64);
+        return TILES(sm80_decode_f32_192);
     if (rows <= 16)
         return wide ? TILES(sm80_decode_f32_16) : TILES(sm80_decode_16);
     if (rows <= 32)
