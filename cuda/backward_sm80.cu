@@ -498,7 +498,9 @@ __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], c
         }
 }
 
-constexpr int UNROLL = QK_UNROLL > 2 ? 2 : QK_UNROLL; /* two products in a row keep the more operands */
+/* The sums that a thread holds; where they leave few registers, fewer operands are kept on their way. */
+constexpr int HELD = ROW_TILES * 4 * (2 * N_TILES + D_TILES + (OWN_KEYS && ROLES == 1 ? DV_TILES : 0));
+constexpr int UNROLL = !WIDE && HELD >= 192 ? 2 : QK_UNROLL;
 
 /* FIRST: dK, or dQ; BOTH or not FIRST: dV. Returns whether every sum is finite; only then, or if careful, it stores. */
 template <bool FIRST, bool SECOND_TOO>

@@ -257,7 +257,8 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
  */
 
 /* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. */
-constexpr int QK_UNROLL = WIDE && PAD_DV > 128 ? 1 : WIDE || N_TILES > 8 ? 2 : 4; /* all would keep too many operands */
+/* More would keep too many operands; fewer would wait for them at each turn's beginning. */
+constexpr int QK_UNROLL = WIDE ? PAD_DV > 128 ? 1 : 2 : 16;
 template <int CHUNKS = CHUNKS_D, int UNROLL = QK_UNROLL>
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
 {

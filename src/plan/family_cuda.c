@@ -63,7 +63,8 @@ static const attune__tile sm120_64[] = {
     ATTUNE__TILE(32, 32, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
-/* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. */
+/* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. What the
+ * architecture holds says whether it is such a unit, and not a profile that was laid over a larger device. */
 static const attune__tile sm86_128[] = {
     ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
@@ -145,10 +146,16 @@ static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool wide)
     return wide ? TILES(sm80_decode_f32_64) : TILES(sm80_decode_64);
 }
 
+static bool sm80_small_unit(const attune_limits *limits)
+{
+    const uint32_t a = limits->architecture;
+    return a == 86 || a == 89 || a / 10 == 12;
+}
+
 static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *count)
 {
     const attune__shape *s = search->shape;
-    bool wide = attune__dtype_bytes(s) == 4, small = search->limits->shared_memory < 160 * 1024;
+    bool wide = attune__dtype_bytes(s) == 4, small = sm80_small_unit(search->limits);
     bool blackwell = search->limits->architecture / 10 == 12;
     const attune__cuda_tiles forward[4] = {blackwell ? TILES(sm120_64) : TILES(sm80_64),
                                            small ? TILES(sm86_128) : TILES(sm80_128), TILES(sm80_192), TILES(sm80_256)};
