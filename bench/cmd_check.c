@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attune check: a device against the float64 oracle, over the workloads in small or over a case folder. */
+/* attune check: a device against the float64 oracle, over the workloads in small, over those of a file or over a case
+ * folder. */
 #include "bench/cli.h"
 
 #include "bench/case.h"
@@ -11,10 +12,12 @@
 #include <string.h>
 
 typedef struct check_options {
-    const char *folder, *device, *dtype, *kernel_options;
+    const char *folder, *file, *device, *dtype, *kernel_options;
     bool gradients;
     const attune_kernel_options *kernel;
     cli_list packs;
+    workload *list; /* of the file */
+    uint32_t count;
 } check_options;
 
 /* What a result is compared with; o, lse and row maxima in float64. */
@@ -253,25 +256,32 @@ static int check_random_gradients(attune_instance *instance, attune_device *devi
 /* A workload small enough for the plain loops of the oracle. */
 #define CHECK_FLOP 3e7
 
+static int check_workload(attune_instance *instance, attune_device *device, const check_options *o, const workload *w)
+{
+    attention a;
+    failure why;
+    if (!workload_instantiate(instance, w, 1, &a, &why)) {
+        cli_complain("%s: %s", w->name, why.message);
+        return EXIT_FAILED;
+    }
+    int code = check_problem(instance, device, o, w->name, &a, NULL);
+    if (code == EXIT_GOOD && o->gradients)
+        code = check_random_gradients(instance, device, o, w->name, &a);
+    workload_release(&a);
+    return code;
+}
+
+/* Those of a file are as large as they are there. */
 static int check_workloads(attune_instance *instance, attune_device *device, const check_options *o, attune_dtype dtype)
 {
     int worst = EXIT_GOOD;
-    for (uint32_t i = 0; i < workload_count(); i++) {
-        const workload *full = workload_get(i);
-        double flop = workload_flop(full);
-        workload w = workload_scaled(full, flop > CHECK_FLOP ? CHECK_FLOP / flop : 1);
+    const uint32_t count = *o->file ? o->count : workload_count();
+    for (uint32_t i = 0; i < count; i++) {
+        const workload *full = *o->file ? &o->list[i] : workload_get(i);
+        const double flop = workload_flop(full);
+        workload w = *o->file ? *full : workload_scaled(full, flop > CHECK_FLOP ? CHECK_FLOP / flop : 1);
         w.dtype = dtype;
-        attention a;
-        failure why;
-        int code = EXIT_FAILED;
-        if (workload_instantiate(instance, &w, 1, &a, &why)) {
-            code = check_problem(instance, device, o, w.name, &a, NULL);
-            if (code == EXIT_GOOD && o->gradients)
-                code = check_random_gradients(instance, device, o, w.name, &a);
-            workload_release(&a);
-        } else {
-            cli_complain("%s: %s", w.name, why.message);
-        }
+        const int code = check_workload(instance, device, o, &w);
         if (code == EXIT_FAILED || worst == EXIT_GOOD)
             worst = code;
     }
@@ -280,10 +290,11 @@ static int check_workloads(attune_instance *instance, attune_device *device, con
 
 int cmd_check(int argc, char **argv)
 {
-    check_options o = {"", "cpu", "", "", false, NULL, {{0}, 0}};
+    check_options o = {"", "", "cpu", "", "", false, NULL, {{0}, 0}, NULL, 0};
     const cli_option options[] = {
         {"--case", "DIR", "a case folder: case.json and NPY files; the workloads in small if not given", &o.folder,
          NULL, NULL},
+        {"--file", "FILE.json", "workloads from a file instead, as large as they are there", &o.file, NULL, NULL},
         {"--device", "ID", "cpu, vulkan:0, ... or all", &o.device, NULL, NULL},
         {"--dtype", "TYPE", "f32, f16, bf16 or f64; f32, f16 and bf16 if not given", &o.dtype, NULL, NULL},
         {"--grad", NULL, "gradients too", NULL, &o.gradients, NULL},
@@ -304,6 +315,15 @@ int cmd_check(int argc, char **argv)
     }
     if (!cli_kernel_options(o.kernel_options, &storage, &o.kernel))
         return EXIT_USAGE;
+    if (*o.file && *o.folder) {
+        cli_complain("--file and --case are two sources of problems: give one");
+        return EXIT_USAGE;
+    }
+    failure why;
+    if (*o.file && !workload_load(o.file, &o.list, &o.count, &why)) {
+        cli_complain("--file: %s", why.message);
+        return EXIT_USAGE;
+    }
     attune_instance *instance = NULL;
     cli_devices devices = {0};
     attune_status status = attune_instance_create(NULL, &instance);
@@ -321,5 +341,6 @@ int cmd_check(int argc, char **argv)
         }
     cli_devices_close(&devices);
     attune_instance_destroy(instance);
+    workload_list_free(o.list, o.count);
     return worst;
 }

@@ -636,22 +636,16 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 dq_phase ^= 1;
                 store_dq(dq, memory + DQ_AT + group * DQ_BYTES);
                 fence_async();
-                __syncwarp();
-                if (lane == 0)
-                    barrier_arrive(&c.dq_full[group]);
+                warp_arrive(&c.dq_full[group]);
             }
             wgmma_wait<0>();
             accumulators_done(dk);
             accumulators_done(dv);
-            if (lane == 0)
-                barrier_arrive(&c.empty[stage]);
+            lane_arrive(&c.empty[stage]);
             ds_stage ^= 1; /* the other warp group may still read the present one */
         }
-        __syncwarp();
-        if (lane == 0) {
-            barrier_arrive(&c.empty[r.stage]);
-            barrier_arrive(&c.keys_empty);
-        }
+        warp_arrive(&c.empty[r.stage]);
+        lane_arrive(&c.keys_empty);
         ring_next(r);
         column at = column_at(a, g, n.q);
         bool good = true;
@@ -672,13 +666,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     control &c = *(control *)(memory + CONTROL_AT);
     if (threadIdx.x == 0) {
         barrier_init(&c.keys_full, 1);
-        barrier_init(&c.keys_empty, GROUPS * 4);
+        barrier_init(&c.keys_empty, GROUPS * 4 * ATTUNE_ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.full[i], 1);
-            barrier_init(&c.empty[i], GROUPS * 4 + (WIDE ? 0 : GROUPS));
+            barrier_init(&c.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS + (WIDE ? 0 : GROUPS));
         }
         for (int i = 0; i < GROUPS; i++) {
-            barrier_init(&c.dq_full[i], 4);
+            barrier_init(&c.dq_full[i], 4 * ATTUNE_ARRIVALS);
             barrier_init(&c.dq_empty[i], 1);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

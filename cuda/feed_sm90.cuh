@@ -61,19 +61,6 @@ template <int SIZE> __device__ __forceinline__ void ring_next(ring &r)
     }
 }
 
-/* How many of a warp's threads arrive: 1. 32 is for racecheck, which does not understand the one (docs/cuda.md). */
-#ifndef ATTUNE_ARRIVALS
-#define ATTUNE_ARRIVALS 1
-#endif
-
-/* An arrival speaks for its own thread alone: the warp comes together before one of it arrives. */
-__device__ __forceinline__ void warp_arrive(u64 *barrier)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 < ATTUNE_ARRIVALS)
-        barrier_arrive(barrier);
-}
-
 /* -------------------------------------------------------------------------------------------------------- the walker
  */
 

@@ -26,6 +26,25 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+/* How many of a warp's threads arrive: 1. 32 is for racecheck, which does not understand the one (docs/cuda.md). */
+#ifndef ATTUNE_ARRIVALS
+#define ATTUNE_ARRIVALS 1
+#endif
+
+/* For a warp that has come together since it read what this gives back. */
+__device__ __forceinline__ void lane_arrive(u64 *barrier)
+{
+    if (threadIdx.x % 32 < ATTUNE_ARRIVALS)
+        barrier_arrive(barrier);
+}
+
+/* An arrival speaks for its own thread alone: the warp comes together before one of it arrives. */
+__device__ __forceinline__ void warp_arrive(u64 *barrier)
+{
+    __syncwarp();
+    lane_arrive(barrier);
+}
+
 __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
 {
     asm volatile("{\n.reg .pred p;\n"

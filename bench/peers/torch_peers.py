@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: MIT
 """PyTorch's attention beside attune's, on the same shapes in one run (docs/benchmarking.md).
 
-Runs `attune bench` over a file of workloads, then times on the same GPU what PyTorch has for each of them:
+For each workload of a file runs `attune bench`, then times on the same GPU what PyTorch has for it:
 scaled_dot_product_attention with the cuDNN and flash backends where there is no expression but causal, and compiled
-flex_attention for all. FLOP are counted as attune counts them, 2 * pairs * (D + Dv) with the pairs that its mask allows, and
+flex_attention for all. The rows of one workload follow on each other, so that they find the GPU equally warm. FLOP are counted as attune counts them, 2 * pairs * (D + Dv) with the pairs that its mask allows, and
 2.5 times that backwards, where the gradients of q, k and v are timed, without the forward pass.
 Inputs are random normal numbers. A sample is the mean of the calls that fill --min-time / --repetitions seconds between two
 CUDA events, behind as long a warm-up as attune's rows have; the figure is the samples' median. A backend that is missing or refuses a shape is a row with the reason.
@@ -44,16 +44,16 @@ if options.only:
 
 # ------------------------------------------------------------------------------------------------------------- attune
 
-def run_attune():
-    """The JSON that attune bench wrote; None if it could not run."""
+def run_attune(w):
+    """The JSON that attune bench wrote of one workload; None if it could not run."""
     folder = options.json.parent if options.json else pathlib.Path('.')
     shapes, out = folder / 'peers-shapes.json', folder / 'peers-attune.json'
-    shapes.write_text(json.dumps(workloads))
+    shapes.write_text(json.dumps([w]))
     command = [options.attune, 'bench', '--file', str(shapes), '--device', options.device, '--scale', '1', '--seed',
-               str(options.seed), '--warmup-time', str(options.warmup_time), '--repetitions', str(options.repetitions), '--min-time', str(options.min_time),
-               '--direction', options.direction, '--no-peers', '--json', str(out)] + options.bench.split()
+               str(options.seed), '--warmup-time', str(options.warmup_time), '--repetitions', str(options.repetitions),
+               '--min-time', str(options.min_time), '--direction', options.direction, '--no-peers', '--json', str(out)]
     try:
-        subprocess.run(command, check=False, stdout=sys.stderr)
+        subprocess.run(command + options.bench.split(), check=False, stdout=sys.stderr)
         return json.loads(out.read_text())
     except (OSError, ValueError) as error:
         print(f'attune: {error}', file=sys.stderr)
@@ -63,9 +63,7 @@ def run_attune():
         out.unlink(missing_ok=True)
 
 
-attune = run_attune() if options.attune else None
-document = attune or {'context': {}, 'benchmarks': []}
-medians = {row['workload']: row for row in document['benchmarks'] if row.get('aggregate_name') == 'median'}
+document, medians = {'context': {}, 'benchmarks': []}, {}
 
 # ------------------------------------------------------------------------------------------------------------- PyTorch
 
@@ -217,6 +215,11 @@ def show(row, by):
 
 
 for w in workloads:
+    attune = run_attune(w) if options.attune else None
+    if attune:
+        document['context'] |= attune['context']
+        document['benchmarks'] += attune['benchmarks']
+        medians |= {row['workload']: row for row in attune['benchmarks'] if row.get('aggregate_name') == 'median'}
     if w['name'] in medians:
         show(medians[w['name']], 'attune')
     for peer in peers:

@@ -326,6 +326,10 @@ static attune__cuda_kernel begin_kernel(const char *file, uint32_t architecture,
     snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=sm_%u%s", architecture, hopper ? "a" : "");
     snprintf(kernel.options[1], sizeof kernel.options[1], "--fmad=false");
     snprintf(kernel.options[2], sizeof kernel.options[2], "-std=c++17");
+#ifdef ATTUNE__CUDA_ARRIVALS
+    if (hopper) /* a build for racecheck: tests/cuda/sanitize.py */
+        add_option(&kernel, "ARRIVALS", ATTUNE__CUDA_ARRIVALS);
+#endif
     return kernel;
 }
 

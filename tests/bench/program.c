@@ -226,6 +226,14 @@ Test(program, checks_cases)
     snprintf(command, sizeof command, "cp -r '%s/tests/goldens/window' bad && cp bad/v.npy bad/o.npy", source);
     cr_assert_eq(system(command), 0);
     expect("check --case bad --dtype f32", 1, "FAIL");
+    cr_assert_eq(
+        system("echo '[{\"name\": \"hot\", \"heads\": 2, \"q_len\": 40, \"head_dim\": 16, \"mask\": \"q >= kv\","
+               "\"score\": \"score * heat[h]\", \"captures\": {\"heat\": {\"generator\": \"normal\","
+               "\"size\": [2], \"spread\": 1}}}]' > hot.json"),
+        0);
+    expect("check --file hot.json --dtype f16 --grad", 0, "dheat");
+    expect("check --file nowhere.json", 2, "nowhere.json");
+    expect("check --file hot.json --case bad", 2, "two sources");
     static const struct {
         const char *json, *words;
     } hostile[] = {

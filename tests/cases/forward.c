@@ -44,7 +44,7 @@ static void run_table(const char *backend, kernels which, const attune_dtype *dt
         for (size_t j = 0; j < dtype_count; j++) {
             failure why;
             const uint64_t number = i * dtype_count + j;
-            if (number % step || !test_part(number / step))
+            if (number % step || !test_part(number / step) || !test_case(attention_cases[i].name))
                 continue;
             run++;
             const attention_case c = with_kernels(&attention_cases[i], which);
@@ -113,7 +113,8 @@ static void run_gradients(const char *backend, uint64_t shared, uint64_t random,
             c.backward_options = !strcmp(backend, "vulkan") ? vulkan_kernels[run % 4] : NULL;
             failure why;
             const uint64_t number = i < table ? i * dtype_count + j : all + i - table;
-            if ((i < table && number % step != test_seed() % step) || !test_part(i < table ? number / step : number))
+            if ((i < table && number % step != test_seed() % step) || !test_part(i < table ? number / step : number) ||
+                !test_case(c.name))
                 continue;
             run++;
             if (!case_run_gradients(instance, device, &c, dtypes[i < table ? j : i % dtype_count], seed, &why)) {

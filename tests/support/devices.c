@@ -75,3 +75,9 @@ bool test_part(uint64_t number)
                    parts = rest && *rest == '/' ? strtoull(rest + 1, NULL, 10) : 1;
     return parts < 2 || number % parts == part;
 }
+
+bool test_case(const char *name)
+{
+    const char *text = getenv("ATTUNE_TEST_CASE");
+    return !text || !strncmp(name, text, strlen(text));
+}

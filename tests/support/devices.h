@@ -19,4 +19,7 @@ uint64_t test_seed(void);
 /* Whether this process has the case: ATTUNE_TEST_PART=2/8 is the third of eight that share them. */
 bool test_part(uint64_t number);
 
+/* Whether a case of the table is wanted: ATTUNE_TEST_CASE is how its name begins. */
+bool test_case(const char *name);
+
 #endif
