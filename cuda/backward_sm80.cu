@@ -498,10 +498,6 @@ __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], c
         }
 }
 
-/* The sums that a thread holds; where they leave few registers, fewer operands are kept on their way. */
-constexpr int HELD = ROW_TILES * 4 * (2 * N_TILES + D_TILES + (OWN_KEYS && ROLES == 1 ? DV_TILES : 0));
-constexpr int UNROLL = !WIDE && HELD >= 192 ? 2 : QK_UNROLL;
-
 /* FIRST: dK, or dQ; BOTH or not FIRST: dV. Returns whether every sum is finite; only then, or if careful, it stores. */
 template <bool FIRST, bool SECOND_TOO>
 __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune_cuda_backward &back,
@@ -563,9 +559,9 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
             feed_note(walk, index + AHEAD + 2, a, back);
         scores s, dp;
         forbidden f_pairs;
-        multiply_qk<CHUNKS_D, UNROLL>(s, memory, tile, warp);
+        multiply_qk<CHUNKS_D, false>(s, memory, tile, warp);
         if constexpr (FIRST)
-            multiply_qk<CHUNKS_DV, UNROLL>(dp, memory + (u32)(OWN * PAD_D * sizeof(element)), tile + SECOND, warp);
+            multiply_qk<CHUNKS_DV, false>(dp, memory + (u32)(OWN * PAD_D * sizeof(element)), tile + SECOND, warp);
         else
             FOR_PAIRS(r, n, i) dp[r][n][i] = 0.0f;
         int lane = thread_here() % 32;

@@ -36,34 +36,39 @@ __device__ __forceinline__ bool near_zero(const float (&s)[ROW_TILES][N_TILES][4
 }
 #endif
 
-/* 4: the score and mask hook. row: the thread's first row of q. */
+/* 4: the score and mask hook. row: the thread's first row of q. What captures hold is read for 8 keys and for one row at
+ * a time: all at once would fill the registers. */
 __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const place &p,
                                      const keys &w, int row)
 {
     int column = w.kv + (int)threadIdx.x % 4 * 2;
     if constexpr (HAVE_SCORE) {
+        int from = column;
 #ifdef ATTUNE_SCORE_NEAR
         if (near_zero(s, a.scale)) {
 #pragma unroll
-            for (int r = 0; r < ROW_TILES; r++)
+            for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
-                for (int n = 0; n < N_TILES; n++)
+                for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        s[r][n][i] = attune_score_near(p.b, p.h, row + r * 16 + i / 2 * 8, column + n * 8 + i % 2,
-                                                       p.h_kv, a.q_len, a.kv_len, s[r][n][i] * a.scale,
-                                                       a.score_symbols);
+                        s[r][n][i] = attune_score_near(p.b, p.h, row + r * 16 + i / 2 * 8, from + n * 8 + i % 2, p.h_kv,
+                                                       a.q_len, a.kv_len, s[r][n][i] * a.scale, a.score_symbols);
+                from = behind(from, s[ROW_TILES - 1][n][3]);
+            }
         } else
 #endif
 #if ATTUNE_HAVE_SCORE
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; r++)
+            for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
-            for (int n = 0; n < N_TILES; n++)
+                for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    s[r][n][i] = attune_score(p.b, p.h, row + r * 16 + i / 2 * 8, column + n * 8 + i % 2, p.h_kv,
-                                              a.q_len, a.kv_len, s[r][n][i] * a.scale, a.score_symbols);
+                    for (int i = 0; i < 4; i++)
+                        s[r][n][i] = attune_score(p.b, p.h, row + r * 16 + i / 2 * 8, from + n * 8 + i % 2, p.h_kv,
+                                                  a.q_len, a.kv_len, s[r][n][i] * a.scale, a.score_symbols);
+                from = behind(from, s[ROW_TILES - 1][n][3]);
+            }
 #endif
     } else if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
@@ -80,31 +85,39 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
     if (!w.whole) {
         int h = p.h + a.h0;
+        row += a.q0;
+#if ATTUNE_HAVE_MASK_RANGE
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                int q = row + r * 16 + half * 8 + a.q0;
-#if ATTUNE_HAVE_MASK_RANGE
                 int low, high;
-                attune_mask_range(p.b + a.b0, h, q, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
-                                  a.mask_symbols);
-#endif
+                attune_mask_range(p.b + a.b0, h, row + r * 16 + half * 8, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
+                                  &low, &high, a.mask_symbols);
 #pragma unroll
                 for (int n = 0; n < N_TILES; n++)
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
                         int kv = column + n * 8 + i;
-#if ATTUNE_HAVE_MASK_RANGE
-                        bool allowed = kv >= low && kv < high;
-#else
-                        bool allowed = attune_mask(p.b + a.b0, h, q, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
-                                                   0.0f, a.mask_symbols);
-#endif
-                        if (!allowed)
+                        if (kv < low || kv >= high)
                             s[r][n][half * 2 + i] = -ATTUNE_INF;
                     }
+                row = behind(row, s[r][N_TILES - 1][half * 2 + 1]);
             }
+#else
+        int from = column;
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (!attune_mask(p.b + a.b0, h, row + r * 16 + i / 2 * 8, from + n * 8 + i % 2, h / a.mask_group,
+                                     a.mask_q_len, a.mask_kv_len, 0.0f, a.mask_symbols))
+                        s[r][n][i] = -ATTUNE_INF;
+            from = behind(from, s[ROW_TILES - 1][n][3]);
+        }
+#endif
     }
 #endif
     if (w.kv + BLOCK_N > a.kv_len) {

@@ -161,6 +161,14 @@ __device__ __forceinline__ int thread_here()
     return thread;
 }
 
+/* x, which cannot be known before y: the threads of a workgroup stand in a row, so that %tid.y is 0. */
+__device__ __forceinline__ int behind(int x, float y)
+{
+    int zero;
+    asm volatile("mov.u32 %0, %%tid.y;" : "=r"(zero));
+    return x + (__float_as_int(y) & zero);
+}
+
 /* Copies 16 bytes, or zeros. */
 __device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool valid, bool aligned)
 {
@@ -189,16 +197,19 @@ __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 strid
 {
     int thread = thread_here();
     if (aligned) {
-        if constexpr (THREADS % CHUNKS == 0 && THREADS / CHUNKS % 8 == 0 && ROWS % (THREADS / CHUNKS) == 0) {
-            constexpr int STEP = THREADS / CHUNKS;
-            int row = thread / CHUNKS, chunk = thread % CHUNKS;
+        /* Threads that stand together copy together; the rows of a thread are 8 or a multiple apart. */
+        constexpr int ACROSS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2, STEP = THREADS / ACROSS;
+        if constexpr (ACROSS > 2 && STEP % 8 == 0 && ROWS % STEP == 0) {
+            int row = thread / ACROSS, chunk = thread % ACROSS;
             const element *source = from + (first + row) * stride + chunk * PER_CHUNK;
-            bool inside = chunk * PER_CHUNK < DIM;
             u32 target = to + chunk_offset<CHUNKS>(row, chunk);
 #pragma unroll
             for (int i = 0; i < ROWS / STEP; i++) {
-                bool valid = inside && first + row + i * STEP < limit;
-                copy_async(target + (u32)(i * STEP * CHUNKS * 16), source, valid);
+                bool valid = first + row + i * STEP < limit;
+#pragma unroll
+                for (int j = 0; j < CHUNKS; j += ACROSS)
+                    copy_async(target + (u32)((i * STEP * CHUNKS + j) * 16), source + j * PER_CHUNK,
+                               valid && (chunk + j) * PER_CHUNK < DIM);
                 source += STEP * stride;
             }
         } else {
@@ -256,10 +267,11 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 /* ------------------------------------------------------------------------------------------------------------ stages
  */
 
-/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. */
+/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
+ * addresses, and for the operands of more than some steps. */
 /* More would keep too many operands; fewer would wait for them at each turn's beginning. */
-constexpr int QK_UNROLL = WIDE ? PAD_DV > 128 ? 1 : 2 : 16;
-template <int CHUNKS = CHUNKS_D, int UNROLL = QK_UNROLL>
+constexpr int QK_UNROLL = WIDE ? PAD_DV > 128 ? 1 : 2 : N_TILES > 8 ? 1 : 16;
+template <int CHUNKS = CHUNKS_D, bool KEPT = true>
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
 {
     int lane = thread_here() % 32;
@@ -272,16 +284,18 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
                 s[r][n][i] = 0.0f;
     u32 q_start = q + chunk_offset<CHUNKS>(row + lane % 16, lane / 16);
     u32 k_start = k + chunk_offset<CHUNKS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-#pragma unroll(UNROLL)
+#pragma unroll(KEPT ? QK_UNROLL : WIDE || N_TILES > 8 ? 2 : 4)
     for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
-            load_matrices(a[r], chunk_address<CHUNKS>(q_start, chunk) + (u32)(r * CHUNKS * 256));
+            load_matrices(a[r], KEPT ? chunk_address<CHUNKS>(q_start, chunk) + (u32)(r * CHUNKS * 256)
+                                     : q + chunk_offset<CHUNKS>(row + r * 16 + lane % 16, chunk + lane / 16));
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             u32 b[4];
-            load_matrices(b, chunk_address<CHUNKS>(k_start, chunk) + (u32)(n * CHUNKS * 128));
+            load_matrices(b, KEPT ? chunk_address<CHUNKS>(k_start, chunk) + (u32)(n * CHUNKS * 128)
+                                  : k + chunk_offset<CHUNKS>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
 #pragma unroll
             for (int r = 0; r < ROW_TILES; r++) {
                 multiply_rounded(s[r][n], a[r], b[0], b[1]);
@@ -375,23 +389,6 @@ __device__ __forceinline__ void pack_weights(u32 (&a)[ROW_TILES][4], const float
     }
 }
 
-/* O += P V of 16 keys, V's rows at `start`. */
-template <int TILES, int CHUNKS>
-__device__ __forceinline__ void multiply_pv_piece(float (&o)[ROW_TILES][TILES][4], const u32 (&a)[ROW_TILES][4],
-                                                  u32 start)
-{
-#pragma unroll
-    for (int d = 0; d < TILES; d += 2) {
-        u32 b[4];
-        load_matrices_transposed(b, chunk_address<CHUNKS>(start, d));
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; r++) {
-            multiply(o[r][d], a[r], b[0], b[1]);
-            multiply(o[r][d + 1], a[r], b[2], b[3]);
-        }
-    }
-}
-
 /* 6: O += P V, whose columns are TILES times 8. */
 template <int TILES = DV_TILES, int CHUNKS = CHUNKS_DV>
 __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], const float (&p)[ROW_TILES][N_TILES][4],
@@ -444,12 +441,20 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
                         o[r][d + j][i] += sum[r][j][i];
         }
     } else {
-        u32 start = v + chunk_offset<CHUNKS>(lane % 16, lane / 16);
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             u32 a[ROW_TILES][4];
             pack_weights(a, p, n);
-            multiply_pv_piece<TILES, CHUNKS>(o, a, start + (u32)(n * CHUNKS * 128));
+#pragma unroll
+            for (int d = 0; d < TILES; d += 2) {
+                u32 b[4];
+                load_matrices_transposed(b, v + chunk_offset<CHUNKS>(n * 8 + lane % 16, d + lane / 16));
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; r++) {
+                    multiply(o[r][d], a[r], b[0], b[1]);
+                    multiply(o[r][d + 1], a[r], b[2], b[3]);
+                }
+            }
         }
     }
 }
@@ -471,7 +476,16 @@ __device__ __forceinline__ void multiply_weights(float (&o)[ROW_TILES][DV_TILES]
             softmax_weights(s, l, base, factor, n + 2);
             softmax_weights(s, l, base, factor, n + 3);
         }
-        multiply_pv_piece<DV_TILES, CHUNKS_DV>(o, a, start + (u32)(n * CHUNKS_DV * 128));
+#pragma unroll
+        for (int d = 0; d < DV_TILES; d += 2) {
+            u32 b[4];
+            load_matrices_transposed(b, chunk_address<CHUNKS_DV>(start, d) + (u32)(n * CHUNKS_DV * 128));
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++) {
+                multiply(o[r][d], a[r], b[0], b[1]);
+                multiply(o[r][d + 1], a[r], b[2], b[3]);
+            }
+        }
     }
 }
 
