@@ -107,8 +107,7 @@ static void keep_row(bench_run *run, const report_row *row)
         report_write_row(kept, run->options.format, run->out);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- options
- */
+/* ---------------------------------------------------------------------------------------------------------- options */
 
 static const char usage[] = "bench [OPTIONS]: time named workloads, after a check against the float64 oracle";
 
@@ -278,8 +277,7 @@ static bool next_word(const char **list, char *word, size_t size)
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------- what is run
- */
+/* ------------------------------------------------------------------------------------------------------ what is run */
 
 static void list_workloads(void)
 {
@@ -437,8 +435,7 @@ static bool load_lengths(bench_run *run)
     return !path || run->doc_length_count || complain("%s: has no lengths", path);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- scale
- */
+/* ------------------------------------------------------------------------------------------------------------ scale */
 
 /* The share of its work that a workload runs at: the run's scale, but light ones are not shrunk out of recognition. */
 static double share_of(const workload *w, double scale)
@@ -479,8 +476,7 @@ static double choose_scale(const bench_run *run)
     return scale;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- context
- */
+/* ---------------------------------------------------------------------------------------------------------- context */
 
 static void cpu_name(char *name, size_t size)
 {
@@ -557,8 +553,7 @@ static void add_context(bench_run *run, int argc, char **argv)
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------------- rows
- */
+/* ------------------------------------------------------------------------------------------------------------- rows */
 
 static void run_attention(bench_run *run)
 {

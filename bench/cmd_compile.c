@@ -65,8 +65,7 @@ static bool next_word(const char **list, char *word, size_t size)
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ targets
- */
+/* ---------------------------------------------------------------------------------------------------------- targets */
 
 static bool add_target(compile_run *run, const attune_profile *profile)
 {
@@ -123,8 +122,7 @@ static bool choose_targets(compile_run *run)
     return run->target_count > 0;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- workloads
- */
+/* -------------------------------------------------------------------------------------------------------- workloads */
 
 static bool keep_workload(compile_run *run, const workload *w, double scale)
 {
@@ -199,8 +197,7 @@ static bool choose_types(compile_run *run)
     return true;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- compiling
- */
+/* -------------------------------------------------------------------------------------------------------- compiling */
 
 static void compile(compile_run *run, job *j)
 {

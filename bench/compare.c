@@ -46,8 +46,7 @@ const char *compare_verdict_string(compare_verdict verdict)
     return (unsigned)verdict < 4 ? names[verdict] : "????";
 }
 
-/* ---------------------------------------------------------------------------------------------------------- baseline
- */
+/* --------------------------------------------------------------------------------------------------------- baseline */
 
 void baseline_free(baseline *b)
 {
@@ -179,8 +178,7 @@ bool baseline_load(const char *path, baseline *b, failure *why)
     return take_root(json_load_file(path, 0, &error), &error, path, b, why);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- table
- */
+/* ------------------------------------------------------------------------------------------------------------ table */
 
 static void write_line(const char *name, const comparison *c, const char *note, report_format format, FILE *out)
 {

@@ -79,8 +79,7 @@ void report_free(report *r)
     memset(r, 0, sizeof *r);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- figures
- */
+/* ---------------------------------------------------------------------------------------------------------- figures */
 
 double report_flops(const report_row *row)
 {
@@ -153,8 +152,7 @@ static const char *percent(double part, double whole, char buffer[16])
     return buffer;
 }
 
-/* ---------------------------------------------------------------------------------------------------- table, Markdown
- */
+/* -------------------------------------------------------------------------------------------------- table, Markdown */
 
 /* The columns that people read. Widths are of the table; a negative one is aligned left. */
 static const struct {
@@ -209,8 +207,7 @@ static void write_context(const report *r, const char *prefix, const char *suffi
         (void)fprintf(out, "%s%s: %s%s\n", prefix, r->entries[i].key, r->entries[i].value, suffix);
 }
 
-/* --------------------------------------------------------------------------------------------------------------- CSV
- */
+/* -------------------------------------------------------------------------------------------------------------- CSV */
 
 static void write_csv_text(const char *text, FILE *out)
 {
@@ -302,8 +299,7 @@ static void csv_number(void *out, const char *key, double value)
     (void)fprintf(out, ",%.9g", value);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- rows
- */
+/* ------------------------------------------------------------------------------------------------------------- rows */
 
 void report_begin(const report *r, report_format format, FILE *out)
 {
@@ -385,8 +381,7 @@ void report_end(const report *r, report_format format, FILE *out)
     (void)fflush(out);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- JSON
- */
+/* ------------------------------------------------------------------------------------------------------------- JSON */
 
 /* The bytes of a well-formed UTF-8 character at text, 0 if it is none. */
 static int utf8_length(const unsigned char *text)

@@ -53,8 +53,7 @@ static bool fail_call(report_row *row, attune_status status, const char *what)
                 attune_last_error());
 }
 
-/* ------------------------------------------------------------------------------------------------------------- setup
- */
+/* ------------------------------------------------------------------------------------------------------------ setup */
 
 static void give_back(bench_setup *s)
 {
@@ -247,8 +246,7 @@ static bool forward(void *state, double *seconds)
     return s->status == ATTUNE_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- training
- */
+/* --------------------------------------------------------------------------------------------------------- training */
 
 /* Fills the output with bytes that are NaN in every dtype, so that an element that no kernel wrote is found. */
 static attune_status poison(attune_buffer *buffer)
@@ -391,8 +389,7 @@ static bool check_backward(bench_setup *s, report_row *row)
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- check
- */
+/* ------------------------------------------------------------------------------------------------------------ check */
 
 typedef struct checked_rows {
     int64_t count;
@@ -494,8 +491,7 @@ static bool check(bench_setup *s, const row_options *options, report_row *row)
     return good;
 }
 
-/* -------------------------------------------------------------------------------------------------------------- rows
- */
+/* ------------------------------------------------------------------------------------------------------------- rows */
 
 static void finish_row(report_row *row, bool good, const char *what, attune_status status)
 {

@@ -13,6 +13,8 @@
 #define DOCUMENT_MEDIAN 1700
 #define DOCUMENT_SPREAD 1.5
 
+#define SHAPE(b, h, h_kv, l, l_kv, d)                                                                                  \
+    .batch = b, .heads = h, .kv_heads = h_kv, .q_len = l, .kv_len = l_kv, .head_dim = d
 #define LENGTH(n, v)                                                                                                   \
     {                                                                                                                  \
         .name = n, .dtype = ATTUNE_I32, .value = v, .shrink = WORKLOAD_LENGTH                                          \
@@ -22,34 +24,19 @@ static const workload workloads[] = {
     {.name = "dense",
      .description = "every pair; FLUX.1 [dev] joint attention, 4096 image and 512 text tokens, 24 heads of 128 "
                     "(black-forest-labs/FLUX.1-dev, transformer/config.json)",
-     .batch = 1,
-     .heads = 24,
-     .kv_heads = 24,
-     .q_len = 4608,
-     .kv_len = 4608,
-     .head_dim = 128,
+     SHAPE(1, 24, 24, 4608, 4608, 128),
      .density = 1},
     {.name = "causal",
      .description = "causal; Llama 3 8B prefill at its context of 8192, 32 query and 8 kv heads of 128 "
                     "(meta-llama/Meta-Llama-3-8B, config.json)",
      .mask = "q >= kv",
-     .batch = 1,
-     .heads = 32,
-     .kv_heads = 8,
-     .q_len = 8192,
-     .kv_len = 8192,
-     .head_dim = 128,
+     SHAPE(1, 32, 8, 8192, 8192, 128),
      .density = 0.5},
     {.name = "sliding_window",
      .description = "causal window of 4096; Mistral 7B v0.1 at 16384, 32 query and 8 kv heads of 128 "
                     "(mistralai/Mistral-7B-v0.1, config.json)",
      .mask = "q >= kv && q - kv < width",
-     .batch = 1,
-     .heads = 32,
-     .kv_heads = 8,
-     .q_len = 16384,
-     .kv_len = 16384,
-     .head_dim = 128,
+     SHAPE(1, 32, 8, 16384, 16384, 128),
      .density = 0.219,
      .parameter_count = 1,
      .parameters = {LENGTH("width", 4096)}},
@@ -58,12 +45,7 @@ static const workload workloads[] = {
          "causal window of 1024; a local layer of Gemma 3 27B at 8192, 32 query and 16 kv heads of 128, scale "
          "168^-0.5 (google/gemma-3-27b-it, config.json)",
      .mask = "q >= kv && q - kv < width",
-     .batch = 1,
-     .heads = 32,
-     .kv_heads = 16,
-     .q_len = 8192,
-     .kv_len = 8192,
-     .head_dim = 128,
+     SHAPE(1, 32, 16, 8192, 8192, 128),
      .scale = 0.0771516749810460,
      .density = 0.117,
      .parameter_count = 1,
@@ -73,12 +55,7 @@ static const workload workloads[] = {
          "causal within each of the packed documents, 32768 tokens, heavy-tailed lengths; Llama 3 8B, 32 query "
          "and 8 kv heads of 128 (meta-llama/Meta-Llama-3-8B, config.json)",
      .mask = "q >= kv && doc[q] == doc[kv]",
-     .batch = 1,
-     .heads = 32,
-     .kv_heads = 8,
-     .q_len = 32768,
-     .kv_len = 32768,
-     .head_dim = 128,
+     SHAPE(1, 32, 8, 32768, 32768, 128),
      .density = 0.12,
      .capture_count = 1,
      .captures = {{.name = "doc", .generator = "document", .length = DOCUMENT_MEDIAN, .spread = DOCUMENT_SPREAD}}},
@@ -86,12 +63,7 @@ static const workload workloads[] = {
      .description = "groups of a prompt and 8 answers packed into 16384 tokens: an answer sees itself and its prompt; "
                     "Llama 3 8B, 32 query and 8 kv heads of 128 (meta-llama/Meta-Llama-3-8B, config.json)",
      .mask = "q >= kv && (doc[q] == doc[kv] || owner[q] == doc[kv])",
-     .batch = 1,
-     .heads = 32,
-     .kv_heads = 8,
-     .q_len = 16384,
-     .kv_len = 16384,
-     .head_dim = 128,
+     SHAPE(1, 32, 8, 16384, 16384, 128),
      .density = 0.06,
      .capture_count = 2,
      .captures = {{.name = "doc", .generator = "prefix_document", .length = 512, .spread = 0.7, .count = 8},
@@ -101,12 +73,7 @@ static const workload workloads[] = {
          "everything sees the prefix, the rest is causal: 4096 image and 64 prompt tokens of 4608; PaliGemma 3B "
          "at 896 px, 8 query heads and 1 kv head of 256 (google/paligemma-3b-pt-896, config.json)",
      .mask = "q >= kv || kv < prefix_len",
-     .batch = 4,
-     .heads = 8,
-     .kv_heads = 1,
-     .q_len = 4608,
-     .kv_len = 4608,
-     .head_dim = 256,
+     SHAPE(4, 8, 1, 4608, 4608, 256),
      .density = 0.95,
      .parameter_count = 1,
      .parameters = {LENGTH("prefix_len", 4160)}},
@@ -114,12 +81,7 @@ static const workload workloads[] = {
      .description = "causal text, and images whose tokens see their whole image (the rule of Gemma 3), 16384 tokens; "
                     "Qwen2-VL 7B, 28 query and 4 kv heads of 128 (Qwen/Qwen2-VL-7B-Instruct, config.json)",
      .mask = "q >= kv || (image_id[q] >= 0 && image_id[q] == image_id[kv])",
-     .batch = 1,
-     .heads = 28,
-     .kv_heads = 4,
-     .q_len = 16384,
-     .kv_len = 16384,
-     .head_dim = 128,
+     SHAPE(1, 28, 4, 16384, 16384, 128),
      .density = 0.53,
      .capture_count = 1,
      .captures = {{.name = "image_id", .generator = "image", .length = 1024, .spread = 0.6}}},
@@ -129,12 +91,7 @@ static const workload workloads[] = {
          "heads of 256 (google/gemma-2-9b, config.json)",
      .mask = "q >= kv",
      .score = "50.0 * tanh(score / 50.0)",
-     .batch = 1,
-     .heads = 16,
-     .kv_heads = 8,
-     .q_len = 8192,
-     .kv_len = 8192,
-     .head_dim = 256,
+     SHAPE(1, 16, 8, 8192, 8192, 256),
      .density = 0.5},
     {.name = "softcap_window",
      .description =
@@ -142,12 +99,7 @@ static const workload workloads[] = {
          "query and 8 kv heads of 256 (google/gemma-2-9b, config.json)",
      .mask = "q >= kv && q - kv < width",
      .score = "50.0 * tanh(score / 50.0)",
-     .batch = 1,
-     .heads = 16,
-     .kv_heads = 8,
-     .q_len = 8192,
-     .kv_len = 8192,
-     .head_dim = 256,
+     SHAPE(1, 16, 8, 8192, 8192, 256),
      .density = 0.375,
      .parameter_count = 1,
      .parameters = {LENGTH("width", 4096)}},
@@ -156,12 +108,7 @@ static const workload workloads[] = {
                     "(bigscience/bloom-7b1, config.json)",
      .mask = "q >= kv",
      .score = "score + slopes[h] * (kv - q)",
-     .batch = 4,
-     .heads = 32,
-     .kv_heads = 32,
-     .q_len = 2048,
-     .kv_len = 2048,
-     .head_dim = 128,
+     SHAPE(4, 32, 32, 2048, 2048, 128),
      .density = 0.5,
      .capture_count = 1,
      .captures = {{.name = "slopes", .generator = "slopes"}}},
@@ -171,13 +118,8 @@ static const workload workloads[] = {
          "latent of Stable Diffusion 3 medium at 1024 px, 24 heads of 64 (arXiv 2403.03206)",
      .mask = "abs(clamp(q / side, radius, side - 1 - radius) - kv / side) <= radius && "
              "abs(clamp(q % side, radius, side - 1 - radius) - kv % side) <= radius",
-     .batch = 2,
-     .heads = 24,
-     .kv_heads = 24,
+     SHAPE(2, 24, 24, 4096, 4096, 64),
      .side = 64,
-     .q_len = 4096,
-     .kv_len = 4096,
-     .head_dim = 64,
      .density = 0.012,
      .parameter_count = 1,
      .parameters = {{.name = "radius", .dtype = ATTUNE_I32, .value = 3, .shrink = WORKLOAD_SIDE}}},
@@ -187,47 +129,27 @@ static const workload workloads[] = {
          "latent of Stable Diffusion 3 medium at 1024 px, 24 heads of 64 (arXiv 2403.03206)",
      .mask = "abs(clamp(q / side, radius, side - 1 - radius) - kv / side) <= radius && "
              "abs(clamp(q % side, radius, side - 1 - radius) - kv % side) <= radius",
-     .batch = 2,
-     .heads = 24,
-     .kv_heads = 24,
+     SHAPE(2, 24, 24, 4096, 4096, 64),
      .side = 64,
-     .q_len = 4096,
-     .kv_len = 4096,
-     .head_dim = 64,
      .density = 0.041,
      .parameter_count = 1,
      .parameters = {{.name = "radius", .dtype = ATTUNE_I32, .value = 6, .shrink = WORKLOAD_SIDE}}},
     {.name = "decode",
      .description = "one query against 32768 keys; Llama 3.1 8B, 32 query and 8 kv heads of 128 "
                     "(meta-llama/Llama-3.1-8B, config.json)",
-     .batch = 1,
-     .heads = 32,
-     .kv_heads = 8,
-     .q_len = 1,
-     .kv_len = 32768,
-     .head_dim = 128,
+     SHAPE(1, 32, 8, 1, 32768, 128),
      .density = 1},
     {.name = "decode_batch",
      .description = "one query in each of 16 sequences of 8192 keys; Llama 3.1 8B, 32 query and 8 kv heads of 128 "
                     "(meta-llama/Llama-3.1-8B, config.json)",
-     .batch = 16,
-     .heads = 32,
-     .kv_heads = 8,
-     .q_len = 1,
-     .kv_len = 8192,
-     .head_dim = 128,
+     SHAPE(16, 32, 8, 1, 8192, 128),
      .density = 1},
     {.name = "mla_prefill",
      .description =
          "causal multi-head latent attention before absorption, 4096 tokens: 128 heads of 192 for q and k, 128 "
          "for v; DeepSeek V3 (deepseek-ai/DeepSeek-V3, config.json)",
      .mask = "q >= kv",
-     .batch = 1,
-     .heads = 128,
-     .kv_heads = 128,
-     .q_len = 4096,
-     .kv_len = 4096,
-     .head_dim = 192,
+     SHAPE(1, 128, 128, 4096, 4096, 192),
      .head_dim_v = 128,
      .density = 0.5},
 };
@@ -236,34 +158,19 @@ static const workload mask_workloads[] = {
     {.name = "mask_causal",
      .description = "block mask of 131072 x 131072, causal",
      .mask = "q >= kv",
-     .batch = 1,
-     .heads = 1,
-     .kv_heads = 1,
-     .q_len = 131072,
-     .kv_len = 131072,
-     .head_dim = 8,
+     SHAPE(1, 1, 1, 131072, 131072, 8),
      .density = 0.5},
     {.name = "mask_window",
      .description = "block mask of 131072 x 131072, causal window of 1024",
      .mask = "q >= kv && q - kv < width",
-     .batch = 1,
-     .heads = 1,
-     .kv_heads = 1,
-     .q_len = 131072,
-     .kv_len = 131072,
-     .head_dim = 8,
+     SHAPE(1, 1, 1, 131072, 131072, 8),
      .density = 0.0078,
      .parameter_count = 1,
      .parameters = {LENGTH("width", 1024)}},
     {.name = "mask_document",
      .description = "block mask of 131072 x 131072, causal within packed documents of heavy-tailed lengths",
      .mask = "q >= kv && doc[q] == doc[kv]",
-     .batch = 1,
-     .heads = 1,
-     .kv_heads = 1,
-     .q_len = 131072,
-     .kv_len = 131072,
-     .head_dim = 8,
+     SHAPE(1, 1, 1, 131072, 131072, 8),
      .density = 0.05,
      .capture_count = 1,
      .captures = {{.name = "doc", .generator = "document", .length = DOCUMENT_MEDIAN, .spread = DOCUMENT_SPREAD}}},
@@ -301,8 +208,7 @@ const workload *workload_mask_get(uint32_t index)
     return index < workload_mask_count() ? &mask_workloads[index] : NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ shapes
- */
+/* ----------------------------------------------------------------------------------------------------------- shapes */
 
 static double at_least_1(int64_t n)
 {
@@ -401,8 +307,7 @@ workload workload_scaled(const workload *w, double scale)
     return s;
 }
 
-/* -------------------------------------------------------------------------------------------------------- generators
- */
+/* ------------------------------------------------------------------------------------------------------- generators */
 
 /* Each array has a stream of its own, so that one more capture changes no other. */
 static random_state stream(uint64_t seed, const char *tag)
@@ -669,8 +574,7 @@ void workload_document_ids(int32_t *ids, int64_t total, const int64_t *lengths, 
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- instantiation
- */
+/* ---------------------------------------------------------------------------------------------------- instantiation */
 
 static char *copy_string(const char *text)
 {

@@ -24,6 +24,8 @@
  *     ATTUNE_HAVE_MASK       1: partial blocks call attune_mask (only with ATTUNE_HAVE_BLOCKS); 0: there are none
  *     ATTUNE_HAVE_MASK_RANGE 1: partial blocks call attune_mask_range instead of attune_mask; with both, if the
  *                            argument mask_ranges says so (sm90 only)
+ *     ATTUNE_HAVE_MASK_COLUMNS  backward_sm90, 1: attune_mask_rows may be called where attune_mask_range may
+ *     ATTUNE_DETERMINISTIC   backward_sm90, 1: dQ's sums are added to in turn
  *     ATTUNE_HAVE_SCORE      1: every pair calls attune_score
  *     ATTUNE_HAVE_READS      backward, 1: gradients of captures may be wanted
  *     ATTUNE_OWN_KEYS        backward_sm80, 1: the kernel for dK and dV, whose tile is BLOCK_M1 and BLOCK_N1; 0: that
@@ -36,6 +38,8 @@
  *     float attune_score(the same)
  *     void attune_mask_range(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, int *high ATTUNE_SYMBOLS)
  *
+ *     void attune_mask_rows(int b, int h, int kv, the same), with ATTUNE_HAVE_MASK_COLUMNS
+ *
  *     float attune_score_near(as attune_score), with ATTUNE_HAVE_SCORE_NEAR: cheaper, and if ATTUNE_SCORE_NEAR is
  *                                              defined right only where |score| is at most that
  *
@@ -46,13 +50,14 @@
  *     float attune_read_<i>(as attune_score): d attune_score / d what is read
  *     long long attune_read_<i>_at(as attune_score): which element that is, in row-major order; -1 = none
  *
- * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0`. Row q may attend low <= kv < high. The text must be
+ * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0`. Row q may attend low <= kv < high,
+ * or to key kv the rows low <= q < high. The text must be
  * compiled without contraction (--fmad=false): the kernels ask for each fused operation by name.
  *
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the part first; combine: a grid of
  * batch * heads * q_len, any number of threads, no shared memory.
  *
- * Launch of backward: attune_delta with a block of 256 threads for each 8 rows of [batch * heads * row_stride], which
+ * Launch of backward: attune_delta with a block of 256 threads for each 32 rows of [batch * heads * row_stride], which
  * also clears the sums; then the kernel with attune_cuda_arguments.partial and full as they are for dQ, for dK and dV
  * with tiles of keys * kv_heads * kv_batch blocks, twice as many if apart; then attune_sums with 256 threads for each
  * 256 elements.
@@ -150,6 +155,9 @@ typedef struct attune_cuda_backward {
     /* backward_sm90: there `sums` are float, those of dQ. int32 *redo, behind them, says that the sm80 kernels, which
      * are launched after it, start over; 0 = they are on their own. */
     unsigned long long redo;
+    /* backward_sm90 with ATTUNE_DETERMINISTIC: u32 [batch * heads][row tiles][2], how often each part of dQ's sums was
+     * added to, zero at first. The counter is then one of the call's own, and zero too. */
+    unsigned long long turns;
     int together; /* backward_sm90: heads of k and v that are worked on at a time */
 } attune_cuda_backward;
 

@@ -417,8 +417,7 @@ __device__ __forceinline__ void chain(scores &s, scores &dp, const attune_cuda_a
 }
 #endif
 
-/* ------------------------------------------------------------------------------------------------------------ kernel
- */
+/* ----------------------------------------------------------------------------------------------------------- kernel */
 
 /* Zeros for what is not finite in a tile. */
 __device__ __forceinline__ void clean(u32 tile)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Backward for Hopper, head dimensions up to 128, and wide ones past 192: attune_delta comes before it, and attune_backward_dq_sm90 rounds dQ.
+ * Backward for Hopper, head dimensions up to 128, and wide ones: attune_delta comes before it, and attune_backward_dq_sm90 rounds dQ.
  *
  * A workgroup owns 128 keys at a time, whose K and V stay in shared memory, and each of its two warp groups 64 of them,
  * whose dK and dV stay in registers, over every row of every head that attends to them. The first warp group loads: one
@@ -11,7 +11,7 @@
  * rows lies in the same order. The order of these additions is not fixed, so dQ's last bits are not either.
  *
  * Of wide heads a workgroup has 64 keys: dK, dV and dQ are shared by columns, S and dP by rows; P and dS both meet in
- * shared memory, and each thread adds its part of dQ to the sums itself.
+ * shared memory.
  *
  * What is not finite in K, V, Q or dO makes results that are no numbers even where the mask forbids the pair: a flag
  * tells the careful kernels of backward_sm80.cu, which come last, to start over. They are what else such a call costs.
@@ -21,8 +21,12 @@
  */
 #include "common.cuh"
 #include "hopper.cuh"
+#include "turns.cuh"
 #include "wgmma.cuh"
 
+#ifndef ATTUNE_DETERMINISTIC
+#define ATTUNE_DETERMINISTIC 0
+#endif
 #ifndef ATTUNE_HAVE_SCORE_NEAR
 #define ATTUNE_HAVE_SCORE_NEAR 0
 #endif
@@ -32,30 +36,47 @@ constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
 constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;
 constexpr int WIDTH_D = round_up(HEAD_DIM, 16), WIDTH_DV = round_up(HEAD_DIM_V, 16);
 /* Wide heads: the warp groups share the columns of dK, dV and dQ, and the rows of S and dP. */
-constexpr bool WIDE = HEAD_DIM > 192;
+constexpr bool WIDE = HEAD_DIM > 128 || HEAD_DIM_V > 128;
 static_assert(THREADS == 128 * (GROUPS + 1) && STAGES == 2 && BLOCK_N == (WIDE ? 64 : 64 * GROUPS),
               "two warp groups own 64 keys each, or the same 64");
-static_assert(WIDE ? SLABS_D == 4 && SLABS_DV == 4 : SLABS_D <= 2 && SLABS_DV <= 2, "of these head dimensions");
+static_assert(!WIDE || (SLABS_D >= 2 && SLABS_DV >= 2), "a slab of each for both warp groups");
 /* Else they share the 128 rows of dQ, or its columns; it is turned too where these are 128. */
 constexpr bool TURNED = HEAD_DIM > 64 && !WIDE, BY_ROWS = BLOCK_M == 128;
 static_assert(BLOCK_M == 64 || (BY_ROWS && SLABS_D == 1 && SLABS_DV == 1), "the tile's rows are 64, or with small heads 128");
-constexpr int DQ_COLUMNS = TURNED ? 128 : BY_ROWS ? WIDTH_D : WIDE ? 256 : round_up(HEAD_DIM, 32);
+constexpr int DQ_COLUMNS = TURNED ? 128 : BY_ROWS ? WIDTH_D : WIDE ? round_up(HEAD_DIM, 128) : round_up(HEAD_DIM, 32);
 constexpr int DQ_WIDTH = TURNED ? BLOCK_M : BY_ROWS ? DQ_COLUMNS : DQ_COLUMNS / 2; /* of a part, which has 64 rows */
-/* Of dK and dV, what a warp group has. */
-constexpr int PART_D = WIDE ? 128 : WIDTH_D, PART_DV = WIDE ? 128 : WIDTH_DV;
-constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4;
+/* Of dK (and a wide head's dQ) and dV, the columns that a warp group has: of three slabs the first has two of dK, the
+ * second two of dV. EVEN: both have as many. */
+constexpr bool EVEN = !WIDE || (SLABS_D % 2 == 0 && SLABS_DV % 2 == 0);
+constexpr int FIRST_D = (SLABS_D + 1) / 2 * 64, FIRST_DV = SLABS_DV / 2 * 64;
+template <int GROUP> constexpr int PART_D = !WIDE ? WIDTH_D : GROUP ? SLABS_D * 64 - FIRST_D : FIRST_D;
+template <int GROUP> constexpr int PART_DV = !WIDE ? WIDTH_DV : GROUP ? SLABS_DV * 64 - FIRST_DV : FIRST_DV;
+constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4; /* of a part, in the sums */
+template <int GROUP> constexpr u32 PART_DQ_BYTES = WIDE ? 64 * PART_D<GROUP> * 4 : DQ_BYTES;
+/* Where a part waits for its addition: in memory of its own; over the warp group's columns of Q and dO, which no one
+ * reads any longer; or nowhere, all threads adding what they hold at once, which is slow. */
+enum { ADDED_APART, ADDED_IN_PLACE, ADDED_AT_ONCE };
+constexpr int ADDED = !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? ADDED_APART
+                      : EVEN && SLABS_DV >= SLABS_D          ? ADDED_IN_PLACE
+                                                             : ADDED_AT_ONCE;
 constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
 constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
 constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
-constexpr int LOADER_REGISTERS = 24, OWNER_REGISTERS = 240;
 /* Whether dP begins after P and dV only: a score expression has no room beside it. */
 constexpr bool LATE = HAVE_SCORE && !WIDE;
+/* Whether dQ's sums are added to in turn. Under a causal mask the last keys begin last in their rows, so that their
+ * turns come with hardly a wait. */
+constexpr bool ORDERED = ATTUNE_DETERMINISTIC;
+constexpr int LOADER_REGISTERS = ORDERED ? 40 : 24, OWNER_REGISTERS = ORDERED ? 232 : 240;
+static_assert(!ORDERED || ADDED != ADDED_AT_ONCE, "what all threads add has no turns");
 
-enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8 };
+/* Above the flags stands the number of the tile of keys. */
+enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8, NOTE_KEYS = 16 };
 
 constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT = DO_AT + STAGES * DO_BYTES;
-constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, LSE_AT = DQ_AT + (WIDE ? 0 : GROUPS * DQ_BYTES);
+constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, 
+              LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
 
 struct __align__(16) note
@@ -75,8 +96,7 @@ struct control {
 constexpr u32 CONTROL_BYTES = 256;
 static_assert(sizeof(control) <= CONTROL_BYTES && planned(CONTROL_AT + CONTROL_BYTES, 0));
 
-/* ------------------------------------------------------------------------------------------------------ instructions
- */
+/* ----------------------------------------------------------------------------------------------------- instructions */
 
 __device__ __forceinline__ void bulk_load(u32 to, const void *from, u32 bytes, u64 *barrier)
 {
@@ -143,6 +163,8 @@ __device__ __forceinline__ column column_at(const attune_cuda_arguments &a, cons
     int set = tile / (tiles * some), rest = tile - set * tiles * some;
     some = min(some, planes - set * some);
     int chunk = rest / some, plane = set * g.together + rest - chunk * some;
+    if (ORDERED)
+        chunk = tiles - 1 - chunk;
     return {plane / a.kv_heads, plane % a.kv_heads, chunk * BLOCK_N};
 }
 
@@ -158,8 +180,14 @@ __device__ __forceinline__ float *sums_at(const attune_cuda_backward &g, i64 row
     return (float *)g.sums + (row / BLOCK_M * GROUPS + group) * (DQ_BYTES / 4);
 }
 
-/* -------------------------------------------------------------------------------------------------------- the loader
- */
+/* Where half of a warp group's part of dQ is laid down in place: over its columns of dO, and of Q. */
+__device__ __forceinline__ u32 dq_place(u32 memory, u32 stage, int group, int half)
+{
+    return memory + (half ? Q_AT + stage * Q_BYTES + group * (FIRST_D / 64) * ROW_SLAB
+                          : DO_AT + stage * DO_BYTES + group * (FIRST_DV / 64) * ROW_SLAB);
+}
+
+/* ------------------------------------------------------------------------------------------------------- the loader */
 
 __device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                           u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map)
@@ -167,7 +195,7 @@ __device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const 
     auto &w = c.walk;
     barrier_wait(&c.empty[r.stage], r.phase);
     u64 *full = &c.full[r.stage];
-    c.notes[r.stage] = {w.q, w.h, w.b, w.flags};
+    c.notes[r.stage] = {w.q, w.h, w.b, ORDERED ? w.flags + c.kv / BLOCK_N * NOTE_KEYS : w.flags};
     barrier_expect(full, Q_BYTES + DO_BYTES + 2 * ROW_BYTES);
     i64 row = row_at(a, g, w.b, w.h, w.q);
 #pragma unroll
@@ -241,7 +269,8 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
     ring r = {0, 1}; /* empty to begin with: the phase before the first */
     auto &w = c.walk;
     w.round = 0;
-    w.tile = (int)blockIdx.x;
+    /* In order of the claims, lest one that waits keeps those off that it waits for. */
+    w.tile = ORDERED ? atomicAdd((int *)a.counter, 1) : (int)blockIdx.x;
 #pragma unroll 1
     for (; w.tile < column_count(a, g); w.round++) {
         {
@@ -268,45 +297,65 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
                 load_head(a, g, c, memory, r, q_map, do_map);
         load_note(c, r, w.tile, NOTE_END);
         if (a.counter)
-            w.tile = (int)gridDim.x + atomicAdd((int *)a.counter, 1);
+            w.tile = (ORDERED ? 0 : (int)gridDim.x) + atomicAdd((int *)a.counter, 1);
         else
             w.tile += (int)gridDim.x;
     }
     load_note(c, r, 0, NOTE_STOP);
     int *counter = (int *)a.counter;
-    if (counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
+    if (!ORDERED && counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
         counter[0] = 0;
         counter[1] = 0;
     }
 }
 
-/* Adds the parts of dQ of one warp group, as they come. */
+/* Adds the parts of dQ of one warp group, as they come. By a whole warp if in turn, else by its first thread. */
 __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                        u32 memory, int group)
 {
-    u32 from = memory + DQ_AT + group * DQ_BYTES;
+    constexpr bool IN_PLACE = ADDED == ADDED_IN_PLACE;
+    bool first = threadIdx.x % 32 == 0;
+    if (!ORDERED && !first)
+        return;
+    u32 bytes = group ? PART_DQ_BYTES<1> : PART_DQ_BYTES<0>;
     ring r = {0, 0};
     u32 phase = 0;
-    for (;;) {
+    for (;; ring_next(r)) {
         barrier_wait(&c.full[r.stage], r.phase);
         note n = c.notes[r.stage];
-        barrier_arrive(&c.empty[r.stage]);
-        ring_next(r);
+        if (ORDERED)
+            __syncwarp();
+        bool rows = !(n.flags & (NOTE_END | NOTE_STOP));
+        if (first && !(IN_PLACE && rows))
+            barrier_arrive(&c.empty[r.stage]);
         if (n.flags & NOTE_STOP)
             break;
-        if (n.flags & NOTE_END)
+        if (!rows)
             continue;
-        barrier_wait(&c.dq_full[group], phase);
+        i64 row = row_at(a, g, n.b, n.h, n.q);
+        int tile = n.flags / NOTE_KEYS;
+        u32 turn = ORDERED ? turn_of(a, n.b, n.h, n.q, tile) : 0, *word = (u32 *)g.turns + row / BLOCK_M * GROUPS + group;
+        if (first) {
+            float *to = sums_at(g, row, group);
+            if (ORDERED)
+                turn_wait(word, turn);
+            barrier_wait(&c.dq_full[group], phase);
+            if (IN_PLACE) {
+                bulk_add(to, dq_place(memory, r.stage, group, 0), bytes / 2);
+                bulk_add(to + bytes / 8, dq_place(memory, r.stage, group, 1), bytes / 2);
+            } else
+                bulk_add(to, memory + DQ_AT + group * PART_DQ_BYTES<0>, bytes);
+            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            barrier_arrive(IN_PLACE ? &c.empty[r.stage] : &c.dq_empty[group]);
+            if (ORDERED)
+                turn_end(word, tile);
+        }
         phase ^= 1;
-        bulk_add(sums_at(g, row_at(a, g, n.b, n.h, n.q), group), from, DQ_BYTES);
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-        barrier_arrive(&c.dq_empty[group]);
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* ------------------------------------------------------------------------------------------------------------ stages
- */
+/* ----------------------------------------------------------------------------------------------------------- stages */
 
 constexpr int SHARE = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* of a tile's rows, a warp group's */
 constexpr int TILE = SHARE / 2;                          /* of S and dP, what a thread holds */
@@ -342,21 +391,22 @@ template <int COUNT> __device__ __forceinline__ void multiply_rows_wide(float (&
 }
 
 /* A warp group's part of dQ = dS^T K. Begun. */
-__device__ __forceinline__ void multiply_dq(float (&dq)[DQ_WIDTH / 2], u32 d_s, u32 k, int group)
+template <int COUNT>
+__device__ __forceinline__ void multiply_dq(float (&dq)[COUNT], u32 d_s, u32 k, int group)
 {
     u64 left = TURNED ? describe_n_major(k + group * KEY_SLAB, KEY_SLAB)
                       : describe_k_major(d_s + (BY_ROWS ? group * 64 * 128 : 0));
     u64 right = TURNED ? describe_k_major(d_s) : describe_n_major(k + (BY_ROWS ? 0
-                                                               : WIDE  ? group * 2 * KEY_SLAB
+                                                               : WIDE  ? group * (FIRST_D / 64) * KEY_SLAB
                                                                        : group * DQ_WIDTH * 2),
                                                           KEY_SLAB);
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; step++) {
         u32 turned = step * (16 * 128 / 16), straight = (step / 4 * ROW_SLAB + step % 4 * 32) / 16;
         if constexpr (TURNED)
-            wgmma<DQ_WIDTH>::template ss<1, 0>(dq, left + turned, right + straight, step);
+            wgmma<COUNT * 2>::template ss<1, 0>(dq, left + turned, right + straight, step);
         else
-            wgmma<DQ_WIDTH>::template ss<0, 1>(dq, left + straight, right + turned, step);
+            wgmma<COUNT * 2>::template ss<0, 1>(dq, left + straight, right + turned, step);
     }
     wgmma_commit();
 }
@@ -384,13 +434,39 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
 /* Stands in S for a pair that is forbidden: the score expression knows nothing of masks. */
 #define FORBIDDEN (HAVE_SCORE ? __int_as_float(0x7fc0dead) : -ATTUNE_INF)
 
+/* By the rows that may attend to each of the thread's two keys; false where a mask does not say these. */
+__device__ __forceinline__ bool forbid_rows(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
+{
+#if ATTUNE_HAVE_MASK_COLUMNS
+    if (!ATTUNE_HAVE_MASK || a.mask_ranges) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int low = 0, high = 0, h = n.h + a.h0;
+            attune_mask_rows(n.b + a.b0, h, kv + half * 8, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
+                             a.mask_symbols);
+            int from = q + a.q0 - low;
+#pragma unroll
+            for (int i = half * 2; i < TILE; i += 4)
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+                    if ((u32)(from + i / 4 * 8 + j) >= (u32)max(high - low, 0))
+                        s[i + j] = FORBIDDEN;
+        }
+        return true;
+    }
+#endif
+    return false;
+}
+
 __device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
 {
     if (n.flags & NOTE_PARTIAL) {
+        if (!forbid_rows(s, a, n, q, kv)) {
 #pragma unroll
-        for (int i = 0; i < TILE; i++)
-            if (!pair_allowed(a, n, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8))
-                s[i] = FORBIDDEN;
+            for (int i = 0; i < TILE; i++)
+                if (!pair_allowed(a, n, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8))
+                    s[i] = FORBIDDEN;
+        }
     }
 #pragma unroll
     for (int i = 0; i < TILE; i++)
@@ -493,21 +569,33 @@ __device__ __forceinline__ void store_piece(const u32 (&d_s)[SHARE / 16][4], u32
         store_turned(at + step * 16 * 128, d_s[step]);
 }
 
-__device__ __forceinline__ void store_dq(const float (&dq)[DQ_WIDTH / 2], u32 to)
+/* Of a part of dQ `MANY` of what each thread holds, from `FIRST` on. */
+template <int FIRST, int MANY, int COUNT> __device__ __forceinline__ void store_dq(const float (&dq)[COUNT], u32 to)
 {
     to += threadIdx.x % 128 * 16;
 #pragma unroll
-    for (int i = 0; i < DQ_WIDTH / 2; i += 4)
-        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i / 4 * 128 * 16), "f"(dq[i]), "f"(dq[i + 1]),
-                     "f"(dq[i + 2]), "f"(dq[i + 3])
+    for (int i = 0; i < MANY; i += 4)
+        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i / 4 * 128 * 16), "f"(dq[FIRST + i]),
+                     "f"(dq[FIRST + i + 1]), "f"(dq[FIRST + i + 2]), "f"(dq[FIRST + i + 3])
                      : "memory");
 }
 
+/* Waits until the part before has been added. */
+template <int COUNT>
+__device__ __forceinline__ void give_dq(const float (&dq)[COUNT], control &c, u32 memory, int group, u32 &phase)
+{
+    barrier_wait(&c.dq_empty[group], phase);
+    phase ^= 1;
+    store_dq<0, COUNT>(dq, memory + DQ_AT + group * PART_DQ_BYTES<0>);
+    fence_async();
+    warp_arrive(&c.dq_full[group]);
+}
+
 /* A part of dQ, added to its sums as it stands. */
-__device__ __forceinline__ void add_dq_wide(const float (&dq)[DQ_WIDTH / 2], float *to)
+template <int COUNT> __device__ __forceinline__ void add_dq_wide(const float (&dq)[COUNT], float *to)
 {
 #pragma unroll
-    for (int i = 0; i < DQ_WIDTH / 2; i += 4)
+    for (int i = 0; i < COUNT; i += 4)
         asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to + i / 4 * 128 * 4), "f"(dq[i]),
                      "f"(dq[i + 1]), "f"(dq[i + 2]), "f"(dq[i + 3])
                      : "memory");
@@ -546,13 +634,15 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
     good = good && none == 0.0f;
 }
 
-/* -------------------------------------------------------------------------------------------------------- the owners
- */
+/* ------------------------------------------------------------------------------------------------------- the owners */
 
+/* GROUP: the warp group, unless both are alike. */
+template <int GROUP>
 __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                     u32 memory)
 {
-    int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 32;
+    constexpr int COLUMNS_D = PART_D<GROUP>, COLUMNS_DV = PART_DV<GROUP>;
+    int group = EVEN ? (int)threadIdx.x / 128 - 1 : GROUP, lane = (int)threadIdx.x % 32;
     int own_row = (WIDE ? 0 : group * 64) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     u32 own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
     u64 k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);
@@ -564,12 +654,12 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         note n = c.notes[r.stage];
         if (n.flags & NOTE_STOP)
             break;
-        float dk[PART_D / 2], dv[PART_DV / 2];
+        float dk[COLUMNS_D / 2], dv[COLUMNS_DV / 2];
 #pragma unroll
-        for (int i = 0; i < PART_D / 2; i++)
+        for (int i = 0; i < COLUMNS_D / 2; i++)
             dk[i] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < PART_DV / 2; i++)
+        for (int i = 0; i < COLUMNS_DV / 2; i++)
             dv[i] = 0.0f;
         barrier_wait(&c.keys_full, round & 1);
         int kv = c.kv + own_row;
@@ -591,14 +681,14 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 probabilities(s, p, a, n, kv, memory + LSE_AT + r.stage * ROW_BYTES + own_share / 32, factor);
                 if constexpr (LATE) {
                     wgmma_fence();
-                    multiply_rows<PART_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                    multiply_rows<COLUMNS_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
                     multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
                 }
                 wgmma_wait<0>();
                 accumulators_done(d_p);
                 differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES + own_share / 32);
             }
-            float dq[DQ_WIDTH / 2];
+            float dq[WIDE ? COLUMNS_D / 2 : DQ_WIDTH / 2];
             u32 stage = r.stage;
             if constexpr (WIDE) {
                 store_piece(p, ds_tile + own_share);
@@ -606,37 +696,46 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 fence_async();
                 asm volatile("bar.sync 1, 256;" ::: "memory");
                 float *to = sums_at(g, row_at(a, g, n.b, n.h, n.q), group) + threadIdx.x % 128 * 4;
+                constexpr bool IN_PLACE = ADDED == ADDED_IN_PLACE;
                 wgmma_fence();
-                multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
-                multiply_rows_wide(dv, ds_tile, do_tile + group * 2 * ROW_SLAB);
-                multiply_rows_wide(dk, ds_tile + ROW_SLAB, q_tile + group * 2 * ROW_SLAB);
+                if constexpr (!IN_PLACE)
+                    multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
+                multiply_rows_wide(dv, ds_tile, do_tile + group * (FIRST_DV / 64) * ROW_SLAB);
+                if constexpr (IN_PLACE)
+                    multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
+                multiply_rows_wide(dk, ds_tile + ROW_SLAB, q_tile + group * (FIRST_D / 64) * ROW_SLAB);
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
-                wgmma_wait<2>();
+                wgmma_wait<IN_PLACE ? 1 : 2>();
                 accumulators_done(dq);
-                add_dq_wide(dq, to);
+                if constexpr (IN_PLACE) {
+                    store_dq<0, COLUMNS_D / 4>(dq, dq_place(memory, stage, group, 0));
+                    wgmma_wait<0>();
+                    store_dq<COLUMNS_D / 4, COLUMNS_D / 4>(dq, dq_place(memory, stage, group, 1));
+                    fence_async();
+                    warp_arrive(&c.dq_full[group]);
+                } else if constexpr (ADDED == ADDED_APART)
+                    give_dq(dq, c, memory, group, dq_phase);
+                else
+                    add_dq_wide(dq, to);
             } else {
                 if constexpr (!LATE) {
                     wgmma_fence();
-                    multiply_rows<PART_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                    multiply_rows<COLUMNS_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
                 }
                 store_piece(d_s, ds_tile + group * ROW_SLAB);
                 fence_async();
                 asm volatile("bar.sync 1, 256;" ::: "memory");
                 wgmma_fence();
                 multiply_dq(dq, ds_tile, memory, group);
-                multiply_rows<PART_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
+                multiply_rows<COLUMNS_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
                 wgmma_wait<1>();
                 accumulators_done(dq);
-                barrier_wait(&c.dq_empty[group], dq_phase);
-                dq_phase ^= 1;
-                store_dq(dq, memory + DQ_AT + group * DQ_BYTES);
-                fence_async();
-                warp_arrive(&c.dq_full[group]);
+                give_dq(dq, c, memory, group, dq_phase);
             }
             wgmma_wait<0>();
             accumulators_done(dk);
@@ -649,9 +748,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         ring_next(r);
         column at = column_at(a, g, n.q);
         bool good = true;
-        int first = WIDE ? group * 128 : 0;
-        store<PART_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, at.kv + own_row, a.kv_len, first, a.scale, good);
-        store<PART_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, at.kv + own_row, a.kv_len, first, 1.0f, good);
+        int row = at.kv + own_row, second = WIDE ? group : 0;
+        store<COLUMNS_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, row, a.kv_len, second * FIRST_D, a.scale, good);
+        store<COLUMNS_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, row, a.kv_len, second * FIRST_DV, 1.0f, good);
         if (!good)
             *(volatile int *)g.redo = 1;
     }
@@ -669,7 +768,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(&c.keys_empty, GROUPS * 4 * ATTUNE_ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.full[i], 1);
-            barrier_init(&c.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS + (WIDE ? 0 : GROUPS));
+            barrier_init(&c.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS + (ADDED == ADDED_AT_ONCE ? 0 : GROUPS));
         }
         for (int i = 0; i < GROUPS; i++) {
             barrier_init(&c.dq_full[i], 4 * ATTUNE_ARRIVALS);
@@ -682,16 +781,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, g, c, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
-        else if (!WIDE && threadIdx.x % 32 == 0 && threadIdx.x / 32 <= GROUPS)
+        else if (ADDED != ADDED_AT_ONCE && threadIdx.x >= 32 && threadIdx.x / 32 <= GROUPS)
             add_dq(a, g, c, shared_address(memory), (int)threadIdx.x / 32 - 1);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
-        own(a, g, c, shared_address(memory));
+        if (EVEN || threadIdx.x < 256)
+            own<0>(a, g, c, shared_address(memory));
+        else
+            own<EVEN ? 0 : 1>(a, g, c, shared_address(memory));
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------- dQ
- */
+/* --------------------------------------------------------------------------------------------------------------- dQ */
 
 constexpr int DQ_TILE = GROUPS * DQ_BYTES / 4;
 

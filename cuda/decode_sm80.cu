@@ -101,8 +101,7 @@ __device__ __forceinline__ keys part_take(walk &w, const attune_cuda_arguments &
     return taken;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ stages
- */
+/* ----------------------------------------------------------------------------------------------------------- stages */
 
 /* 1: the packed rows of Q. */
 __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, const part &p)
@@ -185,8 +184,7 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------- kernels
- */
+/* ---------------------------------------------------------------------------------------------------------- kernels */
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 

@@ -22,7 +22,26 @@ __device__ __forceinline__ float value_of(element x)
         return unpack((u32)x);
 }
 
-/* The lane's part of a dot product. 16-bit products are exact in float32. */
+/* A workgroup has ROWS rows of one head, a warp SHARE of them. Where vectors can be read, LANES lanes have a row, and a
+ * warp loads all its rows before it adds. */
+constexpr int ROWS = 32, SHARE = ROWS / ATTUNE_NUM_WARPS;
+constexpr bool VECTORS = !IN_F32 && HEAD_DIM_V % 8 == 0;
+constexpr int LANES = HEAD_DIM_V > 128 ? 32 : HEAD_DIM_V > 64 ? 16 : 8, STEPS = SHARE * LANES / 32;
+
+__device__ __forceinline__ float dot_two(u32 x, u32 y, float sum)
+{
+    return __fmaf_rn(unpack(x >> 16), unpack(y >> 16), __fmaf_rn(unpack(x & 0xffff), unpack(y & 0xffff), sum));
+}
+
+template <int COUNT> __device__ __forceinline__ float sum_over(float sum)
+{
+#pragma unroll
+    for (int step = COUNT / 2; step; step /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    return sum;
+}
+
+/* A warp's dot product. 16-bit products are exact in float32. */
 __device__ __forceinline__ float dot(const element *x, const element *y, int lane)
 {
     if constexpr (IN_F32) {
@@ -34,35 +53,24 @@ __device__ __forceinline__ float dot(const element *x, const element *y, int lan
         return (float)sum;
     } else {
         float sum = 0.0f;
-        if ((((u64)x | (u64)y) & 3) == 0) {
-            for (int d = lane; d < HEAD_DIM_V / 2; d += 32) {
-                u32 a = ((const u32 *)x)[d], b = ((const u32 *)y)[d];
-                sum = __fmaf_rn(unpack(a & 0xffff), unpack(b & 0xffff), sum);
-                sum = __fmaf_rn(unpack(a >> 16), unpack(b >> 16), sum);
-            }
-        } else {
-            for (int d = lane; d < HEAD_DIM_V; d += 32)
-                sum = __fmaf_rn(value_of(x[d]), value_of(y[d]), sum);
-        }
-        for (int step = 16; step; step /= 2)
-            sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        return sum;
+        for (int d = lane; d < HEAD_DIM_V; d += 32)
+            sum = __fmaf_rn(value_of(x[d]), value_of(y[d]), sum);
+        return sum_over<32>(sum);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    attune_delta(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_backward back)
+__device__ __forceinline__ bool is_aligned(const attune_cuda_view &v)
 {
-    for (u64 i = (u64)blockIdx.x * THREADS + threadIdx.x; i < back.sum_words; i += (u64)gridDim.x * THREADS)
-        ((u64 *)back.sums)[i] = 0;
-    int lane = (int)threadIdx.x % 32;
-    i64 row = (i64)blockIdx.x * ATTUNE_NUM_WARPS + threadIdx.x / 32, plane = row / back.row_stride;
-    int q = (int)(row - plane * back.row_stride), b = (int)(plane / a.heads), h = (int)(plane - (i64)b * a.heads);
+    return ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 15) == 0;
+}
+
+/* Row q's LSE and delta, dot being dot(o, d_o). */
+__device__ __forceinline__ void finish(const attune_cuda_arguments &a, const attune_cuda_backward &back, int plane,
+                                       int b, int h, int q, float dot)
+{
     float lse = ATTUNE_INF, delta = 0.0f;
     if (q < a.q_len) {
-        delta = dot((const element *)a.o.address + b * a.o.batch + h * a.o.head + q * a.o.row,
-                    (const element *)back.d_o.address + b * back.d_o.batch + h * back.d_o.head + q * back.d_o.row,
-                    lane);
+        delta = dot;
         if (back.d_lse.address)
             delta -= ((const float *)
                           back.d_lse.address)[b * back.d_lse.batch + h * back.d_lse.head + q * back.d_lse.row];
@@ -72,9 +80,52 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         else if (!IN_F32)
             lse *= ATTUNE_LOG2E;
     }
-    if (lane == 0) {
-        ((float *)back.lse)[row] = lse;
-        ((float *)back.delta)[row] = delta;
+    ((float *)back.lse)[plane * back.row_stride + q] = lse;
+    ((float *)back.delta)[plane * back.row_stride + q] = delta;
+}
+
+__device__ __forceinline__ void clear(const attune_cuda_backward &back)
+{
+    u64 quads = back.sum_words / 2, first = (u64)blockIdx.x * THREADS + threadIdx.x;
+    for (u64 i = first; i < quads; i += (u64)gridDim.x * THREADS)
+        ((uint4 *)back.sums)[i] = make_uint4(0, 0, 0, 0);
+    if (first == 0 && back.sum_words % 2)
+        ((u64 *)back.sums)[back.sum_words - 1] = 0;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attune_delta(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_backward back)
+{
+    clear(back);
+    int blocks = (int)back.row_stride / ROWS, plane = (int)blockIdx.x / blocks;
+    int b = plane / a.heads, h = plane - b * a.heads, lane = (int)threadIdx.x % 32;
+    int first = ((int)blockIdx.x - plane * blocks) * ROWS + (int)threadIdx.x / 32 * SHARE;
+    const element *o = (const element *)a.o.address + b * a.o.batch + h * a.o.head;
+    const element *d_o = (const element *)back.d_o.address + b * back.d_o.batch + h * back.d_o.head;
+    if (VECTORS && is_aligned(a.o) && is_aligned(back.d_o)) {
+        uint4 x[STEPS], y[STEPS];
+        int q = first + lane / LANES, at = lane % LANES * 8;
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            x[i] = y[i] = make_uint4(0, 0, 0, 0);
+            if (q + i * (32 / LANES) < a.q_len && at < HEAD_DIM_V) {
+                x[i] = *(const uint4 *)(o + (q + i * (32 / LANES)) * a.o.row + at);
+                y[i] = *(const uint4 *)(d_o + (q + i * (32 / LANES)) * back.d_o.row + at);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            float sum = dot_two(x[i].x, y[i].x, dot_two(x[i].y, y[i].y, 0.0f));
+            sum = sum_over<LANES>(dot_two(x[i].z, y[i].z, dot_two(x[i].w, y[i].w, sum)));
+            if (lane % LANES == 0)
+                finish(a, back, plane, b, h, q + i * (32 / LANES), sum);
+        }
+        return;
+    }
+    for (int q = first; q < first + SHARE; q++) {
+        float sum = q < a.q_len ? dot(o + q * a.o.row, d_o + q * back.d_o.row, lane) : 0.0f;
+        if (lane == 0)
+            finish(a, back, plane, b, h, q, sum);
     }
 }
 

@@ -61,8 +61,7 @@ template <int SIZE> __device__ __forceinline__ void ring_next(ring &r)
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------- the walker
- */
+/* ------------------------------------------------------------------------------------------------------- the walker */
 
 /*
  * Heads whose keys fit in the L2 cache together are a section. With lists a section's last rows come first: they are
@@ -177,8 +176,7 @@ __device__ __forceinline__ void walk_ahead(const attune_cuda_arguments &a, contr
     work_end(a);
 }
 
-/* -------------------------------------------------------------------------------------------------------- the loader
- */
+/* ------------------------------------------------------------------------------------------------------- the loader */
 
 __device__ __forceinline__ void load_v(const attune_cuda_arguments &a, control &c, u32 v_tiles, const tensor_map *v_map,
                                        ring &v, const place &p, int kv)
@@ -244,8 +242,7 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- the checkers
- */
+/* ----------------------------------------------------------------------------------------------------- the checkers */
 
 constexpr u32 EXPONENTS = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x7c007c00u : 0x7f807f80u;
 constexpr u32 EXPONENT_ONE = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x04000400u : 0x00800080u;

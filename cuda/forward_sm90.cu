@@ -31,8 +31,7 @@ __device__ __forceinline__ void turn_pass(int group)
         asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1 == GROUPS ? 0 : group + 1)) : "memory");
 }
 
-/* ------------------------------------------------------------------------------------------------------------ stages
- */
+/* ----------------------------------------------------------------------------------------------------------- stages */
 
 /* 3: S = Q K^T, begun. */
 __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 k)
@@ -425,8 +424,7 @@ __device__ __forceinline__ void store_nothing(const attune_cuda_arguments &a, co
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------- the owners
- */
+/* ------------------------------------------------------------------------------------------------------- the owners */
 
 /* Whether the next tile of rows has keys. */
 __device__ __forceinline__ bool rows_follow(control &c, const ring &r)

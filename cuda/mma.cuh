@@ -15,8 +15,7 @@ constexpr int PAD_D = round_up(HEAD_DIM, 16), PAD_DV = round_up(HEAD_DIM_V, 16);
 constexpr int CHUNKS_D = PAD_D / PER_CHUNK, CHUNKS_DV = PAD_DV / PER_CHUNK;
 constexpr int N_TILES = KEYS / 8, DV_TILES = PAD_DV / 8;
 
-/* ------------------------------------------------------------------------------------------------------ instructions
- */
+/* ----------------------------------------------------------------------------------------------------- instructions */
 
 __device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
 {
@@ -117,8 +116,7 @@ __device__ __forceinline__ void multiply_rounded(float (&c)[4], const u32 (&a)[4
         multiply(c, a, b0, b1);
 }
 
-/* ----------------------------------------------------------------------------------------------------- shared memory
- */
+/* ---------------------------------------------------------------------------------------------------- shared memory */
 
 /* A value that is the same in the whole warp, said so that the compiler may keep it in a register of the warp. */
 __device__ __forceinline__ int uniform(int x)
@@ -264,8 +262,7 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
     copy_commit();
 }
 
-/* ------------------------------------------------------------------------------------------------------------ stages
- */
+/* ----------------------------------------------------------------------------------------------------------- stages */
 
 /* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
  * addresses, and for the operands of more than some steps. */

@@ -58,8 +58,7 @@ static float d_z[DRAFT * WIDTH], d_n3[DRAFT * WIDTH];
 static int symbol[ROWS], place[ROWS], wanted[DRAFT]; /* wanted -1: not guessed */
 static int32_t anchor[BLOCKS];
 
-/* -------------------------------------------------------------------------------------------------------------- layers
- */
+/* ----------------------------------------------------------------------------------------------------------- layers */
 
 /* to[r] = m from[r], m of `outputs` rows; and its gradients, which are added. */
 static void linear(float *to, const float *from, const float *m, int rows, int outputs, int inputs)
@@ -118,8 +117,7 @@ static void rms_norm_backward(const float *d_to, float *d_from, float *d_gain, c
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------- attention
- */
+/* -------------------------------------------------------------------------------------------------------- attention */
 
 enum { Q, K, V, O, LSE, D_O, D_Q, D_K, D_V, WORK_FORWARD, WORK_BACKWARD, BUFFERS };
 
@@ -261,8 +259,7 @@ static bool attend_backward(attention *t)
     return true;
 }
 
-/* --------------------------------------------------------------------------------------------------------------- steps
- */
+/* ------------------------------------------------------------------------------------------------------------ steps */
 
 static uint64_t random_state = 1;
 

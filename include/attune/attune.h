@@ -11,22 +11,27 @@
  *
  * Nothing after the plan allocates, compiles or waits.
  *
- * Conventions
- *   Errors         Every function that can fail returns attune_status. On failure the outputs are untouched, except
- * that a created handle is set to NULL; attune_last_error() has the calling thread's message in full. Nothing aborts,
- * exits or prints. Descriptions   Plain structs whose first field is `struct_size`, which the caller sets to sizeof the
- * struct (so that a later library knows which fields this caller has). A field that is zero takes the default printed
- *                  beside it.
- *   Ownership      A handle made by *_create or *_open belongs to the caller and is given back by *_destroy, which
- *                  accepts NULL. Handles keep what they were made from alive: they may be destroyed in any order.
- *                  Strings and arrays passed in are copied before the call returns, unless the function says otherwise.
- *   Threads        Distinct objects may be used from distinct threads. attune_instance, attune_device, attune_expr,
- *                  attune_mask and attune_plan do not change after creation and may be shared between threads, except
- *                  where a function says otherwise. The destroy of an object must not race with its use.
- *   Text out       Functions that give text take (buffer, size, needed) as snprintf does: at most size bytes are
- * written, a NUL included, and *needed, if not NULL, receives the bytes needed, the NUL included. buffer may be NULL
- * when size is 0. Units          Sizes and offsets are 64-bit. Tensor strides are in elements, buffer offsets in bytes,
- * time in nanoseconds, LSE in natural logarithms.
+ * Errors. Every function that can fail returns attune_status. On failure the outputs are untouched, except that a
+ * created handle is set to NULL; attune_last_error() has the calling thread's message in full. Nothing aborts, exits or
+ * prints.
+ *
+ * Descriptions are plain structs whose first field is `struct_size`, which the caller sets to sizeof the struct, so
+ * that a later library knows which fields this caller has. A field that is zero takes the default printed beside it.
+ *
+ * Ownership. A handle made by *_create, *_open or *_wrap belongs to the caller and is given back by *_destroy, which
+ * accepts NULL. Handles keep what they were made from alive: they may be destroyed in any order. Strings and arrays
+ * passed in are copied before the call returns, unless the function says otherwise.
+ *
+ * Threads. Distinct objects may be used from distinct threads. attune_instance, attune_device, attune_expr, attune_mask
+ * and attune_plan do not change after creation and may be shared between threads, except where a function says
+ * otherwise. The destroy of an object must not race with its use.
+ *
+ * Text out. Functions that give text take (buffer, size, needed) as snprintf does: at most size bytes are written, a
+ * NUL included, and *needed, if not NULL, receives the bytes needed, the NUL included. buffer may be NULL when size is
+ * 0.
+ *
+ * Units. Sizes and offsets are 64-bit. Tensor strides are in elements, buffer offsets in bytes, time-outs in
+ * nanoseconds, measured time in seconds, LSE in natural logarithms.
  */
 #ifndef ATTUNE_ATTUNE_H
 #define ATTUNE_ATTUNE_H
@@ -45,8 +50,7 @@ extern "C" {
 #define ATTUNE_API __attribute__((visibility("default")))
 #endif
 
-/* ---------------------------------------------------------------------------------------------------- version, status
- */
+/* -------------------------------------------------------------------------------------------------- version, status */
 
 #define ATTUNE_VERSION_MAJOR 0
 #define ATTUNE_VERSION_MINOR 1
@@ -83,8 +87,7 @@ ATTUNE_API const char *attune_status_string(attune_status status);
  */
 ATTUNE_API const char *attune_last_error(void);
 
-/* ---------------------------------------------------------------------------------------------------------- instance
- */
+/* --------------------------------------------------------------------------------------------------------- instance */
 
 typedef struct attune_instance attune_instance;
 
@@ -131,8 +134,7 @@ typedef struct attune_instance_desc {
 ATTUNE_API attune_status attune_instance_create(const attune_instance_desc *desc, attune_instance **instance);
 ATTUNE_API void attune_instance_destroy(attune_instance *instance);
 
-/* ----------------------------------------------------------------------------------------------------------- devices
- */
+/* ---------------------------------------------------------------------------------------------------------- devices */
 
 typedef enum attune_backend {
     ATTUNE_BACKEND_CPU = 1,
@@ -255,8 +257,7 @@ ATTUNE_API attune_status attune_profile_get(uint32_t index, attune_profile *prof
 /* By name, without regard to case. INVALID_ARGUMENT, listing the names, if there is none. Any thread. */
 ATTUNE_API attune_status attune_profile_find(const char *name, attune_profile *profile);
 
-/* ----------------------------------------------------------------------------------------------------------- buffers
- */
+/* ---------------------------------------------------------------------------------------------------------- buffers */
 
 typedef struct attune_buffer attune_buffer;
 
@@ -264,7 +265,7 @@ typedef struct attune_buffer attune_buffer;
 ATTUNE_API attune_status attune_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
 /*
  * Wraps host memory that the CPU device then reads and writes in place. The memory stays the caller's and must outlive
- * the buffer. UNSUPPORTED on devices that are not the CPU (see vulkan.h, cuda.h, opencl.h for theirs).
+ * the buffer. UNSUPPORTED on devices that are not the CPU (see vulkan.h and cuda.h for theirs).
  */
 ATTUNE_API attune_status attune_buffer_wrap(attune_device *device, void *memory, uint64_t size, attune_buffer **buffer);
 ATTUNE_API void attune_buffer_destroy(attune_buffer *buffer);
@@ -300,8 +301,7 @@ typedef struct attune_array {
     int64_t stride[ATTUNE_MAX_RANK];
 } attune_array;
 
-/* ------------------------------------------------------------------------------------------------------- expressions
- */
+/* ------------------------------------------------------------------------------------------------------ expressions */
 
 typedef struct attune_expr attune_expr;
 
@@ -412,8 +412,7 @@ ATTUNE_API attune_status attune_expr_evaluate_row(const attune_expr *expr, attun
                                                   const attune_parameter *parameters, uint32_t parameter_count,
                                                   double *values);
 
-/* ------------------------------------------------------------------------------------------------------- block masks
- */
+/* ------------------------------------------------------------------------------------------------------ block masks */
 
 /*
  * Which blocks of the q x kv plane have anything to compute: FlexAttention's BlockMask. A block is empty (in no list),
@@ -546,8 +545,7 @@ ATTUNE_API attune_status attune_mask_draw_pixels(const attune_mask *mask, int64_
  */
 ATTUNE_API attune_status attune_mask_upload(attune_mask *mask, attune_device *device);
 
-/* ------------------------------------------------------------------------------------------------------------- plans
- */
+/* ------------------------------------------------------------------------------------------------------------ plans */
 
 typedef enum attune_direction { ATTUNE_FORWARD = 0, ATTUNE_BACKWARD = 1 } attune_direction;
 
@@ -674,8 +672,7 @@ ATTUNE_API attune_status attune_plan_explain(const attune_plan *plan, attune_tex
 /* The bytes of workspace that each call in flight needs; 0 = none. */
 ATTUNE_API uint64_t attune_plan_workspace_size(const attune_plan *plan);
 
-/* ------------------------------------------------------------------------------------------------------------- packs
- */
+/* ------------------------------------------------------------------------------------------------------------ packs */
 
 /*
  * Kernels compiled ahead, for machines that have no compiler (CUDA without NVRTC) or must not wait for it. A pack is
@@ -708,8 +705,7 @@ ATTUNE_API attune_status attune_pack_write(const attune_pack *pack, const char *
  */
 ATTUNE_API attune_status attune_instance_pack_load(attune_instance *instance, const char *path);
 
-/* --------------------------------------------------------------------------------------------------------- execution
- */
+/* -------------------------------------------------------------------------------------------------------- execution */
 
 typedef struct attune_queue attune_queue;
 
@@ -782,7 +778,8 @@ typedef struct attune_forward_args {
  *
  * Launches only: no allocation, compilation or wait (unless args->seconds asks for one). Work may go on after return:
  * the tensors must live until `completion` (which may be NULL) is reached. On the CPU the work is done on return. A
- * plan may be used from several threads at once, with a workspace each.
+ * plan may be used from several threads at once, with a workspace each. Outputs must overlap neither inputs nor one
+ * another, which is not checked.
  */
 ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                                         attune_completion *completion);
@@ -795,7 +792,7 @@ typedef struct attune_backward_args {
     attune_tensor d_o;           /* as o */
     attune_tensor d_lse;         /* as lse; buffer NULL = the loss does not use LSE */
     attune_tensor d_q, d_k, d_v; /* out, as q, k and v */
-    const attune_mask *mask;
+    const attune_mask *mask;     /* from here on as in forward, where nothing else is said */
     const attune_capture *captures;
     uint32_t capture_count;
     const attune_capture *capture_gradients; /* out, f32, shaped as the captures of the same name, which are
@@ -828,8 +825,7 @@ typedef struct attune_backward_args {
 ATTUNE_API attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                                          attune_completion *completion);
 
-/* ----------------------------------------------------------------------------------------------------------- merging
- */
+/* ---------------------------------------------------------------------------------------------------------- merging */
 
 /* Merges results over parts of the keys into the result over all of them, and takes gradients apart again: one for
  * every type and shape on its device. */
@@ -869,8 +865,8 @@ typedef struct attune_merge_args {
  *
  * which for results over parts of the keys, as attune_forward gives them, is the result over all. A part whose lse is
  * -inf contributes nothing, whatever its o holds; where all are, o = 0 and lse = -inf. A NaN among the lse, or one of
- * +inf, makes the row NaN. Launches only, as attune_forward; otherwise than stated above
- * outputs and inputs must not overlap.
+ * +inf, makes the row NaN. Launches only, as attune_forward; otherwise than stated above outputs and inputs must not
+ * overlap.
  */
 ATTUNE_API attune_status attune_merge(const attune_merger *merger, attune_queue *queue, const attune_merge_args *args,
                                       attune_completion *completion);

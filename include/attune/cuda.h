@@ -5,8 +5,9 @@
  * are, a CUdeviceptr (or what cudaMalloc gave) as a number.
  *
  * attune never takes ownership of any of them and makes no thread. Around each call it makes the context current and
- * puts back what was. A launch makes one kernel launch and one event record, so that it may be captured in a CUDA
- * graph; while the stream is being captured there is no point to wait for, and the completion is reached at once.
+ * puts back what was. A call makes kernel launches, one forwards and a few otherwise, and one event record, so that it
+ * may be captured in a CUDA graph; while the stream is being captured there is no point to wait for, and the completion
+ * is reached at once.
  */
 #ifndef ATTUNE_CUDA_H
 #define ATTUNE_CUDA_H

@@ -72,6 +72,32 @@ attune_status attune__bind_host(const attune_expr *expr, const attune_host_captu
     return attune__bindings_resolve(expr, captures, capture_count, parameters, parameter_count, arrays, values);
 }
 
+attune_status attune__bind_shifted(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,
+                                   const attune_parameter *parameters, uint32_t parameter_count, int64_t kv_start,
+                                   int64_t kv_total, attune_array *arrays, attune__value *values)
+{
+    attune_parameter all[ATTUNE_EXPR_MAX_SYMBOLS];
+    uint32_t count = 0;
+    if (parameter_count)
+        ATTUNE__TRY(attune__check_not_null(parameters, "parameters"));
+    for (uint32_t i = 0; i < expr->symbol_count; i++) {
+        const char *name = expr->symbols[i].name;
+        if (expr->symbols[i].kind != ATTUNE_SYMBOL_PARAMETER)
+            continue;
+        if (!strcmp(name, ATTUNE__KV_START))
+            all[count++] = (attune_parameter){name, (double)kv_start};
+        else if (!strcmp(name, ATTUNE__KV_TOTAL))
+            all[count++] = (attune_parameter){name, (double)kv_total};
+        else
+            for (uint32_t j = 0; j < parameter_count; j++)
+                if (parameters[j].name && !strcmp(parameters[j].name, name)) {
+                    all[count++] = parameters[j];
+                    break;
+                }
+    }
+    return attune__bind_host(expr, captures, capture_count, all, count, arrays, values);
+}
+
 attune_status attune_expr_evaluate(const attune_expr *expr, const attune_point *point,
                                    const attune_host_capture *captures, uint32_t capture_count,
                                    const attune_parameter *parameters, uint32_t parameter_count, float *value)

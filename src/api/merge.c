@@ -43,8 +43,7 @@ void attune_merger_destroy(attune_merger *merger)
     attune__device_release(device);
 }
 
-/* ----------------------------------------------------------------------------------------------------------- workspace
- */
+/* -------------------------------------------------------------------------------------------------------- workspace */
 
 attune_dtype attune__merge_dtype(attune_dtype dtype)
 {
@@ -106,8 +105,7 @@ attune_status attune__merge_run(const attune__program *merger, attune_queue *que
     return ATTUNE_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------------------- checks
- */
+/* ----------------------------------------------------------------------------------------------------------- checks */
 
 /* One of the tensors of a merge; `like` gives the sizes of its first dimensions, NULL = any. */
 static attune_status check_tensor(const attune_merger *merger, const char *name, attune_dtype dtype, uint32_t rank,

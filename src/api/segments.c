@@ -8,32 +8,6 @@
 
 #include <string.h>
 
-attune_status attune__bind_shifted(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,
-                                   const attune_parameter *parameters, uint32_t parameter_count, int64_t kv_start,
-                                   int64_t kv_total, attune_array *arrays, attune__value *values)
-{
-    attune_parameter all[ATTUNE_EXPR_MAX_SYMBOLS];
-    uint32_t count = 0;
-    if (parameter_count)
-        ATTUNE__TRY(attune__check_not_null(parameters, "parameters"));
-    for (uint32_t i = 0; i < expr->symbol_count; i++) {
-        const char *name = expr->symbols[i].name;
-        if (expr->symbols[i].kind != ATTUNE_SYMBOL_PARAMETER)
-            continue;
-        if (!strcmp(name, ATTUNE__KV_START))
-            all[count++] = (attune_parameter){name, (double)kv_start};
-        else if (!strcmp(name, ATTUNE__KV_TOTAL))
-            all[count++] = (attune_parameter){name, (double)kv_total};
-        else
-            for (uint32_t j = 0; j < parameter_count; j++)
-                if (parameters[j].name && !strcmp(parameters[j].name, name)) {
-                    all[count++] = parameters[j];
-                    break;
-                }
-    }
-    return attune__bind_host(expr, captures, capture_count, all, count, arrays, values);
-}
-
 /* The length of the concatenation. */
 static attune_status check_segments(const attune_plan *plan, const attune_segment *segments, uint32_t count,
                                     int64_t *total)

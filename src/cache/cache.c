@@ -33,8 +33,7 @@ struct attune__cache {
     atomic_bool warned;
 };
 
-/* ---------------------------------------------------------------------------------------------------------- the folder
- */
+/* ------------------------------------------------------------------------------------------------------- the folder */
 
 static void warn(attune__cache *cache, const char *what, int error)
 {
@@ -128,8 +127,7 @@ void attune__cache_close(attune__cache *cache)
     attune__free(&allocator, cache);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- entries
- */
+/* ---------------------------------------------------------------------------------------------------------- entries */
 
 static void name_entry(const attune__cache_key *key, char name[NAME_SIZE])
 {
@@ -211,8 +209,7 @@ bool attune__cache_get(attune__cache *cache, const attune__cache_key *key, void 
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- removal
- */
+/* ---------------------------------------------------------------------------------------------------------- removal */
 
 typedef struct found {
     char name[NAME_SIZE];
@@ -280,8 +277,7 @@ static void remove_oldest(const attune__cache *cache, int folder, const char *ke
     attune__free(&cache->allocator, entries);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- writing
- */
+/* ---------------------------------------------------------------------------------------------------------- writing */
 
 /* A new file for this writer alone; -1, with errno, if there can be none. */
 static int create_temporary(attune__cache *cache, int folder, char name[NAME_SIZE])

@@ -37,8 +37,7 @@ static bool equal_hashes(attune__hash a, attune__hash b)
     return a.lane[0] == b.lane[0] && a.lane[1] == b.lane[1];
 }
 
-/* ----------------------------------------------------------------------------------------------------- making a pack
- */
+/* ---------------------------------------------------------------------------------------------------- making a pack */
 
 struct attune__pack {
     attune_allocator allocator;
@@ -164,8 +163,7 @@ attune_status attune__pack_write(attune__pack *pack, const char *path)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------ loaded packs
- */
+/* ----------------------------------------------------------------------------------------------------- loaded packs */
 
 struct attune__loaded {
     struct attune__loaded *next;

@@ -12,8 +12,7 @@
 
 #include "cache/entry.h"
 
-/* ----------------------------------------------------------------------------------------------------- making a pack
- */
+/* ---------------------------------------------------------------------------------------------------- making a pack */
 
 typedef struct attune__pack attune__pack;
 
@@ -28,8 +27,7 @@ void attune__pack_measure(attune__pack *pack, uint32_t *entries, uint64_t *bytes
 /* Under another name first, then renamed: a reader finds the whole file or the one before. */
 attune_status attune__pack_write(attune__pack *pack, const char *path);
 
-/* ------------------------------------------------------------------------------------------------------ loaded packs
- */
+/* ----------------------------------------------------------------------------------------------------- loaded packs */
 
 /* Those of an instance. Zeroed = none. Packs are added and searched from any thread, and go together. */
 typedef struct attune__packs {

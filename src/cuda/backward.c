@@ -6,7 +6,7 @@
 #include "plan/family_cuda.h"
 
 #define DELTA_THREADS 256
-#define DELTA_ROWS    8 /* of a block: a warp each */
+#define DELTA_ROWS    32 /* of a block: cuda/delta.cu */
 #define SUMS_THREADS  256
 #define DQ_THREADS    256
 #define L2_BYTES      (INT64_C(32) << 20)
@@ -16,6 +16,8 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     program->apart = attune__cuda_backward_apart(desc->shape);
     program->head_dim = desc->shape->head_dim;
+    program->head_dim_v = desc->shape->head_dim_v;
+    program->ordered = desc->choice->deterministic;
     ATTUNE__TRY(attune__cuda_enter(device));
     attune__cu_result result = device->driver.module_function(&program->sums, program->delta.module, "attune_sums");
     if (result == CU_SUCCESS && program->tma)
@@ -77,9 +79,11 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
     *sums = sums_of(program, call, workspace + w.sums, b.symbol_sums);
     b.sum_words = (unsigned long long)sums->elements * ATTUNE_CUDA_SUM_WORDS;
     if (hopper) {
-        const uint64_t bytes = attune__cuda_sm90_backward_sums(&w, f->batch, f->heads, program->head_dim);
-        b.sum_words = bytes / 8;
-        b.redo = b.sums + bytes - 8;
+        b.turns =
+            b.sums + attune__cuda_sm90_backward_sums(&w, f->batch, f->heads, program->head_dim, program->head_dim_v);
+        const uint64_t end = b.turns + attune__cuda_sm90_backward_turns(&w, f->batch, f->heads);
+        b.sum_words = (end - b.sums) / 8;
+        b.redo = end - 8;
         b.together = together(f);
     }
     if (f->mask) {
@@ -119,8 +123,8 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
     } steps[] = {
         {program->delta.function, n->delta, DELTA_THREADS, 0, parameters},
         {hopper->function, n->hopper, hopper->threads, hopper->shared_memory, parameters},
-        {program->dq, n->dq, DQ_THREADS, attune__cuda_sm90_backward_dq_bytes(program->head_dim, hopper->block_m),
-         parameters},
+        {program->dq, n->dq, DQ_THREADS,
+         attune__cuda_sm90_backward_dq_bytes(program->head_dim, program->head_dim_v, hopper->block_m), parameters},
         {keys->function, n->keys, keys->threads, keys->shared_memory, parameters},
         {rows->function, n->rows, rows->threads, rows->shared_memory, parameters},
         {program->sums, n->sums, SUMS_THREADS, 0, sums_parameters},
@@ -166,7 +170,8 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
     if (hopper) {
         const int64_t tiles = blocks(f->kv_len, program->kernel.block_n, f->kv_heads * f->k.size[0]);
         n.hopper = tiles < program->kernel.resident ? tiles : program->kernel.resident;
-        n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * (program->head_dim > 192 ? 2 : 1));
+        const bool wide = attune__cuda_sm90_backward_wide(program->head_dim, program->head_dim_v);
+        n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * (wide ? 2 : 1));
     }
     if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums) || (hopper && (!n.hopper || !n.dq)))
         return attune__fail(
@@ -175,7 +180,9 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
             (long long)f->batch, (long long)f->heads, (long long)f->q_len, (long long)f->kv_len,
             ATTUNE__CUDA_MOST_BLOCKS);
     ATTUNE__TRY(attune__cuda_queue_begin(queue, f->seconds != NULL));
-    if (hopper && !queue->capturing)
+    if (hopper && program->ordered)
+        arguments.counter = backward.redo - 8;
+    else if (hopper && !queue->capturing)
         arguments.counter = queue->counter;
     const attune__cu_result result = launch(program, queue->stream, &n, &arguments, &backward, &sums, maps);
     return attune__cuda_queue_end(queue, attune__cuda_check(device, result, "cuLaunchKernel"), value, f->seconds);

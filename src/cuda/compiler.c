@@ -213,6 +213,7 @@ attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_
 typedef struct mods {
     bool rows;     /* the mask's rows are intervals */
     uint32_t runs; /* of these symbols the runs must be known for that */
+    bool columns;  /* and its columns, by these runs; looked at in Hopper's backward pass */
     bool near;     /* the score has a cheaper form near 0 */
     float limit;
     bool line; /* it is a line in the product and in kv */
@@ -223,8 +224,11 @@ typedef struct mods {
 static mods recognise(const attune__program_desc *desc)
 {
     mods m = {0};
+    uint32_t runs;
     attune__text nowhere = attune__text_begin(NULL, 0);
     m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
+    m.columns = m.rows && desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma &&
+                attune__ctext_columns(desc->mask, "", &nowhere, &runs) && !(runs & ~m.runs);
     if (!desc->score)
         return m;
     const bool exact = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS;
@@ -242,11 +246,14 @@ static mods recognise(const attune__program_desc *desc)
 
 static attune_status add_mods(const attune__program_desc *desc, mods *m, attune__text *text)
 {
+    uint32_t runs;
     attune__text_add(text, "#include \"prelude.cuh\"\n");
     if (desc->mask)
         ATTUNE__TRY(attune__ctext_function(desc->mask, "attune_mask", text));
     if (m->rows)
         attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
+    if (m->columns)
+        attune__ctext_columns(desc->mask, "attune_mask_rows", text, &runs);
     if (desc->score)
         ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
     if (desc->gradient)
@@ -385,6 +392,8 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     add_option(kernel, "HAVE_SCORE", desc->score != NULL);
     if (choice->direction == ATTUNE_BACKWARD) {
         const bool reads = desc->gradient && desc->gradient->read_count && s->capture_gradient_elements;
+        add_option(kernel, "HAVE_MASK_COLUMNS", m.columns);
+        add_option(kernel, "DETERMINISTIC", choice->use_tma && choice->deterministic);
         add_option(kernel, "HAVE_READS", reads && role == ATTUNE__CUDA_ROWS);
         add_option(kernel, "OWN_KEYS", role != ATTUNE__CUDA_ROWS);
         add_option(kernel, "APART", attune__cuda_backward_apart(s));

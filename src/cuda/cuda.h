@@ -61,8 +61,7 @@ static inline attune__cu_pointer attune__cuda_pointer(const attune_buffer *buffe
     return ((const attune__cuda_buffer *)buffer)->pointer;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- device
- */
+/* ----------------------------------------------------------------------------------------------------------- device */
 
 /* Makes the context current; balanced by leave. */
 attune_status attune__cuda_enter(attune__cuda_device *device);
@@ -70,8 +69,7 @@ void attune__cuda_leave(attune__cuda_device *device);
 /* ATTUNE_OK, or the status and message of a driver's error; `what` was being done. Latches the loss of the device. */
 attune_status attune__cuda_check(attune__cuda_device *device, attune__cu_result result, const char *what);
 
-/* ------------------------------------------------------------------------------------------------------------- queues
- */
+/* ----------------------------------------------------------------------------------------------------------- queues */
 
 /* Within the context. On failure nothing is left. stream NULL makes one. */
 attune_status attune__cuda_queue_init(attune__cuda_device *device, attune__cuda_queue *queue, attune__cu_stream stream);
@@ -85,8 +83,7 @@ attune_status attune__cuda_queue_lend(attune_device *device, void *handle, attun
 void attune__cuda_queue_destroy(attune_queue *queue);
 attune_status attune__cuda_wait(attune_queue *queue, uint64_t value, uint64_t timeout_ns);
 
-/* ------------------------------------------------------------------------------------------------------------ entries
- */
+/* ---------------------------------------------------------------------------------------------------------- entries */
 
 attune_status attune__cuda_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
 attune_status attune__cuda_buffer_lend(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
@@ -127,7 +124,8 @@ typedef struct attune__cuda_program {
     attune__cu_function sums;     /* backward, of delta's module: gradients of captures */
     bool apart;                   /* backward: dK and dV by workgroups of their own */
     bool tma;
-    uint32_t head_dim;               /* backward */
+    uint32_t head_dim, head_dim_v;   /* backward */
+    bool ordered;                    /* backward: sums are added to in turn */
     attune__cu_function combine;     /* decode in more than one part */
     uint32_t packed_heads, split;    /* decode */
     const attune_expr *mask, *score; /* the api room's */

@@ -10,8 +10,7 @@
 #include "base/error.h"
 #include "cuda/compiler.h"
 
-/* ------------------------------------------------------------------------------------------------------------- limits
- */
+/* ----------------------------------------------------------------------------------------------------------- limits */
 
 /* The kernels need mma.sync of m16n8k16 and cp.async. */
 #define OLDEST 80
@@ -71,8 +70,7 @@ static void fill_info(const attune__cuda_driver *driver, attune__cu_device devic
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------ devices
- */
+/* ---------------------------------------------------------------------------------------------------------- devices */
 
 static attune_status device_count(const attune__host *host, uint32_t *count, char *reason, size_t reason_size)
 {

@@ -40,16 +40,9 @@ uint32_t attune__make_var(attune__builder *builder, attune__var var);
 uint32_t attune__make_symbol(attune__builder *builder, uint32_t symbol, const uint32_t *arg);
 /* Any operation; operands have the types that the operation wants. */
 uint32_t attune__make(attune__builder *builder, attune__op op, uint32_t a, uint32_t b, uint32_t c);
-
-static inline uint32_t attune__make1(attune__builder *builder, attune__op op, uint32_t a)
-{
-    return attune__make(builder, op, a, ATTUNE__NONE, ATTUNE__NONE);
-}
-
-static inline uint32_t attune__make2(attune__builder *builder, attune__op op, uint32_t a, uint32_t b)
-{
-    return attune__make(builder, op, a, b, ATTUNE__NONE);
-}
+/* Of one operand, and of two. */
+uint32_t attune__make1(attune__builder *builder, attune__op op, uint32_t a);
+uint32_t attune__make2(attune__builder *builder, attune__op op, uint32_t a, uint32_t b);
 
 static inline attune__type attune__type_of(const attune__builder *builder, uint32_t node)
 {

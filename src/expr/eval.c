@@ -10,8 +10,7 @@
 #include "expr/gradient.h"
 #include "expr/ops.h"
 
-/* -------------------------------------------------------------------------------------------------------------- point
- */
+/* ------------------------------------------------------------------------------------------------------------ point */
 
 static attune__value apply_int(attune__op op, int32_t a, int32_t b)
 {
@@ -161,8 +160,7 @@ attune__value attune__expr_point(const attune_expr *expr, const attune__bindings
     return values[expr->node_count - 1];
 }
 
-/* --------------------------------------------------------------------------------------------------------------- rows
- */
+/* ------------------------------------------------------------------------------------------------------------- rows */
 
 #define COLUMN_USES ((1u << ATTUNE__VAR_KV) | (1u << ATTUNE__VAR_SCORE))
 #define ALIGNED(x)  (((x) + 63) & ~(size_t)63)

@@ -66,8 +66,7 @@ static NAME(scalar) NAME(apply)(attune__op op, attune__type type, NAME(scalar) x
     }
 }
 
-/* ------------------------------------------------------------------------------------------------- columns: operations
- */
+/* ---------------------------------------------------------------------------------------------- columns: operations */
 
 /* One loop for each shape of operands; x and y are the element, whichever it comes from. */
 #define LOOP(IN, OUT, member, expression)                                                                              \
@@ -322,8 +321,7 @@ static void NAME(column_select)(uint8_t type, const NAME(node_state) * c, const 
 }
 #undef CHOOSE
 
-/* --------------------------------------------------------------------------------------------------- columns: captures
- */
+/* ------------------------------------------------------------------------------------------------ columns: captures */
 
 /* Elements offset, offset + step, ... */
 static void NAME(strided)(const attune_array *array, int64_t offset, int64_t step, size_t count, void *out)
@@ -440,8 +438,7 @@ static void NAME(column_capture)(const attune_array *array, const attune__node *
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------ the walk
- */
+/* --------------------------------------------------------------------------------------------------------- the walk */
 
 static int64_t NAME(slope)(const attune__node *node, const NAME(node_state) * states)
 {
@@ -542,8 +539,7 @@ static void NAME(store)(const NAME(node_state) * root, size_t count, REAL *score
         memmove(score, value, count * sizeof *score);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- gradients
- */
+/* -------------------------------------------------------------------------------------------------------- gradients */
 
 /* What a read's elements are due; an index out of range read 0, which nothing is due. */
 static void NAME(scatter)(const attune__gradient *gradient, const attune__gradient_read *read,

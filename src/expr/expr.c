@@ -165,8 +165,7 @@ attune_status attune__builder_finish_all(attune__builder *builder, attune_expr_k
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ joining
- */
+/* ---------------------------------------------------------------------------------------------------------- joining */
 
 attune_status attune__builder_import(attune__builder *builder, const attune_expr *expr, uint32_t *number)
 {
@@ -234,8 +233,7 @@ attune_status attune__expr_combine(const attune_allocator *allocator, attune__op
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ shifting
- */
+/* --------------------------------------------------------------------------------------------------------- shifting */
 
 static bool is_shifted(const attune_expr *expr)
 {

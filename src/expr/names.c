@@ -96,8 +96,7 @@ int attune__var_find(const char *name)
     return -1;
 }
 
-/* --------------------------------------------------------------------------------------------------- declared symbols
- */
+/* ------------------------------------------------------------------------------------------------- declared symbols */
 
 static const char *reserved(const char *name)
 {
@@ -169,8 +168,7 @@ attune_status attune__symbols_check(const attune_symbol *symbols, uint32_t count
     return ATTUNE_OK;
 }
 
-/* -------------------------------------------------------------------------------------------------------- suggestions
- */
+/* ------------------------------------------------------------------------------------------------------ suggestions */
 
 /* Levenshtein's distance of two names shorter than ATTUNE__NAME_SIZE. */
 static uint32_t distance(const char *a, const char *b)

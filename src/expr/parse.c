@@ -114,8 +114,7 @@ static bool expect(parser *p, const char *sign)
 
 static part parse_expression(parser *p);
 
-/* -------------------------------------------------------------------------------------------------------------- types
- */
+/* ------------------------------------------------------------------------------------------------------------ types */
 
 static attune__type type_of(const parser *p, part x)
 {
@@ -195,8 +194,7 @@ static part choose(parser *p, part c, part a, part b)
     return done(p, attune__make(p->builder, ATTUNE__OP_SELECT, c.node, a.node, b.node), c.at);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- names
- */
+/* ------------------------------------------------------------------------------------------------------------ names */
 
 static bool copy_name(parser *p, char name[ATTUNE__NAME_SIZE])
 {
@@ -294,8 +292,7 @@ static part parse_capture(parser *p, const attune_symbol *symbol, uint32_t at)
     return done(p, attune__make_symbol(p->builder, number, index), at);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- calls
- */
+/* ------------------------------------------------------------------------------------------------------------ calls */
 
 typedef struct actuals {
     part arg[ATTUNE__MAX_ARGUMENTS];
@@ -484,8 +481,7 @@ static part parse_name(parser *p)
     return done(p, attune__make_var(p->builder, (attune__var)var), at);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ grammar
- */
+/* ---------------------------------------------------------------------------------------------------------- grammar */
 
 static part parse_primary(parser *p, bool negated)
 {

@@ -19,8 +19,7 @@
 
 enum { LEVEL_CHOICE, LEVEL_OR, LEVEL_AND, LEVEL_EQUAL, LEVEL_ORDER, LEVEL_SUM, LEVEL_PRODUCT, LEVEL_UNARY, LEVEL_NAME };
 
-/* ---------------------------------------------------------------------------------------------------- the text itself
- */
+/* -------------------------------------------------------------------------------------------------- the text itself */
 
 /* What is still to be written, last first: recursion by hand, since chains of operators are as deep as the text is
  * long. */
@@ -330,8 +329,7 @@ attune_status attune__print_node(const attune_expr *expr, uint32_t node, attune_
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ listing
- */
+/* ---------------------------------------------------------------------------------------------------------- listing */
 
 static void print_ir(const attune_expr *expr, attune__text *out)
 {

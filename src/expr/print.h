@@ -21,6 +21,8 @@ attune_status attune__ctext_function(const attune_expr *expr, const char *name, 
  * elements equal to element i begin and end: it may be called only if they stand together.
  */
 bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs);
+/* Likewise for a key: void NAME(int b, int h, int kv, ...), the rows from low to before high. */
+bool attune__ctext_columns(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs);
 
 /*
  * The same function as attune__ctext_function writes for a score, but right only for scores of at most *limit in

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Masks whose every row allows one interval of keys: causal, window, prefix, documents, and what && makes of them. They
- * are recognised in the IR, and written as C text that computes the interval's ends for a row.
+ * are recognised in the IR, and written as C text that computes the interval's ends for a row. Likewise for a key the
+ * interval of rows: what is said of kv below then holds for q.
  *
  * A comparison of something that grows or falls with kv against something that does not know kv bounds kv on one side
  * or both. && intersects. || is one interval again where both sides begin at the first key, both end at the last, or
@@ -15,7 +16,6 @@
 
 #include "expr/print.h"
 
-#define KV   (UINT16_C(1) << ATTUNE__VAR_KV)
 #define TERM 320 /* of the text of one end */
 
 /* What is known of a node's interval [l, h), whose ends stand in lN and hN. */
@@ -25,11 +25,14 @@ typedef struct span {
     bool whole;      /* it is empty or has every key: the node does not know kv */
 } span;
 
+#define BIT(variable) ((uint16_t)(1u << (variable)))
+
 typedef struct walker {
     const attune_expr *expr;
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
     bool done[ATTUNE_EXPR_MAX_NODES];
     span spans[ATTUNE_EXPR_MAX_NODES];
+    attune__var along; /* the variable of the intervals: below, kv */
     uint32_t runs;
     attune__text *text;
 } walker;
@@ -46,7 +49,7 @@ static const attune__node *node_of(const walker *w, uint32_t n)
 
 static bool knows_kv(const walker *w, uint32_t n)
 {
-    return node_of(w, n)->uses & KV;
+    return node_of(w, n)->uses & BIT(w->along);
 }
 
 static bool wraps(const walker *w, uint32_t n)
@@ -73,7 +76,7 @@ static bool peel(const walker *w, uint32_t n, limits *l)
 {
     for (;;) {
         const attune__node *node = node_of(w, n);
-        if (node->op == ATTUNE__OP_VAR && node->value.i == ATTUNE__VAR_KV)
+        if (node->op == ATTUNE__OP_VAR && node->value.i == (int32_t)w->along)
             return true;
         if (node->type != ATTUNE__INT || wraps(w, n) || !node->arg_count)
             return false;
@@ -135,14 +138,14 @@ static bool equal_elements(walker *w, uint32_t n, span *s)
         return false;
     const uint32_t last = a->arg_count - 1;
     const attune__node *i = node_of(w, a->arg[last]), *j = node_of(w, b->arg[last]);
-    const uint16_t both = UINT16_C(1) << ATTUNE__VAR_Q | KV;
+    const uint16_t both = BIT(ATTUNE__VAR_Q) | BIT(ATTUNE__VAR_KV);
     if (i->op != ATTUNE__OP_VAR || j->op != ATTUNE__OP_VAR || (i->uses | j->uses) != both || i->uses == j->uses)
         return false;
     const attune__node *row = node_of(w, a->arg[0]);
     if (last && (a->arg[0] != b->arg[0] || row->op != ATTUNE__OP_VAR || row->value.i != ATTUNE__VAR_B))
         return false;
-    attune__text_add(w->text, "    long long l%u, h%u;\n    attune_run(ATTUNE_CAPTURE(%d), %s, q, &l%u, &h%u);\n", n, n,
-                     a->value.i, last ? "b" : "-1", n, n);
+    attune__text_add(w->text, "    long long l%u, h%u;\n    attune_run(ATTUNE_CAPTURE(%d), %s, %s, &l%u, &h%u);\n", n,
+                     n, a->value.i, last ? "b" : "-1", w->along == ATTUNE__VAR_KV ? "q" : "kv", n, n);
     w->runs |= UINT32_C(1) << a->value.i;
     *s = (span){0};
     return true;
@@ -255,22 +258,34 @@ static bool visit(walker *w, uint32_t n)
     return known;
 }
 
-bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs)
+/* along: of which variable the intervals are; across: that which they are known for. */
+static bool intervals(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs, attune__var along,
+                      const char *across, const char *length)
 {
-    walker w = {.expr = expr, .text = text};
+    walker w = {.expr = expr, .along = along, .text = text};
     const uint32_t root = expr->node_count - 1;
     attune__ctext_bounds(expr, w.bounds);
     attune__text_add(text,
-                     "ATTUNE_FUNCTION void %s(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, "
+                     "ATTUNE_FUNCTION void %s(int b, int h, int %s, int h_kv, int q_len, int kv_len, int *low, "
                      "int *high ATTUNE_SYMBOLS)\n{\n",
-                     name);
-    attune__ctext_values(expr, w.bounds, KV, text);
+                     name, across);
+    attune__ctext_values(expr, w.bounds, BIT(along), text);
     if (!visit(&w, root))
         return false;
     attune__text_add(text,
-                     "    *low = l%u < 0 ? 0 : l%u > kv_len ? kv_len : (int)l%u;\n"
-                     "    *high = h%u < 0 ? 0 : h%u > kv_len ? kv_len : (int)h%u;\n}\n",
-                     root, root, root, root, root, root);
+                     "    *low = l%u < 0 ? 0 : l%u > %s ? %s : (int)l%u;\n"
+                     "    *high = h%u < 0 ? 0 : h%u > %s ? %s : (int)h%u;\n}\n",
+                     root, root, length, length, root, root, root, length, length, root);
     *runs = w.runs;
     return true;
+}
+
+bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs)
+{
+    return intervals(expr, name, text, runs, ATTUNE__VAR_KV, "q", "kv_len");
+}
+
+bool attune__ctext_columns(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs)
+{
+    return intervals(expr, name, text, runs, ATTUNE__VAR_Q, "kv", "q_len");
 }

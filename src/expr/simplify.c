@@ -44,8 +44,7 @@ uint32_t attune__builder_symbol(attune__builder *builder, const attune__symbol *
     return builder->symbol_count++;
 }
 
-/* ------------------------------------------------------------------------------------------------------- hash-consing
- */
+/* ----------------------------------------------------------------------------------------------------- hash-consing */
 
 static attune__hash content(const attune__builder *builder, const attune__node *node)
 {
@@ -133,8 +132,7 @@ uint32_t attune__make_symbol(attune__builder *builder, uint32_t index, const uin
     return intern(builder, node);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- rules
- */
+/* ------------------------------------------------------------------------------------------------------------ rules */
 
 static const attune__node *at(const attune__builder *builder, uint32_t node)
 {
@@ -448,4 +446,14 @@ uint32_t attune__make(attune__builder *builder, attune__op op, uint32_t a, uint3
     else
         simple = make_arithmetic_float(builder, op, a, b);
     return simple != ATTUNE__NONE ? simple : raw(builder, op, a, b, c);
+}
+
+uint32_t attune__make1(attune__builder *builder, attune__op op, uint32_t a)
+{
+    return attune__make(builder, op, a, ATTUNE__NONE, ATTUNE__NONE);
+}
+
+uint32_t attune__make2(attune__builder *builder, attune__op op, uint32_t a, uint32_t b)
+{
+    return attune__make(builder, op, a, b, ATTUNE__NONE);
 }

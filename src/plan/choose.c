@@ -20,7 +20,9 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
         if (found->family->backend == ATTUNE_BACKEND_CUDA) {
             const attune__cuda_workspace w =
                 attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, s->capture_gradient_elements);
-            const uint64_t hopper = w.sums + attune__cuda_sm90_backward_sums(&w, s->batch, s->heads, s->head_dim);
+            const uint64_t hopper =
+                w.sums + attune__cuda_sm90_backward_sums(&w, s->batch, s->heads, s->head_dim, s->head_dim_v) +
+                attune__cuda_sm90_backward_turns(&w, s->batch, s->heads);
             return found->family->tma ? attune__round_up64(hopper, 256) : w.size;
         }
         if (found->family->backend == ATTUNE_BACKEND_VULKAN)
@@ -71,7 +73,7 @@ static void fill(const attune__search *search, const attune__found *found, attun
         .blocks_are_contiguous = o->blocks_are_contiguous == ATTUNE_ON,
         .rows_guaranteed_safe = o->rows_guaranteed_safe == ATTUNE_ON,
         .write_dq = back && o->write_dq != ATTUNE_OFF,
-        .deterministic = !(found->family->unordered >> search->pass & 1),
+        .deterministic = o->deterministic == ATTUNE_ON || !(found->family->unordered >> search->pass & 1),
     };
     uint32_t rejected = decision->rejection_count;
     snprintf(decision->why, sizeof decision->why, "%s",
@@ -99,11 +101,25 @@ static attune_status check_named_kernel(const attune_limits *limits, const attun
                         family->name, names);
 }
 
+static attune_status read_options(const attune_kernel_options *given, attune_kernel_options *options)
+{
+    ATTUNE__TRY(attune__options_read(given, options));
+    const struct {
+        const char *prefix, *name;
+    } kernels[] = {{"", options->any.kernel}, {"fwd_", options->fwd.kernel}, {"bwd_", options->bwd.kernel}};
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
+        if (kernels[i].name[0])
+            ATTUNE__TRY(attune__check_kernel_name(kernels[i].prefix, kernels[i].name));
+    return ATTUNE_OK;
+}
+
 static attune_status choose_pass(const attune_limits *limits, const attune__shape *shape,
                                  const attune_kernel_options *options, attune__decision *decision)
 {
     attune__search search = {.limits = limits, .shape = shape};
-    ATTUNE__TRY(attune__options_merge(options, shape->direction, &search.options, &search.forced));
+    attune_kernel_options read;
+    ATTUNE__TRY(read_options(options, &read));
+    attune__options_merge(&read, shape->direction, &search.options, &search.forced);
     ATTUNE__TRY(check_named_kernel(limits, &search.options));
     attune__decode rule;
     ATTUNE__TRY(attune__decode_rule(&search, &rule, decision->why_decode, sizeof decision->why_decode));

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/error.h"
+
 const attune__family *const attune__families[] = {
     &attune__cpu,
     &attune__cuda_sm100a,
@@ -26,6 +28,26 @@ const attune__family *attune__family_find(const char *name)
         if (!strcasecmp((*f)->name, name))
             return *f;
     return NULL;
+}
+
+attune_status attune__check_kernel_name(const char *prefix, const char *name)
+{
+    if (attune__family_find(name))
+        return ATTUNE_OK;
+    char names[256];
+    size_t used = 0;
+    const char *nearest = NULL;
+    size_t distance = 6;
+    for (const attune__family *const *f = attune__families; *f && used < sizeof names; f++) {
+        int added = snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*f)->name);
+        used += added > 0 ? (size_t)added : 0;
+        if (attune__edit_distance(name, (*f)->name) < distance) {
+            distance = attune__edit_distance(name, (*f)->name);
+            nearest = (*f)->name;
+        }
+    }
+    return attune__fail(ATTUNE_INVALID_ARGUMENT, "%sKERNEL is \"%.64s\", expected one of %s%s%s%s", prefix, name, names,
+                        nearest ? ": did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
 }
 
 static const char *refuses_dtype(const attune__family *family, const attune__search *search, char *why, size_t size)

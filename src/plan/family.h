@@ -7,34 +7,12 @@
 #define ATTUNE_PLAN_FAMILY_H
 
 #include "base/round.h"
+#include "plan/options.h"
 #include "plan/plan.h"
 
 typedef enum attune__pass { ATTUNE__PASS_FORWARD, ATTUNE__PASS_DECODE, ATTUNE__PASS_BACKWARD } attune__pass;
 #define ATTUNE__PASS_COUNT 3
 
-/* Kernel options by number. The order is that in which a misfit is blamed. */
-typedef enum attune__option {
-    ATTUNE__NUM_STAGES,
-    ATTUNE__BLOCK_M,
-    ATTUNE__BLOCK_N,
-    ATTUNE__BLOCK_M1,
-    ATTUNE__BLOCK_N1,
-    ATTUNE__BLOCK_M2,
-    ATTUNE__BLOCK_N2,
-    ATTUNE__NUM_WARPS,
-    ATTUNE__SPLIT_KV,
-    ATTUNE__FORCE_USE_FLEX_ATTENTION,
-    ATTUNE__PRESCALE_QK,
-    ATTUNE__ROWS_GUARANTEED_SAFE,
-    ATTUNE__BLOCKS_ARE_CONTIGUOUS,
-    ATTUNE__WRITE_DQ,
-    ATTUNE__USE_TMA,
-    ATTUNE__DETERMINISTIC,
-    ATTUNE__KERNEL,
-    ATTUNE__OPTION_COUNT
-} attune__option;
-
-#define ATTUNE__BIT(option)  (UINT32_C(1) << (option))
 #define ATTUNE__TILE_OPTIONS (ATTUNE__BIT(ATTUNE__NUM_WARPS + 1) - 1)
 #define ATTUNE__FORWARD_TILE (ATTUNE__BIT(ATTUNE__BLOCK_M) | ATTUNE__BIT(ATTUNE__BLOCK_N))
 #define ATTUNE__BACKWARD_TILES                                                                                         \
@@ -88,16 +66,17 @@ typedef struct attune__search {
 typedef struct attune__family {
     const char *name;
     attune_backend backend;
-    uint32_t matrix;      /* ATTUNE_MATRIX_* that it needs */
-    bool subgroups;       /* needs limits.subgroup_operations */
-    bool host;            /* needs limits.host */
-    bool cache;           /* shared_memory is a cache to aim for, no limit: the smallest tile is taken if none fits */
-    bool last_resort;     /* others explain a failure better */
-    bool tma;             /* USE_TMA is ON here; elsewhere it is OFF */
-    const char *missing;  /* why no plan may choose it yet; NULL = it may */
-    uint32_t dtypes;      /* bits 1 << attune_dtype */
-    uint32_t unordered;   /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
-    uint32_t decode_rows; /* the fewest rows for which automatic decode takes it */
+    uint32_t matrix;     /* ATTUNE_MATRIX_* that it needs */
+    bool subgroups;      /* needs limits.subgroup_operations */
+    bool host;           /* needs limits.host */
+    bool cache;          /* shared_memory is a cache to aim for, no limit: the smallest tile is taken if none fits */
+    bool last_resort;    /* others explain a failure better */
+    bool tma;            /* USE_TMA is ON here; elsewhere it is OFF */
+    const char *missing; /* why no plan may choose it yet; NULL = it may */
+    uint32_t dtypes;     /* bits 1 << attune_dtype */
+    uint32_t unordered;  /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
+    bool (*orders)(const attune__search *search); /* but not if DETERMINISTIC asks; NULL = then it is passed over */
+    uint32_t decode_rows;                         /* the fewest rows for which automatic decode takes it */
     const char *(*refuses)(const attune__search *search); /* what of the problem it cannot have; NULL = nothing */
     /* Why the planner leaves the kernel to those who name it; NULL, or returns NULL = it does not. */
     const char *(*by_name)(const attune__search *search);
@@ -119,6 +98,8 @@ extern const attune__family attune__cpu, attune__cuda_sm100a, attune__cuda_sm90a
     attune__vulkan_portable, attune__opencl_portable;
 
 const attune__family *attune__family_find(const char *name);
+/* INVALID_ARGUMENT, listing the names, if no family is called that. prefix is "", "fwd_" or "bwd_". */
+attune_status attune__check_kernel_name(const char *prefix, const char *name);
 /* NULL if the family can serve the device, dtype and pass; else why not, written to `why`. */
 const char *attune__family_refuses(const attune__family *family, const attune__search *search, char *why, size_t size);
 /* "BLOCK_M 64 BLOCK_N 64 num_stages 1 num_warps 4" */
@@ -126,18 +107,6 @@ void attune__tile_print(const attune__tile *tile, char *buffer, size_t size);
 /* Workgroups that one compute unit holds; 0 if none fits. */
 uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost);
 
-/* The largest power of two up to value, which is at least 1. */
-static inline uint32_t attune__floor2(uint32_t value)
-{
-    uint32_t power = 1;
-    while (power <= value / 2)
-        power *= 2;
-    return power;
-}
-static inline bool attune__is_power2(uint32_t value)
-{
-    return value && !(value & (value - 1));
-}
 static inline uint32_t attune__dtype_bytes(const attune__shape *shape)
 {
     return (uint32_t)attune_dtype_size(shape->dtype);
@@ -164,26 +133,6 @@ uint64_t attune__vulkan_backward_shared(const attune__search *search, const attu
 const attune__tile *attune__vulkan_lanes_backward_tiles(uint32_t *count);
 const char *attune__vulkan_lanes_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t width,
                                                  attune__option *option);
-
-/* ----------------------------------------------------------------------------------------------------------- options
- */
-
-/* The name in JSON: "BLOCK_M". */
-const char *attune__option_name(attune__option option);
-/* Whether the option belongs to a direction at all. */
-bool attune__option_applies(attune__option option, attune_direction direction);
-/* The value as a number (KERNEL: 1 if set). */
-uint32_t attune__option_get(const attune_pass_options *options, attune__option option);
-void attune__option_set(attune_pass_options *options, attune__option option, uint32_t value);
-/* The smallest and largest value; 0 and 2 for a choice, which JSON gives as a bool; largest 0 for KERNEL. */
-typedef struct attune__option_range {
-    uint32_t least, most;
-    bool choice;
-} attune__option_range;
-attune__option_range attune__option_range_of(attune__option option);
-/* Checks every value; fills in the options of one direction and the bits that are set. options may be NULL. */
-attune_status attune__options_merge(const attune_kernel_options *options, attune_direction direction,
-                                    attune_pass_options *merged, uint32_t *forced);
 
 /* --------------------------------------------------------------------------------------------------------- choosing */
 

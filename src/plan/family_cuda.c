@@ -418,6 +418,7 @@ const attune__family attune__cuda_sm90a = {
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .refuses = sm90_refuses,
     .unordered = 1u << ATTUNE__PASS_BACKWARD,
+    .orders = attune__cuda_sm90_backward_orders,
     .reads = SM90_READS,
     .tiles = sm90_tiles,
     .settle = sm90_settle,

@@ -42,18 +42,26 @@ void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_p
 /*
  * sm90a has one kernel, which adds dQ up in float32 in the workspace, where the sums of captures are otherwise:
  *
- *     sums  [batch][heads][row_stride][columns], in tiles of BLOCK_M1 rows as the kernel holds them
- *     redo  int32: the sm80 kernels start over
+ *     sums     [batch][heads][row_stride][columns], in tiles of BLOCK_M1 rows as the kernel holds them
+ *     turns    u32 [batch][heads][row tiles][2]: how often a warp group's part of a tile was added to, where that has
+ *              an order
+ *     counter  int32 [2]: the next tile of keys, where that has one
+ *     redo     int32: the sm80 kernels start over
  *
- * The bytes of both, a multiple of 8.
+ * The bytes of the sums, and of all that follows them, multiples of 8.
  */
 uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
-                                         uint32_t head_dim);
+                                         uint32_t head_dim, uint32_t head_dim_v);
+uint64_t attune__cuda_sm90_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads);
 /* The shared memory of the kernel that rounds dQ. */
-uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t block_m);
+uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m);
+
+/* Whether the warp groups share the columns, and the kernel that rounds dQ has two workgroups for each tile. */
+bool attune__cuda_sm90_backward_wide(uint32_t head_dim, uint32_t head_dim_v);
 
 /* The functions of attune__family for this pass. */
 const char *attune__cuda_sm90_backward_refuses(const attune__search *search);
+bool attune__cuda_sm90_backward_orders(const attune__search *search);
 const attune__tile *attune__cuda_sm90_backward_tiles(const attune__search *search, uint32_t *count);
 const char *attune__cuda_sm90_backward_refuse(const attune__search *search, const attune__tile *tile,
                                               attune__option *option);

@@ -185,20 +185,43 @@ static const attune__tile sm90_128[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 12)};
 /* Here the warp groups share 64 keys. */
 static const attune__tile sm90_256[] = {ATTUNE__TILES(64, 64, 64, 64, 2, 12)};
 
+bool attune__cuda_sm90_backward_wide(uint32_t head_dim, uint32_t head_dim_v)
+{
+    return head_dim > 128 || head_dim_v > 128;
+}
+
 static bool sm90_wide(const attune__shape *s)
 {
-    return s->head_dim > 192;
+    return attune__cuda_sm90_backward_wide(s->head_dim, s->head_dim_v);
 }
 
 const char *attune__cuda_sm90_backward_refuses(const attune__search *search)
 {
     const attune__shape *s = search->shape;
-    const bool narrow = s->head_dim <= 128 && s->head_dim_v <= 128;
-    if (!narrow && (s->head_dim <= 192 || s->head_dim_v <= 192))
-        return "its backward pass has head dimensions up to 128, or both past 192";
+    if (sm90_wide(s) && (s->head_dim <= 64 || s->head_dim_v <= 64))
+        return "its backward pass has no head dimension up to 64 beside one past 128";
     if (s->capture_gradient_elements)
         return "its backward pass gives no gradients of captures";
     return NULL;
+}
+
+/* Wide heads: whether a part of dQ waits in memory of its own for its addition, or over what was read of q and d_o.
+ * Else threads add what they hold, in no order. */
+static bool sm90_apart(const attune__shape *s)
+{
+    return s->head_dim <= 192 && s->head_dim_v <= 192;
+}
+
+static bool sm90_in_place(const attune__shape *s)
+{
+    const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
+    return d % 128 == 0 && dv % 128 == 0 && dv >= d;
+}
+
+bool attune__cuda_sm90_backward_orders(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    return !sm90_wide(s) || sm90_apart(s) || sm90_in_place(s);
 }
 
 const attune__tile *attune__cuda_sm90_backward_tiles(const attune__search *search, uint32_t *count)
@@ -222,7 +245,7 @@ const char *attune__cuda_sm90_backward_refuse(const attune__search *search, cons
         if (tile->value[*option] != only->value[*option])
             return "the tile of wgmma's backward kernel is fixed: 64 x 128, 128 x 128 with head dimensions up to 64 "
                    "and "
-                   "no score, 64 x 64 past 192; num_stages 2, num_warps 12";
+                   "no score, 64 x 64 past 128; num_stages 2, num_warps 12";
     }
     *option = s->mask_kv_block % tile->value[ATTUNE__BLOCK_N1] ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
     if (s->block_mask &&
@@ -232,15 +255,17 @@ const char *attune__cuda_sm90_backward_refuse(const attune__search *search, cons
 }
 
 /* The columns of dQ's sums, with tiles of m rows. */
-static uint32_t dq_columns(uint32_t head_dim, uint32_t m)
+static uint32_t dq_columns(uint32_t head_dim, uint32_t head_dim_v, uint32_t m)
 {
-    return head_dim > 192 ? 256 : head_dim > 64 ? 128 : attune__round_up(head_dim, m == 128 ? 16 : 32);
+    if (head_dim > 64 || attune__cuda_sm90_backward_wide(head_dim, head_dim_v))
+        return attune__round_up(head_dim, 128);
+    return attune__round_up(head_dim, m == 128 ? 16 : 32);
 }
 
 /*
  * With D and Dv padded to 64 and C columns of dQ:
  *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][128])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
- * Of wide heads P and dS[M1][64] take the place of dS, and dQ is not laid down.
+ * Of wide heads P and dS[M1][64] take the place of dS, and C is D padded to 64, or 0 past 192.
  */
 attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const attune__tile *tile)
 {
@@ -248,25 +273,30 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
     const uint32_t *v = tile->value, m = v[ATTUNE__BLOCK_M1], n = v[ATTUNE__BLOCK_N1], stages = v[ATTUNE__NUM_STAGES];
     const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
     const uint32_t e = attune__dtype_bytes(s);
+    const uint32_t columns = !sm90_wide(s) ? dq_columns(s->head_dim, s->head_dim_v, m) : sm90_apart(s) ? d : 0;
     return (attune__cost){
-        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e +
-                  (sm90_wide(s) ? 0 : m * dq_columns(s->head_dim, m) * 4) + stages * m * 8 + 256,
+        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 + 256,
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = 32 + (sm90_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
         .launched_registers = 168,
     };
 }
 
-uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t block_m)
+uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m)
 {
-    const uint32_t columns = dq_columns(head_dim, block_m);
-    return block_m * ((columns > 128 ? columns / 2 : columns) + 4) * 4;
+    const uint32_t columns = dq_columns(head_dim, head_dim_v, block_m);
+    return block_m * ((attune__cuda_sm90_backward_wide(head_dim, head_dim_v) ? columns / 2 : columns) + 4) * 4;
 }
 
 uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
-                                         uint32_t head_dim)
+                                         uint32_t head_dim, uint32_t head_dim_v)
 {
-    return (uint64_t)(batch * heads) * w->row_stride * dq_columns(head_dim, 64) * sizeof(float) + 8;
+    return (uint64_t)(batch * heads) * w->row_stride * dq_columns(head_dim, head_dim_v, 64) * sizeof(float);
+}
+
+uint64_t attune__cuda_sm90_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads)
+{
+    return (uint64_t)(batch * heads) * w->row_stride / 64 * 2 * sizeof(uint32_t) + 16;
 }
 
 /* ------------------------------------------------------------------------------------------------------- workspace */

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* Kernel options by number: names, ranges, and the merge of `any` with one pass. */
-#include "plan/family.h"
+#include "plan/options.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "base/desc.h"
 #include "base/error.h"
-#include "plan/options.h"
 
 #define FORWARD  1u
 #define BACKWARD 2u
@@ -72,8 +70,7 @@ void attune__option_set(attune_pass_options *options, attune__option option, uin
     memcpy((char *)options + table[option].offset, &value, sizeof value);
 }
 
-/* ------------------------------------------------------------------------------------------------------- did you mean
- */
+/* ----------------------------------------------------------------------------------------------------- did you mean */
 
 static size_t least(size_t a, size_t b)
 {
@@ -103,36 +100,7 @@ size_t attune__edit_distance(const char *a, const char *b)
     return row[m];
 }
 
-/* ------------------------------------------------------------------------------------------------------------- merging
- */
-
-static attune_status check_kernel(const char *prefix, const attune_pass_options *options)
-{
-    if (!memchr(options->kernel, '\0', sizeof options->kernel))
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%sKERNEL has no NUL in its %zu bytes", prefix,
-                            sizeof options->kernel);
-    return options->kernel[0] ? attune__check_kernel_name(prefix, options->kernel) : ATTUNE_OK;
-}
-
-attune_status attune__check_kernel_name(const char *prefix, const char *name)
-{
-    if (attune__family_find(name))
-        return ATTUNE_OK;
-    char names[256];
-    size_t used = 0;
-    const char *nearest = NULL;
-    size_t distance = 6;
-    for (const attune__family *const *f = attune__families; *f && used < sizeof names; f++) {
-        int added = snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*f)->name);
-        used += added > 0 ? (size_t)added : 0;
-        if (attune__edit_distance(name, (*f)->name) < distance) {
-            distance = attune__edit_distance(name, (*f)->name);
-            nearest = (*f)->name;
-        }
-    }
-    return attune__fail(ATTUNE_INVALID_ARGUMENT, "%sKERNEL is \"%.64s\", expected one of %s%s%s%s", prefix, name, names,
-                        nearest ? ": did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
-}
+/* ---------------------------------------------------------------------------------------------------------- merging */
 
 attune_status attune__check_option(const char *prefix, attune__option option, int64_t value)
 {
@@ -157,7 +125,9 @@ attune_status attune__check_prefix(const char *prefix, attune__option option)
 
 static attune_status check_pass(const char *prefix, const attune_pass_options *options)
 {
-    ATTUNE__TRY(check_kernel(prefix, options));
+    if (!memchr(options->kernel, '\0', sizeof options->kernel))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%sKERNEL has no NUL in its %zu bytes", prefix,
+                            sizeof options->kernel);
     for (uint32_t i = 0; i < ATTUNE__OPTION_COUNT; i++) {
         uint32_t value = attune__option_get(options, i);
         if (!value)
@@ -169,23 +139,27 @@ static attune_status check_pass(const char *prefix, const attune_pass_options *o
     return ATTUNE_OK;
 }
 
-attune_status attune__options_merge(const attune_kernel_options *options, attune_direction direction,
-                                    attune_pass_options *merged, uint32_t *forced)
+attune_status attune__options_read(const attune_kernel_options *options, attune_kernel_options *read)
 {
-    attune_kernel_options o = {.struct_size = sizeof o};
+    *read = (attune_kernel_options){.struct_size = sizeof *read};
     if (options)
-        ATTUNE__TRY(attune__desc_read(&o, sizeof o, options, sizeof o, "options"));
-    ATTUNE__TRY(check_pass("", &o.any));
-    ATTUNE__TRY(check_pass("fwd_", &o.fwd));
-    ATTUNE__TRY(check_pass("bwd_", &o.bwd));
-    const attune_pass_options *pass = direction == ATTUNE_BACKWARD ? &o.bwd : &o.fwd;
+        ATTUNE__TRY(attune__desc_read(read, sizeof *read, options, sizeof *read, "options"));
+    ATTUNE__TRY(check_pass("", &read->any));
+    ATTUNE__TRY(check_pass("fwd_", &read->fwd));
+    return check_pass("bwd_", &read->bwd);
+}
+
+void attune__options_merge(const attune_kernel_options *options, attune_direction direction,
+                           attune_pass_options *merged, uint32_t *forced)
+{
+    const attune_pass_options *pass = direction == ATTUNE_BACKWARD ? &options->bwd : &options->fwd;
     memset(merged, 0, sizeof *merged);
     *forced = 0;
     for (uint32_t i = 0; i < ATTUNE__OPTION_COUNT; i++) {
         /* An option of the other direction alone waits for that direction's plan. */
         if (!attune__option_applies(i, direction))
             continue;
-        const attune_pass_options *from = attune__option_get(pass, i) ? pass : &o.any;
+        const attune_pass_options *from = attune__option_get(pass, i) ? pass : &options->any;
         uint32_t value = attune__option_get(from, i);
         if (!value)
             continue;
@@ -195,5 +169,4 @@ attune_status attune__options_merge(const attune_kernel_options *options, attune
         else
             attune__option_set(merged, i, value);
     }
-    return ATTUNE_OK;
 }

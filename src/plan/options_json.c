@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Kernel options from JSON text: {"BLOCK_M": 64, "fwd_num_stages": 2, "KERNEL": "cuda_sm80"}. */
-#include "plan/options.h"
+#include "plan/family.h"
 
 #include <string.h>
 

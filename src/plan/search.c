@@ -231,7 +231,8 @@ static bool unread(const attune__search *search, const attune__family *family, a
         snprintf(found->why, sizeof found->why, "%s", family->tma ? "it always uses TMA" : "it does not use TMA");
         return true;
     }
-    if (search->options.deterministic == ATTUNE_ON && family->unordered >> search->pass & 1) {
+    if (search->options.deterministic == ATTUNE_ON && family->unordered >> search->pass & 1 &&
+        !(family->orders && family->orders(search))) {
         *found = (attune__found){.outcome = ATTUNE__REFUSED, .family = family, .option = ATTUNE__DETERMINISTIC};
         snprintf(found->why, sizeof found->why, "its sums depend on the order in which workgroups finish");
         return true;

@@ -32,8 +32,7 @@
 #define DELTA_ROWS    8  /* of a workgroup of shaders/backward_delta.comp */
 #define SUMS_ELEMENTS 64 /* of one of shaders/backward_sums.comp */
 
-/* ---------------------------------------------------------------------------------------------------------- programs
- */
+/* --------------------------------------------------------------------------------------------------------- programs */
 
 /* Whether gradients of captures can be asked for. */
 static bool has_captures(const attune__shape *shape, const attune__gradient *gradient)
@@ -157,8 +156,7 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
                                               &program->sums);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- launches
- */
+/* --------------------------------------------------------------------------------------------------------- launches */
 
 typedef struct pass {
     const attune__vulkan_pipeline *pipeline;

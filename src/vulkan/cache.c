@@ -13,8 +13,7 @@
 #define HEADER    ((size_t)32)
 #define MOST_DATA ((size_t)64 << 20)
 
-/* ------------------------------------------------------------------------------------------------------------- modules
- */
+/* ---------------------------------------------------------------------------------------------------------- modules */
 
 /* All that emitting looks at: nodes, and symbols but for their names. */
 static void hash_expr(attune__hash *hash, const attune_expr *expr)
@@ -72,8 +71,7 @@ attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const u
     return status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- pipelines
- */
+/* -------------------------------------------------------------------------------------------------------- pipelines */
 
 static int hex(char *to, size_t size, const uint8_t uuid[VK_UUID_SIZE])
 {

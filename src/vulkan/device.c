@@ -9,8 +9,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-/* ------------------------------------------------------------------------------------------------------- enumeration
- */
+/* ------------------------------------------------------------------------------------------------------ enumeration */
 
 /* The usable first, then in the order of what people expect of the word "first". */
 static uint32_t rank(const attune__vulkan_physical *physical)
@@ -130,8 +129,7 @@ attune_status attune__vulkan_describe_with(const attune__host *host, const attun
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------ open and close
- */
+/* --------------------------------------------------------------------------------------------------- open and close */
 
 static void device_close(attune_device *device)
 {
@@ -251,8 +249,7 @@ attune_status attune__vulkan_open_with(const attune__host *host, const attune__v
     return status;
 }
 
-/* --------------------------------------------------------------------------------------------------------------- lend
- */
+/* ------------------------------------------------------------------------------------------------------------- lend */
 
 static bool enables(const attune_vulkan_device_desc *desc, const char *extension)
 {
@@ -341,8 +338,7 @@ attune_status attune__vulkan_lend(const attune__host *host, const void *desc, at
     return status;
 }
 
-/* -------------------------------------------------------------------------------------------------------------- table
- */
+/* ------------------------------------------------------------------------------------------------------------ table */
 
 static attune_status device_count(const attune__host *host, uint32_t *count, char *reason, size_t reason_size)
 {

@@ -6,7 +6,7 @@
 
 #include "base/alloc.h"
 #include "expr/ops.h"
-#include "vulkan/splice.h"
+#include "vulkan/emit.h"
 
 typedef struct emitter {
     attune__module *module;

@@ -4,7 +4,7 @@
  * goes to the end of its section, with ids above the module's bound. Types are the module's own, found and never added,
  * since non-aggregate types must be unique.
  */
-#include "vulkan/splice.h"
+#include "vulkan/emit.h"
 
 /* The header's function is inline in C's sense: somebody must define it, under a name of ours. */
 #define SPV_ENABLE_UTILITY_CODE
@@ -20,26 +20,6 @@ extern void SpvHasResultAndType(SpvOp opcode, bool *has_result, bool *has_type);
 #define HEADER     5
 #define MOST_BOUND (UINT32_C(1) << 20) /* ids of a module that we would have built */
 #define PARAMETERS 7                   /* of a stub, at most */
-
-void attune__words_copy(attune__words *words, const uint32_t *from, size_t count)
-{
-    if (words->status != ATTUNE_OK || !count)
-        return;
-    if (!attune__grow(words->allocator, (void **)&words->at, &words->capacity, words->count, words->count + count,
-                      sizeof *words->at)) {
-        words->status = ATTUNE_OUT_OF_HOST_MEMORY;
-        return;
-    }
-    memcpy(words->at + words->count, from, count * sizeof *from);
-    words->count += count;
-}
-
-void attune__words_add(attune__words *words, uint32_t opcode, const uint32_t *operands, size_t count)
-{
-    const uint32_t first = (uint32_t)(count + 1) << SpvWordCountShift | opcode;
-    attune__words_copy(words, &first, 1);
-    attune__words_copy(words, operands, count);
-}
 
 /* What is known of an id. */
 typedef struct id_info {

@@ -30,8 +30,7 @@
 
 typedef struct attune__vulkan_device attune__vulkan_device;
 
-/* ---------------------------------------------------------------------------------------------------------- features
- */
+/* --------------------------------------------------------------------------------------------------------- features */
 
 /* Enabled on the device. */
 typedef struct attune__vulkan_features {
@@ -86,8 +85,7 @@ typedef struct attune__vulkan_physical {
     attune_device_info info; /* info.available, info.reason: whether attune can use it */
 } attune__vulkan_physical;
 
-/* ------------------------------------------------------------------------------------------------------------ memory
- */
+/* ----------------------------------------------------------------------------------------------------------- memory */
 
 /* A part of a block, in use or free. The ranges of a block are a list without gaps, in order of offset. */
 typedef struct attune__vulkan_range {
@@ -129,8 +127,7 @@ attune_status attune__vulkan_block_create(attune__vulkan_device *device, uint64_
                                           attune__vulkan_block **block);
 void attune__vulkan_block_destroy(attune__vulkan_device *device, attune__vulkan_block *block);
 
-/* ------------------------------------------------------------------------------------------------------------- queue
- */
+/* ------------------------------------------------------------------------------------------------------------ queue */
 
 /* Command buffers in flight at most. They are made when the device is opened; a call that finds all in flight waits for
  * the oldest. */
@@ -191,8 +188,7 @@ void attune__vulkan_barrier(const attune__vulkan_device *device, VkCommandBuffer
 attune_status attune__vulkan_queue_init(attune__vulkan_device *device);
 void attune__vulkan_queue_finish(attune__vulkan_device *device);
 
-/* ------------------------------------------------------------------------------------------------------------ device
- */
+/* ----------------------------------------------------------------------------------------------------------- device */
 
 struct attune__vulkan_device {
     attune_device base;
@@ -290,8 +286,7 @@ void attune__vulkan_chain_read(const void *chain, const VkPhysicalDeviceFeatures
 /* Leaves of `features` what `other` has too. */
 void attune__vulkan_features_meet(attune__vulkan_features *features, const attune__vulkan_features *other);
 
-/* ----------------------------------------------------------------------------------------------------------- buffers
- */
+/* ---------------------------------------------------------------------------------------------------------- buffers */
 
 typedef struct attune__vulkan_buffer {
     attune_buffer base;
@@ -317,8 +312,7 @@ attune_status attune__vulkan_buffer_read(const attune_buffer *buffer, uint64_t o
 
 void attune__vulkan_staging_finish(attune__vulkan_device *device);
 
-/* --------------------------------------------------------------------------------------------------------- pipelines
- */
+/* -------------------------------------------------------------------------------------------------------- pipelines */
 
 typedef struct attune__vulkan_pipeline {
     VkPipelineLayout layout;
@@ -363,8 +357,7 @@ void attune__vulkan_cache_begin(attune__vulkan_device *device, const attune__vul
 /* made: the pipeline was; a miss is then kept. */
 void attune__vulkan_cache_end(attune__vulkan_device *device, attune__vulkan_cache *cache, bool made);
 
-/* ----------------------------------------------------------------------------------------------- entries of the table
- */
+/* --------------------------------------------------------------------------------------------- entries of the table */
 
 attune_status attune__vulkan_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 

@@ -90,8 +90,7 @@ const attention_case attention_cases[] = {
 /* clang-format on */
 const uint32_t attention_case_count = sizeof attention_cases / sizeof attention_cases[0];
 
-/* ------------------------------------------------------------------------------------------------------- random cases
- */
+/* ----------------------------------------------------------------------------------------------------- random cases */
 
 static int64_t between(random_state *r, int64_t low, int64_t high)
 {
@@ -178,8 +177,7 @@ attention_case attention_case_random(uint64_t seed, case_storage *storage)
     return c;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- inputs
- */
+/* ----------------------------------------------------------------------------------------------------------- inputs */
 
 /* The captures that the table's expressions name, in the shapes that a case gives them. */
 typedef struct capture_kind {

@@ -20,8 +20,7 @@
 #define TOGETHER 100 /* expressions in one unit */
 #define POINTS   192
 
-/* --------------------------------------------------------------------------------------------------- what is compiled
- */
+/* ------------------------------------------------------------------------------------------------- what is compiled */
 
 typedef struct unit {
     random_expr sources[TOGETHER];
@@ -120,8 +119,7 @@ Test(cuda_mods, random_expressions_compile)
     cr_assert_eq(atomic_load(&h.live), 0);
 }
 
-/* -------------------------------------------------------------------------------------------------------- what is run
- */
+/* ------------------------------------------------------------------------------------------------------ what is run */
 
 typedef struct gpu_point {
     int32_t b, h, q, kv, h_kv, q_len, kv_len;

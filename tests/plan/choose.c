@@ -48,16 +48,21 @@ Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
     p.direction = ATTUNE_BACKWARD;
     cr_expect_str_eq(plan("h200", &p, NULL).kernel, "cuda_sm90a");
     cr_expect(!plan("h200", &p, NULL).deterministic);
+    cr_expect_str_eq(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").kernel, "cuda_sm90a");
+    cr_expect(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").deterministic);
+    p.head_dim = 256, p.head_dim_v = 128;
     cr_expect_str_eq(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").kernel, "cuda_sm80");
     cr_expect(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").deterministic);
+    p.head_dim = p.head_dim_v = 128;
     p.capture_gradient_elements = 8;
     cr_expect_str_eq(plan("h200", &p, NULL).kernel, "cuda_sm80");
     p.capture_gradient_elements = 0;
     static const struct {
         uint32_t head_dim, head_dim_v;
         const char *kernel;
-    } table[] = {{64, 64, "cuda_sm90a"},  {40, 128, "cuda_sm90a"}, {256, 256, "cuda_sm90a"}, {200, 224, "cuda_sm90a"},
-                 {192, 128, "cuda_sm80"}, {192, 192, "cuda_sm80"}, {256, 128, "cuda_sm80"},  {128, 256, "cuda_sm80"}};
+    } table[] = {{64, 64, "cuda_sm90a"},   {40, 128, "cuda_sm90a"},  {256, 256, "cuda_sm90a"}, {200, 224, "cuda_sm90a"},
+                 {192, 128, "cuda_sm90a"}, {192, 192, "cuda_sm90a"}, {256, 128, "cuda_sm90a"}, {72, 256, "cuda_sm90a"},
+                 {64, 256, "cuda_sm80"},   {136, 8, "cuda_sm80"}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         p.head_dim = table[i].head_dim;
         p.head_dim_v = table[i].head_dim_v;

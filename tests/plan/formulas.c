@@ -58,7 +58,10 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
 
 static uint64_t sm90a(const attune_plan_choice *c, numbers x)
 {
-    const uint64_t columns = x.d > 192 ? 0 : x.d > 64 ? 128 : up(x.d, x.m1 == 128 ? 16 : 32);
+    const uint64_t columns = x.d > 192 || x.dv > 192   ? 0
+                             : x.d > 128 || x.dv > 128 ? up(x.d, 64)
+                             : x.d > 64                ? 128
+                                                       : up(x.d, x.m1 == 128 ? 16 : 32);
     x.d = up(x.d, 64), x.dv = up(x.dv, 64);
     if (c->direction == ATTUNE_BACKWARD)
         return x.n1 * (x.d + x.dv) * 2 + x.stages * x.m1 * ((x.d + x.dv + 128) * 2 + 8) + x.m1 * columns * 4 + 256;

@@ -46,8 +46,7 @@ __attribute__((format(printf, 2, 3))) static void add(generator *g, const char *
         g->length = sizeof g->e->text - 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- values
- */
+/* ----------------------------------------------------------------------------------------------------------- values */
 
 typedef struct capture_kind {
     const char *name;
@@ -154,8 +153,7 @@ static void make_world(generator *g)
     e->parameter_count = 2;
 }
 
-/* ---------------------------------------------------------------------------------------------------- anything goes
- */
+/* ---------------------------------------------------------------------------------------------------- anything goes */
 
 static void add_int(generator *g);
 static void add_float(generator *g);
@@ -346,8 +344,7 @@ static void add_bool(generator *g)
     }
 }
 
-/* --------------------------------------------------------------------------------------------------- what people write
- */
+/* ------------------------------------------------------------------------------------------------ what people write */
 
 static void add_usual(generator *g)
 {

@@ -1,21 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* What emitting and splicing share: a module's ids, and the words that are added to it. */
-#ifndef ATTUNE_VULKAN_SPLICE_H
-#define ATTUNE_VULKAN_SPLICE_H
+/* Bodies of functions for a module whose types and helpers are known. */
+#ifndef ATTUNE_VULKAN_EMIT_H
+#define ATTUNE_VULKAN_EMIT_H
 
 #include "vulkan/mods.h"
-
-/* Words that grow. `status` keeps the first failure, so that emitting needs no check of each word. */
-typedef struct attune__words {
-    const attune_allocator *allocator;
-    uint32_t *at;
-    size_t count, capacity;
-    attune_status status;
-} attune__words;
-
-/* Appends one instruction: its words behind the first. */
-void attune__words_add(attune__words *words, uint32_t opcode, const uint32_t *operands, size_t count);
-void attune__words_copy(attune__words *words, const uint32_t *from, size_t count);
+#include "vulkan/words.h"
 
 /* The helpers of shaders/mods.glsl that emitted functions call; from SUM_1 on gradient.glsl's, which not every module
  * has. */
