@@ -56,8 +56,8 @@ static const attune__tile sm80_256[] = {
     ATTUNE__TILE(128, 64, 1, 8), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
-/* There 128 columns spill. */
-static const attune__tile sm120_64[] = {
+/* On Blackwell, and beside a score expression, 128 columns spill. */
+static const attune__tile sm80_64_narrow[] = {
     ATTUNE__TILE(128, 64, 1, 4),
     ATTUNE__TILE(64, 64, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),
@@ -157,7 +157,7 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
     const attune__shape *s = search->shape;
     bool wide = attune__dtype_bytes(s) == 4, small = sm80_small_unit(search->limits);
     bool blackwell = search->limits->architecture / 10 == 12;
-    const attune__cuda_tiles forward[4] = {blackwell ? TILES(sm120_64) : TILES(sm80_64),
+    const attune__cuda_tiles forward[4] = {blackwell || s->score_expr ? TILES(sm80_64_narrow) : TILES(sm80_64),
                                            small ? TILES(sm86_128) : TILES(sm80_128), TILES(sm80_192), TILES(sm80_256)};
     const attune__cuda_tiles wide_forward[4] = {TILES(sm80_f32_64), TILES(sm80_f32_128), TILES(sm80_f32_256),
                                                 TILES(sm80_f32_256)};
