@@ -36,8 +36,8 @@ __device__ __forceinline__ bool near_zero(const float (&s)[ROW_TILES][N_TILES][4
 }
 #endif
 
-/* 4: the score and mask hook. row: the thread's first row of q. What captures hold is read for 8 keys and for one row at
- * a time: all at once would fill the registers. */
+/* 4: the score and mask hook. row: the thread's first row of q. What captures hold is read for 8 keys, and for one row,
+ * at a time: all at once would fill the registers. */
 __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const place &p,
                                      const keys &w, int row)
 {
