@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* One attention problem on a device, through the public API as an engine would: mask, plan, buffers, launch, results.
  */
-#include "bench/reference.h"
+#include "bench/segments.h"
 
 #include <string.h>
 
 typedef struct resources {
     attune_mask *mask;
-    attune_mask *masks[ATTENTION_SEGMENTS];
-    attune_segment segments[ATTENTION_SEGMENTS];
+    segments cut;
+    attune_segment segments[SEGMENTS_MAX];
     attune_plan *plan;
     attune_buffer *q, *k, *v, *o, *lse, *row_max, *workspace;
     attune_buffer *captures[ATTUNE_EXPR_MAX_SYMBOLS], *d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
@@ -68,20 +68,11 @@ int64_t attention_capture_elements(const attention *a, uint32_t captures)
     return sum;
 }
 
-static attune_status make_mask(attune_instance *instance, attune_device *device, const attention *a,
-                               const attune_mask_desc *desc, attune_problem *problem, attune_mask **mask)
-{
-    TRY(attune_mask_create(instance, desc, a->mask, a->captures, a->capture_count, a->parameters, a->parameter_count,
-                           mask));
-    TRY(attune_mask_upload(*mask, device));
-    return attune_problem_set_mask(problem, *mask);
-}
-
 /* One mask, or one for each segment. */
 static attune_status make_masks(attune_instance *instance, attune_device *device, const attention *a,
                                 const attention_run *run, attune_problem *problem, resources *r)
 {
-    attune_mask_desc desc = {
+    const attune_mask_desc desc = {
         .struct_size = sizeof desc,
         .q_block = run->mask_q_block,
         .kv_block = run->mask_kv_block,
@@ -91,49 +82,16 @@ static attune_status make_masks(attune_instance *instance, attune_device *device
         .q_len = problem->q_len,
         .kv_len = problem->kv_len,
     };
-    if (!run->segments)
-        return a->mask ? make_mask(instance, device, a, &desc, problem, &r->mask) : ATTUNE_OK;
-    problem->segments = run->segment_count;
-    problem->kv_len = 0;
-    desc.kv_total = desc.kv_len;
-    for (uint32_t i = 0; i < run->segment_count; i++) {
-        desc.kv_len = run->segments[i];
-        problem->kv_len = desc.kv_len > problem->kv_len ? desc.kv_len : problem->kv_len;
-        if (a->mask)
-            TRY(make_mask(instance, device, a, &desc, problem, &r->masks[i]));
-        desc.kv_start += desc.kv_len;
+    if (run->segments) {
+        segments_cut(&r->cut, run->segments, run->segment_count);
+        return segments_build(instance, device, a, &desc, &r->cut, problem);
     }
-    return ATTUNE_OK;
-}
-
-static attune_tensor cut_keys(const attune_tensor *whole, int64_t start, int64_t length)
-{
-    const int64_t *size = whole->size;
-    attune_tensor part = *whole;
-    part.offset += (uint64_t)(start * size[3]) * attune_dtype_size(part.dtype);
-    part.stride[0] = size[1] * size[2] * size[3];
-    part.stride[1] = size[2] * size[3];
-    part.stride[2] = size[3];
-    part.stride[3] = 1;
-    part.size[2] = length;
-    return part;
-}
-
-/* Views of k and v, and of their gradients if they are there. */
-static void cut_segments(const attention_run *run, const attune_tensor *k, const attune_tensor *v,
-                         const attune_tensor *d_k, const attune_tensor *d_v, resources *r)
-{
-    int64_t start = 0;
-    for (uint32_t i = 0; run->segments && i < run->segment_count; i++) {
-        const int64_t length = run->segments[i];
-        r->segments[i] =
-            (attune_segment){.k = cut_keys(k, start, length), .v = cut_keys(v, start, length), .mask = r->masks[i]};
-        if (d_k) {
-            r->segments[i].d_k = cut_keys(d_k, start, length);
-            r->segments[i].d_v = cut_keys(d_v, start, length);
-        }
-        start += length;
-    }
+    if (!a->mask)
+        return ATTUNE_OK;
+    TRY(attune_mask_create(instance, &desc, a->mask, a->captures, a->capture_count, a->parameters, a->parameter_count,
+                           &r->mask));
+    TRY(attune_mask_upload(r->mask, device));
+    return attune_problem_set_mask(problem, r->mask);
 }
 
 static attune_status make_plans(attune_instance *instance, attune_device *device, const attention *a,
@@ -221,7 +179,7 @@ static attune_status run_backward(attune_device *device, const attention *a, con
     args.workspace = r->scratch;
     args.segments = forward->segments;
     args.segment_count = forward->segment_count;
-    cut_segments(run, &args.k, &args.v, &args.d_k, &args.d_v, r);
+    segments_views(&r->cut, &args.k, &args.v, &args.d_k, &args.d_v, r->segments);
     attune_completion completion;
     TRY(attune_backward(r->backward, attune_device_queue(device), &args, &completion));
     return attune_completion_wait(completion, UINT64_MAX);
@@ -262,7 +220,7 @@ static attune_status run_on(attune_instance *instance, attune_device *device, co
     if (run->segments) {
         args.segments = r->segments;
         args.segment_count = run->segment_count;
-        cut_segments(run, &args.k, &args.v, NULL, NULL, r);
+        segments_views(&r->cut, &args.k, &args.v, NULL, NULL, r->segments);
     }
     attune_completion completion;
     TRY(attune_forward(r->plan, attune_device_queue(device), &args, &completion));
@@ -332,8 +290,7 @@ attune_status attention_forward(attune_instance *instance, attune_device *device
             array_free(&results[i]);
     }
     attune_mask_destroy(r.mask);
-    for (uint32_t i = 0; i < ATTENTION_SEGMENTS; i++)
-        attune_mask_destroy(r.masks[i]);
+    segments_finish(&r.cut);
     attune_plan_destroy(r.plan);
     attune_plan_destroy(r.backward);
     attune_buffer *all[] = {r.q,   r.k,     r.v,   r.o,   r.lse, r.row_max, r.workspace,

@@ -79,7 +79,6 @@ int64_t attention_capture_elements(const attention *a, uint32_t captures);
 /* Runs `a` on a device through the public API: mask build, upload, plan, buffers, forward, and backward if gradients
  * are asked for. Outputs are float64 arrays shaped as the results; o [b,h,lq,dv], lse and row_max [b,h,lq], any may be
  * NULL. mask_block 0 = 128. */
-#define ATTENTION_SEGMENTS 16
 typedef struct attention_run {
     const attune_kernel_options *options; /* NULL = automatic */
     uint32_t mask_q_block, mask_kv_block;
@@ -87,7 +86,7 @@ typedef struct attention_run {
     attention_gradients *gradients; /* NULL = forward alone */
     attune_plan_choice *choice;     /* NULL or receives the plan's */
     const int64_t *segments;        /* lengths that k and v are cut into, each with a mask of its own; NULL = whole */
-    uint32_t segment_count;         /* at most ATTENTION_SEGMENTS */
+    uint32_t segment_count;         /* at most SEGMENTS_MAX */
 } attention_run;
 attune_status attention_forward(attune_instance *instance, attune_device *device, const attention *a,
                                 attention_run *run);

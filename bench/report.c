@@ -270,6 +270,7 @@ static void each_number(const report_row *row, number_sink sink, void *context)
     sink(context, "mask_seconds", row->mask_seconds);
     sink(context, "mask_bytes", (double)row->mask_bytes);
     sink(context, "workspace_bytes", (double)row->workspace);
+    sink(context, "device_bytes", (double)row->device_bytes);
     sink(context, "threads", row->threads);
     sink(context, "seed", (double)row->seed);
 }

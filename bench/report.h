@@ -42,6 +42,7 @@ typedef struct report_row {
     double error, naive_error; /* largest, against the float64 oracle */
     double compile_cold, compile_warm, mask_seconds;
     uint64_t mask_bytes, workspace;
+    uint64_t device_bytes; /* tensors, captures, workspaces and the masks' lists */
     uint64_t seed;
 } report_row;
 

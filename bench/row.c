@@ -2,6 +2,8 @@
 /* Rows: attention on a device, block masks, peers. */
 #include "bench/row.h"
 
+#include "bench/segments.h"
+
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -15,6 +17,9 @@
 typedef struct bench_setup {
     attention a;
     attune_mask *mask;
+    segments cut; /* then there is no `mask` */
+    attune_segment views[SEGMENTS_MAX];
+    attune_problem problem;
     attune_plan *plan;
     attune_buffer *buffers[BUFFERS_MAX];
     uint32_t buffer_count;
@@ -60,6 +65,7 @@ static void give_back(bench_setup *s)
     attune_plan_destroy(s->plan);
     attune_plan_destroy(s->backward);
     attune_mask_destroy(s->mask);
+    segments_finish(&s->cut);
     array_free(&s->d_o);
     for (uint32_t i = 0; i < s->buffer_count; ++i)
         attune_buffer_destroy(s->buffers[i]);
@@ -73,6 +79,7 @@ static bool make_buffer(bench_setup *s, attune_device *device, uint64_t size, co
     if (status != ATTUNE_OK)
         return fail_call(row, status, "buffer");
     s->buffers[s->buffer_count++] = buffer;
+    row->device_bytes += size;
     if (data && size && (status = attune_buffer_write(buffer, 0, data, size)) != ATTUNE_OK)
         return fail_call(row, status, "write");
     return true;
@@ -91,14 +98,45 @@ static bool make_tensor(bench_setup *s, attune_device *device, attune_dtype dtyp
     return true;
 }
 
-static bool make_mask(attune_instance *instance, attune_device *device, const workload *w, bench_setup *s,
-                      report_row *row)
+/* The mask anew, or the masks of the segments, and on the device. */
+static attune_status build_masks(bench_setup *s, attune_problem *problem)
 {
-    if (!s->a.mask) {
-        row->density = row->block_density = 1;
-        row->pairs = w->batch * w->heads * w->q_len * w->kv_len;
-        return true;
+    if (s->cut.count)
+        return segments_build(s->instance, s->device, &s->a, &s->mask_desc, &s->cut, problem);
+    attune_mask_destroy(s->mask);
+    s->mask = NULL;
+    if (!s->a.mask)
+        return ATTUNE_OK;
+    attune_status status = attune_mask_create(s->instance, &s->mask_desc, s->a.mask, s->a.captures, s->a.capture_count,
+                                              s->a.parameters, s->a.parameter_count, &s->mask);
+    if (status == ATTUNE_OK)
+        status = attune_mask_upload(s->mask, s->device);
+    return status == ATTUNE_OK && problem ? attune_problem_set_mask(problem, s->mask) : status;
+}
+
+/* Of one mask, or of those of the segments together. */
+static attune_status gather_statistics(const bench_setup *s, report_row *row)
+{
+    const int64_t *size = s->a.q.size, keys = s->a.k.size[2];
+    row->density = row->block_density = 0;
+    row->pairs = 0;
+    for (uint32_t i = 0; i < (s->cut.count ? s->cut.count : 1); ++i) {
+        attune_mask_stats stats = {.struct_size = sizeof stats};
+        const attune_status status = attune_mask_stats_get(s->cut.count ? s->cut.masks[i] : s->mask, true, &stats);
+        if (status != ATTUNE_OK)
+            return status;
+        const int64_t length = s->cut.count ? s->cut.start[i + 1] - s->cut.start[i] : keys;
+        row->block_density += stats.block_density * (double)length / (double)keys;
+        row->pairs += stats.pairs;
+        row->mask_bytes += stats.bytes;
+        row->device_bytes += stats.bytes;
     }
+    row->density = (double)row->pairs / ((double)(size[0] * size[1]) * (double)size[2] * (double)keys);
+    return ATTUNE_OK;
+}
+
+static bool make_masks(const workload *w, bench_setup *s, report_row *row)
+{
     s->mask_desc = (attune_mask_desc){.struct_size = sizeof s->mask_desc,
                                       .batch = w->batch,
                                       .heads = w->heads,
@@ -106,21 +144,17 @@ static bool make_mask(attune_instance *instance, attune_device *device, const wo
                                       .q_len = w->q_len,
                                       .kv_len = w->kv_len};
     double begin = measure_clock();
-    attune_status status = attune_mask_create(instance, &s->mask_desc, s->a.mask, s->a.captures, s->a.capture_count,
-                                              s->a.parameters, s->a.parameter_count, &s->mask);
-    row->mask_seconds = measure_clock() - begin;
+    attune_status status = build_masks(s, &s->problem);
+    row->mask_seconds = s->a.mask ? measure_clock() - begin : 0;
     if (status != ATTUNE_OK)
         return fail_call(row, status, "mask");
-    attune_mask_stats stats = {.struct_size = sizeof stats};
-    status = attune_mask_stats_get(s->mask, true, &stats);
-    if (status != ATTUNE_OK)
-        return fail_call(row, status, "mask statistics");
-    row->density = stats.density;
-    row->block_density = stats.block_density;
-    row->pairs = stats.pairs;
-    row->mask_bytes = stats.bytes;
-    status = attune_mask_upload(s->mask, device);
-    return status == ATTUNE_OK || fail_call(row, status, "mask upload");
+    if (!s->a.mask) {
+        row->density = row->block_density = 1;
+        row->pairs = w->batch * w->heads * w->q_len * w->kv_len;
+        return true;
+    }
+    status = gather_statistics(s, row);
+    return status == ATTUNE_OK || fail_call(row, status, "mask statistics");
 }
 
 static void describe_plan(const attune_plan *plan, report_row *row)
@@ -142,29 +176,31 @@ static void describe_backward(const attune_plan *plan, report_row *row)
                        c.block_n1, c.block_m2, c.block_n2);
 }
 
-/* Plans twice: what the first costs, and what it costs when everything that can be kept is kept. */
-static bool make_plan(attune_device *device, const workload *w, const row_options *options, bench_setup *s,
-                      report_row *row)
+static attune_problem describe_problem(const workload *w, const attention *a, bool lse)
 {
-    attune_problem problem = {.struct_size = sizeof problem,
-                              .direction = ATTUNE_FORWARD,
-                              .dtype = w->dtype,
-                              .head_dim = w->head_dim,
-                              .head_dim_v = w->head_dim_v,
-                              .batch = w->batch,
-                              .kv_batch = w->kv_batch,
-                              .heads = w->heads,
-                              .kv_heads = w->kv_heads,
-                              .q_len = w->q_len,
-                              .kv_len = w->kv_len,
-                              .scale = s->a.scale,
-                              .score = s->a.score,
-                              .lse = options->pass != ROW_FORWARD};
-    attune_status status = s->mask ? attune_problem_set_mask(&problem, s->mask) : ATTUNE_OK;
+    return (attune_problem){.struct_size = sizeof(attune_problem),
+                            .direction = ATTUNE_FORWARD,
+                            .dtype = w->dtype,
+                            .head_dim = w->head_dim,
+                            .head_dim_v = w->head_dim_v,
+                            .batch = w->batch,
+                            .kv_batch = w->kv_batch,
+                            .heads = w->heads,
+                            .kv_heads = w->kv_heads,
+                            .q_len = w->q_len,
+                            .kv_len = w->kv_len,
+                            .scale = a->scale,
+                            .score = a->score,
+                            .lse = lse};
+}
+
+/* Plans twice: what the first costs, and what it costs when everything that can be kept is kept. */
+static bool make_plan(attune_device *device, const row_options *options, bench_setup *s, report_row *row)
+{
+    attune_problem problem = s->problem;
     double begin = measure_clock();
     attune_plan *cold = NULL;
-    if (status == ATTUNE_OK)
-        status = attune_plan_create(device, &problem, options->kernel, &cold);
+    attune_status status = attune_plan_create(device, &problem, options->kernel, &cold);
     if (status != ATTUNE_OK)
         return fail_call(row, status, "plan");
     row->compile_cold = measure_clock() - begin;
@@ -219,7 +255,6 @@ static bool make_arguments(attune_device *device, bench_setup *s, report_row *ro
     const array *q = &s->a.q, *v = &s->a.v;
     int64_t o[4] = {q->size[0], q->size[1], q->size[2], v->size[3]};
     s->args.struct_size = sizeof s->args;
-    s->args.mask = s->mask;
     s->args.seconds = &s->seconds;
     s->queue = attune_device_queue(device);
     if (!make_tensor(s, device, q->dtype, 4, q->size, q->data, &s->args.q, row) ||
@@ -232,6 +267,8 @@ static bool make_arguments(attune_device *device, bench_setup *s, report_row *ro
             return false;
         s->args.workspace = s->buffers[s->buffer_count - 1];
     }
+    s->args.segments = s->cut.count ? s->views : NULL;
+    s->args.segment_count = s->cut.count;
     row->bytes =
         (double)attune_dtype_size(q->dtype) * ((double)array_count(q) + (double)array_count(&s->a.k) +
                                                (double)array_count(v) + (double)(o[0] * o[1]) * (double)(o[2] * o[3]));
@@ -241,6 +278,8 @@ static bool make_arguments(attune_device *device, bench_setup *s, report_row *ro
 static bool forward(void *state, double *seconds)
 {
     bench_setup *s = state;
+    s->args.mask = s->mask;
+    segments_views(&s->cut, &s->args.k, &s->args.v, s->back.d_k.buffer ? &s->back.d_k : NULL, &s->back.d_v, s->views);
     s->status = attune_forward(s->plan, s->queue, &s->args, NULL);
     *seconds = s->seconds;
     return s->status == ATTUNE_OK;
@@ -303,6 +342,8 @@ static bool make_gradients(attune_device *device, uint64_t seed, bench_setup *s,
     b->parameters = f->parameters;
     b->parameter_count = f->parameter_count;
     b->capture_gradients = s->gradients;
+    b->segments = f->segments;
+    b->segment_count = f->segment_count;
     b->seconds = &s->seconds;
     return true;
 }
@@ -321,17 +362,9 @@ static bool step(void *state, double *seconds)
 {
     bench_setup *s = state;
     double begin = measure_clock(), pass = 0;
-    if (s->mask) {
-        attune_mask_destroy(s->mask);
-        s->mask = NULL;
-        s->status = attune_mask_create(s->instance, &s->mask_desc, s->a.mask, s->a.captures, s->a.capture_count,
-                                       s->a.parameters, s->a.parameter_count, &s->mask);
-        if (s->status == ATTUNE_OK)
-            s->status = attune_mask_upload(s->mask, s->device);
-        if (s->status != ATTUNE_OK)
-            return false;
-    }
-    s->args.mask = s->mask;
+    s->status = build_masks(s, NULL);
+    if (s->status != ATTUNE_OK)
+        return false;
     *seconds = measure_clock() - begin;
     if (!forward(s, &pass))
         return false;
@@ -435,6 +468,12 @@ static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, 
         return fail(row, REPORT_FAILED, "reference: %s", why.message);
     reference_error e = {0};
     reference_compare(o->dtype, c->count * dim, c->got, c->oracle.o, c->naive.o, &e);
+    if (s->cut.count) {
+        const double more = segments_rounding(s->device, &s->a);
+        e.bound_max += more;
+        e.bound_mean += more / 8;
+        e.pass = !e.pattern_errors && e.max <= e.bound_max && e.mean <= e.bound_mean;
+    }
     row->checked = true;
     row->checked_rows = c->count;
     row->error = e.max;
@@ -524,8 +563,9 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
         (void)snprintf(row->shape + used, sizeof row->shape - used, ":%u", dim_v);
     }
     const char *const suffix = options->pass == ROW_BACKWARD ? "/backward" : options->pass == ROW_STEP ? "/step" : "";
-    (void)snprintf(row->name, sizeof row->name, "%s/%s/%s/%s%s", row->workload, row->device, row->dtype, row->shape,
-                   suffix);
+    const bool cut = options->segments && w->segments;
+    (void)snprintf(row->name, sizeof row->name, "%s/%s/%s/%s%s%s", row->workload, row->device, row->dtype, row->shape,
+                   cut ? "/segments" : "", suffix);
     (void)snprintf(row->timer, sizeof row->timer, "%s",
                    info.backend == ATTUNE_BACKEND_CPU ? "the library's clock around its work" : "device timestamps");
     row->threads = info.backend == ATTUNE_BACKEND_CPU ? info.limits.compute_units : 1;
@@ -539,11 +579,15 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
     bool good = workload_instantiate(instance, w, options->seed, &s->a, &why);
     if (!good)
         (void)fail(row, REPORT_FAILED, "%s", why.message);
-    good = good && make_mask(instance, device, w, s, row) && make_plan(device, w, options, s, row) &&
-           make_arguments(device, s, row) &&
-           (options->pass == ROW_FORWARD || make_gradients(device, options->seed, s, row));
     s->instance = instance;
     s->device = device;
+    if (cut) {
+        int64_t lengths[SEGMENTS_MAX];
+        segments_cut(&s->cut, lengths, workload_cut(w, lengths));
+    }
+    s->problem = describe_problem(w, &s->a, options->pass != ROW_FORWARD);
+    good = good && make_masks(w, s, row) && make_plan(device, options, s, row) && make_arguments(device, s, row) &&
+           (options->pass == ROW_FORWARD || make_gradients(device, options->seed, s, row));
     /* The pairs that the mask allows, each a dot product of head_dim and a sum of head_dim_v, two operations a term. */
     row->flop = row->pairs > 0 ? 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v) : 0;
     /* Backward computes five products where forward computes two. */

@@ -15,7 +15,7 @@ typedef struct row_options {
     row_pass pass;
     measure_options measure;
     const attune_kernel_options *kernel; /* NULL = automatic */
-    bool check;
+    bool check, segments;                /* segments: workloads whose keys lie in several places are run so */
     uint64_t seed;
 } row_options;
 

@@ -45,6 +45,7 @@ typedef struct workload {
     int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
     int64_t
         side; /* tokens are a side x side grid: both lengths are side * side, and `side` is a parameter; 0 = no grid */
+    uint32_t segments; /* in which the keys lie: all but the first are q_len long; 0 = in one */
     uint32_t head_dim, head_dim_v;
     double scale;   /* 0 = 1 / sqrt(head_dim) */
     double density; /* the share of pairs that may attend, roughly: sizes a run before any mask is built */
@@ -76,6 +77,10 @@ double workload_flop(const workload *w);
  * A workload that gives arrays of its own keeps its shape.
  */
 workload workload_scaled(const workload *w, double scale);
+
+/* The lengths of its segments, of which there is room for SEGMENTS_MAX; returns their number, 0 if the keys lie in one.
+ */
+uint32_t workload_cut(const workload *w, int64_t *lengths);
 
 /* Makes inputs, captures and expressions; give back with workload_release. Inputs are normal, never zero. The same seed
  * gives the same data on every machine; what one array holds does not depend on the others. */

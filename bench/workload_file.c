@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Workloads from a JSON file. The text is hostile: every field has a type, a range and a message, unknown keys are
  * errors, and the sizes that follow from the fields are bounded before anything is allocated. */
+#include "bench/segments.h"
 #include "bench/workload.h"
 
 #include <errno.h>
@@ -318,6 +319,13 @@ static bool read_field(const place *at, const char *key, const json_t *value, bo
         *(key[8] ? &w->head_dim_v : &w->head_dim) = (uint32_t)n;
         return true;
     }
+    if (!strcmp(key, "segments")) {
+        int64_t n = 0;
+        if (!read_integer(at, key, value, 2, SEGMENTS_MAX, &n))
+            return false;
+        w->segments = (uint32_t)n;
+        return true;
+    }
     if (!strcmp(key, "scale"))
         return read_number(at, key, value, 1e-30, 1e30, &w->scale);
     if (!strcmp(key, "density"))
@@ -358,6 +366,8 @@ static bool finish(const place *at, workload *w)
         return wrong(at, "kv_heads", "must divide heads");
     if (w->kv_batch > 1 && w->kv_batch != w->batch)
         return wrong(at, "kv_batch", "must be batch or 1");
+    if (w->segments && w->kv_len <= (w->segments - 1) * w->q_len)
+        return wrong(at, "segments", "all but the first are q_len long: kv_len is too small for so many");
     uint32_t dim = w->head_dim > w->head_dim_v ? w->head_dim : w->head_dim_v;
     if (elements(w->batch, w->heads, w->q_len, dim) > ELEMENT_LIMIT ||
         elements(w->batch, w->kv_heads, w->kv_len, dim) > ELEMENT_LIMIT)

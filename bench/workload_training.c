@@ -19,6 +19,7 @@ const workload workload_training[] = {
      .kv_heads = 8,
      .q_len = 8192,
      .kv_len = 16384,
+     .segments = 2,
      .head_dim = 128,
      .density = 0.23,
      .capture_count = 2,
@@ -34,6 +35,7 @@ const workload workload_training[] = {
      .kv_heads = 8,
      .q_len = 2048,
      .kv_len = 14336,
+     .segments = 7,
      .head_dim = 128,
      .density = 0.045,
      .capture_count = 1,
@@ -49,6 +51,7 @@ const workload workload_training[] = {
      .kv_heads = 8,
      .q_len = 8192,
      .kv_len = 16384,
+     .segments = 2,
      .head_dim = 128,
      .density = 0.11,
      .capture_count = 2,
@@ -67,6 +70,7 @@ const workload workload_training[] = {
      .kv_heads = 8,
      .q_len = 4096,
      .kv_len = 8192,
+     .segments = 2,
      .head_dim = 128,
      .density = 0.23,
      .capture_count = 2,
@@ -122,3 +126,10 @@ const workload workload_training[] = {
 };
 
 const uint32_t workload_training_count = sizeof workload_training / sizeof workload_training[0];
+
+uint32_t workload_cut(const workload *w, int64_t *lengths)
+{
+    for (uint32_t i = 0; i < w->segments; i++)
+        lengths[i] = i ? w->q_len : w->kv_len - (w->segments - 1) * w->q_len;
+    return w->segments;
+}

@@ -24,7 +24,9 @@ static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == OWN, "a warp owns 16 rows or 
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1, D_TILES = PAD_D / 8;
 constexpr int ROLES = OWN_KEYS && ATTUNE_APART ? 2 : 1;
-constexpr u32 OWN_BYTES = OWN * (PAD_D + PAD_DV) * sizeof(element);
+/* The least tile of float32 reads what it owns where it lies, so that wide heads fit little shared memory. */
+constexpr bool OWN_DIRECT = WIDE && OWN == 16;
+constexpr u32 OWN_BYTES = OWN_DIRECT ? 0 : OWN * (PAD_D + PAD_DV) * sizeof(element);
 constexpr u32 OTHER_BYTES = OTHER * (PAD_D + PAD_DV) * sizeof(element), ROW_BYTES = OWN_KEYS ? OTHER * 8 : 0;
 /* The walk and the tiles that it found stand in shared memory: registers are for the sums. */
 constexpr int NOTES = AHEAD > 5 ? 16 : AHEAD > 1 ? 8 : 4; /* a power of two, of at least AHEAD + 3 */
@@ -128,6 +130,36 @@ __device__ __forceinline__ void load_other(u32 to, u32 row_data, const attune_cu
             load_both<OTHER>(to, a.k, a.v, t.b, t.h / (a.heads / a.kv_heads), t.first, a.kv_len);
     }
     copy_commit();
+}
+
+/* multiply_qk with rows of one's own from memory. The thread's first is `row`. */
+template <int CHUNKS, int DIM>
+__device__ __forceinline__ void multiply_direct(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_view &own, int b,
+                                                int h, int row, int limit, u32 other)
+{
+    const element *base = (const element *)own.address + b * own.batch + h * own.head;
+    int lane = thread_here() % 32;
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[0][n][i] = 0.0f;
+#pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
+        u32 x[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int at = row + i % 2 * 8, column = (chunk + i / 2) * 4 + lane % 4;
+            x[i] = at < limit && column < DIM ? __float_as_uint(base[at * own.row + column]) : 0u;
+        }
+#pragma unroll
+        for (int n = 0; n < N_TILES; n += 2) {
+            u32 y[4];
+            load_matrices(y, other + chunk_offset<CHUNKS>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
+            multiply_rounded(s[0][n], x, y[0], y[1]);
+            multiply_rounded(s[0][n + 1], x, y[2], y[3]);
+        }
+    }
 }
 
 /* -------------------------------------------------------------------------------------------------------- the hook */
@@ -513,12 +545,14 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
 #if ATTUNE_OWN_KEYS
     column c = column_place(a, back, (int)blockIdx.x, ROLES);
     int b = uniform(c.b), h = uniform(c.h_kv), first = uniform(c.kv), limit = a.kv_len;
-    load_both<OWN>(memory, a.k, a.v, b, h, first, limit);
+    const attune_cuda_view &own = a.k, &own_2 = a.v;
 #else
     place c = tile_place(a, (int)blockIdx.x);
     int b = uniform(c.b), h = uniform(c.h), first = uniform(c.q), limit = a.q_len;
-    load_both<OWN>(memory, a.q, back.d_o, b, h, first, limit);
+    const attune_cuda_view &own = a.q, &own_2 = back.d_o;
 #endif
+    if constexpr (!OWN_DIRECT)
+        load_both<OWN>(memory, own, own_2, b, h, first, limit);
     int warp = thread_here() / 32 * (OWN / ATTUNE_NUM_WARPS), row = first + warp + thread_here() % 32 / 4;
     float factor = uniform(WIDE && !HAVE_SCORE ? (a.scale == 0.0f ? 1.0f : fabsf(a.scale)) : fold_factor(a.scale));
 
@@ -558,10 +592,16 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
             feed_note(walk, index + AHEAD + 2, a, back);
         scores s, dp;
         forbidden f_pairs;
-        multiply_qk<CHUNKS_D, false>(s, memory, tile, warp);
-        if constexpr (FIRST)
-            multiply_qk<CHUNKS_DV, false>(dp, memory + (u32)(OWN * PAD_D * sizeof(element)), tile + SECOND, warp);
-        else
+        if constexpr (OWN_DIRECT) {
+            multiply_direct<CHUNKS_D, HEAD_DIM>(s, own, b, h, row, limit, tile);
+            if constexpr (FIRST)
+                multiply_direct<CHUNKS_DV, HEAD_DIM_V>(dp, own_2, b, h, row, limit, tile + SECOND);
+        } else {
+            multiply_qk<CHUNKS_D, false>(s, memory, tile, warp);
+            if constexpr (FIRST)
+                multiply_qk<CHUNKS_DV, false>(dp, memory + (u32)(OWN * PAD_D * sizeof(element)), tile + SECOND, warp);
+        }
+        if constexpr (!FIRST)
             FOR_PAIRS(r, n, i) dp[r][n][i] = 0.0f;
         int lane = thread_here() % 32;
         spot p = {now.b, now.h, now.h / (a.heads / a.kv_heads), row, now.first + lane % 4 * 2};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Merging: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and
- * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). A part whose weight is 0 is not read. A lane has every 32nd pair of columns.
+ * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). What a part holds whose weight is 0 does not count. Wide kernels are for
+ * what lies as most does; a lane has 8 columns of a row. Of the others, a lane has every 32nd pair of columns.
  */
 #include "merge.h"
 
@@ -185,3 +186,232 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
             *(float *)row_of(part.d_lse, p) = weight == 0.0f ? 0.0f : weight * (dot + d_lse);
     }
 }
+
+/* -------------------------------------------------------------------------------------------------------------- wide */
+
+/* 8 columns. Memory's time is all that a merge should take, so little is computed to find them: a division by
+ * multiplication, strides of 32 bits; and every load is on its way before the first is waited for. */
+struct chunk {
+    uint4 low, high; /* high: float32 */
+};
+
+/* TYPE: a view's dtype; HALF = 1 or 2; 0 = any. */
+#define HALF 4
+
+template <int TYPE> __device__ __forceinline__ bool is_single(const view &v)
+{
+    return TYPE ? TYPE == 3 : v.dtype == 3;
+}
+
+template <int TYPE> __device__ __forceinline__ bool is_brain(const view &v)
+{
+    return TYPE == 1 || TYPE == 2 ? TYPE == 2 : v.dtype == 2;
+}
+
+struct spot {
+    int b, h, q;
+};
+
+__device__ __forceinline__ unsigned divide(unsigned n, attune_cuda_divisor by)
+{
+    return (unsigned)((unsigned long long)n * by.multiplier >> (31 + by.shift));
+}
+
+__device__ __forceinline__ spot find_spot(const attune_cuda_merge &a, unsigned row)
+{
+    const unsigned plane = divide(row, a.by_q_len), b = divide(plane, a.by_heads);
+    return {(int)b, (int)(plane - b * (unsigned)a.heads), (int)(row - plane * (unsigned)a.q_len)};
+}
+
+__device__ __forceinline__ long long steps_to(const view &v, const spot &p)
+{
+    return (long long)p.b * v.steps[0] + (long long)p.h * v.steps[1] + (long long)p.q * v.steps[2];
+}
+
+__device__ __forceinline__ float *lse_at(const view &v, const spot &p)
+{
+    return (float *)v.address + steps_to(v, p);
+}
+
+template <int TYPE> __device__ __forceinline__ uint4 *chunk_at(const view &v, const spot &p, int lane)
+{
+    return (uint4 *)v.address + steps_to(v, p) + (is_single<TYPE>(v) ? 2 * lane : lane);
+}
+
+template <int TYPE> __device__ __forceinline__ chunk load_chunk(const view &v, const spot &p, int lane)
+{
+    const uint4 *from = chunk_at<TYPE>(v, p, lane);
+    chunk c;
+    c.low = from[0];
+    if (is_single<TYPE>(v))
+        c.high = from[1];
+    return c;
+}
+
+template <int TYPE> __device__ __forceinline__ void unpack(const view &v, const chunk &c, float (&x)[8])
+{
+    const unsigned words[8] = {c.low.x, c.low.y, c.low.z, c.low.w, c.high.x, c.high.y, c.high.z, c.high.w};
+    if (is_single<TYPE>(v)) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x[i] = __uint_as_float(words[i]);
+    } else if (is_brain<TYPE>(v)) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[2 * i] = __uint_as_float(words[i] << 16);
+            x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            asm("cvt.f32.f16 %0, %1;" : "=f"(x[2 * i]) : "h"((unsigned short)words[i]));
+            asm("cvt.f32.f16 %0, %1;" : "=f"(x[2 * i + 1]) : "h"((unsigned short)(words[i] >> 16)));
+        }
+    }
+}
+
+template <int TYPE>
+__device__ __forceinline__ void store_chunk(const view &v, const spot &p, int lane, const float (&x)[8])
+{
+    uint4 *to = chunk_at<TYPE>(v, p, lane);
+    unsigned words[4];
+    if (is_single<TYPE>(v)) {
+        to[0] = make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
+        to[1] = make_uint4(__float_as_uint(x[4]), __float_as_uint(x[5]), __float_as_uint(x[6]), __float_as_uint(x[7]));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (is_brain<TYPE>(v))
+            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+        else
+            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+    to[0] = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* What a thread has of a row; `active`: columns too. A row's lanes are of one warp. */
+struct share {
+    spot p;
+    int lane;
+    bool there, active;
+};
+
+__device__ __forceinline__ share find_share(const attune_cuda_merge &a)
+{
+    const int lane = threadIdx.x & ((1 << a.lane_bits) - 1);
+    const unsigned rows = ATTUNE_CUDA_MERGE_THREADS >> a.lane_bits;
+    const unsigned row = blockIdx.x * rows + (threadIdx.x >> a.lane_bits);
+    const bool there = row < (unsigned)a.rows;
+    return {find_spot(a, row), lane, there, there && 8 * lane < a.columns};
+}
+
+template <int TYPE, int PARTS> __device__ __forceinline__ void merge_wide(const attune_cuda_merge &a)
+{
+    const share t = find_share(a);
+    float weights[PARTS];
+    chunk chunks[PARTS];
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        if (t.there && i < a.part_count) {
+            weights[i] = a.weighted ? *lse_at(a.parts[i].lse, t.p) : 0.0f;
+            if (t.active)
+                chunks[i] = load_chunk<TYPE>(a.parts[i].o, t.p, t.lane);
+        }
+    float m = EMPTY, sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        if (i < a.part_count && (weights[i] > m || weights[i] != weights[i]))
+            m = weights[i];
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        weights[i] = i >= a.part_count || m == EMPTY ? 0.0f : expf(weights[i] - m);
+        sum += weights[i];
+    }
+    const float factor = !a.weighted ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
+    float x[8] = {};
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        if (weights[i] != 0.0f) {
+            float y[8];
+            unpack<TYPE>(a.parts[i].o, chunks[i], y);
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                x[j] = __fmaf_rn(weights[i], y[j], x[j]);
+        }
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        x[j] *= factor;
+    if (t.active)
+        store_chunk<TYPE>(a.o, t.p, t.lane, x);
+    __syncwarp();
+    if (t.there && t.lane == 0 && a.lse.address)
+        *lse_at(a.lse, t.p) = sum == 0.0f ? EMPTY : m + logf(sum);
+}
+
+template <int TYPE, int PARTS> __device__ __forceinline__ void backward_wide(const attune_cuda_merge &a)
+{
+    const share t = find_share(a);
+    float part_lse[PARTS], lse = EMPTY, d_lse = 0.0f, o[8], d[8];
+    chunk mine[PARTS], whole, change;
+    if (t.there) {
+        lse = *lse_at(a.lse, t.p);
+        if (a.d_lse.address)
+            d_lse = *lse_at(a.d_lse, t.p);
+    }
+    if (t.active) {
+        whole = load_chunk<TYPE>(a.o, t.p, t.lane);
+        change = load_chunk<TYPE>(a.d_o, t.p, t.lane);
+    }
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        if (t.there && i < a.part_count) {
+            part_lse[i] = *lse_at(a.parts[i].lse, t.p);
+            if (t.active)
+                mine[i] = load_chunk<TYPE>(a.parts[i].o, t.p, t.lane);
+        }
+    unpack<TYPE>(a.o, whole, o);
+    unpack<TYPE>(a.d_o, change, d);
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+        if (i < a.part_count) {
+            const attune_cuda_merge_part &part = a.parts[i];
+            const bool empty = !t.there || part_lse[i] == EMPTY || lse == EMPTY;
+            const float weight = empty ? 0.0f : expf(part_lse[i] - lse);
+            float dot = 0.0f, x[8] = {};
+            if (t.active && weight != 0.0f) {
+                float y[8];
+                unpack<TYPE>(part.o, mine[i], y);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    dot = __fmaf_rn(d[j], y[j] - o[j], dot);
+                    x[j] = weight * d[j];
+                }
+            }
+            if (t.active && part.d_o.address)
+                store_chunk<TYPE>(part.d_o, t.p, t.lane, x);
+            for (int step = 1 << a.lane_bits >> 1; step; step /= 2)
+                dot += __shfl_xor_sync(0xffffffffu, dot, step);
+            if (t.there && t.lane == 0 && part.d_lse.address)
+                *lse_at(part.d_lse, t.p) = weight == 0.0f ? 0.0f : weight * (dot + d_lse);
+        }
+}
+
+#define WIDE(type, number, parts)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)                                            \
+        attune_merge_##type##_##parts(const __grid_constant__ attune_cuda_merge a)                                     \
+    {                                                                                                                  \
+        merge_wide<number, parts>(a);                                                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)                                            \
+        attune_merge_backward_##type##_##parts(const __grid_constant__ attune_cuda_merge a)                            \
+    {                                                                                                                  \
+        backward_wide<number, parts>(a);                                                                               \
+    }
+
+WIDE(f16, 1, 2)
+WIDE(f16, 1, 8)
+WIDE(bf16, 2, 2)
+WIDE(bf16, 2, 8)
+WIDE(f32, 3, 2)
+WIDE(f32, 3, 8)
+WIDE(any, 0, 8)

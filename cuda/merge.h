@@ -3,6 +3,10 @@
  * What the host hands to merge.cu, as cuda/arguments.h does for attention: entry points attune_merge and
  * attune_merge_backward take one attune_cuda_merge by value. A grid of ceil(rows / ATTUNE_CUDA_MERGE_ROWS) blocks of
  * ATTUNE_CUDA_MERGE_THREADS threads; a warp has a row.
+ *
+ * attune_merge_TYPE_PARTS and attune_merge_backward_TYPE_PARTS, with TYPE f16, bf16, f32 or any (any mixture) and PARTS
+ * 2 or 8, move 8 columns at once: o and d_o are as narrow as ATTUNE_CUDA_MERGE_COLUMNS, a multiple of 8, and everything
+ * of theirs is a multiple of 16 bytes. 1 << lane_bits lanes have a row.
  */
 #ifndef ATTUNE_CUDA_MERGE_H
 #define ATTUNE_CUDA_MERGE_H
@@ -10,14 +14,21 @@
 #define ATTUNE_CUDA_MERGE_THREADS 128
 #define ATTUNE_CUDA_MERGE_ROWS    4
 #define ATTUNE_CUDA_MERGE_PARTS   8
+#define ATTUNE_CUDA_MERGE_COLUMNS 256
 
 /* A tensor [batch][head][row][contiguous]; strides in bytes. An LSE has no last dimension and is float. */
 typedef struct attune_cuda_merge_view {
     unsigned long long address; /* 0 = there is none */
     long long batch, head, row;
-    int dtype; /* 1 f16, 2 bf16, 3 f32 */
-    int pair;  /* whether two elements from an even column on can be moved at once */
+    int dtype;    /* 1 f16, 2 bf16, 3 f32 */
+    int pair;     /* whether two elements from an even column on can be moved at once */
+    int steps[3]; /* batch, head and row in units of 16 bytes, of an LSE in units of 4; for the wide kernels */
 } attune_cuda_merge_view;
+
+/* n / d for n < 2^31: n multiplier >> (31 + shift). */
+typedef struct attune_cuda_divisor {
+    unsigned multiplier, shift;
+} attune_cuda_divisor;
 
 typedef struct attune_cuda_merge_part {
     attune_cuda_merge_view o, lse, d_o, d_lse;
@@ -28,7 +39,8 @@ typedef struct attune_cuda_merge {
     long long rows;
     int heads, q_len, columns, part_count;
     int weighted; /* 0: o is the plain sum of the parts' o */
-    int pad;
+    int lane_bits;
+    attune_cuda_divisor by_q_len, by_heads;
     attune_cuda_merge_part parts[ATTUNE_CUDA_MERGE_PARTS];
 } attune_cuda_merge;
 

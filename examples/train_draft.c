@@ -158,7 +158,7 @@ static bool build_masks(attention *t)
     return true;
 }
 
-static bool attention_create(attention *t, const char *device)
+static bool attention_create(attention *t, const char *device, bool deterministic)
 {
     static const int rows[] = {[Q] = DRAFT,   [K] = ROWS,    [V] = ROWS,   [O] = DRAFT, [LSE] = DRAFT,
                                [D_O] = DRAFT, [D_Q] = DRAFT, [D_K] = ROWS, [D_V] = ROWS};
@@ -181,7 +181,9 @@ static bool attention_create(attention *t, const char *device)
     TRY(attune_problem_set_mask(&problem, t->masks[0]));
     TRY(attune_plan_create(t->device, &problem, NULL, &t->forward));
     problem.direction = ATTUNE_BACKWARD;
-    TRY(attune_plan_create(t->device, &problem, NULL, &t->backward));
+    const attune_kernel_options options = {.struct_size = sizeof options,
+                                           .bwd.deterministic = deterministic ? ATTUNE_ON : ATTUNE_AUTO};
+    TRY(attune_plan_create(t->device, &problem, &options, &t->backward));
     for (int i = 0; i < WORK_FORWARD; i++)
         TRY(attune_buffer_create(t->device, (uint64_t)rows[i] * WIDTH * sizeof(float), &t->buffers[i]));
     TRY(attune_buffer_create(t->device, attune_plan_workspace_size(t->forward), &t->buffers[WORK_FORWARD]));
@@ -435,23 +437,28 @@ int main(int count, char **words)
 {
     const char *device = "cpu", *path = NULL;
     int steps = 300;
+    bool deterministic = false;
     for (int i = 1; i < count; i++) {
         if (!strcmp(words[i], "--device") && i + 1 < count)
             device = words[++i];
         else if (!strcmp(words[i], "--steps") && i + 1 < count)
             steps = atoi(words[++i]);
+        else if (!strcmp(words[i], "--deterministic"))
+            deterministic = true;
         else
             path = words[i];
     }
     if (!path || steps < 2)
-        return fprintf(stderr, "usage: %s [--device cpu|vulkan:0|cuda:0] [--steps N] TEXT\n", words[0]), 2;
+        return fprintf(stderr, "usage: %s [--device cpu|vulkan:0|cuda:0] [--steps N] [--deterministic] TEXT\n",
+                       words[0]),
+               2;
     long size;
     unsigned char *bytes = read_text(path, &size);
     if (!bytes)
         return 1;
     attention t = {.device = NULL};
     float begin = 0, end = 0;
-    const bool ok = attention_create(&t, device) && train(&t, bytes, size, steps, &begin, &end);
+    const bool ok = attention_create(&t, device, deterministic) && train(&t, bytes, size, steps, &begin, &end);
     attention_destroy(&t);
     free(bytes);
     if (ok)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Merging: cuda/merge.cu, one launch. */
+/* Merging: cuda/merge.cu, one launch of the kernel that can read the call's tensors. */
 #include "cuda/cuda.h"
 
 #include <stdio.h>
@@ -11,10 +11,16 @@
 
 _Static_assert(ATTUNE_CUDA_MERGE_PARTS == ATTUNE__MERGE_PARTS, "what a launch takes");
 
+/* The kernels: forward and backward; of a row at a time, or wide, by type and parts. */
+enum { KIND_ROWS, KIND_WIDE, KINDS = KIND_WIDE + 7 };
+static const char *const kinds[KINDS] = {
+    "", "_any_8", "_f16_2", "_f16_8", "_bf16_2", "_bf16_8", "_f32_2", "_f32_8",
+};
+
 typedef struct merger {
     attune__program base;
     attune__cu_module module;
-    attune__cu_function forward, backward;
+    attune__cu_function functions[2][KINDS];
 } merger;
 
 static attune__cuda_kernel describe_kernel(uint32_t architecture)
@@ -31,10 +37,14 @@ static attune_status load(attune__cuda_device *device, const void *cubin, merger
 {
     const attune__cuda_driver *driver = &device->driver;
     ATTUNE__TRY(attune__cuda_check(device, driver->module_load(&made->module, cubin), "cuModuleLoadData"));
-    ATTUNE__TRY(attune__cuda_check(device, driver->module_function(&made->forward, made->module, "attune_merge"),
-                                   "cuModuleGetFunction"));
-    return attune__cuda_check(device, driver->module_function(&made->backward, made->module, "attune_merge_backward"),
-                              "cuModuleGetFunction");
+    for (int i = 0; i < 2 * KINDS; i++) {
+        char name[48];
+        snprintf(name, sizeof name, "attune_merge%s%s", i % 2 ? "_backward" : "", kinds[i / 2]);
+        ATTUNE__TRY(attune__cuda_check(device,
+                                       driver->module_function(&made->functions[i % 2][i / 2], made->module, name),
+                                       "cuModuleGetFunction"));
+    }
+    return ATTUNE_OK;
 }
 
 attune_status attune__cuda_merger_create(attune_device *device, attune__program **program)
@@ -79,46 +89,93 @@ attune_status attune__cuda_merger_pack(const attune__host *host, const attune_li
     return attune__cuda_pack_kernel(host, &kernel, to);
 }
 
-static attune_cuda_merge_view view(const attune_tensor *tensor)
+/* What a call needs of a kernel. */
+typedef struct demand {
+    attune_cuda_merge arguments;
+    bool wide; /* every step is a whole number of units that fits an int */
+    int dtype; /* of all o and d_o; 0 = they differ */
+} demand;
+
+static attune_cuda_merge_view view(demand *d, const attune_tensor *tensor, int64_t unit)
 {
     if (!tensor->buffer)
         return (attune_cuda_merge_view){.address = 0};
     const int64_t bytes = (int64_t)attune_dtype_size(tensor->dtype);
+    const int64_t strides[3] = {tensor->stride[0] * bytes, tensor->stride[1] * bytes, tensor->stride[2] * bytes};
     attune_cuda_merge_view v = {
         .address = attune__cuda_pointer(tensor->buffer) + tensor->offset,
-        .batch = tensor->stride[0] * bytes,
-        .head = tensor->stride[1] * bytes,
-        .row = tensor->stride[2] * bytes,
+        .batch = strides[0],
+        .head = strides[1],
+        .row = strides[2],
         .dtype = tensor->dtype == ATTUNE_F16    ? 1
                  : tensor->dtype == ATTUNE_BF16 ? 2
                                                 : 3,
     };
     v.pair = (v.address | (uint64_t)v.batch | (uint64_t)v.head | (uint64_t)v.row) % (2 * (uint64_t)bytes) == 0;
+    d->wide = d->wide && v.address % (uint64_t)unit == 0;
+    for (int i = 0; i < 3; i++) {
+        const int64_t step = strides[i] / unit;
+        d->wide = d->wide && strides[i] % unit == 0 && step >= INT32_MIN && step <= INT32_MAX;
+        v.steps[i] = (int)step;
+    }
     return v;
 }
 
-static attune_cuda_merge describe_call(const attune__merge *call)
+static attune_cuda_merge_view view_rows(demand *d, const attune_tensor *tensor)
+{
+    const attune_cuda_merge_view v = view(d, tensor, 16);
+    if (v.address && v.dtype != d->dtype)
+        d->dtype = 0;
+    return v;
+}
+
+/* Of a divisor below 2^31. */
+static attune_cuda_divisor divisor(int64_t by)
+{
+    attune_cuda_divisor d = {.shift = 0};
+    while (INT64_C(1) << d.shift < by)
+        d.shift++;
+    d.multiplier = (unsigned)(((UINT64_C(1) << (31 + d.shift)) + (uint64_t)by - 1) / (uint64_t)by);
+    return d;
+}
+
+static demand describe_call(const attune__merge *call)
 {
     const int64_t *size = call->o.size;
-    attune_cuda_merge a = {
-        .o = view(&call->o),
-        .lse = view(&call->lse),
-        .d_o = view(&call->d_o),
-        .d_lse = view(&call->d_lse),
+    demand d = {.wide = size[3] % 8 == 0 && size[3] <= ATTUNE_CUDA_MERGE_COLUMNS};
+    d.dtype = view(&d, &call->o, 16).dtype;
+    attune_cuda_merge *a = &d.arguments;
+    *a = (attune_cuda_merge){
+        .o = view_rows(&d, &call->o),
+        .lse = view(&d, &call->lse, 4),
+        .d_o = view_rows(&d, &call->d_o),
+        .d_lse = view(&d, &call->d_lse, 4),
         .rows = size[0] * size[1] * size[2],
         .heads = (int)size[1],
         .q_len = (int)size[2],
         .columns = (int)size[3],
         .part_count = (int)call->part_count,
         .weighted = call->parts[0].lse.buffer != NULL,
+        .by_q_len = divisor(size[2]),
+        .by_heads = divisor(size[1]),
     };
+    while (8 << a->lane_bits < a->columns)
+        a->lane_bits++;
     for (uint32_t i = 0; i < call->part_count; i++) {
-        a.parts[i].o = view(&call->parts[i].o);
-        a.parts[i].lse = view(&call->parts[i].lse);
-        a.parts[i].d_o = view(&call->parts[i].d_o);
-        a.parts[i].d_lse = view(&call->parts[i].d_lse);
+        a->parts[i].o = view_rows(&d, &call->parts[i].o);
+        a->parts[i].lse = view(&d, &call->parts[i].lse, 4);
+        a->parts[i].d_o = view_rows(&d, &call->parts[i].d_o);
+        a->parts[i].d_lse = view(&d, &call->parts[i].d_lse, 4);
     }
-    return a;
+    d.wide = d.wide && a->rows <= INT32_MAX;
+    return d;
+}
+
+static int choose_kind(const demand *d)
+{
+    if (!d->wide)
+        return KIND_ROWS;
+    return d->dtype ? KIND_WIDE + 2 * d->dtype - (d->arguments.part_count <= 2) : KIND_WIDE;
 }
 
 static attune_status launch(const attune__program *program, attune_queue *queue, const attune__merge *call,
@@ -127,18 +184,22 @@ static attune_status launch(const attune__program *program, attune_queue *queue,
     const merger *mine = (const merger *)program;
     attune__cuda_device *device = attune__cuda_of(program->device);
     attune__cuda_queue *stream = (attune__cuda_queue *)queue;
-    attune_cuda_merge a = describe_call(call);
-    const int64_t blocks = (a.rows + ATTUNE_CUDA_MERGE_ROWS - 1) / ATTUNE_CUDA_MERGE_ROWS;
+    demand d = describe_call(call);
+    const int kind = choose_kind(&d);
+    const int64_t rows = d.arguments.rows,
+                  share =
+                      kind == KIND_ROWS ? ATTUNE_CUDA_MERGE_ROWS : ATTUNE_CUDA_MERGE_THREADS >> d.arguments.lane_bits,
+                  blocks = (rows + share - 1) / share;
     if (blocks > ATTUNE__CUDA_MOST_BLOCKS)
         return attune__fail(ATTUNE_UNSUPPORTED, "the merge has %lld rows, expected at most %lld: cut the batch",
-                            (long long)a.rows, (long long)ATTUNE__CUDA_MOST_BLOCKS * ATTUNE_CUDA_MERGE_ROWS);
-    void *parameters[] = {&a};
+                            (long long)rows, (long long)ATTUNE__CUDA_MOST_BLOCKS * ATTUNE_CUDA_MERGE_ROWS);
+    void *parameters[] = {&d.arguments};
     ATTUNE__TRY(attune__cuda_enter(device));
     attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
     if (status == ATTUNE_OK) {
         status = attune__cuda_check(device,
-                                    device->driver.launch(backward ? mine->backward : mine->forward, (unsigned)blocks,
-                                                          1, 1, ATTUNE_CUDA_MERGE_THREADS, 1, 1, 0, stream->stream,
+                                    device->driver.launch(mine->functions[backward][kind], (unsigned)blocks, 1, 1,
+                                                          ATTUNE_CUDA_MERGE_THREADS, 1, 1, 0, stream->stream,
                                                           parameters, NULL),
                                     "cuLaunchKernel");
         status = attune__cuda_queue_end(stream, status, value, call->seconds);

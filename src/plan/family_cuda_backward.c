@@ -142,15 +142,18 @@ bool attune__cuda_backward_apart(const attune__shape *s)
  * With e the bytes of an element, D and Dv padded to 16, S = num_stages:
  *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv])) e + S (lse + delta)[M1] 4 + walk
  *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e + walk
- * where the walk has 256 bytes, and as many again for S > 6, else 128.
+ * where the walk has 256 bytes, and as many again for S > 6, else 128. In float32 16 keys or rows of a workgroup's own
+ * are read where they lie, and take none.
  */
 void attune__cuda_sm80_backward_bytes(const attune__shape *s, const attune_plan_choice *c, uint32_t bytes[2])
 {
     const uint32_t e = attune__dtype_bytes(s);
     const uint32_t both = (attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16)) * e;
     const uint32_t walk = c->num_stages > 6 ? 512 : 384;
-    bytes[0] = (c->block_n1 + c->num_stages * c->block_m1) * both + c->num_stages * c->block_m1 * 8 + walk;
-    bytes[1] = (c->block_m2 + c->num_stages * c->block_n2) * both + walk;
+    const uint32_t keys = e == 4 && c->block_n1 == 16 ? 0 : c->block_n1;
+    const uint32_t rows = e == 4 && c->block_m2 == 16 ? 0 : c->block_m2;
+    bytes[0] = (keys + c->num_stages * c->block_m1) * both + c->num_stages * c->block_m1 * 8 + walk;
+    bytes[1] = (rows + c->num_stages * c->block_n2) * both + walk;
 }
 
 attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const attune__tile *tile)

@@ -16,7 +16,7 @@ typedef struct merging {
     attune_merger *merger;
     attune_dtype dtype, part_dtype, row_dtype;
     uint32_t count;
-    int64_t size[4];
+    int64_t size[4], gap;
     array o[MOST_PARTS], lse[MOST_PARTS];
     attune_merge_part parts[MOST_PARTS];
     attune_tensor out, out_lse;
@@ -33,7 +33,7 @@ static attune_tensor room(const merging *m, attune_dtype dtype, uint32_t rank, c
     attune_tensor t = {.dtype = dtype, .rank = rank};
     memcpy(t.size, m->size, rank * sizeof *t.size);
     /* Rows lie apart, which is no contiguous tensor. */
-    const int64_t row = rank == 4 ? m->size[3] + 8 : 1, rows = rows_of(m);
+    const int64_t row = rank == 4 ? m->size[3] + m->gap : 1, rows = rows_of(m);
     t.stride[0] = m->size[1] * m->size[2] * row;
     t.stride[1] = m->size[2] * row;
     t.stride[2] = row;
@@ -101,6 +101,8 @@ static void merging_create(merging *m, attune_device *device, uint64_t seed)
     m->size[1] = 1 + (int64_t)(random_u64(&random) % 3);
     m->size[2] = 1 + (int64_t)(random_u64(&random) % 40);
     m->size[3] = 8 * (1 + (int64_t)(random_u64(&random) % 32));
+    /* Rows of whole vectors, of pairs, and of neither. */
+    m->gap = (const int64_t[]){8, 8, 2, 5}[random_u64(&random) % 4];
     cr_assert_eq(attune_merger_create(device, &m->merger), ATTUNE_OK, "%s", attune_last_error());
     fill(m, &random);
     m->out = room(m, m->dtype, 4, NULL);

@@ -272,6 +272,10 @@ Test(program, benches)
     json_decref(root);
     expect("bench --workload causal,decode --repetitions 3 --min-time 0.001 --no-peers --compare base.json", 0,
            "causal");
+    expect(
+        "bench --workload dflash,eagle3_ttt --segments --direction step --scale 0.00001 --repetitions 1 --min-time 0 "
+        "--no-peers --format csv",
+        0, "/segments/step");
     expect("bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --no-peers --kernel-options "
            "'{\"num_warps\": 4}'",
            1, "num_warps");

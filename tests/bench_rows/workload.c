@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The table of workloads: shapes, shrinking, and the rules of what the generators make; files good and hostile. */
+#include "bench/segments.h"
 #include "bench/workload.h"
 
 #include <criterion/criterion.h>
@@ -60,6 +61,10 @@ Test(workload, shrinking_keeps_the_structure)
                 cr_assert_eq(s.q_len * (w->kv_len / w->q_len), s.kv_len, "%s: ratio of lengths", w->name);
             if (w->side)
                 cr_assert_eq(s.side * s.side, s.kv_len);
+            int64_t lengths[SEGMENTS_MAX], sum = 0;
+            for (uint32_t n = workload_cut(&s, lengths); n-- > 0; sum += lengths[n])
+                cr_assert_gt(lengths[n], 0, "%s: segment %u", w->name, n);
+            cr_assert(!w->segments || sum == s.kv_len, "%s: segments of %lld keys", w->name, (long long)sum);
             double share = pairs(&s) / pairs(w);
             /* To a factor that rounding of lengths and heads explains, unless the smallest shape is reached. */
             if (s.kv_len > 128 && scales[k] >= 1e-3)
@@ -248,6 +253,8 @@ Test(workload, bad_files_have_a_reason)
         {BASE ", \"kv_batch\": 2, \"batch\": 3}", "kv_batch"},
         {BASE ", \"batch\": 1048576, \"heads\": 65536}", "2^36"},
         {BASE ", \"side\": 4}", "square"},
+        {BASE ", \"segments\": 25}", "from 2"},
+        {BASE ", \"kv_len\": 16, \"segments\": 3}", "kv_len"},
         {BASE ", \"dtype\": \"i32\"}", "dtype"},
         {BASE ", \"mask\": 1}", "string"},
         {BASE ", \"scale\": 0}", "scale"},

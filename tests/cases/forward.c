@@ -100,7 +100,10 @@ static void run_random(const char *backend, kernels which, uint64_t full, const 
 /* Every kernel in turn, those too that the planner does not take. */
 static const char *const vulkan_kernels[] = {NULL, NULL, "{\"KERNEL\": \"vulkan_portable\"}",
                                              "{\"KERNEL\": \"vulkan_subgroup\"}"};
-static const char *const cuda_kernels[] = {NULL, "{\"DETERMINISTIC\": true}"};
+
+static const char *const cuda_kernels[] = {
+    NULL, "{\"DETERMINISTIC\": true}", NULL,
+    "{\"KERNEL\": \"cuda_sm80\", \"BLOCK_M1\": 16, \"BLOCK_N1\": 16, \"BLOCK_M2\": 16, \"BLOCK_N2\": 16}"};
 
 /* shared: cases of the table at scale 1, spread over it; 0 = all of it at any scale */
 static void run_gradients(const char *backend, uint64_t shared, uint64_t random, const attune_dtype *dtypes,
@@ -118,7 +121,7 @@ static void run_gradients(const char *backend, uint64_t shared, uint64_t random,
         attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
         for (size_t j = 0; j < (i < table ? dtype_count : 1) && case_has_gradients(&c); j++) {
             c.backward_options = !strcmp(backend, "vulkan") ? vulkan_kernels[run % 4]
-                                 : !strcmp(backend, "cuda") ? cuda_kernels[run % 2]
+                                 : !strcmp(backend, "cuda") ? cuda_kernels[run % 4]
                                                             : NULL;
             failure why;
             const uint64_t number = i < table ? turned(i, j, dtype_count) : all + i - table;
@@ -126,7 +129,9 @@ static void run_gradients(const char *backend, uint64_t shared, uint64_t random,
                 !test_case(c.name))
                 continue;
             run++;
-            if (!case_run_gradients(instance, device, &c, dtypes[i < table ? j : i % dtype_count], seed, &why)) {
+            const attune_dtype dtype = dtypes[i < table ? j : i % dtype_count];
+            cr_log_info("%s %s", c.name, attune_dtype_string(dtype));
+            if (!case_run_gradients(instance, device, &c, dtype, seed, &why)) {
                 failed++;
                 cr_log_error("%s\n  mask \"%s\" score \"%s\" head_dim %u/%u lengths %lld x %lld input %d layout %d",
                              why.message, c.mask ? c.mask : "", c.score ? c.score : "", c.head_dim, c.head_dim_v,

@@ -289,7 +289,7 @@ static const char *launch_backward(attune_device *device, const attention *a, co
                                    const attune_capture *captures)
 {
     attune_capture wanted[ATTUNE_EXPR_MAX_SYMBOLS];
-    attune_segment parts[MOST_SEGMENTS];
+    attune_segment parts[SEGMENTS_MAX];
     uint32_t count = 0;
     for (uint32_t i = 0; i < a->capture_count; i++)
         if (r->wanted >> i & 1)
@@ -328,7 +328,7 @@ static const char *launch(attune_device *device, const attention *a, const runni
     attune_capture captures[ATTUNE_EXPR_MAX_SYMBOLS];
     for (uint32_t i = 0; i < a->capture_count; i++)
         captures[i] = (attune_capture){a->captures[i].name, r->captures[i].tensor};
-    attune_segment parts[MOST_SEGMENTS];
+    attune_segment parts[SEGMENTS_MAX];
     attune_forward_args args = {
         .struct_size = sizeof args,
         .q = r->q.tensor,
@@ -375,22 +375,6 @@ static void finish(running *r)
     }
 }
 
-/* docs/numerics.md: but on the CPU, each segment's o is rounded to the dtype before they merge. Each is at most the
- * largest v. */
-static double partial_rounding(attune_device *device, const attention_case *c, const attention *a)
-{
-    attune_device_info info = {.struct_size = sizeof info};
-    double largest = 0;
-    if (!c->segments || attune_device_info_get(device, &info) != ATTUNE_OK || info.backend == ATTUNE_BACKEND_CPU ||
-        a->v.dtype == ATTUNE_F32)
-        return 0;
-    for (int64_t i = 0; i < array_count(&a->v); i++) {
-        const double value = fabs(array_get(&a->v, i));
-        largest = isfinite(value) && value > largest ? value : largest;
-    }
-    return largest * reference_epsilon(a->v.dtype);
-}
-
 bool case_run(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
               uint64_t seed, failure *why)
 {
@@ -424,7 +408,7 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     for (int64_t i = 0; ok && c->input == INPUT_MIXED && i < rows; i++)
         if (isnan(result[1].row_max[i]) && result[0].row_max[i] == INFINITY)
             result[0].row_max[i] = NAN;
-    const double more = partial_rounding(device, c, &a);
+    const double more = c->segments ? segments_rounding(device, &a) : 0;
     ok = ok &&
          compare_within(c, dtype, "o", dtype, rows * dv, result[0].o, result[1].o, result[2].o, more, more / 8, why) &&
          compare(c, dtype, "lse", row_type, rows, result[0].lse, result[1].lse, result[2].lse, why) &&

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/segments.h"
 #include "bench/workload.h"
 #include "cases/gradients.h"
 #include "support/devices.h"
@@ -82,20 +83,6 @@ static expected compute(const attention *a, const array *d_o, const array *d_lse
     return e;
 }
 
-/* Where the keys lie: context and drafts; or those of each unrolled step. */
-static uint32_t cut(const char *name, const workload *w, int64_t *lengths)
-{
-    if (!strstr(name, "eagle3")) {
-        lengths[0] = w->kv_len - w->q_len;
-        lengths[1] = w->q_len;
-        return 2;
-    }
-    const uint32_t steps = (uint32_t)(w->kv_len / w->q_len);
-    for (uint32_t i = 0; i < steps; i++)
-        lengths[i] = w->q_len;
-    return steps;
-}
-
 static void run(attune_instance *instance, attune_device *device, const char *name, attune_dtype dtype, bool segmented)
 {
     const workload w = shrink(name, dtype);
@@ -112,10 +99,11 @@ static void run(attune_instance *instance, attune_device *device, const char *na
     attention_gradients g = {.d_o = &d_o, .d_lse = &d_lse, .captures = attention_differentiable(&a)};
     cr_assert(!strstr(name, "learned") || g.captures, "%s: no capture is learned", name);
     attention_run how = {.gradients = &g};
-    int64_t lengths[ATTENTION_SEGMENTS];
+    int64_t lengths[SEGMENTS_MAX];
     if (segmented) {
         how.segments = lengths;
-        how.segment_count = cut(name, &w, lengths);
+        how.segment_count = workload_cut(&w, lengths);
+        cr_assert(how.segment_count, "%s: its keys lie in one place", name);
     }
     cr_assert_eq(attention_forward(instance, device, &a, &how), ATTUNE_OK, "%s: %s", name, attune_last_error());
     expected e = compute(&a, &d_o, &d_lse, g.captures);

@@ -68,6 +68,7 @@ static const forced all_forced_backward[] = {
     {"num_stages 1", {.num_stages = 1}},
     {"num_stages 3", {.num_stages = 3}},
     {"BLOCK_M1 16", {.block_m1 = 16}},
+    {"16 x 16", {.block_m1 = 16, .block_n1 = 16, .block_m2 = 16, .block_n2 = 16, .num_stages = 1, .num_warps = 1}},
     {"BLOCK_N1 64", {.block_n1 = 64}},
     {"BLOCK_M2 64, BLOCK_N2 32", {.block_m2 = 64, .block_n2 = 32}},
 };
@@ -195,7 +196,8 @@ static void compile_one(workbench *w, const attune_profile *profile, uint64_t *s
                               .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
                               .capture_gradient_elements = back && random_expr_next(state) % 2 ? 10000 : 0,
                               .lse = true};
-    const attune_kernel_options options = {.struct_size = sizeof options, .fwd = f->options, .bwd = f->options};
+    attune_kernel_options options = {.struct_size = sizeof options};
+    *(back ? &options.bwd : &options.fwd) = f->options;
     attune__shape shape;
     attune__decision decision;
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());

@@ -242,31 +242,20 @@ static unsigned char *first_answer(scene *s)
     return answer;
 }
 
-static const struct {
-    attune_dtype dtype;
-    int64_t q_len;
-    bool back;
-} kinds[] = {{ATTUNE_BF16, 700, false}, {ATTUNE_F16, 333, false}, {ATTUNE_F32, 300, false}, {ATTUNE_BF16, 1, false},
-             {ATTUNE_F16, 8, false},    {ATTUNE_BF16, 700, true}, {ATTUNE_F32, 150, true}};
-
-#define KINDS ((int)(sizeof kinds / sizeof kinds[0]))
-
-Test(cuda_streams, repeats_are_equal_bit_by_bit)
+static void repeat(attune_dtype dtype, int64_t q_len, bool back)
 {
-    for (int kind = 0; kind < KINDS; kind++) {
-        scene s;
-        scene_open(&s, kinds[kind].dtype, kinds[kind].q_len, kinds[kind].back);
-        unsigned char *answer = first_answer(&s);
-        for (int i = 0; i < 250; i++) {
-            attune_completion completion;
-            cr_assert_eq(scene_run(&s, i % THREADS, attune_device_queue(s.device), &completion), ATTUNE_OK, "%s",
-                         attune_last_error());
-            wait_for(completion);
-            cr_assert(holds(&s, i % THREADS, answer), "kind %d, repeat %d", kind, i);
-        }
-        free(answer);
-        scene_close(&s);
+    scene s;
+    scene_open(&s, dtype, q_len, back);
+    unsigned char *answer = first_answer(&s);
+    for (int i = 0; i < 250; i++) {
+        attune_completion completion;
+        cr_assert_eq(scene_run(&s, i % THREADS, attune_device_queue(s.device), &completion), ATTUNE_OK, "%s",
+                     attune_last_error());
+        wait_for(completion);
+        cr_assert(holds(&s, i % THREADS, answer), "repeat %d", i);
     }
+    free(answer);
+    scene_close(&s);
 }
 
 typedef struct graphs {
@@ -298,46 +287,44 @@ static graphs find_graphs(void)
     return g;
 }
 
-Test(cuda_streams, a_call_is_captured_in_a_graph)
+static void capture_in_graph(attune_dtype dtype, int64_t q_len, bool back)
 {
-    for (int kind = 0; kind < KINDS; kind++) {
-        scene s;
-        scene_open(&s, kinds[kind].dtype, kinds[kind].q_len, kinds[kind].back);
-        const graphs g = find_graphs();
-        attune__cuda_device *device = attune__cuda_of(s.device);
-        attune__cu_stream stream;
-        attune_queue *queue;
-        void *graph, *made;
-        unsigned char *answer = first_answer(&s);
-        attune_completion completion = {NULL, 77};
-        cr_assert_eq(attune__cuda_enter(device), ATTUNE_OK);
-        cr_assert_eq(device->driver.stream_create(&stream, CU_STREAM_NON_BLOCKING), 0);
-        cr_assert_eq(attune_cuda_queue_wrap(s.device, stream, &queue), ATTUNE_OK, "%s", attune_last_error());
-        cr_assert_eq(g.begin(stream, 0), 0);
-        for (int slot = 1; slot < 3; slot++)
-            cr_assert_eq(scene_run(&s, slot, queue, &completion), ATTUNE_OK, "%s", attune_last_error());
-        cr_assert_eq(g.end(stream, &graph), 0);
-        cr_assert_eq(completion.value, 0);
-        wait_for(completion);
-        cr_assert_eq(g.instantiate(&made, graph, 0), 0);
-        cr_assert_not(holds(&s, 1, answer), "a capture runs nothing");
-        for (int i = 0; i < 20; i++) {
-            cr_assert_eq(g.launch(made, stream), 0);
-            cr_assert_eq(device->driver.stream_synchronize(stream), 0);
-            cr_assert(holds(&s, 1, answer) && holds(&s, 2, answer), "kind %d, launch %d", kind, i);
-        }
-        /* Outside a capture the queue goes on as before. */
-        cr_assert_eq(scene_run(&s, 3, queue, &completion), ATTUNE_OK);
-        wait_for(completion);
-        cr_assert(holds(&s, 3, answer));
-        g.destroy_made(made);
-        g.destroy(graph);
-        attune_cuda_queue_destroy(queue);
-        device->driver.stream_destroy(stream);
-        attune__cuda_leave(device);
-        free(answer);
-        scene_close(&s);
+    scene s;
+    scene_open(&s, dtype, q_len, back);
+    const graphs g = find_graphs();
+    attune__cuda_device *device = attune__cuda_of(s.device);
+    attune__cu_stream stream;
+    attune_queue *queue;
+    void *graph, *made;
+    unsigned char *answer = first_answer(&s);
+    attune_completion completion = {NULL, 77};
+    cr_assert_eq(attune__cuda_enter(device), ATTUNE_OK);
+    cr_assert_eq(device->driver.stream_create(&stream, CU_STREAM_NON_BLOCKING), 0);
+    cr_assert_eq(attune_cuda_queue_wrap(s.device, stream, &queue), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(g.begin(stream, 0), 0);
+    for (int slot = 1; slot < 3; slot++)
+        cr_assert_eq(scene_run(&s, slot, queue, &completion), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(g.end(stream, &graph), 0);
+    cr_assert_eq(completion.value, 0);
+    wait_for(completion);
+    cr_assert_eq(g.instantiate(&made, graph, 0), 0);
+    cr_assert_not(holds(&s, 1, answer), "a capture runs nothing");
+    for (int i = 0; i < 20; i++) {
+        cr_assert_eq(g.launch(made, stream), 0);
+        cr_assert_eq(device->driver.stream_synchronize(stream), 0);
+        cr_assert(holds(&s, 1, answer) && holds(&s, 2, answer), "launch %d", i);
     }
+    /* Outside a capture the queue goes on as before. */
+    cr_assert_eq(scene_run(&s, 3, queue, &completion), ATTUNE_OK);
+    wait_for(completion);
+    cr_assert(holds(&s, 3, answer));
+    g.destroy_made(made);
+    g.destroy(graph);
+    attune_cuda_queue_destroy(queue);
+    device->driver.stream_destroy(stream);
+    attune__cuda_leave(device);
+    free(answer);
+    scene_close(&s);
 }
 
 typedef struct worker {
@@ -360,44 +347,71 @@ static void *run_worker(void *user)
     return NULL;
 }
 
-/* Threads on streams of their own; and all of them on the device's. */
-Test(cuda_streams, streams_and_threads_do_not_mix)
+/* Threads, each on a stream of its own or all on the device's. */
+static void run_threads(const scene *s, const unsigned char *answer, bool apart)
 {
-    for (int kind = 0; kind < 2 * KINDS; kind++) {
-        scene s;
-        scene_open(&s, kinds[kind / 2].dtype, kinds[kind / 2].q_len, kinds[kind / 2].back);
-        attune__cuda_device *device = attune__cuda_of(s.device);
-        unsigned char *answer = first_answer(&s);
-        attune__cu_stream streams[THREADS] = {NULL};
-        pthread_t threads[THREADS];
-        worker workers[THREADS];
-        for (int i = 0; i < THREADS; i++) {
-            workers[i] = (worker){&s, answer, attune_device_queue(s.device), i, 0};
-            if (kind % 2) {
-                cr_assert_eq(attune__cuda_enter(device), ATTUNE_OK);
-                cr_assert_eq(device->driver.stream_create(&streams[i], CU_STREAM_NON_BLOCKING), 0);
-                attune__cuda_leave(device);
-                cr_assert_eq(attune_cuda_queue_wrap(s.device, streams[i], &workers[i].queue), ATTUNE_OK);
-            }
-            (void)holds(&s, i, answer); /* spoils it */
+    attune__cuda_device *device = attune__cuda_of(s->device);
+    attune__cu_stream streams[THREADS] = {NULL};
+    pthread_t threads[THREADS];
+    worker workers[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        workers[i] = (worker){s, answer, attune_device_queue(s->device), i, 0};
+        if (apart) {
+            cr_assert_eq(attune__cuda_enter(device), ATTUNE_OK);
+            cr_assert_eq(device->driver.stream_create(&streams[i], CU_STREAM_NON_BLOCKING), 0);
+            attune__cuda_leave(device);
+            cr_assert_eq(attune_cuda_queue_wrap(s->device, streams[i], &workers[i].queue), ATTUNE_OK);
         }
-        for (int i = 0; i < THREADS; i++)
-            cr_assert_eq(pthread_create(&threads[i], NULL, run_worker, &workers[i]), 0);
-        for (int i = 0; i < THREADS; i++)
-            pthread_join(threads[i], NULL);
-        for (int i = 0; i < THREADS; i++) {
-            cr_expect_eq(workers[i].failures, 0, "kind %d, thread %d: %d", kind, i, workers[i].failures);
-            attune_cuda_queue_destroy(workers[i].queue);
-            if (streams[i]) {
-                cr_assert_eq(attune__cuda_enter(device), ATTUNE_OK);
-                device->driver.stream_destroy(streams[i]);
-                attune__cuda_leave(device);
-            }
+        (void)holds(s, i, answer); /* spoils it */
+    }
+    for (int i = 0; i < THREADS; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, run_worker, &workers[i]), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < THREADS; i++) {
+        cr_expect_eq(workers[i].failures, 0, "thread %d: %d", i, workers[i].failures);
+        attune_cuda_queue_destroy(workers[i].queue);
+        if (streams[i]) {
+            cr_assert_eq(attune__cuda_enter(device), ATTUNE_OK);
+            device->driver.stream_destroy(streams[i]);
+            attune__cuda_leave(device);
         }
-        free(answer);
-        scene_close(&s);
     }
 }
+
+static void do_not_mix(attune_dtype dtype, int64_t q_len, bool back)
+{
+    scene s;
+    scene_open(&s, dtype, q_len, back);
+    unsigned char *answer = first_answer(&s);
+    run_threads(&s, answer, true);
+    run_threads(&s, answer, false);
+    free(answer);
+    scene_close(&s);
+}
+
+/* A process for each plan: most of the time is its kernels' compilation. */
+#define PLAN(name, dtype, q_len, back)                                                                                 \
+    Test(cuda_streams, repeats_are_equal_bit_by_bit_##name)                                                            \
+    {                                                                                                                  \
+        repeat(dtype, q_len, back);                                                                                    \
+    }                                                                                                                  \
+    Test(cuda_streams, a_call_is_captured_in_a_graph_##name)                                                           \
+    {                                                                                                                  \
+        capture_in_graph(dtype, q_len, back);                                                                          \
+    }                                                                                                                  \
+    Test(cuda_streams, streams_and_threads_do_not_mix_##name)                                                          \
+    {                                                                                                                  \
+        do_not_mix(dtype, q_len, back);                                                                                \
+    }
+
+PLAN(bf16, ATTUNE_BF16, 700, false)
+PLAN(f16, ATTUNE_F16, 333, false)
+PLAN(f32, ATTUNE_F32, 300, false)
+PLAN(decode, ATTUNE_BF16, 1, false)
+PLAN(decode_block, ATTUNE_F16, 8, false)
+PLAN(backward_bf16, ATTUNE_BF16, 300, true)
+PLAN(backward_f32, ATTUNE_F32, 150, true)
 
 /* What the device reaches is what a GPU reaches: not nothing, not a thousand times it. */
 Test(cuda_streams, peaks_are_measured)

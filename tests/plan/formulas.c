@@ -44,6 +44,8 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
 {
     x.d = up(x.d, 16), x.dv = up(x.dv, 16);
     if (c->direction == ATTUNE_BACKWARD) {
+        x.n1 = x.e == 4 && x.n1 < 32 ? 0 : x.n1;
+        x.m2 = x.e == 4 && x.m2 < 32 ? 0 : x.m2;
         uint64_t kv =
             x.n1 * x.d * x.e + x.n1 * x.dv * x.e + x.stages * (x.m1 * x.d * x.e + x.m1 * x.dv * x.e + 8 * x.m1);
         uint64_t notes = x.stages < 7 ? 128 : 256;

@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""The memory of a DFlash training step on a GPU, beside PyTorch's (docs/performance.md).
+
+A step makes the mask from its anchors, goes forwards and backwards. attune's figure is what its tensors, captures, workspaces and
+lists take (device_bytes of `attune bench --direction step`), and beside it what the GPU lost while that program ran, over
+what it loses to a run of the least size: context and kernels are in both. PyTorch's is the allocator's peak over its second step.
+"""
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument('--attune', default='attune', help='the program')
+parser.add_argument('--workload', default='dflash', choices=['dflash', 'domino'])
+parser.add_argument('--scale', default='1', help='the share of the workload, as attune bench takes it')
+parser.add_argument('--peers', default='flex,efficient,math', help='of these, with commas between')
+parser.add_argument('--device', default='cuda:0')
+parser.add_argument('--bench', default='', help='further words for attune bench')
+options = parser.parse_args()
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+except ImportError as error:
+    sys.exit(f'PyTorch cannot be imported: {error}')
+if not torch.cuda.is_available():
+    sys.exit('PyTorch finds no GPU')
+device = torch.device('cuda', int(options.device.partition(':')[2] or 0))
+torch.cuda.set_device(device)
+BLOCK = 16
+MIB = 1 << 20
+
+
+def run_attune(scale, *words):
+    """The row's median entry, and the bytes that the GPU had fewer at most while the program ran."""
+    least, over = torch.cuda.mem_get_info(device)[0], threading.Event()
+    before = least
+
+    def watch():
+        nonlocal least
+        while not over.is_set():
+            least = min(least, torch.cuda.mem_get_info(device)[0])
+            time.sleep(0.002)
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / 'row.json'
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            subprocess.run([options.attune, 'bench', '--workload', options.workload, '--device', options.device, '--dtype', 'bf16',
+                            '--direction', 'step', '--scale', scale, '--repetitions', '3', '--min-time', '0.02', '--no-check',
+                            '--no-peers', '--json', str(out), *options.bench.split(), *words], check=True, stdout=subprocess.DEVNULL)
+        finally:
+            over.set()
+            watcher.join()
+        rows = json.loads(out.read_text())['benchmarks']
+    return next(row for row in rows if row.get('aggregate_name') == 'median'), before - least
+
+
+def rule(shape):
+    """The mask as flex_attention takes it, made anew as a step does."""
+    anchors = torch.randint(1, shape['k'] - shape['q'], (shape['b'], shape['q'] // BLOCK), device=device).sort().values
+    kept = torch.rand((shape['b'], shape['q'] // BLOCK), device=device) > 0.05
+    context = shape['k'] - shape['q']
+    return lambda b, h, q, kv: kept[b, q // BLOCK] & torch.where(kv < context, kv < anchors[b, q // BLOCK],
+                                                                  (kv - context) // BLOCK == q // BLOCK)
+
+
+def inputs(shape):
+    sizes = [(shape['h'], shape['q']), (shape['kv'], shape['k']), (shape['kv'], shape['k'])]
+    return [torch.randn((shape['b'], *size, shape['d']), device=device, dtype=torch.bfloat16, requires_grad=True) for size in sizes]
+
+
+compiled = torch.compile(flex_attention, dynamic=False)
+
+
+def attend(peer, shape, q, k, v):
+    mask = rule(shape)
+    if peer == 'flex':
+        lists = create_block_mask(mask, shape['b'], None, shape['q'], shape['k'], device=device, _compile=True)
+        return compiled(q, k, v, block_mask=lists, enable_gqa=True)
+    rows, keys = torch.arange(shape['q'], device=device), torch.arange(shape['k'], device=device)
+    dense = torch.stack([mask(b, 0, rows[:, None], keys[None, :]) for b in range(shape['b'])])[:, None]
+    if peer == 'efficient':  # it takes no groups of heads
+        k, v = (x.repeat_interleave(shape['h'] // shape['kv'], 1) for x in (k, v))
+    backend = {'efficient': SDPBackend.EFFICIENT_ATTENTION, 'math': SDPBackend.MATH}[peer]
+    with sdpa_kernel(backend):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=dense, enable_gqa=peer == 'math')
+
+
+def peak(peer, shape):
+    q, k, v = inputs(shape)
+    d_o = torch.randn_like(q)
+    held = torch.cuda.memory_allocated(device)
+    for _ in range(2):
+        q.grad = k.grad = v.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats(device)
+        attend(peer, shape, q, k, v).backward(d_o)
+        torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated(device), held
+
+
+torch.zeros(1, device=device)
+small = run_attune('1e-9')[1]
+row, used = run_attune(options.scale)
+shape = dict(zip(('b', 'h', 'kv', 'q', 'k', 'd'), map(int, re.fullmatch(r'b(\d+)h(\d+):(\d+)q(\d+)k(\d+)d(\d+)', row['shape']).groups())))
+print(f'{options.workload} {row["shape"]}, bf16, one step; MiB')
+print(f'{"by":12} {"in all":>9}  of which')
+print(f'{"attune":12} {row["device_bytes"] / MIB:9.0f}  workspace {row["workspace_bytes"] / MIB:.0f}, lists {row["mask_bytes"] / MIB:.2f}; '
+      f'the GPU had {(used - small) / MIB:.0f} fewer', flush=True)
+row, used = run_attune(options.scale, '--segments')
+print(f'{"  segments":12} {row["device_bytes"] / MIB:9.0f}  workspace {row["workspace_bytes"] / MIB:.0f}, lists {row["mask_bytes"] / MIB:.2f}; '
+      f'the GPU had {(used - small) / MIB:.0f} fewer', flush=True)
+for peer in filter(None, options.peers.split(',')):
+    try:
+        most, held = peak(peer, shape)
+        print(f'{peer:12} {most / MIB:9.0f}  q, k, v and d_o {held / MIB:.0f}', flush=True)
+    except Exception as error:  # whatever it says when it refuses
+        print(f'{peer:12} {"-":>9}  {(str(error).strip().splitlines() or [type(error).__name__])[0][:110]}', flush=True)
+    torch.cuda.empty_cache()
