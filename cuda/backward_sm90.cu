@@ -326,8 +326,8 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
         if (ORDERED)
             __syncwarp();
         bool rows = !(n.flags & (NOTE_END | NOTE_STOP));
-        if (first && !(IN_PLACE && rows))
-            barrier_arrive(&c.empty[r.stage]);
+        if (!(first && IN_PLACE && rows))
+            lane_arrive(&c.empty[r.stage]);
         if (n.flags & NOTE_STOP)
             break;
         if (!rows)
@@ -768,7 +768,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(&c.keys_empty, GROUPS * 4 * ATTUNE_ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.full[i], 1);
-            barrier_init(&c.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS + (ADDED == ADDED_AT_ONCE ? 0 : GROUPS));
+            barrier_init(&c.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS +
+                                          (ADDED == ADDED_AT_ONCE ? 0 : GROUPS * (ORDERED ? ATTUNE_ARRIVALS : 1)));
         }
         for (int i = 0; i < GROUPS; i++) {
             barrier_init(&c.dq_full[i], 4 * ATTUNE_ARRIVALS);

@@ -317,6 +317,8 @@ attune_status attune__vulkan_program_create(attune_device *device, const attune_
     const size_t sums = desc->gradient && desc->score ? desc->score->symbol_count * sizeof(attune__vulkan_sums) : 0;
     if (table + sizeof(attune__vulkan_arguments) + sums > ATTUNE__VULKAN_ARGUMENTS)
         return attune__fail(ATTUNE_INTERNAL, "the score expression's table has %zu bytes", table);
+    if (!strcmp(desc->choice->kernel, "vulkan_coopmat"))
+        ATTUNE__TRY(attune__vulkan_spread_need(attune__vulkan_of(device)));
     attune__vulkan_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;

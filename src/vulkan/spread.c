@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a driver spreads matrices over the lanes as limits.matrix_spread says: asked once, when a device is opened.
- */
+/* Whether a driver spreads matrices over the lanes as limits.matrix_spread says. */
 #include "vulkan/vulkan.h"
 
 #include "base/error.h"
@@ -55,11 +54,10 @@ static attune_status read_spread(attune__vulkan_device *device, attune_buffer *b
     return status;
 }
 
-attune_status attune__vulkan_spread_verify(attune__vulkan_device *device)
+/* *same: whether they lie as is written down. A kernel that the driver refuses is no failure: they do not. */
+static attune_status ask(attune__vulkan_device *device, bool *same)
 {
-    attune_limits *limits = &device->physical.info.limits;
-    if (!limits->matrix_spread)
-        return ATTUNE_OK;
+    const attune_limits *limits = &device->physical.info.limits;
     uint32_t elements[MOST_ELEMENTS];
     const uint32_t count = limits->matrix_m * limits->matrix_n, length = count / limits->subgroup_size;
     attune_buffer *buffer = NULL;
@@ -68,23 +66,50 @@ attune_status attune__vulkan_spread_verify(attune__vulkan_device *device)
         status = attune__vulkan_buffer_create(&device->base, count * sizeof *elements, &buffer);
     if (status == ATTUNE_OK)
         status = read_spread(device, buffer, elements, count);
-    bool same = status == ATTUNE_OK;
-    for (uint32_t i = 0; same && i < count; i++) {
+    *same = status == ATTUNE_OK;
+    for (uint32_t i = 0; *same && i < count; i++) {
         const uint32_t at = element_at(limits, i / length, i % length);
-        same = elements[i] == (at | at << 16);
+        *same = elements[i] == (at | at << 16);
     }
     if (buffer)
         attune__vulkan_buffer_destroy(buffer);
-    if (!same)
-        limits->matrix_spread = 0;
-    device->base.info.limits.matrix_spread = limits->matrix_spread;
-    /* A kernel that the driver refuses is no reason to do without the device. */
     const bool hard =
         status == ATTUNE_OUT_OF_HOST_MEMORY || status == ATTUNE_OUT_OF_DEVICE_MEMORY || status == ATTUNE_DEVICE_LOST;
     return hard ? status : ATTUNE_OK;
 }
+
+attune_status attune__vulkan_spread_verify(attune__vulkan_device *device)
+{
+    attune_limits *limits = &device->physical.info.limits;
+    /* The planner leaves matrices to those who name them there. */
+    if (!limits->matrix_spread || limits->host)
+        return ATTUNE_OK;
+    bool same;
+    ATTUNE__TRY(ask(device, &same));
+    if (!same)
+        limits->matrix_spread = 0;
+    device->base.info.limits.matrix_spread = limits->matrix_spread;
+    return ATTUNE_OK;
+}
+
+attune_status attune__vulkan_spread_need(attune__vulkan_device *device)
+{
+    if (!device->physical.info.limits.matrix_spread || !device->physical.info.limits.host)
+        return ATTUNE_OK;
+    bool same;
+    ATTUNE__TRY(ask(device, &same));
+    return same ? ATTUNE_OK
+                : attune__fail(ATTUNE_UNSUPPORTED, "this driver spreads matrices over its lanes otherwise than attune "
+                                                   "has it written down: leave KERNEL to the planner");
+}
 #else
 attune_status attune__vulkan_spread_verify(attune__vulkan_device *device)
+{
+    (void)device;
+    return ATTUNE_OK;
+}
+
+attune_status attune__vulkan_spread_need(attune__vulkan_device *device)
 {
     (void)device;
     return ATTUNE_OK;

@@ -250,8 +250,10 @@ attune_status attune__vulkan_physical_read(const attune_allocator *allocator, co
                                            uint32_t instance_version, attune__vulkan_physical *physical);
 /* info.limits, of the features that physical has. */
 void attune__vulkan_limits_choose(attune__vulkan_physical *physical);
-/* Forgets limits.matrix_spread, of an open device, if its matrices lie otherwise. */
+/* Opening: forgets limits.matrix_spread if the device's matrices lie otherwise. A driver on the CPU is not asked then,
+ * but when a kernel needs it, and that kernel is UNSUPPORTED if they do. */
 attune_status attune__vulkan_spread_verify(attune__vulkan_device *device);
+attune_status attune__vulkan_spread_need(attune__vulkan_device *device);
 
 /* Extensions that attune enables where they are, as bits of attune__vulkan_physical.extensions. */
 enum {

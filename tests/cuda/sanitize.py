@@ -77,6 +77,9 @@ CASES = {
     'h_256_cap': check('bf16', shape(256, 200, 300, mask='q + kv_len - q_len >= kv', score=CAP)),
     'h_72_causal': check('bf16', shape(72, 300, 300, mask=CAUSAL)),
     'h_fixed_order': check('bf16', shape(128, 300, 300, mask=CAUSAL), bwd_DETERMINISTIC=True),
+    'h_fixed_document': check('f16', shape(64, 400, 400, mask=DOCUMENT, captures=DOC), bwd_DETERMINISTIC=True),
+    'h_fixed_192_128': check('bf16', shape((192, 128), 200, 300), bwd_DETERMINISTIC=True),
+    'h_fixed_256': check('bf16', shape(256, 200, 200, mask=CAUSAL), bwd_DETERMINISTIC=True),
     'h_masked_rows': golden('bf16', 'fully_masked_rows'),
     'h_dflash': golden('f16', 'dflash'),
     'h_bias': golden('bf16', 'learned_relative_bias'),
@@ -236,11 +239,11 @@ def main():
             if run.wrong and not run.skipped and options.logs:
                 for line in first_finding(options.logs / f'{name}-{tool}.txt'):
                     print(f'{"":10} {line.strip()[:200]}', flush=True)
-            if run.skipped:
+            if run.skipped and tool != 'alone':
                 missing.append((tool, name))
-            elif run.wrong:
+            elif not run.skipped and run.wrong:
                 bad.append((tool, name))
-            else:
+            elif not run.skipped:
                 clean += 1
 
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
@@ -251,36 +254,31 @@ def main():
             seen = run.wrong and not run.skipped
             note(runner, tool, 'faults', Run(run.seconds, None if seen else run.wrong or 'it does not see its fault', run.skipped))
 
-        def under(tool, name, build):
-            note(runner, tool, name, runner.run(name, tool, build))
-
-        def alone(name):
-            """Compiles, and then queues the tools: kernels that are compiled are not compiled under them."""
+        def case(name):
+            """Alone, which compiles, so that nothing is compiled under a tool; then under each."""
             run = runner.run(name, None, options.build)
             if run.wrong:
                 note(runner, 'alone', name, run)
-                for tool in tools if run.skipped else []:
-                    missing.append((tool, name))
-                if run.skipped:
-                    return []
+            if run.skipped:
+                return missing.extend((tool, name) for tool in tools)
             race = options.race_build if is_hopper(name) else options.build
-            if 'racecheck' in tools and race and race != options.build:
-                runner.run(name, None, race)
-            queued = []
             for tool in tools:
-                if tool == 'racecheck' and not race:
-                    note(runner, tool, name, Run(0, 'not run: it needs --race-build', True))
-                elif name in SLOW.get(tool, ()):
-                    note(runner, tool, name, Run(0, 'not run: too many launches for this tool', True))
+                if name in SLOW.get(tool, ()):
+                    run = Run(0, 'not run: too many launches for this tool', True)
+                elif tool != 'racecheck':
+                    run = runner.run(name, tool, options.build)
+                elif not race:
+                    run = Run(0, 'not run: it needs --race-build', True)
                 else:
-                    queued.append(pool.submit(under, tool, name, race if tool == 'racecheck' else options.build))
-            return queued
+                    if race != options.build:
+                        runner.run(name, None, race)
+                    run = runner.run(name, tool, race)
+                note(runner, tool, name, run)
 
         for tool in tools if options.faults else []:
             fault(tool)
-        for future in [pool.submit(alone, name) for name in names]:
-            for queued in future.result():
-                queued.result()
+        for done in [pool.submit(case, name) for name in names]:
+            done.result()
     print(f'{clean} clean, {len(bad)} found something, {len(missing)} not run')
     for what, pairs in (('found', bad), ('not run', missing)):
         if pairs:

@@ -72,6 +72,13 @@ Test(device, says_what_it_is)
                                     .kv_len = 64,
                                     .head_dim = 64};
     cr_expect_eq(attune_plan_choose(&info.limits, &problem, NULL, &choice), ATTUNE_OK, "%s", attune_last_error());
+    /* On the CPU it is a plan for the kernel that finds it. */
+    if (info.limits.host && info.limits.matrix_spread) {
+        const attune_kernel_options matrices = {.struct_size = sizeof matrices, .any.kernel = "vulkan_coopmat"};
+        attune_plan *plan;
+        cr_expect_eq(attune_plan_create(device, &problem, &matrices, &plan), ATTUNE_OK, "%s", attune_last_error());
+        attune_plan_destroy(plan);
+    }
     cr_expect_eq(exercise(device), ATTUNE_OK, "%s", attune_last_error());
     attune_device_destroy(device);
     attune_instance_destroy(instance);
