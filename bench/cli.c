@@ -9,6 +9,15 @@
 #include <string.h>
 #include <unistd.h>
 
+#define COMPILE_THREADS 4 /* no plan has more kernels */
+
+attune_status cli_instance(const char *cache_folder, attune_instance **instance)
+{
+    const attune_instance_desc desc = {
+        .struct_size = sizeof desc, .cache_folder = cache_folder, .compile_threads = COMPILE_THREADS};
+    return attune_instance_create(&desc, instance);
+}
+
 void cli_complain(const char *format, ...)
 {
     const bool colour = isatty(STDERR_FILENO) && !getenv("NO_COLOR");
@@ -84,18 +93,30 @@ static const cli_option *find_option(const cli_option *options, uint32_t count, 
     return NULL;
 }
 
-static void complain_unknown(const char *word, const cli_option *options, uint32_t count)
+void cli_unknown(const char *what, const char *word, cli_name_fn name_of, const void *user, uint32_t count,
+                 const char *list)
 {
     const char *nearest = NULL;
     uint32_t least = 4;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t d = distance(word, options[i].name);
+        uint32_t d = distance(word, name_of(user, i));
         if (d < least) {
             least = d;
-            nearest = options[i].name;
+            nearest = name_of(user, i);
         }
     }
-    cli_complain("no option %s%s%s; --help lists them", word, nearest ? ", did you mean " : "", nearest ? nearest : "");
+    cli_complain("no %s %s%s%s; %s lists them", what, word, nearest ? ", did you mean " : "", nearest ? nearest : "",
+                 list);
+}
+
+static const char *option_name(const void *user, uint32_t index)
+{
+    return ((const cli_option *)user)[index].name;
+}
+
+static void complain_unknown(const char *word, const cli_option *options, uint32_t count)
+{
+    cli_unknown("option", word, option_name, options, count, "--help");
 }
 
 cli_result cli_parse(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,

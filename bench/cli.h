@@ -16,8 +16,16 @@ enum {
 /* The exit status that a status of the library becomes. */
 int cli_exit_of(attune_status status);
 
+/* An instance that compiles on several threads. cache_folder as in attune_instance_desc. */
+attune_status cli_instance(const char *cache_folder, attune_instance **instance);
+
 /* "attune: ..." on the standard error. */
 void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* "no WHAT WORD, did you mean NAME; LIST lists them", of `count` names. */
+typedef const char *(*cli_name_fn)(const void *user, uint32_t index);
+void cli_unknown(const char *what, const char *word, cli_name_fn name_of, const void *user, uint32_t count,
+                 const char *list);
 
 #define CLI_REPEATS 32
 

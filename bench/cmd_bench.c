@@ -319,7 +319,8 @@ static bool choose_workloads(bench_run *run)
             for (uint32_t i = 0; i < workload_count() && run->workload_count < WORKLOADS_MAX; ++i)
                 run->workloads[run->workload_count++] = workload_get(i);
         } else if (!w) {
-            return complain("no workload is called %s (attune bench --list names them)", name);
+            workload_unknown(name);
+            return false;
         } else if (run->workload_count < WORKLOADS_MAX) {
             run->workloads[run->workload_count++] = w;
         }
@@ -710,9 +711,7 @@ static int prepare(bench_run *run)
         return EXIT_USAGE;
     o->row.measure.stop = &stopped;
     /* Plans are cold in each run, not in the first alone. */
-    const attune_instance_desc desc = {.struct_size = sizeof desc,
-                                       .cache_folder = folder_make(&run->kernels) ? run->kernels.path : ""};
-    attune_status status = attune_instance_create(&desc, &run->instance);
+    attune_status status = cli_instance(folder_make(&run->kernels) ? run->kernels.path : "", &run->instance);
     if (status != ATTUNE_OK) {
         (void)complain("%s", attune_last_error());
         return cli_exit_of(status);

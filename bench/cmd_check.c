@@ -326,7 +326,7 @@ int cmd_check(int argc, char **argv)
     }
     attune_instance *instance = NULL;
     cli_devices devices = {0};
-    attune_status status = attune_instance_create(NULL, &instance);
+    attune_status status = cli_instance(NULL, &instance);
     if (status != ATTUNE_OK)
         cli_complain("%s", attune_last_error());
     else if ((status = cli_packs_load(instance, &o.packs)) == ATTUNE_OK)

@@ -159,7 +159,7 @@ static bool choose_workloads(compile_run *run)
         const workload *w = workload_find(name);
         const bool all = !strcmp(name, "all");
         if (!w && !all) {
-            cli_complain("no workload is called %s (attune bench --list names them)", name);
+            workload_unknown(name);
             return false;
         }
         for (uint32_t i = 0; i < (all ? workload_count() : 1); i++)

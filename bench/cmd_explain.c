@@ -116,6 +116,17 @@ static attune_status explain(attune_instance *instance, const explain_options *o
     return status == ATTUNE_OK && !text ? ATTUNE_OUT_OF_HOST_MEMORY : status;
 }
 
+/* What nobody declared: a slip of the pen is a name as well. */
+static void print_inferred(const cli_names *names, uint32_t declared)
+{
+    for (uint32_t i = declared; i < names->symbol_count; i++) {
+        const attune_symbol *s = &names->symbols[i];
+        const bool capture = s->kind == ATTUNE_SYMBOL_CAPTURE;
+        (void)printf("%s%s is a %s, %s, since nothing declares it\n", i == declared ? "names       " : "            ",
+                     s->name, capture ? "capture" : "parameter", attune_dtype_string(s->dtype));
+    }
+}
+
 int cmd_explain(int argc, char **argv)
 {
     explain_options o = {"cpu", "", "128", "bf16", "forward", "4096", "",    "32,8", "1",     "causal",
@@ -158,6 +169,7 @@ int cmd_explain(int argc, char **argv)
     attune_expr *mask = NULL, *score = NULL;
     int code = EXIT_USAGE;
     if (names && cli_names_load(names, NULL, NULL, &o.declarations)) {
+        const uint32_t declared = names->symbol_count;
         cli_names_infer(names, ATTUNE_EXPR_MASK, o.mask);
         cli_names_infer(names, ATTUNE_EXPR_SCORE, o.score);
         if (attune_instance_create(NULL, &instance) != ATTUNE_OK) {
@@ -167,6 +179,8 @@ int cmd_explain(int argc, char **argv)
             problem.mask = mask;
             problem.score = score;
             code = cli_exit_of(explain(instance, &o, &problem, kernel_options));
+            if (code == EXIT_GOOD && !o.json)
+                print_inferred(names, declared);
         }
     }
     attune_expr_destroy(mask);

@@ -200,7 +200,7 @@ int cmd_run(int argc, char **argv)
     job.mask_kv_block = (uint32_t)block[1];
     cli_names_infer(names, ATTUNE_EXPR_MASK, o.mask);
     cli_names_infer(names, ATTUNE_EXPR_SCORE, o.score);
-    if (attune_instance_create(NULL, &instance) != ATTUNE_OK) {
+    if (cli_instance(NULL, &instance) != ATTUNE_OK) {
         cli_complain("%s", attune_last_error());
     } else if (names->capture_count > ATTUNE_EXPR_MAX_SYMBOLS || names->parameter_count > ATTUNE_EXPR_MAX_SYMBOLS) {
         cli_complain("more than %d captures or parameters, the limit", ATTUNE_EXPR_MAX_SYMBOLS);

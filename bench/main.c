@@ -21,6 +21,12 @@ static const struct {
     {"bench", cmd_bench, "time named workloads"},
 };
 
+static const char *command_name(const void *user, uint32_t index)
+{
+    (void)user;
+    return commands[index].name;
+}
+
 static void print_usage(FILE *out)
 {
     (void)fprintf(out, "usage: attune COMMAND [OPTIONS]\n\n");
@@ -49,7 +55,6 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
         if (!strcmp(argv[1], commands[i].name))
             return commands[i].run(argc - 1, argv + 1);
-    cli_complain("no command \"%s\"", argv[1]);
-    print_usage(stderr);
+    cli_unknown("command", argv[1], command_name, NULL, sizeof commands / sizeof commands[0], "attune --help");
     return EXIT_USAGE;
 }

@@ -3,6 +3,8 @@
  * published configuration files; lengths are each model's context or a usual length within it. */
 #include "bench/workload.h"
 
+#include "bench/cli.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,6 +198,17 @@ const workload *workload_find(const char *name)
         if (!strcmp(workload_get(i)->name, name))
             return workload_get(i);
     return NULL;
+}
+
+static const char *name_of(const void *user, uint32_t index)
+{
+    (void)user;
+    return workload_get(index)->name;
+}
+
+void workload_unknown(const char *name)
+{
+    cli_unknown("workload", name, name_of, NULL, workload_count(), "attune bench --list");
 }
 
 uint32_t workload_mask_count(void)

@@ -62,6 +62,7 @@ uint32_t workload_count(void);
 /* The index-th workload at full size; NULL past the count. */
 const workload *workload_get(uint32_t index);
 const workload *workload_find(const char *name); /* NULL if there is none */
+void workload_unknown(const char *name);         /* complains, and names the nearest */
 
 /* Rows that time the building of a block mask alone: heads and head_dim are 1 and 8, and no input is ever made. */
 uint32_t workload_mask_count(void);

@@ -569,6 +569,12 @@ __device__ __forceinline__ void store_piece(const u32 (&d_s)[SHARE / 16][4], u32
         store_turned(at + step * 16 * 128, d_s[step]);
 }
 
+/* A warp's wait says that its own products are done: those of the group's others may still read their right operand. */
+__device__ __forceinline__ void group_sync(int group)
+{
+    asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
+}
+
 /* Of a part of dQ `MANY` of what each thread holds, from `FIRST` on. */
 template <int FIRST, int MANY, int COUNT> __device__ __forceinline__ void store_dq(const float (&dq)[COUNT], u32 to)
 {
@@ -710,8 +716,10 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 wgmma_wait<IN_PLACE ? 1 : 2>();
                 accumulators_done(dq);
                 if constexpr (IN_PLACE) {
+                    group_sync(group);
                     store_dq<0, COLUMNS_D / 4>(dq, dq_place(memory, stage, group, 0));
                     wgmma_wait<0>();
+                    group_sync(group);
                     store_dq<COLUMNS_D / 4, COLUMNS_D / 4>(dq, dq_place(memory, stage, group, 1));
                     fence_async();
                     warp_arrive(&c.dq_full[group]);

@@ -107,15 +107,15 @@ __device__ __forceinline__ void apply_lines(float (&s)[BLOCK_N / 2], const line 
 
 /*
  * outer * tanh(inner * score): x times a polynomial in x * x, of the product itself. With two coefficients it is within
- * 3.5e-8 of tanh where |inner * score| <= 0.16, with four within 1.4e-8 up to 0.5. False, and nothing done, past that.
+ * 3.5e-8 of tanh where |inner * score| <= 0.16, with four within 1.4e-8 up to 0.5; past that, tanh.
  */
-__device__ __forceinline__ bool apply_cap(float (&s)[BLOCK_N / 2], float scale)
+__device__ __forceinline__ void apply_cap(float (&s)[BLOCK_N / 2], float scale)
 {
 #if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
-    float inner = ATTUNE_SCORE_CAP_INNER * scale, two = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
-    if (!(two > 0x1p-24f && two < 0x1p24f))
-        return false;
-    float top = magnitude(s) * fabsf(inner);
+    float inner = ATTUNE_SCORE_CAP_INNER * scale;
+#ifndef ATTUNE_APPROXIMATE_TANH
+    float two = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
+    float top = two > 0x1p-24f && two < 0x1p24f ? magnitude(s) * fabsf(inner) : ATTUNE_INF;
     if (__all_sync(0xffffffffu, top <= 0.16f)) {
         float c1 = c0 * two * -0.33331832f, c2 = c0 * two * (two * 0.13143139f);
 #pragma unroll
@@ -123,7 +123,7 @@ __device__ __forceinline__ bool apply_cap(float (&s)[BLOCK_N / 2], float scale)
             float y = s[i] * s[i];
             s[i] *= __fmaf_rn(__fmaf_rn(y, c2, c1), y, c0);
         }
-        return true;
+        return;
     }
     if (__all_sync(0xffffffffu, top <= 0.5f)) {
         float c1 = c0 * two, c2 = c1 * two, c3 = c2 * two, c4 = c3 * two;
@@ -133,10 +133,38 @@ __device__ __forceinline__ bool apply_cap(float (&s)[BLOCK_N / 2], float scale)
             float y = s[i] * s[i];
             s[i] *= __fmaf_rn(__fmaf_rn(__fmaf_rn(__fmaf_rn(y, c4, c3), y, c2), y, c1), y, c0);
         }
-        return true;
+        return;
     }
 #endif
-    return false;
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; i++)
+        s[i] = ATTUNE_SCORE_CAP_OUTER * attune_tanh(inner * s[i]);
+#endif
+}
+
+/* The expression's own text. Where it is seldom needed the scores go round, so that a loop has eight of them: a tenth
+ * of the code, which compiles in less time. */
+__device__ __forceinline__ void apply_text(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
+                                           int row, int column)
+{
+#if ATTUNE_HAVE_SCORE
+#if ATTUNE_HAVE_SCORE_LINE || defined ATTUNE_SCORE_NEAR
+    constexpr int STEP = 8;
+#else
+    constexpr int STEP = BLOCK_N / 2;
+#endif
+#pragma unroll 1
+    for (int n = 0; n < BLOCK_N / 2; n += STEP) {
+        float done[STEP];
+#pragma unroll
+        for (int i = 0; i < STEP; i++)
+            done[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + (n + i / 4 * 4) * 2 + i % 2, p.h_kv, a.q_len,
+                                   a.kv_len, s[i] * a.scale, a.score_symbols);
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; i++)
+            s[i] = i + STEP < BLOCK_N / 2 ? s[i + STEP] : done[i + STEP - BLOCK_N / 2];
+    }
+#endif
 }
 
 #if ATTUNE_HAVE_MASK
@@ -190,18 +218,37 @@ __device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half
                 s[n * 4 + half * 2 + i] = -ATTUNE_INF;
 }
 
+/* Forbids pair by pair. Where rows mostly have ranges the loop is short, as in apply_text. */
+__device__ __forceinline__ void forbid_pairs(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
+                                             int row, int column)
+{
+#if ATTUNE_HAVE_MASK
+    constexpr int STEP = ATTUNE_HAVE_MASK_RANGE ? 8 : BLOCK_N / 2;
+#pragma unroll 1
+    for (int n = 0; n < BLOCK_N / 2; n += STEP) {
+        float done[STEP];
+#pragma unroll
+        for (int i = 0; i < STEP; i++)
+            done[i] = mask_allows(a, p, row + i / 2 % 2 * 8, column + (n + i / 4 * 4) * 2 + i % 2) ? s[i] : -ATTUNE_INF;
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; i++)
+            s[i] = i + STEP < BLOCK_N / 2 ? s[i + STEP] : done[i + STEP - BLOCK_N / 2];
+    }
+#endif
+}
+
 /* 4: the score and mask hook. row: the thread's first row of q; lined: the scores of both rows are lines. */
 __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p, int kv,
                                      int flags, int row, const line (&lines)[2], bool lined)
 {
     int column = kv + (int)threadIdx.x % 4 * 2;
-#if ATTUNE_HAVE_SCORE
+#if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
+    apply_cap(s, a.scale);
+#elif ATTUNE_HAVE_SCORE
 #if ATTUNE_HAVE_SCORE_LINE
     if (lined)
         apply_lines(s, lines, column);
     else
-#elif defined ATTUNE_SCORE_CAP_INNER
-    if (!apply_cap(s, a.scale))
 #elif ATTUNE_HAVE_SCORE_NEAR
     if (near_zero(s, a.scale)) {
 #pragma unroll
@@ -210,10 +257,7 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
                                      a.kv_len, s[i] * a.scale, a.score_symbols, column);
     } else
 #endif
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len, a.kv_len,
-                                s[i] * a.scale, a.score_symbols);
+        apply_text(s, a, p, row, column);
 #else
     if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
@@ -233,12 +277,7 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
                 forbid_outside(s, half, low - column, high - column);
             }
         } else {
-#if ATTUNE_HAVE_MASK
-#pragma unroll
-            for (int i = 0; i < BLOCK_N / 2; i++)
-                if (!mask_allows(a, p, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2))
-                    s[i] = -ATTUNE_INF;
-#endif
+            forbid_pairs(s, a, p, row, column);
         }
     }
     int limit = WALKS > 1 && flags & NOTE_ABSENT ? 0 : a.kv_len;
@@ -280,17 +319,36 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
 }
 
 /*
- * Stands between softmax and the wait for P V: a store that never happens, since sums are not negative, and that ptxas
- * does not let the wait pass. It would else wait first and then compute the exponentials that could run under P V:
- * without masks and scores that is 1 % slower, with them 3 to 5 % faster, since the other group's products run then.
+ * The same against the largest scores of before, without a look at these first: exponentials begin at once, and O needs
+ * no scaling. Adds to l, makes P, and leaves S alone. False, with l as it was, if a weight would be past NEAR, or a row
+ * has had no key yet. Weights up to there lose nothing, since P, l and O are all floating-point. What is compared are
+ * the bits of their logarithms: as integers negative ones are below 0, and NaN are the largest.
  */
-__device__ __forceinline__ void stand_before_wait(const float (&l)[2], control &c)
+constexpr float NEAR = 256.0f, NEAR_LOG2 = 8.0f;
+
+__device__ __forceinline__ bool softmax_near(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
+                                             const float (&m)[2], float (&l)[2], float factor)
 {
-    if constexpr (!ATTUNE_HAVE_BLOCKS && !HAVE_SCORE && HEAD_DIM_V > 64)
-        asm volatile(
-            "{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.b32 [%1], %0;\n}" ::"f"(fminf(l[0], l[1])),
-            "r"(shared_address(c.work))
-            : "memory");
+    float shift[2] = {m[0] * factor, m[1] * factor}, sum[2] = {l[0], l[1]};
+    int top = 0;
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float x = __fmaf_rn(s[n * 4 + half * 2], factor, -shift[half]);
+            float y = __fmaf_rn(s[n * 4 + half * 2 + 1], factor, -shift[half]);
+            top = __vimax3_s32(top, __float_as_int(x), __float_as_int(y));
+            x = exp2_fast(x);
+            y = exp2_fast(y);
+            sum[half] += x;
+            sum[half] += y;
+            p[n / 2][n % 2 * 2 + half] = pack(x, y);
+        }
+    if (__any_sync(0xffffffffu, top > __float_as_int(NEAR_LOG2)))
+        return false;
+    l[0] = sum[0];
+    l[1] = sum[1];
+    return true;
 }
 
 /* P in 16 bits: the left operands of P V as they are. */
@@ -324,17 +382,18 @@ __device__ __forceinline__ void add_special(float (&o)[WIDTH_DV / 2], const attu
 #pragma unroll
         for (int half = 0; half < 2; half++)
             allowed[half] = !(flags & NOTE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
-#pragma unroll
-        for (int d = 0; d < WIDTH_DV / 8; d++) {
-            if (d * 8 + column >= HEAD_DIM_V)
-                continue;
-            u32 two = *(const u32 *)(v + kv * a.v.row + d * 8), signs = special_signs(two);
+        /* O goes round, so that the loop need not be unrolled. */
+#pragma unroll 1
+        for (int d = 0; d < WIDTH_DV; d += 8) {
+            u32 two = d + column < HEAD_DIM_V ? *(const u32 *)(v + kv * a.v.row + d) : 0, signs = special_signs(two);
             float low = signs & 0x8000u ? unpack(two) : 0.0f, high = signs >> 31 ? unpack(two >> 16) : 0.0f;
+            float first[4];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                o[d * 4 + half * 2] += allowed[half] ? low : 0.0f;
-                o[d * 4 + half * 2 + 1] += allowed[half] ? high : 0.0f;
-            }
+            for (int i = 0; i < 4; i++)
+                first[i] = o[i] + (allowed[i / 2] ? i % 2 ? high : low : 0.0f);
+#pragma unroll
+            for (int i = 0; i < WIDTH_DV / 2; i++)
+                o[i] = i + 4 < WIDTH_DV / 2 ? o[i + 4] : first[i + 4 - WIDTH_DV / 2];
         }
     }
 }
@@ -360,25 +419,57 @@ __device__ __forceinline__ void multiply_pv(float (&o)[WIDTH_DV / 2], const u32 
     wgmma_commit();
 }
 
+/* Four words of each of four lanes, turned: a lane gets the word that has its number, of each. */
+__device__ __forceinline__ void turn_four(u32 (&w)[4])
+{
+#pragma unroll
+    for (int by = 1; by <= 2; by *= 2) {
+        bool upper = threadIdx.x & by;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i & by)
+                continue;
+            u32 mine = upper ? w[i] : w[i + by], other = __shfl_xor_sync(0xffffffffu, mine, by);
+            w[i] = upper ? other : w[i];
+            w[i + by] = upper ? w[i + by] : other;
+        }
+    }
+}
+
 /* 7: store O and LSE. */
 __device__ __forceinline__ void store(const float (&o)[WIDTH_DV / 2], const float (&m)[2], const float (&l)[2],
                                       const attune_cuda_arguments &a, const place &p, int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
     element *base = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
-    bool paired = ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element)) & 3) == 0;
+    u64 places = a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element);
+    bool paired = places % 4 == 0, wide = places % 16 == 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = l[half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int q = row + half * 8;
-        if (q >= a.q_len)
-            continue;
         float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
         element *to = base + q * a.o.row + lane % 4 * 2;
+        if (wide) {
+#pragma unroll
+            for (int d = 0; d + 4 <= HEAD_DIM_V / 8; d += 4) {
+                u32 w[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    w[i] = pack(o[(d + i) * 4 + half * 2] * inverse, o[(d + i) * 4 + half * 2 + 1] * inverse);
+                turn_four(w);
+                if (q < a.q_len)
+                    *(uint4 *)(base + q * a.o.row + (d + lane % 4) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+            }
+        }
+        if (q >= a.q_len)
+            continue;
 #pragma unroll
         for (int d = 0; d < WIDTH_DV / 8; d++) {
+            if (wide && d < HEAD_DIM_V / 32 * 4)
+                continue;
             if (d * 8 >= HEAD_DIM_V || (HEAD_DIM_V % 8 && d * 8 + lane % 4 * 2 >= HEAD_DIM_V))
                 continue;
             u32 two = pack(o[d * 4 + half * 2] * inverse, o[d * 4 + half * 2 + 1] * inverse);
@@ -436,6 +527,8 @@ __device__ __forceinline__ bool rows_follow(control &c, const ring &r)
 __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, unsigned char *memory)
 {
     int group = (int)threadIdx.x / 128 - 1;
+    if (GROUPS == 3) /* known to be the same in a warp it costs no register */
+        group = __shfl_sync(0xffffffffu, group, 0);
     u32 k_tiles = shared_address(memory) + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
     u64 q = describe_k_major(shared_address(memory) + (u32)group * 64 * 128);
     float factor = fold_factor(a.scale);
@@ -483,6 +576,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         softmax(s, m, l, shrink, factor);
         round_p(p, s);
         wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
+        bool rising = false; /* the last keys' scores were far past those before, as ALiBi's: so may the next ones' be */
         while (!(flags & NOTE_LAST)) {
             barrier_wait(&c.k_full[k.stage], k.phase);
             kv = c.keys[k.stage].at;
@@ -494,28 +588,24 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             wgmma_fence();
             multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
             turn_pass(group);
-            if (DRAINS && flags & NOTE_MASK) {
-                wgmma_wait<0>();
-                accumulators_done(s);
-                accumulators_done(o);
-                warp_arrive(&c.k_empty[k.stage]);
-                hook(s, a, at, kv, flags, row, lines, lined);
-                softmax(s, m, l, shrink, factor);
-            } else {
-                wgmma_wait<1>();
-                accumulators_done(s);
-                warp_arrive(&c.k_empty[k.stage]);
-                hook(s, a, at, kv, DRAINS ? 0 : flags, row, lines, lined);
-                softmax(s, m, l, shrink, factor);
-                stand_before_wait(l, c);
-                wgmma_wait<0>();
-                accumulators_done(o);
-            }
+            wgmma_wait<1>();
+            accumulators_done(s);
+            warp_arrive(&c.k_empty[k.stage]);
             ring_next(k);
+            if (!DRAINS)
+                hook(s, a, at, kv, flags, row, lines, lined);
+            wgmma_wait<0>();
+            accumulators_done(o);
             warp_arrive(&c.v_empty[v.stage]);
             ring_next(v);
-            rescale(o, shrink);
-            round_p(p, s);
+            if (DRAINS)
+                hook(s, a, at, kv, flags, row, lines, lined);
+            if (rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
+                softmax(s, m, l, shrink, factor);
+                rescale(o, shrink);
+                round_p(p, s);
+                rising = __any_sync(0xffffffffu, fminf(shrink[0], shrink[1]) < 1.0f / NEAR);
+            }
             wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
         }
         warp_arrive(&c.q_empty[r.stage]);

@@ -267,7 +267,7 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 /* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
  * addresses, and for the operands of more than some steps. */
 /* More would keep too many operands; fewer would wait for them at each turn's beginning. */
-constexpr int QK_UNROLL = WIDE ? PAD_DV > 128 ? 1 : 2 : N_TILES > 8 && ATTUNE_HAVE_MASK ? 1 : 16;
+constexpr int QK_UNROLL = WIDE ? PAD_DV > 128 ? 1 : 2 : N_TILES > 8 && ATTUNE_HAVE_MASK ? 1 : HAVE_SCORE ? 4 : 16;
 template <int CHUNKS = CHUNKS_D, bool KEPT = true>
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
 {

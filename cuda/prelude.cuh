@@ -46,6 +46,13 @@ ATTUNE_FUNCTION float attune_log2(float x) { return log2f(x); }
 ATTUNE_FUNCTION float attune_sqrt(float x) { return sqrtf(x); }
 ATTUNE_FUNCTION float attune_rsqrt(float x) { return 1.0f / sqrtf(x); }
 ATTUNE_FUNCTION float attune_tanh(float x) { return tanhf(x); }
+/* Within 2^-11 of it. Scores have it for attune_tanh with ATTUNE_APPROXIMATE_TANH. */
+ATTUNE_FUNCTION float attune_tanh_approximate(float x)
+{
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 /* For |x| <= 0.5: an odd polynomial, within 1.4e-8 of tanh but for rounding. */
 ATTUNE_FUNCTION float attune_tanh_near(float x)
 {

@@ -27,6 +27,7 @@ typedef struct attune__host {
     void *log_user;
     attune_log_level log_level;
     uint32_t cpu_threads;       /* 0 = the cores that this process may use */
+    uint32_t compile_threads;   /* for the kernels of a plan, the caller's included; 0 = 1 */
     attune__cache *cache;       /* compiled kernels; NULL = none, which its functions accept */
     const attune__packs *packs; /* kernels compiled ahead; likewise */
 } attune__host;

@@ -125,6 +125,12 @@ typedef struct attune_instance_desc {
      * is not set; "" = kept nowhere. A folder that cannot be used only makes plans slower to create.
      */
     const char *cache_folder;
+    /*
+     * Threads on which the kernels of one plan may be compiled side by side (CUDA), the caller's included: they are
+     * started when a plan finds more than one of its kernels neither in a pack nor in the cache, and have ended when
+     * attune_plan_create returns. 0 or 1 = the caller's alone; at most 64.
+     */
+    uint32_t compile_threads;
 } attune_instance_desc;
 
 /*
@@ -605,7 +611,8 @@ typedef struct attune_pass_options {
     attune_choice write_dq;                 /* WRITE_DQ */
     attune_choice use_tma;                  /* USE_TMA */
     attune_choice deterministic;            /* DETERMINISTIC; ON: backward repeats give the same bits */
-    char kernel[32];                        /* KERNEL: a kernel family by name, "cuda_sm80"; empty = automatic */
+    attune_choice approximate_tanh; /* APPROXIMATE_TANH; ON: scores take the device's own tanh, within 2^-11 of it */
+    char kernel[32];                /* KERNEL: a kernel family by name, "cuda_sm80"; empty = automatic */
 } attune_pass_options;
 
 /* `any` applies to both passes; fwd and bwd, the JSON keys' prefixes fwd_ and bwd_, override it in one. */
@@ -644,6 +651,7 @@ typedef struct attune_plan_choice {
     bool rows_guaranteed_safe;
     bool write_dq;
     bool deterministic; /* the same call gives the same bits */
+    bool approximate_tanh;
 } attune_plan_choice;
 
 typedef enum attune_text_format { ATTUNE_TEXT = 1, ATTUNE_JSON = 2 } attune_text_format;

@@ -71,6 +71,9 @@ attune_status attune_instance_create(const attune_instance_desc *desc, attune_in
     if (d.cpu_threads > 4096)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.cpu_threads is %u, the limit is 4096; 0 uses every core",
                             d.cpu_threads);
+    if (d.compile_threads > 64)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.compile_threads is %u, the limit is 64; 0 starts none",
+                            d.compile_threads);
     attune_allocator allocator = d.allocator.alloc ? d.allocator : attune__default_allocator;
     attune_instance *made = attune__alloc(&allocator, 1, sizeof *made);
     if (!made)
@@ -82,6 +85,7 @@ attune_status attune_instance_create(const attune_instance_desc *desc, attune_in
         .log_user = d.log_user,
         .log_level = d.log_level ? d.log_level : ATTUNE_LOG_WARNING,
         .cpu_threads = d.cpu_threads,
+        .compile_threads = d.compile_threads,
     };
     made->host.packs = &made->packs;
     made->host.cache = attune__cache_open(&(attune__cache_desc){

@@ -155,7 +155,7 @@ attune_status attune__pack_write(attune__pack *pack, const char *path)
     attune_status status = ATTUNE_OK;
     pthread_mutex_lock(&pack->lock);
     if (!write_file(pack, temporary) || rename(temporary, path)) {
-        status = attune__fail(ATTUNE_IO, "cannot write the pack %.300s: error %d", path, errno);
+        status = attune__fail(ATTUNE_IO, "cannot write the pack %.300s: %m (error %d)", path, errno);
         unlink(temporary);
     }
     pthread_mutex_unlock(&pack->lock);
@@ -179,7 +179,7 @@ static attune_status read_file(const attune_allocator *allocator, const char *pa
     /* A pipe in its place must not block. */
     const int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (file < 0)
-        return attune__fail(ATTUNE_IO, "cannot open the pack %.300s: error %d", path, errno);
+        return attune__fail(ATTUNE_IO, "cannot open the pack %.300s: %m (error %d)", path, errno);
     if (fstat(file, &info) || !S_ISREG(info.st_mode) || (uint64_t)info.st_size > 2 * MOST_BYTES) {
         status = attune__fail(ATTUNE_IO, "%.300s is no pack: it is no file, or has more than %llu bytes", path,
                               (unsigned long long)(2 * MOST_BYTES));

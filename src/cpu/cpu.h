@@ -6,8 +6,7 @@
  *     buffer.c    host memory                       forward_tmpl.h  an item: the seven stages; merge of splits
  *     program.c   a choice made ready               backward*       likewise for gradients
  *     kernels.h   inner kernels                     kernel_*.c      their versions
- *     threads.c   the pool                          walk.h          the tiles of a row of blocks
- *     merge.c     partial results into one, and back
+ *     merge.c     partial results into one, back    walk.h          the tiles of a row of blocks
  *
  * Numerics. s = scale * dot(q, k), score expression, mask, softmax, in this order. A row that the mask empties, and one
  * whose every allowed score is -inf, gives o = 0 and lse = row_max = -inf. A NaN at an allowed pair makes o and lse of
@@ -20,7 +19,7 @@
 
 #include "backend.h"
 #include "cpu/kernels.h"
-#include "cpu/threads.h"
+#include "base/threads.h"
 
 typedef struct attune__cpu_device {
     attune_device base;

@@ -4,11 +4,13 @@
 
 #include <dlfcn.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/threads.h"
 #include "cuda/sources.h"
 #include "expr/print.h"
 #include "plan/family_cuda.h"
@@ -97,10 +99,17 @@ static attune_status fail_compile(const attune_allocator *allocator, const compi
     return ATTUNE_COMPILE_FAILED;
 }
 
-static attune_status compile(const attune_allocator *allocator, const compiler *c, const attune__cuda_kernel *kernel,
-                             void **cubin, size_t *size)
+/* A kernel in NVRTC's hands. */
+typedef struct task {
+    attune__cuda_job *job;
+    attune__cache_key key;
+    void *program; /* NULL = nothing to compile */
+    int result;
+} task;
+
+static attune_status create(const compiler *c, const attune__cuda_kernel *kernel, void **program)
 {
-    const char *texts[MOST_HEADERS], *names[MOST_HEADERS], *options[ATTUNE__CUDA_OPTIONS], *source = NULL;
+    const char *texts[MOST_HEADERS], *names[MOST_HEADERS], *source = NULL;
     int headers = 0;
     for (const attune__cuda_source *s = attune__cuda_sources; s->name && headers < MOST_HEADERS - 1; s++) {
         if (!strcmp(s->name, kernel->file))
@@ -112,33 +121,100 @@ static attune_status compile(const attune_allocator *allocator, const compiler *
         names[headers] = "mods.cuh";
         texts[headers++] = kernel->mods;
     }
-    for (uint32_t i = 0; i < kernel->option_count; i++)
-        options[i] = kernel->options[i];
     if (!source)
         return attune__fail(ATTUNE_INTERNAL, "%s is no kernel source of this build", kernel->file);
-    void *program = NULL, *made = NULL;
-    int result = c->create(&program, source, kernel->file, headers, texts, names);
+    const int result = c->create(program, source, kernel->file, headers, texts, names);
     if (result)
         return attune__fail(ATTUNE_COMPILE_FAILED, "NVRTC %d.%d makes no program (error %d)", c->major, c->minor,
                             result);
-    attune_status status = ATTUNE_OK;
-    result = c->compile(program, (int)kernel->option_count, options);
-    if (!result)
-        result = c->cubin_size(program, size);
+    return ATTUNE_OK;
+}
+
+/* What threads share: each takes the next task until there is none. */
+typedef struct batch {
+    const compiler *compiler;
+    task *tasks;
+    uint32_t count;
+    atomic_uint next;
+} batch;
+
+static void compile_some(void *user, uint32_t thread)
+{
+    batch *b = user;
+    (void)thread;
+    for (uint32_t i; (i = atomic_fetch_add(&b->next, 1)) < b->count;) {
+        task *t = &b->tasks[i];
+        const attune__cuda_kernel *kernel = t->job->kernel;
+        const char *options[ATTUNE__CUDA_OPTIONS + 1];
+        uint32_t count = kernel->option_count;
+        for (uint32_t j = 0; j < count; j++)
+            options[j] = kernel->options[j];
+        /* NVRTC has a cache of its own in the user's home: what is kept, and where, is for the caller to say. */
+        if (b->compiler->major >= 13)
+            options[count++] = "--no-cache";
+        t->result = b->compiler->compile(t->program, (int)count, options);
+    }
+}
+
+static attune_status compile(const attune__host *host, const compiler *c, task *tasks, uint32_t count)
+{
+    const uint32_t threads = host->compile_threads < count ? host->compile_threads : count;
+    batch b = {.compiler = c, .tasks = tasks, .count = count};
+    atomic_init(&b.next, 0);
+    attune__pool *pool = threads > 1 ? attune__pool_create(&host->allocator, threads) : NULL;
+    if (pool)
+        attune__pool_run(pool, attune__pool_threads(pool), compile_some, &b);
+    else if (threads > 1)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    else
+        compile_some(&b, 0);
+    attune__pool_destroy(pool);
+    return ATTUNE_OK;
+}
+
+static attune_status take_cubin(const attune__host *host, const compiler *c, task *t)
+{
+    attune__cuda_job *job = t->job;
+    int result = t->result ? t->result : c->cubin_size(t->program, &job->size);
     if (!result) {
-        made = attune__alloc_raw(allocator, *size, 1);
-        if (!made)
-            status = ATTUNE_OUT_OF_HOST_MEMORY;
-        else
-            result = c->cubin(program, made);
+        job->cubin = attune__alloc_raw(&host->allocator, job->size, 1);
+        if (!job->cubin)
+            return ATTUNE_OUT_OF_HOST_MEMORY;
+        result = c->cubin(t->program, job->cubin);
     }
     if (result)
-        status = fail_compile(allocator, c, program, kernel, result);
-    c->destroy(&program);
-    if (status == ATTUNE_OK)
-        *cubin = made;
-    else
-        attune__free(allocator, made);
+        return fail_compile(&host->allocator, c, t->program, job->kernel, result);
+    attune__cache_put(host->cache, &t->key, job->cubin, job->size);
+    return ATTUNE_OK;
+}
+
+/* What is neither in a pack nor in the cache. */
+static attune_status compile_missing(const attune__host *host, const compiler *c, attune__cuda_job *jobs,
+                                     uint32_t count)
+{
+    /* The machine code follows from the compiler and the architecture, which the options name: no driver has a part. */
+    char identity[64];
+    const int length =
+        snprintf(identity, sizeof identity, "attune %u nvrtc %d.%d", attune_version(), c->major, c->minor);
+    task tasks[ATTUNE__CUDA_JOBS] = {0};
+    uint32_t missing = 0;
+    attune_status status = ATTUNE_OK;
+    for (uint32_t i = 0; i < count && status == ATTUNE_OK; i++) {
+        attune__cuda_job *job = &jobs[i];
+        const attune__cache_key key = {ATTUNE__CUDA_KIND, attune__cuda_hash(job->kernel), identity, (size_t)length};
+        if (job->cubin || attune__cache_get(host->cache, &key, &job->cubin, &job->size))
+            continue;
+        tasks[missing] = (task){.job = job, .key = key};
+        status = create(c, job->kernel, &tasks[missing].program);
+        missing += status == ATTUNE_OK;
+    }
+    if (status == ATTUNE_OK && missing)
+        status = compile(host, c, tasks, missing);
+    for (uint32_t i = 0; i < missing; i++) {
+        if (status == ATTUNE_OK)
+            status = take_cubin(host, c, &tasks[i]);
+        c->destroy(&tasks[i].program);
+    }
     return status;
 }
 
@@ -179,27 +255,41 @@ void attune__cuda_compiler_load(void)
         dlclose(c.library);
 }
 
+attune_status attune__cuda_compile_all(const attune__host *host, attune__cuda_job *jobs, uint32_t count)
+{
+    attune_status status = ATTUNE_OK;
+    const attune__cuda_kernel *missing = NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        jobs[i].cubin = NULL;
+        jobs[i].size = 0;
+    }
+    for (uint32_t i = 0; i < count && status == ATTUNE_OK; i++)
+        if (!find_in_packs(host, attune__cuda_hash(jobs[i].kernel), &jobs[i].cubin, &jobs[i].size, &status) && !missing)
+            missing = jobs[i].kernel;
+    if (status == ATTUNE_OK && missing) {
+        compiler c;
+        if (compiler_open(&c) == ATTUNE_OK) {
+            status = compile_missing(host, &c, jobs, count);
+            dlclose(c.library);
+        } else {
+            status = fail_without(host, missing);
+        }
+    }
+    for (uint32_t i = 0; i < count && status != ATTUNE_OK; i++) {
+        attune__free(&host->allocator, jobs[i].cubin);
+        jobs[i].cubin = NULL;
+    }
+    return status;
+}
+
 attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_kernel *kernel, void **cubin,
                                    size_t *size)
 {
-    const attune__hash hash = attune__cuda_hash(kernel);
-    attune_status status;
-    if (find_in_packs(host, hash, cubin, size, &status))
-        return status;
-    compiler c;
-    if (compiler_open(&c) != ATTUNE_OK)
-        return fail_without(host, kernel);
-    /* The machine code follows from the compiler and the architecture, which the options name: no driver has a part. */
-    char identity[64];
-    const int length = snprintf(identity, sizeof identity, "attune %u nvrtc %d.%d", attune_version(), c.major, c.minor);
-    const attune__cache_key key = {ATTUNE__CUDA_KIND, hash, identity, (size_t)length};
-    if (!attune__cache_get(host->cache, &key, cubin, size)) {
-        status = compile(&host->allocator, &c, kernel, cubin, size);
-        if (status == ATTUNE_OK)
-            attune__cache_put(host->cache, &key, *cubin, *size);
-    }
-    dlclose(c.library);
-    return status;
+    attune__cuda_job job = {.kernel = kernel};
+    ATTUNE__TRY(attune__cuda_compile_all(host, &job, 1));
+    *cubin = job.cubin;
+    *size = job.size;
+    return ATTUNE_OK;
 }
 
 /* -------------------------------------------------------------------------------------------------------
@@ -234,7 +324,7 @@ static mods recognise(const attune__program_desc *desc)
     const bool exact = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS;
     m.cap = attune__ctext_cap(desc->score, &m.inner, &m.outer);
     m.line = exact && attune__ctext_line(desc->score, "", &nowhere);
-    m.near = exact && attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    m.near = exact && !desc->choice->approximate_tanh && attune__ctext_near(desc->score, "", &nowhere, &m.limit);
     /* The slope's nodes are the score's and others that are made of them. */
     if (m.near && desc->gradient) {
         float limit;
@@ -254,10 +344,16 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
     if (m->columns)
         attune__ctext_columns(desc->mask, "attune_mask_rows", text, &runs);
-    if (desc->score)
+    /* Behind the mask, whose tanh is always the exact one. */
+    if (desc->choice->approximate_tanh)
+        attune__text_add(text, "#define ATTUNE_APPROXIMATE_TANH 1\n#define attune_tanh attune_tanh_approximate\n");
+    if (m->cap) {
+        attune__ctext_capped(desc->score, "attune_score", desc->gradient ? "attune_score_slope" : NULL, text);
+    } else if (desc->score) {
         ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
-    if (desc->gradient)
-        attune__ctext_gradient(desc->gradient, text);
+        if (desc->gradient)
+            attune__ctext_gradient(desc->gradient, text);
+    }
     char literal[ATTUNE__FLOAT_TEXT];
     if (m->line) {
         attune__ctext_line(desc->score, "attune_score_line", text);
@@ -317,14 +413,15 @@ const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cu
     return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
 }
 
-attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape, attune__decision *decision)
+attune_status attune__cuda_fallback(const attune_limits *limits, const attune__program_desc *desc,
+                                    attune__decision *decision)
 {
     const attune_kernel_options options = {
         .struct_size = sizeof options,
-        .fwd = {.kernel = "cuda_sm80", .force_use_flex_attention = ATTUNE_ON},
-        .bwd = {.kernel = "cuda_sm80"},
+        .any = {.kernel = "cuda_sm80", .approximate_tanh = desc->choice->approximate_tanh ? ATTUNE_ON : ATTUNE_AUTO},
+        .fwd = {.force_use_flex_attention = ATTUNE_ON},
     };
-    return attune__plan_choose(limits, shape, &options, decision);
+    return attune__plan_choose(limits, desc->shape, &options, decision);
 }
 
 static attune__cuda_kernel begin_kernel(const char *file, uint32_t architecture, bool hopper)

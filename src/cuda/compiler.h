@@ -26,6 +26,17 @@ attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_
 /* Loads NVRTC, if it is there, for the life of the process: some 10 ms that the first plan is spared. */
 void attune__cuda_compiler_load(void);
 
+/* One of several kernels that are compiled together. */
+typedef struct attune__cuda_job {
+    const attune__cuda_kernel *kernel;
+    void *cubin; /* likewise */
+    size_t size;
+} attune__cuda_job;
+#define ATTUNE__CUDA_JOBS 5
+
+/* The same for up to ATTUNE__CUDA_JOBS, side by side as far as host->compile_threads allows. All or none. */
+attune_status attune__cuda_compile_all(const attune__host *host, attune__cuda_job *jobs, uint32_t count);
+
 /* The backend's program_compile. */
 attune_status attune__cuda_pack(const attune__host *host, const attune_limits *limits, const attune__program_desc *desc,
                                 attune__pack *pack);
@@ -53,7 +64,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
 const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cuda_role role);
 /* What runs in the place of a kernel that uses TMA where a tensor's address or strides do not suit it: the sm80 kernel,
  * as the planner chooses it. A program has both, since tensors are known only in the hot call. */
-attune_status attune__cuda_fallback(const attune_limits *limits, const attune__shape *shape,
+attune_status attune__cuda_fallback(const attune_limits *limits, const attune__program_desc *desc,
                                     attune__decision *decision);
 
 #endif

@@ -51,7 +51,7 @@ attune_status attune__cuda_pack(const attune__host *host, const attune_limits *l
         attune__decision decision;
         attune__program_desc second = *desc;
         second.choice = &decision.choice;
-        ATTUNE__TRY(attune__cuda_fallback(limits, desc->shape, &decision));
+        ATTUNE__TRY(attune__cuda_fallback(limits, desc, &decision));
         ATTUNE__TRY(pack(host, limits->architecture, &second, to));
     }
     return pack(host, limits->architecture, desc, to);

@@ -35,15 +35,50 @@ static uint32_t shared_memory(const attune__program_desc *desc, attune__cuda_rol
     return bytes[role == ATTUNE__CUDA_ROWS];
 }
 
-static attune_status make(attune__cuda_device *device, const attune__program_desc *desc, attune__cuda_role role,
-                          attune__cuda_loaded *kernel)
+/* One of a program's kernels on its way. */
+typedef struct part {
+    attune__cuda_loaded *kernel;
+    const attune__program_desc *desc;
+    attune__cuda_role role;
+    attune__cuda_kernel source;
+} part;
+
+typedef struct parts {
+    part each[ATTUNE__CUDA_JOBS];
+    uint32_t count;
+    attune__program_desc second; /* for what TMA cannot read */
+    attune__decision decision;
+} parts;
+
+static void add_part(parts *p, const attune__program_desc *desc, attune__cuda_role role, attune__cuda_loaded *kernel)
 {
-    const attune_allocator *allocator = &device->base.host.allocator;
-    const attune_limits *limits = &device->base.info.limits;
+    p->each[p->count++] = (part){.kernel = kernel, .desc = desc, .role = role};
+}
+
+static attune_status choose_parts(parts *p, const attune_limits *limits, const attune__program_desc *desc,
+                                  attune__cuda_program *program)
+{
+    const bool back = desc->choice->direction == ATTUNE_BACKWARD;
+    add_part(p, desc, ATTUNE__CUDA_MAIN, &program->kernel);
+    if (back)
+        add_part(p, desc, ATTUNE__CUDA_DELTA, &program->delta);
+    const attune__program_desc *plain = desc;
+    if (program->tma) {
+        p->second = *desc;
+        p->second.choice = &p->decision.choice;
+        plain = &p->second;
+        ATTUNE__TRY(attune__cuda_fallback(limits, desc, &p->decision));
+        add_part(p, plain, ATTUNE__CUDA_MAIN, &program->fallback);
+    }
+    if (back)
+        add_part(p, plain, ATTUNE__CUDA_ROWS, &program->rows);
+    return ATTUNE_OK;
+}
+
+static void size_kernel(attune__cuda_loaded *kernel, const attune_limits *limits, const attune__program_desc *desc,
+                        attune__cuda_role role)
+{
     const attune_plan_choice *choice = desc->choice;
-    attune__cuda_kernel source = {0};
-    void *cubin = NULL;
-    size_t cubin_size = 0;
     const bool back = choice->direction == ATTUNE_BACKWARD, rows = role == ATTUNE__CUDA_ROWS;
     kernel->block_m = !back ? choice->block_m : rows ? choice->block_m2 : choice->block_m1;
     kernel->block_n = !back ? choice->block_n : rows ? choice->block_n2 : choice->block_n1;
@@ -51,17 +86,41 @@ static attune_status make(attune__cuda_device *device, const attune__program_des
     kernel->shared_memory = shared_memory(desc, role);
     if (choice->use_tma)
         kernel->resident = limits->compute_units * (choice->occupancy ? choice->occupancy : 1);
-    attune_status status = attune__cuda_specialise(allocator, desc, limits->architecture, role, &source);
-    if (status == ATTUNE_OK)
-        status = attune__cuda_compile(&device->base.host, &source, &cubin, &cubin_size);
-    if (status == ATTUNE_OK)
-        status = attune__cuda_enter(device);
-    if (status == ATTUNE_OK) {
-        status = load(device, kernel, attune__cuda_entry_name(choice, role), cubin);
-        attune__cuda_leave(device);
+}
+
+static attune_status load_parts(attune__cuda_device *device, const parts *p, const attune__cuda_job *jobs)
+{
+    ATTUNE__TRY(attune__cuda_enter(device));
+    attune_status status = ATTUNE_OK;
+    for (uint32_t i = 0; i < p->count && status == ATTUNE_OK; i++) {
+        const part *one = &p->each[i];
+        size_kernel(one->kernel, &device->base.info.limits, one->desc, one->role);
+        status = load(device, one->kernel, attune__cuda_entry_name(one->desc->choice, one->role), jobs[i].cubin);
     }
-    attune__free(allocator, (void *)(uintptr_t)source.mods);
-    attune__free(allocator, cubin);
+    attune__cuda_leave(device);
+    return status;
+}
+
+static attune_status make(attune__cuda_device *device, const attune__program_desc *desc, attune__cuda_program *program)
+{
+    const attune_allocator *allocator = &device->base.host.allocator;
+    const attune_limits *limits = &device->base.info.limits;
+    attune__cuda_job jobs[ATTUNE__CUDA_JOBS] = {0};
+    parts p = {.count = 0};
+    attune_status status = choose_parts(&p, limits, desc, program);
+    for (uint32_t i = 0; i < p.count && status == ATTUNE_OK; i++) {
+        part *one = &p.each[i];
+        status = attune__cuda_specialise(allocator, one->desc, limits->architecture, one->role, &one->source);
+        jobs[i].kernel = &one->source;
+    }
+    if (status == ATTUNE_OK)
+        status = attune__cuda_compile_all(&device->base.host, jobs, p.count);
+    if (status == ATTUNE_OK)
+        status = load_parts(device, &p, jobs);
+    for (uint32_t i = 0; i < p.count; i++) {
+        attune__free(allocator, (void *)(uintptr_t)p.each[i].source.mods);
+        attune__free(allocator, jobs[i].cubin);
+    }
     return status;
 }
 
@@ -76,26 +135,11 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
     made->tma = desc->choice->use_tma;
     made->mask = desc->mask;
     made->score = desc->score;
-    attune_status status = make(mine, desc, ATTUNE__CUDA_MAIN, &made->kernel);
+    attune_status status = make(mine, desc, made);
     if (status == ATTUNE_OK && desc->choice->decode)
         status = attune__cuda_decode_load(made, desc);
-    const bool back = desc->choice->direction == ATTUNE_BACKWARD;
-    if (status == ATTUNE_OK && back && !made->tma)
-        status = make(mine, desc, ATTUNE__CUDA_ROWS, &made->rows);
-    if (status == ATTUNE_OK && back)
-        status = make(mine, desc, ATTUNE__CUDA_DELTA, &made->delta);
-    if (status == ATTUNE_OK && back)
+    if (status == ATTUNE_OK && desc->choice->direction == ATTUNE_BACKWARD)
         status = attune__cuda_backward_load(made, desc);
-    if (status == ATTUNE_OK && made->tma) {
-        attune__decision decision;
-        attune__program_desc second = *desc;
-        second.choice = &decision.choice;
-        status = attune__cuda_fallback(&device->info.limits, desc->shape, &decision);
-        if (status == ATTUNE_OK)
-            status = make(mine, &second, ATTUNE__CUDA_MAIN, &made->fallback);
-        if (status == ATTUNE_OK && back)
-            status = make(mine, &second, ATTUNE__CUDA_ROWS, &made->rows);
-    }
     if (status == ATTUNE_OK)
         *program = &made->base;
     else

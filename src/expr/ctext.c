@@ -338,6 +338,23 @@ bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer)
     return tanh->op == ATTUNE__OP_TANH && isnormal(*outer) && near_limit(expr, tanh->arg[0], inner) > 0;
 }
 
+void attune__ctext_capped(const attune_expr *expr, const char *name, const char *slope, attune__text *text)
+{
+    float inner, outer;
+    char in[ATTUNE__FLOAT_TEXT], out[ATTUNE__FLOAT_TEXT];
+    attune__ctext_cap(expr, &inner, &outer);
+    attune__float_text(inner, in);
+    attune__float_text(outer, out);
+    begin_function(expr, name, text);
+    attune__text_add(text, "    return attune_tanh(score * (%sf)) * (%sf);\n}\n", in, out);
+    if (!slope)
+        return;
+    begin_function(expr, slope, text);
+    attune__text_add(text,
+                     "    const float t = attune_tanh(score * (%sf));\n    return (1.0f - t * t) * (%sf * %sf);\n}\n",
+                     in, in, out);
+}
+
 attune_status attune__expr_ctext(const attune_expr *expr, const char *function_name, char *buffer, size_t size,
                                  size_t *needed)
 {

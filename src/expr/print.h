@@ -42,6 +42,8 @@ bool attune__ctext_line(const attune_expr *expr, const char *name, attune__text 
 
 /* Whether the score is outer * tanh(inner * score), of constants. */
 bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer);
+/* That as a function, and its derivative as another (NULL = none), without the divisions that their texts may have. */
+void attune__ctext_capped(const attune_expr *expr, const char *name, const char *slope, attune__text *text);
 
 /*
  * Derivatives, for kernels of the backward pass; the variables are those of the score's own function:

@@ -74,6 +74,7 @@ static void fill(const attune__search *search, const attune__found *found, attun
         .rows_guaranteed_safe = o->rows_guaranteed_safe == ATTUNE_ON,
         .write_dq = back && o->write_dq != ATTUNE_OFF,
         .deterministic = o->deterministic == ATTUNE_ON || !(found->family->unordered >> search->pass & 1),
+        .approximate_tanh = o->approximate_tanh == ATTUNE_ON,
     };
     uint32_t rejected = decision->rejection_count;
     snprintf(decision->why, sizeof decision->why, "%s",

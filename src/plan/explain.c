@@ -89,6 +89,11 @@ static void text_choice(attune__text *text, const attune_limits *l, const attune
     if (c->decode)
         attune__text_add(text, "split       %u parts of the keys\n", c->split_kv);
     attune__text_add(text, "workspace   %llu bytes\n", (unsigned long long)c->workspace);
+    if (c->blocks_are_contiguous)
+        attune__text_add(text,
+                         "contiguous  believed; the lists, which this kernel reads ahead, are read in any case\n");
+    if (c->approximate_tanh)
+        attune__text_add(text, "tanh        the device's own, within 2^-11 (APPROXIMATE_TANH)\n");
     if (c->direction == ATTUNE_BACKWARD)
         attune__text_add(text, "repeats     %s\n",
                          c->deterministic ? "give the same bits" : "may differ in the last bits (DETERMINISTIC)");
@@ -163,11 +168,11 @@ static void json_choice(attune__text *text, const attune__decision *d)
                      "\"num_stages\": %u, \"num_warps\": %u, \"workgroup_invocations\": %u, \"SPLIT_KV\": %u, "
                      "\"shared_memory\": %u, \"registers\": %u, \"occupancy\": %u, \"workspace\": %llu, "
                      "\"PRESCALE_QK\": %s, \"USE_TMA\": %s, \"BLOCKS_ARE_CONTIGUOUS\": %s, \"ROWS_GUARANTEED_SAFE\": "
-                     "%s, \"WRITE_DQ\": %s, \"DETERMINISTIC\": %s},\n",
+                     "%s, \"WRITE_DQ\": %s, \"DETERMINISTIC\": %s, \"APPROXIMATE_TANH\": %s},\n",
                      c->num_stages, c->num_warps, c->workgroup_invocations, c->split_kv, c->shared_memory, c->registers,
                      c->occupancy, (unsigned long long)c->workspace, truth(c->prescale_qk), truth(c->use_tma),
                      truth(c->blocks_are_contiguous), truth(c->rows_guaranteed_safe), truth(c->write_dq),
-                     truth(c->deterministic));
+                     truth(c->deterministic), truth(c->approximate_tanh));
     attune__text_add(text, "  ");
     add_string(text, "why", d->why, ",\n  ");
     add_string(text, "why_decode", d->why_decode, ",\n");

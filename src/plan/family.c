@@ -66,8 +66,14 @@ static const char *refuses_dtype(const attune__family *family, const attune__sea
     }
     if (here)
         return NULL;
-    snprintf(why, size, "no %s %s", attune_dtype_string(dtype),
-             family->dtypes >> dtype & 1 ? "matrices or arithmetic on this device" : "kernel");
+    if (family->dtypes >> dtype & 1) {
+        snprintf(why, size, "no %s matrices or arithmetic on this device", attune_dtype_string(dtype));
+        return why;
+    }
+    int used = snprintf(why, size, "no %s kernel: there are", attune_dtype_string(dtype));
+    for (attune_dtype i = ATTUNE_F32; i <= ATTUNE_F64 && used > 0 && (size_t)used < size; i++)
+        if (family->dtypes >> i & 1)
+            used += snprintf(why + used, size - (size_t)used, " %s", attune_dtype_string(i));
     return why;
 }
 

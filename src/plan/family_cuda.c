@@ -258,7 +258,8 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
 
 #define CUDA_LOOP                                                                                                      \
     (ATTUNE__BIT(ATTUNE__NUM_STAGES) | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__BIT(ATTUNE__PRESCALE_QK) |             \
-     ATTUNE__BIT(ATTUNE__USE_TMA))
+     ATTUNE__BIT(ATTUNE__USE_TMA) | ATTUNE__BIT(ATTUNE__BLOCKS_ARE_CONTIGUOUS) |                                       \
+     ATTUNE__BIT(ATTUNE__APPROXIMATE_TANH))
 #define CUDA_READS                                                                                                     \
     {                                                                                                                  \
         CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),                                  \

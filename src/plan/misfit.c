@@ -78,10 +78,12 @@ static attune_status not_read(const attune__search *search, const attune__found 
 static attune_status refused(const attune__search *search, const attune__found *found)
 {
     const char *name = attune__option_name(found->option);
-    if (found->option == ATTUNE__USE_TMA)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "USE_TMA %s: %s: %s",
-                            search->options.use_tma == ATTUNE_ON ? "on" : "off", found->family->name, found->why);
-    uint32_t value = attune__option_get(&search->options, found->option), works = nearest(search, found->option);
+    const uint32_t value = attune__option_get(&search->options, found->option);
+    if (attune__option_range_of(found->option).choice)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s %s: %s (%s): %s: leave it out%s", name,
+                            value == ATTUNE_ON ? "on" : "off", found->family->name, pass_name(search->pass), found->why,
+                            search->options.kernel[0] ? ", or KERNEL" : "");
+    const uint32_t works = nearest(search, found->option);
     if (works)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %u, which %s (%s) cannot have: %s; the nearest is %u", name,
                             value, found->family->name, pass_name(search->pass), found->why, works);

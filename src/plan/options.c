@@ -35,6 +35,7 @@ static const struct {
     [ATTUNE__WRITE_DQ] = {"WRITE_DQ", FIELD(write_dq), BACKWARD, 0, 2, true},
     [ATTUNE__USE_TMA] = {"USE_TMA", FIELD(use_tma), FORWARD | BACKWARD, 0, 2, true},
     [ATTUNE__DETERMINISTIC] = {"DETERMINISTIC", FIELD(deterministic), BACKWARD, 0, 2, true},
+    [ATTUNE__APPROXIMATE_TANH] = {"APPROXIMATE_TANH", FIELD(approximate_tanh), FORWARD | BACKWARD, 0, 2, true},
     [ATTUNE__KERNEL] = {"KERNEL", FIELD(kernel), FORWARD | BACKWARD, 0, 0, false},
 #undef FIELD
 };
@@ -82,9 +83,24 @@ static char lower(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
+/* Whether b has all of a in it, without regard to case. */
+static bool contains(const char *b, const char *a)
+{
+    for (; *b; b++) {
+        size_t i = 0;
+        while (a[i] && lower(a[i]) == lower(b[i]))
+            i++;
+        if (!a[i])
+            return true;
+    }
+    return false;
+}
+
 size_t attune__edit_distance(const char *a, const char *b)
 {
-    enum { MOST = 48 };
+    enum { MOST = 48, WORD = 3 };
+    if (strlen(a) >= WORD && strlen(a) < strlen(b) && contains(b, a))
+        return 1;
     size_t n = least(strlen(a), MOST), m = least(strlen(b), MOST), row[MOST + 1];
     for (size_t j = 0; j <= m; j++)
         row[j] = j;

@@ -23,6 +23,7 @@ typedef enum attune__option {
     ATTUNE__WRITE_DQ,
     ATTUNE__USE_TMA,
     ATTUNE__DETERMINISTIC,
+    ATTUNE__APPROXIMATE_TANH,
     ATTUNE__KERNEL,
     ATTUNE__OPTION_COUNT
 } attune__option;
@@ -45,7 +46,7 @@ attune__option_range attune__option_range_of(attune__option option);
 attune_status attune__check_option(const char *prefix, attune__option option, int64_t value);
 /* INVALID_ARGUMENT if the prefix's pass has no such option. */
 attune_status attune__check_prefix(const char *prefix, attune__option option);
-/* Insertions, removals and replacements from one text to another, without regard to case. */
+/* Insertions, removals and replacements from one text to another, without regard to case; 1 if b has a in it. */
 size_t attune__edit_distance(const char *a, const char *b);
 
 /* Takes a caller's options, of whatever struct_size, and checks every value but the names of kernels. NULL = none. */

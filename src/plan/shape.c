@@ -15,8 +15,8 @@
 static attune_status check_head_dim(const char *name, uint32_t value)
 {
     if (value % 8 || value < 8 || value > 256)
-        return attune__fail(ATTUNE_UNSUPPORTED,
-                            "problem.%s is %u, expected a multiple of 8 from 8 to 256: pad the tensors", name, value);
+        return attune__fail(ATTUNE_UNSUPPORTED, "problem.%s is %u, expected a multiple of 8 from 8 to 256: %s", name,
+                            value, value < 256 ? "pad the tensors" : "no kernel has wider heads");
     return ATTUNE_OK;
 }
 

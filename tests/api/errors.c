@@ -128,6 +128,8 @@ Test(errors, instances_and_devices)
     cr_assert_null(instance);
     desc = (attune_instance_desc){.struct_size = sizeof desc, .cpu_threads = 100000};
     EXPECT(attune_instance_create(&desc, &instance), ATTUNE_INVALID_ARGUMENT, "cpu_threads is 100000");
+    desc = (attune_instance_desc){.struct_size = sizeof desc, .compile_threads = 65};
+    EXPECT(attune_instance_create(&desc, &instance), ATTUNE_INVALID_ARGUMENT, "compile_threads is 65");
     desc = (attune_instance_desc){.struct_size = sizeof desc, .log_level = (attune_log_level)9};
     EXPECT(attune_instance_create(&desc, &instance), ATTUNE_INVALID_ARGUMENT, "log_level is 9");
     EXPECT(attune_instance_create(NULL, NULL), ATTUNE_INVALID_ARGUMENT, "instance is NULL");

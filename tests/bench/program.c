@@ -57,7 +57,12 @@ Test(program, words_that_are_wrong)
 {
     expect("", 0, "usage: attune COMMAND");
     expect("--version", 0, "attune 0.");
-    expect("nothing", 2, "no command \"nothing\"");
+    expect("nothing", 2, "no command nothing");
+    expect("expain", 2, "did you mean explain");
+    expect("compile --arch sm_86 --workload causl -o /nowhere/x", 2, "did you mean causal");
+    expect("explain --head-dim 512", 3, "no kernel has wider heads");
+    expect("explain --device-profile h200 --dtype f64", 3, "there are f32 f16 bf16");
+    expect("explain --mask 'q >= k'", 0, "k is a parameter, i32");
     expect("devices --jsn", 2, "did you mean --json");
     expect("devices extra", 2, "unexpected \"extra\"");
     expect("mask --q-len", 2, "--q-len needs a value");

@@ -23,6 +23,7 @@ const attention_case attention_cases[] = {
     {"window",                 1, 1, 2, 2, 400, 400,  32,  0, .mask = "q >= kv && q - kv < 33"},
     {"prefix",                 1, 1, 2, 2, 150, 150,  32,  0, .mask = "kv < 40 || q >= kv"},
     {"document_causal",        2, 2, 2, 2, 300, 300,  64,  0, .mask = DOCUMENT " && " CAUSAL},
+    {"document_scattered",     1, 1, 2, 2, 300, 300,  64,  0, .mask = "piece[q] == piece[kv] && " CAUSAL},
     {"document_by_batch",      3, 3, 2, 2, 170, 170,  32,  0, .mask = "docs[b, q] == docs[b, kv]"},
     {"head_mask",              1, 1, 4, 2, 150, 150,  32,  0, .mask = "q - kv < 20 * (h + 1) && h_kv * 40 <= kv"},
     {"lengths",                2, 2, 2, 2,  30, 280,  64,  0, .mask = "kv < used[b]"},
@@ -69,6 +70,8 @@ const attention_case attention_cases[] = {
     {"constant",               1, 1, 2, 2, 100, 100,  64,  0, .mask = CAUSAL, .input = INPUT_CONSTANT},
     {"large",                  1, 1, 2, 2, 150, 150,  64,  0, .mask = CAUSAL, .input = INPUT_LARGE},
     {"large_softcap",          1, 1, 2, 2, 100, 100,  64,  0, .score = "30 * tanh(score / 30)", .input = INPUT_LARGE},
+    {"large_softcap_alibi",    1, 1, 2, 2, 200, 200,  64,  0, .score = "30 * tanh(score / 30) + slope[h] * (kv - q)", .input = INPUT_LARGE},
+    {"closed_heads",           1, 1, 4, 2, 150, 300,  64,  0, .mask = CAUSAL, .score = "score * 2 + gate[h]"},
     {"infinite",               1, 1, 2, 2, 150, 150,  64,  0, .mask = CAUSAL, .input = INPUT_INFINITE},
     {"nan_visible",            1, 1, 2, 2, 200, 200,  64,  0, .mask = CAUSAL, .input = INPUT_NAN_VISIBLE},
     {"nan_hidden",             1, 1, 2, 2, 200, 300,  64,  0, .mask = "kv < 150 && q >= kv", .input = INPUT_NAN_HIDDEN},
@@ -187,9 +190,9 @@ typedef struct capture_kind {
 } capture_kind;
 
 static const capture_kind capture_kinds[] = {
-    {"doc", ATTUNE_I32, 1},     {"docs", ATTUNE_I64, 2},      {"used", ATTUNE_I32, 1},
-    {"slope", ATTUNE_F32, 1},   {"bias", ATTUNE_F32, 2},      {"keep", ATTUNE_BOOL, 2},
-    {"anchors", ATTUNE_I32, 2}, {"half_bias", ATTUNE_F16, 1}, {"brain_bias", ATTUNE_BF16, 1},
+    {"doc", ATTUNE_I32, 1},         {"docs", ATTUNE_I64, 2},  {"used", ATTUNE_I32, 1},    {"slope", ATTUNE_F32, 1},
+    {"bias", ATTUNE_F32, 2},        {"keep", ATTUNE_BOOL, 2}, {"anchors", ATTUNE_I32, 2}, {"half_bias", ATTUNE_F16, 1},
+    {"brain_bias", ATTUNE_BF16, 1}, {"piece", ATTUNE_I32, 1}, {"gate", ATTUNE_F32, 1},
 };
 #define CAPTURE_KINDS (sizeof capture_kinds / sizeof capture_kinds[0])
 
@@ -202,7 +205,7 @@ static void capture_shape(const char *name, const attention_case *c, int64_t lon
         size[1] = longest;
     } else if (!strcmp(name, "used")) {
         size[0] = c->batch;
-    } else if (!strcmp(name, "slope")) {
+    } else if (!strcmp(name, "slope") || !strcmp(name, "gate")) {
         size[0] = c->heads;
     } else if (!strcmp(name, "bias")) {
         size[0] = c->q_len + c->kv_len;
@@ -224,6 +227,10 @@ static void fill_capture(const char *name, const attention_case *c, array *a, ra
             value = (double)between(r, 0, c->kv_len);
         else if (!strcmp(name, "slope"))
             value = exp2(-8.0 * (double)(i + 1) / (double)count);
+        else if (!strcmp(name, "piece"))
+            value = (double)between(r, 0, 3);
+        else if (!strcmp(name, "gate"))
+            value = i % 2 ? -INFINITY : random_normal(r);
         else if (!strcmp(name, "keep"))
             value = random_uniform(r) < 0.7;
         else if (!strcmp(name, "anchors"))

@@ -6,7 +6,7 @@
 #include <stdatomic.h>
 
 #include "base/alloc.h"
-#include "cpu/threads.h"
+#include "base/threads.h"
 #include "support/devices.h"
 
 #define MAX_THREADS 16

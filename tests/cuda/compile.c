@@ -125,6 +125,98 @@ Test(cuda_compile, random_expressions)
     attune_instance_destroy(w.instance);
 }
 
+/* The GPU's own tanh is asked for by name, in scores alone, and by both kernels of a plan for Hopper. */
+Test(cuda_compile, approximate_tanh)
+{
+    need_nvrtc();
+    static workbench w;
+    workbench_open(&w, NULL);
+    attune_expr *mask = NULL, *score = NULL;
+    cr_assert_eq(attune_expr_create(w.instance, ATTUNE_EXPR_MASK, "tanh(q * 0.01) >= tanh(kv * 0.01)", NULL, 0, &mask),
+                 ATTUNE_OK);
+    cr_assert_eq(attune_expr_create(w.instance, ATTUNE_EXPR_SCORE, "30 * tanh(score / 30)", NULL, 0, &score),
+                 ATTUNE_OK);
+    attune__gradient *gradient = NULL;
+    cr_assert_eq(attune__gradient_create(score, &gradient), ATTUNE_OK);
+    attune_profile profile = {.struct_size = sizeof profile};
+    cr_assert_eq(attune_profile_find("h200", &profile), ATTUNE_OK);
+    for (int i = 0; i < 8; i++) {
+        const bool approximate = i & 1, back = i & 2, fallback = i & 4;
+        attune_problem problem = {.struct_size = sizeof problem,
+                                  .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
+                                  .dtype = ATTUNE_BF16,
+                                  .head_dim = 64,
+                                  .q_len = 1024,
+                                  .mask = mask,
+                                  .score = score};
+        const attune_kernel_options options = {.struct_size = sizeof options,
+                                               .any.approximate_tanh = approximate ? ATTUNE_ON : ATTUNE_AUTO};
+        attune__shape shape;
+        attune__decision decision, second;
+        cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK);
+        cr_assert_eq(attune__plan_choose(&profile.limits, &shape, &options, &decision), ATTUNE_OK);
+        attune__program_desc desc = {&shape, &decision.choice, mask, score, back ? gradient : NULL};
+        if (fallback) {
+            cr_assert_eq(attune__cuda_fallback(&profile.limits, &desc, &second), ATTUNE_OK);
+            cr_assert_str_eq(second.choice.kernel, "cuda_sm80");
+            desc.choice = &second.choice;
+        }
+        attune__cuda_kernel kernel;
+        cr_assert_eq(attune__cuda_specialise(&w.host.allocator, &desc, 90, ATTUNE__CUDA_MAIN, &kernel), ATTUNE_OK);
+        const char *named = strstr(kernel.mods, "attune_tanh_approximate");
+        cr_assert_eq(named != NULL, approximate);
+        if (named)
+            cr_assert(strstr(kernel.mods, "attune_mask") < named && named < strstr(kernel.mods, "attune_score"));
+        void *cubin = NULL;
+        size_t size = 0;
+        cr_assert_eq(attune__cuda_compile(&w.host, &kernel, &cubin, &size), ATTUNE_OK, "%s", attune_last_error());
+        attune__free(&w.host.allocator, cubin);
+        attune__free(&w.host.allocator, (void *)(uintptr_t)kernel.mods);
+    }
+    attune__gradient_destroy(gradient);
+    attune_expr_destroy(mask);
+    attune_expr_destroy(score);
+    cr_assert_eq(atomic_load(&w.heap.live), 0);
+    attune_instance_destroy(w.instance);
+}
+
+/* Side by side or one after another: the same cubins. One that does not compile leaves none of the others. */
+Test(cuda_compile, several_at_once)
+{
+    need_nvrtc();
+    static workbench w;
+    workbench_open(&w, NULL);
+    attune__cuda_kernel kernels[3];
+    for (int i = 0; i < 3; i++) {
+        kernels[i] = (attune__cuda_kernel){.file = "delta.cu", .option_count = 4};
+        snprintf(kernels[i].options[0], sizeof kernels[i].options[0], "-arch=sm_80");
+        snprintf(kernels[i].options[1], sizeof kernels[i].options[1], "-DATTUNE_DTYPE=%d", i + 1);
+        snprintf(kernels[i].options[2], sizeof kernels[i].options[2], "-DATTUNE_HEAD_DIM=64");
+        snprintf(kernels[i].options[3], sizeof kernels[i].options[3], "-DATTUNE_HEAD_DIM_V=64");
+    }
+    attune__cuda_job together[3], apart[3];
+    for (int i = 0; i < 3; i++)
+        together[i].kernel = apart[i].kernel = &kernels[i];
+    w.host.compile_threads = 3;
+    cr_assert_eq(attune__cuda_compile_all(&w.host, together, 3), ATTUNE_OK, "%s", attune_last_error());
+    w.host.compile_threads = 0;
+    cr_assert_eq(attune__cuda_compile_all(&w.host, apart, 3), ATTUNE_OK, "%s", attune_last_error());
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(together[i].size, apart[i].size);
+        cr_assert_eq(memcmp(together[i].cubin, apart[i].cubin, apart[i].size), 0);
+        attune__free(&w.host.allocator, together[i].cubin);
+        attune__free(&w.host.allocator, apart[i].cubin);
+    }
+    kernels[1].file = "forward_sm80.cu";
+    w.host.compile_threads = 2;
+    cr_assert_eq(attune__cuda_compile_all(&w.host, together, 3), ATTUNE_COMPILE_FAILED);
+    cr_assert_not_null(strstr(attune_last_error(), "forward_sm80.cu"), "%s", attune_last_error());
+    for (int i = 0; i < 3; i++)
+        cr_assert_null(together[i].cubin);
+    cr_assert_eq(atomic_load(&w.heap.live), 0);
+    attune_instance_destroy(w.instance);
+}
+
 /* A source that does not compile is told so and not kept; one that does comes from the disk the second time. */
 Test(cuda_compile, the_cache_spares_the_compiler)
 {

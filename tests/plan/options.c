@@ -9,13 +9,14 @@ Test(options, every_key_with_every_prefix)
         "\"num_warps\": 8, \"num_stages\": 2, \"SPLIT_KV\": 7, \"FORCE_USE_FLEX_ATTENTION\": true, \"PRESCALE_QK\": "
         "false, \"ROWS_GUARANTEED_SAFE\": true, \"BLOCKS_ARE_CONTIGUOUS\": false, \"WRITE_DQ\": true, \"USE_TMA\": "
         "false, \"KERNEL\": \"cuda_sm80\", \"fwd_BLOCK_M\": 128, \"bwd_num_stages\": 1, \"bwd_WRITE_DQ\": false, "
-        "\"bwd_KERNEL\": \"cpu\"}");
+        "\"bwd_KERNEL\": \"cpu\", \"APPROXIMATE_TANH\": true, \"bwd_APPROXIMATE_TANH\": false}");
     cr_assert_eq(o.struct_size, sizeof o);
     cr_assert(o.any.block_m == 64 && o.any.block_n == 32 && o.any.block_m1 == 16 && o.any.block_n1 == 48);
     cr_assert(o.any.block_m2 == 80 && o.any.block_n2 == 96 && o.any.num_warps == 8 && o.any.num_stages == 2);
     cr_assert(o.any.split_kv == 7 && o.any.force_use_flex_attention == ATTUNE_ON && o.any.prescale_qk == ATTUNE_OFF);
     cr_assert(o.any.rows_guaranteed_safe == ATTUNE_ON && o.any.blocks_are_contiguous == ATTUNE_OFF);
     cr_assert(o.any.write_dq == ATTUNE_ON && o.any.use_tma == ATTUNE_OFF);
+    cr_assert(o.any.approximate_tanh == ATTUNE_ON && o.bwd.approximate_tanh == ATTUNE_OFF && !o.fwd.approximate_tanh);
     cr_assert_str_eq(o.any.kernel, "cuda_sm80");
     cr_assert(o.fwd.block_m == 128 && o.fwd.block_n == 0);
     cr_assert(o.bwd.num_stages == 1 && o.bwd.write_dq == ATTUNE_OFF);
@@ -40,6 +41,8 @@ Test(options, errors_name_the_key)
         {"{\"BLOCKM\": 64}", ATTUNE_INVALID_ARGUMENT, {"unknown option \"BLOCKM\"", "did you mean BLOCK_M?"}},
         {"{\"block_n\": 64}", ATTUNE_INVALID_ARGUMENT, {"did you mean BLOCK_N?"}},
         {"{\"fwd_num_stage\": 64}", ATTUNE_INVALID_ARGUMENT, {"fwd_num_stage", "did you mean num_stages?"}},
+        {"{\"tanh\": true}", ATTUNE_INVALID_ARGUMENT, {"unknown option \"tanh\"", "did you mean APPROXIMATE_TANH?"}},
+        {"{\"KERNEL\": \"sm90\"}", ATTUNE_INVALID_ARGUMENT, {"did you mean \"cuda_sm90a\""}},
         {"{\"\": 64}", ATTUNE_INVALID_ARGUMENT, {"unknown option \"\""}},
         {"{\"BLOCK_M\": \"64\"}", ATTUNE_INVALID_ARGUMENT, {"BLOCK_M", "\"64\"", "an integer"}},
         {"{\"BLOCK_M\": 64.0}", ATTUNE_INVALID_ARGUMENT, {"BLOCK_M is 64", "an integer"}},

@@ -99,6 +99,7 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
     o->num_stages = bits & 2048 ? PICK(1, 2, 3, 4, 5, 8) : 0;
     o->prescale_qk = bits & 4096 ? (attune_choice)PICK(1, 2) : 0;
     o->use_tma = bits & 8192 && next() % 4 == 0 ? (attune_choice)PICK(1, 2) : 0;
+    o->approximate_tanh = bits & 32768 ? (attune_choice)PICK(1, 2) : 0;
     static const char *const kernels[] = {
         "cpu",          "cuda_sm80",       "cuda_sm90a",     "cuda_sm100a",     "vulkan_portable",
         "vulkan_lanes", "vulkan_subgroup", "vulkan_coopmat", "vulkan_coopmat2", "opencl_portable"};
@@ -261,6 +262,8 @@ static attune_pass_options merged(const attune_kernel_options *o, attune_directi
         m.use_tma = from->use_tma;
     if (from->rows_guaranteed_safe)
         m.rows_guaranteed_safe = from->rows_guaranteed_safe;
+    if (from->approximate_tanh)
+        m.approximate_tanh = from->approximate_tanh;
     if (from->write_dq)
         m.write_dq = from->write_dq;
     if (from->kernel[0])

@@ -107,10 +107,10 @@ Test(reported, options_that_a_kernel_does_not_read)
         EXPECT_ERROR(devices[i], &problem, "{\"ROWS_GUARANTEED_SAFE\": true}", ATTUNE_INVALID_ARGUMENT,
                      "ROWS_GUARANTEED_SAFE");
         EXPECT_ERROR(devices[i], &problem, "{\"BLOCKS_ARE_CONTIGUOUS\": true}", ATTUNE_INVALID_ARGUMENT,
-                     "BLOCKS_ARE_CONTIGUOUS", "does not read it");
+                     "BLOCKS_ARE_CONTIGUOUS", "does not read it", "cuda_sm80");
+        EXPECT_ERROR(devices[i], &problem, "{\"APPROXIMATE_TANH\": true}", ATTUNE_INVALID_ARGUMENT, "APPROXIMATE_TANH",
+                     "does not read it", "cuda_sm80");
     }
-    EXPECT_ERROR("h200", &problem, "{\"BLOCKS_ARE_CONTIGUOUS\": true}", ATTUNE_INVALID_ARGUMENT,
-                 "BLOCKS_ARE_CONTIGUOUS", "does not read it");
     EXPECT_ERROR("cpu", &problem, "{\"num_warps\": 4}", ATTUNE_INVALID_ARGUMENT, "num_warps", "kernel cpu");
     EXPECT_ERROR("opencl-minimum", &problem, "{\"num_warps\": 4}", ATTUNE_INVALID_ARGUMENT, "num_warps",
                  "opencl_portable");
@@ -122,6 +122,37 @@ Test(reported, options_that_a_kernel_does_not_read)
     problem.direction = ATTUNE_BACKWARD;
     cr_assert_eq(plan("a6000", &problem, "{\"BLOCK_M1\": 32, \"bwd_num_stages\": 1, \"num_stages\": 2}").num_stages, 1);
     plan("a6000", &problem, "{\"SPLIT_KV\": 4, \"FORCE_USE_FLEX_ATTENTION\": false}");
+}
+
+/* A promise about the lists, which changes nothing, and a tanh that 16 bits may have. */
+Test(reported, what_cuda_takes_of_promises_and_of_tanh)
+{
+    static const char *const devices[] = {"h200", "a6000", "rtx5090"};
+    const char *const approximate = "{\"APPROXIMATE_TANH\": true}";
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
+        for (int back = 0; back < 2; back++) {
+            attune_problem problem = {.struct_size = sizeof problem,
+                                      .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
+                                      .dtype = ATTUNE_BF16,
+                                      .head_dim = 64,
+                                      .q_len = 1024};
+            cr_assert(plan(devices[i], &problem, "{\"BLOCKS_ARE_CONTIGUOUS\": true}").blocks_are_contiguous);
+            cr_assert(plan(devices[i], &problem, approximate).approximate_tanh);
+            cr_assert_not(plan(devices[i], &problem, "{\"APPROXIMATE_TANH\": false}").approximate_tanh);
+            cr_assert_not(plan(devices[i], &problem, NULL).approximate_tanh);
+            problem.dtype = ATTUNE_F32;
+            EXPECT_ERROR(devices[i], &problem, approximate, ATTUNE_INVALID_ARGUMENT, "APPROXIMATE_TANH on", "cuda_sm80",
+                         "the error bound of f32", "leave it out");
+            plan(devices[i], &problem, "{\"APPROXIMATE_TANH\": false}");
+        }
+    attune_problem problem = {.struct_size = sizeof problem,
+                              .direction = ATTUNE_BACKWARD,
+                              .dtype = ATTUNE_BF16,
+                              .head_dim = 256,
+                              .head_dim_v = 128,
+                              .q_len = 64};
+    EXPECT_ERROR("h200", &problem, "{\"DETERMINISTIC\": true, \"KERNEL\": \"cuda_sm90a\"}", ATTUNE_INVALID_ARGUMENT,
+                 "DETERMINISTIC on: cuda_sm90a", "order", "or KERNEL");
 }
 
 Test(reported, options_that_are_not_an_object)

@@ -3,8 +3,8 @@
  * A pool of threads that sleep between calls. The caller works too, so that a pool of one starts no thread. Workers
  * take no signal, call neither the allocator nor the log, and end in attune__pool_destroy.
  */
-#ifndef ATTUNE_CPU_THREADS_H
-#define ATTUNE_CPU_THREADS_H
+#ifndef ATTUNE_BASE_THREADS_H
+#define ATTUNE_BASE_THREADS_H
 
 #include <attune/attune.h>
 

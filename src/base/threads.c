@@ -2,7 +2,7 @@
 #if !defined(_GNU_SOURCE)
 #define _GNU_SOURCE /* sched_getaffinity */
 #endif
-#include "cpu/threads.h"
+#include "base/threads.h"
 
 #include <pthread.h>
 #include <sched.h>
