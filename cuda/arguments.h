@@ -38,6 +38,9 @@
  *     float attune_score(the same)
  *     void attune_mask_range(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, int *high ATTUNE_SYMBOLS)
  *
+ *     void attune_mask_key_terms, attune_mask_row_terms, int attune_mask_of (src/expr/print.h), and the same of
+ *     attune_score and attune_score_slope, and attune_score_near_of, with ATTUNE_MASK_KEYS, ATTUNE_SCORE_KEYS and
+ *     ATTUNE_SLOPE_KEYS, which are how many terms of keys there are; ATTUNE_MASK_ROWS and so on: how many of rows
  *     void attune_mask_rows(int b, int h, int kv, the same), with ATTUNE_HAVE_MASK_COLUMNS
  *
  *     float attune_score_near(as attune_score), with ATTUNE_HAVE_SCORE_NEAR: cheaper, and if ATTUNE_SCORE_NEAR is

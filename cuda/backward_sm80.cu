@@ -21,6 +21,7 @@ static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == OWN, "a warp owns 16 rows or 
 
 #include "backward.cuh"
 #include "mma.cuh"
+#include "terms.cuh"
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1, D_TILES = PAD_D / 8;
 constexpr int ROLES = OWN_KEYS && ATTUNE_APART ? 2 : 1;
@@ -198,6 +199,9 @@ __device__ __forceinline__ void forbid(forbidden &f, scores &s, int r, int n, in
         s[r][n][i] = -ATTUNE_INF;
 }
 
+constexpr int COLUMN_SETS = (N_TILES + 7) / 8;
+constexpr int MASK_WORDS = (ATTUNE_MASK_KEYS > ATTUNE_MASK_ROWS ? ATTUNE_MASK_KEYS : ATTUNE_MASK_ROWS) + 1;
+
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
 __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const attune_cuda_arguments &a, const spot &p)
 {
@@ -239,6 +243,43 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
                     }
             }
     }
+#elif ATTUNE_MASK_KEYS
+    /* What the keys and the rows share, once for each of the thread's own rows and of its columns. */
+    int own[ROW_TILES * 2][MASK_WORDS];
+#pragma unroll
+    for (int i = 0; i < ROW_TILES * 2; i++)
+        if constexpr (OWN_KEYS)
+            attune_mask_key_terms(b, h, key_of(p, i / 2, 0, i % 2 * 2), h_kv, a.mask_q_len, a.mask_kv_len, own[i],
+                                  a.mask_symbols);
+        else
+            attune_mask_row_terms(b, h, query_of(p, i / 2, 0, i % 2 * 2) + a.q0, h_kv, a.mask_q_len, a.mask_kv_len,
+                                  own[i], a.mask_symbols);
+    int mine[COLUMN_SETS][2][MASK_WORDS];
+#pragma unroll
+    for (int i = 0; i < COLUMN_SETS * 2; i++) {
+        int at = column_of_lane(p.column, i / 2) + i % 2, *words = mine[i / 2][i % 2];
+        if constexpr (OWN_KEYS)
+            attune_mask_row_terms(b, h, at + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
+        else
+            attune_mask_key_terms(b, h, at, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
+    }
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int column[MASK_WORDS];
+#pragma unroll
+            for (int w = 0; w < (OWN_KEYS ? ATTUNE_MASK_ROWS : ATTUNE_MASK_KEYS); w++)
+                column[w] = word_of_column(mine[n / 8][j][w], n);
+#pragma unroll
+            for (int i = 0; i < ROW_TILES * 2; i++) {
+                int r = i / 2, at = i % 2 * 2 + j;
+                if (!attune_mask_of(b, h, query_of(p, r, n, at) + a.q0, key_of(p, r, n, at), h_kv, a.mask_q_len,
+                                    a.mask_kv_len, 0.0f, OWN_KEYS ? own[i] : column, OWN_KEYS ? column : own[i],
+                                    a.mask_symbols))
+                    forbid(f, s, r, n, at);
+            }
+        }
 #else
     FOR_PAIRS(r, n, i)
     {
@@ -303,28 +344,31 @@ __device__ __forceinline__ bool near_zero(const scores &s)
 #endif
 
 template <bool NEAR>
-__device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const spot &p, int q, int kv, float s)
+__device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const spot &p, int q, int kv, float s,
+                                          const shared_terms &key, const shared_terms &row)
 {
 #if HAVE_NEAR
     if constexpr (NEAR)
-        return attune_score_near(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+        return SCORE_OF(attune_score_near)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s SCORE_TERMS, a.score_symbols);
 #endif
 #if ATTUNE_HAVE_SCORE
-    return attune_score(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+    return SCORE_OF(attune_score)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s SCORE_TERMS, a.score_symbols);
 #else
     return s;
 #endif
 }
 
 template <bool NEAR>
-__device__ __forceinline__ float slope_of(const attune_cuda_arguments &a, const spot &p, int q, int kv, float s)
+__device__ __forceinline__ float slope_of(const attune_cuda_arguments &a, const spot &p, int q, int kv, float s,
+                                          const shared_terms &key, const shared_terms &row)
 {
 #if HAVE_NEAR
     if constexpr (NEAR)
-        return attune_score_slope_near(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+        return SLOPE_OF(attune_score_slope_near)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s SLOPE_TERMS,
+                                                 a.score_symbols);
 #endif
 #if ATTUNE_HAVE_SCORE
-    return attune_score_slope(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+    return SLOPE_OF(attune_score_slope)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s SLOPE_TERMS, a.score_symbols);
 #else
     return 1.0f;
 #endif
@@ -333,15 +377,15 @@ __device__ __forceinline__ float slope_of(const attune_cuda_arguments &a, const 
 /* 5: P, and dS with respect to what the score expression gave. Where P is not wanted and the score is, s keeps it. */
 template <bool NEAR>
 __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, const attune_cuda_arguments &a,
-                                          const spot &p, int q, int kv, float lse, float delta, float factor,
-                                          bool careful)
+                                          const spot &p, int q, int kv, const shared_terms &key,
+                                          const shared_terms &row, float lse, float delta, float factor, bool careful)
 {
-    float x = probability(score_of<NEAR>(a, p, q, kv, s), lse, factor);
+    float x = probability(score_of<NEAR>(a, p, q, kv, s, key, row), lse, factor);
     if (HAVE_SCORE && !allowed)
         x = 0.0f;
     float d = x == 0.0f ? 0.0f : x * (dp - delta);
     if (HAVE_SCORE && !ATTUNE_HAVE_READS && d != 0.0f)
-        d *= slope_of<NEAR>(a, p, q, kv, s);
+        d *= slope_of<NEAR>(a, p, q, kv, s, key, row);
     dp = d;
     if constexpr (OWN_KEYS) {
         /* dO counts as 0 where it is not finite: what it would have given is no number. */
@@ -351,6 +395,16 @@ __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, con
     }
 }
 
+/* What a key, or a row, shares. */
+template <bool KEY>
+__device__ __forceinline__ void share(shared_terms &t, const attune_cuda_arguments &a, const spot &p, int kv, int q)
+{
+    if constexpr (KEY)
+        share_key(t, a, p.b, p.h, kv);
+    else
+        share_row(t, a, p.b, p.h, q);
+}
+
 /* lse and delta: of the thread's own rows. With keys of its own those of the columns stand at `data`. */
 template <bool NEAR>
 __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbidden &f, const attune_cuda_arguments &a,
@@ -358,9 +412,29 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
                                               const float (&delta)[ROWS_HELD], u32 data, float factor, bool careful)
 {
     data += (u32)(thread_here() % 4) * 8;
+    shared_terms own[ROW_TILES * 2];
+#pragma unroll
+    for (int i = 0; i < ROW_TILES * 2; i++)
+        share<OWN_KEYS>(own[i], a, p, key_of(p, i / 2, 0, i % 2 * 2), query_of(p, i / 2, 0, i % 2 * 2));
+    shared_terms mine[COLUMN_SETS][2];
+#pragma unroll
+    for (int i = 0; i < COLUMN_SETS * 2; i++) {
+        int at = column_of_lane(p.column, i / 2) + i % 2;
+        share<!OWN_KEYS>(mine[i / 2][i % 2], a, p, at, at);
+    }
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
         float column[4];
+        shared_terms others[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+#pragma unroll
+            for (int w = 0; w < (OWN_KEYS ? ATTUNE_SCORE_ROWS : ATTUNE_SCORE_KEYS); w++)
+                others[j].score[w] = word_of_column(mine[n / 8][j].score[w], n);
+#pragma unroll
+            for (int w = 0; w < (OWN_KEYS ? ATTUNE_SLOPE_ROWS : ATTUNE_SLOPE_KEYS); w++)
+                others[j].slope[w] = word_of_column(mine[n / 8][j].slope[w], n);
+        }
         if constexpr (OWN_KEYS) {
             asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
                          : "=f"(column[0]), "=f"(column[1])
@@ -375,7 +449,8 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
             for (int i = 0; i < 4; i++) {
                 int bit = (r * N_TILES + n) * 4 + i, of = r * 2 + i / 2;
                 normalise<NEAR>(s[r][n][i], dp[r][n][i], !(f.bits[bit / 32] >> bit % 32 & 1), a, p, query_of(p, r, n, i),
-                          key_of(p, r, n, i), OWN_KEYS ? column[i % 2] : lse[OWN_KEYS ? 0 : of],
+                          key_of(p, r, n, i), OWN_KEYS ? own[of] : others[i % 2],
+                          OWN_KEYS ? others[i % 2] : own[of], OWN_KEYS ? column[i % 2] : lse[OWN_KEYS ? 0 : of],
                           OWN_KEYS ? column[2 + i % 2] : delta[OWN_KEYS ? 0 : of], factor, careful);
             }
     }
@@ -444,7 +519,8 @@ __device__ __forceinline__ void chain(scores &s, scores &dp, const attune_cuda_a
     FOR_PAIRS(r, n, i)
     {
         if (dp[r][n][i] != 0.0f)
-            dp[r][n][i] *= slope_of<false>(a, p, query_of(p, r, n, i), key_of(p, r, n, i), s[r][n][i]);
+            dp[r][n][i] *= attune_score_slope(p.b, p.h, query_of(p, r, n, i), key_of(p, r, n, i), p.h_kv, a.q_len,
+                                              a.kv_len, s[r][n][i], a.score_symbols);
     }
 }
 #endif

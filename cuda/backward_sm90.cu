@@ -21,6 +21,7 @@
  */
 #include "common.cuh"
 #include "hopper.cuh"
+#include "terms.cuh"
 #include "turns.cuh"
 #include "wgmma.cuh"
 
@@ -458,10 +459,46 @@ __device__ __forceinline__ bool forbid_rows(float (&s)[TILE], const attune_cuda_
     return false;
 }
 
+constexpr int ROW_SETS = SHARE > 64 ? SHARE / 64 : 1; /* of columns that a warp's lanes share */
+
+/* By what keys and rows share; false where the mask has nothing of that kind, or its rows have ranges. */
+__device__ __forceinline__ bool forbid_terms(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q,
+                                             int kv)
+{
+#if ATTUNE_MASK_KEYS
+    if (ATTUNE_HAVE_MASK_RANGE && a.mask_ranges)
+        return false;
+    int b = n.b + a.b0, h = n.h + a.h0, h_kv = h / a.mask_group;
+    int key[2][ATTUNE_MASK_KEYS], mine[ROW_SETS][2][ATTUNE_MASK_ROWS + 1];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        attune_mask_key_terms(b, h, kv + half * 8, h_kv, a.mask_q_len, a.mask_kv_len, key[half], a.mask_symbols);
+#pragma unroll
+    for (int i = 0; i < ROW_SETS * 2; i++)
+        attune_mask_row_terms(b, h, column_of_lane(q, i / 2) + i % 2 + a.q0, h_kv, a.mask_q_len, a.mask_kv_len,
+                              mine[i / 2][i % 2], a.mask_symbols);
+#pragma unroll
+    for (int i = 0; i < TILE / 2; i++) {
+        int words[ATTUNE_MASK_ROWS + 1];
+#pragma unroll
+        for (int j = 0; j < ATTUNE_MASK_ROWS; j++)
+            words[j] = word_of_column(mine[i / 16][i % 2][j], i / 2);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            if (!attune_mask_of(b, h, q + i / 2 * 8 + i % 2 + a.q0, kv + half * 8, h_kv, a.mask_q_len, a.mask_kv_len,
+                                0.0f, key[half], words, a.mask_symbols))
+                s[i / 2 * 4 + half * 2 + i % 2] = FORBIDDEN;
+    }
+    return true;
+#else
+    return false;
+#endif
+}
+
 __device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
 {
     if (n.flags & NOTE_PARTIAL) {
-        if (!forbid_rows(s, a, n, q, kv)) {
+        if (!forbid_rows(s, a, n, q, kv) && !forbid_terms(s, a, n, q, kv)) {
 #pragma unroll
             for (int i = 0; i < TILE; i++)
                 if (!pair_allowed(a, n, q + i / 4 * 8 + i % 2, kv + i / 2 % 2 * 8))
@@ -491,20 +528,21 @@ __device__ __forceinline__ bool near_zero(const float (&s)[TILE], float scale)
 /* P of one pair, and P times the score's derivative. NEAR: in the cheaper form; kv0: some key of the thread. */
 template <bool NEAR>
 __device__ __forceinline__ void pair(float s, float lse, float &p, float &slope, const attune_cuda_arguments &a,
-                                     const note &n, int q, int kv, int kv0, float factor)
+                                     const note &n, int q, int kv, int kv0, float factor, const shared_terms &key,
+                                     const shared_terms &row)
 {
 #if ATTUNE_HAVE_SCORE
     int h_kv = n.h / (a.heads / a.kv_heads);
     float raw = s * a.scale, score, by;
 #if ATTUNE_HAVE_SCORE_NEAR
     if constexpr (NEAR) {
-        score = attune_score_near(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols, kv0);
-        by = attune_score_slope_near(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols, kv0);
+        score = SCORE_OF(attune_score_near)(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw SCORE_TERMS, a.score_symbols, kv0);
+        by = SLOPE_OF(attune_score_slope_near)(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw SLOPE_TERMS, a.score_symbols, kv0);
     } else
 #endif
     {
-        score = attune_score(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
-        by = attune_score_slope(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw, a.score_symbols);
+        score = SCORE_OF(attune_score)(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw SCORE_TERMS, a.score_symbols);
+        by = SLOPE_OF(attune_score_slope)(n.b, n.h, q, kv, h_kv, a.q_len, a.kv_len, raw SLOPE_TERMS, a.score_symbols);
     }
     score = __float_as_uint(s) == __float_as_uint(FORBIDDEN) ? -ATTUNE_INF : score;
     p = exp2_fast(__fmaf_rn(score, factor, -lse));
@@ -520,14 +558,32 @@ __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
                                       const note &n, int q, int kv, u32 lse, float factor)
 {
     int column = (int)threadIdx.x % 4 * 2;
+    shared_terms key[2], mine[ROW_SETS][2];
+    share_key(key[0], a, n.b, n.h, kv);
+    share_key(key[1], a, n.b, n.h, kv + 8);
+#pragma unroll
+    for (int set = 0; set < ROW_SETS; set++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            share_row(mine[set][j], a, n.b, n.h, column_of_lane(q, set) + j);
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
         float2 l = load_two(lse + (i * 2 + column) * 4);
         float x[4];
+        shared_terms row[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+#pragma unroll
+            for (int w = 0; w < ATTUNE_SCORE_ROWS; w++)
+                row[j].score[w] = word_of_column(mine[i / 32][j].score[w], i / 4);
+#pragma unroll
+            for (int w = 0; w < ATTUNE_SLOPE_ROWS; w++)
+                row[j].slope[w] = word_of_column(mine[i / 32][j].slope[w], i / 4);
+        }
 #pragma unroll
         for (int j = 0; j < 4; j++)
             pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, q + i * 2 + j % 2, kv + j / 2 * 8, kv,
-                       factor);
+                       factor, key[j / 2], row[j % 2]);
         p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
         p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
     }

@@ -14,6 +14,7 @@ static_assert(KEYS % 16 == 0, "a warp owns 16 columns or a multiple");
 
 #include "careful.cuh"
 #include "mma.cuh"
+#include "terms.cuh"
 
 /* What a workgroup has: its first row among the packed ones, its heads and its keys. */
 struct part {
@@ -118,6 +119,52 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
     }
 }
 
+#if ATTUNE_KEY_TERMS
+/* 4, with terms of the keys, which all heads of the tile share. */
+__device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
+                                           const keys &w, int row, int column, u32 terms)
+{
+    column += (int)threadIdx.x % 4 * 2;
+    row_terms rows[2];
+    place at[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        at[half] = row_place(a, p, row + half * 8);
+        row_terms_make(rows[half], a, at[half], !w.whole);
+    }
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float &x = s[0][n][i];
+            int key[KEY_TERMS];
+            key_terms_load<0>(key, terms, column + n * 8 + i % 2);
+            const place &t = at[i / 2];
+            int kv = w.kv + column + n * 8 + i % 2, h = t.h + a.h0;
+#if ATTUNE_SCORE_KEYS
+            x = attune_score_of(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, key,
+                                rows[i / 2].score, a.score_symbols);
+#elif ATTUNE_HAVE_SCORE
+            x = attune_score(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, a.score_symbols);
+#else
+            if (a.scale <= 0.0f)
+                x *= fold_sign(a.scale);
+#endif
+#if ATTUNE_MASK_KEYS
+            if (!w.whole && !attune_mask_of(t.b + a.b0, h, t.q + a.q0, kv, h / a.mask_group, a.mask_q_len,
+                                            a.mask_kv_len, 0.0f, key + ATTUNE_SCORE_KEYS, rows[i / 2].mask,
+                                            a.mask_symbols))
+                x = -ATTUNE_INF;
+#else
+            if (HAVE_MASK && !w.whole && !pair_allowed(a, t, kv))
+                x = -ATTUNE_INF;
+#endif
+            if (kv >= p.end)
+                x = -ATTUNE_INF;
+        }
+}
+#endif
+
 /* 4: the score and mask hook, of the rows of both halves. column: the warp's first in the tile of keys w. */
 __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
                                      const keys &w, int row, int column)
@@ -193,10 +240,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     constexpr u32 K_BYTES = BLOCK_N * PAD_D * sizeof(element), V_BYTES = BLOCK_N * PAD_DV * sizeof(element);
-    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES),
+    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES) + 2 * TERM_BYTES,
                           KEY_GROUPS * BLOCK_M * (PAD_DV + 2) * sizeof(float)));
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
-        v_tiles = k_tiles + STAGES * K_BYTES;
+        v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES;
     part p = part_place(a, parts, (int)blockIdx.x);
     p = {uniform(p.b),     uniform(p.h),    uniform(p.h_kv),  uniform(p.row), uniform(p.rows),
          uniform(p.index), uniform(p.step), uniform(p.steps), uniform(p.end)};
@@ -220,7 +267,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_v(v_tiles + i * V_BYTES, from, a, next[i]);
     }
 
-    u32 stage = 0;
+    place first = {p.b, p.h, p.h_kv, 0};
+    next_terms coming;
+    make_terms(coming, a, first, next[0]);
+    store_terms(coming, terms);
+
+    u32 stage = 0, turn = 0; /* turn: where this tile's terms stand */
     while (next[0].kv >= 0) {
         keys now = next[0];
 #pragma unroll
@@ -238,8 +290,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_k(k_tiles + free * K_BYTES, from, a, next[AHEAD - 1]);
             load_v(v_tiles + free * V_BYTES, from, a, next[AHEAD - 1]);
         }
+        make_terms(coming, a, first, next[0]);
         multiply_qk(s, q_tile, k_tile + k_warp, row);
+#if ATTUNE_KEY_TERMS
+        hook_terms(s, a, p, now, p.row + row + lane / 4, column, terms + turn);
+#else
         hook(s, a, p, now, p.row + row + lane / 4, column);
+#endif
+        turn = TERM_BYTES - turn;
+        store_terms(coming, terms + turn);
         if constexpr (STAGES == 1) {
             copy_wait<0>();
             __syncthreads();

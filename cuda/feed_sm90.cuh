@@ -7,6 +7,7 @@
 #define ATTUNE_CUDA_FEED_SM90_CUH
 
 #include "hopper.cuh"
+#include "terms.cuh"
 
 constexpr int GROUPS = BLOCK_M / 64; /* of consumers */
 static_assert(THREADS == 128 * (GROUPS + 1), "one warp group feeds, each other one owns 64 rows");
@@ -28,7 +29,8 @@ constexpr int WALKS = ATTUNE_HAVE_BLOCKS && GROUPS == 3 ? 2 : 1;
 /* Where pairs are forbidden, infinities and NaN of V must not meet their P = 0: two warps of the first group look for
  * them in such tiles, take them out, and the owners add them where they are allowed. */
 constexpr bool CHECKS = HAVE_MASK || WALKS > 1;
-constexpr int CHECKERS = CHECKS ? 2 : 0;
+/* They make the terms of the keys too. */
+constexpr int CHECKERS = CHECKS || KEY_TERMS ? 2 : 0;
 
 /* A tile of keys: the first of them, and how it is masked. Among the walker's: a tile of rows, or -1 at the end. */
 struct note {
@@ -50,8 +52,21 @@ struct control {
     walk walks[WALKS];
 };
 constexpr u32 CONTROL_BYTES = round_up(8 * (34 + 7 * STAGES), 128);
-static_assert(sizeof(control) <= CONTROL_BYTES &&
-              planned(RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES, 0));
+
+/* Behind it, the terms of the keys in each stage. */
+struct staged {
+    u64 full[STAGES], empty[STAGES];
+};
+constexpr u32 STAGED_BYTES = KEY_TERMS ? round_up(STAGES * (16 + TERM_BYTES), 128) : 0;
+static_assert(!KEY_TERMS || WALKS == 1, "the owners' flags are the checkers'");
+constexpr u32 STAGED_AT = RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES;
+static_assert(sizeof(control) <= CONTROL_BYTES && planned(STAGED_AT + STAGED_BYTES, 0));
+
+/* Whether a tile of keys has terms: the mask's are for partial blocks alone, and not where their rows have ranges. */
+__device__ __forceinline__ bool has_terms(const attune_cuda_arguments &a, int flags)
+{
+    return ATTUNE_SCORE_KEYS || (flags & NOTE_PARTIAL && !(ATTUNE_HAVE_MASK_RANGE && a.mask_ranges));
+}
 
 template <int SIZE> __device__ __forceinline__ void ring_next(ring &r)
 {
@@ -288,20 +303,48 @@ __device__ __forceinline__ bool clean(u32 tile)
     return true;
 }
 
-__device__ __forceinline__ void check(control &c, u32 memory)
+/* The terms of a tile's keys. `turns` has a bit for each stage: the phase in which it is empty. */
+__device__ __forceinline__ void stage_terms(const attune_cuda_arguments &a, staged &t, u32 terms, const place &p,
+                                            int kv, int flags, u32 stage, u32 &turns)
 {
-    u32 v_tiles = memory + RESIDENT_BYTES + STAGES * K_BYTES;
+#if ATTUNE_KEY_TERMS
+    if (!has_terms(a, flags))
+        return;
+    constexpr int LANES = 32 * CHECKERS;
+    int lane = (int)threadIdx.x - 64;
+    key_terms k[(BLOCK_N + LANES - 1) / LANES];
+#pragma unroll
+    for (int i = 0; i * LANES < BLOCK_N; i++)
+        key_terms_make(k[i], a, p, kv + i * LANES + lane, flags & NOTE_PARTIAL);
+    barrier_wait(&t.empty[stage], turns >> stage & 1);
+    turns ^= 1u << stage;
+#pragma unroll
+    for (int i = 0; i * LANES < BLOCK_N; i++)
+        if (BLOCK_N % LANES == 0 || i * LANES + lane < BLOCK_N)
+            key_terms_store(k[i], terms + stage * TERM_BYTES, i * LANES + lane);
+    warp_arrive(&t.full[stage]);
+#endif
+}
+
+__device__ __forceinline__ void check(const attune_cuda_arguments &a, control &c, unsigned char *bytes)
+{
+    u32 memory = shared_address(bytes), v_tiles = memory + RESIDENT_BYTES + STAGES * K_BYTES, turns = ~0u;
     ring r = {0, 0}, q = {0, 0};
     for (;;) {
         barrier_wait(&c.q_full[q.stage], q.phase);
         int flags = c.work[q.stage].what;
         if (!flags)
             break;
+        place p = c.work[q.stage].at;
         while (!(flags & NOTE_LAST)) {
             barrier_wait(&c.k_full[r.stage], r.phase);
+            int kv = c.keys[r.stage].at;
             flags = c.keys[r.stage].flags;
             warp_arrive(&c.k_empty[r.stage]);
-            if (flags & NOTE_CHECK) {
+            if (KEY_TERMS)
+                stage_terms(a, *(staged *)(bytes + STAGED_AT), memory + STAGED_AT + sizeof(staged), p, kv, flags,
+                            r.stage, turns);
+            if (CHECKS && flags & NOTE_CHECK) {
                 barrier_wait(&c.v_full[r.stage], r.phase);
                 int any = clean(v_tiles + r.stage * V_BYTES);
                 asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nbar.red.or.pred q, 7, 64, p;\n"

@@ -13,6 +13,7 @@ static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == BLOCK_M, "a warp owns 16 rows
 
 #include "careful.cuh"
 #include "mma.cuh"
+#include "terms.cuh"
 
 /* The warp's first row in the tile. */
 __device__ __forceinline__ int warp_row()
@@ -36,14 +37,95 @@ __device__ __forceinline__ bool near_zero(const float (&s)[ROW_TILES][N_TILES][4
 }
 #endif
 
-/* 4: the score and mask hook. row: the thread's first row of q. What captures hold is read for 8 keys, and for one row,
- * at a time: all at once would fill the registers. */
+#if ATTUNE_KEY_TERMS
+typedef row_terms rows_terms[ROW_TILES][2];
+
+__device__ __forceinline__ void make_rows(rows_terms &rows, const attune_cuda_arguments &a, place p, int row,
+                                          bool masked)
+{
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            p.q = row + r * 16 + half * 8;
+            row_terms_make(rows[r][half], a, p, masked);
+        }
+}
+#endif
+
+#if ATTUNE_SCORE_KEYS
+/* The scores, of the terms of rows and keys. */
+template <bool NEAR>
+__device__ __forceinline__ void score_terms(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
+                                            const place &p, int row, int column, const rows_terms &rows, u32 terms)
+{
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float &x = s[r][n][i];
+                int key[ATTUNE_SCORE_KEYS];
+                key_terms_load<0>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2 + i % 2);
+                int q = row + r * 16 + i / 2 * 8, kv = column + n * 8 + i % 2;
+#ifdef ATTUNE_SCORE_NEAR
+                if constexpr (NEAR)
+                    x = attune_score_near_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
+                                             rows[r][i / 2].score, a.score_symbols);
+                else
+#endif
+                    x = attune_score_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
+                                        rows[r][i / 2].score, a.score_symbols);
+            }
+        column = behind(column, s[ROW_TILES - 1][n][3]);
+    }
+}
+#endif
+
+#if ATTUNE_MASK_KEYS
+__device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
+                                           const place &p, int row, int column, const rows_terms &rows, u32 terms)
+{
+    int h = p.h + a.h0;
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int key[ATTUNE_MASK_KEYS];
+                key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2 + i % 2);
+                if (!attune_mask_of(p.b + a.b0, h, row + r * 16 + i / 2 * 8 + a.q0, column + n * 8 + i % 2,
+                                    h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f, key, rows[r][i / 2].mask,
+                                    a.mask_symbols))
+                    s[r][n][i] = -ATTUNE_INF;
+            }
+}
+#endif
+
+/* 4: the score and mask hook. row: the thread's first row of q; terms: those of the keys. What captures hold is read
+ * for 8 keys, and for one row, at a time: all at once would fill the registers. */
 __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const place &p,
-                                     const keys &w, int row)
+                                     const keys &w, int row, u32 terms)
 {
     int column = w.kv + (int)threadIdx.x % 4 * 2;
+#if ATTUNE_KEY_TERMS
+    rows_terms rows;
+    make_rows(rows, a, p, row, !w.whole);
+#endif
     if constexpr (HAVE_SCORE) {
+#if ATTUNE_SCORE_KEYS
+#ifdef ATTUNE_SCORE_NEAR
+        if (near_zero(s, a.scale))
+            score_terms<true>(s, a, p, row, column, rows, terms);
+        else
+#endif
+            score_terms<false>(s, a, p, row, column, rows, terms);
+#else
+#if ATTUNE_HAVE_SCORE
         int from = column;
+#endif
 #ifdef ATTUNE_SCORE_NEAR
         if (near_zero(s, a.scale)) {
 #pragma unroll
@@ -70,6 +152,7 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
                 from = behind(from, s[ROW_TILES - 1][n][3]);
             }
 #endif
+#endif
     } else if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
 #pragma unroll
@@ -84,6 +167,9 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
         return;
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
     if (!w.whole) {
+#if ATTUNE_MASK_KEYS
+        mask_terms(s, a, p, row, column, rows, terms);
+#else
         int h = p.h + a.h0;
         row += a.q0;
 #if ATTUNE_HAVE_MASK_RANGE
@@ -117,6 +203,7 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
                         s[r][n][i] = -ATTUNE_INF;
             from = behind(from, s[ROW_TILES - 1][n][3]);
         }
+#endif
 #endif
     }
 #endif
@@ -226,10 +313,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     constexpr u32 K_BYTES = BLOCK_N * PAD_D * sizeof(element), V_BYTES = BLOCK_N * PAD_DV * sizeof(element);
-    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES),
+    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES) + 2 * TERM_BYTES,
                           BLOCK_M * PAD_DV * sizeof(element)));
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
-        v_tiles = k_tiles + STAGES * K_BYTES;
+        v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES;
     place p = tile_place(a, (int)blockIdx.x);
     p = {uniform(p.b), uniform(p.h), uniform(p.h_kv), uniform(p.q)};
     source from = source_of(a, p.b, p.h_kv);
@@ -260,7 +347,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_v(v_tiles + i * V_BYTES, from, a, next[i]);
     }
 
-    u32 stage = 0;
+    next_terms coming;
+    make_terms(coming, a, p, next[0]);
+    store_terms(coming, terms);
+
+    u32 stage = 0, turn = 0; /* turn: where this tile's terms stand */
     while (next[0].kv >= 0) {
         keys now = next[0];
 #pragma unroll
@@ -278,8 +369,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_k(k_tiles + free * K_BYTES, from, a, next[AHEAD - 1]);
             load_v(v_tiles + free * V_BYTES, from, a, next[AHEAD - 1]);
         }
+        make_terms(coming, a, p, next[0]);
         multiply_qk(s, q_tile, k_tile, warp_row());
-        hook(s, a, p, now, p.q + warp_row() + thread_here() % 32 / 4);
+        hook(s, a, p, now, p.q + warp_row() + thread_here() % 32 / 4, terms + turn);
+        turn = TERM_BYTES - turn;
+        store_terms(coming, terms + turn);
         if constexpr (STAGES == 1) {
             copy_wait<0>();
             __syncthreads();

@@ -237,13 +237,87 @@ __device__ __forceinline__ void forbid_pairs(float (&s)[BLOCK_N / 2], const attu
 #endif
 }
 
-/* 4: the score and mask hook. row: the thread's first row of q; lined: the scores of both rows are lines. */
+#if ATTUNE_SCORE_KEYS
+/* The scores, of the terms of rows and keys. */
+template <bool NEAR>
+__device__ __forceinline__ void score_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
+                                            int row, int column, const row_terms (&rows)[2], u32 terms)
+{
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; i++) {
+        float &x = s[i];
+        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_SCORE_KEYS];
+        key_terms_load<0>(key, terms, (int)threadIdx.x % 4 * 2 + n);
+#if ATTUNE_HAVE_SCORE_NEAR
+        if constexpr (NEAR)
+            x = attune_score_near_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
+                                     rows[half].score, a.score_symbols, column);
+        else
+#endif
+            x = attune_score_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
+                                rows[half].score, a.score_symbols);
+    }
+}
+#endif
+
+#if ATTUNE_MASK_KEYS
+__device__ __forceinline__ void mask_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
+                                           int row, int column, const row_terms (&rows)[2], u32 terms)
+{
+    int h = p.h + a.h0;
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; i++) {
+        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_MASK_KEYS];
+        key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
+        if (!attune_mask_of(p.b + a.b0, h, row + half * 8 + a.q0, column + n, h / a.mask_group, a.mask_q_len,
+                            a.mask_kv_len, 0.0f, key, rows[half].mask, a.mask_symbols))
+            s[i] = -ATTUNE_INF;
+    }
+}
+#endif
+
+/* The terms of a tile's keys, once they are there. r: the tile's; `turns` has a bit for each stage: the phase to wait
+ * for, where not every tile has terms. */
+__device__ __forceinline__ u32 wait_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
+                                          const ring &r, u32 &turns)
+{
+    if (!KEY_TERMS || !has_terms(a, flags))
+        return 0;
+    barrier_wait(&((staged *)(memory + STAGED_AT))->full[r.stage],
+                 ATTUNE_SCORE_KEYS ? r.phase : turns >> r.stage & 1);
+    turns ^= 1u << r.stage;
+    return shared_address(memory) + STAGED_AT + sizeof(staged) + r.stage * TERM_BYTES;
+}
+
+__device__ __forceinline__ void leave_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
+                                            const ring &r)
+{
+    if (KEY_TERMS && has_terms(a, flags))
+        warp_arrive(&((staged *)(memory + STAGED_AT))->empty[r.stage]);
+}
+
+/* 4: the score and mask hook. row: the thread's first row of q; lined: the scores of both rows are lines; terms: those
+ * of the keys. */
 __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p, int kv,
-                                     int flags, int row, const line (&lines)[2], bool lined)
+                                     int flags, int row, const line (&lines)[2], bool lined, u32 terms)
 {
     int column = kv + (int)threadIdx.x % 4 * 2;
+#if ATTUNE_KEY_TERMS
+    row_terms rows[2];
+    if (has_terms(a, flags))
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & NOTE_PARTIAL);
+#endif
 #if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
     apply_cap(s, a.scale);
+#elif ATTUNE_SCORE_KEYS
+#if ATTUNE_HAVE_SCORE_NEAR
+    if (near_zero(s, a.scale))
+        score_terms<true>(s, a, p, row, column, rows, terms);
+    else
+#endif
+        score_terms<false>(s, a, p, row, column, rows, terms);
 #elif ATTUNE_HAVE_SCORE
 #if ATTUNE_HAVE_SCORE_LINE
     if (lined)
@@ -277,7 +351,11 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
                 forbid_outside(s, half, low - column, high - column);
             }
         } else {
+#if ATTUNE_MASK_KEYS
+            mask_terms(s, a, p, row, column, rows, terms);
+#else
             forbid_pairs(s, a, p, row, column);
+#endif
         }
     }
     int limit = WALKS > 1 && flags & NOTE_ABSENT ? 0 : a.kv_len;
@@ -287,6 +365,16 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
             if (column + i / 4 * 8 + i % 2 >= limit)
                 s[i] = -ATTUNE_INF;
     }
+}
+
+/* With the terms of the keys, which stand where r is. */
+__device__ __forceinline__ void hook_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
+                                           unsigned char *memory, const place &p, int kv, int flags, int row,
+                                           const line (&lines)[2], bool lined, const ring &r, u32 &turns)
+{
+    u32 terms = wait_terms(a, memory, flags, r, turns);
+    hook(s, a, p, kv, flags, row, lines, lined, terms);
+    leave_terms(a, memory, flags, r);
 }
 
 /* 5: online softmax; S becomes P. m and l belong to rows lane / 4 and lane / 4 + 8; l is the thread's own part. */
@@ -325,29 +413,30 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
  * the bits of their logarithms: as integers negative ones are below 0, and NaN are the largest.
  */
 constexpr float NEAR = 256.0f, NEAR_LOG2 = 8.0f;
+constexpr int CHAINS = GROUPS == 3 ? 1 : 2; /* of sums, and of what is looked at: 160 registers have room for one */
 
 __device__ __forceinline__ bool softmax_near(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
                                              const float (&m)[2], float (&l)[2], float factor)
 {
-    float shift[2] = {m[0] * factor, m[1] * factor}, sum[2] = {l[0], l[1]};
-    int top = 0;
+    float shift[2] = {m[0] * factor, m[1] * factor}, sum[2][2] = {{l[0], 0.0f}, {l[1], 0.0f}};
+    int top[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float x = __fmaf_rn(s[n * 4 + half * 2], factor, -shift[half]);
             float y = __fmaf_rn(s[n * 4 + half * 2 + 1], factor, -shift[half]);
-            top = __vimax3_s32(top, __float_as_int(x), __float_as_int(y));
+            top[half % CHAINS] = __vimax3_s32(top[half % CHAINS], __float_as_int(x), __float_as_int(y));
             x = exp2_fast(x);
             y = exp2_fast(y);
-            sum[half] += x;
-            sum[half] += y;
+            sum[half][0] += x;
+            sum[half][1 % CHAINS] += y;
             p[n / 2][n % 2 * 2 + half] = pack(x, y);
         }
-    if (__any_sync(0xffffffffu, top > __float_as_int(NEAR_LOG2)))
+    if (__any_sync(0xffffffffu, max(top[0], top[1]) > __float_as_int(NEAR_LOG2)))
         return false;
-    l[0] = sum[0];
-    l[1] = sum[1];
+    l[0] = sum[0][0] + sum[0][1];
+    l[1] = sum[1][0] + sum[1][1];
     return true;
 }
 
@@ -533,7 +622,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
     u64 q = describe_k_major(shared_address(memory) + (u32)group * 64 * 128);
     float factor = fold_factor(a.scale);
     ring r = {0, 0}, k = {0, 0}, v = {0, 0};
-    u32 checked = 0;
+    u32 checked = 0, turns = 0;
     bool begun = false; /* S of the next rows' first keys is there */
     float s[BLOCK_N / 2], o[WIDTH_DV / 2];
     if (group == GROUPS - 1)
@@ -572,7 +661,8 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         flags = c.keys[k.stage].flags >> part;
         warp_arrive(&c.k_empty[k.stage]);
         ring_next(k);
-        hook(s, a, at, kv, flags, row, lines, lined);
+        /* V's ring is at this tile, as K's was. */
+        hook_terms(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
         softmax(s, m, l, shrink, factor);
         round_p(p, s);
         wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
@@ -591,15 +681,16 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             wgmma_wait<1>();
             accumulators_done(s);
             warp_arrive(&c.k_empty[k.stage]);
+            ring now = k;
             ring_next(k);
             if (!DRAINS)
-                hook(s, a, at, kv, flags, row, lines, lined);
+                hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
             wgmma_wait<0>();
             accumulators_done(o);
             warp_arrive(&c.v_empty[v.stage]);
             ring_next(v);
             if (DRAINS)
-                hook(s, a, at, kv, flags, row, lines, lined);
+                hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
             if (rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
                 softmax(s, m, l, shrink, factor);
                 rescale(o, shrink);
@@ -662,6 +753,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    if (KEY_TERMS && threadIdx.x == 0) {
+        staged &t = *(staged *)(memory + STAGED_AT);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(&t.full[i], CHECKERS * ATTUNE_ARRIVALS);
+            barrier_init(&t.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
     __syncthreads();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));
@@ -669,8 +768,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load(a, c, shared_address(memory), &q_map, &k_map, &v_map);
         else if (threadIdx.x == 32)
             walk_ahead(a, c);
-        else if (CHECKS && threadIdx.x >= 64)
-            check(c, shared_address(memory));
+        else if (CHECKERS && threadIdx.x >= 64)
+            check(a, c, memory);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
         own(a, c, memory);

@@ -17,6 +17,10 @@
 #define ATTUNE_CAPTURE(n)      (&symbols[n])
 #define ATTUNE_PARAMETER_I32(n) (symbols[n].is.i32)
 #define ATTUNE_PARAMETER_F32(n) (symbols[n].is.f32)
+#define ATTUNE_TERM_I32(x)     (x)
+#define ATTUNE_TERM_F32(x)     __int_as_float(x)
+#define ATTUNE_BITS_I32(x)     (x)
+#define ATTUNE_BITS_F32(x)     __float_as_int(x)
 
 ATTUNE_FUNCTION int attune_iadd(int a, int b) { return (int)((unsigned)a + (unsigned)b); }
 ATTUNE_FUNCTION int attune_isub(int a, int b) { return (int)((unsigned)a - (unsigned)b); }

@@ -24,6 +24,48 @@ static attune_status check_expr(const attune_expr *expr, attune_expr_kind kind, 
     return ATTUNE_OK;
 }
 
+void attune__shape_measure(attune__shape *shape, const attune_expr *mask, const attune_expr *score)
+{
+    const uint16_t head = 1u << ATTUNE__VAR_H, heads = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
+    shape->mask_uses_head = !mask || (mask->uses & heads);
+    shape->key_terms = attune__score_terms(score, 0).key_count + attune__mask_terms(mask, 0).key_count;
+    shape->key_terms_of_heads = attune__score_terms(score, head).key_count + attune__mask_terms(mask, head).key_count;
+}
+
+static attune_status shape_of(const attune_problem *problem, attune__shape *shape)
+{
+    attune_problem p;
+    ATTUNE__TRY(attune__shape_from_problem(problem, shape));
+    ATTUNE__TRY(attune__desc_read(&p, sizeof p, problem, sizeof p, "problem"));
+    attune__shape_measure(shape, p.mask, p.score);
+    return ATTUNE_OK;
+}
+
+attune_status attune_plan_choose(const attune_limits *limits, const attune_problem *problem,
+                                 const attune_kernel_options *options, attune_plan_choice *choice)
+{
+    attune__shape shape;
+    attune__decision decision;
+    ATTUNE__TRY(shape_of(problem, &shape));
+    ATTUNE__TRY(attune__plan_choose(limits, &shape, options, &decision));
+    return attune__desc_write(choice, &decision.choice, sizeof *choice, sizeof *choice, "choice");
+}
+
+attune_status attune_plan_choose_explain(const attune_limits *limits, const attune_problem *problem,
+                                         const attune_kernel_options *options, attune_text_format format, char *buffer,
+                                         size_t size, size_t *needed)
+{
+    attune__shape shape;
+    attune__decision decision;
+    if (size && !buffer)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "buffer is NULL, but size is %zu", size);
+    if (format != ATTUNE_TEXT && format != ATTUNE_JSON)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_TEXT or ATTUNE_JSON", (int)format);
+    ATTUNE__TRY(shape_of(problem, &shape));
+    ATTUNE__TRY(attune__plan_choose(limits, &shape, options, &decision));
+    return attune__plan_explain(limits, &shape, options, &decision, format, buffer, size, needed);
+}
+
 attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
                                   const attune_kernel_options *options)
 {
@@ -40,9 +82,7 @@ attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits
     } else {
         plan->score = attune__expr_retain(p.score);
     }
-    /* What the planner, which knows no expressions, needs of them. */
-    const uint16_t head_bits = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
-    plan->shape.mask_uses_head = !plan->mask || (plan->mask->uses & head_bits);
+    attune__shape_measure(&plan->shape, plan->mask, plan->score);
     if (plan->score && plan->shape.direction == ATTUNE_BACKWARD)
         ATTUNE__TRY(attune__gradient_create(plan->score, &plan->gradient));
     const attune_expr *exprs[3] = {plan->mask, plan->score, plan->gradient ? plan->gradient->expr : NULL};

@@ -309,6 +309,7 @@ typedef struct mods {
     bool line; /* it is a line in the product and in kv */
     bool cap;  /* it is outer * tanh(inner * score) */
     float inner, outer;
+    attune__terms score, mask, slope;
 } mods;
 
 static mods recognise(const attune__program_desc *desc)
@@ -317,6 +318,12 @@ static mods recognise(const attune__program_desc *desc)
     uint32_t runs;
     attune__text nowhere = attune__text_begin(NULL, 0);
     m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
+    /* A tile of decode has the rows of several heads. */
+    const uint16_t without = desc->choice->decode ? 1u << ATTUNE__VAR_H : 0;
+    m.score = attune__score_terms(desc->score, without);
+    m.mask = attune__mask_terms(desc->mask, without);
+    if (desc->gradient)
+        m.slope = attune__expr_terms(desc->gradient->expr, &desc->gradient->score, 1, without);
     m.columns = m.rows && desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma &&
                 attune__ctext_columns(desc->mask, "", &nowhere, &runs) && !(runs & ~m.runs);
     if (!desc->score)
@@ -324,22 +331,37 @@ static mods recognise(const attune__program_desc *desc)
     const bool exact = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS;
     m.cap = attune__ctext_cap(desc->score, &m.inner, &m.outer);
     m.line = exact && attune__ctext_line(desc->score, "", &nowhere);
-    m.near = exact && !desc->choice->approximate_tanh && attune__ctext_near(desc->score, "", &nowhere, &m.limit);
+    m.near = exact && !desc->choice->approximate_tanh && attune__ctext_near(desc->score, "", NULL, &nowhere, &m.limit);
     /* The slope's nodes are the score's and others that are made of them. */
     if (m.near && desc->gradient) {
         float limit;
-        m.near = attune__ctext_near_slope(desc->gradient, "", &nowhere, &limit);
+        m.near = attune__ctext_near_slope(desc->gradient, "", NULL, &nowhere, &limit);
         m.limit = limit < m.limit ? limit : m.limit;
     }
     return m;
+}
+
+static void add_terms(const attune_expr *expr, uint32_t root, const char *name, const char *macro,
+                      const attune__terms *terms, attune__text *text)
+{
+    char of[32];
+    if (!terms->key_count)
+        return;
+    snprintf(of, sizeof of, "%s_of", name);
+    attune__ctext_terms(expr, name, terms, text);
+    attune__ctext_of_terms(expr, root, of, terms, text);
+    attune__text_add(text, "#define ATTUNE_%s_KEYS %u\n#define ATTUNE_%s_ROWS %u\n", macro, terms->key_count, macro,
+                     terms->row_count);
 }
 
 static attune_status add_mods(const attune__program_desc *desc, mods *m, attune__text *text)
 {
     uint32_t runs;
     attune__text_add(text, "#include \"prelude.cuh\"\n");
-    if (desc->mask)
+    if (desc->mask) {
         ATTUNE__TRY(attune__ctext_function(desc->mask, "attune_mask", text));
+        add_terms(desc->mask, desc->mask->node_count - 1, "attune_mask", "MASK", &m->mask, text);
+    }
     if (m->rows)
         attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
     if (m->columns)
@@ -351,8 +373,11 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         attune__ctext_capped(desc->score, "attune_score", desc->gradient ? "attune_score_slope" : NULL, text);
     } else if (desc->score) {
         ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
-        if (desc->gradient)
+        add_terms(desc->score, desc->score->node_count - 1, "attune_score", "SCORE", &m->score, text);
+        if (desc->gradient) {
             attune__ctext_gradient(desc->gradient, text);
+            add_terms(desc->gradient->expr, desc->gradient->score, "attune_score_slope", "SLOPE", &m->slope, text);
+        }
     }
     char literal[ATTUNE__FLOAT_TEXT];
     if (m->line) {
@@ -367,9 +392,13 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
     }
     if (m->near) {
         float limit;
-        attune__ctext_near(desc->score, "attune_score_near", text, &limit);
+        attune__ctext_near(desc->score, "attune_score_near", NULL, text, &limit);
+        if (m->score.key_count)
+            attune__ctext_near(desc->score, "attune_score_near_of", &m->score, text, &limit);
         if (desc->gradient)
-            attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", text, &limit);
+            attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", NULL, text, &limit);
+        if (m->slope.key_count)
+            attune__ctext_near_slope(desc->gradient, "attune_score_slope_near_of", &m->slope, text, &limit);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
         if (isfinite(m->limit)) {
             attune__float_text(m->limit, literal);

@@ -217,12 +217,13 @@ void attune__ctext_values(const attune_expr *expr, const attune__interval *bound
             attune__ctext_declare(expr, n, bounds, text);
 }
 
-static void begin_function(const attune_expr *expr, const char *name, attune__text *text)
+static void begin_function(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text)
 {
     attune__text_add(text,
                      "ATTUNE_FUNCTION %s %s(int b, int h, int q, int kv, int h_kv, int q_len, int kv_len, "
-                     "float score ATTUNE_SYMBOLS)\n{\n",
-                     expr->kind == ATTUNE_EXPR_MASK ? "int" : "float", name);
+                     "float score%s ATTUNE_SYMBOLS)\n{\n",
+                     expr->kind == ATTUNE_EXPR_MASK ? "int" : "float", name,
+                     terms ? ", const int *key, const int *row" : "");
     for (int i = 0; i < ATTUNE__VAR_COUNT; i++)
         if (!(expr->uses & (1u << i)))
             attune__text_add(text, "    (void)%s;\n", attune__var_name((attune__var)i));
@@ -242,10 +243,24 @@ attune_status attune__ctext_function(const attune_expr *expr, const char *name, 
         attune__text_add(text, "/* symbol %u: %s %s, %s, rank %u */\n", i,
                          expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE ? "capture" : "parameter",
                          expr->symbols[i].name, attune_dtype_string(expr->symbols[i].dtype), expr->symbols[i].rank);
-    begin_function(expr, name, text);
+    begin_function(expr, name, NULL, text);
     attune__ctext_values(expr, bounds, 0, text);
     end_function(expr, expr->node_count - 1, text);
     return ATTUNE_OK;
+}
+
+void attune__ctext_of_terms(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
+                            attune__text *text)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool needed[ATTUNE_EXPR_MAX_NODES];
+    attune__ctext_bounds(expr, bounds);
+    attune__ctext_needed(expr, &root, 1, terms, needed);
+    begin_function(expr, name, terms, text);
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        if (needed[n] && !attune__ctext_term(expr, terms, n, text))
+            attune__ctext_declare(expr, n, bounds, text);
+    end_function(expr, root, text);
 }
 
 /* Up to which score the argument of a tanh stays within half of one; 0 if that is not known. *factor is what the score
@@ -283,16 +298,21 @@ static const char *float_of_kv(const attune_expr *expr, const attune__node *node
                                                                          : NULL;
 }
 
-static bool near_text(const attune_expr *expr, uint32_t root, const char *name, attune__text *text, float *limit)
+static bool near_text(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
+                      attune__text *text, float *limit)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool needed[ATTUNE_EXPR_MAX_NODES];
     char literal[ATTUNE__FLOAT_TEXT];
     float factor;
     bool cheaper = false;
     *limit = INFINITY;
     attune__ctext_bounds(expr, bounds);
-    begin_function(expr, name, text);
+    attune__ctext_needed(expr, &root, 1, terms, needed);
+    begin_function(expr, name, terms, text);
     for (uint32_t n = 0; n < expr->node_count; n++) {
+        if ((terms && !needed[n]) || attune__ctext_term(expr, terms, n, text))
+            continue;
         const attune__node *node = &expr->nodes[n];
         const char *distance = float_of_kv(expr, node);
         cheaper |= distance || node->op == ATTUNE__OP_TANH;
@@ -313,14 +333,16 @@ static bool near_text(const attune_expr *expr, uint32_t root, const char *name, 
     return cheaper;
 }
 
-bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit)
+bool attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text,
+                        float *limit)
 {
-    return near_text(expr, expr->node_count - 1, name, text, limit);
+    return near_text(expr, expr->node_count - 1, name, terms, text, limit);
 }
 
-bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name, attune__text *text, float *limit)
+bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
+                              attune__text *text, float *limit)
 {
-    return near_text(gradient->expr, gradient->score, name, text, limit);
+    return near_text(gradient->expr, gradient->score, name, terms, text, limit);
 }
 
 bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer)
@@ -345,11 +367,11 @@ void attune__ctext_capped(const attune_expr *expr, const char *name, const char 
     attune__ctext_cap(expr, &inner, &outer);
     attune__float_text(inner, in);
     attune__float_text(outer, out);
-    begin_function(expr, name, text);
+    begin_function(expr, name, NULL, text);
     attune__text_add(text, "    return attune_tanh(score * (%sf)) * (%sf);\n}\n", in, out);
     if (!slope)
         return;
-    begin_function(expr, slope, text);
+    begin_function(expr, slope, NULL, text);
     attune__text_add(text,
                      "    const float t = attune_tanh(score * (%sf));\n    return (1.0f - t * t) * (%sf * %sf);\n}\n",
                      in, in, out);
@@ -383,6 +405,12 @@ static const char prelude[] =
     "#define ATTUNE_CAPTURE(n) (&captures[n])\n"
     "#define ATTUNE_PARAMETER_I32(n) (parameters[n].i)\n"
     "#define ATTUNE_PARAMETER_F32(n) (parameters[n].f)\n"
+    "static inline float attune_term_f32(int x) { attune_scalar s; s.i = x; return s.f; }\n"
+    "static inline int attune_bits_f32(float x) { attune_scalar s; s.f = x; return s.i; }\n"
+    "#define ATTUNE_TERM_I32(x) (x)\n"
+    "#define ATTUNE_TERM_F32(x) attune_term_f32(x)\n"
+    "#define ATTUNE_BITS_I32(x) (x)\n"
+    "#define ATTUNE_BITS_F32(x) attune_bits_f32(x)\n"
     "\n"
     "static inline int attune_iadd(int a, int b) { return (int)((unsigned)a + (unsigned)b); }\n"
     "static inline int attune_isub(int a, int b) { return (int)((unsigned)a - (unsigned)b); }\n"

@@ -1,22 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* Derivatives as C text: a function for each, of the nodes that it needs alone. */
 #include <stdio.h>
-#include <string.h>
 
 #include "expr/gradient.h"
 #include "expr/print.h"
-
-/* Marks what the nodes in `roots` are made from, and them. */
-static void find_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count,
-                        bool needed[ATTUNE_EXPR_MAX_NODES])
-{
-    memset(needed, 0, ATTUNE_EXPR_MAX_NODES * sizeof *needed);
-    for (uint32_t i = 0; i < count; i++)
-        needed[roots[i]] = true;
-    for (uint32_t n = expr->node_count; n-- > 0;)
-        for (uint32_t i = 0; needed[n] && i < expr->nodes[n].arg_count; i++)
-            needed[expr->nodes[n].arg[i]] = true;
-}
 
 /* Writes the values that the nodes in `roots` need. */
 static void add_values(const attune_expr *expr, const uint32_t *roots, uint32_t count, attune__text *text)
@@ -24,7 +11,7 @@ static void add_values(const attune_expr *expr, const uint32_t *roots, uint32_t 
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
     bool needed[ATTUNE_EXPR_MAX_NODES];
     attune__ctext_bounds(expr, bounds);
-    find_needed(expr, roots, count, needed);
+    attune__ctext_needed(expr, roots, count, NULL, needed);
     for (uint32_t n = 0; n < expr->node_count; n++)
         if (needed[n])
             attune__ctext_declare(expr, n, bounds, text);

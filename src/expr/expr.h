@@ -9,6 +9,8 @@
  *     bind.c      arrays for symbols          eval.c       IR -> values
  *     bounds.c    IR -> intervals             ranges.c     captures -> intervals
  *     print.c     IR -> text, node list       ctext.c      IR -> C text
+ *     rows.c      masks that are intervals    line.c       scores that are lines
+ *     terms.c     what keys and rows have once
  *
  * Semantics that every back end keeps:
  *   i32 wraps; / and % floor; x / 0 = 0 and x % 0 = 0 for i32. f32 is IEEE binary32, each operation rounded, nothing
@@ -148,6 +150,25 @@ attune_status attune__expr_combine(const attune_allocator *allocator, attune__op
 #define ATTUNE__KV_START "segment_kv_start"
 #define ATTUNE__KV_TOTAL "segment_kv_total"
 attune_status attune__expr_shift(const attune_allocator *allocator, const attune_expr *expr, attune_expr **shifted);
+
+/* The most terms of keys, and of rows. */
+#define ATTUNE__TERMS 4
+
+/* Nodes that read captures and are the same for every row of a key, or for every key of a row. */
+typedef struct attune__terms {
+    uint32_t keys[ATTUNE__TERMS], rows[ATTUNE__TERMS];
+    uint32_t key_count, row_count;
+} attune__terms;
+
+/*
+ * The largest such nodes of which the values `roots` are made; none of rows where there are none of keys. `without`:
+ * bits 1 << attune__var of what the terms of keys may not depend on either, besides q and score.
+ */
+attune__terms attune__expr_terms(const attune_expr *expr, const uint32_t *roots, uint32_t count, uint16_t without);
+/* Those of a score; and those of a mask, none if its rows are intervals whatever its captures hold (print.h), since no
+ * pair is looked at then. NULL = none. */
+attune__terms attune__score_terms(const attune_expr *score, uint16_t without);
+attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without);
 
 /* The IR as C text. For CUDA and OpenCL a kernel writes its own prelude: the functions that the text calls
  * (docs/expressions.md). */

@@ -25,13 +25,27 @@ bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text 
 bool attune__ctext_columns(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs);
 
 /*
+ * What the terms of an expression are, and the function of a pair that is given them:
+ *
+ *     void NAME_key_terms(int b, int h, int kv, int h_kv, int q_len, int kv_len, int *key ATTUNE_SYMBOLS)
+ *     void NAME_row_terms(int b, int h, int q, int h_kv, int q_len, int kv_len, int *row ATTUNE_SYMBOLS)
+ *     int or float NAME_of(as attune__ctext_function, but const int *key, const int *row ATTUNE_SYMBOLS)
+ *
+ * A term is a word, whose value is ATTUNE_TERM_F32(word) or ATTUNE_TERM_I32(word), and which ATTUNE_BITS_* makes of it.
+ */
+void attune__ctext_terms(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text);
+void attune__ctext_of_terms(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
+                            attune__text *text);
+
+/*
  * The same function as attune__ctext_function writes for a score, but right only for scores of at most *limit in
  * magnitude, where it is cheaper: tanh of a score divided or multiplied by a constant becomes attune_tanh_near, which
  * need be right for |x| <= 0.5 only, and the float of kv, kv - q or q - kv is ATTUNE_FLOAT_KV, ATTUNE_FLOAT_KV_Q or
  * ATTUNE_FLOAT_Q_KV, which a kernel may add up where lengths are below 2^23. *limit is infinite without a tanh. False
- * if nothing is cheaper.
+ * if nothing is cheaper. With terms it is given those.
  */
-bool attune__ctext_near(const attune_expr *expr, const char *name, attune__text *text, float *limit);
+bool attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text,
+                        float *limit);
 
 /*
  * void NAME(int b, int h, int q, int h_kv, int q_len, int kv_len, float *factor, float *slope, float *base, int *origin
@@ -60,7 +74,8 @@ void attune__ctext_capped(const attune_expr *expr, const char *name, const char 
 #define ATTUNE__READ_PAIR 3
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text);
 /* attune_score_slope as attune__ctext_near writes the score. */
-bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name, attune__text *text, float *limit);
+bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
+                              attune__text *text, float *limit);
 
 /* For writers of text. Bounds hold for every index; values are constants t0, t1, ... for each node that uses none of
  * the variables `without`, which declare writes one by one; an operand is what names such a node. */
@@ -70,6 +85,11 @@ void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds);
 void attune__ctext_values(const attune_expr *expr, const attune__interval *bounds, uint16_t without,
                           attune__text *text);
 void attune__ctext_declare(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text);
+/* Writes a term's value; false if the node is none. */
+bool attune__ctext_term(const attune_expr *expr, const attune__terms *terms, uint32_t n, attune__text *text);
+/* Marks what the nodes in `roots` are made of, and them; nothing that terms, if not NULL, are made of. */
+void attune__ctext_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count, const attune__terms *terms,
+                          bool needed[ATTUNE_EXPR_MAX_NODES]);
 const char *attune__ctext_operand(const attune_expr *expr, uint32_t n, char name[ATTUNE__CTEXT_NAME]);
 
 #endif

@@ -159,28 +159,3 @@ attune_status attune__plan_choose(const attune_limits *limits, const attune__sha
     *decision = made;
     return ATTUNE_OK;
 }
-
-attune_status attune_plan_choose(const attune_limits *limits, const attune_problem *problem,
-                                 const attune_kernel_options *options, attune_plan_choice *choice)
-{
-    attune__shape shape;
-    attune__decision decision;
-    ATTUNE__TRY(attune__shape_from_problem(problem, &shape));
-    ATTUNE__TRY(attune__plan_choose(limits, &shape, options, &decision));
-    return attune__desc_write(choice, &decision.choice, sizeof *choice, sizeof *choice, "choice");
-}
-
-attune_status attune_plan_choose_explain(const attune_limits *limits, const attune_problem *problem,
-                                         const attune_kernel_options *options, attune_text_format format, char *buffer,
-                                         size_t size, size_t *needed)
-{
-    attune__shape shape;
-    attune__decision decision;
-    if (size && !buffer)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "buffer is NULL, but size is %zu", size);
-    if (format != ATTUNE_TEXT && format != ATTUNE_JSON)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_TEXT or ATTUNE_JSON", (int)format);
-    ATTUNE__TRY(attune__shape_from_problem(problem, &shape));
-    ATTUNE__TRY(attune__plan_choose(limits, &shape, options, &decision));
-    return attune__plan_explain(limits, &shape, options, &decision, format, buffer, size, needed);
-}

@@ -235,6 +235,7 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
 /*
  * With e the bytes of an element, D and Dv the padded head dimensions, S = num_stages:
  *   forward    max(Q[M][D] + S (K[N][D] + V[N][Dv]), O[M][Dv]) e              O is staged where all the others were
+ *              with T words for each key of the expressions: 2 terms[T][N] 4 behind K and V
  *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   O, m and l in float32, over the rest
  */
 static attune__cost sm80_cost(const attune__search *search, const attune__tile *tile)
@@ -247,7 +248,8 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
     uint64_t stages = v[ATTUNE__NUM_STAGES], warps = v[ATTUNE__NUM_WARPS];
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS], .registers = sm80_registers(search, tile)};
     uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
-    uint64_t loop = (m * d + stages * n * (d + dv)) * e;
+    uint64_t words = search->pass == ATTUNE__PASS_DECODE ? s->key_terms_of_heads : s->key_terms;
+    uint64_t loop = (m * d + stages * n * (d + dv)) * e + 2 * words * n * 4;
     if (search->pass == ATTUNE__PASS_DECODE) {
         uint64_t shares = warps / (m / 16);
         c.shared = larger(loop, shares * m * (dv + 2) * 4);
@@ -329,12 +331,14 @@ static uint32_t sm90_warps(const attune__tile *tile)
     return PRODUCER_WARPS + tile->value[ATTUNE__BLOCK_M] / 16;
 }
 
-/* Three warp groups, whose 160 registers hold S, P and O of small heads; 192 rows divide no mask's block. The kernel
+/* Three warp groups, whose 160 registers hold S, P and O of small heads, and no terms beside them; 192 rows divide no
+ * mask's block. The kernel
  * could walk the lists of two block rows, which brought nothing: 415 TFLOP/s for causal at 64, 431 with 128 rows. */
 static bool sm90_may_have_192(const attune__search *search)
 {
     const attune__shape *s = search->shape;
-    return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 && !s->block_mask;
+    return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 && !s->block_mask &&
+           !s->key_terms;
 }
 
 static void sm90_settle(const attune__search *search, attune__tile *tile)
@@ -385,6 +389,8 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
  *
  *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers
  *
+ * and with T words for each key of the expressions S (16 + terms[T][N] 4) behind them, rounded up likewise.
+ *
  * B = 2 where D and Dv are at most 128, else 1: the next rows' Q comes while these are worked on.
  */
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
@@ -401,6 +407,8 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
     uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], buffers = d <= 128 && dv <= 128 ? 2 : 1;
     c.shared = buffers * m * d * e + stages * n * (d + dv) * e + barriers;
+    if (s->key_terms)
+        c.shared += attune__round_up64(stages * (16 + n * s->key_terms * 4), 128);
     /* A warp group's 64 rows of S, P in 16 bits, and O, over 128 threads. */
     c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
     return c;

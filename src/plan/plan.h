@@ -27,7 +27,10 @@ typedef struct attune__shape {
     bool lse, row_max;
     uint32_t mask_q_block, mask_kv_block;
     uint64_t capture_gradient_elements;
-    uint32_t segments;     /* the most of a call; 0 = none */
+    uint32_t segments; /* the most of a call; 0 = none */
+    /* Words that a key has in a kernel's shared memory for what its rows share of the expressions; and where a tile has
+     * the rows of several heads. Filled in like expr_scratch. */
+    uint32_t key_terms, key_terms_of_heads;
     uint64_t expr_scratch; /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
                               columns; the api room fills it in, since expressions are not known here */
 } attune__shape;

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "api/api.h"
 #include "base/alloc.h"
 #include "cuda/compiler.h"
 #include "support/devices.h"
@@ -49,6 +50,7 @@ static void compile(workbench *w, const char *profile_name, attune_dtype dtype, 
     attune__shape shape;
     attune__decision decision;
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
+    attune__shape_measure(&shape, problem.mask, problem.score);
     cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s", attune_last_error());
     const attune__program_desc desc = {&shape, &decision.choice, mask, score, NULL};
     attune__cuda_kernel kernel;

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "api/api.h"
 #include "base/alloc.h"
 #include "cuda/compiler.h"
 #include "support/cubin.h"
@@ -29,19 +30,27 @@ static const dims all_dims[] = {{64, 64},   {80, 80},   {96, 96}, {128, 128}, {1
                                 {192, 192}, {256, 256}, {72, 40}, {8, 256}};
 static const attune_dtype all_dtypes[] = {ATTUNE_F16, ATTUNE_BF16, ATTUNE_F32};
 /* Masks and scores that are drawn besides none. */
-static const char *const all_masks[] = {NULL, "kv <= q", "kv <= q && q - kv < 1024", "(q + kv) % 3 != 0"};
+static const char *const all_masks[] = {
+    NULL,
+    "kv <= q",
+    "kv <= q && q - kv < 1024",
+    "(q + kv) % 3 != 0",
+    "kv <= q && pad[b, kv]",
+    "doc[q] == doc[kv] && kv <= q",
+};
 static const char *const all_scores[] = {
     NULL,
     "50 * tanh(score / 50)",
     "score - 0.5 * (q - kv)",
     "sigmoid(score) * h",
+    "score + columns[kv]",
+    "score * rows[b, q] + columns[kv] - heat[h] * (q - kv)",
     "score * heat[h] + bias[kv - q + 4096] + 0.5 * columns[kv] * rows[b, q]",
 };
 static const attune_symbol all_symbols[] = {
-    {"heat", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
-    {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BF16, 1},
-    {"columns", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 1},
-    {"rows", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
+    {"heat", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},    {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BF16, 1},
+    {"columns", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 1}, {"rows", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
+    {"pad", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BOOL, 2},    {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
 };
 
 typedef struct forced {
@@ -93,8 +102,9 @@ static void open_workbench(workbench *w)
     w->host = (attune__host){.allocator = heap_allocator(&w->heap)};
     cr_assert_eq(attune_instance_create(&desc, &w->instance), ATTUNE_OK);
     for (size_t i = 1; i < COUNT(all_masks); i++)
-        cr_assert_eq(attune_expr_create(w->instance, ATTUNE_EXPR_MASK, all_masks[i], NULL, 0, &w->masks[i]), ATTUNE_OK,
-                     "%s", attune_last_error());
+        cr_assert_eq(attune_expr_create(w->instance, ATTUNE_EXPR_MASK, all_masks[i], all_symbols, COUNT(all_symbols),
+                                        &w->masks[i]),
+                     ATTUNE_OK, "%s", attune_last_error());
     for (size_t i = 1; i < COUNT(all_scores); i++)
         cr_assert_eq(attune_expr_create(w->instance, ATTUNE_EXPR_SCORE, all_scores[i], all_symbols, COUNT(all_symbols),
                                         &w->scores[i]),
@@ -201,6 +211,7 @@ static void compile_one(workbench *w, const attune_profile *profile, uint64_t *s
     attune__shape shape;
     attune__decision decision;
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
+    attune__shape_measure(&shape, problem.mask, problem.score);
     const attune_status chosen = attune__plan_choose(&profile->limits, &shape, &options, &decision);
     const bool automatic = !strcmp(f->what, "automatic");
     cr_assert(chosen == ATTUNE_OK || (!automatic && chosen != ATTUNE_INTERNAL), "%s", attune_last_error());

@@ -3,8 +3,11 @@
 
 #include <string.h>
 
+#include "expr/expr.h"
+
 typedef struct numbers {
     uint64_t m, n, m1, n1, m2, n2, stages, warps, threads, d, dv, e;
+    uint64_t words; /* of each key, that the expressions have in shared memory */
 } numbers;
 
 static uint64_t up(uint64_t value, uint64_t multiple)
@@ -51,7 +54,7 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
         uint64_t notes = x.stages < 7 ? 128 : 256;
         return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * x.e) + 256 + notes;
     }
-    uint64_t q = x.m * x.d * x.e, kv = x.n * x.d * x.e + x.n * x.dv * x.e, all = q + x.stages * kv;
+    uint64_t q = x.m * x.d * x.e, kv = x.n * x.d * x.e + x.n * x.dv * x.e, all = q + x.stages * kv + 8 * x.words * x.n;
     if (!c->decode)
         return most(all, x.m * x.dv * x.e);
     uint64_t shares = x.warps * 16 / x.m;
@@ -68,7 +71,8 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
     if (c->direction == ATTUNE_BACKWARD)
         return x.n1 * (x.d + x.dv) * 2 + x.stages * x.m1 * ((x.d + x.dv + 128) * 2 + 8) + x.m1 * columns * 4 + 256;
     uint64_t rows = (x.d > 128 || x.dv > 128 ? 1 : 2) * x.m;
-    return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(272 + 56 * x.stages, 128);
+    const uint64_t words = x.words ? up(x.stages * (16 + x.words * x.n * 4), 128) : 0;
+    return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(272 + 56 * x.stages, 128) + words;
 }
 
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
@@ -112,7 +116,10 @@ static uint64_t coopmat2(const attune_plan_choice *c, numbers x)
 uint64_t formula_bytes(const attune_limits *limits, const attune_problem *problem, const attune_plan_choice *c)
 {
     attune_dtype dtype = problem->dtype ? problem->dtype : ATTUNE_F32;
+    const uint16_t apart = c->decode ? 1u << ATTUNE__VAR_H : 0;
     const numbers x = {
+        .words =
+            attune__score_terms(problem->score, apart).key_count + attune__mask_terms(problem->mask, apart).key_count,
         .m = c->block_m,
         .n = c->block_n,
         .m1 = c->block_m1,

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/alloc.h"
+#include "expr/expr.h"
 #include "plan/formulas.h"
 #include "plan/plan.h"
 #include "support/devices.h"
@@ -31,6 +33,24 @@ static uint32_t pick(const uint32_t *values, size_t count)
     return values[next() % count];
 }
 #define PICK(...) pick((const uint32_t[]){__VA_ARGS__}, sizeof((uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t))
+
+/* Those with words for each key, and others. Made once, for the life of the process. */
+static const attune_expr *random_expr_of(attune_expr_kind kind)
+{
+    static const attune_symbol symbols[] = {{"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                            {"pad", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BOOL, 2},
+                                            {"of", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 2}};
+    static const char *const texts[2][5] = {
+        {"q >= kv", "pad[b, kv]", "pad[h, kv] || bias[kv] > bias[q]", "bias[q] == bias[kv] || q > kv", "kv < 7"},
+        {"tanh(score)", "score + bias[kv]", "score * of[h, kv]", "score * of[b, kv] + of[h, kv] - bias[2 * kv]",
+         "((((score + bias[kv]) * 2 + bias[kv + 1]) * 2 + bias[kv + 2]) * 2 + of[h, kv]) * 2 + of[b, kv]"}};
+    static attune_expr *made[2][5];
+    const size_t i = kind == ATTUNE_EXPR_SCORE, j = next() % 5;
+    if (!made[i][j])
+        cr_assert_eq(attune__expr_parse(&attune__default_allocator, kind, texts[i][j], symbols, 3, &made[i][j]),
+                     ATTUNE_OK, "%s", attune_last_error());
+    return made[i][j];
+}
 
 static const char *describe(const attune_profile *p, const attune_problem *q)
 {
@@ -74,6 +94,10 @@ static attune_problem random_problem(const attune_profile *profile)
         q.mask_q_block = PICK(0, 16, 48, 64, 128, 256, 1024);
         q.mask_kv_block = PICK(0, 16, 48, 64, 96, 128, 1024);
     }
+    if (q.block_mask && next() % 2)
+        q.mask = random_expr_of(ATTUNE_EXPR_MASK);
+    if (next() % 2)
+        q.score = random_expr_of(ATTUNE_EXPR_SCORE);
     q.lse = next() % 2;
     return q;
 }

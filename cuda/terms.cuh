@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Terms: what of the expressions is the same for all rows of a key, or all keys of a row (src/expr/terms.c), a word
+ * each. Those of a tile's keys stand in shared memory, [term][key]: the score's, then the mask's. A row's stay in
+ * registers; in backward kernels a key's too.
+ */
+#ifndef ATTUNE_CUDA_TERMS_CUH
+#define ATTUNE_CUDA_TERMS_CUH
+
+#include "common.cuh"
+
+#ifndef ATTUNE_SCORE_KEYS
+#define ATTUNE_SCORE_KEYS 0
+#define ATTUNE_SCORE_ROWS 0
+#endif
+#ifndef ATTUNE_MASK_KEYS
+#define ATTUNE_MASK_KEYS 0
+#define ATTUNE_MASK_ROWS 0
+#endif
+#ifndef ATTUNE_SLOPE_KEYS
+#define ATTUNE_SLOPE_KEYS 0 /* in backward kernels alone */
+#define ATTUNE_SLOPE_ROWS 0
+#endif
+#define ATTUNE_KEY_TERMS (ATTUNE_SCORE_KEYS + ATTUNE_MASK_KEYS)
+
+constexpr int KEY_TERMS = ATTUNE_KEY_TERMS;
+constexpr u32 TERM_BYTES = KEY_TERMS * BLOCK_N * 4; /* of a tile of keys */
+
+#if ATTUNE_KEY_TERMS
+
+struct row_terms {
+    int score[ATTUNE_SCORE_ROWS + 1], mask[ATTUNE_MASK_ROWS + 1], slope[ATTUNE_SLOPE_ROWS + 1];
+};
+
+/* p.q: the row. */
+__device__ __forceinline__ void row_terms_make(row_terms &r, const attune_cuda_arguments &a, const place &p,
+                                               bool masked)
+{
+#if ATTUNE_SCORE_KEYS
+    attune_score_row_terms(p.b, p.h, p.q, p.h_kv, a.q_len, a.kv_len, r.score, a.score_symbols);
+#endif
+#if ATTUNE_MASK_KEYS
+    if (masked)
+        attune_mask_row_terms(p.b + a.b0, p.h + a.h0, p.q + a.q0, (p.h + a.h0) / a.mask_group, a.mask_q_len,
+                              a.mask_kv_len, r.mask, a.mask_symbols);
+#endif
+}
+
+struct key_terms {
+    int word[KEY_TERMS];
+};
+
+/* Without `masked` the mask's are not wanted. */
+__device__ __forceinline__ void key_terms_make(key_terms &k, const attune_cuda_arguments &a, const place &p, int kv,
+                                               bool masked)
+{
+#if ATTUNE_SCORE_KEYS
+    attune_score_key_terms(p.b, p.h, kv, p.h_kv, a.q_len, a.kv_len, k.word, a.score_symbols);
+#endif
+#if ATTUNE_MASK_KEYS
+    if (masked)
+        attune_mask_key_terms(p.b + a.b0, p.h + a.h0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
+                              k.word + ATTUNE_SCORE_KEYS, a.mask_symbols);
+    else
+#pragma unroll
+        for (int i = ATTUNE_SCORE_KEYS; i < KEY_TERMS; i++)
+            k.word[i] = 0;
+#endif
+}
+
+/* column: the key's in its tile. */
+__device__ __forceinline__ void key_terms_store(const key_terms &k, u32 tile, int column)
+{
+#pragma unroll
+    for (int i = 0; i < KEY_TERMS; i++)
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + (u32)(i * BLOCK_N + column) * 4), "r"(k.word[i])
+                     : "memory");
+}
+
+/* COUNT terms, from FIRST on, of a key. */
+template <int FIRST, int COUNT> __device__ __forceinline__ void key_terms_load(int (&k)[COUNT], u32 tile, int column)
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        k[i] = *(const int *)__cvta_shared_to_generic(tile + (u32)((FIRST + i) * BLOCK_N + column) * 4);
+}
+
+#endif
+
+/* The terms of the next tile's keys: made under this one's Q K, put down behind it. */
+struct next_terms {
+#if ATTUNE_KEY_TERMS
+    static constexpr int COUNT = (BLOCK_N + THREADS - 1) / THREADS; /* of a thread's keys */
+    key_terms of[COUNT];
+#endif
+};
+
+__device__ __forceinline__ void make_terms(next_terms &t, const attune_cuda_arguments &a, const place &p,
+                                           const keys &next)
+{
+#if ATTUNE_KEY_TERMS
+#pragma unroll
+    for (int i = 0; i < t.COUNT; i++)
+        if (next.kv >= 0)
+            key_terms_make(t.of[i], a, p, next.kv + i * THREADS + (int)threadIdx.x, !next.whole);
+#endif
+}
+
+__device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
+{
+#if ATTUNE_KEY_TERMS
+#pragma unroll
+    for (int i = 0; i < t.COUNT; i++) {
+        int column = i * THREADS + (int)threadIdx.x;
+        if (BLOCK_N % THREADS == 0 || column < BLOCK_N)
+            key_terms_store(t.of[i], tile, column);
+    }
+#endif
+}
+
+/* ---------------------------------------------------------------------------------------------------------- backward
+ */
+
+#if ATTUNE_SCORE_KEYS
+#define SCORE_OF(function) function##_of
+#define SCORE_TERMS        , key.score, row.score
+#else
+#define SCORE_OF(function) function
+#define SCORE_TERMS
+#endif
+#if ATTUNE_SLOPE_KEYS
+#define SLOPE_OF(function) function##_of
+#define SLOPE_TERMS        , key.slope, row.slope
+#else
+#define SLOPE_OF(function) function
+#define SLOPE_TERMS
+#endif
+
+/* What the pairs of a key, or of a row, share of the score and its derivative. */
+struct shared_terms {
+    int score[(ATTUNE_SCORE_KEYS > ATTUNE_SCORE_ROWS ? ATTUNE_SCORE_KEYS : ATTUNE_SCORE_ROWS) + 1];
+    int slope[(ATTUNE_SLOPE_KEYS > ATTUNE_SLOPE_ROWS ? ATTUNE_SLOPE_KEYS : ATTUNE_SLOPE_ROWS) + 1];
+};
+
+__device__ __forceinline__ void share_key(shared_terms &t, const attune_cuda_arguments &a, int b, int h, int kv)
+{
+#if ATTUNE_SCORE_KEYS
+    attune_score_key_terms(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
+#endif
+#if ATTUNE_SLOPE_KEYS
+    attune_score_slope_key_terms(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
+#endif
+}
+
+__device__ __forceinline__ void share_row(shared_terms &t, const attune_cuda_arguments &a, int b, int h, int q)
+{
+#if ATTUNE_SCORE_KEYS
+    attune_score_row_terms(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
+#endif
+#if ATTUNE_SLOPE_KEYS
+    attune_score_slope_row_terms(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
+#endif
+}
+
+/*
+ * A tile's columns in a warp: each lane makes the words of two of each 64, column_of_lane and the next, and gives them
+ * to the others. first: the lane's first column.
+ */
+__device__ __forceinline__ int column_of_lane(int first, int set)
+{
+    return first + (set * 8 + (int)threadIdx.x % 32 / 4) * 8;
+}
+
+/* A word of the column that is n * 8 behind the lane's first. */
+__device__ __forceinline__ int word_of_column(int mine, int n)
+{
+    return __shfl_sync(0xffffffffu, mine, n % 8 * 4 + (int)threadIdx.x % 4);
+}
+
+#endif

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Terms: what of an expression reads captures and is the same for all rows of a key, or for all keys of a row. A kernel
+ * computes them once for each key and each row of a tile, and the rest for each pair: `doc[q] == doc[kv]` is then one
+ * comparison, and `score + table[doc[kv]]` one sum.
+ *
+ * A term is as large as can be: neither its value nor its type, strides or gathers matter to who keeps it, for it is
+ * one word.
+ */
+#include "expr/expr.h"
+
+#include <string.h>
+
+#include "expr/print.h"
+
+#define BIT(var) (UINT16_C(1) << (var))
+#define KEY      BIT(ATTUNE__VAR_KV)
+#define ROW      BIT(ATTUNE__VAR_Q)
+#define SCORE    BIT(ATTUNE__VAR_SCORE)
+
+typedef enum kind { PAIR, OF_KEY, OF_ROW } kind;
+
+static void add_term(uint32_t terms[ATTUNE__TERMS], uint32_t *count, uint32_t n)
+{
+    for (uint32_t i = 0; i < *count; i++)
+        if (terms[i] == n)
+            return;
+    if (*count < ATTUNE__TERMS)
+        terms[(*count)++] = n;
+}
+
+static void find_captures(const attune_expr *expr, bool captures[ATTUNE_EXPR_MAX_NODES])
+{
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        captures[n] = expr->nodes[n].op == ATTUNE__OP_CAPTURE;
+        for (uint32_t i = 0; i < expr->nodes[n].arg_count; i++)
+            captures[n] = captures[n] || captures[expr->nodes[n].arg[i]];
+    }
+}
+
+static kind kind_of(const attune__node *node, uint16_t without)
+{
+    if (node->uses & SCORE)
+        return PAIR;
+    if (!(node->uses & KEY))
+        return OF_ROW;
+    return node->uses & (ROW | without) ? PAIR : OF_KEY;
+}
+
+attune__terms attune__expr_terms(const attune_expr *expr, const uint32_t *roots, uint32_t count, uint16_t without)
+{
+    attune__terms terms = {0};
+    bool captures[ATTUNE_EXPR_MAX_NODES], needed[ATTUNE_EXPR_MAX_NODES] = {false};
+    find_captures(expr, captures);
+    for (uint32_t i = 0; i < count; i++)
+        needed[roots[i]] = true;
+    /* Users stand behind what they use: going back, the first that is no pair's is the largest. */
+    for (uint32_t n = expr->node_count; n-- > 0;) {
+        if (!needed[n])
+            continue;
+        const kind k = captures[n] ? kind_of(&expr->nodes[n], without) : PAIR;
+        if (k == OF_KEY)
+            add_term(terms.keys, &terms.key_count, n);
+        else if (k == OF_ROW)
+            add_term(terms.rows, &terms.row_count, n);
+        else
+            for (uint32_t i = 0; i < expr->nodes[n].arg_count; i++)
+                needed[expr->nodes[n].arg[i]] = true;
+    }
+    if (!terms.key_count)
+        terms.row_count = 0;
+    return terms;
+}
+
+attune__terms attune__score_terms(const attune_expr *score, uint16_t without)
+{
+    const uint32_t root = score ? score->node_count - 1 : 0;
+    return score ? attune__expr_terms(score, &root, 1, without) : (attune__terms){0};
+}
+
+attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without)
+{
+    uint32_t runs = 0;
+    attune__text nowhere = attune__text_begin(NULL, 0);
+    if (!mask || (attune__ctext_rows(mask, "", &nowhere, &runs) && !runs))
+        return (attune__terms){0};
+    const uint32_t root = mask->node_count - 1;
+    return attune__expr_terms(mask, &root, 1, without);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ text */
+
+static bool is_term(const uint32_t terms[ATTUNE__TERMS], uint32_t count, uint32_t n, uint32_t *index)
+{
+    for (*index = 0; *index < count; ++*index)
+        if (terms[*index] == n)
+            return true;
+    return false;
+}
+
+void attune__ctext_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count, const attune__terms *terms,
+                          bool needed[ATTUNE_EXPR_MAX_NODES])
+{
+    uint32_t index;
+    memset(needed, 0, ATTUNE_EXPR_MAX_NODES * sizeof *needed);
+    for (uint32_t i = 0; i < count; i++)
+        needed[roots[i]] = true;
+    for (uint32_t n = expr->node_count; n-- > 0;) {
+        if (!needed[n] || (terms && (is_term(terms->keys, terms->key_count, n, &index) ||
+                                     is_term(terms->rows, terms->row_count, n, &index))))
+            continue;
+        for (uint32_t i = 0; i < expr->nodes[n].arg_count; i++)
+            needed[expr->nodes[n].arg[i]] = true;
+    }
+}
+
+bool attune__ctext_term(const attune_expr *expr, const attune__terms *terms, uint32_t n, attune__text *text)
+{
+    uint32_t index;
+    if (!terms)
+        return false;
+    const bool key = is_term(terms->keys, terms->key_count, n, &index);
+    if (!key && !is_term(terms->rows, terms->row_count, n, &index))
+        return false;
+    const bool is_float = expr->nodes[n].type == ATTUNE__FLOAT;
+    attune__text_add(text, "    const %s t%u = ATTUNE_TERM_%s(%s[%u]);\n", is_float ? "float" : "int", n,
+                     is_float ? "F32" : "I32", key ? "key" : "row", index);
+    return true;
+}
+
+/* void NAME_key_terms(..., int *key ATTUNE_SYMBOLS), or rows. */
+static void add_function(const attune_expr *expr, const char *name, const char *what, const char *var,
+                         const uint32_t *terms, uint32_t count, attune__text *text)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool needed[ATTUNE_EXPR_MAX_NODES];
+    attune__ctext_bounds(expr, bounds);
+    attune__ctext_needed(expr, terms, count, NULL, needed);
+    attune__text_add(text,
+                     "ATTUNE_FUNCTION void %s_%s_terms(int b, int h, int %s, int h_kv, int q_len, int kv_len, int *%s "
+                     "ATTUNE_SYMBOLS)\n{\n    (void)b, (void)h, (void)%s, (void)h_kv, (void)q_len, (void)kv_len, "
+                     "(void)%s;\n",
+                     name, what, var, what, var, what);
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        if (needed[n])
+            attune__ctext_declare(expr, n, bounds, text);
+    for (uint32_t i = 0; i < count; i++) {
+        char value[ATTUNE__CTEXT_NAME];
+        attune__text_add(text, "    %s[%u] = ATTUNE_BITS_%s(%s);\n", what, i,
+                         expr->nodes[terms[i]].type == ATTUNE__FLOAT ? "F32" : "I32",
+                         attune__ctext_operand(expr, terms[i], value));
+    }
+    attune__text_add(text, "}\n");
+}
+
+void attune__ctext_terms(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text)
+{
+    add_function(expr, name, "key", "kv", terms->keys, terms->key_count, text);
+    add_function(expr, name, "row", "q", terms->rows, terms->row_count, text);
+}
