@@ -673,9 +673,9 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
             if constexpr (FIRST)
                 multiply_direct<CHUNKS_DV, HEAD_DIM_V>(dp, own_2, b, h, row, limit, tile + SECOND);
         } else {
-            multiply_qk<CHUNKS_D>(s, memory, tile, warp);
+            multiply_qk<CHUNKS_D, false>(s, memory, tile, warp);
             if constexpr (FIRST)
-                multiply_qk<CHUNKS_DV>(dp, memory + (u32)(OWN * PAD_D * sizeof(element)), tile + SECOND, warp);
+                multiply_qk<CHUNKS_DV, false>(dp, memory + (u32)(OWN * PAD_D * sizeof(element)), tile + SECOND, warp);
         }
         if constexpr (!FIRST)
             FOR_PAIRS(r, n, i) dp[r][n][i] = 0.0f;

@@ -4,7 +4,7 @@
  * of docs/algorithm.md; mma.cuh has the products and the softmax.
  *
  * With one stage, the copy of V(j) runs under Q K(j) and that of K(j+1) under P V(j). With more, tiles j + 1 to
- * j + STAGES - 1 are on their way during j.
+ * j + STAGES - 1 are on their way during j, and the warps meet once a tile.
  */
 #include "common.cuh"
 
@@ -60,7 +60,7 @@ __device__ __forceinline__ void score_terms(float (&s)[ROW_TILES][N_TILES][4], c
                                             const place &p, int row, int column, const rows_terms &rows, u32 terms)
 {
 #pragma unroll
-    for (int n = 0; n < N_TILES; n++)
+    for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -78,6 +78,8 @@ __device__ __forceinline__ void score_terms(float (&s)[ROW_TILES][N_TILES][4], c
                     x = attune_score_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
                                         rows[r][i / 2].score, a.score_symbols);
             }
+        column = behind(column, s[ROW_TILES - 1][n][3]);
+    }
 }
 #endif
 
@@ -102,7 +104,8 @@ __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], co
 }
 #endif
 
-/* 4: the score and mask hook. row: the thread's first row of q; terms: those of the keys. */
+/* 4: the score and mask hook. row: the thread's first row of q; terms: those of the keys. What captures hold is read
+ * for 8 keys, and for one row, at a time: all at once would fill the registers. */
 __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const place &p,
                                      const keys &w, int row, u32 terms)
 {
@@ -120,28 +123,34 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
 #endif
             score_terms<false>(s, a, p, row, column, rows, terms);
 #else
+#if ATTUNE_HAVE_SCORE
+        int from = column;
+#endif
 #ifdef ATTUNE_SCORE_NEAR
         if (near_zero(s, a.scale)) {
 #pragma unroll
-            for (int r = 0; r < ROW_TILES; r++)
+            for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
-                for (int n = 0; n < N_TILES; n++)
+                for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        s[r][n][i] = attune_score_near(p.b, p.h, row + r * 16 + i / 2 * 8, column + n * 8 + i % 2,
-                                                       p.h_kv, a.q_len, a.kv_len, s[r][n][i] * a.scale,
-                                                       a.score_symbols);
+                        s[r][n][i] = attune_score_near(p.b, p.h, row + r * 16 + i / 2 * 8, from + n * 8 + i % 2, p.h_kv,
+                                                       a.q_len, a.kv_len, s[r][n][i] * a.scale, a.score_symbols);
+                from = behind(from, s[ROW_TILES - 1][n][3]);
+            }
         } else
 #endif
 #if ATTUNE_HAVE_SCORE
 #pragma unroll
-        for (int r = 0; r < ROW_TILES; r++)
+            for (int n = 0; n < N_TILES; n++) {
 #pragma unroll
-            for (int n = 0; n < N_TILES; n++)
+                for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    s[r][n][i] = attune_score(p.b, p.h, row + r * 16 + i / 2 * 8, column + n * 8 + i % 2, p.h_kv,
-                                              a.q_len, a.kv_len, s[r][n][i] * a.scale, a.score_symbols);
+                    for (int i = 0; i < 4; i++)
+                        s[r][n][i] = attune_score(p.b, p.h, row + r * 16 + i / 2 * 8, from + n * 8 + i % 2, p.h_kv,
+                                                  a.q_len, a.kv_len, s[r][n][i] * a.scale, a.score_symbols);
+                from = behind(from, s[ROW_TILES - 1][n][3]);
+            }
 #endif
 #endif
     } else if (a.scale <= 0.0f) {
@@ -162,31 +171,39 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
         mask_terms(s, a, p, row, column, rows, terms);
 #else
         int h = p.h + a.h0;
+        row += a.q0;
+#if ATTUNE_HAVE_MASK_RANGE
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                int q = row + r * 16 + half * 8 + a.q0;
-#if ATTUNE_HAVE_MASK_RANGE
                 int low, high;
-                attune_mask_range(p.b + a.b0, h, q, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
-                                  a.mask_symbols);
-#endif
+                attune_mask_range(p.b + a.b0, h, row + r * 16 + half * 8, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
+                                  &low, &high, a.mask_symbols);
 #pragma unroll
                 for (int n = 0; n < N_TILES; n++)
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
                         int kv = column + n * 8 + i;
-#if ATTUNE_HAVE_MASK_RANGE
-                        bool allowed = kv >= low && kv < high;
-#else
-                        bool allowed = attune_mask(p.b + a.b0, h, q, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
-                                                   0.0f, a.mask_symbols);
-#endif
-                        if (!allowed)
+                        if (kv < low || kv >= high)
                             s[r][n][half * 2 + i] = -ATTUNE_INF;
                     }
+                row = behind(row, s[r][N_TILES - 1][half * 2 + 1]);
             }
+#else
+        int from = column;
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (!attune_mask(p.b + a.b0, h, row + r * 16 + i / 2 * 8, from + n * 8 + i % 2, h / a.mask_group,
+                                     a.mask_q_len, a.mask_kv_len, 0.0f, a.mask_symbols))
+                        s[r][n][i] = -ATTUNE_INF;
+            from = behind(from, s[ROW_TILES - 1][n][3]);
+        }
+#endif
 #endif
     }
 #endif
@@ -343,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         next[AHEAD - 1] = walk_take(ahead, a);
         u32 k_tile = k_tiles + stage * K_BYTES, v_tile = v_tiles + stage * V_BYTES;
         float s[ROW_TILES][N_TILES][4];
-        copy_wait<STAGES == 1 ? 0 : 2 * AHEAD - 1>();
+        copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
         __syncthreads();
         if constexpr (STAGES == 1) {
             load_v(v_tile, from, a, now);
@@ -362,12 +379,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             __syncthreads();
             load_k(k_tile, from, a, next[0]);
         }
-        softmax(s, o, m, l, factor);
-        if constexpr (STAGES > 1) {
-            copy_wait<2 * AHEAD>();
-            __syncthreads();
-        }
-        multiply_pv(o, s, v_tile);
+        float base[ROW_TILES][2];
+        softmax_tops(s, o, m, l, base, factor);
+        if constexpr (WIDE) {
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+                softmax_weights(s, l, base, factor, n);
+            multiply_pv(o, s, v_tile);
+        } else
+            multiply_weights(o, s, l, base, factor, v_tile);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();

@@ -142,6 +142,14 @@ template <int CHUNKS> __device__ __forceinline__ u32 chunk_offset(int row, int c
     return (u32)(row * CHUNKS + (chunk ^ turn)) * 16;
 }
 
+/* From start = to + chunk_offset(row, part), where part is below a piece of the inner dimension that begins at `chunk`,
+ * to where that piece's part stands; rows 8 further on stand CHUNKS * 128 bytes further on. */
+template <int CHUNKS> __device__ __forceinline__ u32 chunk_address(u32 start, int chunk)
+{
+    constexpr int GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+    return (start ^ (u32)(chunk % GROUP * 16)) + (u32)(chunk / GROUP * GROUP * 16);
+}
+
 /* The thread, hidden from the compiler: addresses made from it are computed where they are used and not kept in
  * registers from one tile to the next. */
 __device__ __forceinline__ int thread_here()
@@ -149,6 +157,14 @@ __device__ __forceinline__ int thread_here()
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
+}
+
+/* x, which cannot be known before y: the threads of a workgroup stand in a row, so that %tid.y is 0. */
+__device__ __forceinline__ int behind(int x, float y)
+{
+    int zero;
+    asm volatile("mov.u32 %0, %%tid.y;" : "=r"(zero));
+    return x + (__float_as_int(y) & zero);
 }
 
 /* Copies 16 bytes, or zeros. */
@@ -179,16 +195,19 @@ __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 strid
 {
     int thread = thread_here();
     if (aligned) {
-        if constexpr (THREADS % CHUNKS == 0 && THREADS / CHUNKS % 8 == 0 && ROWS % (THREADS / CHUNKS) == 0) {
-            constexpr int STEP = THREADS / CHUNKS;
-            int row = thread / CHUNKS, chunk = thread % CHUNKS;
+        /* Threads that stand together copy together; the rows of a thread are 8 or a multiple apart. */
+        constexpr int ACROSS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2, STEP = THREADS / ACROSS;
+        if constexpr (ACROSS > 2 && STEP % 8 == 0 && ROWS % STEP == 0) {
+            int row = thread / ACROSS, chunk = thread % ACROSS;
             const element *source = from + (first + row) * stride + chunk * PER_CHUNK;
-            bool inside = chunk * PER_CHUNK < DIM;
             u32 target = to + chunk_offset<CHUNKS>(row, chunk);
 #pragma unroll
             for (int i = 0; i < ROWS / STEP; i++) {
-                bool valid = inside && first + row + i * STEP < limit;
-                copy_async(target + (u32)(i * STEP * CHUNKS * 16), source, valid);
+                bool valid = first + row + i * STEP < limit;
+#pragma unroll
+                for (int j = 0; j < CHUNKS; j += ACROSS)
+                    copy_async(target + (u32)((i * STEP * CHUNKS + j) * 16), source + j * PER_CHUNK,
+                               valid && (chunk + j) * PER_CHUNK < DIM);
                 source += STEP * stride;
             }
         } else {
@@ -245,8 +264,11 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. */
-template <int CHUNKS = CHUNKS_D>
+/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
+ * addresses, and for the operands of more than some steps. */
+/* More would keep too many operands; fewer would wait for them at each turn's beginning. */
+constexpr int QK_UNROLL = WIDE ? PAD_DV > 128 ? 1 : 2 : N_TILES > 8 && ATTUNE_HAVE_MASK ? 1 : HAVE_SCORE ? 4 : 16;
+template <int CHUNKS = CHUNKS_D, bool KEPT = true>
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
 {
     int lane = thread_here() % 32;
@@ -257,17 +279,20 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 s[r][n][i] = 0.0f;
-    /* Unrolling all would keep too many operands. */
-#pragma unroll(WIDE || N_TILES > 8 ? 2 : 4)
+    u32 q_start = q + chunk_offset<CHUNKS>(row + lane % 16, lane / 16);
+    u32 k_start = k + chunk_offset<CHUNKS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll(KEPT ? QK_UNROLL : WIDE || N_TILES > 8 ? 2 : 4)
     for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
-            load_matrices(a[r], q + chunk_offset<CHUNKS>(row + r * 16 + lane % 16, chunk + lane / 16));
+            load_matrices(a[r], KEPT ? chunk_address<CHUNKS>(q_start, chunk) + (u32)(r * CHUNKS * 256)
+                                     : q + chunk_offset<CHUNKS>(row + r * 16 + lane % 16, chunk + lane / 16));
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             u32 b[4];
-            load_matrices(b, k + chunk_offset<CHUNKS>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
+            load_matrices(b, KEPT ? chunk_address<CHUNKS>(k_start, chunk) + (u32)(n * CHUNKS * 128)
+                                  : k + chunk_offset<CHUNKS>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
 #pragma unroll
             for (int r = 0; r < ROW_TILES; r++) {
                 multiply_rounded(s[r][n], a[r], b[0], b[1]);
@@ -277,10 +302,16 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
     }
 }
 
-/* 5: online softmax; S becomes P. m and l belong to rows lane / 4 and lane / 4 + 8; l is the thread's own part. */
-__device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float (&o)[ROW_TILES][DV_TILES][4],
-                                        float (&m)[ROW_TILES][2], float (&l)[ROW_TILES][2], float factor)
+/*
+ * 5: online softmax, in two halves. m and l belong to rows lane / 4 and lane / 4 + 8; l is the thread's own part. The
+ * first half finds the rows' maxima and scales what was there; base is what the rows subtract.
+ */
+__device__ __forceinline__ void softmax_tops(const float (&s)[ROW_TILES][N_TILES][4],
+                                             float (&o)[ROW_TILES][DV_TILES][4], float (&m)[ROW_TILES][2],
+                                             float (&l)[ROW_TILES][2], float (&base)[ROW_TILES][2], float factor)
 {
+    float shrink[ROW_TILES][2];
+    bool grown = false;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -289,32 +320,70 @@ __device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float
 #pragma unroll
             for (int n = 0; n < N_TILES; n++)
                 top = fmaxf(top, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
+            base[r][half] = top;
+        }
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float top = base[r][half];
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             /* A row without anything yet subtracts 0, so that exp(-inf) is 0 and not NaN. */
-            float base = top == -ATTUNE_INF ? 0.0f : top;
-            float shrink = exp2_fast((m[r][half] - base) * factor);
+            float least = top == -ATTUNE_INF ? 0.0f : top;
+            shrink[r][half] = exp2_fast((m[r][half] - least) * factor);
+            grown = grown || shrink[r][half] != 1.0f;
             m[r][half] = top;
-            float sum = l[r][half] * shrink, shift = base * factor;
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float &x = s[r][n][2 * half + i];
-                    /* In float32 the difference first: it is exact where it matters. */
-                    x = exp2_fast(WIDE ? (x - base) * factor : __fmaf_rn(x, factor, -shift));
-                    sum += x;
-                }
-            l[r][half] = sum;
-            /* Maxima seldom grow once some tiles have been seen; to ask pays for tiles of some width. */
-            if (KEYS < 64 || __any_sync(0xffffffffu, shrink != 1.0f)) {
-#pragma unroll
-                for (int d = 0; d < DV_TILES; d++) {
-                    o[r][d][2 * half] *= shrink;
-                    o[r][d][2 * half + 1] *= shrink;
-                }
-            }
+            l[r][half] *= shrink[r][half];
+            base[r][half] = WIDE ? least : least * factor;
         }
+    /* Maxima seldom grow once some tiles have been seen. */
+    if (__any_sync(0xffffffffu, grown)) {
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+            for (int d = 0; d < DV_TILES; d++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    o[r][d][i] *= shrink[r][i / 2];
+    }
+}
+
+/* The second half, for the 8 keys of piece n: S becomes P. */
+__device__ __forceinline__ void softmax_weights(float (&s)[ROW_TILES][N_TILES][4], float (&l)[ROW_TILES][2],
+                                                const float (&base)[ROW_TILES][2], float factor, int n)
+{
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float &x = s[r][n][i];
+            /* In float32 the difference first: it is exact where it matters. */
+            x = exp2_fast(WIDE ? (x - base[r][i / 2]) * factor : __fmaf_rn(x, factor, -base[r][i / 2]));
+            l[r][i / 2] += x;
+        }
+}
+
+__device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float (&o)[ROW_TILES][DV_TILES][4],
+                                        float (&m)[ROW_TILES][2], float (&l)[ROW_TILES][2], float factor)
+{
+    float base[ROW_TILES][2];
+    softmax_tops(s, o, m, l, base, factor);
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++)
+        softmax_weights(s, l, base, factor, n);
+}
+
+/* 16 keys of P as a left operand. */
+__device__ __forceinline__ void pack_weights(u32 (&a)[ROW_TILES][4], const float (&p)[ROW_TILES][N_TILES][4], int n)
+{
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++) {
+        a[r][0] = pack(p[r][n][0], p[r][n][1]);
+        a[r][1] = pack(p[r][n][2], p[r][n][3]);
+        a[r][2] = pack(p[r][n + 1][0], p[r][n + 1][1]);
+        a[r][3] = pack(p[r][n + 1][2], p[r][n + 1][3]);
+    }
 }
 
 /* 6: O += P V, whose columns are TILES times 8. */
@@ -328,7 +397,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
          * The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place.
          * A tile's sum is added to O in one rounded step, as in multiply_rounded.
          */
-        constexpr int TOGETHER = TILES % 4 == 0 ? 4 : 2;
+        constexpr int TOGETHER = TILES % 4 == 0 && TILES <= 16 ? 4 : 2;
 #pragma unroll
         for (int d = 0; d < TILES; d += TOGETHER) {
             int here = thread_here() % 32;
@@ -372,13 +441,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             u32 a[ROW_TILES][4];
-#pragma unroll
-            for (int r = 0; r < ROW_TILES; r++) {
-                a[r][0] = pack(p[r][n][0], p[r][n][1]);
-                a[r][1] = pack(p[r][n][2], p[r][n][3]);
-                a[r][2] = pack(p[r][n + 1][0], p[r][n + 1][1]);
-                a[r][3] = pack(p[r][n + 1][2], p[r][n + 1][3]);
-            }
+            pack_weights(a, p, n);
 #pragma unroll
             for (int d = 0; d < TILES; d += 2) {
                 u32 b[4];
@@ -388,6 +451,36 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
                     multiply(o[r][d], a[r], b[0], b[1]);
                     multiply(o[r][d + 1], a[r], b[2], b[3]);
                 }
+            }
+        }
+    }
+}
+
+/* 5, second half, and 6 in turns: exponentials run beside products. */
+__device__ __forceinline__ void multiply_weights(float (&o)[ROW_TILES][DV_TILES][4], float (&s)[ROW_TILES][N_TILES][4],
+                                                 float (&l)[ROW_TILES][2], const float (&base)[ROW_TILES][2],
+                                                 float factor, u32 v)
+{
+    int lane = thread_here() % 32;
+    u32 start = v + chunk_offset<CHUNKS_DV>(lane % 16, lane / 16);
+    softmax_weights(s, l, base, factor, 0);
+    softmax_weights(s, l, base, factor, 1);
+#pragma unroll
+    for (int n = 0; n < N_TILES; n += 2) {
+        u32 a[ROW_TILES][4];
+        pack_weights(a, s, n);
+        if (n + 2 < N_TILES) {
+            softmax_weights(s, l, base, factor, n + 2);
+            softmax_weights(s, l, base, factor, n + 3);
+        }
+#pragma unroll
+        for (int d = 0; d < DV_TILES; d += 2) {
+            u32 b[4];
+            load_matrices_transposed(b, chunk_address<CHUNKS_DV>(start, d) + (u32)(n * CHUNKS_DV * 128));
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; r++) {
+                multiply(o[r][d], a[r], b[0], b[1]);
+                multiply(o[r][d + 1], a[r], b[2], b[3]);
             }
         }
     }

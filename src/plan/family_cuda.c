@@ -56,14 +56,15 @@ static const attune__tile sm80_256[] = {
     ATTUNE__TILE(128, 64, 1, 8), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
-/* There 128 columns spill. */
-static const attune__tile sm120_64[] = {
+/* On Blackwell, and beside a score expression, 128 columns spill. */
+static const attune__tile sm80_64_narrow[] = {
     ATTUNE__TILE(128, 64, 1, 4),
     ATTUNE__TILE(64, 64, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
-/* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. */
+/* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. What the
+ * architecture holds says whether it is such a unit, and not a profile that was laid over a larger device. */
 static const attune__tile sm86_128[] = {
     ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
@@ -118,12 +119,26 @@ static const attune__tile sm80_decode_f32_64[] = {
     ATTUNE__TILE(32, 16, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
+/* A warp's sums of many columns leave no registers for further stages. */
+static const attune__tile sm80_decode_f32_192[] = {
+    ATTUNE__TILE(64, 16, 2, 4),
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_f32_256[] = {
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
 static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool wide)
 {
     int64_t rows = s->q_len * attune__shape_packed_heads(s);
     /* Warps that share keys have no room for more than 128 columns of float32. */
+    if (wide && (s->head_dim > 192 || s->head_dim_v > 192))
+        return TILES(sm80_decode_f32_256);
     if (wide && (s->head_dim > 128 || s->head_dim_v > 128))
-        return TILES(sm80_decode_f32_64);
+        return TILES(sm80_decode_f32_192);
     if (rows <= 16)
         return wide ? TILES(sm80_decode_f32_16) : TILES(sm80_decode_16);
     if (rows <= 32)
@@ -131,12 +146,18 @@ static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool wide)
     return wide ? TILES(sm80_decode_f32_64) : TILES(sm80_decode_64);
 }
 
+static bool sm80_small_unit(const attune_limits *limits)
+{
+    const uint32_t a = limits->architecture;
+    return a == 86 || a == 89 || a / 10 == 12;
+}
+
 static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *count)
 {
     const attune__shape *s = search->shape;
-    bool wide = attune__dtype_bytes(s) == 4, small = search->limits->shared_memory < 160 * 1024;
+    bool wide = attune__dtype_bytes(s) == 4, small = sm80_small_unit(search->limits);
     bool blackwell = search->limits->architecture / 10 == 12;
-    const attune__cuda_tiles forward[4] = {blackwell ? TILES(sm120_64) : TILES(sm80_64),
+    const attune__cuda_tiles forward[4] = {blackwell || s->score_expr ? TILES(sm80_64_narrow) : TILES(sm80_64),
                                            small ? TILES(sm86_128) : TILES(sm80_128), TILES(sm80_192), TILES(sm80_256)};
     const attune__cuda_tiles wide_forward[4] = {TILES(sm80_f32_64), TILES(sm80_f32_128), TILES(sm80_f32_256),
                                                 TILES(sm80_f32_256)};

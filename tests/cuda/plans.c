@@ -128,8 +128,8 @@ static double now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* What docs/cuda.md admits: float32 past a head dimension of 128, whose accumulators fill the registers, and captures
- * that Hopper's backward kernel reads. */
+/* What docs/cuda.md admits: decode and backward in float32 past a head dimension of 128, whose accumulators fill the
+ * registers, and captures that Hopper's backward kernel reads. */
 #define ADMITTED_STACK 96
 
 /* Every kernel must be free of spills, but what a caller forces upon it and what is admitted. */
@@ -173,7 +173,8 @@ static void compile_role(workbench *w, const attune_limits *limits, const attune
     const double seconds = now() - start;
     cr_expect_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
     const bool reads = desc->gradient && desc->gradient->read_count && desc->choice->use_tma;
-    const bool admitted = reads || (s->dtype == ATTUNE_F32 && (s->head_dim > 128 || s->head_dim_v > 128));
+    const bool sums = s->dtype == ATTUNE_F32 && (s->head_dim > 128 || s->head_dim_v > 128);
+    const bool admitted = reads || (sums && (desc->choice->decode || desc->choice->direction == ATTUNE_BACKWARD));
     if (status == ATTUNE_OK)
         check_cubin(what, limits, desc->choice, role, automatic, admitted, cubin, size);
     cr_log_info("%5.2f s %s", seconds, what);
