@@ -331,14 +331,14 @@ static uint32_t sm90_warps(const attune__tile *tile)
     return PRODUCER_WARPS + tile->value[ATTUNE__BLOCK_M] / 16;
 }
 
-/* Three warp groups, whose 160 registers hold S, P and O of small heads, and no terms beside them; 192 rows divide no
- * mask's block. The kernel
- * could walk the lists of two block rows, which brought nothing: 415 TFLOP/s for causal at 64, 431 with 128 rows. */
+/* Three warp groups, whose 160 registers hold S, P and O of small heads, and no score's values beside them; 192 rows
+ * divide no mask's block. The kernel could walk the lists of two block rows, which brought nothing: 415 TFLOP/s for
+ * causal at 64, 431 with 128 rows. */
 static bool sm90_may_have_192(const attune__search *search)
 {
     const attune__shape *s = search->shape;
     return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 && !s->block_mask &&
-           !s->key_terms;
+           !s->score_expr && !s->key_terms;
 }
 
 static void sm90_settle(const attune__search *search, attune__tile *tile)
