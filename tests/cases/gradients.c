@@ -18,7 +18,7 @@ typedef struct computation {
     attune_array captures[2][ATTUNE_EXPR_MAX_SYMBOLS]; /* of mask and score */
     attune__value parameters[2][ATTUNE_EXPR_MAX_SYMBOLS];
     double *sums[ATTUNE_EXPR_MAX_SYMBOLS]; /* by symbol of the score expression */
-    double *raw, *s, *d_s, *o;             /* of a row */
+    double *raw, *s, *d_s, *o, *terms;     /* of a row */
     uint8_t *allowed;
     void *scratch;
 } computation;
@@ -69,13 +69,14 @@ static bool bind(computation *c, const array *d_o, failure *why)
         room = size > room ? size : room;
     }
     c->scratch = aligned_alloc(64, (room + 63) / 64 * 64);
-    c->raw = calloc((size_t)(3 * c->kv_len + c->dv), sizeof *c->raw);
+    c->raw = calloc((size_t)(4 * c->kv_len + c->dv), sizeof *c->raw);
     c->allowed = calloc((size_t)c->kv_len, 1);
     if (!c->scratch || !c->raw || !c->allowed)
         return failure_set(why, "out of memory in the test");
     c->s = c->raw + c->kv_len;
     c->d_s = c->s + c->kv_len;
-    c->o = c->d_s + c->kv_len;
+    c->terms = c->d_s + c->kv_len;
+    c->o = c->terms + c->kv_len;
     return true;
 }
 
@@ -131,21 +132,29 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
     }
     /* Delta has another rounding than each d_p, as wherever it is made from O: rows of one key do not cancel exactly.
      */
-    double delta = 0;
-    for (int64_t d = 0; d < c->dv; d++)
+    double delta = 0, delta_terms = 0;
+    for (int64_t d = 0; d < c->dv; d++) {
         delta += narrow(c, c->o[d]) * d_o[d];
+        delta_terms += fabs(c->o[d] * d_o[d]);
+    }
     if (c->d_lse)
         delta -= array_get(c->d_lse, (b * c->heads + h) * c->q_len + q);
     delta = single(c, delta);
     for (int64_t j = 0; j < c->kv_len; j++) {
         const double p = narrow(c, c->s[j]), *v = row_at(&c->v, b, kv_h, j);
-        double d_p = 0, *d_v = &r->d_v[(keys + j) * c->dv];
+        double d_p = 0, terms = delta_terms, *d_v = &r->d_v[(keys + j) * c->dv];
         for (int64_t d = 0; d < c->dv && c->s[j] != 0; d++) {
             d_p = single(c, d_p + d_o[d] * v[d]);
+            terms += fabs(d_o[d] * v[d]);
             d_v[d] = single(c, d_v[d] + p * d_o[d]);
         }
         c->d_s[j] = c->s[j] == 0 ? 0 : single(c, c->s[j] * (d_p - delta));
+        c->terms[j] = c->s[j] == 0 ? 0 : c->s[j] * terms;
     }
+    double *const nothing[ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
+    if (c->gradient && r->cancelled[0])
+        attune__gradient_row_f64(c->gradient, &(attune__bindings){c->captures[1], c->parameters[1]}, &row, 0,
+                                 (size_t)c->kv_len, c->scratch, c->raw, c->terms, nothing);
     if (c->gradient)
         attune__gradient_row_f64(c->gradient, &(attune__bindings){c->captures[1], c->parameters[1]}, &row, 0,
                                  (size_t)c->kv_len, c->scratch, c->raw, c->d_s, c->sums);
@@ -155,6 +164,11 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
         for (int64_t d = 0; d < c->d && d_s != 0; d++) {
             d_q[d] = single(c, d_q[d] + d_s * key[d]);
             d_k[d] = single(c, d_k[d] + d_s * query[d]);
+        }
+        for (int64_t d = 0; d < c->d && r->cancelled[0] && c->terms[j] != 0; d++) {
+            const double terms = fabs(c->terms[j] * c->a->scale);
+            r->cancelled[0][d_q - r->d_q + d] += terms * fabs(key[d]);
+            r->cancelled[1][d_k - r->d_k + d] += terms * fabs(query[d]);
         }
     }
 }

@@ -420,11 +420,11 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     return ok;
 }
 
-/* One gradient against the two references; results lie in `values` as got, oracle, naive. */
-/* P is made from scores that are computed again: it moves by their rounding, whatever sums the references happened to
- * round alike. */
+/* One gradient, whose elements stand in rows of `columns`, against the two references; results lie in `values` as got,
+ * oracle, naive, and what cancelled. P is made from scores that are computed again: it moves by their rounding,
+ * whatever sums the references happened to round alike. */
 static bool compare_gradient(const attention_case *c, attune_dtype dtype, const char *what, const placed *p,
-                             double largest_score, double *values, failure *why)
+                             int64_t columns, double largest_score, double *values, failure *why)
 {
     int64_t count = 1;
     for (uint32_t i = 0; i < p->tensor.rank; i++)
@@ -436,22 +436,27 @@ static bool compare_gradient(const attention_case *c, attune_dtype dtype, const 
     for (int64_t i = 0; i < count; i++)
         if (values[count + i] == 0 && values[2 * count + i] == 0)
             values[2 * count + i] = DBL_MIN;
-    const double unit = (dtype == ATTUNE_F64 ? DBL_EPSILON : (double)FLT_EPSILON) * (1 + largest_score);
-    double largest = 0, sum = 0, squares = 0;
+    double largest = 0, sum = 0, squares = 0, row = 0, row_squares = 0, terms = 0, most_terms = 0;
     for (int64_t i = 0; i < count; i++) {
-        largest = fmax(largest, fabs(values[count + i]));
-        sum += fabs(values[count + i]);
-        squares += values[count + i] * values[count + i];
+        const double value = fabs(values[count + i]);
+        largest = fmax(largest, value);
+        sum += value;
+        squares += value * value;
+        row = i % columns ? row + value : value;
+        row_squares += (i + 1) % columns ? 0 : row * row;
+        terms += values[3 * count + i];
+        most_terms = fmax(most_terms, values[3 * count + i]);
     }
-    /* The mean of roundings that are independent: of few elements, two computations that are as good have other ones.
-     */
-    const double mean = sum / (double)count;
+    /* The mean of roundings, of dS and of O, that a row's elements share and rows do not: of few rows, two computations
+     * that are as good have other ones. */
+    const double mean = sum / (double)count, epsilon = dtype == ATTUNE_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
     const double coarser = fmax(reference_epsilon(dtype), reference_epsilon(p->tensor.dtype));
-    const double scatter = 2 * coarser * sqrt(squares) / (double)count;
+    const double scatter = 2 * coarser * sqrt(row_squares) / (double)count, unit = epsilon * (1 + largest_score);
     /* What a capture is due comes from differences to O, as its dtype keeps it: one element alone is no statistic. */
     const double drawn = p->tensor.dtype == dtype ? 0 : coarser * sqrt(squares / (double)count);
     return compare_within(c, dtype, what, p->tensor.dtype, count, values, values + count, values + 2 * count,
-                          unit * largest + drawn, unit * mean + scatter, why);
+                          unit * largest + drawn + epsilon * most_terms,
+                          unit * mean + scatter + epsilon * terms / (double)count, why);
 }
 
 /* A random d_o, and d_lse in half of the cases. */
@@ -491,22 +496,27 @@ static bool compare_gradients(const attention_case *c, attune_dtype dtype, const
 {
     const placed *outputs[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {&r->d_q, &r->d_k, &r->d_v};
     const char *names[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {"dq", "dk", "dv"};
+    int64_t columns[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {a->q.size[3], a->k.size[3], a->v.size[3]};
     double *values[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
     int64_t counts[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {array_count(&a->q), array_count(&a->k), array_count(&a->v)};
     for (uint32_t i = 0; i < a->capture_count; i++) {
         outputs[3 + i] = r->wanted >> i & 1 ? &r->d_captures[i] : NULL;
         names[3 + i] = a->captures[i].name;
+        columns[3 + i] = 1;
         counts[3 + i] = attention_capture_elements(a, 1u << i);
     }
     bool ok = true;
     for (uint32_t i = 0; i < 3 + a->capture_count && ok; i++)
-        if (outputs[i] && !(values[i] = calloc(3 * (size_t)counts[i], sizeof(double))))
+        if (outputs[i] && !(values[i] = calloc(4 * (size_t)counts[i], sizeof(double))))
             ok = failure_set(why, "out of memory in the test");
     for (int precision = 1; precision < 3 && ok; precision++) {
         gradient_result result = {values[0] + precision * counts[0],
                                   values[1] + precision * counts[1],
                                   values[2] + precision * counts[2],
+                                  {NULL},
                                   {NULL}};
+        for (int i = 0; i < 2 && precision == 1; i++)
+            result.cancelled[i] = values[i] + 3 * counts[i];
         for (uint32_t i = 0; i < a->capture_count; i++)
             if (outputs[3 + i])
                 result.d_captures[i] = values[3 + i] + precision * counts[3 + i];
@@ -517,7 +527,7 @@ static bool compare_gradients(const attention_case *c, attune_dtype dtype, const
     ok = ok && check_empty_rows(c, dtype, r, &largest, why);
     for (uint32_t i = 0; i < 3 + a->capture_count && ok; i++)
         if (outputs[i])
-            ok = compare_gradient(c, dtype, names[i], outputs[i], largest, values[i], why);
+            ok = compare_gradient(c, dtype, names[i], outputs[i], columns[i], largest, values[i], why);
     for (uint32_t i = 0; i < 3 + a->capture_count; i++)
         free(values[i]);
     return ok;
