@@ -628,7 +628,10 @@ __device__ __forceinline__ void store_piece(const u32 (&d_s)[SHARE / 16][4], u32
 /* A warp's wait says that its own products are done: those of the group's others may still read their right operand. */
 __device__ __forceinline__ void group_sync(int group)
 {
-    asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
+    if (group == 0)
+        asm volatile("bar.sync 2, 128;" ::: "memory");
+    else
+        asm volatile("bar.sync 3, 128;" ::: "memory");
 }
 
 /* Of a part of dQ `MANY` of what each thread holds, from `FIRST` on. */

@@ -18,7 +18,8 @@ typedef struct computation {
     attune_array captures[2][ATTUNE_EXPR_MAX_SYMBOLS]; /* of mask and score */
     attune__value parameters[2][ATTUNE_EXPR_MAX_SYMBOLS];
     double *sums[ATTUNE_EXPR_MAX_SYMBOLS]; /* by symbol of the score expression */
-    double *raw, *s, *d_s, *o, *terms;     /* of a row */
+    double *cancelled[ATTUNE_EXPR_MAX_SYMBOLS];
+    double *raw, *s, *d_s, *o, *terms; /* of a row */
     uint8_t *allowed;
     void *scratch;
 } computation;
@@ -151,10 +152,9 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
         c->d_s[j] = c->s[j] == 0 ? 0 : single(c, c->s[j] * (d_p - delta));
         c->terms[j] = c->s[j] == 0 ? 0 : c->s[j] * terms;
     }
-    double *const nothing[ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
     if (c->gradient && r->cancelled[0])
         attune__gradient_row_f64(c->gradient, &(attune__bindings){c->captures[1], c->parameters[1]}, &row, 0,
-                                 (size_t)c->kv_len, c->scratch, c->raw, c->terms, nothing);
+                                 (size_t)c->kv_len, c->scratch, c->raw, c->terms, c->cancelled);
     if (c->gradient)
         attune__gradient_row_f64(c->gradient, &(attune__bindings){c->captures[1], c->parameters[1]}, &row, 0,
                                  (size_t)c->kv_len, c->scratch, c->raw, c->d_s, c->sums);
@@ -199,8 +199,10 @@ bool gradients_compute(const attention *a, const array *d_o, const array *d_lse,
             continue;
         memset(result->d_captures[i], 0, (size_t)attention_capture_elements(a, 1u << i) * sizeof(double));
         for (uint32_t s = 0; a->score && s < a->score->symbol_count; s++)
-            if (!strcmp(a->score->symbols[s].name, a->captures[i].name))
+            if (!strcmp(a->score->symbols[s].name, a->captures[i].name)) {
                 c->sums[s] = result->d_captures[i];
+                c->cancelled[s] = result->cancelled[2 + i];
+            }
     }
     bool ok = bind(c, d_o, why);
     for (int64_t b = 0; ok && b < c->batch; b++)

@@ -444,14 +444,14 @@ static bool compare_gradient(const attention_case *c, attune_dtype dtype, const 
         squares += value * value;
         row = i % columns ? row + value : value;
         row_squares += (i + 1) % columns ? 0 : row * row;
-        terms += values[3 * count + i];
-        most_terms = fmax(most_terms, values[3 * count + i]);
+        terms += fabs(values[3 * count + i]);
+        most_terms = fmax(most_terms, fabs(values[3 * count + i]));
     }
     /* The mean of roundings, of dS and of O, that a row's elements share and rows do not: of few rows, two computations
-     * that are as good have other ones. */
+     * that are as good have other ones. Three times what such a mean scatters by. */
     const double mean = sum / (double)count, epsilon = dtype == ATTUNE_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
     const double coarser = fmax(reference_epsilon(dtype), reference_epsilon(p->tensor.dtype));
-    const double scatter = 2 * coarser * sqrt(row_squares) / (double)count, unit = epsilon * (1 + largest_score);
+    const double scatter = 3 * coarser * sqrt(row_squares) / (double)count, unit = epsilon * (1 + largest_score);
     /* What a capture is due comes from differences to O, as its dtype keeps it: one element alone is no statistic. */
     const double drawn = p->tensor.dtype == dtype ? 0 : coarser * sqrt(squares / (double)count);
     return compare_within(c, dtype, what, p->tensor.dtype, count, values, values + count, values + 2 * count,
@@ -520,6 +520,9 @@ static bool compare_gradients(const attention_case *c, attune_dtype dtype, const
         for (uint32_t i = 0; i < a->capture_count; i++)
             if (outputs[3 + i])
                 result.d_captures[i] = values[3 + i] + precision * counts[3 + i];
+        for (uint32_t i = 0; i < a->capture_count && precision == 1; i++)
+            if (outputs[3 + i])
+                result.cancelled[2 + i] = values[3 + i] + 3 * counts[3 + i];
         ok = gradients_compute(a, &r->upstream, r->upstream_lse.data ? &r->upstream_lse : NULL,
                                precision == 1 ? REFERENCE_ORACLE : REFERENCE_NAIVE, &result, why);
     }
