@@ -119,6 +119,9 @@ CASES = {
 }
 # Its repeats are many, and each is slow under racecheck; its kernels are those of other cases.
 SLOW = {'racecheck': {'graphs'}}
+# Where heads are shared unevenly by two warp groups (192 columns: two slabs of 64 and one), each group has code of its own, and
+# both come to barrier 1 at an instruction of their own. PTX knows barriers by number; synccheck wants one instruction.
+ADMITTED = {'synccheck': ({'h_192_dense', 'h_192_128_causal', 'h_fixed_192_128'}, 'Divergent thread(s) in block')}
 
 
 def is_hopper(name):
@@ -128,8 +131,8 @@ def is_hopper(name):
 class Run:
     """What one process did: seconds, and None or what is wrong."""
 
-    def __init__(self, seconds, wrong, skipped=False):
-        self.seconds, self.wrong, self.skipped = seconds, wrong, skipped
+    def __init__(self, seconds, wrong, skipped=False, verdict='clean'):
+        self.seconds, self.wrong, self.skipped, self.verdict = seconds, wrong, skipped, wrong or verdict
 
 
 class Runner:
@@ -175,7 +178,12 @@ class Runner:
         seconds = time.monotonic() - start
         if self.options.logs:
             (self.options.logs / f'{name}-{tool or "alone"}.txt').write_text(output)
-        return self.judge(tool, status, output, seconds)
+        run = self.judge(tool, status, output, seconds)
+        names, words = ADMITTED.get(tool, ((), ''))
+        found = re.findall(r'^=+ (.*\berror detected\b.*)', output, re.M)
+        if name in names and run.wrong and not run.skipped and found and all(words in line for line in found):
+            return Run(seconds, None, verdict=f'admitted: {words}')
+        return run
 
     @staticmethod
     def judge(tool, status, output, seconds):
@@ -234,8 +242,7 @@ def main():
     def note(runner, tool, name, run):
         nonlocal clean
         with runner.lock:
-            verdict = run.wrong or 'clean'
-            print(f'{tool:10} {name:18} {run.seconds:6.1f} s  {verdict}', flush=True)
+            print(f'{tool:10} {name:18} {run.seconds:6.1f} s  {run.verdict}', flush=True)
             if run.wrong and not run.skipped and options.logs:
                 for line in first_finding(options.logs / f'{name}-{tool}.txt'):
                     print(f'{"":10} {line.strip()[:200]}', flush=True)
