@@ -217,6 +217,45 @@ void attune__ctext_values(const attune_expr *expr, const attune__interval *bound
             attune__ctext_declare(expr, n, bounds, text);
 }
 
+static bool is_term(const uint32_t terms[ATTUNE__TERMS], uint32_t count, uint32_t n, uint32_t *index)
+{
+    for (*index = 0; *index < count; ++*index)
+        if (terms[*index] == n)
+            return true;
+    return false;
+}
+
+void attune__ctext_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count, const attune__terms *terms,
+                          bool needed[ATTUNE_EXPR_MAX_NODES])
+{
+    uint32_t index;
+    memset(needed, 0, ATTUNE_EXPR_MAX_NODES * sizeof *needed);
+    for (uint32_t i = 0; i < count; i++)
+        needed[roots[i]] = true;
+    for (uint32_t n = expr->node_count; n-- > 0;) {
+        if (!needed[n] || (terms && (is_term(terms->keys, terms->key_count, n, &index) ||
+                                     is_term(terms->rows, terms->row_count, n, &index))))
+            continue;
+        for (uint32_t i = 0; i < expr->nodes[n].arg_count; i++)
+            needed[expr->nodes[n].arg[i]] = true;
+    }
+}
+
+/* Writes a term's value; false if the node is none. */
+static bool write_term(const attune_expr *expr, const attune__terms *terms, uint32_t n, attune__text *text)
+{
+    uint32_t index;
+    if (!terms)
+        return false;
+    const bool key = is_term(terms->keys, terms->key_count, n, &index);
+    if (!key && !is_term(terms->rows, terms->row_count, n, &index))
+        return false;
+    const bool is_float = expr->nodes[n].type == ATTUNE__FLOAT;
+    attune__text_add(text, "    const %s t%u = ATTUNE_TERM_%s(%s[%u]);\n", is_float ? "float" : "int", n,
+                     is_float ? "F32" : "I32", key ? "key" : "row", index);
+    return true;
+}
+
 static void begin_function(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text)
 {
     attune__text_add(text,
@@ -258,7 +297,7 @@ void attune__ctext_of_terms(const attune_expr *expr, uint32_t root, const char *
     attune__ctext_needed(expr, &root, 1, terms, needed);
     begin_function(expr, name, terms, text);
     for (uint32_t n = 0; n < expr->node_count; n++)
-        if (needed[n] && !attune__ctext_term(expr, terms, n, text))
+        if (needed[n] && !write_term(expr, terms, n, text))
             attune__ctext_declare(expr, n, bounds, text);
     end_function(expr, root, text);
 }
@@ -311,7 +350,7 @@ static bool near_text(const attune_expr *expr, uint32_t root, const char *name, 
     attune__ctext_needed(expr, &root, 1, terms, needed);
     begin_function(expr, name, terms, text);
     for (uint32_t n = 0; n < expr->node_count; n++) {
-        if ((terms && !needed[n]) || attune__ctext_term(expr, terms, n, text))
+        if ((terms && !needed[n]) || write_term(expr, terms, n, text))
             continue;
         const attune__node *node = &expr->nodes[n];
         const char *distance = float_of_kv(expr, node);

@@ -85,8 +85,6 @@ void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds);
 void attune__ctext_values(const attune_expr *expr, const attune__interval *bounds, uint16_t without,
                           attune__text *text);
 void attune__ctext_declare(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text);
-/* Writes a term's value; false if the node is none. */
-bool attune__ctext_term(const attune_expr *expr, const attune__terms *terms, uint32_t n, attune__text *text);
 /* Marks what the nodes in `roots` are made of, and them; nothing that terms, if not NULL, are made of. */
 void attune__ctext_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count, const attune__terms *terms,
                           bool needed[ATTUNE_EXPR_MAX_NODES]);

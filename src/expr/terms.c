@@ -9,8 +9,6 @@
  */
 #include "expr/expr.h"
 
-#include <string.h>
-
 #include "expr/print.h"
 
 #define BIT(var) (UINT16_C(1) << (var))
@@ -89,44 +87,6 @@ attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without)
 }
 
 /* ------------------------------------------------------------------------------------------------------------ text */
-
-static bool is_term(const uint32_t terms[ATTUNE__TERMS], uint32_t count, uint32_t n, uint32_t *index)
-{
-    for (*index = 0; *index < count; ++*index)
-        if (terms[*index] == n)
-            return true;
-    return false;
-}
-
-void attune__ctext_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count, const attune__terms *terms,
-                          bool needed[ATTUNE_EXPR_MAX_NODES])
-{
-    uint32_t index;
-    memset(needed, 0, ATTUNE_EXPR_MAX_NODES * sizeof *needed);
-    for (uint32_t i = 0; i < count; i++)
-        needed[roots[i]] = true;
-    for (uint32_t n = expr->node_count; n-- > 0;) {
-        if (!needed[n] || (terms && (is_term(terms->keys, terms->key_count, n, &index) ||
-                                     is_term(terms->rows, terms->row_count, n, &index))))
-            continue;
-        for (uint32_t i = 0; i < expr->nodes[n].arg_count; i++)
-            needed[expr->nodes[n].arg[i]] = true;
-    }
-}
-
-bool attune__ctext_term(const attune_expr *expr, const attune__terms *terms, uint32_t n, attune__text *text)
-{
-    uint32_t index;
-    if (!terms)
-        return false;
-    const bool key = is_term(terms->keys, terms->key_count, n, &index);
-    if (!key && !is_term(terms->rows, terms->row_count, n, &index))
-        return false;
-    const bool is_float = expr->nodes[n].type == ATTUNE__FLOAT;
-    attune__text_add(text, "    const %s t%u = ATTUNE_TERM_%s(%s[%u]);\n", is_float ? "float" : "int", n,
-                     is_float ? "F32" : "I32", key ? "key" : "row", index);
-    return true;
-}
 
 /* void NAME_key_terms(..., int *key ATTUNE_SYMBOLS), or rows. */
 static void add_function(const attune_expr *expr, const char *name, const char *what, const char *var,

@@ -30,12 +30,6 @@ static uint32_t mod_registers(const attune__shape *s)
     return (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u);
 }
 
-attune__cuda_tiles attune__cuda_by_head_dim(const attune__shape *s, const attune__cuda_tiles tables[4])
-{
-    uint32_t d = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
-    return tables[d <= 64 ? 0 : d <= 128 ? 1 : d <= 192 ? 2 : 3];
-}
-
 /* ------------------------------------------------------------------------------------------------------------ sm80 */
 
 static const attune__tile sm80_64[] = {

@@ -13,7 +13,12 @@ typedef struct attune__cuda_tiles {
 #define ATTUNE__CUDA_TILES(array) ((attune__cuda_tiles){array, sizeof(array) / sizeof((array)[0])})
 
 /* That of the larger head dimension: up to 64, 128, 192, 256. */
-attune__cuda_tiles attune__cuda_by_head_dim(const attune__shape *shape, const attune__cuda_tiles tables[4]);
+static inline attune__cuda_tiles attune__cuda_by_head_dim(const attune__shape *shape,
+                                                          const attune__cuda_tiles tables[4])
+{
+    const uint32_t d = shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v;
+    return tables[d <= 64 ? 0 : d <= 128 ? 1 : d <= 192 ? 2 : 3];
+}
 
 /* The rows of every head are padded to a multiple in the workspace; no tile of rows is larger. */
 #define ATTUNE__CUDA_ROW_BLOCK 128

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The warp group that feeds Hopper's backward kernel: a thread that walks the work and the mask's lists and loads, and
+ * a warp for each other group that adds its part of dQ. What lies in shared memory is here too.
+ */
+#ifndef ATTUNE_CUDA_FEED_BACKWARD_SM90_CUH
+#define ATTUNE_CUDA_FEED_BACKWARD_SM90_CUH
+
+#include "common.cuh"
+#include "hopper.cuh"
+#include "terms.cuh"
+#include "turns.cuh"
+
+#ifndef ATTUNE_DETERMINISTIC
+#define ATTUNE_DETERMINISTIC 0
+#endif
+#ifndef ATTUNE_HAVE_SCORE_NEAR
+#define ATTUNE_HAVE_SCORE_NEAR 0
+#endif
+
+constexpr int GROUPS = 2; /* of consumers */
+constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
+constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;
+constexpr int WIDTH_D = round_up(HEAD_DIM, 16), WIDTH_DV = round_up(HEAD_DIM_V, 16);
+/* Wide heads: the warp groups share the columns of dK, dV and dQ, and the rows of S and dP. */
+constexpr bool WIDE = HEAD_DIM > 128 || HEAD_DIM_V > 128;
+static_assert(THREADS == 128 * (GROUPS + 1) && STAGES == 2 && BLOCK_N == (WIDE ? 64 : 64 * GROUPS),
+              "two warp groups own 64 keys each, or the same 64");
+static_assert(!WIDE || (SLABS_D >= 2 && SLABS_DV >= 2), "a slab of each for both warp groups");
+/* Else they share the 128 rows of dQ, or its columns; it is turned too where these are 128. */
+constexpr bool TURNED = HEAD_DIM > 64 && !WIDE, BY_ROWS = BLOCK_M == 128;
+static_assert(BLOCK_M == 64 || (BY_ROWS && SLABS_D == 1 && SLABS_DV == 1), "the tile's rows are 64, or with small heads 128");
+constexpr int DQ_COLUMNS = TURNED ? 128 : BY_ROWS ? WIDTH_D : WIDE ? round_up(HEAD_DIM, 128) : round_up(HEAD_DIM, 32);
+constexpr int DQ_WIDTH = TURNED ? BLOCK_M : BY_ROWS ? DQ_COLUMNS : DQ_COLUMNS / 2; /* of a part, which has 64 rows */
+/* Of dK (and a wide head's dQ) and dV, the columns that a warp group has: of three slabs the first has two of dK, the
+ * second two of dV. EVEN: both have as many. */
+constexpr bool EVEN = !WIDE || (SLABS_D % 2 == 0 && SLABS_DV % 2 == 0);
+constexpr int FIRST_D = (SLABS_D + 1) / 2 * 64, FIRST_DV = SLABS_DV / 2 * 64;
+template <int GROUP> constexpr int PART_D = !WIDE ? WIDTH_D : GROUP ? SLABS_D * 64 - FIRST_D : FIRST_D;
+template <int GROUP> constexpr int PART_DV = !WIDE ? WIDTH_DV : GROUP ? SLABS_DV * 64 - FIRST_DV : FIRST_DV;
+constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4; /* of a part, in the sums */
+template <int GROUP> constexpr u32 PART_DQ_BYTES = WIDE ? 64 * PART_D<GROUP> * 4 : DQ_BYTES;
+/* Where a part waits for its addition: in memory of its own; over the warp group's columns of Q and dO, which no one
+ * reads any longer; or nowhere, all threads adding what they hold at once, which is slow. */
+enum { ADDED_APART, ADDED_IN_PLACE, ADDED_AT_ONCE };
+constexpr int ADDED = !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? ADDED_APART
+                      : EVEN && SLABS_DV >= SLABS_D          ? ADDED_IN_PLACE
+                                                             : ADDED_AT_ONCE;
+constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
+constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
+constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
+constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
+/* Whether dP begins after P and dV only: a score expression has no room beside it. */
+constexpr bool LATE = HAVE_SCORE && !WIDE;
+/* Whether dQ's sums are added to in turn. Under a causal mask the last keys begin last in their rows, so that their
+ * turns come with hardly a wait. */
+constexpr bool ORDERED = ATTUNE_DETERMINISTIC;
+constexpr int LOADER_REGISTERS = ORDERED ? 40 : 24, OWNER_REGISTERS = ORDERED ? 232 : 240;
+static_assert(!ORDERED || ADDED != ADDED_AT_ONCE, "what all threads add has no turns");
+
+/* Above the flags stands the number of the tile of keys. */
+enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8, NOTE_KEYS = 16 };
+
+constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT = DO_AT + STAGES * DO_BYTES;
+constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, 
+              LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
+constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
+
+struct __align__(16) note
+{
+    int q, h, b, flags; /* at the end of a tile q is its number */
+};
+
+struct control {
+    u64 keys_full, keys_empty, full[STAGES], empty[STAGES], dq_full[GROUPS], dq_empty[GROUPS];
+    note notes[STAGES];
+    int kv; /* the tile of keys */
+    struct {
+        const int *partial, *full;
+        int left, left_full, tile, round, b, b_end, h, h_end, b_keys, h_keys, q, end, flags;
+    } walk; /* in shared memory, because the loader has few registers */
+};
+constexpr u32 CONTROL_BYTES = 256;
+static_assert(sizeof(control) <= CONTROL_BYTES && planned(CONTROL_AT + CONTROL_BYTES, 0));
+
+/* ----------------------------------------------------------------------------------------------------- instructions */
+
+__device__ __forceinline__ void bulk_load(u32 to, const void *from, u32 bytes, u64 *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_add(float *to, u32 from, u32 bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void fence_async()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ------------------------------------------------------------------------------------------------ tiles of the work */
+
+/* Which keys of which head a workgroup has. */
+struct column {
+    int b, h_kv, kv;
+};
+
+__device__ __forceinline__ int row_tiles(const attune_cuda_arguments &a)
+{
+    return (a.q_len + BLOCK_M - 1) / BLOCK_M;
+}
+
+__device__ __forceinline__ int column_tiles(const attune_cuda_arguments &a)
+{
+    return (a.kv_len + BLOCK_N - 1) / BLOCK_N;
+}
+
+__device__ __forceinline__ int column_count(const attune_cuda_arguments &a, const attune_cuda_backward &g)
+{
+    return g.kv_batch * a.kv_heads * column_tiles(a);
+}
+
+/* Some heads at a time, whose rows stay in the L2 cache; of these the first keys first, which under a causal mask have
+ * the most rows. */
+__device__ __forceinline__ column column_at(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
+{
+    int tiles = column_tiles(a), planes = g.kv_batch * a.kv_heads, some = g.together;
+    int set = tile / (tiles * some), rest = tile - set * tiles * some;
+    some = min(some, planes - set * some);
+    int chunk = rest / some, plane = set * g.together + rest - chunk * some;
+    if (ORDERED)
+        chunk = tiles - 1 - chunk;
+    return {plane / a.kv_heads, plane % a.kv_heads, chunk * BLOCK_N};
+}
+
+/* A row among those of the workspace. */
+__device__ __forceinline__ i64 row_at(const attune_cuda_arguments &a, const attune_cuda_backward &g, int b, int h, int q)
+{
+    return (b * a.heads + h) * g.row_stride + q;
+}
+
+/* Where a warp group's part of a tile of rows begins among the sums of dQ. */
+__device__ __forceinline__ float *sums_at(const attune_cuda_backward &g, i64 row, int group)
+{
+    return (float *)g.sums + (row / BLOCK_M * GROUPS + group) * (DQ_BYTES / 4);
+}
+
+/* Where half of a warp group's part of dQ is laid down in place: over its columns of dO, and of Q. */
+__device__ __forceinline__ u32 dq_place(u32 memory, u32 stage, int group, int half)
+{
+    return memory + (half ? Q_AT + stage * Q_BYTES + group * (FIRST_D / 64) * ROW_SLAB
+                          : DO_AT + stage * DO_BYTES + group * (FIRST_DV / 64) * ROW_SLAB);
+}
+
+/* ------------------------------------------------------------------------------------------------------- the loader */
+
+__device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+                                          u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map)
+{
+    auto &w = c.walk;
+    barrier_wait(&c.empty[r.stage], r.phase);
+    u64 *full = &c.full[r.stage];
+    c.notes[r.stage] = {w.q, w.h, w.b, ORDERED ? w.flags + c.kv / BLOCK_N * NOTE_KEYS : w.flags};
+    barrier_expect(full, Q_BYTES + DO_BYTES + 2 * ROW_BYTES);
+    i64 row = row_at(a, g, w.b, w.h, w.q);
+#pragma unroll
+    for (int slab = 0; slab < SLABS_D; slab++)
+        tensor_load(memory + Q_AT + r.stage * Q_BYTES + slab * ROW_SLAB, q_map, full, slab * 64, w.q, w.h, w.b);
+    bulk_load(memory + LSE_AT + r.stage * ROW_BYTES, (const float *)g.lse + row, ROW_BYTES, full);
+#pragma unroll
+    for (int slab = 0; slab < SLABS_DV; slab++)
+        tensor_load(memory + DO_AT + r.stage * DO_BYTES + slab * ROW_SLAB, do_map, full, slab * 64, w.q, w.h, w.b);
+    bulk_load(memory + DELTA_AT + r.stage * ROW_BYTES, (const float *)g.delta + row, ROW_BYTES, full);
+    ring_next(r);
+}
+
+__device__ __forceinline__ void load_note(control &c, ring &r, int tile, int flags)
+{
+    barrier_wait(&c.empty[r.stage], r.phase);
+    c.notes[r.stage] = {tile, 0, 0, flags};
+    barrier_arrive(&c.full[r.stage]);
+    ring_next(r);
+}
+
+/* The rows of one head that attend to a tile of keys. */
+__device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+                                          u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map)
+{
+#if ATTUNE_HAVE_BLOCKS
+    auto &w = c.walk;
+    {
+        i64 row = w.b * g.column_batch_rows + w.h * g.column_head_rows + c.kv / a.kv_block;
+        const i64 *list = (const i64 *)g.partial.offsets + row;
+        w.partial = (const int *)g.partial.indices + list[0];
+        w.left = (int)(list[1] - list[0]);
+        list = (const i64 *)g.full.offsets + row;
+        w.full = (const int *)g.full.indices + list[0];
+        w.left_full = (int)(list[1] - list[0]);
+    }
+    for (;;) {
+        {
+            int block = w.left ? *w.partial : NO_BLOCK, block_full = w.left_full ? *w.full : NO_BLOCK;
+            w.flags = NOTE_MASK | NOTE_PARTIAL;
+            if (block_full < block) {
+                block = block_full;
+                w.full++;
+                w.left_full--;
+                w.flags = c.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0;
+            } else {
+                w.partial++;
+                w.left--;
+            }
+            /* A mask may be longer than the call. */
+            if (block >= (a.q_len + a.q_block - 1) / a.q_block)
+                break;
+            w.q = block * a.q_block;
+            w.end = min(w.q + a.q_block, a.q_len);
+        }
+#pragma unroll 1
+        for (; w.q < w.end; w.q += BLOCK_M)
+            load_rows(a, g, c, memory, r, q_map, do_map);
+    }
+#else
+#pragma unroll 1
+    for (c.walk.q = 0; c.walk.q < a.q_len; c.walk.q += BLOCK_M)
+        load_rows(a, g, c, memory, r, q_map, do_map);
+#endif
+}
+
+__device__ __forceinline__ void load(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+                                     u32 memory, const tensor_map *q_map, const tensor_map *k_map,
+                                     const tensor_map *v_map, const tensor_map *do_map)
+{
+    ring r = {0, 1}; /* empty to begin with: the phase before the first */
+    auto &w = c.walk;
+    w.round = 0;
+    /* In order of the claims, lest one that waits keeps those off that it waits for. */
+    w.tile = ORDERED ? atomicAdd((int *)a.counter, 1) : (int)blockIdx.x;
+#pragma unroll 1
+    for (; w.tile < column_count(a, g); w.round++) {
+        {
+            column at = column_at(a, g, w.tile);
+            barrier_wait(&c.keys_empty, ~w.round & 1);
+            c.kv = at.kv;
+            w.flags = at.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0;
+            w.b_keys = at.b;
+            w.h_keys = at.h_kv;
+        }
+        barrier_expect(&c.keys_full, K_BYTES + V_BYTES);
+#pragma unroll
+        for (int slab = 0; slab < SLABS_D; slab++)
+            tensor_load(memory + slab * KEY_SLAB, k_map, &c.keys_full, slab * 64, c.kv, w.h_keys, w.b_keys);
+#pragma unroll
+        for (int slab = 0; slab < SLABS_DV; slab++)
+            tensor_load(memory + K_BYTES + slab * KEY_SLAB, v_map, &c.keys_full, slab * 64, c.kv, w.h_keys, w.b_keys);
+        w.b_end = g.kv_batch == 1 ? a.batch : w.b_keys + 1;
+        w.h_end = (w.h_keys + 1) * (a.heads / a.kv_heads);
+#pragma unroll 1
+        for (w.b = w.b_keys; w.b < w.b_end; w.b++)
+#pragma unroll 1
+            for (w.h = w.h_keys * (a.heads / a.kv_heads); w.h < w.h_end; w.h++)
+                load_head(a, g, c, memory, r, q_map, do_map);
+        load_note(c, r, w.tile, NOTE_END);
+        if (a.counter)
+            w.tile = (ORDERED ? 0 : (int)gridDim.x) + atomicAdd((int *)a.counter, 1);
+        else
+            w.tile += (int)gridDim.x;
+    }
+    load_note(c, r, 0, NOTE_STOP);
+    int *counter = (int *)a.counter;
+    if (!ORDERED && counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
+        counter[0] = 0;
+        counter[1] = 0;
+    }
+}
+
+/* Adds the parts of dQ of one warp group, as they come. By a whole warp if in turn, else by its first thread. */
+__device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+                                       u32 memory, int group)
+{
+    constexpr bool IN_PLACE = ADDED == ADDED_IN_PLACE;
+    bool first = threadIdx.x % 32 == 0;
+    if (!ORDERED && !first)
+        return;
+    u32 bytes = group ? PART_DQ_BYTES<1> : PART_DQ_BYTES<0>;
+    ring r = {0, 0};
+    u32 phase = 0;
+    for (;; ring_next(r)) {
+        barrier_wait(&c.full[r.stage], r.phase);
+        note n = c.notes[r.stage];
+        if (ORDERED)
+            __syncwarp();
+        bool rows = !(n.flags & (NOTE_END | NOTE_STOP));
+        if (!(first && IN_PLACE && rows))
+            lane_arrive(&c.empty[r.stage]);
+        if (n.flags & NOTE_STOP)
+            break;
+        if (!rows)
+            continue;
+        i64 row = row_at(a, g, n.b, n.h, n.q);
+        int tile = n.flags / NOTE_KEYS;
+        u32 turn = ORDERED ? turn_of(a, n.b, n.h, n.q, tile) : 0, *word = (u32 *)g.turns + row / BLOCK_M * GROUPS + group;
+        if (first) {
+            float *to = sums_at(g, row, group);
+            if (ORDERED)
+                turn_wait(word, turn);
+            barrier_wait(&c.dq_full[group], phase);
+            if (IN_PLACE) {
+                bulk_add(to, dq_place(memory, r.stage, group, 0), bytes / 2);
+                bulk_add(to + bytes / 8, dq_place(memory, r.stage, group, 1), bytes / 2);
+            } else
+                bulk_add(to, memory + DQ_AT + group * PART_DQ_BYTES<0>, bytes);
+            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            barrier_arrive(IN_PLACE ? &c.empty[r.stage] : &c.dq_empty[group]);
+            if (ORDERED)
+                turn_end(word, tile);
+        }
+        phase ^= 1;
+    }
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+#endif
