@@ -68,6 +68,17 @@ int64_t attention_capture_elements(const attention *a, uint32_t captures)
     return sum;
 }
 
+attune_status attention_mask(attune_instance *instance, attune_device *device, const attention *a,
+                             const attune_mask_desc *desc, attune_problem *problem, attune_mask **mask)
+{
+    attune_mask_destroy(*mask);
+    *mask = NULL;
+    TRY(attune_mask_create(instance, desc, a->mask, a->captures, a->capture_count, a->parameters, a->parameter_count,
+                           mask));
+    TRY(attune_mask_upload(*mask, device));
+    return problem ? attune_problem_set_mask(problem, *mask) : ATTUNE_OK;
+}
+
 /* One mask, or one for each segment. */
 static attune_status make_masks(attune_instance *instance, attune_device *device, const attention *a,
                                 const attention_run *run, attune_problem *problem, resources *r)
@@ -86,12 +97,7 @@ static attune_status make_masks(attune_instance *instance, attune_device *device
         segments_cut(&r->cut, run->segments, run->segment_count);
         return segments_build(instance, device, a, &desc, &r->cut, problem);
     }
-    if (!a->mask)
-        return ATTUNE_OK;
-    TRY(attune_mask_create(instance, &desc, a->mask, a->captures, a->capture_count, a->parameters, a->parameter_count,
-                           &r->mask));
-    TRY(attune_mask_upload(r->mask, device));
-    return attune_problem_set_mask(problem, r->mask);
+    return a->mask ? attention_mask(instance, device, a, &desc, problem, &r->mask) : ATTUNE_OK;
 }
 
 static attune_status make_plans(attune_instance *instance, attune_device *device, const attention *a,

@@ -76,6 +76,11 @@ uint32_t attention_differentiable(const attention *a);
 /* Elements of such captures together. */
 int64_t attention_capture_elements(const attention *a, uint32_t captures);
 
+/* Builds and uploads the mask that desc describes, in place of *mask (which may be NULL), and gives it to the problem,
+ * if that is not NULL. */
+attune_status attention_mask(attune_instance *instance, attune_device *device, const attention *a,
+                             const attune_mask_desc *desc, attune_problem *problem, attune_mask **mask);
+
 /* Runs `a` on a device through the public API: mask build, upload, plan, buffers, forward, and backward if gradients
  * are asked for. Outputs are float64 arrays shaped as the results; o [b,h,lq,dv], lse and row_max [b,h,lq], any may be
  * NULL. mask_block 0 = 128. */

@@ -103,15 +103,7 @@ static attune_status build_masks(bench_setup *s, attune_problem *problem)
 {
     if (s->cut.count)
         return segments_build(s->instance, s->device, &s->a, &s->mask_desc, &s->cut, problem);
-    attune_mask_destroy(s->mask);
-    s->mask = NULL;
-    if (!s->a.mask)
-        return ATTUNE_OK;
-    attune_status status = attune_mask_create(s->instance, &s->mask_desc, s->a.mask, s->a.captures, s->a.capture_count,
-                                              s->a.parameters, s->a.parameter_count, &s->mask);
-    if (status == ATTUNE_OK)
-        status = attune_mask_upload(s->mask, s->device);
-    return status == ATTUNE_OK && problem ? attune_problem_set_mask(problem, s->mask) : status;
+    return s->a.mask ? attention_mask(s->instance, s->device, &s->a, &s->mask_desc, problem, &s->mask) : ATTUNE_OK;
 }
 
 /* Of one mask, or of those of the segments together. */

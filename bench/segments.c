@@ -26,16 +26,8 @@ attune_status segments_build(attune_instance *instance, attune_device *device, c
         desc.kv_len = s->start[i + 1] - s->start[i];
         if (problem && desc.kv_len > problem->kv_len)
             problem->kv_len = desc.kv_len;
-        if (!a->mask)
-            continue;
-        attune_mask_destroy(s->masks[i]);
-        s->masks[i] = NULL;
-        status = attune_mask_create(instance, &desc, a->mask, a->captures, a->capture_count, a->parameters,
-                                    a->parameter_count, &s->masks[i]);
-        if (status == ATTUNE_OK)
-            status = attune_mask_upload(s->masks[i], device);
-        if (status == ATTUNE_OK && problem)
-            status = attune_problem_set_mask(problem, s->masks[i]);
+        if (a->mask)
+            status = attention_mask(instance, device, a, &desc, problem, &s->masks[i]);
     }
     return status;
 }

@@ -548,11 +548,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 constexpr int DQ_TILE = GROUPS * DQ_BYTES / 4;
 
-__device__ __forceinline__ bool is_wide(const attune_cuda_view &v)
-{
-    return ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 15) == 0;
-}
-
 /* dQ from its sums: a workgroup of 256 for each tile of rows, of wide heads one for each half of the columns. */
 extern "C" __global__ void __launch_bounds__(256)
     attune_backward_dq_sm90(const __grid_constant__ attune_cuda_arguments a,
@@ -582,7 +577,7 @@ extern "C" __global__ void __launch_bounds__(256)
         *(volatile int *)g.redo = 1;
     __syncthreads();
     element *out = (element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
-    bool vector = is_wide(g.d_q);
+    bool vector = view_aligned(g.d_q);
     constexpr int PIECES = (WIDE ? COLUMNS : HEAD_DIM + 7) / 8;
     for (int i = (int)threadIdx.x; i < BLOCK_M * PIECES; i += 256) {
         int row = i / PIECES, d = i % PIECES * 8 + half * COLUMNS;

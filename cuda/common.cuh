@@ -220,4 +220,11 @@ __device__ __forceinline__ float fold_sign(float scale)
     return scale < 0.0f ? -1.0f : 0.0f;
 }
 
+/* Whether every row begins at a multiple of 16 bytes. */
+__device__ __forceinline__ bool view_aligned(const attune_cuda_view &v)
+{
+    u64 bytes = sizeof(element);
+    return ((v.address | (u64)v.batch * bytes | (u64)v.head * bytes | (u64)v.row * bytes) & 15) == 0;
+}
+
 #endif

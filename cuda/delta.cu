@@ -59,11 +59,6 @@ __device__ __forceinline__ float dot(const element *x, const element *y, int lan
     }
 }
 
-__device__ __forceinline__ bool is_aligned(const attune_cuda_view &v)
-{
-    return ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 15) == 0;
-}
-
 /* Row q's LSE and delta, dot being dot(o, d_o). */
 __device__ __forceinline__ void finish(const attune_cuda_arguments &a, const attune_cuda_backward &back, int plane,
                                        int b, int h, int q, float dot)
@@ -102,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     int first = ((int)blockIdx.x - plane * blocks) * ROWS + (int)threadIdx.x / 32 * SHARE;
     const element *o = (const element *)a.o.address + b * a.o.batch + h * a.o.head;
     const element *d_o = (const element *)back.d_o.address + b * back.d_o.batch + h * back.d_o.head;
-    if (VECTORS && is_aligned(a.o) && is_aligned(back.d_o)) {
+    if (VECTORS && view_aligned(a.o) && view_aligned(back.d_o)) {
         uint4 x[STEPS], y[STEPS];
         int q = first + lane / LANES, at = lane % LANES * 8;
 #pragma unroll

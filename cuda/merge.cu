@@ -195,8 +195,7 @@ struct chunk {
     uint4 low, high; /* high: float32 */
 };
 
-/* TYPE: a view's dtype; HALF = 1 or 2; 0 = any. */
-#define HALF 4
+/* TYPE: a view's dtype; 0 = any. */
 
 template <int TYPE> __device__ __forceinline__ bool is_single(const view &v)
 {

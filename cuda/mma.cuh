@@ -142,11 +142,14 @@ template <int CHUNKS> __device__ __forceinline__ u32 chunk_offset(int row, int c
     return (u32)(row * CHUNKS + (chunk ^ turn)) * 16;
 }
 
+/* Chunks of a row that turn among themselves. */
+template <int CHUNKS> constexpr int CHUNK_GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+
 /* From start = to + chunk_offset(row, part), where part is below a piece of the inner dimension that begins at `chunk`,
  * to where that piece's part stands; rows 8 further on stand CHUNKS * 128 bytes further on. */
 template <int CHUNKS> __device__ __forceinline__ u32 chunk_address(u32 start, int chunk)
 {
-    constexpr int GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
+    constexpr int GROUP = CHUNK_GROUP<CHUNKS>;
     return (start ^ (u32)(chunk % GROUP * 16)) + (u32)(chunk / GROUP * GROUP * 16);
 }
 
@@ -196,7 +199,7 @@ __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 strid
     int thread = thread_here();
     if (aligned) {
         /* Threads that stand together copy together; the rows of a thread are 8 or a multiple apart. */
-        constexpr int ACROSS = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2, STEP = THREADS / ACROSS;
+        constexpr int ACROSS = CHUNK_GROUP<CHUNKS>, STEP = THREADS / ACROSS;
         if constexpr (ACROSS > 2 && STEP % 8 == 0 && ROWS % STEP == 0) {
             int row = thread / ACROSS, chunk = thread % ACROSS;
             const element *source = from + (first + row) * stride + chunk * PER_CHUNK;
@@ -231,12 +234,6 @@ __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 strid
     }
 }
 
-__device__ __forceinline__ bool view_aligned(const attune_cuda_view &v)
-{
-    u64 bytes = sizeof(element);
-    return ((v.address | (u64)v.batch * bytes | (u64)v.head * bytes | (u64)v.row * bytes) & 15) == 0;
-}
-
 /* Where the head's keys begin. */
 struct source {
     const element *k, *v;
@@ -264,10 +261,11 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
- * addresses, and for the operands of more than some steps. */
 /* More would keep too many operands; fewer would wait for them at each turn's beginning. */
 constexpr int QK_UNROLL = WIDE ? PAD_DV > 128 ? 1 : 2 : N_TILES > 8 && ATTUNE_HAVE_MASK ? 1 : HAVE_SCORE ? 4 : 16;
+
+/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
+ * addresses, and for the operands of more than some steps. */
 template <int CHUNKS = CHUNKS_D, bool KEPT = true>
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
 {

@@ -201,7 +201,7 @@ static attune_status compile_missing(const attune__host *host, const compiler *c
     attune_status status = ATTUNE_OK;
     for (uint32_t i = 0; i < count && status == ATTUNE_OK; i++) {
         attune__cuda_job *job = &jobs[i];
-        const attune__cache_key key = {ATTUNE__CUDA_KIND, attune__cuda_hash(job->kernel), identity, (size_t)length};
+        const attune__cache_key key = {ATTUNE__CUDA_KIND, job->hash, identity, (size_t)length};
         if (job->cubin || attune__cache_get(host->cache, &key, &job->cubin, &job->size))
             continue;
         tasks[missing] = (task){.job = job, .key = key};
@@ -262,9 +262,10 @@ attune_status attune__cuda_compile_all(const attune__host *host, attune__cuda_jo
     for (uint32_t i = 0; i < count; i++) {
         jobs[i].cubin = NULL;
         jobs[i].size = 0;
+        jobs[i].hash = attune__cuda_hash(jobs[i].kernel);
     }
     for (uint32_t i = 0; i < count && status == ATTUNE_OK; i++)
-        if (!find_in_packs(host, attune__cuda_hash(jobs[i].kernel), &jobs[i].cubin, &jobs[i].size, &status) && !missing)
+        if (!find_in_packs(host, jobs[i].hash, &jobs[i].cubin, &jobs[i].size, &status) && !missing)
             missing = jobs[i].kernel;
     if (status == ATTUNE_OK && missing) {
         compiler c;
@@ -323,7 +324,7 @@ static mods recognise(const attune__program_desc *desc)
     m.score = attune__score_terms(desc->score, without);
     m.mask = attune__mask_terms(desc->mask, without);
     if (desc->gradient)
-        m.slope = attune__expr_terms(desc->gradient->expr, &desc->gradient->score, 1, without);
+        m.slope = attune__expr_terms(desc->gradient->expr, desc->gradient->score, without);
     m.columns = m.rows && desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma &&
                 attune__ctext_columns(desc->mask, "", &nowhere, &runs) && !(runs & ~m.runs);
     if (!desc->score)

@@ -31,6 +31,7 @@ typedef struct attune__cuda_job {
     const attune__cuda_kernel *kernel;
     void *cubin; /* likewise */
     size_t size;
+    attune__hash hash; /* of the kernel, filled in */
 } attune__cuda_job;
 #define ATTUNE__CUDA_JOBS 5
 

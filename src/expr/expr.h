@@ -161,10 +161,10 @@ typedef struct attune__terms {
 } attune__terms;
 
 /*
- * The largest such nodes of which the values `roots` are made; none of rows where there are none of keys. `without`:
+ * The largest such nodes of which the value `root` is made; none of rows where there are none of keys. `without`:
  * bits 1 << attune__var of what the terms of keys may not depend on either, besides q and score.
  */
-attune__terms attune__expr_terms(const attune_expr *expr, const uint32_t *roots, uint32_t count, uint16_t without);
+attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without);
 /* Those of a score; and those of a mask, none if its rows are intervals whatever its captures hold (print.h), since no
  * pair is looked at then. NULL = none. */
 attune__terms attune__score_terms(const attune_expr *score, uint16_t without);

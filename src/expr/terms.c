@@ -20,9 +20,6 @@ typedef enum kind { PAIR, OF_KEY, OF_ROW } kind;
 
 static void add_term(uint32_t terms[ATTUNE__TERMS], uint32_t *count, uint32_t n)
 {
-    for (uint32_t i = 0; i < *count; i++)
-        if (terms[i] == n)
-            return;
     if (*count < ATTUNE__TERMS)
         terms[(*count)++] = n;
 }
@@ -45,13 +42,12 @@ static kind kind_of(const attune__node *node, uint16_t without)
     return node->uses & (ROW | without) ? PAIR : OF_KEY;
 }
 
-attune__terms attune__expr_terms(const attune_expr *expr, const uint32_t *roots, uint32_t count, uint16_t without)
+attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without)
 {
     attune__terms terms = {0};
     bool captures[ATTUNE_EXPR_MAX_NODES], needed[ATTUNE_EXPR_MAX_NODES] = {false};
     find_captures(expr, captures);
-    for (uint32_t i = 0; i < count; i++)
-        needed[roots[i]] = true;
+    needed[root] = true;
     /* Users stand behind what they use: going back, the first that is no pair's is the largest. */
     for (uint32_t n = expr->node_count; n-- > 0;) {
         if (!needed[n])
@@ -72,8 +68,7 @@ attune__terms attune__expr_terms(const attune_expr *expr, const uint32_t *roots,
 
 attune__terms attune__score_terms(const attune_expr *score, uint16_t without)
 {
-    const uint32_t root = score ? score->node_count - 1 : 0;
-    return score ? attune__expr_terms(score, &root, 1, without) : (attune__terms){0};
+    return score ? attune__expr_terms(score, score->node_count - 1, without) : (attune__terms){0};
 }
 
 attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without)
@@ -82,8 +77,7 @@ attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without)
     attune__text nowhere = attune__text_begin(NULL, 0);
     if (!mask || (attune__ctext_rows(mask, "", &nowhere, &runs) && !runs))
         return (attune__terms){0};
-    const uint32_t root = mask->node_count - 1;
-    return attune__expr_terms(mask, &root, 1, without);
+    return attune__expr_terms(mask, mask->node_count - 1, without);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ text */

@@ -247,10 +247,7 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
                                        .kv_heads = c->kv_heads,
                                        .q_len = c->q_len + c->mask_longer,
                                        .kv_len = c->kv_len + c->mask_longer};
-        if ((error = try_call(attune_mask_create(instance, &desc, a->mask, a->captures, a->capture_count, a->parameters,
-                                                 a->parameter_count, &r->mask))) ||
-            (error = try_call(attune_mask_upload(r->mask, device))) ||
-            (error = try_call(attune_problem_set_mask(&problem, r->mask))))
+        if ((error = try_call(attention_mask(instance, device, a, &desc, &problem, &r->mask))))
             return error;
     }
     attune_kernel_options options = {.struct_size = sizeof options};

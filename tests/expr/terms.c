@@ -27,7 +27,7 @@ static uint16_t without(uint64_t i)
 static attune__terms terms_of(const attune_expr *expr, uint16_t variables)
 {
     const uint32_t root = expr->node_count - 1;
-    return attune__expr_terms(expr, &root, 1, variables);
+    return attune__expr_terms(expr, root, variables);
 }
 
 static void write_functions(batch *b, const bound *x, uint64_t i)
