@@ -43,18 +43,42 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 
     wgmma_commit();
 }
 
+/*
+ * f(some, columns) for SOME scores after the others, which go round: a loop has SOME of them, and compiles in a
+ * fraction of the time. columns: how far they are from the first.
+ */
+template <int SOME, int COUNT, typename function>
+__device__ __forceinline__ void go_round(float (&s)[COUNT], function f)
+{
+    static_assert(COUNT % SOME == 0, "a whole number of turns");
+#pragma unroll 1
+    for (int n = 0; n < COUNT; n += SOME) {
+        float some[SOME];
+#pragma unroll
+        for (int i = 0; i < SOME; i++)
+            some[i] = s[i];
+        f(some, n * 2);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            s[i] = i + SOME < COUNT ? s[i + SOME] : some[i + SOME - COUNT];
+    }
+}
+
+constexpr int FEW = 8, SEVERAL = 16;
+constexpr int SCORES_AT_ONCE = ATTUNE_SCORE_IS_LONG || ATTUNE_HAVE_SCORE_LINE ? FEW : BLOCK_N / 2;
+
 /* The largest product of the thread, in magnitude. */
-__device__ __forceinline__ float magnitude(const float (&s)[BLOCK_N / 2])
+template <int COUNT> __device__ __forceinline__ float magnitude(const float (&s)[COUNT])
 {
     float top[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; i++)
+    for (int i = 0; i < COUNT; i++)
         top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
     return fmaxf(top[0], top[1]);
 }
 
 /* Whether the warp's scores all lie where the cheaper form of their expression holds. */
-__device__ __forceinline__ bool near_zero(const float (&s)[BLOCK_N / 2], float scale)
+template <int COUNT> __device__ __forceinline__ bool near_zero(const float (&s)[COUNT], float scale)
 {
 #ifdef ATTUNE_SCORE_NEAR
     return __all_sync(0xffffffffu, magnitude(s) * fabsf(scale) <= ATTUNE_SCORE_NEAR);
@@ -88,7 +112,7 @@ __device__ __forceinline__ bool find_lines(line (&lines)[2], const attune_cuda_a
     return finite;
 }
 
-__device__ __forceinline__ void apply_lines(float (&s)[BLOCK_N / 2], const line (&lines)[2], int column)
+template <int COUNT> __device__ __forceinline__ void apply_lines(float (&s)[COUNT], const line (&lines)[2], int column)
 {
 #if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
 #pragma unroll
@@ -96,7 +120,7 @@ __device__ __forceinline__ void apply_lines(float (&s)[BLOCK_N / 2], const line 
         const line &l = lines[half];
         float from = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
 #pragma unroll
-        for (int i = 0; i < BLOCK_N / 4; i++) {
+        for (int i = 0; i < COUNT / 2; i++) {
             float &x = s[i / 2 * 4 + half * 2 + i % 2];
             float to = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, from) : from;
             x = __fmaf_rn(x, l.factor, to);
@@ -109,7 +133,7 @@ __device__ __forceinline__ void apply_lines(float (&s)[BLOCK_N / 2], const line 
  * outer * tanh(inner * score): x times a polynomial in x * x, of the product itself. With two coefficients it is within
  * 3.5e-8 of tanh where |inner * score| <= 0.16, with four within 1.4e-8 up to 0.5; past that, tanh.
  */
-__device__ __forceinline__ void apply_cap(float (&s)[BLOCK_N / 2], float scale)
+template <int COUNT> __device__ __forceinline__ void apply_cap(float (&s)[COUNT], float scale)
 {
 #if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
     float inner = ATTUNE_SCORE_CAP_INNER * scale;
@@ -119,7 +143,7 @@ __device__ __forceinline__ void apply_cap(float (&s)[BLOCK_N / 2], float scale)
     if (__all_sync(0xffffffffu, top <= 0.16f)) {
         float c1 = c0 * two * -0.33331832f, c2 = c0 * two * (two * 0.13143139f);
 #pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++) {
+        for (int i = 0; i < COUNT; i++) {
             float y = s[i] * s[i];
             s[i] *= __fmaf_rn(__fmaf_rn(y, c2, c1), y, c0);
         }
@@ -129,41 +153,52 @@ __device__ __forceinline__ void apply_cap(float (&s)[BLOCK_N / 2], float scale)
         float c1 = c0 * two, c2 = c1 * two, c3 = c2 * two, c4 = c3 * two;
         c1 *= -0.33333072f, c2 *= 0.13324828f, c3 *= -0.052989241f, c4 *= 0.017141320f;
 #pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++) {
+        for (int i = 0; i < COUNT; i++) {
             float y = s[i] * s[i];
             s[i] *= __fmaf_rn(__fmaf_rn(__fmaf_rn(__fmaf_rn(y, c4, c3), y, c2), y, c1), y, c0);
         }
         return;
     }
 #endif
+    constexpr int SOME = COUNT < SEVERAL ? COUNT : SEVERAL;
+    go_round<SOME>(s, [&](float(&some)[SOME], int) {
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; i++)
-        s[i] = ATTUNE_SCORE_CAP_OUTER * attune_tanh(inner * s[i]);
+        for (int i = 0; i < SOME; i++)
+            some[i] = ATTUNE_SCORE_CAP_OUTER * attune_tanh(inner * some[i]);
+    });
 #endif
 }
 
-/* The expression's own text. Where it is seldom needed the scores go round, so that a loop has eight of them: a tenth
- * of the code, which compiles in less time. */
-__device__ __forceinline__ void apply_text(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
-                                           int row, int column)
+/* The cheaper form of the expression; its own text where it has none. */
+template <int COUNT>
+__device__ __forceinline__ void apply_near(float (&s)[COUNT], const attune_cuda_arguments &a, const place &p, int row,
+                                           int column)
 {
 #if ATTUNE_HAVE_SCORE
-#if ATTUNE_HAVE_SCORE_LINE || defined ATTUNE_SCORE_NEAR
-    constexpr int STEP = 8;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        int q = row + i / 2 % 2 * 8, kv = column + i / 4 * 8 + i % 2;
+#if ATTUNE_HAVE_SCORE_NEAR
+        s[i] = attune_score_near(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s[i] * a.scale, a.score_symbols, column);
 #else
-    constexpr int STEP = BLOCK_N / 2;
+        s[i] = attune_score(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s[i] * a.scale, a.score_symbols);
 #endif
-#pragma unroll 1
-    for (int n = 0; n < BLOCK_N / 2; n += STEP) {
-        float done[STEP];
-#pragma unroll
-        for (int i = 0; i < STEP; i++)
-            done[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + (n + i / 4 * 4) * 2 + i % 2, p.h_kv, a.q_len,
-                                   a.kv_len, s[i] * a.scale, a.score_symbols);
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = i + STEP < BLOCK_N / 2 ? s[i + STEP] : done[i + STEP - BLOCK_N / 2];
     }
+#endif
+}
+
+/* The expression's own text, behind another form: seldom. */
+template <int COUNT>
+__device__ __forceinline__ void apply_text(float (&s)[COUNT], const attune_cuda_arguments &a, const place &p, int row,
+                                           int column)
+{
+#if ATTUNE_HAVE_SCORE
+    go_round<FEW>(s, [&](float(&some)[FEW], int columns) {
+#pragma unroll
+        for (int i = 0; i < FEW; i++)
+            some[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + columns + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
+                                   a.kv_len, some[i] * a.scale, a.score_symbols);
+    });
 #endif
 }
 
@@ -218,33 +253,29 @@ __device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half
                 s[n * 4 + half * 2 + i] = -ATTUNE_INF;
 }
 
-/* Forbids pair by pair. Where rows mostly have ranges the loop is short, as in apply_text. */
+/* Forbids pair by pair. Where rows mostly have ranges the scores go round. */
 __device__ __forceinline__ void forbid_pairs(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
                                              int row, int column)
 {
 #if ATTUNE_HAVE_MASK
-    constexpr int STEP = ATTUNE_HAVE_MASK_RANGE ? 8 : BLOCK_N / 2;
-#pragma unroll 1
-    for (int n = 0; n < BLOCK_N / 2; n += STEP) {
-        float done[STEP];
+    constexpr int SOME = ATTUNE_HAVE_MASK_RANGE ? FEW : BLOCK_N / 2;
+    go_round<SOME>(s, [&](float(&some)[SOME], int columns) {
 #pragma unroll
-        for (int i = 0; i < STEP; i++)
-            done[i] = mask_allows(a, p, row + i / 2 % 2 * 8, column + (n + i / 4 * 4) * 2 + i % 2) ? s[i] : -ATTUNE_INF;
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = i + STEP < BLOCK_N / 2 ? s[i + STEP] : done[i + STEP - BLOCK_N / 2];
-    }
+        for (int i = 0; i < SOME; i++)
+            if (!mask_allows(a, p, row + i / 2 % 2 * 8, column + columns + i / 4 * 8 + i % 2))
+                some[i] = -ATTUNE_INF;
+    });
 #endif
 }
 
 #if ATTUNE_SCORE_KEYS
 /* The scores, of the terms of rows and keys. */
-template <bool NEAR>
-__device__ __forceinline__ void score_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
-                                            int row, int column, const row_terms (&rows)[2], u32 terms)
+template <bool NEAR, int COUNT>
+__device__ __forceinline__ void score_terms(float (&s)[COUNT], const attune_cuda_arguments &a, const place &p, int row,
+                                            int column, const row_terms (&rows)[2], u32 terms)
 {
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; i++) {
+    for (int i = 0; i < COUNT; i++) {
         float &x = s[i];
         int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_SCORE_KEYS];
         key_terms_load<0>(key, terms, (int)threadIdx.x % 4 * 2 + n);
@@ -283,8 +314,7 @@ __device__ __forceinline__ u32 wait_terms(const attune_cuda_arguments &a, unsign
 {
     if (!KEY_TERMS || !has_terms(a, flags))
         return 0;
-    barrier_wait(&((staged *)(memory + STAGED_AT))->full[r.stage],
-                 ATTUNE_SCORE_KEYS ? r.phase : turns >> r.stage & 1);
+    barrier_wait(&((staged *)(memory + STAGED_AT))->full[r.stage], ATTUNE_SCORE_KEYS ? r.phase : turns >> r.stage & 1);
     turns ^= 1u << r.stage;
     return shared_address(memory) + STAGED_AT + sizeof(staged) + r.stage * TERM_BYTES;
 }
@@ -296,11 +326,13 @@ __device__ __forceinline__ void leave_terms(const attune_cuda_arguments &a, unsi
         warp_arrive(&((staged *)(memory + STAGED_AT))->empty[r.stage]);
 }
 
-/* 4: the score and mask hook. row: the thread's first row of q; lined: the scores of both rows are lines; terms: those
- * of the keys. */
+/* 4: the score and mask hook. FIRST: of a row's first keys, which are few among all; row: the thread's first row of q;
+ * lined: the scores of both rows are lines; terms: those of the keys. */
+template <bool FIRST>
 __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p, int kv,
                                      int flags, int row, const line (&lines)[2], bool lined, u32 terms)
 {
+    constexpr int SOME = FIRST && SCORES_AT_ONCE > SEVERAL ? SEVERAL : SCORES_AT_ONCE;
     int column = kv + (int)threadIdx.x % 4 * 2;
 #if ATTUNE_KEY_TERMS
     row_terms rows[2];
@@ -309,29 +341,27 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
         for (int half = 0; half < 2; half++)
             row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & NOTE_PARTIAL);
 #endif
-#if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
-    apply_cap(s, a.scale);
-#elif ATTUNE_SCORE_KEYS
-#if ATTUNE_HAVE_SCORE_NEAR
-    if (near_zero(s, a.scale))
-        score_terms<true>(s, a, p, row, column, rows, terms);
-    else
-#endif
-        score_terms<false>(s, a, p, row, column, rows, terms);
-#elif ATTUNE_HAVE_SCORE
 #if ATTUNE_HAVE_SCORE_LINE
     if (lined)
         apply_lines(s, lines, column);
     else
-#elif ATTUNE_HAVE_SCORE_NEAR
-    if (near_zero(s, a.scale)) {
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = attune_score_near(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
-                                     a.kv_len, s[i] * a.scale, a.score_symbols, column);
-    } else
 #endif
-        apply_text(s, a, p, row, column);
+#if ATTUNE_HAVE_SCORE
+        go_round<SOME>(s, [&](float(&some)[SOME], int columns) {
+#ifdef ATTUNE_SCORE_CAP_INNER
+            apply_cap(some, a.scale);
+#elif ATTUNE_SCORE_KEYS
+            if (near_zero(some, a.scale))
+                score_terms<ATTUNE_HAVE_SCORE_NEAR>(some, a, p, row, column + columns, rows, terms + columns * 4);
+            else
+                score_terms<false>(some, a, p, row, column + columns, rows, terms + columns * 4);
+#else
+            if (!ATTUNE_HAVE_SCORE_LINE && near_zero(some, a.scale))
+                apply_near(some, a, p, row, column + columns);
+            else
+                apply_text(some, a, p, row, column + columns);
+#endif
+        });
 #else
     if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
@@ -342,38 +372,36 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
 #endif
     if (!(flags & NOTE_MASK))
         return;
-    if (flags & NOTE_PARTIAL) {
-        if (mask_has_ranges(a)) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int low = 0, high = 0;
-                mask_range(a, p, row + half * 8, low, high);
-                forbid_outside(s, half, low - column, high - column);
-            }
-        } else {
-#if ATTUNE_MASK_KEYS
-            mask_terms(s, a, p, row, column, rows, terms);
-#else
-            forbid_pairs(s, a, p, row, column);
-#endif
-        }
-    }
     int limit = WALKS > 1 && flags & NOTE_ABSENT ? 0 : a.kv_len;
-    if (kv + BLOCK_N > limit) {
+    int low[2] = {0, 0}, high[2] = {limit, limit};
+    bool ranges = flags & NOTE_PARTIAL && mask_has_ranges(a);
+    if (ranges) {
 #pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            if (column + i / 4 * 8 + i % 2 >= limit)
-                s[i] = -ATTUNE_INF;
+        for (int half = 0; half < 2; half++) {
+            mask_range(a, p, row + half * 8, low[half], high[half]);
+            high[half] = min(high[half], limit);
+        }
+    } else if (flags & NOTE_PARTIAL) {
+#if ATTUNE_MASK_KEYS
+        mask_terms(s, a, p, row, column, rows, terms);
+#else
+        forbid_pairs(s, a, p, row, column);
+#endif
     }
+    if (ranges || kv + BLOCK_N > limit)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            forbid_outside(s, half, low[half] - column, high[half] - column);
 }
 
 /* With the terms of the keys, which stand where r is. */
+template <bool FIRST>
 __device__ __forceinline__ void hook_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
                                            unsigned char *memory, const place &p, int kv, int flags, int row,
                                            const line (&lines)[2], bool lined, const ring &r, u32 &turns)
 {
     u32 terms = wait_terms(a, memory, flags, r, turns);
-    hook(s, a, p, kv, flags, row, lines, lined, terms);
+    hook<FIRST>(s, a, p, kv, flags, row, lines, lined, terms);
     leave_terms(a, memory, flags, r);
 }
 
@@ -414,7 +442,8 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
  */
 constexpr float NEAR = 256.0f, NEAR_LOG2 = 8.0f;
 #if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
-constexpr bool RISES = ATTUNE_SCORE_LINE_SLOPED; /* ALiBi's maxima move with every tile: to look for that first is lost */
+constexpr bool RISES =
+    ATTUNE_SCORE_LINE_SLOPED; /* ALiBi's maxima move with every tile: to look for that first is lost */
 #else
 constexpr bool RISES = false;
 #endif
@@ -476,7 +505,7 @@ __device__ __forceinline__ void add_special(float (&o)[WIDTH_DV / 2], const attu
 #pragma unroll
         for (int half = 0; half < 2; half++)
             allowed[half] = !(flags & NOTE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
-        /* O goes round, so that the loop need not be unrolled. */
+            /* O goes round, so that the loop need not be unrolled. */
 #pragma unroll 1
         for (int d = 0; d < WIDTH_DV; d += 8) {
             u32 two = d + column < HEAD_DIM_V ? *(const u32 *)(v + kv * a.v.row + d) : 0, signs = special_signs(two);
@@ -531,7 +560,7 @@ __device__ __forceinline__ void turn_four(u32 (&w)[4])
 }
 
 /* 7: store O and LSE. */
-__device__ __forceinline__ void store(const float (&o)[WIDTH_DV / 2], const float (&m)[2], const float (&l)[2],
+__device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&m)[2], const float (&l)[2],
                                       const attune_cuda_arguments &a, const place &p, int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
@@ -560,19 +589,25 @@ __device__ __forceinline__ void store(const float (&o)[WIDTH_DV / 2], const floa
         }
         if (q >= a.q_len)
             continue;
+        if (!wide || HEAD_DIM_V % 32) {
+            /* What is seldom stored goes round, once: a loop instead of WIDTH_DV / 8 stores. */
+#pragma unroll 1
+            for (int d = 0; d < WIDTH_DV / 8; d++) {
+                int left = HEAD_DIM_V - d * 8 - lane % 4 * 2;
+                if ((!wide || d >= HEAD_DIM_V / 32 * 4) && left > 0) {
+                    u32 two = pack(o[half * 2] * inverse, o[half * 2 + 1] * inverse);
+                    if (paired && HEAD_DIM_V % 2 == 0) {
+                        *(u32 *)(to + d * 8) = two;
+                    } else {
+                        to[d * 8] = (element)two;
+                        if (left > 1)
+                            to[d * 8 + 1] = (element)(two >> 16);
+                    }
+                }
+                float first[4] = {o[0], o[1], o[2], o[3]};
 #pragma unroll
-        for (int d = 0; d < WIDTH_DV / 8; d++) {
-            if (wide && d < HEAD_DIM_V / 32 * 4)
-                continue;
-            if (d * 8 >= HEAD_DIM_V || (HEAD_DIM_V % 8 && d * 8 + lane % 4 * 2 >= HEAD_DIM_V))
-                continue;
-            u32 two = pack(o[d * 4 + half * 2] * inverse, o[d * 4 + half * 2 + 1] * inverse);
-            if (paired && HEAD_DIM_V % 2 == 0) {
-                *(u32 *)(to + d * 8) = two;
-            } else {
-                to[d * 8] = (element)two;
-                if (HEAD_DIM_V % 2 == 0 || d * 8 + lane % 4 * 2 + 1 < HEAD_DIM_V)
-                    to[d * 8 + 1] = (element)(two >> 16);
+                for (int i = 0; i < WIDTH_DV / 2; i++)
+                    o[i] = i + 4 < WIDTH_DV / 2 ? o[i + 4] : first[i + 4 - WIDTH_DV / 2];
             }
         }
         if (lane % 4 == 0) {
@@ -667,11 +702,12 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         warp_arrive(&c.k_empty[k.stage]);
         ring_next(k);
         /* V's ring is at this tile, as K's was. */
-        hook_terms(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
+        hook_terms<true>(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
         softmax(s, m, l, shrink, factor);
         round_p(p, s);
         wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
-        bool rising = false; /* the last keys' scores were far past those before, as ALiBi's: so may the next ones' be */
+        bool rising =
+            false; /* the last keys' scores were far past those before, as ALiBi's: so may the next ones' be */
         while (!(flags & NOTE_LAST)) {
             barrier_wait(&c.k_full[k.stage], k.phase);
             kv = c.keys[k.stage].at;
@@ -689,13 +725,13 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             ring now = k;
             ring_next(k);
             if (!DRAINS)
-                hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
+                hook_terms<false>(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
             wgmma_wait<0>();
             accumulators_done(o);
             warp_arrive(&c.v_empty[v.stage]);
             ring_next(v);
             if (DRAINS)
-                hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
+                hook_terms<false>(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
             if (RISES || rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
                 softmax(s, m, l, shrink, factor);
                 rescale(o, shrink);
@@ -714,22 +750,16 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         turn_wait(group);
         wgmma_fence();
         multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
-        if (Q_BUFFERS > 1 && begun) {
+        /* Where no rows follow, a product that nobody looks at: two paths would be twice the code of what follows. */
+        if (Q_BUFFERS > 1)
             multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
-            turn_pass(group);
-            wgmma_wait<1>();
-            accumulators_done(o);
-            warp_arrive(&c.v_empty[v.stage]);
-            store(o, m, l, a, at, row, factor);
-            wgmma_wait<0>();
-            accumulators_done(s);
-        } else {
-            turn_pass(group);
-            wgmma_wait<0>();
-            accumulators_done(o);
-            warp_arrive(&c.v_empty[v.stage]);
-            store(o, m, l, a, at, row, factor);
-        }
+        turn_pass(group);
+        wgmma_wait<Q_BUFFERS == 1 ? 0 : 1>();
+        accumulators_done(o);
+        warp_arrive(&c.v_empty[v.stage]);
+        store(o, m, l, a, at, row, factor);
+        wgmma_wait<0>();
+        accumulators_done(s);
         ring_next(v);
     }
 }
