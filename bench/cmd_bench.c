@@ -141,17 +141,6 @@ static bool parse_format(const char *text, report_format *format)
     return true;
 }
 
-static bool parse_direction(const char *text, row_pass *pass)
-{
-    static const char *const names[] = {[ROW_FORWARD] = "forward", [ROW_BACKWARD] = "backward", [ROW_STEP] = "step"};
-    for (uint32_t i = 0; i < sizeof names / sizeof names[0]; ++i)
-        if (!strcmp(text, names[i])) {
-            *pass = (row_pass)i;
-            return true;
-        }
-    return complain("--direction is %s, expected forward, backward or step", text);
-}
-
 static cli_result parse_options(bench_options *o, int argc, char **argv)
 {
     const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
@@ -240,7 +229,7 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
                 parse_number("--warmup-time", warmup_time, 0, 3600, &m->warmup_time) &&
                 parse_number("--min-time", min_time, 0, 3600, &m->min_time) &&
                 parse_number("--timeout", timeout, 0, 1e6, &m->timeout) &&
-                parse_number("--noise", noise, 0, 100, &o->floor) && parse_direction(o->direction, &o->row.pass) &&
+                parse_number("--noise", noise, 0, 100, &o->floor) && row_pass_parse(o->direction, &o->row.pass) &&
                 parse_format(format, &o->format) &&
                 (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
                 (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));

@@ -2,6 +2,7 @@
 /* attune compile: a pack of kernels for machines without a compiler, made without a device. */
 #include "bench/cli.h"
 
+#include "bench/row.h"
 #include "bench/workload.h"
 
 #include <pthread.h>
@@ -17,14 +18,17 @@
 #define MOST_DIMS    16
 
 typedef struct compile_options {
-    const char *arch, *profiles, *workloads, *file, *dtypes, *head_dims, *scale, *kernel_options, *threads, *out;
+    const char *arch, *profiles, *workloads, *file, *dtypes, *head_dims, *direction, *scale, *kernel_options, *threads,
+        *out;
 } compile_options;
 
-/* One kernel to be made: a workload, bound, for a device. */
+/* One plan's kernels to be made: a workload, bound, for a device. */
 typedef struct job {
     const attune_profile *profile;
     const workload *workload;
     const attention *bound;
+    attune_direction direction;
+    int64_t capture_elements; /* of gradients, backward */
     attune_dtype dtype;
     uint32_t head_dim, head_dim_v;
     attune_status status;
@@ -46,6 +50,7 @@ typedef struct compile_run {
     uint32_t dtype_count;
     int64_t dims[MOST_DIMS][2];
     uint32_t dim_count;
+    row_pass pass;
     job *jobs;
     uint32_t job_count;
     pthread_mutex_t lock;
@@ -204,6 +209,8 @@ static void compile(compile_run *run, job *j)
     const workload *w = j->workload;
     const attune_problem problem = {
         .struct_size = sizeof problem,
+        .direction = j->direction,
+        .capture_gradient_elements = j->capture_elements,
         .dtype = j->dtype,
         .head_dim = j->head_dim,
         .head_dim_v = j->head_dim_v,
@@ -239,11 +246,25 @@ static void *work(void *user)
     }
 }
 
+/* The plans of a pass: a caller may want a backward one with gradients of captures, or without. */
+static void add_jobs(compile_run *run, job like)
+{
+    if (run->pass != ROW_BACKWARD)
+        run->jobs[run->job_count++] = like;
+    if (run->pass == ROW_FORWARD)
+        return;
+    like.direction = ATTUNE_BACKWARD;
+    run->jobs[run->job_count++] = like;
+    like.capture_elements = attention_capture_elements(like.bound, attention_differentiable(like.bound));
+    if (like.capture_elements)
+        run->jobs[run->job_count++] = like;
+}
+
 static bool make_jobs(compile_run *run)
 {
     const uint32_t dtypes = run->dtype_count ? run->dtype_count : 1, dims = run->dim_count ? run->dim_count : 1;
     run->bound = calloc(run->workload_count, sizeof *run->bound);
-    run->jobs = calloc((size_t)run->workload_count * run->target_count * dtypes * dims, sizeof *run->jobs);
+    run->jobs = calloc(3 * (size_t)run->workload_count * run->target_count * dtypes * dims, sizeof *run->jobs);
     if (!run->bound || !run->jobs) {
         cli_complain("out of memory");
         return false;
@@ -262,7 +283,7 @@ static bool make_jobs(compile_run *run)
             for (uint32_t d = 0; d < dtypes; d++)
                 for (uint32_t h = 0; h < dims; h++) {
                     const workload *w = &run->workloads[i];
-                    run->jobs[run->job_count++] = (job){
+                    const job like = {
                         .profile = &run->targets[t],
                         .workload = w,
                         .bound = &run->bound[i],
@@ -274,6 +295,7 @@ static bool make_jobs(compile_run *run)
                                       : w->head_dim_v ? w->head_dim_v
                                                       : w->head_dim,
                     };
+                    add_jobs(run, like);
                 }
     return true;
 }
@@ -295,14 +317,18 @@ static bool run_jobs(compile_run *run)
 }
 
 /* What became of each job, and the exit status. */
-static int report(const compile_run *run)
+static int report_jobs(const compile_run *run)
 {
     int code = EXIT_GOOD;
     uint32_t good = 0;
     for (uint32_t i = 0; i < run->job_count; i++) {
         const job *j = &run->jobs[i];
-        (void)printf("%-20s %-10s %-4s %3u,%-3u %7.2f s  %s\n", j->workload->name, j->profile->name,
-                     attune_dtype_string(j->dtype), j->head_dim, j->head_dim_v, j->seconds,
+        (void)printf("%-20s %-10s %-4s %3u,%-3u %-8s %7.2f s  %s\n", j->workload->name, j->profile->name,
+                     attune_dtype_string(j->dtype), j->head_dim, j->head_dim_v,
+                     j->direction == ATTUNE_FORWARD ? "forward"
+                     : j->capture_elements          ? "captures"
+                                                    : "backward",
+                     j->seconds,
                      j->status == ATTUNE_OK            ? "ok"
                      : j->status == ATTUNE_UNSUPPORTED ? "unsupported"
                                                        : "FAILED");
@@ -325,7 +351,7 @@ static int compile_all(compile_run *run)
     }
     if (!make_jobs(run) || !run_jobs(run))
         return EXIT_USAGE;
-    const int code = report(run);
+    const int code = report_jobs(run);
     if (code != EXIT_GOOD)
         return code;
     uint32_t kernels = 0;
@@ -341,7 +367,18 @@ static int compile_all(compile_run *run)
 
 int cmd_compile(int argc, char **argv)
 {
-    compile_run run = {.options = {"", "", "", "", "", "", "", "", "", ""}, .lock = PTHREAD_MUTEX_INITIALIZER};
+    compile_run run = {.options = {.arch = "",
+                                   .profiles = "",
+                                   .workloads = "",
+                                   .file = "",
+                                   .dtypes = "",
+                                   .head_dims = "",
+                                   .direction = "forward",
+                                   .scale = "",
+                                   .kernel_options = "",
+                                   .threads = "",
+                                   .out = ""},
+                       .lock = PTHREAD_MUTEX_INITIALIZER};
     compile_options *o = &run.options;
     const cli_option options[] = {
         {"--arch", "SM,...", "sm_86,sm_90a: every known device of these", &o->arch, NULL, NULL},
@@ -351,6 +388,7 @@ int cmd_compile(int argc, char **argv)
         {"--file", "FILE.json", "workloads from a file", &o->file, NULL, NULL},
         {"--dtype", "TYPE,...", "f32, f16, bf16; the workload's if not given, else bf16", &o->dtypes, NULL, NULL},
         {"--head-dim", "D[:DV],...", "instead of the workload's", &o->head_dims, NULL, NULL},
+        {"--direction", "NAME", "forward (default), backward, or step: both", &o->direction, NULL, NULL},
         {"--scale", "S", "the workloads shrunk, as attune bench does", &o->scale, NULL, NULL},
         {"--kernel-options", "JSON", "forced options, {\"num_stages\": 2}", &o->kernel_options, NULL, NULL},
         {"--threads", "N", "kernels compiled at once; every core if not given", &o->threads, NULL, NULL},
@@ -365,7 +403,7 @@ int cmd_compile(int argc, char **argv)
     if (!*o->out)
         cli_complain("compile into what? -o PACK names the file");
     else if (choose_targets(&run) && choose_workloads(&run) && choose_types(&run) &&
-             cli_kernel_options(o->kernel_options, &storage, &run.kernel))
+             row_pass_parse(o->direction, &run.pass) && cli_kernel_options(o->kernel_options, &storage, &run.kernel))
         code = compile_all(&run);
     for (uint32_t i = 0; run.bound && i < run.workload_count; i++)
         workload_release(&run.bound[i]);
