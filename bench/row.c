@@ -2,7 +2,6 @@
 /* Rows: attention on a device, block masks, peers. */
 #include "bench/row.h"
 
-#include "bench/cli.h"
 #include "bench/segments.h"
 
 #include <math.h>
@@ -148,18 +147,6 @@ static bool make_masks(const workload *w, bench_setup *s, report_row *row)
     }
     status = gather_statistics(s, row);
     return status == ATTUNE_OK || fail_call(row, status, "mask statistics");
-}
-
-bool row_pass_parse(const char *text, row_pass *pass)
-{
-    static const char *const names[] = {[ROW_FORWARD] = "forward", [ROW_BACKWARD] = "backward", [ROW_STEP] = "step"};
-    for (uint32_t i = 0; i < sizeof names / sizeof names[0]; ++i)
-        if (!strcmp(text, names[i])) {
-            *pass = (row_pass)i;
-            return true;
-        }
-    cli_complain("--direction is \"%s\", expected forward, backward or step", text);
-    return false;
 }
 
 static void describe_plan(const attune_plan *plan, report_row *row)

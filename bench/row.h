@@ -11,9 +11,6 @@
 /* What a sample times. A step of training makes the mask anew, uploads it, and goes forwards and backwards. */
 typedef enum row_pass { ROW_FORWARD, ROW_BACKWARD, ROW_STEP } row_pass;
 
-/* The pass with that name; says what is wrong with it, false. */
-bool row_pass_parse(const char *text, row_pass *pass);
-
 typedef struct row_options {
     row_pass pass;
     measure_options measure;
