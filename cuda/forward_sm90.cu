@@ -160,7 +160,7 @@ template <int COUNT> __device__ __forceinline__ void apply_cap(float (&s)[COUNT]
         return;
     }
 #endif
-    constexpr int SOME = COUNT < SEVERAL ? COUNT : SEVERAL;
+    constexpr int SOME = COUNT % SEVERAL ? FEW : SEVERAL;
     go_round<SOME>(s, [&](float(&some)[SOME], int) {
 #pragma unroll
         for (int i = 0; i < SOME; i++)
@@ -332,7 +332,7 @@ template <bool FIRST>
 __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p, int kv,
                                      int flags, int row, const line (&lines)[2], bool lined, u32 terms)
 {
-    constexpr int SOME = FIRST && SCORES_AT_ONCE > SEVERAL ? SEVERAL : SCORES_AT_ONCE;
+    constexpr int SOME = !FIRST || SCORES_AT_ONCE == FEW ? SCORES_AT_ONCE : BLOCK_N / 2 % SEVERAL ? FEW : SEVERAL;
     int column = kv + (int)threadIdx.x % 4 * 2;
 #if ATTUNE_KEY_TERMS
     row_terms rows[2];

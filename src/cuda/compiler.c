@@ -300,6 +300,10 @@ attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_
 /* Whole numbers below it, and their sums, are floats. */
 #define EXACT_FLOATS (INT64_C(1) << 23)
 
+/* Instructions of a pair. A thread has 32 to 64 pairs of a tile, and a compiler takes 0.3 ms for each instruction; more
+ * where exact functions branch. */
+#define LONG_SCORE 40
+
 /* What of the expressions is recognised. */
 typedef struct mods {
     bool rows;     /* the mask's rows are intervals */
@@ -307,8 +311,9 @@ typedef struct mods {
     bool columns;  /* and its columns, by these runs; looked at in Hopper's backward pass */
     bool near;     /* the score has a cheaper form near 0 */
     float limit;
-    bool line; /* it is a line in the product and in kv */
-    bool cap;  /* it is outer * tanh(inner * score) */
+    bool line;    /* it is a line in the product and in kv */
+    bool is_long; /* of so much text that loops over pairs are not unrolled */
+    bool cap;     /* it is outer * tanh(inner * score) */
     float inner, outer;
     attune__terms score, mask, slope;
 } mods;
@@ -339,6 +344,12 @@ static mods recognise(const attune__program_desc *desc)
         m.near = attune__ctext_near_slope(desc->gradient, "", NULL, &nowhere, &limit);
         m.limit = limit < m.limit ? limit : m.limit;
     }
+    /* Beside a cheaper form the text itself goes round anyway, and a cap has text of its own. */
+    const bool polynomials = m.near && isfinite(m.limit);
+    uint32_t weight = attune__expr_weight(desc->score, desc->score->node_count - 1, polynomials);
+    if (desc->gradient)
+        weight += attune__expr_weight(desc->gradient->expr, desc->gradient->score, polynomials);
+    m.is_long = !m.cap && weight >= LONG_SCORE;
     return m;
 }
 
@@ -381,6 +392,8 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         }
     }
     char literal[ATTUNE__FLOAT_TEXT];
+    if (m->is_long)
+        attune__text_add(text, "#define ATTUNE_SCORE_IS_LONG 1\n");
     if (m->line) {
         attune__ctext_line(desc->score, "attune_score_line", text);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_LINE 1\n");

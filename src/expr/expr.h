@@ -10,7 +10,7 @@
  *     bounds.c    IR -> intervals             ranges.c     captures -> intervals
  *     print.c     IR -> text, node list       ctext.c      IR -> C text
  *     rows.c      masks that are intervals    line.c       scores that are lines
- *     terms.c     what keys and rows have once
+ *     terms.c     what keys and rows have once     weight.c     how much code a pair is
  *
  * Semantics that every back end keeps:
  *   i32 wraps; / and % floor; x / 0 = 0 and x % 0 = 0 for i32. f32 is IEEE binary32, each operation rounded, nothing
@@ -169,6 +169,10 @@ attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_
  * pair is looked at then. NULL = none. */
 attune__terms attune__score_terms(const attune_expr *score, uint16_t without);
 attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without);
+
+/* About how many instructions `root` takes for each pair, what is the same for all keys of a row left out. near: tanh
+ * is a polynomial. */
+uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, bool near);
 
 /* The IR as C text. For CUDA and OpenCL a kernel writes its own prelude: the functions that the text calls
  * (docs/expressions.md). */
