@@ -73,8 +73,8 @@ ATTUNE_FUNCTION float attune_sigmoid(float x) { return 1.0f / (1.0f + expf(-x));
  * Sine and cosine within 1.6 ulp. CUDA's own keep an array in local memory for large arguments, in each copy of an
  * unrolled loop. Words of 2 / pi behind 32 bits of nothing:
  */
-__constant__ const unsigned attune_two_over_pi[] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
-                                                    0xf534ddc0u, 0xdb629599u, 0x3c439041u};
+static __constant__ const unsigned attune_two_over_pi[] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
+                                                           0xf534ddc0u, 0xdb629599u, 0x3c439041u};
 /* x less the nearest multiple of pi / 2, and in *quarter its number, mod 4. */
 ATTUNE_FUNCTION float attune_turn(float x, int *quarter)
 {
