@@ -358,11 +358,10 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
 #endif
         }
     }
-    int limit = WALKS > 1 && flags & NOTE_ABSENT ? 0 : a.kv_len;
-    if (kv + BLOCK_N > limit) {
+    if (kv + BLOCK_N > a.kv_len) {
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
-            if (column + i / 4 * 8 + i % 2 >= limit)
+            if (column + i / 4 * 8 + i % 2 >= a.kv_len)
                 s[i] = -ATTUNE_INF;
     }
 }
@@ -453,6 +452,19 @@ __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (
 #pragma unroll
         for (int i = 0; i < 4; i++)
             p[step][i] = pack(s[step * 8 + i * 2], s[step * 8 + i * 2 + 1]);
+}
+
+/* Where another block's rows alone meet the tile. */
+__device__ __forceinline__ bool absent(int flags)
+{
+    return WALKS > 1 && flags & NOTE_ABSENT;
+}
+
+__device__ __forceinline__ void forget_p(u32 (&p)[BLOCK_N / 16][4])
+{
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 4; i++)
+        p[i / 4][i % 4] = 0;
 }
 
 __device__ __forceinline__ void rescale(float (&o)[WIDTH_DV / 2], const float (&shrink)[2])
@@ -666,10 +678,14 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         flags = c.keys[k.stage].flags >> part;
         warp_arrive(&c.k_empty[k.stage]);
         ring_next(k);
-        /* V's ring is at this tile, as K's was. */
-        hook_terms(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
-        softmax(s, m, l, shrink, factor);
-        round_p(p, s);
+        if (absent(flags)) {
+            forget_p(p);
+        } else {
+            /* V's ring is at this tile, as K's was. */
+            hook_terms(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
+            softmax(s, m, l, shrink, factor);
+            round_p(p, s);
+        }
         wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
         bool rising = false; /* the last keys' scores were far past those before, as ALiBi's: so may the next ones' be */
         while (!(flags & NOTE_LAST)) {
@@ -694,9 +710,12 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             accumulators_done(o);
             warp_arrive(&c.v_empty[v.stage]);
             ring_next(v);
-            if (DRAINS)
+            if (DRAINS && !absent(flags))
                 hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
-            if (RISES || rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
+            if (absent(flags)) {
+                forget_p(p);
+            } else if (RISES || rising || a.row_max.address ||
+                       !softmax_near(p, s, m, l, factor)) {
                 softmax(s, m, l, shrink, factor);
                 rescale(o, shrink);
                 round_p(p, s);
@@ -771,7 +790,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, c, shared_address(memory), &q_map, &k_map, &v_map);
-        else if (threadIdx.x == 32)
+        else if (threadIdx.x / 32 == 1 && threadIdx.x % 32 < WALKS)
             walk_ahead(a, c);
         else if (CHECKERS && threadIdx.x >= 64)
             check(a, c, memory);

@@ -71,11 +71,16 @@ attune__terms attune__score_terms(const attune_expr *score, uint16_t without)
     return score ? attune__expr_terms(score, score->node_count - 1, without) : (attune__terms){0};
 }
 
-attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without)
+bool attune__mask_has_rows(const attune_expr *mask)
 {
     uint32_t runs = 0;
     attune__text nowhere = attune__text_begin(NULL, 0);
-    if (!mask || (attune__ctext_rows(mask, "", &nowhere, &runs) && !runs))
+    return attune__ctext_rows(mask, "", &nowhere, &runs) && !runs;
+}
+
+attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without)
+{
+    if (!mask || attune__mask_has_rows(mask))
         return (attune__terms){0};
     return attune__expr_terms(mask, mask->node_count - 1, without);
 }
