@@ -358,10 +358,11 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
 #endif
         }
     }
-    if (kv + BLOCK_N > a.kv_len) {
+    int limit = WALKS > 1 && flags & NOTE_ABSENT ? 0 : a.kv_len;
+    if (kv + BLOCK_N > limit) {
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
-            if (column + i / 4 * 8 + i % 2 >= a.kv_len)
+            if (column + i / 4 * 8 + i % 2 >= limit)
                 s[i] = -ATTUNE_INF;
     }
 }
