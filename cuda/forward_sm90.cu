@@ -715,8 +715,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
                 hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
             if (absent(flags)) {
                 forget_p(p);
-            } else if (RISES || rising || a.row_max.address ||
-                       !softmax_near(p, s, m, l, factor)) {
+            } else if (RISES || rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
                 softmax(s, m, l, shrink, factor);
                 rescale(o, shrink);
                 round_p(p, s);

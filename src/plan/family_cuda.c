@@ -325,8 +325,8 @@ static uint32_t sm90_warps(const attune__tile *tile)
     return PRODUCER_WARPS + tile->value[ATTUNE__BLOCK_M] / 16;
 }
 
-/* Three warp groups, whose 160 registers hold S, P and O of small heads, and no score's values or pairs of a mask beside
- * them. The rows lie in at most two block rows of a mask, and each group's in one. */
+/* Three warp groups, whose 160 registers hold S, P and O of small heads, and no score's values or pairs of a mask
+ * beside them. The rows lie in at most two block rows of a mask, and each group's in one. */
 static bool sm90_may_have_192(const attune__search *search)
 {
     const attune__shape *s = search->shape;
