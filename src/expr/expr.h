@@ -169,6 +169,8 @@ attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_
  * none. */
 attune__terms attune__score_terms(const attune_expr *score, uint16_t without);
 attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without);
+/* Whether it reads captures for each pair, which no term holds. */
+bool attune__expr_reads_pairs(const attune_expr *expr);
 /* Whether a mask's rows are intervals of keys, whatever its captures hold. */
 bool attune__mask_has_rows(const attune_expr *mask);
 

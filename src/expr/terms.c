@@ -66,6 +66,14 @@ attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_
     return terms;
 }
 
+bool attune__expr_reads_pairs(const attune_expr *expr)
+{
+    bool reads = false;
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        reads = reads || (expr->nodes[n].op == ATTUNE__OP_CAPTURE && kind_of(&expr->nodes[n], 0) == PAIR);
+    return reads;
+}
+
 attune__terms attune__score_terms(const attune_expr *score, uint16_t without)
 {
     return score ? attune__expr_terms(score, score->node_count - 1, without) : (attune__terms){0};
