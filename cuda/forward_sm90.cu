@@ -455,19 +455,6 @@ __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (
             p[step][i] = pack(s[step * 8 + i * 2], s[step * 8 + i * 2 + 1]);
 }
 
-/* Where another block's rows alone meet the tile. */
-__device__ __forceinline__ bool absent(int flags)
-{
-    return WALKS > 1 && flags & NOTE_ABSENT;
-}
-
-__device__ __forceinline__ void forget_p(u32 (&p)[BLOCK_N / 16][4])
-{
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 4; i++)
-        p[i / 4][i % 4] = 0;
-}
-
 __device__ __forceinline__ void rescale(float (&o)[WIDTH_DV / 2], const float (&shrink)[2])
 {
 #pragma unroll
@@ -679,14 +666,10 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         flags = c.keys[k.stage].flags >> part;
         warp_arrive(&c.k_empty[k.stage]);
         ring_next(k);
-        if (absent(flags)) {
-            forget_p(p);
-        } else {
-            /* V's ring is at this tile, as K's was. */
-            hook_terms(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
-            softmax(s, m, l, shrink, factor);
-            round_p(p, s);
-        }
+        /* V's ring is at this tile, as K's was. */
+        hook_terms(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
+        softmax(s, m, l, shrink, factor);
+        round_p(p, s);
         wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
         bool rising = false; /* the last keys' scores were far past those before, as ALiBi's: so may the next ones' be */
         while (!(flags & NOTE_LAST)) {
@@ -711,11 +694,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             accumulators_done(o);
             warp_arrive(&c.v_empty[v.stage]);
             ring_next(v);
-            if (DRAINS && !absent(flags))
+            if (DRAINS)
                 hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
-            if (absent(flags)) {
-                forget_p(p);
-            } else if (RISES || rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
+            if (RISES || rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
                 softmax(s, m, l, shrink, factor);
                 rescale(o, shrink);
                 round_p(p, s);
