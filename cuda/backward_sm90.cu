@@ -21,6 +21,7 @@
  * next.
  */
 #include "feed_backward_sm90.cuh"
+#include "reads_sm90.cuh"
 #include "wgmma.cuh"
 
 /* ----------------------------------------------------------------------------------------------------- instructions */
@@ -230,7 +231,11 @@ __device__ __forceinline__ void pair(float s, float lse, float &p, float &slope,
     }
     score = __float_as_uint(s) == __float_as_uint(FORBIDDEN) ? -ATTUNE_INF : score;
     p = exp2_fast(__fmaf_rn(score, factor, -lse));
+#if ATTUNE_HAVE_READS
+    slope = ATTUNE_READS_OF_SCORE ? s : p;
+#else
     slope = p == 0.0f ? 0.0f : p * by;
+#endif
 #else
     p = slope = exp2_fast(__fmaf_rn(s, factor, -lse));
 #endif
@@ -287,6 +292,24 @@ __device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[SHARE /
         pairs<false>(s, p, a, n, q, kv, lse, factor);
 }
 
+#if ATTUNE_HAVE_READS
+/* P of a pair once more. */
+template <bool NEAR>
+__device__ __forceinline__ float probability(float s, float raw, float lse, const reader &t, int q, int kv)
+{
+    int h_kv = t.h / (t.a.heads / t.a.kv_heads);
+    float score;
+#if ATTUNE_HAVE_SCORE_NEAR
+    if constexpr (NEAR)
+        score = attune_score_near(t.b, t.h, q, kv, h_kv, t.a.q_len, t.a.kv_len, raw, t.a.score_symbols, t.kv);
+    else
+#endif
+        score = attune_score(t.b, t.h, q, kv, h_kv, t.a.q_len, t.a.kv_len, raw, t.a.score_symbols);
+    score = __float_as_uint(s) == __float_as_uint(FORBIDDEN) ? -ATTUNE_INF : score;
+    return exp2_fast(__fmaf_rn(score, ATTUNE_LOG2E, -lse));
+}
+#endif
+
 /* dS = P * (dP - delta), in 16 bits. */
 __device__ __forceinline__ void differences(const float (&s)[TILE], const float (&d_p)[TILE],
                                             u32 (&d_s)[SHARE / 16][4], u32 delta)
@@ -298,6 +321,57 @@ __device__ __forceinline__ void differences(const float (&s)[TILE], const float 
         d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(s[i + 2] * (d_p[i + 2] - d.x), s[i + 3] * (d_p[i + 3] - d.y));
     }
 }
+
+#if ATTUNE_HAVE_READS
+/* The same with what captures are due: P, or where what they are due depends on them the raw scores, stay in s. */
+template <bool NEAR>
+__device__ __forceinline__ void differences_read(float (&s)[TILE], float (&d_p)[TILE], u32 (&d_s)[SHARE / 16][4],
+                                                 read_sums<TILE> &sums, const reader &t, u32 lse, u32 delta)
+{
+    int h_kv = t.h / (t.a.heads / t.a.kv_heads), column = (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < TILE; i += 4) {
+        float2 delta_two = load_two(delta + (i * 2 + column) * 4), lse_two = delta_two;
+        if (ATTUNE_READS_OF_SCORE)
+            lse_two = load_two(lse + (i * 2 + column) * 4);
+        float x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            int q = t.q + i * 2 + j % 2, kv = t.kv + j / 2 * 8;
+            float raw = s[i + j] * t.a.scale, p = s[i + j], by;
+#if ATTUNE_HAVE_SCORE_NEAR
+            if constexpr (NEAR)
+                by = attune_score_slope_near(t.b, t.h, q, kv, h_kv, t.a.q_len, t.a.kv_len, raw, t.a.score_symbols, t.kv);
+            else
+#endif
+                by = attune_score_slope(t.b, t.h, q, kv, h_kv, t.a.q_len, t.a.kv_len, raw, t.a.score_symbols);
+            if constexpr (ATTUNE_READS_OF_SCORE)
+                p = probability<NEAR>(s[i + j], raw, j % 2 ? lse_two.y : lse_two.x, t, q, kv);
+            float d = p == 0.0f ? 0.0f : p * (d_p[i + j] - (j % 2 ? delta_two.y : delta_two.x));
+            x[j] = d == 0.0f ? 0.0f : d * by;
+            sum_reads<NEAR>(sums, t, i / 4, j, d, raw);
+            d_p[i + j] = d;
+        }
+        d_s[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
+        d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
+    }
+    add_pairs<NEAR>(d_p, s, t);
+}
+
+__device__ __forceinline__ void read_differences(float (&s)[TILE], float (&d_p)[TILE], u32 (&d_s)[SHARE / 16][4],
+                                                 read_sums<TILE> &sums, const reader &t, u32 memory, u32 row_data)
+{
+    u32 lse = memory + LSE_AT + row_data, delta = memory + DELTA_AT + row_data;
+    clear_sums(sums);
+#if ATTUNE_READS_OF_SCORE || !defined(ATTUNE_SCORE_NEAR)
+    if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, t.a.scale)) {
+        differences_read<true>(s, d_p, d_s, sums, t, lse, delta);
+        return;
+    }
+#endif
+    differences_read<false>(s, d_p, d_s, sums, t, lse, delta);
+}
+#endif
 
 /* P or dS to shared memory: [row][key], a 64 keys' slab. */
 __device__ __forceinline__ void store_piece(const u32 (&d_s)[SHARE / 16][4], u32 slab)
@@ -398,6 +472,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
     float factor = HAVE_SCORE ? ATTUNE_LOG2E : a.scale * ATTUNE_LOG2E;
     ring r = {0, 0};
     u32 dq_phase = 1, ds_stage = 0;
+#if ATTUNE_HAVE_READS
+    clear_reads(memory);
+#endif
     for (u32 round = 0;; round++) {
         barrier_wait(&c.full[r.stage], r.phase);
         note n = c.notes[r.stage];
@@ -416,6 +493,10 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
             u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
             u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
             u32 p[SHARE / 16][4], d_s[SHARE / 16][4];
+#if ATTUNE_HAVE_READS
+            read_sums<TILE> sums;
+            reader t = {a, g, n.b, n.h, n.q + lane % 4 * 2 + (WIDE ? group * SHARE : 0), kv};
+#endif
             {
                 float s[TILE];
                 wgmma_fence();
@@ -435,7 +516,14 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 }
                 wgmma_wait<0>();
                 accumulators_done(d_p);
+#if ATTUNE_HAVE_READS
+                read_differences(s, d_p, d_s, sums, t, memory, r.stage * ROW_BYTES + own_share / 32);
+#if !1
+                add_reads(sums, t, memory);
+#endif
+#else
                 differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES + own_share / 32);
+#endif
             }
             float dq[WIDE ? COLUMNS_D / 2 : DQ_WIDTH / 2];
             u32 stage = r.stage;
@@ -456,6 +544,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
+#if ATTUNE_HAVE_READS && ATTUNE_READS_LATE
+                add_reads(sums, t, memory);
+#endif
                 wgmma_wait<IN_PLACE ? 1 : 2>();
                 accumulators_done(dq);
                 if constexpr (IN_PLACE) {
@@ -484,6 +575,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
+#if ATTUNE_HAVE_READS && ATTUNE_READS_LATE
+                add_reads(sums, t, memory);
+#endif
                 wgmma_wait<1>();
                 accumulators_done(dq);
                 give_dq(dq, c, memory, group, dq_phase);
@@ -493,6 +587,10 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
             accumulators_done(dv);
             lane_arrive(&c.empty[stage]);
             ds_stage ^= 1; /* the other warp group may still read the present one */
+#if ATTUNE_HAVE_READS
+            if (n.flags & NOTE_END || n.h != t.h || n.b != t.b)
+                flush_reads(t, memory);
+#endif
         }
         warp_arrive(&c.empty[r.stage]);
         lane_arrive(&c.keys_empty);

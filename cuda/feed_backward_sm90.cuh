@@ -81,7 +81,10 @@ struct control {
     } walk; /* in shared memory, because the loader has few registers */
 };
 constexpr u32 CONTROL_BYTES = 256;
-static_assert(sizeof(control) <= CONTROL_BYTES && planned(CONTROL_AT + CONTROL_BYTES, 0));
+/* What captures are due from a head's rows: reads_sm90.cuh. */
+constexpr u32 READS_AT = CONTROL_AT + CONTROL_BYTES, READ_BYTES = 1536;
+static_assert(sizeof(control) <= CONTROL_BYTES);
+static_assert(planned(READS_AT + READ_BYTES, 0) || (!ATTUNE_HAVE_READS && planned(READS_AT, 0)));
 
 /* ----------------------------------------------------------------------------------------------------- instructions */
 
