@@ -231,14 +231,40 @@ __device__ __forceinline__ void pair(float s, float lse, float &p, float &slope,
     }
     score = __float_as_uint(s) == __float_as_uint(FORBIDDEN) ? -ATTUNE_INF : score;
     p = exp2_fast(__fmaf_rn(score, factor, -lse));
-#if ATTUNE_HAVE_READS
-    slope = ATTUNE_READS_OF_SCORE ? s : p;
-#else
-    slope = p == 0.0f ? 0.0f : p * by;
-#endif
+    slope = HAVE_READS && !AT_ONCE ? p : p == 0.0f ? 0.0f : p * by;
 #else
     p = slope = exp2_fast(__fmaf_rn(s, factor, -lse));
 #endif
+}
+
+/* What the pairs of a tile share: of the thread's keys, and of two rows of each set. */
+struct tile_terms {
+    shared_terms key[2], mine[ROW_SETS][2];
+};
+
+__device__ __forceinline__ void share_tile(tile_terms &t, const attune_cuda_arguments &a, const note &n, int q, int kv)
+{
+    share_key(t.key[0], a, n.b, n.h, kv);
+    share_key(t.key[1], a, n.b, n.h, kv + 8);
+#pragma unroll
+    for (int set = 0; set < ROW_SETS; set++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            share_row(t.mine[set][j], a, n.b, n.h, column_of_lane(q, set) + j);
+}
+
+/* The terms of a piece's rows. */
+__device__ __forceinline__ void share_piece(shared_terms (&row)[2], const tile_terms &t, int piece)
+{
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+#pragma unroll
+        for (int w = 0; w < ATTUNE_SCORE_ROWS; w++)
+            row[j].score[w] = word_of_column(t.mine[piece / 8][j].score[w], piece);
+#pragma unroll
+        for (int w = 0; w < ATTUNE_SLOPE_ROWS; w++)
+            row[j].slope[w] = word_of_column(t.mine[piece / 8][j].slope[w], piece);
+    }
 }
 
 /* S becomes P, in 16 bits in p, and in s times the score's derivative. */
@@ -246,33 +272,19 @@ template <bool NEAR>
 __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4], const attune_cuda_arguments &a,
                                       const note &n, int q, int kv, u32 lse, float factor)
 {
-    int column = (int)threadIdx.x % 4 * 2;
-    shared_terms key[2], mine[ROW_SETS][2];
-    share_key(key[0], a, n.b, n.h, kv);
-    share_key(key[1], a, n.b, n.h, kv + 8);
-#pragma unroll
-    for (int set = 0; set < ROW_SETS; set++)
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            share_row(mine[set][j], a, n.b, n.h, column_of_lane(q, set) + j);
+    int column = thread_now() % 4 * 2;
+    tile_terms terms;
+    share_tile(terms, a, n, q, kv);
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
         float2 l = load_two(lse + (i * 2 + column) * 4);
         float x[4];
         shared_terms row[2];
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-#pragma unroll
-            for (int w = 0; w < ATTUNE_SCORE_ROWS; w++)
-                row[j].score[w] = word_of_column(mine[i / 32][j].score[w], i / 4);
-#pragma unroll
-            for (int w = 0; w < ATTUNE_SLOPE_ROWS; w++)
-                row[j].slope[w] = word_of_column(mine[i / 32][j].slope[w], i / 4);
-        }
+        share_piece(row, terms, i / 4);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, q + i * 2 + j % 2, kv + j / 2 * 8, kv,
-                       factor, key[j / 2], row[j % 2]);
+                       factor, terms.key[j / 2], row[j % 2]);
         p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
         p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
     }
@@ -283,7 +295,7 @@ __device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[SHARE /
                                               const attune_cuda_arguments &a, const note &n, int kv, u32 lse,
                                               float factor)
 {
-    int q = n.q + (int)threadIdx.x % 4 * 2 + (WIDE ? ((int)threadIdx.x / 128 - 1) * SHARE : 0);
+    int q = n.q + thread_now() % 4 * 2 + (WIDE ? (thread_now() / 128 - 1) * SHARE : 0);
     if (n.flags & NOTE_MASK)
         forbid(s, a, n, q, kv);
     if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, a.scale))
@@ -291,24 +303,6 @@ __device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[SHARE /
     else
         pairs<false>(s, p, a, n, q, kv, lse, factor);
 }
-
-#if ATTUNE_HAVE_READS
-/* P of a pair once more. */
-template <bool NEAR>
-__device__ __forceinline__ float probability(float s, float raw, float lse, const reader &t, int q, int kv)
-{
-    int h_kv = t.h / (t.a.heads / t.a.kv_heads);
-    float score;
-#if ATTUNE_HAVE_SCORE_NEAR
-    if constexpr (NEAR)
-        score = attune_score_near(t.b, t.h, q, kv, h_kv, t.a.q_len, t.a.kv_len, raw, t.a.score_symbols, t.kv);
-    else
-#endif
-        score = attune_score(t.b, t.h, q, kv, h_kv, t.a.q_len, t.a.kv_len, raw, t.a.score_symbols);
-    score = __float_as_uint(s) == __float_as_uint(FORBIDDEN) ? -ATTUNE_INF : score;
-    return exp2_fast(__fmaf_rn(score, ATTUNE_LOG2E, -lse));
-}
-#endif
 
 /* dS = P * (dP - delta), in 16 bits. */
 __device__ __forceinline__ void differences(const float (&s)[TILE], const float (&d_p)[TILE],
@@ -323,33 +317,23 @@ __device__ __forceinline__ void differences(const float (&s)[TILE], const float 
 }
 
 #if ATTUNE_HAVE_READS
-/* The same with what captures are due: P, or where what they are due depends on them the raw scores, stay in s. */
-template <bool NEAR>
-__device__ __forceinline__ void differences_read(float (&s)[TILE], float (&d_p)[TILE], u32 (&d_s)[SHARE / 16][4],
-                                                 read_sums<TILE> &sums, const reader &t, u32 lse, u32 delta)
+/* The same with what captures are due, of P alone in s. */
+__device__ __forceinline__ void differences(float (&s)[TILE], float (&d_p)[TILE], u32 (&d_s)[SHARE / 16][4],
+                                            read_sums<TILE> &sums, const reader &t, u32 delta)
 {
-    int h_kv = t.h / (t.a.heads / t.a.kv_heads), column = (int)threadIdx.x % 4 * 2;
+    constexpr bool NEAR = READS_NEAR;
+    int h_kv = t.h / (t.a.heads / t.a.kv_heads);
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
-        float2 delta_two = load_two(delta + (i * 2 + column) * 4), lse_two = delta_two;
-        if (ATTUNE_READS_OF_SCORE)
-            lse_two = load_two(lse + (i * 2 + column) * 4);
+        float2 two = load_two(delta + (i * 2 + thread_now() % 4 * 2) * 4);
         float x[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            int q = t.q + i * 2 + j % 2, kv = t.kv + j / 2 * 8;
-            float raw = s[i + j] * t.a.scale, p = s[i + j], by;
-#if ATTUNE_HAVE_SCORE_NEAR
-            if constexpr (NEAR)
-                by = attune_score_slope_near(t.b, t.h, q, kv, h_kv, t.a.q_len, t.a.kv_len, raw, t.a.score_symbols, t.kv);
-            else
-#endif
-                by = attune_score_slope(t.b, t.h, q, kv, h_kv, t.a.q_len, t.a.kv_len, raw, t.a.score_symbols);
-            if constexpr (ATTUNE_READS_OF_SCORE)
-                p = probability<NEAR>(s[i + j], raw, j % 2 ? lse_two.y : lse_two.x, t, q, kv);
-            float d = p == 0.0f ? 0.0f : p * (d_p[i + j] - (j % 2 ? delta_two.y : delta_two.x));
+            float d = s[i + j] == 0.0f ? 0.0f : s[i + j] * (d_p[i + j] - (j % 2 ? two.y : two.x));
+            float by = attune_score_slope(t.b, t.h, t.q + i * 2 + j % 2, t.kv + j / 2 * 8, h_kv, t.a.q_len, t.a.kv_len,
+                                          0.0f, t.a.score_symbols);
             x[j] = d == 0.0f ? 0.0f : d * by;
-            sum_reads<NEAR>(sums, t, i / 4, j, d, raw);
+            sum_reads<NEAR>(sums, t, i / 4, j, d, 0.0f);
             d_p[i + j] = d;
         }
         d_s[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
@@ -358,25 +342,55 @@ __device__ __forceinline__ void differences_read(float (&s)[TILE], float (&d_p)[
     add_pairs<NEAR>(d_p, s, t);
 }
 
-__device__ __forceinline__ void read_differences(float (&s)[TILE], float (&d_p)[TILE], u32 (&d_s)[SHARE / 16][4],
-                                                 read_sums<TILE> &sums, const reader &t, u32 memory, u32 row_data)
+/* P, dS and what captures are due, where this depends on the scores: at once, for P would not tell them. */
+template <bool NEAR>
+__device__ __forceinline__ void pairs_at_once(float (&s)[TILE], float (&d_p)[TILE], u32 (&p)[SHARE / 16][4],
+                                              u32 (&d_s)[SHARE / 16][4], read_sums<TILE> &sums, const reader &t,
+                                              const note &n, u32 lse, u32 delta)
 {
-    u32 lse = memory + LSE_AT + row_data, delta = memory + DELTA_AT + row_data;
-    clear_sums(sums);
-#if ATTUNE_READS_OF_SCORE || !defined(ATTUNE_SCORE_NEAR)
-    if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, t.a.scale)) {
-        differences_read<true>(s, d_p, d_s, sums, t, lse, delta);
-        return;
+    int column = thread_now() % 4 * 2;
+    tile_terms terms;
+    share_tile(terms, t.a, n, t.q, t.kv);
+#pragma unroll
+    for (int i = 0; i < TILE; i += 4) {
+        float2 l = load_two(lse + (i * 2 + column) * 4), two = load_two(delta + (i * 2 + column) * 4);
+        float x[4], y[4];
+        shared_terms row[2];
+        share_piece(row, terms, i / 4);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], y[j], t.a, n, t.q + i * 2 + j % 2, t.kv + j / 2 * 8, t.kv,
+                       ATTUNE_LOG2E, terms.key[j / 2], row[j % 2]);
+            float difference = d_p[i + j] - (j % 2 ? two.y : two.x);
+            d_p[i + j] = x[j] == 0.0f ? 0.0f : x[j] * difference;
+            y[j] = x[j] == 0.0f ? 0.0f : y[j] * difference;
+            sum_reads<NEAR>(sums, t, i / 4, j, d_p[i + j], s[i + j] * t.a.scale);
+        }
+        p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
+        p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
+        d_s[i / 8][i / 4 % 2 * 2] = pack(y[0], y[1]);
+        d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(y[2], y[3]);
     }
-#endif
-    differences_read<false>(s, d_p, d_s, sums, t, lse, delta);
+    add_pairs<NEAR>(d_p, s, t);
+}
+
+__device__ __forceinline__ void all_at_once(float (&s)[TILE], float (&d_p)[TILE], u32 (&p)[SHARE / 16][4],
+                                            u32 (&d_s)[SHARE / 16][4], read_sums<TILE> &sums, const reader &t,
+                                            const note &n, u32 lse, u32 delta)
+{
+    if (n.flags & NOTE_MASK)
+        forbid(s, t.a, n, t.q, t.kv);
+    if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, t.a.scale))
+        pairs_at_once<true>(s, d_p, p, d_s, sums, t, n, lse, delta);
+    else
+        pairs_at_once<false>(s, d_p, p, d_s, sums, t, n, lse, delta);
 }
 #endif
 
 /* P or dS to shared memory: [row][key], a 64 keys' slab. */
 __device__ __forceinline__ void store_piece(const u32 (&d_s)[SHARE / 16][4], u32 slab)
 {
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
+    int lane = thread_now() % 32, warp = thread_now() / 32 % 4;
     u32 at = slab + (lane / 16 * 8 + lane % 8) * 128 + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
     for (int step = 0; step < SHARE / 16; step++)
@@ -395,7 +409,7 @@ __device__ __forceinline__ void group_sync(int group)
 /* Of a part of dQ `MANY` of what each thread holds, from `FIRST` on. */
 template <int FIRST, int MANY, int COUNT> __device__ __forceinline__ void store_dq(const float (&dq)[COUNT], u32 to)
 {
-    to += threadIdx.x % 128 * 16;
+    to += (u32)thread_now() % 128 * 16;
 #pragma unroll
     for (int i = 0; i < MANY; i += 4)
         asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i / 4 * 128 * 16), "f"(dq[FIRST + i]),
@@ -459,6 +473,13 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
 
 /* ------------------------------------------------------------------------------------------------------- the owners */
 
+/* Of a tile's keys the thread's first. */
+template <bool SHARED> __device__ __forceinline__ int key_now(int group)
+{
+    int thread = thread_now();
+    return (SHARED ? 0 : group * 64) + thread % 128 / 32 * 16 + thread % 32 / 4;
+}
+
 /* GROUP: the warp group, unless both are alike. */
 template <int GROUP>
 __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
@@ -488,14 +509,18 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         for (int i = 0; i < COLUMNS_DV / 2; i++)
             dv[i] = 0.0f;
         barrier_wait(&c.keys_full, round & 1);
+#if !ATTUNE_HAVE_READS
         int kv = c.kv + own_row;
+#endif
         while (!(n.flags & NOTE_END)) {
             u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
             u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
             u32 p[SHARE / 16][4], d_s[SHARE / 16][4];
 #if ATTUNE_HAVE_READS
+            /* From shared memory, and once more below: registers are short. */
+            int kv = *(volatile int *)&c.kv + key_now<WIDE>(group);
             read_sums<TILE> sums;
-            reader t = {a, g, n.b, n.h, n.q + lane % 4 * 2 + (WIDE ? group * SHARE : 0), kv};
+            reader t = {a, g, n.b, n.h, n.q + thread_now() % 4 * 2 + (WIDE ? group * SHARE : 0), kv};
 #endif
             {
                 float s[TILE];
@@ -506,23 +531,36 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                     wgmma_fence();
                     multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
                 }
-                wgmma_wait<!LATE>();
-                accumulators_done(s);
-                probabilities(s, p, a, n, kv, memory + LSE_AT + r.stage * ROW_BYTES + own_share / 32, factor);
-                if constexpr (LATE) {
-                    wgmma_fence();
-                    multiply_rows<COLUMNS_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
-                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
-                }
-                wgmma_wait<0>();
-                accumulators_done(d_p);
+                u32 row_data = memory + r.stage * ROW_BYTES + own_share / 32;
 #if ATTUNE_HAVE_READS
-                read_differences(s, d_p, d_s, sums, t, memory, r.stage * ROW_BYTES + own_share / 32);
-#if !1
-                add_reads(sums, t, memory);
+                clear_sums(sums);
 #endif
+                if constexpr (AT_ONCE) {
+#if ATTUNE_HAVE_READS
+                    wgmma_wait<0>();
+                    accumulators_done(s);
+                    accumulators_done(d_p);
+                    all_at_once(s, d_p, p, d_s, sums, t, n, row_data + LSE_AT, row_data + DELTA_AT);
+#endif
+                } else {
+                    wgmma_wait<!LATE>();
+                    accumulators_done(s);
+                    probabilities(s, p, a, n, kv, row_data + LSE_AT, factor);
+                    if constexpr (LATE) {
+                        wgmma_fence();
+                        multiply_rows<COLUMNS_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                        multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
+                    }
+                    wgmma_wait<0>();
+                    accumulators_done(d_p);
+#if ATTUNE_HAVE_READS
+                    differences(s, d_p, d_s, sums, t, row_data + DELTA_AT);
 #else
-                differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES + own_share / 32);
+                    differences(s, d_p, d_s, row_data + DELTA_AT);
+#endif
+                }
+#if ATTUNE_HAVE_READS
+                add_reads(sums, t, memory);
 #endif
             }
             float dq[WIDE ? COLUMNS_D / 2 : DQ_WIDTH / 2];
@@ -544,9 +582,6 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
-#if ATTUNE_HAVE_READS && ATTUNE_READS_LATE
-                add_reads(sums, t, memory);
-#endif
                 wgmma_wait<IN_PLACE ? 1 : 2>();
                 accumulators_done(dq);
                 if constexpr (IN_PLACE) {
@@ -575,22 +610,25 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
-#if ATTUNE_HAVE_READS && ATTUNE_READS_LATE
-                add_reads(sums, t, memory);
-#endif
                 wgmma_wait<1>();
                 accumulators_done(dq);
+#if ATTUNE_HAVE_READS
+                dq_phase = ds_stage ^ 1;
+#endif
                 give_dq(dq, c, memory, group, dq_phase);
             }
             wgmma_wait<0>();
             accumulators_done(dk);
             accumulators_done(dv);
+#if ATTUNE_HAVE_READS
+            const volatile note &last = c.notes[stage];
+            int h = last.h, b = last.b;
+            kv = *(volatile int *)&c.kv + key_now<WIDE>(group);
+            if (n.flags & NOTE_END || n.h != h || n.b != b)
+                flush_reads({a, g, b, h, 0, kv}, memory);
+#endif
             lane_arrive(&c.empty[stage]);
             ds_stage ^= 1; /* the other warp group may still read the present one */
-#if ATTUNE_HAVE_READS
-            if (n.flags & NOTE_END || n.h != t.h || n.b != t.b)
-                flush_reads(t, memory);
-#endif
         }
         warp_arrive(&c.empty[r.stage]);
         lane_arrive(&c.keys_empty);

@@ -17,6 +17,9 @@
 #ifndef ATTUNE_HAVE_SCORE_NEAR
 #define ATTUNE_HAVE_SCORE_NEAR 0
 #endif
+#ifndef ATTUNE_READS_OF_SCORE
+#define ATTUNE_READS_OF_SCORE 0
+#endif
 
 constexpr int GROUPS = 2; /* of consumers */
 constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
@@ -50,8 +53,10 @@ constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
 constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
 constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
+/* Gradients of captures: whether what they are due depends on the scores. */
+constexpr bool HAVE_READS = ATTUNE_HAVE_READS, AT_ONCE = ATTUNE_HAVE_READS && ATTUNE_READS_OF_SCORE;
 /* Whether dP begins after P and dV only: a score expression has no room beside it. */
-constexpr bool LATE = HAVE_SCORE && !WIDE;
+constexpr bool LATE = HAVE_SCORE && !WIDE && !AT_ONCE;
 /* Whether dQ's sums are added to in turn. Under a causal mask the last keys begin last in their rows, so that their
  * turns come with hardly a wait. */
 constexpr bool ORDERED = ATTUNE_DETERMINISTIC;
@@ -65,6 +70,19 @@ constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT =
 constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, 
               LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
+
+/* threadIdx.x; with gradients of captures hidden from the compiler, which would keep what is made of it in registers that
+ * are short. */
+__device__ __forceinline__ int thread_now()
+{
+#if ATTUNE_HAVE_READS
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+#else
+    return (int)threadIdx.x;
+#endif
+}
 
 struct __align__(16) note
 {
@@ -84,7 +102,7 @@ constexpr u32 CONTROL_BYTES = 256;
 /* What captures are due from a head's rows: reads_sm90.cuh. */
 constexpr u32 READS_AT = CONTROL_AT + CONTROL_BYTES, READ_BYTES = 1536;
 static_assert(sizeof(control) <= CONTROL_BYTES);
-static_assert(planned(READS_AT + READ_BYTES, 0) || (!ATTUNE_HAVE_READS && planned(READS_AT, 0)));
+static_assert(planned(READS_AT + READ_BYTES, 0) || (!HAVE_READS && planned(READS_AT, 0)));
 
 /* ----------------------------------------------------------------------------------------------------- instructions */
 

@@ -23,6 +23,13 @@ struct reader {
     int b, h, q, kv; /* the first pair's */
 };
 
+/* Of factors that do not depend on the score the cheaper form holds everywhere, or is not there. */
+#if ATTUNE_HAVE_SCORE_NEAR && !defined(ATTUNE_SCORE_NEAR)
+constexpr bool READS_NEAR = true;
+#else
+constexpr bool READS_NEAR = false;
+#endif
+
 #define HOW_READ(n_, symbol, how) how,
 constexpr int HOW_READ_[] = {ATTUNE_READS(HOW_READ) READ_PAIR};
 constexpr int READS = sizeof HOW_READ_ / sizeof HOW_READ_[0] - 1;
@@ -39,14 +46,14 @@ template <int READ> constexpr bool IS_HELD = HELD<READ> && (HELD_AT<READ> + HELD
 /* The thread's, of which a warp's first lane, or each fourth, has some; key 0 or 1 of its two. */
 template <int READ> __device__ __forceinline__ volatile float &held(u32 memory, int key)
 {
-    int warp = (int)threadIdx.x / 32 - 4;
-    u32 at = memory + READS_AT + (HELD_AT<READ> + warp * (OF_KEYS<READ> ? 16 : 1) + (OF_KEYS<READ> ? (int)threadIdx.x % 32 / 4 + key * 8 : 0)) * 4;
+    int warp = thread_now() / 32 - 4;
+    u32 at = memory + READS_AT + (HELD_AT<READ> + warp * (OF_KEYS<READ> ? 16 : 1) + (OF_KEYS<READ> ? thread_now() % 32 / 4 + key * 8 : 0)) * 4;
     return *(volatile float *)__cvta_shared_to_generic(at);
 }
 
 template <int READ> __device__ __forceinline__ bool holds()
 {
-    return threadIdx.x % (OF_KEYS<READ> ? 4 : 32) == 0;
+    return thread_now() % (OF_KEYS<READ> ? 4 : 32) == 0;
 }
 
 template <int READ> constexpr int HOLDS = OF_KEYS<READ> ? 2 : 1;
@@ -120,7 +127,7 @@ __device__ __forceinline__ void sum_reads(read_sums<TILE> &sums, const reader &t
 template <int COUNT, int STEP = 16, int SIZE> __device__ __forceinline__ void share_rows(float (&x)[SIZE])
 {
     constexpr int HALF = COUNT * STEP / 32;
-    bool upper = threadIdx.x & STEP;
+    bool upper = thread_now() & STEP;
 #pragma unroll
     for (int i = 0; i < HALF; i++) {
         float other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + HALF], STEP);
@@ -145,7 +152,7 @@ template <int COUNT> __device__ __forceinline__ diagonals<COUNT> share_diagonals
 {
     constexpr int LEFT = diagonals<COUNT>::GROUPS_LEFT;
     diagonals<COUNT> share;
-    int lane = (int)threadIdx.x % 32, c = lane % 4, r = lane / 8;
+    int lane = thread_now() % 32, c = lane % 4, r = lane / 8;
     bool behind = c < r, upper = lane & 16, odd = lane & 8;
     int beside = (lane ^ 8) - c + (c + (odd ? 3 : 1)) % 4;
     float y[LEFT][2];
@@ -223,12 +230,12 @@ __device__ __forceinline__ void add_pairs(float (&d)[TILE], float (&s)[TILE], co
             }                                                                                                          \
         } else if constexpr (how == READ_ROW) {                                                                        \
             share_rows<TILE / 2>(x);                                                                                   \
-            int row = (int)threadIdx.x % 32 / 4 * (TILE / 16);                                                         \
+            int row = thread_now() % 32 / 4 * (TILE / 16);                                                         \
             _Pragma("unroll") for (int i = 0; i < TILE / 16; i++)                                                      \
                 add_read(to, READ_PLACE(n_, t.q + (row + i) / 2 * 8 + (row + i) % 2, t.kv), x[i]);                     \
         } else if constexpr (how == READ_DIAGONAL) {                                                                   \
             auto share = share_diagonals(x);                                                                           \
-            int lane = (int)threadIdx.x % 32, kv = t.kv - lane / 4, q = t.q - lane % 4 * 2 + share.first;              \
+            int lane = thread_now() % 32, kv = t.kv - lane / 4, q = t.q - lane % 4 * 2 + share.first;              \
             _Pragma("unroll") for (int i = 0; i < share.GROUPS_LEFT; i++)                                              \
                 add_read(to, READ_PLACE(n_, q + i * 8, kv), share.x[i]);                                               \
         }                                                                                                              \
