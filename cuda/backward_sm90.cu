@@ -44,14 +44,16 @@ __device__ __forceinline__ float2 load_two(u32 at)
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
 constexpr int SHARE = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* of a tile's rows, a warp group's */
-constexpr int TILE = SHARE / 2;                          /* of S and dP, what a thread holds */
+/* S and dP with what captures are due are made in halves, where dK and dV leave no room for all of it. */
+constexpr int PARTS = AT_ONCE && !WIDE && WIDTH_D + WIDTH_DV > 192 ? 2 : 1;
+constexpr int TILE = SHARE / 2 / PARTS; /* of S and dP, what a thread holds */
 
 /* S or dP, turned: [keys][rows]. Begun. */
 template <int STEPS> __device__ __forceinline__ void multiply_keys(float (&s)[TILE], u64 keys, u64 rows)
 {
 #pragma unroll
     for (int step = 0; step < STEPS; step++)
-        wgmma<SHARE>::ss(s, keys + (step / 4 * KEY_SLAB + step % 4 * 32) / 16,
+        wgmma<SHARE / PARTS>::ss(s, keys + (step / 4 * KEY_SLAB + step % 4 * 32) / 16,
                            rows + (step / 4 * ROW_SLAB + step % 4 * 32) / 16, step);
     wgmma_commit();
 }
@@ -346,7 +348,7 @@ __device__ __forceinline__ void differences(float (&s)[TILE], float (&d_p)[TILE]
 template <bool NEAR>
 __device__ __forceinline__ void pairs_at_once(float (&s)[TILE], float (&d_p)[TILE], u32 (&p)[SHARE / 16][4],
                                               u32 (&d_s)[SHARE / 16][4], read_sums<TILE> &sums, const reader &t,
-                                              const note &n, u32 lse, u32 delta)
+                                              const note &n, u32 lse, u32 delta, int part)
 {
     int column = thread_now() % 4 * 2;
     tile_terms terms;
@@ -366,24 +368,25 @@ __device__ __forceinline__ void pairs_at_once(float (&s)[TILE], float (&d_p)[TIL
             y[j] = x[j] == 0.0f ? 0.0f : y[j] * difference;
             sum_reads<NEAR>(sums, t, i / 4, j, d_p[i + j], s[i + j] * t.a.scale);
         }
-        p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
-        p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
-        d_s[i / 8][i / 4 % 2 * 2] = pack(y[0], y[1]);
-        d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(y[2], y[3]);
+        int to = (part * TILE + i) / 8;
+        p[to][i / 4 % 2 * 2] = pack(x[0], x[1]);
+        p[to][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
+        d_s[to][i / 4 % 2 * 2] = pack(y[0], y[1]);
+        d_s[to][i / 4 % 2 * 2 + 1] = pack(y[2], y[3]);
     }
     add_pairs<NEAR>(d_p, s, t);
 }
 
 __device__ __forceinline__ void all_at_once(float (&s)[TILE], float (&d_p)[TILE], u32 (&p)[SHARE / 16][4],
                                             u32 (&d_s)[SHARE / 16][4], read_sums<TILE> &sums, const reader &t,
-                                            const note &n, u32 lse, u32 delta)
+                                            const note &n, u32 lse, u32 delta, int part)
 {
     if (n.flags & NOTE_MASK)
         forbid(s, t.a, n, t.q, t.kv);
     if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, t.a.scale))
-        pairs_at_once<true>(s, d_p, p, d_s, sums, t, n, lse, delta);
+        pairs_at_once<true>(s, d_p, p, d_s, sums, t, n, lse, delta, part);
     else
-        pairs_at_once<false>(s, d_p, p, d_s, sums, t, n, lse, delta);
+        pairs_at_once<false>(s, d_p, p, d_s, sums, t, n, lse, delta, part);
 }
 #endif
 
@@ -444,7 +447,7 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
                                       int rows, int first, float factor, bool &good)
 {
     float none = 0.0f; /* NaN once an element is not finite */
-    int lane = (int)threadIdx.x % 32;
+    int lane = thread_now() % 32;
     element *base = (element *)v.address + b * v.batch + h * v.head;
     bool paired = ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 3) == 0;
 #pragma unroll
@@ -517,22 +520,27 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
             u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
             u32 p[SHARE / 16][4], d_s[SHARE / 16][4];
 #if ATTUNE_HAVE_READS
-            /* From shared memory, and once more below: registers are short. */
+            /* Once more, and again below: registers are short. */
+            group = EVEN ? thread_now() / 128 - 1 : GROUP;
+            own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
+            k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);
             int kv = *(volatile int *)&c.kv + key_now<WIDE>(group);
-            read_sums<TILE> sums;
-            reader t = {a, g, n.b, n.h, n.q + thread_now() % 4 * 2 + (WIDE ? group * SHARE : 0), kv};
 #endif
-            {
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                u32 part_rows = own_share + part * (TILE * 2) * 128;
                 float s[TILE];
                 wgmma_fence();
-                multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile + own_share));
+                multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile + part_rows));
                 float d_p[TILE];
                 if constexpr (!LATE) {
                     wgmma_fence();
-                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
+                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + part_rows));
                 }
-                u32 row_data = memory + r.stage * ROW_BYTES + own_share / 32;
+                u32 row_data = memory + r.stage * ROW_BYTES + part_rows / 32;
 #if ATTUNE_HAVE_READS
+                read_sums<TILE> sums;
+                reader t = {a, g, n.b, n.h, n.q + (int)(part_rows / 128) + thread_now() % 4 * 2, kv};
                 clear_sums(sums);
 #endif
                 if constexpr (AT_ONCE) {
@@ -540,7 +548,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                     wgmma_wait<0>();
                     accumulators_done(s);
                     accumulators_done(d_p);
-                    all_at_once(s, d_p, p, d_s, sums, t, n, row_data + LSE_AT, row_data + DELTA_AT);
+                    all_at_once(s, d_p, p, d_s, sums, t, n, row_data + LSE_AT, row_data + DELTA_AT, part);
 #endif
                 } else {
                     wgmma_wait<!LATE>();
@@ -633,6 +641,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         warp_arrive(&c.empty[r.stage]);
         lane_arrive(&c.keys_empty);
         ring_next(r);
+#if ATTUNE_HAVE_READS
+        own_row = key_now<WIDE>(group);
+#endif
         column at = column_at(a, g, n.q);
         bool good = true;
         int row = at.kv + own_row, second = WIDE ? group : 0;
