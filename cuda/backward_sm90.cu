@@ -525,6 +525,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
             own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
             k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);
             int kv = *(volatile int *)&c.kv + key_now<WIDE>(group);
+            read_sums<TILE> sums;
 #endif
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
@@ -539,7 +540,6 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 }
                 u32 row_data = memory + r.stage * ROW_BYTES + part_rows / 32;
 #if ATTUNE_HAVE_READS
-                read_sums<TILE> sums;
                 reader t = {a, g, n.b, n.h, n.q + (int)(part_rows / 128) + thread_now() % 4 * 2, kv};
                 clear_sums(sums);
 #endif
@@ -568,7 +568,8 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
 #endif
                 }
 #if ATTUNE_HAVE_READS
-                add_reads(sums, t, memory);
+                if constexpr (WIDE || PARTS > 1)
+                    add_reads(sums, t, memory);
 #endif
             }
             float dq[WIDE ? COLUMNS_D / 2 : DQ_WIDTH / 2];
@@ -615,6 +616,10 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 wgmma_fence();
                 multiply_dq(dq, ds_tile, memory, group);
                 multiply_rows<COLUMNS_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
+#if ATTUNE_HAVE_READS
+                if constexpr (PARTS == 1)
+                    add_reads(sums, {a, g, n.b, n.h, n.q + thread_now() % 4 * 2, kv}, memory);
+#endif
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
