@@ -46,6 +46,8 @@ __device__ __forceinline__ float2 load_two(u32 at)
 constexpr int SHARE = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* of a tile's rows, a warp group's */
 /* S and dP with what captures are due are made in halves, where dK and dV leave no room for all of it. */
 constexpr int PARTS = AT_ONCE && !WIDE && WIDTH_D + WIDTH_DV > 192 ? 2 : 1;
+/* Whether that is added under the last products. */
+constexpr bool READS_UNDER = !WIDE && PARTS == 1 && !ORDERED;
 constexpr int TILE = SHARE / 2 / PARTS; /* of S and dP, what a thread holds */
 
 /* S or dP, turned: [keys][rows]. Begun. */
@@ -568,7 +570,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
 #endif
                 }
 #if ATTUNE_HAVE_READS
-                if constexpr (WIDE || PARTS > 1)
+                if constexpr (!READS_UNDER)
                     add_reads(sums, t, memory);
 #endif
             }
@@ -617,7 +619,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 multiply_dq(dq, ds_tile, memory, group);
                 multiply_rows<COLUMNS_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
 #if ATTUNE_HAVE_READS
-                if constexpr (PARTS == 1)
+                if constexpr (READS_UNDER)
                     add_reads(sums, {a, g, n.b, n.h, n.q + thread_now() % 4 * 2, kv}, memory);
 #endif
                 ring_next(r);

@@ -53,13 +53,13 @@ constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
 constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
 constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
-/* Gradients of captures: whether what they are due depends on the scores. */
-constexpr bool HAVE_READS = ATTUNE_HAVE_READS, AT_ONCE = ATTUNE_HAVE_READS && ATTUNE_READS_OF_SCORE;
-/* Whether dP begins after P and dV only: a score expression has no room beside it. */
-constexpr bool LATE = HAVE_SCORE && !WIDE && !AT_ONCE;
 /* Whether dQ's sums are added to in turn. Under a causal mask the last keys begin last in their rows, so that their
  * turns come with hardly a wait. */
 constexpr bool ORDERED = ATTUNE_DETERMINISTIC;
+/* Gradients of captures: whether what they are due depends on the scores. */
+constexpr bool HAVE_READS = ATTUNE_HAVE_READS, AT_ONCE = HAVE_READS && (ATTUNE_READS_OF_SCORE || ORDERED);
+/* Whether dP begins after P and dV only: a score expression has no room beside it. */
+constexpr bool LATE = HAVE_SCORE && !WIDE && !AT_ONCE;
 constexpr int LOADER_REGISTERS = ORDERED ? 40 : 24, OWNER_REGISTERS = ORDERED ? 232 : 240;
 static_assert(!ORDERED || ADDED != ADDED_AT_ONCE, "what all threads add has no turns");
 
