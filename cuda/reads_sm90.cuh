@@ -177,6 +177,28 @@ template <int COUNT> __device__ __forceinline__ diagonals<COUNT> share_diagonals
     return share;
 }
 
+/* Adds a warp's diagonals, at once where all read one element, as those do that lie past a limit. */
+template <int COUNT> __device__ __forceinline__ void add_diagonals(u64 *to, const i64 (&at)[COUNT], float (&x)[COUNT])
+{
+    i64 first = __shfl_sync(0xffffffffu, at[0], 0);
+    bool same = true;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        same = same && (at[i] == first || x[i] == 0.0f);
+    if (__all_sync(0xffffffffu, same)) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            sum += x[i];
+        sum = over_lanes(sum, 1, 16);
+        if (thread_now() % 32 == 0)
+            add_read(to, first, sum);
+    } else
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            add_read(to, at[i], x[i]);
+}
+
 /* Of pairs that share nothing: those of eight rows at a time, for which the others go round. */
 template <int TILE> __device__ __forceinline__ void go_round(float (&x)[TILE])
 {
@@ -236,8 +258,9 @@ __device__ __forceinline__ void add_pairs(float (&d)[TILE], float (&s)[TILE], co
         } else if constexpr (how == READ_DIAGONAL) {                                                                   \
             auto share = share_diagonals(x);                                                                           \
             int lane = thread_now() % 32, kv = t.kv - lane / 4, q = t.q - lane % 4 * 2 + share.first;              \
-            _Pragma("unroll") for (int i = 0; i < share.GROUPS_LEFT; i++)                                              \
-                add_read(to, READ_PLACE(n_, q + i * 8, kv), share.x[i]);                                               \
+            i64 at[share.GROUPS_LEFT];                                                                                 \
+            _Pragma("unroll") for (int i = 0; i < share.GROUPS_LEFT; i++) at[i] = READ_PLACE(n_, q + i * 8, kv);       \
+            add_diagonals(to, at, share.x);                                                                            \
         }                                                                                                              \
     }
 
