@@ -71,8 +71,8 @@ constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES,
               LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
 
-/* threadIdx.x; with gradients of captures hidden from the compiler, which would keep what is made of it in registers that
- * are short. */
+/* threadIdx.x; with gradients of captures hidden from the compiler, which else keeps what follows from it in registers,
+ * which are short. */
 __device__ __forceinline__ int thread_now()
 {
 #if ATTUNE_HAVE_READS

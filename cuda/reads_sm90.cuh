@@ -30,15 +30,15 @@ constexpr bool READS_NEAR = true;
 constexpr bool READS_NEAR = false;
 #endif
 
-#define HOW_READ(n_, symbol, how) how,
-constexpr int HOW_READ_[] = {ATTUNE_READS(HOW_READ) READ_PAIR};
-constexpr int READS = sizeof HOW_READ_ / sizeof HOW_READ_[0] - 1;
+#define READ_HOW(n_, symbol, how) how,
+constexpr int READ_HOWS[] = {ATTUNE_READS(READ_HOW) READ_PAIR};
+constexpr int READS = sizeof READ_HOWS / sizeof READ_HOWS[0] - 1;
 
-/* Floats of shared memory for a read's sums over a head's rows, of a warp or of its 16 keys, and where they begin. Those
- * of many reads find no room, and are added tile by tile. */
-template <int READ> constexpr bool OF_KEYS = HOW_READ_[READ] == READ_KEY;
+/* Floats of shared memory for a read's sums over a head's rows, of a warp or of its 16 keys, and where they begin.
+ * Those of many reads find no room, and are added tile by tile. */
+template <int READ> constexpr bool OF_KEYS = READ_HOWS[READ] == READ_KEY;
 template <int READ>
-constexpr int HELD = OF_KEYS<READ> ? GROUPS * 64 : HOW_READ_[READ] == READ_ONE ? GROUPS * 4 : 0;
+constexpr int HELD = OF_KEYS<READ> ? GROUPS * 64 : READ_HOWS[READ] == READ_ONE ? GROUPS * 4 : 0;
 template <int READ> constexpr int HELD_AT = HELD_AT<READ - 1> + HELD<READ - 1>;
 template <> constexpr int HELD_AT<0> = 0;
 template <int READ> constexpr bool IS_HELD = HELD<READ> && (HELD_AT<READ> + HELD<READ>) * 4 <= (int)READ_BYTES;
@@ -47,8 +47,8 @@ template <int READ> constexpr bool IS_HELD = HELD<READ> && (HELD_AT<READ> + HELD
 template <int READ> __device__ __forceinline__ volatile float &held(u32 memory, int key)
 {
     int warp = thread_now() / 32 - 4;
-    u32 at = memory + READS_AT + (HELD_AT<READ> + warp * (OF_KEYS<READ> ? 16 : 1) + (OF_KEYS<READ> ? thread_now() % 32 / 4 + key * 8 : 0)) * 4;
-    return *(volatile float *)__cvta_shared_to_generic(at);
+    int at = OF_KEYS<READ> ? warp * 16 + thread_now() % 32 / 4 + key * 8 : warp;
+    return *(volatile float *)__cvta_shared_to_generic(memory + READS_AT + (u32)(HELD_AT<READ> + at) * 4);
 }
 
 template <int READ> __device__ __forceinline__ bool holds()
@@ -123,7 +123,7 @@ __device__ __forceinline__ void sum_reads(read_sums<TILE> &sums, const reader &t
     ATTUNE_READS(SUM_READ)
 }
 
-/* A warp's sums of rows, the lanes' of eight keys in x: each lane is left with an eighth, from lane / 4 * COUNT / 8 on. */
+/* A warp's sums of rows, in x those of a lane's keys: each lane is left with an eighth, from lane / 4 * COUNT / 8 on. */
 template <int COUNT, int STEP = 16, int SIZE> __device__ __forceinline__ void share_rows(float (&x)[SIZE])
 {
     constexpr int HALF = COUNT * STEP / 32;
@@ -138,9 +138,9 @@ template <int COUNT, int STEP = 16, int SIZE> __device__ __forceinline__ void sh
 }
 
 /*
- * A warp's sums of diagonals. Lane 4 r + c holds rows 8 m + 2 c + j and keys r + 8 k: the diagonal 8 (m - k) + 2 c + j - r
- * from the first. Of r = 2 r' + r'' those with the same e = (c - r') mod 4 and r'' have the same diagonals, 8 (g - 2) +
- * 2 e + j - r'', and are four lanes, which share them: by g, then by j. x: [m - k + 1][j], COUNT of them.
+ * A warp's sums of diagonals. Lane 4 r + c holds rows 8 m + 2 c + j and keys r + 8 k: diagonal 8 (m - k) + 2 c + j - r
+ * from that of the first pair. With r = 2 r' + r'', four lanes have the same e = (c - r') mod 4 and the same r'', and so
+ * the same diagonals 8 (g - 2) + 2 e + j - r'', which they share: by g, then by j. x: [m - k + 1][j], COUNT of them.
  */
 template <int COUNT> struct diagonals {
     static constexpr int GROUPS_LEFT = (COUNT / 2 + 2) / 2; /* of g, that a lane is left with */

@@ -277,8 +277,8 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
     const uint32_t e = attune__dtype_bytes(s);
     const uint32_t columns = !sm90_wide(s) ? dq_columns(s->head_dim, s->head_dim_v, m) : sm90_apart(s) ? d : 0;
     return (attune__cost){
-        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 +
-                  256 + (s->capture_gradient_elements ? 1536 : 0),
+        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 + 256 +
+                  (s->capture_gradient_elements ? 1536 : 0),
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = 32 + (sm90_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
         .launched_registers = 168,
