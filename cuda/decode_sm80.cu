@@ -44,6 +44,17 @@ __device__ __forceinline__ part part_place(const attune_cuda_arguments &a, const
     return p;
 }
 
+/* Where the warp stands in the tile: computed where it is used, and not kept from one tile to the next. */
+__device__ __forceinline__ int warp_row()
+{
+    return thread_here() / 32 % ROW_GROUPS * 16;
+}
+
+__device__ __forceinline__ int warp_column()
+{
+    return thread_here() / (32 * ROW_GROUPS) * KEYS;
+}
+
 /* A packed row's head and query. */
 __device__ __forceinline__ place row_place(const attune_cuda_arguments &a, const part &p, int row)
 {
@@ -248,9 +259,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     p = {uniform(p.b),     uniform(p.h),    uniform(p.h_kv),  uniform(p.row), uniform(p.rows),
          uniform(p.index), uniform(p.step), uniform(p.steps), uniform(p.end)};
     source from = source_of(a, p.b, p.h_kv);
-    int warp = uniform((int)threadIdx.x / 32), lane = (int)threadIdx.x % 32;
-    int row = warp % ROW_GROUPS * 16, column = warp / ROW_GROUPS * KEYS;
-    u32 k_warp = (u32)(column * CHUNKS_D * 16), v_warp = (u32)(column * CHUNKS_DV * 16);
 
     float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
     float factor = uniform(fold_factor(a.scale));
@@ -291,11 +299,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_v(v_tiles + free * V_BYTES, from, a, next[AHEAD - 1]);
         }
         make_terms(coming, a, first, next[0]);
-        multiply_qk(s, q_tile, k_tile + k_warp, row);
+        multiply_qk(s, q_tile, k_tile + (u32)(warp_column() * CHUNKS_D * 16), warp_row());
+        int row = p.row + warp_row() + thread_here() % 32 / 4;
 #if ATTUNE_KEY_TERMS
-        hook_terms(s, a, p, now, p.row + row + lane / 4, column, terms + turn);
+        hook_terms(s, a, p, now, row, warp_column(), terms + turn);
 #else
-        hook(s, a, p, now, p.row + row + lane / 4, column);
+        hook(s, a, p, now, row, warp_column());
 #endif
         turn = TERM_BYTES - turn;
         store_terms(coming, terms + turn);
@@ -305,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_k(k_tile, from, a, next[0]);
         }
         softmax(s, o, m, l, factor);
-        multiply_pv(o, s, v_tile + v_warp);
+        multiply_pv(o, s, v_tile + (u32)(warp_column() * CHUNKS_DV * 16));
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
@@ -317,7 +326,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     /* The merge lies where the operands were: O[groups][BLOCK_M][PAD_DV], then m and l. */
     float *o_groups = (float *)memory, *ml_groups = o_groups + KEY_GROUPS * BLOCK_M * PAD_DV;
-    int to = warp / ROW_GROUPS * BLOCK_M + row + lane / 4;
+    int lane = (int)threadIdx.x % 32;
+    int to = (int)threadIdx.x / (32 * ROW_GROUPS) * BLOCK_M + warp_row() + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = l[0][half];
