@@ -18,9 +18,9 @@ static_assert(KEYS % 16 == 0, "a warp owns 16 columns or a multiple");
 
 /* What a workgroup has: its first row among the packed ones, its heads and its keys. */
 struct part {
-    int b, h, h_kv; /* h: the first head */
-    int row, rows;  /* rows: of all packed heads */
-    int index;      /* of the part */
+    int b, h, h_kv;       /* h: the first head */
+    int row, rows;        /* rows: of all packed heads */
+    int index;            /* of the part */
     int step, steps, end; /* the first step, the steps' end, and the key that ends them */
 };
 
@@ -153,8 +153,8 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
             const place &t = at[i / 2];
             int kv = w.kv + column + n * 8 + i % 2, h = t.h + a.h0;
 #if ATTUNE_SCORE_KEYS
-            x = attune_score_of(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, key,
-                                rows[i / 2].score, a.score_symbols);
+            x = attune_score_of(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, key, rows[i / 2].score,
+                                a.score_symbols);
 #elif ATTUNE_HAVE_SCORE
             x = attune_score(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, a.score_symbols);
 #else
@@ -162,9 +162,9 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
                 x *= fold_sign(a.scale);
 #endif
 #if ATTUNE_MASK_KEYS
-            if (!w.whole && !attune_mask_of(t.b + a.b0, h, t.q + a.q0, kv, h / a.mask_group, a.mask_q_len,
-                                            a.mask_kv_len, 0.0f, key + ATTUNE_SCORE_KEYS, rows[i / 2].mask,
-                                            a.mask_symbols))
+            if (!w.whole &&
+                !attune_mask_of(t.b + a.b0, h, t.q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f,
+                                key + ATTUNE_SCORE_KEYS, rows[i / 2].mask, a.mask_symbols))
                 x = -ATTUNE_INF;
 #else
             if (HAVE_MASK && !w.whole && !pair_allowed(a, t, kv))
