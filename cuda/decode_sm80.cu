@@ -24,18 +24,27 @@ struct part {
     int step, steps, end; /* the first step, the steps' end, and the key that ends them */
 };
 
-__device__ __forceinline__ part part_place(const attune_cuda_arguments &a, const attune_cuda_parts &parts, int index)
+/* The heads and rows, and where their keys begin. */
+__device__ __forceinline__ source part_heads(part &p, const attune_cuda_arguments &a, const attune_cuda_parts &parts,
+                                             int index)
 {
-    part p;
     p.rows = parts.packed * a.q_len;
-    int tiles = (p.rows + BLOCK_M - 1) / BLOCK_M, planes = a.heads / parts.packed;
-    p.index = index % parts.split;
-    index /= parts.split;
+    int tiles = known_here((p.rows + BLOCK_M - 1) / BLOCK_M), planes = known_here(a.heads / known_here(parts.packed));
+    int split = known_here(parts.split);
+    p.index = index % split;
+    index /= split;
     p.row = index % tiles * BLOCK_M;
     index /= tiles;
     p.b = index / planes;
     p.h = (index - p.b * planes) * parts.packed;
-    p.h_kv = p.h / (a.heads / a.kv_heads);
+    p.h_kv = p.h / known_here(a.heads / known_here(a.kv_heads));
+    return source_of(a, p.b, p.h_kv);
+}
+
+__device__ __forceinline__ part part_place(const attune_cuda_arguments &a, const attune_cuda_parts &parts, int index)
+{
+    part p;
+    part_heads(p, a, parts, index);
     int keys = ATTUNE_HAVE_BLOCKS ? a.kv_block : BLOCK_N;
     i64 all = (a.kv_len + keys - 1) / keys;
     p.step = (int)(all * p.index / parts.split);
@@ -58,7 +67,7 @@ __device__ __forceinline__ int warp_column()
 /* A packed row's head and query. */
 __device__ __forceinline__ place row_place(const attune_cuda_arguments &a, const part &p, int row)
 {
-    int head = row / a.q_len;
+    int head = row / known_here(a.q_len);
     return {p.b, p.h + head, p.h_kv, row - head * a.q_len};
 }
 
@@ -135,7 +144,7 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
 __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
                                            const keys &w, int row, int column, u32 terms)
 {
-    column += (int)threadIdx.x % 4 * 2;
+    column += thread_here() % 4 * 2;
     row_terms rows[2];
     place at[2];
 #pragma unroll
@@ -180,7 +189,7 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
 __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
                                      const keys &w, int row, int column)
 {
-    column += w.kv + (int)threadIdx.x % 4 * 2;
+    column += w.kv + thread_here() % 4 * 2;
     float sign = fold_sign(a.scale);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -245,6 +254,8 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
 /* ---------------------------------------------------------------------------------------------------------- kernels */
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
+/* The sums of more than 128 columns of float32 leave no registers for the part's heads from one tile to the next. */
+constexpr bool CROWDED = WIDE && (PAD_D > 128 || PAD_DV > 128);
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attune_decode_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_parts parts)
@@ -275,9 +286,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_v(v_tiles + i * V_BYTES, from, a, next[i]);
     }
 
-    place first = {p.b, p.h, p.h_kv, 0};
     next_terms coming;
-    make_terms(coming, a, first, next[0]);
+    make_terms(coming, a, {p.b, p.h, p.h_kv, 0}, next[0]);
     store_terms(coming, terms);
 
     u32 stage = 0, turn = 0; /* turn: where this tile's terms stand */
@@ -291,6 +301,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float s[1][N_TILES][4];
         copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
         __syncthreads();
+        if (CROWDED)
+            from = part_heads(p, a, parts, block_here());
         if constexpr (STAGES == 1) {
             load_v(v_tile, from, a, now);
         } else {
@@ -298,8 +310,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_k(k_tiles + free * K_BYTES, from, a, next[AHEAD - 1]);
             load_v(v_tiles + free * V_BYTES, from, a, next[AHEAD - 1]);
         }
-        make_terms(coming, a, first, next[0]);
+        make_terms(coming, a, {p.b, p.h, p.h_kv, 0}, next[0]);
         multiply_qk(s, q_tile, k_tile + (u32)(warp_column() * CHUNKS_D * 16), warp_row());
+        if (CROWDED)
+            from = part_heads(p, a, parts, block_here());
         int row = p.row + warp_row() + thread_here() % 32 / 4;
 #if ATTUNE_KEY_TERMS
         hook_terms(s, a, p, now, row, warp_column(), terms + turn);
@@ -319,10 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     copy_wait<0>();
     __syncthreads();
-    /* The part once more, hidden from the compiler: in the loop its registers are needed. */
-    int again;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(again));
-    p = part_place(a, parts, again);
+    p = part_place(a, parts, block_here());
 
     /* The merge lies where the operands were: O[groups][BLOCK_M][PAD_DV], then m and l. */
     float *o_groups = (float *)memory, *ml_groups = o_groups + KEY_GROUPS * BLOCK_M * PAD_DV;

@@ -362,10 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
-    /* The place once more, hidden from the compiler: in the loop its registers are needed. */
-    int tile;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(tile));
-    p = tile_place(a, tile);
+    p = tile_place(a, block_here());
     int row = p.q + warp_row() + thread_here() % 32 / 4;
     u32 spoilt = store(o, m, l, a, p, row, factor);
     if (HAVE_MASK && spoilt)

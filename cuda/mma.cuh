@@ -162,6 +162,21 @@ __device__ __forceinline__ int thread_here()
     return thread;
 }
 
+/* The workgroup, likewise: what follows from it is computed once more instead of being kept. */
+__device__ __forceinline__ int block_here()
+{
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
+}
+
+/* x, known only here: its reciprocal, say, is not kept for a division. */
+__device__ __forceinline__ int known_here(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* x, which cannot be known before y: the threads of a workgroup stand in a row, so that %tid.y is 0. */
 __device__ __forceinline__ int behind(int x, float y)
 {
