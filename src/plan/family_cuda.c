@@ -58,8 +58,9 @@ static const attune__tile sm80_64_narrow[] = {
     ATTUNE__TILE(16, 16, 1, 1),
 };
 /* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. What the
- * architecture holds says whether it is such a unit, and not a profile that was laid over a larger device. */
-static const attune__tile sm86_128[] = {
+ * architecture holds says whether it is such a unit, and not a profile that was laid over a larger device. Beside a
+ * score expression 64 columns spill. */
+static const attune__tile sm80_128_narrow[] = {
     ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
@@ -152,7 +153,8 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
     bool wide = attune__dtype_bytes(s) == 4, small = sm80_small_unit(search->limits);
     bool blackwell = search->limits->architecture / 10 == 12;
     const attune__cuda_tiles forward[4] = {blackwell || s->score_expr ? TILES(sm80_64_narrow) : TILES(sm80_64),
-                                           small ? TILES(sm86_128) : TILES(sm80_128), TILES(sm80_192), TILES(sm80_256)};
+                                           small || s->score_expr ? TILES(sm80_128_narrow) : TILES(sm80_128),
+                                           TILES(sm80_192), TILES(sm80_256)};
     const attune__cuda_tiles wide_forward[4] = {TILES(sm80_f32_64), TILES(sm80_f32_128), TILES(sm80_f32_256),
                                                 TILES(sm80_f32_256)};
     if (search->pass == ATTUNE__PASS_BACKWARD)
