@@ -277,11 +277,12 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
 /* More would keep too many operands; fewer would wait for them at each turn's beginning. */
-constexpr int QK_UNROLL = WIDE                              ? PAD_DV > 128 ? 1 : 2
-                          : N_TILES > 8 && ATTUNE_HAVE_MASK ? 1
-                          : !HAVE_SCORE                     ? 16
-                          : ATTUNE_HAVE_MASK                ? 2
-                                                            : 4;
+#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_MASK
+constexpr int QK_UNROLL_PAIRS = __CUDA_ARCH__ >= 1200 ? 1 : 2;
+#else
+constexpr int QK_UNROLL_PAIRS = ATTUNE_HAVE_SCORE ? 4 : ATTUNE_HAVE_MASK && N_TILES > 8 ? 1 : 16;
+#endif
+constexpr int QK_UNROLL = !WIDE ? QK_UNROLL_PAIRS : PAD_DV > 128 ? 1 : 2;
 
 /* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
  * addresses, and for the operands of more than some steps. */
