@@ -257,15 +257,48 @@ constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 /* The sums of more than 128 columns of float32 leave no registers for the part's heads from one tile to the next. */
 constexpr bool CROWDED = WIDE && (PAD_D > 128 || PAD_DV > 128);
 
+/* Nor for the rows' maxima and sums, and the next tiles of keys, which stand in shared memory under P V. */
+__device__ __forceinline__ void put_down(u32 to, const float (&m)[1][2], const float (&l)[1][2], const keys &next,
+                                         const keys &behind)
+{
+    to += (u32)thread_here() * 16;
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(m[0][0]), "f"(m[0][1]), "f"(l[0][0]),
+                 "f"(l[0][1])
+                 : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + THREADS * 16), "r"(next.kv), "r"((int)next.whole),
+                 "r"(behind.kv), "r"((int)behind.whole)
+                 : "memory");
+}
+
+__device__ __forceinline__ void take_rows(u32 from, float (&m)[1][2], float (&l)[1][2])
+{
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(m[0][0]), "=f"(m[0][1]), "=f"(l[0][0]), "=f"(l[0][1])
+                 : "r"(from + (u32)thread_here() * 16)
+                 : "memory");
+}
+
+__device__ __forceinline__ void take_keys(u32 from, keys &next, keys &behind)
+{
+    int whole, behind_whole;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(next.kv), "=r"(whole), "=r"(behind.kv), "=r"(behind_whole)
+                 : "r"(from + (u32)(THREADS + thread_here()) * 16)
+                 : "memory");
+    next.whole = whole;
+    behind.whole = behind_whole;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attune_decode_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_parts parts)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     constexpr u32 K_BYTES = BLOCK_N * PAD_D * sizeof(element), V_BYTES = BLOCK_N * PAD_DV * sizeof(element);
-    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES) + 2 * TERM_BYTES,
+    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES) + 2 * TERM_BYTES +
+                              (CROWDED ? 32 * THREADS : 0),
                           KEY_GROUPS * BLOCK_M * (PAD_DV + 2) * sizeof(float)));
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
-        v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES;
+        v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES, rows = terms + 2 * TERM_BYTES;
     part p = part_place(a, parts, (int)blockIdx.x);
     p = {uniform(p.b),     uniform(p.h),    uniform(p.h_kv),  uniform(p.row), uniform(p.rows),
          uniform(p.index), uniform(p.step), uniform(p.steps), uniform(p.end)};
@@ -290,6 +323,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     make_terms(coming, a, {p.b, p.h, p.h_kv, 0}, next[0]);
     store_terms(coming, terms);
 
+    if (CROWDED)
+        put_down(rows, m, l, next[0], ahead.next);
     u32 stage = 0, turn = 0; /* turn: where this tile's terms stand */
     while (next[0].kv >= 0) {
         keys now = next[0];
@@ -327,11 +362,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             __syncthreads();
             load_k(k_tile, from, a, next[0]);
         }
+        if (CROWDED)
+            take_rows(rows, m, l);
         softmax(s, o, m, l, factor);
+        if (CROWDED)
+            put_down(rows, m, l, next[0], ahead.next);
         multiply_pv(o, s, v_tile + (u32)(warp_column() * CHUNKS_DV * 16));
+        if (CROWDED)
+            take_keys(rows, next[0], ahead.next);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
+    if (CROWDED)
+        take_rows(rows, m, l);
     __syncthreads();
     p = part_place(a, parts, block_here());
 

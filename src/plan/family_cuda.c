@@ -233,6 +233,7 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
  *   forward    max(Q[M][D] + S (K[N][D] + V[N][Dv]), O[M][Dv]) e              O is staged where all the others were
  *              with T words for each key of the expressions: 2 terms[T][N] 4 behind K and V
  *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   O, m and l in float32, over the rest
+ *              and in float32 past 128, 32 bytes of each thread behind it all
  */
 static attune__cost sm80_cost(const attune__search *search, const attune__tile *tile)
 {
@@ -248,6 +249,8 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
     uint64_t loop = (m * d + stages * n * (d + dv)) * e + 2 * words * n * 4;
     if (search->pass == ATTUNE__PASS_DECODE) {
         uint64_t shares = warps / (m / 16);
+        if (e == 4 && (d > 128 || dv > 128))
+            loop += 32 * (uint64_t)c.invocations;
         c.shared = larger(loop, shares * m * (dv + 2) * 4);
     } else
         c.shared = larger(loop, m * dv * e);
