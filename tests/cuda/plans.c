@@ -139,8 +139,9 @@ static bool is_admitted(const attune__program_desc *desc, const char *what)
     /* In float32 past a head dimension of 128 the accumulators of decode and backward fill the registers. */
     if (s->dtype == ATTUNE_F32 && (s->head_dim > 128 || s->head_dim_v > 128) && (c->decode || back))
         return true;
-    /* Captures that Hopper's backward kernel reads, and those of pairs in forward. */
-    return back ? desc->gradient && desc->gradient->read_count && c->use_tma : strstr(what, "bias[") != NULL;
+    /* Captures that Hopper's backward kernel reads and gives no gradients of, and those of pairs in forward. */
+    return back ? desc->gradient && desc->gradient->read_count && c->use_tma && !s->capture_gradient_elements
+                : strstr(what, "bias[") != NULL;
 }
 
 /* Every kernel must be free of spills, but what a caller forces upon it and what is admitted. */
