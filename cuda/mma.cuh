@@ -162,6 +162,21 @@ __device__ __forceinline__ int thread_here()
     return thread;
 }
 
+/* The workgroup, likewise: what follows from it is computed once more instead of being kept. */
+__device__ __forceinline__ int block_here()
+{
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
+}
+
+/* x, known only here: its reciprocal, say, is not kept for a division. */
+__device__ __forceinline__ int known_here(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* x, which cannot be known before y: the threads of a workgroup stand in a row, so that %tid.y is 0. */
 __device__ __forceinline__ int behind(int x, float y)
 {
@@ -262,7 +277,12 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
 /* More would keep too many operands; fewer would wait for them at each turn's beginning. */
-constexpr int QK_UNROLL = WIDE ? PAD_DV > 128 ? 1 : 2 : N_TILES > 8 && ATTUNE_HAVE_MASK ? 1 : HAVE_SCORE ? 4 : 16;
+#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_MASK
+constexpr int QK_UNROLL_PAIRS = __CUDA_ARCH__ >= 1200 ? 1 : 2;
+#else
+constexpr int QK_UNROLL_PAIRS = ATTUNE_HAVE_SCORE ? 4 : ATTUNE_HAVE_MASK && N_TILES > 8 ? 1 : 16;
+#endif
+constexpr int QK_UNROLL = !WIDE ? QK_UNROLL_PAIRS : PAD_DV > 128 ? 1 : 2;
 
 /* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
  * addresses, and for the operands of more than some steps. */
