@@ -12,6 +12,7 @@ const attune__family *const attune__families[] = {
     &attune__cpu,
     &attune__cuda_sm100a,
     &attune__cuda_sm90a,
+    &attune__cuda_sm80_atomic,
     &attune__cuda_sm80,
     &attune__vulkan_coopmat2,
     &attune__vulkan_coopmat,
