@@ -195,13 +195,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             bool edge = first + OWN > a.kv_len || now.first + OTHER > a.q_len;
             fold(s, a.scale);
             mask_pairs(f_pairs, s, a, p, now, edge);
-            data += (u32)(part * KEYS) * 4;
+            u32 columns = data + (u32)(part * KEYS) * 4;
 #if HAVE_NEAR
             if (near_zero(s))
-                normalise_all<true>(s, dp, f_pairs, a, p, none, none, data, factor, false);
+                normalise_all<true>(s, dp, f_pairs, a, p, none, none, columns, factor, false);
             else
 #endif
-                normalise_all<false>(s, dp, f_pairs, a, p, none, none, data, factor, false);
+                normalise_all<false>(s, dp, f_pairs, a, p, none, none, columns, factor, false);
             put_down(p_at, s, own, part * KEYS);
             put_down(p_at + P_BYTES, dp, own, part * KEYS);
         }

@@ -42,8 +42,9 @@ attune_status attune__check_kernel_name(const char *prefix, const char *name)
     for (const attune__family *const *f = attune__families; *f && used < sizeof names; f++) {
         int added = snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*f)->name);
         used += added > 0 ? (size_t)added : 0;
-        if (attune__edit_distance(name, (*f)->name) < distance) {
-            distance = attune__edit_distance(name, (*f)->name);
+        const size_t here = attune__edit_distance(name, (*f)->name);
+        if (here < distance || (nearest && here == distance && strlen((*f)->name) < strlen(nearest))) {
+            distance = here;
             nearest = (*f)->name;
         }
     }

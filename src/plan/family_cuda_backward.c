@@ -222,12 +222,9 @@ static uint32_t atomic_split(const uint32_t *v)
 static void atomic_settle(const attune__search *search, attune__tile *tile)
 {
     (void)search;
-    (void)tile;
-}
-
-static const char *atomic_refuses(const attune__search *search)
-{
-    return search->shape->capture_gradient_elements ? "it gives no gradients of captures" : NULL;
+    /* There is no second kernel. */
+    tile->value[ATTUNE__BLOCK_M2] = tile->value[ATTUNE__BLOCK_M1];
+    tile->value[ATTUNE__BLOCK_N2] = tile->value[ATTUNE__BLOCK_N1];
 }
 
 static const char *atomic_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
@@ -266,6 +263,19 @@ static attune__cost atomic_cost(const attune__search *search, const attune__tile
         .registers = 48 + (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u) + (2 * m + both) / split,
         .launched_registers = 255,
     };
+}
+
+static const char *atomic_refuses(const attune__search *search)
+{
+    uint32_t count;
+    const attune__tile *tiles = atomic_tiles(search, &count);
+    attune__tile least = tiles[count - 1];
+    least.value[ATTUNE__NUM_STAGES] = 1;
+    if (search->shape->capture_gradient_elements)
+        return "it gives no gradients of captures";
+    if (search->limits->shared_memory < atomic_cost(search, &least).shared)
+        return "no tile of it fits the device's shared memory with heads this wide";
+    return NULL;
 }
 
 const attune__family attune__cuda_sm80_atomic = {
