@@ -38,12 +38,13 @@ attune_status attune__check_kernel_name(const char *prefix, const char *name)
     char names[256];
     size_t used = 0;
     const char *nearest = NULL;
-    size_t distance = 6;
+    size_t distance = SIZE_MAX;
     for (const attune__family *const *f = attune__families; *f && used < sizeof names; f++) {
         int added = snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*f)->name);
         used += added > 0 ? (size_t)added : 0;
         const size_t here = attune__edit_distance(name, (*f)->name);
-        if (here < distance || (nearest && here == distance && strlen((*f)->name) < strlen(nearest))) {
+        if (attune__resembles(name, (*f)->name) &&
+            (here < distance || (nearest && here == distance && strlen((*f)->name) < strlen(nearest)))) {
             distance = here;
             nearest = (*f)->name;
         }
