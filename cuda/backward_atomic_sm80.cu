@@ -82,53 +82,55 @@ __device__ __forceinline__ void multiply_own(float (&sum)[ROW_TILES][TILES][4], 
     }
 }
 
-/* A warp's piece of dQ = dS K, added to the sums of the tile. */
+/* What a thread has of a 16 x 8 piece, added to sums: four in a row where the architecture adds them at once, else
+ * those of a warp's threads in a row. */
+__device__ __forceinline__ void add_piece(float *to, const float (&x)[4])
+{
+    if constexpr (VECTOR_ADD)
+        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
+                     "f"(x[2]), "f"(x[3])
+                     : "memory");
+    else
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to + i * 32), "f"(x[i]) : "memory");
+}
+
+/* A warp's piece of dQ = dS K, added to the sums of the tile; beside a score's values half of the columns at a time. */
 __device__ __forceinline__ void add_dq(float *sums, u32 ds, u32 keys)
 {
+    constexpr int R = DQ_ROWS / 16, TILES = HAVE_SCORE && DQ_TILES % 8 == 0 ? DQ_TILES / 2 : DQ_TILES;
     int lane = thread_here() % 32, warp = thread_here() / 32;
     int row = warp / DQ_SHARES * DQ_ROWS, column = warp % DQ_SHARES * DQ_WIDTH;
-    float dq[DQ_ROWS / 16][DQ_TILES][4];
-#pragma unroll
-    for (int r = 0; r < DQ_ROWS / 16; r++)
-#pragma unroll
-        for (int d = 0; d < DQ_TILES; d++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                dq[r][d][i] = 0.0f;
-#pragma unroll
-    for (int k = 0; k < OWN; k += 16) {
-        u32 a[DQ_ROWS / 16][4];
-#pragma unroll
-        for (int r = 0; r < DQ_ROWS / 16; r++)
-            load_matrices_transposed(
-                a[r], ds + chunk_offset<CHUNKS_P>(k + lane / 16 * 8 + lane % 8, row / 8 + r * 2 + lane / 8 % 2));
-#pragma unroll
-        for (int d = 0; d < DQ_TILES; d += 2) {
-            u32 b[4];
-            load_matrices_transposed(b, keys + chunk_offset<CHUNKS_D>(k + lane % 16, column / 8 + d + lane / 16));
-#pragma unroll
-            for (int r = 0; r < DQ_ROWS / 16; r++) {
-                multiply(dq[r][d], a[r], b[0], b[1]);
-                multiply(dq[r][d + 1], a[r], b[2], b[3]);
-            }
-        }
-    }
     float *to = sums + warp * (DQ_ROWS * DQ_WIDTH) + lane * (VECTOR_ADD ? 4 : 1);
 #pragma unroll
-    for (int r = 0; r < DQ_ROWS / 16; r++)
+    for (int first = 0; first < DQ_TILES; first += TILES) {
+        float dq[R][TILES][4] = {};
 #pragma unroll
-        for (int d = 0; d < DQ_TILES; d++) {
-            float *at = to + (r * DQ_TILES + d) * 128;
-            if constexpr (VECTOR_ADD)
-                asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(at), "f"(dq[r][d][0]),
-                             "f"(dq[r][d][1]), "f"(dq[r][d][2]), "f"(dq[r][d][3])
-                             : "memory");
-            else
+        for (int k = 0; k < OWN; k += 16) {
+            u32 a[R][4];
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(at + i * 32), "f"(dq[r][d][i])
-                                 : "memory");
+            for (int r = 0; r < R; r++)
+                load_matrices_transposed(
+                    a[r], ds + chunk_offset<CHUNKS_P>(k + lane / 16 * 8 + lane % 8, row / 8 + r * 2 + lane / 8 % 2));
+#pragma unroll
+            for (int d = 0; d < TILES; d += 2) {
+                u32 b[4];
+                load_matrices_transposed(
+                    b, keys + chunk_offset<CHUNKS_D>(k + lane % 16, column / 8 + first + d + lane / 16));
+#pragma unroll
+                for (int r = 0; r < R; r++) {
+                    multiply(dq[r][d], a[r], b[0], b[1]);
+                    multiply(dq[r][d + 1], a[r], b[2], b[3]);
+                }
+            }
         }
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+            for (int d = 0; d < TILES; d++)
+                add_piece(to + (r * DQ_TILES + first + d) * 128, dq[r][d]);
+    }
 }
 
 /* Where the sums of a tile of rows stand. */

@@ -75,7 +75,7 @@ const attune__tile *attune__cuda_sm80_backward_tiles(const attune__search *searc
 {
     const attune__shape *s = search->shape;
     const bool small = search->limits->shared_memory < 160 * 1024;
-    const bool huge = search->limits->shared_memory >= 200 * 1024;
+    const bool huge = search->limits->shared_memory >= 200 * 1024 && !s->capture_gradient_elements;
     const attune__cuda_tiles narrow[4] = {s->score_expr ? TILES(score_64) : TILES(large_64),
                                           small  ? TILES(small_128)
                                           : huge ? TILES(huge_128)
@@ -200,6 +200,11 @@ static const attune__tile atomic_128[] = {
     ATTUNE__TILES(64, 128, 64, 128, 2, 8),
     ATTUNE__TILES(64, 64, 64, 64, 1, 4),
 };
+/* Beside a score's values four warps have no room for so much of dQ. */
+static const attune__tile atomic_128_score[] = {
+    ATTUNE__TILES(64, 128, 64, 128, 2, 8),
+    ATTUNE__TILES(32, 128, 32, 128, 1, 8),
+};
 static const attune__tile atomic_256[] = {
     ATTUNE__TILES(64, 64, 64, 64, 1, 8),
     ATTUNE__TILES(64, 32, 64, 32, 1, 4),
@@ -207,7 +212,9 @@ static const attune__tile atomic_256[] = {
 
 static const attune__tile *atomic_tiles(const attune__search *search, uint32_t *count)
 {
-    const attune__cuda_tiles tables[4] = {TILES(atomic_64), TILES(atomic_128), TILES(atomic_256), TILES(atomic_256)};
+    const attune__cuda_tiles tables[4] = {TILES(atomic_64),
+                                          search->shape->score_expr ? TILES(atomic_128_score) : TILES(atomic_128),
+                                          TILES(atomic_256), TILES(atomic_256)};
     const attune__cuda_tiles t = attune__cuda_by_head_dim(search->shape, tables);
     *count = t.count;
     return t.tiles;
@@ -242,7 +249,7 @@ static const char *atomic_refuse(const attune__search *search, const attune__til
               : search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N1) ? ATTUNE__BLOCK_N1
                                                                : ATTUNE__BLOCK_M1;
     if (!known)
-        return "its tiles are 128 x 128 (head dimensions up to 64), 64 x 128, 64 x 64 and 64 x 32, with warps for each";
+        return "it has a few tiles, by head dimension, with warps for each: docs/planning.md";
     *option = s->mask_kv_block % v[ATTUNE__BLOCK_N1] ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
     if (s->block_mask && (s->mask_kv_block % v[ATTUNE__BLOCK_N1] || s->mask_q_block % v[ATTUNE__BLOCK_M1]))
         return "it must divide the block of the mask";
