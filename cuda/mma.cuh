@@ -165,14 +165,6 @@ __device__ __forceinline__ int thread_here()
     return thread;
 }
 
-/* x, which cannot be known before y: the threads of a workgroup stand in a row, so that %tid.y is 0. */
-__device__ __forceinline__ int behind(int x, float y)
-{
-    int zero;
-    asm volatile("mov.u32 %0, %%tid.y;" : "=r"(zero));
-    return x + (__float_as_int(y) & zero);
-}
-
 /* Copies 16 bytes, or zeros. */
 __device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool valid, bool aligned)
 {
@@ -282,7 +274,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
                 s[r][n][i] = 0.0f;
     u32 q_start = q + chunk_offset<CHUNKS>(row + lane % 16, lane / 16);
     u32 k_start = k + chunk_offset<CHUNKS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-#pragma unroll(KEPT ? QK_UNROLL : WIDE || ROW_TILES * N_TILES > 8 ? 2 : 4)
+#pragma unroll(KEPT ? QK_UNROLL : WIDE || ROW_TILES * N_TILES > (ATTUNE_HAVE_MASK ? 8 : 16) ? 2 : 4)
     for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll

@@ -196,11 +196,13 @@ static const attune__tile atomic_64[] = {
     ATTUNE__TILES(128, 128, 128, 128, 2, 8),
     ATTUNE__TILES(64, 128, 64, 128, 2, 8),
 };
+/* Beside a score's values, or what keys share of a mask, 128 rows leave no registers for sums. */
+static const attune__tile atomic_64_score[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 8)};
 static const attune__tile atomic_128[] = {
     ATTUNE__TILES(64, 128, 64, 128, 2, 8),
     ATTUNE__TILES(64, 64, 64, 64, 1, 4),
 };
-/* Beside a score's values four warps have no room for so much of dQ. */
+/* Nor have four warps room for so much of dQ. */
 static const attune__tile atomic_128_score[] = {
     ATTUNE__TILES(64, 128, 64, 128, 2, 8),
     ATTUNE__TILES(32, 128, 32, 128, 1, 8),
@@ -212,10 +214,11 @@ static const attune__tile atomic_256[] = {
 
 static const attune__tile *atomic_tiles(const attune__search *search, uint32_t *count)
 {
-    const attune__cuda_tiles tables[4] = {TILES(atomic_64),
-                                          search->shape->score_expr ? TILES(atomic_128_score) : TILES(atomic_128),
+    const attune__shape *s = search->shape;
+    const attune__cuda_tiles tables[4] = {s->score_expr || s->key_terms ? TILES(atomic_64_score) : TILES(atomic_64),
+                                          s->score_expr ? TILES(atomic_128_score) : TILES(atomic_128),
                                           TILES(atomic_256), TILES(atomic_256)};
-    const attune__cuda_tiles t = attune__cuda_by_head_dim(search->shape, tables);
+    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, tables);
     *count = t.count;
     return t.tiles;
 }
