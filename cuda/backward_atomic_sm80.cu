@@ -208,12 +208,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             put_down(p_at + P_BYTES, dp, own, part * KEYS);
         }
         __syncthreads();
-        multiply_own<V_TILES, CHUNKS_DV>(d_v, p_at, tile + SECOND, own, part * V_TILES * 8);
-        add_dq(sums_of(a, back, now.b, now.h, now.first), p_at + P_BYTES, memory);
-        multiply_own<D_TILES, CHUNKS_D>(d_k, p_at + P_BYTES, tile, own, part * D_TILES * 8);
-        if constexpr (STAGES == 1) {
+        float *sums = sums_of(a, back, now.b, now.h, now.first);
+        if constexpr (STAGES > 1) {
+            multiply_own<V_TILES, CHUNKS_DV>(d_v, p_at, tile + SECOND, own, part * V_TILES * 8);
+            add_dq(sums, p_at + P_BYTES, memory);
+            multiply_own<D_TILES, CHUNKS_D>(d_k, p_at + P_BYTES, tile, own, part * D_TILES * 8);
+        } else {
+            /* The next tile comes as soon as this one's halves have been read, under the products left. */
+            multiply_own<D_TILES, CHUNKS_D>(d_k, p_at + P_BYTES, tile, own, part * D_TILES * 8);
             __syncthreads();
-            load_other(tile, data, a, back, next);
+            if (next.first >= 0)
+                load_rows<OTHER, HEAD_DIM, CHUNKS_D>(tile, a.q, next.b, next.h, next.first, a.q_len);
+            multiply_own<V_TILES, CHUNKS_DV>(d_v, p_at, tile + SECOND, own, part * V_TILES * 8);
+            __syncthreads();
+            if (next.first >= 0) {
+                load_rows<OTHER, HEAD_DIM_V, CHUNKS_DV>(tile + SECOND, back.d_o, next.b, next.h, next.first, a.q_len);
+                load_row_data(data, a, back, next);
+            }
+            copy_commit();
+            add_dq(sums, p_at + P_BYTES, memory);
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }

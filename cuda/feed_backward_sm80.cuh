@@ -99,20 +99,35 @@ __device__ __forceinline__ bool feed_careful(const unsigned char *walk)
     return careful;
 }
 
+template <int ROWS, int DIM, int CHUNKS>
+__device__ __forceinline__ void load_rows(u32 to, const attune_cuda_view &x, int b, int h, int first, int limit)
+{
+    load_tile<ROWS, DIM, CHUNKS>(to, (const element *)x.address + b * x.batch + h * x.head, x.row, first, limit,
+                                 view_aligned(x));
+}
+
 template <int ROWS>
 __device__ __forceinline__ void load_both(u32 to, const attune_cuda_view &x, const attune_cuda_view &y, int b, int h,
                                           int first, int limit)
 {
-    load_tile<ROWS, HEAD_DIM, CHUNKS_D>(to, (const element *)x.address + b * x.batch + h * x.head, x.row, first, limit,
-                                        view_aligned(x));
-    load_tile<ROWS, HEAD_DIM_V, CHUNKS_DV>(to + (u32)(ROWS * PAD_D * sizeof(element)),
-                                           (const element *)y.address + b * y.batch + h * y.head, y.row, first, limit,
-                                           view_aligned(y));
+    load_rows<ROWS, HEAD_DIM, CHUNKS_D>(to, x, b, h, first, limit);
+    load_rows<ROWS, HEAD_DIM_V, CHUNKS_DV>(to + (u32)(ROWS * PAD_D * sizeof(element)), y, b, h, first, limit);
 }
 
 __device__ __forceinline__ void copy_float(u32 to, const float *from)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
+}
+
+/* With keys of one's own: the rows' lse and delta. */
+__device__ __forceinline__ void load_row_data(u32 to, const attune_cuda_arguments &a, const attune_cuda_backward &back,
+                                              const other &t)
+{
+    i64 row = ((i64)t.b * a.heads + t.h) * back.row_stride + t.first;
+    for (int i = thread_here(); i < OTHER; i += THREADS) {
+        copy_float(to + (u32)i * 4, (const float *)back.lse + row + i);
+        copy_float(to + (u32)(OTHER + i) * 4, (const float *)back.delta + row + i);
+    }
 }
 
 /* 1, 2: a tile of the other side, as one group of copies; with keys of one's own the rows' lse and delta too. */
@@ -122,11 +137,7 @@ __device__ __forceinline__ void load_other(u32 to, u32 row_data, const attune_cu
     if (t.first >= 0) {
         if constexpr (OWN_KEYS) {
             load_both<OTHER>(to, a.q, back.d_o, t.b, t.h, t.first, a.q_len);
-            i64 row = ((i64)t.b * a.heads + t.h) * back.row_stride + t.first;
-            for (int i = thread_here(); i < OTHER; i += THREADS) {
-                copy_float(row_data + (u32)i * 4, (const float *)back.lse + row + i);
-                copy_float(row_data + (u32)(OTHER + i) * 4, (const float *)back.delta + row + i);
-            }
+            load_row_data(row_data, a, back, t);
         } else
             load_both<OTHER>(to, a.k, a.v, t.b, t.h_kv, t.first, a.kv_len);
     }

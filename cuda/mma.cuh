@@ -259,6 +259,8 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 /* More would keep too many operands; fewer would wait for them at each turn's beginning. */
 constexpr int QK_UNROLL = WIDE ? PAD_DV > 128 ? 1 : 2 : N_TILES > 8 && ATTUNE_HAVE_MASK ? 1 : HAVE_SCORE ? 4 : 16;
 
+constexpr int QK_UNROLL_SHORT = WIDE || ROW_TILES * N_TILES > (ATTUNE_HAVE_MASK ? 8 : 16) ? 2 : 4;
+
 /* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
  * addresses, and for the operands of more than some steps. */
 template <int CHUNKS = CHUNKS_D, bool KEPT = true>
@@ -274,7 +276,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
                 s[r][n][i] = 0.0f;
     u32 q_start = q + chunk_offset<CHUNKS>(row + lane % 16, lane / 16);
     u32 k_start = k + chunk_offset<CHUNKS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-#pragma unroll(KEPT ? QK_UNROLL : WIDE || ROW_TILES * N_TILES > (ATTUNE_HAVE_MASK ? 8 : 16) ? 2 : 4)
+#pragma unroll(KEPT ? QK_UNROLL : QK_UNROLL_SHORT)
     for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll

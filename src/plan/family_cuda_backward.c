@@ -201,6 +201,7 @@ static const attune__tile atomic_64_score[] = {ATTUNE__TILES(64, 128, 64, 128, 2
 static const attune__tile atomic_128[] = {
     ATTUNE__TILES(64, 128, 64, 128, 2, 8),
     ATTUNE__TILES(64, 64, 64, 64, 1, 4),
+    ATTUNE__TILES(32, 128, 32, 128, 1, 8),
 };
 /* Nor have four warps room for so much of dQ. */
 static const attune__tile atomic_128_score[] = {
