@@ -32,7 +32,7 @@ typedef struct bench_options {
     row_options row;
     double scale; /* 0 = automatic */
     double floor; /* of a change that counts */
-    bool list, masks, peers, no_peers, fail_on_slower, scale_given, seed_given;
+    bool list, masks, peers, no_peers, no_peaks, fail_on_slower, scale_given, seed_given;
     cli_list packs;
 } bench_options;
 
@@ -65,7 +65,8 @@ typedef struct bench_run {
 
 static volatile sig_atomic_t stopped;
 
-/* The first Ctrl-C ends the run after the call in flight, with what was measured; the second ends the program. */
+/* The first Ctrl-C, or SIGTERM, ends the run after the call in flight, with what was measured; the second ends the
+ * program. */
 static void on_interrupt(int number)
 {
     (void)number;
@@ -214,6 +215,9 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
         {.name = "--no-check", .help = "do not hold results against the oracle", .flag = &no_check},
         {.name = "--peers", .help = "OpenBLAS and a naive loop, also without f32 rows on the CPU", .flag = &o->peers},
         {.name = "--no-peers", .help = "neither of them", .flag = &o->no_peers},
+        {.name = "--no-peaks",
+         .help = "do not measure what the device reaches at most: shares of it are left out",
+         .flag = &o->no_peaks},
         {.name = "--format", .argument = "NAME", .help = "table, markdown or csv", .value = &format},
         {.name = "--json",
          .argument = "[FILE]",
@@ -412,7 +416,7 @@ static bool choose_dtypes(bench_run *run)
                 return complain("--dtype: %s: expected at most 4 of f32, f16, bf16 and f64", name);
             d->dtypes[d->dtype_count++] = dtype;
         }
-        for (uint32_t t = 0; run->workload_count && t < d->dtype_count; ++t)
+        for (uint32_t t = 0; run->workload_count && !run->options.no_peaks && t < d->dtype_count; ++t)
             measure_peak(d, t);
     }
     return true;
@@ -666,7 +670,7 @@ static int run_all(bench_run *run, int argc, char **argv)
 {
     const bench_options *o = &run->options;
     double ignored;
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND}, before;
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND}, before, ended;
     run->options.scale = choose_scale(run);
     run->out = json_alone(o) ? NULL : stdout;
     for (uint32_t i = 0; i < run->device_count; ++i)
@@ -675,12 +679,14 @@ static int run_all(bench_run *run, int argc, char **argv)
     run->total += peer_threads(run, &ignored) ? blas_peer_count() + 1 : 0;
     add_context(run, argc, argv);
     (void)sigaction(SIGINT, &action, &before);
+    (void)sigaction(SIGTERM, &action, &ended);
     if (run->out)
         report_begin(&run->report, o->format, run->out);
     run_attention(run);
     run_masks(run);
     run_peers(run);
     (void)sigaction(SIGINT, &before, NULL);
+    (void)sigaction(SIGTERM, &ended, NULL);
     if (stopped)
         report_context(&run->report, "stopped", "after %u of %u rows", run->done, run->total);
     if (run->out)
