@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CUDA, backward. cuda_sm90a has one kernel, whose sums of dQ have no fixed order. cuda_sm80 has two kernels over the
- * same pairs, each of which computes P and dS again: one owns keys and gives dK and dV, the other owns rows of Q and
- * gives dQ. Nothing is added to from two sides, so that the same call gives the same bits. A warp owns 16 rows of what
- * its kernel owns, or 32, and all columns of the other side: P and dS go from one product to the next in registers.
+ * CUDA, backward. cuda_sm90a and cuda_sm80_atomic have one kernel, whose sums of dQ have no fixed order. cuda_sm80 has
+ * two kernels over the same pairs, each of which computes P and dS again: one owns keys and gives dK and dV, the other
+ * owns rows of Q and gives dQ. Nothing is added to from two sides, so that the same call gives the same bits. A warp
+ * owns 16 rows of what its kernel owns, or 32, and all columns of the other side: P and dS go from one product to the
+ * next in registers.
  */
 #include "plan/family_cuda.h"
 
