@@ -255,6 +255,8 @@ static const char *atomic_refuse(const attune__search *search, const attune__til
                                                                : ATTUNE__BLOCK_M1;
     if (!known)
         return "it has a few tiles, by head dimension, with warps for each: docs/planning.md";
+    if (attune__round_up(s->head_dim, 16 * atomic_split(v)) * v[ATTUNE__BLOCK_M1] % (256 * v[ATTUNE__NUM_WARPS]))
+        return "its warps cannot share so few columns of dQ";
     *option = s->mask_kv_block % v[ATTUNE__BLOCK_N1] ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
     if (s->block_mask && (s->mask_kv_block % v[ATTUNE__BLOCK_N1] || s->mask_q_block % v[ATTUNE__BLOCK_M1]))
         return "it must divide the block of the mask";
