@@ -35,8 +35,8 @@ static bool answers_compute(const attention *a, answers *out, failure *why)
     out->room = calloc(2 * (size_t)each, sizeof *out->room);
     if (!out->room)
         return failure_set(why, "out of memory: %lld results", (long long)each);
-    out->oracle = (reference_result){out->room, out->room + o, out->room + o + out->rows};
-    out->naive = (reference_result){out->room + each, out->room + each + o, out->room + each + o + out->rows};
+    out->oracle = (reference_result){out->room, out->room + o, out->room + o + out->rows, NULL};
+    out->naive = (reference_result){out->room + each, out->room + each + o, out->room + each + o + out->rows, NULL};
     return reference_compute(a, REFERENCE_ORACLE, NULL, 0, &out->oracle, why) &&
            reference_compute(a, REFERENCE_NAIVE, NULL, 0, &out->naive, why);
 }

@@ -178,6 +178,23 @@ static void row_output(const attention *a, const shape *s, bool naive, plane *p,
     *row_max = naive ? (double)(float)m : m;
 }
 
+/* A score's rounding changes its weight by as much, relatively, and O by that share of the key's distance from it. Both
+ * references may round two competing keys alike by luck; a kernel whose sums have another order does not. */
+static void row_moved(const shape *s, const plane *p, const double *o, double lse, double *moved)
+{
+    memset(moved, 0, (size_t)s->dv * sizeof *moved);
+    for (int64_t kv = 0; kv < s->kv_len; kv++) {
+        const double score = p->score[kv];
+        if (p->allowed[kv] == 0 || !isfinite(score) || !isfinite(lse))
+            continue;
+        const double share = exp(score - lse) * fabs(score) * reference_epsilon(ATTUNE_F32);
+        for (int64_t i = 0; i < s->dv; i++) {
+            const double distance = fabs(p->v[kv * s->dv + i] - o[i]);
+            moved[i] += isfinite(distance) ? share * distance : 0;
+        }
+    }
+}
+
 bool reference_compute(const attention *a, reference_precision precision, const reference_row *rows, int64_t count,
                        const reference_result *result, failure *why)
 {
@@ -196,6 +213,8 @@ bool reference_compute(const attention *a, reference_precision precision, const 
         ok = row_scores(a, &s, naive, &row, &p, why);
         if (ok)
             row_output(a, &s, naive, &p, result->o + i * s.dv, &result->lse[i], &result->row_max[i]);
+        if (ok && result->moved && !naive)
+            row_moved(&s, &p, result->o + i * s.dv, result->lse[i], result->moved + i * s.dv);
     }
     free(p.k);
     return ok;

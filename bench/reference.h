@@ -25,9 +25,11 @@ typedef struct reference_row {
     int64_t b, h, q;
 } reference_row;
 
-/* Results for `count` rows: o is [count, head_dim_v], lse and row_max [count]; all float64, caller's memory. */
+/* Results for `count` rows: o is [count, head_dim_v], lse and row_max [count]; all float64, caller's memory. `moved`
+ * may be NULL. */
 typedef struct reference_result {
     double *o, *lse, *row_max;
+    double *moved; /* [count, head_dim_v], of the oracle: how far o may move where each score is rounded to float32 */
 } reference_result;
 
 typedef enum reference_precision {

@@ -18,24 +18,33 @@ static_assert(KEYS % 16 == 0, "a warp owns 16 columns or a multiple");
 
 /* What a workgroup has: its first row among the packed ones, its heads and its keys. */
 struct part {
-    int b, h, h_kv; /* h: the first head */
-    int row, rows;  /* rows: of all packed heads */
-    int index;      /* of the part */
+    int b, h, h_kv;       /* h: the first head */
+    int row, rows;        /* rows: of all packed heads */
+    int index;            /* of the part */
     int step, steps, end; /* the first step, the steps' end, and the key that ends them */
 };
 
-__device__ __forceinline__ part part_place(const attune_cuda_arguments &a, const attune_cuda_parts &parts, int index)
+/* The heads and rows, and where their keys begin. */
+__device__ __forceinline__ source part_heads(part &p, const attune_cuda_arguments &a, const attune_cuda_parts &parts,
+                                             int index)
 {
-    part p;
     p.rows = parts.packed * a.q_len;
-    int tiles = (p.rows + BLOCK_M - 1) / BLOCK_M, planes = a.heads / parts.packed;
-    p.index = index % parts.split;
-    index /= parts.split;
+    int tiles = known_here((p.rows + BLOCK_M - 1) / BLOCK_M), planes = known_here(a.heads / known_here(parts.packed));
+    int split = known_here(parts.split);
+    p.index = index % split;
+    index /= split;
     p.row = index % tiles * BLOCK_M;
     index /= tiles;
     p.b = index / planes;
     p.h = (index - p.b * planes) * parts.packed;
-    p.h_kv = p.h / (a.heads / a.kv_heads);
+    p.h_kv = p.h / known_here(a.heads / known_here(a.kv_heads));
+    return source_of(a, p.b, p.h_kv);
+}
+
+__device__ __forceinline__ part part_place(const attune_cuda_arguments &a, const attune_cuda_parts &parts, int index)
+{
+    part p;
+    part_heads(p, a, parts, index);
     int keys = ATTUNE_HAVE_BLOCKS ? a.kv_block : BLOCK_N;
     i64 all = (a.kv_len + keys - 1) / keys;
     p.step = (int)(all * p.index / parts.split);
@@ -44,10 +53,21 @@ __device__ __forceinline__ part part_place(const attune_cuda_arguments &a, const
     return p;
 }
 
+/* Where the warp stands in the tile: computed where it is used, and not kept from one tile to the next. */
+__device__ __forceinline__ int warp_row()
+{
+    return thread_here() / 32 % ROW_GROUPS * 16;
+}
+
+__device__ __forceinline__ int warp_column()
+{
+    return thread_here() / (32 * ROW_GROUPS) * KEYS;
+}
+
 /* A packed row's head and query. */
 __device__ __forceinline__ place row_place(const attune_cuda_arguments &a, const part &p, int row)
 {
-    int head = row / a.q_len;
+    int head = row / known_here(a.q_len);
     return {p.b, p.h + head, p.h_kv, row - head * a.q_len};
 }
 
@@ -122,7 +142,7 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
 __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
                                            const keys &w, int row, int column, u32 terms)
 {
-    column += (int)threadIdx.x % 4 * 2;
+    column += thread_here() % 4 * 2;
     row_terms rows[2];
     place at[2];
 #pragma unroll
@@ -140,8 +160,8 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
             const place &t = at[i / 2];
             int kv = w.kv + column + n * 8 + i % 2, h = t.h + a.h0;
 #if ATTUNE_SCORE_KEYS
-            x = attune_score_of(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, key,
-                                rows[i / 2].score, a.score_symbols);
+            x = attune_score_of(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, key, rows[i / 2].score,
+                                a.score_symbols);
 #elif ATTUNE_HAVE_SCORE
             x = attune_score(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, a.score_symbols);
 #else
@@ -149,9 +169,9 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
                 x *= fold_sign(a.scale);
 #endif
 #if ATTUNE_MASK_KEYS
-            if (!w.whole && !attune_mask_of(t.b + a.b0, h, t.q + a.q0, kv, h / a.mask_group, a.mask_q_len,
-                                            a.mask_kv_len, 0.0f, key + ATTUNE_SCORE_KEYS, rows[i / 2].mask,
-                                            a.mask_symbols))
+            if (!w.whole &&
+                !attune_mask_of(t.b + a.b0, h, t.q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f,
+                                key + ATTUNE_SCORE_KEYS, rows[i / 2].mask, a.mask_symbols))
                 x = -ATTUNE_INF;
 #else
             if (HAVE_MASK && !w.whole && !pair_allowed(a, t, kv))
@@ -167,7 +187,7 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
 __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
                                      const keys &w, int row, int column)
 {
-    column += w.kv + (int)threadIdx.x % 4 * 2;
+    column += w.kv + thread_here() % 4 * 2;
     float sign = fold_sign(a.scale);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -232,23 +252,55 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
 /* ---------------------------------------------------------------------------------------------------------- kernels */
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
+/* The sums of more than 128 columns of float32 leave no registers for the part's heads from one tile to the next. */
+constexpr bool CROWDED = WIDE && (PAD_D > 128 || PAD_DV > 128);
+
+/* Nor for the rows' maxima and sums, and the next tiles of keys, which stand in shared memory under P V. */
+__device__ __forceinline__ void put_down(u32 to, const float (&m)[1][2], const float (&l)[1][2], const keys &next,
+                                         const keys &behind)
+{
+    to += (u32)thread_here() * 16;
+    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(m[0][0]), "f"(m[0][1]), "f"(l[0][0]),
+                 "f"(l[0][1])
+                 : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + THREADS * 16), "r"(next.kv), "r"((int)next.whole),
+                 "r"(behind.kv), "r"((int)behind.whole)
+                 : "memory");
+}
+
+__device__ __forceinline__ void take_rows(u32 from, float (&m)[1][2], float (&l)[1][2])
+{
+    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(m[0][0]), "=f"(m[0][1]), "=f"(l[0][0]), "=f"(l[0][1])
+                 : "r"(from + (u32)thread_here() * 16)
+                 : "memory");
+}
+
+__device__ __forceinline__ void take_keys(u32 from, keys &next, keys &behind)
+{
+    int whole, behind_whole;
+    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(next.kv), "=r"(whole), "=r"(behind.kv), "=r"(behind_whole)
+                 : "r"(from + (u32)(THREADS + thread_here()) * 16)
+                 : "memory");
+    next.whole = whole;
+    behind.whole = behind_whole;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attune_decode_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_parts parts)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     constexpr u32 K_BYTES = BLOCK_N * PAD_D * sizeof(element), V_BYTES = BLOCK_N * PAD_DV * sizeof(element);
-    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES) + 2 * TERM_BYTES,
+    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES) + 2 * TERM_BYTES +
+                              (CROWDED ? 32 * THREADS : 0),
                           KEY_GROUPS * BLOCK_M * (PAD_DV + 2) * sizeof(float)));
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
-        v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES;
+        v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES, rows = terms + 2 * TERM_BYTES;
     part p = part_place(a, parts, (int)blockIdx.x);
     p = {uniform(p.b),     uniform(p.h),    uniform(p.h_kv),  uniform(p.row), uniform(p.rows),
          uniform(p.index), uniform(p.step), uniform(p.steps), uniform(p.end)};
     source from = source_of(a, p.b, p.h_kv);
-    int warp = uniform((int)threadIdx.x / 32), lane = (int)threadIdx.x % 32;
-    int row = warp % ROW_GROUPS * 16, column = warp / ROW_GROUPS * KEYS;
-    u32 k_warp = (u32)(column * CHUNKS_D * 16), v_warp = (u32)(column * CHUNKS_DV * 16);
 
     float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
     float factor = uniform(fold_factor(a.scale));
@@ -265,11 +317,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_v(v_tiles + i * V_BYTES, from, a, next[i]);
     }
 
-    place first = {p.b, p.h, p.h_kv, 0};
     next_terms coming;
-    make_terms(coming, a, first, next[0]);
+    make_terms(coming, a, {p.b, p.h, p.h_kv, 0}, next[0]);
     store_terms(coming, terms);
 
+    if (CROWDED)
+        put_down(rows, m, l, next[0], ahead.next);
     u32 stage = 0, turn = 0; /* turn: where this tile's terms stand */
     while (next[0].kv >= 0) {
         keys now = next[0];
@@ -281,6 +334,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         float s[1][N_TILES][4];
         copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
         __syncthreads();
+        if (CROWDED)
+            from = part_heads(p, a, parts, block_here());
         if constexpr (STAGES == 1) {
             load_v(v_tile, from, a, now);
         } else {
@@ -288,12 +343,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_k(k_tiles + free * K_BYTES, from, a, next[AHEAD - 1]);
             load_v(v_tiles + free * V_BYTES, from, a, next[AHEAD - 1]);
         }
-        make_terms(coming, a, first, next[0]);
-        multiply_qk(s, q_tile, k_tile + k_warp, row);
+        make_terms(coming, a, {p.b, p.h, p.h_kv, 0}, next[0]);
+        multiply_qk(s, q_tile, k_tile + (u32)(warp_column() * CHUNKS_D * 16), warp_row());
+        if (CROWDED)
+            from = part_heads(p, a, parts, block_here());
+        int row = p.row + warp_row() + thread_here() % 32 / 4;
 #if ATTUNE_KEY_TERMS
-        hook_terms(s, a, p, now, p.row + row + lane / 4, column, terms + turn);
+        hook_terms(s, a, p, now, row, warp_column(), terms + turn);
 #else
-        hook(s, a, p, now, p.row + row + lane / 4, column);
+        hook(s, a, p, now, row, warp_column());
 #endif
         turn = TERM_BYTES - turn;
         store_terms(coming, terms + turn);
@@ -302,20 +360,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             __syncthreads();
             load_k(k_tile, from, a, next[0]);
         }
+        if (CROWDED)
+            take_rows(rows, m, l);
         softmax(s, o, m, l, factor);
-        multiply_pv(o, s, v_tile + v_warp);
+        if (CROWDED)
+            put_down(rows, m, l, next[0], ahead.next);
+        multiply_pv(o, s, v_tile + (u32)(warp_column() * CHUNKS_DV * 16));
+        if (CROWDED)
+            take_keys(rows, next[0], ahead.next);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
+    if (CROWDED)
+        take_rows(rows, m, l);
     __syncthreads();
-    /* The part once more, hidden from the compiler: in the loop its registers are needed. */
-    int again;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(again));
-    p = part_place(a, parts, again);
+    p = part_place(a, parts, block_here());
 
     /* The merge lies where the operands were: O[groups][BLOCK_M][PAD_DV], then m and l. */
     float *o_groups = (float *)memory, *ml_groups = o_groups + KEY_GROUPS * BLOCK_M * PAD_DV;
-    int to = warp / ROW_GROUPS * BLOCK_M + row + lane / 4;
+    int lane = (int)threadIdx.x % 32;
+    int to = (int)threadIdx.x / (32 * ROW_GROUPS) * BLOCK_M + warp_row() + lane / 4;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = l[0][half];

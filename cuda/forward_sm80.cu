@@ -37,7 +37,6 @@ __device__ __forceinline__ bool near_zero(const float (&s)[ROW_TILES][N_TILES][4
 }
 #endif
 
-#if ATTUNE_KEY_TERMS
 typedef row_terms rows_terms[ROW_TILES][2];
 
 __device__ __forceinline__ void make_rows(rows_terms &rows, const attune_cuda_arguments &a, place p, int row,
@@ -51,13 +50,13 @@ __device__ __forceinline__ void make_rows(rows_terms &rows, const attune_cuda_ar
             row_terms_make(rows[r][half], a, p, masked);
         }
 }
-#endif
 
-#if ATTUNE_SCORE_KEYS
-/* The scores, of the terms of rows and keys. */
+#if ATTUNE_HAVE_SCORE
+/* The products become scores. NEAR: in the cheaper form. What captures hold is read for 8 keys at a time: all at once
+ * would fill the registers. */
 template <bool NEAR>
-__device__ __forceinline__ void score_terms(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
-                                            const place &p, int row, int column, const rows_terms &rows, u32 terms)
+__device__ __forceinline__ void make_scores(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
+                                            const place &p, int first, int column, const rows_terms &rows, u32 terms)
 {
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
@@ -66,17 +65,22 @@ __device__ __forceinline__ void score_terms(float (&s)[ROW_TILES][N_TILES][4], c
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 float &x = s[r][n][i];
-                int key[ATTUNE_SCORE_KEYS];
-                key_terms_load<0>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2 + i % 2);
-                int q = row + r * 16 + i / 2 * 8, kv = column + n * 8 + i % 2;
+                int q = first + r * 16 + i / 2 * 8, kv = column + n * 8 + i % 2;
+#if ATTUNE_SCORE_KEYS
+                const row_terms &row = rows[r][i / 2];
+                struct {
+                    int score[ATTUNE_SCORE_KEYS];
+                } key;
+                key_terms_load<0>(key.score, terms, n * 8 + (int)threadIdx.x % 4 * 2 + i % 2);
+#endif
 #ifdef ATTUNE_SCORE_NEAR
                 if constexpr (NEAR)
-                    x = attune_score_near_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
-                                             rows[r][i / 2].score, a.score_symbols);
+                    x = SCORE_OF(attune_score_near)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale SCORE_TERMS,
+                                                    a.score_symbols);
                 else
 #endif
-                    x = attune_score_of(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
-                                        rows[r][i / 2].score, a.score_symbols);
+                    x = SCORE_OF(attune_score)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale SCORE_TERMS,
+                                               a.score_symbols);
             }
         column = behind(column, s[ROW_TILES - 1][n][3]);
     }
@@ -104,54 +108,21 @@ __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], co
 }
 #endif
 
-/* 4: the score and mask hook. row: the thread's first row of q; terms: those of the keys. What captures hold is read
- * for 8 keys, and for one row, at a time: all at once would fill the registers. */
+/* 4: the score and mask hook. row: the thread's first row of q; terms: those of the keys. */
 __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const place &p,
                                      const keys &w, int row, u32 terms)
 {
     int column = w.kv + (int)threadIdx.x % 4 * 2;
-#if ATTUNE_KEY_TERMS
     rows_terms rows;
     make_rows(rows, a, p, row, !w.whole);
-#endif
     if constexpr (HAVE_SCORE) {
-#if ATTUNE_SCORE_KEYS
 #ifdef ATTUNE_SCORE_NEAR
         if (near_zero(s, a.scale))
-            score_terms<true>(s, a, p, row, column, rows, terms);
+            make_scores<true>(s, a, p, row, column, rows, terms);
         else
 #endif
-            score_terms<false>(s, a, p, row, column, rows, terms);
-#else
 #if ATTUNE_HAVE_SCORE
-        int from = column;
-#endif
-#ifdef ATTUNE_SCORE_NEAR
-        if (near_zero(s, a.scale)) {
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++) {
-#pragma unroll
-                for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        s[r][n][i] = attune_score_near(p.b, p.h, row + r * 16 + i / 2 * 8, from + n * 8 + i % 2, p.h_kv,
-                                                       a.q_len, a.kv_len, s[r][n][i] * a.scale, a.score_symbols);
-                from = behind(from, s[ROW_TILES - 1][n][3]);
-            }
-        } else
-#endif
-#if ATTUNE_HAVE_SCORE
-#pragma unroll
-            for (int n = 0; n < N_TILES; n++) {
-#pragma unroll
-                for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        s[r][n][i] = attune_score(p.b, p.h, row + r * 16 + i / 2 * 8, from + n * 8 + i % 2, p.h_kv,
-                                                  a.q_len, a.kv_len, s[r][n][i] * a.scale, a.score_symbols);
-                from = behind(from, s[ROW_TILES - 1][n][3]);
-            }
-#endif
+            make_scores<false>(s, a, p, row, column, rows, terms);
 #endif
     } else if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
@@ -221,8 +192,8 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
 
 /* 7: store O and LSE. Returns a bit for each of the thread's rows that has an element to look at again. */
 __device__ __forceinline__ u32 store(const float (&o)[ROW_TILES][DV_TILES][4], const float (&m)[ROW_TILES][2],
-                                      const float (&l)[ROW_TILES][2], const attune_cuda_arguments &a, const place &p,
-                                      int row, float factor)
+                                     const float (&l)[ROW_TILES][2], const attune_cuda_arguments &a, const place &p,
+                                     int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
     u32 spoilt = 0;
@@ -391,10 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
-    /* The place once more, hidden from the compiler: in the loop its registers are needed. */
-    int tile;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(tile));
-    p = tile_place(a, tile);
+    p = tile_place(a, block_here());
     int row = p.q + warp_row() + thread_here() % 32 / 4;
     u32 spoilt = store(o, m, l, a, p, row, factor);
     if (HAVE_MASK && spoilt)

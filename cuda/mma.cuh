@@ -165,6 +165,21 @@ __device__ __forceinline__ int thread_here()
     return thread;
 }
 
+/* The workgroup, likewise: what follows from it is computed once more instead of being kept. */
+__device__ __forceinline__ int block_here()
+{
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
+}
+
+/* x, known only here: its reciprocal, say, is not kept for a division. */
+__device__ __forceinline__ int known_here(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* Copies 16 bytes, or zeros. */
 __device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool valid, bool aligned)
 {
@@ -257,7 +272,12 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
 /* More would keep too many operands; fewer would wait for them at each turn's beginning. */
-constexpr int QK_UNROLL = WIDE ? PAD_DV > 128 ? 1 : 2 : N_TILES > 8 && ATTUNE_HAVE_MASK ? 1 : HAVE_SCORE ? 4 : 16;
+#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_MASK
+constexpr int QK_UNROLL_PAIRS = __CUDA_ARCH__ >= 1200 ? 1 : 2;
+#else
+constexpr int QK_UNROLL_PAIRS = ATTUNE_HAVE_SCORE ? 4 : ATTUNE_HAVE_MASK && N_TILES > 8 ? 1 : 16;
+#endif
+constexpr int QK_UNROLL = !WIDE ? QK_UNROLL_PAIRS : PAD_DV > 128 ? 1 : 2;
 
 constexpr int QK_UNROLL_SHORT = WIDE || ROW_TILES * N_TILES > (ATTUNE_HAVE_MASK ? 8 : 16) ? 2 : 4;
 

@@ -26,8 +26,6 @@
 constexpr int KEY_TERMS = ATTUNE_KEY_TERMS;
 constexpr u32 TERM_BYTES = KEY_TERMS * BLOCK_N * 4; /* of a tile of keys */
 
-#if ATTUNE_KEY_TERMS
-
 struct row_terms {
     int score[ATTUNE_SCORE_ROWS + 1], mask[ATTUNE_MASK_ROWS + 1], slope[ATTUNE_SLOPE_ROWS + 1];
 };
@@ -45,6 +43,8 @@ __device__ __forceinline__ void row_terms_make(row_terms &r, const attune_cuda_a
                               a.mask_kv_len, r.mask, a.mask_symbols);
 #endif
 }
+
+#if ATTUNE_KEY_TERMS
 
 struct key_terms {
     int word[KEY_TERMS];
@@ -118,9 +118,7 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
 #endif
 }
 
-/* ---------------------------------------------------------------------------------------------------------- backward
- */
-
+/* Calls of the score's text: with the terms of `key` and `row`, where it has them. */
 #if ATTUNE_SCORE_KEYS
 #define SCORE_OF(function) function##_of
 #define SCORE_TERMS        , key.score, row.score
@@ -128,6 +126,10 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
 #define SCORE_OF(function) function
 #define SCORE_TERMS
 #endif
+
+/* ---------------------------------------------------------------------------------------------------------- backward
+ */
+
 #if ATTUNE_SLOPE_KEYS
 #define SLOPE_OF(function) function##_of
 #define SLOPE_TERMS        , key.slope, row.slope

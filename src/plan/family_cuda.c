@@ -58,8 +58,9 @@ static const attune__tile sm80_64_narrow[] = {
     ATTUNE__TILE(16, 16, 1, 1),
 };
 /* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. What the
- * architecture holds says whether it is such a unit, and not a profile that was laid over a larger device. */
-static const attune__tile sm86_128[] = {
+ * architecture holds says whether it is such a unit, and not a profile that was laid over a larger device. Beside a
+ * score expression 64 columns spill. */
+static const attune__tile sm80_128_narrow[] = {
     ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
@@ -152,7 +153,8 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
     bool wide = attune__dtype_bytes(s) == 4, small = sm80_small_unit(search->limits);
     bool blackwell = search->limits->architecture / 10 == 12;
     const attune__cuda_tiles forward[4] = {blackwell || s->score_expr ? TILES(sm80_64_narrow) : TILES(sm80_64),
-                                           small ? TILES(sm86_128) : TILES(sm80_128), TILES(sm80_192), TILES(sm80_256)};
+                                           small || s->score_expr ? TILES(sm80_128_narrow) : TILES(sm80_128),
+                                           TILES(sm80_192), TILES(sm80_256)};
     const attune__cuda_tiles wide_forward[4] = {TILES(sm80_f32_64), TILES(sm80_f32_128), TILES(sm80_f32_256),
                                                 TILES(sm80_f32_256)};
     if (search->pass == ATTUNE__PASS_BACKWARD)
@@ -231,6 +233,7 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
  *   forward    max(Q[M][D] + S (K[N][D] + V[N][Dv]), O[M][Dv]) e              O is staged where all the others were
  *              with T words for each key of the expressions: 2 terms[T][N] 4 behind K and V
  *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   O, m and l in float32, over the rest
+ *              and in float32 past 128, 32 bytes of each thread behind it all
  */
 static attune__cost sm80_cost(const attune__search *search, const attune__tile *tile)
 {
@@ -246,6 +249,8 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
     uint64_t loop = (m * d + stages * n * (d + dv)) * e + 2 * words * n * 4;
     if (search->pass == ATTUNE__PASS_DECODE) {
         uint64_t shares = warps / (m / 16);
+        if (e == 4 && (d > 128 || dv > 128))
+            loop += 32 * (uint64_t)c.invocations;
         c.shared = larger(loop, shares * m * (dv + 2) * 4);
     } else
         c.shared = larger(loop, m * dv * e);

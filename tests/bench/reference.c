@@ -19,13 +19,15 @@ Test(reference, a_problem_done_by_hand)
     memcpy(a.q.data, q, sizeof q);
     memcpy(a.k.data, k, sizeof k);
     memcpy(a.v.data, v, sizeof v);
-    double o[2], lse[2], row_max[2];
-    reference_result result = {o, lse, row_max};
+    double o[2], lse[2], row_max[2], moved[2];
+    reference_result result = {o, lse, row_max, moved};
     cr_assert(reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &result, &why), "%s", why.message);
     double s0 = 1.5, s1 = -0.5, sum = exp(s0) + exp(s1);
     cr_assert_float_eq(o[0], (10 * exp(s0) + 20 * exp(s1)) / sum, 1e-14);
     cr_assert_float_eq(lse[0], log(sum), 1e-14);
     cr_assert_eq(row_max[0], 1.5);
+    const double p0 = exp(s0) / sum, p1 = exp(s1) / sum, rounding = reference_epsilon(ATTUNE_F32);
+    cr_assert_float_eq(moved[0], rounding * 10 * (p0 * s0 * p1 + p1 * -s1 * p0), 1e-20);
 
     /* Causal: the first row sees the first key alone; a score expression comes before the mask. */
     cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, "q >= kv", NULL, 0, &a.mask), ATTUNE_OK);
@@ -33,11 +35,12 @@ Test(reference, a_problem_done_by_hand)
     cr_assert(reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &result, &why), "%s", why.message);
     cr_assert_eq(o[0], 10);
     cr_assert_eq(lse[0], 3);
+    cr_assert_eq(moved[0], 0);
     double t0 = 6, t1 = -1;
     cr_assert_float_eq(o[1], (10 * exp(t0) + 20 * exp(t1)) / (exp(t0) + exp(t1)), 1e-14);
     const reference_row second = {0, 0, 1};
     double one_o, one_lse, one_max;
-    reference_result one = {&one_o, &one_lse, &one_max};
+    reference_result one = {&one_o, &one_lse, &one_max, NULL};
     cr_assert(reference_compute(&a, REFERENCE_ORACLE, &second, 1, &one, &why));
     cr_assert(one_o == o[1] && one_lse == lse[1] && one_max == row_max[1]);
 
@@ -147,7 +150,7 @@ Test(reference, shapes_that_do_not_fit_are_refused)
 {
     failure why;
     double o[64], lse[8], row_max[8];
-    reference_result result = {o, lse, row_max};
+    reference_result result = {o, lse, row_max, NULL};
     const int64_t good[4] = {1, 3, 2, 8}, heads[4] = {1, 2, 2, 8}, dims[4] = {1, 3, 2, 16};
     attention a = {.scale = 1};
     cr_assert(array_create(&a.q, ATTUNE_F32, 4, good, &why) && array_create(&a.k, ATTUNE_F32, 4, heads, &why) &&

@@ -133,14 +133,10 @@ static double now(void)
 
 static bool is_admitted(const attune__program_desc *desc, const char *what)
 {
-    const attune__shape *s = desc->shape;
     const attune_plan_choice *c = desc->choice;
     const bool back = c->direction == ATTUNE_BACKWARD;
-    /* In float32 past a head dimension of 128 the accumulators of decode fill the registers. */
-    if (s->dtype == ATTUNE_F32 && (s->head_dim > 128 || s->head_dim_v > 128) && c->decode)
-        return true;
-    /* Captures that Hopper's backward kernel reads, and those of pairs in forward. */
-    return back ? desc->gradient && desc->gradient->read_count && c->use_tma : strstr(what, "bias[") != NULL;
+    /* Captures that Hopper's kernels read: backward all, forward those of pairs. */
+    return c->use_tma && (back ? desc->gradient && desc->gradient->read_count : strstr(what, "bias[") != NULL);
 }
 
 /* Every kernel must be free of spills, but what a caller forces upon it and what is admitted. */

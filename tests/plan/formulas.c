@@ -57,6 +57,8 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
     uint64_t q = x.m * x.d * x.e, kv = x.n * x.d * x.e + x.n * x.dv * x.e, all = q + x.stages * kv + 8 * x.words * x.n;
     if (!c->decode)
         return most(all, x.m * x.dv * x.e);
+    if (x.e == 4 && (x.d > 128 || x.dv > 128))
+        all += 1024 * x.warps;
     uint64_t shares = x.warps * 16 / x.m;
     return most(all, shares * x.m * (x.dv + 2) * 4);
 }
