@@ -11,6 +11,7 @@
  *     delta.cu         attune_delta             all          attune_cuda_arguments, attune_cuda_backward
  *                      attune_sums              the same     attune_cuda_sums; only with gradients of captures
  *     backward_sm80.cu attune_backward_sm80     cuda_sm80    attune_cuda_arguments, attune_cuda_backward
+ *     backward_atomic_sm80.cu attune_backward_atomic_sm80, attune_backward_dq_sm80   cuda_sm80_atomic   the same
  *     backward_sm90.cu attune_backward_sm90     cuda_sm90a   the same, CUtensorMap q, k, v, d_o
  *                      attune_backward_dq_sm90  the same     attune_cuda_arguments, attune_cuda_backward
  *
@@ -157,7 +158,8 @@ typedef struct attune_cuda_backward {
     unsigned long long sums, sum_words;
     unsigned long long symbol_sums[ATTUNE_CUDA_SYMBOLS];
 
-    /* backward_sm90: there `sums` are float, those of dQ, and the captures' behind redo. int32 *redo, behind them, says that the sm80 kernels, which
+    /* backward_sm90, backward_atomic_sm80: there `sums` are float, those of dQ, and what captures are due stands behind
+     * redo. int32 *redo, behind the sums, says that the sm80 kernels, which
      * are launched after it, start over; 0 = they are on their own. */
     unsigned long long redo;
     /* backward_sm90 with ATTUNE_DETERMINISTIC: u32 [batch * heads][row tiles][2], how often each part of dQ's sums was

@@ -93,6 +93,14 @@ __device__ __forceinline__ u32 shared_address(const void *p)
     return (u32)__cvta_generic_to_shared(p);
 }
 
+/* x, which cannot be known before y: the threads of a workgroup stand in a row, so that %tid.y is 0. */
+__device__ __forceinline__ int behind(int x, float y)
+{
+    int zero;
+    asm volatile("mov.u32 %0, %%tid.y;" : "=r"(zero));
+    return x + (__float_as_int(y) & zero);
+}
+
 /* ------------------------------------------------------------------------------------------------ tiles of the work */
 
 /* Which rows of which head a workgroup has. */

@@ -11,7 +11,10 @@
 
 constexpr bool WIDE = ATTUNE_DTYPE == ATTUNE_CUDA_F32;
 constexpr int PER_CHUNK = 16 / (int)sizeof(element); /* elements in 16 bytes, the unit of copies and of ldmatrix */
-constexpr int PAD_D = round_up(HEAD_DIM, 16), PAD_DV = round_up(HEAD_DIM_V, 16);
+#ifndef ATTUNE_PADDING
+#define ATTUNE_PADDING 16 /* of head dimensions in shared memory */
+#endif
+constexpr int PAD_D = round_up(HEAD_DIM, ATTUNE_PADDING), PAD_DV = round_up(HEAD_DIM_V, ATTUNE_PADDING);
 constexpr int CHUNKS_D = PAD_D / PER_CHUNK, CHUNKS_DV = PAD_DV / PER_CHUNK;
 constexpr int N_TILES = KEYS / 8, DV_TILES = PAD_DV / 8;
 
@@ -177,14 +180,6 @@ __device__ __forceinline__ int known_here(int x)
     return x;
 }
 
-/* x, which cannot be known before y: the threads of a workgroup stand in a row, so that %tid.y is 0. */
-__device__ __forceinline__ int behind(int x, float y)
-{
-    int zero;
-    asm volatile("mov.u32 %0, %%tid.y;" : "=r"(zero));
-    return x + (__float_as_int(y) & zero);
-}
-
 /* Copies 16 bytes, or zeros. */
 __device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool valid, bool aligned)
 {
@@ -284,6 +279,8 @@ constexpr int QK_UNROLL_PAIRS = ATTUNE_HAVE_SCORE ? 4 : ATTUNE_HAVE_MASK && N_TI
 #endif
 constexpr int QK_UNROLL = !WIDE ? QK_UNROLL_PAIRS : PAD_DV > 128 ? 1 : 2;
 
+constexpr int QK_UNROLL_SHORT = WIDE || ROW_TILES * N_TILES > (ATTUNE_HAVE_MASK ? 8 : 16) ? 2 : 4;
+
 /* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
  * addresses, and for the operands of more than some steps. */
 template <int CHUNKS = CHUNKS_D, bool KEPT = true>
@@ -299,7 +296,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
                 s[r][n][i] = 0.0f;
     u32 q_start = q + chunk_offset<CHUNKS>(row + lane % 16, lane / 16);
     u32 k_start = k + chunk_offset<CHUNKS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-#pragma unroll(KEPT ? QK_UNROLL : WIDE || N_TILES > 8 ? 2 : 4)
+#pragma unroll(KEPT ? QK_UNROLL : QK_UNROLL_SHORT)
     for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll
@@ -419,11 +416,13 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
 #pragma unroll
         for (int d = 0; d < TILES; d += TOGETHER) {
             int here = thread_here() % 32;
-            u32 within = (u32)(here / 4 % 4) * 4;
+            u32 start[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                start[i] = v + chunk_offset<CHUNKS>(here % 4 * 2 + i, here / 16) + (u32)(here / 4 % 4) * 4;
             float sum[ROW_TILES][TOGETHER][4] = {};
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
-                int key = n * 8 + here % 4 * 2;
                 u32 a[ROW_TILES][4];
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; r++)
@@ -434,17 +433,15 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
                     }
 #pragma unroll
                 for (int j = 0; j < TOGETHER; j++) {
-                    int chunk = (d + j) * 2 + here / 16;
-                    u32 b0, b1;
-                    asm volatile("ld.shared.b32 %0, [%1];"
-                                 : "=r"(b0)
-                                 : "r"(v + chunk_offset<CHUNKS>(key, chunk) + within));
-                    asm volatile("ld.shared.b32 %0, [%1];"
-                                 : "=r"(b1)
-                                 : "r"(v + chunk_offset<CHUNKS>(key + 1, chunk) + within));
+                    u32 b[2];
+#pragma unroll
+                    for (int i = 0; i < 2; i++)
+                        asm volatile("ld.shared.b32 %0, [%1];"
+                                     : "=r"(b[i])
+                                     : "r"(chunk_address<CHUNKS>(start[i], (d + j) * 2) + (u32)(n * CHUNKS * 128)));
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; r++)
-                        multiply(sum[r][j], a[r], b0, b1);
+                        multiply(sum[r][j], a[r], b[0], b[1]);
                 }
             }
 #pragma unroll

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The hot call of the backward pass: lse and delta, dK and dV, dQ, and what captures are due, one after another. With
- * TMA one kernel gives dK, dV and dQ's sums, which another one rounds; those without it stand behind them. */
+/* The hot call of the backward pass: lse and delta, dK and dV, dQ, and what captures are due, one after another. A
+ * backed kernel gives dK, dV and dQ's sums, which another one rounds; those of cuda_sm80 stand behind them. */
 #include <string.h>
 
 #include "base/error.h"
@@ -22,8 +22,9 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     program->ordered = desc->choice->deterministic;
     ATTUNE__TRY(attune__cuda_enter(device));
     attune__cu_result result = device->driver.module_function(&program->sums, program->delta.module, "attune_sums");
-    if (result == CU_SUCCESS && program->tma)
-        result = device->driver.module_function(&program->dq, program->kernel.module, "attune_backward_dq_sm90");
+    if (result == CU_SUCCESS && program->backed)
+        result = device->driver.module_function(&program->dq, program->kernel.module,
+                                                program->tma ? "attune_backward_dq_sm90" : "attune_backward_dq_sm80");
     const attune_status status = attune__cuda_check(device, result, "cuModuleGetFunction");
     attune__cuda_leave(device);
     return status;
@@ -60,7 +61,7 @@ static int together(const attune__forward *f)
     return each > L2_BYTES ? 1 : (int)(L2_BYTES / each);
 }
 
-static attune_cuda_backward backward_of(const attune__cuda_program *program, const attune__backward *call, bool hopper,
+static attune_cuda_backward backward_of(const attune__cuda_program *program, const attune__backward *call, bool adds,
                                         attune_cuda_sums *sums)
 {
     const attune__forward *f = &call->forward;
@@ -79,7 +80,7 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
         .sums = workspace + w.sums,
     };
     attune__cu_pointer captures = b.sums;
-    if (hopper) {
+    if (adds) {
         b.turns =
             b.sums + attune__cuda_sm90_backward_sums(&w, f->batch, f->heads, program->head_dim, program->head_dim_v);
         captures = b.turns + attune__cuda_sm90_backward_turns(&w, f->batch, f->heads);
@@ -107,19 +108,19 @@ static int64_t blocks(int64_t length, int64_t tile, int64_t planes)
 }
 
 typedef struct launches {
-    int64_t delta, hopper, dq, keys, rows, sums; /* blocks; 0 = not launched */
+    int64_t delta, adds, dq, keys, rows, sums; /* blocks; 0 = not launched */
 } launches;
 
 static attune__cu_result launch(const attune__cuda_program *program, attune__cu_stream stream, const launches *n,
                                 attune_cuda_arguments *arguments, attune_cuda_backward *backward,
                                 attune_cuda_sums *sums, attune__cu_tensor_map maps[4])
 {
-    /* Behind Hopper's kernel the others start over at most, and what captures are due has been added. */
+    /* Behind a kernel that adds the others start over at most, and what captures are due has been added. */
     attune_cuda_backward again = *backward;
-    if (n->hopper)
+    if (n->adds)
         memset(again.symbol_sums, 0, sizeof again.symbol_sums);
-    const attune__cuda_loaded *keys = program->tma ? &program->fallback : &program->kernel, *rows = &program->rows;
-    const attune__cuda_loaded *hopper = &program->kernel;
+    const attune__cuda_loaded *keys = program->backed ? &program->fallback : &program->kernel, *rows = &program->rows;
+    const attune__cuda_loaded *adds = &program->kernel;
     void *parameters[] = {arguments, backward, &maps[0], &maps[1], &maps[2], &maps[3]}, *sums_parameters[] = {sums};
     void *rest_parameters[] = {arguments, &again};
     const struct {
@@ -129,9 +130,10 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
         void **parameters;
     } steps[] = {
         {program->delta.function, n->delta, DELTA_THREADS, 0, parameters},
-        {hopper->function, n->hopper, hopper->threads, hopper->shared_memory, parameters},
+        {adds->function, n->adds, adds->threads, adds->shared_memory, parameters},
         {program->dq, n->dq, DQ_THREADS,
-         attune__cuda_sm90_backward_dq_bytes(program->head_dim, program->head_dim_v, hopper->block_m), parameters},
+         program->tma ? attune__cuda_sm90_backward_dq_bytes(program->head_dim, program->head_dim_v, adds->block_m) : 0,
+         parameters},
         {keys->function, n->keys, keys->threads, keys->shared_memory, rest_parameters},
         {rows->function, n->rows, rows->threads, rows->shared_memory, rest_parameters},
         {program->sums, n->sums, SUMS_THREADS, 0, sums_parameters},
@@ -162,34 +164,34 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     const attune__forward *f = &call->forward;
-    const attune__cuda_loaded *keys = program->tma ? &program->fallback : &program->kernel;
+    const attune__cuda_loaded *keys = program->backed ? &program->fallback : &program->kernel;
     attune__cu_tensor_map maps[4];
-    const bool hopper = program->tma && encode_all(program, call, maps);
+    const bool adds = program->backed && (!program->tma || encode_all(program, call, maps));
     attune_cuda_arguments arguments = attune__cuda_arguments_of(program, f);
     attune_cuda_sums sums;
-    attune_cuda_backward backward = backward_of(program, call, hopper, &sums);
+    attune_cuda_backward backward = backward_of(program, call, adds, &sums);
     launches n = {
         .delta = blocks(backward.row_stride, DELTA_ROWS, f->batch * f->heads),
         .keys = blocks(f->kv_len, keys->block_n, f->kv_heads * f->k.size[0] * (program->apart ? 2 : 1)),
         .rows = blocks(f->q_len, program->rows.block_m, f->batch * f->heads),
         .sums = blocks(sums.elements, SUMS_THREADS, 1),
     };
-    if (hopper) {
+    if (adds) {
         const int64_t tiles = blocks(f->kv_len, program->kernel.block_n, f->kv_heads * f->k.size[0]);
-        n.hopper = tiles < program->kernel.resident ? tiles : program->kernel.resident;
-        const bool wide = attune__cuda_sm90_backward_wide(program->head_dim, program->head_dim_v);
+        n.adds = program->tma && tiles > program->kernel.resident ? program->kernel.resident : tiles;
+        const bool wide = program->tma && attune__cuda_sm90_backward_wide(program->head_dim, program->head_dim_v);
         n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * (wide ? 2 : 1));
     }
-    if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums) || (hopper && (!n.hopper || !n.dq)))
+    if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums) || (adds && (!n.adds || !n.dq)))
         return attune__fail(
             ATTUNE_UNSUPPORTED,
             "batch %lld, heads %lld, q_len %lld and kv_len %lld make more than %d workgroups: cut the batch",
             (long long)f->batch, (long long)f->heads, (long long)f->q_len, (long long)f->kv_len,
             ATTUNE__CUDA_MOST_BLOCKS);
     ATTUNE__TRY(attune__cuda_queue_begin(queue, f->seconds != NULL));
-    if (hopper && program->ordered)
+    if (adds && program->ordered)
         arguments.counter = backward.redo - 8;
-    else if (hopper && !queue->capturing)
+    else if (adds && !queue->capturing)
         arguments.counter = queue->counter;
     const attune__cu_result result = launch(program, queue->stream, &n, &arguments, &backward, &sums, maps);
     return attune__cuda_queue_end(queue, attune__cuda_check(device, result, "cuLaunchKernel"), value, f->seconds);

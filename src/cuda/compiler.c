@@ -459,7 +459,9 @@ const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cu
     if (role == ATTUNE__CUDA_DELTA)
         return "attune_delta";
     if (choice->direction == ATTUNE_BACKWARD)
-        return choice->use_tma ? "attune_backward_sm90" : "attune_backward_sm80";
+        return choice->use_tma               ? "attune_backward_sm90"
+               : attune__cuda_backed(choice) ? "attune_backward_atomic_sm80"
+                                             : "attune_backward_sm80";
     return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
 }
 
@@ -492,7 +494,7 @@ static void add_tile(attune__cuda_kernel *kernel, const attune__program_desc *de
     const attune_plan_choice *c = desc->choice;
     const bool back = c->direction == ATTUNE_BACKWARD;
     uint32_t shared[2] = {c->shared_memory, c->shared_memory}, m = c->block_m, n = c->block_n;
-    if (back && !c->use_tma)
+    if (back && !attune__cuda_backed(c))
         attune__cuda_sm80_backward_bytes(desc->shape, c, shared);
     if (back) {
         m = role == ATTUNE__CUDA_ROWS ? c->block_m2 : c->block_m1;
@@ -510,7 +512,9 @@ static const char *file_of(const attune_plan_choice *choice, attune__cuda_role r
     if (role == ATTUNE__CUDA_DELTA)
         return "delta.cu";
     if (choice->direction == ATTUNE_BACKWARD)
-        return choice->use_tma ? "backward_sm90.cu" : "backward_sm80.cu";
+        return choice->use_tma               ? "backward_sm90.cu"
+               : attune__cuda_backed(choice) ? "backward_atomic_sm80.cu"
+                                             : "backward_sm80.cu";
     return choice->use_tma ? "forward_sm90.cu" : choice->decode ? "decode_sm80.cu" : "forward_sm80.cu";
 }
 
@@ -521,7 +525,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     const attune_plan_choice *choice = desc->choice;
     const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
     const char *file = file_of(choice, role);
-    if ((!hopper && strcmp(choice->kernel, "cuda_sm80") != 0))
+    if (!hopper && strcmp(choice->kernel, "cuda_sm80") != 0 && strcmp(choice->kernel, "cuda_sm80_atomic") != 0)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
     *kernel = begin_kernel(file, architecture, hopper && role != ATTUNE__CUDA_DELTA);
     add_option(kernel, "DTYPE", s->dtype == ATTUNE_F16 ? 1 : s->dtype == ATTUNE_BF16 ? 2 : 3);

@@ -117,13 +117,14 @@ typedef struct attune__cuda_loaded {
 typedef struct attune__cuda_program {
     attune__program base;
     attune__cuda_loaded kernel;
-    attune__cuda_loaded fallback; /* for tensors that the kernel's TMA cannot read */
+    attune__cuda_loaded fallback; /* for tensors that the kernel's TMA cannot read, or where `backed` says more */
     attune__cuda_loaded rows;     /* backward: dQ, where `kernel` makes dK and dV */
     attune__cuda_loaded delta;    /* backward: lse and delta as the others read them */
-    attune__cu_function dq;       /* backward with TMA, of kernel's module: rounds dQ */
+    attune__cu_function dq;       /* backward, backed, of kernel's module: rounds dQ */
     attune__cu_function sums;     /* backward, of delta's module: gradients of captures */
     bool apart;                   /* backward: dK and dV by workgroups of their own */
     bool tma;
+    bool backed; /* with TMA; backward: `kernel` makes all gradients and adds dQ up, the others stand behind it */
     uint32_t head_dim, head_dim_v;   /* backward */
     bool ordered;                    /* backward: sums are added to in turn */
     attune__cu_function combine;     /* decode in more than one part */

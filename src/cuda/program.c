@@ -30,7 +30,7 @@ static uint32_t shared_memory(const attune__program_desc *desc, attune__cuda_rol
     uint32_t bytes[2] = {choice->shared_memory, choice->shared_memory};
     if (role == ATTUNE__CUDA_DELTA)
         return 0;
-    if (choice->direction == ATTUNE_BACKWARD && !choice->use_tma)
+    if (choice->direction == ATTUNE_BACKWARD && !attune__cuda_backed(choice))
         attune__cuda_sm80_backward_bytes(desc->shape, choice, bytes);
     return bytes[role == ATTUNE__CUDA_ROWS];
 }
@@ -63,7 +63,7 @@ static attune_status choose_parts(parts *p, const attune_limits *limits, const a
     if (back)
         add_part(p, desc, ATTUNE__CUDA_DELTA, &program->delta);
     const attune__program_desc *plain = desc;
-    if (program->tma) {
+    if (program->backed) {
         p->second = *desc;
         p->second.choice = &p->decision.choice;
         plain = &p->second;
@@ -133,6 +133,7 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
     made->tma = desc->choice->use_tma;
+    made->backed = attune__cuda_backed(desc->choice);
     made->mask = desc->mask;
     made->score = desc->score;
     attune_status status = make(mine, desc, made);

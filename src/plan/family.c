@@ -12,6 +12,7 @@ const attune__family *const attune__families[] = {
     &attune__cpu,
     &attune__cuda_sm100a,
     &attune__cuda_sm90a,
+    &attune__cuda_sm80_atomic,
     &attune__cuda_sm80,
     &attune__vulkan_coopmat2,
     &attune__vulkan_coopmat,
@@ -41,8 +42,10 @@ attune_status attune__check_kernel_name(const char *prefix, const char *name)
     for (const attune__family *const *f = attune__families; *f && used < sizeof names; f++) {
         int added = snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*f)->name);
         used += added > 0 ? (size_t)added : 0;
-        if (attune__resembles(name, (*f)->name) && attune__edit_distance(name, (*f)->name) < distance) {
-            distance = attune__edit_distance(name, (*f)->name);
+        const size_t here = attune__edit_distance(name, (*f)->name);
+        if (attune__resembles(name, (*f)->name) &&
+            (here < distance || (nearest && here == distance && strlen((*f)->name) < strlen(nearest)))) {
+            distance = here;
             nearest = (*f)->name;
         }
     }

@@ -257,27 +257,24 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
     return c;
 }
 
-#define CUDA_LOOP                                                                                                      \
-    (ATTUNE__BIT(ATTUNE__NUM_STAGES) | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__BIT(ATTUNE__PRESCALE_QK) |             \
-     ATTUNE__BIT(ATTUNE__USE_TMA) | ATTUNE__BIT(ATTUNE__BLOCKS_ARE_CONTIGUOUS) |                                       \
-     ATTUNE__BIT(ATTUNE__APPROXIMATE_TANH))
 #define CUDA_READS                                                                                                     \
     {                                                                                                                  \
-        CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),                                  \
-            CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),                                          \
-            CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                                         \
+        ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),                          \
+            ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),                                  \
+            ATTUNE__CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                                 \
     }
 
 /* Decode waits for memory, not for products: mma.sync serves every device. */
 #define FORWARD_READS                                                                                                  \
     {                                                                                                                  \
-        CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0, 0                             \
+        ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0, 0                     \
     }
 
 #define SM90_READS                                                                                                     \
     {                                                                                                                  \
-        CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,                               \
-            CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) | ATTUNE__BIT(ATTUNE__WRITE_DQ)  \
+        ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,                       \
+            ATTUNE__CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) |                        \
+                ATTUNE__BIT(ATTUNE__WRITE_DQ)                                                                          \
     }
 
 const attune__family attune__cuda_sm80 = {

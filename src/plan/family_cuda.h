@@ -12,6 +12,12 @@ typedef struct attune__cuda_tiles {
 } attune__cuda_tiles;
 #define ATTUNE__CUDA_TILES(array) ((attune__cuda_tiles){array, sizeof(array) / sizeof((array)[0])})
 
+/* The options that every loop reads. */
+#define ATTUNE__CUDA_LOOP                                                                                              \
+    (ATTUNE__BIT(ATTUNE__NUM_STAGES) | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__BIT(ATTUNE__PRESCALE_QK) |             \
+     ATTUNE__BIT(ATTUNE__USE_TMA) | ATTUNE__BIT(ATTUNE__BLOCKS_ARE_CONTIGUOUS) |                                       \
+     ATTUNE__BIT(ATTUNE__APPROXIMATE_TANH))
+
 /* That of the larger head dimension: up to 64, 128, 192, 256. */
 static inline attune__cuda_tiles attune__cuda_by_head_dim(const attune__shape *shape,
                                                           const attune__cuda_tiles tables[4])
@@ -38,6 +44,10 @@ typedef struct attune__cuda_workspace {
 } attune__cuda_workspace;
 attune__cuda_workspace attune__cuda_backward_workspace(int64_t batch, int64_t heads, int64_t q_len, uint64_t elements);
 
+/* Whether the kernels of cuda_sm80 stand behind a choice's own: for tensors that TMA cannot read, and in the backward
+ * pass, where the own one adds dQ up, for sums that are no number. */
+bool attune__cuda_backed(const attune_plan_choice *choice);
+
 /* Whether dK and dV are made by workgroups of their own: together they would fill the registers. */
 bool attune__cuda_backward_apart(const attune__shape *shape);
 
@@ -45,8 +55,8 @@ bool attune__cuda_backward_apart(const attune__shape *shape);
 void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_plan_choice *choice, uint32_t bytes[2]);
 
 /*
- * sm90a has one kernel, which adds dQ up in float32 in the workspace, where the sums of captures are otherwise,
- * and has those behind:
+ * sm90a and sm80_atomic have one kernel, which adds dQ up in float32 in the workspace, where the sums of captures are
+ * otherwise, and has those behind:
  *
  *     sums     [batch][heads][row_stride][columns], in tiles of BLOCK_M1 rows as the kernel holds them
  *     turns    u32 [batch][heads][row tiles][2]: how often a warp group's part of a tile was added to, where that has

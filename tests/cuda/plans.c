@@ -133,14 +133,10 @@ static double now(void)
 
 static bool is_admitted(const attune__program_desc *desc)
 {
-    const attune__shape *s = desc->shape;
     const attune_plan_choice *c = desc->choice;
     const bool back = c->direction == ATTUNE_BACKWARD;
-    /* In float32 past a head dimension of 128 the accumulators of backward fill the registers. */
-    if (s->dtype == ATTUNE_F32 && (s->head_dim > 128 || s->head_dim_v > 128) && back)
-        return true;
     /* Captures that Hopper's backward kernel reads and gives no gradients of. */
-    return back && c->use_tma && desc->gradient && desc->gradient->read_count && !s->capture_gradient_elements;
+    return back && c->use_tma && desc->gradient && desc->gradient->read_count && !desc->shape->capture_gradient_elements;
 }
 
 /* Every kernel must be free of spills, but what a caller forces upon it and what is admitted. */

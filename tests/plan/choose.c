@@ -60,9 +60,10 @@ Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
     static const struct {
         uint32_t head_dim, head_dim_v;
         const char *kernel;
-    } table[] = {{64, 64, "cuda_sm90a"},   {40, 128, "cuda_sm90a"},  {256, 256, "cuda_sm90a"}, {200, 224, "cuda_sm90a"},
-                 {192, 128, "cuda_sm90a"}, {192, 192, "cuda_sm90a"}, {256, 128, "cuda_sm90a"}, {72, 256, "cuda_sm90a"},
-                 {64, 256, "cuda_sm80"},   {136, 8, "cuda_sm80"}};
+    } table[] = {{64, 64, "cuda_sm90a"},      {40, 128, "cuda_sm90a"},  {256, 256, "cuda_sm90a"},
+                 {200, 224, "cuda_sm90a"},    {192, 128, "cuda_sm90a"}, {192, 192, "cuda_sm90a"},
+                 {256, 128, "cuda_sm90a"},    {72, 256, "cuda_sm90a"},  {64, 256, "cuda_sm80_atomic"},
+                 {136, 8, "cuda_sm80_atomic"}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         p.head_dim = table[i].head_dim;
         p.head_dim_v = table[i].head_dim_v;

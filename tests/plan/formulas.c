@@ -63,6 +63,14 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
     return most(all, shares * x.m * (x.dv + 2) * 4);
 }
 
+static uint64_t sm80_atomic(numbers x)
+{
+    const uint64_t sharers = 32 * x.warps / x.n1;
+    x.d = up(x.d, 16 * sharers), x.dv = up(x.dv, 16 * sharers);
+    const uint64_t rows = x.stages * x.m1, notes = x.stages < 7 ? 128 : 256;
+    return 2 * (x.n1 + rows) * (x.d + x.dv) + 4 * x.n1 * x.m1 + 8 * rows + 256 + notes;
+}
+
 static uint64_t sm90a(const attune_plan_choice *c, numbers x)
 {
     const uint64_t columns = x.d > 192 || x.dv > 192   ? 0
@@ -139,6 +147,8 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         return cpu(c, x, dtype == ATTUNE_F64);
     if (!strcmp(c->kernel, "cuda_sm80"))
         return sm80(c, x);
+    if (!strcmp(c->kernel, "cuda_sm80_atomic"))
+        return sm80_atomic(x);
     if (!strcmp(c->kernel, "cuda_sm90a"))
         return sm90a(c, x);
     if (!strcmp(c->kernel, "vulkan_lanes"))
