@@ -351,6 +351,14 @@ __device__ __forceinline__ void give_dq(const float (&dq)[COUNT], control &c, u3
     warp_arrive(&c.dq_full[group]);
 }
 
+/* A slab of a pair's, over what its stage had of dO. */
+__device__ __forceinline__ void lay_dq_pair(const float (&dq)[32], control &c, u32 memory, u32 stage, int group)
+{
+    store_dq<0, 32>(dq, pair_dq_place(memory, stage, group));
+    fence_async();
+    warp_arrive(&c.dq_full[group]);
+}
+
 /* A part of dQ, added to its sums as it stands. */
 template <int COUNT> __device__ __forceinline__ void add_dq_wide(const float (&dq)[COUNT], float *to)
 {
@@ -518,6 +526,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
     }
 }
 
+/* Whether a pair lays dQ down before it computes P: a score expression has no room beside it. */
+constexpr bool EARLY = HAVE_SCORE;
+
 /* Of a pair. dQ of a tile of rows is computed beside S and dP of the next one, by when the other's dS has come. */
 __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                          u32 memory)
@@ -554,22 +565,33 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
                 float s[TILE], d_p[TILE];
                 wgmma_fence();
                 multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile + own_share));
-                multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
+                if constexpr (!EARLY)
+                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
                 if (before < STAGES)
                     barrier_wait_peer(&c.theirs, phase ^ 1);
                 wgmma_fence();
                 multiply_dq_pair(dq, memory + DS_AT, dq_k, memory + P_AT, their_k);
-                wgmma_wait<2>();
+                if constexpr (EARLY) {
+                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
+                    wgmma_wait<1>();
+                    accumulators_done(dq);
+                    asm volatile("bar.sync 1, 256;" ::: "memory");
+                    if (before < STAGES)
+                        lay_dq_pair(dq, c, memory, before, group);
+                }
+                wgmma_wait<EARLY ? 1 : 2>();
                 accumulators_done(s);
                 probabilities(s, p, a, n, kv, memory + LSE_AT + r.stage * ROW_BYTES + own_share / 32, factor);
-                wgmma_wait<1>();
+                wgmma_wait<EARLY ? 0 : 1>();
                 accumulators_done(d_p);
                 differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES + own_share / 32);
             }
-            wgmma_wait<0>();
-            accumulators_done(dq);
             barrier_wait_peer(&c.sent, phase ^ 1);
-            asm volatile("bar.sync 1, 256;" ::: "memory");
+            if constexpr (!EARLY) {
+                wgmma_wait<0>();
+                accumulators_done(dq);
+                asm volatile("bar.sync 1, 256;" ::: "memory");
+            }
             store_piece(p, memory + P_AT + own_share);
             store_piece(d_s, memory + DS_AT + own_share);
             fence_async();
@@ -579,11 +601,8 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
             wgmma_fence();
             multiply_rows_wide(dv, memory + P_AT, do_tile + group * (FIRST_DV / 64) * ROW_SLAB);
             multiply_rows_wide(dk, memory + DS_AT, q_tile + group * (FIRST_D / 64) * ROW_SLAB);
-            if (before < STAGES) {
-                store_dq<0, 32>(dq, pair_dq_place(memory, before, group));
-                fence_async();
-                warp_arrive(&c.dq_full[group]);
-            }
+            if (!EARLY && before < STAGES)
+                lay_dq_pair(dq, c, memory, before, group);
             ring_next(r);
             wgmma_wait<1>();
             __syncwarp();
@@ -606,9 +625,7 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
             wgmma_wait<0>();
             accumulators_done(dq);
             group_sync(group);
-            store_dq<0, 32>(dq, pair_dq_place(memory, before, group));
-            fence_async();
-            warp_arrive(&c.dq_full[group]);
+            lay_dq_pair(dq, c, memory, before, group);
         }
         warp_arrive(&c.empty_q[r.stage]);
         lane_arrive(&c.keys_empty);
