@@ -289,10 +289,12 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
     const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
     const uint32_t e = attune__dtype_bytes(s);
     const bool pair = attune__cuda_sm90_backward_paired(s->head_dim, s->head_dim_v, n);
-    const uint32_t keys = pair ? n / 2 : n, columns = !sm90_wide(s) ? dq_columns(s->head_dim, s->head_dim_v, m) : sm90_apart(s) ? d : 0;
+    const uint32_t keys = pair ? n / 2 : n, columns = !sm90_wide(s)   ? dq_columns(s->head_dim, s->head_dim_v, m)
+                                                      : sm90_apart(s) ? d
+                                                                      : 0;
     return (attune__cost){
-        .shared = (keys * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 +
-                  (pair ? 512 : 256),
+        .shared =
+            (keys * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 + (pair ? 512 : 256),
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = 32 + (sm90_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
         .launched_registers = 168,
