@@ -2,6 +2,7 @@
 /* Case folders, hostile until parsed: every key and every shape is checked, and every message names file and key. */
 #include "bench/case.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -174,6 +175,14 @@ static bool check_answer(const char *folder, const case_folder *c, failure *why)
     if (c->lse.rank != 3 || memcmp(c->lse.size, o, 3 * sizeof o[0]) != 0)
         return failure_set(why, "%s: lse does not have the shape of q without head_dim", folder);
     return true;
+}
+
+bool case_exists(const char *folder, failure *why)
+{
+    char path[4096];
+    if (!file_path(path, sizeof path, folder, "case.json", why))
+        return false;
+    return access(path, R_OK) == 0 || failure_set(why, "%s: %s", path, strerror(errno));
 }
 
 bool case_load(attune_instance *instance, const char *folder, attune_dtype dtype, case_folder *c, failure *why)

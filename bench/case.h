@@ -16,6 +16,8 @@ typedef struct case_folder {
     cli_names names;
 } case_folder;
 
+/* Whether the folder has a case.json that can be read. */
+bool case_exists(const char *folder, failure *why);
 /* Reads a folder; the JSON and the files are hostile until parsed. q, k and v are rounded to the dtype. Free with
  * case_free. */
 bool case_load(attune_instance *instance, const char *folder, attune_dtype dtype, case_folder *c, failure *why);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define COMPILE_THREADS 4 /* no plan has more kernels */
@@ -157,6 +158,10 @@ cli_result cli_parse(const char *usage, const cli_option *options, uint32_t opti
             cli_complain("%s needs a value: %s", option->name, option->argument);
             return CLI_WRONG;
         }
+        if (!*value && strcmp(option->argument, "EXPR") != 0) {
+            cli_complain("%s is empty, expected %s", option->name, option->argument);
+            return CLI_WRONG;
+        }
         if (option->value) {
             *option->value = value;
         } else if (option->list->count < CLI_REPEATS) {
@@ -201,6 +206,16 @@ bool cli_number(const char *option, const char *text, double *value)
     return true;
 }
 
+bool cli_scale(const char *text, double *value)
+{
+    *value = 0;
+    if (*text && !cli_number("--scale", text, value))
+        return false;
+    if (*text && *value == 0)
+        cli_complain("--scale is \"%s\", expected a number that is not 0; without it, 1/sqrt(head_dim)", text);
+    return !*text || *value != 0;
+}
+
 bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, int64_t value[2], int64_t second)
 {
     const char *end;
@@ -226,6 +241,39 @@ bool cli_dtype(const char *option, const char *text, attune_dtype *dtype)
         }
     cli_complain("%s is \"%s\", expected f32, f16, bf16 or f64", option, text);
     return false;
+}
+
+bool cli_writable(const char *option, const char *path)
+{
+    struct stat about;
+    char folder[4096];
+    const char *slash = strrchr(path, '/'), *place = folder;
+    (void)snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
+    if (!*path)
+        return true;
+    if (stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
+        cli_complain("%s: %s is a folder, expected a file", option, path);
+        return false;
+    }
+    if (stat(path, &about) == 0 && !S_ISREG(about.st_mode))
+        place = path; /* a device or a pipe, which is written in place */
+    if (access(place, W_OK) != 0) {
+        cli_complain("%s: %s cannot be written: %s: %s", option, path, place, strerror(errno));
+        return false;
+    }
+    return true;
+}
+
+bool cli_next_word(const char **list, char *word, size_t size)
+{
+    while (**list == ',')
+        ++*list;
+    const size_t length = strcspn(*list, ",");
+    if (!length)
+        return false;
+    (void)snprintf(word, size, "%.*s", (int)length, *list);
+    *list += length;
+    return true;
 }
 
 bool cli_kernel_options(const char *text, attune_kernel_options *options, const attune_kernel_options **out)

@@ -47,17 +47,24 @@ typedef struct cli_option {
 
 typedef enum cli_result { CLI_GO, CLI_HELPED, CLI_WRONG } cli_result;
 
-/* Parses --name value and --name=value; the first word that is no option goes to *positional, which NULL forbids.
- * --help prints usage and the options with their defaults. CLI_WRONG has complained. */
+/* Parses --name value and --name=value; only an expression's value (argument "EXPR") may be empty. The first word that
+ * is no option goes to *positional, which NULL forbids. --help prints usage and the options with their defaults.
+ * CLI_WRONG has complained. */
 cli_result cli_parse(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,
                      const char **positional);
 
 /* Parse a value or complain, naming the option. */
 bool cli_integer(const char *option, const char *text, int64_t low, int64_t high, int64_t *value);
 bool cli_number(const char *option, const char *text, double *value);
+/* The scale of q k^T; empty gives 0, the library's default, which is not what a person who writes 0 means. */
+bool cli_scale(const char *text, double *value);
 /* "32,8" or "32": the second is then `second`. */
 bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, int64_t value[2], int64_t second);
 bool cli_dtype(const char *option, const char *text, attune_dtype *dtype);
+/* Whether a file may be made there, or written to; complains, naming the option. Empty is no file, and good. */
+bool cli_writable(const char *option, const char *path);
+/* Copies the next word of a comma list; false at its end. */
+bool cli_next_word(const char **list, char *word, size_t size);
 /* Kernel options from JSON; text NULL or empty gives NULL in *out. */
 bool cli_kernel_options(const char *text, attune_kernel_options *options, const attune_kernel_options **out);
 
@@ -86,6 +93,8 @@ bool cli_expr(attune_instance *instance, attune_expr_kind kind, const char *text
               attune_expr **expr);
 /* Whether everything that an expression (NULL: nothing) uses has a value; complains with the option that gives it. */
 bool cli_names_bound(const cli_names *names, const attune_expr *expr);
+/* Whether every capture and parameter stands in one of two texts (NULL: nothing); complains about one that does not. */
+bool cli_names_used(const cli_names *names, const char *mask, const char *score);
 void cli_names_free(cli_names *names);
 
 /* Loads packs of kernels (--pack); complains. */

@@ -137,7 +137,7 @@ static bool parse_format(const char *text, report_format *format)
     else if (!strcmp(text, "csv"))
         *format = REPORT_CSV;
     else
-        return complain("--format is %s, expected table, markdown or csv", text);
+        return complain("--format is \"%s\", expected table, markdown or csv", text);
     return true;
 }
 
@@ -149,14 +149,14 @@ static bool parse_direction(const char *text, row_pass *pass)
             *pass = (row_pass)i;
             return true;
         }
-    return complain("--direction is %s, expected forward, backward or step", text);
+    return complain("--direction is \"%s\", expected forward, backward or step", text);
 }
 
 static cli_result parse_options(bench_options *o, int argc, char **argv)
 {
     const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
                *scale = "";
-    const char *noise = "2", *format = "table";
+    const char *noise = "", *format = "table";
     bool no_check = false;
     *o = (bench_options){.devices = "cpu", .direction = "forward"};
     const cli_option options[] = {
@@ -223,9 +223,14 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
          .argument = "BASELINE.json",
          .help = "a verdict on each row against an earlier --json, with its scale and seed",
          .value = &o->baseline},
-        {.name = "--noise", .argument = "PERCENT", .help = "a smaller change of the median is SAME", .value = &noise},
+        {.name = "--noise",
+         .argument = "PERCENT",
+         .help = "a smaller change of the median is SAME (default: 2)",
+         .value = &noise},
         {.name = "--fail-on-slower", .help = "exit with 1 if a row is SLOWER", .flag = &o->fail_on_slower},
-        {.name = "--list", .help = "the workloads, and the generators that a file may name", .flag = &o->list},
+        {.name = "--list",
+         .help = "the workloads, or those of --file, and the generators that a file may name",
+         .flag = &o->list},
     };
     cli_result result = cli_parse(usage, options, sizeof options / sizeof options[0], argc, argv, NULL);
     if (result != CLI_GO)
@@ -240,8 +245,8 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
                 parse_number("--warmup-time", warmup_time, 0, 3600, &m->warmup_time) &&
                 parse_number("--min-time", min_time, 0, 3600, &m->min_time) &&
                 parse_number("--timeout", timeout, 0, 1e6, &m->timeout) &&
-                parse_number("--noise", noise, 0, 100, &o->floor) && parse_direction(o->direction, &o->row.pass) &&
-                parse_format(format, &o->format) &&
+                parse_number("--noise", *noise ? noise : "2", 0, 100, &o->floor) &&
+                parse_direction(o->direction, &o->row.pass) && parse_format(format, &o->format) &&
                 (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
                 (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
     o->floor /= 100;
@@ -250,6 +255,10 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
         good = complain("--peers and --no-peers contradict each other");
     if (good && o->file && o->workloads)
         good = complain("--file and --workload are two sources of workloads: give one");
+    if (good && !o->baseline && (o->fail_on_slower || *noise))
+        good = complain("%s is about a comparison: give --compare too", *noise ? "--noise" : "--fail-on-slower");
+    if (good && o->json && strcmp(o->json, "-") != 0)
+        good = cli_writable("--json", o->json);
     return good ? CLI_GO : CLI_WRONG;
 }
 
@@ -267,36 +276,39 @@ static bool json_alone(const bench_options *o)
     return o->json && !strcmp(o->json, "-");
 }
 
-/* Copies the next word of a comma list; false at its end. */
-static bool next_word(const char **list, char *word, size_t size)
-{
-    while (**list == ',')
-        ++*list;
-    size_t length = strcspn(*list, ",");
-    if (!length)
-        return false;
-    (void)snprintf(word, size, "%.*s", (int)length, *list);
-    *list += length;
-    return true;
-}
-
 /* ------------------------------------------------------------------------------------------------------ what is run */
 
-static void list_workloads(void)
+static void list_workload(const workload *w)
 {
-    for (uint32_t i = 0; i < workload_count(); ++i) {
-        const workload *w = workload_get(i);
-        (void)printf("%-20s %s\n", w->name, w->description);
-        if (w->mask[0])
-            (void)printf("%-20s   mask   %s\n", "", w->mask);
-        if (w->score[0])
-            (void)printf("%-20s   score  %s\n", "", w->score);
+    (void)printf("%-20s %s\n", w->name, w->description);
+    if (w->mask[0])
+        (void)printf("%-20s   mask   %s\n", "", w->mask);
+    if (w->score[0])
+        (void)printf("%-20s   score  %s\n", "", w->score);
+}
+
+/* Those of a file alone, if there is one. */
+static bool list_workloads(const char *path)
+{
+    if (path) {
+        workload *list;
+        uint32_t count;
+        failure why = {{0}};
+        if (!workload_load(path, &list, &count, &why))
+            return complain("--file: %s", why.message);
+        for (uint32_t i = 0; i < count; ++i)
+            list_workload(&list[i]);
+        workload_list_free(list, count);
+        return true;
     }
+    for (uint32_t i = 0; i < workload_count(); ++i)
+        list_workload(workload_get(i));
     for (uint32_t i = 0; i < workload_mask_count(); ++i)
         (void)printf("%-20s %s\n", workload_mask_get(i)->name, workload_mask_get(i)->description);
     (void)printf("\nGenerators of captures (for --file):\n");
     for (uint32_t i = 0; workload_generator_get(i); ++i)
         (void)printf("%-20s %s\n", workload_generator_get(i)->name, workload_generator_get(i)->description);
+    return true;
 }
 
 static bool choose_workloads(bench_run *run)
@@ -306,13 +318,13 @@ static bool choose_workloads(bench_run *run)
     char name[64];
     if (o->file) {
         if (!workload_load(o->file, &run->file_list, &run->file_count, &why))
-            return complain("%s", why.message);
+            return complain("--file: %s", why.message);
         for (uint32_t i = 0; i < run->file_count && run->workload_count < WORKLOADS_MAX; ++i)
             run->workloads[run->workload_count++] = &run->file_list[i];
     }
     if (!o->workloads && (o->file || o->masks))
         return true;
-    for (const char *list = o->workloads ? o->workloads : "all"; next_word(&list, name, sizeof name);) {
+    for (const char *list = o->workloads ? o->workloads : "all"; cli_next_word(&list, name, sizeof name);) {
         const workload *w = workload_find(name);
         if (!strcmp(name, "all")) {
             o->masks = true;
@@ -337,7 +349,7 @@ static attune_status open_device(bench_run *run, const char *id)
     bench_device *d = &run->devices[run->device_count];
     attune_status status = attune_device_open(run->instance, id, &d->device);
     if (status != ATTUNE_OK) {
-        (void)complain("device %s: %s", id, attune_last_error());
+        (void)complain("--device: %s", attune_last_error());
         return status;
     }
     d->info.struct_size = sizeof d->info;
@@ -349,7 +361,7 @@ static attune_status open_device(bench_run *run, const char *id)
 static attune_status open_devices(bench_run *run)
 {
     char id[32];
-    for (const char *list = run->options.devices; next_word(&list, id, sizeof id);) {
+    for (const char *list = run->options.devices; cli_next_word(&list, id, sizeof id);) {
         if (strcmp(id, "all") != 0) {
             attune_status status = open_device(run, id);
             if (status != ATTUNE_OK)
@@ -391,7 +403,8 @@ static bool choose_dtypes(bench_run *run)
         if (!run->options.dtypes)
             d->dtypes[d->dtype_count++] =
                 d->info.backend != ATTUNE_BACKEND_CPU && d->info.limits.f16 ? ATTUNE_F16 : ATTUNE_F32;
-        for (const char *list = run->options.dtypes ? run->options.dtypes : ""; next_word(&list, name, sizeof name);) {
+        for (const char *list = run->options.dtypes ? run->options.dtypes : "";
+             cli_next_word(&list, name, sizeof name);) {
             attune_dtype dtype;
             if (!cli_dtype("--dtype", name, &dtype))
                 return false;
@@ -699,9 +712,13 @@ static int prepare(bench_run *run)
     failure why = {{0}};
     if (!choose_workloads(run) || !load_lengths(run))
         return EXIT_USAGE;
+    if (o->doc_lengths && !o->masks) {
+        (void)complain("--doc-lengths are of mask_document: give --masks too");
+        return EXIT_USAGE;
+    }
     if (o->baseline) {
         if (!baseline_load(o->baseline, &run->base, &why)) {
-            (void)complain("%s", why.message);
+            (void)complain("--compare: %s", why.message);
             return EXIT_USAGE;
         }
         if (!o->seed_given && run->base.seed)
@@ -736,7 +753,7 @@ int cmd_bench(int argc, char **argv)
     cli_result parsed = parse_options(&run->options, argc, argv);
     int status = parsed == CLI_WRONG ? EXIT_USAGE : EXIT_GOOD;
     if (parsed == CLI_GO && run->options.list)
-        list_workloads();
+        status = list_workloads(run->options.file) ? EXIT_GOOD : EXIT_USAGE;
     else if (parsed == CLI_GO && (status = prepare(run)) == EXIT_GOOD)
         status = run_all(run, argc, argv);
     for (uint32_t i = 0; i < run->device_count; ++i)

@@ -320,6 +320,10 @@ int cmd_check(int argc, char **argv)
         return EXIT_USAGE;
     }
     failure why;
+    if (*o.folder && !case_exists(o.folder, &why)) {
+        cli_complain("--case: %s", why.message);
+        return EXIT_USAGE;
+    }
     if (*o.file && !workload_load(o.file, &o.list, &o.count, &why)) {
         cli_complain("--file: %s", why.message);
         return EXIT_USAGE;

@@ -2,6 +2,7 @@
 /* attune compile: a pack of kernels for machines without a compiler, made without a device. */
 #include "bench/cli.h"
 
+#include "bench/segments.h"
 #include "bench/workload.h"
 
 #include <pthread.h>
@@ -17,7 +18,9 @@
 #define MOST_DIMS    16
 
 typedef struct compile_options {
-    const char *arch, *profiles, *workloads, *file, *dtypes, *head_dims, *scale, *kernel_options, *threads, *out;
+    const char *arch, *profiles, *workloads, *file, *dtypes, *head_dims, *direction, *scale, *kernel_options, *threads,
+        *out;
+    bool segments;
 } compile_options;
 
 /* One kernel to be made: a workload, bound, for a device. */
@@ -27,6 +30,7 @@ typedef struct job {
     const attention *bound;
     attune_dtype dtype;
     uint32_t head_dim, head_dim_v;
+    attune_direction direction;
     attune_status status;
     double seconds;
     char message[512];
@@ -42,6 +46,7 @@ typedef struct compile_run {
     workload *file_list, *workloads; /* workloads: shrunk copies */
     uint32_t file_count, workload_count;
     attention *bound; /* of each workload */
+    bool directions[2];
     attune_dtype dtypes[MOST_DTYPES];
     uint32_t dtype_count;
     int64_t dims[MOST_DIMS][2];
@@ -51,19 +56,6 @@ typedef struct compile_run {
     pthread_mutex_t lock;
     uint32_t next;
 } compile_run;
-
-/* Copies the next word of a comma list; false at its end. */
-static bool next_word(const char **list, char *word, size_t size)
-{
-    while (**list == ',')
-        ++*list;
-    const size_t length = strcspn(*list, ",");
-    if (!length)
-        return false;
-    (void)snprintf(word, size, "%.*s", (int)length, *list);
-    *list += length;
-    return true;
-}
 
 /* ---------------------------------------------------------------------------------------------------------- targets */
 
@@ -105,10 +97,10 @@ static bool add_architecture(compile_run *run, const char *word)
 static bool choose_targets(compile_run *run)
 {
     char word[64];
-    for (const char *list = run->options.arch; next_word(&list, word, sizeof word);)
+    for (const char *list = run->options.arch; cli_next_word(&list, word, sizeof word);)
         if (!add_architecture(run, word))
             return false;
-    for (const char *list = run->options.profiles; next_word(&list, word, sizeof word);) {
+    for (const char *list = run->options.profiles; cli_next_word(&list, word, sizeof word);) {
         attune_profile profile = {.struct_size = sizeof profile};
         if (attune_profile_find(word, &profile) != ATTUNE_OK) {
             cli_complain("--device-profile: %s", attune_last_error());
@@ -148,14 +140,14 @@ static bool choose_workloads(compile_run *run)
     }
     if (*o->file) {
         if (!workload_load(o->file, &run->file_list, &run->file_count, &why)) {
-            cli_complain("%s", why.message);
+            cli_complain("--file: %s", why.message);
             return false;
         }
         for (uint32_t i = 0; i < run->file_count; i++)
             if (!keep_workload(run, &run->file_list[i], scale))
                 return false;
     }
-    for (const char *list = o->workloads; next_word(&list, name, sizeof name);) {
+    for (const char *list = o->workloads; cli_next_word(&list, name, sizeof name);) {
         const workload *w = workload_find(name);
         const bool all = !strcmp(name, "all");
         if (!w && !all) {
@@ -171,11 +163,22 @@ static bool choose_workloads(compile_run *run)
     return run->workload_count > 0;
 }
 
+static bool choose_directions(compile_run *run)
+{
+    const char *text = run->options.direction;
+    const bool step = !strcmp(text, "step");
+    run->directions[ATTUNE_FORWARD] = step || !strcmp(text, "forward");
+    run->directions[ATTUNE_BACKWARD] = step || !strcmp(text, "backward");
+    if (!run->directions[ATTUNE_FORWARD] && !run->directions[ATTUNE_BACKWARD])
+        cli_complain("--direction is \"%s\", expected forward, backward or step", text);
+    return run->directions[ATTUNE_FORWARD] || run->directions[ATTUNE_BACKWARD];
+}
+
 /* Types and head dimensions; none given = the workload's own, in bf16 where it has no type. */
 static bool choose_types(compile_run *run)
 {
     char word[32];
-    for (const char *list = run->options.dtypes; next_word(&list, word, sizeof word);) {
+    for (const char *list = run->options.dtypes; cli_next_word(&list, word, sizeof word);) {
         if (run->dtype_count == MOST_DTYPES) {
             cli_complain("--dtype has more than %d types", MOST_DTYPES);
             return false;
@@ -183,7 +186,7 @@ static bool choose_types(compile_run *run)
         if (!cli_dtype("--dtype", word, &run->dtypes[run->dtype_count++]))
             return false;
     }
-    for (const char *list = run->options.head_dims; next_word(&list, word, sizeof word);) {
+    for (const char *list = run->options.head_dims; cli_next_word(&list, word, sizeof word);) {
         if (run->dim_count == MOST_DIMS) {
             cli_complain("--head-dim has more than %d dimensions", MOST_DIMS);
             return false;
@@ -202,8 +205,9 @@ static bool choose_types(compile_run *run)
 static void compile(compile_run *run, job *j)
 {
     const workload *w = j->workload;
-    const attune_problem problem = {
+    attune_problem problem = {
         .struct_size = sizeof problem,
+        .direction = j->direction,
         .dtype = j->dtype,
         .head_dim = j->head_dim,
         .head_dim_v = j->head_dim_v,
@@ -216,7 +220,14 @@ static void compile(compile_run *run, job *j)
         .scale = w->scale,
         .mask = j->bound->mask,
         .score = j->bound->score,
+        .lse = j->direction == ATTUNE_FORWARD && run->directions[ATTUNE_BACKWARD],
     };
+    if (j->direction == ATTUNE_BACKWARD)
+        problem.capture_gradient_elements = attention_capture_elements(j->bound, attention_differentiable(j->bound));
+    int64_t lengths[SEGMENTS_MAX];
+    problem.segments = run->options.segments ? workload_cut(w, lengths) : 0;
+    for (uint32_t i = 0; i < problem.segments; i++)
+        problem.kv_len = i && lengths[i] < problem.kv_len ? problem.kv_len : lengths[i];
     struct timespec start, stop;
     clock_gettime(CLOCK_MONOTONIC, &start);
     j->status = attune_pack_add(run->pack, &j->profile->limits, &problem, run->kernel);
@@ -243,7 +254,7 @@ static bool make_jobs(compile_run *run)
 {
     const uint32_t dtypes = run->dtype_count ? run->dtype_count : 1, dims = run->dim_count ? run->dim_count : 1;
     run->bound = calloc(run->workload_count, sizeof *run->bound);
-    run->jobs = calloc((size_t)run->workload_count * run->target_count * dtypes * dims, sizeof *run->jobs);
+    run->jobs = calloc((size_t)run->workload_count * run->target_count * dtypes * dims * 2, sizeof *run->jobs);
     if (!run->bound || !run->jobs) {
         cli_complain("out of memory");
         return false;
@@ -260,8 +271,11 @@ static bool make_jobs(compile_run *run)
     for (uint32_t t = 0; t < run->target_count; t++)
         for (uint32_t i = 0; i < run->workload_count; i++)
             for (uint32_t d = 0; d < dtypes; d++)
-                for (uint32_t h = 0; h < dims; h++) {
+                for (uint32_t h = 0; h < 2 * dims; h++) {
                     const workload *w = &run->workloads[i];
+                    const attune_direction direction = h % 2 ? ATTUNE_BACKWARD : ATTUNE_FORWARD;
+                    if (!run->directions[direction])
+                        continue;
                     run->jobs[run->job_count++] = (job){
                         .profile = &run->targets[t],
                         .workload = w,
@@ -269,8 +283,9 @@ static bool make_jobs(compile_run *run)
                         .dtype = run->dtype_count ? run->dtypes[d]
                                  : w->dtype       ? w->dtype
                                                   : ATTUNE_BF16,
-                        .head_dim = run->dim_count ? (uint32_t)run->dims[h][0] : w->head_dim,
-                        .head_dim_v = run->dim_count  ? (uint32_t)run->dims[h][1]
+                        .direction = direction,
+                        .head_dim = run->dim_count ? (uint32_t)run->dims[h / 2][0] : w->head_dim,
+                        .head_dim_v = run->dim_count  ? (uint32_t)run->dims[h / 2][1]
                                       : w->head_dim_v ? w->head_dim_v
                                                       : w->head_dim,
                     };
@@ -301,8 +316,9 @@ static int report(const compile_run *run)
     uint32_t good = 0;
     for (uint32_t i = 0; i < run->job_count; i++) {
         const job *j = &run->jobs[i];
-        (void)printf("%-20s %-10s %-4s %3u,%-3u %7.2f s  %s\n", j->workload->name, j->profile->name,
-                     attune_dtype_string(j->dtype), j->head_dim, j->head_dim_v, j->seconds,
+        (void)printf("%-20s %-10s %-8s %-4s %3u,%-3u %7.2f s  %s\n", j->workload->name, j->profile->name,
+                     j->direction == ATTUNE_BACKWARD ? "backward" : "forward", attune_dtype_string(j->dtype),
+                     j->head_dim, j->head_dim_v, j->seconds,
                      j->status == ATTUNE_OK            ? "ok"
                      : j->status == ATTUNE_UNSUPPORTED ? "unsupported"
                                                        : "FAILED");
@@ -341,7 +357,8 @@ static int compile_all(compile_run *run)
 
 int cmd_compile(int argc, char **argv)
 {
-    compile_run run = {.options = {"", "", "", "", "", "", "", "", "", ""}, .lock = PTHREAD_MUTEX_INITIALIZER};
+    compile_run run = {.options = {"", "", "", "", "", "", "forward", "", "", "", "", false},
+                       .lock = PTHREAD_MUTEX_INITIALIZER};
     compile_options *o = &run.options;
     const cli_option options[] = {
         {"--arch", "SM,...", "sm_86,sm_90a: every known device of these", &o->arch, NULL, NULL},
@@ -351,6 +368,9 @@ int cmd_compile(int argc, char **argv)
         {"--file", "FILE.json", "workloads from a file", &o->file, NULL, NULL},
         {"--dtype", "TYPE,...", "f32, f16, bf16; the workload's if not given, else bf16", &o->dtypes, NULL, NULL},
         {"--head-dim", "D[:DV],...", "instead of the workload's", &o->head_dims, NULL, NULL},
+        {"--direction", "WHICH", "forward, backward, or step: both, and forward with LSE", &o->direction, NULL, NULL},
+        {"--segments", NULL, "keys that lie in several places stay there; and the kernel that merges", NULL,
+         &o->segments, NULL},
         {"--scale", "S", "the workloads shrunk, as attune bench does", &o->scale, NULL, NULL},
         {"--kernel-options", "JSON", "forced options, {\"num_stages\": 2}", &o->kernel_options, NULL, NULL},
         {"--threads", "N", "kernels compiled at once; every core if not given", &o->threads, NULL, NULL},
@@ -364,8 +384,8 @@ int cmd_compile(int argc, char **argv)
     int code = EXIT_USAGE;
     if (!*o->out)
         cli_complain("compile into what? -o PACK names the file");
-    else if (choose_targets(&run) && choose_workloads(&run) && choose_types(&run) &&
-             cli_kernel_options(o->kernel_options, &storage, &run.kernel))
+    else if (choose_targets(&run) && choose_workloads(&run) && choose_types(&run) && choose_directions(&run) &&
+             cli_writable("-o", o->out) && cli_kernel_options(o->kernel_options, &storage, &run.kernel))
         code = compile_all(&run);
     for (uint32_t i = 0; run.bound && i < run.workload_count; i++)
         workload_release(&run.bound[i]);

@@ -61,8 +61,7 @@ static bool read_problem(const explain_options *o, attune_problem *p)
         !cli_integer("--kv-len", *o->kv_len ? o->kv_len : o->q_len, 1, INT32_MAX, &p->kv_len) ||
         !cli_pair("--heads", o->heads, 1, INT32_MAX, heads, 0) ||
         !cli_integer("--batch", o->batch, 1, INT32_MAX, &p->batch) ||
-        !cli_pair("--block", o->block, 16, 1024, block, 0) ||
-        (*o->scale && !cli_number("--scale", o->scale, &p->scale)))
+        !cli_pair("--block", o->block, 16, 1024, block, 0) || !cli_scale(o->scale, &p->scale))
         return false;
     p->head_dim = (uint32_t)dims[0];
     p->head_dim_v = (uint32_t)dims[1];
@@ -87,7 +86,7 @@ static attune_status explain(attune_instance *instance, const explain_options *o
         limits = profile.limits;
     } else {
         cli_devices devices;
-        attune_status status = cli_devices_open(instance, o->device, &devices);
+        attune_status status = cli_devices_open(instance, *o->device ? o->device : "cpu", &devices);
         if (status != ATTUNE_OK)
             return status;
         attune_device_info info = {.struct_size = sizeof info};
@@ -129,13 +128,13 @@ static void print_inferred(const cli_names *names, uint32_t declared)
 
 int cmd_explain(int argc, char **argv)
 {
-    explain_options o = {"cpu", "", "128", "bf16", "forward", "4096", "",    "32,8", "1",     "causal",
-                         "",    "", "128", "",     false,     false,  false, false,  {{0}, 0}};
+    explain_options o = {"", "", "128", "bf16", "forward", "4096", "",    "32,8", "1",     "causal",
+                         "", "", "128", "",     false,     false,  false, false,  {{0}, 0}};
     const cli_option options[] = {
         {"--device-profile", "NAME", "a known device, see --list-profiles; instead of --device", &o.profile, NULL,
          NULL},
         {"--list-profiles", NULL, "list the known devices with their limits", NULL, &o.list, NULL},
-        {"--device", "ID", "a device of this machine", &o.device, NULL, NULL},
+        {"--device", "ID", "a device of this machine; cpu if neither is given", &o.device, NULL, NULL},
         {"--head-dim", "D[,DV]", "head dimension of q and k, and of v", &o.head_dim, NULL, NULL},
         {"--dtype", "TYPE", "f32, f16, bf16 or f64", &o.dtype, NULL, NULL},
         {"--direction", "WHICH", "forward or backward", &o.direction, NULL, NULL},
@@ -159,6 +158,11 @@ int cmd_explain(int argc, char **argv)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     if (o.list)
         return list_profiles(o.json);
+    if (*o.device && *o.profile) {
+        cli_complain("--device and --device-profile are two devices: give one, or a profile over a device, as in "
+                     "--device cuda:0@a6000");
+        return EXIT_USAGE;
+    }
     attune_problem problem;
     attune_kernel_options storage;
     const attune_kernel_options *kernel_options;

@@ -31,6 +31,11 @@ static bool read_desc(const mask_options *o, attune_mask_desc *desc, int64_t pla
         !cli_integer("--batch", o->batch, 1, INT32_MAX, &desc->batch) ||
         !cli_pair("--block", o->block, 16, 1024, block, 0) || !cli_pair("--plane", o->plane, 0, INT32_MAX, plane, 0))
         return false;
+    if (plane[0] >= desc->batch || plane[1] >= heads[0]) {
+        cli_complain("--plane is \"%s\", expected a batch below %" PRId64 " and a head below %" PRId64, o->plane,
+                     desc->batch, heads[0]);
+        return false;
+    }
     desc->heads = heads[0];
     desc->kv_heads = heads[1];
     desc->q_block = (uint32_t)block[0];
@@ -149,10 +154,12 @@ int cmd_mask(int argc, char **argv)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     attune_mask_desc desc = {0};
     int64_t plane[2];
-    if (!read_desc(&o, &desc, plane))
+    if (!read_desc(&o, &desc, plane) || !cli_writable("--png", o.png))
         return EXIT_USAGE;
     cli_names *names = malloc(sizeof *names);
-    if (!names || !cli_names_load(names, &captures, &parameters, NULL)) {
+    if (!names || !cli_names_load(names, &captures, &parameters, NULL) || !cli_names_used(names, text, NULL)) {
+        if (names)
+            cli_names_free(names);
         free(names);
         return EXIT_USAGE;
     }

@@ -21,10 +21,6 @@ static bool read_input(const char *option, const char *path, attune_dtype dtype,
 {
     failure why;
     array file;
-    if (!*path) {
-        cli_complain("%s is missing: an NPY file [batch, heads, length, head_dim]", option);
-        return false;
-    }
     if (!npy_read(path, &file, &why)) {
         cli_complain("%s: %s", option, why.message);
         return false;
@@ -138,7 +134,7 @@ static int run(attune_instance *instance, const run_options *o, const attention 
 
 int cmd_run(int argc, char **argv)
 {
-    run_options o = {"", "", "", "", "", "", "", "", "", "cpu", "", "128", ""};
+    run_options o = {"", "", "", "", "", "", "", "", "", "cpu", "", "", ""};
     cli_list captures = {0}, parameters = {0}, packs = {0};
     const cli_option options[] = {
         {"--q", "FILE.npy", "queries [batch, heads, length, head_dim]", &o.q, NULL, NULL},
@@ -154,7 +150,7 @@ int cmd_run(int argc, char **argv)
         {"--row-max", "FILE.npy", "where row maxima go", &o.row_max, NULL, NULL},
         {"--device", "ID", "cpu, vulkan:0, ...", &o.device, NULL, NULL},
         {"--dtype", "TYPE", "compute in f32, f16, bf16 or f64; that of the files if not given", &o.dtype, NULL, NULL},
-        {"--block", "Q[,KV]", "block size of the mask", &o.block, NULL, NULL},
+        {"--block", "Q[,KV]", "block size of the mask (default: 128)", &o.block, NULL, NULL},
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
         {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &packs},
     };
@@ -163,30 +159,40 @@ int cmd_run(int argc, char **argv)
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     attune_dtype dtype = (attune_dtype)0;
-    int64_t block[2];
+    int64_t block[2] = {0, 0};
     attune_kernel_options storage;
     attention a = {0};
     attention_run job = {0};
     attune_instance *instance = NULL;
     cli_names *names = malloc(sizeof *names);
     int code = EXIT_USAGE;
+    if (!*o.q || !*o.k || !*o.v) {
+        cli_complain("%s is missing: an NPY file [batch, heads, length, head_dim]", !*o.q   ? "--q"
+                                                                                    : !*o.k ? "--k"
+                                                                                            : "--v");
+        goto done;
+    }
     if (!*o.o && !*o.lse && !*o.row_max) {
         cli_complain("nothing is asked for: give --out, --lse or --row-max");
+        goto done;
+    }
+    if (*o.block && !*o.mask) {
+        cli_complain("--block is the block size of a mask: give --mask too");
         goto done;
     }
     if ((*o.o && (!strcmp(o.o, o.lse) || !strcmp(o.o, o.row_max))) || (*o.lse && !strcmp(o.lse, o.row_max))) {
         cli_complain("two of --out, --lse and --row-max have the same name, expected a file for each");
         goto done;
     }
-    if (!names || (*o.dtype && !cli_dtype("--dtype", o.dtype, &dtype)) ||
-        !cli_pair("--block", o.block, 16, 1024, block, 0) ||
-        !cli_kernel_options(o.kernel_options, &storage, &job.options) || !read_input("--q", o.q, dtype, &a.q) ||
-        !read_input("--k", o.k, dtype, &a.k) || !read_input("--v", o.v, dtype, &a.v) ||
-        (*o.scale && !cli_number("--scale", o.scale, &a.scale)) || !cli_names_load(names, &captures, &parameters, NULL))
+    if (!cli_writable("--out", o.o) || !cli_writable("--lse", o.lse) || !cli_writable("--row-max", o.row_max))
         goto done;
-    /* The library takes 0 for its default, which is not what a person who writes 0 means. */
-    if (*o.scale && a.scale == 0) {
-        cli_complain("--scale is \"%s\", expected a number that is not 0; without it, 1/sqrt(head_dim)", o.scale);
+    if (!names || (*o.dtype && !cli_dtype("--dtype", o.dtype, &dtype)) ||
+        (*o.block && !cli_pair("--block", o.block, 16, 1024, block, 0)) ||
+        !cli_kernel_options(o.kernel_options, &storage, &job.options) || !read_input("--q", o.q, dtype, &a.q) ||
+        !read_input("--k", o.k, dtype, &a.k) || !read_input("--v", o.v, dtype, &a.v) || !cli_scale(o.scale, &a.scale) ||
+        !cli_names_load(names, &captures, &parameters, NULL))
+        goto done;
+    if (!cli_names_used(names, o.mask, o.score)) {
         cli_names_free(names);
         goto done;
     }

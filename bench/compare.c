@@ -157,6 +157,8 @@ static bool read_root(const json_t *root, const char *name, baseline *b, failure
 static bool take_root(json_t *root, const json_error_t *error, const char *name, baseline *b, failure *why)
 {
     memset(b, 0, sizeof *b);
+    if (!root && error->line < 0)
+        return failure_set(why, "%s", error->text); /* of the file itself, which it names */
     if (!root)
         return failure_set(why, "%s:%d:%d: %s", name, error->line, error->column, error->text);
     bool good = read_root(root, name, b, why);

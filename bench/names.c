@@ -37,8 +37,8 @@ static bool split(const char *option, const char *text, char separator, const ch
     *length = at ? (size_t)(at - text) : 0;
     *value = at ? at + 1 : "";
     if (!*length || !**value || *length > 63) {
-        cli_complain("%s is \"%s\", expected NAME%cVALUE with a name of at most 63 characters", option, text,
-                     separator);
+        cli_complain("%s is \"%s\", expected NAME%c%s with a name of at most 63 characters", option, text, separator,
+                     separator == ':' ? "DTYPE" : "VALUE");
         return false;
     }
     return true;
@@ -289,6 +289,33 @@ bool cli_names_bound(const cli_names *names, const attune_expr *expr)
             cli_complain(capture ? "the expression reads %s[...]: give its data with --capture %s=FILE.npy"
                                  : "the expression uses %s: give its value with --param %s=VALUE",
                          symbol.name, symbol.name);
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool stands_in(const char *name, const char *text)
+{
+    const size_t length = strlen(name);
+    for (const char *c = text; c && *c;) {
+        const char *word = c;
+        while (isalnum((unsigned char)*c) || *c == '_')
+            c++;
+        if ((size_t)(c - word) == length && !strncmp(word, name, length))
+            return true;
+        c += c == word;
+    }
+    return false;
+}
+
+bool cli_names_used(const cli_names *names, const char *mask, const char *score)
+{
+    for (uint32_t i = 0; i < names->capture_count + names->parameter_count; i++) {
+        const bool capture = i < names->capture_count;
+        const char *name = capture ? names->captures[i].name : names->parameters[i - names->capture_count].name;
+        if (!stands_in(name, mask) && !stands_in(name, score)) {
+            cli_complain("%s %s: no expression uses that name", capture ? "--capture" : "--param", name);
             return false;
         }
     }

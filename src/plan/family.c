@@ -37,11 +37,11 @@ attune_status attune__check_kernel_name(const char *prefix, const char *name)
     char names[256];
     size_t used = 0;
     const char *nearest = NULL;
-    size_t distance = 6;
+    size_t distance = SIZE_MAX;
     for (const attune__family *const *f = attune__families; *f && used < sizeof names; f++) {
         int added = snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", (*f)->name);
         used += added > 0 ? (size_t)added : 0;
-        if (attune__edit_distance(name, (*f)->name) < distance) {
+        if (attune__resembles(name, (*f)->name) && attune__edit_distance(name, (*f)->name) < distance) {
             distance = attune__edit_distance(name, (*f)->name);
             nearest = (*f)->name;
         }

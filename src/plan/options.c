@@ -116,6 +116,12 @@ size_t attune__edit_distance(const char *a, const char *b)
     return row[m];
 }
 
+bool attune__resembles(const char *a, const char *b)
+{
+    const size_t longer = strlen(a) > strlen(b) ? strlen(a) : strlen(b);
+    return 2 * attune__edit_distance(a, b) <= longer;
+}
+
 /* ---------------------------------------------------------------------------------------------------------- merging */
 
 attune_status attune__check_option(const char *prefix, attune__option option, int64_t value)

@@ -48,6 +48,8 @@ attune_status attune__check_option(const char *prefix, attune__option option, in
 attune_status attune__check_prefix(const char *prefix, attune__option option);
 /* Insertions, removals and replacements from one text to another, without regard to case; 1 if b has a in it. */
 size_t attune__edit_distance(const char *a, const char *b);
+/* Whether a slip of the pen could make a of b: at most half of the longer one differs. */
+bool attune__resembles(const char *a, const char *b);
 
 /* Takes a caller's options, of whatever struct_size, and checks every value but the names of kernels. NULL = none. */
 attune_status attune__options_read(const attune_kernel_options *options, attune_kernel_options *read);

@@ -85,6 +85,8 @@ static attune_status unknown_key(const char *key, const char *bare)
         if (attune__edit_distance(bare, attune__option_name(i)) <
             attune__edit_distance(bare, attune__option_name(nearest)))
             nearest = i;
+    if (!attune__resembles(bare, attune__option_name(nearest)))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "unknown option \"%.64s\": docs/planning.md lists them", key);
     return attune__fail(ATTUNE_INVALID_ARGUMENT, "unknown option \"%.64s\": did you mean %s?", key,
                         attune__option_name(nearest));
 }

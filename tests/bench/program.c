@@ -83,14 +83,30 @@ Test(program, words_that_are_wrong)
     expect("explain --kernel-options '{\"BLOCK_X\": 1}'", 2, "BLOCK_X");
     expect("explain --kernel-options '{\"num_stages\": 2}'", 2, "num_stages");
     expect("explain --direction sideways", 2, "sideways");
-    expect("run", 2, "nothing is asked for");
-    expect("run --out o.npy", 2, "--q is missing");
+    expect("run", 2, "--q is missing");
+    expect("run --q q.npy --k k.npy --v v.npy", 2, "nothing is asked for");
+    expect("run --q q.npy --k k.npy --v v.npy --out /nowhere/o.npy", 2, "--out: /nowhere/o.npy cannot be written");
+    expect("run --q q.npy --k k.npy --v v.npy --out o.npy --block 64", 2, "give --mask too");
+    expect("mask causal --param n=3", 2, "no expression uses that name");
+    expect("mask causal --plane 1,0", 2, "a batch below 1");
+    expect("mask causal --png /nowhere/m.png", 2, "--png: /nowhere/m.png");
+    expect("explain --scale 0", 2, "not 0");
+    expect("explain --dtype ''", 2, "--dtype is empty");
+    expect("explain --device cpu --device-profile h200", 2, "give one");
+    expect("explain --kernel-options '{\"x\": 1}'", 2, "docs/planning.md");
+    expect("bench --fail-on-slower", 2, "give --compare too");
+    expect("bench --noise 3", 2, "give --compare too");
+    expect("bench --workload causal --doc-lengths none", 2, "none");
+    expect("bench --compare none.json", 2, "--compare: unable to open none.json");
+    expect("bench --json /nowhere/b.json", 2, "--json: /nowhere/b.json");
+    expect("compile --arch sm_86 --workload causal -o /nowhere/x", 2, "-o: /nowhere/x");
+    expect("compile --arch sm_86 --workload causal --direction up -o x", 2, "forward, backward or step");
     expect("check --case nowhere", 2, "nowhere");
     expect("check --device gpu", 2, "\"gpu\" names no device");
     expect("check --device vulkan:99", 3, "vulkan");
     expect("bench --workload nothing", 2, "nothing");
     for (const char *const *c =
-             (const char *const[]){"devices", "expr", "mask", "explain", "run", "check", "bench", NULL};
+             (const char *const[]){"devices", "expr", "mask", "explain", "run", "check", "bench", "compile", NULL};
          *c; c++) {
         char help[32];
         snprintf(help, sizeof help, "%s --help", *c);
@@ -206,8 +222,8 @@ Test(program, runs_on_files)
     expect("run --q q.npy --k doc.npy --v v.npy --out o.npy", 2, "rank 1");
     expect("run --q q.npy --k k.npy --v v.npy --mask 'doc[q] == 0' --out new.npy", 2, "doc");
     cr_assert_neq(access("new.npy", F_OK), 0);
-    expect("run --q q.npy --k k.npy --v v.npy --out /no/such/o.npy", 1, "/no/such/o.npy");
-    expect("run --q q.npy --k k.npy --v v.npy --out new.npy --lse /no/such/lse.npy", 1, "/no/such/lse.npy");
+    expect("run --q q.npy --k k.npy --v v.npy --out /no/such/o.npy", 2, "/no/such/o.npy");
+    expect("run --q q.npy --k k.npy --v v.npy --out new.npy --lse /no/such/lse.npy", 2, "/no/such/lse.npy");
     cr_assert_neq(access("new.npy", F_OK), 0);
     cr_assert_neq(system("ls | grep -E 'aside|partial'"), 0, "a temporary file is left");
     expect("run --q q.npy --k k.npy --v v.npy --out new.npy --lse new.npy", 2, "same name");

@@ -15,8 +15,6 @@ static void run_segmented(const char *backend, runner run, bool gradients, uint6
     attune_instance *instance;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
     attune_device *device = device_or_skip(instance, backend);
-    if (gradients)
-        backward_or_skip(instance, device);
     const uint64_t share = scaled(table), count = share + scaled(random);
     uint64_t failed = 0, ran = 0;
     for (uint64_t i = 0; i < count; i++) {

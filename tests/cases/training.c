@@ -127,7 +127,6 @@ static void run_all(const char *backend, const attune_dtype *dtypes, size_t coun
     attune_instance *instance;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
     attune_device *device = device_or_skip(instance, backend);
-    backward_or_skip(instance, device);
     const size_t all = segmented ? SEGMENTED : sizeof names / sizeof names[0];
     /* A driver that compiles on the CPU takes seconds for a workload: a scaled run has a share of them. */
     const size_t most = each ? all : (size_t)scaled(all);

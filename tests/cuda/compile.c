@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The kernels as NVRTC compiles them, for every architecture, without a GPU; and what the cache spares. */
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,12 +13,6 @@
 #include "support/devices.h"
 #include "support/heap.h"
 #include "support/random_expr.h"
-
-static void need_nvrtc(void)
-{
-    if (!dlopen("libnvrtc.so.13", RTLD_NOW) && !dlopen("libnvrtc.so.12", RTLD_NOW))
-        cr_skip("libnvrtc.so.13 and libnvrtc.so.12 cannot be opened");
-}
 
 typedef struct workbench {
     heap heap;
@@ -68,7 +61,7 @@ static void compile(workbench *w, const char *profile_name, attune_dtype dtype, 
 
 Test(cuda_compile, every_architecture)
 {
-    need_nvrtc();
+    nvrtc_or_skip();
     static workbench w;
     workbench_open(&w, NULL);
     const char *const profiles[] = {"a100", "a6000", "rtx4090", "h200", "b200", "rtx5090"};
@@ -81,7 +74,7 @@ Test(cuda_compile, every_architecture)
 /* The merging kernel comes with a plan that has segments, once. */
 Test(cuda_compile, segments_bring_the_merge)
 {
-    need_nvrtc();
+    nvrtc_or_skip();
     static workbench w;
     workbench_open(&w, NULL);
     static const char *const profiles[] = {"a100", "a6000", "rtx4090", "h200", "b200", "rtx5090"};
@@ -108,7 +101,7 @@ Test(cuda_compile, segments_bring_the_merge)
 /* For an architecture whose tile is small: Hopper's, unrolled, takes ptxas a minute for an expression of many roots. */
 Test(cuda_compile, random_expressions)
 {
-    need_nvrtc();
+    nvrtc_or_skip();
     static workbench w;
     static random_expr e;
     workbench_open(&w, NULL);
@@ -130,7 +123,7 @@ Test(cuda_compile, random_expressions)
 /* The GPU's own tanh is asked for by name, in scores alone, and by both kernels of a plan for Hopper. */
 Test(cuda_compile, approximate_tanh)
 {
-    need_nvrtc();
+    nvrtc_or_skip();
     static workbench w;
     workbench_open(&w, NULL);
     attune_expr *mask = NULL, *score = NULL;
@@ -185,7 +178,7 @@ Test(cuda_compile, approximate_tanh)
 /* Side by side or one after another: the same cubins. One that does not compile leaves none of the others. */
 Test(cuda_compile, several_at_once)
 {
-    need_nvrtc();
+    nvrtc_or_skip();
     static workbench w;
     workbench_open(&w, NULL);
     attune__cuda_kernel kernels[3];
@@ -222,7 +215,7 @@ Test(cuda_compile, several_at_once)
 /* A source that does not compile is told so and not kept; one that does comes from the disk the second time. */
 Test(cuda_compile, the_cache_spares_the_compiler)
 {
-    need_nvrtc();
+    nvrtc_or_skip();
     static workbench w;
     char folder[] = "/tmp/attune-cuda-XXXXXX";
     cr_assert_not_null(mkdtemp(folder));

@@ -6,7 +6,6 @@
  */
 #include "expr/common.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -101,8 +100,7 @@ static void compile_unit(const attune__host *host, const unit *u, uint32_t archi
 
 Test(cuda_mods, random_expressions_compile)
 {
-    if (!dlopen("libnvrtc.so.13", RTLD_NOW) && !dlopen("libnvrtc.so.12", RTLD_NOW))
-        cr_skip("libnvrtc.so.13 and libnvrtc.so.12 cannot be opened");
+    nvrtc_or_skip();
     static unit u;
     static heap h;
     const attune__host host = {.allocator = heap_allocator(&h)};

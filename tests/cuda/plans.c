@@ -7,7 +7,6 @@
  * A run draws from the table; ATTUNE_TEST_SCALE=100 covers most of it.
  */
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -96,8 +95,7 @@ typedef struct workbench {
 
 static void open_workbench(workbench *w)
 {
-    if (!dlopen("libnvrtc.so.13", RTLD_NOW) && !dlopen("libnvrtc.so.12", RTLD_NOW))
-        cr_skip("libnvrtc.so.13 and libnvrtc.so.12 cannot be opened");
+    nvrtc_or_skip();
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
     w->host = (attune__host){.allocator = heap_allocator(&w->heap)};
     cr_assert_eq(attune_instance_create(&desc, &w->instance), ATTUNE_OK);

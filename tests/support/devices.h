@@ -8,8 +8,8 @@
 /* Opens a backend's first device. Does not return if there is none: the test is skipped or failed. */
 attune_device *device_or_skip(attune_instance *instance, const char *backend);
 
-/* Does not return if the device's backend has no backward pass yet: the test is skipped. */
-void backward_or_skip(attune_instance *instance, attune_device *device);
+/* Does not return where NVRTC cannot be opened: the test is skipped, or failed if ATTUNE_REQUIRE names nvrtc. */
+void nvrtc_or_skip(void);
 
 /* Random cases to run: `full` times ATTUNE_TEST_SCALE (default 1), at least 1. */
 uint64_t scaled(uint64_t full);
