@@ -185,7 +185,7 @@ attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const
  * 64 there is room for 128 rows, unless a score expression takes it. */
 static const attune__tile sm90_64[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 12)};
 static const attune__tile sm90_128[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 12)};
-/* Past 128 the warp groups share 64 keys; with both head dimensions past 192 the first, two workgroups 128, which have no
+/* Past 128 the warp groups share 64 keys; with both head dimensions past 192 two workgroups 128, which have no
  * room for gradients of captures. */
 static const attune__tile sm90_256[] = {
     ATTUNE__TILES(64, 128, 64, 128, 2, 12),
