@@ -15,7 +15,7 @@
 #include "expr/print.h"
 #include "plan/family_cuda.h"
 
-#define MOST_HEADERS 24
+#define MOST_HEADERS 32
 #define LOG_SIZE     1200 /* of the compiler's words that a message holds */
 
 #define FUNCTIONS(X)                                                                                                   \
