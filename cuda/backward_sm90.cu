@@ -527,7 +527,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         barrier_init(&c.keys_empty, GROUPS * 4 * ATTUNE_ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.full[i], 1);
-            barrier_init(&c.empty[i], (PAIRED ? 1 : GROUPS * 4 * ATTUNE_ARRIVALS) +
+            barrier_init(&c.empty[i], (PAIRED && ORDERED ? 0 : GROUPS * 4 * ATTUNE_ARRIVALS) + PAIRED +
                                           (ADDED == ADDED_AT_ONCE ? 0 : GROUPS * (ORDERED ? ATTUNE_ARRIVALS : 1)));
             barrier_init(&c.empty_q[i], GROUPS * 4 * ATTUNE_ARRIVALS);
         }

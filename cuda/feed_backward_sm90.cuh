@@ -46,10 +46,15 @@ template <int GROUP> constexpr int PART_D = !WIDE ? WIDTH_D : GROUP ? SLABS_D * 
 template <int GROUP> constexpr int PART_DV = !WIDE ? WIDTH_DV : GROUP ? SLABS_DV * 64 - FIRST_DV : FIRST_DV;
 constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4; /* of a part, in the sums */
 template <int GROUP> constexpr u32 PART_DQ_BYTES = PAIRED ? 64 * 64 * 4 : WIDE ? 64 * PART_D<GROUP> * 4 : DQ_BYTES;
+/* Whether dQ's sums are added to in turn. Under a causal mask the last keys begin last in their rows, so that their
+ * turns come with hardly a wait. */
+constexpr bool ORDERED = ATTUNE_DETERMINISTIC;
 /* Where a part waits for its addition: in memory of its own; over the warp group's columns of Q and dO, which no one
- * reads any longer; or nowhere, all threads adding what they hold at once, which is slow. */
+ * reads any longer; or nowhere, all threads adding what they hold at once, which is slow but of a pair, whose dO would
+ * come too late. */
 enum { ADDED_APART, ADDED_IN_PLACE, ADDED_AT_ONCE };
-constexpr int ADDED = !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? ADDED_APART
+constexpr int ADDED = PAIRED && !ORDERED                      ? ADDED_AT_ONCE
+                      : !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? ADDED_APART
                       : EVEN && SLABS_DV >= SLABS_D          ? ADDED_IN_PLACE
                                                              : ADDED_AT_ONCE;
 constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = OWN_N * 128;
@@ -58,9 +63,6 @@ constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
 constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
 /* Whether dP begins after P and dV only: a score expression has no room beside it. */
 constexpr bool LATE = HAVE_SCORE && !WIDE;
-/* Whether dQ's sums are added to in turn. Under a causal mask the last keys begin last in their rows, so that their
- * turns come with hardly a wait. */
-constexpr bool ORDERED = ATTUNE_DETERMINISTIC;
 constexpr int LOADER_REGISTERS = ORDERED ? 40 : 24, OWNER_REGISTERS = ORDERED ? 232 : 240;
 static_assert(!ORDERED || ADDED != ADDED_AT_ONCE, "what all threads add has no turns");
 

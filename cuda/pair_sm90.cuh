@@ -11,7 +11,8 @@
  *     copy     dS is there            -> the other's `theirs`, for which dQ waits
  *     exchange the other's dS is here -> the other's `sent`: its dS may be written again
  *
- * dQ is laid over the warp group's columns of its tile's dO, whose stage is loaded again later than Q's.
+ * dQ is added from registers; if in turn, it is laid over the warp group's columns of its tile's dO, whose stage is then
+ * loaded again later than Q's.
  */
 #ifndef ATTUNE_CUDA_PAIR_SM90_CUH
 #define ATTUNE_CUDA_PAIR_SM90_CUH
@@ -27,16 +28,22 @@ __device__ __forceinline__ void multiply_dq_pair(float (&dq)[32], u32 d_s, u32 k
     wgmma_commit();
 }
 
-/* A slab of a pair's, over what its stage had of dO. */
-__device__ __forceinline__ void lay_dq_pair(const float (&dq)[32], control &c, u32 memory, u32 stage, int group)
+/* A slab of a pair's, over what its stage had of dO where it waits for its turn. */
+__device__ __forceinline__ void give_dq_pair(const float (&dq)[32], float *to, control &c, u32 memory, u32 stage,
+                                             int group)
 {
+    if constexpr (ADDED == ADDED_AT_ONCE) {
+        add_dq_wide(dq, to);
+        return;
+    }
     store_dq<0, 32>(dq, pair_dq_place(memory, stage, group));
     fence_async();
     warp_arrive(&c.dq_full[group]);
 }
 
-/* Whether a pair lays dQ down before it computes P: a score expression has no room beside it. */
-constexpr bool EARLY = HAVE_SCORE;
+/* Whether a pair gives dQ away before it computes P: a score expression has no room beside it, and what waits for a
+ * turn keeps dO from being loaded. */
+constexpr bool EARLY = true;
 
 /* Of a pair. dQ of a tile of rows is computed beside S and dP of the next one, by when the other's dS has come. */
 __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
@@ -65,7 +72,8 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
             dv[i] = 0.0f;
         barrier_wait(&c.keys_full, round & 1);
         int kv = c.kv + own_row;
-        u32 before = STAGES; /* the stage of the tile whose dQ is due */
+        u32 before = STAGES; /* the stage of the tile whose dQ is due, and where it belongs */
+        float *to = 0;
         while (!(n.flags & NOTE_END)) {
             u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
             u32 p[SHARE / 16][4], d_s[SHARE / 16][4], stage = r.stage;
@@ -86,7 +94,7 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
                     accumulators_done(dq);
                     asm volatile("bar.sync 1, 256;" ::: "memory");
                     if (before < STAGES)
-                        lay_dq_pair(dq, c, memory, before, group);
+                        give_dq_pair(dq, to, c, memory, before, group);
                 }
                 wgmma_wait<EARLY ? 1 : 2>();
                 accumulators_done(s);
@@ -111,7 +119,8 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
             multiply_rows_wide(dv, memory + P_AT, do_tile + group * (FIRST_DV / 64) * ROW_SLAB);
             multiply_rows_wide(dk, memory + DS_AT, q_tile + group * (FIRST_D / 64) * ROW_SLAB);
             if (!EARLY && before < STAGES)
-                lay_dq_pair(dq, c, memory, before, group);
+                give_dq_pair(dq, to, c, memory, before, group);
+            to = pair_sums_at(g, row_at(a, g, n.b, n.h, n.q), rank, group) + threadIdx.x % 128 * 4;
             ring_next(r);
             wgmma_wait<1>();
             __syncwarp();
@@ -123,6 +132,8 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
             accumulators_done(dk);
             accumulators_done(dv);
             lane_arrive(&c.empty_q[stage]);
+            if (ADDED == ADDED_AT_ONCE)
+                lane_arrive(&c.empty[stage]);
             before = stage;
             phase ^= 1;
         }
@@ -134,9 +145,11 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
             wgmma_wait<0>();
             accumulators_done(dq);
             group_sync(group);
-            lay_dq_pair(dq, c, memory, before, group);
+            give_dq_pair(dq, to, c, memory, before, group);
         }
         warp_arrive(&c.empty_q[r.stage]);
+        if (ADDED == ADDED_AT_ONCE)
+            lane_arrive(&c.empty[r.stage]);
         lane_arrive(&c.keys_empty);
         ring_next(r);
         column at = column_at(a, g, n.q);
