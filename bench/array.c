@@ -191,15 +191,36 @@ double random_normal(random_state *r)
     return sqrt(-2 * log(u)) * cos(angle);
 }
 
-/* As many as a GPU's benchmark cannot tell from more, and which repeat at no row. */
-#define FRESH_NUMBERS ((INT64_C(1) << 23) + 4321)
+/* Of a larger array: as many as 16 bits can name, and the rest are drawn from among them. */
+#define FRESH_NUMBERS (INT64_C(1) << 16)
+
+static void draw(char *to, const char *from, uint64_t bits, size_t bytes)
+{
+    const size_t at = (size_t)(bits & (FRESH_NUMBERS - 1)) * bytes;
+    switch (bytes) { /* a copy of a known size is one instruction */
+    case 2:
+        memcpy(to, from + at, 2);
+        break;
+    case 4:
+        memcpy(to, from + at, 4);
+        break;
+    default:
+        memcpy(to, from + at, bytes);
+        break;
+    }
+}
 
 void array_fill_normal(array *a, random_state *r, double scale)
 {
     const int64_t count = array_count(a), fresh = count < FRESH_NUMBERS ? count : FRESH_NUMBERS;
     const size_t bytes = attune_dtype_size(a->dtype);
+    char *data = a->data;
     for (int64_t i = 0; i < fresh; i++)
         array_set(a, i, scale * random_normal(r));
-    for (int64_t i = fresh; i < count; i += fresh)
-        memcpy((char *)a->data + (size_t)i * bytes, a->data, (size_t)(count - i < fresh ? count - i : fresh) * bytes);
+    uint64_t bits = 0;
+    for (int64_t i = fresh; i < count; i++, bits >>= 16) {
+        if (i % 4 == 0)
+            bits = random_u64(r);
+        draw(data + (size_t)i * bytes, data, bits, bytes);
+    }
 }

@@ -52,7 +52,7 @@ typedef struct random_state {
 uint64_t random_u64(random_state *r);
 double random_uniform(random_state *r); /* [0, 1) */
 double random_normal(random_state *r);
-/* Past 8 million numbers they repeat. */
+/* Past 65,536 numbers they are drawn from among those. */
 void array_fill_normal(array *a, random_state *r, double scale);
 
 #endif

@@ -40,45 +40,6 @@ static attune_status upload(attune_device *device, const array *a, bool contents
     return ATTUNE_OK;
 }
 
-uint32_t attention_differentiable(const attention *a)
-{
-    uint32_t captures = 0;
-    for (uint32_t i = 0; a->score && i < attune_expr_symbol_count(a->score); i++) {
-        attune_symbol symbol;
-        if (attune_expr_symbol_get(a->score, i, &symbol) != ATTUNE_OK || symbol.kind != ATTUNE_SYMBOL_CAPTURE ||
-            (symbol.dtype != ATTUNE_F32 && symbol.dtype != ATTUNE_F16 && symbol.dtype != ATTUNE_BF16))
-            continue;
-        for (uint32_t j = 0; j < a->capture_count; j++)
-            if (!strcmp(a->captures[j].name, symbol.name))
-                captures |= 1u << j;
-    }
-    return captures;
-}
-
-int64_t attention_capture_elements(const attention *a, uint32_t captures)
-{
-    int64_t sum = 0;
-    for (uint32_t i = 0; i < a->capture_count; i++) {
-        const attune_array *h = &a->captures[i].array;
-        int64_t elements = captures >> i & 1;
-        for (uint32_t j = 0; j < h->rank; j++)
-            elements *= h->size[j];
-        sum += elements;
-    }
-    return sum;
-}
-
-attune_status attention_mask(attune_instance *instance, attune_device *device, const attention *a,
-                             const attune_mask_desc *desc, attune_problem *problem, attune_mask **mask)
-{
-    attune_mask_destroy(*mask);
-    *mask = NULL;
-    TRY(attune_mask_create(instance, desc, a->mask, a->captures, a->capture_count, a->parameters, a->parameter_count,
-                           mask));
-    TRY(attune_mask_upload(*mask, device));
-    return problem ? attune_problem_set_mask(problem, *mask) : ATTUNE_OK;
-}
-
 /* One mask, or one for each segment. */
 static attune_status make_masks(attune_instance *instance, attune_device *device, const attention *a,
                                 const attention_run *run, attune_problem *problem, resources *r)

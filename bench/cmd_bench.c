@@ -32,7 +32,7 @@ typedef struct bench_options {
     row_options row;
     double scale; /* 0 = automatic */
     double floor; /* of a change that counts */
-    bool list, masks, peers, no_peers, fail_on_slower, scale_given, seed_given;
+    bool list, masks, peers, no_peers, no_peaks, fail_on_slower, scale_given, seed_given;
     cli_list packs;
 } bench_options;
 
@@ -214,6 +214,9 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
         {.name = "--no-check", .help = "do not hold results against the oracle", .flag = &no_check},
         {.name = "--peers", .help = "OpenBLAS and a naive loop, also without f32 rows on the CPU", .flag = &o->peers},
         {.name = "--no-peers", .help = "neither of them", .flag = &o->no_peers},
+        {.name = "--no-peaks",
+         .help = "do not measure what the device reaches at most: shares of it are left out",
+         .flag = &o->no_peaks},
         {.name = "--format", .argument = "NAME", .help = "table, markdown or csv", .value = &format},
         {.name = "--json",
          .argument = "[FILE]",
@@ -412,7 +415,7 @@ static bool choose_dtypes(bench_run *run)
                 return complain("--dtype: %s: expected at most 4 of f32, f16, bf16 and f64", name);
             d->dtypes[d->dtype_count++] = dtype;
         }
-        for (uint32_t t = 0; run->workload_count && t < d->dtype_count; ++t)
+        for (uint32_t t = 0; run->workload_count && !run->options.no_peaks && t < d->dtype_count; ++t)
             measure_peak(d, t);
     }
     return true;

@@ -40,33 +40,28 @@ struct rows {
     bool whole; /* every pair is allowed, but for the edge */
 };
 
-/* The tiles of rows that a tile of keys meets, head after head, ascending in each: both lists are merged. */
+/* The tiles of rows that a tile of keys meets, head after head, ascending in each. */
 struct column_walk {
     rows next;
     int head; /* of the column's */
 #if ATTUNE_HAVE_BLOCKS
-    const int *partial, *full;
-    int partials, fulls;         /* blocks left in the lists, past the next ones */
-    int next_partial, next_full; /* NO_BLOCK at the end */
-    int end;                     /* of the block that `next` is in */
+    lists left;
+    int end; /* of the block that `next` is in */
 #endif
 };
 
 __device__ __forceinline__ void column_block(column_walk &w, const attune_cuda_arguments &a)
 {
 #if ATTUNE_HAVE_BLOCKS
-    int block = min(w.next_partial, w.next_full);
-    w.next.whole = block == w.next_full;
+    int block = min(w.left.next_partial, w.left.next_full);
+    w.next.whole = block == w.left.next_full;
     /* A mask may be longer than the call. */
     if (block == NO_BLOCK || block * a.q_block >= a.q_len) {
         w.next.q = -1;
     } else {
         w.next.q = block * a.q_block;
         w.end = min(w.next.q + a.q_block, a.q_len);
-        if (w.next.whole)
-            w.next_full = w.fulls-- > 0 ? *w.full++ : NO_BLOCK;
-        else
-            w.next_partial = w.partials-- > 0 ? *w.partial++ : NO_BLOCK;
+        lists_next(w.left, w.next.whole);
     }
 #endif
 }
@@ -83,13 +78,8 @@ __device__ __forceinline__ void column_head(column_walk &w, const attune_cuda_ar
         w.head++;
 #if ATTUNE_HAVE_BLOCKS
         i64 row = w.next.b * back.column_batch_rows + w.next.h * back.column_head_rows + c.kv / a.kv_block;
-        const i64 *partial = (const i64 *)back.partial.offsets + row, *full = (const i64 *)back.full.offsets + row;
-        w.partial = (const int *)back.partial.indices + partial[0];
-        w.partials = (int)(partial[1] - partial[0]);
-        w.full = (const int *)back.full.indices + full[0];
-        w.fulls = (int)(full[1] - full[0]);
-        w.next_partial = w.partials-- > 0 ? *w.partial++ : NO_BLOCK;
-        w.next_full = w.fulls-- > 0 ? *w.full++ : NO_BLOCK;
+        lists_open(w.left, back.partial, back.full, row);
+        lists_begin(w.left);
         column_block(w, a);
 #else
         w.next.q = 0;

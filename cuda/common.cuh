@@ -131,33 +131,59 @@ __device__ __forceinline__ bool keys_masked(const keys &k, const attune_cuda_arg
     return (HAVE_MASK && !k.whole) || k.kv + BLOCK_N > a.kv_len;
 }
 
-/* The tiles of keys that a block of rows meets, ascending: both lists are merged. */
+#define NO_BLOCK 0x7fffffff
+
+/* A row of both of a mask's lists, merged: ascending. */
+struct lists {
+    const int *partial, *full;
+    int partials, fulls;         /* blocks left, past the next ones */
+    int next_partial, next_full; /* NO_BLOCK at the end */
+};
+
+__device__ __forceinline__ void lists_open(lists &l, const attune_cuda_list &partial, const attune_cuda_list &full,
+                                           i64 row)
+{
+    const i64 *partials = (const i64 *)partial.offsets + row, *fulls = (const i64 *)full.offsets + row;
+    l.partial = (const int *)partial.indices + partials[0];
+    l.partials = (int)(partials[1] - partials[0]);
+    l.full = (const int *)full.indices + fulls[0];
+    l.fulls = (int)(fulls[1] - fulls[0]);
+}
+
+__device__ __forceinline__ void lists_next(lists &l, bool whole)
+{
+    if (whole)
+        l.next_full = l.fulls-- > 0 ? *l.full++ : NO_BLOCK;
+    else
+        l.next_partial = l.partials-- > 0 ? *l.partial++ : NO_BLOCK;
+}
+
+__device__ __forceinline__ void lists_begin(lists &l)
+{
+    lists_next(l, false);
+    lists_next(l, true);
+}
+
+/* The tiles of keys that a block of rows meets, ascending. */
 struct walk {
     keys next;
 #if ATTUNE_HAVE_BLOCKS
-    const int *partial, *full;
-    int partials, fulls;         /* blocks left in the lists, past the next ones */
-    int next_partial, next_full; /* NO_BLOCK at the end */
-    int end;                     /* of the block that `next` is in */
+    lists left;
+    int end; /* of the block that `next` is in */
 #endif
 };
-
-#define NO_BLOCK 0x7fffffff
 
 __device__ __forceinline__ void walk_block(walk &w, const attune_cuda_arguments &a)
 {
 #if ATTUNE_HAVE_BLOCKS
-    int block = min(w.next_partial, w.next_full);
-    w.next.whole = block == w.next_full;
+    int block = min(w.left.next_partial, w.left.next_full);
+    w.next.whole = block == w.left.next_full;
     if (block == NO_BLOCK) {
         w.next.kv = -1;
     } else {
         w.next.kv = block * a.kv_block;
         w.end = min(w.next.kv + a.kv_block, a.kv_len);
-        if (w.next.whole)
-            w.next_full = w.fulls-- > 0 ? *w.full++ : NO_BLOCK;
-        else
-            w.next_partial = w.partials-- > 0 ? *w.partial++ : NO_BLOCK;
+        lists_next(w.left, w.next.whole);
     }
 #endif
 }
@@ -166,13 +192,8 @@ __device__ __forceinline__ void walk_begin(walk &w, const attune_cuda_arguments 
 {
 #if ATTUNE_HAVE_BLOCKS
     i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows + p.q / a.q_block;
-    const i64 *partial = (const i64 *)a.partial.offsets + row, *full = (const i64 *)a.full.offsets + row;
-    w.partial = (const int *)a.partial.indices + partial[0];
-    w.partials = (int)(partial[1] - partial[0]);
-    w.full = (const int *)a.full.indices + full[0];
-    w.fulls = (int)(full[1] - full[0]);
-    w.next_partial = w.partials-- > 0 ? *w.partial++ : NO_BLOCK;
-    w.next_full = w.fulls-- > 0 ? *w.full++ : NO_BLOCK;
+    lists_open(w.left, a.partial, a.full, row);
+    lists_begin(w.left);
     walk_block(w, a);
 #else
     w.next.kv = 0;

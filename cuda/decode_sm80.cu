@@ -68,13 +68,11 @@ __device__ __forceinline__ int first_from(const int *indices, int count, int blo
     return low;
 }
 
-__device__ __forceinline__ int list_begin(const attune_cuda_list &list, i64 row, int from, const int *&indices)
+__device__ __forceinline__ void list_skip(const int *&indices, int &count, int from)
 {
-    const i64 *offsets = (const i64 *)list.offsets + row;
-    indices = (const int *)list.indices + offsets[0];
-    int count = (int)(offsets[1] - offsets[0]), skipped = first_from(indices, count, from);
+    int skipped = first_from(indices, count, from);
     indices += skipped;
-    return count - skipped;
+    count -= skipped;
 }
 #endif
 
@@ -83,10 +81,10 @@ __device__ __forceinline__ void part_walk(walk &w, const attune_cuda_arguments &
 {
 #if ATTUNE_HAVE_BLOCKS
     i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows;
-    w.partials = list_begin(a.partial, row, p.step, w.partial);
-    w.fulls = list_begin(a.full, row, p.step, w.full);
-    w.next_partial = w.partials-- > 0 ? *w.partial++ : NO_BLOCK;
-    w.next_full = w.fulls-- > 0 ? *w.full++ : NO_BLOCK;
+    lists_open(w.left, a.partial, a.full, row);
+    list_skip(w.left.partial, w.left.partials, p.step);
+    list_skip(w.left.full, w.left.fulls, p.step);
+    lists_begin(w.left);
     walk_block(w, a);
 #else
     w.next.kv = p.step * BLOCK_N;

@@ -377,12 +377,11 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
             continue;
         i64 row = row_at(a, g, n.b, n.h, n.q);
         int tile = n.flags / NOTE_KEYS;
-        u32 turn = ORDERED ? turn_of(a, n.b, n.h, n.q, tile) : 0;
         u32 *word = (u32 *)g.turns + (PAIRED ? (row / BLOCK_M * 2 + rank) : row / BLOCK_M) * GROUPS + group;
+        if (ORDERED)
+            turn_wait(a, n.b, n.h, n.q, tile, word);
         if (first) {
             float *to = PAIRED ? pair_sums_at(g, row, rank, group) : sums_at(g, row, group);
-            if (ORDERED)
-                turn_wait(word, turn);
             barrier_wait(&c.dq_full[group], phase);
             if (PAIRED) {
                 bulk_add(to, pair_dq_place(memory, r.stage, group), bytes);

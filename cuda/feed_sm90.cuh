@@ -49,7 +49,6 @@ struct control {
     } work[Q_BUFFERS];
     note keys[STAGES], steps[AHEAD];
     int special[STAGES]; /* V had infinities or NaN, which are 0 there now */
-    walk walks[WALKS];
 };
 constexpr u32 CONTROL_BYTES = round_up(8 * (34 + 7 * STAGES), 128);
 
@@ -124,27 +123,27 @@ __device__ __forceinline__ void work_end(const attune_cuda_arguments &a)
     }
 }
 
-/* The next keys that any of the walks meets, or -1. */
-__device__ __forceinline__ int walks_next(const walk (&w)[WALKS])
+/* The walker is a lane for each list: what lane i gives of it, for all of them. */
+constexpr u32 WALKERS = (1u << WALKS) - 1;
+
+/* The next keys that any of the lists has, or -1. */
+__device__ __forceinline__ int walks_next(const walk &w)
 {
-    u32 next = (u32)w[0].next.kv;
-    if (WALKS > 1)
-        next = min(next, (u32)w[WALKS - 1].next.kv);
-    return (int)next;
+    u32 next = (u32)w.next.kv;
+    return (int)(WALKS > 1 ? min(next, __shfl_xor_sync(WALKERS, next, 1)) : next);
 }
 
 /* Goes past them and returns the note's flags. */
-__device__ __forceinline__ int walks_take(walk (&w)[WALKS], const attune_cuda_arguments &a, int kv)
+__device__ __forceinline__ int walks_take(walk &w, const attune_cuda_arguments &a, int kv)
 {
-    int flags = 0;
-#pragma unroll 1
-    for (int i = 0; i < WALKS; i++) {
-        int own = NOTE_MASK | NOTE_ABSENT;
-        if (w[i].next.kv == kv) {
-            keys now = walk_take(w[i], a);
-            own = (keys_masked(now, a) ? NOTE_MASK : 0) | (HAVE_MASK && !now.whole ? NOTE_PARTIAL : 0);
-        }
-        flags |= own << 8 * i;
+    int flags = NOTE_MASK | NOTE_ABSENT;
+    if (WALKS == 1 || w.next.kv == kv) {
+        keys now = walk_take(w, a);
+        flags = (keys_masked(now, a) ? NOTE_MASK : 0) | (HAVE_MASK && !now.whole ? NOTE_PARTIAL : 0);
+    }
+    if (WALKS > 1) {
+        flags <<= threadIdx.x % 32 * 8;
+        flags |= __shfl_xor_sync(WALKERS, flags, 1);
     }
     if (CHECKS && flags & ((NOTE_PARTIAL | NOTE_ABSENT) * (WALKS > 1 ? 0x101 : 1)))
         flags |= NOTE_CHECK | NOTE_CHECK << 8;
@@ -153,31 +152,27 @@ __device__ __forceinline__ int walks_take(walk (&w)[WALKS], const attune_cuda_ar
 
 __device__ __forceinline__ void step_tell(control &c, ring &r, int at, int flags)
 {
-    barrier_wait(&c.step_empty[r.stage], r.phase);
-    c.steps[r.stage].at = at;
-    c.steps[r.stage].flags = flags;
-    barrier_arrive(&c.step_full[r.stage]);
+    if (threadIdx.x % 32 == 0) {
+        barrier_wait(&c.step_empty[r.stage], r.phase);
+        c.steps[r.stage].at = at;
+        c.steps[r.stage].flags = flags;
+        barrier_arrive(&c.step_full[r.stage]);
+    }
     ring_next<AHEAD>(r);
 }
 
 /* Tells the tiles of rows, each one with the tiles of keys that it meets behind it. */
 __device__ __forceinline__ void walk_ahead(const attune_cuda_arguments &a, control &c)
 {
+    int lane = (int)threadIdx.x % 32;
     ring r = {0, 1}; /* empty to begin with: the phase before the first */
     int tile = (int)blockIdx.x < tile_count(a) ? (int)blockIdx.x : -1;
     while (tile >= 0) {
-#if ATTUNE_HAVE_BLOCKS && ATTUNE_BLOCK_M == 192
-        walk(&w)[WALKS] = c.walks;
-#else
-        walk w[WALKS];
-#endif
+        walk w;
         place p = place_of(a, tile);
-#pragma unroll 1
-        for (int i = 0; i < WALKS; i++) {
-            place rows = p;
-            rows.q = i ? min(p.q + BLOCK_M, a.q_len) - 1 : p.q;
-            walk_begin(w[i], a, rows);
-        }
+        if (lane)
+            p.q = min(p.q + BLOCK_M, a.q_len) - 1;
+        walk_begin(w, a, p);
         int kv = walks_next(w);
         step_tell(c, r, tile, kv < 0 ? NOTE_ROWS | NOTE_LAST : NOTE_ROWS);
         while (kv >= 0) {
@@ -185,10 +180,14 @@ __device__ __forceinline__ void walk_ahead(const attune_cuda_arguments &a, contr
             step_tell(c, r, kv, flags);
             kv = walks_next(w);
         }
-        tile = work_next(a, tile); /* no sooner: who takes work and does not begin it keeps it from others */
+        if (lane == 0)
+            tile = work_next(a, tile); /* no sooner: who takes work and does not begin it keeps it from others */
+        if (WALKS > 1)
+            tile = __shfl_sync(WALKERS, tile, 0);
     }
     step_tell(c, r, -1, NOTE_ROWS);
-    work_end(a);
+    if (lane == 0)
+        work_end(a);
 }
 
 /* ------------------------------------------------------------------------------------------------------- the loader */

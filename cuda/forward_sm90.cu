@@ -771,7 +771,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, c, shared_address(memory), &q_map, &k_map, &v_map);
-        else if (threadIdx.x == 32)
+        else if (threadIdx.x / 32 == 1 && threadIdx.x % 32 < WALKS)
             walk_ahead(a, c);
         else if (CHECKERS && threadIdx.x >= 64)
             check(a, c, memory);

@@ -50,12 +50,23 @@ __device__ __forceinline__ u32 turn_of(const attune_cuda_arguments &a, int b, in
     return next < tiles ? (u32)next + 1 : 0; /* a mask may be longer than the call */
 }
 
-__device__ __forceinline__ void turn_wait(const u32 *word, u32 turn)
+__device__ __forceinline__ u32 turn_now(const u32 *word)
 {
     u32 now;
-    do
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
-    while (now != turn);
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+    return now;
+}
+
+/* Waits for the turn. By a whole warp. Nearly everywhere the tile's neighbour goes before it, and the word says that it
+ * has; only otherwise are the mask's lists asked, which are several reads one after another, longer than the addition. */
+__device__ __forceinline__ void turn_wait(const attune_cuda_arguments &a, int b, int h, int q, int tile, const u32 *word)
+{
+    u32 now = __shfl_sync(0xffffffffu, turn_now(word), 0);
+    if (now != (u32)tile + 2) {
+        u32 turn = turn_of(a, b, h, q, tile);
+        while (now != turn)
+            now = turn_now(word);
+    }
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 

@@ -445,8 +445,10 @@ int main(int count, char **words)
             steps = atoi(words[++i]);
         else if (!strcmp(words[i], "--deterministic"))
             deterministic = true;
-        else
+        else if (!path && strncmp(words[i], "--", 2) != 0)
             path = words[i];
+        else
+            steps = 0;
     }
     if (!path || steps < 2)
         return fprintf(stderr, "usage: %s [--device cpu|vulkan:0|cuda:0] [--steps N] [--deterministic] TEXT\n",

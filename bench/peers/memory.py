@@ -58,7 +58,7 @@ def run_attune(scale, *words):
         try:
             subprocess.run([options.attune, 'bench', '--workload', options.workload, '--device', options.device, '--dtype', 'bf16',
                             '--direction', 'step', '--scale', scale, '--repetitions', '3', '--min-time', '0.02', '--no-check',
-                            '--no-peers', '--json', str(out), *options.bench.split(), *words], check=True, stdout=subprocess.DEVNULL)
+                            '--no-peers', '--no-peaks', '--json', str(out), *options.bench.split(), *words], check=True, stdout=subprocess.DEVNULL)
         finally:
             over.set()
             watcher.join()

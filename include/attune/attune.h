@@ -357,7 +357,7 @@ ATTUNE_API void attune_expr_hash(const attune_expr *expr, uint64_t hash[2]);
 typedef enum attune_expr_format {
     ATTUNE_EXPR_TEXT = 1, /* the language itself, from the simplified IR; parses back to the same IR */
     ATTUNE_EXPR_IR = 2,   /* one node a line: number, type, operation, operands */
-    ATTUNE_EXPR_C = 3,    /* a C99 function with its prelude, as the CUDA and OpenCL kernels inline it */
+    ATTUNE_EXPR_C = 3,    /* a C99 function with its prelude, as the CUDA kernels inline it */
     /* Of a score expression: its derivatives, one a line, with respect to score and to each element of a floating-point
      * capture that it reads ("d slopes[h] = kv - q"). INVALID_ARGUMENT for masks; UNSUPPORTED past
      * ATTUNE_EXPR_MAX_NODES nodes. */

@@ -165,10 +165,14 @@ typedef struct attune__terms {
  * bits 1 << attune__var of what the terms of keys may not depend on either, besides q and score.
  */
 attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without);
-/* Those of a score; and those of a mask, none if its rows are intervals whatever its captures hold (print.h), since no
- * pair is looked at then. NULL = none. */
+/* Those of a score; and those of a mask, none if its rows are intervals anyway, since no pair is looked at then. NULL =
+ * none. */
 attune__terms attune__score_terms(const attune_expr *score, uint16_t without);
 attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without);
+/* Whether it reads captures for each pair, which no term holds. */
+bool attune__expr_reads_pairs(const attune_expr *expr);
+/* Whether a mask's rows are intervals of keys, whatever its captures hold. */
+bool attune__mask_has_rows(const attune_expr *mask);
 
 /* The IR as C text. For CUDA and OpenCL a kernel writes its own prelude: the functions that the text calls
  * (docs/expressions.md). */

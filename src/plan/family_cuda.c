@@ -325,14 +325,13 @@ static uint32_t sm90_warps(const attune__tile *tile)
     return PRODUCER_WARPS + tile->value[ATTUNE__BLOCK_M] / 16;
 }
 
-/* Three warp groups, whose 160 registers hold S, P and O of small heads, and no score's values beside them; 192 rows
- * divide no mask's block. The kernel could walk the lists of two block rows, which brought nothing: 415 TFLOP/s for
- * causal at 64, 431 with 128 rows. */
+/* Three warp groups, whose 160 registers hold S, P and O of small heads, and no score's values or pairs of a mask
+ * beside them. The rows lie in at most two block rows of a mask, and each group's in one. */
 static bool sm90_may_have_192(const attune__search *search)
 {
     const attune__shape *s = search->shape;
-    return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 && !s->block_mask &&
-           !s->score_expr && !s->key_terms;
+    return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 && !s->score_expr &&
+           (!s->mask_expr || s->mask_rows) && (!s->block_mask || s->mask_q_block % 128 == 0);
 }
 
 static void sm90_settle(const attune__search *search, attune__tile *tile)
@@ -364,7 +363,10 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 {
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return attune__cuda_sm90_backward_refuse(search, tile, option);
-    const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
+    attune__tile blocks = *tile;
+    if (sm90_may_have_192(search) && tile->value[ATTUNE__BLOCK_M] == 192)
+        blocks.value[ATTUNE__BLOCK_M] = 64;
+    const char *why = attune__refuse_numbers(search, &blocks, 16, 256, option);
     if (why)
         return why;
     *option = ATTUNE__BLOCK_M;

@@ -31,6 +31,7 @@ typedef struct attune__shape {
     /* Words that a key has in a kernel's shared memory for what its rows share of the expressions; and where a tile has
      * the rows of several heads. Filled in like expr_scratch. */
     uint32_t key_terms, key_terms_of_heads;
+    bool mask_rows;        /* the mask's rows are intervals of keys, whatever captures hold; likewise */
     uint64_t expr_scratch; /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
                               columns; the api room fills it in, since expressions are not known here */
 } attune__shape;

@@ -65,7 +65,7 @@ Test(cuda_compile, every_architecture)
     static workbench w;
     workbench_open(&w, NULL);
     const char *const profiles[] = {"a100", "a6000", "rtx4090", "h200", "b200", "rtx5090"};
-    for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++)
+    for (size_t i = 0; i < scaled(6) && i < sizeof profiles / sizeof profiles[0]; i++)
         compile(&w, profiles[i], i % 2 ? ATTUNE_F16 : ATTUNE_BF16, i % 3 ? 128 : 64, NULL, NULL);
     cr_assert_eq(atomic_load(&w.heap.live), 0);
     attune_instance_destroy(w.instance);
@@ -78,7 +78,7 @@ Test(cuda_compile, segments_bring_the_merge)
     static workbench w;
     workbench_open(&w, NULL);
     static const char *const profiles[] = {"a100", "a6000", "rtx4090", "h200", "b200", "rtx5090"};
-    for (size_t i = 0; i < sizeof profiles / sizeof profiles[0]; i++) {
+    for (size_t i = 0; i < scaled(6) && i < sizeof profiles / sizeof profiles[0]; i++) {
         attune_profile profile = {.struct_size = sizeof profile};
         attune_pack *pack;
         uint32_t kernels;

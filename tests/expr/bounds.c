@@ -3,7 +3,6 @@
 #include "expr/common.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 static attune__interval random_interval(uint64_t *state, int32_t lo, int32_t hi)
 {
@@ -188,54 +187,4 @@ Test(bounds, decide_masks)
                   cases[i].kv0, cases[i].kv1, truth);
         attune__expr_release(expr);
     }
-}
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
-}
-
-Test(bounds, speed)
-{
-    enum { LENGTH = 131072 };
-    static int32_t doc[LENGTH];
-    for (int i = 0; i < LENGTH; i++)
-        doc[i] = i / 700;
-    attune_symbol symbol = {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1};
-    attune_host_capture capture = {"doc", {doc, ATTUNE_I32, 1, {LENGTH}, {0}}};
-    attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, "q >= kv && doc[q] == doc[kv]", &symbol, 1);
-    attune_array array;
-    attune__value value;
-    attune__bindings bindings = {&array, &value};
-    cr_assert(attune__bindings_resolve(expr, &capture, 1, NULL, 0, &array, &value) == ATTUNE_OK);
-    attune__ranges *ranges;
-    double best = 1e18;
-    for (int i = 0; i < 10; i++) {
-        double start = now();
-        cr_assert(attune__ranges_create(&attune__default_allocator, expr, &bindings, &ranges) == ATTUNE_OK);
-        double taken = now() - start;
-        best = taken < best ? taken : best;
-        if (i < 9)
-            attune__ranges_destroy(ranges);
-    }
-    attune__interval scratch[16];
-    for (int32_t size = 128; size <= 8192; size *= 8) {
-        int calls = 200000, decided = 0;
-        double start = now();
-        for (int i = 0; i < calls; i++) {
-            int32_t q = (int32_t)((uint32_t)i * 1664525u) & (LENGTH - 1) & -size,
-                    kv = (int32_t)((uint32_t)i * 22695477u) & (LENGTH - 1) & -size;
-            attune__box box = {{{0}}};
-            box.var[ATTUNE__VAR_Q] = (attune__interval){.lo = q, .hi = q + size - 1};
-            box.var[ATTUNE__VAR_KV] = (attune__interval){.lo = kv, .hi = kv + size - 1};
-            attune__interval b = attune__expr_bounds(expr, &bindings, ranges, &box, scratch);
-            decided += b.lo == b.hi;
-        }
-        cr_log_info("%d x %d: %.0f ns a call, %d decided", size, size, (now() - start) / calls, decided);
-    }
-    cr_log_info("ranges of %d elements: %.0f us", LENGTH, best / 1e3);
-    attune__ranges_destroy(ranges);
-    attune__expr_release(expr);
 }

@@ -3,7 +3,6 @@
 #include "expr/common.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 static float value_of(attune_expr_kind kind, const char *text, attune_point point)
 {
@@ -169,34 +168,4 @@ Test(eval, double_is_near_float)
         free(scratch);
         attune__expr_release(expr);
     }
-}
-
-Test(eval, speed)
-{
-    enum { LENGTH = 8192, WIDTH = 128 };
-    static int32_t doc[LENGTH];
-    for (int i = 0; i < LENGTH; i++)
-        doc[i] = i / 700;
-    attune_symbol symbol = {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1};
-    attune_host_capture capture = {"doc", {doc, ATTUNE_I32, 1, {LENGTH}, {0}}};
-    attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, "q >= kv && doc[q] == doc[kv]", &symbol, 1);
-    attune_array array;
-    attune__value value;
-    cr_assert(attune__bindings_resolve(expr, &capture, 1, NULL, 0, &array, &value) == ATTUNE_OK);
-    void *scratch = aligned_alloc(64, (attune__expr_scratch_size(expr, WIDTH) + 63) / 64 * 64);
-    uint8_t allowed[WIDTH];
-    struct timespec a, b;
-    size_t sum = 0, rows = 200000;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &a);
-    for (size_t i = 0; i < rows; i++) {
-        attune__row row = {0, 0, (int32_t)(i % LENGTH), 0, LENGTH, LENGTH};
-        attune__expr_mask_row(expr, &(attune__bindings){&array, &value}, &row, (int32_t)(i * WIDTH % LENGTH), WIDTH,
-                              scratch, allowed);
-        sum += allowed[i % WIDTH];
-    }
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &b);
-    double ns = (double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec);
-    cr_log_info("%.3f ns an element (%zu)", ns / (double)(rows * WIDTH), sum);
-    free(scratch);
-    attune__expr_release(expr);
 }

@@ -97,7 +97,8 @@ static void check_line(line_fn *f, const bound *x, const char *words, uint64_t s
         const double a = (double)factor * (double)p.score, c = (double)slope * (p.kv - origin), g = (double)base;
         const double wanted = (double)attune__expr_point(x->expr, &x->bindings, &p).f;
         *sloped = *sloped || slope != 0;
-        cr_assert(fabs(a + c + g - wanted) <= 2e-3 + 1e-4 * (fabs(a) + fabs(c) + fabs(g)),
+        /* Eight roundings of what is added, and of products of rows that cancel in the text and are not in the line. */
+        cr_assert(fabs(a + c + g - wanted) <= 0x1p-21 * (1000 + fabs(a) + fabs(c) + fabs(g)),
                   "%s\n%g * %g + %g + %g * (%d - %d), interpreter %g", words, (double)factor, (double)p.score,
                   (double)base, (double)slope, p.kv, origin, wanted);
     }

@@ -177,7 +177,31 @@ Test(terms, none_of_intervals)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, cases[i].text, symbols, 2);
         cr_expect_eq(attune__mask_terms(expr, 0).key_count, cases[i].keys, "%s", cases[i].text);
+        cr_expect_eq(attune__mask_has_rows(expr), !cases[i].keys, "%s", cases[i].text);
         attune__expr_release(expr);
     }
     cr_expect_eq(attune__mask_terms(NULL, 0).key_count + attune__score_terms(NULL, 0).key_count, 0);
+}
+
+Test(terms, hold_no_reads_of_pairs)
+{
+    static const attune_symbol symbols[] = {{"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                            {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
+                                            {"of", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2}};
+    static const struct {
+        const char *text;
+        bool pairs;
+    } cases[] = {{"score", false},
+                 {"score * bias[q] + of[h, kv] - bias[doc[kv]]", false},
+                 {"score + (q - kv) * bias[h]", false},
+                 {"score + bias[q - kv]", true},
+                 {"score + of[h, kv - q]", true},
+                 {"score + of[q, kv]", true},
+                 {"score * bias[doc[q] - doc[kv]]", true},
+                 {"score + bias[score > 0.5 ? 1 : 0]", true}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, cases[i].text, symbols, 3);
+        cr_expect_eq(attune__expr_reads_pairs(expr), cases[i].pairs, "%s", cases[i].text);
+        attune__expr_release(expr);
+    }
 }

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <unistd.h>
 #if MODS_SPIRV_TOOLS
 #include <spirv-tools/libspirv.h>
@@ -407,35 +406,4 @@ Test(mods, no_memory)
     }
     cr_assert(status == ATTUNE_OK && n > 5);
     attune__expr_release(score);
-}
-
-/* Not a test of speed: says what splicing costs. */
-Test(mods, milliseconds)
-{
-    static const struct {
-        attune_expr_kind kind;
-        const char *text;
-    } cases[] = {{ATTUNE_EXPR_SCORE, "softcap(x)"},
-                 {ATTUNE_EXPR_SCORE, "alibi(g1)"},
-                 {ATTUNE_EXPR_MASK, "causal && document(i1)"}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        attune_expr *expr = parse_with(cases[i].kind, cases[i].text, symbols, SYMBOLS);
-        const bool is_mask = cases[i].kind == ATTUNE_EXPR_MASK;
-        struct timespec from, to;
-        size_t count = 0;
-        clock_gettime(CLOCK_MONOTONIC, &from);
-        for (int n = 0; n < 100; n++) {
-            uint32_t *words;
-            cr_assert_eq(attune__mods_splice(&attune__default_allocator, modules[3].words, modules[3].count,
-                                             &(attune__mods){is_mask ? expr : NULL, is_mask ? NULL : expr, NULL},
-                                             &words, &count),
-                         ATTUNE_OK);
-            attune__free(&attune__default_allocator, words);
-        }
-        clock_gettime(CLOCK_MONOTONIC, &to);
-        cr_log_info("%s: %.3f ms, %zu words of %zu", cases[i].text,
-                    ((double)(to.tv_sec - from.tv_sec) * 1e3 + (double)(to.tv_nsec - from.tv_nsec) * 1e-6) / 100, count,
-                    modules[3].count);
-        attune__expr_release(expr);
-    }
 }
