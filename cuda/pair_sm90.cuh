@@ -43,7 +43,7 @@ __device__ __forceinline__ void give_dq_pair(const float (&dq)[32], float *to, c
 
 /* Whether a pair gives dQ away before it computes P: a score expression has no room beside it, and what waits for a
  * turn keeps dO from being loaded. */
-constexpr bool EARLY = true;
+constexpr bool EARLY = HAVE_SCORE || ORDERED;
 
 /* Of a pair. dQ of a tile of rows is computed beside S and dP of the next one, by when the other's dS has come. */
 __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
@@ -82,14 +82,12 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
                 float s[TILE], d_p[TILE];
                 wgmma_fence();
                 multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile + own_share));
-                if constexpr (!EARLY)
-                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
                 if (before < STAGES)
                     barrier_wait_peer(&c.theirs, phase ^ 1);
                 wgmma_fence();
                 multiply_dq_pair(dq, memory + DS_AT, dq_k, memory + P_AT, their_k);
+                multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
                 if constexpr (EARLY) {
-                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
                     wgmma_wait<1>();
                     accumulators_done(dq);
                     asm volatile("bar.sync 1, 256;" ::: "memory");
@@ -99,16 +97,19 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
                 wgmma_wait<EARLY ? 1 : 2>();
                 accumulators_done(s);
                 probabilities(s, p, a, n, kv, memory + LSE_AT + r.stage * ROW_BYTES + own_share / 32, factor);
-                wgmma_wait<EARLY ? 0 : 1>();
+                if constexpr (!EARLY) {
+                    wgmma_wait<1>();
+                    accumulators_done(dq);
+                    if (before < STAGES)
+                        give_dq_pair(dq, to, c, memory, before, group);
+                }
+                wgmma_wait<0>();
                 accumulators_done(d_p);
                 differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES + own_share / 32);
             }
             barrier_wait_peer(&c.sent, phase ^ 1);
-            if constexpr (!EARLY) {
-                wgmma_wait<0>();
-                accumulators_done(dq);
+            if constexpr (!EARLY)
                 asm volatile("bar.sync 1, 256;" ::: "memory");
-            }
             store_piece(p, memory + P_AT + own_share);
             store_piece(d_s, memory + DS_AT + own_share);
             fence_async();
@@ -118,8 +119,6 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
             wgmma_fence();
             multiply_rows_wide(dv, memory + P_AT, do_tile + group * (FIRST_DV / 64) * ROW_SLAB);
             multiply_rows_wide(dk, memory + DS_AT, q_tile + group * (FIRST_D / 64) * ROW_SLAB);
-            if (!EARLY && before < STAGES)
-                give_dq_pair(dq, to, c, memory, before, group);
             to = pair_sums_at(g, row_at(a, g, n.b, n.h, n.q), rank, group) + threadIdx.x % 128 * 4;
             ring_next(r);
             wgmma_wait<1>();
