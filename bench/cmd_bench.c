@@ -65,7 +65,8 @@ typedef struct bench_run {
 
 static volatile sig_atomic_t stopped;
 
-/* The first Ctrl-C ends the run after the call in flight, with what was measured; the second ends the program. */
+/* The first Ctrl-C, or SIGTERM, ends the run after the call in flight, with what was measured; the second ends the
+ * program. */
 static void on_interrupt(int number)
 {
     (void)number;
@@ -669,7 +670,7 @@ static int run_all(bench_run *run, int argc, char **argv)
 {
     const bench_options *o = &run->options;
     double ignored;
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND}, before;
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND}, before, ended;
     run->options.scale = choose_scale(run);
     run->out = json_alone(o) ? NULL : stdout;
     for (uint32_t i = 0; i < run->device_count; ++i)
@@ -678,12 +679,14 @@ static int run_all(bench_run *run, int argc, char **argv)
     run->total += peer_threads(run, &ignored) ? blas_peer_count() + 1 : 0;
     add_context(run, argc, argv);
     (void)sigaction(SIGINT, &action, &before);
+    (void)sigaction(SIGTERM, &action, &ended);
     if (run->out)
         report_begin(&run->report, o->format, run->out);
     run_attention(run);
     run_masks(run);
     run_peers(run);
     (void)sigaction(SIGINT, &before, NULL);
+    (void)sigaction(SIGTERM, &ended, NULL);
     if (stopped)
         report_context(&run->report, "stopped", "after %u of %u rows", run->done, run->total);
     if (run->out)

@@ -14,9 +14,6 @@
 #ifndef ATTUNE_DETERMINISTIC
 #define ATTUNE_DETERMINISTIC 0
 #endif
-#ifndef ATTUNE_HAVE_SCORE_NEAR
-#define ATTUNE_HAVE_SCORE_NEAR 0
-#endif
 
 constexpr int GROUPS = 2; /* of consumers */
 constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
