@@ -159,10 +159,10 @@ typedef struct attune_cuda_backward {
     unsigned long long symbol_sums[ATTUNE_CUDA_SYMBOLS];
 
     /* backward_sm90, backward_atomic_sm80: there `sums` are float, those of dQ, and what captures are due stands behind
-     * redo. int32 *redo, behind the sums, says that the sm80 kernels, which
-     * are launched after it, start over; 0 = they are on their own. */
+     * redo. int32 *redo, behind the sums, says that the sm80 kernels, which are launched after it, start over; 0 = they
+     * are on their own. */
     unsigned long long redo;
-    /* backward_sm90 with ATTUNE_DETERMINISTIC: u32 [batch * heads][row tiles][2], how often each part of dQ's sums was
+    /* backward_sm90 with ATTUNE_DETERMINISTIC: u32 [batch * heads][row tiles][4], how often each part of dQ's sums was
      * added to, zero at first. The counter is then one of the call's own, and zero too. */
     unsigned long long turns;
     int together; /* backward_sm90: heads of k and v that are worked on at a time */

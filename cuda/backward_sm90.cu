@@ -12,7 +12,7 @@
  * rows lies in the same order. The order of these additions is not fixed, so dQ's last bits are not either.
  *
  * Of wide heads a workgroup has 64 keys: dK, dV and dQ are shared by columns, S and dP by rows; P and dS both meet in
- * shared memory.
+ * shared memory. Of those past 192 two workgroups have 128 (pair_sm90.cuh).
  *
  * What is not finite in K, V, Q or dO makes results that are no numbers even where the mask forbids the pair: a flag
  * tells the careful kernels of backward_sm80.cu, which come last, to start over. They are what else such a call costs.
@@ -684,7 +684,15 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+#include "pair_sm90.cuh"
+
+#if ATTUNE_PAIRED
+#define CLUSTER __cluster_dims__(2, 1, 1)
+#else
+#define CLUSTER
+#endif
+
+extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     attune_backward_sm90(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_backward g,
                          const __grid_constant__ tensor_map q_map, const __grid_constant__ tensor_map k_map,
                          const __grid_constant__ tensor_map v_map, const __grid_constant__ tensor_map do_map)
@@ -696,9 +704,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_init(&c.keys_empty, GROUPS * 4 * ATTUNE_ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.full[i], 1);
-            barrier_init(&c.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS +
+            barrier_init(&c.empty[i], (PAIRED && ORDERED ? 0 : GROUPS * 4 * ATTUNE_ARRIVALS) + PAIRED +
                                           (ADDED == ADDED_AT_ONCE ? 0 : GROUPS * (ORDERED ? ATTUNE_ARRIVALS : 1)));
+            barrier_init(&c.empty_q[i], GROUPS * 4 * ATTUNE_ARRIVALS);
         }
+        barrier_init(&c.ready, 1);
+        barrier_init(&c.free, GROUPS * 4 * ATTUNE_ARRIVALS);
+        barrier_init(&c.theirs, 1);
+        barrier_init(&c.sent, 1);
+        barrier_init(&c.next_full, 1);
+        barrier_init(&c.next_empty, 1);
         for (int i = 0; i < GROUPS; i++) {
             barrier_init(&c.dq_full[i], 4 * ATTUNE_ARRIVALS);
             barrier_init(&c.dq_empty[i], 1);
@@ -706,19 +721,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+    if (PAIRED)
+        cluster_sync();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, g, c, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
         else if (ADDED != ADDED_AT_ONCE && threadIdx.x >= 32 && threadIdx.x / 32 <= GROUPS)
             add_dq(a, g, c, shared_address(memory), (int)threadIdx.x / 32 - 1);
+        else if (PAIRED && threadIdx.x == 96)
+            exchange(c, shared_address(memory));
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
-        if (EVEN || threadIdx.x < 256)
+        if constexpr (PAIRED)
+            own_pair(a, g, c, shared_address(memory));
+        else if (EVEN || threadIdx.x < 256)
             own<0>(a, g, c, shared_address(memory));
         else
             own<EVEN ? 0 : 1>(a, g, c, shared_address(memory));
     }
+    if (PAIRED)
+        cluster_sync(); /* none leaves while the other may still tell it something */
 }
 
 /* --------------------------------------------------------------------------------------------------------------- dQ */

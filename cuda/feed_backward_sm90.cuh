@@ -24,8 +24,14 @@ constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;
 constexpr int WIDTH_D = round_up(HEAD_DIM, 16), WIDTH_DV = round_up(HEAD_DIM_V, 16);
 /* Wide heads: the warp groups share the columns of dK, dV and dQ, and the rows of S and dP. */
 constexpr bool WIDE = HEAD_DIM > 128 || HEAD_DIM_V > 128;
-static_assert(THREADS == 128 * (GROUPS + 1) && STAGES == 2 && BLOCK_N == (WIDE ? 64 : 64 * GROUPS),
+/* Of these such as have a tile of 128 keys: a pair of workgroups in a cluster has 64 each, and dS of both halves dQ's
+ * additions. */
+#define ATTUNE_PAIRED (ATTUNE_BLOCK_N == 128 && (ATTUNE_HEAD_DIM > 128 || ATTUNE_HEAD_DIM_V > 128))
+constexpr bool PAIRED = ATTUNE_PAIRED;
+constexpr int OWN_N = WIDE ? 64 : BLOCK_N; /* a workgroup's keys */
+static_assert(THREADS == 128 * (GROUPS + 1) && STAGES == 2 && (BLOCK_N == 64 * GROUPS || (WIDE && BLOCK_N == 64)),
               "two warp groups own 64 keys each, or the same 64");
+static_assert(!PAIRED || (SLABS_D == 4 && SLABS_DV == 4), "a pair's four warp groups have a slab of dQ each");
 static_assert(!WIDE || (SLABS_D >= 2 && SLABS_DV >= 2), "a slab of each for both warp groups");
 /* Else they share the 128 rows of dQ, or its columns; it is turned too where these are 128. */
 constexpr bool TURNED = HEAD_DIM > 64 && !WIDE, BY_ROWS = BLOCK_M == 128;
@@ -39,20 +45,22 @@ constexpr int FIRST_D = (SLABS_D + 1) / 2 * 64, FIRST_DV = SLABS_DV / 2 * 64;
 template <int GROUP> constexpr int PART_D = !WIDE ? WIDTH_D : GROUP ? SLABS_D * 64 - FIRST_D : FIRST_D;
 template <int GROUP> constexpr int PART_DV = !WIDE ? WIDTH_DV : GROUP ? SLABS_DV * 64 - FIRST_DV : FIRST_DV;
 constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4; /* of a part, in the sums */
-template <int GROUP> constexpr u32 PART_DQ_BYTES = WIDE ? 64 * PART_D<GROUP> * 4 : DQ_BYTES;
-/* Where a part waits for its addition: in memory of its own; over the warp group's columns of Q and dO, which no one
- * reads any longer; or nowhere, all threads adding what they hold at once, which is slow. */
-enum { ADDED_APART, ADDED_IN_PLACE, ADDED_AT_ONCE };
-constexpr int ADDED = !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? ADDED_APART
-                      : EVEN && SLABS_DV >= SLABS_D          ? ADDED_IN_PLACE
-                                                             : ADDED_AT_ONCE;
-constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
-constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
-constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
-constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
+template <int GROUP> constexpr u32 PART_DQ_BYTES = PAIRED ? 64 * 64 * 4 : WIDE ? 64 * PART_D<GROUP> * 4 : DQ_BYTES;
 /* Whether dQ's sums are added to in turn. Under a causal mask the last keys begin last in their rows, so that their
  * turns come with hardly a wait. */
 constexpr bool ORDERED = ATTUNE_DETERMINISTIC;
+/* Where a part waits for its addition: in memory of its own; over the warp group's columns of Q and dO, which no one
+ * reads any longer; or nowhere, all threads adding what they hold at once, which is slow but of a pair, whose dO would
+ * come too late. */
+enum { ADDED_APART, ADDED_IN_PLACE, ADDED_AT_ONCE };
+constexpr int ADDED = PAIRED && !ORDERED                      ? ADDED_AT_ONCE
+                      : !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? ADDED_APART
+                      : EVEN && SLABS_DV >= SLABS_D          ? ADDED_IN_PLACE
+                                                             : ADDED_AT_ONCE;
+constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = OWN_N * 128;
+constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
+constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
+constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
 /* Gradients of captures: whether what they are due depends on the scores. */
 constexpr bool HAVE_READS = ATTUNE_HAVE_READS, AT_ONCE = HAVE_READS && (ATTUNE_READS_OF_SCORE || ORDERED);
 /* Whether dP begins after P and dV only: a score expression has no room beside it. */
@@ -64,7 +72,11 @@ static_assert(!ORDERED || ADDED != ADDED_AT_ONCE, "what all threads add has no t
 enum { NOTE_MASK = 1, NOTE_PARTIAL = 2, NOTE_END = 4, NOTE_STOP = 8, NOTE_KEYS = 16 };
 
 constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT = DO_AT + STAGES * DO_BYTES;
-constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, 
+/* A pair: dS; P, and once dV is done the other's dS; and the other's keys, of the columns of dQ that are computed
+ * here. */
+constexpr u32 P_AT = DS_AT + ROW_SLAB, THEIR_K_AT = P_AT + ROW_SLAB;
+static_assert(!PAIRED || 2 * DS_BYTES == 2 * ROW_SLAB + 2 * KEY_SLAB, "a pair has the room of two P and dS");
+constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES,
               LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
 
@@ -88,17 +100,21 @@ struct __align__(16) note
 
 struct control {
     u64 keys_full, keys_empty, full[STAGES], empty[STAGES], dq_full[GROUPS], dq_empty[GROUPS];
+    /* A pair: where Q may be loaded again, before dO; dS is there, the other has read its P, the other's dS is there,
+     * the other has got dS; and the tile that one of them took for both. */
+    u64 empty_q[STAGES], ready, free, theirs, sent, next_full, next_empty;
     note notes[STAGES];
-    int kv; /* the tile of keys */
+    int kv, next; /* the tile of keys */
     struct {
         const int *partial, *full;
         int left, left_full, tile, round, b, b_end, h, h_end, b_keys, h_keys, q, end, flags;
     } walk; /* in shared memory, because the loader has few registers */
 };
-constexpr u32 CONTROL_BYTES = 256;
+constexpr u32 CONTROL_BYTES = PAIRED ? 512 : 256;
 /* What captures are due from a head's rows: reads_sm90.cuh. */
 constexpr u32 READS_AT = CONTROL_AT + CONTROL_BYTES, READ_BYTES = 1536;
 static_assert(sizeof(control) <= CONTROL_BYTES);
+static_assert(!PAIRED || !HAVE_READS, "a pair has no room for what captures are due");
 static_assert(planned(READS_AT + READ_BYTES, 0) || (!HAVE_READS && planned(READS_AT, 0)));
 
 /* ----------------------------------------------------------------------------------------------------- instructions */
@@ -115,6 +131,23 @@ __device__ __forceinline__ void bulk_add(float *to, u32 from, u32 bytes)
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
                  "cp.async.bulk.commit_group;" ::"l"(to),
                  "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+/* To the other of a pair, where its barrier counts the bytes. */
+__device__ __forceinline__ void copy_peer(u32 to, u32 from, u32 bytes, u64 *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     peer_address(to)),
+                 "r"(from), "r"(bytes), "r"(peer_address(shared_address(barrier)))
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_peer(int *to, int value, u64 *barrier)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                     peer_address(shared_address(to))),
+                 "r"(value), "r"(peer_address(shared_address(barrier)))
                  : "memory");
 }
 
@@ -170,6 +203,17 @@ __device__ __forceinline__ float *sums_at(const attune_cuda_backward &g, i64 row
     return (float *)g.sums + (row / BLOCK_M * GROUPS + group) * (DQ_BYTES / 4);
 }
 
+/* A pair: the rank's parts follow one another. */
+__device__ __forceinline__ float *pair_sums_at(const attune_cuda_backward &g, i64 row, u32 rank, int group)
+{
+    return sums_at(g, row, (int)rank) + group * (PART_DQ_BYTES<0> / 4);
+}
+
+__device__ __forceinline__ u32 pair_dq_place(u32 memory, u32 stage, int group)
+{
+    return memory + DO_AT + stage * DO_BYTES + group * (FIRST_DV / 64) * ROW_SLAB;
+}
+
 /* Where half of a warp group's part of dQ is laid down in place: over its columns of dO, and of Q. */
 __device__ __forceinline__ u32 dq_place(u32 memory, u32 stage, int group, int half)
 {
@@ -183,25 +227,29 @@ __device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const 
                                           u32 memory, ring &r, const tensor_map *q_map, const tensor_map *do_map)
 {
     auto &w = c.walk;
-    barrier_wait(&c.empty[r.stage], r.phase);
+    barrier_wait(PAIRED ? &c.empty_q[r.stage] : &c.empty[r.stage], r.phase);
     u64 *full = &c.full[r.stage];
-    c.notes[r.stage] = {w.q, w.h, w.b, ORDERED ? w.flags + c.kv / BLOCK_N * NOTE_KEYS : w.flags};
     barrier_expect(full, Q_BYTES + DO_BYTES + 2 * ROW_BYTES);
     i64 row = row_at(a, g, w.b, w.h, w.q);
 #pragma unroll
     for (int slab = 0; slab < SLABS_D; slab++)
         tensor_load(memory + Q_AT + r.stage * Q_BYTES + slab * ROW_SLAB, q_map, full, slab * 64, w.q, w.h, w.b);
     bulk_load(memory + LSE_AT + r.stage * ROW_BYTES, (const float *)g.lse + row, ROW_BYTES, full);
+    bulk_load(memory + DELTA_AT + r.stage * ROW_BYTES, (const float *)g.delta + row, ROW_BYTES, full);
+    if (PAIRED)
+        barrier_wait(&c.empty[r.stage], r.phase);
+    c.notes[r.stage] = {w.q, w.h, w.b, ORDERED ? w.flags + c.kv / BLOCK_N * NOTE_KEYS : w.flags};
 #pragma unroll
     for (int slab = 0; slab < SLABS_DV; slab++)
         tensor_load(memory + DO_AT + r.stage * DO_BYTES + slab * ROW_SLAB, do_map, full, slab * 64, w.q, w.h, w.b);
-    bulk_load(memory + DELTA_AT + r.stage * ROW_BYTES, (const float *)g.delta + row, ROW_BYTES, full);
     ring_next(r);
 }
 
 __device__ __forceinline__ void load_note(control &c, ring &r, int tile, int flags)
 {
     barrier_wait(&c.empty[r.stage], r.phase);
+    if (PAIRED)
+        barrier_wait(&c.empty_q[r.stage], r.phase);
     c.notes[r.stage] = {tile, 0, 0, flags};
     barrier_arrive(&c.full[r.stage]);
     ring_next(r);
@@ -252,15 +300,35 @@ __device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const 
 #endif
 }
 
+/* The tile after `tile`. Of a pair the first takes it, and tells the other, which says when it has read it. */
+__device__ __forceinline__ int next_tile(const attune_cuda_arguments &a, control &c, int tile, int round, int takers)
+{
+    if (!a.counter)
+        return tile + takers;
+    if (!PAIRED || cluster_rank() == 0)
+        tile = (ORDERED ? 0 : takers) + atomicAdd((int *)a.counter, 1);
+    if (PAIRED && cluster_rank() == 0) {
+        barrier_wait_peer(&c.next_empty, ~round & 1);
+        store_peer(&c.next, tile, &c.next_full);
+    } else if (PAIRED) {
+        barrier_expect(&c.next_full, sizeof c.next);
+        barrier_wait_peer(&c.next_full, round & 1);
+        tile = *(volatile int *)&c.next;
+        barrier_arrive_peer(&c.next_empty);
+    }
+    return tile;
+}
+
 __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                      u32 memory, const tensor_map *q_map, const tensor_map *k_map,
                                      const tensor_map *v_map, const tensor_map *do_map)
 {
     ring r = {0, 1}; /* empty to begin with: the phase before the first */
     auto &w = c.walk;
-    w.round = 0;
+    const int takers = (int)gridDim.x / (PAIRED ? 2 : 1);
     /* In order of the claims, lest one that waits keeps those off that it waits for. */
-    w.tile = ORDERED ? atomicAdd((int *)a.counter, 1) : (int)blockIdx.x;
+    w.tile = ORDERED ? next_tile(a, c, 0, 0, takers) : (int)blockIdx.x / (PAIRED ? 2 : 1);
+    w.round = 0;
 #pragma unroll 1
     for (; w.tile < column_count(a, g); w.round++) {
         {
@@ -271,13 +339,18 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
             w.b_keys = at.b;
             w.h_keys = at.h_kv;
         }
-        barrier_expect(&c.keys_full, K_BYTES + V_BYTES);
+        barrier_expect(&c.keys_full, K_BYTES + V_BYTES + (PAIRED ? 2 * KEY_SLAB : 0));
+        int rank = PAIRED ? (int)cluster_rank() : 0, kv = c.kv + rank * OWN_N;
 #pragma unroll
         for (int slab = 0; slab < SLABS_D; slab++)
-            tensor_load(memory + slab * KEY_SLAB, k_map, &c.keys_full, slab * 64, c.kv, w.h_keys, w.b_keys);
+            tensor_load(memory + slab * KEY_SLAB, k_map, &c.keys_full, slab * 64, kv, w.h_keys, w.b_keys);
 #pragma unroll
         for (int slab = 0; slab < SLABS_DV; slab++)
-            tensor_load(memory + K_BYTES + slab * KEY_SLAB, v_map, &c.keys_full, slab * 64, c.kv, w.h_keys, w.b_keys);
+            tensor_load(memory + K_BYTES + slab * KEY_SLAB, v_map, &c.keys_full, slab * 64, kv, w.h_keys, w.b_keys);
+#pragma unroll
+        for (int slab = 0; slab < (PAIRED ? 2 : 0); slab++)
+            tensor_load(memory + THEIR_K_AT + slab * KEY_SLAB, k_map, &c.keys_full, (rank * 2 + slab) * 64,
+                        c.kv + (rank ^ 1) * OWN_N, w.h_keys, w.b_keys);
         w.b_end = g.kv_batch == 1 ? a.batch : w.b_keys + 1;
         w.h_end = (w.h_keys + 1) * (a.heads / a.kv_heads);
 #pragma unroll 1
@@ -286,14 +359,13 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
             for (w.h = w.h_keys * (a.heads / a.kv_heads); w.h < w.h_end; w.h++)
                 load_head(a, g, c, memory, r, q_map, do_map);
         load_note(c, r, w.tile, NOTE_END);
-        if (a.counter)
-            w.tile = (ORDERED ? 0 : (int)gridDim.x) + atomicAdd((int *)a.counter, 1);
-        else
-            w.tile += (int)gridDim.x;
+        w.tile = next_tile(a, c, w.tile, w.round + ORDERED, takers);
     }
     load_note(c, r, 0, NOTE_STOP);
     int *counter = (int *)a.counter;
-    if (!ORDERED && counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
+    if (PAIRED && cluster_rank())
+        return;
+    if (!ORDERED && counter && atomicAdd(counter + 1, 1) == takers - 1) {
         counter[0] = 0;
         counter[1] = 0;
     }
@@ -309,7 +381,7 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
         return;
     u32 bytes = group ? PART_DQ_BYTES<1> : PART_DQ_BYTES<0>;
     ring r = {0, 0};
-    u32 phase = 0;
+    u32 phase = 0, rank = PAIRED ? cluster_rank() : 0;
     for (;; ring_next(r)) {
         barrier_wait(&c.full[r.stage], r.phase);
         note n = c.notes[r.stage];
@@ -324,13 +396,15 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
             continue;
         i64 row = row_at(a, g, n.b, n.h, n.q);
         int tile = n.flags / NOTE_KEYS;
-        u32 *word = (u32 *)g.turns + row / BLOCK_M * GROUPS + group;
+        u32 *word = (u32 *)g.turns + (PAIRED ? (row / BLOCK_M * 2 + rank) : row / BLOCK_M) * GROUPS + group;
         if (ORDERED)
             turn_wait(a, n.b, n.h, n.q, tile, word);
         if (first) {
-            float *to = sums_at(g, row, group);
+            float *to = PAIRED ? pair_sums_at(g, row, rank, group) : sums_at(g, row, group);
             barrier_wait(&c.dq_full[group], phase);
-            if (IN_PLACE) {
+            if (PAIRED) {
+                bulk_add(to, pair_dq_place(memory, r.stage, group), bytes);
+            } else if (IN_PLACE) {
                 bulk_add(to, dq_place(memory, r.stage, group, 0), bytes / 2);
                 bulk_add(to + bytes / 8, dq_place(memory, r.stage, group, 1), bytes / 2);
             } else
@@ -343,6 +417,29 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
         phase ^= 1;
     }
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+/* Sends dS to the other of a pair, tile by tile, and says when the other's has come. */
+__device__ __forceinline__ void exchange(control &c, u32 memory)
+{
+    ring r = {0, 0};
+    u32 phase = 0;
+    for (;; ring_next(r)) {
+        barrier_wait(&c.full[r.stage], r.phase);
+        int flags = c.notes[r.stage].flags;
+        barrier_arrive(&c.empty[r.stage]);
+        if (flags & NOTE_STOP)
+            break;
+        if (flags & NOTE_END)
+            continue;
+        barrier_expect(&c.theirs, ROW_SLAB);
+        barrier_wait(&c.ready, phase);
+        barrier_wait_peer(&c.free, phase);
+        copy_peer(memory + P_AT, memory + DS_AT, ROW_SLAB, &c.theirs);
+        barrier_wait_peer(&c.theirs, phase);
+        barrier_arrive_peer(&c.sent);
+        phase ^= 1;
+    }
 }
 
 #endif

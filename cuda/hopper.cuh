@@ -57,6 +57,48 @@ __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
                  : "memory");
 }
 
+/* Of two workgroups in a cluster. */
+__device__ __forceinline__ u32 cluster_rank()
+{
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/* Where the other workgroup has what lies at `address` here. */
+__device__ __forceinline__ u32 peer_address(u32 address)
+{
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(cluster_rank() ^ 1));
+    return there;
+}
+
+__device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+/* At the other workgroup's barrier. */
+__device__ __forceinline__ void barrier_arrive_peer(u64 *barrier)
+{
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+                     peer_address(shared_address(barrier)))
+                 : "memory");
+}
+
+/* For what the other workgroup did. */
+__device__ __forceinline__ void barrier_wait_peer(u64 *barrier, u32 phase)
+{
+    asm volatile("{\n.reg .pred p;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+                 "@p bra done;\n"
+                 "bra again;\n"
+                 "done:\n}" ::"r"(shared_address(barrier)),
+                 "r"(phase)
+                 : "memory");
+}
+
 __device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *barrier, int column, int row, int h,
                                             int b)
 {

@@ -147,10 +147,17 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
     return result;
 }
 
+/* Of a tile of keys. */
+static uint32_t workgroups(const attune__cuda_program *program)
+{
+    const uint32_t n = program->kernel.block_n;
+    return program->tma && attune__cuda_sm90_backward_paired(program->head_dim, program->head_dim_v, n) ? 2 : 1;
+}
+
 static bool encode_all(const attune__cuda_program *program, const attune__backward *call, attune__cu_tensor_map maps[4])
 {
     const attune__cuda_driver *driver = &attune__cuda_of(program->base.device)->driver;
-    const uint32_t rows = program->kernel.block_m, keys = program->kernel.block_n;
+    const uint32_t rows = program->kernel.block_m, keys = program->kernel.block_n / workgroups(program);
     const attune__forward *f = &call->forward;
     return attune__cuda_encode(driver, &f->q, rows, false, &maps[0]) &&
            attune__cuda_encode(driver, &f->k, keys, true, &maps[1]) &&
@@ -178,7 +185,8 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
     };
     if (adds) {
         const int64_t tiles = blocks(f->kv_len, program->kernel.block_n, f->kv_heads * f->k.size[0]);
-        n.adds = program->tma && tiles > program->kernel.resident ? program->kernel.resident : tiles;
+        const uint32_t each = workgroups(program), most = program->kernel.resident / each;
+        n.adds = (program->tma && tiles > most ? most : tiles) * each;
         const bool wide = program->tma && attune__cuda_sm90_backward_wide(program->head_dim, program->head_dim_v);
         n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * (wide ? 2 : 1));
     }

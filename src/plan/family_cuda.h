@@ -59,7 +59,7 @@ void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_p
  * otherwise, and has those behind:
  *
  *     sums     [batch][heads][row_stride][columns], in tiles of BLOCK_M1 rows as the kernel holds them
- *     turns    u32 [batch][heads][row tiles][2]: how often a warp group's part of a tile was added to, where that has
+ *     turns    u32 [batch][heads][row tiles][4]: how often a warp group's part of a tile was added to, where that has
  *              an order
  *     counter  int32 [2]: the next tile of keys, where that has one
  *     redo     int32: the sm80 kernels start over
@@ -75,6 +75,8 @@ uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t head_di
 
 /* Whether the warp groups share the columns, and the kernel that rounds dQ has two workgroups for each tile. */
 bool attune__cuda_sm90_backward_wide(uint32_t head_dim, uint32_t head_dim_v);
+/* Whether a tile of keys has two workgroups, in a cluster, with half of it each. */
+bool attune__cuda_sm90_backward_paired(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n);
 
 /* The functions of attune__family for this pass. */
 const char *attune__cuda_sm90_backward_refuses(const attune__search *search);

@@ -319,12 +319,21 @@ bool attune__cuda_backed(const attune_plan_choice *choice)
  * 64 there is room for 128 rows, unless a score expression takes it. */
 static const attune__tile sm90_64[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 12)};
 static const attune__tile sm90_128[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 12)};
-/* Here the warp groups share 64 keys. */
-static const attune__tile sm90_256[] = {ATTUNE__TILES(64, 64, 64, 64, 2, 12)};
+/* Past 128 the warp groups share 64 keys; with both head dimensions past 192 two workgroups 128, which have no
+ * room for gradients of captures. */
+static const attune__tile sm90_256[] = {
+    ATTUNE__TILES(64, 128, 64, 128, 2, 12),
+    ATTUNE__TILES(64, 64, 64, 64, 2, 12),
+};
 
 bool attune__cuda_sm90_backward_wide(uint32_t head_dim, uint32_t head_dim_v)
 {
     return head_dim > 128 || head_dim_v > 128;
+}
+
+bool attune__cuda_sm90_backward_paired(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n)
+{
+    return attune__cuda_sm90_backward_wide(head_dim, head_dim_v) && block_n == 128;
 }
 
 static bool sm90_wide(const attune__shape *s)
@@ -363,8 +372,12 @@ const attune__tile *attune__cuda_sm90_backward_tiles(const attune__search *searc
 {
     const attune__shape *s = search->shape;
     *count = 1;
-    if (sm90_wide(s))
+    if (s->head_dim > 192 && s->head_dim_v > 192 && s->kv_len > 64 && !s->capture_gradient_elements) {
+        *count = COUNT(sm90_256);
         return sm90_256;
+    }
+    if (sm90_wide(s))
+        return &sm90_256[COUNT(sm90_256) - 1];
     return s->head_dim <= 64 && s->head_dim_v <= 64 && !s->score_expr ? sm90_64 : sm90_128;
 }
 
@@ -373,14 +386,13 @@ const char *attune__cuda_sm90_backward_refuse(const attune__search *search, cons
 {
     const attune__shape *s = search->shape;
     uint32_t count;
-    const attune__tile *only = attune__cuda_sm90_backward_tiles(search, &count);
+    const attune__tile *tiles = attune__cuda_sm90_backward_tiles(search, &count);
     static const attune__option options[] = {ATTUNE__BLOCK_M1, ATTUNE__BLOCK_N1, ATTUNE__NUM_STAGES, ATTUNE__NUM_WARPS};
     for (size_t i = 0; i < COUNT(options); i++) {
         *option = options[i];
-        if (tile->value[*option] != only->value[*option])
+        if (tile->value[*option] != tiles[0].value[*option] && tile->value[*option] != tiles[count - 1].value[*option])
             return "the tile of wgmma's backward kernel is fixed: 64 x 128, 128 x 128 with head dimensions up to 64 "
-                   "and "
-                   "no score, 64 x 64 past 128; num_stages 2, num_warps 12";
+                   "and no score, 64 x 64 past 128 (both past 192: 64 x 128 too); num_stages 2, num_warps 12";
     }
     *option = s->mask_kv_block % tile->value[ATTUNE__BLOCK_N1] ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
     if (s->block_mask &&
@@ -401,7 +413,8 @@ static uint32_t dq_columns(uint32_t head_dim, uint32_t head_dim_v, uint32_t m)
  * With D and Dv padded to 64 and C columns of dQ:
  *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][128])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
  * Of wide heads P and dS[M1][64] take the place of dS, and C is D padded to 64, or 0 past 192. Gradients of captures
- * have 1536 more.
+ * have 1536 more. A pair has 64 keys each, one stage of P and dS, half of the other's K in the place of the second, and
+ * 256 bytes more.
  */
 attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const attune__tile *tile)
 {
@@ -409,10 +422,13 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
     const uint32_t *v = tile->value, m = v[ATTUNE__BLOCK_M1], n = v[ATTUNE__BLOCK_N1], stages = v[ATTUNE__NUM_STAGES];
     const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
     const uint32_t e = attune__dtype_bytes(s);
-    const uint32_t columns = !sm90_wide(s) ? dq_columns(s->head_dim, s->head_dim_v, m) : sm90_apart(s) ? d : 0;
+    const bool pair = attune__cuda_sm90_backward_paired(s->head_dim, s->head_dim_v, n);
+    const uint32_t keys = pair ? n / 2 : n, columns = !sm90_wide(s)   ? dq_columns(s->head_dim, s->head_dim_v, m)
+                                                      : sm90_apart(s) ? d
+                                                                      : 0;
     return (attune__cost){
-        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 + 256 +
-                  (s->capture_gradient_elements ? 1536 : 0),
+        .shared = (keys * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 +
+                  (pair ? 512 : 256) + (s->capture_gradient_elements ? 1536 : 0),
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = 32 + (sm90_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
         .launched_registers = 168,
@@ -433,7 +449,7 @@ uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_
 
 uint64_t attune__cuda_sm90_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads)
 {
-    return (uint64_t)(batch * heads) * w->row_stride / 64 * 2 * sizeof(uint32_t) + 16;
+    return (uint64_t)(batch * heads) * w->row_stride / 64 * 4 * sizeof(uint32_t) + 16;
 }
 
 /* ------------------------------------------------------------------------------------------------------- workspace */

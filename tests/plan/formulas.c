@@ -77,9 +77,11 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
                              : x.d > 128 || x.dv > 128 ? up(x.d, 64)
                              : x.d > 64                ? 128
                                                        : up(x.d, x.m1 == 128 ? 16 : 32);
+    const uint64_t pair = x.d > 192 && x.dv > 192 && x.n1 == 128 ? 2 : 1;
     x.d = up(x.d, 64), x.dv = up(x.dv, 64);
     if (c->direction == ATTUNE_BACKWARD)
-        return x.n1 * (x.d + x.dv) * 2 + x.stages * x.m1 * ((x.d + x.dv + 128) * 2 + 8) + x.m1 * columns * 4 + 256;
+        return x.n1 / pair * (x.d + x.dv) * 2 + x.stages * x.m1 * ((x.d + x.dv + 128) * 2 + 8) + x.m1 * columns * 4 +
+               256 * pair;
     uint64_t rows = (x.d > 128 || x.dv > 128 ? 1 : 2) * x.m;
     const uint64_t words = x.words ? up(x.stages * (16 + x.words * x.n * 4), 128) : 0;
     return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(272 + 56 * x.stages, 128) + words;
