@@ -154,11 +154,12 @@ typedef struct attune_cuda_backward {
     unsigned long long lse, delta;
     long long row_stride;
     /* long long [elements][ATTUNE_CUDA_SUM_WORDS]: what captures are due, and by symbol of the score expression where
-     * each one's begin; 0 = not wanted. */
+     * each one's begin; 0 = not wanted, or added already. sum_words from `sums` on are cleared. */
     unsigned long long sums, sum_words;
     unsigned long long symbol_sums[ATTUNE_CUDA_SYMBOLS];
 
-    /* backward_sm90, backward_atomic_sm80: there `sums` are float, those of dQ. int32 *redo, behind them, says that the sm80 kernels, which
+    /* backward_sm90, backward_atomic_sm80: there `sums` are float, those of dQ, and the captures' behind redo. int32
+     * *redo, behind them, says that the sm80 kernels, which
      * are launched after it, start over; 0 = they are on their own. */
     unsigned long long redo;
     /* backward_sm90 with ATTUNE_DETERMINISTIC: u32 [batch * heads][row tiles][2], how often each part of dQ's sums was

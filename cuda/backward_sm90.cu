@@ -21,6 +21,7 @@
  * next.
  */
 #include "feed_backward_sm90.cuh"
+#include "reads_sm90.cuh"
 #include "wgmma.cuh"
 
 /* ----------------------------------------------------------------------------------------------------- instructions */
@@ -43,14 +44,18 @@ __device__ __forceinline__ float2 load_two(u32 at)
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
 constexpr int SHARE = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* of a tile's rows, a warp group's */
-constexpr int TILE = SHARE / 2;                          /* of S and dP, what a thread holds */
+/* S and dP with what captures are due are made in halves, where dK and dV leave no room for all of it. */
+constexpr int PARTS = AT_ONCE && !WIDE && WIDTH_D + WIDTH_DV > 192 ? 2 : 1;
+/* Whether that is added under the last products. */
+constexpr bool READS_UNDER = !WIDE && PARTS == 1 && !ORDERED;
+constexpr int TILE = SHARE / 2 / PARTS; /* of S and dP, what a thread holds */
 
 /* S or dP, turned: [keys][rows]. Begun. */
 template <int STEPS> __device__ __forceinline__ void multiply_keys(float (&s)[TILE], u64 keys, u64 rows)
 {
 #pragma unroll
     for (int step = 0; step < STEPS; step++)
-        wgmma<SHARE>::ss(s, keys + (step / 4 * KEY_SLAB + step % 4 * 32) / 16,
+        wgmma<SHARE / PARTS>::ss(s, keys + (step / 4 * KEY_SLAB + step % 4 * 32) / 16,
                            rows + (step / 4 * ROW_SLAB + step % 4 * 32) / 16, step);
     wgmma_commit();
 }
@@ -230,10 +235,41 @@ __device__ __forceinline__ void pair(float s, float lse, float &p, float &slope,
     }
     score = __float_as_uint(s) == __float_as_uint(FORBIDDEN) ? -ATTUNE_INF : score;
     p = exp2_fast(__fmaf_rn(score, factor, -lse));
-    slope = p == 0.0f ? 0.0f : p * by;
+    slope = HAVE_READS && !AT_ONCE ? p : p == 0.0f ? 0.0f : p * by;
 #else
     p = slope = exp2_fast(__fmaf_rn(s, factor, -lse));
 #endif
+}
+
+/* What the pairs of a tile share: of the thread's keys, and of two rows of each set. */
+struct tile_terms {
+    shared_terms key[2], mine[ROW_SETS][2];
+};
+
+__device__ __forceinline__ void share_tile(tile_terms &t, const attune_cuda_arguments &a, const note &n, int q, int kv)
+{
+    share_key(t.key[0], a, n.b, n.h, kv);
+    share_key(t.key[1], a, n.b, n.h, kv + 8);
+#pragma unroll
+    for (int set = 0; set < ROW_SETS; set++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            share_row(t.mine[set][j], a, n.b, n.h, column_of_lane(q, set) + j);
+}
+
+/* The terms of a piece's rows. */
+__device__ __forceinline__ void share_piece(shared_terms (&row)[2], const tile_terms &t, int piece)
+{
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        const shared_terms &near = t.mine[0][j], &far = t.mine[ROW_SETS - 1][j];
+#pragma unroll
+        for (int w = 0; w < ATTUNE_SCORE_ROWS; w++)
+            row[j].score[w] = word_of_column(piece < 8 ? near.score[w] : far.score[w], piece);
+#pragma unroll
+        for (int w = 0; w < ATTUNE_SLOPE_ROWS; w++)
+            row[j].slope[w] = word_of_column(piece < 8 ? near.slope[w] : far.slope[w], piece);
+    }
 }
 
 /* S becomes P, in 16 bits in p, and in s times the score's derivative. */
@@ -241,15 +277,9 @@ template <bool NEAR>
 __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4], const attune_cuda_arguments &a,
                                       const note &n, int q, int kv, u32 lse, float factor)
 {
-    int column = (int)threadIdx.x % 4 * 2;
-    shared_terms key[2], mine[ROW_SETS][2];
-    share_key(key[0], a, n.b, n.h, kv);
-    share_key(key[1], a, n.b, n.h, kv + 8);
-#pragma unroll
-    for (int set = 0; set < ROW_SETS; set++)
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            share_row(mine[set][j], a, n.b, n.h, column_of_lane(q, set) + j);
+    int column = thread_now() % 4 * 2;
+    tile_terms terms;
+    share_tile(terms, a, n, q, kv);
     /* Where the text is long the pairs go round, so that a loop has eight of them. */
     constexpr int SOME = ATTUNE_SCORE_IS_LONG ? 8 : TILE;
 #pragma unroll 1
@@ -260,20 +290,11 @@ __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
             float2 l = load_two(lse + ((first + i) * 2 + column) * 4);
             float x[4];
             shared_terms row[2];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const shared_terms &near = mine[0][j], &far = mine[ROW_SETS - 1][j];
-#pragma unroll
-                for (int w = 0; w < ATTUNE_SCORE_ROWS; w++)
-                    row[j].score[w] = word_of_column(n_at < 8 ? near.score[w] : far.score[w], n_at);
-#pragma unroll
-                for (int w = 0; w < ATTUNE_SLOPE_ROWS; w++)
-                    row[j].slope[w] = word_of_column(n_at < 8 ? near.slope[w] : far.slope[w], n_at);
-            }
+            share_piece(row, terms, n_at);
 #pragma unroll
             for (int j = 0; j < 4; j++)
                 pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, at + j % 2, kv + j / 2 * 8, kv, factor,
-                           key[j / 2], row[j % 2]);
+                           terms.key[j / 2], row[j % 2]);
             p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
             p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
         }
@@ -301,7 +322,7 @@ __device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[SHARE /
                                               const attune_cuda_arguments &a, const note &n, int kv, u32 lse,
                                               float factor)
 {
-    int q = n.q + (int)threadIdx.x % 4 * 2 + (WIDE ? ((int)threadIdx.x / 128 - 1) * SHARE : 0);
+    int q = n.q + thread_now() % 4 * 2 + (WIDE ? (thread_now() / 128 - 1) * SHARE : 0);
     if (n.flags & NOTE_MASK)
         forbid(s, a, n, q, kv);
     if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, a.scale))
@@ -322,10 +343,82 @@ __device__ __forceinline__ void differences(const float (&s)[TILE], const float 
     }
 }
 
+#if ATTUNE_HAVE_READS
+/* The same with what captures are due, of P alone in s. */
+__device__ __forceinline__ void differences(float (&s)[TILE], float (&d_p)[TILE], u32 (&d_s)[SHARE / 16][4],
+                                            read_sums<TILE> &sums, const reader &t, u32 delta)
+{
+    constexpr bool NEAR = READS_NEAR;
+    int h_kv = t.h / (t.a.heads / t.a.kv_heads);
+#pragma unroll
+    for (int i = 0; i < TILE; i += 4) {
+        float2 two = load_two(delta + (i * 2 + thread_now() % 4 * 2) * 4);
+        float x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float d = s[i + j] == 0.0f ? 0.0f : s[i + j] * (d_p[i + j] - (j % 2 ? two.y : two.x));
+            float by = attune_score_slope(t.b, t.h, t.q + i * 2 + j % 2, t.kv + j / 2 * 8, h_kv, t.a.q_len, t.a.kv_len,
+                                          0.0f, t.a.score_symbols);
+            x[j] = d == 0.0f ? 0.0f : d * by;
+            sum_reads<NEAR>(sums, t, i / 4, j, d, 0.0f);
+            d_p[i + j] = d;
+        }
+        d_s[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
+        d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
+    }
+    add_pairs<NEAR>(d_p, s, t);
+}
+
+/* P, dS and what captures are due, where this depends on the scores: at once, for P would not tell them. */
+template <bool NEAR>
+__device__ __forceinline__ void pairs_at_once(float (&s)[TILE], float (&d_p)[TILE], u32 (&p)[SHARE / 16][4],
+                                              u32 (&d_s)[SHARE / 16][4], read_sums<TILE> &sums, const reader &t,
+                                              const note &n, u32 lse, u32 delta, int part)
+{
+    int column = thread_now() % 4 * 2;
+    tile_terms terms;
+    share_tile(terms, t.a, n, t.q, t.kv);
+#pragma unroll
+    for (int i = 0; i < TILE; i += 4) {
+        float2 l = load_two(lse + (i * 2 + column) * 4), two = load_two(delta + (i * 2 + column) * 4);
+        float x[4], y[4];
+        shared_terms row[2];
+        share_piece(row, terms, i / 4);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], y[j], t.a, n, t.q + i * 2 + j % 2, t.kv + j / 2 * 8, t.kv,
+                       ATTUNE_LOG2E, terms.key[j / 2], row[j % 2]);
+            float difference = d_p[i + j] - (j % 2 ? two.y : two.x);
+            d_p[i + j] = x[j] == 0.0f ? 0.0f : x[j] * difference;
+            y[j] = x[j] == 0.0f ? 0.0f : y[j] * difference;
+            sum_reads<NEAR>(sums, t, i / 4, j, d_p[i + j], s[i + j] * t.a.scale);
+        }
+        int to = (part * TILE + i) / 8;
+        p[to][i / 4 % 2 * 2] = pack(x[0], x[1]);
+        p[to][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
+        d_s[to][i / 4 % 2 * 2] = pack(y[0], y[1]);
+        d_s[to][i / 4 % 2 * 2 + 1] = pack(y[2], y[3]);
+    }
+    add_pairs<NEAR>(d_p, s, t);
+}
+
+__device__ __forceinline__ void all_at_once(float (&s)[TILE], float (&d_p)[TILE], u32 (&p)[SHARE / 16][4],
+                                            u32 (&d_s)[SHARE / 16][4], read_sums<TILE> &sums, const reader &t,
+                                            const note &n, u32 lse, u32 delta, int part)
+{
+    if (n.flags & NOTE_MASK)
+        forbid(s, t.a, n, t.q, t.kv);
+    if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, t.a.scale))
+        pairs_at_once<true>(s, d_p, p, d_s, sums, t, n, lse, delta, part);
+    else
+        pairs_at_once<false>(s, d_p, p, d_s, sums, t, n, lse, delta, part);
+}
+#endif
+
 /* P or dS to shared memory: [row][key], a 64 keys' slab. */
 __device__ __forceinline__ void store_piece(const u32 (&d_s)[SHARE / 16][4], u32 slab)
 {
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32 % 4;
+    int lane = thread_now() % 32, warp = thread_now() / 32 % 4;
     u32 at = slab + (lane / 16 * 8 + lane % 8) * 128 + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
     for (int step = 0; step < SHARE / 16; step++)
@@ -344,7 +437,7 @@ __device__ __forceinline__ void group_sync(int group)
 /* Of a part of dQ `MANY` of what each thread holds, from `FIRST` on. */
 template <int FIRST, int MANY, int COUNT> __device__ __forceinline__ void store_dq(const float (&dq)[COUNT], u32 to)
 {
-    to += threadIdx.x % 128 * 16;
+    to += (u32)thread_now() % 128 * 16;
 #pragma unroll
     for (int i = 0; i < MANY; i += 4)
         asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i / 4 * 128 * 16), "f"(dq[FIRST + i]),
@@ -379,7 +472,7 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
                                       int rows, int first, float factor, bool &good)
 {
     float none = 0.0f; /* NaN once an element is not finite */
-    int lane = (int)threadIdx.x % 32;
+    int lane = thread_now() % 32;
     element *base = (element *)v.address + b * v.batch + h * v.head;
     bool paired = ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 3) == 0;
 #pragma unroll
@@ -408,6 +501,13 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
 
 /* ------------------------------------------------------------------------------------------------------- the owners */
 
+/* Of a tile's keys the thread's first. */
+template <bool SHARED> __device__ __forceinline__ int key_now(int group)
+{
+    int thread = thread_now();
+    return (SHARED ? 0 : group * 64) + thread % 128 / 32 * 16 + thread % 32 / 4;
+}
+
 /* GROUP: the warp group, unless both are alike. */
 template <int GROUP>
 __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
@@ -421,6 +521,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
     float factor = HAVE_SCORE ? ATTUNE_LOG2E : a.scale * ATTUNE_LOG2E;
     ring r = {0, 0};
     u32 dq_phase = 1, ds_stage = 0;
+#if ATTUNE_HAVE_READS
+    clear_reads(memory);
+#endif
     for (u32 round = 0;; round++) {
         barrier_wait(&c.full[r.stage], r.phase);
         note n = c.notes[r.stage];
@@ -434,31 +537,65 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         for (int i = 0; i < COLUMNS_DV / 2; i++)
             dv[i] = 0.0f;
         barrier_wait(&c.keys_full, round & 1);
+#if !ATTUNE_HAVE_READS
         int kv = c.kv + own_row;
+#endif
         while (!(n.flags & NOTE_END)) {
             u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
             u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
             u32 p[SHARE / 16][4], d_s[SHARE / 16][4];
-            {
+#if ATTUNE_HAVE_READS
+            /* Once more, and again below: registers are short. */
+            group = EVEN ? thread_now() / 128 - 1 : GROUP;
+            own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
+            k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);
+            int kv = *(volatile int *)&c.kv + key_now<WIDE>(group);
+            read_sums<TILE> sums;
+#endif
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                u32 part_rows = own_share + part * (TILE * 2) * 128;
                 float s[TILE];
                 wgmma_fence();
-                multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile + own_share));
+                multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile + part_rows));
                 float d_p[TILE];
                 if constexpr (!LATE) {
                     wgmma_fence();
-                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
+                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + part_rows));
                 }
-                wgmma_wait<!LATE>();
-                accumulators_done(s);
-                probabilities(s, p, a, n, kv, memory + LSE_AT + r.stage * ROW_BYTES + own_share / 32, factor);
-                if constexpr (LATE) {
-                    wgmma_fence();
-                    multiply_rows<COLUMNS_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
-                    multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
+                u32 row_data = memory + r.stage * ROW_BYTES + part_rows / 32;
+#if ATTUNE_HAVE_READS
+                reader t = {a, g, n.b, n.h, n.q + (int)(part_rows / 128) + thread_now() % 4 * 2, kv};
+                clear_sums(sums);
+#endif
+                if constexpr (AT_ONCE) {
+#if ATTUNE_HAVE_READS
+                    wgmma_wait<0>();
+                    accumulators_done(s);
+                    accumulators_done(d_p);
+                    all_at_once(s, d_p, p, d_s, sums, t, n, row_data + LSE_AT, row_data + DELTA_AT, part);
+#endif
+                } else {
+                    wgmma_wait<!LATE>();
+                    accumulators_done(s);
+                    probabilities(s, p, a, n, kv, row_data + LSE_AT, factor);
+                    if constexpr (LATE) {
+                        wgmma_fence();
+                        multiply_rows<COLUMNS_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
+                        multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
+                    }
+                    wgmma_wait<0>();
+                    accumulators_done(d_p);
+#if ATTUNE_HAVE_READS
+                    differences(s, d_p, d_s, sums, t, row_data + DELTA_AT);
+#else
+                    differences(s, d_p, d_s, row_data + DELTA_AT);
+#endif
                 }
-                wgmma_wait<0>();
-                accumulators_done(d_p);
-                differences(s, d_p, d_s, memory + DELTA_AT + r.stage * ROW_BYTES + own_share / 32);
+#if ATTUNE_HAVE_READS
+                if constexpr (!READS_UNDER)
+                    add_reads(sums, t, memory);
+#endif
             }
             float dq[WIDE ? COLUMNS_D / 2 : DQ_WIDTH / 2];
             u32 stage = r.stage;
@@ -504,22 +641,39 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 wgmma_fence();
                 multiply_dq(dq, ds_tile, memory, group);
                 multiply_rows<COLUMNS_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
+#if ATTUNE_HAVE_READS
+                if constexpr (READS_UNDER)
+                    add_reads(sums, {a, g, n.b, n.h, n.q + thread_now() % 4 * 2, kv}, memory);
+#endif
                 ring_next(r);
                 barrier_wait(&c.full[r.stage], r.phase);
                 n = c.notes[r.stage];
                 wgmma_wait<1>();
                 accumulators_done(dq);
+#if ATTUNE_HAVE_READS
+                dq_phase = ds_stage ^ 1;
+#endif
                 give_dq(dq, c, memory, group, dq_phase);
             }
             wgmma_wait<0>();
             accumulators_done(dk);
             accumulators_done(dv);
+#if ATTUNE_HAVE_READS
+            const volatile note &last = c.notes[stage];
+            int h = last.h, b = last.b;
+            kv = *(volatile int *)&c.kv + key_now<WIDE>(group);
+            if (n.flags & NOTE_END || n.h != h || n.b != b)
+                flush_reads({a, g, b, h, 0, kv}, memory);
+#endif
             lane_arrive(&c.empty[stage]);
             ds_stage ^= 1; /* the other warp group may still read the present one */
         }
         warp_arrive(&c.empty[r.stage]);
         lane_arrive(&c.keys_empty);
         ring_next(r);
+#if ATTUNE_HAVE_READS
+        own_row = key_now<WIDE>(group);
+#endif
         column at = column_at(a, g, n.q);
         bool good = true;
         int row = at.kv + own_row, second = WIDE ? group : 0;

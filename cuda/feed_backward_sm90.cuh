@@ -14,6 +14,9 @@
 #ifndef ATTUNE_DETERMINISTIC
 #define ATTUNE_DETERMINISTIC 0
 #endif
+#ifndef ATTUNE_READS_OF_SCORE
+#define ATTUNE_READS_OF_SCORE 0
+#endif
 
 constexpr int GROUPS = 2; /* of consumers */
 constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
@@ -47,11 +50,13 @@ constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
 constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
 constexpr u32 DS_BYTES = 2 * ROW_SLAB; /* dS, or of wide heads P and dS */
-/* Whether dP begins after P and dV only: a score expression has no room beside it. */
-constexpr bool LATE = HAVE_SCORE && !WIDE;
 /* Whether dQ's sums are added to in turn. Under a causal mask the last keys begin last in their rows, so that their
  * turns come with hardly a wait. */
 constexpr bool ORDERED = ATTUNE_DETERMINISTIC;
+/* Gradients of captures: whether what they are due depends on the scores. */
+constexpr bool HAVE_READS = ATTUNE_HAVE_READS, AT_ONCE = HAVE_READS && (ATTUNE_READS_OF_SCORE || ORDERED);
+/* Whether dP begins after P and dV only: a score expression has no room beside it. */
+constexpr bool LATE = HAVE_SCORE && !WIDE && !AT_ONCE;
 constexpr int LOADER_REGISTERS = ORDERED ? 40 : 24, OWNER_REGISTERS = ORDERED ? 232 : 240;
 static_assert(!ORDERED || ADDED != ADDED_AT_ONCE, "what all threads add has no turns");
 
@@ -62,6 +67,19 @@ constexpr u32 Q_AT = K_BYTES + V_BYTES, DO_AT = Q_AT + STAGES * Q_BYTES, DS_AT =
 constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES, 
               LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
+
+/* threadIdx.x; with gradients of captures hidden from the compiler, which else keeps what follows from it in registers,
+ * which are short. */
+__device__ __forceinline__ int thread_now()
+{
+#if ATTUNE_HAVE_READS
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+#else
+    return (int)threadIdx.x;
+#endif
+}
 
 struct __align__(16) note
 {
@@ -78,7 +96,10 @@ struct control {
     } walk; /* in shared memory, because the loader has few registers */
 };
 constexpr u32 CONTROL_BYTES = 256;
-static_assert(sizeof(control) <= CONTROL_BYTES && planned(CONTROL_AT + CONTROL_BYTES, 0));
+/* What captures are due from a head's rows: reads_sm90.cuh. */
+constexpr u32 READS_AT = CONTROL_AT + CONTROL_BYTES, READ_BYTES = 1536;
+static_assert(sizeof(control) <= CONTROL_BYTES);
+static_assert(planned(READS_AT + READ_BYTES, 0) || (!HAVE_READS && planned(READS_AT, 0)));
 
 /* ----------------------------------------------------------------------------------------------------- instructions */
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* The hot call of the backward pass: lse and delta, dK and dV, dQ, and what captures are due, one after another. A
  * backed kernel gives dK, dV and dQ's sums, which another one rounds; those of cuda_sm80 stand behind them. */
+#include <string.h>
+
 #include "base/error.h"
 #include "cuda/cuda.h"
 #include "plan/family_cuda.h"
@@ -77,16 +79,16 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
         .row_stride = (long long)w.row_stride,
         .sums = workspace + w.sums,
     };
-    *sums = sums_of(program, call, workspace + w.sums, b.symbol_sums);
-    b.sum_words = (unsigned long long)sums->elements * ATTUNE_CUDA_SUM_WORDS;
+    attune__cu_pointer captures = b.sums;
     if (adds) {
         b.turns =
             b.sums + attune__cuda_sm90_backward_sums(&w, f->batch, f->heads, program->head_dim, program->head_dim_v);
-        const uint64_t end = b.turns + attune__cuda_sm90_backward_turns(&w, f->batch, f->heads);
-        b.sum_words = (end - b.sums) / 8;
-        b.redo = end - 8;
+        captures = b.turns + attune__cuda_sm90_backward_turns(&w, f->batch, f->heads);
+        b.redo = captures - 8;
         b.together = together(f);
     }
+    *sums = sums_of(program, call, captures, b.symbol_sums);
+    b.sum_words = (captures - b.sums) / 8 + (unsigned long long)sums->elements * ATTUNE_CUDA_SUM_WORDS;
     if (f->mask) {
         const attune_mask *mask = f->mask;
         const attune__cuda_mask *uploaded = (const attune__cuda_mask *)f->device_mask;
@@ -113,9 +115,14 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
                                 attune_cuda_arguments *arguments, attune_cuda_backward *backward,
                                 attune_cuda_sums *sums, attune__cu_tensor_map maps[4])
 {
+    /* Behind a kernel that adds dQ up the others start over at most, and what captures are due has been added. */
+    attune_cuda_backward again = *backward;
+    if (n->adds)
+        memset(again.symbol_sums, 0, sizeof again.symbol_sums);
     const attune__cuda_loaded *keys = program->backed ? &program->fallback : &program->kernel, *rows = &program->rows;
     const attune__cuda_loaded *adds = &program->kernel;
     void *parameters[] = {arguments, backward, &maps[0], &maps[1], &maps[2], &maps[3]}, *sums_parameters[] = {sums};
+    void *rest_parameters[] = {arguments, &again};
     const struct {
         attune__cu_function function;
         int64_t blocks;
@@ -127,8 +134,8 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
         {program->dq, n->dq, DQ_THREADS,
          program->tma ? attune__cuda_sm90_backward_dq_bytes(program->head_dim, program->head_dim_v, adds->block_m) : 0,
          parameters},
-        {keys->function, n->keys, keys->threads, keys->shared_memory, parameters},
-        {rows->function, n->rows, rows->threads, rows->shared_memory, parameters},
+        {keys->function, n->keys, keys->threads, keys->shared_memory, rest_parameters},
+        {rows->function, n->rows, rows->threads, rows->shared_memory, rest_parameters},
         {program->sums, n->sums, SUMS_THREADS, 0, sums_parameters},
     };
     attune__cu_result result = CU_SUCCESS;

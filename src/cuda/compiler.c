@@ -416,6 +416,8 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
             attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", NULL, text, &limit);
         if (m->slope.key_count)
             attune__ctext_near_slope(desc->gradient, "attune_score_slope_near_of", &m->slope, text, &limit);
+        if (desc->gradient && desc->choice->use_tma)
+            attune__ctext_near_reads(desc->gradient, text);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
         if (isfinite(m->limit)) {
             attune__float_text(m->limit, literal);
@@ -541,7 +543,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
         const bool reads = desc->gradient && desc->gradient->read_count && s->capture_gradient_elements;
         add_option(kernel, "HAVE_MASK_COLUMNS", m.columns);
         add_option(kernel, "DETERMINISTIC", choice->use_tma && choice->deterministic);
-        add_option(kernel, "HAVE_READS", reads && role == ATTUNE__CUDA_ROWS);
+        add_option(kernel, "HAVE_READS", reads && (choice->use_tma || role == ATTUNE__CUDA_ROWS));
         add_option(kernel, "OWN_KEYS", role != ATTUNE__CUDA_ROWS);
         add_option(kernel, "APART", attune__cuda_backward_apart(s));
     }

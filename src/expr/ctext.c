@@ -384,6 +384,16 @@ bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name
     return near_text(gradient->expr, gradient->score, name, terms, text, limit);
 }
 
+void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *text)
+{
+    float limit;
+    char name[40];
+    for (uint32_t i = 0; i < gradient->read_count; i++) {
+        snprintf(name, sizeof name, "attune_read_%u_near", i);
+        near_text(gradient->expr, gradient->reads[i].factor, name, NULL, text, &limit);
+    }
+}
+
 bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer)
 {
     const attune__node *root = &expr->nodes[expr->node_count - 1], *tanh = root;

@@ -45,30 +45,63 @@ static void add_place(const attune_expr *expr, const attune__node *read, const c
     attune__text_add(text, ");\n}\n");
 }
 
-static int how(const attune_expr *expr, const attune__node *read)
+static bool is_var(const attune_expr *expr, uint32_t n, attune__var var)
+{
+    return expr->nodes[n].op == ATTUNE__OP_VAR && expr->nodes[n].value.i == (int32_t)var;
+}
+
+/* Marks the nodes that are the same for all pairs of a head with the same distance of q from kv. */
+static void find_diagonal(const attune_expr *expr, bool diagonal[ATTUNE_EXPR_MAX_NODES])
+{
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        const attune__node *node = &expr->nodes[n];
+        const uint32_t *arg = node->arg;
+        if (node->op == ATTUNE__OP_SUB &&
+            ((is_var(expr, arg[0], ATTUNE__VAR_Q) && is_var(expr, arg[1], ATTUNE__VAR_KV)) ||
+             (is_var(expr, arg[0], ATTUNE__VAR_KV) && is_var(expr, arg[1], ATTUNE__VAR_Q)))) {
+            diagonal[n] = true;
+            continue;
+        }
+        diagonal[n] = !is_var(expr, n, ATTUNE__VAR_Q) && !is_var(expr, n, ATTUNE__VAR_KV);
+        for (uint32_t i = 0; i < node->arg_count; i++)
+            diagonal[n] = diagonal[n] && diagonal[arg[i]];
+    }
+}
+
+static int how(const attune_expr *expr, const attune__node *read, const bool diagonal[ATTUNE_EXPR_MAX_NODES])
 {
     const uint16_t row = 1u << ATTUNE__VAR_Q, key = 1u << ATTUNE__VAR_KV;
     uint16_t uses = 0;
-    for (uint32_t i = 0; i < read->arg_count; i++)
+    bool distance = true;
+    for (uint32_t i = 0; i < read->arg_count; i++) {
         uses = (uint16_t)(uses | expr->nodes[read->arg[i]].uses);
-    return (uses & row ? ATTUNE__READ_ROW : 0) | (uses & key ? ATTUNE__READ_KEY : 0);
+        distance = distance && diagonal[read->arg[i]];
+    }
+    return uses & row && uses & key ? (distance ? ATTUNE__READ_DIAGONAL : ATTUNE__READ_PAIR)
+           : uses & row             ? ATTUNE__READ_ROW
+           : uses & key             ? ATTUNE__READ_KEY
+                                    : ATTUNE__READ_ONE;
 }
 
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text)
 {
     const attune_expr *expr = gradient->expr;
+    bool diagonal[ATTUNE_EXPR_MAX_NODES];
+    uint16_t uses = expr->nodes[gradient->score].uses;
     char name[40];
+    find_diagonal(expr, diagonal);
     add_value(expr, gradient->score, "attune_score_slope", text);
     for (uint32_t i = 0; i < gradient->read_count; i++) {
         snprintf(name, sizeof name, "attune_read_%u", i);
         add_value(expr, gradient->reads[i].factor, name, text);
+        uses = (uint16_t)(uses | expr->nodes[gradient->reads[i].factor].uses);
         snprintf(name, sizeof name, "attune_read_%u_at", i);
         add_place(expr, &expr->nodes[gradient->reads[i].capture], name, text);
     }
     attune__text_add(text, "#define ATTUNE_READS(X)");
     for (uint32_t i = 0; i < gradient->read_count; i++) {
         const attune__node *read = &expr->nodes[gradient->reads[i].capture];
-        attune__text_add(text, " X(%u, %d, %d)", i, read->value.i, how(expr, read));
+        attune__text_add(text, " X(%u, %d, %d)", i, read->value.i, how(expr, read, diagonal));
     }
-    attune__text_add(text, "\n");
+    attune__text_add(text, "\n#define ATTUNE_READS_OF_SCORE %d\n", (uses & 1u << ATTUNE__VAR_SCORE) != 0);
 }

@@ -67,15 +67,19 @@ void attune__ctext_capped(const attune_expr *expr, const char *name, const char 
  *     long long attune_read_0_at(the same)                                its element in row-major order, -1 = none:
  *                                                                         attune_at_RANK(capture, indices)
  *     #define ATTUNE_READS(X) X(0, symbol, how) X(1, ...) ...             how: the least of these that holds
+ *     #define ATTUNE_READS_OF_SCORE 0 or 1                                whether one of these values depends on score
  */
-#define ATTUNE__READ_ONE  0 /* all pairs of a head read one element */
-#define ATTUNE__READ_ROW  1 /* those of a row */
-#define ATTUNE__READ_KEY  2 /* those of a column */
-#define ATTUNE__READ_PAIR 3
+#define ATTUNE__READ_ONE      0 /* all pairs of a head read one element */
+#define ATTUNE__READ_ROW      1 /* those of a row */
+#define ATTUNE__READ_KEY      2 /* those of a column */
+#define ATTUNE__READ_PAIR     3
+#define ATTUNE__READ_DIAGONAL 4 /* beside PAIR: those whose q is as far from kv */
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text);
 /* attune_score_slope as attune__ctext_near writes the score. */
 bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
                               attune__text *text, float *limit);
+/* Likewise attune_read_0_near and so on. */
+void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *text);
 
 /* For writers of text. Bounds hold for every index; values are constants t0, t1, ... for each node that uses none of
  * the variables `without`, which declare writes one by one; an operand is what names such a node. */

@@ -56,15 +56,16 @@ void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_p
 
 /*
  * sm90a and sm80_atomic have one kernel, which adds dQ up in float32 in the workspace, where the sums of captures are
- * otherwise:
+ * otherwise, and has those behind:
  *
  *     sums     [batch][heads][row_stride][columns], in tiles of BLOCK_M1 rows as the kernel holds them
  *     turns    u32 [batch][heads][row tiles][2]: how often a warp group's part of a tile was added to, where that has
  *              an order
  *     counter  int32 [2]: the next tile of keys, where that has one
  *     redo     int32: the sm80 kernels start over
+ *     captures [elements][8] int64
  *
- * The bytes of the sums, and of all that follows them, multiples of 8.
+ * The bytes of the sums, and of what follows them but for the captures, multiples of 8.
  */
 uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
                                          uint32_t head_dim, uint32_t head_dim_v);

@@ -337,8 +337,6 @@ const char *attune__cuda_sm90_backward_refuses(const attune__search *search)
     const attune__shape *s = search->shape;
     if (sm90_wide(s) && (s->head_dim <= 64 || s->head_dim_v <= 64))
         return "its backward pass has no head dimension up to 64 beside one past 128";
-    if (s->capture_gradient_elements)
-        return "its backward pass gives no gradients of captures";
     return NULL;
 }
 
@@ -402,7 +400,8 @@ static uint32_t dq_columns(uint32_t head_dim, uint32_t head_dim_v, uint32_t m)
 /*
  * With D and Dv padded to 64 and C columns of dQ:
  *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][128])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
- * Of wide heads P and dS[M1][64] take the place of dS, and C is D padded to 64, or 0 past 192.
+ * Of wide heads P and dS[M1][64] take the place of dS, and C is D padded to 64, or 0 past 192. Gradients of captures
+ * have 1536 more.
  */
 attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const attune__tile *tile)
 {
@@ -412,7 +411,8 @@ attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const
     const uint32_t e = attune__dtype_bytes(s);
     const uint32_t columns = !sm90_wide(s) ? dq_columns(s->head_dim, s->head_dim_v, m) : sm90_apart(s) ? d : 0;
     return (attune__cost){
-        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 + 256,
+        .shared = (n * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 + 256 +
+                  (s->capture_gradient_elements ? 1536 : 0),
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = 32 + (sm90_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
         .launched_registers = 168,

@@ -135,8 +135,9 @@ static bool is_admitted(const attune__program_desc *desc, const char *what)
 {
     const attune_plan_choice *c = desc->choice;
     const bool back = c->direction == ATTUNE_BACKWARD;
-    /* Captures that Hopper's kernels read: backward all, forward those of pairs. */
-    return c->use_tma && (back ? desc->gradient && desc->gradient->read_count : strstr(what, "bias[") != NULL);
+    /* Captures that Hopper's backward kernel reads and gives no gradients of, and those of pairs in forward. */
+    return c->use_tma && (back ? desc->gradient && desc->gradient->read_count && !desc->shape->capture_gradient_elements
+                                : strstr(what, "bias[") != NULL);
 }
 
 /* Every kernel must be free of spills, but what a caller forces upon it and what is admitted. */

@@ -55,7 +55,7 @@ Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
     cr_expect(plan("h200", &p, "{\"bwd_DETERMINISTIC\": true}").deterministic);
     p.head_dim = p.head_dim_v = 128;
     p.capture_gradient_elements = 8;
-    cr_expect_str_eq(plan("h200", &p, NULL).kernel, "cuda_sm80");
+    cr_expect_str_eq(plan("h200", &p, NULL).kernel, "cuda_sm90a");
     p.capture_gradient_elements = 0;
     static const struct {
         uint32_t head_dim, head_dim_v;
