@@ -152,9 +152,17 @@ __device__ __forceinline__ bool keys_masked(const keys &k, const attune_cuda_arg
     return (HAVE_MASK && !k.whole) || k.kv + BLOCK_N > a.kv_len;
 }
 
-#define NO_BLOCK 0x7fffffff
+/* Where a kernel says that it may, walks begin with the last keys if the score has a slope along the keys: under a causal
+ * mask with ALiBi a row's largest scores are its last ones, and maxima seen first need not be corrected. */
+#if ATTUNE_SLOPES_GO_DOWN && ATTUNE_HAVE_SCORE_LINE
+constexpr bool DOWN = ATTUNE_SCORE_LINE_SLOPED;
+#else
+constexpr bool DOWN = false;
+#endif
 
-/* A row of both of a mask's lists, merged: ascending. */
+#define NO_BLOCK (DOWN ? -1 : 0x7fffffff)
+
+/* A row of both of a mask's lists, merged: ascending, or descending. */
 struct lists {
     const int *partial, *full;
     int partials, fulls;         /* blocks left, past the next ones */
@@ -169,14 +177,18 @@ __device__ __forceinline__ void lists_open(lists &l, const attune_cuda_list &par
     l.partials = (int)(partials[1] - partials[0]);
     l.full = (const int *)full.indices + fulls[0];
     l.fulls = (int)(fulls[1] - fulls[0]);
+    if (DOWN) {
+        l.partial += l.partials - 1;
+        l.full += l.fulls - 1;
+    }
 }
 
 __device__ __forceinline__ void lists_next(lists &l, bool whole)
 {
     if (whole)
-        l.next_full = l.fulls-- > 0 ? *l.full++ : NO_BLOCK;
+        l.next_full = l.fulls-- > 0 ? *(DOWN ? l.full-- : l.full++) : NO_BLOCK;
     else
-        l.next_partial = l.partials-- > 0 ? *l.partial++ : NO_BLOCK;
+        l.next_partial = l.partials-- > 0 ? *(DOWN ? l.partial-- : l.partial++) : NO_BLOCK;
 }
 
 __device__ __forceinline__ void lists_begin(lists &l)
@@ -185,25 +197,30 @@ __device__ __forceinline__ void lists_begin(lists &l)
     lists_next(l, true);
 }
 
-/* The tiles of keys that a block of rows meets, ascending. */
+/* The tiles of keys that a block of rows meets, in the same order. */
 struct walk {
     keys next;
 #if ATTUNE_HAVE_BLOCKS
     lists left;
-    int end; /* of the block that `next` is in */
+    int end; /* of the block that `next` is in; if the walk goes down, its begin */
 #endif
 };
 
 __device__ __forceinline__ void walk_block(walk &w, const attune_cuda_arguments &a)
 {
 #if ATTUNE_HAVE_BLOCKS
-    int block = min(w.left.next_partial, w.left.next_full);
+    int block = DOWN ? max(w.left.next_partial, w.left.next_full) : min(w.left.next_partial, w.left.next_full);
     w.next.whole = block == w.left.next_full;
     if (block == NO_BLOCK) {
         w.next.kv = -1;
     } else {
         w.next.kv = block * a.kv_block;
         w.end = min(w.next.kv + a.kv_block, a.kv_len);
+        if (DOWN) {
+            int first = w.next.kv;
+            w.next.kv += max(w.end - 1 - first, 0) / BLOCK_N * BLOCK_N;
+            w.end = first;
+        }
         lists_next(w.left, w.next.whole);
     }
 #endif
@@ -217,7 +234,7 @@ __device__ __forceinline__ void walk_begin(walk &w, const attune_cuda_arguments 
     lists_begin(w.left);
     walk_block(w, a);
 #else
-    w.next.kv = 0;
+    w.next.kv = DOWN ? (a.kv_len - 1) / BLOCK_N * BLOCK_N : 0;
     w.next.whole = true;
 #endif
 }
@@ -227,12 +244,12 @@ __device__ __forceinline__ keys walk_take(walk &w, const attune_cuda_arguments &
 {
     keys taken = w.next;
     if (taken.kv >= 0) {
-        w.next.kv += BLOCK_N;
+        w.next.kv += DOWN ? -BLOCK_N : BLOCK_N;
 #if ATTUNE_HAVE_BLOCKS
-        if (w.next.kv >= w.end)
+        if (DOWN ? w.next.kv < w.end : w.next.kv >= w.end)
             walk_block(w, a);
 #else
-        if (w.next.kv >= a.kv_len)
+        if (w.next.kv >= a.kv_len || w.next.kv < 0)
             w.next.kv = -1;
 #endif
     }

@@ -6,6 +6,7 @@
 #ifndef ATTUNE_CUDA_FEED_SM90_CUH
 #define ATTUNE_CUDA_FEED_SM90_CUH
 
+#define ATTUNE_SLOPES_GO_DOWN 1
 #include "hopper.cuh"
 #include "terms.cuh"
 

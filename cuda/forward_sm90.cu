@@ -80,12 +80,6 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
  * the bits of their logarithms: as integers negative ones are below 0, and NaN are the largest.
  */
 constexpr float NEAR = 256.0f, NEAR_LOG2 = 8.0f;
-#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
-constexpr bool RISES =
-    ATTUNE_SCORE_LINE_SLOPED; /* ALiBi's maxima move with every tile: to look for that first is lost */
-#else
-constexpr bool RISES = false;
-#endif
 constexpr int CHAINS = GROUPS == 3 ? 1 : 2; /* of sums, and of what is looked at: 160 registers have room for one */
 
 __device__ __forceinline__ bool softmax_near(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
@@ -345,8 +339,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         softmax(s, m, l, shrink, factor);
         round_p(p, s);
         wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
-        bool rising =
-            false; /* the last keys' scores were far past those before, as ALiBi's: so may the next ones' be */
+        bool rising = false; /* the last keys' scores were far past those before: so may the next ones' be */
         while (!(flags & NOTE_LAST)) {
             barrier_wait(&c.k_full[k.stage], k.phase);
             kv = c.keys[k.stage].at;
@@ -371,7 +364,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             ring_next(v);
             if (DRAINS)
                 hook_terms<false>(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
-            if (RISES || rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
+            if (rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
                 softmax(s, m, l, shrink, factor);
                 rescale(o, shrink);
                 round_p(p, s);

@@ -30,7 +30,13 @@ __device__ __forceinline__ void go_round(float (&s)[COUNT], function f)
 }
 
 constexpr int FEW = 8, SEVERAL = 16;
-constexpr int SCORES_AT_ONCE = ATTUNE_SCORE_IS_LONG || ATTUNE_HAVE_SCORE_LINE ? FEW : BLOCK_N / 2;
+/* Terms of keys beside two forms of a score: wide heads leave too few registers to have all scores at once. */
+#if ATTUNE_SCORE_KEYS && defined ATTUNE_SCORE_NEAR
+constexpr bool CROWDED = Q_BUFFERS == 1;
+#else
+constexpr bool CROWDED = false;
+#endif
+constexpr int SCORES_AT_ONCE = ATTUNE_SCORE_IS_LONG || ATTUNE_HAVE_SCORE_LINE || CROWDED ? FEW : BLOCK_N / 2;
 /* Where rows mostly have ranges, pairs are seldom looked at; terms make them short. */
 constexpr bool PAIRS_ARE_SELDOM = ATTUNE_HAVE_MASK_RANGE && !ATTUNE_MASK_KEYS;
 constexpr int PAIRS_AT_ONCE = ATTUNE_MASK_IS_LONG || PAIRS_ARE_SELDOM ? FEW : BLOCK_N / 2;

@@ -350,7 +350,9 @@ static mods recognise(const attune__program_desc *desc)
     uint32_t weight = attune__expr_weight(desc->score, desc->score->node_count - 1, polynomials);
     if (desc->gradient)
         weight += attune__expr_weight(desc->gradient->expr, desc->gradient->score, polynomials);
-    m.long_score = !m.cap && weight >= LONG_TEXT;
+    /* What forward reads for each pair of a thread at once does not fit its registers. */
+    const bool reads = desc->choice->direction == ATTUNE_FORWARD && attune__expr_reads_pairs(desc->score);
+    m.long_score = !m.cap && (weight >= LONG_TEXT || reads);
     return m;
 }
 

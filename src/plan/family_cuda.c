@@ -307,13 +307,19 @@ static const attune__tile sm90_192[] = {
     ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 112, 2, 12), ATTUNE__TILE(128, 64, 2, 12),
     ATTUNE__TILE(64, 64, 2, 8),    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
 };
+/* Beside a score 128 keys spill. */
+static const attune__tile sm90_192_score[] = {
+    ATTUNE__TILE(128, 112, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
+};
 static const attune__tile sm90_256[] = {
     ATTUNE__TILE(128, 80, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
     ATTUNE__TILE(64, 32, 2, 8),   ATTUNE__TILE(64, 32, 1, 8),
 };
 static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *count)
 {
-    const attune__cuda_tiles forward[4] = {TILES(sm90_64), TILES(sm90_128), TILES(sm90_192), TILES(sm90_256)};
+    const attune__cuda_tiles wide = search->shape->score_expr ? TILES(sm90_192_score) : TILES(sm90_192);
+    const attune__cuda_tiles forward[4] = {TILES(sm90_64), TILES(sm90_128), wide, TILES(sm90_256)};
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return attune__cuda_sm90_backward_tiles(search, count);
     attune__cuda_tiles t = attune__cuda_by_head_dim(search->shape, forward);

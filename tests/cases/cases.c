@@ -111,6 +111,12 @@ const attention_case attention_cases[] = {
     {"nan_hidden_keys",        2, 2, 2, 2, 200, 300,  64,  0, .mask = "doc[kv] % 2 == 0", .input = INPUT_NAN_HIDDEN},
     {"decode_keys",            2, 2, 8, 2,   3, 700,  64,  0, .mask = "docs[b, kv] % 4 != 1", .score = "score + half_bias[kv] * slope[h]"},
     {"decode_keys_of_head",    2, 2, 8, 2,   1, 700, 128,  0, .score = "score + bias[kv, h] - half_bias[doc[kv]]"},
+    {"slope_dense",            1, 1, 4, 2, 200, 333,  64,  0, .score = "score + slope[h] * (kv - q)"},
+    {"slope_falls",            1, 1, 2, 2, 300, 470, 128,  0, .mask = "q + 170 >= kv", .score = "score - slope[h] * kv"},
+    {"slope_longer_mask",      2, 2, 2, 2, 300, 410, 128,  0, .mask = "q >= kv && q - kv < 150", .score = "score + slope[h] * (kv - q)", .q_block = 256, .kv_block = 256, .mask_longer = 300},
+    {"slope_empty_rows",       1, 1, 2, 2, 400, 400,  64,  0, .mask = "q / 128 % 2 == 1 && q >= kv", .score = "score + slope[h] * (kv - q)"},
+    {"bias_of_pairs_wide",     1, 1, 2, 2, 140, 150, 192, 128, .mask = CAUSAL, .score = "score + bias[q - kv + 149, h]"},
+    {"key_softcap_wide",       1, 1, 2, 1, 140, 250, 256,  0, .score = SOFTCAP " + half_bias[kv]"},
     {"small_key_tile",         1, 1, 2, 2, 140, 140,  64,  0, .score = "score + half_bias[kv]", .options = "{\"BLOCK_M\": 16, \"BLOCK_N\": 16}"},
 };
 /* clang-format on */

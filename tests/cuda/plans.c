@@ -131,13 +131,13 @@ static double now(void)
 /* What docs/cuda.md admits, and the most bytes of stack. */
 #define ADMITTED_STACK 96
 
-static bool is_admitted(const attune__program_desc *desc, const char *what)
+static bool is_admitted(const attune__program_desc *desc)
 {
     const attune_plan_choice *c = desc->choice;
     const bool back = c->direction == ATTUNE_BACKWARD;
-    /* Captures that Hopper's backward kernel reads and gives no gradients of, and those of pairs in forward. */
-    return c->use_tma && (back ? desc->gradient && desc->gradient->read_count && !desc->shape->capture_gradient_elements
-                                : strstr(what, "bias[") != NULL);
+    /* Captures that Hopper's backward kernel reads and gives no gradients of. */
+    return back && c->use_tma && desc->gradient && desc->gradient->read_count &&
+           !desc->shape->capture_gradient_elements;
 }
 
 /* Every kernel must be free of spills, but what a caller forces upon it and what is admitted. */
@@ -180,7 +180,7 @@ static void compile_role(workbench *w, const attune_limits *limits, const attune
     const double seconds = now() - start;
     cr_expect_eq(status, ATTUNE_OK, "%s: %s", what, attune_last_error());
     if (status == ATTUNE_OK)
-        check_cubin(what, limits, desc->choice, role, automatic, is_admitted(desc, what), cubin, size);
+        check_cubin(what, limits, desc->choice, role, automatic, is_admitted(desc), cubin, size);
     cr_log_info("%5.2f s %s", seconds, what);
     w->seconds = seconds > w->seconds ? seconds : w->seconds;
     attune__free(&w->host.allocator, cubin);
