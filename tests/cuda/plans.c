@@ -136,7 +136,8 @@ static bool is_admitted(const attune__program_desc *desc)
     const attune_plan_choice *c = desc->choice;
     const bool back = c->direction == ATTUNE_BACKWARD;
     /* Captures that Hopper's backward kernel reads and gives no gradients of. */
-    return back && c->use_tma && desc->gradient && desc->gradient->read_count && !desc->shape->capture_gradient_elements;
+    return back && c->use_tma && desc->gradient && desc->gradient->read_count &&
+           !desc->shape->capture_gradient_elements;
 }
 
 /* Every kernel must be free of spills, but what a caller forces upon it and what is admitted. */
