@@ -231,6 +231,11 @@ static void compile(compile_run *run, job *j)
     struct timespec start, stop;
     clock_gettime(CLOCK_MONOTONIC, &start);
     j->status = attune_pack_add(run->pack, &j->profile->limits, &problem, run->kernel);
+    /* A caller may want none of the captures' gradients: another kernel. */
+    if (j->status == ATTUNE_OK && problem.capture_gradient_elements) {
+        problem.capture_gradient_elements = 0;
+        j->status = attune_pack_add(run->pack, &j->profile->limits, &problem, run->kernel);
+    }
     clock_gettime(CLOCK_MONOTONIC, &stop);
     j->seconds = (double)(stop.tv_sec - start.tv_sec) + (double)(stop.tv_nsec - start.tv_nsec) * 1e-9;
     if (j->status != ATTUNE_OK)

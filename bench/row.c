@@ -186,32 +186,43 @@ static attune_problem describe_problem(const workload *w, const attention *a, bo
                             .lse = lse};
 }
 
-/* Plans twice: what the first costs, and what it costs when everything that can be kept is kept. */
-static bool make_plan(attune_device *device, const row_options *options, bench_setup *s, report_row *row)
+/* A plan, twice: what the first costs, and what it costs when everything that can be kept is kept. Adds to the row's.
+ */
+static bool make_plan(attune_device *device, const row_options *options, const attune_problem *problem,
+                      const char *what, attune_plan **plan, report_row *row)
 {
-    attune_problem problem = s->problem;
     double begin = measure_clock();
     attune_plan *cold = NULL;
-    attune_status status = attune_plan_create(device, &problem, options->kernel, &cold);
+    attune_status status = attune_plan_create(device, problem, options->kernel, &cold);
     if (status != ATTUNE_OK)
-        return fail_call(row, status, "plan");
-    row->compile_cold = measure_clock() - begin;
+        return fail_call(row, status, what);
+    row->compile_cold += measure_clock() - begin;
     begin = measure_clock();
-    status = attune_plan_create(device, &problem, options->kernel, &s->plan);
+    status = attune_plan_create(device, problem, options->kernel, plan);
     attune_plan_destroy(cold);
     if (status != ATTUNE_OK)
-        return fail_call(row, status, "plan");
-    row->compile_warm = measure_clock() - begin;
+        return fail_call(row, status, what);
+    row->compile_warm += measure_clock() - begin;
+    return true;
+}
+
+/* The plans of the pass, and what they cost: backward runs need forward's plan, which is not counted. */
+static bool make_plans(attune_device *device, const row_options *options, bench_setup *s, report_row *row)
+{
+    attune_problem problem = s->problem;
+    if (!make_plan(device, options, &problem, "plan", &s->plan, row))
+        return false;
     row->workspace = attune_plan_workspace_size(s->plan);
     describe_plan(s->plan, row);
     if (options->pass == ROW_FORWARD)
         return true;
+    if (options->pass == ROW_BACKWARD)
+        row->compile_cold = row->compile_warm = 0;
     problem.direction = ATTUNE_BACKWARD;
     problem.lse = false;
     problem.capture_gradient_elements = attention_capture_elements(&s->a, attention_differentiable(&s->a));
-    status = attune_plan_create(device, &problem, options->kernel, &s->backward);
-    if (status != ATTUNE_OK)
-        return fail_call(row, status, "plan of backward");
+    if (!make_plan(device, options, &problem, "plan of backward", &s->backward, row))
+        return false;
     describe_backward(s->backward, row);
     return true;
 }
@@ -578,7 +589,7 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
         segments_cut(&s->cut, lengths, workload_cut(w, lengths));
     }
     s->problem = describe_problem(w, &s->a, options->pass != ROW_FORWARD);
-    good = good && make_masks(w, s, row) && make_plan(device, options, s, row) && make_arguments(device, s, row) &&
+    good = good && make_masks(w, s, row) && make_plans(device, options, s, row) && make_arguments(device, s, row) &&
            (options->pass == ROW_FORWARD || make_gradients(device, options->seed, s, row));
     /* The pairs that the mask allows, each a dot product of head_dim and a sum of head_dim_v, two operations a term. */
     row->flop = row->pairs > 0 ? 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v) : 0;

@@ -46,6 +46,8 @@
  *     float attune_score_near(as attune_score), with ATTUNE_HAVE_SCORE_NEAR: cheaper, and if ATTUNE_SCORE_NEAR is
  *                                              defined right only where |score| is at most that
  *
+ *     ATTUNE_SCORE_IS_LONG, ATTUNE_MASK_IS_LONG: so much text that loops over pairs are better not unrolled
+ *
  *     float attune_score_slope(as attune_score): d attune_score / d score, in backward kernels
  *     float attune_score_slope_near(as attune_score), in backward kernels with ATTUNE_HAVE_SCORE_NEAR: likewise
  *     ATTUNE_READS(X): X(i, symbol, how) for each read of a floating-point capture, in backward kernels with

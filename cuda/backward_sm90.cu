@@ -277,20 +277,57 @@ __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
                                       const note &n, int q, int kv, u32 lse, float factor)
 {
     int column = thread_now() % 4 * 2;
-    tile_terms terms;
-    share_tile(terms, a, n, q, kv);
+    shared_terms key[2], mine[ROW_SETS][2];
+    share_key(key[0], a, n.b, n.h, kv);
+    share_key(key[1], a, n.b, n.h, kv + 8);
 #pragma unroll
-    for (int i = 0; i < TILE; i += 4) {
-        float2 l = load_two(lse + (i * 2 + column) * 4);
-        float x[4];
-        shared_terms row[2];
-        share_piece(row, terms, i / 4);
+    for (int set = 0; set < ROW_SETS; set++)
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, q + i * 2 + j % 2, kv + j / 2 * 8, kv,
-                       factor, terms.key[j / 2], row[j % 2]);
-        p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
-        p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
+        for (int j = 0; j < 2; j++)
+            share_row(mine[set][j], a, n.b, n.h, column_of_lane(q, set) + j);
+    /* Where the text is long the pairs go round, so that a loop has eight of them. */
+    constexpr int SOME = ATTUNE_SCORE_IS_LONG ? 8 : TILE;
+#pragma unroll 1
+    for (int first = 0; first < TILE; first += SOME) {
+#pragma unroll
+        for (int i = 0; i < SOME; i += 4) {
+            int n_at = (first + i) / 4, at = q + (first + i) * 2;
+            float2 l = load_two(lse + ((first + i) * 2 + column) * 4);
+            float x[4];
+            shared_terms row[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const shared_terms &near = mine[0][j], &far = mine[ROW_SETS - 1][j];
+#pragma unroll
+                for (int w = 0; w < ATTUNE_SCORE_ROWS; w++)
+                    row[j].score[w] = word_of_column(n_at < 8 ? near.score[w] : far.score[w], n_at);
+#pragma unroll
+                for (int w = 0; w < ATTUNE_SLOPE_ROWS; w++)
+                    row[j].slope[w] = word_of_column(n_at < 8 ? near.slope[w] : far.slope[w], n_at);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], s[i + j], a, n, at + j % 2, kv + j / 2 * 8, kv, factor,
+                           key[j / 2], row[j % 2]);
+            p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
+            p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
+        }
+        if constexpr (SOME < TILE) {
+            float s_done[SOME];
+            u32 p_done[4];
+#pragma unroll
+            for (int i = 0; i < SOME; i++)
+                s_done[i] = s[i];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                p_done[i] = p[0][i];
+#pragma unroll
+            for (int i = 0; i < TILE; i++)
+                s[i] = i + SOME < TILE ? s[i + SOME] : s_done[i + SOME - TILE];
+#pragma unroll
+            for (int i = 0; i < TILE / 2; i++)
+                p[i / 4][i % 4] = i + 4 < TILE / 2 ? p[i / 4 + 1][i % 4] : p_done[i % 4];
+        }
     }
 }
 

@@ -8,6 +8,19 @@
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE || ATTUNE_HAVE_SCORE
 #include "mods.cuh"
 #endif
+/* What of a score is not recognised (arguments.h). */
+#ifndef ATTUNE_HAVE_SCORE_LINE
+#define ATTUNE_HAVE_SCORE_LINE 0
+#endif
+#ifndef ATTUNE_HAVE_SCORE_NEAR
+#define ATTUNE_HAVE_SCORE_NEAR 0
+#endif
+#ifndef ATTUNE_SCORE_IS_LONG
+#define ATTUNE_SCORE_IS_LONG 0
+#endif
+#ifndef ATTUNE_MASK_IS_LONG
+#define ATTUNE_MASK_IS_LONG 0
+#endif
 
 #define ATTUNE_LOG2E 1.4426950408889634f
 #define ATTUNE_LN2   0.6931471805599453f

@@ -12,6 +12,7 @@
  * Tiles in shared memory are slabs of 64 columns, as TMA's 128-byte swizzle lays them.
  */
 #include "feed_sm90.cuh"
+#include "scores_sm90.cuh"
 #include "wgmma.cuh"
 
 /* With 160 registers a mask has room only once P is gone: P V is not under it then. */
@@ -41,340 +42,6 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 
         wgmma<BLOCK_N>::ss(s, q + (step / 4 * Q_SLAB + step % 4 * 32) / 16,
                            k + (step / 4 * KV_SLAB + step % 4 * 32) / 16, step);
     wgmma_commit();
-}
-
-/* The largest product of the thread, in magnitude. */
-__device__ __forceinline__ float magnitude(const float (&s)[BLOCK_N / 2])
-{
-    float top[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; i++)
-        top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
-    return fmaxf(top[0], top[1]);
-}
-
-/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
-__device__ __forceinline__ bool near_zero(const float (&s)[BLOCK_N / 2], float scale)
-{
-#ifdef ATTUNE_SCORE_NEAR
-    return __all_sync(0xffffffffu, magnitude(s) * fabsf(scale) <= ATTUNE_SCORE_NEAR);
-#else
-    return true;
-#endif
-}
-
-/* A score that is a line in the product and in kv, in one row: factor * score + base + slope * (kv - origin). */
-struct line {
-    float factor, slope, base;
-    int origin;
-};
-
-/* Of the thread's two rows. False where an infinity would make of these sums what it does not make of the text's. */
-__device__ __forceinline__ bool find_lines(line (&lines)[2], const attune_cuda_arguments &a, const place &p, int row)
-{
-    bool finite = false;
-#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
-    finite = true;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        line &l = lines[half];
-        attune_score_line(p.b, p.h, row + half * 8, p.h_kv, a.q_len, a.kv_len, &l.factor, &l.slope, &l.base, &l.origin,
-                          a.score_symbols);
-        l.factor *= a.scale;
-        finite = finite && fabsf(l.factor) + fabsf(l.slope) + fabsf(l.base) < ATTUNE_INF;
-    }
-    finite = __all_sync(0xffffffffu, finite);
-#endif
-    return finite;
-}
-
-__device__ __forceinline__ void apply_lines(float (&s)[BLOCK_N / 2], const line (&lines)[2], int column)
-{
-#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const line &l = lines[half];
-        float from = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 4; i++) {
-            float &x = s[i / 2 * 4 + half * 2 + i % 2];
-            float to = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, from) : from;
-            x = __fmaf_rn(x, l.factor, to);
-        }
-    }
-#endif
-}
-
-/*
- * outer * tanh(inner * score): x times a polynomial in x * x, of the product itself. With two coefficients it is within
- * 3.5e-8 of tanh where |inner * score| <= 0.16, with four within 1.4e-8 up to 0.5; past that, tanh.
- */
-__device__ __forceinline__ void apply_cap(float (&s)[BLOCK_N / 2], float scale)
-{
-#if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
-    float inner = ATTUNE_SCORE_CAP_INNER * scale;
-#ifndef ATTUNE_APPROXIMATE_TANH
-    float two = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
-    float top = two > 0x1p-24f && two < 0x1p24f ? magnitude(s) * fabsf(inner) : ATTUNE_INF;
-    if (__all_sync(0xffffffffu, top <= 0.16f)) {
-        float c1 = c0 * two * -0.33331832f, c2 = c0 * two * (two * 0.13143139f);
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++) {
-            float y = s[i] * s[i];
-            s[i] *= __fmaf_rn(__fmaf_rn(y, c2, c1), y, c0);
-        }
-        return;
-    }
-    if (__all_sync(0xffffffffu, top <= 0.5f)) {
-        float c1 = c0 * two, c2 = c1 * two, c3 = c2 * two, c4 = c3 * two;
-        c1 *= -0.33333072f, c2 *= 0.13324828f, c3 *= -0.052989241f, c4 *= 0.017141320f;
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++) {
-            float y = s[i] * s[i];
-            s[i] *= __fmaf_rn(__fmaf_rn(__fmaf_rn(__fmaf_rn(y, c4, c3), y, c2), y, c1), y, c0);
-        }
-        return;
-    }
-#endif
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; i++)
-        s[i] = ATTUNE_SCORE_CAP_OUTER * attune_tanh(inner * s[i]);
-#endif
-}
-
-/* The expression's own text. Where it is seldom needed the scores go round, so that a loop has eight of them: a tenth
- * of the code, which compiles in less time. */
-__device__ __forceinline__ void apply_text(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
-                                           int row, int column)
-{
-#if ATTUNE_HAVE_SCORE
-#if ATTUNE_HAVE_SCORE_LINE || defined ATTUNE_SCORE_NEAR
-    constexpr int STEP = 8;
-#else
-    constexpr int STEP = BLOCK_N / 2;
-#endif
-#pragma unroll 1
-    for (int n = 0; n < BLOCK_N / 2; n += STEP) {
-        float done[STEP];
-#pragma unroll
-        for (int i = 0; i < STEP; i++)
-            done[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + (n + i / 4 * 4) * 2 + i % 2, p.h_kv, a.q_len,
-                                   a.kv_len, s[i] * a.scale, a.score_symbols);
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = i + STEP < BLOCK_N / 2 ? s[i + STEP] : done[i + STEP - BLOCK_N / 2];
-    }
-#endif
-}
-
-#if ATTUNE_HAVE_MASK
-__device__ __forceinline__ bool mask_allows(const attune_cuda_arguments &a, const place &p, int q, int kv)
-{
-    int h = p.h + a.h0;
-    return attune_mask(p.b + a.b0, h, q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f,
-                       a.mask_symbols);
-}
-#endif
-
-/* The keys from low to before high that row q may attend. */
-__device__ __forceinline__ void mask_range(const attune_cuda_arguments &a, const place &p, int q, int &low, int &high)
-{
-#if ATTUNE_HAVE_MASK_RANGE
-    int h = p.h + a.h0;
-    attune_mask_range(p.b + a.b0, h, q + a.q0, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
-                      a.mask_symbols);
-#endif
-}
-
-/* Whether ranges hold for this mask's captures; known when there is no other way. */
-__device__ __forceinline__ bool mask_has_ranges(const attune_cuda_arguments &a)
-{
-    return ATTUNE_HAVE_MASK_RANGE && (!ATTUNE_HAVE_MASK || a.mask_ranges);
-}
-
-/* One pair of a partial block. */
-__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const place &p, int q, int kv)
-{
-    if (mask_has_ranges(a)) {
-        int low = 0, high = 0;
-        mask_range(a, p, q, low, high);
-        return kv >= low && kv < high;
-    }
-#if ATTUNE_HAVE_MASK
-    return mask_allows(a, p, q, kv);
-#else
-    return true;
-#endif
-}
-
-/* Forbids what lies outside [low, high) in one half of the thread's elements; both count from its first column. */
-__device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half, int low, int high)
-{
-#pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (n * 8 + i < low || n * 8 + i >= high)
-                s[n * 4 + half * 2 + i] = -ATTUNE_INF;
-}
-
-/* Forbids pair by pair. Where rows mostly have ranges the loop is short, as in apply_text. */
-__device__ __forceinline__ void forbid_pairs(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
-                                             int row, int column)
-{
-#if ATTUNE_HAVE_MASK
-    constexpr int STEP = ATTUNE_HAVE_MASK_RANGE ? 8 : BLOCK_N / 2;
-#pragma unroll 1
-    for (int n = 0; n < BLOCK_N / 2; n += STEP) {
-        float done[STEP];
-#pragma unroll
-        for (int i = 0; i < STEP; i++)
-            done[i] = mask_allows(a, p, row + i / 2 % 2 * 8, column + (n + i / 4 * 4) * 2 + i % 2) ? s[i] : -ATTUNE_INF;
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = i + STEP < BLOCK_N / 2 ? s[i + STEP] : done[i + STEP - BLOCK_N / 2];
-    }
-#endif
-}
-
-#if ATTUNE_SCORE_KEYS
-/* The scores, of the terms of rows and keys. */
-template <bool NEAR>
-__device__ __forceinline__ void score_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
-                                            int row, int column, const row_terms (&rows)[2], u32 terms)
-{
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; i++) {
-        float &x = s[i];
-        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_SCORE_KEYS];
-        key_terms_load<0>(key, terms, (int)threadIdx.x % 4 * 2 + n);
-#if ATTUNE_HAVE_SCORE_NEAR
-        if constexpr (NEAR)
-            x = attune_score_near_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
-                                     rows[half].score, a.score_symbols, column);
-        else
-#endif
-            x = attune_score_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
-                                rows[half].score, a.score_symbols);
-    }
-}
-#endif
-
-#if ATTUNE_MASK_KEYS
-__device__ __forceinline__ void mask_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p,
-                                           int row, int column, const row_terms (&rows)[2], u32 terms)
-{
-    int h = p.h + a.h0;
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 2; i++) {
-        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_MASK_KEYS];
-        key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
-        if (!attune_mask_of(p.b + a.b0, h, row + half * 8 + a.q0, column + n, h / a.mask_group, a.mask_q_len,
-                            a.mask_kv_len, 0.0f, key, rows[half].mask, a.mask_symbols))
-            s[i] = -ATTUNE_INF;
-    }
-}
-#endif
-
-/* The terms of a tile's keys, once they are there. r: the tile's; `turns` has a bit for each stage: the phase to wait
- * for, where not every tile has terms. */
-__device__ __forceinline__ u32 wait_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
-                                          const ring &r, u32 &turns)
-{
-    if (!KEY_TERMS || !has_terms(a, flags))
-        return 0;
-    barrier_wait(&((staged *)(memory + STAGED_AT))->full[r.stage],
-                 ATTUNE_SCORE_KEYS ? r.phase : turns >> r.stage & 1);
-    turns ^= 1u << r.stage;
-    return shared_address(memory) + STAGED_AT + sizeof(staged) + r.stage * TERM_BYTES;
-}
-
-__device__ __forceinline__ void leave_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
-                                            const ring &r)
-{
-    if (KEY_TERMS && has_terms(a, flags))
-        warp_arrive(&((staged *)(memory + STAGED_AT))->empty[r.stage]);
-}
-
-/* 4: the score and mask hook. row: the thread's first row of q; lined: the scores of both rows are lines; terms: those
- * of the keys. */
-__device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p, int kv,
-                                     int flags, int row, const line (&lines)[2], bool lined, u32 terms)
-{
-    int column = kv + (int)threadIdx.x % 4 * 2;
-#if ATTUNE_KEY_TERMS
-    row_terms rows[2];
-    if (has_terms(a, flags))
-#pragma unroll
-        for (int half = 0; half < 2; half++)
-            row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & NOTE_PARTIAL);
-#endif
-#if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
-    apply_cap(s, a.scale);
-#elif ATTUNE_SCORE_KEYS
-#if ATTUNE_HAVE_SCORE_NEAR
-    if (near_zero(s, a.scale))
-        score_terms<true>(s, a, p, row, column, rows, terms);
-    else
-#endif
-        score_terms<false>(s, a, p, row, column, rows, terms);
-#elif ATTUNE_HAVE_SCORE
-#if ATTUNE_HAVE_SCORE_LINE
-    if (lined)
-        apply_lines(s, lines, column);
-    else
-#elif ATTUNE_HAVE_SCORE_NEAR
-    if (near_zero(s, a.scale)) {
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = attune_score_near(p.b, p.h, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
-                                     a.kv_len, s[i] * a.scale, a.score_symbols, column);
-    } else
-#endif
-        apply_text(s, a, p, row, column);
-#else
-    if (a.scale <= 0.0f) {
-        float sign = fold_sign(a.scale);
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] *= sign;
-    }
-#endif
-    if (!(flags & NOTE_MASK))
-        return;
-    if (flags & NOTE_PARTIAL) {
-        if (mask_has_ranges(a)) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int low = 0, high = 0;
-                mask_range(a, p, row + half * 8, low, high);
-                forbid_outside(s, half, low - column, high - column);
-            }
-        } else {
-#if ATTUNE_MASK_KEYS
-            mask_terms(s, a, p, row, column, rows, terms);
-#else
-            forbid_pairs(s, a, p, row, column);
-#endif
-        }
-    }
-    int limit = WALKS > 1 && flags & NOTE_ABSENT ? 0 : a.kv_len;
-    if (kv + BLOCK_N > limit) {
-#pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            if (column + i / 4 * 8 + i % 2 >= limit)
-                s[i] = -ATTUNE_INF;
-    }
-}
-
-/* With the terms of the keys, which stand where r is. */
-__device__ __forceinline__ void hook_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
-                                           unsigned char *memory, const place &p, int kv, int flags, int row,
-                                           const line (&lines)[2], bool lined, const ring &r, u32 &turns)
-{
-    u32 terms = wait_terms(a, memory, flags, r, turns);
-    hook(s, a, p, kv, flags, row, lines, lined, terms);
-    leave_terms(a, memory, flags, r);
 }
 
 /* 5: online softmax; S becomes P. m and l belong to rows lane / 4 and lane / 4 + 8; l is the thread's own part. */
@@ -414,7 +81,8 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
  */
 constexpr float NEAR = 256.0f, NEAR_LOG2 = 8.0f;
 #if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
-constexpr bool RISES = ATTUNE_SCORE_LINE_SLOPED; /* ALiBi's maxima move with every tile: to look for that first is lost */
+constexpr bool RISES =
+    ATTUNE_SCORE_LINE_SLOPED; /* ALiBi's maxima move with every tile: to look for that first is lost */
 #else
 constexpr bool RISES = false;
 #endif
@@ -476,7 +144,7 @@ __device__ __forceinline__ void add_special(float (&o)[WIDTH_DV / 2], const attu
 #pragma unroll
         for (int half = 0; half < 2; half++)
             allowed[half] = !(flags & NOTE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
-        /* O goes round, so that the loop need not be unrolled. */
+            /* O goes round, so that the loop need not be unrolled. */
 #pragma unroll 1
         for (int d = 0; d < WIDTH_DV; d += 8) {
             u32 two = d + column < HEAD_DIM_V ? *(const u32 *)(v + kv * a.v.row + d) : 0, signs = special_signs(two);
@@ -531,7 +199,7 @@ __device__ __forceinline__ void turn_four(u32 (&w)[4])
 }
 
 /* 7: store O and LSE. */
-__device__ __forceinline__ void store(const float (&o)[WIDTH_DV / 2], const float (&m)[2], const float (&l)[2],
+__device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&m)[2], const float (&l)[2],
                                       const attune_cuda_arguments &a, const place &p, int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
@@ -560,19 +228,25 @@ __device__ __forceinline__ void store(const float (&o)[WIDTH_DV / 2], const floa
         }
         if (q >= a.q_len)
             continue;
+        if (!wide || HEAD_DIM_V % 32) {
+            /* What is seldom stored goes round, once: a loop instead of WIDTH_DV / 8 stores. */
+#pragma unroll 1
+            for (int d = 0; d < WIDTH_DV / 8; d++) {
+                int left = HEAD_DIM_V - d * 8 - lane % 4 * 2;
+                if ((!wide || d >= HEAD_DIM_V / 32 * 4) && left > 0) {
+                    u32 two = pack(o[half * 2] * inverse, o[half * 2 + 1] * inverse);
+                    if (paired && HEAD_DIM_V % 2 == 0) {
+                        *(u32 *)(to + d * 8) = two;
+                    } else {
+                        to[d * 8] = (element)two;
+                        if (left > 1)
+                            to[d * 8 + 1] = (element)(two >> 16);
+                    }
+                }
+                float first[4] = {o[0], o[1], o[2], o[3]};
 #pragma unroll
-        for (int d = 0; d < WIDTH_DV / 8; d++) {
-            if (wide && d < HEAD_DIM_V / 32 * 4)
-                continue;
-            if (d * 8 >= HEAD_DIM_V || (HEAD_DIM_V % 8 && d * 8 + lane % 4 * 2 >= HEAD_DIM_V))
-                continue;
-            u32 two = pack(o[d * 4 + half * 2] * inverse, o[d * 4 + half * 2 + 1] * inverse);
-            if (paired && HEAD_DIM_V % 2 == 0) {
-                *(u32 *)(to + d * 8) = two;
-            } else {
-                to[d * 8] = (element)two;
-                if (HEAD_DIM_V % 2 == 0 || d * 8 + lane % 4 * 2 + 1 < HEAD_DIM_V)
-                    to[d * 8 + 1] = (element)(two >> 16);
+                for (int i = 0; i < WIDTH_DV / 2; i++)
+                    o[i] = i + 4 < WIDTH_DV / 2 ? o[i + 4] : first[i + 4 - WIDTH_DV / 2];
             }
         }
         if (lane % 4 == 0) {
@@ -667,11 +341,12 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         warp_arrive(&c.k_empty[k.stage]);
         ring_next(k);
         /* V's ring is at this tile, as K's was. */
-        hook_terms(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
+        hook_terms<true>(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
         softmax(s, m, l, shrink, factor);
         round_p(p, s);
         wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
-        bool rising = false; /* the last keys' scores were far past those before, as ALiBi's: so may the next ones' be */
+        bool rising =
+            false; /* the last keys' scores were far past those before, as ALiBi's: so may the next ones' be */
         while (!(flags & NOTE_LAST)) {
             barrier_wait(&c.k_full[k.stage], k.phase);
             kv = c.keys[k.stage].at;
@@ -689,13 +364,13 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
             ring now = k;
             ring_next(k);
             if (!DRAINS)
-                hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
+                hook_terms<false>(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
             wgmma_wait<0>();
             accumulators_done(o);
             warp_arrive(&c.v_empty[v.stage]);
             ring_next(v);
             if (DRAINS)
-                hook_terms(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
+                hook_terms<false>(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
             if (RISES || rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
                 softmax(s, m, l, shrink, factor);
                 rescale(o, shrink);
@@ -714,22 +389,16 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         turn_wait(group);
         wgmma_fence();
         multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
-        if (Q_BUFFERS > 1 && begun) {
+        /* Where no rows follow, a product that nobody looks at: two paths would be twice the code of what follows. */
+        if (Q_BUFFERS > 1)
             multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
-            turn_pass(group);
-            wgmma_wait<1>();
-            accumulators_done(o);
-            warp_arrive(&c.v_empty[v.stage]);
-            store(o, m, l, a, at, row, factor);
-            wgmma_wait<0>();
-            accumulators_done(s);
-        } else {
-            turn_pass(group);
-            wgmma_wait<0>();
-            accumulators_done(o);
-            warp_arrive(&c.v_empty[v.stage]);
-            store(o, m, l, a, at, row, factor);
-        }
+        turn_pass(group);
+        wgmma_wait<Q_BUFFERS == 1 ? 0 : 1>();
+        accumulators_done(o);
+        warp_arrive(&c.v_empty[v.stage]);
+        store(o, m, l, a, at, row, factor);
+        wgmma_wait<0>();
+        accumulators_done(s);
         ring_next(v);
     }
 }

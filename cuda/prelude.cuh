@@ -68,8 +68,58 @@ ATTUNE_FUNCTION float attune_tanh_near(float x)
     return x * p;
 }
 ATTUNE_FUNCTION float attune_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-ATTUNE_FUNCTION float attune_sin(float x) { return sinf(x); }
-ATTUNE_FUNCTION float attune_cos(float x) { return cosf(x); }
+
+/*
+ * Sine and cosine within 1.6 ulp. CUDA's own keep an array in local memory for large arguments, in each copy of an
+ * unrolled loop. Words of 2 / pi behind 32 bits of nothing:
+ */
+static __constant__ const unsigned attune_two_over_pi[] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
+                                                           0xf534ddc0u, 0xdb629599u, 0x3c439041u};
+/* x less the nearest multiple of pi / 2, and in *quarter its number, mod 4. */
+ATTUNE_FUNCTION float attune_turn(float x, int *quarter)
+{
+    float n = rintf(x * 0.63661977f);
+    if (fabsf(x) <= 48039.0f) {
+        *quarter = (int)n;
+        return __fmaf_rn(n, -5.3903030e-15f, __fmaf_rn(n, -3.1391648e-7f, __fmaf_rn(n, -1.5707960f, x)));
+    }
+    unsigned bits = __float_as_uint(x), mantissa = bits << 8 | 0x80000000u, at = (bits >> 23 & 255) - 128;
+    if (at == 127) {
+        *quarter = 0;
+        return ATTUNE_NAN;
+    }
+    const unsigned *words = attune_two_over_pi + at / 32;
+    unsigned high = __funnelshift_l(words[1], words[0], at), middle = __funnelshift_l(words[2], words[1], at),
+             low = __funnelshift_l(words[3], words[2], at);
+    unsigned long long turns = ((unsigned long long)(mantissa * high) << 32) +
+                               (unsigned long long)mantissa * middle + __umulhi(mantissa, low); /* of 2^64 */
+    int q = (int)((turns + (1ull << 61)) >> 62);
+    float rest = (float)((double)(long long)(turns << 2) * 8.515303950216386e-20); /* pi / 2 / 2^64 */
+    *quarter = x < 0.0f ? -q : q;
+    return x < 0.0f ? -rest : rest;
+}
+ATTUNE_FUNCTION float attune_wave(float x, int quarter)
+{
+    bool even = quarter & 1; /* the cosine's series */
+    float y = x * x, first = even ? 1.0f : x;
+    float p = __fmaf_rn(y, even ? 2.4433157e-5f : 0.0f, even ? -1.3887316e-3f : -1.9515296e-4f);
+    p = __fmaf_rn(p, y, even ? 4.1666646e-2f : 8.3321609e-3f);
+    p = __fmaf_rn(p, y, even ? -0.5f : -0.16666655f);
+    p = __fmaf_rn(p * y, first, first);
+    return quarter & 2 ? -p : p;
+}
+ATTUNE_FUNCTION float attune_sin(float x)
+{
+    int quarter;
+    float rest = attune_turn(x, &quarter);
+    return x == 0.0f ? x : attune_wave(rest, quarter);
+}
+ATTUNE_FUNCTION float attune_cos(float x)
+{
+    int quarter;
+    float rest = attune_turn(x, &quarter);
+    return attune_wave(rest, quarter + 1);
+}
 ATTUNE_FUNCTION float attune_pow(float x, float y) { return powf(x, y); }
 
 ATTUNE_FUNCTION int attune_get_i32(unsigned long long p, long long i) { return ((const int *)p)[i]; }

@@ -15,7 +15,7 @@
 #include "expr/print.h"
 #include "plan/family_cuda.h"
 
-#define MOST_HEADERS 24
+#define MOST_HEADERS 32
 #define LOG_SIZE     1200 /* of the compiler's words that a message holds */
 
 #define FUNCTIONS(X)                                                                                                   \
@@ -300,6 +300,10 @@ attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_
 /* Whole numbers below it, and their sums, are floats. */
 #define EXACT_FLOATS (INT64_C(1) << 23)
 
+/* Instructions of a pair. A thread has 32 to 64 pairs of a tile, and a compiler takes 0.3 ms for each instruction; more
+ * where exact functions branch. */
+#define LONG_TEXT 40
+
 /* What of the expressions is recognised. */
 typedef struct mods {
     bool rows;     /* the mask's rows are intervals */
@@ -307,8 +311,9 @@ typedef struct mods {
     bool columns;  /* and its columns, by these runs; looked at in Hopper's backward pass */
     bool near;     /* the score has a cheaper form near 0 */
     float limit;
-    bool line; /* it is a line in the product and in kv */
-    bool cap;  /* it is outer * tanh(inner * score) */
+    bool line;                  /* it is a line in the product and in kv */
+    bool long_score, long_mask; /* of so much text that loops over pairs are not unrolled */
+    bool cap;                   /* it is outer * tanh(inner * score) */
     float inner, outer;
     attune__terms score, mask, slope;
 } mods;
@@ -327,6 +332,7 @@ static mods recognise(const attune__program_desc *desc)
         m.slope = attune__expr_terms(desc->gradient->expr, desc->gradient->score, without);
     m.columns = m.rows && desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma &&
                 attune__ctext_columns(desc->mask, "", &nowhere, &runs) && !(runs & ~m.runs);
+    m.long_mask = desc->mask && attune__expr_weight(desc->mask, desc->mask->node_count - 1, false) >= LONG_TEXT;
     if (!desc->score)
         return m;
     const bool exact = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS;
@@ -339,6 +345,12 @@ static mods recognise(const attune__program_desc *desc)
         m.near = attune__ctext_near_slope(desc->gradient, "", NULL, &nowhere, &limit);
         m.limit = limit < m.limit ? limit : m.limit;
     }
+    /* Beside a cheaper form the text itself goes round anyway, and a cap has text of its own. */
+    const bool polynomials = m.near && isfinite(m.limit);
+    uint32_t weight = attune__expr_weight(desc->score, desc->score->node_count - 1, polynomials);
+    if (desc->gradient)
+        weight += attune__expr_weight(desc->gradient->expr, desc->gradient->score, polynomials);
+    m.long_score = !m.cap && weight >= LONG_TEXT;
     return m;
 }
 
@@ -363,6 +375,8 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         ATTUNE__TRY(attune__ctext_function(desc->mask, "attune_mask", text));
         add_terms(desc->mask, desc->mask->node_count - 1, "attune_mask", "MASK", &m->mask, text);
     }
+    if (m->long_mask)
+        attune__text_add(text, "#define ATTUNE_MASK_IS_LONG 1\n");
     if (m->rows)
         attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
     if (m->columns)
@@ -381,6 +395,8 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         }
     }
     char literal[ATTUNE__FLOAT_TEXT];
+    if (m->long_score)
+        attune__text_add(text, "#define ATTUNE_SCORE_IS_LONG 1\n");
     if (m->line) {
         attune__ctext_line(desc->score, "attune_score_line", text);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_LINE 1\n");

@@ -10,7 +10,7 @@
  *     bounds.c    IR -> intervals             ranges.c     captures -> intervals
  *     print.c     IR -> text, node list       ctext.c      IR -> C text
  *     rows.c      masks that are intervals    line.c       scores that are lines
- *     terms.c     what keys and rows have once
+ *     terms.c     what keys and rows have once     weight.c     how much code a pair is
  *
  * Semantics that every back end keeps:
  *   i32 wraps; / and % floor; x / 0 = 0 and x % 0 = 0 for i32. f32 is IEEE binary32, each operation rounded, nothing
@@ -173,6 +173,10 @@ attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without);
 bool attune__expr_reads_pairs(const attune_expr *expr);
 /* Whether a mask's rows are intervals of keys, whatever its captures hold. */
 bool attune__mask_has_rows(const attune_expr *mask);
+
+/* About how many instructions `root` takes for each pair, what is the same for all keys of a row left out. near: tanh
+ * is a polynomial. */
+uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, bool near);
 
 /* The IR as C text. For CUDA and OpenCL a kernel writes its own prelude: the functions that the text calls
  * (docs/expressions.md). */

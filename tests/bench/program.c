@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The program as a person runs it: exit status, words, files. ATTUNE_PROGRAM and ATTUNE_SOURCE come from the build. */
 #include <criterion/criterion.h>
+#include <dlfcn.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -315,4 +316,21 @@ Test(program, compile_says_what_is_missing)
     expect("compile --device-profile cpu --workload causal -o p.pack", 3, "unsupported");
     cr_expect_neq(access("p.pack", F_OK), 0);
     expect("check --pack nothing.pack", 1, "nothing.pack");
+}
+
+/* A pack of a step holds forward's kernel and backward's three. */
+Test(program, compiles_a_step)
+{
+    if (!dlopen("libnvrtc.so.13", RTLD_NOW) && !dlopen("libnvrtc.so.12", RTLD_NOW))
+        cr_skip("libnvrtc.so.13 and libnvrtc.so.12 cannot be opened");
+    const char *const compile =
+        "compile --device-profile a6000 --workload causal --head-dim 64 --direction %s -o step.pack";
+    const struct {
+        const char *direction, *kernels;
+    } passes[] = {{"forward", " 1 kernels"}, {"backward", " 3 kernels"}, {"step", " 4 kernels"}};
+    for (size_t i = 0; i < sizeof passes / sizeof passes[0]; i++) {
+        char arguments[160];
+        snprintf(arguments, sizeof arguments, compile, passes[i].direction);
+        expect(arguments, 0, passes[i].kernels);
+    }
 }

@@ -183,6 +183,27 @@ Test(terms, none_of_intervals)
     cr_expect_eq(attune__mask_terms(NULL, 0).key_count + attune__score_terms(NULL, 0).key_count, 0);
 }
 
+static uint32_t weight(const char *text)
+{
+    static const attune_symbol symbols[] = {{"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2}};
+    attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, text, symbols, 1);
+    const uint32_t weight = attune__expr_weight(expr, expr->node_count - 1, false);
+    attune__expr_release(expr);
+    return weight;
+}
+
+/* What a loop over pairs has to hold: nothing of rows, once of what is shared, more of what is long. */
+Test(terms, weights)
+{
+    cr_expect_eq(weight("score"), 0);
+    cr_expect_eq(weight("score + sin(0.1 * q)"), weight("score + 0.1 * q"));
+    cr_expect_gt(weight("score + sin(0.1 * kv)"), weight("score + 0.1 * kv"));
+    cr_expect_eq(weight("sqrt(score) * sqrt(score)"), weight("sqrt(score) + 1"));
+    cr_expect_gt(weight("sqrt(score)"), weight("score * 3 + 1"));
+    cr_expect_gt(weight("pow(score, 0.3) * sqrt(score)"), weight("sqrt(score)") + weight("pow(score, 0.3)"));
+    cr_expect_gt(weight("score + bias[q, kv]"), weight("score + bias[q, h]"));
+}
+
 Test(terms, hold_no_reads_of_pairs)
 {
     static const attune_symbol symbols[] = {{"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},

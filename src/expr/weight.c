@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT */
+/* How much code an expression is, for who unrolls loops over pairs: a compiler's time follows it. */
+#include "expr/expr.h"
+
+#include "expr/print.h"
+
+/* Instructions of NVIDIA's exact functions, seldom branches with them; an operation that is not here is one or two. */
+static uint32_t weight_of(const attune_expr *expr, const attune__node *node, bool near)
+{
+    const bool integer = node->type == ATTUNE__INT;
+    switch ((attune__op)node->op) {
+    case ATTUNE__OP_CONST:
+    case ATTUNE__OP_VAR:
+    case ATTUNE__OP_PARAM:
+        return 0;
+    case ATTUNE__OP_CAPTURE:
+        return 4 + 3 * node->arg_count;
+    case ATTUNE__OP_DIV:
+    case ATTUNE__OP_MOD:
+        return expr->nodes[node->arg[1]].op == ATTUNE__OP_CONST && integer ? 6 : 20;
+    case ATTUNE__OP_EXP:
+    case ATTUNE__OP_EXP2:
+        return 8;
+    case ATTUNE__OP_LOG:
+    case ATTUNE__OP_LOG2:
+        return 16;
+    case ATTUNE__OP_SQRT:
+        return 20;
+    case ATTUNE__OP_TANH:
+        return near ? 6 : 28;
+    case ATTUNE__OP_SIGMOID:
+        return 28;
+    case ATTUNE__OP_RSQRT:
+        return 36;
+    case ATTUNE__OP_POW:
+        return 80;
+    case ATTUNE__OP_SIN:
+    case ATTUNE__OP_COS:
+        return 90;
+    default:
+        return 1;
+    }
+}
+
+uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, bool near)
+{
+    const uint16_t pair = 1u << ATTUNE__VAR_KV | 1u << ATTUNE__VAR_SCORE;
+    bool needed[ATTUNE_EXPR_MAX_NODES];
+    uint32_t weight = 0;
+    attune__ctext_needed(expr, &root, 1, NULL, needed);
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        if (needed[n] && expr->nodes[n].uses & pair)
+            weight += weight_of(expr, &expr->nodes[n], near);
+    return weight;
+}
