@@ -246,7 +246,8 @@ extern "C" __global__ void __launch_bounds__(256)
                             const __grid_constant__ attune_cuda_backward back)
 {
     constexpr int PITCH = PAD_D / 2 + 4, PIECES = OTHER * PAD_D / 128, HERE = PAD_D / 8;
-    __shared__ __align__(16) u32 tile[OTHER * PITCH]; /* pairs of elements */
+    extern __shared__ __align__(128) unsigned char bytes[];
+    u32 *tile = (u32 *)bytes; /* [OTHER][PITCH], pairs of elements */
     int tiles = (a.q_len + OTHER - 1) / OTHER, plane = (int)blockIdx.x / tiles;
     int q = ((int)blockIdx.x - plane * tiles) * OTHER, b = plane / a.heads, h = plane - b * a.heads;
     const float *sums = sums_of(a, back, b, h, q);

@@ -132,7 +132,9 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
         {program->delta.function, n->delta, DELTA_THREADS, 0, parameters},
         {adds->function, n->adds, adds->threads, adds->shared_memory, parameters},
         {program->dq, n->dq, DQ_THREADS,
-         program->tma ? attune__cuda_sm90_backward_dq_bytes(program->head_dim, program->head_dim_v, adds->block_m) : 0,
+         program->tma
+             ? attune__cuda_sm90_backward_dq_bytes(program->head_dim, program->head_dim_v, adds->block_m)
+             : attune__cuda_sm80_backward_dq_bytes(program->head_dim, adds->block_m, adds->block_n, adds->threads),
          parameters},
         {keys->function, n->keys, keys->threads, keys->shared_memory, rest_parameters},
         {rows->function, n->rows, rows->threads, rows->shared_memory, rest_parameters},

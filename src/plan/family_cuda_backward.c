@@ -279,6 +279,12 @@ static attune__cost atomic_cost(const attune__search *search, const attune__tile
     };
 }
 
+/* A tile in 16 bits, its rows 16 bytes apart from their banks. */
+uint32_t attune__cuda_sm80_backward_dq_bytes(uint32_t head_dim, uint32_t block_m, uint32_t block_n, uint32_t threads)
+{
+    return block_m * (attune__round_up(head_dim, 16 * threads / block_n) * 2 + 16);
+}
+
 static const char *atomic_refuses(const attune__search *search)
 {
     uint32_t count;
