@@ -337,7 +337,7 @@ __device__ __forceinline__ void differences(const float (&s)[TILE], const float 
 {
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
-        float2 d = load_two(delta + (i * 2 + (int)threadIdx.x % 4 * 2) * 4);
+        float2 d = load_two(delta + (i * 2 + thread_now() % 4 * 2) * 4);
         d_s[i / 8][i / 4 % 2 * 2] = pack(s[i] * (d_p[i] - d.x), s[i + 1] * (d_p[i + 1] - d.y));
         d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(s[i + 2] * (d_p[i + 2] - d.x), s[i + 3] * (d_p[i + 3] - d.y));
     }
@@ -537,19 +537,21 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         for (int i = 0; i < COLUMNS_DV / 2; i++)
             dv[i] = 0.0f;
         barrier_wait(&c.keys_full, round & 1);
-#if !ATTUNE_HAVE_READS
+#if !ATTUNE_HAVE_READS && !ATTUNE_SCORE_IS_LONG
         int kv = c.kv + own_row;
 #endif
         while (!(n.flags & NOTE_END)) {
             u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
             u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
             u32 p[SHARE / 16][4], d_s[SHARE / 16][4];
-#if ATTUNE_HAVE_READS
+#if ATTUNE_HAVE_READS || ATTUNE_SCORE_IS_LONG
             /* Once more, and again below: registers are short. */
             group = EVEN ? thread_now() / 128 - 1 : GROUP;
             own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
             k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);
             int kv = *(volatile int *)&c.kv + key_now<WIDE>(group);
+#endif
+#if ATTUNE_HAVE_READS
             read_sums<TILE> sums;
 #endif
 #pragma unroll

@@ -80,11 +80,11 @@ constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES,
               LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
 
-/* threadIdx.x; with gradients of captures hidden from the compiler, which else keeps what follows from it in registers,
- * which are short. */
+/* threadIdx.x; with gradients of captures or a long score hidden from the compiler, which else keeps what follows from
+ * it in registers, which are short. */
 __device__ __forceinline__ int thread_now()
 {
-#if ATTUNE_HAVE_READS
+#if ATTUNE_HAVE_READS || ATTUNE_SCORE_IS_LONG
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;

@@ -350,8 +350,12 @@ static mods recognise(const attune__program_desc *desc)
     uint32_t weight = attune__expr_weight(desc->score, desc->score->node_count - 1, polynomials);
     if (desc->gradient)
         weight += attune__expr_weight(desc->gradient->expr, desc->gradient->score, polynomials);
-    /* What forward reads for each pair of a thread at once does not fit its registers. */
-    const bool reads = desc->choice->direction == ATTUNE_FORWARD && attune__expr_reads_pairs(desc->score);
+    /* What a kernel reads for each pair of a thread at once does not fit its registers; nor, in the backward pass, what
+     * it reads of several captures, or of one beside polynomials, unless their gradients are made too. */
+    const bool forward = desc->choice->direction == ATTUNE_FORWARD;
+    const bool reads = forward ? attune__expr_reads_pairs(desc->score)
+                               : desc->choice->use_tma && desc->gradient && !desc->shape->capture_gradient_elements &&
+                                     desc->gradient->read_count > (polynomials ? 0 : 1);
     m.long_score = !m.cap && (weight >= LONG_TEXT || reads);
     return m;
 }

@@ -93,8 +93,8 @@ typedef struct attune__family {
 
 /* The families, in the order of preference within a backend; NULL at the end. */
 extern const attune__family *const attune__families[];
-extern const attune__family attune__cpu, attune__cuda_sm100a, attune__cuda_sm90a, attune__cuda_sm80_atomic, attune__cuda_sm80,
-    attune__vulkan_coopmat2, attune__vulkan_coopmat, attune__vulkan_lanes, attune__vulkan_subgroup,
+extern const attune__family attune__cpu, attune__cuda_sm100a, attune__cuda_sm90a, attune__cuda_sm80_atomic,
+    attune__cuda_sm80, attune__vulkan_coopmat2, attune__vulkan_coopmat, attune__vulkan_lanes, attune__vulkan_subgroup,
     attune__vulkan_portable, attune__opencl_portable;
 
 const attune__family *attune__family_find(const char *name);
