@@ -44,8 +44,14 @@ __device__ __forceinline__ float2 load_two(u32 at)
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
 constexpr int SHARE = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* of a tile's rows, a warp group's */
-/* S and dP with what captures are due are made in halves, where dK and dV leave no room for all of it. */
-constexpr int PARTS = AT_ONCE && !WIDE && WIDTH_D + WIDTH_DV > 192 ? 2 : 1;
+#if ATTUNE_HAVE_READS
+#define ONE_READ(n, symbol, how) +1
+constexpr bool MANY_READS = (0 ATTUNE_READS(ONE_READ)) > 2;
+#else
+constexpr bool MANY_READS = false;
+#endif
+/* S and dP with what captures are due are made in halves, where dK and dV, or many captures, leave no room for all. */
+constexpr int PARTS = AT_ONCE && !WIDE && (MANY_READS || WIDTH_D + WIDTH_DV > 192) ? 2 : 1;
 /* Whether that is added under the last products. */
 constexpr bool READS_UNDER = !WIDE && PARTS == 1 && !ORDERED;
 constexpr int TILE = SHARE / 2 / PARTS; /* of S and dP, what a thread holds */

@@ -229,16 +229,25 @@ __device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const 
     auto &w = c.walk;
     barrier_wait(PAIRED ? &c.empty_q[r.stage] : &c.empty[r.stage], r.phase);
     u64 *full = &c.full[r.stage];
-    barrier_expect(full, Q_BYTES + DO_BYTES + 2 * ROW_BYTES);
+    const note next = {w.q, w.h, w.b, ORDERED ? w.flags + c.kv / BLOCK_N * NOTE_KEYS : w.flags};
+    /* The note comes before the arrival that tells of it; a pair's comes with dO. */
+    if (PAIRED) {
+        barrier_expect_more(full, Q_BYTES + 2 * ROW_BYTES);
+    } else {
+        c.notes[r.stage] = next;
+        barrier_expect(full, Q_BYTES + DO_BYTES + 2 * ROW_BYTES);
+    }
     i64 row = row_at(a, g, w.b, w.h, w.q);
 #pragma unroll
     for (int slab = 0; slab < SLABS_D; slab++)
         tensor_load(memory + Q_AT + r.stage * Q_BYTES + slab * ROW_SLAB, q_map, full, slab * 64, w.q, w.h, w.b);
     bulk_load(memory + LSE_AT + r.stage * ROW_BYTES, (const float *)g.lse + row, ROW_BYTES, full);
     bulk_load(memory + DELTA_AT + r.stage * ROW_BYTES, (const float *)g.delta + row, ROW_BYTES, full);
-    if (PAIRED)
+    if (PAIRED) {
         barrier_wait(&c.empty[r.stage], r.phase);
-    c.notes[r.stage] = {w.q, w.h, w.b, ORDERED ? w.flags + c.kv / BLOCK_N * NOTE_KEYS : w.flags};
+        c.notes[r.stage] = next;
+        barrier_expect(full, DO_BYTES);
+    }
 #pragma unroll
     for (int slab = 0; slab < SLABS_DV; slab++)
         tensor_load(memory + DO_AT + r.stage * DO_BYTES + slab * ROW_SLAB, do_map, full, slab * 64, w.q, w.h, w.b);

@@ -21,6 +21,13 @@ __device__ __forceinline__ void barrier_expect(u64 *barrier, u32 bytes)
                  : "memory");
 }
 
+/* Bytes more, without an arrival. */
+__device__ __forceinline__ void barrier_expect_more(u64 *barrier, u32 bytes)
+{
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
 __device__ __forceinline__ void barrier_arrive(u64 *barrier)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");

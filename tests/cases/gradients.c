@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cases/gradients.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -133,11 +134,19 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
     }
     /* Delta has another rounding than each d_p, as wherever it is made from O: rows of one key do not cancel exactly.
      */
-    double delta = 0, delta_terms = 0;
+    double delta = 0, delta_terms = 0, squares = 0, top = 0;
     for (int64_t d = 0; d < c->dv; d++) {
         delta += narrow(c, c->o[d]) * d_o[d];
         delta_terms += fabs(c->o[d] * d_o[d]);
+        squares += c->o[d] * d_o[d] * c->o[d] * d_o[d];
     }
+    /* Where the plain computation rounds a row's largest weight to 1, its O is that key's V and has no rounding.
+     * Another one's has, of each element, and delta is their sum: three times what it scatters by. */
+    const double unit = reference_epsilon(c->a->q.dtype);
+    for (int64_t j = 0; j < c->kv_len; j++)
+        top = fmax(top, c->s[j]);
+    if (top > 1 - unit)
+        delta_terms += sqrt(3 * squares) * unit / FLT_EPSILON;
     if (c->d_lse)
         delta -= array_get(c->d_lse, (b * c->heads + h) * c->q_len + q);
     delta = single(c, delta);

@@ -452,11 +452,10 @@ static bool compare_gradient(const attention_case *c, attune_dtype dtype, const 
         most_terms = fmax(most_terms, fabs(values[3 * count + i]));
     }
     /* The mean of roundings, of dS and of O, that a row's elements share and rows do not: of few rows, two computations
-     * that are as good have other ones. Four times what such a mean scatters by: of the 2,000
-     * means of the tables one in 370 is past three times it. */
+     * that are as good have other ones. Three times what such a mean scatters by. */
     const double mean = sum / (double)count, epsilon = dtype == ATTUNE_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
     const double coarser = fmax(reference_epsilon(dtype), reference_epsilon(p->tensor.dtype));
-    const double scatter = 4 * coarser * sqrt(row_squares) / (double)count, unit = epsilon * (1 + largest_score);
+    const double scatter = 3 * coarser * sqrt(row_squares) / (double)count, unit = epsilon * (1 + largest_score);
     /* What a capture is due comes from differences to O, as its dtype keeps it: one element alone is no statistic. */
     const double drawn = p->tensor.dtype == dtype ? 0 : coarser * sqrt(squares / (double)count);
     return compare_within(c, dtype, what, p->tensor.dtype, count, values, values + count, values + 2 * count,

@@ -70,6 +70,8 @@ CASES = {
     'h_128_alibi': check('f16', shape(128, 300, 300, mask=CAUSAL, score='score + slopes[h] * (kv - q)',
                                       captures={'slopes': {'generator': 'slopes'}})),
     'h_128_heat': check('bf16', shape(128, 300, 300, mask=CAUSAL, score=HOT, captures=HEAT)),
+    'h_128_keys': check('f16', shape(128, 300, 300, mask=CAUSAL, score='score + keys[kv]',
+                                     captures={'keys': {'generator': 'normal', 'size': [300], 'spread': 1}})),
     'h_192_128_causal': check('bf16', shape((192, 128), 300, 300, mask=CAUSAL)),
     'h_192_dense': check('f16', shape(192, 200, 300)),
     'h_256_causal': check('bf16', shape(256, 300, 300, mask=CAUSAL)),
@@ -87,6 +89,7 @@ CASES = {
     'h_nan_gradients': test('test_cases', 'gradients/cuda', ATTUNE_TEST_CASE='nan_hidden'),
     # The sm80 kernels on the whole GPU, and within an A6000's limits.
     's_64_document': check('f16', shape(64, 300, 300, mask=DOCUMENT, captures=DOC), KERNEL='cuda_sm80'),
+    's_64_fixed': check('bf16', shape(64, 300, 300, mask=CAUSAL), KERNEL='cuda_sm80', bwd_DETERMINISTIC=True),
     's_128_causal': check('bf16', shape(128, 300, 300, mask=CAUSAL), KERNEL='cuda_sm80'),
     'a_64_causal': check('bf16', shape(64, 300, 300, mask=CAUSAL), SM80),
     'a_128_dense': check('f16', shape(128, 200, 300, batch=2), SM80),
