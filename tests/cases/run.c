@@ -408,6 +408,10 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     for (int64_t i = 0; ok && c->input == INPUT_MIXED && i < rows; i++)
         if (isnan(result[1].row_max[i]) && result[0].row_max[i] == INFINITY)
             result[0].row_max[i] = NAN;
+    /* Of a row that has keys a sum that happens to cancel in both references need not cancel in a kernel. */
+    for (int64_t i = 0; ok && i < rows * dv; i++)
+        if (result[1].o[i] == 0 && result[2].o[i] == 0 && isfinite(result[1].lse[i / dv]))
+            result[2].o[i] = DBL_MIN;
     const double more = c->segments ? segments_rounding(device, &a) : 0;
     double moved = 0;
     for (int64_t i = 0; ok && result[1].moved && i < rows * dv; i++)
