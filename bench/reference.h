@@ -29,7 +29,8 @@ typedef struct reference_row {
  * may be NULL. */
 typedef struct reference_result {
     double *o, *lse, *row_max;
-    double *moved; /* [count, head_dim_v], of the oracle: how far o may move where each score is rounded to float32 */
+    double *moved; /* [count, head_dim_v], of the oracle: how far o may move by roundings that the naive computation may
+                      be spared. In f32 of each score; in 16 bits of the largest weight, which it has as 1 */
 } reference_result;
 
 typedef enum reference_precision {
@@ -63,6 +64,10 @@ double reference_epsilon(attune_dtype dtype);
 
 void reference_compare(attune_dtype dtype, int64_t count, const double *got, const double *oracle, const double *naive,
                        reference_error *error);
+
+/* The same for whole rows of o, with what the oracle's `moved` adds to the bounds. */
+void reference_compare_o(attune_dtype dtype, int64_t rows, int64_t columns, const double *got,
+                         const reference_result *oracle, const reference_result *naive, reference_error *error);
 
 /* What a backward pass is given and what it gives. Outputs are float64 arrays shaped as q, k, v and the captures. */
 typedef struct attention_gradients {

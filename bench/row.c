@@ -439,6 +439,7 @@ static void free_result(reference_result *r)
     free(r->o);
     free(r->lse);
     free(r->row_max);
+    free(r->moved);
 }
 
 static void free_checked(checked_rows *c)
@@ -454,7 +455,8 @@ static bool make_result(reference_result *r, int64_t rows, int64_t dim)
     r->o = calloc((size_t)(rows * dim), sizeof *r->o);
     r->lse = calloc((size_t)rows, sizeof *r->lse);
     r->row_max = calloc((size_t)rows, sizeof *r->row_max);
-    return r->o && r->lse && r->row_max;
+    r->moved = calloc((size_t)(rows * dim), sizeof *r->moved);
+    return r->o && r->lse && r->row_max && r->moved;
 }
 
 static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, report_row *row)
@@ -470,7 +472,7 @@ static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, 
         !reference_compute(&s->a, REFERENCE_NAIVE, c->rows, c->count, &c->naive, &why))
         return fail(row, REPORT_FAILED, "reference: %s", why.message);
     reference_error e = {0};
-    reference_compare(o->dtype, c->count * dim, c->got, c->oracle.o, c->naive.o, &e);
+    reference_compare_o(o->dtype, c->count, dim, c->got, &c->oracle, &c->naive, &e);
     if (s->cut.count) {
         const double more = segments_rounding(s->device, &s->a);
         e.bound_max += more;

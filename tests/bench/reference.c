@@ -60,6 +60,43 @@ Test(reference, a_problem_done_by_hand)
     attune_instance_destroy(instance);
 }
 
+/* In 16 bits, what the largest weight's rounding moves o by; the mean's bound has half of it, and what few rows
+ * scatter. */
+Test(reference, the_largest_weight_may_be_rounded)
+{
+    failure why;
+    attention a = {.scale = 1};
+    const int64_t one[4] = {1, 1, 1, 1}, two[4] = {1, 1, 2, 1};
+    cr_assert(array_create(&a.q, ATTUNE_BF16, 4, one, &why) && array_create(&a.k, ATTUNE_BF16, 4, two, &why) &&
+              array_create(&a.v, ATTUNE_BF16, 4, two, &why));
+    array_set(&a.q, 0, 1);
+    for (int64_t i = 0; i < 2; i++) {
+        array_set(&a.k, i, (double)(1 - i));
+        array_set(&a.v, i, (double)(4 * i));
+    }
+    double o[2], lse[2], row_max[2], moved;
+    const reference_result exact = {o, lse, row_max, &moved}, plain = {o + 1, lse + 1, row_max + 1, NULL};
+    cr_assert(reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &exact, &why), "%s", why.message);
+    cr_assert(reference_compute(&a, REFERENCE_NAIVE, NULL, 0, &plain, &why), "%s", why.message);
+    const double largest = 1 / (1 + exp(-1));
+    cr_assert_float_eq(moved, 0x1p-8 * largest * o[0], 1e-15);
+
+    reference_error rule, with;
+    const double sum = moved * (0.5 + 3 / sqrt(12));
+    reference_compare(ATTUNE_BF16, 1, o, o, o + 1, &rule);
+    reference_compare_o(ATTUNE_BF16, 1, 1, o, &exact, &plain, &with);
+    cr_assert_float_eq(with.bound_mean, hypot(rule.bound_mean, sum), 1e-15);
+    cr_assert_eq(with.bound_max, rule.bound_max);
+    const double inside = o[0] + 0.99 * with.bound_mean, outside = o[0] + 1.01 * with.bound_mean;
+    reference_compare_o(ATTUNE_BF16, 1, 1, &inside, &exact, &plain, &with);
+    cr_assert(with.mean > rule.bound_mean && with.mean <= with.bound_mean);
+    reference_compare_o(ATTUNE_BF16, 1, 1, &outside, &exact, &plain, &with);
+    cr_assert(!with.pass);
+    array_free(&a.q);
+    array_free(&a.k);
+    array_free(&a.v);
+}
+
 /* Sets up `count` values with an oracle, a naive result that is off by half a rounding, and a good result. */
 enum { COUNT = 1000 };
 static double oracle[COUNT], naive[COUNT], got[COUNT];

@@ -128,13 +128,19 @@ static const char *collect(const placed *p, double *values)
     return error;
 }
 
-/* The error rule, with a term more for the largest error and one for the mean. */
-static bool compare_within(const attention_case *c, attune_dtype dtype, const char *what, attune_dtype output,
-                           int64_t count, const double *got, const double *oracle, const double *naive, double more_max,
-                           double more_mean, failure *why)
+/* What happens to cancel in both references need not cancel in a kernel. */
+static void may_cancel(int64_t count, const double *oracle, double *naive)
 {
-    reference_error error;
-    reference_compare(output, count, got, oracle, naive, &error);
+    for (int64_t i = 0; i < count; i++)
+        if (oracle[i] == 0 && naive[i] == 0)
+            naive[i] = DBL_MIN;
+}
+
+/* The error rule's finding, with a term more for the largest error and one for the mean. */
+static bool accept(const attention_case *c, attune_dtype dtype, const char *what, reference_error error, int64_t count,
+                   const double *got, const double *oracle, const double *naive, double more_max, double more_mean,
+                   failure *why)
+{
     error.bound_max += more_max;
     error.bound_mean += more_mean;
     if (!error.pattern_errors && error.max <= error.bound_max && error.mean <= error.bound_mean)
@@ -151,7 +157,9 @@ static bool compare_within(const attention_case *c, attune_dtype dtype, const ch
 static bool compare(const attention_case *c, attune_dtype dtype, const char *what, attune_dtype output, int64_t count,
                     const double *got, const double *oracle, const double *naive, failure *why)
 {
-    return compare_within(c, dtype, what, output, count, got, oracle, naive, 0, 0, why);
+    reference_error error;
+    reference_compare(output, count, got, oracle, naive, &error);
+    return accept(c, dtype, what, error, count, got, oracle, naive, 0, 0, why);
 }
 
 typedef struct running {
@@ -392,9 +400,7 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
             double *base = values + i * rows * (dv + 2);
             result[i] = (reference_result){base, base + rows * dv, base + rows * (dv + 1), NULL};
         }
-        /* In 16 bits the rounding of P is far more. */
-        if (dtype == ATTUNE_F32)
-            result[1].moved = values + 3 * rows * (dv + 2);
+        result[1].moved = values + 3 * rows * (dv + 2);
         if ((error = collect(&r.o, result[0].o)) || (error = collect(&r.lse, result[0].lse)) ||
             (!c->segments && (error = collect(&r.row_max, result[0].row_max))))
             ok = false;
@@ -408,17 +414,15 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     for (int64_t i = 0; ok && c->input == INPUT_MIXED && i < rows; i++)
         if (isnan(result[1].row_max[i]) && result[0].row_max[i] == INFINITY)
             result[0].row_max[i] = NAN;
-    /* Of a row that has keys a sum that happens to cancel in both references need not cancel in a kernel. */
-    for (int64_t i = 0; ok && i < rows * dv; i++)
-        if (result[1].o[i] == 0 && result[2].o[i] == 0 && isfinite(result[1].lse[i / dv]))
-            result[2].o[i] = DBL_MIN;
+    /* Of a row that has keys. */
+    for (int64_t i = 0; ok && i < rows; i++)
+        if (isfinite(result[1].lse[i]))
+            may_cancel(dv, result[1].o + i * dv, result[2].o + i * dv);
     const double more = c->segments ? segments_rounding(device, &a) : 0;
-    double moved = 0;
-    for (int64_t i = 0; ok && result[1].moved && i < rows * dv; i++)
-        moved = fmax(moved, result[1].moved[i]);
-    ok = ok &&
-         compare_within(c, dtype, "o", dtype, rows * dv, result[0].o, result[1].o, result[2].o, more + moved, more / 8,
-                        why) &&
+    reference_error error_o = {0};
+    if (ok)
+        reference_compare_o(dtype, rows, dv, result[0].o, &result[1], &result[2], &error_o);
+    ok = ok && accept(c, dtype, "o", error_o, rows * dv, result[0].o, result[1].o, result[2].o, more, more / 8, why) &&
          compare(c, dtype, "lse", row_type, rows, result[0].lse, result[1].lse, result[2].lse, why) &&
          (c->segments ||
           compare(c, dtype, "row_max", row_type, rows, result[0].row_max, result[1].row_max, result[2].row_max, why));
@@ -440,10 +444,7 @@ static bool compare_gradient(const attention_case *c, attune_dtype dtype, const 
     const char *error = collect(p, values);
     if (error)
         return failure_set(why, "%s %s %s: %s", c->name, attune_dtype_string(dtype), what, error);
-    /* A difference that happens to cancel in both references need not cancel in a kernel. */
-    for (int64_t i = 0; i < count; i++)
-        if (values[count + i] == 0 && values[2 * count + i] == 0)
-            values[2 * count + i] = DBL_MIN;
+    may_cancel(count, values + count, values + 2 * count);
     double largest = 0, sum = 0, squares = 0, row = 0, row_squares = 0, terms = 0, most_terms = 0;
     for (int64_t i = 0; i < count; i++) {
         const double value = fabs(values[count + i]);
@@ -462,9 +463,11 @@ static bool compare_gradient(const attention_case *c, attune_dtype dtype, const 
     const double scatter = 3 * coarser * sqrt(row_squares) / (double)count, unit = epsilon * (1 + largest_score);
     /* What a capture is due comes from differences to O, as its dtype keeps it: one element alone is no statistic. */
     const double drawn = p->tensor.dtype == dtype ? 0 : coarser * sqrt(squares / (double)count);
-    return compare_within(c, dtype, what, p->tensor.dtype, count, values, values + count, values + 2 * count,
-                          unit * largest + drawn + epsilon * most_terms,
-                          unit * mean + scatter + epsilon * terms / (double)count, why);
+    reference_error found;
+    reference_compare(p->tensor.dtype, count, values, values + count, values + 2 * count, &found);
+    return accept(c, dtype, what, found, count, values, values + count, values + 2 * count,
+                  unit * largest + drawn + epsilon * most_terms,
+                  unit * mean + scatter + epsilon * terms / (double)count, why);
 }
 
 /* A random d_o, and d_lse in half of the cases. */
