@@ -153,10 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     unsigned char *walk = bytes + OWN_BYTES + STAGES * (OTHER_BYTES + ROW_BYTES) + 2 * P_BYTES;
     if (threadIdx.x == 0) {
         feed_find(*(feed *)walk, a, back);
-        feed_begin(*(feed *)walk, a, back);
-#pragma unroll 1
-        for (int i = 0; i <= AHEAD + 1; i++)
-            feed_note(walk, i, a, back);
+        feed_first(walk, a, back);
     }
     __syncthreads();
     spot mine = feed_place(*(const feed *)walk);
@@ -176,14 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (now.first < 0)
             break;
         u32 tile = others + stage * OTHER_BYTES, data = row_data + stage * ROW_BYTES;
-        copy_wait<AHEAD - 1>();
-        __syncthreads();
-        if constexpr (STAGES > 1) {
-            u32 free = stage == 0 ? STAGES - 1 : stage - 1;
-            load_other(others + free * OTHER_BYTES, row_data + free * ROW_BYTES, a, back, next);
-        }
-        if (threadIdx.x == 0)
-            feed_note(walk, index + AHEAD + 2, a, back);
+        feed_wait(walk, index, stage, others, row_data, a, back, next);
         int warp = thread_here() / 32, own = warp / SPLIT * 32, part = warp % SPLIT;
         {
             scores s, dp;

@@ -168,12 +168,8 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
 {
     u32 memory = shared_address(bytes), others = memory + OWN_BYTES, row_data = others + STAGES * OTHER_BYTES;
     unsigned char *walk = bytes + WALK;
-    if (threadIdx.x == 0) {
-        feed_begin(*(feed *)walk, a, back);
-#pragma unroll 1
-        for (int i = 0; i <= AHEAD + 1; i++)
-            feed_note(walk, i, a, back);
-    }
+    if (threadIdx.x == 0)
+        feed_first(walk, a, back);
     __syncthreads();
     spot mine = feed_place(*(const feed *)walk);
     int b = mine.b, h = mine.h, first = mine.own, limit = OWN_KEYS ? a.kv_len : a.q_len;
@@ -197,14 +193,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
         if (now.first < 0)
             break;
         u32 tile = others + stage * OTHER_BYTES, data = row_data + stage * ROW_BYTES;
-        copy_wait<AHEAD - 1>();
-        __syncthreads();
-        if constexpr (STAGES > 1) {
-            u32 free = stage == 0 ? STAGES - 1 : stage - 1;
-            load_other(others + free * OTHER_BYTES, row_data + free * ROW_BYTES, a, back, next);
-        }
-        if (threadIdx.x == 0)
-            feed_note(walk, index + AHEAD + 2, a, back);
+        feed_wait(walk, index, stage, others, row_data, a, back, next);
         int warp = thread_here() / 32 * (OWN / ATTUNE_NUM_WARPS), row = first + warp + thread_here() % 32 / 4;
         scores s, dp;
         forbidden f_pairs;

@@ -514,6 +514,13 @@ template <bool SHARED> __device__ __forceinline__ int key_now(int group)
     return (SHARED ? 0 : group * 64) + thread % 128 / 32 * 16 + thread % 32 / 4;
 }
 
+template <int SIZE> __device__ __forceinline__ void clear(float (&sum)[SIZE])
+{
+#pragma unroll
+    for (int i = 0; i < SIZE; i++)
+        sum[i] = 0.0f;
+}
+
 /* GROUP: the warp group, unless both are alike. */
 template <int GROUP>
 __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
@@ -536,22 +543,17 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         if (n.flags & NOTE_STOP)
             break;
         float dk[COLUMNS_D / 2], dv[COLUMNS_DV / 2];
-#pragma unroll
-        for (int i = 0; i < COLUMNS_D / 2; i++)
-            dk[i] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < COLUMNS_DV / 2; i++)
-            dv[i] = 0.0f;
+        clear(dk);
+        clear(dv);
         barrier_wait(&c.keys_full, round & 1);
-#if !ATTUNE_HAVE_READS && !ATTUNE_SCORE_IS_LONG
+#if !ATTUNE_MADE_AGAIN
         int kv = c.kv + own_row;
 #endif
         while (!(n.flags & NOTE_END)) {
             u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
             u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
             u32 p[SHARE / 16][4], d_s[SHARE / 16][4];
-#if ATTUNE_HAVE_READS || ATTUNE_SCORE_IS_LONG
-            /* Once more, and again below: registers are short. */
+#if ATTUNE_MADE_AGAIN
             group = EVEN ? thread_now() / 128 - 1 : GROUP;
             own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
             k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);

@@ -144,4 +144,29 @@ __device__ __forceinline__ void load_other(u32 to, u32 row_data, const attune_cu
     copy_commit();
 }
 
+/* What the walk names first. By one thread. */
+__device__ __forceinline__ void feed_first(unsigned char *walk, const attune_cuda_arguments &a,
+                                           const attune_cuda_backward &back)
+{
+    feed_begin(*(feed *)walk, a, back);
+#pragma unroll 1
+    for (int i = 0; i <= AHEAD + 1; i++)
+        feed_note(walk, i, a, back);
+}
+
+/* Until a tile is there; then the one to come is begun in the stage that is free, and the walk goes on. */
+__device__ __forceinline__ void feed_wait(unsigned char *walk, int index, u32 stage, u32 others, u32 row_data,
+                                          const attune_cuda_arguments &a, const attune_cuda_backward &back,
+                                          const other &next)
+{
+    copy_wait<AHEAD - 1>();
+    __syncthreads();
+    if constexpr (STAGES > 1) {
+        u32 free = stage == 0 ? STAGES - 1 : stage - 1;
+        load_other(others + free * OTHER_BYTES, row_data + free * ROW_BYTES, a, back, next);
+    }
+    if (threadIdx.x == 0)
+        feed_note(walk, index + AHEAD + 2, a, back);
+}
+
 #endif

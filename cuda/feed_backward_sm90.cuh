@@ -80,11 +80,14 @@ constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES,
               LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
 
-/* threadIdx.x; with gradients of captures or a long score hidden from the compiler, which else keeps what follows from
- * it in registers, which are short. */
+/* Gradients of captures and a long score leave so few registers that what follows from a thread's number is made again
+ * in each tile. */
+#define ATTUNE_MADE_AGAIN (ATTUNE_HAVE_READS || ATTUNE_SCORE_IS_LONG)
+
+/* threadIdx.x, there hidden from the compiler, which else keeps it. */
 __device__ __forceinline__ int thread_now()
 {
-#if ATTUNE_HAVE_READS || ATTUNE_SCORE_IS_LONG
+#if ATTUNE_MADE_AGAIN
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;

@@ -64,12 +64,8 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
         if (n.flags & NOTE_STOP)
             break;
         float dk[COLUMNS_D / 2], dv[COLUMNS_DV / 2];
-#pragma unroll
-        for (int i = 0; i < COLUMNS_D / 2; i++)
-            dk[i] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < COLUMNS_DV / 2; i++)
-            dv[i] = 0.0f;
+        clear(dk);
+        clear(dv);
         barrier_wait(&c.keys_full, round & 1);
         int kv = c.kv + own_row;
         u32 before = STAGES; /* the stage of the tile whose dQ is due, and where it belongs */

@@ -81,9 +81,8 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
     };
     attune__cu_pointer captures = b.sums;
     if (adds) {
-        b.turns =
-            b.sums + attune__cuda_sm90_backward_sums(&w, f->batch, f->heads, program->head_dim, program->head_dim_v);
-        captures = b.turns + attune__cuda_sm90_backward_turns(&w, f->batch, f->heads);
+        b.turns = b.sums + attune__cuda_backward_sums(&w, f->batch, f->heads, program->head_dim, program->head_dim_v);
+        captures = b.turns + attune__cuda_backward_turns(&w, f->batch, f->heads);
         b.redo = captures - 8;
         b.together = together(f);
     }

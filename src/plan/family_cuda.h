@@ -67,9 +67,9 @@ void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_p
  *
  * The bytes of the sums, and of what follows them but for the captures, multiples of 8.
  */
-uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
-                                         uint32_t head_dim, uint32_t head_dim_v);
-uint64_t attune__cuda_sm90_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads);
+uint64_t attune__cuda_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads, uint32_t head_dim,
+                                    uint32_t head_dim_v);
+uint64_t attune__cuda_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads);
 /* The shared memory of the kernels that round dQ. */
 uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m);
 uint32_t attune__cuda_sm80_backward_dq_bytes(uint32_t head_dim, uint32_t block_m, uint32_t block_n, uint32_t threads);

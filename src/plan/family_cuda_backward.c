@@ -239,6 +239,15 @@ static void atomic_settle(const attune__search *search, attune__tile *tile)
     tile->value[ATTUNE__BLOCK_N2] = tile->value[ATTUNE__BLOCK_N1];
 }
 
+static const char *refuse_blocks(const attune__shape *s, const uint32_t *v, attune__option *option)
+{
+    const bool columns = s->mask_kv_block % v[ATTUNE__BLOCK_N1];
+    *option = columns ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
+    if (s->block_mask && (columns || s->mask_q_block % v[ATTUNE__BLOCK_M1]))
+        return "it must divide the block of the mask";
+    return NULL;
+}
+
 static const char *atomic_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     const attune__shape *s = search->shape;
@@ -257,10 +266,7 @@ static const char *atomic_refuse(const attune__search *search, const attune__til
         return "it has a few tiles, by head dimension, with warps for each: docs/planning.md";
     if (attune__round_up(s->head_dim, 16 * atomic_split(v)) * v[ATTUNE__BLOCK_M1] % (256 * v[ATTUNE__NUM_WARPS]))
         return "its warps cannot share so few columns of dQ";
-    *option = s->mask_kv_block % v[ATTUNE__BLOCK_N1] ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
-    if (s->block_mask && (s->mask_kv_block % v[ATTUNE__BLOCK_N1] || s->mask_q_block % v[ATTUNE__BLOCK_M1]))
-        return "it must divide the block of the mask";
-    return NULL;
+    return refuse_blocks(s, v, option);
 }
 
 /* With D and Dv padded to 16 for each of the warps that share keys:
@@ -400,11 +406,7 @@ const char *attune__cuda_sm90_backward_refuse(const attune__search *search, cons
             return "the tile of wgmma's backward kernel is fixed: 64 x 128, 128 x 128 with head dimensions up to 64 "
                    "and no score, 64 x 64 past 128 (both past 192: 64 x 128 too); num_stages 2, num_warps 12";
     }
-    *option = s->mask_kv_block % tile->value[ATTUNE__BLOCK_N1] ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;
-    if (s->block_mask &&
-        (s->mask_kv_block % tile->value[ATTUNE__BLOCK_N1] || s->mask_q_block % tile->value[ATTUNE__BLOCK_M1]))
-        return "it must divide the block of the mask";
-    return NULL;
+    return refuse_blocks(s, tile->value, option);
 }
 
 /* The columns of dQ's sums, with tiles of m rows. */
@@ -447,13 +449,13 @@ uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t head_di
     return block_m * ((attune__cuda_sm90_backward_wide(head_dim, head_dim_v) ? columns / 2 : columns) + 4) * 4;
 }
 
-uint64_t attune__cuda_sm90_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads,
-                                         uint32_t head_dim, uint32_t head_dim_v)
+uint64_t attune__cuda_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads, uint32_t head_dim,
+                                    uint32_t head_dim_v)
 {
     return (uint64_t)(batch * heads) * w->row_stride * dq_columns(head_dim, head_dim_v, 64) * sizeof(float);
 }
 
-uint64_t attune__cuda_sm90_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads)
+uint64_t attune__cuda_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads)
 {
     return (uint64_t)(batch * heads) * w->row_stride / 64 * 4 * sizeof(uint32_t) + 16;
 }

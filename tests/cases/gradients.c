@@ -137,8 +137,9 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
     double delta = 0, delta_terms = 0, squares = 0, top = 0;
     for (int64_t d = 0; d < c->dv; d++) {
         delta += narrow(c, c->o[d]) * d_o[d];
-        delta_terms += fabs(c->o[d] * d_o[d]);
-        squares += c->o[d] * d_o[d] * c->o[d] * d_o[d];
+        const double product = c->o[d] * d_o[d];
+        delta_terms += fabs(product);
+        squares += product * product;
     }
     /* Where the plain computation rounds a row's largest weight to 1, its O is that key's V and has no rounding.
      * Another one's has, of each element, and delta is their sum: three times what it scatters by. */
