@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Tables of tiles by head dimension; and CUDA's backward pass: what its planner, its launch and its packs agree upon.
- */
+/* What CUDA's families share; and of the backward pass what its planner, its launch and its packs agree upon. */
 #ifndef ATTUNE_PLAN_FAMILY_CUDA_H
 #define ATTUNE_PLAN_FAMILY_CUDA_H
 
@@ -25,6 +24,15 @@ static inline attune__cuda_tiles attune__cuda_by_head_dim(const attune__shape *s
     const uint32_t d = shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v;
     return tables[d <= 64 ? 0 : d <= 128 ? 1 : d <= 192 ? 2 : 3];
 }
+
+/* The registers that addresses, fragments and inlined expressions take, of the busiest thread: an estimate. */
+static inline uint32_t attune__cuda_registers(const attune__shape *s)
+{
+    return 48 + (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u);
+}
+
+/* For kernels with one tile, BLOCK_M1 x BLOCK_N1: why it does not fit the mask's blocks, or NULL. */
+const char *attune__cuda_refuse_blocks(const attune__shape *s, const uint32_t *v, attune__option *option);
 
 /* The rows of every head are padded to a multiple in the workspace; no tile of rows is larger. */
 #define ATTUNE__CUDA_ROW_BLOCK 128
@@ -70,6 +78,8 @@ void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_p
 uint64_t attune__cuda_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads, uint32_t head_dim,
                                     uint32_t head_dim_v);
 uint64_t attune__cuda_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads);
+/* The columns of the sums, with tiles of block_m rows. */
+uint32_t attune__cuda_backward_dq_columns(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m);
 /* The shared memory of the kernels that round dQ. */
 uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m);
 uint32_t attune__cuda_sm80_backward_dq_bytes(uint32_t head_dim, uint32_t block_m, uint32_t block_n, uint32_t threads);
@@ -78,18 +88,5 @@ uint32_t attune__cuda_sm80_backward_dq_bytes(uint32_t head_dim, uint32_t block_m
 bool attune__cuda_sm90_backward_wide(uint32_t head_dim, uint32_t head_dim_v);
 /* Whether a tile of keys has two workgroups, in a cluster, with half of it each. */
 bool attune__cuda_sm90_backward_paired(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n);
-
-/* The functions of attune__family for this pass. */
-const char *attune__cuda_sm90_backward_refuses(const attune__search *search);
-bool attune__cuda_sm90_backward_orders(const attune__search *search);
-const attune__tile *attune__cuda_sm90_backward_tiles(const attune__search *search, uint32_t *count);
-const char *attune__cuda_sm90_backward_refuse(const attune__search *search, const attune__tile *tile,
-                                              attune__option *option);
-attune__cost attune__cuda_sm90_backward_cost(const attune__search *search, const attune__tile *tile);
-const attune__tile *attune__cuda_sm80_backward_tiles(const attune__search *search, uint32_t *count);
-void attune__cuda_sm80_backward_settle(const attune__search *search, attune__tile *tile);
-const char *attune__cuda_sm80_backward_refuse(const attune__search *search, const attune__tile *tile,
-                                              attune__option *option);
-attune__cost attune__cuda_sm80_backward_cost(const attune__search *search, const attune__tile *tile);
 
 #endif

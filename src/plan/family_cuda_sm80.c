@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CUDA, mma.sync: every pass, on every device since Ampere. Shared memory is counted in elements of the input type,
+ * swizzled, so that nothing is lost to padding but the head dimension's own, up to 16 elements. P stays in registers in
+ * forward. num_stages counts the tiles of K and of V (in the dK/dV loop: of Q and of dO) that are in flight; with 1,
+ * the copy of K overlaps P V and that of V overlaps Q K^T. Tiles follow FlashAttention-2 where those divide a mask's
+ * block of 128.
+ *
+ * Backward has two kernels over the same pairs, each of which computes P and dS again: one owns keys and gives dK and
+ * dV, the other owns rows of Q and gives dQ. Nothing is added to from two sides, so that the same call gives the same
+ * bits. A warp owns 16 rows of what its kernel owns, or 32, and all columns of the other side: P and dS go from one
+ * product to the next in registers.
+ */
+#include "plan/family_cuda.h"
+
+#include <string.h>
+
+#define TILES        ATTUNE__CUDA_TILES
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* --------------------------------------------------------------------------------------------------------- backward */
+
+/* By the larger head dimension: up to 64, 128, 192, 256; shared memory of 160 KiB and more, and of 99. */
+static const attune__tile backward_large_64[] = {
+    ATTUNE__TILES(32, 128, 128, 64, 2, 4),
+    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+/* Beside a score expression the sums leave no more. */
+static const attune__tile backward_score_64[] = {
+    ATTUNE__TILES(64, 64, 64, 64, 2, 4),
+    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+/* Where two workgroups have room, they hide each other's waits. */
+static const attune__tile backward_huge_128[] = {
+    ATTUNE__TILES(64, 64, 128, 32, 2, 4),
+    ATTUNE__TILES(32, 64, 64, 32, 2, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+static const attune__tile backward_large_128[] = {
+    ATTUNE__TILES(64, 128, 128, 64, 2, 8),
+    ATTUNE__TILES(32, 64, 64, 32, 2, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+static const attune__tile backward_large_256[] = {
+    ATTUNE__TILES(32, 128, 128, 32, 2, 8),
+    ATTUNE__TILES(32, 64, 64, 32, 2, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+static const attune__tile backward_small_128[] = {
+    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+/* float32 */
+static const attune__tile backward_wide_64[] = {
+    ATTUNE__TILES(16, 128, 128, 32, 1, 8),
+    ATTUNE__TILES(16, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(16, 32, 32, 16, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+static const attune__tile backward_wide_128[] = {
+    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
+    ATTUNE__TILES(16, 64, 64, 16, 1, 4),
+    ATTUNE__TILES(16, 32, 32, 16, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+static const attune__tile backward_wide_256[] = {
+    ATTUNE__TILES(16, 64, 64, 16, 1, 4),
+    ATTUNE__TILES(16, 32, 32, 16, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
+
+static const attune__tile *backward_tiles(const attune__search *search, uint32_t *count)
+{
+    const attune__shape *s = search->shape;
+    const bool small = search->limits->shared_memory < 160 * 1024;
+    const bool huge = search->limits->shared_memory >= 200 * 1024 && !s->capture_gradient_elements;
+    const attune__cuda_tiles narrow[4] = {s->score_expr ? TILES(backward_score_64) : TILES(backward_large_64),
+                                          small  ? TILES(backward_small_128)
+                                          : huge ? TILES(backward_huge_128)
+                                                 : TILES(backward_large_128),
+                                          small ? TILES(backward_small_128) : TILES(backward_large_256),
+                                          small ? TILES(backward_small_128) : TILES(backward_large_256)};
+    const attune__cuda_tiles wide[4] = {TILES(backward_wide_64), TILES(backward_wide_128), TILES(backward_wide_256),
+                                        TILES(backward_wide_256)};
+    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, attune__dtype_bytes(s) == 4 ? wide : narrow);
+    *count = t.count;
+    return t.tiles;
+}
+
+/* The rows of 16 that a warp has. */
+static uint32_t backward_share(uint32_t rows, uint32_t warps)
+{
+    return rows / (16 * warps);
+}
+
+static bool backward_warps_divide(const attune__tile *tile)
+{
+    const uint32_t *v = tile->value, rows = 16 * v[ATTUNE__NUM_WARPS];
+    return v[ATTUNE__BLOCK_N1] % rows == 0 && v[ATTUNE__BLOCK_M2] % rows == 0;
+}
+
+/* Fewer warps have no more rows each than the table gives them. */
+static void limit(const attune__search *search, attune__tile *tile, attune__option option, uint32_t most)
+{
+    if (!(search->forced & ATTUNE__BIT(option)) && tile->value[option] > most)
+        tile->value[option] = most;
+}
+
+static void backward_settle(const attune__search *search, attune__tile *tile)
+{
+    uint32_t *v = tile->value, *warps = &v[ATTUNE__NUM_WARPS];
+    const uint32_t keys = backward_share(v[ATTUNE__BLOCK_N1], *warps),
+                   rows = backward_share(v[ATTUNE__BLOCK_M2], *warps);
+    attune__settle_tile(search, tile, 16);
+    if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
+        return;
+    while (*warps > 1 && !backward_warps_divide(tile))
+        *warps /= 2;
+    if (keys && rows) {
+        limit(search, tile, ATTUNE__BLOCK_N1, 16 * *warps * keys);
+        limit(search, tile, ATTUNE__BLOCK_M2, 16 * *warps * rows);
+    }
+}
+
+static const char *backward_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const char *why = attune__refuse_numbers(search, tile, 16, ATTUNE__CUDA_ROW_BLOCK, option);
+    if (why)
+        return why;
+    static const attune__option rows[] = {ATTUNE__BLOCK_M1, ATTUNE__BLOCK_M2};
+    for (size_t i = 0; i < COUNT(rows); i++)
+        if (ATTUNE__CUDA_ROW_BLOCK % tile->value[rows[i]]) {
+            *option = rows[i];
+            return "it must divide 128";
+        }
+    if (!backward_warps_divide(tile)) {
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_N1;
+        return "each of the num_warps warps takes 16 rows of BLOCK_N1 and of BLOCK_M2, or a multiple";
+    }
+    return NULL;
+}
+
+bool attune__cuda_backward_apart(const attune__shape *s)
+{
+    const uint32_t columns = attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16);
+    return columns > (attune__dtype_bytes(s) == 4 ? 128u : 320u);
+}
+
+/*
+ * With e the bytes of an element, D and Dv padded to 16, S = num_stages:
+ *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv])) e + S (lse + delta)[M1] 4 + walk
+ *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e + walk
+ * where the walk has 256 bytes, and as many again for S > 6, else 128. In float32 16 keys or rows of a workgroup's own
+ * are read where they lie, and take none.
+ */
+void attune__cuda_sm80_backward_bytes(const attune__shape *s, const attune_plan_choice *c, uint32_t bytes[2])
+{
+    const uint32_t e = attune__dtype_bytes(s);
+    const uint32_t both = (attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16)) * e;
+    const uint32_t walk = c->num_stages > 6 ? 512 : 384;
+    const uint32_t keys = e == 4 && c->block_n1 == 16 ? 0 : c->block_n1;
+    const uint32_t rows = e == 4 && c->block_m2 == 16 ? 0 : c->block_m2;
+    bytes[0] = (keys + c->num_stages * c->block_m1) * both + c->num_stages * c->block_m1 * 8 + walk;
+    bytes[1] = (rows + c->num_stages * c->block_n2) * both + walk;
+}
+
+static attune__cost backward_cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value, warps = v[ATTUNE__NUM_WARPS];
+    const uint32_t d = attune__round_up(s->head_dim, 16), dv = attune__round_up(s->head_dim_v, 16);
+    const attune_plan_choice choice = {.block_m1 = v[ATTUNE__BLOCK_M1],
+                                       .block_n1 = v[ATTUNE__BLOCK_N1],
+                                       .block_m2 = v[ATTUNE__BLOCK_M2],
+                                       .block_n2 = v[ATTUNE__BLOCK_N2],
+                                       .num_stages = v[ATTUNE__NUM_STAGES]};
+    uint32_t bytes[2];
+    attune__cuda_sm80_backward_bytes(s, &choice, bytes);
+    /* S and dP in float32; dK and dV, or dQ. Where dK and dV are apart, each workgroup has one of them. */
+    const uint32_t sums = attune__cuda_backward_apart(s) ? (d > dv ? d : dv) : d + dv;
+    const uint32_t keys = backward_share(v[ATTUNE__BLOCK_N1], warps) * (v[ATTUNE__BLOCK_M1] + sums / 2);
+    const uint32_t rows = backward_share(v[ATTUNE__BLOCK_M2], warps) * (v[ATTUNE__BLOCK_N2] + d / 2);
+    return (attune__cost){
+        .shared = bytes[0] > bytes[1] ? bytes[0] : bytes[1],
+        .invocations = 32 * warps,
+        .registers = attune__cuda_registers(s) + (keys > rows ? keys : rows),
+    };
+}
+
+/* ----------------------------------------------------------------------------------------------- forward and decode */
+
+static const attune__tile sm80_64[] = {
+    ATTUNE__TILE(128, 128, 1, 4), ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),   ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_128[] = {
+    ATTUNE__TILE(128, 64, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_192[] = {
+    ATTUNE__TILE(128, 64, 1, 8),
+    ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_256[] = {
+    ATTUNE__TILE(128, 64, 1, 8), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
+};
+/* On Blackwell, and beside a score expression, 128 columns spill. */
+static const attune__tile sm80_64_narrow[] = {
+    ATTUNE__TILE(128, 64, 1, 4),
+    ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+/* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. What the
+ * architecture holds says whether it is such a unit, and not a profile that was laid over a larger device. Beside a
+ * score expression 64 columns spill. */
+static const attune__tile sm80_128_narrow[] = {
+    ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
+};
+/* float32: a warp's 16 rows of O leave the less room for S, the wider O is. */
+static const attune__tile sm80_f32_64[] = {
+    ATTUNE__TILE(128, 64, 1, 8),
+    ATTUNE__TILE(64, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_f32_128[] = {
+    ATTUNE__TILE(128, 32, 1, 8),
+    ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_f32_256[] = {
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+/* Decode, by the packed rows: up to 16, 32, and more. */
+static const attune__tile sm80_decode_16[] = {
+    ATTUNE__TILE(16, 128, 2, 4), ATTUNE__TILE(16, 64, 3, 4), ATTUNE__TILE(16, 64, 2, 4),
+    ATTUNE__TILE(16, 64, 1, 4),  ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_32[] = {
+    ATTUNE__TILE(32, 64, 3, 4), ATTUNE__TILE(32, 64, 2, 4), ATTUNE__TILE(32, 64, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_64[] = {
+    ATTUNE__TILE(64, 64, 3, 4), ATTUNE__TILE(64, 64, 2, 4), ATTUNE__TILE(64, 32, 2, 4),
+    ATTUNE__TILE(64, 32, 1, 4), ATTUNE__TILE(32, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
+/* float32: 16 columns for each warp, as in forward. */
+static const attune__tile sm80_decode_f32_16[] = {
+    ATTUNE__TILE(16, 64, 2, 4),
+    ATTUNE__TILE(16, 64, 1, 4),
+    ATTUNE__TILE(16, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_f32_32[] = {
+    ATTUNE__TILE(32, 32, 2, 4),
+    ATTUNE__TILE(32, 32, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_f32_64[] = {
+    ATTUNE__TILE(64, 16, 3, 4),
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+/* A warp's sums of many columns leave no registers for further stages. */
+static const attune__tile sm80_decode_f32_192[] = {
+    ATTUNE__TILE(64, 16, 2, 4),
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_decode_f32_256[] = {
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool wide)
+{
+    int64_t rows = s->q_len * attune__shape_packed_heads(s);
+    /* Warps that share keys have no room for more than 128 columns of float32. */
+    if (wide && (s->head_dim > 192 || s->head_dim_v > 192))
+        return TILES(sm80_decode_f32_256);
+    if (wide && (s->head_dim > 128 || s->head_dim_v > 128))
+        return TILES(sm80_decode_f32_192);
+    if (rows <= 16)
+        return wide ? TILES(sm80_decode_f32_16) : TILES(sm80_decode_16);
+    if (rows <= 32)
+        return wide ? TILES(sm80_decode_f32_32) : TILES(sm80_decode_32);
+    return wide ? TILES(sm80_decode_f32_64) : TILES(sm80_decode_64);
+}
+
+static bool sm80_small_unit(const attune_limits *limits)
+{
+    const uint32_t a = limits->architecture;
+    return a == 86 || a == 89 || a / 10 == 12;
+}
+
+static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *count)
+{
+    const attune__shape *s = search->shape;
+    bool wide = attune__dtype_bytes(s) == 4, small = sm80_small_unit(search->limits);
+    bool blackwell = search->limits->architecture / 10 == 12;
+    const attune__cuda_tiles forward[4] = {blackwell || s->score_expr ? TILES(sm80_64_narrow) : TILES(sm80_64),
+                                           small || s->score_expr ? TILES(sm80_128_narrow) : TILES(sm80_128),
+                                           TILES(sm80_192), TILES(sm80_256)};
+    const attune__cuda_tiles wide_forward[4] = {TILES(sm80_f32_64), TILES(sm80_f32_128), TILES(sm80_f32_256),
+                                                TILES(sm80_f32_256)};
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return backward_tiles(search, count);
+    attune__cuda_tiles t = search->pass == ATTUNE__PASS_DECODE
+                               ? sm80_decode_tiles(s, wide)
+                               : attune__cuda_by_head_dim(s, wide ? wide_forward : forward);
+    *count = t.count;
+    return t.tiles;
+}
+
+/* Forward: a warp owns 16 rows or a multiple. Decode: warps share the rows in sixteens, then the keys. */
+static bool sm80_warps_divide(const attune__search *search, const attune__tile *tile)
+{
+    const uint32_t *v = tile->value;
+    uint32_t warps = v[ATTUNE__NUM_WARPS];
+    if (search->pass != ATTUNE__PASS_DECODE)
+        return v[ATTUNE__BLOCK_M] % (16 * warps) == 0;
+    uint32_t rows = v[ATTUNE__BLOCK_M] / 16;
+    return rows && warps % rows == 0 && v[ATTUNE__BLOCK_N] / 16 >= warps / rows &&
+           v[ATTUNE__BLOCK_N] / 16 % (warps / rows) == 0;
+}
+
+static void sm80_settle(const attune__search *search, attune__tile *tile)
+{
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        backward_settle(search, tile);
+        return;
+    }
+    attune__settle_tile(search, tile, 16);
+    if (search->pass == ATTUNE__PASS_DECODE)
+        attune__settle_decode(search, tile, 16);
+    uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS];
+    if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
+        return;
+    while (*warps > 1 && !sm80_warps_divide(search, tile))
+        *warps /= 2;
+}
+
+static const char *sm80_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return backward_refuse(search, tile, option);
+    const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
+    if (why)
+        return why;
+    if (search->pass == ATTUNE__PASS_DECODE && tile->value[ATTUNE__BLOCK_M] > 64) {
+        *option = ATTUNE__BLOCK_M;
+        return "a decode tile has at most 64 rows";
+    }
+    if (!sm80_warps_divide(search, tile)) {
+        const attune__option blame = search->pass == ATTUNE__PASS_DECODE ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : blame;
+        return search->pass == ATTUNE__PASS_FORWARD ? "each of the num_warps warps takes 16 rows or a multiple"
+                                                    : "the num_warps warps do not divide the tile";
+    }
+    return NULL;
+}
+
+static uint32_t sm80_registers(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    uint32_t threads = 32 * v[ATTUNE__NUM_WARPS], dv = attune__round_up(s->head_dim_v, 16);
+    uint32_t base = attune__cuda_registers(s);
+    if (search->pass == ATTUNE__PASS_DECODE) {
+        /* A warp holds 16 rows of O, and its share of the keys' scores. */
+        uint32_t rows = v[ATTUNE__BLOCK_M] / 16, shares = v[ATTUNE__NUM_WARPS] / rows;
+        return base + 16 * dv / 32 + 16 * v[ATTUNE__BLOCK_N] / shares / 32;
+    }
+    return base + v[ATTUNE__BLOCK_M] * (v[ATTUNE__BLOCK_N] + dv) / threads;
+}
+
+/*
+ * With e the bytes of an element, D and Dv the padded head dimensions, S = num_stages:
+ *   forward    max(Q[M][D] + S (K[N][D] + V[N][Dv]), O[M][Dv]) e              O is staged where all the others were
+ *              with T words for each key of the expressions: 2 terms[T][N] 4 behind K and V
+ *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   O, m and l in float32, over the rest
+ *              and in float32 past 128, 32 bytes of each thread behind it all
+ */
+static attune__cost sm80_cost(const attune__search *search, const attune__tile *tile)
+{
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return backward_cost(search, tile);
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    uint64_t e = attune__dtype_bytes(s), d = attune__round_up(s->head_dim, 16),
+             dv = attune__round_up(s->head_dim_v, 16);
+    uint64_t stages = v[ATTUNE__NUM_STAGES], warps = v[ATTUNE__NUM_WARPS];
+    attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS], .registers = sm80_registers(search, tile)};
+    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
+    uint64_t words = search->pass == ATTUNE__PASS_DECODE ? s->key_terms_of_heads : s->key_terms;
+    uint64_t loop = (m * d + stages * n * (d + dv)) * e + 2 * words * n * 4;
+    if (search->pass == ATTUNE__PASS_DECODE) {
+        uint64_t shares = warps / (m / 16);
+        if (e == 4 && (d > 128 || dv > 128))
+            loop += 32 * (uint64_t)c.invocations;
+        c.shared = larger(loop, shares * m * (dv + 2) * 4);
+    } else
+        c.shared = larger(loop, m * dv * e);
+    return c;
+}
+
+const attune__family attune__cuda_sm80 = {
+    .name = "cuda_sm80",
+    .backend = ATTUNE_BACKEND_CUDA,
+    .matrix = ATTUNE_MATRIX_MMA_SYNC,
+    .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .reads = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),
+              ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),
+              ATTUNE__CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
+    .tiles = sm80_tiles,
+    .settle = sm80_settle,
+    .refuse = sm80_refuse,
+    .cost = sm80_cost,
+};
+
+bool attune__cuda_backed(const attune_plan_choice *choice)
+{
+    return strcmp(choice->kernel, attune__cuda_sm80.name) != 0;
+}

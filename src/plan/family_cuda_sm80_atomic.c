@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CUDA, mma.sync, backward in one kernel of five products: workgroups own keys, and what they find of dQ is added up in
+ * float32, in no fixed order.
+ */
+#include "plan/family_cuda.h"
+
+#define TILES ATTUNE__CUDA_TILES
+
+/* A warp has 32 keys, and warps that have the same ones share the rows, and the columns of dK and dV. By the larger
+ * head dimension: up to 64, 128, 256. */
+static const attune__tile atomic_64[] = {
+    ATTUNE__TILES(128, 128, 128, 128, 2, 8),
+    ATTUNE__TILES(64, 128, 64, 128, 2, 8),
+};
+/* Beside a score's values, or what keys share of a mask, 128 rows leave no registers for sums. */
+static const attune__tile atomic_64_score[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 8)};
+static const attune__tile atomic_128[] = {
+    ATTUNE__TILES(64, 128, 64, 128, 2, 8),
+    ATTUNE__TILES(64, 64, 64, 64, 1, 4),
+    ATTUNE__TILES(32, 128, 32, 128, 1, 8),
+};
+/* Nor have four warps room for so much of dQ. */
+static const attune__tile atomic_128_score[] = {
+    ATTUNE__TILES(64, 128, 64, 128, 2, 8),
+    ATTUNE__TILES(32, 128, 32, 128, 1, 8),
+};
+static const attune__tile atomic_256[] = {
+    ATTUNE__TILES(64, 64, 64, 64, 1, 8),
+    ATTUNE__TILES(64, 32, 64, 32, 1, 4),
+};
+
+static const attune__tile *atomic_tiles(const attune__search *search, uint32_t *count)
+{
+    const attune__shape *s = search->shape;
+    const attune__cuda_tiles tables[4] = {s->score_expr || s->key_terms ? TILES(atomic_64_score) : TILES(atomic_64),
+                                          s->score_expr ? TILES(atomic_128_score) : TILES(atomic_128),
+                                          TILES(atomic_256), TILES(atomic_256)};
+    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, tables);
+    *count = t.count;
+    return t.tiles;
+}
+
+/* The warps that have the same keys. */
+static uint32_t atomic_split(const uint32_t *v)
+{
+    return v[ATTUNE__NUM_WARPS] * 32 / v[ATTUNE__BLOCK_N1];
+}
+
+static void atomic_settle(const attune__search *search, attune__tile *tile)
+{
+    (void)search;
+    /* There is no second kernel. */
+    tile->value[ATTUNE__BLOCK_M2] = tile->value[ATTUNE__BLOCK_M1];
+    tile->value[ATTUNE__BLOCK_N2] = tile->value[ATTUNE__BLOCK_N1];
+}
+
+static const char *atomic_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    uint32_t count;
+    const attune__tile *tiles = atomic_tiles(search, &count);
+    bool known = false;
+    for (uint32_t i = 0; i < count; i++)
+        known = known || (tiles[i].value[ATTUNE__BLOCK_M1] == v[ATTUNE__BLOCK_M1] &&
+                          tiles[i].value[ATTUNE__BLOCK_N1] == v[ATTUNE__BLOCK_N1] &&
+                          tiles[i].value[ATTUNE__NUM_WARPS] == v[ATTUNE__NUM_WARPS]);
+    *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)  ? ATTUNE__NUM_WARPS
+              : search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N1) ? ATTUNE__BLOCK_N1
+                                                               : ATTUNE__BLOCK_M1;
+    if (!known)
+        return "it has a few tiles, by head dimension, with warps for each: docs/planning.md";
+    if (attune__round_up(s->head_dim, 16 * atomic_split(v)) * v[ATTUNE__BLOCK_M1] % (256 * v[ATTUNE__NUM_WARPS]))
+        return "its warps cannot share so few columns of dQ";
+    return attune__cuda_refuse_blocks(s, v, option);
+}
+
+/* With D and Dv padded to 16 for each of the warps that share keys:
+ *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv]) + P[N1][M1] + dS[N1][M1]) e + S (lse + delta)[M1] 4 + walk */
+static attune__cost atomic_cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value, split = atomic_split(v), stages = v[ATTUNE__NUM_STAGES];
+    const uint32_t m = v[ATTUNE__BLOCK_M1], n = v[ATTUNE__BLOCK_N1];
+    const uint32_t both = attune__round_up(s->head_dim, 16 * split) + attune__round_up(s->head_dim_v, 16 * split);
+    return (attune__cost){
+        .shared = ((n + stages * m) * both + 2 * n * m) * 2 + stages * m * 8 + (stages > 6 ? 512 : 384),
+        .invocations = 32 * v[ATTUNE__NUM_WARPS],
+        .registers = attune__cuda_registers(s) + (2 * m + both) / split,
+        .launched_registers = 255,
+    };
+}
+
+/* A tile in 16 bits, its rows 16 bytes apart from their banks. */
+uint32_t attune__cuda_sm80_backward_dq_bytes(uint32_t head_dim, uint32_t block_m, uint32_t block_n, uint32_t threads)
+{
+    return block_m * (attune__round_up(head_dim, 16 * threads / block_n) * 2 + 16);
+}
+
+static const char *atomic_refuses(const attune__search *search)
+{
+    uint32_t count;
+    const attune__tile *tiles = atomic_tiles(search, &count);
+    attune__tile least = tiles[count - 1];
+    least.value[ATTUNE__NUM_STAGES] = 1;
+    if (search->shape->capture_gradient_elements)
+        return "it gives no gradients of captures";
+    if (search->limits->shared_memory < atomic_cost(search, &least).shared)
+        return "no tile of it fits the device's shared memory with heads this wide";
+    return NULL;
+}
+
+const attune__family attune__cuda_sm80_atomic = {
+    .name = "cuda_sm80_atomic",
+    .backend = ATTUNE_BACKEND_CUDA,
+    .matrix = ATTUNE_MATRIX_MMA_SYNC,
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .unordered = 1u << ATTUNE__PASS_BACKWARD,
+    .refuses = atomic_refuses,
+    .reads = {0, 0,
+              ATTUNE__CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) |
+                  ATTUNE__BIT(ATTUNE__WRITE_DQ)},
+    .tiles = atomic_tiles,
+    .settle = atomic_settle,
+    .refuse = atomic_refuse,
+    .cost = atomic_cost,
+};

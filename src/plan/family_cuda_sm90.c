@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CUDA, wgmma: forward, and a backward pass of one kernel whose sums of dQ have no fixed order; and what of it tcgen05
+ * will have. Shared memory is counted in elements of the input type, swizzled, so that nothing is lost to padding but
+ * the head dimension's own, up to 64 elements (one 128-byte swizzle). P stays in registers in forward. num_stages
+ * counts the tiles of K and of V that are in flight. Registers are an estimate for the busiest thread: the float32
+ * accumulators plus what addresses, fragments and the softmax take. Tiles follow FlashAttention-3 (sm90a) and
+ * FlashAttention-4 (sm100a) where those divide a mask's block of 128.
+ */
+#include "plan/family_cuda.h"
+
+#define TILES        ATTUNE__CUDA_TILES
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* --------------------------------------------------------------------------------------------------------- backward */
+
+/* Two warp groups of 64 keys each, and one that loads. One kernel gives all: there is no second tile. With heads up to
+ * 64 there is room for 128 rows, unless a score expression takes it. */
+static const attune__tile backward_64[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 12)};
+static const attune__tile backward_128[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 12)};
+/* Past 128 the warp groups share 64 keys; with both head dimensions past 192 two workgroups 128, which have no
+ * room for gradients of captures. */
+static const attune__tile backward_256[] = {
+    ATTUNE__TILES(64, 128, 64, 128, 2, 12),
+    ATTUNE__TILES(64, 64, 64, 64, 2, 12),
+};
+
+static bool backward_wide(const attune__shape *s)
+{
+    return attune__cuda_sm90_backward_wide(s->head_dim, s->head_dim_v);
+}
+
+static const char *backward_refuses(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    if (backward_wide(s) && (s->head_dim <= 64 || s->head_dim_v <= 64))
+        return "its backward pass has no head dimension up to 64 beside one past 128";
+    return NULL;
+}
+
+/* Wide heads: whether a part of dQ waits in memory of its own for its addition, or over what was read of q and d_o.
+ * Else threads add what they hold, in no order. */
+static bool backward_apart(const attune__shape *s)
+{
+    return s->head_dim <= 192 && s->head_dim_v <= 192;
+}
+
+static bool backward_in_place(const attune__shape *s)
+{
+    const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
+    return d % 128 == 0 && dv % 128 == 0 && dv >= d;
+}
+
+static bool backward_orders(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    return !backward_wide(s) || backward_apart(s) || backward_in_place(s);
+}
+
+static const attune__tile *backward_tiles(const attune__search *search, uint32_t *count)
+{
+    const attune__shape *s = search->shape;
+    *count = 1;
+    if (s->head_dim > 192 && s->head_dim_v > 192 && s->kv_len > 64 && !s->capture_gradient_elements) {
+        *count = COUNT(backward_256);
+        return backward_256;
+    }
+    if (backward_wide(s))
+        return &backward_256[COUNT(backward_256) - 1];
+    return s->head_dim <= 64 && s->head_dim_v <= 64 && !s->score_expr ? backward_64 : backward_128;
+}
+
+static const char *backward_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const attune__shape *s = search->shape;
+    uint32_t count;
+    const attune__tile *tiles = backward_tiles(search, &count);
+    static const attune__option options[] = {ATTUNE__BLOCK_M1, ATTUNE__BLOCK_N1, ATTUNE__NUM_STAGES, ATTUNE__NUM_WARPS};
+    for (size_t i = 0; i < COUNT(options); i++) {
+        *option = options[i];
+        if (tile->value[*option] != tiles[0].value[*option] && tile->value[*option] != tiles[count - 1].value[*option])
+            return "the tile of wgmma's backward kernel is fixed: 64 x 128, 128 x 128 with head dimensions up to 64 "
+                   "and no score, 64 x 64 past 128 (both past 192: 64 x 128 too); num_stages 2, num_warps 12";
+    }
+    return attune__cuda_refuse_blocks(s, tile->value, option);
+}
+
+/*
+ * With D and Dv padded to 64 and C columns of dQ:
+ *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][128])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
+ * Of wide heads P and dS[M1][64] take the place of dS, and C is D padded to 64, or 0 past 192. Gradients of captures
+ * have 1536 more. A pair has 64 keys each, one stage of P and dS, half of the other's K in the place of the second, and
+ * 256 bytes more.
+ */
+static attune__cost backward_cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value, m = v[ATTUNE__BLOCK_M1], n = v[ATTUNE__BLOCK_N1], stages = v[ATTUNE__NUM_STAGES];
+    const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
+    const uint32_t e = attune__dtype_bytes(s);
+    const bool pair = attune__cuda_sm90_backward_paired(s->head_dim, s->head_dim_v, n);
+    const uint32_t keys = pair ? n / 2 : n,
+                   columns = !backward_wide(s)   ? attune__cuda_backward_dq_columns(s->head_dim, s->head_dim_v, m)
+                             : backward_apart(s) ? d
+                                                 : 0;
+    return (attune__cost){
+        .shared = (keys * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 +
+                  (pair ? 512 : 256) + (s->capture_gradient_elements ? 1536 : 0),
+        .invocations = 32 * v[ATTUNE__NUM_WARPS],
+        .registers = 32 + (backward_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
+        .launched_registers = 168,
+    };
+}
+
+uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m)
+{
+    const uint32_t columns = attune__cuda_backward_dq_columns(head_dim, head_dim_v, block_m);
+    return block_m * ((attune__cuda_sm90_backward_wide(head_dim, head_dim_v) ? columns / 2 : columns) + 4) * 4;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- forward */
+
+#define PRODUCER_WARPS 4
+
+static const attune__tile sm90_64[] = {
+    ATTUNE__TILE(192, 128, 2, 16), ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),    ATTUNE__TILE(64, 64, 1, 8),
+};
+static const attune__tile sm90_128[] = {
+    ATTUNE__TILE(128, 128, 2, 12),
+    ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 64, 1, 8),
+};
+static const attune__tile sm90_192[] = {
+    ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 112, 2, 12), ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
+};
+/* Beside a score 128 keys spill. */
+static const attune__tile sm90_192_score[] = {
+    ATTUNE__TILE(128, 112, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
+};
+static const attune__tile sm90_256[] = {
+    ATTUNE__TILE(128, 80, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
+    ATTUNE__TILE(64, 32, 2, 8),   ATTUNE__TILE(64, 32, 1, 8),
+};
+static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *count)
+{
+    const attune__cuda_tiles wide = search->shape->score_expr ? TILES(sm90_192_score) : TILES(sm90_192);
+    const attune__cuda_tiles forward[4] = {TILES(sm90_64), TILES(sm90_128), wide, TILES(sm90_256)};
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return backward_tiles(search, count);
+    attune__cuda_tiles t = attune__cuda_by_head_dim(search->shape, forward);
+    *count = t.count;
+    return t.tiles;
+}
+
+/* One warp group loads; each other one, of four warps, owns 64 rows. */
+static uint32_t sm90_warps(const attune__tile *tile)
+{
+    return PRODUCER_WARPS + tile->value[ATTUNE__BLOCK_M] / 16;
+}
+
+/* Three warp groups, whose 160 registers hold S, P and O of small heads, and no score's values or pairs of a mask
+ * beside them. The rows lie in at most two block rows of a mask, and each group's in one. */
+static bool sm90_may_have_192(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 && !s->score_expr &&
+           (!s->mask_expr || s->mask_rows) && (!s->block_mask || s->mask_q_block % 128 == 0);
+}
+
+static void sm90_settle(const attune__search *search, attune__tile *tile)
+{
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return;
+    uint32_t *v = tile->value;
+    bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search);
+    if (v[ATTUNE__BLOCK_M] == 192 && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)))
+        v[ATTUNE__BLOCK_M] = 128;
+    /* 80 and 112 keys fill shared memory where a mask has no blocks that they would have to divide. */
+    uint32_t keys = v[ATTUNE__BLOCK_N];
+    bool odd = !attune__is_power2(keys) && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N));
+    if (odd)
+        v[ATTUNE__BLOCK_N] = 64;
+    attune__settle_tile(search, tile, 16);
+    if (three && v[ATTUNE__BLOCK_M] == 128)
+        v[ATTUNE__BLOCK_M] = 192;
+    if (odd && !search->shape->block_mask && v[ATTUNE__BLOCK_N] == 64)
+        v[ATTUNE__BLOCK_N] = keys;
+    /* wgmma has 64 rows whatever the lengths; refuse sorts out masks with smaller blocks. */
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && v[ATTUNE__BLOCK_M] < 64)
+        v[ATTUNE__BLOCK_M] = 64;
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
+        v[ATTUNE__NUM_WARPS] = sm90_warps(tile);
+}
+
+static const char *sm90_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return backward_refuse(search, tile, option);
+    attune__tile blocks = *tile;
+    if (sm90_may_have_192(search) && tile->value[ATTUNE__BLOCK_M] == 192)
+        blocks.value[ATTUNE__BLOCK_M] = 64;
+    const char *why = attune__refuse_numbers(search, &blocks, 16, 256, option);
+    if (why)
+        return why;
+    *option = ATTUNE__BLOCK_M;
+    if (tile->value[*option] % 64 || tile->value[*option] > (sm90_may_have_192(search) ? 192u : 128u))
+        return "wgmma takes 64 or 128 rows";
+    if (tile->value[ATTUNE__NUM_WARPS] != sm90_warps(tile)) {
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
+        return "there are 4 warps that load and 4 for each 64 rows";
+    }
+    return NULL;
+}
+
+/*
+ * As sm80, with D and Dv padded to 64 and 8 (34 + 7 S) bytes rounded up to 128 behind the tiles: barriers, the rows'
+ * and the keys' notes, and the walk's steps.
+ *
+ *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers
+ *
+ * and with T words for each key of the expressions S (16 + terms[T][N] 4) behind them, rounded up likewise.
+ *
+ * B = 2 where D and Dv are at most 128, else 1: the next rows' Q comes while these are worked on.
+ */
+static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
+{
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return backward_cost(search, tile);
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64),
+             stages = v[ATTUNE__NUM_STAGES];
+    uint64_t e = attune__dtype_bytes(s), barriers = attune__round_up64(8 * (34 + 7 * stages), 128);
+    attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
+    uint32_t base = attune__cuda_registers(s) - 8;
+    c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
+    c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
+    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], buffers = d <= 128 && dv <= 128 ? 2 : 1;
+    c.shared = buffers * m * d * e + stages * n * (d + dv) * e + barriers;
+    if (s->key_terms)
+        c.shared += attune__round_up64(stages * (16 + n * s->key_terms * 4), 128);
+    /* A warp group's 64 rows of S, P in 16 bits, and O, over 128 threads. */
+    c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
+    return c;
+}
+
+static const char *sm90_refuses(const attune__search *search)
+{
+    return search->pass == ATTUNE__PASS_BACKWARD ? backward_refuses(search) : NULL;
+}
+
+const attune__family attune__cuda_sm90a = {
+    .name = "cuda_sm90a",
+    .backend = ATTUNE_BACKEND_CUDA,
+    .matrix = ATTUNE_MATRIX_WGMMA,
+    .tma = true,
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .refuses = sm90_refuses,
+    .unordered = 1u << ATTUNE__PASS_BACKWARD,
+    .orders = backward_orders,
+    .reads = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,
+              ATTUNE__CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) |
+                  ATTUNE__BIT(ATTUNE__WRITE_DQ)},
+    .tiles = sm90_tiles,
+    .settle = sm90_settle,
+    .refuse = sm90_refuse,
+    .cost = sm90_cost,
+};
+
+const attune__family attune__cuda_sm100a = {
+    .name = "cuda_sm100a",
+    .backend = ATTUNE_BACKEND_CUDA,
+    .matrix = ATTUNE_MATRIX_TCGEN05,
+    .tma = true,
+    .missing = "this version has no tcgen05 kernel",
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    /* Decode waits for memory, not for products: mma.sync serves every device. */
+    .reads = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0, 0},
+    .tiles = sm90_tiles,
+    .settle = sm90_settle,
+    .refuse = sm90_refuse,
+    .cost = sm90_cost,
+};
