@@ -76,7 +76,6 @@ typedef struct attune__family {
     uint32_t dtypes;     /* bits 1 << attune_dtype */
     uint32_t unordered;  /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
     bool (*orders)(const attune__search *search); /* but not if DETERMINISTIC asks; NULL = then it is passed over */
-    uint32_t decode_rows;                         /* the fewest rows for which automatic decode takes it */
     const char *(*refuses)(const attune__search *search); /* what of the problem it cannot have; NULL = nothing */
     /* Why the planner leaves the kernel to those who name it; NULL, or returns NULL = it does not. */
     const char *(*by_name)(const attune__search *search);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CUDA, wgmma: forward, and a backward pass of one kernel whose sums of dQ have no fixed order; and what of it tcgen05
- * will have. Shared memory is counted in elements of the input type, swizzled, so that nothing is lost to padding but
- * the head dimension's own, up to 64 elements (one 128-byte swizzle). P stays in registers in forward. num_stages
- * counts the tiles of K and of V that are in flight. Registers are an estimate for the busiest thread: the float32
- * accumulators plus what addresses, fragments and the softmax take. Tiles follow FlashAttention-3 (sm90a) and
- * FlashAttention-4 (sm100a) where those divide a mask's block of 128.
+ * CUDA, wgmma: forward, and a backward pass of one kernel whose sums of dQ have no fixed order. Shared memory is
+ * counted in elements of the input type, swizzled, so that nothing is lost to padding but the head dimension's own, up
+ * to 64 elements (one 128-byte swizzle). P stays in registers in forward. num_stages counts the tiles of K and of V
+ * that are in flight. Registers are an estimate for the busiest thread: the float32 accumulators plus what addresses,
+ * fragments and the softmax take. Tiles follow FlashAttention-3 where those divide a mask's block of 128.
  */
 #include "plan/family_cuda.h"
 
@@ -275,13 +274,5 @@ const attune__family attune__cuda_sm100a = {
     .name = "cuda_sm100a",
     .backend = ATTUNE_BACKEND_CUDA,
     .matrix = ATTUNE_MATRIX_TCGEN05,
-    .tma = true,
     .missing = "this version has no tcgen05 kernel",
-    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    /* Decode waits for memory, not for products: mma.sync serves every device. */
-    .reads = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0, 0},
-    .tiles = sm90_tiles,
-    .settle = sm90_settle,
-    .refuse = sm90_refuse,
-    .cost = sm90_cost,
 };

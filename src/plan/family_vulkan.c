@@ -10,11 +10,6 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
 static uint32_t lanes(const attune_limits *limits)
 {
     return limits->subgroup_size ? limits->subgroup_size : 1;
@@ -272,26 +267,15 @@ const attune__family attune__vulkan_lanes = {
 
 /* ---------------------------------------------------------------------------------------------- cooperative matrix */
 
-#define MATRIX_SLICE 64
-#define MATRIX_PAD   8 /* elements of 16 bits: one row to the next in other banks, 16-byte aligned */
-
 static const attune__tile coopmat_forward[] = {
     ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(64, 32, 1, 0), ATTUNE__TILE(32, 64, 1, 0),
     ATTUNE__TILE(32, 32, 1, 0), ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0),
     ATTUNE__TILE(16, 16, 1, 0), ATTUNE__TILE(8, 32, 1, 0),  ATTUNE__TILE(8, 16, 1, 0),
 };
-static const attune__tile coopmat_backward[] = {
-    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 4),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
-};
 
 static const attune__tile *coopmat_tiles(const attune__search *search, uint32_t *count)
 {
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        *count = COUNT(coopmat_backward);
-        return coopmat_backward;
-    }
+    (void)search;
     *count = COUNT(coopmat_forward);
     return coopmat_forward;
 }
@@ -313,34 +297,16 @@ static const char *coopmat_layout(const attune__search *search, const attune__ti
     return why;
 }
 
-static bool coopmat_divides(const attune__search *search, const attune__tile *tile, attune__option *option)
+/* A tile's columns are P V's depth too. */
+static uint32_t coopmat_columns(const attune_limits *l)
 {
-    const attune_limits *l = search->limits;
-    static const attune__option numbers[] = {ATTUNE__BLOCK_M,  ATTUNE__BLOCK_N,  ATTUNE__BLOCK_M1,
-                                             ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2, ATTUNE__BLOCK_N2};
-    /* Every number is once the rows, once the columns and, as P V's depth, once the inner dimension. */
-    uint32_t n = l->matrix_n > l->matrix_k ? l->matrix_n : l->matrix_k;
-    uint32_t all = n > l->matrix_m ? n : l->matrix_m;
-    for (size_t i = 0; i < COUNT(numbers); i++) {
-        uint32_t multiple = i == 0 ? l->matrix_m : i == 1 ? n : all;
-        if (tile->value[numbers[i]] % multiple) {
-            *option = numbers[i];
-            return false;
-        }
-    }
-    return true;
+    return l->matrix_n > l->matrix_k ? l->matrix_n : l->matrix_k;
 }
 
-/* Subgroups that the matrices of a tile keep busy: one for each row of them, in backward one for each of the smaller
- * loop. */
+/* Subgroups that the matrices of a tile keep busy: one for each row of them. */
 static uint32_t coopmat_most_warps(const attune__search *search, const attune__tile *tile)
 {
-    const attune_limits *l = search->limits;
-    const uint32_t *v = tile->value;
-    uint32_t one = v[ATTUNE__BLOCK_M1] * v[ATTUNE__BLOCK_N1], two = v[ATTUNE__BLOCK_M2] * v[ATTUNE__BLOCK_N2];
-    if (search->pass != ATTUNE__PASS_BACKWARD)
-        return v[ATTUNE__BLOCK_M] / l->matrix_m;
-    return (one < two ? one : two) / (l->matrix_m * l->matrix_n);
+    return tile->value[ATTUNE__BLOCK_M] / search->limits->matrix_m;
 }
 
 static void coopmat_settle(const attune__search *search, attune__tile *tile)
@@ -349,18 +315,16 @@ static void coopmat_settle(const attune__search *search, attune__tile *tile)
     if (search->pass == ATTUNE__PASS_DECODE)
         attune__settle_decode(search, tile, search->limits->matrix_m);
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], most = coopmat_most_warps(search, tile);
-    if (search->pass != ATTUNE__PASS_BACKWARD && !*warps)
+    if (!*warps)
         *warps = attune__floor2(most ? most : 1);
     settle_warps(search, tile);
     while (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) && *warps > 1 && *warps > most)
         *warps /= 2;
-    if (search->pass == ATTUNE__PASS_BACKWARD || search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N))
+    if (search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N))
         return;
     /* At most 16 scores for each lane, or 32 in registers: expressions stand in the code once for every one of them. */
-    const uint32_t most_scores = search->limits->matrix_spread ? 32 : 16;
+    const uint32_t most_scores = search->limits->matrix_spread ? 32 : 16, columns = coopmat_columns(search->limits);
     const uint64_t threads = (uint64_t)*warps * lanes(search->limits);
-    const uint32_t columns =
-        search->limits->matrix_n > search->limits->matrix_k ? search->limits->matrix_n : search->limits->matrix_k;
     uint32_t *n = &tile->value[ATTUNE__BLOCK_N];
     while (*n > columns && (uint64_t)tile->value[ATTUNE__BLOCK_M] * *n > threads * most_scores)
         *n /= 2;
@@ -368,47 +332,29 @@ static void coopmat_settle(const attune__search *search, attune__tile *tile)
 
 static const char *coopmat_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
+    const uint32_t *v = tile->value, warps = v[ATTUNE__NUM_WARPS];
     const char *why = attune__refuse_numbers(search, tile, 0, 256, option);
     if (why)
         return why;
-    if (!coopmat_divides(search, tile, option))
+    *option = v[ATTUNE__BLOCK_M] % search->limits->matrix_m ? ATTUNE__BLOCK_M : ATTUNE__BLOCK_N;
+    if (*option == ATTUNE__BLOCK_M || v[ATTUNE__BLOCK_N] % coopmat_columns(search->limits))
         return "it must be a multiple of the device's matrices";
-    uint32_t warps = tile->value[ATTUNE__NUM_WARPS];
     *option = ATTUNE__NUM_WARPS;
     if (!attune__is_power2(warps))
         return "it must be a power of two";
     if (warps > coopmat_most_warps(search, tile)) {
-        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS
-                  : search->pass == ATTUNE__PASS_BACKWARD         ? ATTUNE__BLOCK_M1
-                                                                  : ATTUNE__BLOCK_M;
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
         return "each of the num_warps subgroups takes at least one matrix of the tile";
     }
-    if (search->pass == ATTUNE__PASS_BACKWARD)
-        return NULL;
     uint64_t bytes;
     *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_N;
     return coopmat_layout(search, tile, &bytes);
 }
 
-/*
- * Forward and decode: layout.h. In backward h are elements of 16 bits, f of 32, and a slice is 64 of the head
- * dimension: dK and dV        (Q h[M1] + K h[N1])[64 + 8] + Sf[M1][N1 + 4] + (P + dS) h[M1][N1 + 8] + rows f[2][M1] dQ
- * likewise with M2 and N2, without P
- */
+/* layout.h */
 static attune__cost coopmat_cost(const attune__search *search, const attune__tile *tile)
 {
-    const attune_limits *l = search->limits;
-    const uint32_t *v = tile->value;
-    attune__cost c = {.invocations = v[ATTUNE__NUM_WARPS] * lanes(l)};
-    uint64_t slice = MATRIX_SLICE + MATRIX_PAD;
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        uint64_t m1 = v[ATTUNE__BLOCK_M1], n1 = v[ATTUNE__BLOCK_N1];
-        uint64_t m2 = v[ATTUNE__BLOCK_M2], n2 = v[ATTUNE__BLOCK_N2];
-        uint64_t kv = 2 * (m1 + n1) * slice + 4 * m1 * (n1 + 4) + 4 * m1 * (n1 + MATRIX_PAD) + 8 * m1;
-        uint64_t q = 2 * (m2 + n2) * slice + 4 * m2 * (n2 + 4) + 2 * m2 * (n2 + MATRIX_PAD) + 8 * m2;
-        c.shared = larger(kv, q);
-        return c;
-    }
+    attune__cost c = {.invocations = tile->value[ATTUNE__NUM_WARPS] * lanes(search->limits)};
     (void)coopmat_layout(search, tile, &c.shared);
     return c;
 }
@@ -420,9 +366,7 @@ static const char *coopmat_by_name(const attune__search *search)
         return "the driver runs on the CPU, where matrices are slow";
     if (search->limits->matrix_spread != ATTUNE_SPREAD_QUADS)
         return "its matrices lie in the lanes in a way that is not known, and then it is not faster: by name alone";
-    return search->pass == ATTUNE__PASS_DECODE     ? "in decode it is not measured: by name alone"
-           : search->pass == ATTUNE__PASS_BACKWARD ? "its backward pass is not written"
-                                                   : NULL;
+    return search->pass == ATTUNE__PASS_DECODE ? "in decode it is not measured: by name alone" : NULL;
 }
 
 const attune__family attune__vulkan_coopmat = {
@@ -430,97 +374,19 @@ const attune__family attune__vulkan_coopmat = {
     .backend = ATTUNE_BACKEND_VULKAN,
     .matrix = ATTUNE_MATRIX_COOPMAT,
     .subgroups = true,
-    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    .decode_rows = 4,
+    .dtypes = 1u << ATTUNE_F16,
     .by_name = coopmat_by_name,
-    .reads = VULKAN_READS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
+    .reads = {VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
+              VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV), 0},
     .tiles = coopmat_tiles,
     .settle = coopmat_settle,
     .refuse = coopmat_refuse,
     .cost = coopmat_cost,
 };
 
-/* -------------------------------------------------------------------------------------------- cooperative matrix 2 */
-
-#define COOPMAT2_RESERVED 8192 /* cooperativeMatrixWorkgroupScopeReservedSharedMemory of NVIDIA's driver 580 */
-
-static const attune__tile coopmat2_forward[] = {
-    ATTUNE__TILE(64, 64, 1, 4),
-    ATTUNE__TILE(64, 32, 1, 4),
-    ATTUNE__TILE(32, 32, 1, 4),
-    ATTUNE__TILE(32, 16, 1, 4),
-};
-static const attune__tile coopmat2_backward[] = {
-    ATTUNE__TILES(64, 64, 64, 64, 1, 4),
-    ATTUNE__TILES(32, 64, 64, 32, 1, 4),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 4),
-};
-
-static const attune__tile *coopmat2_tiles(const attune__search *search, uint32_t *count)
-{
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        *count = COUNT(coopmat2_backward);
-        return coopmat2_backward;
-    }
-    uint32_t skip = search->shape->head_dim_v > 192 || search->shape->head_dim > 192;
-    *count = COUNT(coopmat2_forward) - skip;
-    return coopmat2_forward + skip;
-}
-
-static void coopmat2_settle(const attune__search *search, attune__tile *tile)
-{
-    attune__settle_tile(search, tile, 16);
-    if (search->pass == ATTUNE__PASS_DECODE)
-        attune__settle_decode(search, tile, 32);
-    settle_warps(search, tile);
-}
-
-static const char *coopmat2_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
-{
-    const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
-    if (why)
-        return why;
-    /* The workgroup-scope matrices of 128 threads come in steps of 32 x 16 x 16. */
-    static const attune__option rows[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_M1, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M2,
-                                          ATTUNE__BLOCK_N2};
-    for (size_t i = 0; i < COUNT(rows); i++)
-        if (tile->value[rows[i]] % 32) {
-            *option = rows[i];
-            return "matrices of a workgroup have a multiple of 32 rows";
-        }
-    uint32_t threads = tile->value[ATTUNE__NUM_WARPS] * lanes(search->limits);
-    *option = ATTUNE__NUM_WARPS;
-    return threads == 128 || threads == 256 ? NULL : "matrices of a workgroup take 128 or 256 threads";
-}
-
-/*
- * 8,192 bytes are the driver's. S, P and O are matrices of the workgroup; operands come from memory through tensor
- * layouts.
- *   forward, decode  8192 + state f[2][M]
- *   backward         8192 + P h[M1][N1] + dS h[M1][N1] + rows f[2][M1], or without P for M2 and N2
- */
-static attune__cost coopmat2_cost(const attune__search *search, const attune__tile *tile)
-{
-    const uint32_t *v = tile->value;
-    attune__cost c = {.invocations = v[ATTUNE__NUM_WARPS] * lanes(search->limits), .shared = COOPMAT2_RESERVED};
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        uint64_t m1 = v[ATTUNE__BLOCK_M1], m2 = v[ATTUNE__BLOCK_M2];
-        c.shared += larger(4 * m1 * v[ATTUNE__BLOCK_N1] + 8 * m1, 2 * m2 * v[ATTUNE__BLOCK_N2] + 8 * m2);
-    } else
-        c.shared += 8 * v[ATTUNE__BLOCK_M];
-    return c;
-}
-
 const attune__family attune__vulkan_coopmat2 = {
     .name = "vulkan_coopmat2",
     .backend = ATTUNE_BACKEND_VULKAN,
     .matrix = ATTUNE_MATRIX_COOPMAT2,
-    .subgroups = true,
-    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    .decode_rows = 16,
-    .reads = VULKAN_READS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
-    .tiles = coopmat2_tiles,
-    .settle = coopmat2_settle,
-    .refuse = coopmat2_refuse,
-    .cost = coopmat2_cost,
+    .missing = "this version has no kernel for a workgroup's matrices",
 };

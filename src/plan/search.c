@@ -249,7 +249,6 @@ static bool unread(const attune__search *search, const attune__family *family, a
 void attune__search_run(const attune__search *search, attune__decision *decision, attune__found *found)
 {
     attune__found failure = {.outcome = ATTUNE__UNMET};
-    int64_t rows = search->shape->q_len * attune__shape_packed_heads(search->shape);
     for (const attune__family *const *f = attune__families; *f; f++) {
         const attune__family *family = *f;
         bool named = search->options.kernel[0] != '\0';
@@ -258,11 +257,6 @@ void attune__search_run(const attune__search *search, attune__decision *decision
         attune__found one = {.outcome = ATTUNE__UNMET, .family = family};
         char why[160];
         const char *refused = attune__family_refuses(family, search, why, sizeof why);
-        if (!refused && !named && search->pass == ATTUNE__PASS_DECODE && rows < family->decode_rows) {
-            snprintf(why, sizeof why, "its matrices would be nearly empty: %lld rows of queries, fewer than %u",
-                     (long long)rows, family->decode_rows);
-            refused = why;
-        }
         if (!refused && !named && family->by_name)
             refused = family->by_name(search);
         if (refused) {

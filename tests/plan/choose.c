@@ -26,7 +26,8 @@ Test(choose, each_device_gets_its_fastest_kernel)
         {"h200", ATTUNE_BF16, "cuda_sm90a"},
         {"h200", ATTUNE_F32, "cuda_sm80"},
         {"b200", ATTUNE_BF16, "cuda_sm80"},
-        {"h200-vulkan", ATTUNE_BF16, "vulkan_coopmat2"},
+        {"h200-vulkan", ATTUNE_F16, "vulkan_coopmat"},
+        {"h200-vulkan", ATTUNE_BF16, "vulkan_subgroup"},
         {"h200-vulkan", ATTUNE_F32, "vulkan_subgroup"},
         {"rdna3", ATTUNE_F16, "vulkan_subgroup"},
         {"lavapipe", ATTUNE_F16, "vulkan_lanes"},
@@ -334,11 +335,9 @@ Test(choose, the_drivers_kibibyte_is_counted)
     cr_assert_eq(c.occupancy, 1);
 }
 
-/* Without cooperative matrices 2, which this version's devices never report. */
 Test(choose, matrices_whose_spread_is_known)
 {
     attune_limits limits = device("h200-vulkan");
-    limits.matrix = ATTUNE_MATRIX_COOPMAT, limits.bf16 = false;
     attune_problem p = problem_of(ATTUNE_F16, 128, 2048, 2048);
     attune_plan_choice c = {.struct_size = sizeof c};
     cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
@@ -356,7 +355,7 @@ Test(choose, matrices_whose_spread_is_known)
         int64_t q_len;
         uint32_t spread;
         const char *why;
-    } table[] = {{ATTUNE_BF16, 2048, 1, "vulkan_coopmat: no bf16 matrices"},
+    } table[] = {{ATTUNE_BF16, 2048, 1, "vulkan_coopmat: no bf16 kernel"},
                  {ATTUNE_F32, 2048, 1, "vulkan_coopmat: no f32 kernel"},
                  {ATTUNE_F16, 2048, 0, "not known, and then it is not faster"},
                  {ATTUNE_F16, 8, 1, "in decode it is not measured"}};
@@ -370,15 +369,17 @@ Test(choose, matrices_whose_spread_is_known)
     }
 }
 
-Test(choose, matrices_need_rows_in_decode)
+Test(choose, matrices_that_are_not_written_are_not_planned)
 {
     attune_problem p = problem_of(ATTUNE_F16, 128, 1, 4096);
-    cr_assert_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup", "4 heads share a tile of 16 rows");
-    p.kv_heads = 8;
-    cr_assert_str_eq(plan("rdna3", &p, NULL).kernel, "vulkan_subgroup");
+    cr_assert_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup");
     cr_assert_str_eq(plan("rdna3", &p, "{\"KERNEL\": \"vulkan_coopmat\"}").kernel, "vulkan_coopmat");
-    p.q_len = 16;
-    cr_assert_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_coopmat2");
+    EXPECT_ERROR("h200-vulkan", &p, "{\"KERNEL\": \"vulkan_coopmat2\"}", ATTUNE_UNSUPPORTED, "vulkan_coopmat2",
+                 "no kernel for a workgroup's matrices");
+    p.q_len = 4096;
+    p.direction = ATTUNE_BACKWARD;
+    EXPECT_ERROR("h200-vulkan", &p, "{\"KERNEL\": \"vulkan_coopmat\"}", ATTUNE_UNSUPPORTED, "vulkan_coopmat",
+                 "no such pass");
 }
 
 /* A kernel that would not run anyway does not turn a forced option into an error. */

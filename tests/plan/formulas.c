@@ -101,12 +101,8 @@ static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
     return 4 * (2 * slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 4);
 }
 
-static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, numbers x)
+static uint64_t coopmat(const attune_limits *l, numbers x)
 {
-    if (c->direction == ATTUNE_BACKWARD) {
-        uint64_t kv = 144 * (x.m1 + x.n1) + 4 * x.m1 * (x.n1 + 4) + 4 * x.m1 * (x.n1 + 8) + 8 * x.m1;
-        return most(kv, 144 * (x.m2 + x.n2) + 4 * x.m2 * (x.n2 + 4) + 2 * x.m2 * (x.n2 + 8) + 8 * x.m2);
-    }
     const uint64_t d = up(x.d, l->matrix_k), k_row = d / 8 | 1, v_row = up(x.dv, l->matrix_n) / 8 | 1;
     const uint64_t kv = x.n * most(k_row, v_row), q = x.m * k_row;
     if (l->matrix_spread) {
@@ -116,13 +112,6 @@ static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, num
     }
     const uint64_t groups = (d <= 128 ? most(kv, q) : kv + q) + x.m * (x.n / 4 + 1) + x.m * l->matrix_n / 4;
     return 16 * groups + 4;
-}
-
-static uint64_t coopmat2(const attune_plan_choice *c, numbers x)
-{
-    if (c->direction == ATTUNE_BACKWARD)
-        return 8192 + most(4 * x.m1 * x.n1 + 8 * x.m1, 2 * x.m2 * x.n2 + 8 * x.m2);
-    return 8192 + 8 * x.m;
 }
 
 uint64_t formula_bytes(const attune_limits *limits, const attune_problem *problem, const attune_plan_choice *c)
@@ -160,8 +149,6 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))
         return scalar(c, x, true);
     if (!strcmp(c->kernel, "vulkan_coopmat"))
-        return coopmat(limits, c, x);
-    if (!strcmp(c->kernel, "vulkan_coopmat2"))
-        return coopmat2(c, x);
+        return coopmat(limits, x);
     return UINT64_MAX;
 }
