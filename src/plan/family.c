@@ -61,12 +61,8 @@ static const char *refuses_dtype(const attune__family *family, const attune__sea
     if (dtype == ATTUNE_F64)
         here = here && limits->f64;
     /* Cooperative matrices need the type itself; other Vulkan and OpenCL kernels read 16-bit floats as integers. */
-    if (family->matrix & (ATTUNE_MATRIX_COOPMAT | ATTUNE_MATRIX_COOPMAT2)) {
-        if (dtype == ATTUNE_F16)
-            here = here && limits->f16;
-        if (dtype == ATTUNE_BF16)
-            here = here && limits->bf16;
-    }
+    if (family->matrix & ATTUNE_MATRIX_COOPMAT && dtype == ATTUNE_F16)
+        here = here && limits->f16;
     if (here)
         return NULL;
     if (family->dtypes >> dtype & 1) {

@@ -67,8 +67,6 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
         ATTUNE__VULKAN_MODULES(lanes_backward_q), ATTUNE__VULKAN_MODULES(lanes_backward_kv)};
     const attune_plan_choice *c = desc->choice;
     const bool lanes = is_lanes(c);
-    if (!lanes && strcmp(c->kernel, "vulkan_portable") != 0 && strcmp(c->kernel, "vulkan_subgroup") != 0)
-        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", c->kernel);
     attune__backward_layout l;
     const char *why = make_layout(desc, keys, &l);
     if (why)

@@ -231,12 +231,8 @@ static attune_status matrix_constants(const attune_limits *limits, const attune_
 attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc, bool aligned,
                                         attune__vulkan_kernel *kernel)
 {
-    const char *name = desc->choice->kernel;
-    const bool matrices = !strcmp(name, "vulkan_coopmat");
+    const bool matrices = !strcmp(desc->choice->kernel, "vulkan_coopmat");
     const module_kind kind = kind_of(desc->choice);
-    if (desc->choice->direction != ATTUNE_FORWARD ||
-        (kind == PORTABLE && !matrices && strcmp(name, "vulkan_portable") != 0))
-        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", name);
     const attune__vulkan_module *prebuilt =
         matrices ? &matrix_modules[limits->matrix_spread != 0] : find_module(kind, desc->shape->dtype);
     kernel->words = prebuilt->words;
