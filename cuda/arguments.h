@@ -138,6 +138,8 @@ typedef struct attune_cuda_parts {
 
 /* An exact sum: src/plan/family_cuda.h, sums.cuh. */
 #define ATTUNE_CUDA_SUM_WORDS 8
+/* Behind the sums of a tile that comes in pieces, int32: how many pieces each warp has added to its part of them. */
+#define ATTUNE_CUDA_PIECE_COUNTS 16
 
 /* Backward, besides q, k, v, o and lse. */
 typedef struct attune_cuda_backward {
@@ -166,6 +168,12 @@ typedef struct attune_cuda_backward {
      * added to, zero at first. The counter is then one of the call's own, and zero too. */
     unsigned long long turns;
     int together; /* backward_sm90: heads of k and v that are worked on at a time */
+
+    /* backward_sm90 without ATTUNE_HAVE_BLOCKS and ATTUNE_DETERMINISTIC: each tile of keys from the `whole`th on
+     * comes in `pieces` of piece_rows rows, and their dK and dV are added up in piece_sums (src/plan/family_cuda.h), zero
+     * at first. */
+    int whole, pieces, piece_rows;
+    unsigned long long piece_sums;
 } attune_cuda_backward;
 
 /* What attune_sums adds to: a float tensor of rank up to 4, strides in elements; 0 elements = not wanted. */

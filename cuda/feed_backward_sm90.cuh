@@ -57,6 +57,10 @@ constexpr int ADDED = PAIRED && !ORDERED                      ? ADDED_AT_ONCE
                       : !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? ADDED_APART
                       : EVEN && SLABS_DV >= SLABS_D          ? ADDED_IN_PLACE
                                                              : ADDED_AT_ONCE;
+/* Whether the last tiles of keys come in pieces of rows, lest most workgroups have nothing to do while a few
+ * have one more tile. The lists of a mask make tiles of many lengths, which fill the time up by themselves. */
+constexpr bool PIECES = !ATTUNE_HAVE_BLOCKS && !ORDERED;
+constexpr u32 PIECE_BYTES = BLOCK_N * (round_up(HEAD_DIM, WIDE ? 128 : 16) + round_up(HEAD_DIM_V, WIDE ? 128 : 16)) * 4;
 constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = OWN_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
 constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB;
@@ -80,9 +84,11 @@ constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES,
               LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
 
-/* Gradients of captures and a long score leave so few registers that what follows from a thread's number is made again
- * in each tile. */
-#define ATTUNE_MADE_AGAIN (ATTUNE_HAVE_READS || ATTUNE_SCORE_IS_LONG)
+/* Gradients of captures, a long score, one that keys or rows share terms of, and one beside a mask of two forms leave so
+ * few registers that what follows from a thread's number is made again in each tile. */
+#define ATTUNE_MADE_AGAIN                                                                                              \
+    (ATTUNE_HAVE_READS || ATTUNE_SCORE_IS_LONG ||                                                                      \
+     (ATTUNE_HAVE_SCORE && (ATTUNE_SCORE_KEYS || ATTUNE_SCORE_ROWS || (ATTUNE_HAVE_MASK && ATTUNE_HAVE_MASK_RANGE))))
 
 /* threadIdx.x, there hidden from the compiler, which else keeps it. */
 __device__ __forceinline__ int thread_now()
@@ -110,7 +116,7 @@ struct control {
     int kv, next; /* the tile of keys */
     struct {
         const int *partial, *full;
-        int left, left_full, tile, round, b, b_end, h, h_end, b_keys, h_keys, q, end, flags;
+        int left, left_full, tile, round, b, b_end, h, h_end, b_keys, h_keys, q, end, flags, begin;
     } walk; /* in shared memory, because the loader has few registers */
 };
 constexpr u32 CONTROL_BYTES = PAIRED ? 512 : 256;
@@ -173,18 +179,24 @@ __device__ __forceinline__ int row_tiles(const attune_cuda_arguments &a)
 
 __device__ __forceinline__ int column_tiles(const attune_cuda_arguments &a)
 {
-    return (a.kv_len + BLOCK_N - 1) / BLOCK_N;
+    int length = a.kv_len;
+    asm volatile("" : "+r"(length)); /* made again at each use: the loader has few registers */
+    return (length + BLOCK_N - 1) / BLOCK_N;
 }
 
+/* With pieces counted as tiles. */
 __device__ __forceinline__ int column_count(const attune_cuda_arguments &a, const attune_cuda_backward &g)
 {
-    return g.kv_batch * a.kv_heads * column_tiles(a);
+    int all = g.kv_batch * a.kv_heads * column_tiles(a);
+    return PIECES ? g.whole + (all - g.whole) * g.pieces : all;
 }
 
 /* Some heads at a time, whose rows stay in the L2 cache; of these the first keys first, which under a causal mask have
  * the most rows. */
 __device__ __forceinline__ column column_at(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
 {
+    if (PIECES && tile >= g.whole)
+        tile = g.whole + (tile - g.whole) / g.pieces;
     int tiles = column_tiles(a), planes = g.kv_batch * a.kv_heads, some = g.together;
     int set = tile / (tiles * some), rest = tile - set * tiles * some;
     some = min(some, planes - set * some);
@@ -307,18 +319,26 @@ __device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const 
     }
 #else
 #pragma unroll 1
-    for (c.walk.q = 0; c.walk.q < a.q_len; c.walk.q += BLOCK_M)
+    for (c.walk.q = PIECES ? c.walk.begin : 0; c.walk.q < (PIECES ? c.walk.end : a.q_len); c.walk.q += BLOCK_M)
         load_rows(a, g, c, memory, r, q_map, do_map);
 #endif
 }
 
+/* Workgroups, or pairs of them. Read again at each use: the loader has few registers. */
+__device__ __forceinline__ int takers()
+{
+    int workgroups;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(workgroups));
+    return PAIRED ? workgroups / 2 : workgroups;
+}
+
 /* The tile after `tile`. Of a pair the first takes it, and tells the other, which says when it has read it. */
-__device__ __forceinline__ int next_tile(const attune_cuda_arguments &a, control &c, int tile, int round, int takers)
+__device__ __forceinline__ int next_tile(const attune_cuda_arguments &a, control &c, int tile, int round)
 {
     if (!a.counter)
-        return tile + takers;
+        return tile + takers();
     if (!PAIRED || cluster_rank() == 0)
-        tile = (ORDERED ? 0 : takers) + atomicAdd((int *)a.counter, 1);
+        tile = (ORDERED ? 0 : takers()) + atomicAdd((int *)a.counter, 1);
     if (PAIRED && cluster_rank() == 0) {
         barrier_wait_peer(&c.next_empty, ~round & 1);
         store_peer(&c.next, tile, &c.next_full);
@@ -337,9 +357,8 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
 {
     ring r = {0, 1}; /* empty to begin with: the phase before the first */
     auto &w = c.walk;
-    const int takers = (int)gridDim.x / (PAIRED ? 2 : 1);
     /* In order of the claims, lest one that waits keeps those off that it waits for. */
-    w.tile = ORDERED ? next_tile(a, c, 0, 0, takers) : (int)blockIdx.x / (PAIRED ? 2 : 1);
+    w.tile = ORDERED ? next_tile(a, c, 0, 0) : (int)blockIdx.x / (PAIRED ? 2 : 1);
     w.round = 0;
 #pragma unroll 1
     for (; w.tile < column_count(a, g); w.round++) {
@@ -350,6 +369,11 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
             w.flags = at.kv + BLOCK_N > a.kv_len ? NOTE_MASK : 0;
             w.b_keys = at.b;
             w.h_keys = at.h_kv;
+        }
+        if (PIECES) {
+            bool piece = w.tile >= g.whole;
+            w.begin = piece ? (w.tile - g.whole) % g.pieces * g.piece_rows : 0;
+            w.end = piece ? min(a.q_len - w.begin, g.piece_rows) + w.begin : a.q_len;
         }
         barrier_expect(&c.keys_full, K_BYTES + V_BYTES + (PAIRED ? 2 * KEY_SLAB : 0));
         int rank = PAIRED ? (int)cluster_rank() : 0, kv = c.kv + rank * OWN_N;
@@ -371,13 +395,13 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
             for (w.h = w.h_keys * (a.heads / a.kv_heads); w.h < w.h_end; w.h++)
                 load_head(a, g, c, memory, r, q_map, do_map);
         load_note(c, r, w.tile, NOTE_END);
-        w.tile = next_tile(a, c, w.tile, w.round + ORDERED, takers);
+        w.tile = next_tile(a, c, w.tile, w.round + ORDERED);
     }
     load_note(c, r, 0, NOTE_STOP);
     int *counter = (int *)a.counter;
     if (PAIRED && cluster_rank())
         return;
-    if (!ORDERED && counter && atomicAdd(counter + 1, 1) == takers - 1) {
+    if (!ORDERED && counter && atomicAdd(counter + 1, 1) == takers() - 1) {
         counter[0] = 0;
         counter[1] = 0;
     }

@@ -33,7 +33,7 @@ __device__ __forceinline__ void give_dq_pair(const float (&dq)[32], float *to, c
                                              int group)
 {
     if constexpr (ADDED == ADDED_AT_ONCE) {
-        add_dq_wide(dq, to);
+        add_held(dq, to);
         return;
     }
     store_dq<0, 32>(dq, pair_dq_place(memory, stage, group));
@@ -147,6 +147,8 @@ __device__ __forceinline__ void own_pair(const attune_cuda_arguments &a, const a
             lane_arrive(&c.empty[r.stage]);
         lane_arrive(&c.keys_empty);
         ring_next(r);
+        if (PIECES && n.q >= g.whole && !add_piece(dk, dv, g, n.q, (int)rank, group))
+            continue;
         column at = column_at(a, g, n.q);
         bool good = true;
         int row = at.kv + own_row;

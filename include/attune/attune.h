@@ -825,7 +825,7 @@ typedef struct attune_backward_args {
  * share them, and over the batch where k and v broadcast. Rows that the mask empties contribute 0. The score
  * expression's derivatives are those of ATTUNE_EXPR_GRADIENT. The same call gives the same bits, whatever the number of
  * threads, where the plan's choice says `deterministic`: with the option of that name always, else not the d_q of
- * cuda_sm90a.
+ * cuda_sm90a and cuda_sm80_atomic, nor, without a block mask, the d_k and d_v of cuda_sm90a.
  *
  * Otherwise as attune_forward, for a plan whose direction is ATTUNE_BACKWARD. UNSUPPORTED, when the plan is made, on
  * backends without a backward pass: the CPU, Vulkan and CUDA have one.

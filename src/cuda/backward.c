@@ -61,8 +61,34 @@ static int together(const attune__forward *f)
     return each > L2_BYTES ? 1 : (int)(L2_BYTES / each);
 }
 
-static attune_cuda_backward backward_of(const attune__cuda_program *program, const attune__backward *call, bool adds,
-                                        attune_cuda_sums *sums)
+/* Workgroups, or 0 if there are too many. */
+static int64_t blocks(int64_t length, int64_t tile, int64_t planes)
+{
+    const int64_t tiles = (length + tile - 1) / tile;
+    return tiles > ATTUNE__CUDA_MOST_BLOCKS / planes ? 0 : tiles * planes;
+}
+
+/* Of a tile of keys. */
+static uint32_t workgroups(const attune__cuda_program *program)
+{
+    const uint32_t n = program->kernel.block_n;
+    return program->tma && attune__cuda_sm90_backward_paired(program->head_dim, program->head_dim_v, n) ? 2 : 1;
+}
+
+/* Tiles of keys of a kernel that adds dQ up. */
+static attune__cuda_pieces pieces_of(const attune__cuda_program *program, const attune__forward *f)
+{
+    const attune__cuda_loaded *adds = &program->kernel;
+    const int64_t tiles = blocks(f->kv_len, adds->block_n, f->kv_heads * f->k.size[0]);
+    if (!program->tma || program->ordered || f->mask)
+        return (attune__cuda_pieces){.whole = tiles, .each = 1, .rows = f->q_len};
+    return attune__cuda_sm90_pieces(tiles, adds->resident / workgroups(program), f->q_len,
+                                    f->heads / f->kv_heads * (f->batch / f->k.size[0]), adds->block_m);
+}
+
+/* pieces: NULL if no kernel adds dQ up. */
+static attune_cuda_backward backward_of(const attune__cuda_program *program, const attune__backward *call,
+                                        const attune__cuda_pieces *pieces, attune_cuda_sums *sums)
 {
     const attune__forward *f = &call->forward;
     const attune__cu_pointer workspace = attune__cuda_pointer(f->workspace) + f->workspace_offset;
@@ -80,8 +106,15 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
         .sums = workspace + w.sums,
     };
     attune__cu_pointer captures = b.sums;
-    if (adds) {
-        b.turns = b.sums + attune__cuda_backward_sums(&w, f->batch, f->heads, program->head_dim, program->head_dim_v);
+    if (pieces) {
+        b.whole = (int)pieces->whole;
+        b.pieces = (int)pieces->each;
+        b.piece_rows = (int)pieces->rows;
+        b.piece_sums =
+            b.sums + attune__cuda_backward_sums(&w, f->batch, f->heads, program->head_dim, program->head_dim_v);
+        b.turns = b.piece_sums + (uint64_t)pieces->left * attune__cuda_sm90_piece_bytes(program->head_dim,
+                                                                                        program->head_dim_v,
+                                                                                        program->kernel.block_n);
         captures = b.turns + attune__cuda_backward_turns(&w, f->batch, f->heads);
         b.redo = captures - 8;
         b.together = together(f);
@@ -97,13 +130,6 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
         b.column_batch_rows = mask->stored_batch == 1 ? 0 : mask->stored_heads * mask->kv_blocks;
     }
     return b;
-}
-
-/* Workgroups, or 0 if there are too many. */
-static int64_t blocks(int64_t length, int64_t tile, int64_t planes)
-{
-    const int64_t tiles = (length + tile - 1) / tile;
-    return tiles > ATTUNE__CUDA_MOST_BLOCKS / planes ? 0 : tiles * planes;
 }
 
 typedef struct launches {
@@ -148,13 +174,6 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
     return result;
 }
 
-/* Of a tile of keys. */
-static uint32_t workgroups(const attune__cuda_program *program)
-{
-    const uint32_t n = program->kernel.block_n;
-    return program->tma && attune__cuda_sm90_backward_paired(program->head_dim, program->head_dim_v, n) ? 2 : 1;
-}
-
 static bool encode_all(const attune__cuda_program *program, const attune__backward *call, attune__cu_tensor_map maps[4])
 {
     const attune__cuda_driver *driver = &attune__cuda_of(program->base.device)->driver;
@@ -177,7 +196,8 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
     const bool adds = program->backed && (!program->tma || encode_all(program, call, maps));
     attune_cuda_arguments arguments = attune__cuda_arguments_of(program, f);
     attune_cuda_sums sums;
-    attune_cuda_backward backward = backward_of(program, call, adds, &sums);
+    const attune__cuda_pieces p = pieces_of(program, f);
+    attune_cuda_backward backward = backward_of(program, call, adds ? &p : NULL, &sums);
     launches n = {
         .delta = blocks(backward.row_stride, DELTA_ROWS, f->batch * f->heads),
         .keys = blocks(f->kv_len, keys->block_n, f->kv_heads * f->k.size[0] * (program->apart ? 2 : 1)),
@@ -185,7 +205,7 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
         .sums = blocks(sums.elements, SUMS_THREADS, 1),
     };
     if (adds) {
-        const int64_t tiles = blocks(f->kv_len, program->kernel.block_n, f->kv_heads * f->k.size[0]);
+        const int64_t tiles = p.whole + p.left * p.each;
         const uint32_t each = workgroups(program), most = program->kernel.resident / each;
         n.adds = (program->tma && tiles > most ? most : tiles) * each;
         const bool wide = program->tma && attune__cuda_sm90_backward_wide(program->head_dim, program->head_dim_v);

@@ -17,14 +17,8 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
     const uint32_t *v = found->tile.value;
     uint64_t units = search->limits->compute_units;
     if (search->pass == ATTUNE__PASS_BACKWARD) {
-        if (found->family->backend == ATTUNE_BACKEND_CUDA) {
-            const attune__cuda_workspace w =
-                attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, s->capture_gradient_elements);
-            const uint64_t sums = w.size +
-                                  attune__cuda_backward_sums(&w, s->batch, s->heads, s->head_dim, s->head_dim_v) +
-                                  attune__cuda_backward_turns(&w, s->batch, s->heads);
-            return found->family == &attune__cuda_sm80 ? w.size : attune__round_up64(sums, 256);
-        }
+        if (found->family->backend == ATTUNE_BACKEND_CUDA)
+            return attune__cuda_backward_bytes(s, &found->cost);
         if (found->family->backend == ATTUNE_BACKEND_VULKAN)
             return attune__vulkan_backward_workspace(s).size;
         /* delta = rowsum(dO * O) - dLSE */

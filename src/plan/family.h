@@ -52,6 +52,7 @@ typedef struct attune__cost {
     uint32_t invocations;        /* threads of one workgroup */
     uint32_t registers;          /* estimate for the busiest thread; 0 = not estimated */
     uint32_t launched_registers; /* what the launch reserves for each thread, if not `registers` */
+    uint64_t workspace;          /* CUDA, backward: of a call, behind what every kernel has */
 } attune__cost;
 
 /* Everything that one search looks at. */

@@ -40,6 +40,20 @@ attune__cuda_workspace attune__cuda_backward_workspace(int64_t batch, int64_t he
     return w;
 }
 
+uint64_t attune__cuda_backward_bytes(const attune__shape *s, const attune__cost *cost)
+{
+    const attune__cuda_workspace w =
+        attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, s->capture_gradient_elements);
+    return attune__round_up64(w.size + cost->workspace, 256);
+}
+
+uint64_t attune__cuda_backward_added(const attune__shape *s)
+{
+    const attune__cuda_workspace w = attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, 0);
+    return attune__cuda_backward_sums(&w, s->batch, s->heads, s->head_dim, s->head_dim_v) +
+           attune__cuda_backward_turns(&w, s->batch, s->heads);
+}
+
 uint64_t attune__cuda_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads, uint32_t head_dim,
                                     uint32_t head_dim_v)
 {

@@ -38,6 +38,8 @@ const char *attune__cuda_refuse_blocks(const attune__shape *s, const uint32_t *v
 #define ATTUNE__CUDA_ROW_BLOCK 128
 /* An exact sum for each element of a capture whose gradient is wanted (cuda/sums.cuh). */
 #define ATTUNE__CUDA_SUM_BYTES 64
+/* The parts of a tile's dK and dV, each a warp's. */
+#define ATTUNE__CUDA_PIECE_COUNTS 16
 
 /*
  * Workspace, in bytes from its beginning. Everything is float32 but the sums:
@@ -78,6 +80,28 @@ void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_p
 uint64_t attune__cuda_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads, uint32_t head_dim,
                                     uint32_t head_dim_v);
 uint64_t attune__cuda_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads);
+
+/*
+ * sm90a without a mask's blocks and without an order: tiles of keys take equally long, and those left over from whole
+ * rounds of the workgroups (`takers`) would have most of these wait. They come in pieces of rows, whose dK and dV are
+ * added up in the workspace, before the turns:
+ *
+ *     pieces   [left] float [BLOCK_N][D + Dv], D and Dv padded to 16, past 128 to 128, as the threads hold them; then
+ *              u32 [16]: how often each warp's part was added to
+ */
+typedef struct attune__cuda_pieces {
+    int64_t whole, left; /* tiles as they are, and such as come in pieces */
+    int64_t each, rows;  /* pieces of a tile, rows of a piece */
+} attune__cuda_pieces;
+/* heads: whose rows a tile of keys meets, over the batch too. */
+attune__cuda_pieces attune__cuda_sm90_pieces(int64_t tiles, int64_t takers, int64_t q_len, int64_t heads,
+                                             uint32_t block_m);
+/* Of a tile. */
+uint64_t attune__cuda_sm90_piece_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n);
+
+/* The workspace of a backward plan, and what a kernel that adds dQ up has of it for the sums and the turns. */
+uint64_t attune__cuda_backward_bytes(const attune__shape *shape, const attune__cost *cost);
+uint64_t attune__cuda_backward_added(const attune__shape *shape);
 /* The columns of the sums, with tiles of block_m rows. */
 uint32_t attune__cuda_backward_dq_columns(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m);
 /* The shared memory of the kernels that round dQ. */

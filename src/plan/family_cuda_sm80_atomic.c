@@ -89,6 +89,7 @@ static attune__cost atomic_cost(const attune__search *search, const attune__tile
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = attune__cuda_registers(s) + (2 * m + both) / split,
         .launched_registers = 255,
+        .workspace = attune__cuda_backward_added(s),
     };
 }
 

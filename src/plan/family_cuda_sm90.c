@@ -84,6 +84,46 @@ static const char *backward_refuse(const attune__search *search, const attune__t
     return attune__cuda_refuse_blocks(s, tile->value, option);
 }
 
+/* A piece has at least so many tiles of rows: adding its dK and dV up takes as long as two or three. */
+#define PIECE_TILES 4
+
+attune__cuda_pieces attune__cuda_sm90_pieces(int64_t tiles, int64_t takers, int64_t q_len, int64_t heads,
+                                             uint32_t block_m)
+{
+    const int64_t left = takers ? tiles % takers : 0, rows = (q_len + block_m - 1) / block_m;
+    int64_t each = left ? takers / left : 1;
+    if (each > rows * heads / PIECE_TILES)
+        each = rows * heads / PIECE_TILES;
+    if (each > rows)
+        each = rows;
+    if (each < 2)
+        return (attune__cuda_pieces){.whole = tiles, .each = 1, .rows = q_len};
+    const int64_t share = (rows + each - 1) / each;
+    return (attune__cuda_pieces){tiles - left, left, (rows + share - 1) / share, share * block_m};
+}
+
+uint64_t attune__cuda_sm90_piece_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n)
+{
+    const uint32_t pad = attune__cuda_sm90_backward_wide(head_dim, head_dim_v) ? 128 : 16;
+    return (uint64_t)block_n * (attune__round_up(head_dim, pad) + attune__round_up(head_dim_v, pad)) * sizeof(float) +
+           ATTUNE__CUDA_PIECE_COUNTS * sizeof(uint32_t);
+}
+
+/* The most that tiles in pieces take in a call of the plan, whatever its lengths. */
+static uint64_t most_piece_bytes(const attune__search *search, const attune__cost *cost, uint32_t n)
+{
+    const attune__shape *s = search->shape;
+    if (s->block_mask || search->options.deterministic == ATTUNE_ON)
+        return 0;
+    const uint32_t occupancy = attune__occupancy(search->limits, cost);
+    const bool pair = attune__cuda_sm90_backward_paired(s->head_dim, s->head_dim_v, n);
+    const int64_t takers = (int64_t)search->limits->compute_units * (occupancy ? occupancy : 1) / (pair ? 2 : 1);
+    const int64_t tiles = s->kv_batch * s->kv_heads * ((s->kv_len + n - 1) / n);
+    /* Of more than half a round there are no two pieces for each. */
+    return (uint64_t)(tiles < takers / 2 ? tiles : takers / 2) *
+           attune__cuda_sm90_piece_bytes(s->head_dim, s->head_dim_v, n);
+}
+
 /*
  * With D and Dv padded to 64 and C columns of dQ:
  *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][128])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
@@ -102,13 +142,15 @@ static attune__cost backward_cost(const attune__search *search, const attune__ti
                    columns = !backward_wide(s)   ? attune__cuda_backward_dq_columns(s->head_dim, s->head_dim_v, m)
                              : backward_apart(s) ? d
                                                  : 0;
-    return (attune__cost){
+    attune__cost cost = {
         .shared = (keys * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 +
                   (pair ? 512 : 256) + (s->capture_gradient_elements ? 1536 : 0),
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = 32 + (backward_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
         .launched_registers = 168,
     };
+    cost.workspace = attune__cuda_backward_added(s) + most_piece_bytes(search, &cost, n);
+    return cost;
 }
 
 uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m)

@@ -60,9 +60,9 @@ SM80 = 'cuda:0@a6000' # the kernels of sm_86 with its shared memory
 CASES = {
     # Hopper's kernels: those that racecheck needs a build of its own for.
     'h_64_causal': check('bf16', shape(64, 333, 333, mask=CAUSAL)),
-    'h_64_dense': check('f16', shape(64, 200, 500, batch=2)),
+    'h_64_dense': check('f16', shape(64, 1100, 500, batch=2)),
     'h_128_causal': check('bf16', shape(128, 520, 520, mask=CAUSAL)),
-    'h_128_dense': check('f16', shape(128, 130, 700)),
+    'h_128_dense': check('f16', shape(128, 600, 700)),
     'h_128_document': check('f16', shape(128, 400, 400, mask=DOCUMENT, captures=DOC)),
     'h_128_window': check('bf16', shape(128, 400, 400, mask='q >= kv && q - kv < 100', batch=2)),
     'h_128_pairs': check('bf16', shape(128, 260, 260, mask='(q * 7 + kv) % 5 != 0')),
@@ -73,9 +73,9 @@ CASES = {
     'h_128_keys': check('f16', shape(128, 300, 300, mask=CAUSAL, score='score + keys[kv]',
                                      captures={'keys': {'generator': 'normal', 'size': [300], 'spread': 1}})),
     'h_192_128_causal': check('bf16', shape((192, 128), 300, 300, mask=CAUSAL)),
-    'h_192_dense': check('f16', shape(192, 200, 300)),
+    'h_192_dense': check('f16', shape(192, 600, 300)),
     'h_256_causal': check('bf16', shape(256, 300, 300, mask=CAUSAL)),
-    'h_256_dense': check('f16', shape(256, 130, 300)),
+    'h_256_dense': check('f16', shape(256, 600, 300)),
     'h_256_cap': check('bf16', shape(256, 200, 300, mask='q + kv_len - q_len >= kv', score=CAP)),
     'h_72_causal': check('bf16', shape(72, 300, 300, mask=CAUSAL)),
     'h_fixed_order': check('bf16', shape(128, 300, 300, mask=CAUSAL), bwd_DETERMINISTIC=True),

@@ -2,6 +2,9 @@
 /* The rules one by one: families, decode, masks, workspace, limits, profiles. */
 #include "plan/plan_test.h"
 
+#include "plan/family_cuda.h"
+#include "support/random_expr.h"
+
 static attune_problem problem_of(attune_dtype dtype, uint32_t head_dim, int64_t q_len, int64_t kv_len)
 {
     return (attune_problem){.struct_size = sizeof(attune_problem),
@@ -69,6 +72,40 @@ Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
         p.head_dim = table[i].head_dim;
         p.head_dim_v = table[i].head_dim_v;
         cr_expect_str_eq(plan("h200", &p, NULL).kernel, table[i].kernel, "%u, %u", p.head_dim, p.head_dim_v);
+    }
+}
+
+/* Pieces cover every row of their tiles once, are no more than workgroups, and find room in the plan's workspace,
+ * whatever is shorter in a call. */
+Test(choose, the_last_tiles_are_shared_out)
+{
+    const attune__cuda_pieces p = attune__cuda_sm90_pieces(4096, 132, 16384, 1, 64);
+    cr_assert(p.whole == 4092 && p.left == 4 && p.each == 32 && p.rows == 512);
+    cr_assert_eq(attune__cuda_sm90_pieces(4092, 132, 16384, 1, 64).each, 1, "whole rounds");
+    cr_assert_eq(attune__cuda_sm90_pieces(67, 132, 16384, 1, 64).each, 1, "more than half a round");
+    cr_assert_eq(attune__cuda_sm90_pieces(4, 132, 511, 1, 64).each, 2, "four tiles of rows at least");
+    cr_assert_eq(attune__cuda_sm90_pieces(4, 132, 64, 100, 64).each, 1, "one tile of rows");
+    cr_assert_eq(attune__cuda_sm90_pieces(4, 0, 4096, 1, 64).each, 1, "no workgroup at all");
+    attune_problem problem = problem_of(ATTUNE_BF16, 128, 4096, 4096);
+    problem.direction = ATTUNE_BACKWARD;
+    const uint64_t one = attune__cuda_sm90_piece_bytes(128, 128, 128);
+    cr_assert_eq(one, 128 * 256 * 4 + 64);
+    const uint64_t with = plan("h200", &problem, NULL).workspace;
+    cr_assert_eq(with - plan("h200", &problem, "{\"DETERMINISTIC\": true}").workspace, 64 * one, "every tile");
+    uint64_t state = 7;
+    for (int i = 0; i < 20000; i++) {
+        const int64_t tiles = random_expr_between(&state, 1, 5000), takers = random_expr_between(&state, 1, 200);
+        const int64_t q_len = random_expr_between(&state, 1, 70000), heads = random_expr_between(&state, 1, 8);
+        const uint32_t m = i % 2 ? 64 : 128;
+        const attune__cuda_pieces r = attune__cuda_sm90_pieces(tiles, takers, q_len, heads, m);
+        cr_assert(r.whole + r.left == tiles && r.whole >= 0 && r.left >= 0);
+        cr_assert_leq(r.left, takers / 2);
+        if (r.left)
+            cr_assert(r.each > 1 && r.left * r.each <= takers && r.whole % takers == 0);
+        cr_assert_geq(r.each * r.rows, q_len);
+        cr_assert_lt((r.each - 1) * r.rows, q_len, "no piece without a row");
+        cr_assert(r.each == 1 || r.rows % m == 0);
+        cr_assert(r.each == 1 || r.rows / m * heads >= 4);
     }
 }
 
