@@ -30,11 +30,12 @@ __device__ __forceinline__ void go_round(float (&s)[COUNT], function f)
 }
 
 constexpr int FEW = 8, SEVERAL = 16;
-/* Terms of keys beside two forms of a score: wide heads leave too few registers to have all scores at once. */
+/* Wide heads leave too few registers to have all scores at once beside terms of keys and two forms of a score; and so do
+ * wide values beside narrow heads, whose soft-caps spilled. */
 #if ATTUNE_SCORE_KEYS && defined ATTUNE_SCORE_NEAR
 constexpr bool CROWDED = Q_BUFFERS == 1;
 #else
-constexpr bool CROWDED = false;
+constexpr bool CROWDED = HEAD_DIM <= 64 && HEAD_DIM_V > 192;
 #endif
 constexpr int SCORES_AT_ONCE = ATTUNE_SCORE_IS_LONG || ATTUNE_HAVE_SCORE_LINE || CROWDED ? FEW : BLOCK_N / 2;
 /* Where rows mostly have ranges, pairs are seldom looked at; terms make them short. */

@@ -4,7 +4,9 @@
  * has no stack frame, fits the architecture's registers and shared memory, and lays out the bytes that the planner
  * counts (a static assertion in the kernels). One test an architecture, so that they run side by side.
  *
- * A run draws from the table; ATTUNE_TEST_SCALE=100 covers most of it.
+ * A run draws from the table; ATTUNE_TEST_SCALE=100 covers most of it. Of what the planner chooses by itself in bf16 a
+ * run has a few, evenly spread, beginning where the seed says; ATTUNE_TEST_SCALE=500 is all of it, an hour of one core
+ * for each architecture, which ATTUNE_TEST_PART shares out.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -20,6 +22,7 @@
 #include "support/random_expr.h"
 
 #define KERNELS 8 /* of each architecture, in an ordinary run */
+#define CHOSEN  3
 
 typedef struct dims {
     uint32_t head_dim, head_dim_v;
@@ -173,28 +176,62 @@ static void compile_role(workbench *w, const attune_limits *limits, const attune
     attune__free(&w->host.allocator, (void *)(uintptr_t)kernel.mods);
 }
 
-static void compile_one(workbench *w, const attune_profile *profile, uint64_t *state)
+/* One of the table: indices, and what else makes a problem. */
+typedef struct entry {
+    bool back, gradients;
+    dims dims;
+    attune_dtype dtype;
+    size_t mask, score;
+    const forced *forced;
+    int64_t kv_heads, q_len;
+} entry;
+
+static entry entry_drawn(workbench *w, uint64_t *state)
 {
-    const bool back = random_expr_next(state) % 2;
+    entry e = {.back = random_expr_next(state) % 2};
     /* Every pair of the two comes up in a run, over all architectures; the rest is drawn. */
-    const dims d = all_dims[w->turn % COUNT(all_dims)];
-    const attune_dtype dtype = all_dtypes[w->turn++ / COUNT(all_dims) % COUNT(all_dtypes)];
-    const size_t mask = random_expr_next(state) % COUNT(all_masks);
-    const size_t score = random_expr_next(state) % COUNT(all_scores);
-    const forced *f = back ? &PICK(all_forced_backward) : &PICK(all_forced);
+    e.dims = all_dims[w->turn % COUNT(all_dims)];
+    e.dtype = all_dtypes[w->turn++ / COUNT(all_dims) % COUNT(all_dtypes)];
+    e.mask = random_expr_next(state) % COUNT(all_masks);
+    e.score = random_expr_next(state) % COUNT(all_scores);
+    e.forced = e.back ? &PICK(all_forced_backward) : &PICK(all_forced);
     const bool decode = random_expr_next(state) % 4 == 0;
+    e.kv_heads = random_expr_next(state) % 2 ? 2 : 8;
+    e.q_len = decode ? random_expr_between(state, 1, 8) : 2048;
+    e.gradients = e.back && random_expr_next(state) % 2;
+    return e;
+}
+
+/* The nth of those that the planner chooses by itself: forward, backward, and with gradients of captures. */
+#define CHOSEN_COUNT (3 * COUNT(all_masks) * COUNT(all_scores) * COUNT(all_dims))
+static entry entry_chosen(uint64_t n)
+{
+    entry e = {.back = n % 3, .gradients = n % 3 == 2, .dtype = ATTUNE_BF16, .kv_heads = 2, .q_len = 2048};
+    e.forced = &all_forced[0];
+    n /= 3;
+    e.mask = n % COUNT(all_masks), n /= COUNT(all_masks);
+    e.score = n % COUNT(all_scores), n /= COUNT(all_scores);
+    e.dims = all_dims[n];
+    return e;
+}
+
+static void compile_one(workbench *w, const attune_profile *profile, const entry *e)
+{
+    const bool back = e->back;
+    const dims d = e->dims;
+    const forced *f = e->forced;
     attune_problem problem = {.struct_size = sizeof problem,
-                              .dtype = dtype,
+                              .dtype = e->dtype,
                               .head_dim = d.head_dim,
                               .head_dim_v = d.head_dim_v,
                               .heads = 8,
-                              .kv_heads = random_expr_next(state) % 2 ? 2 : 8,
-                              .q_len = decode ? random_expr_between(state, 1, 8) : 2048,
+                              .kv_heads = e->kv_heads,
+                              .q_len = e->q_len,
                               .kv_len = 4096,
-                              .mask = w->masks[mask],
-                              .score = w->scores[score],
+                              .mask = w->masks[e->mask],
+                              .score = w->scores[e->score],
                               .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
-                              .capture_gradient_elements = back && random_expr_next(state) % 2 ? 10000 : 0,
+                              .capture_gradient_elements = e->gradients ? 10000 : 0,
                               .lse = true};
     attune_kernel_options options = {.struct_size = sizeof options};
     *(back ? &options.bwd : &options.fwd) = f->options;
@@ -211,15 +248,15 @@ static void compile_one(workbench *w, const attune_profile *profile, uint64_t *s
     }
     const attune_plan_choice *c = &decision.choice;
     char what[400];
-    const int length =
-        snprintf(what, sizeof what, "%s %s %u,%u q_len %lld, %s, %s, %s: %s%s %u x %u, %u x %u, stages %u, warps %u",
-                 profile->name, attune_dtype_string(dtype), d.head_dim, d.head_dim_v, (long long)problem.q_len,
-                 mask ? all_masks[mask] : "no mask", score ? all_scores[score] : "no score", f->what, c->kernel,
-                 c->decode ? " decode"
-                 : back    ? " backward"
-                           : "",
-                 back ? c->block_m1 : c->block_m, back ? c->block_n1 : c->block_n, c->block_m2, c->block_n2,
-                 c->num_stages, c->num_warps);
+    const int length = snprintf(
+        what, sizeof what, "%s %s %u,%u q_len %lld, %s, %s, %s: %s%s %u x %u, %u x %u, stages %u, warps %u",
+        profile->name, attune_dtype_string(e->dtype), d.head_dim, d.head_dim_v, (long long)problem.q_len,
+        e->mask ? all_masks[e->mask] : "no mask", e->score ? all_scores[e->score] : "no score", f->what, c->kernel,
+        c->decode ? " decode"
+        : back    ? " backward"
+                  : "",
+        back ? c->block_m1 : c->block_m, back ? c->block_n1 : c->block_n, c->block_m2, c->block_n2, c->num_stages,
+        c->num_warps);
     attune__gradient *gradient = NULL;
     if (back && problem.score)
         cr_assert_eq(attune__gradient_create(problem.score, &gradient), ATTUNE_OK, "%s", attune_last_error());
@@ -234,50 +271,60 @@ static void compile_one(workbench *w, const attune_profile *profile, uint64_t *s
     w->compiled++;
 }
 
-static void compile_plans(const char *name, uint64_t architecture)
+static void open_profile(workbench *w, const char *name, attune_profile *profile)
+{
+    *profile = (attune_profile){.struct_size = sizeof *profile};
+    open_workbench(w);
+    cr_assert_eq(attune_profile_find(name, profile), ATTUNE_OK);
+}
+
+static void compile_drawn(const char *name, uint64_t architecture)
 {
     static workbench w;
-    attune_profile profile = {.struct_size = sizeof profile};
-    open_workbench(&w);
-    cr_assert_eq(attune_profile_find(name, &profile), ATTUNE_OK);
+    attune_profile profile;
+    open_profile(&w, name, &profile);
     uint64_t state = test_seed() + profile.limits.architecture;
     const uint64_t wanted = scaled(KERNELS);
     w.turn = architecture * wanted;
-    for (uint64_t tries = 0; w.compiled < wanted && tries < 4 * wanted; tries++)
-        compile_one(&w, &profile, &state);
+    for (uint64_t tries = 0; w.compiled < wanted && tries < 4 * wanted; tries++) {
+        const entry e = entry_drawn(&w, &state);
+        compile_one(&w, &profile, &e);
+    }
     cr_assert_eq(w.compiled, wanted, "%llu of %llu", (unsigned long long)w.compiled, (unsigned long long)wanted);
     close_workbench(&w);
 }
 
-Test(cuda_plans, sm_80)
+static void compile_chosen(const char *name)
 {
-    compile_plans("a100", 0);
+    static workbench w;
+    attune_profile profile;
+    open_profile(&w, name, &profile);
+    const uint64_t wanted = scaled(CHOSEN), count = wanted < CHOSEN_COUNT ? wanted : CHOSEN_COUNT;
+    for (uint64_t i = 0; i < count; i++) {
+        if (!test_part(i))
+            continue;
+        const entry e = entry_chosen((test_seed() + i * CHOSEN_COUNT / count) % CHOSEN_COUNT);
+        compile_one(&w, &profile, &e);
+    }
+    close_workbench(&w);
 }
 
-Test(cuda_plans, sm_86)
-{
-    compile_plans("a6000", 1);
-}
+#define ARCHITECTURE(name, profile, number)                                                                            \
+    Test(cuda_plans, name)                                                                                             \
+    {                                                                                                                  \
+        compile_drawn(profile, number);                                                                                \
+    }                                                                                                                  \
+    Test(cuda_chosen, name)                                                                                            \
+    {                                                                                                                  \
+        compile_chosen(profile);                                                                                       \
+    }
 
-Test(cuda_plans, sm_89)
-{
-    compile_plans("rtx4090", 2);
-}
-
-Test(cuda_plans, sm_90a)
-{
-    compile_plans("h200", 3);
-}
-
-Test(cuda_plans, sm_100a)
-{
-    compile_plans("b200", 4);
-}
-
-Test(cuda_plans, sm_120a)
-{
-    compile_plans("rtx5090", 5);
-}
+ARCHITECTURE(sm_80, "a100", 0)
+ARCHITECTURE(sm_86, "a6000", 1)
+ARCHITECTURE(sm_89, "rtx4090", 2)
+ARCHITECTURE(sm_90a, "h200", 3)
+ARCHITECTURE(sm_100a, "b200", 4)
+ARCHITECTURE(sm_120a, "rtx5090", 5)
 
 /* The reader itself tells damage from kernels. */
 Test(cuda_plans, the_reader_refuses_what_is_no_cubin)
