@@ -22,6 +22,8 @@ static_assert(GROUPS * 32 == OWN && GROUPS * SPLIT == ATTUNE_NUM_WARPS && KEYS %
 #define ATTUNE_PADDING (16 * SPLIT)
 
 constexpr int ROLES = 1;
+constexpr bool IN_TURN = false;
+
 #include "feed_backward_sm80.cuh"
 
 constexpr int D_TILES = PAD_D / 8 / SPLIT, V_TILES = PAD_DV / 8 / SPLIT; /* of a warp's columns */

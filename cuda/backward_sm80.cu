@@ -19,6 +19,11 @@ constexpr int OWN = OWN_KEYS ? BLOCK_N : BLOCK_M, OTHER = OWN_KEYS ? BLOCK_M : B
 constexpr int ROW_TILES = OWN / (16 * ATTUNE_NUM_WARPS), KEYS = OTHER;
 static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == OWN, "a warp owns 16 rows or a multiple");
 
+/* Where dK, dV, S and dP of 32 pairs have three quarters of a thread's registers, what is read for each pair at once does
+ * not fit the rest. */
+constexpr bool IN_TURN = OWN_KEYS && ATTUNE_SCORE_IS_LONG && !ATTUNE_APART && ROW_TILES * KEYS >= 64 &&
+                         ROW_TILES * (HEAD_DIM + HEAD_DIM_V + 2 * KEYS) / 2 >= 192;
+
 #include "pairs.cuh"
 
 constexpr int D_TILES = PAD_D / 8;

@@ -263,7 +263,7 @@ __device__ __forceinline__ void share(shared_terms &t, const attune_cuda_argumen
 /* lse and delta: of the thread's own rows. With keys of its own those of the columns stand at `data`. */
 template <bool NEAR>
 __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbidden &f, const attune_cuda_arguments &a,
-                                              const spot &p, const float (&lse)[ROWS_HELD],
+                                              spot p, const float (&lse)[ROWS_HELD],
                                               const float (&delta)[ROWS_HELD], u32 data, float factor, bool careful)
 {
     data += (u32)(thread_here() % 4) * 8;
@@ -308,6 +308,8 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
                                 OWN_KEYS ? others[i % 2] : own[of], OWN_KEYS ? column[i % 2] : lse[OWN_KEYS ? 0 : of],
                                 OWN_KEYS ? column[2 + i % 2] : delta[OWN_KEYS ? 0 : of], factor, careful);
             }
+        if constexpr (IN_TURN)
+            p.column = behind(p.column, dp[ROW_TILES - 1][n][3]);
     }
 }
 

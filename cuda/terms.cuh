@@ -130,7 +130,7 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
 /* ---------------------------------------------------------------------------------------------------------- backward
  */
 
-#if ATTUNE_SLOPE_KEYS
+#if ATTUNE_SLOPE_KEYS + ATTUNE_SLOPE_ROWS
 #define SLOPE_OF(function) function##_of
 #define SLOPE_TERMS        , key.slope, row.slope
 #else
@@ -149,7 +149,7 @@ __device__ __forceinline__ void share_key(shared_terms &t, const attune_cuda_arg
 #if ATTUNE_SCORE_KEYS
     attune_score_key_terms(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
 #endif
-#if ATTUNE_SLOPE_KEYS
+#if ATTUNE_SLOPE_KEYS + ATTUNE_SLOPE_ROWS
     attune_score_slope_key_terms(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
 #endif
 }
@@ -159,7 +159,7 @@ __device__ __forceinline__ void share_row(shared_terms &t, const attune_cuda_arg
 #if ATTUNE_SCORE_KEYS
     attune_score_row_terms(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
 #endif
-#if ATTUNE_SLOPE_KEYS
+#if ATTUNE_SLOPE_KEYS + ATTUNE_SLOPE_ROWS
     attune_score_slope_row_terms(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
 #endif
 }

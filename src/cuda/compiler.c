@@ -318,6 +318,15 @@ typedef struct mods {
     attune__terms score, mask, slope;
 } mods;
 
+/* Whether terms of rows alone come from other lanes too: where many captures' gradients beside dK and dV of 64 keys
+ * leave no registers for what is read for each pair (scores_backward_sm90.cuh). */
+static bool shares_rows(const attune__program_desc *desc)
+{
+    const uint32_t d = desc->shape->head_dim, dv = desc->shape->head_dim_v;
+    return desc->choice->use_tma && desc->shape->capture_gradient_elements && desc->gradient->read_count > 2 &&
+           !attune__cuda_sm90_backward_wide(d, dv) && attune__round_up(d, 16) + attune__round_up(dv, 16) > 192;
+}
+
 static mods recognise(const attune__program_desc *desc)
 {
     mods m = {0};
@@ -328,8 +337,11 @@ static mods recognise(const attune__program_desc *desc)
     const uint16_t without = desc->choice->decode ? 1u << ATTUNE__VAR_H : 0;
     m.score = attune__score_terms(desc->score, without);
     m.mask = attune__mask_terms(desc->mask, without);
-    if (desc->gradient)
+    if (desc->gradient) {
         m.slope = attune__expr_terms(desc->gradient->expr, desc->gradient->score, without);
+        if (!m.slope.key_count && !shares_rows(desc))
+            m.slope.row_count = 0;
+    }
     m.columns = m.rows && desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma &&
                 attune__ctext_columns(desc->mask, "", &nowhere, &runs) && !(runs & ~m.runs);
     m.long_mask = desc->mask && attune__expr_weight(desc->mask, desc->mask->node_count - 1, false) >= LONG_TEXT;
@@ -350,12 +362,12 @@ static mods recognise(const attune__program_desc *desc)
     uint32_t weight = attune__expr_weight(desc->score, desc->score->node_count - 1, polynomials);
     if (desc->gradient)
         weight += attune__expr_weight(desc->gradient->expr, desc->gradient->score, polynomials);
-    /* What a kernel reads for each pair of a thread at once does not fit its registers; nor, in the backward pass, what
-     * it reads of several captures, or of one beside polynomials, unless their gradients are made too. */
-    const bool forward = desc->choice->direction == ATTUNE_FORWARD;
-    const bool reads = forward ? attune__expr_reads_pairs(desc->score)
-                               : desc->choice->use_tma && desc->gradient && !desc->shape->capture_gradient_elements &&
-                                     desc->gradient->read_count > (polynomials ? 0 : 1);
+    /* What a kernel reads for each pair of a thread at once does not fit its registers; nor, in Hopper's backward pass,
+     * what it reads of several captures, or of one beside polynomials, unless their gradients are made too. */
+    const bool hopper_backward = desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma;
+    const bool reads = hopper_backward ? desc->gradient && !desc->shape->capture_gradient_elements &&
+                                             desc->gradient->read_count > (polynomials ? 0 : 1)
+                                       : attune__expr_reads_pairs(desc->score);
     m.long_score = !m.cap && (weight >= LONG_TEXT || reads);
     return m;
 }
@@ -364,7 +376,7 @@ static void add_terms(const attune_expr *expr, uint32_t root, const char *name, 
                       const attune__terms *terms, attune__text *text)
 {
     char of[32];
-    if (!terms->key_count)
+    if (!terms->key_count && !terms->row_count)
         return;
     snprintf(of, sizeof of, "%s_of", name);
     attune__ctext_terms(expr, name, terms, text);
@@ -420,7 +432,7 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
             attune__ctext_near(desc->score, "attune_score_near_of", &m->score, text, &limit);
         if (desc->gradient)
             attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", NULL, text, &limit);
-        if (m->slope.key_count)
+        if (m->slope.key_count || m->slope.row_count)
             attune__ctext_near_slope(desc->gradient, "attune_score_slope_near_of", &m->slope, text, &limit);
         if (desc->gradient && desc->choice->use_tma)
             attune__ctext_near_reads(desc->gradient, text);

@@ -161,12 +161,12 @@ typedef struct attune__terms {
 } attune__terms;
 
 /*
- * The largest such nodes of which the value `root` is made; none of rows where there are none of keys. `without`:
- * bits 1 << attune__var of what the terms of keys may not depend on either, besides q and score.
+ * The largest such nodes of which the value `root` is made. `without`: bits 1 << attune__var of what the terms of keys
+ * may not depend on either, besides q and score.
  */
 attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without);
-/* Those of a score; and those of a mask, none if its rows are intervals anyway, since no pair is looked at then. NULL =
- * none. */
+/* Those of a score; and those of a mask, none if its rows are intervals anyway, since no pair is looked at then. None
+ * of rows where there are none of keys. NULL = none. */
 attune__terms attune__score_terms(const attune_expr *score, uint16_t without);
 attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without);
 /* Whether it reads captures for each pair, which no term holds. */

@@ -61,6 +61,12 @@ attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_
             for (uint32_t i = 0; i < expr->nodes[n].arg_count; i++)
                 needed[expr->nodes[n].arg[i]] = true;
     }
+    return terms;
+}
+
+/* Rows alone share little that is worth asking other lanes for. */
+static attune__terms with_keys(attune__terms terms)
+{
     if (!terms.key_count)
         terms.row_count = 0;
     return terms;
@@ -76,7 +82,7 @@ bool attune__expr_reads_pairs(const attune_expr *expr)
 
 attune__terms attune__score_terms(const attune_expr *score, uint16_t without)
 {
-    return score ? attune__expr_terms(score, score->node_count - 1, without) : (attune__terms){0};
+    return score ? with_keys(attune__expr_terms(score, score->node_count - 1, without)) : (attune__terms){0};
 }
 
 bool attune__mask_has_rows(const attune_expr *mask)
@@ -90,7 +96,7 @@ attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without)
 {
     if (!mask || attune__mask_has_rows(mask))
         return (attune__terms){0};
-    return attune__expr_terms(mask, mask->node_count - 1, without);
+    return with_keys(attune__expr_terms(mask, mask->node_count - 1, without));
 }
 
 /* ------------------------------------------------------------------------------------------------------------ text */

@@ -309,6 +309,25 @@ static void compile_chosen(const char *name)
     close_workbench(&w);
 }
 
+/* Plans that had spilled, and that no draw is sure to meet: a pass of entry_chosen, and places in the tables. */
+Test(cuda_chosen, those_that_spilled)
+{
+    static const struct {
+        const char *profile;
+        uint64_t pass;
+        size_t mask, score, dims;
+    } were[] = {{"h200", 2, 5, 5, 3}, {"h200", 0, 0, 1, 8}, {"a100", 2, 0, 6, 3}};
+    for (size_t i = 0; i < COUNT(were); i++) {
+        static workbench w;
+        attune_profile profile;
+        open_profile(&w, were[i].profile, &profile);
+        const uint64_t scores = were[i].score + COUNT(all_scores) * were[i].dims;
+        const entry e = entry_chosen(were[i].pass + 3 * (were[i].mask + COUNT(all_masks) * scores));
+        compile_one(&w, &profile, &e);
+        close_workbench(&w);
+    }
+}
+
 #define ARCHITECTURE(name, profile, number)                                                                            \
     Test(cuda_plans, name)                                                                                             \
     {                                                                                                                  \

@@ -144,7 +144,7 @@ Test(terms, are_as_large_as_can_be)
         {"score + of[h, kv]", ATTUNE_EXPR_SCORE, 1, 0, 0},
         {"score + bias[q - kv]", ATTUNE_EXPR_SCORE, 0, 0, 0},
         {"score + of[doc[q], doc[kv]]", ATTUNE_EXPR_SCORE, 1, 1, 1},
-        {"score + bias[h] * (kv - q)", ATTUNE_EXPR_SCORE, 0, 0, 0},
+        {"score + bias[h] * (kv - q)", ATTUNE_EXPR_SCORE, 0, 1, 0},
         {"tanh(score) * kv", ATTUNE_EXPR_SCORE, 0, 0, 0},
         {"pad[b, kv]", ATTUNE_EXPR_MASK, 1, 0, 1},
         {"pad[b, kv] && doc[kv] > 3 && q >= kv", ATTUNE_EXPR_MASK, 1, 0, 1},
@@ -159,6 +159,9 @@ Test(terms, are_as_large_as_can_be)
         check_nodes(expr, &all, 0, cases[i].text);
         cr_expect(all.key_count == cases[i].keys && all.row_count == cases[i].rows, "%s: %u of keys, %u of rows",
                   cases[i].text, all.key_count, all.row_count);
+        if (cases[i].kind == ATTUNE_EXPR_SCORE)
+            cr_expect_eq(attune__score_terms(expr, 0).row_count, cases[i].keys ? cases[i].rows : 0, "%s: rows alone",
+                         cases[i].text);
         cr_expect_eq(of_heads.key_count, cases[i].keys_of_heads, "%s: %u of keys for all heads", cases[i].text,
                      of_heads.key_count);
         attune__expr_release(expr);
