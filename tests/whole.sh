@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# All that the tables and the random cases have for one backend, in parts side by side: for a machine that has its device.
+#
+#     tests/whole.sh BUILD BACKEND [PROCESSES]
+#
+# BACKEND: cpu, cuda or vulkan. PROCESSES: as many as the machine has cores. What tests/support/devices.h reads from the
+# environment holds here too: ATTUNE_TEST_PROFILE=a6000 plans as for that GPU, ATTUNE_TEST_SCALE=10 draws ten times as many
+# cases. Each part that fails is named with what it said; every log stays in BUILD/whole.
+set -euo pipefail
+
+if [ $# -lt 2 ]; then
+  sed -n '4s/^# *//p' "$0" >&2
+  exit 2
+fi
+build=$(realpath "$1")
+backend=$2
+processes=${3:-$(nproc)}
+export build ATTUNE_SOURCE ATTUNE_PROGRAM=$build/bench/attune ATTUNE_REQUIRE=$backend logs=$build/whole
+ATTUNE_SOURCE=$(realpath "$(dirname "$0")/..")
+export XDG_CACHE_HOME=$logs/cache
+rm -rf "$logs"
+mkdir -p "$logs"
+
+# PROGRAM FILTER PART PARTS
+run_part() {
+  local log=$logs/${2//[\/*]/-}.$3
+  if ATTUNE_TEST_PART=$3/$4 "$build/tests/$1" --verbose --filter "$2" >"$log" 2>&1 &&
+    grep -qa 'Tested: .*[1-9]' "$log"; then
+    echo passed
+  else
+    echo "failed: $2, part $3 of $4"
+    grep -a 'Assertion Failed\|^\[----\]   \|FAIL\|CRASH' "$log" | head -n 12 || true
+  fi
+}
+export -f run_part
+
+parts() {
+  local part
+  for ((part = 0; part < $3; part++)); do
+    echo "$1 $2 $part $3"
+  done
+}
+
+{
+  parts test_cases "gradients/$backend" 60
+  parts test_cases "segments/gradients_$backend" 24
+  parts test_cases "segments/forward_$backend" 24
+  parts test_cases "forward_table/$backend" 16
+  parts test_cases "forward_random/$backend" 16
+  parts test_cases "training/$backend" 1
+  parts test_cases "training/segments_$backend" 1
+  [ "$backend" != cuda ] || parts test_cuda_streams 'cuda_streams/*' 1
+} | xargs -P "$processes" -L 1 bash -c 'run_part "$@"' part >"$logs/summary"
+
+grep -v '^passed$' "$logs/summary" || true
+echo "$(grep -c '^passed$' "$logs/summary") parts passed, $(grep -c '^failed: ' "$logs/summary") failed"
+! grep -q '^failed: ' "$logs/summary"
