@@ -80,9 +80,8 @@ static attune__cuda_pieces pieces_of(const attune__cuda_program *program, const 
 {
     const attune__cuda_loaded *adds = &program->kernel;
     const int64_t tiles = blocks(f->kv_len, adds->block_n, f->kv_heads * f->k.size[0]);
-    if (!program->tma || program->ordered || f->mask)
-        return (attune__cuda_pieces){.whole = tiles, .each = 1, .rows = f->q_len};
-    return attune__cuda_sm90_pieces(tiles, adds->resident / workgroups(program), f->q_len,
+    const bool divided = program->tma && !program->ordered && !f->mask;
+    return attune__cuda_sm90_pieces(tiles, divided ? adds->resident / workgroups(program) : 0, f->q_len,
                                     f->heads / f->kv_heads * (f->batch / f->k.size[0]), adds->block_m);
 }
 

@@ -93,7 +93,7 @@ typedef struct attune__cuda_pieces {
     int64_t whole, left; /* tiles as they are, and such as come in pieces */
     int64_t each, rows;  /* pieces of a tile, rows of a piece */
 } attune__cuda_pieces;
-/* heads: whose rows a tile of keys meets, over the batch too. */
+/* takers: 0 = no tile is divided; heads: whose rows a tile of keys meets, over the batch too. */
 attune__cuda_pieces attune__cuda_sm90_pieces(int64_t tiles, int64_t takers, int64_t q_len, int64_t heads,
                                              uint32_t block_m);
 /* Of a tile. */
