@@ -48,6 +48,7 @@
  *                                              defined right only where |score| is at most that
  *
  *     ATTUNE_SCORE_IS_LONG, ATTUNE_MASK_IS_LONG: so much text that loops over pairs are better not unrolled
+ *     ATTUNE_READS_LATE: many gradients of captures: what is known of these is better not held ready
  *
  *     float attune_score_slope(as attune_score): d attune_score / d score, in backward kernels
  *     float attune_score_slope_near(as attune_score), in backward kernels with ATTUNE_HAVE_SCORE_NEAR: likewise

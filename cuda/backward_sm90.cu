@@ -179,7 +179,7 @@ __device__ __forceinline__ bool add_piece(float (&dk)[D], float (&dv)[DV], const
     constexpr int EACH = PIECE_BYTES / 4 / (GROUPS * (1 + PAIRED)); /* a warp group's */
     static_assert((D + DV) * 128 <= EACH, "its parts have room");
     int thread = thread_now() % 128, part = rank * GROUPS + group, added = 0;
-    u64 sums = g.piece_sums + (u64)((tile - g.whole) / g.pieces) * (PIECE_BYTES + ATTUNE_CUDA_PIECE_COUNTS * 4);
+    u64 sums = g.piece_sums + (u64)divided_tile(g, tile) * (PIECE_BYTES + ATTUNE_CUDA_PIECE_COUNTS * 4);
     float *mine = (float *)sums + part * EACH + thread * 4;
     add_held(dk, mine);
     add_held(dv, mine + D * 128);

@@ -184,6 +184,12 @@ __device__ __forceinline__ int column_tiles(const attune_cuda_arguments &a)
     return (length + BLOCK_N - 1) / BLOCK_N;
 }
 
+/* Of the tiles that come in pieces, which one a piece belongs to. */
+__device__ __forceinline__ int divided_tile(const attune_cuda_backward &g, int piece)
+{
+    return (piece - g.whole) / g.pieces;
+}
+
 /* With pieces counted as tiles. */
 __device__ __forceinline__ int column_count(const attune_cuda_arguments &a, const attune_cuda_backward &g)
 {
@@ -196,7 +202,7 @@ __device__ __forceinline__ int column_count(const attune_cuda_arguments &a, cons
 __device__ __forceinline__ column column_at(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
 {
     if (PIECES && tile >= g.whole)
-        tile = g.whole + (tile - g.whole) / g.pieces;
+        tile = g.whole + divided_tile(g, tile);
     int tiles = column_tiles(a), planes = g.kv_batch * a.kv_heads, some = g.together;
     int set = tile / (tiles * some), rest = tile - set * tiles * some;
     some = min(some, planes - set * some);

@@ -17,18 +17,17 @@ constexpr bool MANY_READS = (0 ATTUNE_READS(ONE_READ)) > 2;
 constexpr bool MANY_READS = false;
 #endif
 /* S and dP with what captures are due are made in halves, where dK and dV, or many captures, leave no room for all. */
-constexpr bool MUCH_HELD = WIDTH_D + WIDTH_DV > 192;
-constexpr int PARTS = AT_ONCE && !WIDE && (MANY_READS || MUCH_HELD) ? 2 : 1;
+constexpr int PARTS = AT_ONCE && !WIDE && (MANY_READS || WIDTH_D + WIDTH_DV > 192) ? 2 : 1;
 /* Whether that is added under the last products. */
 constexpr bool READS_UNDER = !WIDE && PARTS == 1 && !ORDERED;
 constexpr int TILE = SHARE / 2 / PARTS; /* of S and dP, what a thread holds */
 
-/* Where both are so the sizes and strides of captures find no registers: those of a tile's terms are read late, from a
- * place that is hidden from the compiler, which else has them ready. */
+/* Beside many captures' gradients their sizes and strides may find no registers: with ATTUNE_READS_LATE those of a tile's
+ * terms come from a place that is hidden from the compiler, which else has them ready. */
 __device__ __forceinline__ const attune_cuda_arguments &read_late(const attune_cuda_arguments &a)
 {
     const attune_cuda_arguments *late = &a;
-    if constexpr (PARTS == 2 && MANY_READS && MUCH_HELD)
+    if constexpr (ATTUNE_READS_LATE)
         asm volatile("" : "+l"(late));
     return *late;
 }

@@ -313,14 +313,15 @@ typedef struct mods {
     float limit;
     bool line;                  /* it is a line in the product and in kv */
     bool long_score, long_mask; /* of so much text that loops over pairs are not unrolled */
-    bool cap;                   /* it is outer * tanh(inner * score) */
+    bool reads_late;
+    bool cap; /* it is outer * tanh(inner * score) */
     float inner, outer;
     attune__terms score, mask, slope;
 } mods;
 
-/* Whether terms of rows alone come from other lanes too: where many captures' gradients beside dK and dV of 64 keys
- * leave no registers for what is read for each pair (scores_backward_sm90.cuh). */
-static bool shares_rows(const attune__program_desc *desc)
+/* Whether many captures' gradients beside dK and dV of 64 keys leave no registers for what is read for each pair: terms
+ * of rows alone come from other lanes then too, and captures' sizes are read late. */
+static bool reads_late(const attune__program_desc *desc)
 {
     const uint32_t d = desc->shape->head_dim, dv = desc->shape->head_dim_v;
     return desc->choice->use_tma && desc->shape->capture_gradient_elements && desc->gradient->read_count > 2 &&
@@ -339,7 +340,8 @@ static mods recognise(const attune__program_desc *desc)
     m.mask = attune__mask_terms(desc->mask, without);
     if (desc->gradient) {
         m.slope = attune__expr_terms(desc->gradient->expr, desc->gradient->score, without);
-        if (!m.slope.key_count && !shares_rows(desc))
+        m.reads_late = reads_late(desc);
+        if (!m.slope.key_count && !m.reads_late)
             m.slope.row_count = 0;
     }
     m.columns = m.rows && desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma &&
@@ -415,6 +417,8 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
     char literal[ATTUNE__FLOAT_TEXT];
     if (m->long_score)
         attune__text_add(text, "#define ATTUNE_SCORE_IS_LONG 1\n");
+    if (m->reads_late)
+        attune__text_add(text, "#define ATTUNE_READS_LATE 1\n");
     if (m->line) {
         attune__ctext_line(desc->score, "attune_score_line", text);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_LINE 1\n");

@@ -5,8 +5,8 @@
  * counts (a static assertion in the kernels). One test an architecture, so that they run side by side.
  *
  * A run draws from the table; ATTUNE_TEST_SCALE=100 covers most of it. Of what the planner chooses by itself in bf16 a
- * run has a few, evenly spread, beginning where the seed says; ATTUNE_TEST_SCALE=500 is all of it, an hour of one core
- * for each architecture, which ATTUNE_TEST_PART shares out.
+ * run has a few, evenly spread, beginning where the seed says; ATTUNE_TEST_SCALE=500 is all of it, up to an hour of
+ * one core for each architecture, which ATTUNE_TEST_PART shares out.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>
