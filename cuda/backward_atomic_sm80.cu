@@ -186,7 +186,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                           own);
             int lane = thread_here() % 32;
             spot p = {now.b, now.h, now.h_kv, first + own + lane / 4, now.first + part * KEYS + lane % 4 * 2};
-            bool edge = first + OWN > a.kv_len || now.first + OTHER > a.q_len;
+            /* Not first + OWN > ..., which is kept from one tile to the next. */
+            bool edge = first > a.kv_len - OWN || now.first > a.q_len - OTHER;
             fold(s, a.scale);
             mask_pairs(f_pairs, s, a, p, now, edge);
             u32 columns = data + (u32)(part * KEYS) * 4;

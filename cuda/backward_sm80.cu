@@ -215,7 +215,8 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
             FOR_PAIRS(r, n, i) dp[r][n][i] = 0.0f;
         int lane = thread_here() % 32;
         spot p = {now.b, now.h, now.h_kv, row, now.first + lane % 4 * 2};
-        bool edge = first + OWN > limit || now.first + OTHER > (OWN_KEYS ? a.q_len : a.kv_len);
+        /* Not first + OWN > ..., which is kept from one tile to the next. */
+        bool edge = first > limit - OWN || now.first > (OWN_KEYS ? a.q_len : a.kv_len) - OTHER;
         float lse[ROWS_HELD], delta[ROWS_HELD];
         if constexpr (!OWN_KEYS)
             read_rows(lse, delta, back, ((i64)now.b * a.heads + now.h) * back.row_stride + row);

@@ -289,4 +289,28 @@ __device__ __forceinline__ bool view_aligned(const attune_cuda_view &v)
     return ((v.address | (u64)v.batch * bytes | (u64)v.head * bytes | (u64)v.row * bytes) & 15) == 0;
 }
 
+/* The thread, hidden from the compiler: addresses made from it are computed where they are used and not kept in
+ * registers from one tile to the next. */
+__device__ __forceinline__ int thread_here()
+{
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
+/* The workgroup, likewise: what follows from it is computed once more instead of being kept. */
+__device__ __forceinline__ int block_here()
+{
+    int block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    return block;
+}
+
+/* x, known only here: its reciprocal, say, is not kept for a division. */
+__device__ __forceinline__ int known_here(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 #endif

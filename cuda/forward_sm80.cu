@@ -91,7 +91,7 @@ __device__ __forceinline__ void make_scores(float (&s)[ROW_TILES][N_TILES][4], c
 __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
                                            const place &p, int row, int column, const rows_terms &rows, u32 terms)
 {
-    int h = p.h + a.h0;
+    int h = p.h + a.h0, lane = thread_here() % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N_TILES; n++)
 #pragma unroll
@@ -99,7 +99,7 @@ __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], co
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int key[ATTUNE_MASK_KEYS];
-                key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2 + i % 2);
+                key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, n * 8 + lane + i % 2);
                 if (!attune_mask_of(p.b + a.b0, h, row + r * 16 + i / 2 * 8 + a.q0, column + n * 8 + i % 2,
                                     h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f, key, rows[r][i / 2].mask,
                                     a.mask_symbols))
@@ -112,7 +112,7 @@ __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], co
 __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const place &p,
                                      const keys &w, int row, u32 terms)
 {
-    int column = w.kv + (int)threadIdx.x % 4 * 2;
+    int column = w.kv + thread_here() % 4 * 2;
     rows_terms rows;
     make_rows(rows, a, p, row, !w.whole);
     if constexpr (HAVE_SCORE) {

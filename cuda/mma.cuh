@@ -156,30 +156,6 @@ template <int CHUNKS> __device__ __forceinline__ u32 chunk_address(u32 start, in
     return (start ^ (u32)(chunk % GROUP * 16)) + (u32)(chunk / GROUP * GROUP * 16);
 }
 
-/* The thread, hidden from the compiler: addresses made from it are computed where they are used and not kept in
- * registers from one tile to the next. */
-__device__ __forceinline__ int thread_here()
-{
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
-/* The workgroup, likewise: what follows from it is computed once more instead of being kept. */
-__device__ __forceinline__ int block_here()
-{
-    int block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    return block;
-}
-
-/* x, known only here: its reciprocal, say, is not kept for a division. */
-__device__ __forceinline__ int known_here(int x)
-{
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 /* Copies 16 bytes, or zeros. */
 __device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool valid, bool aligned)
 {

@@ -111,7 +111,7 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
 #if ATTUNE_KEY_TERMS
 #pragma unroll
     for (int i = 0; i < t.COUNT; i++) {
-        int column = i * THREADS + (int)threadIdx.x;
+        int column = i * THREADS + thread_here();
         if (BLOCK_N % THREADS == 0 || column < BLOCK_N)
             key_terms_store(t.of[i], tile, column);
     }

@@ -52,6 +52,13 @@ static const attune__tile backward_large_128[] = {
     ATTUNE__TILES(32, 32, 32, 32, 1, 2),
     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
 };
+/* On the architecture of the B200 64 rows of Q spill. */
+static const attune__tile backward_narrow_128[] = {
+    ATTUNE__TILES(32, 128, 128, 64, 2, 8),
+    ATTUNE__TILES(32, 64, 64, 32, 2, 4),
+    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
+    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+};
 static const attune__tile backward_large_256[] = {
     ATTUNE__TILES(32, 128, 128, 32, 2, 8),
     ATTUNE__TILES(32, 64, 64, 32, 2, 4),
@@ -87,8 +94,10 @@ static const attune__tile *backward_tiles(const attune__search *search, uint32_t
     const attune__shape *s = search->shape;
     const bool small = search->limits->shared_memory < 160 * 1024;
     const bool huge = search->limits->shared_memory >= 200 * 1024 && !s->capture_gradient_elements;
+    const bool b200 = search->limits->architecture / 10 == 10;
     const attune__cuda_tiles narrow[4] = {s->score_expr ? TILES(backward_score_64) : TILES(backward_large_64),
                                           small  ? TILES(backward_small_128)
+                                          : b200 ? TILES(backward_narrow_128)
                                           : huge ? TILES(backward_huge_128)
                                                  : TILES(backward_large_128),
                                           small ? TILES(backward_small_128) : TILES(backward_large_256),
