@@ -209,6 +209,9 @@ __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cud
                 if (kv >= p.end)
                     x = -ATTUNE_INF;
             }
+        /* Beside 256 columns of O the second half's place finds no registers before the first half is done. */
+        if constexpr (PAD_DV > 192)
+            row = behind(row, s[0][N_TILES - 1][half * 2 + 1]);
     }
 }
 

@@ -84,19 +84,18 @@ constexpr u32 DQ_AT = DS_AT + 2 * DS_BYTES,
               LSE_AT = DQ_AT + (ADDED == ADDED_APART ? PART_DQ_BYTES<0> + PART_DQ_BYTES<1> : 0);
 constexpr u32 DELTA_AT = LSE_AT + STAGES * ROW_BYTES, CONTROL_AT = DELTA_AT + STAGES * ROW_BYTES;
 
-/* Gradients of captures, a long score, one that keys or rows share terms of, and one beside a mask of two forms leave so
- * few registers that what follows from a thread's number is made again in each tile. */
+/* Gradients of captures, a long score, one that keys or rows share terms of, one beside a mask of two forms, and one in a
+ * fixed order leave so few registers that what follows from a thread's number is made again in each tile. */
 #define ATTUNE_MADE_AGAIN                                                                                              \
     (ATTUNE_HAVE_READS || ATTUNE_SCORE_IS_LONG ||                                                                      \
-     (ATTUNE_HAVE_SCORE && (ATTUNE_SCORE_KEYS || ATTUNE_SCORE_ROWS || (ATTUNE_HAVE_MASK && ATTUNE_HAVE_MASK_RANGE))))
+     (ATTUNE_HAVE_SCORE && (ATTUNE_SCORE_KEYS || ATTUNE_SCORE_ROWS || ATTUNE_DETERMINISTIC ||                           \
+                            (ATTUNE_HAVE_MASK && ATTUNE_HAVE_MASK_RANGE))))
 
 /* threadIdx.x, there hidden from the compiler, which else keeps it. */
 __device__ __forceinline__ int thread_now()
 {
 #if ATTUNE_MADE_AGAIN
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
+    return thread_here();
 #else
     return (int)threadIdx.x;
 #endif
