@@ -5,8 +5,8 @@
  * counts (a static assertion in the kernels). One test an architecture, so that they run side by side.
  *
  * A run draws from the table; ATTUNE_TEST_SCALE=100 covers most of it. Of what the planner chooses by itself in bf16 a
- * run has a few, evenly spread, beginning where the seed says; ATTUNE_TEST_SCALE=500 is all of it, up to an hour of
- * one core for each architecture, which ATTUNE_TEST_PART shares out.
+ * run has one of each pass, beginning where the seed says; ATTUNE_TEST_SCALE=500 is all of it, an hour or more of one
+ * core for each architecture, which ATTUNE_TEST_PART shares out.
  */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@
 #include "support/random_expr.h"
 
 #define KERNELS 8 /* of each architecture, in an ordinary run */
-#define CHOSEN  3
+#define CHOSEN  5
 
 typedef struct dims {
     uint32_t head_dim, head_dim_v;
@@ -184,6 +184,7 @@ typedef struct entry {
     size_t mask, score;
     const forced *forced;
     int64_t kv_heads, q_len;
+    bool fixed_order;
 } entry;
 
 static entry entry_drawn(workbench *w, uint64_t *state)
@@ -202,13 +203,20 @@ static entry entry_drawn(workbench *w, uint64_t *state)
     return e;
 }
 
-/* The nth of those that the planner chooses by itself: forward, backward, and with gradients of captures. */
-#define CHOSEN_COUNT (3 * COUNT(all_masks) * COUNT(all_scores) * COUNT(all_dims))
+/* The nth of those that the planner chooses by itself. */
+enum { FORWARD, DECODE, BACKWARD, CAPTURES, FIXED_ORDER, PASSES };
+#define CHOSEN_COUNT (PASSES * COUNT(all_masks) * COUNT(all_scores) * COUNT(all_dims))
 static entry entry_chosen(uint64_t n)
 {
-    entry e = {.back = n % 3, .gradients = n % 3 == 2, .dtype = ATTUNE_BF16, .kv_heads = 2, .q_len = 2048};
+    const uint64_t pass = n % PASSES;
+    entry e = {.back = pass >= BACKWARD,
+               .gradients = pass == CAPTURES,
+               .fixed_order = pass == FIXED_ORDER,
+               .q_len = pass == DECODE ? 1 : 2048,
+               .dtype = ATTUNE_BF16,
+               .kv_heads = 2};
     e.forced = &all_forced[0];
-    n /= 3;
+    n /= PASSES;
     e.mask = n % COUNT(all_masks), n /= COUNT(all_masks);
     e.score = n % COUNT(all_scores), n /= COUNT(all_scores);
     e.dims = all_dims[n];
@@ -235,6 +243,7 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
                               .lse = true};
     attune_kernel_options options = {.struct_size = sizeof options};
     *(back ? &options.bwd : &options.fwd) = f->options;
+    options.bwd.deterministic = e->fixed_order ? ATTUNE_ON : ATTUNE_AUTO;
     attune__shape shape;
     attune__decision decision;
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
@@ -300,10 +309,12 @@ static void compile_chosen(const char *name)
     attune_profile profile;
     open_profile(&w, name, &profile);
     const uint64_t wanted = scaled(CHOSEN), count = wanted < CHOSEN_COUNT ? wanted : CHOSEN_COUNT;
+    const uint64_t first = test_seed() % CHOSEN_COUNT + profile.limits.architecture;
     for (uint64_t i = 0; i < count; i++) {
         if (!test_part(i))
             continue;
-        const entry e = entry_chosen((test_seed() + i * CHOSEN_COUNT / count) % CHOSEN_COUNT);
+        /* A step without a common factor: neighbours are of different passes, masks, scores and head dimensions. */
+        const entry e = entry_chosen((first + i) % CHOSEN_COUNT * 1009 % CHOSEN_COUNT);
         compile_one(&w, &profile, &e);
     }
     close_workbench(&w);
@@ -316,13 +327,17 @@ Test(cuda_chosen, those_that_spilled)
         const char *profile;
         uint64_t pass;
         size_t mask, score, dims;
-    } were[] = {{"h200", 2, 5, 5, 3}, {"h200", 0, 0, 1, 8}, {"a100", 2, 0, 6, 3}};
+    } were[] = {
+        {"h200", CAPTURES, 5, 5, 3}, {"h200", FORWARD, 0, 1, 8},  {"h200", FIXED_ORDER, 1, 2, 3},
+        {"a100", CAPTURES, 0, 6, 3}, {"a100", DECODE, 1, 0, 6},   {"b200", CAPTURES, 0, 6, 3},
+        {"b200", FORWARD, 4, 0, 3},  {"b200", BACKWARD, 5, 1, 6}, {"b200", FIXED_ORDER, 4, 6, 3},
+    };
     for (size_t i = 0; i < COUNT(were); i++) {
         static workbench w;
         attune_profile profile;
         open_profile(&w, were[i].profile, &profile);
         const uint64_t scores = were[i].score + COUNT(all_scores) * were[i].dims;
-        const entry e = entry_chosen(were[i].pass + 3 * (were[i].mask + COUNT(all_masks) * scores));
+        const entry e = entry_chosen(were[i].pass + PASSES * (were[i].mask + COUNT(all_masks) * scores));
         compile_one(&w, &profile, &e);
         close_workbench(&w);
     }
