@@ -112,7 +112,8 @@ __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], co
 __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const place &p,
                                      const keys &w, int row, u32 terms)
 {
-    int column = w.kv + thread_here() % 4 * 2;
+    /* Beside words of the keys no register keeps the thread's column from tile to tile. */
+    int column = w.kv + (KEY_TERMS ? thread_here() : (int)threadIdx.x) % 4 * 2;
     rows_terms rows;
     make_rows(rows, a, p, row, !w.whole);
     if constexpr (HAVE_SCORE) {
