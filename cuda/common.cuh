@@ -18,6 +18,9 @@
 #ifndef ATTUNE_SCORE_IS_LONG
 #define ATTUNE_SCORE_IS_LONG 0
 #endif
+#ifndef ATTUNE_DELTA_LATE
+#define ATTUNE_DELTA_LATE 0
+#endif
 #ifndef ATTUNE_READS_LATE
 #define ATTUNE_READS_LATE 0
 #endif

@@ -318,7 +318,9 @@ __device__ __forceinline__ void pairs_at_once(float (&s)[TILE], float (&d_p)[TIL
     share_tile(terms, read_late(t.a), n, t.q, t.kv);
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
-        float2 l = load_two(lse + (i * 2 + column) * 4), two = load_two(delta + (i * 2 + column) * 4);
+        float2 l = load_two(lse + (i * 2 + column) * 4), two;
+        if constexpr (!ATTUNE_DELTA_LATE)
+            two = load_two(delta + (i * 2 + column) * 4);
         float x[4], y[4];
         shared_terms row[2];
         share_piece(row, terms, i / 4);
@@ -326,6 +328,8 @@ __device__ __forceinline__ void pairs_at_once(float (&s)[TILE], float (&d_p)[TIL
         for (int j = 0; j < 4; j++) {
             pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], y[j], t.a, n, t.q + i * 2 + j % 2, t.kv + j / 2 * 8, t.kv,
                        ATTUNE_LOG2E, terms.key[j / 2], row[j % 2]);
+            if (ATTUNE_DELTA_LATE && j == 0)
+                two = load_two((u32)behind((int)delta, x[0]) + (i * 2 + column) * 4);
             float difference = d_p[i + j] - (j % 2 ? two.y : two.x);
             d_p[i + j] = x[j] == 0.0f ? 0.0f : x[j] * difference;
             y[j] = x[j] == 0.0f ? 0.0f : y[j] * difference;

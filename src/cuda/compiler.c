@@ -313,21 +313,18 @@ typedef struct mods {
     float limit;
     bool line;                  /* it is a line in the product and in kv */
     bool long_score, long_mask; /* of so much text that loops over pairs are not unrolled */
-    bool reads_late;
+    bool reads_late, delta_late;
     bool cap; /* it is outer * tanh(inner * score) */
     float inner, outer;
     attune__terms score, mask, slope;
 } mods;
 
-/* Whether many captures' gradients beside dK and dV of 64 keys leave no registers for what is read for each pair: terms
- * of rows alone come from other lanes then too, and captures' sizes are read late. That is 14 % faster, but a quarter
- * slower where pairs have reads of their own. */
-static bool reads_late(const attune__program_desc *desc)
+/* Whether many captures' gradients beside dK and dV of 64 keys leave no registers for what is read for each pair. */
+static bool crowded(const attune__program_desc *desc)
 {
     const uint32_t d = desc->shape->head_dim, dv = desc->shape->head_dim_v;
     return desc->choice->use_tma && desc->shape->capture_gradient_elements && desc->gradient->read_count > 2 &&
-           !attune__expr_reads_pairs(desc->score) && !attune__cuda_sm90_backward_wide(d, dv) &&
-           attune__round_up(d, 16) + attune__round_up(dv, 16) > 192;
+           !attune__cuda_sm90_backward_wide(d, dv) && attune__round_up(d, 16) + attune__round_up(dv, 16) > 192;
 }
 
 static mods recognise(const attune__program_desc *desc)
@@ -342,8 +339,11 @@ static mods recognise(const attune__program_desc *desc)
     m.mask = attune__mask_terms(desc->mask, without);
     if (desc->gradient) {
         m.slope = attune__expr_terms(desc->gradient->expr, desc->gradient->score, without);
-        m.reads_late = reads_late(desc);
-        if (!m.slope.key_count && !m.reads_late)
+        /* Where it is crowded, terms of rows alone come from other lanes too. So many captures' sizes are read late,
+         * which costs a quarter of the speed beside reads of pairs: these have delta late instead. */
+        m.delta_late = crowded(desc) && attune__expr_reads_pairs(desc->score);
+        m.reads_late = crowded(desc) && !m.delta_late;
+        if (!m.slope.key_count && !crowded(desc))
             m.slope.row_count = 0;
     }
     m.columns = m.rows && desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma &&
@@ -421,6 +421,8 @@ static attune_status add_mods(const attune__program_desc *desc, mods *m, attune_
         attune__text_add(text, "#define ATTUNE_SCORE_IS_LONG 1\n");
     if (m->reads_late)
         attune__text_add(text, "#define ATTUNE_READS_LATE 1\n");
+    if (m->delta_late)
+        attune__text_add(text, "#define ATTUNE_DELTA_LATE 1\n");
     if (m->line) {
         attune__ctext_line(desc->score, "attune_score_line", text);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_LINE 1\n");
