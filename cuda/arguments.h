@@ -49,6 +49,7 @@
  *
  *     ATTUNE_SCORE_IS_LONG, ATTUNE_MASK_IS_LONG: so much text that loops over pairs are better not unrolled
  *     ATTUNE_READS_LATE: many gradients of captures: what is known of these is better not held ready
+ *     ATTUNE_DELTA_LATE: the same with a read for each pair: delta is better read once P is known
  *
  *     float attune_score_slope(as attune_score): d attune_score / d score, in backward kernels
  *     float attune_score_slope_near(as attune_score), in backward kernels with ATTUNE_HAVE_SCORE_NEAR: likewise

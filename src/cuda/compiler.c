@@ -311,10 +311,10 @@ typedef struct mods {
     bool columns;  /* and its columns, by these runs; looked at in Hopper's backward pass */
     bool near;     /* the score has a cheaper form near 0 */
     float limit;
-    bool line;                  /* it is a line in the product and in kv */
-    bool long_score, long_mask; /* of so much text that loops over pairs are not unrolled */
-    bool reads_late, delta_late;
-    bool cap; /* it is outer * tanh(inner * score) */
+    bool line;                   /* it is a line in the product and in kv */
+    bool long_score, long_mask;  /* of so much text that loops over pairs are not unrolled */
+    bool reads_late, delta_late; /* cuda/arguments.h */
+    bool cap;                    /* it is outer * tanh(inner * score) */
     float inner, outer;
     attune__terms score, mask, slope;
 } mods;
@@ -338,12 +338,13 @@ static mods recognise(const attune__program_desc *desc)
     m.score = attune__score_terms(desc->score, without);
     m.mask = attune__mask_terms(desc->mask, without);
     if (desc->gradient) {
+        const bool full = crowded(desc);
         m.slope = attune__expr_terms(desc->gradient->expr, desc->gradient->score, without);
-        /* Where it is crowded, terms of rows alone come from other lanes too. So many captures' sizes are read late,
-         * which costs a quarter of the speed beside reads of pairs: these have delta late instead. */
-        m.delta_late = crowded(desc) && attune__expr_reads_pairs(desc->score);
-        m.reads_late = crowded(desc) && !m.delta_late;
-        if (!m.slope.key_count && !crowded(desc))
+        /* Then terms of rows alone come from other lanes too. So many captures' sizes are read late, which costs a
+         * quarter of the speed beside reads of pairs: these have delta late instead. */
+        m.delta_late = full && attune__expr_reads_pairs(desc->score);
+        m.reads_late = full && !m.delta_late;
+        if (!m.slope.key_count && !full)
             m.slope.row_count = 0;
     }
     m.columns = m.rows && desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma &&

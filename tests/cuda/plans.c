@@ -86,6 +86,9 @@ static const forced all_forced_backward[] = {
     {"BLOCK_M2 64, BLOCK_N2 32", {.block_m2 = 64, .block_n2 = 32}},
 };
 
+/* Its tiles are automatic. */
+static const forced fixed_order = {"automatic", {.deterministic = ATTUNE_ON}};
+
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define PICK(array)  (array)[random_expr_next(state) % COUNT(array)]
 
@@ -184,7 +187,6 @@ typedef struct entry {
     size_t mask, score;
     const forced *forced;
     int64_t kv_heads, q_len;
-    bool fixed_order;
 } entry;
 
 static entry entry_drawn(workbench *w, uint64_t *state)
@@ -211,11 +213,10 @@ static entry entry_chosen(uint64_t n)
     const uint64_t pass = n % PASSES;
     entry e = {.back = pass >= BACKWARD,
                .gradients = pass == CAPTURES,
-               .fixed_order = pass == FIXED_ORDER,
                .q_len = pass == DECODE ? 1 : 2048,
                .dtype = ATTUNE_BF16,
                .kv_heads = 2};
-    e.forced = &all_forced[0];
+    e.forced = pass == FIXED_ORDER ? &fixed_order : &all_forced[0];
     n /= PASSES;
     e.mask = n % COUNT(all_masks), n /= COUNT(all_masks);
     e.score = n % COUNT(all_scores), n /= COUNT(all_scores);
@@ -243,7 +244,6 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
                               .lse = true};
     attune_kernel_options options = {.struct_size = sizeof options};
     *(back ? &options.bwd : &options.fwd) = f->options;
-    options.bwd.deterministic = e->fixed_order ? ATTUNE_ON : ATTUNE_AUTO;
     attune__shape shape;
     attune__decision decision;
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
