@@ -434,11 +434,15 @@ typedef struct attune_mask_desc {
     uint32_t struct_size;
     uint32_t q_block;  /* rows of a block, a multiple of 16 from 16 to 1,024; 0 = 128 */
     uint32_t kv_block; /* columns of a block, likewise; 0 = 128 */
-    int64_t batch;     /* 0 = 1 */
-    int64_t heads;     /* query heads; 0 = 1 */
-    int64_t kv_heads;  /* divides heads; 0 = heads */
-    int64_t q_len;     /* at least 1, below 2^31 */
-    int64_t kv_len;    /* at least 1, below 2^31 */
+    /*
+     * Those of the calls. A mask whose expression reads b serves calls of this batch only, one that reads h or h_kv
+     * calls of as many heads, and one that reads h_kv calls of as many kv_heads; any other serves any number.
+     */
+    int64_t batch;    /* 0 = 1 */
+    int64_t heads;    /* query heads; 0 = 1 */
+    int64_t kv_heads; /* divides heads; 0 = heads */
+    int64_t q_len;    /* at least 1, below 2^31 */
+    int64_t kv_len;   /* at least 1, below 2^31 */
     /*
      * A mask of one segment of the keys (attune_segment): its kv_len keys are those from kv_start on of kv_total, and
      * in the expression kv and kv_len are of the whole. kv_total 0 = the keys are the whole; kv_start is then 0.
@@ -477,8 +481,9 @@ typedef struct attune_mask_lists {
 /*
  * Builds a mask from lists, FlexAttention's from_kv_blocks: only struct_size, batch, heads and the kv_* and full_kv_*
  * arrays of `lists` are read (offsets may be NULL: rows then follow one another; full_kv_num_blocks may be NULL: none
- * full); the transposes are computed. lists->batch and heads are 1 or the description's. Indices must ascend, be in
- * range and be in one list only. expr is what partial blocks evaluate; it may be NULL if none is partial.
+ * full); the transposes are computed. lists->batch and heads are 1 or the description's; a mask with lists of each
+ * batch (head) serves calls of the description's batch (heads) only. Indices must ascend, be in range and be in one
+ * list only. expr is what partial blocks evaluate; it may be NULL if none is partial.
  */
 ATTUNE_API attune_status attune_mask_create_lists(attune_instance *instance, const attune_mask_desc *desc,
                                                   const attune_mask_lists *lists, const attune_expr *expr,

@@ -91,6 +91,31 @@ static attune_status check_place(const attune_mask *mask, const attune__place *p
     return ATTUNE_OK;
 }
 
+/* Of all batches and heads alike, a mask serves any number of them; else those that it was built for. */
+static attune_status check_planes(const attune_mask *mask, const attune__forward *call)
+{
+    const unsigned bit_b = 1u << ATTUNE__VAR_B, bit_h_kv = 1u << ATTUNE__VAR_H_KV;
+    const unsigned bits_h = 1u << ATTUNE__VAR_H | bit_h_kv;
+    if (mask->batch != call->batch && (mask->stored_batch > 1 || mask->uses & bit_b))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.mask %s and was built for batch %lld, q has %lld: build it with desc.batch %lld",
+                            mask->uses & bit_b ? "reads b" : "has lists of each batch", (long long)mask->batch,
+                            (long long)call->batch, (long long)call->batch);
+    if (mask->heads != call->heads && (mask->stored_heads > 1 || mask->uses & bits_h))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.mask %s and was built for %lld heads, q has %lld: build it with desc.heads %lld",
+                            mask->uses & bit_h_kv ? "reads h_kv"
+                            : mask->uses & bits_h ? "reads h"
+                                                  : "has lists of each head",
+                            (long long)mask->heads, (long long)call->heads, (long long)call->heads);
+    if (mask->kv_heads != call->kv_heads && mask->uses & bit_h_kv)
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "args.mask reads h_kv and was built for kv_heads %lld, k has %lld: build it with desc.kv_heads %lld",
+            (long long)mask->kv_heads, (long long)call->kv_heads, (long long)call->kv_heads);
+    return ATTUNE_OK;
+}
+
 static attune_status check_mask(const attune_plan *plan, const attune__place *place, attune__forward *call)
 {
     const attune__shape *shape = &plan->shape;
@@ -111,19 +136,14 @@ static attune_status check_mask(const attune_plan *plan, const attune__place *pl
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "args.mask has another expression than the plan: make a plan for it "
                             "(attune_problem_set_mask)");
-    if (mask->batch != 1 && mask->batch != call->batch)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has batch %lld, q has %lld: expected the same or 1",
-                            (long long)mask->batch, (long long)call->batch);
-    if (mask->heads != 1 && mask->heads != call->heads)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has %lld heads, q has %lld: expected the same or 1",
-                            (long long)mask->heads, (long long)call->heads);
+    ATTUNE__TRY(check_planes(mask, call));
     if (mask->q_len < call->q_len || mask->kv_len < call->kv_len)
         return attune__fail(
             ATTUNE_INVALID_ARGUMENT,
             "args.mask was built for %lld x %lld, which is shorter than q_len %lld x kv_len %lld: rebuild it",
             (long long)mask->q_len, (long long)mask->kv_len, (long long)call->q_len, (long long)call->kv_len);
     const uint16_t length_bits = 1u << ATTUNE__VAR_Q_LEN | 1u << ATTUNE__VAR_KV_LEN;
-    if (mask->expr && (mask->expr->uses & length_bits) && (mask->q_len != call->q_len || mask->kv_len != call->kv_len))
+    if ((mask->uses & length_bits) && (mask->q_len != call->q_len || mask->kv_len != call->kv_len))
         return attune__fail(
             ATTUNE_INVALID_ARGUMENT,
             "args.mask uses q_len or kv_len and was built for %lld x %lld, not for %lld x %lld: rebuild it",

@@ -186,11 +186,6 @@ static int64_t stored(int64_t a, int64_t b, unsigned uses, int64_t whole)
     return a == 1 && b == 1 && !uses ? 1 : whole;
 }
 
-static unsigned uses_of(const attune_mask *mask)
-{
-    return mask->expr ? mask->expr->uses : 0;
-}
-
 static attune_status join_expressions(combination *join, attune_expr **expr)
 {
     const attune_mask *a = join->side[0], *b = join->side[1];
@@ -225,7 +220,7 @@ static attune_status join_by_block(combination *join)
     }
     /* What blocks are decided by: simplification may have taken a variable out of the joined expression that the
      * sides still depend on. Not decides nothing anew. */
-    const unsigned uses = join->op == ATTUNE__OP_NOT ? 0 : uses_of(a) | uses_of(b);
+    const unsigned uses = join->op == ATTUNE__OP_NOT ? 0 : a->uses | b->uses;
     status = attune__mask_new(allocator, &desc, stored(a->stored_batch, b->stored_batch, uses & bit_b, a->batch),
                               stored(a->stored_heads, b->stored_heads, uses & bits_h, a->heads), expr,
                               &(attune__bindings){captures, parameters}, &join->made);
@@ -279,7 +274,7 @@ static attune_status join_by_element(const combination *join, attune_mask **mask
     const attune_mask *const *side = join->side;
     const attune_allocator *allocator = &side[0]->allocator;
     const attune_mask_desc desc = attune__mask_describe(side[0]);
-    const unsigned uses = uses_of(side[0]) | uses_of(side[1]);
+    const unsigned uses = side[0]->uses | side[1]->uses;
     const int64_t batch = stored(side[0]->stored_batch, side[1]->stored_batch, uses & 1u << ATTUNE__VAR_B, desc.batch);
     const int64_t heads = stored(side[0]->stored_heads, side[1]->stored_heads,
                                  uses & (1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV), desc.heads);
@@ -358,6 +353,8 @@ attune_status attune__mask_combine(attune__op op, const attune_mask *a, const at
     attune__classifier_finish(&join.own[1]);
     attune__rects_finish(&join.rects);
     attune__mask_free(join.made);
+    if (made)
+        made->uses |= a->uses | join.side[1]->uses;
     *mask = made;
     return status;
 }

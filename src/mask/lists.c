@@ -228,6 +228,7 @@ attune_status attune__mask_slice(const attune_mask *mask, const attune_mask_rang
     made->expr_kv_heads = mask->expr_kv_heads;
     made->expr_q_len = mask->expr_q_len;
     made->expr_kv_len = mask->expr_kv_len;
+    made->uses = mask->uses;
     status = attune__rects_init(&rects, &mask->allocator, made->stored_batch * made->stored_heads);
     if (status == ATTUNE_OK)
         status = cut(mask, &r, made, &rects) ? attune__mask_store(made, &rects) : ATTUNE_OUT_OF_HOST_MEMORY;

@@ -39,6 +39,9 @@ struct attune_mask {
     int32_t b0, h0, q0;
     int32_t expr_heads, expr_kv_heads; /* of the whole: h_kv = h / (expr_heads / expr_kv_heads) */
     int32_t expr_q_len, expr_kv_len;   /* what q_len and kv_len mean in the expression */
+    /* Bits 1 << attune__var that the lists and the expression depend on. The expression of a combination may read fewer
+     * than its sides did. */
+    uint16_t uses;
 
     /* Copies on devices, made by attune_mask_upload; the api room owns the list. */
     struct attune__mask_upload *uploads;

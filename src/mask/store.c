@@ -305,6 +305,7 @@ attune_status attune__mask_new(const attune_allocator *allocator, const attune_m
     if (expr) {
         status = ATTUNE_OUT_OF_HOST_MEMORY;
         made->expr = attune__expr_retain(expr);
+        made->uses = expr->uses;
         made->captures = attune__alloc(allocator, expr->symbol_count, sizeof *made->captures);
         made->parameters = attune__alloc(allocator, expr->symbol_count, sizeof *made->parameters);
         if (!made->captures || !made->parameters)
