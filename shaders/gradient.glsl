@@ -12,7 +12,7 @@
 
 #include "mods.glsl"
 
-layout(buffer_reference, std430, buffer_reference_align = 64) buffer AttuneSum { uint x[16]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer AttuneSum { uint x[16]; };
 
 #define SUM_WORDS 12u
 #define SUM_SPECIAL 15u

@@ -682,7 +682,8 @@ ATTUNE_API void attune_plan_destroy(attune_plan *plan);
 ATTUNE_API attune_status attune_plan_choice_get(const attune_plan *plan, attune_plan_choice *choice);
 ATTUNE_API attune_status attune_plan_explain(const attune_plan *plan, attune_text_format format, char *buffer,
                                              size_t size, size_t *needed);
-/* The bytes of workspace that each call in flight needs; 0 = none. */
+/* The bytes of workspace that each call in flight needs, whatever the alignment of the memory behind the buffer; 0 =
+ * none. */
 ATTUNE_API uint64_t attune_plan_workspace_size(const attune_plan *plan);
 
 /* ------------------------------------------------------------------------------------------------------------ packs */

@@ -7,8 +7,6 @@
 #include "base/error.h"
 #include "base/round.h"
 
-#define ALIGNMENT ((size_t)64)
-
 /* Is a gradient wanted of this symbol? */
 static bool wanted(const attune__cpu_backward_run *run, uint32_t symbol)
 {
@@ -80,17 +78,17 @@ static attune_status divide_workspace(attune__cpu_backward_run *run, uint32_t *t
     const size_t real = shape->dtype == ATTUNE_F64 ? sizeof(double) : sizeof(float);
     const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len);
     const uint64_t delta = attune__round_up64(rows * real, 256);
-    const uint64_t sums = (uint64_t)run->slots * run->elements * sizeof(double) + (ALIGNMENT - 1);
+    const uint64_t sums = (uint64_t)run->slots * run->elements * sizeof(double) + (ATTUNE__CPU_ALIGNMENT - 1);
     run->base.scratch_bytes = (size_t)attune__cpu_backward_thread_size(shape, run->base.program->choice.shared_memory);
     char *base = attune__cpu_memory(call->workspace) + call->workspace_offset;
-    const size_t skew = (ALIGNMENT - (uintptr_t)base % ALIGNMENT) % ALIGNMENT;
-    const uint64_t head = skew + delta + sums / ALIGNMENT * ALIGNMENT;
+    const size_t skew = (ATTUNE__CPU_ALIGNMENT - (uintptr_t)base % ATTUNE__CPU_ALIGNMENT) % ATTUNE__CPU_ALIGNMENT;
+    const uint64_t head = skew + delta + sums / ATTUNE__CPU_ALIGNMENT * ATTUNE__CPU_ALIGNMENT;
     const uint64_t room = call->workspace->size - call->workspace_offset;
     if (room < head + run->base.scratch_bytes)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "the workspace has %llu bytes at %p, but one thread needs %llu from a multiple of %zu on",
                             (unsigned long long)room, (void *)base,
-                            (unsigned long long)(head - skew + run->base.scratch_bytes), ALIGNMENT);
+                            (unsigned long long)(head - skew + run->base.scratch_bytes), ATTUNE__CPU_ALIGNMENT);
     run->delta = base + skew;
     run->sums = (double *)(void *)(run->delta + delta);
     run->base.scratch = base + head;

@@ -10,12 +10,9 @@
 #include "base/error.h"
 #include "plan/cut.h"
 
-/* Of the arrays of a thread: what the widest vector and the expressions' scratch ask for. */
-#define ALIGNMENT ((size_t)64)
-
 static size_t align(size_t bytes)
 {
-    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return (bytes + ATTUNE__CPU_ALIGNMENT - 1) / ATTUNE__CPU_ALIGNMENT * ATTUNE__CPU_ALIGNMENT;
 }
 
 double attune__cpu_now(void)
@@ -90,13 +87,13 @@ static attune_status launch(const attune__program *program, const attune__forwar
     const size_t rows = (size_t)(call->batch * call->heads * call->q_len);
     const size_t parts_bytes = (size_t)attune__split_size(&mine->shape, run.splits, (uint32_t)real);
     char *base = call->workspace ? attune__cpu_memory(call->workspace) + call->workspace_offset : NULL;
-    const size_t skew = (ALIGNMENT - (uintptr_t)base % ALIGNMENT) % ALIGNMENT;
+    const size_t skew = (ATTUNE__CPU_ALIGNMENT - (uintptr_t)base % ATTUNE__CPU_ALIGNMENT) % ATTUNE__CPU_ALIGNMENT;
     const uint64_t room = call->workspace ? call->workspace->size - call->workspace_offset : 0;
     if (room < skew + parts_bytes + run.scratch_bytes)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "the workspace has %llu bytes at %p, but one thread needs %llu from a multiple of %zu on",
                             (unsigned long long)room, (void *)base, (unsigned long long)parts_bytes + run.scratch_bytes,
-                            ALIGNMENT);
+                            ATTUNE__CPU_ALIGNMENT);
     run.parts = base + skew;
     run.ml = run.parts + align(rows * run.splits * mine->shape.head_dim_v * real);
     run.scratch = run.parts + parts_bytes;

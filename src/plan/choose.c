@@ -8,6 +8,12 @@
 #include "base/desc.h"
 #include "base/error.h"
 
+/* With room for the alignment that the CPU asks for and a caller's memory may not have. */
+static uint64_t cpu_bytes(uint64_t bytes)
+{
+    return attune__round_up64(bytes + ATTUNE__CPU_ALIGNMENT - 1, 256);
+}
+
 static uint64_t workspace(const attune__search *search, const attune__found *found, uint32_t split)
 {
     const attune__shape *s = search->shape;
@@ -26,10 +32,13 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
         uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);
         uint64_t sums =
             attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
-        return attune__round_up64(rows * element, 256) + (cpu ? sums + units * scratch : 0);
+        const uint64_t delta = attune__round_up64(rows * element, 256);
+        return cpu ? cpu_bytes(delta + sums + units * scratch) : delta;
     }
-    uint64_t bytes = attune__split_size(s, split, element);
-    return bytes + arguments + (cpu ? units * attune__cpu_thread_size(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]) : 0);
+    const uint64_t parts = attune__split_size(s, split, element);
+    if (cpu)
+        return cpu_bytes(parts + units * attune__cpu_thread_size(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]));
+    return parts + arguments;
 }
 
 static void fill(const attune__search *search, const attune__found *found, attune__decision *decision)

@@ -92,8 +92,11 @@ attune__vulkan_workspace attune__vulkan_backward_workspace(const attune__shape *
  *     T q[M][D]   T k[N][D]   T v[N][Dv]   T s[M][N]   T o[M][Dv]   T state[3][M] (m, l, alpha)   uint8_t allowed[N]
  *
  * The workspace of a plan is attune__split_size(shape, split_kv, sizeof T), then compute_units times
- * attune__cpu_thread_size: the scratch, then shape->expr_scratch, rounded up to a multiple of 256.
+ * attune__cpu_thread_size: the scratch, then shape->expr_scratch, rounded up to a multiple of 256. It begins at a
+ * multiple of ATTUNE__CPU_ALIGNMENT, in forward and backward: what the widest vector and the expressions' scratch ask
+ * for. A caller's memory need not, so that a plan's bytes have room for it.
  */
+#define ATTUNE__CPU_ALIGNMENT ((size_t)64)
 uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
                                   attune_dtype dtype);
 uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n);

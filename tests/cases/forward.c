@@ -65,11 +65,12 @@ static void run_table(const char *backend, kernels which, const attune_dtype *dt
     cr_assert_eq(failed, 0, "%u of %u cases failed", failed, run);
 }
 
-static void run_random(const char *backend, kernels which, uint64_t full, const attune_dtype *dtypes,
-                       size_t dtype_count)
+static void run_random(const char *backend, kernels which, uint32_t cpu_threads, uint64_t full,
+                       const attune_dtype *dtypes, size_t dtype_count)
 {
     attune_instance *instance;
-    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = cpu_threads};
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
     attune_device *device = open_device(instance, backend, which);
     uint64_t count = scaled(full);
     uint32_t failed = 0;
@@ -156,7 +157,7 @@ static const attune_dtype without_f64[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
     }                                                                                                                  \
     Test(forward_random, name)                                                                                         \
     {                                                                                                                  \
-        run_random(#name, KERNELS_ANY, random, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                          \
+        run_random(#name, KERNELS_ANY, 0, random, dtypes, sizeof(dtypes) / sizeof((dtypes)[0]));                       \
     }
 
 Test(gradients, cpu)
@@ -175,6 +176,12 @@ Test(gradients, vulkan)
 }
 
 BACKEND(cpu, with_f64, 1200)
+/* One thread has no other's room in the workspace to fall back on. */
+Test(forward_random, cpu_one_thread)
+{
+    run_random("cpu", KERNELS_ANY, 1, 100, with_f64, sizeof with_f64 / sizeof with_f64[0]);
+}
+
 BACKEND(vulkan, without_f64, 30)
 BACKEND(cuda, without_f64, 1200)
 BACKEND(opencl, without_f64, 60)
@@ -188,5 +195,5 @@ Test(forward_table, cooperative_matrix)
 
 Test(forward_random, cooperative_matrix)
 {
-    run_random("vulkan", KERNELS_MATRIX, 60, matrix_dtypes, 1);
+    run_random("vulkan", KERNELS_MATRIX, 0, 60, matrix_dtypes, 1);
 }

@@ -161,10 +161,38 @@ static bool compare(const attention_case *c, attune_dtype dtype, const char *wha
     return accept(c, dtype, what, error, count, got, oracle, naive, 0, 0, why);
 }
 
+/* A workspace of exactly the bytes that a plan asks for. */
+typedef struct lent {
+    attune_buffer *buffer;
+    void *memory; /* of the CPU: as ill aligned as an engine's may be */
+} lent;
+
+static const char *lend(attune_device *device, const attune_plan *plan, lent *w)
+{
+    enum { ALIGNED = 64, AWAY = 1 };
+    const uint64_t bytes = attune_plan_workspace_size(plan);
+    attune_device_info info = {.struct_size = sizeof info};
+    const char *error = try_call(attune_device_info_get(device, &info));
+    if (error || !bytes)
+        return error;
+    if (info.backend != ATTUNE_BACKEND_CPU)
+        return try_call(attune_buffer_create(device, bytes, &w->buffer));
+    if (posix_memalign(&w->memory, ALIGNED, bytes + AWAY))
+        return "out of memory in the test";
+    memset(w->memory, CANARY, bytes + AWAY);
+    return try_call(attune_buffer_wrap(device, (char *)w->memory + AWAY, bytes, &w->buffer));
+}
+
+static void take_back(lent *w)
+{
+    attune_buffer_destroy(w->buffer);
+    free(w->memory);
+}
+
 typedef struct running {
     attune_mask *mask;
     attune_plan *plan, *backward;
-    attune_buffer *workspace, *scratch;
+    lent workspace, scratch;
     placed d_o, d_lse, d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
     array upstream, upstream_lse; /* what d_o and d_lse hold; the latter's data may be NULL */
     uint32_t wanted;              /* captures whose gradients are, as bits 1 << index */
@@ -187,10 +215,7 @@ static const char *plan_backward(attune_device *device, const attention_case *c,
         c->backward_options ? try_call(attune_kernel_options_parse(c->backward_options, &options)) : NULL;
     if (!error)
         error = try_call(attune_plan_create(device, &problem, &options, &r->backward));
-    const uint64_t workspace = attune_plan_workspace_size(r->backward);
-    if (!error && workspace)
-        error = try_call(attune_buffer_create(device, workspace, &r->scratch));
-    return error;
+    return error ? error : lend(device, r->backward, &r->scratch);
 }
 
 /* What backward reads and writes, in the case's layouts; gradients of captures begin at 0. */
@@ -264,8 +289,7 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
         return error;
     if (r->upstream.data && (error = plan_backward(device, c, a, &problem, r)))
         return error;
-    if (attune_plan_workspace_size(r->plan) &&
-        (error = try_call(attune_buffer_create(device, attune_plan_workspace_size(r->plan), &r->workspace))))
+    if ((error = lend(device, r->plan, &r->workspace)))
         return error;
     case_layout outputs = c->layout == LAYOUT_BACKWARDS || c->layout == LAYOUT_PACKED ? LAYOUT_PADDED : c->layout;
     const int64_t o_size[4] = {c->batch, c->heads, c->q_len, a->v.size[3]};
@@ -317,7 +341,7 @@ static const char *launch_backward(attune_device *device, const attention *a, co
         .capture_gradient_count = count,
         .parameters = a->parameters,
         .parameter_count = a->parameter_count,
-        .workspace = r->scratch,
+        .workspace = r->scratch.buffer,
         .segments = r->cut.count ? parts : NULL,
         .segment_count = r->cut.count,
     };
@@ -346,7 +370,7 @@ static const char *launch(attune_device *device, const attention *a, const runni
         .capture_count = a->capture_count,
         .parameters = a->parameters,
         .parameter_count = a->parameter_count,
-        .workspace = r->workspace,
+        .workspace = r->workspace.buffer,
         .segments = r->cut.count ? parts : NULL,
         .segment_count = r->cut.count,
     };
@@ -366,8 +390,8 @@ static void finish(running *r)
     attune_mask_destroy(r->mask);
     attune_plan_destroy(r->plan);
     attune_plan_destroy(r->backward);
-    attune_buffer_destroy(r->workspace);
-    attune_buffer_destroy(r->scratch);
+    take_back(&r->workspace);
+    take_back(&r->scratch);
     array_free(&r->upstream);
     array_free(&r->upstream_lse);
     placed *all[] = {&r->q, &r->k, &r->v, &r->o, &r->lse, &r->row_max, &r->d_o, &r->d_lse, &r->d_q, &r->d_k, &r->d_v};

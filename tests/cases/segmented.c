@@ -13,7 +13,9 @@ static void run_segmented(const char *backend, runner run, bool gradients, uint6
                           const attune_dtype *dtypes, size_t dtype_count)
 {
     attune_instance *instance;
-    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    /* One thread has no other's room in the workspace to fall back on. */
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 1};
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
     attune_device *device = device_or_skip(instance, backend);
     const uint64_t share = scaled(table), count = share + scaled(random);
     uint64_t failed = 0, ran = 0;
