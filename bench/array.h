@@ -4,6 +4,8 @@
 #ifndef BENCH_ARRAY_H
 #define BENCH_ARRAY_H
 
+#include <stdio.h>
+
 #include <attune/attune.h>
 
 typedef struct array {
@@ -43,7 +45,7 @@ attune_array array_view(const array *a);
  */
 bool npy_read(const char *path, array *out, failure *why);
 bool npy_parse(const void *bytes, size_t length, const char *name, array *out, failure *why);
-bool npy_write(const char *path, const array *a, failure *why); /* through a temporary file and rename */
+bool npy_write(FILE *file, const array *a);
 
 /* Deterministic random numbers: SplitMix64. */
 typedef struct random_state {

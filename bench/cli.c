@@ -243,27 +243,6 @@ bool cli_dtype(const char *option, const char *text, attune_dtype *dtype)
     return false;
 }
 
-bool cli_writable(const char *option, const char *path)
-{
-    struct stat about;
-    char folder[4096];
-    const char *slash = strrchr(path, '/'), *place = folder;
-    (void)snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
-    if (!*path)
-        return true;
-    if (stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
-        cli_complain("%s: %s is a folder, expected a file", option, path);
-        return false;
-    }
-    if (stat(path, &about) == 0 && !S_ISREG(about.st_mode))
-        place = path; /* a device or a pipe, which is written in place */
-    if (access(place, W_OK) != 0) {
-        cli_complain("%s: %s cannot be written: %s: %s", option, path, place, strerror(errno));
-        return false;
-    }
-    return true;
-}
-
 bool cli_next_word(const char **list, char *word, size_t size)
 {
     while (**list == ',')

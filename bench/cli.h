@@ -61,8 +61,6 @@ bool cli_scale(const char *text, double *value);
 /* "32,8" or "32": the second is then `second`. */
 bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, int64_t value[2], int64_t second);
 bool cli_dtype(const char *option, const char *text, attune_dtype *dtype);
-/* Whether a file may be made there, or written to; complains, naming the option. Empty is no file, and good. */
-bool cli_writable(const char *option, const char *path);
 /* Copies the next word of a comma list; false at its end. */
 bool cli_next_word(const char **list, char *word, size_t size);
 /* Kernel options from JSON; text NULL or empty gives NULL in *out. */
@@ -125,7 +123,7 @@ void cli_devices_close(cli_devices *devices);
 void cli_print_json(const char *text);
 
 /* An 8-bit RGB picture as PNG. */
-bool png_save(const char *path, const uint8_t *pixels, uint32_t width, uint32_t height, failure *why);
+bool png_write(FILE *file, const uint8_t *pixels, uint32_t width, uint32_t height, failure *why);
 
 int cmd_bench(int argc, char **argv);
 int cmd_check(int argc, char **argv);

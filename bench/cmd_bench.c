@@ -4,6 +4,7 @@
 #include "bench/cli.h"
 #include "bench/compare.h"
 #include "bench/folder.h"
+#include "bench/output.h"
 #include "bench/row.h"
 
 #include <errno.h>
@@ -61,6 +62,7 @@ typedef struct bench_run {
     report report;
     uint32_t done, total; /* rows */
     FILE *out;            /* where rows go; NULL = nowhere */
+    output output;        /* of --json */
 } bench_run;
 
 static volatile sig_atomic_t stopped;
@@ -261,8 +263,6 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
         good = complain("--file and --workload are two sources of workloads: give one");
     if (good && !o->baseline && (o->fail_on_slower || *noise))
         good = complain("%s is about a comparison: give --compare too", *noise ? "--noise" : "--fail-on-slower");
-    if (good && o->json && strcmp(o->json, "-") != 0)
-        good = cli_writable("--json", o->json);
     return good ? CLI_GO : CLI_WRONG;
 }
 
@@ -643,27 +643,19 @@ static void run_peers(bench_run *run)
     }
 }
 
-/* Through a temporary file, so that an interrupted write leaves the old results. */
-static bool write_json(const bench_run *run)
+static bool write_report(void *user, size_t index, FILE *stream)
 {
-    char path[4096];
-    if (json_alone(&run->options)) {
-        report_write_json(&run->report, stdout);
-        return fflush(stdout) == 0 || complain("standard output: %s", strerror(errno));
-    }
-    int length = snprintf(path, sizeof path, "%s.tmp", run->options.json);
-    FILE *file = length > 0 && (size_t)length < sizeof path ? fopen(path, "w") : NULL;
-    if (!file)
-        return complain("%s: %s", run->options.json, strerror(errno));
-    report_write_json(&run->report, file);
-    bool bad = ferror(file) != 0;
-    bad |= fclose(file) != 0;
-    if (bad || rename(path, run->options.json) != 0) {
-        (void)complain("%s: %s", run->options.json, strerror(errno));
-        (void)remove(path);
-        return false;
-    }
+    (void)index;
+    report_write_json(user, stream);
     return true;
+}
+
+/* An interrupted write leaves the old results. */
+static bool write_json(bench_run *run)
+{
+    if (json_alone(&run->options))
+        return write_report(&run->report, 0, stdout);
+    return outputs_write(&run->output, 1, write_report, &run->report);
 }
 
 static int run_all(bench_run *run, int argc, char **argv)
@@ -716,7 +708,8 @@ static int prepare(bench_run *run)
 {
     bench_options *o = &run->options;
     failure why = {{0}};
-    if (!choose_workloads(run) || !load_lengths(run))
+    run->output = (output){.option = "--json", .path = o->json && !json_alone(o) ? o->json : ""};
+    if (!outputs_find(&run->output, 1) || !choose_workloads(run) || !load_lengths(run))
         return EXIT_USAGE;
     if (o->doc_lengths && !o->masks) {
         (void)complain("--doc-lengths are of mask_document: give --masks too");
@@ -766,6 +759,7 @@ int cmd_bench(int argc, char **argv)
         attune_device_destroy(run->devices[i].device);
     attune_instance_destroy(run->instance);
     folder_remove(&run->kernels);
+    outputs_drop(&run->output, 1);
     workload_list_free(run->file_list, run->file_count);
     baseline_free(&run->base);
     report_free(&run->report);

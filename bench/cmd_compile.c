@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* attune compile: a pack of kernels for machines without a compiler, made without a device. */
 #include "bench/cli.h"
+#include "bench/output.h"
 
 #include "bench/segments.h"
 #include "bench/workload.h"
@@ -360,6 +361,15 @@ static int compile_all(compile_run *run)
     return EXIT_GOOD;
 }
 
+/* Hours of compiling are not to end at a folder that is missing. */
+static bool writable(const char *path)
+{
+    output out = {.option = "-o", .path = path};
+    const bool ok = outputs_find(&out, 1);
+    outputs_drop(&out, 1);
+    return ok;
+}
+
 int cmd_compile(int argc, char **argv)
 {
     compile_run run = {.options = {"", "", "", "", "", "", "forward", "", "", "", "", false},
@@ -390,7 +400,7 @@ int cmd_compile(int argc, char **argv)
     if (!*o->out)
         cli_complain("compile into what? -o PACK names the file");
     else if (choose_targets(&run) && choose_workloads(&run) && choose_types(&run) && choose_directions(&run) &&
-             cli_writable("-o", o->out) && cli_kernel_options(o->kernel_options, &storage, &run.kernel))
+             writable(o->out) && cli_kernel_options(o->kernel_options, &storage, &run.kernel))
         code = compile_all(&run);
     for (uint32_t i = 0; run.bound && i < run.workload_count; i++)
         workload_release(&run.bound[i]);

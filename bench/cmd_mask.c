@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* attune mask: build a block mask; density, cost, lists, picture. */
 #include "bench/cli.h"
+#include "bench/output.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -82,27 +83,38 @@ static bool print_picture(const attune_mask *mask, const int64_t plane[2])
     return text != NULL;
 }
 
-static bool save_picture(const attune_mask *mask, const int64_t plane[2], const char *path, uint32_t largest)
+typedef struct picture {
+    uint8_t *pixels;
+    uint32_t width, height;
+} picture;
+
+static bool write_picture(void *user, size_t index, FILE *stream)
 {
+    const picture *p = user;
     failure why;
-    uint32_t width = largest, height = largest;
-    uint8_t *pixels = NULL;
-    if (attune_mask_draw_pixels(mask, plane[0], plane[1], NULL, &width, &height) != ATTUNE_OK ||
-        !(pixels = malloc((size_t)width * height * 3)) ||
-        attune_mask_draw_pixels(mask, plane[0], plane[1], pixels, &width, &height) != ATTUNE_OK) {
-        cli_complain("%s", pixels ? attune_last_error() : "out of memory");
-        free(pixels);
-        return false;
-    }
-    bool ok = png_save(path, pixels, width, height, &why);
-    if (!ok)
+    (void)index;
+    const bool ok = png_write(stream, p->pixels, p->width, p->height, &why);
+    if (!ok && !ferror(stream))
         cli_complain("%s", why.message);
-    free(pixels);
+    return ok;
+}
+
+static bool save_picture(const attune_mask *mask, const int64_t plane[2], output *png, uint32_t largest)
+{
+    picture p = {NULL, largest, largest};
+    bool ok = false;
+    if (attune_mask_draw_pixels(mask, plane[0], plane[1], NULL, &p.width, &p.height) != ATTUNE_OK ||
+        !(p.pixels = malloc((size_t)p.width * p.height * 3)) ||
+        attune_mask_draw_pixels(mask, plane[0], plane[1], p.pixels, &p.width, &p.height) != ATTUNE_OK)
+        cli_complain("%s", p.pixels ? attune_last_error() : "out of memory");
+    else
+        ok = outputs_write(png, 1, write_picture, &p);
+    free(p.pixels);
     return ok;
 }
 
 static int show(const attune_mask *mask, const attune_mask_desc *desc, const mask_options *o, const int64_t plane[2],
-                double seconds)
+                output *png, double seconds)
 {
     attune_mask_stats stats = {.struct_size = sizeof stats};
     int64_t largest;
@@ -123,7 +135,7 @@ static int show(const attune_mask *mask, const attune_mask_desc *desc, const mas
         return EXIT_FAILED;
     if (!o->no_picture && !print_picture(mask, plane))
         return EXIT_USAGE;
-    if (*o->png && !save_picture(mask, plane, o->png, (uint32_t)largest))
+    if (*o->png && !save_picture(mask, plane, png, (uint32_t)largest))
         return EXIT_FAILED;
     return EXIT_GOOD;
 }
@@ -154,13 +166,16 @@ int cmd_mask(int argc, char **argv)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     attune_mask_desc desc = {0};
     int64_t plane[2];
-    if (!read_desc(&o, &desc, plane) || !cli_writable("--png", o.png))
+    if (!read_desc(&o, &desc, plane))
         return EXIT_USAGE;
+    output png = {.option = "--png", .path = o.png};
     cli_names *names = malloc(sizeof *names);
-    if (!names || !cli_names_load(names, &captures, &parameters, NULL) || !cli_names_used(names, text, NULL)) {
+    if (!names || !outputs_find(&png, 1) || !cli_names_load(names, &captures, &parameters, NULL) ||
+        !cli_names_used(names, text, NULL)) {
         if (names)
             cli_names_free(names);
         free(names);
+        outputs_drop(&png, 1);
         return EXIT_USAGE;
     }
     attune_instance *instance = NULL;
@@ -179,7 +194,7 @@ int cmd_mask(int argc, char **argv)
                                     names->parameter_count, &mask);
         double seconds = now() - begin;
         if (status == ATTUNE_OK) {
-            code = show(mask, &desc, &o, plane, seconds);
+            code = show(mask, &desc, &o, plane, &png, seconds);
         } else {
             cli_complain("%s", attune_last_error());
             code = cli_exit_of(status);
@@ -188,6 +203,7 @@ int cmd_mask(int argc, char **argv)
     attune_mask_destroy(mask);
     attune_expr_destroy(expr);
     attune_instance_destroy(instance);
+    outputs_drop(&png, 1);
     cli_names_free(names);
     free(names);
     return code;

@@ -2,15 +2,14 @@
 /* attune run: attention on NPY files. Nothing is written before everything is computed. */
 #include "bench/cli.h"
 
+#include "bench/output.h"
 #include "bench/reference.h"
 
-#include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#define OUTPUTS 3
 
 typedef struct run_options {
     const char *q, *k, *v, *mask, *score, *scale, *o, *lse, *row_max, *device, *dtype, *block, *kernel_options;
@@ -41,66 +40,28 @@ static bool read_input(const char *option, const char *path, attune_dtype dtype,
     return ok;
 }
 
-/* A result and where it goes. */
-typedef struct output {
-    const char *option, *path; /* "" = not wanted */
-    const array *result;
-    attune_dtype dtype;
-    char *aside; /* where it lies until all are written; NULL = not written yet */
-} output;
+/* The results, in the order of the outputs. */
+typedef struct results {
+    array o, lse, row_max;
+    attune_dtype dtypes[OUTPUTS];
+} results;
 
-static bool write_output(const output *f, const char *path)
+static bool write_result(void *user, size_t index, FILE *stream)
 {
+    const results *r = user;
+    const array *const all[OUTPUTS] = {&r->o, &r->lse, &r->row_max};
     failure why;
     array narrow;
-    bool ok = array_convert(f->result, f->dtype, &narrow, &why);
-    if (ok) {
-        ok = npy_write(path, &narrow, &why);
-        array_free(&narrow);
+    if (!array_convert(all[index], r->dtypes[index], &narrow, &why)) {
+        cli_complain("%s", why.message);
+        return false;
     }
-    if (!ok)
-        cli_complain("%s: %s", f->option, why.message);
+    const bool ok = npy_write(stream, &narrow);
+    array_free(&narrow);
     return ok;
 }
 
-/* Writes every result aside, and only then gives all of them their names: a full disk leaves what was there. Devices
- * and pipes have no aside and come last. */
-static bool write_outputs(output *files, size_t count)
-{
-    bool ok = true;
-    for (size_t i = 0; ok && i < count; i++) {
-        output *f = &files[i];
-        struct stat about;
-        const size_t size = strlen(f->path) + 48;
-        if (!*f->path || (stat(f->path, &about) == 0 && !S_ISREG(about.st_mode)))
-            continue;
-        f->aside = malloc(size);
-        if (!f->aside) {
-            cli_complain("%s: out of memory", f->option);
-            ok = false;
-            break;
-        }
-        (void)snprintf(f->aside, size, "%s.%ld.aside", f->path, (long)getpid());
-        ok = write_output(f, f->aside);
-    }
-    for (size_t i = 0; ok && i < count; i++) {
-        output *f = &files[i];
-        if (f->aside && rename(f->aside, f->path) != 0) {
-            cli_complain("%s: %s: %s", f->option, f->path, strerror(errno));
-            ok = false;
-        } else if (!f->aside && *f->path) {
-            ok = write_output(f, f->path);
-        }
-    }
-    for (size_t i = 0; i < count; i++) {
-        if (files[i].aside && !ok)
-            (void)remove(files[i].aside);
-        free(files[i].aside);
-    }
-    return ok;
-}
-
-static int run(attune_instance *instance, const run_options *o, const attention *a, attention_run *job)
+static int run(attune_instance *instance, const run_options *o, const attention *a, attention_run *job, output *outputs)
 {
     cli_devices devices;
     attune_status status = cli_devices_open(instance, o->device, &devices);
@@ -111,23 +72,20 @@ static int run(attune_instance *instance, const run_options *o, const attention 
         cli_devices_close(&devices);
         return EXIT_USAGE;
     }
-    array out = {0}, lse = {0}, row_max = {0};
-    job->o = &out;
-    job->lse = *o->lse ? &lse : NULL;
-    job->row_max = *o->row_max ? &row_max : NULL;
+    const attune_dtype rows = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    results r = {.dtypes = {a->q.dtype, rows, rows}};
+    job->o = &r.o;
+    job->lse = *o->lse ? &r.lse : NULL;
+    job->row_max = *o->row_max ? &r.row_max : NULL;
     status = attention_forward(instance, devices.device[0], a, job);
     int code = cli_exit_of(status);
-    const attune_dtype rows = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     if (status != ATTUNE_OK)
         cli_complain("%s", attune_last_error());
-    output files[] = {{"--out", o->o, &out, a->q.dtype, NULL},
-                      {"--lse", o->lse, &lse, rows, NULL},
-                      {"--row-max", o->row_max, &row_max, rows, NULL}};
-    if (status == ATTUNE_OK && !write_outputs(files, sizeof files / sizeof files[0]))
+    else if (!outputs_write(outputs, OUTPUTS, write_result, &r))
         code = EXIT_FAILED;
-    array_free(&out);
-    array_free(&lse);
-    array_free(&row_max);
+    array_free(&r.o);
+    array_free(&r.lse);
+    array_free(&r.row_max);
     cli_devices_close(&devices);
     return code;
 }
@@ -165,6 +123,9 @@ int cmd_run(int argc, char **argv)
     attention_run job = {0};
     attune_instance *instance = NULL;
     cli_names *names = malloc(sizeof *names);
+    output outputs[OUTPUTS] = {{.option = "--out", .path = o.o},
+                               {.option = "--lse", .path = o.lse},
+                               {.option = "--row-max", .path = o.row_max}};
     int code = EXIT_USAGE;
     if (!*o.q || !*o.k || !*o.v) {
         cli_complain("%s is missing: an NPY file [batch, heads, length, head_dim]", !*o.q   ? "--q"
@@ -180,11 +141,7 @@ int cmd_run(int argc, char **argv)
         cli_complain("--block is the block size of a mask: give --mask too");
         goto done;
     }
-    if ((*o.o && (!strcmp(o.o, o.lse) || !strcmp(o.o, o.row_max))) || (*o.lse && !strcmp(o.lse, o.row_max))) {
-        cli_complain("two of --out, --lse and --row-max have the same name, expected a file for each");
-        goto done;
-    }
-    if (!cli_writable("--out", o.o) || !cli_writable("--lse", o.lse) || !cli_writable("--row-max", o.row_max))
+    if (!outputs_find(outputs, OUTPUTS))
         goto done;
     if (!names || (*o.dtype && !cli_dtype("--dtype", o.dtype, &dtype)) ||
         (*o.block && !cli_pair("--block", o.block, 16, 1024, block, 0)) ||
@@ -218,10 +175,11 @@ int cmd_run(int argc, char **argv)
         memcpy(a.captures, names->captures, a.capture_count * sizeof *a.captures);
         memcpy(a.parameters, names->parameters, a.parameter_count * sizeof *a.parameters);
         const attune_status loaded = cli_packs_load(instance, &packs);
-        code = loaded == ATTUNE_OK ? run(instance, &o, &a, &job) : cli_exit_of(loaded);
+        code = loaded == ATTUNE_OK ? run(instance, &o, &a, &job, outputs) : cli_exit_of(loaded);
     }
     cli_names_free(names);
 done:
+    outputs_drop(outputs, OUTPUTS);
     attune_expr_destroy(a.mask);
     attune_expr_destroy(a.score);
     attune_instance_destroy(instance);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* attune: devices, expressions, masks, plans, runs, checks and benchmarks, each a command. It uses the public API
- * alone. */
+ * alone, beside src/base/file.c, by which it writes files as the library does. */
 #include "bench/cli.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -37,7 +38,7 @@ static void print_usage(FILE *out)
                   "device or feature.\n");
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
     if (argc < 2) {
         print_usage(stdout);
@@ -57,4 +58,15 @@ int main(int argc, char **argv)
             return commands[i].run(argc - 1, argv + 1);
     cli_unknown("command", argv[1], command_name, NULL, sizeof commands / sizeof commands[0], "attune --help");
     return EXIT_USAGE;
+}
+
+/* What a full disk swallowed is no success. */
+int main(int argc, char **argv)
+{
+    const int code = run(argc, argv);
+    errno = 0;
+    if (!fflush(stdout) && !ferror(stdout))
+        return code;
+    cli_complain("standard output could not be written: %s", errno ? strerror(errno) : "it is full or closed");
+    return code ? code : EXIT_FAILED;
 }

@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* A header beyond this is no array's. */
 #define HEADER_LIMIT 65536
@@ -242,7 +241,7 @@ static const char *descr_of(attune_dtype dtype)
     return "";
 }
 
-static bool write_all(FILE *file, const array *a)
+bool npy_write(FILE *file, const array *a)
 {
     char text[256], shape[128] = "";
     size_t used = 0;
@@ -264,30 +263,5 @@ static bool write_all(FILE *file, const array *a)
         float value = (float)array_get(a, (int64_t)i);
         ok = fwrite(&value, sizeof value, 1, file) == 1;
     }
-    return ok;
-}
-
-bool npy_write(const char *path, const array *a, failure *why)
-{
-    struct stat about;
-    /* A device or a pipe is written to; a rename would put a file in its place. */
-    const bool in_place = stat(path, &about) == 0 && !S_ISREG(about.st_mode);
-    const size_t length = strlen(path) + 48;
-    char *partial = malloc(length);
-    if (!partial)
-        return failure_set(why, "%s: out of memory", path);
-    (void)snprintf(partial, length, in_place ? "%s" : "%s.%ld.partial", path, (long)getpid());
-    FILE *file = fopen(partial, "wb");
-    bool ok = file && write_all(file, a);
-    if (file && fclose(file) != 0)
-        ok = false;
-    if (ok && !in_place && rename(partial, path) != 0)
-        ok = false;
-    if (!ok) {
-        failure_set(why, "%s: could not be written: %s", path, strerror(errno));
-        if (file && !in_place)
-            (void)remove(partial);
-    }
-    free(partial);
     return ok;
 }

@@ -707,7 +707,8 @@ ATTUNE_API attune_status attune_pack_add(attune_pack *pack, const attune_limits 
                                          const attune_kernel_options *options);
 /* The kernels in a pack, and their bytes; either output may be NULL. Any thread. */
 ATTUNE_API attune_status attune_pack_size(const attune_pack *pack, uint32_t *kernels, uint64_t *bytes);
-/* Writes the pack to a file, which is replaced as a whole. IO if it cannot be written. */
+/* Writes the pack to a file, which is replaced as a whole and keeps its permissions; a link is replaced, a device or
+ * pipe is written in place. IO if it cannot be written: what was there stays. */
 ATTUNE_API attune_status attune_pack_write(const attune_pack *pack, const char *path);
 
 /*

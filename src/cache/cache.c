@@ -13,11 +13,11 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/file.h"
 
 #define NAME_SIZE 128 /* of a file: kind, 32 digits, suffix */
 #define KIND_SIZE 48  /* of the kind in a name; the entry has it whole */
 #define SUFFIX    ".attune"
-#define TEMPORARY ".attune-tmp"
 
 /* Seconds after which a temporary file belongs to a writer that died. */
 #define ABANDONED 3600
@@ -29,7 +29,6 @@ struct attune__cache {
     attune_log_level log_level;
     uint64_t size;
     char *folder;
-    atomic_uint temporaries; /* made so far: numbers their names */
     atomic_bool warned;
 };
 
@@ -113,7 +112,6 @@ attune__cache *attune__cache_open(const attune__cache_desc *desc)
     made->log_level = desc->log_level;
     made->size = desc->size ? desc->size : ATTUNE__CACHE_SIZE;
     made->folder = folder;
-    atomic_init(&made->temporaries, 0);
     atomic_init(&made->warned, false);
     return made;
 }
@@ -247,7 +245,8 @@ static void remove_oldest(const attune__cache *cache, int folder, const char *ke
     const time_t now = time(NULL);
     for (const struct dirent *at; (at = readdir(list));) {
         struct stat status;
-        const bool is_entry = ends_with(at->d_name, SUFFIX), is_temporary = ends_with(at->d_name, TEMPORARY);
+        const bool is_entry = ends_with(at->d_name, SUFFIX),
+                   is_temporary = ends_with(at->d_name, ATTUNE__FILE_TEMPORARY);
         if ((!is_entry && !is_temporary) || strlen(at->d_name) >= NAME_SIZE ||
             fstatat(folder, at->d_name, &status, AT_SYMLINK_NOFOLLOW) || !S_ISREG(status.st_mode))
             continue;
@@ -279,16 +278,20 @@ static void remove_oldest(const attune__cache *cache, int folder, const char *ke
 
 /* ---------------------------------------------------------------------------------------------------------- writing */
 
-/* A new file for this writer alone; -1, with errno, if there can be none. */
-static int create_temporary(attune__cache *cache, int folder, char name[NAME_SIZE])
+static int write_entry(int folder, const char *name, const void *head, size_t head_size, const void *data, size_t size)
 {
-    for (int attempt = 0; attempt < 100; attempt++) {
-        snprintf(name, NAME_SIZE, "%lld-%u" TEMPORARY, (long long)getpid(), atomic_fetch_add(&cache->temporaries, 1));
-        const int file = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-        if (file >= 0 || errno != EEXIST)
-            return file;
-    }
-    return -1;
+    attune__file file;
+    int error = attune__file_find_in(&file, folder, name);
+    if (!error)
+        error = attune__file_open(&file);
+    if (!error)
+        error = attune__file_write(&file, head, head_size);
+    if (!error)
+        error = attune__file_write(&file, data, size);
+    if (!error)
+        error = attune__file_commit(&(attune__file *){&file}, 1);
+    attune__file_drop(&file);
+    return error;
 }
 
 void attune__cache_put(attune__cache *cache, const attune__cache_key *key, const void *data, size_t size)
@@ -298,10 +301,6 @@ void attune__cache_put(attune__cache *cache, const attune__cache_key *key, const
     const size_t whole = attune__entry_size(key, size), head_size = attune__entry_size(key, 0);
     if (!whole || whole > cache->size)
         return;
-    char name[NAME_SIZE], temporary[NAME_SIZE];
-    const char *failure = NULL;
-    int error = 0, file = -1;
-    uint8_t *head = NULL;
     int folder = open_folder(cache);
     if (folder < 0) {
         make_folder(cache);
@@ -311,36 +310,17 @@ void attune__cache_put(attune__cache *cache, const attune__cache_key *key, const
         warn(cache, "cannot make or open the folder", errno);
         return;
     }
-    head = attune__alloc_raw(&cache->allocator, head_size, 1);
-    if (!head)
-        goto done;
-    attune__entry_write(key, data, size, head);
-    name_entry(key, name);
-    file = create_temporary(cache, folder, temporary);
-    if (file < 0) {
-        failure = "cannot make a file";
-        error = errno;
-        goto done;
+    uint8_t *head = attune__alloc_raw(&cache->allocator, head_size, 1);
+    if (head) {
+        char name[NAME_SIZE];
+        attune__entry_write(key, data, size, head);
+        name_entry(key, name);
+        const int error = write_entry(folder, name, head, head_size, data, size);
+        if (error)
+            warn(cache, "cannot write a file", error);
+        else
+            remove_oldest(cache, folder, name);
     }
-    bool written = attune__file_write(file, head, head_size) && attune__file_write(file, data, size);
-    error = errno;
-    if (close(file) && written) { /* a full network disk says so here */
-        written = false;
-        error = errno;
-    }
-    if (written && renameat(folder, temporary, folder, name)) {
-        written = false;
-        error = errno;
-    }
-    if (written) {
-        remove_oldest(cache, folder, name);
-    } else {
-        failure = "cannot write a file";
-        unlinkat(folder, temporary, 0);
-    }
-done:
-    if (failure)
-        warn(cache, failure, error);
     attune__free(&cache->allocator, head);
     close(folder);
 }

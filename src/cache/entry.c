@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "cache/entry.h"
 
-#include <errno.h>
 #include <string.h>
-#include <unistd.h>
 
 static const uint8_t magic[8] = {'a', 't', 't', 'u', 'n', 'e', 0, 1};
 
@@ -100,19 +98,4 @@ bool attune__entry_matches(const attune__entry *entry, const attune__cache_key *
            entry->kind_size == strlen(key->kind) && !memcmp(entry->kind, key->kind, entry->kind_size) &&
            entry->identity_size == key->identity_size &&
            (!entry->identity_size || !memcmp(entry->identity, key->identity, entry->identity_size));
-}
-
-bool attune__file_write(int file, const void *bytes, size_t size)
-{
-    const uint8_t *from = bytes;
-    while (size) {
-        const ssize_t put = write(file, from, size);
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return false;
-        from += put;
-        size -= (size_t)put;
-    }
-    return true;
 }

@@ -48,7 +48,4 @@ const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry 
 void attune__entry_peek(const uint8_t *bytes, attune__entry *entry);
 bool attune__entry_matches(const attune__entry *entry, const attune__cache_key *key);
 
-/* Writes all bytes. On failure errno says why. */
-bool attune__file_write(int file, const void *bytes, size_t size);
-
 #endif

@@ -11,6 +11,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/file.h"
 
 #define KIND          "pack"
 #define IDENTITY      "attune %u"
@@ -121,8 +122,8 @@ void attune__pack_measure(attune__pack *pack, uint32_t *entries, uint64_t *bytes
     pthread_mutex_unlock(&pack->lock);
 }
 
-/* Writes the first entry and the others to a new file. On failure errno says why. */
-static bool write_file(const attune__pack *pack, const char *path)
+/* The first entry and the others. */
+static int write_entries(const attune__pack *pack, attune__file *file)
 {
     uint8_t head[ATTUNE__ENTRY_HEADER + sizeof KIND + IDENTITY_SIZE], counts[COUNTS];
     char identity[IDENTITY_SIZE];
@@ -131,36 +132,30 @@ static bool write_file(const attune__pack *pack, const char *path)
     put64(counts, pack->count);
     put64(counts + 8, pack->size);
     attune__entry_write(&key, counts, sizeof counts, head);
-    const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (file < 0)
-        return false;
-    const bool written = attune__file_write(file, head, attune__entry_size(&key, 0)) &&
-                         attune__file_write(file, counts, sizeof counts) &&
-                         attune__file_write(file, pack->bytes, pack->size);
-    const int error = errno;
-    const bool closed = !close(file); /* a full network disk says so here */
-    if (!written)
-        errno = error;
-    return written && closed;
+    int error = attune__file_write(file, head, attune__entry_size(&key, 0));
+    if (!error)
+        error = attune__file_write(file, counts, sizeof counts);
+    return error ? error : attune__file_write(file, pack->bytes, pack->size);
 }
 
 attune_status attune__pack_write(attune__pack *pack, const char *path)
 {
-    static const char suffix[] = ".attune-tmp";
-    const size_t size = strlen(path) + sizeof suffix;
-    char *temporary = attune__alloc(&pack->allocator, size, 1);
-    if (!temporary)
-        return ATTUNE_OUT_OF_HOST_MEMORY;
-    snprintf(temporary, size, "%s%s", path, suffix);
-    attune_status status = ATTUNE_OK;
-    pthread_mutex_lock(&pack->lock);
-    if (!write_file(pack, temporary) || rename(temporary, path)) {
-        status = attune__fail(ATTUNE_IO, "cannot write the pack %.300s: %m (error %d)", path, errno);
-        unlink(temporary);
+    attune__file file;
+    int error = attune__file_find(&file, path);
+    if (!error)
+        error = attune__file_open(&file);
+    if (!error) {
+        pthread_mutex_lock(&pack->lock);
+        error = write_entries(pack, &file);
+        pthread_mutex_unlock(&pack->lock);
     }
-    pthread_mutex_unlock(&pack->lock);
-    attune__free(&pack->allocator, temporary);
-    return status;
+    if (!error)
+        error = attune__file_commit(&(attune__file *){&file}, 1);
+    attune__file_drop(&file);
+    if (!error)
+        return ATTUNE_OK;
+    errno = error;
+    return attune__fail(ATTUNE_IO, "cannot write the pack %.300s: %m (error %d)", path, error);
 }
 
 /* ----------------------------------------------------------------------------------------------------- loaded packs */

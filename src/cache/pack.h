@@ -24,7 +24,7 @@ bool attune__pack_has(attune__pack *pack, const attune__cache_key *key);
 attune_status attune__pack_add(attune__pack *pack, const attune__cache_key *key, const void *data, size_t size);
 void attune__pack_measure(attune__pack *pack, uint32_t *entries, uint64_t *bytes);
 
-/* Under another name first, then renamed: a reader finds the whole file or the one before. */
+/* As base/file.h writes: a reader finds the whole file or the one before. */
 attune_status attune__pack_write(attune__pack *pack, const char *path);
 
 /* ----------------------------------------------------------------------------------------------------- loaded packs */

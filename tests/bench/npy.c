@@ -140,7 +140,9 @@ Test(npy, what_is_written_is_read)
             random_state r = {i * 7 + rank};
             cr_assert(array_create(&a, dtypes[i], rank, size, &why));
             array_fill_normal(&a, &r, 40);
-            cr_assert(npy_write(path, &a, &why), "%s", why.message);
+            FILE *stream = fopen(path, "wb");
+            cr_assert(stream && npy_write(stream, &a));
+            cr_assert_eq(fclose(stream), 0);
             cr_assert(npy_read(path, &b, &why), "%s", why.message);
             cr_assert_eq(b.dtype, dtypes[i] == ATTUNE_BF16 ? ATTUNE_F32 : dtypes[i]);
             cr_assert_eq(array_count(&a), array_count(&b));
@@ -154,7 +156,10 @@ Test(npy, what_is_written_is_read)
     failure why;
     const int64_t one = 1;
     cr_assert(array_create(&a, ATTUNE_F32, 1, &one, &why));
-    cr_assert(!npy_write("/no/such/folder/file.npy", &a, &why) && strstr(why.message, "/no/such/folder"));
+    FILE *full = fopen("/dev/full", "wb");
+    setvbuf(full, NULL, _IONBF, 0);
+    cr_assert(!npy_write(full, &a));
+    fclose(full);
     array_free(&a);
 }
 

@@ -175,7 +175,9 @@ static void save(const char *path, attune_dtype dtype, uint32_t rank, const int6
             array_set(&a, i, (double)(i / 30));
     else
         array_fill_normal(&a, &r, 1);
-    cr_assert(npy_write(path, &a, &why), "%s", why.message);
+    FILE *stream = fopen(path, "wb");
+    cr_assert(stream && npy_write(stream, &a));
+    cr_assert_eq(fclose(stream), 0);
     array_free(&a);
 }
 
@@ -227,13 +229,75 @@ Test(program, runs_on_files)
     expect("run --q q.npy --k k.npy --v v.npy --out new.npy --lse /no/such/lse.npy", 2, "/no/such/lse.npy");
     cr_assert_neq(access("new.npy", F_OK), 0);
     cr_assert_neq(system("ls | grep -E 'aside|partial'"), 0, "a temporary file is left");
-    expect("run --q q.npy --k k.npy --v v.npy --out new.npy --lse new.npy", 2, "same name");
+    expect("run --q q.npy --k k.npy --v v.npy --out new.npy --lse new.npy", 2, "same file");
     expect("run --q q.npy --k k.npy --v v.npy --out new.npy --scale 0", 2, "not 0");
     /* A device is written to, not replaced by a file. */
     struct stat about;
     expect("run --q q.npy --k k.npy --v v.npy --out /dev/null", 0, "");
     cr_assert(stat("/dev/null", &about) == 0 && S_ISCHR(about.st_mode));
     expect("run --q q.npy --k k.npy --v v.npy --device cuda --out o.npy", 3, "cuda");
+}
+
+/* Files that a command writes: none is another, each keeps its permissions, and all are there or none. */
+Test(program, writes_files_together)
+{
+    const int64_t size[4] = {1, 1, 20, 16};
+    struct stat about;
+    save("q.npy", ATTUNE_F32, 4, size, 1);
+#define SELF "run --q q.npy --k q.npy --v q.npy "
+    expect(SELF "--out a.npy --lse ./a.npy", 2, "same file");
+    cr_assert_neq(access("a.npy", F_OK), 0);
+    expect(SELF "--out a.npy --lse lse.npy", 0, "");
+    cr_assert_eq(system("ln a.npy hard.npy && ln -s a.npy soft.npy"), 0);
+    expect(SELF "--out a.npy --lse hard.npy", 2, "same file");
+    expect(SELF "--out soft.npy --row-max a.npy", 2, "same file");
+    expect(SELF "--out b.npy --lse /dev/full", 1, "--lse: /dev/full could not be written: No space");
+    cr_assert_neq(access("b.npy", F_OK), 0);
+    expect(SELF "--out /dev/full", 1, "No space");
+    cr_assert_eq(chmod("lse.npy", 0600), 0);
+    expect(SELF "--out b.npy --lse lse.npy", 0, "");
+    cr_assert(stat("lse.npy", &about) == 0 && (about.st_mode & 0777) == 0600);
+    expect(SELF "--out /dev/stdout --lse c.npy > piped.npy", 0, "");
+    cr_assert_lt(largest_difference("piped.npy", "b.npy"), 1e-30);
+    /* Names that once were temporary are a stranger's. */
+    cr_assert_eq(system("echo mine > j.json.tmp && echo mine > m.png.tmp"), 0);
+    expect("bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --warmup-time 0 --no-peers --no-peaks "
+           "--json j.json",
+           0, "causal");
+    cr_assert_eq(system("grep -q mine j.json.tmp && grep -q benchmarks j.json"), 0);
+    expect("mask causal --no-picture --png /dev/full", 1, "No space");
+    expect("mask causal --no-picture --png .", 2, "is a folder");
+    cr_assert_eq(system("mkdir locked && ln -s ../j.json.tmp locked/m.png"), 0);
+    expect("mask causal --no-picture --png locked/m.png", 0, "");
+    cr_assert_eq(system("grep -q mine j.json.tmp"), 0, "a link is replaced, not followed");
+    cr_assert_neq(system("find . | grep -E 'aside|partial|attune-tmp'"), 0, "a temporary file is left");
+}
+
+/* Every command says when its words did not arrive. */
+Test(program, a_full_standard_output)
+{
+    const char *const commands[] = {
+        "--version",
+        "--help",
+        "devices",
+        "devices --json",
+        "expr causal",
+        "expr --list",
+        "mask causal --q-len 64",
+        "explain",
+        "explain --list-profiles",
+        "bench --list",
+        "bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --warmup-time 0 --no-peers --no-peaks "
+        "--format csv",
+        "bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --warmup-time 0 --no-peers --no-peaks "
+        "--json",
+    };
+    char arguments[512];
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        snprintf(arguments, sizeof arguments, "%s 2>err >/dev/full; code=$?; cat err; exit $code", commands[i]);
+        expect(arguments, 1, "standard output could not be written");
+    }
+    expect("run --help 2>&1 >&-; true", 0, "standard output could not be written");
 }
 
 Test(program, checks_cases)

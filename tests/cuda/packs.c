@@ -98,6 +98,8 @@ static void make_pack(room *r)
     cr_assert_eq(kernels, KERNELS);
     cr_assert_eq(attune_pack_write(pack, "/nowhere/pack"), ATTUNE_IO);
     cr_assert_not_null(strstr(attune_last_error(), "/nowhere/pack"), "%s", attune_last_error());
+    cr_assert_eq(attune_pack_write(pack, "/dev/full"), ATTUNE_IO);
+    cr_assert_not_null(strstr(attune_last_error(), "No space"), "%s", attune_last_error());
     cr_assert_eq(attune_pack_write(pack, r->path), ATTUNE_OK, "%s", attune_last_error());
     attune_expr_destroy(score);
     attune_pack_destroy(pack);
