@@ -409,8 +409,8 @@ ATTUNE_API attune_status attune_expr_evaluate(const attune_expr *expr, const att
 /*
  * Evaluates an expression along a row: at first->kv, first->kv + 1, ... for `count` keys, all else equal; first->score
  * is not read. A mask writes 0 or 1 to values. A score expression finds the scaled products in values and replaces
- * them; precision is ATTUNE_F32, as kernels compute, or ATTUNE_F64, in which captures and literals keep their f32
- * values and arithmetic is float64. Masks are always evaluated in f32. Allocates.
+ * them; precision is ATTUNE_F32, as kernels compute, or ATTUNE_F64: arithmetic and literals are float64, captures and
+ * parameters of f32 keep their values. Masks are always evaluated in f32, their literals included. Allocates.
  */
 ATTUNE_API attune_status attune_expr_evaluate_row(const attune_expr *expr, attune_dtype precision,
                                                   const attune_point *first, size_t count,

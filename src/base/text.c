@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include "base/text.h"
 
-#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,33 +44,27 @@ void attune__text_end(const attune__text *text, size_t *needed)
         *needed = text->length + 1;
 }
 
-void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT])
+static bool reads_back(const char *digits, double value, bool single)
+{
+    return single ? strtof(digits, NULL) == (float)value : strtod(digits, NULL) == value;
+}
+
+static void real_text(double value, bool single, char text[ATTUNE__FLOAT_TEXT])
 {
     char digits[ATTUNE__FLOAT_TEXT];
+    const int most = single ? 9 : 17;
     int precision = 1;
     /* the fewest digits that read back; the decimal point is the locale's until it is replaced */
-    for (; precision < 9; precision++) {
-        snprintf(digits, sizeof digits, "%.*g", precision, (double)value);
-        if (strtof(digits, NULL) == value)
+    for (; precision < most; precision++) {
+        snprintf(digits, sizeof digits, "%.*e", precision - 1, value);
+        if (reads_back(digits, value, single))
             break;
     }
-    float magnitude = fabsf(value);
-    if (magnitude >= 1e-4f && magnitude < 1e8f) {
-        /* 50.0, not 5e+01 */
-        int decimals = precision - 1;
-        float power = 1;
-        while (power * 10 <= magnitude) {
-            power *= 10;
-            decimals--;
-        }
-        while (power > magnitude) {
-            power /= 10;
-            decimals++;
-        }
-        snprintf(digits, sizeof digits, "%.*f", decimals > 0 ? decimals : 0, (double)value);
-    }
-    if (magnitude < 1e-4f || magnitude >= 1e8f || strtof(digits, NULL) != value)
-        snprintf(digits, sizeof digits, "%.*g", precision, (double)value);
+    snprintf(digits, sizeof digits, "%.*e", precision - 1, value);
+    const int power = atoi(strchr(digits, 'e') + 1);
+    const int decimals = precision - 1 - power;
+    if (power >= -4 && power < 8) /* 50.0, not 5e+01 */
+        snprintf(digits, sizeof digits, "%.*f", decimals > 0 ? decimals : 0, value);
     size_t length = 0;
     bool point = false, exponent = false;
     for (const char *c = digits; *c && length + 4 < ATTUNE__FLOAT_TEXT; c++) {
@@ -85,4 +78,14 @@ void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT])
     text[length] = '\0';
     if (!point && !exponent)
         memcpy(text + length, ".0", 3);
+}
+
+void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT])
+{
+    real_text((double)value, true, text);
+}
+
+void attune__double_text(double value, char text[ATTUNE__FLOAT_TEXT])
+{
+    real_text(value, false, text);
 }

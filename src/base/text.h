@@ -20,10 +20,11 @@ void attune__text_add_json(attune__text *text, const char *string);
 /* Stores the bytes needed, the NUL included, if `needed` is not NULL. */
 void attune__text_end(const attune__text *text, size_t *needed);
 
-/* Room for the shortest decimal of any float, a point and a NUL. */
+/* Room for the shortest decimal of any float or double, a point and a NUL. */
 #define ATTUNE__FLOAT_TEXT 32
 
-/* The shortest decimal that reads back as the float; always with a point or an exponent, whatever the locale. */
+/* The shortest decimal that reads back as the number; always with a point or an exponent, whatever the locale. */
 void attune__float_text(float value, char text[ATTUNE__FLOAT_TEXT]);
+void attune__double_text(double value, char text[ATTUNE__FLOAT_TEXT]);
 
 #endif

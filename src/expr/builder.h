@@ -15,6 +15,7 @@
 
 typedef struct attune__builder {
     const attune_allocator *allocator;
+    attune_expr_kind kind; /* a mask's constants are f32 */
     attune__node *nodes;
     attune__hash *hashes; /* of content: symbols by name, operands by their hashes */
     uint32_t *table;      /* open addressing: node + 1, 0 = free */
@@ -26,7 +27,7 @@ typedef struct attune__builder {
     attune__symbol symbols[ATTUNE_EXPR_MAX_SYMBOLS];
 } attune__builder;
 
-attune_status attune__builder_init(attune__builder *builder, const attune_allocator *allocator);
+attune_status attune__builder_init(attune__builder *builder, const attune_allocator *allocator, attune_expr_kind kind);
 void attune__builder_free(attune__builder *builder);
 
 /* Finds or adds a symbol; ATTUNE__NONE if there are ATTUNE_EXPR_MAX_SYMBOLS others. */
@@ -34,7 +35,7 @@ uint32_t attune__builder_symbol(attune__builder *builder, const attune__symbol *
 
 uint32_t attune__make_bool(attune__builder *builder, bool value);
 uint32_t attune__make_int(attune__builder *builder, int32_t value);
-uint32_t attune__make_float(attune__builder *builder, float value);
+uint32_t attune__make_float(attune__builder *builder, double value);
 uint32_t attune__make_var(attune__builder *builder, attune__var var);
 /* A parameter, or a capture with as many indices as its rank. */
 uint32_t attune__make_symbol(attune__builder *builder, uint32_t symbol, const uint32_t *arg);
@@ -50,12 +51,11 @@ static inline attune__type attune__type_of(const attune__builder *builder, uint3
 }
 
 /* Drops what the root does not need and makes the expression. Fails with `limit` past the caps. */
-attune_status attune__builder_finish(attune__builder *builder, attune_expr_kind kind, uint32_t root,
-                                     attune_status limit, attune_expr **expr);
+attune_status attune__builder_finish(attune__builder *builder, uint32_t root, attune_status limit, attune_expr **expr);
 
 /* Likewise for several results of one array of nodes, whose last is any of them. `roots` receives their numbers. */
-attune_status attune__builder_finish_all(attune__builder *builder, attune_expr_kind kind, uint32_t *roots,
-                                         uint32_t root_count, attune_status limit, attune_expr **expr);
+attune_status attune__builder_finish_all(attune__builder *builder, uint32_t *roots, uint32_t root_count,
+                                         attune_status limit, attune_expr **expr);
 
 /* Makes an expression's nodes anew; number[i], of ATTUNE_EXPR_MAX_NODES, is where node i stands. */
 attune_status attune__builder_import(attune__builder *builder, const attune_expr *expr, uint32_t *number);

@@ -302,19 +302,24 @@ void attune__ctext_of_terms(const attune_expr *expr, uint32_t root, const char *
     end_function(expr, root, text);
 }
 
+/* A float that has one value, though it may be an operation that the IR leaves unfolded. */
+static bool is_constant(const attune__interval *bounds)
+{
+    return bounds->flo == bounds->fhi && !bounds->may_nan;
+}
+
 /* Up to which score the argument of a tanh stays within half of one; 0 if that is not known. *factor is what the score
  * is multiplied by. */
-static float near_limit(const attune_expr *expr, uint32_t n, float *factor)
+static float near_limit(const attune_expr *expr, uint32_t n, const attune__interval *bounds, float *factor)
 {
     const attune__node *node = &expr->nodes[n];
     *factor = 1;
     if (node->op == ATTUNE__OP_DIV || node->op == ATTUNE__OP_MUL) {
-        const attune__node *a = &expr->nodes[node->arg[0]], *b = &expr->nodes[node->arg[1]];
-        const attune__node *constant = b->op == ATTUNE__OP_CONST ? b : a;
-        if (constant->op != ATTUNE__OP_CONST || (node->op == ATTUNE__OP_DIV && constant == a))
+        const uint32_t a = node->arg[0], b = node->arg[1], constant = is_constant(&bounds[b]) ? b : a;
+        if (!is_constant(&bounds[constant]) || (node->op == ATTUNE__OP_DIV && constant == a))
             return 0;
-        *factor = node->op == ATTUNE__OP_DIV ? 1 / constant->value.f : constant->value.f;
-        node = constant == b ? a : b;
+        *factor = node->op == ATTUNE__OP_DIV ? 1 / bounds[constant].flo : bounds[constant].flo;
+        node = &expr->nodes[constant == b ? a : b];
     }
     const float limit = 0.5f / fabsf(*factor);
     return node->op == ATTUNE__OP_VAR && isnormal(*factor) && isnormal(limit) ? limit : 0;
@@ -361,7 +366,7 @@ static bool near_text(const attune_expr *expr, uint32_t root, const char *name, 
             attune__ctext_declare(expr, n, bounds, text);
         if (node->op != ATTUNE__OP_TANH)
             continue;
-        const float own = near_limit(expr, node->arg[0], &factor);
+        const float own = near_limit(expr, node->arg[0], bounds, &factor);
         if (own == 0)
             return false;
         *limit = own < *limit ? own : *limit;
@@ -397,16 +402,17 @@ void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *te
 bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer)
 {
     const attune__node *root = &expr->nodes[expr->node_count - 1], *tanh = root;
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    attune__ctext_bounds(expr, bounds);
     *outer = 1;
     if (root->op == ATTUNE__OP_MUL) {
-        const attune__node *a = &expr->nodes[root->arg[0]], *b = &expr->nodes[root->arg[1]];
-        const attune__node *constant = b->op == ATTUNE__OP_CONST ? b : a;
-        if (constant->op != ATTUNE__OP_CONST)
+        const uint32_t a = root->arg[0], b = root->arg[1], constant = is_constant(&bounds[b]) ? b : a;
+        if (!is_constant(&bounds[constant]))
             return false;
-        *outer = constant->value.f;
-        tanh = constant == b ? a : b;
+        *outer = bounds[constant].flo;
+        tanh = &expr->nodes[constant == b ? a : b];
     }
-    return tanh->op == ATTUNE__OP_TANH && isnormal(*outer) && near_limit(expr, tanh->arg[0], inner) > 0;
+    return tanh->op == ATTUNE__OP_TANH && isnormal(*outer) && near_limit(expr, tanh->arg[0], bounds, inner) > 0;
 }
 
 void attune__ctext_capped(const attune_expr *expr, const char *name, const char *slope, attune__text *text)

@@ -168,6 +168,12 @@ attune__value attune__expr_point(const attune_expr *expr, const attune__bindings
 /* A node's slope that is not a constant number of steps for each column. */
 #define CURVED INT64_MIN
 
+typedef union scalar_f32 {
+    int32_t i;
+    float r;
+} scalar_f32;
+typedef attune__real scalar_f64;
+
 #define REAL    float
 #define F(name) name##f
 #define NAME(x) x##_f32
@@ -183,6 +189,13 @@ attune__value attune__expr_point(const attune_expr *expr, const attune__bindings
 #undef REAL
 #undef F
 #undef NAME
+
+attune__real attune__apply_real(attune__op op, attune__type type, const attune__real *arg)
+{
+    if (op == ATTUNE__OP_SELECT)
+        return arg[0].i ? arg[1] : arg[2];
+    return apply_f64(op, type, arg[0], attune__op_arity(op) == 2 ? arg[1] : (attune__real){0});
+}
 
 size_t attune__expr_scratch_size(const attune_expr *expr, size_t columns)
 {

@@ -2,11 +2,6 @@
 /* Rows, for one REAL: included by eval.c. A node that depends on neither kv nor score has a value; any other has a
  * column, in scratch or, where nothing has to be computed, in the array that it reads. */
 
-typedef union NAME(scalar) {
-    int32_t i;
-    REAL r;
-} NAME(scalar);
-
 typedef struct NAME(node_state) {
     const void *column; /* int32_t (int, bool) or REAL; NULL: `value` serves every column */
     NAME(scalar) value;
@@ -466,7 +461,7 @@ static NAME(scalar) NAME(constant)(const attune__node *node, const NAME(node_sta
 {
     switch (node->op) {
     case ATTUNE__OP_CONST:
-        return NAME(scalar_of)(node->value, node->type);
+        return node->type == ATTUNE__FLOAT ? (NAME(scalar)){.r = (REAL)node->real} : (NAME(scalar)){.i = node->value.i};
     case ATTUNE__OP_VAR:
         return (NAME(scalar)){.i = vars[node->value.i]};
     case ATTUNE__OP_PARAM:

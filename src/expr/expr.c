@@ -81,9 +81,8 @@ static uint32_t number_nodes(const attune__builder *builder, uint32_t root, uint
     return count;
 }
 
-static attune_status fill(const attune__builder *builder, attune_expr_kind kind, const uint32_t *roots,
-                          uint32_t root_count, const uint32_t *order, const uint32_t *number, uint32_t count,
-                          attune_expr *expr)
+static attune_status fill(const attune__builder *builder, const uint32_t *roots, uint32_t root_count,
+                          const uint32_t *order, const uint32_t *number, uint32_t count, attune_expr *expr)
 {
     expr->node_count = count;
     expr->nodes = attune__alloc(builder->allocator, count, sizeof *expr->nodes);
@@ -108,7 +107,7 @@ static attune_status fill(const attune__builder *builder, attune_expr_kind kind,
         node->value.i = (int32_t)*symbol;
     }
     atomic_init(&expr->references, 1);
-    expr->kind = kind;
+    expr->kind = builder->kind;
     expr->hash = builder->hashes[roots[0]];
     for (uint32_t i = 0; i < root_count; i++) {
         expr->uses = (uint16_t)(expr->uses | builder->nodes[roots[i]].uses);
@@ -117,18 +116,17 @@ static attune_status fill(const attune__builder *builder, attune_expr_kind kind,
             attune__hash_add(&expr->hash, builder->hashes[roots[i]].lane[1]);
         }
     }
-    attune__hash_add(&expr->hash, (uint64_t)kind);
+    attune__hash_add(&expr->hash, (uint64_t)builder->kind);
     return ATTUNE_OK;
 }
 
-attune_status attune__builder_finish(attune__builder *builder, attune_expr_kind kind, uint32_t root,
-                                     attune_status limit, attune_expr **expr)
+attune_status attune__builder_finish(attune__builder *builder, uint32_t root, attune_status limit, attune_expr **expr)
 {
-    return attune__builder_finish_all(builder, kind, &root, 1, limit, expr);
+    return attune__builder_finish_all(builder, &root, 1, limit, expr);
 }
 
-attune_status attune__builder_finish_all(attune__builder *builder, attune_expr_kind kind, uint32_t *roots,
-                                         uint32_t root_count, attune_status limit, attune_expr **expr)
+attune_status attune__builder_finish_all(attune__builder *builder, uint32_t *roots, uint32_t root_count,
+                                         attune_status limit, attune_expr **expr)
 {
     *expr = NULL;
     if (builder->overflow)
@@ -152,7 +150,7 @@ attune_status attune__builder_finish_all(attune__builder *builder, attune_expr_k
         status = made ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
         if (made) {
             made->allocator = *allocator;
-            status = fill(builder, kind, roots, root_count, room, number, count, made);
+            status = fill(builder, roots, root_count, room, number, count, made);
             if (status == ATTUNE_OK)
                 *expr = made;
             else
@@ -194,7 +192,7 @@ attune_status attune__builder_import(attune__builder *builder, const attune_expr
         if (node->op == ATTUNE__OP_CONST)
             number[i] = node->type == ATTUNE__BOOL  ? attune__make_bool(builder, node->value.i)
                         : node->type == ATTUNE__INT ? attune__make_int(builder, node->value.i)
-                                                    : attune__make_float(builder, node->value.f);
+                                                    : attune__make_float(builder, node->real);
         else if (node->op == ATTUNE__OP_VAR)
             number[i] = builder->substitute && builder->var[node->value.i] != ATTUNE__NONE
                             ? builder->var[node->value.i]
@@ -216,7 +214,7 @@ attune_status attune__expr_combine(const attune_allocator *allocator, attune__op
         (b && b->kind != ATTUNE_EXPR_MASK))
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "masks are joined by and, or and not; scores are not joined");
     attune__builder builder;
-    ATTUNE__TRY(attune__builder_init(&builder, allocator));
+    ATTUNE__TRY(attune__builder_init(&builder, allocator, ATTUNE_EXPR_MASK));
     uint32_t number[ATTUNE_EXPR_MAX_NODES];
     uint32_t x = 0, y = 0;
     attune_status status = attune__builder_import(&builder, a, number);
@@ -227,7 +225,7 @@ attune_status attune__expr_combine(const attune_allocator *allocator, attune__op
     if (status == ATTUNE_OK) {
         y = b ? number[b->node_count - 1] : 0;
         uint32_t root = b ? attune__make2(&builder, op, x, y) : attune__make1(&builder, op, x);
-        status = attune__builder_finish(&builder, ATTUNE_EXPR_MASK, root, ATTUNE_INVALID_ARGUMENT, expr);
+        status = attune__builder_finish(&builder, root, ATTUNE_INVALID_ARGUMENT, expr);
     }
     attune__builder_free(&builder);
     return status;
@@ -266,7 +264,7 @@ attune_status attune__expr_shift(const attune_allocator *allocator, const attune
         return ATTUNE_OK;
     }
     attune__builder builder;
-    ATTUNE__TRY(attune__builder_init(&builder, allocator));
+    ATTUNE__TRY(attune__builder_init(&builder, allocator, expr->kind));
     uint32_t number[ATTUNE_EXPR_MAX_NODES], start = 0, total = 0;
     /* The expression's own symbols keep their order, which finishing takes from their first use. */
     attune_status status = attune__builder_import(&builder, expr, number);
@@ -284,8 +282,7 @@ attune_status attune__expr_shift(const attune_allocator *allocator, const attune
         status = attune__builder_import(&builder, expr, number);
     }
     if (status == ATTUNE_OK)
-        status = attune__builder_finish(&builder, expr->kind, number[expr->node_count - 1], ATTUNE_INVALID_ARGUMENT,
-                                        shifted);
+        status = attune__builder_finish(&builder, number[expr->node_count - 1], ATTUNE_INVALID_ARGUMENT, shifted);
     attune__builder_free(&builder);
     return status;
 }

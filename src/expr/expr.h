@@ -18,7 +18,9 @@
  * lo, hi) = min(max(x, lo), hi). A capture index out of range reads 0 (false). && and || evaluate both sides: nothing
  *   can fault. i32 -> f32 conversion rounds to nearest. Masks are always evaluated in f32, also by the float64 oracle,
  *   so that one pair is never allowed by one kernel and forbidden by another; scores follow the precision of the
- * kernel.
+ * kernel, literals included: f64 takes a literal as the nearest double, f32 as that double rounded. An operation on
+ * constants is folded only where f32 and f64 give the same number, rounded: every constant is one double, and what is
+ * left unfolded each kernel computes in its own precision. A mask's constants are f32.
  */
 #ifndef ATTUNE_EXPR_EXPR_H
 #define ATTUNE_EXPR_EXPR_H
@@ -100,6 +102,7 @@ typedef struct attune__node {
     uint8_t type;  /* attune__type */
     uint16_t uses; /* bits 1 << attune__var: the variables that the value depends on */
     attune__value value;
+    double real; /* of a float constant: the number itself, which value.f is rounded to f32 */
     uint32_t arg[ATTUNE_MAX_RANK];
     uint32_t arg_count;
 } attune__node;

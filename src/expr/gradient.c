@@ -16,12 +16,13 @@ typedef struct accumulation {
     const attune_expr *expr;
     uint32_t number[ATTUNE_EXPR_MAX_NODES];   /* the expression's nodes, in the builder */
     uint32_t adjoints[ATTUNE_EXPR_MAX_NODES]; /* d result / d node, in the builder; ATTUNE__NONE: exactly 0 */
+    bool carries[ATTUNE_EXPR_MAX_NODES];      /* floats that depend on the score or on an element of a capture */
     bool partial[ATTUNE__BUILDER_NODES]; /* adjoints that are 0 wherever the value that they belong to is not used */
 } accumulation;
 
 static uint32_t make_float(accumulation *a, double value)
 {
-    return attune__make_float(a->builder, (float)value);
+    return attune__make_float(a->builder, value);
 }
 
 static uint32_t make2(accumulation *a, attune__op op, uint32_t x, uint32_t y)
@@ -46,13 +47,14 @@ static bool is_constant(const accumulation *a, uint32_t node)
 
 static bool is_zero(const accumulation *a, uint32_t node)
 {
-    return is_constant(a, node) && made(a, node)->value.f == 0;
+    return is_constant(a, node) && made(a, node)->real == 0;
 }
 
-/* Finite, and no divisor of 0: 0 times or over it is 0. */
+/* Finite, and no divisor of 0, in f32 too: 0 times or over it is 0. */
 static bool is_tame(const accumulation *a, uint32_t node, attune__op op)
 {
-    return is_constant(a, node) && isfinite(made(a, node)->value.f) && (op == ATTUNE__OP_MUL || !is_zero(a, node));
+    const attune__node *n = made(a, node);
+    return is_constant(a, node) && isfinite(n->value.f) && (op == ATTUNE__OP_MUL || n->value.f != 0);
 }
 
 static uint32_t mark(accumulation *a, uint32_t node)
@@ -61,10 +63,20 @@ static uint32_t mark(accumulation *a, uint32_t node)
     return node;
 }
 
-/* Only floats carry derivatives. */
+static bool carries(const accumulation *a, uint32_t n)
+{
+    const attune__node *node = &a->expr->nodes[n];
+    if (node->type != ATTUNE__FLOAT)
+        return false;
+    bool any = node->op == ATTUNE__OP_CAPTURE || (node->op == ATTUNE__OP_VAR && node->value.i == ATTUNE__VAR_SCORE);
+    for (uint32_t j = 0; j < node->arg_count; j++)
+        any |= a->carries[node->arg[j]];
+    return any;
+}
+
 static void add(accumulation *a, uint32_t node, uint32_t d)
 {
-    if (a->expr->nodes[node].type != ATTUNE__FLOAT || is_zero(a, d))
+    if (!a->carries[node] || is_zero(a, d))
         return;
     const uint32_t old = a->adjoints[node];
     a->adjoints[node] = old == ATTUNE__NONE ? d : make2(a, ATTUNE__OP_ADD, old, d);
@@ -154,7 +166,7 @@ static void add_power(accumulation *a, const attune__node *node, uint32_t d, uin
     const uint32_t at_zero =
         make2(a, ATTUNE__OP_AND, make2(a, ATTUNE__OP_EQ, x, zero), make2(a, ATTUNE__OP_LE, zero, y));
     const uint32_t growth = make2(a, ATTUNE__OP_MUL, result, attune__make1(a->builder, ATTUNE__OP_LOG, x));
-    if (a->expr->nodes[node->arg[1]].op != ATTUNE__OP_CONST)
+    if (a->carries[node->arg[1]])
         add(a, node->arg[1], times(a, d, choose(a, at_zero, zero, growth)));
 }
 
@@ -224,13 +236,13 @@ static void add_operands(accumulation *a, uint32_t index)
         break;
     case ATTUNE__OP_DIV:
         add(a, node->arg[0], over(a, d, y));
-        if (!is_constant(a, y))
+        if (a->carries[node->arg[1]])
             add(a, node->arg[1], minus(a, times(a, d, make2(a, ATTUNE__OP_DIV, result, y))));
         break;
     case ATTUNE__OP_MOD: {
         const uint32_t whole = attune__make1(a->builder, ATTUNE__OP_FLOOR, make2(a, ATTUNE__OP_DIV, x, y));
         add(a, node->arg[0], d);
-        if (!is_constant(a, y))
+        if (a->carries[node->arg[1]])
             add(a, node->arg[1], minus(a, times(a, d, whole)));
         break;
     }
@@ -272,8 +284,10 @@ static void add_operands(accumulation *a, uint32_t index)
 static uint32_t accumulate(accumulation *a, uint32_t *roots)
 {
     const attune_expr *expr = a->expr;
-    for (uint32_t i = 0; i < expr->node_count; i++)
+    for (uint32_t i = 0; i < expr->node_count; i++) {
         a->adjoints[i] = ATTUNE__NONE;
+        a->carries[i] = carries(a, i);
+    }
     a->adjoints[expr->node_count - 1] = make_float(a, 1);
     roots[0] = make_float(a, 0);
     uint32_t count = 1;
@@ -318,8 +332,7 @@ static attune_status share_symbols(const attune_expr *score, attune_expr *expr)
 static attune_status finish(accumulation *a, uint32_t *roots, attune__gradient *gradient)
 {
     const uint32_t count = accumulate(a, roots);
-    ATTUNE__TRY(
-        attune__builder_finish_all(a->builder, ATTUNE_EXPR_SCORE, roots, count, ATTUNE_UNSUPPORTED, &gradient->expr));
+    ATTUNE__TRY(attune__builder_finish_all(a->builder, roots, count, ATTUNE_UNSUPPORTED, &gradient->expr));
     ATTUNE__TRY(share_symbols(a->expr, gradient->expr));
     gradient->score = roots[0];
     gradient->read_count = count / 2;
@@ -338,7 +351,7 @@ attune_status attune__gradient_create(const attune_expr *expr, attune__gradient 
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "a mask has no derivative; score expressions have");
     const attune_allocator *allocator = &expr->allocator;
     attune__builder builder;
-    ATTUNE__TRY(attune__builder_init(&builder, allocator));
+    ATTUNE__TRY(attune__builder_init(&builder, allocator, ATTUNE_EXPR_SCORE));
     accumulation *a = attune__alloc(allocator, 1, sizeof *a);
     uint32_t *roots = attune__alloc(allocator, 1 + 2 * (size_t)expr->node_count, sizeof *roots);
     attune__gradient *result = attune__alloc(allocator, 1, sizeof *result);

@@ -13,7 +13,7 @@
 
 /* Columns of the source that a message shows. */
 #define WINDOW 100
-/* Digits of a literal; more say nothing that a float can hold. */
+/* Digits of a literal; more say nothing that a double can hold. */
 #define LITERAL 120
 
 static bool is_digit(char c)
@@ -65,8 +65,8 @@ attune_status attune__source_fail(const attune__source *source, uint32_t at, con
                         inside, what, left, shown, right, caret, "", hint ? "\nhint: " : "", hint ? hint : "");
 }
 
-/* strtof reads the decimal point of the process's locale; the language has one point everywhere. */
-static float read_float(const char *digits)
+/* strtod reads the decimal point of the process's locale; the language has one point everywhere. */
+static double read_float(const char *digits)
 {
     char sample[16], local[LITERAL + 16];
     snprintf(sample, sizeof sample, "%.1f", 0.5);
@@ -78,7 +78,7 @@ static float read_float(const char *digits)
         else
             attune__text_add(&text, "%c", *digits);
     }
-    return strtof(local, NULL);
+    return strtod(local, NULL);
 }
 
 static attune_status lex_number(const attune__source *source, attune__token *token)
@@ -117,7 +117,7 @@ static attune_status lex_number(const attune__source *source, attune__token *tok
     if (real) {
         token->kind = ATTUNE__TOKEN_FLOAT;
         token->real = read_float(digits);
-        if (isinf(token->real))
+        if (isinf((float)token->real))
             return attune__source_fail(source, token->at, "infinity is 1.0 / 0.0",
                                        "%s does not fit f32, whose largest value is 3.40282347e+38", digits);
         return ATTUNE_OK;

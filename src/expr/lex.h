@@ -17,7 +17,7 @@ typedef struct attune__token {
     attune__token_kind kind;
     uint32_t at, length; /* in the text */
     uint32_t integer;    /* up to 2^31: -2147483648 is a literal behind a sign */
-    float real;
+    double real;
     char sign[3];
 } attune__token;
 

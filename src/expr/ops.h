@@ -63,6 +63,13 @@ static inline uint32_t attune__op_arity(attune__op op)
 /* One operation on values in f32: what folding and the evaluation of a point do. `type` is that of the last operand. */
 attune__value attune__apply(attune__op op, attune__type type, const attune__value *arg);
 
+/* Likewise in f64. */
+typedef union attune__real {
+    int32_t i; /* also bool: 0 or 1 */
+    double r;
+} attune__real;
+attune__real attune__apply_real(attune__op op, attune__type type, const attune__real *arg);
+
 /* The names in the IR listing and, for functions, in the language. */
 const char *attune__op_name(attune__op op);
 const char *attune__type_name(attune__type type);

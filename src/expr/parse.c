@@ -495,7 +495,7 @@ static part parse_primary(parser *p, bool negated)
         return advance(p) ? done(p, attune__make_int(p->builder, value), at) : failed;
     }
     if (p->token.kind == ATTUNE__TOKEN_FLOAT) {
-        float value = p->token.real;
+        double value = p->token.real;
         return advance(p) ? done(p, attune__make_float(p->builder, value), at) : failed;
     }
     if (p->token.kind == ATTUNE__TOKEN_NAME)
@@ -634,13 +634,13 @@ attune_status attune__expr_parse(const attune_allocator *allocator, attune_expr_
         return attune__fail(ATTUNE_PARSE_ERROR, "the text has %zu bytes; the limit is %d", length,
                             ATTUNE_EXPR_MAX_LENGTH);
     attune__builder builder;
-    ATTUNE__TRY(attune__builder_init(&builder, allocator));
+    ATTUNE__TRY(attune__builder_init(&builder, allocator, kind));
     attune__source source = {.text = text, .length = (uint32_t)length};
     parser p = {.builder = &builder, .kind = kind, .symbols = symbols, .symbol_count = symbol_count, .source = &source};
     uint32_t root = 0;
     attune_status status = parse_whole(&p, &root);
     if (status == ATTUNE_OK)
-        status = attune__builder_finish(&builder, kind, root, ATTUNE_PARSE_ERROR, expr);
+        status = attune__builder_finish(&builder, root, ATTUNE_PARSE_ERROR, expr);
     attune__builder_free(&builder);
     return status;
 }

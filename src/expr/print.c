@@ -108,6 +108,15 @@ static uint8_t level_of(const printer *p, uint32_t node)
     return infix_of(n->op == ATTUNE__OP_FLOAT ? node_at(p, n->arg[0])->op : n->op).level;
 }
 
+/* The fewest digits that parse to the same constant: a mask's are f32. */
+static void real_text(const attune_expr *expr, const attune__node *node, char text[ATTUNE__FLOAT_TEXT])
+{
+    if (expr->kind == ATTUNE_EXPR_MASK)
+        attune__float_text(node->value.f, text);
+    else
+        attune__double_text(node->real, text);
+}
+
 static void add_const(printer *p, const attune__node *node, uint8_t level)
 {
     char text[ATTUNE__FLOAT_TEXT];
@@ -119,7 +128,7 @@ static void add_const(printer *p, const attune__node *node, uint8_t level)
         snprintf(text, sizeof text, "%d", node->value.i);
         own = node->value.i < 0 ? LEVEL_UNARY : LEVEL_NAME;
     } else if (isfinite(node->value.f)) {
-        attune__float_text(node->value.f, text);
+        real_text(p->expr, node, text);
         own = signbit(node->value.f) ? LEVEL_UNARY : LEVEL_NAME;
     } else {
         shown = isnan(node->value.f) ? "0.0 / 0.0" : node->value.f > 0 ? "1.0 / 0.0" : "-1.0 / 0.0";
@@ -343,7 +352,7 @@ static void print_ir(const attune_expr *expr, attune__text *out)
         } else if (node->op == ATTUNE__OP_CONST && node->type == ATTUNE__INT) {
             attune__text_add(out, " %d", node->value.i);
         } else if (node->op == ATTUNE__OP_CONST) {
-            attune__float_text(node->value.f, text);
+            real_text(expr, node, text);
             attune__text_add(out, " %s",
                              isfinite(node->value.f) ? text
                              : isnan(node->value.f)  ? "nan"

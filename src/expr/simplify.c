@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* Rewriting while nodes are made. Every rule keeps the value bit for bit (a NaN may change its bits), wrap-around,
  * signed zeros and NaN included; that is why x + 0.0 stays and !(a < b) of floats stays. Functions that differ between
- * mathematics libraries are not folded: hashes are the same on every machine. */
+ * mathematics libraries are not folded: hashes are the same on every machine. Nor is what f32 and f64 have different
+ * numbers for. */
 #include "expr/builder.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/alloc.h"
@@ -12,10 +14,11 @@
 
 #define TABLE_SIZE (2 * ATTUNE__BUILDER_NODES)
 
-attune_status attune__builder_init(attune__builder *builder, const attune_allocator *allocator)
+attune_status attune__builder_init(attune__builder *builder, const attune_allocator *allocator, attune_expr_kind kind)
 {
     memset(builder, 0, sizeof *builder);
     builder->allocator = allocator;
+    builder->kind = kind;
     builder->nodes = attune__alloc_raw(allocator, ATTUNE__BUILDER_NODES, sizeof *builder->nodes);
     builder->hashes = attune__alloc_raw(allocator, ATTUNE__BUILDER_NODES, sizeof *builder->hashes);
     builder->table = attune__alloc(allocator, TABLE_SIZE, sizeof *builder->table);
@@ -57,6 +60,11 @@ static attune__hash content(const attune__builder *builder, const attune__node *
             attune__hash_add(&hash, (uint64_t)(unsigned char)*c);
     } else {
         attune__hash_add(&hash, (uint32_t)node->value.i);
+        if (node->op == ATTUNE__OP_CONST && node->type == ATTUNE__FLOAT && node->real != (double)node->value.f) {
+            uint64_t bits;
+            memcpy(&bits, &node->real, sizeof bits);
+            attune__hash_add(&hash, bits);
+        }
     }
     for (uint32_t i = 0; i < node->arg_count; i++) {
         attune__hash_add(&hash, builder->hashes[node->arg[i]].lane[0]);
@@ -86,26 +94,28 @@ static uint32_t intern(attune__builder *builder, attune__node node)
     return builder->count - 1;
 }
 
-static uint32_t make_const(attune__builder *builder, attune__type type, attune__value value)
+static uint32_t make_whole(attune__builder *builder, attune__type type, int32_t value)
 {
-    if (type == ATTUNE__FLOAT && value.f != value.f)
-        value.i = 0x7fc00000; /* one NaN, whatever the host's division made */
-    return intern(builder, (attune__node){.op = ATTUNE__OP_CONST, .type = (uint8_t)type, .value = value});
+    return intern(builder, (attune__node){.op = ATTUNE__OP_CONST, .type = (uint8_t)type, .value.i = value});
 }
 
 uint32_t attune__make_bool(attune__builder *builder, bool value)
 {
-    return make_const(builder, ATTUNE__BOOL, (attune__value){.i = value});
+    return make_whole(builder, ATTUNE__BOOL, value);
 }
 
 uint32_t attune__make_int(attune__builder *builder, int32_t value)
 {
-    return make_const(builder, ATTUNE__INT, (attune__value){.i = value});
+    return make_whole(builder, ATTUNE__INT, value);
 }
 
-uint32_t attune__make_float(attune__builder *builder, float value)
+uint32_t attune__make_float(attune__builder *builder, double value)
 {
-    return make_const(builder, ATTUNE__FLOAT, (attune__value){.f = value});
+    attune__node node = {.op = ATTUNE__OP_CONST, .type = ATTUNE__FLOAT, .value.f = (float)value};
+    if (value != value)
+        node.value.i = 0x7fc00000; /* one NaN, whatever the host's division made */
+    node.real = builder->kind == ATTUNE_EXPR_MASK || value != value ? (double)node.value.f : value;
+    return intern(builder, node);
 }
 
 uint32_t attune__make_var(attune__builder *builder, attune__var var)
@@ -156,10 +166,10 @@ static bool is_int(const attune__builder *builder, uint32_t node, int32_t value)
     return n->op == ATTUNE__OP_CONST && n->type == ATTUNE__INT && n->value.i == value;
 }
 
-static bool is_float(const attune__builder *builder, uint32_t node, float value)
+static bool is_float(const attune__builder *builder, uint32_t node, double value)
 {
     const attune__node *n = at(builder, node);
-    return n->op == ATTUNE__OP_CONST && n->type == ATTUNE__FLOAT && !memcmp(&n->value.f, &value, sizeof value);
+    return n->op == ATTUNE__OP_CONST && n->type == ATTUNE__FLOAT && !memcmp(&n->real, &value, sizeof value);
 }
 
 /* Is one the negation of the other, in the forms that make_not gives? */
@@ -343,12 +353,12 @@ static uint32_t make_arithmetic_float(attune__builder *builder, attune__op op, u
 {
     switch (op) {
     case ATTUNE__OP_ADD:
-        return is_float(builder, b, -0.0f) ? a : ATTUNE__NONE;
+        return is_float(builder, b, -0.0) ? a : ATTUNE__NONE;
     case ATTUNE__OP_SUB:
-        return is_float(builder, b, 0.0f) ? a : ATTUNE__NONE;
+        return is_float(builder, b, 0.0) ? a : ATTUNE__NONE;
     case ATTUNE__OP_MUL:
     case ATTUNE__OP_DIV:
-        return is_float(builder, b, 1.0f) ? a : ATTUNE__NONE;
+        return is_float(builder, b, 1.0) ? a : ATTUNE__NONE;
     default:
         return ATTUNE__NONE;
     }
@@ -408,6 +418,41 @@ static uint32_t make_select(attune__builder *builder, uint32_t c, uint32_t a, ui
     return ATTUNE__NONE;
 }
 
+/* A mask is f32 everywhere. Elsewhere f32 and f64 must agree: the double, rounded, is the f32, and is finite where that
+ * is, so that a literal can say it. */
+static bool agree(const attune__builder *builder, float single, double real)
+{
+    const float rounded = (float)real;
+    if (builder->kind == ATTUNE_EXPR_MASK || (single != single && real != real))
+        return true;
+    return !memcmp(&rounded, &single, sizeof single) && isfinite(single) == isfinite(real);
+}
+
+/* Of constants; ATTUNE__NONE where the precisions do not agree. */
+static uint32_t fold(attune__builder *builder, attune__op op, const uint32_t *arg, uint32_t arity)
+{
+    const attune__type type = attune__type_of(builder, arg[arity - 1]);
+    const attune__type result = result_type(builder, op, arg[0], arg[1]);
+    attune__value values[3] = {{0}};
+    attune__real reals[3] = {{0}};
+    for (uint32_t i = 0; i < arity; i++) {
+        const attune__node *n = at(builder, arg[i]);
+        values[i] = n->value;
+        if (n->type == ATTUNE__FLOAT)
+            reals[i].r = n->real;
+        else
+            reals[i].i = n->value.i;
+    }
+    const attune__value single = attune__apply(op, type, values);
+    const attune__real real = attune__apply_real(op, type, reals);
+    if (result != ATTUNE__FLOAT)
+        return builder->kind == ATTUNE_EXPR_MASK || single.i == real.i ? make_whole(builder, result, single.i)
+                                                                       : ATTUNE__NONE;
+    if (!agree(builder, single.f, real.r))
+        return ATTUNE__NONE;
+    return attune__make_float(builder, builder->kind == ATTUNE_EXPR_MASK ? (double)single.f : real.r);
+}
+
 uint32_t attune__make(attune__builder *builder, attune__op op, uint32_t a, uint32_t b, uint32_t c)
 {
     uint32_t arity = attune__op_arity(op);
@@ -417,10 +462,9 @@ uint32_t attune__make(attune__builder *builder, attune__op op, uint32_t a, uint3
         constant = is_op(builder, arg[i], ATTUNE__OP_CONST);
     attune__type type = attune__type_of(builder, arg[arity - 1]);
     if (constant) {
-        attune__value values[3] = {{0}};
-        for (uint32_t i = 0; i < arity; i++)
-            values[i] = at(builder, arg[i])->value;
-        return make_const(builder, result_type(builder, op, a, b), attune__apply(op, type, values));
+        const uint32_t folded = fold(builder, op, arg, arity);
+        if (folded != ATTUNE__NONE)
+            return folded;
     }
     bool commutes = op == ATTUNE__OP_ADD || op == ATTUNE__OP_MUL || op == ATTUNE__OP_EQ || op == ATTUNE__OP_NE ||
                     op == ATTUNE__OP_AND || op == ATTUNE__OP_OR ||

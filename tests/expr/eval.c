@@ -2,7 +2,10 @@
 /* Values: known ones, and rows against points. */
 #include "expr/common.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+
+#include "base/text.h"
 
 static float value_of(attune_expr_kind kind, const char *text, attune_point point)
 {
@@ -134,6 +137,97 @@ Test(eval, rows_are_points)
     }
     free(scratch);
     cr_log_info("%llu expressions, %llu points", (unsigned long long)count, (unsigned long long)checked);
+}
+
+/* Operations on literals, as text and as C computes them in both precisions. */
+typedef struct folded {
+    char text[512];
+    float single;
+    double real;
+} folded;
+
+static void make_folded(uint64_t *state, int depth, folded *f)
+{
+    if (!depth) {
+        static const double odd[] = {0.0, 1.0, 0.1, 0.99999999999, 1e-40, 3e38, 16777217.0, 0.5};
+        f->real = random_expr_next(state) % 3 ? (double)random_expr_between(state, 0, 100000) / 1000
+                                              : odd[random_expr_next(state) % (sizeof odd / sizeof odd[0])];
+        f->single = (float)f->real;
+        snprintf(f->text, sizeof f->text, "%.17e", f->real);
+        return;
+    }
+    folded a, b;
+    make_folded(state, depth - 1, &a);
+    make_folded(state, random_expr_next(state) % 2 ? depth - 1 : 0, &b);
+    const char *form = "";
+    switch (random_expr_next(state) % 10) {
+#define FOLD(n, pattern, expression, expressionf)                                                                      \
+    case n:                                                                                                            \
+        form = pattern;                                                                                                \
+        f->real = (expression);                                                                                        \
+        f->single = (expressionf);                                                                                     \
+        break;
+        FOLD(0, "(%s + %s)", a.real + b.real, a.single + b.single)
+        FOLD(1, "(%s - %s)", a.real - b.real, a.single - b.single)
+        FOLD(2, "(%s * %s)", a.real * b.real, a.single * b.single)
+        FOLD(3, "(%s / %s)", a.real / b.real, a.single / b.single)
+        FOLD(4, "(%s %% %s)", a.real - floor(a.real / b.real) * b.real,
+             a.single - floorf(a.single / b.single) * b.single)
+        FOLD(5, "min(%s, %s)", b.real < a.real ? b.real : a.real, b.single < a.single ? b.single : a.single)
+        FOLD(6, "max(abs(-%s), %s)", fabs(a.real) < b.real ? b.real : fabs(a.real),
+             fabsf(a.single) < b.single ? b.single : fabsf(a.single))
+        FOLD(7, "(%s < %s ? 1 : 0.7)", a.real < b.real ? 1.0 : 0.7, a.single < b.single ? 1.0f : 0.7f)
+        FOLD(8, "(floor(%s) + ceil(%s))", floor(a.real) + ceil(b.real), floorf(a.single) + ceilf(b.single))
+        FOLD(9, "(sqrt(%s) - rsqrt(%s))", sqrt(a.real) - 1 / sqrt(b.real), sqrtf(a.single) - 1 / sqrtf(b.single))
+#undef FOLD
+    default:
+        break;
+    }
+    attune__text text = attune__text_begin(f->text, sizeof f->text);
+    const char *const operands[] = {a.text, b.text};
+    for (int i = 0; *form; form++)
+        if (form[0] == '%' && form[1] == 's') {
+            attune__text_add(&text, "%s", operands[i++]);
+            form++;
+        } else {
+            form += form[0] == '%';
+            attune__text_add(&text, "%c", *form);
+        }
+}
+
+Test(eval, constants_are_of_the_precision)
+{
+    const uint64_t count = scaled(20000);
+    uint64_t state = test_seed(), kept = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        folded f;
+        char printed[1024];
+        make_folded(&state, 1 + (int)(i % 3), &f);
+        attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, f.text, NULL, 0);
+        kept += expr->node_count > 1;
+        for (int again = 0; again < 2; again++) {
+            _Alignas(64) unsigned char scratch[64 << 10];
+            cr_assert(attune__expr_scratch_size(expr, 1) <= sizeof scratch);
+            const attune_point point = {.q_len = 1, .kv_len = 1};
+            const attune__row row = row_of(&point);
+            float single = 5;
+            double real = 5;
+            attune__expr_score_row_f32(expr, &(attune__bindings){NULL, NULL}, &row, 0, 1, scratch, &single);
+            attune__expr_score_row_f64(expr, &(attune__bindings){NULL, NULL}, &row, 0, 1, scratch, &real);
+            const attune__value value = attune__expr_point(expr, &(attune__bindings){NULL, NULL}, &point);
+            cr_assert(same_float(single, f.single) && same_float(value.f, f.single), "%s is %.9g and %.9g, not %.9g",
+                      f.text, (double)single, (double)value.f, (double)f.single);
+            cr_assert(!memcmp(&real, &f.real, sizeof real) || (real != real && f.real != f.real),
+                      "%s is %.17g, not %.17g", f.text, real, f.real);
+            cr_assert(attune__expr_print(expr, ATTUNE_EXPR_TEXT, printed, sizeof printed, NULL) == ATTUNE_OK);
+            attune__expr_release(expr);
+            expr = parse_with(ATTUNE_EXPR_SCORE, printed, NULL, 0);
+        }
+        attune__expr_release(expr);
+    }
+    cr_assert(kept * 10 > count && kept * 10 < count * 9, "%llu of %llu are not folded", (unsigned long long)kept,
+              (unsigned long long)count);
+    cr_log_info("%llu constants, %llu of them not folded", (unsigned long long)count, (unsigned long long)kept);
 }
 
 /* Smooth expressions: double differs from float by rounding alone. */

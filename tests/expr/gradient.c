@@ -253,7 +253,7 @@ static dual dual_node(const attune_expr *expr, uint32_t n, const dual *at, const
     const uint8_t type = node->arg_count ? expr->nodes[node->arg[node->arg_count - 1]].type : node->type;
     switch (node->op) {
     case ATTUNE__OP_CONST:
-        return node->type == ATTUNE__FLOAT ? (dual){.value = (double)node->value.f, .wild = !isfinite(node->value.f)}
+        return node->type == ATTUNE__FLOAT ? (dual){.value = node->real, .wild = !isfinite(node->value.f)}
                                            : (dual){.i = node->value.i};
     case ATTUNE__OP_VAR:
         return node->value.i == ATTUNE__VAR_SCORE ? (dual){.value = score, .slope = by.capture == NULL}
