@@ -22,10 +22,17 @@ attune_status attune__cuda_decode_load(attune__cuda_program *program, const attu
     return status;
 }
 
+/* Lists that differ by head may come with an expression that does not: the plan sees that one alone, the call the mask.
+ * A tile of several heads would have the first one's lists for all. */
+static uint32_t packed_heads(const attune__cuda_program *program, const attune__forward *call)
+{
+    return call->mask && call->mask->stored_heads != 1 ? 1 : program->packed_heads;
+}
+
 /* The parts' results lie at the beginning of the workspace (src/plan/plan.h). */
 static attune_cuda_parts parts_of(const attune__cuda_program *program, const attune__forward *call)
 {
-    attune_cuda_parts parts = {.packed = (int)program->packed_heads, .split = (int)program->split};
+    attune_cuda_parts parts = {.packed = (int)packed_heads(program, call), .split = (int)program->split};
     if (parts.split > 1) {
         const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len) * program->split;
         const uint64_t o_bytes = rows * (uint64_t)call->v.size[3] * sizeof(float);
@@ -42,9 +49,9 @@ attune_status attune__cuda_decode(const attune__program *program, attune_queue *
     attune__cuda_device *device = attune__cuda_of(program->device);
     const attune__cuda_driver *driver = &device->driver;
     attune__cuda_queue *stream = (attune__cuda_queue *)queue;
-    const int64_t rows = call->q_len * mine->packed_heads,
+    const int64_t packed = packed_heads(mine, call), rows = call->q_len * packed,
                   tiles = (rows + mine->kernel.block_m - 1) / mine->kernel.block_m;
-    const int64_t planes = call->heads / mine->packed_heads * call->batch;
+    const int64_t planes = call->heads / packed * call->batch;
     const int64_t all = call->batch * call->heads * call->q_len;
     if (tiles * mine->split > ATTUNE__CUDA_MOST_BLOCKS / planes || all > ATTUNE__CUDA_MOST_BLOCKS)
         return attune__fail(ATTUNE_UNSUPPORTED,

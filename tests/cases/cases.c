@@ -122,6 +122,13 @@ const attention_case attention_cases[] = {
     {"slope_empty_rows",       1, 1, 2, 2, 400, 400,  64,  0, .mask = "q / 128 % 2 == 1 && q >= kv", .score = "score + slope[h] * (kv - q)"},
     {"bias_of_pairs_wide",     1, 1, 2, 2, 140, 150, 192, 128, .mask = CAUSAL, .score = "score + bias[q - kv + 149, h]"},
     {"key_softcap_wide",       1, 1, 2, 1, 140, 250, 256,  0, .score = SOFTCAP " + half_bias[kv]"},
+    {"lists_of_heads",         2, 2, 6, 3,   1,  44,  24, 40, .mask = "q >= kv && q - kv < 34 && h % 2 == 1", .partial = "q >= kv && q - kv < 34", .options = "{\"FORCE_USE_FLEX_ATTENTION\": false}"},
+    {"lists_of_heads_split",   3, 3, 6, 3,  14, 593, 184, 16, .mask = "kv <= q + 579 && (kv / 128 + h + b) % 3 != 0", .partial = "kv <= q + 579"},
+    {"lists_of_heads_full",    2, 2, 8, 2,   1, 900,  64,  0, .mask = "(kv / 64 * 5 + h * 3) % 7 < 3", .partial = "true", .kv_block = 64},
+    {"lists_of_heads_forward", 1, 1, 4, 2, 300, 400,  64,  0, .mask = CAUSAL " && (kv / 128 + q / 128 + h) % 3 != 1", .partial = CAUSAL},
+    {"one_key_of_two_branches", 3, 3, 3, 3,  1,   1,  32,  0, .mask = "true", .score = "log(abs((clamp(kv, 35, width) == q % 0 ? score * 1.69140625 : sin(score))) + 1.0)"},
+    {"one_key_of_a_wave",      3, 3, 3, 3,   1,   1,  32,  0, .mask = "true", .score = "log(abs((clamp(kv, 35, heat) == q % 0 ? score * 1.69140625 : sin(score))) + 1.0)"},
+    {"row_of_constants_nan",   3, 3, 2, 2,  58,  21,  40,  0, .mask = "(((q > 27 ? 8.78125 : holes[q]) == select(q < 1, 8, kv)) && ((q > 15) == true ? b >= -1423551284 : q == q)) == (abs(holes[q] - h) >= -6.859375)", .score = "sqrt(abs(min(rsqrt(abs(score) + 1.0), -1.7890625)) + 1.0)", .input = INPUT_NAN_VISIBLE},
     {"small_key_tile",         1, 1, 2, 2, 140, 140,  64,  0, .score = "score + half_bias[kv]", .options = "{\"BLOCK_M\": 16, \"BLOCK_N\": 16}"},
 };
 /* clang-format on */
@@ -194,8 +201,9 @@ attention_case attention_case_random(uint64_t seed, case_storage *storage)
     c.head_dim_v = random_uniform(&r) < 0.7 ? 0 : 8 * (uint32_t)between(&r, 1, 32);
     int number = (int)between(&r, 2, 90);
     /* A template has one number or two; what it does not use is ignored. */
-    snprintf(storage->mask, sizeof storage->mask, masks[random_u64(&r) % (sizeof masks / sizeof masks[0])], number,
-             number);
+    snprintf(storage->partial, sizeof storage->partial, masks[random_u64(&r) % (sizeof masks / sizeof masks[0])],
+             number, number);
+    snprintf(storage->mask, sizeof storage->mask, "%s", storage->partial);
     snprintf(storage->score, sizeof storage->score, scores[random_u64(&r) % (sizeof scores / sizeof scores[0])],
              number);
     c.mask = storage->mask[0] ? storage->mask : NULL;
@@ -210,6 +218,12 @@ attention_case attention_case_random(uint64_t seed, case_storage *storage)
     c.q_block = blocks[random_u64(&r) % (sizeof blocks / sizeof blocks[0])];
     c.kv_block = blocks[random_u64(&r) % (sizeof blocks / sizeof blocks[0])];
     c.mask_longer = random_uniform(&r) < 0.2 ? between(&r, 1, 200) : 0;
+    if (c.mask && random_uniform(&r) < 0.15) {
+        /* Lists of each head, of an expression that may read none. */
+        snprintf(storage->mask, sizeof storage->mask, "(%s) && (kv / %u + q / %u * 2 + h + b) %% 3 != 0",
+                 storage->partial, c.kv_block ? c.kv_block : 128, c.q_block ? c.q_block : 128);
+        c.partial = storage->partial;
+    }
     snprintf(storage->name, sizeof storage->name, "random %#llx", (unsigned long long)seed);
     return c;
 }
@@ -226,7 +240,7 @@ typedef struct capture_kind {
 static const capture_kind capture_kinds[] = {
     {"doc", ATTUNE_I32, 1},         {"docs", ATTUNE_I64, 2},  {"used", ATTUNE_I32, 1},    {"slope", ATTUNE_F32, 1},
     {"bias", ATTUNE_F32, 2},        {"keep", ATTUNE_BOOL, 2}, {"anchors", ATTUNE_I32, 2}, {"half_bias", ATTUNE_F16, 1},
-    {"brain_bias", ATTUNE_BF16, 1}, {"piece", ATTUNE_I32, 1}, {"gate", ATTUNE_F32, 1},
+    {"brain_bias", ATTUNE_BF16, 1}, {"piece", ATTUNE_I32, 1}, {"gate", ATTUNE_F32, 1},    {"holes", ATTUNE_F32, 1},
 };
 #define CAPTURE_KINDS (sizeof capture_kinds / sizeof capture_kinds[0])
 
@@ -265,6 +279,8 @@ static void fill_capture(const char *name, const attention_case *c, array *a, ra
             value = (double)between(r, 0, 3);
         else if (!strcmp(name, "gate"))
             value = i % 2 ? -INFINITY : random_normal(r);
+        else if (!strcmp(name, "holes"))
+            value = i % 3 == 2 ? NAN : random_normal(r);
         else if (!strcmp(name, "keep"))
             value = random_uniform(r) < 0.7;
         else if (!strcmp(name, "anchors"))
@@ -287,6 +303,11 @@ static bool make_expr(attune_instance *instance, attune_expr_kind kind, const ch
     if (attune_expr_create(instance, kind, text, symbols, CAPTURE_KINDS + 2, expr) != ATTUNE_OK)
         return failure_set(why, "%s", attune_last_error());
     return true;
+}
+
+bool case_partial(attune_instance *instance, const attention_case *c, attune_expr **expr, failure *why)
+{
+    return make_expr(instance, ATTUNE_EXPR_MASK, c->partial, expr, why);
 }
 
 static bool add_captures(const attention_case *c, const attune_expr *expr, random_state *r, attention *a, failure *why)

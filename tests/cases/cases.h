@@ -39,6 +39,7 @@ typedef struct attention_case {
     int64_t mask_longer;          /* the mask is built for this many more rows and columns than the call has */
     const char *backward_options; /* as options, of case_run_gradients' plan */
     uint32_t segments;            /* k and v are cut into this many, which the seed places; 0 = not cut */
+    const char *partial;          /* the mask is given as lists, whose partial blocks evaluate this; NULL = it is not */
 } attention_case;
 
 /* Not those whose outputs are NaN or infinite: their gradients are too. */
@@ -52,7 +53,7 @@ extern const uint32_t attention_case_count;
 
 /* A random case; its strings live in `storage`. The same seed gives the same case on every machine. */
 typedef struct case_storage {
-    char name[96], mask[512], score[256], options[96];
+    char name[96], mask[512], score[256], options[96], partial[256];
 } case_storage;
 attention_case attention_case_random(uint64_t seed, case_storage *storage);
 
@@ -60,6 +61,9 @@ attention_case attention_case_random(uint64_t seed, case_storage *storage);
 bool case_instantiate(attune_instance *instance, const attention_case *c, attune_dtype dtype, uint64_t seed,
                       attention *a, failure *why);
 void case_release(attention *a);
+
+/* The expression of a case that has `partial`. */
+bool case_partial(attune_instance *instance, const attention_case *c, attune_expr **expr, failure *why);
 
 /* Runs a case on a device and compares o, lse and row maxima. Returns false with the reason. */
 bool case_run(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,

@@ -248,6 +248,32 @@ static const char *place_gradients(attune_device *device, const attention_case *
     return NULL;
 }
 
+/* The mask's own lists, with another expression for their partial blocks. */
+static const char *make_listed(attune_instance *instance, attune_device *device, const attention_case *c,
+                               const attention *a, const attune_mask_desc *desc, attune_problem *problem,
+                               attune_mask **mask)
+{
+    static failure why;
+    attune_mask *whole = NULL;
+    attune_expr *expr = NULL;
+    attune_mask_lists lists = {.struct_size = sizeof lists};
+    const char *error = case_partial(instance, c, &expr, &why) ? NULL : why.message;
+    if (!error)
+        error = try_call(attention_mask(instance, device, a, desc, NULL, &whole));
+    if (!error)
+        error = try_call(attune_mask_lists_get(whole, &lists));
+    if (!error)
+        error = try_call(attune_mask_create_lists(instance, desc, &lists, expr, a->captures, a->capture_count,
+                                                  a->parameters, a->parameter_count, mask));
+    if (!error)
+        error = try_call(attune_mask_upload(*mask, device));
+    if (!error)
+        error = try_call(attune_problem_set_mask(problem, *mask));
+    attune_mask_destroy(whole);
+    attune_expr_destroy(expr);
+    return error;
+}
+
 static const char *prepare(attune_instance *instance, attune_device *device, const attention_case *c,
                            attune_dtype dtype, const attention *a, running *r)
 {
@@ -279,7 +305,8 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
                                        .kv_heads = c->kv_heads,
                                        .q_len = c->q_len + c->mask_longer,
                                        .kv_len = c->kv_len + c->mask_longer};
-        if ((error = try_call(attention_mask(instance, device, a, &desc, &problem, &r->mask))))
+        if ((error = c->partial ? make_listed(instance, device, c, a, &desc, &problem, &r->mask)
+                                : try_call(attention_mask(instance, device, a, &desc, &problem, &r->mask))))
             return error;
     }
     attune_kernel_options options = {.struct_size = sizeof options};

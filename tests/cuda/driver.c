@@ -224,6 +224,66 @@ Test(cuda_driver, what_tma_cannot_read_falls_back)
     flow_destroy(&f);
 }
 
+/* A tile of decode has the rows of a group's heads, but where their lists differ. The expression, which is all that the
+ * plan knows of a mask, may be the same. */
+Test(cuda_driver, decode_keeps_lists_of_heads_apart)
+{
+    enum { HEADS = 6, KV_HEADS = 2, KEYS = 300 };
+    fake_state *fake = open_fake();
+    *fake = (fake_state){.architecture = 90};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+    const attune_mask_desc whole = {
+        .struct_size = sizeof whole, .heads = HEADS, .kv_heads = KV_HEADS, .q_len = 1, .kv_len = KEYS};
+    attune_instance *instance;
+    attune_device *device;
+    attune_buffer *buffer;
+    attune_expr *exprs[2];
+    attune_mask *masks[3];
+    attune_plan *plan;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    cr_assert_eq(attune_device_open(instance, "cuda:0", &device), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_create(device, (uint64_t)HEADS * KEYS * DIM * 2, &buffer), ATTUNE_OK);
+    /* Its own lists, which serve all heads, and those of another. */
+    cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, "kv < 290", NULL, 0, &exprs[0]), ATTUNE_OK);
+    cr_assert_eq(
+        attune_expr_create(instance, ATTUNE_EXPR_MASK, "kv < 290 && (kv / 128 + h) % 2 == 0", NULL, 0, &exprs[1]),
+        ATTUNE_OK);
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(attune_mask_create(instance, &whole, exprs[i], NULL, 0, NULL, 0, &masks[i]), ATTUNE_OK);
+    attune_mask_lists lists = {.struct_size = sizeof lists};
+    cr_assert_eq(attune_mask_lists_get(masks[1], &lists), ATTUNE_OK);
+    cr_assert_eq(lists.heads, HEADS);
+    cr_assert_eq(attune_mask_create_lists(instance, &whole, &lists, exprs[0], NULL, 0, NULL, 0, &masks[2]), ATTUNE_OK);
+    attune_problem problem = {.struct_size = sizeof problem,
+                              .dtype = ATTUNE_F16,
+                              .head_dim = DIM,
+                              .heads = HEADS,
+                              .kv_heads = KV_HEADS,
+                              .q_len = 1,
+                              .kv_len = KEYS};
+    const attune_kernel_options options = {.struct_size = sizeof options, .fwd.split_kv = 1};
+    cr_assert_eq(attune_problem_set_mask(&problem, masks[0]), ATTUNE_OK);
+    cr_assert_eq(attune_plan_create(device, &problem, &options, &plan), ATTUNE_OK, "%s", attune_last_error());
+    for (int i = 0; i < 3; i += 2) {
+        const attune_tensor row = {buffer, 0, ATTUNE_F16, 4, {1, HEADS, 1, DIM}, {0}};
+        const attune_tensor keys = {buffer, 0, ATTUNE_F16, 4, {1, KV_HEADS, KEYS, DIM}, {0}};
+        const attune_forward_args args = {
+            .struct_size = sizeof args, .q = row, .k = keys, .v = keys, .o = row, .mask = masks[i]};
+        cr_assert_eq(attune_mask_upload(masks[i], device), ATTUNE_OK);
+        cr_assert_eq(attune_forward(plan, attune_device_queue(device), &args, NULL), ATTUNE_OK, "%s",
+                     attune_last_error());
+        cr_expect_eq(fake->grid, (unsigned)(i ? HEADS : KV_HEADS), "mask %d: %u workgroups", i, fake->grid);
+    }
+    attune_plan_destroy(plan);
+    for (int i = 0; i < 3; i++)
+        attune_mask_destroy(masks[i]);
+    for (int i = 0; i < 2; i++)
+        attune_expr_destroy(exprs[i]);
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
 Test(cuda_driver, waits_run_out_of_time)
 {
     fake_state *fake = open_fake();

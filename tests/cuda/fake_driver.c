@@ -277,9 +277,10 @@ int cuModuleGetFunction(void **function, void *module, const char *name)
     (void)module;
     CALL("cuModuleGetFunction");
     *function = strcmp(name, "attune_forward_sm90") ? &sm80 : &sm90;
-    static const char *const others[] = {"attune_forward_sm80", "attune_backward_sm80",    "attune_backward_sm90",
-                                         "attune_delta",        "attune_backward_dq_sm90", "attune_sums"};
-    for (int i = 0; i < 6; i++)
+    static const char *const others[] = {"attune_forward_sm80",    "attune_backward_sm80", "attune_backward_sm90",
+                                         "attune_delta",           "attune_decode_sm80",   "attune_sums",
+                                         "attune_backward_dq_sm90"};
+    for (int i = 0; i < 7; i++)
         if (*function == &sm90 || !strcmp(name, others[i]))
             return 0;
     return 500;
