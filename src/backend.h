@@ -144,6 +144,11 @@ struct attune__backend {
     /* Masks on the device. NULL where kernels read the host's lists (the CPU). */
     attune_status (*mask_upload)(attune_device *device, const attune_mask *mask, attune__device_mask **device_mask);
     void (*mask_release)(attune__device_mask *device_mask);
+    /* Masks that follow a tensor (attune__mask_new_tensor). follow prepares: memory for every block, kernels; NULL
+     * where mask_upload is. update, whose mask has the tensor's sizes by then, launches what makes the lists. */
+    attune_status (*mask_follow)(attune_device *device, const attune_mask *mask, attune__device_mask **device_mask);
+    attune_status (*mask_update)(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
+                                 const attune_tensor *tensor, uint64_t *value);
 
     /* Programs: compilation and everything else that may take time or memory. */
     attune_status (*program_create)(attune_device *device, const attune__program_desc *desc, attune__program **program);

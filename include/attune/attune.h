@@ -497,6 +497,23 @@ ATTUNE_API attune_status attune_mask_create_lists(attune_instance *instance, con
  */
 ATTUNE_API attune_status attune_mask_create_dense(attune_instance *instance, const attune_mask_desc *desc,
                                                   const attune_array *dense, attune_mask **mask);
+/*
+ * A mask whose blocks follow a tensor on a device: the dense mask, or the additive bias, that an engine makes anew for
+ * each step. Made once for the longest lengths (desc); attune_mask_update then reads the tensor and writes the lists
+ * where both lie, in launches alone, so that kernels skip the blocks that the tensor empties and evaluate nothing in
+ * those that it leaves whole.
+ *
+ * dtype is the tensor's: ATTUNE_BOOL or ATTUNE_U8, where non-zero may attend; or ATTUNE_F32, F16 or BF16, where
+ * negative infinity forbids the pair and every other value allows it. What else a bias adds is the score expression's:
+ * "score + bias[b, h, q, kv]" with the same tensor as its capture. A tensor of 0 and negative infinity needs none.
+ *
+ * tensor_batch and tensor_heads are the description's batch and heads, or 1 for a tensor that all of them share.
+ * desc.kv_total must be 0. The lists lie on the device: functions that read a mask on the host, combine it or upload it
+ * elsewhere answer UNSUPPORTED. Allocates for the most blocks that the lengths have, and may compile.
+ */
+ATTUNE_API attune_status attune_mask_create_tensor(attune_device *device, const attune_mask_desc *desc,
+                                                   attune_dtype dtype, int64_t tensor_batch, int64_t tensor_heads,
+                                                   attune_mask **mask);
 ATTUNE_API void attune_mask_destroy(attune_mask *mask);
 
 /* The lists of a mask; the arrays live as long as the mask. */
@@ -737,6 +754,16 @@ typedef struct attune_completion {
 /* Waits until everything up to the completion is done; TIMEOUT after timeout_ns (UINT64_MAX = for ever, 0 = ask only).
  */
 ATTUNE_API attune_status attune_completion_wait(attune_completion completion, uint64_t timeout_ns);
+
+/*
+ * Classifies the blocks of a tensor [tensor_batch, tensor_heads, q_len, kv_len], any strides, for a mask of
+ * attune_mask_create_tensor; the lengths may be shorter than the mask was made for, and calls with the mask are then as
+ * short. Launches only: calls on the same queue from now on see the new lists, and read the tensor, which must keep its
+ * place and values until they are done. Before the first update the mask is in no call. Not to be called while another
+ * thread uses the mask. completion may be NULL.
+ */
+ATTUNE_API attune_status attune_mask_update(attune_mask *mask, attune_queue *queue, const attune_tensor *tensor,
+                                            attune_completion *completion);
 
 /* A capture on the device. */
 typedef struct attune_capture {

@@ -152,6 +152,111 @@ attune_status attune_mask_create_dense(attune_instance *instance, const attune_m
     return attune__mask_from_dense(&instance->host.allocator, &d, &array, mask);
 }
 
+static bool is_mask_dtype(attune_dtype dtype)
+{
+    return dtype == ATTUNE_BOOL || dtype == ATTUNE_U8 || dtype == ATTUNE_F32 || dtype == ATTUNE_F16 ||
+           dtype == ATTUNE_BF16;
+}
+
+static attune_status check_tensor_planes(const char *name, int64_t value, int64_t all)
+{
+    if (value != 1 && value != all)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "tensor_%s is %lld, expected desc.%s, %lld, or 1", name,
+                            (long long)value, name, (long long)all);
+    return ATTUNE_OK;
+}
+
+attune_status attune_mask_create_tensor(attune_device *device, const attune_mask_desc *desc, attune_dtype dtype,
+                                        int64_t tensor_batch, int64_t tensor_heads, attune_mask **mask)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    *mask = NULL;
+    ATTUNE__TRY(attune__device_check(device));
+    const attune__backend *backend = device->backend;
+    if (!backend->mask_update)
+        return attune__fail(ATTUNE_UNSUPPORTED, "masks that follow a tensor: %s", backend->missing);
+    attune_mask_desc d;
+    ATTUNE__TRY(read_desc(desc, &d));
+    if (d.kv_total)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.kv_total is %lld, but a tensor's columns are the segment's own: leave it 0",
+                            (long long)d.kv_total);
+    if (!is_mask_dtype(dtype))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "dtype is %s, expected bool, u8, f32, f16 or bf16",
+                            attune_dtype_string(dtype));
+    ATTUNE__TRY(check_tensor_planes("batch", tensor_batch, d.batch));
+    ATTUNE__TRY(check_tensor_planes("heads", tensor_heads, d.heads));
+    attune_mask *made;
+    ATTUNE__TRY(attune__mask_new_tensor(&device->host.allocator, &d, dtype, tensor_batch, tensor_heads,
+                                        !backend->mask_follow, &made));
+    attune_status status = ATTUNE_OUT_OF_HOST_MEMORY;
+    struct attune__mask_upload *upload = attune__alloc(&made->allocator, 1, sizeof *upload);
+    if (upload)
+        status = backend->mask_follow ? backend->mask_follow(device, made, &upload->device_mask) : ATTUNE_OK;
+    if (status != ATTUNE_OK) {
+        attune__free(&made->allocator, upload);
+        attune__mask_free(made);
+        return status;
+    }
+    upload->device = attune__device_retain(device);
+    made->uploads = upload;
+    *mask = made;
+    return ATTUNE_OK;
+}
+
+static attune_status check_update(const attune_mask *mask, const attune_queue *queue, attune_tensor *tensor)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    if (!mask->follows_tensor)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "mask was not made by attune_mask_create_tensor: its lists do not change");
+    const attune_array *made = &mask->captures[0];
+    const attune_device *device = mask->uploads->device;
+    ATTUNE__TRY(attune__queue_check(queue, device, "mask"));
+    ATTUNE__TRY(attune__tensor_check(
+        tensor, &(attune__tensor_rule){"tensor", device, made->dtype, ATTUNE_MAX_RANK, false, false}));
+    const int64_t planes[2] = {mask->stored_batch, mask->stored_heads};
+    const int64_t most[2] = {mask->most_q_len, mask->most_kv_len};
+    for (uint32_t i = 0; i < 2; i++) {
+        if (tensor->size[i] != planes[i])
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "tensor.size[%u] is %lld, but the mask was made for %lld", i,
+                                (long long)tensor->size[i], (long long)planes[i]);
+        if (tensor->size[2 + i] < 1 || tensor->size[2 + i] > most[i])
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "tensor.size[%u] is %lld, but the mask was made for 1 to %lld %s", 2 + i,
+                                (long long)tensor->size[2 + i], (long long)most[i], i ? "keys" : "queries");
+    }
+    return ATTUNE_OK;
+}
+
+attune_status attune_mask_update(attune_mask *mask, attune_queue *queue, const attune_tensor *tensor,
+                                 attune_completion *completion)
+{
+    ATTUNE__TRY(attune__check_not_null(tensor, "tensor"));
+    attune_tensor checked = *tensor;
+    ATTUNE__TRY(check_update(mask, queue, &checked));
+    uint64_t value = 0;
+    mask->updated = false;
+    attune__mask_resize(mask, checked.size, checked.stride);
+    ATTUNE__TRY(queue->device->backend->mask_update(queue, mask, mask->uploads->device_mask, &checked, &value));
+    mask->updated = true;
+    if (completion)
+        *completion = (attune_completion){queue, value};
+    return ATTUNE_OK;
+}
+
+/* Of functions that read lists on the host. */
+static attune_status check_host_lists(const attune_mask *mask, const char *name)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, name));
+    if (mask->follows_tensor)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "%s follows a tensor on device %s, where its lists lie: make one of the tensor's values "
+                            "with attune_mask_create_dense to look at it here",
+                            name, mask->uploads->device->info.id);
+    return ATTUNE_OK;
+}
+
 static void release_upload(struct attune__mask_upload *upload)
 {
     attune_device *device = upload->device;
@@ -180,6 +285,7 @@ attune_status attune_mask_upload(attune_mask *mask, attune_device *device)
     for (struct attune__mask_upload *u = mask->uploads; u; u = u->next)
         if (u->device == device)
             return ATTUNE_OK;
+    ATTUNE__TRY(check_host_lists(mask, "mask"));
     struct attune__mask_upload *upload = attune__alloc(&mask->allocator, 1, sizeof *upload);
     if (!upload)
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -198,7 +304,7 @@ attune_status attune_mask_upload(attune_mask *mask, attune_device *device)
 
 attune_status attune_mask_lists_get(const attune_mask *mask, attune_mask_lists *lists)
 {
-    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    ATTUNE__TRY(check_host_lists(mask, "mask"));
     attune_mask_lists found = {.struct_size = sizeof found};
     attune__mask_lists(mask, &found);
     return attune__desc_write(lists, &found, sizeof found, sizeof found, "lists");
@@ -208,7 +314,7 @@ attune_status attune_mask_slice(const attune_mask *mask, const attune_mask_range
 {
     ATTUNE__TRY(attune__check_not_null(slice, "slice"));
     *slice = NULL;
-    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    ATTUNE__TRY(check_host_lists(mask, "mask"));
     attune_mask_range r;
     ATTUNE__TRY(attune__desc_read(&r, sizeof r, range, sizeof r, "range"));
     return attune__mask_slice(mask, &r, slice);
@@ -218,9 +324,9 @@ static attune_status combine(attune__op op, const attune_mask *a, const attune_m
 {
     ATTUNE__TRY(attune__check_not_null(mask, "mask"));
     *mask = NULL;
-    ATTUNE__TRY(attune__check_not_null(a, "a"));
+    ATTUNE__TRY(check_host_lists(a, "a"));
     if (op != ATTUNE__OP_NOT)
-        ATTUNE__TRY(attune__check_not_null(b, "b"));
+        ATTUNE__TRY(check_host_lists(b, "b"));
     return attune__mask_combine(op, a, b, mask);
 }
 
@@ -241,7 +347,7 @@ attune_status attune_mask_not(const attune_mask *a, attune_mask **mask)
 
 attune_status attune_mask_stats_get(const attune_mask *mask, bool exact, attune_mask_stats *stats)
 {
-    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    ATTUNE__TRY(check_host_lists(mask, "mask"));
     attune_mask_stats found = {.struct_size = sizeof found};
     ATTUNE__TRY(attune__mask_stats(mask, exact, &found));
     return attune__desc_write(stats, &found, sizeof found, sizeof found, "stats");
@@ -249,7 +355,7 @@ attune_status attune_mask_stats_get(const attune_mask *mask, bool exact, attune_
 
 static attune_status check_plane(const attune_mask *mask, int64_t batch, int64_t head)
 {
-    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    ATTUNE__TRY(check_host_lists(mask, "mask"));
     if (batch < 0 || batch >= mask->batch)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "batch is %lld, expected 0 to %lld", (long long)batch,
                             (long long)mask->batch - 1);

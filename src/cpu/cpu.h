@@ -7,6 +7,7 @@
  *     program.c   a choice made ready               backward*       likewise for gradients
  *     kernels.h   inner kernels                     kernel_*.c      their versions
  *     merge.c     partial results into one, back    walk.h          the tiles of a row of blocks
+ *     mask.c      masks that follow a tensor
  *
  * Numerics. s = scale * dot(q, k), score expression, mask, softmax, in this order. A row that the mask empties, and one
  * whose every allowed score is -inf, gives o = 0 and lse = row_max = -inf. A NaN at an allowed pair makes o and lse of
@@ -96,6 +97,8 @@ attune_status attune__cpu_buffer_wrap(attune_device *device, void *memory, uint6
 void attune__cpu_buffer_destroy(attune_buffer *buffer);
 attune_status attune__cpu_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__cpu_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
+attune_status attune__cpu_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
+                                      const attune_tensor *tensor, uint64_t *value);
 attune_status attune__cpu_program_create(attune_device *device, const attune__program_desc *desc,
                                          attune__program **program);
 void attune__cpu_program_destroy(attune__program *program);

@@ -150,6 +150,7 @@ const attune__backend attune__cpu_backend = {
     .buffer_destroy = attune__cpu_buffer_destroy,
     .buffer_write = attune__cpu_buffer_write,
     .buffer_read = attune__cpu_buffer_read,
+    .mask_update = attune__cpu_mask_update,
     .program_create = attune__cpu_program_create,
     .program_destroy = attune__cpu_program_destroy,
     .forward = attune__cpu_forward,

@@ -8,6 +8,7 @@
  *     program.c   a kernel for a choice   launch.c   the hot call
  *     decode.c    the hot call of decode  pack.c     kernels compiled ahead
  *     measure.c   peaks                   merge.c    partial results into one, and back
+ *     mask.c      masks on the device     mask_update.c  masks that follow a tensor
  *     backward.c  the hot call of the backward pass
  *
  * Every entry makes the device's context current and puts back what was: attune leaves no trace in the calling thread.
@@ -99,12 +100,19 @@ typedef struct attune__cuda_mask {
     attune__cu_pointer offsets[2], indices[2];                                           /* partial, full */
     attune__cu_pointer column_offsets[2], column_indices[2];                             /* the transposed lists */
     attune__cu_pointer captures[ATTUNE_EXPR_MAX_SYMBOLS], runs[ATTUNE_EXPR_MAX_SYMBOLS]; /* runs: 0 = none */
-    bool ranges; /* the mask's rows are intervals, and the runs that they rest on are there */
+    bool ranges;                        /* the mask's rows are intervals, and the runs that they rest on are there */
+    struct attune__cuda_follow *follow; /* of a mask that follows a tensor; NULL in others */
 } attune__cuda_mask;
 
 attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask *mask,
                                        attune__device_mask **device_mask);
 void attune__cuda_mask_release(attune__device_mask *device_mask);
+attune_status attune__cuda_mask_follow(attune_device *device, const attune_mask *mask,
+                                       attune__device_mask **device_mask);
+attune_status attune__cuda_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
+                                       const attune_tensor *tensor, uint64_t *value);
+/* Within the context; the struct itself stays. */
+void attune__cuda_follow_destroy(attune__cuda_device *device, struct attune__cuda_follow *follow);
 
 /* A kernel, loaded. */
 typedef struct attune__cuda_loaded {

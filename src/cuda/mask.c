@@ -207,8 +207,12 @@ void attune__cuda_mask_release(attune__device_mask *device_mask)
     attune__cuda_mask *mine = (attune__cuda_mask *)device_mask;
     attune__cuda_device *device = attune__cuda_of(device_mask->device);
     if (device->driver.context_push(device->context) == CU_SUCCESS) {
-        device->driver.memory_free(mine->memory);
+        if (mine->memory)
+            device->driver.memory_free(mine->memory);
+        if (mine->follow)
+            attune__cuda_follow_destroy(device, mine->follow);
         attune__cuda_leave(device);
     }
+    attune__free(&device->base.host.allocator, mine->follow);
     attune__free(&device->base.host.allocator, mine);
 }

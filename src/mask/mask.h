@@ -5,6 +5,7 @@
  *
  *     build.c   from an expression: quadtree and interval analysis       combine.c  and, or, not
  *     lists.c   storage, transposes, from lists and dense arrays, slices draw.c     text and pixels
+ *     tensor.c  masks that follow a tensor on a device
  */
 #ifndef ATTUNE_MASK_MASK_H
 #define ATTUNE_MASK_MASK_H
@@ -45,6 +46,13 @@ struct attune_mask {
 
     /* Copies on devices, made by attune_mask_upload; the api room owns the list. */
     struct attune__mask_upload *uploads;
+
+    /* A mask that follows a tensor on a device, the only one in `uploads`: the lists above are NULL unless the device's
+     * kernels read the host's, and the capture's data is the tensor's. */
+    bool follows_tensor;
+    bool updated;                    /* the lists are of some tensor */
+    int64_t most_q_len, most_kv_len; /* q_len and kv_len are those of the last update */
+    uint8_t *classes; /* where the lists are the host's: an attune__class for each block, [plane][block row][column] */
 };
 
 /* The lists of one batch and head. */
@@ -72,6 +80,20 @@ attune_status attune__mask_from_lists(const attune_allocator *allocator, const a
                                       attune_mask **mask);
 attune_status attune__mask_from_dense(const attune_allocator *allocator, const attune_mask_desc *desc,
                                       const attune_array *dense, attune_mask **mask);
+/*
+ * A mask of [batch or 1, heads or 1] planes that follows a tensor; host_lists: with room for the longest lists here.
+ * resize gives it the lengths of a tensor. classify does so for the blocks of one row, a plane's and then the next
+ * one's, from elements at data (strides in elements); fill makes lists of all. Neither resize, classify nor fill
+ * allocates.
+ */
+attune_status attune__mask_new_tensor(const attune_allocator *allocator, const attune_mask_desc *desc,
+                                      attune_dtype dtype, int64_t tensor_batch, int64_t tensor_heads, bool host_lists,
+                                      attune_mask **mask);
+void attune__mask_resize(attune_mask *mask, const int64_t size[ATTUNE_MAX_RANK], const int64_t stride[ATTUNE_MAX_RANK]);
+void attune__mask_classify(attune_mask *mask, int64_t row, const char *data);
+void attune__mask_fill(attune_mask *mask);
+/* The bits of an element of the dtype that forbids its pair. */
+uint32_t attune__mask_forbidden(attune_dtype dtype);
 attune_status attune__mask_slice(const attune_mask *mask, const attune_mask_range *range, attune_mask **slice);
 /* op: ATTUNE__OP_AND, ATTUNE__OP_OR; ATTUNE__OP_NOT with b NULL. */
 attune_status attune__mask_combine(attune__op op, const attune_mask *a, const attune_mask *b, attune_mask **mask);

@@ -332,9 +332,10 @@ void attune__mask_free(attune_mask *mask)
     list_free(&allocator, &mask->full_kv);
     list_free(&allocator, &mask->q);
     list_free(&allocator, &mask->full_q);
-    if (mask->captures)
+    if (mask->captures && !mask->follows_tensor)
         for (uint32_t i = 0; i < mask->expr->symbol_count; i++)
             attune__free(&allocator, (void *)(uintptr_t)mask->captures[i].data);
+    attune__free(&allocator, mask->classes);
     attune__free(&allocator, mask->captures);
     attune__free(&allocator, mask->parameters);
     attune__expr_release(mask->expr);

@@ -152,6 +152,11 @@ void attune__vulkan_mask_release(attune__device_mask *device_mask)
 {
     attune__vulkan_mask *mine = (attune__vulkan_mask *)device_mask;
     const attune_allocator allocator = device_mask->device->host.allocator;
-    attune__vulkan_buffer_destroy(mine->buffer);
+    attune__vulkan_device *device = attune__vulkan_of(device_mask->device);
+    if (mine->buffer)
+        attune__vulkan_buffer_destroy(mine->buffer);
+    attune__vulkan_pipeline_destroy(device, &mine->classify);
+    attune__vulkan_pipeline_destroy(device, &mine->fill);
+    attune__free(&allocator, mine->table);
     attune__free(&allocator, mine);
 }

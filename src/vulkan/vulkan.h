@@ -9,6 +9,7 @@
  *     queue.c      submission, waiting, timing         buffer.c    buffers, uploads, downloads
  *     pipeline.c   a compute pipeline from SPIR-V      measure.c   peaks
  *     cache.c      what the disk keeps of both         merge.c     partial results into one, and back
+ *     mask.c       masks on the device                 mask_update.c  masks that follow a tensor
  *
  * Kernels reach all memory by buffer device address: there are no descriptors, and a pipeline layout is push constants
  * only. All buffers have the usage ATTUNE__VULKAN_USAGE.
@@ -367,6 +368,10 @@ attune_status attune__vulkan_measure(attune_device *device, attune_dtype dtype, 
 attune_status attune__vulkan_mask_upload(attune_device *device, const attune_mask *mask,
                                          attune__device_mask **device_mask);
 void attune__vulkan_mask_release(attune__device_mask *device_mask);
+attune_status attune__vulkan_mask_follow(attune_device *device, const attune_mask *mask,
+                                         attune__device_mask **device_mask);
+attune_status attune__vulkan_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
+                                         const attune_tensor *tensor, uint64_t *value);
 attune_status attune__vulkan_program_create(attune_device *device, const attune__program_desc *desc,
                                             attune__program **program);
 void attune__vulkan_program_destroy(attune__program *program);

@@ -98,6 +98,26 @@ Test(cuda_compile, segments_bring_the_merge)
     attune_instance_destroy(w.instance);
 }
 
+/* What masks that follow a tensor are updated with, as src/cuda/mask_update.c asks for it. */
+Test(cuda_compile, mask_lists)
+{
+    nvrtc_or_skip();
+    static workbench w;
+    workbench_open(&w, NULL);
+    static const char *const architectures[] = {"-arch=sm_80", "-arch=sm_90", "-arch=sm_120"};
+    for (size_t i = 0; i < sizeof architectures / sizeof architectures[0]; i++) {
+        attune__cuda_kernel kernel = {.file = "mask_lists.cu", .option_count = 2};
+        void *cubin;
+        size_t size;
+        strcpy(kernel.options[0], architectures[i]);
+        strcpy(kernel.options[1], "-std=c++17");
+        cr_assert_eq(attune__cuda_compile(&w.host, &kernel, &cubin, &size), ATTUNE_OK, "%s: %s", architectures[i],
+                     attune_last_error());
+        attune__free(&w.host.allocator, cubin);
+    }
+    attune_instance_destroy(w.instance);
+}
+
 Test(cuda_compile, random_expressions)
 {
     nvrtc_or_skip();

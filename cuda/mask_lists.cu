@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: MIT */
+/* The lists of a mask that follows a tensor: its blocks classified, counted, and written in ascending order. */
+#include "mask_lists.h"
+
+typedef unsigned char u8;
+typedef long long i64;
+
+enum { EMPTY, PARTIAL, FULL };
+
+template <typename T>
+__device__ __forceinline__ void see(const attune_cuda_mask_lists &a, i64 first, int rows, int columns, int &forbidden,
+                                    int &allowed)
+{
+    const T *elements = (const T *)a.tensor + first;
+    const T wanted = (T)a.forbidden;
+    for (int i = threadIdx.x; i < rows * columns; i += ATTUNE_CUDA_MASK_THREADS) {
+        const int q = i / columns, kv = i - q * columns;
+        if (elements[q * a.stride[2] + kv * a.stride[3]] == wanted)
+            forbidden = 1;
+        else
+            allowed = 1;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MASK_THREADS)
+    attune_mask_classify(const __grid_constant__ attune_cuda_mask_lists a)
+{
+    const unsigned block = blockIdx.x, line = block / (unsigned)a.kv_blocks;
+    const int plane = (int)(line / (unsigned)a.q_blocks);
+    const int q = (int)(line % (unsigned)a.q_blocks) * a.q_block, kv = (int)(block % (unsigned)a.kv_blocks) * a.kv_block;
+    const int rows = min(a.q_block, a.q_len - q), columns = min(a.kv_block, a.kv_len - kv);
+    const i64 first = plane / a.heads * a.stride[0] + plane % a.heads * a.stride[1] + q * a.stride[2] + kv * a.stride[3];
+    int forbidden = 0, allowed = 0;
+    if (a.element == 1)
+        see<u8>(a, first, rows, columns, forbidden, allowed);
+    else if (a.element == 2)
+        see<unsigned short>(a, first, rows, columns, forbidden, allowed);
+    else
+        see<unsigned>(a, first, rows, columns, forbidden, allowed);
+    const int any_forbidden = __syncthreads_or(forbidden), any_allowed = __syncthreads_or(allowed);
+    if (threadIdx.x == 0)
+        ((u8 *)a.classes)[block] = (u8)(!any_allowed ? EMPTY : any_forbidden ? PARTIAL : FULL);
+}
+
+/* One row of blocks, or one column, of all planes. */
+struct run {
+    const u8 *first;
+    int count, step;
+};
+
+__device__ __forceinline__ run run_of(const attune_cuda_mask_lists &a, int line, bool columns)
+{
+    const int lines = columns ? a.kv_blocks : a.q_blocks, plane = line / lines, at = line % lines;
+    run r;
+    r.first = (const u8 *)a.classes + (i64)plane * a.q_blocks * a.kv_blocks + (columns ? at : (i64)at * a.kv_blocks);
+    r.count = columns ? a.q_blocks : a.kv_blocks;
+    r.step = columns ? a.kv_blocks : 1;
+    return r;
+}
+
+/* Offsets of compressed rows: an exclusive scan of the lines' counts, a share of them at a time. */
+extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MASK_SCAN)
+    attune_mask_offsets(const __grid_constant__ attune_cuda_mask_lists a)
+{
+    __shared__ int of_warps[ATTUNE_CUDA_MASK_SCAN / 32];
+    const bool columns = blockIdx.x & ATTUNE_CUDA_MASK_COLUMNS;
+    const u8 wanted = blockIdx.x & ATTUNE_CUDA_MASK_FULL ? FULL : PARTIAL;
+    const int lines = a.planes * (columns ? a.kv_blocks : a.q_blocks);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    i64 *offsets = (i64 *)a.offsets[blockIdx.x], before = 0;
+    for (int base = 0; base < lines; base += ATTUNE_CUDA_MASK_SCAN) {
+        const int line = base + (int)threadIdx.x;
+        int mine = 0;
+        if (line < lines) {
+            const run r = run_of(a, line, columns);
+            for (int i = 0; i < r.count; i++)
+                mine += r.first[(i64)i * r.step] == wanted;
+        }
+        int sum = mine;
+        for (int d = 1; d < 32; d *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, sum, d);
+            sum += lane >= d ? other : 0;
+        }
+        if (lane == 31)
+            of_warps[warp] = sum;
+        __syncthreads();
+        i64 earlier = 0, all = 0;
+        for (int w = 0; w < ATTUNE_CUDA_MASK_SCAN / 32; w++) {
+            earlier += w < warp ? of_warps[w] : 0;
+            all += of_warps[w];
+        }
+        if (line < lines)
+            offsets[line] = before + earlier + sum - mine;
+        before += all;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0)
+        offsets[lines] = before;
+}
+
+extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MASK_THREADS)
+    attune_mask_indices(const __grid_constant__ attune_cuda_mask_lists a)
+{
+    const int rows = a.planes * a.q_blocks, lane = threadIdx.x % 32;
+    int line = (int)((blockIdx.x * (i64)ATTUNE_CUDA_MASK_THREADS + threadIdx.x) / 32);
+    const bool columns = line >= rows;
+    line -= columns ? rows : 0;
+    if (columns && line >= a.planes * a.kv_blocks)
+        return;
+    const run r = run_of(a, line, columns);
+    const int list = columns ? ATTUNE_CUDA_MASK_COLUMNS : 0;
+    int *partial = (int *)a.indices[list] + ((const i64 *)a.offsets[list])[line];
+    int *full = (int *)a.indices[list + ATTUNE_CUDA_MASK_FULL] + ((const i64 *)a.offsets[list + ATTUNE_CUDA_MASK_FULL])[line];
+    for (int base = 0; base < r.count; base += 32) {
+        const int block = base + lane;
+        const u8 is = block < r.count ? r.first[(i64)block * r.step] : (u8)EMPTY;
+        const unsigned partials = __ballot_sync(0xffffffffu, is == PARTIAL), fulls = __ballot_sync(0xffffffffu, is == FULL);
+        const unsigned below = (1u << lane) - 1u;
+        if (is == PARTIAL)
+            partial[__popc(partials & below)] = block;
+        if (is == FULL)
+            full[__popc(fulls & below)] = block;
+        partial += __popc(partials);
+        full += __popc(fulls);
+    }
+}

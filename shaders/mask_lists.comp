@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The lists of a mask that follows a tensor. CLASSIFY: a workgroup for each block of the tensor; an element whose bits
+ * are `forbidden` forbids its pair. Without: a workgroup for each row of blocks, then for each column, whose blocks that
+ * are not empty it writes in ascending order, `block << 1 | partial`.
+ */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+
+#include "address.glsl"
+
+#define WIDTH 64u
+
+#define SEEN_FORBIDDEN 1u
+#define SEEN_ALLOWED   2u
+#define PARTIAL        3u /* both */
+
+layout(local_size_x = 64) in;
+
+/* src/vulkan/mask.c has the same in C. */
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Follow {
+    uvec2 tensor, stride_b, stride_h, stride_q, stride_kv; /* bytes */
+    uvec2 classes;                                         /* a word for each block: what was seen in it */
+    uvec2 rows, entries, columns, column_entries;
+    uint heads, q_len, kv_len, q_block, kv_block, q_blocks, kv_blocks;
+    uint element; /* bytes: 1, 2 or 4 */
+    uint forbidden, row_count;
+};
+
+layout(push_constant) uniform Push {
+    uvec2 arguments;
+    uint first;
+} push;
+
+#ifdef CLASSIFY
+
+shared uint seen_by_all;
+
+/* What the elements of a word say, from the first on. */
+uint see_word(const in uint word, const in uint count, const in uint bits, const in uint forbidden)
+{
+    uint seen = 0u, all = bits == 32u ? 0xffffffffu : (1u << bits) - 1u;
+    for (uint i = 0u; i < count; i++)
+        seen |= (word >> (i * bits & 31u) & all) == forbidden ? SEEN_FORBIDDEN : SEEN_ALLOWED;
+    return seen;
+}
+
+void main()
+{
+    Follow f = Follow(push.arguments);
+    const uint lane = gl_LocalInvocationID.x;
+    const uint index = push.first + gl_WorkGroupID.x;
+    const uint column = index % f.kv_blocks, row = index / f.kv_blocks % f.q_blocks;
+    const uint plane = index / f.kv_blocks / f.q_blocks;
+    const uint q0 = row * f.q_block, kv0 = column * f.kv_block;
+    const uint rows = min(f.q_block, f.q_len - q0), columns = min(f.kv_block, f.kv_len - kv0);
+    const uint bits = 8u * f.element;
+    uvec2 first = address_step(address_step(f.tensor, plane / f.heads, f.stride_b), plane % f.heads, f.stride_h);
+    first = address_step(address_step(first, q0, f.stride_q), kv0, f.stride_kv);
+    if (lane == 0u)
+        seen_by_all = 0u;
+    barrier();
+    uint seen = 0u;
+    /* Whole words where rows are contiguous and begin at one; kv0 is a multiple of 16 elements. */
+    const bool words = f.stride_kv == uvec2(f.element, 0u) && ((first.x | f.stride_q.x) & 3u) == 0u;
+    const uint in_word = words ? 4u / f.element : 1u, steps = (columns + in_word - 1u) / in_word;
+    for (uint i = lane; i < rows * steps; i += WIDTH) {
+        const uint q = i / steps, kv = i % steps * in_word;
+        const uvec2 at = address_step(address_step(first, q, f.stride_q), kv, f.stride_kv);
+        const uint word = Word(uvec2(at.x & ~3u, at.y)).value >> ((at.x & 3u) << 3);
+        seen |= see_word(word, min(in_word, columns - kv), bits, f.forbidden);
+    }
+    atomicOr(seen_by_all, seen);
+    barrier();
+    if (lane == 0u)
+        OutWord(address_add(f.classes, 4u * index)).value = seen_by_all;
+}
+
+#else
+
+shared uint taken[WIDTH];
+
+layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer Row {
+    uvec2 address;
+    uint count, pad;
+};
+
+void main()
+{
+    Follow f = Follow(push.arguments);
+    const uint lane = gl_LocalInvocationID.x;
+    uint line = push.first + gl_WorkGroupID.x;
+    const bool is_row = line < f.row_count;
+    line -= is_row ? 0u : f.row_count;
+    const uint lines = is_row ? f.q_blocks : f.kv_blocks, count = is_row ? f.kv_blocks : f.q_blocks;
+    const uint plane = line / lines, step = is_row ? 1u : f.kv_blocks;
+    const uint start = plane * f.q_blocks * f.kv_blocks + line % lines * (is_row ? f.kv_blocks : 1u);
+    const uvec2 entries = address_step(is_row ? f.entries : f.column_entries, line, uvec2(4u * count, 0u));
+    uint end = 0u;
+    for (uint base = 0u; base < count; base += WIDTH) {
+        const uint block = base + lane;
+        uint seen = 0u;
+        if (block < count)
+            seen = Word(address_add(f.classes, 4u * (start + block * step))).value;
+        const bool some = (seen & SEEN_ALLOWED) != 0u;
+        taken[lane] = some ? 1u : 0u;
+        barrier();
+        uint before = 0u, all = 0u;
+        for (uint i = 0u; i < WIDTH; i++) {
+            all += taken[i];
+            before += i < lane ? taken[i] : 0u;
+        }
+        if (some)
+            OutWord(address_add(entries, 4u * (end + before))).value = block << 1 | (seen == PARTIAL ? 1u : 0u);
+        end += all;
+        barrier();
+    }
+    if (lane == 0u) {
+        Row row = Row(address_step(is_row ? f.rows : f.columns, line, uvec2(16u, 0u)));
+        row.address = entries;
+        row.count = end;
+    }
+}
+
+#endif
