@@ -122,7 +122,9 @@ typedef struct attune_instance_desc {
     /*
      * Where compiled kernels are kept between runs: made when first needed, shared by any number of processes, held to
      * 256 MiB by removing what was used longest ago. NULL = $XDG_CACHE_HOME/attune, or $HOME/.cache/attune where that
-     * is not set; "" = kept nowhere. A folder that cannot be used only makes plans slower to create.
+     * is not set (neither is read in a program with more rights than its caller); "" = kept nowhere. A folder that
+     * cannot be used only makes plans slower to create, and so does one that is not the caller's own or that others
+     * may write to: the log then has a warning.
      */
     const char *cache_folder;
     /*
@@ -731,7 +733,7 @@ ATTUNE_API attune_status attune_pack_write(const attune_pack *pack, const char *
 /*
  * Loads a pack's file: plans made from now on, on any device of the instance, take their kernels from it before they
  * look in the cache or compile. Its memory belongs to the instance and goes with it. Several packs may be loaded; the
- * latest is searched first. IO if the file cannot be read, is no pack or is damaged (a checksum covers every byte),
+ * latest is searched first. IO if the file cannot be read, is no pack or is damaged (a digest covers every byte),
  * UNSUPPORTED if another version of attune made it; then nothing is loaded. As with the library itself, load only what
  * you trust: kernels run on the device. Any thread, also while other threads make plans.
  */

@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: MIT */
+#if !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* secure_getenv */
+#endif
 #include "cache/cache.h"
 
 #include <dirent.h>
@@ -14,6 +17,7 @@
 
 #include "base/alloc.h"
 #include "base/file.h"
+#include "cache/folder.h"
 
 #define NAME_SIZE 128 /* of a file: kind, 32 digits, suffix */
 #define KIND_SIZE 48  /* of the kind in a name; the entry has it whole */
@@ -39,8 +43,15 @@ static void warn(attune__cache *cache, const char *what, int error)
     if (atomic_exchange(&cache->warned, true) || !cache->log || cache->log_level < ATTUNE_LOG_WARNING)
         return;
     char message[512];
-    snprintf(message, sizeof message, "cache: %s in %.300s: error %d: kernels will be compiled again", what,
-             cache->folder, error);
+    errno = error;
+    if (error == EPERM)
+        snprintf(message, sizeof message,
+                 "cache: %s in %.200s: it is another user's, or others may write to it (chown, chmod go-w, or name "
+                 "another cache_folder): kernels will be compiled again",
+                 what, cache->folder);
+    else
+        snprintf(message, sizeof message, "cache: %s in %.300s: %m (error %d): kernels will be compiled again", what,
+                 cache->folder, error);
     cache->log(cache->log_user, ATTUNE_LOG_WARNING, message);
 }
 
@@ -53,10 +64,11 @@ static char *join(const attune_allocator *allocator, const char *parent, const c
     return path;
 }
 
-/* A relative path in the environment means nothing, by the XDG base directory specification. */
+/* A relative path in the environment means nothing, by the XDG base directory specification. A program that has more
+ * rights than its caller does not take the caller's word. */
 static const char *absolute(const char *variable)
 {
-    const char *value = getenv(variable);
+    const char *value = secure_getenv(variable);
     return value && value[0] == '/' ? value : NULL;
 }
 
@@ -75,25 +87,14 @@ static char *choose_folder(const attune__cache_desc *desc)
     return NULL;
 }
 
-/* Makes the folder and its parents. */
-static void make_folder(const attune__cache *cache)
+/* -1 if there is none that may be used, which is said unless it is only missing. */
+static int open_folder(attune__cache *cache, bool make)
 {
-    char *path = attune__strdup(&cache->allocator, cache->folder);
-    if (!path)
-        return;
-    for (char *at = path + 1; *at; at++)
-        if (*at == '/') {
-            *at = '\0';
-            mkdir(path, 0700);
-            *at = '/';
-        }
-    mkdir(path, 0700);
-    attune__free(&cache->allocator, path);
-}
-
-static int open_folder(const attune__cache *cache)
-{
-    return open(cache->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int folder = -1;
+    const int error = attune__folder_open(cache->folder, make, &folder);
+    if (error && (make || error == EPERM || error == ELOOP))
+        warn(cache, "cannot make or use the folder", error);
+    return folder;
 }
 
 attune__cache *attune__cache_open(const attune__cache_desc *desc)
@@ -155,7 +156,7 @@ static bool read_all(int file, uint8_t *to, size_t size)
 }
 
 /* The bytes of a file that can be an entry; NULL if it is none. */
-static uint8_t *read_file(const attune__cache *cache, int folder, const char *name, size_t *size)
+static uint8_t *read_file(attune__cache *cache, int folder, const char *name, size_t *size)
 {
     /* A pipe in its place must not block. */
     const int file = openat(folder, name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
@@ -166,6 +167,10 @@ static uint8_t *read_file(const attune__cache *cache, int folder, const char *na
     if (fstat(file, &status) || !S_ISREG(status.st_mode) || status.st_size < (off_t)ATTUNE__ENTRY_HEADER ||
         (uint64_t)status.st_size > cache->size)
         goto done;
+    if (!attune__folder_trusted(&status)) {
+        warn(cache, "cannot use a file", EPERM);
+        goto done;
+    }
     bytes = attune__alloc_raw(&cache->allocator, (size_t)status.st_size, 1);
     if (!bytes)
         goto done;
@@ -185,7 +190,7 @@ bool attune__cache_get(attune__cache *cache, const attune__cache_key *key, void 
 {
     if (!cache || !attune__entry_size(key, 0))
         return false;
-    const int folder = open_folder(cache);
+    const int folder = open_folder(cache, false);
     if (folder < 0)
         return false;
     char name[NAME_SIZE];
@@ -250,13 +255,11 @@ static void remove_oldest(const attune__cache *cache, int folder, const char *ke
         if ((!is_entry && !is_temporary) || strlen(at->d_name) >= NAME_SIZE ||
             fstatat(folder, at->d_name, &status, AT_SYMLINK_NOFOLLOW) || !S_ISREG(status.st_mode))
             continue;
-        if (is_temporary) {
-            if (now - status.st_mtim.tv_sec > ABANDONED)
-                unlinkat(folder, at->d_name, 0);
+        const time_t age = now - status.st_mtim.tv_sec;
+        if (is_temporary && (age > ABANDONED || age < -ABANDONED) && !unlinkat(folder, at->d_name, 0))
             continue;
-        }
         total += (uint64_t)status.st_size;
-        if (!strcmp(at->d_name, keep))
+        if (is_temporary || !strcmp(at->d_name, keep))
             continue;
         if (!attune__grow(&cache->allocator, (void **)&entries, &capacity, count, count + 1, sizeof *entries))
             break;
@@ -301,15 +304,9 @@ void attune__cache_put(attune__cache *cache, const attune__cache_key *key, const
     const size_t whole = attune__entry_size(key, size), head_size = attune__entry_size(key, 0);
     if (!whole || whole > cache->size)
         return;
-    int folder = open_folder(cache);
-    if (folder < 0) {
-        make_folder(cache);
-        folder = open_folder(cache);
-    }
-    if (folder < 0) {
-        warn(cache, "cannot make or open the folder", errno);
+    const int folder = open_folder(cache, true);
+    if (folder < 0)
         return;
-    }
     uint8_t *head = attune__alloc_raw(&cache->allocator, head_size, 1);
     if (head) {
         char name[NAME_SIZE];

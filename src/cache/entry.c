@@ -3,10 +3,15 @@
 
 #include <string.h>
 
-static const uint8_t magic[8] = {'a', 't', 't', 'u', 'n', 'e', 0, 1};
+#include "base/digest.h"
 
-#define CHECKSUM 8
-#define CHECKED  24 /* the checksum covers everything from here on */
+static const uint8_t magic[8] = {'a', 't', 't', 'u', 'n', 'e', 0, 2};
+
+#define DIGEST   8
+#define HASH     40 /* the digest covers everything from here on */
+#define KIND     56
+#define IDENTITY 60
+#define DATA     64
 
 static void put(uint8_t *to, uint64_t value, size_t bytes)
 {
@@ -22,12 +27,13 @@ static uint64_t take(const uint8_t *from, size_t bytes)
     return value;
 }
 
-static attune__hash checksum(const uint8_t *head, size_t head_size, const uint8_t *data, size_t data_size)
+static void compute_digest(const uint8_t *head, size_t head_size, const uint8_t *data, size_t data_size,
+                           uint8_t out[ATTUNE__DIGEST_SIZE])
 {
-    attune__hash sum = attune__hash_begin();
-    attune__hash_bytes(&sum, head + CHECKED, head_size - CHECKED);
-    attune__hash_bytes(&sum, data, data_size);
-    return sum;
+    attune__digest digest = attune__digest_begin();
+    attune__digest_add(&digest, head + HASH, head_size - HASH);
+    attune__digest_add(&digest, data, data_size);
+    attune__digest_end(&digest, out);
 }
 
 size_t attune__entry_size(const attune__cache_key *key, size_t data_size)
@@ -43,27 +49,25 @@ void attune__entry_write(const attune__cache_key *key, const void *data, size_t 
 {
     const size_t kind = strlen(key->kind);
     memcpy(head, magic, sizeof magic);
-    put(head + 24, key->hash.lane[0], 8);
-    put(head + 32, key->hash.lane[1], 8);
-    put(head + 40, kind, 4);
-    put(head + 44, key->identity_size, 4);
-    put(head + 48, data_size, 8);
+    put(head + HASH, key->hash.lane[0], 8);
+    put(head + HASH + 8, key->hash.lane[1], 8);
+    put(head + KIND, kind, 4);
+    put(head + IDENTITY, key->identity_size, 4);
+    put(head + DATA, data_size, 8);
     memcpy(head + ATTUNE__ENTRY_HEADER, key->kind, kind);
     if (key->identity_size)
         memcpy(head + ATTUNE__ENTRY_HEADER + kind, key->identity, key->identity_size);
-    const attune__hash sum = checksum(head, ATTUNE__ENTRY_HEADER + kind + key->identity_size, data, data_size);
-    put(head + CHECKSUM, sum.lane[0], 8);
-    put(head + CHECKSUM + 8, sum.lane[1], 8);
+    compute_digest(head, ATTUNE__ENTRY_HEADER + kind + key->identity_size, data, data_size, head + DIGEST);
 }
 
 void attune__entry_peek(const uint8_t *bytes, attune__entry *entry)
 {
-    const size_t kind = (size_t)take(bytes + 40, 4), identity = (size_t)take(bytes + 44, 4),
-                 data = (size_t)take(bytes + 48, 8);
+    const size_t kind = (size_t)take(bytes + KIND, 4), identity = (size_t)take(bytes + IDENTITY, 4),
+                 data = (size_t)take(bytes + DATA, 8);
     *entry = (attune__entry){
         .kind = (const char *)bytes + ATTUNE__ENTRY_HEADER,
         .kind_size = kind,
-        .hash = {{take(bytes + 24, 8), take(bytes + 32, 8)}},
+        .hash = {{take(bytes + HASH, 8), take(bytes + HASH + 8, 8)}},
         .identity = bytes + ATTUNE__ENTRY_HEADER + kind,
         .identity_size = identity,
         .data = bytes + ATTUNE__ENTRY_HEADER + kind + identity,
@@ -78,17 +82,18 @@ const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry 
         return "it ends within a header";
     if (memcmp(bytes, magic, sizeof magic) != 0)
         return "it does not begin as an entry of this version does";
-    const uint64_t kind = take(bytes + 40, 4), identity = take(bytes + 44, 4), data = take(bytes + 48, 8);
+    const uint64_t kind = take(bytes + KIND, 4), identity = take(bytes + IDENTITY, 4), data = take(bytes + DATA, 8);
     if (kind > ATTUNE__ENTRY_MAX_KEY || identity > ATTUNE__ENTRY_MAX_KEY)
         return "its key is longer than any";
     const size_t room = size - ATTUNE__ENTRY_HEADER;
     if (kind + identity > room || data > room - (kind + identity))
         return "it ends within its content";
     attune__entry_peek(bytes, entry);
-    const attune__hash sum =
-        checksum(bytes, ATTUNE__ENTRY_HEADER + entry->kind_size + entry->identity_size, entry->data, entry->data_size);
-    if (take(bytes + CHECKSUM, 8) != sum.lane[0] || take(bytes + CHECKSUM + 8, 8) != sum.lane[1])
-        return "its checksum does not match its content";
+    uint8_t digest[ATTUNE__DIGEST_SIZE];
+    compute_digest(bytes, ATTUNE__ENTRY_HEADER + entry->kind_size + entry->identity_size, entry->data, entry->data_size,
+                   digest);
+    if (memcmp(bytes + DIGEST, digest, sizeof digest) != 0)
+        return "its digest does not match its content";
     return NULL;
 }
 

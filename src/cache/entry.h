@@ -3,10 +3,10 @@
  * One compiled thing as bytes, the same on disk and in a pack: a header, the kind, the identity, the data. Little
  * endian:
  *
- *     0  magic "attune\0" and the format's number       40  bytes of kind, u32
- *     8  checksum of all that follows, 2 x u64          44  bytes of identity, u32
- *    24  content hash, 2 x u64                          48  bytes of data, u64
- *                                                       56  kind, identity, data
+ *     0  magic "attune\0" and the format's number       60  bytes of identity, u32
+ *     8  BLAKE2s-256 of all that follows               64  bytes of data, u64
+ *    40  hash of what the content follows from, 2 u64  72  kind, identity, data
+ *    56  bytes of kind, u32
  */
 #ifndef ATTUNE_CACHE_ENTRY_H
 #define ATTUNE_CACHE_ENTRY_H
@@ -15,7 +15,7 @@
 
 #include "base/hash.h"
 
-#define ATTUNE__ENTRY_HEADER  ((size_t)56)
+#define ATTUNE__ENTRY_HEADER  ((size_t)72)
 #define ATTUNE__ENTRY_MAX_KEY ((size_t)4096) /* bytes of kind, and of identity */
 
 /* What an entry is found by. */
@@ -44,7 +44,7 @@ typedef struct attune__entry {
 
 /* Reads the entry that begins at `bytes`; more may follow. NULL, or what is wrong with it. */
 const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry *entry);
-/* The same of bytes that attune__entry_read has passed, without a look at the checksum. */
+/* The same of bytes that attune__entry_read has passed, without a look at the digest. */
 void attune__entry_peek(const uint8_t *bytes, attune__entry *entry);
 bool attune__entry_matches(const attune__entry *entry, const attune__cache_key *key);
 

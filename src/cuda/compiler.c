@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/threads.h"
 #include "cuda/sources.h"
@@ -71,15 +72,26 @@ static attune_status compiler_open(compiler *c)
  * cubins
  */
 
+static void add_text(attune__digest *digest, const char *text)
+{
+    attune__digest_add(digest, text ? text : "", text ? strlen(text) + 1 : 1);
+}
+
+/* Of a digest, so that no expression can be written whose kernel is taken for another's. */
 attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel)
 {
-    attune__hash hash = attune__hash_begin();
+    attune__digest digest = attune__digest_begin();
     for (const attune__cuda_source *s = attune__cuda_sources; s->name; s++)
-        attune__hash_bytes(&hash, s->text, strlen(s->text));
-    attune__hash_bytes(&hash, kernel->file, strlen(kernel->file));
-    attune__hash_bytes(&hash, kernel->mods, kernel->mods ? strlen(kernel->mods) : 0);
+        add_text(&digest, s->text);
+    add_text(&digest, kernel->file);
+    add_text(&digest, kernel->mods);
     for (uint32_t i = 0; i < kernel->option_count; i++)
-        attune__hash_bytes(&hash, kernel->options[i], strlen(kernel->options[i]));
+        add_text(&digest, kernel->options[i]);
+    uint8_t bytes[ATTUNE__DIGEST_SIZE];
+    attune__digest_end(&digest, bytes);
+    attune__hash hash = {{0, 0}};
+    for (int i = 0; i < 16; i++)
+        hash.lane[i / 8] |= (uint64_t)bytes[i] << 8 * (i % 8);
     return hash;
 }
 

@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
@@ -185,8 +186,8 @@ Test(cache, the_oldest_go_first)
 {
     static room r;
     static uint8_t data[10000];
-    room_open(&r, 50000);
-    /* A stranger's file, and a dead and a living writer's. */
+    room_open(&r, 60000);
+    /* A stranger's file, and a dead and a living writer's, which counts. */
     attune__cache_key keys[8];
     for (uint64_t i = 0; i < 8; i++)
         keys[i] = room_key("k", i, "id");
@@ -219,9 +220,119 @@ Test(cache, the_oldest_go_first)
     cr_assert_eq(access(living, F_OK), 0);
     cr_assert_eq(access(stranger, F_OK), 0);
     /* What is larger than the whole cache displaces nothing. */
-    static uint8_t large[60000];
+    static uint8_t large[70000];
     attune__cache_put(r.cache, &keys[7], large, sizeof large);
     cr_assert_eq(room_files(&r, ".attune"), 4);
+    room_close(&r);
+}
+
+/* What writers have not finished fills the disk as well; a clock that was wrong keeps nothing for ever. */
+Test(cache, temporary_files_count)
+{
+    static room r;
+    static uint8_t data[10000];
+    room_open(&r, 50000);
+    attune__cache_key keys[4];
+    for (uint64_t i = 0; i < 4; i++)
+        keys[i] = room_key("k", i, "id");
+    attune__cache_put(r.cache, &keys[0], data, sizeof data);
+    char living[600], ahead[600];
+    snprintf(living, sizeof living, "%s/1.attune-tmp", r.kernels);
+    snprintf(ahead, sizeof ahead, "%s/2.attune-tmp", r.kernels);
+    const char *const others[] = {living, ahead};
+    for (int i = 0; i < 2; i++) {
+        const int file = open(others[i], O_CREAT | O_WRONLY, 0600);
+        cr_assert(file >= 0 && ftruncate(file, 25000) == 0);
+        close(file);
+    }
+    const struct timespec future[2] = {{time(NULL) + 100000, 0}, {time(NULL) + 100000, 0}};
+    cr_assert_eq(utimensat(AT_FDCWD, ahead, future, 0), 0);
+    for (int i = 1; i < 4; i++) {
+        usleep(20000);
+        attune__cache_put(r.cache, &keys[i], data, sizeof data);
+    }
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(has(&r, &keys[i], data, sizeof data), i > 1, "%d", i);
+    cr_assert_eq(access(living, F_OK), 0);
+    cr_assert_neq(access(ahead, F_OK), 0);
+    room_close(&r);
+}
+
+/* Whoever can write to the folder, or to a file in it, can choose what runs. */
+Test(cache, others_may_write_to_it)
+{
+    const struct {
+        mode_t mode;
+        bool hit;
+    } folders[] = {{0700, true}, {0755, true}, {0720, false}, {0702, false}, {0777, false}, {01777, false}};
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++)
+        for (int of_entry = 0; of_entry < 2; of_entry++) {
+            static room r;
+            room_open(&r, 0);
+            const attune__cache_key key = room_key("k", 1, ""), late = room_key("k", 2, "");
+            attune__cache_put(r.cache, &key, "x", 1);
+            char path[512];
+            room_only_file(&r, path);
+            cr_assert_eq(chmod(of_entry ? path : r.kernels, folders[i].mode), 0);
+            cr_assert_eq(has(&r, &key, "x", 1), folders[i].hit, "mode %o", (unsigned)folders[i].mode);
+            cr_assert_eq(has(&r, &key, "x", 1), folders[i].hit);
+            cr_assert_eq(atomic_load(&r.lines), folders[i].hit ? 0 : 1, "one line, not one for each kernel");
+            attune__cache_put(r.cache, &late, "y", 1);
+            cr_assert_eq(has(&r, &late, "y", 1), folders[i].hit || of_entry);
+            cr_assert(folders[i].hit || (strstr(r.line, r.kernels) && strstr(r.line, "chmod go-w")), "%s", r.line);
+            if (of_entry) {
+                attune__cache_put(r.cache, &key, "z", 1);
+                cr_assert(has(&r, &key, "z", 1), "the next put replaces it");
+            }
+            room_close(&r);
+        }
+}
+
+Test(cache, another_users)
+{
+    if (geteuid() != 0)
+        cr_skip("only the super-user can give files away");
+    static room r;
+    const attune__cache_key key = room_key("k", 1, ""), late = room_key("k", 2, "");
+    for (int of_entry = 0; of_entry < 2; of_entry++) {
+        room_open(&r, 0);
+        attune__cache_put(r.cache, &key, "x", 1);
+        char path[512];
+        room_only_file(&r, path);
+        cr_assert_eq(chown(of_entry ? path : r.kernels, 65534, 65534), 0);
+        cr_assert_not(has(&r, &key, "x", 1));
+        attune__cache_put(r.cache, &late, "y", 1);
+        cr_assert_eq(has(&r, &late, "y", 1), of_entry);
+        cr_assert_eq(atomic_load(&r.lines), 1);
+        room_close(&r);
+    }
+}
+
+/* One's own link leads to the folder, another's does not: neither at its end nor on the way. */
+Test(cache, links_on_the_way)
+{
+    static room r;
+    room_open(&r, 0);
+    const attune__cache_key key = room_key("k", 1, "");
+    attune__cache_put(r.cache, &key, "x", 1);
+    char end[100], way[100], through[120];
+    snprintf(end, sizeof end, "%s/end", r.folder);
+    snprintf(way, sizeof way, "%s/way", r.folder);
+    snprintf(through, sizeof through, "%s/way/../kernels//", r.folder);
+    cr_assert_eq(symlink("kernels", end), 0);
+    cr_assert_eq(symlink("kernels/", way), 0);
+    const char *const paths[] = {end, through};
+    for (int theirs = 0; theirs < (geteuid() == 0 ? 2 : 1); theirs++) {
+        if (theirs)
+            cr_assert(lchown(end, 65534, 65534) == 0 && lchown(way, 65534, 65534) == 0);
+        for (int i = 0; i < 2; i++) {
+            attune__cache_close(r.cache);
+            const attune__cache_desc desc = room_desc(&r, paths[i], 0);
+            r.cache = attune__cache_open(&desc);
+            cr_assert_eq(has(&r, &key, "x", 1), !theirs, "%s", paths[i]);
+        }
+    }
+    cr_assert_eq(atomic_load(&r.lines), geteuid() == 0 ? 2 : 0);
     room_close(&r);
 }
 
