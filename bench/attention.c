@@ -67,6 +67,8 @@ static attune_status make_plans(attune_instance *instance, attune_device *device
     attune_problem problem = {
         .struct_size = sizeof problem,
         .dtype = a->q.dtype,
+        .kv_dtype = a->k.dtype,
+        .o_dtype = attention_o_dtype(a),
         .head_dim = (uint32_t)a->q.size[3],
         .head_dim_v = (uint32_t)a->v.size[3],
         .batch = a->q.size[0],
@@ -158,7 +160,8 @@ static attune_status run_on(attune_instance *instance, attune_device *device, co
     TRY(make_plans(instance, device, a, run, r));
     attune_forward_args args = {.struct_size = sizeof args, .mask = r->mask};
     const attune_dtype rows = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
-    const array o = {.dtype = a->q.dtype, .rank = 4, .size = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]}};
+    const array o = {
+        .dtype = attention_o_dtype(a), .rank = 4, .size = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]}};
     const array row = {.dtype = rows, .rank = 3, .size = {a->q.size[0], a->q.size[1], a->q.size[2]}};
     TRY(upload(device, &a->q, true, &r->q, &args.q));
     TRY(upload(device, &a->k, true, &r->k, &args.k));
@@ -213,8 +216,8 @@ static attune_status collect(attune_buffer *buffer, attune_dtype dtype, uint32_t
 static attune_status collect_gradients(const attention *a, const resources *r, attention_gradients *g, failure *why)
 {
     TRY(collect(r->d_q, a->q.dtype, 4, a->q.size, &g->d_q, why));
-    TRY(collect(r->d_k, a->q.dtype, 4, a->k.size, &g->d_k, why));
-    TRY(collect(r->d_v, a->q.dtype, 4, a->v.size, &g->d_v, why));
+    TRY(collect(r->d_k, a->k.dtype, 4, a->k.size, &g->d_k, why));
+    TRY(collect(r->d_v, a->v.dtype, 4, a->v.size, &g->d_v, why));
     for (uint32_t i = 0; i < a->capture_count; i++)
         if (g->captures >> i & 1)
             TRY(collect(r->d_captures[i], ATTUNE_F32, a->captures[i].array.rank, a->captures[i].array.size,
@@ -244,7 +247,7 @@ attune_status attention_forward(attune_instance *instance, attune_device *device
     attune_buffer *buffers[3] = {r.o, r.lse, r.row_max};
     for (int i = 0; i < 3 && status == ATTUNE_OK; i++)
         if (wanted[i])
-            status = collect(buffers[i], i ? rows : a->q.dtype, i ? 3 : 4, size, &results[i], &why);
+            status = collect(buffers[i], i ? rows : attention_o_dtype(a), i ? 3 : 4, size, &results[i], &why);
     if (run->gradients && status == ATTUNE_OK) {
         status = collect_gradients(a, &r, run->gradients, &why);
         if (status != ATTUNE_OK)

@@ -17,6 +17,21 @@ static double rounded(attune_dtype dtype, double value)
     return array_get(&one, 0);
 }
 
+attune_dtype attention_o_dtype(const attention *a)
+{
+    return a->o_dtype ? a->o_dtype : a->q.dtype;
+}
+
+attune_dtype attention_rule_dtype(const attention *a)
+{
+    const attune_dtype dtypes[] = {a->k.dtype, a->v.dtype, attention_o_dtype(a)};
+    attune_dtype coarsest = dtypes[0];
+    for (size_t i = 1; i < sizeof dtypes / sizeof dtypes[0]; i++)
+        if (reference_epsilon(dtypes[i]) > reference_epsilon(coarsest))
+            coarsest = dtypes[i];
+    return coarsest;
+}
+
 typedef struct shape {
     int64_t batch, heads, q_len, d, kv_heads, kv_len, dv;
 } shape;
@@ -29,9 +44,9 @@ static bool check_shape(const attention *a, shape *s, failure *why)
                            "batch, heads, length, head_dim",
                            a->q.rank, a->k.rank, a->v.rank);
     *s = (shape){a->q.size[0], a->q.size[1], a->q.size[2], a->q.size[3], a->k.size[1], a->k.size[2], a->v.size[3]};
-    if (a->q.dtype != a->k.dtype || a->q.dtype != a->v.dtype)
-        return failure_set(why, "q, k and v are %s, %s and %s, expected one dtype", attune_dtype_string(a->q.dtype),
-                           attune_dtype_string(a->k.dtype), attune_dtype_string(a->v.dtype));
+    if (a->k.dtype != a->v.dtype)
+        return failure_set(why, "k and v are %s and %s, expected one dtype", attune_dtype_string(a->k.dtype),
+                           attune_dtype_string(a->v.dtype));
     if (a->k.size[3] != s->d)
         return failure_set(why, "k has head_dim %lld, q has %lld", (long long)a->k.size[3], (long long)s->d);
     if (s->heads % s->kv_heads)
@@ -71,12 +86,12 @@ static bool plane_create(const shape *s, plane *p, failure *why)
     return true;
 }
 
-static void plane_load(const attention *a, const shape *s, const reference_row *row, plane *p)
+static void plane_load(const attention *a, const shape *s, bool naive, const reference_row *row, plane *p)
 {
     const int64_t b = a->k.size[0] == 1 ? 0 : row->b, h = row->h / (s->heads / s->kv_heads);
     const int64_t q = ((row->b * s->heads + row->h) * s->q_len + row->q) * s->d;
     for (int64_t i = 0; i < s->d; i++)
-        p->q[i] = array_get(&a->q, q + i);
+        p->q[i] = naive ? rounded(a->k.dtype, array_get(&a->q, q + i)) : array_get(&a->q, q + i);
     if (p->b == b && p->h == h)
         return;
     const int64_t first = (b * s->kv_heads + h) * s->kv_len;
@@ -134,7 +149,7 @@ static bool row_scores(const attention *a, const shape *s, bool naive, const ref
 static void row_output(const attention *a, const shape *s, bool naive, plane *p, double *o, double *lse,
                        double *row_max)
 {
-    const attune_dtype dtype = a->q.dtype;
+    const attune_dtype o_dtype = attention_o_dtype(a);
     double m = -INFINITY, sum = 0;
     float plain_sum = 0;
     bool nan = false;
@@ -156,7 +171,7 @@ static void row_output(const attention *a, const shape *s, bool naive, plane *p,
         sum += weight;
         plain_sum += (float)weight;
         if (naive) {
-            float rounded_weight = (float)rounded(dtype, weight);
+            float rounded_weight = (float)rounded(a->v.dtype, weight);
             for (int64_t i = 0; i < s->dv; i++)
                 p->o_plain[i] += rounded_weight * (float)v[i];
         } else {
@@ -171,7 +186,7 @@ static void row_output(const attention *a, const shape *s, bool naive, plane *p,
         /* A weight of zero times an infinite v is NaN; without one, a row without
          * weights is 0. */
         value = sum == 0 && !isnan(value) ? 0 : value / sum;
-        o[i] = naive ? rounded(dtype, value) : value;
+        o[i] = naive ? rounded(o_dtype, value) : value;
     }
     double l = sum == 0 ? -INFINITY : m + (naive ? (double)logf((float)sum) : log(sum));
     *lse = naive ? (double)(float)l : l;
@@ -225,12 +240,12 @@ bool reference_compute(const attention *a, reference_precision precision, const 
     for (int64_t i = 0; ok && i < count; i++) {
         const reference_row row =
             rows ? rows[i] : (reference_row){i / (s.heads * s.q_len), i / s.q_len % s.heads, i % s.q_len};
-        plane_load(a, &s, &row, &p);
+        plane_load(a, &s, naive, &row, &p);
         ok = row_scores(a, &s, naive, &row, &p, why);
         if (ok)
             row_output(a, &s, naive, &p, result->o + i * s.dv, &result->lse[i], &result->row_max[i]);
         if (ok && result->moved && !naive)
-            row_moved(&s, &p, a->q.dtype, result->o + i * s.dv, result->lse[i], result->row_max[i],
+            row_moved(&s, &p, a->v.dtype, result->o + i * s.dv, result->lse[i], result->row_max[i],
                       result->moved + i * s.dv);
     }
     free(p.k);

@@ -11,7 +11,8 @@
 
 /* One attention problem with its data in host memory: what every test, check and benchmark row is made of. */
 typedef struct attention {
-    array q, k, v; /* [b, h, l, d]; one dtype */
+    array q, k, v;        /* [b, h, l, d]; k and v of one dtype, f64 of all three or none */
+    attune_dtype o_dtype; /* of o; 0 = that of q */
     double scale;
     attune_expr *mask;  /* NULL = none */
     attune_expr *score; /* NULL = none */
@@ -20,6 +21,10 @@ typedef struct attention {
     uint32_t parameter_count;
     attune_parameter parameters[ATTUNE_EXPR_MAX_SYMBOLS];
 } attention;
+
+attune_dtype attention_o_dtype(const attention *a);
+/* By whose error rule O goes: the coarsest of k, v and o, by which the plain computation rounds Q, P and O. */
+attune_dtype attention_rule_dtype(const attention *a);
 
 typedef struct reference_row {
     int64_t b, h, q;
@@ -35,8 +40,8 @@ typedef struct reference_result {
 
 typedef enum reference_precision {
     REFERENCE_ORACLE, /* float64 throughout; masks in float32, as everywhere */
-    REFERENCE_NAIVE   /* inputs as they are, S and softmax in float32, P rounded to the input dtype, PV accumulated in
-                         float32, O rounded */
+    REFERENCE_NAIVE   /* Q rounded to the dtype of K, S and softmax in float32, P rounded to the dtype of V, PV
+                         accumulated in float32, O rounded to its own */
 } reference_precision;
 
 /* Rows NULL: every row, in order b, h, q (count is then ignored). */
@@ -74,7 +79,7 @@ void reference_compare_o(attune_dtype dtype, int64_t rows, int64_t columns, cons
 
 /* What a backward pass is given and what it gives. Outputs are float64 arrays shaped as q, k, v and the captures. */
 typedef struct attention_gradients {
-    const array *d_o;   /* [b,h,lq,dv] in the problem's dtype */
+    const array *d_o;   /* [b,h,lq,dv] in the dtype of o */
     const array *d_lse; /* [b,h,lq] f32 (f64 with f64); NULL = the loss does not use LSE */
     uint32_t captures;  /* bits 1 << index of a capture of the problem whose gradient is wanted */
     array d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS];

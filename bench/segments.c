@@ -60,19 +60,19 @@ void segments_views(const segments *s, const attune_tensor *k, const attune_tens
     }
 }
 
-/* But on the CPU, each is rounded to the dtype before they merge. It is at most the largest v. */
+/* But on the CPU, each is rounded to the dtype of o before they merge. It is at most the largest v. */
 double segments_rounding(attune_device *device, const attention *a)
 {
     attune_device_info info = {.struct_size = sizeof info};
     double largest = 0;
     if (attune_device_info_get(device, &info) != ATTUNE_OK || info.backend == ATTUNE_BACKEND_CPU ||
-        a->v.dtype == ATTUNE_F32)
+        attention_o_dtype(a) == ATTUNE_F32)
         return 0;
     for (int64_t i = 0; i < array_count(&a->v); i++) {
         const double value = fabs(array_get(&a->v, i));
         largest = isfinite(value) && value > largest ? value : largest;
     }
-    return largest * reference_epsilon(a->v.dtype);
+    return largest * reference_epsilon(attention_o_dtype(a));
 }
 
 void segments_finish(segments *s)

@@ -608,6 +608,13 @@ typedef struct attune_problem {
      * tensors. With segments lse is implied, row_max is not to be had, and the workspace also holds a result of each.
      */
     uint32_t segments;
+    /*
+     * Where they differ from dtype, which is then that of q: F32, F16 or BF16, not with F64. f32 queries and outputs
+     * over f16 or bf16 keys and values are what engines keep. docs/planning.md says which kernels mix which types; a
+     * device none of whose kernels does is UNSUPPORTED, with the reason, when the plan is made.
+     */
+    attune_dtype kv_dtype; /* of k and v (and d_k and d_v); 0 = dtype */
+    attune_dtype o_dtype;  /* of o (and d_o); 0 = dtype */
 } attune_problem;
 
 /* Fills mask, block_mask and the mask's block sizes of a problem from a mask. The expression lives as long as the mask.
@@ -791,10 +798,10 @@ typedef struct attune_segment {
 
 typedef struct attune_forward_args {
     uint32_t struct_size;
-    attune_tensor q;                /* [batch, heads, q_len, head_dim] */
-    attune_tensor k;                /* [kv_batch, kv_heads, kv_len, head_dim] */
-    attune_tensor v;                /* [kv_batch, kv_heads, kv_len, head_dim_v] */
-    attune_tensor o;                /* [batch, heads, q_len, head_dim_v], out, of the same dtype */
+    attune_tensor q;                /* [batch, heads, q_len, head_dim] of the problem's dtype */
+    attune_tensor k;                /* [kv_batch, kv_heads, kv_len, head_dim] of its kv_dtype */
+    attune_tensor v;                /* [kv_batch, kv_heads, kv_len, head_dim_v], likewise */
+    attune_tensor o;                /* [batch, heads, q_len, head_dim_v] of its o_dtype, out */
     attune_tensor lse;              /* [batch, heads, q_len] f32 (f64 with f64), out; buffer NULL = not wanted */
     attune_tensor row_max;          /* likewise: the largest score of the row after score expression and mask */
     const attune_mask *mask;        /* NULL = every pair; uploaded to the device; lengths at least those of q and k */

@@ -26,13 +26,16 @@ static attune_status check_at_most(const char *what, int64_t value, int64_t limi
 static attune_status check_attention(const attune_plan *plan, attune__forward *call, bool o_writable)
 {
     const attune__shape *shape = &plan->shape;
-    attune__tensor_rule rule = {"q", plan->device, shape->dtype, 4, false, true};
+    attune__tensor_rule rule = {"q", plan->device, shape->q_dtype, 4, false, true};
     ATTUNE__TRY(attune__tensor_check(&call->q, &rule));
     rule.name = "k";
+    rule.dtype = shape->k_dtype;
     ATTUNE__TRY(attune__tensor_check(&call->k, &rule));
     rule.name = "v";
+    rule.dtype = shape->v_dtype;
     ATTUNE__TRY(attune__tensor_check(&call->v, &rule));
     rule.name = "o";
+    rule.dtype = shape->o_dtype;
     rule.writable = o_writable;
     ATTUNE__TRY(attune__tensor_check(&call->o, &rule));
 
@@ -66,8 +69,7 @@ static attune_status check_attention(const attune_plan *plan, attune__forward *c
 static attune_status check_row_tensor(const attune_plan *plan, const attune__forward *call, const char *name,
                                       bool writable, attune_tensor *tensor)
 {
-    const attune__tensor_rule rule = {name, plan->device, plan->shape.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32,
-                                      3,    writable,     false};
+    const attune__tensor_rule rule = {name, plan->device, attune__shape_real(&plan->shape), 3, writable, false};
     ATTUNE__TRY(attune__tensor_check(tensor, &rule));
     ATTUNE__TRY(check_size(name, tensor, 0, "the batch of q", call->batch));
     ATTUNE__TRY(check_size(name, tensor, 1, "the heads of q", call->heads));
@@ -268,11 +270,11 @@ attune_status attune__forward_resolve(const attune_plan *plan, const attune_forw
     return attune__forward_resolve_at(plan, &a, NULL, resolved);
 }
 
-/* `tensor` has the shape of another one, which was checked. */
+/* `tensor` has the type and shape of another one, which was checked. */
 static attune_status check_like(const attune_plan *plan, const char *name, const char *of, const attune_tensor *like,
                                 bool writable, attune_tensor *tensor)
 {
-    const attune__tensor_rule rule = {name, plan->device, plan->shape.dtype, 4, writable, true};
+    const attune__tensor_rule rule = {name, plan->device, like->dtype, 4, writable, true};
     ATTUNE__TRY(attune__tensor_check(tensor, &rule));
     for (uint32_t i = 0; i < 4; i++)
         ATTUNE__TRY(check_size(name, tensor, i, of, like->size[i]));

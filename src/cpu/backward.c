@@ -75,7 +75,7 @@ static attune_status divide_workspace(attune__cpu_backward_run *run, uint32_t *t
 {
     const attune__forward *call = &run->call->forward;
     const attune__shape *shape = &run->base.program->shape;
-    const size_t real = shape->dtype == ATTUNE_F64 ? sizeof(double) : sizeof(float);
+    const size_t real = attune_dtype_size(attune__shape_real(shape));
     const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len);
     const uint64_t delta = attune__round_up64(rows * real, 256);
     const uint64_t sums = (uint64_t)run->slots * run->elements * sizeof(double) + (ATTUNE__CPU_ALIGNMENT - 1);
@@ -136,7 +136,7 @@ attune_status attune__cpu_backward(const attune__program *program, attune_queue 
     const attune__cpu_program *mine = (const attune__cpu_program *)program;
     attune__cpu_device *device = (attune__cpu_device *)program->device;
     const double start = call->forward.seconds ? attune__cpu_now() : 0;
-    const bool f64 = mine->shape.dtype == ATTUNE_F64;
+    const bool f64 = attune__shape_real(&mine->shape) == ATTUNE_F64;
     attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__cpu_backward_run run = {
         .base = {.device = device,

@@ -68,7 +68,7 @@ static attune_status launch(const attune__program *program, const attune__forwar
     const attune__cpu_program *mine = (const attune__cpu_program *)program;
     attune__cpu_device *device = (attune__cpu_device *)program->device;
     const double start = call->seconds ? attune__cpu_now() : 0;
-    const bool f64 = mine->shape.dtype == ATTUNE_F64;
+    const bool f64 = attune__shape_real(&mine->shape) == ATTUNE_F64;
     const size_t real = f64 ? sizeof(double) : sizeof(float);
     attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__cpu_run run = {

@@ -565,7 +565,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     if (!hopper && strcmp(choice->kernel, "cuda_sm80") != 0 && strcmp(choice->kernel, "cuda_sm80_atomic") != 0)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
     *kernel = begin_kernel(file, architecture, hopper && role != ATTUNE__CUDA_DELTA);
-    add_option(kernel, "DTYPE", s->dtype == ATTUNE_F16 ? 1 : s->dtype == ATTUNE_BF16 ? 2 : 3);
+    add_option(kernel, "DTYPE", s->k_dtype == ATTUNE_F16 ? 1 : s->k_dtype == ATTUNE_BF16 ? 2 : 3);
     add_option(kernel, "HEAD_DIM", s->head_dim);
     add_option(kernel, "HEAD_DIM_V", s->head_dim_v);
     if (role == ATTUNE__CUDA_DELTA)

@@ -17,7 +17,7 @@ static uint64_t cpu_bytes(uint64_t bytes)
 static uint64_t workspace(const attune__search *search, const attune__found *found, uint32_t split)
 {
     const attune__shape *s = search->shape;
-    uint32_t element = s->dtype == ATTUNE_F64 ? 8 : 4;
+    const uint32_t element = (uint32_t)attune_dtype_size(attune__shape_real(s));
     bool cpu = found->family->backend == ATTUNE_BACKEND_CPU;
     uint64_t arguments = found->family->backend == ATTUNE_BACKEND_VULKAN ? ATTUNE__VULKAN_ARGUMENTS : 0;
     const uint32_t *v = found->tile.value;

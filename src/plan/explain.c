@@ -2,6 +2,7 @@
 /* A decision as text for people and as JSON for programs. Both say the same. */
 #include "plan/family.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -56,11 +57,17 @@ static void add_options(attune__text *text, const attune_kernel_options *options
 
 static void text_problem(attune__text *text, const attune__shape *s)
 {
+    char types[64];
+    if (attune__shape_mixed(s))
+        snprintf(types, sizeof types, "q %s, k and v %s, o %s", attune_dtype_string(s->q_dtype),
+                 attune_dtype_string(s->k_dtype), attune_dtype_string(s->o_dtype));
+    else
+        snprintf(types, sizeof types, "%s", attune_dtype_string(s->q_dtype));
     attune__text_add(text,
                      "problem     %s %s, batch %lld, %lld heads on %lld, q_len %lld, kv_len %lld, head_dim %u, "
                      "head_dim_v %u\n",
-                     direction_name(s), attune_dtype_string(s->dtype), (long long)s->batch, (long long)s->heads,
-                     (long long)s->kv_heads, (long long)s->q_len, (long long)s->kv_len, s->head_dim, s->head_dim_v);
+                     direction_name(s), types, (long long)s->batch, (long long)s->heads, (long long)s->kv_heads,
+                     (long long)s->q_len, (long long)s->kv_len, s->head_dim, s->head_dim_v);
     if (s->block_mask)
         attune__text_add(text, "            block mask %u x %u%s%s\n", s->mask_q_block, s->mask_kv_block,
                          s->mask_expr ? " with expression" : "", s->score_expr ? ", score expression" : "");
@@ -143,7 +150,9 @@ static void json_problem(attune__text *text, const attune__shape *s)
 {
     attune__text_add(text, "  \"problem\": {");
     add_string(text, "direction", direction_name(s), ", ");
-    add_string(text, "dtype", attune_dtype_string(s->dtype), ", ");
+    add_string(text, "dtype", attune_dtype_string(s->q_dtype), ", ");
+    add_string(text, "kv_dtype", attune_dtype_string(s->k_dtype), ", ");
+    add_string(text, "o_dtype", attune_dtype_string(s->o_dtype), ", ");
     attune__text_add(text,
                      "\"head_dim\": %u, \"head_dim_v\": %u, \"batch\": %lld, \"kv_batch\": %lld, \"heads\": %lld, "
                      "\"kv_heads\": %lld, \"q_len\": %lld, \"kv_len\": %lld, \"block_mask\": %s, \"mask\": %s, "

@@ -56,17 +56,24 @@ attune_status attune__check_kernel_name(const char *prefix, const char *name)
 static const char *refuses_dtype(const attune__family *family, const attune__search *search, char *why, size_t size)
 {
     const attune_limits *limits = search->limits;
-    attune_dtype dtype = search->shape->dtype;
-    bool here = family->dtypes >> dtype & 1;
-    if (dtype == ATTUNE_F64)
-        here = here && limits->f64;
+    const attune__shape *s = search->shape;
+    const attune_dtype dtypes[] = {s->k_dtype, s->v_dtype, s->q_dtype, s->o_dtype};
+    if (attune__shape_mixed(s) && !(family->mixes >> search->pass & 1)) {
+        snprintf(why, size, "it has one dtype for q, k, v and o: here q is %s, k and v are %s, o is %s",
+                 attune_dtype_string(s->q_dtype), attune_dtype_string(s->k_dtype), attune_dtype_string(s->o_dtype));
+        return why;
+    }
+    attune_dtype dtype = dtypes[0];
+    for (size_t i = 1; i < sizeof dtypes / sizeof dtypes[0] && family->dtypes >> dtype & 1; i++)
+        dtype = dtypes[i];
+    const bool known = family->dtypes >> dtype & 1;
     /* Cooperative matrices need the type itself; other Vulkan and OpenCL kernels read 16-bit floats as integers. */
-    if (family->matrix & ATTUNE_MATRIX_COOPMAT && dtype == ATTUNE_F16)
-        here = here && limits->f16;
-    if (here)
+    const bool lacking = (s->q_dtype == ATTUNE_F64 && !limits->f64) ||
+                         (family->matrix & ATTUNE_MATRIX_COOPMAT && s->k_dtype == ATTUNE_F16 && !limits->f16);
+    if (known && !lacking)
         return NULL;
-    if (family->dtypes >> dtype & 1) {
-        snprintf(why, size, "no %s matrices or arithmetic on this device", attune_dtype_string(dtype));
+    if (known) {
+        snprintf(why, size, "no %s matrices or arithmetic on this device", attune_dtype_string(s->k_dtype));
         return why;
     }
     int used = snprintf(why, size, "no %s kernel: there are", attune_dtype_string(dtype));

@@ -74,7 +74,8 @@ typedef struct attune__family {
     bool last_resort;    /* others explain a failure better */
     bool tma;            /* USE_TMA is ON here; elsewhere it is OFF */
     const char *missing; /* why no plan may choose it yet; NULL = it may */
-    uint32_t dtypes;     /* bits 1 << attune_dtype */
+    uint32_t dtypes;     /* bits 1 << attune_dtype: of all four tensors */
+    uint32_t mixes;      /* bits 1 << attune__pass: where q, k, v and o may each have another one of them */
     uint32_t unordered;  /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
     bool (*orders)(const attune__search *search); /* but not if DETERMINISTIC asks; NULL = then it is passed over */
     const char *(*refuses)(const attune__search *search); /* what of the problem it cannot have; NULL = nothing */
@@ -107,9 +108,10 @@ void attune__tile_print(const attune__tile *tile, char *buffer, size_t size);
 /* Workgroups that one compute unit holds; 0 if none fits. */
 uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost);
 
+/* Of what a tile of k and v holds. */
 static inline uint32_t attune__dtype_bytes(const attune__shape *shape)
 {
-    return (uint32_t)attune_dtype_size(shape->dtype);
+    return (uint32_t)attune_dtype_size(shape->k_dtype);
 }
 
 /* For settle functions: cuts a free tile number to a power of two that divides the mask's block and is not past the

@@ -23,7 +23,8 @@ uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t h
 
 uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
 {
-    uint64_t scratch = attune__cpu_scratch_size(block_m, block_n, shape->head_dim, shape->head_dim_v, shape->dtype);
+    uint64_t scratch =
+        attune__cpu_scratch_size(block_m, block_n, shape->head_dim, shape->head_dim_v, attune__shape_real(shape));
     return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64), 256);
 }
 
@@ -111,13 +112,13 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
     attune__cost c = {.invocations = 1};
     if (search->pass == ATTUNE__PASS_BACKWARD) {
         uint64_t one = attune__cpu_backward_scratch_size(v[ATTUNE__BLOCK_M1], v[ATTUNE__BLOCK_N1], s->head_dim,
-                                                         s->head_dim_v, s->dtype);
+                                                         s->head_dim_v, attune__shape_real(s));
         uint64_t two = attune__cpu_backward_scratch_size(v[ATTUNE__BLOCK_M2], v[ATTUNE__BLOCK_N2], s->head_dim,
-                                                         s->head_dim_v, s->dtype);
+                                                         s->head_dim_v, attune__shape_real(s));
         c.shared = one > two ? one : two;
     } else
-        c.shared =
-            attune__cpu_scratch_size(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], s->head_dim, s->head_dim_v, s->dtype);
+        c.shared = attune__cpu_scratch_size(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], s->head_dim, s->head_dim_v,
+                                            attune__shape_real(s));
     return c;
 }
 
@@ -126,6 +127,7 @@ const attune__family attune__cpu = {
     .backend = ATTUNE_BACKEND_CPU,
     .cache = true,
     .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16 | 1u << ATTUNE_F64,
+    .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE | 1u << ATTUNE__PASS_BACKWARD,
     .reads = {ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK),
               ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__SPLIT_KV),
               ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__WRITE_DQ)},

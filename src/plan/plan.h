@@ -18,7 +18,7 @@
 /* What the planner needs of the problem: defaults filled in, expressions reduced to what kernels' cost depends on. */
 typedef struct attune__shape {
     attune_direction direction;
-    attune_dtype dtype;
+    attune_dtype q_dtype, k_dtype, v_dtype, o_dtype; /* f64: all of them */
     uint32_t head_dim, head_dim_v;
     int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
     double scale;
@@ -35,6 +35,18 @@ typedef struct attune__shape {
     uint64_t expr_scratch; /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
                               columns; the api room fills it in, since expressions are not known here */
 } attune__shape;
+
+/* What softmax, sums, LSE and partial results are in. */
+static inline attune_dtype attune__shape_real(const attune__shape *shape)
+{
+    return shape->q_dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+}
+
+/* Whether one type does not serve all four tensors. */
+static inline bool attune__shape_mixed(const attune__shape *shape)
+{
+    return shape->k_dtype != shape->q_dtype || shape->v_dtype != shape->q_dtype || shape->o_dtype != shape->q_dtype;
+}
 
 /* Checks a problem and fills the defaults in: INVALID_ARGUMENT or UNSUPPORTED with field, value and limit. Of the
  * expressions it sees only whether they are there, so that mask_uses_head is the cautious answer (true with a block

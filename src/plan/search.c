@@ -237,7 +237,7 @@ static bool unread(const attune__search *search, const attune__family *family, a
         snprintf(found->why, sizeof found->why, "its sums depend on the order in which workgroups finish");
         return true;
     }
-    if (search->options.approximate_tanh == ATTUNE_ON && search->shape->dtype == ATTUNE_F32) {
+    if (search->options.approximate_tanh == ATTUNE_ON && search->shape->k_dtype == ATTUNE_F32) {
         *found = (attune__found){.outcome = ATTUNE__REFUSED, .family = family, .option = ATTUNE__APPROXIMATE_TANH};
         snprintf(found->why, sizeof found->why,
                  "2^-11 of tanh is past the error bound of f32, f16 and bf16 may have it");

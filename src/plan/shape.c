@@ -12,6 +12,29 @@
 /* Each is a launch of its own. */
 #define MOST_SEGMENTS 1024
 
+static attune_status check_dtype(const char *name, attune_dtype dtype, bool f64)
+{
+    const bool narrow = dtype == ATTUNE_F32 || dtype == ATTUNE_F16 || dtype == ATTUNE_BF16;
+    if (!narrow && (dtype != ATTUNE_F64 || !f64))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.%s is %s (%d), expected f32, f16%s", name,
+                            attune_dtype_string(dtype), (int)dtype, f64 ? ", bf16 or f64" : " or bf16");
+    return ATTUNE_OK;
+}
+
+static attune_status check_dtypes(const attune__shape *s)
+{
+    const bool f64 = s->q_dtype == ATTUNE_F64;
+    ATTUNE__TRY(check_dtype("dtype", s->q_dtype, true));
+    ATTUNE__TRY(check_dtype("kv_dtype", s->k_dtype, f64));
+    ATTUNE__TRY(check_dtype("o_dtype", s->o_dtype, f64));
+    if (f64 && attune__shape_mixed(s))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "problem.dtype is f64, kv_dtype %s and o_dtype %s: float64 plans have one dtype, leave "
+                            "these two 0",
+                            attune_dtype_string(s->k_dtype), attune_dtype_string(s->o_dtype));
+    return ATTUNE_OK;
+}
+
 static attune_status check_head_dim(const char *name, uint32_t value)
 {
     if (value % 8 || value < 8 || value > 256)
@@ -64,7 +87,7 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
     ATTUNE__TRY(attune__desc_read(&p, sizeof p, problem, sizeof p, "problem"));
     attune__shape s = {
         .direction = p.direction,
-        .dtype = p.dtype ? p.dtype : ATTUNE_F32,
+        .q_dtype = p.dtype ? p.dtype : ATTUNE_F32,
         .head_dim = p.head_dim,
         .head_dim_v = p.head_dim_v ? p.head_dim_v : p.head_dim,
         .batch = p.batch ? p.batch : 1,
@@ -88,9 +111,9 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
     if (s.direction != ATTUNE_FORWARD && s.direction != ATTUNE_BACKWARD)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "problem.direction is %d, expected ATTUNE_FORWARD or ATTUNE_BACKWARD", (int)s.direction);
-    if (s.dtype != ATTUNE_F32 && s.dtype != ATTUNE_F16 && s.dtype != ATTUNE_BF16 && s.dtype != ATTUNE_F64)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.dtype is %s (%d), expected f32, f16, bf16 or f64",
-                            attune_dtype_string(s.dtype), (int)s.dtype);
+    s.k_dtype = s.v_dtype = p.kv_dtype ? p.kv_dtype : s.q_dtype;
+    s.o_dtype = p.o_dtype ? p.o_dtype : s.q_dtype;
+    ATTUNE__TRY(check_dtypes(&s));
     ATTUNE__TRY(check_head_dim("head_dim", s.head_dim));
     ATTUNE__TRY(check_head_dim("head_dim_v", s.head_dim_v));
     ATTUNE__TRY(check_counts(&s));
@@ -135,7 +158,7 @@ static uint64_t segment_columns(const attune__shape *shape)
 
 uint64_t attune__segment_size(const attune__shape *shape, uint64_t rows)
 {
-    const uint64_t element = shape->dtype == ATTUNE_F64 ? 8 : 4;
+    const uint64_t element = attune_dtype_size(attune__shape_real(shape));
     return attune__round_up64(rows * segment_columns(shape) * element, 256) +
            (shape->direction == ATTUNE_FORWARD ? attune__round_up64(rows * element, 256) : 0);
 }
@@ -144,7 +167,7 @@ uint64_t attune__segments_size(const attune__shape *shape, uint64_t rows, uint32
 {
     if (segments < 2)
         return 0;
-    return attune__merge_workspace(shape->dtype, rows, segment_columns(shape), segments) +
+    return attune__merge_workspace(attune__shape_real(shape), rows, segment_columns(shape), segments) +
            segments * attune__segment_size(shape, rows);
 }
 

@@ -104,7 +104,8 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
         l.fetch_y,
         l.fetch,
     };
-    const attune__vulkan_module *prebuilt = &modules[2 * lanes + keys][attune__vulkan_dtype_index(desc->shape->dtype)];
+    const attune__vulkan_module *prebuilt =
+        &modules[2 * lanes + keys][attune__vulkan_dtype_index(desc->shape->k_dtype)];
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = lanes;
@@ -123,7 +124,7 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
         return 0;
     if (!l.chunk) /* the lanes' kernel has no layout */
         return attune__lanes_backward_most_steps(l.owned, l.walked, l.threads, l.head_dim, l.head_dim_v,
-                                                 (uint32_t)attune_dtype_size(desc->shape->dtype));
+                                                 (uint32_t)attune_dtype_size(desc->shape->k_dtype));
     const uint32_t slices = (l.head_dim + l.head_dim_v) / l.slice + 2, chunks = l.walked / l.chunk * (keys ? 2 : 1);
     const uint32_t expressions = (desc->mask ? 1u : 0u) + (desc->score ? 1u : 0u), pairs = (4 * l.tm + 1) * expressions;
     const uint32_t regular = 1 + 4 + slices + pairs + (chunks + 2) + chunks * (l.chunk / 4 + 1);
@@ -145,7 +146,7 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, keys, &program->keys, &program->keys_aligned));
     program->most_steps = count_steps(attune__vulkan_of(device), desc, false);
     program->most_key_steps = count_steps(attune__vulkan_of(device), desc, true);
-    const attune__vulkan_module *delta = &deltas[attune__vulkan_dtype_index(desc->shape->dtype)];
+    const attune__vulkan_module *delta = &deltas[attune__vulkan_dtype_index(desc->shape->k_dtype)];
     ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, delta->words, delta->count, NULL, "delta", keys[0].constants,
                                                    0, &program->delta));
     if (!has_captures(desc->shape, desc->gradient))

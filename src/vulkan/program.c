@@ -234,7 +234,7 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     const bool matrices = !strcmp(desc->choice->kernel, "vulkan_coopmat");
     const module_kind kind = kind_of(desc->choice);
     const attune__vulkan_module *prebuilt =
-        matrices ? &matrix_modules[limits->matrix_spread != 0] : find_module(kind, desc->shape->dtype);
+        matrices ? &matrix_modules[limits->matrix_spread != 0] : find_module(kind, desc->shape->k_dtype);
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = matrices || kind != PORTABLE;
@@ -277,7 +277,7 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
         return 0;
     if (kind_of(c) == LANES)
         return attune__lanes_most_steps(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
-                                        desc->shape->head_dim_v, (uint32_t)attune_dtype_size(desc->shape->dtype));
+                                        desc->shape->head_dim_v, (uint32_t)attune_dtype_size(desc->shape->k_dtype));
     if (!strcmp(c->kernel, "vulkan_coopmat"))
         return count_matrix_steps(&device->physical.info.limits, desc);
     attune__scalar_layout l;
@@ -301,7 +301,7 @@ static attune_status make_pipelines(attune_device *device, const attune__program
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, kernels, &program->forward, &program->aligned));
     if (desc->choice->split_kv <= 1)
         return ATTUNE_OK;
-    const attune__vulkan_module *combine = find_combine(desc->shape->dtype);
+    const attune__vulkan_module *combine = find_combine(desc->shape->k_dtype);
     return attune__vulkan_pipeline_specialise(device, combine->words, combine->count, NULL, "combine",
                                               kernels[0].constants, 0, &program->combine);
 }

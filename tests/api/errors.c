@@ -240,10 +240,32 @@ Test(errors, plans)
     BAD_PROBLEM(kv_batch, 5, ATTUNE_INVALID_ARGUMENT, "5");
     BAD_PROBLEM(q_len, 0, ATTUNE_INVALID_ARGUMENT, "q_len");
     BAD_PROBLEM(dtype, ATTUNE_I32, ATTUNE_INVALID_ARGUMENT, "i32");
+    BAD_PROBLEM(kv_dtype, ATTUNE_I32, ATTUNE_INVALID_ARGUMENT,
+                "problem.kv_dtype is i32 (5), expected f32, f16 or bf16");
+    BAD_PROBLEM(o_dtype, (attune_dtype)77, ATTUNE_INVALID_ARGUMENT, "problem.o_dtype is ? (77)");
+    BAD_PROBLEM(kv_dtype, ATTUNE_F64, ATTUNE_INVALID_ARGUMENT,
+                "problem.kv_dtype is f64 (4), expected f32, f16 or bf16");
     BAD_PROBLEM(score, f.mask_expr, ATTUNE_INVALID_ARGUMENT, "problem.score is a mask expression");
     BAD_PROBLEM(mask, f.score_expr, ATTUNE_INVALID_ARGUMENT, "problem.mask is a score expression");
     BAD_PROBLEM(direction, (attune_direction)7, ATTUNE_INVALID_ARGUMENT, "problem.direction is 7");
     BAD_PROBLEM(capture_gradient_elements, -1, ATTUNE_INVALID_ARGUMENT, "problem.capture_gradient_elements is -1");
+    attune_problem mixed = f.problem;
+    mixed.dtype = ATTUNE_F64;
+    mixed.o_dtype = ATTUNE_F32;
+    EXPECT(attune_plan_create(f.device, &mixed, NULL, &plan), ATTUNE_INVALID_ARGUMENT,
+           "problem.dtype is f64, kv_dtype f64 and o_dtype f32: float64 plans have one dtype");
+    mixed.dtype = mixed.o_dtype = (attune_dtype)0;
+    mixed.kv_dtype = ATTUNE_BF16;
+    cr_assert_eq(attune_plan_create(f.device, &mixed, NULL, &plan), ATTUNE_OK, "%s", attune_last_error());
+    EXPECT(attune_forward(plan, attune_device_queue(f.device), &f.args, NULL), ATTUNE_INVALID_ARGUMENT,
+           "k.dtype is f32 (1), expected bf16");
+    attune_plan_destroy(plan);
+    mixed.kv_dtype = (attune_dtype)0;
+    mixed.o_dtype = ATTUNE_F16;
+    cr_assert_eq(attune_plan_create(f.device, &mixed, NULL, &plan), ATTUNE_OK, "%s", attune_last_error());
+    EXPECT(attune_forward(plan, attune_device_queue(f.device), &f.args, NULL), ATTUNE_INVALID_ARGUMENT,
+           "o.dtype is f32 (1), expected f16");
+    attune_plan_destroy(plan);
     attune_backward_args backward = {.struct_size = sizeof backward};
     EXPECT(attune_backward(f.plan, attune_device_queue(f.device), &backward, NULL), ATTUNE_INVALID_ARGUMENT,
            "the plan's direction is forward");

@@ -129,6 +129,19 @@ const attention_case attention_cases[] = {
     {"one_key_of_two_branches", 3, 3, 3, 3,  1,   1,  32,  0, .mask = "true", .score = "log(abs((clamp(kv, 35, width) == q % 0 ? score * 1.69140625 : sin(score))) + 1.0)"},
     {"one_key_of_a_wave",      3, 3, 3, 3,   1,   1,  32,  0, .mask = "true", .score = "log(abs((clamp(kv, 35, heat) == q % 0 ? score * 1.69140625 : sin(score))) + 1.0)"},
     {"row_of_constants_nan",   3, 3, 2, 2,  58,  21,  40,  0, .mask = "(((q > 27 ? 8.78125 : holes[q]) == select(q < 1, 8, kv)) && ((q > 15) == true ? b >= -1423551284 : q == q)) == (abs(holes[q] - h) >= -6.859375)", .score = "sqrt(abs(min(rsqrt(abs(score) + 1.0), -1.7890625)) + 1.0)", .input = INPUT_NAN_VISIBLE},
+    {"mixed",                  2, 2, 4, 2, 140, 150,  64,  0, .mask = CAUSAL, .kv_dtype = ATTUNE_F16, .o_dtype = ATTUNE_F32},
+    {"mixed_bf16",             1, 1, 3, 1, 131, 157,  72, 56, .mask = CAUSAL " || kv % 7 == 3", .score = SOFTCAP, .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
+    {"mixed_output",           1, 1, 2, 2, 100, 140, 128,  0, .score = "score + half_bias[kv]", .o_dtype = ATTUNE_F32},
+    {"mixed_narrow_output",    1, 1, 2, 1,  70, 140, 256,  0, .mask = CAUSAL, .kv_dtype = ATTUNE_F16, .o_dtype = ATTUNE_F16},
+    {"mixed_wide_keys",        1, 1, 2, 2, 129, 140,  40, 64, .mask = CAUSAL, .kv_dtype = ATTUNE_F32, .o_dtype = ATTUNE_BF16},
+    {"mixed_decode",           2, 2, 8, 2,   1, 700, 128,  0, .mask = "kv < used[b]", .kv_dtype = ATTUNE_F16, .o_dtype = ATTUNE_F32},
+    {"mixed_decode_few",       1, 1, 8, 2,   5, 901,  64,  0, .mask = NULL, .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
+    {"mixed_decode_output",    1, 1, 7, 1,   1, 513,  96,  0, .mask = NULL, .kv_dtype = ATTUNE_F32, .o_dtype = ATTUNE_F16},
+    {"mixed_misaligned",       2, 2, 4, 2, 140, 150,  40,  0, .mask = CAUSAL, .layout = LAYOUT_MISALIGNED, .kv_dtype = ATTUNE_F16, .o_dtype = ATTUNE_F32},
+    {"mixed_token_major",      2, 2, 4, 2, 140, 150,  64,  0, .mask = CAUSAL, .layout = LAYOUT_TOKEN_MAJOR, .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
+    {"mixed_prescale",         1, 1, 2, 2, 140, 140,  64,  0, .mask = CAUSAL, .options = "{\"PRESCALE_QK\": true}", .kv_dtype = ATTUNE_F16, .o_dtype = ATTUNE_F32},
+    {"mixed_nan_hidden",       1, 1, 2, 2, 200, 300,  64,  0, .mask = "kv < 150 && q >= kv", .input = INPUT_NAN_HIDDEN, .kv_dtype = ATTUNE_F16, .o_dtype = ATTUNE_F32},
+    {"mixed_infinite",         1, 1, 2, 2, 150, 150,  64,  0, .mask = CAUSAL, .input = INPUT_INFINITE, .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
     {"small_key_tile",         1, 1, 2, 2, 140, 140,  64,  0, .score = "score + half_bias[kv]", .options = "{\"BLOCK_M\": 16, \"BLOCK_N\": 16}"},
 };
 /* clang-format on */
@@ -223,6 +236,10 @@ attention_case attention_case_random(uint64_t seed, case_storage *storage)
         snprintf(storage->mask, sizeof storage->mask, "(%s) && (kv / %u + q / %u * 2 + h + b) %% 3 != 0",
                  storage->partial, c.kv_block ? c.kv_block : 128, c.q_block ? c.q_block : 128);
         c.partial = storage->partial;
+    }
+    if (random_uniform(&r) < 0.3) {
+        c.kv_dtype = (attune_dtype)between(&r, 0, ATTUNE_BF16);
+        c.o_dtype = (attune_dtype)between(&r, 0, ATTUNE_BF16);
     }
     snprintf(storage->name, sizeof storage->name, "random %#llx", (unsigned long long)seed);
     return c;
@@ -393,8 +410,11 @@ bool case_instantiate(attune_instance *instance, const attention_case *c, attune
     const int64_t q_size[4] = {c->batch, c->heads, c->q_len, c->head_dim};
     const int64_t k_size[4] = {c->kv_batch, c->kv_heads, c->kv_len, c->head_dim};
     const int64_t v_size[4] = {c->kv_batch, c->kv_heads, c->kv_len, dv};
-    bool ok = array_create(&a->q, dtype, 4, q_size, why) && array_create(&a->k, dtype, 4, k_size, why) &&
-              array_create(&a->v, dtype, 4, v_size, why);
+    const bool mixes = dtype != ATTUNE_F64;
+    const attune_dtype kv_dtype = mixes && c->kv_dtype ? c->kv_dtype : dtype;
+    a->o_dtype = mixes && c->o_dtype ? c->o_dtype : dtype;
+    bool ok = array_create(&a->q, dtype, 4, q_size, why) && array_create(&a->k, kv_dtype, 4, k_size, why) &&
+              array_create(&a->v, kv_dtype, 4, v_size, why);
     if (ok) {
         array_fill_normal(&a->q, &r, c->input == INPUT_LARGE ? 20 : 1);
         array_fill_normal(&a->k, &r, c->input == INPUT_LARGE ? 20 : 1);

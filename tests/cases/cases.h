@@ -40,7 +40,22 @@ typedef struct attention_case {
     const char *backward_options; /* as options, of case_run_gradients' plan */
     uint32_t segments;            /* k and v are cut into this many, which the seed places; 0 = not cut */
     const char *partial;          /* the mask is given as lists, whose partial blocks evaluate this; NULL = it is not */
+    attune_dtype kv_dtype, o_dtype; /* 0 = the dtype that the case runs in; with f64 they do not count */
 } attention_case;
+
+/* Whether it names types of its own, with which float64 has nothing to do; and the same with one dtype, for kernels
+ * that have no more. */
+static inline bool case_mixed(const attention_case *c)
+{
+    return c->kv_dtype || c->o_dtype;
+}
+
+static inline attention_case case_unmixed(const attention_case *c)
+{
+    attention_case made = *c;
+    made.kv_dtype = made.o_dtype = (attune_dtype)0;
+    return made;
+}
 
 /* Not those whose outputs are NaN or infinite: their gradients are too. */
 static inline bool case_has_gradients(const attention_case *c)
@@ -57,7 +72,8 @@ typedef struct case_storage {
 } case_storage;
 attention_case attention_case_random(uint64_t seed, case_storage *storage);
 
-/* Makes inputs, captures and expressions in the dtype. Free with case_release. */
+/* Makes inputs, captures and expressions: q in the dtype, k, v and o in the case's, if it names any. Free with
+ * case_release. */
 bool case_instantiate(attune_instance *instance, const attention_case *c, attune_dtype dtype, uint64_t seed,
                       attention *a, failure *why);
 void case_release(attention *a);

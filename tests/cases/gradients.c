@@ -31,13 +31,13 @@ static const double *row_at(const array *t, int64_t b, int64_t h, int64_t row)
     return (const double *)t->data + ((batch * t->size[1] + h) * t->size[2] + row) * t->size[3];
 }
 
-/* As the inputs' dtype keeps it. */
-static double narrow(const computation *c, double value)
+/* As a dtype keeps it. */
+static double narrow(const computation *c, attune_dtype dtype, double value)
 {
     if (!c->naive)
         return value;
     uint64_t storage;
-    array one = {.dtype = c->a->q.dtype, .rank = 1, .size = {1}, .data = &storage};
+    array one = {.dtype = dtype, .rank = 1, .size = {1}, .data = &storage};
     array_set(&one, 0, value);
     return array_get(&one, 0);
 }
@@ -128,7 +128,7 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
     const double *d_o = row_at(&c->d_o, b, h, q), *query = row_at(&c->q, b, h, q);
     memset(c->o, 0, (size_t)c->dv * sizeof *c->o);
     for (int64_t j = 0; j < c->kv_len; j++) {
-        const double p = narrow(c, c->s[j]), *v = row_at(&c->v, b, kv_h, j);
+        const double p = narrow(c, c->a->v.dtype, c->s[j]), *v = row_at(&c->v, b, kv_h, j);
         for (int64_t d = 0; d < c->dv && c->s[j] != 0; d++)
             c->o[d] = single(c, c->o[d] + p * v[d]);
     }
@@ -136,14 +136,14 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
      */
     double delta = 0, delta_terms = 0, squares = 0, top = 0;
     for (int64_t d = 0; d < c->dv; d++) {
-        delta += narrow(c, c->o[d]) * d_o[d];
+        delta += narrow(c, attention_o_dtype(c->a), c->o[d]) * d_o[d];
         const double product = c->o[d] * d_o[d];
         delta_terms += fabs(product);
         squares += product * product;
     }
     /* Where the plain computation rounds a row's largest weight to 1, its O is that key's V and has no rounding.
      * Another one's has, of each element, and delta is their sum: three times what it scatters by. */
-    const double unit = reference_epsilon(c->a->q.dtype);
+    const double unit = reference_epsilon(attention_rule_dtype(c->a));
     for (int64_t j = 0; j < c->kv_len; j++)
         top = fmax(top, c->s[j]);
     if (top > 1 - unit)
@@ -152,7 +152,7 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
         delta -= array_get(c->d_lse, (b * c->heads + h) * c->q_len + q);
     delta = single(c, delta);
     for (int64_t j = 0; j < c->kv_len; j++) {
-        const double p = narrow(c, c->s[j]), *v = row_at(&c->v, b, kv_h, j);
+        const double p = narrow(c, c->a->v.dtype, c->s[j]), *v = row_at(&c->v, b, kv_h, j);
         double d_p = 0, terms = delta_terms, *d_v = &r->d_v[(keys + j) * c->dv];
         for (int64_t d = 0; d < c->dv && c->s[j] != 0; d++) {
             d_p = single(c, d_p + d_o[d] * v[d]);
@@ -169,7 +169,7 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
         attune__gradient_row_f64(c->gradient, &(attune__bindings){c->captures[1], c->parameters[1]}, &row, 0,
                                  (size_t)c->kv_len, c->scratch, c->raw, c->d_s, c->sums);
     for (int64_t j = 0; j < c->kv_len; j++) {
-        const double d_s = narrow(c, c->d_s[j]), *key = row_at(&c->k, b, kv_h, j);
+        const double d_s = narrow(c, c->a->k.dtype, c->d_s[j]), *key = row_at(&c->k, b, kv_h, j);
         double *d_q = &r->d_q[((b * c->heads + h) * c->q_len + q) * c->d], *d_k = &r->d_k[(keys + j) * c->d];
         for (int64_t d = 0; d < c->d && d_s != 0; d++) {
             d_q[d] = single(c, d_q[d] + d_s * key[d]);
@@ -220,11 +220,11 @@ bool gradients_compute(const attention *a, const array *d_o, const array *d_lse,
             for (int64_t q = 0; q < c->q_len; q++)
                 backward_row(c, b, h, q, result);
     for (int64_t i = 0; ok && i < queries; i++)
-        result->d_q[i] = narrow(c, result->d_q[i] * a->scale);
+        result->d_q[i] = narrow(c, a->q.dtype, result->d_q[i] * a->scale);
     for (int64_t i = 0; ok && i < keys; i++)
-        result->d_k[i] = narrow(c, result->d_k[i] * a->scale);
+        result->d_k[i] = narrow(c, a->k.dtype, result->d_k[i] * a->scale);
     for (int64_t i = 0; ok && i < values; i++)
-        result->d_v[i] = narrow(c, result->d_v[i]);
+        result->d_v[i] = narrow(c, a->v.dtype, result->d_v[i]);
     attune__gradient_destroy(c->gradient);
     array_free(&c->q);
     array_free(&c->k);

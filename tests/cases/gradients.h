@@ -15,8 +15,8 @@ typedef struct gradient_result {
     double *d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
 } gradient_result;
 
-/* REFERENCE_NAIVE: S, softmax and sums in float32; P, dS and o rounded to the dtype of the inputs, as are the results
- * but for those of captures. d_lse may be NULL. */
+/* REFERENCE_NAIVE: S, softmax and sums in float32; P rounded to the dtype of V, dS to that of K, o and
+ * the results but for those of captures to their own. d_lse may be NULL. */
 bool gradients_compute(const attention *a, const array *d_o, const array *d_lse, reference_precision precision,
                        const gradient_result *result, failure *why);
 

@@ -224,12 +224,12 @@ static const char *place_gradients(attune_device *device, const attention_case *
 {
     const char *error;
     const case_layout outputs = c->layout == LAYOUT_BACKWARDS || c->layout == LAYOUT_PACKED ? LAYOUT_PADDED : c->layout;
-    if ((error = place(device, outputs, dtype, 4, r->upstream.size, &r->upstream, &r->d_o)) ||
+    if ((error = place(device, outputs, a->o_dtype, 4, r->upstream.size, &r->upstream, &r->d_o)) ||
         (r->upstream_lse.data &&
          (error = place(device, outputs, r->upstream_lse.dtype, 3, r->upstream.size, &r->upstream_lse, &r->d_lse))) ||
         (error = place(device, outputs, dtype, 4, a->q.size, NULL, &r->d_q)) ||
-        (error = place(device, outputs, dtype, 4, a->k.size, NULL, &r->d_k)) ||
-        (error = place(device, outputs, dtype, 4, a->v.size, NULL, &r->d_v)))
+        (error = place(device, outputs, a->k.dtype, 4, a->k.size, NULL, &r->d_k)) ||
+        (error = place(device, outputs, a->v.dtype, 4, a->v.size, NULL, &r->d_v)))
         return error;
     for (uint32_t i = 0; i < a->capture_count; i++) {
         failure why;
@@ -281,6 +281,8 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
     attune_problem problem = {
         .struct_size = sizeof problem,
         .dtype = dtype,
+        .kv_dtype = a->k.dtype,
+        .o_dtype = a->o_dtype,
         .head_dim = c->head_dim,
         .head_dim_v = c->head_dim_v,
         .batch = c->batch,
@@ -323,9 +325,9 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
     attune_dtype rows = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     if ((error = place(device, c->layout == LAYOUT_BACKWARDS ? LAYOUT_CONTIGUOUS : c->layout, dtype, 4, a->q.size,
                        &a->q, &r->q)) ||
-        (error = place(device, c->layout, dtype, 4, a->k.size, &a->k, &r->k)) ||
-        (error = place(device, c->layout, dtype, 4, a->v.size, &a->v, &r->v)) ||
-        (error = place(device, outputs, dtype, 4, o_size, NULL, &r->o)) ||
+        (error = place(device, c->layout, a->k.dtype, 4, a->k.size, &a->k, &r->k)) ||
+        (error = place(device, c->layout, a->v.dtype, 4, a->v.size, &a->v, &r->v)) ||
+        (error = place(device, outputs, a->o_dtype, 4, o_size, NULL, &r->o)) ||
         (error = place(device, outputs, rows, 3, o_size, NULL, &r->lse)) ||
         (error = place(device, outputs, rows, 3, o_size, NULL, &r->row_max)))
         return error;
@@ -472,7 +474,7 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     const double more = c->segments ? segments_rounding(device, &a) : 0;
     reference_error error_o = {0};
     if (ok)
-        reference_compare_o(dtype, rows, dv, result[0].o, &result[1], &result[2], &error_o);
+        reference_compare_o(attention_rule_dtype(&a), rows, dv, result[0].o, &result[1], &result[2], &error_o);
     ok = ok && accept(c, dtype, "o", error_o, rows * dv, result[0].o, result[1].o, result[2].o, more, more / 8, why) &&
          compare(c, dtype, "lse", row_type, rows, result[0].lse, result[1].lse, result[2].lse, why) &&
          (c->segments ||
@@ -486,9 +488,11 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
 /* One gradient, whose elements stand in rows of `columns`, against the two references; results lie in `values` as got,
  * oracle, naive, and what cancelled. P is made from scores that are computed again: it moves by their rounding,
  * whatever sums the references happened to round alike. */
-static bool compare_gradient(const attention_case *c, attune_dtype dtype, const char *what, const placed *p,
+static bool compare_gradient(const attention_case *c, const attention *a, const char *what, const placed *p,
                              int64_t columns, double largest_score, double *values, failure *why)
 {
+    const attune_dtype dtype = a->q.dtype, rule = attention_rule_dtype(a);
+    const bool capture = columns == 1;
     int64_t count = 1;
     for (uint32_t i = 0; i < p->tensor.rank; i++)
         count *= p->tensor.size[i];
@@ -510,10 +514,10 @@ static bool compare_gradient(const attention_case *c, attune_dtype dtype, const 
     /* The mean of roundings, of dS and of O, that a row's elements share and rows do not: of few rows, two computations
      * that are as good have other ones. Three times what such a mean scatters by. */
     const double mean = sum / (double)count, epsilon = dtype == ATTUNE_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
-    const double coarser = fmax(reference_epsilon(dtype), reference_epsilon(p->tensor.dtype));
+    const double coarser = fmax(reference_epsilon(rule), reference_epsilon(p->tensor.dtype));
     const double scatter = 3 * coarser * sqrt(row_squares) / (double)count, unit = epsilon * (1 + largest_score);
     /* What a capture is due comes from differences to O, as its dtype keeps it: one element alone is no statistic. */
-    const double drawn = p->tensor.dtype == dtype ? 0 : coarser * sqrt(squares / (double)count);
+    const double drawn = !capture || p->tensor.dtype == rule ? 0 : coarser * sqrt(squares / (double)count);
     reference_error found;
     reference_compare(p->tensor.dtype, count, values, values + count, values + 2 * count, &found);
     return accept(c, dtype, what, found, count, values, values + count, values + 2 * count,
@@ -526,7 +530,7 @@ static bool make_upstream(const attention *a, attune_dtype dtype, uint64_t seed,
 {
     const int64_t size[4] = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]};
     random_state random = {seed};
-    if (!array_create(&r->upstream, dtype, 4, size, why))
+    if (!array_create(&r->upstream, a->o_dtype, 4, size, why))
         return false;
     array_fill_normal(&r->upstream, &random, 1);
     if (seed % 2 == 0)
@@ -592,7 +596,7 @@ static bool compare_gradients(const attention_case *c, attune_dtype dtype, const
     ok = ok && check_empty_rows(c, dtype, r, &largest, why);
     for (uint32_t i = 0; i < 3 + a->capture_count && ok; i++)
         if (outputs[i])
-            ok = compare_gradient(c, dtype, names[i], outputs[i], columns[i], largest, values[i], why);
+            ok = compare_gradient(c, a, names[i], outputs[i], columns[i], largest, values[i], why);
     for (uint32_t i = 0; i < 3 + a->capture_count; i++)
         free(values[i]);
     return ok;
