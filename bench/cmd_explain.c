@@ -9,8 +9,8 @@
 #include <string.h>
 
 typedef struct explain_options {
-    const char *device, *profile, *head_dim, *dtype, *direction, *q_len, *kv_len, *heads, *batch, *mask, *score, *scale,
-        *block, *kernel_options;
+    const char *device, *profile, *head_dim, *dtype, *kv_dtype, *o_dtype, *direction, *q_len, *kv_len, *heads, *batch,
+        *mask, *score, *scale, *block, *kernel_options;
     bool json, list, lse, row_max;
     cli_list declarations;
 } explain_options;
@@ -56,7 +56,10 @@ static bool read_problem(const explain_options *o, attune_problem *p)
         cli_complain("--direction is \"%s\", expected forward or backward", o->direction);
         return false;
     }
-    if (!cli_dtype("--dtype", o->dtype, &p->dtype) || !cli_pair("--head-dim", o->head_dim, 1, 65536, dims, 0) ||
+    if (!cli_dtype("--dtype", o->dtype, &p->dtype) ||
+        (*o->kv_dtype && !cli_dtype("--kv-dtype", o->kv_dtype, &p->kv_dtype)) ||
+        (*o->o_dtype && !cli_dtype("--o-dtype", o->o_dtype, &p->o_dtype)) ||
+        !cli_pair("--head-dim", o->head_dim, 1, 65536, dims, 0) ||
         !cli_integer("--q-len", o->q_len, 1, INT32_MAX, &p->q_len) ||
         !cli_integer("--kv-len", *o->kv_len ? o->kv_len : o->q_len, 1, INT32_MAX, &p->kv_len) ||
         !cli_pair("--heads", o->heads, 1, INT32_MAX, heads, 0) ||
@@ -128,8 +131,22 @@ static void print_inferred(const cli_names *names, uint32_t declared)
 
 int cmd_explain(int argc, char **argv)
 {
-    explain_options o = {"", "", "128", "bf16", "forward", "4096", "",    "32,8", "1",     "causal",
-                         "", "", "128", "",     false,     false,  false, false,  {{0}, 0}};
+    explain_options o = {.device = "",
+                         .profile = "",
+                         .head_dim = "128",
+                         .dtype = "bf16",
+                         .kv_dtype = "",
+                         .o_dtype = "",
+                         .direction = "forward",
+                         .q_len = "4096",
+                         .kv_len = "",
+                         .heads = "32,8",
+                         .batch = "1",
+                         .mask = "causal",
+                         .score = "",
+                         .scale = "",
+                         .block = "128",
+                         .kernel_options = ""};
     const cli_option options[] = {
         {"--device-profile", "NAME", "a known device, see --list-profiles; instead of --device", &o.profile, NULL,
          NULL},
@@ -137,6 +154,8 @@ int cmd_explain(int argc, char **argv)
         {"--device", "ID", "a device of this machine; cpu if neither is given", &o.device, NULL, NULL},
         {"--head-dim", "D[,DV]", "head dimension of q and k, and of v", &o.head_dim, NULL, NULL},
         {"--dtype", "TYPE", "f32, f16, bf16 or f64", &o.dtype, NULL, NULL},
+        {"--kv-dtype", "TYPE", "of k and v; as --dtype if not given", &o.kv_dtype, NULL, NULL},
+        {"--o-dtype", "TYPE", "of o; as --dtype if not given", &o.o_dtype, NULL, NULL},
         {"--direction", "WHICH", "forward or backward", &o.direction, NULL, NULL},
         {"--q-len", "N", "queries", &o.q_len, NULL, NULL},
         {"--kv-len", "N", "keys; as --q-len if not given", &o.kv_len, NULL, NULL},
