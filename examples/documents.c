@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Causal attention with a soft-cap within packed documents: captures, grouped queries, the caller's memory. */
+/*
+ * Causal attention with a soft-cap within packed documents: captures, grouped queries, the caller's memory.
+ *
+ *     cc documents.c $(pkg-config --cflags --libs attune) && ./a.out
+ */
 #include <attune/attune.h>
 #include <stdio.h>
 #include <stdlib.h>
