@@ -117,15 +117,19 @@ static double dot(const double *x, const double *y, int64_t count, bool naive)
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* The scores of a row, after the score expression, and which pairs the mask
- * allows. */
-static bool row_scores(const attention *a, const shape *s, bool naive, const reference_row *row, plane *p, failure *why)
+/* The scaled products of a row. */
+static void row_products(const attention *a, const shape *s, bool naive, const plane *p, double *score)
 {
     for (int64_t kv = 0; kv < s->kv_len; kv++) {
         double product = dot(p->q, p->k + kv * s->d, s->d, naive);
-        p->score[kv] = naive ? (double)((float)product * (float)a->scale) : product * a->scale;
-        p->allowed[kv] = 1;
+        score[kv] = naive ? (double)((float)product * (float)a->scale) : product * a->scale;
     }
+}
+
+/* An expression along a row, in place of the scaled products. */
+static bool row_evaluate(const attention *a, const shape *s, bool naive, const reference_row *row,
+                         const attune_expr *expr, double *values, failure *why)
+{
     const attune_point point = {
         .b = (int32_t)row->b,
         .h = (int32_t)row->h,
@@ -134,14 +138,20 @@ static bool row_scores(const attention *a, const shape *s, bool naive, const ref
         .q_len = (int32_t)s->q_len,
         .kv_len = (int32_t)s->kv_len,
     };
-    const attune_expr *exprs[2] = {a->score, a->mask};
-    double *values[2] = {p->score, p->allowed};
-    for (int i = 0; i < 2; i++)
-        if (exprs[i] &&
-            attune_expr_evaluate_row(exprs[i], naive ? ATTUNE_F32 : ATTUNE_F64, &point, (size_t)s->kv_len, a->captures,
-                                     a->capture_count, a->parameters, a->parameter_count, values[i]) != ATTUNE_OK)
-            return failure_set(why, "%s", attune_last_error());
-    return true;
+    return attune_expr_evaluate_row(expr, naive ? ATTUNE_F32 : ATTUNE_F64, &point, (size_t)s->kv_len, a->captures,
+                                    a->capture_count, a->parameters, a->parameter_count, values) == ATTUNE_OK ||
+           failure_set(why, "%s", attune_last_error());
+}
+
+/* The scores of a row, after the score expression, and which pairs the mask
+ * allows. */
+static bool row_scores(const attention *a, const shape *s, bool naive, const reference_row *row, plane *p, failure *why)
+{
+    row_products(a, s, naive, p, p->score);
+    for (int64_t kv = 0; kv < s->kv_len; kv++)
+        p->allowed[kv] = 1;
+    return (!a->score || row_evaluate(a, s, naive, row, a->score, p->score, why)) &&
+           (!a->mask || row_evaluate(a, s, naive, row, a->mask, p->allowed, why));
 }
 
 /* Softmax and P V of one row. Forbidden pairs take no part: their v may be
@@ -367,5 +377,308 @@ void reference_compare_o(attune_dtype dtype, int64_t rows, int64_t columns, cons
     else
         error->bound_mean =
             hypot(error->bound_mean, (sum / 2 + 3 * sqrt(squares / 12)) / fmax(1, (double)(rows * columns)));
+    error->pass = within(error);
+}
+
+/* -------------------------------------------------------------------------------------------------------- gradients */
+
+/* A read of a capture: where, and by what the score changes with it. */
+typedef struct capture_read {
+    uint32_t capture, rank;
+    attune_expr *index[ATTUNE_MAX_RANK], *factor;
+} capture_read;
+
+/* The derivatives of a score expression, each an expression of its own; slope NULL = 1. */
+typedef struct derivatives {
+    attune_expr *slope;
+    capture_read *reads;
+    uint32_t count;
+} derivatives;
+
+static void derivatives_free(derivatives *d)
+{
+    attune_expr_destroy(d->slope);
+    for (uint32_t i = 0; i < d->count; i++) {
+        for (uint32_t j = 0; j < ATTUNE_MAX_RANK; j++)
+            attune_expr_destroy(d->reads[i].index[j]);
+        attune_expr_destroy(d->reads[i].factor);
+    }
+    free(d->reads);
+}
+
+static bool parse_again(attune_instance *instance, const attention *a, const char *text, attune_expr **expr,
+                        failure *why)
+{
+    attune_symbol symbols[ATTUNE_EXPR_MAX_SYMBOLS];
+    const uint32_t count = attune_expr_symbol_count(a->score);
+    attune_status status = ATTUNE_OK;
+    for (uint32_t i = 0; i < count && status == ATTUNE_OK; i++)
+        status = attune_expr_symbol_get(a->score, i, &symbols[i]);
+    if (status == ATTUNE_OK)
+        status = attune_expr_create(instance, ATTUNE_EXPR_SCORE, text, symbols, count, expr);
+    return status == ATTUNE_OK || failure_set(why, "a derivative: %s", attune_last_error());
+}
+
+/* "name[i, j] = factor"; indices may hold brackets. */
+static bool parse_read(attune_instance *instance, const attention *a, char *line, char *factor, capture_read *read,
+                       failure *why)
+{
+    char *index = strchr(line, '[');
+    *index++ = '\0';
+    while (read->capture < a->capture_count && strcmp(a->captures[read->capture].name, line) != 0)
+        read->capture++;
+    int depth = 0;
+    for (char *c = index; depth >= 0; c++) {
+        depth += (*c == '[' || *c == '(') - (*c == ']' || *c == ')');
+        if (depth < 0 || (depth == 0 && *c == ',')) {
+            *c = '\0';
+            if (!parse_again(instance, a, index, &read->index[read->rank++], why))
+                return false;
+            index = c + 1;
+        }
+    }
+    return parse_again(instance, a, factor, &read->factor, why);
+}
+
+/* From their text, a line each. */
+static bool derivatives_parse(attune_instance *instance, const attention *a, char *text, derivatives *d, failure *why)
+{
+    uint32_t lines = 0;
+    for (const char *c = text; *c; c++)
+        lines += *c == '\n';
+    d->reads = calloc(lines, sizeof *d->reads);
+    if (!d->reads)
+        return failure_set(why, "out of memory");
+    for (char *line = text, *next; *line; line = next) {
+        next = strchr(line, '\n');
+        *next++ = '\0';
+        char *value = strstr(line, " = ");
+        *value = '\0';
+        value += 3;
+        line += 2; /* "d " */
+        const bool ok = strcmp(line, "score") != 0 ? parse_read(instance, a, line, value, &d->reads[d->count++], why)
+                                                   : parse_again(instance, a, value, &d->slope, why);
+        if (!ok)
+            return false;
+    }
+    return true;
+}
+
+static bool derivatives_make(attune_instance *instance, const attention *a, derivatives *d, failure *why)
+{
+    size_t size = 0;
+    if (!a->score)
+        return true;
+    if (attune_expr_print(a->score, ATTUNE_EXPR_GRADIENT, NULL, 0, &size) != ATTUNE_OK)
+        return failure_set(why, "%s", attune_last_error());
+    char *text = malloc(size);
+    if (!text)
+        return failure_set(why, "out of memory");
+    const bool ok = attune_expr_print(a->score, ATTUNE_EXPR_GRADIENT, text, size, NULL) == ATTUNE_OK &&
+                    derivatives_parse(instance, a, text, d, why);
+    free(text);
+    return ok;
+}
+
+/* What the sums over rows need beside a plane. Of each element: the squares of what rows leave, summed. */
+typedef struct gradient_sums {
+    const attention *a;
+    const shape *s;
+    const array *d_o, *d_lse;
+    plane p;
+    derivatives d;
+    double *raw, *slope, *rounding, *index[ATTUNE_MAX_RANK], *o, *d_q; /* of a row */
+    double *d_k, *d_v, *d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    double *row[ATTUNE_EXPR_MAX_SYMBOLS]; /* what a row leaves in d_captures; else 0 */
+} gradient_sums;
+
+/* Evaluates a derivative along the row, at its scaled products. */
+static bool derive(gradient_sums *g, const reference_row *row, const attune_expr *expr, double *values, failure *why)
+{
+    memcpy(values, g->raw, (size_t)g->s->kv_len * sizeof *values);
+    return row_evaluate(g->a, g->s, false, row, expr, values, why);
+}
+
+static double finite_magnitude(double x)
+{
+    return isfinite(x) ? fabs(x) : 0;
+}
+
+static void row_roundings(gradient_sums *g, const reference_row *row, double lse)
+{
+    const shape *s = g->s;
+    const attune_dtype dtype = g->a->q.dtype;
+    const double unit = reference_epsilon(dtype),
+                 single = reference_epsilon(dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32);
+    const int64_t place = (row->b * s->heads + row->h) * s->q_len + row->q;
+    const int64_t head = (g->p.b * s->kv_heads + g->p.h) * s->kv_len;
+    double delta = g->d_lse ? fabs(array_get(g->d_lse, place)) : 0, squares = 0;
+    for (int64_t i = 0; i < s->dv; i++) {
+        const double product = g->o[i] * array_get(g->d_o, place * s->dv + i);
+        delta += fabs(product);
+        squares += product * product;
+    }
+    for (int64_t kv = 0; kv < s->kv_len; kv++) {
+        const double weight = g->p.allowed[kv] != 0 ? exp(g->p.score[kv] - lse) : 0;
+        double terms = delta;
+        for (int64_t i = 0; i < s->dv && weight != 0; i++) {
+            const double d_o = array_get(g->d_o, place * s->dv + i);
+            const double rounding = finite_magnitude(2 * unit * weight * d_o);
+            terms += fabs(d_o * g->p.v[kv * s->dv + i]);
+            g->d_v[(head + kv) * s->dv + i] += rounding * rounding;
+        }
+        g->rounding[kv] =
+            weight == 0 ? 0 : 2 * weight * (unit * sqrt(3 * squares) + (2 + fabs(g->p.score[kv])) * single * terms);
+    }
+}
+
+/* The element that a read has at each key, in row-major order; -1 = none. In place of the first index. */
+static bool read_places(gradient_sums *g, const reference_row *row, const capture_read *read, failure *why)
+{
+    const int64_t *size = g->a->captures[read->capture].array.size;
+    for (uint32_t j = 0; j < read->rank; j++)
+        if (!derive(g, row, read->index[j], g->index[j], why))
+            return false;
+    for (int64_t kv = 0; kv < g->s->kv_len; kv++) {
+        double place = 0;
+        for (uint32_t j = 0; j < read->rank && place >= 0; j++) {
+            const double at = g->index[j][kv];
+            place = at >= 0 && at < (double)size[j] ? place * (double)size[j] + at : -1;
+        }
+        g->index[0][kv] = place;
+    }
+    return true;
+}
+
+/* A row's pairs share the rounding of delta: what they leave in one element adds up. */
+static bool row_read(gradient_sums *g, const reference_row *row, const capture_read *read, failure *why)
+{
+    double *sums = g->row[read->capture], *squares = g->d_captures[read->capture];
+    if (!read_places(g, row, read, why) || !derive(g, row, read->factor, g->slope, why))
+        return false;
+    for (int64_t kv = 0; kv < g->s->kv_len; kv++)
+        if (g->index[0][kv] >= 0)
+            sums[(int64_t)g->index[0][kv]] += finite_magnitude(g->rounding[kv] * g->slope[kv]);
+    for (int64_t kv = 0; kv < g->s->kv_len; kv++) {
+        if (g->index[0][kv] < 0)
+            continue;
+        double *sum = &sums[(int64_t)g->index[0][kv]];
+        squares[(int64_t)g->index[0][kv]] += *sum * *sum;
+        *sum = 0;
+    }
+    return true;
+}
+
+static bool row_gradients(gradient_sums *g, const reference_row *row, double *largest, failure *why)
+{
+    const attention *a = g->a;
+    const shape *s = g->s;
+    double lse, row_max;
+    plane_load(a, s, row, &g->p);
+    row_products(a, s, false, &g->p, g->raw);
+    if (!row_scores(a, s, false, row, &g->p, why))
+        return false;
+    row_output(a, s, false, &g->p, g->o, &lse, &row_max);
+    if (!isfinite(lse))
+        return true;
+    row_roundings(g, row, lse);
+    for (uint32_t i = 0; i < g->d.count; i++)
+        if (g->d_captures[g->d.reads[i].capture] && !row_read(g, row, &g->d.reads[i], why))
+            return false;
+    for (int64_t kv = 0; kv < s->kv_len; kv++)
+        g->slope[kv] = 1;
+    if (g->d.slope && !derive(g, row, g->d.slope, g->slope, why))
+        return false;
+    memset(g->d_q, 0, (size_t)s->d * sizeof *g->d_q);
+    double *d_k = g->d_k + (g->p.b * s->kv_heads + g->p.h) * s->kv_len * s->d;
+    for (int64_t kv = 0; kv < s->kv_len; kv++)
+        for (int64_t i = 0; i < s->d && g->rounding[kv] != 0; i++) {
+            const double rounding = g->rounding[kv] * g->slope[kv] * a->scale;
+            const double key = finite_magnitude(rounding * g->p.q[i]);
+            g->d_q[i] += finite_magnitude(rounding * g->p.k[kv * s->d + i]);
+            d_k[kv * s->d + i] += key * key;
+        }
+    for (int64_t i = 0; i < s->d; i++)
+        *largest = fmax(*largest, g->d_q[i]);
+    return true;
+}
+
+static double largest_root(const double *squares, int64_t count)
+{
+    double largest = 0;
+    for (int64_t i = 0; i < count; i++)
+        largest = fmax(largest, squares[i]);
+    return sqrt(largest);
+}
+
+bool reference_cancelled(attune_instance *instance, const attention *a, const array *d_o, const array *d_lse,
+                         uint32_t captures, reference_cancellation *out, failure *why)
+{
+    shape s = {0};
+    *out = (reference_cancellation){0};
+    if (!check_shape(a, &s, why))
+        return false;
+    gradient_sums g = {.a = a, .s = &s, .d_o = d_o, .d_lse = d_lse};
+    const int64_t keys = array_count(&a->k), values = array_count(&a->v);
+    int64_t elements[ATTUNE_EXPR_MAX_SYMBOLS] = {0},
+            room = (3 + ATTUNE_MAX_RANK) * s.kv_len + s.dv + s.d + keys + values;
+    for (uint32_t i = 0; i < a->capture_count; i++) {
+        elements[i] = captures >> i & 1;
+        for (uint32_t j = 0; j < a->captures[i].array.rank; j++)
+            elements[i] *= a->captures[i].array.size[j];
+        room += 2 * elements[i];
+    }
+    double *next = calloc((size_t)room, sizeof *next), *all = next;
+    bool ok = next || failure_set(why, "out of memory: %lld terms", (long long)room);
+    if (ok) {
+        double **const rows[] = {&g.raw, &g.slope, &g.rounding, &g.index[0], &g.index[1], &g.index[2], &g.index[3]};
+        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++, next += s.kv_len)
+            *rows[i] = next;
+        g.o = next;
+        g.d_q = g.o + s.dv;
+        g.d_k = g.d_q + s.d;
+        g.d_v = g.d_k + keys;
+        next = g.d_v + values;
+        for (uint32_t i = 0; i < a->capture_count; next += 2 * elements[i++]) {
+            g.d_captures[i] = elements[i] ? next : NULL;
+            g.row[i] = next + elements[i];
+        }
+    }
+    ok = ok && plane_create(&s, &g.p, why) && derivatives_make(instance, a, &g.d, why);
+    for (int64_t i = 0; ok && i < s.batch * s.heads * s.q_len; i++) {
+        const reference_row row = {i / (s.heads * s.q_len), i / s.q_len % s.heads, i % s.q_len};
+        ok = row_gradients(&g, &row, &out->d_q, why);
+    }
+    if (ok) {
+        out->d_k = largest_root(g.d_k, keys);
+        out->d_v = largest_root(g.d_v, values);
+        for (uint32_t i = 0; i < a->capture_count; i++)
+            out->d_captures[i] = largest_root(g.d_captures[i], elements[i]);
+    } else
+        *out = (reference_cancellation){0};
+    derivatives_free(&g.d);
+    free(g.p.k);
+    free(all);
+    return ok;
+}
+
+void reference_compare_gradient(attune_dtype dtype, int64_t count, const double *got, const double *oracle,
+                                double cancelled, reference_error *error)
+{
+    *error = (reference_error){0};
+    double largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double off = fabs(got[i] - oracle[i]);
+        largest = fmax(largest, fabs(oracle[i]));
+        error->pattern_errors += !isfinite(got[i]);
+        error->mean += isfinite(off) ? off / (double)count : 0;
+        if (off > error->max) {
+            error->max = off;
+            error->worst = i;
+        }
+    }
+    const double unit = 2 * reference_epsilon(dtype);
+    error->bound_max = (dtype == ATTUNE_F64 ? 4096 : dtype == ATTUNE_F32 ? 64 : 4) * unit * largest + cancelled;
+    error->bound_mean = error->bound_max;
     error->pass = within(error);
 }

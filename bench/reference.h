@@ -77,6 +77,30 @@ void reference_allow(reference_error *error, double more_max, double more_mean);
 void reference_compare_o(attune_dtype dtype, int64_t rows, int64_t columns, const double *got,
                          const reference_result *oracle, const reference_result *naive, reference_error *error);
 
+/*
+ * By how much roundings may move a gradient's elements, whatever their sums cancel to: the largest. dS = P (dP - delta)
+ * is the difference of two sums over the head's dimension, which are made in different ways: delta of O as its dtype
+ * keeps it, both in float32, and P of scores that are computed again. With u one rounding of the dtype, a pair's keeps
+ *
+ *     2 P (u sqrt(3 sum (o d_o)^2) + (2 + |s|) 2^-24 (sum |d_o v| + sum |o d_o| + |d_lse|))
+ *
+ * times what dS is multiplied by: elements of O are rounded apart, three times what their sum scatters by, and twice
+ * that. Pairs of a row share delta, so theirs add up; rows do not: the root of the sum of their squares. In d_v it is
+ * 2 u P |d_o|.
+ */
+typedef struct reference_cancellation {
+    double d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
+} reference_cancellation;
+
+/* d_lse may be NULL; captures as in attention_gradients. Fails if a derivative has more text than an expression may. */
+bool reference_cancelled(attune_instance *instance, const attention *a, const array *d_o, const array *d_lse,
+                         uint32_t captures, reference_cancellation *out, failure *why);
+
+/* A gradient, whose bound is in units of the largest element's rounding, plus `cancelled`. The errors' mean has no
+ * bound of its own; pattern_errors counts what is not finite. */
+void reference_compare_gradient(attune_dtype dtype, int64_t count, const double *got, const double *oracle,
+                                double cancelled, reference_error *error);
+
 /* What a backward pass is given and what it gives. Outputs are float64 arrays shaped as q, k, v and the captures. */
 typedef struct attention_gradients {
     const array *d_o;   /* [b,h,lq,dv] in the dtype of o */

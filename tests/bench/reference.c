@@ -183,6 +183,81 @@ Test(reference, a_lucky_naive_result_asks_for_no_luck)
     }
 }
 
+/* A gradient whose sum cancels may be off by the roundings of what it sums, and by no more. */
+static void may_be_off(attune_dtype dtype, double cancelled, double wanted, double magnitude)
+{
+    const double zero = 0, inside = 0.99 * wanted, outside = 1.01 * wanted, wrong = 0.02 * magnitude;
+    reference_error error;
+    cr_assert_float_eq(cancelled, wanted, 1e-12 * wanted, "%s: %.17g, by hand %.17g", attune_dtype_string(dtype),
+                       cancelled, wanted);
+    reference_compare_gradient(dtype, 1, &inside, &zero, cancelled, &error);
+    cr_assert(error.pass && error.bound_max == cancelled);
+    reference_compare_gradient(dtype, 1, &outside, &zero, cancelled, &error);
+    cr_assert(!error.pass);
+    reference_compare_gradient(dtype, 1, &wrong, &zero, cancelled, &error);
+    cr_assert(!error.pass, "%s: an error of %g passes", attune_dtype_string(dtype), wrong);
+}
+
+Test(reference, what_cancels_follows_what_was_summed)
+{
+    static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_F64};
+    const attune_symbol symbols[] = {{"t", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                     {"w", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2}};
+    const float t[] = {9, 9, 1}, w[2][2] = {{0.25f, 0.5f}, {0.5f, 0.25f}};
+    attune_instance *instance;
+    failure why;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+        const attune_dtype dtype = dtypes[i];
+        const double u = reference_epsilon(dtype), single = dtype == ATTUNE_F64 ? u : 0x1p-24;
+        const int64_t rows[4] = {1, 1, 2, 1}, one[4] = {1, 1, 1, 1};
+        attention a = {
+            .scale = 0.5,
+            .capture_count = 2,
+            .captures = {{"t", {.data = t, .dtype = ATTUNE_F32, .rank = 1, .size = {3}, .stride = {1}}},
+                         {"w", {.data = w, .dtype = ATTUNE_F32, .rank = 2, .size = {2, 2}, .stride = {2, 1}}}}};
+        array d_o = {0};
+        cr_assert(array_create(&a.q, dtype, 4, rows, &why) && array_create(&a.k, dtype, 4, one, &why) &&
+                  array_create(&a.v, dtype, 4, one, &why) && array_create(&d_o, dtype, 4, rows, &why));
+        array_set(&a.q, 0, 2);
+        array_set(&a.q, 1, -4);
+        array_set(&a.k, 0, 3);
+        array_set(&a.v, 0, 4);
+        array_set(&d_o, 0, 5);
+        array_set(&d_o, 1, 7);
+        cr_assert_eq(
+            attune_expr_create(instance, ATTUNE_EXPR_SCORE, "score * t[min(h + 2, 2)] + w[b, h]", symbols, 2, &a.score),
+            ATTUNE_OK, "%s", attune_last_error());
+        /* One key: P is 1, o is v, and dP and delta are the same sum. Scores are 3.25 and -5.75. */
+        reference_cancellation c;
+        cr_assert(reference_cancelled(instance, &a, &d_o, NULL, 3, &c, &why), "%s", why.message);
+        const double first = 2 * (u * sqrt(3) * 20 + (2 + 3.25) * single * 40);
+        const double second = 2 * (u * sqrt(3) * 28 + (2 + 5.75) * single * 56);
+        may_be_off(dtype, c.d_q, second * 0.5 * 3, 56 * 0.5 * 3);
+        may_be_off(dtype, c.d_k, hypot(first * 0.5 * 2, second * 0.5 * 4), 56 * 0.5 * 4);
+        may_be_off(dtype, c.d_captures[0], hypot(first * 3, second * 6), 56 * 6);
+        may_be_off(dtype, c.d_captures[1], hypot(first, second), 56);
+        cr_assert_float_eq(c.d_v, 2 * u * hypot(5, 7), 1e-15);
+        attune_expr_destroy(a.score);
+
+        /* Without the score's own factor dw is 0 by shift invariance; the second row sees nothing. */
+        a.score = NULL;
+        cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_SCORE, "score + w[b, h]", symbols, 2, &a.score),
+                     ATTUNE_OK);
+        cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, "q == 0", NULL, 0, &a.mask), ATTUNE_OK);
+        cr_assert(reference_cancelled(instance, &a, &d_o, NULL, 2, &c, &why), "%s", why.message);
+        may_be_off(dtype, c.d_captures[1], first, 40);
+        cr_assert_eq(c.d_captures[0], 0);
+        attune_expr_destroy(a.mask);
+        attune_expr_destroy(a.score);
+        array_free(&a.q);
+        array_free(&a.k);
+        array_free(&a.v);
+        array_free(&d_o);
+    }
+    attune_instance_destroy(instance);
+}
+
 Test(reference, shapes_that_do_not_fit_are_refused)
 {
     failure why;
