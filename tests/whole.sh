@@ -32,7 +32,22 @@ run_part() {
     grep -a 'Assertion Failed\|^\[----\]   \|FAIL\|CRASH' "$log" | head -n 12 || true
   fi
 }
-export -f run_part
+
+# Random problems against an oracle of their own: a part has a seed and a minute or so.
+run_random() {
+  local log=$logs/random.$1 device=$backend${ATTUNE_TEST_PROFILE:+@$ATTUNE_TEST_PROFILE}
+  if "$build/tests/random" --device "$device" --seed "$1" --count 100000 --seconds 60 --out "$logs" >"$log" 2>&1; then
+    echo passed
+  else
+    echo "failed: random, seed $1"
+    grep -a '^FAILED\|written\|crashed' "$log" | head -n 12 || true
+  fi
+}
+run() {
+  if [ "$1" = random ]; then run_random "$2"; else run_part "$@"; fi
+}
+export backend
+export -f run_part run_random run
 
 parts() {
   local part
@@ -50,7 +65,8 @@ parts() {
   parts test_cases "training/$backend" 1
   parts test_cases "training/segments_$backend" 1
   [ "$backend" != cuda ] || parts test_cuda_streams 'cuda_streams/*' 1
-} | xargs -P "$processes" -L 1 bash -c 'run_part "$@"' part >"$logs/summary"
+  for ((seed = 1; seed <= 16; seed++)); do echo "random $seed"; done
+} | xargs -P "$processes" -L 1 bash -c 'run "$@"' part >"$logs/summary"
 
 grep -v '^passed$' "$logs/summary" || true
 echo "$(grep -c '^passed$' "$logs/summary") parts passed, $(grep -c '^failed: ' "$logs/summary") failed"

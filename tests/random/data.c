@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: MIT */
+/* A call's data: what the mask allows, tensors and captures. Each element follows from the seed and its indices alone,
+ * so that a problem which shrinks keeps the data of what is left. */
+#include "random/random.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SEED_Q = 1, SEED_K, SEED_V, SEED_D_O, SEED_D_LSE, SEED_LISTS, SEED_DENSE, SEED_NONFINITE, SEED_SYMBOL = 16 };
+
+int segments_of(const call *c)
+{
+    return c->segment_count ? c->segment_count : 1;
+}
+
+int64_t segment_length(const call *c, int segment)
+{
+    return c->segment_count ? c->segment[segment] : c->kv_len;
+}
+
+int64_t segment_start(const call *c, int segment)
+{
+    int64_t start = 0;
+    for (int i = 0; i < segment; i++)
+        start += segment_length(c, i);
+    return start;
+}
+
+int64_t mask_q_len(const problem *p, const call *c)
+{
+    const int64_t before = p->mask == MASK_SLICE ? c->slice_block0 * p->q_block : 0;
+    return before + c->q_len + c->mask_more_q;
+}
+
+int64_t mask_kv_len(const problem *p, const call *c, int segment)
+{
+    (void)p;
+    return segment_length(c, segment) + c->mask_more_kv;
+}
+
+int64_t mask_batch(const problem *p, const call *c)
+{
+    return c->batch + (p->mask == MASK_SLICE ? c->slice_batch0 : 0);
+}
+
+int64_t mask_kv_heads(const problem *p, const call *c)
+{
+    return p->kv_heads + (p->mask == MASK_SLICE ? c->slice_heads0 : 0);
+}
+
+int64_t mask_heads(const problem *p, const call *c)
+{
+    return mask_kv_heads(p, c) * (p->heads / p->kv_heads);
+}
+
+void grid_create(grid *v, int rank, const int64_t *size)
+{
+    *v = (grid){.rank = rank, .count = 1};
+    for (int i = 0; i < rank; i++)
+        v->count *= v->size[i] = size[i];
+    v->at = calloc((size_t)v->count + 1, sizeof *v->at);
+    if (!v->at)
+        abort();
+}
+
+/* Near enough to a normal one: a sum of four. */
+static double normal(uint64_t word)
+{
+    double sum = 0;
+    for (int i = 0; i < 4; i++)
+        sum += (double)(word >> 16 * i & 0xffff) / 65536;
+    return (sum - 2) * 1.7320508;
+}
+
+/* Indices of a dimension that is broadcast count as 0. */
+static uint64_t word_at(uint64_t seed, const grid *v, const layout *l, int64_t flat)
+{
+    uint64_t word = seed;
+    int64_t index[ATTUNE_MAX_RANK];
+    for (int i = v->rank; i-- > 0; flat /= v->size[i])
+        index[i] = l->broadcast >> i & 1 ? 0 : flat % v->size[i];
+    for (int i = 0; i < v->rank; i++)
+        word = mix(word, (uint64_t)index[i]);
+    return word;
+}
+
+static void fill(const problem *p, const call *c, int seed, const layout *l, grid *v)
+{
+    const bool few = c->data == DATA_EQUAL, large = c->data == DATA_LARGE && seed <= SEED_K;
+    for (int64_t i = 0; i < v->count; i++) {
+        const uint64_t word = word_at(mix(c->seed, (uint64_t)seed), v, l, i);
+        const double value = few ? (double)(word >> 20 & 3) - 1.0 : normal(word) * (large ? 3 : 1);
+        v->at[i] = rounded_to(p->dtype, value);
+    }
+}
+
+/* NaN and infinity here and there. */
+static void spoil(const problem *p, const call *c, int seed, const layout *l, int64_t rarity, grid *v)
+{
+    static const double what[] = {NAN, INFINITY, -INFINITY, NAN};
+    (void)p;
+    for (int64_t i = 0; i < v->count; i++) {
+        const uint64_t word = word_at(mix(c->seed, (uint64_t)(SEED_NONFINITE * 64 + seed)), v, l, i);
+        if (word % (uint64_t)rarity == 0)
+            v->at[i] = what[word >> 40 & 3];
+    }
+}
+
+static int64_t dimension(const problem *p, const call *c, node_op by)
+{
+    const int64_t full = by == OP_Q      ? c->q_len
+                         : by == OP_KV   ? c->kv_len
+                         : by == OP_H    ? p->heads
+                         : by == OP_B    ? c->batch
+                         : by == OP_H_KV ? p->kv_heads
+                                         : 6;
+    return full - c->shrink_captures < 1 ? 1 : full - c->shrink_captures;
+}
+
+static double capture_value(const tree_symbol *s, uint64_t word, uint64_t way, int64_t last, int64_t size)
+{
+    switch (s->dtype) {
+    case ATTUNE_BOOL:
+        return word % 10 < 6;
+    case ATTUNE_F32:
+    case ATTUNE_F16:
+    case ATTUNE_BF16:
+        return (double)((int64_t)(word >> 8 & 255) - 128) / (way % 2 ? 16 : 64);
+    default:
+        break;
+    }
+    switch (way % 3) {
+    case 0: /* packed documents */
+        return (double)(last / 9);
+    case 1:
+        return (double)(word % 5);
+    default:
+        return (double)(word % (uint64_t)(s->dtype == ATTUNE_U8 ? 200 : size + 3));
+    }
+}
+
+static void bind(const problem *p, const call *c, const tree *t, int which, const layout *layouts, binding *bindings)
+{
+    for (int s = 0; s < t->symbol_count; s++) {
+        const tree_symbol *symbol = &t->symbols[s];
+        const uint64_t seed = mix(c->seed, (uint64_t)(SEED_SYMBOL + which * SYMBOLS + s)), way = mix(seed, 77);
+        binding *b = &bindings[s];
+        if (symbol->kind == ATTUNE_SYMBOL_PARAMETER) {
+            b->number = symbol->dtype == ATTUNE_I32 ? (double)(way % 50) : (double)(way % 512) / 64 - 4;
+            continue;
+        }
+        grid v;
+        for (int i = 0; i < symbol->rank; i++)
+            b->size[i] = dimension(p, c, symbol->by[i]);
+        grid_create(&v, symbol->rank, b->size);
+        const int64_t row = b->size[symbol->rank - 1];
+        for (int64_t i = 0; i < v.count; i++) {
+            const int64_t last = layouts[s].broadcast >> (symbol->rank - 1) & 1 ? 0 : i % row;
+            v.at[i] =
+                rounded_to(symbol->dtype, capture_value(symbol, word_at(seed, &v, &layouts[s], i), way, last, row));
+        }
+        const bool real = symbol->dtype == ATTUNE_F32 || symbol->dtype == ATTUNE_F16 || symbol->dtype == ATTUNE_BF16;
+        if (c->data == DATA_NONFINITE && real && way % 4 == 0)
+            spoil(p, c, SEED_SYMBOL + s, &layouts[s], 1 + v.count / 2, &v);
+        b->values = v.at;
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------------- masks
+ */
+
+static int64_t blocks(int64_t length, uint32_t block)
+{
+    return (length + block - 1) / block;
+}
+
+static void draw_lists(const problem *p, const call *c, call_data *d)
+{
+    d->lists_batch = c->lists_broadcast_b ? 1 : mask_batch(p, c);
+    d->lists_heads = c->lists_broadcast_h ? 1 : mask_heads(p, c);
+    d->q_blocks = blocks(mask_q_len(p, c), p->q_block);
+    for (int s = 0; s < segments_of(c); s++) {
+        d->kv_blocks[s] = blocks(mask_kv_len(p, c, s), p->kv_block);
+        const int64_t count = d->lists_batch * d->lists_heads * d->q_blocks * d->kv_blocks[s];
+        d->lists[s] = malloc((size_t)count + 1);
+        for (int64_t i = 0; d->lists[s] && i < count; i++) {
+            const uint64_t word = mix(mix(c->seed, SEED_LISTS + (uint64_t)s * 1000), (uint64_t)i) % 10;
+            d->lists[s][i] = word < 3 ? 0 : word < 7 ? 1 : 2;
+        }
+    }
+}
+
+static void draw_dense(const problem *p, const call *c, call_data *d)
+{
+    d->lists_batch = c->lists_broadcast_b ? 1 : mask_batch(p, c);
+    d->lists_heads = c->lists_broadcast_h ? 1 : mask_heads(p, c);
+    const int64_t rows = d->lists_batch * d->lists_heads * mask_q_len(p, c);
+    for (int s = 0; s < segments_of(c); s++) {
+        const int64_t columns = mask_kv_len(p, c, s);
+        d->dense[s] = malloc((size_t)(rows * columns) + 1);
+        for (int64_t i = 0; d->dense[s] && i < rows * columns; i++) {
+            const int64_t row = i / columns, column = i % columns;
+            const uint64_t seed = mix(c->seed, SEED_DENSE + (uint64_t)s * 1000);
+            const uint64_t area = mix(seed, (uint64_t)(row / 24 * 4096 + column / 40)) % 4,
+                           word = mix(seed, (uint64_t)i);
+            d->dense[s][i] = area == 0 ? 0 : area == 1 ? (uint8_t)(1 + word % 255) : word % 3 == 0;
+        }
+    }
+}
+
+static bool allows(const problem *p, const call *c, const call_data *d, int segment, int64_t b, int64_t h, int64_t q,
+                   int64_t kv)
+{
+    const int64_t ratio = p->heads / p->kv_heads;
+    const bool alone = c->segment_alone || !c->segment_count;
+    if (p->mask == MASK_SLICE) {
+        b += c->slice_batch0;
+        h += c->slice_heads0 * ratio;
+        q += c->slice_block0 * p->q_block;
+    }
+    const int64_t plane = (d->lists_batch == 1 ? 0 : b) * d->lists_heads + (d->lists_heads == 1 ? 0 : h);
+    if (p->mask == MASK_DENSE)
+        return d->dense[segment][(plane * mask_q_len(p, c) + q) * mask_kv_len(p, c, segment) + kv];
+    if (p->mask == MASK_LISTS) {
+        const uint8_t class =
+            d->lists[segment][(plane * d->q_blocks + q / p->q_block) * d->kv_blocks[segment] + kv / p->kv_block];
+        if (class != 1)
+            return class == 2;
+    }
+    const point at = {.b = (int32_t)b,
+                      .h = (int32_t)h,
+                      .q = (int32_t)q,
+                      .kv = (int32_t)(kv + (alone ? 0 : segment_start(c, segment))),
+                      .h_kv = (int32_t)(h / ratio),
+                      .q_len = (int32_t)mask_q_len(p, c),
+                      .kv_len = (int32_t)(alone ? mask_kv_len(p, c, segment) : c->kv_len)};
+    const bool first = tree_allows(&p->masks[0], d->mask[0], &at);
+    switch (p->mask) {
+    case MASK_AND:
+        return tree_allows(&p->masks[1], d->mask[1], &at) && first;
+    case MASK_OR:
+        return tree_allows(&p->masks[1], d->mask[1], &at) || first;
+    case MASK_NOT:
+        return !first;
+    default:
+        return first;
+    }
+}
+
+static void allow(const problem *p, const call *c, call_data *d)
+{
+    const int64_t rows = c->batch * p->heads * c->q_len;
+    d->allowed = malloc((size_t)(rows * c->kv_len) + 1);
+    if (!d->allowed)
+        abort();
+    for (int64_t row = 0; row < rows; row++)
+        for (int s = 0; s < segments_of(c); s++)
+            for (int64_t kv = 0; kv < segment_length(c, s); kv++)
+                d->allowed[row * c->kv_len + segment_start(c, s) + kv] =
+                    p->mask == MASK_NONE ||
+                    allows(p, c, d, s, row / c->q_len / p->heads, row / c->q_len % p->heads, row % c->q_len, kv);
+}
+
+/* NaN in keys and values that no query sees, and in queries that see nothing. */
+static void hide(const problem *p, const call *c, call_data *d)
+{
+    const int64_t ratio = p->heads / p->kv_heads, kv_batch = d->k.size[0], groups = kv_batch * p->kv_heads;
+    uint8_t *seen = calloc((size_t)(groups * c->kv_len) + 1, 1);
+    for (int64_t row = 0; seen && row < c->batch * p->heads * c->q_len; row++) {
+        const int64_t b = row / c->q_len / p->heads, h = row / c->q_len % p->heads;
+        const int64_t group = (kv_batch == 1 ? 0 : b) * p->kv_heads + h / ratio;
+        bool any = false;
+        for (int64_t kv = 0; kv < c->kv_len; kv++) {
+            seen[group * c->kv_len + kv] |= d->allowed[row * c->kv_len + kv];
+            any |= d->allowed[row * c->kv_len + kv];
+        }
+        for (int64_t i = 0; !any && !c->q.broadcast && i < p->head_dim; i++)
+            d->q.at[row * p->head_dim + i] = NAN;
+        for (int64_t i = 0; !any && !c->d_o.broadcast && d->d_o.at && i < p->head_dim_v; i++)
+            d->d_o.at[row * p->head_dim_v + i] = NAN;
+    }
+    for (int64_t i = 0; seen && i < groups * c->kv_len; i++) {
+        if (seen[i])
+            continue;
+        for (int64_t j = 0; !c->k.broadcast && j < p->head_dim; j++)
+            d->k.at[i * p->head_dim + j] = j % 2 ? NAN : INFINITY;
+        for (int64_t j = 0; !c->v.broadcast && j < p->head_dim_v; j++)
+            d->v.at[i * p->head_dim_v + j] = j % 3 ? NAN : -INFINITY;
+    }
+    free(seen);
+}
+
+static void expect(expected *e, int rank, const int64_t *size)
+{
+    grid_create(&e->value, rank, size);
+    e->bound = calloc((size_t)e->value.count + 1, sizeof *e->bound);
+    if (!e->bound)
+        abort();
+}
+
+bool data_create(const problem *p, const call *c, attune_backend backend, call_data *d)
+{
+    *d = (call_data){.q_blocks = 0};
+    const int64_t kv_batch = p->kv_batch == 1 ? 1 : c->batch;
+    const int64_t q[4] = {c->batch, p->heads, c->q_len, p->head_dim},
+                  k[4] = {kv_batch, p->kv_heads, c->kv_len, p->head_dim},
+                  v[4] = {kv_batch, p->kv_heads, c->kv_len, p->head_dim_v},
+                  o[4] = {c->batch, p->heads, c->q_len, p->head_dim_v};
+    for (int i = 0; i < 2; i++)
+        bind(p, c, &p->masks[i], i, c->host + i * SYMBOLS, d->mask[i]);
+    bind(p, c, &p->score, 2, c->captures, d->score);
+    if (p->mask == MASK_LISTS)
+        draw_lists(p, c, d);
+    if (p->mask == MASK_DENSE)
+        draw_dense(p, c, d);
+    allow(p, c, d);
+    grid_create(&d->q, 4, q);
+    grid_create(&d->k, 4, k);
+    grid_create(&d->v, 4, v);
+    fill(p, c, SEED_Q, &c->q, &d->q);
+    fill(p, c, SEED_K, &c->k, &d->k);
+    fill(p, c, SEED_V, &c->v, &d->v);
+    expect(&d->out_o, 4, o);
+    expect(&d->out_lse, 3, o);
+    expect(&d->out_row_max, 3, o);
+    if (p->direction == ATTUNE_BACKWARD) {
+        grid_create(&d->o, 4, o);
+        grid_create(&d->lse, 3, o);
+        grid_create(&d->d_o, 4, o);
+        grid_create(&d->d_lse, 3, o);
+        fill(p, c, SEED_D_O, &c->d_o, &d->d_o);
+        for (int64_t i = 0; i < d->d_lse.count; i++)
+            d->d_lse.at[i] = (double)(float)normal(word_at(mix(c->seed, SEED_D_LSE), &d->d_lse, &c->d_lse, i));
+        expect(&d->out_d_q, 4, q);
+        expect(&d->out_d_k, 4, k);
+        expect(&d->out_d_v, 4, v);
+        for (int s = 0; s < p->score.symbol_count; s++)
+            if (p->score.symbols[s].kind == ATTUNE_SYMBOL_CAPTURE)
+                expect(&d->out_d_captures[s], p->score.symbols[s].rank, d->score[s].size);
+    }
+    if (c->data == DATA_NAN_HIDDEN)
+        hide(p, c, d);
+    if (c->data == DATA_NONFINITE) {
+        spoil(p, c, SEED_Q, &c->q, 1 + d->q.count / (1 + (int64_t)(c->seed % 2)), &d->q);
+        spoil(p, c, SEED_K, &c->k, 1 + d->k.count / (1 + (int64_t)(c->seed / 2 % 3)), &d->k);
+        spoil(p, c, SEED_V, &c->v, 1 + d->v.count / (1 + (int64_t)(c->seed / 8 % 3)), &d->v);
+    }
+    oracle_forward(p, c, backend, d);
+    if (p->direction == ATTUNE_BACKWARD)
+        oracle_backward(p, c, backend, d);
+    return true;
+}
+
+static void free_expected(expected *e)
+{
+    free(e->value.at);
+    free(e->bound);
+}
+
+void data_destroy(call_data *d)
+{
+    grid *all[] = {&d->q, &d->k, &d->v, &d->o, &d->lse, &d->d_o, &d->d_lse};
+    expected *out[] = {&d->out_o, &d->out_lse, &d->out_row_max, &d->out_d_q, &d->out_d_k, &d->out_d_v};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]->at);
+    for (size_t i = 0; i < sizeof out / sizeof *out; i++)
+        free_expected(out[i]);
+    for (int s = 0; s < SYMBOLS; s++) {
+        free(d->mask[0][s].values);
+        free(d->mask[1][s].values);
+        free(d->score[s].values);
+        free_expected(&d->out_d_captures[s]);
+    }
+    for (int s = 0; s < SEGMENTS; s++) {
+        free(d->lists[s]);
+        free(d->dense[s]);
+    }
+    free(d->allowed);
+}

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: MIT */
+/* Random problems: a plan, and calls for it. */
+#include "random/random.h"
+
+#include <string.h>
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t draw_length(rng *r, int64_t most)
+{
+    static const int64_t special[] = {1,  2,  3,  7,  13, 15,  16,  17,  31,  32, 33,
+                                      61, 63, 64, 65, 97, 127, 128, 129, 191, 257};
+    const int64_t length = rng_chance(r, 50) ? special[rng_range(r, 0, 20)] : rng_range(r, 1, most);
+    return min64(length, most);
+}
+
+static void draw_layout(rng *r, bool input, bool broadcast, int rank, layout *l)
+{
+    *l = (layout){0};
+    if (rng_chance(r, 35))
+        return;
+    l->order = (uint8_t)rng_range(r, 0, 5);
+    l->offset = (uint8_t)(rng_chance(r, 40) ? rng_range(r, 0, 9) : 0);
+    for (int i = 0; i < rank; i++) {
+        l->pad[i] = (uint8_t)(rng_chance(r, 25) ? rng_range(r, 1, 9) : 0);
+        if (input && rng_chance(r, 12))
+            l->negative |= (uint8_t)(1u << i);
+        if (input && broadcast && rng_chance(r, 8))
+            l->broadcast |= (uint8_t)(1u << i);
+    }
+}
+
+static void draw_call(rng *r, const problem *p, const draw_profile *profile, call *c)
+{
+    *c = (call){.seed = rng_next(r), .batch = rng_range(r, 1, p->batch)};
+    const int64_t data = rng_range(r, 0, 99);
+    c->data = data < 60                                                  ? DATA_NORMAL
+              : data < 70                                                ? DATA_LARGE
+              : data < 75                                                ? DATA_EQUAL
+              : data < 85 && p->mask                                     ? DATA_NAN_HIDDEN
+              : p->direction == ATTUNE_FORWARD && p->dtype != ATTUNE_F64 ? DATA_NONFINITE
+                                                                         : DATA_NORMAL;
+    /* A dense array of one batch has another expression than that of several: its plan is another. */
+    if (p->mask == MASK_DENSE && p->batch > 1 && c->batch == 1)
+        c->batch = 2;
+    c->q_len = rng_chance(r, 40) ? p->q_len : draw_length(r, p->q_len);
+    if (p->segments) {
+        c->segment_count = (int)rng_range(r, 1, p->segments);
+        for (int i = 0; i < c->segment_count; i++)
+            c->kv_len += c->segment[i] = draw_length(r, p->kv_len);
+        c->segment_alone = p->mask == MASK_DENSE || rng_chance(r, 30);
+    } else {
+        c->kv_len = rng_chance(r, 40) ? p->kv_len : draw_length(r, p->kv_len);
+    }
+    (void)profile;
+    bool lengths = false;
+    for (int i = 0; i < 2; i++)
+        lengths |= tree_uses(&p->masks[i], OP_Q_LEN) || tree_uses(&p->masks[i], OP_KV_LEN);
+    if (!lengths && rng_chance(r, 30)) {
+        c->mask_more_q = rng_range(r, 0, 70);
+        c->mask_more_kv = !p->segments || c->segment_alone ? rng_range(r, 0, 70) : 0;
+    }
+    c->lists_broadcast_b = rng_chance(r, 40);
+    c->lists_broadcast_h = rng_chance(r, 40);
+    c->lists_offsets = rng_chance(r, 50);
+    c->slice_batch0 = rng_range(r, 0, 2);
+    c->slice_heads0 = rng_range(r, 0, 2);
+    c->slice_block0 = rng_range(r, 0, 2);
+    draw_layout(r, true, true, 3, &c->q);
+    draw_layout(r, true, true, 3, &c->k);
+    draw_layout(r, true, true, 3, &c->v);
+    /* What forward gives is read by backward: never broadcast, since its rows differ. */
+    draw_layout(r, p->direction == ATTUNE_BACKWARD, false, 3, &c->o);
+    draw_layout(r, p->direction == ATTUNE_BACKWARD, false, 3, &c->lse);
+    draw_layout(r, false, false, 3, &c->row_max);
+    draw_layout(r, true, true, 3, &c->d_o);
+    draw_layout(r, true, true, 3, &c->d_lse);
+    draw_layout(r, false, false, 3, &c->d_q);
+    draw_layout(r, false, false, 3, &c->d_k);
+    draw_layout(r, false, false, 3, &c->d_v);
+    for (int i = 0; i < SYMBOLS; i++) {
+        draw_layout(r, true, true, 4, &c->captures[i]);
+        draw_layout(r, false, false, 4, &c->d_captures[i]);
+        draw_layout(r, true, true, 4, &c->host[i]);
+        draw_layout(r, true, true, 4, &c->host[SYMBOLS + i]);
+    }
+    /* A last dimension of stride 0 could make all strides 0, which means contiguous; keys of a segment begin anew. */
+    c->d_lse.broadcast &= 3;
+    for (int i = 0; i < SYMBOLS; i++) {
+        c->captures[i].broadcast &= (uint8_t)((1u << p->score.symbols[i].rank) / 2 - (p->score.symbols[i].rank > 0));
+        c->host[i].broadcast &= (uint8_t)((1u << p->masks[0].symbols[i].rank) / 2 - (p->masks[0].symbols[i].rank > 0));
+        c->host[SYMBOLS + i].broadcast &=
+            (uint8_t)((1u << p->masks[1].symbols[i].rank) / 2 - (p->masks[1].symbols[i].rank > 0));
+    }
+    if (p->segments) {
+        c->k.broadcast &= 3;
+        c->v.broadcast &= 3;
+    }
+    c->want_lse = p->lse && rng_chance(r, 80);
+    c->want_row_max = p->row_max && rng_chance(r, 80);
+    c->want_d_lse = rng_chance(r, 50);
+    c->want_captures = (uint8_t)(rng_chance(r, 70) ? 15 : rng_range(r, 0, 15));
+    c->shrink_captures = (int)(rng_chance(r, 25) ? rng_range(r, 0, 6) : 0);
+    c->repeat = rng_chance(r, 15);
+    c->seconds = rng_chance(r, 5);
+    c->workspace_offset = (uint32_t)(rng_chance(r, 30) ? rng_range(r, 0, 5) : 0);
+    c->mutation = rng_chance(r, 15) ? (int)rng_range(r, 1, 60) : 0;
+}
+
+static uint32_t draw_head_dim(rng *r)
+{
+    static const uint32_t usual[] = {16, 32, 64, 128};
+    if (rng_chance(r, 40))
+        return usual[rng_range(r, 0, 3)];
+    return 8 * (uint32_t)(rng_chance(r, 75) ? rng_range(r, 1, 12) : rng_range(r, 1, 32));
+}
+
+static attune_choice draw_choice(rng *r, int percent)
+{
+    return rng_chance(r, percent) ? (rng_chance(r, 50) ? ATTUNE_ON : ATTUNE_OFF) : ATTUNE_AUTO;
+}
+
+static uint32_t one_of(rng *r, int percent, int count, const uint32_t *from)
+{
+    return rng_chance(r, percent) ? from[rng_range(r, 0, count - 1)] : 0;
+}
+
+static void draw_options(rng *r, const problem *p, attune_backend backend, attune_pass_options *o)
+{
+    static const uint32_t tiles[] = {8, 16, 32, 64, 128, 48}, warps[] = {1, 2, 4, 8}, stages[] = {1, 2, 3, 4};
+    static const char *const kernels[] = {"cuda_sm80",       "cuda_sm90a",   "cuda_sm80_atomic", "vulkan_portable",
+                                          "vulkan_subgroup", "vulkan_lanes", "vulkan_coopmat",   "cpu"};
+    *o = (attune_pass_options){0};
+    if (rng_chance(r, 45)) {
+        const int first = backend == ATTUNE_BACKEND_CUDA ? 0 : backend == ATTUNE_BACKEND_VULKAN ? 3 : 7;
+        const int last = backend == ATTUNE_BACKEND_CUDA ? 2 : backend == ATTUNE_BACKEND_VULKAN ? 6 : 7;
+        (void)snprintf(o->kernel, sizeof o->kernel, "%s", kernels[rng_range(r, first, last)]);
+    }
+    if (p->direction == ATTUNE_FORWARD) {
+        o->block_m = one_of(r, 25, 6, tiles);
+        o->block_n = one_of(r, 25, 6, tiles);
+        if (rng_chance(r, 25))
+            o->split_kv = (uint32_t)rng_range(r, 1, 7);
+        o->force_use_flex_attention = draw_choice(r, 25);
+        o->rows_guaranteed_safe = rng_chance(r, 10) ? ATTUNE_OFF : ATTUNE_AUTO;
+    } else {
+        o->block_m1 = one_of(r, 20, 6, tiles);
+        o->block_n1 = one_of(r, 20, 6, tiles);
+        o->block_m2 = one_of(r, 20, 6, tiles);
+        o->block_n2 = one_of(r, 20, 6, tiles);
+        o->deterministic = draw_choice(r, 40);
+    }
+    o->num_warps = one_of(r, 15, 4, warps);
+    o->num_stages = one_of(r, 15, 4, stages);
+    o->prescale_qk = draw_choice(r, 20);
+}
+
+static void draw_masks(rng *r, problem *p, bool divide)
+{
+    static const mask_kind kinds[] = {MASK_NONE,  MASK_NONE,  MASK_EXPR, MASK_EXPR, MASK_EXPR, MASK_EXPR,  MASK_DENSE,
+                                      MASK_LISTS, MASK_LISTS, MASK_AND,  MASK_OR,   MASK_NOT,  MASK_SLICE, MASK_SLICE};
+    p->mask = kinds[rng_range(r, 0, 13)];
+    if (p->segments && (p->mask == MASK_AND || p->mask == MASK_OR || p->mask == MASK_NOT || p->mask == MASK_SLICE))
+        p->mask = MASK_EXPR;
+    p->q_block = 16 * (uint32_t)rng_range(r, 1, rng_chance(r, 50) ? 4 : 8);
+    p->kv_block = 16 * (uint32_t)rng_range(r, 1, rng_chance(r, 50) ? 4 : 8);
+    if (rng_chance(r, 30))
+        p->q_block = p->kv_block = rng_chance(r, 50) ? 128 : 64;
+    if (p->mask == MASK_NONE || p->mask == MASK_DENSE)
+        return;
+    /* A slice has lengths of its own; those of lists say nothing of the expression. */
+    const bool lengths = p->mask == MASK_EXPR || p->mask == MASK_AND || p->mask == MASK_OR;
+    tree_draw_mask(r, "A", lengths, divide, &p->masks[0]);
+    if (p->mask == MASK_AND || p->mask == MASK_OR)
+        tree_draw_mask(r, "B", lengths, divide, &p->masks[1]);
+}
+
+void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, problem *p)
+{
+    rng r = {mix(seed, index)};
+    static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
+    static const int64_t ratios[] = {1, 1, 1, 2, 2, 3, 4, 8};
+    *p = (problem){.seed = seed, .index = index};
+    const bool cpu = profile->backend == ATTUNE_BACKEND_CPU;
+    p->direction = rng_chance(&r, 40) ? ATTUNE_BACKWARD : ATTUNE_FORWARD;
+    p->dtype = dtypes[rng_range(&r, 0, cpu ? 3 : 2)];
+    p->head_dim = draw_head_dim(&r);
+    p->head_dim_v = rng_chance(&r, 50) ? p->head_dim : draw_head_dim(&r);
+    p->batch = rng_range(&r, 1, 3);
+    p->kv_batch = rng_chance(&r, 80) ? p->batch : 1;
+    p->kv_heads = rng_range(&r, 1, 3);
+    p->heads = p->kv_heads * ratios[rng_range(&r, 0, 7)];
+    const bool decode = p->direction == ATTUNE_FORWARD && rng_chance(&r, 30);
+    /* Most problems are small, so that there are many. */
+    const int64_t plane = profile->work / (rng_chance(&r, 15) ? 1 : 8) / (p->batch * p->heads);
+    p->q_len = decode ? rng_range(&r, 1, rng_chance(&r, 40) ? 1 : 17) : draw_length(&r, min64(300, plane));
+    const int64_t most = plane / p->q_len < 1 ? 1 : plane / p->q_len;
+    p->kv_len = decode ? min64(rng_range(&r, 256, 1200), most < 256 ? 256 : most) : draw_length(&r, min64(400, most));
+    if (!decode && rng_chance(&r, 50)) {
+        const int64_t other = p->q_len;
+        p->q_len = p->kv_len;
+        p->kv_len = other;
+    }
+    p->scale = rng_chance(&r, 70) ? 0 : (double)rng_range(&r, 1, 40) / 32;
+    if (rng_chance(&r, 15))
+        p->segments = (uint32_t)rng_range(&r, 1, SEGMENTS);
+    draw_masks(&r, p, cpu);
+    p->has_score = rng_chance(&r, 65);
+    if (p->has_score)
+        tree_draw_score(&r, rng_chance(&r, 8), &p->score);
+    p->lse = p->segments || rng_chance(&r, 80);
+    p->row_max = !p->segments && rng_chance(&r, 60);
+    p->has_options = rng_chance(&r, 35);
+    if (p->has_options)
+        draw_options(&r, p, profile->backend, &p->options);
+    p->call_count = (int)rng_range(&r, profile->calls > 2 ? profile->calls / 2 : 1, profile->calls);
+    for (int i = 0; i < p->call_count; i++)
+        draw_call(&r, p, profile, &p->calls[i]);
+    /* One plan has one expression: what changes it is the same in all calls. */
+    for (int i = 1; i < p->call_count; i++) {
+        p->calls[i].segment_alone = p->calls[0].segment_alone;
+        p->calls[i].lists_broadcast_b |= p->mask == MASK_DENSE && p->calls[0].lists_broadcast_b;
+        p->calls[i].lists_broadcast_b &= p->mask != MASK_DENSE || p->calls[0].lists_broadcast_b;
+        p->calls[i].lists_broadcast_h |= p->mask == MASK_DENSE && p->calls[0].lists_broadcast_h;
+        p->calls[i].lists_broadcast_h &= p->mask != MASK_DENSE || p->calls[0].lists_broadcast_h;
+        if (!p->calls[i].segment_alone && p->segments)
+            p->calls[i].mask_more_kv = 0;
+    }
+}

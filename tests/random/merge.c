@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: MIT */
+/* Merging and its backward pass, against their definitions. */
+#include "random/place.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PARTS 12
+
+typedef struct merge {
+    attune_dtype dtype, row_dtype, part_dtype[PARTS];
+    int64_t size[4];
+    int parts;
+    bool want_lse, want_d_lse, nonfinite;
+    placed o, lse, d_o, d_lse, part_o[PARTS], part_lse[PARTS], part_d_o[PARTS], part_d_lse[PARTS];
+    grid in_o[PARTS], in_lse[PARTS], out_o, out_lse, in_d_o, in_d_lse;
+    attune_buffer *workspace;
+} merge;
+
+static double drawn(rng *r)
+{
+    double sum = 0;
+    for (int i = 0; i < 4; i++)
+        sum += (double)rng_range(r, -1000, 1000) / 1000;
+    return sum;
+}
+
+static void draw_row(rng *r, merge *m, int64_t row, int part)
+{
+    grid *o = &m->in_o[part], *lse = &m->in_lse[part];
+    const int64_t width = m->size[3];
+    lse->at[row] = rounded_to(m->row_dtype, drawn(r) * (rng_chance(r, 10) ? 40 : 4));
+    if (rng_chance(r, 15))
+        lse->at[row] = -INFINITY;
+    if (m->nonfinite && rng_chance(r, 3))
+        lse->at[row] = rng_chance(r, 50) ? NAN : INFINITY;
+    for (int64_t i = 0; i < width; i++)
+        o->at[row * width + i] =
+            lse->at[row] == -INFINITY && rng_chance(r, 30) ? NAN : rounded_to(m->part_dtype[part], drawn(r));
+}
+
+static void draw_random_layout(rng *r, bool input, layout *l)
+{
+    *l = (layout){.order = (uint8_t)rng_range(r, 0, 5), .offset = (uint8_t)rng_range(r, 0, 5)};
+    for (int i = 0; i < 3; i++)
+        l->pad[i] = (uint8_t)(rng_chance(r, 30) ? rng_range(r, 0, 7) : 0);
+    l->negative = (uint8_t)(input && rng_chance(r, 20) ? rng_range(r, 0, 3) : 0);
+}
+
+static attune_status put(runner *r, rng *g, const char *name, attune_dtype dtype, int rank, const grid *v, placed *p,
+                         const int64_t *size)
+{
+    layout l;
+    draw_random_layout(g, v != NULL, &l);
+    return place(r, name, dtype, rank, size, &l, v ? v->at : NULL, false, p);
+}
+
+static bool near(finding *f, const char *what, const placed *p, const double *wanted, const double *bound)
+{
+    int64_t count = 1;
+    for (uint32_t i = 0; i < p->tensor.rank; i++)
+        count *= p->tensor.size[i];
+    double *got = calloc((size_t)count, sizeof *got);
+    bool untouched, ok = true;
+    if (!got)
+        abort();
+    if (collect(p, got, &untouched) != ATTUNE_OK || !untouched)
+        ok = fail(f, "canary", "%s: bytes outside the output were written", what);
+    for (int64_t i = 0; ok && i < count; i++)
+        if (bound[i] != INFINITY && (isnan(wanted[i])   ? !isnan(got[i])
+                                     : isinf(wanted[i]) ? got[i] != wanted[i]
+                                                        : !(fabs(got[i] - wanted[i]) <= bound[i])))
+            ok = fail(f, what, "%s[%lld] is %.9g, expected %.9g within %.3g", what, (long long)i, got[i], wanted[i],
+                      bound[i]);
+    free(got);
+    return ok;
+}
+
+/* lse and o of a row, with bounds. */
+static bool forward_row(const merge *m, int64_t row, double *o, double *o_bound, double *lse, double *lse_bound)
+{
+    const double u = m->row_dtype == ATTUNE_F64 ? 0x1p-53 : 0x1p-24;
+    double most = -INFINITY, sum = 0;
+    bool bad = false;
+    for (int p = 0; p < m->parts; p++) {
+        const double l = m->in_lse[p].at[row];
+        bad |= isnan(l) || l == INFINITY;
+        most = l > most ? l : most;
+    }
+    const int64_t width = m->size[3];
+    for (int p = 0; p < m->parts && !bad && most > -INFINITY; p++)
+        sum += exp(m->in_lse[p].at[row] - most);
+    *lse = bad ? NAN : most > -INFINITY ? most + log(sum) : -INFINITY;
+    double spread = 0;
+    for (int p = 0; p < m->parts && isfinite(*lse); p++)
+        if (m->in_lse[p].at[row] > -INFINITY)
+            spread += exp(m->in_lse[p].at[row] - *lse) * fabs(m->in_lse[p].at[row] - most);
+    *lse_bound = isfinite(*lse) ? 16 * u * (fabs(*lse) + fabs(most) + 2 + spread) * (1 + m->parts / 7) : 0;
+    for (int64_t i = 0; i < width; i++) {
+        double value = 0, magnitude = 0, moved = 0;
+        for (int p = 0; p < m->parts && isfinite(*lse); p++) {
+            const double l = m->in_lse[p].at[row], w = exp(l - *lse), x = m->in_o[p].at[row * width + i];
+            if (l == -INFINITY)
+                continue;
+            value += w * x;
+            magnitude += w * fabs(x);
+            moved += w * fabs(x) * (fabs(l) + fabs(*lse) + 8 + 2 * fabs(l - most));
+        }
+        o[i] = bad ? NAN : value;
+        o_bound[i] = isfinite(*lse) ? 16 * u * (moved + magnitude) * (1 + m->parts / 7) +
+                                          unit_of(m->dtype) * fabs(value) + (m->dtype == ATTUNE_F16 ? 0x1p-24 : 1e-37)
+                                    : 0;
+    }
+    return !bad;
+}
+
+static bool forward(runner *r, rng *g, const attune_merger *merger, merge *m, finding *f)
+{
+    attune_merge_part parts[PARTS];
+    const int64_t rows = m->size[0] * m->size[1] * m->size[2], width = m->size[3];
+    grid bound_o, bound_lse;
+    for (int p = 0; p < m->parts; p++)
+        parts[p] = (attune_merge_part){.o = m->part_o[p].tensor, .lse = m->part_lse[p].tensor};
+    if (put(r, g, "o", m->dtype, 4, NULL, &m->o, m->size) != ATTUNE_OK ||
+        put(r, g, "lse", m->row_dtype, 3, NULL, &m->lse, m->size) != ATTUNE_OK)
+        return fail(f, "status", "placing: %s", attune_last_error());
+    attune_merge_args args = {.struct_size = sizeof args,
+                              .parts = parts,
+                              .part_count = (uint32_t)m->parts,
+                              .o = m->o.tensor,
+                              .workspace = m->workspace};
+    if (m->want_lse)
+        args.lse = m->lse.tensor;
+    attune_completion done;
+    attune_status status = attune_merge(merger, attune_device_queue(r->device), &args, &done);
+    if (status == ATTUNE_OK)
+        status = attune_completion_wait(done, UINT64_MAX);
+    if (status != ATTUNE_OK)
+        return fail(f, "status", "attune_merge: %s: %s", attune_status_string(status), attune_last_error());
+    grid_create(&bound_o, 4, m->size);
+    grid_create(&bound_lse, 3, m->size);
+    for (int64_t row = 0; row < rows; row++)
+        (void)forward_row(m, row, m->out_o.at + row * width, bound_o.at + row * width, &m->out_lse.at[row],
+                          &bound_lse.at[row]);
+    const bool ok = near(f, "merged o", &m->o, m->out_o.at, bound_o.at) &&
+                    (!m->want_lse || near(f, "merged lse", &m->lse, m->out_lse.at, bound_lse.at));
+    free(bound_o.at);
+    free(bound_lse.at);
+    return ok;
+}
+
+/* d_o and d_lse of one part. */
+static void backward_part(const merge *m, int p, const grid *o, const grid *lse, grid *d_o, grid *d_lse, grid *bound_o,
+                          grid *bound_lse)
+{
+    const int64_t rows = lse->count, width = m->size[3];
+    const double u = m->row_dtype == ATTUNE_F64 ? 0x1p-53 : 0x1p-24;
+    for (int64_t row = 0; row < rows; row++) {
+        const double l = m->in_lse[p].at[row], total = lse->at[row];
+        if (!isfinite(total) && total != -INFINITY) {
+            for (int64_t i = 0; i < width; i++)
+                bound_o->at[row * width + i] = INFINITY;
+            bound_lse->at[row] = INFINITY;
+            continue;
+        }
+        if (l == -INFINITY)
+            continue;
+        const double w = exp(l - total), e = 16 * u * (1 + fabs(l) + fabs(total));
+        double dot = m->want_d_lse ? m->in_d_lse.at[row] : 0, magnitude = fabs(dot);
+        for (int64_t i = 0; i < width; i++) {
+            const double up = m->in_d_o.at[row * width + i], mine = m->in_o[p].at[row * width + i],
+                         all = o->at[row * width + i];
+            dot += up * (mine - all);
+            magnitude += fabs(up) * (fabs(mine) + fabs(all));
+            d_o->at[row * width + i] = w * up;
+            bound_o->at[row * width + i] =
+                w * fabs(up) * (e + unit_of(m->part_dtype[p])) + (m->part_dtype[p] == ATTUNE_F16 ? 0x1p-24 : 1e-37);
+        }
+        d_lse->at[row] = w * dot;
+        bound_lse->at[row] = w * (magnitude * u * ((double)width + 16) * 2 + fabs(dot) * e) + 1e-37;
+    }
+}
+
+static bool backward(runner *r, rng *g, const attune_merger *merger, merge *m, finding *f)
+{
+    attune_merge_part parts[PARTS];
+    grid o = m->out_o, lse = m->out_lse;
+    for (int64_t i = 0; i < o.count; i++)
+        o.at[i] = rounded_to(m->dtype, o.at[i]);
+    for (int64_t i = 0; i < lse.count; i++)
+        lse.at[i] = rounded_to(m->row_dtype, lse.at[i]);
+    displace(&m->o);
+    displace(&m->lse);
+    if (put(r, g, "o", m->dtype, 4, &o, &m->o, m->size) != ATTUNE_OK ||
+        put(r, g, "lse", m->row_dtype, 3, &lse, &m->lse, m->size) != ATTUNE_OK ||
+        put(r, g, "d_o", m->dtype, 4, &m->in_d_o, &m->d_o, m->size) != ATTUNE_OK ||
+        put(r, g, "d_lse", m->row_dtype, 3, &m->in_d_lse, &m->d_lse, m->size) != ATTUNE_OK)
+        return fail(f, "status", "placing: %s", attune_last_error());
+    for (int p = 0; p < m->parts; p++) {
+        if (put(r, g, "part_d_o", m->part_dtype[p], 4, NULL, &m->part_d_o[p], m->size) != ATTUNE_OK ||
+            put(r, g, "part_d_lse", m->row_dtype, 3, NULL, &m->part_d_lse[p], m->size) != ATTUNE_OK)
+            return fail(f, "status", "placing: %s", attune_last_error());
+        parts[p] = (attune_merge_part){m->part_o[p].tensor, m->part_lse[p].tensor, m->part_d_o[p].tensor,
+                                       m->part_d_lse[p].tensor};
+    }
+    attune_merge_backward_args args = {.struct_size = sizeof args,
+                                       .parts = parts,
+                                       .part_count = (uint32_t)m->parts,
+                                       .o = m->o.tensor,
+                                       .lse = m->lse.tensor,
+                                       .d_o = m->d_o.tensor,
+                                       .workspace = m->workspace};
+    if (m->want_d_lse)
+        args.d_lse = m->d_lse.tensor;
+    attune_completion done;
+    attune_status status = attune_merge_backward(merger, attune_device_queue(r->device), &args, &done);
+    if (status == ATTUNE_OK)
+        status = attune_completion_wait(done, UINT64_MAX);
+    if (status != ATTUNE_OK)
+        return fail(f, "status", "attune_merge_backward: %s: %s", attune_status_string(status), attune_last_error());
+    bool ok = true;
+    for (int p = 0; p < m->parts && ok; p++) {
+        grid d_o, d_lse, bound_o, bound_lse;
+        grid_create(&d_o, 4, m->size);
+        grid_create(&d_lse, 3, m->size);
+        grid_create(&bound_o, 4, m->size);
+        grid_create(&bound_lse, 3, m->size);
+        backward_part(m, p, &o, &lse, &d_o, &d_lse, &bound_o, &bound_lse);
+        ok = near(f, "a part's d_o", &m->part_d_o[p], d_o.at, bound_o.at) &&
+             near(f, "a part's d_lse", &m->part_d_lse[p], d_lse.at, bound_lse.at);
+        free(d_o.at);
+        free(d_lse.at);
+        free(bound_o.at);
+        free(bound_lse.at);
+    }
+    return ok;
+}
+
+static void merge_draw(rng *g, attune_backend backend, merge *m)
+{
+    static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
+    m->dtype = dtypes[rng_range(g, 0, backend == ATTUNE_BACKEND_CPU ? 3 : 2)];
+    m->row_dtype = m->dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    m->parts = (int)rng_range(g, 1, PARTS);
+    m->nonfinite = rng_chance(g, 25);
+    m->want_lse = rng_chance(g, 70);
+    m->want_d_lse = rng_chance(g, 70);
+    m->size[0] = rng_range(g, 1, 3);
+    m->size[1] = rng_range(g, 1, 4);
+    m->size[2] = rng_range(g, 1, 40);
+    m->size[3] = 8 * rng_range(g, 1, 17);
+    grid_create(&m->out_o, 4, m->size);
+    grid_create(&m->out_lse, 3, m->size);
+    grid_create(&m->in_d_o, 4, m->size);
+    grid_create(&m->in_d_lse, 3, m->size);
+    for (int64_t i = 0; i < m->in_d_o.count; i++)
+        m->in_d_o.at[i] = rounded_to(m->dtype, drawn(g));
+    for (int64_t i = 0; i < m->in_d_lse.count; i++)
+        m->in_d_lse.at[i] = rounded_to(m->row_dtype, drawn(g));
+    for (int p = 0; p < m->parts; p++) {
+        m->part_dtype[p] = m->dtype != ATTUNE_F64 && rng_chance(g, 30) ? ATTUNE_F32 : m->dtype;
+        grid_create(&m->in_o[p], 4, m->size);
+        grid_create(&m->in_lse[p], 3, m->size);
+        for (int64_t row = 0; row < m->in_lse[p].count; row++)
+            draw_row(g, m, row, p);
+    }
+}
+
+bool run_merge(runner *r, uint64_t seed, uint64_t index, finding *f)
+{
+    rng g = {mix(seed, index)};
+    attune_merger *merger;
+    merge *m = calloc(1, sizeof *m);
+    *f = (finding){.call = -1};
+    if (!m)
+        abort();
+    if (attune_merger_create(r->device, &merger) != ATTUNE_OK) {
+        free(m);
+        return fail(f, "status", "attune_merger_create: %s", attune_last_error());
+    }
+    merge_draw(&g, r->backend, m);
+    bool ok = true;
+    for (int p = 0; p < m->parts && ok; p++)
+        ok = put(r, &g, "part_o", m->part_dtype[p], 4, &m->in_o[p], &m->part_o[p], m->size) == ATTUNE_OK &&
+             put(r, &g, "part_lse", m->row_dtype, 3, &m->in_lse[p], &m->part_lse[p], m->size) == ATTUNE_OK;
+    const attune_tensor like = {.dtype = m->dtype, .rank = 4, .size = {m->size[0], m->size[1], m->size[2], m->size[3]}};
+    const uint64_t workspace = attune_merger_workspace_size(merger, &like, (uint32_t)m->parts);
+    if (ok && workspace)
+        ok = attune_buffer_create(r->device, workspace, &m->workspace) == ATTUNE_OK;
+    if (!ok)
+        (void)fail(f, "status", "placing: %s", attune_last_error());
+    ok = ok && forward(r, &g, merger, m, f) && backward(r, &g, merger, m, f);
+    r->calls += 2;
+    placed *all[] = {&m->o, &m->lse, &m->d_o, &m->d_lse};
+    grid *sets[] = {&m->out_o, &m->out_lse, &m->in_d_o, &m->in_d_lse};
+    for (int i = 0; i < 4; i++) {
+        displace(all[i]);
+        free(sets[i]->at);
+    }
+    for (int p = 0; p < PARTS; p++) {
+        placed *four[] = {&m->part_o[p], &m->part_lse[p], &m->part_d_o[p], &m->part_d_lse[p]};
+        for (int i = 0; i < 4; i++)
+            displace(four[i]);
+        free(m->in_o[p].at);
+        free(m->in_lse[p].at);
+    }
+    attune_buffer_destroy(m->workspace);
+    attune_merger_destroy(merger);
+    free(m);
+    return ok;
+}

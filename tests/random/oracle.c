@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Attention and its gradients by the definition in attune.h, in float64, and how far a kernel may be from it. The bound
+ * is that of an analysis to first order, element by element: what each product, sum, function and rounding to the dtype
+ * may add, carried to the results by the magnitudes of what was summed. So what cancels has the bound of its terms, and
+ * a score near a kink that of both sides.
+ */
+#include "random/random.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct rules {
+    precision exact;
+    double sum;       /* one rounding of a sum */
+    double weight;    /* of P or dS, relative */
+    double weight_at; /* and absolute: what is less is 0 in f16 */
+    double output;
+    bool segments;
+} rules;
+
+static rules rules_of(const problem *p, attune_backend backend)
+{
+    const bool f64 = p->dtype == ATTUNE_F64, narrow = p->dtype == ATTUNE_F16 || p->dtype == ATTUNE_BF16;
+    rules r = {.exact = {f64 ? 0x1p-53 : 0x1p-24, backend == ATTUNE_BACKEND_VULKAN}};
+    r.sum = 2 * r.exact.unit; /* matrix units truncate */
+    r.output = unit_of(p->dtype);
+    r.segments = p->segments > 0;
+    if (narrow && (backend != ATTUNE_BACKEND_CPU || p->direction == ATTUNE_BACKWARD)) {
+        r.weight = r.output;
+        r.weight_at = p->dtype == ATTUNE_F16 ? 0x1p-24 : 0;
+    }
+    /* Each segment's result is rounded, but for the CPU's. */
+    if (narrow && p->segments && backend != ATTUNE_BACKEND_CPU)
+        r.weight += 2 * r.output;
+    return r;
+}
+
+/* One row: its scores, and whether they are to be believed. */
+typedef struct row {
+    int64_t b, h, q, group, at; /* group: of k and v; at: the row's number */
+    const uint8_t *allowed;
+    interval *score;
+    derivatives *derivative; /* NULL = forward */
+} row;
+
+static double error_of(const interval *s)
+{
+    return fmax(s->hi - s->v, s->v - s->lo);
+}
+
+static interval product_of(const problem *p, const call_data *d, const row *r, int64_t kv, const rules *how)
+{
+    const double *q = d->q.at + r->at * p->head_dim, *k = d->k.at + (r->group * d->k.size[2] + kv) * p->head_dim;
+    const double scale = p->scale != 0 ? p->scale : 1 / sqrt((double)p->head_dim);
+    double sum = 0, magnitude = 0;
+    for (uint32_t i = 0; i < p->head_dim; i++) {
+        sum += q[i] * k[i];
+        magnitude += fabs(q[i] * k[i]);
+    }
+    interval s = {sum * scale, 0, 0, false};
+    s.lo = s.hi = s.v;
+    if (!isfinite(s.v))
+        return s;
+    double error = magnitude * scale * (p->head_dim + 8) * how->sum;
+    if (p->has_options && p->options.prescale_qk == ATTUNE_ON)
+        error += magnitude * scale * unit_of(p->dtype);
+    s.lo -= error;
+    s.hi += error;
+    s.doubtful = how->exact.unit > 1e-12 && fabs(s.v) + error > 1e37;
+    return s;
+}
+
+static void row_scores(const problem *p, const call *c, const call_data *d, const rules *how, row *r)
+{
+    point at = {.b = (int32_t)r->b,
+                .h = (int32_t)r->h,
+                .q = (int32_t)r->q,
+                .h_kv = (int32_t)(r->h / (p->heads / p->kv_heads)),
+                .q_len = (int32_t)c->q_len,
+                .kv_len = (int32_t)c->kv_len};
+    for (int64_t kv = 0; kv < c->kv_len; kv++) {
+        if (!r->allowed[kv])
+            continue;
+        interval s = product_of(p, d, r, kv, how);
+        at.kv = (int32_t)kv;
+        if (p->has_score)
+            s = tree_score(&p->score, d->score, &at, s, how->exact, r->derivative ? &r->derivative[kv] : NULL);
+        else if (r->derivative)
+            r->derivative[kv] = (derivatives){.by_score = {1, 1, 1, false}};
+        r->score[kv] = s;
+    }
+}
+
+static void set(expected *e, int64_t at, double value, double bound)
+{
+    e->value.at[at] = value;
+    e->bound[at] = isnan(bound) ? INFINITY : bound;
+}
+
+/* What an exponential of s - m has wrong, relatively. */
+static double weight_error(const interval *s, double m, const rules *how)
+{
+    const double u = how->exact.unit * (how->exact.vulkan ? 2 : 1);
+    return expm1(fmin(error_of(s), 60)) + u * (16 + 4 * fabs(s->v - m) + 3 * (fabs(s->v) + fabs(m)));
+}
+
+static void row_values(const problem *p, const call *c, call_data *d, const rules *how, const row *r, double m,
+                       double sum)
+{
+    const int64_t n = c->kv_len;
+    for (uint32_t i = 0; i < p->head_dim_v; i++) {
+        const double *v = d->v.at + r->group * n * p->head_dim_v + i;
+        double o = 0, magnitude = 0, moved = 0, least = 0;
+        bool nan = false, up = false, down = false, open = false;
+        for (int64_t kv = 0; kv < n; kv++) {
+            if (!r->allowed[kv])
+                continue;
+            const double weight = exp(r->score[kv].v - m) / sum, x = v[kv * p->head_dim_v];
+            if (!isfinite(x)) {
+                /* Zero times infinity is NaN, and so it is where the kernel's weight is 0 by underflow, or was when the
+                 * maximum rose. */
+                nan |= isnan(x) || r->score[kv].v == -INFINITY;
+                open |= weight * sum < 1e-2;
+                up |= x > 0;
+                down |= x < 0;
+                continue;
+            }
+            o += weight * x;
+            magnitude += weight * fabs(x);
+            least += how->weight_at * fabs(x) / sum;
+        }
+        if (nan || (up && down)) {
+            set(&d->out_o, r->at * p->head_dim_v + i, NAN, 0);
+            continue;
+        }
+        if (up || down) {
+            set(&d->out_o, r->at * p->head_dim_v + i, up ? INFINITY : -INFINITY, open ? INFINITY : 0);
+            continue;
+        }
+        for (int64_t kv = 0; kv < n; kv++)
+            if (r->allowed[kv] && r->score[kv].v != -INFINITY)
+                moved += exp(r->score[kv].v - m) / sum * weight_error(&r->score[kv], m, how) *
+                         fabs(v[kv * p->head_dim_v] - o);
+        const double terms = 2 * ((double)n + 16 + 8 * segments_of(c)) * how->sum;
+        set(&d->out_o, r->at * p->head_dim_v + i, o,
+            moved + magnitude * (how->weight + terms) + least + fabs(o) * how->output +
+                (how->output == 0x1p-11 ? 0x1p-25 : 1e-37));
+    }
+}
+
+static void row_forward(const problem *p, const call *c, call_data *d, const rules *how, const row *r)
+{
+    bool doubtful = false, nan = false, infinite = false, any = false, spoilt = false;
+    double m = -INFINITY, lo = -INFINITY, hi = -INFINITY;
+    for (int64_t kv = 0; kv < c->kv_len; kv++) {
+        if (!r->allowed[kv])
+            continue;
+        const interval *s = &r->score[kv];
+        any = true;
+        doubtful |= s->doubtful;
+        nan |= isnan(s->v);
+        infinite |= s->v == INFINITY;
+        m = s->v > m ? s->v : m;
+        lo = s->lo > lo ? s->lo : lo;
+        hi = s->hi > hi ? s->hi : hi;
+        for (uint32_t i = 0; i < p->head_dim_v; i++)
+            spoilt |= !isfinite(d->v.at[(r->group * c->kv_len + kv) * p->head_dim_v + i]);
+    }
+    double *o = d->out_o.value.at + r->at * p->head_dim_v, *bound = d->out_o.bound + r->at * p->head_dim_v;
+    if (doubtful || nan || infinite) {
+        for (uint32_t i = 0; i < p->head_dim_v; i++) {
+            o[i] = NAN;
+            bound[i] = doubtful ? INFINITY : 0;
+        }
+        set(&d->out_lse, r->at, NAN, doubtful ? INFINITY : 0);
+        set(&d->out_row_max, r->at, nan ? NAN : INFINITY, doubtful || (nan && infinite) ? INFINITY : 0);
+        return;
+    }
+    if (m == -INFINITY) {
+        for (uint32_t i = 0; i < p->head_dim_v; i++) {
+            o[i] = 0;
+            bound[i] = any && spoilt ? INFINITY : 0;
+        }
+        set(&d->out_lse, r->at, -INFINITY, 0);
+        set(&d->out_row_max, r->at, -INFINITY, 0);
+        return;
+    }
+    double sum = 0, moved = 0;
+    for (int64_t kv = 0; kv < c->kv_len; kv++) {
+        if (!r->allowed[kv] || r->score[kv].v == -INFINITY)
+            continue;
+        const double weight = exp(r->score[kv].v - m);
+        sum += weight;
+        moved += weight * weight_error(&r->score[kv], m, how);
+    }
+    const double lse = m + log(sum), u = how->exact.unit;
+    set(&d->out_lse, r->at, lse,
+        moved / sum + 2 * ((double)c->kv_len + 32) * u + 4 * (1 + segments_of(c)) * u * (fabs(lse) + fabs(m)));
+    set(&d->out_row_max, r->at, m, fmax(hi - m, m - lo) + 2 * u * fabs(m) + 1e-37);
+    row_values(p, c, d, how, r, m, sum);
+}
+
+static row row_at(const problem *p, const call *c, const call_data *d, int64_t at)
+{
+    const int64_t b = at / c->q_len / p->heads, h = at / c->q_len % p->heads;
+    return (row){.b = b,
+                 .h = h,
+                 .q = at % c->q_len,
+                 .at = at,
+                 .group = (d->k.size[0] == 1 ? 0 : b) * p->kv_heads + h / (p->heads / p->kv_heads),
+                 .allowed = d->allowed + at * c->kv_len};
+}
+
+void oracle_forward(const problem *p, const call *c, attune_backend backend, call_data *d)
+{
+    const rules how = rules_of(p, backend);
+    interval *scores = calloc((size_t)c->kv_len, sizeof *scores);
+    if (!scores)
+        abort();
+    for (int64_t i = 0; i < c->batch * p->heads * c->q_len; i++) {
+        row r = row_at(p, c, d, i);
+        r.score = scores;
+        row_scores(p, c, d, &how, &r);
+        row_forward(p, c, d, &how, &r);
+    }
+    free(scores);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ backward
+ */
+
+static void add(expected *e, int64_t at, double value, double bound)
+{
+    e->value.at[at] += value;
+    e->bound[at] += isnan(bound) ? INFINITY : bound;
+}
+
+/* One pair: p, what flows into its score, and how far off each may be. */
+typedef struct flow {
+    double p, p_error, g, g_error;
+} flow;
+
+static void pair_captures(call_data *d, const derivatives *v, const flow *f, bool open, const rules *how)
+{
+    /* Each segment's sum is rounded to the caller's f32. */
+    const double terms = 64 * how->exact.unit + (how->segments ? 0x1p-23 : 0);
+    for (int s = 0; s < SYMBOLS && v->open; s++)
+        for (int64_t at = 0; at < d->out_d_captures[s].value.count; at++)
+            d->out_d_captures[s].bound[at] = INFINITY;
+    for (int i = 0; i < v->reads; i++) {
+        expected *e = &d->out_d_captures[v->symbol[i]];
+        const interval *by = &v->by_element[i];
+        const double value = f->g * by->v,
+                     error = f->g_error * (fabs(by->v) + error_of(by)) + fabs(f->g) * error_of(by);
+        /* What a term has below 2^-96 is cut off on CUDA. */
+        add(e, v->index[i], value, open || by->doubtful ? INFINITY : error + terms * fabs(value) + 1e-28);
+    }
+}
+
+static void pair_backward(const problem *p, const call *c, call_data *d, const rules *how, const row *r, int64_t kv,
+                          const flow *f)
+{
+    const double scale = p->scale != 0 ? p->scale : 1 / sqrt((double)p->head_dim);
+    const derivatives *v = &r->derivative[kv];
+    const int64_t key = r->group * c->kv_len + kv;
+    const double *q = d->q.at + r->at * p->head_dim, *k = d->k.at + key * p->head_dim,
+                 *d_o = d->d_o.at + r->at * p->head_dim_v;
+    const double ds = f->g * v->by_score.v;
+    const double ds_error =
+        f->g_error * (fabs(v->by_score.v) + error_of(&v->by_score)) + fabs(f->g) * error_of(&v->by_score);
+    const int64_t rows = c->q_len * (p->heads / p->kv_heads) * (d->k.size[0] == 1 ? c->batch : 1);
+    const double few = how->weight + 2 * ((double)c->kv_len + 32) * how->sum,
+                 many = how->weight + 2 * ((double)rows + 32) * how->sum;
+    const bool open = v->by_score.doubtful || r->score[kv].doubtful;
+    for (uint32_t i = 0; i < p->head_dim; i++) {
+        const double to_q = scale * ds * k[i], to_k = scale * ds * q[i];
+        const double least = scale * how->weight_at;
+        add(&d->out_d_q, r->at * p->head_dim + i, to_q,
+            open ? INFINITY : scale * ds_error * fabs(k[i]) + few * fabs(to_q) + least * fabs(k[i]));
+        add(&d->out_d_k, key * p->head_dim + i, to_k,
+            open ? INFINITY : scale * ds_error * fabs(q[i]) + many * fabs(to_k) + least * fabs(q[i]));
+    }
+    for (uint32_t i = 0; i < p->head_dim_v; i++)
+        add(&d->out_d_v, key * p->head_dim_v + i, f->p * d_o[i],
+            r->score[kv].doubtful
+                ? INFINITY
+                : f->p_error * fabs(d_o[i]) + many * f->p * fabs(d_o[i]) + how->weight_at * fabs(d_o[i]));
+    if (p->has_score)
+        pair_captures(d, v, f, r->score[kv].doubtful, how);
+}
+
+static void row_backward(const problem *p, const call *c, call_data *d, const rules *how, const row *r)
+{
+    const double lse = d->lse.at[r->at], u = how->exact.unit;
+    if (lse == -INFINITY)
+        return;
+    /* What NaN does to gradients is said nowhere but for pairs whose p is 0. */
+    for (int s = 0; s < SYMBOLS && !isfinite(lse); s++)
+        for (int64_t at = 0; at < d->out_d_captures[s].value.count; at++)
+            d->out_d_captures[s].bound[at] = INFINITY;
+    for (int64_t kv = 0; kv < c->kv_len && !isfinite(lse); kv++)
+        if (r->allowed[kv])
+            r->score[kv] = (interval){0, 0, 0, true};
+    const double *o = d->o.at + r->at * p->head_dim_v, *d_o = d->d_o.at + r->at * p->head_dim_v;
+    const double d_lse = c->want_d_lse ? d->d_lse.at[r->at] : 0;
+    double delta = -d_lse, magnitude = fabs(d_lse);
+    for (uint32_t i = 0; i < p->head_dim_v; i++) {
+        delta += o[i] * d_o[i];
+        magnitude += fabs(o[i] * d_o[i]);
+    }
+    const double terms = (p->head_dim_v + 16) * how->sum;
+    for (int64_t kv = 0; kv < c->kv_len; kv++) {
+        const interval *s = &r->score[kv];
+        if (!r->allowed[kv] || s->v == -INFINITY)
+            continue;
+        const double *v = d->v.at + (r->group * c->kv_len + kv) * p->head_dim_v;
+        double d_p = 0, d_p_magnitude = 0;
+        for (uint32_t i = 0; i < p->head_dim_v; i++) {
+            d_p += d_o[i] * v[i];
+            d_p_magnitude += fabs(d_o[i] * v[i]);
+        }
+        flow f = {.p = isfinite(lse) ? exp(s->v - lse) : 0};
+        const double t = d_p - delta, t_error = terms * (d_p_magnitude + magnitude) + 2 * u * fabs(t);
+        f.p_error = f.p * weight_error(s, lse, how) + 1e-37;
+        f.g = f.p * t;
+        f.g_error = f.p * t_error + f.p_error * (fabs(t) + t_error) + 4 * u * fabs(f.g);
+        pair_backward(p, c, d, how, r, kv, &f);
+    }
+}
+
+/* Rounds sums, as the outputs are. */
+static void round_outputs(expected *e, double unit)
+{
+    for (int64_t i = 0; i < e->value.count; i++)
+        if (e->bound[i] > 0)
+            e->bound[i] += fabs(e->value.at[i]) * unit + (unit == 0x1p-11 ? 0x1p-25 : 1e-37);
+}
+
+void oracle_backward(const problem *p, const call *c, attune_backend backend, call_data *d)
+{
+    const rules how = rules_of(p, backend);
+    interval *scores = calloc((size_t)c->kv_len, sizeof *scores);
+    derivatives *derivative = calloc((size_t)c->kv_len, sizeof *derivative);
+    if (!scores || !derivative)
+        abort();
+    for (int64_t i = 0; i < d->o.count; i++)
+        d->o.at[i] = rounded_to(p->dtype, d->out_o.value.at[i]);
+    for (int64_t i = 0; i < d->lse.count; i++)
+        d->lse.at[i] = p->dtype == ATTUNE_F64 ? d->out_lse.value.at[i] : (double)(float)d->out_lse.value.at[i];
+    for (int64_t i = 0; i < c->batch * p->heads * c->q_len; i++) {
+        row r = row_at(p, c, d, i);
+        r.score = scores;
+        r.derivative = derivative;
+        row_scores(p, c, d, &how, &r);
+        row_backward(p, c, d, &how, &r);
+    }
+    round_outputs(&d->out_d_q, how.output);
+    round_outputs(&d->out_d_k, how.output);
+    round_outputs(&d->out_d_v, how.output);
+    free(scores);
+    free(derivative);
+}

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef TESTS_RANDOM_PLACE_H
+#define TESTS_RANDOM_PLACE_H
+
+#include "random/random.h"
+
+/* A tensor in a buffer, with bytes before, behind and between that no kernel may touch. */
+typedef struct placed {
+    attune_tensor tensor;
+    unsigned char *image;  /* what the buffer must hold outside the elements of an output */
+    unsigned char *memory; /* what the CPU wraps; else NULL */
+    size_t bytes;
+    char name[24];
+} placed;
+
+/* `initial` NULL = an output, whose elements are canaries. `wrap`: the caller's memory, which only the CPU takes. */
+attune_status place(runner *r, const char *name, attune_dtype dtype, int rank, const int64_t *size, const layout *l,
+                    const double *initial, bool wrap, placed *p);
+void displace(placed *p);
+/* The elements as float64, and whether everything else is as it was. */
+attune_status collect(const placed *p, double *elements, bool *untouched);
+/* Whether the whole buffer is as it was when it was placed, or as it was at the last collect. */
+attune_status unchanged(const placed *p, bool *same);
+/* Where an element lies, in elements from the offset on. */
+int64_t element_place(const attune_tensor *t, int64_t flat);
+/* A host array of the same kind for masks. */
+void host_array(runner *r, const char *name, attune_dtype dtype, int rank, const int64_t *size, const layout *l,
+                const double *values, void **memory, attune_array *array);
+
+/* Prints to the reproduction, if one is being written. */
+void say(const runner *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Fails with what a call said. */
+bool fail(finding *f, const char *kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* Masks (masks.c). Segment -1 = a call without. */
+bool make_expressions(runner *r, const problem *p, attune_expr *exprs[3], finding *f);
+bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, int segment, attune_expr *const exprs[3],
+               attune_mask **mask, finding *f);
+
+/* What a mutation of a call may change (mutate.c). */
+#define TENSORS 40
+typedef struct arguments {
+    attune_forward_args *forward; /* one of both is NULL */
+    attune_backward_args *backward;
+    attune_segment *segments;
+    attune_capture *captures;
+    attune_parameter *parameters;
+    uint64_t workspace;
+    int capture; /* one that the call must have; -1 = none */
+} arguments;
+/* Changes one thing. True if the call must then be refused. */
+bool mutate(const problem *p, const call *c, uint64_t seed, arguments *a, const char **what);
+
+#endif

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The random tester: problems drawn from everything that the public header allows, run through the public API alone,
+ * and held against an oracle of its own (README.md). Nothing here is shared with the library or its program: not the
+ * language, not the oracle, not the half floats.
+ */
+#ifndef TESTS_RANDOM_RANDOM_H
+#define TESTS_RANDOM_RANDOM_H
+
+#include <attune/attune.h>
+#include <stdio.h>
+
+/* ----------------------------------------------------------------------------------------------------------- numbers
+ */
+
+typedef struct rng {
+    uint64_t state;
+} rng;
+
+uint64_t rng_next(rng *r);
+/* From lo to hi, both included. */
+int64_t rng_range(rng *r, int64_t lo, int64_t hi);
+bool rng_chance(rng *r, int percent);
+/* The same for the same words, whatever was drawn before. */
+uint64_t mix(uint64_t a, uint64_t b);
+
+/* One element of a tensor in host memory, as float64, and back, rounded to nearest, ties to even. */
+double element_get(attune_dtype dtype, const void *data, int64_t index);
+void element_set(attune_dtype dtype, void *data, int64_t index, double value);
+double rounded_to(attune_dtype dtype, double value);
+/* The largest relative error of one rounding. */
+double unit_of(attune_dtype dtype);
+
+/* ------------------------------------------------------------------------------------------------------- expressions
+ */
+
+typedef enum node_type { TYPE_BOOL, TYPE_INT, TYPE_FLOAT } node_type;
+
+typedef enum node_op {
+    OP_B,
+    OP_H,
+    OP_Q,
+    OP_KV,
+    OP_H_KV,
+    OP_Q_LEN,
+    OP_KV_LEN,
+    OP_SCORE,
+    OP_INT,
+    OP_FLOAT,
+    OP_BOOL,
+    OP_CAPTURE,
+    OP_PARAMETER,
+    OP_CONVERT, /* i32 to f32, which the language does by itself */
+    OP_NEG,
+    OP_NOT,
+    OP_ADD,
+    OP_SUB,
+    OP_MUL,
+    OP_DIV,
+    OP_MOD,
+    OP_LT,
+    OP_LE,
+    OP_GT,
+    OP_GE,
+    OP_EQ,
+    OP_NE,
+    OP_AND,
+    OP_OR,
+    OP_CHOICE,
+    OP_SELECT, /* c ? a : b, and select(c, a, b) */
+    OP_ABS,
+    OP_MIN,
+    OP_MAX,
+    OP_CLAMP,
+    OP_FLOOR,
+    OP_CEIL,
+    OP_EXP,
+    OP_EXP2,
+    OP_LOG,
+    OP_LOG2,
+    OP_SQRT,
+    OP_RSQRT,
+    OP_TANH,
+    OP_SIGMOID,
+    OP_SIN,
+    OP_COS,
+    OP_POW
+} node_op;
+
+#define TREE_NODES 120
+#define KIDS       4
+#define SYMBOLS    4
+
+typedef struct node {
+    node_op op;
+    node_type type;
+    int count, kid[KIDS];
+    int32_t i; /* OP_INT, OP_BOOL; the symbol of OP_CAPTURE and OP_PARAMETER */
+    double f;  /* OP_FLOAT: f32 kernels round it */
+} node;
+
+/* A name of a tree: what its array's dimensions are sized by is the variable that its index is mostly of. */
+typedef struct tree_symbol {
+    char name[16];
+    attune_symbol_kind kind;
+    attune_dtype dtype;
+    int rank;
+    node_op by[ATTUNE_MAX_RANK]; /* OP_B ... OP_KV, or OP_INT: a few elements */
+    bool declared_rank;          /* else 0 stands in its declaration */
+} tree_symbol;
+
+/* Kids stand before their parents; the root is the last. */
+typedef struct tree {
+    int count;
+    node nodes[TREE_NODES];
+    int symbol_count;
+    tree_symbol symbols[SYMBOLS];
+} tree;
+
+/* What a tree is evaluated with: an array (logical, contiguous, row-major) or a number for each symbol. */
+typedef struct binding {
+    int64_t size[ATTUNE_MAX_RANK];
+    double *values; /* a capture's, as the language reads them: i32, f32 or bool */
+    double number;  /* a parameter's */
+} binding;
+
+typedef struct point {
+    int32_t b, h, q, kv, h_kv, q_len, kv_len;
+} point;
+
+void tree_draw_mask(rng *r, const char *suffix, bool lengths, bool divide, tree *t);
+void tree_draw_score(rng *r, bool wild, tree *t);
+/* The text, as attune takes it. */
+void tree_print(const tree *t, char *text, size_t size);
+bool tree_uses(const tree *t, node_op op);
+bool tree_uses_symbol(const tree *t, int symbol);
+/* Puts `with` (a node of the same type below `at`, or a literal where it is -1) in the place of `at`. False if that
+ * changes nothing. */
+bool tree_replace(tree *t, int at, int with);
+
+/* A mask, in f32 and i32. */
+bool tree_allows(const tree *t, const binding *bindings, const point *p);
+
+/* A value, and where the kernel's may lie by its roundings. doubtful: anything. */
+typedef struct interval {
+    double v, lo, hi;
+    bool doubtful;
+} interval;
+
+/* How far functions may be off, in units of the last place. */
+typedef struct precision {
+    double unit; /* of one rounding */
+    bool vulkan; /* Vulkan's own bounds of functions */
+} precision;
+
+/* Partial derivatives by elements of captures: at[n] has the derivative by element `index[n]` of symbol `symbol[n]`. */
+#define READS 16
+typedef struct derivatives {
+    interval by_score;
+    bool open; /* which elements were read is not known */
+    int reads;
+    int symbol[READS];
+    int64_t index[READS];
+    interval by_element[READS];
+} derivatives;
+
+/* A score, of a scaled product known within an interval; `d` may be NULL. */
+interval tree_score(const tree *t, const binding *bindings, const point *p, interval product, precision how,
+                    derivatives *d);
+
+/* ---------------------------------------------------------------------------------------------------------- problems
+ */
+
+/* How a tensor lies in its buffer. */
+typedef struct layout {
+    uint8_t order;     /* which permutation of the dimensions before the last */
+    uint8_t negative;  /* bits: dimensions whose stride is negative */
+    uint8_t broadcast; /* bits: dimensions whose stride is 0 */
+    uint8_t pad[ATTUNE_MAX_RANK];
+    uint8_t offset; /* elements before it */
+} layout;
+
+typedef enum mask_kind {
+    MASK_NONE,
+    MASK_EXPR,
+    MASK_DENSE,
+    MASK_LISTS,
+    MASK_AND,
+    MASK_OR,
+    MASK_NOT,
+    MASK_SLICE
+} mask_kind;
+typedef enum data_kind { DATA_NORMAL, DATA_LARGE, DATA_EQUAL, DATA_NAN_HIDDEN, DATA_NONFINITE, DATA_KINDS } data_kind;
+
+#define SEGMENTS 4
+#define CALLS    24
+
+typedef struct call {
+    uint64_t seed; /* of all data */
+    data_kind data;
+    int64_t batch, q_len, kv_len;
+    int segment_count;
+    int64_t segment[SEGMENTS];
+    bool segment_alone;                /* its mask is built without kv_total */
+    int64_t mask_more_q, mask_more_kv; /* the mask is built for longer lengths */
+    bool lists_broadcast_b, lists_broadcast_h, lists_offsets;
+    int64_t slice_batch0, slice_heads0, slice_block0; /* heads0 in groups */
+    layout q, k, v, o, lse, row_max, d_o, d_lse, d_q, d_k, d_v, captures[SYMBOLS], d_captures[SYMBOLS],
+        host[2 * SYMBOLS];
+    bool want_lse, want_row_max, want_d_lse;
+    uint8_t want_captures; /* bits: symbols of the score whose gradients are asked for */
+    int shrink_captures;   /* a dimension is that much shorter than its variable */
+    bool repeat, seconds;
+    uint32_t workspace_offset; /* in 256 bytes */
+    int mutation;              /* 0 = none */
+} call;
+
+typedef struct problem {
+    uint64_t seed, index;
+    attune_direction direction;
+    attune_dtype dtype;
+    uint32_t head_dim, head_dim_v;
+    int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
+    double scale;
+    mask_kind mask;
+    uint32_t q_block, kv_block;
+    tree masks[2]; /* of a combination both */
+    bool has_score;
+    tree score;
+    bool lse, row_max;
+    uint32_t segments;
+    bool has_options;
+    attune_pass_options options;
+    int call_count;
+    call calls[CALLS];
+} problem;
+
+/* What is drawn for. */
+typedef struct draw_profile {
+    attune_backend backend;
+    int calls;    /* of one plan, at most */
+    int64_t work; /* pairs times heads times batch of a call, about at most */
+} draw_profile;
+
+void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, problem *p);
+
+/* ------------------------------------------------------------------------------------------------- data and the oracle
+ */
+
+/* Logical, contiguous float64 values that the dtype holds. */
+typedef struct grid {
+    int rank;
+    int64_t size[ATTUNE_MAX_RANK], count;
+    double *at;
+} grid;
+
+/* What a result may be: within `bound` of `at`; NaN and infinity exactly, unless doubtful. */
+typedef struct expected {
+    grid value;
+    double *bound; /* INFINITY = anything */
+} expected;
+
+/* The mask's parts of a segment, and a call's data as the caller has it. */
+typedef struct call_data {
+    grid q, k, v, o, lse, d_o, d_lse; /* k and v over all segments */
+    binding mask[2][SYMBOLS], score[SYMBOLS];
+    int64_t q_blocks, kv_blocks[SEGMENTS];
+    uint8_t *lists[SEGMENTS]; /* MASK_LISTS: 0 none, 1 partial, 2 full, [lists_b, lists_h, q_blocks, kv_blocks] */
+    uint8_t *dense[SEGMENTS]; /* [dense_b, dense_h, q_len, kv_len] of the mask */
+    int64_t lists_batch, lists_heads;
+    uint8_t *allowed; /* [batch, heads, q_len, kv_len] */
+    expected out_o, out_lse, out_row_max, out_d_q, out_d_k, out_d_v, out_d_captures[SYMBOLS];
+} call_data;
+
+bool data_create(const problem *p, const call *c, attune_backend backend, call_data *d);
+void data_destroy(call_data *d);
+/* The mask's own lengths, of one segment. */
+int64_t mask_q_len(const problem *p, const call *c);
+int64_t mask_kv_len(const problem *p, const call *c, int segment);
+int64_t mask_batch(const problem *p, const call *c);
+int64_t mask_heads(const problem *p, const call *c);
+int64_t mask_kv_heads(const problem *p, const call *c);
+int segments_of(const call *c);
+int64_t segment_length(const call *c, int segment);
+int64_t segment_start(const call *c, int segment);
+void grid_create(grid *v, int rank, const int64_t *size);
+
+/* Fills what is expected of forward, and of backward: o and lse of `d` are then what backward is given. */
+void oracle_forward(const problem *p, const call *c, attune_backend backend, call_data *d);
+void oracle_backward(const problem *p, const call *c, attune_backend backend, call_data *d);
+
+/* ------------------------------------------------------------------------------------------------------------ running
+ */
+
+typedef struct finding {
+    int call; /* -1 = before the calls */
+    char kernel[48];
+    char what[1024]; /* empty = all as it should be */
+    char kind[24];   /* a word for the class of the finding: shrinking keeps it */
+    double got, wanted, bound;
+    int64_t at;
+} finding;
+
+typedef struct runner {
+    attune_instance *instance;
+    attune_device *device;
+    attune_backend backend;
+    char id[64];
+    FILE *code; /* NULL, or where the calls are written down as C */
+    uint64_t calls, elements, doubtful, refused;
+} runner;
+
+bool runner_open(const char *id, runner *r);
+void runner_close(runner *r);
+/* True if nothing was found. */
+bool run_problem(runner *r, const problem *p, finding *f);
+/* The smallest problem that still has a finding of the same kind. */
+void shrink_problem(runner *r, problem *p, finding *f, int tries, double seconds);
+/* What the problem is, in a few lines. */
+void problem_print(const problem *p, FILE *out);
+/* Writes a program that makes the calls and says whether it was found again. */
+bool write_reproduction(runner *r, const problem *p, const char *path);
+
+/* Merging: problems of their own. */
+bool run_merge(runner *r, uint64_t seed, uint64_t index, finding *f);
+
+double now(void);
+
+#endif

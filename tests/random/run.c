@@ -1,0 +1,615 @@
+/* SPDX-License-Identifier: MIT */
+/* A problem's calls through the public API, each held against what the oracle expects. */
+#include "random/place.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { Q, K, V, O, LSE, ROW_MAX, D_O, D_LSE, D_Q, D_K, D_V, ROLES };
+static const char *const role_names[ROLES] = {"q",   "k",     "v",   "o",   "lse", "row_max",
+                                              "d_o", "d_lse", "d_q", "d_k", "d_v"};
+
+/* All that is on the device for one call. k, v, d_k and d_v stand for each segment. */
+typedef struct bench {
+    placed tensors[ROLES][SEGMENTS], captures[SYMBOLS], d_captures[SYMBOLS];
+    double *start[SYMBOLS]; /* what the gradients of captures are added to */
+    attune_mask *masks[SEGMENTS];
+    attune_buffer *workspace;
+    attune_capture named[SYMBOLS], wanted[SYMBOLS];
+    attune_parameter parameters[SYMBOLS];
+    attune_segment segments[SEGMENTS];
+    uint32_t capture_count, wanted_count, parameter_count;
+    uint64_t workspace_size;
+    double seconds;
+} bench;
+
+static bool failed_call(finding *f, const char *what, attune_status status)
+{
+    return fail(f, "status", "%s: %s: %s", what, attune_status_string(status), attune_last_error());
+}
+
+/* ------------------------------------------------------------------------------------------------------------- placing
+ */
+
+/* Of the keys, those of one segment. */
+static bool place_role(runner *r, const problem *p, const call *c, int role, const grid *v, bool output,
+                       const layout *l, bench *b, finding *f)
+{
+    const bool keys = role == K || role == V || role == D_K || role == D_V;
+    const bool rows = role == LSE || role == ROW_MAX || role == D_LSE;
+    const attune_dtype dtype = rows && p->dtype != ATTUNE_F64 ? ATTUNE_F32 : p->dtype;
+    for (int s = 0; s < (keys ? segments_of(c) : 1); s++) {
+        grid part = *v;
+        double *copy = NULL;
+        if (keys) {
+            part.size[2] = segment_length(c, s);
+            const int64_t width = part.size[3], planes = part.size[0] * part.size[1], length = part.size[2];
+            copy = malloc((size_t)(planes * length * width) * sizeof *copy);
+            for (int64_t i = 0; copy && !output && i < planes; i++)
+                memcpy(copy + i * length * width, v->at + (i * v->size[2] + segment_start(c, s)) * width,
+                       (size_t)(length * width) * sizeof *copy);
+        }
+        char name[24];
+        (void)snprintf(name, sizeof name, keys ? "%s%d" : "%s", role_names[role], s);
+        const attune_status status =
+            place(r, name, dtype, part.rank, part.size, l,
+                  output ? NULL
+                  : keys ? copy
+                         : v->at,
+                  r->backend == ATTUNE_BACKEND_CPU && mix(c->seed, (uint64_t)role) % 3 == 0, &b->tensors[role][s]);
+        free(copy);
+        if (status != ATTUNE_OK)
+            return failed_call(f, "placing a tensor", status);
+    }
+    return true;
+}
+
+/* What is left of a symbol when the expression is simplified. */
+static bool read_by(const attune_expr *score, const char *name)
+{
+    attune_symbol symbol;
+    for (uint32_t i = 0; i < attune_expr_symbol_count(score); i++)
+        if (attune_expr_symbol_get(score, i, &symbol) == ATTUNE_OK && !strcmp(symbol.name, name))
+            return true;
+    return false;
+}
+
+static bool place_captures(runner *r, const problem *p, const call *c, const call_data *d, const attune_expr *score,
+                           bench *b, finding *f)
+{
+    for (int s = 0; p->has_score && s < p->score.symbol_count; s++) {
+        const tree_symbol *symbol = &p->score.symbols[s];
+        const binding *bound = &d->score[s];
+        if (symbol->kind == ATTUNE_SYMBOL_PARAMETER) {
+            b->parameters[b->parameter_count++] = (attune_parameter){symbol->name, bound->number};
+            continue;
+        }
+        attune_status status = place(r, symbol->name, symbol->dtype, symbol->rank, bound->size, &c->captures[s],
+                                     bound->values, false, &b->captures[s]);
+        if (status != ATTUNE_OK)
+            return failed_call(f, "placing a capture", status);
+        b->named[b->capture_count++] = (attune_capture){symbol->name, b->captures[s].tensor};
+        const bool real = symbol->dtype == ATTUNE_F32 || symbol->dtype == ATTUNE_F16 || symbol->dtype == ATTUNE_BF16;
+        if (p->direction != ATTUNE_BACKWARD || !real || !(c->want_captures >> s & 1) || !read_by(score, symbol->name))
+            continue;
+        char name[24];
+        (void)snprintf(name, sizeof name, "d_%s", symbol->name);
+        const int64_t count = d->out_d_captures[s].value.count;
+        b->start[s] = calloc((size_t)count, sizeof(double));
+        for (int64_t i = 0; b->start[s] && i < count; i++)
+            b->start[s][i] = (double)(mix(c->seed, (uint64_t)i) % 7) / 4;
+        status = place(r, name, ATTUNE_F32, symbol->rank, bound->size, &c->d_captures[s], b->start[s], false,
+                       &b->d_captures[s]);
+        if (status != ATTUNE_OK)
+            return failed_call(f, "placing a gradient", status);
+        b->wanted[b->wanted_count++] = (attune_capture){symbol->name, b->d_captures[s].tensor};
+    }
+    return true;
+}
+
+static bool place_all(runner *r, const problem *p, const call *c, const call_data *d, const attune_expr *score,
+                      bench *b, finding *f)
+{
+    const bool back = p->direction == ATTUNE_BACKWARD;
+    return place_role(r, p, c, Q, &d->q, false, &c->q, b, f) && place_role(r, p, c, K, &d->k, false, &c->k, b, f) &&
+           place_role(r, p, c, V, &d->v, false, &c->v, b, f) &&
+           place_role(r, p, c, O, back ? &d->o : &d->out_o.value, !back, &c->o, b, f) &&
+           (!(back || c->want_lse) ||
+            place_role(r, p, c, LSE, back ? &d->lse : &d->out_lse.value, !back, &c->lse, b, f)) &&
+           (back || !c->want_row_max || place_role(r, p, c, ROW_MAX, &d->out_row_max.value, true, &c->row_max, b, f)) &&
+           (!back || (place_role(r, p, c, D_O, &d->d_o, false, &c->d_o, b, f) &&
+                      (!c->want_d_lse || place_role(r, p, c, D_LSE, &d->d_lse, false, &c->d_lse, b, f)) &&
+                      place_role(r, p, c, D_Q, &d->out_d_q.value, true, &c->d_q, b, f) &&
+                      place_role(r, p, c, D_K, &d->out_d_k.value, true, &c->d_k, b, f) &&
+                      place_role(r, p, c, D_V, &d->out_d_v.value, true, &c->d_v, b, f))) &&
+           place_captures(r, p, c, d, score, b, f);
+}
+
+static void clear(bench *b)
+{
+    for (int role = 0; role < ROLES; role++)
+        for (int s = 0; s < SEGMENTS; s++)
+            displace(&b->tensors[role][s]);
+    for (int s = 0; s < SYMBOLS; s++) {
+        displace(&b->captures[s]);
+        displace(&b->d_captures[s]);
+        free(b->start[s]);
+    }
+    for (int s = 0; s < SEGMENTS; s++)
+        attune_mask_destroy(b->masks[s]);
+    attune_buffer_destroy(b->workspace);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- calling
+ */
+
+static attune_forward_args forward_args(const problem *p, const call *c, bench *b)
+{
+    return (attune_forward_args){.struct_size = sizeof(attune_forward_args),
+                                 .q = b->tensors[Q][0].tensor,
+                                 .k = b->tensors[K][0].tensor,
+                                 .v = b->tensors[V][0].tensor,
+                                 .o = b->tensors[O][0].tensor,
+                                 .lse = b->tensors[LSE][0].tensor,
+                                 .row_max = b->tensors[ROW_MAX][0].tensor,
+                                 .mask = p->segments ? NULL : b->masks[0],
+                                 .captures = b->named,
+                                 .capture_count = b->capture_count,
+                                 .parameters = b->parameters,
+                                 .parameter_count = b->parameter_count,
+                                 .workspace = b->workspace,
+                                 .workspace_offset = (uint64_t)c->workspace_offset * 256,
+                                 .seconds = c->seconds ? &b->seconds : NULL,
+                                 .segments = p->segments ? b->segments : NULL,
+                                 .segment_count = p->segments ? (uint32_t)c->segment_count : 0};
+}
+
+static attune_backward_args backward_args(const problem *p, const call *c, bench *b)
+{
+    return (attune_backward_args){.struct_size = sizeof(attune_backward_args),
+                                  .q = b->tensors[Q][0].tensor,
+                                  .k = b->tensors[K][0].tensor,
+                                  .v = b->tensors[V][0].tensor,
+                                  .o = b->tensors[O][0].tensor,
+                                  .lse = b->tensors[LSE][0].tensor,
+                                  .d_o = b->tensors[D_O][0].tensor,
+                                  .d_lse = b->tensors[D_LSE][0].tensor,
+                                  .d_q = b->tensors[D_Q][0].tensor,
+                                  .d_k = b->tensors[D_K][0].tensor,
+                                  .d_v = b->tensors[D_V][0].tensor,
+                                  .mask = p->segments ? NULL : b->masks[0],
+                                  .captures = b->named,
+                                  .capture_count = b->capture_count,
+                                  .capture_gradients = b->wanted,
+                                  .capture_gradient_count = b->wanted_count,
+                                  .parameters = b->parameters,
+                                  .parameter_count = b->parameter_count,
+                                  .workspace = b->workspace,
+                                  .workspace_offset = (uint64_t)c->workspace_offset * 256,
+                                  .seconds = c->seconds ? &b->seconds : NULL,
+                                  .segments = p->segments ? b->segments : NULL,
+                                  .segment_count = p->segments ? (uint32_t)c->segment_count : 0};
+}
+
+static void say_call(const runner *r, const problem *p, const call *c, const bench *b)
+{
+    const bool back = p->direction == ATTUNE_BACKWARD;
+    if (!r->code)
+        return;
+    for (int which = 0; which < 2; which++) {
+        say(r, "    attune_capture %s[] = {", which ? "gradients" : "captures");
+        for (uint32_t i = 0; i < (which ? b->wanted_count : b->capture_count); i++)
+            say(r, "{\"%s\", %s%s}, ", (which ? b->wanted : b->named)[i].name, which ? "d_" : "",
+                (which ? b->wanted : b->named)[i].name);
+        say(r, "{NULL, {0}}};\n");
+    }
+    say(r, "    attune_parameter parameters[] = {");
+    for (uint32_t i = 0; i < b->parameter_count; i++)
+        say(r, "{\"%s\", %.17g}, ", b->parameters[i].name, b->parameters[i].value);
+    say(r, "{NULL, 0}};\n    (void)captures, (void)gradients, (void)parameters;\n");
+    if (p->segments) {
+        say(r, "    attune_segment segments[] = {");
+        for (int s = 0; s < c->segment_count; s++) {
+            say(r, "{.k = k%d, .v = v%d, ", s, s);
+            if (p->mask)
+                say(r, ".mask = mask%d, ", s);
+            say(r, back ? ".d_k = d_k%d, .d_v = d_v%d}, " : "}, ", s, s);
+        }
+        say(r, "};\n");
+    }
+    say(r, "    attune_%s_args args = {.struct_size = sizeof args, .q = q, .k = k0, .v = v0, .o = o,\n",
+        back ? "backward" : "forward");
+    if (back)
+        say(r,
+            "        .lse = lse, .d_o = d_o, .d_q = d_q, .d_k = d_k0, .d_v = d_v0,%s .capture_gradients = gradients, "
+            ".capture_gradient_count = %u,\n",
+            c->want_d_lse ? " .d_lse = d_lse," : "", b->wanted_count);
+    else
+        say(r, "        %s%s\n", c->want_lse ? ".lse = lse, " : "", c->want_row_max ? ".row_max = row_max," : "");
+    if (p->mask && !p->segments)
+        say(r, "        .mask = mask0,\n");
+    if (p->segments)
+        say(r, "        .segments = segments, .segment_count = %d,\n", c->segment_count);
+    say(r,
+        "        .captures = captures, .capture_count = %u, .parameters = parameters, .parameter_count = %u,\n"
+        "        .workspace = workspace, .workspace_offset = %u};\n",
+        b->capture_count, b->parameter_count, c->workspace_offset * 256);
+    say(r,
+        "    attune_completion done;\n    TRY(attune_%s(plan, attune_device_queue(device), &args, &done));\n"
+        "    TRY(attune_completion_wait(done, UINT64_MAX));\n",
+        back ? "backward" : "forward");
+}
+
+static attune_status launch(runner *r, const problem *p, const attune_plan *plan, const attune_forward_args *forward,
+                            const attune_backward_args *backward)
+{
+    attune_completion done;
+    const attune_status status = p->direction == ATTUNE_BACKWARD
+                                     ? attune_backward(plan, attune_device_queue(r->device), backward, &done)
+                                     : attune_forward(plan, attune_device_queue(r->device), forward, &done);
+    return status == ATTUNE_OK ? attune_completion_wait(done, UINT64_MAX) : status;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- comparing
+ */
+
+static bool right(double got, double wanted, double bound)
+{
+    if (bound == INFINITY)
+        return true;
+    if (isnan(wanted))
+        return isnan(got);
+    return isinf(wanted) ? got == wanted : fabs(got - wanted) <= 1.25 * bound;
+}
+
+/* `first` counts along dimension 2 of what is expected, `start` (if not NULL) is what the output held before. */
+static bool compare(runner *r, const placed *t, const expected *e, int64_t first, const double *start, finding *f)
+{
+    int64_t count = 1, wrong = 0, worst = 0;
+    for (uint32_t i = 0; i < t->tensor.rank; i++)
+        count *= t->tensor.size[i];
+    double *got = calloc((size_t)count, sizeof *got), ratio = -1;
+    bool untouched;
+    if (!got)
+        abort();
+    const attune_status status = collect(t, got, &untouched);
+    if (status != ATTUNE_OK || !untouched) {
+        free(got);
+        return status != ATTUNE_OK ? failed_call(f, "reading a result", status)
+                                   : fail(f, "canary", "%s: bytes outside the output were written", t->name);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at = i;
+        if (t->tensor.rank == 4 && e->value.size[2] != t->tensor.size[2]) {
+            const int64_t width = t->tensor.size[3], length = t->tensor.size[2];
+            at = ((i / width / length) * e->value.size[2] + first + i / width % length) * width + i % width;
+        }
+        const double wanted = e->value.at[at] + (start ? start[i] : 0);
+        const double bound = e->bound[at] + (start ? 4 * 0x1p-24 * fabs(wanted) : 0);
+        r->doubtful += bound == INFINITY;
+        if (right(got[i], wanted, bound))
+            continue;
+        const double off = isfinite(wanted) && isfinite(got[i]) ? fabs(got[i] - wanted) / (bound + 1e-300) : INFINITY;
+        if (!wrong++ || off > ratio) {
+            ratio = off;
+            worst = i;
+            f->got = got[i];
+            f->wanted = wanted;
+            f->bound = bound;
+        }
+        if (wrong <= 8)
+            say(r, "    failures += check(\"%s\", &%s, %lld, %.17g, %.17g);\n", t->name, t->name, (long long)i,
+                isnan(wanted) ? 1e308 * 10 : wanted, isnan(wanted) ? -1 : bound);
+    }
+    r->elements += (uint64_t)count;
+    free(got);
+    if (!wrong)
+        return true;
+    f->at = worst;
+    int64_t index[ATTUNE_MAX_RANK] = {0}, rest = worst;
+    for (uint32_t i = t->tensor.rank; i-- > 0; rest /= t->tensor.size[i])
+        index[i] = rest % t->tensor.size[i];
+    return fail(f, t->name, "%s[%lld,%lld,%lld,%lld]: got %.9g, expected %.9g within %.3g; %lld of %lld elements wrong",
+                t->name, (long long)index[0], (long long)index[1], (long long)index[2], (long long)index[3], f->got,
+                f->wanted, f->bound, (long long)wrong, (long long)count);
+}
+
+static bool same_inputs(bench *b, bool outputs_too, bool back, finding *f)
+{
+    for (int role = 0; role < ROLES; role++) {
+        const bool output = back ? role >= D_Q : role == O || role == LSE || role == ROW_MAX;
+        for (int s = 0; s < SEGMENTS; s++) {
+            bool same = true;
+            if (!b->tensors[role][s].bytes || (output && !outputs_too))
+                continue;
+            if (unchanged(&b->tensors[role][s], &same) != ATTUNE_OK || !same)
+                return fail(f, "touched", "%s was written to", b->tensors[role][s].name);
+        }
+    }
+    for (int s = 0; s < SYMBOLS; s++) {
+        bool same = true;
+        if (b->captures[s].bytes && (unchanged(&b->captures[s], &same) != ATTUNE_OK || !same))
+            return fail(f, "touched", "%s was written to", b->captures[s].name);
+        if (outputs_too && b->d_captures[s].bytes && (unchanged(&b->d_captures[s], &same) != ATTUNE_OK || !same))
+            return fail(f, "touched", "%s was written to", b->d_captures[s].name);
+    }
+    return true;
+}
+
+static bool compare_all(runner *r, const problem *p, const call *c, const call_data *d, bench *b, finding *f)
+{
+    bool ok = true;
+    finding none = *f;
+    if (p->direction == ATTUNE_FORWARD) {
+        ok = compare(r, &b->tensors[O][0], &d->out_o, 0, NULL, f);
+        if (c->want_lse)
+            ok &= compare(r, &b->tensors[LSE][0], &d->out_lse, 0, NULL, ok ? f : &none);
+        if (c->want_row_max)
+            ok &= compare(r, &b->tensors[ROW_MAX][0], &d->out_row_max, 0, NULL, ok ? f : &none);
+        return ok && same_inputs(b, false, false, f);
+    }
+    ok = compare(r, &b->tensors[D_Q][0], &d->out_d_q, 0, NULL, f);
+    for (int s = 0; s < segments_of(c); s++) {
+        ok &= compare(r, &b->tensors[D_K][s], &d->out_d_k, segment_start(c, s), NULL, ok ? f : &none);
+        ok &= compare(r, &b->tensors[D_V][s], &d->out_d_v, segment_start(c, s), NULL, ok ? f : &none);
+    }
+    for (int s = 0; s < SYMBOLS; s++)
+        if (b->d_captures[s].bytes)
+            ok &= compare(r, &b->d_captures[s], &d->out_d_captures[s], 0, b->start[s], ok ? f : &none);
+    return ok && same_inputs(b, false, true, f);
+}
+
+/* The same call again: the same bits. */
+static bool repeat(runner *r, const problem *p, const call *c, const attune_plan *plan, bench *b, finding *f)
+{
+    attune_plan_choice choice = {.struct_size = sizeof choice};
+    if (attune_plan_choice_get(plan, &choice) != ATTUNE_OK)
+        return fail(f, "choice", "attune_plan_choice_get: %s", attune_last_error());
+    if (p->direction == ATTUNE_BACKWARD && (!choice.deterministic || b->wanted_count))
+        return true;
+    const attune_forward_args forward = forward_args(p, c, b);
+    const attune_backward_args backward = backward_args(p, c, b);
+    const attune_status status = launch(r, p, plan, &forward, &backward);
+    if (status != ATTUNE_OK)
+        return failed_call(f, "a repeated call", status);
+    finding other = {0};
+    return same_inputs(b, true, p->direction == ATTUNE_BACKWARD, &other) ||
+           fail(f, "repeat", "the same call gives other bits: %s", other.what);
+}
+
+/* Something of the call is changed: it is refused with a message and nothing is written, or harmless. */
+static bool mutated(runner *r, const problem *p, const call *c, const attune_plan *plan, const attune_expr *score,
+                    bench *b, finding *f)
+{
+    int live = -1;
+    for (uint32_t i = 0; i < b->capture_count; i++)
+        live = read_by(score, b->named[i].name) ? (int)i : live;
+    for (int i = 0; i < 6; i++) {
+        attune_forward_args forward = forward_args(p, c, b);
+        attune_backward_args backward = backward_args(p, c, b);
+        attune_segment segments[SEGMENTS];
+        attune_capture captures[SYMBOLS];
+        attune_parameter parameters[SYMBOLS];
+        memcpy(segments, b->segments, sizeof segments);
+        memcpy(captures, b->named, sizeof captures);
+        memcpy(parameters, b->parameters, sizeof parameters);
+        if (forward.segments)
+            forward.segments = backward.segments = segments;
+        forward.captures = backward.captures = captures;
+        forward.parameters = backward.parameters = parameters;
+        arguments a = {p->direction == ATTUNE_FORWARD ? &forward : NULL,
+                       p->direction == ATTUNE_BACKWARD ? &backward : NULL,
+                       segments,
+                       captures,
+                       parameters,
+                       b->workspace_size,
+                       live};
+        const char *what = "";
+        const bool refused = mutate(p, c, mix(c->seed, (uint64_t)(100 + c->mutation * 8 + i)), &a, &what);
+        if (!refused)
+            continue;
+        const attune_status status = launch(r, p, plan, &forward, &backward);
+        if (status == ATTUNE_OK)
+            return fail(f, "accepted", "a call is accepted that must not be: %s", what);
+        if (!*attune_last_error() || status == ATTUNE_INTERNAL)
+            return fail(f, "message", "%s: %s, \"%s\"", what, attune_status_string(status), attune_last_error());
+        if (!same_inputs(b, true, p->direction == ATTUNE_BACKWARD, f))
+            return false;
+        r->refused++;
+    }
+    return true;
+}
+
+static bool run_call(runner *r, const problem *p, const call *c, attune_expr *const exprs[3], const attune_plan *plan,
+                     call_data *d, bench *b, finding *f)
+{
+    for (int s = 0; s < segments_of(c); s++)
+        if (p->mask && !b->masks[s] && !make_mask(r, p, c, d, s, exprs, &b->masks[s], f))
+            return false;
+    if (!place_all(r, p, c, d, exprs[2], b, f))
+        return false;
+    for (int s = 0; s < segments_of(c); s++)
+        b->segments[s] = (attune_segment){b->tensors[K][s].tensor, b->tensors[V][s].tensor, b->masks[s],
+                                          b->tensors[D_K][s].tensor, b->tensors[D_V][s].tensor};
+    b->workspace_size = attune_plan_workspace_size(plan);
+    say(r, "    attune_buffer *workspace = NULL;\n");
+    if (b->workspace_size) {
+        const uint64_t size = b->workspace_size + (uint64_t)c->workspace_offset * 256;
+        attune_status status = attune_buffer_create(r->device, size, &b->workspace);
+        say(r, "    TRY(attune_buffer_create(device, attune_plan_workspace_size(plan) + %u, &workspace));\n",
+            c->workspace_offset * 256);
+        /* What a workspace holds must not matter: it is all NaN. */
+        unsigned char *noise = malloc(size < 1 << 22 ? size : 1 << 22);
+        if (noise)
+            memset(noise, 0xff, size < 1 << 22 ? size : 1 << 22);
+        for (uint64_t at = 0; noise && status == ATTUNE_OK && at < size; at += 1 << 22)
+            status = attune_buffer_write(b->workspace, at, noise, size - at < 1 << 22 ? size - at : 1 << 22);
+        free(noise);
+        if (status != ATTUNE_OK)
+            return failed_call(f, "the workspace", status);
+        say(r, "    fill(workspace, %llu);\n", (unsigned long long)size);
+    }
+    say_call(r, p, c, b);
+    const attune_forward_args forward = forward_args(p, c, b);
+    const attune_backward_args backward = backward_args(p, c, b);
+    const attune_status status = launch(r, p, plan, &forward, &backward);
+    r->calls++;
+    if (status != ATTUNE_OK)
+        return failed_call(f, p->direction == ATTUNE_FORWARD ? "attune_forward" : "attune_backward", status);
+    return compare_all(r, p, c, d, b, f) && (!c->repeat || repeat(r, p, c, plan, b, f)) &&
+           (!c->mutation || mutated(r, p, c, plan, exprs[2], b, f));
+}
+
+/* -------------------------------------------------------------------------------------------------------------
+ * problems */
+
+static int64_t capture_elements(const problem *p)
+{
+    int64_t elements = 0;
+    for (int i = 0; i < p->call_count; i++) {
+        const call *c = &p->calls[i];
+        int64_t sum = 0;
+        for (int s = 0; s < p->score.symbol_count; s++) {
+            const tree_symbol *symbol = &p->score.symbols[s];
+            int64_t count = symbol->kind == ATTUNE_SYMBOL_CAPTURE;
+            for (int k = 0; k < symbol->rank; k++)
+                count *= symbol->by[k] == OP_Q      ? c->q_len
+                         : symbol->by[k] == OP_KV   ? c->kv_len
+                         : symbol->by[k] == OP_H    ? p->heads
+                         : symbol->by[k] == OP_B    ? c->batch
+                         : symbol->by[k] == OP_H_KV ? p->kv_heads
+                                                    : 6;
+            sum += count;
+        }
+        elements = sum > elements ? sum : elements;
+    }
+    return elements;
+}
+
+static void say_plan(const runner *r, const problem *p, const attune_problem *d, bool options)
+{
+    if (!r->code)
+        return;
+    say(r,
+        "    attune_problem problem = {.struct_size = sizeof problem, .direction = %d, .dtype = %d, .head_dim = %u, "
+        ".head_dim_v = "
+        "%u, .batch = %lld, .kv_batch = %lld,\n        .heads = %lld, .kv_heads = %lld, .q_len = %lld, .kv_len = %lld, "
+        ".scale "
+        "= %.17g, .lse = %d, .row_max = %d, .capture_gradient_elements = %lld, .segments = %u};\n",
+        (int)d->direction, (int)d->dtype, d->head_dim, d->head_dim_v, (long long)d->batch, (long long)d->kv_batch,
+        (long long)d->heads, (long long)d->kv_heads, (long long)d->q_len, (long long)d->kv_len, d->scale, d->lse,
+        d->row_max, (long long)d->capture_gradient_elements, d->segments);
+    if (p->has_score)
+        say(r, "    problem.score = score;\n");
+    if (p->mask)
+        say(r, "    TRY(attune_problem_set_mask(&problem, mask0));\n");
+    const attune_pass_options *o = &p->options;
+    if (options)
+        say(r,
+            "    attune_kernel_options options = {.struct_size = sizeof options, .any = {%u, %u, %u, %u, %u, %u, %u, "
+            "%u, %u, %d, "
+            "%d, %d, %d, %d, %d, %d, %d, \"%s\"}};\n",
+            o->block_m, o->block_n, o->block_m1, o->block_n1, o->block_m2, o->block_n2, o->num_warps, o->num_stages,
+            o->split_kv, (int)o->force_use_flex_attention, (int)o->prescale_qk, (int)o->rows_guaranteed_safe,
+            (int)o->blocks_are_contiguous, (int)o->write_dq, (int)o->use_tma, (int)o->deterministic,
+            (int)o->approximate_tanh, o->kernel);
+    say(r, "    attune_plan *plan;\n    TRY(attune_plan_create(device, &problem, %s, &plan));\n",
+        options ? "&options" : "NULL");
+}
+
+static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attune_expr *const exprs[3],
+                      attune_plan **plan, finding *f)
+{
+    attune_problem d = {.struct_size = sizeof d,
+                        .direction = p->direction,
+                        .dtype = p->dtype,
+                        .head_dim = p->head_dim,
+                        .head_dim_v = p->head_dim_v,
+                        .batch = p->batch,
+                        .kv_batch = p->kv_batch,
+                        .heads = p->heads,
+                        .kv_heads = p->kv_heads,
+                        .q_len = p->q_len,
+                        .kv_len = p->kv_len,
+                        .scale = p->scale,
+                        .score = p->has_score ? exprs[2] : NULL,
+                        .lse = p->lse && p->direction == ATTUNE_FORWARD,
+                        .row_max = p->row_max && p->direction == ATTUNE_FORWARD,
+                        .capture_gradient_elements = p->direction == ATTUNE_BACKWARD ? capture_elements(p) : 0,
+                        .segments = p->segments};
+    attune_status status = mask ? attune_problem_set_mask(&d, mask) : ATTUNE_OK;
+    if (status != ATTUNE_OK)
+        return failed_call(f, "attune_problem_set_mask", status);
+    attune_kernel_options options = {.struct_size = sizeof options, .any = p->options};
+    bool forced = p->has_options;
+    status = attune_plan_create(r->device, &d, forced ? &options : NULL, plan);
+    if (forced && status != ATTUNE_OK) {
+        /* Options are drawn without knowledge of what fits: they may be refused, in words. */
+        if ((status != ATTUNE_DOES_NOT_FIT && status != ATTUNE_UNSUPPORTED && status != ATTUNE_INVALID_ARGUMENT) ||
+            !*attune_last_error())
+            return failed_call(f, "attune_plan_create with options", status);
+        forced = false;
+        r->refused++;
+        status = attune_plan_create(r->device, &d, NULL, plan);
+    }
+    say_plan(r, p, &d, forced);
+    if (status != ATTUNE_OK)
+        return failed_call(f, "attune_plan_create", status);
+    attune_plan_choice choice = {.struct_size = sizeof choice};
+    if (attune_plan_choice_get(*plan, &choice) == ATTUNE_OK) {
+        if (p->direction == ATTUNE_FORWARD)
+            (void)snprintf(f->kernel, sizeof f->kernel, "%.20s%s %ux%u/%u", choice.kernel,
+                           choice.decode ? " decode" : "", choice.block_m, choice.block_n, choice.split_kv);
+        else
+            (void)snprintf(f->kernel, sizeof f->kernel, "%.20s %ux%u %ux%u", choice.kernel, choice.block_m1,
+                           choice.block_n1, choice.block_m2, choice.block_n2);
+    }
+    return true;
+}
+
+bool run_problem(runner *r, const problem *p, finding *f)
+{
+    attune_expr *exprs[3] = {NULL};
+    attune_plan *plan = NULL;
+    *f = (finding){.call = -1};
+    bool ok = make_expressions(r, p, exprs, f);
+    for (int i = 0; ok && i < p->call_count; i++) {
+        bench b = {.capture_count = 0};
+        call_data d;
+        ok = data_create(p, &p->calls[i], r->backend, &d);
+        if (ok && !plan)
+            ok = (!p->mask || make_mask(r, p, &p->calls[i], &d, p->segments ? 0 : -1, exprs, &b.masks[0], f)) &&
+                 make_plan(r, p, b.masks[0], exprs, &plan, f);
+        if (ok) {
+            f->call = i;
+            ok = run_call(r, p, &p->calls[i], exprs, plan, &d, &b, f);
+        }
+        clear(&b);
+        data_destroy(&d);
+    }
+    attune_plan_destroy(plan);
+    for (int i = 0; i < 3; i++)
+        attune_expr_destroy(exprs[i]);
+    return ok;
+}
+
+bool runner_open(const char *id, runner *r)
+{
+    *r = (runner){.code = NULL};
+    (void)snprintf(r->id, sizeof r->id, "%s", id);
+    attune_device_info info = {.struct_size = sizeof info};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 2};
+    if (attune_instance_create(&desc, &r->instance) != ATTUNE_OK ||
+        attune_device_open(r->instance, id, &r->device) != ATTUNE_OK ||
+        attune_device_info_get(r->device, &info) != ATTUNE_OK)
+        return false;
+    r->backend = info.backend;
+    return true;
+}
+
+void runner_close(runner *r)
+{
+    attune_device_destroy(r->device);
+    attune_instance_destroy(r->instance);
+}
