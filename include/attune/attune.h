@@ -886,12 +886,12 @@ typedef struct attune_merger attune_merger;
 ATTUNE_API attune_status attune_merger_create(attune_device *device, attune_merger **merger);
 ATTUNE_API void attune_merger_destroy(attune_merger *merger);
 /* The bytes of workspace that attune_merge, or attune_merge_backward, needs for an o of this dtype and size (buffer and
- * strides are not read) and as many parts. */
+ * strides are not read) and as many parts; UINT64_MAX where no buffer holds as many. */
 ATTUNE_API uint64_t attune_merger_workspace_size(const attune_merger *merger, const attune_tensor *o,
                                                  uint32_t part_count);
 
 typedef struct attune_merge_part {
-    attune_tensor o;     /* [batch, heads, q_len, head_dim_v]: the dtype of the merged o, or f32 */
+    attune_tensor o;     /* [batch, heads, q_len, head_dim_v], each below 2^31: the dtype of the merged o, or f32 */
     attune_tensor lse;   /* [batch, heads, q_len] f32 (f64 with f64) */
     attune_tensor d_o;   /* attune_merge_backward: out, as o; buffer NULL = not wanted */
     attune_tensor d_lse; /* likewise, as lse */

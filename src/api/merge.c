@@ -54,8 +54,16 @@ uint64_t attune_merger_workspace_size(const attune_merger *merger, const attune_
 {
     if (!merger || !o || o->rank != 4)
         return 0;
-    const uint64_t rows = (uint64_t)o->size[0] * (uint64_t)o->size[1] * (uint64_t)o->size[2];
-    return attune__merge_workspace(o->dtype, rows, (uint64_t)o->size[3], part_count);
+    uint64_t elements = 1;
+    for (uint32_t i = 0; i < 4; i++) {
+        if (o->size[i] < 1)
+            return 0;
+        if ((uint64_t)o->size[i] > UINT64_MAX / 1024 / elements)
+            return UINT64_MAX; /* which no buffer has */
+        elements *= (uint64_t)o->size[i];
+    }
+    const uint64_t columns = (uint64_t)o->size[3];
+    return attune__merge_workspace(o->dtype, elements / columns, columns, part_count);
 }
 
 attune_tensor attune__rows_in(attune_buffer *buffer, uint64_t offset, attune_dtype dtype, const attune_tensor *like,
@@ -129,6 +137,10 @@ static attune_status check_o(const attune_merger *merger, bool writable, attune_
     if (o->dtype != ATTUNE_F32 && o->dtype != ATTUNE_F16 && o->dtype != ATTUNE_BF16 && o->dtype != ATTUNE_F64)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "o.dtype is %s, expected f32, f16, bf16 or f64",
                             attune_dtype_string(o->dtype));
+    for (uint32_t i = 0; i < 4; i++)
+        if (o->size[i] > INT32_MAX)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "o.size[%u] is %lld, expected at most %d", i,
+                                (long long)o->size[i], INT32_MAX);
     if (o->dtype == ATTUNE_F64 && !merger->device->info.limits.f64)
         return attune__fail(ATTUNE_UNSUPPORTED, "o.dtype is f64, which device %s does not merge: use the CPU",
                             merger->device->info.id);

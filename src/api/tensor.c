@@ -3,6 +3,8 @@
  * believed. */
 #include "api/api.h"
 
+#include "base/checked.h"
+
 /* Resolves "all strides zero" and gives the lowest and highest element offset. */
 static attune_status resolve(const char *name, uint32_t rank, const int64_t *size, int64_t *stride, int64_t *lowest,
                              int64_t *highest)
@@ -15,23 +17,20 @@ static attune_status resolve(const char *name, uint32_t rank, const int64_t *siz
         if (stride[i])
             zero = false;
     }
-    if (zero) {
-        int64_t step = 1;
-        for (uint32_t i = rank; i-- > 0;) {
-            stride[i] = step;
-            if (__builtin_mul_overflow(step, size[i], &step))
-                return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s has more than 2^63 elements", name);
-        }
+    /* Counted with any strides: one of 0 lets a small buffer describe a huge tensor. */
+    int64_t count = 1;
+    for (uint32_t i = rank; i-- > 0;) {
+        if (zero)
+            stride[i] = count;
+        if (!attune__multiply(&count, size[i]))
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s has more than 2^63 elements", name);
     }
     *lowest = *highest = 0;
     for (uint32_t i = 0; i < rank; i++) {
-        int64_t reach;
-        /* The stride of a single element is never taken: any number, also one whose negation overflows, means nothing.
-         */
+        /* The stride of a single element is never taken: any number means nothing. */
         if (size[i] == 1)
             stride[i] = 1;
-        int64_t *end = stride[i] < 0 ? lowest : highest;
-        if (__builtin_mul_overflow(size[i] - 1, stride[i], &reach) || __builtin_add_overflow(*end, reach, end))
+        if (!attune__reach(size[i], stride[i], lowest, highest))
             return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.size[%u] %lld times its stride %lld exceeds 64 bits", name,
                                 i, (long long)size[i], (long long)stride[i]);
     }
@@ -43,12 +42,12 @@ static attune_status resolve(const char *name, uint32_t rank, const int64_t *siz
 static attune_status check_distinct(const attune_tensor *tensor, const char *name)
 {
     bool used[ATTUNE_MAX_RANK] = {false};
-    int64_t reach = 0;
+    uint64_t reach = 0;
     for (uint32_t round = 0; round < tensor->rank; round++) {
         uint32_t next = ATTUNE_MAX_RANK;
-        int64_t step = 0;
+        uint64_t step = 0;
         for (uint32_t i = 0; i < tensor->rank; i++) {
-            int64_t magnitude = tensor->stride[i] < 0 ? -tensor->stride[i] : tensor->stride[i];
+            const uint64_t magnitude = attune__magnitude(tensor->stride[i]);
             if (!used[i] && (next == ATTUNE_MAX_RANK || magnitude < step)) {
                 next = i;
                 step = magnitude;
@@ -63,7 +62,7 @@ static attune_status check_distinct(const attune_tensor *tensor, const char *nam
                 "%s is an output and its stride[%u] %lld makes elements overlap: the inner dimensions reach "
                 "%lld elements",
                 name, next, (long long)tensor->stride[next], (long long)reach + 1);
-        reach += step * (tensor->size[next] - 1);
+        reach += step * (uint64_t)(tensor->size[next] - 1); /* of elements in a buffer: no overflow */
     }
     return ATTUNE_OK;
 }
@@ -91,9 +90,10 @@ attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_r
     ATTUNE__TRY(resolve(name, tensor->rank, tensor->size, tensor->stride, &lowest, &highest));
 
     uint64_t first = tensor->offset / element, elements = tensor->buffer->size / element;
-    if ((uint64_t)-lowest > first)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s begins %lld elements before its buffer: raise offset %llu",
-                            name, (long long)((uint64_t)-lowest - first), (unsigned long long)tensor->offset);
+    const uint64_t before = attune__magnitude(lowest);
+    if (before > first)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s begins %llu elements before its buffer: raise offset %llu",
+                            name, (unsigned long long)(before - first), (unsigned long long)tensor->offset);
     if (first >= elements || (uint64_t)highest > elements - 1 - first)
         return attune__fail(
             ATTUNE_INVALID_ARGUMENT,
@@ -140,5 +140,10 @@ attune_status attune__array_check(attune_array *array, const char *name)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.rank is %u, expected 1 to %d", name, array->rank,
                             ATTUNE_MAX_RANK);
     int64_t lowest, highest;
-    return resolve(name, array->rank, array->size, array->stride, &lowest, &highest);
+    ATTUNE__TRY(resolve(name, array->rank, array->size, array->stride, &lowest, &highest));
+    /* No array of any dtype is that large, and no offset of one in bytes overflows. */
+    const uint64_t most = INT64_MAX / 16;
+    if (attune__magnitude(lowest) > most || (uint64_t)highest > most)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s exceeds the address space: check size and stride", name);
+    return ATTUNE_OK;
 }

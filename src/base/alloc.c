@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/error.h"
 
 /* One cache line, and the widest vector that the CPU kernels load. */
@@ -26,8 +27,8 @@ const attune_allocator attune__default_allocator = {default_alloc, default_relea
 
 void *attune__alloc_raw(const attune_allocator *allocator, size_t count, size_t size)
 {
-    size_t bytes;
-    if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX - ALIGNMENT) {
+    size_t bytes = count;
+    if (!attune__multiply_size(&bytes, size) || bytes > SIZE_MAX - ALIGNMENT) {
         attune__fail(ATTUNE_OUT_OF_HOST_MEMORY, "%zu elements of %zu bytes exceed the address space", count, size);
         return NULL;
     }

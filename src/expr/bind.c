@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/text.h"
 
@@ -61,12 +62,13 @@ static attune_status resolve_capture(const attune__symbol *symbol, const attune_
     }
     int64_t count = 1, low = 0, high = 0;
     for (uint32_t d = given->rank; d-- > 0;) {
-        int64_t reach;
+        const int64_t size = empty ? 1 : given->size[d];
         if (contiguous)
             array->stride[d] = count;
-        bool fits = !__builtin_mul_overflow(count, empty ? 1 : given->size[d], &count) &&
-                    !__builtin_mul_overflow(empty ? 0 : given->size[d] - 1, array->stride[d], &reach) &&
-                    !__builtin_add_overflow(reach > 0 ? high : low, reach, reach > 0 ? &high : &low);
+        /* The stride of a single element is never taken. */
+        if (size == 1)
+            array->stride[d] = 1;
+        const bool fits = attune__multiply(&count, size) && attune__reach(size, array->stride[d], &low, &high);
         if (!fits || count > INT64_MAX / 16 || high > INT64_MAX / 16 || low < INT64_MIN / 16)
             return attune__fail(ATTUNE_INVALID_ARGUMENT, "the capture '%s' exceeds the address space", symbol->name);
     }

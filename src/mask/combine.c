@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/error.h"
 
 /* Elements of a result that is made element by element, one byte each. */
@@ -281,9 +282,9 @@ static attune_status join_by_element(const combination *join, attune_mask **mask
     /* Arrays that the caller had room for may meet in a result of their own size. */
     const int64_t held = dense_elements(side[0]) + dense_elements(side[1]);
     const int64_t limit = held > MATERIALISE_LIMIT ? held : MATERIALISE_LIMIT;
-    int64_t elements;
-    if (__builtin_mul_overflow(batch, heads, &elements) ||
-        __builtin_mul_overflow(elements, desc.q_len * desc.kv_len, &elements) || elements > limit)
+    int64_t elements = batch;
+    if (!attune__multiply(&elements, heads) || !attune__multiply(&elements, desc.q_len * desc.kv_len) ||
+        elements > limit)
         return attune__fail(
             ATTUNE_UNSUPPORTED,
             "combining these masks needs a dense array of %lld x %lld x %lld x %lld bytes, the limit "

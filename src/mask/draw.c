@@ -3,6 +3,7 @@
 #include "mask/classify.h"
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/error.h"
 #include "base/text.h"
 
@@ -33,14 +34,12 @@ static uint64_t mask_bytes(const attune_mask *mask)
 /* Counts stop at the largest 64-bit number: heads x lengths of 2^31 may pass it. */
 static int64_t plus(int64_t a, int64_t b)
 {
-    int64_t sum;
-    return __builtin_add_overflow(a, b, &sum) ? INT64_MAX : sum;
+    return attune__add(&a, b) ? a : INT64_MAX;
 }
 
 static int64_t times(int64_t a, int64_t b)
 {
-    int64_t product;
-    return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+    return attune__multiply(&a, b) ? a : INT64_MAX;
 }
 
 /* Elements of the blocks of one list, in one row of elements. Only the last block column may be narrower. */

@@ -37,10 +37,10 @@ static attune_status check_row(given *list, int64_t row, int64_t kv_blocks, entr
         const int64_t end = list->offsets[row + 1];
         if (end < start || end - start < count)
             return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                                "lists.%s_offsets[%lld] is %lld, expected at least %lld: row %lld starts at %lld and "
+                                "lists.%s_offsets[%lld] is %lld, expected at least %llu: row %lld starts at %lld and "
                                 "has %d blocks",
-                                list->name, (long long)row + 1, (long long)end, (long long)start + count,
-                                (long long)row, (long long)start, count);
+                                list->name, (long long)row + 1, (long long)end,
+                                (unsigned long long)start + (unsigned)count, (long long)row, (long long)start, count);
     }
     list->next = start + count;
     if (!count)

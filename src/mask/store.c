@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/error.h"
 
 /* ------------------------------------------------------------------------------------------------------ rectangles */
@@ -195,7 +196,7 @@ void *attune__array_copy(const attune_allocator *allocator, const attune_array *
         stride[pad + i] = array->stride[i];
     }
     for (int i = 0; i < ATTUNE_MAX_RANK; i++)
-        if (__builtin_mul_overflow(elements, (size_t)size[i], &elements)) {
+        if (!attune__multiply_size(&elements, (size_t)size[i])) {
             attune__fail(ATTUNE_OUT_OF_HOST_MEMORY, "a capture of %lld x %lld x %lld x %lld exceeds the address space",
                          (long long)size[0], (long long)size[1], (long long)size[2], (long long)size[3]);
             return NULL;
@@ -262,10 +263,10 @@ attune_mask_desc attune__mask_describe(const attune_mask *mask)
 /* The lists address (rows + 1) entries of 8 bytes for each of four lists. */
 static attune_status check_planes(const attune_mask *mask)
 {
-    int64_t planes, entries;
+    int64_t entries = mask->stored_batch;
     const int64_t longer = mask->q_blocks > mask->kv_blocks ? mask->q_blocks : mask->kv_blocks;
-    if (__builtin_mul_overflow(mask->stored_batch, mask->stored_heads, &planes) ||
-        __builtin_mul_overflow(planes, longer, &entries) || entries > INT64_MAX / 64)
+    if (!attune__multiply(&entries, mask->stored_heads) || !attune__multiply(&entries, longer) ||
+        entries > INT64_MAX / 64)
         return attune__fail(ATTUNE_OUT_OF_HOST_MEMORY,
                             "lists of batch %lld x heads %lld x %lld blocks exceed the address space",
                             (long long)mask->stored_batch, (long long)mask->stored_heads, (long long)longer);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/error.h"
 
 uint32_t attune__mask_forbidden(attune_dtype dtype)
@@ -49,7 +50,13 @@ static bool reserve(attune_mask *mask)
     const attune_allocator *allocator = &mask->allocator;
     const int64_t planes = mask->stored_batch * mask->stored_heads;
     const int64_t rows = planes * mask->q_blocks, columns = planes * mask->kv_blocks;
-    mask->classes = attune__alloc(allocator, (size_t)(rows * mask->kv_blocks), sizeof *mask->classes);
+    int64_t blocks = rows;
+    if (!attune__multiply(&blocks, mask->kv_blocks)) {
+        attune__fail(ATTUNE_OUT_OF_HOST_MEMORY, "lists of %lld x %lld x %lld blocks exceed the address space",
+                     (long long)planes, (long long)mask->q_blocks, (long long)mask->kv_blocks);
+        return false;
+    }
+    mask->classes = attune__alloc(allocator, (size_t)blocks, sizeof *mask->classes);
     return mask->classes && list_reserve(allocator, &mask->kv, rows, mask->kv_blocks) &&
            list_reserve(allocator, &mask->full_kv, rows, mask->kv_blocks) &&
            list_reserve(allocator, &mask->q, columns, mask->q_blocks) &&
