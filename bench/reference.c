@@ -574,7 +574,7 @@ static bool row_gradients(gradient_sums *g, const reference_row *row, double *la
     const attention *a = g->a;
     const shape *s = g->s;
     double lse, row_max;
-    plane_load(a, s, row, &g->p);
+    plane_load(a, s, false, row, &g->p);
     row_products(a, s, false, &g->p, g->raw);
     if (!row_scores(a, s, false, row, &g->p, why))
         return false;
