@@ -56,7 +56,9 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Ar
     uint q_walk;                      /* as kv_block, of the queries that a tile of keys walks */
 };
 
-const float LOWEST = -3.0e38; /* below every score: a row that has seen no pair */
+/* Below every score: a row that has seen no pair. Times LOG2E it is finite too: a driver may take (x - m) * LOG2E for
+ * x * LOG2E - m * LOG2E. */
+const float LOWEST = -2.0e38;
 const float LOG2E = 1.44269504088896341;
 const float LN2 = 0.693147180559945309;
 
@@ -66,17 +68,29 @@ layout(constant_id = 21) const bool SCORE = false;
  * are, so that the largest is exact. */
 const float UNIT = SCORE ? 1.0 : LN2, TO_LOG2 = SCORE ? LOG2E : 1.0;
 
+/* By their bits: a driver may assume that floats have no NaN, and then takes it for whatever it likes. */
+bool is_zero(const in float x)
+{
+    return (floatBitsToUint(x) & 0x7fffffffu) == 0u;
+}
+
+bool is_nan(const in float x)
+{
+    return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u;
+}
+
 uint lse_bits(const in float m, const in float l)
 {
-    return l == 0.0 ? 0xff800000u : floatBitsToUint(m * UNIT + log2(l) * LN2);
+    return is_nan(l) ? 0x7fc00000u : is_zero(l) ? 0xff800000u : floatBitsToUint(m * UNIT + log2(l) * LN2);
 }
 
 /* A row's largest score from its largest and its sum. NaN scores are lost in m and stay in l; so do
- * infinite ones, which m has kept. Neither rests on what the driver says of NaN. */
+ * infinite ones, which m has kept. */
 uint row_max_bits(const in float m, const in float l)
 {
-    bool nan = (floatBitsToUint(l) & 0x7fffffffu) > 0x7f800000u && floatBitsToUint(m) != 0x7f800000u;
-    return nan ? 0x7fc00000u : m == LOWEST ? 0xff800000u : floatBitsToUint(m * UNIT);
+    bool nan = is_nan(l) && floatBitsToUint(m) != 0x7f800000u;
+    bool none = floatBitsToUint(m) == floatBitsToUint(LOWEST);
+    return nan ? 0x7fc00000u : none ? 0xff800000u : floatBitsToUint(m * UNIT);
 }
 
 layout(push_constant) uniform Push {

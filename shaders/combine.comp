@@ -36,7 +36,7 @@ void main()
         o += alpha * part_o;
     }
     uvec2 to = address_step(plane(args.o, b, h), q, args.o.stride_row);
-    store4(address_add(to, column * ELEMENT_BYTES), (args.flags & ALIGNED_O) != 0u, l == 0.0 ? vec4(0.0) : o / l);
+    store4(address_add(to, column * ELEMENT_BYTES), (args.flags & ALIGNED_O) != 0u, is_zero(l) ? vec4(0.0) : o / l);
     if (column == 0u) {
         store_row(args.lse, b, h, q, lse_bits(m, l));
         store_row(args.row_max, b, h, q, row_max_bits(m, l));

@@ -407,7 +407,7 @@ void main()
     barrier();
     bool split = args.splits > 1u;
     if (has_row && part == 0u) {
-        rows[row] = split ? 1.0 : l == 0.0 ? 0.0 : 1.0 / l;
+        rows[row] = split ? 1.0 : is_zero(l) ? 0.0 : 1.0 / l;
         if (split) {
             uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
             uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));
@@ -429,7 +429,7 @@ void main()
             uint r = i / TX, column = 4u * (i % TX + TX * t);
             uint q = it.q0 + query_of(r, it.queries), h = it.h0 + head_of(r, it.queries);
             vec4 value = s[r * S_STRIDE + i % TX] * rows[r];
-            if (rows[r] == 0.0)
+            if (is_zero(rows[r]))
                 value = vec4(0.0);
             if (column < HEAD_DIM_V) {
                 if (split) {

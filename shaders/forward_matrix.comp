@@ -370,7 +370,7 @@ void main()
     float to_top = exp2((m - top) * TO_LOG2); /* the parts of a split are relative to their largest score */
     wait_subgroup(); /* P has been read */
     if (part == 0u)
-        memory[extra + row_own * EXTRA_STRIDE].x = floatBitsToUint(l == 0.0 ? 0.0 : (split ? to_top * l : 1.0) / weight);
+        memory[extra + row_own * EXTRA_STRIDE].x = floatBitsToUint(is_zero(l) ? 0.0 : (split ? to_top * l : 1.0) / weight);
     if (has_row && part == 0u) {
         if (split) {
             uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
@@ -395,7 +395,7 @@ void main()
             uint q = it.q0 + query_of(at, it.queries), h = it.h0 + head_of(at, it.queries);
             float scale = uintBitsToFloat(memory[extra + r * EXTRA_STRIDE].x);
             vec4 value = uintBitsToFloat(memory[own + r * S_STRIDE + g]) * scale;
-            if (scale == 0.0)
+            if (is_zero(scale))
                 value = vec4(0.0);
             if (at < it.rows && column < HEAD_DIM_V) {
                 if (split) {

@@ -457,12 +457,12 @@ void main()
         weight[i] = sum_across(weight[i]);
         /* The parts of a split are relative to their largest score. */
         float whole = split ? exp2((m[i] - top[i]) * TO_LOG2) * l[i] : 1.0;
-        scale[i] = l[i] == 0.0 ? 0.0 : whole / weight[i];
+        scale[i] = is_zero(l[i]) ? 0.0 : whole / weight[i];
     }
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
         [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
             float by = scale[i / O_TILES * ROW_COUNT + row_of(e)];
-            o[i][e] = by == 0.0 ? 0.0 : o[i][e] * by;
+            o[i][e] = is_zero(by) ? 0.0 : o[i][e] * by;
         }
     barrier();
     if (lane % SPAN == 0u)

@@ -259,7 +259,7 @@ void main()
         float sum = l[r];
         [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)
             sum += subgroupShuffle(sum, lane ^ step);
-        float scale = split ? 1.0 : sum == 0.0 ? 0.0 : 1.0 / sum;
+        float scale = split ? 1.0 : is_zero(sum) ? 0.0 : 1.0 / sum;
         uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
         if (lane == 0u) {
             if (split) {
@@ -277,7 +277,7 @@ void main()
             uint column = piece * COLUMNS + lane * ELEMENTS;
             [[dont_unroll]] for (uint e = 0u; e < ELEMENTS && column < HEAD_DIM_V; e += 2u) {
                 vec2 value = vec2(o[(piece * ELEMENTS + e) * BLOCK_M + r], o[(piece * ELEMENTS + e + 1u) * BLOCK_M + r]);
-                value = scale == 0.0 ? vec2(0.0) : value * scale;
+                value = is_zero(scale) ? vec2(0.0) : value * scale;
                 if (split)
                     OutWord64(pack64(address_add(part, (column + e) * 4u))).value = pack64(floatBitsToUint(value));
                 else if (ALIGNED) {

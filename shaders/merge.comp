@@ -90,7 +90,7 @@ void merge_row(const in Merge args)
     float weights[PARTS];
     uint bits[PARTS], lse = EMPTY;
     bool nan = false;
-    float m = -3.0e38, sum = 0.0;
+    float m = -2.0e38, sum = 0.0;
     for (uint i = 0u; i < args.part_count; i++) {
         bits[i] = 0u;
         if (args.weighted != 0u)

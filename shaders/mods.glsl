@@ -42,22 +42,43 @@ int attune_mod_imod(const in int a, const in int b)
 
 /* ------------------------------------------------------------------------------------------------------------ f32 */
 
+/* NaN is told, and made, by bits: a driver may assume that floats have none. */
+bool attune_mod_is_nan(const in float x) { return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u; }
+bool attune_mod_is_finite(const in float x) { return (floatBitsToUint(x) & 0x7f800000u) != 0x7f800000u; }
+
+/* Below 0, or NaN: where logarithms and roots are none. */
+bool attune_mod_is_below(const in float x)
+{
+    uint bits = floatBitsToUint(x);
+    return bits > 0x7f800000u && bits != 0x80000000u;
+}
+
+float attune_mod_or_nan(const in bool valid, const in float x)
+{
+    return uintBitsToFloat(valid ? floatBitsToUint(x) : 0x7fc00000u);
+}
+
+float attune_mod_choose(const in bool first, const in float a, const in float b)
+{
+    return uintBitsToFloat(first ? floatBitsToUint(a) : floatBitsToUint(b));
+}
+
 float attune_mod_fmod(const in float a, const in float b)
 {
     precise float whole = floor(a / b);
     precise float r = a - whole * b;
-    return r;
+    return attune_mod_or_nan(attune_mod_is_finite(a) && attune_mod_is_finite(b) && b != 0.0, r);
 }
 
-float attune_mod_abs(const in float x) { return abs(x); }
-float attune_mod_floor(const in float x) { return floor(x); }
-float attune_mod_ceil(const in float x) { return ceil(x); }
-float attune_mod_exp(const in float x) { return exp(x); }
-float attune_mod_exp2(const in float x) { return exp2(x); }
-float attune_mod_log(const in float x) { return log(x); }
-float attune_mod_log2(const in float x) { return log2(x); }
-float attune_mod_sqrt(const in float x) { return sqrt(x); }
-float attune_mod_rsqrt(const in float x) { return inversesqrt(x); }
+float attune_mod_abs(const in float x) { return uintBitsToFloat(floatBitsToUint(x) & 0x7fffffffu); }
+float attune_mod_floor(const in float x) { return attune_mod_choose(attune_mod_is_finite(x), floor(x), x); }
+float attune_mod_ceil(const in float x) { return attune_mod_choose(attune_mod_is_finite(x), ceil(x), x); }
+float attune_mod_exp(const in float x) { return attune_mod_or_nan(!attune_mod_is_nan(x), exp(x)); }
+float attune_mod_exp2(const in float x) { return attune_mod_or_nan(!attune_mod_is_nan(x), exp2(x)); }
+float attune_mod_log(const in float x) { return attune_mod_or_nan(!attune_mod_is_below(x), log(x)); }
+float attune_mod_log2(const in float x) { return attune_mod_or_nan(!attune_mod_is_below(x), log2(x)); }
+float attune_mod_sqrt(const in float x) { return attune_mod_or_nan(!attune_mod_is_below(x), sqrt(x)); }
+float attune_mod_rsqrt(const in float x) { return attune_mod_or_nan(!attune_mod_is_below(x), inversesqrt(x)); }
 
 /* Drivers' own tanh is NaN past 88 on some, and cancels near 0 on others. Past 9.1 the nearest f32 is 1. */
 float attune_mod_tanh(const in float x)
@@ -70,14 +91,14 @@ float attune_mod_tanh(const in float x)
     p = p * z + -3.33332819422e-1;
     precise float small = p * z * x + x;
     precise float large = a > 9.1 ? 1.0 : 1.0 - 2.0 / (exp(a + a) + 1.0);
-    return a < 0.625 ? small : x < 0.0 ? -large : large;
+    return attune_mod_or_nan(!attune_mod_is_nan(x), a < 0.625 ? small : x < 0.0 ? -large : large);
 }
 
 /* The guard keeps infinity out of the division. */
 float attune_mod_sigmoid(const in float x)
 {
     precise float r = 1.0 / (1.0 + exp(x < -87.0 ? 87.0 : -x));
-    return x < -87.0 ? 0.0 : r;
+    return attune_mod_or_nan(!attune_mod_is_nan(x), x < -87.0 ? 0.0 : r);
 }
 
 /* Vulkan bounds the error of sin and cos in -pi ... pi alone: 2 pi in three parts, of which the first two times a
@@ -91,8 +112,8 @@ float attune_mod_turn(const in float x)
     return r;
 }
 
-float attune_mod_sin(const in float x) { return sin(attune_mod_turn(x)); }
-float attune_mod_cos(const in float x) { return cos(attune_mod_turn(x)); }
+float attune_mod_sin(const in float x) { return attune_mod_or_nan(attune_mod_is_finite(x), sin(attune_mod_turn(x))); }
+float attune_mod_cos(const in float x) { return attune_mod_or_nan(attune_mod_is_finite(x), cos(attune_mod_turn(x))); }
 
 /* C's pow; GLSL leaves negative and zero bases undefined. */
 float attune_mod_pow(const in float x, const in float y)
@@ -104,9 +125,10 @@ float attune_mod_pow(const in float x, const in float y)
     bool negative = floatBitsToInt(x) < 0;
     if (negative && odd)
         r = -r;
-    if (x < 0.0 && !whole && a < infinity)
-        r = uintBitsToFloat(0x7fc00000u);
-    return y == 0.0 || x == 1.0 ? 1.0 : r;
+    bool none = (x < 0.0 && !whole && attune_mod_is_finite(x)) || attune_mod_is_nan(x) || attune_mod_is_nan(y);
+    uint bits_x = floatBitsToUint(x), bits_y = floatBitsToUint(y) & 0x7fffffffu;
+    bool one = bits_y == 0u || bits_x == 0x3f800000u || (bits_x == 0xbf800000u && bits_y == 0x7f800000u);
+    return attune_mod_choose(one, 1.0, attune_mod_or_nan(!none, r));
 }
 
 /* ------------------------------------------------------------------------------------------------------- captures */

@@ -108,9 +108,4 @@ float load_delta(Arguments args, const in uint b, const in uint h, const in uint
     return uintBitsToFloat(Word(address_step(args.delta, (b * args.heads + h) * args.q_len + q, uvec2(4u, 0u))).value);
 }
 
-bool is_zero(const in float x)
-{
-    return (floatBitsToUint(x) & 0x7fffffffu) == 0u;
-}
-
 #endif

@@ -62,6 +62,7 @@ parts() {
   parts test_cases "segments/forward_$backend" 24
   parts test_cases "forward_table/$backend" 16
   parts test_cases "forward_random/$backend" 16
+  parts test_cases "nonfinite/$backend" 8
   parts test_cases "training/$backend" 1
   parts test_cases "training/segments_$backend" 1
   [ "$backend" != cuda ] || parts test_cuda_streams 'cuda_streams/*' 1

@@ -106,9 +106,10 @@ static bool is_of(const attune__vulkan_physical *physical, const void *data, siz
            !memcmp(header.pipelineCacheUUID, physical->pipeline_cache_uuid, VK_UUID_SIZE);
 }
 
-static attune__hash hash_pipeline(const attune__vulkan_pipeline_desc *desc)
+static attune__hash hash_pipeline(const attune__vulkan_device *device, const attune__vulkan_pipeline_desc *desc)
 {
     attune__hash hash = *desc->hash;
+    attune__hash_add(&hash, device->physical.preserves);
     attune__hash_add(&hash, desc->push_constants);
     attune__hash_add(&hash, desc->subgroup_size);
     const VkSpecializationInfo *constants = desc->constants;
@@ -128,7 +129,7 @@ void attune__vulkan_cache_begin(attune__vulkan_device *device, const attune__vul
     *cache = (attune__vulkan_cache){0};
     if (!host->cache || !desc->hash)
         return;
-    cache->hash = hash_pipeline(desc);
+    cache->hash = hash_pipeline(device, desc);
     char identity[IDENTITY_SIZE];
     attune__cache_key key = {.hash = cache->hash};
     identify(device, identity, &key);

@@ -14,6 +14,7 @@ typedef struct emitter {
     const attune_expr *expr;
     attune__words *body;
     uint32_t *value; /* ids, by node */
+    uint32_t *nan;   /* likewise: whether the value is NaN; 0 = it was not asked for */
 } emitter;
 
 static uint32_t new_id(emitter *e)
@@ -120,16 +121,61 @@ static uint32_t parameter(emitter *e, const attune__node *node)
     return node->type == ATTUNE__FLOAT ? operation(e, SpvOpBitcast, e->module->type_float, bits, 0, 0) : bits;
 }
 
+/* Whether a float can be NaN, whatever is read. */
+static bool may_be_nan(const attune_expr *expr, uint32_t n)
+{
+    const attune__node *node = &expr->nodes[n];
+    switch ((attune__op)node->op) {
+    case ATTUNE__OP_CONST:
+        return node->value.f != node->value.f;
+    case ATTUNE__OP_FLOAT:
+        return false;
+    case ATTUNE__OP_NEG:
+    case ATTUNE__OP_ABS:
+    case ATTUNE__OP_FLOOR:
+    case ATTUNE__OP_CEIL:
+    case ATTUNE__OP_MIN: /* a, or what is past it */
+    case ATTUNE__OP_MAX:
+        return may_be_nan(expr, node->arg[0]);
+    default:
+        return true;
+    }
+}
+
+/* By its bits: a driver may take comparisons for those of numbers. */
+static uint32_t is_nan(emitter *e, uint32_t n)
+{
+    const attune__module *m = e->module;
+    if (!e->nan[n]) {
+        const uint32_t bits = operation(e, SpvOpBitcast, m->type_int, e->value[n], 0, 0);
+        const uint32_t magnitude = operation(e, SpvOpBitwiseAnd, m->type_int, bits, integer(e, 0x7fffffffu), 0);
+        e->nan[n] = operation(e, SpvOpSGreaterThan, m->type_bool, magnitude, integer(e, 0x7f800000u), 0);
+    }
+    return e->nan[n];
+}
+
+/* What a comparison of two nodes gives, told that NaN compares as unequal to everything. */
+static uint32_t ordered(emitter *e, uint32_t result, const uint32_t nodes[2])
+{
+    for (int i = 0; i < 2; i++)
+        if (may_be_nan(e->expr, nodes[i])) {
+            const uint32_t number = operation(e, SpvOpLogicalNot, e->module->type_bool, is_nan(e, nodes[i]), 0, 0);
+            result = operation(e, SpvOpLogicalAnd, e->module->type_bool, result, number, 0);
+        }
+    return result;
+}
+
 /* min and max choose as the interpreter does: the second operand only if it is strictly past the first. Floats are
  * chosen as bits: a driver may take the choice between floats for its own minimum, which loses NaN. */
 static uint32_t extreme(emitter *e, const attune__node *node, uint32_t a, uint32_t b)
 {
     const bool real = node->type == ATTUNE__FLOAT, least = node->op == ATTUNE__OP_MIN;
     const attune__module *m = e->module;
-    const uint32_t past =
+    uint32_t past =
         operation(e, real ? SpvOpFOrdLessThan : SpvOpSLessThan, m->type_bool, least ? b : a, least ? a : b, 0);
     if (!real)
         return operation(e, SpvOpSelect, m->type_int, past, b, a);
+    past = ordered(e, past, node->arg);
     const uint32_t bits_a = operation(e, SpvOpBitcast, m->type_int, a, 0, 0);
     const uint32_t bits_b = operation(e, SpvOpBitcast, m->type_int, b, 0, 0);
     const uint32_t bits = operation(e, SpvOpSelect, m->type_int, past, bits_b, bits_a);
@@ -140,12 +186,17 @@ static uint32_t comparison(emitter *e, const attune__node *node, uint32_t a, uin
 {
     static const uint16_t opcodes[4][3] = {
         {SpvOpLogicalEqual, SpvOpIEqual, SpvOpFOrdEqual},
-        {SpvOpLogicalNotEqual, SpvOpINotEqual, SpvOpFUnordNotEqual},
+        {SpvOpLogicalNotEqual, SpvOpINotEqual, SpvOpFOrdEqual}, /* the last is negated */
         {0, SpvOpSLessThan, SpvOpFOrdLessThan},
         {0, SpvOpSLessThanEqual, SpvOpFOrdLessThanEqual},
     };
     const uint8_t type = e->expr->nodes[node->arg[0]].type;
-    return operation(e, opcodes[node->op - ATTUNE__OP_EQ][type - ATTUNE__BOOL], e->module->type_bool, a, b, 0);
+    const uint32_t truth_type = e->module->type_bool;
+    const uint32_t result = operation(e, opcodes[node->op - ATTUNE__OP_EQ][type - ATTUNE__BOOL], truth_type, a, b, 0);
+    if (type != ATTUNE__FLOAT)
+        return result;
+    const uint32_t found = ordered(e, result, node->arg);
+    return node->op == ATTUNE__OP_NE ? operation(e, SpvOpLogicalNot, truth_type, found, 0, 0) : found;
 }
 
 static uint32_t arithmetic_int(emitter *e, const attune__node *node, uint32_t a, uint32_t b)
@@ -171,6 +222,22 @@ static uint32_t arithmetic_int(emitter *e, const attune__node *node, uint32_t a,
     }
 }
 
+/* A 0 that no compiler knows: of the table's head. */
+static uint32_t unknown_zero(emitter *e, int32_t bits)
+{
+    const attune__module *m = e->module;
+    const uint32_t zero = operation(e, SpvOpBitwiseOr, m->type_int, word(e, 6), integer(e, (uint32_t)bits), 0);
+    return operation(e, SpvOpBitcast, m->type_float, zero, 0, 0);
+}
+
+/* A factor or divisor. llvmpipe takes a product with a 0 that it knows for 0, and a quotient by it for anything. */
+static uint32_t factor(emitter *e, uint32_t n)
+{
+    const attune__node *node = &e->expr->nodes[n];
+    const bool zero = node->op == ATTUNE__OP_CONST && node->value.f == 0;
+    return zero ? unknown_zero(e, node->value.i) : e->value[n];
+}
+
 static uint32_t arithmetic_float(emitter *e, const attune__node *node, uint32_t a, uint32_t b)
 {
     const uint32_t type = e->module->type_float;
@@ -178,11 +245,12 @@ static uint32_t arithmetic_float(emitter *e, const attune__node *node, uint32_t 
     case ATTUNE__OP_ADD:
         return rounded(e, SpvOpFAdd, a, b);
     case ATTUNE__OP_SUB:
-        return rounded(e, SpvOpFSub, a, b);
+        /* x - x is 0 of numbers alone. */
+        return rounded(e, SpvOpFSub, a, a == b ? rounded(e, SpvOpFAdd, b, unknown_zero(e, 0)) : b);
     case ATTUNE__OP_MUL:
-        return rounded(e, SpvOpFMul, a, b);
+        return rounded(e, SpvOpFMul, factor(e, node->arg[0]), factor(e, node->arg[1]));
     case ATTUNE__OP_DIV:
-        return rounded(e, SpvOpFDiv, a, b);
+        return rounded(e, SpvOpFDiv, factor(e, node->arg[0]), factor(e, node->arg[1]));
     case ATTUNE__OP_MOD:
         return call(e, ATTUNE__HELPER_FMOD, type, (uint32_t[]){a, b}, 2);
     case ATTUNE__OP_NEG:
@@ -385,7 +453,8 @@ void attune__mods_emit(attune__module *module, const attune__stub *stub, const a
         return;
     }
     const uint32_t count = e.expr->node_count;
-    e.value = attune__alloc(body->allocator, count, sizeof *e.value);
+    e.value = attune__alloc(body->allocator, 2 * (size_t)count, sizeof *e.value);
+    e.nan = e.value ? e.value + count : NULL;
     bool *needed = attune__alloc(body->allocator, count, sizeof *needed);
     selection *reads = attune__alloc(body->allocator, 1, sizeof *reads);
     if (!e.value || !needed || !reads) {

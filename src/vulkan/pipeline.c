@@ -6,25 +6,40 @@
 #include "base/error.h"
 #include "vulkan/launch.h"
 
+static attune_status create_module(attune__vulkan_device *device, const attune__vulkan_pipeline_desc *desc,
+                                   VkShaderModule *module)
+{
+    const attune_allocator *allocator = &device->base.host.allocator;
+    uint32_t *preserving = NULL;
+    size_t count = desc->word_count;
+    attune_status status = ATTUNE_OK;
+    if (device->physical.preserves)
+        status = attune__vulkan_preserve(allocator, desc->words, desc->word_count, &preserving, &count);
+    if (status == ATTUNE_OK) {
+        const VkShaderModuleCreateInfo words = {
+            .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
+            .codeSize = count * sizeof *desc->words,
+            .pCode = preserving ? preserving : desc->words,
+        };
+        const VkResult result = device->vk.CreateShaderModule(device->handle, &words, NULL, module);
+        status = result ? attune__vulkan_fail(device, result, "vkCreateShaderModule") : ATTUNE_OK;
+    }
+    attune__free(allocator, preserving);
+    return status;
+}
+
 static attune_status create(attune__vulkan_device *device, const attune__vulkan_pipeline_desc *desc,
                             VkShaderModule *module, attune__vulkan_pipeline *pipeline)
 {
     const attune__vulkan_functions *vk = &device->vk;
-    const VkShaderModuleCreateInfo words = {
-        .sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO,
-        .codeSize = desc->word_count * sizeof *desc->words,
-        .pCode = desc->words,
-    };
-    VkResult result = vk->CreateShaderModule(device->handle, &words, NULL, module);
-    if (result)
-        return attune__vulkan_fail(device, result, "vkCreateShaderModule");
+    ATTUNE__TRY(create_module(device, desc, module));
     const VkPushConstantRange range = {.stageFlags = VK_SHADER_STAGE_COMPUTE_BIT, .size = desc->push_constants};
     const VkPipelineLayoutCreateInfo layout = {
         .sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
         .pushConstantRangeCount = desc->push_constants > 0,
         .pPushConstantRanges = &range,
     };
-    result = vk->CreatePipelineLayout(device->handle, &layout, NULL, &pipeline->layout);
+    VkResult result = vk->CreatePipelineLayout(device->handle, &layout, NULL, &pipeline->layout);
     if (result)
         return attune__vulkan_fail(device, result, "vkCreatePipelineLayout");
     const VkPipelineShaderStageRequiredSubgroupSizeCreateInfo size = {

@@ -8,6 +8,7 @@
  *     features.c   extensions, feature chains
  *     queue.c      submission, waiting, timing         buffer.c    buffers, uploads, downloads
  *     pipeline.c   a compute pipeline from SPIR-V      measure.c   peaks
+ *     floats.c     float controls for a module
  *     cache.c      what the disk keeps of both         merge.c     partial results into one, and back
  *     mask.c       masks on the device                 mask_update.c  masks that follow a tensor
  *
@@ -69,6 +70,7 @@ typedef struct attune__vulkan_physical {
     bool has_pci;
     uint32_t pci[4];     /* domain, bus, device, function */
     bool required_sizes; /* VkPipelineShaderStageRequiredSubgroupSizeCreateInfo in compute */
+    bool preserves;      /* shaderSignedZeroInfNanPreserveFloat32 */
     uint32_t subgroup_size, subgroup_min, subgroup_max;
     uint32_t max_workgroups[3];
     uint64_t max_allocation, max_buffer; /* bytes */
@@ -332,7 +334,13 @@ typedef struct attune__vulkan_pipeline_desc {
     const attune__hash *hash;              /* of the words; NULL = the disk does not keep the pipeline */
 } attune__vulkan_pipeline_desc;
 
-/* COMPILE_FAILED, with the name, if the driver refuses. */
+/* A copy of a module with the execution mode SignedZeroInfNanPreserve for binary32. Free it with attune__free, also
+ * after a failure. */
+attune_status attune__vulkan_preserve(const attune_allocator *allocator, const uint32_t *words, size_t count,
+                                      uint32_t **preserving, size_t *preserving_count);
+
+/* On a device with float controls the module has them, whatever it asks for. COMPILE_FAILED, with the name, if the
+ * driver refuses. */
 attune_status attune__vulkan_pipeline_create(attune__vulkan_device *device, const attune__vulkan_pipeline_desc *desc,
                                              attune__vulkan_pipeline *pipeline);
 void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulkan_pipeline *pipeline);

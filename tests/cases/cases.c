@@ -245,6 +245,89 @@ attention_case attention_case_random(uint64_t seed, case_storage *storage)
     return c;
 }
 
+attention_case attention_case_nonfinite(uint64_t seed, case_storage *storage)
+{
+    static const char *const masks[] = {
+        "",
+        "",
+        "",
+        CAUSAL,
+        "q >= kv && q - kv < 20",
+        "kv % 3 != 0",
+        "half_bias[kv] < slope[h]",
+        "!(half_bias[kv] <= brain_bias[q])",
+        "!(brain_bias[q] > half_bias[kv]) && " CAUSAL,
+        "brain_bias[q] == brain_bias[q]",
+        "half_bias[kv] != half_bias[kv] || " CAUSAL,
+        "1.5 > clamp(bias[kv, h], half_bias[q], min(floor(2.046875), max(brain_bias[q], 0.75)))",
+        "max(half_bias[kv], 0.25) > min(brain_bias[q], 0.5)",
+        "half_bias[kv] > 0.0 ? brain_bias[q] < 1.0 : " CAUSAL,
+        "half_bias[kv] * 0.0 == 0.0",
+        "bias[kv, h] - bias[kv, h] == 0.0",
+        "abs(gate[h]) >= brain_bias[kv]",
+        "floor(half_bias[kv]) >= -1.0 && " CAUSAL,
+        "(q < 9 || half_bias[kv] < 0.5) == (abs(bias[q, h] - 1.0) >= -6.5)",
+    };
+    static const char *const scores[] = {
+        "",
+        "",
+        "",
+        "",
+        SOFTCAP,
+        "score * heat",
+        "score + half_bias[kv]",
+        "score - half_bias[kv] * slope[h]",
+        "score + bias[q - kv + 30, h]",
+        "max(score, half_bias[kv])",
+        "min(brain_bias[q], score)",
+        "clamp(score, -2.0, bias[kv, h])",
+        "score * 0.0",
+        "score * half_bias[kv]",
+        "score - score",
+        "select(half_bias[kv] > brain_bias[q], score, 0.5)",
+        "select(!(q == h), score * 0.28125 - 2.1484375, 1.359375 + select(q >= 1 || (q <= kv && false), score, score)) "
+        "/ 0.140625",
+        "sigmoid(score) * 3",
+        "exp2(score * 0.25)",
+        "sqrt(score)",
+        "log(abs(score))",
+        "log(half_bias[kv]) + score",
+        "abs(score) / 2",
+        "sin(score)",
+        "pow(score, 3)",
+        "score % 1.5",
+        "floor(score)",
+        "kv % 3 == 0 ? score : -1.0 / 0.0",
+        "q % 2 == 0 ? log(0) : score",
+        "score + gate[h]",
+        "score <= 0.5 ? score : gate[h]",
+    };
+    random_state r = {seed};
+    const attention_case random = attention_case_random(random_u64(&r), storage);
+    attention_case c = {.name = storage->name,
+                        .batch = random.batch,
+                        .kv_batch = random.kv_batch,
+                        .heads = random.heads,
+                        .kv_heads = random.kv_heads,
+                        .q_block = random.q_block,
+                        .kv_block = random.kv_block,
+                        .mask_longer = random.mask_longer};
+    const bool decode = random_uniform(&r) < 0.25;
+    c.q_len = decode ? between(&r, 1, 4) : random_length(&r, 80);
+    c.kv_len = random_length(&r, decode ? 300 : 150);
+    c.head_dim = 8 * (uint32_t)between(&r, 1, random_uniform(&r) < 0.8 ? 8 : 16);
+    c.head_dim_v = random_uniform(&r) < 0.7 ? 0 : 8 * (uint32_t)between(&r, 1, 12);
+    c.layout = random_uniform(&r) < 0.2 ? LAYOUT_PADDED : LAYOUT_CONTIGUOUS;
+    c.input = INPUT_NONFINITE;
+    c.segments = random_uniform(&r) < 0.25 ? (uint32_t)between(&r, 1, 5) : 0;
+    snprintf(storage->mask, sizeof storage->mask, "%s", masks[random_u64(&r) % (sizeof masks / sizeof masks[0])]);
+    snprintf(storage->score, sizeof storage->score, "%s", scores[random_u64(&r) % (sizeof scores / sizeof scores[0])]);
+    c.mask = storage->mask[0] ? storage->mask : NULL;
+    c.score = storage->score[0] ? storage->score : NULL;
+    snprintf(storage->name, sizeof storage->name, "non-finite %#llx", (unsigned long long)seed);
+    return c;
+}
+
 /* ----------------------------------------------------------------------------------------------------------- inputs */
 
 /* The captures that the table's expressions name, in the shapes that a case gives them. */
@@ -369,6 +452,43 @@ static bool column_hidden(const attention *a, const attention_case *c, int64_t b
     return true;
 }
 
+/* One element in `rarity`, on average. */
+static void sprinkle(array *a, uint64_t rarity, random_state *r)
+{
+    static const double values[] = {NAN, INFINITY, -INFINITY, NAN};
+    for (uint64_t i = random_u64(r) % rarity; i < (uint64_t)array_count(a); i += 1 + random_u64(r) % (2 * rarity))
+        array_set(a, (int64_t)i, values[random_u64(r) % 4]);
+}
+
+static void spoil_anywhere(const attention_case *c, attention *a, random_state *r)
+{
+    const int64_t d = c->head_dim;
+    /* Rarely enough that most rows of most tensors have none. */
+    if (random_uniform(r) < 0.4)
+        sprinkle(&a->q, (uint64_t)d * 20, r);
+    if (random_uniform(r) < 0.5)
+        sprinkle(&a->k, (uint64_t)(d * (2 + c->kv_len)), r);
+    /* What a segment of which a row sees nothing but scores of -inf has in v is not looked at here. */
+    if (random_uniform(r) < 0.4 && !c->segments)
+        sprinkle(&a->v, (uint64_t)(d * (2 + c->kv_len)), r);
+    for (uint32_t i = 0; i < a->capture_count; i++) {
+        const attune_array *made = &a->captures[i].array;
+        array view = {.dtype = made->dtype, .rank = made->rank, .data = (void *)(uintptr_t)made->data};
+        memcpy(view.size, made->size, sizeof view.size);
+        if (made->dtype != ATTUNE_F32 && made->dtype != ATTUNE_F16 && made->dtype != ATTUNE_BF16)
+            continue;
+        if (random_uniform(r) < 0.7)
+            sprinkle(&view, random_uniform(r) < 0.5 ? 4 : 40, r);
+    }
+    if (random_uniform(r) < 0.15) {
+        const int64_t plane = c->q_len * d, first = (int64_t)(random_u64(r) % (uint64_t)(c->batch * c->heads)) * plane;
+        for (int64_t i = 0; i < c->q_len; i++)
+            array_set(&a->q, first + i * d, 1.0);
+        for (int64_t row = 0; row < array_count(&a->k) / d; row++)
+            array_set(&a->k, row * d, -INFINITY);
+    }
+}
+
 static void spoil_inputs(const attention_case *c, attention *a, random_state *r)
 {
     int64_t d = c->head_dim, dv = a->v.size[3];
@@ -380,6 +500,8 @@ static void spoil_inputs(const attention_case *c, attention *a, random_state *r)
             array_set(&a->q, row * d + between(r, 0, d - 1), NAN);
         array_set(&a->v, array_count(&a->v) - 1, NAN);
     }
+    if (c->input == INPUT_NONFINITE)
+        spoil_anywhere(c, a, r);
     if (c->input == INPUT_MIXED) {
         for (int64_t row = 0; row < array_count(&a->q) / d; row++)
             array_set(&a->q, row * d, 1);

@@ -16,6 +16,7 @@ typedef enum case_input {
     INPUT_NAN_VISIBLE, /* NaN in q and v where the mask allows: rows become NaN, and only those */
     INPUT_NAN_HIDDEN,  /* NaN and infinities in k and v where the mask forbids: no trace of them in the output */
     INPUT_MIXED,       /* scores of +inf, and behind each one of NaN: every row that has a NaN has +inf too */
+    INPUT_NONFINITE,   /* NaN and infinities anywhere in q, k, v and captures; heads whose scores are all -inf */
 } case_input;
 
 typedef enum case_layout {
@@ -36,6 +37,7 @@ typedef struct attention_case {
     case_layout layout;
     uint32_t q_block, kv_block;   /* 0 = 128 */
     const char *options;          /* kernel options in JSON; NULL = automatic */
+    const char *preferred;        /* likewise, where the plan takes them */
     int64_t mask_longer;          /* the mask is built for this many more rows and columns than the call has */
     const char *backward_options; /* as options, of case_run_gradients' plan */
     uint32_t segments;            /* k and v are cut into this many, which the seed places; 0 = not cut */
@@ -60,7 +62,8 @@ static inline attention_case case_unmixed(const attention_case *c)
 /* Not those whose outputs are NaN or infinite: their gradients are too. */
 static inline bool case_has_gradients(const attention_case *c)
 {
-    return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE && c->input != INPUT_MIXED;
+    return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE && c->input != INPUT_MIXED &&
+           c->input != INPUT_NONFINITE;
 }
 
 extern const attention_case attention_cases[];
@@ -71,6 +74,10 @@ typedef struct case_storage {
     char name[96], mask[512], score[256], options[96], partial[256];
 } case_storage;
 attention_case attention_case_random(uint64_t seed, case_storage *storage);
+
+/* A random case of INPUT_NONFINITE, whose expressions compare and choose between what can be NaN. In one piece or in
+ * segments, the seed decides. */
+attention_case attention_case_nonfinite(uint64_t seed, case_storage *storage);
 
 /* Makes inputs, captures and expressions: q in the dtype, k, v and o in the case's, if it names any. Free with
  * case_release. */

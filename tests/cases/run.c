@@ -312,9 +312,13 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
             return error;
     }
     attune_kernel_options options = {.struct_size = sizeof options};
-    if (c->options && (error = try_call(attune_kernel_options_parse(c->options, &options))))
+    const char *const text = c->options ? c->options : c->preferred;
+    if (text && (error = try_call(attune_kernel_options_parse(text, &options))))
         return error;
-    if ((error = try_call(attune_plan_create(device, &problem, &options, &r->plan))))
+    error = try_call(attune_plan_create(device, &problem, &options, &r->plan));
+    if (error && !c->options && c->preferred)
+        error = try_call(attune_plan_create(device, &problem, NULL, &r->plan));
+    if (error)
         return error;
     if (r->upstream.data && (error = plan_backward(device, c, a, &problem, r)))
         return error;
@@ -464,9 +468,14 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     ok = ok && reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &result[1], why) &&
          reference_compute(&a, REFERENCE_NAIVE, NULL, 0, &result[2], why);
     /* docs/numerics.md: of a row that has both, NaN or +inf. */
-    for (int64_t i = 0; ok && c->input == INPUT_MIXED && i < rows; i++)
+    const bool both = c->input == INPUT_MIXED || c->input == INPUT_NONFINITE;
+    for (int64_t i = 0; ok && both && i < rows; i++)
         if (isnan(result[1].row_max[i]) && result[0].row_max[i] == INFINITY)
             result[0].row_max[i] = NAN;
+    /* Nothing is promised of what a row whose scores are all -inf has of v. */
+    for (int64_t i = 0; ok && c->input == INPUT_NONFINITE && i < rows * dv; i++)
+        if (result[1].lse[i / dv] == -INFINITY && isnan(result[1].o[i]) && result[0].o[i] == 0)
+            result[0].o[i] = NAN;
     /* Of a row that has keys. */
     for (int64_t i = 0; ok && i < rows; i++)
         if (isfinite(result[1].lse[i]))

@@ -189,7 +189,8 @@ static void check(const bound *x, const char *text, const attune_point *p, int32
                   wanted.value.i, p->b, p->h, p->q, p->kv, p->h_kv, p->q_len, p->kv_len);
         return;
     }
-    const double error = found == wanted.value.f ? 0 : fabs((double)found - (double)wanted.value.f);
+    const double error =
+        same_float(found, wanted.value.f) || found == wanted.value.f ? 0 : fabs((double)found - (double)wanted.value.f);
     cr_assert(error <= wanted.error, "%s\ndevice %.9g, interpreter %.9g, bound %.3g at b %d h %d q %d kv %d score %.9g",
               text, (double)found, (double)wanted.value.f, wanted.error, p->b, p->h, p->q, p->kv, (double)p->score);
     if (error > 0 && error / wanted.error > t->worst)

@@ -31,6 +31,7 @@
 #include "mods_template_vulkan.h"
 #include "support/presets.h"
 #include "vulkan/mods.h"
+#include "vulkan/vulkan.h"
 
 #define MODULE(name)                                                                                                   \
     {                                                                                                                  \
@@ -129,6 +130,24 @@ static void splice_and_check(const module *m, const attune__mods *mods, const ch
 }
 
 /* What is tested must be able to fail. */
+/* Every kernel with float controls: valid, and asking for them once. */
+Test(mods, preserving)
+{
+    skip_without_validator();
+    for (size_t i = 0; i < MODULES + DERIVED; i++) {
+        const module *m = i < MODULES ? &modules[i] : &derived[i - MODULES];
+        uint32_t *words, modes = 0;
+        size_t count;
+        cr_assert_eq(attune__vulkan_preserve(&attune__default_allocator, m->words, m->count, &words, &count),
+                     ATTUNE_OK);
+        for (size_t at = 5; at < count; at += words[at] >> 16)
+            modes += (words[at] & 0xffff) == 16 /* OpExecutionMode */ && words[at + 2] == 4461 && words[at + 3] == 32;
+        cr_assert_eq(modes, 1, "module %zu", i);
+        cr_assert(is_valid(words, count, "a module with float controls"));
+        attune__free(&attune__default_allocator, words);
+    }
+}
+
 Test(mods, the_validator_refuses)
 {
     skip_without_validator();

@@ -30,8 +30,6 @@ static mods_bound real(attune__value value, double error)
 /* A float that is only read. */
 static mods_bound given(attune__value value)
 {
-    if (isnan(value.f))
-        return undecided;
     const bool subnormal = value.f != 0 && fabs((double)value.f) < TINY;
     return (mods_bound){value, true, subnormal ? TINY : 0};
 }
@@ -129,10 +127,67 @@ static mods_bound function(attune__op op, attune__value value, const mods_bound 
     }
 }
 
+/* Whether it is 0, or so small that a device may take it for 0, within its error. */
+static bool may_vanish(const mods_bound *a)
+{
+    return fabs((double)a->value.f) - a->error < TINY;
+}
+
+static bool is_exact_zero(const mods_bound *a)
+{
+    return a->value.f == 0 && a->error == 0;
+}
+
+/* Of operands among which NaN or infinity is: what IEEE arithmetic makes of them, whatever the others' errors are. */
+static mods_bound special(attune__op op, attune__value value, const mods_bound *a, const mods_bound *b)
+{
+    const bool nan = isnan(a->value.f) || (b && isnan(b->value.f));
+    switch (op) {
+    case ATTUNE__OP_MIN:
+    case ATTUNE__OP_MAX:
+        return (mods_bound){value, true, fmax(a->error, b->error)};
+    case ATTUNE__OP_MUL:
+        return nan || is_exact_zero(a) || is_exact_zero(b) || !(may_vanish(a) || may_vanish(b))
+                   ? (mods_bound){value, true, 0}
+                   : undecided;
+    case ATTUNE__OP_DIV:
+        return nan || !(may_vanish(a) || may_vanish(b)) ? (mods_bound){value, true, 0} : undecided;
+    case ATTUNE__OP_POW:
+        return a->error > 0 || b->error > 0 ? undecided : (mods_bound){value, true, 0};
+    default:
+        return (mods_bound){value, true, 0};
+    }
+}
+
+/* Of finite operands: where a function is no number, or infinite, by its definition. */
+static bool is_pole(attune__op op, const mods_bound *a, const mods_bound *b)
+{
+    const bool below = (double)a->value.f < -a->error - TINY;
+    switch (op) {
+    case ATTUNE__OP_DIV:
+    case ATTUNE__OP_MOD:
+        return is_exact_zero(b) && (is_exact_zero(a) || !may_vanish(a));
+    case ATTUNE__OP_LOG:
+    case ATTUNE__OP_LOG2:
+        return below || is_exact_zero(a);
+    case ATTUNE__OP_SQRT:
+        return below;
+    case ATTUNE__OP_RSQRT:
+        return below || (is_exact_zero(a) && !signbit(a->value.f));
+    default:
+        return false;
+    }
+}
+
 static mods_bound apply_float(attune__op op, attune__value value, const mods_bound *a, const mods_bound *b)
 {
     const double x = (double)a->value.f, y = (double)b->value.f, r = (double)value.f;
     const double error = a->error + b->error;
+    const bool two = attune__op_arity(op) == 2;
+    if (!isfinite(x) || (two && !isfinite(y)))
+        return special(op, value, a, two ? b : NULL);
+    if (is_pole(op, a, b))
+        return (mods_bound){value, true, 0};
     switch (op) {
     case ATTUNE__OP_ADD:
     case ATTUNE__OP_SUB:
