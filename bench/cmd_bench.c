@@ -108,6 +108,8 @@ static void keep_row(bench_run *run, const report_row *row)
     ++run->done;
     if (kept && run->out)
         report_write_row(kept, run->options.format, run->out);
+    if (row->status != REPORT_OK)
+        (void)complain("%s: %s: %s", row->name, report_status_string(row->status), row->message);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- options */
@@ -626,6 +628,8 @@ static void run_peers(bench_run *run)
 {
     double peak;
     uint32_t threads = peer_threads(run, &peak);
+    if (threads && run->options.peers && !blas_peer_count())
+        (void)complain("--peers: libopenblas.so.0 cannot be opened: install OpenBLAS");
     for (uint32_t i = 0; threads && i <= blas_peer_count() && !stopped; ++i) {
         report_row row = {.peak_flops = peak};
         failure why = {{0}};
@@ -696,9 +700,15 @@ static int run_all(bench_run *run, int argc, char **argv)
     if (o->json && !write_json(run))
         status = EXIT_FAILED;
     if (o->baseline) {
-        uint32_t slower = compare_write(&run->base, &run->report, o->floor, o->format, run->out ? run->out : stderr);
+        uint32_t compared;
+        uint32_t slower =
+            compare_write(&run->base, &run->report, o->floor, o->format, run->out ? run->out : stderr, &compared);
         if (slower && o->fail_on_slower)
             status = EXIT_FAILED;
+        if (!compared) {
+            (void)complain("--compare: not one row has a time here and in %s: nothing was compared", o->baseline);
+            status = o->fail_on_slower ? EXIT_FAILED : status;
+        }
     }
     return status;
 }

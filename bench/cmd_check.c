@@ -18,6 +18,7 @@ typedef struct check_options {
     cli_list packs;
     workload *list; /* of the file */
     uint32_t count;
+    uint32_t codes[EXIT_UNAVAILABLE + 1]; /* problems that ended with each status */
 } check_options;
 
 /* What a result is compared with; o, lse and row maxima in float64. */
@@ -259,8 +260,9 @@ static int check_random_gradients(attune_instance *instance, attune_device *devi
     return code;
 }
 
-/* A workload small enough for the plain loops of the oracle. */
+/* A workload small enough for the plain loops of the oracle, and one that would take them half an hour. */
 #define CHECK_FLOP 3e7
+#define MOST_FLOP  1e12
 
 static int check_workload(attune_instance *instance, attune_device *device, const check_options *o, const workload *w)
 {
@@ -277,8 +279,14 @@ static int check_workload(attune_instance *instance, attune_device *device, cons
     return code;
 }
 
+/* A failure is worse than what could not run. */
+static int worse(int worst, int code)
+{
+    return code == EXIT_FAILED || worst == EXIT_GOOD ? code : worst;
+}
+
 /* Those of a file are as large as they are there. */
-static int check_workloads(attune_instance *instance, attune_device *device, const check_options *o, attune_dtype dtype)
+static int check_workloads(attune_instance *instance, attune_device *device, check_options *o, attune_dtype dtype)
 {
     int worst = EXIT_GOOD;
     const uint32_t count = *o->file ? o->count : workload_count();
@@ -287,16 +295,35 @@ static int check_workloads(attune_instance *instance, attune_device *device, con
         const double flop = workload_flop(full);
         workload w = *o->file ? *full : workload_scaled(full, flop > CHECK_FLOP ? CHECK_FLOP / flop : 1);
         w.dtype = dtype;
-        const int code = check_workload(instance, device, o, &w);
-        if (code == EXIT_FAILED || worst == EXIT_GOOD)
-            worst = code;
+        int code = EXIT_USAGE;
+        if (*o->file && flop > MOST_FLOP)
+            cli_complain("%s: has %.3g operations, the most that check's plain loops take is %.3g: make it smaller",
+                         w.name, flop, MOST_FLOP);
+        else
+            code = check_workload(instance, device, o, &w);
+        o->codes[code]++;
+        worst = worse(worst, code);
     }
     return worst;
 }
 
+/* A failure also where the standard output goes to a file. */
+static void print_total(const check_options *o)
+{
+    uint32_t total = 0;
+    for (int i = 0; i <= EXIT_UNAVAILABLE; i++)
+        total += o->codes[i];
+    if (!total)
+        return;
+    (void)printf("%u problems: %u good, %u failed, %u could not run, %u unsupported\n", total, o->codes[EXIT_GOOD],
+                 o->codes[EXIT_FAILED], o->codes[EXIT_USAGE], o->codes[EXIT_UNAVAILABLE]);
+    if (o->codes[EXIT_FAILED])
+        cli_complain("%u of %u problems failed", o->codes[EXIT_FAILED], total);
+}
+
 int cmd_check(int argc, char **argv)
 {
-    check_options o = {"", "", "cpu", "", "", false, NULL, {{0}, 0}, NULL, 0};
+    check_options o = {"", "", "cpu", "", "", false, NULL, {{0}, 0}, NULL, 0, {0}};
     const cli_option options[] = {
         {"--case", "DIR", "a case folder: case.json and NPY files; the workloads in small if not given", &o.folder,
          NULL, NULL},
@@ -346,9 +373,11 @@ int cmd_check(int argc, char **argv)
         for (uint32_t j = 0; j < dtype_count; j++) {
             int code = *o.folder ? check_folder(instance, devices.device[i], &o, dtypes[j])
                                  : check_workloads(instance, devices.device[i], &o, dtypes[j]);
-            if (code == EXIT_FAILED || worst == EXIT_GOOD)
-                worst = code;
+            if (*o.folder)
+                o.codes[code]++;
+            worst = worse(worst, code);
         }
+    print_total(&o);
     cli_devices_close(&devices);
     attune_instance_destroy(instance);
     workload_list_free(o.list, o.count);

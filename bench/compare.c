@@ -200,9 +200,11 @@ static void write_line(const char *name, const comparison *c, const char *note, 
                   name, base, now, change, p, compare_verdict_string(c->verdict), note);
 }
 
-uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out)
+uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out,
+                       uint32_t *compared)
 {
     uint32_t counts[4] = {0};
+    *compared = 0;
     (void)fputs(format == REPORT_MARKDOWN ? "\n| row | base ms | now ms | change | p | verdict |\n"
                                             "|---|---:|---:|---:|---:|---|\n"
                 : format == REPORT_CSV    ? "\nrow,base_ms,now_ms,change,p,verdict\n"
@@ -224,6 +226,7 @@ uint32_t compare_write(const baseline *b, const report *r, double floor, report_
                                                       : " (failed in the baseline)";
         write_line(row->name, &c, note, format, out);
         ++counts[c.verdict];
+        *compared += usable;
     }
     for (uint32_t i = 0; i < b->row_count; ++i) {
         bool found = false;

@@ -48,7 +48,9 @@ bool baseline_parse(const char *text, size_t length, const char *name, baseline 
 const baseline_row *baseline_find(const baseline *b, const char *name);
 void baseline_free(baseline *b); /* accepts a zeroed one */
 
-/* Writes a line for each row of either side. Returns the number of rows that are SLOWER. */
-uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out);
+/* Writes a line for each row of either side. Returns the number of rows that are SLOWER; *compared receives that of the
+ * rows that have times on both sides. */
+uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out,
+                       uint32_t *compared);
 
 #endif

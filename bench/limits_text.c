@@ -12,13 +12,25 @@ static const struct {
     {ATTUNE_MATRIX_COOPMAT, "coopmat"},   {ATTUNE_MATRIX_COOPMAT2, "coopmat2"},
 };
 
+/* "96 KiB"; bytes where no unit divides them: these are limits, which rounding would make wrong. */
+static const char *bytes_text(uint64_t bytes, char text[32])
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB"};
+    size_t unit = 0;
+    for (; unit < 3 && bytes && bytes % 1024 == 0; unit++)
+        bytes /= 1024;
+    (void)snprintf(text, 32, "%" PRIu64 " %s", bytes, units[unit]);
+    return text;
+}
+
 void limits_print(const attune_limits *l, const char *indent)
 {
+    char text[32];
     const bool cpu = l->backend == ATTUNE_BACKEND_CPU;
-    (void)printf("%s%u %s, %u %s", indent, l->compute_units, cpu ? "threads" : "compute units", l->shared_memory,
-                 cpu ? "bytes of L2 a core" : "bytes of shared memory a workgroup");
+    (void)printf("%s%u %s, %s of %s", indent, l->compute_units, cpu ? "threads" : "compute units",
+                 bytes_text(l->shared_memory, text), cpu ? "L2 a core" : "shared memory a workgroup");
     if (l->shared_memory_unit)
-        (void)printf(" (%u a compute unit)", l->shared_memory_unit);
+        (void)printf(" (%s a compute unit)", bytes_text(l->shared_memory_unit, text));
     if (cpu)
         (void)printf(", %u f32 lanes", l->subgroup_size);
     else
@@ -35,7 +47,8 @@ void limits_print(const attune_limits *l, const char *indent)
     if (l->memory)
         (void)printf("%.1f GiB ", (double)l->memory / 0x1p30);
     if (l->storage_range)
-        (void)printf("storage range %" PRIu64 " ", l->storage_range);
+        (void)printf("storage buffers of at most %s ",
+                     l->storage_range == UINT32_MAX ? "4 GiB" : bytes_text(l->storage_range, text));
     (void)printf("\n");
 }
 

@@ -33,7 +33,7 @@ static bool accept(cursor *c, char wanted)
     return true;
 }
 
-/* A Python string without escapes. */
+/* A Python string without escapes and NUL. */
 static bool read_string(cursor *c, char *out, size_t size)
 {
     skip_space(c);
@@ -44,7 +44,7 @@ static bool read_string(cursor *c, char *out, size_t size)
     while (c->at < c->end && *c->at != quote)
         c->at++;
     size_t length = (size_t)(c->at - begin);
-    if (c->at == c->end || length >= size || memchr(begin, '\\', length))
+    if (c->at == c->end || length >= size || memchr(begin, '\\', length) || memchr(begin, '\0', length))
         return false;
     memcpy(out, begin, length);
     out[length] = '\0';

@@ -16,7 +16,7 @@ typedef struct peer {
     void (*release)(void *state);
 } peer;
 
-/* The matrix products: 0 if the program was built without OpenBLAS. */
+/* The matrix products: 0 where libopenblas.so.0 cannot be opened, which this tries. */
 uint32_t blas_peer_count(void);
 bool blas_peer_create(uint32_t index, uint32_t threads, uint64_t seed, peer *p, failure *why);
 /* float32 attention, one head, every pair, one thread, no blocking. */

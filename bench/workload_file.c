@@ -13,6 +13,7 @@
 
 #define FILE_LIMIT     (64 << 20) /* bytes of JSON */
 #define WORKLOAD_LIMIT 1024       /* workloads in a file */
+#define ROW_LIMIT      0x1p28     /* rows of q, k or v, over batch and heads: a thousand times a large model's */
 #define ELEMENT_LIMIT  0x1p36     /* elements of q, k or v */
 
 /* Where in the file we are: every message begins with it. */
@@ -368,6 +369,10 @@ static bool finish(const place *at, workload *w)
         return wrong(at, "kv_batch", "must be batch or 1");
     if (w->segments && w->kv_len <= (w->segments - 1) * w->q_len)
         return wrong(at, "segments", "all but the first are q_len long: kv_len is too small for so many");
+    if (elements(w->batch, w->heads, w->q_len, 1) > ROW_LIMIT)
+        return wrong(at, "q_len", "q would have more than 2^28 rows over batch and heads, the limit: make them fewer");
+    if (elements(w->batch, w->kv_heads, w->kv_len, 1) > ROW_LIMIT)
+        return wrong(at, "kv_len", "k would have more than 2^28 rows over batch and heads, the limit: make them fewer");
     uint32_t dim = w->head_dim > w->head_dim_v ? w->head_dim : w->head_dim_v;
     if (elements(w->batch, w->heads, w->q_len, dim) > ELEMENT_LIMIT ||
         elements(w->batch, w->kv_heads, w->kv_len, dim) > ELEMENT_LIMIT)

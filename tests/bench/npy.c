@@ -101,6 +101,10 @@ Test(npy, files_that_lie)
         cr_expect(strstr(why.message, bad[i].words), "%s: \"%s\" does not say \"%s\"", bad[i].header, why.message,
                   bad[i].words);
     }
+    /* A NUL does not end a string: what is behind it counts. */
+    const size_t nul = make_file(file, "{'descr': '<f4~', 'fortran_order': False, 'shape': (2, 3)}", 1, 24);
+    *(char *)memchr(file, '~', nul) = '\0';
+    cr_assert(!npy_parse(file, nul, "file", &a, &why) && strstr(why.message, "not a string"), "%s", why.message);
     size_t size = make_file(file, HEADER, 1, 25);
     cr_assert(!npy_parse(file, size, "file", &a, &why));
     file[6] = 4;

@@ -54,6 +54,14 @@ static void expect(const char *arguments, int status, const char *words)
     cr_expect(strstr(output, words), "attune %s does not say \"%s\":\n%s", arguments, words, output);
 }
 
+/* The same of the standard error alone. */
+static void expect_complaint(const char *arguments, int status, const char *words)
+{
+    char redirected[1024];
+    snprintf(redirected, sizeof redirected, "%s 2>err >/dev/null; code=$?; cat err; exit $code", arguments);
+    expect(redirected, status, words);
+}
+
 Test(program, words_that_are_wrong)
 {
     expect("", 0, "usage: attune COMMAND");
@@ -118,6 +126,7 @@ Test(program, words_that_are_wrong)
 Test(program, looks_around)
 {
     expect("devices", 0, "cpu ");
+    cr_expect(strstr(output, "iB of L2 a core"), "%s", output);
     cr_expect(strstr(output, "vulkan") && strstr(output, "cuda") && strstr(output, "opencl"));
     cr_assert_eq(run("devices --json"), 0);
     json_error_t error;
@@ -306,12 +315,14 @@ Test(program, checks_cases)
     const char *source = getenv("ATTUNE_SOURCE");
     snprintf(command, sizeof command, "check --case %s/tests/goldens/window --dtype f32", source);
     expect(command, 0, "o file");
+    cr_expect(strstr(output, "1 problems: 1 good, 0 failed"), "%s", output);
     snprintf(command, sizeof command, "check --case %s/tests/goldens/window --dtype f32 --grad", source);
     expect(command, 0, "dv file");
     /* A check that cannot fail is none: the same case with another answer. */
     snprintf(command, sizeof command, "cp -r '%s/tests/goldens/window' bad && cp bad/v.npy bad/o.npy", source);
     cr_assert_eq(system(command), 0);
     expect("check --case bad --dtype f32", 1, "FAIL");
+    expect_complaint("check --case bad --dtype f32", 1, "1 of 1 problems failed");
     cr_assert_eq(
         system("echo '[{\"name\": \"hot\", \"heads\": 2, \"q_len\": 40, \"head_dim\": 16, \"mask\": \"q >= kv\","
                "\"score\": \"score * heat[h]\", \"captures\": {\"heat\": {\"generator\": \"normal\","
@@ -373,6 +384,53 @@ Test(program, benches)
     expect("bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --no-peers --kernel-options "
            "'{\"num_warps\": 4}'",
            1, "num_warps");
+}
+
+/* Whatever is wrong with an input is said on the standard error, also where the output goes to a file; and at once. */
+Test(program, failures_are_said)
+{
+#define QUICK " --repetitions 1 --min-time 0 --warmup-time 0 --no-peers --no-peaks"
+    static const struct {
+        const char *workload, *words;
+        int status;
+    } wrong[] = {
+        {"\"q_len\": 16, \"head_dim\": 12", "head_dim is 12", 3},
+        {"\"q_len\": 16, \"head_dim\": 16, \"mask\": \"doc[q] == doc[kv]\"", "unknown name 'doc'", 1},
+        {"\"q_len\": 2147483647, \"head_dim\": 16", "2^28 rows", 2},
+        {"\"q_len\": 1, \"kv_len\": 2147483647, \"head_dim\": 16, \"mask\": \"kv < 9\"", "2^28 rows", 2},
+        {"\"batch\": 65536, \"heads\": 32768, \"kv_heads\": 1, \"q_len\": 1, \"kv_len\": 16, \"head_dim\": 16",
+         "2^28 rows", 2},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        FILE *file = fopen("w.json", "w");
+        cr_assert_not_null(file);
+        fprintf(file, "[{\"name\": \"a\", %s}]", wrong[i].workload);
+        fclose(file);
+        expect_complaint("bench --file w.json" QUICK, wrong[i].status, wrong[i].words);
+        expect_complaint("bench --file w.json" QUICK " --json", wrong[i].status, wrong[i].words);
+        expect_complaint("check --file w.json", wrong[i].status, wrong[i].words);
+    }
+    cr_assert_eq(system("echo '[{\"name\": \"a\", \"q_len\": 1048576, \"head_dim\": 16}]' > w.json"), 0);
+    expect("check --file w.json", 2, "the most that check's plain loops take");
+    cr_assert_eq(system("mkdir case && echo '{}' > case/case.json"), 0);
+    expect_complaint("check --case case", 2, "case/q.npy");
+    /* A comparison of nothing is no success. */
+    expect("bench --workload causal --scale 0.0001" QUICK " --json base.json", 0, "causal");
+    expect_complaint("bench --workload softcap" QUICK " --compare base.json --fail-on-slower", 1,
+                     "nothing was compared");
+    expect("bench --workload softcap" QUICK " --compare base.json", 0, "nothing was compared");
+}
+
+/* OpenBLAS starts threads when it is loaded: only its peers load it. */
+Test(program, links_no_blas)
+{
+    char command[4096];
+    snprintf(command, sizeof command, "ldd '%s' | grep -i blas", getenv("ATTUNE_PROGRAM"));
+    cr_assert_neq(system(command), 0);
+    void *blas = dlopen("libopenblas.so.0", RTLD_NOW | RTLD_LOCAL);
+    expect("bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --warmup-time 0 --no-peaks --peers", 0,
+           blas ? "peer: OpenBLAS sgemm" : "libopenblas.so.0 cannot be opened");
+    cr_expect(strstr(output, "naive loop"), "%s", output);
 }
 
 /* What needs neither a compiler nor a GPU: the words. */
