@@ -319,9 +319,9 @@ typedef enum attune_expr_kind {
 } attune_expr_kind;
 
 typedef enum attune_symbol_kind {
-    ATTUNE_SYMBOL_CAPTURE = 1, /* an array, read as name[i, j]: one index for each dimension */
-    ATTUNE_SYMBOL_PARAMETER =
-        2 /* a scalar (ATTUNE_I32 or ATTUNE_F32) given at each call; changing it recompiles nothing */
+    ATTUNE_SYMBOL_CAPTURE = 1,  /* an array, read as name[i, j]: one index for each dimension */
+    ATTUNE_SYMBOL_PARAMETER = 2 /* a scalar (ATTUNE_I32 or ATTUNE_F32): of a score given at each call, of a mask when
+                                   the mask is built; changing it recompiles nothing */
 } attune_symbol_kind;
 
 /* A name that an expression may use. */
@@ -428,7 +428,9 @@ ATTUNE_API attune_status attune_expr_evaluate_row(const attune_expr *expr, attun
  * only the pairs inside q_len x kv_len.
  *
  * A mask keeps its expression and copies of the captures and parameters that it was built with, so that kernels
- * evaluate partial blocks with the values that made the lists.
+ * evaluate partial blocks with the values that made the lists. Other values need another mask: a call that gives a
+ * parameter of the mask's with another value is refused. Captures of a call are the score expression's alone, also
+ * where the mask reads one of the same name.
  */
 typedef struct attune_mask attune_mask;
 
@@ -798,16 +800,21 @@ typedef struct attune_segment {
 
 typedef struct attune_forward_args {
     uint32_t struct_size;
-    attune_tensor q;                /* [batch, heads, q_len, head_dim] of the problem's dtype */
-    attune_tensor k;                /* [kv_batch, kv_heads, kv_len, head_dim] of its kv_dtype */
-    attune_tensor v;                /* [kv_batch, kv_heads, kv_len, head_dim_v], likewise */
-    attune_tensor o;                /* [batch, heads, q_len, head_dim_v] of its o_dtype, out */
-    attune_tensor lse;              /* [batch, heads, q_len] f32 (f64 with f64), out; buffer NULL = not wanted */
-    attune_tensor row_max;          /* likewise: the largest score of the row after score expression and mask */
-    const attune_mask *mask;        /* NULL = every pair; uploaded to the device; lengths at least those of q and k */
-    const attune_capture *captures; /* of the score expression */
+    attune_tensor q;         /* [batch, heads, q_len, head_dim] of the problem's dtype */
+    attune_tensor k;         /* [kv_batch, kv_heads, kv_len, head_dim] of its kv_dtype */
+    attune_tensor v;         /* [kv_batch, kv_heads, kv_len, head_dim_v], likewise */
+    attune_tensor o;         /* [batch, heads, q_len, head_dim_v] of its o_dtype, out */
+    attune_tensor lse;       /* [batch, heads, q_len] f32 (f64 with f64), out; buffer NULL = not wanted */
+    attune_tensor row_max;   /* likewise: the largest score of the row after score expression and mask */
+    const attune_mask *mask; /* NULL = every pair; uploaded to the device; lengths at least those of q and k */
+    /*
+     * Of the score expression, which must find every name that it reads. Names that it does not read are ignored, so
+     * that one table serves several plans; but a parameter that the mask reads must have the value that the mask was
+     * built with.
+     */
+    const attune_capture *captures;
     uint32_t capture_count;
-    const attune_parameter *parameters; /* of the score expression */
+    const attune_parameter *parameters;
     uint32_t parameter_count;
     attune_buffer
         *workspace; /* at least attune_plan_workspace_size from workspace_offset on; not shared by calls in flight */

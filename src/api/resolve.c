@@ -188,9 +188,38 @@ static attune_status bind_captures(const attune_plan *plan, const attune_capture
     return ATTUNE_OK;
 }
 
-static attune_status bind_parameters(const attune_plan *plan, const attune_parameter *parameters, uint32_t count,
-                                     const attune__place *place, attune__value values[ATTUNE_EXPR_MAX_SYMBOLS])
+/* A mask's lists were made with its parameters: the call may repeat their values, not change them. */
+static attune_status check_mask_parameters(const attune_mask *mask, const attune_parameter *parameters, uint32_t count)
 {
+    if (!mask || !mask->expr)
+        return ATTUNE_OK;
+    for (uint32_t i = 0; i < mask->expr->symbol_count; i++) {
+        const attune__symbol *symbol = &mask->expr->symbols[i];
+        if (symbol->kind != ATTUNE_SYMBOL_PARAMETER)
+            continue;
+        const bool whole = symbol->dtype == ATTUNE_I32;
+        const double built = whole ? (double)mask->parameters[i].i : (double)mask->parameters[i].f;
+        for (uint32_t j = 0; j < count; j++) {
+            if (!parameters[j].name || strcmp(parameters[j].name, symbol->name) != 0)
+                continue;
+            const double given = whole ? parameters[j].value : (double)(float)parameters[j].value;
+            if (given != built && !(isnan(given) && isnan(built)))
+                return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                    "args.parameters has \"%s\" = %.9g, but args.mask reads it and was built with "
+                                    "%.9g: build the mask again, or give it another name in the score expression",
+                                    symbol->name, parameters[j].value, built);
+        }
+    }
+    return ATTUNE_OK;
+}
+
+static attune_status bind_parameters(const attune_plan *plan, const attune_parameter *parameters, uint32_t count,
+                                     const attune__place *place, const attune_mask *mask,
+                                     attune__value values[ATTUNE_EXPR_MAX_SYMBOLS])
+{
+    if (count)
+        ATTUNE__TRY(attune__check_not_null(parameters, "args.parameters"));
+    ATTUNE__TRY(check_mask_parameters(mask, parameters, count));
     if (!plan->score)
         return ATTUNE_OK;
     if (place)
@@ -248,7 +277,7 @@ attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_f
     }
     ATTUNE__TRY(check_mask(plan, place, call));
     ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, resolved->captures));
-    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, resolved->parameters));
+    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, call->mask, resolved->parameters));
     return check_workspace(plan, call);
 }
 
@@ -369,7 +398,7 @@ attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_
     ATTUNE__TRY(check_like(plan, "d_v", "the size of v", &call->v, true, &back->d_v));
     ATTUNE__TRY(check_mask(plan, place, call));
     ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, resolved->captures));
-    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, resolved->parameters));
+    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, call->mask, resolved->parameters));
     ATTUNE__TRY(bind_capture_gradients(plan, a->capture_gradients, a->capture_gradient_count, resolved->captures,
                                        resolved->d_captures));
     return check_workspace(plan, call);

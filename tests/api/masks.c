@@ -37,6 +37,8 @@ typedef struct scene {
     attune_device *device;
     attune_expr *expr;
     attune_host_capture capture;
+    const attune_parameter *given; /* to calls */
+    uint32_t given_count;
     int32_t n[MOST];
     uint64_t random;
 } scene;
@@ -97,7 +99,7 @@ static double oracle_lse(const scene *s, const attune_point *row, bool negated, 
         attune_point point = *row;
         float allowed;
         point.kv = kv;
-        OK(attune_expr_evaluate(s->expr, &point, &s->capture, 1, NULL, 0, &allowed));
+        OK(attune_expr_evaluate(s->expr, &point, &s->capture, 1, s->given, s->given_count, &allowed));
         double dot = 0;
         for (int d = 0; d < DIM; d++)
             dot += (double)q[d] * k[kv * DIM + d];
@@ -148,6 +150,8 @@ static bool try_call(scene *s, const attune_mask *mask, const attune_mask_range 
     args.k.size[2] = args.v.size[2] = KV_LEN;
     args.q.buffer = b[0], args.k.buffer = args.v.buffer = b[1], args.o.buffer = b[2], args.lse.buffer = b[3];
     args.workspace = workspace;
+    args.parameters = s->given;
+    args.parameter_count = s->given_count;
     const attune_status status = attune_forward(plan, attune_device_queue(s->device), &args, NULL);
     if (status == ATTUNE_OK)
         for (int64_t i = 0; i < batch; i++)
@@ -268,6 +272,46 @@ Test(masks, combination_depends_on_what_its_sides_read)
     attune_mask_destroy(some);
     attune_mask_destroy(others);
     attune_mask_destroy(all);
+    attune_expr_destroy(s.expr);
+    scene_end(&s);
+}
+
+/* A call cannot change what made the lists, nor ignore that it was asked to. */
+Test(masks, parameters_are_those_of_the_build)
+{
+    static scene s;
+    scene_begin(&s);
+    const attune_symbol symbols[] = {{"width", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0},
+                                     {"low", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F32, 0}};
+    OK(attune_expr_create(s.instance, ATTUNE_EXPR_MASK, "kv <= q + 10 && q - kv < width && kv >= low", symbols, 2,
+                          &s.expr));
+    const attune_mask_desc desc = {
+        .struct_size = sizeof desc, .q_block = BLOCK, .kv_block = BLOCK, .q_len = Q_LEN, .kv_len = KV_LEN};
+    const attune_parameter built[] = {{"width", 9}, {"low", 2.1}}, wider[] = {{"low", 2.1}, {"width", 12}},
+                           lower[] = {{"low", 2}}, third[] = {{"width", 9.5}}, other[] = {{"heat", 3}, {"low", 2.1}};
+    const attune_mask_range whole = {.struct_size = sizeof whole};
+    attune_mask *mask;
+    OK(attune_mask_create(s.instance, &desc, s.expr, NULL, 0, built, 2, &mask));
+    OK(attune_mask_upload(mask, s.device));
+    s.given = built, s.given_count = 2;
+    cr_assert(try_call(&s, mask, &whole, 0, false, 1, 2, 1), "%s", attune_last_error());
+    s.given = wider;
+    cr_assert_not(try_call(&s, mask, &whole, 0, false, 1, 2, 1));
+    cr_assert(strstr(attune_last_error(), "\"width\" = 12, but args.mask reads it and was built with 9"), "%s",
+              attune_last_error());
+    s.given = lower, s.given_count = 1;
+    cr_assert_not(try_call(&s, mask, &whole, 0, false, 1, 2, 1));
+    s.given = third;
+    cr_assert_not(try_call(&s, mask, &whole, 0, false, 1, 2, 1));
+    s.given = NULL;
+    cr_assert_not(try_call(&s, mask, &whole, 0, false, 1, 2, 1));
+    cr_assert(strstr(attune_last_error(), "args.parameters is NULL"), "%s", attune_last_error());
+    /* A table for several plans. */
+    attune_expr_destroy(s.expr);
+    scene_text(&s, "kv <= q + 10 && q - kv < 9 && kv >= 3");
+    s.given = other, s.given_count = 2;
+    cr_assert(try_call(&s, mask, &whole, 0, false, 1, 2, 1), "%s", attune_last_error());
+    attune_mask_destroy(mask);
     attune_expr_destroy(s.expr);
     scene_end(&s);
 }
