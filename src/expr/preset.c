@@ -18,7 +18,9 @@ typedef struct preset {
 
 /* clang-format off */
 static const preset presets[] = {
-    {MASK, "causal", "q >= kv", "keys up to the query's own position"},
+    {MASK, "causal", "q >= kv", "keys up to the query's own position, both counted from 0"},
+    {MASK, "causal_bottom_right", "q + (kv_len - q_len) >= kv",
+     "causal with the last query at the last key: decode and prefill behind a cache"},
     {MASK, "causal(offset)", "q + offset >= kv",
      "causal with queries shifted by offset; kv_len - q_len aligns the last query with the last key"},
     {MASK, "window(n)", "q >= kv && q - kv < n", "causal sliding window: the last n keys, the query's own included"},

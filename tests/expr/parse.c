@@ -257,6 +257,28 @@ Test(parse, every_preset)
     cr_assert(attune_preset_get(0, NULL) == ATTUNE_INVALID_ARGUMENT);
 }
 
+/* The last query stands at the last key, whatever the lengths; a row is an interval, which kernels find without a mask.
+ */
+Test(parse, causal_bottom_right)
+{
+    attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, "causal_bottom_right", NULL, 0);
+    cr_assert(attune__mask_has_rows(expr));
+    static const int32_t lengths[][2] = {
+        {1, 1}, {1, 9}, {4, 9}, {9, 9}, {9, 4}, {2, INT32_MAX}, {INT32_MAX, INT32_MAX}};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        const int32_t q_len = lengths[i][0], kv_len = lengths[i][1];
+        for (int32_t back = 0; back < 4 && back < q_len; back++)
+            for (int32_t past = 0; past < 6 && past < kv_len; past++) {
+                const attune_point point = {
+                    .q = q_len - 1 - back, .kv = kv_len - 1 - past, .q_len = q_len, .kv_len = kv_len};
+                float allowed;
+                cr_assert(attune_expr_evaluate(expr, &point, NULL, 0, NULL, 0, &allowed) == ATTUNE_OK);
+                cr_assert((allowed != 0) == (past >= back), "%d x %d: %d, %d", q_len, kv_len, back, past);
+            }
+    }
+    attune__expr_release(expr);
+}
+
 /* NATTEN: every query sees (2 r + 1)^2 keys. */
 Test(parse, neighborhood_has_full_windows)
 {

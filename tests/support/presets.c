@@ -3,6 +3,7 @@
 
 const char *const preset_uses[] = {
     "causal",
+    "causal_bottom_right",
     "causal(n)",
     "window(n)",
     "local(5)",
