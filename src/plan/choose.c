@@ -41,6 +41,14 @@ static uint64_t workspace(const attune__search *search, const attune__found *fou
     return parts + arguments;
 }
 
+static uint32_t fewest_parts(const attune__search *search, const attune__found *found)
+{
+    const attune__family *family = found->family;
+    return family->most_steps ? attune__decode_fewest(search->shape, found->tile.value[ATTUNE__BLOCK_N],
+                                                      family->most_steps(search, &found->tile))
+                              : 1;
+}
+
 static void fill(const attune__search *search, const attune__found *found, attune__decision *decision)
 {
     const attune_pass_options *o = &search->options;
@@ -51,7 +59,8 @@ static void fill(const attune__search *search, const attune__found *found, attun
     const uint64_t segments = attune__segments_size(s, (uint64_t)(s->batch * s->heads * s->q_len), s->segments);
     uint32_t split = 1;
     if (decode)
-        split = o->split_kv ? o->split_kv : attune__decode_split(search, &found->tile, occupancy);
+        split = o->split_kv ? o->split_kv
+                            : attune__decode_split(search, &found->tile, occupancy, fewest_parts(search, found));
     decision->choice = (attune_plan_choice){
         .struct_size = sizeof decision->choice,
         .kernel = found->family->name,

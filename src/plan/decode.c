@@ -14,7 +14,6 @@
 #define MOST_ALWAYS    8   /* up to here the forward kernel's tile would be nearly empty */
 #define MOST_FORCED    64  /* rows of the largest decode tile */
 #define FEWEST_KEYS    256 /* less is not worth a second pass over the results */
-#define MOST_SPLITS    128
 
 attune_status attune__decode_rule(const attune__search *search, attune__decode *rule, char *why, size_t size)
 {
@@ -65,7 +64,15 @@ uint32_t attune__decode_steps(const attune__shape *shape, uint32_t block_n)
     return (uint32_t)((shape->kv_len + step - 1) / step);
 }
 
-uint32_t attune__decode_split(const attune__search *search, const attune__tile *tile, uint32_t occupancy)
+uint32_t attune__decode_fewest(const attune__shape *shape, uint32_t block_n, uint32_t most)
+{
+    const uint32_t of_block = (attune__decode_step(shape, block_n) + block_n - 1) / block_n;
+    const uint32_t blocks = attune__decode_steps(shape, block_n), each = most / of_block;
+    return each ? (blocks + each - 1) / each : UINT32_MAX;
+}
+
+uint32_t attune__decode_split(const attune__search *search, const attune__tile *tile, uint32_t occupancy,
+                              uint32_t fewest)
 {
     const attune__shape *s = search->shape;
     int64_t packed = attune__shape_packed_heads(s), rows = s->q_len * packed, m = tile->value[ATTUNE__BLOCK_M];
@@ -77,8 +84,8 @@ uint32_t attune__decode_split(const attune__search *search, const attune__tile *
     int64_t steps = attune__decode_steps(s, n);
     split = split < parts ? split : parts;
     split = split < steps ? split : steps;
-    split = split < MOST_SPLITS ? split : MOST_SPLITS;
-    return split < 1 ? 1 : (uint32_t)split;
+    split = split < ATTUNE__MOST_SPLITS ? split : ATTUNE__MOST_SPLITS;
+    return split < fewest ? fewest : (uint32_t)split;
 }
 
 uint64_t attune__split_size(const attune__shape *shape, uint32_t split, uint32_t element)

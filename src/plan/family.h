@@ -90,6 +90,8 @@ typedef struct attune__family {
     /* Returns NULL if the kernel can have the tile, else what is wrong, and which option it is. */
     const char *(*refuse)(const attune__search *search, const attune__tile *tile, attune__option *option);
     attune__cost (*cost)(const attune__search *search, const attune__tile *tile);
+    /* Forward and decode: steps of BLOCK_N keys that one workgroup may walk; NULL = any number. */
+    uint32_t (*most_steps)(const attune__search *search, const attune__tile *tile);
 } attune__family;
 
 /* The families, in the order of preference within a backend; NULL at the end. */
@@ -169,7 +171,11 @@ attune_status attune__misfit(const attune__search *search, const attune__found *
 typedef enum attune__decode { ATTUNE__DECODE_NO, ATTUNE__DECODE_YES, ATTUNE__DECODE_FORCED } attune__decode;
 attune_status attune__decode_rule(const attune__search *search, attune__decode *rule, char *why, size_t size);
 /* The parts that the keys are cut into, automatically. */
-uint32_t attune__decode_split(const attune__search *search, const attune__tile *tile, uint32_t occupancy);
+#define ATTUNE__MOST_SPLITS 128
+uint32_t attune__decode_split(const attune__search *search, const attune__tile *tile, uint32_t occupancy,
+                              uint32_t fewest);
+/* The fewest parts of which none has more than `most` steps of keys; UINT32_MAX if a block of the mask has more. */
+uint32_t attune__decode_fewest(const attune__shape *shape, uint32_t block_n, uint32_t most);
 /* The steps of the keys, at most which SPLIT_KV can be. */
 uint32_t attune__decode_steps(const attune__shape *shape, uint32_t block_n);
 

@@ -225,6 +225,14 @@ static void lanes_settle(const attune__search *search, attune__tile *tile)
     attune__settle_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, lanes(search->limits));
 }
 
+/* layout.h */
+static uint32_t lanes_most_steps(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    return attune__lanes_most_steps(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], lanes(search->limits),
+                                    s->head_dim, s->head_dim_v, attune__dtype_bytes(s));
+}
+
 static const char *lanes_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
@@ -241,9 +249,17 @@ static const char *lanes_refuse(const attune__search *search, const attune__tile
         return "each lane of the subgroup has one to four of its columns";
     if (search->shape->head_dim % width)
         return "the head dimension is no multiple of the subgroup";
-    const attune__shape *s = search->shape;
-    const int64_t most = attune__lanes_most_steps(m, n, width, s->head_dim, s->head_dim_v, attune__dtype_bytes(s));
-    return (s->kv_len + n - 1) / n > most ? "there are more keys than the driver lets one workgroup walk" : NULL;
+    const uint32_t most = lanes_most_steps(search, tile);
+    if (search->pass == ATTUNE__PASS_FORWARD)
+        return (search->shape->kv_len + n - 1) / n > most
+                   ? "there are more keys than the driver lets one workgroup walk"
+                   : NULL;
+    const bool forced = search->forced & ATTUNE__BIT(ATTUNE__SPLIT_KV);
+    const uint32_t fewest = attune__decode_fewest(search->shape, n, most);
+    *option = forced ? ATTUNE__SPLIT_KV : ATTUNE__BLOCK_N;
+    return fewest > (forced ? search->options.split_kv : ATTUNE__MOST_SPLITS)
+               ? "its parts have more keys than the driver lets one workgroup walk"
+               : NULL;
 }
 
 static attune__cost lanes_cost(const attune__search *search, const attune__tile *tile)
@@ -263,6 +279,7 @@ const attune__family attune__vulkan_lanes = {
     .settle = lanes_settle,
     .refuse = lanes_refuse,
     .cost = lanes_cost,
+    .most_steps = lanes_most_steps,
 };
 
 /* ---------------------------------------------------------------------------------------------- cooperative matrix */

@@ -84,6 +84,7 @@ typedef struct trial {
     attune__found best;     /* outcome FOUND once one fits */
     attune__found smallest; /* legal, in the fewest bytes; outcome TOO_BIG once there is one */
     attune__found refused;  /* outcome REFUSED once there is one */
+    char why[160];          /* of the last tile that was not taken, the smallest of the table */
 } trial;
 
 /* Tries one tile, whose free numbers are settled; keeps the larger. */
@@ -132,6 +133,7 @@ static bool first_fit(trial *t, attune__decision *decision)
         const char *wrong = consider(t, &tile, why, sizeof why);
         if (!wrong)
             return true;
+        snprintf(t->why, sizeof t->why, "%s", wrong);
         reject(decision, t->family, &tile, wrong);
     }
     return false;
@@ -214,6 +216,8 @@ static bool try_family(const attune__search *search, const attune__family *famil
             return true;
     } else if (t.refused.outcome == ATTUNE__REFUSED)
         *found = t.refused;
+    else
+        snprintf(found->why, sizeof found->why, "%s", t.why);
     return false;
 }
 

@@ -43,6 +43,7 @@ const attention_case attention_cases[] = {
     {"kv_broadcast",           3, 1, 4, 2, 129, 140,  64,  0, .mask = CAUSAL},
     {"decode",                 2, 2, 8, 2,   1, 700, 128,  0, .mask = "kv < used[b]"},
     {"decode_dense",           1, 1, 4, 1,   1, 999,  64,  0, .mask = NULL},
+    {"decode_long",            1, 1, 2, 1,   1, 4500, 128,  0, .mask = NULL},
     {"decode_few",             1, 1, 8, 2,   5, 901, 128,  0, .mask = "q + 896 >= kv"},
     {"decode_softcap",         1, 1, 4, 2,   1, 513,  64,  0, .score = SOFTCAP},
     {"head_8",                 1, 1, 2, 2,  70,  70,   8,  0, .mask = CAUSAL},

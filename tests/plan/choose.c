@@ -3,6 +3,7 @@
 #include "plan/plan_test.h"
 
 #include "plan/family_cuda.h"
+#include "plan/layout.h"
 #include "support/random_expr.h"
 
 static attune_problem problem_of(attune_dtype dtype, uint32_t head_dim, int64_t q_len, int64_t kv_len)
@@ -44,6 +45,33 @@ Test(choose, each_device_gets_its_fastest_kernel)
         attune_problem p = problem_of(table[i].dtype, 128, 2048, 2048);
         cr_expect_str_eq(plan(table[i].device, &p, NULL).kernel, table[i].kernel, "%s", table[i].device);
     }
+}
+
+/* A plan for long keys has the kernel that one for short keys has: its parts are as many as the driver's bound asks. */
+Test(choose, lanes_decode_any_number_of_keys)
+{
+    const attune_limits limits = device("lavapipe");
+    static const int64_t lengths[] = {300, 2100, 2500, 4096, 32768, 100000};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++)
+        for (attune_dtype dtype = ATTUNE_F32; dtype <= ATTUNE_BF16; dtype++) {
+            attune_problem p = problem_of(dtype, 128, 1, lengths[i]);
+            const attune_plan_choice c = plan("lavapipe", &p, NULL);
+            cr_assert_str_eq(c.kernel, "vulkan_lanes", "%lld keys", (long long)lengths[i]);
+            cr_assert(c.decode);
+            const uint32_t most = attune__lanes_most_steps(c.block_m, c.block_n, limits.subgroup_size, 128, 128,
+                                                           dtype == ATTUNE_F32 ? 4 : 2);
+            const int64_t steps = (lengths[i] + c.block_n - 1) / c.block_n;
+            cr_assert((steps + c.split_kv - 1) / c.split_kv <= most, "%lld keys in %u parts", (long long)lengths[i],
+                      c.split_kv);
+        }
+}
+
+/* A kernel that is named and refuses every tile says why. */
+Test(choose, a_named_kernel_that_refuses_says_why)
+{
+    attune_problem p = problem_of(ATTUNE_F32, 128, 300, 100000);
+    EXPECT_ERROR("lavapipe", &p, "{\"KERNEL\": \"vulkan_lanes\"}", ATTUNE_UNSUPPORTED,
+                 "there are more keys than the driver lets one workgroup walk");
 }
 
 Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
