@@ -288,8 +288,9 @@ ATTUNE_API attune_status attune_buffer_read(const attune_buffer *buffer, uint64_
 /*
  * A view of a buffer. size and stride are outermost first; element (i, j, ...) lies at
  * offset + dtype size * (i * stride[0] + j * stride[1] + ...). Strides may be any, also 0 or negative on inputs, as
- * long as every element lies in the buffer; the last dimension of q, k, v and o is contiguous (stride 1); outputs must
- * not overlap themselves. All strides 0 = contiguous. offset is a multiple of the element size.
+ * long as every element lies in the buffer; the last dimension of q, k, v and o is contiguous (stride 1), so that a V
+ * whose keys are (a transposed cache) is refused; outputs must not overlap themselves. All strides 0 = contiguous.
+ * offset is a multiple of the element size.
  */
 typedef struct attune_tensor {
     attune_buffer *buffer;

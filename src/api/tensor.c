@@ -67,6 +67,22 @@ static attune_status check_distinct(const attune_tensor *tensor, const char *nam
     return ATTUNE_OK;
 }
 
+/* q, k, v and the like: [batch, heads, length, head dimension]. */
+static attune_status fail_row(const attune_tensor *tensor, const char *name)
+{
+    const int64_t *stride = tensor->stride;
+    if (stride[2] != 1 || tensor->size[2] == 1)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "%s.stride[3] is %lld, expected 1: the last dimension is contiguous", name,
+                            (long long)stride[3]);
+    return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                        "%s is transposed: its strides are %lld, %lld, 1, %lld, so that its length (size[2] %lld) is "
+                        "contiguous, expected its rows of %lld (size[3]), with stride[3] 1: keep it with each key's "
+                        "row contiguous, or copy it so before the call",
+                        name, (long long)stride[0], (long long)stride[1], (long long)stride[3],
+                        (long long)tensor->size[2], (long long)tensor->size[3]);
+}
+
 attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_rule *rule)
 {
     const char *name = rule->name;
@@ -103,9 +119,7 @@ attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_r
             (unsigned long long)tensor->buffer->size, attune_dtype_string(tensor->dtype));
     uint32_t last = tensor->rank - 1;
     if (rule->contiguous_row && tensor->size[last] > 1 && tensor->stride[last] != 1)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "%s.stride[%u] is %lld, expected 1: the last dimension is contiguous", name, last,
-                            (long long)tensor->stride[last]);
+        return fail_row(tensor, name);
     if (rule->writable)
         ATTUNE__TRY(check_distinct(tensor, name));
     return ATTUNE_OK;

@@ -59,6 +59,13 @@ Test(errors, forward_arguments)
     overlapping.stride[0] = FLOW_ELEMENTS, overlapping.stride[1] = 32, overlapping.stride[2] = 32,
     overlapping.stride[3] = 1;
     WRONG(f, o, overlapping, "makes elements overlap");
+    /* V as a transposed cache keeps it. */
+    attune_tensor transposed = f.args.v;
+    transposed.stride[0] = FLOW_ELEMENTS, transposed.stride[1] = FLOW_LENGTH * FLOW_DIM, transposed.stride[2] = 1,
+    transposed.stride[3] = FLOW_LENGTH;
+    WRONG(f, v, transposed,
+          "v is transposed: its strides are 19200, 9600, 1, 300, so that its length (size[2] 300) is contiguous, "
+          "expected its rows of 32 (size[3])");
     attune_tensor outside = f.args.q;
     outside.stride[0] = 1, outside.stride[1] = -9600, outside.stride[2] = 32, outside.stride[3] = 1;
     WRONG(f, q, outside, "begins 9600 elements before its buffer");
