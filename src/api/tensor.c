@@ -76,11 +76,10 @@ static attune_status fail_row(const attune_tensor *tensor, const char *name)
                             "%s.stride[3] is %lld, expected 1: the last dimension is contiguous", name,
                             (long long)stride[3]);
     return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                        "%s is transposed: its strides are %lld, %lld, 1, %lld, so that its length (size[2] %lld) is "
+                        "%s is transposed: stride[2] is 1 and stride[3] %lld, so that its length (size[2] %lld) is "
                         "contiguous, expected its rows of %lld (size[3]), with stride[3] 1: keep it with each key's "
                         "row contiguous, or copy it so before the call",
-                        name, (long long)stride[0], (long long)stride[1], (long long)stride[3],
-                        (long long)tensor->size[2], (long long)tensor->size[3]);
+                        name, (long long)stride[3], (long long)tensor->size[2], (long long)tensor->size[3]);
 }
 
 attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_rule *rule)

@@ -64,7 +64,7 @@ Test(errors, forward_arguments)
     transposed.stride[0] = FLOW_ELEMENTS, transposed.stride[1] = FLOW_LENGTH * FLOW_DIM, transposed.stride[2] = 1,
     transposed.stride[3] = FLOW_LENGTH;
     WRONG(f, v, transposed,
-          "v is transposed: its strides are 19200, 9600, 1, 300, so that its length (size[2] 300) is contiguous, "
+          "v is transposed: stride[2] is 1 and stride[3] 300, so that its length (size[2] 300) is contiguous, "
           "expected its rows of 32 (size[3])");
     attune_tensor outside = f.args.q;
     outside.stride[0] = 1, outside.stride[1] = -9600, outside.stride[2] = 32, outside.stride[3] = 1;
