@@ -27,7 +27,7 @@ static attune_status check_expr(const attune_expr *expr, attune_expr_kind kind, 
 void attune__shape_measure(attune__shape *shape, const attune_expr *mask, const attune_expr *score)
 {
     const uint16_t head = 1u << ATTUNE__VAR_H, heads = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
-    shape->mask_uses_head = !mask || (mask->uses & heads);
+    shape->mask_uses_head = mask && (mask->uses & heads);
     shape->mask_rows = mask && attune__mask_has_rows(mask);
     shape->key_terms = attune__score_terms(score, 0).key_count + attune__mask_terms(mask, 0).key_count;
     shape->key_terms_of_heads = attune__score_terms(score, head).key_count + attune__mask_terms(mask, head).key_count;

@@ -23,7 +23,10 @@ typedef struct attune__shape {
     int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
     double scale;
     bool block_mask, mask_expr, score_expr;
-    bool mask_uses_head; /* lists differ by head: packing the heads of a group into one tile would mix them */
+    /* The mask's expression does, so that its lists differ by head: packing the heads of a group into one tile would
+     * mix them. Lists may differ without it, or without any expression, where no block is partial: that a call alone
+     * knows. */
+    bool mask_uses_head;
     bool lse, row_max;
     uint32_t mask_q_block, mask_kv_block;
     uint64_t capture_gradient_elements;
@@ -49,13 +52,14 @@ static inline bool attune__shape_mixed(const attune__shape *shape)
 }
 
 /* Checks a problem and fills the defaults in: INVALID_ARGUMENT or UNSUPPORTED with field, value and limit. Of the
- * expressions it sees only whether they are there, so that mask_uses_head is the cautious answer (true with a block
- * mask) and expr_scratch is 0. */
+ * expressions it sees only whether they are there, so that mask_uses_head is the cautious answer (true with a mask's
+ * expression) and expr_scratch is 0. */
 attune_status attune__shape_from_problem(const attune_problem *problem, attune__shape *shape);
 
 /*
- * Query heads whose rows one decode tile holds: the group of a KV head (row = head in group * q_len + q), or 1 where
- * the mask's lists differ by head.
+ * Query heads whose rows one decode tile is planned for: the group of a KV head (row = head in group * q_len + q), or 1
+ * where the mask's expression reads the head. A call whose lists differ by head has tiles of one head whatever was
+ * planned.
  */
 uint32_t attune__shape_packed_heads(const attune__shape *shape);
 

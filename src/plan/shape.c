@@ -107,7 +107,7 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
     };
     s.kv_batch = p.kv_batch ? p.kv_batch : s.batch;
     s.kv_heads = p.kv_heads ? p.kv_heads : s.heads;
-    s.mask_uses_head = s.block_mask;
+    s.mask_uses_head = s.mask_expr;
     if (s.direction != ATTUNE_FORWARD && s.direction != ATTUNE_BACKWARD)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "problem.direction is %d, expected ATTUNE_FORWARD or ATTUNE_BACKWARD", (int)s.direction);

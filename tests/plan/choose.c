@@ -207,12 +207,29 @@ Test(choose, heads_pack_where_the_mask_lets_them)
     cr_assert_eq(attune__shape_packed_heads(&s), 4);
     p.block_mask = true;
     cr_assert_eq(attune__shape_from_problem(&p, &s), ATTUNE_OK);
+    cr_assert_eq(attune__shape_packed_heads(&s), 4, "no block is partial: the lists are most often one for all heads");
+    s.mask_uses_head = true;
     cr_assert_eq(attune__shape_packed_heads(&s), 1);
-    s.mask_uses_head = false;
-    cr_assert_eq(attune__shape_packed_heads(&s), 4);
     cr_assert_eq(attune__decode_step(&s, 64), 128);
     s.block_mask = false;
     cr_assert_eq(attune__decode_step(&s, 64), 64);
+}
+
+/* Lists of whole blocks need no expression. They are planned for as no mask is: each head of a group by itself would
+ * read its keys once more. */
+Test(choose, whole_blocks_leave_the_tile_as_it_is)
+{
+    static const char *const devices[] = {"h200", "cpu"};
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+        attune_problem p = problem_of(i ? ATTUNE_F32 : ATTUNE_BF16, 256, 1, 16384);
+        p.batch = 32, p.heads = 8, p.kv_heads = 1;
+        const attune_plan_choice plain = plan(devices[i], &p, NULL);
+        p.block_mask = true;
+        const attune_plan_choice whole = plan(devices[i], &p, NULL);
+        cr_expect_eq(whole.split_kv, plain.split_kv, "%s: %u parts, without a mask %u", devices[i], whole.split_kv,
+                     plain.split_kv);
+        cr_expect_eq(whole.block_m, plain.block_m);
+    }
 }
 
 Test(choose, cpu_scratch_and_workspace)
