@@ -40,7 +40,13 @@ ATTUNE_FUNCTION int attune_imod(int a, int b)
     return rest + (rest != 0 && (rest ^ b) < 0 ? b : 0);
 }
 ATTUNE_FUNCTION float attune_fmod(float a, float b) { return a - floorf(a / b) * b; }
-ATTUNE_FUNCTION float attune_abs(float x) { return fabsf(x); }
+/* |x| as bits: ptxas knows that what abs.f32 gives is not negative, and makes |x| >= -1 true, NaN or not. */
+ATTUNE_FUNCTION float attune_abs(float x)
+{
+    float y;
+    asm("and.b32 %0, %1, 0x7fffffff;" : "=f"(y) : "f"(x));
+    return y;
+}
 ATTUNE_FUNCTION float attune_floor(float x) { return floorf(x); }
 ATTUNE_FUNCTION float attune_ceil(float x) { return ceilf(x); }
 ATTUNE_FUNCTION float attune_exp(float x) { return expf(x); }

@@ -13,6 +13,7 @@
 #include "cuda/compiler.h"
 #include "cuda/cuda.h"
 #include "support/arena.h"
+#include "support/cubin.h"
 #include "support/heap.h"
 #include "vulkan/mods_bounds.h"
 
@@ -114,6 +115,63 @@ Test(cuda_mods, random_expressions_compile)
         attune__free(&host.allocator, cubin);
         free_unit(&u);
     }
+    cr_assert_eq(atomic_load(&h.live), 0);
+}
+
+/* The comparisons that a mask of `holes` is compiled to. */
+static uint32_t compares_of(const attune__host *host, attune_instance *instance, const char *text,
+                            const char *architecture)
+{
+    static const attune_symbol holes = {"holes", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1};
+    static char mods[8192];
+    attune_expr *expr;
+    size_t size;
+    cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, text, &holes, 1, &expr), ATTUNE_OK, "%s",
+                 attune_last_error());
+    size_t at = (size_t)snprintf(mods, sizeof mods, "#include \"prelude.cuh\"\n");
+    cr_assert_eq(attune__expr_ctext(expr, "mod", mods + at, sizeof mods - at, &size), ATTUNE_OK);
+    at += size - 1;
+    snprintf(mods + at, sizeof mods - at,
+             "extern \"C\" __global__ void k(const attune_cuda_symbol *symbols, int *results)\n"
+             "{ results[threadIdx.x] = mod(0, 0, threadIdx.x, 0, 0, 1, 1, 0.0f, symbols); }\n");
+    attune__cuda_kernel kernel = {.file = "prelude.cuh", .mods = mods, .option_count = 4};
+    snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=%s", architecture);
+    snprintf(kernel.options[1], sizeof kernel.options[1], "--fmad=false");
+    snprintf(kernel.options[2], sizeof kernel.options[2], "-std=c++17");
+    snprintf(kernel.options[3], sizeof kernel.options[3], "--pre-include=mods.cuh");
+    void *cubin;
+    cubin_figures figures;
+    cr_assert_eq(attune__cuda_compile(host, &kernel, &cubin, &size), ATTUNE_OK, "%s: %s", text, attune_last_error());
+    const char *wrong = cubin_read(cubin, size, &figures);
+    cr_assert_null(wrong, "%s: %s", text, wrong);
+    attune__free(&host->allocator, cubin);
+    attune_expr_destroy(expr);
+    return figures.compares;
+}
+
+/* A magnitude may be NaN, and then it is not above a number below 0: the comparison must be there as it is with another
+ * number. */
+Test(cuda_mods, magnitudes_may_be_no_numbers)
+{
+    nvrtc_or_skip();
+    static const char *const texts[][2] = {
+        {"abs(holes[q]) >= -1.5", "abs(holes[q]) >= 1.5"},
+        {"-abs(holes[q]) <= 1.5", "-abs(holes[q]) <= -1.5"},
+        {"min(abs(holes[q]), -1.0) < -0.5", "min(abs(holes[q]), 1.0) < 0.5"},
+    };
+    static heap h;
+    const attune__host host = {.allocator = heap_allocator(&h)};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        const char *architecture = i % 2 ? "sm_80" : "sm_90a";
+        const uint32_t found = compares_of(&host, instance, texts[i][0], architecture),
+                       wanted = compares_of(&host, instance, texts[i][1], architecture);
+        cr_expect(wanted && found == wanted, "%s, %s: %u comparisons, %u in %s", architecture, texts[i][0], found,
+                  wanted, texts[i][1]);
+    }
+    attune_instance_destroy(instance);
     cr_assert_eq(atomic_load(&h.live), 0);
 }
 

@@ -8,6 +8,8 @@
 enum { FORMAT_SIZED = 4, REGISTERS = 0x2f, FRAME = 0x11 };
 
 enum { LOAD_LOCAL = 0x983, STORE_LOCAL = 0x387, HGMMA_SHARED = 0x9f0, HGMMA_REGISTERS = 0xdf0, HMMA = 0x23c };
+/* FSETP, of a register with another one, a constant of the text and one of memory. */
+enum { COMPARE = 0x20b, COMPARE_IMMEDIATE = 0x80b, COMPARE_CONSTANT = 0xa0b };
 
 typedef struct image {
     const uint8_t *bytes;
@@ -84,6 +86,7 @@ static void read_text(const image *i, const Elf64_Shdr *s, cubin_figures *f)
         f->spills += opcode == LOAD_LOCAL || opcode == STORE_LOCAL;
         f->wgmma += opcode == HGMMA_SHARED || opcode == HGMMA_REGISTERS;
         f->mma += opcode == HMMA;
+        f->compares += opcode == COMPARE || opcode == COMPARE_IMMEDIATE || opcode == COMPARE_CONSTANT;
     }
 }
 
