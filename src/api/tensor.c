@@ -27,9 +27,9 @@ static attune_status resolve(const char *name, uint32_t rank, const int64_t *siz
     }
     *lowest = *highest = 0;
     for (uint32_t i = 0; i < rank; i++) {
-        /* The stride of a single element is never taken: any number means nothing. */
+        /* The stride of a single element is never taken: any number means nothing. With 0 it spoils no alignment. */
         if (size[i] == 1)
-            stride[i] = 1;
+            stride[i] = 0;
         if (!attune__reach(size[i], stride[i], lowest, highest))
             return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.size[%u] %lld times its stride %lld exceeds 64 bits", name,
                                 i, (long long)size[i], (long long)stride[i]);

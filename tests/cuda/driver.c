@@ -284,6 +284,48 @@ Test(cuda_driver, decode_keeps_lists_of_heads_apart)
     attune_instance_destroy(instance);
 }
 
+/* Whatever stride a caller gives to the only element of a dimension, rows begin at multiples of 16 bytes. */
+Test(cuda_driver, a_single_head_is_aligned)
+{
+    enum { HEADS = 4, KEYS = 300 };
+    fake_state *fake = open_fake();
+    *fake = (fake_state){.architecture = 90};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+    attune_instance *instance;
+    attune_device *device;
+    attune_buffer *buffer;
+    attune_plan *plan;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    cr_assert_eq(attune_device_open(instance, "cuda:0", &device), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_create(device, (uint64_t)HEADS * KEYS * DIM * 2, &buffer), ATTUNE_OK);
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .dtype = ATTUNE_F16,
+                                    .head_dim = DIM,
+                                    .heads = HEADS,
+                                    .kv_heads = 1,
+                                    .q_len = 1,
+                                    .kv_len = KEYS};
+    const attune_kernel_options options = {.struct_size = sizeof options, .fwd.split_kv = 1};
+    cr_assert_eq(attune_plan_create(device, &problem, &options, &plan), ATTUNE_OK, "%s", attune_last_error());
+    for (int i = 0; i < 2; i++) {
+        /* Resolved by attune, then odd. */
+        const attune_tensor row = {buffer, 0, ATTUNE_F16, 4, {1, HEADS, 1, DIM}, {i * 3, i * DIM, i * 5, i}};
+        const attune_tensor keys = {buffer, 0, ATTUNE_F16, 4, {1, 1, KEYS, DIM}, {i * 3, i * 7, i * DIM, i}};
+        const attune_forward_args args = {.struct_size = sizeof args, .q = row, .k = keys, .v = keys, .o = row};
+        cr_assert_eq(attune_forward(plan, attune_device_queue(device), &args, NULL), ATTUNE_OK, "%s",
+                     attune_last_error());
+        const attune_cuda_arguments *a = (const void *)fake->arguments;
+        const attune_cuda_view *const views[] = {&a->q, &a->k, &a->v, &a->o};
+        for (size_t j = 0; j < sizeof views / sizeof views[0]; j++)
+            cr_expect_eq((views[j]->batch | views[j]->head | views[j]->row) % 8, 0,
+                         "tensor %zu: strides %lld %lld %lld", j, views[j]->batch, views[j]->head, views[j]->row);
+    }
+    attune_plan_destroy(plan);
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
 Test(cuda_driver, waits_run_out_of_time)
 {
     fake_state *fake = open_fake();
