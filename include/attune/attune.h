@@ -26,6 +26,14 @@
  * and attune_plan do not change after creation and may be shared between threads, except where a function says
  * otherwise. The destroy of an object must not race with its use.
  *
+ * Stack. A thread that calls attune needs 64 KiB of stack, beside its thread-local variables and what callbacks of the
+ * instance use, for everything that is not a driver's: expressions, masks, plans, and all work of the CPU device.
+ * Drivers and NVRTC have needs of their own and do not state them: open Vulkan and CUDA devices and make their plans on
+ * a thread with the system's usual stack.
+ *
+ * fork. What was made before a fork belongs to the parent: a child may make an instance of its own, and neither uses
+ * nor destroys what it inherited, whose threads and drivers it has not.
+ *
  * Text out. Functions that give text take (buffer, size, needed) as snprintf does: at most size bytes are written, a
  * NUL included, and *needed, if not NULL, receives the bytes needed, the NUL included. buffer may be NULL when size is
  * 0.

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/alloc.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "expr/builder.h"
@@ -15,8 +16,10 @@
 
 #define MAX_SIGNS 16
 
-/* Keeps a large frame out of the ones that recursion repeats: the deepest text takes about 100 KiB of stack. */
+/* Keeps a large frame out of the ones that recursion repeats. */
 #define OWN_FRAME __attribute__((noinline))
+
+#define MAX_LEVELS 6 /* of operators, the most that wait for their right side at once */
 
 /* What a preset's parameter stands for: a node, or a capture by name. */
 typedef struct argument {
@@ -25,8 +28,41 @@ typedef struct argument {
     const attune_symbol *capture;
 } argument;
 
+/* A parsed part and where it begins. */
+typedef struct part {
+    uint32_t node; /* ATTUNE__NONE: failed */
+    uint32_t at;
+} part;
+
+typedef struct infix {
+    char sign[3];
+    uint8_t level, op;
+    bool swap; /* a > b is b < a */
+} infix;
+
+/* The arguments of a call. */
+typedef struct actuals {
+    part arg[ATTUNE__MAX_ARGUMENTS];
+    const attune_symbol *capture[ATTUNE__MAX_ARGUMENTS]; /* not NULL: the argument is a capture's bare name */
+    uint32_t count;
+} actuals;
+
+/* What one level of nesting remembers while those inside it are parsed: in memory of its own, since an engine's thread
+ * may have 64 KiB of stack for all of them. */
+typedef struct level {
+    char name[ATTUNE__NAME_SIZE];
+    actuals call;
+    char sign[MAX_SIGNS];
+    uint32_t sign_at[MAX_SIGNS];
+    struct {
+        part left;
+        const infix *infix;
+    } waiting[MAX_LEVELS];
+} level;
+
 typedef struct parser {
     attune__builder *builder;
+    level *levels; /* one for each depth */
     attune_expr_kind kind;
     const attune_symbol *symbols;
     uint32_t symbol_count;
@@ -38,12 +74,6 @@ typedef struct parser {
     uint32_t argument_count;
     attune_status status; /* the first failure; everything returns at once behind it */
 } parser;
-
-/* A parsed part and where it begins. */
-typedef struct part {
-    uint32_t node; /* ATTUNE__NONE: failed */
-    uint32_t at;
-} part;
 
 static const part failed = {ATTUNE__NONE, 0};
 
@@ -294,12 +324,6 @@ static part parse_capture(parser *p, const attune_symbol *symbol, uint32_t at)
 
 /* ------------------------------------------------------------------------------------------------------------ calls */
 
-typedef struct actuals {
-    part arg[ATTUNE__MAX_ARGUMENTS];
-    const attune_symbol *capture[ATTUNE__MAX_ARGUMENTS]; /* not NULL: the argument is a capture's bare name */
-    uint32_t count;
-} actuals;
-
 /* A capture's bare name as an argument of a preset. */
 static const attune_symbol *bare_capture(parser *p)
 {
@@ -409,6 +433,7 @@ OWN_FRAME static part apply_preset(parser *p, const char *name, const actuals *c
 
     attune__source source = {preset.text, (uint32_t)strlen(preset.text), p->source, at, preset.signature};
     parser inner = {.builder = p->builder,
+                    .levels = p->levels,
                     .kind = p->kind,
                     .symbols = p->symbols,
                     .symbol_count = p->symbol_count,
@@ -422,21 +447,30 @@ OWN_FRAME static part apply_preset(parser *p, const char *name, const actuals *c
 }
 
 /* A call, or a preset's bare name; the token behind the name is current. */
-OWN_FRAME static part parse_call(parser *p, const char *name, uint32_t at, const attune__function *f)
+static part parse_call(parser *p, const char *name, uint32_t at, const attune__function *f)
 {
-    actuals call = {.count = 0};
+    actuals *call = &p->levels[p->depth].call;
+    call->count = 0;
     if (sees(p, "(")) {
-        if (!advance(p) || !parse_arguments(p, &call, name, !f))
+        if (!advance(p) || !parse_arguments(p, call, name, !f))
             return failed;
     } else if (f) {
         return FAIL(p, at, NULL, "%s is a function and needs its arguments: %s", name, f->usage);
     }
-    return f ? apply_function(p, f, &call, at) : apply_preset(p, name, &call, at);
+    return f ? apply_function(p, f, call, at) : apply_preset(p, name, call, at);
+}
+
+OWN_FRAME static part needs_index(parser *p, const attune_symbol *symbol, const char *name, uint32_t at)
+{
+    char hint[2 * ATTUNE__NAME_SIZE];
+    snprintf(hint, sizeof hint, "write %s[...] with one index for each dimension", name);
+    return p->source->caller ? FAIL(p, at, NULL, "%s must be a value, but '%s' is an array", name, symbol->name)
+                             : FAIL(p, at, hint, "'%s' is an array and needs an index", name);
 }
 
 static part parse_name(parser *p)
 {
-    char name[ATTUNE__NAME_SIZE];
+    char *name = p->levels[p->depth].name;
     uint32_t at = p->token.at;
     if (!copy_name(p, name))
         return failed;
@@ -453,12 +487,8 @@ static part parse_name(parser *p)
     bool index = sees(p, "[");
     if (symbol && index)
         return parse_capture(p, symbol, at);
-    if (symbol && symbol->kind == ATTUNE_SYMBOL_CAPTURE) {
-        char hint[2 * ATTUNE__NAME_SIZE];
-        snprintf(hint, sizeof hint, "write %s[...] with one index for each dimension", name);
-        return p->source->caller ? FAIL(p, at, NULL, "%s must be a value, but '%s' is an array", name, symbol->name)
-                                 : FAIL(p, at, hint, "'%s' is an array and needs an index", name);
-    }
+    if (symbol && symbol->kind == ATTUNE_SYMBOL_CAPTURE)
+        return needs_index(p, symbol, name, at);
     if (a && index)
         return FAIL(p, at, "declare it as a capture and give its name", "%s must be the name of a capture", name);
     if (index)
@@ -483,10 +513,15 @@ static part parse_name(parser *p)
 
 /* ---------------------------------------------------------------------------------------------------------- grammar */
 
+OWN_FRAME static part no_value(parser *p)
+{
+    char text[48];
+    return FAIL(p, p->token.at, habit(p), "expected a value but found %s", found(p, text));
+}
+
 static part parse_primary(parser *p, bool negated)
 {
     uint32_t at = p->token.at;
-    char text[48];
     if (p->token.kind == ATTUNE__TOKEN_INT) {
         if (p->token.integer > INT32_MAX && !negated)
             return FAIL(p, at, "write it with a decimal point to make it f32",
@@ -504,41 +539,40 @@ static part parse_primary(parser *p, bool negated)
         part x = advance(p) ? parse_expression(p) : failed;
         return x.node != ATTUNE__NONE && expect(p, ")") ? (part){x.node, at} : failed;
     }
-    return FAIL(p, at, habit(p), "expected a value but found %s", found(p, text));
+    return no_value(p);
 }
 
-/* Signs are kept in an array, not on the stack: a row of them nests nothing. */
-OWN_FRAME static part parse_unary(parser *p)
+OWN_FRAME static part apply_sign(parser *p, char sign, part x, uint32_t at)
 {
-    char signs[MAX_SIGNS];
-    uint32_t at[MAX_SIGNS], count = 0;
+    char what[24];
+    snprintf(what, sizeof what, "the operand of %c", sign);
+    if (!(sign == '!' ? wants_bool(p, x, what) : wants_number(p, x, what)))
+        return failed;
+    if (sign != '+')
+        x.node = attune__make1(p->builder, sign == '!' ? ATTUNE__OP_NOT : ATTUNE__OP_NEG, x.node);
+    return done(p, x.node, at);
+}
+
+/* Signs are kept in an array: a row of them nests nothing. */
+static part parse_unary(parser *p)
+{
+    level *l = &p->levels[p->depth];
+    uint32_t count = 0;
     while (sees(p, "-") || sees(p, "+") || sees(p, "!")) {
         if (count == MAX_SIGNS)
             return FAIL(p, p->token.at, NULL, "more than %d signs in a row, the limit", MAX_SIGNS);
-        at[count] = p->token.at;
-        signs[count++] = p->token.sign[0];
+        l->sign_at[count] = p->token.at;
+        l->sign[count++] = p->token.sign[0];
         if (!advance(p))
             return failed;
     }
-    part x = parse_primary(p, count && signs[count - 1] == '-');
+    part x = parse_primary(p, count && l->sign[count - 1] == '-');
     while (count && x.node != ATTUNE__NONE) {
-        char what[24];
         count--;
-        snprintf(what, sizeof what, "the operand of %c", signs[count]);
-        if (!(signs[count] == '!' ? wants_bool(p, x, what) : wants_number(p, x, what)))
-            return failed;
-        if (signs[count] != '+')
-            x.node = attune__make1(p->builder, signs[count] == '!' ? ATTUNE__OP_NOT : ATTUNE__OP_NEG, x.node);
-        x = done(p, x.node, at[count]);
+        x = apply_sign(p, l->sign[count], x, l->sign_at[count]);
     }
     return x;
 }
-
-typedef struct infix {
-    char sign[3];
-    uint8_t level, op;
-    bool swap; /* a > b is b < a */
-} infix;
 
 enum { LEVEL_OR = 1, LEVEL_AND, LEVEL_EQUAL, LEVEL_ORDER, LEVEL_SUM, LEVEL_PRODUCT };
 
@@ -559,27 +593,43 @@ static const infix *current_infix(const parser *p)
     return NULL;
 }
 
-/* Operators of at least this level. */
-static part parse_level(parser *p, uint32_t level)
+static part apply_infix(parser *p, const infix *o, part left, part right)
 {
-    part left = parse_unary(p);
-    bool compared = false;
-    while (left.node != ATTUNE__NONE) {
+    part x = o->swap ? binary(p, (attune__op)o->op, right, left, o->sign)
+                     : binary(p, (attune__op)o->op, left, right, o->sign);
+    x.at = left.at;
+    return x;
+}
+
+/* Operators and what stands between them. One waits for its right side until another of at most its level comes: those
+ * that wait are of rising levels. */
+static part parse_operators(parser *p)
+{
+    level *l = &p->levels[p->depth];
+    uint32_t waiting = 0;
+    for (;;) {
+        part x = parse_unary(p);
+        if (x.node == ATTUNE__NONE)
+            return failed;
         const infix *o = current_infix(p);
-        if (!o || o->level < level)
-            break;
+        bool compared = false;
+        while (waiting && (!o || l->waiting[waiting - 1].infix->level >= o->level)) {
+            waiting--;
+            compared = l->waiting[waiting].infix->level == LEVEL_ORDER;
+            x = apply_infix(p, l->waiting[waiting].infix, l->waiting[waiting].left, x);
+            if (x.node == ATTUNE__NONE)
+                return failed;
+        }
+        if (!o)
+            return x;
         if (compared && o->level == LEVEL_ORDER)
             return FAIL(p, p->token.at, "write a < b && b < c", "comparisons do not chain");
-        compared = o->level == LEVEL_ORDER;
-        part right = advance(p) ? parse_level(p, o->level + 1u) : failed;
-        if (right.node == ATTUNE__NONE)
+        l->waiting[waiting].left = x;
+        l->waiting[waiting].infix = o;
+        waiting++;
+        if (!advance(p))
             return failed;
-        uint32_t at = left.at;
-        left = o->swap ? binary(p, (attune__op)o->op, right, left, o->sign)
-                       : binary(p, (attune__op)o->op, left, right, o->sign);
-        left.at = at;
     }
-    return left;
 }
 
 static part parse_expression(parser *p)
@@ -587,7 +637,7 @@ static part parse_expression(parser *p)
     if (p->depth == ATTUNE_EXPR_MAX_DEPTH)
         return FAIL(p, p->token.at, NULL, "the text nests more than %d levels deep, the limit", ATTUNE_EXPR_MAX_DEPTH);
     p->depth++;
-    part x = parse_level(p, LEVEL_OR);
+    part x = parse_operators(p);
     if (x.node != ATTUNE__NONE && sees(p, "?")) {
         part a = advance(p) ? parse_expression(p) : failed;
         part b = a.node != ATTUNE__NONE && expect(p, ":") ? parse_expression(p) : failed;
@@ -636,11 +686,18 @@ attune_status attune__expr_parse(const attune_allocator *allocator, attune_expr_
     attune__builder builder;
     ATTUNE__TRY(attune__builder_init(&builder, allocator, kind));
     attune__source source = {.text = text, .length = (uint32_t)length};
-    parser p = {.builder = &builder, .kind = kind, .symbols = symbols, .symbol_count = symbol_count, .source = &source};
+    level *levels = attune__alloc_raw(allocator, ATTUNE_EXPR_MAX_DEPTH + 1, sizeof *levels);
+    parser p = {.builder = &builder,
+                .levels = levels,
+                .kind = kind,
+                .symbols = symbols,
+                .symbol_count = symbol_count,
+                .source = &source};
     uint32_t root = 0;
-    attune_status status = parse_whole(&p, &root);
+    attune_status status = levels ? parse_whole(&p, &root) : ATTUNE_OUT_OF_HOST_MEMORY;
     if (status == ATTUNE_OK)
         status = attune__builder_finish(&builder, root, ATTUNE_PARSE_ERROR, expr);
+    attune__free(allocator, levels);
     attune__builder_free(&builder);
     return status;
 }

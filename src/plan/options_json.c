@@ -141,10 +141,34 @@ static attune_status read_object(const json_t *root, attune_kernel_options *opti
     return ATTUNE_OK;
 }
 
+/* jansson's own limit is 2048, each on the stack of the caller's thread; options nest one level. */
+#define MAX_DEPTH 16
+
+static attune_status check_depth(const char *json)
+{
+    int depth = 0;
+    bool in_string = false;
+    for (const char *c = json; *c; c++) {
+        if (in_string && *c == '\\' && c[1])
+            c++;
+        else if (*c == '"')
+            in_string = !in_string;
+        else if (!in_string && (*c == '[' || *c == '{') && ++depth > MAX_DEPTH)
+            return attune__fail(ATTUNE_PARSE_ERROR,
+                                "kernel options nest more than %d levels deep, the limit: they are one object of "
+                                "numbers, strings and booleans",
+                                MAX_DEPTH);
+        else if (!in_string && (*c == ']' || *c == '}'))
+            depth--;
+    }
+    return ATTUNE_OK;
+}
+
 attune_status attune_kernel_options_parse(const char *json, attune_kernel_options *options)
 {
     if (!json)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "json is NULL");
+    ATTUNE__TRY(check_depth(json));
     json_error_t error;
     json_t *root = json_loads(json, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (!root && json_error_code(&error) == json_error_duplicate_key)
