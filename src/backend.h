@@ -128,6 +128,9 @@ struct attune__backend {
     /* As open, of a device that the caller lends; desc is the struct of the backend's public header, checked. NULL
      * where there is nothing to lend. */
     attune_status (*lend)(const attune__host *host, const void *desc, attune_device **device);
+    /* The driver's handles of a device, own or lent: fills the struct of the backend's public header but for
+     * struct_size. NULL where there are none. */
+    void (*handles)(const attune_device *device, void *handles);
     void (*close)(attune_device *device);
     attune_status (*measure)(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 
@@ -135,6 +138,7 @@ struct attune__backend {
     attune_status (*buffer_create)(attune_device *device, uint64_t size, attune_buffer **buffer);
     attune_status (*buffer_wrap)(attune_device *device, void *memory, uint64_t size, attune_buffer **buffer);
     /* Wraps a part of the caller's own device buffer; handle points to what the backend's public header takes. */
+    const char *buffer_lend_name; /* of the public function that calls buffer_lend; NULL where there is none */
     attune_status (*buffer_lend)(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
                                  attune_buffer **buffer);
     void (*buffer_destroy)(attune_buffer *buffer);

@@ -281,7 +281,8 @@ typedef struct attune_buffer attune_buffer;
 ATTUNE_API attune_status attune_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
 /*
  * Wraps host memory that the CPU device then reads and writes in place. The memory stays the caller's and must outlive
- * the buffer. UNSUPPORTED on devices that are not the CPU (see vulkan.h and cuda.h for theirs).
+ * the buffer. UNSUPPORTED on devices that are not the CPU: attune_vulkan_buffer_wrap (vulkan.h) and
+ * attune_cuda_buffer_wrap (cuda.h) wrap memory of theirs.
  */
 ATTUNE_API attune_status attune_buffer_wrap(attune_device *device, void *memory, uint64_t size, attune_buffer **buffer);
 ATTUNE_API void attune_buffer_destroy(attune_buffer *buffer);

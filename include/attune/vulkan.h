@@ -70,8 +70,31 @@ ATTUNE_API attune_status attune_vulkan_device_open(attune_instance *instance, co
                                                    attune_device **device);
 
 /*
+ * The Vulkan objects of a device, attune's own or lent: what a VkBuffer is made with that attune_vulkan_buffer_wrap
+ * takes, or a command buffer for attune_vulkan_forward_record. They stay attune's (or the lender's): nothing of them is
+ * destroyed by the caller, whose own objects on them go before attune_device_destroy. Of its own device attune enables,
+ * of those that are there, the extensions and features that it requires and recommends.
+ *
+ * The queue is used by every call of attune that runs work or copies, from the thread that calls: Vulkan allows one
+ * thread at a time, so that who submits to it keeps other threads from calling attune with the device meanwhile.
+ */
+typedef struct attune_vulkan_handles {
+    uint32_t struct_size;
+    uint32_t api_version; /* that instance and device have, at least VK_API_VERSION_1_2 */
+    VkInstance instance;
+    VkPhysicalDevice physical_device;
+    VkDevice device;
+    PFN_vkGetInstanceProcAddr get_instance_proc_addr;
+    VkQueue queue;
+    uint32_t queue_family; /* it computes */
+} attune_vulkan_handles;
+
+/* INVALID_ARGUMENT if the device is no Vulkan device. Any thread. */
+ATTUNE_API attune_status attune_vulkan_device_handles(const attune_device *device, attune_vulkan_handles *handles);
+
+/*
  * Makes an attune buffer of `size` bytes from `offset` on in the caller's VkBuffer, which stays the caller's and must
- * outlive it. The VkBuffer was made on this device with at least
+ * outlive it. The VkBuffer was made on this device (attune_vulkan_device_handles) with at least
  *
  *     VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT   and, for attune_buffer_write and attune_buffer_read,
  *     VK_BUFFER_USAGE_TRANSFER_DST_BIT and VK_BUFFER_USAGE_TRANSFER_SRC_BIT

@@ -252,11 +252,12 @@ attune_status attune_buffer_wrap(attune_device *device, void *memory, uint64_t s
     ATTUNE__TRY(attune__check_not_null(memory, "memory"));
     if (!size)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "size is 0: a buffer has at least one byte");
+    const char *const lend = device->backend->buffer_lend_name;
     if (!device->backend->buffer_wrap)
         return attune__fail(
             ATTUNE_UNSUPPORTED,
-            "device %s cannot use host memory in place: make a buffer with attune_buffer_create and copy",
-            device->info.id);
+            "device %s cannot use host memory in place: make a buffer with attune_buffer_create and copy%s%s",
+            device->info.id, lend ? ", or wrap memory of the device with " : "", lend ? lend : "");
     attune_buffer *made;
     ATTUNE__TRY(device->backend->buffer_wrap(device, memory, size, &made));
     attune__device_retain(device);

@@ -44,6 +44,16 @@ static attune_status check_device(const attune_device *device)
     return ATTUNE_OK;
 }
 
+attune_status attune_vulkan_device_handles(const attune_device *device, attune_vulkan_handles *handles)
+{
+    ATTUNE__TRY(attune__check_not_null(device, "device"));
+    ATTUNE__TRY(attune__check_not_null(handles, "handles"));
+    ATTUNE__TRY(check_device(device));
+    attune_vulkan_handles found = {.struct_size = sizeof found};
+    device->backend->handles(device, &found);
+    return attune__desc_write(handles, &found, sizeof found, sizeof found, "handles");
+}
+
 attune_status attune_vulkan_buffer_wrap(attune_device *device, VkBuffer vk_buffer, VkDeviceSize offset,
                                         VkDeviceSize size, attune_buffer **buffer)
 {

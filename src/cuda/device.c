@@ -223,6 +223,7 @@ const attune__backend attune__cuda_backend = {
     .close = device_close,
     .measure = attune__cuda_measure,
     .buffer_create = attune__cuda_buffer_create,
+    .buffer_lend_name = "attune_cuda_buffer_wrap",
     .buffer_lend = attune__cuda_buffer_lend,
     .buffer_destroy = attune__cuda_buffer_destroy,
     .buffer_write = attune__cuda_buffer_write,

@@ -355,6 +355,19 @@ static attune_status device_open(const attune__host *host, uint32_t index, attun
     return attune__vulkan_open_with(host, NULL, index, device);
 }
 
+static void device_handles(const attune_device *device, void *handles)
+{
+    const attune__vulkan_device *mine = (const attune__vulkan_device *)device;
+    attune_vulkan_handles *h = handles;
+    h->api_version = mine->physical.api_version;
+    h->instance = mine->instance;
+    h->physical_device = mine->physical.handle;
+    h->device = mine->handle;
+    h->get_instance_proc_addr = mine->vk.GetInstanceProcAddr;
+    h->queue = mine->queue.handle;
+    h->queue_family = mine->queue.family;
+}
+
 const attune__backend attune__vulkan_backend = {
     .kind = ATTUNE_BACKEND_VULKAN,
     .name = "vulkan",
@@ -362,9 +375,11 @@ const attune__backend attune__vulkan_backend = {
     .describe = device_describe,
     .open = device_open,
     .lend = attune__vulkan_lend,
+    .handles = device_handles,
     .close = device_close,
     .measure = attune__vulkan_measure,
     .buffer_create = attune__vulkan_buffer_create,
+    .buffer_lend_name = "attune_vulkan_buffer_wrap",
     .buffer_lend = attune__vulkan_buffer_lend,
     .buffer_destroy = attune__vulkan_buffer_destroy,
     .buffer_write = attune__vulkan_buffer_write,

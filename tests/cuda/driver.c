@@ -390,6 +390,8 @@ Test(cuda_driver, what_is_lent_stays_the_callers)
     cr_assert_eq(attune_cuda_queue_wrap(device, NULL, &queue), ATTUNE_INVALID_ARGUMENT);
     cr_assert_eq(attune_cuda_queue_wrap(device, stream, &queue), ATTUNE_OK);
     cr_assert_eq(attune_cuda_buffer_wrap(device, (uint64_t)(size_t)aligned + 1, 16, &buffer), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune_buffer_wrap(device, aligned, 32, &buffer), ATTUNE_UNSUPPORTED);
+    cr_expect(strstr(attune_last_error(), "attune_cuda_buffer_wrap"), "%s", attune_last_error());
     cr_assert_eq(attune_cuda_buffer_wrap(device, (uint64_t)(size_t)aligned, 32, &buffer), ATTUNE_OK);
     cr_assert_eq(attune_buffer_write(buffer, 4, "attune", 6), ATTUNE_OK);
     cr_assert_eq(memcmp(aligned + 4, "attune", 6), 0);

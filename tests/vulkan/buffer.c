@@ -148,6 +148,7 @@ Test(buffer, too_large_is_said)
     cr_expect_eq(attune_buffer_write(buffer, 1, &byte, 1), ATTUNE_INVALID_ARGUMENT);
     attune_buffer *none;
     cr_expect_eq(attune_buffer_wrap(r.device, &byte, 1, &none), ATTUNE_UNSUPPORTED);
+    cr_expect(strstr(attune_last_error(), "attune_vulkan_buffer_wrap"), "%s", attune_last_error());
     attune_buffer_destroy(buffer);
     room_close(&r);
 }

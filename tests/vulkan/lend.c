@@ -164,6 +164,66 @@ Test(lend, a_buffer_in_place)
     engine_close(&e);
 }
 
+/* A VkBuffer made with the handles of a device that attune opened, by an engine that has nothing else. */
+Test(lend, a_buffer_on_attunes_own_device)
+{
+    (void)fake_get();
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = vulkan_or_skip(instance, false), *cpu;
+    attune_vulkan_handles h = {.struct_size = sizeof h};
+    cr_assert_eq(attune_vulkan_device_handles(device, &h), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert(h.instance && h.physical_device && h.device && h.queue && h.get_instance_proc_addr);
+    cr_assert_geq(h.api_version, VK_API_VERSION_1_2);
+    attune__vulkan_functions vk = {0};
+    cr_assert_null(attune__vulkan_load_loader(&vk, h.get_instance_proc_addr));
+    cr_assert_null(attune__vulkan_load_instance(&vk, h.instance));
+    cr_assert_null(attune__vulkan_load_device(&vk, h.device));
+    VkQueue queue;
+    vk.GetDeviceQueue(h.device, h.queue_family, 0, &queue);
+    cr_expect_eq(queue, h.queue);
+
+    VkBuffer theirs;
+    const VkBufferCreateInfo info = {.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
+                                     .size = 4096,
+                                     .usage = ATTUNE__VULKAN_USAGE,
+                                     .sharingMode = VK_SHARING_MODE_EXCLUSIVE};
+    cr_assert_eq(vk.CreateBuffer(h.device, &info, NULL, &theirs), VK_SUCCESS);
+    VkMemoryRequirements needs;
+    vk.GetBufferMemoryRequirements(h.device, theirs, &needs);
+    uint32_t type = 0;
+    while (!(needs.memoryTypeBits >> type & 1))
+        type++;
+    const VkMemoryAllocateFlagsInfo flags = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO,
+                                             .flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT};
+    const VkMemoryAllocateInfo allocation = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+                                             .pNext = &flags,
+                                             .allocationSize = needs.size,
+                                             .memoryTypeIndex = type};
+    VkDeviceMemory memory;
+    cr_assert_eq(vk.AllocateMemory(h.device, &allocation, NULL, &memory), VK_SUCCESS);
+    cr_assert_eq(vk.BindBufferMemory(h.device, theirs, memory, 0), VK_SUCCESS);
+
+    attune_buffer *buffer;
+    cr_assert_eq(attune_vulkan_buffer_wrap(device, theirs, 256, 1000, &buffer), ATTUNE_OK, "%s", attune_last_error());
+    unsigned char in[1000], out[1000] = {0};
+    for (size_t i = 0; i < sizeof in; i++)
+        in[i] = (unsigned char)(i * 13 + 5);
+    cr_assert_eq(attune_buffer_write(buffer, 0, in, sizeof in), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_buffer_read(buffer, 0, out, sizeof out), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(memcmp(in, out, sizeof in), 0);
+    attune_buffer_destroy(buffer);
+    vk.DestroyBuffer(h.device, theirs, NULL);
+    vk.FreeMemory(h.device, memory, NULL);
+
+    cr_assert_eq(attune_device_open(instance, "cpu", &cpu), ATTUNE_OK);
+    cr_expect_eq(attune_vulkan_device_handles(cpu, &h), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_eq(attune_vulkan_device_handles(device, NULL), ATTUNE_INVALID_ARGUMENT);
+    attune_device_destroy(cpu);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
 Test(lend, refuses_what_lacks_something)
 {
     static engine e;
