@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# ./dev reads every word or refuses, and says how to go on where it cannot install.
+set -euo pipefail
+cd "$1"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+for words in 'build --frob' 'test plain more' 'test frob' 'format --chek' 'format --check more' 'lint src' 'fuzz many' \
+  'fuzz 0' 'fuzz 5 more' 'coverage x' 'clean all' 'frob'; do
+  status=0
+  ./dev $words >"$scratch/out" 2>"$scratch/err" || status=$?
+  if [ $status -ne 2 ] || ! grep -qF -- "${words##* }" "$scratch/err"; then
+    echo "./dev $words: status $status"
+    cat "$scratch/out" "$scratch/err"
+    exit 1
+  fi
+done
+[ "$(./dev | head -n 1)" = "$(./dev help | head -n 1)" ]
+
+# An installation without dpkg's word for any package, root's rights and sudo.
+mkdir "$scratch/bin"
+for tool in bash dirname grep; do ln -s "$(command -v $tool)" "$scratch/bin/$tool"; done
+printf '#!/bin/sh\necho 1000\n' >"$scratch/bin/id"
+printf '#!/bin/sh\nexit 1\n' | tee "$scratch/bin/dpkg-query" >"$scratch/bin/apt-get"
+chmod +x "$scratch"/bin/{id,dpkg-query,apt-get}
+status=0
+PATH=$scratch/bin ./dev build >"$scratch/out" 2>&1 || status=$?
+[ $status -eq 1 ]
+grep -q 'As root: apt-get install .* ninja-build' "$scratch/out"
