@@ -132,6 +132,24 @@ Test(ctext, plain_operators_where_bounds_allow)
     }
 }
 
+/* What is compared stands as people write it: rows before keys, constants last. */
+Test(ctext, comparisons_read_forwards)
+{
+    static char text[256];
+    static const char *const cases[][2] = {
+        {"kv <= q", "q >= kv"},       {"kv < q", "q > kv"}, {"q < kv", "q < kv"},   {"kv < q + 3", "q + 3 > kv"},
+        {"3 < kv", "kv > 3"},         {"3 <= q", "q >= 3"}, {"kv < 3", "kv < 3"},   {"kv < h", "kv < h"},
+        {"kv <= h", "kv <= h"},       {"h < kv", "h < kv"}, {"q <= kv", "q <= kv"}, {"kv + 1 < q", "kv + 1 < q"},
+        {"kv < b + q", "b + q > kv"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, cases[i][0], NULL, 0);
+        cr_assert(attune__expr_print(expr, ATTUNE_EXPR_TEXT, text, sizeof text, NULL) == ATTUNE_OK);
+        cr_expect_str_eq(text, cases[i][1]);
+        attune__expr_release(expr);
+    }
+}
+
 /* As snprintf: what is needed is told, what does not fit is not written. */
 Test(ctext, buffers)
 {

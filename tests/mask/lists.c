@@ -239,6 +239,17 @@ static attune_mask_range random_range(oracle_random *random, const attune_mask *
     return r;
 }
 
+/* A count of 0 is the rest; the last block may be cut off by the end. */
+static bool has_sizes(const attune_mask *slice, const attune_mask *whole, const attune_mask_range *range)
+{
+    int64_t rows = 0;
+    for (int64_t q = range->q_block0 * whole->q_block; q < whole->q_len; q++)
+        rows += !range->q_blocks || q < (range->q_block0 + range->q_blocks) * whole->q_block;
+    return slice->batch == (range->batch ? range->batch : whole->batch - range->batch0) &&
+           slice->heads == (range->heads ? range->heads : whole->heads - range->head0) && slice->q_len == rows &&
+           slice->kv_len == whole->kv_len;
+}
+
 Test(mask_lists, slices)
 {
     oracle_random random = {17};
@@ -251,6 +262,7 @@ Test(mask_lists, slices)
         attune_mask *mask = random_mask(&random, &world, &desc, &bound), *first = NULL, *second = NULL;
         const part one = {mask, random_range(&random, mask)};
         cr_assert(attune__mask_slice(mask, &one.range, &first) == ATTUNE_OK, "%s", attune_last_error());
+        cr_assert(has_sizes(first, mask, &one.range), "case %d", i);
         cr_assert(oracle_check(first, part_element, &one, true, message), "case %d: %s", i, message);
         cr_assert(first->heads % first->kv_heads == 0);
         /* A slice of a slice, after the whole is gone. */
@@ -258,6 +270,7 @@ Test(mask_lists, slices)
         attune__mask_free(mask);
         attune__expr_release(bound.expr);
         cr_assert(attune__mask_slice(first, &two.range, &second) == ATTUNE_OK, "%s", attune_last_error());
+        cr_assert(has_sizes(second, first, &two.range), "case %d", i);
         cr_assert(oracle_check(second, part_element, &two, true, message), "case %d: %s", i, message);
         attune__mask_free(second);
         attune__mask_free(first);

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/* An entry of a pack is found by its kind and both halves of its hash, in the pack that is made and in the one loaded.
+ */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "cache/pack.h"
+#include "cache/room.h"
+
+typedef struct item {
+    const char *kind;
+    attune__hash hash;
+    const char *data;
+} item;
+
+static const item items[] = {
+    {"cuda", {{7, 8}}, "first"},    {"cuda", {{7, 9}}, "second"}, {"cuda", {{6, 8}}, "third half"},
+    {"vulkan", {{7, 8}}, "fourth"}, {"cud", {{7, 8}}, "fifth"},   {"cuda", {{8, 7}}, ""},
+};
+static const item others[] = {
+    {"cuda", {{6, 9}}, NULL}, {"vulkan", {{7, 9}}, NULL}, {"cu", {{7, 8}}, NULL}, {"cudas", {{7, 8}}, NULL}};
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+
+static attune__cache_key key_of(const item *i)
+{
+    return (attune__cache_key){i->kind, i->hash, "it", 2};
+}
+
+Test(pack, finds_by_kind_and_hash)
+{
+    room r;
+    char path[128];
+    attune__pack *pack;
+    attune__packs packs = {0};
+    uint32_t count, entries;
+    uint64_t bytes;
+    const void *data;
+    size_t size;
+    room_open(&r, 0);
+    (void)snprintf(path, sizeof path, "%s/p.pack", r.folder);
+    const attune_allocator allocator = heap_allocator(&r.heap);
+    cr_assert(attune__pack_create(&allocator, &pack) == ATTUNE_OK);
+    for (size_t i = 0; i < COUNT(items); i++) {
+        const attune__cache_key key = key_of(&items[i]);
+        cr_assert(!attune__pack_has(pack, &key), "entry %zu", i);
+        cr_assert(attune__pack_add(pack, &key, items[i].data, strlen(items[i].data)) == ATTUNE_OK);
+        cr_assert(attune__pack_has(pack, &key));
+        cr_assert(attune__pack_add(pack, &key, items[i].data, strlen(items[i].data)) == ATTUNE_OK);
+        attune__pack_measure(pack, &entries, &bytes);
+        cr_assert(entries == i + 1, "added again: %u entries", entries);
+    }
+    cr_assert(attune__pack_write(pack, path) == ATTUNE_OK, "%s", attune_last_error());
+    cr_assert(attune__packs_load(&packs, &allocator, path) == ATTUNE_OK, "%s", attune_last_error());
+    attune__packs_measure(&packs, &count, &entries);
+    cr_assert(count == 1 && entries == COUNT(items));
+    for (size_t i = 0; i < COUNT(items); i++) {
+        cr_assert(attune__packs_find(&packs, items[i].kind, items[i].hash, &data, &size));
+        cr_assert(size == strlen(items[i].data) && !memcmp(data, items[i].data, size), "entry %zu", i);
+    }
+    for (size_t i = 0; i < COUNT(others); i++) {
+        const attune__cache_key key = key_of(&others[i]);
+        cr_assert(!attune__pack_has(pack, &key) && !attune__packs_find(&packs, key.kind, key.hash, &data, &size));
+    }
+    attune__packs_finish(&packs, &allocator);
+    attune__pack_destroy(pack);
+    remove(path);
+    room_close(&r);
+}
