@@ -9,6 +9,7 @@
 layout(local_size_x = 64) in;
 
 layout(constant_id = 4) const uint HEAD_DIM_V = 64;
+layout(constant_id = 35) const uint O_TYPE = 0; /* of o */
 
 void main()
 {
@@ -36,7 +37,8 @@ void main()
         o += alpha * part_o;
     }
     uvec2 to = address_step(plane(args.o, b, h), q, args.o.stride_row);
-    store4(address_add(to, column * ELEMENT_BYTES), (args.flags & ALIGNED_O) != 0u, is_zero(l) ? vec4(0.0) : o / l);
+    store4(O_TYPE, address_add(to, column * bytes_of(O_TYPE)), (args.flags & ALIGNED_O) != 0u,
+           is_zero(l) ? vec4(0.0) : o / l);
     if (column == 0u) {
         store_row(args.lse, b, h, q, lse_bits(m, l));
         store_row(args.row_max, b, h, q, row_max_bits(m, l));

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Elements of q, k, v and o, eight at a time. ELEMENT is 0 for f32, 1 for f16, 2 for bf16; 16-bit elements are read from
- * 32-bit words, so that no 16-bit storage is asked of the device. `aligned` says that every group of eight begins at a
- * multiple of 16 bytes; without it elements are aligned to themselves.
+ * Elements of q, k, v and o, eight at a time, of a type that is F32, F16 or BF16: a constant of the module or of its
+ * specialisation, so that a driver's compiler keeps one path. 16-bit elements are read from 32-bit words, so that no 16-bit
+ * storage is asked of the device. `aligned` says that every group of eight begins at a multiple of 16 bytes; without it
+ * elements are aligned to themselves. With ELEMENT defined, functions without a type are for that one: of k and v, and of
+ * all tensors where a module has no other.
  */
 #ifndef ATTUNE_ELEMENTS_GLSL
 #define ATTUNE_ELEMENTS_GLSL
@@ -11,30 +13,30 @@
 
 #include "address.glsl"
 
-#if ELEMENT == 0
-#define ELEMENT_BYTES 4u
-#else
-#define ELEMENT_BYTES 2u
-#endif
+/* attune__vulkan_dtype_index */
+const uint F32 = 0u, F16 = 1u, BF16 = 2u;
 
-vec2 unpack(const in uint word)
+uint bytes_of(const in uint type)
 {
-#if ELEMENT == 1
-    return unpackHalf2x16(word);
-#else
+    return type == F32 ? 4u : 2u;
+}
+
+vec2 unpack(const in uint type, const in uint word)
+{
+    if (type == F16)
+        return unpackHalf2x16(word);
     return vec2(uintBitsToFloat(word << 16), uintBitsToFloat(word & 0xffff0000u));
-#endif
 }
 
 /* Round to nearest even: packHalf2x16 may truncate. */
-uint narrow(const in float value)
+uint narrow(const in uint type, const in float value)
 {
     uint bits = floatBitsToUint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
-#if ELEMENT == 2
-    if (magnitude > 0x7f800000u)
-        return bits >> 16 | 0x40u;
-    return bits + 0x7fffu + (bits >> 16 & 1u) >> 16;
-#else
+    if (type == BF16) {
+        if (magnitude > 0x7f800000u)
+            return bits >> 16 | 0x40u;
+        return bits + 0x7fffu + (bits >> 16 & 1u) >> 16;
+    }
     if (magnitude > 0x7f800000u)
         return sign | 0x7e00u;
     if (magnitude >= 0x477ff000u) /* 65520 and above round to infinity */
@@ -48,71 +50,131 @@ uint narrow(const in float value)
         return sign | whole;
     }
     return sign | (magnitude + 0xfffu + (magnitude >> 13 & 1u) >> 13) - 0x1c000u;
-#endif
 }
 
-uint pack(const in float low, const in float high)
+uint pack(const in uint type, const in float low, const in float high)
 {
-    return narrow(low) | narrow(high) << 16;
+    return narrow(type, low) | narrow(type, high) << 16;
 }
 
 /* The 32 bits of one element at the bottom of the result. */
-uint load_element(const in uvec2 address)
+uint load_element(const in uint type, const in uvec2 address)
 {
-#if ELEMENT == 0
-    return Word(address).value;
-#else
+    if (type == F32)
+        return Word(address).value;
     uint word = Word(uvec2(address.x & ~3u, address.y)).value;
     return (address.x & 2u) != 0u ? word >> 16 : word & 0xffffu;
-#endif
 }
 
-/* Eight elements as they lie in memory. */
+/* Eight elements as they lie in memory; high: of 32 bits. */
 struct Group {
-    uvec4 low;
-#if ELEMENT == 0
-    uvec4 high;
-#endif
+    uvec4 low, high;
 };
 
 /* Zeros unless `there`. */
-Group fetch(const in uvec2 address, const in bool aligned, const in bool there)
+Group fetch(const in uint type, const in uvec2 address, const in bool aligned, const in bool there)
 {
     Group group;
     group.low = uvec4(0u);
-#if ELEMENT == 0
-    group.high = uvec4(0u);
-#endif
+    if (type == F32)
+        group.high = uvec4(0u);
     if (!there)
         return group;
     if (aligned) {
         group.low = Uvec4(address).value;
-#if ELEMENT == 0
-        group.high = Uvec4(address_add(address, 16u)).value;
-#endif
+        if (type == F32)
+            group.high = Uvec4(address_add(address, 16u)).value;
         return group;
     }
     [[unroll]] for (uint i = 0u; i < 4u; i++) {
-#if ELEMENT == 0
-        group.low[i] = load_element(address_add(address, 4u * i));
-        group.high[i] = load_element(address_add(address, 16u + 4u * i));
-#else
-        group.low[i] = load_element(address_add(address, 4u * i)) |
-                       load_element(address_add(address, 4u * i + 2u)) << 16;
-#endif
+        if (type == F32) {
+            group.low[i] = load_element(type, address_add(address, 4u * i));
+            group.high[i] = load_element(type, address_add(address, 16u + 4u * i));
+        } else
+            group.low[i] = load_element(type, address_add(address, 4u * i)) |
+                           load_element(type, address_add(address, 4u * i + 2u)) << 16;
     }
     return group;
 }
 
+void widen(const in uint type, const in Group group, out vec4 low, out vec4 high)
+{
+    if (type == F32) {
+        low = uintBitsToFloat(group.low);
+        high = uintBitsToFloat(group.high);
+    } else {
+        low = vec4(unpack(type, group.low.x), unpack(type, group.low.y));
+        high = vec4(unpack(type, group.low.z), unpack(type, group.low.w));
+    }
+}
+
+/* The eight in another type, of 16 bits. */
+uvec4 convert(const in uint type, const in Group group, const in uint to)
+{
+    if (type == to)
+        return group.low;
+    vec4 low, high;
+    widen(type, group, low, high);
+    return uvec4(pack(to, low.x, low.y), pack(to, low.z, low.w), pack(to, high.x, high.y), pack(to, high.z, high.w));
+}
+
+/* One element where its neighbour in the word belongs to another invocation. */
+void store_element(const in uint type, const in uvec2 address, const in float value)
+{
+    if (type == F32) {
+        OutWord(address).value = floatBitsToUint(value);
+        return;
+    }
+    OutWord word = OutWord(uvec2(address.x & ~3u, address.y));
+    uint shift = (address.x & 2u) << 3, bits = narrow(type, value) << shift;
+    atomicAnd(word.value, 0xffff0000u >> shift);
+    atomicOr(word.value, bits);
+}
+
+void store4(const in uint type, const in uvec2 address, const in bool aligned, const in vec4 value)
+{
+    if (!aligned) {
+        [[unroll]] for (uint i = 0u; i < 4u; i++)
+            store_element(type, address_add(address, bytes_of(type) * i), value[i]);
+        return;
+    }
+    if (type == F32)
+        OutVec4(address).value = value;
+    else
+        OutUvec2(address).value = uvec2(pack(type, value.x, value.y), pack(type, value.z, value.w));
+}
+
+#ifdef ELEMENT
+const uint TYPE = ELEMENT;
+#if ELEMENT == 0
+#define ELEMENT_BYTES 4u
+#else
+#define ELEMENT_BYTES 2u
+#endif
+
+vec2 unpack(const in uint word)
+{
+    return unpack(TYPE, word);
+}
+
+uint pack(const in float low, const in float high)
+{
+    return pack(TYPE, low, high);
+}
+
+uint load_element(const in uvec2 address)
+{
+    return load_element(TYPE, address);
+}
+
+Group fetch(const in uvec2 address, const in bool aligned, const in bool there)
+{
+    return fetch(TYPE, address, aligned, there);
+}
+
 void widen(const in Group group, out vec4 low, out vec4 high)
 {
-#if ELEMENT == 0
-    low = uintBitsToFloat(group.low);
-    high = uintBitsToFloat(group.high);
-#else
-    low = vec4(unpack(group.low.x), unpack(group.low.y));
-    high = vec4(unpack(group.low.z), unpack(group.low.w));
-#endif
+    widen(TYPE, group, low, high);
 }
 
 /* Whether NaN or infinity is among them. */
@@ -127,31 +189,15 @@ bool is_special(const in Group group)
 #endif
 }
 
-/* One element where its neighbour in the word belongs to another invocation. */
 void store_element(const in uvec2 address, const in float value)
 {
-#if ELEMENT == 0
-    OutWord(address).value = floatBitsToUint(value);
-#else
-    OutWord word = OutWord(uvec2(address.x & ~3u, address.y));
-    uint shift = (address.x & 2u) << 3, bits = narrow(value) << shift;
-    atomicAnd(word.value, 0xffff0000u >> shift);
-    atomicOr(word.value, bits);
-#endif
+    store_element(TYPE, address, value);
 }
 
 void store4(const in uvec2 address, const in bool aligned, const in vec4 value)
 {
-    if (!aligned) {
-        [[unroll]] for (uint i = 0u; i < 4u; i++)
-            store_element(address_add(address, ELEMENT_BYTES * i), value[i]);
-        return;
-    }
-#if ELEMENT == 0
-    OutVec4(address).value = value;
-#else
-    OutUvec2(address).value = uvec2(pack(value.x, value.y), pack(value.z, value.w));
-#endif
+    store4(TYPE, address, aligned, value);
 }
+#endif
 
 #endif

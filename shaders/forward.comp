@@ -54,6 +54,9 @@ layout(constant_id = 27) const uint FETCH_V = 2;
 layout(constant_id = 28) const uint FETCH = 2;        /* the larger of FETCH_Q + FETCH_K and FETCH_V */
 layout(constant_id = 29) const uint TN = 1;
 layout(constant_id = 30) const uint ACC_SIZE = 2;     /* TM * TN */
+/* The types of q and o; k and v have ELEMENT. */
+layout(constant_id = 34) const uint Q_TYPE = ELEMENT;
+layout(constant_id = 35) const uint O_TYPE = ELEMENT;
 
 shared vec4 slices[2u * SLICE_SIZE]; /* twice: Q[M] and K[N] of SLICE + 4, or V[CHUNK] of HEAD_DIM_V + 4 */
 shared vec4 s[S_SIZE];          /* S, then P: [M][S_STRIDE] */
@@ -90,7 +93,8 @@ const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
             uint i = tid + f * THREADS, r = i / SLICE_GROUPS;                                                          \
             uvec2 at = PACKED ? address_step(q_plane, head_of(r, it.queries), q_stride_h) : q_plane;                   \
             at = address_step(at, it.q0 + query_of(r, it.queries), q_stride);                                          \
-            fetched[f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned, r < it.rows);   \
+            fetched[f] = fetch(Q_TYPE, address_add(at, (d0 + i % SLICE_GROUPS * 8u) * bytes_of(Q_TYPE)), aligned,      \
+                               r < it.rows);                                                                           \
         }                                                                                                              \
         [[unroll]] for (uint f = 0u; f < FETCH_K; f++)                                                                 \
         {                                                                                                              \
@@ -107,7 +111,7 @@ const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
         {                                                                                                              \
             uint i = tid + f * THREADS, r = i / SLICE_GROUPS, to = side + r * slice_row + i % SLICE_GROUPS * 2u;       \
             vec4 low, high;                                                                                            \
-            widen(fetched[f], low, high);                                                                              \
+            widen(Q_TYPE, fetched[f], low, high);                                                                      \
             if (r < BLOCK_M) {                                                                                         \
                 slices[to] = PRESCALE ? low * args.scale : low;                                                        \
                 slices[to + 1u] = PRESCALE ? high * args.scale : high;                                                 \
@@ -437,8 +441,9 @@ void main()
                     OutVec4(address_add(address_step(args.parts, at, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
                         value;
                 } else
-                    store4(address_add(address_step(plane(args.o, it.b, h), q, args.o.stride_row),
-                                       column * ELEMENT_BYTES),
+                    store4(O_TYPE,
+                           address_add(address_step(plane(args.o, it.b, h), q, args.o.stride_row),
+                                       column * bytes_of(O_TYPE)),
                            o_aligned, value);
             }
         }

@@ -56,6 +56,9 @@ layout(constant_id = 29) const uint WARPS_AT = 576;  /* the subgroups' own */
 layout(constant_id = 30) const uint WARP_SIZE = 336; /* S, or P in its place; then EXTRA */
 layout(constant_id = 31) const uint EXTRA_AT = 272;  /* one column of matrices in float32 */
 layout(constant_id = 32) const uint MEMORY_SIZE = 1920;
+/* The types of q and o; k and v have ELEMENT, to which q is rounded. */
+layout(constant_id = 34) const uint Q_TYPE = ELEMENT;
+layout(constant_id = 35) const uint O_TYPE = ELEMENT;
 
 shared uvec4 memory[MEMORY_SIZE];
 shared uint special; /* V has NaN or infinity in a tile with forbidden pairs */
@@ -191,8 +194,9 @@ void main()
         uint r = i / K_GROUPS, g = i % K_GROUPS;
         uvec2 at = address_step(address_step(q_plane, head_of(r, it.queries), q_stride_h),
                                 it.q0 + query_of(r, it.queries), q_stride);
-        memory[Q_AT + r * K_STRIDE + g] =
-            fetch(address_add(at, g * 16u), aligned, r < it.rows && g < HEAD_DIM / 8u).low;
+        Group q8 = fetch(Q_TYPE, address_add(at, g * 8u * bytes_of(Q_TYPE)), aligned,
+                         r < it.rows && g < HEAD_DIM / 8u);
+        memory[Q_AT + r * K_STRIDE + g] = convert(Q_TYPE, q8, TYPE);
     }
     barrier();
     MATRIX_A held[HELD_COUNT];
@@ -403,8 +407,9 @@ void main()
                     OutVec4(address_add(address_step(args.parts, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
                         value;
                 } else
-                    store4(address_add(address_step(plane(args.o, it.b, h), q, args.o.stride_row),
-                                       column * ELEMENT_BYTES),
+                    store4(O_TYPE,
+                           address_add(address_step(plane(args.o, it.b, h), q, args.o.stride_row),
+                                       column * bytes_of(O_TYPE)),
                            o_aligned, value);
             }
         }

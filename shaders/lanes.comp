@@ -34,6 +34,9 @@ layout(constant_id = 20) const bool MASK = false;
 layout(constant_id = 22) const bool PRESCALE = false;
 layout(constant_id = 23) const bool ALIGNED = false;
 layout(constant_id = 24) const bool PACKED = false;
+/* The types of q and o; k and v have ELEMENT. */
+layout(constant_id = 34) const uint Q_TYPE = ELEMENT;
+layout(constant_id = 35) const uint O_TYPE = ELEMENT;
 
 #include "tiles.glsl"
 
@@ -99,10 +102,11 @@ void main()
         uint row = min(r, it.rows - 1u);
         uvec2 from = plane(args.q, it.b, it.h0 + head_of(row, it.queries));
         from = address_step(from, it.q0 + query_of(row, it.queries), args.q.stride_row);
-        uint64_t at = pack64(address_add(from, lane * ELEMENT_BYTES));
+        uint64_t at = pack64(address_add(from, lane * bytes_of(Q_TYPE)));
         [[dont_unroll]] for (uint c = 0u; c < PARTS; c++) {
-            uint bits = element_bits(at + uint64_t(c * LANES * ELEMENT_BYTES));
-            q[r * PARTS + c] = element(uvec2(bits), 0u) * (PRESCALE ? args.scale : 1.0);
+            uint bits = element_bits(at + uint64_t(c * LANES * bytes_of(Q_TYPE)));
+            float value = Q_TYPE == F32 ? uintBitsToFloat(bits) : unpack(Q_TYPE, bits).x;
+            q[r * PARTS + c] = value * (PRESCALE ? args.scale : 1.0);
         }
         [[dont_unroll]] for (uint c = 0u; c < PIECES * ELEMENTS; c++)
             o[c * BLOCK_M + r] = 0.0;
@@ -280,15 +284,13 @@ void main()
                 value = is_zero(scale) ? vec2(0.0) : value * scale;
                 if (split)
                     OutWord64(pack64(address_add(part, (column + e) * 4u))).value = pack64(floatBitsToUint(value));
-                else if (ALIGNED) {
-#if ELEMENT == 0
+                else if (ALIGNED && O_TYPE == F32)
                     OutWord64(pack64(address_add(to, (column + e) * 4u))).value = pack64(floatBitsToUint(value));
-#else
-                    OutWord(address_add(to, (column + e) * 2u)).value = pack(value.x, value.y);
-#endif
-                } else {
-                    store_element(address_add(to, (column + e) * ELEMENT_BYTES), value.x);
-                    store_element(address_add(to, (column + e + 1u) * ELEMENT_BYTES), value.y);
+                else if (ALIGNED)
+                    OutWord(address_add(to, (column + e) * 2u)).value = pack(O_TYPE, value.x, value.y);
+                else {
+                    store_element(O_TYPE, address_add(to, (column + e) * bytes_of(O_TYPE)), value.x);
+                    store_element(O_TYPE, address_add(to, (column + e + 1u) * bytes_of(O_TYPE)), value.y);
                 }
             }
         }

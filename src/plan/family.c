@@ -57,15 +57,12 @@ static const char *refuses_dtype(const attune__family *family, const attune__sea
 {
     const attune_limits *limits = search->limits;
     const attune__shape *s = search->shape;
-    const attune_dtype dtypes[] = {s->k_dtype, s->v_dtype, s->q_dtype, s->o_dtype};
     if (attune__shape_mixed(s) && !(family->mixes >> search->pass & 1)) {
         snprintf(why, size, "it has one dtype for q, k, v and o: here q is %s, k and v are %s, o is %s",
                  attune_dtype_string(s->q_dtype), attune_dtype_string(s->k_dtype), attune_dtype_string(s->o_dtype));
         return why;
     }
-    attune_dtype dtype = dtypes[0];
-    for (size_t i = 1; i < sizeof dtypes / sizeof dtypes[0] && family->dtypes >> dtype & 1; i++)
-        dtype = dtypes[i];
+    const attune_dtype dtype = family->dtypes >> s->k_dtype & 1 ? s->v_dtype : s->k_dtype;
     const bool known = family->dtypes >> dtype & 1;
     /* Cooperative matrices need the type itself; other Vulkan and OpenCL kernels read 16-bit floats as integers. */
     const bool lacking = (s->q_dtype == ATTUNE_F64 && !limits->f64) ||
@@ -73,7 +70,7 @@ static const char *refuses_dtype(const attune__family *family, const attune__sea
     if (known && !lacking)
         return NULL;
     if (known) {
-        snprintf(why, size, "no %s matrices or arithmetic on this device", attune_dtype_string(s->k_dtype));
+        snprintf(why, size, "no %s matrices or arithmetic on this device", attune_dtype_string(dtype));
         return why;
     }
     int used = snprintf(why, size, "no %s kernel: there are", attune_dtype_string(dtype));

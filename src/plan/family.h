@@ -74,8 +74,8 @@ typedef struct attune__family {
     bool last_resort;    /* others explain a failure better */
     bool tma;            /* USE_TMA is ON here; elsewhere it is OFF */
     const char *missing; /* why no plan may choose it yet; NULL = it may */
-    uint32_t dtypes;     /* bits 1 << attune_dtype: of all four tensors */
-    uint32_t mixes;      /* bits 1 << attune__pass: where q, k, v and o may each have another one of them */
+    uint32_t dtypes;     /* bits 1 << attune_dtype: of k and v */
+    uint32_t mixes;      /* bits 1 << attune__pass: where q and o may be f32, f16 or bf16, whatever k and v are */
     uint32_t unordered;  /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
     bool (*orders)(const attune__search *search); /* but not if DETERMINISTIC asks; NULL = then it is passed over */
     const char *(*refuses)(const attune__search *search); /* what of the problem it cannot have; NULL = nothing */

@@ -108,12 +108,14 @@ static attune__cost portable_cost(const attune__search *search, const attune__ti
             VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),                               \
             VULKAN_LOOP | (more) | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                              \
     }
+#define MIXES      (1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE)
 #define ALL_DTYPES (1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16)
 
 const attune__family attune__vulkan_portable = {
     .name = "vulkan_portable",
     .backend = ATTUNE_BACKEND_VULKAN,
     .dtypes = ALL_DTYPES,
+    .mixes = MIXES,
     .reads = VULKAN_READS(0),
     .tiles = scalar_tiles,
     .settle = portable_settle,
@@ -185,6 +187,7 @@ const attune__family attune__vulkan_subgroup = {
     .backend = ATTUNE_BACKEND_VULKAN,
     .subgroups = true,
     .dtypes = ALL_DTYPES,
+    .mixes = MIXES,
     .reads = VULKAN_READS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
     .tiles = scalar_tiles,
     .settle = subgroup_settle,
@@ -274,6 +277,7 @@ const attune__family attune__vulkan_lanes = {
     .subgroups = true,
     .host = true,
     .dtypes = ALL_DTYPES,
+    .mixes = MIXES,
     .reads = VULKAN_READS(0),
     .tiles = lanes_tiles,
     .settle = lanes_settle,
@@ -392,6 +396,7 @@ const attune__family attune__vulkan_coopmat = {
     .matrix = ATTUNE_MATRIX_COOPMAT,
     .subgroups = true,
     .dtypes = 1u << ATTUNE_F16,
+    .mixes = MIXES,
     .by_name = coopmat_by_name,
     .reads = {VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
               VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV), 0},

@@ -8,9 +8,7 @@
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
-#include "shaders/combine_bf16.h"
-#include "shaders/combine_f16.h"
-#include "shaders/combine_f32.h"
+#include "shaders/combine.h"
 #include "shaders/forward_bf16.h"
 #include "shaders/forward_f16.h"
 #include "shaders/forward_f32.h"
@@ -28,6 +26,8 @@
 
 #define CONSTANTS ATTUNE__VULKAN_CONSTANTS
 #define ALIGNED   ATTUNE__VULKAN_ALIGNED
+#define Q_TYPE    ATTUNE__VULKAN_Q_TYPE
+#define O_TYPE    ATTUNE__VULKAN_O_TYPE
 
 typedef enum module_kind { PORTABLE, SUBGROUP, LANES } module_kind;
 
@@ -43,12 +43,6 @@ static const attune__vulkan_module *find_module(module_kind kind, attune_dtype d
     static const attune__vulkan_module modules[3][3] = {
         ATTUNE__VULKAN_MODULES(forward), ATTUNE__VULKAN_MODULES(forward_subgroup), ATTUNE__VULKAN_MODULES(lanes)};
     return &modules[kind][attune__vulkan_dtype_index(dtype)];
-}
-
-static const attune__vulkan_module *find_combine(attune_dtype dtype)
-{
-    static const attune__vulkan_module modules[3] = ATTUNE__VULKAN_MODULES(combine);
-    return &modules[attune__vulkan_dtype_index(dtype)];
 }
 
 /* The lanes' kernel reads the tile's numbers and the flags alone: it has no layout. */
@@ -243,6 +237,8 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     attune_status status = matrices ? matrix_constants(limits, desc, kernel->constants)
                                     : scalar_constants(desc, kind, flat, kernel->constants);
     kernel->constants[ALIGNED] = aligned;
+    kernel->constants[Q_TYPE] = attune__vulkan_dtype_index(desc->shape->q_dtype);
+    kernel->constants[O_TYPE] = attune__vulkan_dtype_index(desc->shape->o_dtype);
     return status;
 }
 
@@ -301,8 +297,8 @@ static attune_status make_pipelines(attune_device *device, const attune__program
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, kernels, &program->forward, &program->aligned));
     if (desc->choice->split_kv <= 1)
         return ATTUNE_OK;
-    const attune__vulkan_module *combine = find_combine(desc->shape->k_dtype);
-    return attune__vulkan_pipeline_specialise(device, combine->words, combine->count, NULL, "combine",
+    static const attune__vulkan_module combine = ATTUNE__VULKAN_MODULE(attune__spirv_combine);
+    return attune__vulkan_pipeline_specialise(device, combine.words, combine.count, NULL, "combine",
                                               kernels[0].constants, 0, &program->combine);
 }
 

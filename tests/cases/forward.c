@@ -25,16 +25,20 @@ static attune_device *open_device(attune_instance *instance, const char *backend
 
 static attention_case with_kernels(const attention_case *c, kernels which)
 {
-    attention_case made = which == KERNELS_MATRIX ? case_unmixed(c) : *c;
+    attention_case made = *c;
+    /* Q and O of any type, but f16 keys and values. */
+    if (which == KERNELS_MATRIX)
+        made.kv_dtype = ATTUNE_F16;
     if (which == KERNELS_MATRIX && !c->options && (!c->mask || (c->q_block % 16 == 0 && c->kv_block % 16 == 0)))
         made.options = "{\"KERNEL\": \"vulkan_coopmat\"}";
     return made;
 }
 
-/* Kernels whose tensors have one dtype run a mixed case without its others. */
-static attention_case for_backend(const attention_case *c, const char *backend)
+/* What has no mixed types runs such a case without: CUDA's kernels, and backward passes but the CPU's. */
+static attention_case for_backend(const attention_case *c, const char *backend, bool gradients)
 {
-    return strcmp(backend, "cpu") != 0 ? case_unmixed(c) : *c;
+    const bool mixes = !strcmp(backend, "cpu") || (!strcmp(backend, "vulkan") && !gradients);
+    return mixes ? *c : case_unmixed(c);
 }
 
 /* Case i in dtype j: a share of one in three takes each dtype in its turn, not one alone. */
@@ -60,7 +64,7 @@ static void run_table(const char *backend, kernels which, const attune_dtype *dt
                 (dtypes[j] == ATTUNE_F64 && case_mixed(&attention_cases[i])))
                 continue;
             run++;
-            attention_case c = for_backend(&attention_cases[i], backend);
+            attention_case c = for_backend(&attention_cases[i], backend, false);
             c = with_kernels(&c, which);
             if (!case_run(instance, device, &c, dtypes[j], test_seed() + i, &why)) {
                 failed++;
@@ -88,7 +92,7 @@ static void run_random(const char *backend, kernels which, uint32_t cpu_threads,
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
         attention_case c = attention_case_random(seed, &storage);
-        c = for_backend(&c, backend);
+        c = for_backend(&c, backend, false);
         c = with_kernels(&c, which);
         failure why;
         if (!case_run(instance, device, &c, dtypes[i % dtype_count], seed, &why)) {
@@ -129,7 +133,7 @@ static void run_gradients(const char *backend, uint64_t shared, uint64_t random,
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
         attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
-        c = for_backend(&c, backend);
+        c = for_backend(&c, backend, true);
         for (size_t j = 0; j < (i < table ? dtype_count : 1) && case_has_gradients(&c); j++) {
             c.backward_options = !strcmp(backend, "vulkan") ? vulkan_kernels[run % 4]
                                  : !strcmp(backend, "cuda") ? cuda_kernels[run % 4]
@@ -198,11 +202,12 @@ BACKEND(vulkan, without_f64, 30)
 BACKEND(cuda, without_f64, 1200)
 BACKEND(opencl, without_f64, 60)
 
-static const attune_dtype matrix_dtypes[] = {ATTUNE_F16};
+/* Of Q: with_kernels. */
+static const attune_dtype matrix_dtypes[] = {ATTUNE_F16, ATTUNE_F32};
 
 Test(forward_table, cooperative_matrix)
 {
-    run_table("vulkan", KERNELS_MATRIX, matrix_dtypes, 1);
+    run_table("vulkan", KERNELS_MATRIX, matrix_dtypes, 2);
 }
 
 Test(forward_random, cooperative_matrix)

@@ -89,20 +89,47 @@ static void check(attune_instance *instance, attune_device *device, const attent
     case_release(&base);
 }
 
-static void run_all(const char *backend, const char *const *options, uint32_t count, bool computes_in_f32)
+typedef struct kernel {
+    const char *options;
+    attune_dtype narrow; /* of keys and values; 0 = f16 and bf16 in turn */
+    bool f32;            /* computes in float32 */
+    bool host;           /* of devices that run kernels on the CPU alone */
+    uint32_t matrix;     /* ATTUNE_MATRIX_* that it needs */
+} kernel;
+
+static void run_all(const char *backend, const kernel *kernels, uint32_t count)
 {
     attune_instance *instance;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
     attune_device *device = device_or_skip(instance, backend);
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
-        for (uint32_t j = 0; j < count; j++)
-            check(instance, device, &shapes[i], (i + j) % 2 ? ATTUNE_BF16 : ATTUNE_F16, options[j], computes_in_f32);
+    attune_device_info info = {.struct_size = sizeof info};
+    cr_assert_eq(attune_device_info_get(device, &info), ATTUNE_OK);
+    for (uint32_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        for (uint32_t j = 0; j < count; j++) {
+            const kernel *k = &kernels[j];
+            if ((k->host && !info.limits.host) || (k->matrix & ~info.limits.matrix))
+                continue;
+            const attune_dtype narrow = k->narrow ? k->narrow : (i + j) % 2 ? ATTUNE_BF16 : ATTUNE_F16;
+            check(instance, device, &shapes[i], narrow, k->options, k->f32);
+        }
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }
 
 Test(mixed, cpu)
 {
-    static const char *const options[] = {"{}", "{\"BLOCK_M\": 16, \"BLOCK_N\": 32}"};
-    run_all("cpu", options, 2, true);
+    static const kernel kernels[] = {{.options = "{}", .f32 = true},
+                                     {.options = "{\"BLOCK_M\": 16, \"BLOCK_N\": 32}", .f32 = true}};
+    run_all("cpu", kernels, 2);
+}
+
+Test(mixed, vulkan)
+{
+    static const kernel kernels[] = {
+        {.options = "{\"KERNEL\": \"vulkan_portable\", \"BLOCK_M\": 16, \"BLOCK_N\": 32}", .f32 = true},
+        {.options = "{\"KERNEL\": \"vulkan_subgroup\", \"BLOCK_M\": 16, \"BLOCK_N\": 32}", .f32 = true},
+        {.options = "{\"KERNEL\": \"vulkan_lanes\", \"BLOCK_M\": 8, \"BLOCK_N\": 16}", .f32 = true, .host = true},
+        {.options = "{\"KERNEL\": \"vulkan_coopmat\"}", .narrow = ATTUNE_F16, .matrix = ATTUNE_MATRIX_COOPMAT},
+    };
+    run_all("vulkan", kernels, sizeof kernels / sizeof kernels[0]);
 }
