@@ -18,6 +18,8 @@
  * A source is specialised with -D:
  *
  *     ATTUNE_DTYPE           ATTUNE_CUDA_F16, ATTUNE_CUDA_BF16 or ATTUNE_CUDA_F32 (sm80 only)
+ *                            of k and v, in which products are
+ *     ATTUNE_Q_DTYPE, ATTUNE_O_DTYPE         likewise, of q and o, forwards with sm80; not given: as ATTUNE_DTYPE
  *     ATTUNE_HEAD_DIM, ATTUNE_HEAD_DIM_V     as the problem has them; kernels pad
  *     ATTUNE_BLOCK_M, ATTUNE_BLOCK_N, ATTUNE_NUM_WARPS, ATTUNE_NUM_STAGES     the tile
  *     ATTUNE_SHARED_MEMORY   the planner's bytes, which the kernel's layout must have

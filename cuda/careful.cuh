@@ -9,17 +9,21 @@
 
 #include "common.cuh"
 
-__device__ __forceinline__ float widen(element x)
+template <int DTYPE = ATTUNE_DTYPE> __device__ __forceinline__ float widen(typename storage<DTYPE>::type x)
 {
-#if ATTUNE_DTYPE == ATTUNE_CUDA_F32
-    return x;
-#elif ATTUNE_DTYPE == ATTUNE_CUDA_F16
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-#else
-    return __uint_as_float((u32)x << 16);
-#endif
+    if constexpr (DTYPE == ATTUNE_CUDA_F32)
+        return x;
+    else
+        return unpack<DTYPE>(x);
+}
+
+/* An element of Q as the products have it. */
+__device__ __forceinline__ float widen_q(q_element x)
+{
+    float value = widen<ATTUNE_Q_DTYPE>(x);
+    if constexpr (ATTUNE_Q_DTYPE != ATTUNE_DTYPE && ATTUNE_DTYPE != ATTUNE_CUDA_F32)
+        value = unpack(pack(value, 0.0f));
+    return value;
 }
 
 /* Column d of row p.q: value and sum still to be divided; with d 0 the row's LSE and maximum too. */
@@ -28,12 +32,11 @@ __device__ __forceinline__ void store_element(const attune_cuda_arguments &a, co
 {
     bool empty = sum == 0.0f;
     value = empty ? 0.0f : value * (1.0f / sum);
-    element *to = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row + d;
-#if ATTUNE_DTYPE == ATTUNE_CUDA_F32
-    *to = value;
-#else
-    *to = (element)pack(value, 0.0f);
-#endif
+    o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row + d;
+    if constexpr (ATTUNE_O_DTYPE == ATTUNE_CUDA_F32)
+        *to = value;
+    else
+        *to = (o_element)pack<ATTUNE_O_DTYPE>(value, 0.0f);
     if (d)
         return;
     top *= factor * ATTUNE_LN2;
@@ -76,7 +79,7 @@ __device__ __forceinline__ careful careful_element(const attune_cuda_arguments &
                                                    int d)
 {
     i64 b = p.b, h = p.h, h_kv = p.h_kv;
-    const element *q = (const element *)a.q.address + b * a.q.batch + h * a.q.head + p.q * a.q.row;
+    const q_element *q = (const q_element *)a.q.address + b * a.q.batch + h * a.q.head + p.q * a.q.row;
     const element *k = (const element *)a.k.address + b * a.k.batch + h_kv * a.k.head;
     const element *v = (const element *)a.v.address + b * a.v.batch + h_kv * a.v.head + d;
     float factor = fold_factor(a.scale);
@@ -90,7 +93,7 @@ __device__ __forceinline__ careful careful_element(const attune_cuda_arguments &
             float s = 0.0f;
 #pragma unroll 1
             for (int i = 0; i < HEAD_DIM; i++)
-                s = __fmaf_rn(widen(q[i]), widen(k[kv * a.k.row + i]), s);
+                s = __fmaf_rn(widen_q(q[i]), widen(k[kv * a.k.row + i]), s);
 #if ATTUNE_HAVE_SCORE
             s = attune_score(p.b, p.h, p.q, kv, p.h_kv, a.q_len, a.kv_len, s * a.scale, a.score_symbols);
 #else

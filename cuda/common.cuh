@@ -36,11 +36,24 @@ typedef unsigned u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-#if ATTUNE_DTYPE == ATTUNE_CUDA_F32
-typedef float element;
-#else
-typedef unsigned short element;
+/* How a type lies in memory. */
+template <int DTYPE> struct storage {
+    typedef unsigned short type;
+};
+template <> struct storage<ATTUNE_CUDA_F32> {
+    typedef float type;
+};
+
+/* Those of q and o are of their own; products are in that of k and v. */
+#ifndef ATTUNE_Q_DTYPE
+#define ATTUNE_Q_DTYPE ATTUNE_DTYPE
 #endif
+#ifndef ATTUNE_O_DTYPE
+#define ATTUNE_O_DTYPE ATTUNE_DTYPE
+#endif
+typedef storage<ATTUNE_DTYPE>::type element;
+typedef storage<ATTUNE_Q_DTYPE>::type q_element;
+typedef storage<ATTUNE_O_DTYPE>::type o_element;
 
 constexpr int HEAD_DIM = ATTUNE_HEAD_DIM, HEAD_DIM_V = ATTUNE_HEAD_DIM_V;
 constexpr int BLOCK_M = ATTUNE_BLOCK_M, BLOCK_N = ATTUNE_BLOCK_N, STAGES = ATTUNE_NUM_STAGES;
@@ -71,26 +84,24 @@ __device__ __forceinline__ float exp2_fast(float x)
 }
 
 /* The value of a 16-bit input in the low half. */
-__device__ __forceinline__ float unpack(u32 bits)
+template <int DTYPE = ATTUNE_DTYPE> __device__ __forceinline__ float unpack(u32 bits)
 {
-#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((unsigned short)bits));
-    return x;
-#else
-    return __uint_as_float(bits << 16);
-#endif
+    if constexpr (DTYPE == ATTUNE_CUDA_F16) {
+        float x;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((unsigned short)bits));
+        return x;
+    } else
+        return __uint_as_float(bits << 16);
 }
 
-/* Two values in the 16-bit input type, the first in the low half. */
-__device__ __forceinline__ u32 pack(float low, float high)
+/* Two values in a 16-bit type, the first in the low half. */
+template <int DTYPE = ATTUNE_DTYPE> __device__ __forceinline__ u32 pack(float low, float high)
 {
     u32 two;
-#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-#endif
+    if constexpr (DTYPE == ATTUNE_CUDA_F16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
     return two;
 }
 
@@ -286,9 +297,9 @@ __device__ __forceinline__ float fold_sign(float scale)
 }
 
 /* Whether every row begins at a multiple of 16 bytes. */
-__device__ __forceinline__ bool view_aligned(const attune_cuda_view &v)
+template <typename T = element> __device__ __forceinline__ bool view_aligned(const attune_cuda_view &v)
 {
-    u64 bytes = sizeof(element);
+    u64 bytes = sizeof(T);
     return ((v.address | (u64)v.batch * bytes | (u64)v.head * bytes | (u64)v.row * bytes) & 15) == 0;
 }
 

@@ -125,15 +125,15 @@ __device__ __forceinline__ keys part_take(walk &w, const attune_cuda_arguments &
 /* 1: the packed rows of Q. */
 __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, const part &p)
 {
-    const element *base = (const element *)a.q.address + p.b * a.q.batch;
-    bool aligned = view_aligned(a.q);
+    const q_element *base = (const q_element *)a.q.address + p.b * a.q.batch;
+    bool aligned = view_aligned<q_element>(a.q);
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < BLOCK_M * CHUNKS_D; i += THREADS) {
         int row = i / CHUNKS_D, chunk = i % CHUNKS_D;
         place at = row_place(a, p, p.row + row);
         bool valid = chunk * PER_CHUNK < HEAD_DIM && p.row + row < p.rows;
-        const element *from = valid ? base + at.h * a.q.head + at.q * a.q.row + chunk * PER_CHUNK : base;
-        copy_chunk(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
+        const q_element *from = valid ? base + at.h * a.q.head + at.q * a.q.row + chunk * PER_CHUNK : base;
+        copy_q(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
     }
 }
 

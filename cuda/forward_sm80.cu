@@ -191,6 +191,24 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
     }
 }
 
+/* 1: the rows of Q. */
+__device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, const place &p)
+{
+    const q_element *from = (const q_element *)a.q.address + p.b * a.q.batch + p.h * a.q.head;
+    bool aligned = view_aligned<q_element>(a.q);
+    if constexpr (ATTUNE_Q_DTYPE == ATTUNE_DTYPE) {
+        load_tile<BLOCK_M, HEAD_DIM, CHUNKS_D>(to, (const element *)from, a.q.row, p.q, a.q_len, aligned);
+    } else {
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < BLOCK_M * CHUNKS_D; i += THREADS) {
+            int row = i / CHUNKS_D, chunk = i % CHUNKS_D;
+            bool valid = chunk * PER_CHUNK < HEAD_DIM && p.q + row < a.q_len;
+            copy_q(to + chunk_offset<CHUNKS_D>(row, chunk), from + (p.q + row) * a.q.row + chunk * PER_CHUNK, valid,
+                   aligned);
+        }
+    }
+}
+
 /* 7: store O and LSE. Returns a bit for each of the thread's rows that has an element to look at again. */
 __device__ __forceinline__ u32 store(const float (&o)[ROW_TILES][DV_TILES][4], const float (&m)[ROW_TILES][2],
                                      const float (&l)[ROW_TILES][2], const attune_cuda_arguments &a, const place &p,
@@ -198,9 +216,9 @@ __device__ __forceinline__ u32 store(const float (&o)[ROW_TILES][DV_TILES][4], c
 {
     int lane = (int)threadIdx.x % 32;
     u32 spoilt = 0;
-    element *base = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
-    bool paired =
-        ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element)) & (2 * sizeof(element) - 1)) == 0;
+    constexpr u64 BYTES = sizeof(o_element);
+    o_element *base = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
+    bool paired = ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * BYTES) & (2 * BYTES - 1)) == 0;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -212,7 +230,7 @@ __device__ __forceinline__ u32 store(const float (&o)[ROW_TILES][DV_TILES][4], c
             if (q >= a.q_len)
                 continue;
             float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-            element *to = base + q * a.o.row;
+            o_element *to = base + q * a.o.row;
             float none = 0.0f; /* NaN once an element is not finite */
 #pragma unroll
             for (int d = 0; d < DV_TILES; d++) {
@@ -222,17 +240,17 @@ __device__ __forceinline__ u32 store(const float (&o)[ROW_TILES][DV_TILES][4], c
                 float x = o[r][d][2 * half] * inverse, y = o[r][d][2 * half + 1] * inverse;
                 if constexpr (HAVE_MASK)
                     none = __fmaf_rn(x, 0.0f, __fmaf_rn(y, 0.0f, none));
-                if constexpr (WIDE) {
+                if constexpr (ATTUNE_O_DTYPE == ATTUNE_CUDA_F32) {
                     if (paired)
                         *(float2 *)(to + column) = make_float2(x, y);
                     else
-                        to[column] = (element)x, to[column + 1] = (element)y;
+                        to[column] = (o_element)x, to[column + 1] = (o_element)y;
                 } else {
-                    u32 two = pack(x, y);
+                    u32 two = pack<ATTUNE_O_DTYPE>(x, y);
                     if (paired)
                         *(u32 *)(to + column) = two;
                     else
-                        to[column] = (element)two, to[column + 1] = (element)(two >> 16);
+                        to[column] = (o_element)two, to[column + 1] = (o_element)(two >> 16);
                 }
             }
             if (HAVE_MASK && none != 0.0f && finite(sum))
@@ -260,11 +278,11 @@ __device__ __forceinline__ void repair(const attune_cuda_arguments &a, place p, 
         if (!(spoilt >> i & 1))
             continue;
         p.q = row + i * 8;
-        const element *o = (const element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row;
+        const o_element *o = (const o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row;
 #pragma unroll 1
         for (int j = 0; j < DV_TILES * 2; j++) {
             int d = j / 2 * 8 + (int)threadIdx.x % 4 * 2 + j % 2;
-            if (d >= HEAD_DIM_V || finite(widen(o[d])))
+            if (d >= HEAD_DIM_V || finite(widen<ATTUNE_O_DTYPE>(o[d])))
                 continue;
             walk w;
             place tile = p;
@@ -308,8 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
     walk ahead;
     walk_begin(ahead, a, p);
-    load_tile<BLOCK_M, HEAD_DIM, CHUNKS_D>(q_tile, (const element *)a.q.address + p.b * a.q.batch + p.h * a.q.head,
-                                           a.q.row, p.q, a.q_len, view_aligned(a.q));
+    load_q(q_tile, a, p);
     keys next[AHEAD]; /* the tiles on their way */
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++) {

@@ -220,6 +220,53 @@ __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 strid
     }
 }
 
+/* A chunk of Q. Where its type is not that of the products, it is converted on its way. */
+__device__ __forceinline__ void copy_q(u32 to, const q_element *from, bool valid, bool aligned)
+{
+    if constexpr (ATTUNE_Q_DTYPE == ATTUNE_DTYPE)
+        copy_chunk(to, (const element *)from, valid, aligned);
+    else {
+        constexpr bool Q_WIDE = ATTUNE_Q_DTYPE == ATTUNE_CUDA_F32;
+        constexpr int WORDS = PER_CHUNK * (int)sizeof(q_element) / 4;
+        u32 in[WORDS] = {}, word[4];
+        if (valid) {
+            if (aligned) {
+#pragma unroll
+                for (int j = 0; j < WORDS; j += 2) {
+                    uint2 two = *(const uint2 *)((const u32 *)from + j);
+                    in[j] = two.x, in[j + 1] = two.y;
+                }
+            } else {
+#pragma unroll
+                for (int j = 0; j < WORDS; j++) {
+                    if constexpr (Q_WIDE)
+                        in[j] = __float_as_uint((float)from[j]);
+                    else
+                        in[j] = (u32)from[2 * j] | (u32)from[2 * j + 1] << 16;
+                }
+            }
+        }
+        float value[PER_CHUNK];
+#pragma unroll
+        for (int j = 0; j < PER_CHUNK; j++) {
+            if constexpr (Q_WIDE)
+                value[j] = __uint_as_float(in[j]);
+            else
+                value[j] = unpack<ATTUNE_Q_DTYPE>(in[j / 2] >> j % 2 * 16 & 0xffffu);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if constexpr (WIDE)
+                word[j] = __float_as_uint(value[j]);
+            else
+                word[j] = pack(value[2 * j], value[2 * j + 1]);
+        }
+        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+                     "r"(word[3])
+                     : "memory");
+    }
+}
+
 /* Where the head's keys begin. */
 struct source {
     const element *k, *v;

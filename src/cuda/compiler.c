@@ -555,6 +555,12 @@ static const char *file_of(const attune_plan_choice *choice, attune__cuda_role r
     return choice->use_tma ? "forward_sm90.cu" : choice->decode ? "decode_sm80.cu" : "forward_sm80.cu";
 }
 
+/* cuda/arguments.h */
+static uint32_t dtype_number(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F16 ? 1 : dtype == ATTUNE_BF16 ? 2 : 3;
+}
+
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
                                       uint32_t architecture, attune__cuda_role role, attune__cuda_kernel *kernel)
 {
@@ -565,7 +571,11 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     if (!hopper && strcmp(choice->kernel, "cuda_sm80") != 0 && strcmp(choice->kernel, "cuda_sm80_atomic") != 0)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
     *kernel = begin_kernel(file, architecture, hopper && role != ATTUNE__CUDA_DELTA);
-    add_option(kernel, "DTYPE", s->k_dtype == ATTUNE_F16 ? 1 : s->k_dtype == ATTUNE_BF16 ? 2 : 3);
+    add_option(kernel, "DTYPE", dtype_number(s->k_dtype));
+    if (s->q_dtype != s->k_dtype)
+        add_option(kernel, "Q_DTYPE", dtype_number(s->q_dtype));
+    if (s->o_dtype != s->k_dtype)
+        add_option(kernel, "O_DTYPE", dtype_number(s->o_dtype));
     add_option(kernel, "HEAD_DIM", s->head_dim);
     add_option(kernel, "HEAD_DIM_V", s->head_dim_v);
     if (role == ATTUNE__CUDA_DELTA)

@@ -34,11 +34,10 @@ static attention_case with_kernels(const attention_case *c, kernels which)
     return made;
 }
 
-/* What has no mixed types runs such a case without: CUDA's kernels, and backward passes but the CPU's. */
-static attention_case for_backend(const attention_case *c, const char *backend, bool gradients)
+/* Backward passes but the CPU's have one type: there a mixed case runs without its others. */
+static attention_case for_gradients(const attention_case *c, const char *backend)
 {
-    const bool mixes = !strcmp(backend, "cpu") || (!strcmp(backend, "vulkan") && !gradients);
-    return mixes ? *c : case_unmixed(c);
+    return strcmp(backend, "cpu") != 0 ? case_unmixed(c) : *c;
 }
 
 /* Case i in dtype j: a share of one in three takes each dtype in its turn, not one alone. */
@@ -64,8 +63,7 @@ static void run_table(const char *backend, kernels which, const attune_dtype *dt
                 (dtypes[j] == ATTUNE_F64 && case_mixed(&attention_cases[i])))
                 continue;
             run++;
-            attention_case c = for_backend(&attention_cases[i], backend, false);
-            c = with_kernels(&c, which);
+            const attention_case c = with_kernels(&attention_cases[i], which);
             if (!case_run(instance, device, &c, dtypes[j], test_seed() + i, &why)) {
                 failed++;
                 cr_log_error("%s", why.message);
@@ -92,7 +90,6 @@ static void run_random(const char *backend, kernels which, uint32_t cpu_threads,
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
         attention_case c = attention_case_random(seed, &storage);
-        c = for_backend(&c, backend, false);
         c = with_kernels(&c, which);
         failure why;
         if (!case_run(instance, device, &c, dtypes[i % dtype_count], seed, &why)) {
@@ -133,7 +130,7 @@ static void run_gradients(const char *backend, uint64_t shared, uint64_t random,
         case_storage storage;
         const uint64_t seed = test_seed() * 1000003 + i;
         attention_case c = i < table ? attention_cases[i] : attention_case_random(seed, &storage);
-        c = for_backend(&c, backend, true);
+        c = for_gradients(&c, backend);
         for (size_t j = 0; j < (i < table ? dtype_count : 1) && case_has_gradients(&c); j++) {
             c.backward_options = !strcmp(backend, "vulkan") ? vulkan_kernels[run % 4]
                                  : !strcmp(backend, "cuda") ? cuda_kernels[run % 4]

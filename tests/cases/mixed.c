@@ -133,3 +133,9 @@ Test(mixed, vulkan)
     };
     run_all("vulkan", kernels, sizeof kernels / sizeof kernels[0]);
 }
+
+Test(mixed, cuda)
+{
+    static const kernel kernels[] = {{.options = "{\"KERNEL\": \"cuda_sm80\"}"}};
+    run_all("cuda", kernels, 1);
+}

@@ -28,7 +28,7 @@ static void run_segmented(const char *backend, runner run, bool gradients, uint6
             i < share ? attention_cases[i * attention_case_count / share] : attention_case_random(seed, &storage);
         /* Options name tiles that fit the whole; a row with NaN and +inf has either, by the order. */
         c.options = NULL;
-        if (strcmp(backend, "cpu") != 0 && (gradients || strcmp(backend, "vulkan") != 0))
+        if (gradients && strcmp(backend, "cpu") != 0)
             c = case_unmixed(&c);
         c.segments = 1 + (uint32_t)(seed * 7 % 11);
         if (gradients ? !case_has_gradients(&c) : c.input == INPUT_MIXED)

@@ -27,25 +27,17 @@ static void workbench_open(workbench *w, attune__cache *cache)
     cr_assert_eq(attune_instance_create(&desc, &w->instance), ATTUNE_OK);
 }
 
-/* Compiles the automatic plan of a profile; false if it is none of this backend's kernels. */
-static void compile(workbench *w, const char *profile_name, attune_dtype dtype, uint32_t head_dim,
-                    const attune_expr *mask, const attune_expr *score)
+/* Compiles the automatic plan of a profile. */
+static void compile_problem(workbench *w, const char *profile_name, const attune_problem *problem)
 {
     attune_profile profile = {.struct_size = sizeof profile};
     cr_assert_eq(attune_profile_find(profile_name, &profile), ATTUNE_OK);
-    attune_problem problem = {.struct_size = sizeof problem,
-                              .dtype = dtype,
-                              .head_dim = head_dim,
-                              .q_len = 2048,
-                              .mask = mask,
-                              .score = score,
-                              .lse = true};
     attune__shape shape;
     attune__decision decision;
-    cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
-    attune__shape_measure(&shape, problem.mask, problem.score);
+    cr_assert_eq(attune__shape_from_problem(problem, &shape), ATTUNE_OK, "%s", attune_last_error());
+    attune__shape_measure(&shape, problem->mask, problem->score);
     cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s", attune_last_error());
-    const attune__program_desc desc = {&shape, &decision.choice, mask, score, NULL};
+    const attune__program_desc desc = {&shape, &decision.choice, problem->mask, problem->score, NULL};
     attune__cuda_kernel kernel;
     void *cubin = NULL;
     size_t size = 0;
@@ -53,10 +45,58 @@ static void compile(workbench *w, const char *profile_name, attune_dtype dtype, 
         attune__cuda_specialise(&w->host.allocator, &desc, profile.limits.architecture, ATTUNE__CUDA_MAIN, &kernel),
         ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(attune__cuda_compile(&w->host, &kernel, &cubin, &size), ATTUNE_OK, "%s head_dim %u: %s", profile_name,
-                 head_dim, attune_last_error());
+                 problem->head_dim, attune_last_error());
     cr_assert(size > 1000 && !memcmp(cubin, "\177ELF", 4));
     attune__free(&w->host.allocator, cubin);
     attune__free(&w->host.allocator, (void *)(uintptr_t)kernel.mods);
+}
+
+static void compile(workbench *w, const char *profile_name, attune_dtype dtype, uint32_t head_dim,
+                    const attune_expr *mask, const attune_expr *score)
+{
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .dtype = dtype,
+                                    .head_dim = head_dim,
+                                    .q_len = 2048,
+                                    .mask = mask,
+                                    .score = score,
+                                    .lse = true};
+    compile_problem(w, profile_name, &problem);
+}
+
+/* Q of every type that is not the products', in forward and decode, and O of every other. */
+Test(cuda_compile, mixed_types)
+{
+    nvrtc_or_skip();
+    static workbench w;
+    workbench_open(&w, NULL);
+    static const struct {
+        attune_dtype q, kv, o;
+        int64_t q_len;
+    } mixes[] = {
+        {ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, 2048},  {ATTUNE_F32, ATTUNE_BF16, ATTUNE_F32, 1},
+        {ATTUNE_F16, ATTUNE_BF16, ATTUNE_F16, 2048}, {ATTUNE_BF16, ATTUNE_F32, ATTUNE_BF16, 1},
+        {ATTUNE_F16, ATTUNE_F32, ATTUNE_F32, 2048},  {ATTUNE_F32, ATTUNE_F32, ATTUNE_F16, 1},
+    };
+    attune_expr *mask;
+    cr_assert_eq(attune_expr_create(w.instance, ATTUNE_EXPR_MASK, "q >= kv", NULL, 0, &mask), ATTUNE_OK);
+    for (size_t i = 0; i < scaled(6) && i < sizeof mixes / sizeof mixes[0]; i++) {
+        const attune_problem problem = {.struct_size = sizeof problem,
+                                        .dtype = mixes[i].q,
+                                        .kv_dtype = mixes[i].kv,
+                                        .o_dtype = mixes[i].o,
+                                        .head_dim = i % 2 ? 72 : 128,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .q_len = mixes[i].q_len,
+                                        .kv_len = 2048,
+                                        .mask = i % 3 ? NULL : mask,
+                                        .lse = true};
+        compile_problem(&w, i % 2 ? "h200" : "a6000", &problem);
+    }
+    attune_expr_destroy(mask);
+    cr_assert_eq(atomic_load(&w.heap.live), 0);
+    attune_instance_destroy(w.instance);
 }
 
 Test(cuda_compile, every_architecture)

@@ -503,3 +503,60 @@ Test(choose, a_profile_laid_over_a_device)
     cr_assert_eq(attune__profile_lay("rdna3", &limits), ATTUNE_INVALID_ARGUMENT);
     cr_assert_eq(attune__profile_lay("none", &limits), ATTUNE_INVALID_ARGUMENT);
 }
+
+/* What of mixed types each device has, and why it has no more. */
+Test(choose, mixed_types)
+{
+    static const struct {
+        const char *profile;
+        attune_dtype q, kv, o;
+        attune_direction direction;
+        const char *options, *kernel; /* kernel NULL: none */
+        const char *words;            /* of the explanation, or of the error */
+    } table[] = {
+        {"a6000", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "cuda_sm80", "q f32, k and v f16, o f32"},
+        {"h200", ATTUNE_F32, ATTUNE_BF16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "cuda_sm80",
+         "cuda_sm90a: it has one dtype for q, k, v and o: here q is f32, k and v are bf16, o is f32"},
+        {"h200", ATTUNE_BF16, ATTUNE_F32, ATTUNE_F16, ATTUNE_FORWARD, "{}", "cuda_sm80", "o f16"},
+        {"h200", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{\"KERNEL\": \"cuda_sm90a\"}", NULL,
+         "KERNEL cuda_sm90a cannot run this forward problem: it has one dtype for q, k, v and o"},
+        {"h200", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_BACKWARD, "{}", NULL,
+         "cuda_sm80 cannot run this backward problem: it has one dtype for q, k, v and o"},
+        {"h200-vulkan", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_coopmat", "k and v f16"},
+        {"h200-vulkan", ATTUNE_F32, ATTUNE_BF16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_subgroup",
+         "vulkan_coopmat: no bf16 kernel: there are f16"},
+        {"lavapipe", ATTUNE_F16, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_lanes", "o f32"},
+        {"vulkan-minimum", ATTUNE_F32, ATTUNE_F16, ATTUNE_F16, ATTUNE_FORWARD, "{}", "vulkan_portable", "q f32"},
+        {"lavapipe", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_BACKWARD, "{}", NULL, "it has one dtype"},
+        {"opencl-minimum", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", NULL, "it has one dtype"},
+        {"cpu", ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_BACKWARD, "{}", "cpu", "o bf16"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const attune_limits limits = device(table[i].profile);
+        const attune_kernel_options o = options(table[i].options);
+        attune_problem p = problem_of(table[i].q, 64, 256, 256);
+        p.kv_dtype = table[i].kv;
+        p.o_dtype = table[i].o;
+        p.direction = table[i].direction;
+        attune_plan_choice c = {.struct_size = sizeof c}, plain = c;
+        char text[8192] = "";
+        const attune_status status = attune_plan_choose(&limits, &p, &o, &c);
+        if (!table[i].kernel) {
+            cr_expect_eq(status, ATTUNE_UNSUPPORTED, "%zu: status %d", i, (int)status);
+            cr_expect(strstr(attune_last_error(), table[i].words), "%zu: %s", i, attune_last_error());
+            continue;
+        }
+        cr_assert_eq(status, ATTUNE_OK, "%zu: %s", i, attune_last_error());
+        cr_expect_str_eq(c.kernel, table[i].kernel, "%zu: %s", i, c.kernel);
+        cr_assert_eq(attune_plan_choose_explain(&limits, &p, &o, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
+        cr_expect(strstr(text, table[i].words), "%zu: %s", i, text);
+        /* Tiles and memory are those of the products. */
+        p.dtype = p.kv_dtype;
+        p.kv_dtype = p.o_dtype = (attune_dtype)0;
+        cr_assert_eq(attune_plan_choose(&limits, &p, &o, &plain), ATTUNE_OK);
+        if (!strcmp(plain.kernel, c.kernel))
+            cr_expect(c.block_m == plain.block_m && c.block_n == plain.block_n && c.workspace == plain.workspace &&
+                          c.shared_memory == plain.shared_memory && c.num_stages == plain.num_stages,
+                      "%zu", i);
+    }
+}
