@@ -71,7 +71,7 @@ static void add_sums(const attune__cpu_backward_run *run)
 }
 
 /* The base may be a caller's pointer, and fewer threads than planned may fit behind it. */
-static attune_status divide_workspace(attune__cpu_backward_run *run, uint32_t *threads)
+static attune_status divide_workspace(attune__cpu_backward_run *run, uint64_t *fit)
 {
     const attune__forward *call = &run->call->forward;
     const attune__shape *shape = &run->base.program->shape;
@@ -92,17 +92,17 @@ static attune_status divide_workspace(attune__cpu_backward_run *run, uint32_t *t
     run->delta = base + skew;
     run->sums = (double *)(void *)(run->delta + delta);
     run->base.scratch = base + head;
-    const uint64_t fit = (room - head) / run->base.scratch_bytes;
-    if (*threads > fit)
-        *threads = (uint32_t)fit;
+    *fit = (room - head) / run->base.scratch_bytes;
     return ATTUNE_OK;
 }
 
-static void run_pass(attune__cpu_backward_run *run, attune__pool_fn pass, int64_t items, uint32_t threads)
+/* A pass of `items` over as many pairs, each of which costs flop and weight. */
+static void run_pass(attune__cpu_backward_run *run, attune__pool_fn pass, uint64_t items, double pairs, uint32_t flop,
+                     uint32_t weight, uint64_t fit)
 {
+    const bool f64 = attune__shape_real(&run->base.program->shape) == ATTUNE_F64;
+    const uint32_t threads = attune__cpu_threads(run->base.device, f64, pairs, flop, weight, fit < items ? fit : items);
     atomic_store_explicit(&run->base.next, 0, memory_order_relaxed);
-    if ((int64_t)threads > items)
-        threads = (uint32_t)items;
     attune__pool_run(run->base.device->pool, threads, pass, run);
 }
 
@@ -148,15 +148,19 @@ attune_status attune__cpu_backward(const attune__program *program, attune_queue 
     };
     attune__cpu_bind(mine->score, call->forward.captures, captures);
     count_elements(&run);
-    uint32_t threads = attune__pool_threads(device->pool);
-    ATTUNE__TRY(divide_workspace(&run, &threads));
+    uint64_t fit = 0;
+    ATTUNE__TRY(divide_workspace(&run, &fit));
     const int64_t rows = call->forward.batch * call->forward.heads * call->forward.q_len;
-    run_pass(&run, f64 ? attune__cpu_backward_delta_f64 : attune__cpu_backward_delta_f32, rows, threads);
+    const double pairs = (double)rows * (double)call->forward.kv_len;
+    const uint32_t d = 2 * mine->shape.head_dim, dv = 2 * mine->shape.head_dim_v;
+    run_pass(&run, f64 ? attune__cpu_backward_delta_f64 : attune__cpu_backward_delta_f32, (uint64_t)rows, (double)rows,
+             dv, 0, fit);
     cut_rows(&run);
     run_pass(&run, f64 ? attune__cpu_backward_rows_f64 : attune__cpu_backward_rows_f32,
-             run.slots ? run.slots : run.base.items, threads);
+             (uint64_t)(run.slots ? run.slots : run.base.items), pairs, 2 * d + dv, mine->weight, fit);
     cut_keys(&run);
-    run_pass(&run, f64 ? attune__cpu_backward_keys_f64 : attune__cpu_backward_keys_f32, run.base.items, threads);
+    run_pass(&run, f64 ? attune__cpu_backward_keys_f64 : attune__cpu_backward_keys_f32, (uint64_t)run.base.items, pairs,
+             2 * d + 2 * dv, mine->weight, fit);
     add_sums(&run);
     if (call->forward.seconds)
         *call->forward.seconds = attune__cpu_now() - start;

@@ -42,6 +42,7 @@ typedef struct attune__cpu_program {
     attune_plan_choice choice;
     const attune_expr *score;         /* NULL = none. A partial block evaluates the mask's own */
     const attune__gradient *gradient; /* of score, in backward */
+    uint32_t weight;                  /* of score and gradient, for each pair */
 } attune__cpu_program;
 
 /* One call as its threads see it. */
@@ -86,6 +87,10 @@ void attune__cpu_items_f32(void *run, uint32_t thread);
 void attune__cpu_items_f64(void *run, uint32_t thread);
 void attune__cpu_merge_f32(void *run, uint32_t thread);
 void attune__cpu_merge_f64(void *run, uint32_t thread);
+
+/* How many of the device's threads a loop is worth (plan/cut.h), but at most `most`. */
+uint32_t attune__cpu_threads(const attune__cpu_device *device, bool f64, double pairs, uint32_t flop, uint32_t weight,
+                             uint64_t most);
 
 /* Captures of the score expression as arrays; entries of parameters stay empty. */
 void attune__cpu_bind(const attune_expr *score, const attune_tensor *tensors, attune_array *captures);

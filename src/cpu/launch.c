@@ -63,6 +63,14 @@ void attune__cpu_bind(const attune_expr *score, const attune_tensor *tensors, at
     }
 }
 
+uint32_t attune__cpu_threads(const attune__cpu_device *device, bool f64, double pairs, uint32_t flop, uint32_t weight,
+                             uint64_t most)
+{
+    const uint32_t all = attune__pool_threads(device->pool), some = most < all ? (uint32_t)most : all;
+    const attune__loop_cost cost = {pairs, flop, weight, f64 ? device->f64.lanes : device->f32.lanes};
+    return attune__cut_threads(&cost, some);
+}
+
 static attune_status launch(const attune__program *program, const attune__forward *call, bool decode, uint64_t *value)
 {
     const attune__cpu_program *mine = (const attune__cpu_program *)program;
@@ -98,18 +106,15 @@ static attune_status launch(const attune__program *program, const attune__forwar
     run.ml = run.parts + align(rows * run.splits * mine->shape.head_dim_v * real);
     run.scratch = run.parts + parts_bytes;
     const uint64_t fit = (room - skew - parts_bytes) / run.scratch_bytes;
-    uint32_t threads = attune__pool_threads(device->pool);
-    if (threads > fit)
-        threads = (uint32_t)fit;
-    if ((int64_t)threads > run.items)
-        threads = (uint32_t)run.items;
-
+    const uint64_t items = (uint64_t)run.items;
+    const uint32_t columns = mine->shape.head_dim_v, flop = 2 * (mine->shape.head_dim + columns);
+    const double pairs = (double)rows * (double)call->kv_len, parts = (double)rows * run.splits;
+    uint32_t threads = attune__cpu_threads(device, f64, pairs, flop, mine->weight, fit < items ? fit : items);
     if (run.items)
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_items_f64 : attune__cpu_items_f32, &run);
     if (run.splits > 1) {
         atomic_store_explicit(&run.next, 0, memory_order_relaxed);
-        if (threads > rows)
-            threads = (uint32_t)rows;
+        threads = attune__cpu_threads(device, f64, parts, 2 * columns, 0, fit < rows ? fit : rows);
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_merge_f64 : attune__cpu_merge_f32, &run);
     }
     if (call->seconds)

@@ -163,7 +163,13 @@ static attune_status launch(const attune__program *merger, const attune__merge *
     const double start = call->seconds ? attune__cpu_now() : 0;
     run r = {.call = call, .backward = backward};
     atomic_init(&r.next, 0);
-    attune__pool_run(device->pool, attune__pool_threads(device->pool), rows, &r);
+    /* In double, an element at a time: conversions cost what a vector of the loop above does. */
+    const int64_t *size = call->o.size;
+    const double count = (double)size[0] * (double)size[1] * (double)size[2];
+    const uint32_t flop = (uint32_t)size[3] * call->part_count * 2;
+    const uint32_t threads =
+        attune__cpu_threads(device, false, count, flop * device->f32.lanes, 0, (uint64_t)(size[0] * size[1] * size[2]));
+    attune__pool_run(device->pool, threads, rows, &r);
     if (call->seconds)
         *call->seconds = attune__cpu_now() - start;
     *value = 0;

@@ -17,3 +17,15 @@ attune__cut attune__cut_make(const attune__cut_desc *desc)
     c.items = c.q_chunks * desc->batch * desc->kv_heads * c.head_chunks * c.splits;
     return c;
 }
+
+/* Half of what a core does without waiting for memory: two fused multiply-adds in two cycles of a nanosecond. */
+#define FLOP_PER_LANE 4.0
+/* What a thread is woken for: twice a futex's round trip. */
+#define SHARE_NS 10000.0
+
+uint32_t attune__cut_threads(const attune__loop_cost *cost, uint32_t most)
+{
+    const double lanes = cost->lanes ? (double)cost->lanes : 1;
+    const double shares = cost->pairs * ((double)cost->flop / FLOP_PER_LANE + (double)cost->weight) / lanes / SHARE_NS;
+    return shares <= 1 ? 1 : shares < (double)most ? (uint32_t)shares : most;
+}

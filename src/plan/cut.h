@@ -26,4 +26,15 @@ typedef struct attune__cut {
  * group. */
 attune__cut attune__cut_make(const attune__cut_desc *desc);
 
+/* What a loop of the CPU costs: pairs of a row and a key (or rows, of a loop that has no keys). */
+typedef struct attune__loop_cost {
+    double pairs;
+    uint32_t flop;   /* of a pair */
+    uint32_t weight; /* instructions of a pair's expressions (attune__expr_weight) */
+    uint32_t lanes;  /* of the device's vectors */
+} attune__loop_cost;
+
+/* How many threads, at most `most`, the loop is worth: a thread's share is longer than it takes to wake it. */
+uint32_t attune__cut_threads(const attune__loop_cost *cost, uint32_t most);
+
 #endif
