@@ -26,10 +26,11 @@ typedef struct attune__host {
     attune_log_fn log; /* may be NULL: use attune__log */
     void *log_user;
     attune_log_level log_level;
-    uint32_t cpu_threads;       /* 0 = the cores that this process may use */
-    uint32_t compile_threads;   /* for the kernels of a plan, the caller's included; 0 = 1 */
-    attune__cache *cache;       /* compiled kernels; NULL = none, which its functions accept */
-    const attune__packs *packs; /* kernels compiled ahead; likewise */
+    uint32_t cpu_threads;             /* 0 = the cores that this process may use */
+    attune_parallel_for parallel_for; /* of the CPU; .run NULL = threads of its own */
+    uint32_t compile_threads;         /* for the kernels of a plan, the caller's included; 0 = 1 */
+    attune__cache *cache;             /* compiled kernels; NULL = none, which its functions accept */
+    const attune__packs *packs;       /* kernels compiled ahead; likewise */
 } attune__host;
 
 void attune__log(const attune__host *host, attune_log_level level, const char *format, ...)

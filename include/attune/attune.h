@@ -120,6 +120,19 @@ typedef struct attune_allocator {
     void *user;
 } attune_allocator;
 
+/*
+ * The engine's own threads. run calls body(context, index) for each index below count, each exactly once, on any
+ * threads, and returns when all have returned. Indices do not wait for one another: fewer threads than indices may run
+ * them, one after another, the caller's among them, or the caller's alone. run is called by the thread that called
+ * attune, count is 2 to cpu_threads, and a call of attune may call it several times in a row. A body calls neither run
+ * nor attune nor the allocator nor the log. Calls from several threads are calls of run from several threads. run must
+ * not throw, and must not leave an index out: results are then undefined.
+ */
+typedef struct attune_parallel_for {
+    void (*run)(void *user, uint32_t count, void (*body)(void *context, uint32_t index), void *context);
+    void *user;
+} attune_parallel_for;
+
 typedef struct attune_instance_desc {
     uint32_t struct_size;
     uint32_t cpu_threads; /* threads of the CPU device, the caller's included; 0 = the cores this process may use */
@@ -141,6 +154,9 @@ typedef struct attune_instance_desc {
      * attune_plan_create returns. 0 or 1 = the caller's alone; at most 64.
      */
     uint32_t compile_threads;
+    /* Runs the loops of the CPU device, which then starts no threads: cpu_threads is how many indices it is given at
+     * most. run NULL = threads of the device's own. */
+    attune_parallel_for parallel_for;
 } attune_instance_desc;
 
 /*
@@ -243,7 +259,8 @@ typedef struct attune_device attune_device;
  * Opens a device by its id ("cpu", "vulkan:0", "cuda:1"; a backend's name alone is its device 0). UNAVAILABLE, with the
  * reason, if it is not there. "cuda:0@a6000" lays a profile over it: plans are then those of the smaller device, but
  * for the architecture that they are compiled for; INVALID_ARGUMENT if the profile is of another backend or has more
- * than the device. The CPU device starts its worker threads here, and only here; they sleep between calls.
+ * than the device. The CPU device starts its worker threads here, and only here; they sleep between calls. It starts
+ * none where the instance has a parallel_for.
  */
 ATTUNE_API attune_status attune_device_open(attune_instance *instance, const char *id, attune_device **device);
 ATTUNE_API void attune_device_destroy(attune_device *device);

@@ -86,6 +86,7 @@ attune_status attune_instance_create(const attune_instance_desc *desc, attune_in
         .log_level = d.log_level ? d.log_level : ATTUNE_LOG_WARNING,
         .cpu_threads = d.cpu_threads,
         .compile_threads = d.compile_threads,
+        .parallel_for = d.parallel_for,
     };
     made->host.packs = &made->packs;
     made->host.cache = attune__cache_open(&(attune__cache_desc){

@@ -19,26 +19,23 @@
 typedef struct job {
     attune__pool_fn fn;
     void *user;
-    uint32_t threads;
+    uint32_t threads; /* 0: over, nobody begins any more */
+    uint32_t taken;   /* numbers given out */
 } job;
-
-typedef struct worker {
-    attune__pool *pool;
-    uint32_t number;
-    pthread_t thread;
-} worker;
 
 struct attune__pool {
     attune_allocator allocator;
-    uint32_t threads;     /* the caller and the workers that started */
-    pthread_mutex_t turn; /* held by the caller whose job runs */
-    pthread_mutex_t lock; /* guards job and stop, and both conditions */
+    attune_parallel_for engine; /* .run not NULL: its threads, and no workers */
+    uint32_t threads;           /* the caller and the workers that started */
+    pthread_mutex_t turn;       /* held by the caller whose job runs */
+    pthread_mutex_t lock;       /* guards all below but what is atomic, and both conditions */
     pthread_cond_t work, done;
     job job;
+    uint32_t asleep; /* workers that wait for work */
     bool stop;
     atomic_uint generation; /* changes, under the lock, when there is a new job or the end */
-    atomic_uint pending;    /* workers that have not finished the job */
-    worker workers[];
+    atomic_uint running;    /* workers that have begun the job and not finished; rises under the lock */
+    pthread_t workers[];
 };
 
 uint32_t attune__pool_cores(void)
@@ -66,27 +63,32 @@ static inline void relax(void)
 
 static void *work(void *user)
 {
-    const worker *self = user;
-    attune__pool *pool = self->pool;
+    attune__pool *pool = user;
     unsigned seen = 0;
     for (;;) {
         for (int i = 0; i < SPINS && atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen; i++)
             relax();
-        /* The job is read under the lock with its generation: a worker that a job does not need may come so late that
-         * the next one is there. */
         pthread_mutex_lock(&pool->lock);
-        while (atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen)
+        while (atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen) {
+            pool->asleep++;
             pthread_cond_wait(&pool->work, &pool->lock);
+            pool->asleep--;
+        }
+        /* A worker may come so late that the job is over, or the next one is there. */
         seen = atomic_load_explicit(&pool->generation, memory_order_relaxed);
+        const bool stop = pool->stop, begins = pool->job.taken < pool->job.threads;
         const job todo = pool->job;
-        bool stop = pool->stop;
+        if (begins) {
+            pool->job.taken++;
+            atomic_fetch_add_explicit(&pool->running, 1, memory_order_relaxed);
+        }
         pthread_mutex_unlock(&pool->lock);
         if (stop)
             return NULL;
-        if (self->number >= todo.threads)
+        if (!begins)
             continue;
-        todo.fn(todo.user, self->number);
-        if (atomic_fetch_sub_explicit(&pool->pending, 1, memory_order_acq_rel) == 1) {
+        todo.fn(todo.user, todo.taken);
+        if (atomic_fetch_sub_explicit(&pool->running, 1, memory_order_acq_rel) == 1) {
             pthread_mutex_lock(&pool->lock);
             pthread_cond_signal(&pool->done);
             pthread_mutex_unlock(&pool->lock);
@@ -94,14 +96,16 @@ static void *work(void *user)
     }
 }
 
-attune__pool *attune__pool_create(const attune_allocator *allocator, uint32_t threads)
+attune__pool *attune__pool_create(const attune_allocator *allocator, uint32_t threads,
+                                  const attune_parallel_for *engine)
 {
-    uint32_t workers = threads > 1 ? threads - 1 : 0;
+    uint32_t workers = threads > 1 && !engine->run ? threads - 1 : 0;
     attune__pool *pool = attune__alloc(allocator, 1, sizeof *pool + workers * sizeof pool->workers[0]);
     if (!pool)
         return NULL;
     pool->allocator = *allocator;
-    pool->threads = 1;
+    pool->engine = *engine;
+    pool->threads = engine->run ? threads : 1;
     pthread_mutex_init(&pool->turn, NULL);
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
@@ -111,10 +115,7 @@ attune__pool *attune__pool_create(const attune_allocator *allocator, uint32_t th
     sigfillset(&all);
     bool masked = workers && !pthread_sigmask(SIG_SETMASK, &all, &before);
     for (uint32_t i = 0; i < workers; i++) {
-        worker *w = &pool->workers[i];
-        w->pool = pool;
-        w->number = i + 1;
-        if (pthread_create(&w->thread, NULL, work, w))
+        if (pthread_create(&pool->workers[i], NULL, work, pool))
             break;
         pool->threads++;
     }
@@ -132,8 +133,8 @@ void attune__pool_destroy(attune__pool *pool)
     atomic_fetch_add_explicit(&pool->generation, 1, memory_order_relaxed);
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->lock);
-    for (uint32_t i = 0; i + 1 < pool->threads; i++)
-        pthread_join(pool->workers[i].thread, NULL);
+    for (uint32_t i = 0; !pool->engine.run && i + 1 < pool->threads; i++)
+        pthread_join(pool->workers[i], NULL);
     pthread_cond_destroy(&pool->done);
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
@@ -147,25 +148,40 @@ uint32_t attune__pool_threads(const attune__pool *pool)
     return pool->threads;
 }
 
+/* Those that spin come by themselves. */
+static void wake(attune__pool *pool, uint32_t wanted)
+{
+    const uint32_t awake = pool->threads - 1 - pool->asleep;
+    for (uint32_t i = awake; i < wanted && i - awake < pool->asleep; i++)
+        pthread_cond_signal(&pool->work);
+}
+
 void attune__pool_run(attune__pool *pool, uint32_t threads, attune__pool_fn fn, void *user)
 {
     if (threads <= 1) {
         fn(user, 0);
         return;
     }
+    if (pool->engine.run) {
+        pool->engine.run(pool->engine.user, threads, fn, user);
+        return;
+    }
     pthread_mutex_lock(&pool->turn);
     pthread_mutex_lock(&pool->lock);
-    pool->job = (job){fn, user, threads};
-    atomic_store_explicit(&pool->pending, threads - 1, memory_order_relaxed);
+    pool->job = (job){fn, user, threads, 1};
     atomic_fetch_add_explicit(&pool->generation, 1, memory_order_relaxed);
-    pthread_cond_broadcast(&pool->work);
+    wake(pool, threads - 1);
     pthread_mutex_unlock(&pool->lock);
     fn(user, 0);
-    for (int i = 0; i < SPINS && atomic_load_explicit(&pool->pending, memory_order_acquire); i++)
+    /* All work is taken: who has not begun need not. */
+    pthread_mutex_lock(&pool->lock);
+    pool->job.threads = 0;
+    pthread_mutex_unlock(&pool->lock);
+    for (int i = 0; i < SPINS && atomic_load_explicit(&pool->running, memory_order_acquire); i++)
         relax();
-    if (atomic_load_explicit(&pool->pending, memory_order_acquire)) {
+    if (atomic_load_explicit(&pool->running, memory_order_acquire)) {
         pthread_mutex_lock(&pool->lock);
-        while (atomic_load_explicit(&pool->pending, memory_order_acquire))
+        while (atomic_load_explicit(&pool->running, memory_order_acquire))
             pthread_cond_wait(&pool->done, &pool->lock);
         pthread_mutex_unlock(&pool->lock);
     }

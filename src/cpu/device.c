@@ -124,7 +124,7 @@ static attune_status device_open(const attune__host *host, uint32_t index, attun
     atomic_init(&made->base.lost, false);
     choose_kernels(&made->f32, &made->f64);
     const uint32_t wanted = thread_count(host);
-    made->pool = attune__pool_create(&host->allocator, wanted);
+    made->pool = attune__pool_create(&host->allocator, wanted, &host->parallel_for);
     if (!made->pool) {
         attune__free(&host->allocator, made);
         return ATTUNE_OUT_OF_HOST_MEMORY;

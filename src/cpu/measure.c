@@ -16,6 +16,7 @@ typedef struct measurement {
     size_t rounds; /* of each thread */
     char *to, *from;
     uint32_t threads;
+    atomic_uint next;    /* of as many shares as there are threads */
     _Atomic double sink; /* keeps the arithmetic alive */
 } measurement;
 
@@ -30,16 +31,32 @@ static void multiply_adds(void *user, uint32_t thread)
 {
     (void)thread;
     measurement *m = user;
-    double result = m->f64 ? m->device->f64.peak(m->rounds) : (double)m->device->f32.peak(m->rounds);
-    atomic_store_explicit(&m->sink, result, memory_order_relaxed);
+    while (atomic_fetch_add_explicit(&m->next, 1, memory_order_relaxed) < m->threads) {
+        double result = m->f64 ? m->device->f64.peak(m->rounds) : (double)m->device->f32.peak(m->rounds);
+        atomic_store_explicit(&m->sink, result, memory_order_relaxed);
+    }
 }
 
 static void copy(void *user, uint32_t thread)
 {
-    const measurement *m = user;
-    const size_t begin = COPY_BYTES / m->threads * thread;
-    const size_t end = thread + 1 == m->threads ? COPY_BYTES : COPY_BYTES / m->threads * (thread + 1);
-    memcpy(m->to + begin, m->from + begin, end - begin);
+    (void)thread;
+    measurement *m = user;
+    for (;;) {
+        const size_t share = atomic_fetch_add_explicit(&m->next, 1, memory_order_relaxed);
+        if (share >= m->threads)
+            return;
+        const size_t begin = COPY_BYTES / m->threads * share;
+        const size_t end = share + 1 == m->threads ? COPY_BYTES : COPY_BYTES / m->threads * (share + 1);
+        memcpy(m->to + begin, m->from + begin, end - begin);
+    }
+}
+
+static double run(measurement *m, attune__pool_fn fn)
+{
+    const double before = now();
+    atomic_store_explicit(&m->next, 0, memory_order_relaxed);
+    attune__pool_run(m->device->pool, m->threads, fn, m);
+    return now() - before;
 }
 
 attune_status attune__cpu_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth)
@@ -58,9 +75,7 @@ attune_status attune__cpu_measure(attune_device *device, attune_dtype dtype, dou
         memset(m.to, 2, COPY_BYTES);
         double best = 0;
         for (const double start = now(); now() - start < SECONDS;) {
-            const double before = now();
-            attune__pool_run(mine->pool, m.threads, copy, &m);
-            const double rate = 2.0 * (double)COPY_BYTES / (now() - before);
+            const double rate = 2.0 * (double)COPY_BYTES / run(&m, copy);
             best = rate > best ? rate : best;
         }
         attune__free(allocator, m.to);
@@ -72,9 +87,7 @@ attune_status attune__cpu_measure(attune_device *device, attune_dtype dtype, dou
         double best = 0;
         m.rounds = 1000;
         for (const double start = now(); now() - start < SECONDS;) {
-            const double before = now();
-            attune__pool_run(mine->pool, m.threads, multiply_adds, &m);
-            const double seconds = now() - before;
+            const double seconds = run(&m, multiply_adds);
             const double rate = round * (double)m.rounds * m.threads / seconds;
             /* A run that is long against waking the threads counts. */
             if (seconds < 0.02)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What threads may share, shared: a program of its own, without a test framework, so that ThreadSanitizer can watch it
- * (Criterion's sandbox does not start under it). Usage: race [DEVICE]. Results are compared bit by bit with those of
- * one thread.
+ * (Criterion's sandbox does not start under it). Usage: race [DEVICE [engine]]: with loops on threads of the engine's
+ * own. Results are compared bit by bit with those of one thread.
  */
 #include <attune/attune.h>
 #include <pthread.h>
@@ -164,9 +164,40 @@ static void *work(void *user)
     return NULL;
 }
 
-static bool prepare(const char *id, shared *s)
+/* The engine's loop: a thread for each index but the last, which is the caller's. */
+typedef struct share_of_loop {
+    pthread_t thread;
+    void (*body)(void *context, uint32_t index);
+    void *context;
+    uint32_t index;
+} share_of_loop;
+
+static void *run_share(void *user)
 {
-    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = THREADS};
+    const share_of_loop *s = user;
+    s->body(s->context, s->index);
+    return NULL;
+}
+
+static void engine_loop(void *user, uint32_t count, void (*body)(void *context, uint32_t index), void *context)
+{
+    share_of_loop shares[THREADS];
+    (void)user;
+    for (uint32_t i = 0; i + 1 < count; i++) {
+        shares[i] = (share_of_loop){.body = body, .context = context, .index = i};
+        if (pthread_create(&shares[i].thread, NULL, run_share, &shares[i]))
+            abort();
+    }
+    body(context, count - 1);
+    for (uint32_t i = 0; i + 1 < count; i++)
+        pthread_join(shares[i].thread, NULL);
+}
+
+static bool prepare(const char *id, bool engine, shared *s)
+{
+    attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = THREADS};
+    if (engine)
+        desc.parallel_for.run = engine_loop;
     TRY(attune_instance_create(&desc, &s->instance));
     TRY(attune_device_open(s->instance, id, &s->device));
     if (!make_expressions(s->instance, &s->allowed, &s->score) || !make_mask(s->instance, s->allowed, &s->mask))
@@ -196,7 +227,7 @@ int main(int argc, char **argv)
     }
     shared s = {0};
     worker workers[THREADS] = {0};
-    bool good = prepare(argc > 1 ? argv[1] : "cpu", &s);
+    bool good = prepare(argc > 1 ? argv[1] : "cpu", argc > 2 && !strcmp(argv[2], "engine"), &s);
     unsigned started = 0;
     for (; good && started < THREADS; started++) {
         workers[started] = (worker){.common = &s, .number = started};
