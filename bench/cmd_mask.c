@@ -22,6 +22,15 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* On a terminal, from the second second on. */
+static int show_progress(void *user, double done)
+{
+    const double begin = *(const double *)user;
+    if (now() - begin > 1)
+        (void)fprintf(stderr, "\r\033[K%.0f %% of the blocks", 100 * done);
+    return 0;
+}
+
 static bool read_desc(const mask_options *o, attune_mask_desc *desc, int64_t plane[2])
 {
     int64_t heads[2], block[2];
@@ -190,9 +199,13 @@ int cmd_mask(int argc, char **argv)
         cli_complain("the expression is empty");
     } else if (cli_expr(instance, ATTUNE_EXPR_MASK, text, names, &expr) && cli_names_bound(names, expr)) {
         double begin = now();
+        desc.progress = isatty(STDERR_FILENO) ? show_progress : NULL;
+        desc.progress_user = &begin;
         status = attune_mask_create(instance, &desc, expr, names->captures, names->capture_count, names->parameters,
                                     names->parameter_count, &mask);
         double seconds = now() - begin;
+        if (desc.progress && seconds > 1)
+            (void)fputs("\r\033[K", stderr);
         if (status == ATTUNE_OK) {
             code = show(mask, &desc, &o, plane, &png, seconds);
         } else {

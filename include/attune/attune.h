@@ -81,7 +81,8 @@ typedef enum attune_status {
     ATTUNE_DOES_NOT_FIT = 9,         /* a forced option needs more than the device has; the message has both figures */
     ATTUNE_TIMEOUT = 10,             /* a wait ran out of time; nothing else happened */
     ATTUNE_IO = 11,                  /* a file could not be read or written */
-    ATTUNE_INTERNAL = 12             /* a broken invariant inside attune: please report it */
+    ATTUNE_INTERNAL = 12,            /* a broken invariant inside attune: please report it */
+    ATTUNE_CANCELLED = 13            /* stopped as the caller asked: by its callback, or at a limit that it set */
 } attune_status;
 
 /* Returns the name of a status, such as "ATTUNE_OK"; "ATTUNE_UNKNOWN" for a number that is none. Never NULL. Any
@@ -461,6 +462,12 @@ ATTUNE_API attune_status attune_expr_evaluate_row(const attune_expr *expr, attun
  */
 typedef struct attune_mask attune_mask;
 
+/*
+ * Called from time to time, on the thread that called attune, with the share of the work that is done, from 0 to 1 and
+ * never falling. Anything but 0 stops the work. Must not call attune.
+ */
+typedef int (*attune_progress_fn)(void *user, double done);
+
 typedef struct attune_mask_desc {
     uint32_t struct_size;
     uint32_t q_block;  /* rows of a block, a multiple of 16 from 16 to 1,024; 0 = 128 */
@@ -480,12 +487,21 @@ typedef struct attune_mask_desc {
      */
     int64_t kv_start;
     int64_t kv_total;
+    /*
+     * Of attune_mask_create, whose time the expression decides; the other functions refuse them. The callback comes
+     * every few milliseconds. max_work is for expressions of others: the most units of work, each one node of the
+     * simplified expression at one pair, or its bounds over one part of the plane, the same on every machine: some 10^8
+     * are done in a second. Either way ends in CANCELLED.
+     */
+    attune_progress_fn progress; /* NULL = none */
+    void *progress_user;         /* passed to progress */
+    uint64_t max_work;           /* 0 = no limit */
 } attune_mask_desc;
 
 /*
  * Builds a mask from a mask expression by interval analysis over a quadtree of blocks: exactly what evaluation of every
  * element gives, at a cost near the number of boundary blocks. Captures are host arrays. Where the expression does not
- * use b (h), one list serves all batches (heads).
+ * use b (h), one list serves all batches (heads). CANCELLED when desc->progress or desc->max_work stops it.
  */
 ATTUNE_API attune_status attune_mask_create(attune_instance *instance, const attune_mask_desc *desc,
                                             const attune_expr *expr, const attune_host_capture *captures,

@@ -34,6 +34,8 @@ const char *attune_status_string(attune_status status)
         return "ATTUNE_IO";
     case ATTUNE_INTERNAL:
         return "ATTUNE_INTERNAL";
+    case ATTUNE_CANCELLED:
+        return "ATTUNE_CANCELLED";
     }
     return "ATTUNE_UNKNOWN";
 }

@@ -23,9 +23,14 @@ static attune_status check_block(const char *name, uint32_t value, uint32_t *out
     return ATTUNE_OK;
 }
 
-static attune_status read_desc(const attune_mask_desc *given, attune_mask_desc *desc)
+/* timed: whether it has progress and a limit. */
+static attune_status read_desc(const attune_mask_desc *given, bool timed, attune_mask_desc *desc)
 {
-    ATTUNE__TRY(attune__desc_read(desc, sizeof *desc, given, sizeof *desc, "desc"));
+    ATTUNE__TRY(attune__desc_read(desc, sizeof *desc, given, offsetof(attune_mask_desc, progress), "desc"));
+    if (!timed && (desc->progress || desc->progress_user || desc->max_work))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.%s is set, but only attune_mask_create has progress and a limit: leave it 0",
+                            desc->max_work ? "max_work" : "progress");
     if (!desc->q_len || !desc->kv_len)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.%s is 0, expected at least 1",
                             desc->q_len ? "kv_len" : "q_len");
@@ -89,7 +94,7 @@ attune_status attune_mask_create(attune_instance *instance, const attune_mask_de
     ATTUNE__TRY(attune__check_not_null(instance, "instance"));
     ATTUNE__TRY(attune__check_not_null(expr, "expr"));
     attune_mask_desc d;
-    ATTUNE__TRY(read_desc(desc, &d));
+    ATTUNE__TRY(read_desc(desc, true, &d));
     attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__value values[ATTUNE_EXPR_MAX_SYMBOLS];
     attune_expr *bound;
@@ -108,7 +113,7 @@ attune_status attune_mask_create_lists(attune_instance *instance, const attune_m
     *mask = NULL;
     ATTUNE__TRY(attune__check_not_null(instance, "instance"));
     attune_mask_desc d;
-    ATTUNE__TRY(read_desc(desc, &d));
+    ATTUNE__TRY(read_desc(desc, false, &d));
     attune_mask_lists l;
     ATTUNE__TRY(attune__desc_read(&l, sizeof l, lists, sizeof l, "lists"));
     attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
@@ -131,7 +136,7 @@ attune_status attune_mask_create_dense(attune_instance *instance, const attune_m
     ATTUNE__TRY(attune__check_not_null(instance, "instance"));
     ATTUNE__TRY(attune__check_not_null(dense, "dense"));
     attune_mask_desc d;
-    ATTUNE__TRY(read_desc(desc, &d));
+    ATTUNE__TRY(read_desc(desc, false, &d));
     if (d.kv_total)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "desc.kv_total is %lld, but a dense array's columns are the segment's own: leave it 0",
@@ -176,7 +181,7 @@ attune_status attune_mask_create_tensor(attune_device *device, const attune_mask
     if (!backend->mask_update)
         return attune__fail(ATTUNE_UNSUPPORTED, "masks that follow a tensor: %s", backend->missing);
     attune_mask_desc d;
-    ATTUNE__TRY(read_desc(desc, &d));
+    ATTUNE__TRY(read_desc(desc, false, &d));
     if (d.kv_total)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "desc.kv_total is %lld, but a tensor's columns are the segment's own: leave it 0",

@@ -12,6 +12,7 @@ typedef struct builder {
     attune__classifier classifier;
     attune__rects rects;
     bool uses_q, uses_kv;
+    double decided, blocks; /* of all planes */
 } builder;
 
 static int32_t power_of_two_from(int64_t value)
@@ -41,8 +42,13 @@ static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t
     bool split_rows = build->uses_q && r1 - r0 > 1, split_columns = build->uses_kv && c1 - c0 > 1;
     if (class == ATTUNE__UNDECIDED && !split_rows && !split_columns)
         class = attune__classify_undecided(&build->classifier, &region);
-    if (class != ATTUNE__UNDECIDED)
+    if (build->classifier.work.status != ATTUNE_OK)
+        return false;
+    if (class != ATTUNE__UNDECIDED) {
+        build->decided += (double)(r1 - r0) * (double)(c1 - c0);
+        build->classifier.work.share = build->decided / build->blocks;
         return attune__rects_add(&build->rects, r0, r1, c0, c1, class);
+    }
 
     if (split_rows && split_columns) {
         split_rows = rows >= columns;
@@ -67,6 +73,7 @@ static bool build_planes(builder *build)
         for (int64_t h = 0; h < mask->stored_heads; h++) {
             if (h % group && !uses_h) {
                 attune__rects_repeat_plane(&build->rects);
+                build->decided += (double)mask->q_blocks * (double)mask->kv_blocks;
                 continue;
             }
             attune__classifier_plane(&build->classifier, mask, b, h);
@@ -102,7 +109,14 @@ attune_status attune__mask_build(const attune_allocator *allocator, const attune
     status = attune__rects_init(&build.rects, allocator, made->stored_batch * made->stored_heads);
     if (status != ATTUNE_OK)
         goto done;
-    status = build_planes(&build) ? attune__mask_store(made, &build.rects) : ATTUNE_OUT_OF_HOST_MEMORY;
+    build.blocks =
+        (double)made->stored_batch * (double)made->stored_heads * (double)made->q_blocks * (double)made->kv_blocks;
+    build.classifier.work =
+        (attune__work){.most = desc->max_work, .progress = desc->progress, .user = desc->progress_user};
+    if (build_planes(&build))
+        status = attune__mask_store(made, &build.rects);
+    else
+        status = build.classifier.work.status != ATTUNE_OK ? build.classifier.work.status : ATTUNE_OUT_OF_HOST_MEMORY;
 done:
     attune__rects_finish(&build.rects);
     attune__classifier_finish(&build.classifier);

@@ -16,6 +16,9 @@
 #define TILE_ROWS    16
 #define TILE_COLUMNS 64
 
+/* Units of work between two looks at the caller's wishes: some milliseconds. */
+#define LOOK ((uint64_t)1 << 19)
+
 /* Points inside a block that are tried before it is searched. */
 #define SAMPLES 8
 
@@ -57,6 +60,30 @@ void attune__classifier_finish(attune__classifier *classifier)
     *classifier = (attune__classifier){0};
 }
 
+/* Counts work before it is done. False: stop. */
+static bool go_on(attune__classifier *classifier, uint64_t units)
+{
+    attune__work *w = &classifier->work;
+    w->done += units;
+    if (w->done < w->next)
+        return true;
+    if (w->status != ATTUNE_OK)
+        return false;
+    if (w->most && w->done > w->most)
+        w->status = attune__fail(ATTUNE_CANCELLED,
+                                 "the mask needs more work than desc.max_work allows, %llu units, with %.0f %% of its "
+                                 "blocks decided: raise it, or simplify the expression",
+                                 (unsigned long long)w->most, 100 * w->share);
+    else if (w->progress && w->progress(w->user, w->share))
+        w->status = attune__fail(ATTUNE_CANCELLED, "desc.progress stopped the mask with %.0f %% of its blocks decided",
+                                 100 * w->share);
+    if (w->status != ATTUNE_OK)
+        w->next = 0; /* for good */
+    else
+        w->next = w->most && w->most - w->done < LOOK ? w->most + 1 : w->done + LOOK;
+    return w->status == ATTUNE_OK;
+}
+
 static attune__interval exactly(int32_t value)
 {
     return (attune__interval){.lo = value, .hi = value};
@@ -88,6 +115,8 @@ attune__region attune__region_of(const attune_mask *mask, int32_t r0, int32_t r1
 
 attune__class attune__classify_bounds(attune__classifier *classifier, const attune__region *region)
 {
+    if (!go_on(classifier, classifier->expr->node_count))
+        return ATTUNE__UNDECIDED;
     attune__interval *var = classifier->box.var;
     var[ATTUNE__VAR_Q].lo = region->q0 + classifier->row.q;
     var[ATTUNE__VAR_Q].hi = region->q1 + classifier->row.q;
@@ -117,7 +146,9 @@ static void note(hunt *h, int32_t q, int32_t kv, bool value)
 
 static bool sample(const hunt *h, int32_t q, int32_t kv)
 {
-    const attune__classifier *classifier = h->classifier;
+    attune__classifier *classifier = h->classifier;
+    if (!go_on(classifier, classifier->expr->node_count))
+        return false;
     const attune__row *row = &classifier->row;
     const attune_point point = {row->b, row->h, q + row->q, kv, row->h_kv, row->q_len, row->kv_len, 0.0f};
     return attune__expr_point(classifier->expr, &classifier->bindings, &point).i;
@@ -154,11 +185,12 @@ static void try_samples(hunt *h)
 
 static void evaluate(hunt *h, const attune__region *region)
 {
-    const attune__classifier *classifier = h->classifier;
+    attune__classifier *classifier = h->classifier;
     uint8_t allowed[TILE_COLUMNS];
     const int32_t count = region->kv1 - region->kv0 + 1;
     attune__row row = classifier->row;
-    for (int32_t q = region->q0; q <= region->q1 && h->seen != SEEN_BOTH; q++) {
+    const uint64_t units = (uint64_t)count * classifier->expr->node_count;
+    for (int32_t q = region->q0; q <= region->q1 && h->seen != SEEN_BOTH && go_on(classifier, units); q++) {
         row.q = q + classifier->row.q;
         attune__expr_mask_row(classifier->expr, &classifier->bindings, &row, region->kv0, (size_t)count,
                               classifier->row_scratch, allowed);
@@ -194,7 +226,7 @@ static void search(hunt *h, const attune__region *region)
         second.kv0 = first.kv1 + 1;
     }
     search(h, &first);
-    if (h->seen != SEEN_BOTH)
+    if (h->seen != SEEN_BOTH && h->classifier->work.status == ATTUNE_OK)
         search(h, &second);
 }
 

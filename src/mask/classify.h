@@ -10,6 +10,16 @@ typedef struct attune__place {
     int32_t q, kv;
 } attune__place;
 
+/* Work that is counted, told of and stopped. A unit is one node at one pair, or its bounds over one region. */
+typedef struct attune__work {
+    uint64_t done, next; /* next: when to look at the rest of this */
+    uint64_t most;       /* 0 = no limit */
+    attune_progress_fn progress;
+    void *user;
+    double share; /* of the blocks that are decided */
+    attune_status status;
+} attune__work;
+
 typedef struct attune__classifier {
     const attune_allocator *allocator;
     const attune_expr *expr;
@@ -19,6 +29,7 @@ typedef struct attune__classifier {
     void *row_scratch;           /* of attune__expr_mask_row */
     attune__row row;
     attune__box box;
+    attune__work work;     /* zero = neither told nor stopped; once its status is not OK classes mean nothing */
     attune__place hint[2]; /* where a region may have a false and a true pair; any places do */
 } attune__classifier;
 
