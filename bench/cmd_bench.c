@@ -162,7 +162,7 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
     const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
                *scale = "";
     const char *noise = "", *format = "table";
-    bool no_check = false;
+    bool no_check = false, wide = false;
     *o = (bench_options){.devices = "cpu", .direction = "forward"};
     const cli_option options[] = {
         {.name = "--workload",
@@ -223,6 +223,7 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
          .help = "do not measure what the device reaches at most: shares of it are left out",
          .flag = &o->no_peaks},
         {.name = "--format", .argument = "NAME", .help = "table, markdown or csv", .value = &format},
+        {.name = "--wide", .help = "all columns of the table, which has 100 characters without it", .flag = &wide},
         {.name = "--json",
          .argument = "[FILE]",
          .help = "results in Google Benchmark's schema; no FILE: on standard output, alone",
@@ -257,6 +258,10 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
                 parse_direction(o->direction, &o->row.pass) && parse_format(format, &o->format) &&
                 (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
                 (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
+    if (good && wide && o->format != REPORT_TABLE)
+        good = complain("--wide is of the table, --format is %s, which has every column", format);
+    if (wide)
+        o->format = REPORT_WIDE;
     o->floor /= 100;
     o->row.seed = (uint64_t)number;
     if (good && o->peers && o->no_peers)
@@ -468,17 +473,19 @@ static double share_of(const workload *w, double scale)
     return share < 1 ? share : 1;
 }
 
+/* Of all workloads that there are, chosen or not: a row is the same whatever is run beside it. */
 static double estimate_seconds(const bench_run *run, double scale)
 {
     double seconds = 0;
     double calls = run->options.row.measure.repetitions + run->options.row.measure.warmup + 1.0;
     for (uint32_t i = 0; i < run->device_count; ++i)
         for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t)
-            for (uint32_t k = 0; k < run->workload_count; ++k) {
+            for (uint32_t k = 0; k < (run->file_list ? run->file_count : workload_count()); ++k) {
                 const bench_device *d = &run->devices[i];
+                const workload *w = run->file_list ? &run->file_list[k] : workload_get(k);
                 bool cpu = d->info.backend == ATTUNE_BACKEND_CPU;
                 double speed = d->flops[t] > 0 ? d->flops[t] : cpu ? 2e10 : 1e12;
-                double flop = workload_flop(run->workloads[k]) * share_of(run->workloads[k], scale);
+                double flop = workload_flop(w) * share_of(w, scale);
                 double time = calls * flop / (speed * (cpu ? CPU_SHARE : GPU_SHARE));
                 seconds += ROW_OVERHEAD +
                            (time > run->options.row.measure.min_time ? time : run->options.row.measure.min_time);
@@ -494,7 +501,7 @@ static double choose_scale(const bench_run *run)
     if (run->base.scale > 0)
         return run->base.scale;
     double scale = 1;
-    while (scale > 0x1p-12 && estimate_seconds(run, scale) > RUN_SECONDS)
+    while (run->workload_count && scale > 0x1p-12 && estimate_seconds(run, scale) > RUN_SECONDS)
         scale /= 2;
     return scale;
 }

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -108,16 +109,34 @@ static bool write_picture(void *user, size_t index, FILE *stream)
     return ok;
 }
 
+/* Each pixel as a square: a mask of few blocks would be a picture that no one can see. NULL without memory. */
+static uint8_t *magnified(const picture *p, uint32_t times)
+{
+    const size_t row = (size_t)p->width * times * 3;
+    uint8_t *larger = malloc(row * p->height * times);
+    for (size_t y = 0; larger && y < (size_t)p->height * times; y++)
+        for (size_t x = 0; x < (size_t)p->width * times; x++)
+            memcpy(larger + y * row + 3 * x, p->pixels + (y / times * p->width + x / times) * 3, 3);
+    return larger;
+}
+
 static bool save_picture(const attune_mask *mask, const int64_t plane[2], output *png, uint32_t largest)
 {
-    picture p = {NULL, largest, largest};
+    picture p = {NULL, largest, largest}, large = {0};
     bool ok = false;
     if (attune_mask_draw_pixels(mask, plane[0], plane[1], NULL, &p.width, &p.height) != ATTUNE_OK ||
         !(p.pixels = malloc((size_t)p.width * p.height * 3)) ||
-        attune_mask_draw_pixels(mask, plane[0], plane[1], p.pixels, &p.width, &p.height) != ATTUNE_OK)
+        attune_mask_draw_pixels(mask, plane[0], plane[1], p.pixels, &p.width, &p.height) != ATTUNE_OK) {
         cli_complain("%s", p.pixels ? attune_last_error() : "out of memory");
-    else
-        ok = outputs_write(png, 1, write_picture, &p);
+    } else {
+        const uint32_t times = largest / (p.width > p.height ? p.width : p.height);
+        large = (picture){magnified(&p, times), p.width * times, p.height * times};
+        if (large.pixels)
+            ok = outputs_write(png, 1, write_picture, &large);
+        else
+            cli_complain("out of memory");
+    }
+    free(large.pixels);
     free(p.pixels);
     return ok;
 }
@@ -167,7 +186,7 @@ int cmd_mask(int argc, char **argv)
         {"--no-picture", NULL, "do not draw in the terminal", NULL, &o.no_picture, NULL},
         {"--plane", "BATCH,HEAD", "which plane to draw", &o.plane, NULL, NULL},
         {"--png", "FILE", "save the picture", &o.png, NULL, NULL},
-        {"--pixels", "N", "largest side of the saved picture", &o.pixels, NULL, NULL},
+        {"--pixels", "N", "the saved picture's side, at most; few blocks become large squares", &o.pixels, NULL, NULL},
     };
     cli_result parsed =
         cli_parse("mask ['EXPRESSION'] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, &text);

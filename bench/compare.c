@@ -210,7 +210,7 @@ uint32_t compare_write(const baseline *b, const report *r, double floor, report_
                 : format == REPORT_CSV    ? "\nrow,base_ms,now_ms,change,p,verdict\n"
                                           : "\n",
                 out);
-    if (format == REPORT_TABLE)
+    if (format == REPORT_TABLE || format == REPORT_WIDE)
         (void)fprintf(out, "%-64s  %10s  %10s  %8s  %7s  %s\n", "compared with the baseline", "base ms", "now ms",
                       "change", "p", "verdict");
     for (uint32_t i = 0; i < r->row_count; ++i) {

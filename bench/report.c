@@ -154,18 +154,31 @@ static const char *percent(double part, double whole, char buffer[16])
 
 /* -------------------------------------------------------------------------------------------------- table, Markdown */
 
-/* The columns that people read. Widths are of the table; a negative one is aligned left. */
+/* The columns that people read. Widths are of the wide table, and of the one of 100 columns, where 0 leaves it out; a
+ * negative one is aligned left. */
 static const struct {
     const char *head;
-    int width;
-} columns[] = {{"workload", -24}, {"device", -9}, {"type", -5},  {"shape", -30}, {"density", 7},
-               {"ms", 8},         {"p10", 8},     {"p90", 8},    {"n", 4},       {"FLOP/s", 7},
-               {"%peak", 5},      {"B/s", 6},     {"%copy", 5},  {"error", 6},   {"cold ms", 7},
-               {"warm ms", 7},    {"mask ms", 7}, {"mask B", 6}, {"plan", -24}};
+    int width, narrow;
+} columns[] = {{"workload", -24, -21}, {"device", -9, -8}, {"type", -5, -4}, {"shape", -30, -24}, {"density", 7, 0},
+               {"ms", 8, 8},           {"p10", 8, 0},      {"p90", 8, 0},    {"n", 4, 0},         {"FLOP/s", 7, 7},
+               {"%peak", 5, 0},        {"B/s", 6, 6},      {"%copy", 5, 0},  {"error", 6, 6},     {"cold ms", 7, 0},
+               {"warm ms", 7, 0},      {"mask ms", 7, 0},  {"mask B", 6, 0}, {"plan", -24, 0}};
 
 #define COLUMNS (sizeof columns / sizeof columns[0])
 
-static void fill_cells(const report_row *row, const char *cells[COLUMNS], char buffers[COLUMNS][16])
+/* 0: not in this format. */
+static int width_of(size_t column, report_format format)
+{
+    return format == REPORT_TABLE ? columns[column].narrow : columns[column].width;
+}
+
+static bool is_text(report_format format)
+{
+    return format == REPORT_TABLE || format == REPORT_WIDE;
+}
+
+static void fill_cells(const report_row *row, report_format format, const char *cells[COLUMNS],
+                       char buffers[COLUMNS][16])
 {
     bool timed = row->time.count > 0 && row->status == REPORT_OK;
     bool attention = !strcmp(row->kind, "attention");
@@ -175,7 +188,8 @@ static void fill_cells(const report_row *row, const char *cells[COLUMNS], char b
     cells[2] = row->dtype;
     cells[3] = row->shape;
     cells[4] = number(row->density, row->density >= 0, buffers[4]);
-    cells[5] = number(1e3 * row->time.median, timed, buffers[5]);
+    cells[5] = format == REPORT_TABLE && row->status != REPORT_OK ? report_status_string(row->status)
+                                                                  : number(1e3 * row->time.median, timed, buffers[5]);
     cells[6] = number(1e3 * row->time.p10, timed, buffers[6]);
     cells[7] = number(1e3 * row->time.p90, timed, buffers[7]);
     cells[8] = timed ? buffers[8] : "-";
@@ -306,9 +320,11 @@ void report_begin(const report *r, report_format format, FILE *out)
 {
     switch (format) {
     case REPORT_TABLE:
+    case REPORT_WIDE:
         write_context(r, "# ", "", out);
         for (size_t i = 0; i < COLUMNS; ++i)
-            (void)fprintf(out, "%s%*s", i ? "  " : "", columns[i].width, columns[i].head);
+            if (width_of(i, format))
+                (void)fprintf(out, "%s%*s", i ? "  " : "", width_of(i, format), columns[i].head);
         (void)fputc('\n', out);
         break;
     case REPORT_MARKDOWN:
@@ -345,10 +361,11 @@ void report_write_row(const report_row *row, report_format format, FILE *out)
         (void)fflush(out);
         return;
     }
-    fill_cells(row, cells, buffers);
+    fill_cells(row, format, cells, buffers);
     for (size_t i = 0; i < COLUMNS; ++i) {
-        if (format == REPORT_TABLE) {
-            (void)fprintf(out, "%s%*s", i ? "  " : "", i + 1 < COLUMNS ? columns[i].width : 0, cells[i]);
+        if (is_text(format)) {
+            if (width_of(i, format))
+                (void)fprintf(out, "%s%*s", i ? "  " : "", i + 1 < COLUMNS ? width_of(i, format) : 0, cells[i]);
         } else {
             (void)fputs("| ", out);
             write_cell(cells[i], out);
@@ -371,7 +388,7 @@ void report_end(const report *r, report_format format, FILE *out)
         if (first)
             (void)fputc('\n', out);
         first = false;
-        if (format == REPORT_TABLE) {
+        if (is_text(format)) {
             (void)fprintf(out, "%s: %s: %s\n", row->name, report_status_string(row->status), row->message);
         } else {
             (void)fprintf(out, "- `%s`: %s: ", row->name, report_status_string(row->status));

@@ -58,7 +58,8 @@ typedef struct report {
     uint32_t entry_count, entry_room, row_count, row_room;
 } report;
 
-typedef enum report_format { REPORT_TABLE, REPORT_MARKDOWN, REPORT_CSV } report_format;
+/* A table has 100 columns of text, a wide one all that Markdown has. */
+typedef enum report_format { REPORT_TABLE, REPORT_WIDE, REPORT_MARKDOWN, REPORT_CSV } report_format;
 
 /* Adds to the context. Silently does nothing without memory: a report with less context is still a report. */
 void report_context(report *r, const char *key, const char *format, ...) __attribute__((format(printf, 3, 4)));

@@ -152,9 +152,12 @@ Test(program, looks_around)
     cr_expect(strstr(output, "full 3: 0 1 2") && strstr(output, "partial 3: 3"));
     expect("mask 'window(64)' --q-len 300 --png m.png --no-picture", 0, "built in");
     FILE *png = fopen("m.png", "rb");
-    unsigned char magic[8];
-    cr_assert(png && fread(magic, 1, 8, png) == 8 && !memcmp(magic, "\x89PNG\r\n\x1a\n", 8));
+    unsigned char head[24];
+    cr_assert(png && fread(head, 1, 24, png) == 24 && !memcmp(head, "\x89PNG\r\n\x1a\n", 8));
     fclose(png);
+    /* Three blocks a side are still a picture to look at: width and height, big endian. */
+    for (int i = 16; i < 24; i += 4)
+        cr_expect_eq(head[i] << 24 | head[i + 1] << 16 | head[i + 2] << 8 | head[i + 3], 1023);
 
     expect("explain --list-profiles", 0, "NVIDIA RTX A6000");
     cr_assert_eq(run("explain --list-profiles --json"), 0);
@@ -362,6 +365,26 @@ Test(program, checks_cases)
         fclose(file);
         expect("check --case bad", 2, hostile[i].words);
     }
+}
+
+/* The automatic size of a row does not follow from which others are run. */
+Test(program, bench_rows_stand_alone)
+{
+    static const char *const chosen[] = {"causal", "causal,decode"};
+    char shape[2][64] = {"", ""};
+    for (int i = 0; i < 2; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments,
+                 "bench --workload %s --dtype f32 --no-check --no-peaks --no-peers --repetitions 1 --warmup 0 "
+                 "--warmup-time 0 --min-time 0 --timeout 0.001 --wide",
+                 chosen[i]);
+        cr_assert_eq(run(arguments), 0, "%s", output);
+        cr_expect(strstr(output, "mask ms"), "%s", output);
+        const char *row = strstr(output, "\ncausal ");
+        cr_assert(row && sscanf(row, " causal cpu f32 %63s", shape[i]) == 1, "%s", output);
+    }
+    cr_expect_str_eq(shape[0], shape[1]);
+    expect("bench --list --wide --format csv", 2, "--wide");
 }
 
 Test(program, benches)

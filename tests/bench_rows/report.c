@@ -98,10 +98,34 @@ Test(report, derived_figures)
 Test(report, table_has_figures_and_failures)
 {
     report r = make_report();
-    char *text = written(&r, REPORT_TABLE);
+    char *text = written(&r, REPORT_WIDE);
     cr_assert(strstr(text, "40.0G"), "%s", text);
     cr_assert(strstr(text, " 50 "), "share of the peak");
     cr_assert(strstr(text, "alibi/cpu/f32/b1: wrong: off by 3"));
+    free(text);
+    report_free(&r);
+}
+
+/* Every column of a row fits a terminal of 100 characters, as long as the longest workload's. */
+Test(report, the_table_is_narrow)
+{
+    report r = make_report();
+    (void)snprintf(r.rows[0].workload, sizeof r.rows[0].workload, "learned_relative_bias");
+    (void)snprintf(r.rows[0].device, sizeof r.rows[0].device, "vulkan:0");
+    (void)snprintf(r.rows[0].dtype, sizeof r.rows[0].dtype, "bf16");
+    (void)snprintf(r.rows[0].shape, sizeof r.rows[0].shape, "b16h32:8q8192k8192d192:128");
+    r.rows[0].shape[24] = '\0';
+    char *text = written(&r, REPORT_TABLE);
+    cr_assert(strstr(text, "wrong\n") == NULL && strstr(text, "  wrong "), "%s", text);
+    int rows = 0;
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+        if (*line != '#' && !strchr(line, ':'))
+            cr_assert_leq(strlen(line), 100, "%s", line);
+        else if (strstr(line, "learned_relative_bias")) {
+            cr_assert(strlen(line) <= 100 && strstr(line, "40.0G"), "%s", line);
+            rows++;
+        }
+    cr_assert_eq(rows, 1);
     free(text);
     report_free(&r);
 }
