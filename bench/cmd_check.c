@@ -12,7 +12,8 @@
 #include <string.h>
 
 typedef struct check_options {
-    const char *folder, *file, *device, *dtype, *kernel_options;
+    const char *folder, *file, *device, *dtype, *kv_dtype_text, *o_dtype_text, *kernel_options;
+    attune_dtype kv_dtype, o_dtype; /* 0 = that of the run */
     bool gradients;
     const attune_kernel_options *kernel;
     cli_list packs;
@@ -54,11 +55,11 @@ static bool report(const char *name, const char *device, attune_dtype dtype, con
     return e->pass;
 }
 
-static bool compare_o(const char *name, const char *device, attune_dtype dtype, const array *got,
+static bool compare_o(const char *name, const char *device, attune_dtype dtype, attune_dtype rule, const array *got,
                       const answers *expected)
 {
     reference_error error;
-    reference_compare_o(dtype, expected->rows, expected->head_dim_v, got->data, &expected->oracle, &expected->naive,
+    reference_compare_o(rule, expected->rows, expected->head_dim_v, got->data, &expected->oracle, &expected->naive,
                         &error);
     return report(name, device, dtype, "o", &error);
 }
@@ -110,11 +111,11 @@ static int check_problem(attune_instance *instance, attune_device *device, const
     if (!answers_compute(a, &expected, &why)) {
         cli_complain("%s: %s", name, why.message);
     } else {
-        bool ok = compare_o(name, info.id, dtype, &out, &expected);
+        bool ok = compare_o(name, info.id, dtype, attention_rule_dtype(a), &out, &expected);
         ok &= compare(name, info.id, dtype, "lse", rows, &lse, expected.oracle.lse, expected.naive.lse);
         ok &= compare(name, info.id, dtype, "row_max", rows, &row_max, expected.oracle.row_max, expected.naive.row_max);
         /* The file's inputs are f32: its answer is for them, not for what rounding makes of them. */
-        if (file && dtype == ATTUNE_F32) {
+        if (file && dtype == ATTUNE_F32 && attention_rule_dtype(a) == ATTUNE_F32) {
             ok &= compare_file(name, info.id, "o file", &out, &file->o, expected.oracle.o, expected.naive.o);
             ok &= compare_file(name, info.id, "lse file", &lse, &file->lse, expected.oracle.lse, expected.naive.lse);
         }
@@ -129,22 +130,22 @@ static int check_problem(attune_instance *instance, attune_device *device, const
 
 /* Gradients are held against the CPU's float64 ones for the same inputs, whose agreement with sums over all pairs is
  * the tests' business, and against the file. */
-static bool compare_gradient(const char *name, const char *device, attune_dtype dtype, const char *field,
-                             const array *got, const array *oracle, double cancelled)
+static bool compare_gradient(const char *name, const char *device, attune_dtype dtype, attune_dtype rule,
+                             const char *field, const array *got, const array *oracle, double cancelled)
 {
     if (!oracle->data)
         return true;
     reference_error e;
-    reference_compare_gradient(dtype, array_count(got), got->data, oracle->data, cancelled, &e);
+    reference_compare_gradient(rule, array_count(got), got->data, oracle->data, cancelled, &e);
     (void)printf("%-4s %-32s %-8s %-4s %-8s max %.3g (bound %.3g, of which %.3g for what cancels)%s\n",
                  e.pass ? "ok" : "FAIL", name, device, attune_dtype_string(dtype), field, e.max, e.bound_max, cancelled,
                  e.pattern_errors ? "  NaN or infinity" : "");
     return e.pass;
 }
 
-static bool compare_all(const char *name, const char *device, attune_dtype dtype, const char *source,
-                        const attention *a, const attention_gradients *got, const array *d_q, const array *d_k,
-                        const array *d_v, const array *d_captures, const reference_cancellation *cancelled)
+static bool compare_all(const char *name, const char *device, attune_dtype rule, const char *source, const attention *a,
+                        const attention_gradients *got, const array *d_q, const array *d_k, const array *d_v,
+                        const array *d_captures, const reference_cancellation *cancelled)
 {
     char field[80];
     bool ok = true;
@@ -152,12 +153,12 @@ static bool compare_all(const char *name, const char *device, attune_dtype dtype
     const double terms[3] = {cancelled->d_q, cancelled->d_k, cancelled->d_v};
     for (int i = 0; i < 3; i++) {
         (void)snprintf(field, sizeof field, "d%c%s", "qkv"[i], source);
-        ok &= compare_gradient(name, device, dtype, field, pairs[i][0], pairs[i][1], terms[i]);
+        ok &= compare_gradient(name, device, a->q.dtype, rule, field, pairs[i][0], pairs[i][1], terms[i]);
     }
     for (uint32_t i = 0; i < a->capture_count; i++)
         if (got->captures >> i & 1) {
             (void)snprintf(field, sizeof field, "d%s%s", a->captures[i].name, source);
-            ok &= compare_gradient(name, device, dtype, field, &got->d_captures[i], &d_captures[i],
+            ok &= compare_gradient(name, device, a->q.dtype, rule, field, &got->d_captures[i], &d_captures[i],
                                    cancelled->d_captures[i]);
         }
     return ok;
@@ -168,6 +169,7 @@ static bool widen(const attention *a, const array *d_o, attention *wide, array *
 {
     *wide = *a;
     wide->q = wide->k = wide->v = *wide_d_o = (array){0};
+    wide->o_dtype = ATTUNE_F64;
     return array_convert(&a->q, ATTUNE_F64, &wide->q, why) && array_convert(&a->k, ATTUNE_F64, &wide->k, why) &&
            array_convert(&a->v, ATTUNE_F64, &wide->v, why) && array_convert(d_o, ATTUNE_F64, wide_d_o, why);
 }
@@ -201,10 +203,11 @@ static int check_gradients(attune_instance *instance, attune_device *device, con
         /* Derivatives of more text than an expression may have: their sums' magnitudes are not known. */
         if (!reference_cancelled(instance, a, d_o, NULL, got.captures, &cancelled, &why))
             cli_complain("%s: bounds allow nothing for what cancels: %s", name, why.message);
-        bool ok = compare_all(name, info.id, a->q.dtype, "", a, &got, &oracle.d_q, &oracle.d_k, &oracle.d_v,
-                              oracle.d_captures, &cancelled);
+        bool ok = compare_all(name, info.id, attention_rule_dtype(a), "", a, &got, &oracle.d_q, &oracle.d_k,
+                              &oracle.d_v, oracle.d_captures, &cancelled);
         /* The file's inputs are f32, its answers too. */
-        if (file && (a->q.dtype == ATTUNE_F32 || a->q.dtype == ATTUNE_F64))
+        const attune_dtype rule = attention_rule_dtype(a);
+        if (file && (rule == ATTUNE_F32 || rule == ATTUNE_F64))
             ok &= compare_all(name, info.id, ATTUNE_F32, " file", a, &got, &file->d_q, &file->d_k, &file->d_v,
                               file->d_captures, &cancelled);
         code = ok ? EXIT_GOOD : EXIT_FAILED;
@@ -219,6 +222,25 @@ static int check_gradients(attune_instance *instance, attune_device *device, con
     return code;
 }
 
+static bool in_place(attune_dtype dtype, array *a, failure *why)
+{
+    array made;
+    if (!array_convert(a, dtype, &made, why))
+        return false;
+    array_free(a);
+    *a = made;
+    return true;
+}
+
+/* k and v, and o with its d_o, in the types that are asked for. */
+static bool retype(const check_options *o, attention *a, array *d_o, failure *why)
+{
+    if (o->kv_dtype && (!in_place(o->kv_dtype, &a->k, why) || !in_place(o->kv_dtype, &a->v, why)))
+        return false;
+    a->o_dtype = o->o_dtype;
+    return !o->o_dtype || !d_o || !d_o->data || in_place(o->o_dtype, d_o, why);
+}
+
 static int check_folder(attune_instance *instance, attune_device *device, const check_options *o, attune_dtype dtype)
 {
     failure why;
@@ -227,6 +249,12 @@ static int check_folder(attune_instance *instance, attune_device *device, const 
         cli_complain("--case: %s", c ? why.message : "out of memory");
         free(c);
         return EXIT_USAGE;
+    }
+    if (!retype(o, &c->problem, &c->d_o, &why)) {
+        cli_complain("--case: %s", why.message);
+        case_free(c);
+        free(c);
+        return EXIT_FAILED;
     }
     const char *name = strrchr(o->folder, '/');
     name = name && name[1] ? name + 1 : o->folder;
@@ -249,7 +277,7 @@ static int check_random_gradients(attune_instance *instance, attune_device *devi
     const int64_t size[4] = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]};
     failure why;
     array d_o;
-    if (!array_create(&d_o, a->q.dtype, 4, size, &why)) {
+    if (!array_create(&d_o, attention_o_dtype(a), 4, size, &why)) {
         cli_complain("%s: %s", name, why.message);
         return EXIT_FAILED;
     }
@@ -270,6 +298,11 @@ static int check_workload(attune_instance *instance, attune_device *device, cons
     failure why;
     if (!workload_instantiate(instance, w, 1, &a, &why)) {
         cli_complain("%s: %s", w->name, why.message);
+        return EXIT_FAILED;
+    }
+    if (!retype(o, &a, NULL, &why)) {
+        cli_complain("%s: %s", w->name, why.message);
+        workload_release(&a);
         return EXIT_FAILED;
     }
     int code = check_problem(instance, device, o, w->name, &a, NULL);
@@ -323,13 +356,21 @@ static void print_total(const check_options *o)
 
 int cmd_check(int argc, char **argv)
 {
-    check_options o = {"", "", "cpu", "", "", false, NULL, {{0}, 0}, NULL, 0, {0}};
+    check_options o = {.folder = "",
+                       .file = "",
+                       .device = "cpu",
+                       .dtype = "",
+                       .kv_dtype_text = "",
+                       .o_dtype_text = "",
+                       .kernel_options = ""};
     const cli_option options[] = {
         {"--case", "DIR", "a case folder: case.json and NPY files; the workloads in small if not given", &o.folder,
          NULL, NULL},
         {"--file", "FILE.json", "workloads from a file instead, as large as they are there", &o.file, NULL, NULL},
         {"--device", "ID", "cpu, vulkan:0, ... or all", &o.device, NULL, NULL},
         {"--dtype", "TYPE", "f32, f16, bf16 or f64; f32, f16 and bf16 if not given", &o.dtype, NULL, NULL},
+        {"--kv-dtype", "TYPE", "k and v in another type than --dtype says", &o.kv_dtype_text, NULL, NULL},
+        {"--o-dtype", "TYPE", "O likewise", &o.o_dtype_text, NULL, NULL},
         {"--grad", NULL, "gradients too", NULL, &o.gradients, NULL},
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
         {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &o.packs},
@@ -346,7 +387,9 @@ int cmd_check(int argc, char **argv)
             return EXIT_USAGE;
         dtype_count = 1;
     }
-    if (!cli_kernel_options(o.kernel_options, &storage, &o.kernel))
+    if ((*o.kv_dtype_text && !cli_dtype("--kv-dtype", o.kv_dtype_text, &o.kv_dtype)) ||
+        (*o.o_dtype_text && !cli_dtype("--o-dtype", o.o_dtype_text, &o.o_dtype)) ||
+        !cli_kernel_options(o.kernel_options, &storage, &o.kernel))
         return EXIT_USAGE;
     if (*o.file && *o.folder) {
         cli_complain("--file and --case are two sources of problems: give one");

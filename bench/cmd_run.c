@@ -12,7 +12,8 @@
 #define OUTPUTS 3
 
 typedef struct run_options {
-    const char *q, *k, *v, *mask, *score, *scale, *o, *lse, *row_max, *device, *dtype, *block, *kernel_options;
+    const char *q, *k, *v, *mask, *score, *scale, *o, *lse, *row_max, *device, *dtype, *kv_dtype, *o_dtype, *block,
+        *kernel_options;
 } run_options;
 
 /* Reads q, k or v in the wanted dtype; 0 keeps the file's. */
@@ -73,7 +74,7 @@ static int run(attune_instance *instance, const run_options *o, const attention 
         return EXIT_USAGE;
     }
     const attune_dtype rows = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
-    results r = {.dtypes = {a->q.dtype, rows, rows}};
+    results r = {.dtypes = {attention_o_dtype(a), rows, rows}};
     job->o = &r.o;
     job->lse = *o->lse ? &r.lse : NULL;
     job->row_max = *o->row_max ? &r.row_max : NULL;
@@ -92,7 +93,7 @@ static int run(attune_instance *instance, const run_options *o, const attention 
 
 int cmd_run(int argc, char **argv)
 {
-    run_options o = {"", "", "", "", "", "", "", "", "", "cpu", "", "", ""};
+    run_options o = {"", "", "", "", "", "", "", "", "", "cpu", "", "", "", "", ""};
     cli_list captures = {0}, parameters = {0}, packs = {0};
     const cli_option options[] = {
         {"--q", "FILE.npy", "queries [batch, heads, length, head_dim]", &o.q, NULL, NULL},
@@ -108,6 +109,8 @@ int cmd_run(int argc, char **argv)
         {"--row-max", "FILE.npy", "where row maxima go", &o.row_max, NULL, NULL},
         {"--device", "ID", "cpu, vulkan:0, ...", &o.device, NULL, NULL},
         {"--dtype", "TYPE", "compute in f32, f16, bf16 or f64; that of the files if not given", &o.dtype, NULL, NULL},
+        {"--kv-dtype", "TYPE", "k and v in another type than --dtype says", &o.kv_dtype, NULL, NULL},
+        {"--o-dtype", "TYPE", "O in another type than q's", &o.o_dtype, NULL, NULL},
         {"--block", "Q[,KV]", "block size of the mask (default: 128)", &o.block, NULL, NULL},
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
         {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &packs},
@@ -116,7 +119,7 @@ int cmd_run(int argc, char **argv)
                                   sizeof options / sizeof options[0], argc, argv, NULL);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
-    attune_dtype dtype = (attune_dtype)0;
+    attune_dtype dtype = (attune_dtype)0, kv_dtype = (attune_dtype)0;
     int64_t block[2] = {0, 0};
     attune_kernel_options storage;
     attention a = {0};
@@ -144,17 +147,20 @@ int cmd_run(int argc, char **argv)
     if (!outputs_find(outputs, OUTPUTS))
         goto done;
     if (!names || (*o.dtype && !cli_dtype("--dtype", o.dtype, &dtype)) ||
+        (*o.kv_dtype && !cli_dtype("--kv-dtype", o.kv_dtype, &kv_dtype)) ||
+        (*o.o_dtype && !cli_dtype("--o-dtype", o.o_dtype, &a.o_dtype)) ||
         (*o.block && !cli_pair("--block", o.block, 16, 1024, block, 0)) ||
         !cli_kernel_options(o.kernel_options, &storage, &job.options) || !read_input("--q", o.q, dtype, &a.q) ||
-        !read_input("--k", o.k, dtype, &a.k) || !read_input("--v", o.v, dtype, &a.v) || !cli_scale(o.scale, &a.scale) ||
+        !read_input("--k", o.k, kv_dtype ? kv_dtype : dtype, &a.k) ||
+        !read_input("--v", o.v, kv_dtype ? kv_dtype : dtype, &a.v) || !cli_scale(o.scale, &a.scale) ||
         !cli_names_load(names, &captures, &parameters, NULL))
         goto done;
     if (!cli_names_used(names, o.mask, o.score)) {
         cli_names_free(names);
         goto done;
     }
-    if (a.q.dtype != a.k.dtype || a.q.dtype != a.v.dtype) {
-        cli_complain("q, k and v are %s, %s and %s: give --dtype to convert them", attune_dtype_string(a.q.dtype),
+    if (a.k.dtype != a.v.dtype) {
+        cli_complain("k and v are %s and %s: give --kv-dtype or --dtype to convert them",
                      attune_dtype_string(a.k.dtype), attune_dtype_string(a.v.dtype));
         cli_names_free(names);
         goto done;

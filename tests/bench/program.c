@@ -87,6 +87,8 @@ Test(program, words_that_are_wrong)
     expect("mask 'doc[q] == doc[kv]'", 2, "--capture doc=FILE.npy");
     expect("mask 'window(n)'", 2, "--param n=VALUE");
     expect("explain --dtype f8", 2, "--dtype is \"f8\"");
+    expect("explain --kv-dtype f8", 2, "--kv-dtype is \"f8\"");
+    expect("explain --device-profile h200 --dtype f32 --kv-dtype f16", 0, "cuda_sm90a: it has one dtype");
     expect("explain --device-profile h300", 2, "h200");
     expect("explain --kernel-options '[1]'", 2, "--kernel-options");
     expect("explain --kernel-options '{\"BLOCK_X\": 1}'", 2, "BLOCK_X");
@@ -227,6 +229,13 @@ Test(program, runs_on_files)
     expect(INPUTS "--dtype bf16 --out o16.npy", 0, "");
     cr_assert_lt(largest_difference("o16.npy", "o64.npy"), 0.1);
     cr_assert_gt(largest_difference("o16.npy", "o64.npy"), 0);
+    expect(INPUTS "--kv-dtype f16 --out kv16.npy", 0, "");
+    cr_assert_lt(largest_difference("kv16.npy", "o64.npy"), 0.01);
+    cr_assert_gt(largest_difference("kv16.npy", "o.npy"), 0);
+    expect(INPUTS "--o-dtype bf16 --out out16.npy", 0, "");
+    cr_assert_gt(largest_difference("out16.npy", "o.npy"), largest_difference("kv16.npy", "o.npy"));
+    save("k16.npy", ATTUNE_F16, 4, k, 2);
+    expect("run --q q.npy --k k16.npy --v v.npy --out o2.npy", 2, "k and v are f16 and f32");
     expect(INPUTS "--kernel-options '{\"BLOCK_M\": 32, \"BLOCK_N\": 64}' --out tile.npy", 0, "");
     cr_assert_lt(largest_difference("tile.npy", "o64.npy"), 1e-5);
 
@@ -324,6 +333,12 @@ Test(program, checks_cases)
     /* A check that cannot fail is none: the same case with another answer. */
     snprintf(command, sizeof command, "cp -r '%s/tests/goldens/window' bad && cp bad/v.npy bad/o.npy", source);
     cr_assert_eq(system(command), 0);
+    snprintf(command, sizeof command, "check --case %s/tests/goldens/window --dtype f32 --kv-dtype bf16 --grad",
+             source);
+    expect(command, 0, "dq");
+    cr_expect_null(strstr(output, "o file"), "the file's answer is for f32 keys:\n%s", output);
+    snprintf(command, sizeof command, "check --case %s/tests/goldens/window --dtype f64 --o-dtype f16", source);
+    expect(command, 2, "float64 plans have one dtype");
     expect("check --case bad --dtype f32", 1, "FAIL");
     expect_complaint("check --case bad --dtype f32", 1, "1 of 1 problems failed");
     cr_assert_eq(

@@ -116,7 +116,8 @@ static uint64_t coopmat(const attune_limits *l, numbers x)
 
 uint64_t formula_bytes(const attune_limits *limits, const attune_problem *problem, const attune_plan_choice *c)
 {
-    attune_dtype dtype = problem->dtype ? problem->dtype : ATTUNE_F32;
+    /* Of k and v: tiles are in it, whatever q and o are. */
+    const attune_dtype dtype = problem->kv_dtype ? problem->kv_dtype : problem->dtype ? problem->dtype : ATTUNE_F32;
     const uint16_t apart = c->decode ? 1u << ATTUNE__VAR_H : 0;
     const numbers x = {
         .words =

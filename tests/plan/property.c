@@ -99,6 +99,11 @@ static attune_problem random_problem(const attune_profile *profile)
     if (next() % 2)
         q.score = random_expr_of(ATTUNE_EXPR_SCORE);
     q.lse = next() % 2;
+    if (q.direction == ATTUNE_FORWARD && q.dtype != ATTUNE_F64 && profile->limits.backend != ATTUNE_BACKEND_OPENCL &&
+        next() % 4 == 0) {
+        q.kv_dtype = (attune_dtype)PICK(0, ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16);
+        q.o_dtype = (attune_dtype)PICK(0, ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16);
+    }
     return q;
 }
 
