@@ -187,7 +187,8 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
             }                                                                                                          \
     }
 
-/* NaN and infinity as numbers that a sum of at most 255 of each tells apart. */
+/* NaN and infinity as numbers that a sum of at most 255 of each tells apart. An allowed pair whose weight is 0 makes NaN of
+ * any of them: it counts as so many that the sum is no less than NaN's. */
 const float CODE_NEGATIVE = 256.0, CODE_NAN = 32768.0;
 
 uint code_of(const in uint bits)
@@ -427,11 +428,15 @@ void main()
         if (codes) {
             wait_subgroup(); /* P has been read */
             [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
+                const uint at = p_own + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u);
                 MATRIX_F16 p;
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-                    p[e] = float16_t((allowed[i] >> e & 1u) != 0u ? 1.0 : 0.0);
-                coopMatStore(p, memory, p_own + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u), P_STRIDE,
-                             ROW_MAJOR);
+                coopMatLoad(p, memory, at, P_STRIDE, ROW_MAJOR);
+                wait_subgroup();
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                    float counted = is_zero(float(p[e])) ? CODE_NAN : 1.0;
+                    p[e] = float16_t((allowed[i] >> e & 1u) != 0u ? counted : 0.0);
+                }
+                coopMatStore(p, memory, at, P_STRIDE, ROW_MAJOR);
             }
             wait_subgroup();
             [[dont_unroll]] for (uint i = 0u; i < O_COUNT; i++) {
