@@ -10,8 +10,7 @@
 #include <attune/attune.h>
 #include <stdio.h>
 
-/* ----------------------------------------------------------------------------------------------------------- numbers
- */
+/* ---------------------------------------------------------------------------------------------------------- numbers */
 
 typedef struct rng {
     uint64_t state;
@@ -31,8 +30,7 @@ double rounded_to(attune_dtype dtype, double value);
 /* The largest relative error of one rounding. */
 double unit_of(attune_dtype dtype);
 
-/* ------------------------------------------------------------------------------------------------------- expressions
- */
+/* ------------------------------------------------------------------------------------------------------ expressions */
 
 typedef enum node_type { TYPE_BOOL, TYPE_INT, TYPE_FLOAT } node_type;
 
@@ -138,6 +136,12 @@ bool tree_uses_symbol(const tree *t, int symbol);
  * changes nothing. */
 bool tree_replace(tree *t, int at, int with);
 
+/* Operations of i32, which wrap; comparisons; the element of a capture that the indices name, -1 = outside. */
+int32_t int_value(node_op op, int64_t a, int64_t b);
+bool compared(node_op op, double a, double b);
+int64_t element_at(const binding *array, int rank, const int32_t *index);
+int32_t variable_at(node_op op, const point *p);
+
 /* A mask, in f32 and i32. */
 bool tree_allows(const tree *t, const binding *bindings, const point *p);
 
@@ -168,8 +172,7 @@ typedef struct derivatives {
 interval tree_score(const tree *t, const binding *bindings, const point *p, interval product, precision how,
                     derivatives *d);
 
-/* ---------------------------------------------------------------------------------------------------------- problems
- */
+/* --------------------------------------------------------------------------------------------------------- problems */
 
 /* How a tensor lies in its buffer. */
 typedef struct layout {
@@ -244,8 +247,7 @@ typedef struct draw_profile {
 
 void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, problem *p);
 
-/* ------------------------------------------------------------------------------------------------- data and the oracle
- */
+/* ---------------------------------------------------------------------------------------------- data and the oracle */
 
 /* Logical, contiguous float64 values that the dtype holds. */
 typedef struct grid {
@@ -289,8 +291,7 @@ void grid_create(grid *v, int rank, const int64_t *size);
 void oracle_forward(const problem *p, const call *c, attune_backend backend, call_data *d);
 void oracle_backward(const problem *p, const call *c, attune_backend backend, call_data *d);
 
-/* ------------------------------------------------------------------------------------------------------------ running
- */
+/* ---------------------------------------------------------------------------------------------------------- running */
 
 typedef struct finding {
     int call; /* -1 = before the calls */

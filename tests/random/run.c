@@ -29,8 +29,7 @@ static bool failed_call(finding *f, const char *what, attune_status status)
     return fail(f, "status", "%s: %s: %s", what, attune_status_string(status), attune_last_error());
 }
 
-/* ------------------------------------------------------------------------------------------------------------- placing
- */
+/* ---------------------------------------------------------------------------------------------------------- placing */
 
 /* Of the keys, those of one segment. */
 static bool place_role(runner *r, const problem *p, const call *c, int role, const grid *v, bool output,
@@ -141,8 +140,7 @@ static void clear(bench *b)
     attune_buffer_destroy(b->workspace);
 }
 
-/* ------------------------------------------------------------------------------------------------------------- calling
- */
+/* ---------------------------------------------------------------------------------------------------------- calling */
 
 static attune_forward_args forward_args(const problem *p, const call *c, bench *b)
 {
@@ -251,8 +249,7 @@ static attune_status launch(runner *r, const problem *p, const attune_plan *plan
     return status == ATTUNE_OK ? attune_completion_wait(done, UINT64_MAX) : status;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- comparing
- */
+/* -------------------------------------------------------------------------------------------------------- comparing */
 
 static bool right(double got, double wanted, double bound)
 {

@@ -203,8 +203,7 @@ void shrink_problem(runner *r, problem *p, finding *f, int tries, double seconds
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- describing
- */
+/* ------------------------------------------------------------------------------------------------------- describing */
 
 void problem_print(const problem *p, FILE *out)
 {
