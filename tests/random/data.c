@@ -107,15 +107,19 @@ static void spoil(const problem *p, const call *c, int seed, const layout *l, in
     }
 }
 
-static int64_t dimension(const problem *p, const call *c, node_op by)
+int64_t capture_size(const problem *p, const call *c, const tree_symbol *s, int dimension)
 {
+    /* Arrays of many dimensions are short in each: what is read behind them is 0. */
+    static const int64_t most[] = {INT64_MAX, INT64_MAX, 300, 40, 16};
+    const node_op by = s->by[dimension];
     const int64_t full = by == OP_Q      ? c->q_len
                          : by == OP_KV   ? c->kv_len
                          : by == OP_H    ? p->heads
                          : by == OP_B    ? c->batch
                          : by == OP_H_KV ? p->kv_heads
                                          : 6;
-    return full - c->shrink_captures < 1 ? 1 : full - c->shrink_captures;
+    const int64_t size = full - c->shrink_captures < 1 ? 1 : full - c->shrink_captures;
+    return size < most[s->rank] ? size : most[s->rank];
 }
 
 static double capture_value(const tree_symbol *s, uint64_t word, uint64_t way, int64_t last, int64_t size)
@@ -152,7 +156,7 @@ static void bind(const problem *p, const call *c, const tree *t, int which, cons
         }
         grid v;
         for (int i = 0; i < symbol->rank; i++)
-            b->size[i] = dimension(p, c, symbol->by[i]);
+            b->size[i] = capture_size(p, c, symbol, i);
         grid_create(&v, symbol->rank, b->size);
         const int64_t row = b->size[symbol->rank - 1];
         for (int64_t i = 0; i < v.count; i++) {

@@ -171,8 +171,8 @@ static void draw_masks(rng *r, problem *p, bool divide)
         p->q_block = p->kv_block = rng_chance(r, 50) ? 128 : 64;
     if (p->mask == MASK_NONE || p->mask == MASK_DENSE)
         return;
-    /* A slice has lengths of its own; those of lists say nothing of the expression. */
-    const bool lengths = p->mask == MASK_EXPR || p->mask == MASK_AND || p->mask == MASK_OR;
+    /* Those of a mask and of its slice differ. */
+    const bool lengths = p->mask != MASK_SLICE;
     tree_draw_mask(r, "A", lengths, divide, &p->masks[0]);
     if (p->mask == MASK_AND || p->mask == MASK_OR)
         tree_draw_mask(r, "B", lengths, divide, &p->masks[1]);

@@ -109,7 +109,7 @@ static bool forward_row(const merge *m, int64_t row, double *o, double *o_bound,
         }
         o[i] = bad ? NAN : value;
         o_bound[i] = isfinite(*lse) ? 16 * u * (moved + magnitude) * (1 + m->parts / 7) +
-                                          unit_of(m->dtype) * fabs(value) + (m->dtype == ATTUNE_F16 ? 0x1p-24 : 1e-37)
+                                          unit_of(m->dtype) * fabs(value) + (m->dtype == ATTUNE_F16 ? 0x1p-24 : 1e-36)
                                     : 0;
     }
     return !bad;
@@ -175,10 +175,10 @@ static void backward_part(const merge *m, int p, const grid *o, const grid *lse,
             magnitude += fabs(up) * (fabs(mine) + fabs(all));
             d_o->at[row * width + i] = w * up;
             bound_o->at[row * width + i] =
-                w * fabs(up) * (e + unit_of(m->part_dtype[p])) + (m->part_dtype[p] == ATTUNE_F16 ? 0x1p-24 : 1e-37);
+                w * fabs(up) * (e + unit_of(m->part_dtype[p])) + (m->part_dtype[p] == ATTUNE_F16 ? 0x1p-24 : 1e-36);
         }
         d_lse->at[row] = w * dot;
-        bound_lse->at[row] = w * (magnitude * u * ((double)width + 16) * 2 + fabs(dot) * e) + 1e-37;
+        bound_lse->at[row] = w * (magnitude * u * ((double)width + 16) * 2 + fabs(dot) * e) + 1e-36;
     }
 }
 

@@ -146,7 +146,7 @@ static void row_values(const problem *p, const call *c, call_data *d, const rule
         const double terms = 2 * ((double)n + 16 + 8 * segments_of(c)) * how->sum;
         set(&d->out_o, r->at * p->head_dim_v + i, o,
             moved + magnitude * (how->weight + terms) + least + fabs(o) * how->output +
-                (how->output == 0x1p-11 ? 0x1p-25 : 1e-37));
+                (how->output == 0x1p-11 ? 0x1p-25 : 1e-36));
     }
 }
 
@@ -198,7 +198,7 @@ static void row_forward(const problem *p, const call *c, call_data *d, const rul
     const double lse = m + log(sum), u = how->exact.unit;
     set(&d->out_lse, r->at, lse,
         moved / sum + 2 * ((double)c->kv_len + 32) * u + 4 * (1 + segments_of(c)) * u * (fabs(lse) + fabs(m)));
-    set(&d->out_row_max, r->at, m, fmax(hi - m, m - lo) + 2 * u * fabs(m) + 1e-37);
+    set(&d->out_row_max, r->at, m, fmax(hi - m, m - lo) + 2 * u * fabs(m) + 1e-36);
     row_values(p, c, d, how, r, m, sum);
 }
 
@@ -324,7 +324,7 @@ static void row_backward(const problem *p, const call *c, call_data *d, const ru
         }
         flow f = {.p = isfinite(lse) ? exp(s->v - lse) : 0};
         const double t = d_p - delta, t_error = terms * (d_p_magnitude + magnitude) + 2 * u * fabs(t);
-        f.p_error = f.p * weight_error(s, lse, how) + 1e-37;
+        f.p_error = f.p * weight_error(s, lse, how) + 1e-36;
         f.g = f.p * t;
         f.g_error = f.p * t_error + f.p_error * (fabs(t) + t_error) + 4 * u * fabs(f.g);
         pair_backward(p, c, d, how, r, kv, &f);
@@ -335,10 +335,12 @@ static void row_backward(const problem *p, const call *c, call_data *d, const ru
 static void round_outputs(expected *e, double unit)
 {
     for (int64_t i = 0; i < e->value.count; i++)
-        if (unit == 0x1p-11 && fabs(e->value.at[i]) + e->bound[i] > 65000)
+        if (isnan(e->value.at[i]) || isnan(e->bound[i]))
+            e->bound[i] = INFINITY;
+        else if (unit == 0x1p-11 && fabs(e->value.at[i]) + e->bound[i] > 65000)
             e->bound[i] = INFINITY;
         else if (e->bound[i] > 0)
-            e->bound[i] += fabs(e->value.at[i]) * unit + (unit == 0x1p-11 ? 0x1p-25 : 1e-37);
+            e->bound[i] += fabs(e->value.at[i]) * unit + (unit == 0x1p-11 ? 0x1p-25 : 1e-36);
 }
 
 void oracle_backward(const problem *p, const call *c, attune_backend backend, call_data *d)

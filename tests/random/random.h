@@ -282,6 +282,7 @@ int64_t mask_kv_len(const problem *p, const call *c, int segment);
 int64_t mask_batch(const problem *p, const call *c);
 int64_t mask_heads(const problem *p, const call *c);
 int64_t mask_kv_heads(const problem *p, const call *c);
+int64_t capture_size(const problem *p, const call *c, const tree_symbol *s, int dimension);
 int segments_of(const call *c);
 int64_t segment_length(const call *c, int segment);
 int64_t segment_start(const call *c, int segment);

@@ -471,12 +471,7 @@ static int64_t capture_elements(const problem *p)
             const tree_symbol *symbol = &p->score.symbols[s];
             int64_t count = symbol->kind == ATTUNE_SYMBOL_CAPTURE;
             for (int k = 0; k < symbol->rank; k++)
-                count *= symbol->by[k] == OP_Q      ? c->q_len
-                         : symbol->by[k] == OP_KV   ? c->kv_len
-                         : symbol->by[k] == OP_H    ? p->heads
-                         : symbol->by[k] == OP_B    ? c->batch
-                         : symbol->by[k] == OP_H_KV ? p->kv_heads
-                                                    : 6;
+                count *= capture_size(p, c, symbol, k);
             sum += count;
         }
         elements = sum > elements ? sum : elements;
