@@ -318,8 +318,8 @@ attention_case attention_case_nonfinite(uint64_t seed, case_storage *storage)
     c.kv_len = random_length(&r, decode ? 300 : 150);
     c.head_dim = 8 * (uint32_t)between(&r, 1, random_uniform(&r) < 0.8 ? 8 : 16);
     c.head_dim_v = random_uniform(&r) < 0.7 ? 0 : 8 * (uint32_t)between(&r, 1, 12);
-    /* The means of 24 elements, the kernel's and the plain computation's, scatter by a sixth each: the rule's tenth asks
-     * for a thousand. */
+    /* The means of 24 elements, the kernel's and the plain computation's, scatter by a sixth each: the rule's tenth
+     * asks for a thousand. */
     const int64_t columns = c.head_dim_v ? c.head_dim_v : c.head_dim;
     for (; c.batch * c.heads * c.q_len * columns < 1000; c.heads *= 2)
         c.kv_heads *= 2;
