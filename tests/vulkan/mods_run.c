@@ -9,7 +9,9 @@
 #define mods_template               runnable
 #define mods_template_gradient      runnable_gradient
 #define attune__spirv_backward_sums runnable_sums
+#define attune__spirv_copy          runnable_copy
 #include "backward_sums.h"
+#include "copy.h"
 #include "mods_template.h"
 #include "mods_template_gradient.h"
 #include "base/half.h"
@@ -562,5 +564,30 @@ Test(mods_run, sums_are_exact)
     }
     attune__gradient_destroy(gradient);
     attune__expr_release(score);
+    room_close(&r);
+}
+
+/* The copy whose time is the bandwidth: all of it, and nothing behind it. */
+Test(mods_run, copies)
+{
+    enum { BYTES = (POINTS + 63) / 64 * 128 * 8 * 16 };
+    static unsigned char in[BYTES], out[BYTES + 16];
+    room r = room_open();
+    attune_buffer *buffer;
+    uint64_t state = test_seed();
+    cr_assert_eq(attune_buffer_create(r.device, 2 * BYTES + 16, &buffer), ATTUNE_OK);
+    for (size_t i = 0; i < sizeof in; i++)
+        in[i] = (unsigned char)random_expr_next(&state);
+    memset(out, 0xa5, sizeof out);
+    cr_assert_eq(attune_buffer_write(buffer, 0, in, sizeof in), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_write(buffer, BYTES, out, sizeof out), ATTUNE_OK);
+    const push arguments = {.points = attune__vulkan_address(buffer, 0),
+                            .results = attune__vulkan_address(buffer, BYTES)};
+    run_words(attune__vulkan_of(r.device), runnable_copy, sizeof runnable_copy / 4, &arguments);
+    cr_assert_eq(attune_buffer_read(buffer, BYTES, out, sizeof out), ATTUNE_OK);
+    cr_expect_eq(memcmp(in, out, sizeof in), 0);
+    for (size_t i = BYTES; i < sizeof out; i++)
+        cr_expect_eq(out[i], 0xa5);
+    attune_buffer_destroy(buffer);
     room_close(&r);
 }

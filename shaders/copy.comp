@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+/* A copy by the compute units, 16 bytes an invocation and step: what they reach of the memory's bandwidth. */
+#version 460
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+
+#include "address.glsl"
+
+layout(local_size_x = 128) in;
+
+layout(push_constant) uniform Push {
+    uvec2 from, to;
+} push;
+
+/* measure.c counts with the same number. */
+const uint STEPS = 8u;
+
+void main()
+{
+    uint first = gl_WorkGroupID.x * 128u * STEPS + gl_LocalInvocationIndex;
+    vec4 value[STEPS];
+    [[unroll]] for (uint i = 0u; i < STEPS; i++)
+        value[i] = Vec4(address_step(push.from, first + i * 128u, uvec2(16u, 0u))).value;
+    [[unroll]] for (uint i = 0u; i < STEPS; i++)
+        OutVec4(address_step(push.to, first + i * 128u, uvec2(16u, 0u))).value = value[i];
+}
