@@ -7,18 +7,50 @@ typedef long long i64;
 
 enum { EMPTY, PARTIAL, FULL };
 
+struct seen {
+    int forbidden, allowed;
+};
+
+template <typename T> __device__ __forceinline__ void see(seen &s, T element, T wanted)
+{
+    if (element == wanted)
+        s.forbidden = 1;
+    else
+        s.allowed = 1;
+}
+
+/* Of contiguous rows that begin at multiples of 16 bytes, 16 bytes at once. A block's first column is a multiple of 16. */
 template <typename T>
-__device__ __forceinline__ void see(const attune_cuda_mask_lists &a, i64 first, int rows, int columns, int &forbidden,
-                                    int &allowed)
+__device__ __forceinline__ int see_vectors(seen &s, const attune_cuda_mask_lists &a, const T *elements, int rows,
+                                           int columns)
+{
+    constexpr int EACH = 16 / (int)sizeof(T);
+    const T wanted = (T)a.forbidden;
+    const int vectors = columns / EACH;
+    if (!vectors)
+        return 0;
+    for (int i = threadIdx.x; i < rows * vectors; i += ATTUNE_CUDA_MASK_THREADS) {
+        const int q = i / vectors;
+        const uint4 v = *(const uint4 *)(elements + q * a.stride[2] + (i - q * vectors) * EACH);
+        const unsigned words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            see(s, (T)(words[j * (int)sizeof(T) / 4] >> j * (int)sizeof(T) % 4 * 8), wanted);
+    }
+    return vectors * EACH;
+}
+
+template <typename T>
+__device__ __forceinline__ void see_block(seen &s, const attune_cuda_mask_lists &a, i64 first, int rows, int columns)
 {
     const T *elements = (const T *)a.tensor + first;
     const T wanted = (T)a.forbidden;
-    for (int i = threadIdx.x; i < rows * columns; i += ATTUNE_CUDA_MASK_THREADS) {
-        const int q = i / columns, kv = i - q * columns;
-        if (elements[q * a.stride[2] + kv * a.stride[3]] == wanted)
-            forbidden = 1;
-        else
-            allowed = 1;
+    const bool aligned =
+        a.stride[3] == 1 && (((unsigned long long)elements | (unsigned long long)(a.stride[2] * sizeof(T))) & 15) == 0;
+    const int done = aligned ? see_vectors(s, a, elements, rows, columns) : 0, left = columns - done;
+    for (int i = threadIdx.x; i < rows * left; i += ATTUNE_CUDA_MASK_THREADS) {
+        const int q = i / left, kv = done + i - q * left;
+        see(s, elements[q * a.stride[2] + kv * a.stride[3]], wanted);
     }
 }
 
@@ -30,14 +62,14 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MASK_THREADS)
     const int q = (int)(line % (unsigned)a.q_blocks) * a.q_block, kv = (int)(block % (unsigned)a.kv_blocks) * a.kv_block;
     const int rows = min(a.q_block, a.q_len - q), columns = min(a.kv_block, a.kv_len - kv);
     const i64 first = plane / a.heads * a.stride[0] + plane % a.heads * a.stride[1] + q * a.stride[2] + kv * a.stride[3];
-    int forbidden = 0, allowed = 0;
+    seen s = {0, 0};
     if (a.element == 1)
-        see<u8>(a, first, rows, columns, forbidden, allowed);
+        see_block<u8>(s, a, first, rows, columns);
     else if (a.element == 2)
-        see<unsigned short>(a, first, rows, columns, forbidden, allowed);
+        see_block<unsigned short>(s, a, first, rows, columns);
     else
-        see<unsigned>(a, first, rows, columns, forbidden, allowed);
-    const int any_forbidden = __syncthreads_or(forbidden), any_allowed = __syncthreads_or(allowed);
+        see_block<unsigned>(s, a, first, rows, columns);
+    const int any_forbidden = __syncthreads_or(s.forbidden), any_allowed = __syncthreads_or(s.allowed);
     if (threadIdx.x == 0)
         ((u8 *)a.classes)[block] = (u8)(!any_allowed ? EMPTY : any_forbidden ? PARTIAL : FULL);
 }
