@@ -12,10 +12,17 @@
 
 #define COMPILE_THREADS 4 /* no plan has more kernels */
 
+/* Of the library: to stderr, behind the program's name. */
+static void warn(void *user, attune_log_level level, const char *message)
+{
+    (void)user;
+    (void)fprintf(stderr, "attune: %s: %s\n", level == ATTUNE_LOG_ERROR ? "error" : "warning", message);
+}
+
 attune_status cli_instance(const char *cache_folder, attune_instance **instance)
 {
     const attune_instance_desc desc = {
-        .struct_size = sizeof desc, .cache_folder = cache_folder, .compile_threads = COMPILE_THREADS};
+        .struct_size = sizeof desc, .log = warn, .cache_folder = cache_folder, .compile_threads = COMPILE_THREADS};
     return attune_instance_create(&desc, instance);
 }
 

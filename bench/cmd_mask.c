@@ -211,7 +211,7 @@ int cmd_mask(int argc, char **argv)
     attune_mask *mask = NULL;
     int code = EXIT_USAGE;
     cli_names_infer(names, ATTUNE_EXPR_MASK, text);
-    attune_status status = attune_instance_create(NULL, &instance);
+    attune_status status = cli_instance(NULL, &instance);
     if (status != ATTUNE_OK) {
         cli_complain("%s", attune_last_error());
     } else if (!*text) {

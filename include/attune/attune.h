@@ -500,8 +500,9 @@ typedef struct attune_mask_desc {
 
 /*
  * Builds a mask from a mask expression by interval analysis over a quadtree of blocks: exactly what evaluation of every
- * element gives, at a cost near the number of boundary blocks. Captures are host arrays. Where the expression does not
- * use b (h), one list serves all batches (heads). CANCELLED when desc->progress or desc->max_work stops it.
+ * element gives, at a cost near the number of boundary blocks. Captures are host arrays; the log has a warning of one
+ * that is shorter than a variable that indexes it alone, as in doc[kv]. Where the expression does not use b (h), one
+ * list serves all batches (heads). CANCELLED when desc->progress or desc->max_work stops it.
  */
 ATTUNE_API attune_status attune_mask_create(attune_instance *instance, const attune_mask_desc *desc,
                                             const attune_expr *expr, const attune_host_capture *captures,

@@ -22,6 +22,8 @@ struct attune_plan {
     attune__decision decision;
     const attune_expr *mask;    /* retained; NULL = none */
     const attune_expr *score;   /* retained; NULL = none */
+    attune__direct_reads reads; /* of score */
+    atomic_bool warned;         /* of captures that are too short: once, whatever else calls bring */
     attune__gradient *gradient; /* of score, in backward */
     attune__program *program;
     attune__program *merger; /* of segments; NULL = none */
@@ -146,6 +148,10 @@ attune_dtype attune__merge_dtype(attune_dtype dtype);
 /* Contiguous, with the first sizes of another tensor. */
 attune_tensor attune__rows_in(attune_buffer *buffer, uint64_t offset, attune_dtype dtype, const attune_tensor *like,
                               uint32_t rank);
+
+/* A warning of a capture that is shorter than a variable that indexes it; false if it is none of those. */
+bool attune__warn_short(const attune__host *host, const char *whose, const attune__direct_reads *reads, uint32_t symbol,
+                        const char *name, const int64_t *size, const attune__extents *extents);
 
 /* Host captures and parameters of an expression, resolved in symbol order into arrays of ATTUNE_EXPR_MAX_SYMBOLS. */
 attune_status attune__bind_host(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,

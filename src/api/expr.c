@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "expr/ops.h"
+
 attune_status attune_expr_create(attune_instance *instance, attune_expr_kind kind, const char *text,
                                  const attune_symbol *symbols, uint32_t symbol_count, attune_expr **expr)
 {
@@ -164,4 +166,19 @@ attune_status attune_expr_evaluate_row(const attune_expr *expr, attune_dtype pre
     }
     attune__free(&expr->allocator, scratch);
     return ATTUNE_OK;
+}
+
+bool attune__warn_short(const attune__host *host, const char *whose, const attune__direct_reads *reads, uint32_t symbol,
+                        const char *name, const int64_t *size, const attune__extents *extents)
+{
+    attune__short_read found;
+    if (!attune__reads_past(reads, symbol, size, extents, &found))
+        return false;
+    attune__log(
+        host, ATTUNE_LOG_WARNING,
+        "the capture \"%s\" of %s has %lld elements in dimension %u, which %s indexes from 0 to %lld: what lies "
+        "behind them reads as 0",
+        name, whose, (long long)size[found.dimension], found.dimension, attune__var_name(found.var),
+        (long long)extents->of[found.var] - 1);
+    return true;
 }

@@ -85,6 +85,20 @@ static attune_status bind(const attune_instance *instance, const attune_mask_des
     return status;
 }
 
+static void warn_short(const attune_instance *instance, const attune_mask_desc *desc, const attune_expr *expr,
+                       const attune_array *arrays)
+{
+    const attune__extents extents = {.of = {[ATTUNE__VAR_B] = desc->batch,
+                                            [ATTUNE__VAR_H] = desc->heads,
+                                            [ATTUNE__VAR_H_KV] = desc->kv_heads,
+                                            [ATTUNE__VAR_Q] = desc->q_len,
+                                            [ATTUNE__VAR_KV] = desc->kv_total ? desc->kv_total : desc->kv_len}};
+    const attune__direct_reads reads = attune__expr_direct_reads(expr);
+    for (uint32_t i = 0; i < expr->symbol_count; i++)
+        if (expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+            attune__warn_short(&instance->host, "the mask", &reads, i, expr->symbols[i].name, arrays[i].size, &extents);
+}
+
 attune_status attune_mask_create(attune_instance *instance, const attune_mask_desc *desc, const attune_expr *expr,
                                  const attune_host_capture *captures, uint32_t capture_count,
                                  const attune_parameter *parameters, uint32_t parameter_count, attune_mask **mask)
@@ -100,6 +114,8 @@ attune_status attune_mask_create(attune_instance *instance, const attune_mask_de
     attune_expr *bound;
     ATTUNE__TRY(bind(instance, &d, expr, captures, capture_count, parameters, parameter_count, arrays, values, &bound));
     const attune_status status = attune__mask_build(&instance->host.allocator, &d, bound, arrays, values, mask);
+    if (status == ATTUNE_OK)
+        warn_short(instance, &d, bound, arrays);
     attune__expr_release(bound);
     return status;
 }
@@ -124,6 +140,8 @@ attune_status attune_mask_create_lists(attune_instance *instance, const attune_m
             bind(instance, &d, expr, captures, capture_count, parameters, parameter_count, arrays, values, &bound));
     const attune_status status =
         attune__mask_from_lists(&instance->host.allocator, &d, &l, bound, arrays, values, mask);
+    if (status == ATTUNE_OK && bound)
+        warn_short(instance, &d, bound, arrays);
     attune__expr_release(bound);
     return status;
 }

@@ -83,6 +83,8 @@ attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits
     } else {
         plan->score = attune__expr_retain(p.score);
     }
+    if (plan->score)
+        plan->reads = attune__expr_direct_reads(plan->score);
     attune__shape_measure(&plan->shape, plan->mask, plan->score);
     if (plan->score && plan->shape.direction == ATTUNE_BACKWARD)
         ATTUNE__TRY(attune__gradient_create(plan->score, &plan->gradient));

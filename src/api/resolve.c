@@ -162,8 +162,29 @@ static attune_status check_mask(const attune_plan *plan, const attune__place *pl
                         plan->device->info.id);
 }
 
+/* Once for a plan, whose calls are many. */
+static void warn_short(const attune_plan *plan, const attune__place *place, const attune__forward *call,
+                       const attune_tensor *tensors)
+{
+    atomic_bool *warned = (atomic_bool *)(uintptr_t)&plan->warned;
+    if (atomic_load_explicit(warned, memory_order_relaxed))
+        return;
+    const attune__extents extents = {.of = {[ATTUNE__VAR_B] = call->batch,
+                                            [ATTUNE__VAR_H] = call->heads,
+                                            [ATTUNE__VAR_H_KV] = call->kv_heads,
+                                            [ATTUNE__VAR_Q] = call->q_len,
+                                            [ATTUNE__VAR_KV] = place ? place->kv_total : call->kv_len}};
+    for (uint32_t i = 0; i < plan->score->symbol_count; i++) {
+        const attune__symbol *symbol = &plan->score->symbols[i];
+        if (symbol->kind == ATTUNE_SYMBOL_CAPTURE &&
+            attune__warn_short(&plan->device->host, "a call", &plan->reads, i, symbol->name, tensors[i].size, &extents))
+            atomic_store_explicit(warned, true, memory_order_relaxed);
+    }
+}
+
 /* Captures on the device in the order of the score expression's symbols. */
 static attune_status bind_captures(const attune_plan *plan, const attune_capture *captures, uint32_t count,
+                                   const attune__place *place, const attune__forward *call,
                                    attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS])
 {
     if (!plan->score)
@@ -185,6 +206,7 @@ static attune_status bind_captures(const attune_plan *plan, const attune_capture
         ATTUNE__TRY(attune__tensor_check(&tensors[i], &(attune__tensor_rule){symbol->name, plan->device, symbol->dtype,
                                                                              symbol->rank, false, false}));
     }
+    warn_short(plan, place, call, tensors);
     return ATTUNE_OK;
 }
 
@@ -276,7 +298,7 @@ attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_f
         ATTUNE__TRY(check_row_tensor(plan, call, "row_max", true, &call->row_max));
     }
     ATTUNE__TRY(check_mask(plan, place, call));
-    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, resolved->captures));
+    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, place, call, resolved->captures));
     ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, call->mask, resolved->parameters));
     return check_workspace(plan, call);
 }
@@ -397,7 +419,7 @@ attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_
     ATTUNE__TRY(check_like(plan, "d_k", "the size of k", &call->k, true, &back->d_k));
     ATTUNE__TRY(check_like(plan, "d_v", "the size of v", &call->v, true, &back->d_v));
     ATTUNE__TRY(check_mask(plan, place, call));
-    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, resolved->captures));
+    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, place, call, resolved->captures));
     ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, call->mask, resolved->parameters));
     ATTUNE__TRY(bind_capture_gradients(plan, a->capture_gradients, a->capture_gradient_count, resolved->captures,
                                        resolved->d_captures));

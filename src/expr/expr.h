@@ -11,6 +11,7 @@
  *     print.c     IR -> text, node list       ctext.c      IR -> C text
  *     rows.c      masks that are intervals    line.c       scores that are lines
  *     terms.c     what keys and rows have once     weight.c     how much code a pair is
+ *     reads.c     captures that are too short
  *
  * Semantics that every back end keeps:
  *   i32 wraps; / and % floor; x / 0 = 0 and x % 0 = 0 for i32. f32 is IEEE binary32, each operation rounded, nothing
@@ -153,6 +154,24 @@ attune_status attune__expr_combine(const attune_allocator *allocator, attune__op
 #define ATTUNE__KV_START "segment_kv_start"
 #define ATTUNE__KV_TOTAL "segment_kv_total"
 attune_status attune__expr_shift(const attune_allocator *allocator, const attune_expr *expr, attune_expr **shifted);
+
+/* Of each capture's dimensions, as bits 1 << attune__var: the variables that index it as they stand (doc[kv]). */
+typedef struct attune__direct_reads {
+    uint8_t vars[ATTUNE_EXPR_MAX_SYMBOLS][ATTUNE_MAX_RANK];
+} attune__direct_reads;
+attune__direct_reads attune__expr_direct_reads(const attune_expr *expr);
+
+/* One more than the largest value of each attune__var; 0 = any value is fine. */
+typedef struct attune__extents {
+    int64_t of[8];
+} attune__extents;
+typedef struct attune__short_read {
+    uint32_t dimension;
+    attune__var var;
+} attune__short_read;
+/* Whether one of them goes past the capture's end. */
+bool attune__reads_past(const attune__direct_reads *reads, uint32_t symbol, const int64_t *size,
+                        const attune__extents *extents, attune__short_read *found);
 
 /* The most terms of keys, and of rows. */
 #define ATTUNE__TERMS 4
