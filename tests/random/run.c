@@ -260,6 +260,15 @@ static bool right(double got, double wanted, double bound)
     return isinf(wanted) ? got == wanted : fabs(got - wanted) <= 1.25 * bound;
 }
 
+static void say_check(const runner *r, const char *name, int64_t at, double wanted, double bound)
+{
+    char text[40];
+    (void)snprintf(text, sizeof text, "%.17g", wanted);
+    const char *value = isnan(wanted) ? "NAN" : isinf(wanted) ? (wanted > 0 ? "INFINITY" : "-INFINITY") : text;
+    say(r, "    failures += check(\"%s\", &%s, %lld, %s, %.17g);\n", name, name, (long long)at, value,
+        isnan(wanted) ? -1 : bound);
+}
+
 /* `first` counts along dimension 2 of what is expected, `start` (if not NULL) is what the output held before. */
 static bool compare(runner *r, const placed *t, const expected *e, int64_t first, const double *start, finding *f)
 {
@@ -296,8 +305,7 @@ static bool compare(runner *r, const placed *t, const expected *e, int64_t first
             f->bound = bound;
         }
         if (wrong <= 8)
-            say(r, "    failures += check(\"%s\", &%s, %lld, %.17g, %.17g);\n", t->name, t->name, (long long)i,
-                isnan(wanted) ? 1e308 * 10 : wanted, isnan(wanted) ? -1 : bound);
+            say_check(r, t->name, i, wanted, bound);
     }
     r->elements += (uint64_t)count;
     free(got);
