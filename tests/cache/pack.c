@@ -33,7 +33,7 @@ Test(pack, finds_by_kind_and_hash)
     room r;
     char path[128];
     attune__pack *pack;
-    attune__packs packs = {0};
+    attune__packs packs = {NULL};
     uint32_t count, entries;
     uint64_t bytes;
     const void *data;

@@ -286,8 +286,8 @@ attention_case attention_case_nonfinite(uint64_t seed, case_storage *storage)
         "score * half_bias[kv]",
         "score - score",
         "select(half_bias[kv] > brain_bias[q], score, 0.5)",
-        "select(!(q == h), score * 0.28125 - 2.1484375, 1.359375 + select(q >= 1 || (q <= kv && false), score, score)) "
-        "/ 0.140625",
+        ("select(!(q == h), score * 0.28125 - 2.1484375, 1.359375 + select(q >= 1 || (q <= kv && false), score, score))"
+         " / 0.140625"),
         "sigmoid(score) * 3",
         "exp2(score * 0.25)",
         "sqrt(score)",
