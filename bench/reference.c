@@ -446,7 +446,8 @@ static bool derivatives_parse(attune_instance *instance, const attention *a, cha
     uint32_t lines = 0;
     for (const char *c = text; *c; c++)
         lines += *c == '\n';
-    d->reads = calloc(lines, sizeof *d->reads);
+    /* The first line is of the score, so that one of these at least is spare. */
+    d->reads = calloc(lines + 1, sizeof *d->reads);
     if (!d->reads)
         return failure_set(why, "out of memory");
     for (char *line = text, *next; *line; line = next) {
