@@ -83,6 +83,8 @@ const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry 
     if (memcmp(bytes, magic, sizeof magic) != 0)
         return "it does not begin as an entry of this version does";
     const uint64_t kind = take(bytes + KIND, 4), identity = take(bytes + IDENTITY, 4), data = take(bytes + DATA, 8);
+    if (!kind)
+        return "its key has no kind";
     if (kind > ATTUNE__ENTRY_MAX_KEY || identity > ATTUNE__ENTRY_MAX_KEY)
         return "its key is longer than any";
     const size_t room = size - ATTUNE__ENTRY_HEADER;

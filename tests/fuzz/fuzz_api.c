@@ -504,7 +504,8 @@ static void begin(world *w)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    world w = {{NULL}};
+    world w;
+    memset(&w, 0, sizeof w);
     tape t = {data, data + size};
     begin(&w);
     for (int step = 0; step < STEPS && t.at < t.end; step++) {

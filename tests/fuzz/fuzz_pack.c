@@ -58,7 +58,7 @@ static size_t read_file(uint8_t bytes[MOST])
 
 static bool load(attune__packs *packs)
 {
-    *packs = (attune__packs){0};
+    *packs = (attune__packs){NULL};
     const attune_status status = attune__packs_load(packs, &attune__default_allocator, path);
     check(status == ATTUNE_OK || ((status == ATTUNE_IO || status == ATTUNE_UNSUPPORTED) && attune_last_error()[0]));
     return status == ATTUNE_OK;
