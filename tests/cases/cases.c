@@ -43,7 +43,6 @@ const attention_case attention_cases[] = {
     {"kv_broadcast",           3, 1, 4, 2, 129, 140,  64,  0, .mask = CAUSAL},
     {"decode",                 2, 2, 8, 2,   1, 700, 128,  0, .mask = "kv < used[b]"},
     {"decode_dense",           1, 1, 4, 1,   1, 999,  64,  0, .mask = NULL},
-    {"decode_long",            1, 1, 2, 1,   1, 4500, 128,  0, .mask = NULL},
     {"decode_few",             1, 1, 8, 2,   5, 901, 128,  0, .mask = "q + 896 >= kv"},
     {"decode_softcap",         1, 1, 4, 2,   1, 513,  64,  0, .score = SOFTCAP},
     {"head_8",                 1, 1, 2, 2,  70,  70,   8,  0, .mask = CAUSAL},
@@ -144,6 +143,7 @@ const attention_case attention_cases[] = {
     {"mixed_nan_hidden",       1, 1, 2, 2, 200, 300,  64,  0, .mask = "kv < 150 && q >= kv", .input = INPUT_NAN_HIDDEN, .kv_dtype = ATTUNE_F16, .o_dtype = ATTUNE_F32},
     {"mixed_infinite",         1, 1, 2, 2, 150, 150,  64,  0, .mask = CAUSAL, .input = INPUT_INFINITE, .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
     {"small_key_tile",         1, 1, 2, 2, 140, 140,  64,  0, .score = "score + half_bias[kv]", .options = "{\"BLOCK_M\": 16, \"BLOCK_N\": 16}"},
+    {"decode_long",            1, 1, 2, 1,   1, 4500, 128,  0, .mask = NULL},
 };
 /* clang-format on */
 const uint32_t attention_case_count = sizeof attention_cases / sizeof attention_cases[0];
