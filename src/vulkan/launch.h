@@ -82,7 +82,10 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
                                                 attune__vulkan_program *program);
 
-/* pipeline.c, for both directions. `constants` has ATTUNE__VULKAN_CONSTANTS; words without expressions have hash NULL.
+/* pipeline.c. A prebuilt module that needs neither expressions nor constants, told by attune__vulkan_push. */
+attune_status attune__vulkan_pipeline_prebuilt(attune__vulkan_device *device, const char *name, const uint32_t *words,
+                                               size_t bytes, attune__vulkan_pipeline *pipeline);
+/* For both directions. `constants` has ATTUNE__VULKAN_CONSTANTS; words without expressions have hash NULL.
  */
 attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
                                                  const attune__hash *hash, const char *name, const uint32_t *constants,

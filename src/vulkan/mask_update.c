@@ -51,21 +51,6 @@ static layout layout_of(const attune_mask *mask)
     return l;
 }
 
-static attune_status make(attune__vulkan_device *device, const char *name, const uint32_t *words, size_t bytes,
-                          attune__vulkan_pipeline *pipeline)
-{
-    attune__hash hash = attune__hash_begin();
-    attune__hash_bytes(&hash, words, bytes);
-    const attune__vulkan_pipeline_desc desc = {
-        .name = name,
-        .words = words,
-        .word_count = bytes / sizeof *words,
-        .push_constants = sizeof(attune__vulkan_push),
-        .hash = &hash,
-    };
-    return attune__vulkan_pipeline_create(device, &desc, pipeline);
-}
-
 attune_status attune__vulkan_mask_follow(attune_device *device, const attune_mask *mask,
                                          attune__device_mask **device_mask)
 {
@@ -86,10 +71,11 @@ attune_status attune__vulkan_mask_follow(attune_device *device, const attune_mas
     attune_status status = ATTUNE_OUT_OF_HOST_MEMORY;
     made->table = attune__alloc(allocator, attune__mods_table_size(mask->expr), 1);
     if (made->table)
-        status = make(mine, "mask_classify", attune__spirv_mask_classify, sizeof attune__spirv_mask_classify,
-                      &made->classify);
+        status = attune__vulkan_pipeline_prebuilt(mine, "mask_classify", attune__spirv_mask_classify,
+                                                  sizeof attune__spirv_mask_classify, &made->classify);
     if (status == ATTUNE_OK)
-        status = make(mine, "mask_fill", attune__spirv_mask_fill, sizeof attune__spirv_mask_fill, &made->fill);
+        status = attune__vulkan_pipeline_prebuilt(mine, "mask_fill", attune__spirv_mask_fill,
+                                                  sizeof attune__spirv_mask_fill, &made->fill);
     if (status == ATTUNE_OK)
         status = attune__vulkan_buffer_create(device, l.size, &made->buffer);
     if (status != ATTUNE_OK) {

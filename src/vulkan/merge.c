@@ -34,31 +34,17 @@ typedef struct merger {
     attune__vulkan_pipeline f16, bf16; /* either takes f32 too */
 } merger;
 
-static attune_status make(attune_device *device, const char *name, const uint32_t *words, size_t bytes,
-                          attune__vulkan_pipeline *pipeline)
-{
-    attune__hash hash = attune__hash_begin();
-    attune__hash_bytes(&hash, words, bytes);
-    const attune__vulkan_pipeline_desc desc = {
-        .name = name,
-        .words = words,
-        .word_count = bytes / sizeof *words,
-        .push_constants = sizeof(attune__vulkan_push),
-        .hash = &hash,
-    };
-    return attune__vulkan_pipeline_create(attune__vulkan_of(device), &desc, pipeline);
-}
-
 attune_status attune__vulkan_merger_create(attune_device *device, attune__program **program)
 {
     merger *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
-    attune_status status =
-        make(device, "merge_f16", attune__spirv_merge_f16, sizeof attune__spirv_merge_f16, &made->f16);
+    attune_status status = attune__vulkan_pipeline_prebuilt(
+        attune__vulkan_of(device), "merge_f16", attune__spirv_merge_f16, sizeof attune__spirv_merge_f16, &made->f16);
     if (status == ATTUNE_OK)
-        status = make(device, "merge_bf16", attune__spirv_merge_bf16, sizeof attune__spirv_merge_bf16, &made->bf16);
+        status = attune__vulkan_pipeline_prebuilt(attune__vulkan_of(device), "merge_bf16", attune__spirv_merge_bf16,
+                                                  sizeof attune__spirv_merge_bf16, &made->bf16);
     if (status == ATTUNE_OK)
         *program = &made->base;
     else

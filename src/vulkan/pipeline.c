@@ -100,6 +100,21 @@ void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulk
     *pipeline = (attune__vulkan_pipeline){0};
 }
 
+attune_status attune__vulkan_pipeline_prebuilt(attune__vulkan_device *device, const char *name, const uint32_t *words,
+                                               size_t bytes, attune__vulkan_pipeline *pipeline)
+{
+    attune__hash hash = attune__hash_begin();
+    attune__hash_bytes(&hash, words, bytes);
+    const attune__vulkan_pipeline_desc desc = {
+        .name = name,
+        .words = words,
+        .word_count = bytes / sizeof *words,
+        .push_constants = sizeof(attune__vulkan_push),
+        .hash = &hash,
+    };
+    return attune__vulkan_pipeline_create(device, &desc, pipeline);
+}
+
 attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
                                                  const attune__hash *hash, const char *name, const uint32_t *constants,
                                                  uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
