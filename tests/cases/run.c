@@ -436,6 +436,12 @@ static void finish(running *r)
     }
 }
 
+static bool is_hopper(const attune_plan *plan)
+{
+    attune_plan_choice choice = {.struct_size = sizeof choice};
+    return attune_plan_choice_get(plan, &choice) == ATTUNE_OK && !strcmp(choice.kernel, "cuda_sm90a");
+}
+
 bool case_run(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
               uint64_t seed, failure *why)
 {
@@ -475,6 +481,11 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     /* Nothing is promised of what a row whose scores are all -inf has of v. */
     for (int64_t i = 0; ok && c->input == INPUT_NONFINITE && i < rows * dv; i++)
         if (result[1].lse[i / dv] == -INFINITY && isnan(result[1].o[i]) && result[0].o[i] == 0)
+            result[0].o[i] = NAN;
+    /* docs/numerics.md: on Hopper an infinite v stays infinite, whatever its weight. */
+    const bool hopper = ok && is_hopper(r.plan);
+    for (int64_t i = 0; hopper && c->input == INPUT_NONFINITE && i < rows * dv; i++)
+        if (isfinite(result[1].lse[i / dv]) && isnan(result[1].o[i]) && isinf(result[0].o[i]))
             result[0].o[i] = NAN;
     /* Of a row that has keys. */
     for (int64_t i = 0; ok && i < rows; i++)
