@@ -187,7 +187,7 @@ int cmd_explain(int argc, char **argv)
     const attune_kernel_options *kernel_options;
     if (!read_problem(&o, &problem) || !cli_kernel_options(o.kernel_options, &storage, &kernel_options))
         return EXIT_USAGE;
-    cli_names *names = malloc(sizeof *names);
+    cli_names *names = calloc(1, sizeof *names);
     attune_instance *instance = NULL;
     attune_expr *mask = NULL, *score = NULL;
     int code = EXIT_USAGE;

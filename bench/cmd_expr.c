@@ -71,7 +71,7 @@ int cmd_expr(int argc, char **argv)
         cli_complain("an expression is missing: attune expr 'q >= kv', or attune expr --list");
         return EXIT_USAGE;
     }
-    cli_names *names = malloc(sizeof *names);
+    cli_names *names = calloc(1, sizeof *names);
     attune_instance *instance = NULL;
     attune_expr *expr = NULL;
     const attune_expr_kind kind = score || gradient ? ATTUNE_EXPR_SCORE : ATTUNE_EXPR_MASK;

@@ -197,7 +197,7 @@ int cmd_mask(int argc, char **argv)
     if (!read_desc(&o, &desc, plane))
         return EXIT_USAGE;
     output png = {.option = "--png", .path = o.png};
-    cli_names *names = malloc(sizeof *names);
+    cli_names *names = calloc(1, sizeof *names);
     if (!names || !outputs_find(&png, 1) || !cli_names_load(names, &captures, &parameters, NULL) ||
         !cli_names_used(names, text, NULL)) {
         if (names)

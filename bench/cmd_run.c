@@ -125,7 +125,7 @@ int cmd_run(int argc, char **argv)
     attention a = {0};
     attention_run job = {0};
     attune_instance *instance = NULL;
-    cli_names *names = malloc(sizeof *names);
+    cli_names *names = calloc(1, sizeof *names);
     output outputs[OUTPUTS] = {{.option = "--out", .path = o.o},
                                {.option = "--lse", .path = o.lse},
                                {.option = "--row-max", .path = o.row_max}};

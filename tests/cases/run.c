@@ -507,9 +507,9 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
 
 /* One gradient, whose elements stand in rows of `columns`, against the two references; results lie in `values` as got,
  * oracle, naive, and what cancelled. P is made from scores that are computed again: it moves by their rounding,
- * whatever sums the references happened to round alike. */
+ * whatever sums the references happened to round alike. `rounded_o`: of a capture, what rounding O moves it by. */
 static bool compare_gradient(const attention_case *c, const attention *a, const char *what, const placed *p,
-                             int64_t columns, double largest_score, double *values, failure *why)
+                             int64_t columns, double largest_score, double rounded_o, double *values, failure *why)
 {
     const attune_dtype dtype = a->q.dtype, rule = attention_rule_dtype(a);
     const bool capture = columns == 1;
@@ -536,13 +536,15 @@ static bool compare_gradient(const attention_case *c, const attention *a, const 
     const double mean = sum / (double)count, epsilon = dtype == ATTUNE_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
     const double coarser = fmax(reference_epsilon(rule), reference_epsilon(p->tensor.dtype));
     const double scatter = 3 * coarser * sqrt(row_squares) / (double)count, unit = epsilon * (1 + largest_score);
-    /* What a capture is due comes from differences to O, as its dtype keeps it: one element alone is no statistic. */
-    const double drawn = !capture || p->tensor.dtype == rule ? 0 : coarser * sqrt(squares / (double)count);
+    /* A capture's gradient comes from differences to O, as its dtype keeps it: one element alone is no statistic. */
+    const bool drawn = capture && p->tensor.dtype != rule && largest > 0;
+    const double most_drawn = drawn ? fmax(coarser * sqrt(squares / (double)count), rounded_o) : 0;
     reference_error found;
     reference_compare(p->tensor.dtype, count, values, values + count, values + 2 * count, &found);
     return accept(c, dtype, what, found, count, values, values + count, values + 2 * count,
-                  unit * largest + drawn + epsilon * most_terms,
-                  unit * mean + scatter + epsilon * terms / (double)count, why);
+                  unit * largest + most_drawn + epsilon * most_terms,
+                  unit * mean + scatter + (drawn ? rounded_o * mean / largest : 0) + epsilon * terms / (double)count,
+                  why);
 }
 
 /* A random d_o, and d_lse in half of the cases. */
@@ -577,8 +579,8 @@ static bool check_empty_rows(const attention_case *c, attune_dtype dtype, const 
                              attune_dtype_string(dtype));
 }
 
-static bool compare_gradients(const attention_case *c, attune_dtype dtype, const attention *a, const running *r,
-                              failure *why)
+static bool compare_gradients(attune_instance *instance, const attention_case *c, attune_dtype dtype,
+                              const attention *a, const running *r, failure *why)
 {
     const placed *outputs[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {&r->d_q, &r->d_k, &r->d_v};
     const char *names[3 + ATTUNE_EXPR_MAX_SYMBOLS] = {"dq", "dk", "dv"};
@@ -613,10 +615,18 @@ static bool compare_gradients(const attention_case *c, attune_dtype dtype, const
                                precision == 1 ? REFERENCE_ORACLE : REFERENCE_NAIVE, &result, why);
     }
     double largest = 0;
+    reference_cancellation rounded = {0};
+    failure too_long;
     ok = ok && check_empty_rows(c, dtype, r, &largest, why);
+    /* Nothing more is allowed where a derivative has more text than an expression may. */
+    if (ok && r->wanted &&
+        !reference_cancelled(instance, a, &r->upstream, r->upstream_lse.data ? &r->upstream_lse : NULL, r->wanted,
+                             &rounded, &too_long))
+        rounded = (reference_cancellation){0};
     for (uint32_t i = 0; i < 3 + a->capture_count && ok; i++)
         if (outputs[i])
-            ok = compare_gradient(c, a, names[i], outputs[i], columns[i], largest, values[i], why);
+            ok = compare_gradient(c, a, names[i], outputs[i], columns[i], largest,
+                                  i < 3 ? 0 : rounded.d_captures[i - 3], values[i], why);
     for (uint32_t i = 0; i < 3 + a->capture_count; i++)
         free(values[i]);
     return ok;
@@ -639,7 +649,7 @@ bool case_run_gradients(attune_instance *instance, attune_device *device, const 
             error = launch(device, &a, &r);
         ok = !error || failure_set(why, "%s %s: %s", c->name, attune_dtype_string(dtype), error);
     }
-    ok = ok && compare_gradients(&plain, dtype, &a, &r, why);
+    ok = ok && compare_gradients(instance, &plain, dtype, &a, &r, why);
     finish(&r);
     case_release(&a);
     return ok;
