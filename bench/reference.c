@@ -508,7 +508,7 @@ static double finite_magnitude(double x)
 static void row_roundings(gradient_sums *g, const reference_row *row, double lse)
 {
     const shape *s = g->s;
-    const attune_dtype dtype = g->a->q.dtype;
+    const attune_dtype dtype = attention_rule_dtype(g->a);
     const double unit = reference_epsilon(dtype),
                  single = reference_epsilon(dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32);
     const int64_t place = (row->b * s->heads + row->h) * s->q_len + row->q;

@@ -80,7 +80,8 @@ void reference_compare_o(attune_dtype dtype, int64_t rows, int64_t columns, cons
 /*
  * By how much roundings may move a gradient's elements, whatever their sums cancel to: the largest. dS = P (dP - delta)
  * is the difference of two sums over the head's dimension, which are made in different ways: delta of O as its dtype
- * keeps it, both in float32, and P of scores that are computed again. With u one rounding of the dtype, a pair's keeps
+ * keeps it, both in float32, and P of scores that are computed again. With u one rounding of attention_rule_dtype, a
+ * pair's keeps
  *
  *     2 P (u sqrt(3 sum (o d_o)^2) + (2 + |s|) 2^-24 (sum |d_o v| + sum |o d_o| + |d_lse|))
  *

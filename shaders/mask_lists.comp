@@ -17,7 +17,7 @@
 
 layout(local_size_x = 64) in;
 
-/* src/vulkan/mask.c has the same in C. */
+/* src/vulkan/mask_update.c has the same in C. */
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Follow {
     uvec2 tensor, stride_b, stride_h, stride_q, stride_kv; /* bytes */
     uvec2 classes;                                         /* a word for each block: what was seen in it */

@@ -814,8 +814,10 @@ ATTUNE_API attune_status attune_completion_wait(attune_completion completion, ui
  * Classifies the blocks of a tensor [tensor_batch, tensor_heads, q_len, kv_len], any strides, for a mask of
  * attune_mask_create_tensor; the lengths may be shorter than the mask was made for, and calls with the mask are then as
  * short. Launches only: calls on the same queue from now on see the new lists, and read the tensor, which must keep its
- * place and values until they are done. Before the first update the mask is in no call. Not to be called while another
- * thread uses the mask. completion may be NULL.
+ * place and values, as the mask must live, until they are done. Before the first update, and after one that failed,
+ * the mask is in no call. An update that is captured in a CUDA graph counts once the graph has run; after each run of
+ * it the mask has the lengths that were captured. Not to be called while another thread uses the mask. completion may
+ * be NULL.
  */
 ATTUNE_API attune_status attune_mask_update(attune_mask *mask, attune_queue *queue, const attune_tensor *tensor,
                                             attune_completion *completion);
@@ -879,9 +881,9 @@ typedef struct attune_forward_args {
  * the tiling of Dao et al., FlashAttention (2022). A row that the mask empties gives o = 0, lse = row_max = -inf.
  *
  * Launches only: no allocation, compilation or wait (unless args->seconds asks for one). Work may go on after return:
- * the tensors must live until `completion` (which may be NULL) is reached. On the CPU the work is done on return. A
- * plan may be used from several threads at once, with a workspace each. Outputs must overlap neither inputs nor one
- * another, which is not checked.
+ * the tensors and the mask must live until `completion` (which may be NULL) is reached. On the CPU the work is done on
+ * return. A plan may be used from several threads at once, with a workspace each. Outputs must overlap neither inputs
+ * nor one another, which is not checked.
  */
 ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                                         attune_completion *completion);

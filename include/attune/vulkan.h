@@ -100,7 +100,7 @@ ATTUNE_API attune_status attune_vulkan_device_handles(const attune_device *devic
  *     VK_BUFFER_USAGE_TRANSFER_DST_BIT and VK_BUFFER_USAGE_TRANSFER_SRC_BIT
  *
  * is bound to memory allocated with VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT, and is used by the queue's family alone, or
- * by several in VK_SHARING_MODE_CONCURRENT. `offset` is a multiple of 16. Kernels read whole 32-bit words: the word
+ * by several in VK_SHARING_MODE_CONCURRENT. `offset` is a multiple of 16. Kernels read whole 64-bit words: the word
  * that holds the last byte must lie in the VkBuffer. The device may be lent or attune's own.
  */
 ATTUNE_API attune_status attune_vulkan_buffer_wrap(attune_device *device, VkBuffer vk_buffer, VkDeviceSize offset,

@@ -131,7 +131,7 @@ static attune_status check_mask(const attune_plan *plan, const attune__place *pl
                                                      "attune_problem_set_mask");
     if (mask->follows_tensor && !mask->updated)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.mask follows a tensor that it has not seen: call attune_mask_update");
+                            "args.mask follows a tensor and has no lists of one: call attune_mask_update");
     if (mask->q_block != shape->mask_q_block || mask->kv_block != shape->mask_kv_block)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has blocks of %u x %u, the plan was made for %u x %u",
                             mask->q_block, mask->kv_block, shape->mask_q_block, shape->mask_kv_block);

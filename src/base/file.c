@@ -200,9 +200,11 @@ static int publish(attune__file *f, bool keep)
 
 static void withdraw(attune__file *f)
 {
-    if (f->published && f->has_backup)
-        f->has_backup = renameat(f->folder, f->backup, f->folder, f->name) != 0;
-    else if (f->published && !f->exists)
+    if (f->published && f->has_backup) {
+        /* A backup that cannot take its place again is the only copy: it stays. */
+        (void)renameat(f->folder, f->backup, f->folder, f->name);
+        f->has_backup = false;
+    } else if (f->published && !f->exists)
         unlinkat(f->folder, f->name, 0);
     f->published = false;
 }

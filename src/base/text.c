@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "base/text.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,6 +52,10 @@ static bool reads_back(const char *digits, double value, bool single)
 
 static void real_text(double value, bool single, char text[ATTUNE__FLOAT_TEXT])
 {
+    if (!isfinite(value)) {
+        strcpy(text, isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+        return;
+    }
     char digits[ATTUNE__FLOAT_TEXT];
     const int most = single ? 9 : 17;
     int precision = 1;

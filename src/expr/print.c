@@ -353,11 +353,7 @@ static void print_ir(const attune_expr *expr, attune__text *out)
             attune__text_add(out, " %d", node->value.i);
         } else if (node->op == ATTUNE__OP_CONST) {
             real_text(expr, node, text);
-            attune__text_add(out, " %s",
-                             isfinite(node->value.f) ? text
-                             : isnan(node->value.f)  ? "nan"
-                             : node->value.f > 0     ? "inf"
-                                                     : "-inf");
+            attune__text_add(out, " %s", text);
         } else if (node->op == ATTUNE__OP_VAR) {
             attune__text_add(out, " %s", attune__var_name((attune__var)node->value.i));
         } else if (node->op == ATTUNE__OP_PARAM || node->op == ATTUNE__OP_CAPTURE) {

@@ -245,8 +245,8 @@ static uint32_t arithmetic_float(emitter *e, const attune__node *node, uint32_t 
     case ATTUNE__OP_ADD:
         return rounded(e, SpvOpFAdd, a, b);
     case ATTUNE__OP_SUB:
-        /* x - x is 0 of numbers alone. */
-        return rounded(e, SpvOpFSub, a, a == b ? rounded(e, SpvOpFAdd, b, unknown_zero(e, 0)) : b);
+        /* x - x is 0 of numbers alone. Of the zeros -0 alone changes nothing that it is added to. */
+        return rounded(e, SpvOpFSub, a, a == b ? rounded(e, SpvOpFAdd, b, unknown_zero(e, INT32_MIN)) : b);
     case ATTUNE__OP_MUL:
         return rounded(e, SpvOpFMul, factor(e, node->arg[0]), factor(e, node->arg[1]));
     case ATTUNE__OP_DIV:

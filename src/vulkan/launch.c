@@ -109,7 +109,8 @@ static attune_status check_steps(const run *r)
     const attune__vulkan_program *program = r->program;
     const uint32_t block_n = program->choice.block_n;
     const attune__vulkan_mask *mask = (const attune__vulkan_mask *)call->device_mask;
-    const uint64_t keys = mask ? (uint64_t)mask->longest * call->mask->kv_block : (uint64_t)call->kv_len;
+    const uint64_t listed = mask ? (uint64_t)mask->longest * call->mask->kv_block : UINT64_MAX;
+    const uint64_t keys = listed < (uint64_t)call->kv_len ? listed : (uint64_t)call->kv_len;
     const uint64_t steps = (keys + block_n - 1) / block_n, splits = r->arguments.splits;
     if (!program->most_steps || steps <= program->most_steps * splits)
         return ATTUNE_OK;

@@ -57,7 +57,7 @@ static inline uint32_t attune__vulkan_dtype_index(attune_dtype dtype)
 }
 
 /* What a choice is compiled as: a prebuilt module and its specialization constants, which are numbered from 0. */
-#define ATTUNE__VULKAN_CONSTANTS 36 /* of shaders/forward_registers.comp; the others have fewer */
+#define ATTUNE__VULKAN_CONSTANTS 36 /* of the forward kernels; others have fewer */
 #define ATTUNE__VULKAN_ALIGNED   23 /* in every kernel: for tensors whose groups of elements are aligned */
 #define ATTUNE__VULKAN_Q_TYPE    34 /* forwards: attune__vulkan_dtype_index; the module has that of k and v */
 #define ATTUNE__VULKAN_O_TYPE    35

@@ -480,6 +480,25 @@ Test(parse, printed_text_parses_back)
 }
 
 /* Cut, doubled and changed texts: anything but a crash. */
+/* Constants that are no finite numbers have no digits. */
+Test(parse, listings_of_infinity_and_nan)
+{
+    static const struct {
+        const char *text, *listed;
+    } listings[] = {
+        {"kv <= q ? score : -1.0 / 0.0", " -inf"}, {"score + 1.0 / 0.0", " inf"}, {"score + 0.0 / 0.0", " nan"}};
+    for (size_t i = 0; i < sizeof listings / sizeof listings[0]; i++) {
+        attune_expr *expr = NULL;
+        char text[1024];
+        cr_assert_eq(
+            attune__expr_parse(&attune__default_allocator, ATTUNE_EXPR_SCORE, listings[i].text, NULL, 0, &expr),
+            ATTUNE_OK);
+        cr_assert_eq(attune__expr_print(expr, ATTUNE_EXPR_IR, text, sizeof text, NULL), ATTUNE_OK);
+        cr_expect(strstr(text, listings[i].listed), "%s: %s", listings[i].text, text);
+        attune__expr_release(expr);
+    }
+}
+
 Test(parse, damaged_texts)
 {
     static random_expr e;
