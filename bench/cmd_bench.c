@@ -725,10 +725,6 @@ static int prepare(bench_run *run)
 {
     bench_options *o = &run->options;
     failure why = {{0}};
-    if (o->json && !*o->json) {
-        (void)complain("--json: the file's name is empty; --json alone writes on standard output");
-        return EXIT_USAGE;
-    }
     run->output = (output){.option = "--json", .path = o->json && !json_alone(o) ? o->json : ""};
     if (!outputs_find(&run->output, 1) || !choose_workloads(run) || !load_lengths(run))
         return EXIT_USAGE;

@@ -45,15 +45,17 @@ void attune__text_end(const attune__text *text, size_t *needed)
         *needed = text->length + 1;
 }
 
+/* The language reads a double and rounds it, C text is read as a float at once: the two can differ. */
 static bool reads_back(const char *digits, double value, bool single)
 {
-    return single ? strtof(digits, NULL) == (float)value : strtod(digits, NULL) == value;
+    const double read = strtod(digits, NULL);
+    return single ? (float)read == (float)value && strtof(digits, NULL) == (float)value : read == value;
 }
 
 static void real_text(double value, bool single, char text[ATTUNE__FLOAT_TEXT])
 {
     if (!isfinite(value)) {
-        strcpy(text, isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+        snprintf(text, ATTUNE__FLOAT_TEXT, "%s", isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
         return;
     }
     char digits[ATTUNE__FLOAT_TEXT];

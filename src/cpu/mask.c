@@ -25,14 +25,15 @@ attune_status attune__cpu_mask_update(attune_queue *queue, attune_mask *mask, at
                                       const attune_tensor *tensor, uint64_t *value)
 {
     (void)device_mask;
-    attune__pool *pool = ((attune__cpu_device *)queue->device)->pool;
+    const attune__cpu_device *device = (const attune__cpu_device *)queue->device;
     update u = {
         .mask = mask,
         .data = attune__cpu_memory(tensor->buffer) + tensor->offset,
         .rows = mask->stored_batch * mask->stored_heads * mask->q_blocks,
     };
-    const uint32_t most = attune__pool_threads(pool);
-    attune__pool_run(pool, u.rows < (int64_t)most ? (uint32_t)u.rows : most, classify_rows, &u);
+    const double elements = (double)u.rows * (double)mask->q_block * (double)mask->kv_len;
+    attune__pool_run(device->pool, attune__cpu_threads(device, false, elements, 1, 0, (uint64_t)u.rows), classify_rows,
+                     &u);
     mask->captures[0].data = u.data;
     attune__mask_fill(mask);
     *value = 0;

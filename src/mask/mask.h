@@ -82,7 +82,7 @@ attune_status attune__mask_from_dense(const attune_allocator *allocator, const a
                                       const attune_array *dense, attune_mask **mask);
 /*
  * A mask of [batch or 1, heads or 1] planes that follows a tensor; host_lists: with room for the longest lists here.
- * resize gives it the lengths of a tensor. classify does so for the blocks of one row, a plane's and then the next
+ * resize gives it the lengths of a tensor. classify decides the blocks of one row, a plane's and then the next
  * one's, from elements at data (strides in elements); fill makes lists of all. Neither resize, classify nor fill
  * allocates.
  */

@@ -72,7 +72,7 @@ Test(program, words_that_are_wrong)
     expect("explain --head-dim 512", 3, "no kernel has wider heads");
     expect("explain --device-profile h200 --dtype f64", 3, "there are f32 f16 bf16");
     expect("explain --mask 'q >= k'", 0, "k is a parameter, i32");
-    expect("bench --workload decode --json=", 2, "the file's name is empty");
+    expect("bench --workload decode --json ''", 2, "--json is empty");
     expect("devices --jsn", 2, "did you mean --json");
     expect("devices extra", 2, "unexpected \"extra\"");
     expect("mask --q-len", 2, "--q-len needs a value");

@@ -480,6 +480,24 @@ Test(parse, printed_text_parses_back)
 }
 
 /* Cut, doubled and changed texts: anything but a crash. */
+/* Read as a double and rounded, a text that is short enough for a float may be its neighbour. */
+Test(parse, printed_floats_parse_back)
+{
+    static const char *const texts[] = {"7.0385309e-26 < kv", "kv < 8.589973e9", "1.17549435e-38 < kv"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        attune_expr *expr[2] = {NULL, NULL};
+        char text[256];
+        cr_assert_eq(attune__expr_parse(&attune__default_allocator, ATTUNE_EXPR_MASK, texts[i], NULL, 0, &expr[0]),
+                     ATTUNE_OK);
+        cr_assert_eq(attune__expr_print(expr[0], ATTUNE_EXPR_TEXT, text, sizeof text, NULL), ATTUNE_OK);
+        cr_assert_eq(attune__expr_parse(&attune__default_allocator, ATTUNE_EXPR_MASK, text, NULL, 0, &expr[1]),
+                     ATTUNE_OK);
+        cr_expect(!memcmp(&expr[0]->hash, &expr[1]->hash, sizeof expr[0]->hash), "%s prints as %s", texts[i], text);
+        attune__expr_release(expr[0]);
+        attune__expr_release(expr[1]);
+    }
+}
+
 /* Constants that are no finite numbers have no digits. */
 Test(parse, listings_of_infinity_and_nan)
 {
