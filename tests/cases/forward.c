@@ -29,7 +29,9 @@ static attention_case with_kernels(const attention_case *c, kernels which)
     /* Q and O of any type, but f16 keys and values. */
     if (which == KERNELS_MATRIX)
         made.kv_dtype = ATTUNE_F16;
-    if (which == KERNELS_MATRIX && !c->options && (!c->mask || (c->q_block % 16 == 0 && c->kv_block % 16 == 0)))
+    /* A part's keys are bounded on a driver that runs on the CPU: long cases take what the planner does. */
+    if (which == KERNELS_MATRIX && !c->options && c->kv_len <= 2048 &&
+        (!c->mask || (c->q_block % 16 == 0 && c->kv_block % 16 == 0)))
         made.options = "{\"KERNEL\": \"vulkan_coopmat\"}";
     return made;
 }
