@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/round.h"
 #include "cuda/compiler.h"
 #include "cuda/mask_lists.h"
 
@@ -35,7 +36,7 @@ static attune__cuda_kernel describe_kernel(uint32_t architecture)
 static uint64_t take(uint64_t *end, uint64_t size)
 {
     const uint64_t at = *end;
-    *end = (at + size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    *end = attune__round_up64(at + size, ALIGNMENT);
     return at;
 }
 

@@ -9,13 +9,9 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/round.h"
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
-
-static uint64_t align16(uint64_t value)
-{
-    return (value + 15) & ~UINT64_C(15);
-}
 
 /* Where the parts begin, and the whole; the rows are at the beginning. */
 typedef struct layout {
@@ -34,14 +30,14 @@ static layout layout_of(const attune_mask *mask, int64_t rows, int64_t columns)
 {
     layout l = {.entries = (uint64_t)rows * sizeof(attune__vulkan_mask_row)};
     const uint64_t count = (uint64_t)(mask->kv.offsets[rows] + mask->full_kv.offsets[rows]);
-    l.columns = align16(l.entries + count * sizeof(uint32_t));
+    l.columns = attune__round_up64(l.entries + count * sizeof(uint32_t), 16);
     l.column_entries = l.columns + (uint64_t)columns * sizeof(attune__vulkan_mask_row);
-    l.mod = align16(l.column_entries + count * sizeof(uint32_t));
-    l.captures = align16(l.mod + (mask->expr ? attune__mods_table_size(mask->expr) : 0));
+    l.mod = attune__round_up64(l.column_entries + count * sizeof(uint32_t), 16);
+    l.captures = attune__round_up64(l.mod + (mask->expr ? attune__mods_table_size(mask->expr) : 0), 16);
     l.size = l.captures;
     for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++)
         if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
-            l.size = align16(l.size + array_bytes(&mask->captures[i]));
+            l.size = attune__round_up64(l.size + array_bytes(&mask->captures[i]), 16);
     return l;
 }
 
@@ -96,7 +92,7 @@ static void write_expression(const attune_mask *mask, uint64_t address, const la
         }
         const uint64_t bytes = array_bytes(array);
         memcpy(out + at, array->data, (size_t)bytes);
-        at = align16(at + bytes);
+        at = attune__round_up64(at + bytes, 16);
     }
     attune__mods_table_pack(mask->expr, &table, out + l->mod);
 }

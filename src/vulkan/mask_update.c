@@ -7,6 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/round.h"
 #include "vulkan/launch.h"
 
 #include "shaders/mask_classify.h"
@@ -27,11 +28,6 @@ _Static_assert(sizeof(arguments) == 10 * 8 + 10 * 4, "as std430 lays it out");
 /* Counted as bytes from the first and as dispatched workgroups, in 32 bits. */
 #define MOST_BLOCKS (INT64_C(1) << 30)
 
-static uint64_t align16(uint64_t value)
-{
-    return (value + 15) & ~UINT64_C(15);
-}
-
 /* Where the parts begin, and the whole. */
 typedef struct layout {
     uint64_t rows, entries, columns, column_entries, mod, size;
@@ -42,11 +38,11 @@ static layout layout_of(const attune_mask *mask)
     const uint64_t planes = (uint64_t)(mask->stored_batch * mask->stored_heads);
     const uint64_t rows = planes * (uint64_t)mask->q_blocks, columns = planes * (uint64_t)mask->kv_blocks;
     const uint64_t entries = rows * (uint64_t)mask->kv_blocks * sizeof(uint32_t);
-    layout l = {.rows = align16(ARGUMENTS + entries)};
+    layout l = {.rows = attune__round_up64(ARGUMENTS + entries, 16)};
     l.entries = l.rows + rows * sizeof(attune__vulkan_mask_row);
-    l.columns = align16(l.entries + entries);
+    l.columns = attune__round_up64(l.entries + entries, 16);
     l.column_entries = l.columns + columns * sizeof(attune__vulkan_mask_row);
-    l.mod = align16(l.column_entries + entries);
+    l.mod = attune__round_up64(l.column_entries + entries, 16);
     l.size = l.mod + attune__mods_table_size(mask->expr);
     return l;
 }
