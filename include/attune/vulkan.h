@@ -75,8 +75,10 @@ ATTUNE_API attune_status attune_vulkan_device_open(attune_instance *instance, co
  * destroyed by the caller, whose own objects on them go before attune_device_destroy. Of its own device attune enables,
  * of those that are there, the extensions and features that it requires and recommends.
  *
- * The queue is used by every call of attune that runs work or copies, from the thread that calls: Vulkan allows one
- * thread at a time, so that who submits to it keeps other threads from calling attune with the device meanwhile.
+ * The queue is used by every call of attune that runs work or copies, from the thread that calls, and, of attune's own
+ * device, by the destroy of plans and masks (Mesa's lavapipe keeps destroyed pipelines until the next submission):
+ * Vulkan allows one thread at a time, so that who submits to it keeps other threads from calling attune with the device
+ * meanwhile.
  */
 typedef struct attune_vulkan_handles {
     uint32_t struct_size;

@@ -93,8 +93,10 @@ attune_status attune__vulkan_pipeline_create(attune__vulkan_device *device, cons
 
 void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulkan_pipeline *pipeline)
 {
-    if (pipeline->handle)
+    if (pipeline->handle) {
         device->vk.DestroyPipeline(device->handle, pipeline->handle, NULL);
+        attune__vulkan_release_destroyed(device);
+    }
     if (pipeline->layout)
         device->vk.DestroyPipelineLayout(device->handle, pipeline->layout, NULL);
     *pipeline = (attune__vulkan_pipeline){0};

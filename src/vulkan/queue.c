@@ -209,6 +209,19 @@ attune_status attune__vulkan_submit(attune__vulkan_device *device, attune__vulka
     return submit(device, slot, ATTUNE__VULKAN_PENDING, value);
 }
 
+void attune__vulkan_release_destroyed(attune__vulkan_device *device)
+{
+    attune__vulkan_queue *queue = &device->queue;
+    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE || device->lent || atomic_load(&device->base.lost))
+        return;
+    const VkSubmitInfo empty = {.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO};
+    pthread_mutex_lock(&queue->mutex);
+    const VkResult result = device->vk.QueueSubmit(queue->handle, 1, &empty, VK_NULL_HANDLE);
+    pthread_mutex_unlock(&queue->mutex);
+    if (result == VK_ERROR_DEVICE_LOST)
+        atomic_store(&device->base.lost, true);
+}
+
 void attune__vulkan_cancel(attune__vulkan_device *device, attune__vulkan_slot *slot)
 {
     set_slot(&device->queue, slot, ATTUNE__VULKAN_FREE);

@@ -183,6 +183,9 @@ void attune__vulkan_cancel(attune__vulkan_device *device, attune__vulkan_slot *s
 attune_status attune__vulkan_wait(attune_queue *queue, uint64_t value, uint64_t timeout_ns);
 /* Waits for all that was submitted. */
 attune_status attune__vulkan_wait_idle(attune__vulkan_device *device);
+/* Mesa's lavapipe keeps a destroyed pipeline, of some 5 MB, until the next submission to the device: makes an empty one
+ * there. Not to a lent queue, whose lender may hold its lock, and submits to it anyway. */
+void attune__vulkan_release_destroyed(attune__vulkan_device *device);
 
 /* Makes what earlier commands of the same command buffer wrote (dispatches, copies) visible to later ones: between two
  * dispatches that depend on one another. */

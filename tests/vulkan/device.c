@@ -84,6 +84,43 @@ Test(device, says_what_it_is)
     attune_instance_destroy(instance);
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && defined(__linux__)
+static double resident_mib(void)
+{
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    cr_assert_not_null(file);
+    cr_assert_eq(fscanf(file, "%*d %ld", &pages), 1);
+    fclose(file);
+    return (double)pages * (double)sysconf(_SC_PAGESIZE) / (1 << 20);
+}
+
+/* Mesa's lavapipe keeps what was destroyed, 10 MB a plan, until something is submitted. */
+Test(device, plans_that_never_run_leave_nothing)
+{
+    attune_instance *instance;
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    attune_device *device = device_or_skip(instance, "vulkan");
+    attune_device_info info = {.struct_size = sizeof info};
+    cr_assert_eq(attune_device_info_get(device, &info), ATTUNE_OK);
+    double before = 0;
+    for (int i = 0; info.limits.host && i < 10; i++) {
+        const attune_problem problem = {
+            .struct_size = sizeof problem, .dtype = ATTUNE_F32, .head_dim = 64, .q_len = 64 + i};
+        attune_plan *plan;
+        cr_assert_eq(attune_plan_create(device, &problem, NULL, &plan), ATTUNE_OK, "%s", attune_last_error());
+        attune_plan_destroy(plan);
+        if (i == 1)
+            before = resident_mib();
+    }
+    if (info.limits.host)
+        cr_expect_lt(resident_mib() - before, 32, "%.0f MiB for 8 plans", resident_mib() - before);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+#endif
+
 /* A program whose loader has no driver, or a broken one, lists Vulkan as unavailable and goes on. */
 static void expect_unavailable(const attune__vulkan_hooks *hooks, const char *word)
 {
