@@ -19,7 +19,7 @@ import sys
 here = pathlib.Path(__file__).resolve().parent
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument('--attune', default='attune', help='the program; "" leaves attune out')
-parser.add_argument('--file', type=pathlib.Path, default=here.parent / 'shapes/h200_forward.json', help='workloads')
+parser.add_argument('--file', type=pathlib.Path, default=here.parent / 'workloads/shapes/h200_forward.json', help='workloads')
 parser.add_argument('--only', default='', help='workloads by name, with commas between')
 parser.add_argument('--peers', default='cudnn,flash,flex', help='of these')
 parser.add_argument('--device', default='cuda:0', help="attune's device; PyTorch takes the GPU of the same number")

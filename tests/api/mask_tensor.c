@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "api/flow.h"
-#include "bench/array.h"
+#include "tests/oracle/array.h"
 #include "support/devices.h"
 
 #define MAKE(call) cr_assert_eq((call), ATTUNE_OK, "%s", attune_last_error())

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/array.h"
+#include "tests/oracle/array.h"
 #include "support/devices.h"
 
 #define MOST_PARTS 40

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/half.h"
-#include "bench/array.h"
+#include "tests/oracle/array.h"
 
 /* Makes the bytes of an NPY file. */
 static size_t make_file(unsigned char *out, const char *header, unsigned version, size_t data)

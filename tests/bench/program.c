@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "bench/array.h"
+#include "tests/oracle/array.h"
 
 static char folder[64], output[1 << 16];
 

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "bench/reference.h"
+#include "tests/oracle/reference.h"
 
 Test(reference, a_problem_done_by_hand)
 {

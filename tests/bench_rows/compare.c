@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Verdicts between two runs, and baselines from files good and bad. */
-#include "bench/compare.h"
+#include "bench/timing/compare.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The four formats: figures, quoting, and rows that failed. */
-#include "bench/report.h"
+#include "bench/timing/report.h"
 
 #include <criterion/criterion.h>
 #include <jansson.h>

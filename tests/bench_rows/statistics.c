@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Timing statistics: quantiles, the U test against published and enumerated values, and when a measurement ends. */
-#include "bench/measure.h"
+#include "bench/timing/measure.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The table of workloads: shapes, shrinking, and the rules of what the generators make; files good and hostile. */
-#include "bench/segments.h"
-#include "bench/workload.h"
+#include "tests/oracle/segments.h"
+#include "bench/workloads/workload.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

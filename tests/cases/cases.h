@@ -6,7 +6,7 @@
 #ifndef TESTS_CASES_CASES_H
 #define TESTS_CASES_CASES_H
 
-#include "bench/reference.h"
+#include "tests/oracle/reference.h"
 
 typedef enum case_input {
     INPUT_RANDOM,      /* normal */

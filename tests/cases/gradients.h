@@ -4,7 +4,7 @@
 #ifndef TESTS_CASES_GRADIENTS_H
 #define TESTS_CASES_GRADIENTS_H
 
-#include "bench/reference.h"
+#include "tests/oracle/reference.h"
 
 /* Caller's memory, shaped as q, k, v and the captures; d_captures NULL = not wanted. cancelled, NULL or shaped as q, k
  * and the captures: the sums of |terms| that cancel in an element. dS is a difference of two sums over Dv, which a row

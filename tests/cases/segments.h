@@ -3,7 +3,7 @@
 #ifndef TESTS_CASES_SEGMENTS_H
 #define TESTS_CASES_SEGMENTS_H
 
-#include "bench/segments.h"
+#include "tests/oracle/segments.h"
 #include "cases/cases.h"
 
 /* Cuts, builds and uploads the masks, and gives the problem its kv_len and mask. Returns NULL or what went wrong. */

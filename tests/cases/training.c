@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/segments.h"
-#include "bench/workload.h"
+#include "tests/oracle/segments.h"
+#include "bench/workloads/workload.h"
 #include "cases/gradients.h"
 #include "support/devices.h"
 

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/case.h"
-#include "bench/folder.h"
+#include "tests/oracle/case.h"
+#include "bench/timing/folder.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

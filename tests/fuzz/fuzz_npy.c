@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "bench/array.h"
+#include "tests/oracle/array.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

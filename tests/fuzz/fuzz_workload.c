@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Any bytes as a file of workloads: parsed or refused with a reason, and what is parsed can be shrunk and, if it is
  * small, made. */
-#include "bench/workload.h"
+#include "bench/workloads/workload.h"
 
 #include <stdlib.h>
 

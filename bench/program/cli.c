@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: MIT */
+/* Options, messages, devices. */
+#include "bench/program/cli.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "bench/workloads/workload.h"
+
+#define COMPILE_THREADS 4 /* no plan has more kernels */
+
+/* Of the library: to stderr, behind the program's name. */
+static void warn(void *user, attune_log_level level, const char *message)
+{
+    (void)user;
+    (void)fprintf(stderr, "attune: %s: %s\n", level == ATTUNE_LOG_ERROR ? "error" : "warning", message);
+}
+
+attune_status cli_instance(const char *cache_folder, attune_instance **instance)
+{
+    const attune_instance_desc desc = {
+        .struct_size = sizeof desc, .log = warn, .cache_folder = cache_folder, .compile_threads = COMPILE_THREADS};
+    return attune_instance_create(&desc, instance);
+}
+
+void cli_complain(const char *format, ...)
+{
+    const bool colour = isatty(STDERR_FILENO) && !getenv("NO_COLOR");
+    va_list arguments;
+    va_start(arguments, format);
+    (void)fputs(colour ? "\033[1;31mattune:\033[0m " : "attune: ", stderr);
+    (void)vfprintf(stderr, format, arguments);
+    (void)fputc('\n', stderr);
+    va_end(arguments);
+}
+
+int cli_exit_of(attune_status status)
+{
+    switch (status) {
+    case ATTUNE_OK:
+        return EXIT_GOOD;
+    case ATTUNE_UNSUPPORTED:
+    case ATTUNE_UNAVAILABLE:
+        return EXIT_UNAVAILABLE;
+    case ATTUNE_INVALID_ARGUMENT:
+    case ATTUNE_PARSE_ERROR:
+    case ATTUNE_DOES_NOT_FIT:
+        return EXIT_USAGE;
+    default:
+        return EXIT_FAILED;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- options */
+
+static void print_help(const char *usage, const cli_option *options, uint32_t count)
+{
+    (void)printf("usage: attune %s\n\n", usage);
+    for (uint32_t i = 0; i < count; i++) {
+        char left[64];
+        (void)snprintf(left, sizeof left, "%s%s%s", options[i].name, options[i].argument ? " " : "",
+                       options[i].argument ? options[i].argument : "");
+        (void)printf("  %-28s %s", left, options[i].help);
+        if (options[i].value && *options[i].value && **options[i].value)
+            (void)printf(" (default: %s)", *options[i].value);
+        (void)printf("\n");
+    }
+}
+
+/* Edit distance, for "did you mean"; long words are no near miss. */
+static uint32_t distance(const char *a, const char *b)
+{
+    enum { LONGEST = 40 };
+    size_t m = strlen(a), n = strlen(b);
+    uint32_t row[LONGEST + 1];
+    if (m > LONGEST || n > LONGEST)
+        return UINT32_MAX;
+    for (size_t j = 0; j <= n; j++)
+        row[j] = (uint32_t)j;
+    for (size_t i = 1; i <= m; i++) {
+        uint32_t diagonal = row[0];
+        row[0] = (uint32_t)i;
+        for (size_t j = 1; j <= n; j++) {
+            uint32_t change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            uint32_t least = row[j] < row[j - 1] ? row[j] + 1 : row[j - 1] + 1;
+            row[j] = change < least ? change : least;
+        }
+    }
+    return row[n];
+}
+
+static const cli_option *find_option(const cli_option *options, uint32_t count, const char *name, size_t length)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (strlen(options[i].name) == length && !strncmp(options[i].name, name, length))
+            return &options[i];
+    return NULL;
+}
+
+void cli_unknown(const char *what, const char *word, cli_name_fn name_of, const void *user, uint32_t count,
+                 const char *list)
+{
+    const char *nearest = NULL;
+    uint32_t least = 4;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t d = distance(word, name_of(user, i));
+        if (d < least) {
+            least = d;
+            nearest = name_of(user, i);
+        }
+    }
+    cli_complain("no %s %s%s%s; %s lists them", what, word, nearest ? ", did you mean " : "", nearest ? nearest : "",
+                 list);
+}
+
+static const char *workload_name(const void *user, uint32_t index)
+{
+    (void)user;
+    return workload_get(index)->name;
+}
+
+void cli_unknown_workload(const char *name)
+{
+    cli_unknown("workload", name, workload_name, NULL, workload_count(), "attune bench --list");
+}
+
+static const char *option_name(const void *user, uint32_t index)
+{
+    return ((const cli_option *)user)[index].name;
+}
+
+static void complain_unknown(const char *word, const cli_option *options, uint32_t count)
+{
+    cli_unknown("option", word, option_name, options, count, "--help");
+}
+
+cli_result cli_parse(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,
+                     const char **positional)
+{
+    bool positional_seen = false;
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i];
+        if (!strcmp(word, "--help") || !strcmp(word, "-h")) {
+            print_help(usage, options, option_count);
+            return CLI_HELPED;
+        }
+        if (strncmp(word, "--", 2) != 0 && !find_option(options, option_count, word, strlen(word))) {
+            if (!positional || positional_seen) {
+                cli_complain("unexpected \"%s\": usage: attune %s", word, usage);
+                return CLI_WRONG;
+            }
+            *positional = word;
+            positional_seen = true;
+            continue;
+        }
+        size_t length = strcspn(word, "=");
+        const cli_option *option = find_option(options, option_count, word, length);
+        if (!option) {
+            complain_unknown(word, options, option_count);
+            return CLI_WRONG;
+        }
+        if (option->flag) {
+            if (word[length]) {
+                cli_complain("%s takes no value", option->name);
+                return CLI_WRONG;
+            }
+            *option->flag = true;
+            continue;
+        }
+        const char *value = word[length] ? word + length + 1 : i + 1 < argc ? argv[++i] : NULL;
+        if (!value) {
+            cli_complain("%s needs a value: %s", option->name, option->argument);
+            return CLI_WRONG;
+        }
+        if (!*value && strcmp(option->argument, "EXPR") != 0) {
+            cli_complain("%s is empty, expected %s", option->name, option->argument);
+            return CLI_WRONG;
+        }
+        if (option->value) {
+            *option->value = value;
+        } else if (option->list->count < CLI_REPEATS) {
+            option->list->value[option->list->count++] = value;
+        } else {
+            cli_complain("%s is given more than %d times, the limit", option->name, CLI_REPEATS);
+            return CLI_WRONG;
+        }
+    }
+    return CLI_GO;
+}
+
+static bool parse_integer(const char *text, int64_t *value, const char **end)
+{
+    char *stop;
+    errno = 0;
+    long long parsed = strtoll(text, &stop, 10);
+    *value = parsed;
+    *end = stop;
+    return stop != text && errno == 0;
+}
+
+bool cli_integer(const char *option, const char *text, int64_t low, int64_t high, int64_t *value)
+{
+    const char *end;
+    if (!parse_integer(text, value, &end) || *end || *value < low || *value > high) {
+        cli_complain("%s is \"%s\", expected a whole number from %lld to %lld", option, text, (long long)low,
+                     (long long)high);
+        return false;
+    }
+    return true;
+}
+
+bool cli_number(const char *option, const char *text, double *value)
+{
+    char *end;
+    *value = strtod(text, &end);
+    if (end == text || *end) {
+        cli_complain("%s is \"%s\", expected a number", option, text);
+        return false;
+    }
+    return true;
+}
+
+bool cli_scale(const char *text, double *value)
+{
+    *value = 0;
+    if (*text && !cli_number("--scale", text, value))
+        return false;
+    if (*text && *value == 0)
+        cli_complain("--scale is \"%s\", expected a number that is not 0; without it, 1/sqrt(head_dim)", text);
+    return !*text || *value != 0;
+}
+
+bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, int64_t value[2], int64_t second)
+{
+    const char *end;
+    bool ok = parse_integer(text, &value[0], &end);
+    value[1] = second ? second : value[0];
+    if (ok && *end == ',')
+        ok = parse_integer(end + 1, &value[1], &end);
+    if (!ok || *end || value[0] < low || value[0] > high || value[1] < low || value[1] > high) {
+        cli_complain("%s is \"%s\", expected one number or two with a comma, from %lld to %lld", option, text,
+                     (long long)low, (long long)high);
+        return false;
+    }
+    return true;
+}
+
+bool cli_dtype(const char *option, const char *text, attune_dtype *dtype)
+{
+    static const attune_dtype all[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (!strcmp(text, attune_dtype_string(all[i]))) {
+            *dtype = all[i];
+            return true;
+        }
+    cli_complain("%s is \"%s\", expected f32, f16, bf16 or f64", option, text);
+    return false;
+}
+
+bool cli_next_word(const char **list, char *word, size_t size)
+{
+    while (**list == ',')
+        ++*list;
+    const size_t length = strcspn(*list, ",");
+    if (!length)
+        return false;
+    (void)snprintf(word, size, "%.*s", (int)length, *list);
+    *list += length;
+    return true;
+}
+
+bool cli_kernel_options(const char *text, attune_kernel_options *options, const attune_kernel_options **out)
+{
+    *out = NULL;
+    if (!text || !*text)
+        return true;
+    *options = (attune_kernel_options){.struct_size = sizeof *options};
+    if (attune_kernel_options_parse(text, options) != ATTUNE_OK) {
+        cli_complain("--kernel-options: %s", attune_last_error());
+        return false;
+    }
+    *out = options;
+    return true;
+}
+
+void cli_print_json(const json_t *root)
+{
+    (void)json_dumpf(root, stdout, JSON_INDENT(2));
+    (void)putchar('\n');
+}
+
+/* ---------------------------------------------------------------------------------------------------------- devices */
+
+attune_status cli_packs_load(attune_instance *instance, const cli_list *packs)
+{
+    attune_status status = ATTUNE_OK;
+    for (uint32_t i = 0; status == ATTUNE_OK && i < packs->count; i++) {
+        status = attune_instance_pack_load(instance, packs->value[i]);
+        if (status != ATTUNE_OK)
+            cli_complain("--pack: %s", attune_last_error());
+    }
+    return status;
+}
+
+attune_status cli_devices_open(attune_instance *instance, const char *id, cli_devices *devices)
+{
+    *devices = (cli_devices){0};
+    if (strcmp(id, "all") != 0) {
+        attune_status status = attune_device_open(instance, id, &devices->device[0]);
+        if (status != ATTUNE_OK)
+            cli_complain("--device: %s", attune_last_error());
+        devices->count = status == ATTUNE_OK;
+        return status;
+    }
+    uint32_t count = 0;
+    attune_status status = attune_device_count(instance, &count);
+    for (uint32_t i = 0; status == ATTUNE_OK && i < count && devices->count < CLI_DEVICES; i++) {
+        attune_device_info info = {.struct_size = sizeof info};
+        status = attune_device_describe(instance, i, &info);
+        if (status != ATTUNE_OK || !info.available)
+            continue;
+        /* One device that does not open does not keep the others from being used. */
+        if (attune_device_open(instance, info.id, &devices->device[devices->count]) == ATTUNE_OK)
+            devices->count++;
+        else
+            cli_complain("%s: %s", info.id, attune_last_error());
+    }
+    if (status != ATTUNE_OK)
+        cli_complain("%s", attune_last_error());
+    return status;
+}
+
+void cli_devices_close(cli_devices *devices)
+{
+    for (uint32_t i = 0; i < devices->count; i++)
+        attune_device_destroy(devices->device[i]);
+    devices->count = 0;
+}

@@ -1,0 +1,785 @@
+/* SPDX-License-Identifier: MIT */
+/* attune bench: named workloads, block masks and peers, correctness first, then time. What the columns and options mean
+ * is in docs/benchmarking.md. */
+#include "bench/program/cli.h"
+#include "bench/timing/compare.h"
+#include "bench/timing/folder.h"
+#include "bench/program/output.h"
+#include "bench/timing/row.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+#include <unistd.h>
+
+#define DEVICES_MAX   16
+#define DTYPES_MAX    4
+#define WORKLOADS_MAX 1024
+#define PEAK_TRIES    3
+#define RUN_SECONDS   50   /* that an automatic scale aims at */
+#define LEAST_FLOP    1e9  /* a row is not shrunk below this */
+#define LEAST_DECODE  1e10 /* nor a decode step, which reads much and computes little, below this */
+#define CPU_SHARE     0.15 /* of the measured peak, that an estimate of time assumes */
+#define GPU_SHARE     0.3
+#define ROW_OVERHEAD  0.7 /* seconds: inputs, references, buffers */
+
+typedef struct bench_options {
+    const char *workloads, *file, *devices, *dtypes, *kernel, *json, *baseline, *doc_lengths, *direction;
+    report_format format;
+    row_options row;
+    double scale; /* 0 = automatic */
+    double floor; /* of a change that counts */
+    bool list, masks, peers, no_peers, no_peaks, fail_on_slower, scale_given, seed_given;
+    cli_list packs;
+} bench_options;
+
+typedef struct bench_device {
+    attune_device *device;
+    attune_device_info info;
+    attune_dtype dtypes[DTYPES_MAX];
+    double flops[DTYPES_MAX], bandwidth[DTYPES_MAX];
+    uint32_t dtype_count;
+} bench_device;
+
+typedef struct bench_run {
+    bench_options options;
+    attune_instance *instance;
+    folder kernels; /* its cache */
+    attune_kernel_options kernel;
+    bench_device devices[DEVICES_MAX];
+    uint32_t device_count;
+    const workload *workloads[WORKLOADS_MAX];
+    uint32_t workload_count;
+    workload *file_list;
+    uint32_t file_count;
+    int64_t *doc_lengths;
+    int64_t doc_length_count;
+    baseline base;
+    report report;
+    uint32_t done, total; /* rows */
+    FILE *out;            /* where rows go; NULL = nowhere */
+    output output;        /* of --json */
+} bench_run;
+
+static volatile sig_atomic_t stopped;
+
+/* The first Ctrl-C, or SIGTERM, ends the run after the call in flight, with what was measured; the second ends the
+ * program. */
+static void on_interrupt(int number)
+{
+    (void)number;
+    stopped = 1;
+}
+
+static bool complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Complains and returns false. */
+static bool complain(const char *format, ...)
+{
+    char text[2048];
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    cli_complain("%s", text);
+    return false;
+}
+
+static void show_progress(const bench_run *run, const char *what, const char *device, const char *dtype)
+{
+    if (isatty(STDERR_FILENO))
+        (void)fprintf(stderr, "\r\033[K[%u/%u] %s %s %s", run->done + 1, run->total, what, device, dtype);
+}
+
+static void clear_progress(void)
+{
+    if (isatty(STDERR_FILENO))
+        (void)fputs("\r\033[K", stderr);
+}
+
+static void keep_row(bench_run *run, const report_row *row)
+{
+    const report_row *kept = report_add(&run->report, row);
+    clear_progress();
+    ++run->done;
+    if (kept && run->out)
+        report_write_row(kept, run->options.format, run->out);
+    if (row->status != REPORT_OK)
+        (void)complain("%s: %s: %s", row->name, report_status_string(row->status), row->message);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- options */
+
+static const char usage[] = "bench [OPTIONS]: time named workloads, after a check against the float64 oracle";
+
+static bool parse_number(const char *option, const char *text, double least, double most, double *value)
+{
+    if (!cli_number(option, text, value))
+        return false;
+    return (*value >= least && *value <= most) ||
+           complain("%s is %s, expected a number from %g to %g", option, text, least, most);
+}
+
+static bool parse_count(const char *option, const char *text, int64_t least, uint32_t *value)
+{
+    int64_t count;
+    if (!cli_integer(option, text, least, 100000, &count))
+        return false;
+    *value = (uint32_t)count;
+    return true;
+}
+
+static bool parse_format(const char *text, report_format *format)
+{
+    if (!strcmp(text, "table"))
+        *format = REPORT_TABLE;
+    else if (!strcmp(text, "markdown") || !strcmp(text, "md"))
+        *format = REPORT_MARKDOWN;
+    else if (!strcmp(text, "csv"))
+        *format = REPORT_CSV;
+    else
+        return complain("--format is \"%s\", expected table, markdown or csv", text);
+    return true;
+}
+
+static bool parse_direction(const char *text, row_pass *pass)
+{
+    static const char *const names[] = {[ROW_FORWARD] = "forward", [ROW_BACKWARD] = "backward", [ROW_STEP] = "step"};
+    for (uint32_t i = 0; i < sizeof names / sizeof names[0]; ++i)
+        if (!strcmp(text, names[i])) {
+            *pass = (row_pass)i;
+            return true;
+        }
+    return complain("--direction is \"%s\", expected forward, backward or step", text);
+}
+
+static cli_result parse_options(bench_options *o, int argc, char **argv)
+{
+    const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
+               *scale = "";
+    const char *noise = "", *format = "table";
+    bool no_check = false, wide = false;
+    *o = (bench_options){.devices = "cpu", .direction = "forward"};
+    const cli_option options[] = {
+        {.name = "--workload",
+         .argument = "NAME,...",
+         .help = "which; all = every one, and masks (default: all)",
+         .value = &o->workloads},
+        {.name = "--file", .argument = "FILE.json", .help = "workloads from a file instead", .value = &o->file},
+        {.name = "--masks",
+         .help = "the building of block masks, alone unless --workload is given too",
+         .flag = &o->masks},
+        {.name = "--doc-lengths",
+         .argument = "FILE",
+         .help = "document lengths for mask_document, one a line (default: from the seed)",
+         .value = &o->doc_lengths},
+        {.name = "--scale",
+         .argument = "S",
+         .help = "do S (0 to 1] of each workload's work (default: so that all take about a minute)",
+         .value = &scale},
+        {.name = "--device",
+         .argument = "ID,...",
+         .help = "cpu, vulkan:0, ...; all = every device here",
+         .value = &o->devices},
+        {.name = "--dtype",
+         .argument = "TYPE,...",
+         .help = "f32 f16 bf16 f64 (default: f32 on the CPU; elsewhere f16 if the device has it)",
+         .value = &o->dtypes},
+        {.name = "--direction",
+         .argument = "WHICH",
+         .help = "forward, backward, or step: the mask made anew, forward and backward",
+         .value = &o->direction},
+        {.name = "--segments",
+         .help = "keys that lie in several places stay there, with a mask for each",
+         .flag = &o->row.segments},
+        {.name = "--kernel-options",
+         .argument = "JSON",
+         .help = "forced kernel options, such as {\"BLOCK_M\": 64}",
+         .value = &o->kernel},
+        {.name = "--repetitions", .argument = "N", .help = "samples of a row", .value = &repetitions},
+        {.name = "--min-time",
+         .argument = "SECONDS",
+         .help = "that a row's samples take together, at least",
+         .value = &min_time},
+        {.name = "--warmup", .argument = "N", .help = "calls before the first sample", .value = &warmup},
+        {.name = "--warmup-time",
+         .argument = "SECONDS",
+         .help = "that they take together, at least; without --warmup 0",
+         .value = &warmup_time},
+        {.name = "--timeout",
+         .argument = "SECONDS",
+         .help = "after which a row begins no further call; 0 = none",
+         .value = &timeout},
+        {.name = "--pack", .argument = "FILE", .help = "kernels made by attune compile", .list = &o->packs},
+        {.name = "--seed", .argument = "N", .help = "of inputs and masks (default: 1)", .value = &seed},
+        {.name = "--no-check", .help = "do not hold results against the oracle", .flag = &no_check},
+        {.name = "--peers", .help = "OpenBLAS and a naive loop, also without f32 rows on the CPU", .flag = &o->peers},
+        {.name = "--no-peers", .help = "neither of them", .flag = &o->no_peers},
+        {.name = "--no-peaks",
+         .help = "do not measure what the device reaches at most: shares of it are left out",
+         .flag = &o->no_peaks},
+        {.name = "--format", .argument = "NAME", .help = "table, markdown or csv", .value = &format},
+        {.name = "--wide", .help = "all columns of the table, which has 100 characters without it", .flag = &wide},
+        {.name = "--json",
+         .argument = "[FILE]",
+         .help = "results in Google Benchmark's schema; no FILE: on standard output, alone",
+         .value = &o->json},
+        {.name = "--compare",
+         .argument = "BASELINE.json",
+         .help = "a verdict on each row against an earlier --json, with its scale and seed",
+         .value = &o->baseline},
+        {.name = "--noise",
+         .argument = "PERCENT",
+         .help = "a smaller change of the median is SAME (default: 2)",
+         .value = &noise},
+        {.name = "--fail-on-slower", .help = "exit with 1 if a row is SLOWER", .flag = &o->fail_on_slower},
+        {.name = "--list",
+         .help = "the workloads, or those of --file, and the generators that a file may name",
+         .flag = &o->list},
+    };
+    cli_result result = cli_parse(usage, options, sizeof options / sizeof options[0], argc, argv, NULL);
+    if (result != CLI_GO)
+        return result;
+    measure_options *m = &o->row.measure;
+    int64_t number = 1;
+    o->row.check = !no_check;
+    o->scale_given = *scale != '\0';
+    o->seed_given = *seed != '\0';
+    bool good = parse_count("--repetitions", repetitions, 1, &m->repetitions) &&
+                parse_count("--warmup", warmup, 0, &m->warmup) &&
+                parse_number("--warmup-time", warmup_time, 0, 3600, &m->warmup_time) &&
+                parse_number("--min-time", min_time, 0, 3600, &m->min_time) &&
+                parse_number("--timeout", timeout, 0, 1e6, &m->timeout) &&
+                parse_number("--noise", *noise ? noise : "2", 0, 100, &o->floor) &&
+                parse_direction(o->direction, &o->row.pass) && parse_format(format, &o->format) &&
+                (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
+                (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
+    if (good && wide && o->format != REPORT_TABLE)
+        good = complain("--wide is of the table, --format is %s, which has every column", format);
+    if (wide)
+        o->format = REPORT_WIDE;
+    o->floor /= 100;
+    o->row.seed = (uint64_t)number;
+    if (good && o->peers && o->no_peers)
+        good = complain("--peers and --no-peers contradict each other");
+    if (good && o->file && o->workloads)
+        good = complain("--file and --workload are two sources of workloads: give one");
+    if (good && !o->baseline && (o->fail_on_slower || *noise))
+        good = complain("%s is about a comparison: give --compare too", *noise ? "--noise" : "--fail-on-slower");
+    return good ? CLI_GO : CLI_WRONG;
+}
+
+/* The value of --json may be left out: "--json=-" then stands for it. */
+static void complete_json(int argc, char **argv)
+{
+    static char json[] = "--json=-";
+    for (int i = 1; i < argc; ++i)
+        if (!strcmp(argv[i], "--json") && (i + 1 == argc || !strncmp(argv[i + 1], "--", 2)))
+            argv[i] = json;
+}
+
+static bool json_alone(const bench_options *o)
+{
+    return o->json && !strcmp(o->json, "-");
+}
+
+/* ------------------------------------------------------------------------------------------------------ what is run */
+
+static void list_workload(const workload *w)
+{
+    (void)printf("%-20s %s\n", w->name, w->description);
+    if (w->mask[0])
+        (void)printf("%-20s   mask   %s\n", "", w->mask);
+    if (w->score[0])
+        (void)printf("%-20s   score  %s\n", "", w->score);
+}
+
+/* Those of a file alone, if there is one. */
+static bool list_workloads(const char *path)
+{
+    if (path) {
+        workload *list;
+        uint32_t count;
+        failure why = {{0}};
+        if (!workload_load(path, &list, &count, &why))
+            return complain("--file: %s", why.message);
+        for (uint32_t i = 0; i < count; ++i)
+            list_workload(&list[i]);
+        workload_list_free(list, count);
+        return true;
+    }
+    for (uint32_t i = 0; i < workload_count(); ++i)
+        list_workload(workload_get(i));
+    for (uint32_t i = 0; i < workload_mask_count(); ++i)
+        (void)printf("%-20s %s\n", workload_mask_get(i)->name, workload_mask_get(i)->description);
+    (void)printf("\nGenerators of captures (for --file):\n");
+    for (uint32_t i = 0; workload_generator_get(i); ++i)
+        (void)printf("%-20s %s\n", workload_generator_get(i)->name, workload_generator_get(i)->description);
+    return true;
+}
+
+static bool choose_workloads(bench_run *run)
+{
+    bench_options *o = &run->options;
+    failure why = {{0}};
+    char name[64];
+    if (o->file) {
+        if (!workload_load(o->file, &run->file_list, &run->file_count, &why))
+            return complain("--file: %s", why.message);
+        for (uint32_t i = 0; i < run->file_count && run->workload_count < WORKLOADS_MAX; ++i)
+            run->workloads[run->workload_count++] = &run->file_list[i];
+    }
+    if (!o->workloads && (o->file || o->masks))
+        return true;
+    for (const char *list = o->workloads ? o->workloads : "all"; cli_next_word(&list, name, sizeof name);) {
+        const workload *w = workload_find(name);
+        if (!strcmp(name, "all")) {
+            o->masks = true;
+            for (uint32_t i = 0; i < workload_count() && run->workload_count < WORKLOADS_MAX; ++i)
+                run->workloads[run->workload_count++] = workload_get(i);
+        } else if (!w) {
+            cli_unknown_workload(name);
+            return false;
+        } else if (run->workload_count < WORKLOADS_MAX) {
+            run->workloads[run->workload_count++] = w;
+        }
+    }
+    return true;
+}
+
+static attune_status open_device(bench_run *run, const char *id)
+{
+    if (run->device_count == DEVICES_MAX) {
+        (void)complain("more than %d devices", DEVICES_MAX);
+        return ATTUNE_INVALID_ARGUMENT;
+    }
+    bench_device *d = &run->devices[run->device_count];
+    attune_status status = attune_device_open(run->instance, id, &d->device);
+    if (status != ATTUNE_OK) {
+        (void)complain("--device: %s", attune_last_error());
+        return status;
+    }
+    d->info.struct_size = sizeof d->info;
+    (void)attune_device_info_get(d->device, &d->info);
+    ++run->device_count;
+    return ATTUNE_OK;
+}
+
+static attune_status open_devices(bench_run *run)
+{
+    char id[32];
+    for (const char *list = run->options.devices; cli_next_word(&list, id, sizeof id);) {
+        if (strcmp(id, "all") != 0) {
+            attune_status status = open_device(run, id);
+            if (status != ATTUNE_OK)
+                return status;
+            continue;
+        }
+        uint32_t count = 0;
+        (void)attune_device_count(run->instance, &count);
+        for (uint32_t i = 0; i < count; ++i) {
+            attune_device_info info = {.struct_size = sizeof info};
+            if (attune_device_describe(run->instance, i, &info) == ATTUNE_OK && info.available)
+                (void)open_device(run, info.id); /* one that does not open is named, and the others go on */
+        }
+    }
+    if (run->device_count)
+        return ATTUNE_OK;
+    (void)complain("--device is \"%s\", expected ids with commas, or all", run->options.devices);
+    return ATTUNE_UNAVAILABLE;
+}
+
+/* The best of a few: a peak that a neighbour on the machine spoils would flatter every share of it. Without the figures
+ * the shares are left out. */
+static void measure_peak(bench_device *d, uint32_t t)
+{
+    for (int i = 0; i < PEAK_TRIES; ++i) {
+        double flops = 0, bandwidth = 0;
+        if (attune_device_measure(d->device, d->dtypes[t], &flops, &bandwidth) != ATTUNE_OK)
+            return;
+        d->flops[t] = flops > d->flops[t] ? flops : d->flops[t];
+        d->bandwidth[t] = bandwidth > d->bandwidth[t] ? bandwidth : d->bandwidth[t];
+    }
+}
+
+static bool choose_dtypes(bench_run *run)
+{
+    char name[16];
+    for (uint32_t i = 0; i < run->device_count; ++i) {
+        bench_device *d = &run->devices[i];
+        if (!run->options.dtypes)
+            d->dtypes[d->dtype_count++] =
+                d->info.backend != ATTUNE_BACKEND_CPU && d->info.limits.f16 ? ATTUNE_F16 : ATTUNE_F32;
+        for (const char *list = run->options.dtypes ? run->options.dtypes : "";
+             cli_next_word(&list, name, sizeof name);) {
+            attune_dtype dtype;
+            if (!cli_dtype("--dtype", name, &dtype))
+                return false;
+            if (dtype > ATTUNE_F64 || d->dtype_count == DTYPES_MAX)
+                return complain("--dtype: %s: expected at most 4 of f32, f16, bf16 and f64", name);
+            d->dtypes[d->dtype_count++] = dtype;
+        }
+        for (uint32_t t = 0; run->workload_count && !run->options.no_peaks && t < d->dtype_count; ++t)
+            measure_peak(d, t);
+    }
+    return true;
+}
+
+/* Whole numbers, one a line; what follows a # is a comment. */
+static bool load_lengths(bench_run *run)
+{
+    char line[256];
+    int64_t room = 0;
+    const char *path = run->options.doc_lengths;
+    FILE *file = path ? fopen(path, "r") : NULL;
+    if (path && !file)
+        return complain("%s: %s", path, strerror(errno));
+    for (uint64_t number = 1; file && fgets(line, sizeof line, file); ++number) {
+        char *end;
+        long long length = strtoll(line, &end, 10);
+        if (end == line && (*line == '#' || *line == '\n'))
+            continue;
+        if (end == line || length < 1 || length > INT32_MAX || !strchr(" \t\r\n#", *end)) {
+            (void)fclose(file);
+            return complain("%s:%llu: must be a length from 1 to 2147483647", path, (unsigned long long)number);
+        }
+        if (run->doc_length_count == room) {
+            room = room ? 2 * room : 1024;
+            int64_t *larger = realloc(run->doc_lengths, (size_t)room * sizeof *larger);
+            if (!larger) {
+                (void)fclose(file);
+                return complain("out of memory");
+            }
+            run->doc_lengths = larger;
+        }
+        run->doc_lengths[run->doc_length_count++] = length;
+    }
+    if (file)
+        (void)fclose(file);
+    return !path || run->doc_length_count || complain("%s: has no lengths", path);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ scale */
+
+/* The share of its work that a workload runs at: the run's scale, but light ones are not shrunk out of recognition. */
+static double share_of(const workload *w, double scale)
+{
+    double least = (w->q_len <= 16 ? LEAST_DECODE : LEAST_FLOP) / workload_flop(w);
+    double share = least > scale ? least : scale;
+    return share < 1 ? share : 1;
+}
+
+/* Of all workloads that there are, chosen or not: a row is the same whatever is run beside it. */
+static double estimate_seconds(const bench_run *run, double scale)
+{
+    double seconds = 0;
+    double calls = run->options.row.measure.repetitions + run->options.row.measure.warmup + 1.0;
+    for (uint32_t i = 0; i < run->device_count; ++i)
+        for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t)
+            for (uint32_t k = 0; k < (run->file_list ? run->file_count : workload_count()); ++k) {
+                const bench_device *d = &run->devices[i];
+                const workload *w = run->file_list ? &run->file_list[k] : workload_get(k);
+                bool cpu = d->info.backend == ATTUNE_BACKEND_CPU;
+                double speed = d->flops[t] > 0 ? d->flops[t] : cpu ? 2e10 : 1e12;
+                double flop = workload_flop(w) * share_of(w, scale);
+                double time = calls * flop / (speed * (cpu ? CPU_SHARE : GPU_SHARE));
+                seconds += ROW_OVERHEAD +
+                           (time > run->options.row.measure.min_time ? time : run->options.row.measure.min_time);
+            }
+    return seconds;
+}
+
+/* Powers of two, so that two runs on a machine choose the same one though its measured peak varies. */
+static double choose_scale(const bench_run *run)
+{
+    if (run->options.scale_given)
+        return run->options.scale;
+    if (run->base.scale > 0)
+        return run->base.scale;
+    double scale = 1;
+    while (run->workload_count && scale > 0x1p-12 && estimate_seconds(run, scale) > RUN_SECONDS)
+        scale /= 2;
+    return scale;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- context */
+
+static void cpu_name(char *name, size_t size)
+{
+    char line[512];
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    (void)snprintf(name, size, "unknown");
+    while (file && fgets(line, sizeof line, file)) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, "model name", 10) != 0 || !colon)
+            continue;
+        (void)snprintf(name, size, "%s", colon + 1 + strspn(colon + 1, " \t"));
+        name[strcspn(name, "\n")] = '\0';
+        break;
+    }
+    if (file)
+        (void)fclose(file);
+}
+
+static void add_context(bench_run *run, int argc, char **argv)
+{
+    report *r = &run->report;
+    const bench_options *o = &run->options;
+    char text[512] = "", buffer[2][16];
+    struct utsname host;
+    struct tm local;
+    time_t now = time(NULL);
+    if (localtime_r(&now, &local) && strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%S%z", &local))
+        report_context(r, "date", "%s", text);
+    report_context(r, "host_name", "%s", uname(&host) == 0 ? host.nodename : "unknown");
+    report_context(r, "executable", "attune");
+    size_t used = (size_t)snprintf(text, sizeof text, "attune bench");
+    for (int i = 1; i < argc && used < sizeof text; ++i) {
+        int added = snprintf(text + used, sizeof text - used, strpbrk(argv[i], " \"{") ? " '%s'" : " %s", argv[i]);
+        used += added > 0 ? (size_t)added : 0;
+    }
+    report_context(r, "command_line", "%s", text);
+    uint32_t version = attune_version();
+    report_context(r, "library_version", "%u.%u.%u", version / 1000000, version / 1000 % 1000, version % 1000);
+#ifdef NDEBUG
+    report_context(r, "library_build_type", "release");
+#else
+    report_context(r, "library_build_type", "debug");
+#endif
+    cpu_name(text, sizeof text);
+    report_context(r, "cpu_name", "%s", text);
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    report_context_number(r, "num_cpus", cpus > 0 ? (double)cpus : 1);
+    report_context_number(r, "scale", o->scale);
+    report_context_number(r, "seed", (double)o->row.seed);
+    report_context_number(r, "repetitions", o->row.measure.repetitions);
+    report_context_number(r, "min_time", o->row.measure.min_time);
+    report_context_number(r, "warmup", o->row.measure.warmup);
+    report_context_number(r, "warmup_time", o->row.measure.warmup_time);
+    report_context(r, "flop", "%s2 * pairs * (D + Dv); pairs = those that the mask allows, over batch and heads",
+                   o->row.pass == ROW_BACKWARD ? "2.5 * "
+                   : o->row.pass == ROW_STEP   ? "3.5 * "
+                                               : "");
+    report_context(r, "direction", "%s", o->direction);
+    report_context(r, "bytes", "q, k, v and o, each once");
+    if (o->kernel)
+        report_context(r, "kernel_options", "%s", o->kernel);
+    for (uint32_t i = 0; i < run->device_count; ++i) {
+        const bench_device *d = &run->devices[i];
+        char key[48];
+        (void)snprintf(key, sizeof key, "device %s", d->info.id);
+        report_context(r, key, "%s; driver %s; uuid %s; %u compute units", d->info.name,
+                       d->info.driver[0] ? d->info.driver : "none", d->info.uuid[0] ? d->info.uuid : "none",
+                       d->info.limits.compute_units);
+        for (uint32_t t = 0; t < d->dtype_count && d->flops[t] > 0; ++t) {
+            (void)snprintf(key, sizeof key, "peak %s %s", d->info.id, attune_dtype_string(d->dtypes[t]));
+            report_context(r, key, "%sFLOP/s, copy %sB/s, measured, best of %d", report_si(d->flops[t], buffer[0]),
+                           report_si(d->bandwidth[t], buffer[1]), PEAK_TRIES);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------- rows */
+
+static void run_attention(bench_run *run)
+{
+    for (uint32_t i = 0; i < run->device_count; ++i)
+        for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t)
+            for (uint32_t k = 0; k < run->workload_count && !stopped; ++k) {
+                const bench_device *d = &run->devices[i];
+                const workload *full = run->workloads[k];
+                report_row row = {.share = share_of(full, run->options.scale),
+                                  .peak_flops = d->flops[t],
+                                  .peak_bandwidth = d->bandwidth[t]};
+                workload w = workload_scaled(full, row.share);
+                /* A file that names a dtype is asked for it, unless the command line is. */
+                w.dtype = run->options.dtypes || !full->dtype ? d->dtypes[t] : full->dtype;
+                if (w.dtype != d->dtypes[t])
+                    row.peak_flops = row.peak_bandwidth = 0;
+                row.share = workload_flop(&w) / workload_flop(full);
+                show_progress(run, w.name, d->info.id, attune_dtype_string(w.dtype));
+                row_attention(run->instance, d->device, &w, &run->options.row, &row);
+                keep_row(run, &row);
+            }
+}
+
+static void run_masks(bench_run *run)
+{
+    for (uint32_t i = 0; run->options.masks && i < workload_mask_count() && !stopped; ++i) {
+        report_row row = {0};
+        show_progress(run, workload_mask_get(i)->name, "host", "");
+        row_mask(run->instance, workload_mask_get(i), run->doc_lengths, run->doc_length_count, &run->options.row, &row);
+        keep_row(run, &row);
+    }
+}
+
+/* The threads that peers get: those of a CPU device with f32 rows, whose peak is theirs too; 0 = no peers. */
+static uint32_t peer_threads(const bench_run *run, double *peak)
+{
+    *peak = 0;
+    for (uint32_t i = 0; !run->options.no_peers && run->workload_count && i < run->device_count; ++i)
+        for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t)
+            if (run->devices[i].info.backend == ATTUNE_BACKEND_CPU && run->devices[i].dtypes[t] == ATTUNE_F32) {
+                *peak = run->devices[i].flops[t];
+                return run->devices[i].info.limits.compute_units;
+            }
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    return !run->options.peers ? 0 : cpus > 0 ? (uint32_t)cpus : 1;
+}
+
+static void run_peers(bench_run *run)
+{
+    double peak;
+    uint32_t threads = peer_threads(run, &peak);
+    if (threads && run->options.peers && !blas_peer_count())
+        (void)complain("--peers: libopenblas.so.0 cannot be opened: install OpenBLAS");
+    for (uint32_t i = 0; threads && i <= blas_peer_count() && !stopped; ++i) {
+        report_row row = {.peak_flops = peak};
+        failure why = {{0}};
+        peer p;
+        bool made = i < blas_peer_count() ? blas_peer_create(i, threads, run->options.row.seed, &p, &why)
+                                          : naive_peer_create(run->options.row.seed, &p, &why);
+        if (!made) {
+            (void)complain("peer: %s", why.message);
+            continue;
+        }
+        show_progress(run, p.name, "host", "f32");
+        row_peer(&p, &run->options.row, &row);
+        peer_release(&p);
+        keep_row(run, &row);
+    }
+}
+
+static bool write_report(void *user, size_t index, FILE *stream)
+{
+    (void)index;
+    return report_write_json(user, stream);
+}
+
+/* An interrupted write leaves the old results. */
+static bool write_json(bench_run *run)
+{
+    if (json_alone(&run->options))
+        return write_report(&run->report, 0, stdout);
+    return outputs_write(&run->output, 1, write_report, &run->report);
+}
+
+static int run_all(bench_run *run, int argc, char **argv)
+{
+    const bench_options *o = &run->options;
+    double ignored;
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND}, before, ended;
+    run->options.scale = choose_scale(run);
+    run->out = json_alone(o) ? NULL : stdout;
+    for (uint32_t i = 0; i < run->device_count; ++i)
+        run->total += run->devices[i].dtype_count * run->workload_count;
+    run->total += o->masks ? workload_mask_count() : 0;
+    run->total += peer_threads(run, &ignored) ? blas_peer_count() + 1 : 0;
+    add_context(run, argc, argv);
+    (void)sigaction(SIGINT, &action, &before);
+    (void)sigaction(SIGTERM, &action, &ended);
+    if (run->out)
+        report_begin(&run->report, o->format, run->out);
+    run_attention(run);
+    run_masks(run);
+    run_peers(run);
+    (void)sigaction(SIGINT, &before, NULL);
+    (void)sigaction(SIGTERM, &ended, NULL);
+    if (stopped)
+        report_context(&run->report, "stopped", "after %u of %u rows", run->done, run->total);
+    if (run->out)
+        report_end(&run->report, o->format, run->out);
+    uint32_t count[REPORT_STOPPED + 1] = {0};
+    for (uint32_t i = 0; i < run->report.row_count; ++i)
+        ++count[run->report.rows[i].status];
+    int status = count[REPORT_FAILED] + count[REPORT_WRONG]       ? EXIT_FAILED
+                 : count[REPORT_UNSUPPORTED] && !count[REPORT_OK] ? EXIT_UNAVAILABLE
+                                                                  : EXIT_GOOD;
+    if (stopped) {
+        (void)complain("stopped after %u of %u rows", run->done, run->total);
+        status = EXIT_FAILED;
+    }
+    if (o->json && !write_json(run))
+        status = EXIT_FAILED;
+    if (o->baseline) {
+        uint32_t compared;
+        uint32_t slower =
+            compare_write(&run->base, &run->report, o->floor, o->format, run->out ? run->out : stderr, &compared);
+        if (slower && o->fail_on_slower)
+            status = EXIT_FAILED;
+        if (!compared) {
+            (void)complain("--compare: not one row has a time here and in %s: nothing was compared", o->baseline);
+            status = o->fail_on_slower ? EXIT_FAILED : status;
+        }
+    }
+    return status;
+}
+
+/* Returns an exit status: EXIT_GOOD = go on. */
+static int prepare(bench_run *run)
+{
+    bench_options *o = &run->options;
+    failure why = {{0}};
+    run->output = (output){.option = "--json", .path = o->json && !json_alone(o) ? o->json : ""};
+    if (!outputs_find(&run->output, 1) || !choose_workloads(run) || !load_lengths(run))
+        return EXIT_USAGE;
+    if (o->doc_lengths && !o->masks) {
+        (void)complain("--doc-lengths are of mask_document: give --masks too");
+        return EXIT_USAGE;
+    }
+    if (o->baseline) {
+        if (!baseline_load(o->baseline, &run->base, &why)) {
+            (void)complain("--compare: %s", why.message);
+            return EXIT_USAGE;
+        }
+        if (!o->seed_given && run->base.seed)
+            o->row.seed = run->base.seed;
+    }
+    if (!cli_kernel_options(o->kernel, &run->kernel, &o->row.kernel))
+        return EXIT_USAGE;
+    o->row.measure.stop = &stopped;
+    /* Plans are cold in each run, not in the first alone. */
+    attune_status status = cli_instance(folder_make(&run->kernels) ? run->kernels.path : "", &run->instance);
+    if (status != ATTUNE_OK) {
+        (void)complain("%s", attune_last_error());
+        return cli_exit_of(status);
+    }
+    status = cli_packs_load(run->instance, &o->packs);
+    if (status == ATTUNE_OK)
+        status = open_devices(run);
+    if (status != ATTUNE_OK)
+        return cli_exit_of(status);
+    return choose_dtypes(run) ? EXIT_GOOD : EXIT_USAGE;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    bench_run *run = calloc(1, sizeof *run);
+    if (!run) {
+        (void)complain("out of memory");
+        return EXIT_FAILED;
+    }
+    stopped = 0;
+    complete_json(argc, argv);
+    cli_result parsed = parse_options(&run->options, argc, argv);
+    int status = parsed == CLI_WRONG ? EXIT_USAGE : EXIT_GOOD;
+    if (parsed == CLI_GO && run->options.list)
+        status = list_workloads(run->options.file) ? EXIT_GOOD : EXIT_USAGE;
+    else if (parsed == CLI_GO && (status = prepare(run)) == EXIT_GOOD)
+        status = run_all(run, argc, argv);
+    for (uint32_t i = 0; i < run->device_count; ++i)
+        attune_device_destroy(run->devices[i].device);
+    attune_instance_destroy(run->instance);
+    folder_remove(&run->kernels);
+    outputs_drop(&run->output, 1);
+    workload_list_free(run->file_list, run->file_count);
+    baseline_free(&run->base);
+    report_free(&run->report);
+    free(run->doc_lengths);
+    free(run);
+    return status;
+}

@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: MIT */
+/* attune check: a device against the float64 oracle, over the workloads in small, over those of a file or over a case
+ * folder. */
+#include "bench/program/cli.h"
+
+#include "tests/oracle/case.h"
+#include "bench/workloads/workload.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct check_options {
+    const char *folder, *file, *device, *dtype, *kv_dtype_text, *o_dtype_text, *kernel_options;
+    attune_dtype kv_dtype, o_dtype; /* 0 = that of the run */
+    bool gradients;
+    const attune_kernel_options *kernel;
+    cli_list packs;
+    workload *list; /* of the file */
+    uint32_t count;
+    uint32_t codes[EXIT_UNAVAILABLE + 1]; /* problems that ended with each status */
+} check_options;
+
+/* What a result is compared with; o, lse and row maxima in float64. */
+typedef struct answers {
+    double *room;
+    reference_result oracle, naive;
+    int64_t rows, head_dim_v;
+} answers;
+
+static bool answers_compute(const attention *a, answers *out, failure *why)
+{
+    out->rows = a->q.size[0] * a->q.size[1] * a->q.size[2];
+    out->head_dim_v = a->v.size[3];
+    const int64_t o = out->rows * out->head_dim_v, each = o + 2 * out->rows;
+    out->room = calloc((size_t)(2 * each + o), sizeof *out->room);
+    if (!out->room)
+        return failure_set(why, "out of memory: %lld results", (long long)each);
+    out->oracle = (reference_result){out->room, out->room + o, out->room + o + out->rows, out->room + 2 * each};
+    out->naive = (reference_result){out->room + each, out->room + each + o, out->room + each + o + out->rows, NULL};
+    return reference_compute(a, REFERENCE_ORACLE, NULL, 0, &out->oracle, why) &&
+           reference_compute(a, REFERENCE_NAIVE, NULL, 0, &out->naive, why);
+}
+
+static bool report(const char *name, const char *device, attune_dtype dtype, const char *field,
+                   const reference_error *e)
+{
+    (void)printf("%-4s %-32s %-8s %-4s %-8s max %.3g (bound %.3g, naive %.3g)  mean %.3g (bound %.3g)",
+                 e->pass ? "ok" : "FAIL", name, device, attune_dtype_string(dtype), field, e->max, e->bound_max,
+                 e->naive_max, e->mean, e->bound_mean);
+    if (e->pattern_errors)
+        (void)printf("  %lld wrong NaN, infinity or masked rows", (long long)e->pattern_errors);
+    (void)printf("\n");
+    return e->pass;
+}
+
+static bool compare_o(const char *name, const char *device, attune_dtype dtype, attune_dtype rule, const array *got,
+                      const answers *expected)
+{
+    reference_error error;
+    reference_compare_o(rule, expected->rows, expected->head_dim_v, got->data, &expected->oracle, &expected->naive,
+                        &error);
+    return report(name, device, dtype, "o", &error);
+}
+
+static bool compare(const char *name, const char *device, attune_dtype dtype, const char *field, attune_dtype output,
+                    const array *got, const double *oracle, const double *naive)
+{
+    reference_error error;
+    reference_compare(output, array_count(got), got->data, oracle, naive, &error);
+    return report(name, device, dtype, field, &error);
+}
+
+/* The answer in a case folder is one more oracle, computed by somebody else. What the naive computation gets wrong is
+ * measured against ours: against a wrong file it would excuse any result. */
+static bool compare_file(const char *name, const char *device, const char *field, const array *got, const array *answer,
+                         const double *oracle, const double *naive)
+{
+    const int64_t count = array_count(got);
+    double *moved = malloc((size_t)count * sizeof *moved);
+    if (!moved) {
+        cli_complain("out of memory: %lld results", (long long)count);
+        return false;
+    }
+    const double *file = answer->data;
+    for (int64_t i = 0; i < count; i++)
+        moved[i] = file[i] + (naive[i] - oracle[i]);
+    bool ok = compare(name, device, ATTUNE_F32, field, ATTUNE_F32, got, file, moved);
+    free(moved);
+    return ok;
+}
+
+static int check_problem(attune_instance *instance, attune_device *device, const check_options *o, const char *name,
+                         const attention *a, const case_folder *file)
+{
+    attune_device_info info = {.struct_size = sizeof info};
+    failure why;
+    answers expected = {0};
+    array out = {0}, lse = {0}, row_max = {0};
+    attention_run job = {.options = o->kernel, .o = &out, .lse = &lse, .row_max = &row_max};
+    const attune_dtype dtype = a->q.dtype, rows = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    attune_status status = attune_device_info_get(device, &info);
+    if (status == ATTUNE_OK)
+        status = attention_forward(instance, device, a, &job);
+    if (status != ATTUNE_OK) {
+        cli_complain("%s on %s: %s", name, info.id, attune_last_error());
+        return cli_exit_of(status);
+    }
+    int code = EXIT_FAILED;
+    if (!answers_compute(a, &expected, &why)) {
+        cli_complain("%s: %s", name, why.message);
+    } else {
+        bool ok = compare_o(name, info.id, dtype, attention_rule_dtype(a), &out, &expected);
+        ok &= compare(name, info.id, dtype, "lse", rows, &lse, expected.oracle.lse, expected.naive.lse);
+        ok &= compare(name, info.id, dtype, "row_max", rows, &row_max, expected.oracle.row_max, expected.naive.row_max);
+        /* The file's inputs are f32: its answer is for them, not for what rounding makes of them. */
+        if (file && dtype == ATTUNE_F32 && attention_rule_dtype(a) == ATTUNE_F32) {
+            ok &= compare_file(name, info.id, "o file", &out, &file->o, expected.oracle.o, expected.naive.o);
+            ok &= compare_file(name, info.id, "lse file", &lse, &file->lse, expected.oracle.lse, expected.naive.lse);
+        }
+        code = ok ? EXIT_GOOD : EXIT_FAILED;
+    }
+    free(expected.room);
+    array_free(&out);
+    array_free(&lse);
+    array_free(&row_max);
+    return code;
+}
+
+/* Gradients are held against the CPU's float64 ones for the same inputs, whose agreement with sums over all pairs is
+ * the tests' business, and against the file. */
+static bool compare_gradient(const char *name, const char *device, attune_dtype dtype, attune_dtype rule,
+                             const char *field, const array *got, const array *oracle, double cancelled)
+{
+    if (!oracle->data)
+        return true;
+    reference_error e;
+    reference_compare_gradient(rule, array_count(got), got->data, oracle->data, cancelled, &e);
+    (void)printf("%-4s %-32s %-8s %-4s %-8s max %.3g (bound %.3g, of which %.3g for what cancels)%s\n",
+                 e.pass ? "ok" : "FAIL", name, device, attune_dtype_string(dtype), field, e.max, e.bound_max, cancelled,
+                 e.pattern_errors ? "  NaN or infinity" : "");
+    return e.pass;
+}
+
+static bool compare_all(const char *name, const char *device, attune_dtype rule, const char *source, const attention *a,
+                        const attention_gradients *got, const array *d_q, const array *d_k, const array *d_v,
+                        const array *d_captures, const reference_cancellation *cancelled)
+{
+    char field[80];
+    bool ok = true;
+    const array *const pairs[3][2] = {{&got->d_q, d_q}, {&got->d_k, d_k}, {&got->d_v, d_v}};
+    const double terms[3] = {cancelled->d_q, cancelled->d_k, cancelled->d_v};
+    for (int i = 0; i < 3; i++) {
+        (void)snprintf(field, sizeof field, "d%c%s", "qkv"[i], source);
+        ok &= compare_gradient(name, device, a->q.dtype, rule, field, pairs[i][0], pairs[i][1], terms[i]);
+    }
+    for (uint32_t i = 0; i < a->capture_count; i++)
+        if (got->captures >> i & 1) {
+            (void)snprintf(field, sizeof field, "d%s%s", a->captures[i].name, source);
+            ok &= compare_gradient(name, device, a->q.dtype, rule, field, &got->d_captures[i], &d_captures[i],
+                                   cancelled->d_captures[i]);
+        }
+    return ok;
+}
+
+/* q, k and v in float64. */
+static bool widen(const attention *a, const array *d_o, attention *wide, array *wide_d_o, failure *why)
+{
+    *wide = *a;
+    wide->q = wide->k = wide->v = *wide_d_o = (array){0};
+    wide->o_dtype = ATTUNE_F64;
+    return array_convert(&a->q, ATTUNE_F64, &wide->q, why) && array_convert(&a->k, ATTUNE_F64, &wide->k, why) &&
+           array_convert(&a->v, ATTUNE_F64, &wide->v, why) && array_convert(d_o, ATTUNE_F64, wide_d_o, why);
+}
+
+static int check_gradients(attune_instance *instance, attune_device *device, const check_options *o, const char *name,
+                           const attention *a, const array *d_o, const case_folder *file)
+{
+    attune_device_info info = {.struct_size = sizeof info};
+    failure why;
+    attention wide = {0};
+    array wide_d_o = {0};
+    reference_cancellation cancelled = {0};
+    attune_device *cpu = NULL;
+    attention_gradients got = {.d_o = d_o, .captures = attention_differentiable(a)};
+    attention_gradients oracle = {.d_o = &wide_d_o, .captures = got.captures};
+    attention_run job = {.options = o->kernel, .gradients = &got}, plain = {.gradients = &oracle};
+    int code = EXIT_FAILED;
+    attune_status status = attune_device_info_get(device, &info);
+    if (status == ATTUNE_OK)
+        status = attention_forward(instance, device, a, &job);
+    if (status == ATTUNE_OK)
+        status = attune_device_open(instance, "cpu", &cpu);
+    if (status != ATTUNE_OK) {
+        cli_complain("%s on %s: --grad: %s", name, info.id, attune_last_error());
+        code = cli_exit_of(status);
+    } else if (!widen(a, d_o, &wide, &wide_d_o, &why)) {
+        cli_complain("%s: %s", name, why.message);
+    } else if (attention_forward(instance, cpu, &wide, &plain) != ATTUNE_OK) {
+        cli_complain("%s on cpu: --grad: %s", name, attune_last_error());
+    } else {
+        /* Derivatives of more text than an expression may have: their sums' magnitudes are not known. */
+        if (!reference_cancelled(instance, a, d_o, NULL, got.captures, &cancelled, &why))
+            cli_complain("%s: bounds allow nothing for what cancels: %s", name, why.message);
+        bool ok = compare_all(name, info.id, attention_rule_dtype(a), "", a, &got, &oracle.d_q, &oracle.d_k,
+                              &oracle.d_v, oracle.d_captures, &cancelled);
+        /* The file's inputs are f32, its answers too. */
+        const attune_dtype rule = attention_rule_dtype(a);
+        if (file && (rule == ATTUNE_F32 || rule == ATTUNE_F64))
+            ok &= compare_all(name, info.id, ATTUNE_F32, " file", a, &got, &file->d_q, &file->d_k, &file->d_v,
+                              file->d_captures, &cancelled);
+        code = ok ? EXIT_GOOD : EXIT_FAILED;
+    }
+    attune_device_destroy(cpu);
+    attention_gradients_free(&got);
+    attention_gradients_free(&oracle);
+    array_free(&wide.q);
+    array_free(&wide.k);
+    array_free(&wide.v);
+    array_free(&wide_d_o);
+    return code;
+}
+
+static bool in_place(attune_dtype dtype, array *a, failure *why)
+{
+    array made;
+    if (!array_convert(a, dtype, &made, why))
+        return false;
+    array_free(a);
+    *a = made;
+    return true;
+}
+
+/* k and v, and o with its d_o, in the types that are asked for. */
+static bool retype(const check_options *o, attention *a, array *d_o, failure *why)
+{
+    if (o->kv_dtype && (!in_place(o->kv_dtype, &a->k, why) || !in_place(o->kv_dtype, &a->v, why)))
+        return false;
+    a->o_dtype = o->o_dtype;
+    return !o->o_dtype || !d_o || !d_o->data || in_place(o->o_dtype, d_o, why);
+}
+
+static int check_folder(attune_instance *instance, attune_device *device, const check_options *o, attune_dtype dtype)
+{
+    failure why;
+    case_folder *c = malloc(sizeof *c);
+    if (!c || !case_load(instance, o->folder, dtype, c, &why)) {
+        cli_complain("--case: %s", c ? why.message : "out of memory");
+        free(c);
+        return EXIT_USAGE;
+    }
+    if (!retype(o, &c->problem, &c->d_o, &why)) {
+        cli_complain("--case: %s", why.message);
+        case_free(c);
+        free(c);
+        return EXIT_FAILED;
+    }
+    const char *name = strrchr(o->folder, '/');
+    name = name && name[1] ? name + 1 : o->folder;
+    int code = check_problem(instance, device, o, name, &c->problem, c);
+    if (code == EXIT_GOOD && o->gradients && !c->gradients) {
+        cli_complain("--grad: %s has no dq.npy", o->folder);
+        code = EXIT_USAGE;
+    } else if (code == EXIT_GOOD && o->gradients) {
+        code = check_gradients(instance, device, o, name, &c->problem, &c->d_o, c);
+    }
+    case_free(c);
+    free(c);
+    return code;
+}
+
+/* With a d_o that is random: of the shape of o, and as ordinary as q is. */
+static int check_random_gradients(attune_instance *instance, attune_device *device, const check_options *o,
+                                  const char *name, const attention *a)
+{
+    const int64_t size[4] = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]};
+    failure why;
+    array d_o;
+    if (!array_create(&d_o, attention_o_dtype(a), 4, size, &why)) {
+        cli_complain("%s: %s", name, why.message);
+        return EXIT_FAILED;
+    }
+    random_state random = {7};
+    array_fill_normal(&d_o, &random, 1);
+    int code = check_gradients(instance, device, o, name, a, &d_o, NULL);
+    array_free(&d_o);
+    return code;
+}
+
+/* A workload small enough for the plain loops of the oracle, and one that would take them half an hour. */
+#define CHECK_FLOP 3e7
+#define MOST_FLOP  1e12
+
+static int check_workload(attune_instance *instance, attune_device *device, const check_options *o, const workload *w)
+{
+    attention a;
+    failure why;
+    if (!workload_instantiate(instance, w, 1, &a, &why)) {
+        cli_complain("%s: %s", w->name, why.message);
+        return EXIT_FAILED;
+    }
+    if (!retype(o, &a, NULL, &why)) {
+        cli_complain("%s: %s", w->name, why.message);
+        workload_release(&a);
+        return EXIT_FAILED;
+    }
+    int code = check_problem(instance, device, o, w->name, &a, NULL);
+    if (code == EXIT_GOOD && o->gradients)
+        code = check_random_gradients(instance, device, o, w->name, &a);
+    workload_release(&a);
+    return code;
+}
+
+/* A failure is worse than what could not run. */
+static int worse(int worst, int code)
+{
+    return code == EXIT_FAILED || worst == EXIT_GOOD ? code : worst;
+}
+
+/* Those of a file are as large as they are there. */
+static int check_workloads(attune_instance *instance, attune_device *device, check_options *o, attune_dtype dtype)
+{
+    int worst = EXIT_GOOD;
+    const uint32_t count = *o->file ? o->count : workload_count();
+    for (uint32_t i = 0; i < count; i++) {
+        const workload *full = *o->file ? &o->list[i] : workload_get(i);
+        const double flop = workload_flop(full);
+        workload w = *o->file ? *full : workload_scaled(full, flop > CHECK_FLOP ? CHECK_FLOP / flop : 1);
+        w.dtype = dtype;
+        int code = EXIT_USAGE;
+        if (*o->file && flop > MOST_FLOP)
+            cli_complain("%s: has %.3g operations, the most that check's plain loops take is %.3g: make it smaller",
+                         w.name, flop, MOST_FLOP);
+        else
+            code = check_workload(instance, device, o, &w);
+        o->codes[code]++;
+        worst = worse(worst, code);
+    }
+    return worst;
+}
+
+/* A failure also where the standard output goes to a file. */
+static void print_total(const check_options *o)
+{
+    uint32_t total = 0;
+    for (int i = 0; i <= EXIT_UNAVAILABLE; i++)
+        total += o->codes[i];
+    if (!total)
+        return;
+    (void)printf("%u problems: %u good, %u failed, %u could not run, %u unsupported\n", total, o->codes[EXIT_GOOD],
+                 o->codes[EXIT_FAILED], o->codes[EXIT_USAGE], o->codes[EXIT_UNAVAILABLE]);
+    if (o->codes[EXIT_FAILED])
+        cli_complain("%u of %u problems failed", o->codes[EXIT_FAILED], total);
+}
+
+int cmd_check(int argc, char **argv)
+{
+    check_options o = {.folder = "",
+                       .file = "",
+                       .device = "cpu",
+                       .dtype = "",
+                       .kv_dtype_text = "",
+                       .o_dtype_text = "",
+                       .kernel_options = ""};
+    const cli_option options[] = {
+        {"--case", "DIR", "a case folder: case.json and NPY files; the workloads in small if not given", &o.folder,
+         NULL, NULL},
+        {"--file", "FILE.json", "workloads from a file instead, as large as they are there", &o.file, NULL, NULL},
+        {"--device", "ID", "cpu, vulkan:0, ... or all", &o.device, NULL, NULL},
+        {"--dtype", "TYPE", "f32, f16, bf16 or f64; f32, f16 and bf16 if not given", &o.dtype, NULL, NULL},
+        {"--kv-dtype", "TYPE", "k and v in another type than --dtype says", &o.kv_dtype_text, NULL, NULL},
+        {"--o-dtype", "TYPE", "O likewise", &o.o_dtype_text, NULL, NULL},
+        {"--grad", NULL, "gradients too", NULL, &o.gradients, NULL},
+        {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
+        {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &o.packs},
+    };
+    cli_result parsed =
+        cli_parse("check [--case DIR] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, NULL);
+    if (parsed != CLI_GO)
+        return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
+    attune_dtype dtypes[3] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
+    uint32_t dtype_count = 3;
+    attune_kernel_options storage;
+    if (*o.dtype) {
+        if (!cli_dtype("--dtype", o.dtype, &dtypes[0]))
+            return EXIT_USAGE;
+        dtype_count = 1;
+    }
+    if ((*o.kv_dtype_text && !cli_dtype("--kv-dtype", o.kv_dtype_text, &o.kv_dtype)) ||
+        (*o.o_dtype_text && !cli_dtype("--o-dtype", o.o_dtype_text, &o.o_dtype)) ||
+        !cli_kernel_options(o.kernel_options, &storage, &o.kernel))
+        return EXIT_USAGE;
+    if (*o.file && *o.folder) {
+        cli_complain("--file and --case are two sources of problems: give one");
+        return EXIT_USAGE;
+    }
+    failure why;
+    if (*o.folder && !case_exists(o.folder, &why)) {
+        cli_complain("--case: %s", why.message);
+        return EXIT_USAGE;
+    }
+    if (*o.file && !workload_load(o.file, &o.list, &o.count, &why)) {
+        cli_complain("--file: %s", why.message);
+        return EXIT_USAGE;
+    }
+    attune_instance *instance = NULL;
+    cli_devices devices = {0};
+    attune_status status = cli_instance(NULL, &instance);
+    if (status != ATTUNE_OK)
+        cli_complain("%s", attune_last_error());
+    else if ((status = cli_packs_load(instance, &o.packs)) == ATTUNE_OK)
+        status = cli_devices_open(instance, o.device, &devices);
+    int worst = cli_exit_of(status);
+    for (uint32_t i = 0; i < devices.count; i++)
+        for (uint32_t j = 0; j < dtype_count; j++) {
+            int code = *o.folder ? check_folder(instance, devices.device[i], &o, dtypes[j])
+                                 : check_workloads(instance, devices.device[i], &o, dtypes[j]);
+            if (*o.folder)
+                o.codes[code]++;
+            worst = worse(worst, code);
+        }
+    print_total(&o);
+    cli_devices_close(&devices);
+    attune_instance_destroy(instance);
+    workload_list_free(o.list, o.count);
+    return worst;
+}

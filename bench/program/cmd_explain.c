@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: MIT */
+/* attune explain: the plan on a device that is here, or on one that is known by name. */
+#include "bench/program/cli.h"
+
+#include "bench/program/limits_text.h"
+#include "bench/timing/json_text.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct explain_options {
+    const char *device, *profile, *head_dim, *dtype, *kv_dtype, *o_dtype, *direction, *q_len, *kv_len, *heads, *batch,
+        *mask, *score, *scale, *block, *kernel_options;
+    bool json, list, lse, row_max;
+    cli_list declarations;
+} explain_options;
+
+static json_t *profile_json(const attune_profile *profile)
+{
+    return json_pack("{so so so so}", "name", json_text(profile->name), "description", json_text(profile->description),
+                     "source", json_text(profile->source), "limits", limits_json(&profile->limits));
+}
+
+static int list_profiles(bool json)
+{
+    int result = EXIT_GOOD;
+    json_t *list = json_array();
+    for (uint32_t i = 0; result == EXIT_GOOD && i < attune_profile_count(); i++) {
+        attune_profile profile = {.struct_size = sizeof profile};
+        if (attune_profile_get(i, &profile) != ATTUNE_OK) {
+            cli_complain("%s", attune_last_error());
+            result = EXIT_FAILED;
+        } else if (json) {
+            (void)json_array_append_new(list, profile_json(&profile));
+        } else {
+            (void)printf("%-16s %s\n", profile.name, profile.description);
+            limits_print(&profile.limits, "                   ");
+            (void)printf("                   source: %s\n", profile.source);
+        }
+    }
+    if (result == EXIT_GOOD && json)
+        cli_print_json(list);
+    json_decref(list);
+    return result;
+}
+
+static bool read_problem(const explain_options *o, attune_problem *p)
+{
+    int64_t dims[2], heads[2], block[2];
+    *p = (attune_problem){.struct_size = sizeof *p, .lse = o->lse, .row_max = o->row_max};
+    if (!strcmp(o->direction, "backward")) {
+        p->direction = ATTUNE_BACKWARD;
+    } else if (strcmp(o->direction, "forward") != 0) {
+        cli_complain("--direction is \"%s\", expected forward or backward", o->direction);
+        return false;
+    }
+    if (!cli_dtype("--dtype", o->dtype, &p->dtype) ||
+        (*o->kv_dtype && !cli_dtype("--kv-dtype", o->kv_dtype, &p->kv_dtype)) ||
+        (*o->o_dtype && !cli_dtype("--o-dtype", o->o_dtype, &p->o_dtype)) ||
+        !cli_pair("--head-dim", o->head_dim, 1, 65536, dims, 0) ||
+        !cli_integer("--q-len", o->q_len, 1, INT32_MAX, &p->q_len) ||
+        !cli_integer("--kv-len", *o->kv_len ? o->kv_len : o->q_len, 1, INT32_MAX, &p->kv_len) ||
+        !cli_pair("--heads", o->heads, 1, INT32_MAX, heads, 0) ||
+        !cli_integer("--batch", o->batch, 1, INT32_MAX, &p->batch) ||
+        !cli_pair("--block", o->block, 16, 1024, block, 0) || !cli_scale(o->scale, &p->scale))
+        return false;
+    p->head_dim = (uint32_t)dims[0];
+    p->head_dim_v = (uint32_t)dims[1];
+    p->heads = heads[0];
+    p->kv_heads = heads[1];
+    p->mask_q_block = (uint32_t)block[0];
+    p->mask_kv_block = (uint32_t)block[1];
+    return true;
+}
+
+static attune_status explain(attune_instance *instance, const explain_options *o, const attune_problem *problem,
+                             const attune_kernel_options *kernel_options)
+{
+    attune_limits limits;
+    if (*o->profile) {
+        attune_profile profile = {.struct_size = sizeof profile};
+        attune_status status = attune_profile_find(o->profile, &profile);
+        if (status != ATTUNE_OK) {
+            cli_complain("--device-profile: %s", attune_last_error());
+            return status;
+        }
+        limits = profile.limits;
+    } else {
+        cli_devices devices;
+        attune_status status = cli_devices_open(instance, *o->device ? o->device : "cpu", &devices);
+        if (status != ATTUNE_OK)
+            return status;
+        attune_device_info info = {.struct_size = sizeof info};
+        if (devices.count != 1) {
+            cli_complain("--device is \"%s\", %u devices: expected one", o->device, devices.count);
+            cli_devices_close(&devices);
+            return ATTUNE_INVALID_ARGUMENT;
+        }
+        status = attune_device_info_get(devices.device[0], &info);
+        cli_devices_close(&devices);
+        if (status != ATTUNE_OK)
+            return status;
+        limits = info.limits;
+    }
+    const attune_text_format format = o->json ? ATTUNE_JSON : ATTUNE_TEXT;
+    size_t needed;
+    attune_status status = attune_plan_choose_explain(&limits, problem, kernel_options, format, NULL, 0, &needed);
+    char *text = status == ATTUNE_OK ? malloc(needed) : NULL;
+    if (text)
+        status = attune_plan_choose_explain(&limits, problem, kernel_options, format, text, needed, NULL);
+    if (status == ATTUNE_OK && text)
+        (void)printf("%s%s", text, text[strlen(text) - 1] == '\n' ? "" : "\n");
+    else
+        cli_complain("%s", status == ATTUNE_OK ? "out of memory" : attune_last_error());
+    free(text);
+    return status == ATTUNE_OK && !text ? ATTUNE_OUT_OF_HOST_MEMORY : status;
+}
+
+/* What nobody declared: a slip of the pen is a name as well. */
+static void print_inferred(const bindings *names, uint32_t declared)
+{
+    for (uint32_t i = declared; i < names->symbol_count; i++) {
+        const attune_symbol *s = &names->symbols[i];
+        const bool capture = s->kind == ATTUNE_SYMBOL_CAPTURE;
+        (void)printf("%s%s is a %s, %s, since nothing declares it\n", i == declared ? "names       " : "            ",
+                     s->name, capture ? "capture" : "parameter", attune_dtype_string(s->dtype));
+    }
+}
+
+int cmd_explain(int argc, char **argv)
+{
+    explain_options o = {.device = "",
+                         .profile = "",
+                         .head_dim = "128",
+                         .dtype = "bf16",
+                         .kv_dtype = "",
+                         .o_dtype = "",
+                         .direction = "forward",
+                         .q_len = "4096",
+                         .kv_len = "",
+                         .heads = "32,8",
+                         .batch = "1",
+                         .mask = "causal",
+                         .score = "",
+                         .scale = "",
+                         .block = "128",
+                         .kernel_options = ""};
+    const cli_option options[] = {
+        {"--device-profile", "NAME", "a known device, see --list-profiles; instead of --device", &o.profile, NULL,
+         NULL},
+        {"--list-profiles", NULL, "list the known devices with their limits", NULL, &o.list, NULL},
+        {"--device", "ID", "a device of this machine; cpu if neither is given", &o.device, NULL, NULL},
+        {"--head-dim", "D[,DV]", "head dimension of q and k, and of v", &o.head_dim, NULL, NULL},
+        {"--dtype", "TYPE", "f32, f16, bf16 or f64", &o.dtype, NULL, NULL},
+        {"--kv-dtype", "TYPE", "of k and v; as --dtype if not given", &o.kv_dtype, NULL, NULL},
+        {"--o-dtype", "TYPE", "of o; as --dtype if not given", &o.o_dtype, NULL, NULL},
+        {"--direction", "WHICH", "forward or backward", &o.direction, NULL, NULL},
+        {"--q-len", "N", "queries", &o.q_len, NULL, NULL},
+        {"--kv-len", "N", "keys; as --q-len if not given", &o.kv_len, NULL, NULL},
+        {"--heads", "H[,KV]", "query heads, and key heads", &o.heads, NULL, NULL},
+        {"--batch", "N", "batch", &o.batch, NULL, NULL},
+        {"--mask", "EXPR", "mask expression; '' for none", &o.mask, NULL, NULL},
+        {"--score", "EXPR", "score expression", &o.score, NULL, NULL},
+        {"--scale", "X", "scale; 1/sqrt(D) if not given", &o.scale, NULL, NULL},
+        {"--block", "Q[,KV]", "block size of the mask", &o.block, NULL, NULL},
+        {"--declare", "NAME:DTYPE[RANK]", "type of a capture (rank 0: a parameter); repeat for more", NULL, NULL,
+         &o.declarations},
+        {"--lse", NULL, "LSE is wanted", NULL, &o.lse, NULL},
+        {"--row-max", NULL, "row maxima are wanted", NULL, &o.row_max, NULL},
+        {"--kernel-options", "JSON", "forced options, {\"num_stages\": 2}", &o.kernel_options, NULL, NULL},
+        {"--json", NULL, "as JSON", NULL, &o.json, NULL},
+    };
+    cli_result parsed = cli_parse("explain [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, NULL);
+    if (parsed != CLI_GO)
+        return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
+    if (o.list)
+        return list_profiles(o.json);
+    if (*o.device && *o.profile) {
+        cli_complain("--device and --device-profile are two devices: give one, or a profile over a device, as in "
+                     "--device cuda:0@a6000");
+        return EXIT_USAGE;
+    }
+    attune_problem problem;
+    attune_kernel_options storage;
+    const attune_kernel_options *kernel_options;
+    if (!read_problem(&o, &problem) || !cli_kernel_options(o.kernel_options, &storage, &kernel_options))
+        return EXIT_USAGE;
+    bindings *names = calloc(1, sizeof *names);
+    attune_instance *instance = NULL;
+    attune_expr *mask = NULL, *score = NULL;
+    int code = EXIT_USAGE;
+    if (names && cli_bindings_load(names, NULL, NULL, &o.declarations)) {
+        const uint32_t declared = names->symbol_count;
+        cli_bindings_infer(names, ATTUNE_EXPR_MASK, o.mask);
+        cli_bindings_infer(names, ATTUNE_EXPR_SCORE, o.score);
+        if (attune_instance_create(NULL, &instance) != ATTUNE_OK) {
+            cli_complain("%s", attune_last_error());
+        } else if (cli_expr(instance, ATTUNE_EXPR_MASK, o.mask, names, &mask) &&
+                   cli_expr(instance, ATTUNE_EXPR_SCORE, o.score, names, &score)) {
+            problem.mask = mask;
+            problem.score = score;
+            code = cli_exit_of(explain(instance, &o, &problem, kernel_options));
+            if (code == EXIT_GOOD && !o.json)
+                print_inferred(names, declared);
+        }
+    }
+    attune_expr_destroy(mask);
+    attune_expr_destroy(score);
+    attune_instance_destroy(instance);
+    free(names);
+    return code;
+}

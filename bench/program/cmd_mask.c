@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: MIT */
+/* attune mask: build a block mask; density, cost, lists, picture. */
+#include "bench/program/cli.h"
+#include "bench/program/output.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef struct mask_options {
+    const char *q_len, *kv_len, *heads, *batch, *block, *png, *pixels, *plane;
+    bool lists, exact, no_picture;
+} mask_options;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* On a terminal, from the second second on. */
+static int show_progress(void *user, double done)
+{
+    const double begin = *(const double *)user;
+    if (now() - begin > 1)
+        (void)fprintf(stderr, "\r\033[K%.0f %% of the blocks", 100 * done);
+    return 0;
+}
+
+static bool read_desc(const mask_options *o, attune_mask_desc *desc, int64_t plane[2])
+{
+    int64_t heads[2], block[2];
+    desc->struct_size = sizeof *desc;
+    if (!cli_integer("--q-len", o->q_len, 1, INT32_MAX, &desc->q_len) ||
+        !cli_integer("--kv-len", *o->kv_len ? o->kv_len : o->q_len, 1, INT32_MAX, &desc->kv_len) ||
+        !cli_pair("--heads", o->heads, 1, INT32_MAX, heads, 0) ||
+        !cli_integer("--batch", o->batch, 1, INT32_MAX, &desc->batch) ||
+        !cli_pair("--block", o->block, 16, 1024, block, 0) || !cli_pair("--plane", o->plane, 0, INT32_MAX, plane, 0))
+        return false;
+    if (plane[0] >= desc->batch || plane[1] >= heads[0]) {
+        cli_complain("--plane is \"%s\", expected a batch below %" PRId64 " and a head below %" PRId64, o->plane,
+                     desc->batch, heads[0]);
+        return false;
+    }
+    desc->heads = heads[0];
+    desc->kv_heads = heads[1];
+    desc->q_block = (uint32_t)block[0];
+    desc->kv_block = (uint32_t)block[1];
+    return true;
+}
+
+static void print_row(const char *name, int64_t row, const int64_t *offsets, const int32_t *indices)
+{
+    (void)printf("  %s %" PRId64 ":", name, row);
+    for (int64_t i = offsets[row]; i < offsets[row + 1]; i++)
+        (void)printf(" %d", indices[i]);
+    (void)printf("\n");
+}
+
+static bool print_lists(const attune_mask *mask)
+{
+    attune_mask_lists l = {.struct_size = sizeof l};
+    if (attune_mask_lists_get(mask, &l) != ATTUNE_OK)
+        return false;
+    for (int64_t row = 0; row < l.batch * l.heads * l.q_blocks; row++) {
+        print_row("full", row, l.full_kv_offsets, l.full_kv_indices);
+        print_row("partial", row, l.kv_offsets, l.kv_indices);
+    }
+    return true;
+}
+
+static bool print_picture(const attune_mask *mask, const int64_t plane[2])
+{
+    struct winsize window;
+    uint32_t columns = 80;
+    const char *variable = getenv("COLUMNS");
+    const long given = variable ? strtol(variable, NULL, 10) : 0;
+    if (given > 0)
+        columns = given < 4096 ? (uint32_t)given : 4096;
+    else if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col)
+        columns = window.ws_col;
+    char *text;
+    CLI_TEXT(text, attune_mask_draw_text(mask, plane[0], plane[1], columns, columns / 2 ? columns / 2 : 1, buffer, size,
+                                         &needed));
+    if (text)
+        (void)printf("%s\n", text);
+    free(text);
+    return text != NULL;
+}
+
+typedef struct picture {
+    uint8_t *pixels;
+    uint32_t width, height;
+} picture;
+
+static bool write_picture(void *user, size_t index, FILE *stream)
+{
+    const picture *p = user;
+    failure why;
+    (void)index;
+    const bool ok = png_write(stream, p->pixels, p->width, p->height, &why);
+    if (!ok && !ferror(stream))
+        cli_complain("%s", why.message);
+    return ok;
+}
+
+/* Each pixel as a square: a mask of few blocks would be a picture that no one can see. NULL without memory. */
+static uint8_t *magnified(const picture *p, uint32_t times)
+{
+    const size_t row = (size_t)p->width * times * 3;
+    uint8_t *larger = malloc(row * p->height * times);
+    for (size_t y = 0; larger && y < (size_t)p->height * times; y++)
+        for (size_t x = 0; x < (size_t)p->width * times; x++)
+            memcpy(larger + y * row + 3 * x, p->pixels + (y / times * p->width + x / times) * 3, 3);
+    return larger;
+}
+
+static bool save_picture(const attune_mask *mask, const int64_t plane[2], output *png, uint32_t largest)
+{
+    picture p = {NULL, largest, largest}, large = {0};
+    bool ok = false;
+    if (attune_mask_draw_pixels(mask, plane[0], plane[1], NULL, &p.width, &p.height) != ATTUNE_OK ||
+        !(p.pixels = malloc((size_t)p.width * p.height * 3)) ||
+        attune_mask_draw_pixels(mask, plane[0], plane[1], p.pixels, &p.width, &p.height) != ATTUNE_OK) {
+        cli_complain("%s", p.pixels ? attune_last_error() : "out of memory");
+    } else {
+        const uint32_t times = largest / (p.width > p.height ? p.width : p.height);
+        large = (picture){magnified(&p, times), p.width * times, p.height * times};
+        if (large.pixels)
+            ok = outputs_write(png, 1, write_picture, &large);
+        else
+            cli_complain("out of memory");
+    }
+    free(large.pixels);
+    free(p.pixels);
+    return ok;
+}
+
+static int show(const attune_mask *mask, const attune_mask_desc *desc, const mask_options *o, const int64_t plane[2],
+                output *png, double seconds)
+{
+    attune_mask_stats stats = {.struct_size = sizeof stats};
+    int64_t largest;
+    if (!cli_integer("--pixels", o->pixels, 1, 16384, &largest))
+        return EXIT_USAGE;
+    attune_status status = attune_mask_stats_get(mask, o->exact, &stats);
+    if (status != ATTUNE_OK) {
+        cli_complain("%s", attune_last_error());
+        return cli_exit_of(status);
+    }
+    (void)printf("%" PRId64 " x %" PRId64 ", blocks of %u x %u: %" PRId64 " full, %" PRId64 " partial, %" PRId64
+                 " empty\n",
+                 desc->q_len, desc->kv_len, desc->q_block, desc->kv_block, stats.full_blocks, stats.partial_blocks,
+                 stats.blocks - stats.full_blocks - stats.partial_blocks);
+    (void)printf("density %s%.4f%%, of blocks %.4f%%; built in %.3f ms, %" PRIu64 " bytes\n", o->exact ? "" : "about ",
+                 100 * stats.density, 100 * stats.block_density, 1e3 * seconds, stats.bytes);
+    if (o->lists && !print_lists(mask))
+        return EXIT_FAILED;
+    if (!o->no_picture && !print_picture(mask, plane))
+        return EXIT_USAGE;
+    if (*o->png && !save_picture(mask, plane, png, (uint32_t)largest))
+        return EXIT_FAILED;
+    return EXIT_GOOD;
+}
+
+int cmd_mask(int argc, char **argv)
+{
+    mask_options o = {"1024", "", "1", "1", "128", "", "1024", "0,0", false, false, false};
+    const char *text = "causal";
+    cli_list captures = {0}, parameters = {0};
+    const cli_option options[] = {
+        {"--q-len", "N", "queries", &o.q_len, NULL, NULL},
+        {"--kv-len", "N", "keys; as --q-len if not given", &o.kv_len, NULL, NULL},
+        {"--heads", "H[,KV]", "query heads, and key heads", &o.heads, NULL, NULL},
+        {"--batch", "N", "batch", &o.batch, NULL, NULL},
+        {"--block", "Q[,KV]", "block size", &o.block, NULL, NULL},
+        {"--capture", "NAME=FILE.npy", "a capture's data; repeat for more", NULL, NULL, &captures},
+        {"--param", "NAME=VALUE", "a parameter's value; repeat for more", NULL, NULL, &parameters},
+        {"--exact", NULL, "count every pair for the density", NULL, &o.exact, NULL},
+        {"--lists", NULL, "print the block lists", NULL, &o.lists, NULL},
+        {"--no-picture", NULL, "do not draw in the terminal", NULL, &o.no_picture, NULL},
+        {"--plane", "BATCH,HEAD", "which plane to draw", &o.plane, NULL, NULL},
+        {"--png", "FILE", "save the picture", &o.png, NULL, NULL},
+        {"--pixels", "N", "the saved picture's side, at most; few blocks become large squares", &o.pixels, NULL, NULL},
+    };
+    cli_result parsed =
+        cli_parse("mask ['EXPRESSION'] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, &text);
+    if (parsed != CLI_GO)
+        return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
+    attune_mask_desc desc = {0};
+    int64_t plane[2];
+    if (!read_desc(&o, &desc, plane))
+        return EXIT_USAGE;
+    output png = {.option = "--png", .path = o.png};
+    bindings *names = calloc(1, sizeof *names);
+    if (!names || !outputs_find(&png, 1) || !cli_bindings_load(names, &captures, &parameters, NULL) ||
+        !cli_bindings_used(names, text, NULL)) {
+        if (names)
+            bindings_free(names);
+        free(names);
+        outputs_drop(&png, 1);
+        return EXIT_USAGE;
+    }
+    attune_instance *instance = NULL;
+    attune_expr *expr = NULL;
+    attune_mask *mask = NULL;
+    int code = EXIT_USAGE;
+    cli_bindings_infer(names, ATTUNE_EXPR_MASK, text);
+    attune_status status = cli_instance(NULL, &instance);
+    if (status != ATTUNE_OK) {
+        cli_complain("%s", attune_last_error());
+    } else if (!*text) {
+        cli_complain("the expression is empty");
+    } else if (cli_expr(instance, ATTUNE_EXPR_MASK, text, names, &expr) && cli_bindings_complete(names, expr)) {
+        double begin = now();
+        desc.progress = isatty(STDERR_FILENO) ? show_progress : NULL;
+        desc.progress_user = &begin;
+        status = attune_mask_create(instance, &desc, expr, names->captures, names->capture_count, names->parameters,
+                                    names->parameter_count, &mask);
+        double seconds = now() - begin;
+        if (desc.progress && seconds > 1)
+            (void)fputs("\r\033[K", stderr);
+        if (status == ATTUNE_OK) {
+            code = show(mask, &desc, &o, plane, &png, seconds);
+        } else {
+            cli_complain("%s", attune_last_error());
+            code = cli_exit_of(status);
+        }
+    }
+    attune_mask_destroy(mask);
+    attune_expr_destroy(expr);
+    attune_instance_destroy(instance);
+    outputs_drop(&png, 1);
+    bindings_free(names);
+    free(names);
+    return code;
+}

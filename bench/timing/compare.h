@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT */
+/* A run beside an earlier one: is the difference more than noise? */
+#ifndef BENCH_TIMING_COMPARE_H
+#define BENCH_TIMING_COMPARE_H
+
+#include "bench/timing/report.h"
+
+#define COMPARE_LEAST_SAMPLES 9    /* on each side, for a test of significance: Google Benchmark's figure */
+#define COMPARE_SIGNIFICANCE  0.05 /* p below this is a difference */
+
+typedef enum compare_verdict {
+    COMPARE_SAME = 0,
+    COMPARE_FASTER = 1,
+    COMPARE_SLOWER = 2,
+    COMPARE_UNKNOWN = 3 /* missing on one side, failed, or too few samples to tell */
+} compare_verdict;
+
+typedef struct comparison {
+    compare_verdict verdict;
+    double base, now; /* medians, seconds; 0 = missing */
+    double change;    /* now / base - 1 */
+    double p;         /* of the U test; -1 if it was not made */
+} comparison;
+
+/* Samples in seconds. A change of the medians below `floor` (0.02 is 2 percent) is SAME whatever the test says: two
+ * runs on one machine differ by so much anyway. */
+comparison compare_samples(const double *base, uint32_t base_count, const double *now, uint32_t now_count,
+                           double floor);
+const char *compare_verdict_string(compare_verdict verdict); /* "SAME", "FASTER", "SLOWER", "????" */
+
+typedef struct baseline_row {
+    char *name;
+    double *samples; /* seconds */
+    uint32_t count;
+    bool failed;
+} baseline_row;
+
+typedef struct baseline {
+    baseline_row *rows;
+    uint32_t row_count;
+    double scale;  /* of the run; 0 = not recorded */
+    uint64_t seed; /* 0 = not recorded */
+} baseline;
+
+/* Reads what report_write_json wrote, or any file of Google Benchmark's schema. Hostile until parsed. */
+bool baseline_load(const char *path, baseline *b, failure *why);
+bool baseline_parse(const char *text, size_t length, const char *name, baseline *b, failure *why);
+const baseline_row *baseline_find(const baseline *b, const char *name);
+void baseline_free(baseline *b); /* accepts a zeroed one */
+
+/* Writes a line for each row of either side. Returns the number of rows that are SLOWER; *compared receives that of the
+ * rows that have times on both sides. */
+uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out,
+                       uint32_t *compared);
+
+#endif

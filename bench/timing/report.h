@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a benchmark run found: context and rows, and the four ways to write them down: a table for people, Markdown and
+ * CSV for documents, and JSON in the schema of Google Benchmark, so that its compare.py reads it.
+ */
+#ifndef BENCH_TIMING_REPORT_H
+#define BENCH_TIMING_REPORT_H
+
+#include <stdio.h>
+
+#include "tests/oracle/array.h"
+#include "bench/timing/measure.h"
+
+#define REPORT_SCHEMA_VERSION 1
+
+typedef enum report_status {
+    REPORT_OK = 0,
+    REPORT_WRONG = 1,       /* the error rule failed: no time is given */
+    REPORT_FAILED = 2,      /* a call failed; message says why */
+    REPORT_UNSUPPORTED = 3, /* this device or version cannot do it; message says why */
+    REPORT_STOPPED = 4      /* interrupted before it had a sample */
+} report_status;
+
+/* A figure that does not apply is 0, except where the comment says otherwise. */
+typedef struct report_row {
+    char name[256];    /* workload/device/dtype/shape: what two runs are compared by */
+    char workload[64]; /* also "peer: OpenBLAS sgemm", "mask_causal" */
+    char kind[16];     /* "attention", "mask", "peer" */
+    char device[32], dtype[8], shape[96], plan[96], timer[64];
+    report_status status;
+    char message[1024];
+    double share; /* of the work of the full-size workload */
+    measurement time;
+    uint32_t threads;
+    double density;       /* pairs that may attend, of all; -1 = none */
+    double block_density; /* blocks that are not empty, of all; -1 = none */
+    int64_t pairs;        /* over batch and heads; -1 = none */
+    double flop, bytes;   /* of one call */
+    double peak_flops, peak_bandwidth;
+    bool checked;
+    int64_t checked_rows;
+    double error, naive_error; /* largest, against the float64 oracle */
+    double compile_cold, compile_warm, mask_seconds;
+    uint64_t mask_bytes, workspace;
+    uint64_t device_bytes; /* tensors, captures, workspaces and the masks' lists */
+    uint64_t seed;
+} report_row;
+
+typedef struct report_entry {
+    char key[48];
+    char value[512];
+    bool number; /* written to JSON without quotes */
+} report_entry;
+
+typedef struct report {
+    report_entry *entries;
+    report_row *rows;
+    uint32_t entry_count, entry_room, row_count, row_room;
+} report;
+
+/* A table has 100 columns of text, a wide one all that Markdown has. */
+typedef enum report_format { REPORT_TABLE, REPORT_WIDE, REPORT_MARKDOWN, REPORT_CSV } report_format;
+
+/* Adds to the context. Silently does nothing without memory: a report with less context is still a report. */
+void report_context(report *r, const char *key, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void report_context_number(report *r, const char *key, double value);
+/* The value of a context key, NULL if there is none. */
+const char *report_context_get(const report *r, const char *key);
+/* Takes the row, its samples included. NULL without memory: the samples are then freed. */
+report_row *report_add(report *r, const report_row *row);
+void report_free(report *r); /* accepts a zeroed one */
+
+/* Written as rows come: begin (context and head line), each row, end (what failed, and why). */
+void report_begin(const report *r, report_format format, FILE *out);
+void report_write_row(const report_row *row, report_format format, FILE *out);
+void report_end(const report *r, report_format format, FILE *out);
+/* Calls the sink with every figure of a row, by its name in CSV and JSON. */
+typedef void (*report_text_sink)(void *context, const char *key, const char *text);
+typedef void (*report_number_sink)(void *context, const char *key, double value);
+void report_each_text(const report_row *row, report_text_sink text, void *context);
+void report_each_number(const report_row *row, report_number_sink sink, void *context);
+/* False without memory; the stream's own errors are the caller's to look at. */
+bool report_write_json(const report *r, FILE *out);
+
+/* Derived figures: 0 if the row has none. */
+double report_flops(const report_row *row);     /* per second */
+double report_bandwidth(const report_row *row); /* bytes per second */
+/* The largest error over the naive computation's; infinity if only the naive one is 0. */
+double report_error_ratio(const report_row *row);
+const char *report_status_string(report_status status);
+/* 12345678 as "12.3M": three digits and k M G T P. */
+const char *report_si(double value, char buffer[16]);
+
+#endif

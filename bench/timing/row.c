@@ -1,0 +1,696 @@
+/* SPDX-License-Identifier: MIT */
+/* Rows: attention on a device, block masks, peers. */
+#include "bench/timing/row.h"
+
+#include "tests/oracle/segments.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CHECK_ROWS  64
+#define CHECK_WORK  4000000 /* pairs that the references evaluate at most, unless that leaves fewer than 8 rows */
+#define BUFFERS_MAX (10 + 2 * ATTUNE_EXPR_MAX_SYMBOLS)
+
+/* Everything that one attention row holds. */
+typedef struct bench_setup {
+    attention a;
+    attune_mask *mask;
+    segments cut; /* then there is no `mask` */
+    attune_segment views[SEGMENTS_MAX];
+    attune_problem problem;
+    attune_plan *plan;
+    attune_buffer *buffers[BUFFERS_MAX];
+    uint32_t buffer_count;
+    attune_capture captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune_parameter parameters[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune_forward_args args;
+    attune_queue *queue;
+    double seconds;
+    attune_status status; /* of the last call */
+    /* Training. */
+    attune_plan *backward;
+    attune_backward_args back;
+    attune_capture gradients[ATTUNE_EXPR_MAX_SYMBOLS];
+    array d_o;
+    attune_instance *instance;
+    attune_device *device;
+    attune_mask_desc mask_desc;
+} bench_setup;
+
+static bool fail(report_row *row, report_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+static bool fail(report_row *row, report_status status, const char *format, ...)
+{
+    va_list list;
+    row->status = status;
+    va_start(list, format);
+    (void)vsnprintf(row->message, sizeof row->message, format, list);
+    va_end(list);
+    return false;
+}
+
+static bool fail_call(report_row *row, attune_status status, const char *what)
+{
+    bool unsupported = status == ATTUNE_UNSUPPORTED || status == ATTUNE_UNAVAILABLE;
+    return fail(row, unsupported ? REPORT_UNSUPPORTED : REPORT_FAILED, "%s: %s: %s", what, attune_status_string(status),
+                attune_last_error());
+}
+
+/* ------------------------------------------------------------------------------------------------------------ setup */
+
+static void give_back(bench_setup *s)
+{
+    attune_plan_destroy(s->plan);
+    attune_plan_destroy(s->backward);
+    attune_mask_destroy(s->mask);
+    segments_finish(&s->cut);
+    array_free(&s->d_o);
+    for (uint32_t i = 0; i < s->buffer_count; ++i)
+        attune_buffer_destroy(s->buffers[i]);
+    workload_release(&s->a);
+}
+
+static bool make_buffer(bench_setup *s, attune_device *device, uint64_t size, const void *data, report_row *row)
+{
+    attune_buffer *buffer;
+    attune_status status = attune_buffer_create(device, size ? size : 1, &buffer);
+    if (status != ATTUNE_OK)
+        return fail_call(row, status, "buffer");
+    s->buffers[s->buffer_count++] = buffer;
+    row->device_bytes += size;
+    if (data && size && (status = attune_buffer_write(buffer, 0, data, size)) != ATTUNE_OK)
+        return fail_call(row, status, "write");
+    return true;
+}
+
+static bool make_tensor(bench_setup *s, attune_device *device, attune_dtype dtype, uint32_t rank, const int64_t *size,
+                        const void *data, attune_tensor *t, report_row *row)
+{
+    uint64_t bytes = attune_dtype_size(dtype);
+    for (uint32_t i = 0; i < rank; ++i)
+        bytes *= (uint64_t)size[i];
+    if (!make_buffer(s, device, bytes, data, row))
+        return false;
+    *t = (attune_tensor){.buffer = s->buffers[s->buffer_count - 1], .dtype = dtype, .rank = rank};
+    memcpy(t->size, size, rank * sizeof *size);
+    return true;
+}
+
+/* The mask anew, or the masks of the segments, and on the device. */
+static attune_status build_masks(bench_setup *s, attune_problem *problem)
+{
+    if (s->cut.count)
+        return segments_build(s->instance, s->device, &s->a, &s->mask_desc, &s->cut, problem);
+    return s->a.mask ? attention_mask(s->instance, s->device, &s->a, &s->mask_desc, problem, &s->mask) : ATTUNE_OK;
+}
+
+/* Of one mask, or of those of the segments together. */
+static attune_status gather_statistics(const bench_setup *s, report_row *row)
+{
+    const int64_t *size = s->a.q.size, keys = s->a.k.size[2];
+    row->density = row->block_density = 0;
+    row->pairs = 0;
+    for (uint32_t i = 0; i < (s->cut.count ? s->cut.count : 1); ++i) {
+        attune_mask_stats stats = {.struct_size = sizeof stats};
+        const attune_status status = attune_mask_stats_get(s->cut.count ? s->cut.masks[i] : s->mask, true, &stats);
+        if (status != ATTUNE_OK)
+            return status;
+        const int64_t length = s->cut.count ? s->cut.start[i + 1] - s->cut.start[i] : keys;
+        row->block_density += stats.block_density * (double)length / (double)keys;
+        row->pairs += stats.pairs;
+        row->mask_bytes += stats.bytes;
+        row->device_bytes += stats.bytes;
+    }
+    row->density = (double)row->pairs / ((double)(size[0] * size[1]) * (double)size[2] * (double)keys);
+    return ATTUNE_OK;
+}
+
+static bool make_masks(const workload *w, bench_setup *s, report_row *row)
+{
+    s->mask_desc = (attune_mask_desc){.struct_size = sizeof s->mask_desc,
+                                      .batch = w->batch,
+                                      .heads = w->heads,
+                                      .kv_heads = w->kv_heads,
+                                      .q_len = w->q_len,
+                                      .kv_len = w->kv_len};
+    double begin = measure_clock();
+    attune_status status = build_masks(s, &s->problem);
+    row->mask_seconds = s->a.mask ? measure_clock() - begin : 0;
+    if (status != ATTUNE_OK)
+        return fail_call(row, status, "mask");
+    if (!s->a.mask) {
+        row->density = row->block_density = 1;
+        row->pairs = w->batch * w->heads * w->q_len * w->kv_len;
+        return true;
+    }
+    status = gather_statistics(s, row);
+    return status == ATTUNE_OK || fail_call(row, status, "mask statistics");
+}
+
+static void describe_plan(const attune_plan *plan, report_row *row)
+{
+    attune_plan_choice c = {.struct_size = sizeof c};
+    if (attune_plan_choice_get(plan, &c) != ATTUNE_OK)
+        return;
+    int used = snprintf(row->plan, sizeof row->plan, "%.40s %ux%u%s", c.kernel ? c.kernel : "?", c.block_m, c.block_n,
+                        c.decode ? " decode" : "");
+    if (c.split_kv > 1 && used > 0 && (size_t)used < sizeof row->plan)
+        (void)snprintf(row->plan + used, sizeof row->plan - (size_t)used, " split %u", c.split_kv);
+}
+
+static void describe_backward(const attune_plan *plan, report_row *row)
+{
+    attune_plan_choice c = {.struct_size = sizeof c};
+    if (attune_plan_choice_get(plan, &c) == ATTUNE_OK)
+        (void)snprintf(row->plan, sizeof row->plan, "%.40s %ux%u, %ux%u", c.kernel ? c.kernel : "?", c.block_m1,
+                       c.block_n1, c.block_m2, c.block_n2);
+}
+
+static attune_problem describe_problem(const workload *w, const attention *a, bool lse)
+{
+    return (attune_problem){.struct_size = sizeof(attune_problem),
+                            .direction = ATTUNE_FORWARD,
+                            .dtype = w->dtype,
+                            .head_dim = w->head_dim,
+                            .head_dim_v = w->head_dim_v,
+                            .batch = w->batch,
+                            .kv_batch = w->kv_batch,
+                            .heads = w->heads,
+                            .kv_heads = w->kv_heads,
+                            .q_len = w->q_len,
+                            .kv_len = w->kv_len,
+                            .scale = a->scale,
+                            .score = a->score,
+                            .lse = lse};
+}
+
+/* A plan, twice: what the first costs, and what it costs when everything that can be kept is kept. Adds to the row's.
+ */
+static bool make_plan(attune_device *device, const row_options *options, const attune_problem *problem,
+                      const char *what, attune_plan **plan, report_row *row)
+{
+    double begin = measure_clock();
+    attune_plan *cold = NULL;
+    attune_status status = attune_plan_create(device, problem, options->kernel, &cold);
+    if (status != ATTUNE_OK)
+        return fail_call(row, status, what);
+    row->compile_cold += measure_clock() - begin;
+    begin = measure_clock();
+    status = attune_plan_create(device, problem, options->kernel, plan);
+    attune_plan_destroy(cold);
+    if (status != ATTUNE_OK)
+        return fail_call(row, status, what);
+    row->compile_warm += measure_clock() - begin;
+    return true;
+}
+
+/* The plans of the pass, and what they cost: backward runs need forward's plan, which is not counted. */
+static bool make_plans(attune_device *device, const row_options *options, bench_setup *s, report_row *row)
+{
+    attune_problem problem = s->problem;
+    if (!make_plan(device, options, &problem, "plan", &s->plan, row))
+        return false;
+    row->workspace = attune_plan_workspace_size(s->plan);
+    describe_plan(s->plan, row);
+    if (options->pass == ROW_FORWARD)
+        return true;
+    if (options->pass == ROW_BACKWARD)
+        row->compile_cold = row->compile_warm = 0;
+    problem.direction = ATTUNE_BACKWARD;
+    problem.lse = false;
+    problem.capture_gradient_elements = attention_capture_elements(&s->a, attention_differentiable(&s->a));
+    if (!make_plan(device, options, &problem, "plan of backward", &s->backward, row))
+        return false;
+    describe_backward(s->backward, row);
+    return true;
+}
+
+/* The captures and parameters that the score expression uses, on the device. */
+static bool bind_score(attune_device *device, bench_setup *s, report_row *row)
+{
+    for (uint32_t i = 0, n = s->a.score ? attune_expr_symbol_count(s->a.score) : 0; i < n; ++i) {
+        attune_symbol symbol;
+        attune_status status = attune_expr_symbol_get(s->a.score, i, &symbol);
+        if (status != ATTUNE_OK)
+            return fail_call(row, status, "symbol");
+        for (uint32_t p = 0; p < s->a.parameter_count; ++p)
+            if (!strcmp(s->a.parameters[p].name, symbol.name))
+                s->parameters[s->args.parameter_count++] = s->a.parameters[p];
+        for (uint32_t c = 0; c < s->a.capture_count; ++c) {
+            const attune_array *host = &s->a.captures[c].array;
+            if (strcmp(s->a.captures[c].name, symbol.name) != 0)
+                continue;
+            attune_capture *capture = &s->captures[s->args.capture_count++];
+            capture->name = s->a.captures[c].name;
+            if (!make_tensor(s, device, host->dtype, host->rank, host->size, host->data, &capture->tensor, row))
+                return false;
+        }
+    }
+    s->args.captures = s->captures;
+    s->args.parameters = s->parameters;
+    return true;
+}
+
+static bool make_arguments(attune_device *device, bench_setup *s, report_row *row)
+{
+    const array *q = &s->a.q, *v = &s->a.v;
+    int64_t o[4] = {q->size[0], q->size[1], q->size[2], v->size[3]};
+    s->args.struct_size = sizeof s->args;
+    s->args.seconds = &s->seconds;
+    s->queue = attune_device_queue(device);
+    if (!make_tensor(s, device, q->dtype, 4, q->size, q->data, &s->args.q, row) ||
+        !make_tensor(s, device, q->dtype, 4, s->a.k.size, s->a.k.data, &s->args.k, row) ||
+        !make_tensor(s, device, q->dtype, 4, v->size, v->data, &s->args.v, row) ||
+        !make_tensor(s, device, q->dtype, 4, o, NULL, &s->args.o, row) || !bind_score(device, s, row))
+        return false;
+    if (row->workspace) {
+        if (!make_buffer(s, device, row->workspace, NULL, row))
+            return false;
+        s->args.workspace = s->buffers[s->buffer_count - 1];
+    }
+    s->args.segments = s->cut.count ? s->views : NULL;
+    s->args.segment_count = s->cut.count;
+    row->bytes =
+        (double)attune_dtype_size(q->dtype) * ((double)array_count(q) + (double)array_count(&s->a.k) +
+                                               (double)array_count(v) + (double)(o[0] * o[1]) * (double)(o[2] * o[3]));
+    return true;
+}
+
+static bool forward(void *state, double *seconds)
+{
+    bench_setup *s = state;
+    s->args.mask = s->mask;
+    segments_views(&s->cut, &s->args.k, &s->args.v, s->back.d_k.buffer ? &s->back.d_k : NULL, &s->back.d_v, s->views);
+    s->status = attune_forward(s->plan, s->queue, &s->args, NULL);
+    *seconds = s->seconds;
+    return s->status == ATTUNE_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------------- training */
+
+/* Fills the output with bytes that are NaN in every dtype, so that an element that no kernel wrote is found. */
+static attune_status poison(attune_buffer *buffer)
+{
+    static unsigned char bytes[1 << 16];
+    memset(bytes, 0xff, sizeof bytes);
+    attune_status status = ATTUNE_OK;
+    uint64_t size = attune_buffer_size(buffer);
+    for (uint64_t at = 0; at < size && status == ATTUNE_OK; at += sizeof bytes)
+        status = attune_buffer_write(buffer, at, bytes, size - at < sizeof bytes ? size - at : sizeof bytes);
+    return status;
+}
+
+/* What backward reads and writes beside what forward does. */
+static bool make_gradients(attune_device *device, uint64_t seed, bench_setup *s, report_row *row)
+{
+    const attune_forward_args *f = &s->args;
+    failure why = {{0}};
+    random_state random = {seed ^ UINT64_C(0x7570)};
+    if (!array_create(&s->d_o, f->o.dtype, 4, f->o.size, &why))
+        return fail(row, REPORT_FAILED, "%s", why.message);
+    array_fill_normal(&s->d_o, &random, 1);
+    const attune_dtype rows = f->o.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    attune_backward_args *b = &s->back;
+    if (!make_tensor(s, device, rows, 3, f->o.size, NULL, &s->args.lse, row) ||
+        !make_tensor(s, device, f->o.dtype, 4, f->o.size, s->d_o.data, &b->d_o, row) ||
+        !make_tensor(s, device, f->q.dtype, 4, f->q.size, NULL, &b->d_q, row) ||
+        !make_tensor(s, device, f->k.dtype, 4, f->k.size, NULL, &b->d_k, row) ||
+        !make_tensor(s, device, f->v.dtype, 4, f->v.size, NULL, &b->d_v, row))
+        return false;
+    const uint32_t wanted = attention_differentiable(&s->a);
+    for (uint32_t c = 0; c < s->a.capture_count; ++c) {
+        const attune_array *host = &s->a.captures[c].array;
+        if (!(wanted >> c & 1))
+            continue;
+        attune_capture *gradient = &s->gradients[b->capture_gradient_count++];
+        gradient->name = s->a.captures[c].name;
+        if (!make_tensor(s, device, ATTUNE_F32, host->rank, host->size, NULL, &gradient->tensor, row))
+            return false;
+    }
+    const uint64_t workspace = attune_plan_workspace_size(s->backward);
+    if (!make_buffer(s, device, workspace, NULL, row))
+        return false;
+    b->workspace = s->buffers[s->buffer_count - 1];
+    row->workspace = workspace > row->workspace ? workspace : row->workspace;
+    b->struct_size = sizeof *b;
+    b->q = f->q;
+    b->k = f->k;
+    b->v = f->v;
+    b->o = f->o;
+    b->lse = s->args.lse;
+    b->captures = f->captures;
+    b->capture_count = f->capture_count;
+    b->parameters = f->parameters;
+    b->parameter_count = f->parameter_count;
+    b->capture_gradients = s->gradients;
+    b->segments = f->segments;
+    b->segment_count = f->segment_count;
+    b->seconds = &s->seconds;
+    return true;
+}
+
+static bool backward(void *state, double *seconds)
+{
+    bench_setup *s = state;
+    s->back.mask = s->mask;
+    s->status = attune_backward(s->backward, s->queue, &s->back, NULL);
+    *seconds = s->seconds;
+    return s->status == ATTUNE_OK;
+}
+
+/* The host's time for the mask, and the device's for the passes. */
+static bool step(void *state, double *seconds)
+{
+    bench_setup *s = state;
+    double begin = measure_clock(), pass = 0;
+    s->status = build_masks(s, NULL);
+    if (s->status != ATTUNE_OK)
+        return false;
+    *seconds = measure_clock() - begin;
+    if (!forward(s, &pass))
+        return false;
+    *seconds += pass;
+    if (!backward(s, &pass))
+        return false;
+    *seconds += pass;
+    return true;
+}
+
+/* The sum of the products of two tensors' elements, and of their magnitudes. */
+static bool inner_product(const attune_tensor *x, const array *y, double *sum, double *size, report_row *row)
+{
+    failure why = {{0}};
+    array a = {0};
+    if (!array_create(&a, x->dtype, x->rank, x->size, &why))
+        return fail(row, REPORT_FAILED, "%s", why.message);
+    const uint64_t bytes = (uint64_t)array_count(&a) * attune_dtype_size(a.dtype);
+    const attune_status status = attune_buffer_read(x->buffer, x->offset, a.data, bytes);
+    *sum = *size = 0;
+    for (int64_t i = 0, n = array_count(&a); i < n && status == ATTUNE_OK; ++i) {
+        const double product = array_get(&a, i) * array_get(y, i);
+        *sum += product;
+        *size += fabs(product);
+    }
+    array_free(&a);
+    return status == ATTUNE_OK || fail_call(row, status, "read");
+}
+
+/*
+ * Two identities that hold whatever the mask and the score expression: o is linear in v, so that <d_v, v> = <d_o, o>;
+ * and scores depend on q and k by their product alone, so that <d_q, q> = <d_k, k>. The elements themselves are the
+ * tests' to hold against the oracle.
+ */
+static bool check_backward(bench_setup *s, report_row *row)
+{
+    double seconds, sums[4], sizes[4];
+    for (uint32_t i = 0; i < 3; ++i)
+        if ((s->status = poison((i == 0 ? s->back.d_q : i == 1 ? s->back.d_k : s->back.d_v).buffer)) != ATTUNE_OK)
+            return fail_call(row, s->status, "write");
+    if (!backward(s, &seconds))
+        return fail_call(row, s->status, "backward");
+    if (!inner_product(&s->back.d_v, &s->a.v, &sums[0], &sizes[0], row) ||
+        !inner_product(&s->back.o, &s->d_o, &sums[1], &sizes[1], row) ||
+        !inner_product(&s->back.d_q, &s->a.q, &sums[2], &sizes[2], row) ||
+        !inner_product(&s->back.d_k, &s->a.k, &sums[3], &sizes[3], row))
+        return false;
+    for (uint32_t i = 0; i < 4; i += 2) {
+        /* Roundings of each product, most of which cancel. */
+        const double bound = (sizes[i] + sizes[i + 1]) * reference_epsilon(s->a.q.dtype) * 4;
+        if (!(fabs(sums[i] - sums[i + 1]) <= bound))
+            return fail(row, REPORT_WRONG, "%s is %.9g, %s %.9g: expected the same to %.3g",
+                        i ? "<d_q, q>" : "<d_v, v>", sums[i], i ? "<d_k, k>" : "<d_o, o>", sums[i + 1], bound);
+    }
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ check */
+
+typedef struct checked_rows {
+    int64_t count;
+    reference_row *rows;
+    double *got;
+    reference_result oracle, naive;
+} checked_rows;
+
+static void free_result(reference_result *r)
+{
+    free(r->o);
+    free(r->lse);
+    free(r->row_max);
+    free(r->moved);
+}
+
+static void free_checked(checked_rows *c)
+{
+    free(c->rows);
+    free(c->got);
+    free_result(&c->oracle);
+    free_result(&c->naive);
+}
+
+static bool make_result(reference_result *r, int64_t rows, int64_t dim)
+{
+    r->o = calloc((size_t)(rows * dim), sizeof *r->o);
+    r->lse = calloc((size_t)rows, sizeof *r->lse);
+    r->row_max = calloc((size_t)rows, sizeof *r->row_max);
+    r->moved = calloc((size_t)(rows * dim), sizeof *r->moved);
+    return r->o && r->lse && r->row_max && r->moved;
+}
+
+static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, report_row *row)
+{
+    failure why = {{0}};
+    int64_t dim = o->size[3], heads = o->size[1], length = o->size[2];
+    for (int64_t i = 0; i < c->count; ++i) {
+        const reference_row *r = &c->rows[i];
+        for (int64_t d = 0; d < dim; ++d)
+            c->got[i * dim + d] = array_get(o, ((r->b * heads + r->h) * length + r->q) * dim + d);
+    }
+    if (!reference_compute(&s->a, REFERENCE_ORACLE, c->rows, c->count, &c->oracle, &why) ||
+        !reference_compute(&s->a, REFERENCE_NAIVE, c->rows, c->count, &c->naive, &why))
+        return fail(row, REPORT_FAILED, "reference: %s", why.message);
+    reference_error e = {0};
+    reference_compare_o(o->dtype, c->count, dim, c->got, &c->oracle, &c->naive, &e);
+    if (s->cut.count) {
+        const double more = segments_rounding(s->device, &s->a);
+        reference_allow(&e, more, more / 8);
+    }
+    row->checked = true;
+    row->checked_rows = c->count;
+    row->error = e.max;
+    row->naive_error = e.naive_max;
+    if (e.pass)
+        return true;
+    int64_t worst = e.worst >= 0 && e.worst < c->count * dim ? e.worst : 0;
+    const reference_row *r = &c->rows[worst / dim];
+    return fail(
+        row, REPORT_WRONG,
+        "largest error %.3g (limit %.3g, naive %.3g), mean %.3g (limit %.3g), %lld elements with a wrong pattern "
+        "of NaN, infinity or zero; worst at b %lld h %lld q %lld d %lld: %.9g, the oracle has %.9g",
+        e.max, e.bound_max, e.naive_max, e.mean, e.bound_mean, (long long)e.pattern_errors, (long long)r->b,
+        (long long)r->h, (long long)r->q, (long long)(worst % dim), c->got[worst], c->oracle.o[worst]);
+}
+
+static bool check(bench_setup *s, const row_options *options, report_row *row)
+{
+    failure why = {{0}};
+    array o = {0};
+    checked_rows c = {0};
+    double seconds;
+    attune_status status = poison(s->args.o.buffer);
+    if (status != ATTUNE_OK)
+        return fail_call(row, status, "write");
+    if (!forward(s, &seconds))
+        return fail_call(row, s->status, "forward");
+    if (!array_create(&o, s->args.o.dtype, 4, s->args.o.size, &why))
+        return fail(row, REPORT_FAILED, "%s", why.message);
+    status = attune_buffer_read(s->args.o.buffer, 0, o.data, (uint64_t)array_count(&o) * attune_dtype_size(o.dtype));
+    int64_t all = o.size[0] * o.size[1] * o.size[2];
+    c.count = CHECK_WORK / s->a.k.size[2];
+    c.count = c.count < 8 ? 8 : c.count > CHECK_ROWS ? CHECK_ROWS : c.count;
+    c.count = c.count < all ? c.count : all;
+    c.rows = calloc((size_t)c.count, sizeof *c.rows);
+    c.got = calloc((size_t)(c.count * o.size[3]), sizeof *c.got);
+    bool good =
+        c.rows && c.got && make_result(&c.oracle, c.count, o.size[3]) && make_result(&c.naive, c.count, o.size[3]);
+    if (!good)
+        (void)fail(row, REPORT_FAILED, "out of memory for the references");
+    if (good && status != ATTUNE_OK)
+        good = fail_call(row, status, "read");
+    if (good) {
+        /* The first and the last row, and random ones. */
+        random_state r = {options->seed ^ UINT64_C(0x636865636b)};
+        for (int64_t i = 0; i < c.count; ++i) {
+            int64_t n = i == 0 ? 0 : i == 1 ? all - 1 : (int64_t)(random_u64(&r) % (uint64_t)all);
+            c.rows[i] = (reference_row){n / o.size[2] / o.size[1], n / o.size[2] % o.size[1], n % o.size[2]};
+        }
+        good = compare_rows(s, &o, &c, row);
+    }
+    free_checked(&c);
+    array_free(&o);
+    return good;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- rows */
+
+static void finish_row(report_row *row, bool good, const char *what, attune_status status)
+{
+    if (row->time.count > 0 && good)
+        return;
+    if (row->time.cut)
+        (void)fail(row, REPORT_STOPPED, "stopped before the first sample");
+    else if (status != ATTUNE_OK)
+        (void)fail_call(row, status, what);
+    else if (row->status == REPORT_OK)
+        (void)fail(row, REPORT_FAILED, "%s: no sample", what);
+}
+
+void row_attention(attune_instance *instance, attune_device *device, const workload *w, const row_options *options,
+                   report_row *row)
+{
+    attune_device_info info = {.struct_size = sizeof info};
+    bench_setup *s = calloc(1, sizeof *s);
+    failure why = {{0}};
+    uint32_t dim_v = w->head_dim_v ? w->head_dim_v : w->head_dim;
+    (void)attune_device_info_get(device, &info);
+    (void)snprintf(row->workload, sizeof row->workload, "%s", w->name);
+    (void)snprintf(row->kind, sizeof row->kind, "attention");
+    (void)snprintf(row->device, sizeof row->device, "%s", info.id);
+    (void)snprintf(row->dtype, sizeof row->dtype, "%s", attune_dtype_string(w->dtype));
+    (void)snprintf(row->shape, sizeof row->shape, "b%lldh%lld:%lldq%lldk%lldd%u", (long long)w->batch,
+                   (long long)w->heads, (long long)w->kv_heads, (long long)w->q_len, (long long)w->kv_len, w->head_dim);
+    if (dim_v != w->head_dim) {
+        size_t used = strlen(row->shape);
+        (void)snprintf(row->shape + used, sizeof row->shape - used, ":%u", dim_v);
+    }
+    const char *const suffix = options->pass == ROW_BACKWARD ? "/backward" : options->pass == ROW_STEP ? "/step" : "";
+    const bool cut = options->segments && w->segments;
+    (void)snprintf(row->name, sizeof row->name, "%s/%s/%s/%s%s%s", row->workload, row->device, row->dtype, row->shape,
+                   cut ? "/segments" : "", suffix);
+    (void)snprintf(row->timer, sizeof row->timer, "%s",
+                   info.backend == ATTUNE_BACKEND_CPU ? "the library's clock around its work" : "device timestamps");
+    row->threads = info.backend == ATTUNE_BACKEND_CPU ? info.limits.compute_units : 1;
+    row->seed = options->seed;
+    row->density = row->block_density = -1;
+    row->pairs = -1;
+    if (!s) {
+        (void)fail(row, REPORT_FAILED, "out of memory");
+        return;
+    }
+    bool good = workload_instantiate(instance, w, options->seed, &s->a, &why);
+    if (!good)
+        (void)fail(row, REPORT_FAILED, "%s", why.message);
+    s->instance = instance;
+    s->device = device;
+    if (cut) {
+        int64_t lengths[SEGMENTS_MAX];
+        segments_cut(&s->cut, lengths, workload_cut(w, lengths));
+    }
+    s->problem = describe_problem(w, &s->a, options->pass != ROW_FORWARD);
+    good = good && make_masks(w, s, row) && make_plans(device, options, s, row) && make_arguments(device, s, row) &&
+           (options->pass == ROW_FORWARD || make_gradients(device, options->seed, s, row));
+    /* The pairs that the mask allows, each a dot product of head_dim and a sum of head_dim_v, two operations a term. */
+    row->flop = row->pairs > 0 ? 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v) : 0;
+    /* Backward computes five products where forward computes two. */
+    row->flop *= options->pass == ROW_BACKWARD ? 2.5 : options->pass == ROW_STEP ? 3.5 : 1;
+    good = good && (!options->check || check(s, options, row));
+    if (good && options->pass != ROW_FORWARD) {
+        double seconds;
+        good = options->check ? check_backward(s, row) : forward(s, &seconds);
+    }
+    if (good) {
+        const measure_call calls[] = {forward, backward, step};
+        good = measure_run(&options->measure, calls[options->pass], s, &row->time);
+        finish_row(row, good, "call", s->status);
+    }
+    give_back(s);
+    free(s);
+}
+
+typedef struct mask_build {
+    attune_instance *instance;
+    attune_mask_desc desc;
+    const attention *a;
+    attune_status status;
+    attune_mask_stats stats;
+} mask_build;
+
+static bool build_mask(void *state, double *seconds)
+{
+    mask_build *m = state;
+    attune_mask *mask;
+    double begin = measure_clock();
+    m->status = attune_mask_create(m->instance, &m->desc, m->a->mask, m->a->captures, m->a->capture_count,
+                                   m->a->parameters, m->a->parameter_count, &mask);
+    *seconds = measure_clock() - begin;
+    if (m->status != ATTUNE_OK)
+        return false;
+    m->status = attune_mask_stats_get(mask, false, &m->stats);
+    attune_mask_destroy(mask);
+    return m->status == ATTUNE_OK;
+}
+
+void row_mask(attune_instance *instance, const workload *w, const int64_t *lengths, int64_t length_count,
+              const row_options *options, report_row *row)
+{
+    attention a = {0};
+    failure why = {{0}};
+    (void)snprintf(row->workload, sizeof row->workload, "%s", w->name);
+    (void)snprintf(row->kind, sizeof row->kind, "mask");
+    (void)snprintf(row->device, sizeof row->device, "host");
+    (void)snprintf(row->dtype, sizeof row->dtype, "-");
+    (void)snprintf(row->shape, sizeof row->shape, "q%lldk%lld%s", (long long)w->q_len, (long long)w->kv_len,
+                   lengths && w->capture_count ? "given" : "");
+    (void)snprintf(row->name, sizeof row->name, "%s/host/%s", row->workload, row->shape);
+    (void)snprintf(row->plan, sizeof row->plan, "blocks of 128 x 128, 1 thread");
+    (void)snprintf(row->timer, sizeof row->timer, "CLOCK_MONOTONIC around attune_mask_create");
+    row->threads = 1;
+    row->share = 1;
+    row->seed = options->seed;
+    row->density = row->block_density = -1;
+    row->pairs = -1;
+    if (!workload_bind(instance, w, options->seed, &a, &why)) {
+        (void)fail(row, REPORT_FAILED, "%s", why.message);
+        return;
+    }
+    if (lengths && a.capture_count && a.captures[0].array.dtype == ATTUNE_I32)
+        workload_document_ids((int32_t *)(uintptr_t)a.captures[0].array.data, a.captures[0].array.size[0], lengths,
+                              length_count);
+    mask_build build = {.instance = instance,
+                        .desc = {.struct_size = sizeof build.desc,
+                                 .batch = w->batch,
+                                 .heads = w->heads,
+                                 .q_len = w->q_len,
+                                 .kv_len = w->kv_len},
+                        .a = &a,
+                        .stats = {.struct_size = sizeof build.stats}};
+    bool good = measure_run(&options->measure, build_mask, &build, &row->time);
+    row->mask_seconds = row->time.median;
+    row->mask_bytes = build.stats.bytes;
+    row->density = build.stats.density;
+    row->block_density = build.stats.block_density;
+    finish_row(row, good, "mask", build.status);
+    workload_release(&a);
+}
+
+void row_peer(peer *p, const row_options *options, report_row *row)
+{
+    (void)snprintf(row->workload, sizeof row->workload, "%s", p->name);
+    (void)snprintf(row->kind, sizeof row->kind, "peer");
+    (void)snprintf(row->device, sizeof row->device, "host");
+    (void)snprintf(row->dtype, sizeof row->dtype, "f32");
+    (void)snprintf(row->shape, sizeof row->shape, "%s", p->shape);
+    (void)snprintf(row->name, sizeof row->name, "%s/host/f32/%s", row->workload, row->shape);
+    (void)snprintf(row->plan, sizeof row->plan, "%s", p->plan);
+    (void)snprintf(row->timer, sizeof row->timer, "%s", p->timer);
+    row->share = 1;
+    row->threads = p->threads;
+    row->density = row->block_density = -1;
+    row->pairs = -1;
+    row->flop = p->flop;
+    row->bytes = p->bytes;
+    bool good = measure_run(&options->measure, p->call, p->state, &row->time);
+    finish_row(row, good, p->name, ATTUNE_OK);
+}

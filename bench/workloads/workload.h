@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Named workloads: what attention is used for, in the shapes of named public models, with data made from a seed. The
+ * program times them; the tests run them shrunk. A workload is data: expressions, shape, and the names of the
+ * generators that make its captures, so that a JSON file can say whatever the built-in table says.
+ */
+#ifndef BENCH_WORKLOADS_WORKLOAD_H
+#define BENCH_WORKLOADS_WORKLOAD_H
+
+#include "tests/oracle/reference.h"
+
+#define WORKLOAD_MAX_CAPTURES   8
+#define WORKLOAD_MAX_PARAMETERS 7 /* and `side` */
+
+/* How a parameter follows the lengths when a workload is shrunk. */
+typedef enum workload_shrink {
+    WORKLOAD_FIXED = 0,
+    WORKLOAD_LENGTH = 1, /* in proportion to kv_len: windows, prefixes */
+    WORKLOAD_SIDE = 2    /* in proportion to side: radii on a grid */
+} workload_shrink;
+
+typedef struct workload_parameter {
+    char name[64];
+    attune_dtype dtype; /* ATTUNE_I32 or ATTUNE_F32 */
+    double value;
+    workload_shrink shrink;
+} workload_parameter;
+
+/* An array that the expressions read: made by a generator (workload_generator_get lists them) or given. */
+typedef struct workload_capture {
+    char name[64];
+    char generator[32]; /* empty = `values` is given */
+    double length;      /* median length in tokens, in proportion to kv_len when shrunk; meaning: see the generator */
+    double spread;      /* meaning: see the generator */
+    int64_t count;      /* likewise */
+    array values;       /* the data, the workload list's own; generator "normal" reads its rank and size alone */
+} workload_capture;
+
+typedef struct workload {
+    char name[64];         /* "document_packing" */
+    char description[256]; /* rule, and the model whose shape it has, with its source */
+    char mask[512];        /* expressions; empty = none */
+    char score[512];
+    attune_dtype dtype; /* 0 = the caller's choice; workload_instantiate takes f32 */
+    int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
+    int64_t
+        side; /* tokens are a side x side grid: both lengths are side * side, and `side` is a parameter; 0 = no grid */
+    uint32_t segments; /* in which the keys lie: all but the first are q_len long; 0 = in one */
+    uint32_t head_dim, head_dim_v;
+    double scale;   /* 0 = 1 / sqrt(head_dim) */
+    double density; /* the share of pairs that may attend, roughly: sizes a run before any mask is built */
+    uint32_t capture_count, parameter_count;
+    workload_capture captures[WORKLOAD_MAX_CAPTURES];
+    workload_parameter parameters[WORKLOAD_MAX_PARAMETERS];
+} workload;
+
+/* Those of training, which the next three count and find too. */
+extern const workload workload_training[];
+extern const uint32_t workload_training_count;
+
+uint32_t workload_count(void);
+/* The index-th workload at full size; NULL past the count. */
+const workload *workload_get(uint32_t index);
+const workload *workload_find(const char *name); /* NULL if there is none */
+
+/* Rows that time the building of a block mask alone: heads and head_dim are 1 and 8, and no input is ever made. */
+uint32_t workload_mask_count(void);
+const workload *workload_mask_get(uint32_t index);
+
+/* The floating-point operations of one call, from the rough density. */
+double workload_flop(const workload *w);
+
+/*
+ * Shrinks lengths (to no less than 1,024 keys), then batch and heads, then lengths further, so that the work is about
+ * `scale` (0 to 1] of the whole. Keeps the ratio of heads to kv_heads and of kv_len to q_len; windows, prefixes and
+ * document lengths shrink with kv_len, so that the picture of the mask and its density stay. A single query stays one.
+ * A workload that gives arrays of its own keeps its shape.
+ */
+workload workload_scaled(const workload *w, double scale);
+
+/* The lengths of its segments, of which there is room for SEGMENTS_MAX; returns their number, 0 if the keys lie in one.
+ */
+uint32_t workload_cut(const workload *w, int64_t *lengths);
+
+/* Makes inputs, captures and expressions; give back with workload_release. Inputs are normal, never zero. The same seed
+ * gives the same data on every machine; what one array holds does not depend on the others. */
+bool workload_instantiate(attune_instance *instance, const workload *w, uint64_t seed, attention *a, failure *why);
+/* The same without q, k and v: what building a mask needs. */
+bool workload_bind(attune_instance *instance, const workload *w, uint64_t seed, attention *a, failure *why);
+void workload_release(attention *a); /* accepts a zeroed one */
+
+/* Writes the number of its document to each of `total` tokens: lengths[0] tokens of document 0, and so on, starting
+ * again with lengths[0], under new numbers, when the list ends. Lengths below 1 count as 1. */
+void workload_document_ids(int32_t *ids, int64_t total, const int64_t *lengths, int64_t count);
+
+/* The generators of captures; NULL past the count. */
+typedef struct workload_generator {
+    const char *name, *description;
+} workload_generator;
+const workload_generator *workload_generator_get(uint32_t index);
+
+/*
+ * A JSON file: an object or an array of objects with the fields of this struct (docs/benchmarking.md); hostile until
+ * parsed. *list is given back by workload_list_free. Paths of NPY files in it are relative to the working directory.
+ */
+bool workload_load(const char *path, workload **list, uint32_t *count, failure *why);
+/* The same from memory. files = false refuses captures that name a file. */
+bool workload_parse(const char *text, size_t length, const char *name, bool files, workload **list, uint32_t *count,
+                    failure *why);
+void workload_list_free(workload *list, uint32_t count);
+
+#endif
