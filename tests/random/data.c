@@ -7,7 +7,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEED_Q = 1, SEED_K, SEED_V, SEED_D_O, SEED_D_LSE, SEED_LISTS, SEED_DENSE, SEED_NONFINITE, SEED_SYMBOL = 16 };
+enum {
+    SEED_Q = 1,
+    SEED_K,
+    SEED_V,
+    SEED_D_O,
+    SEED_D_LSE,
+    SEED_LISTS,
+    SEED_DENSE,
+    SEED_NONFINITE,
+    SEED_TENSOR,
+    SEED_SYMBOL = 16
+};
 
 int segments_of(const call *c)
 {
@@ -17,6 +28,14 @@ int segments_of(const call *c)
 int64_t segment_length(const call *c, int segment)
 {
     return c->segment_count ? c->segment[segment] : c->kv_len;
+}
+
+bool reads_tensor(const problem *p)
+{
+    bool reads = p->mask == MASK_TENSOR;
+    for (int s = 0; s < p->score.symbol_count; s++)
+        reads |= p->score.symbols[s].of_mask;
+    return reads;
 }
 
 int64_t segment_start(const call *c, int segment)
@@ -30,18 +49,19 @@ int64_t segment_start(const call *c, int segment)
 int64_t mask_q_len(const problem *p, const call *c)
 {
     const int64_t before = p->mask == MASK_SLICE ? c->slice_block0 * p->q_block : 0;
-    return before + c->q_len + c->mask_more_q;
+    const int64_t length = before + c->q_len + c->mask_more_q;
+    return reads_tensor(p) && length > p->q_len ? p->q_len : length;
 }
 
 int64_t mask_kv_len(const problem *p, const call *c, int segment)
 {
-    (void)p;
-    return segment_length(c, segment) + c->mask_more_kv;
+    const int64_t length = segment_length(c, segment) + c->mask_more_kv;
+    return reads_tensor(p) && length > p->kv_len ? p->kv_len : length;
 }
 
 int64_t mask_batch(const problem *p, const call *c)
 {
-    return c->batch + (p->mask == MASK_SLICE ? c->slice_batch0 : 0);
+    return p->mask == MASK_TENSOR ? p->batch : c->batch + (p->mask == MASK_SLICE ? c->slice_batch0 : 0);
 }
 
 int64_t mask_kv_heads(const problem *p, const call *c)
@@ -85,21 +105,20 @@ static uint64_t word_at(uint64_t seed, const grid *v, const layout *l, int64_t f
     return word;
 }
 
-static void fill(const problem *p, const call *c, int seed, const layout *l, grid *v)
+static void fill(attune_dtype dtype, const call *c, int seed, const layout *l, grid *v)
 {
     const bool few = c->data == DATA_EQUAL, large = c->data == DATA_LARGE && seed <= SEED_K;
     for (int64_t i = 0; i < v->count; i++) {
         const uint64_t word = word_at(mix(c->seed, (uint64_t)seed), v, l, i);
         const double value = few ? (double)(word >> 20 & 3) - 1.0 : normal(word) * (large ? 3 : 1);
-        v->at[i] = rounded_to(p->dtype, value);
+        v->at[i] = rounded_to(dtype, value);
     }
 }
 
 /* NaN and infinity here and there. */
-static void spoil(const problem *p, const call *c, int seed, const layout *l, int64_t rarity, grid *v)
+static void spoil(const call *c, int seed, const layout *l, int64_t rarity, grid *v)
 {
     static const double what[] = {NAN, INFINITY, -INFINITY, NAN};
-    (void)p;
     for (int64_t i = 0; i < v->count; i++) {
         const uint64_t word = word_at(mix(c->seed, (uint64_t)(SEED_NONFINITE * 64 + seed)), v, l, i);
         if (word % (uint64_t)rarity == 0)
@@ -111,6 +130,11 @@ int64_t capture_size(const problem *p, const call *c, const tree_symbol *s, int 
 {
     /* Arrays of many dimensions are short in each: what is read behind them is 0. */
     static const int64_t most[] = {INT64_MAX, INT64_MAX, 300, 40, 16};
+    if (s->of_mask) {
+        const int64_t size[4] = {c->lists_broadcast_b ? 1 : mask_batch(p, c), c->lists_broadcast_h ? 1 : p->heads,
+                                 mask_q_len(p, c), mask_kv_len(p, c, 0)};
+        return size[dimension];
+    }
     const node_op by = s->by[dimension];
     const int64_t full = by == OP_Q      ? c->q_len
                          : by == OP_KV   ? c->kv_len
@@ -144,7 +168,8 @@ static double capture_value(const tree_symbol *s, uint64_t word, uint64_t way, i
     }
 }
 
-static void bind(const problem *p, const call *c, const tree *t, int which, const layout *layouts, binding *bindings)
+static void bind(const problem *p, const call *c, const call_data *d, const tree *t, int which, const layout *layouts,
+                 binding *bindings)
 {
     for (int s = 0; s < t->symbol_count; s++) {
         const tree_symbol *symbol = &t->symbols[s];
@@ -158,6 +183,11 @@ static void bind(const problem *p, const call *c, const tree *t, int which, cons
         for (int i = 0; i < symbol->rank; i++)
             b->size[i] = capture_size(p, c, symbol, i);
         grid_create(&v, symbol->rank, b->size);
+        b->values = v.at;
+        if (symbol->of_mask) {
+            memcpy(v.at, d->tensor[0].at, (size_t)v.count * sizeof *v.at);
+            continue;
+        }
         const int64_t row = b->size[symbol->rank - 1];
         for (int64_t i = 0; i < v.count; i++) {
             const int64_t last = layouts[s].broadcast >> (symbol->rank - 1) & 1 ? 0 : i % row;
@@ -166,8 +196,7 @@ static void bind(const problem *p, const call *c, const tree *t, int which, cons
         }
         const bool real = symbol->dtype == ATTUNE_F32 || symbol->dtype == ATTUNE_F16 || symbol->dtype == ATTUNE_BF16;
         if (c->data == DATA_NONFINITE && real && way % 4 == 0)
-            spoil(p, c, SEED_SYMBOL + s, &layouts[s], 1 + v.count / 2, &v);
-        b->values = v.at;
+            spoil(c, SEED_SYMBOL + s, &layouts[s], 1 + v.count / 2, &v);
     }
 }
 
@@ -212,6 +241,34 @@ static void draw_dense(const problem *p, const call *c, call_data *d)
     }
 }
 
+/* Areas that are forbidden, whole, or mixed. Of a bias negative infinity forbids, whatever else it holds. */
+static void draw_tensor(const problem *p, const call *c, call_data *d)
+{
+    const bool truth = p->tensor_dtype == ATTUNE_BOOL || p->tensor_dtype == ATTUNE_U8;
+    d->lists_batch = c->lists_broadcast_b ? 1 : mask_batch(p, c);
+    d->lists_heads = c->lists_broadcast_h ? 1 : mask_heads(p, c);
+    for (int s = 0; s < segments_of(c); s++) {
+        const int64_t size[4] = {d->lists_batch, d->lists_heads, mask_q_len(p, c), mask_kv_len(p, c, s)};
+        const uint64_t seed = mix(c->seed, SEED_TENSOR + (uint64_t)s * 1000);
+        grid *v = &d->tensor[s];
+        grid_create(v, 4, size);
+        for (int64_t i = 0; i < v->count; i++) {
+            const uint64_t word = word_at(seed, v, &c->tensor, i);
+            const int64_t row = c->tensor.broadcast & 4 ? 0 : i / size[3] % size[2], column = i % size[3];
+            const uint64_t area = mix(seed, (uint64_t)(row / 24 * 4096 + column / 40)) % 4;
+            const bool allowed = area == 1 || (area > 1 && word % 3 == 0);
+            const double bias = word >> 40 & 63 ? (double)(word >> 8 & 255) / 32 - 4 : -60000;
+            v->at[i] = truth     ? allowed ? 1 + (double)(word >> 8 & 127) : 0
+                       : allowed ? rounded_to(p->tensor_dtype, bias)
+                                 : -INFINITY;
+            if (p->tensor_dtype == ATTUNE_BOOL)
+                v->at[i] = allowed;
+        }
+        if (c->data == DATA_NONFINITE && !truth && c->seed % 4 == 0)
+            spoil(c, SEED_TENSOR, &c->tensor, 1 + v->count / 2, v);
+    }
+}
+
 static bool allows(const problem *p, const call *c, const call_data *d, int segment, int64_t b, int64_t h, int64_t q,
                    int64_t kv)
 {
@@ -225,6 +282,10 @@ static bool allows(const problem *p, const call *c, const call_data *d, int segm
     const int64_t plane = (d->lists_batch == 1 ? 0 : b) * d->lists_heads + (d->lists_heads == 1 ? 0 : h);
     if (p->mask == MASK_DENSE)
         return d->dense[segment][(plane * mask_q_len(p, c) + q) * mask_kv_len(p, c, segment) + kv];
+    if (p->mask == MASK_TENSOR) {
+        const double value = d->tensor[segment].at[(plane * mask_q_len(p, c) + q) * mask_kv_len(p, c, segment) + kv];
+        return p->tensor_dtype == ATTUNE_BOOL || p->tensor_dtype == ATTUNE_U8 ? value != 0 : value != -INFINITY;
+    }
     if (p->mask == MASK_LISTS) {
         const uint8_t class =
             d->lists[segment][(plane * d->q_blocks + q / p->q_block) * d->kv_blocks[segment] + kv / p->kv_block];
@@ -310,9 +371,11 @@ bool data_create(const problem *p, const call *c, attune_backend backend, call_d
                   k[4] = {kv_batch, p->kv_heads, c->kv_len, p->head_dim},
                   v[4] = {kv_batch, p->kv_heads, c->kv_len, p->head_dim_v},
                   o[4] = {c->batch, p->heads, c->q_len, p->head_dim_v};
+    if (reads_tensor(p))
+        draw_tensor(p, c, d);
     for (int i = 0; i < 2; i++)
-        bind(p, c, &p->masks[i], i, c->host + i * SYMBOLS, d->mask[i]);
-    bind(p, c, &p->score, 2, c->captures, d->score);
+        bind(p, c, d, &p->masks[i], i, c->host + i * SYMBOLS, d->mask[i]);
+    bind(p, c, d, &p->score, 2, c->captures, d->score);
     if (p->mask == MASK_LISTS)
         draw_lists(p, c, d);
     if (p->mask == MASK_DENSE)
@@ -321,9 +384,9 @@ bool data_create(const problem *p, const call *c, attune_backend backend, call_d
     grid_create(&d->q, 4, q);
     grid_create(&d->k, 4, k);
     grid_create(&d->v, 4, v);
-    fill(p, c, SEED_Q, &c->q, &d->q);
-    fill(p, c, SEED_K, &c->k, &d->k);
-    fill(p, c, SEED_V, &c->v, &d->v);
+    fill(p->dtype, c, SEED_Q, &c->q, &d->q);
+    fill(p->kv_dtype, c, SEED_K, &c->k, &d->k);
+    fill(p->kv_dtype, c, SEED_V, &c->v, &d->v);
     expect(&d->out_o, 4, o);
     expect(&d->out_lse, 3, o);
     expect(&d->out_row_max, 3, o);
@@ -332,7 +395,7 @@ bool data_create(const problem *p, const call *c, attune_backend backend, call_d
         grid_create(&d->lse, 3, o);
         grid_create(&d->d_o, 4, o);
         grid_create(&d->d_lse, 3, o);
-        fill(p, c, SEED_D_O, &c->d_o, &d->d_o);
+        fill(p->o_dtype, c, SEED_D_O, &c->d_o, &d->d_o);
         for (int64_t i = 0; i < d->d_lse.count; i++)
             d->d_lse.at[i] = (double)(float)normal(word_at(mix(c->seed, SEED_D_LSE), &d->d_lse, &c->d_lse, i));
         expect(&d->out_d_q, 4, q);
@@ -345,9 +408,9 @@ bool data_create(const problem *p, const call *c, attune_backend backend, call_d
     if (c->data == DATA_NAN_HIDDEN)
         hide(p, c, d);
     if (c->data == DATA_NONFINITE) {
-        spoil(p, c, SEED_Q, &c->q, 1 + d->q.count / (1 + (int64_t)(c->seed % 2)), &d->q);
-        spoil(p, c, SEED_K, &c->k, 1 + d->k.count / (1 + (int64_t)(c->seed / 2 % 3)), &d->k);
-        spoil(p, c, SEED_V, &c->v, 1 + d->v.count / (1 + (int64_t)(c->seed / 8 % 3)), &d->v);
+        spoil(c, SEED_Q, &c->q, 1 + d->q.count / (1 + (int64_t)(c->seed % 2)), &d->q);
+        spoil(c, SEED_K, &c->k, 1 + d->k.count / (1 + (int64_t)(c->seed / 2 % 3)), &d->k);
+        spoil(c, SEED_V, &c->v, 1 + d->v.count / (1 + (int64_t)(c->seed / 8 % 3)), &d->v);
     }
     oracle_forward(p, c, backend, d);
     if (p->direction == ATTUNE_BACKWARD)
@@ -378,6 +441,7 @@ void data_destroy(call_data *d)
     for (int s = 0; s < SEGMENTS; s++) {
         free(d->lists[s]);
         free(d->dense[s]);
+        free(d->tensor[s].at);
     }
     free(d->allowed);
 }

@@ -51,7 +51,7 @@ static void draw_call(rng *r, const problem *p, const draw_profile *profile, cal
         c->segment_count = (int)rng_range(r, 1, p->segments);
         for (int i = 0; i < c->segment_count; i++)
             c->kv_len += c->segment[i] = draw_length(r, p->kv_len);
-        c->segment_alone = p->mask == MASK_DENSE || rng_chance(r, 30);
+        c->segment_alone = p->mask == MASK_DENSE || p->mask == MASK_TENSOR || rng_chance(r, 30);
     } else {
         c->kv_len = rng_chance(r, 40) ? p->kv_len : draw_length(r, p->kv_len);
     }
@@ -87,8 +87,10 @@ static void draw_call(rng *r, const problem *p, const draw_profile *profile, cal
         draw_layout(r, true, true, 4, &c->host[i]);
         draw_layout(r, true, true, 4, &c->host[SYMBOLS + i]);
     }
+    draw_layout(r, true, true, 4, &c->tensor);
     /* A last dimension of stride 0 could make all strides 0, which means contiguous; keys of a segment begin anew. */
     c->d_lse.broadcast &= 3;
+    c->tensor.broadcast &= 7;
     for (int i = 0; i < SYMBOLS; i++) {
         c->captures[i].broadcast &= (uint8_t)((1u << p->score.symbols[i].rank) / 2 - (p->score.symbols[i].rank > 0));
         c->host[i].broadcast &= (uint8_t)((1u << p->masks[0].symbols[i].rank) / 2 - (p->masks[0].symbols[i].rank > 0));
@@ -104,6 +106,7 @@ static void draw_call(rng *r, const problem *p, const draw_profile *profile, cal
     c->want_d_lse = rng_chance(r, 50);
     c->want_captures = (uint8_t)(rng_chance(r, 70) ? 15 : rng_range(r, 0, 15));
     c->shrink_captures = (int)(rng_chance(r, 25) ? rng_range(r, 0, 6) : 0);
+    c->more_names = rng_chance(r, 30);
     c->repeat = rng_chance(r, 15);
     c->seconds = rng_chance(r, 5);
     c->workspace_offset = (uint32_t)(rng_chance(r, 30) ? rng_range(r, 0, 5) : 0);
@@ -160,16 +163,19 @@ static void draw_options(rng *r, const problem *p, attune_backend backend, attun
 
 static void draw_masks(rng *r, problem *p, bool divide)
 {
-    static const mask_kind kinds[] = {MASK_NONE,  MASK_NONE,  MASK_EXPR, MASK_EXPR, MASK_EXPR, MASK_EXPR,  MASK_DENSE,
-                                      MASK_LISTS, MASK_LISTS, MASK_AND,  MASK_OR,   MASK_NOT,  MASK_SLICE, MASK_SLICE};
-    p->mask = kinds[rng_range(r, 0, 13)];
+    static const mask_kind kinds[] = {MASK_NONE,  MASK_NONE,  MASK_EXPR,   MASK_EXPR,  MASK_EXPR, MASK_EXPR,
+                                      MASK_DENSE, MASK_LISTS, MASK_LISTS,  MASK_AND,   MASK_OR,   MASK_NOT,
+                                      MASK_SLICE, MASK_SLICE, MASK_TENSOR, MASK_TENSOR};
+    static const attune_dtype tensors[] = {ATTUNE_BOOL, ATTUNE_U8, ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
+    p->mask = kinds[rng_range(r, 0, 15)];
     if (p->segments && (p->mask == MASK_AND || p->mask == MASK_OR || p->mask == MASK_NOT || p->mask == MASK_SLICE))
         p->mask = MASK_EXPR;
     p->q_block = 16 * (uint32_t)rng_range(r, 1, rng_chance(r, 50) ? 4 : 8);
     p->kv_block = 16 * (uint32_t)rng_range(r, 1, rng_chance(r, 50) ? 4 : 8);
     if (rng_chance(r, 30))
         p->q_block = p->kv_block = rng_chance(r, 50) ? 128 : 64;
-    if (p->mask == MASK_NONE || p->mask == MASK_DENSE)
+    p->tensor_dtype = p->mask == MASK_TENSOR ? tensors[rng_range(r, 0, 4)] : ATTUNE_BOOL;
+    if (p->mask == MASK_NONE || p->mask == MASK_DENSE || p->mask == MASK_TENSOR)
         return;
     /* Those of a mask and of its slice differ. */
     const bool lengths = p->mask != MASK_SLICE;
@@ -186,7 +192,12 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
     *p = (problem){.seed = seed, .index = index};
     const bool cpu = profile->backend == ATTUNE_BACKEND_CPU;
     p->direction = rng_chance(&r, 40) ? ATTUNE_BACKWARD : ATTUNE_FORWARD;
-    p->dtype = dtypes[rng_range(&r, 0, cpu ? 3 : 2)];
+    p->dtype = p->kv_dtype = p->o_dtype = dtypes[rng_range(&r, 0, cpu ? 3 : 2)];
+    if (p->dtype != ATTUNE_F64 && rng_chance(&r, 20)) {
+        p->kv_dtype = dtypes[rng_range(&r, 0, 2)];
+        p->o_dtype = dtypes[rng_range(&r, 0, 2)];
+    }
+    p->threads = cpu && rng_chance(&r, 30) ? (crew_way)rng_range(&r, CREW_CALLER, CREW_THREADS) : CREW_NONE;
     p->head_dim = draw_head_dim(&r);
     p->head_dim_v = rng_chance(&r, 50) ? p->head_dim : draw_head_dim(&r);
     p->batch = rng_range(&r, 1, 3);
@@ -222,11 +233,21 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
     /* One plan has one expression: what changes it is the same in all calls. */
     for (int i = 1; i < p->call_count; i++) {
         p->calls[i].segment_alone = p->calls[0].segment_alone;
-        p->calls[i].lists_broadcast_b |= p->mask == MASK_DENSE && p->calls[0].lists_broadcast_b;
-        p->calls[i].lists_broadcast_b &= p->mask != MASK_DENSE || p->calls[0].lists_broadcast_b;
-        p->calls[i].lists_broadcast_h |= p->mask == MASK_DENSE && p->calls[0].lists_broadcast_h;
-        p->calls[i].lists_broadcast_h &= p->mask != MASK_DENSE || p->calls[0].lists_broadcast_h;
+        if (p->mask == MASK_DENSE || p->mask == MASK_TENSOR) {
+            p->calls[i].lists_broadcast_b = p->calls[0].lists_broadcast_b;
+            p->calls[i].lists_broadcast_h = p->calls[0].lists_broadcast_h;
+        }
         if (!p->calls[i].segment_alone && p->segments)
             p->calls[i].mask_more_kv = 0;
+    }
+    if (p->mask != MASK_TENSOR)
+        return;
+    /* A tensor of each batch serves calls of this batch alone. */
+    for (int i = 0; i < p->call_count; i++)
+        p->calls[i].batch = p->calls[0].lists_broadcast_b ? p->calls[i].batch : p->batch;
+    /* A bias: what forbids is the mask's, what it adds the score's. */
+    if (p->tensor_dtype != ATTUNE_BOOL && p->tensor_dtype != ATTUNE_U8 && !p->segments && rng_chance(&r, 50)) {
+        p->has_score = true;
+        tree_add_bias(p->tensor_dtype, !p->calls[0].lists_broadcast_b, !p->calls[0].lists_broadcast_h, &p->score);
     }
 }

@@ -412,3 +412,20 @@ void tree_draw_score(rng *r, bool wild, tree *t)
         (void)apply(&g, OP_CHOICE, TYPE_FLOAT, 3, (const int[]){c, root, infinity});
     }
 }
+
+void tree_add_bias(attune_dtype dtype, bool by_batch, bool by_head, tree *t)
+{
+    grammar g = {.t = t};
+    const int root = t->count - 1;
+    if (t->symbol_count == SYMBOLS || t->count > TREE_NODES - 8)
+        return;
+    t->symbols[t->symbol_count] =
+        (tree_symbol){"bias", ATTUNE_SYMBOL_CAPTURE, dtype, 4, .declared_rank = true, .of_mask = true};
+    const int score = root < 0 ? push(&g, (node){.op = OP_SCORE, .type = TYPE_FLOAT}) : root;
+    const int b = by_batch ? push(&g, (node){.op = OP_B, .type = TYPE_INT}) : literal_int(&g, 0),
+              h = by_head ? push(&g, (node){.op = OP_H, .type = TYPE_INT}) : literal_int(&g, 0),
+              q = push(&g, (node){.op = OP_Q, .type = TYPE_INT}), kv = push(&g, (node){.op = OP_KV, .type = TYPE_INT});
+    const int read = apply(&g, OP_CAPTURE, TYPE_FLOAT, 4, (const int[]){b, h, q, kv});
+    t->nodes[read].i = t->symbol_count++;
+    (void)binary(&g, OP_ADD, TYPE_FLOAT, score, read);
+}

@@ -105,6 +105,20 @@ static attune_mask_desc describe(runner *r, const problem *p, const call *c, int
     return desc;
 }
 
+/* Of the most that a call of the plan may have. */
+static attune_status tensor_mask(runner *r, const problem *p, const call_data *d, attune_mask_desc *desc, int segment,
+                                 attune_mask **mask)
+{
+    desc->q_len = p->q_len;
+    desc->kv_len = p->kv_len;
+    say(r,
+        "    desc%d.q_len = %lld, desc%d.kv_len = %lld;\n    TRY(attune_mask_create_tensor(device, &desc%d, %d, %lld, "
+        "%lld, &mask%d));\n",
+        segment, (long long)desc->q_len, segment, (long long)desc->kv_len, segment, (int)p->tensor_dtype,
+        (long long)d->lists_batch, (long long)d->lists_heads, segment);
+    return attune_mask_create_tensor(r->device, desc, p->tensor_dtype, d->lists_batch, d->lists_heads, mask);
+}
+
 static attune_status dense_mask(runner *r, const call_data *d, const attune_mask_desc *desc, int segment,
                                 attune_mask **mask)
 {
@@ -238,7 +252,8 @@ static attune_status combined(runner *r, const problem *p, const call *c, int se
 bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, int segment, attune_expr *const exprs[3],
                attune_mask **mask, finding *f)
 {
-    static const char *const names[] = {"none", "create", "create_dense", "create_lists", "and", "or", "not", "slice"};
+    static const char *const names[] = {"none", "create", "create_dense", "create_lists", "and",
+                                        "or",   "not",    "slice",        "create_tensor"};
     bound b[2];
     attune_mask *first = NULL, *second = NULL;
     attune_status status;
@@ -250,10 +265,12 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
     for (int i = 0; i < 2; i++)
         bind_tree(r, &p->masks[i], d->mask[i], c->host + i * SYMBOLS, i ? "mask_b" : "mask_a", &b[i]);
     r->code = code;
-    const attune_mask_desc desc = describe(r, p, c, n);
+    attune_mask_desc desc = describe(r, p, c, n);
     say(r, "    attune_mask *mask%d, *first%d, *second%d;\n    (void)first%d, (void)second%d;\n", n, n, n, n, n);
     if (p->mask == MASK_DENSE) {
         status = dense_mask(r, d, &desc, n, mask);
+    } else if (p->mask == MASK_TENSOR) {
+        status = tensor_mask(r, p, d, &desc, n, mask);
     } else if (p->mask == MASK_LISTS) {
         status = lists_mask(r, c, d, &desc, n, exprs[0], &b[0], mask);
     } else if (p->mask == MASK_EXPR) {
@@ -269,7 +286,7 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
     attune_mask_destroy(second);
     unbind(&b[0]);
     unbind(&b[1]);
-    if (status == ATTUNE_OK) {
+    if (status == ATTUNE_OK && p->mask != MASK_TENSOR) {
         say(r, "    TRY(attune_mask_upload(mask%d, device));\n", n);
         status = attune_mask_upload(*mask, r->device);
     }

@@ -12,7 +12,10 @@ typedef struct merge {
     attune_dtype dtype, row_dtype, part_dtype[PARTS];
     int64_t size[4];
     int parts;
-    bool want_lse, want_d_lse, nonfinite;
+    bool want_lse, want_d_lse, nonfinite, seconds;
+    uint32_t want_d_parts, want_d_rows; /* bits: parts whose gradients are asked for */
+    int onto;                           /* the part that the merged o and lse replace; -1 = none */
+    uint64_t workspace_offset;
     placed o, lse, d_o, d_lse, part_o[PARTS], part_lse[PARTS], part_d_o[PARTS], part_d_lse[PARTS];
     grid in_o[PARTS], in_lse[PARTS], out_o, out_lse, in_d_o, in_d_lse;
     attune_buffer *workspace;
@@ -48,12 +51,22 @@ static void draw_random_layout(rng *r, bool input, layout *l)
     l->negative = (uint8_t)(input && rng_chance(r, 20) ? rng_range(r, 0, 3) : 0);
 }
 
-static attune_status put(runner *r, rng *g, const char *name, attune_dtype dtype, int rank, const grid *v, placed *p,
-                         const int64_t *size)
+/* A tensor of a merge's size; v NULL = an output. */
+static bool put(runner *r, rng *g, const char *name, attune_dtype dtype, int rank, const grid *v, bool written,
+                const merge *m, placed *p)
 {
     layout l;
-    draw_random_layout(g, v != NULL, &l);
-    return place(r, name, dtype, rank, size, &l, v ? v->at : NULL, false, p);
+    displace(p);
+    draw_random_layout(g, !written, &l);
+    return place(r, name, dtype, rank, m->size, &l, v ? v->at : NULL,
+                 r->backend == ATTUNE_BACKEND_CPU && rng_chance(g, 30), p) == ATTUNE_OK;
+}
+
+/* What forward gave for one part, which a merge may write to. */
+static bool put_part(runner *r, rng *g, merge *m, int p)
+{
+    return put(r, g, "part_o", m->part_dtype[p], 4, &m->in_o[p], p == m->onto, m, &m->part_o[p]) &&
+           put(r, g, "part_lse", m->row_dtype, 3, &m->in_lse[p], p == m->onto, m, &m->part_lse[p]);
 }
 
 static bool near(finding *f, const char *what, const placed *p, const double *wanted, const double *bound)
@@ -115,36 +128,18 @@ static bool forward_row(const merge *m, int64_t row, double *o, double *o_bound,
     return !bad;
 }
 
-static bool forward(runner *r, rng *g, const attune_merger *merger, merge *m, finding *f)
+static bool compare_forward(const merge *m, finding *f)
 {
-    attune_merge_part parts[PARTS];
     const int64_t rows = m->size[0] * m->size[1] * m->size[2], width = m->size[3];
     grid bound_o, bound_lse;
-    for (int p = 0; p < m->parts; p++)
-        parts[p] = (attune_merge_part){.o = m->part_o[p].tensor, .lse = m->part_lse[p].tensor};
-    if (put(r, g, "o", m->dtype, 4, NULL, &m->o, m->size) != ATTUNE_OK ||
-        put(r, g, "lse", m->row_dtype, 3, NULL, &m->lse, m->size) != ATTUNE_OK)
-        return fail(f, "status", "placing: %s", attune_last_error());
-    attune_merge_args args = {.struct_size = sizeof args,
-                              .parts = parts,
-                              .part_count = (uint32_t)m->parts,
-                              .o = m->o.tensor,
-                              .workspace = m->workspace};
-    if (m->want_lse)
-        args.lse = m->lse.tensor;
-    attune_completion done;
-    attune_status status = attune_merge(merger, attune_device_queue(r->device), &args, &done);
-    if (status == ATTUNE_OK)
-        status = attune_completion_wait(done, UINT64_MAX);
-    if (status != ATTUNE_OK)
-        return fail(f, "status", "attune_merge: %s: %s", attune_status_string(status), attune_last_error());
     grid_create(&bound_o, 4, m->size);
     grid_create(&bound_lse, 3, m->size);
     for (int64_t row = 0; row < rows; row++)
         (void)forward_row(m, row, m->out_o.at + row * width, bound_o.at + row * width, &m->out_lse.at[row],
                           &bound_lse.at[row]);
-    const bool ok = near(f, "merged o", &m->o, m->out_o.at, bound_o.at) &&
-                    (!m->want_lse || near(f, "merged lse", &m->lse, m->out_lse.at, bound_lse.at));
+    const placed *o = m->onto < 0 ? &m->o : &m->part_o[m->onto], *lse = m->onto < 0 ? &m->lse : &m->part_lse[m->onto];
+    const bool ok = near(f, "merged o", o, m->out_o.at, bound_o.at) &&
+                    (!m->want_lse || near(f, "merged lse", lse, m->out_lse.at, bound_lse.at));
     free(bound_o.at);
     free(bound_lse.at);
     return ok;
@@ -182,43 +177,8 @@ static void backward_part(const merge *m, int p, const grid *o, const grid *lse,
     }
 }
 
-static bool backward(runner *r, rng *g, const attune_merger *merger, merge *m, finding *f)
+static bool compare_backward(const merge *m, finding *f)
 {
-    attune_merge_part parts[PARTS];
-    grid o = m->out_o, lse = m->out_lse;
-    for (int64_t i = 0; i < o.count; i++)
-        o.at[i] = rounded_to(m->dtype, o.at[i]);
-    for (int64_t i = 0; i < lse.count; i++)
-        lse.at[i] = rounded_to(m->row_dtype, lse.at[i]);
-    displace(&m->o);
-    displace(&m->lse);
-    if (put(r, g, "o", m->dtype, 4, &o, &m->o, m->size) != ATTUNE_OK ||
-        put(r, g, "lse", m->row_dtype, 3, &lse, &m->lse, m->size) != ATTUNE_OK ||
-        put(r, g, "d_o", m->dtype, 4, &m->in_d_o, &m->d_o, m->size) != ATTUNE_OK ||
-        put(r, g, "d_lse", m->row_dtype, 3, &m->in_d_lse, &m->d_lse, m->size) != ATTUNE_OK)
-        return fail(f, "status", "placing: %s", attune_last_error());
-    for (int p = 0; p < m->parts; p++) {
-        if (put(r, g, "part_d_o", m->part_dtype[p], 4, NULL, &m->part_d_o[p], m->size) != ATTUNE_OK ||
-            put(r, g, "part_d_lse", m->row_dtype, 3, NULL, &m->part_d_lse[p], m->size) != ATTUNE_OK)
-            return fail(f, "status", "placing: %s", attune_last_error());
-        parts[p] = (attune_merge_part){m->part_o[p].tensor, m->part_lse[p].tensor, m->part_d_o[p].tensor,
-                                       m->part_d_lse[p].tensor};
-    }
-    attune_merge_backward_args args = {.struct_size = sizeof args,
-                                       .parts = parts,
-                                       .part_count = (uint32_t)m->parts,
-                                       .o = m->o.tensor,
-                                       .lse = m->lse.tensor,
-                                       .d_o = m->d_o.tensor,
-                                       .workspace = m->workspace};
-    if (m->want_d_lse)
-        args.d_lse = m->d_lse.tensor;
-    attune_completion done;
-    attune_status status = attune_merge_backward(merger, attune_device_queue(r->device), &args, &done);
-    if (status == ATTUNE_OK)
-        status = attune_completion_wait(done, UINT64_MAX);
-    if (status != ATTUNE_OK)
-        return fail(f, "status", "attune_merge_backward: %s: %s", attune_status_string(status), attune_last_error());
     bool ok = true;
     for (int p = 0; p < m->parts && ok; p++) {
         grid d_o, d_lse, bound_o, bound_lse;
@@ -226,15 +186,118 @@ static bool backward(runner *r, rng *g, const attune_merger *merger, merge *m, f
         grid_create(&d_lse, 3, m->size);
         grid_create(&bound_o, 4, m->size);
         grid_create(&bound_lse, 3, m->size);
-        backward_part(m, p, &o, &lse, &d_o, &d_lse, &bound_o, &bound_lse);
-        ok = near(f, "a part's d_o", &m->part_d_o[p], d_o.at, bound_o.at) &&
-             near(f, "a part's d_lse", &m->part_d_lse[p], d_lse.at, bound_lse.at);
+        backward_part(m, p, &m->out_o, &m->out_lse, &d_o, &d_lse, &bound_o, &bound_lse);
+        ok = (!m->part_d_o[p].bytes || near(f, "a part's d_o", &m->part_d_o[p], d_o.at, bound_o.at)) &&
+             (!m->part_d_lse[p].bytes || near(f, "a part's d_lse", &m->part_d_lse[p], d_lse.at, bound_lse.at));
         free(d_o.at);
         free(d_lse.at);
         free(bound_o.at);
         free(bound_lse.at);
     }
     return ok;
+}
+
+/* The tensors that the pass does not share with the parts: backward reads what forward should have given. */
+static bool place_pass(runner *r, rng *g, merge *m, bool back)
+{
+    for (int64_t i = 0; back && i < m->out_o.count; i++)
+        m->out_o.at[i] = rounded_to(m->dtype, m->out_o.at[i]);
+    for (int64_t i = 0; back && i < m->out_lse.count; i++)
+        m->out_lse.at[i] = rounded_to(m->row_dtype, m->out_lse.at[i]);
+    bool ok = put(r, g, "o", m->dtype, 4, back ? &m->out_o : NULL, !back, m, &m->o) &&
+              put(r, g, "lse", m->row_dtype, 3, back ? &m->out_lse : NULL, !back, m, &m->lse);
+    if (!back)
+        return ok;
+    ok = ok && put(r, g, "d_o", m->dtype, 4, &m->in_d_o, false, m, &m->d_o) &&
+         put(r, g, "d_lse", m->row_dtype, 3, &m->in_d_lse, false, m, &m->d_lse) &&
+         (m->onto < 0 || put_part(r, g, m, m->onto));
+    for (int p = 0; p < m->parts && ok; p++)
+        ok = (!(m->want_d_parts >> p & 1) ||
+              put(r, g, "part_d_o", m->part_dtype[p], 4, NULL, true, m, &m->part_d_o[p])) &&
+             (!(m->want_d_rows >> p & 1) || put(r, g, "part_d_lse", m->row_dtype, 3, NULL, true, m, &m->part_d_lse[p]));
+    return ok;
+}
+
+/* One thing wrong that both passes have. */
+#define MERGE_WRONGS 6
+static bool make_wrong(int which, attune_merge_args *a, attune_merge_part *parts)
+{
+    switch (which) {
+    case 0:
+        a->struct_size = 0;
+        return true;
+    case 1:
+        a->part_count = 0;
+        return true;
+    case 2:
+        a->workspace_offset += a->workspace ? 128 : 0;
+        return a->workspace != NULL;
+    case 3:
+        parts[a->part_count - 1].o.size[3] += 8;
+        return true;
+    case 4:
+        parts[0].lse.dtype = ATTUNE_I32;
+        return true;
+    default:
+        a->o.rank = 3;
+        return true;
+    }
+}
+
+/* One pass, `wrong` < 0, or one that must be refused. */
+static attune_status pass(runner *r, const attune_merger *merger, merge *m, bool back, int wrong, bool *asked)
+{
+    attune_merge_part parts[PARTS];
+    attune_completion done;
+    double seconds = 0;
+    for (int p = 0; p < m->parts; p++)
+        parts[p] = (attune_merge_part){m->part_o[p].tensor, m->part_lse[p].tensor, m->part_d_o[p].tensor,
+                                       m->part_d_lse[p].tensor};
+    attune_merge_args a = {.struct_size = sizeof a,
+                           .parts = parts,
+                           .part_count = (uint32_t)m->parts,
+                           .o = !back && m->onto >= 0 ? m->part_o[m->onto].tensor : m->o.tensor,
+                           .lse = !back && m->onto >= 0 ? m->part_lse[m->onto].tensor : m->lse.tensor,
+                           .workspace = m->workspace,
+                           .workspace_offset = m->workspace_offset,
+                           .seconds = m->seconds ? &seconds : NULL};
+    if (!back && !m->want_lse)
+        a.lse = (attune_tensor){.rank = 0};
+    *asked = wrong < 0 || make_wrong(wrong, &a, parts);
+    if (!*asked)
+        return ATTUNE_OK;
+    attune_queue *queue = attune_device_queue(r->device);
+    attune_merge_backward_args b = {.struct_size = a.struct_size ? (uint32_t)sizeof b : 0,
+                                    .parts = parts,
+                                    .part_count = a.part_count,
+                                    .o = a.o,
+                                    .lse = a.lse,
+                                    .d_o = m->d_o.tensor,
+                                    .workspace = a.workspace,
+                                    .workspace_offset = a.workspace_offset,
+                                    .seconds = a.seconds};
+    if (m->want_d_lse)
+        b.d_lse = m->d_lse.tensor;
+    const attune_status status =
+        back ? attune_merge_backward(merger, queue, &b, &done) : attune_merge(merger, queue, &a, &done);
+    return status == ATTUNE_OK ? attune_completion_wait(done, UINT64_MAX) : status;
+}
+
+static bool run_pass(runner *r, rng *g, const attune_merger *merger, merge *m, bool back, finding *f)
+{
+    const char *name = back ? "attune_merge_backward" : "attune_merge";
+    bool asked;
+    if (!place_pass(r, g, m, back))
+        return fail(f, "status", "placing: %s", attune_last_error());
+    const attune_status refused = pass(r, merger, m, back, (int)rng_range(g, 0, MERGE_WRONGS - 1), &asked);
+    if (asked && (refused == ATTUNE_OK || refused == ATTUNE_INTERNAL || !*attune_last_error()))
+        return fail(f, "accepted", "%s: arguments that are wrong: %s", name, attune_status_string(refused));
+    r->refused += asked;
+    const attune_status status = pass(r, merger, m, back, -1, &asked);
+    r->calls++;
+    if (status != ATTUNE_OK)
+        return fail(f, "status", "%s: %s: %s", name, attune_status_string(status), attune_last_error());
+    return back ? compare_backward(m, f) : compare_forward(m, f);
 }
 
 static void merge_draw(rng *g, attune_backend backend, merge *m)
@@ -246,6 +309,11 @@ static void merge_draw(rng *g, attune_backend backend, merge *m)
     m->nonfinite = rng_chance(g, 25);
     m->want_lse = rng_chance(g, 70);
     m->want_d_lse = rng_chance(g, 70);
+    m->want_d_parts = (uint32_t)(rng_chance(g, 70) ? UINT32_MAX : rng_next(g));
+    m->want_d_rows = (uint32_t)(rng_chance(g, 70) ? UINT32_MAX : rng_next(g));
+    m->onto = rng_chance(g, 25) ? (int)rng_range(g, 0, m->parts - 1) : -1;
+    m->seconds = rng_chance(g, 5);
+    m->workspace_offset = rng_chance(g, 30) ? 256 * (uint64_t)rng_range(g, 1, 3) : 0;
     m->size[0] = rng_range(g, 1, 3);
     m->size[1] = rng_range(g, 1, 4);
     m->size[2] = rng_range(g, 1, 40);
@@ -259,7 +327,7 @@ static void merge_draw(rng *g, attune_backend backend, merge *m)
     for (int64_t i = 0; i < m->in_d_lse.count; i++)
         m->in_d_lse.at[i] = rounded_to(m->row_dtype, drawn(g));
     for (int p = 0; p < m->parts; p++) {
-        m->part_dtype[p] = m->dtype != ATTUNE_F64 && rng_chance(g, 30) ? ATTUNE_F32 : m->dtype;
+        m->part_dtype[p] = p != m->onto && m->dtype != ATTUNE_F64 && rng_chance(g, 30) ? ATTUNE_F32 : m->dtype;
         grid_create(&m->in_o[p], 4, m->size);
         grid_create(&m->in_lse[p], 3, m->size);
         for (int64_t row = 0; row < m->in_lse[p].count; row++)
@@ -282,16 +350,15 @@ bool run_merge(runner *r, uint64_t seed, uint64_t index, finding *f)
     merge_draw(&g, r->backend, m);
     bool ok = true;
     for (int p = 0; p < m->parts && ok; p++)
-        ok = put(r, &g, "part_o", m->part_dtype[p], 4, &m->in_o[p], &m->part_o[p], m->size) == ATTUNE_OK &&
-             put(r, &g, "part_lse", m->row_dtype, 3, &m->in_lse[p], &m->part_lse[p], m->size) == ATTUNE_OK;
+        ok = put_part(r, &g, m, p);
     const attune_tensor like = {.dtype = m->dtype, .rank = 4, .size = {m->size[0], m->size[1], m->size[2], m->size[3]}};
     const uint64_t workspace = attune_merger_workspace_size(merger, &like, (uint32_t)m->parts);
     if (ok && workspace)
-        ok = attune_buffer_create(r->device, workspace, &m->workspace) == ATTUNE_OK;
+        ok = attune_buffer_create(r->device, workspace + m->workspace_offset, &m->workspace) == ATTUNE_OK;
+    m->workspace_offset = m->workspace ? m->workspace_offset : 0;
     if (!ok)
         (void)fail(f, "status", "placing: %s", attune_last_error());
-    ok = ok && forward(r, &g, merger, m, f) && backward(r, &g, merger, m, f);
-    r->calls += 2;
+    ok = ok && run_pass(r, &g, merger, m, false, f) && run_pass(r, &g, merger, m, true, f);
     placed *all[] = {&m->o, &m->lse, &m->d_o, &m->d_lse};
     grid *sets[] = {&m->out_o, &m->out_lse, &m->in_d_o, &m->in_d_lse};
     for (int i = 0; i < 4; i++) {

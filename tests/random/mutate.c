@@ -15,8 +15,8 @@ static int targets_of(const problem *p, const call *c, arguments *a, target *t)
 {
     int n = 0;
     const bool keys = !p->segments;
-    if (a->forward) {
-        attune_forward_args *f = a->forward;
+    if (!a->back) {
+        attune_forward_args *f = &a->forward;
         t[n++] = (target){&f->q, "q", false, true};
         t[n++] = (target){&f->o, "o", true, true};
         if (keys) {
@@ -28,7 +28,7 @@ static int targets_of(const problem *p, const call *c, arguments *a, target *t)
         if (c->want_row_max)
             t[n++] = (target){&f->row_max, "row_max", true, false};
     } else {
-        attune_backward_args *b = a->backward;
+        attune_backward_args *b = &a->backward;
         t[n++] = (target){&b->q, "q", false, true};
         t[n++] = (target){&b->o, "o", false, true};
         t[n++] = (target){&b->d_o, "d_o", false, true};
@@ -46,7 +46,7 @@ static int targets_of(const problem *p, const call *c, arguments *a, target *t)
     for (int s = 0; !keys && s < c->segment_count; s++) {
         t[n++] = (target){&a->segments[s].k, "segment's k", false, true};
         t[n++] = (target){&a->segments[s].v, "segment's v", false, true};
-        if (a->backward) {
+        if (a->back) {
             t[n++] = (target){&a->segments[s].d_k, "segment's d_k", true, true};
             t[n++] = (target){&a->segments[s].d_v, "segment's d_v", true, true};
         }
@@ -114,11 +114,11 @@ static bool mutate_tensor(const target *t, rng *r, const char **what)
     }
 }
 
-#define COMMON(a, field) ((a)->forward ? (void *)&(a)->forward->field : (void *)&(a)->backward->field)
+#define COMMON(a, field) ((a)->back ? (void *)&(a)->backward.field : (void *)&(a)->forward.field)
 
 static bool mutate_rest(const problem *p, rng *r, arguments *a, const char **what)
 {
-    switch (rng_range(r, 0, 9)) {
+    switch (rng_range(r, 0, 12)) {
     case 0:
         *what = "struct_size is 0";
         *(uint32_t *)COMMON(a, struct_size) = 0;
@@ -174,6 +174,14 @@ static bool mutate_rest(const problem *p, rng *r, arguments *a, const char **wha
         t.tensor->dtype = (attune_dtype)0;
         return true;
     }
+    case 9:
+    case 10:
+    case 11:
+        *what = "a parameter of the mask's has another value";
+        if (a->mask_parameter < 0)
+            return false;
+        a->parameters[a->mask_parameter].value += rng_chance(r, 50) ? 1 : -7;
+        return true;
     default:
         *what = "the array of captures is NULL";
         if (a->capture < 0)

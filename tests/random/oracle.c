@@ -13,27 +13,36 @@
 
 typedef struct rules {
     precision exact;
-    double sum;       /* one rounding of a sum */
-    double weight;    /* of P or dS, relative */
-    double weight_at; /* and absolute: what is less is 0 in f16 */
-    double output;
+    double sum;          /* one rounding of a sum */
+    double weight;       /* of P or dS, relative */
+    double weight_at;    /* and absolute: what is less is 0 in f16 */
+    attune_dtype factor; /* what q may be rounded to before it is multiplied by k */
     bool segments;
 } rules;
 
+static bool is_narrow(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F16 || dtype == ATTUNE_BF16;
+}
+
 static rules rules_of(const problem *p, attune_backend backend)
 {
-    const bool f64 = p->dtype == ATTUNE_F64, narrow = p->dtype == ATTUNE_F16 || p->dtype == ATTUNE_BF16;
+    const bool f64 = p->dtype == ATTUNE_F64;
     rules r = {.exact = {f64 ? 0x1p-53 : 0x1p-24, backend == ATTUNE_BACKEND_VULKAN}};
     r.sum = 2 * r.exact.unit; /* matrix units truncate */
-    r.output = unit_of(p->dtype);
+    r.factor = p->dtype;
     r.segments = p->segments > 0;
-    if (narrow && (backend != ATTUNE_BACKEND_CPU || p->direction == ATTUNE_BACKWARD)) {
-        r.weight = r.output;
-        r.weight_at = p->dtype == ATTUNE_F16 ? 0x1p-24 : 0;
+    /* The CPU multiplies in f32; others in the 16 bits of k and v. */
+    if (backend == ATTUNE_BACKEND_CPU)
+        return r;
+    if (is_narrow(p->kv_dtype)) {
+        r.factor = p->kv_dtype;
+        r.weight = unit_of(p->kv_dtype);
+        r.weight_at = p->kv_dtype == ATTUNE_F16 ? 0x1p-24 : 0;
     }
-    /* Each segment's result is rounded, but for the CPU's. */
-    if (narrow && p->segments && backend != ATTUNE_BACKEND_CPU)
-        r.weight += 2 * r.output;
+    /* Each segment's result is rounded. */
+    if (is_narrow(p->o_dtype) && p->segments)
+        r.weight += 2 * unit_of(p->o_dtype);
     return r;
 }
 
@@ -54,18 +63,20 @@ static interval product_of(const problem *p, const call_data *d, const row *r, i
 {
     const double *q = d->q.at + r->at * p->head_dim, *k = d->k.at + (r->group * d->k.size[2] + kv) * p->head_dim;
     const double scale = p->scale != 0 ? p->scale : 1 / sqrt((double)p->head_dim);
-    double sum = 0, magnitude = 0;
+    double sum = 0, rounded = 0, magnitude = 0;
     for (uint32_t i = 0; i < p->head_dim; i++) {
         sum += q[i] * k[i];
         magnitude += fabs(q[i] * k[i]);
     }
-    interval s = {sum * scale, 0, 0, false};
-    s.lo = s.hi = s.v;
+    /* Kernels that multiply in f32 take q as it is. */
+    for (uint32_t i = 0; i < p->head_dim; i++)
+        rounded += (how->factor == p->dtype ? q[i] : rounded_to(how->factor, q[i])) * k[i];
+    interval s = {sum * scale, fmin(sum, rounded) * scale, fmax(sum, rounded) * scale, false};
     if (!isfinite(s.v))
-        return s;
+        return s.lo = s.hi = s.v, s;
     double error = magnitude * scale * (p->head_dim + 8) * how->sum;
     if (p->has_options && p->options.prescale_qk == ATTUNE_ON)
-        error += magnitude * scale * unit_of(p->dtype);
+        error += magnitude * scale * fmax(unit_of(p->dtype), unit_of(how->factor));
     s.lo -= error;
     s.hi += error;
     s.doubtful = how->exact.unit > 1e-12 && fabs(s.v) + error > 1e37;
@@ -99,17 +110,29 @@ static void set(expected *e, int64_t at, double value, double bound)
     e->bound[at] = isnan(bound) ? INFINITY : bound;
 }
 
-/* What an exponential of s - m has wrong, relatively. */
-static double weight_error(const interval *s, double m, const rules *how)
+/* What an exponential of s - m has wrong beside what s has, relatively. */
+static double exponential_error(const interval *s, double m, const rules *how)
 {
     const double u = how->exact.unit * (how->exact.vulkan ? 2 : 1);
-    return expm1(fmin(error_of(s), 60)) + u * (16 + 4 * fabs(s->v - m) + 3 * (fabs(s->v) + fabs(m)));
+    return u * (16 + 4 * fabs(s->v - m) + 3 * (fabs(s->v) + fabs(m)));
+}
+
+/* How far a weight of a row whose largest score is m may be off, of a sum of weights. Where scores are so large that
+ * their roundings decide which is the largest, a weight is anything up to what it is against the least that the largest
+ * may be. */
+static double weight_error(const interval *s, double m, double least, double sum, const rules *how)
+{
+    const double weight = exp(s->v - m) / sum, error = error_of(s);
+    if (error > 1 || m - least > 1)
+        return fmax(weight, fmin(1, exp(s->hi - least)));
+    return weight * (expm1(error) + exponential_error(s, m, how));
 }
 
 static void row_values(const problem *p, const call *c, call_data *d, const rules *how, const row *r, double m,
-                       double sum)
+                       double least_m, double sum)
 {
     const int64_t n = c->kv_len;
+    const double unit = unit_of(p->o_dtype);
     for (uint32_t i = 0; i < p->head_dim_v; i++) {
         const double *v = d->v.at + r->group * n * p->head_dim_v + i;
         double o = 0, magnitude = 0, moved = 0, least = 0;
@@ -141,12 +164,10 @@ static void row_values(const problem *p, const call *c, call_data *d, const rule
         }
         for (int64_t kv = 0; kv < n; kv++)
             if (r->allowed[kv] && r->score[kv].v != -INFINITY)
-                moved += exp(r->score[kv].v - m) / sum * weight_error(&r->score[kv], m, how) *
-                         fabs(v[kv * p->head_dim_v] - o);
+                moved += weight_error(&r->score[kv], m, least_m, sum, how) * fabs(v[kv * p->head_dim_v] - o);
         const double terms = 2 * ((double)n + 16 + 8 * segments_of(c)) * how->sum;
         set(&d->out_o, r->at * p->head_dim_v + i, o,
-            moved + magnitude * (how->weight + terms) + least + fabs(o) * how->output +
-                (how->output == 0x1p-11 ? 0x1p-25 : 1e-36));
+            moved + magnitude * (how->weight + terms) + least + fabs(o) * unit + (unit == 0x1p-11 ? 0x1p-25 : 1e-36));
     }
 }
 
@@ -187,19 +208,22 @@ static void row_forward(const problem *p, const call *c, call_data *d, const rul
         set(&d->out_row_max, r->at, -INFINITY, 0);
         return;
     }
-    double sum = 0, moved = 0;
+    double sum = 0, moved = 0, below = 0, above = 0;
     for (int64_t kv = 0; kv < c->kv_len; kv++) {
         if (!r->allowed[kv] || r->score[kv].v == -INFINITY)
             continue;
         const double weight = exp(r->score[kv].v - m);
         sum += weight;
-        moved += weight * weight_error(&r->score[kv], m, how);
+        moved += weight * exponential_error(&r->score[kv], m, how);
+        below += exp(r->score[kv].lo - lo);
+        above += exp(r->score[kv].hi - hi);
     }
     const double lse = m + log(sum), u = how->exact.unit;
+    const double scores = fmax(hi + log(above) - lse, lse - lo - log(below));
     set(&d->out_lse, r->at, lse,
-        moved / sum + 2 * ((double)c->kv_len + 32) * u + 4 * (1 + segments_of(c)) * u * (fabs(lse) + fabs(m)));
+        scores + moved / sum + 2 * ((double)c->kv_len + 32) * u + 4 * (1 + segments_of(c)) * u * (fabs(lse) + fabs(m)));
     set(&d->out_row_max, r->at, m, fmax(hi - m, m - lo) + 2 * u * fabs(m) + 1e-36);
-    row_values(p, c, d, how, r, m, sum);
+    row_values(p, c, d, how, r, m, lo, sum);
 }
 
 static row row_at(const problem *p, const call *c, const call_data *d, int64_t at)
@@ -324,9 +348,14 @@ static void row_backward(const problem *p, const call *c, call_data *d, const ru
         }
         flow f = {.p = isfinite(lse) ? exp(s->v - lse) : 0};
         const double t = d_p - delta, t_error = terms * (d_p_magnitude + magnitude) + 2 * u * fabs(t);
-        f.p_error = f.p * weight_error(s, lse, how) + 1e-36;
+        const double most = exp(s->hi - lse);
+        f.p_error = fmax(most - f.p, f.p - exp(s->lo - lse)) + most * exponential_error(s, lse, how) + 1e-36;
         f.g = f.p * t;
         f.g_error = f.p * t_error + f.p_error * (fabs(t) + t_error) + 4 * u * fabs(f.g);
+        /* What a kernel has as infinite, or does in 16 bits, spreads as NaN. */
+        const double largest = p->kv_dtype == ATTUNE_F16 ? 3e4 : 1e30;
+        if (u > 1e-12 && !(f.p + f.p_error < largest && fabs(f.g) + f.g_error < 1e30))
+            r->score[kv].doubtful = true;
         pair_backward(p, c, d, how, r, kv, &f);
     }
 }
@@ -351,7 +380,7 @@ void oracle_backward(const problem *p, const call *c, attune_backend backend, ca
     if (!scores || !derivative)
         abort();
     for (int64_t i = 0; i < d->o.count; i++)
-        d->o.at[i] = rounded_to(p->dtype, d->out_o.value.at[i]);
+        d->o.at[i] = rounded_to(p->o_dtype, d->out_o.value.at[i]);
     for (int64_t i = 0; i < d->lse.count; i++)
         d->lse.at[i] = p->dtype == ATTUNE_F64 ? d->out_lse.value.at[i] : (double)(float)d->out_lse.value.at[i];
     for (int64_t i = 0; i < c->batch * p->heads * c->q_len; i++) {
@@ -361,9 +390,9 @@ void oracle_backward(const problem *p, const call *c, attune_backend backend, ca
         row_scores(p, c, d, &how, &r);
         row_backward(p, c, d, &how, &r);
     }
-    round_outputs(&d->out_d_q, how.output);
-    round_outputs(&d->out_d_k, how.output);
-    round_outputs(&d->out_d_v, how.output);
+    round_outputs(&d->out_d_q, unit_of(p->dtype));
+    round_outputs(&d->out_d_k, unit_of(p->kv_dtype));
+    round_outputs(&d->out_d_v, unit_of(p->kv_dtype));
     free(scores);
     free(derivative);
 }

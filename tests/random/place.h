@@ -39,14 +39,18 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
 
 /* What a mutation of a call may change (mutate.c). */
 #define TENSORS 40
+/* Captures or parameters of a call: the score's, both masks', and one that nobody reads. */
+#define NAMES (3 * SYMBOLS + 1)
 typedef struct arguments {
-    attune_forward_args *forward; /* one of both is NULL */
-    attune_backward_args *backward;
-    attune_segment *segments;
-    attune_capture *captures;
-    attune_parameter *parameters;
+    bool back; /* which of both is the call's */
+    attune_forward_args forward;
+    attune_backward_args backward;
+    attune_segment segments[SEGMENTS];
+    attune_capture captures[NAMES];
+    attune_parameter parameters[NAMES];
     uint64_t workspace;
-    int capture; /* one that the call must have; -1 = none */
+    int capture;        /* one that the call must have; -1 = none */
+    int mask_parameter; /* one that the mask reads; -1 = none */
 } arguments;
 /* Changes one thing. True if the call must then be refused. */
 bool mutate(const problem *p, const call *c, uint64_t seed, arguments *a, const char **what);

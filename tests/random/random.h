@@ -105,6 +105,7 @@ typedef struct tree_symbol {
     int rank;
     node_op by[ATTUNE_MAX_RANK]; /* OP_B ... OP_KV, or OP_INT: a few elements */
     bool declared_rank;          /* else 0 stands in its declaration */
+    bool of_mask;                /* the tensor that the mask follows */
 } tree_symbol;
 
 /* Kids stand before their parents; the root is the last. */
@@ -128,6 +129,9 @@ typedef struct point {
 
 void tree_draw_mask(rng *r, const char *suffix, bool lengths, bool divide, tree *t);
 void tree_draw_score(rng *r, bool wild, tree *t);
+/* `score + bias[b, h, q, kv]` of a score, or of nothing; bias is the mask's tensor, which all batches or heads may
+ * share. */
+void tree_add_bias(attune_dtype dtype, bool by_batch, bool by_head, tree *t);
 /* The text, as attune takes it. */
 void tree_print(const tree *t, char *text, size_t size);
 bool tree_uses(const tree *t, node_op op);
@@ -172,6 +176,22 @@ typedef struct derivatives {
 interval tree_score(const tree *t, const binding *bindings, const point *p, interval product, precision how,
                     derivatives *d);
 
+/* ---------------------------------------------------------------------------------------------------------- threads */
+
+/* Who runs the loops of the CPU device: its own threads; the caller, last index first; threads of ours. */
+typedef enum crew_way { CREW_NONE, CREW_CALLER, CREW_THREADS, CREW_WAYS } crew_way;
+
+/* Threads for attune_parallel_for, and what was wrong with how it was called. */
+#define CREW_MOST 4
+typedef struct crew crew;
+crew *crew_create(void);
+void crew_destroy(crew *c);
+attune_parallel_for crew_loops(crew *c);
+/* From here on loops are run in this way, called by this thread. */
+void crew_begin(crew *c, crew_way way);
+/* NULL, or how the contract was broken since. */
+const char *crew_end(crew *c);
+
 /* --------------------------------------------------------------------------------------------------------- problems */
 
 /* How a tensor lies in its buffer. */
@@ -191,7 +211,8 @@ typedef enum mask_kind {
     MASK_AND,
     MASK_OR,
     MASK_NOT,
-    MASK_SLICE
+    MASK_SLICE,
+    MASK_TENSOR
 } mask_kind;
 typedef enum data_kind { DATA_NORMAL, DATA_LARGE, DATA_EQUAL, DATA_NAN_HIDDEN, DATA_NONFINITE, DATA_KINDS } data_kind;
 
@@ -209,11 +230,12 @@ typedef struct call {
     bool lists_broadcast_b, lists_broadcast_h, lists_offsets;
     int64_t slice_batch0, slice_heads0, slice_block0; /* heads0 in groups */
     layout q, k, v, o, lse, row_max, d_o, d_lse, d_q, d_k, d_v, captures[SYMBOLS], d_captures[SYMBOLS],
-        host[2 * SYMBOLS];
+        host[2 * SYMBOLS], tensor;
     bool want_lse, want_row_max, want_d_lse;
     uint8_t want_captures; /* bits: symbols of the score whose gradients are asked for */
     int shrink_captures;   /* a dimension is that much shorter than its variable */
     bool repeat, seconds;
+    bool more_names; /* captures and parameters that the score does not read, the mask's parameters among them */
     uint32_t workspace_offset; /* in 256 bytes */
     int mutation;              /* 0 = none */
 } call;
@@ -221,13 +243,15 @@ typedef struct call {
 typedef struct problem {
     uint64_t seed, index;
     attune_direction direction;
-    attune_dtype dtype;
+    attune_dtype dtype, kv_dtype, o_dtype;
+    crew_way threads; /* on the CPU */
     uint32_t head_dim, head_dim_v;
     int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
     double scale;
     mask_kind mask;
     uint32_t q_block, kv_block;
-    tree masks[2]; /* of a combination both */
+    tree masks[2];             /* of a combination both */
+    attune_dtype tensor_dtype; /* MASK_TENSOR */
     bool has_score;
     tree score;
     bool lse, row_max;
@@ -269,6 +293,7 @@ typedef struct call_data {
     int64_t q_blocks, kv_blocks[SEGMENTS];
     uint8_t *lists[SEGMENTS]; /* MASK_LISTS: 0 none, 1 partial, 2 full, [lists_b, lists_h, q_blocks, kv_blocks] */
     uint8_t *dense[SEGMENTS]; /* [dense_b, dense_h, q_len, kv_len] of the mask */
+    grid tensor[SEGMENTS];    /* MASK_TENSOR: likewise */
     int64_t lists_batch, lists_heads;
     uint8_t *allowed; /* [batch, heads, q_len, kv_len] */
     expected out_o, out_lse, out_row_max, out_d_q, out_d_k, out_d_v, out_d_captures[SYMBOLS];
@@ -283,6 +308,8 @@ int64_t mask_batch(const problem *p, const call *c);
 int64_t mask_heads(const problem *p, const call *c);
 int64_t mask_kv_heads(const problem *p, const call *c);
 int64_t capture_size(const problem *p, const call *c, const tree_symbol *s, int dimension);
+/* Whether the mask, or the score, reads a tensor that the mask follows (or did before it was made smaller). */
+bool reads_tensor(const problem *p);
 int segments_of(const call *c);
 int64_t segment_length(const call *c, int segment);
 int64_t segment_start(const call *c, int segment);
@@ -306,6 +333,9 @@ typedef struct finding {
 typedef struct runner {
     attune_instance *instance;
     attune_device *device;
+    attune_instance *engine; /* of the CPU: one whose loops the crew runs; else NULL */
+    attune_device *engine_device;
+    crew *crew;
     attune_backend backend;
     char id[64];
     FILE *code; /* NULL, or where the calls are written down as C */

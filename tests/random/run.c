@@ -13,13 +13,17 @@ static const char *const role_names[ROLES] = {"q",   "k",     "v",   "o",   "lse
 /* All that is on the device for one call. k, v, d_k and d_v stand for each segment. */
 typedef struct bench {
     placed tensors[ROLES][SEGMENTS], captures[SYMBOLS], d_captures[SYMBOLS];
-    double *start[SYMBOLS]; /* what the gradients of captures are added to */
-    attune_mask *masks[SEGMENTS];
+    double *start[SYMBOLS];       /* what the gradients of captures are added to */
+    placed followed[SEGMENTS];    /* MASK_TENSOR: what the masks follow */
+    attune_mask **following;      /* and these masks, which are the plan's */
+    bool *updated;                /* of each, whether it ever was */
+    attune_mask *masks[SEGMENTS]; /* likewise, or the call's own */
     attune_buffer *workspace;
-    attune_capture named[SYMBOLS], wanted[SYMBOLS];
-    attune_parameter parameters[SYMBOLS];
+    attune_capture named[NAMES], wanted[SYMBOLS];
+    attune_parameter parameters[NAMES];
     attune_segment segments[SEGMENTS];
     uint32_t capture_count, wanted_count, parameter_count;
+    int mask_parameter; /* a parameter that the mask reads; -1 = none */
     uint64_t workspace_size;
     double seconds;
 } bench;
@@ -37,7 +41,10 @@ static bool place_role(runner *r, const problem *p, const call *c, int role, con
 {
     const bool keys = role == K || role == V || role == D_K || role == D_V;
     const bool rows = role == LSE || role == ROW_MAX || role == D_LSE;
-    const attune_dtype dtype = rows && p->dtype != ATTUNE_F64 ? ATTUNE_F32 : p->dtype;
+    const attune_dtype dtype = rows                       ? (p->dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32)
+                               : keys                     ? p->kv_dtype
+                               : role == O || role == D_O ? p->o_dtype
+                                                          : p->dtype;
     for (int s = 0; s < (keys ? segments_of(c) : 1); s++) {
         grid part = *v;
         double *copy = NULL;
@@ -84,11 +91,16 @@ static bool place_captures(runner *r, const problem *p, const call *c, const cal
             b->parameters[b->parameter_count++] = (attune_parameter){symbol->name, bound->number};
             continue;
         }
-        attune_status status = place(r, symbol->name, symbol->dtype, symbol->rank, bound->size, &c->captures[s],
-                                     bound->values, false, &b->captures[s]);
+        attune_status status = ATTUNE_OK;
+        if (symbol->of_mask)
+            say(r, "    attune_tensor bias = followed0;\n");
+        else
+            status = place(r, symbol->name, symbol->dtype, symbol->rank, bound->size, &c->captures[s], bound->values,
+                           false, &b->captures[s]);
         if (status != ATTUNE_OK)
             return failed_call(f, "placing a capture", status);
-        b->named[b->capture_count++] = (attune_capture){symbol->name, b->captures[s].tensor};
+        b->named[b->capture_count++] =
+            (attune_capture){symbol->name, symbol->of_mask ? b->followed[0].tensor : b->captures[s].tensor};
         const bool real = symbol->dtype == ATTUNE_F32 || symbol->dtype == ATTUNE_F16 || symbol->dtype == ATTUNE_BF16;
         if (p->direction != ATTUNE_BACKWARD || !real || !(c->want_captures >> s & 1) || !read_by(score, symbol->name))
             continue;
@@ -107,7 +119,44 @@ static bool place_captures(runner *r, const problem *p, const call *c, const cal
     return true;
 }
 
-static bool place_all(runner *r, const problem *p, const call *c, const call_data *d, const attune_expr *score,
+/* What the mask follows. */
+static bool place_followed(runner *r, const problem *p, const call *c, const call_data *d, bench *b, finding *f)
+{
+    for (int s = 0; s < segments_of(c) && reads_tensor(p); s++) {
+        char name[24];
+        (void)snprintf(name, sizeof name, "followed%d", s);
+        const attune_status status = place(r, name, p->tensor_dtype, 4, d->tensor[s].size, &c->tensor, d->tensor[s].at,
+                                           r->backend == ATTUNE_BACKEND_CPU && c->seed % 3 == 0, &b->followed[s]);
+        if (status != ATTUNE_OK)
+            return failed_call(f, "placing a mask's tensor", status);
+    }
+    return true;
+}
+
+/* Names that the score does not read. A mask's parameters may be repeated; its captures are the mask's own. */
+static void name_more(const problem *p, const call *c, const call_data *d, attune_expr *const exprs[3], bench *b)
+{
+    b->mask_parameter = -1;
+    for (int i = 0; i < 2 && c->more_names && p->mask; i++)
+        for (int s = 0; s < p->masks[i].symbol_count; s++) {
+            const tree_symbol *symbol = &p->masks[i].symbols[s];
+            if (symbol->kind == ATTUNE_SYMBOL_CAPTURE) {
+                b->named[b->capture_count++] = (attune_capture){.name = symbol->name};
+                continue;
+            }
+            /* What two masks make of one another may read less than they do. */
+            if (p->mask != MASK_AND && p->mask != MASK_OR && p->mask != MASK_DENSE && p->mask != MASK_TENSOR &&
+                read_by(exprs[i], symbol->name))
+                b->mask_parameter = (int)b->parameter_count;
+            b->parameters[b->parameter_count++] = (attune_parameter){symbol->name, d->mask[i][s].number};
+        }
+    if (c->more_names) {
+        b->named[b->capture_count++] = (attune_capture){.name = "nobody"};
+        b->parameters[b->parameter_count++] = (attune_parameter){"nothing", 1e300};
+    }
+}
+
+static bool place_all(runner *r, const problem *p, const call *c, const call_data *d, attune_expr *const exprs[3],
                       bench *b, finding *f)
 {
     const bool back = p->direction == ATTUNE_BACKWARD;
@@ -122,7 +171,7 @@ static bool place_all(runner *r, const problem *p, const call *c, const call_dat
                       place_role(r, p, c, D_Q, &d->out_d_q.value, true, &c->d_q, b, f) &&
                       place_role(r, p, c, D_K, &d->out_d_k.value, true, &c->d_k, b, f) &&
                       place_role(r, p, c, D_V, &d->out_d_v.value, true, &c->d_v, b, f))) &&
-           place_captures(r, p, c, d, score, b, f);
+           place_followed(r, p, c, d, b, f) && place_captures(r, p, c, d, exprs[2], b, f);
 }
 
 static void clear(bench *b)
@@ -135,59 +184,53 @@ static void clear(bench *b)
         displace(&b->d_captures[s]);
         free(b->start[s]);
     }
-    for (int s = 0; s < SEGMENTS; s++)
-        attune_mask_destroy(b->masks[s]);
+    for (int s = 0; s < SEGMENTS; s++) {
+        if (b->masks[s] != b->following[s])
+            attune_mask_destroy(b->masks[s]);
+        displace(&b->followed[s]);
+    }
     attune_buffer_destroy(b->workspace);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- calling */
 
-static attune_forward_args forward_args(const problem *p, const call *c, bench *b)
+/* What both passes have. */
+#define COMMON_ARGUMENTS(p, c, b)                                                                                      \
+    .q = (b)->tensors[Q][0].tensor, .k = (b)->tensors[K][0].tensor, .v = (b)->tensors[V][0].tensor,                    \
+    .o = (b)->tensors[O][0].tensor, .lse = (b)->tensors[LSE][0].tensor, .mask = (p)->segments ? NULL : (b)->masks[0],  \
+    .captures = (b)->named, .capture_count = (b)->capture_count, .parameters = (b)->parameters,                        \
+    .parameter_count = (b)->parameter_count, .workspace = (b)->workspace,                                              \
+    .workspace_offset = (uint64_t)(c)->workspace_offset * 256, .seconds = (c)->seconds ? &(b)->seconds : NULL,         \
+    .segments = (p)->segments ? (b)->segments : NULL,                                                                  \
+    .segment_count = (p)->segments ? (uint32_t)(c)->segment_count : 0
+
+static void arguments_of(const problem *p, const call *c, bench *b, arguments *a)
 {
-    return (attune_forward_args){.struct_size = sizeof(attune_forward_args),
-                                 .q = b->tensors[Q][0].tensor,
-                                 .k = b->tensors[K][0].tensor,
-                                 .v = b->tensors[V][0].tensor,
-                                 .o = b->tensors[O][0].tensor,
-                                 .lse = b->tensors[LSE][0].tensor,
-                                 .row_max = b->tensors[ROW_MAX][0].tensor,
-                                 .mask = p->segments ? NULL : b->masks[0],
-                                 .captures = b->named,
-                                 .capture_count = b->capture_count,
-                                 .parameters = b->parameters,
-                                 .parameter_count = b->parameter_count,
-                                 .workspace = b->workspace,
-                                 .workspace_offset = (uint64_t)c->workspace_offset * 256,
-                                 .seconds = c->seconds ? &b->seconds : NULL,
-                                 .segments = p->segments ? b->segments : NULL,
-                                 .segment_count = p->segments ? (uint32_t)c->segment_count : 0};
+    a->back = p->direction == ATTUNE_BACKWARD;
+    a->workspace = b->workspace_size;
+    a->forward = (attune_forward_args){
+        .struct_size = sizeof a->forward, COMMON_ARGUMENTS(p, c, b), .row_max = b->tensors[ROW_MAX][0].tensor};
+    a->backward = (attune_backward_args){.struct_size = sizeof a->backward,
+                                         COMMON_ARGUMENTS(p, c, b),
+                                         .d_o = b->tensors[D_O][0].tensor,
+                                         .d_lse = b->tensors[D_LSE][0].tensor,
+                                         .d_q = b->tensors[D_Q][0].tensor,
+                                         .d_k = b->tensors[D_K][0].tensor,
+                                         .d_v = b->tensors[D_V][0].tensor,
+                                         .capture_gradients = b->wanted,
+                                         .capture_gradient_count = b->wanted_count};
 }
 
-static attune_backward_args backward_args(const problem *p, const call *c, bench *b)
+/* Arrays of their own, which may change. */
+static void own_arrays(const bench *b, arguments *a)
 {
-    return (attune_backward_args){.struct_size = sizeof(attune_backward_args),
-                                  .q = b->tensors[Q][0].tensor,
-                                  .k = b->tensors[K][0].tensor,
-                                  .v = b->tensors[V][0].tensor,
-                                  .o = b->tensors[O][0].tensor,
-                                  .lse = b->tensors[LSE][0].tensor,
-                                  .d_o = b->tensors[D_O][0].tensor,
-                                  .d_lse = b->tensors[D_LSE][0].tensor,
-                                  .d_q = b->tensors[D_Q][0].tensor,
-                                  .d_k = b->tensors[D_K][0].tensor,
-                                  .d_v = b->tensors[D_V][0].tensor,
-                                  .mask = p->segments ? NULL : b->masks[0],
-                                  .captures = b->named,
-                                  .capture_count = b->capture_count,
-                                  .capture_gradients = b->wanted,
-                                  .capture_gradient_count = b->wanted_count,
-                                  .parameters = b->parameters,
-                                  .parameter_count = b->parameter_count,
-                                  .workspace = b->workspace,
-                                  .workspace_offset = (uint64_t)c->workspace_offset * 256,
-                                  .seconds = c->seconds ? &b->seconds : NULL,
-                                  .segments = p->segments ? b->segments : NULL,
-                                  .segment_count = p->segments ? (uint32_t)c->segment_count : 0};
+    memcpy(a->segments, b->segments, sizeof a->segments);
+    memcpy(a->captures, b->named, sizeof a->captures);
+    memcpy(a->parameters, b->parameters, sizeof a->parameters);
+    if (a->forward.segments)
+        a->forward.segments = a->backward.segments = a->segments;
+    a->forward.captures = a->backward.captures = a->captures;
+    a->forward.parameters = a->backward.parameters = a->parameters;
 }
 
 static void say_call(const runner *r, const problem *p, const call *c, const bench *b)
@@ -197,9 +240,12 @@ static void say_call(const runner *r, const problem *p, const call *c, const ben
         return;
     for (int which = 0; which < 2; which++) {
         say(r, "    attune_capture %s[] = {", which ? "gradients" : "captures");
+        const attune_capture *list = which ? b->wanted : b->named;
         for (uint32_t i = 0; i < (which ? b->wanted_count : b->capture_count); i++)
-            say(r, "{\"%s\", %s%s}, ", (which ? b->wanted : b->named)[i].name, which ? "d_" : "",
-                (which ? b->wanted : b->named)[i].name);
+            if (list[i].tensor.rank)
+                say(r, "{\"%s\", %s%s}, ", list[i].name, which ? "d_" : "", list[i].name);
+            else
+                say(r, "{\"%s\", {0}}, ", list[i].name);
         say(r, "{NULL, {0}}};\n");
     }
     say(r, "    attune_parameter parameters[] = {");
@@ -239,13 +285,12 @@ static void say_call(const runner *r, const problem *p, const call *c, const ben
         back ? "backward" : "forward");
 }
 
-static attune_status launch(runner *r, const problem *p, const attune_plan *plan, const attune_forward_args *forward,
-                            const attune_backward_args *backward)
+static attune_status launch(runner *r, const attune_plan *plan, const arguments *a)
 {
     attune_completion done;
-    const attune_status status = p->direction == ATTUNE_BACKWARD
-                                     ? attune_backward(plan, attune_device_queue(r->device), backward, &done)
-                                     : attune_forward(plan, attune_device_queue(r->device), forward, &done);
+    attune_queue *queue = attune_device_queue(r->device);
+    const attune_status status =
+        a->back ? attune_backward(plan, queue, &a->backward, &done) : attune_forward(plan, queue, &a->forward, &done);
     return status == ATTUNE_OK ? attune_completion_wait(done, UINT64_MAX) : status;
 }
 
@@ -292,7 +337,7 @@ static bool compare(runner *r, const placed *t, const expected *e, int64_t first
             at = ((i / width / length) * e->value.size[2] + first + i / width % length) * width + i % width;
         }
         const double wanted = e->value.at[at] + (start ? start[i] : 0);
-        const double bound = e->bound[at] + (start ? 4 * 0x1p-24 * fabs(wanted) : 0);
+        const double bound = e->bound[at] + (start && isfinite(wanted) ? 4 * 0x1p-24 * fabs(wanted) : 0);
         r->doubtful += bound == INFINITY;
         if (right(got[i], wanted, bound))
             continue;
@@ -373,9 +418,9 @@ static bool repeat(runner *r, const problem *p, const call *c, const attune_plan
         return fail(f, "choice", "attune_plan_choice_get: %s", attune_last_error());
     if (p->direction == ATTUNE_BACKWARD && (!choice.deterministic || b->wanted_count))
         return true;
-    const attune_forward_args forward = forward_args(p, c, b);
-    const attune_backward_args backward = backward_args(p, c, b);
-    const attune_status status = launch(r, p, plan, &forward, &backward);
+    arguments a;
+    arguments_of(p, c, b, &a);
+    const attune_status status = launch(r, plan, &a);
     if (status != ATTUNE_OK)
         return failed_call(f, "a repeated call", status);
     finding other = {0};
@@ -391,30 +436,15 @@ static bool mutated(runner *r, const problem *p, const call *c, const attune_pla
     for (uint32_t i = 0; i < b->capture_count; i++)
         live = read_by(score, b->named[i].name) ? (int)i : live;
     for (int i = 0; i < 6; i++) {
-        attune_forward_args forward = forward_args(p, c, b);
-        attune_backward_args backward = backward_args(p, c, b);
-        attune_segment segments[SEGMENTS];
-        attune_capture captures[SYMBOLS];
-        attune_parameter parameters[SYMBOLS];
-        memcpy(segments, b->segments, sizeof segments);
-        memcpy(captures, b->named, sizeof captures);
-        memcpy(parameters, b->parameters, sizeof parameters);
-        if (forward.segments)
-            forward.segments = backward.segments = segments;
-        forward.captures = backward.captures = captures;
-        forward.parameters = backward.parameters = parameters;
-        arguments a = {p->direction == ATTUNE_FORWARD ? &forward : NULL,
-                       p->direction == ATTUNE_BACKWARD ? &backward : NULL,
-                       segments,
-                       captures,
-                       parameters,
-                       b->workspace_size,
-                       live};
+        arguments a;
         const char *what = "";
-        const bool refused = mutate(p, c, mix(c->seed, (uint64_t)(100 + c->mutation * 8 + i)), &a, &what);
-        if (!refused)
+        arguments_of(p, c, b, &a);
+        own_arrays(b, &a);
+        a.capture = live;
+        a.mask_parameter = b->mask_parameter;
+        if (!mutate(p, c, mix(c->seed, (uint64_t)(100 + c->mutation * 8 + i)), &a, &what))
             continue;
-        const attune_status status = launch(r, p, plan, &forward, &backward);
+        const attune_status status = launch(r, plan, &a);
         if (status == ATTUNE_OK)
             return fail(f, "accepted", "a call is accepted that must not be: %s", what);
         if (!*attune_last_error() || status == ATTUNE_INTERNAL)
@@ -426,14 +456,49 @@ static bool mutated(runner *r, const problem *p, const call *c, const attune_pla
     return true;
 }
 
+/* Before its first tensor a mask is in no call. An update that is refused leaves it as it was. */
+static bool update_masks(runner *r, const call *c, const attune_plan *plan, const arguments *a, bench *b, finding *f)
+{
+    attune_queue *queue = attune_device_queue(r->device);
+    for (int s = 0; s < segments_of(c); s++) {
+        if (!b->updated[s]) {
+            const attune_status early = launch(r, plan, a);
+            if (early == ATTUNE_OK)
+                return fail(f, "accepted", "a call is accepted before its mask's first update");
+            if (!same_inputs(b, true, a->back, f))
+                return false;
+        }
+        attune_status status = attune_mask_update(b->masks[s], queue, &b->followed[s].tensor, NULL);
+        say(r, "    TRY(attune_mask_update(mask%d, attune_device_queue(device), &followed%d, NULL));\n", s, s);
+        if (status != ATTUNE_OK)
+            return failed_call(f, "attune_mask_update", status);
+        b->updated[s] = true;
+        attune_tensor wrong = b->followed[s].tensor;
+        if (c->seed % 5 == 0)
+            wrong.size[c->seed / 5 % 4] += c->seed / 20 % 2 ? 1 << 20 : -wrong.size[c->seed / 5 % 4];
+        else if (c->seed % 5 == 1)
+            wrong.dtype = wrong.dtype == ATTUNE_I32 ? ATTUNE_I64 : ATTUNE_I32;
+        else if (c->seed % 5 == 2)
+            wrong.buffer = NULL;
+        else
+            continue;
+        status = attune_mask_update(b->masks[s], queue, &wrong, NULL);
+        if (status == ATTUNE_OK || !*attune_last_error())
+            return fail(f, "accepted", "a tensor is accepted that its mask was not made for");
+        r->refused++;
+    }
+    return true;
+}
+
 static bool run_call(runner *r, const problem *p, const call *c, attune_expr *const exprs[3], const attune_plan *plan,
                      call_data *d, bench *b, finding *f)
 {
     for (int s = 0; s < segments_of(c); s++)
         if (p->mask && !b->masks[s] && !make_mask(r, p, c, d, s, exprs, &b->masks[s], f))
             return false;
-    if (!place_all(r, p, c, d, exprs[2], b, f))
+    if (!place_all(r, p, c, d, exprs, b, f))
         return false;
+    name_more(p, c, d, exprs, b);
     for (int s = 0; s < segments_of(c); s++)
         b->segments[s] = (attune_segment){b->tensors[K][s].tensor, b->tensors[V][s].tensor, b->masks[s],
                                           b->tensors[D_K][s].tensor, b->tensors[D_V][s].tensor};
@@ -455,10 +520,12 @@ static bool run_call(runner *r, const problem *p, const call *c, attune_expr *co
             return failed_call(f, "the workspace", status);
         say(r, "    fill(workspace, %llu);\n", (unsigned long long)size);
     }
+    arguments a;
+    arguments_of(p, c, b, &a);
+    if (p->mask == MASK_TENSOR && !update_masks(r, c, plan, &a, b, f))
+        return false;
     say_call(r, p, c, b);
-    const attune_forward_args forward = forward_args(p, c, b);
-    const attune_backward_args backward = backward_args(p, c, b);
-    const attune_status status = launch(r, p, plan, &forward, &backward);
+    const attune_status status = launch(r, plan, &a);
     r->calls++;
     if (status != ATTUNE_OK)
         return failed_call(f, p->direction == ATTUNE_FORWARD ? "attune_forward" : "attune_backward", status);
@@ -492,14 +559,15 @@ static void say_plan(const runner *r, const problem *p, const attune_problem *d,
     if (!r->code)
         return;
     say(r,
-        "    attune_problem problem = {.struct_size = sizeof problem, .direction = %d, .dtype = %d, .head_dim = %u, "
+        "    attune_problem problem = {.struct_size = sizeof problem, .direction = %d, .dtype = %d, .kv_dtype = %d, "
+        ".o_dtype = %d, .head_dim = %u, "
         ".head_dim_v = "
         "%u, .batch = %lld, .kv_batch = %lld,\n        .heads = %lld, .kv_heads = %lld, .q_len = %lld, .kv_len = %lld, "
         ".scale "
         "= %.17g, .lse = %d, .row_max = %d, .capture_gradient_elements = %lld, .segments = %u};\n",
-        (int)d->direction, (int)d->dtype, d->head_dim, d->head_dim_v, (long long)d->batch, (long long)d->kv_batch,
-        (long long)d->heads, (long long)d->kv_heads, (long long)d->q_len, (long long)d->kv_len, d->scale, d->lse,
-        d->row_max, (long long)d->capture_gradient_elements, d->segments);
+        (int)d->direction, (int)d->dtype, (int)d->kv_dtype, (int)d->o_dtype, d->head_dim, d->head_dim_v,
+        (long long)d->batch, (long long)d->kv_batch, (long long)d->heads, (long long)d->kv_heads, (long long)d->q_len,
+        (long long)d->kv_len, d->scale, d->lse, d->row_max, (long long)d->capture_gradient_elements, d->segments);
     if (p->has_score)
         say(r, "    problem.score = score;\n");
     if (p->mask)
@@ -524,6 +592,8 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
     attune_problem d = {.struct_size = sizeof d,
                         .direction = p->direction,
                         .dtype = p->dtype,
+                        .kv_dtype = p->kv_dtype == p->dtype && p->seed % 2 ? (attune_dtype)0 : p->kv_dtype,
+                        .o_dtype = p->o_dtype == p->dtype && p->seed % 2 ? (attune_dtype)0 : p->o_dtype,
                         .head_dim = p->head_dim,
                         .head_dim_v = p->head_dim_v,
                         .batch = p->batch,
@@ -554,6 +624,13 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
         status = attune_plan_create(r->device, &d, NULL, plan);
     }
     say_plan(r, p, &d, forced);
+    const bool mixed = p->kv_dtype != p->dtype || p->o_dtype != p->dtype;
+    if (mixed && p->direction == ATTUNE_BACKWARD && r->backend != ATTUNE_BACKEND_CPU) {
+        if (status != ATTUNE_UNSUPPORTED || !*attune_last_error())
+            return fail(f, "accepted", "gradients of mixed types: %s", attune_status_string(status));
+        r->refused++;
+        return true;
+    }
     if (status != ATTUNE_OK)
         return failed_call(f, "attune_plan_create", status);
     attune_plan_choice choice = {.struct_size = sizeof choice};
@@ -568,29 +645,62 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
     return true;
 }
 
-bool run_problem(runner *r, const problem *p, finding *f)
+static bool run_on(runner *r, const problem *p, finding *f)
 {
     attune_expr *exprs[3] = {NULL};
     attune_plan *plan = NULL;
+    attune_mask *following[SEGMENTS] = {NULL};
+    bool updated[SEGMENTS] = {false};
     *f = (finding){.call = -1};
-    bool ok = make_expressions(r, p, exprs, f);
-    for (int i = 0; ok && i < p->call_count; i++) {
-        bench b = {.capture_count = 0};
+    bool ok = make_expressions(r, p, exprs, f), refused = false;
+    for (int i = 0; ok && !refused && i < p->call_count; i++) {
+        const call *c = &p->calls[i];
+        bench b = {.following = following, .updated = updated};
         call_data d;
-        ok = data_create(p, &p->calls[i], r->backend, &d);
-        if (ok && !plan)
-            ok = (!p->mask || make_mask(r, p, &p->calls[i], &d, p->segments ? 0 : -1, exprs, &b.masks[0], f)) &&
+        say(r, i ? "    {\n" : "");
+        ok = data_create(p, c, r->backend, &d);
+        for (int s = 0; ok && !plan && p->mask == MASK_TENSOR && s < (p->segments ? (int)p->segments : 1); s++)
+            ok = make_mask(r, p, c, &d, s, exprs, &following[s], f);
+        for (int s = 0; ok && p->mask == MASK_TENSOR && s < SEGMENTS; s++)
+            b.masks[s] = following[s];
+        if (ok && !plan) {
+            ok = (!p->mask || b.masks[0] || make_mask(r, p, c, &d, p->segments ? 0 : -1, exprs, &b.masks[0], f)) &&
                  make_plan(r, p, b.masks[0], exprs, &plan, f);
-        if (ok) {
-            f->call = i;
-            ok = run_call(r, p, &p->calls[i], exprs, plan, &d, &b, f);
+            refused = ok && !plan;
         }
+        if (ok && plan) {
+            f->call = i;
+            ok = run_call(r, p, c, exprs, plan, &d, &b, f);
+        }
+        say(r, i ? "    }\n" : "");
         clear(&b);
         data_destroy(&d);
     }
     attune_plan_destroy(plan);
+    for (int s = 0; s < SEGMENTS; s++)
+        attune_mask_destroy(following[s]);
     for (int i = 0; i < 3; i++)
         attune_expr_destroy(exprs[i]);
+    return ok;
+}
+
+/* On the CPU a problem may have threads of an engine. */
+bool run_problem(runner *r, const problem *p, finding *f)
+{
+    if (p->threads == CREW_NONE || !r->crew)
+        return run_on(r, p, f);
+    runner engine = *r;
+    engine.instance = r->engine;
+    engine.device = r->engine_device;
+    crew_begin(r->crew, p->threads);
+    bool ok = run_on(&engine, p, f);
+    const char *broken = crew_end(r->crew);
+    if (ok && broken)
+        ok = fail(f, "parallel_for", "%s", broken);
+    r->calls = engine.calls;
+    r->elements = engine.elements;
+    r->doubtful = engine.doubtful;
+    r->refused = engine.refused;
     return ok;
 }
 
@@ -599,17 +709,26 @@ bool runner_open(const char *id, runner *r)
     *r = (runner){.code = NULL};
     (void)snprintf(r->id, sizeof r->id, "%s", id);
     attune_device_info info = {.struct_size = sizeof info};
-    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 2};
+    attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 2};
     if (attune_instance_create(&desc, &r->instance) != ATTUNE_OK ||
         attune_device_open(r->instance, id, &r->device) != ATTUNE_OK ||
         attune_device_info_get(r->device, &info) != ATTUNE_OK)
         return false;
     r->backend = info.backend;
-    return true;
+    if (r->backend != ATTUNE_BACKEND_CPU)
+        return true;
+    r->crew = crew_create();
+    desc.cpu_threads = CREW_MOST;
+    desc.parallel_for = crew_loops(r->crew);
+    return attune_instance_create(&desc, &r->engine) == ATTUNE_OK &&
+           attune_device_open(r->engine, id, &r->engine_device) == ATTUNE_OK;
 }
 
 void runner_close(runner *r)
 {
     attune_device_destroy(r->device);
     attune_instance_destroy(r->instance);
+    attune_device_destroy(r->engine_device);
+    attune_instance_destroy(r->engine);
+    crew_destroy(r->crew);
 }

@@ -65,6 +65,7 @@ static void shrink_kinds(search *s)
     TRY_FIELD(s, c_->repeat, false);
     TRY_FIELD(s, c_->seconds, false);
     TRY_FIELD(s, c_->data, DATA_NORMAL);
+    TRY_FIELD(s, c_->more_names, false);
     TRY_FIELD(s, c_->mask_more_q, 0);
     TRY_FIELD(s, c_->mask_more_kv, 0);
     TRY_FIELD(s, c_->workspace_offset, 0);
@@ -76,7 +77,15 @@ static void shrink_kinds(search *s)
     TRY_FIELD(s, try_.row_max, false);
     TRY_FIELD(s, try_.lse, false);
     TRY_FIELD(s, try_.scale, 0);
-    TRY_FIELD(s, try_.dtype, ATTUNE_F32);
+    TRY_FIELD(s, try_.threads, CREW_NONE);
+    TRY_FIELD(s, try_.kv_dtype, s->best->dtype);
+    TRY_FIELD(s, try_.o_dtype, s->best->dtype);
+    if (s->best->dtype == s->best->kv_dtype && s->best->dtype == s->best->o_dtype) {
+        problem wide = *s->best;
+        wide.dtype = wide.kv_dtype = wide.o_dtype = ATTUNE_F32;
+        if (s->best->dtype != ATTUNE_F32)
+            (void)keep(s, &wide);
+    }
     TRY_FIELD(s, c_->slice_batch0, 0);
     TRY_FIELD(s, c_->slice_heads0, 0);
     TRY_FIELD(s, c_->slice_block0, 0);
@@ -94,7 +103,8 @@ static void shrink_layouts(search *s)
 {
     problem plain = *s->best;
     call *c = &plain.calls[0];
-    layout *all[] = {&c->q, &c->k, &c->v, &c->o, &c->lse, &c->row_max, &c->d_o, &c->d_lse, &c->d_q, &c->d_k, &c->d_v};
+    layout *all[] = {&c->q,   &c->k,     &c->v,   &c->o,   &c->lse, &c->row_max,
+                     &c->d_o, &c->d_lse, &c->d_q, &c->d_k, &c->d_v, &c->tensor};
     const size_t count = sizeof all / sizeof *all;
     for (size_t i = 0; i < count; i++)
         *all[i] = (layout){0};
@@ -207,17 +217,19 @@ void shrink_problem(runner *r, problem *p, finding *f, int tries, double seconds
 
 void problem_print(const problem *p, FILE *out)
 {
-    static const char *const masks[] = {"none", "expression", "dense", "lists", "and", "or", "not", "slice"};
+    static const char *const masks[] = {"none", "expression", "dense", "lists", "and", "or", "not", "slice", "tensor"};
     static const char *const datas[] = {"normal", "large", "equal", "NaN where nothing is seen", "NaN and infinity"};
     static char text[1 << 16];
-    (void)fprintf(out,
-                  "  %s %s D %u Dv %u B %lld kv_batch %lld heads %lld/%lld q %lld kv %lld scale %g segments %u lse %d "
-                  "row_max %d\n",
-                  p->direction == ATTUNE_FORWARD ? "forward" : "backward", attune_dtype_string(p->dtype), p->head_dim,
-                  p->head_dim_v, (long long)p->batch, (long long)p->kv_batch, (long long)p->heads,
-                  (long long)p->kv_heads, (long long)p->q_len, (long long)p->kv_len, p->scale, p->segments, p->lse,
-                  p->row_max);
-    (void)fprintf(out, "  mask: %s %ux%u\n", masks[p->mask], p->q_block, p->kv_block);
+    (void)fprintf(
+        out,
+        "  %s %s %s %s D %u Dv %u B %lld kv_batch %lld heads %lld/%lld q %lld kv %lld scale %g segments %u lse %d "
+        "row_max %d threads %d\n",
+        p->direction == ATTUNE_FORWARD ? "forward" : "backward", attune_dtype_string(p->dtype),
+        attune_dtype_string(p->kv_dtype), attune_dtype_string(p->o_dtype), p->head_dim, p->head_dim_v,
+        (long long)p->batch, (long long)p->kv_batch, (long long)p->heads, (long long)p->kv_heads, (long long)p->q_len,
+        (long long)p->kv_len, p->scale, p->segments, p->lse, p->row_max, (int)p->threads);
+    (void)fprintf(out, "  mask: %s %ux%u %s\n", masks[p->mask], p->q_block, p->kv_block,
+                  p->mask == MASK_TENSOR ? attune_dtype_string(p->tensor_dtype) : "");
     const tree *const trees[] = {&p->masks[0], &p->masks[1], &p->score};
     static const char *const names[] = {"mask a", "mask b", "score"};
     for (int i = 0; i < 3; i++)
@@ -276,9 +288,11 @@ static const char before[] =
     "static void fill(attune_buffer *buffer, size_t size)\n{\n    unsigned char *bytes = malloc(size);\n    "
     "memset(bytes, 0xff, size);\n"
     "    (void)attune_buffer_write(buffer, 0, bytes, size);\n    free(bytes);\n}\n\n"
+    "static void backwards(void *user, uint32_t count, void (*body)(void *, uint32_t), void *context)\n{\n"
+    "    (void)user;\n    while (count > 0)\n        body(context, --count);\n}\n\n"
     "int main(int argc, char **argv)\n{\n    int failures = 0;\n    attune_instance *instance;\n    attune_device "
     "*device;\n"
-    "    TRY(attune_instance_create(NULL, &instance));\n";
+    "    attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 2};\n    (void)backwards;\n";
 
 bool write_reproduction(runner *r, const problem *p, const char *path)
 {
@@ -286,7 +300,10 @@ bool write_reproduction(runner *r, const problem *p, const char *path)
     r->code = fopen(path, "w");
     if (!r->code)
         return false;
-    say(r, "%s    TRY(attune_device_open(instance, argc > 1 ? argv[1] : \"%s\", &device));\n", before, r->id);
+    say(r,
+        "%s%s    TRY(attune_instance_create(&desc, &instance));\n    TRY(attune_device_open(instance, argc > 1 ? "
+        "argv[1] : \"%s\", &device));\n",
+        before, p->threads == CREW_NONE ? "" : "    desc.cpu_threads = 4, desc.parallel_for.run = backwards;\n", r->id);
     (void)run_problem(r, p, &f);
     say(r,
         "    (void)fill, (void)check;\n    printf(\"%%s\\n\", failures ? \"found again\" : \"not found\");\n    return "

@@ -100,11 +100,34 @@ static const char *name_of(node_op op)
 
 static void print_node(const tree *t, int at, int least, writer *w);
 
+/* Whether the language would take an operation of floats for one of whole numbers: all that it is of was converted. */
+static bool looks_whole(const tree *t, const node *n)
+{
+    const int first = n->op == OP_CHOICE || n->op == OP_SELECT;
+    bool whole = n->op >= OP_NEG && n->op <= OP_CLAMP && n->count > first;
+    for (int i = first; i < n->count; i++)
+        whole &= t->nodes[n->kid[i]].op == OP_CONVERT;
+    return whole;
+}
+
+/* The i-th operand. One of those that look whole is made a float in words. */
+static void print_kid(const tree *t, const node *n, int i, int least, writer *w)
+{
+    const bool words = i == (n->op == OP_CHOICE || n->op == OP_SELECT) && looks_whole(t, n);
+    if (words) {
+        put(w, "(1.0 * ");
+        print_node(t, n->kid[i], 8, w);
+        put(w, ")");
+    } else {
+        print_node(t, n->kid[i], least, w);
+    }
+}
+
 static void print_list(const tree *t, const node *n, writer *w)
 {
     for (int i = 0; i < n->count; i++) {
         put(w, i ? ", " : "");
-        print_node(t, n->kid[i], 0, w);
+        print_kid(t, n, i, 0, w);
     }
 }
 
@@ -151,20 +174,20 @@ static void print_node(const tree *t, int at, int least, writer *w)
     case OP_NEG:
     case OP_NOT:
         put(w, name_of(n->op));
-        print_node(t, n->kid[0], 9, w);
+        print_kid(t, n, 0, 9, w);
         break;
     case OP_CHOICE:
-        print_node(t, n->kid[0], 2, w);
+        print_kid(t, n, 0, 2, w);
         put(w, " ? ");
-        print_node(t, n->kid[1], 2, w);
+        print_kid(t, n, 1, 2, w);
         put(w, " : ");
-        print_node(t, n->kid[2], 1, w);
+        print_kid(t, n, 2, 1, w);
         break;
     default:
         if (own < 9) {
-            print_node(t, n->kid[0], own + (own == 4 || own == 5), w);
+            print_kid(t, n, 0, own + (own == 4 || own == 5), w);
             put(w, name_of(n->op));
-            print_node(t, n->kid[1], own + 1, w);
+            print_kid(t, n, 1, own + 1, w);
         } else {
             put(w, name_of(n->op));
             if (n->count) {
