@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Writes docs/performance.md from the results that lie beside this file; --check says whether it is current.
+
+    bench/results/page.py            # write docs/performance.md
+    bench/results/page.py --check    # exit status 1 if it is not what the results give
+
+Of each machine and section the newest file counts. Known shortfalls, which no figure tells by itself, are in shortfalls.json.
+"""
+import json
+import pathlib
+import sys
+
+here = pathlib.Path(__file__).resolve().parent
+root = here.parent.parent
+PAGE = root / 'docs/performance.md'
+UNITS = {'TFLOP/s': ('flop_per_second', 1e12), 'GFLOP/s': ('flop_per_second', 1e9), 'TB/s': ('bytes_per_second', 1e12),
+         'ms': ('median_seconds', 1e-3)}
+PEERS = {'torch-cudnn': 'cuDNN', 'torch-flex': 'flex_attention', 'torch-flash': 'flash-2'}
+
+HEAD = '''# Performance
+
+This page is generated from `bench/results/*.json` by `bench/results/page.py`; a test holds it to them. Inputs are random, clocks are
+not locked, and a peer runs beside attune in the same process or the same run. What is counted and how a row is measured:
+[benchmarking.md](benchmarking.md). Why the kernels are as they are, with the experiments that did not help: [decisions](decisions/README.md).
+
+To measure a machine again, and to hold it to what was there before:
+
+    bench/results/measure.py --attune build/bench/attune --machine h200 --out after.json
+    bench/results/measure.py --compare bench/results/h200-2026-11-22.json after.json
+'''
+
+
+def figure(row, unit):
+    """Three digits; the reason where there is none."""
+    key, scale = UNITS[unit]
+    if 'median_seconds' not in row or key not in row:
+        return '-'
+    value = row[key] / scale
+    return f'{value:,.0f}' if value >= 100 else f'{value:.1f}' if value >= 10 else f'{value:.2f}'
+
+
+def title_of(row):
+    return row['workload'] if row.get('kind') != 'peer' else row['workload'].replace('peer: ', '')
+
+
+def spread(row):
+    """How far the middle 80 % of the samples lie from the median."""
+    if not row.get('p90_seconds') or not row.get('median_seconds'):
+        return '-'
+    return f'{100 * (row["p90_seconds"] - row["p10_seconds"]) / row["median_seconds"]:.0f} %'
+
+
+def peers_in(rows):
+    return [device for device in PEERS if any(row.get('device') == device for row in rows)]
+
+
+def table(rows, unit):
+    """A line for each workload; PyTorch's rows of the same workload are columns."""
+    peers = peers_in(rows)
+    own = [row for row in rows if row.get('device') not in PEERS]
+    by = {(row['workload'], row['device']): row for row in rows if row.get('device') in PEERS}
+    lines = ['| workload | shape | plan | ' + unit + ' | p10 to p90 |' + ''.join(f' {PEERS[peer]} |' for peer in peers),
+             '|---' * (5 + len(peers)) + '|']
+    for row in own:
+        cells = [title_of(row), row.get('shape', '-'), row.get('plan', '-'), figure(row, unit), spread(row)]
+        cells += [figure(by[row['workload'], peer], unit) if (row['workload'], peer) in by else '-' for peer in peers]
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return lines
+
+
+def against(rows):
+    """Each of PyTorch's kernels: in how many rows attune is ahead, and by what least and largest factor."""
+    lines = []
+    own = {row['workload']: row for row in rows if row.get('device') not in PEERS}
+    for peer in peers_in(rows):
+        factors = [row['median_seconds'] / own[row['workload']]['median_seconds'] for row in rows
+                   if row.get('device') == peer and 'median_seconds' in row and 'median_seconds' in own.get(row['workload'], {})]
+        if factors:
+            ahead = sum(factor > 1 for factor in factors)
+            lines.append(f'- {PEERS[peer]}: ahead in {ahead} of {len(factors)} rows, by a factor of {min(factors):.2f} to {max(factors):.2f}.')
+    return lines
+
+
+def results():
+    """{machine: {section: (date, section)}}, of each the newest."""
+    found = {}
+    for path in sorted(here.glob('*-*.json')):
+        document = json.loads(path.read_text())
+        machine = found.setdefault(document['machine'], {})
+        for name, section in document['sections'].items():
+            if name not in machine or machine[name][0] <= document['date']:
+                machine[name] = (document['date'], section)
+    return found
+
+
+def device_of(context):
+    parts = [value for key, value in context.items() if key.startswith('device ') and 'cpu' not in key]
+    text = (parts[0] if parts else f'{context["cpu_name"]}, {context["num_cpus"]} threads').split('; uuid')[0]
+    if 'torch' in context:
+        text += f'; PyTorch {context["torch"]}, cuDNN {context["cudnn"] // 10000}.{context["cudnn"] // 100 % 100}'
+    return text
+
+
+def page():
+    sections = json.loads((here / 'sections.json').read_text())
+    shortfalls = json.loads((here / 'shortfalls.json').read_text())
+    lines = [HEAD]
+    for machine, measured in results().items():
+        lines.append(f'## {machine.upper()}\n')
+        for section in sections:
+            if section['name'] not in measured:
+                continue
+            date, data = measured[section['name']]
+            lines += [f'### {section["title"]}\n', f'{section["about"]} {device_of(data.get("context", {}))}; {date}.\n',
+                      '    ' + data['command'].replace('{attune}', 'build/bench/attune').replace('{cuda}', 'cuda:0').replace('{vulkan}', 'vulkan:0') + '\n']
+            lines += table(data.get('rows', []), section['unit'])
+            peaks = [f'{key.removeprefix("peak ")}: {value}' for key, value in data.get('context', {}).items() if key.startswith('peak ')]
+            lines += [''] + [f'The device reaches, {peak}.' for peak in peaks] + against(data.get('rows', []))
+            if section['name'] in shortfalls:
+                lines += ['', 'Known shortfalls:', ''] + [f'- {text}' for text in shortfalls[section['name']]]
+            lines.append('')
+    return '\n'.join(lines).rstrip() + '\n'
+
+
+def main():
+    text = page()
+    if sys.argv[1:] == ['--check']:
+        if not PAGE.exists() or PAGE.read_text() != text:
+            sys.exit(f'{PAGE.relative_to(root)} is not what bench/results gives: run bench/results/page.py')
+        print(f'{PAGE.relative_to(root)} is current')
+        return
+    if sys.argv[1:]:
+        sys.exit(__doc__)
+    PAGE.write_text(text)
+
+
+if __name__ == '__main__':
+    main()
