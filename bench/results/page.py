@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes docs/performance.md from the results that lie beside this file; --check says whether it is current.
+"""Writes docs/performance.md, and the table in README.md, from the results beside this file; --check says whether they are current.
 
-    bench/results/page.py            # write docs/performance.md
-    bench/results/page.py --check    # exit status 1 if it is not what the results give
+    bench/results/page.py            # write them
+    bench/results/page.py --check    # exit status 1 if they are not what the results give
 
 Of each machine and section the newest file counts. Known shortfalls, which no figure tells by itself, are in shortfalls.json.
 """
@@ -13,7 +13,17 @@ import sys
 
 here = pathlib.Path(__file__).resolve().parent
 root = here.parent.parent
-PAGE = root / 'docs/performance.md'
+PAGE, README = root / 'docs/performance.md', root / 'README.md'
+# README's table: a line, its section, and the workloads whose figures stand in one cell.
+SUMMARY = [
+    ('forward, 2,048 keys, D128', 'forward', 'd128_2k_dense', 'd128_2k_causal'),
+    ('forward, 8,192, D64', 'forward', 'd64_8k_dense', 'd64_8k_causal'),
+    ('forward, 16,384, D128, soft-cap 50', 'forward', 'softcap_dense', 'softcap_causal'),
+    ('forward, 16,384, D128, causal documents', 'forward', 'document_causal'),
+    ('backward, 2,048, D128', 'backward', 'd128_2k_dense', 'd128_2k_causal'),
+    ('backward, 8,192, D256', 'backward', 'd256_8k_dense', 'd256_8k_causal'),
+]
+BEGIN, END = '<!-- figures: bench/results/page.py -->\n', '<!-- end of figures -->\n'
 UNITS = {'TFLOP/s': ('flop_per_second', 1e12), 'GFLOP/s': ('flop_per_second', 1e9), 'TB/s': ('bytes_per_second', 1e12),
          'ms': ('median_seconds', 1e-3)}
 PEERS = {'torch-cudnn': 'cuDNN', 'torch-flex': 'flex_attention', 'torch-flash': 'flash-2'}
@@ -123,16 +133,30 @@ def page():
     return '\n'.join(lines).rstrip() + '\n'
 
 
+def summary():
+    measured = results()['h200']
+    lines = ['| | attune | cuDNN | flex_attention | flash-2 |', '|---|---|---|---|---|']
+    for title, section, *workloads in SUMMARY:
+        rows = measured[section][1]['rows']
+        cells = []
+        for device in ['cuda:', *PEERS]:
+            found = [figure(row, 'TFLOP/s') for name in workloads for row in rows if row['workload'] == name and row['device'].startswith(device)]
+            cells.append(' / '.join(found) if set(found) != {'-'} else '-')
+        lines.append(f'| {title} | ' + ' | '.join(cells) + ' |')
+    return '\n'.join(lines) + '\n'
+
+
 def main():
-    text = page()
-    if sys.argv[1:] == ['--check']:
-        if not PAGE.exists() or PAGE.read_text() != text:
-            sys.exit(f'{PAGE.relative_to(root)} is not what bench/results gives: run bench/results/page.py')
-        print(f'{PAGE.relative_to(root)} is current')
-        return
-    if sys.argv[1:]:
+    if sys.argv[1:] not in ([], ['--check']):
         sys.exit(__doc__)
-    PAGE.write_text(text)
+    readme = README.read_text()
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    texts = {PAGE: page(), README: before + BEGIN + summary() + END + after}
+    for path, text in texts.items():
+        if sys.argv[1:] and (not path.exists() or path.read_text() != text):
+            sys.exit(f'{path.relative_to(root)} is not what bench/results gives: run bench/results/page.py')
+        path.write_text(text) if not sys.argv[1:] else print(f'{path.relative_to(root)} is current')
 
 
 if __name__ == '__main__':

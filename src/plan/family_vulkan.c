@@ -380,7 +380,7 @@ static attune__cost coopmat_cost(const attune__search *search, const attune__til
     return c;
 }
 
-/* Where it was measured it is faster than the subgroup kernel: docs/performance.md. */
+/* Where it was measured it is faster than the subgroup kernel: docs/decisions/0012-vulkan-matrices-in-registers.md. */
 static const char *coopmat_by_name(const attune__search *search)
 {
     if (search->limits->host)
