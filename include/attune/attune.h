@@ -488,10 +488,12 @@ typedef struct attune_mask_desc {
     int64_t kv_start;
     int64_t kv_total;
     /*
-     * Of attune_mask_create, whose time the expression decides; the other functions refuse them. The callback comes
-     * every few milliseconds. max_work is for expressions of others: the most units of work, each one node of the
-     * simplified expression at one pair, or its bounds over one part of the plane, the same on every machine: some 10^8
-     * are done in a second. Either way ends in CANCELLED.
+     * Of attune_mask_create, whose time the expression decides; the other functions that take a description refuse
+     * them. The callback comes every few milliseconds. max_work is for expressions of others: the most units of work,
+     * the same on every machine. A unit is one node of the simplified expression at one pair, or its bounds over one
+     * part of the plane, as far as bounds over a larger part have not decided the node; an element of a capture that
+     * bounds look at; or an entry of a list that is written. Some 10^8 are done in a second. Either way ends in
+     * CANCELLED.
      */
     attune_progress_fn progress; /* NULL = none */
     void *progress_user;         /* passed to progress */
@@ -591,6 +593,25 @@ ATTUNE_API attune_status attune_mask_and(const attune_mask *a, const attune_mask
 ATTUNE_API attune_status attune_mask_or(const attune_mask *a, const attune_mask *b, attune_mask **mask);
 ATTUNE_API attune_status attune_mask_not(const attune_mask *a, attune_mask **mask);
 
+/* What a call may do, and who is told of it: as the fields of attune_mask_desc. */
+typedef struct attune_mask_work {
+    uint32_t struct_size;
+    attune_progress_fn progress; /* NULL = none */
+    void *progress_user;
+    uint64_t max_work; /* units; 0 = no limit */
+} attune_mask_work;
+
+typedef enum attune_mask_op {
+    ATTUNE_MASK_AND = 1,
+    ATTUNE_MASK_OR = 2,
+    ATTUNE_MASK_NOT = 3 /* b is NULL */
+} attune_mask_op;
+
+/* attune_mask_and, or, not within limits: CANCELLED when work (NULL = none) stops it. Units are those of building, and
+ * an entry of a list, or eight elements of a dense mask, that are read. */
+ATTUNE_API attune_status attune_mask_combine(attune_mask_op op, const attune_mask *a, const attune_mask *b,
+                                             const attune_mask_work *work, attune_mask **mask);
+
 typedef struct attune_mask_stats {
     uint32_t struct_size;
     double density; /* share of pairs that may attend; exact if it was asked for, else an estimate between bounds */
@@ -602,6 +623,9 @@ typedef struct attune_mask_stats {
 
 /* Counts. With `exact`, every partial block is evaluated, which takes time in proportion to their elements. */
 ATTUNE_API attune_status attune_mask_stats_get(const attune_mask *mask, bool exact, attune_mask_stats *stats);
+/* The exact ones within limits: CANCELLED when work (NULL = none) stops it. */
+ATTUNE_API attune_status attune_mask_stats_count(const attune_mask *mask, const attune_mask_work *work,
+                                                 attune_mask_stats *stats);
 
 /*
  * Draws one batch and head. Text: at most `columns` wide and `rows` high, one character for each group of blocks: a

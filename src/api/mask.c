@@ -29,7 +29,8 @@ static attune_status read_desc(const attune_mask_desc *given, bool timed, attune
     ATTUNE__TRY(attune__desc_read(desc, sizeof *desc, given, offsetof(attune_mask_desc, progress), "desc"));
     if (!timed && (desc->progress || desc->progress_user || desc->max_work))
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "desc.%s is set, but only attune_mask_create has progress and a limit: leave it 0",
+                            "desc.%s is set, but of what takes a description only attune_mask_create has progress "
+                            "and a limit: leave it 0",
                             desc->max_work ? "max_work" : "progress");
     if (!desc->q_len || !desc->kv_len)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.%s is 0, expected at least 1",
@@ -344,37 +345,82 @@ attune_status attune_mask_slice(const attune_mask *mask, const attune_mask_range
     return attune__mask_slice(mask, &r, slice);
 }
 
-static attune_status combine(attune__op op, const attune_mask *a, const attune_mask *b, attune_mask **mask)
+static attune_status read_work(const attune_mask_work *given, attune__work *work)
 {
+    attune_mask_work read = {0};
+    if (given)
+        ATTUNE__TRY(attune__desc_read(&read, sizeof read, given, sizeof read, "work"));
+    *work =
+        (attune__work){.name = "work", .most = read.max_work, .progress = read.progress, .user = read.progress_user};
+    return ATTUNE_OK;
+}
+
+static attune_status combine(attune__op op, const attune_mask *a, const attune_mask *b, const attune_mask_work *given,
+                             attune_mask **mask)
+{
+    attune__work work;
     ATTUNE__TRY(attune__check_not_null(mask, "mask"));
     *mask = NULL;
+    ATTUNE__TRY(read_work(given, &work));
     ATTUNE__TRY(check_host_lists(a, "a"));
     if (op != ATTUNE__OP_NOT)
         ATTUNE__TRY(check_host_lists(b, "b"));
-    return attune__mask_combine(op, a, b, mask);
+    return attune__mask_combine(op, a, b, &work, mask);
 }
 
 attune_status attune_mask_and(const attune_mask *a, const attune_mask *b, attune_mask **mask)
 {
-    return combine(ATTUNE__OP_AND, a, b, mask);
+    return combine(ATTUNE__OP_AND, a, b, NULL, mask);
 }
 
 attune_status attune_mask_or(const attune_mask *a, const attune_mask *b, attune_mask **mask)
 {
-    return combine(ATTUNE__OP_OR, a, b, mask);
+    return combine(ATTUNE__OP_OR, a, b, NULL, mask);
 }
 
 attune_status attune_mask_not(const attune_mask *a, attune_mask **mask)
 {
-    return combine(ATTUNE__OP_NOT, a, NULL, mask);
+    return combine(ATTUNE__OP_NOT, a, NULL, NULL, mask);
+}
+
+attune_status attune_mask_combine(attune_mask_op op, const attune_mask *a, const attune_mask *b,
+                                  const attune_mask_work *work, attune_mask **mask)
+{
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    *mask = NULL;
+    if (op == ATTUNE_MASK_NOT && b)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "b is not NULL, but ATTUNE_MASK_NOT has one mask");
+    switch (op) {
+    case ATTUNE_MASK_AND:
+        return combine(ATTUNE__OP_AND, a, b, work, mask);
+    case ATTUNE_MASK_OR:
+        return combine(ATTUNE__OP_OR, a, b, work, mask);
+    case ATTUNE_MASK_NOT:
+        return combine(ATTUNE__OP_NOT, a, NULL, work, mask);
+    }
+    return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                        "op is %d, expected ATTUNE_MASK_AND, ATTUNE_MASK_OR or ATTUNE_MASK_NOT", (int)op);
+}
+
+static attune_status give_stats(const attune_mask *mask, bool exact, const attune_mask_work *given,
+                                attune_mask_stats *stats)
+{
+    attune__work work;
+    ATTUNE__TRY(read_work(given, &work));
+    ATTUNE__TRY(check_host_lists(mask, "mask"));
+    attune_mask_stats found = {.struct_size = sizeof found};
+    ATTUNE__TRY(attune__mask_stats(mask, exact, &work, &found));
+    return attune__desc_write(stats, &found, sizeof found, sizeof found, "stats");
 }
 
 attune_status attune_mask_stats_get(const attune_mask *mask, bool exact, attune_mask_stats *stats)
 {
-    ATTUNE__TRY(check_host_lists(mask, "mask"));
-    attune_mask_stats found = {.struct_size = sizeof found};
-    ATTUNE__TRY(attune__mask_stats(mask, exact, &found));
-    return attune__desc_write(stats, &found, sizeof found, sizeof found, "stats");
+    return give_stats(mask, exact, NULL, stats);
+}
+
+attune_status attune_mask_stats_count(const attune_mask *mask, const attune_mask_work *work, attune_mask_stats *stats)
+{
+    return give_stats(mask, true, work, stats);
 }
 
 static attune_status check_plane(const attune_mask *mask, int64_t batch, int64_t head)

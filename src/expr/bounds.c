@@ -348,51 +348,94 @@ static attune__interval either(attune__type type, attune__interval a, attune__in
 }
 
 static attune__interval capture(const attune_expr *expr, const attune__node *node, const attune__bindings *bindings,
-                                const attune__ranges *ranges, const attune__interval *values)
+                                const attune__ranges *ranges, const attune__interval *values, uint64_t *looked)
 {
     attune__interval index[ATTUNE_MAX_RANK];
     for (uint32_t d = 0; d < node->arg_count; d++)
         index[d] = values[node->arg[d]];
     if (ranges)
-        return attune__ranges_query(ranges, bindings, (uint32_t)node->value.i, index);
+        return attune__ranges_query(ranges, bindings, (uint32_t)node->value.i, index, looked);
     return anything((attune__type)node->type, expr->symbols[node->value.i].dtype);
+}
+
+/* From the bounds of the nodes before it. */
+static attune__interval bound_node(const attune_expr *expr, uint32_t n, const attune__bindings *bindings,
+                                   const attune__ranges *ranges, const attune__box *box, const attune__interval *bounds,
+                                   uint64_t *looked)
+{
+    const attune__node *node = &expr->nodes[n];
+    const attune__interval *a = &bounds[node->arg[0]], *b = &bounds[node->arg[1]];
+    const attune__type type = (attune__type)node->type;
+    switch (node->op) {
+    case ATTUNE__OP_CONST:
+        return exactly(type, node->value);
+    case ATTUNE__OP_VAR:
+        return box->var[node->value.i];
+    case ATTUNE__OP_PARAM:
+        return bindings && bindings->parameters ? exactly(type, bindings->parameters[node->value.i])
+                                                : anything(type, ATTUNE_I32);
+    case ATTUNE__OP_CAPTURE:
+        return capture(expr, node, bindings, ranges, bounds, looked);
+    case ATTUNE__OP_SELECT: {
+        const attune__interval *c = &bounds[node->arg[2]];
+        return a->lo == 1 ? *b : a->hi == 0 ? *c : either(type, *b, *c);
+    }
+    default: {
+        const attune__type operands = (attune__type)expr->nodes[node->arg[node->arg_count - 1]].type;
+        return operands == ATTUNE__FLOAT ? bound_float((attune__op)node->op, *a, *b)
+                                         : bound_int((attune__op)node->op, *a, *b);
+    }
+    }
 }
 
 attune__interval attune__expr_bounds(const attune_expr *expr, const attune__bindings *bindings,
                                      const attune__ranges *ranges, const attune__box *box, attune__interval *scratch)
 {
-    for (uint32_t n = 0; n < expr->node_count; n++) {
-        const attune__node *node = &expr->nodes[n];
-        const attune__interval *a = &scratch[node->arg[0]], *b = &scratch[node->arg[1]], *c;
-        attune__type type = (attune__type)node->type;
-        switch (node->op) {
-        case ATTUNE__OP_CONST:
-            scratch[n] = exactly(type, node->value);
-            break;
-        case ATTUNE__OP_VAR:
-            scratch[n] = box->var[node->value.i];
-            break;
-        case ATTUNE__OP_PARAM:
-            scratch[n] = bindings && bindings->parameters ? exactly(type, bindings->parameters[node->value.i])
-                                                          : anything(type, ATTUNE_I32);
-            break;
-        case ATTUNE__OP_CAPTURE:
-            scratch[n] = capture(expr, node, bindings, ranges, scratch);
-            break;
-        case ATTUNE__OP_SELECT:
-            c = &scratch[node->arg[2]];
-            scratch[n] = a->lo == 1 ? *b : a->hi == 0 ? *c : either(type, *b, *c);
-            break;
-        default: {
-            attune__op op = (attune__op)node->op;
-            attune__type operands = (attune__type)expr->nodes[node->arg[node->arg_count - 1]].type;
-            if (operands == ATTUNE__FLOAT)
-                scratch[n] = bound_float(op, *a, *b);
-            else
-                scratch[n] = bound_int(op, *a, *b);
-            break;
-        }
-        }
-    }
+    uint64_t looked = 0;
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        scratch[n] = bound_node(expr, n, bindings, ranges, box, scratch, &looked);
     return scratch[expr->node_count - 1];
+}
+
+attune__interval attune__expr_open_bounds(const attune_expr *expr, const attune__open_nodes *open,
+                                          const attune__bindings *bindings, const attune__ranges *ranges,
+                                          const attune__box *box, attune__interval *scratch, uint64_t *looked)
+{
+    for (uint32_t i = 0; i < open->count; i++)
+        scratch[open->nodes[i]] = bound_node(expr, open->nodes[i], bindings, ranges, box, scratch, looked);
+    return scratch[expr->node_count - 1];
+}
+
+/* ---------------------------------------------------------------------------------------------------------- pruning */
+
+/* An interval does not tell the zeros apart. */
+static bool decided(const attune__node *node, const attune__interval *bounds)
+{
+    if (node->type != ATTUNE__FLOAT)
+        return bounds->lo == bounds->hi;
+    return bounds->flo == bounds->fhi && bounds->flo != 0 && !bounds->may_nan;
+}
+
+uint32_t attune__expr_prune(const attune_expr *expr, const attune__open_nodes *open, const attune__interval *bounds,
+                            uint16_t *nodes)
+{
+    bool needed[ATTUNE_EXPR_MAX_NODES] = {false};
+    needed[expr->node_count - 1] = true;
+    for (uint32_t i = open->count; i-- > 0;) {
+        const uint32_t n = open->nodes[i];
+        const attune__node *node = &expr->nodes[n];
+        needed[n] = needed[n] && !decided(node, &bounds[n]);
+        if (!needed[n])
+            continue;
+        const attune__interval *condition = &bounds[node->arg[0]];
+        const bool chosen = node->op == ATTUNE__OP_SELECT && condition->lo == condition->hi;
+        for (uint32_t a = 0; a < node->arg_count; a++)
+            if (!chosen || a == (condition->lo ? 1 : 2))
+                needed[node->arg[a]] = true;
+    }
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < open->count; i++)
+        if (needed[open->nodes[i]])
+            nodes[count++] = open->nodes[i];
+    return count;
 }

@@ -206,10 +206,8 @@ size_t attune__expr_scratch_size(const attune_expr *expr, size_t columns)
     return ALIGNED(expr->node_count * sizeof(node_state_f64)) + count * ALIGNED(columns * element);
 }
 
-void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
-                           int32_t kv0, size_t count, void *scratch, uint8_t *allowed)
+static void store_allowed(const node_state_f32 *root, size_t count, uint8_t *allowed)
 {
-    const node_state_f32 *root = evaluate_f32(expr, bindings, row, kv0, count, NULL, scratch);
     if (!root->column) {
         memset(allowed, root->value.i, count);
         return;
@@ -219,23 +217,48 @@ void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bind
         allowed[i] = (uint8_t)value[i];
 }
 
+void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
+                           int32_t kv0, size_t count, void *scratch, uint8_t *allowed)
+{
+    store_allowed(evaluate_f32(expr, NULL, bindings, row, kv0, count, NULL, scratch), count, allowed);
+}
+
+/* What no open node depends on may have any value. */
+void attune__expr_open_begin(const attune_expr *expr, const attune__interval *bounds, void *scratch)
+{
+    node_state_f32 *states = scratch;
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        states[n] = (node_state_f32){0};
+        if (expr->nodes[n].type == ATTUNE__FLOAT)
+            states[n].value.r = bounds[n].flo;
+        else
+            states[n].value.i = bounds[n].lo;
+    }
+}
+
+void attune__expr_open_row(const attune_expr *expr, const attune__open_nodes *open, const attune__bindings *bindings,
+                           const attune__row *row, int32_t kv0, size_t count, void *scratch, uint8_t *allowed)
+{
+    store_allowed(evaluate_f32(expr, open, bindings, row, kv0, count, NULL, scratch), count, allowed);
+}
+
 void attune__expr_score_row_f32(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
                                 int32_t kv0, size_t count, void *scratch, float *score)
 {
-    store_f32(evaluate_f32(expr, bindings, row, kv0, count, score, scratch), count, score);
+    store_f32(evaluate_f32(expr, NULL, bindings, row, kv0, count, score, scratch), count, score);
 }
 
 void attune__expr_score_row_f64(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
                                 int32_t kv0, size_t count, void *scratch, double *score)
 {
-    store_f64(evaluate_f64(expr, bindings, row, kv0, count, score, scratch), count, score);
+    store_f64(evaluate_f64(expr, NULL, bindings, row, kv0, count, score, scratch), count, score);
 }
 
 void attune__gradient_row_f32(const attune__gradient *gradient, const attune__bindings *bindings,
                               const attune__row *row, int32_t kv0, size_t count, void *scratch, const float *score,
                               float *d, double *const *sums)
 {
-    evaluate_f32(gradient->expr, bindings, row, kv0, count, score, scratch);
+    evaluate_f32(gradient->expr, NULL, bindings, row, kv0, count, score, scratch);
     differentiate_f32(gradient, bindings, scratch, count, d, sums);
 }
 
@@ -243,6 +266,6 @@ void attune__gradient_row_f64(const attune__gradient *gradient, const attune__bi
                               const attune__row *row, int32_t kv0, size_t count, void *scratch, const double *score,
                               double *d, double *const *sums)
 {
-    evaluate_f64(gradient->expr, bindings, row, kv0, count, score, scratch);
+    evaluate_f64(gradient->expr, NULL, bindings, row, kv0, count, score, scratch);
     differentiate_f64(gradient, bindings, scratch, count, d, sums);
 }

@@ -481,20 +481,32 @@ static NAME(scalar) NAME(constant)(const attune__node *node, const NAME(node_sta
     }
 }
 
-static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const attune__bindings *bindings,
-                                               const attune__row *row, int32_t kv0, size_t count, const REAL *score,
-                                               void *scratch)
+/* Of open nodes: columns of decided operands are values. */
+static bool NAME(varies)(const attune__node *node, const NAME(node_state) * states)
+{
+    bool column = !node->arg_count;
+    for (uint32_t a = 0; a < node->arg_count; a++)
+        column |= states[node->arg[a]].column != NULL;
+    return column;
+}
+
+/* open: NULL = all nodes; else the states of the others stand in scratch. */
+static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const attune__open_nodes *open,
+                                               const attune__bindings *bindings, const attune__row *row, int32_t kv0,
+                                               size_t count, const REAL *score, void *scratch)
 {
     const int32_t vars[] = {row->b, row->h, row->q, 0, row->h_kv, row->q_len, row->kv_len};
     NAME(node_state) *states = scratch;
     char *room = (char *)scratch + ALIGNED(expr->node_count * sizeof(NAME(node_state)));
-    for (uint32_t n = 0; n < expr->node_count; n++) {
+    const uint32_t nodes = open ? open->count : expr->node_count;
+    for (uint32_t i = 0; i < nodes; i++) {
+        const uint32_t n = open ? open->nodes[i] : i;
         const attune__node *node = &expr->nodes[n];
         NAME(node_state) *state = &states[n];
         attune__type type =
             node->arg_count ? (attune__type)expr->nodes[node->arg[node->arg_count - 1]].type : (attune__type)node->type;
         *state = (NAME(node_state)){0};
-        if (!(node->uses & COLUMN_USES)) {
+        if (!(node->uses & COLUMN_USES) || (open && !NAME(varies)(node, states))) {
             state->value = NAME(constant)(node, states, bindings, vars, type);
             continue;
         }
@@ -507,8 +519,8 @@ static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const at
             state->column = score;
         } else if (node->op == ATTUNE__OP_VAR) {
             int32_t *restrict o = out;
-            for (size_t i = 0; i < count; i++)
-                o[i] = attune__iadd(kv0, (int32_t)i);
+            for (size_t c = 0; c < count; c++)
+                o[c] = attune__iadd(kv0, (int32_t)c);
         } else if (node->op == ATTUNE__OP_CAPTURE) {
             const attune_array *array = &bindings->captures[node->value.i];
             if (!NAME(capture_run)(array, node, states, count, out, &state->column))

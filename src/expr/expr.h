@@ -240,6 +240,21 @@ typedef struct attune__row {
 size_t attune__expr_scratch_size(const attune_expr *expr, size_t columns);
 void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
                            int32_t kv0, size_t count, void *scratch, uint8_t *allowed);
+
+typedef struct attune__interval attune__interval;
+/* The nodes whose values vary over a box, and which the root depends on there, ascending: what remains of an expression
+ * once bounds over the box have decided the others (Keeter, "Massively Parallel Rendering of Complex Closed-Form
+ * Implicit Surfaces", 2020). */
+typedef struct attune__open_nodes {
+    const uint16_t *nodes;
+    uint32_t count;
+} attune__open_nodes;
+/* As attune__expr_mask_row for rows and columns of a box: begin once for the box, with the bounds over it, then any
+ * rows of it. */
+void attune__expr_open_begin(const attune_expr *expr, const attune__interval *bounds, void *scratch);
+void attune__expr_open_row(const attune_expr *expr, const attune__open_nodes *open, const attune__bindings *bindings,
+                           const attune__row *row, int32_t kv0, size_t count, void *scratch, uint8_t *allowed);
+
 /* In place: scores in, modified scores out. */
 void attune__expr_score_row_f32(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
                                 int32_t kv0, size_t count, void *scratch, float *score);
@@ -252,11 +267,11 @@ attune__value attune__expr_point(const attune_expr *expr, const attune__bindings
 /* ----------------------------------------------------------------------------------------------------------- bounds */
 
 /* A closed interval. Integers in [lo, hi]; bool 0..1; float in [flo, fhi], and may_nan if NaN is possible. */
-typedef struct attune__interval {
+struct attune__interval {
     int32_t lo, hi;
     float flo, fhi;
     bool may_nan;
-} attune__interval;
+};
 
 /* A box of indices, all closed. */
 typedef struct attune__box {
@@ -271,8 +286,17 @@ attune_status attune__ranges_create(const attune_allocator *allocator, const att
 void attune__ranges_destroy(attune__ranges *ranges); /* accepts NULL */
 
 /* Bounds of the root over a box: every value that evaluation can give at a point of the box lies inside. `scratch` has
- * node_count entries. */
+ * node_count entries, and receives the bounds of each node. */
 attune__interval attune__expr_bounds(const attune_expr *expr, const attune__bindings *bindings,
                                      const attune__ranges *ranges, const attune__box *box, attune__interval *scratch);
+/* The same for a box inside one whose bounds `scratch` had when attune__expr_prune left these nodes open. *looked grows
+ * by the elements of captures that were looked at. */
+attune__interval attune__expr_open_bounds(const attune_expr *expr, const attune__open_nodes *open,
+                                          const attune__bindings *bindings, const attune__ranges *ranges,
+                                          const attune__box *box, attune__interval *scratch, uint64_t *looked);
+/* Of the open nodes those that are open under `bounds`, which they had last: writes them, at most open->count, and
+ * returns how many they are. The root is not decided. */
+uint32_t attune__expr_prune(const attune_expr *expr, const attune__open_nodes *open, const attune__interval *bounds,
+                            uint16_t *nodes);
 
 #endif

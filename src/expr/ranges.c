@@ -184,20 +184,26 @@ void attune__ranges_destroy(attune__ranges *ranges)
 
 /* Elements lo ... hi of one tree. Parts of leaves are read from the array. */
 static extremes query(const capture_ranges *ranges, const attune_array *array, const extremes *tree, int64_t offset,
-                      int64_t lo, int64_t hi)
+                      int64_t lo, int64_t hi, uint64_t *looked)
 {
     bool nan = false;
     int64_t step = array->stride[ranges->along], size = array->size[ranges->along];
     int64_t first = (lo + LEAF - 1) / LEAF, end = hi == size - 1 ? ranges->leaves : (hi + 1) / LEAF;
     extremes all = nothing(ranges->real);
-    if (first >= end)
+    if (first >= end) {
+        *looked += (uint64_t)(hi - lo + 1);
         return run(array, offset + lo * step, step, hi - lo + 1, &nan);
+    }
+    *looked += (uint64_t)(first * LEAF - lo);
+    if (end * LEAF <= hi)
+        *looked += (uint64_t)(hi - end * LEAF + 1);
     if (lo < first * LEAF)
         all = run(array, offset + lo * step, step, first * LEAF - lo, &nan);
     if (end * LEAF <= hi)
         all = join(all, run(array, offset + end * LEAF * step, step, hi - end * LEAF + 1, &nan), ranges->real);
     int64_t l = first + ranges->leaves, r = end + ranges->leaves;
     for (; l < r; l /= 2, r /= 2) {
+        *looked += 2;
         if (l & 1)
             all = join(all, tree[l++], ranges->real);
         if (r & 1)
@@ -207,7 +213,8 @@ static extremes query(const capture_ranges *ranges, const attune_array *array, c
 }
 
 /* The box is inside the array in every dimension. */
-static extremes inside(const capture_ranges *ranges, const attune_array *array, const int64_t *lo, const int64_t *hi)
+static extremes inside(const capture_ranges *ranges, const attune_array *array, const int64_t *lo, const int64_t *hi,
+                       uint64_t *looked)
 {
     int64_t combinations = 1;
     for (uint32_t d = 0; d < array->rank; d++)
@@ -228,7 +235,7 @@ static extremes inside(const capture_ranges *ranges, const attune_array *array, 
         }
         all = join(all,
                    query(ranges, array, ranges->trees + 2 * ranges->leaves * tree, offset, lo[ranges->along],
-                         hi[ranges->along]),
+                         hi[ranges->along], looked),
                    ranges->real);
         for (uint32_t d = array->rank; d-- > 0;) {
             if (d == ranges->along)
@@ -242,7 +249,7 @@ static extremes inside(const capture_ranges *ranges, const attune_array *array, 
 }
 
 attune__interval attune__ranges_query(const attune__ranges *ranges, const attune__bindings *bindings, uint32_t symbol,
-                                      const attune__interval *index)
+                                      const attune__interval *index, uint64_t *looked)
 {
     const capture_ranges *r = &ranges->capture[symbol];
     const attune_array *array = &bindings->captures[symbol];
@@ -254,7 +261,7 @@ attune__interval attune__ranges_query(const attune__ranges *ranges, const attune
         outside |= index[d].lo < 0 || index[d].hi >= array->size[d];
         all_outside |= lo[d] > hi[d];
     }
-    extremes all = all_outside ? nothing(r->real) : inside(r, array, lo, hi);
+    extremes all = all_outside ? nothing(r->real) : inside(r, array, lo, hi, looked);
     if (outside)
         all = join(all, (extremes){{0, 0}}, r->real);
     attune__interval result = {0};

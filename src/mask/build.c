@@ -9,6 +9,7 @@
 
 typedef struct builder {
     const attune_mask *mask;
+    attune__work work;
     attune__classifier classifier;
     attune__rects rects;
     bool uses_q, uses_kv;
@@ -25,6 +26,27 @@ static int32_t power_of_two_from(int64_t value)
 
 /* Block rows [r0, r0 + rows) and columns [c0, c0 + columns), cut at the plane. Parts are aligned powers of two, which
  * keeps the two sides of a diagonal alike at every level. */
+static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t columns);
+
+/* The parts of what has just been found undecided. */
+static bool divide_parts(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t columns, bool split_rows,
+                         bool split_columns)
+{
+    if (split_rows && split_columns) {
+        split_rows = rows >= columns;
+        split_columns = columns >= rows;
+    }
+    const int32_t half_rows = split_rows ? rows / 2 : rows, half_columns = split_columns ? columns / 2 : columns;
+    const attune__open_nodes before = attune__classifier_narrow(&build->classifier);
+    bool done = true;
+    /* Top left, top right, bottom left, bottom right: the order that the lists need. */
+    for (int32_t r = 0; r < rows; r += half_rows)
+        for (int32_t c = 0; done && c < columns; c += half_columns)
+            done = divide(build, r0 + r, half_rows, c0 + c, half_columns);
+    attune__classifier_widen(&build->classifier, before);
+    return done;
+}
+
 static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t columns)
 {
     const attune_mask *mask = build->mask;
@@ -39,28 +61,16 @@ static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t
     if (!build->uses_kv)
         region.kv1 = region.kv0;
     attune__class class = attune__classify_bounds(&build->classifier, &region);
-    bool split_rows = build->uses_q && r1 - r0 > 1, split_columns = build->uses_kv && c1 - c0 > 1;
+    const bool split_rows = build->uses_q && r1 - r0 > 1, split_columns = build->uses_kv && c1 - c0 > 1;
     if (class == ATTUNE__UNDECIDED && !split_rows && !split_columns)
         class = attune__classify_undecided(&build->classifier, &region);
-    if (build->classifier.work.status != ATTUNE_OK)
+    if (attune__work_stopped(&build->work))
         return false;
-    if (class != ATTUNE__UNDECIDED) {
-        build->decided += (double)(r1 - r0) * (double)(c1 - c0);
-        build->classifier.work.share = build->decided / build->blocks;
-        return attune__rects_add(&build->rects, r0, r1, c0, c1, class);
-    }
-
-    if (split_rows && split_columns) {
-        split_rows = rows >= columns;
-        split_columns = columns >= rows;
-    }
-    const int32_t half_rows = split_rows ? rows / 2 : rows, half_columns = split_columns ? columns / 2 : columns;
-    /* Top left, top right, bottom left, bottom right: the order that the lists need. */
-    for (int32_t r = 0; r < rows; r += half_rows)
-        for (int32_t c = 0; c < columns; c += half_columns)
-            if (!divide(build, r0 + r, half_rows, c0 + c, half_columns))
-                return false;
-    return true;
+    if (class == ATTUNE__UNDECIDED)
+        return divide_parts(build, r0, rows, c0, columns, split_rows, split_columns);
+    build->decided += (double)(r1 - r0) * (double)(c1 - c0);
+    attune__work_share(&build->work, build->decided / build->blocks);
+    return attune__rects_add(&build->rects, r0, r1, c0, c1, class);
 }
 
 static bool build_planes(builder *build)
@@ -92,6 +102,7 @@ attune_status attune__mask_build(const attune_allocator *allocator, const attune
     const unsigned per_head = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
     attune_mask *made = NULL;
     builder build = {
+        .work = {.name = "desc", .most = desc->max_work, .progress = desc->progress, .user = desc->progress_user},
         .uses_q = expr->uses & 1u << ATTUNE__VAR_Q,
         .uses_kv = expr->uses & 1u << ATTUNE__VAR_KV,
     };
@@ -103,7 +114,7 @@ attune_status attune__mask_build(const attune_allocator *allocator, const attune
     build.mask = made;
     /* Through the mask's own copies, which are contiguous. */
     status = attune__classifier_init(&build.classifier, allocator, expr,
-                                     &(attune__bindings){made->captures, made->parameters});
+                                     &(attune__bindings){made->captures, made->parameters}, &build.work);
     if (status != ATTUNE_OK)
         goto done;
     status = attune__rects_init(&build.rects, allocator, made->stored_batch * made->stored_heads);
@@ -111,12 +122,10 @@ attune_status attune__mask_build(const attune_allocator *allocator, const attune
         goto done;
     build.blocks =
         (double)made->stored_batch * (double)made->stored_heads * (double)made->q_blocks * (double)made->kv_blocks;
-    build.classifier.work =
-        (attune__work){.most = desc->max_work, .progress = desc->progress, .user = desc->progress_user};
     if (build_planes(&build))
-        status = attune__mask_store(made, &build.rects);
+        status = attune__mask_store(made, &build.rects, &build.work);
     else
-        status = build.classifier.work.status != ATTUNE_OK ? build.classifier.work.status : ATTUNE_OUT_OF_HOST_MEMORY;
+        status = attune__work_stopped(&build.work) ? build.work.status : ATTUNE_OUT_OF_HOST_MEMORY;
 done:
     attune__rects_finish(&build.rects);
     attune__classifier_finish(&build.classifier);

@@ -16,8 +16,12 @@
 #define TILE_ROWS    16
 #define TILE_COLUMNS 64
 
-/* Units of work between two looks at the caller's wishes: some milliseconds. */
-#define LOOK ((uint64_t)1 << 19)
+/* A list of open nodes is at most this share of the list that it is a part of, so that all lists have room in four
+ * times the first. */
+#define NARROWER(count) ((count)*3 / 4)
+
+/* Fewer nodes than these are looked at faster than pruned. */
+#define WORTH_NARROWING 16
 
 /* Points inside a block that are tried before it is searched. */
 #define SAMPLES 8
@@ -25,12 +29,13 @@
 enum { SEEN_FALSE = 1, SEEN_TRUE = 2, SEEN_BOTH = 3 };
 
 attune_status attune__classifier_init(attune__classifier *classifier, const attune_allocator *allocator,
-                                      const attune_expr *expr, const attune__bindings *bindings)
+                                      const attune_expr *expr, const attune__bindings *bindings, attune__work *work)
 {
     *classifier = (attune__classifier){
         .allocator = allocator,
         .expr = expr,
         .bindings = *bindings,
+        .work = work,
         /* The corner far above the diagonal and the one far below: most masks are about order. */
         .hint = {{0, INT32_MAX}, {INT32_MAX, 0}},
     };
@@ -41,6 +46,12 @@ attune_status attune__classifier_init(attune__classifier *classifier, const attu
     classifier->intervals = attune__alloc_raw(allocator, expr->node_count, sizeof *classifier->intervals);
     if (!classifier->intervals)
         goto fail;
+    classifier->nodes = attune__alloc_raw(allocator, 4 * (size_t)expr->node_count, sizeof *classifier->nodes);
+    if (!classifier->nodes)
+        goto fail;
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        classifier->nodes[n] = (uint16_t)n;
+    classifier->open = (attune__open_nodes){classifier->nodes, expr->node_count};
     classifier->row_scratch = attune__alloc_raw(allocator, attune__expr_scratch_size(expr, TILE_COLUMNS), 1);
     if (!classifier->row_scratch)
         goto fail;
@@ -56,32 +67,9 @@ void attune__classifier_finish(attune__classifier *classifier)
         return;
     attune__ranges_destroy(classifier->ranges);
     attune__free(classifier->allocator, classifier->intervals);
+    attune__free(classifier->allocator, classifier->nodes);
     attune__free(classifier->allocator, classifier->row_scratch);
     *classifier = (attune__classifier){0};
-}
-
-/* Counts work before it is done. False: stop. */
-static bool go_on(attune__classifier *classifier, uint64_t units)
-{
-    attune__work *w = &classifier->work;
-    w->done += units;
-    if (w->done < w->next)
-        return true;
-    if (w->status != ATTUNE_OK)
-        return false;
-    if (w->most && w->done > w->most)
-        w->status = attune__fail(ATTUNE_CANCELLED,
-                                 "the mask needs more work than desc.max_work allows, %llu units, with %.0f %% of its "
-                                 "blocks decided: raise it, or simplify the expression",
-                                 (unsigned long long)w->most, 100 * w->share);
-    else if (w->progress && w->progress(w->user, w->share))
-        w->status = attune__fail(ATTUNE_CANCELLED, "desc.progress stopped the mask with %.0f %% of its blocks decided",
-                                 100 * w->share);
-    if (w->status != ATTUNE_OK)
-        w->next = 0; /* for good */
-    else
-        w->next = w->most && w->most - w->done < LOOK ? w->most + 1 : w->done + LOOK;
-    return w->status == ATTUNE_OK;
 }
 
 static attune__interval exactly(int32_t value)
@@ -113,17 +101,43 @@ attune__region attune__region_of(const attune_mask *mask, int32_t r0, int32_t r1
     };
 }
 
+attune__open_nodes attune__classifier_narrow(attune__classifier *classifier)
+{
+    const attune__open_nodes before = classifier->open;
+    if (before.count < WORTH_NARROWING)
+        return before;
+    uint16_t *nodes = classifier->nodes + (before.nodes - classifier->nodes) + before.count;
+    const uint32_t count = attune__expr_prune(classifier->expr, &before, classifier->intervals, nodes);
+    if (count <= NARROWER(before.count))
+        classifier->open = (attune__open_nodes){nodes, count};
+    return before;
+}
+
+void attune__classifier_widen(attune__classifier *classifier, attune__open_nodes before)
+{
+    classifier->open = before;
+}
+
+static bool go_on(const attune__classifier *classifier, uint64_t units)
+{
+    return attune__work_go_on(classifier->work, units);
+}
+
 attune__class attune__classify_bounds(attune__classifier *classifier, const attune__region *region)
 {
-    if (!go_on(classifier, classifier->expr->node_count))
+    if (!go_on(classifier, classifier->open.count))
         return ATTUNE__UNDECIDED;
     attune__interval *var = classifier->box.var;
     var[ATTUNE__VAR_Q].lo = region->q0 + classifier->row.q;
     var[ATTUNE__VAR_Q].hi = region->q1 + classifier->row.q;
     var[ATTUNE__VAR_KV].lo = region->kv0;
     var[ATTUNE__VAR_KV].hi = region->kv1;
-    attune__interval bounds = attune__expr_bounds(classifier->expr, &classifier->bindings, classifier->ranges,
-                                                  &classifier->box, classifier->intervals);
+    uint64_t looked = 0;
+    const attune__interval bounds =
+        attune__expr_open_bounds(classifier->expr, &classifier->open, &classifier->bindings, classifier->ranges,
+                                 &classifier->box, classifier->intervals, &looked);
+    if (!go_on(classifier, looked))
+        return ATTUNE__UNDECIDED;
     return bounds.lo >= 1 ? ATTUNE__FULL : bounds.hi <= 0 ? ATTUNE__EMPTY : ATTUNE__UNDECIDED;
 }
 
@@ -189,11 +203,12 @@ static void evaluate(hunt *h, const attune__region *region)
     uint8_t allowed[TILE_COLUMNS];
     const int32_t count = region->kv1 - region->kv0 + 1;
     attune__row row = classifier->row;
-    const uint64_t units = (uint64_t)count * classifier->expr->node_count;
+    const uint64_t units = (uint64_t)count * classifier->open.count;
+    attune__expr_open_begin(classifier->expr, classifier->intervals, classifier->row_scratch);
     for (int32_t q = region->q0; q <= region->q1 && h->seen != SEEN_BOTH && go_on(classifier, units); q++) {
         row.q = q + classifier->row.q;
-        attune__expr_mask_row(classifier->expr, &classifier->bindings, &row, region->kv0, (size_t)count,
-                              classifier->row_scratch, allowed);
+        attune__expr_open_row(classifier->expr, &classifier->open, &classifier->bindings, &row, region->kv0,
+                              (size_t)count, classifier->row_scratch, allowed);
         for (int value = 0; value < 2; value++) {
             const uint8_t *found = memchr(allowed, value, (size_t)count);
             if (found)
@@ -202,15 +217,11 @@ static void evaluate(hunt *h, const attune__region *region)
     }
 }
 
-static void search(hunt *h, const attune__region *region)
+static void search(hunt *h, const attune__region *region);
+
+/* Of a region whose bounds are the last, and undecided. */
+static void search_undecided(hunt *h, const attune__region *region)
 {
-    if (region != h->block) {
-        const attune__class class = attune__classify_bounds(h->classifier, region);
-        if (class != ATTUNE__UNDECIDED) {
-            note(h, region->q0, region->kv0, class == ATTUNE__FULL);
-            return;
-        }
-    }
     /* Differences of closed bounds: a length may be 2^31 - 1. */
     const int32_t rows = region->q1 - region->q0, columns = region->kv1 - region->kv0;
     if (rows < TILE_ROWS && columns < TILE_COLUMNS) {
@@ -226,17 +237,37 @@ static void search(hunt *h, const attune__region *region)
         second.kv0 = first.kv1 + 1;
     }
     search(h, &first);
-    if (h->seen != SEEN_BOTH && h->classifier->work.status == ATTUNE_OK)
+    if (h->seen != SEEN_BOTH && !attune__work_stopped(h->classifier->work))
         search(h, &second);
+}
+
+static void search_narrowed(hunt *h, const attune__region *region)
+{
+    const attune__open_nodes before = attune__classifier_narrow(h->classifier);
+    search_undecided(h, region);
+    attune__classifier_widen(h->classifier, before);
+}
+
+static void search(hunt *h, const attune__region *region)
+{
+    const attune__class class = attune__classify_bounds(h->classifier, region);
+    if (attune__work_stopped(h->classifier->work))
+        return;
+    if (class == ATTUNE__UNDECIDED)
+        search_narrowed(h, region);
+    else
+        note(h, region->q0, region->kv0, class == ATTUNE__FULL);
 }
 
 attune__class attune__classify_undecided(attune__classifier *classifier, const attune__region *region)
 {
     hunt h = {classifier, region, 0};
+    if (attune__work_stopped(classifier->work))
+        return ATTUNE__EMPTY;
     try_samples(&h);
     const bool one_point = region->q0 == region->q1 && region->kv0 == region->kv1;
     if (h.seen != SEEN_BOTH && !one_point)
-        search(&h, region);
+        search_narrowed(&h, region);
     return h.seen == SEEN_BOTH ? ATTUNE__PARTIAL : h.seen == SEEN_TRUE ? ATTUNE__FULL : ATTUNE__EMPTY;
 }
 

@@ -23,7 +23,8 @@ typedef struct combination {
     attune__classifier joined; /* of the result's expression */
     attune__classifier own[2]; /* of each side's */
     attune__rects rects;
-    bool materialise; /* found on the way: the lists and the expressions of a side disagree */
+    attune__work *work; /* may be NULL */
+    bool materialise;   /* found on the way: the lists and the expressions of a side disagree */
 } combination;
 
 /* ---------------------------------------------------------------------------------------------------------- checks */
@@ -127,18 +128,28 @@ static bool join_run(combination *join, int32_t r, int32_t c0, int32_t c1, attun
     if (a == neutral || b == neutral) {
         const attune__region region = attune__region_of(join->made, r, r + 1, c0, c1);
         join->materialise = !expression_agrees(join, a == neutral ? 0 : 1, &region, neutral);
+        if (attune__work_stopped(join->work))
+            return false;
         return join->materialise || attune__rects_add(&join->rects, r, r + 1, c0, c1, ATTUNE__PARTIAL);
     }
     for (int32_t c = c0; c < c1; c++) {
         const attune__region region = attune__region_of(join->made, r, r + 1, c, c + 1);
-        if (!attune__rects_add(&join->rects, r, r + 1, c, c + 1, attune__classify(&join->joined, &region)))
+        const attune__class class = attune__classify(&join->joined, &region);
+        if (attune__work_stopped(join->work) || !attune__rects_add(&join->rects, r, r + 1, c, c + 1, class))
             return false;
     }
     return true;
 }
 
+static uint64_t entries_of(const attune_mask *mask, int64_t row)
+{
+    return (uint64_t)mask->kv.num_blocks[row] + (uint64_t)mask->full_kv.num_blocks[row];
+}
+
 static bool join_row(combination *join, int32_t r, int64_t row_a, int64_t row_b)
 {
+    if (!attune__work_go_on(join->work, 1 + entries_of(join->side[0], row_a) + entries_of(join->side[1], row_b)))
+        return false;
     attune__runs a = attune__runs_begin(join->side[0], row_a);
     if (join->op == ATTUNE__OP_NOT) {
         for (; !attune__runs_done(&a); attune__runs_next(&a))
@@ -163,6 +174,8 @@ static bool join_row(combination *join, int32_t r, int64_t row_a, int64_t row_b)
 static attune_status join_planes(combination *join)
 {
     attune_mask *made = join->made;
+    const double rows = (double)made->stored_batch * (double)made->stored_heads * (double)made->q_blocks;
+    double passed = 0;
     const attune_mask *a = join->side[0], *b = join->side[1];
     for (int64_t i = 0; i < made->stored_batch; i++)
         for (int64_t h = 0; h < made->stored_heads; h++) {
@@ -173,9 +186,11 @@ static attune_status join_planes(combination *join)
                 if (join->own[s].expr)
                     attune__classifier_plane(&join->own[s], made, i, h);
             attune__rects_begin_plane(&join->rects);
-            for (int32_t r = 0; r < made->q_blocks && !join->materialise; r++)
+            for (int32_t r = 0; r < made->q_blocks && !join->materialise; r++) {
+                attune__work_share(join->work, passed++ / rows);
                 if (!join_row(join, r, row_a + r, row_b + r))
-                    return ATTUNE_OUT_OF_HOST_MEMORY;
+                    return attune__work_stopped(join->work) ? join->work->status : ATTUNE_OUT_OF_HOST_MEMORY;
+            }
             attune__rects_end_plane(&join->rects);
         }
     return ATTUNE_OK;
@@ -230,15 +245,16 @@ static attune_status join_by_block(combination *join)
     status = attune__rects_init(&join->rects, allocator, join->made->stored_batch * join->made->stored_heads);
     if (status == ATTUNE_OK && join->op != ATTUNE__OP_NOT && expr)
         status = attune__classifier_init(&join->joined, allocator, expr,
-                                         &(attune__bindings){join->made->captures, join->made->parameters});
+                                         &(attune__bindings){join->made->captures, join->made->parameters}, join->work);
     for (int s = 0; s < 2; s++)
         if (status == ATTUNE_OK && join->op != ATTUNE__OP_NOT && join->side[s]->expr)
             status = attune__classifier_init(&join->own[s], allocator, join->side[s]->expr,
-                                             &(attune__bindings){join->side[s]->captures, join->side[s]->parameters});
+                                             &(attune__bindings){join->side[s]->captures, join->side[s]->parameters},
+                                             join->work);
     if (status == ATTUNE_OK)
         status = join_planes(join);
     if (status == ATTUNE_OK && !join->materialise)
-        status = attune__mask_store(join->made, &join->rects);
+        status = attune__mask_store(join->made, &join->rects, join->work);
 done:
     attune__expr_release(expr);
     return status;
@@ -246,8 +262,9 @@ done:
 
 /* ------------------------------------------------------------------------------------------------------ by element */
 
-/* Row q of a mask as the kernels see it: lists first, the expression in partial blocks. */
-static void element_row(const attune_mask *mask, int64_t b, int64_t h, int64_t q, void *scratch, uint8_t *out)
+/* Row q of a mask as the kernels see it: lists first, the expression in partial blocks. False: stopped. */
+static bool element_row(const attune_mask *mask, int64_t b, int64_t h, int64_t q, void *scratch, uint8_t *out,
+                        attune__work *work)
 {
     const attune__bindings bindings = {mask->captures, mask->parameters};
     const attune__row row = attune__mask_row(mask, b, h, q);
@@ -256,11 +273,14 @@ static void element_row(const attune_mask *mask, int64_t b, int64_t h, int64_t q
         for (int64_t c = run.c0; c < run.c1; c++) {
             const int64_t kv0 = c * mask->kv_block;
             const size_t count = (size_t)attune__min64(mask->kv_block, mask->kv_len - kv0);
+            if (!attune__work_go_on(work, run.class == ATTUNE__PARTIAL ? count * mask->expr->node_count : count / 8))
+                return false;
             if (run.class == ATTUNE__PARTIAL)
                 attune__expr_mask_row(mask->expr, &bindings, &row, (int32_t)kv0, count, scratch, out + kv0);
             else
                 memset(out + kv0, run.class == ATTUNE__FULL, count);
         }
+    return true;
 }
 
 static int64_t dense_elements(const attune_mask *mask)
@@ -306,11 +326,17 @@ static attune_status join_by_element(const combination *join, attune_mask **mask
             goto done;
     }
     uint8_t *row = data;
+    const double rows = (double)batch * (double)heads * (double)desc.q_len;
+    double passed = 0;
     for (int64_t b = 0; b < batch; b++)
         for (int64_t h = 0; h < heads; h++)
             for (int64_t q = 0; q < desc.q_len; q++, row += desc.kv_len) {
-                element_row(side[0], b, h, q, scratch[0], row);
-                element_row(side[1], b, h, q, scratch[1], other);
+                attune__work_share(join->work, passed++ / rows);
+                if (!element_row(side[0], b, h, q, scratch[0], row, join->work) ||
+                    !element_row(side[1], b, h, q, scratch[1], other, join->work)) {
+                    status = join->work->status;
+                    goto done;
+                }
                 if (join->op == ATTUNE__OP_AND)
                     for (int64_t i = 0; i < desc.kv_len; i++)
                         row[i] &= other[i];
@@ -318,7 +344,7 @@ static attune_status join_by_element(const combination *join, attune_mask **mask
                     for (int64_t i = 0; i < desc.kv_len; i++)
                         row[i] |= other[i];
             }
-    status = attune__mask_adopt_dense(allocator, &desc, batch, heads, data, mask);
+    status = attune__mask_adopt_dense(allocator, &desc, batch, heads, data, join->work, mask);
     if (status == ATTUNE_OK)
         data = NULL;
 done:
@@ -329,9 +355,10 @@ done:
     return status;
 }
 
-attune_status attune__mask_combine(attune__op op, const attune_mask *a, const attune_mask *b, attune_mask **mask)
+attune_status attune__mask_combine(attune__op op, const attune_mask *a, const attune_mask *b, attune__work *work,
+                                   attune_mask **mask)
 {
-    combination join = {.op = op, .side = {a, op == ATTUNE__OP_NOT ? a : b}};
+    combination join = {.op = op, .side = {a, op == ATTUNE__OP_NOT ? a : b}, .work = work};
     attune_mask *made = NULL;
     attune_status status = check_whole("a", a);
     if (status == ATTUNE_OK && op != ATTUNE__OP_NOT) {

@@ -46,11 +46,14 @@ static unsigned values_in(const uint8_t *bytes, int64_t count)
 static const attune__class class_of[4] = {ATTUNE__EMPTY, ATTUNE__EMPTY, ATTUNE__FULL, ATTUNE__PARTIAL};
 
 /* `seen` has kv_blocks entries. */
-static bool classify_plane(const attune_mask *mask, const uint8_t *plane, uint8_t *seen, attune__rects *rects)
+static attune_status classify_plane(const attune_mask *mask, const uint8_t *plane, uint8_t *seen, attune__rects *rects,
+                                    attune__work *work)
 {
     for (int32_t r = 0; r < mask->q_blocks; r++) {
         const int64_t q0 = r * (int64_t)mask->q_block, q1 = attune__min64(q0 + mask->q_block, mask->q_len);
         memset(seen, 0, (size_t)mask->kv_blocks);
+        if (!attune__work_go_on(work, (uint64_t)((q1 - q0) * mask->kv_len) / 8))
+            return work->status;
         for (int64_t q = q0; q < q1; q++)
             for (int64_t c = 0; c < mask->kv_blocks; c++)
                 if (seen[c] != 3) {
@@ -60,13 +63,14 @@ static bool classify_plane(const attune_mask *mask, const uint8_t *plane, uint8_
                 }
         for (int32_t c = 0; c < mask->kv_blocks; c++)
             if (!attune__rects_add(rects, r, r + 1, c, c + 1, class_of[seen[c]]))
-                return false;
+                return ATTUNE_OUT_OF_HOST_MEMORY;
     }
-    return true;
+    return ATTUNE_OK;
 }
 
 attune_status attune__mask_adopt_dense(const attune_allocator *allocator, const attune_mask_desc *desc,
-                                       int64_t dense_batch, int64_t dense_heads, uint8_t *data, attune_mask **mask)
+                                       int64_t dense_batch, int64_t dense_heads, uint8_t *data, attune__work *work,
+                                       attune_mask **mask)
 {
     const attune_symbol symbol = {"dense", ATTUNE_SYMBOL_CAPTURE, ATTUNE_BOOL, 4};
     attune_expr *expr = NULL;
@@ -94,11 +98,12 @@ attune_status attune__mask_adopt_dense(const attune_allocator *allocator, const 
         goto done;
     for (int64_t p = 0; p < dense_batch * dense_heads; p++) {
         attune__rects_begin_plane(&rects);
-        if (!classify_plane(made, data + p * desc->q_len * desc->kv_len, seen, &rects))
+        status = classify_plane(made, data + p * desc->q_len * desc->kv_len, seen, &rects, work);
+        if (status != ATTUNE_OK)
             goto done;
         attune__rects_end_plane(&rects);
     }
-    status = attune__mask_store(made, &rects);
+    status = attune__mask_store(made, &rects, work);
     if (status != ATTUNE_OK)
         goto done;
     attune_array *capture = &made->captures[0];
@@ -130,7 +135,7 @@ attune_status attune__mask_from_dense(const attune_allocator *allocator, const a
     if (!data)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     make_truth(data, attune__array_count(dense));
-    attune_status status = attune__mask_adopt_dense(allocator, desc, dense->size[0], dense->size[1], data, mask);
+    attune_status status = attune__mask_adopt_dense(allocator, desc, dense->size[0], dense->size[1], data, NULL, mask);
     if (status != ATTUNE_OK)
         attune__free(allocator, data);
     return status;

@@ -57,8 +57,10 @@ static int64_t row_height(const attune_mask *mask, int64_t r)
     return attune__min64(mask->q_block, mask->q_len - r * mask->q_block);
 }
 
-/* The pairs that block row r allows in its partial blocks. `scratch` serves kv_block columns, `allowed` has as many. */
-static int64_t count_partial(const attune_mask *mask, int64_t b, int64_t h, int64_t r, void *scratch, uint8_t *allowed)
+/* The pairs that block row r allows in its partial blocks. `scratch` serves kv_block columns, `allowed` has as many.
+ * -1: stopped. */
+static int64_t count_partial(const attune_mask *mask, int64_t b, int64_t h, int64_t r, void *scratch, uint8_t *allowed,
+                             attune__work *work)
 {
     const attune__bindings bindings = {mask->captures, mask->parameters};
     const int64_t row = attune__mask_at(mask, b, h).row0 + r;
@@ -68,6 +70,8 @@ static int64_t count_partial(const attune_mask *mask, int64_t b, int64_t h, int6
         for (int64_t i = mask->kv.offsets[row]; i < mask->kv.offsets[row + 1]; i++) {
             const int64_t kv0 = mask->kv.indices[i] * (int64_t)mask->kv_block;
             const int64_t count = attune__min64(mask->kv_block, mask->kv_len - kv0);
+            if (!attune__work_go_on(work, (uint64_t)count * mask->expr->node_count))
+                return -1;
             attune__expr_mask_row(mask->expr, &bindings, &at, (int32_t)kv0, (size_t)count, scratch, allowed);
             for (int64_t j = 0; j < count; j++)
                 pairs += allowed[j];
@@ -76,7 +80,7 @@ static int64_t count_partial(const attune_mask *mask, int64_t b, int64_t h, int6
     return pairs;
 }
 
-attune_status attune__mask_stats(const attune_mask *mask, bool exact, attune_mask_stats *stats)
+attune_status attune__mask_stats(const attune_mask *mask, bool exact, attune__work *work, attune_mask_stats *stats)
 {
     void *scratch = NULL;
     uint8_t *allowed = NULL;
@@ -120,10 +124,19 @@ attune_status attune__mask_stats(const attune_mask *mask, bool exact, attune_mas
             goto done;
         status = ATTUNE_OK;
         int64_t pairs = 0;
+        const double all_rows = (double)batch * (double)heads * (double)mask->q_blocks;
+        double passed = 0;
         for (int64_t b = 0; b < batch; b++)
             for (int64_t h = 0; h < heads; h++)
-                for (int64_t r = 0; r < mask->q_blocks; r++)
-                    pairs = plus(pairs, count_partial(mask, b, h, r, scratch, allowed));
+                for (int64_t r = 0; r < mask->q_blocks; r++) {
+                    attune__work_share(work, passed++ / all_rows);
+                    const int64_t row = count_partial(mask, b, h, r, scratch, allowed, work);
+                    if (row < 0) {
+                        status = work->status;
+                        goto done;
+                    }
+                    pairs = plus(pairs, row);
+                }
         found.pairs = plus(found.pairs, times(pairs, mask->batch / batch * (mask->heads / heads)));
     }
     found.density = (double)found.pairs / all;

@@ -149,7 +149,7 @@ attune_status attune__mask_from_lists(const attune_allocator *allocator, const a
     if (status == ATTUNE_OK)
         status = read_rows(made, &partial, &full, &rects);
     if (status == ATTUNE_OK)
-        status = attune__mask_store(made, &rects);
+        status = attune__mask_store(made, &rects, NULL);
 done:
     attune__rects_finish(&rects);
     if (status != ATTUNE_OK) {
@@ -231,7 +231,7 @@ attune_status attune__mask_slice(const attune_mask *mask, const attune_mask_rang
     made->uses = mask->uses;
     status = attune__rects_init(&rects, &mask->allocator, made->stored_batch * made->stored_heads);
     if (status == ATTUNE_OK)
-        status = cut(mask, &r, made, &rects) ? attune__mask_store(made, &rects) : ATTUNE_OUT_OF_HOST_MEMORY;
+        status = cut(mask, &r, made, &rects) ? attune__mask_store(made, &rects, NULL) : ATTUNE_OUT_OF_HOST_MEMORY;
 done:
     attune__rects_finish(&rects);
     if (status != ATTUNE_OK) {

@@ -5,12 +5,13 @@
  *
  *     build.c   from an expression: quadtree and interval analysis       combine.c  and, or, not
  *     lists.c   storage, transposes, from lists and dense arrays, slices draw.c     text and pixels
- *     tensor.c  masks that follow a tensor on a device
+ *     tensor.c  masks that follow a tensor on a device                  work.c     what is counted, told of and stopped
  */
 #ifndef ATTUNE_MASK_MASK_H
 #define ATTUNE_MASK_MASK_H
 
 #include "expr/expr.h"
+#include "mask/work.h"
 
 /* One set of lists in compressed rows: row r holds indices[offsets[r]] .. indices[offsets[r + 1] - 1], ascending. */
 typedef struct attune__block_list {
@@ -95,12 +96,13 @@ void attune__mask_fill(attune_mask *mask);
 /* The bits of an element of the dtype that forbids its pair. */
 uint32_t attune__mask_forbidden(attune_dtype dtype);
 attune_status attune__mask_slice(const attune_mask *mask, const attune_mask_range *range, attune_mask **slice);
-/* op: ATTUNE__OP_AND, ATTUNE__OP_OR; ATTUNE__OP_NOT with b NULL. */
-attune_status attune__mask_combine(attune__op op, const attune_mask *a, const attune_mask *b, attune_mask **mask);
+/* op: ATTUNE__OP_AND, ATTUNE__OP_OR; ATTUNE__OP_NOT with b NULL. work may be NULL, here and below. */
+attune_status attune__mask_combine(attune__op op, const attune_mask *a, const attune_mask *b, attune__work *work,
+                                   attune_mask **mask);
 void attune__mask_free(attune_mask *mask); /* accepts NULL; uploads must be gone */
 
 void attune__mask_lists(const attune_mask *mask, attune_mask_lists *lists);
-attune_status attune__mask_stats(const attune_mask *mask, bool exact, attune_mask_stats *stats);
+attune_status attune__mask_stats(const attune_mask *mask, bool exact, attune__work *work, attune_mask_stats *stats);
 void attune__mask_draw_text(const attune_mask *mask, int64_t b, int64_t h, uint32_t columns, uint32_t rows,
                             char *buffer, size_t size, size_t *needed);
 void attune__mask_draw_pixels(const attune_mask *mask, int64_t b, int64_t h, uint8_t *pixels, uint32_t *width,

@@ -54,8 +54,8 @@ void attune__rects_repeat_plane(attune__rects *rects);
 attune_status attune__mask_new(const attune_allocator *allocator, const attune_mask_desc *desc, int64_t stored_batch,
                                int64_t stored_heads, const attune_expr *expr, const attune__bindings *bindings,
                                attune_mask **mask);
-/* The lists and their transposes. */
-attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects);
+/* The lists and their transposes. A unit of work is an entry of a list, or a row. */
+attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects, attune__work *work);
 /* A copy in row-major order without gaps. NULL, with the error set, if there is no room. */
 void *attune__array_copy(const attune_allocator *allocator, const attune_array *array);
 /* The elements of an array. They are counted before any is allocated, so that they fit. */
@@ -67,7 +67,8 @@ attune_mask_desc attune__mask_describe(const attune_mask *mask);
 /* A dense mask that takes over `data`: contiguous 0 or 1 of [batch or 1, heads or 1, q_len, kv_len]. On failure the
  * data stays the caller's. */
 attune_status attune__mask_adopt_dense(const attune_allocator *allocator, const attune_mask_desc *desc,
-                                       int64_t dense_batch, int64_t dense_heads, uint8_t *data, attune_mask **mask);
+                                       int64_t dense_batch, int64_t dense_heads, uint8_t *data, attune__work *work,
+                                       attune_mask **mask);
 
 /* -------------------------------------------------------------------------------------------- reading lists by run */
 

@@ -104,7 +104,7 @@ static void count(attune__block_list *list, int64_t first, int32_t r0, int32_t r
 }
 
 /* Appends c0 ... c1 - 1 to each of the rows. */
-static void fill(attune__block_list *list, int64_t first, int32_t r0, int32_t r1, int32_t c0, int32_t c1)
+static void fill_rows(attune__block_list *list, int64_t first, int32_t r0, int32_t r1, int32_t c0, int32_t c1)
 {
     int64_t *cursor = list->offsets + first + 1;
     const int32_t entries = c1 - c0;
@@ -120,11 +120,28 @@ static void fill(attune__block_list *list, int64_t first, int32_t r0, int32_t r1
     }
 }
 
-attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects)
+/* The same, in steps of work. */
+static bool fill(attune__block_list *list, int64_t first, int32_t r0, int32_t r1, int32_t c0, int32_t c1,
+                 attune__work *work)
+{
+    const int32_t entries = c1 - c0;
+    const int32_t step = entries < (int32_t)ATTUNE__WORK_STEP ? (int32_t)ATTUNE__WORK_STEP / entries : 1;
+    for (int32_t r = r0, end; r < r1; r = end) {
+        end = r1 - r > step ? r + step : r1;
+        if (!attune__work_go_on(work, (uint64_t)entries * (uint64_t)(end - r)))
+            return false;
+        fill_rows(list, first, r, end, c0, c1);
+    }
+    return true;
+}
+
+attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects, attune__work *work)
 {
     const attune_allocator *allocator = &mask->allocator;
     const int64_t planes = (int64_t)rects->plane_count;
     const int64_t rows = planes * mask->q_blocks, columns = planes * mask->kv_blocks;
+    if (!attune__work_go_on(work, (uint64_t)rows + (uint64_t)columns))
+        return work->status;
     if (!list_init(allocator, &mask->kv, rows) || !list_init(allocator, &mask->full_kv, rows) ||
         !list_init(allocator, &mask->q, columns) || !list_init(allocator, &mask->full_q, columns))
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -132,6 +149,8 @@ attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects)
         for (size_t i = rects->planes[p].first; i < rects->planes[p].end; i++) {
             const attune__rect *rect = &rects->items[i];
             const bool full = rect->class == ATTUNE__FULL;
+            if (!attune__work_go_on(work, (uint64_t)(rect->r1 - rect->r0) + (uint64_t)(rect->c1 - rect->c0)))
+                return work->status;
             count(full ? &mask->full_kv : &mask->kv, p * mask->q_blocks, rect->r0, rect->r1, rect->c1 - rect->c0);
             count(full ? &mask->full_q : &mask->q, p * mask->kv_blocks, rect->c0, rect->c1, rect->r1 - rect->r0);
         }
@@ -142,8 +161,11 @@ attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects)
         for (size_t i = rects->planes[p].first; i < rects->planes[p].end; i++) {
             const attune__rect *rect = &rects->items[i];
             const bool full = rect->class == ATTUNE__FULL;
-            fill(full ? &mask->full_kv : &mask->kv, p * mask->q_blocks, rect->r0, rect->r1, rect->c0, rect->c1);
-            fill(full ? &mask->full_q : &mask->q, p * mask->kv_blocks, rect->c0, rect->c1, rect->r0, rect->r1);
+            if (!fill(full ? &mask->full_kv : &mask->kv, p * mask->q_blocks, rect->r0, rect->r1, rect->c0, rect->c1,
+                      work) ||
+                !fill(full ? &mask->full_q : &mask->q, p * mask->kv_blocks, rect->c0, rect->c1, rect->r0, rect->r1,
+                      work))
+                return work->status;
         }
     return ATTUNE_OK;
 }

@@ -106,6 +106,67 @@ Test(bounds, contain_every_value)
                 100.0 * (double)decided / (double)masks);
 }
 
+/* What is left of a mask in boxes one inside the other, each pruned by the bounds of the one around it, has the bounds
+ * that all of it has, and the values at points of the box. */
+Test(bounds, of_what_is_open)
+{
+    static random_expr e;
+    static bound x;
+    static attune__interval whole[ATTUNE_EXPR_MAX_NODES], scratch[ATTUNE_EXPR_MAX_NODES];
+    static uint16_t nodes[2][ATTUNE_EXPR_MAX_NODES];
+    static _Alignas(64) unsigned char room[1 << 20];
+    uint64_t count = scaled(20000), seed = test_seed() + 5, pruned = 0, left = 0, rows = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        bind_random(&x, &e, seed + i, ATTUNE_EXPR_MASK, 1 + (uint32_t)(i % 40));
+        attune__ranges *ranges;
+        cr_assert(attune__ranges_create(&attune__default_allocator, x.expr, &x.bindings, &ranges) == ATTUNE_OK);
+        cr_assert(attune__expr_scratch_size(x.expr, 24) <= sizeof room);
+        uint64_t state = seed ^ i;
+        attune__box box = random_box(&state);
+        box.var[ATTUNE__VAR_SCORE] = (attune__interval){0};
+        for (int v = 0; v < ATTUNE__VAR_SCORE; v++)
+            if (v != ATTUNE__VAR_Q && v != ATTUNE__VAR_KV)
+                box.var[v].hi = box.var[v].lo;
+        for (uint32_t n = 0; n < x.expr->node_count; n++)
+            nodes[0][n] = (uint16_t)n;
+        attune__open_nodes open = {nodes[0], x.expr->node_count};
+        for (int depth = 0; depth < 6; depth++) {
+            uint64_t looked = 0;
+            const attune__interval got =
+                attune__expr_open_bounds(x.expr, &open, &x.bindings, ranges, &box, scratch, &looked);
+            const attune__interval wanted = attune__expr_bounds(x.expr, &x.bindings, ranges, &box, whole);
+            cr_assert(got.lo == wanted.lo && got.hi == wanted.hi, "%s", e.text);
+            if (got.lo == got.hi)
+                break;
+            uint16_t *const to = nodes[!(depth % 2)];
+            const attune__open_nodes fewer = {to, attune__expr_prune(x.expr, &open, scratch, to)};
+            pruned += open.count - fewer.count;
+            left += fewer.count;
+            open = fewer;
+            const attune__interval *q = &box.var[ATTUNE__VAR_Q], *kv = &box.var[ATTUNE__VAR_KV];
+            attune_point p = point_in(&state, &box);
+            const int32_t columns = kv->hi - p.kv < 23 ? kv->hi - p.kv + 1 : 24;
+            const attune__row row = {p.b, p.h, p.q, p.h_kv, p.q_len, p.kv_len};
+            uint8_t allowed[24];
+            attune__expr_open_begin(x.expr, scratch, room);
+            attune__expr_open_row(x.expr, &open, &x.bindings, &row, p.kv, (size_t)columns, room, allowed);
+            for (int32_t c = 0; c < columns; c++, p.kv++, rows++)
+                cr_assert(allowed[c] == attune__expr_point(x.expr, &x.bindings, &p).i, "%s\nq %d, kv %d", e.text, p.q,
+                          p.kv);
+            const int32_t q_half = q->lo + (q->hi - q->lo) / 2, kv_half = kv->lo + (kv->hi - kv->lo) / 2;
+            if (depth % 2)
+                box.var[ATTUNE__VAR_Q].hi = q_half;
+            else
+                box.var[ATTUNE__VAR_KV].lo = kv_half;
+        }
+        attune__ranges_destroy(ranges);
+        attune__expr_release(x.expr);
+    }
+    cr_log_info("%llu nodes pruned, %llu left; %llu elements", (unsigned long long)pruned, (unsigned long long)left,
+                (unsigned long long)rows);
+    cr_assert(pruned > left / 4 && rows > count);
+}
+
 /* The range of a capture is exact for one dimension and a few combinations of the others. */
 Test(bounds, ranges_are_exact)
 {

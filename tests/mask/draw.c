@@ -73,25 +73,25 @@ Test(mask_draw, statistics)
     desc.heads = 2;
     attune_mask *mask = build(&desc, "q >= kv");
     attune_mask_stats stats = {.struct_size = sizeof stats};
-    cr_assert(attune__mask_stats(mask, false, &stats) == ATTUNE_OK);
+    cr_assert(attune__mask_stats(mask, false, NULL, &stats) == ATTUNE_OK);
     cr_assert(stats.pairs == -1 && stats.blocks == 15 && stats.full_blocks == 3 && stats.partial_blocks == 3);
     cr_assert_float_eq(stats.block_density, 6.0 / 15.0, 1e-12);
     /* Full: (1, 0), 16 x 16; (2, 0) and (2, 1), 8 x 16. Partial: two of 16 x 16, one of 8 x 16. */
     cr_assert_float_eq(stats.density, (512.0 + 640.0 / 2.0) / 2800.0, 1e-12);
-    cr_assert(attune__mask_stats(mask, true, &stats) == ATTUNE_OK);
+    cr_assert(attune__mask_stats(mask, true, NULL, &stats) == ATTUNE_OK);
     cr_assert(stats.pairs == 6 * 820);
     cr_assert_float_eq(stats.density, 820.0 / 2800.0, 1e-12);
     attune__mask_free(mask);
 
     mask = build(&desc, "kv <= h * 32 + b && q_len == 40");
     cr_assert(mask->stored_batch == 3 && mask->stored_heads == 2);
-    cr_assert(attune__mask_stats(mask, true, &stats) == ATTUNE_OK);
+    cr_assert(attune__mask_stats(mask, true, NULL, &stats) == ATTUNE_OK);
     cr_assert(stats.pairs == 40 * (1 + 2 + 3 + 33 + 34 + 35), "%lld", (long long)stats.pairs);
     attune__mask_free(mask);
 
     desc = oracle_desc(32, 32, 16, 16);
     mask = build(&desc, "true");
-    cr_assert(attune__mask_stats(mask, true, &stats) == ATTUNE_OK);
+    cr_assert(attune__mask_stats(mask, true, NULL, &stats) == ATTUNE_OK);
     cr_assert(stats.density == 1.0 && stats.block_density == 1.0 && stats.pairs == 1024);
     /* Lists: 4 x 3 offsets, 4 x 2 counts, 2 x 4 indices. */
     cr_assert(stats.bytes == sizeof(attune_mask) + 12 * 8 + 8 * 4 + 8 * 4, "%llu", (unsigned long long)stats.bytes);

@@ -66,7 +66,7 @@ static attune_status make_join(const attune_allocator *allocator, attune__op op,
 {
     attune_mask copy = *a;
     copy.allocator = *allocator;
-    return attune__mask_combine(op, &copy, b, mask);
+    return attune__mask_combine(op, &copy, b, NULL, mask);
 }
 
 static attune_status make_and(const attune_allocator *allocator, const setting *with, attune_mask **mask)
@@ -95,7 +95,7 @@ static attune_status make_stats(const attune_allocator *allocator, const setting
     copy.allocator = *allocator;
     attune_mask_stats stats = {.struct_size = sizeof stats};
     *mask = NULL;
-    return attune__mask_stats(&copy, true, &stats);
+    return attune__mask_stats(&copy, true, NULL, &stats);
 }
 
 static const struct {

@@ -86,7 +86,7 @@ Test(mask_lists, padded_rows)
     cr_assert(mask->full_q.num_blocks[2] == 1 && mask->full_q.indices[mask->full_q.offsets[2]] == 0);
     cr_assert(mask->expr == NULL);
     attune_mask_stats stats = {.struct_size = sizeof stats};
-    cr_assert(attune__mask_stats(mask, true, &stats) == ATTUNE_OK);
+    cr_assert(attune__mask_stats(mask, true, NULL, &stats) == ATTUNE_OK);
     cr_assert(stats.pairs == 16 * 8 + 16 * 32 && stats.full_blocks == 3);
     attune__mask_free(mask);
 }
