@@ -33,40 +33,6 @@ void attune__shape_measure(attune__shape *shape, const attune_expr *mask, const 
     shape->key_terms_of_heads = attune__score_terms(score, head).key_count + attune__mask_terms(mask, head).key_count;
 }
 
-static attune_status shape_of(const attune_problem *problem, attune__shape *shape)
-{
-    attune_problem p;
-    ATTUNE__TRY(attune__shape_from_problem(problem, shape));
-    ATTUNE__TRY(attune__desc_read(&p, sizeof p, problem, sizeof p, "problem"));
-    attune__shape_measure(shape, p.mask, p.score);
-    return ATTUNE_OK;
-}
-
-attune_status attune_plan_choose(const attune_limits *limits, const attune_problem *problem,
-                                 const attune_kernel_options *options, attune_plan_choice *choice)
-{
-    attune__shape shape;
-    attune__decision decision;
-    ATTUNE__TRY(shape_of(problem, &shape));
-    ATTUNE__TRY(attune__plan_choose(limits, &shape, options, &decision));
-    return attune__desc_write(choice, &decision.choice, sizeof *choice, sizeof *choice, "choice");
-}
-
-attune_status attune_plan_choose_explain(const attune_limits *limits, const attune_problem *problem,
-                                         const attune_kernel_options *options, attune_text_format format, char *buffer,
-                                         size_t size, size_t *needed)
-{
-    attune__shape shape;
-    attune__decision decision;
-    if (size && !buffer)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "buffer is NULL, but size is %zu", size);
-    if (format != ATTUNE_TEXT && format != ATTUNE_JSON)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_TEXT or ATTUNE_JSON", (int)format);
-    ATTUNE__TRY(shape_of(problem, &shape));
-    ATTUNE__TRY(attune__plan_choose(limits, &shape, options, &decision));
-    return attune__plan_explain(limits, &shape, options, &decision, format, buffer, size, needed);
-}
-
 attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
                                   const attune_kernel_options *options)
 {
@@ -99,6 +65,33 @@ attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits
     if (options)
         ATTUNE__TRY(attune__desc_read(&plan->options, sizeof plan->options, options, sizeof plan->options, "options"));
     return attune__plan_choose(limits, &plan->shape, &plan->options, &plan->decision);
+}
+
+attune_status attune_plan_choose(const attune_limits *limits, const attune_problem *problem,
+                                 const attune_kernel_options *options, attune_plan_choice *choice)
+{
+    attune_plan plan = {.device = NULL};
+    attune_status status = attune__plan_settle(&plan, limits, problem, options);
+    if (status == ATTUNE_OK)
+        status = attune__desc_write(choice, &plan.decision.choice, sizeof *choice, sizeof *choice, "choice");
+    attune__plan_unsettle(&plan);
+    return status;
+}
+
+attune_status attune_plan_choose_explain(const attune_limits *limits, const attune_problem *problem,
+                                         const attune_kernel_options *options, attune_text_format format, char *buffer,
+                                         size_t size, size_t *needed)
+{
+    if (size && !buffer)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "buffer is NULL, but size is %zu", size);
+    if (format != ATTUNE_TEXT && format != ATTUNE_JSON)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_TEXT or ATTUNE_JSON", (int)format);
+    attune_plan plan = {.device = NULL};
+    attune_status status = attune__plan_settle(&plan, limits, problem, options);
+    if (status == ATTUNE_OK)
+        status = attune__plan_explain(limits, &plan.shape, &plan.options, &plan.decision, format, buffer, size, needed);
+    attune__plan_unsettle(&plan);
+    return status;
 }
 
 attune_status attune__plan_supported(const attune_plan *plan, const attune__backend *backend, const char *who)
