@@ -838,10 +838,10 @@ ATTUNE_API attune_status attune_completion_wait(attune_completion completion, ui
  * Classifies the blocks of a tensor [tensor_batch, tensor_heads, q_len, kv_len], any strides, for a mask of
  * attune_mask_create_tensor; the lengths may be shorter than the mask was made for, and calls with the mask are then as
  * short. Launches only: calls on the same queue from now on see the new lists, and read the tensor, which must keep its
- * place and values, as the mask must live, until they are done. Before the first update, and after one that failed,
- * the mask is in no call. An update that is captured in a CUDA graph counts once the graph has run; after each run of
- * it the mask has the lengths that were captured. Not to be called while another thread uses the mask. completion may
- * be NULL.
+ * place and values, as the mask must live, until they are done. Before the first update, and after one that failed on
+ * the device, the mask is in no call; one whose arguments are refused leaves it as it was. An update that is captured
+ * in a CUDA graph counts once the graph has run; after each run of it the mask has the lengths that were captured. Not
+ * to be called while another thread uses the mask. completion may be NULL.
  */
 ATTUNE_API attune_status attune_mask_update(attune_mask *mask, attune_queue *queue, const attune_tensor *tensor,
                                             attune_completion *completion);
