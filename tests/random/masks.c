@@ -43,18 +43,10 @@ bool make_expressions(runner *r, const problem *p, attune_expr *exprs[3], findin
     return true;
 }
 
-/* What one tree's mask is bound to. */
-typedef struct bound {
-    attune_host_capture captures[SYMBOLS];
-    attune_parameter parameters[SYMBOLS];
-    void *memory[SYMBOLS];
-    uint32_t capture_count, parameter_count;
-} bound;
-
-static void bind_tree(runner *r, const tree *t, const binding *bindings, const layout *layouts, const char *name,
-                      bound *b)
+void bind_tree(runner *r, const tree *t, const binding *bindings, const layout *layouts, const char *name,
+               host_bindings *b)
 {
-    *b = (bound){.capture_count = 0};
+    *b = (host_bindings){.capture_count = 0};
     char captures[256] = "", parameters[256] = "";
     for (int i = 0; i < t->symbol_count; i++) {
         const tree_symbol *s = &t->symbols[i];
@@ -76,7 +68,7 @@ static void bind_tree(runner *r, const tree *t, const binding *bindings, const l
     say(r, "    attune_parameter %s_parameters[] = {%s{NULL, 0}};\n", name, parameters);
 }
 
-static void unbind(bound *b)
+void unbind(host_bindings *b)
 {
     for (uint32_t i = 0; i < b->capture_count; i++)
         free(b->memory[i]);
@@ -173,7 +165,7 @@ static rows rows_of(const runner *r, const call_data *d, int segment, uint8_t cl
 }
 
 static attune_status lists_mask(runner *r, const call *c, const call_data *d, const attune_mask_desc *desc, int segment,
-                                const attune_expr *expr, const bound *b, attune_mask **mask)
+                                const attune_expr *expr, const host_bindings *b, attune_mask **mask)
 {
     rows partial = rows_of(r, d, segment, 1, "partial"), full = rows_of(r, d, segment, 2, "full");
     const attune_mask_lists lists = {.struct_size = sizeof lists,
@@ -211,7 +203,7 @@ static attune_status lists_mask(runner *r, const call *c, const call_data *d, co
 }
 
 static attune_status expr_mask(runner *r, const attune_mask_desc *desc, int segment, const attune_expr *expr,
-                               const char *name, const bound *b, const char *into, attune_mask **mask)
+                               const char *name, const host_bindings *b, const char *into, attune_mask **mask)
 {
     say(r, "    TRY(attune_mask_create(instance, &desc%d, %s, %s_captures, %u, %s_parameters, %u, &%s%d));\n", segment,
         name, name, b->capture_count, name, b->parameter_count, into, segment);
@@ -254,7 +246,7 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
 {
     static const char *const names[] = {"none", "create", "create_dense", "create_lists", "and",
                                         "or",   "not",    "slice",        "create_tensor"};
-    bound b[2];
+    host_bindings b[2];
     attune_mask *first = NULL, *second = NULL;
     attune_status status;
     const int n = segment < 0 ? 0 : segment;
@@ -266,6 +258,11 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
         bind_tree(r, &p->masks[i], d->mask[i], c->host + i * SYMBOLS, i ? "mask_b" : "mask_a", &b[i]);
     r->code = code;
     attune_mask_desc desc = describe(r, p, c, n);
+    if (c->seed % 8 == 0 && exprs[0] && p->mask != MASK_LISTS && !check_budget(r, c, desc, exprs[0], &b[0], f)) {
+        unbind(&b[0]);
+        unbind(&b[1]);
+        return false;
+    }
     say(r, "    attune_mask *mask%d, *first%d, *second%d;\n    (void)first%d, (void)second%d;\n", n, n, n, n, n);
     if (p->mask == MASK_DENSE) {
         status = dense_mask(r, d, &desc, n, mask);
@@ -290,6 +287,7 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
         say(r, "    TRY(attune_mask_upload(mask%d, device));\n", n);
         status = attune_mask_upload(*mask, r->device);
     }
-    return status == ATTUNE_OK ||
-           fail(f, "mask", "mask (%s): %s: %s", names[p->mask], attune_status_string(status), attune_last_error());
+    if (status == ATTUNE_OK)
+        return check_mask(p, c, d, n, *mask, f);
+    return fail(f, "mask", "mask (%s): %s: %s", names[p->mask], attune_status_string(status), attune_last_error());
 }

@@ -32,6 +32,26 @@ void say(const runner *r, const char *format, ...) __attribute__((format(printf,
 /* Fails with what a call said. */
 bool fail(finding *f, const char *kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+/* What one tree is bound to on the host. Names of arrays in the reproduction are the symbols'. */
+typedef struct host_bindings {
+    attune_host_capture captures[SYMBOLS];
+    attune_parameter parameters[SYMBOLS];
+    void *memory[SYMBOLS];
+    uint32_t capture_count, parameter_count;
+} host_bindings;
+void bind_tree(runner *r, const tree *t, const binding *bindings, const layout *layouts, const char *name,
+               host_bindings *b);
+void unbind(host_bindings *b);
+
+/* What is said beside calls (checks.c). */
+bool check_expressions(runner *r, const problem *p, const call *c, const call_data *d, attune_expr *const exprs[3],
+                       finding *f);
+bool check_mask(const problem *p, const call *c, const call_data *d, int segment, const attune_mask *mask, finding *f);
+bool check_budget(runner *r, const call *c, attune_mask_desc desc, const attune_expr *expr, const host_bindings *b,
+                  finding *f);
+bool check_choice(runner *r, const attune_problem *wanted, const attune_kernel_options *options,
+                  const attune_plan *plan, finding *f);
+
 /* Masks (masks.c). Segment -1 = a call without. */
 bool make_expressions(runner *r, const problem *p, attune_expr *exprs[3], finding *f);
 bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, int segment, attune_expr *const exprs[3],

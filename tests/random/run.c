@@ -633,6 +633,8 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
     }
     if (status != ATTUNE_OK)
         return failed_call(f, "attune_plan_create", status);
+    if (!check_choice(r, &d, forced ? &options : NULL, *plan, f))
+        return false;
     attune_plan_choice choice = {.struct_size = sizeof choice};
     if (attune_plan_choice_get(*plan, &choice) == ATTUNE_OK) {
         if (p->direction == ATTUNE_FORWARD)
@@ -664,7 +666,8 @@ static bool run_on(runner *r, const problem *p, finding *f)
         for (int s = 0; ok && p->mask == MASK_TENSOR && s < SEGMENTS; s++)
             b.masks[s] = following[s];
         if (ok && !plan) {
-            ok = (!p->mask || b.masks[0] || make_mask(r, p, c, &d, p->segments ? 0 : -1, exprs, &b.masks[0], f)) &&
+            ok = check_expressions(r, p, c, &d, exprs, f) &&
+                 (!p->mask || b.masks[0] || make_mask(r, p, c, &d, p->segments ? 0 : -1, exprs, &b.masks[0], f)) &&
                  make_plan(r, p, b.masks[0], exprs, &plan, f);
             refused = ok && !plan;
         }
