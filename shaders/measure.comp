@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: MIT
 // Independent chains of fused multiply-adds: what the arithmetic units give when nothing holds them up.
-//   SCALAR, VECTOR   the type of one element and of one chain
+//   SCALAR, VECTOR   the type of one element and of one chain: f16 in pairs, which is what registers hold
+//   CHAINS           of a thread; sixteen elements in all
 #version 450
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference_uvec2 : require
 #ifdef FLOAT16
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #define SCALAR float16_t
-#define VECTOR f16vec4
+#define VECTOR f16vec2
+#define CHAINS 8u
 #else
 #define SCALAR float
 #define VECTOR vec4
+#define CHAINS 4u
 #endif
 
 layout(local_size_x_id = 0) in;
@@ -26,25 +29,27 @@ layout(push_constant) uniform Arguments {
     float term;
 } arguments;
 
-// Chains of a thread, and steps of a round. measure.c counts with the same numbers.
-const uint CHAINS = 4;
+// Steps of a round. measure.c counts with the same numbers.
 const uint STEPS = 8;
 
 void main()
 {
     const VECTOR a = VECTOR(SCALAR(arguments.factor));
-    const VECTOR b = VECTOR(SCALAR(arguments.term));
-    VECTOR x[CHAINS];
-    for (uint c = 0; c < CHAINS; c++)
-        x[c] = VECTOR(SCALAR(gl_LocalInvocationIndex + c));
+    VECTOR x[CHAINS], b[CHAINS];
+    for (uint c = 0; c < CHAINS; c++) {
+        // The factor is -1: an element is x and b - x in turn, at any number of rounds.
+        x[c] = VECTOR(SCALAR(0.37 + 0.61 * float(gl_LocalInvocationIndex % 61u) - float(c)));
+        b[c] = VECTOR(SCALAR(arguments.term * float(1u + c + gl_LocalInvocationIndex % 7u)));
+        x[c].y += SCALAR(0.5);
+    }
     for (uint round = 0; round < arguments.rounds; round++)
         for (uint step = 0; step < STEPS; step++)
             for (uint c = 0; c < CHAINS; c++)
-                x[c] = fma(x[c], a, b);
+                x[c] = fma(x[c], a, b[c]);
     VECTOR sum = VECTOR(SCALAR(0));
     for (uint c = 0; c < CHAINS; c++)
         sum += x[c];
     // Never true, and no compiler knows it.
-    if (float(sum.x + sum.y + sum.z + sum.w) == arguments.term - 1.0e9)
+    if (float(dot(sum, VECTOR(SCALAR(1)))) == arguments.term - 1.0e9)
         Result(arguments.result).value = float(sum.x);
 }

@@ -270,8 +270,10 @@ ATTUNE_API attune_status attune_device_info_get(const attune_device *device, att
 
 /*
  * Measures what the device reaches on independent fused multiply-adds of the dtype (operations per second, an FMA
- * counts two) and on a large copy (bytes per second, read plus write): the peaks that `attune bench` reports shares of.
- * Takes about a second, uses the whole device, allocates. Either output may be NULL.
+ * counts two), by the units that the backend has kernels of the dtype for: matrix units into f32 on CUDA for f16 and
+ * bf16, and on Vulkan for f16 where it has cooperative matrices; Vulkan computes bf16 in f32. And on a large copy
+ * (bytes per second, read plus write): the peaks that `attune bench` reports shares of. Takes about a second, uses the
+ * whole device, allocates. Either output may be NULL.
  */
 ATTUNE_API attune_status attune_device_measure(attune_device *device, attune_dtype dtype, double *flops,
                                                double *bandwidth);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The peaks that shares are reported of: independent multiply-adds (f16 in f16; bf16 in f32, which is what kernels
- * without matrix units compute it in), and a large copy by the device: the better of its own and a kernel's, since some
- * drivers copy with an engine that reaches a fifth of the memory's bandwidth.
+ * The peaks that shares are reported of: independent multiply-adds, of the units that kernels of the dtype use (f16 on
+ * cooperative matrices into f32, where there are such; else f16 in pairs; bf16 in f32), and a large copy by the device:
+ * the better of its own and a kernel's, since some drivers copy with an engine that reaches a fifth of the memory's
+ * bandwidth.
  */
 #include "vulkan/vulkan.h"
 
@@ -13,13 +14,18 @@
 #include "shaders/measure_f16.h"
 #include "shaders/measure_f32.h"
 
+#if ATTUNE_HAVE_COOPERATIVE_MATRIX
+#include "shaders/measure_matrix.h"
+#endif
+
 #define SECONDS 0.3
 #define MIB     (UINT64_C(1) << 20)
 
-/* As in shaders/measure.comp: chains of four elements, steps of a round; an FMA counts two. */
-#define CHAINS         4
-#define STEPS          8
-#define ROUND_FLOPS    (CHAINS * 4.0 * STEPS * 2.0)
+/* As in shaders/measure.comp: elements of a thread, steps of a round; an FMA counts two. */
+#define ROUND_FLOPS (16 * 8 * 2.0)
+/* As in shaders/measure_matrix.comp: products of a subgroup, steps of a round. */
+#define MATRIX_ROUND_FLOPS (2 * 4 * 4 * 2.0)
+
 #define MAX_WIDTH      256u
 #define ENOUGH_SECONDS 2e-3 /* of a launch, against what starting it costs */
 
@@ -48,15 +54,15 @@ static attune_status launch(attune__vulkan_device *device, const attune__vulkan_
 }
 
 static attune_status repeat_launch(attune__vulkan_device *device, const attune__vulkan_pipeline *pipeline,
-                                   uint64_t address, uint32_t width, double *flops)
+                                   uint64_t address, double round, double *flops)
 {
     const uint32_t groups = 32 * device->physical.info.limits.compute_units;
-    arguments push = {.result = address, .rounds = 64, .factor = 0.5f, .term = 0.25f};
+    arguments push = {.result = address, .rounds = 64, .factor = -1.0f, .term = 0.25f};
     double best = 0;
     for (const double start = now(); now() - start < SECONDS;) {
         double seconds;
         ATTUNE__TRY(launch(device, pipeline, &push, groups, &seconds));
-        const double rate = ROUND_FLOPS * push.rounds * width * groups / seconds;
+        const double rate = round * push.rounds * groups / seconds;
         if (seconds < ENOUGH_SECONDS && push.rounds < UINT32_C(1) << 20)
             push.rounds *= 2;
         else if (rate > best)
@@ -66,9 +72,24 @@ static attune_status repeat_launch(attune__vulkan_device *device, const attune__
     return ATTUNE_OK;
 }
 
-static attune_status measure_flops(attune__vulkan_device *device, attune_dtype dtype, double *flops)
+/* round: the operations of a round of one workgroup. */
+static attune_status measure_pipeline(attune__vulkan_device *device, const attune__vulkan_pipeline_desc *desc,
+                                      double round, double *flops)
 {
-    const bool f16 = dtype == ATTUNE_F16 && device->physical.features.float16;
+    attune__vulkan_pipeline pipeline;
+    ATTUNE__TRY(attune__vulkan_pipeline_create(device, desc, &pipeline));
+    attune__vulkan_range *range;
+    attune_status status = attune__vulkan_range_create(device, sizeof(float), &range);
+    if (status == ATTUNE_OK) {
+        status = repeat_launch(device, &pipeline, range->block->address + range->offset, round, flops);
+        attune__vulkan_range_destroy(device, range);
+    }
+    attune__vulkan_pipeline_destroy(device, &pipeline);
+    return status;
+}
+
+static attune_status measure_scalars(attune__vulkan_device *device, bool f16, double *flops)
+{
     const uint32_t most = device->physical.info.limits.workgroup_invocations;
     const uint32_t width = most < MAX_WIDTH ? most : MAX_WIDTH;
     const VkSpecializationMapEntry entry = {.constantID = 0, .size = sizeof width};
@@ -80,16 +101,46 @@ static attune_status measure_flops(attune__vulkan_device *device, attune_dtype d
         .push_constants = sizeof(arguments),
         .constants = &constants,
     };
-    attune__vulkan_pipeline pipeline;
-    ATTUNE__TRY(attune__vulkan_pipeline_create(device, &desc, &pipeline));
-    attune__vulkan_range *range;
-    attune_status status = attune__vulkan_range_create(device, sizeof(float), &range);
-    if (status == ATTUNE_OK) {
-        status = repeat_launch(device, &pipeline, range->block->address + range->offset, width, flops);
-        attune__vulkan_range_destroy(device, range);
-    }
-    attune__vulkan_pipeline_destroy(device, &pipeline);
-    return status;
+    return measure_pipeline(device, &desc, ROUND_FLOPS * width, flops);
+}
+
+#if ATTUNE_HAVE_COOPERATIVE_MATRIX
+static attune_status measure_matrices(attune__vulkan_device *device, double *flops)
+{
+    const attune_limits *limits = &device->physical.info.limits;
+    const uint32_t most = limits->workgroup_invocations < MAX_WIDTH ? limits->workgroup_invocations : MAX_WIDTH;
+    const uint32_t subgroups = most / limits->subgroup_size ? most / limits->subgroup_size : 1;
+    const uint32_t numbers[] = {subgroups * limits->subgroup_size, limits->matrix_m, limits->matrix_n,
+                                limits->matrix_k};
+    VkSpecializationMapEntry entries[4];
+    for (uint32_t i = 0; i < 4; i++)
+        entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *numbers, sizeof *numbers};
+    const VkSpecializationInfo constants = {4, entries, sizeof numbers, numbers};
+    const attune__vulkan_pipeline_desc desc = {
+        .name = "measure_matrix",
+        .words = attune__spirv_measure_matrix,
+        .word_count = sizeof attune__spirv_measure_matrix / sizeof(uint32_t),
+        .push_constants = sizeof(arguments),
+        .constants = &constants,
+        .subgroup_size = limits->subgroup_size,
+    };
+    const double product = (double)limits->matrix_m * limits->matrix_n * limits->matrix_k;
+    return measure_pipeline(device, &desc, MATRIX_ROUND_FLOPS * product * subgroups, flops);
+}
+#else
+static attune_status measure_matrices(attune__vulkan_device *device, double *flops)
+{
+    (void)device, (void)flops;
+    return attune__fail(ATTUNE_INTERNAL, "matrices were not compiled into this library");
+}
+#endif
+
+static attune_status measure_flops(attune__vulkan_device *device, attune_dtype dtype, double *flops)
+{
+    const bool f16 = dtype == ATTUNE_F16 && device->physical.features.float16;
+    if (f16 && device->physical.info.limits.matrix & ATTUNE_MATRIX_COOPMAT)
+        return measure_matrices(device, flops);
+    return measure_scalars(device, f16, flops);
 }
 
 static attune_status copy(attune__vulkan_device *device, const attune__vulkan_range *from,
