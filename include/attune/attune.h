@@ -665,7 +665,8 @@ typedef struct attune_problem {
     int64_t q_len;            /* the longest, at least 1, below 2^31 */
     int64_t kv_len;           /* the longest; 0 = q_len */
     double scale;             /* of q k^T; 0 = 1 / sqrt(head_dim) */
-    const attune_expr *mask;  /* the expression of the block mask; NULL = none */
+    const attune_expr *mask;  /* the expression of the block mask, as attune_problem_set_mask has it where the mask is
+                                 one of a segment with kv_total; NULL = none */
     const attune_expr *score; /* NULL = none */
     bool block_mask;       /* attune_forward gets a block mask; implied by mask; without mask its blocks are all full */
     bool lse;              /* attune_forward may be asked for LSE */

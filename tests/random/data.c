@@ -218,7 +218,7 @@ static void draw_lists(const problem *p, const call *c, call_data *d)
         d->lists[s] = malloc((size_t)count + 1);
         for (int64_t i = 0; d->lists[s] && i < count; i++) {
             const uint64_t word = mix(mix(c->seed, SEED_LISTS + (uint64_t)s * 1000), (uint64_t)i) % 10;
-            d->lists[s][i] = word < 3 ? 0 : word < 7 ? 1 : 2;
+            d->lists[s][i] = word < 3 ? 0 : word < 7 && !p->lists_whole ? 1 : 2;
         }
     }
 }

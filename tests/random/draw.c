@@ -131,7 +131,7 @@ static uint32_t one_of(rng *r, int percent, int count, const uint32_t *from)
     return rng_chance(r, percent) ? from[rng_range(r, 0, count - 1)] : 0;
 }
 
-static void draw_options(rng *r, const problem *p, attune_backend backend, attune_pass_options *o)
+static void draw_options(rng *r, attune_direction direction, attune_backend backend, attune_pass_options *o)
 {
     static const uint32_t tiles[] = {8, 16, 32, 64, 128, 48}, warps[] = {1, 2, 4, 8}, stages[] = {1, 2, 3, 4};
     static const char *const kernels[] = {"cuda_sm80",       "cuda_sm90a",   "cuda_sm80_atomic", "vulkan_portable",
@@ -142,7 +142,7 @@ static void draw_options(rng *r, const problem *p, attune_backend backend, attun
         const int last = backend == ATTUNE_BACKEND_CUDA ? 2 : backend == ATTUNE_BACKEND_VULKAN ? 6 : 7;
         (void)snprintf(o->kernel, sizeof o->kernel, "%s", kernels[rng_range(r, first, last)]);
     }
-    if (p->direction == ATTUNE_FORWARD) {
+    if (direction == ATTUNE_FORWARD) {
         o->block_m = one_of(r, 25, 6, tiles);
         o->block_n = one_of(r, 25, 6, tiles);
         if (rng_chance(r, 25))
@@ -159,6 +159,8 @@ static void draw_options(rng *r, const problem *p, attune_backend backend, attun
     o->num_warps = one_of(r, 15, 4, warps);
     o->num_stages = one_of(r, 15, 4, stages);
     o->prescale_qk = draw_choice(r, 20);
+    o->use_tma = backend == ATTUNE_BACKEND_CUDA ? draw_choice(r, 15) : ATTUNE_AUTO;
+    o->approximate_tanh = backend == ATTUNE_BACKEND_CUDA ? draw_choice(r, 20) : ATTUNE_AUTO;
 }
 
 static void draw_masks(rng *r, problem *p, bool divide)
@@ -174,8 +176,10 @@ static void draw_masks(rng *r, problem *p, bool divide)
     p->kv_block = 16 * (uint32_t)rng_range(r, 1, rng_chance(r, 50) ? 4 : 8);
     if (rng_chance(r, 30))
         p->q_block = p->kv_block = rng_chance(r, 50) ? 128 : 64;
+    p->lists_whole = p->mask == MASK_LISTS && rng_chance(r, 25);
+    p->mask_by_hand = p->mask == MASK_EXPR && rng_chance(r, 25);
     p->tensor_dtype = p->mask == MASK_TENSOR ? tensors[rng_range(r, 0, 4)] : ATTUNE_BOOL;
-    if (p->mask == MASK_NONE || p->mask == MASK_DENSE || p->mask == MASK_TENSOR)
+    if (p->mask == MASK_NONE || p->mask == MASK_DENSE || p->mask == MASK_TENSOR || p->lists_whole)
         return;
     /* Those of a mask and of its slice differ. */
     const bool lengths = p->mask != MASK_SLICE;
@@ -215,7 +219,7 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
         p->q_len = p->kv_len;
         p->kv_len = other;
     }
-    p->scale = rng_chance(&r, 70) ? 0 : (double)rng_range(&r, 1, 40) / 32;
+    p->scale = rng_chance(&r, 70) ? 0 : (double)rng_range(&r, 1, 40) / (rng_chance(&r, 15) ? -32 : 32);
     if (rng_chance(&r, 15))
         p->segments = (uint32_t)rng_range(&r, 1, SEGMENTS);
     draw_masks(&r, p, cpu);
@@ -225,8 +229,14 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
     p->lse = p->segments || rng_chance(&r, 80);
     p->row_max = !p->segments && rng_chance(&r, 60);
     p->has_options = rng_chance(&r, 35);
-    if (p->has_options)
-        draw_options(&r, p, profile->backend, &p->options);
+    if (p->has_options) {
+        p->options_of_pass = rng_chance(&r, 40);
+        draw_options(&r, p->direction, profile->backend, &p->options);
+        /* Those of the other pass wait for its plan. */
+        if (p->options_of_pass && rng_chance(&r, 50))
+            draw_options(&r, p->direction == ATTUNE_FORWARD ? ATTUNE_BACKWARD : ATTUNE_FORWARD, profile->backend,
+                         &p->options_of_other);
+    }
     p->call_count = (int)rng_range(&r, profile->calls > 2 ? profile->calls / 2 : 1, profile->calls);
     for (int i = 0; i < p->call_count; i++)
         draw_call(&r, p, profile, &p->calls[i]);

@@ -187,10 +187,10 @@ static attune_status lists_mask(runner *r, const call *c, const call_data *d, co
         say(r, "    lists%d.kv_offsets = partial_offset%d, lists%d.full_kv_offsets = full_offset%d;\n", segment,
             segment, segment, segment);
     say(r,
-        "    TRY(attune_mask_create_lists(instance, &desc%d, &lists%d, mask_a, mask_a_captures, %u, mask_a_parameters, "
+        "    TRY(attune_mask_create_lists(instance, &desc%d, &lists%d, %s, mask_a_captures, %u, mask_a_parameters, "
         "%u, "
         "&mask%d));\n",
-        segment, segment, b->capture_count, b->parameter_count, segment);
+        segment, segment, expr ? "mask_a" : "NULL", b->capture_count, b->parameter_count, segment);
     const attune_status status = attune_mask_create_lists(r->instance, desc, &lists, expr, b->captures,
                                                           b->capture_count, b->parameters, b->parameter_count, mask);
     rows *both[] = {&partial, &full};

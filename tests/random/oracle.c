@@ -30,6 +30,8 @@ static rules rules_of(const problem *p, attune_backend backend)
     const bool f64 = p->dtype == ATTUNE_F64;
     rules r = {.exact = {f64 ? 0x1p-53 : 0x1p-24, backend == ATTUNE_BACKEND_VULKAN}};
     r.sum = 2 * r.exact.unit; /* matrix units truncate */
+    if (p->has_options && p->options.approximate_tanh == ATTUNE_ON)
+        r.exact.tanh = 0x1p-11;
     r.factor = p->dtype;
     r.segments = p->segments > 0;
     /* The CPU multiplies in f32; others in the 16 bits of k and v. */
@@ -74,9 +76,12 @@ static interval product_of(const problem *p, const call_data *d, const row *r, i
     interval s = {sum * scale, fmin(sum, rounded) * scale, fmax(sum, rounded) * scale, false};
     if (!isfinite(s.v))
         return s.lo = s.hi = s.v, s;
-    double error = magnitude * scale * (p->head_dim + 8) * how->sum;
+    magnitude *= fabs(scale);
+    if (s.lo > s.hi)
+        s = (interval){s.v, s.hi, s.lo, false};
+    double error = magnitude * (p->head_dim + 8) * how->sum;
     if (p->has_options && p->options.prescale_qk == ATTUNE_ON)
-        error += magnitude * scale * fmax(unit_of(p->dtype), unit_of(how->factor));
+        error += magnitude * fmax(unit_of(p->dtype), unit_of(how->factor));
     s.lo -= error;
     s.hi += error;
     s.doubtful = how->exact.unit > 1e-12 && fabs(s.v) + error > 1e37;
@@ -301,11 +306,11 @@ static void pair_backward(const problem *p, const call *c, call_data *d, const r
     const bool open = v->by_score.doubtful || r->score[kv].doubtful || past;
     for (uint32_t i = 0; i < p->head_dim; i++) {
         const double to_q = scale * ds * k[i], to_k = scale * ds * q[i];
-        const double least = scale * how->weight_at;
+        const double least = fabs(scale) * how->weight_at;
         add(&d->out_d_q, r->at * p->head_dim + i, to_q,
-            open ? INFINITY : scale * ds_error * fabs(k[i]) + few * fabs(to_q) + least * fabs(k[i]));
+            open ? INFINITY : fabs(scale) * ds_error * fabs(k[i]) + few * fabs(to_q) + least * fabs(k[i]));
         add(&d->out_d_k, key * p->head_dim + i, to_k,
-            open ? INFINITY : scale * ds_error * fabs(q[i]) + many * fabs(to_k) + least * fabs(q[i]));
+            open ? INFINITY : fabs(scale) * ds_error * fabs(q[i]) + many * fabs(to_k) + least * fabs(q[i]));
     }
     for (uint32_t i = 0; i < p->head_dim_v; i++)
         add(&d->out_d_v, key * p->head_dim_v + i, f->p * d_o[i],

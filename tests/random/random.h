@@ -159,6 +159,7 @@ typedef struct interval {
 typedef struct precision {
     double unit; /* of one rounding */
     bool vulkan; /* Vulkan's own bounds of functions */
+    double tanh; /* what the device's own tanh is off, at most */
 } precision;
 
 /* Partial derivatives by elements of captures: at[n] has the derivative by element `index[n]` of symbol `symbol[n]`. */
@@ -252,12 +253,15 @@ typedef struct problem {
     uint32_t q_block, kv_block;
     tree masks[2];             /* of a combination both */
     attune_dtype tensor_dtype; /* MASK_TENSOR */
+    bool lists_whole;          /* MASK_LISTS: no block is partial, and there is no expression */
+    bool mask_by_hand;         /* MASK_EXPR: the plan is told the expression and the block sizes */
     bool has_score;
     tree score;
     bool lse, row_max;
     uint32_t segments;
     bool has_options;
-    attune_pass_options options;
+    bool options_of_pass; /* given for the pass, not for any */
+    attune_pass_options options, options_of_other;
     int call_count;
     call calls[CALLS];
 } problem;

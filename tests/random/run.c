@@ -146,7 +146,7 @@ static void name_more(const problem *p, const call *c, const call_data *d, attun
             }
             /* What two masks make of one another may read less than they do. */
             if (p->mask != MASK_AND && p->mask != MASK_OR && p->mask != MASK_DENSE && p->mask != MASK_TENSOR &&
-                read_by(exprs[i], symbol->name))
+                exprs[i] && read_by(exprs[i], symbol->name))
                 b->mask_parameter = (int)b->parameter_count;
             b->parameters[b->parameter_count++] = (attune_parameter){symbol->name, d->mask[i][s].number};
         }
@@ -554,7 +554,8 @@ static int64_t capture_elements(const problem *p)
     return elements;
 }
 
-static void say_plan(const runner *r, const problem *p, const attune_problem *d, bool options)
+static void say_plan(const runner *r, const problem *p, const attune_problem *d, const attune_kernel_options *options,
+                     bool forced)
 {
     if (!r->code)
         return;
@@ -570,20 +571,29 @@ static void say_plan(const runner *r, const problem *p, const attune_problem *d,
         (long long)d->kv_len, d->scale, d->lse, d->row_max, (long long)d->capture_gradient_elements, d->segments);
     if (p->has_score)
         say(r, "    problem.score = score;\n");
-    if (p->mask)
-        say(r, "    TRY(attune_problem_set_mask(&problem, mask0));\n");
-    const attune_pass_options *o = &p->options;
-    if (options)
+    if (d->mask && p->mask_by_hand)
         say(r,
-            "    attune_kernel_options options = {.struct_size = sizeof options, .any = {%u, %u, %u, %u, %u, %u, %u, "
-            "%u, %u, %d, "
-            "%d, %d, %d, %d, %d, %d, %d, \"%s\"}};\n",
-            o->block_m, o->block_n, o->block_m1, o->block_n1, o->block_m2, o->block_n2, o->num_warps, o->num_stages,
-            o->split_kv, (int)o->force_use_flex_attention, (int)o->prescale_qk, (int)o->rows_guaranteed_safe,
-            (int)o->blocks_are_contiguous, (int)o->write_dq, (int)o->use_tma, (int)o->deterministic,
-            (int)o->approximate_tanh, o->kernel);
+            "    problem.mask = mask_a, problem.block_mask = %d, problem.mask_q_block = %u, problem.mask_kv_block = "
+            "%u;\n",
+            d->block_mask, d->mask_q_block, d->mask_kv_block);
+    else if (p->mask)
+        say(r, "    TRY(attune_problem_set_mask(&problem, mask0));\n");
+    const attune_pass_options *const all[] = {&options->any, &options->fwd, &options->bwd};
+    static const char *const names[] = {"any", "fwd", "bwd"};
+    say(r, "    attune_kernel_options options = {.struct_size = sizeof options};\n");
+    for (int i = 0; i < 3; i++) {
+        const attune_pass_options *o = all[i];
+        say(r,
+            "    options.%s = (attune_pass_options){%u, %u, %u, %u, %u, %u, %u, %u, %u, %d, %d, %d, %d, %d, %d, %d, "
+            "%d, "
+            "\"%s\"};\n",
+            names[i], o->block_m, o->block_n, o->block_m1, o->block_n1, o->block_m2, o->block_n2, o->num_warps,
+            o->num_stages, o->split_kv, (int)o->force_use_flex_attention, (int)o->prescale_qk,
+            (int)o->rows_guaranteed_safe, (int)o->blocks_are_contiguous, (int)o->write_dq, (int)o->use_tma,
+            (int)o->deterministic, (int)o->approximate_tanh, o->kernel);
+    }
     say(r, "    attune_plan *plan;\n    TRY(attune_plan_create(device, &problem, %s, &plan));\n",
-        options ? "&options" : "NULL");
+        forced ? "&options" : "NULL");
 }
 
 static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attune_expr *const exprs[3],
@@ -608,10 +618,24 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
                         .row_max = p->row_max && p->direction == ATTUNE_FORWARD,
                         .capture_gradient_elements = p->direction == ATTUNE_BACKWARD ? capture_elements(p) : 0,
                         .segments = p->segments};
-    attune_status status = mask ? attune_problem_set_mask(&d, mask) : ATTUNE_OK;
+    /* That of a segment's mask that sees the whole is the mask's own. */
+    const bool by_hand = mask && p->mask == MASK_EXPR && p->mask_by_hand && (!p->segments || p->calls[0].segment_alone);
+    attune_status status = mask && !by_hand ? attune_problem_set_mask(&d, mask) : ATTUNE_OK;
     if (status != ATTUNE_OK)
         return failed_call(f, "attune_problem_set_mask", status);
-    attune_kernel_options options = {.struct_size = sizeof options, .any = p->options};
+    if (by_hand) {
+        d.block_mask = p->q_block % 32 == 0;
+        d.mask_q_block = p->q_block == 128 && p->kv_block % 32 ? 0 : p->q_block;
+        d.mask_kv_block = p->kv_block;
+        d.mask = exprs[0];
+    }
+    const bool back = p->direction == ATTUNE_BACKWARD;
+    const attune_pass_options none = {0}, *of_pass = p->options_of_pass ? &p->options : &none,
+                              *of_other = p->options_of_pass ? &p->options_of_other : &none;
+    attune_kernel_options options = {.struct_size = sizeof options,
+                                     .any = p->options_of_pass ? none : p->options,
+                                     .fwd = back ? *of_other : *of_pass,
+                                     .bwd = back ? *of_pass : *of_other};
     bool forced = p->has_options;
     status = attune_plan_create(r->device, &d, forced ? &options : NULL, plan);
     if (forced && status != ATTUNE_OK) {
@@ -623,7 +647,7 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
         r->refused++;
         status = attune_plan_create(r->device, &d, NULL, plan);
     }
-    say_plan(r, p, &d, forced);
+    say_plan(r, p, &d, &options, forced);
     const bool mixed = p->kv_dtype != p->dtype || p->o_dtype != p->dtype;
     if (mixed && p->direction == ATTUNE_BACKWARD && r->backend != ATTUNE_BACKEND_CPU) {
         if (status != ATTUNE_UNSUPPORTED || !*attune_last_error())

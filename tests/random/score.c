@@ -198,8 +198,12 @@ static interval function(node_op op, interval a, const precision *how)
         interval r = {rsqrt(a.v), rsqrt(a.hi), rsqrt(a.lo), a.doubtful};
         return widened(r, 8, how);
     }
-    case OP_TANH:
-        return rising(a, tanh, 20, how);
+    case OP_TANH: {
+        interval r = rising(a, tanh, 20, how);
+        r.lo -= how->tanh;
+        r.hi += how->tanh;
+        return r;
+    }
     case OP_SIGMOID:
         return rising(a, sigmoid, 20 + 4 * x, how);
     case OP_SIN:

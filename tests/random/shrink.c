@@ -53,6 +53,8 @@ static void shrink_call(search *s)
 static void shrink_kinds(search *s)
 {
     TRY_FIELD(s, try_.has_options, false);
+    TRY_FIELD(s, try_.options_of_pass, false);
+    TRY_FIELD(s, try_.mask_by_hand, false);
     TRY_FIELD(s, try_.mask, MASK_NONE);
     problem plain = *s->best;
     plain.has_score = false;
@@ -229,7 +231,10 @@ void problem_print(const problem *p, FILE *out)
         (long long)p->batch, (long long)p->kv_batch, (long long)p->heads, (long long)p->kv_heads, (long long)p->q_len,
         (long long)p->kv_len, p->scale, p->segments, p->lse, p->row_max, (int)p->threads);
     (void)fprintf(out, "  mask: %s %ux%u %s\n", masks[p->mask], p->q_block, p->kv_block,
-                  p->mask == MASK_TENSOR ? attune_dtype_string(p->tensor_dtype) : "");
+                  p->mask == MASK_TENSOR                    ? attune_dtype_string(p->tensor_dtype)
+                  : p->mask == MASK_LISTS && p->lists_whole ? "of whole blocks"
+                  : p->mask_by_hand                         ? "by hand"
+                                                            : "");
     const tree *const trees[] = {&p->masks[0], &p->masks[1], &p->score};
     static const char *const names[] = {"mask a", "mask b", "score"};
     for (int i = 0; i < 3; i++)
@@ -241,10 +246,11 @@ void problem_print(const problem *p, FILE *out)
     if (p->has_options)
         (void)fprintf(out,
                       "  options: kernel \"%s\" tile %ux%u %ux%u %ux%u warps %u stages %u split %u flex %d prescale %d "
-                      "deterministic %d\n",
+                      "deterministic %d tma %d tanh %d, of %s\n",
                       o->kernel, o->block_m, o->block_n, o->block_m1, o->block_n1, o->block_m2, o->block_n2,
                       o->num_warps, o->num_stages, o->split_kv, (int)o->force_use_flex_attention, (int)o->prescale_qk,
-                      (int)o->deterministic);
+                      (int)o->deterministic, (int)o->use_tma, (int)o->approximate_tanh,
+                      p->options_of_pass ? "the pass" : "any");
     for (int i = 0; i < p->call_count; i++) {
         const call *c = &p->calls[i];
         (void)fprintf(out, "  call %d: B %lld q %lld kv %lld", i, (long long)c->batch, (long long)c->q_len,
