@@ -123,6 +123,7 @@ typedef struct attune_cuda_arguments {
     /* Where attune_mask is evaluated: (b + b0, h + h0, q + q0), with the whole's group, q_len and kv_len. */
     int b0, h0, q0, mask_group, mask_q_len, mask_kv_len;
     int mask_ranges; /* attune_mask_range may be called: its captures have their runs */
+    int part;        /* a merge follows: where a row's scores are all -inf, O stays what they leave of V, 0 or NaN */
 
     /* Optional, int32 [tiles]: the order in which tiles are taken, longest first. 0 = the last rows of each head first
      * with lists, the first rows first without. A tile is (b * heads + h) * row tiles + row tile. */

@@ -31,7 +31,7 @@ __device__ __forceinline__ void store_element(const attune_cuda_arguments &a, co
                                               float top, float sum, float factor)
 {
     bool empty = sum == 0.0f;
-    value = empty ? 0.0f : value * (1.0f / sum);
+    value = !empty ? value * (1.0f / sum) : a.part ? value : 0.0f;
     o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row + d;
     if constexpr (ATTUNE_O_DTYPE == ATTUNE_CUDA_F32)
         *to = value;

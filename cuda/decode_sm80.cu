@@ -240,11 +240,11 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
             walk w;
             part_walk(w, a, p);
             careful again = careful_element(a, at, w, p.end, d);
-            value = again.l == 0.0f ? 0.0f : again.o * exp2_fast((again.m - base) * factor);
+            value = again.o * exp2_fast((again.m - base) * factor);
         }
         if (parts.split > 1) {
             i64 to = (((i64)at.b * a.heads + at.h) * a.q_len + at.q) * parts.split + p.index;
-            ((float *)parts.o)[to * HEAD_DIM_V + d] = sum == 0.0f ? 0.0f : value;
+            ((float *)parts.o)[to * HEAD_DIM_V + d] = value;
             if (d == 0)
                 ((float2 *)parts.ml)[to] = make_float2(top, sum);
         } else
@@ -421,7 +421,7 @@ extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cu
             float2 part = ml[i];
             float weight = exp2_fast((part.x - base) * factor);
             sum += part.y * weight;
-            value += part.y == 0.0f ? 0.0f : o[(i64)i * HEAD_DIM_V + d] * weight;
+            value += o[(i64)i * HEAD_DIM_V + d] * weight;
         }
         store_element(a, at, d, value, top, sum, factor);
     }

@@ -210,7 +210,7 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
 }
 
 /* 7: store O and LSE. Returns a bit for each of the thread's rows that has an element to look at again. */
-__device__ __forceinline__ u32 store(const float (&o)[ROW_TILES][DV_TILES][4], const float (&m)[ROW_TILES][2],
+__device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const float (&m)[ROW_TILES][2],
                                      const float (&l)[ROW_TILES][2], const attune_cuda_arguments &a, const place &p,
                                      int row, float factor)
 {
@@ -230,6 +230,10 @@ __device__ __forceinline__ u32 store(const float (&o)[ROW_TILES][DV_TILES][4], c
             if (q >= a.q_len)
                 continue;
             float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+            if (sum == 0.0f && !a.part) /* 0 times NaN is NaN */
+#pragma unroll
+                for (int d = 0; d < DV_TILES; d++)
+                    o[r][d][2 * half] = o[r][d][2 * half + 1] = 0.0f;
             o_element *to = base + q * a.o.row;
             float none = 0.0f; /* NaN once an element is not finite */
 #pragma unroll

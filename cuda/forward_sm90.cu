@@ -207,6 +207,10 @@ __device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&m)
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int q = row + half * 8;
         float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+        if (sum == 0.0f && !a.part) /* 0 times NaN is NaN */
+#pragma unroll
+            for (int d = 0; d < WIDTH_DV / 8; d++)
+                o[d * 4 + half * 2] = o[d * 4 + half * 2 + 1] = 0.0f;
         element *to = base + q * a.o.row + lane % 4 * 2;
         if (wide) {
 #pragma unroll

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Merging: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and
- * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). What a part holds whose weight is 0 does not count. Wide kernels are for
- * what lies as most does; a lane has 8 columns of a row. Of the others, a lane has every 32nd pair of columns.
+ * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). What a part holds whose weight is 0 counts only forwards, and if the merge is
+ * strict. Wide kernels are for what lies as most does; a lane has 8 columns of a row. Of the others, a lane has every
+ * 32nd pair of columns.
  */
 #include "merge.h"
 
@@ -111,6 +112,18 @@ __device__ __forceinline__ bool find_row(const attune_cuda_merge &a, place &p)
     return row < a.rows;
 }
 
+/* What the sums are multiplied with, from that of the weights. */
+__device__ __forceinline__ float factor_of(const attune_cuda_merge &a, float sum)
+{
+    return !a.weighted || sum == 0.0f ? 1.0f : 1.0f / sum;
+}
+
+/* O = 0, whatever the parts hold. */
+__device__ __forceinline__ bool is_empty(const attune_cuda_merge &a, float sum)
+{
+    return a.weighted && sum == 0.0f && !a.part;
+}
+
 extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     attune_merge(const __grid_constant__ attune_cuda_merge a)
 {
@@ -133,19 +146,20 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
         weights[i] = i >= a.part_count || m == EMPTY ? 0.0f : expf(weights[i] - m);
         sum += weights[i];
     }
-    const float factor = !a.weighted ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
+    const float factor = factor_of(a, sum);
+    const bool empty = is_empty(a, sum);
     char *to = row_of(a.o, p);
     for (int c = 2 * lane; c < a.columns; c += 64) {
         const bool both = c + 1 < a.columns;
         float x = 0.0f, y = 0.0f;
 #pragma unroll
         for (int i = 0; i < ATTUNE_CUDA_MERGE_PARTS; i++)
-            if (weights[i] != 0.0f) {
+            if (weights[i] != 0.0f || (a.strict && i < a.part_count)) {
                 const two t = load2(a.parts[i].o, row_of(a.parts[i].o, p), c, both);
                 x = __fmaf_rn(weights[i], t.x, x);
                 y = __fmaf_rn(weights[i], t.y, y);
             }
-        store2(a.o, to, c, both, x * factor, y * factor);
+        store2(a.o, to, c, both, empty ? 0.0f : x * factor, empty ? 0.0f : y * factor);
     }
     /* The LSE may be that of a part, which all lanes have read by now. */
     __syncwarp();
@@ -326,11 +340,12 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void merge_wide(const 
         weights[i] = i >= a.part_count || m == EMPTY ? 0.0f : expf(weights[i] - m);
         sum += weights[i];
     }
-    const float factor = !a.weighted ? 1.0f : sum == 0.0f ? 0.0f : 1.0f / sum;
+    const float factor = factor_of(a, sum);
+    const bool empty = is_empty(a, sum);
     float x[8] = {};
 #pragma unroll
     for (int i = 0; i < PARTS; i++)
-        if (weights[i] != 0.0f) {
+        if (weights[i] != 0.0f || (a.strict && i < a.part_count)) {
             float y[8];
             unpack<TYPE>(a.parts[i].o, chunks[i], y);
 #pragma unroll
@@ -339,7 +354,7 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void merge_wide(const 
         }
 #pragma unroll
     for (int j = 0; j < 8; j++)
-        x[j] *= factor;
+        x[j] = empty ? 0.0f : x[j] * factor;
     if (t.active)
         store_chunk<TYPE>(a.o, t.p, t.lane, x);
     __syncwarp();

@@ -39,6 +39,8 @@ typedef struct attune_cuda_merge {
     long long rows;
     int heads, q_len, columns, part_count;
     int weighted; /* 0: o is the plain sum of the parts' o */
+    int strict;   /* a part whose weight is 0 counts too: 0 times NaN is NaN */
+    int part;     /* another merge follows: o of a row without weights stays 0 or NaN */
     int lane_bits;
     attune_cuda_divisor by_q_len, by_heads;
     attune_cuda_merge_part parts[ATTUNE_CUDA_MERGE_PARTS];

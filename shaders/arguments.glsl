@@ -33,6 +33,8 @@ void store_row(const in Tensor t, const in uint b, const in uint h, const in uin
 #define ALIGNED_D_Q 32u
 #define ALIGNED_D_K 64u
 #define ALIGNED_D_V 128u
+/* A merge follows: where a row's scores are all -inf, O stays what they leave of V, 0 or NaN. */
+#define IS_PART 256u
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Arguments {
     Tensor q, k, v, o, lse, row_max; /* address 0: lse or row_max is not wanted */

@@ -38,7 +38,7 @@ void main()
     }
     uvec2 to = address_step(plane(args.o, b, h), q, args.o.stride_row);
     store4(O_TYPE, address_add(to, column * bytes_of(O_TYPE)), (args.flags & ALIGNED_O) != 0u,
-           is_zero(l) ? vec4(0.0) : o / l);
+           is_zero(l) ? (args.flags & IS_PART) != 0u ? o : vec4(0.0) : o / l);
     if (column == 0u) {
         store_row(args.lse, b, h, q, lse_bits(m, l));
         store_row(args.row_max, b, h, q, row_max_bits(m, l));

@@ -409,9 +409,9 @@ void main()
     }
 #endif
     barrier();
-    bool split = args.splits > 1u;
+    bool split = args.splits > 1u, keeps = split || (args.flags & IS_PART) != 0u;
     if (has_row && part == 0u) {
-        rows[row] = split ? 1.0 : is_zero(l) ? 0.0 : 1.0 / l;
+        rows[row] = is_zero(l) ? keeps ? 1.0 : 0.0 : split ? 1.0 : 1.0 / l;
         if (split) {
             uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
             uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));

@@ -370,11 +370,12 @@ void main()
         l += subgroupShuffleXor(l, step);
         weight += subgroupShuffleXor(weight, step);
     }
-    bool split = args.splits > 1u;
+    bool split = args.splits > 1u, keeps = split || (args.flags & IS_PART) != 0u;
     float to_top = exp2((m - top) * TO_LOG2); /* the parts of a split are relative to their largest score */
     wait_subgroup(); /* P has been read */
     if (part == 0u)
-        memory[extra + row_own * EXTRA_STRIDE].x = floatBitsToUint(is_zero(l) ? 0.0 : (split ? to_top * l : 1.0) / weight);
+        memory[extra + row_own * EXTRA_STRIDE].x =
+            floatBitsToUint(is_zero(l) ? keeps ? 1.0 : 0.0 : (split ? to_top * l : 1.0) / weight);
     if (has_row && part == 0u) {
         if (split) {
             uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;

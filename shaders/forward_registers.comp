@@ -460,14 +460,14 @@ void main()
     }
 
     /* 7: store O and LSE, or the part of a split, through the place of K and V, so that neighbours store neighbours */
-    bool split = args.splits > 1u;
+    bool split = args.splits > 1u, keeps = split || (args.flags & IS_PART) != 0u;
     float scale[ALL_ROWS];
     [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
         l[i] = sum_across(l[i]);
         weight[i] = sum_across(weight[i]);
         /* The parts of a split are relative to their largest score. */
         float whole = split ? exp2((m[i] - top[i]) * TO_LOG2) * l[i] : 1.0;
-        scale[i] = is_zero(l[i]) ? 0.0 : whole / weight[i];
+        scale[i] = is_zero(l[i]) ? keeps ? 1.0 : 0.0 : whole / weight[i];
     }
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
         [[unroll]] for (uint e = 0u; e < LENGTH; e++) {

@@ -257,13 +257,13 @@ void main()
     }
 
     /* 7: store O and LSE, or the part of a split */
-    bool split = args.splits > 1u;
+    bool split = args.splits > 1u, keeps = split || (args.flags & IS_PART) != 0u;
     [[dont_unroll]] for (uint r = 0u; r < it.rows; r++) {
         uint row_q = it.q0 + query_of(r, it.queries), row_h = it.h0 + head_of(r, it.queries);
         float sum = l[r];
         [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)
             sum += subgroupShuffle(sum, lane ^ step);
-        float scale = split ? 1.0 : is_zero(sum) ? 0.0 : 1.0 / sum;
+        float scale = is_zero(sum) ? keeps ? 1.0 : 0.0 : split ? 1.0 : 1.0 / sum;
         uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
         if (lane == 0u) {
             if (split) {

@@ -30,7 +30,8 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Me
     View o, lse, d_o, d_lse;
     uint heads, q_len, columns, part_count;
     uint weighted, backward;
-    uint pad[2];
+    uint strict; /* parts whose weight is 0 count too */
+    uint part;   /* another merge follows: o of a row without weights stays 0 or NaN */
     Part parts[PARTS];
 };
 
@@ -107,15 +108,16 @@ void merge_row(const in Merge args)
         sum = 1.0;
     if (sum != 0.0)
         lse = floatBitsToUint(m + log(sum));
-    const float factor = sum == 0.0 ? 0.0 : 1.0 / sum;
+    const bool empty = sum == 0.0;
+    const float factor = empty ? 1.0 : 1.0 / sum;
     const uvec2 to = row_of(args.o);
     for (uint c = 2u * gl_LocalInvocationIndex; c < args.columns; c += 2u * WIDTH) {
         const bool both = c + 1u < args.columns;
         vec2 o = vec2(0.0);
         for (uint i = 0u; i < args.part_count; i++)
-            if (weights[i] != 0.0)
+            if (weights[i] != 0.0 || args.strict != 0u)
                 o += weights[i] * load2(row_of(args.parts[i].o), args.parts[i].o.wide != 0u, c, both);
-        o *= factor;
+        o = empty && args.part == 0u ? vec2(0.0) : o * factor;
         store2(to, args.o.wide != 0u, c, both, nan ? uintBitsToFloat(uvec2(NAN)) : o);
     }
     /* The LSE may be that of a part, which all have read by now. */

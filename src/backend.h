@@ -92,6 +92,7 @@ typedef struct attune__forward {
     attune_buffer *workspace;               /* NULL if the plan needs none */
     uint64_t workspace_offset;
     double *seconds; /* not NULL: wait and measure */
+    bool part;       /* a merge follows: where every allowed score is -inf, o stays what they leave of v, 0 or NaN */
 } attune__forward;
 
 typedef struct attune__backward {
@@ -115,6 +116,8 @@ typedef struct attune__merge {
     attune_buffer *workspace; /* ATTUNE__MERGE_WORKSPACE bytes are the launch's */
     uint64_t workspace_offset;
     double *seconds; /* not NULL: wait and measure */
+    bool strict;     /* a part whose weight is 0 counts too: 0 times NaN is NaN, as in one piece */
+    bool part;       /* another merge follows: o of a row without weights stays 0 or NaN, as attune__forward's */
 } attune__merge;
 
 struct attune__backend {

@@ -905,7 +905,8 @@ typedef struct attune_forward_args {
  *     o     = sum exp(s - lse) v[b',h',kv]
  *
  * with softmax and accumulation in float32 (float64 for f64), by the online algorithm of Milakov & Gimelshein (2018) in
- * the tiling of Dao et al., FlashAttention (2022). A row that the mask empties gives o = 0, lse = row_max = -inf.
+ * the tiling of Dao et al., FlashAttention (2022). A row that the mask empties, or whose
+ * allowed scores are all -inf, gives o = 0, lse = row_max = -inf.
  *
  * Launches only: no allocation, compilation or wait (unless args->seconds asks for one). Work may go on after return:
  * the tensors and the mask must live until `completion` (which may be NULL) is reached. On the CPU the work is done on

@@ -95,7 +95,8 @@ attune_status attune__merge_run(const attune__program *merger, attune_queue *que
             parts[step.part_count++] = part(user, next++);
         step.o = call->o;
         step.lse = call->lse;
-        if (next < part_count) {
+        step.part = next < part_count;
+        if (step.part) {
             const attune_dtype dtype = attune__merge_dtype(call->o.dtype);
             const int64_t *size = call->o.size;
             const uint64_t o_bytes = (uint64_t)(size[0] * size[1] * size[2] * size[3]) * attune_dtype_size(dtype);

@@ -86,7 +86,8 @@ static attune_status merge_results(const attune_plan *plan, attune_queue *queue,
                                  .lse = lse ? *lse : (attune_tensor){.buffer = NULL},
                                  .workspace = r->workspace,
                                  .workspace_offset = r->workspace_offset,
-                                 .seconds = seconds};
+                                 .seconds = seconds,
+                                 .strict = true};
     return attune__merge_run(plan->merger, queue, &merge, segments, result_at, r, value);
 }
 
@@ -122,6 +123,7 @@ attune_status attune__forward_segments(const attune_plan *plan, attune_queue *qu
             const attune__merge_part part = result_at(&r, i);
             call->o = part.o;
             call->lse = part.lse;
+            call->part = true;
         }
         call->workspace_offset = backend_workspace(plan, a.workspace_offset);
         call->seconds = a.seconds ? &seconds : NULL;

@@ -262,7 +262,8 @@ static void store(const attune__cpu_run *run, int64_t b, int64_t h, int64_t q, R
     /* The sum is 0 if and only if every allowed score is -inf: otherwise the largest adds 1. */
     const bool empty = !valid || l == 0;
     if (empty) {
-        memset(o, 0, dv * sizeof *o);
+        if (!call->part)
+            memset(o, 0, dv * sizeof *o);
         m = -(REAL)INFINITY;
         l = 1;
     } else if (isnan(l) && m != (REAL)INFINITY) {

@@ -2,7 +2,7 @@
 /*
  * Merging, a row at a time: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and
  * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). Sums are double. A part whose weight is 0 is not read, whatever its o
- * holds.
+ * holds, unless the merge is strict.
  */
 #include <math.h>
 #include <string.h>
@@ -94,6 +94,7 @@ static void merge_row(const attune__merge *call, const place *p)
 {
     double weights[ATTUNE__MERGE_PARTS];
     const double lse = weigh(call, p, weights);
+    const bool empty = lse == -(double)INFINITY && !call->part;
     const int64_t columns = call->o.size[3];
     const size_t element = attune_dtype_size(call->o.dtype);
     char *o = row_at(&call->o, p);
@@ -104,11 +105,11 @@ static void merge_row(const attune__merge *call, const place *p)
             const attune_tensor *part = &call->parts[i].o;
             const size_t size = attune_dtype_size(part->dtype);
             const char *from = row_at(part, p) + (size_t)c0 * size;
-            for (int64_t c = 0; weights[i] != 0 && c < count; c++)
+            for (int64_t c = 0; (weights[i] != 0 || call->strict) && c < count; c++)
                 sums[c] += weights[i] * load(from + (size_t)c * size, part->dtype);
         }
         for (int64_t c = 0; c < count; c++)
-            store(o + (size_t)(c0 + c) * element, call->o.dtype, sums[c]);
+            store(o + (size_t)(c0 + c) * element, call->o.dtype, empty ? 0 : sums[c]);
     }
     if (call->lse.buffer)
         store(row_at(&call->lse, p), call->lse.dtype, lse);

@@ -87,6 +87,7 @@ attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *prog
         .q_len = (int)call->q_len,
         .kv_len = (int)call->kv_len,
         .scale = (float)call->scale,
+        .part = call->part,
     };
     if (call->mask)
         set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);

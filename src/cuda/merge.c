@@ -156,6 +156,8 @@ static demand describe_call(const attune__merge *call)
         .columns = (int)size[3],
         .part_count = (int)call->part_count,
         .weighted = call->parts[0].lse.buffer != NULL,
+        .strict = call->strict,
+        .part = call->part,
         .by_q_len = divisor(size[2]),
         .by_heads = divisor(size[1]),
     };

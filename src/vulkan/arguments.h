@@ -18,6 +18,7 @@ typedef struct attune__vulkan_tensor {
 #define ATTUNE__VULKAN_ALIGNED_D_Q UINT32_C(32)
 #define ATTUNE__VULKAN_ALIGNED_D_K UINT32_C(64)
 #define ATTUNE__VULKAN_ALIGNED_D_V UINT32_C(128)
+#define ATTUNE__VULKAN_IS_PART     UINT32_C(256)
 
 typedef struct attune__vulkan_arguments {
     attune__vulkan_tensor q, k, v, o, lse, row_max;

@@ -142,7 +142,8 @@ static attune_status prepare(run *r, bool decode)
     a->flags = (attune__vulkan_tensor_is_aligned(&a->q, 16) ? ATTUNE__VULKAN_ALIGNED_Q : 0) |
                (attune__vulkan_tensor_is_aligned(&a->k, 16) ? ATTUNE__VULKAN_ALIGNED_K : 0) |
                (attune__vulkan_tensor_is_aligned(&a->v, 16) ? ATTUNE__VULKAN_ALIGNED_V : 0) |
-               (attune__vulkan_tensor_is_aligned(&a->o, store) ? ATTUNE__VULKAN_ALIGNED_O : 0);
+               (attune__vulkan_tensor_is_aligned(&a->o, store) ? ATTUNE__VULKAN_ALIGNED_O : 0) |
+               (call->part ? ATTUNE__VULKAN_IS_PART : 0);
     cut(r, decode);
     ATTUNE__TRY(check_steps(r));
 
@@ -202,7 +203,8 @@ static const attune__vulkan_pipeline *forward_pipeline(const run *r)
 {
     const uint32_t all =
         ATTUNE__VULKAN_ALIGNED_Q | ATTUNE__VULKAN_ALIGNED_K | ATTUNE__VULKAN_ALIGNED_V | ATTUNE__VULKAN_ALIGNED_O;
-    return r->program->aligned.handle && r->arguments.flags == all ? &r->program->aligned : &r->program->forward;
+    return r->program->aligned.handle && (r->arguments.flags & all) == all ? &r->program->aligned
+                                                                           : &r->program->forward;
 }
 
 void attune__vulkan_dispatch(const attune__vulkan_device *device, VkCommandBuffer commands,

@@ -20,7 +20,7 @@ typedef struct arguments {
     view o, lse, d_o, d_lse;
     uint32_t heads, q_len, columns, part_count;
     uint32_t weighted, backward;
-    uint32_t pad[2];
+    uint32_t strict, part;
     struct {
         view o, lse, d_o, d_lse;
     } parts[ATTUNE__MERGE_PARTS];
@@ -89,6 +89,8 @@ static arguments describe_call(const attune__merge *call, bool backward)
         .part_count = call->part_count,
         .weighted = call->parts[0].lse.buffer != NULL,
         .backward = backward,
+        .strict = call->strict,
+        .part = call->part,
     };
     for (uint32_t i = 0; i < call->part_count; i++) {
         a.parts[i].o = describe(&call->parts[i].o);

@@ -144,6 +144,13 @@ const attention_case attention_cases[] = {
     {"mixed_infinite",         1, 1, 2, 2, 150, 150,  64,  0, .mask = CAUSAL, .input = INPUT_INFINITE, .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
     {"small_key_tile",         1, 1, 2, 2, 140, 140,  64,  0, .score = "score + half_bias[kv]", .options = "{\"BLOCK_M\": 16, \"BLOCK_N\": 16}"},
     {"decode_long",            1, 1, 2, 1,   1, 4500, 128,  0, .mask = NULL},
+    {"infinite_rows",          1, 1, 2, 2, 150, 150,  64,  0, .score = "q % 3 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE},
+    {"infinite_rows_masked",   1, 1, 2, 2, 150, 150,  64,  0, .mask = "q >= kv || kv % 2 == 1", .score = "q % 3 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE},
+    {"infinite_part",          1, 1, 2, 2, 150, 150,  64,  0, .score = "kv > 50 || q % 3 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .segments = 7},
+    {"infinite_part_masked",   1, 1, 2, 2, 150, 150,  64,  0, .mask = "q >= kv || kv % 2 == 1", .score = "kv > 50 || q % 3 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .segments = 7},
+    {"infinite_parts_many",    1, 1, 2, 1,  20, 150, 128,  0, .score = "kv < 120 || q % 3 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .segments = 24},
+    {"infinite_split",         1, 1, 8, 2,   1, 900, 128,  0, .score = "kv > 200 || h % 2 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .preferred = "{\"SPLIT_KV\": 3}"},
+    {"infinite_split_masked",  1, 1, 8, 2,   1, 900, 128,  0, .mask = "kv % 5 != 0", .score = "kv > 200 || h % 2 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .preferred = "{\"SPLIT_KV\": 3}"},
 };
 /* clang-format on */
 const uint32_t attention_case_count = sizeof attention_cases / sizeof attention_cases[0];
@@ -474,8 +481,7 @@ static void spoil_anywhere(const attention_case *c, attention *a, random_state *
         sprinkle(&a->q, (uint64_t)d * 20, r);
     if (random_uniform(r) < 0.5)
         sprinkle(&a->k, (uint64_t)(d * (2 + c->kv_len)), r);
-    /* What a segment of which a row sees nothing but scores of -inf has in v is not looked at here. */
-    if (random_uniform(r) < 0.4 && !c->segments)
+    if (random_uniform(r) < 0.4)
         sprinkle(&a->v, (uint64_t)(4 * (2 + c->kv_len)), r); /* a column in four has one */
     for (uint32_t i = 0; i < a->capture_count; i++) {
         const attune_array *made = &a->captures[i].array;
@@ -486,12 +492,16 @@ static void spoil_anywhere(const attention_case *c, attention *a, random_state *
         if (random_uniform(r) < 0.7)
             sprinkle(&view, random_uniform(r) < 0.5 ? 4 : 40, r);
     }
-    if (random_uniform(r) < 0.15) {
+    if (random_uniform(r) < 0.3) {
         const int64_t plane = c->q_len * d, first = (int64_t)(random_u64(r) % (uint64_t)(c->batch * c->heads)) * plane;
+        /* All keys, or those at one end: what a segment or a split has. */
+        const bool whole = random_uniform(r) < 0.5, last = random_uniform(r) < 0.5;
+        const int64_t cut = between(r, 0, c->kv_len - 1);
         for (int64_t i = 0; i < c->q_len; i++)
             array_set(&a->q, first + i * d, 1.0);
         for (int64_t row = 0; row < array_count(&a->k) / d; row++)
-            array_set(&a->k, row * d, -INFINITY);
+            if (whole || (row % c->kv_len >= cut) == last)
+                array_set(&a->k, row * d, -INFINITY);
     }
 }
 
@@ -504,6 +514,7 @@ static void spoil_inputs(const attention_case *c, attention *a, random_state *r)
     if (c->input == INPUT_NAN_VISIBLE) {
         for (int64_t row = 3; row < array_count(&a->q) / d; row += 17)
             array_set(&a->q, row * d + between(r, 0, d - 1), NAN);
+        array_set(&a->v, 0, NAN);
         array_set(&a->v, array_count(&a->v) - 1, NAN);
     }
     if (c->input == INPUT_NONFINITE)

@@ -478,10 +478,6 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     for (int64_t i = 0; ok && both && i < rows; i++)
         if (isnan(result[1].row_max[i]) && result[0].row_max[i] == INFINITY)
             result[0].row_max[i] = NAN;
-    /* Nothing is promised of what a row whose scores are all -inf has of v. */
-    for (int64_t i = 0; ok && c->input == INPUT_NONFINITE && i < rows * dv; i++)
-        if (result[1].lse[i / dv] == -INFINITY && isnan(result[1].o[i]) && result[0].o[i] == 0)
-            result[0].o[i] = NAN;
     /* docs/numerics.md: on Hopper an infinite v stays infinite, whatever its weight. */
     const bool hopper = ok && is_hopper(r.plan);
     for (int64_t i = 0; hopper && c->input == INPUT_NONFINITE && i < rows * dv; i++)

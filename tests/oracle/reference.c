@@ -193,9 +193,9 @@ static void row_output(const attention *a, const shape *s, bool naive, plane *p,
         sum = (double)plain_sum;
     for (int64_t i = 0; i < s->dv; i++) {
         double value = naive ? (double)p->o_plain[i] : p->o[i];
-        /* A weight of zero times an infinite v is NaN; without one, a row without
-         * weights is 0. */
-        value = sum == 0 && !isnan(value) ? 0 : value / sum;
+        /* A weight of zero times an infinite v is NaN; a row without weights is 0
+         * whatever its v. */
+        value = sum == 0 ? 0 : value / sum;
         o[i] = naive ? rounded(o_dtype, value) : value;
     }
     double l = sum == 0 ? -INFINITY : m + (naive ? (double)logf((float)sum) : log(sum));

@@ -178,21 +178,18 @@ static void row_values(const problem *p, const call *c, call_data *d, const rule
 
 static void row_forward(const problem *p, const call *c, call_data *d, const rules *how, const row *r)
 {
-    bool doubtful = false, nan = false, infinite = false, any = false, spoilt = false;
+    bool doubtful = false, nan = false, infinite = false;
     double m = -INFINITY, lo = -INFINITY, hi = -INFINITY;
     for (int64_t kv = 0; kv < c->kv_len; kv++) {
         if (!r->allowed[kv])
             continue;
         const interval *s = &r->score[kv];
-        any = true;
         doubtful |= s->doubtful;
         nan |= isnan(s->v);
         infinite |= s->v == INFINITY;
         m = s->v > m ? s->v : m;
         lo = s->lo > lo ? s->lo : lo;
         hi = s->hi > hi ? s->hi : hi;
-        for (uint32_t i = 0; i < p->head_dim_v; i++)
-            spoilt |= !isfinite(d->v.at[(r->group * c->kv_len + kv) * p->head_dim_v + i]);
     }
     double *o = d->out_o.value.at + r->at * p->head_dim_v, *bound = d->out_o.bound + r->at * p->head_dim_v;
     if (doubtful || nan || infinite) {
@@ -207,7 +204,7 @@ static void row_forward(const problem *p, const call *c, call_data *d, const rul
     if (m == -INFINITY) {
         for (uint32_t i = 0; i < p->head_dim_v; i++) {
             o[i] = 0;
-            bound[i] = any && spoilt ? INFINITY : 0;
+            bound[i] = 0;
         }
         set(&d->out_lse, r->at, -INFINITY, 0);
         set(&d->out_row_max, r->at, -INFINITY, 0);
