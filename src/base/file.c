@@ -7,6 +7,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -155,11 +157,33 @@ int attune__file_open(attune__file *f)
     return fchmod(f->file, f->mode) ? errno : 0;
 }
 
+/* A pipe whose reader has gone ends a process that did not ask to be told otherwise: the signal, which is the writing
+ * thread's, is held back and taken. One that was pending before stays. */
+static ssize_t write_in_place(int file, const void *bytes, size_t size)
+{
+    sigset_t broken, before, pending;
+    int taken;
+    sigemptyset(&broken);
+    sigaddset(&broken, SIGPIPE);
+    const bool earlier = !sigpending(&pending) && sigismember(&pending, SIGPIPE) == 1;
+    if (pthread_sigmask(SIG_BLOCK, &broken, &before)) {
+        errno = EINVAL;
+        return -1;
+    }
+    const ssize_t put = write(file, bytes, size);
+    const int error = errno;
+    if (put < 0 && error == EPIPE && !earlier && !sigpending(&pending) && sigismember(&pending, SIGPIPE) == 1)
+        (void)sigwait(&broken, &taken);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = error;
+    return put;
+}
+
 int attune__file_write(attune__file *f, const void *bytes, size_t size)
 {
     const char *from = bytes;
     while (size) {
-        const ssize_t put = write(f->file, from, size);
+        const ssize_t put = f->direct ? write_in_place(f->file, from, size) : write(f->file, from, size);
         if (put < 0 && errno == EINTR)
             continue;
         if (put <= 0)

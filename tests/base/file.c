@@ -228,6 +228,29 @@ Test(file, what_is_no_regular_file)
     cr_assert_eq(files_here(), 4);
 }
 
+/* A pipe whose reader has gone is an error, not the end of the process; a signal of one's own stays what it was. */
+Test(file, a_pipe_without_a_reader)
+{
+    sigset_t broken, pending;
+    sigemptyset(&broken);
+    sigaddset(&broken, SIGPIPE);
+    cr_assert_eq(mkfifo("pipe", 0600), 0);
+    for (int held = 0; held < 2; held++) {
+        attune__file f;
+        const int reader = open("pipe", O_RDONLY | O_NONBLOCK);
+        cr_assert_eq(attune__file_find(&f, "pipe"), 0);
+        cr_assert_eq(attune__file_open(&f), 0);
+        cr_assert_eq(attune__file_write(&f, "through", 7), 0);
+        close(reader);
+        if (held)
+            cr_assert(!pthread_sigmask(SIG_BLOCK, &broken, NULL) && !raise(SIGPIPE));
+        cr_assert_eq(attune__file_write(&f, "lost", 4), EPIPE);
+        attune__file_drop(&f);
+        cr_assert_eq(sigpending(&pending), 0);
+        cr_assert_eq(sigismember(&pending, SIGPIPE), held);
+    }
+}
+
 /* Opens two, writes to them, and lets `spoil` happen before they are given their names. */
 static int write_two(const char *first, const char *second, void (*spoil)(void))
 {
