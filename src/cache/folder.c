@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -20,53 +21,96 @@ bool attune__folder_trusted(const struct stat *about)
     return about->st_uid == geteuid() && !(about->st_mode & (S_IWGRP | S_IWOTH));
 }
 
-/* The next component; -1, with errno. */
+#define LINKS 40 /* that are followed, as in Linux */
+
+/* The next component, a link as itself; -1, with errno. */
 static int step(int at, const char *name, bool make)
 {
     int next = openat(at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
     if (next < 0 && errno == ENOENT && make && (!mkdirat(at, name, 0700) || errno == EEXIST))
         next = openat(at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    struct stat about;
-    if (next < 0 || fstat(next, &about) || !S_ISLNK(about.st_mode))
-        return next;
-    close(next);
-    if (about.st_uid != geteuid() && about.st_uid != 0) {
-        errno = ELOOP;
-        return -1;
+    return next;
+}
+
+/* Puts what a link holds before the rest of a path. Gives 0 or an errno. */
+static int unfold(int link, const struct stat *about, char path[PATH_MAX], const char *rest)
+{
+    char to[PATH_MAX];
+    if (about->st_uid != geteuid() && about->st_uid != 0)
+        return ELOOP;
+    const ssize_t length = readlinkat(link, "", to, sizeof to);
+    if (length < 0)
+        return errno;
+    const size_t left = strlen(rest);
+    if ((size_t)length + left + 1 > sizeof to)
+        return ENAMETOOLONG;
+    memmove(path + length, rest, left + 1);
+    memcpy(path, to, (size_t)length);
+    return 0;
+}
+
+static int open_start(const char *path)
+{
+    return open(path[0] == '/' ? "/" : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
+}
+
+/* Walks *at along the path. Gives 0 or an errno. */
+static int walk(char path[PATH_MAX], bool make, int *at)
+{
+    const char *rest = path;
+    for (int links = 0;;) {
+        rest += strspn(rest, "/");
+        const size_t length = strcspn(rest, "/");
+        if (!length)
+            return 0;
+        char name[ATTUNE__FILE_NAME];
+        if (length >= sizeof name)
+            return ENAMETOOLONG;
+        memcpy(name, rest, length);
+        name[length] = '\0';
+        rest += length;
+        int next = step(*at, name, make);
+        struct stat about;
+        int error = next < 0 || fstat(next, &about) ? errno : 0;
+        const bool link = !error && S_ISLNK(about.st_mode);
+        if (link) {
+            error = ++links > LINKS ? ELOOP : unfold(next, &about, path, rest);
+            rest = path;
+            close(next);
+            /* What a link holds begins where the link stands. */
+            next = -1;
+            if (!error && path[0] == '/' && (next = open_start(path)) < 0)
+                error = errno;
+        }
+        if (error) {
+            if (next >= 0)
+                close(next);
+            return error;
+        }
+        if (next >= 0) {
+            close(*at);
+            *at = next;
+        }
     }
-    return openat(at, name, O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
 int attune__folder_open(const char *path, bool make, int *folder)
 {
-    int at = open(path[0] == '/' ? "/" : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    while (at >= 0) {
-        path += strspn(path, "/");
-        const size_t length = strcspn(path, "/");
-        if (!length)
-            break;
-        char name[ATTUNE__FILE_NAME];
-        int next = -1;
-        if (length < sizeof name) {
-            memcpy(name, path, length);
-            name[length] = '\0';
-            next = step(at, name, make);
-        } else {
-            errno = ENAMETOOLONG;
-        }
-        const int error = errno;
-        close(at);
-        errno = error;
-        at = next;
-        path += length;
-    }
+    char left[PATH_MAX];
+    const size_t length = strlen(path);
+    if (length >= sizeof left)
+        return ENAMETOOLONG;
+    memcpy(left, path, length + 1);
+    int at = open_start(path);
     if (at < 0)
         return errno;
     struct stat about;
-    const int error = fstat(at, &about)                ? errno
-                      : !S_ISDIR(about.st_mode)        ? ENOTDIR
-                      : attune__folder_trusted(&about) ? 0
-                                                       : EPERM;
+    int error = walk(left, make, &at);
+    if (!error)
+        error = fstat(at, &about)                ? errno
+                : !S_ISDIR(about.st_mode)        ? ENOTDIR
+                : attune__folder_trusted(&about) ? 0
+                                                 : EPERM;
     if (error)
         close(at);
     else

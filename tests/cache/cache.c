@@ -336,6 +336,35 @@ Test(cache, links_on_the_way)
     room_close(&r);
 }
 
+/* A link of one's own leads over another's to the folder; and links that lead nowhere end. */
+Test(cache, links_to_links)
+{
+    static room r;
+    room_open(&r, 0);
+    const attune__cache_key key = room_key("k", 1, "");
+    attune__cache_put(r.cache, &key, "x", 1);
+    char name[5][100];
+    const char *const made[5][2] = {
+        {"kernels", "last"}, {"./last", "second"}, {"second/.", "first"}, {"round", "round"}, {NULL, "absolute"}};
+    char absolute[120];
+    snprintf(absolute, sizeof absolute, "%s/second", r.folder);
+    for (int i = 0; i < 5; i++) {
+        snprintf(name[i], sizeof name[i], "%s/%s", r.folder, made[i][1]);
+        cr_assert_eq(symlink(made[i][0] ? made[i][0] : absolute, name[i]), 0);
+    }
+    for (int theirs = 0; theirs < (geteuid() == 0 ? 2 : 1); theirs++) {
+        if (theirs)
+            cr_assert_eq(lchown(name[0], 65534, 65534), 0);
+        for (int i = 1; i < 5; i++) {
+            attune__cache_close(r.cache);
+            const attune__cache_desc desc = room_desc(&r, name[i], 0);
+            r.cache = attune__cache_open(&desc);
+            cr_assert_eq(has(&r, &key, "x", 1), i != 3 && !theirs, "%s", name[i]);
+        }
+    }
+    room_close(&r);
+}
+
 Test(cache, none_where_none_is_wanted_or_possible)
 {
     static room r;
