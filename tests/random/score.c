@@ -490,9 +490,8 @@ interval tree_score(const tree *t, const binding *bindings, const point *p, inte
     adjoint[root] = point_interval(1);
     /* A kernel may add the derivatives by each `score` of the text in any order, so that a partial sum of large ones
      * that cancel is rounded with a small one in it: in exp(score) + (score - score) * a the order (exp + a) - a is off
-     * by u a, where (a - a) + exp is exact. n terms in any order are off by at most (n - 1) u times the sum of their
-     * magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2), and n - 1 more for those of the terms
-     * that share a factor, which is taken out before or after. */
+     * by u a, where (a - a) + exp is exact. No term of n passes more than n - 1 additions, so that the sum is off by at
+     * most (n - 1) u times the sum of the magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). */
     double magnitudes = 0;
     int terms = 0;
     d->by_score = point_interval(0);
@@ -522,7 +521,7 @@ interval tree_score(const tree *t, const binding *bindings, const point *p, inte
         }
         derive(t, at, k, adjoint, &how);
     }
-    const double order = terms > 1 && isfinite(magnitudes) ? 2 * (terms - 1) * how.unit * magnitudes : 0;
+    const double order = terms > 1 && isfinite(magnitudes) ? (terms - 1) * how.unit * magnitudes : 0;
     d->by_score.lo -= order;
     d->by_score.hi += order;
     return k[root].f;
