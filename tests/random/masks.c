@@ -65,7 +65,8 @@ void bind_tree(runner *r, const tree *t, const binding *bindings, const layout *
         strcat(captures, text);
     }
     say(r, "    attune_host_capture %s_captures[] = {%s{NULL, {NULL, 0, 0, {0}, {0}}}};\n", name, captures);
-    say(r, "    attune_parameter %s_parameters[] = {%s{NULL, 0}};\n", name, parameters);
+    say(r, "    attune_parameter %s_parameters[] = {%s{NULL, 0}};\n    (void)%s_captures, (void)%s_parameters;\n", name,
+        parameters, name, name);
 }
 
 void unbind(host_bindings *b)
@@ -160,7 +161,7 @@ static rows rows_of(const runner *r, const call_data *d, int segment, uint8_t cl
     say(r, "%s};\n    static int64_t %s_offset%d[] = {", used ? "" : "0", name, segment);
     for (int64_t i = 0; r->code && i <= count; i++)
         say(r, "%lld, ", (long long)list.offset[i]);
-    say(r, "};\n");
+    say(r, "};\n    (void)%s_offset%d;\n", name, segment);
     return list;
 }
 

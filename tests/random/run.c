@@ -554,6 +554,12 @@ static int64_t capture_elements(const problem *p)
     return elements;
 }
 
+/* Whether the plan is told the mask's expression. That of a segment's mask that sees the whole is the mask's own. */
+static bool told_by_hand(const problem *p)
+{
+    return p->mask == MASK_EXPR && p->mask_by_hand && (!p->segments || p->calls[0].segment_alone);
+}
+
 static void say_plan(const runner *r, const problem *p, const attune_problem *d, const attune_kernel_options *options,
                      bool forced)
 {
@@ -571,7 +577,7 @@ static void say_plan(const runner *r, const problem *p, const attune_problem *d,
         (long long)d->kv_len, d->scale, d->lse, d->row_max, (long long)d->capture_gradient_elements, d->segments);
     if (p->has_score)
         say(r, "    problem.score = score;\n");
-    if (d->mask && p->mask_by_hand)
+    if (told_by_hand(p))
         say(r,
             "    problem.mask = mask_a, problem.block_mask = %d, problem.mask_q_block = %u, problem.mask_kv_block = "
             "%u;\n",
@@ -618,8 +624,7 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
                         .row_max = p->row_max && p->direction == ATTUNE_FORWARD,
                         .capture_gradient_elements = p->direction == ATTUNE_BACKWARD ? capture_elements(p) : 0,
                         .segments = p->segments};
-    /* That of a segment's mask that sees the whole is the mask's own. */
-    const bool by_hand = mask && p->mask == MASK_EXPR && p->mask_by_hand && (!p->segments || p->calls[0].segment_alone);
+    const bool by_hand = told_by_hand(p);
     attune_status status = mask && !by_hand ? attune_problem_set_mask(&d, mask) : ATTUNE_OK;
     if (status != ATTUNE_OK)
         return failed_call(f, "attune_problem_set_mask", status);
