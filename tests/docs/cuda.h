@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+/* The declarations of CUDA's driver API that docs/guide/ uses: its programs are compiled where NVIDIA's header is not. */
+#ifndef CUDA_H
+#define CUDA_H
+
+#include <stddef.h>
+
+typedef int CUdevice;
+typedef enum cudaError_enum { CUDA_SUCCESS = 0 } CUresult;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUstream_st *CUstream;
+typedef unsigned long long CUdeviceptr;
+
+#define CU_STREAM_NON_BLOCKING 1
+
+CUresult cuInit(unsigned flags);
+CUresult cuGetErrorString(CUresult error, const char **text);
+CUresult cuDeviceGet(CUdevice *device, int ordinal);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuDevicePrimaryCtxRelease(CUdevice device);
+CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuStreamCreate(CUstream *stream, unsigned flags);
+CUresult cuStreamDestroy(CUstream stream);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuMemAlloc(CUdeviceptr *address, size_t size);
+CUresult cuMemFree(CUdeviceptr address);
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t size, CUstream stream);
+CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t size, CUstream stream);
+
+#endif
