@@ -5,7 +5,7 @@
 #define BENCH_PEERS_PEERS_H
 
 #include "tests/oracle/array.h"
-#include "bench/timing/measure.h"
+#include "bench/timing/row.h"
 
 typedef struct peer {
     char name[64], shape[64], plan[96], timer[64];
@@ -21,6 +21,8 @@ uint32_t blas_peer_count(void);
 bool blas_peer_create(uint32_t index, uint32_t threads, uint64_t seed, peer *p, failure *why);
 /* float32 attention, one head, every pair, one thread, no blocking. */
 bool naive_peer_create(uint64_t seed, peer *p, failure *why);
+/* Describes a peer in a row, and times it. */
+void peer_row(const peer *p, const row_options *options, report_row *row);
 void peer_release(peer *p); /* accepts a zeroed one */
 
 #endif

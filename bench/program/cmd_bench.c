@@ -2,6 +2,7 @@
 /* attune bench: named workloads, block masks and peers, correctness first, then time. What the columns and options mean
  * is in docs/benchmarking.md. */
 #include "bench/program/cli.h"
+#include "bench/peers/peers.h"
 #include "bench/timing/compare.h"
 #include "bench/timing/folder.h"
 #include "bench/program/output.h"
@@ -648,7 +649,7 @@ static void run_peers(bench_run *run)
             continue;
         }
         show_progress(run, p.name, "host", "f32");
-        row_peer(&p, &run->options.row, &row);
+        peer_row(&p, &run->options.row, &row);
         peer_release(&p);
         keep_row(run, &row);
     }

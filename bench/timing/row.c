@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Rows: attention on a device, block masks, peers. */
+/* Rows: attention on a device, block masks, calls of anything else. */
 #include "bench/timing/row.h"
 
 #include "tests/oracle/segments.h"
@@ -675,22 +675,8 @@ void row_mask(attune_instance *instance, const workload *w, const int64_t *lengt
     workload_release(&a);
 }
 
-void row_peer(peer *p, const row_options *options, report_row *row)
+void row_call(measure_call call, void *context, const char *what, const row_options *options, report_row *row)
 {
-    (void)snprintf(row->workload, sizeof row->workload, "%s", p->name);
-    (void)snprintf(row->kind, sizeof row->kind, "peer");
-    (void)snprintf(row->device, sizeof row->device, "host");
-    (void)snprintf(row->dtype, sizeof row->dtype, "f32");
-    (void)snprintf(row->shape, sizeof row->shape, "%s", p->shape);
-    (void)snprintf(row->name, sizeof row->name, "%s/host/f32/%s", row->workload, row->shape);
-    (void)snprintf(row->plan, sizeof row->plan, "%s", p->plan);
-    (void)snprintf(row->timer, sizeof row->timer, "%s", p->timer);
-    row->share = 1;
-    row->threads = p->threads;
-    row->density = row->block_density = -1;
-    row->pairs = -1;
-    row->flop = p->flop;
-    row->bytes = p->bytes;
-    bool good = measure_run(&options->measure, p->call, p->state, &row->time);
-    finish_row(row, good, p->name, ATTUNE_OK);
+    const bool good = measure_run(&options->measure, call, context, &row->time);
+    finish_row(row, good, what, ATTUNE_OK);
 }

@@ -4,7 +4,6 @@
 #ifndef BENCH_TIMING_ROW_H
 #define BENCH_TIMING_ROW_H
 
-#include "bench/peers/peers.h"
 #include "bench/timing/report.h"
 #include "bench/workloads/workload.h"
 
@@ -25,6 +24,7 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
 /* Times the building of a block mask. lengths: of the documents that capture `doc` numbers; NULL = the generator's. */
 void row_mask(attune_instance *instance, const workload *w, const int64_t *lengths, int64_t length_count,
               const row_options *options, report_row *row);
-void row_peer(peer *p, const row_options *options, report_row *row);
+/* Times calls of what is no part of attune. The row's description is the caller's. */
+void row_call(measure_call call, void *context, const char *what, const row_options *options, report_row *row);
 
 #endif

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Include directions: a module may include only what lies below it. The table is the design; a new arrow is a change of it."""
+"""Include directions: a module may include only what lies below it. The table is the design; a new arrow is a change of it.
+    includes.py SOURCE [DOT]   DOT: a file for Graphviz, which receives the includes that there are, each module once"""
+import collections
 import pathlib
 import re
 import sys
@@ -23,6 +25,7 @@ PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/
 
 errors = []
 arrows = 0
+picture = collections.defaultdict(set)  # module: what it includes
 
 
 def includes(path):
@@ -39,11 +42,14 @@ for path in sorted(root.glob('src/**/*.[ch]')):
         continue
     for number, kind, name in includes(path):
         if kind == '<':
-            if name.startswith('attune/') and not (root / 'include' / name).exists():
-                errors.append(f'{path}:{number}: {name} does not exist')
+            if name.startswith('attune/'):
+                picture[module].add('include/attune')
+                if not (root / 'include' / name).exists():
+                    errors.append(f'{path}:{number}: {name} does not exist')
             continue
         arrows += 1
         target = name.split('/')[0]
+        picture[module].add(target)
         if target != module and target not in BELOW[module]:
             errors.append(f'{path}:{number}: {module} must not include {name}')
         # shaders/NAME.h is made when the library is built, by a line of shaders/meson.build.
@@ -61,18 +67,33 @@ for path in sorted(root.glob('include/attune/*.h')):
 PROGRAM = {
     'tests/oracle': set(),
     'bench/workloads': {'tests/oracle'},
+    'bench/timing': {'tests/oracle', 'bench/workloads'},
     'bench/peers': {'tests/oracle', 'bench/timing'},
-    'bench/timing': {'tests/oracle', 'bench/workloads', 'bench/peers'},
-    'bench/program': {'tests/oracle', 'bench/workloads', 'bench/timing', 'src/base'},
+    'bench/program': {'tests/oracle', 'bench/workloads', 'bench/timing', 'bench/peers', 'src/base'},
 }
 for folder, below in PROGRAM.items():
     for path in sorted(root.glob(f'{folder}/*.[ch]')):
         for number, kind, name in includes(path):
             target = name.rsplit('/', 1)[0]
+            if target in BELOW.keys() | PROGRAM.keys() | {'attune', 'src/base'}:
+                picture[folder].add({'attune': 'include/attune', 'src/base': 'base'}.get(target, target))
             if kind == '"' and target != folder and (target not in below or not (root / name).exists()):
                 errors.append(f'{path}:{number}: {folder} must not include {name}')
 
 if arrows < 20:
     errors.append(f'only {arrows} includes were found under {root}/src: the check does not see the tree')
+# A module that only includes what lies below it comes after all of that in some order; a cycle has none.
+ordered = []
+while picture.keys() - ordered:
+    ready = [module for module in picture if module not in ordered and not (picture[module] - {module} - set(ordered)) & picture.keys()]
+    if not ready:
+        errors.append(f'these include one another in a circle: {", ".join(sorted(picture.keys() - ordered))}')
+        break
+    ordered += ready
+if sys.argv[2:]:
+    lines = ['digraph includes {', 'graph [ranksep=0.7]; node [shape=box, fontname="sans-serif"]; edge [arrowsize=0.6];']
+    lines += [f'"{module}" -> "{target}";' for module in sorted(picture) for target in sorted(picture[module] - {module})]
+    pathlib.Path(sys.argv[2]).write_text('\n'.join(lines + ['}', '']))
+
 print('\n'.join(errors) or f'{arrows} includes, all downward')
 sys.exit(bool(errors))
