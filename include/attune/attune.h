@@ -55,11 +55,12 @@ extern "C" {
 #if defined(_WIN32)
 #define ATTUNE_API
 #else
-#define ATTUNE_API __attribute__((visibility("default")))
+#define ATTUNE_API __attribute__((visibility("default"))) /* marks what the library exports */
 #endif
 
 /* -------------------------------------------------------------------------------------------------- version, status */
 
+/* The version of this header: a program may run with a newer library (attune_version). */
 #define ATTUNE_VERSION_MAJOR 0
 #define ATTUNE_VERSION_MINOR 1
 #define ATTUNE_VERSION_PATCH 0
@@ -98,8 +99,10 @@ ATTUNE_API const char *attune_last_error(void);
 
 /* --------------------------------------------------------------------------------------------------------- instance */
 
+/* The root of everything else. */
 typedef struct attune_instance attune_instance;
 
+/* How much a line of the log matters, the gravest first. */
 typedef enum attune_log_level {
     ATTUNE_LOG_ERROR = 1,
     ATTUNE_LOG_WARNING = 2,
@@ -134,6 +137,7 @@ typedef struct attune_parallel_for {
     void *user;
 } attune_parallel_for;
 
+/* What an instance is made with. */
 typedef struct attune_instance_desc {
     uint32_t struct_size;
     uint32_t cpu_threads; /* threads of the CPU device, the caller's included; 0 = the cores this process may use */
@@ -169,6 +173,7 @@ ATTUNE_API void attune_instance_destroy(attune_instance *instance);
 
 /* ---------------------------------------------------------------------------------------------------------- devices */
 
+/* What runs kernels. */
 typedef enum attune_backend {
     ATTUNE_BACKEND_CPU = 1,
     ATTUNE_BACKEND_VULKAN = 2,
@@ -235,6 +240,7 @@ typedef struct attune_limits {
     uint32_t matrix_spread;   /* ATTUNE_SPREAD_*: which lane holds which element of a cooperative matrix; 0 = unknown */
 } attune_limits;
 
+/* What is here, or why it is not. */
 typedef struct attune_device_info {
     uint32_t struct_size;
     attune_backend backend;
@@ -254,6 +260,7 @@ typedef struct attune_device_info {
 ATTUNE_API attune_status attune_device_count(attune_instance *instance, uint32_t *count);
 ATTUNE_API attune_status attune_device_describe(attune_instance *instance, uint32_t index, attune_device_info *info);
 
+/* An open device. */
 typedef struct attune_device attune_device;
 
 /*
@@ -295,6 +302,7 @@ ATTUNE_API attune_status attune_profile_find(const char *name, attune_profile *p
 
 /* ---------------------------------------------------------------------------------------------------------- buffers */
 
+/* Memory of one device. */
 typedef struct attune_buffer attune_buffer;
 
 /* Allocates `size` bytes (at least 1) of device memory, contents undefined. */
@@ -312,6 +320,7 @@ ATTUNE_API uint64_t attune_buffer_size(const attune_buffer *buffer);
 ATTUNE_API attune_status attune_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 ATTUNE_API attune_status attune_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
 
+/* The most dimensions of a tensor or an array. */
 #define ATTUNE_MAX_RANK 4
 
 /*
@@ -341,13 +350,16 @@ typedef struct attune_array {
 
 /* ------------------------------------------------------------------------------------------------------ expressions */
 
+/* A mask or score expression, parsed, typed and simplified. */
 typedef struct attune_expr attune_expr;
 
+/* What an expression computes. */
 typedef enum attune_expr_kind {
     ATTUNE_EXPR_MASK = 1, /* bool: may this pair attend? variables b h q kv h_kv q_len kv_len */
     ATTUNE_EXPR_SCORE = 2 /* f32: the modified score; also `score`, the scaled dot product */
 } attune_expr_kind;
 
+/* What a name of the caller stands for. */
 typedef enum attune_symbol_kind {
     ATTUNE_SYMBOL_CAPTURE = 1,  /* an array, read as name[i, j]: one index for each dimension */
     ATTUNE_SYMBOL_PARAMETER = 2 /* a scalar (ATTUNE_I32 or ATTUNE_F32): of a score given at each call, of a mask when
@@ -386,6 +398,7 @@ ATTUNE_API attune_status attune_expr_symbol_get(const attune_expr *expr, uint32_
  */
 ATTUNE_API void attune_expr_hash(const attune_expr *expr, uint64_t hash[2]);
 
+/* What attune_expr_print writes. */
 typedef enum attune_expr_format {
     ATTUNE_EXPR_TEXT = 1, /* the language itself, from the simplified IR; parses back to the same IR */
     ATTUNE_EXPR_IR = 2,   /* one node a line: number, type, operation, operands */
@@ -396,6 +409,7 @@ typedef enum attune_expr_format {
     ATTUNE_EXPR_GRADIENT = 4
 } attune_expr_format;
 
+/* Writes an expression as text. Any thread. */
 ATTUNE_API attune_status attune_expr_print(const attune_expr *expr, attune_expr_format format, char *buffer,
                                            size_t size, size_t *needed);
 
@@ -408,15 +422,17 @@ typedef struct attune_preset {
     const char *description; /* one line */
 } attune_preset;
 
+/* The number of presets, and the index-th. INVALID_ARGUMENT past the count. Any thread. */
 ATTUNE_API uint32_t attune_preset_count(void);
 ATTUNE_API attune_status attune_preset_get(uint32_t index, attune_preset *preset);
 
-/* A capture in host memory, and a parameter's value (a whole number if the parameter is i32). */
+/* A capture in host memory. */
 typedef struct attune_host_capture {
     const char *name;
     attune_array array;
 } attune_host_capture;
 
+/* A parameter's value (a whole number if the parameter is i32). */
 typedef struct attune_parameter {
     const char *name;
     double value;
@@ -470,6 +486,7 @@ typedef struct attune_mask attune_mask;
  */
 typedef int (*attune_progress_fn)(void *user, double done);
 
+/* The size of a mask, and of its blocks. */
 typedef struct attune_mask_desc {
     uint32_t struct_size;
     uint32_t q_block;  /* rows of a block, a multiple of 16 from 16 to 1,024; 0 = 128 */
@@ -583,6 +600,7 @@ typedef struct attune_mask_range {
     int64_t q_block0, q_blocks;
 } attune_mask_range;
 
+/* Makes a mask of a part of another. */
 ATTUNE_API attune_status attune_mask_slice(const attune_mask *mask, const attune_mask_range *range,
                                            attune_mask **slice);
 
@@ -603,6 +621,7 @@ typedef struct attune_mask_work {
     uint64_t max_work; /* units; 0 = no limit */
 } attune_mask_work;
 
+/* What attune_mask_combine does. */
 typedef enum attune_mask_op {
     ATTUNE_MASK_AND = 1,
     ATTUNE_MASK_OR = 2,
@@ -614,6 +633,7 @@ typedef enum attune_mask_op {
 ATTUNE_API attune_status attune_mask_combine(attune_mask_op op, const attune_mask *a, const attune_mask *b,
                                              const attune_mask_work *work, attune_mask **mask);
 
+/* How much a mask allows, and what it takes. */
 typedef struct attune_mask_stats {
     uint32_t struct_size;
     double density; /* share of pairs that may attend; exact if it was asked for, else an estimate between bounds */
@@ -649,6 +669,7 @@ ATTUNE_API attune_status attune_mask_upload(attune_mask *mask, attune_device *de
 
 /* ------------------------------------------------------------------------------------------------------------ plans */
 
+/* The pass that a plan is for. */
 typedef enum attune_direction { ATTUNE_FORWARD = 0, ATTUNE_BACKWARD = 1 } attune_direction;
 
 /* What is to be computed. Lengths and batch are maxima: a plan serves every shorter one without recompiling. */
@@ -758,6 +779,7 @@ typedef struct attune_plan_choice {
     bool approximate_tanh;
 } attune_plan_choice;
 
+/* How an explanation is written. */
 typedef enum attune_text_format { ATTUNE_TEXT = 1, ATTUNE_JSON = 2 } attune_text_format;
 
 /*
@@ -772,6 +794,7 @@ ATTUNE_API attune_status attune_plan_choose_explain(const attune_limits *limits,
                                                     const attune_kernel_options *options, attune_text_format format,
                                                     char *buffer, size_t size, size_t *needed);
 
+/* A kernel that has been chosen and prepared for a problem on a device. */
 typedef struct attune_plan attune_plan;
 
 /* Chooses and prepares (compiles, if the backend does) the kernel. May take seconds on a cold cache. */
@@ -821,6 +844,7 @@ ATTUNE_API attune_status attune_instance_pack_load(attune_instance *instance, co
 
 /* -------------------------------------------------------------------------------------------------------- execution */
 
+/* Where calls run in order: a stream, or the queue of a Vulkan device. */
 typedef struct attune_queue attune_queue;
 
 /* The device's own queue, which lives as long as the device. Calls on one queue run in order. Never NULL for a device.
@@ -871,6 +895,7 @@ typedef struct attune_segment {
     attune_tensor d_k, d_v; /* attune_backward: out, as k and v */
 } attune_segment;
 
+/* Tensors and values of one forward call. */
 typedef struct attune_forward_args {
     uint32_t struct_size;
     attune_tensor q;         /* [batch, heads, q_len, head_dim] of the problem's dtype */
@@ -971,6 +996,7 @@ ATTUNE_API void attune_merger_destroy(attune_merger *merger);
 ATTUNE_API uint64_t attune_merger_workspace_size(const attune_merger *merger, const attune_tensor *o,
                                                  uint32_t part_count);
 
+/* One of the results that are merged. */
 typedef struct attune_merge_part {
     attune_tensor o;     /* [batch, heads, q_len, head_dim_v], each below 2^31: the dtype of the merged o, or f32 */
     attune_tensor lse;   /* [batch, heads, q_len] f32 (f64 with f64) */
@@ -978,6 +1004,7 @@ typedef struct attune_merge_part {
     attune_tensor d_lse; /* likewise, as lse */
 } attune_merge_part;
 
+/* Tensors of one merging call. */
 typedef struct attune_merge_args {
     uint32_t struct_size;
     const attune_merge_part
@@ -1003,6 +1030,7 @@ typedef struct attune_merge_args {
 ATTUNE_API attune_status attune_merge(const attune_merger *merger, attune_queue *queue, const attune_merge_args *args,
                                       attune_completion *completion);
 
+/* Tensors of one call that takes gradients apart. */
 typedef struct attune_merge_backward_args {
     uint32_t struct_size;
     const attune_merge_part *parts; /* o and lse are in, d_o and d_lse out */

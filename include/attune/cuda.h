@@ -18,6 +18,7 @@
 extern "C" {
 #endif
 
+/* What an engine lends. */
 typedef struct attune_cuda_device_desc {
     uint32_t struct_size;
     void *context; /* CUcontext; of the runtime API: the device's primary context */

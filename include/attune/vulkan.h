@@ -35,6 +35,7 @@ ATTUNE_API const char *const *attune_vulkan_recommended_extensions(uint32_t *cou
 ATTUNE_API const char *const *attune_vulkan_required_features(uint32_t *count);
 ATTUNE_API const char *const *attune_vulkan_recommended_features(uint32_t *count);
 
+/* What an engine lends, and what its device was created with. */
 typedef struct attune_vulkan_device_desc {
     uint32_t struct_size;
     uint32_t api_version; /* VkApplicationInfo.apiVersion of the instance, at least 1.2; 0 = VK_API_VERSION_1_2 */
