@@ -74,6 +74,7 @@ typedef struct attune__device_mask {
 typedef struct attune__program_desc {
     const attune__shape *shape;
     const attune_plan_choice *choice;
+    const attune__variant *variant;
     const attune_expr *mask;          /* NULL = no mask expression */
     const attune_expr *score;         /* NULL = none */
     const attune__gradient *gradient; /* of score, in backward; NULL = none */

@@ -52,8 +52,6 @@ struct attune__mask_upload {
 
 /* The table of a backend; NULL, with the thread's error, if this build has none of it. */
 const attune__backend *attune__backend_find(attune_backend kind);
-/* Fills in what the planner, which knows no expressions, needs of them in every pass; either may be NULL. */
-void attune__shape_measure(attune__shape *shape, const attune_expr *mask, const attune_expr *score);
 /* Fills everything of a plan but its device and program. The expressions are retained, also on failure. */
 attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
                                   const attune_kernel_options *options);

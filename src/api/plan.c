@@ -24,15 +24,6 @@ static attune_status check_expr(const attune_expr *expr, attune_expr_kind kind, 
     return ATTUNE_OK;
 }
 
-void attune__shape_measure(attune__shape *shape, const attune_expr *mask, const attune_expr *score)
-{
-    const uint16_t head = 1u << ATTUNE__VAR_H, heads = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
-    shape->mask_uses_head = mask && (mask->uses & heads);
-    shape->mask_rows = mask && attune__mask_has_rows(mask);
-    shape->key_terms = attune__score_terms(score, 0).key_count + attune__mask_terms(mask, 0).key_count;
-    shape->key_terms_of_heads = attune__score_terms(score, head).key_count + attune__mask_terms(mask, head).key_count;
-}
-
 attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
                                   const attune_kernel_options *options)
 {
@@ -51,9 +42,9 @@ attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits
     }
     if (plan->score)
         plan->reads = attune__expr_direct_reads(plan->score);
-    attune__shape_measure(&plan->shape, plan->mask, plan->score);
     if (plan->score && plan->shape.direction == ATTUNE_BACKWARD)
         ATTUNE__TRY(attune__gradient_create(plan->score, &plan->gradient));
+    plan->shape.expr = attune__analyse(plan->mask, plan->score, plan->gradient);
     const attune_expr *exprs[3] = {plan->mask, plan->score, plan->gradient ? plan->gradient->expr : NULL};
     for (int i = 0; i < 3; i++)
         if (exprs[i]) {
@@ -116,7 +107,8 @@ static attune_status prepare(attune_plan *plan, const attune_problem *problem, c
     snprintf(who, sizeof who, "device %s", device->info.id);
     ATTUNE__TRY(attune__plan_settle(plan, &device->info.limits, problem, options));
     ATTUNE__TRY(attune__plan_supported(plan, device->backend, who));
-    const attune__program_desc desc = {&plan->shape, &plan->decision.choice, plan->mask, plan->score, plan->gradient};
+    const attune__program_desc desc = {&plan->shape, &plan->decision.choice, &plan->decision.variant, plan->mask,
+                                       plan->score,  plan->gradient};
     if (plan->shape.segments > 1)
         ATTUNE__TRY(attune__merger_make(device, &plan->merger));
     return device->backend->program_create(device, &desc, &plan->program);

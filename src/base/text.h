@@ -15,6 +15,8 @@ typedef struct attune__text {
 /* Starts a text; the buffer holds an empty string at once. buffer may be NULL if size is 0. */
 attune__text attune__text_begin(char *buffer, size_t size);
 void attune__text_add(attune__text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void attune__text_add_list(attune__text *text, const char *format, va_list arguments)
+    __attribute__((format(printf, 2, 0)));
 /* Adds a string as a JSON string, quotes included. */
 void attune__text_add_json(attune__text *text, const char *string);
 /* Stores the bytes needed, the NUL included, if `needed` is not NULL. */

@@ -15,10 +15,7 @@ attune_status attune__cpu_program_create(attune_device *device, const attune__pr
     made->choice = *desc->choice;
     made->score = desc->score;
     made->gradient = desc->gradient;
-    if (made->score)
-        made->weight = attune__expr_weight(made->score, made->score->node_count - 1, false);
-    if (made->gradient)
-        made->weight += attune__expr_weight(made->gradient->expr, made->gradient->score, false);
+    made->weight = desc->shape->expr.score.weight + desc->shape->expr.slope.weight;
     *program = &made->base;
     return ATTUNE_OK;
 }

@@ -309,86 +309,6 @@ attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_
  * specialisation
  */
 
-/* Whole numbers below it, and their sums, are floats. */
-#define EXACT_FLOATS (INT64_C(1) << 23)
-
-/* Instructions of a pair. A thread has 32 to 64 pairs of a tile, and a compiler takes 0.3 ms for each instruction; more
- * where exact functions branch. */
-#define LONG_TEXT 40
-
-/* What of the expressions is recognised. */
-typedef struct mods {
-    bool rows;     /* the mask's rows are intervals */
-    uint32_t runs; /* of these symbols the runs must be known for that */
-    bool columns;  /* and its columns, by these runs; looked at in Hopper's backward pass */
-    bool near;     /* the score has a cheaper form near 0 */
-    float limit;
-    bool line;                   /* it is a line in the product and in kv */
-    bool long_score, long_mask;  /* of so much text that loops over pairs are not unrolled */
-    bool reads_late, delta_late; /* cuda/arguments.h */
-    bool cap;                    /* it is outer * tanh(inner * score) */
-    float inner, outer;
-    attune__terms score, mask, slope;
-} mods;
-
-/* Whether many captures' gradients beside dK and dV of 64 keys leave no registers for what is read for each pair. */
-static bool crowded(const attune__program_desc *desc)
-{
-    const uint32_t d = desc->shape->head_dim, dv = desc->shape->head_dim_v;
-    return desc->choice->use_tma && desc->shape->capture_gradient_elements && desc->gradient->read_count > 2 &&
-           !attune__cuda_sm90_backward_wide(d, dv) && attune__round_up(d, 16) + attune__round_up(dv, 16) > 192;
-}
-
-static mods recognise(const attune__program_desc *desc)
-{
-    mods m = {0};
-    uint32_t runs;
-    attune__text nowhere = attune__text_begin(NULL, 0);
-    m.rows = desc->mask && attune__ctext_rows(desc->mask, "", &nowhere, &m.runs);
-    /* A tile of decode has the rows of several heads. */
-    const uint16_t without = desc->choice->decode ? 1u << ATTUNE__VAR_H : 0;
-    m.score = attune__score_terms(desc->score, without);
-    m.mask = attune__mask_terms(desc->mask, without);
-    if (desc->gradient) {
-        const bool full = crowded(desc);
-        m.slope = attune__expr_terms(desc->gradient->expr, desc->gradient->score, without);
-        /* Then terms of rows alone come from other lanes too. So many captures' sizes are read late, which costs a
-         * quarter of the speed beside reads of pairs: these have delta late instead. */
-        m.delta_late = full && attune__expr_reads_pairs(desc->score);
-        m.reads_late = full && !m.delta_late;
-        if (!m.slope.key_count && !full)
-            m.slope.row_count = 0;
-    }
-    m.columns = m.rows && desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma &&
-                attune__ctext_columns(desc->mask, "", &nowhere, &runs) && !(runs & ~m.runs);
-    m.long_mask = desc->mask && attune__expr_weight(desc->mask, desc->mask->node_count - 1, false) >= LONG_TEXT;
-    if (!desc->score)
-        return m;
-    const bool exact = desc->shape->q_len < EXACT_FLOATS && desc->shape->kv_len < EXACT_FLOATS;
-    m.cap = attune__ctext_cap(desc->score, &m.inner, &m.outer);
-    m.line = exact && attune__ctext_line(desc->score, "", &nowhere);
-    m.near = exact && !desc->choice->approximate_tanh && attune__ctext_near(desc->score, "", NULL, &nowhere, &m.limit);
-    /* The slope's nodes are the score's and others that are made of them. */
-    if (m.near && desc->gradient) {
-        float limit;
-        m.near = attune__ctext_near_slope(desc->gradient, "", NULL, &nowhere, &limit);
-        m.limit = limit < m.limit ? limit : m.limit;
-    }
-    /* Beside a cheaper form the text itself goes round anyway, and a cap has text of its own. */
-    const bool polynomials = m.near && isfinite(m.limit);
-    uint32_t weight = attune__expr_weight(desc->score, desc->score->node_count - 1, polynomials);
-    if (desc->gradient)
-        weight += attune__expr_weight(desc->gradient->expr, desc->gradient->score, polynomials);
-    /* What a kernel reads for each pair of a thread at once does not fit its registers; nor, in Hopper's backward pass,
-     * what it reads of several captures, or of one beside polynomials, unless their gradients are made too. */
-    const bool hopper_backward = desc->choice->direction == ATTUNE_BACKWARD && desc->choice->use_tma;
-    const bool reads = hopper_backward ? desc->gradient && !desc->shape->capture_gradient_elements &&
-                                             desc->gradient->read_count > (polynomials ? 0 : 1)
-                                       : attune__expr_reads_pairs(desc->score);
-    m.long_score = !m.cap && (weight >= LONG_TEXT || reads);
-    return m;
-}
-
 static void add_terms(const attune_expr *expr, uint32_t root, const char *name, const char *macro,
                       const attune__terms *terms, attune__text *text)
 {
@@ -402,82 +322,105 @@ static void add_terms(const attune_expr *expr, uint32_t root, const char *name, 
                      terms->row_count);
 }
 
-static attune_status add_mods(const attune__program_desc *desc, mods *m, attune__text *text)
+static void add_number(attune__text *text, const char *name, float value)
 {
-    uint32_t runs;
-    attune__text_add(text, "#include \"prelude.cuh\"\n");
-    if (desc->mask) {
-        ATTUNE__TRY(attune__ctext_function(desc->mask, "attune_mask", text));
-        add_terms(desc->mask, desc->mask->node_count - 1, "attune_mask", "MASK", &m->mask, text);
-    }
-    if (m->long_mask)
-        attune__text_add(text, "#define ATTUNE_MASK_IS_LONG 1\n");
-    if (m->rows)
-        attune__ctext_rows(desc->mask, "attune_mask_range", text, &m->runs);
-    if (m->columns)
-        attune__ctext_columns(desc->mask, "attune_mask_rows", text, &runs);
-    /* Behind the mask, whose tanh is always the exact one. */
-    if (desc->choice->approximate_tanh)
-        attune__text_add(text, "#define ATTUNE_APPROXIMATE_TANH 1\n#define attune_tanh attune_tanh_approximate\n");
-    if (m->cap) {
-        attune__ctext_capped(desc->score, "attune_score", desc->gradient ? "attune_score_slope" : NULL, text);
-    } else if (desc->score) {
-        ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
-        add_terms(desc->score, desc->score->node_count - 1, "attune_score", "SCORE", &m->score, text);
-        if (desc->gradient) {
-            attune__ctext_gradient(desc->gradient, text);
-            add_terms(desc->gradient->expr, desc->gradient->score, "attune_score_slope", "SLOPE", &m->slope, text);
-        }
-    }
     char literal[ATTUNE__FLOAT_TEXT];
-    if (m->long_score)
-        attune__text_add(text, "#define ATTUNE_SCORE_IS_LONG 1\n");
-    if (m->reads_late)
-        attune__text_add(text, "#define ATTUNE_READS_LATE 1\n");
-    if (m->delta_late)
-        attune__text_add(text, "#define ATTUNE_DELTA_LATE 1\n");
-    if (m->line) {
-        attune__ctext_line(desc->score, "attune_score_line", text);
-        attune__text_add(text, "#define ATTUNE_HAVE_SCORE_LINE 1\n");
-    }
-    if (m->cap) {
-        attune__float_text(m->inner, literal);
-        attune__text_add(text, "#define ATTUNE_SCORE_CAP_INNER %sf\n", literal);
-        attune__float_text(m->outer, literal);
-        attune__text_add(text, "#define ATTUNE_SCORE_CAP_OUTER %sf\n", literal);
-    }
-    if (m->near) {
-        float limit;
-        attune__ctext_near(desc->score, "attune_score_near", NULL, text, &limit);
-        if (m->score.key_count)
-            attune__ctext_near(desc->score, "attune_score_near_of", &m->score, text, &limit);
-        if (desc->gradient)
-            attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", NULL, text, &limit);
-        if (m->slope.key_count || m->slope.row_count)
-            attune__ctext_near_slope(desc->gradient, "attune_score_slope_near_of", &m->slope, text, &limit);
-        if (desc->gradient && desc->choice->use_tma)
-            attune__ctext_near_reads(desc->gradient, text);
-        attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
-        if (isfinite(m->limit)) {
-            attune__float_text(m->limit, literal);
-            attune__text_add(text, "#define ATTUNE_SCORE_NEAR %sf\n", literal);
-        }
+    attune__float_text(value, literal);
+    attune__text_add(text, "#define ATTUNE_SCORE_%s %sf\n", name, literal);
+}
+
+static attune_status add_mask(const attune__program_desc *desc, attune__text *text)
+{
+    const attune__variant *v = desc->variant;
+    ATTUNE__TRY(attune__ctext_function(desc->mask, "attune_mask", text));
+    add_terms(desc->mask, desc->mask->node_count - 1, "attune_mask", "MASK", &v->mask, text);
+    if (v->mask_chunks)
+        attune__text_add(text, "#define ATTUNE_MASK_IS_LONG 1\n");
+    if (v->row_intervals)
+        attune__ctext_rows(desc->mask, "attune_mask_range", text);
+    if (v->key_intervals)
+        attune__ctext_columns(desc->mask, "attune_mask_rows", text);
+    return ATTUNE_OK;
+}
+
+static attune_status add_score_text(const attune__program_desc *desc, attune__text *text)
+{
+    const attune__variant *v = desc->variant;
+    ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
+    add_terms(desc->score, desc->score->node_count - 1, "attune_score", "SCORE", &v->score, text);
+    if (desc->gradient) {
+        attune__ctext_gradient(desc->gradient, text);
+        add_terms(desc->gradient->expr, desc->gradient->score, "attune_score_slope", "SLOPE", &v->slope, text);
     }
     return ATTUNE_OK;
 }
 
-static attune_status write_mods(const attune_allocator *allocator, const attune__program_desc *desc, mods *m,
+static void add_score_near(const attune__program_desc *desc, attune__text *text)
+{
+    const attune__variant *v = desc->variant;
+    attune__ctext_near(desc->score, "attune_score_near", NULL, text);
+    if (v->score.key_count)
+        attune__ctext_near(desc->score, "attune_score_near_of", &v->score, text);
+    if (desc->gradient)
+        attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", NULL, text);
+    if (v->slope.key_count || v->slope.row_count)
+        attune__ctext_near_slope(desc->gradient, "attune_score_slope_near_of", &v->slope, text);
+    if (desc->gradient && desc->choice->use_tma)
+        attune__ctext_near_reads(desc->gradient, text);
+    attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
+    if (isfinite(v->near))
+        add_number(text, "NEAR", v->near);
+}
+
+static attune_status add_score(const attune__program_desc *desc, attune__text *text)
+{
+    const attune__variant *v = desc->variant;
+    if (v->soft_cap)
+        attune__ctext_capped(desc->score, "attune_score", desc->gradient ? "attune_score_slope" : NULL, text);
+    else
+        ATTUNE__TRY(add_score_text(desc, text));
+    if (v->score_chunks)
+        attune__text_add(text, "#define ATTUNE_SCORE_IS_LONG 1\n");
+    if (v->late_captures)
+        attune__text_add(text, "#define ATTUNE_READS_LATE 1\n");
+    if (v->late_delta)
+        attune__text_add(text, "#define ATTUNE_DELTA_LATE 1\n");
+    if (v->linear) {
+        attune__ctext_line(desc->score, "attune_score_line", text);
+        attune__text_add(text, "#define ATTUNE_HAVE_SCORE_LINE 1\n");
+    }
+    if (v->soft_cap) {
+        add_number(text, "CAP_INNER", desc->shape->expr.cap_inner);
+        add_number(text, "CAP_OUTER", desc->shape->expr.cap_outer);
+    }
+    if (v->near > 0)
+        add_score_near(desc, text);
+    return ATTUNE_OK;
+}
+
+static attune_status add_mods(const attune__program_desc *desc, attune__text *text)
+{
+    attune__text_add(text, "#include \"prelude.cuh\"\n");
+    if (desc->mask)
+        ATTUNE__TRY(add_mask(desc, text));
+    /* After the mask, whose tanh is always the exact one. */
+    if (desc->choice->approximate_tanh)
+        attune__text_add(text, "#define ATTUNE_APPROXIMATE_TANH 1\n#define attune_tanh attune_tanh_approximate\n");
+    return desc->score ? add_score(desc, text) : ATTUNE_OK;
+}
+
+static attune_status write_mods(const attune_allocator *allocator, const attune__program_desc *desc,
                                 const char **mods_text)
 {
     size_t size;
     attune__text text = attune__text_begin(NULL, 0);
-    ATTUNE__TRY(add_mods(desc, m, &text));
+    ATTUNE__TRY(add_mods(desc, &text));
     attune__text_end(&text, &size);
     char *made = attune__alloc(allocator, size, 1);
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     text = attune__text_begin(made, size);
-    const attune_status status = add_mods(desc, m, &text);
+    const attune_status status = add_mods(desc, &text);
     if (status == ATTUNE_OK)
         *mods_text = made;
     else
@@ -582,19 +525,17 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
         return ATTUNE_OK;
     add_tile(kernel, desc, role);
     add_option(kernel, "HAVE_BLOCKS", s->block_mask);
-    /* Where an interval rests on what a capture holds, which is known only at the call, the mask itself stays. */
-    mods m = recognise(desc);
-    const bool rows = m.rows && (!m.runs || hopper);
-    add_option(kernel, "HAVE_MASK", desc->mask && (!rows || m.runs));
-    add_option(kernel, "HAVE_MASK_RANGE", rows);
+    const attune__variant *variant = desc->variant;
+    add_option(kernel, "HAVE_MASK", desc->mask && variant->mask_pairs);
+    add_option(kernel, "HAVE_MASK_RANGE", variant->row_intervals);
     add_option(kernel, "HAVE_SCORE", desc->score != NULL);
     if (choice->direction == ATTUNE_BACKWARD) {
         const bool reads = desc->gradient && desc->gradient->read_count && s->capture_gradient_elements;
-        add_option(kernel, "HAVE_MASK_COLUMNS", m.columns);
+        add_option(kernel, "HAVE_MASK_COLUMNS", variant->key_intervals);
         add_option(kernel, "DETERMINISTIC", choice->use_tma && choice->deterministic);
         add_option(kernel, "HAVE_READS", reads && (choice->use_tma || role == ATTUNE__CUDA_ROWS));
         add_option(kernel, "OWN_KEYS", role != ATTUNE__CUDA_ROWS);
         add_option(kernel, "APART", attune__cuda_backward_apart(s));
     }
-    return desc->mask || desc->score ? write_mods(allocator, desc, &m, &kernel->mods) : ATTUNE_OK;
+    return desc->mask || desc->score ? write_mods(allocator, desc, &kernel->mods) : ATTUNE_OK;
 }

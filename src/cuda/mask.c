@@ -124,9 +124,8 @@ static attune_status make_all_runs(const attune_allocator *allocator, const attu
                                    bool *hold)
 {
     uint32_t wanted = 0;
-    attune__text nowhere = attune__text_begin(NULL, 0);
     *runs = (all_runs){{0}, {0}};
-    *hold = mask->expr && attune__ctext_rows(mask->expr, "", &nowhere, &wanted);
+    *hold = mask->expr && attune__interval_rows(mask->expr, &wanted);
     for (uint32_t i = 0; *hold && i < mask->expr->symbol_count; i++)
         if (wanted >> i & 1) {
             ATTUNE__TRY(make_runs(allocator, mask, i, &runs->of[i], &runs->size[i]));

@@ -51,6 +51,7 @@ attune_status attune__cuda_pack(const attune__host *host, const attune_limits *l
         attune__decision decision;
         attune__program_desc second = *desc;
         second.choice = &decision.choice;
+        second.variant = &decision.variant;
         ATTUNE__TRY(attune__cuda_fallback(limits, desc, &decision));
         ATTUNE__TRY(pack(host, limits->architecture, &second, to));
     }

@@ -66,6 +66,7 @@ static attune_status choose_parts(parts *p, const attune_limits *limits, const a
     if (program->backed) {
         p->second = *desc;
         p->second.choice = &p->decision.choice;
+        p->second.variant = &p->decision.variant;
         plain = &p->second;
         ATTUNE__TRY(attune__cuda_fallback(limits, desc, &p->decision));
         add_part(p, plain, ATTUNE__CUDA_MAIN, &program->fallback);

@@ -342,15 +342,30 @@ static const char *float_of_kv(const attune_expr *expr, const attune__node *node
                                                                          : NULL;
 }
 
-static bool near_text(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
-                      attune__text *text, float *limit)
+float attune__near_limit(const attune_expr *expr)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    float limit = INFINITY, factor;
+    bool cheaper = false;
+    attune__ctext_bounds(expr, bounds);
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        const attune__node *node = &expr->nodes[n];
+        cheaper = cheaper || float_of_kv(expr, node) || node->op == ATTUNE__OP_TANH;
+        if (node->op != ATTUNE__OP_TANH)
+            continue;
+        const float own = near_limit(expr, node->arg[0], bounds, &factor);
+        limit = own < limit ? own : limit;
+    }
+    return cheaper ? limit : 0;
+}
+
+static void near_text(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
+                      attune__text *text)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
     bool needed[ATTUNE_EXPR_MAX_NODES];
     char literal[ATTUNE__FLOAT_TEXT];
     float factor;
-    bool cheaper = false;
-    *limit = INFINITY;
     attune__ctext_bounds(expr, bounds);
     attune__ctext_needed(expr, &root, 1, terms, needed);
     begin_function(expr, name, terms, text);
@@ -359,47 +374,40 @@ static bool near_text(const attune_expr *expr, uint32_t root, const char *name, 
             continue;
         const attune__node *node = &expr->nodes[n];
         const char *distance = float_of_kv(expr, node);
-        cheaper |= distance || node->op == ATTUNE__OP_TANH;
-        if (distance)
+        if (distance) {
             attune__text_add(text, "    const float t%u = %s;\n", n, distance);
-        else if (node->op != ATTUNE__OP_TANH)
+        } else if (node->op != ATTUNE__OP_TANH) {
             attune__ctext_declare(expr, n, bounds, text);
-        if (node->op != ATTUNE__OP_TANH)
-            continue;
-        const float own = near_limit(expr, node->arg[0], bounds, &factor);
-        if (own == 0)
-            return false;
-        *limit = own < *limit ? own : *limit;
-        attune__float_text(factor, literal);
-        attune__text_add(text, "    const float t%u = attune_tanh_near(score * %sf);\n", n, literal);
+        } else {
+            (void)near_limit(expr, node->arg[0], bounds, &factor);
+            attune__float_text(factor, literal);
+            attune__text_add(text, "    const float t%u = attune_tanh_near(score * %sf);\n", n, literal);
+        }
     }
     end_function(expr, root, text);
-    return cheaper;
 }
 
-bool attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text,
-                        float *limit)
+void attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text)
 {
-    return near_text(expr, expr->node_count - 1, name, terms, text, limit);
+    near_text(expr, expr->node_count - 1, name, terms, text);
 }
 
-bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
-                              attune__text *text, float *limit)
+void attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
+                              attune__text *text)
 {
-    return near_text(gradient->expr, gradient->score, name, terms, text, limit);
+    near_text(gradient->expr, gradient->score, name, terms, text);
 }
 
 void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *text)
 {
-    float limit;
     char name[40];
     for (uint32_t i = 0; i < gradient->read_count; i++) {
         snprintf(name, sizeof name, "attune_read_%u_near", i);
-        near_text(gradient->expr, gradient->reads[i].factor, name, NULL, text, &limit);
+        near_text(gradient->expr, gradient->reads[i].factor, name, NULL, text);
     }
 }
 
-bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer)
+bool attune__is_soft_cap(const attune_expr *expr, float *inner, float *outer)
 {
     const attune__node *root = &expr->nodes[expr->node_count - 1], *tanh = root;
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
@@ -419,7 +427,7 @@ void attune__ctext_capped(const attune_expr *expr, const char *name, const char 
 {
     float inner, outer;
     char in[ATTUNE__FLOAT_TEXT], out[ATTUNE__FLOAT_TEXT];
-    attune__ctext_cap(expr, &inner, &outer);
+    (void)attune__is_soft_cap(expr, &inner, &outer);
     attune__float_text(inner, in);
     attune__float_text(outer, out);
     begin_function(expr, name, NULL, text);

@@ -9,9 +9,9 @@
  *     bind.c      arrays for symbols          eval.c       IR -> values
  *     bounds.c    IR -> intervals             ranges.c     captures -> intervals
  *     print.c     IR -> text, node list       ctext.c      IR -> C text
- *     rows.c      masks that are intervals    line.c       scores that are lines
+ *     intervals.c masks that are intervals    line.c       scores that are lines
  *     terms.c     what keys and rows have once     weight.c     how much code a pair is
- *     reads.c     captures that are too short
+ *     analysis.c  all that a planner asks          reads.c      captures that are too short
  *
  * Semantics that every back end keeps:
  *   i32 wraps; / and % floor; x / 0 = 0 and x % 0 = 0 for i32. f32 is IEEE binary32, each operation rounded, nothing
@@ -30,6 +30,7 @@
 #include <stdatomic.h>
 
 #include "base/hash.h"
+#include "expr/analysis.h"
 
 typedef enum attune__type {
     ATTUNE__BOOL = 1,
@@ -173,32 +174,40 @@ typedef struct attune__short_read {
 bool attune__reads_past(const attune__direct_reads *reads, uint32_t symbol, const int64_t *size,
                         const attune__extents *extents, attune__short_read *found);
 
-/* The most terms of keys, and of rows. */
-#define ATTUNE__TERMS 4
-
-/* Nodes that read captures and are the same for every row of a key, or for every key of a row. */
-typedef struct attune__terms {
-    uint32_t keys[ATTUNE__TERMS], rows[ATTUNE__TERMS];
-    uint32_t key_count, row_count;
-} attune__terms;
-
 /*
- * The largest such nodes of which the value `root` is made. `without`: bits 1 << attune__var of what the terms of keys
+ * The largest nodes of which the value `root` is made that read captures and are the same for every row of a key, or
+ * for every key of a row. `without`: bits 1 << attune__var of what the terms of keys
  * may not depend on either, besides q and score.
  */
 attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without);
-/* Those of a score; and those of a mask, none if its rows are intervals anyway, since no pair is looked at then. None
- * of rows where there are none of keys. NULL = none. */
-attune__terms attune__score_terms(const attune_expr *score, uint16_t without);
-attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without);
+/* The same, but none of rows where there are none of keys: rows alone share little that is worth asking other lanes
+ * for. */
+attune__terms attune__expr_terms_with_keys(const attune_expr *expr, uint32_t root, uint16_t without);
 /* Whether it reads captures for each pair, which no term holds. */
 bool attune__expr_reads_pairs(const attune_expr *expr);
-/* Whether a mask's rows are intervals of keys, whatever its captures hold. */
-bool attune__mask_has_rows(const attune_expr *mask);
+
+/*
+ * Whether each row of a mask may attend to one interval of keys; and each key to one of rows. runs: bits of the symbols
+ * for which that holds only where equal elements stand together.
+ */
+bool attune__interval_rows(const attune_expr *mask, uint32_t *runs);
+bool attune__interval_keys(const attune_expr *mask, uint32_t *runs);
+/* Whether the score is factor * score + base + slope * (kv - origin), where only score and kv are not the row's. */
+bool attune__is_linear(const attune_expr *score);
+/* Whether it is outer * tanh(inner * score), of constants. */
+bool attune__is_soft_cap(const attune_expr *score, float *inner, float *outer);
+/* The largest score up to which all of its values have a cheaper form (attune__ctext_near); infinity: always; 0: never.
+ */
+float attune__near_limit(const attune_expr *expr);
 
 /* About how many instructions `root` takes for each pair, what is the same for all keys of a row left out. near: tanh
  * is a polynomial. */
 uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, bool near);
+
+/* All of it (analysis.h). Each may be NULL; gradient: of score, in backward. */
+struct attune__gradient;
+attune__analysis attune__analyse(const attune_expr *mask, const attune_expr *score,
+                                 const struct attune__gradient *gradient);
 
 /* The IR as C text. For CUDA and OpenCL a kernel writes its own prelude: the functions that the text calls
  * (docs/expressions.md). */

@@ -7,6 +7,7 @@
  */
 #include "expr/expr.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 
 #include "expr/print.h"
@@ -22,35 +23,45 @@ typedef struct line {
     bool from_q; /* origin is q; else 0 */
 } line;
 
-typedef struct walker {
+typedef struct scan {
     const attune_expr *expr;
-    attune__text *text;
+    attune__text *text; /* NULL = look alone */
     line lines[ATTUNE_EXPR_MAX_NODES];
-} walker;
+} scan;
 
-static const attune__node *node_of(const walker *w, uint32_t n)
+static void write(const scan *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void write(const scan *w, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    if (w->text)
+        attune__text_add_list(w->text, format, arguments);
+    va_end(arguments);
+}
+
+static const attune__node *node_of(const scan *w, uint32_t n)
 {
     return &w->expr->nodes[n];
 }
 
-static bool is_open(const walker *w, uint32_t n)
+static bool is_open(const scan *w, uint32_t n)
 {
     return node_of(w, n)->uses & OPEN;
 }
 
-static bool is_var(const walker *w, uint32_t n, attune__var var)
+static bool is_var(const scan *w, uint32_t n, attune__var var)
 {
     return node_of(w, n)->op == ATTUNE__OP_VAR && node_of(w, n)->value.i == (int32_t)var;
 }
 
-static void begin_part(walker *w, uint32_t n, part i)
+static void begin_part(scan *w, uint32_t n, part i)
 {
     w->lines[n].has[i] = true;
-    attune__text_add(w->text, "    const float %c%u = ", letters[i], n);
+    write(w, "    const float %c%u = ", letters[i], n);
 }
 
 /* The float of kv, kv - q or q - kv. */
-static bool distance(walker *w, uint32_t n)
+static bool distance(scan *w, uint32_t n)
 {
     const uint32_t inner = node_of(w, n)->arg[0];
     const attune__node *sub = node_of(w, inner);
@@ -63,25 +74,25 @@ static bool distance(walker *w, uint32_t n)
     if (!kv && !ahead && !behind)
         return false;
     begin_part(w, n, SLOPE);
-    attune__text_add(w->text, "%s;\n", behind ? "-1.0f" : "1.0f");
+    write(w, "%s;\n", behind ? "-1.0f" : "1.0f");
     w->lines[n].from_q = !kv;
     return true;
 }
 
-static bool negation(walker *w, uint32_t n)
+static bool negation(scan *w, uint32_t n)
 {
     const uint32_t a = node_of(w, n)->arg[0];
     w->lines[n].from_q = w->lines[a].from_q;
     for (part i = 0; i < PARTS; i++)
         if (w->lines[a].has[i]) {
             begin_part(w, n, i);
-            attune__text_add(w->text, "-%c%u;\n", letters[i], a);
+            write(w, "-%c%u;\n", letters[i], a);
         }
     return true;
 }
 
 /* An operand's part as text: a closed operand is all base. Empty where it has none. */
-static void name_part(const walker *w, uint32_t n, part i, char name[ATTUNE__CTEXT_NAME])
+static void name_part(const scan *w, uint32_t n, part i, char name[ATTUNE__CTEXT_NAME])
 {
     name[0] = '\0';
     if (!is_open(w, n)) {
@@ -91,7 +102,7 @@ static void name_part(const walker *w, uint32_t n, part i, char name[ATTUNE__CTE
         snprintf(name, ATTUNE__CTEXT_NAME, "%c%u", letters[i], n);
 }
 
-static bool sum(walker *w, uint32_t n)
+static bool sum(scan *w, uint32_t n)
 {
     const attune__node *node = node_of(w, n);
     const uint32_t a = node->arg[0], b = node->arg[1];
@@ -106,17 +117,17 @@ static bool sum(walker *w, uint32_t n)
         if (!*x && !*y)
             continue;
         begin_part(w, n, i);
-        attune__text_add(w->text, *x && *y ? "%s %s %s;\n" : "%s%s%s;\n", x,
-                         !*y                          ? ""
-                         : node->op == ATTUNE__OP_SUB ? "-"
-                         : *x                         ? "+"
-                                                      : "",
-                         y);
+        write(w, *x && *y ? "%s %s %s;\n" : "%s%s%s;\n", x,
+              !*y                          ? ""
+              : node->op == ATTUNE__OP_SUB ? "-"
+              : *x                         ? "+"
+                                           : "",
+              y);
     }
     return true;
 }
 
-static bool product(walker *w, uint32_t n)
+static bool product(scan *w, uint32_t n)
 {
     const uint32_t a = node_of(w, n)->arg[0], b = node_of(w, n)->arg[1];
     if (is_open(w, a) && is_open(w, b))
@@ -128,12 +139,12 @@ static bool product(walker *w, uint32_t n)
     for (part i = 0; i < PARTS; i++)
         if (w->lines[inner].has[i]) {
             begin_part(w, n, i);
-            attune__text_add(w->text, "%c%u * %s;\n", letters[i], inner, by);
+            write(w, "%c%u * %s;\n", letters[i], inner, by);
         }
     return true;
 }
 
-static bool visit(walker *w, uint32_t n)
+static bool visit(scan *w, uint32_t n)
 {
     const attune__node *node = node_of(w, n);
     switch (node->op) {
@@ -141,7 +152,7 @@ static bool visit(walker *w, uint32_t n)
         if (!is_var(w, n, ATTUNE__VAR_SCORE))
             return true; /* kv, which only a distance may use */
         begin_part(w, n, FACTOR);
-        attune__text_add(w->text, "1.0f;\n");
+        write(w, "1.0f;\n");
         return true;
     case ATTUNE__OP_FLOAT:
         return distance(w, n);
@@ -158,13 +169,26 @@ static bool visit(walker *w, uint32_t n)
     }
 }
 
-bool attune__ctext_line(const attune_expr *expr, const char *name, attune__text *text)
+static bool visit_all(scan *w)
 {
-    walker w = {.expr = expr, .text = text};
+    const uint32_t root = w->expr->node_count - 1;
+    bool linear = is_open(w, root);
+    for (uint32_t n = 0; n <= root && linear; n++)
+        linear = !is_open(w, n) || visit(w, n);
+    return linear;
+}
+
+bool attune__is_linear(const attune_expr *score)
+{
+    scan w = {.expr = score};
+    return visit_all(&w);
+}
+
+void attune__ctext_line(const attune_expr *expr, const char *name, attune__text *text)
+{
+    scan w = {.expr = expr, .text = text};
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
     const uint32_t root = expr->node_count - 1;
-    if (!is_open(&w, root))
-        return false;
     attune__ctext_bounds(expr, bounds);
     attune__text_add(
         text,
@@ -172,9 +196,7 @@ bool attune__ctext_line(const attune_expr *expr, const char *name, attune__text 
         "*slope, float *base, int *origin ATTUNE_SYMBOLS)\n{\n",
         name);
     attune__ctext_values(expr, bounds, OPEN, text);
-    for (uint32_t n = 0; n <= root; n++)
-        if (is_open(&w, n) && !visit(&w, n))
-            return false;
+    (void)visit_all(&w);
     static const char *const results[PARTS] = {"factor", "slope", "base"};
     for (part i = 0; i < PARTS; i++) {
         char value[ATTUNE__CTEXT_NAME];
@@ -183,5 +205,4 @@ bool attune__ctext_line(const attune_expr *expr, const char *name, attune__text 
     }
     attune__text_add(text, "    *origin = %s;\n}\n", w.lines[root].has[SLOPE] && w.lines[root].from_q ? "q" : "0");
     attune__text_add(text, "#define ATTUNE_SCORE_LINE_SLOPED %d\n", w.lines[root].has[SLOPE]);
-    return true;
 }

@@ -16,13 +16,14 @@ attune_status attune__ctext_function(const attune_expr *expr, const char *name, 
 
 /*
  * void NAME(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, int *high ATTUNE_SYMBOLS): the keys from
- * low to before high are those that row q may attend. False, and half a text, if a row may have more than one interval.
- * runs: bits of the symbols for which it calls attune_run(capture, row or -1, i, &low, &high), which gives where the
- * elements equal to element i begin and end: it may be called only if they stand together.
+ * low to before high are those that row q may attend; for masks of attune__interval_rows alone. For the symbols in its
+ * runs it calls attune_run(capture, row or -1, i, &low, &high), which gives where the elements equal to element i begin
+ * and end: it may be called only if they stand together.
  */
-bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs);
-/* Likewise for a key: void NAME(int b, int h, int kv, ...), the rows from low to before high. */
-bool attune__ctext_columns(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs);
+void attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text);
+/* Likewise for a key of a mask of attune__interval_keys: void NAME(int b, int h, int kv, ...), the rows from low to
+ * before high. */
+void attune__ctext_columns(const attune_expr *expr, const char *name, attune__text *text);
 
 /*
  * What the terms of an expression are, and the function of a pair that is given them:
@@ -38,25 +39,23 @@ void attune__ctext_of_terms(const attune_expr *expr, uint32_t root, const char *
                             attune__text *text);
 
 /*
- * The same function as attune__ctext_function writes for a score, but right only for scores of at most *limit in
- * magnitude, where it is cheaper: tanh of a score divided or multiplied by a constant becomes attune_tanh_near, which
- * need be right for |x| <= 0.5 only, and the float of kv, kv - q or q - kv is ATTUNE_FLOAT_KV, ATTUNE_FLOAT_KV_Q or
- * ATTUNE_FLOAT_Q_KV, which a kernel may add up where lengths are below 2^23. *limit is infinite without a tanh. False
- * if nothing is cheaper. With terms it is given those.
+ * The same function as attune__ctext_function writes for a score, but right only for scores of at most
+ * attune__near_limit in magnitude, where it is cheaper: tanh of a score divided or multiplied by a constant becomes
+ * attune_tanh_near, which need be right for |x| <= 0.5 only, and the float of kv, kv - q or q - kv is ATTUNE_FLOAT_KV,
+ * ATTUNE_FLOAT_KV_Q or ATTUNE_FLOAT_Q_KV, which a kernel may add up where lengths are below 2^23. With terms it is
+ * given those.
  */
-bool attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text,
-                        float *limit);
+void attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text);
 
 /*
  * void NAME(int b, int h, int q, int h_kv, int q_len, int kv_len, float *factor, float *slope, float *base, int *origin
- * ATTUNE_SYMBOLS), where the score is factor * score + base + slope * (float)(kv - origin) in every row, and
- * ATTUNE_SCORE_LINE_SLOPED, which is 0 if slope always is. False, and half a text, if it is not.
+ * ATTUNE_SYMBOLS), where a score of attune__is_linear is factor * score + base + slope * (float)(kv - origin) in every
+ * row, and ATTUNE_SCORE_LINE_SLOPED, which is 0 if slope always is.
  */
-bool attune__ctext_line(const attune_expr *expr, const char *name, attune__text *text);
+void attune__ctext_line(const attune_expr *expr, const char *name, attune__text *text);
 
-/* Whether the score is outer * tanh(inner * score), of constants. */
-bool attune__ctext_cap(const attune_expr *expr, float *inner, float *outer);
-/* That as a function, and its derivative as another (NULL = none), without the divisions that their texts may have. */
+/* A score of attune__is_soft_cap as a function, and its derivative as another (NULL = none), without the divisions that
+ * their texts may have. */
 void attune__ctext_capped(const attune_expr *expr, const char *name, const char *slope, attune__text *text);
 
 /*
@@ -76,8 +75,8 @@ void attune__ctext_capped(const attune_expr *expr, const char *name, const char 
 #define ATTUNE__READ_DIAGONAL 4 /* beside PAIR: those whose q is as far from kv */
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text);
 /* attune_score_slope as attune__ctext_near writes the score. */
-bool attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
-                              attune__text *text, float *limit);
+void attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
+                              attune__text *text);
 /* Likewise attune_read_0_near and so on. */
 void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *text);
 

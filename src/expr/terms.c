@@ -64,9 +64,9 @@ attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_
     return terms;
 }
 
-/* Rows alone share little that is worth asking other lanes for. */
-static attune__terms with_keys(attune__terms terms)
+attune__terms attune__expr_terms_with_keys(const attune_expr *expr, uint32_t root, uint16_t without)
 {
+    attune__terms terms = attune__expr_terms(expr, root, without);
     if (!terms.key_count)
         terms.row_count = 0;
     return terms;
@@ -78,25 +78,6 @@ bool attune__expr_reads_pairs(const attune_expr *expr)
     for (uint32_t n = 0; n < expr->node_count; n++)
         reads = reads || (expr->nodes[n].op == ATTUNE__OP_CAPTURE && kind_of(&expr->nodes[n], 0) == PAIR);
     return reads;
-}
-
-attune__terms attune__score_terms(const attune_expr *score, uint16_t without)
-{
-    return score ? with_keys(attune__expr_terms(score, score->node_count - 1, without)) : (attune__terms){0};
-}
-
-bool attune__mask_has_rows(const attune_expr *mask)
-{
-    uint32_t runs = 0;
-    attune__text nowhere = attune__text_begin(NULL, 0);
-    return attune__ctext_rows(mask, "", &nowhere, &runs) && !runs;
-}
-
-attune__terms attune__mask_terms(const attune_expr *mask, uint16_t without)
-{
-    if (!mask || attune__mask_has_rows(mask))
-        return (attune__terms){0};
-    return with_keys(attune__expr_terms(mask, mask->node_count - 1, without));
 }
 
 /* ------------------------------------------------------------------------------------------------------------ text */

@@ -88,6 +88,9 @@ static void fill(const attune__search *search, const attune__found *found, attun
         .deterministic = o->deterministic == ATTUNE_ON || !(found->family->unordered >> search->pass & 1),
         .approximate_tanh = o->approximate_tanh == ATTUNE_ON,
     };
+    decision->variant = (attune__variant){0};
+    if (found->family->variant)
+        found->family->variant(search->shape, &decision->choice, &decision->variant);
     uint32_t rejected = decision->rejection_count;
     snprintf(decision->why, sizeof decision->why, "%s",
              search->forced & ATTUNE__TILE_OPTIONS

@@ -30,7 +30,7 @@ attune__cut attune__cut_make(const attune__cut_desc *desc);
 typedef struct attune__loop_cost {
     double pairs;
     uint32_t flop;   /* of a pair */
-    uint32_t weight; /* instructions of a pair's expressions (attune__expr_weight) */
+    uint32_t weight; /* instructions of a pair's expressions (expr/analysis.h) */
     uint32_t lanes;  /* of the device's vectors */
 } attune__loop_cost;
 

@@ -2,6 +2,7 @@
 /* A decision as text for people and as JSON for programs. Both say the same. */
 #include "plan/family.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -75,6 +76,40 @@ static void text_problem(attune__text *text, const attune__shape *s)
         attune__text_add(text, "            score expression\n");
 }
 
+static void text_terms(attune__text *text, const attune__terms *terms)
+{
+    if (terms->key_count)
+        attune__text_add(text, ", %u terms of a key and %u of a row computed once", terms->key_count, terms->row_count);
+}
+
+/* How the kernel has the expressions: only families that choose a variant say more than the weight. */
+static void text_variant(attune__text *text, const attune__shape *s, const attune__variant *v)
+{
+    const attune__analysis *e = &s->expr;
+    if (s->mask_expr) {
+        attune__text_add(text, "mask        ");
+        if (v->row_intervals)
+            attune__text_add(text, "a row's keys are one interval%s",
+                             v->mask_pairs ? " where equal elements of captures stand together, else " : "");
+        if (v->mask_pairs || !v->row_intervals)
+            attune__text_add(text, "pair by pair in partial blocks, about %u instructions", e->mask.weight);
+        text_terms(text, &v->mask);
+        attune__text_add(text, "%s\n", v->mask_chunks ? ", a few pairs at a time" : "");
+    }
+    if (s->score_expr) {
+        attune__text_add(text, "score       %s, about %u instructions a pair",
+                         v->soft_cap ? "a soft-cap"
+                         : v->linear ? "linear in the product and kv"
+                                     : "pair by pair",
+                         e->score.weight);
+        if (v->near > 0 && v->near < INFINITY)
+            attune__text_add(text, ", %u where the scaled product is at most %g", e->score.near_weight,
+                             (double)v->near);
+        text_terms(text, &v->score);
+        attune__text_add(text, "%s\n", v->score_chunks ? ", a few pairs at a time" : "");
+    }
+}
+
 static void text_choice(attune__text *text, const attune_limits *l, const attune__decision *d)
 {
     const attune_plan_choice *c = &d->choice;
@@ -115,6 +150,7 @@ static void explain_text(attune__text *text, const attune_limits *l, const attun
     add_options(text, options, false);
     attune__text_add(text, text->length == before ? "none\n" : "\n");
     text_choice(text, l, d);
+    text_variant(text, s, &d->variant);
     attune__text_add(text, "rejected    %s\n", d->rejection_count ? "" : "none");
     for (uint32_t i = 0; i < d->rejection_count; i++)
         attune__text_add(text, "            %s: %s\n", d->rejections[i].what, d->rejections[i].why);
@@ -187,6 +223,30 @@ static void json_choice(attune__text *text, const attune__decision *d)
     add_string(text, "why_decode", d->why_decode, ",\n");
 }
 
+static void json_terms(attune__text *text, const char *name, const attune__terms *terms)
+{
+    attune__text_add(text, "\"%s_key_terms\": %u, \"%s_row_terms\": %u, ", name, terms->key_count, name,
+                     terms->row_count);
+}
+
+static void json_variant(attune__text *text, const attune__shape *s, const attune__variant *v)
+{
+    const attune__analysis *e = &s->expr;
+    attune__text_add(text, "  \"variant\": {\"row_intervals\": %s, \"mask_pairs\": %s, \"key_intervals\": %s, ",
+                     truth(v->row_intervals), truth(v->mask_pairs), truth(v->key_intervals));
+    attune__text_add(text, "\"soft_cap\": %s, \"linear\": %s, ", truth(v->soft_cap), truth(v->linear));
+    json_terms(text, "mask", &v->mask);
+    json_terms(text, "score", &v->score);
+    json_terms(text, "slope", &v->slope);
+    if (v->near > 0 && v->near < INFINITY)
+        attune__text_add(text, "\"near\": %.9g, ", (double)v->near);
+    attune__text_add(text,
+                     "\"mask_chunks\": %s, \"score_chunks\": %s, \"late_captures\": %s, \"late_delta\": %s, "
+                     "\"mask_weight\": %u, \"score_weight\": %u, \"slope_weight\": %u},\n",
+                     truth(v->mask_chunks), truth(v->score_chunks), truth(v->late_captures), truth(v->late_delta),
+                     e->mask.weight, e->score.weight, e->slope.weight);
+}
+
 static void explain_json(attune__text *text, const attune_limits *l, const attune__shape *s,
                          const attune_kernel_options *options, const attune__decision *d)
 {
@@ -197,6 +257,7 @@ static void explain_json(attune__text *text, const attune_limits *l, const attun
     add_options(text, options, true);
     attune__text_add(text, "},\n");
     json_choice(text, d);
+    json_variant(text, s, &d->variant);
     attune__text_add(text, "  \"rejections\": [");
     for (uint32_t i = 0; i < d->rejection_count; i++) {
         attune__text_add(text, "%s\n    {", i ? "," : "");

@@ -90,6 +90,8 @@ typedef struct attune__family {
     /* Returns NULL if the kernel can have the tile, else what is wrong, and which option it is. */
     const char *(*refuse)(const attune__search *search, const attune__tile *tile, attune__option *option);
     attune__cost (*cost)(const attune__search *search, const attune__tile *tile);
+    /* How the kernel of a choice has the expressions; NULL = pair by pair. */
+    void (*variant)(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
     /* Forward and decode: steps of BLOCK_N keys that one workgroup may walk; NULL = any number. */
     uint32_t (*most_steps)(const attune__search *search, const attune__tile *tile);
 } attune__family;

@@ -425,7 +425,8 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
     uint64_t stages = v[ATTUNE__NUM_STAGES], warps = v[ATTUNE__NUM_WARPS];
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS], .registers = sm80_registers(search, tile)};
     uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
-    uint64_t words = search->pass == ATTUNE__PASS_DECODE ? s->key_terms_of_heads : s->key_terms;
+    uint64_t words = attune__analysis_key_terms(&s->expr, search->pass == ATTUNE__PASS_DECODE ? ATTUNE__SEVERAL_HEADS
+                                                                                              : ATTUNE__ONE_HEAD);
     uint64_t loop = (m * d + stages * n * (d + dv)) * e + 2 * words * n * 4;
     if (search->pass == ATTUNE__PASS_DECODE) {
         uint64_t shares = warps / (m / 16);
@@ -450,6 +451,7 @@ const attune__family attune__cuda_sm80 = {
     .settle = sm80_settle,
     .refuse = sm80_refuse,
     .cost = sm80_cost,
+    .variant = attune__cuda_variant,
 };
 
 bool attune__cuda_backed(const attune_plan_choice *choice)

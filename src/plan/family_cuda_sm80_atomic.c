@@ -33,9 +33,10 @@ static const attune__tile atomic_256[] = {
 static const attune__tile *atomic_tiles(const attune__search *search, uint32_t *count)
 {
     const attune__shape *s = search->shape;
-    const attune__cuda_tiles tables[4] = {s->score_expr || s->key_terms ? TILES(atomic_64_score) : TILES(atomic_64),
-                                          s->score_expr ? TILES(atomic_128_score) : TILES(atomic_128),
-                                          TILES(atomic_256), TILES(atomic_256)};
+    const attune__cuda_tiles tables[4] = {
+        s->score_expr || attune__analysis_key_terms(&s->expr, ATTUNE__ONE_HEAD) ? TILES(atomic_64_score)
+                                                                                : TILES(atomic_64),
+        s->score_expr ? TILES(atomic_128_score) : TILES(atomic_128), TILES(atomic_256), TILES(atomic_256)};
     const attune__cuda_tiles t = attune__cuda_by_head_dim(s, tables);
     *count = t.count;
     return t.tiles;
@@ -126,4 +127,5 @@ const attune__family attune__cuda_sm80_atomic = {
     .settle = atomic_settle,
     .refuse = atomic_refuse,
     .cost = atomic_cost,
+    .variant = attune__cuda_variant,
 };

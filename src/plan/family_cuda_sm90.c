@@ -209,7 +209,8 @@ static bool sm90_may_have_192(const attune__search *search)
 {
     const attune__shape *s = search->shape;
     return search->pass == ATTUNE__PASS_FORWARD && s->head_dim <= 64 && s->head_dim_v <= 64 && !s->score_expr &&
-           (!s->mask_expr || s->mask_rows) && (!s->block_mask || s->mask_q_block % 128 == 0);
+           (!s->mask_expr || attune__analysis_row_intervals(&s->expr)) &&
+           (!s->block_mask || s->mask_q_block % 128 == 0);
 }
 
 static void sm90_settle(const attune__search *search, attune__tile *tile)
@@ -282,8 +283,9 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
     uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], buffers = d <= 128 && dv <= 128 ? 2 : 1;
     c.shared = buffers * m * d * e + stages * n * (d + dv) * e + barriers;
-    if (s->key_terms)
-        c.shared += attune__round_up64(stages * (16 + n * s->key_terms * 4), 128);
+    const uint64_t terms = attune__analysis_key_terms(&s->expr, ATTUNE__ONE_HEAD);
+    if (terms)
+        c.shared += attune__round_up64(stages * (16 + n * terms * 4), 128);
     /* A warp group's 64 rows of S, P in 16 bits, and O, over 128 threads. */
     c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
     return c;
@@ -310,6 +312,7 @@ const attune__family attune__cuda_sm90a = {
     .settle = sm90_settle,
     .refuse = sm90_refuse,
     .cost = sm90_cost,
+    .variant = attune__cuda_variant,
 };
 
 const attune__family attune__cuda_sm100a = {

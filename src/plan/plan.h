@@ -15,6 +15,8 @@
 
 #include <attune/attune.h>
 
+#include "expr/analysis.h"
+
 /* What the planner needs of the problem: defaults filled in, expressions reduced to what kernels' cost depends on. */
 typedef struct attune__shape {
     attune_direction direction;
@@ -23,18 +25,14 @@ typedef struct attune__shape {
     int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
     double scale;
     bool block_mask, mask_expr, score_expr;
-    /* The mask's expression does, so that its lists differ by head: packing the heads of a group into one tile would
-     * mix them. Lists may differ without it, or without any expression, where no block is partial: that a call alone
-     * knows. */
-    bool mask_uses_head;
     bool lse, row_max;
     uint32_t mask_q_block, mask_kv_block;
     uint64_t capture_gradient_elements;
     uint32_t segments; /* the most of a call; 0 = none */
-    /* Words that a key has in a kernel's shared memory for what its rows share of the expressions; and where a tile has
-     * the rows of several heads. Filled in like expr_scratch. */
-    uint32_t key_terms, key_terms_of_heads;
-    bool mask_rows;        /* the mask's rows are intervals of keys, whatever captures hold; likewise */
+    /* Of the expressions, which are not known here: whoever knows them fills it in, like expr_scratch. With
+     * mask.reads_head lists differ by head, and packing the heads of a group into one tile would mix them; lists may
+     * differ without it, or without any expression, where no block is partial: that a call alone knows. */
+    attune__analysis expr;
     uint64_t expr_scratch; /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
                               columns; the api room fills it in, since expressions are not known here */
 } attune__shape;
@@ -52,8 +50,8 @@ static inline bool attune__shape_mixed(const attune__shape *shape)
 }
 
 /* Checks a problem and fills the defaults in: INVALID_ARGUMENT or UNSUPPORTED with field, value and limit. Of the
- * expressions it sees only whether they are there, so that mask_uses_head is the cautious answer (true with a mask's
- * expression) and expr_scratch is 0. */
+ * expressions it sees only whether they are there, so that expr.mask.reads_head is the cautious answer (true with a
+ * mask's expression) and expr_scratch is 0. */
 attune_status attune__shape_from_problem(const attune_problem *problem, attune__shape *shape);
 
 /*
@@ -139,9 +137,24 @@ typedef struct attune__rejection {
 
 #define ATTUNE__MAX_REJECTIONS 32
 
+/* How a kernel has the expressions, as the family chose it from their analysis. Zero: as they are, pair by pair. */
+typedef struct attune__variant {
+    bool row_intervals; /* partial blocks compare kv with a row's interval, instead of evaluating the mask ... */
+    bool mask_pairs;    /* ... or the mask is evaluated: beside row_intervals for captures without runs */
+    bool key_intervals; /* backward: a key's rows too */
+    bool soft_cap, linear;
+    float near; /* the score's cheaper form holds for products of at most this magnitude; infinity = all, 0 = none */
+    bool mask_chunks,
+        score_chunks;   /* loops over a thread's pairs take a few at a time: more code than registers hold */
+    bool late_captures; /* captures' sizes and strides are read where they are used, not held in registers */
+    bool late_delta;    /* delta is read once P is known */
+    attune__terms mask, score, slope; /* computed once for each key, and each row, of a tile */
+} attune__variant;
+
 /* A choice with its reasons. */
 typedef struct attune__decision {
     attune_plan_choice choice;
+    attune__variant variant;
     char why[256];
     char why_decode[256]; /* why the decode kernel was or was not chosen */
     uint32_t rejection_count;

@@ -107,7 +107,7 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
     };
     s.kv_batch = p.kv_batch ? p.kv_batch : s.batch;
     s.kv_heads = p.kv_heads ? p.kv_heads : s.heads;
-    s.mask_uses_head = s.mask_expr;
+    s.expr.mask.reads_head = s.mask_expr;
     if (s.direction != ATTUNE_FORWARD && s.direction != ATTUNE_BACKWARD)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "problem.direction is %d, expected ATTUNE_FORWARD or ATTUNE_BACKWARD", (int)s.direction);
@@ -139,7 +139,7 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
 
 uint32_t attune__shape_packed_heads(const attune__shape *shape)
 {
-    return shape->block_mask && shape->mask_uses_head ? 1 : (uint32_t)(shape->heads / shape->kv_heads);
+    return shape->block_mask && shape->expr.mask.reads_head ? 1 : (uint32_t)(shape->heads / shape->kv_heads);
 }
 
 uint64_t attune__merge_workspace(attune_dtype dtype, uint64_t rows, uint64_t columns, uint32_t part_count)

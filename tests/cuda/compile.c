@@ -35,9 +35,10 @@ static void compile_problem(workbench *w, const char *profile_name, const attune
     attune__shape shape;
     attune__decision decision;
     cr_assert_eq(attune__shape_from_problem(problem, &shape), ATTUNE_OK, "%s", attune_last_error());
-    attune__shape_measure(&shape, problem->mask, problem->score);
+    shape.expr = attune__analyse(problem->mask, problem->score, NULL);
     cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s", attune_last_error());
-    const attune__program_desc desc = {&shape, &decision.choice, problem->mask, problem->score, NULL};
+    const attune__program_desc desc = {&shape,        &decision.choice, &decision.variant,
+                                       problem->mask, problem->score,   NULL};
     attune__cuda_kernel kernel;
     void *cubin = NULL;
     size_t size = 0;
@@ -208,12 +209,14 @@ Test(cuda_compile, approximate_tanh)
         attune__shape shape;
         attune__decision decision, second;
         cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK);
+        shape.expr = attune__analyse(mask, score, back ? gradient : NULL);
         cr_assert_eq(attune__plan_choose(&profile.limits, &shape, &options, &decision), ATTUNE_OK);
-        attune__program_desc desc = {&shape, &decision.choice, mask, score, back ? gradient : NULL};
+        attune__program_desc desc = {&shape, &decision.choice, &decision.variant, mask, score, back ? gradient : NULL};
         if (fallback) {
             cr_assert_eq(attune__cuda_fallback(&profile.limits, &desc, &second), ATTUNE_OK);
             cr_assert_str_eq(second.choice.kernel, "cuda_sm80");
             desc.choice = &second.choice;
+            desc.variant = &second.variant;
         }
         attune__cuda_kernel kernel;
         cr_assert_eq(attune__cuda_specialise(&w.host.allocator, &desc, 90, ATTUNE__CUDA_MAIN, &kernel), ATTUNE_OK);

@@ -247,11 +247,15 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
     attune__shape shape;
     attune__decision decision;
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
-    attune__shape_measure(&shape, problem.mask, problem.score);
+    attune__gradient *gradient = NULL;
+    if (back && problem.score)
+        cr_assert_eq(attune__gradient_create(problem.score, &gradient), ATTUNE_OK, "%s", attune_last_error());
+    shape.expr = attune__analyse(problem.mask, problem.score, gradient);
     const attune_status chosen = attune__plan_choose(&profile->limits, &shape, &options, &decision);
     const bool automatic = !strcmp(f->what, "automatic");
     cr_assert(chosen == ATTUNE_OK || (!automatic && chosen != ATTUNE_INTERNAL), "%s", attune_last_error());
     if (chosen != ATTUNE_OK) {
+        attune__gradient_destroy(gradient);
         w->misfits++;
         return;
     }
@@ -266,10 +270,7 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
                   : "",
         back ? c->block_m1 : c->block_m, back ? c->block_n1 : c->block_n, c->block_m2, c->block_n2, c->num_stages,
         c->num_warps);
-    attune__gradient *gradient = NULL;
-    if (back && problem.score)
-        cr_assert_eq(attune__gradient_create(problem.score, &gradient), ATTUNE_OK, "%s", attune_last_error());
-    const attune__program_desc desc = {&shape, c, problem.mask, problem.score, gradient};
+    const attune__program_desc desc = {&shape, c, &decision.variant, problem.mask, problem.score, gradient};
     for (uint32_t role = 0; role < ATTUNE__CUDA_ROLES; role++) {
         if (!attune__cuda_has_role(c, (attune__cuda_role)role))
             continue;

@@ -160,8 +160,8 @@ Test(terms, are_as_large_as_can_be)
         cr_expect(all.key_count == cases[i].keys && all.row_count == cases[i].rows, "%s: %u of keys, %u of rows",
                   cases[i].text, all.key_count, all.row_count);
         if (cases[i].kind == ATTUNE_EXPR_SCORE)
-            cr_expect_eq(attune__score_terms(expr, 0).row_count, cases[i].keys ? cases[i].rows : 0, "%s: rows alone",
-                         cases[i].text);
+            cr_expect_eq(attune__analyse(NULL, expr, NULL).score.terms[ATTUNE__ONE_HEAD].row_count,
+                         cases[i].keys ? cases[i].rows : 0, "%s: rows alone", cases[i].text);
         cr_expect_eq(of_heads.key_count, cases[i].keys_of_heads, "%s: %u of keys for all heads", cases[i].text,
                      of_heads.key_count);
         attune__expr_release(expr);
@@ -179,11 +179,13 @@ Test(terms, none_of_intervals)
     } cases[] = {{"kv < used[b]", 0}, {"kv >= used[q] && q >= kv", 0}, {"doc[q] == doc[kv]", 1}, {"used[kv] > q", 1}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, cases[i].text, symbols, 2);
-        cr_expect_eq(attune__mask_terms(expr, 0).key_count, cases[i].keys, "%s", cases[i].text);
-        cr_expect_eq(attune__mask_has_rows(expr), !cases[i].keys, "%s", cases[i].text);
+        const attune__analysis a = attune__analyse(expr, NULL, NULL);
+        cr_expect_eq(a.mask.terms[ATTUNE__ONE_HEAD].key_count, cases[i].keys, "%s", cases[i].text);
+        cr_expect_eq(attune__analysis_row_intervals(&a), !cases[i].keys, "%s", cases[i].text);
         attune__expr_release(expr);
     }
-    cr_expect_eq(attune__mask_terms(NULL, 0).key_count + attune__score_terms(NULL, 0).key_count, 0);
+    const attune__analysis none = attune__analyse(NULL, NULL, NULL);
+    cr_expect_eq(attune__analysis_key_terms(&none, ATTUNE__ONE_HEAD), 0);
 }
 
 static uint32_t weight(const char *text)

@@ -12,7 +12,7 @@ BELOW = {
     'base': set(),
     'expr': {'base'},
     'mask': {'base', 'expr'},
-    'plan': {'base'},
+    'plan': {'base', 'expr/analysis.h'},
     'cache': {'base'},
     'backend.h': {'expr', 'mask', 'plan', 'cache'},
     'cpu': {'base', 'expr', 'mask', 'plan', 'backend.h'},
@@ -50,7 +50,7 @@ for path in sorted(root.glob('src/**/*.[ch]')):
         arrows += 1
         target = name.split('/')[0]
         picture[module].add(target)
-        if target != module and target not in BELOW[module]:
+        if target != module and not {target, name} & BELOW[module]:
             errors.append(f'{path}:{number}: {module} must not include {name}')
         # shaders/NAME.h is made when the library is built, by a line of shaders/meson.build.
         if target == 'shaders' and f"'{pathlib.Path(name).stem}'" in (root / 'shaders/meson.build').read_text():

@@ -208,7 +208,7 @@ Test(choose, heads_pack_where_the_mask_lets_them)
     p.block_mask = true;
     cr_assert_eq(attune__shape_from_problem(&p, &s), ATTUNE_OK);
     cr_assert_eq(attune__shape_packed_heads(&s), 4, "no block is partial: the lists are most often one for all heads");
-    s.mask_uses_head = true;
+    s.expr.mask.reads_head = true;
     cr_assert_eq(attune__shape_packed_heads(&s), 1);
     cr_assert_eq(attune__decode_step(&s, 64), 128);
     s.block_mask = false;

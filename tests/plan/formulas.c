@@ -118,10 +118,9 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
 {
     /* Of k and v: tiles are in it, whatever q and o are. */
     const attune_dtype dtype = problem->kv_dtype ? problem->kv_dtype : problem->dtype ? problem->dtype : ATTUNE_F32;
-    const uint16_t apart = c->decode ? 1u << ATTUNE__VAR_H : 0;
+    const attune__analysis analysis = attune__analyse(problem->mask, problem->score, NULL);
     const numbers x = {
-        .words =
-            attune__score_terms(problem->score, apart).key_count + attune__mask_terms(problem->mask, apart).key_count,
+        .words = attune__analysis_key_terms(&analysis, c->decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD),
         .m = c->block_m,
         .n = c->block_n,
         .m1 = c->block_m1,

@@ -11,6 +11,7 @@
  */
 #include "expr/expr.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,32 +28,42 @@ typedef struct span {
 
 #define BIT(variable) ((uint16_t)(1u << (variable)))
 
-typedef struct walker {
+typedef struct scan {
     const attune_expr *expr;
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
     bool done[ATTUNE_EXPR_MAX_NODES];
     span spans[ATTUNE_EXPR_MAX_NODES];
     attune__var along; /* the variable of the intervals: below, kv */
     uint32_t runs;
-    attune__text *text;
-} walker;
+    attune__text *text; /* NULL = look alone */
+} scan;
 
 /* The ends of what a subexpression may be, as text; empty = no end there. */
 typedef struct limits {
     char low[TERM], high[TERM];
 } limits;
 
-static const attune__node *node_of(const walker *w, uint32_t n)
+static void write(const scan *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void write(const scan *w, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    if (w->text)
+        attune__text_add_list(w->text, format, arguments);
+    va_end(arguments);
+}
+
+static const attune__node *node_of(const scan *w, uint32_t n)
 {
     return &w->expr->nodes[n];
 }
 
-static bool knows_kv(const walker *w, uint32_t n)
+static bool knows_kv(const scan *w, uint32_t n)
 {
     return node_of(w, n)->uses & BIT(w->along);
 }
 
-static bool wraps(const walker *w, uint32_t n)
+static bool wraps(const scan *w, uint32_t n)
 {
     return w->bounds[n].lo == INT32_MIN && w->bounds[n].hi == INT32_MAX;
 }
@@ -72,7 +83,7 @@ static bool join(char to[TERM], const char *a, const char *op, const char *b)
 }
 
 /* low <= node <= high becomes low <= kv <= high. */
-static bool peel(const walker *w, uint32_t n, limits *l)
+static bool peel(const scan *w, uint32_t n, limits *l)
 {
     for (;;) {
         const attune__node *node = node_of(w, n);
@@ -122,15 +133,14 @@ static bool peel(const walker *w, uint32_t n, limits *l)
     }
 }
 
-static span declare(walker *w, uint32_t n, const char *low, const char *high)
+static span declare(scan *w, uint32_t n, const char *low, const char *high)
 {
-    attune__text_add(w->text, "    const long long l%u = %s, h%u = %s;\n", n, *low ? low : "0", n,
-                     *high ? high : ATTUNE__CTEXT_END);
+    write(w, "    const long long l%u = %s, h%u = %s;\n", n, *low ? low : "0", n, *high ? high : ATTUNE__CTEXT_END);
     return (span){.from_start = !*low, .to_end = !*high};
 }
 
 /* ids[q] == ids[kv], or ids[b, q] == ids[b, kv]. */
-static bool equal_elements(walker *w, uint32_t n, span *s)
+static bool equal_elements(scan *w, uint32_t n, span *s)
 {
     const attune__node *node = node_of(w, n), *a = node_of(w, node->arg[0]), *b = node_of(w, node->arg[1]);
     if (a->op != ATTUNE__OP_CAPTURE || b->op != ATTUNE__OP_CAPTURE || a->type != ATTUNE__INT ||
@@ -144,14 +154,14 @@ static bool equal_elements(walker *w, uint32_t n, span *s)
     const attune__node *row = node_of(w, a->arg[0]);
     if (last && (a->arg[0] != b->arg[0] || row->op != ATTUNE__OP_VAR || row->value.i != ATTUNE__VAR_B))
         return false;
-    attune__text_add(w->text, "    long long l%u, h%u;\n    attune_run(ATTUNE_CAPTURE(%d), %s, %s, &l%u, &h%u);\n", n,
-                     n, a->value.i, last ? "b" : "-1", w->along == ATTUNE__VAR_KV ? "q" : "kv", n, n);
+    write(w, "    long long l%u, h%u;\n    attune_run(ATTUNE_CAPTURE(%d), %s, %s, &l%u, &h%u);\n", n, n, a->value.i,
+          last ? "b" : "-1", w->along == ATTUNE__VAR_KV ? "q" : "kv", n, n);
     w->runs |= UINT32_C(1) << a->value.i;
     *s = (span){0};
     return true;
 }
 
-static bool comparison(walker *w, uint32_t n, span *s)
+static bool comparison(scan *w, uint32_t n, span *s)
 {
     const attune__node *node = node_of(w, n);
     if (node_of(w, node->arg[0])->type != ATTUNE__INT)
@@ -178,16 +188,16 @@ static bool comparison(walker *w, uint32_t n, span *s)
     return true;
 }
 
-static void declare_join(walker *w, uint32_t n, const char *low, const char *high)
+static void declare_join(scan *w, uint32_t n, const char *low, const char *high)
 {
     const uint32_t a = node_of(w, n)->arg[0], b = node_of(w, n)->arg[1];
-    attune__text_add(w->text, "    const long long l%u = l%u %s l%u ? l%u : l%u, h%u = h%u %s h%u ? h%u : h%u;\n", n, a,
-                     low, b, a, b, n, a, high, b, a, b);
+    write(w, "    const long long l%u = l%u %s l%u ? l%u : l%u, h%u = h%u %s h%u ? h%u : h%u;\n", n, a, low, b, a, b, n,
+          a, high, b, a, b);
 }
 
-static bool visit(walker *w, uint32_t n);
+static bool visit(scan *w, uint32_t n);
 
-static bool conjunction(walker *w, uint32_t n)
+static bool conjunction(scan *w, uint32_t n)
 {
     const attune__node *node = node_of(w, n);
     if (!visit(w, node->arg[0]) || !visit(w, node->arg[1]))
@@ -198,7 +208,7 @@ static bool conjunction(walker *w, uint32_t n)
     return true;
 }
 
-static bool disjunction(walker *w, uint32_t n)
+static bool disjunction(scan *w, uint32_t n)
 {
     const attune__node *node = node_of(w, n);
     if (!visit(w, node->arg[0]) || !visit(w, node->arg[1]))
@@ -207,8 +217,8 @@ static bool disjunction(walker *w, uint32_t n)
     if (a.whole || b.whole) {
         const uint32_t whole = node->arg[a.whole ? 0 : 1], other = node->arg[a.whole ? 1 : 0];
         const span s = a.whole ? b : a;
-        attune__text_add(w->text, "    const long long l%u = h%u ? 0 : l%u, h%u = h%u ? h%u : h%u;\n", n, whole, other,
-                         n, whole, whole, other);
+        write(w, "    const long long l%u = h%u ? 0 : l%u, h%u = h%u ? h%u : h%u;\n", n, whole, other, n, whole, whole,
+              other);
         w->spans[n] = (span){s.from_start, s.to_end, false};
         return true;
     }
@@ -219,7 +229,7 @@ static bool disjunction(walker *w, uint32_t n)
     return true;
 }
 
-static bool negation(walker *w, uint32_t n)
+static bool negation(scan *w, uint32_t n)
 {
     const uint32_t a = node_of(w, n)->arg[0];
     if (!visit(w, a))
@@ -233,7 +243,7 @@ static bool negation(walker *w, uint32_t n)
     return true;
 }
 
-static bool visit(walker *w, uint32_t n)
+static bool visit(scan *w, uint32_t n)
 {
     const attune__node *node = node_of(w, n);
     if (w->done[n])
@@ -241,8 +251,8 @@ static bool visit(walker *w, uint32_t n)
     bool known = true;
     if (!knows_kv(w, n)) {
         char name[ATTUNE__CTEXT_NAME];
-        attune__text_add(w->text, "    const long long l%u = 0, h%u = %s ? " ATTUNE__CTEXT_END " : 0;\n", n, n,
-                         attune__ctext_operand(w->expr, n, name));
+        write(w, "    const long long l%u = 0, h%u = %s ? " ATTUNE__CTEXT_END " : 0;\n", n, n,
+              attune__ctext_operand(w->expr, n, name));
         w->spans[n] = (span){.from_start = true, .whole = true};
     } else if (node->op == ATTUNE__OP_AND)
         known = conjunction(w, n);
@@ -258,11 +268,30 @@ static bool visit(walker *w, uint32_t n)
     return known;
 }
 
-/* along: of which variable the intervals are; across: that which they are known for. */
-static bool intervals(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs, attune__var along,
-                      const char *across, const char *length)
+static bool look(const attune_expr *expr, attune__var along, uint32_t *runs)
 {
-    walker w = {.expr = expr, .along = along, .text = text};
+    scan w = {.expr = expr, .along = along};
+    attune__ctext_bounds(expr, w.bounds);
+    const bool found = visit(&w, expr->node_count - 1);
+    *runs = found ? w.runs : 0;
+    return found;
+}
+
+bool attune__interval_rows(const attune_expr *mask, uint32_t *runs)
+{
+    return look(mask, ATTUNE__VAR_KV, runs);
+}
+
+bool attune__interval_keys(const attune_expr *mask, uint32_t *runs)
+{
+    return look(mask, ATTUNE__VAR_Q, runs);
+}
+
+/* along: of which variable the intervals are; across: that which they are known for. */
+static void print(const attune_expr *expr, const char *name, attune__text *text, attune__var along, const char *across,
+                  const char *length)
+{
+    scan w = {.expr = expr, .along = along, .text = text};
     const uint32_t root = expr->node_count - 1;
     attune__ctext_bounds(expr, w.bounds);
     attune__text_add(text,
@@ -270,22 +299,19 @@ static bool intervals(const attune_expr *expr, const char *name, attune__text *t
                      "int *high ATTUNE_SYMBOLS)\n{\n",
                      name, across);
     attune__ctext_values(expr, w.bounds, BIT(along), text);
-    if (!visit(&w, root))
-        return false;
+    (void)visit(&w, root);
     attune__text_add(text,
                      "    *low = l%u < 0 ? 0 : l%u > %s ? %s : (int)l%u;\n"
                      "    *high = h%u < 0 ? 0 : h%u > %s ? %s : (int)h%u;\n}\n",
                      root, root, length, length, root, root, root, length, length, root);
-    *runs = w.runs;
-    return true;
 }
 
-bool attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs)
+void attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text)
 {
-    return intervals(expr, name, text, runs, ATTUNE__VAR_KV, "q", "kv_len");
+    print(expr, name, text, ATTUNE__VAR_KV, "q", "kv_len");
 }
 
-bool attune__ctext_columns(const attune_expr *expr, const char *name, attune__text *text, uint32_t *runs)
+void attune__ctext_columns(const attune_expr *expr, const char *name, attune__text *text)
 {
-    return intervals(expr, name, text, runs, ATTUNE__VAR_Q, "kv", "q_len");
+    print(expr, name, text, ATTUNE__VAR_Q, "kv", "q_len");
 }

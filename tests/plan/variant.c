@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/* What the planner makes of an expression's form, for kernels that have more than one way to evaluate it. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "api/api.h"
+
+static const attune_symbol symbols[] = {
+    {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
+    {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+    {"heat", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+};
+
+typedef struct wanted {
+    const char *profile, *mask, *score;
+    int64_t q_len;
+    bool back, gradients;
+    uint32_t head_dim;
+    attune__variant is; /* terms by their counts alone */
+} wanted;
+
+static const wanted table[] = {
+    {"h200", "q >= kv", NULL, 2048, .head_dim = 128, .is = {.row_intervals = true}},
+    {"a6000", "q >= kv", NULL, 2048, .head_dim = 128, .is = {.row_intervals = true}},
+    {"h200", "q >= kv", NULL, 2048, true, .head_dim = 128, .is = {.row_intervals = true, .key_intervals = true}},
+    {"a6000", "q >= kv", NULL, 2048, true, .head_dim = 128, .is = {.row_intervals = true}},
+    /* Runs of equal elements are known at the call: Hopper's kernels have both ways, the others one. */
+    {"h200", "doc[q] == doc[kv]", NULL, 2048, .head_dim = 128,
+     .is = {.row_intervals = true, .mask_pairs = true, .mask = {.key_count = 1, .row_count = 1}}},
+    {"a6000", "doc[q] == doc[kv]", NULL, 2048, .head_dim = 128,
+     .is = {.mask_pairs = true, .mask = {.key_count = 1, .row_count = 1}}},
+    {"h200", "(q + kv) % 3 != 0", NULL, 2048, .head_dim = 128, .is = {.mask_pairs = true}},
+    {"h200", "sin(q * 0.1) < cos(kv * 0.1)", NULL, 2048, .head_dim = 128,
+     .is = {.mask_pairs = true, .mask_chunks = true}},
+    {"h200", NULL, "50 * tanh(score / 50)", 2048, .head_dim = 128, .is = {.soft_cap = true, .near = 25}},
+    {"h200", NULL, "score - 0.5 * (q - kv)", 2048, .head_dim = 128, .is = {.linear = true, .near = INFINITY}},
+    /* Past 2^23 a float does not hold every distance. */
+    {"h200", NULL, "score - 0.5 * (q - kv)", 1 << 23, .head_dim = 128, .is = {0}},
+    {"h200", NULL, "score + bias[kv]", 2048, .head_dim = 128, .is = {.score = {.key_count = 1}}},
+    /* A tile of decode has rows of several heads, for which a term of a key must not depend on the head. */
+    {"h200", NULL, "score + bias[kv] * heat[h]", 1, .head_dim = 128, .is = {.score = {.key_count = 1, .row_count = 1}}},
+    {"h200", NULL, "score + bias[kv + h]", 1, .head_dim = 128, .is = {0}},
+    {"h200", NULL, "score + bias[q - kv]", 2048, .head_dim = 128, .is = {.score_chunks = true}},
+    {"h200", NULL, "score * sigmoid(1.702 * score)", 2048, .head_dim = 128, .is = {0}},
+    {"h200", NULL, "score * sigmoid(1.702 * score) + sin(score)", 2048, .head_dim = 128, .is = {.score_chunks = true}},
+    {"h200", NULL, "score * heat[h] + bias[q - kv] + bias[kv]", 2048, true, true, 128,
+     .is = {.late_delta = true,
+            .score_chunks = false,
+            .score = {.key_count = 1, .row_count = 1},
+            .slope = {.row_count = 1}}},
+    {"a6000", NULL, "score * heat[h] + bias[q - kv] + bias[kv]", 2048, true, true, 128,
+     .is = {.score_chunks = true, .score = {.key_count = 1, .row_count = 1}}},
+};
+
+static void name_of(char name[160], const wanted *w)
+{
+    snprintf(name, 160, "%s, %s, %s, q_len %lld%s%s", w->profile, w->mask ? w->mask : "no mask",
+             w->score ? w->score : "no score", (long long)w->q_len, w->back ? ", backward" : "",
+             w->gradients ? ", gradients" : "");
+}
+
+Test(variant, follows_from_the_expressions)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const wanted *w = &table[i];
+        attune_profile profile = {.struct_size = sizeof profile};
+        attune_expr *mask = NULL, *score = NULL;
+        attune__gradient *gradient = NULL;
+        attune__shape shape;
+        attune__decision decision;
+        char name[160];
+        name_of(name, w);
+        cr_assert_eq(attune_profile_find(w->profile, &profile), ATTUNE_OK);
+        if (w->mask)
+            cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, w->mask, symbols, 3, &mask), ATTUNE_OK);
+        if (w->score)
+            cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_SCORE, w->score, symbols, 3, &score), ATTUNE_OK);
+        if (w->back && score)
+            cr_assert_eq(attune__gradient_create(score, &gradient), ATTUNE_OK);
+        const attune_problem problem = {.struct_size = sizeof problem,
+                                        .dtype = ATTUNE_BF16,
+                                        .head_dim = w->head_dim,
+                                        .heads = 8,
+                                        .kv_heads = 2,
+                                        .q_len = w->q_len,
+                                        .kv_len = w->q_len < 2048 ? 2048 : w->q_len,
+                                        .mask = mask,
+                                        .score = score,
+                                        .direction = w->back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
+                                        .capture_gradient_elements = w->gradients ? 1000 : 0};
+        cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s: %s", name, attune_last_error());
+        shape.expr = attune__analyse(mask, score, gradient);
+        cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s: %s", name,
+                     attune_last_error());
+        const attune__variant *is = &decision.variant, *should = &w->is;
+#define SAME(field) cr_expect_eq(is->field, should->field, "%s: " #field " is %d", name, (int)is->field)
+        SAME(row_intervals);
+        SAME(mask_pairs);
+        SAME(key_intervals);
+        SAME(soft_cap);
+        SAME(linear);
+        SAME(mask_chunks);
+        SAME(score_chunks);
+        SAME(late_captures);
+        SAME(late_delta);
+        SAME(mask.key_count);
+        SAME(mask.row_count);
+        SAME(score.key_count);
+        SAME(score.row_count);
+        SAME(slope.key_count);
+        SAME(slope.row_count);
+        cr_expect(is->near == should->near || fabsf(is->near - should->near) < 1e-4f, "%s: near is %g", name,
+                  (double)is->near);
+        attune__gradient_destroy(gradient);
+        attune_expr_destroy(mask);
+        attune_expr_destroy(score);
+    }
+    attune_instance_destroy(instance);
+}
