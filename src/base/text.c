@@ -2,6 +2,7 @@
 #include "base/text.h"
 
 #include <math.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,20 +15,17 @@ attune__text attune__text_begin(char *buffer, size_t size)
     return (attune__text){buffer, size, 0};
 }
 
-void attune__text_add_list(attune__text *text, const char *format, va_list arguments)
-{
-    const size_t used = text->length < text->size ? text->length : text->size;
-    const int added = vsnprintf(text->size ? text->buffer + used : NULL, text->size - used, format, arguments);
-    if (added > 0)
-        text->length += (size_t)added;
-}
-
 void attune__text_add(attune__text *text, const char *format, ...)
 {
+    if (!text)
+        return;
+    size_t used = text->length < text->size ? text->length : text->size;
     va_list arguments;
     va_start(arguments, format);
-    attune__text_add_list(text, format, arguments);
+    int added = vsnprintf(text->size ? text->buffer + used : NULL, text->size - used, format, arguments);
     va_end(arguments);
+    if (added > 0)
+        text->length += (size_t)added;
 }
 
 void attune__text_add_json(attune__text *text, const char *string)

@@ -4,7 +4,6 @@
 #define ATTUNE_BASE_TEXT_H
 
 #include <stddef.h>
-#include <stdarg.h>
 
 typedef struct attune__text {
     char *buffer;
@@ -14,9 +13,8 @@ typedef struct attune__text {
 
 /* Starts a text; the buffer holds an empty string at once. buffer may be NULL if size is 0. */
 attune__text attune__text_begin(char *buffer, size_t size);
+/* text may be NULL: nothing is written, for those who only look at what they would write. */
 void attune__text_add(attune__text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void attune__text_add_list(attune__text *text, const char *format, va_list arguments)
-    __attribute__((format(printf, 2, 0)));
 /* Adds a string as a JSON string, quotes included. */
 void attune__text_add_json(attune__text *text, const char *string);
 /* Stores the bytes needed, the NUL included, if `needed` is not NULL. */

@@ -11,7 +11,6 @@
  */
 #include "expr/expr.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -42,16 +41,6 @@ typedef struct scan {
 typedef struct limits {
     char low[TERM], high[TERM];
 } limits;
-
-static void write(const scan *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void write(const scan *w, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    if (w->text)
-        attune__text_add_list(w->text, format, arguments);
-    va_end(arguments);
-}
 
 static const attune__node *node_of(const scan *w, uint32_t n)
 {
@@ -135,7 +124,8 @@ static bool peel(const scan *w, uint32_t n, limits *l)
 
 static span declare(scan *w, uint32_t n, const char *low, const char *high)
 {
-    write(w, "    const long long l%u = %s, h%u = %s;\n", n, *low ? low : "0", n, *high ? high : ATTUNE__CTEXT_END);
+    attune__text_add(w->text, "    const long long l%u = %s, h%u = %s;\n", n, *low ? low : "0", n,
+                     *high ? high : ATTUNE__CTEXT_END);
     return (span){.from_start = !*low, .to_end = !*high};
 }
 
@@ -154,8 +144,8 @@ static bool equal_elements(scan *w, uint32_t n, span *s)
     const attune__node *row = node_of(w, a->arg[0]);
     if (last && (a->arg[0] != b->arg[0] || row->op != ATTUNE__OP_VAR || row->value.i != ATTUNE__VAR_B))
         return false;
-    write(w, "    long long l%u, h%u;\n    attune_run(ATTUNE_CAPTURE(%d), %s, %s, &l%u, &h%u);\n", n, n, a->value.i,
-          last ? "b" : "-1", w->along == ATTUNE__VAR_KV ? "q" : "kv", n, n);
+    attune__text_add(w->text, "    long long l%u, h%u;\n    attune_run(ATTUNE_CAPTURE(%d), %s, %s, &l%u, &h%u);\n", n,
+                     n, a->value.i, last ? "b" : "-1", w->along == ATTUNE__VAR_KV ? "q" : "kv", n, n);
     w->runs |= UINT32_C(1) << a->value.i;
     *s = (span){0};
     return true;
@@ -191,8 +181,8 @@ static bool comparison(scan *w, uint32_t n, span *s)
 static void declare_join(scan *w, uint32_t n, const char *low, const char *high)
 {
     const uint32_t a = node_of(w, n)->arg[0], b = node_of(w, n)->arg[1];
-    write(w, "    const long long l%u = l%u %s l%u ? l%u : l%u, h%u = h%u %s h%u ? h%u : h%u;\n", n, a, low, b, a, b, n,
-          a, high, b, a, b);
+    attune__text_add(w->text, "    const long long l%u = l%u %s l%u ? l%u : l%u, h%u = h%u %s h%u ? h%u : h%u;\n", n, a,
+                     low, b, a, b, n, a, high, b, a, b);
 }
 
 static bool visit(scan *w, uint32_t n);
@@ -217,8 +207,8 @@ static bool disjunction(scan *w, uint32_t n)
     if (a.whole || b.whole) {
         const uint32_t whole = node->arg[a.whole ? 0 : 1], other = node->arg[a.whole ? 1 : 0];
         const span s = a.whole ? b : a;
-        write(w, "    const long long l%u = h%u ? 0 : l%u, h%u = h%u ? h%u : h%u;\n", n, whole, other, n, whole, whole,
-              other);
+        attune__text_add(w->text, "    const long long l%u = h%u ? 0 : l%u, h%u = h%u ? h%u : h%u;\n", n, whole, other,
+                         n, whole, whole, other);
         w->spans[n] = (span){s.from_start, s.to_end, false};
         return true;
     }
@@ -251,8 +241,8 @@ static bool visit(scan *w, uint32_t n)
     bool known = true;
     if (!knows_kv(w, n)) {
         char name[ATTUNE__CTEXT_NAME];
-        write(w, "    const long long l%u = 0, h%u = %s ? " ATTUNE__CTEXT_END " : 0;\n", n, n,
-              attune__ctext_operand(w->expr, n, name));
+        attune__text_add(w->text, "    const long long l%u = 0, h%u = %s ? " ATTUNE__CTEXT_END " : 0;\n", n, n,
+                         attune__ctext_operand(w->expr, n, name));
         w->spans[n] = (span){.from_start = true, .whole = true};
     } else if (node->op == ATTUNE__OP_AND)
         known = conjunction(w, n);

@@ -7,7 +7,6 @@
  */
 #include "expr/expr.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 
 #include "expr/print.h"
@@ -29,16 +28,6 @@ typedef struct scan {
     line lines[ATTUNE_EXPR_MAX_NODES];
 } scan;
 
-static void write(const scan *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void write(const scan *w, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    if (w->text)
-        attune__text_add_list(w->text, format, arguments);
-    va_end(arguments);
-}
-
 static const attune__node *node_of(const scan *w, uint32_t n)
 {
     return &w->expr->nodes[n];
@@ -57,7 +46,7 @@ static bool is_var(const scan *w, uint32_t n, attune__var var)
 static void begin_part(scan *w, uint32_t n, part i)
 {
     w->lines[n].has[i] = true;
-    write(w, "    const float %c%u = ", letters[i], n);
+    attune__text_add(w->text, "    const float %c%u = ", letters[i], n);
 }
 
 /* The float of kv, kv - q or q - kv. */
@@ -74,7 +63,7 @@ static bool distance(scan *w, uint32_t n)
     if (!kv && !ahead && !behind)
         return false;
     begin_part(w, n, SLOPE);
-    write(w, "%s;\n", behind ? "-1.0f" : "1.0f");
+    attune__text_add(w->text, "%s;\n", behind ? "-1.0f" : "1.0f");
     w->lines[n].from_q = !kv;
     return true;
 }
@@ -86,7 +75,7 @@ static bool negation(scan *w, uint32_t n)
     for (part i = 0; i < PARTS; i++)
         if (w->lines[a].has[i]) {
             begin_part(w, n, i);
-            write(w, "-%c%u;\n", letters[i], a);
+            attune__text_add(w->text, "-%c%u;\n", letters[i], a);
         }
     return true;
 }
@@ -117,12 +106,12 @@ static bool sum(scan *w, uint32_t n)
         if (!*x && !*y)
             continue;
         begin_part(w, n, i);
-        write(w, *x && *y ? "%s %s %s;\n" : "%s%s%s;\n", x,
-              !*y                          ? ""
-              : node->op == ATTUNE__OP_SUB ? "-"
-              : *x                         ? "+"
-                                           : "",
-              y);
+        attune__text_add(w->text, *x && *y ? "%s %s %s;\n" : "%s%s%s;\n", x,
+                         !*y                          ? ""
+                         : node->op == ATTUNE__OP_SUB ? "-"
+                         : *x                         ? "+"
+                                                      : "",
+                         y);
     }
     return true;
 }
@@ -139,7 +128,7 @@ static bool product(scan *w, uint32_t n)
     for (part i = 0; i < PARTS; i++)
         if (w->lines[inner].has[i]) {
             begin_part(w, n, i);
-            write(w, "%c%u * %s;\n", letters[i], inner, by);
+            attune__text_add(w->text, "%c%u * %s;\n", letters[i], inner, by);
         }
     return true;
 }
@@ -152,7 +141,7 @@ static bool visit(scan *w, uint32_t n)
         if (!is_var(w, n, ATTUNE__VAR_SCORE))
             return true; /* kv, which only a distance may use */
         begin_part(w, n, FACTOR);
-        write(w, "1.0f;\n");
+        attune__text_add(w->text, "1.0f;\n");
         return true;
     case ATTUNE__OP_FLOAT:
         return distance(w, n);
