@@ -180,6 +180,8 @@ struct attune__backend {
     void (*merger_destroy)(attune__program *merger);
     /* As program_compile. */
     attune_status (*merger_compile)(const attune__host *host, const attune_limits *limits, attune__pack *pack);
+    /* Likewise, what mask_follow needs. */
+    attune_status (*mask_compile)(const attune__host *host, const attune_limits *limits, attune__pack *pack);
     attune_status (*merge)(const attune__program *merger, attune_queue *queue, const attune__merge *call,
                            uint64_t *value);
     attune_status (*merge_backward)(const attune__program *merger, attune_queue *queue, const attune__merge *call,

@@ -822,8 +822,9 @@ ATTUNE_API attune_status attune_pack_create(attune_instance *instance, attune_pa
 ATTUNE_API void attune_pack_destroy(attune_pack *pack);
 /*
  * Chooses as attune_plan_create would on a device with these limits, compiles, and adds the kernel if it is not in the
- * pack yet. May take seconds. UNAVAILABLE without the compiler, UNSUPPORTED where the backend needs no pack; on failure
- * the pack stays as it was. Any thread, several at once.
+ * pack yet; with a block mask also those of attune_mask_create_tensor. May take seconds. UNAVAILABLE without the
+ * compiler, UNSUPPORTED where the backend needs no pack; on failure the pack stays as it was. Any thread, several at
+ * once.
  */
 ATTUNE_API attune_status attune_pack_add(attune_pack *pack, const attune_limits *limits, const attune_problem *problem,
                                          const attune_kernel_options *options);

@@ -48,6 +48,8 @@ static attune_status add(attune_pack *pack, const attune_limits *limits, const a
     ATTUNE__TRY(attune__plan_supported(plan, backend, who));
     if (plan->shape.segments > 1 && backend->merger_compile)
         ATTUNE__TRY(backend->merger_compile(&pack->instance->host, limits, pack->content));
+    if (plan->shape.block_mask && backend->mask_compile)
+        ATTUNE__TRY(backend->mask_compile(&pack->instance->host, limits, pack->content));
     const attune__program_desc desc = {&plan->shape, &plan->decision.choice, &plan->decision.variant, plan->mask,
                                        plan->score,  plan->gradient};
     return backend->program_compile(&pack->instance->host, limits, &desc, pack->content);

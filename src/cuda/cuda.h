@@ -169,6 +169,7 @@ bool attune__cuda_encode(const attune__cuda_driver *driver, const attune_tensor 
 attune_status attune__cuda_merger_create(attune_device *device, attune__program **merger);
 void attune__cuda_merger_destroy(attune__program *merger);
 attune_status attune__cuda_merger_pack(const attune__host *host, const attune_limits *limits, attune__pack *pack);
+attune_status attune__cuda_mask_pack(const attune__host *host, const attune_limits *limits, attune__pack *pack);
 attune_status attune__cuda_merge(const attune__program *merger, attune_queue *queue, const attune__merge *call,
                                  uint64_t *value);
 attune_status attune__cuda_merge_backward(const attune__program *merger, attune_queue *queue, const attune__merge *call,

@@ -241,6 +241,7 @@ const attune__backend attune__cuda_backend = {
     .merger_create = attune__cuda_merger_create,
     .merger_destroy = attune__cuda_merger_destroy,
     .merger_compile = attune__cuda_merger_pack,
+    .mask_compile = attune__cuda_mask_pack,
     .merge = attune__cuda_merge,
     .merge_backward = attune__cuda_merge_backward,
     .queue_lend = attune__cuda_queue_lend,

@@ -110,6 +110,12 @@ done:
     return status;
 }
 
+attune_status attune__cuda_mask_pack(const attune__host *host, const attune_limits *limits, attune__pack *to)
+{
+    const attune__cuda_kernel kernel = describe_kernel(limits->architecture);
+    return attune__cuda_pack_kernel(host, &kernel, to);
+}
+
 /* Within the context. */
 void attune__cuda_follow_destroy(attune__cuda_device *device, struct attune__cuda_follow *follow)
 {

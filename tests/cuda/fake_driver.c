@@ -277,10 +277,11 @@ int cuModuleGetFunction(void **function, void *module, const char *name)
     (void)module;
     CALL("cuModuleGetFunction");
     *function = strcmp(name, "attune_forward_sm90") ? &sm80 : &sm90;
-    static const char *const others[] = {"attune_forward_sm80",    "attune_backward_sm80", "attune_backward_sm90",
-                                         "attune_delta",           "attune_decode_sm80",   "attune_sums",
-                                         "attune_backward_dq_sm90"};
-    for (int i = 0; i < 7; i++)
+    static const char *const others[] = {
+        "attune_forward_sm80", "attune_backward_sm80", "attune_backward_sm90",    "attune_delta",
+        "attune_decode_sm80",  "attune_sums",          "attune_backward_dq_sm90", "attune_mask_classify",
+        "attune_mask_offsets", "attune_mask_indices"};
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (*function == &sm90 || !strcmp(name, others[i]))
             return 0;
     return 500;

@@ -154,6 +154,42 @@ Test(cuda_packs, a_machine_without_a_compiler_runs_from_a_pack)
     unlink(r.path);
 }
 
+/* A mask that follows a tensor has kernels of its own: the pack of a problem with a block mask has them. */
+Test(cuda_packs, a_tensors_mask_runs_from_a_pack)
+{
+    open_driver();
+    static room r;
+    fake_compiler *compiler = open_compiler();
+    room_open(&r);
+    const attune_limits limits = limits_of_device(r.instance);
+    attune_problem problem = problem_of(64, NULL);
+    attune_pack *pack;
+    attune_device *device;
+    attune_mask *mask;
+    uint32_t kernels[2];
+    cr_assert_eq(attune_pack_create(r.instance, &pack), ATTUNE_OK);
+    for (int i = 0; i < 2; i++) {
+        problem.block_mask = i;
+        cr_assert_eq(attune_pack_add(pack, &limits, &problem, NULL), ATTUNE_OK, "%s", attune_last_error());
+        cr_assert_eq(attune_pack_size(pack, &kernels[i], NULL), ATTUNE_OK);
+    }
+    cr_expect_eq(kernels[1], 2 * kernels[0] + 1);
+    cr_assert_eq(attune_pack_write(pack, r.path), ATTUNE_OK, "%s", attune_last_error());
+    attune_pack_destroy(pack);
+    compiler->absent = 1;
+    cr_assert_eq(attune_device_open(r.instance, "cuda:0", &device), ATTUNE_OK, "%s", attune_last_error());
+    const attune_mask_desc desc = {.struct_size = sizeof desc, .q_len = 512, .kv_len = 512};
+    cr_assert_eq(attune_mask_create_tensor(device, &desc, ATTUNE_BOOL, 1, 1, &mask), ATTUNE_UNAVAILABLE);
+    cr_assert_eq(attune_instance_pack_load(r.instance, r.path), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_mask_create_tensor(device, &desc, ATTUNE_BOOL, 1, 1, &mask), ATTUNE_OK, "%s",
+                 attune_last_error());
+    compiler->absent = 0;
+    attune_mask_destroy(mask);
+    attune_device_destroy(device);
+    room_close(&r);
+    unlink(r.path);
+}
+
 /* A backward plan's kernels come from a pack as others do. */
 static void run_backward_from_pack(const char *kernel, uint32_t kernels_expected)
 {
