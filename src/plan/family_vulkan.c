@@ -236,6 +236,17 @@ static uint32_t lanes_most_steps(const attune__search *search, const attune__til
                                     s->head_dim, s->head_dim_v, attune__dtype_bytes(s));
 }
 
+/* Decode is cut into parts that a workgroup may walk. */
+static const char *refuse_parts(const attune__search *search, uint32_t n, uint32_t most, attune__option *option)
+{
+    const bool forced = search->forced & ATTUNE__BIT(ATTUNE__SPLIT_KV);
+    const uint32_t fewest = attune__decode_fewest(search->shape, n, most);
+    *option = forced ? ATTUNE__SPLIT_KV : ATTUNE__BLOCK_N;
+    return fewest > (forced ? search->options.split_kv : ATTUNE__MOST_SPLITS)
+               ? "its parts have more keys than the driver lets one workgroup walk"
+               : NULL;
+}
+
 static const char *lanes_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
@@ -257,12 +268,7 @@ static const char *lanes_refuse(const attune__search *search, const attune__tile
         return (search->shape->kv_len + n - 1) / n > most
                    ? "there are more keys than the driver lets one workgroup walk"
                    : NULL;
-    const bool forced = search->forced & ATTUNE__BIT(ATTUNE__SPLIT_KV);
-    const uint32_t fewest = attune__decode_fewest(search->shape, n, most);
-    *option = forced ? ATTUNE__SPLIT_KV : ATTUNE__BLOCK_N;
-    return fewest > (forced ? search->options.split_kv : ATTUNE__MOST_SPLITS)
-               ? "its parts have more keys than the driver lets one workgroup walk"
-               : NULL;
+    return refuse_parts(search, n, most, option);
 }
 
 static attune__cost lanes_cost(const attune__search *search, const attune__tile *tile)
@@ -301,12 +307,25 @@ static const attune__tile *coopmat_tiles(const attune__search *search, uint32_t 
     return coopmat_forward;
 }
 
+static attune__matrix_shape coopmat_shape(const attune_limits *l)
+{
+    return (attune__matrix_shape){l->matrix_m, l->matrix_n, l->matrix_k, attune__floor2(lanes(l)), l->matrix_spread};
+}
+
+/* layout.h; a driver that runs kernels on the CPU is Mesa's. */
+static uint32_t coopmat_most_steps(const attune__search *search, const attune__tile *tile)
+{
+    const uint32_t *v = tile->value;
+    return search->limits->host ? attune__matrix_most_steps(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N],
+                                                            v[ATTUNE__NUM_WARPS], coopmat_shape(search->limits),
+                                                            search->shape->head_dim, search->shape->head_dim_v)
+                                : INT32_MAX;
+}
+
 /* NULL and the bytes of shared memory, or why the kernel that these matrices have cannot have the tile. */
 static const char *coopmat_layout(const attune__search *search, const attune__tile *tile, uint64_t *bytes)
 {
-    const attune_limits *l = search->limits;
-    const attune__matrix_shape matrix = {l->matrix_m, l->matrix_n, l->matrix_k, attune__floor2(lanes(l)),
-                                         l->matrix_spread};
+    const attune__matrix_shape matrix = coopmat_shape(search->limits);
     const uint32_t *v = tile->value;
     const uint32_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], warps = v[ATTUNE__NUM_WARPS];
     const uint32_t d = search->shape->head_dim, dv = search->shape->head_dim_v;
@@ -369,7 +388,10 @@ static const char *coopmat_refuse(const attune__search *search, const attune__ti
     }
     uint64_t bytes;
     *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_N;
-    return coopmat_layout(search, tile, &bytes);
+    why = coopmat_layout(search, tile, &bytes);
+    if (why || search->pass != ATTUNE__PASS_DECODE)
+        return why;
+    return refuse_parts(search, v[ATTUNE__BLOCK_N], coopmat_most_steps(search, tile), option);
 }
 
 /* layout.h */
@@ -404,6 +426,7 @@ const attune__family attune__vulkan_coopmat = {
     .settle = coopmat_settle,
     .refuse = coopmat_refuse,
     .cost = coopmat_cost,
+    .most_steps = coopmat_most_steps,
 };
 
 const attune__family attune__vulkan_coopmat2 = {

@@ -209,6 +209,19 @@ uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t l
     return rest < all ? (all - rest) / (2 * step) : 0;
 }
 
+uint32_t attune__matrix_most_steps(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
+                                   uint32_t head_dim, uint32_t head_dim_v)
+{
+    const uint32_t seen = 2048 / block_n;
+    attune__spread_layout l;
+    if (!matrix.spread || attune__spread_layout_make(block_m, block_n, warps, matrix, head_dim, head_dim_v, &l))
+        return seen;
+    const uint32_t copies = l.block_n * (l.k_stride + 2 * l.v_stride) / l.threads + 3;
+    const uint32_t codes = l.row_tiles * l.o_tiles * (l.s_tiles + 2);
+    const uint32_t most = 32000 / (l.q_tiles + l.s_tiles + copies + codes + 4);
+    return most < seen ? most : seen;
+}
+
 uint32_t attune__lanes_backward_most_steps(uint32_t owned, uint32_t walked, uint32_t lanes, uint32_t head_dim,
                                            uint32_t head_dim_v, uint32_t element_bytes)
 {

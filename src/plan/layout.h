@@ -94,6 +94,13 @@ const char *attune__spread_layout_make(uint32_t block_m, uint32_t block_n, uint3
 uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t lanes, uint32_t head_dim,
                                   uint32_t head_dim_v, uint32_t element_bytes);
 
+/* The same of shaders/forward_matrix.comp, whose loops are not counted: a bound far below what was seen to be right;
+ * and of shaders/forward_registers.comp, with NaN in every tile of V, where half of the budget is for what is not in
+ * steps.
+ */
+uint32_t attune__matrix_most_steps(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
+                                   uint32_t head_dim, uint32_t head_dim_v);
+
 /* The same of shaders/lanes_backward.comp, in steps of `walked` rows. */
 uint32_t attune__lanes_backward_most_steps(uint32_t owned, uint32_t walked, uint32_t lanes, uint32_t head_dim,
                                            uint32_t head_dim_v, uint32_t element_bytes);

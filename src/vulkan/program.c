@@ -242,24 +242,6 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     return status;
 }
 
-/* The loops of shaders/forward_matrix.comp are not counted: the first bound is far below what was seen to be right.
- * Those of shaders/forward_registers.comp are, with NaN in every tile of V; half of the budget is for what is not in
- * steps. */
-static uint32_t count_matrix_steps(const attune_limits *limits, const attune__program_desc *desc)
-{
-    const attune_plan_choice *c = desc->choice;
-    const uint32_t seen = 2048 / c->block_n;
-    const attune__matrix_shape matrix = matrix_shape(limits);
-    attune__spread_layout l;
-    if (!matrix.spread || attune__spread_layout_make(c->block_m, c->block_n, c->num_warps, matrix,
-                                                     desc->shape->head_dim, desc->shape->head_dim_v, &l))
-        return seen;
-    const uint32_t copies = l.block_n * (l.k_stride + 2 * l.v_stride) / l.threads + 3;
-    const uint32_t codes = l.row_tiles * l.o_tiles * (l.s_tiles + 2);
-    const uint32_t most = 32000 / (l.q_tiles + l.s_tiles + copies + codes + 4);
-    return most < seen ? most : seen;
-}
-
 /*
  * Mesa's llvmpipe leaves all loops of a shader after 65,535 iterations of any of them together (gallivm's
  * LP_MAX_TGSI_LOOP_ITERATIONS), silently: rows would lack their last keys. How many steps of keys that lets a workgroup
@@ -275,7 +257,9 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
         return attune__lanes_most_steps(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
                                         desc->shape->head_dim_v, (uint32_t)attune_dtype_size(desc->shape->k_dtype));
     if (!strcmp(c->kernel, "vulkan_coopmat"))
-        return count_matrix_steps(&device->physical.info.limits, desc);
+        return attune__matrix_most_steps(c->block_m, c->block_n, c->num_warps,
+                                         matrix_shape(&device->physical.info.limits), desc->shape->head_dim,
+                                         desc->shape->head_dim_v);
     attune__scalar_layout l;
     if (attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
                                    desc->shape->head_dim_v, false, &l))

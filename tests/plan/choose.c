@@ -66,6 +66,25 @@ Test(choose, lanes_decode_any_number_of_keys)
         }
 }
 
+/* So it is with matrices that are named. */
+Test(choose, matrices_decode_any_number_of_keys)
+{
+    const attune_limits limits = device("lavapipe");
+    const attune__matrix_shape shape = {limits.matrix_m, limits.matrix_n, limits.matrix_k, limits.subgroup_size,
+                                        limits.matrix_spread};
+    static const int64_t lengths[] = {300, 2100, 4096, 32768, 100000};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        attune_problem p = problem_of(ATTUNE_F16, 128, 1, lengths[i]);
+        const attune_plan_choice c = plan("lavapipe", &p, "{\"KERNEL\": \"vulkan_coopmat\"}");
+        cr_assert_str_eq(c.kernel, "vulkan_coopmat");
+        cr_assert(c.decode);
+        const uint32_t most = attune__matrix_most_steps(c.block_m, c.block_n, c.num_warps, shape, 128, 128);
+        const int64_t steps = (lengths[i] + c.block_n - 1) / c.block_n;
+        cr_expect((steps + c.split_kv - 1) / c.split_kv <= most, "%lld keys in %u parts, most %u steps of %u",
+                  (long long)lengths[i], c.split_kv, most, c.block_n);
+    }
+}
+
 /* A kernel that is named and refuses every tile says why. */
 Test(choose, a_named_kernel_that_refuses_says_why)
 {
