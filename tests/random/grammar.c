@@ -301,6 +301,9 @@ static int float_leaf(grammar *g)
     }
     if (at >= 0)
         return at;
+    /* Past what f32 tells apart, and up to its range. */
+    if (g->score && rng_chance(g->r, 4))
+        return literal_float(g, ldexp(1 + plain(g, 0.75), (int)rng_range(g->r, -100, 120)));
     return literal_float(g, rng_chance(g->r, 20) ? (double)rng_range(g->r, 1, 30) / 10 : plain(g, 4));
 }
 

@@ -16,6 +16,7 @@ typedef struct rules {
     double sum;          /* one rounding of a sum */
     double weight;       /* of P or dS, relative */
     double weight_at;    /* and absolute: what is less is 0 in f16 */
+    double range;        /* of what is summed */
     attune_dtype factor; /* what q may be rounded to before it is multiplied by k */
     bool segments;
 } rules;
@@ -25,11 +26,19 @@ static bool is_narrow(attune_dtype dtype)
     return dtype == ATTUNE_F16 || dtype == ATTUNE_BF16;
 }
 
+/* Numbers past it are not decided: a kernel may have them as infinite, and NaN in all that is made of them. Some
+ * thousand terms below it have a finite sum in f32. */
+static double range_of(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F64 ? 1e300 : dtype == ATTUNE_F16 ? 3e4 : 1e34;
+}
+
 static rules rules_of(const problem *p, attune_backend backend)
 {
     const bool f64 = p->dtype == ATTUNE_F64;
-    rules r = {.exact = {f64 ? 0x1p-53 : 0x1p-24, backend == ATTUNE_BACKEND_VULKAN}};
+    rules r = {.exact = {.unit = f64 ? 0x1p-53 : 0x1p-24, .vulkan = backend == ATTUNE_BACKEND_VULKAN}};
     r.sum = 2 * r.exact.unit; /* matrix units truncate */
+    r.range = range_of(f64 ? ATTUNE_F64 : ATTUNE_F32);
     if (p->has_options && p->options.approximate_tanh == ATTUNE_ON)
         r.exact.tanh = 0x1p-11;
     r.factor = p->dtype;
@@ -279,8 +288,10 @@ static void pair_captures(call_data *d, const derivatives *v, const flow *f, boo
         const interval *by = &v->by_element[i];
         const double value = f->g * by->v,
                      error = f->g_error * (fabs(by->v) + error_of(by)) + fabs(f->g) * error_of(by);
+        const bool past = !(fabs(value) + error < range_of(ATTUNE_F32));
         /* What a term has below 2^-96 is cut off on CUDA. */
-        add(e, v->index[i], value, open || by->doubtful ? INFINITY : error + terms * fabs(value) + 1e-28);
+        const double bound = value == 0 && error == 0 ? 0 : error + terms * fabs(value) + 1e-28;
+        add(e, v->index[i], value, open || past || by->doubtful ? INFINITY : bound);
     }
 }
 
@@ -299,7 +310,7 @@ static void pair_backward(const problem *p, const call *c, call_data *d, const r
     const double few = how->weight + 2 * ((double)c->kv_len + 32) * how->sum,
                  many = how->weight + 2 * ((double)rows + 32) * how->sum;
     /* dS is rounded to f16, which ends at 65,504. */
-    const bool past = p->dtype == ATTUNE_F16 && !(fabs(ds) + ds_error < 3e4);
+    const bool past = !(fabs(ds) + ds_error < range_of(p->dtype));
     const bool open = v->by_score.doubtful || r->score[kv].doubtful || past;
     for (uint32_t i = 0; i < p->head_dim; i++) {
         const double to_q = scale * ds * k[i], to_k = scale * ds * q[i];
@@ -350,28 +361,26 @@ static void row_backward(const problem *p, const call *c, call_data *d, const ru
         }
         flow f = {.p = isfinite(lse) ? exp(s->v - lse) : 0};
         const double t = d_p - delta, t_error = terms * (d_p_magnitude + magnitude) + 2 * u * fabs(t);
+        /* exp(s - lse) of the kernel's s and the lse that was given: their roundings are in the exponent. */
         const double most = exp(s->hi - lse);
         f.p_error = fmax(most - f.p, f.p - exp(s->lo - lse)) + most * exponential_error(s, lse, how) + 1e-36;
         f.g = f.p * t;
         f.g_error = f.p * t_error + f.p_error * (fabs(t) + t_error) + 4 * u * fabs(f.g);
-        /* What a kernel has as infinite, or does in 16 bits, spreads as NaN. */
-        const double largest = p->kv_dtype == ATTUNE_F16 ? 3e4 : 1e30;
-        if (u > 1e-12 && !(f.p + f.p_error < largest && fabs(f.g) + f.g_error < 1e30))
+        if (!(f.p + f.p_error < range_of(p->kv_dtype) && fabs(f.g) + f.g_error < how->range))
             r->score[kv].doubtful = true;
         pair_backward(p, c, d, how, r, kv, &f);
     }
 }
 
 /* Rounds sums, as the outputs are. */
-static void round_outputs(expected *e, double unit)
+static void round_outputs(expected *e, attune_dtype dtype)
 {
+    const double unit = unit_of(dtype), range = dtype == ATTUNE_F16 ? 65000 : range_of(dtype);
     for (int64_t i = 0; i < e->value.count; i++)
-        if (isnan(e->value.at[i]) || isnan(e->bound[i]))
-            e->bound[i] = INFINITY;
-        else if (unit == 0x1p-11 && fabs(e->value.at[i]) + e->bound[i] > 65000)
+        if (!(fabs(e->value.at[i]) + e->bound[i] < range))
             e->bound[i] = INFINITY;
         else if (e->bound[i] > 0)
-            e->bound[i] += fabs(e->value.at[i]) * unit + (unit == 0x1p-11 ? 0x1p-25 : 1e-36);
+            e->bound[i] += fabs(e->value.at[i]) * unit + (dtype == ATTUNE_F16 ? 0x1p-25 : 1e-36);
 }
 
 void oracle_backward(const problem *p, const call *c, attune_backend backend, call_data *d)
@@ -392,9 +401,9 @@ void oracle_backward(const problem *p, const call *c, attune_backend backend, ca
         row_scores(p, c, d, &how, &r);
         row_backward(p, c, d, &how, &r);
     }
-    round_outputs(&d->out_d_q, unit_of(p->dtype));
-    round_outputs(&d->out_d_k, unit_of(p->kv_dtype));
-    round_outputs(&d->out_d_v, unit_of(p->kv_dtype));
+    round_outputs(&d->out_d_q, p->dtype);
+    round_outputs(&d->out_d_k, p->kv_dtype);
+    round_outputs(&d->out_d_v, p->kv_dtype);
     free(scores);
     free(derivative);
 }

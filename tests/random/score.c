@@ -412,7 +412,9 @@ static void derive(const tree *t, int at, const known *k, interval *adjoint, con
         d = point_interval(a->f.v > 0 ? 1 : a->f.v < 0 ? -1 : 0);
         if (a->f.lo <= 0 && a->f.hi >= 0 && a->f.lo != a->f.hi)
             d = (interval){d.v, -1, 1, a->f.doubtful};
-        give(adjoint, n->kid[0], times(up, d, how), how);
+        /* Exactly 0 at 0, whatever it is multiplied by: sqrt(abs(x)) has no NaN there. */
+        if (d.lo != 0 || d.hi != 0)
+            give(adjoint, n->kid[0], times(up, d, how), how);
         return;
     case OP_MIN:
     case OP_MAX:
@@ -500,14 +502,14 @@ interval tree_score(const tree *t, const binding *bindings, const point *p, inte
     for (int at = root; at >= 0; at--) {
         const node *n = &t->nodes[at];
         const interval *up = &adjoint[at];
-        if (up->v == 0 && up->lo == 0 && up->hi == 0 && !up->doubtful)
-            continue;
-        if (n->op == OP_SCORE) {
+        const bool flat = up->v == 0 && up->lo == 0 && up->hi == 0 && !up->doubtful;
+        if (n->op == OP_SCORE && !flat) {
             magnitudes += fmax(fabs(up->lo), fabs(up->hi));
             terms++;
             d->by_score =
                 d->by_score.v == 0 && d->by_score.lo == 0 && d->by_score.hi == 0 ? *up : plus(d->by_score, *up, &how);
         }
+        /* A derivative of 0 counts too: a kernel's infinite dS makes NaN of it. */
         if (n->op == OP_CAPTURE && n->type == TYPE_FLOAT && d->reads < READS) {
             int32_t index[ATTUNE_MAX_RANK] = {0};
             for (int i = 0; i < n->count; i++)
@@ -519,7 +521,8 @@ interval tree_score(const tree *t, const binding *bindings, const point *p, inte
             d->open |= k[at].open;
             d->reads += d->index[d->reads] >= 0;
         }
-        derive(t, at, k, adjoint, &how);
+        if (!flat)
+            derive(t, at, k, adjoint, &how);
     }
     const double order = terms > 1 && isfinite(magnitudes) ? (terms - 1) * how.unit * magnitudes : 0;
     d->by_score.lo -= order;

@@ -3,6 +3,7 @@
 #include "random/random.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 bool tree_uses(const tree *t, node_op op)
@@ -135,6 +136,8 @@ static void print_float(double f, writer *w)
 {
     char text[48];
     (void)snprintf(text, sizeof text, "%.15g", f);
+    if (strtod(text, NULL) != f)
+        (void)snprintf(text, sizeof text, "%.17g", f);
     if (!strpbrk(text, ".e"))
         (void)snprintf(text, sizeof text, "%.1f", f);
     put(w, text);
