@@ -41,6 +41,8 @@ Test(gradient, kinks_are_those_of_pytorch)
     } cases[] = {
         {"abs(score)", 0, 0},
         {"abs(score)", -2, -1},
+        {"sqrt(abs(score))", 0, 0},
+        {"log(abs(score) + 1.0) * sqrt(abs(score * 2.0))", 0, 0},
         {"max(score, 1.0)", 1, 0.5},
         {"max(1.0, score)", 1, 0.5},
         {"max(score, 1.0)", 2, 1},
