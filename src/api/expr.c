@@ -129,7 +129,7 @@ static void evaluate_row(const attune_expr *expr, bool f64, const attune__bindin
         float *scores = room;
         for (size_t i = 0; i < count; i++)
             scores[i] = (float)values[i];
-        attune__expr_score_row_f32(expr, bindings, row, kv, count, scratch, scores);
+        attune__expr_score_row_f32(NULL, expr, bindings, row, kv, count, scratch, scores);
         for (size_t i = 0; i < count; i++)
             values[i] = (double)scores[i];
     }

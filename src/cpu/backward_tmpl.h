@@ -135,7 +135,8 @@ static void recompute(const attune__cpu_backward_run *run, const rows *it, const
         REAL *s = st->p + r * st->lds;
         if (program->score) {
             memcpy(st->raw, s, tile->count * sizeof *s);
-            SCORE_ROW(program->score, &run->base.score, &row, (int32_t)tile->kv0, tile->count, st->expr, s);
+            SCORE_ROW(run->base.device, program->score, &run->base.score, &row, (int32_t)tile->kv0, tile->count,
+                      st->expr, s);
         }
         if (tile->partial) {
             const attune_mask *mask = call->mask;
@@ -146,8 +147,8 @@ static void recompute(const attune__cpu_backward_run *run, const rows *it, const
         }
         normalise(st, r, tile);
         if (program->gradient)
-            GRADIENT_ROW(program->gradient, &run->base.score, &row, (int32_t)tile->kv0, tile->count, st->expr, st->raw,
-                         st->d_s + r * st->lds, sums);
+            GRADIENT_ROW(run->base.device, program->gradient, &run->base.score, &row, (int32_t)tile->kv0, tile->count,
+                         st->expr, st->raw, st->d_s + r * st->lds, sums);
     }
 }
 

@@ -6,6 +6,7 @@
  *     buffer.c    host memory                       forward_tmpl.h  an item: the seven stages; merge of splits
  *     program.c   a choice made ready               backward*       likewise for gradients
  *     kernels.h   inner kernels                     kernel_*.c      their versions
+ *     functions*  tanh and others of scores in float, by instruction set
  *     merge.c     partial results into one, back    walk.h          the tiles of a row of blocks
  *     mask.c      masks that follow a tensor
  *
@@ -19,6 +20,7 @@
 #define ATTUNE_CPU_CPU_H
 
 #include "backend.h"
+#include "cpu/functions.h"
 #include "cpu/kernels.h"
 #include "base/threads.h"
 
@@ -28,6 +30,7 @@ typedef struct attune__cpu_device {
     attune__pool *pool;
     attune__cpu_kernels_f32 f32;
     attune__cpu_kernels_f64 f64;
+    const attune__functions *functions; /* of scores in f32 */
 } attune__cpu_device;
 
 typedef struct attune__cpu_buffer {

@@ -24,6 +24,12 @@ static void choose_kernels(attune__cpu_kernels_f32 *f32, attune__cpu_kernels_f64
         attune__cpu_kernels_avx512(f32);
 }
 
+static const attune__functions *choose_functions(void)
+{
+    const attune__functions *avx2 = attune__cpu_functions_avx2(), *avx512 = attune__cpu_functions_avx512();
+    return avx512 ? avx512 : avx2 ? avx2 : attune__cpu_functions_generic();
+}
+
 static uint32_t thread_count(const attune__host *host)
 {
     uint32_t count = host->cpu_threads ? host->cpu_threads : attune__pool_cores();
@@ -123,6 +129,7 @@ static attune_status device_open(const attune__host *host, uint32_t index, attun
     made->base.queue = &made->queue;
     atomic_init(&made->base.lost, false);
     choose_kernels(&made->f32, &made->f64);
+    made->functions = choose_functions();
     const uint32_t wanted = thread_count(host);
     made->pool = attune__pool_create(&host->allocator, wanted, &host->parallel_for);
     if (!made->pool) {

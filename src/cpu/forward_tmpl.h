@@ -168,7 +168,8 @@ static void modify(const attune__cpu_run *run, const item *it, const state *st, 
                                      .h_kv = (int32_t)it->kv_h,
                                      .q_len = (int32_t)call->q_len,
                                      .kv_len = (int32_t)call->kv_len};
-            SCORE_ROW(run->program->score, &run->score, &row, (int32_t)tile->kv0, tile->count, st->expr, s);
+            SCORE_ROW(run->device, run->program->score, &run->score, &row, (int32_t)tile->kv0, tile->count, st->expr,
+                      s);
         }
         if (tile->partial)
             allow(run, it, st, r, tile);

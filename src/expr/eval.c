@@ -220,7 +220,7 @@ static void store_allowed(const node_state_f32 *root, size_t count, uint8_t *all
 void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
                            int32_t kv0, size_t count, void *scratch, uint8_t *allowed)
 {
-    store_allowed(evaluate_f32(expr, NULL, bindings, row, kv0, count, NULL, scratch), count, allowed);
+    store_allowed(evaluate_f32(expr, NULL, NULL, bindings, row, kv0, count, NULL, scratch), count, allowed);
 }
 
 /* What no open node depends on may have any value. */
@@ -239,26 +239,27 @@ void attune__expr_open_begin(const attune_expr *expr, const attune__interval *bo
 void attune__expr_open_row(const attune_expr *expr, const attune__open_nodes *open, const attune__bindings *bindings,
                            const attune__row *row, int32_t kv0, size_t count, void *scratch, uint8_t *allowed)
 {
-    store_allowed(evaluate_f32(expr, open, bindings, row, kv0, count, NULL, scratch), count, allowed);
+    store_allowed(evaluate_f32(expr, open, NULL, bindings, row, kv0, count, NULL, scratch), count, allowed);
 }
 
-void attune__expr_score_row_f32(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
-                                int32_t kv0, size_t count, void *scratch, float *score)
+void attune__expr_score_row_f32(const attune__functions *functions, const attune_expr *expr,
+                                const attune__bindings *bindings, const attune__row *row, int32_t kv0, size_t count,
+                                void *scratch, float *score)
 {
-    store_f32(evaluate_f32(expr, NULL, bindings, row, kv0, count, score, scratch), count, score);
+    store_f32(evaluate_f32(expr, NULL, functions, bindings, row, kv0, count, score, scratch), count, score);
 }
 
 void attune__expr_score_row_f64(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
                                 int32_t kv0, size_t count, void *scratch, double *score)
 {
-    store_f64(evaluate_f64(expr, NULL, bindings, row, kv0, count, score, scratch), count, score);
+    store_f64(evaluate_f64(expr, NULL, NULL, bindings, row, kv0, count, score, scratch), count, score);
 }
 
-void attune__gradient_row_f32(const attune__gradient *gradient, const attune__bindings *bindings,
-                              const attune__row *row, int32_t kv0, size_t count, void *scratch, const float *score,
-                              float *d, double *const *sums)
+void attune__gradient_row_f32(const attune__functions *functions, const attune__gradient *gradient,
+                              const attune__bindings *bindings, const attune__row *row, int32_t kv0, size_t count,
+                              void *scratch, const float *score, float *d, double *const *sums)
 {
-    evaluate_f32(gradient->expr, NULL, bindings, row, kv0, count, score, scratch);
+    evaluate_f32(gradient->expr, NULL, functions, bindings, row, kv0, count, score, scratch);
     differentiate_f32(gradient, bindings, scratch, count, d, sums);
 }
 
@@ -266,6 +267,6 @@ void attune__gradient_row_f64(const attune__gradient *gradient, const attune__bi
                               const attune__row *row, int32_t kv0, size_t count, void *scratch, const double *score,
                               double *d, double *const *sums)
 {
-    evaluate_f64(gradient->expr, NULL, bindings, row, kv0, count, score, scratch);
+    evaluate_f64(gradient->expr, NULL, NULL, bindings, row, kv0, count, score, scratch);
     differentiate_f64(gradient, bindings, scratch, count, d, sums);
 }

@@ -280,6 +280,24 @@ static void NAME(column_real)(attune__op op, const NAME(node_state) * a, const N
 #undef LOOP
 #undef MAP
 
+/* By the device's own function; false if it has none. */
+static bool NAME(column_function)(const attune__functions *functions, attune__op op, const NAME(node_state) * a,
+                                  const NAME(node_state) * b, size_t count, void *out)
+{
+    if (sizeof(REAL) != sizeof(float) || !functions)
+        return false;
+    if (op != ATTUNE__OP_POW) {
+        if (functions->of[op])
+            functions->of[op](out, a->column, count);
+        return functions->of[op] != NULL;
+    }
+    REAL *same = out;
+    for (size_t i = 0; i < count && !(a->column && b->column); i++)
+        same[i] = a->column ? b->value.r : a->value.r;
+    functions->pow(out, a->column ? a->column : out, b->column ? b->column : out, count);
+    return true;
+}
+
 /* select: the condition is a bool, a column or not; so is each branch. */
 #define CHOOSE(T, member)                                                                                              \
     do {                                                                                                               \
@@ -492,8 +510,9 @@ static bool NAME(varies)(const attune__node *node, const NAME(node_state) * stat
 
 /* open: NULL = all nodes; else the states of the others stand in scratch. */
 static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const attune__open_nodes *open,
-                                               const attune__bindings *bindings, const attune__row *row, int32_t kv0,
-                                               size_t count, const REAL *score, void *scratch)
+                                               const attune__functions *functions, const attune__bindings *bindings,
+                                               const attune__row *row, int32_t kv0, size_t count, const REAL *score,
+                                               void *scratch)
 {
     const int32_t vars[] = {row->b, row->h, row->q, 0, row->h_kv, row->q_len, row->kv_len};
     NAME(node_state) *states = scratch;
@@ -528,7 +547,8 @@ static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const at
         } else if (node->op == ATTUNE__OP_SELECT) {
             NAME(column_select)(node->type, a, b, &states[node->arg[2]], count, out);
         } else if (type == ATTUNE__FLOAT) {
-            NAME(column_real)((attune__op)node->op, a, b, count, out);
+            if (!NAME(column_function)(functions, (attune__op)node->op, a, b, count, out))
+                NAME(column_real)((attune__op)node->op, a, b, count, out);
         } else {
             NAME(column_int)((attune__op)node->op, a, b, count, out);
         }

@@ -241,6 +241,12 @@ typedef struct attune__row {
     int32_t b, h, q, h_kv, q_len, kv_len;
 } attune__row;
 
+/* A device's own functions of f32 on columns: to[i] = f(x[i]). `to` may be an operand; NULL = libm's. */
+typedef struct attune__functions {
+    void (*of[ATTUNE__OP_POW])(float *to, const float *x, size_t count); /* by attune__op: those of one operand */
+    void (*pow)(float *to, const float *x, const float *y, size_t count);
+} attune__functions;
+
 /*
  * Evaluates a row at a time: nodes that do not depend on kv or score once, the others in loops over columns that
  * compilers vectorise. `scratch` is attune__expr_scratch_size(expr, columns) bytes, aligned to 64, of the calling
@@ -264,9 +270,11 @@ void attune__expr_open_begin(const attune_expr *expr, const attune__interval *bo
 void attune__expr_open_row(const attune_expr *expr, const attune__open_nodes *open, const attune__bindings *bindings,
                            const attune__row *row, int32_t kv0, size_t count, void *scratch, uint8_t *allowed);
 
-/* In place: scores in, modified scores out. */
-void attune__expr_score_row_f32(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
-                                int32_t kv0, size_t count, void *scratch, float *score);
+/* In place: scores in, modified scores out. Without `functions` f32 has libm's, as masks and f64 always have: what a
+ * mask allows must not depend on the device. */
+void attune__expr_score_row_f32(const attune__functions *functions, const attune_expr *expr,
+                                const attune__bindings *bindings, const attune__row *row, int32_t kv0, size_t count,
+                                void *scratch, float *score);
 void attune__expr_score_row_f64(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
                                 int32_t kv0, size_t count, void *scratch, double *score);
 

@@ -41,9 +41,9 @@ attune_status attune__gradient_print(const attune_expr *expr, char *buffer, size
  * whose d is 0 give 0. `bindings` are the score expression's; scratch is
  * attune__expr_scratch_size of its expr.
  */
-void attune__gradient_row_f32(const attune__gradient *gradient, const attune__bindings *bindings,
-                              const attune__row *row, int32_t kv0, size_t count, void *scratch, const float *score,
-                              float *d, double *const *sums);
+void attune__gradient_row_f32(const attune__functions *functions, const attune__gradient *gradient,
+                              const attune__bindings *bindings, const attune__row *row, int32_t kv0, size_t count,
+                              void *scratch, const float *score, float *d, double *const *sums);
 void attune__gradient_row_f64(const attune__gradient *gradient, const attune__bindings *bindings,
                               const attune__row *row, int32_t kv0, size_t count, void *scratch, const double *score,
                               double *d, double *const *sums);

@@ -119,7 +119,7 @@ Test(eval, rows_are_points)
         if (kind == ATTUNE_EXPR_MASK)
             attune__expr_mask_row(x.expr, &x.bindings, &row, p.kv, columns, scratch, allowed);
         else
-            attune__expr_score_row_f32(x.expr, &x.bindings, &row, p.kv, columns, scratch, changed);
+            attune__expr_score_row_f32(NULL, x.expr, &x.bindings, &row, p.kv, columns, scratch, changed);
         for (size_t c = 0; c < columns; c++) {
             attune_point at = p;
             at.kv += (int32_t)c;
@@ -212,7 +212,7 @@ Test(eval, constants_are_of_the_precision)
             const attune__row row = row_of(&point);
             float single = 5;
             double real = 5;
-            attune__expr_score_row_f32(expr, &(attune__bindings){NULL, NULL}, &row, 0, 1, scratch, &single);
+            attune__expr_score_row_f32(NULL, expr, &(attune__bindings){NULL, NULL}, &row, 0, 1, scratch, &single);
             attune__expr_score_row_f64(expr, &(attune__bindings){NULL, NULL}, &row, 0, 1, scratch, &real);
             const attune__value value = attune__expr_point(expr, &(attune__bindings){NULL, NULL}, &point);
             cr_assert(same_float(single, f.single) && same_float(value.f, f.single), "%s is %.9g and %.9g, not %.9g",
@@ -250,7 +250,8 @@ Test(eval, double_is_near_float)
             double d[COLUMNS];
             for (int c = 0; c < COLUMNS; c++)
                 d[c] = f[c] = (float)random_expr_between(&state, -3000, 3000) / 100.3f;
-            attune__expr_score_row_f32(expr, &(attune__bindings){NULL, NULL}, &row, p.kv % 300, COLUMNS, scratch, f);
+            attune__expr_score_row_f32(NULL, expr, &(attune__bindings){NULL, NULL}, &row, p.kv % 300, COLUMNS, scratch,
+                                       f);
             attune__expr_score_row_f64(expr, &(attune__bindings){NULL, NULL}, &row, p.kv % 300, COLUMNS, scratch, d);
             for (int c = 0; c < COLUMNS; c++) {
                 double error = fabs((double)f[c] - d[c]);
