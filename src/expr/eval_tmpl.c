@@ -298,7 +298,7 @@ static bool NAME(column_function)(const attune__functions *functions, attune__op
     return true;
 }
 
-/* select: the condition is a bool, a column or not; so is each branch. */
+/* select: the condition is a bool, a column or not; so is each branch. Compilers vectorise what reads both. */
 #define CHOOSE(T, member)                                                                                              \
     do {                                                                                                               \
         T *restrict o = out;                                                                                           \
@@ -311,14 +311,20 @@ static bool NAME(column_function)(const attune__functions *functions, attune__op
             for (size_t i = 0; i < count; i++)                                                                         \
                 o[i] = from ? from[i] : one;                                                                           \
         } else if (p && r)                                                                                             \
-            for (size_t i = 0; i < count; i++)                                                                         \
-                o[i] = k[i] ? p[i] : r[i];                                                                             \
+            for (size_t i = 0; i < count; i++) {                                                                       \
+                const T yes = p[i], no = r[i];                                                                         \
+                o[i] = k[i] ? yes : no;                                                                                \
+            }                                                                                                          \
         else if (p)                                                                                                    \
-            for (size_t i = 0; i < count; i++)                                                                         \
-                o[i] = k[i] ? p[i] : y;                                                                                \
+            for (size_t i = 0; i < count; i++) {                                                                       \
+                const T yes = p[i];                                                                                    \
+                o[i] = k[i] ? yes : y;                                                                                 \
+            }                                                                                                          \
         else if (r)                                                                                                    \
-            for (size_t i = 0; i < count; i++)                                                                         \
-                o[i] = k[i] ? x : r[i];                                                                                \
+            for (size_t i = 0; i < count; i++) {                                                                       \
+                const T no = r[i];                                                                                     \
+                o[i] = k[i] ? x : no;                                                                                  \
+            }                                                                                                          \
         else                                                                                                           \
             for (size_t i = 0; i < count; i++)                                                                         \
                 o[i] = k[i] ? x : y;                                                                                   \
@@ -432,18 +438,46 @@ static bool NAME(capture_run)(const attune_array *array, const attune__node *nod
     return true;
 }
 
+/* Any indices. What is the same for every column is looked at once. */
 static void NAME(column_capture)(const attune_array *array, const attune__node *node, const NAME(node_state) * states,
                                  size_t count, void *out)
 {
+    const int32_t *index[ATTUNE_MAX_RANK];
+    int64_t size[ATTUNE_MAX_RANK], stride[ATTUNE_MAX_RANK], base = 0;
+    uint32_t rank = 0;
     int32_t *restrict whole = out;
     REAL *restrict real = out;
-    for (size_t i = 0; i < count; i++) {
-        int32_t index[ATTUNE_MAX_RANK] = {0};
-        for (uint32_t d = 0; d < node->arg_count; d++) {
-            const NAME(node_state) *s = &states[node->arg[d]];
-            index[d] = s->column ? ((const int32_t *)s->column)[i] : s->value.i;
+    for (uint32_t d = 0; d < node->arg_count; d++) {
+        const NAME(node_state) *s = &states[node->arg[d]];
+        if (s->column) {
+            index[rank] = s->column;
+            size[rank] = array->size[d];
+            stride[rank++] = array->stride[d];
+        } else if (s->value.i >= 0 && s->value.i < array->size[d]) {
+            base += s->value.i * array->stride[d];
+        } else {
+            memset(out, 0, count * (node->type == ATTUNE__FLOAT ? sizeof *real : sizeof *whole));
+            return;
         }
-        attune__value value = attune__capture_read(array, node->arg_count, index);
+    }
+    if (rank == 1 && array->dtype == ATTUNE_I32) {
+        const int32_t *data = (const int32_t *)array->data + base;
+        for (size_t i = 0; i < count; i++)
+            whole[i] = index[0][i] >= 0 && index[0][i] < size[0] ? data[index[0][i] * stride[0]] : 0;
+        return;
+    }
+    if (rank == 1 && array->dtype == ATTUNE_F32) {
+        const float *data = (const float *)array->data + base;
+        for (size_t i = 0; i < count; i++)
+            real[i] = index[0][i] >= 0 && index[0][i] < size[0] ? data[index[0][i] * stride[0]] : 0;
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        int64_t offset = base;
+        uint32_t d = 0;
+        for (; d < rank && index[d][i] >= 0 && index[d][i] < size[d]; d++)
+            offset += index[d][i] * stride[d];
+        const attune__value value = d == rank ? attune__capture_load(array, offset) : (attune__value){0};
         if (node->type == ATTUNE__FLOAT)
             real[i] = value.f;
         else
@@ -597,7 +631,9 @@ static void NAME(differentiate)(const attune__gradient *gradient, const attune__
         if (sums[symbol])
             NAME(scatter)(gradient, &gradient->reads[r], &bindings->captures[symbol], states, count, d, sums[symbol]);
     }
-    const NAME(node_state) *slope = &states[gradient->score];
-    for (size_t i = 0; i < count; i++)
-        d[i] = d[i] == 0 ? 0 : d[i] * (slope->column ? ((const REAL *)slope->column)[i] : slope->value.r);
+    const REAL *slope = states[gradient->score].column, same = states[gradient->score].value.r;
+    for (size_t i = 0; i < count; i++) {
+        const REAL product = d[i] * (slope ? slope[i] : same);
+        d[i] = d[i] == 0 ? 0 : product;
+    }
 }
