@@ -7,7 +7,6 @@
 #define REAL                      double
 #define NAME(x)                   attune__##x##_f64
 #define KERNELS                   f64
-#define REAL_EXP                  exp
 #define SCORE_ROW(device, ...)    attune__expr_score_row_f64(__VA_ARGS__)
 #define GRADIENT_ROW(device, ...) attune__gradient_row_f64(__VA_ARGS__)
 #include "cpu/backward_tmpl.h"

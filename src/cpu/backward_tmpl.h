@@ -99,14 +99,18 @@ static void load_keys(const attune__cpu_backward_run *run, int64_t b, int64_t kv
 }
 
 /* 5: P from the scores and LSE, dS with respect to what the score expression gave. */
-static void normalise(const state *st, size_t r, const attune__kv_tile *tile)
+static void normalise(const NAME(cpu_kernels) * kernels, const state *st, size_t r, const attune__kv_tile *tile)
 {
     REAL *p = st->p + r * st->lds, *d_s = st->d_s + r * st->lds;
     const REAL lse = st->lse[r], delta = st->delta[r];
     const bool empty = lse == -(REAL)INFINITY;
+    /* A score past LSE is of a forbidden pair, or by a rounding. */
+    kernels->row_exp(p, attune__cpu_pad(tile->count), lse);
     for (size_t c = 0; c < tile->count; c++) {
-        p[c] = empty || (tile->partial && !st->allowed[c]) ? 0 : REAL_EXP(p[c] - lse);
-        d_s[c] = p[c] == 0 ? 0 : p[c] * (d_s[c] - delta);
+        const bool none = empty || (tile->partial && !st->allowed[c]);
+        const REAL value = none ? 0 : p[c], product = value * (d_s[c] - delta);
+        p[c] = value;
+        d_s[c] = value == 0 ? 0 : product;
     }
 }
 
@@ -145,7 +149,7 @@ static void recompute(const attune__cpu_backward_run *run, const rows *it, const
             attune__expr_mask_row(mask->expr, &bindings, &mask_row, (int32_t)tile->kv0, tile->count, st->expr,
                                   st->allowed);
         }
-        normalise(st, r, tile);
+        normalise(kernels, st, r, tile);
         if (program->gradient)
             GRADIENT_ROW(run->base.device, program->gradient, &run->base.score, &row, (int32_t)tile->kv0, tile->count,
                          st->expr, st->raw, st->d_s + r * st->lds, sums);
