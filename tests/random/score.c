@@ -167,7 +167,8 @@ typedef struct known {
 
 static interval function(node_op op, interval a, const precision *how)
 {
-    const double x = fabs(a.v);
+    /* Of an infinity no more is lost than of any large argument. */
+    const double x = fmin(fabs(a.v), 1e6);
     switch (op) {
     case OP_FLOOR:
         return (interval){floor(a.v), floor(a.lo), floor(a.hi), a.doubtful};
