@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The declarations of CUDA's driver API that docs/guide/ uses: its programs are compiled where NVIDIA's header is not. */
+/* The declarations of CUDA's driver API that docs/guide/ uses, under the names that the driver exports: its programs
+ * are compiled where NVIDIA's header is not. */
 #ifndef CUDA_H
 #define CUDA_H
 
@@ -12,6 +13,13 @@ typedef struct CUstream_st *CUstream;
 typedef unsigned long long CUdeviceptr;
 
 #define CU_STREAM_NON_BLOCKING 1
+
+#define cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
+#define cuStreamDestroy           cuStreamDestroy_v2
+#define cuMemAlloc                cuMemAlloc_v2
+#define cuMemFree                 cuMemFree_v2
+#define cuMemcpyHtoDAsync         cuMemcpyHtoDAsync_v2
+#define cuMemcpyDtoHAsync         cuMemcpyDtoHAsync_v2
 
 CUresult cuInit(unsigned flags);
 CUresult cuGetErrorString(CUresult error, const char **text);
