@@ -348,12 +348,14 @@ Test(program, checks_cases)
                "\"size\": [2], \"spread\": 1}}}]' > hot.json"),
         0);
     expect("check --file hot.json --dtype f16 --grad", 0, "dheat");
-    /* Gradients that cancel to 0: of what a row's scores have in common, and of a row of one key. */
+    /* Gradients that cancel to 0: of what a row's scores have in common, and of a row of one key. Roundings of scores
+     * that are large: in dV they stand in P alone. */
     cr_assert_eq(system("echo '[{\"name\": \"shift\", \"heads\": 2, \"q_len\": 20, \"head_dim\": 16,"
                         "\"score\": \"score * 0.7 + w[b, h]\", \"captures\": {\"w\": {\"generator\": \"normal\","
                         "\"size\": [1, 2], \"spread\": 1}}},"
-                        "{\"name\": \"one_key\", \"heads\": 2, \"q_len\": 20, \"kv_len\": 1, \"head_dim\": 16}]' > "
-                        "cancel.json"),
+                        "{\"name\": \"one_key\", \"heads\": 2, \"q_len\": 20, \"kv_len\": 1, \"head_dim\": 16},"
+                        "{\"name\": \"large\", \"heads\": 2, \"q_len\": 20, \"head_dim\": 16,"
+                        "\"score\": \"score + 30000.0\"}]' > cancel.json"),
                  0);
     expect("check --file cancel.json --grad", 0, "dw");
     expect("check --file nowhere.json", 2, "nowhere.json");

@@ -237,7 +237,7 @@ Test(reference, what_cancels_follows_what_was_summed)
         may_be_off(dtype, c.d_k, hypot(first * 0.5 * 2, second * 0.5 * 4), 56 * 0.5 * 4);
         may_be_off(dtype, c.d_captures[0], hypot(first * 3, second * 6), 56 * 6);
         may_be_off(dtype, c.d_captures[1], hypot(first, second), 56);
-        cr_assert_float_eq(c.d_v, 2 * u * hypot(5, 7), 1e-15);
+        cr_assert_float_eq(c.d_v, 2 * hypot((u + (2 + 3.25) * single) * 5, (u + (2 + 5.75) * single) * 7), 1e-15);
         attune_expr_destroy(a.score);
 
         /* Without the score's own factor dw is 0 by shift invariance; the second row sees nothing. */

@@ -521,15 +521,16 @@ static void row_roundings(gradient_sums *g, const reference_row *row, double lse
     }
     for (int64_t kv = 0; kv < s->kv_len; kv++) {
         const double weight = g->p.allowed[kv] != 0 ? exp(g->p.score[kv] - lse) : 0;
+        /* exp(s - lse) has the roundings of both in its exponent. */
+        const double moved = (2 + fabs(g->p.score[kv])) * single;
         double terms = delta;
         for (int64_t i = 0; i < s->dv && weight != 0; i++) {
             const double d_o = array_get(g->d_o, place * s->dv + i);
-            const double rounding = finite_magnitude(2 * unit * weight * d_o);
+            const double rounding = finite_magnitude(2 * (unit + moved) * weight * d_o);
             terms += fabs(d_o * g->p.v[kv * s->dv + i]);
             g->d_v[(head + kv) * s->dv + i] += rounding * rounding;
         }
-        g->rounding[kv] =
-            weight == 0 ? 0 : 2 * weight * (unit * sqrt(3 * squares) + (2 + fabs(g->p.score[kv])) * single * terms);
+        g->rounding[kv] = weight == 0 ? 0 : 2 * weight * (unit * sqrt(3 * squares) + moved * terms);
     }
 }
 
