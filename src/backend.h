@@ -70,6 +70,9 @@ typedef struct attune__device_mask {
     attune_device *device;
 } attune__device_mask;
 
+/* The most programs of a plan: its own, and that of its short calls. */
+#define ATTUNE__PLAN_PROGRAMS 2
+
 /* What a program is made from. The expressions live as long as the program: the api room retains them. */
 typedef struct attune__program_desc {
     const attune__shape *shape;
@@ -160,7 +163,10 @@ struct attune__backend {
                                  const attune_tensor *tensor, uint64_t *value);
 
     /* Programs: compilation and everything else that may take time or memory. */
-    attune_status (*program_create)(attune_device *device, const attune__program_desc *desc, attune__program **program);
+    /* All of a plan's at once, so that their kernels may be compiled side by side. On failure those in programs that
+     * are not NULL are the caller's to destroy. */
+    attune_status (*programs_create)(attune_device *device, const attune__program_desc *descs, uint32_t count,
+                                     attune__program **programs);
     void (*program_destroy)(attune__program *program);
     /* Compiles for a device that need not be here, and adds the kernel to a pack. From any thread. NULL where kernels
      * cannot be compiled without their device, or need not be. */

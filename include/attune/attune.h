@@ -672,7 +672,12 @@ ATTUNE_API attune_status attune_mask_upload(attune_mask *mask, attune_device *de
 /* The pass that a plan is for. */
 typedef enum attune_direction { ATTUNE_FORWARD = 0, ATTUNE_BACKWARD = 1 } attune_direction;
 
-/* What is to be computed. Lengths and batch are maxima: a plan serves every shorter one without recompiling. */
+/*
+ * What is to be computed. Lengths and batch are maxima: a plan serves every shorter one without recompiling. A forward
+ * plan for more queries than the decode kernel pays for also has that kernel, and each call the one that its lengths
+ * ask for (attune_plan_choice_at), so that one plan serves a prompt and the steps behind it. With
+ * FORCE_USE_FLEX_ATTENTION on it has no decode kernel.
+ */
 typedef struct attune_problem {
     uint32_t struct_size;
     attune_direction direction;
@@ -777,6 +782,9 @@ typedef struct attune_plan_choice {
     bool write_dq;
     bool deterministic; /* the same call gives the same bits */
     bool approximate_tanh;
+    /* Calls of at most so many queries, on at least 256 keys, run a decode kernel that the plan has besides
+     * (attune_plan_choice_at); 0 = every call runs this one. */
+    int64_t short_q_len;
 } attune_plan_choice;
 
 /* How an explanation is written. */
@@ -797,11 +805,16 @@ ATTUNE_API attune_status attune_plan_choose_explain(const attune_limits *limits,
 /* A kernel that has been chosen and prepared for a problem on a device. */
 typedef struct attune_plan attune_plan;
 
-/* Chooses and prepares (compiles, if the backend does) the kernel. May take seconds on a cold cache. */
+/* Chooses and prepares (compiles, if the backend does) the kernels. May take seconds on a cold cache. */
 ATTUNE_API attune_status attune_plan_create(attune_device *device, const attune_problem *problem,
                                             const attune_kernel_options *options, attune_plan **plan);
 ATTUNE_API void attune_plan_destroy(attune_plan *plan);
+/* For calls of the plan's lengths. */
 ATTUNE_API attune_status attune_plan_choice_get(const attune_plan *plan, attune_plan_choice *choice);
+/* For calls of these lengths, which alone decide between the plan's kernels. INVALID_ARGUMENT if one is below 1 or past
+ * the plan's. */
+ATTUNE_API attune_status attune_plan_choice_at(const attune_plan *plan, int64_t q_len, int64_t kv_len,
+                                               attune_plan_choice *choice);
 ATTUNE_API attune_status attune_plan_explain(const attune_plan *plan, attune_text_format format, char *buffer,
                                              size_t size, size_t *needed);
 /* The bytes of workspace that each call in flight needs, whatever the alignment of the memory behind the buffer; 0 =
@@ -812,7 +825,7 @@ ATTUNE_API uint64_t attune_plan_workspace_size(const attune_plan *plan);
 
 /*
  * Kernels compiled ahead, for machines that have no compiler (CUDA without NVRTC) or must not wait for it. A pack is
- * made with the compiler alone, no device; it serves a plan whose kernel, tile, types and expressions are the same.
+ * made with the compiler alone, no device; it serves a plan whose kernels, tiles, types and expressions are the same.
  * Only CUDA has such kernels: the CPU compiles none, Vulkan's driver compiles on its device.
  */
 typedef struct attune_pack attune_pack;
@@ -821,7 +834,7 @@ typedef struct attune_pack attune_pack;
 ATTUNE_API attune_status attune_pack_create(attune_instance *instance, attune_pack **pack);
 ATTUNE_API void attune_pack_destroy(attune_pack *pack);
 /*
- * Chooses as attune_plan_create would on a device with these limits, compiles, and adds the kernel if it is not in the
+ * Chooses as attune_plan_create would on a device with these limits, compiles, and adds the kernels that are not in the
  * pack yet; with a block mask also those of attune_mask_create_tensor. May take seconds. UNAVAILABLE without the
  * compiler, UNSUPPORTED where the backend needs no pack; on failure the pack stays as it was. Any thread, several at
  * once.
@@ -933,6 +946,9 @@ typedef struct attune_forward_args {
  * with softmax and accumulation in float32 (float64 for f64), by the online algorithm of Milakov & Gimelshein (2018) in
  * the tiling of Dao et al., FlashAttention (2022). A row that the mask empties, or whose
  * allowed scores are all -inf, gives o = 0, lse = row_max = -inf.
+ *
+ * The call's lengths choose between the plan's kernels (attune_plan_choice_at): the same call gives the same bits, and
+ * the same row in a call of other lengths may differ by rounding.
  *
  * Launches only: no allocation, compilation or wait (unless args->seconds asks for one). Work may go on after return:
  * the tensors and the mask must live until `completion` (which may be NULL) is reached. On the CPU the work is done on

@@ -25,18 +25,23 @@ struct attune_plan {
     attune__direct_reads reads; /* of score */
     atomic_bool warned;         /* of captures that are too short: once, whatever else calls bring */
     attune__gradient *gradient; /* of score, in backward */
-    attune__program *program;
-    attune__program *merger; /* of segments; NULL = none */
+    attune__program *programs[ATTUNE__PLAN_PROGRAMS]; /* of decision.choice and short_choice; NULL = none */
+    attune__program *merger;                          /* of segments; NULL = none */
 };
 
-typedef attune_status (*attune__forward_entry)(const attune__program *program, attune_queue *queue,
-                                               const attune__forward *call, uint64_t *value);
-/* forward or decode, as was chosen. */
-static inline attune__forward_entry attune__plan_forward(const attune_plan *plan)
+/* What a call of these lengths runs. */
+static inline const attune__program *attune__plan_program(const attune_plan *plan, int64_t q_len, int64_t kv_len)
 {
-    const attune__backend *backend = plan->device->backend;
-    return plan->decision.choice.decode ? backend->decode : backend->forward;
+    return plan->programs[attune__decision_is_short(&plan->decision, q_len, kv_len)];
 }
+static inline const attune_plan_choice *attune__plan_choice(const attune_plan *plan, int64_t q_len, int64_t kv_len)
+{
+    const attune__decision *d = &plan->decision;
+    return attune__decision_is_short(d, q_len, kv_len) ? &d->short_choice : &d->choice;
+}
+/* Launches forward or decode, as was chosen. */
+attune_status attune__plan_forward(const attune_plan *plan, attune_queue *queue, const attune__forward *call,
+                                   uint64_t *value);
 
 struct attune_pack {
     attune_instance *instance; /* retained */
@@ -57,6 +62,10 @@ attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits
                                   const attune_kernel_options *options);
 /* Releases what settling retained and made. */
 void attune__plan_unsettle(attune_plan *plan);
+/* What the programs of a plan that is settled are made from, and how many there are; short_shape belongs to the second.
+ */
+uint32_t attune__plan_programs(const attune_plan *plan, attune__shape *short_shape,
+                               attune__program_desc descs[ATTUNE__PLAN_PROGRAMS]);
 /* UNSUPPORTED if the backend has no entry for what was chosen; `who` begins the message. */
 attune_status attune__plan_supported(const attune_plan *plan, const attune__backend *backend, const char *who);
 

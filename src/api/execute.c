@@ -16,6 +16,15 @@ static attune_status check_no_given_segments(uint32_t count)
     return ATTUNE_OK;
 }
 
+attune_status attune__plan_forward(const attune_plan *plan, attune_queue *queue, const attune__forward *call,
+                                   uint64_t *value)
+{
+    const attune__backend *backend = plan->device->backend;
+    const bool decode = attune__plan_choice(plan, call->q_len, call->kv_len)->decode;
+    const attune__program *program = attune__plan_program(plan, call->q_len, call->kv_len);
+    return (decode ? backend->decode : backend->forward)(program, queue, call, value);
+}
+
 attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                              attune_completion *completion)
 {
@@ -30,7 +39,7 @@ attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const
         attune__forward_call resolved;
         ATTUNE__TRY(check_no_given_segments(a.segment_count));
         ATTUNE__TRY(attune__forward_resolve_at(plan, &a, NULL, &resolved));
-        ATTUNE__TRY(attune__plan_forward(plan)(plan->program, queue, &resolved.call, &value));
+        ATTUNE__TRY(attune__plan_forward(plan, queue, &resolved.call, &value));
     }
     if (completion)
         *completion = (attune_completion){queue, value};
@@ -51,7 +60,7 @@ attune_status attune_backward(const attune_plan *plan, attune_queue *queue, cons
         attune__backward_call resolved;
         ATTUNE__TRY(check_no_given_segments(a.segment_count));
         ATTUNE__TRY(attune__backward_resolve_at(plan, &a, NULL, &resolved));
-        ATTUNE__TRY(plan->device->backend->backward(plan->program, queue, &resolved.call, &value));
+        ATTUNE__TRY(plan->device->backend->backward(plan->programs[0], queue, &resolved.call, &value));
     }
     if (completion)
         *completion = (attune_completion){queue, value};

@@ -50,9 +50,12 @@ static attune_status add(attune_pack *pack, const attune_limits *limits, const a
         ATTUNE__TRY(backend->merger_compile(&pack->instance->host, limits, pack->content));
     if (plan->shape.block_mask && backend->mask_compile)
         ATTUNE__TRY(backend->mask_compile(&pack->instance->host, limits, pack->content));
-    const attune__program_desc desc = {&plan->shape, &plan->decision.choice, &plan->decision.variant, plan->mask,
-                                       plan->score,  plan->gradient};
-    return backend->program_compile(&pack->instance->host, limits, &desc, pack->content);
+    attune__shape short_shape;
+    attune__program_desc descs[ATTUNE__PLAN_PROGRAMS];
+    const uint32_t count = attune__plan_programs(plan, &short_shape, descs);
+    for (uint32_t i = 0; i < count; i++)
+        ATTUNE__TRY(backend->program_compile(&pack->instance->host, limits, &descs[i], pack->content));
+    return ATTUNE_OK;
 }
 
 attune_status attune_pack_add(attune_pack *pack, const attune_limits *limits, const attune_problem *problem,

@@ -85,9 +85,8 @@ attune_status attune_plan_choose_explain(const attune_limits *limits, const attu
     return status;
 }
 
-attune_status attune__plan_supported(const attune_plan *plan, const attune__backend *backend, const char *who)
+static attune_status check_supported(const attune_plan_choice *choice, const attune__backend *backend, const char *who)
 {
-    const attune_plan_choice *choice = &plan->decision.choice;
     bool missing = choice->direction == ATTUNE_BACKWARD ? !backend->backward
                    : choice->decode                     ? !backend->decode
                                                         : !backend->forward;
@@ -100,6 +99,26 @@ attune_status attune__plan_supported(const attune_plan *plan, const attune__back
                         backend->missing);
 }
 
+attune_status attune__plan_supported(const attune_plan *plan, const attune__backend *backend, const char *who)
+{
+    const attune__decision *d = &plan->decision;
+    ATTUNE__TRY(check_supported(&d->choice, backend, who));
+    return d->choice.short_q_len ? check_supported(&d->short_choice, backend, who) : ATTUNE_OK;
+}
+
+uint32_t attune__plan_programs(const attune_plan *plan, attune__shape *short_shape,
+                               attune__program_desc descs[ATTUNE__PLAN_PROGRAMS])
+{
+    const attune__decision *d = &plan->decision;
+    *short_shape = attune__shape_of_short(&plan->shape, d);
+    descs[0] = (attune__program_desc){&plan->shape, &d->choice, &d->variant, plan->mask, plan->score, plan->gradient};
+    descs[1] = descs[0];
+    descs[1].shape = short_shape;
+    descs[1].choice = &d->short_choice;
+    descs[1].variant = &d->short_variant;
+    return d->choice.short_q_len ? 2 : 1;
+}
+
 static attune_status prepare(attune_plan *plan, const attune_problem *problem, const attune_kernel_options *options)
 {
     attune_device *device = plan->device;
@@ -107,11 +126,12 @@ static attune_status prepare(attune_plan *plan, const attune_problem *problem, c
     snprintf(who, sizeof who, "device %s", device->info.id);
     ATTUNE__TRY(attune__plan_settle(plan, &device->info.limits, problem, options));
     ATTUNE__TRY(attune__plan_supported(plan, device->backend, who));
-    const attune__program_desc desc = {&plan->shape, &plan->decision.choice, &plan->decision.variant, plan->mask,
-                                       plan->score,  plan->gradient};
     if (plan->shape.segments > 1)
         ATTUNE__TRY(attune__merger_make(device, &plan->merger));
-    return device->backend->program_create(device, &desc, &plan->program);
+    attune__shape short_shape;
+    attune__program_desc descs[ATTUNE__PLAN_PROGRAMS];
+    const uint32_t count = attune__plan_programs(plan, &short_shape, descs);
+    return device->backend->programs_create(device, descs, count, plan->programs);
 }
 
 attune_status attune_plan_create(attune_device *device, const attune_problem *problem,
@@ -146,8 +166,9 @@ void attune_plan_destroy(attune_plan *plan)
     if (!plan)
         return;
     attune_device *device = plan->device;
-    if (plan->program)
-        device->backend->program_destroy(plan->program);
+    for (uint32_t i = 0; i < ATTUNE__PLAN_PROGRAMS; i++)
+        if (plan->programs[i])
+            device->backend->program_destroy(plan->programs[i]);
     if (plan->merger)
         device->backend->merger_destroy(plan->merger);
     attune__plan_unsettle(plan);
@@ -160,6 +181,18 @@ attune_status attune_plan_choice_get(const attune_plan *plan, attune_plan_choice
 {
     ATTUNE__TRY(attune__check_not_null(plan, "plan"));
     return attune__desc_write(choice, &plan->decision.choice, sizeof *choice, sizeof *choice, "choice");
+}
+
+attune_status attune_plan_choice_at(const attune_plan *plan, int64_t q_len, int64_t kv_len, attune_plan_choice *choice)
+{
+    ATTUNE__TRY(attune__check_not_null(plan, "plan"));
+    const attune__shape *s = &plan->shape;
+    if (q_len < 1 || q_len > s->q_len || kv_len < 1 || kv_len > s->kv_len)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "q_len is %lld and kv_len %lld, the plan serves 1 to %lld and %lld", (long long)q_len,
+                            (long long)kv_len, (long long)s->q_len, (long long)s->kv_len);
+    return attune__desc_write(choice, attune__plan_choice(plan, q_len, kv_len), sizeof *choice, sizeof *choice,
+                              "choice");
 }
 
 attune_status attune_plan_explain(const attune_plan *plan, attune_text_format format, char *buffer, size_t size,

@@ -127,7 +127,7 @@ attune_status attune__forward_segments(const attune_plan *plan, attune_queue *qu
         }
         call->workspace_offset = backend_workspace(plan, a.workspace_offset);
         call->seconds = a.seconds ? &seconds : NULL;
-        ATTUNE__TRY(attune__plan_forward(plan)(plan->program, queue, call, value));
+        ATTUNE__TRY(attune__plan_forward(plan, queue, call, value));
         total += seconds;
     }
     if (a.segment_count > 1) {
@@ -164,7 +164,7 @@ attune_status attune__backward_segments(const attune_plan *plan, attune_queue *q
             resolved.call.d_q = result_at(&r, i).o;
         call->workspace_offset = backend_workspace(plan, a.workspace_offset);
         call->seconds = a.seconds ? &seconds : NULL;
-        ATTUNE__TRY(plan->device->backend->backward(plan->program, queue, &resolved.call, value));
+        ATTUNE__TRY(plan->device->backend->backward(plan->programs[0], queue, &resolved.call, value));
         total += seconds;
     }
     if (a.segment_count > 1) {

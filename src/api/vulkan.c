@@ -99,7 +99,8 @@ attune_status attune_vulkan_forward_record(const attune_plan *plan, VkCommandBuf
     attune__forward_call resolved;
     ATTUNE__TRY(attune__forward_resolve(plan, args, &resolved));
     ATTUNE__TRY(check_no_seconds(resolved.call.seconds));
-    return plan->device->backend->record(plan->program, &command_buffer, &resolved.call);
+    const attune__program *program = attune__plan_program(plan, resolved.call.q_len, resolved.call.kv_len);
+    return plan->device->backend->record(program, &command_buffer, &resolved.call);
 }
 
 attune_status attune_vulkan_backward_record(const attune_plan *plan, VkCommandBuffer command_buffer,
@@ -109,5 +110,5 @@ attune_status attune_vulkan_backward_record(const attune_plan *plan, VkCommandBu
     attune__backward_call resolved;
     ATTUNE__TRY(attune__backward_resolve(plan, args, &resolved));
     ATTUNE__TRY(check_no_seconds(resolved.call.forward.seconds));
-    return plan->device->backend->record_backward(plan->program, &command_buffer, &resolved.call);
+    return plan->device->backend->record_backward(plan->programs[0], &command_buffer, &resolved.call);
 }

@@ -107,8 +107,8 @@ attune_status attune__cpu_buffer_write(attune_buffer *buffer, uint64_t offset, c
 attune_status attune__cpu_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
 attune_status attune__cpu_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
                                       const attune_tensor *tensor, uint64_t *value);
-attune_status attune__cpu_program_create(attune_device *device, const attune__program_desc *desc,
-                                         attune__program **program);
+attune_status attune__cpu_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
+                                          attune__program **programs);
 void attune__cpu_program_destroy(attune__program *program);
 attune_status attune__cpu_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                   uint64_t *value);

@@ -3,9 +3,9 @@
 #include "cpu/cpu.h"
 
 #include "base/alloc.h"
+#include "base/error.h"
 
-attune_status attune__cpu_program_create(attune_device *device, const attune__program_desc *desc,
-                                         attune__program **program)
+static attune_status create(attune_device *device, const attune__program_desc *desc, attune__program **program)
 {
     attune__cpu_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
@@ -17,6 +17,14 @@ attune_status attune__cpu_program_create(attune_device *device, const attune__pr
     made->gradient = desc->gradient;
     made->weight = desc->shape->expr.score.weight + desc->shape->expr.slope.weight;
     *program = &made->base;
+    return ATTUNE_OK;
+}
+
+attune_status attune__cpu_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
+                                          attune__program **programs)
+{
+    for (uint32_t i = 0; i < count; i++)
+        ATTUNE__TRY(create(device, &descs[i], &programs[i]));
     return ATTUNE_OK;
 }
 

@@ -140,8 +140,8 @@ typedef struct attune__cuda_program {
     const attune_expr *mask, *score; /* the api room's */
 } attune__cuda_program;
 
-attune_status attune__cuda_program_create(attune_device *device, const attune__program_desc *desc,
-                                          attune__program **program);
+attune_status attune__cuda_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
+                                           attune__program **programs);
 void attune__cuda_program_destroy(attune__program *program);
 attune_status attune__cuda_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                    uint64_t *value);

@@ -35,7 +35,7 @@ static uint32_t shared_memory(const attune__program_desc *desc, attune__cuda_rol
     return bytes[role == ATTUNE__CUDA_ROWS];
 }
 
-/* One of a program's kernels on its way. */
+/* One of a plan's kernels on its way. */
 typedef struct part {
     attune__cuda_loaded *kernel;
     const attune__program_desc *desc;
@@ -46,7 +46,7 @@ typedef struct part {
 typedef struct parts {
     part each[ATTUNE__CUDA_JOBS];
     uint32_t count;
-    attune__program_desc second; /* for what TMA cannot read */
+    attune__program_desc second; /* for what TMA cannot read: of one program at most, since decode has no TMA */
     attune__decision decision;
 } parts;
 
@@ -102,13 +102,16 @@ static attune_status load_parts(attune__cuda_device *device, const parts *p, con
     return status;
 }
 
-static attune_status make(attune__cuda_device *device, const attune__program_desc *desc, attune__cuda_program *program)
+static attune_status make(attune__cuda_device *device, const attune__program_desc *descs, uint32_t count,
+                          attune__program **programs)
 {
     const attune_allocator *allocator = &device->base.host.allocator;
     const attune_limits *limits = &device->base.info.limits;
     attune__cuda_job jobs[ATTUNE__CUDA_JOBS] = {0};
     parts p = {.count = 0};
-    attune_status status = choose_parts(&p, limits, desc, program);
+    attune_status status = ATTUNE_OK;
+    for (uint32_t i = 0; i < count && status == ATTUNE_OK; i++)
+        status = choose_parts(&p, limits, &descs[i], (attune__cuda_program *)programs[i]);
     for (uint32_t i = 0; i < p.count && status == ATTUNE_OK; i++) {
         part *one = &p.each[i];
         status = attune__cuda_specialise(allocator, one->desc, limits->architecture, one->role, &one->source);
@@ -125,10 +128,8 @@ static attune_status make(attune__cuda_device *device, const attune__program_des
     return status;
 }
 
-attune_status attune__cuda_program_create(attune_device *device, const attune__program_desc *desc,
-                                          attune__program **program)
+static attune_status allocate(attune_device *device, const attune__program_desc *desc, attune__program **program)
 {
-    attune__cuda_device *mine = attune__cuda_of(device);
     attune__cuda_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -137,16 +138,24 @@ attune_status attune__cuda_program_create(attune_device *device, const attune__p
     made->backed = attune__cuda_backed(desc->choice);
     made->mask = desc->mask;
     made->score = desc->score;
-    attune_status status = make(mine, desc, made);
-    if (status == ATTUNE_OK && desc->choice->decode)
-        status = attune__cuda_decode_load(made, desc);
-    if (status == ATTUNE_OK && desc->choice->direction == ATTUNE_BACKWARD)
-        status = attune__cuda_backward_load(made, desc);
-    if (status == ATTUNE_OK)
-        *program = &made->base;
-    else
-        attune__cuda_program_destroy(&made->base);
-    return status;
+    *program = &made->base;
+    return ATTUNE_OK;
+}
+
+attune_status attune__cuda_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
+                                           attune__program **programs)
+{
+    for (uint32_t i = 0; i < count; i++)
+        ATTUNE__TRY(allocate(device, &descs[i], &programs[i]));
+    ATTUNE__TRY(make(attune__cuda_of(device), descs, count, programs));
+    for (uint32_t i = 0; i < count; i++) {
+        attune__cuda_program *made = (attune__cuda_program *)programs[i];
+        if (descs[i].choice->decode)
+            ATTUNE__TRY(attune__cuda_decode_load(made, &descs[i]));
+        if (descs[i].choice->direction == ATTUNE_BACKWARD)
+            ATTUNE__TRY(attune__cuda_backward_load(made, &descs[i]));
+    }
+    return ATTUNE_OK;
 }
 
 void attune__cuda_program_destroy(attune__program *program)

@@ -49,20 +49,19 @@ static uint32_t fewest_parts(const attune__search *search, const attune__found *
                               : 1;
 }
 
-static void fill(const attune__search *search, const attune__found *found, attune__decision *decision)
+/* Without what segments have in front of the workspace. */
+static attune_plan_choice choice_of(const attune__search *search, const attune__found *found)
 {
     const attune_pass_options *o = &search->options;
     const uint32_t *v = found->tile.value;
     bool back = search->pass == ATTUNE__PASS_BACKWARD, decode = search->pass == ATTUNE__PASS_DECODE;
     uint32_t occupancy = attune__occupancy(search->limits, &found->cost);
-    const attune__shape *s = search->shape;
-    const uint64_t segments = attune__segments_size(s, (uint64_t)(s->batch * s->heads * s->q_len), s->segments);
     uint32_t split = 1;
     if (decode)
         split = o->split_kv ? o->split_kv
                             : attune__decode_split(search, &found->tile, occupancy, fewest_parts(search, found));
-    decision->choice = (attune_plan_choice){
-        .struct_size = sizeof decision->choice,
+    return (attune_plan_choice){
+        .struct_size = sizeof(attune_plan_choice),
         .kernel = found->family->name,
         .direction = search->shape->direction,
         .decode = decode,
@@ -79,7 +78,7 @@ static void fill(const attune__search *search, const attune__found *found, attun
         .shared_memory = (uint32_t)found->cost.shared,
         .registers = found->cost.registers,
         .occupancy = occupancy ? occupancy : 1,
-        .workspace = segments + workspace(search, found, split),
+        .workspace = workspace(search, found, split),
         .prescale_qk = o->prescale_qk == ATTUNE_ON,
         .use_tma = found->family->tma,
         .blocks_are_contiguous = o->blocks_are_contiguous == ATTUNE_ON,
@@ -88,9 +87,21 @@ static void fill(const attune__search *search, const attune__found *found, attun
         .deterministic = o->deterministic == ATTUNE_ON || !(found->family->unordered >> search->pass & 1),
         .approximate_tanh = o->approximate_tanh == ATTUNE_ON,
     };
-    decision->variant = (attune__variant){0};
+}
+
+static attune__variant variant_of(const attune__search *search, const attune__found *found,
+                                  const attune_plan_choice *choice)
+{
+    attune__variant variant = {0};
     if (found->family->variant)
-        found->family->variant(search->shape, &decision->choice, &decision->variant);
+        found->family->variant(search->shape, choice, &variant);
+    return variant;
+}
+
+static void fill(const attune__search *search, const attune__found *found, attune__decision *decision)
+{
+    decision->choice = choice_of(search, found);
+    decision->variant = variant_of(search, found, &decision->choice);
     uint32_t rejected = decision->rejection_count;
     snprintf(decision->why, sizeof decision->why, "%s",
              search->forced & ATTUNE__TILE_OPTIONS
@@ -129,6 +140,55 @@ static attune_status read_options(const attune_kernel_options *given, attune_ker
     return ATTUNE_OK;
 }
 
+static void explain_no_decode(const attune__found *found, char *why, size_t size)
+{
+    snprintf(why, size, "no: no decode kernel takes this: %s%s%.160s", found->family ? found->family->name : "",
+             found->family ? ": " : "", found->why[0] ? found->why : "the options given do not fit");
+}
+
+/*
+ * Beside the forward kernel: the decode kernel for calls that are as short as those of a decode plan. Its tile and its
+ * parts are those of one query, the most frequent call; more queries take several tiles.
+ */
+static attune_status choose_short(const attune__search *forward, attune__decision *decision)
+{
+    attune__shape one = *forward->shape;
+    attune__search search = *forward;
+    attune__decode rule;
+    attune__found found;
+    one.q_len = 1;
+    search.shape = &one;
+    search.pass = ATTUNE__PASS_DECODE;
+    ATTUNE__TRY(attune__decode_rule(&search, &rule, decision->why_short, sizeof decision->why_short));
+    if (rule == ATTUNE__DECODE_NO)
+        return ATTUNE_OK;
+    attune__search_run(&search, NULL, &found);
+    if (found.outcome != ATTUNE__FOUND) {
+        explain_no_decode(&found, decision->why_short, sizeof decision->why_short);
+        return ATTUNE_OK;
+    }
+    const int64_t most = attune__decode_most_queries(&search), q_len = forward->shape->q_len;
+    decision->choice.short_q_len = most < q_len ? most : q_len;
+    decision->short_choice = choice_of(&search, &found);
+    decision->short_variant = variant_of(&search, &found, &decision->short_choice);
+    const attune__shape all = attune__shape_of_short(forward->shape, decision);
+    search.shape = &all;
+    decision->short_choice.workspace = workspace(&search, &found, decision->short_choice.split_kv);
+    snprintf(decision->why_short, sizeof decision->why_short, "calls of at most %lld queries and at least %d keys",
+             (long long)decision->choice.short_q_len, ATTUNE__DECODE_FEWEST_KEYS);
+    return ATTUNE_OK;
+}
+
+/* One workspace serves either kernel, behind what segments need. */
+static void share_workspace(const attune__shape *s, attune__decision *decision)
+{
+    const uint64_t segments = attune__segments_size(s, (uint64_t)(s->batch * s->heads * s->q_len), s->segments);
+    const uint64_t own = decision->choice.workspace, other = decision->short_choice.workspace;
+    decision->choice.workspace = segments + (own > other ? own : other);
+    if (decision->choice.short_q_len)
+        decision->short_choice.workspace = decision->choice.workspace;
+}
+
 static attune_status choose_pass(const attune_limits *limits, const attune__shape *shape,
                                  const attune_kernel_options *options, attune__decision *decision)
 {
@@ -149,17 +209,14 @@ static attune_status choose_pass(const attune_limits *limits, const attune__shap
         }
         if (rule == ATTUNE__DECODE_FORCED)
             return attune__misfit(&search, &found);
-        snprintf(decision->why_decode, sizeof decision->why_decode,
-                 "no: q_len %lld is short, but no decode kernel takes this: %s%s%.160s", (long long)shape->q_len,
-                 found.family ? found.family->name : "", found.family ? ": " : "",
-                 found.why[0] ? found.why : "the options given do not fit");
+        explain_no_decode(&found, decision->why_decode, sizeof decision->why_decode);
     }
     search.pass = shape->direction == ATTUNE_BACKWARD ? ATTUNE__PASS_BACKWARD : ATTUNE__PASS_FORWARD;
     attune__search_run(&search, decision, &found);
     if (found.outcome != ATTUNE__FOUND)
         return attune__misfit(&search, &found);
     fill(&search, &found, decision);
-    return ATTUNE_OK;
+    return search.pass == ATTUNE__PASS_FORWARD ? choose_short(&search, decision) : ATTUNE_OK;
 }
 
 attune_status attune__plan_choose(const attune_limits *limits, const attune__shape *shape,
@@ -171,6 +228,7 @@ attune_status attune__plan_choose(const attune_limits *limits, const attune__sha
     attune__decision made;
     memset(&made, 0, sizeof made);
     ATTUNE__TRY(choose_pass(&l, shape, options, &made));
+    share_workspace(shape, &made);
     *decision = made;
     return ATTUNE_OK;
 }

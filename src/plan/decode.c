@@ -10,10 +10,21 @@
 
 #include "base/error.h"
 
-#define MOST_AUTOMATIC 16  /* queries of one head, speculative decoding included */
-#define MOST_ALWAYS    8   /* up to here the forward kernel's tile would be nearly empty */
-#define MOST_FORCED    64  /* rows of the largest decode tile */
-#define FEWEST_KEYS    256 /* less is not worth a second pass over the results */
+#define MOST_AUTOMATIC 16 /* queries of one head, speculative decoding included */
+#define MOST_ALWAYS    8  /* up to here the forward kernel's tile would be nearly empty */
+#define MOST_FORCED    64 /* rows of the largest decode tile */
+#define FEWEST_KEYS    ATTUNE__DECODE_FEWEST_KEYS
+
+int64_t attune__decode_most_queries(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    return s->batch * s->heads < search->limits->compute_units ? MOST_AUTOMATIC : MOST_ALWAYS;
+}
+
+bool attune__decision_is_short(const attune__decision *decision, int64_t q_len, int64_t kv_len)
+{
+    return q_len <= decision->choice.short_q_len && kv_len >= FEWEST_KEYS;
+}
 
 attune_status attune__decode_rule(const attune__search *search, attune__decode *rule, char *why, size_t size)
 {
@@ -43,7 +54,7 @@ attune_status attune__decode_rule(const attune__search *search, attune__decode *
         *rule = ATTUNE__DECODE_YES;
         snprintf(why, size, "yes: q_len %lld is at most %d, and kv_len %lld at least %d", q_len, MOST_ALWAYS, kv_len,
                  FEWEST_KEYS);
-    } else if (tiles < units) {
+    } else if (q_len <= attune__decode_most_queries(search)) {
         *rule = ATTUNE__DECODE_YES;
         snprintf(why, size, "yes: q_len %lld is at most %d, and batch x heads, %lld, would leave some of %u units idle",
                  q_len, MOST_AUTOMATIC, tiles, units);

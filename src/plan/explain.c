@@ -83,11 +83,11 @@ static void text_terms(attune__text *text, const attune__terms *terms)
 }
 
 /* How the kernel has the expressions: only families that choose a variant say more than the weight. */
-static void text_variant(attune__text *text, const attune__shape *s, const attune__variant *v)
+static void text_variant(attune__text *text, const char *indent, const attune__shape *s, const attune__variant *v)
 {
     const attune__analysis *e = &s->expr;
     if (s->mask_expr) {
-        attune__text_add(text, "mask        ");
+        attune__text_add(text, "%smask        ", indent);
         if (v->row_intervals)
             attune__text_add(text, "a row's keys are one interval%s",
                              v->mask_pairs ? " where equal elements of captures stand together, else " : "");
@@ -97,7 +97,7 @@ static void text_variant(attune__text *text, const attune__shape *s, const attun
         attune__text_add(text, "%s\n", v->mask_chunks ? ", a few pairs at a time" : "");
     }
     if (s->score_expr) {
-        attune__text_add(text, "score       %s, about %u instructions a pair",
+        attune__text_add(text, "%sscore       %s, about %u instructions a pair", indent,
                          v->soft_cap ? "a soft-cap"
                          : v->linear ? "linear in the product and kv"
                                      : "pair by pair",
@@ -110,26 +110,40 @@ static void text_variant(attune__text *text, const attune__shape *s, const attun
     }
 }
 
-static void text_choice(attune__text *text, const attune_limits *l, const attune__decision *d)
+/* `indent` stands before each line. */
+static void text_launch(attune__text *text, const char *indent, const attune_limits *l, const attune_plan_choice *c)
+{
+    if (c->direction == ATTUNE_BACKWARD)
+        attune__text_add(text, "%stiles       dK and dV: BLOCK_M1 %u x BLOCK_N1 %u; dQ: BLOCK_M2 %u x BLOCK_N2 %u\n",
+                         indent, c->block_m1, c->block_n1, c->block_m2, c->block_n2);
+    else
+        attune__text_add(text, "%stile        BLOCK_M %u x BLOCK_N %u\n", indent, c->block_m, c->block_n);
+    attune__text_add(text, "%slaunch      num_stages %u, num_warps %u, %u invocations\n", indent, c->num_stages,
+                     c->num_warps, c->workgroup_invocations);
+    attune__text_add(text, "%smemory      %u bytes of %u %s\n", indent, c->shared_memory, l->shared_memory,
+                     l->backend == ATTUNE_BACKEND_CPU ? "in the second-level cache" : "shared");
+    if (c->registers)
+        attune__text_add(text, "%sregisters   about %u of %u a thread\n", indent, c->registers,
+                         l->registers_per_thread);
+    attune__text_add(text, "%soccupancy   %u on each of %u compute units\n", indent, c->occupancy, l->compute_units);
+    if (c->decode)
+        attune__text_add(text, "%ssplit       %u parts of the keys\n", indent, c->split_kv);
+}
+
+static void text_choice(attune__text *text, const attune_limits *l, const attune__shape *s, const attune__decision *d)
 {
     const attune_plan_choice *c = &d->choice;
     attune__text_add(text, "kernel      %s%s\n", c->kernel, c->decode ? ", decode pass" : "");
     attune__text_add(text, "why         %s\n", d->why);
     attune__text_add(text, "decode      %s\n", d->why_decode);
-    if (c->direction == ATTUNE_BACKWARD)
-        attune__text_add(text, "tiles       dK and dV: BLOCK_M1 %u x BLOCK_N1 %u; dQ: BLOCK_M2 %u x BLOCK_N2 %u\n",
-                         c->block_m1, c->block_n1, c->block_m2, c->block_n2);
-    else
-        attune__text_add(text, "tile        BLOCK_M %u x BLOCK_N %u\n", c->block_m, c->block_n);
-    attune__text_add(text, "launch      num_stages %u, num_warps %u, %u invocations\n", c->num_stages, c->num_warps,
-                     c->workgroup_invocations);
-    attune__text_add(text, "memory      %u bytes of %u %s\n", c->shared_memory, l->shared_memory,
-                     l->backend == ATTUNE_BACKEND_CPU ? "in the second-level cache" : "shared");
-    if (c->registers)
-        attune__text_add(text, "registers   about %u of %u a thread\n", c->registers, l->registers_per_thread);
-    attune__text_add(text, "occupancy   %u on each of %u compute units\n", c->occupancy, l->compute_units);
-    if (c->decode)
-        attune__text_add(text, "split       %u parts of the keys\n", c->split_kv);
+    text_launch(text, "", l, c);
+    if (c->short_q_len) {
+        attune__text_add(text, "short       %s, decode pass: %s\n", d->short_choice.kernel, d->why_short);
+        text_launch(text, "  ", l, &d->short_choice);
+        text_variant(text, "  ", s, &d->short_variant);
+    } else if (d->why_short[0]) {
+        attune__text_add(text, "short       %s\n", d->why_short);
+    }
     attune__text_add(text, "workspace   %llu bytes\n", (unsigned long long)c->workspace);
     if (c->blocks_are_contiguous)
         attune__text_add(text,
@@ -149,8 +163,8 @@ static void explain_text(attune__text *text, const attune_limits *l, const attun
     size_t before = text->length;
     add_options(text, options, false);
     attune__text_add(text, text->length == before ? "none\n" : "\n");
-    text_choice(text, l, d);
-    text_variant(text, s, &d->variant);
+    text_choice(text, l, s, d);
+    text_variant(text, "", s, &d->variant);
     attune__text_add(text, "rejected    %s\n", d->rejection_count ? "" : "none");
     for (uint32_t i = 0; i < d->rejection_count; i++)
         attune__text_add(text, "            %s: %s\n", d->rejections[i].what, d->rejections[i].why);
@@ -198,10 +212,9 @@ static void json_problem(attune__text *text, const attune__shape *s)
                      truth(s->mask_expr), truth(s->score_expr), s->mask_q_block, s->mask_kv_block);
 }
 
-static void json_choice(attune__text *text, const attune__decision *d)
+static void json_choice(attune__text *text, const char *name, const attune_plan_choice *c)
 {
-    const attune_plan_choice *c = &d->choice;
-    attune__text_add(text, "  \"choice\": {");
+    attune__text_add(text, "  \"%s\": {", name);
     add_string(text, "kernel", c->kernel, ", ");
     attune__text_add(text, "\"decode\": %s, ", truth(c->decode));
     if (c->direction == ATTUNE_BACKWARD)
@@ -213,14 +226,12 @@ static void json_choice(attune__text *text, const attune__decision *d)
                      "\"num_stages\": %u, \"num_warps\": %u, \"workgroup_invocations\": %u, \"SPLIT_KV\": %u, "
                      "\"shared_memory\": %u, \"registers\": %u, \"occupancy\": %u, \"workspace\": %llu, "
                      "\"PRESCALE_QK\": %s, \"USE_TMA\": %s, \"BLOCKS_ARE_CONTIGUOUS\": %s, \"ROWS_GUARANTEED_SAFE\": "
-                     "%s, \"WRITE_DQ\": %s, \"DETERMINISTIC\": %s, \"APPROXIMATE_TANH\": %s},\n",
+                     "%s, \"WRITE_DQ\": %s, \"DETERMINISTIC\": %s, \"APPROXIMATE_TANH\": %s, \"short_q_len\": "
+                     "%lld},\n",
                      c->num_stages, c->num_warps, c->workgroup_invocations, c->split_kv, c->shared_memory, c->registers,
                      c->occupancy, (unsigned long long)c->workspace, truth(c->prescale_qk), truth(c->use_tma),
                      truth(c->blocks_are_contiguous), truth(c->rows_guaranteed_safe), truth(c->write_dq),
-                     truth(c->deterministic), truth(c->approximate_tanh));
-    attune__text_add(text, "  ");
-    add_string(text, "why", d->why, ",\n  ");
-    add_string(text, "why_decode", d->why_decode, ",\n");
+                     truth(c->deterministic), truth(c->approximate_tanh), (long long)c->short_q_len);
 }
 
 static void json_terms(attune__text *text, const char *name, const attune__terms *terms)
@@ -229,10 +240,10 @@ static void json_terms(attune__text *text, const char *name, const attune__terms
                      terms->row_count);
 }
 
-static void json_variant(attune__text *text, const attune__shape *s, const attune__variant *v)
+static void json_variant(attune__text *text, const char *name, const attune__shape *s, const attune__variant *v)
 {
     const attune__analysis *e = &s->expr;
-    attune__text_add(text, "  \"variant\": {\"row_intervals\": %s, \"mask_pairs\": %s, \"key_intervals\": %s, ",
+    attune__text_add(text, "  \"%s\": {\"row_intervals\": %s, \"mask_pairs\": %s, \"key_intervals\": %s, ", name,
                      truth(v->row_intervals), truth(v->mask_pairs), truth(v->key_intervals));
     attune__text_add(text, "\"soft_cap\": %s, \"linear\": %s, ", truth(v->soft_cap), truth(v->linear));
     json_terms(text, "mask", &v->mask);
@@ -247,6 +258,22 @@ static void json_variant(attune__text *text, const attune__shape *s, const attun
                      e->mask.weight, e->score.weight, e->slope.weight);
 }
 
+static void json_choices(attune__text *text, const attune__shape *s, const attune__decision *d)
+{
+    json_choice(text, "choice", &d->choice);
+    json_variant(text, "variant", s, &d->variant);
+    if (d->choice.short_q_len) {
+        json_choice(text, "short_choice", &d->short_choice);
+        json_variant(text, "short_variant", s, &d->short_variant);
+    } else {
+        attune__text_add(text, "  \"short_choice\": null,\n");
+    }
+    attune__text_add(text, "  ");
+    add_string(text, "why", d->why, ",\n  ");
+    add_string(text, "why_decode", d->why_decode, ",\n  ");
+    add_string(text, "why_short", d->why_short, ",\n");
+}
+
 static void explain_json(attune__text *text, const attune_limits *l, const attune__shape *s,
                          const attune_kernel_options *options, const attune__decision *d)
 {
@@ -256,8 +283,7 @@ static void explain_json(attune__text *text, const attune_limits *l, const attun
     attune__text_add(text, "  \"options\": {");
     add_options(text, options, true);
     attune__text_add(text, "},\n");
-    json_choice(text, d);
-    json_variant(text, s, &d->variant);
+    json_choices(text, s, d);
     attune__text_add(text, "  \"rejections\": [");
     for (uint32_t i = 0; i < d->rejection_count; i++) {
         attune__text_add(text, "%s\n    {", i ? "," : "");

@@ -172,6 +172,9 @@ attune_status attune__misfit(const attune__search *search, const attune__found *
 /* The decode rule. forced: the option asked for it. */
 typedef enum attune__decode { ATTUNE__DECODE_NO, ATTUNE__DECODE_YES, ATTUNE__DECODE_FORCED } attune__decode;
 attune_status attune__decode_rule(const attune__search *search, attune__decode *rule, char *why, size_t size);
+/* The most queries, and the fewest keys, of which the rule chooses decode by itself. */
+int64_t attune__decode_most_queries(const attune__search *search);
+#define ATTUNE__DECODE_FEWEST_KEYS 256 /* less is not worth a second pass over the results */
 /* The parts that the keys are cut into, automatically. */
 #define ATTUNE__MOST_SPLITS 128
 uint32_t attune__decode_split(const attune__search *search, const attune__tile *tile, uint32_t occupancy,

@@ -157,9 +157,24 @@ typedef struct attune__decision {
     attune__variant variant;
     char why[256];
     char why_decode[256]; /* why the decode kernel was or was not chosen */
+    /* Where it was not: what calls of at most choice.short_q_len queries run, which attune__decision_is_short finds. */
+    attune_plan_choice short_choice;
+    attune__variant short_variant;
+    char why_short[256]; /* why there is one or none; empty if the choice is decode or backward */
     uint32_t rejection_count;
     attune__rejection rejections[ATTUNE__MAX_REJECTIONS];
 } attune__decision;
+
+/* Whether a call of these lengths runs the short choice: the rule by which the planner decides for decode itself. */
+bool attune__decision_is_short(const attune__decision *decision, int64_t q_len, int64_t kv_len);
+
+/* What the short choice's program is made for. */
+static inline attune__shape attune__shape_of_short(const attune__shape *shape, const attune__decision *decision)
+{
+    attune__shape s = *shape;
+    s.q_len = decision->choice.short_q_len;
+    return s;
+}
 
 attune_status attune__plan_choose(const attune_limits *limits, const attune__shape *shape,
                                   const attune_kernel_options *options, attune__decision *decision);

@@ -286,8 +286,7 @@ static attune_status make_pipelines(attune_device *device, const attune__program
                                               kernels[0].constants, 0, &program->combine);
 }
 
-attune_status attune__vulkan_program_create(attune_device *device, const attune__program_desc *desc,
-                                            attune__program **program)
+static attune_status create(attune_device *device, const attune__program_desc *desc, attune__program **program)
 {
     const size_t table = desc->score ? attune__mods_table_size(desc->score) : 0;
     const size_t sums = desc->gradient && desc->score ? desc->score->symbol_count * sizeof(attune__vulkan_sums) : 0;
@@ -310,6 +309,14 @@ attune_status attune__vulkan_program_create(attune_device *device, const attune_
     else
         attune__vulkan_program_destroy(&made->base);
     return status;
+}
+
+attune_status attune__vulkan_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
+                                             attune__program **programs)
+{
+    for (uint32_t i = 0; i < count; i++)
+        ATTUNE__TRY(create(device, &descs[i], &programs[i]));
+    return ATTUNE_OK;
 }
 
 void attune__vulkan_program_destroy(attune__program *program)

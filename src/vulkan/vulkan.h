@@ -383,8 +383,8 @@ attune_status attune__vulkan_mask_follow(attune_device *device, const attune_mas
                                          attune__device_mask **device_mask);
 attune_status attune__vulkan_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
                                          const attune_tensor *tensor, uint64_t *value);
-attune_status attune__vulkan_program_create(attune_device *device, const attune__program_desc *desc,
-                                            attune__program **program);
+attune_status attune__vulkan_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
+                                             attune__program **programs);
 void attune__vulkan_program_destroy(attune__program *program);
 attune_status attune__vulkan_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                      uint64_t *value);

@@ -127,7 +127,8 @@ Test(cuda_compile, segments_bring_the_merge)
         cr_assert_eq(attune_pack_create(w.instance, &pack), ATTUNE_OK);
         attune_problem problem = {
             .struct_size = sizeof problem, .dtype = ATTUNE_BF16, .head_dim = 64, .q_len = 1024, .segments = 2};
-        const attune_kernel_options options = {.struct_size = sizeof options, .any = {.kernel = "cuda_sm80"}};
+        const attune_kernel_options options = {.struct_size = sizeof options,
+                                               .any = {.kernel = "cuda_sm80", .force_use_flex_attention = ATTUNE_ON}};
         for (int j = 0; j < 2; j++) {
             cr_assert_eq(attune_pack_add(pack, &profile.limits, &problem, &options), ATTUNE_OK, "%s",
                          attune_last_error());

@@ -208,7 +208,7 @@ Test(cuda_driver, what_tma_cannot_read_falls_back)
     flow f = {0};
     *fake = (fake_state){.architecture = 90};
     cr_assert_eq(flow_create(&f), ATTUNE_OK, "%s", attune_last_error());
-    cr_assert_eq(fake->modules, 2);
+    cr_assert_eq(fake->modules, 3, "Hopper's, what stands in for it, and that of short calls");
     const attune_cuda_arguments *arguments = (const void *)fake->arguments;
     cr_assert_eq(flow_run(&f, NULL), ATTUNE_OK);
     cr_assert(fake->hopper && arguments->counter);
@@ -220,8 +220,71 @@ Test(cuda_driver, what_tma_cannot_read_falls_back)
     flow_destroy(&f);
     *fake = (fake_state){.architecture = 80};
     cr_assert_eq(flow_create(&f), ATTUNE_OK, "%s", attune_last_error());
-    cr_assert_eq(fake->modules, 1);
+    cr_assert_eq(fake->modules, 2);
     flow_destroy(&f);
+}
+
+/* A plan for a prompt has the kernel for steps too, and a call launches one or the other, in a captured graph as well.
+ */
+Test(cuda_driver, the_lengths_of_a_call_choose_its_kernel)
+{
+    enum { HEADS = 4, KEYS = 1200 };
+    static const struct {
+        int64_t q_len, kv_len;
+        const char *kernel;
+        int launches;
+    } table[] = {{1, KEYS, "attune_combine_sm80", 2},  {16, KEYS, "attune_combine_sm80", 2},
+                 {17, KEYS, "attune_forward_sm90", 1}, {ROWS, KEYS, "attune_forward_sm90", 1},
+                 {1, 256, "attune_combine_sm80", 2},   {1, 255, "attune_forward_sm90", 1}};
+    fake_state *fake = open_fake();
+    *fake = (fake_state){.architecture = 90};
+    heap h = {0};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .allocator = heap_allocator(&h), .cache_folder = ""};
+    attune_instance *instance;
+    attune_device *device;
+    attune_buffer *buffer, *workspace;
+    attune_plan *plan;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    cr_assert_eq(attune_device_open(instance, "cuda:0", &device), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_create(device, (uint64_t)HEADS * KEYS * DIM * 2, &buffer), ATTUNE_OK);
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .dtype = ATTUNE_F16,
+                                    .head_dim = DIM,
+                                    .heads = HEADS,
+                                    .kv_heads = 1,
+                                    .q_len = ROWS,
+                                    .kv_len = KEYS};
+    cr_assert_eq(attune_plan_create(device, &problem, NULL, &plan), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(fake->modules, 3);
+    cr_assert_eq(attune_buffer_create(device, attune_plan_workspace_size(plan), &workspace), ATTUNE_OK);
+    const long long allocations = atomic_load(&h.allocations);
+    for (size_t i = 0; i < 2 * sizeof table / sizeof table[0]; i++) {
+        const size_t row = i / 2;
+        const attune_tensor q = {buffer, 0, ATTUNE_F16, 4, {1, HEADS, table[row].q_len, DIM}, {0}};
+        const attune_tensor k = {buffer, 0, ATTUNE_F16, 4, {1, 1, table[row].kv_len, DIM}, {0}};
+        const attune_forward_args args = {
+            .struct_size = sizeof args, .q = q, .k = k, .v = k, .o = q, .workspace = workspace};
+        attune_plan_choice choice = {.struct_size = sizeof choice};
+        fake->capturing = i % 2;
+        fake->calls = 0;
+        cr_assert_eq(attune_forward(plan, attune_device_queue(device), &args, NULL), ATTUNE_OK, "%s",
+                     attune_last_error());
+        cr_expect_str_eq(fake->kernel, table[row].kernel, "%lld queries", (long long)table[row].q_len);
+        int launches = 0;
+        for (int j = 0; j < fake->calls; j++)
+            launches += !strcmp(fake->names[j], "cuLaunchKernel");
+        cr_expect_eq(launches, table[row].launches);
+        cr_assert_eq(attune_plan_choice_at(plan, table[row].q_len, table[row].kv_len, &choice), ATTUNE_OK);
+        cr_expect_eq(choice.decode, table[row].launches == 2);
+    }
+    cr_assert_eq(atomic_load(&h.allocations), allocations);
+    attune_plan_destroy(plan);
+    cr_assert_eq(fake->modules, 0);
+    attune_buffer_destroy(workspace);
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+    cr_assert_eq(atomic_load(&h.live), 0);
 }
 
 /* A tile of decode has the rows of a group's heads, but where their lists differ. The expression, which is all that the

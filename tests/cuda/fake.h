@@ -21,6 +21,7 @@ typedef struct fake_state {
     int lent_destroyed;           /* the primary context was released more often than retained */
     unsigned grid, block, shared; /* of the last launch */
     int hopper;                   /* it was attune_forward_sm90 */
+    const char *kernel;           /* its name */
     _Alignas(8) unsigned char arguments[4096];
 } fake_state;
 

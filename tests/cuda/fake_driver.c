@@ -24,7 +24,8 @@ static int call(const char *name)
             return result;                                                                                             \
     } while (0)
 
-static int some_object, sm80, sm90;
+static int some_object;
+static const char hopper[] = "attune_forward_sm90";
 
 int cuInit(unsigned flags)
 {
@@ -276,14 +277,23 @@ int cuModuleGetFunction(void **function, void *module, const char *name)
 {
     (void)module;
     CALL("cuModuleGetFunction");
-    *function = strcmp(name, "attune_forward_sm90") ? &sm80 : &sm90;
-    static const char *const others[] = {
-        "attune_forward_sm80", "attune_backward_sm80", "attune_backward_sm90",    "attune_delta",
-        "attune_decode_sm80",  "attune_sums",          "attune_backward_dq_sm90", "attune_mask_classify",
-        "attune_mask_offsets", "attune_mask_indices"};
-    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
-        if (*function == &sm90 || !strcmp(name, others[i]))
+    static const char *const kernels[] = {hopper,
+                                          "attune_forward_sm80",
+                                          "attune_backward_sm80",
+                                          "attune_backward_sm90",
+                                          "attune_delta",
+                                          "attune_decode_sm80",
+                                          "attune_combine_sm80",
+                                          "attune_sums",
+                                          "attune_backward_dq_sm90",
+                                          "attune_mask_classify",
+                                          "attune_mask_offsets",
+                                          "attune_mask_indices"};
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++)
+        if (!strcmp(name, kernels[i])) {
+            *function = (void *)(size_t)kernels[i];
             return 0;
+        }
     return 500;
 }
 int cuFuncGetAttribute(int *value, int attribute, void *function)
@@ -325,7 +335,8 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     (void)stream;
     (void)extra;
     CALL("cuLaunchKernel");
-    fake.hopper = function == &sm90;
+    fake.kernel = function;
+    fake.hopper = function == hopper;
     fake.grid = x * y * z;
     fake.block = bx * by * bz;
     fake.shared = shared;

@@ -453,6 +453,7 @@ static void look(world *w, tape *t)
     (void)attune_expr_print(expr, (attune_expr_format)(1 + below(t, 5)), text, below(t, 255), &needed);
     (void)attune_expr_evaluate(expr, &point, captures, 2, &parameter, 1, &value);
     (void)attune_plan_choice_get(plan, &choice);
+    (void)attune_plan_choice_at(plan, below(t, 3), below(t, 255), &choice);
     (void)attune_plan_explain(plan, (attune_text_format)(1 + below(t, 2)), text, below(t, 255), &needed);
 }
 

@@ -207,6 +207,45 @@ Test(choose, decode_rule)
     cr_assert(!plan("h100", &p, NULL).decode);
 }
 
+/* A plan for a prompt serves the steps behind it as a plan for steps does. */
+Test(choose, short_calls_of_a_long_plan_decode)
+{
+    attune_problem p = problem_of(ATTUNE_BF16, 128, 2048, 8192);
+    cr_assert_eq(plan("h100", &p, NULL).short_q_len, 16, "8 heads leave units idle");
+    cr_assert_eq(plan("cpu", &p, NULL).short_q_len, 8, "8 heads fill 8 threads");
+    p.batch = 64;
+    cr_assert_eq(plan("h100", &p, NULL).short_q_len, 8, "512 heads fill 132 units");
+    p.q_len = 12;
+    cr_assert_eq(plan("h100", &p, NULL).short_q_len, 8, "the forward kernel is for 9 queries and more");
+    p.q_len = 8;
+    cr_assert(plan("h100", &p, NULL).decode && !plan("h100", &p, NULL).short_q_len);
+    p.q_len = 2048, p.batch = 1;
+    cr_assert_eq(plan("h100", &p, "{\"FORCE_USE_FLEX_ATTENTION\": true}").short_q_len, 0);
+    /* Options hold for every kernel of the plan: where decode cannot have them, there is none. */
+    cr_assert_eq(plan("h100", &p, "{\"KERNEL\": \"cuda_sm90a\"}").short_q_len, 0);
+    cr_assert_eq(plan("h100", &p, "{\"ROWS_GUARANTEED_SAFE\": true}").short_q_len, 0);
+    cr_assert_eq(plan("a100", &p, "{\"BLOCK_M\": 128}").short_q_len, 0);
+    cr_assert_eq(plan("a100", &p, "{\"BLOCK_M\": 64}").short_q_len, 16);
+    p.kv_len = 255;
+    cr_assert_eq(plan("h100", &p, NULL).short_q_len, 0);
+    p.kv_len = 8192, p.direction = ATTUNE_BACKWARD;
+    cr_assert_eq(plan("h100", &p, NULL).short_q_len, 0);
+}
+
+/* The workspace is the larger kernel's, behind what segments have of it whatever the call's kernel. */
+Test(choose, short_calls_share_the_workspace)
+{
+    attune_problem p = problem_of(ATTUNE_BF16, 128, 2048, 8192);
+    cr_assert_eq(plan("h100", &p, NULL).workspace, 8 * 16 * 16 * (128 + 2) * 4, "16 queries in 16 parts");
+    const uint64_t alone = plan("h100", &p, NULL).workspace;
+    p.segments = 2;
+    attune__shape s;
+    cr_assert_eq(attune__shape_from_problem(&p, &s), ATTUNE_OK);
+    cr_assert_eq(plan("h100", &p, NULL).workspace, alone + attune__segments_size(&s, 8 * 2048, 2));
+    p.q_len = 1;
+    cr_assert_eq(plan("h100", &p, NULL).split_kv, 16);
+}
+
 Test(choose, every_device_decodes)
 {
     for (uint32_t i = 0; i < attune_profile_count(); i++)
@@ -266,7 +305,11 @@ Test(choose, cpu_scratch_and_workspace)
     s.expr_scratch = 1000;
     cr_assert_eq(attune__plan_choose(&cpu, &s, NULL, &d), ATTUNE_OK);
     uint64_t one = attune__cpu_thread_size(&s, d.choice.block_m, d.choice.block_n);
-    cr_assert_eq(d.choice.workspace, 8 * one + 256, "256: room for the alignment");
+    cr_assert_eq(d.choice.short_q_len, 8);
+    const attune__shape few = attune__shape_of_short(&s, &d);
+    const uint64_t parts = attune__split_size(&few, d.short_choice.split_kv, 4);
+    const uint64_t other = parts + 8 * attune__cpu_thread_size(&s, d.short_choice.block_m, d.short_choice.block_n);
+    cr_assert_eq(d.choice.workspace, (8 * one > other ? 8 * one : other) + 256, "256: room for the alignment");
     cr_assert_eq(one % 256, 0);
     cr_assert_geq(one, attune__cpu_scratch_size(d.choice.block_m, d.choice.block_n, 128, 128, ATTUNE_F32) + 1024);
     /* decode: the parts come first */

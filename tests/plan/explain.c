@@ -30,8 +30,10 @@ Test(explain, text)
                                         "98304 bytes of 101376",
                                         "registers   about",
                                         "occupancy   1",
-                                        "workspace   0 bytes",
                                         "no: q_len 4096 is more than 16",
+                                        "short       cuda_sm80, decode pass: calls of at most 16 queries and",
+                                        "at least 256 keys\n  tile        BLOCK_M 16 x BLOCK_N 64\n",
+                                        "  split       16 parts of the keys\nworkspace   2113536 bytes",
                                         "cuda_sm90a: the device has no wgmma"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         cr_expect(strstr(text, words[i]), "%s does not say \"%s\"", text, words[i]);
@@ -69,14 +71,19 @@ static void check_json(const attune_profile *profile, const attune_problem *p, c
     json_error_t error;
     json_t *root = json_loads(text, JSON_REJECT_DUPLICATES, &error);
     cr_assert(root, "%s: %s in %s", profile->name, error.text, text);
-    const char *kernel, *why, *decode;
-    int bytes, shared, q_len;
-    json_t *given, *rejections;
-    cr_assert_eq(json_unpack_ex(root, &error, 0, "{s:{s:i}, s:{s:i}, s:o, s:{s:s, s:i}, s:s, s:s, s:o}", "limits",
-                                "shared_memory", &shared, "problem", "q_len", &q_len, "options", &given, "choice",
-                                "kernel", &kernel, "shared_memory", &bytes, "why", &why, "why_decode", &decode,
-                                "rejections", &rejections),
+    const char *kernel, *why, *decode, *why_short;
+    int bytes, shared, q_len, short_q_len;
+    json_t *given, *rejections, *short_choice;
+    cr_assert_eq(json_unpack_ex(root, &error, 0, "{s:{s:i}, s:{s:i}, s:o, s:{s:s, s:i, s:i}, s:o, s:s, s:s, s:s, s:o}",
+                                "limits", "shared_memory", &shared, "problem", "q_len", &q_len, "options", &given,
+                                "choice", "kernel", &kernel, "shared_memory", &bytes, "short_q_len", &short_q_len,
+                                "short_choice", &short_choice, "why", &why, "why_decode", &decode, "why_short",
+                                &why_short, "rejections", &rejections),
                  0, "%s: %s", error.text, text);
+    cr_assert_eq(short_q_len, c.short_q_len);
+    cr_assert_eq(json_is_object(short_choice), c.short_q_len != 0);
+    cr_assert_eq(json_is_true(json_object_get(short_choice, "decode")), c.short_q_len != 0);
+    cr_assert_eq(why_short[0] != '\0', !c.decode && p->direction == ATTUNE_FORWARD);
     cr_assert_str_eq(kernel, c.kernel);
     cr_assert_eq((uint32_t)bytes, c.shared_memory);
     cr_assert_eq((uint32_t)shared, profile->limits.shared_memory);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/api.h"
 #include "base/alloc.h"
 #include "expr/expr.h"
 #include "plan/formulas.h"
@@ -222,6 +223,54 @@ static void check_choice(const attune_profile *p, const attune_problem *q, const
     cr_assert(c->decode || c->split_kv == 1, "%s", what);
 }
 
+static uint64_t short_ones;
+
+/* Beside a forward kernel stands the decode kernel that a plan for one query has, if the options leave it the choice.
+ */
+static void check_short(const attune_profile *p, const attune_problem *q, const attune_kernel_options *o,
+                        attune_choice force, const attune_plan_choice *c)
+{
+    attune_problem step = *q;
+    attune_plan one = {.device = NULL}, all = one;
+    step.q_len = 1;
+    step.kv_len = q->kv_len ? q->kv_len : q->q_len;
+    const bool may = !c->decode && q->direction == ATTUNE_FORWARD && force == ATTUNE_AUTO;
+    const bool has = attune__plan_settle(&one, &p->limits, &step, o) == ATTUNE_OK && may && one.decision.choice.decode;
+    cr_assert_eq(attune__plan_settle(&all, &p->limits, q, o), ATTUNE_OK);
+    const attune__decision d = all.decision;
+    const attune__shape shape = all.shape;
+    const attune_plan_choice expected = one.decision.choice;
+    attune__plan_unsettle(&one);
+    attune__plan_unsettle(&all);
+    const int64_t most = q->batch * q->heads < p->limits.compute_units ? 16 : 8;
+    cr_assert_eq(c->short_q_len,
+                 !has              ? 0
+                 : q->q_len < most ? q->q_len
+                                   : most,
+                 "%s: %lld", describe(p, q), (long long)c->short_q_len);
+    cr_assert_eq(d.why_short[0] != '\0', !c->decode && q->direction == ATTUNE_FORWARD, "%s", describe(p, q));
+    for (int64_t kv_len = 255; kv_len <= 256; kv_len++) {
+        cr_assert_eq(attune__decision_is_short(&d, has ? c->short_q_len : 1, kv_len), has && kv_len == 256);
+        cr_assert_not(attune__decision_is_short(&d, c->short_q_len + 1, kv_len));
+    }
+    if (!has)
+        return;
+    const attune_plan_choice *s = &d.short_choice;
+    cr_assert(s->decode && !strcmp(s->kernel, expected.kernel) && s->block_m == expected.block_m &&
+                  s->block_n == expected.block_n && s->num_stages == expected.num_stages &&
+                  s->num_warps == expected.num_warps && s->split_kv == expected.split_kv &&
+                  s->shared_memory == expected.shared_memory,
+              "%s: not the kernel of one query", describe(p, q));
+    /* The parts of every short call have room. */
+    const attune__shape few = attune__shape_of_short(&shape, &d);
+    const uint32_t element = q->dtype == ATTUNE_F64 ? 8 : 4;
+    cr_assert_eq(few.q_len, c->short_q_len);
+    cr_assert_geq(c->workspace, expected.workspace - attune__split_size(&one.shape, s->split_kv, element) +
+                                    attune__split_size(&few, s->split_kv, element));
+    cr_assert_eq(s->workspace, c->workspace);
+    short_ones++;
+}
+
 /* The one pass of the options that the direction reads, to change them. */
 static uint32_t *field(attune_pass_options *o, const char *name)
 {
@@ -336,6 +385,7 @@ Test(property, a_plan_within_every_limit_or_an_error_with_its_cure)
         case ATTUNE_OK:
             planned++;
             check_choice(&p, &q, &c);
+            check_short(&p, &q, &o, m.force_use_flex_attention, &c);
             break;
         case ATTUNE_DOES_NOT_FIT: {
             misfits++;
@@ -370,7 +420,9 @@ Test(property, a_plan_within_every_limit_or_an_error_with_its_cure)
     cr_log_info("%" PRIu64 " plans held against their Vulkan modules", modules_read);
     cr_assert_gt(modules_read, cases / 100);
 #endif
+    cr_log_info("%" PRIu64 " plans with a kernel for short calls", short_ones);
     cr_assert_gt(planned, cases / 4);
+    cr_assert_gt(short_ones, cases / 30);
     cr_assert_gt(misfits, cases / 100);
     cr_assert_gt(cures, cases / 100);
 }

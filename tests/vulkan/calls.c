@@ -233,6 +233,20 @@ static void submit_and_wait(attune__vulkan_device *device, VkCommandBuffer comma
     OK(attune__vulkan_wait_idle(device));
 }
 
+static VkCommandBuffer make_commands(const attune__vulkan_device *device, VkCommandPool *pool)
+{
+    const VkCommandPoolCreateInfo pool_info = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+                                               .queueFamilyIndex = device->queue.family};
+    VkCommandBuffer commands;
+    cr_assert_eq(device->vk.CreateCommandPool(device->handle, &pool_info, NULL, pool), VK_SUCCESS);
+    const VkCommandBufferAllocateInfo buffer_info = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+                                                     .commandPool = *pool,
+                                                     .level = VK_COMMAND_BUFFER_LEVEL_PRIMARY,
+                                                     .commandBufferCount = 1};
+    cr_assert_eq(device->vk.AllocateCommandBuffers(device->handle, &buffer_info, &commands), VK_SUCCESS);
+    return commands;
+}
+
 Test(vulkan_calls, may_be_recorded_by_the_caller)
 {
     room r = {0};
@@ -247,16 +261,8 @@ Test(vulkan_calls, may_be_recorded_by_the_caller)
     OK(attune_completion_wait(completion, UINT64_MAX));
     read_all(&r, first);
 
-    const VkCommandPoolCreateInfo pool_info = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
-                                               .queueFamilyIndex = device->queue.family};
     VkCommandPool pool;
-    VkCommandBuffer commands;
-    cr_assert_eq(device->vk.CreateCommandPool(device->handle, &pool_info, NULL, &pool), VK_SUCCESS);
-    const VkCommandBufferAllocateInfo buffer_info = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
-                                                     .commandPool = pool,
-                                                     .level = VK_COMMAND_BUFFER_LEVEL_PRIMARY,
-                                                     .commandBufferCount = 1};
-    cr_assert_eq(device->vk.AllocateCommandBuffers(device->handle, &buffer_info, &commands), VK_SUCCESS);
+    const VkCommandBuffer commands = make_commands(device, &pool);
     record(&r, device, commands);
     for (int run = 1; run <= 3; run++) {
         for (int t = O; t <= D_SLOPE; t++)
@@ -273,4 +279,67 @@ Test(vulkan_calls, may_be_recorded_by_the_caller)
     device->vk.DestroyCommandPool(device->handle, pool, NULL);
     free_outputs(&r, first, again);
     close_room(&r);
+}
+
+/* A step through a plan for a prompt, recorded: the decode kernel's bits, as the call's own. */
+Test(vulkan_calls, the_lengths_of_a_recorded_call_choose_its_kernel)
+{
+    enum { KEYS = 520, STEP = HEADS * DIM };
+    attune_instance *instance;
+    attune_plan *plans[3]; /* of a step, of a prompt, and without decode */
+    attune_buffer *workspace, *buffers[3];
+    float found[4][STEP];
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *opened = device_or_skip(instance, "vulkan");
+    attune__vulkan_device *device = attune__vulkan_of(opened);
+    attune_problem problem = {
+        .struct_size = sizeof problem, .head_dim = DIM, .heads = HEADS, .kv_heads = KV_HEADS, .kv_len = KEYS};
+    const attune_kernel_options forward = {.struct_size = sizeof forward, .fwd.force_use_flex_attention = ATTUNE_ON};
+    uint64_t most = 0, state = test_seed() + 10;
+    for (int i = 0; i < 3; i++) {
+        problem.q_len = i ? 40 : 1;
+        OK(attune_plan_create(opened, &problem, i == 2 ? &forward : NULL, &plans[i]));
+        const uint64_t bytes = attune_plan_workspace_size(plans[i]);
+        most = bytes > most ? bytes : most;
+    }
+    OK(attune_buffer_create(opened, most, &workspace));
+    for (int i = 0; i < 3; i++) {
+        static float values[KV_HEADS * KEYS * DIM];
+        for (size_t j = 0; j < sizeof values / sizeof *values; j++)
+            values[j] = (float)random_expr_between(&state, -1000, 1000) / 700;
+        OK(attune_buffer_create(opened, sizeof values, &buffers[i]));
+        OK(attune_buffer_write(buffers[i], 0, values, sizeof values));
+    }
+    const attune_tensor q = {buffers[0], 0, ATTUNE_F32, 4, {1, HEADS, 1, DIM}, {0}};
+    const attune_tensor k = {buffers[1], 0, ATTUNE_F32, 4, {1, KV_HEADS, KEYS, DIM}, {0}};
+    attune_tensor v = k, o = q;
+    v.buffer = buffers[2];
+    OK(attune_buffer_create(opened, sizeof found[0], &o.buffer));
+    const attune_forward_args args = {
+        .struct_size = sizeof args, .q = q, .k = k, .v = v, .o = o, .workspace = workspace};
+    for (int i = 0; i < 3; i++) {
+        OK(attune_forward(plans[i], attune_device_queue(opened), &args, NULL));
+        OK(attune_buffer_read(o.buffer, 0, found[i], sizeof found[i]));
+    }
+    OK(attune_buffer_write(o.buffer, 0, (const float[STEP]){0}, sizeof found[3]));
+    VkCommandPool pool;
+    const VkCommandBuffer commands = make_commands(device, &pool);
+    const VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+    cr_assert_eq(device->vk.BeginCommandBuffer(commands, &begin), VK_SUCCESS);
+    OK(attune_vulkan_forward_record(plans[1], commands, &args));
+    cr_assert_eq(device->vk.EndCommandBuffer(commands), VK_SUCCESS);
+    submit_and_wait(device, commands);
+    OK(attune_buffer_read(o.buffer, 0, found[3], sizeof found[3]));
+    cr_expect(!memcmp(found[0], found[1], sizeof found[0]), "the call's bits");
+    cr_expect(!memcmp(found[0], found[3], sizeof found[0]), "the recorded call's bits");
+    cr_expect(memcmp(found[0], found[2], sizeof found[0]), "the forward kernel has them too");
+    device->vk.DestroyCommandPool(device->handle, pool, NULL);
+    for (int i = 0; i < 3; i++) {
+        attune_plan_destroy(plans[i]);
+        attune_buffer_destroy(buffers[i]);
+    }
+    attune_buffer_destroy(o.buffer);
+    attune_buffer_destroy(workspace);
+    attune_device_destroy(opened);
+    attune_instance_destroy(instance);
 }
