@@ -151,6 +151,11 @@ const attention_case attention_cases[] = {
     {"infinite_parts_many",    1, 1, 2, 1,  20, 150, 128,  0, .score = "kv < 120 || q % 3 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .segments = 24},
     {"infinite_split",         1, 1, 8, 2,   1, 900, 128,  0, .score = "kv > 200 || h % 2 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .preferred = "{\"SPLIT_KV\": 3}"},
     {"infinite_split_masked",  1, 1, 8, 2,   1, 900, 128,  0, .mask = "kv % 5 != 0", .score = "kv > 200 || h % 2 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .preferred = "{\"SPLIT_KV\": 3}"},
+    {"step_of_prompt",         2, 2, 8, 2,   1, 700,  64,  0, .mask = NULL, .plan_more = 300},
+    {"step_of_prompt_mixed",   1, 1, 8, 2,   1, 700, 128,  0, .mask = "kv < used[b]", .kv_dtype = ATTUNE_F16, .o_dtype = ATTUNE_F32, .plan_more = 40},
+    {"steps_of_prompt",        1, 1, 6, 2,   7, 600,  72, 40, .mask = "kv <= q + 593", .score = SOFTCAP " + half_bias[kv]", .layout = LAYOUT_PADDED, .plan_more = 200},
+    {"steps_of_prompt_heads",  2, 2, 6, 3,   5, 593,  40, 16, .mask = "kv <= q + 579 && (kv / 128 + h + b) % 3 != 0", .partial = "kv <= q + 579", .plan_more = 100},
+    {"steps_of_prompt_longer", 2, 2, 8, 2,   3, 500,  64,  0, .mask = "kv % 5 != 0 && q >= kv - 497", .input = INPUT_NAN_HIDDEN, .mask_longer = 150, .plan_more = 150},
 };
 /* clang-format on */
 const uint32_t attention_case_count = sizeof attention_cases / sizeof attention_cases[0];
@@ -249,6 +254,7 @@ attention_case attention_case_random(uint64_t seed, case_storage *storage)
         c.kv_dtype = (attune_dtype)between(&r, 0, ATTUNE_BF16);
         c.o_dtype = (attune_dtype)between(&r, 0, ATTUNE_BF16);
     }
+    c.plan_more = random_uniform(&r) < 0.3 ? between(&r, 1, 100) : 0;
     snprintf(storage->name, sizeof storage->name, "random %#llx", (unsigned long long)seed);
     return c;
 }
@@ -319,7 +325,8 @@ attention_case attention_case_nonfinite(uint64_t seed, case_storage *storage)
                         .kv_heads = random.kv_heads,
                         .q_block = random.q_block,
                         .kv_block = random.kv_block,
-                        .mask_longer = random.mask_longer};
+                        .mask_longer = random.mask_longer,
+                        .plan_more = random.plan_more};
     const bool decode = random_uniform(&r) < 0.25;
     c.q_len = decode ? between(&r, 1, 4) : random_length(&r, 80);
     c.kv_len = random_length(&r, decode ? 300 : 150);

@@ -43,6 +43,7 @@ typedef struct attention_case {
     uint32_t segments;            /* k and v are cut into this many, which the seed places; 0 = not cut */
     const char *partial;          /* the mask is given as lists, whose partial blocks evaluate this; NULL = it is not */
     attune_dtype kv_dtype, o_dtype; /* 0 = the dtype that the case runs in; with f64 they do not count */
+    int64_t plan_more;              /* the plan is made for this many more queries than the call has */
 } attention_case;
 
 /* Whether it names types of its own, with which float64 has nothing to do; and the same with one dtype, for kernels

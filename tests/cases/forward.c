@@ -98,10 +98,11 @@ static void run_random(const char *backend, kernels which, uint32_t cpu_threads,
             failed++;
             cr_log_error(
                 "%s\n  batch %lld/%lld heads %lld/%lld lengths %lld x %lld head_dim %u/%u mask \"%s\" score \"%s\" "
-                "input %d layout %d blocks %u x %u longer %lld",
+                "input %d layout %d blocks %u x %u longer %lld plan for %lld queries more",
                 why.message, (long long)c.batch, (long long)c.kv_batch, (long long)c.heads, (long long)c.kv_heads,
                 (long long)c.q_len, (long long)c.kv_len, c.head_dim, c.head_dim_v, c.mask ? c.mask : "",
-                c.score ? c.score : "", (int)c.input, (int)c.layout, c.q_block, c.kv_block, (long long)c.mask_longer);
+                c.score ? c.score : "", (int)c.input, (int)c.layout, c.q_block, c.kv_block, (long long)c.mask_longer,
+                (long long)c.plan_more);
         }
     }
     attune_device_destroy(device);

@@ -289,7 +289,7 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
         .kv_batch = c->kv_batch,
         .heads = c->heads,
         .kv_heads = c->kv_heads,
-        .q_len = c->q_len,
+        .q_len = c->q_len + c->plan_more,
         .kv_len = c->kv_len,
         .score = a->score,
         .lse = true,

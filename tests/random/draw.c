@@ -250,6 +250,9 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
         if (!p->calls[i].segment_alone && p->segments)
             p->calls[i].mask_more_kv = 0;
     }
+    /* Steps through the plan of a prompt. */
+    if (decode && rng_chance(&r, 50))
+        p->q_len = rng_range(&r, p->q_len, 100);
     if (p->mask != MASK_TENSOR)
         return;
     /* A tensor of each batch serves calls of this batch alone. */

@@ -662,18 +662,22 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
     }
     if (status != ATTUNE_OK)
         return failed_call(f, "attune_plan_create", status);
-    if (!check_choice(r, &d, forced ? &options : NULL, *plan, f))
-        return false;
+    return check_choice(r, &d, forced ? &options : NULL, *plan, f);
+}
+
+/* What a call runs, for its finding. */
+static void name_kernel(const problem *p, const call *c, const attune_plan *plan, finding *f)
+{
     attune_plan_choice choice = {.struct_size = sizeof choice};
-    if (attune_plan_choice_get(*plan, &choice) == ATTUNE_OK) {
-        if (p->direction == ATTUNE_FORWARD)
-            (void)snprintf(f->kernel, sizeof f->kernel, "%.20s%s %ux%u/%u", choice.kernel,
-                           choice.decode ? " decode" : "", choice.block_m, choice.block_n, choice.split_kv);
-        else
-            (void)snprintf(f->kernel, sizeof f->kernel, "%.20s %ux%u %ux%u", choice.kernel, choice.block_m1,
-                           choice.block_n1, choice.block_m2, choice.block_n2);
-    }
-    return true;
+    /* Of segments, each by its own length. */
+    if (attune_plan_choice_at(plan, c->q_len, p->segments ? c->segment[0] : c->kv_len, &choice) != ATTUNE_OK)
+        return;
+    if (p->direction == ATTUNE_FORWARD)
+        (void)snprintf(f->kernel, sizeof f->kernel, "%.20s%s %ux%u/%u", choice.kernel, choice.decode ? " decode" : "",
+                       choice.block_m, choice.block_n, choice.split_kv);
+    else
+        (void)snprintf(f->kernel, sizeof f->kernel, "%.20s %ux%u %ux%u", choice.kernel, choice.block_m1,
+                       choice.block_n1, choice.block_m2, choice.block_n2);
 }
 
 static bool run_on(runner *r, const problem *p, finding *f)
@@ -702,6 +706,7 @@ static bool run_on(runner *r, const problem *p, finding *f)
         }
         if (ok && plan) {
             f->call = i;
+            name_kernel(p, c, plan, f);
             ok = run_call(r, p, c, exprs, plan, &d, &b, f);
         }
         say(r, i ? "    }\n" : "");
