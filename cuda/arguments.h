@@ -31,9 +31,9 @@
  *     ATTUNE_DETERMINISTIC   backward_sm90, 1: dQ's sums are added to in turn
  *     ATTUNE_HAVE_SCORE      1: every pair calls attune_score
  *     ATTUNE_HAVE_READS      backward, 1: gradients of captures may be wanted
- *     ATTUNE_OWN_KEYS        backward_sm80, 1: the kernel for dK and dV, whose tile is BLOCK_M1 and BLOCK_N1; 0: that
+ *     ATTUNE_DK_DV        backward_sm80, 1: the kernel for dK and dV, whose tile is BLOCK_M1 and BLOCK_N1; 0: that
  *                            for dQ and the gradients of captures, whose tile is BLOCK_M2 and BLOCK_N2
- *     ATTUNE_APART           backward_sm80 with ATTUNE_OWN_KEYS, 1: dV and dK are made by workgroups of their own
+ *     ATTUNE_APART           backward_sm80 with ATTUNE_DK_DV, 1: dV and dK are made by CTAs of their own
  *
  * With any of the last three the host gives NVRTC a header "mods.cuh": the prelude and then the functions
  *
@@ -143,8 +143,8 @@ typedef struct attune_cuda_parts {
 
 /* An exact sum: src/plan/family_cuda.h, sums.cuh. */
 #define ATTUNE_CUDA_SUM_WORDS 8
-/* Behind the sums of a tile that comes in pieces, int32: how many pieces each warp has added to its part of them. */
-#define ATTUNE_CUDA_PIECE_COUNTS 16
+/* Behind the sums of a tile that comes in splits, int32: how many pieces each warp has added to its part of them. */
+#define ATTUNE_CUDA_TAIL_COUNTS 16
 
 /* Backward, besides q, k, v, o and lse. */
 typedef struct attune_cuda_backward {
@@ -171,14 +171,14 @@ typedef struct attune_cuda_backward {
     unsigned long long redo;
     /* backward_sm90 with ATTUNE_DETERMINISTIC: u32 [batch * heads][row tiles][4], how often each part of dQ's sums was
      * added to, zero at first. The counter is then one of the call's own, and zero too. */
-    unsigned long long turns;
+    unsigned long long order_counts;
     int together; /* backward_sm90: heads of k and v that are worked on at a time */
 
     /* backward_sm90 without ATTUNE_HAVE_BLOCKS and ATTUNE_DETERMINISTIC: each tile of keys from the `whole`th on
-     * comes in `pieces` of piece_rows rows, and their dK and dV are added up in piece_sums (src/plan/family_cuda.h), zero
-     * at first. */
-    int whole, pieces, piece_rows;
-    unsigned long long piece_sums;
+     * comes in `pieces` of tail_split_rows rows, and their dK and dV are added up in tail_sums
+     * (src/plan/family_cuda.h), zero at first. */
+    int full_wave_tiles, tail_splits, tail_split_rows;
+    unsigned long long tail_sums;
 } attune_cuda_backward;
 
 /* What attune_sums adds to: a float tensor of rank up to 4, strides in elements; 0 elements = not wanted. */

@@ -8,12 +8,12 @@
 
 /* ------------------------------------------------------------------------------------------------- tiles of the work */
 
-/* Which keys of which head a workgroup has, and whose rows meet them: `heads` pairs of batch and head, from (b, h) on,
+/* Which keys of which head a CTA has, and whose rows meet them: `heads` pairs of batch and head, from (b, h) on,
  * of which `group` follow one another in a batch. */
 struct column {
     int b, h_kv, kv; /* kv: the first key; b: of k and v */
     int group, heads;
-    int role; /* of workgroups that make dK and dV apart: 0 dV, 1 dK */
+    int role; /* of CTAs that make dK and dV apart: 0 dV, 1 dK */
 };
 
 /* The first keys come first: they are the longest under a causal mask. */
@@ -37,11 +37,11 @@ __device__ __forceinline__ column column_place(const attune_cuda_arguments &a, c
 struct rows {
     int b, h;
     int q;      /* the first row; -1 = there are no more */
-    bool whole; /* every pair is allowed, but for the edge */
+    bool full; /* every pair is allowed, but for the edge */
 };
 
 /* The tiles of rows that a tile of keys meets, head after head, ascending in each. */
-struct column_walk {
+struct column_iterator {
     rows next;
     int head; /* of the column's */
 #if ATTUNE_HAVE_BLOCKS
@@ -50,24 +50,24 @@ struct column_walk {
 #endif
 };
 
-__device__ __forceinline__ void column_block(column_walk &w, const attune_cuda_arguments &a)
+__device__ __forceinline__ void column_block(column_iterator &w, const attune_cuda_arguments &a)
 {
 #if ATTUNE_HAVE_BLOCKS
     int block = min(w.left.next_partial, w.left.next_full);
-    w.next.whole = block == w.left.next_full;
+    w.next.full = block == w.left.next_full;
     /* A mask may be longer than the call. */
     if (block == NO_BLOCK || block * a.q_block >= a.q_len) {
         w.next.q = -1;
     } else {
         w.next.q = block * a.q_block;
         w.end = min(w.next.q + a.q_block, a.q_len);
-        lists_next(w.left, w.next.whole);
+        lists_next(w.left, w.next.full);
     }
 #endif
 }
 
 /* The column's next head that has a tile. */
-__device__ __forceinline__ void column_head(column_walk &w, const attune_cuda_arguments &a,
+__device__ __forceinline__ void column_head(column_iterator &w, const attune_cuda_arguments &a,
                                             const attune_cuda_backward &back, const column &c)
 {
     w.next.q = -1;
@@ -83,12 +83,12 @@ __device__ __forceinline__ void column_head(column_walk &w, const attune_cuda_ar
         column_block(w, a);
 #else
         w.next.q = 0;
-        w.next.whole = true;
+        w.next.full = true;
 #endif
     }
 }
 
-__device__ __forceinline__ void column_begin(column_walk &w, const attune_cuda_arguments &a,
+__device__ __forceinline__ void column_begin(column_iterator &w, const attune_cuda_arguments &a,
                                              const attune_cuda_backward &back, const column &c)
 {
     w.head = 0;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void column_begin(column_walk &w, const attune_cuda_a
 }
 
 /* The next tile; after the last one, -1 for ever. */
-__device__ __forceinline__ rows column_take(column_walk &w, const attune_cuda_arguments &a,
+__device__ __forceinline__ rows column_take(column_iterator &w, const attune_cuda_arguments &a,
                                             const attune_cuda_backward &back, const column &c)
 {
     rows taken = w.next;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Backward with mma.sync and cp.async in 16 bits, as FlashAttention-2 has it: five products of matrices, and sums of dQ
- * that workgroups add to in no order. A workgroup owns keys and goes over the tiles of rows that the transposed lists
+ * that CTAs add to in no order. A CTA owns keys and goes over the tiles of rows that the transposed lists
  * name:
  *
  *     S^T = K Q^T, dP^T = V dO^T     of 32 keys and a SPLIT-th of the rows: a warp
  *     dV += P^T dO, dK += dS^T Q     of 32 keys and a SPLIT-th of the columns: a warp
- *     dQ += dS K                     by all warps, pieces of rows and columns
+ *     dQ += dS K                     by all warps, splits of their rows and columns
  *
  * P and dS go through shared memory, where other warps read them: a warp's 32 keys share each operand that is read, and
  * its registers hold sums of fewer columns. What a warp gets of dQ is added to float32 sums in the workspace as it lies
@@ -15,7 +15,7 @@
  */
 #include "common.cuh"
 
-constexpr bool OWN_KEYS = true;
+constexpr bool DK_DV = true;
 constexpr int OWN = BLOCK_N, OTHER = BLOCK_M, ROW_TILES = 2;
 constexpr int GROUPS = OWN / 32, SPLIT = ATTUNE_NUM_WARPS / GROUPS, KEYS = OTHER / SPLIT;
 static_assert(GROUPS * 32 == OWN && GROUPS * SPLIT == ATTUNE_NUM_WARPS && KEYS % 16 == 0, "a warp owns 32 keys");
@@ -24,7 +24,7 @@ static_assert(GROUPS * 32 == OWN && GROUPS * SPLIT == ATTUNE_NUM_WARPS && KEYS %
 constexpr int ROLES = 1;
 constexpr bool IN_TURN = false;
 
-#include "feed_backward_sm80.cuh"
+#include "loads_backward_sm80.cuh"
 
 constexpr int D_TILES = PAD_D / 8 / SPLIT, V_TILES = PAD_DV / 8 / SPLIT; /* of a warp's columns */
 constexpr u32 OWN_BYTES = OWN * (PAD_D + PAD_DV) * sizeof(element);
@@ -44,7 +44,7 @@ constexpr bool VECTOR_ADD = __CUDA_ARCH__ >= 900;
 /* A warp's part of P or dS, into [key][row]. */
 __device__ __forceinline__ void put_down(u32 to, const scores &x, int warp_row, int warp_column)
 {
-    int lane = thread_here() % 32;
+    int lane = thread_index_remat() % 32;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -63,7 +63,7 @@ template <int TILES, int CHUNKS>
 __device__ __forceinline__ void multiply_own(float (&sum)[ROW_TILES][TILES][4], u32 p, u32 rows, int warp_row,
                                              int warp_column)
 {
-    int lane = thread_here() % 32;
+    int lane = thread_index_remat() % 32;
     u32 p_start = p + chunk_offset<CHUNKS_P>(warp_row + lane % 16, lane / 16);
 #pragma unroll
     for (int k = 0; k < OTHER; k += 16) {
@@ -84,9 +84,9 @@ __device__ __forceinline__ void multiply_own(float (&sum)[ROW_TILES][TILES][4], 
     }
 }
 
-/* What a thread has of a 16 x 8 piece, added to sums: four in a row where the architecture adds them at once, else
+/* What a thread has of a 16 x 8 fragment, added to sums: four in a row where the architecture adds them at once, else
  * those of a warp's threads in a row. */
-__device__ __forceinline__ void add_piece(float *to, const float (&x)[4])
+__device__ __forceinline__ void add_tail_split(float *to, const float (&x)[4])
 {
     if constexpr (VECTOR_ADD)
         asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
@@ -102,7 +102,7 @@ __device__ __forceinline__ void add_piece(float *to, const float (&x)[4])
 __device__ __forceinline__ void add_dq(float *sums, u32 ds, u32 keys)
 {
     constexpr int R = DQ_ROWS / 16, TILES = HAVE_SCORE && DQ_TILES % 8 == 0 ? DQ_TILES / 2 : DQ_TILES;
-    int lane = thread_here() % 32, warp = thread_here() / 32;
+    int lane = thread_index_remat() % 32, warp = thread_index_remat() / 32;
     int row = warp / DQ_SHARES * DQ_ROWS, column = warp % DQ_SHARES * DQ_WIDTH;
     float *to = sums + warp * (DQ_ROWS * DQ_WIDTH) + lane * (VECTOR_ADD ? 4 : 1);
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ __forceinline__ void add_dq(float *sums, u32 ds, u32 keys)
         for (int r = 0; r < R; r++)
 #pragma unroll
             for (int d = 0; d < TILES; d++)
-                add_piece(to + (r * DQ_TILES + first + d) * 128, dq[r][d]);
+                add_tail_split(to + (r * DQ_TILES + first + d) * 128, dq[r][d]);
     }
 }
 
@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     spot mine = feed_place(*(const feed *)walk);
-    int first = mine.own;
+    int first = mine.consume;
     load_both<OWN>(memory, a.k, a.v, mine.b, mine.h, first, a.kv_len);
     float factor = uniform(fold_factor(a.scale));
     float d_k[ROW_TILES][D_TILES][4], d_v[ROW_TILES][V_TILES][4];
@@ -176,16 +176,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             break;
         u32 tile = others + stage * OTHER_BYTES, data = row_data + stage * ROW_BYTES;
         feed_wait(walk, index, stage, others, row_data, a, back, next);
-        int warp = thread_here() / 32, own = warp / SPLIT * 32, part = warp % SPLIT;
+        int warp = thread_index_remat() / 32, consume = warp / SPLIT * 32, part = warp % SPLIT;
         {
             scores s, dp;
             forbidden f_pairs;
             float none[1];
-            multiply_qk<CHUNKS_D, false>(s, memory, tile + (u32)(part * KEYS * CHUNKS_D * 16), own);
+            multiply_qk<CHUNKS_D, false>(s, memory, tile + (u32)(part * KEYS * CHUNKS_D * 16), consume);
             multiply_qk<CHUNKS_DV, false>(dp, memory + OWN_SECOND, tile + SECOND + (u32)(part * KEYS * CHUNKS_DV * 16),
-                                          own);
-            int lane = thread_here() % 32;
-            spot p = {now.b, now.h, now.h_kv, first + own + lane / 4, now.first + part * KEYS + lane % 4 * 2};
+                                          consume);
+            int lane = thread_index_remat() % 32;
+            spot p = {now.b, now.h, now.h_kv, first + consume + lane / 4, now.first + part * KEYS + lane % 4 * 2};
             /* Not first + OWN > ..., which is kept from one tile to the next. */
             bool edge = first > a.kv_len - OWN || now.first > a.q_len - OTHER;
             fold(s, a.scale);
@@ -197,22 +197,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             else
 #endif
                 normalise_all<false>(s, dp, f_pairs, a, p, none, none, columns, factor, false);
-            put_down(p_at, s, own, part * KEYS);
-            put_down(p_at + P_BYTES, dp, own, part * KEYS);
+            put_down(p_at, s, consume, part * KEYS);
+            put_down(p_at + P_BYTES, dp, consume, part * KEYS);
         }
         __syncthreads();
         float *sums = sums_of(a, back, now.b, now.h, now.first);
         if constexpr (STAGES > 1) {
-            multiply_own<V_TILES, CHUNKS_DV>(d_v, p_at, tile + SECOND, own, part * V_TILES * 8);
+            multiply_own<V_TILES, CHUNKS_DV>(d_v, p_at, tile + SECOND, consume, part * V_TILES * 8);
             add_dq(sums, p_at + P_BYTES, memory);
-            multiply_own<D_TILES, CHUNKS_D>(d_k, p_at + P_BYTES, tile, own, part * D_TILES * 8);
+            multiply_own<D_TILES, CHUNKS_D>(d_k, p_at + P_BYTES, tile, consume, part * D_TILES * 8);
         } else {
             /* The next tile comes as soon as this one's halves have been read, under the products left. */
-            multiply_own<D_TILES, CHUNKS_D>(d_k, p_at + P_BYTES, tile, own, part * D_TILES * 8);
+            multiply_own<D_TILES, CHUNKS_D>(d_k, p_at + P_BYTES, tile, consume, part * D_TILES * 8);
             __syncthreads();
             if (next.first >= 0)
                 load_rows<OTHER, HEAD_DIM, CHUNKS_D>(tile, a.q, next.b, next.h, next.first, a.q_len);
-            multiply_own<V_TILES, CHUNKS_DV>(d_v, p_at, tile + SECOND, own, part * V_TILES * 8);
+            multiply_own<V_TILES, CHUNKS_DV>(d_v, p_at, tile + SECOND, consume, part * V_TILES * 8);
             __syncthreads();
             if (next.first >= 0) {
                 load_rows<OTHER, HEAD_DIM_V, CHUNKS_DV>(tile + SECOND, back.d_o, next.b, next.h, next.first, a.q_len);
@@ -228,17 +228,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         *(volatile int *)back.redo = 1;
     /* The place once more: in the loop its registers are needed. */
     mine = feed_place(*(const feed *)walk);
-    int warp = thread_here() / 32, part = warp % SPLIT, row = mine.own + warp / SPLIT * 32 + thread_here() % 32 / 4;
+    int warp = thread_index_remat() / 32, part = warp % SPLIT, row = mine.consume + warp / SPLIT * 32 + thread_index_remat() % 32 / 4;
     store<D_TILES, HEAD_DIM>(d_k, back.d_k, mine.b, mine.h, row, a.kv_len, part * D_TILES * 8, a.scale);
     store<V_TILES, HEAD_DIM_V>(d_v, back.d_v, mine.b, mine.h, row, a.kv_len, part * V_TILES * 8, 1.0f);
 }
 
-/* dQ from its sums: a workgroup for each tile of rows. */
+/* dQ from its sums: a CTA for each tile of rows. */
 extern "C" __global__ void __launch_bounds__(256)
     attune_backward_dq_sm80(const __grid_constant__ attune_cuda_arguments a,
                             const __grid_constant__ attune_cuda_backward back)
 {
-    constexpr int PITCH = PAD_D / 2 + 4, PIECES = OTHER * PAD_D / 128, HERE = PAD_D / 8;
+    constexpr int PITCH = PAD_D / 2 + 4, SPLIT_TAIL = OTHER * PAD_D / 128, HERE = PAD_D / 8;
     extern __shared__ __align__(128) unsigned char bytes[];
     u32 *tile = (u32 *)bytes; /* [OTHER][PITCH], pairs of elements */
     int tiles = (a.q_len + OTHER - 1) / OTHER, plane = (int)blockIdx.x / tiles;
@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(256)
     float none = 0.0f; /* NaN once an element is not finite */
     int lane = (int)threadIdx.x % 32;
 #pragma unroll 4
-    for (int piece = (int)threadIdx.x / 32; piece < PIECES; piece += 8) {
+    for (int piece = (int)threadIdx.x / 32; piece < SPLIT_TAIL; piece += 8) {
         constexpr int EACH = DQ_ROWS / 16 * DQ_TILES;
         int warp = piece / EACH, r = piece % EACH / DQ_TILES, d = piece % DQ_TILES;
         int row = warp / DQ_SHARES * DQ_ROWS + r * 16 + lane / 4;

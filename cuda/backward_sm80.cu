@@ -3,46 +3,46 @@
  * Backward with mma.sync and cp.async, every dtype and head dimension. One text makes two kernels. Each owns a tile of
  * one side, walks over the tiles of the other, and computes P and dS again, so that nothing is added to from two sides:
  *
- *     ATTUNE_OWN_KEYS   owns    walks over    S and dP                    gives
+ *     ATTUNE_DK_DV   owns    walks over    S and dP                    gives
  *     1                 K, V    Q, dO         S^T = K Q^T, dP^T = V dO^T  dV += P^T dO, dK += dS^T Q
  *     0                 Q, dO   K, V          S = Q K^T, dP = dO V^T      dQ += dS K, and what captures are due
  *
  * A warp owns 16 rows of its side, or a multiple, and all columns of the other: P and dS go from registers to the next
  * product as they are (mma.cuh). With p = exp(score(s) - lse): dS = p (dP - delta) score'(s), and 0 where p is 0,
- * whatever stands there. The products multiply such a 0 with Q, K or dO: if a sum came out as no number, the workgroup
+ * whatever stands there. The products multiply such a 0 with Q, K or dO: if a sum came out as no number, the CTA
  * starts over, carefully: what is not finite counts as 0 in the last products, where p or dS say so already.
  */
 #include "common.cuh"
 
-constexpr bool OWN_KEYS = ATTUNE_OWN_KEYS;
-constexpr int OWN = OWN_KEYS ? BLOCK_N : BLOCK_M, OTHER = OWN_KEYS ? BLOCK_M : BLOCK_N;
+constexpr bool DK_DV = ATTUNE_DK_DV;
+constexpr int OWN = DK_DV ? BLOCK_N : BLOCK_M, OTHER = DK_DV ? BLOCK_M : BLOCK_N;
 constexpr int ROW_TILES = OWN / (16 * ATTUNE_NUM_WARPS), KEYS = OTHER;
 static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == OWN, "a warp owns 16 rows or a multiple");
 
 /* Where dK, dV, S and dP of 32 pairs have three quarters of a thread's registers, what is read for each pair at once does
  * not fit the rest. */
-constexpr bool IN_TURN = OWN_KEYS && ATTUNE_SCORE_IS_LONG && !ATTUNE_APART && ROW_TILES * KEYS >= 64 &&
+constexpr bool IN_TURN = DK_DV && ATTUNE_SCORE_IS_LONG && !ATTUNE_APART && ROW_TILES * KEYS >= 64 &&
                          ROW_TILES * (HEAD_DIM + HEAD_DIM_V + 2 * KEYS) / 2 >= 192;
 
 #include "pairs.cuh"
 
 constexpr int D_TILES = PAD_D / 8;
-constexpr int ROLES = OWN_KEYS && ATTUNE_APART ? 2 : 1;
+constexpr int ROLES = DK_DV && ATTUNE_APART ? 2 : 1;
 /* The least tile of float32 reads what it owns where it lies, so that wide heads fit little shared memory. */
 constexpr bool OWN_DIRECT = WIDE && OWN == 16;
 constexpr u32 OWN_BYTES = OWN_DIRECT ? 0 : OWN * (PAD_D + PAD_DV) * sizeof(element);
 
-#include "feed_backward_sm80.cuh"
+#include "loads_backward_sm80.cuh"
 
 constexpr u32 WALK = OWN_BYTES + STAGES * (OTHER_BYTES + ROW_BYTES);
 
 /* multiply_qk with rows of one's own from memory. The thread's first is `row`. */
 template <int CHUNKS, int DIM>
-__device__ __forceinline__ void multiply_direct(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_view &own, int b,
+__device__ __forceinline__ void multiply_direct(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_view &consume, int b,
                                                 int h, int row, int limit, u32 other)
 {
-    const element *base = (const element *)own.address + b * own.batch + h * own.head;
-    int lane = thread_here() % 32;
+    const element *base = (const element *)consume.address + b * consume.batch + h * consume.head;
+    int lane = thread_index_remat() % 32;
 #pragma unroll
     for (int n = 0; n < N_TILES; n++)
 #pragma unroll
@@ -54,7 +54,7 @@ __device__ __forceinline__ void multiply_direct(float (&s)[ROW_TILES][N_TILES][4
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             int at = row + i % 2 * 8, column = (chunk + i / 2) * 4 + lane % 4;
-            x[i] = at < limit && column < DIM ? __float_as_uint(base[at * own.row + column]) : 0u;
+            x[i] = at < limit && column < DIM ? __float_as_uint(base[at * consume.row + column]) : 0u;
         }
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
@@ -177,10 +177,10 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
         feed_first(walk, a, back);
     __syncthreads();
     spot mine = feed_place(*(const feed *)walk);
-    int b = mine.b, h = mine.h, first = mine.own, limit = OWN_KEYS ? a.kv_len : a.q_len;
-    const attune_cuda_view &own = OWN_KEYS ? a.k : a.q, &own_2 = OWN_KEYS ? a.v : back.d_o;
+    int b = mine.b, h = mine.h, first = mine.consume, limit = DK_DV ? a.kv_len : a.q_len;
+    const attune_cuda_view &consume = DK_DV ? a.k : a.q, &own_2 = DK_DV ? a.v : back.d_o;
     if constexpr (!OWN_DIRECT)
-        load_both<OWN>(memory, own, own_2, b, h, first, limit);
+        load_both<OWN>(memory, consume, own_2, b, h, first, limit);
     float factor = uniform(WIDE && !HAVE_SCORE ? (a.scale == 0.0f ? 1.0f : fabsf(a.scale)) : fold_factor(a.scale));
 
     float sum_1[FIRST ? ROW_TILES : 1][D_TILES][4], sum_2[ROW_TILES][DV_TILES][4];
@@ -199,11 +199,11 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
             break;
         u32 tile = others + stage * OTHER_BYTES, data = row_data + stage * ROW_BYTES;
         feed_wait(walk, index, stage, others, row_data, a, back, next);
-        int warp = thread_here() / 32 * (OWN / ATTUNE_NUM_WARPS), row = first + warp + thread_here() % 32 / 4;
+        int warp = thread_index_remat() / 32 * (OWN / ATTUNE_NUM_WARPS), row = first + warp + thread_index_remat() % 32 / 4;
         scores s, dp;
         forbidden f_pairs;
         if constexpr (OWN_DIRECT) {
-            multiply_direct<CHUNKS_D, HEAD_DIM>(s, own, b, h, row, limit, tile);
+            multiply_direct<CHUNKS_D, HEAD_DIM>(s, consume, b, h, row, limit, tile);
             if constexpr (FIRST)
                 multiply_direct<CHUNKS_DV, HEAD_DIM_V>(dp, own_2, b, h, row, limit, tile + SECOND);
         } else {
@@ -213,12 +213,12 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
         }
         if constexpr (!FIRST)
             FOR_PAIRS(r, n, i) dp[r][n][i] = 0.0f;
-        int lane = thread_here() % 32;
+        int lane = thread_index_remat() % 32;
         spot p = {now.b, now.h, now.h_kv, row, now.first + lane % 4 * 2};
         /* Not first + OWN > ..., which is kept from one tile to the next. */
-        bool edge = first > limit - OWN || now.first > (OWN_KEYS ? a.q_len : a.kv_len) - OTHER;
+        bool edge = first > limit - OWN || now.first > (DK_DV ? a.q_len : a.kv_len) - OTHER;
         float lse[ROWS_HELD], delta[ROWS_HELD];
-        if constexpr (!OWN_KEYS)
+        if constexpr (!DK_DV)
             read_rows(lse, delta, back, ((i64)now.b * a.heads + now.h) * back.row_stride + row);
         fold(s, a.scale);
         mask_pairs(f_pairs, s, a, p, now, edge);
@@ -249,8 +249,8 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
     copy_wait<0>();
     /* The place once more: in the loop its registers are needed. */
     mine = feed_place(*(const feed *)walk);
-    b = mine.b, h = mine.h, first = mine.own;
-    int row = first + thread_here() / 32 * (OWN / ATTUNE_NUM_WARPS) + thread_here() % 32 / 4;
+    b = mine.b, h = mine.h, first = mine.consume;
+    int row = first + thread_index_remat() / 32 * (OWN / ATTUNE_NUM_WARPS) + thread_index_remat() % 32 / 4;
     bool good = true;
     if constexpr (FIRST)
         good = is_finite(sum_1);
@@ -259,7 +259,7 @@ __device__ __forceinline__ bool run(const attune_cuda_arguments &a, const attune
     if (__syncthreads_or(!good) && !feed_careful(walk))
         return false;
     if constexpr (FIRST)
-        store<D_TILES, HEAD_DIM>(sum_1, OWN_KEYS ? back.d_k : back.d_q, b, h, row, limit, 0, a.scale);
+        store<D_TILES, HEAD_DIM>(sum_1, DK_DV ? back.d_k : back.d_q, b, h, row, limit, 0, a.scale);
     if constexpr (SECOND_TOO)
         store<DV_TILES, HEAD_DIM_V>(sum_2, back.d_v, b, h, row, limit, 0, 1.0f);
     return true;
@@ -269,16 +269,16 @@ template <bool FIRST, bool SECOND_TOO>
 __device__ __forceinline__ void run_until_good(const attune_cuda_arguments &a, const attune_cuda_backward &back,
                                                unsigned char *memory)
 {
-    feed *own = (feed *)(memory + WALK);
+    feed *consume = (feed *)(memory + WALK);
     if (threadIdx.x == 0) {
-        own->careful = false;
-        feed_find(*own, a, back);
+        consume->recomputed = false;
+        feed_find(*consume, a, back);
     }
 #pragma unroll 1
     while (!run<FIRST, SECOND_TOO>(a, back, memory)) {
         __syncthreads();
         if (threadIdx.x == 0)
-            own->careful = true;
+            consume->recomputed = true;
     }
 }
 
@@ -296,5 +296,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         else
             run_until_good<false, true>(a, back, memory);
     } else
-        run_until_good<true, OWN_KEYS>(a, back, memory);
+        run_until_good<true, DK_DV>(a, back, memory);
 }

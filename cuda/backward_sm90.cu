@@ -3,21 +3,21 @@
  * Backward for Hopper, head dimensions up to 128, and wide ones: attune_delta comes before it, and
  * attune_backward_dq_sm90 rounds dQ.
  *
- * A workgroup owns 128 keys at a time, whose K and V stay in shared memory, and each of its two warp groups 64 of them,
+ * A CTA owns 128 keys at a time, whose K and V stay in shared memory, and each of its two warp groups 64 of them,
  * whose dK and dV stay in registers, over every row of every head that attends to them. The first warp group loads: one
  * thread of it walks the transposed lists and passes on, with each tile of rows, where it stands and how it is to be
- * masked. S and dP are turned: their rows are keys, so that P and dS are the left operands of dV += P dO and
+ * masked. S and dP are transposed: their rows are keys, so that P and dS are the left operands of dV += P dO and
  * dK += dS Q as they stand in registers. For dQ = dS^T K both warp groups' dS meet in shared memory; each has a part of
  * that product, lays it down as it holds it, and another warp adds it to the sums in global memory, in which a tile of
  * rows lies in the same order. The order of these additions is not fixed, so dQ's last bits are not either.
  *
- * Of wide heads a workgroup has 64 keys: dK, dV and dQ are shared by columns, S and dP by rows; P and dS both meet in
- * shared memory. Of those past 192 two workgroups have 128 (pair_sm90.cuh).
+ * Of wide heads a CTA has 64 keys: dK, dV and dQ are shared by columns, S and dP by rows; P and dS both meet in
+ * shared memory. Of those past 192 two CTAs have 128 (pair_sm90.cuh).
  *
  * What is not finite in K, V, Q or dO makes results that are no numbers even where the mask forbids the pair: a flag
- * tells the careful kernels of backward_sm80.cu, which come last, to start over. They are what else such a call costs.
+ * tells the kernels of the non-finite slow path of backward_sm80.cu, which come last, to start over. They are what else such a call costs.
  *
- * A thread holds, of each 16 x 8 piece of an accumulator, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the
+ * A thread holds, of each 16 x 8 fragment of an accumulator, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the
  * next.
  */
 #include "scores_backward_sm90.cuh"
@@ -25,8 +25,8 @@
 
 /* ----------------------------------------------------------------------------------------------------- instructions */
 
-/* Four 8 x 8 pieces, turned. */
-__device__ __forceinline__ void store_turned(u32 at, const u32 (&x)[4])
+/* Four 8 x 8 fragments, transposed. */
+__device__ __forceinline__ void store_transposed(u32 at, const u32 (&x)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x[0]), "r"(x[1]),
                  "r"(x[2]), "r"(x[3])
@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_turned(u32 at, const u32 (&x)[4])
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-/* S or dP, turned: [keys][rows]. Begun. */
+/* S or dP, transposed: [keys][rows]. Begun. */
 template <int STEPS> __device__ __forceinline__ void multiply_keys(float (&s)[TILE], u64 keys, u64 rows)
 {
 #pragma unroll
@@ -69,19 +69,19 @@ template <int COUNT> __device__ __forceinline__ void multiply_rows_wide(float (&
 template <int COUNT>
 __device__ __forceinline__ void multiply_dq(float (&dq)[COUNT], u32 d_s, u32 k, int group)
 {
-    u64 left = TURNED ? describe_n_major(k + group * KEY_SLAB, KEY_SLAB)
+    u64 left = DQ_TRANSPOSED ? describe_n_major(k + group * KEY_SLAB, KEY_SLAB)
                       : describe_k_major(d_s + (BY_ROWS ? group * 64 * 128 : 0));
-    u64 right = TURNED ? describe_k_major(d_s) : describe_n_major(k + (BY_ROWS ? 0
+    u64 right = DQ_TRANSPOSED ? describe_k_major(d_s) : describe_n_major(k + (BY_ROWS ? 0
                                                                : WIDE  ? group * (FIRST_D / 64) * KEY_SLAB
                                                                        : group * DQ_WIDTH * 2),
                                                           KEY_SLAB);
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; step++) {
-        u32 turned = step * (16 * 128 / 16), straight = (step / 4 * ROW_SLAB + step % 4 * 32) / 16;
-        if constexpr (TURNED)
-            wgmma<COUNT * 2>::template ss<1, 0>(dq, left + turned, right + straight, step);
+        u32 transposed = step * (16 * 128 / 16), straight = (step / 4 * ROW_SLAB + step % 4 * 32) / 16;
+        if constexpr (DQ_TRANSPOSED)
+            wgmma<COUNT * 2>::template ss<1, 0>(dq, left + transposed, right + straight, step);
         else
-            wgmma<COUNT * 2>::template ss<0, 1>(dq, left + straight, right + turned, step);
+            wgmma<COUNT * 2>::template ss<0, 1>(dq, left + straight, right + transposed, step);
     }
     wgmma_commit();
 }
@@ -89,11 +89,11 @@ __device__ __forceinline__ void multiply_dq(float (&dq)[COUNT], u32 d_s, u32 k, 
 /* P or dS to shared memory: [row][key], a 64 keys' slab. */
 __device__ __forceinline__ void store_piece(const u32 (&d_s)[SHARE / 16][4], u32 slab)
 {
-    int lane = thread_now() % 32, warp = thread_now() / 32 % 4;
+    int lane = thread_index() % 32, warp = thread_index() / 32 % 4;
     u32 at = slab + (lane / 16 * 8 + lane % 8) * 128 + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
 #pragma unroll
     for (int step = 0; step < SHARE / 16; step++)
-        store_turned(at + step * 16 * 128, d_s[step]);
+        store_transposed(at + step * 16 * 128, d_s[step]);
 }
 
 /* A warp's wait says that its own products are done: those of the group's others may still read their right operand. */
@@ -108,7 +108,7 @@ __device__ __forceinline__ void group_sync(int group)
 /* Of a part of dQ `MANY` of what each thread holds, from `FIRST` on. */
 template <int FIRST, int MANY, int COUNT> __device__ __forceinline__ void store_dq(const float (&dq)[COUNT], u32 to)
 {
-    to += (u32)thread_now() % 128 * 16;
+    to += (u32)thread_index() % 128 * 16;
 #pragma unroll
     for (int i = 0; i < MANY; i += 4)
         asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i / 4 * 128 * 16), "f"(dq[FIRST + i]),
@@ -122,7 +122,7 @@ __device__ __forceinline__ void give_dq(const float (&dq)[COUNT], control &c, u3
 {
     barrier_wait(&c.dq_empty[group], phase);
     phase ^= 1;
-    store_dq<0, COUNT>(dq, memory + DQ_AT + group * PART_DQ_BYTES<0>);
+    store_dq<0, COUNT>(dq, memory + DQ_OFFSET + group * PART_DQ_BYTES<0>);
     fence_async();
     warp_arrive(&c.dq_full[group]);
 }
@@ -143,7 +143,7 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
                                       int rows, int first, float factor, bool &good)
 {
     float none = 0.0f; /* NaN once an element is not finite */
-    int lane = thread_now() % 32;
+    int lane = thread_index() % 32;
     element *base = (element *)v.address + b * v.batch + h * v.head;
     bool paired = ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 3) == 0;
 #pragma unroll
@@ -173,21 +173,21 @@ __device__ __forceinline__ void store(const float (&d)[WIDTH / 2], const attune_
 /* A warp's parts of dK and dV of a piece, added to those of the tile's other pieces. False, unless all have been added
  * now: then dk and dv hold the sums. rank: of a pair. */
 template <int D, int DV>
-__device__ __forceinline__ bool add_piece(float (&dk)[D], float (&dv)[DV], const attune_cuda_backward &g, int tile,
+__device__ __forceinline__ bool add_tail_split(float (&dk)[D], float (&dv)[DV], const attune_cuda_backward &g, int tile,
                                           int rank, int group)
 {
-    constexpr int EACH = PIECE_BYTES / 4 / (GROUPS * (1 + PAIRED)); /* a warp group's */
+    constexpr int EACH = TAIL_TILE_BYTES / 4 / (GROUPS * (1 + PAIRED)); /* a warp group's */
     static_assert((D + DV) * 128 <= EACH, "its parts have room");
-    int thread = thread_now() % 128, part = rank * GROUPS + group, added = 0;
-    u64 sums = g.piece_sums + (u64)divided_tile(g, tile) * (PIECE_BYTES + ATTUNE_CUDA_PIECE_COUNTS * 4);
+    int thread = thread_index() % 128, part = rank * GROUPS + group, added = 0;
+    u64 sums = g.tail_sums + (u64)tail_tile(g, tile) * (TAIL_TILE_BYTES + ATTUNE_CUDA_TAIL_COUNTS * 4);
     float *mine = (float *)sums + part * EACH + thread * 4;
     add_held(dk, mine);
     add_held(dv, mine + D * 128);
     __threadfence();
     __syncwarp();
     if (thread % 32 == 0)
-        added = atomicAdd((int *)(sums + PIECE_BYTES) + part * 4 + thread / 32, 1) + 1;
-    if (__shfl_sync(0xffffffffu, added, 0) < g.pieces)
+        added = atomicAdd((int *)(sums + TAIL_TILE_BYTES) + part * 4 + thread / 32, 1) + 1;
+    if (__shfl_sync(0xffffffffu, added, 0) < g.tail_splits)
         return false;
     __threadfence();
 #pragma unroll
@@ -199,12 +199,12 @@ __device__ __forceinline__ bool add_piece(float (&dk)[D], float (&dv)[DV], const
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------- the owners */
+/* ------------------------------------------------------------------------------------------------------- the consumers */
 
 /* Of a tile's keys the thread's first. */
 template <bool SHARED> __device__ __forceinline__ int key_now(int group)
 {
-    int thread = thread_now();
+    int thread = thread_index();
     return (SHARED ? 0 : group * 64) + thread % 128 / 32 * 16 + thread % 32 / 4;
 }
 
@@ -217,40 +217,40 @@ template <int SIZE> __device__ __forceinline__ void clear(float (&sum)[SIZE])
 
 /* GROUP: the warp group, unless both are alike. */
 template <int GROUP>
-__device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
+__device__ __forceinline__ void consume(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                     u32 memory)
 {
     constexpr int COLUMNS_D = PART_D<GROUP>, COLUMNS_DV = PART_DV<GROUP>;
-    int group = EVEN ? (int)threadIdx.x / 128 - 1 : GROUP, lane = (int)threadIdx.x % 32;
-    int own_row = (WIDE ? 0 : group * 64) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
-    u32 own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
-    u64 k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);
+    int group = EQUAL_SHARES ? (int)threadIdx.x / 128 - 1 : GROUP, lane = (int)threadIdx.x % 32;
+    int thread_row = (WIDE ? 0 : group * 64) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+    u32 group_keys = WIDE ? 0 : group * 64 * 128, group_share = WIDE ? group * SHARE * 128 : 0;
+    u64 k = describe_k_major(memory + group_keys), v = describe_k_major(memory + K_BYTES + group_keys);
     float factor = HAVE_SCORE ? ATTUNE_LOG2E : a.scale * ATTUNE_LOG2E;
-    ring r = {0, 0};
+    pipeline_state r = {0, 0};
     u32 dq_phase = 1, ds_stage = 0;
 #if ATTUNE_HAVE_READS
     clear_reads(memory);
 #endif
     for (u32 round = 0;; round++) {
         barrier_wait(&c.full[r.stage], r.phase);
-        note n = c.notes[r.stage];
-        if (n.flags & NOTE_STOP)
+        tile_desc n = c.descs[r.stage];
+        if (n.flags & TILE_STOP)
             break;
         float dk[COLUMNS_D / 2], dv[COLUMNS_DV / 2];
         clear(dk);
         clear(dv);
         barrier_wait(&c.keys_full, round & 1);
-#if !ATTUNE_MADE_AGAIN
-        int kv = c.kv + own_row;
+#if !ATTUNE_REMATERIALISE
+        int kv = c.kv + thread_row;
 #endif
-        while (!(n.flags & NOTE_END)) {
-            u32 q_tile = memory + Q_AT + r.stage * Q_BYTES, do_tile = memory + DO_AT + r.stage * DO_BYTES;
-            u32 ds_tile = memory + DS_AT + ds_stage * DS_BYTES;
+        while (!(n.flags & TILE_END)) {
+            u32 q_tile = memory + Q_OFFSET + r.stage * Q_BYTES, do_tile = memory + DO_OFFSET + r.stage * DO_BYTES;
+            u32 ds_tile = memory + DS_OFFSET + ds_stage * DS_BYTES;
             u32 p[SHARE / 16][4], d_s[SHARE / 16][4];
-#if ATTUNE_MADE_AGAIN
-            group = EVEN ? thread_now() / 128 - 1 : GROUP;
-            own_keys = WIDE ? 0 : group * 64 * 128, own_share = WIDE ? group * SHARE * 128 : 0;
-            k = describe_k_major(memory + own_keys), v = describe_k_major(memory + K_BYTES + own_keys);
+#if ATTUNE_REMATERIALISE
+            group = EQUAL_SHARES ? thread_index() / 128 - 1 : GROUP;
+            group_keys = WIDE ? 0 : group * 64 * 128, group_share = WIDE ? group * SHARE * 128 : 0;
+            k = describe_k_major(memory + group_keys), v = describe_k_major(memory + K_BYTES + group_keys);
             int kv = *(volatile int *)&c.kv + key_now<WIDE>(group);
 #endif
 #if ATTUNE_HAVE_READS
@@ -258,7 +258,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
 #endif
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
-                u32 part_rows = own_share + part * (TILE * 2) * 128;
+                u32 part_rows = group_share + part * (TILE * 2) * 128;
                 float s[TILE];
                 wgmma_fence();
                 multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile + part_rows));
@@ -269,7 +269,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 }
                 u32 row_data = memory + r.stage * ROW_BYTES + part_rows / 32;
 #if ATTUNE_HAVE_READS
-                reader t = {a, g, n.b, n.h, n.q + (int)(part_rows / 128) + thread_now() % 4 * 2, kv};
+                reader t = {a, g, n.b, n.h, n.q + (int)(part_rows / 128) + thread_index() % 4 * 2, kv};
                 clear_sums(sums);
 #endif
                 if constexpr (AT_ONCE) {
@@ -277,23 +277,23 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                     wgmma_wait<0>();
                     accumulators_done(s);
                     accumulators_done(d_p);
-                    all_at_once(s, d_p, p, d_s, sums, t, n, row_data + LSE_AT, row_data + DELTA_AT, part);
+                    all_at_once(s, d_p, p, d_s, sums, t, n, row_data + LSE_OFFSET, row_data + DELTA_OFFSET, part);
 #endif
                 } else {
                     wgmma_wait<!LATE>();
                     accumulators_done(s);
-                    probabilities(s, p, a, n, kv, row_data + LSE_AT, factor);
+                    probabilities(s, p, a, n, kv, row_data + LSE_OFFSET, factor);
                     if constexpr (LATE) {
                         wgmma_fence();
                         multiply_rows<COLUMNS_DV>(dv, p, describe_n_major(do_tile, ROW_SLAB));
-                        multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + own_share));
+                        multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + group_share));
                     }
                     wgmma_wait<0>();
                     accumulators_done(d_p);
 #if ATTUNE_HAVE_READS
-                    differences(s, d_p, d_s, sums, t, row_data + DELTA_AT);
+                    differences(s, d_p, d_s, sums, t, row_data + DELTA_OFFSET);
 #else
-                    differences(s, d_p, d_s, row_data + DELTA_AT);
+                    differences(s, d_p, d_s, row_data + DELTA_OFFSET);
 #endif
                 }
 #if ATTUNE_HAVE_READS
@@ -304,12 +304,12 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
             float dq[WIDE ? COLUMNS_D / 2 : DQ_WIDTH / 2];
             u32 stage = r.stage;
             if constexpr (WIDE) {
-                store_piece(p, ds_tile + own_share);
-                store_piece(d_s, ds_tile + ROW_SLAB + own_share);
+                store_piece(p, ds_tile + group_share);
+                store_piece(d_s, ds_tile + ROW_SLAB + group_share);
                 fence_async();
                 asm volatile("bar.sync 1, 256;" ::: "memory");
                 float *to = sums_at(g, row_at(a, g, n.b, n.h, n.q), group) + threadIdx.x % 128 * 4;
-                constexpr bool IN_PLACE = ADDED == ADDED_IN_PLACE;
+                constexpr bool IN_PLACE = DQ_ADD == DQ_ADD_IN_PLACE;
                 wgmma_fence();
                 if constexpr (!IN_PLACE)
                     multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
@@ -317,9 +317,9 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 if constexpr (IN_PLACE)
                     multiply_dq(dq, ds_tile + ROW_SLAB, memory, group);
                 multiply_rows_wide(dk, ds_tile + ROW_SLAB, q_tile + group * (FIRST_D / 64) * ROW_SLAB);
-                ring_next(r);
+                advance(r);
                 barrier_wait(&c.full[r.stage], r.phase);
-                n = c.notes[r.stage];
+                n = c.descs[r.stage];
                 wgmma_wait<IN_PLACE ? 1 : 2>();
                 accumulators_done(dq);
                 if constexpr (IN_PLACE) {
@@ -330,7 +330,7 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                     store_dq<COLUMNS_D / 4, COLUMNS_D / 4>(dq, dq_place(memory, stage, group, 1));
                     fence_async();
                     warp_arrive(&c.dq_full[group]);
-                } else if constexpr (ADDED == ADDED_APART)
+                } else if constexpr (DQ_ADD == DQ_ADD_STAGED)
                     give_dq(dq, c, memory, group, dq_phase);
                 else
                     add_held(dq, to);
@@ -347,11 +347,11 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
                 multiply_rows<COLUMNS_D>(dk, d_s, describe_n_major(q_tile, ROW_SLAB));
 #if ATTUNE_HAVE_READS
                 if constexpr (READS_UNDER)
-                    add_reads(sums, {a, g, n.b, n.h, n.q + thread_now() % 4 * 2, kv}, memory);
+                    add_reads(sums, {a, g, n.b, n.h, n.q + thread_index() % 4 * 2, kv}, memory);
 #endif
-                ring_next(r);
+                advance(r);
                 barrier_wait(&c.full[r.stage], r.phase);
-                n = c.notes[r.stage];
+                n = c.descs[r.stage];
                 wgmma_wait<1>();
                 accumulators_done(dq);
 #if ATTUNE_HAVE_READS
@@ -363,10 +363,10 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
             accumulators_done(dk);
             accumulators_done(dv);
 #if ATTUNE_HAVE_READS
-            const volatile note &last = c.notes[stage];
+            const volatile tile_desc &last = c.descs[stage];
             int h = last.h, b = last.b;
             kv = *(volatile int *)&c.kv + key_now<WIDE>(group);
-            if (n.flags & NOTE_END || n.h != h || n.b != b)
+            if (n.flags & TILE_END || n.h != h || n.b != b)
                 flush_reads({a, g, b, h, 0, kv}, memory);
 #endif
             lane_arrive(&c.empty[stage]);
@@ -374,15 +374,15 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, const attune
         }
         warp_arrive(&c.empty[r.stage]);
         lane_arrive(&c.keys_empty);
-        ring_next(r);
+        advance(r);
 #if ATTUNE_HAVE_READS
-        own_row = key_now<WIDE>(group);
+        thread_row = key_now<WIDE>(group);
 #endif
-        if (PIECES && n.q >= g.whole && !add_piece(dk, dv, g, n.q, 0, group))
+        if (SPLIT_TAIL && n.q >= g.full_wave_tiles && !add_tail_split(dk, dv, g, n.q, 0, group))
             continue;
         column at = column_at(a, g, n.q);
         bool good = true;
-        int row = at.kv + own_row, second = WIDE ? group : 0;
+        int row = at.kv + thread_row, second = WIDE ? group : 0;
         store<COLUMNS_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, row, a.kv_len, second * FIRST_D, a.scale, good);
         store<COLUMNS_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, row, a.kv_len, second * FIRST_DV, 1.0f, good);
         if (!good)
@@ -404,14 +404,14 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
                          const __grid_constant__ tensor_map v_map, const __grid_constant__ tensor_map do_map)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
-    control &c = *(control *)(memory + CONTROL_AT);
+    control &c = *(control *)(memory + CONTROL_OFFSET);
     if (threadIdx.x == 0) {
         barrier_init(&c.keys_full, 1);
         barrier_init(&c.keys_empty, GROUPS * 4 * ATTUNE_ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.full[i], 1);
             barrier_init(&c.empty[i], (PAIRED && ORDERED ? 0 : GROUPS * 4 * ATTUNE_ARRIVALS) + PAIRED +
-                                          (ADDED == ADDED_AT_ONCE ? 0 : GROUPS * (ORDERED ? ATTUNE_ARRIVALS : 1)));
+                                          (DQ_ADD == DQ_ADD_ATOMIC ? 0 : GROUPS * (ORDERED ? ATTUNE_ARRIVALS : 1)));
             barrier_init(&c.empty_q[i], GROUPS * 4 * ATTUNE_ARRIVALS);
         }
         barrier_init(&c.ready, 1);
@@ -430,21 +430,21 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     if (PAIRED)
         cluster_sync();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADER_REGISTERS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, g, c, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
-        else if (ADDED != ADDED_AT_ONCE && threadIdx.x >= 32 && threadIdx.x / 32 <= GROUPS)
+        else if (DQ_ADD != DQ_ADD_ATOMIC && threadIdx.x >= 32 && threadIdx.x / 32 <= GROUPS)
             add_dq(a, g, c, shared_address(memory), (int)threadIdx.x / 32 - 1);
         else if (PAIRED && threadIdx.x == 96)
             exchange(c, shared_address(memory));
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         if constexpr (PAIRED)
-            own_pair(a, g, c, shared_address(memory));
-        else if (EVEN || threadIdx.x < 256)
-            own<0>(a, g, c, shared_address(memory));
+            consume_pair(a, g, c, shared_address(memory));
+        else if (EQUAL_SHARES || threadIdx.x < 256)
+            consume<0>(a, g, c, shared_address(memory));
         else
-            own<EVEN ? 0 : 1>(a, g, c, shared_address(memory));
+            consume<EQUAL_SHARES ? 0 : 1>(a, g, c, shared_address(memory));
     }
     if (PAIRED)
         cluster_sync(); /* none leaves while the other may still tell it something */
@@ -454,7 +454,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 
 constexpr int DQ_TILE = GROUPS * DQ_BYTES / 4;
 
-/* dQ from its sums: a workgroup of 256 for each tile of rows, of wide heads one for each half of the columns. */
+/* dQ from its sums: a CTA of 256 for each tile of rows, of wide heads one for each half of the columns. */
 extern "C" __global__ void __launch_bounds__(256)
     attune_backward_dq_sm90(const __grid_constant__ attune_cuda_arguments a,
                             const __grid_constant__ attune_cuda_backward g)
@@ -469,14 +469,14 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int i = (int)threadIdx.x; i < DQ_TILE / HALVES / 4; i += 256) {
         float4 four = sums[i];
         int thread = i % 128, piece = i / 128 % (DQ_WIDTH / 8), group = i / 128 / (DQ_WIDTH / 8);
-        int row = (TURNED || BY_ROWS ? group * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
-        int column = (TURNED || BY_ROWS ? 0 : group * DQ_WIDTH) + piece * 8 + thread % 4 * 2;
+        int row = (DQ_TRANSPOSED || BY_ROWS ? group * 64 : 0) + thread / 32 * 16 + thread % 32 / 4;
+        int column = (DQ_TRANSPOSED || BY_ROWS ? 0 : group * DQ_WIDTH) + piece * 8 + thread % 4 * 2;
         const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             int r = row + j / 2 * 8, at = column + j % 2;
             none = __fmaf_rn(x[j], 0.0f, none);
-            tile[TURNED ? at * PITCH + r : r * PITCH + at] = x[j] * a.scale;
+            tile[DQ_TRANSPOSED ? at * PITCH + r : r * PITCH + at] = x[j] * a.scale;
         }
     }
     if (none != 0.0f)
@@ -484,9 +484,9 @@ extern "C" __global__ void __launch_bounds__(256)
     __syncthreads();
     element *out = (element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
     bool vector = view_aligned(g.d_q);
-    constexpr int PIECES = (WIDE ? COLUMNS : HEAD_DIM + 7) / 8;
-    for (int i = (int)threadIdx.x; i < BLOCK_M * PIECES; i += 256) {
-        int row = i / PIECES, d = i % PIECES * 8 + half * COLUMNS;
+    constexpr int SPLIT_TAIL = (WIDE ? COLUMNS : HEAD_DIM + 7) / 8;
+    for (int i = (int)threadIdx.x; i < BLOCK_M * SPLIT_TAIL; i += 256) {
+        int row = i / SPLIT_TAIL, d = i % SPLIT_TAIL * 8 + half * COLUMNS;
         if (q0 + row >= a.q_len || d >= HEAD_DIM)
             continue;
         const float *from = tile + row * PITCH + d - half * COLUMNS;

@@ -110,8 +110,8 @@ __device__ __forceinline__ u32 shared_address(const void *p)
     return (u32)__cvta_generic_to_shared(p);
 }
 
-/* x, which cannot be known before y: the threads of a workgroup stand in a row, so that %tid.y is 0. */
-__device__ __forceinline__ int behind(int x, float y)
+/* x, which cannot be known before y: the threads of a CTA stand in a row, so that %tid.y is 0. */
+__device__ __forceinline__ int after(int x, float y)
 {
     int zero;
     asm volatile("mov.u32 %0, %%tid.y;" : "=r"(zero));
@@ -120,8 +120,8 @@ __device__ __forceinline__ int behind(int x, float y)
 
 /* ------------------------------------------------------------------------------------------------ tiles of the work */
 
-/* Which rows of which head a workgroup has. */
-struct place {
+/* Which rows of which head a CTA has. */
+struct tile_coord {
     int b, h, h_kv, q; /* q: the first row */
 };
 
@@ -134,7 +134,7 @@ __device__ __forceinline__ int tile_count(const attune_cuda_arguments &a)
  * Heads next to one another share keys in the L2 cache. With lists the last rows of all heads come first: they are the
  * longest under a causal mask.
  */
-__device__ __forceinline__ place tile_place(const attune_cuda_arguments &a, int tile)
+__device__ __forceinline__ tile_coord tile_coord_of(const attune_cuda_arguments &a, int tile)
 {
     int rows = (a.q_len + BLOCK_M - 1) / BLOCK_M, row, plane;
     if (a.order) {
@@ -147,7 +147,7 @@ __device__ __forceinline__ place tile_place(const attune_cuda_arguments &a, int 
         if (ATTUNE_HAVE_BLOCKS)
             row = rows - 1 - row;
     }
-    place p;
+    tile_coord p;
     p.b = plane / a.heads;
     p.h = plane - p.b * a.heads;
     p.h_kv = p.h / (a.heads / a.kv_heads);
@@ -160,13 +160,13 @@ __device__ __forceinline__ place tile_place(const attune_cuda_arguments &a, int 
 /* A tile of keys. */
 struct keys {
     int kv;     /* the first key; -1 = there are no more */
-    bool whole; /* every pair is allowed, but for the edge */
+    bool full; /* every pair is allowed, but for the edge */
 };
 
 /* Whether its scores must be looked at one by one. */
 __device__ __forceinline__ bool keys_masked(const keys &k, const attune_cuda_arguments &a)
 {
-    return (HAVE_MASK && !k.whole) || k.kv + BLOCK_N > a.kv_len;
+    return (HAVE_MASK && !k.full) || k.kv + BLOCK_N > a.kv_len;
 }
 
 /* Where a kernel says that it may, walks begin with the last keys if the score has a slope along the keys: under a causal
@@ -200,9 +200,9 @@ __device__ __forceinline__ void lists_open(lists &l, const attune_cuda_list &par
     }
 }
 
-__device__ __forceinline__ void lists_next(lists &l, bool whole)
+__device__ __forceinline__ void lists_next(lists &l, bool full)
 {
-    if (whole)
+    if (full)
         l.next_full = l.fulls-- > 0 ? *(DOWN ? l.full-- : l.full++) : NO_BLOCK;
     else
         l.next_partial = l.partials-- > 0 ? *(DOWN ? l.partial-- : l.partial++) : NO_BLOCK;
@@ -215,7 +215,7 @@ __device__ __forceinline__ void lists_begin(lists &l)
 }
 
 /* The tiles of keys that a block of rows meets, in the same order. */
-struct walk {
+struct block_iterator {
     keys next;
 #if ATTUNE_HAVE_BLOCKS
     lists left;
@@ -223,11 +223,11 @@ struct walk {
 #endif
 };
 
-__device__ __forceinline__ void walk_block(walk &w, const attune_cuda_arguments &a)
+__device__ __forceinline__ void block_iterator_enter(block_iterator &w, const attune_cuda_arguments &a)
 {
 #if ATTUNE_HAVE_BLOCKS
     int block = DOWN ? max(w.left.next_partial, w.left.next_full) : min(w.left.next_partial, w.left.next_full);
-    w.next.whole = block == w.left.next_full;
+    w.next.full = block == w.left.next_full;
     if (block == NO_BLOCK) {
         w.next.kv = -1;
     } else {
@@ -238,33 +238,33 @@ __device__ __forceinline__ void walk_block(walk &w, const attune_cuda_arguments 
             w.next.kv += max(w.end - 1 - first, 0) / BLOCK_N * BLOCK_N;
             w.end = first;
         }
-        lists_next(w.left, w.next.whole);
+        lists_next(w.left, w.next.full);
     }
 #endif
 }
 
-__device__ __forceinline__ void walk_begin(walk &w, const attune_cuda_arguments &a, const place &p)
+__device__ __forceinline__ void block_iterator_begin(block_iterator &w, const attune_cuda_arguments &a, const tile_coord &p)
 {
 #if ATTUNE_HAVE_BLOCKS
     i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows + p.q / a.q_block;
     lists_open(w.left, a.partial, a.full, row);
     lists_begin(w.left);
-    walk_block(w, a);
+    block_iterator_enter(w, a);
 #else
     w.next.kv = DOWN ? (a.kv_len - 1) / BLOCK_N * BLOCK_N : 0;
-    w.next.whole = true;
+    w.next.full = true;
 #endif
 }
 
 /* The next tile; after the last one, -1 for ever. */
-__device__ __forceinline__ keys walk_take(walk &w, const attune_cuda_arguments &a)
+__device__ __forceinline__ keys block_iterator_next(block_iterator &w, const attune_cuda_arguments &a)
 {
     keys taken = w.next;
     if (taken.kv >= 0) {
         w.next.kv += DOWN ? -BLOCK_N : BLOCK_N;
 #if ATTUNE_HAVE_BLOCKS
         if (DOWN ? w.next.kv < w.end : w.next.kv >= w.end)
-            walk_block(w, a);
+            block_iterator_enter(w, a);
 #else
         if (w.next.kv >= a.kv_len || w.next.kv < 0)
             w.next.kv = -1;
@@ -305,14 +305,14 @@ template <typename T = element> __device__ __forceinline__ bool view_aligned(con
 
 /* The thread, hidden from the compiler: addresses made from it are computed where they are used and not kept in
  * registers from one tile to the next. */
-__device__ __forceinline__ int thread_here()
+__device__ __forceinline__ int thread_index_remat()
 {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }
 
-/* The workgroup, likewise: what follows from it is computed once more instead of being kept. */
+/* The CTA, likewise: what follows from it is computed once more instead of being kept. */
 __device__ __forceinline__ int block_here()
 {
     int block;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Decode with mma.sync and cp.async: few query rows, many keys. A workgroup owns the rows of all the query heads that
+ * Decode with mma.sync and cp.async: few query rows, many keys. A CTA owns the rows of all the query heads that
  * share keys (row = head in the group * q_len + q) and one part of the keys. Its warps share the rows in sixteens, then
  * the columns of each tile of keys; each keeps its own running maximum and sum, which are merged through shared memory
  * at the end. With more than one part, attune_combine_sm80 merges those.
@@ -12,11 +12,11 @@ constexpr int ROW_TILES = 1, KEYS = BLOCK_N / KEY_GROUPS;
 static_assert(KEY_GROUPS * ROW_GROUPS == ATTUNE_NUM_WARPS, "warps share the rows, then the keys");
 static_assert(KEYS % 16 == 0, "a warp owns 16 columns or a multiple");
 
-#include "careful.cuh"
+#include "non_finite.cuh"
 #include "mma.cuh"
 #include "terms.cuh"
 
-/* What a workgroup has: its first row among the packed ones, its heads and its keys. */
+/* What a CTA has: its first row among the packed ones, its heads and its keys. */
 struct part {
     int b, h, h_kv;       /* h: the first head */
     int row, rows;        /* rows: of all packed heads */
@@ -56,16 +56,16 @@ __device__ __forceinline__ part part_place(const attune_cuda_arguments &a, const
 /* Where the warp stands in the tile: computed where it is used, and not kept from one tile to the next. */
 __device__ __forceinline__ int warp_row()
 {
-    return thread_here() / 32 % ROW_GROUPS * 16;
+    return thread_index_remat() / 32 % ROW_GROUPS * 16;
 }
 
 __device__ __forceinline__ int warp_column()
 {
-    return thread_here() / (32 * ROW_GROUPS) * KEYS;
+    return thread_index_remat() / (32 * ROW_GROUPS) * KEYS;
 }
 
 /* A packed row's head and query. */
-__device__ __forceinline__ place row_place(const attune_cuda_arguments &a, const part &p, int row)
+__device__ __forceinline__ tile_coord row_place(const attune_cuda_arguments &a, const part &p, int row)
 {
     int head = row / known_here(a.q_len);
     return {p.b, p.h + head, p.h_kv, row - head * a.q_len};
@@ -97,7 +97,7 @@ __device__ __forceinline__ void list_skip(const int *&indices, int &count, int f
 #endif
 
 /* The rows of a tile all lie in the mask's first block row. */
-__device__ __forceinline__ void part_walk(walk &w, const attune_cuda_arguments &a, const part &p)
+__device__ __forceinline__ void part_iterator(block_iterator &w, const attune_cuda_arguments &a, const part &p)
 {
 #if ATTUNE_HAVE_BLOCKS
     i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows;
@@ -105,16 +105,16 @@ __device__ __forceinline__ void part_walk(walk &w, const attune_cuda_arguments &
     list_skip(w.left.partial, w.left.partials, p.step);
     list_skip(w.left.full, w.left.fulls, p.step);
     lists_begin(w.left);
-    walk_block(w, a);
+    block_iterator_enter(w, a);
 #else
     w.next.kv = p.step * BLOCK_N;
-    w.next.whole = true;
+    w.next.full = true;
 #endif
 }
 
-__device__ __forceinline__ keys part_take(walk &w, const attune_cuda_arguments &a, const part &p)
+__device__ __forceinline__ keys part_next(block_iterator &w, const attune_cuda_arguments &a, const part &p)
 {
-    keys taken = walk_take(w, a);
+    keys taken = block_iterator_next(w, a);
     if (taken.kv >= p.end)
         taken.kv = -1;
     return taken;
@@ -130,7 +130,7 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < BLOCK_M * CHUNKS_D; i += THREADS) {
         int row = i / CHUNKS_D, chunk = i % CHUNKS_D;
-        place at = row_place(a, p, p.row + row);
+        tile_coord at = row_place(a, p, p.row + row);
         bool valid = chunk * PER_CHUNK < HEAD_DIM && p.row + row < p.rows;
         const q_element *from = valid ? base + at.h * a.q.head + at.q * a.q.row + chunk * PER_CHUNK : base;
         copy_q(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
@@ -142,13 +142,13 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
 __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
                                            const keys &w, int row, int column, u32 terms)
 {
-    column += thread_here() % 4 * 2;
+    column += thread_index_remat() % 4 * 2;
     row_terms rows[2];
-    place at[2];
+    tile_coord at[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         at[half] = row_place(a, p, row + half * 8);
-        row_terms_make(rows[half], a, at[half], !w.whole);
+        row_terms_make(rows[half], a, at[half], !w.full);
     }
 #pragma unroll
     for (int n = 0; n < N_TILES; n++)
@@ -157,7 +157,7 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
             float &x = s[0][n][i];
             int key[KEY_TERMS];
             key_terms_load<0>(key, terms, column + n * 8 + i % 2);
-            const place &t = at[i / 2];
+            const tile_coord &t = at[i / 2];
             int kv = w.kv + column + n * 8 + i % 2, h = t.h + a.h0;
 #if ATTUNE_SCORE_KEYS
             x = attune_score_of(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, key, rows[i / 2].score,
@@ -169,12 +169,12 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
                 x *= fold_sign(a.scale);
 #endif
 #if ATTUNE_MASK_KEYS
-            if (!w.whole &&
+            if (!w.full &&
                 !attune_mask_of(t.b + a.b0, h, t.q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f,
                                 key + ATTUNE_SCORE_KEYS, rows[i / 2].mask, a.mask_symbols))
                 x = -ATTUNE_INF;
 #else
-            if (HAVE_MASK && !w.whole && !pair_allowed(a, t, kv))
+            if (HAVE_MASK && !w.full && !pair_allowed(a, t, kv))
                 x = -ATTUNE_INF;
 #endif
             if (kv >= p.end)
@@ -187,11 +187,11 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
 __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
                                      const keys &w, int row, int column)
 {
-    column += w.kv + thread_here() % 4 * 2;
+    column += w.kv + thread_index_remat() % 4 * 2;
     float sign = fold_sign(a.scale);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        place at = row_place(a, p, row + half * 8);
+        tile_coord at = row_place(a, p, row + half * 8);
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
 #pragma unroll
@@ -204,14 +204,14 @@ __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cud
                 if (a.scale <= 0.0f)
                     x *= sign;
 #endif
-                if (HAVE_MASK && !w.whole && !pair_allowed(a, at, kv))
+                if (HAVE_MASK && !w.full && !pair_allowed(a, at, kv))
                     x = -ATTUNE_INF;
                 if (kv >= p.end)
                     x = -ATTUNE_INF;
             }
         /* Beside 256 columns of O the second half's place finds no registers before the first half is done. */
         if constexpr (PAD_DV > 192)
-            row = behind(row, s[0][N_TILES - 1][half * 2 + 1]);
+            row = after(row, s[0][N_TILES - 1][half * 2 + 1]);
     }
 }
 
@@ -224,7 +224,7 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
         int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
         if (p.row + row >= p.rows)
             break;
-        place at = row_place(a, p, p.row + row);
+        tile_coord at = row_place(a, p, p.row + row);
         float top = -ATTUNE_INF, sum = 0.0f, value = 0.0f;
 #pragma unroll
         for (int g = 0; g < KEY_GROUPS; g++)
@@ -237,9 +237,9 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
             value += o[(g * BLOCK_M + row) * PAD_DV + d] * weight;
         }
         if (HAVE_MASK && !finite(value) && finite(sum)) {
-            walk w;
-            part_walk(w, a, p);
-            careful again = careful_element(a, at, w, p.end, d);
+            block_iterator w;
+            part_iterator(w, a, p);
+            recomputed again = recompute_element(a, at, w, p.end, d);
             value = again.o * exp2_fast((again.m - base) * factor);
         }
         if (parts.split > 1) {
@@ -256,18 +256,18 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 /* The sums of more than 128 columns of float32 leave no registers for the part's heads from one tile to the next. */
-constexpr bool CROWDED = WIDE && (PAD_D > 128 || PAD_DV > 128);
+constexpr bool REGISTERS_FULL = WIDE && (PAD_D > 128 || PAD_DV > 128);
 
 /* Nor for the rows' maxima and sums, and the next tiles of keys, which stand in shared memory under P V. */
 __device__ __forceinline__ void put_down(u32 to, const float (&m)[1][2], const float (&l)[1][2], const keys &next,
-                                         const keys &behind)
+                                         const keys &after)
 {
-    to += (u32)thread_here() * 16;
+    to += (u32)thread_index_remat() * 16;
     asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(m[0][0]), "f"(m[0][1]), "f"(l[0][0]),
                  "f"(l[0][1])
                  : "memory");
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + THREADS * 16), "r"(next.kv), "r"((int)next.whole),
-                 "r"(behind.kv), "r"((int)behind.whole)
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + THREADS * 16), "r"(next.kv), "r"((int)next.full),
+                 "r"(after.kv), "r"((int)after.full)
                  : "memory");
 }
 
@@ -275,19 +275,19 @@ __device__ __forceinline__ void take_rows(u32 from, float (&m)[1][2], float (&l)
 {
     asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
                  : "=f"(m[0][0]), "=f"(m[0][1]), "=f"(l[0][0]), "=f"(l[0][1])
-                 : "r"(from + (u32)thread_here() * 16)
+                 : "r"(from + (u32)thread_index_remat() * 16)
                  : "memory");
 }
 
-__device__ __forceinline__ void take_keys(u32 from, keys &next, keys &behind)
+__device__ __forceinline__ void take_keys(u32 from, keys &next, keys &after)
 {
-    int whole, behind_whole;
+    int full, after_full;
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(next.kv), "=r"(whole), "=r"(behind.kv), "=r"(behind_whole)
-                 : "r"(from + (u32)(THREADS + thread_here()) * 16)
+                 : "=r"(next.kv), "=r"(full), "=r"(after.kv), "=r"(after_full)
+                 : "r"(from + (u32)(THREADS + thread_index_remat()) * 16)
                  : "memory");
-    next.whole = whole;
-    behind.whole = behind_whole;
+    next.full = full;
+    after.full = after_full;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -296,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(128) unsigned char memory[];
     constexpr u32 K_BYTES = BLOCK_N * PAD_D * sizeof(element), V_BYTES = BLOCK_N * PAD_DV * sizeof(element);
     static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES) + 2 * TERM_BYTES +
-                              (CROWDED ? 32 * THREADS : 0),
+                              (REGISTERS_FULL ? 32 * THREADS : 0),
                           KEY_GROUPS * BLOCK_M * (PAD_DV + 2) * sizeof(float)));
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
         v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES, rows = terms + 2 * TERM_BYTES;
@@ -308,13 +308,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
     float factor = uniform(fold_factor(a.scale));
 
-    walk ahead;
-    part_walk(ahead, a, p);
+    block_iterator ahead;
+    part_iterator(ahead, a, p);
     load_q(q_tile, a, p);
     keys next[AHEAD]; /* the tiles on their way */
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++) {
-        next[i] = part_take(ahead, a, p);
+        next[i] = part_next(ahead, a, p);
         load_k(k_tiles + i * K_BYTES, from, a, next[i]);
         if (STAGES > 1)
             load_v(v_tiles + i * V_BYTES, from, a, next[i]);
@@ -324,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     make_terms(coming, a, {p.b, p.h, p.h_kv, 0}, next[0]);
     store_terms(coming, terms);
 
-    if (CROWDED)
+    if (REGISTERS_FULL)
         put_down(rows, m, l, next[0], ahead.next);
     u32 stage = 0, turn = 0; /* turn: where this tile's terms stand */
     while (next[0].kv >= 0) {
@@ -332,12 +332,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int i = 0; i + 1 < AHEAD; i++)
             next[i] = next[i + 1];
-        next[AHEAD - 1] = part_take(ahead, a, p);
+        next[AHEAD - 1] = part_next(ahead, a, p);
         u32 k_tile = k_tiles + stage * K_BYTES, v_tile = v_tiles + stage * V_BYTES;
         float s[1][N_TILES][4];
         copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
         __syncthreads();
-        if (CROWDED)
+        if (REGISTERS_FULL)
             from = part_heads(p, a, parts, block_here());
         if constexpr (STAGES == 1) {
             load_v(v_tile, from, a, now);
@@ -348,9 +348,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         make_terms(coming, a, {p.b, p.h, p.h_kv, 0}, next[0]);
         multiply_qk(s, q_tile, k_tile + (u32)(warp_column() * CHUNKS_D * 16), warp_row());
-        if (CROWDED)
+        if (REGISTERS_FULL)
             from = part_heads(p, a, parts, block_here());
-        int row = p.row + warp_row() + thread_here() % 32 / 4;
+        int row = p.row + warp_row() + thread_index_remat() % 32 / 4;
 #if ATTUNE_KEY_TERMS
         hook_terms(s, a, p, now, row, warp_column(), terms + turn);
 #else
@@ -363,18 +363,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             __syncthreads();
             load_k(k_tile, from, a, next[0]);
         }
-        if (CROWDED)
+        if (REGISTERS_FULL)
             take_rows(rows, m, l);
         softmax(s, o, m, l, factor);
-        if (CROWDED)
+        if (REGISTERS_FULL)
             put_down(rows, m, l, next[0], ahead.next);
         multiply_pv(o, s, v_tile + (u32)(warp_column() * CHUNKS_DV * 16));
-        if (CROWDED)
+        if (REGISTERS_FULL)
             take_keys(rows, next[0], ahead.next);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
-    if (CROWDED)
+    if (REGISTERS_FULL)
         take_rows(rows, m, l);
     __syncthreads();
     p = part_place(a, parts, block_here());
@@ -399,13 +399,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     store(o_groups, ml_groups, a, parts, p, factor);
 }
 
-/* One workgroup for a row: batch x heads x q_len of them. */
+/* One CTA for a row: batch x heads x q_len of them. */
 extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cuda_arguments a,
                                                const __grid_constant__ attune_cuda_parts parts)
 {
     i64 row = blockIdx.x;
     int plane = (int)(row / a.q_len);
-    place at = {plane / a.heads, plane % a.heads, 0, (int)(row % a.q_len)};
+    tile_coord at = {plane / a.heads, plane % a.heads, 0, (int)(row % a.q_len)};
     const float *o = (const float *)parts.o + row * parts.split * HEAD_DIM_V;
     const float2 *ml = (const float2 *)parts.ml + row * parts.split;
     float factor = fold_factor(a.scale), top = -ATTUNE_INF, sum = 0.0f;

@@ -22,7 +22,7 @@ __device__ __forceinline__ float value_of(element x)
         return unpack((u32)x);
 }
 
-/* A workgroup has ROWS rows of one head, a warp SHARE of them. Where vectors can be read, LANES lanes have a row, and a
+/* A CTA has ROWS rows of one head, a warp SHARE of them. Where vectors can be read, LANES lanes have a row, and a
  * warp loads all its rows before it adds. */
 constexpr int ROWS = 32, SHARE = ROWS / ATTUNE_NUM_WARPS;
 constexpr bool VECTORS = !IN_F32 && HEAD_DIM_V % 8 == 0;

@@ -11,14 +11,14 @@
 constexpr int ROW_TILES = BLOCK_M / (16 * ATTUNE_NUM_WARPS), KEYS = BLOCK_N;
 static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == BLOCK_M, "a warp owns 16 rows or a multiple");
 
-#include "careful.cuh"
+#include "non_finite.cuh"
 #include "mma.cuh"
 #include "terms.cuh"
 
 /* The warp's first row in the tile. */
 __device__ __forceinline__ int warp_row()
 {
-    return thread_here() / 32 * (BLOCK_M / ATTUNE_NUM_WARPS);
+    return thread_index_remat() / 32 * (BLOCK_M / ATTUNE_NUM_WARPS);
 }
 
 #ifdef ATTUNE_SCORE_NEAR
@@ -39,7 +39,7 @@ __device__ __forceinline__ bool near_zero(const float (&s)[ROW_TILES][N_TILES][4
 
 typedef row_terms rows_terms[ROW_TILES][2];
 
-__device__ __forceinline__ void make_rows(rows_terms &rows, const attune_cuda_arguments &a, place p, int row,
+__device__ __forceinline__ void make_rows(rows_terms &rows, const attune_cuda_arguments &a, tile_coord p, int row,
                                           bool masked)
 {
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ void make_rows(rows_terms &rows, const attune_cuda_ar
  * would fill the registers. */
 template <bool NEAR>
 __device__ __forceinline__ void make_scores(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
-                                            const place &p, int first, int column, const rows_terms &rows, u32 terms)
+                                            const tile_coord &p, int first, int column, const rows_terms &rows, u32 terms)
 {
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
@@ -82,16 +82,16 @@ __device__ __forceinline__ void make_scores(float (&s)[ROW_TILES][N_TILES][4], c
                     x = SCORE_OF(attune_score)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale SCORE_TERMS,
                                                a.score_symbols);
             }
-        column = behind(column, s[ROW_TILES - 1][n][3]);
+        column = after(column, s[ROW_TILES - 1][n][3]);
     }
 }
 #endif
 
 #if ATTUNE_MASK_KEYS
 __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
-                                           const place &p, int row, int column, const rows_terms &rows, u32 terms)
+                                           const tile_coord &p, int row, int column, const rows_terms &rows, u32 terms)
 {
-    int h = p.h + a.h0, lane = thread_here() % 4 * 2;
+    int h = p.h + a.h0, lane = thread_index_remat() % 4 * 2;
 #pragma unroll
     for (int n = 0; n < N_TILES; n++)
 #pragma unroll
@@ -109,13 +109,13 @@ __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], co
 #endif
 
 /* 4: the score and mask hook. row: the thread's first row of q; terms: those of the keys. */
-__device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const place &p,
+__device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const tile_coord &p,
                                      const keys &w, int row, u32 terms)
 {
     /* Beside words of the keys no register keeps the thread's column from tile to tile. */
-    int column = w.kv + (KEY_TERMS ? thread_here() : (int)threadIdx.x) % 4 * 2;
+    int column = w.kv + (KEY_TERMS ? thread_index_remat() : (int)threadIdx.x) % 4 * 2;
     rows_terms rows;
-    make_rows(rows, a, p, row, !w.whole);
+    make_rows(rows, a, p, row, !w.full);
     if constexpr (HAVE_SCORE) {
 #ifdef ATTUNE_SCORE_NEAR
         if (near_zero(s, a.scale))
@@ -138,7 +138,7 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
     if (!keys_masked(w, a))
         return;
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
-    if (!w.whole) {
+    if (!w.full) {
 #if ATTUNE_MASK_KEYS
         mask_terms(s, a, p, row, column, rows, terms);
 #else
@@ -160,7 +160,7 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
                         if (kv < low || kv >= high)
                             s[r][n][half * 2 + i] = -ATTUNE_INF;
                     }
-                row = behind(row, s[r][N_TILES - 1][half * 2 + 1]);
+                row = after(row, s[r][N_TILES - 1][half * 2 + 1]);
             }
 #else
         int from = column;
@@ -173,7 +173,7 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
                     if (!attune_mask(p.b + a.b0, h, row + r * 16 + i / 2 * 8, from + n * 8 + i % 2, h / a.mask_group,
                                      a.mask_q_len, a.mask_kv_len, 0.0f, a.mask_symbols))
                         s[r][n][i] = -ATTUNE_INF;
-            from = behind(from, s[ROW_TILES - 1][n][3]);
+            from = after(from, s[ROW_TILES - 1][n][3]);
         }
 #endif
 #endif
@@ -192,7 +192,7 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
 }
 
 /* 1: the rows of Q. */
-__device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, const place &p)
+__device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, const tile_coord &p)
 {
     const q_element *from = (const q_element *)a.q.address + p.b * a.q.batch + p.h * a.q.head;
     bool aligned = view_aligned<q_element>(a.q);
@@ -211,7 +211,7 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
 
 /* 7: store O and LSE. Returns a bit for each of the thread's rows that has an element to look at again. */
 __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const float (&m)[ROW_TILES][2],
-                                     const float (&l)[ROW_TILES][2], const attune_cuda_arguments &a, const place &p,
+                                     const float (&l)[ROW_TILES][2], const attune_cuda_arguments &a, const tile_coord &p,
                                      int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
@@ -274,7 +274,7 @@ __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const f
 }
 
 /* Elements that a forbidden pair may have made NaN (careful.cuh). Each thread looks at those that it stored. */
-__device__ __forceinline__ void repair(const attune_cuda_arguments &a, place p, int row, u32 spoilt, float factor)
+__device__ __forceinline__ void repair(const attune_cuda_arguments &a, tile_coord p, int row, u32 spoilt, float factor)
 {
     int first = p.q;
 #pragma unroll 1
@@ -288,11 +288,11 @@ __device__ __forceinline__ void repair(const attune_cuda_arguments &a, place p, 
             int d = j / 2 * 8 + (int)threadIdx.x % 4 * 2 + j % 2;
             if (d >= HEAD_DIM_V || finite(widen<ATTUNE_O_DTYPE>(o[d])))
                 continue;
-            walk w;
-            place tile = p;
+            block_iterator w;
+            tile_coord tile = p;
             tile.q = first;
-            walk_begin(w, a, tile);
-            careful again = careful_element(a, p, w, a.kv_len, d);
+            block_iterator_begin(w, a, tile);
+            recomputed again = recompute_element(a, p, w, a.kv_len, d);
             store_element(a, p, d, again.o, again.m, again.l, factor);
         }
     }
@@ -311,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                           BLOCK_M * PAD_DV * sizeof(element)));
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
         v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES;
-    place p = tile_place(a, (int)blockIdx.x);
+    tile_coord p = tile_coord_of(a, (int)blockIdx.x);
     p = {uniform(p.b), uniform(p.h), uniform(p.h_kv), uniform(p.q)};
     source from = source_of(a, p.b, p.h_kv);
 
@@ -328,13 +328,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     float factor = uniform(fold_factor(a.scale));
 
-    walk ahead;
-    walk_begin(ahead, a, p);
+    block_iterator ahead;
+    block_iterator_begin(ahead, a, p);
     load_q(q_tile, a, p);
     keys next[AHEAD]; /* the tiles on their way */
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++) {
-        next[i] = walk_take(ahead, a);
+        next[i] = block_iterator_next(ahead, a);
         load_k(k_tiles + i * K_BYTES, from, a, next[i]);
         if (STAGES > 1)
             load_v(v_tiles + i * V_BYTES, from, a, next[i]);
@@ -350,7 +350,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int i = 0; i + 1 < AHEAD; i++)
             next[i] = next[i + 1];
-        next[AHEAD - 1] = walk_take(ahead, a);
+        next[AHEAD - 1] = block_iterator_next(ahead, a);
         u32 k_tile = k_tiles + stage * K_BYTES, v_tile = v_tiles + stage * V_BYTES;
         float s[ROW_TILES][N_TILES][4];
         copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
@@ -364,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         make_terms(coming, a, p, next[0]);
         multiply_qk(s, q_tile, k_tile, warp_row());
-        hook(s, a, p, now, p.q + warp_row() + thread_here() % 32 / 4, terms + turn);
+        hook(s, a, p, now, p.q + warp_row() + thread_index_remat() % 32 / 4, terms + turn);
         turn = TERM_BYTES - turn;
         store_terms(coming, terms + turn);
         if constexpr (STAGES == 1) {
@@ -384,8 +384,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
-    p = tile_place(a, block_here());
-    int row = p.q + warp_row() + thread_here() % 32 / 4;
+    p = tile_coord_of(a, block_here());
+    int row = p.q + warp_row() + thread_index_remat() % 32 / 4;
     u32 spoilt = store(o, m, l, a, p, row, factor);
     if (HAVE_MASK && spoilt)
         repair(a, p, row, spoilt, factor);

@@ -2,33 +2,33 @@
 /*
  * Forward for Hopper: TMA, mbarriers and wgmma. The stages are those of docs/algorithm.md.
  *
- * The first warp group feeds. One thread of it walks the work and the mask's lists, some tiles of keys ahead, so that
+ * The first warp group produces. One thread of it walks the work and the mask's lists, some tiles of keys ahead, so that
  * nobody waits for what it reads; another one loads, and passes on, with each tile of keys, where it stands and how it
  * is to be masked. Each other warp group owns 64 rows. It issues Q K(j + 1) before P V(j), so that the tensor cores
  * work under softmax, and the next rows' first Q K with the last P V, so that they work while O is stored; and two warp
  * groups take turns in issuing, so that one's products run under the other's softmax.
  *
- * A thread holds, of each 16 x 8 piece of S and O, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
+ * A thread holds, of each 16 x 8 fragment of S and O, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
  * Tiles in shared memory are slabs of 64 columns, as TMA's 128-byte swizzle lays them.
  */
-#include "feed_sm90.cuh"
+#include "producer_sm90.cuh"
 #include "scores_sm90.cuh"
 #include "wgmma.cuh"
 
 /* With 160 registers a mask has room only once P is gone: P V is not under it then. */
 constexpr bool DRAINS = GROUPS == 3 && ATTUNE_HAVE_BLOCKS;
-constexpr bool TURNS = GROUPS > 1 && HEAD_DIM_V <= 128;
+constexpr bool PING_PONG = GROUPS > 1 && HEAD_DIM_V <= 128;
 
 /* Turns between two or three warp groups, in named barriers 1 and following. */
-__device__ __forceinline__ void turn_wait(int group)
+__device__ __forceinline__ void ping_pong_wait(int group)
 {
-    if (TURNS)
+    if (PING_PONG)
         asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
 }
 
-__device__ __forceinline__ void turn_pass(int group)
+__device__ __forceinline__ void ping_pong_arrive(int group)
 {
-    if (TURNS)
+    if (PING_PONG)
         asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1 == GROUPS ? 0 : group + 1)) : "memory");
 }
 
@@ -45,7 +45,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 
 }
 
 /* 5: online softmax; S becomes P. m and l belong to rows lane / 4 and lane / 4 + 8; l is the thread's own part. */
-__device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], float (&l)[2], float (&shrink)[2],
+__device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], float (&l)[2], float (&alpha)[2],
                                         float factor)
 {
 #pragma unroll
@@ -58,9 +58,9 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
         /* A row without anything yet subtracts 0, so that exp(-inf) is 0 and not NaN. */
         float base = top == -ATTUNE_INF ? 0.0f : top, shift = base * factor;
-        shrink[half] = exp2_fast((m[half] - base) * factor);
+        alpha[half] = exp2_fast((m[half] - base) * factor);
         m[half] = top;
-        float even = l[half] * shrink[half], odd = 0.0f;
+        float even = l[half] * alpha[half], odd = 0.0f;
 #pragma unroll
         for (int n = 0; n < BLOCK_N / 8; n++) {
             float &x = s[n * 4 + half * 2], &y = s[n * 4 + half * 2 + 1];
@@ -75,14 +75,14 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
 
 /*
  * The same against the largest scores of before, without a look at these first: exponentials begin at once, and O needs
- * no scaling. Adds to l, makes P, and leaves S alone. False, with l as it was, if a weight would be past NEAR, or a row
+ * no scaling. Adds to l, makes P, and leaves S alone. False, with l as it was, if a weight would be past RESCALE_THRESHOLD, or a row
  * has had no key yet. Weights up to there lose nothing, since P, l and O are all floating-point. What is compared are
  * the bits of their logarithms: as integers negative ones are below 0, and NaN are the largest.
  */
-constexpr float NEAR = 256.0f, NEAR_LOG2 = 8.0f;
+constexpr float RESCALE_THRESHOLD = 256.0f, RESCALE_THRESHOLD_LOG2 = 8.0f;
 constexpr int CHAINS = GROUPS == 3 ? 1 : 2; /* of sums, and of what is looked at: 160 registers have room for one */
 
-__device__ __forceinline__ bool softmax_near(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
+__device__ __forceinline__ bool softmax_without_rescale(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
                                              const float (&m)[2], float (&l)[2], float factor)
 {
     float shift[2] = {m[0] * factor, m[1] * factor}, sum[2][2] = {{l[0], 0.0f}, {l[1], 0.0f}};
@@ -100,7 +100,7 @@ __device__ __forceinline__ bool softmax_near(u32 (&p)[BLOCK_N / 16][4], const fl
             sum[half][1 % CHAINS] += y;
             p[n / 2][n % 2 * 2 + half] = pack(x, y);
         }
-    if (__any_sync(0xffffffffu, max(top[0], top[1]) > __float_as_int(NEAR_LOG2)))
+    if (__any_sync(0xffffffffu, max(top[0], top[1]) > __float_as_int(RESCALE_THRESHOLD_LOG2)))
         return false;
     l[0] = sum[0][0] + sum[0][1];
     l[1] = sum[1][0] + sum[1][1];
@@ -117,18 +117,18 @@ __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (
             p[step][i] = pack(s[step * 8 + i * 2], s[step * 8 + i * 2 + 1]);
 }
 
-__device__ __forceinline__ void rescale(float (&o)[WIDTH_DV / 2], const float (&shrink)[2])
+__device__ __forceinline__ void rescale(float (&o)[WIDTH_DV / 2], const float (&alpha)[2])
 {
 #pragma unroll
     for (int i = 0; i < WIDTH_DV / 2; i++)
-        o[i] *= shrink[i / 2 % 2];
+        o[i] *= alpha[i / 2 % 2];
 }
 
-/* What the checkers took out of V, added to the rows that may see it: its product with any weight is itself. */
-__device__ __forceinline__ void add_special(float (&o)[WIDTH_DV / 2], const attune_cuda_arguments &a, const place &p,
+/* What the scan warps took out of V, added to the rows that may see it: its product with any weight is itself. */
+__device__ __forceinline__ void add_non_finite_v(float (&o)[WIDTH_DV / 2], const attune_cuda_arguments &a, const tile_coord &p,
                                             int kv, int flags, int row)
 {
-    if (flags & NOTE_ABSENT)
+    if (flags & TILE_ABSENT)
         return;
     int column = (int)threadIdx.x % 4 * 2, end = min(kv + BLOCK_N, a.kv_len);
     const element *v = (const element *)a.v.address + p.b * a.v.batch + p.h_kv * a.v.head + column;
@@ -137,11 +137,11 @@ __device__ __forceinline__ void add_special(float (&o)[WIDTH_DV / 2], const attu
         bool allowed[2];
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            allowed[half] = !(flags & NOTE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
-            /* O goes round, so that the loop need not be unrolled. */
+            allowed[half] = !(flags & TILE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
+            /* O rotates, so that the loop need not be unrolled. */
 #pragma unroll 1
         for (int d = 0; d < WIDTH_DV; d += 8) {
-            u32 two = d + column < HEAD_DIM_V ? *(const u32 *)(v + kv * a.v.row + d) : 0, signs = special_signs(two);
+            u32 two = d + column < HEAD_DIM_V ? *(const u32 *)(v + kv * a.v.row + d) : 0, signs = non_finite_signs(two);
             float low = signs & 0x8000u ? unpack(two) : 0.0f, high = signs >> 31 ? unpack(two >> 16) : 0.0f;
             float first[4];
 #pragma unroll
@@ -154,16 +154,16 @@ __device__ __forceinline__ void add_special(float (&o)[WIDTH_DV / 2], const attu
     }
 }
 
-/* Waits until the checkers have seen the tile. `checked` has a bit for each stage: the phase to wait for. */
-__device__ __forceinline__ void wait_checked(float (&o)[WIDTH_DV / 2], control &c, const attune_cuda_arguments &a,
-                                             const place &p, int kv, int flags, int row, u32 stage, u32 &checked)
+/* Waits until the scan warps have seen the tile. `checked` has a bit for each stage: the phase to wait for. */
+__device__ __forceinline__ void wait_scanned(float (&o)[WIDTH_DV / 2], control &c, const attune_cuda_arguments &a,
+                                             const tile_coord &p, int kv, int flags, int row, u32 stage, u32 &scanned)
 {
-    if (!CHECKS || !(flags & NOTE_CHECK))
+    if (!SCANS_V || !(flags & TILE_SCAN_V))
         return;
-    barrier_wait(&c.v_checked[stage], checked >> stage & 1);
-    checked ^= 1u << stage;
-    if (c.special[stage])
-        add_special(o, a, p, kv, flags, row);
+    barrier_wait(&c.v_scanned[stage], scanned >> stage & 1);
+    scanned ^= 1u << stage;
+    if (c.non_finite[stage])
+        add_non_finite_v(o, a, p, kv, flags, row);
 }
 
 /* 6: O += P V, begun. */
@@ -175,8 +175,8 @@ __device__ __forceinline__ void multiply_pv(float (&o)[WIDTH_DV / 2], const u32 
     wgmma_commit();
 }
 
-/* Four words of each of four lanes, turned: a lane gets the word that has its number, of each. */
-__device__ __forceinline__ void turn_four(u32 (&w)[4])
+/* Four words of each of four lanes, transposed: a lane gets the word that has its number, of each. */
+__device__ __forceinline__ void transpose_4x4(u32 (&w)[4])
 {
 #pragma unroll
     for (int by = 1; by <= 2; by *= 2) {
@@ -194,7 +194,7 @@ __device__ __forceinline__ void turn_four(u32 (&w)[4])
 
 /* 7: store O and LSE. */
 __device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&m)[2], const float (&l)[2],
-                                      const attune_cuda_arguments &a, const place &p, int row, float factor)
+                                      const attune_cuda_arguments &a, const tile_coord &p, int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
     element *base = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
@@ -219,7 +219,7 @@ __device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&m)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     w[i] = pack(o[(d + i) * 4 + half * 2] * inverse, o[(d + i) * 4 + half * 2 + 1] * inverse);
-                turn_four(w);
+                transpose_4x4(w);
                 if (q < a.q_len)
                     *(uint4 *)(base + q * a.o.row + (d + lane % 4) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
             }
@@ -227,7 +227,7 @@ __device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&m)
         if (q >= a.q_len)
             continue;
         if (!wide || HEAD_DIM_V % 32) {
-            /* What is seldom stored goes round, once: a loop instead of WIDTH_DV / 8 stores. */
+            /* What is seldom stored rotates, once: a loop instead of WIDTH_DV / 8 stores. */
 #pragma unroll 1
             for (int d = 0; d < WIDTH_DV / 8; d++) {
                 int left = HEAD_DIM_V - d * 8 - lane % 4 * 2;
@@ -262,7 +262,7 @@ __device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&m)
 }
 
 /* The same for a row that no key is there for; its four threads share it. */
-__device__ __forceinline__ void store_nothing(const attune_cuda_arguments &a, const place &p, int row)
+__device__ __forceinline__ void store_nothing(const attune_cuda_arguments &a, const tile_coord &p, int row)
 {
     int first = (int)threadIdx.x % 4;
 #pragma unroll 1
@@ -281,16 +281,16 @@ __device__ __forceinline__ void store_nothing(const attune_cuda_arguments &a, co
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- the owners */
+/* ------------------------------------------------------------------------------------------------------- the consumers */
 
 /* Whether the next tile of rows has keys. */
-__device__ __forceinline__ bool rows_follow(control &c, const ring &r)
+__device__ __forceinline__ bool rows_follow(control &c, const pipeline_state &r)
 {
     barrier_wait(&c.q_full[r.stage], r.phase);
-    return c.work[r.stage].what == NOTE_ROWS;
+    return c.work[r.stage].what == TILE_QUERIES;
 }
 
-__device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, unsigned char *memory)
+__device__ __forceinline__ void consume(const attune_cuda_arguments &a, control &c, unsigned char *memory)
 {
     int group = (int)threadIdx.x / 128 - 1;
     if (GROUPS == 3) /* known to be the same in a warp it costs no register */
@@ -298,38 +298,38 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
     u32 k_tiles = shared_address(memory) + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
     u64 q = describe_k_major(shared_address(memory) + (u32)group * 64 * 128);
     float factor = fold_factor(a.scale);
-    ring r = {0, 0}, k = {0, 0}, v = {0, 0};
-    u32 checked = 0, turns = 0;
+    pipeline_state r = {0, 0}, k = {0, 0}, v = {0, 0};
+    u32 scanned = 0, phases = 0;
     bool begun = false; /* S of the next rows' first keys is there */
     float s[BLOCK_N / 2], o[WIDTH_DV / 2];
     if (group == GROUPS - 1)
-        turn_pass(group);
+        ping_pong_arrive(group);
     for (;;) {
         barrier_wait(&c.q_full[r.stage], r.phase);
         int flags = c.work[r.stage].what;
         if (!flags)
             break;
-        place at = c.work[r.stage].at;
+        tile_coord at = c.work[r.stage].at;
         int row = at.q + group * 64 + (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4;
-        if (flags & NOTE_LAST) {
+        if (flags & TILE_LAST) {
             warp_arrive(&c.q_empty[r.stage]);
-            ring_next<Q_BUFFERS>(r);
+            advance<Q_BUFFERS>(r);
             store_nothing(a, at, row);
             continue;
         }
-        line lines[2];
-        bool lined = find_lines(lines, a, at, row);
-        int part = WALKS > 1 && (at.q + group * 64) / a.q_block != at.q / a.q_block ? 8 : 0;
+        linear_score linear_scores[2];
+        bool linear = find_linear_scores(linear_scores, a, at, row);
+        int part = BLOCK_LISTS > 1 && (at.q + group * 64) / a.q_block != at.q / a.q_block ? 8 : 0;
         if (!begun) {
             barrier_wait(&c.k_full[k.stage], k.phase);
-            turn_wait(group);
+            ping_pong_wait(group);
             wgmma_fence();
             multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
-            turn_pass(group);
+            ping_pong_arrive(group);
             wgmma_wait<0>();
             accumulators_done(s);
         }
-        float m[2] = {-ATTUNE_INF, -ATTUNE_INF}, l[2] = {0.0f, 0.0f}, shrink[2];
+        float m[2] = {-ATTUNE_INF, -ATTUNE_INF}, l[2] = {0.0f, 0.0f}, alpha[2];
         u32 p[BLOCK_N / 16][4];
 #pragma unroll
         for (int i = 0; i < WIDTH_DV / 2; i++)
@@ -337,66 +337,66 @@ __device__ __forceinline__ void own(const attune_cuda_arguments &a, control &c, 
         int kv = c.keys[k.stage].at;
         flags = c.keys[k.stage].flags >> part;
         warp_arrive(&c.k_empty[k.stage]);
-        ring_next(k);
+        advance(k);
         /* V's ring is at this tile, as K's was. */
-        hook_terms<true>(s, a, memory, at, kv, flags, row, lines, lined, v, turns);
-        softmax(s, m, l, shrink, factor);
+        hook_terms<true>(s, a, memory, at, kv, flags, row, linear_scores, linear, v, phases);
+        softmax(s, m, l, alpha, factor);
         round_p(p, s);
-        wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
+        wait_scanned(o, c, a, at, kv, flags, row, v.stage, scanned);
         bool rising = false; /* the last keys' scores were far past those before: so may the next ones' be */
-        while (!(flags & NOTE_LAST)) {
+        while (!(flags & TILE_LAST)) {
             barrier_wait(&c.k_full[k.stage], k.phase);
             kv = c.keys[k.stage].at;
             flags = c.keys[k.stage].flags >> part;
-            turn_wait(group);
+            ping_pong_wait(group);
             wgmma_fence();
             multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
             barrier_wait(&c.v_full[v.stage], v.phase);
             wgmma_fence();
             multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
-            turn_pass(group);
+            ping_pong_arrive(group);
             wgmma_wait<1>();
             accumulators_done(s);
             warp_arrive(&c.k_empty[k.stage]);
-            ring now = k;
-            ring_next(k);
+            pipeline_state now = k;
+            advance(k);
             if (!DRAINS)
-                hook_terms<false>(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
+                hook_terms<false>(s, a, memory, at, kv, flags, row, linear_scores, linear, now, phases);
             wgmma_wait<0>();
             accumulators_done(o);
             warp_arrive(&c.v_empty[v.stage]);
-            ring_next(v);
+            advance(v);
             if (DRAINS)
-                hook_terms<false>(s, a, memory, at, kv, flags, row, lines, lined, now, turns);
-            if (rising || a.row_max.address || !softmax_near(p, s, m, l, factor)) {
-                softmax(s, m, l, shrink, factor);
-                rescale(o, shrink);
+                hook_terms<false>(s, a, memory, at, kv, flags, row, linear_scores, linear, now, phases);
+            if (rising || a.row_max.address || !softmax_without_rescale(p, s, m, l, factor)) {
+                softmax(s, m, l, alpha, factor);
+                rescale(o, alpha);
                 round_p(p, s);
-                rising = __any_sync(0xffffffffu, fminf(shrink[0], shrink[1]) < 1.0f / NEAR);
+                rising = __any_sync(0xffffffffu, fminf(alpha[0], alpha[1]) < 1.0f / RESCALE_THRESHOLD);
             }
-            wait_checked(o, c, a, at, kv, flags, row, v.stage, checked);
+            wait_scanned(o, c, a, at, kv, flags, row, v.stage, scanned);
         }
         warp_arrive(&c.q_empty[r.stage]);
-        ring_next<Q_BUFFERS>(r);
+        advance<Q_BUFFERS>(r);
         if (Q_BUFFERS > 1)
             begun = rows_follow(c, r);
         barrier_wait(&c.v_full[v.stage], v.phase);
         if (Q_BUFFERS > 1 && begun)
             barrier_wait(&c.k_full[k.stage], k.phase);
-        turn_wait(group);
+        ping_pong_wait(group);
         wgmma_fence();
         multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
         /* Where no rows follow, a product that nobody looks at: two paths would be twice the code of what follows. */
         if (Q_BUFFERS > 1)
             multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
-        turn_pass(group);
+        ping_pong_arrive(group);
         wgmma_wait<Q_BUFFERS == 1 ? 0 : 1>();
         accumulators_done(o);
         warp_arrive(&c.v_empty[v.stage]);
         store(o, m, l, a, at, row, factor);
         wgmma_wait<0>();
         accumulators_done(s);
-        ring_next(v);
+        advance(v);
     }
 }
 
@@ -409,14 +409,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         for (int i = 0; i < Q_BUFFERS; i++) {
             barrier_init(&c.q_full[i], 1);
-            barrier_init(&c.q_empty[i], (GROUPS * 4 + CHECKERS) * ATTUNE_ARRIVALS);
+            barrier_init(&c.q_empty[i], (GROUPS * 4 + SCAN_WARPS) * ATTUNE_ARRIVALS);
         }
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&c.k_full[i], 1);
-            barrier_init(&c.k_empty[i], (GROUPS * 4 + CHECKERS) * ATTUNE_ARRIVALS);
+            barrier_init(&c.k_empty[i], (GROUPS * 4 + SCAN_WARPS) * ATTUNE_ARRIVALS);
             barrier_init(&c.v_full[i], 1);
             barrier_init(&c.v_empty[i], GROUPS * 4 * ATTUNE_ARRIVALS);
-            barrier_init(&c.v_checked[i], 1);
+            barrier_init(&c.v_scanned[i], 1);
         }
         for (int i = 0; i < AHEAD; i++) {
             barrier_init(&c.step_full[i], 1);
@@ -425,24 +425,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (KEY_TERMS && threadIdx.x == 0) {
-        staged &t = *(staged *)(memory + STAGED_AT);
+        staged &t = *(staged *)(memory + STAGED_OFFSET);
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(&t.full[i], CHECKERS * ATTUNE_ARRIVALS);
+            barrier_init(&t.full[i], SCAN_WARPS * ATTUNE_ARRIVALS);
             barrier_init(&t.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEEDER_REGISTERS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, c, shared_address(memory), &q_map, &k_map, &v_map);
-        else if (threadIdx.x / 32 == 1 && threadIdx.x % 32 < WALKS)
-            walk_ahead(a, c);
-        else if (CHECKERS && threadIdx.x >= 64)
-            check(a, c, memory);
+        else if (threadIdx.x / 32 == 1 && threadIdx.x % 32 < BLOCK_LISTS)
+            schedule_tiles(a, c);
+        else if (SCAN_WARPS && threadIdx.x >= 64)
+            scan_v(a, c, memory);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OWNER_REGISTERS));
-        own(a, c, memory);
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+        consume(a, c, memory);
     }
 }

@@ -64,7 +64,7 @@ __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
                  : "memory");
 }
 
-/* Of two workgroups in a cluster. */
+/* Of two CTAs in a cluster. */
 __device__ __forceinline__ u32 cluster_rank()
 {
     u32 rank;
@@ -72,7 +72,7 @@ __device__ __forceinline__ u32 cluster_rank()
     return rank;
 }
 
-/* Where the other workgroup has what lies at `address` here. */
+/* Where the other CTA has what lies at `address` here. */
 __device__ __forceinline__ u32 peer_address(u32 address)
 {
     u32 there;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void cluster_sync()
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* At the other workgroup's barrier. */
+/* At the other CTA's barrier. */
 __device__ __forceinline__ void barrier_arrive_peer(u64 *barrier)
 {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
@@ -93,7 +93,7 @@ __device__ __forceinline__ void barrier_arrive_peer(u64 *barrier)
                  : "memory");
 }
 
-/* For what the other workgroup did. */
+/* For what the other CTA did. */
 __device__ __forceinline__ void barrier_wait_peer(u64 *barrier, u32 phase)
 {
     asm volatile("{\n.reg .pred p;\n"
@@ -151,11 +151,11 @@ __device__ __forceinline__ u64 describe_n_major(u32 address, u32 slab)
 }
 
 /* A place in the ring of stages. */
-struct ring {
+struct pipeline_state {
     u32 stage, phase;
 };
 
-__device__ __forceinline__ void ring_next(ring &r)
+__device__ __forceinline__ void advance(pipeline_state &r)
 {
     if (++r.stage == STAGES) {
         r.stage = 0;

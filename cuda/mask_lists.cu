@@ -57,9 +57,9 @@ __device__ __forceinline__ void see_block(seen &s, const attune_cuda_mask_lists 
 extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MASK_THREADS)
     attune_mask_classify(const __grid_constant__ attune_cuda_mask_lists a)
 {
-    const unsigned block = blockIdx.x, line = block / (unsigned)a.kv_blocks;
-    const int plane = (int)(line / (unsigned)a.q_blocks);
-    const int q = (int)(line % (unsigned)a.q_blocks) * a.q_block, kv = (int)(block % (unsigned)a.kv_blocks) * a.kv_block;
+    const unsigned block = blockIdx.x, linear_score = block / (unsigned)a.kv_blocks;
+    const int plane = (int)(linear_score / (unsigned)a.q_blocks);
+    const int q = (int)(linear_score % (unsigned)a.q_blocks) * a.q_block, kv = (int)(block % (unsigned)a.kv_blocks) * a.kv_block;
     const int rows = min(a.q_block, a.q_len - q), columns = min(a.kv_block, a.kv_len - kv);
     const i64 first = plane / a.heads * a.stride[0] + plane % a.heads * a.stride[1] + q * a.stride[2] + kv * a.stride[3];
     seen s = {0, 0};
@@ -80,9 +80,9 @@ struct run {
     int count, step;
 };
 
-__device__ __forceinline__ run run_of(const attune_cuda_mask_lists &a, int line, bool columns)
+__device__ __forceinline__ run run_of(const attune_cuda_mask_lists &a, int linear_score, bool columns)
 {
-    const int lines = columns ? a.kv_blocks : a.q_blocks, plane = line / lines, at = line % lines;
+    const int linear_scores = columns ? a.kv_blocks : a.q_blocks, plane = linear_score / linear_scores, at = linear_score % linear_scores;
     run r;
     r.first = (const u8 *)a.classes + (i64)plane * a.q_blocks * a.kv_blocks + (columns ? at : (i64)at * a.kv_blocks);
     r.count = columns ? a.q_blocks : a.kv_blocks;
@@ -97,14 +97,14 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MASK_SCAN)
     __shared__ int of_warps[ATTUNE_CUDA_MASK_SCAN / 32];
     const bool columns = blockIdx.x & ATTUNE_CUDA_MASK_COLUMNS;
     const u8 wanted = blockIdx.x & ATTUNE_CUDA_MASK_FULL ? FULL : PARTIAL;
-    const int lines = a.planes * (columns ? a.kv_blocks : a.q_blocks);
+    const int linear_scores = a.planes * (columns ? a.kv_blocks : a.q_blocks);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     i64 *offsets = (i64 *)a.offsets[blockIdx.x], before = 0;
-    for (int base = 0; base < lines; base += ATTUNE_CUDA_MASK_SCAN) {
-        const int line = base + (int)threadIdx.x;
+    for (int base = 0; base < linear_scores; base += ATTUNE_CUDA_MASK_SCAN) {
+        const int linear_score = base + (int)threadIdx.x;
         int mine = 0;
-        if (line < lines) {
-            const run r = run_of(a, line, columns);
+        if (linear_score < linear_scores) {
+            const run r = run_of(a, linear_score, columns);
             for (int i = 0; i < r.count; i++)
                 mine += r.first[(i64)i * r.step] == wanted;
         }
@@ -121,28 +121,28 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MASK_SCAN)
             earlier += w < warp ? of_warps[w] : 0;
             all += of_warps[w];
         }
-        if (line < lines)
-            offsets[line] = before + earlier + sum - mine;
+        if (linear_score < linear_scores)
+            offsets[linear_score] = before + earlier + sum - mine;
         before += all;
         __syncthreads();
     }
     if (threadIdx.x == 0)
-        offsets[lines] = before;
+        offsets[linear_scores] = before;
 }
 
 extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MASK_THREADS)
     attune_mask_indices(const __grid_constant__ attune_cuda_mask_lists a)
 {
     const int rows = a.planes * a.q_blocks, lane = threadIdx.x % 32;
-    int line = (int)((blockIdx.x * (i64)ATTUNE_CUDA_MASK_THREADS + threadIdx.x) / 32);
-    const bool columns = line >= rows;
-    line -= columns ? rows : 0;
-    if (columns && line >= a.planes * a.kv_blocks)
+    int linear_score = (int)((blockIdx.x * (i64)ATTUNE_CUDA_MASK_THREADS + threadIdx.x) / 32);
+    const bool columns = linear_score >= rows;
+    linear_score -= columns ? rows : 0;
+    if (columns && linear_score >= a.planes * a.kv_blocks)
         return;
-    const run r = run_of(a, line, columns);
+    const run r = run_of(a, linear_score, columns);
     const int list = columns ? ATTUNE_CUDA_MASK_COLUMNS : 0;
-    int *partial = (int *)a.indices[list] + ((const i64 *)a.offsets[list])[line];
-    int *full = (int *)a.indices[list + ATTUNE_CUDA_MASK_FULL] + ((const i64 *)a.offsets[list + ATTUNE_CUDA_MASK_FULL])[line];
+    int *partial = (int *)a.indices[list] + ((const i64 *)a.offsets[list])[linear_score];
+    int *full = (int *)a.indices[list + ATTUNE_CUDA_MASK_FULL] + ((const i64 *)a.offsets[list + ATTUNE_CUDA_MASK_FULL])[linear_score];
     for (int base = 0; base < r.count; base += 32) {
         const int block = base + lane;
         const u8 is = block < r.count ? r.first[(i64)block * r.step] : (u8)EMPTY;

@@ -15,11 +15,11 @@ struct two {
     float x, y;
 };
 
-struct place {
+struct tile_coord {
     long long b, h, q;
 };
 
-__device__ __forceinline__ char *row_of(const view &v, const place &p)
+__device__ __forceinline__ char *row_of(const view &v, const tile_coord &p)
 {
     return (char *)v.address + p.b * v.batch + p.h * v.head + p.q * v.row;
 }
@@ -96,7 +96,7 @@ __device__ __forceinline__ void store2(const view &v, char *row, int column, boo
         store_one(v, row, column + 1, y);
 }
 
-__device__ __forceinline__ bool find_row(const attune_cuda_merge &a, place &p)
+__device__ __forceinline__ bool find_row(const attune_cuda_merge &a, tile_coord &p)
 {
     const long long row = (long long)blockIdx.x * ATTUNE_CUDA_MERGE_ROWS + threadIdx.x / 32;
     if (a.rows <= 0xffffffffll) { /* divisions of 64 bits would cost more than all else */
@@ -127,7 +127,7 @@ __device__ __forceinline__ bool is_empty(const attune_cuda_merge &a, float sum)
 extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     attune_merge(const __grid_constant__ attune_cuda_merge a)
 {
-    place p;
+    tile_coord p;
     if (!find_row(a, p))
         return;
     const int lane = threadIdx.x % 32;
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
 extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     attune_merge_backward(const __grid_constant__ attune_cuda_merge a)
 {
-    place p;
+    tile_coord p;
     if (!find_row(a, p))
         return;
     const int lane = threadIdx.x % 32;
@@ -186,10 +186,10 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
             const bool both = c + 1 < a.columns;
             two d = {0.0f, 0.0f};
             if (weight != 0.0f) {
-                const two mine = load2(part.o, row_of(part.o, p), c, both), whole = load2(a.o, o, c, both);
+                const two mine = load2(part.o, row_of(part.o, p), c, both), full = load2(a.o, o, c, both);
                 d = load2(a.d_o, d_o, c, both);
-                dot = __fmaf_rn(d.x, mine.x - whole.x, dot);
-                dot = __fmaf_rn(d.y, mine.y - whole.y, dot);
+                dot = __fmaf_rn(d.x, mine.x - full.x, dot);
+                dot = __fmaf_rn(d.y, mine.y - full.y, dot);
             }
             if (part.d_o.address)
                 store2(part.d_o, row_of(part.d_o, p), c, both, weight * d.x, weight * d.y);
@@ -366,14 +366,14 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void backward_wide(con
 {
     const share t = find_share(a);
     float part_lse[PARTS], lse = EMPTY, d_lse = 0.0f, o[8], d[8];
-    chunk mine[PARTS], whole, change;
+    chunk mine[PARTS], full, change;
     if (t.there) {
         lse = *lse_at(a.lse, t.p);
         if (a.d_lse.address)
             d_lse = *lse_at(a.d_lse, t.p);
     }
     if (t.active) {
-        whole = load_chunk<TYPE>(a.o, t.p, t.lane);
+        full = load_chunk<TYPE>(a.o, t.p, t.lane);
         change = load_chunk<TYPE>(a.d_o, t.p, t.lane);
     }
 #pragma unroll
@@ -383,7 +383,7 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void backward_wide(con
             if (t.active)
                 mine[i] = load_chunk<TYPE>(a.parts[i].o, t.p, t.lane);
         }
-    unpack<TYPE>(a.o, whole, o);
+    unpack<TYPE>(a.o, full, o);
     unpack<TYPE>(a.d_o, change, d);
 #pragma unroll
     for (int i = 0; i < PARTS; i++)

@@ -3,7 +3,7 @@
  * What the kernels on mma.sync share: instructions, tiles in shared memory, both products and the softmax.
  *
  * A warp owns ROW_TILES times 16 rows and KEYS columns of S, and the rows of O, in registers. A thread holds, of each
- * 16 x 8 piece of them, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next one. P goes from there to the
+ * 16 x 8 fragment of them, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next one. P goes from there to the
  * second product as it is. The kernel that includes this defines ROW_TILES and KEYS.
  */
 #ifndef ATTUNE_CUDA_MMA_CUH
@@ -182,7 +182,7 @@ __device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool val
 template <int ROWS, int DIM, int CHUNKS>
 __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 stride, int first, int limit, bool aligned)
 {
-    int thread = thread_here();
+    int thread = thread_index_remat();
     if (aligned) {
         /* Threads that stand together copy together; the rows of a thread are 8 or a multiple apart. */
         constexpr int ACROSS = CHUNK_GROUP<CHUNKS>, STEP = THREADS / ACROSS;
@@ -309,7 +309,7 @@ constexpr int QK_UNROLL_SHORT = WIDE || ROW_TILES * N_TILES > (ATTUNE_HAVE_MASK 
 template <int CHUNKS = CHUNKS_D, bool KEPT = true>
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
 {
-    int lane = thread_here() % 32;
+    int lane = thread_index_remat() % 32;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -348,7 +348,7 @@ __device__ __forceinline__ void softmax_tops(const float (&s)[ROW_TILES][N_TILES
                                              float (&o)[ROW_TILES][DV_TILES][4], float (&m)[ROW_TILES][2],
                                              float (&l)[ROW_TILES][2], float (&base)[ROW_TILES][2], float factor)
 {
-    float shrink[ROW_TILES][2];
+    float alpha[ROW_TILES][2];
     bool grown = false;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
@@ -369,10 +369,10 @@ __device__ __forceinline__ void softmax_tops(const float (&s)[ROW_TILES][N_TILES
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
             /* A row without anything yet subtracts 0, so that exp(-inf) is 0 and not NaN. */
             float least = top == -ATTUNE_INF ? 0.0f : top;
-            shrink[r][half] = exp2_fast((m[r][half] - least) * factor);
-            grown = grown || shrink[r][half] != 1.0f;
+            alpha[r][half] = exp2_fast((m[r][half] - least) * factor);
+            grown = grown || alpha[r][half] != 1.0f;
             m[r][half] = top;
-            l[r][half] *= shrink[r][half];
+            l[r][half] *= alpha[r][half];
             base[r][half] = WIDE ? least : least * factor;
         }
     /* Maxima seldom grow once some tiles have been seen. */
@@ -383,7 +383,7 @@ __device__ __forceinline__ void softmax_tops(const float (&s)[ROW_TILES][N_TILES
             for (int d = 0; d < DV_TILES; d++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    o[r][d][i] *= shrink[r][i / 2];
+                    o[r][d][i] *= alpha[r][i / 2];
     }
 }
 
@@ -429,7 +429,7 @@ template <int TILES = DV_TILES, int CHUNKS = CHUNKS_DV>
 __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], const float (&p)[ROW_TILES][N_TILES][4],
                                             u32 v)
 {
-    int lane = thread_here() % 32;
+    int lane = thread_index_remat() % 32;
     if constexpr (WIDE) {
         /*
          * The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place.
@@ -438,7 +438,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
         constexpr int TOGETHER = TILES % 4 == 0 && TILES <= 16 ? 4 : 2;
 #pragma unroll
         for (int d = 0; d < TILES; d += TOGETHER) {
-            int here = thread_here() % 32;
+            int here = thread_index_remat() % 32;
             u32 start[2];
 #pragma unroll
             for (int i = 0; i < 2; i++)
@@ -499,7 +499,7 @@ __device__ __forceinline__ void multiply_weights(float (&o)[ROW_TILES][DV_TILES]
                                                  float (&l)[ROW_TILES][2], const float (&base)[ROW_TILES][2],
                                                  float factor, u32 v)
 {
-    int lane = thread_here() % 32;
+    int lane = thread_index_remat() % 32;
     u32 start = v + chunk_offset<CHUNKS_DV>(lane % 16, lane / 16);
     softmax_weights(s, l, base, factor, 0);
     softmax_weights(s, l, base, factor, 1);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What becomes of a warp's pairs in the backward kernels on mma.sync: S and dP, which lie in registers as mma.cuh says,
- * are masked and become P and dS. Rows of them are of the side that the workgroup owns, columns of the other: with
- * OWN_KEYS keys and rows of Q, else the reverse. The kernel that includes this defines OWN_KEYS and OTHER.
+ * are masked and become P and dS. Rows of them are of the side that the CTA owns, columns of the other: with
+ * DK_DV keys and rows of Q, else the reverse. The kernel that includes this defines DK_DV and OTHER.
  */
 #ifndef ATTUNE_CUDA_PAIRS_CUH
 #define ATTUNE_CUDA_PAIRS_CUH
@@ -10,30 +10,30 @@
 #include "mma.cuh"
 #include "terms.cuh"
 
-constexpr int ROWS_HELD = OWN_KEYS ? 1 : ROW_TILES * 2; /* whose lse and delta a thread keeps */
+constexpr int ROWS_HELD = DK_DV ? 1 : ROW_TILES * 2; /* whose lse and delta a thread keeps */
 
 typedef float scores[ROW_TILES][N_TILES][4];
 
 /* A tile of the other side, and where it stands. */
 struct other {
     int b, h, h_kv, first; /* first: -1 = there are no more */
-    bool whole;
+    bool full;
 };
 
 /* A thread's rows, of its own side and the other. */
 struct spot {
     int b, h, h_kv;
-    int own, column; /* the first of its own rows, the first of its columns */
+    int consume, column; /* the first of its own rows, the first of its columns */
 };
 
 __device__ __forceinline__ int query_of(const spot &p, int r, int n, int i)
 {
-    return OWN_KEYS ? p.column + n * 8 + i % 2 : p.own + r * 16 + i / 2 * 8;
+    return DK_DV ? p.column + n * 8 + i % 2 : p.consume + r * 16 + i / 2 * 8;
 }
 
 __device__ __forceinline__ int key_of(const spot &p, int r, int n, int i)
 {
-    return OWN_KEYS ? p.own + r * 16 + i / 2 * 8 : p.column + n * 8 + i % 2;
+    return DK_DV ? p.consume + r * 16 + i / 2 * 8 : p.column + n * 8 + i % 2;
 }
 
 #define FOR_PAIRS(r, n, i)                                                                                             \
@@ -63,7 +63,7 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
     int h = p.h + a.h0, h_kv = h / a.mask_group, b = p.b + a.b0;
 #if ATTUNE_HAVE_MASK_RANGE
     /* An interval for each row of q. */
-    if constexpr (OWN_KEYS) {
+    if constexpr (DK_DV) {
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
 #pragma unroll
@@ -100,20 +100,20 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
     }
 #elif ATTUNE_MASK_KEYS
     /* What the keys and the rows share, once for each of the thread's own rows and of its columns. */
-    int own[ROW_TILES * 2][MASK_WORDS];
+    int consume[ROW_TILES * 2][MASK_WORDS];
 #pragma unroll
     for (int i = 0; i < ROW_TILES * 2; i++)
-        if constexpr (OWN_KEYS)
-            attune_mask_key_terms(b, h, key_of(p, i / 2, 0, i % 2 * 2), h_kv, a.mask_q_len, a.mask_kv_len, own[i],
+        if constexpr (DK_DV)
+            attune_mask_key_terms(b, h, key_of(p, i / 2, 0, i % 2 * 2), h_kv, a.mask_q_len, a.mask_kv_len, consume[i],
                                   a.mask_symbols);
         else
             attune_mask_row_terms(b, h, query_of(p, i / 2, 0, i % 2 * 2) + a.q0, h_kv, a.mask_q_len, a.mask_kv_len,
-                                  own[i], a.mask_symbols);
+                                  consume[i], a.mask_symbols);
     int mine[COLUMN_SETS][2][MASK_WORDS];
 #pragma unroll
     for (int i = 0; i < COLUMN_SETS * 2; i++) {
         int at = column_of_lane(p.column, i / 2) + i % 2, *words = mine[i / 2][i % 2];
-        if constexpr (OWN_KEYS)
+        if constexpr (DK_DV)
             attune_mask_row_terms(b, h, at + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
         else
             attune_mask_key_terms(b, h, at, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
@@ -124,13 +124,13 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
         for (int j = 0; j < 2; j++) {
             int column[MASK_WORDS];
 #pragma unroll
-            for (int w = 0; w < (OWN_KEYS ? ATTUNE_MASK_ROWS : ATTUNE_MASK_KEYS); w++)
+            for (int w = 0; w < (DK_DV ? ATTUNE_MASK_ROWS : ATTUNE_MASK_KEYS); w++)
                 column[w] = word_of_column(mine[n / 8][j][w], n);
 #pragma unroll
             for (int i = 0; i < ROW_TILES * 2; i++) {
                 int r = i / 2, at = i % 2 * 2 + j;
                 if (!attune_mask_of(b, h, query_of(p, r, n, at) + a.q0, key_of(p, r, n, at), h_kv, a.mask_q_len,
-                                    a.mask_kv_len, 0.0f, OWN_KEYS ? own[i] : column, OWN_KEYS ? column : own[i],
+                                    a.mask_kv_len, 0.0f, DK_DV ? consume[i] : column, DK_DV ? column : consume[i],
                                     a.mask_symbols))
                     forbid(f, s, r, n, at);
             }
@@ -166,7 +166,7 @@ __device__ __forceinline__ void mask_pairs(forbidden &f, scores &s, const attune
     for (u32 i = 0; i < sizeof f.bits / 4; i++)
         f.bits[i] = 0;
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
-    if (!t.whole)
+    if (!t.full)
         forbid_masked(f, s, a, p);
 #endif
     if (edge)
@@ -233,7 +233,7 @@ __device__ __forceinline__ float slope_of(const attune_cuda_arguments &a, const 
 template <bool NEAR>
 __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, const attune_cuda_arguments &a,
                                           const spot &p, int q, int kv, const shared_terms &key,
-                                          const shared_terms &row, float lse, float delta, float factor, bool careful)
+                                          const shared_terms &row, float lse, float delta, float factor, bool recomputed)
 {
     float x = probability(score_of<NEAR>(a, p, q, kv, s, key, row), lse, factor);
     if (HAVE_SCORE && !allowed)
@@ -242,9 +242,9 @@ __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, con
     if (HAVE_SCORE && !ATTUNE_HAVE_READS && d != 0.0f)
         d *= slope_of<NEAR>(a, p, q, kv, s, key, row);
     dp = d;
-    if constexpr (OWN_KEYS) {
+    if constexpr (DK_DV) {
         /* dO counts as 0 where it is not finite: what it would have given is no number. */
-        if (careful && x != 0.0f && !(fabsf(delta) < ATTUNE_INF))
+        if (recomputed && x != 0.0f && !(fabsf(delta) < ATTUNE_INF))
             x = __int_as_float(0x7fffffff);
         s = x;
     }
@@ -264,18 +264,18 @@ __device__ __forceinline__ void share(shared_terms &t, const attune_cuda_argumen
 template <bool NEAR>
 __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbidden &f, const attune_cuda_arguments &a,
                                               spot p, const float (&lse)[ROWS_HELD],
-                                              const float (&delta)[ROWS_HELD], u32 data, float factor, bool careful)
+                                              const float (&delta)[ROWS_HELD], u32 data, float factor, bool recomputed)
 {
-    data += (u32)(thread_here() % 4) * 8;
-    shared_terms own[ROW_TILES * 2];
+    data += (u32)(thread_index_remat() % 4) * 8;
+    shared_terms consume[ROW_TILES * 2];
 #pragma unroll
     for (int i = 0; i < ROW_TILES * 2; i++)
-        share<OWN_KEYS>(own[i], a, p, key_of(p, i / 2, 0, i % 2 * 2), query_of(p, i / 2, 0, i % 2 * 2));
+        share<DK_DV>(consume[i], a, p, key_of(p, i / 2, 0, i % 2 * 2), query_of(p, i / 2, 0, i % 2 * 2));
     shared_terms mine[COLUMN_SETS][2];
 #pragma unroll
     for (int i = 0; i < COLUMN_SETS * 2; i++) {
         int at = column_of_lane(p.column, i / 2) + i % 2;
-        share<!OWN_KEYS>(mine[i / 2][i % 2], a, p, at, at);
+        share<!DK_DV>(mine[i / 2][i % 2], a, p, at, at);
     }
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
@@ -284,13 +284,13 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
 #pragma unroll
         for (int j = 0; j < 2; j++) {
 #pragma unroll
-            for (int w = 0; w < (OWN_KEYS ? ATTUNE_SCORE_ROWS : ATTUNE_SCORE_KEYS); w++)
+            for (int w = 0; w < (DK_DV ? ATTUNE_SCORE_ROWS : ATTUNE_SCORE_KEYS); w++)
                 others[j].score[w] = word_of_column(mine[n / 8][j].score[w], n);
 #pragma unroll
-            for (int w = 0; w < (OWN_KEYS ? ATTUNE_SLOPE_ROWS : ATTUNE_SLOPE_KEYS); w++)
+            for (int w = 0; w < (DK_DV ? ATTUNE_SLOPE_ROWS : ATTUNE_SLOPE_KEYS); w++)
                 others[j].slope[w] = word_of_column(mine[n / 8][j].slope[w], n);
         }
-        if constexpr (OWN_KEYS) {
+        if constexpr (DK_DV) {
             asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
                          : "=f"(column[0]), "=f"(column[1])
                          : "r"(data + (u32)n * 32));
@@ -304,12 +304,12 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
             for (int i = 0; i < 4; i++) {
                 int bit = (r * N_TILES + n) * 4 + i, of = r * 2 + i / 2;
                 normalise<NEAR>(s[r][n][i], dp[r][n][i], !(f.bits[bit / 32] >> bit % 32 & 1), a, p,
-                                query_of(p, r, n, i), key_of(p, r, n, i), OWN_KEYS ? own[of] : others[i % 2],
-                                OWN_KEYS ? others[i % 2] : own[of], OWN_KEYS ? column[i % 2] : lse[OWN_KEYS ? 0 : of],
-                                OWN_KEYS ? column[2 + i % 2] : delta[OWN_KEYS ? 0 : of], factor, careful);
+                                query_of(p, r, n, i), key_of(p, r, n, i), DK_DV ? consume[of] : others[i % 2],
+                                DK_DV ? others[i % 2] : consume[of], DK_DV ? column[i % 2] : lse[DK_DV ? 0 : of],
+                                DK_DV ? column[2 + i % 2] : delta[DK_DV ? 0 : of], factor, recomputed);
             }
         if constexpr (IN_TURN)
-            p.column = behind(p.column, dp[ROW_TILES - 1][n][3]);
+            p.column = after(p.column, dp[ROW_TILES - 1][n][3]);
     }
 }
 
@@ -354,24 +354,24 @@ __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], c
             int row = first + r * 16 + half * 8;
             if (row >= limit)
                 continue;
-            element *line = base + row * to.row;
+            element *linear_score = base + row * to.row;
 #pragma unroll
             for (int d = 0; d < TILES; d++) {
-                int column = from + d * 8 + thread_here() % 4 * 2;
+                int column = from + d * 8 + thread_index_remat() % 4 * 2;
                 if (DIM % ATTUNE_PADDING && from + d * 8 >= DIM)
                     continue;
                 float x = sum[r][d][2 * half] * scale, y = sum[r][d][2 * half + 1] * scale;
                 if constexpr (WIDE) {
                     if (paired)
-                        *(float2 *)(line + column) = make_float2(x, y);
+                        *(float2 *)(linear_score + column) = make_float2(x, y);
                     else
-                        line[column] = (element)x, line[column + 1] = (element)y;
+                        linear_score[column] = (element)x, linear_score[column + 1] = (element)y;
                 } else {
                     u32 two = pack(x, y);
                     if (paired)
-                        *(u32 *)(line + column) = two;
+                        *(u32 *)(linear_score + column) = two;
                     else
-                        line[column] = (element)two, line[column + 1] = (element)(two >> 16);
+                        linear_score[column] = (element)two, linear_score[column + 1] = (element)(two >> 16);
                 }
             }
         }

@@ -6,8 +6,8 @@
 #ifndef ATTUNE_CUDA_SCORES_BACKWARD_SM90_CUH
 #define ATTUNE_CUDA_SCORES_BACKWARD_SM90_CUH
 
-#include "feed_backward_sm90.cuh"
-#include "reads_sm90.cuh"
+#include "producer_backward_sm90.cuh"
+#include "capture_gradients_sm90.cuh"
 
 constexpr int SHARE = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* of a tile's rows, a warp group's */
 #if ATTUNE_HAVE_READS
@@ -40,7 +40,7 @@ __device__ __forceinline__ float2 load_two(u32 at)
 }
 
 /* Whether row q may attend to kv. */
-__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const note &n, int q, int kv)
+__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const tile_desc &n, int q, int kv)
 {
     int h = n.h + a.h0;
 #if ATTUNE_HAVE_MASK_RANGE
@@ -63,7 +63,7 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
 #define FORBIDDEN (HAVE_SCORE ? __int_as_float(0x7fc0dead) : -ATTUNE_INF)
 
 /* By the rows that may attend to each of the thread's two keys; false where a mask does not say these. */
-__device__ __forceinline__ bool forbid_rows(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
+__device__ __forceinline__ bool forbid_rows(float (&s)[TILE], const attune_cuda_arguments &a, const tile_desc &n, int q, int kv)
 {
 #if ATTUNE_HAVE_MASK_COLUMNS
     if (!ATTUNE_HAVE_MASK || a.mask_ranges) {
@@ -89,7 +89,7 @@ __device__ __forceinline__ bool forbid_rows(float (&s)[TILE], const attune_cuda_
 constexpr int ROW_SETS = SHARE > 64 ? SHARE / 64 : 1; /* of columns that a warp's lanes share */
 
 /* By what keys and rows share; false where the mask has nothing of that kind, or its rows have ranges. */
-__device__ __forceinline__ bool forbid_terms(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q,
+__device__ __forceinline__ bool forbid_terms(float (&s)[TILE], const attune_cuda_arguments &a, const tile_desc &n, int q,
                                              int kv)
 {
 #if ATTUNE_MASK_KEYS
@@ -122,9 +122,9 @@ __device__ __forceinline__ bool forbid_terms(float (&s)[TILE], const attune_cuda
 #endif
 }
 
-__device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_arguments &a, const note &n, int q, int kv)
+__device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_arguments &a, const tile_desc &n, int q, int kv)
 {
-    if (n.flags & NOTE_PARTIAL) {
+    if (n.flags & TILE_PARTIAL) {
         if (!forbid_rows(s, a, n, q, kv) && !forbid_terms(s, a, n, q, kv)) {
 #pragma unroll
             for (int i = 0; i < TILE; i++)
@@ -155,7 +155,7 @@ __device__ __forceinline__ bool near_zero(const float (&s)[TILE], float scale)
 /* P of one pair, and P times the score's derivative. NEAR: in the cheaper form; kv0: some key of the thread. */
 template <bool NEAR>
 __device__ __forceinline__ void pair(float s, float lse, float &p, float &slope, const attune_cuda_arguments &a,
-                                     const note &n, int q, int kv, int kv0, float factor, const shared_terms &key,
+                                     const tile_desc &n, int q, int kv, int kv0, float factor, const shared_terms &key,
                                      const shared_terms &row)
 {
 #if ATTUNE_HAVE_SCORE
@@ -184,7 +184,7 @@ struct tile_terms {
     shared_terms key[2], mine[ROW_SETS][2];
 };
 
-__device__ __forceinline__ void share_tile(tile_terms &t, const attune_cuda_arguments &a, const note &n, int q, int kv)
+__device__ __forceinline__ void share_tile(tile_terms &t, const attune_cuda_arguments &a, const tile_desc &n, int q, int kv)
 {
     share_key(t.key[0], a, n.b, n.h, kv);
     share_key(t.key[1], a, n.b, n.h, kv + 8);
@@ -213,12 +213,12 @@ __device__ __forceinline__ void share_piece(shared_terms (&row)[2], const tile_t
 /* S becomes P, in 16 bits in p, and in s times the score's derivative. */
 template <bool NEAR>
 __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4], const attune_cuda_arguments &a,
-                                      const note &n, int q, int kv, u32 lse, float factor)
+                                      const tile_desc &n, int q, int kv, u32 lse, float factor)
 {
-    int column = thread_now() % 4 * 2;
+    int column = thread_index() % 4 * 2;
     tile_terms terms;
     share_tile(terms, a, n, q, kv);
-    /* Where the text is long the pairs go round, so that a loop has eight of them. */
+    /* Where the text is long the pairs rotate, so that a loop has eight of them. */
     constexpr int SOME = ATTUNE_SCORE_IS_LONG ? 8 : TILE;
 #pragma unroll 1
     for (int first = 0; first < TILE; first += SOME) {
@@ -257,11 +257,11 @@ __device__ __forceinline__ void pairs(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
 
 /* kv: the thread's first key. */
 __device__ __forceinline__ void probabilities(float (&s)[TILE], u32 (&p)[SHARE / 16][4],
-                                              const attune_cuda_arguments &a, const note &n, int kv, u32 lse,
+                                              const attune_cuda_arguments &a, const tile_desc &n, int kv, u32 lse,
                                               float factor)
 {
-    int q = n.q + thread_now() % 4 * 2 + (WIDE ? (thread_now() / 128 - 1) * SHARE : 0);
-    if (n.flags & NOTE_MASK)
+    int q = n.q + thread_index() % 4 * 2 + (WIDE ? (thread_index() / 128 - 1) * SHARE : 0);
+    if (n.flags & TILE_MASKED)
         forbid(s, a, n, q, kv);
     if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, a.scale))
         pairs<true>(s, p, a, n, q, kv, lse, factor);
@@ -275,7 +275,7 @@ __device__ __forceinline__ void differences(const float (&s)[TILE], const float 
 {
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
-        float2 d = load_two(delta + (i * 2 + thread_now() % 4 * 2) * 4);
+        float2 d = load_two(delta + (i * 2 + thread_index() % 4 * 2) * 4);
         d_s[i / 8][i / 4 % 2 * 2] = pack(s[i] * (d_p[i] - d.x), s[i + 1] * (d_p[i + 1] - d.y));
         d_s[i / 8][i / 4 % 2 * 2 + 1] = pack(s[i + 2] * (d_p[i + 2] - d.x), s[i + 3] * (d_p[i + 3] - d.y));
     }
@@ -290,7 +290,7 @@ __device__ __forceinline__ void differences(float (&s)[TILE], float (&d_p)[TILE]
     int h_kv = t.h / (t.a.heads / t.a.kv_heads);
 #pragma unroll
     for (int i = 0; i < TILE; i += 4) {
-        float2 two = load_two(delta + (i * 2 + thread_now() % 4 * 2) * 4);
+        float2 two = load_two(delta + (i * 2 + thread_index() % 4 * 2) * 4);
         float x[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -311,9 +311,9 @@ __device__ __forceinline__ void differences(float (&s)[TILE], float (&d_p)[TILE]
 template <bool NEAR>
 __device__ __forceinline__ void pairs_at_once(float (&s)[TILE], float (&d_p)[TILE], u32 (&p)[SHARE / 16][4],
                                               u32 (&d_s)[SHARE / 16][4], read_sums<TILE> &sums, const reader &t,
-                                              const note &n, u32 lse, u32 delta, int part)
+                                              const tile_desc &n, u32 lse, u32 delta, int part)
 {
-    int column = thread_now() % 4 * 2;
+    int column = thread_index() % 4 * 2;
     tile_terms terms;
     share_tile(terms, read_late(t.a), n, t.q, t.kv);
 #pragma unroll
@@ -329,7 +329,7 @@ __device__ __forceinline__ void pairs_at_once(float (&s)[TILE], float (&d_p)[TIL
             pair<NEAR>(s[i + j], j % 2 ? l.y : l.x, x[j], y[j], t.a, n, t.q + i * 2 + j % 2, t.kv + j / 2 * 8, t.kv,
                        ATTUNE_LOG2E, terms.key[j / 2], row[j % 2]);
             if (ATTUNE_DELTA_LATE && j == 0)
-                two = load_two((u32)behind((int)delta, x[0]) + (i * 2 + column) * 4);
+                two = load_two((u32)after((int)delta, x[0]) + (i * 2 + column) * 4);
             float difference = d_p[i + j] - (j % 2 ? two.y : two.x);
             d_p[i + j] = x[j] == 0.0f ? 0.0f : x[j] * difference;
             y[j] = x[j] == 0.0f ? 0.0f : y[j] * difference;
@@ -346,9 +346,9 @@ __device__ __forceinline__ void pairs_at_once(float (&s)[TILE], float (&d_p)[TIL
 
 __device__ __forceinline__ void all_at_once(float (&s)[TILE], float (&d_p)[TILE], u32 (&p)[SHARE / 16][4],
                                             u32 (&d_s)[SHARE / 16][4], read_sums<TILE> &sums, const reader &t,
-                                            const note &n, u32 lse, u32 delta, int part)
+                                            const tile_desc &n, u32 lse, u32 delta, int part)
 {
-    if (n.flags & NOTE_MASK)
+    if (n.flags & TILE_MASKED)
         forbid(s, t.a, n, t.q, t.kv);
     if (ATTUNE_HAVE_SCORE_NEAR && near_zero(s, t.a.scale))
         pairs_at_once<true>(s, d_p, p, d_s, sums, t, n, lse, delta, part);

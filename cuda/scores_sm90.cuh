@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Hopper's forward kernel: what becomes of products before the softmax, the score and mask hook (stage 4). A thread
- * holds, of each 16 x 8 piece of S, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
+ * holds, of each 16 x 8 fragment of S, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
  */
 #ifndef ATTUNE_CUDA_SCORES_SM90_CUH
 #define ATTUNE_CUDA_SCORES_SM90_CUH
 
-#include "feed_sm90.cuh"
+#include "producer_sm90.cuh"
 
 /*
- * f(some, columns) for SOME scores after the others, which go round: a loop has SOME of them, and compiles in a
+ * f(some, columns) for SOME scores after the others, which rotate: a loop has SOME of them, and compiles in a
  * fraction of the time. columns: how far they are from the first.
  */
 template <int SOME, int COUNT, typename function>
-__device__ __forceinline__ void go_round(float (&s)[COUNT], function f)
+__device__ __forceinline__ void rotate_chunks(float (&s)[COUNT], function f)
 {
     static_assert(COUNT % SOME == 0, "a whole number of turns");
 #pragma unroll 1
@@ -29,18 +29,18 @@ __device__ __forceinline__ void go_round(float (&s)[COUNT], function f)
     }
 }
 
-constexpr int FEW = 8, SEVERAL = 16;
+constexpr int CHUNK = 8, FIRST_CHUNK = 16;
 /* Wide heads leave too few registers to have all scores at once beside terms of keys and two forms of a score; and so do
  * wide values beside narrow heads, whose soft-caps spilled. */
 #if ATTUNE_SCORE_KEYS && defined ATTUNE_SCORE_NEAR
-constexpr bool CROWDED = Q_BUFFERS == 1;
+constexpr bool REGISTERS_FULL = Q_BUFFERS == 1;
 #else
-constexpr bool CROWDED = HEAD_DIM <= 64 && HEAD_DIM_V > 192;
+constexpr bool REGISTERS_FULL = HEAD_DIM <= 64 && HEAD_DIM_V > 192;
 #endif
-constexpr int SCORES_AT_ONCE = ATTUNE_SCORE_IS_LONG || ATTUNE_HAVE_SCORE_LINE || CROWDED ? FEW : BLOCK_N / 2;
+constexpr int SCORE_CHUNK = ATTUNE_SCORE_IS_LONG || ATTUNE_HAVE_SCORE_LINE || REGISTERS_FULL ? CHUNK : BLOCK_N / 2;
 /* Where rows mostly have ranges, pairs are seldom looked at; terms make them short. */
-constexpr bool PAIRS_ARE_SELDOM = ATTUNE_HAVE_MASK_RANGE && !ATTUNE_MASK_KEYS;
-constexpr int PAIRS_AT_ONCE = ATTUNE_MASK_IS_LONG || PAIRS_ARE_SELDOM ? FEW : BLOCK_N / 2;
+constexpr bool RARE_PAIRS = ATTUNE_HAVE_MASK_RANGE && !ATTUNE_MASK_KEYS;
+constexpr int MASK_CHUNK = ATTUNE_MASK_IS_LONG || RARE_PAIRS ? CHUNK : BLOCK_N / 2;
 
 /* The largest product of the thread, in magnitude. */
 template <int COUNT> __device__ __forceinline__ float magnitude(const float (&s)[COUNT])
@@ -63,20 +63,20 @@ template <int COUNT> __device__ __forceinline__ bool near_zero(const float (&s)[
 }
 
 /* A score that is a line in the product and in kv, in one row: factor * score + base + slope * (kv - origin). */
-struct line {
+struct linear_score {
     float factor, slope, base;
     int origin;
 };
 
 /* Of the thread's two rows. False where an infinity would make of these sums what it does not make of the text's. */
-__device__ __forceinline__ bool find_lines(line (&lines)[2], const attune_cuda_arguments &a, const place &p, int row)
+__device__ __forceinline__ bool find_linear_scores(linear_score (&linear_scores)[2], const attune_cuda_arguments &a, const tile_coord &p, int row)
 {
     bool finite = false;
 #if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
     finite = true;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        line &l = lines[half];
+        linear_score &l = linear_scores[half];
         attune_score_line(p.b, p.h, row + half * 8, p.h_kv, a.q_len, a.kv_len, &l.factor, &l.slope, &l.base, &l.origin,
                           a.score_symbols);
         l.factor *= a.scale;
@@ -87,12 +87,12 @@ __device__ __forceinline__ bool find_lines(line (&lines)[2], const attune_cuda_a
     return finite;
 }
 
-template <int COUNT> __device__ __forceinline__ void apply_lines(float (&s)[COUNT], const line (&lines)[2], int column)
+template <int COUNT> __device__ __forceinline__ void apply_linear_scores(float (&s)[COUNT], const linear_score (&linear_scores)[2], int column)
 {
 #if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const line &l = lines[half];
+        const linear_score &l = linear_scores[half];
         float from = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
 #pragma unroll
         for (int i = 0; i < COUNT / 2; i++) {
@@ -135,8 +135,8 @@ template <int COUNT> __device__ __forceinline__ void apply_cap(float (&s)[COUNT]
         return;
     }
 #endif
-    constexpr int SOME = COUNT % SEVERAL ? FEW : SEVERAL;
-    go_round<SOME>(s, [&](float(&some)[SOME], int) {
+    constexpr int SOME = COUNT % FIRST_CHUNK ? CHUNK : FIRST_CHUNK;
+    rotate_chunks<SOME>(s, [&](float(&some)[SOME], int) {
 #pragma unroll
         for (int i = 0; i < SOME; i++)
             some[i] = ATTUNE_SCORE_CAP_OUTER * attune_tanh(inner * some[i]);
@@ -146,7 +146,7 @@ template <int COUNT> __device__ __forceinline__ void apply_cap(float (&s)[COUNT]
 
 /* The cheaper form of the expression; its own text where it has none. */
 template <int COUNT>
-__device__ __forceinline__ void apply_near(float (&s)[COUNT], const attune_cuda_arguments &a, const place &p, int row,
+__device__ __forceinline__ void apply_near(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int row,
                                            int column)
 {
 #if ATTUNE_HAVE_SCORE
@@ -164,13 +164,13 @@ __device__ __forceinline__ void apply_near(float (&s)[COUNT], const attune_cuda_
 
 /* The expression's own text, behind another form: seldom. */
 template <int COUNT>
-__device__ __forceinline__ void apply_text(float (&s)[COUNT], const attune_cuda_arguments &a, const place &p, int row,
+__device__ __forceinline__ void apply_text(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int row,
                                            int column)
 {
 #if ATTUNE_HAVE_SCORE
-    go_round<FEW>(s, [&](float(&some)[FEW], int columns) {
+    rotate_chunks<CHUNK>(s, [&](float(&some)[CHUNK], int columns) {
 #pragma unroll
-        for (int i = 0; i < FEW; i++)
+        for (int i = 0; i < CHUNK; i++)
             some[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + columns + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
                                    a.kv_len, some[i] * a.scale, a.score_symbols);
     });
@@ -178,7 +178,7 @@ __device__ __forceinline__ void apply_text(float (&s)[COUNT], const attune_cuda_
 }
 
 #if ATTUNE_HAVE_MASK
-__device__ __forceinline__ bool mask_allows(const attune_cuda_arguments &a, const place &p, int q, int kv)
+__device__ __forceinline__ bool mask_allows(const attune_cuda_arguments &a, const tile_coord &p, int q, int kv)
 {
     int h = p.h + a.h0;
     return attune_mask(p.b + a.b0, h, q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f,
@@ -187,7 +187,7 @@ __device__ __forceinline__ bool mask_allows(const attune_cuda_arguments &a, cons
 #endif
 
 /* The keys from low to before high that row q may attend. */
-__device__ __forceinline__ void mask_range(const attune_cuda_arguments &a, const place &p, int q, int &low, int &high)
+__device__ __forceinline__ void mask_range(const attune_cuda_arguments &a, const tile_coord &p, int q, int &low, int &high)
 {
 #if ATTUNE_HAVE_MASK_RANGE
     int h = p.h + a.h0;
@@ -203,7 +203,7 @@ __device__ __forceinline__ bool mask_has_ranges(const attune_cuda_arguments &a)
 }
 
 /* One pair of a partial block. */
-__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const place &p, int q, int kv)
+__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const tile_coord &p, int q, int kv)
 {
     if (mask_has_ranges(a)) {
         int low = 0, high = 0;
@@ -230,7 +230,7 @@ __device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half
 
 /* Forbids pair by pair. */
 template <int COUNT>
-__device__ __forceinline__ void forbid_pairs(float (&s)[COUNT], const attune_cuda_arguments &a, const place &p, int row,
+__device__ __forceinline__ void forbid_pairs(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int row,
                                              int column)
 {
 #if ATTUNE_HAVE_MASK
@@ -244,7 +244,7 @@ __device__ __forceinline__ void forbid_pairs(float (&s)[COUNT], const attune_cud
 #if ATTUNE_SCORE_KEYS
 /* The scores, of the terms of rows and keys. */
 template <bool NEAR, int COUNT>
-__device__ __forceinline__ void score_terms(float (&s)[COUNT], const attune_cuda_arguments &a, const place &p, int row,
+__device__ __forceinline__ void score_terms(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int row,
                                             int column, const row_terms (&rows)[2], u32 terms)
 {
 #pragma unroll
@@ -266,7 +266,7 @@ __device__ __forceinline__ void score_terms(float (&s)[COUNT], const attune_cuda
 
 #if ATTUNE_MASK_KEYS
 template <int COUNT>
-__device__ __forceinline__ void mask_terms(float (&s)[COUNT], const attune_cuda_arguments &a, const place &p, int row,
+__device__ __forceinline__ void mask_terms(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int row,
                                            int column, const row_terms (&rows)[2], u32 terms)
 {
     int h = p.h + a.h0;
@@ -284,44 +284,44 @@ __device__ __forceinline__ void mask_terms(float (&s)[COUNT], const attune_cuda_
 /* The terms of a tile's keys, once they are there. r: the tile's; `turns` has a bit for each stage: the phase to wait
  * for, where not every tile has terms. */
 __device__ __forceinline__ u32 wait_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
-                                          const ring &r, u32 &turns)
+                                          const pipeline_state &r, u32 &phases)
 {
     if (!KEY_TERMS || !has_terms(a, flags))
         return 0;
-    barrier_wait(&((staged *)(memory + STAGED_AT))->full[r.stage], ATTUNE_SCORE_KEYS ? r.phase : turns >> r.stage & 1);
-    turns ^= 1u << r.stage;
-    return shared_address(memory) + STAGED_AT + sizeof(staged) + r.stage * TERM_BYTES;
+    barrier_wait(&((staged *)(memory + STAGED_OFFSET))->full[r.stage], ATTUNE_SCORE_KEYS ? r.phase : phases >> r.stage & 1);
+    phases ^= 1u << r.stage;
+    return shared_address(memory) + STAGED_OFFSET + sizeof(staged) + r.stage * TERM_BYTES;
 }
 
 __device__ __forceinline__ void leave_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
-                                            const ring &r)
+                                            const pipeline_state &r)
 {
     if (KEY_TERMS && has_terms(a, flags))
-        warp_arrive(&((staged *)(memory + STAGED_AT))->empty[r.stage]);
+        warp_arrive(&((staged *)(memory + STAGED_OFFSET))->empty[r.stage]);
 }
 
 /* 4: the score and mask hook. FIRST: of a row's first keys, which are few among all; row: the thread's first row of q;
  * lined: the scores of both rows are lines; terms: those of the keys. */
 template <bool FIRST>
-__device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const place &p, int kv,
-                                     int flags, int row, const line (&lines)[2], bool lined, u32 terms)
+__device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const tile_coord &p, int kv,
+                                     int flags, int row, const linear_score (&linear_scores)[2], bool linear, u32 terms)
 {
-    constexpr int SOME = !FIRST || SCORES_AT_ONCE == FEW ? SCORES_AT_ONCE : BLOCK_N / 2 % SEVERAL ? FEW : SEVERAL;
+    constexpr int SOME = !FIRST || SCORE_CHUNK == CHUNK ? SCORE_CHUNK : BLOCK_N / 2 % FIRST_CHUNK ? CHUNK : FIRST_CHUNK;
     int column = kv + (int)threadIdx.x % 4 * 2;
 #if ATTUNE_KEY_TERMS
     row_terms rows[2];
     if (has_terms(a, flags))
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & NOTE_PARTIAL);
+            row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & TILE_PARTIAL);
 #endif
 #if ATTUNE_HAVE_SCORE_LINE
-    if (lined)
-        apply_lines(s, lines, column);
+    if (linear)
+        apply_linear_scores(s, linear_scores, column);
     else
 #endif
 #if ATTUNE_HAVE_SCORE
-        go_round<SOME>(s, [&](float(&some)[SOME], int columns) {
+        rotate_chunks<SOME>(s, [&](float(&some)[SOME], int columns) {
 #ifdef ATTUNE_SCORE_CAP_INNER
             apply_cap(some, a.scale);
 #elif ATTUNE_SCORE_KEYS
@@ -344,19 +344,19 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
             s[i] *= sign;
     }
 #endif
-    if (!(flags & NOTE_MASK))
+    if (!(flags & TILE_MASKED))
         return;
-    int limit = WALKS > 1 && flags & NOTE_ABSENT ? 0 : a.kv_len;
+    int limit = BLOCK_LISTS > 1 && flags & TILE_ABSENT ? 0 : a.kv_len;
     int low[2] = {0, 0}, high[2] = {limit, limit};
-    bool ranges = flags & NOTE_PARTIAL && mask_has_ranges(a);
+    bool ranges = flags & TILE_PARTIAL && mask_has_ranges(a);
     if (ranges) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             mask_range(a, p, row + half * 8, low[half], high[half]);
             high[half] = min(high[half], limit);
         }
-    } else if (ATTUNE_HAVE_MASK && flags & NOTE_PARTIAL) {
-        go_round<PAIRS_AT_ONCE>(s, [&](float(&some)[PAIRS_AT_ONCE], int columns) {
+    } else if (ATTUNE_HAVE_MASK && flags & TILE_PARTIAL) {
+        rotate_chunks<MASK_CHUNK>(s, [&](float(&some)[MASK_CHUNK], int columns) {
 #if ATTUNE_MASK_KEYS
             mask_terms(some, a, p, row, column + columns, rows, terms + columns * 4);
 #else
@@ -373,11 +373,11 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
 /* With the terms of the keys, which stand where r is. */
 template <bool FIRST>
 __device__ __forceinline__ void hook_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
-                                           unsigned char *memory, const place &p, int kv, int flags, int row,
-                                           const line (&lines)[2], bool lined, const ring &r, u32 &turns)
+                                           unsigned char *memory, const tile_coord &p, int kv, int flags, int row,
+                                           const linear_score (&linear_scores)[2], bool linear, const pipeline_state &r, u32 &phases)
 {
-    u32 terms = wait_terms(a, memory, flags, r, turns);
-    hook<FIRST>(s, a, p, kv, flags, row, lines, lined, terms);
+    u32 terms = wait_terms(a, memory, flags, r, phases);
+    hook<FIRST>(s, a, p, kv, flags, row, linear_scores, linear, terms);
     leave_terms(a, memory, flags, r);
 }
 

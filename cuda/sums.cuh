@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Exact sums of float32, so that the order in which workgroups add to them does not matter. Word i counts 2^(32 i - 96)
+ * Exact sums of float32, so that the order in which CTAs add to them does not matter. Word i counts 2^(32 i - 96)
  * in a signed 64-bit integer: a number has its 24 bits in one word or in two, and 2^31 numbers leave no word too full.
  * What a number has below 2^-96 is cut off. The last word has a bit for each kind of what is not finite.
  */
@@ -20,19 +20,19 @@ __device__ __forceinline__ void sum_add(u64 *sum, float x)
         return;
     }
     u32 fraction = (bits & 0x7fffff) | 0x800000;
-    int place = (int)exponent - 150 + SUM_LOWEST; /* of the fraction's last bit */
-    if (place <= -24)
+    int tile_coord = (int)exponent - 150 + SUM_LOWEST; /* of the fraction's last bit */
+    if (tile_coord <= -24)
         return;
-    if (place < 0) {
-        fraction >>= -place;
-        place = 0;
+    if (tile_coord < 0) {
+        fraction >>= -tile_coord;
+        tile_coord = 0;
     }
-    u64 both = (u64)fraction << place % 32, low = both & 0xffffffff, high = both >> 32;
+    u64 both = (u64)fraction << tile_coord % 32, low = both & 0xffffffff, high = both >> 32;
     bool negative = bits >> 31;
     if (low)
-        atomicAdd(sum + place / 32, negative ? 0 - low : low);
+        atomicAdd(sum + tile_coord / 32, negative ? 0 - low : low);
     if (high)
-        atomicAdd(sum + place / 32 + 1, negative ? 0 - high : high);
+        atomicAdd(sum + tile_coord / 32 + 1, negative ? 0 - high : high);
 }
 
 /* The sum, rounded a few times at most. */

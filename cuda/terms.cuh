@@ -31,7 +31,7 @@ struct row_terms {
 };
 
 /* p.q: the row. */
-__device__ __forceinline__ void row_terms_make(row_terms &r, const attune_cuda_arguments &a, const place &p,
+__device__ __forceinline__ void row_terms_make(row_terms &r, const attune_cuda_arguments &a, const tile_coord &p,
                                                bool masked)
 {
 #if ATTUNE_SCORE_KEYS
@@ -51,7 +51,7 @@ struct key_terms {
 };
 
 /* Without `masked` the mask's are not wanted. */
-__device__ __forceinline__ void key_terms_make(key_terms &k, const attune_cuda_arguments &a, const place &p, int kv,
+__device__ __forceinline__ void key_terms_make(key_terms &k, const attune_cuda_arguments &a, const tile_coord &p, int kv,
                                                bool masked)
 {
 #if ATTUNE_SCORE_KEYS
@@ -95,14 +95,14 @@ struct next_terms {
 #endif
 };
 
-__device__ __forceinline__ void make_terms(next_terms &t, const attune_cuda_arguments &a, const place &p,
+__device__ __forceinline__ void make_terms(next_terms &t, const attune_cuda_arguments &a, const tile_coord &p,
                                            const keys &next)
 {
 #if ATTUNE_KEY_TERMS
 #pragma unroll
     for (int i = 0; i < t.COUNT; i++)
         if (next.kv >= 0)
-            key_terms_make(t.of[i], a, p, next.kv + i * THREADS + (int)threadIdx.x, !next.whole);
+            key_terms_make(t.of[i], a, p, next.kv + i * THREADS + (int)threadIdx.x, !next.full);
 #endif
 }
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
 #if ATTUNE_KEY_TERMS
 #pragma unroll
     for (int i = 0; i < t.COUNT; i++) {
-        int column = i * THREADS + thread_here();
+        int column = i * THREADS + thread_index_remat();
         if (BLOCK_N % THREADS == 0 || column < BLOCK_N)
             key_terms_store(t.of[i], tile, column);
     }

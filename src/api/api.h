@@ -58,11 +58,11 @@ struct attune__mask_upload {
 /* The table of a backend; NULL, with the thread's error, if this build has none of it. */
 const attune__backend *attune__backend_find(attune_backend kind);
 /* Fills everything of a plan but its device and program. The expressions are retained, also on failure. */
-attune_status attune__plan_settle(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
-                                  const attune_kernel_options *options);
-/* Releases what settling retained and made. */
-void attune__plan_unsettle(attune_plan *plan);
-/* What the programs of a plan that is settled are made from, and how many there are; short_shape belongs to the second.
+attune_status attune__plan_fill(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
+                                const attune_kernel_options *options);
+/* Releases what filling retained and made. */
+void attune__plan_empty(attune_plan *plan);
+/* What the programs of a filled plan are made from, and how many there are; short_shape belongs to the second.
  */
 uint32_t attune__plan_programs(const attune_plan *plan, attune__shape *short_shape,
                                attune__program_desc descs[ATTUNE__PLAN_PROGRAMS]);

@@ -139,7 +139,7 @@ attune_status attune_device_open(attune_instance *instance, const char *id, attu
     ATTUNE__TRY(entry->backend->open(&instance->host, number, &opened));
     const char *profile = strchr(id, '@');
     if (profile) {
-        const attune_status status = attune__profile_lay(profile + 1, &opened->info.limits);
+        const attune_status status = attune__profile_apply(profile + 1, &opened->info.limits);
         if (status != ATTUNE_OK) {
             opened->backend->close(opened);
             return status;

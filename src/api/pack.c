@@ -70,10 +70,10 @@ attune_status attune_pack_add(attune_pack *pack, const attune_limits *limits, co
     attune_plan *plan = attune__alloc(allocator, 1, sizeof *plan);
     if (!plan)
         return ATTUNE_OUT_OF_HOST_MEMORY;
-    attune_status status = attune__plan_settle(plan, &l, problem, options);
+    attune_status status = attune__plan_fill(plan, &l, problem, options);
     if (status == ATTUNE_OK)
         status = add(pack, &l, plan);
-    attune__plan_unsettle(plan);
+    attune__plan_empty(plan);
     attune__free(allocator, plan);
     return status;
 }

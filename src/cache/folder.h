@@ -8,8 +8,8 @@
 
 /*
  * Opens a folder for *at functions, component by component, those that links hold included: a link that is neither the
- * caller's nor the super-user's is not followed (ELOOP), and the folder itself must pass attune__folder_trusted (EPERM). `make` makes what is missing,
- * for the caller alone. Gives 0 or an errno.
+ * caller's nor the super-user's is not followed (ELOOP), and the folder itself must pass attune__folder_trusted
+ * (EPERM). `make` makes what is missing, for the caller alone. Gives 0 or an errno.
  */
 int attune__folder_open(const char *path, bool make, int *folder);
 

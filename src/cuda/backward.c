@@ -76,18 +76,18 @@ static uint32_t workgroups(const attune__cuda_program *program)
 }
 
 /* Tiles of keys of a kernel that adds dQ up. */
-static attune__cuda_pieces pieces_of(const attune__cuda_program *program, const attune__forward *f)
+static attune__cuda_tail tail_of(const attune__cuda_program *program, const attune__forward *f)
 {
     const attune__cuda_loaded *adds = &program->kernel;
     const int64_t tiles = blocks(f->kv_len, adds->block_n, f->kv_heads * f->k.size[0]);
     const bool divided = program->tma && !program->ordered && !f->mask;
-    return attune__cuda_sm90_pieces(tiles, divided ? adds->resident / workgroups(program) : 0, f->q_len,
-                                    f->heads / f->kv_heads * (f->batch / f->k.size[0]), adds->block_m);
+    return attune__cuda_sm90_tail(tiles, divided ? adds->resident / workgroups(program) : 0, f->q_len,
+                                  f->heads / f->kv_heads * (f->batch / f->k.size[0]), adds->block_m);
 }
 
-/* pieces: NULL if no kernel adds dQ up. */
+/* tail: NULL if no kernel adds dQ up. */
 static attune_cuda_backward backward_of(const attune__cuda_program *program, const attune__backward *call,
-                                        const attune__cuda_pieces *pieces, attune_cuda_sums *sums)
+                                        const attune__cuda_tail *tail, attune_cuda_sums *sums)
 {
     const attune__forward *f = &call->forward;
     const attune__cu_pointer workspace = attune__cuda_pointer(f->workspace) + f->workspace_offset;
@@ -105,16 +105,16 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
         .sums = workspace + w.sums,
     };
     attune__cu_pointer captures = b.sums;
-    if (pieces) {
-        b.whole = (int)pieces->whole;
-        b.pieces = (int)pieces->each;
-        b.piece_rows = (int)pieces->rows;
-        b.piece_sums =
+    if (tail) {
+        b.full_wave_tiles = (int)tail->full_wave_tiles;
+        b.tail_splits = (int)tail->each;
+        b.tail_split_rows = (int)tail->rows;
+        b.tail_sums =
             b.sums + attune__cuda_backward_sums(&w, f->batch, f->heads, program->head_dim, program->head_dim_v);
-        b.turns = b.piece_sums + (uint64_t)pieces->left * attune__cuda_sm90_piece_bytes(program->head_dim,
-                                                                                        program->head_dim_v,
-                                                                                        program->kernel.block_n);
-        captures = b.turns + attune__cuda_backward_turns(&w, f->batch, f->heads);
+        b.order_counts =
+            b.tail_sums + (uint64_t)tail->left * attune__cuda_sm90_tail_bytes(program->head_dim, program->head_dim_v,
+                                                                              program->kernel.block_n);
+        captures = b.order_counts + attune__cuda_backward_order(&w, f->batch, f->heads);
         b.redo = captures - 8;
         b.together = together(f);
     }
@@ -195,7 +195,7 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
     const bool adds = program->backed && (!program->tma || encode_all(program, call, maps));
     attune_cuda_arguments arguments = attune__cuda_arguments_of(program, f);
     attune_cuda_sums sums;
-    const attune__cuda_pieces p = pieces_of(program, f);
+    const attune__cuda_tail p = tail_of(program, f);
     attune_cuda_backward backward = backward_of(program, call, adds ? &p : NULL, &sums);
     launches n = {
         .delta = blocks(backward.row_stride, DELTA_ROWS, f->batch * f->heads),
@@ -204,7 +204,7 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
         .sums = blocks(sums.elements, SUMS_THREADS, 1),
     };
     if (adds) {
-        const int64_t tiles = p.whole + p.left * p.each;
+        const int64_t tiles = p.full_wave_tiles + p.left * p.each;
         const uint32_t each = workgroups(program), most = program->kernel.resident / each;
         n.adds = (program->tma && tiles > most ? most : tiles) * each;
         const bool wide = program->tma && attune__cuda_sm90_backward_wide(program->head_dim, program->head_dim_v);

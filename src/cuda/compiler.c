@@ -439,9 +439,9 @@ const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cu
     if (role == ATTUNE__CUDA_DELTA)
         return "attune_delta";
     if (choice->direction == ATTUNE_BACKWARD)
-        return choice->use_tma               ? "attune_backward_sm90"
-               : attune__cuda_backed(choice) ? "attune_backward_atomic_sm80"
-                                             : "attune_backward_sm80";
+        return choice->use_tma                     ? "attune_backward_sm90"
+               : attune__cuda_has_fallback(choice) ? "attune_backward_atomic_sm80"
+                                                   : "attune_backward_sm80";
     return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
 }
 
@@ -474,7 +474,7 @@ static void add_tile(attune__cuda_kernel *kernel, const attune__program_desc *de
     const attune_plan_choice *c = desc->choice;
     const bool back = c->direction == ATTUNE_BACKWARD;
     uint32_t shared[2] = {c->shared_memory, c->shared_memory}, m = c->block_m, n = c->block_n;
-    if (back && !attune__cuda_backed(c))
+    if (back && !attune__cuda_has_fallback(c))
         attune__cuda_sm80_backward_bytes(desc->shape, c, shared);
     if (back) {
         m = role == ATTUNE__CUDA_ROWS ? c->block_m2 : c->block_m1;
@@ -492,9 +492,9 @@ static const char *file_of(const attune_plan_choice *choice, attune__cuda_role r
     if (role == ATTUNE__CUDA_DELTA)
         return "delta.cu";
     if (choice->direction == ATTUNE_BACKWARD)
-        return choice->use_tma               ? "backward_sm90.cu"
-               : attune__cuda_backed(choice) ? "backward_atomic_sm80.cu"
-                                             : "backward_sm80.cu";
+        return choice->use_tma                     ? "backward_sm90.cu"
+               : attune__cuda_has_fallback(choice) ? "backward_atomic_sm80.cu"
+                                                   : "backward_sm80.cu";
     return choice->use_tma ? "forward_sm90.cu" : choice->decode ? "decode_sm80.cu" : "forward_sm80.cu";
 }
 
@@ -534,7 +534,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
         add_option(kernel, "HAVE_MASK_COLUMNS", variant->key_intervals);
         add_option(kernel, "DETERMINISTIC", choice->use_tma && choice->deterministic);
         add_option(kernel, "HAVE_READS", reads && (choice->use_tma || role == ATTUNE__CUDA_ROWS));
-        add_option(kernel, "OWN_KEYS", role != ATTUNE__CUDA_ROWS);
+        add_option(kernel, "DK_DV", role != ATTUNE__CUDA_ROWS);
         add_option(kernel, "APART", attune__cuda_backward_apart(s));
     }
     return desc->mask || desc->score ? write_mods(allocator, desc, &kernel->mods) : ATTUNE_OK;

@@ -53,7 +53,7 @@ typedef enum attune__cuda_role {
 static inline bool attune__cuda_has_role(const attune_plan_choice *choice, attune__cuda_role role)
 {
     return role == ATTUNE__CUDA_MAIN ||
-           (choice->direction == ATTUNE_BACKWARD && (role == ATTUNE__CUDA_DELTA || !attune__cuda_backed(choice)));
+           (choice->direction == ATTUNE_BACKWARD && (role == ATTUNE__CUDA_DELTA || !attune__cuda_has_fallback(choice)));
 }
 
 /* Compiles a kernel into a pack that has it not yet. */

@@ -47,7 +47,7 @@ static attune_status pack(const attune__host *host, uint32_t architecture, const
 attune_status attune__cuda_pack(const attune__host *host, const attune_limits *limits, const attune__program_desc *desc,
                                 attune__pack *to)
 {
-    if (attune__cuda_backed(desc->choice)) {
+    if (attune__cuda_has_fallback(desc->choice)) {
         attune__decision decision;
         attune__program_desc second = *desc;
         second.choice = &decision.choice;

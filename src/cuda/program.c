@@ -30,7 +30,7 @@ static uint32_t shared_memory(const attune__program_desc *desc, attune__cuda_rol
     uint32_t bytes[2] = {choice->shared_memory, choice->shared_memory};
     if (role == ATTUNE__CUDA_DELTA)
         return 0;
-    if (choice->direction == ATTUNE_BACKWARD && !attune__cuda_backed(choice))
+    if (choice->direction == ATTUNE_BACKWARD && !attune__cuda_has_fallback(choice))
         attune__cuda_sm80_backward_bytes(desc->shape, choice, bytes);
     return bytes[role == ATTUNE__CUDA_ROWS];
 }
@@ -135,7 +135,7 @@ static attune_status allocate(attune_device *device, const attune__program_desc 
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
     made->tma = desc->choice->use_tma;
-    made->backed = attune__cuda_backed(desc->choice);
+    made->backed = attune__cuda_has_fallback(desc->choice);
     made->mask = desc->mask;
     made->score = desc->score;
     *program = &made->base;

@@ -144,8 +144,8 @@ uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost
     return (uint32_t)most;
 }
 
-void attune__settle_number(const attune__search *search, attune__tile *tile, attune__option option, uint32_t block,
-                           int64_t length, uint32_t least)
+void attune__clamp_number(const attune__search *search, attune__tile *tile, attune__option option, uint32_t block,
+                          int64_t length, uint32_t least)
 {
     uint32_t *number = &tile->value[option];
     if (search->forced & ATTUNE__BIT(option))
@@ -154,24 +154,24 @@ void attune__settle_number(const attune__search *search, attune__tile *tile, att
         *number /= 2;
 }
 
-void attune__settle_tile(const attune__search *search, attune__tile *tile, uint32_t least)
+void attune__clamp_tile(const attune__search *search, attune__tile *tile, uint32_t least)
 {
     const attune__shape *s = search->shape;
     /* Without a block mask any power of two divides the default of 1,024. */
     uint32_t q = s->block_mask ? s->mask_q_block : 1024, kv = s->block_mask ? s->mask_kv_block : 1024;
     if (search->pass == ATTUNE__PASS_BACKWARD) {
-        attune__settle_number(search, tile, ATTUNE__BLOCK_M1, q, s->q_len, least);
-        attune__settle_number(search, tile, ATTUNE__BLOCK_N1, kv, s->kv_len, least);
-        attune__settle_number(search, tile, ATTUNE__BLOCK_M2, q, s->q_len, least);
-        attune__settle_number(search, tile, ATTUNE__BLOCK_N2, kv, s->kv_len, least);
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_M1, q, s->q_len, least);
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_N1, kv, s->kv_len, least);
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_M2, q, s->q_len, least);
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_N2, kv, s->kv_len, least);
         return;
     }
     if (search->pass == ATTUNE__PASS_FORWARD)
-        attune__settle_number(search, tile, ATTUNE__BLOCK_M, q, s->q_len, least);
-    attune__settle_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, least);
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_M, q, s->q_len, least);
+    attune__clamp_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, least);
 }
 
-void attune__settle_decode(const attune__search *search, attune__tile *tile, uint32_t least)
+void attune__clamp_decode(const attune__search *search, attune__tile *tile, uint32_t least)
 {
     if (search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M))
         return;

@@ -86,7 +86,7 @@ typedef struct attune__family {
     /* The tiles of a pass, from the fastest to the smallest. */
     const attune__tile *(*tiles)(const attune__search *search, uint32_t *count);
     /* Cuts the free numbers of a tile down to the mask's blocks, the lengths and the device. */
-    void (*settle)(const attune__search *search, attune__tile *tile);
+    void (*clamp)(const attune__search *search, attune__tile *tile);
     /* Returns NULL if the kernel can have the tile, else what is wrong, and which option it is. */
     const char *(*refuse)(const attune__search *search, const attune__tile *tile, attune__option *option);
     attune__cost (*cost)(const attune__search *search, const attune__tile *tile);
@@ -118,14 +118,14 @@ static inline uint32_t attune__dtype_bytes(const attune__shape *shape)
     return (uint32_t)attune_dtype_size(shape->k_dtype);
 }
 
-/* For settle functions: cuts a free tile number to a power of two that divides the mask's block and is not past the
+/* For clamp functions: cuts a free tile number to a power of two that divides the mask's block and is not past the
  * smallest power of two that holds `length`, down to `least`. */
-void attune__settle_number(const attune__search *search, attune__tile *tile, attune__option option, uint32_t block,
-                           int64_t length, uint32_t least);
+void attune__clamp_number(const attune__search *search, attune__tile *tile, attune__option option, uint32_t block,
+                          int64_t length, uint32_t least);
 /* The same for every tile number of the pass. */
-void attune__settle_tile(const attune__search *search, attune__tile *tile, uint32_t least);
+void attune__clamp_tile(const attune__search *search, attune__tile *tile, uint32_t least);
 /* The rows of a decode tile: the power of two that holds the packed rows, from `least`, up to the tile's own. */
-void attune__settle_decode(const attune__search *search, attune__tile *tile, uint32_t least);
+void attune__clamp_decode(const attune__search *search, attune__tile *tile, uint32_t least);
 /* Whether each tile number of the pass lies in [least, most], is a multiple of `multiple` (0 = a power of two) and
  * divides the mask's block. */
 const char *attune__refuse_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,

@@ -70,19 +70,19 @@ static const attune__tile *tiles(const attune__search *search, uint32_t *count)
     }
 }
 
-static void settle(const attune__search *search, attune__tile *tile)
+static void clamp(const attune__search *search, attune__tile *tile)
 {
     const attune__shape *s = search->shape;
-    attune__settle_tile(search, tile, 16);
+    attune__clamp_tile(search, tile, 16);
     /* The expressions' scratch is sized for the mask's block, also where no block mask is. */
     if (search->pass != ATTUNE__PASS_BACKWARD)
-        attune__settle_number(search, tile, ATTUNE__BLOCK_N, s->mask_kv_block, s->kv_len, 16);
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_N, s->mask_kv_block, s->kv_len, 16);
     else {
-        attune__settle_number(search, tile, ATTUNE__BLOCK_N1, s->mask_kv_block, s->kv_len, 16);
-        attune__settle_number(search, tile, ATTUNE__BLOCK_N2, s->mask_kv_block, s->kv_len, 16);
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_N1, s->mask_kv_block, s->kv_len, 16);
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_N2, s->mask_kv_block, s->kv_len, 16);
     }
     if (search->pass == ATTUNE__PASS_DECODE)
-        attune__settle_decode(search, tile, 16);
+        attune__clamp_decode(search, tile, 16);
     if (search->pass != ATTUNE__PASS_FORWARD || search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M))
         return;
     /* Two tiles for each thread, so that threads which finish early find work. */
@@ -132,7 +132,7 @@ const attune__family attune__cpu = {
               ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__SPLIT_KV),
               ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = tiles,
-    .settle = settle,
+    .clamp = clamp,
     .refuse = refuse,
     .cost = cost,
 };

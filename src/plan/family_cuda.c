@@ -51,7 +51,7 @@ uint64_t attune__cuda_backward_added(const attune__shape *s)
 {
     const attune__cuda_workspace w = attune__cuda_backward_workspace(s->batch, s->heads, s->q_len, 0);
     return attune__cuda_backward_sums(&w, s->batch, s->heads, s->head_dim, s->head_dim_v) +
-           attune__cuda_backward_turns(&w, s->batch, s->heads);
+           attune__cuda_backward_order(&w, s->batch, s->heads);
 }
 
 uint64_t attune__cuda_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads, uint32_t head_dim,
@@ -61,7 +61,7 @@ uint64_t attune__cuda_backward_sums(const attune__cuda_workspace *w, int64_t bat
            sizeof(float);
 }
 
-uint64_t attune__cuda_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads)
+uint64_t attune__cuda_backward_order(const attune__cuda_workspace *w, int64_t batch, int64_t heads)
 {
     return (uint64_t)(batch * heads) * w->row_stride / 64 * 4 * sizeof(uint32_t) + 16;
 }

@@ -42,7 +42,7 @@ const char *attune__cuda_refuse_blocks(const attune__shape *s, const uint32_t *v
 /* An exact sum for each element of a capture whose gradient is wanted (cuda/sums.cuh). */
 #define ATTUNE__CUDA_SUM_BYTES 64
 /* The parts of a tile's dK and dV, each a warp's. */
-#define ATTUNE__CUDA_PIECE_COUNTS 16
+#define ATTUNE__CUDA_TAIL_COUNTS 16
 
 /*
  * Workspace, in bytes from its beginning. Everything is float32 but the sums:
@@ -59,7 +59,7 @@ attune__cuda_workspace attune__cuda_backward_workspace(int64_t batch, int64_t he
 
 /* Whether the kernels of cuda_sm80 stand behind a choice's own: for tensors that TMA cannot read, and in the backward
  * pass, where the own one adds dQ up, for sums that are no number. */
-bool attune__cuda_backed(const attune_plan_choice *choice);
+bool attune__cuda_has_fallback(const attune_plan_choice *choice);
 
 /* Whether dK and dV are made by workgroups of their own: together they would fill the registers. */
 bool attune__cuda_backward_apart(const attune__shape *shape);
@@ -82,25 +82,24 @@ void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_p
  */
 uint64_t attune__cuda_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads, uint32_t head_dim,
                                     uint32_t head_dim_v);
-uint64_t attune__cuda_backward_turns(const attune__cuda_workspace *w, int64_t batch, int64_t heads);
+uint64_t attune__cuda_backward_order(const attune__cuda_workspace *w, int64_t batch, int64_t heads);
 
 /*
  * sm90a without a mask's blocks and without an order: tiles of keys take equally long, and those left over from whole
- * rounds of the workgroups (`takers`) would have most of these wait. They come in pieces of rows, whose dK and dV are
+ * rounds of the workgroups (`ctas`) would have most of these wait. They come in pieces of rows, whose dK and dV are
  * added up in the workspace, before the turns:
  *
  *     pieces   [left] float [BLOCK_N][D + Dv], D and Dv padded to 16, past 128 to 128, as the threads hold them; then
  *              u32 [16]: how often each warp's part was added to
  */
-typedef struct attune__cuda_pieces {
-    int64_t whole, left; /* tiles as they are, and such as come in pieces */
-    int64_t each, rows;  /* pieces of a tile, rows of a piece */
-} attune__cuda_pieces;
-/* takers: 0 = no tile is divided; heads: whose rows a tile of keys meets, over the batch too. */
-attune__cuda_pieces attune__cuda_sm90_pieces(int64_t tiles, int64_t takers, int64_t q_len, int64_t heads,
-                                             uint32_t block_m);
+typedef struct attune__cuda_tail {
+    int64_t full_wave_tiles, left; /* tiles as they are, and such as come in pieces */
+    int64_t each, rows;            /* pieces of a tile, rows of a piece */
+} attune__cuda_tail;
+/* ctas: 0 = no tile is divided; heads: whose rows a tile of keys meets, over the batch too. */
+attune__cuda_tail attune__cuda_sm90_tail(int64_t tiles, int64_t ctas, int64_t q_len, int64_t heads, uint32_t block_m);
 /* Of a tile. */
-uint64_t attune__cuda_sm90_piece_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n);
+uint64_t attune__cuda_sm90_tail_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n);
 
 /* The workspace of a backward plan, and what a kernel that adds dQ up has of it for the sums and the turns. */
 uint64_t attune__cuda_backward_bytes(const attune__shape *shape, const attune__cost *cost);

@@ -128,12 +128,12 @@ static void limit(const attune__search *search, attune__tile *tile, attune__opti
         tile->value[option] = most;
 }
 
-static void backward_settle(const attune__search *search, attune__tile *tile)
+static void backward_clamp(const attune__search *search, attune__tile *tile)
 {
     uint32_t *v = tile->value, *warps = &v[ATTUNE__NUM_WARPS];
     const uint32_t keys = backward_share(v[ATTUNE__BLOCK_N1], *warps),
                    rows = backward_share(v[ATTUNE__BLOCK_M2], *warps);
-    attune__settle_tile(search, tile, 16);
+    attune__clamp_tile(search, tile, 16);
     if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
         return;
     while (*warps > 1 && !backward_warps_divide(tile))
@@ -357,15 +357,15 @@ static bool sm80_warps_divide(const attune__search *search, const attune__tile *
            v[ATTUNE__BLOCK_N] / 16 % (warps / rows) == 0;
 }
 
-static void sm80_settle(const attune__search *search, attune__tile *tile)
+static void sm80_clamp(const attune__search *search, attune__tile *tile)
 {
     if (search->pass == ATTUNE__PASS_BACKWARD) {
-        backward_settle(search, tile);
+        backward_clamp(search, tile);
         return;
     }
-    attune__settle_tile(search, tile, 16);
+    attune__clamp_tile(search, tile, 16);
     if (search->pass == ATTUNE__PASS_DECODE)
-        attune__settle_decode(search, tile, 16);
+        attune__clamp_decode(search, tile, 16);
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS];
     if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
         return;
@@ -448,13 +448,13 @@ const attune__family attune__cuda_sm80 = {
               ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),
               ATTUNE__CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = sm80_tiles,
-    .settle = sm80_settle,
+    .clamp = sm80_clamp,
     .refuse = sm80_refuse,
     .cost = sm80_cost,
     .variant = attune__cuda_variant,
 };
 
-bool attune__cuda_backed(const attune_plan_choice *choice)
+bool attune__cuda_has_fallback(const attune_plan_choice *choice)
 {
     return strcmp(choice->kernel, attune__cuda_sm80.name) != 0;
 }

@@ -48,7 +48,7 @@ static uint32_t atomic_split(const uint32_t *v)
     return v[ATTUNE__NUM_WARPS] * 32 / v[ATTUNE__BLOCK_N1];
 }
 
-static void atomic_settle(const attune__search *search, attune__tile *tile)
+static void atomic_clamp(const attune__search *search, attune__tile *tile)
 {
     (void)search;
     /* There is no second kernel. */
@@ -124,7 +124,7 @@ const attune__family attune__cuda_sm80_atomic = {
               ATTUNE__CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) |
                   ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = atomic_tiles,
-    .settle = atomic_settle,
+    .clamp = atomic_clamp,
     .refuse = atomic_refuse,
     .cost = atomic_cost,
     .variant = attune__cuda_variant,

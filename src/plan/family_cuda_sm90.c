@@ -85,43 +85,42 @@ static const char *backward_refuse(const attune__search *search, const attune__t
 }
 
 /* A piece has at least so many tiles of rows: adding its dK and dV up takes as long as two or three. */
-#define PIECE_TILES 4
+#define TAIL_SPLIT_TILES 4
 
-attune__cuda_pieces attune__cuda_sm90_pieces(int64_t tiles, int64_t takers, int64_t q_len, int64_t heads,
-                                             uint32_t block_m)
+attune__cuda_tail attune__cuda_sm90_tail(int64_t tiles, int64_t ctas, int64_t q_len, int64_t heads, uint32_t block_m)
 {
-    const int64_t left = takers ? tiles % takers : 0, rows = (q_len + block_m - 1) / block_m;
-    int64_t each = left ? takers / left : 1;
-    if (each > rows * heads / PIECE_TILES)
-        each = rows * heads / PIECE_TILES;
+    const int64_t left = ctas ? tiles % ctas : 0, rows = (q_len + block_m - 1) / block_m;
+    int64_t each = left ? ctas / left : 1;
+    if (each > rows * heads / TAIL_SPLIT_TILES)
+        each = rows * heads / TAIL_SPLIT_TILES;
     if (each > rows)
         each = rows;
     if (each < 2)
-        return (attune__cuda_pieces){.whole = tiles, .each = 1, .rows = q_len};
+        return (attune__cuda_tail){.full_wave_tiles = tiles, .each = 1, .rows = q_len};
     const int64_t share = (rows + each - 1) / each;
-    return (attune__cuda_pieces){tiles - left, left, (rows + share - 1) / share, share * block_m};
+    return (attune__cuda_tail){tiles - left, left, (rows + share - 1) / share, share * block_m};
 }
 
-uint64_t attune__cuda_sm90_piece_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n)
+uint64_t attune__cuda_sm90_tail_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n)
 {
     const uint32_t pad = attune__cuda_sm90_backward_wide(head_dim, head_dim_v) ? 128 : 16;
     return (uint64_t)block_n * (attune__round_up(head_dim, pad) + attune__round_up(head_dim_v, pad)) * sizeof(float) +
-           ATTUNE__CUDA_PIECE_COUNTS * sizeof(uint32_t);
+           ATTUNE__CUDA_TAIL_COUNTS * sizeof(uint32_t);
 }
 
 /* The most that tiles in pieces take in a call of the plan, whatever its lengths. */
-static uint64_t most_piece_bytes(const attune__search *search, const attune__cost *cost, uint32_t n)
+static uint64_t most_tail_bytes(const attune__search *search, const attune__cost *cost, uint32_t n)
 {
     const attune__shape *s = search->shape;
     if (s->block_mask || search->options.deterministic == ATTUNE_ON)
         return 0;
     const uint32_t occupancy = attune__occupancy(search->limits, cost);
     const bool pair = attune__cuda_sm90_backward_paired(s->head_dim, s->head_dim_v, n);
-    const int64_t takers = (int64_t)search->limits->compute_units * (occupancy ? occupancy : 1) / (pair ? 2 : 1);
+    const int64_t ctas = (int64_t)search->limits->compute_units * (occupancy ? occupancy : 1) / (pair ? 2 : 1);
     const int64_t tiles = s->kv_batch * s->kv_heads * ((s->kv_len + n - 1) / n);
     /* Of more than half a round there are no two pieces for each. */
-    return (uint64_t)(tiles < takers / 2 ? tiles : takers / 2) *
-           attune__cuda_sm90_piece_bytes(s->head_dim, s->head_dim_v, n);
+    return (uint64_t)(tiles < ctas / 2 ? tiles : ctas / 2) *
+           attune__cuda_sm90_tail_bytes(s->head_dim, s->head_dim_v, n);
 }
 
 /*
@@ -149,7 +148,7 @@ static attune__cost backward_cost(const attune__search *search, const attune__ti
         .registers = 32 + (backward_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
         .launched_registers = 168,
     };
-    cost.workspace = attune__cuda_backward_added(s) + most_piece_bytes(search, &cost, n);
+    cost.workspace = attune__cuda_backward_added(s) + most_tail_bytes(search, &cost, n);
     return cost;
 }
 
@@ -213,7 +212,7 @@ static bool sm90_may_have_192(const attune__search *search)
            (!s->block_mask || s->mask_q_block % 128 == 0);
 }
 
-static void sm90_settle(const attune__search *search, attune__tile *tile)
+static void sm90_clamp(const attune__search *search, attune__tile *tile)
 {
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return;
@@ -226,7 +225,7 @@ static void sm90_settle(const attune__search *search, attune__tile *tile)
     bool odd = !attune__is_power2(keys) && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N));
     if (odd)
         v[ATTUNE__BLOCK_N] = 64;
-    attune__settle_tile(search, tile, 16);
+    attune__clamp_tile(search, tile, 16);
     if (three && v[ATTUNE__BLOCK_M] == 128)
         v[ATTUNE__BLOCK_M] = 192;
     if (odd && !search->shape->block_mask && v[ATTUNE__BLOCK_N] == 64)
@@ -309,7 +308,7 @@ const attune__family attune__cuda_sm90a = {
               ATTUNE__CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) |
                   ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = sm90_tiles,
-    .settle = sm90_settle,
+    .clamp = sm90_clamp,
     .refuse = sm90_refuse,
     .cost = sm90_cost,
     .variant = attune__cuda_variant,

@@ -47,11 +47,11 @@ static uint32_t portable_invocations(const attune_limits *limits)
     return most < 128 ? most : 128;
 }
 
-static void settle_rows(const attune__search *search, attune__tile *tile)
+static void clamp_rows(const attune__search *search, attune__tile *tile)
 {
-    attune__settle_tile(search, tile, search->pass == ATTUNE__PASS_BACKWARD ? 16 : 4);
+    attune__clamp_tile(search, tile, search->pass == ATTUNE__PASS_BACKWARD ? 16 : 4);
     if (search->pass == ATTUNE__PASS_DECODE)
-        attune__settle_decode(search, tile, 1);
+        attune__clamp_decode(search, tile, 1);
 }
 
 /* layout.h */
@@ -83,9 +83,9 @@ static const char *scalar_refuse(const attune__search *search, const attune__til
     return why;
 }
 
-static void portable_settle(const attune__search *search, attune__tile *tile)
+static void portable_clamp(const attune__search *search, attune__tile *tile)
 {
-    settle_rows(search, tile);
+    clamp_rows(search, tile);
     uint32_t width = lanes(search->limits);
     tile->value[ATTUNE__NUM_WARPS] = (portable_invocations(search->limits) + width - 1) / width;
 }
@@ -118,7 +118,7 @@ const attune__family attune__vulkan_portable = {
     .mixes = MIXES,
     .reads = VULKAN_READS(0),
     .tiles = scalar_tiles,
-    .settle = portable_settle,
+    .clamp = portable_clamp,
     .refuse = portable_refuse,
     .cost = portable_cost,
 };
@@ -129,13 +129,13 @@ const attune__family attune__opencl_portable = {
     .dtypes = ALL_DTYPES,
     .reads = VULKAN_READS(0),
     .tiles = scalar_tiles,
-    .settle = portable_settle,
+    .clamp = portable_clamp,
     .refuse = portable_refuse,
     .cost = portable_cost,
 };
 
 /* Four subgroups, as many as make 32 lanes, and no more than a workgroup has. */
-static void settle_warps(const attune__search *search, attune__tile *tile)
+static void clamp_warps(const attune__search *search, attune__tile *tile)
 {
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], width = lanes(search->limits);
     if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
@@ -148,9 +148,9 @@ static void settle_warps(const attune__search *search, attune__tile *tile)
 
 /* Eight subgroups, and at most 128 invocations: each then has 8 rows of a tile of 64, on an H200 a seventh faster than
  * twice as many with 4. */
-static void subgroup_settle(const attune__search *search, attune__tile *tile)
+static void subgroup_clamp(const attune__search *search, attune__tile *tile)
 {
-    settle_rows(search, tile);
+    clamp_rows(search, tile);
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], width = attune__floor2(lanes(search->limits));
     if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) || *warps)
         return;
@@ -190,7 +190,7 @@ const attune__family attune__vulkan_subgroup = {
     .mixes = MIXES,
     .reads = VULKAN_READS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
     .tiles = scalar_tiles,
-    .settle = subgroup_settle,
+    .clamp = subgroup_clamp,
     .refuse = subgroup_refuse,
     .cost = subgroup_cost,
 };
@@ -212,20 +212,20 @@ static const attune__tile *lanes_tiles(const attune__search *search, uint32_t *c
     return lanes_forward;
 }
 
-static void lanes_settle(const attune__search *search, attune__tile *tile)
+static void lanes_clamp(const attune__search *search, attune__tile *tile)
 {
     const attune__shape *s = search->shape;
     tile->value[ATTUNE__NUM_WARPS] = 1;
     if (search->pass == ATTUNE__PASS_BACKWARD) {
-        attune__settle_tile(search, tile, lanes(search->limits));
+        attune__clamp_tile(search, tile, lanes(search->limits));
         return;
     }
     uint32_t q = s->block_mask ? s->mask_q_block : 1024, kv = s->block_mask ? s->mask_kv_block : 1024;
     if (search->pass == ATTUNE__PASS_DECODE)
-        attune__settle_decode(search, tile, 1);
+        attune__clamp_decode(search, tile, 1);
     else
-        attune__settle_number(search, tile, ATTUNE__BLOCK_M, q, s->q_len, 1);
-    attune__settle_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, lanes(search->limits));
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_M, q, s->q_len, 1);
+    attune__clamp_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, lanes(search->limits));
 }
 
 /* layout.h */
@@ -286,7 +286,7 @@ const attune__family attune__vulkan_lanes = {
     .mixes = MIXES,
     .reads = VULKAN_READS(0),
     .tiles = lanes_tiles,
-    .settle = lanes_settle,
+    .clamp = lanes_clamp,
     .refuse = lanes_refuse,
     .cost = lanes_cost,
     .most_steps = lanes_most_steps,
@@ -349,15 +349,15 @@ static uint32_t coopmat_most_warps(const attune__search *search, const attune__t
     return tile->value[ATTUNE__BLOCK_M] / search->limits->matrix_m;
 }
 
-static void coopmat_settle(const attune__search *search, attune__tile *tile)
+static void coopmat_clamp(const attune__search *search, attune__tile *tile)
 {
-    attune__settle_tile(search, tile, 16);
+    attune__clamp_tile(search, tile, 16);
     if (search->pass == ATTUNE__PASS_DECODE)
-        attune__settle_decode(search, tile, search->limits->matrix_m);
+        attune__clamp_decode(search, tile, search->limits->matrix_m);
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], most = coopmat_most_warps(search, tile);
     if (!*warps)
         *warps = attune__floor2(most ? most : 1);
-    settle_warps(search, tile);
+    clamp_warps(search, tile);
     while (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) && *warps > 1 && *warps > most)
         *warps /= 2;
     if (search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N))
@@ -423,7 +423,7 @@ const attune__family attune__vulkan_coopmat = {
     .reads = {VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
               VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV), 0},
     .tiles = coopmat_tiles,
-    .settle = coopmat_settle,
+    .clamp = coopmat_clamp,
     .refuse = coopmat_refuse,
     .cost = coopmat_cost,
     .most_steps = coopmat_most_steps,

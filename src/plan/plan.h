@@ -127,7 +127,7 @@ uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, u
 uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, uint64_t scratch);
 
 /* Cuts the limits of a real device down to those of a profile, all but what its kernels are compiled for. */
-attune_status attune__profile_lay(const char *name, attune_limits *limits);
+attune_status attune__profile_apply(const char *name, attune_limits *limits);
 
 /* A candidate that was considered and not taken. */
 typedef struct attune__rejection {

@@ -152,7 +152,7 @@ attune_status attune_profile_find(const char *name, attune_profile *profile)
     return attune__fail(ATTUNE_INVALID_ARGUMENT, "there is no profile \"%.64s\", expected one of %s", name, names);
 }
 
-attune_status attune__profile_lay(const char *name, attune_limits *limits)
+attune_status attune__profile_apply(const char *name, attune_limits *limits)
 {
     attune_profile profile = {.struct_size = sizeof profile};
     ATTUNE__TRY(attune_profile_find(name, &profile));

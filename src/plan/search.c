@@ -87,7 +87,7 @@ typedef struct trial {
     char why[160];          /* of the last tile that was not taken, the smallest of the table */
 } trial;
 
-/* Tries one tile, whose free numbers are settled; keeps the larger. */
+/* Tries one tile, whose free numbers are clamped; keeps the larger. */
 static const char *consider(trial *t, const attune__tile *tile, char *why, size_t size)
 {
     attune__option option = ATTUNE__OPTION_COUNT;
@@ -125,7 +125,7 @@ static bool first_fit(trial *t, attune__decision *decision)
     attune__tile last = {{0}};
     for (uint32_t i = 0; i < count; i++) {
         attune__tile tile = tiles[i];
-        t->family->settle(&free, &tile);
+        t->family->clamp(&free, &tile);
         if (!force(t->search, &tile) || !memcmp(&tile, &last, sizeof tile))
             continue;
         last = tile;
@@ -143,7 +143,7 @@ static void consider_forced(trial *t, attune__tile tile)
 {
     char why[160];
     force(t->search, &tile);
-    t->family->settle(t->search, &tile);
+    t->family->clamp(t->search, &tile);
     consider(t, &tile, why, sizeof why);
 }
 

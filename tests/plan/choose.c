@@ -126,29 +126,29 @@ Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
  * whatever is shorter in a call. */
 Test(choose, the_last_tiles_are_shared_out)
 {
-    const attune__cuda_pieces p = attune__cuda_sm90_pieces(4096, 132, 16384, 1, 64);
-    cr_assert(p.whole == 4092 && p.left == 4 && p.each == 32 && p.rows == 512);
-    cr_assert_eq(attune__cuda_sm90_pieces(4092, 132, 16384, 1, 64).each, 1, "whole rounds");
-    cr_assert_eq(attune__cuda_sm90_pieces(67, 132, 16384, 1, 64).each, 1, "more than half a round");
-    cr_assert_eq(attune__cuda_sm90_pieces(4, 132, 511, 1, 64).each, 2, "four tiles of rows at least");
-    cr_assert_eq(attune__cuda_sm90_pieces(4, 132, 64, 100, 64).each, 1, "one tile of rows");
-    cr_assert_eq(attune__cuda_sm90_pieces(4, 0, 4096, 1, 64).each, 1, "no workgroup at all");
+    const attune__cuda_tail p = attune__cuda_sm90_tail(4096, 132, 16384, 1, 64);
+    cr_assert(p.full_wave_tiles == 4092 && p.left == 4 && p.each == 32 && p.rows == 512);
+    cr_assert_eq(attune__cuda_sm90_tail(4092, 132, 16384, 1, 64).each, 1, "whole rounds");
+    cr_assert_eq(attune__cuda_sm90_tail(67, 132, 16384, 1, 64).each, 1, "more than half a round");
+    cr_assert_eq(attune__cuda_sm90_tail(4, 132, 511, 1, 64).each, 2, "four tiles of rows at least");
+    cr_assert_eq(attune__cuda_sm90_tail(4, 132, 64, 100, 64).each, 1, "one tile of rows");
+    cr_assert_eq(attune__cuda_sm90_tail(4, 0, 4096, 1, 64).each, 1, "no workgroup at all");
     attune_problem problem = problem_of(ATTUNE_BF16, 128, 4096, 4096);
     problem.direction = ATTUNE_BACKWARD;
-    const uint64_t one = attune__cuda_sm90_piece_bytes(128, 128, 128);
+    const uint64_t one = attune__cuda_sm90_tail_bytes(128, 128, 128);
     cr_assert_eq(one, 128 * 256 * 4 + 64);
     const uint64_t with = plan("h200", &problem, NULL).workspace;
     cr_assert_eq(with - plan("h200", &problem, "{\"DETERMINISTIC\": true}").workspace, 64 * one, "every tile");
     uint64_t state = 7;
     for (int i = 0; i < 20000; i++) {
-        const int64_t tiles = random_expr_between(&state, 1, 5000), takers = random_expr_between(&state, 1, 200);
+        const int64_t tiles = random_expr_between(&state, 1, 5000), ctas = random_expr_between(&state, 1, 200);
         const int64_t q_len = random_expr_between(&state, 1, 70000), heads = random_expr_between(&state, 1, 8);
         const uint32_t m = i % 2 ? 64 : 128;
-        const attune__cuda_pieces r = attune__cuda_sm90_pieces(tiles, takers, q_len, heads, m);
-        cr_assert(r.whole + r.left == tiles && r.whole >= 0 && r.left >= 0);
-        cr_assert_leq(r.left, takers / 2);
+        const attune__cuda_tail r = attune__cuda_sm90_tail(tiles, ctas, q_len, heads, m);
+        cr_assert(r.full_wave_tiles + r.left == tiles && r.full_wave_tiles >= 0 && r.left >= 0);
+        cr_assert_leq(r.left, ctas / 2);
         if (r.left)
-            cr_assert(r.each > 1 && r.left * r.each <= takers && r.whole % takers == 0);
+            cr_assert(r.each > 1 && r.left * r.each <= ctas && r.full_wave_tiles % ctas == 0);
         cr_assert_geq(r.each * r.rows, q_len);
         cr_assert_lt((r.each - 1) * r.rows, q_len, "no piece without a row");
         cr_assert(r.each == 1 || r.rows % m == 0);
@@ -550,7 +550,7 @@ Test(choose, options_go_to_the_kernel_that_has_room)
 Test(choose, a_profile_laid_over_a_device)
 {
     attune_limits h200 = device("h200"), limits = h200;
-    cr_assert_eq(attune__profile_lay("a6000", &limits), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune__profile_apply("a6000", &limits), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(limits.shared_memory, 99 * 1024);
     cr_assert_eq(limits.compute_units, 84);
     cr_assert_eq(limits.architecture, 90, "its kernels must run on it");
@@ -560,10 +560,10 @@ Test(choose, a_profile_laid_over_a_device)
     cr_assert_str_eq(c.kernel, "cuda_sm80");
     cr_assert(c.block_m == small.block_m && c.block_n == small.block_n && c.shared_memory == small.shared_memory);
     limits = device("a6000");
-    cr_assert_eq(attune__profile_lay("h200", &limits), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune__profile_apply("h200", &limits), ATTUNE_INVALID_ARGUMENT);
     cr_assert(strstr(attune_last_error(), "shared_memory"), "%s", attune_last_error());
-    cr_assert_eq(attune__profile_lay("rdna3", &limits), ATTUNE_INVALID_ARGUMENT);
-    cr_assert_eq(attune__profile_lay("none", &limits), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune__profile_apply("rdna3", &limits), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune__profile_apply("none", &limits), ATTUNE_INVALID_ARGUMENT);
 }
 
 /* What of mixed types each device has, and why it has no more. */

@@ -29,6 +29,6 @@ Test(workspace, parts_lie_side_by_side)
             const uint64_t row = (uint64_t)batch * (uint64_t)heads * rows * 4;
             cr_assert(sums % row == 0 && sums / row >= d && sums / row < d + 128 && sums / row % 32 == 0);
         }
-        cr_assert(attune__cuda_backward_turns(&w, batch, heads) == array / 64 * 4 + 16);
+        cr_assert(attune__cuda_backward_order(&w, batch, heads) == array / 64 * 4 + 16);
     }
 }

@@ -9,7 +9,7 @@
 #ifndef ATTUNE_CUDA_READS_SM90_CUH
 #define ATTUNE_CUDA_READS_SM90_CUH
 
-#include "feed_backward_sm90.cuh"
+#include "producer_backward_sm90.cuh"
 
 #if ATTUNE_HAVE_READS
 #include "sums.cuh"
@@ -46,14 +46,14 @@ template <int READ> constexpr bool IS_HELD = HELD<READ> && (HELD_AT<READ> + HELD
 /* The thread's, of which a warp's first lane, or each fourth, has some; key 0 or 1 of its two. */
 template <int READ> __device__ __forceinline__ volatile float &held(u32 memory, int key)
 {
-    int warp = thread_now() / 32 - 4;
-    int at = OF_KEYS<READ> ? warp * 16 + thread_now() % 32 / 4 + key * 8 : warp;
-    return *(volatile float *)__cvta_shared_to_generic(memory + READS_AT + (u32)(HELD_AT<READ> + at) * 4);
+    int warp = thread_index() / 32 - 4;
+    int at = OF_KEYS<READ> ? warp * 16 + thread_index() % 32 / 4 + key * 8 : warp;
+    return *(volatile float *)__cvta_shared_to_generic(memory + READS_OFFSET + (u32)(HELD_AT<READ> + at) * 4);
 }
 
 template <int READ> __device__ __forceinline__ bool holds()
 {
-    return thread_now() % (OF_KEYS<READ> ? 4 : 32) == 0;
+    return thread_index() % (OF_KEYS<READ> ? 4 : 32) == 0;
 }
 
 template <int READ> constexpr int HOLDS = OF_KEYS<READ> ? 2 : 1;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void sum_reads(read_sums<TILE> &sums, const reader &t
 template <int COUNT, int STEP = 16, int SIZE> __device__ __forceinline__ void share_rows(float (&x)[SIZE])
 {
     constexpr int HALF = COUNT * STEP / 32;
-    bool upper = thread_now() & STEP;
+    bool upper = thread_index() & STEP;
 #pragma unroll
     for (int i = 0; i < HALF; i++) {
         float other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + HALF], STEP);
@@ -152,8 +152,8 @@ template <int COUNT> __device__ __forceinline__ diagonals<COUNT> share_diagonals
 {
     constexpr int LEFT = diagonals<COUNT>::GROUPS_LEFT;
     diagonals<COUNT> share;
-    int lane = thread_now() % 32, c = lane % 4, r = lane / 8;
-    bool behind = c < r, upper = lane & 16, odd = lane & 8;
+    int lane = thread_index() % 32, c = lane % 4, r = lane / 8;
+    bool after = c < r, upper = lane & 16, odd = lane & 8;
     int beside = (lane ^ 8) - c + (c + (odd ? 3 : 1)) % 4;
     float y[LEFT][2];
 #pragma unroll
@@ -166,7 +166,7 @@ template <int COUNT> __device__ __forceinline__ diagonals<COUNT> share_diagonals
                 int g = i + k * LEFT;
                 float here = g * 2 < COUNT ? x[g * 2 + j] : 0.0f;
                 float before = g > 0 && g * 2 - 2 < COUNT ? x[g * 2 - 2 + j] : 0.0f;
-                of[k] = behind ? here : before;
+                of[k] = after ? here : before;
             }
             y[i][j] = (upper ? of[1] : of[0]) + __shfl_xor_sync(0xffffffffu, upper ? of[0] : of[1], 18);
         }
@@ -191,7 +191,7 @@ template <int COUNT> __device__ __forceinline__ void add_diagonals(u64 *to, cons
         for (int i = 0; i < COUNT; i++)
             sum += x[i];
         sum = over_lanes(sum, 1, 16);
-        if (thread_now() % 32 == 0)
+        if (thread_index() % 32 == 0)
             add_read(to, first, sum);
     } else
 #pragma unroll
@@ -199,8 +199,8 @@ template <int COUNT> __device__ __forceinline__ void add_diagonals(u64 *to, cons
             add_read(to, at[i], x[i]);
 }
 
-/* Of pairs that share nothing: those of eight rows at a time, for which the others go round. */
-template <int TILE> __device__ __forceinline__ void go_round(float (&x)[TILE])
+/* Of pairs that share nothing: those of eight rows at a time, for which the others rotate. */
+template <int TILE> __device__ __forceinline__ void rotate_chunks(float (&x)[TILE])
 {
     float first[4] = {x[0], x[1], x[2], x[3]};
 #pragma unroll
@@ -220,9 +220,9 @@ template <int TILE> __device__ __forceinline__ void go_round(float (&x)[TILE])
                     add_read(sums, READ_PLACE(n_, t.q + row + i % 2, t.kv + i / 2 * 8),                                \
                              READ(n_, d[i], t.q + row + i % 2, t.kv + i / 2 * 8,                                       \
                                   ATTUNE_READS_OF_SCORE ? s[i] * t.a.scale : 0.0f));                                   \
-                go_round(d);                                                                                           \
+                rotate_chunks(d);                                                                                           \
                 if (ATTUNE_READS_OF_SCORE)                                                                             \
-                    go_round(s);                                                                                       \
+                    rotate_chunks(s);                                                                                       \
             }                                                                                                          \
         }                                                                                                              \
     }
@@ -252,12 +252,12 @@ __device__ __forceinline__ void add_pairs(float (&d)[TILE], float (&s)[TILE], co
             }                                                                                                          \
         } else if constexpr (how == READ_ROW) {                                                                        \
             share_rows<TILE / 2>(x);                                                                                   \
-            int row = thread_now() % 32 / 4 * (TILE / 16);                                                         \
+            int row = thread_index() % 32 / 4 * (TILE / 16);                                                         \
             _Pragma("unroll") for (int i = 0; i < TILE / 16; i++)                                                      \
                 add_read(to, READ_PLACE(n_, t.q + (row + i) / 2 * 8 + (row + i) % 2, t.kv), x[i]);                     \
         } else if constexpr (how == READ_DIAGONAL) {                                                                   \
             auto share = share_diagonals(x);                                                                           \
-            int lane = thread_now() % 32, kv = t.kv - lane / 4, q = t.q - lane % 4 * 2 + share.first;              \
+            int lane = thread_index() % 32, kv = t.kv - lane / 4, q = t.q - lane % 4 * 2 + share.first;              \
             i64 at[share.GROUPS_LEFT];                                                                                 \
             _Pragma("unroll") for (int i = 0; i < share.GROUPS_LEFT; i++) at[i] = READ_PLACE(n_, q + i * 8, kv);       \
             add_diagonals(to, at, share.x);                                                                            \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How tiles come into shared memory in the backward kernels on mma.sync: what a workgroup owns once, the tiles of the
+ * How tiles come into shared memory in the backward kernels on mma.sync: what a CTA owns once, the tiles of the
  * other side by copies that are under way while it works. The walk over them and what it found stand in shared memory
  * too, written by the first thread: registers are for the sums. The kernel that includes this defines ROLES.
  */
@@ -13,15 +13,15 @@
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 constexpr int NOTES = AHEAD > 5 ? 16 : AHEAD > 1 ? 8 : 4; /* a power of two, of at least AHEAD + 3 */
 constexpr u32 WALK_BYTES = 256, NOTE_BYTES = round_up(NOTES * 16, 128);
-constexpr u32 OTHER_BYTES = OTHER * (PAD_D + PAD_DV) * sizeof(element), ROW_BYTES = OWN_KEYS ? OTHER * 8 : 0;
+constexpr u32 OTHER_BYTES = OTHER * (PAD_D + PAD_DV) * sizeof(element), ROW_BYTES = DK_DV ? OTHER * 8 : 0;
 constexpr u32 SECOND = OTHER * PAD_D * sizeof(element); /* where V or dO stands behind K or Q */
 
-/* What a workgroup owns, and its walk, which its first thread walks. */
-#if ATTUNE_OWN_KEYS
+/* What a CTA owns, and its walk, which its first thread walks. */
+#if ATTUNE_DK_DV
 struct feed {
-    int careful; /* first: feed_careful */
+    int recomputed; /* first: feed_careful */
     column c;
-    column_walk w;
+    column_iterator w;
 };
 
 __device__ __forceinline__ void feed_find(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
@@ -37,7 +37,7 @@ __device__ __forceinline__ void feed_begin(feed &f, const attune_cuda_arguments 
 __device__ __forceinline__ other feed_take(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
 {
     rows r = column_take(f.w, a, back, f.c);
-    return {r.b, r.h, f.c.h_kv, r.q, r.whole};
+    return {r.b, r.h, f.c.h_kv, r.q, r.full};
 }
 
 __device__ __forceinline__ spot feed_place(const feed &f)
@@ -46,25 +46,25 @@ __device__ __forceinline__ spot feed_place(const feed &f)
 }
 #else
 struct feed {
-    int careful;
-    place p;
-    walk w;
+    int recomputed;
+    tile_coord p;
+    block_iterator w;
 };
 
 __device__ __forceinline__ void feed_find(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
 {
-    f.p = tile_place(a, (int)blockIdx.x);
+    f.p = tile_coord_of(a, (int)blockIdx.x);
 }
 
 __device__ __forceinline__ void feed_begin(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
 {
-    walk_begin(f.w, a, f.p);
+    block_iterator_begin(f.w, a, f.p);
 }
 
 __device__ __forceinline__ other feed_take(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
 {
-    keys k = walk_take(f.w, a);
-    return {f.p.b, f.p.h, f.p.h_kv, k.kv, k.whole};
+    keys k = block_iterator_next(f.w, a);
+    return {f.p.b, f.p.h, f.p.h_kv, k.kv, k.full};
 }
 
 __device__ __forceinline__ spot feed_place(const feed &f)
@@ -79,7 +79,7 @@ __device__ __forceinline__ void feed_note(unsigned char *walk, int index, const 
                                           const attune_cuda_backward &back)
 {
     other t = feed_take(*(feed *)walk, a, back);
-    *(int4 *)(walk + WALK_BYTES + index % NOTES * 16) = make_int4(t.b, t.h, t.first, t.h_kv * 2 + t.whole);
+    *(int4 *)(walk + WALK_BYTES + index % NOTES * 16) = make_int4(t.b, t.h, t.first, t.h_kv * 2 + t.full);
 }
 
 __device__ __forceinline__ other noted(const unsigned char *walk, int index)
@@ -91,12 +91,12 @@ __device__ __forceinline__ other noted(const unsigned char *walk, int index)
     return {b, h, rest >> 1, first, (bool)(rest & 1)};
 }
 
-/* Whether the workgroup has started over. */
+/* Whether the CTA has started over. */
 __device__ __forceinline__ bool feed_careful(const unsigned char *walk)
 {
-    int careful;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(careful) : "r"(shared_address(walk)));
-    return careful;
+    int recomputed;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(recomputed) : "r"(shared_address(walk)));
+    return recomputed;
 }
 
 template <int ROWS, int DIM, int CHUNKS>
@@ -124,7 +124,7 @@ __device__ __forceinline__ void load_row_data(u32 to, const attune_cuda_argument
                                               const other &t)
 {
     i64 row = ((i64)t.b * a.heads + t.h) * back.row_stride + t.first;
-    for (int i = thread_here(); i < OTHER; i += THREADS) {
+    for (int i = thread_index_remat(); i < OTHER; i += THREADS) {
         copy_float(to + (u32)i * 4, (const float *)back.lse + row + i);
         copy_float(to + (u32)(OTHER + i) * 4, (const float *)back.delta + row + i);
     }
@@ -135,7 +135,7 @@ __device__ __forceinline__ void load_other(u32 to, u32 row_data, const attune_cu
                                            const attune_cuda_backward &back, const other &t)
 {
     if (t.first >= 0) {
-        if constexpr (OWN_KEYS) {
+        if constexpr (DK_DV) {
             load_both<OTHER>(to, a.q, back.d_o, t.b, t.h, t.first, a.q_len);
             load_row_data(row_data, a, back, t);
         } else

@@ -27,7 +27,7 @@ __device__ __forceinline__ float widen_q(q_element x)
 }
 
 /* Column d of row p.q: value and sum still to be divided; with d 0 the row's LSE and maximum too. */
-__device__ __forceinline__ void store_element(const attune_cuda_arguments &a, const place &p, int d, float value,
+__device__ __forceinline__ void store_element(const attune_cuda_arguments &a, const tile_coord &p, int d, float value,
                                               float top, float sum, float factor)
 {
     bool empty = sum == 0.0f;
@@ -55,7 +55,7 @@ __device__ __forceinline__ bool finite(float x)
 }
 
 /* p.q is the row itself. */
-__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const place &p, int kv)
+__device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const tile_coord &p, int kv)
 {
 #if ATTUNE_HAVE_MASK_RANGE
     int low, high;
@@ -70,12 +70,12 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
 #endif
 }
 
-struct careful {
+struct recomputed {
     float o, m, l; /* o is not divided by l */
 };
 
 /* Column d of O's row p, from the tiles of keys that w meets below `end`. */
-__device__ __forceinline__ careful careful_element(const attune_cuda_arguments &a, const place &p, walk w, int end,
+__device__ __forceinline__ recomputed recompute_element(const attune_cuda_arguments &a, const tile_coord &p, block_iterator w, int end,
                                                    int d)
 {
     i64 b = p.b, h = p.h, h_kv = p.h_kv;
@@ -83,12 +83,12 @@ __device__ __forceinline__ careful careful_element(const attune_cuda_arguments &
     const element *k = (const element *)a.k.address + b * a.k.batch + h_kv * a.k.head;
     const element *v = (const element *)a.v.address + b * a.v.batch + h_kv * a.v.head + d;
     float factor = fold_factor(a.scale);
-    careful r = {0.0f, -ATTUNE_INF, 0.0f};
+    recomputed r = {0.0f, -ATTUNE_INF, 0.0f};
 #pragma unroll 1
-    for (keys t = walk_take(w, a); t.kv >= 0 && t.kv < end; t = walk_take(w, a))
+    for (keys t = block_iterator_next(w, a); t.kv >= 0 && t.kv < end; t = block_iterator_next(w, a))
 #pragma unroll 1
         for (int kv = t.kv; kv < min(t.kv + BLOCK_N, end); kv++) {
-            if (!t.whole && !pair_allowed(a, p, kv))
+            if (!t.full && !pair_allowed(a, p, kv))
                 continue;
             float s = 0.0f;
 #pragma unroll 1
@@ -100,9 +100,9 @@ __device__ __forceinline__ careful careful_element(const attune_cuda_arguments &
             s *= a.scale > 0.0f ? 1.0f : fold_sign(a.scale);
 #endif
             float top = fmaxf(r.m, s), base = top == -ATTUNE_INF ? 0.0f : top;
-            float shrink = exp2_fast((r.m - base) * factor), x = exp2_fast((s - base) * factor);
-            r.o = __fmaf_rn(x, widen(v[kv * a.v.row]), r.o * shrink);
-            r.l = r.l * shrink + x;
+            float alpha = exp2_fast((r.m - base) * factor), x = exp2_fast((s - base) * factor);
+            r.o = __fmaf_rn(x, widen(v[kv * a.v.row]), r.o * alpha);
+            r.l = r.l * alpha + x;
             r.m = top;
         }
     return r;
