@@ -382,16 +382,18 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, const attun
         }
         barrier_expect(&c.keys_full, K_BYTES + V_BYTES + (PAIRED ? 2 * KEY_SLAB : 0));
         int rank = PAIRED ? (int)cluster_rank() : 0, kv = c.kv + rank * CTA_N;
+        /* A batch of stride 0 is one of size 1 in its tensor map; K and V may differ in it. */
+        int b_k = a.k.batch ? w.b_keys : 0, b_v = a.v.batch ? w.b_keys : 0;
 #pragma unroll
         for (int slab = 0; slab < SLABS_D; slab++)
-            tensor_load(memory + slab * KEY_SLAB, k_map, &c.keys_full, slab * 64, kv, w.h_keys, w.b_keys);
+            tensor_load(memory + slab * KEY_SLAB, k_map, &c.keys_full, slab * 64, kv, w.h_keys, b_k);
 #pragma unroll
         for (int slab = 0; slab < SLABS_DV; slab++)
-            tensor_load(memory + K_BYTES + slab * KEY_SLAB, v_map, &c.keys_full, slab * 64, kv, w.h_keys, w.b_keys);
+            tensor_load(memory + K_BYTES + slab * KEY_SLAB, v_map, &c.keys_full, slab * 64, kv, w.h_keys, b_v);
 #pragma unroll
         for (int slab = 0; slab < (PAIRED ? 2 : 0); slab++)
             tensor_load(memory + PEER_K_OFFSET + slab * KEY_SLAB, k_map, &c.keys_full, (rank * 2 + slab) * 64,
-                        c.kv + (rank ^ 1) * CTA_N, w.h_keys, w.b_keys);
+                        c.kv + (rank ^ 1) * CTA_N, w.h_keys, b_k);
         w.b_end = g.kv_batch == 1 ? a.batch : w.b_keys + 1;
         w.h_end = (w.h_keys + 1) * (a.heads / a.kv_heads);
 #pragma unroll 1

@@ -156,6 +156,11 @@ const attention_case attention_cases[] = {
     {"steps_of_prompt",        1, 1, 6, 2,   7, 600,  72, 40, .mask = "kv <= q + 593", .score = SOFTCAP " + half_bias[kv]", .layout = LAYOUT_PADDED, .plan_more = 200},
     {"steps_of_prompt_heads",  2, 2, 6, 3,   5, 593,  40, 16, .mask = "kv <= q + 579 && (kv / 128 + h + b) % 3 != 0", .partial = "kv <= q + 579", .plan_more = 100},
     {"steps_of_prompt_longer", 2, 2, 8, 2,   3, 500,  64,  0, .mask = "kv % 5 != 0 && q >= kv - 497", .input = INPUT_NAN_HIDDEN, .mask_longer = 150, .plan_more = 150},
+    {"shared_k",               3, 3, 4, 2, 140, 150,  64,  0, .mask = CAUSAL, .layout = LAYOUT_SHARED_K},
+    {"shared_v",               3, 3, 4, 2, 140, 150, 128,  0, .layout = LAYOUT_SHARED_V},
+    {"shared_k_one_key",       3, 3, 3, 3,   1,   1,  32,  0, .mask = "kv >= 0", .score = "log(abs(kv % 2 == 0 ? score * 1.7 : sin(score)) + 1.0)", .layout = LAYOUT_SHARED_K},
+    {"shared_v_wide",          2, 2, 2, 1, 200, 260, 256,  0, .mask = CAUSAL, .layout = LAYOUT_SHARED_V},
+    {"shared_k_decode",        3, 3, 8, 2,   1, 600, 128,  0, .layout = LAYOUT_SHARED_K},
 };
 /* clang-format on */
 const uint32_t attention_case_count = sizeof attention_cases / sizeof attention_cases[0];
@@ -237,7 +242,10 @@ attention_case attention_case_random(uint64_t seed, case_storage *storage)
     if (random_uniform(&r) < 0.15)
         c.input = (case_input)between(&r, INPUT_CONSTANT, INPUT_NAN_HIDDEN);
     if (random_uniform(&r) < 0.3)
-        c.layout = (case_layout)between(&r, LAYOUT_CONTIGUOUS, LAYOUT_BACKWARDS);
+        c.layout = (case_layout)between(&r, LAYOUT_CONTIGUOUS, LAYOUT_SHARED_V);
+    /* What a mask hides differs by batch. */
+    if (c.layout >= LAYOUT_SHARED_K && c.input != INPUT_RANDOM && c.input != INPUT_LARGE)
+        c.layout = LAYOUT_CONTIGUOUS;
     if (c.layout == LAYOUT_PACKED &&
         (c.kv_heads != c.heads || c.kv_batch != c.batch || c.q_len != c.kv_len || c.head_dim_v))
         c.layout = LAYOUT_TOKEN_MAJOR;
@@ -547,6 +555,14 @@ static void spoil_inputs(const attention_case *c, attention *a, random_state *r)
             }
 }
 
+/* Every batch of a tensor becomes the first. */
+static void share_batch(array *a)
+{
+    const int64_t count = array_count(a) / a->size[0];
+    for (int64_t i = count; i < array_count(a); i++)
+        array_set(a, i, array_get(a, i % count));
+}
+
 bool case_instantiate(attune_instance *instance, const attention_case *c, attune_dtype dtype, uint64_t seed,
                       attention *a, failure *why)
 {
@@ -565,6 +581,8 @@ bool case_instantiate(attune_instance *instance, const attention_case *c, attune
         array_fill_normal(&a->q, &r, c->input == INPUT_LARGE ? 20 : 1);
         array_fill_normal(&a->k, &r, c->input == INPUT_LARGE ? 20 : 1);
         array_fill_normal(&a->v, &r, 1);
+        if (c->layout == LAYOUT_SHARED_K || c->layout == LAYOUT_SHARED_V)
+            share_batch(c->layout == LAYOUT_SHARED_K ? &a->k : &a->v);
         if (c->input == INPUT_CONSTANT) {
             for (int64_t i = 0; i < array_count(&a->q); i++)
                 array_set(&a->q, i, 0.5);

@@ -26,6 +26,8 @@ typedef enum case_layout {
     LAYOUT_PADDED,      /* rows and planes with gaps */
     LAYOUT_MISALIGNED,  /* offset of one element from any alignment */
     LAYOUT_BACKWARDS,   /* negative stride along the keys */
+    LAYOUT_SHARED_K,    /* every batch reads the first one's k, by a stride of 0; v has its own */
+    LAYOUT_SHARED_V,    /* likewise v */
 } case_layout;
 
 typedef struct attention_case {

@@ -43,12 +43,30 @@ static int64_t layout_strides(case_layout layout, const int64_t size[4], int64_t
     case LAYOUT_BACKWARDS:
         stride[2] = -d, stride[1] = l * d, stride[0] = h * l * d, stride[3] = 1;
         return b * h * l * d;
+    case LAYOUT_SHARED_K:
+    case LAYOUT_SHARED_V:
+        stride[2] = d, stride[1] = l * d, stride[0] = 0, stride[3] = 1;
+        return h * l * d;
     case LAYOUT_CONTIGUOUS:
     case LAYOUT_MISALIGNED:
         break;
     }
     stride[2] = d, stride[1] = l * d, stride[0] = h * l * d, stride[3] = 1;
     return b * h * l * d;
+}
+
+/* Of an output: elements must lie apart, and a plan's queries ascend. */
+static case_layout output_layout(const attention_case *c)
+{
+    return c->layout == LAYOUT_BACKWARDS || c->layout == LAYOUT_PACKED ? LAYOUT_PADDED
+           : c->layout >= LAYOUT_SHARED_K                              ? LAYOUT_CONTIGUOUS
+                                                                       : c->layout;
+}
+
+/* Of q, k or v; shared: the layout in which it alone is shared by the batches, none for q. */
+static case_layout input_layout(const attention_case *c, case_layout shared)
+{
+    return c->layout >= LAYOUT_SHARED_K && c->layout != shared ? LAYOUT_CONTIGUOUS : c->layout;
 }
 
 static int64_t element_of(const attune_tensor *t, int64_t i)
@@ -223,7 +241,7 @@ static const char *place_gradients(attune_device *device, const attention_case *
                                    const attention *a, running *r)
 {
     const char *error;
-    const case_layout outputs = c->layout == LAYOUT_BACKWARDS || c->layout == LAYOUT_PACKED ? LAYOUT_PADDED : c->layout;
+    const case_layout outputs = output_layout(c);
     if ((error = place(device, outputs, a->o_dtype, 4, r->upstream.size, &r->upstream, &r->d_o)) ||
         (r->upstream_lse.data &&
          (error = place(device, outputs, r->upstream_lse.dtype, 3, r->upstream.size, &r->upstream_lse, &r->d_lse))) ||
@@ -324,13 +342,14 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
         return error;
     if ((error = lend(device, r->plan, &r->workspace)))
         return error;
-    case_layout outputs = c->layout == LAYOUT_BACKWARDS || c->layout == LAYOUT_PACKED ? LAYOUT_PADDED : c->layout;
+    const case_layout outputs = output_layout(c);
     const int64_t o_size[4] = {c->batch, c->heads, c->q_len, a->v.size[3]};
     attune_dtype rows = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
-    if ((error = place(device, c->layout == LAYOUT_BACKWARDS ? LAYOUT_CONTIGUOUS : c->layout, dtype, 4, a->q.size,
-                       &a->q, &r->q)) ||
-        (error = place(device, c->layout, a->k.dtype, 4, a->k.size, &a->k, &r->k)) ||
-        (error = place(device, c->layout, a->v.dtype, 4, a->v.size, &a->v, &r->v)) ||
+    const case_layout q_layout = c->layout == LAYOUT_BACKWARDS ? LAYOUT_CONTIGUOUS : c->layout;
+    if ((error = place(device, c->layout >= LAYOUT_SHARED_K ? LAYOUT_CONTIGUOUS : q_layout, dtype, 4, a->q.size, &a->q,
+                       &r->q)) ||
+        (error = place(device, input_layout(c, LAYOUT_SHARED_K), a->k.dtype, 4, a->k.size, &a->k, &r->k)) ||
+        (error = place(device, input_layout(c, LAYOUT_SHARED_V), a->v.dtype, 4, a->v.size, &a->v, &r->v)) ||
         (error = place(device, outputs, a->o_dtype, 4, o_size, NULL, &r->o)) ||
         (error = place(device, outputs, rows, 3, o_size, NULL, &r->lse)) ||
         (error = place(device, outputs, rows, 3, o_size, NULL, &r->row_max)))
