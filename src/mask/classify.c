@@ -120,7 +120,7 @@ void attune__classifier_widen(attune__classifier *classifier, attune__open_nodes
 
 static bool go_on(const attune__classifier *classifier, uint64_t units)
 {
-    return attune__work_go_on(classifier->work, units);
+    return attune__work_add(classifier->work, units) == ATTUNE_OK;
 }
 
 attune__class attune__classify_bounds(attune__classifier *classifier, const attune__region *region)

@@ -148,7 +148,8 @@ static uint64_t entries_of(const attune_mask *mask, int64_t row)
 
 static bool join_row(combination *join, int32_t r, int64_t row_a, int64_t row_b)
 {
-    if (!attune__work_go_on(join->work, 1 + entries_of(join->side[0], row_a) + entries_of(join->side[1], row_b)))
+    if (ATTUNE_OK !=
+        attune__work_add(join->work, 1 + entries_of(join->side[0], row_a) + entries_of(join->side[1], row_b)))
         return false;
     attune__runs a = attune__runs_begin(join->side[0], row_a);
     if (join->op == ATTUNE__OP_NOT) {
@@ -273,7 +274,8 @@ static bool element_row(const attune_mask *mask, int64_t b, int64_t h, int64_t q
         for (int64_t c = run.c0; c < run.c1; c++) {
             const int64_t kv0 = c * mask->kv_block;
             const size_t count = (size_t)attune__min64(mask->kv_block, mask->kv_len - kv0);
-            if (!attune__work_go_on(work, run.class == ATTUNE__PARTIAL ? count * mask->expr->node_count : count / 8))
+            if (ATTUNE_OK !=
+                attune__work_add(work, run.class == ATTUNE__PARTIAL ? count * mask->expr->node_count : count / 8))
                 return false;
             if (run.class == ATTUNE__PARTIAL)
                 attune__expr_mask_row(mask->expr, &bindings, &row, (int32_t)kv0, count, scratch, out + kv0);

@@ -52,8 +52,7 @@ static attune_status classify_plane(const attune_mask *mask, const uint8_t *plan
     for (int32_t r = 0; r < mask->q_blocks; r++) {
         const int64_t q0 = r * (int64_t)mask->q_block, q1 = attune__min64(q0 + mask->q_block, mask->q_len);
         memset(seen, 0, (size_t)mask->kv_blocks);
-        if (!attune__work_go_on(work, (uint64_t)((q1 - q0) * mask->kv_len) / 8))
-            return work->status;
+        ATTUNE__TRY(attune__work_add(work, (uint64_t)((q1 - q0) * mask->kv_len) / 8));
         for (int64_t q = q0; q < q1; q++)
             for (int64_t c = 0; c < mask->kv_blocks; c++)
                 if (seen[c] != 3) {

@@ -70,7 +70,7 @@ static int64_t count_partial(const attune_mask *mask, int64_t b, int64_t h, int6
         for (int64_t i = mask->kv.offsets[row]; i < mask->kv.offsets[row + 1]; i++) {
             const int64_t kv0 = mask->kv.indices[i] * (int64_t)mask->kv_block;
             const int64_t count = attune__min64(mask->kv_block, mask->kv_len - kv0);
-            if (!attune__work_go_on(work, (uint64_t)count * mask->expr->node_count))
+            if (attune__work_add(work, (uint64_t)count * mask->expr->node_count) != ATTUNE_OK)
                 return -1;
             attune__expr_mask_row(mask->expr, &bindings, &at, (int32_t)kv0, (size_t)count, scratch, allowed);
             for (int64_t j = 0; j < count; j++)

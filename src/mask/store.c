@@ -128,7 +128,7 @@ static bool fill(attune__block_list *list, int64_t first, int32_t r0, int32_t r1
     const int32_t step = entries < (int32_t)ATTUNE__WORK_STEP ? (int32_t)ATTUNE__WORK_STEP / entries : 1;
     for (int32_t r = r0, end; r < r1; r = end) {
         end = r1 - r > step ? r + step : r1;
-        if (!attune__work_go_on(work, (uint64_t)entries * (uint64_t)(end - r)))
+        if (attune__work_add(work, (uint64_t)entries * (uint64_t)(end - r)) != ATTUNE_OK)
             return false;
         fill_rows(list, first, r, end, c0, c1);
     }
@@ -140,8 +140,7 @@ attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects, 
     const attune_allocator *allocator = &mask->allocator;
     const int64_t planes = (int64_t)rects->plane_count;
     const int64_t rows = planes * mask->q_blocks, columns = planes * mask->kv_blocks;
-    if (!attune__work_go_on(work, (uint64_t)rows + (uint64_t)columns))
-        return work->status;
+    ATTUNE__TRY(attune__work_add(work, (uint64_t)rows + (uint64_t)columns));
     if (!list_init(allocator, &mask->kv, rows) || !list_init(allocator, &mask->full_kv, rows) ||
         !list_init(allocator, &mask->q, columns) || !list_init(allocator, &mask->full_q, columns))
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -149,8 +148,7 @@ attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects, 
         for (size_t i = rects->planes[p].first; i < rects->planes[p].end; i++) {
             const attune__rect *rect = &rects->items[i];
             const bool full = rect->class == ATTUNE__FULL;
-            if (!attune__work_go_on(work, (uint64_t)(rect->r1 - rect->r0) + (uint64_t)(rect->c1 - rect->c0)))
-                return work->status;
+            ATTUNE__TRY(attune__work_add(work, (uint64_t)(rect->r1 - rect->r0) + (uint64_t)(rect->c1 - rect->c0)));
             count(full ? &mask->full_kv : &mask->kv, p * mask->q_blocks, rect->r0, rect->r1, rect->c1 - rect->c0);
             count(full ? &mask->full_q : &mask->q, p * mask->kv_blocks, rect->c0, rect->c1, rect->r1 - rect->r0);
         }

@@ -3,15 +3,15 @@
 
 #include "base/error.h"
 
-bool attune__work_go_on(attune__work *work, uint64_t units)
+attune_status attune__work_add(attune__work *work, uint64_t units)
 {
     if (!work)
-        return true;
+        return ATTUNE_OK;
     work->done += units;
     if (work->done < work->next)
-        return true;
+        return ATTUNE_OK;
     if (work->status != ATTUNE_OK)
-        return false;
+        return work->status;
     if (work->most && work->done > work->most)
         work->status = attune__fail(ATTUNE_CANCELLED,
                                     "the mask needs more work than %s.max_work allows, %llu units, with %.0f %% of its "
@@ -25,5 +25,5 @@ bool attune__work_go_on(attune__work *work, uint64_t units)
     else
         work->next =
             work->most && work->most - work->done < ATTUNE__WORK_STEP ? work->most + 1 : work->done + ATTUNE__WORK_STEP;
-    return work->status == ATTUNE_OK;
+    return work->status;
 }

@@ -19,8 +19,9 @@ typedef struct attune__work {
     attune_status status;
 } attune__work;
 
-/* Counts work before it is done. False: stop, with the status set. work may be NULL. */
-bool attune__work_go_on(attune__work *work, uint64_t units);
+/* Counts work before it is done. Not ATTUNE_OK: stop, for this reason, which is the work's status too. work may be
+ * NULL. */
+attune_status attune__work_add(attune__work *work, uint64_t units);
 
 static inline bool attune__work_stopped(const attune__work *work)
 {
