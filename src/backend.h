@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The one table between the house and the devices. A backend fills an attune__backend; src/api checks every argument
+ * The one table between src/api and the devices. A backend fills an attune__backend; src/api checks every argument
  * before it calls an entry, so that a backend trusts its input: handles are of this backend, tensors lie in their
- * buffers, sizes match the plan, every symbol is bound. An entry that a backend does not have is NULL: the api room
+ * buffers, sizes match the plan, every symbol is bound. An entry that a backend does not have is NULL: src/api
  * answers ATTUNE_UNSUPPORTED with the reason that the table gives. docs/backends.md walks through adding one.
  *
  * Thread-safety: entries that take the same device may be called from several threads at once; a program is used by
@@ -38,7 +38,7 @@ void attune__log(const attune__host *host, attune_log_level level, const char *f
 
 typedef struct attune__backend attune__backend;
 
-/* The heads of the handles: a backend's own structs begin with them. The api room owns references. */
+/* The heads of the handles: a backend's own structs begin with them. src/api owns references. */
 struct attune_queue {
     attune_device *device;
 };
@@ -49,7 +49,7 @@ struct attune_device {
     attune_device_info info;
     attune_queue *queue; /* the device's own */
     atomic_bool lost;    /* latched by the backend: every later call answers ATTUNE_DEVICE_LOST */
-    /* the api room's */
+    /* src/api's */
     attune_instance *instance;
     atomic_uint references;
     int64_t process; /* a device does not survive fork */
@@ -73,7 +73,7 @@ typedef struct attune__device_mask {
 /* The most programs of a plan: its own, and that of its short calls. */
 #define ATTUNE__PLAN_PROGRAMS 2
 
-/* What a program is made from. The expressions live as long as the program: the api room retains them. */
+/* What a program is made from. The expressions live as long as the program: src/api retains them. */
 typedef struct attune__program_desc {
     const attune__shape *shape;
     const attune_plan_choice *choice;
@@ -129,7 +129,7 @@ struct attune__backend {
     const char *name; /* the prefix of device ids */
 
     /* Devices. count stores how many there are; with none it returns ATTUNE_OK and writes the reason. Neither may crash
-     * on a broken driver. open fills everything of attune_device but the api room's fields. */
+     * on a broken driver. open fills everything of attune_device but src/api's fields. */
     attune_status (*count)(const attune__host *host, uint32_t *count, char *reason, size_t reason_size);
     attune_status (*describe)(const attune__host *host, uint32_t index, attune_device_info *info);
     attune_status (*open)(const attune__host *host, uint32_t index, attune_device **device);
@@ -212,7 +212,7 @@ struct attune__backend {
     const char *missing;
 };
 
-/* Tables that exist in this build; the api room walks them in this order. */
+/* Tables that exist in this build; src/api walks them in this order. */
 extern const attune__backend attune__cpu_backend;
 extern const attune__backend attune__vulkan_backend; /* ATTUNE_HAVE_VULKAN */
 extern const attune__backend attune__cuda_backend;   /* ATTUNE_HAVE_CUDA */

@@ -434,7 +434,7 @@ static bool choose_dtypes(bench_run *run)
 static bool load_lengths(bench_run *run)
 {
     char line[256];
-    int64_t room = 0;
+    int64_t capacity = 0;
     const char *path = run->options.doc_lengths;
     FILE *file = path ? fopen(path, "r") : NULL;
     if (path && !file)
@@ -448,9 +448,9 @@ static bool load_lengths(bench_run *run)
             (void)fclose(file);
             return complain("%s:%llu: must be a length from 1 to 2147483647", path, (unsigned long long)number);
         }
-        if (run->doc_length_count == room) {
-            room = room ? 2 * room : 1024;
-            int64_t *larger = realloc(run->doc_lengths, (size_t)room * sizeof *larger);
+        if (run->doc_length_count == capacity) {
+            capacity = capacity ? 2 * capacity : 1024;
+            int64_t *larger = realloc(run->doc_lengths, (size_t)capacity * sizeof *larger);
             if (!larger) {
                 (void)fclose(file);
                 return complain("out of memory");

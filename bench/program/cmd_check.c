@@ -24,7 +24,7 @@ typedef struct check_options {
 
 /* What a result is compared with; o, lse and row maxima in float64. */
 typedef struct answers {
-    double *room;
+    double *memory;
     reference_result oracle, naive;
     int64_t rows, head_dim_v;
 } answers;
@@ -34,11 +34,12 @@ static bool answers_compute(const attention *a, answers *out, failure *why)
     out->rows = a->q.size[0] * a->q.size[1] * a->q.size[2];
     out->head_dim_v = a->v.size[3];
     const int64_t o = out->rows * out->head_dim_v, each = o + 2 * out->rows;
-    out->room = calloc((size_t)(2 * each + o), sizeof *out->room);
-    if (!out->room)
+    out->memory = calloc((size_t)(2 * each + o), sizeof *out->memory);
+    if (!out->memory)
         return failure_set(why, "out of memory: %lld results", (long long)each);
-    out->oracle = (reference_result){out->room, out->room + o, out->room + o + out->rows, out->room + 2 * each};
-    out->naive = (reference_result){out->room + each, out->room + each + o, out->room + each + o + out->rows, NULL};
+    out->oracle = (reference_result){out->memory, out->memory + o, out->memory + o + out->rows, out->memory + 2 * each};
+    out->naive =
+        (reference_result){out->memory + each, out->memory + each + o, out->memory + each + o + out->rows, NULL};
     return reference_compute(a, REFERENCE_ORACLE, NULL, 0, &out->oracle, why) &&
            reference_compute(a, REFERENCE_NAIVE, NULL, 0, &out->naive, why);
 }
@@ -121,7 +122,7 @@ static int check_problem(attune_instance *instance, attune_device *device, const
         }
         code = ok ? EXIT_GOOD : EXIT_FAILED;
     }
-    free(expected.room);
+    free(expected.memory);
     array_free(&out);
     array_free(&lse);
     array_free(&row_max);

@@ -27,10 +27,10 @@ double measure_cpu_clock(void)
     return clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
 }
 
-static bool add_sample(measurement *m, uint32_t *room, double seconds, double cpu)
+static bool add_sample(measurement *m, uint32_t *capacity, double seconds, double cpu)
 {
-    if (m->count == *room) {
-        uint32_t larger = *room ? 2 * *room : 16;
+    if (m->count == *capacity) {
+        uint32_t larger = *capacity ? 2 * *capacity : 16;
         double *samples = realloc(m->samples, larger * sizeof *samples);
         if (samples)
             m->samples = samples;
@@ -39,7 +39,7 @@ static bool add_sample(measurement *m, uint32_t *room, double seconds, double cp
             m->cpu = times;
         if (!samples || !times)
             return false;
-        *room = larger;
+        *capacity = larger;
     }
     m->samples[m->count] = seconds;
     m->cpu[m->count++] = cpu;
@@ -55,7 +55,7 @@ bool measure_run(const measure_options *options, measure_call call, void *contex
 {
     memset(m, 0, sizeof *m);
     double begin = measure_clock(), seconds = 0, total = 0;
-    uint32_t room = 0, repetitions = options->repetitions ? options->repetitions : 1;
+    uint32_t capacity = 0, repetitions = options->repetitions ? options->repetitions : 1;
     bool good = true;
     for (; (m->warmup < options->warmup || (m->warmup && measure_clock() - begin < options->warmup_time)) &&
            !(m->warmup && over(options, begin));
@@ -87,7 +87,7 @@ bool measure_run(const measure_options *options, measure_call call, void *contex
         if (!good)
             break;
         double share = 1 / (double)done;
-        if (!add_sample(m, &room, sum * share, (measure_cpu_clock() - cpu) * share))
+        if (!add_sample(m, &capacity, sum * share, (measure_cpu_clock() - cpu) * share))
             break;
         total += sum;
     }

@@ -9,20 +9,20 @@
 #include <string.h>
 
 /* Room for one more; NULL, with the list as it was, if there is no memory. */
-static void *grow(void *list, uint32_t count, uint32_t *room, size_t size)
+static void *grow(void *list, uint32_t count, uint32_t *capacity, size_t size)
 {
-    if (count < *room)
+    if (count < *capacity)
         return list;
-    uint32_t larger = *room ? 2 * *room : 16;
+    uint32_t larger = *capacity ? 2 * *capacity : 16;
     void *grown = realloc(list, larger * size);
     if (grown)
-        *room = larger;
+        *capacity = larger;
     return grown;
 }
 
 static void add_entry(report *r, const char *key, const char *value, bool number)
 {
-    report_entry *entries = grow(r->entries, r->entry_count, &r->entry_room, sizeof *entries);
+    report_entry *entries = grow(r->entries, r->entry_count, &r->entry_capacity, sizeof *entries);
     if (!entries)
         return;
     r->entries = entries;
@@ -59,7 +59,7 @@ const char *report_context_get(const report *r, const char *key)
 
 report_row *report_add(report *r, const report_row *row)
 {
-    report_row *rows = grow(r->rows, r->row_count, &r->row_room, sizeof *rows);
+    report_row *rows = grow(r->rows, r->row_count, &r->row_capacity, sizeof *rows);
     if (!rows) {
         measurement time = row->time;
         measure_free(&time);

@@ -55,7 +55,7 @@ typedef struct report_entry {
 typedef struct report {
     report_entry *entries;
     report_row *rows;
-    uint32_t entry_count, entry_room, row_count, row_room;
+    uint32_t entry_count, entry_capacity, row_count, row_capacity;
 } report;
 
 /* A table has 100 columns of text, a wide one all that Markdown has. */

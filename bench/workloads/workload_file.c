@@ -440,19 +440,19 @@ bool workload_load(const char *path, workload **list, uint32_t *count, failure *
     if (!file)
         return failure_set(why, "%s: %s", path, strerror(errno));
     char *text = NULL;
-    size_t used = 0, room = 0;
+    size_t used = 0, capacity = 0;
     bool good = true;
     while (good && !feof(file)) {
-        if (used == room) {
-            room = room ? 2 * room : 65536;
-            char *larger = room <= FILE_LIMIT ? realloc(text, room) : NULL;
+        if (used == capacity) {
+            capacity = capacity ? 2 * capacity : 65536;
+            char *larger = capacity <= FILE_LIMIT ? realloc(text, capacity) : NULL;
             if (!larger) {
                 good = failure_set(why, "%s: has more than %d bytes, or memory is short", path, FILE_LIMIT);
                 break;
             }
             text = larger;
         }
-        used += fread(text + used, 1, room - used, file);
+        used += fread(text + used, 1, capacity - used, file);
         if (ferror(file))
             good = failure_set(why, "%s: %s", path, strerror(errno));
     }

@@ -71,7 +71,7 @@ attune_status attune__plan_supported(const attune_plan *plan, const attune__back
 
 attune_instance *attune__instance_retain(attune_instance *instance);
 void attune__instance_release(attune_instance *instance);
-/* Fills the api room's fields of a device that a backend opened. */
+/* Fills src/api's fields of a device that a backend opened. */
 void attune__device_adopt(attune_device *opened, attune_instance *instance);
 attune_device *attune__device_retain(attune_device *device);
 void attune__device_release(attune_device *device);

@@ -116,17 +116,17 @@ attune_status attune_expr_evaluate(const attune_expr *expr, const attune_point *
 }
 
 static void evaluate_row(const attune_expr *expr, bool f64, const attune__bindings *bindings, const attune__row *row,
-                         int32_t kv, size_t count, void *scratch, void *room, double *values)
+                         int32_t kv, size_t count, void *scratch, void *row_values, double *values)
 {
     if (expr->kind == ATTUNE_EXPR_MASK) {
-        uint8_t *allowed = room;
+        uint8_t *allowed = row_values;
         attune__expr_mask_row(expr, bindings, row, kv, count, scratch, allowed);
         for (size_t i = 0; i < count; i++)
             values[i] = allowed[i];
     } else if (f64) {
         attune__expr_score_row_f64(expr, bindings, row, kv, count, scratch, values);
     } else {
-        float *scores = room;
+        float *scores = row_values;
         for (size_t i = 0; i < count; i++)
             scores[i] = (float)values[i];
         attune__expr_score_row_f32(NULL, expr, bindings, row, kv, count, scratch, scores);
@@ -158,11 +158,11 @@ attune_status attune_expr_evaluate_row(const attune_expr *expr, attune_dtype pre
     void *scratch = attune__alloc_raw(&expr->allocator, attune__expr_scratch_size(expr, RUN), 1);
     if (!scratch)
         return ATTUNE_OUT_OF_HOST_MEMORY;
-    float room[RUN];
+    float row_values[RUN];
     for (size_t done = 0; done < count; done += RUN) {
         size_t run = count - done < RUN ? count - done : RUN;
-        evaluate_row(expr, precision == ATTUNE_F64, &bindings, &row, first->kv + (int32_t)done, run, scratch, room,
-                     values + done);
+        evaluate_row(expr, precision == ATTUNE_F64, &bindings, &row, first->kv + (int32_t)done, run, scratch,
+                     row_values, values + done);
     }
     attune__free(&expr->allocator, scratch);
     return ATTUNE_OK;

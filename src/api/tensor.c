@@ -136,10 +136,10 @@ attune_status attune__workspace_check(const attune_device *device, const attune_
     if (offset % 256)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace_offset is %llu, expected a multiple of 256",
                             (unsigned long long)offset);
-    const uint64_t room = workspace->size > offset ? workspace->size - offset : 0;
-    if (wanted > room)
+    const uint64_t left = workspace->size > offset ? workspace->size - offset : 0;
+    if (wanted > left)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace has %llu bytes from offset %llu on, %s needs %llu",
-                            (unsigned long long)room, (unsigned long long)offset, who, (unsigned long long)wanted);
+                            (unsigned long long)left, (unsigned long long)offset, who, (unsigned long long)wanted);
     return ATTUNE_OK;
 }
 

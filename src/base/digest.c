@@ -78,7 +78,7 @@ void attune__digest_add(attune__digest *d, const void *bytes, size_t size)
             compress(d, d->block, false);
             d->used = 0;
         }
-        const size_t room = sizeof d->block - d->used, part = size < room ? size : room;
+        const size_t left = sizeof d->block - d->used, part = size < left ? size : left;
         memcpy(d->block + d->used, from, part);
         d->used += part;
         from += part;

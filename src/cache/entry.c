@@ -87,8 +87,8 @@ const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry 
         return "its key has no kind";
     if (kind > ATTUNE__ENTRY_MAX_KEY || identity > ATTUNE__ENTRY_MAX_KEY)
         return "its key is longer than any";
-    const size_t room = size - ATTUNE__ENTRY_HEADER;
-    if (kind + identity > room || data > room - (kind + identity))
+    const size_t payload = size - ATTUNE__ENTRY_HEADER;
+    if (kind + identity > payload || data > payload - (kind + identity))
         return "it ends within its content";
     attune__entry_peek(bytes, entry);
     uint8_t digest[ATTUNE__DIGEST_SIZE];

@@ -83,16 +83,16 @@ static attune_status divide_workspace(attune__cpu_backward_run *run, uint64_t *f
     char *base = attune__cpu_memory(call->workspace) + call->workspace_offset;
     const size_t skew = (ATTUNE__CPU_ALIGNMENT - (uintptr_t)base % ATTUNE__CPU_ALIGNMENT) % ATTUNE__CPU_ALIGNMENT;
     const uint64_t head = skew + delta + sums / ATTUNE__CPU_ALIGNMENT * ATTUNE__CPU_ALIGNMENT;
-    const uint64_t room = call->workspace->size - call->workspace_offset;
-    if (room < head + run->base.scratch_bytes)
+    const uint64_t left = call->workspace->size - call->workspace_offset;
+    if (left < head + run->base.scratch_bytes)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "the workspace has %llu bytes at %p, but one thread needs %llu from a multiple of %zu on",
-                            (unsigned long long)room, (void *)base,
+                            (unsigned long long)left, (void *)base,
                             (unsigned long long)(head - skew + run->base.scratch_bytes), ATTUNE__CPU_ALIGNMENT);
     run->delta = base + skew;
     run->sums = (double *)(void *)(run->delta + delta);
     run->base.scratch = base + head;
-    *fit = (room - head) / run->base.scratch_bytes;
+    *fit = (left - head) / run->base.scratch_bytes;
     return ATTUNE_OK;
 }
 

@@ -96,16 +96,16 @@ static attune_status launch(const attune__program *program, const attune__forwar
     const size_t parts_bytes = (size_t)attune__split_size(&mine->shape, run.splits, (uint32_t)real);
     char *base = call->workspace ? attune__cpu_memory(call->workspace) + call->workspace_offset : NULL;
     const size_t skew = (ATTUNE__CPU_ALIGNMENT - (uintptr_t)base % ATTUNE__CPU_ALIGNMENT) % ATTUNE__CPU_ALIGNMENT;
-    const uint64_t room = call->workspace ? call->workspace->size - call->workspace_offset : 0;
-    if (room < skew + parts_bytes + run.scratch_bytes)
+    const uint64_t left = call->workspace ? call->workspace->size - call->workspace_offset : 0;
+    if (left < skew + parts_bytes + run.scratch_bytes)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "the workspace has %llu bytes at %p, but one thread needs %llu from a multiple of %zu on",
-                            (unsigned long long)room, (void *)base, (unsigned long long)parts_bytes + run.scratch_bytes,
+                            (unsigned long long)left, (void *)base, (unsigned long long)parts_bytes + run.scratch_bytes,
                             ATTUNE__CPU_ALIGNMENT);
     run.parts = base + skew;
     run.ml = run.parts + align(rows * run.splits * mine->shape.head_dim_v * real);
     run.scratch = run.parts + parts_bytes;
-    const uint64_t fit = (room - skew - parts_bytes) / run.scratch_bytes;
+    const uint64_t fit = (left - skew - parts_bytes) / run.scratch_bytes;
     const uint64_t items = (uint64_t)run.items;
     const uint32_t columns = mine->shape.head_dim_v, flop = 2 * (mine->shape.head_dim + columns);
     const double pairs = (double)rows * (double)call->kv_len, parts = (double)rows * run.splits;

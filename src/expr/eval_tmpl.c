@@ -550,7 +550,7 @@ static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const at
 {
     const int32_t vars[] = {row->b, row->h, row->q, 0, row->h_kv, row->q_len, row->kv_len};
     NAME(node_state) *states = scratch;
-    char *room = (char *)scratch + ALIGNED(expr->node_count * sizeof(NAME(node_state)));
+    char *memory = (char *)scratch + ALIGNED(expr->node_count * sizeof(NAME(node_state)));
     const uint32_t nodes = open ? open->count : expr->node_count;
     for (uint32_t i = 0; i < nodes; i++) {
         const uint32_t n = open ? open->nodes[i] : i;
@@ -563,8 +563,8 @@ static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const at
             state->value = NAME(constant)(node, states, bindings, vars, type);
             continue;
         }
-        void *out = room;
-        room += ALIGNED(count * (node->type == ATTUNE__FLOAT ? sizeof(REAL) : sizeof(int32_t)));
+        void *out = memory;
+        memory += ALIGNED(count * (node->type == ATTUNE__FLOAT ? sizeof(REAL) : sizeof(int32_t)));
         state->column = out;
         state->slope = NAME(slope)(node, states);
         const NAME(node_state) *a = &states[node->arg[0]], *b = &states[node->arg[1]];

@@ -133,14 +133,14 @@ attune_status attune__builder_finish_all(attune__builder *builder, uint32_t *roo
         return attune__fail(limit, "the expression makes more than %d nodes before it is simplified; the limit is %d",
                             ATTUNE__BUILDER_NODES, ATTUNE_EXPR_MAX_NODES);
     const attune_allocator *allocator = builder->allocator;
-    uint32_t *room = attune__alloc(allocator, 4 * (size_t)builder->count, sizeof *room);
-    if (!room)
+    uint32_t *memory = attune__alloc(allocator, 4 * (size_t)builder->count, sizeof *memory);
+    if (!memory)
         return ATTUNE_OUT_OF_HOST_MEMORY;
-    uint32_t *number = room + builder->count, *stack = number + builder->count;
+    uint32_t *number = memory + builder->count, *stack = number + builder->count;
     uint8_t *visited = (uint8_t *)(stack + builder->count);
     uint32_t count = 0;
     for (uint32_t i = 0; i < root_count; i++)
-        count = number_nodes(builder, roots[i], count, room, number, stack, visited);
+        count = number_nodes(builder, roots[i], count, memory, number, stack, visited);
     attune_status status;
     if (count > ATTUNE_EXPR_MAX_NODES) {
         status = attune__fail(limit, "the expression has %u nodes after simplification; the limit is %d", count,
@@ -150,7 +150,7 @@ attune_status attune__builder_finish_all(attune__builder *builder, uint32_t *roo
         status = made ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
         if (made) {
             made->allocator = *allocator;
-            status = fill(builder, roots, root_count, room, number, count, made);
+            status = fill(builder, roots, root_count, memory, number, count, made);
             if (status == ATTUNE_OK)
                 *expr = made;
             else
@@ -159,7 +159,7 @@ attune_status attune__builder_finish_all(attune__builder *builder, uint32_t *roo
                 roots[i] = number[roots[i]];
         }
     }
-    attune__free(allocator, room);
+    attune__free(allocator, memory);
     return status;
 }
 

@@ -45,7 +45,7 @@ struct attune_mask {
      * than its sides did. */
     uint16_t uses;
 
-    /* Copies on devices, made by attune_mask_upload; the api room owns the list. */
+    /* Copies on devices, made by attune_mask_upload; src/api owns the list. */
     struct attune__mask_upload *uploads;
 
     /* A mask that follows a tensor on a device, the only one in `uploads`: the lists above are NULL unless the device's
@@ -68,12 +68,12 @@ static inline attune__mask_rows attune__mask_at(const attune_mask *mask, int64_t
     return (attune__mask_rows){plane * mask->q_blocks, plane * mask->kv_blocks};
 }
 
-/* Arguments are checked by the api room: lengths, block sizes, heads divisible, bindings resolved. `captures` and
+/* Arguments are checked by src/api: lengths, block sizes, heads divisible, bindings resolved. `captures` and
  * `parameters` have expr->symbol_count entries and are copied; `desc` has its defaults filled in. */
 attune_status attune__mask_build(const attune_allocator *allocator, const attune_mask_desc *desc,
                                  const attune_expr *expr, const attune_array *captures, const attune__value *parameters,
                                  attune_mask **mask);
-/* Checks the lists themselves (order, range, disjointness): they are bulk data that only this room reads. expr may be
+/* Checks the lists themselves (order, range, disjointness): they are bulk data that only this module reads. expr may be
  * NULL. */
 attune_status attune__mask_from_lists(const attune_allocator *allocator, const attune_mask_desc *desc,
                                       const attune_mask_lists *lists, const attune_expr *expr,

@@ -34,7 +34,7 @@ typedef struct attune__shape {
      * differ without it, or without any expression, where no block is partial: that a call alone knows. */
     attune__analysis expr;
     uint64_t expr_scratch; /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
-                              columns; the api room fills it in, since expressions are not known here */
+                              columns; src/api fills it in, since expressions are not known here */
 } attune__shape;
 
 /* What softmax, sums, LSE and partial results are in. */

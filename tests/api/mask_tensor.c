@@ -98,7 +98,7 @@ static attune_mask_desc describe(const following *f, int64_t q_len, int64_t kv_l
                               .kv_len = kv_len};
 }
 
-static attune_tensor room(const following *f, int64_t heads, int64_t length, uint32_t rank, random_state *random)
+static attune_tensor make_tensor(const following *f, int64_t heads, int64_t length, uint32_t rank, random_state *random)
 {
     failure why;
     array values;
@@ -156,11 +156,13 @@ static void make_plans(following *f)
 static void attend(const following *f, const attune_mask *mask, results out)
 {
     random_state random = {42};
-    const attune_tensor q = room(f, HEADS, f->q_len, 4, &random), k = room(f, KV_HEADS, f->kv_len, 4, &random),
-                        v = room(f, KV_HEADS, f->kv_len, 4, &random), d_o = room(f, HEADS, f->q_len, 4, &random),
-                        o = room(f, HEADS, f->q_len, 4, NULL), lse = room(f, HEADS, f->q_len, 3, NULL),
-                        d_q = room(f, HEADS, f->q_len, 4, NULL), d_k = room(f, KV_HEADS, f->kv_len, 4, NULL),
-                        d_v = room(f, KV_HEADS, f->kv_len, 4, NULL);
+    const attune_tensor q = make_tensor(f, HEADS, f->q_len, 4, &random),
+                        k = make_tensor(f, KV_HEADS, f->kv_len, 4, &random),
+                        v = make_tensor(f, KV_HEADS, f->kv_len, 4, &random),
+                        d_o = make_tensor(f, HEADS, f->q_len, 4, &random), o = make_tensor(f, HEADS, f->q_len, 4, NULL),
+                        lse = make_tensor(f, HEADS, f->q_len, 3, NULL), d_q = make_tensor(f, HEADS, f->q_len, 4, NULL),
+                        d_k = make_tensor(f, KV_HEADS, f->kv_len, 4, NULL),
+                        d_v = make_tensor(f, KV_HEADS, f->kv_len, 4, NULL);
     const attune_tensor outputs[OUTPUTS] = {o, lse, d_q, d_k, d_v};
     const attune_forward_args forward = {.struct_size = sizeof forward,
                                          .q = q,
@@ -305,8 +307,8 @@ Test(mask_tensor, arguments)
     MAKE(attune_plan_create(f.device, &problem, NULL, &plan));
     MAKE(attune_buffer_create(f.device, attune_plan_workspace_size(plan), &workspace));
     attune_queue *queue = attune_device_queue(f.device);
-    const attune_tensor q = room(&f, HEADS, 20, 4, &f.random), k = room(&f, KV_HEADS, 30, 4, &f.random),
-                        o = room(&f, HEADS, 20, 4, NULL);
+    const attune_tensor q = make_tensor(&f, HEADS, 20, 4, &f.random), k = make_tensor(&f, KV_HEADS, 30, 4, &f.random),
+                        o = make_tensor(&f, HEADS, 20, 4, NULL);
     const attune_forward_args args = {
         .struct_size = sizeof args, .q = q, .k = k, .v = k, .o = o, .mask = f.mask, .workspace = workspace};
     EXPECT(attune_forward(plan, queue, &args, NULL), ATTUNE_INVALID_ARGUMENT, "call attune_mask_update");

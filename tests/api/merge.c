@@ -28,7 +28,7 @@ static int64_t rows_of(const merging *m)
     return m->size[0] * m->size[1] * m->size[2];
 }
 
-static attune_tensor room(const merging *m, attune_dtype dtype, uint32_t rank, const array *contents)
+static attune_tensor make_tensor(const merging *m, attune_dtype dtype, uint32_t rank, const array *contents)
 {
     attune_tensor t = {.dtype = dtype, .rank = rank};
     memcpy(t.size, m->size, rank * sizeof *t.size);
@@ -81,8 +81,8 @@ static void fill(merging *m, random_state *random)
                 for (int64_t c = 0; c < m->size[3]; c++)
                     array_set(&m->o[p], r * m->size[3] + c, NAN);
             }
-        m->parts[p].o = room(m, m->part_dtype, 4, &m->o[p]);
-        m->parts[p].lse = room(m, m->row_dtype, 3, &m->lse[p]);
+        m->parts[p].o = make_tensor(m, m->part_dtype, 4, &m->o[p]);
+        m->parts[p].lse = make_tensor(m, m->row_dtype, 3, &m->lse[p]);
     }
 }
 
@@ -105,8 +105,8 @@ static void merging_create(merging *m, attune_device *device, uint64_t seed)
     m->gap = (const int64_t[]){8, 8, 2, 5}[random_u64(&random) % 4];
     cr_assert_eq(attune_merger_create(device, &m->merger), ATTUNE_OK, "%s", attune_last_error());
     fill(m, &random);
-    m->out = room(m, m->dtype, 4, NULL);
-    m->out_lse = room(m, m->row_dtype, 3, NULL);
+    m->out = make_tensor(m, m->dtype, 4, NULL);
+    m->out_lse = make_tensor(m, m->row_dtype, 3, NULL);
     cr_assert_eq(
         attune_buffer_create(device, attune_merger_workspace_size(m->merger, &m->out, m->count), &m->workspace),
         ATTUNE_OK);
@@ -233,7 +233,7 @@ static void run_nan(const char *backend)
         const int64_t rows = rows_of(&m), row = rows / 2;
         array_set(&m.lse[0], row, i % 2 ? (double)INFINITY : (double)NAN);
         attune_buffer_destroy(m.parts[0].lse.buffer);
-        m.parts[0].lse = room(&m, m.row_dtype, 3, &m.lse[0]);
+        m.parts[0].lse = make_tensor(&m, m.row_dtype, 3, &m.lse[0]);
         cr_assert_eq(run(&m, &m.out, &m.out_lse), ATTUNE_OK, "%s", attune_last_error());
         double *got = fetch(&m, &m.out), *lse = fetch(&m, &m.out_lse);
         for (int64_t r = 0; r < rows; r++) {
@@ -321,10 +321,10 @@ static void run_backward(const char *backend, uint64_t full)
         array_fill_normal(&d_o, &random, 1);
         array_fill_normal(&d_lse, &random, 1);
         for (uint32_t p = 0; p < m.count; p++) {
-            m.parts[p].d_o = room(&m, m.part_dtype, 4, NULL);
-            m.parts[p].d_lse = room(&m, m.row_dtype, 3, NULL);
+            m.parts[p].d_o = make_tensor(&m, m.part_dtype, 4, NULL);
+            m.parts[p].d_lse = make_tensor(&m, m.row_dtype, 3, NULL);
         }
-        attune_tensor up = room(&m, m.dtype, 4, &d_o), up_lse = room(&m, m.row_dtype, 3, &d_lse);
+        attune_tensor up = make_tensor(&m, m.dtype, 4, &d_o), up_lse = make_tensor(&m, m.row_dtype, 3, &d_lse);
         cr_assert_eq(run(&m, &m.out, &m.out_lse), ATTUNE_OK, "%s", attune_last_error());
         const bool with_lse = i % 2;
         const attune_merge_backward_args args = {.struct_size = sizeof args,

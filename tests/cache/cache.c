@@ -15,19 +15,19 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "cache/room.h"
+#include "cache/scratch.h"
 
 /* --------------------------------------------------------------------------------------------------------- the room */
 
 static void count_line(void *user, attune_log_level level, const char *message)
 {
-    room *r = user;
+    scratch *r = user;
     (void)level;
     atomic_fetch_add(&r->lines, 1);
     snprintf(r->line, sizeof r->line, "%s", message);
 }
 
-static attune__cache_desc room_desc(room *r, const char *folder, uint64_t size)
+static attune__cache_desc scratch_desc(scratch *r, const char *folder, uint64_t size)
 {
     return (attune__cache_desc){
         .allocator = heap_allocator(&r->heap),
@@ -39,13 +39,13 @@ static attune__cache_desc room_desc(room *r, const char *folder, uint64_t size)
     };
 }
 
-void room_open(room *r, uint64_t size)
+void scratch_open(scratch *r, uint64_t size)
 {
     memset(r, 0, sizeof *r);
     snprintf(r->folder, sizeof r->folder, "/tmp/attune-cache-XXXXXX");
     cr_assert_not_null(mkdtemp(r->folder));
     snprintf(r->kernels, sizeof r->kernels, "%s/kernels", r->folder);
-    const attune__cache_desc desc = room_desc(r, r->kernels, size);
+    const attune__cache_desc desc = scratch_desc(r, r->kernels, size);
     r->cache = attune__cache_open(&desc);
     cr_assert_not_null(r->cache);
 }
@@ -67,21 +67,21 @@ static void remove_tree(const char *path)
     rmdir(path);
 }
 
-void room_close(room *r)
+void scratch_close(scratch *r)
 {
     attune__cache_close(r->cache);
     cr_assert_eq(atomic_load(&r->heap.live), 0, "%lld allocations leak", (long long)atomic_load(&r->heap.live));
     remove_tree(r->folder);
 }
 
-attune__cache_key room_key(const char *kind, uint64_t number, const char *identity)
+attune__cache_key scratch_key(const char *kind, uint64_t number, const char *identity)
 {
     attune__hash hash = attune__hash_begin();
     attune__hash_add(&hash, number);
     return (attune__cache_key){kind, hash, identity, strlen(identity)};
 }
 
-int room_files(const room *r, const char *suffix)
+int scratch_files(const scratch *r, const char *suffix)
 {
     DIR *list = opendir(r->kernels);
     int count = 0;
@@ -94,9 +94,9 @@ int room_files(const room *r, const char *suffix)
     return count;
 }
 
-void room_only_file(const room *r, char path[512])
+void scratch_only_file(const scratch *r, char path[512])
 {
-    cr_assert_eq(room_files(r, ""), 1);
+    cr_assert_eq(scratch_files(r, ""), 1);
     DIR *list = opendir(r->kernels);
     for (const struct dirent *at; (at = readdir(list));)
         if (at->d_name[0] != '.')
@@ -104,7 +104,7 @@ void room_only_file(const room *r, char path[512])
     closedir(list);
 }
 
-static bool has(room *r, const attune__cache_key *key, const void *data, size_t size)
+static bool has(scratch *r, const attune__cache_key *key, const void *data, size_t size)
 {
     void *got = NULL;
     size_t got_size = 0;
@@ -121,79 +121,80 @@ static bool has(room *r, const attune__cache_key *key, const void *data, size_t 
 
 Test(cache, keeps_bytes_between_caches)
 {
-    static room r;
-    room_open(&r, 0);
+    static scratch r;
+    scratch_open(&r, 0);
     uint8_t data[3000];
     for (size_t i = 0; i < sizeof data; i++)
         data[i] = (uint8_t)(rand() >> 7);
-    const attune__cache_key key = room_key("cuda", 1, "nvrtc 13.0");
+    const attune__cache_key key = scratch_key("cuda", 1, "nvrtc 13.0");
     cr_assert_not(has(&r, &key, data, sizeof data));
     for (size_t size = 0; size < 20; size++) {
-        const attune__cache_key small = room_key("cuda", 100 + size, "");
+        const attune__cache_key small = scratch_key("cuda", 100 + size, "");
         attune__cache_put(r.cache, &small, data, size);
         cr_assert(has(&r, &small, data, size), "%zu bytes", size);
     }
     attune__cache_put(r.cache, &key, data, sizeof data);
     attune__cache_close(r.cache);
-    const attune__cache_desc desc = room_desc(&r, r.kernels, 0);
+    const attune__cache_desc desc = scratch_desc(&r, r.kernels, 0);
     r.cache = attune__cache_open(&desc);
     cr_assert(has(&r, &key, data, sizeof data));
-    cr_assert_eq(room_files(&r, "tmp"), 0);
+    cr_assert_eq(scratch_files(&r, "tmp"), 0);
     cr_assert_eq(atomic_load(&r.lines), 0, "%s", r.line);
-    room_close(&r);
+    scratch_close(&r);
 }
 
 Test(cache, every_part_of_the_key_counts)
 {
-    static room r;
-    room_open(&r, 0);
-    const attune__cache_key key = room_key("cuda", 1, "driver 580");
+    static scratch r;
+    scratch_open(&r, 0);
+    const attune__cache_key key = scratch_key("cuda", 1, "driver 580");
     attune__cache_put(r.cache, &key, "one", 3);
     const attune__cache_key others[] = {
-        room_key("cuda", 2, "driver 580"), room_key("cuda", 1, "driver 581"),   room_key("cuda", 1, "driver 58"),
-        room_key("cuda", 1, ""),           room_key("vulkan", 1, "driver 580"),
+        scratch_key("cuda", 2, "driver 580"),   scratch_key("cuda", 1, "driver 581"),
+        scratch_key("cuda", 1, "driver 58"),    scratch_key("cuda", 1, ""),
+        scratch_key("vulkan", 1, "driver 580"),
     };
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         cr_assert_not(has(&r, &others[i], "", 0), "%zu", i);
     cr_assert(has(&r, &key, "one", 3));
     /* Two kinds that make one file name are still two. */
-    const attune__cache_key dot = room_key("a.b", 7, ""), bar = room_key("a_b", 7, "");
+    const attune__cache_key dot = scratch_key("a.b", 7, ""), bar = scratch_key("a_b", 7, "");
     attune__cache_put(r.cache, &dot, "dot", 3);
     cr_assert_not(has(&r, &bar, "", 0));
     cr_assert(has(&r, &dot, "dot", 3));
-    room_close(&r);
+    scratch_close(&r);
 }
 
 Test(cache, a_kind_does_not_leave_the_folder)
 {
-    static room r;
-    room_open(&r, 0);
-    const attune__cache_key key = room_key("../../escape", 1, "");
+    static scratch r;
+    scratch_open(&r, 0);
+    const attune__cache_key key = scratch_key("../../escape", 1, "");
     attune__cache_put(r.cache, &key, "x", 1);
     cr_assert(has(&r, &key, "x", 1));
-    cr_assert_eq(room_files(&r, ".attune"), 1);
+    cr_assert_eq(scratch_files(&r, ".attune"), 1);
     char *endless = malloc(ATTUNE__ENTRY_MAX_KEY + 2);
     memset(endless, 'k', ATTUNE__ENTRY_MAX_KEY + 1);
     endless[ATTUNE__ENTRY_MAX_KEY + 1] = '\0';
-    const attune__cache_key long_key = room_key(endless, 1, "");
+    const attune__cache_key long_key = scratch_key(endless, 1, "");
     attune__cache_put(r.cache, &long_key, "x", 1);
     cr_assert_not(has(&r, &long_key, "x", 1));
     free(endless);
-    room_close(&r);
+    scratch_close(&r);
 }
 
 Test(cache, the_oldest_go_first)
 {
-    static room r;
+    static scratch r;
     static uint8_t data[10000];
-    room_open(&r, 60000);
+    scratch_open(&r, 60000);
     /* A stranger's file, and a dead and a living writer's, which counts. */
     attune__cache_key keys[8];
     for (uint64_t i = 0; i < 8; i++)
-        keys[i] = room_key("k", i, "id");
+        keys[i] = scratch_key("k", i, "id");
     attune__cache_put(r.cache, &keys[0], data, sizeof data);
     char path[512], dead[600], living[600], stranger[600];
-    room_only_file(&r, path);
+    scratch_only_file(&r, path);
     snprintf(dead, sizeof dead, "%s/1-1.attune-tmp", r.kernels);
     snprintf(living, sizeof living, "%s/1-2.attune-tmp", r.kernels);
     snprintf(stranger, sizeof stranger, "%s/stranger.bin", r.kernels);
@@ -213,7 +214,7 @@ Test(cache, the_oldest_go_first)
         usleep(20000);
         attune__cache_put(r.cache, &keys[i], data, sizeof data);
     }
-    cr_assert_eq(room_files(&r, ".attune"), 4);
+    cr_assert_eq(scratch_files(&r, ".attune"), 4);
     for (int i = 0; i < 7; i++)
         cr_assert_eq(has(&r, &keys[i], data, sizeof data), i == 0 || i > 3, "%d", i);
     cr_assert_neq(access(dead, F_OK), 0);
@@ -222,19 +223,19 @@ Test(cache, the_oldest_go_first)
     /* What is larger than the whole cache displaces nothing. */
     static uint8_t large[70000];
     attune__cache_put(r.cache, &keys[7], large, sizeof large);
-    cr_assert_eq(room_files(&r, ".attune"), 4);
-    room_close(&r);
+    cr_assert_eq(scratch_files(&r, ".attune"), 4);
+    scratch_close(&r);
 }
 
 /* What writers have not finished fills the disk as well; a clock that was wrong keeps nothing for ever. */
 Test(cache, temporary_files_count)
 {
-    static room r;
+    static scratch r;
     static uint8_t data[10000];
-    room_open(&r, 50000);
+    scratch_open(&r, 50000);
     attune__cache_key keys[4];
     for (uint64_t i = 0; i < 4; i++)
-        keys[i] = room_key("k", i, "id");
+        keys[i] = scratch_key("k", i, "id");
     attune__cache_put(r.cache, &keys[0], data, sizeof data);
     char living[600], ahead[600];
     snprintf(living, sizeof living, "%s/1.attune-tmp", r.kernels);
@@ -255,7 +256,7 @@ Test(cache, temporary_files_count)
         cr_assert_eq(has(&r, &keys[i], data, sizeof data), i > 1, "%d", i);
     cr_assert_eq(access(living, F_OK), 0);
     cr_assert_neq(access(ahead, F_OK), 0);
-    room_close(&r);
+    scratch_close(&r);
 }
 
 /* Whoever can write to the folder, or to a file in it, can choose what runs. */
@@ -267,12 +268,12 @@ Test(cache, others_may_write_to_it)
     } folders[] = {{0700, true}, {0755, true}, {0720, false}, {0702, false}, {0777, false}, {01777, false}};
     for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++)
         for (int of_entry = 0; of_entry < 2; of_entry++) {
-            static room r;
-            room_open(&r, 0);
-            const attune__cache_key key = room_key("k", 1, ""), late = room_key("k", 2, "");
+            static scratch r;
+            scratch_open(&r, 0);
+            const attune__cache_key key = scratch_key("k", 1, ""), late = scratch_key("k", 2, "");
             attune__cache_put(r.cache, &key, "x", 1);
             char path[512];
-            room_only_file(&r, path);
+            scratch_only_file(&r, path);
             cr_assert_eq(chmod(of_entry ? path : r.kernels, folders[i].mode), 0);
             cr_assert_eq(has(&r, &key, "x", 1), folders[i].hit, "mode %o", (unsigned)folders[i].mode);
             cr_assert_eq(has(&r, &key, "x", 1), folders[i].hit);
@@ -284,7 +285,7 @@ Test(cache, others_may_write_to_it)
                 attune__cache_put(r.cache, &key, "z", 1);
                 cr_assert(has(&r, &key, "z", 1), "the next put replaces it");
             }
-            room_close(&r);
+            scratch_close(&r);
         }
 }
 
@@ -292,28 +293,28 @@ Test(cache, another_users)
 {
     if (geteuid() != 0)
         cr_skip("only the super-user can give files away");
-    static room r;
-    const attune__cache_key key = room_key("k", 1, ""), late = room_key("k", 2, "");
+    static scratch r;
+    const attune__cache_key key = scratch_key("k", 1, ""), late = scratch_key("k", 2, "");
     for (int of_entry = 0; of_entry < 2; of_entry++) {
-        room_open(&r, 0);
+        scratch_open(&r, 0);
         attune__cache_put(r.cache, &key, "x", 1);
         char path[512];
-        room_only_file(&r, path);
+        scratch_only_file(&r, path);
         cr_assert_eq(chown(of_entry ? path : r.kernels, 65534, 65534), 0);
         cr_assert_not(has(&r, &key, "x", 1));
         attune__cache_put(r.cache, &late, "y", 1);
         cr_assert_eq(has(&r, &late, "y", 1), of_entry);
         cr_assert_eq(atomic_load(&r.lines), 1);
-        room_close(&r);
+        scratch_close(&r);
     }
 }
 
 /* One's own link leads to the folder, another's does not: neither at its end nor on the way. */
 Test(cache, links_on_the_way)
 {
-    static room r;
-    room_open(&r, 0);
-    const attune__cache_key key = room_key("k", 1, "");
+    static scratch r;
+    scratch_open(&r, 0);
+    const attune__cache_key key = scratch_key("k", 1, "");
     attune__cache_put(r.cache, &key, "x", 1);
     char end[100], way[100], through[120];
     snprintf(end, sizeof end, "%s/end", r.folder);
@@ -327,21 +328,21 @@ Test(cache, links_on_the_way)
             cr_assert(lchown(end, 65534, 65534) == 0 && lchown(way, 65534, 65534) == 0);
         for (int i = 0; i < 2; i++) {
             attune__cache_close(r.cache);
-            const attune__cache_desc desc = room_desc(&r, paths[i], 0);
+            const attune__cache_desc desc = scratch_desc(&r, paths[i], 0);
             r.cache = attune__cache_open(&desc);
             cr_assert_eq(has(&r, &key, "x", 1), !theirs, "%s", paths[i]);
         }
     }
     cr_assert_eq(atomic_load(&r.lines), geteuid() == 0 ? 2 : 0);
-    room_close(&r);
+    scratch_close(&r);
 }
 
 /* A link of one's own leads over another's to the folder; and links that lead nowhere end. */
 Test(cache, links_to_links)
 {
-    static room r;
-    room_open(&r, 0);
-    const attune__cache_key key = room_key("k", 1, "");
+    static scratch r;
+    scratch_open(&r, 0);
+    const attune__cache_key key = scratch_key("k", 1, "");
     attune__cache_put(r.cache, &key, "x", 1);
     char name[5][100];
     const char *const made[5][2] = {
@@ -357,19 +358,19 @@ Test(cache, links_to_links)
             cr_assert_eq(lchown(name[0], 65534, 65534), 0);
         for (int i = 1; i < 5; i++) {
             attune__cache_close(r.cache);
-            const attune__cache_desc desc = room_desc(&r, name[i], 0);
+            const attune__cache_desc desc = scratch_desc(&r, name[i], 0);
             r.cache = attune__cache_open(&desc);
             cr_assert_eq(has(&r, &key, "x", 1), i != 3 && !theirs, "%s", name[i]);
         }
     }
-    room_close(&r);
+    scratch_close(&r);
 }
 
 Test(cache, none_where_none_is_wanted_or_possible)
 {
-    static room r;
-    room_open(&r, 0);
-    attune__cache_desc desc = room_desc(&r, "", 0);
+    static scratch r;
+    scratch_open(&r, 0);
+    attune__cache_desc desc = scratch_desc(&r, "", 0);
     cr_assert_null(attune__cache_open(&desc));
     desc.folder = NULL;
     unsetenv("XDG_CACHE_HOME");
@@ -381,37 +382,37 @@ Test(cache, none_where_none_is_wanted_or_possible)
     desc.log_level = ATTUNE_LOG_INFO;
     cr_assert_null(attune__cache_open(&desc));
     cr_assert_eq(atomic_load(&r.lines), 1);
-    const attune__cache_key key = room_key("k", 1, "");
+    const attune__cache_key key = scratch_key("k", 1, "");
     void *data;
     size_t size;
     attune__cache_put(NULL, &key, "x", 1);
     cr_assert_not(attune__cache_get(NULL, &key, &data, &size));
     attune__cache_close(NULL);
-    room_close(&r);
+    scratch_close(&r);
 }
 
 Test(cache, finds_the_users_folder)
 {
-    static room r;
-    room_open(&r, 0);
-    const attune__cache_key key = room_key("k", 1, "");
+    static scratch r;
+    scratch_open(&r, 0);
+    const attune__cache_key key = scratch_key("k", 1, "");
     const char *const variables[] = {"HOME", "XDG_CACHE_HOME"}, *const places[] = {"/.cache/attune", "/attune"};
     unsetenv("XDG_CACHE_HOME");
     for (int i = 0; i < 2; i++) {
         attune__cache_close(r.cache);
         setenv(variables[i], r.folder, 1);
-        const attune__cache_desc desc = room_desc(&r, NULL, 0);
+        const attune__cache_desc desc = scratch_desc(&r, NULL, 0);
         r.cache = attune__cache_open(&desc);
         snprintf(r.kernels, sizeof r.kernels, "%s%s", r.folder, places[i]);
         cr_assert_neq(access(r.kernels, F_OK), 0, "opening touches no file");
         attune__cache_put(r.cache, &key, "x", 1);
-        cr_assert_eq(room_files(&r, ".attune"), 1, "%s", r.kernels);
+        cr_assert_eq(scratch_files(&r, ".attune"), 1, "%s", r.kernels);
     }
-    room_close(&r);
+    scratch_close(&r);
 }
 
 /* The super-user writes where nobody may: such a test needs another user. */
-static void become_ordinary(const room *r)
+static void become_ordinary(const scratch *r)
 {
     if (geteuid() != 0)
         return;
@@ -423,10 +424,10 @@ static void become_ordinary(const room *r)
 
 Test(cache, a_read_only_folder_is_no_cache)
 {
-    static room r;
-    room_open(&r, 0);
+    static scratch r;
+    scratch_open(&r, 0);
     become_ordinary(&r);
-    const attune__cache_key key = room_key("k", 1, ""), late = room_key("k", 2, "");
+    const attune__cache_key key = scratch_key("k", 1, ""), late = scratch_key("k", 2, "");
     attune__cache_put(r.cache, &key, "x", 1);
     cr_assert(has(&r, &key, "x", 1));
     cr_assert_eq(chmod(r.kernels, 0500), 0);
@@ -436,15 +437,15 @@ Test(cache, a_read_only_folder_is_no_cache)
     cr_assert(has(&r, &key, "x", 1), "what is there can still be read");
     cr_assert_eq(atomic_load(&r.lines), 1, "one line, not one for each kernel");
     cr_assert_not_null(strstr(r.line, r.kernels), "%s", r.line);
-    room_close(&r);
+    scratch_close(&r);
 }
 
 Test(cache, a_folder_that_is_a_file_is_no_cache)
 {
-    static room r;
-    room_open(&r, 0);
+    static scratch r;
+    scratch_open(&r, 0);
     close(open(r.kernels, O_CREAT | O_WRONLY, 0600));
-    const attune__cache_key key = room_key("k", 1, "");
+    const attune__cache_key key = scratch_key("k", 1, "");
     attune__cache_put(r.cache, &key, "x", 1);
     attune__cache_put(r.cache, &key, "x", 1);
     cr_assert_not(has(&r, &key, "x", 1));
@@ -452,16 +453,16 @@ Test(cache, a_folder_that_is_a_file_is_no_cache)
     unlink(r.kernels);
     attune__cache_put(r.cache, &key, "x", 1);
     cr_assert(has(&r, &key, "x", 1), "it works once the folder does");
-    room_close(&r);
+    scratch_close(&r);
 }
 
 /* A limit on the size of files makes write fail in the middle, as a full disk does. */
 Test(cache, a_full_disk_is_no_cache)
 {
-    static room r;
+    static scratch r;
     static uint8_t data[100000];
-    room_open(&r, 0);
-    const attune__cache_key key = room_key("k", 1, "");
+    scratch_open(&r, 0);
+    const attune__cache_key key = scratch_key("k", 1, "");
     signal(SIGXFSZ, SIG_IGN);
     struct rlimit limit;
     getrlimit(RLIMIT_FSIZE, &limit);
@@ -473,25 +474,25 @@ Test(cache, a_full_disk_is_no_cache)
         attune__cache_put(r.cache, &key, data, sizeof data);
         limit.rlim_cur = before;
         setrlimit(RLIMIT_FSIZE, &limit);
-        cr_assert_eq(room_files(&r, ""), 0, "a part of a file is left at %llu bytes", (unsigned long long)sizes[i]);
+        cr_assert_eq(scratch_files(&r, ""), 0, "a part of a file is left at %llu bytes", (unsigned long long)sizes[i]);
         cr_assert_not(has(&r, &key, data, sizeof data));
     }
     cr_assert_eq(atomic_load(&r.lines), 1);
     attune__cache_put(r.cache, &key, data, sizeof data);
     cr_assert(has(&r, &key, data, sizeof data));
-    room_close(&r);
+    scratch_close(&r);
 }
 
 Test(cache, every_allocation_fails_in_turn)
 {
-    static room r;
-    room_open(&r, 0);
+    static scratch r;
+    scratch_open(&r, 0);
     attune__cache_close(r.cache);
-    const attune__cache_key key = room_key("k", 1, "id");
+    const attune__cache_key key = scratch_key("k", 1, "id");
     int misses = 0;
     for (r.heap.fail_at = 1;; r.heap.fail_at++) {
         atomic_store(&r.heap.allocations, 0);
-        const attune__cache_desc desc = room_desc(&r, r.kernels, 0);
+        const attune__cache_desc desc = scratch_desc(&r, r.kernels, 0);
         r.cache = attune__cache_open(&desc);
         attune__cache_put(r.cache, &key, "x", 1);
         const bool hit = has(&r, &key, "x", 1);
@@ -506,7 +507,7 @@ Test(cache, every_allocation_fails_in_turn)
         remove_tree(r.kernels);
     }
     cr_assert_geq(misses, 4);
-    room_close(&r);
+    scratch_close(&r);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- writers */
@@ -516,12 +517,12 @@ Test(cache, every_allocation_fails_in_turn)
 #define KEYS    5
 
 /* Every writer's data are of another length and content, so that a mixture shows: all bytes equal the last. */
-static void write_and_read(room *r, int writer)
+static void write_and_read(scratch *r, int writer)
 {
     uint8_t data[4096];
     const attune_allocator allocator = heap_allocator(&r->heap);
     for (int round = 0; round < ROUNDS; round++) {
-        const attune__cache_key key = room_key("k", (uint64_t)(round % KEYS), "id");
+        const attune__cache_key key = scratch_key("k", (uint64_t)(round % KEYS), "id");
         const size_t size = 1000 + 500 * (size_t)writer;
         memset(data, writer + 1, size);
         attune__cache_put(r->cache, &key, data, size);
@@ -537,7 +538,7 @@ static void write_and_read(room *r, int writer)
 }
 
 typedef struct writer {
-    room *r;
+    scratch *r;
     int number;
 } writer;
 
@@ -550,8 +551,8 @@ static void *run_writer(void *user)
 
 Test(cache, threads_share_a_cache)
 {
-    static room r;
-    room_open(&r, 0);
+    static scratch r;
+    scratch_open(&r, 0);
     pthread_t threads[WRITERS];
     writer writers[WRITERS];
     for (int i = 0; i < WRITERS; i++) {
@@ -560,15 +561,15 @@ Test(cache, threads_share_a_cache)
     }
     for (int i = 0; i < WRITERS; i++)
         pthread_join(threads[i], NULL);
-    cr_assert_eq(room_files(&r, ""), KEYS);
+    cr_assert_eq(scratch_files(&r, ""), KEYS);
     cr_assert_eq(atomic_load(&r.lines), 0, "%s", r.line);
-    room_close(&r);
+    scratch_close(&r);
 }
 
 Test(cache, processes_share_a_folder)
 {
-    static room r;
-    room_open(&r, 0);
+    static scratch r;
+    scratch_open(&r, 0);
     pid_t children[WRITERS];
     for (int i = 0; i < WRITERS; i++) {
         children[i] = fork();
@@ -576,7 +577,7 @@ Test(cache, processes_share_a_folder)
             uint8_t good = 1;
             for (int round = 0; round < ROUNDS && good; round++) {
                 uint8_t data[4096], expected[4096];
-                const attune__cache_key key = room_key("k", (uint64_t)(round % KEYS), "id");
+                const attune__cache_key key = scratch_key("k", (uint64_t)(round % KEYS), "id");
                 memset(data, i + 1, sizeof data);
                 attune__cache_put(r.cache, &key, data, 1000 + 500 * (size_t)i);
                 void *got;
@@ -597,8 +598,8 @@ Test(cache, processes_share_a_folder)
         cr_assert_eq(waitpid(children[i], &status, 0), children[i]);
         cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "writer %d", i);
     }
-    cr_assert_eq(room_files(&r, ""), KEYS);
-    room_close(&r);
+    cr_assert_eq(scratch_files(&r, ""), KEYS);
+    scratch_close(&r);
 }
 
 /* Of the public struct: one made before cache_folder still works, and "" reaches the cache. */

@@ -8,12 +8,12 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
-#include "cache/room.h"
+#include "cache/scratch.h"
 
 #define SIZE 200
 
 typedef struct kept {
-    room r;
+    scratch r;
     attune__cache_key key;
     uint8_t data[SIZE];
     char path[512];
@@ -23,12 +23,12 @@ typedef struct kept {
 
 static void kept_open(kept *k)
 {
-    room_open(&k->r, 0);
-    k->key = room_key("cuda", 42, "nvrtc 13.0, driver 580.95");
+    scratch_open(&k->r, 0);
+    k->key = scratch_key("cuda", 42, "nvrtc 13.0, driver 580.95");
     for (size_t i = 0; i < SIZE; i++)
         k->data[i] = (uint8_t)(i * 37 + 11);
     attune__cache_put(k->r.cache, &k->key, k->data, SIZE);
-    room_only_file(&k->r, k->path);
+    scratch_only_file(&k->r, k->path);
     const int file = open(k->path, O_RDONLY);
     const ssize_t size = read(file, k->bytes, sizeof k->bytes);
     close(file);
@@ -72,8 +72,8 @@ Test(damage, of_every_bit)
         }
     attune__cache_put(k.r.cache, &k.key, k.data, SIZE);
     cr_assert(hit(&k), "the next put repairs it");
-    cr_assert_eq(room_files(&k.r, ""), 1);
-    room_close(&k.r);
+    cr_assert_eq(scratch_files(&k.r, ""), 1);
+    scratch_close(&k.r);
 }
 
 Test(damage, of_the_length)
@@ -93,7 +93,7 @@ Test(damage, of_the_length)
     }
     replace(&k, k.bytes, k.size);
     cr_assert(hit(&k));
-    room_close(&k.r);
+    scratch_close(&k.r);
 }
 
 /* A sound entry in another's place, and things that are no files. */
@@ -101,7 +101,7 @@ Test(damage, of_the_name)
 {
     static kept k;
     kept_open(&k);
-    const attune__cache_key other = room_key("cuda", 42, "nvrtc 13.0, driver 580.96");
+    const attune__cache_key other = scratch_key("cuda", 42, "nvrtc 13.0, driver 580.96");
     uint8_t head[512];
     attune__entry_write(&other, k.data, SIZE, head);
     uint8_t whole[1024];
@@ -124,7 +124,7 @@ Test(damage, of_the_name)
     cr_assert_not(hit(&k), "a link");
     attune__cache_put(k.r.cache, &k.key, k.data, SIZE);
     cr_assert(hit(&k));
-    room_close(&k.r);
+    scratch_close(&k.r);
 }
 
 Test(damage, random_bytes_are_never_an_entry)
@@ -146,5 +146,5 @@ Test(damage, random_bytes_are_never_an_entry)
         cr_assert_not_null(attune__entry_read(bytes, (state >> 40) % (k.size + 1), &entry));
         cr_assert_not_null(attune__entry_read(bytes, k.size, &entry));
     }
-    room_close(&k.r);
+    scratch_close(&k.r);
 }

@@ -7,7 +7,7 @@
 
 #include "base/alloc.h"
 #include "cache/pack.h"
-#include "cache/room.h"
+#include "cache/scratch.h"
 
 typedef struct item {
     const char *kind;
@@ -30,7 +30,7 @@ static attune__cache_key key_of(const item *i)
 
 Test(pack, finds_by_kind_and_hash)
 {
-    room r;
+    scratch r;
     char path[128];
     attune__pack *pack;
     attune__packs packs = {NULL};
@@ -38,7 +38,7 @@ Test(pack, finds_by_kind_and_hash)
     uint64_t bytes;
     const void *data;
     size_t size;
-    room_open(&r, 0);
+    scratch_open(&r, 0);
     (void)snprintf(path, sizeof path, "%s/p.pack", r.folder);
     const attune_allocator allocator = heap_allocator(&r.heap);
     cr_assert(attune__pack_create(&allocator, &pack) == ATTUNE_OK);
@@ -66,5 +66,5 @@ Test(pack, finds_by_kind_and_hash)
     attune__packs_finish(&packs, &allocator);
     attune__pack_destroy(pack);
     remove(path);
-    room_close(&r);
+    scratch_close(&r);
 }

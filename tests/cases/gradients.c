@@ -51,7 +51,7 @@ static double single(const computation *c, double value)
 static bool bind(computation *c, const array *d_o, failure *why)
 {
     const attune_expr *exprs[2] = {c->a->mask, c->a->score};
-    size_t room = 64;
+    size_t capacity = 64;
     if (!array_convert(&c->a->q, ATTUNE_F64, &c->q, why) || !array_convert(&c->a->k, ATTUNE_F64, &c->k, why) ||
         !array_convert(&c->a->v, ATTUNE_F64, &c->v, why) || !array_convert(d_o, ATTUNE_F64, &c->d_o, why))
         return false;
@@ -62,15 +62,15 @@ static bool bind(computation *c, const array *d_o, failure *why)
                                      c->a->parameter_count, c->captures[i], c->parameters[i]) != ATTUNE_OK)
             return failure_set(why, "%s", attune_last_error());
         const size_t size = attune__expr_scratch_size(exprs[i], (size_t)c->kv_len);
-        room = size > room ? size : room;
+        capacity = size > capacity ? size : capacity;
     }
     if (c->a->score) {
         if (attune__gradient_create(c->a->score, &c->gradient) != ATTUNE_OK)
             return failure_set(why, "%s", attune_last_error());
         const size_t size = attune__expr_scratch_size(c->gradient->expr, (size_t)c->kv_len);
-        room = size > room ? size : room;
+        capacity = size > capacity ? size : capacity;
     }
-    c->scratch = aligned_alloc(64, (room + 63) / 64 * 64);
+    c->scratch = aligned_alloc(64, (capacity + 63) / 64 * 64);
     c->raw = calloc((size_t)(4 * c->kv_len + c->dv), sizeof *c->raw);
     c->allowed = calloc((size_t)c->kv_len, 1);
     if (!c->scratch || !c->raw || !c->allowed)

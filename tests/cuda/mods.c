@@ -48,7 +48,7 @@ static const char tail_begin[] =
 static void make_unit(unit *u, uint64_t first, uint32_t count)
 {
     u->count = count;
-    size_t room = sizeof head + sizeof tail_begin + 64;
+    size_t fixture = sizeof head + sizeof tail_begin + 64;
     for (uint32_t i = 0; i < count; i++) {
         size_t size;
         char name[16];
@@ -56,27 +56,27 @@ static void make_unit(unit *u, uint64_t first, uint32_t count)
         bind_random(&u->bounds[i], &u->sources[i], first + i, i % 2 ? ATTUNE_EXPR_SCORE : ATTUNE_EXPR_MASK,
                     1 + (uint32_t)((first + i) % 29));
         cr_assert_eq(attune__expr_ctext(u->bounds[i].expr, name, NULL, 0, &size), ATTUNE_OK, "%s", attune_last_error());
-        room += size + 160;
+        fixture += size + 160;
     }
-    u->text = malloc(room);
+    u->text = malloc(fixture);
     cr_assert_not_null(u->text);
-    size_t at = (size_t)snprintf(u->text, room, "%s", head);
+    size_t at = (size_t)snprintf(u->text, fixture, "%s", head);
     for (uint32_t i = 0; i < count; i++) {
         size_t size;
         char name[16];
         snprintf(name, sizeof name, "mod_%u", i);
-        cr_assert_eq(attune__expr_ctext(u->bounds[i].expr, name, u->text + at, room - at, &size), ATTUNE_OK);
+        cr_assert_eq(attune__expr_ctext(u->bounds[i].expr, name, u->text + at, fixture - at, &size), ATTUNE_OK);
         at += size - 1;
     }
-    at += (size_t)snprintf(u->text + at, room - at, "%s", tail_begin);
+    at += (size_t)snprintf(u->text + at, fixture - at, "%s", tail_begin);
     for (uint32_t i = 0; i < count; i++)
         at +=
-            (size_t)snprintf(u->text + at, room - at,
+            (size_t)snprintf(u->text + at, fixture - at,
                              "    case %u: *result = %smod_%u(p.b, p.h, p.q, p.kv, p.h_kv, p.q_len, p.kv_len, p.score, "
                              "symbols)%s; break;\n",
                              i, i % 2 ? "__float_as_int(" : "", i, i % 2 ? ")" : "");
-    at += (size_t)snprintf(u->text + at, room - at, "    }\n}\n");
-    cr_assert_lt(at, room);
+    at += (size_t)snprintf(u->text + at, fixture - at, "    }\n}\n");
+    cr_assert_lt(at, fixture);
 }
 
 static void free_unit(unit *u)

@@ -13,11 +13,11 @@
 #include "cuda/fake.h"
 #include "support/heap.h"
 
-typedef struct room {
+typedef struct fixture {
     heap heap;
     attune_instance *instance;
     char path[64];
-} room;
+} fixture;
 
 static void *open_driver(void)
 {
@@ -46,7 +46,7 @@ static attune_limits limits_of_device(attune_instance *instance)
     return info.limits;
 }
 
-static void room_open(room *r)
+static void fixture_open(fixture *r)
 {
     const attune_instance_desc desc = {
         .struct_size = sizeof desc, .allocator = heap_allocator(&r->heap), .cache_folder = ""};
@@ -59,7 +59,7 @@ static void room_open(room *r)
     cr_assert_eq(attune_instance_create(&desc, &r->instance), ATTUNE_OK);
 }
 
-static void room_close(room *r)
+static void fixture_close(fixture *r)
 {
     attune_instance_destroy(r->instance);
     cr_assert_eq(atomic_load(&r->heap.live), 0);
@@ -75,10 +75,10 @@ static attune_problem problem_of(uint32_t head_dim, const attune_expr *score)
  * stands in for it, and that of short calls. */
 #define KERNELS 9
 
-static void make_pack(room *r)
+static void make_pack(fixture *r)
 {
     fake_compiler *compiler = open_compiler();
-    room_open(r);
+    fixture_open(r);
     const attune_limits limits = limits_of_device(r->instance);
     attune_pack *pack;
     attune_expr *score;
@@ -127,11 +127,11 @@ static attune_status make_plan(attune_instance *instance, uint32_t head_dim, con
 Test(cuda_packs, a_machine_without_a_compiler_runs_from_a_pack)
 {
     open_driver();
-    static room r;
+    static fixture r;
     make_pack(&r);
     fake_compiler *compiler = open_compiler();
     compiler->absent = 1;
-    room_open(&r);
+    fixture_open(&r);
     cr_assert_eq(make_plan(r.instance, 64, NULL), ATTUNE_UNAVAILABLE);
     cr_assert_not_null(strstr(attune_last_error(), "attune_instance_pack_load"), "%s", attune_last_error());
     cr_assert_eq(attune_instance_pack_load(r.instance, r.path), ATTUNE_OK, "%s", attune_last_error());
@@ -150,7 +150,7 @@ Test(cuda_packs, a_machine_without_a_compiler_runs_from_a_pack)
     cr_assert_eq(compiler->compiled, 0);
     cr_assert_eq(make_plan(r.instance, 96, NULL), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(compiler->compiled, 3);
-    room_close(&r);
+    fixture_close(&r);
     unlink(r.path);
 }
 
@@ -158,9 +158,9 @@ Test(cuda_packs, a_machine_without_a_compiler_runs_from_a_pack)
 Test(cuda_packs, a_tensors_mask_runs_from_a_pack)
 {
     open_driver();
-    static room r;
+    static fixture r;
     fake_compiler *compiler = open_compiler();
-    room_open(&r);
+    fixture_open(&r);
     const attune_limits limits = limits_of_device(r.instance);
     attune_problem problem = problem_of(64, NULL);
     attune_pack *pack;
@@ -186,16 +186,16 @@ Test(cuda_packs, a_tensors_mask_runs_from_a_pack)
     compiler->absent = 0;
     attune_mask_destroy(mask);
     attune_device_destroy(device);
-    room_close(&r);
+    fixture_close(&r);
     unlink(r.path);
 }
 
 /* A backward plan's kernels come from a pack as others do. */
 static void run_backward_from_pack(const char *kernel, uint32_t kernels_expected)
 {
-    static room r;
+    static fixture r;
     fake_compiler *compiler = open_compiler();
-    room_open(&r);
+    fixture_open(&r);
     const attune_limits limits = limits_of_device(r.instance);
     attune_problem problem = problem_of(128, NULL);
     attune_device *device;
@@ -219,7 +219,7 @@ static void run_backward_from_pack(const char *kernel, uint32_t kernels_expected
     compiler->absent = 0;
     attune_plan_destroy(plan);
     attune_device_destroy(device);
-    room_close(&r);
+    fixture_close(&r);
     unlink(r.path);
 }
 
@@ -242,14 +242,14 @@ static void write_bytes(const char *path, const char *bytes, size_t size)
 Test(cuda_packs, every_damaged_byte_and_length_is_refused)
 {
     open_driver();
-    static room r;
+    static fixture r;
     static char bytes[1 << 16], again[1 << 16];
     make_pack(&r);
     FILE *file = fopen(r.path, "rb");
     const size_t size = fread(bytes, 1, sizeof bytes, file);
     fclose(file);
     cr_assert(size > 300 && size < sizeof bytes);
-    room_open(&r);
+    fixture_open(&r);
     for (size_t at = 0; at < size; at++) {
         memcpy(again, bytes, size);
         again[at] ^= (char)(1 << at % 8);
@@ -270,21 +270,21 @@ Test(cuda_packs, every_damaged_byte_and_length_is_refused)
     cr_assert_eq(attune_instance_pack_load(r.instance, NULL), ATTUNE_INVALID_ARGUMENT);
     write_bytes(r.path, bytes, size);
     cr_assert_eq(attune_instance_pack_load(r.instance, r.path), ATTUNE_OK, "%s", attune_last_error());
-    room_close(&r);
+    fixture_close(&r);
     unlink(r.path);
 }
 
 Test(cuda_packs, running_out_of_memory_leaves_nothing)
 {
     open_driver();
-    static room r;
+    static fixture r;
     make_pack(&r);
     for (long long fail = 1;; fail++) {
-        room_open(&r);
+        fixture_open(&r);
         r.heap.fail_at = atomic_load(&r.heap.allocations) + fail;
         const attune_status status = attune_instance_pack_load(r.instance, r.path);
         r.heap.fail_at = 0;
-        room_close(&r);
+        fixture_close(&r);
         if (status == ATTUNE_OK)
             break;
         cr_assert_eq(status, ATTUNE_OUT_OF_HOST_MEMORY, "%s", attune_last_error());
@@ -295,9 +295,9 @@ Test(cuda_packs, running_out_of_memory_leaves_nothing)
 
 Test(cuda_packs, only_what_compiles_ahead_goes_into_a_pack)
 {
-    static room r;
+    static fixture r;
     open_compiler();
-    room_open(&r);
+    fixture_open(&r);
     attune_pack *pack;
     const attune_problem problem = problem_of(64, NULL);
     attune_profile cpu = {.struct_size = sizeof cpu};
@@ -310,7 +310,7 @@ Test(cuda_packs, only_what_compiles_ahead_goes_into_a_pack)
     cr_assert_eq(attune_pack_write(pack, NULL), ATTUNE_INVALID_ARGUMENT);
     attune_pack_destroy(pack);
     attune_pack_destroy(NULL);
-    room_close(&r);
+    fixture_close(&r);
     unlink(r.path);
 }
 
@@ -333,10 +333,10 @@ static void *load_and_plan(void *user)
 Test(cuda_packs, packs_are_loaded_while_plans_are_made)
 {
     open_driver();
-    static room r;
+    static fixture r;
     make_pack(&r);
     open_compiler()->absent = 1;
-    room_open(&r);
+    fixture_open(&r);
     worker workers[4];
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) {
@@ -347,6 +347,6 @@ Test(cuda_packs, packs_are_loaded_while_plans_are_made)
         pthread_join(threads[i], NULL);
         cr_assert_eq(workers[i].failures, 0);
     }
-    room_close(&r);
+    fixture_close(&r);
     unlink(r.path);
 }

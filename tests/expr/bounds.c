@@ -114,13 +114,13 @@ Test(bounds, of_what_is_open)
     static bound x;
     static attune__interval whole[ATTUNE_EXPR_MAX_NODES], scratch[ATTUNE_EXPR_MAX_NODES];
     static uint16_t nodes[2][ATTUNE_EXPR_MAX_NODES];
-    static _Alignas(64) unsigned char room[1 << 20];
+    static _Alignas(64) unsigned char fixture[1 << 20];
     uint64_t count = scaled(20000), seed = test_seed() + 5, pruned = 0, left = 0, rows = 0;
     for (uint64_t i = 0; i < count; i++) {
         bind_random(&x, &e, seed + i, ATTUNE_EXPR_MASK, 1 + (uint32_t)(i % 40));
         attune__ranges *ranges;
         cr_assert(attune__ranges_create(&attune__default_allocator, x.expr, &x.bindings, &ranges) == ATTUNE_OK);
-        cr_assert(attune__expr_scratch_size(x.expr, 24) <= sizeof room);
+        cr_assert(attune__expr_scratch_size(x.expr, 24) <= sizeof fixture);
         uint64_t state = seed ^ i;
         attune__box box = random_box(&state);
         box.var[ATTUNE__VAR_SCORE] = (attune__interval){0};
@@ -148,8 +148,8 @@ Test(bounds, of_what_is_open)
             const int32_t columns = kv->hi - p.kv < 23 ? kv->hi - p.kv + 1 : 24;
             const attune__row row = {p.b, p.h, p.q, p.h_kv, p.q_len, p.kv_len};
             uint8_t allowed[24];
-            attune__expr_open_begin(x.expr, scratch, room);
-            attune__expr_open_row(x.expr, &open, &x.bindings, &row, p.kv, (size_t)columns, room, allowed);
+            attune__expr_open_begin(x.expr, scratch, fixture);
+            attune__expr_open_row(x.expr, &open, &x.bindings, &row, p.kv, (size_t)columns, fixture, allowed);
             for (int32_t c = 0; c < columns; c++, p.kv++, rows++)
                 cr_assert(allowed[c] == attune__expr_point(x.expr, &x.bindings, &p).i, "%s\nq %d, kv %d", e.text, p.q,
                           p.kv);

@@ -97,15 +97,15 @@ Test(eval, rows_are_points)
     static random_expr e;
     static bound x;
     uint64_t count = scaled(120000), seed = test_seed(), checked = 0;
-    size_t room = 0;
+    size_t fixture = 0;
     void *scratch = NULL;
     for (uint64_t i = 0; i < count; i++) {
         attune_expr_kind kind = i % 2 ? ATTUNE_EXPR_MASK : ATTUNE_EXPR_SCORE;
         bind_random(&x, &e, seed + i, kind, 1 + (uint32_t)(i % 23));
         size_t needed = (attune__expr_scratch_size(x.expr, COLUMNS) + 63) / 64 * 64;
-        if (needed > room) {
+        if (needed > fixture) {
             free(scratch);
-            scratch = aligned_alloc(64, room = needed);
+            scratch = aligned_alloc(64, fixture = needed);
         }
         uint64_t state = seed ^ i;
         attune_point p = random_point(&state);

@@ -399,7 +399,7 @@ Test(gradient, random_expressions_agree_with_dual_numbers_and_differences)
 {
     static random_expr e;
     static bound x;
-    static double room[ATTUNE_EXPR_MAX_SYMBOLS][RANDOM_EXPR_ELEMENTS];
+    static double fixture[ATTUNE_EXPR_MAX_SYMBOLS][RANDOM_EXPR_ELEMENTS];
     const uint64_t count = scaled(30000), seed = test_seed();
     tally t = {0};
     uint64_t derived = 0;
@@ -415,7 +415,7 @@ Test(gradient, random_expressions_agree_with_dual_numbers_and_differences)
             int64_t elements[ATTUNE_EXPR_MAX_SYMBOLS] = {0};
             for (uint32_t r = 0; r < gradient->read_count; r++) {
                 const int32_t s = gradient->expr->nodes[gradient->reads[r].capture].value.i;
-                sums[s] = room[s];
+                sums[s] = fixture[s];
                 elements[s] = 1;
                 for (uint32_t k = 0; k < x.arrays[s].rank; k++)
                     elements[s] *= x.arrays[s].size[k];

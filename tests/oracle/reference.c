@@ -73,10 +73,10 @@ typedef struct plane {
 static bool plane_create(const shape *s, plane *p, failure *why)
 {
     size_t count = (size_t)(s->kv_len * (s->d + s->dv + 2) + s->d + 2 * s->dv);
-    double *room = calloc(count, sizeof *room);
-    if (!room)
-        return failure_set(why, "out of memory: %zu bytes for the reference", count * sizeof *room);
-    *p = (plane){.b = -1, .h = -1, .k = room};
+    double *fixture = calloc(count, sizeof *fixture);
+    if (!fixture)
+        return failure_set(why, "out of memory: %zu bytes for the reference", count * sizeof *fixture);
+    *p = (plane){.b = -1, .h = -1, .k = fixture};
     p->v = p->k + s->kv_len * s->d;
     p->score = p->v + s->kv_len * s->dv;
     p->allowed = p->score + s->kv_len;
@@ -623,15 +623,15 @@ bool reference_cancelled(attune_instance *instance, const attention *a, const ar
     gradient_sums g = {.a = a, .s = &s, .d_o = d_o, .d_lse = d_lse};
     const int64_t keys = array_count(&a->k), values = array_count(&a->v);
     int64_t elements[ATTUNE_EXPR_MAX_SYMBOLS] = {0},
-            room = (3 + ATTUNE_MAX_RANK) * s.kv_len + s.dv + s.d + keys + values;
+            fixture = (3 + ATTUNE_MAX_RANK) * s.kv_len + s.dv + s.d + keys + values;
     for (uint32_t i = 0; i < a->capture_count; i++) {
         elements[i] = captures >> i & 1;
         for (uint32_t j = 0; j < a->captures[i].array.rank; j++)
             elements[i] *= a->captures[i].array.size[j];
-        room += 2 * elements[i];
+        fixture += 2 * elements[i];
     }
-    double *next = calloc((size_t)room, sizeof *next), *all = next;
-    bool ok = next || failure_set(why, "out of memory: %lld terms", (long long)room);
+    double *next = calloc((size_t)fixture, sizeof *next), *all = next;
+    bool ok = next || failure_set(why, "out of memory: %lld terms", (long long)fixture);
     if (ok) {
         double **const rows[] = {&g.raw, &g.slope, &g.rounding, &g.index[0], &g.index[1], &g.index[2], &g.index[3]};
         for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++, next += s.kv_len)

@@ -18,20 +18,20 @@ static uint64_t next(uint64_t *state)
     return z ^ (z >> 31);
 }
 
-typedef struct room {
+typedef struct fixture {
     attune_instance *instance;
     attune_device *device;
-} room;
+} fixture;
 
-static room room_open(bool staging_only)
+static fixture fixture_open(bool staging_only)
 {
-    room r;
+    fixture r;
     cr_assert_eq(attune_instance_create(NULL, &r.instance), ATTUNE_OK);
     r.device = vulkan_or_skip(r.instance, staging_only);
     return r;
 }
 
-static void room_close(room *r)
+static void fixture_close(fixture *r)
 {
     attune_device_destroy(r->device);
     attune_instance_destroy(r->instance);
@@ -40,7 +40,7 @@ static void room_close(room *r)
 /* Random pieces written and read back against a copy on the host, past several chunks of staging. */
 static void copy_random_pieces(bool staging_only)
 {
-    room r = room_open(staging_only);
+    fixture r = fixture_open(staging_only);
     const size_t size = 30 * MIB + 12345;
     unsigned char *model = malloc(size), *back = malloc(size);
     cr_assert(model && back);
@@ -69,7 +69,7 @@ static void copy_random_pieces(bool staging_only)
     attune_buffer_destroy(buffer);
     free(model);
     free(back);
-    room_close(&r);
+    fixture_close(&r);
 }
 
 Test(buffer, copies_in_place)
@@ -102,7 +102,7 @@ static void check_blocks(const attune__vulkan_device *device)
 Test(buffer, many_come_and_go)
 {
     enum { LIVE = 48 };
-    room r = room_open(true);
+    fixture r = fixture_open(true);
     const attune__vulkan_device *device = (const attune__vulkan_device *)r.device;
     attune_buffer *buffers[LIVE] = {NULL};
     uint64_t marks[LIVE] = {0}, seed = test_seed();
@@ -132,12 +132,12 @@ Test(buffer, many_come_and_go)
     for (const attune__vulkan_block *b = device->memory.blocks; b; b = b->next)
         kept++;
     cr_assert_leq(kept, 1, "%u empty blocks are kept", kept);
-    room_close(&r);
+    fixture_close(&r);
 }
 
 Test(buffer, too_large_is_said)
 {
-    room r = room_open(false);
+    fixture r = fixture_open(false);
     attune_buffer *buffer;
     cr_expect_eq(attune_buffer_create(r.device, UINT64_MAX, &buffer), ATTUNE_OUT_OF_DEVICE_MEMORY);
     cr_expect(strstr(attune_last_error(), "allocates at once"), "%s", attune_last_error());
@@ -150,7 +150,7 @@ Test(buffer, too_large_is_said)
     cr_expect_eq(attune_buffer_wrap(r.device, &byte, 1, &none), ATTUNE_UNSUPPORTED);
     cr_expect(strstr(attune_last_error(), "attune_vulkan_buffer_wrap"), "%s", attune_last_error());
     attune_buffer_destroy(buffer);
-    room_close(&r);
+    fixture_close(&r);
 }
 
 /* Submits `count` fills of 16 MiB. */
@@ -170,7 +170,7 @@ static uint64_t submit_fills(attune__vulkan_device *device, attune_buffer *buffe
 
 Test(queue, waits_and_times_out)
 {
-    room r = room_open(false);
+    fixture r = fixture_open(false);
     attune__vulkan_device *device = (attune__vulkan_device *)r.device;
     attune_buffer *buffer;
     cr_assert_eq(attune_buffer_create(r.device, 16 * MIB, &buffer), ATTUNE_OK);
@@ -184,13 +184,13 @@ Test(queue, waits_and_times_out)
     done.value++;
     cr_expect_eq(attune_completion_wait(done, 0), ATTUNE_INVALID_ARGUMENT);
     attune_buffer_destroy(buffer);
-    room_close(&r);
+    fixture_close(&r);
 }
 
 /* More than the ring holds, and a read behind them that nobody waited for. */
 Test(queue, is_in_order_past_its_ring)
 {
-    room r = room_open(false);
+    fixture r = fixture_open(false);
     attune__vulkan_device *device = (attune__vulkan_device *)r.device;
     attune_buffer *buffer;
     cr_assert_eq(attune_buffer_create(r.device, 16 * MIB, &buffer), ATTUNE_OK);
@@ -204,12 +204,12 @@ Test(queue, is_in_order_past_its_ring)
     cr_assert_eq(attune_buffer_read(buffer, 16 * MIB - 4, &word, 4), ATTUNE_OK);
     cr_assert_eq(word, 3 * ATTUNE__VULKAN_SLOTS);
     attune_buffer_destroy(buffer);
-    room_close(&r);
+    fixture_close(&r);
 }
 
 Test(queue, measures_peaks)
 {
-    room r = room_open(false);
+    fixture r = fixture_open(false);
     double flops = 0, bandwidth = 0;
     cr_assert_eq(attune_device_measure(r.device, ATTUNE_F32, &flops, &bandwidth), ATTUNE_OK, "%s", attune_last_error());
     cr_log_info("f32 %.1f GFLOP/s, copy %.1f GB/s", flops * 1e-9, bandwidth * 1e-9);
@@ -220,5 +220,5 @@ Test(queue, measures_peaks)
     cr_log_info("f16 %.1f GFLOP/s", flops * 1e-9);
     cr_expect(flops > 1e8 && flops < 1e16);
     cr_expect_eq(attune_device_measure(r.device, ATTUNE_F64, &flops, NULL), ATTUNE_UNSUPPORTED);
-    room_close(&r);
+    fixture_close(&r);
 }

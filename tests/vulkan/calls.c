@@ -19,7 +19,7 @@
 
 enum { Q, K, V, O, LSE, D_O, D_Q, D_K, D_V, D_BIAS, D_SLOPE, BIASES, SLOPES, TENSORS };
 
-typedef struct room {
+typedef struct fixture {
     attune_instance *instance;
     attune_device *device;
     attune_expr *mask_expr, *score;
@@ -30,7 +30,7 @@ typedef struct room {
     attune_capture captures[2], gradients[2];
     attune_forward_args forward_args;
     attune_backward_args backward_args;
-} room;
+} fixture;
 
 #define OK(call) cr_assert_eq(call, ATTUNE_OK, "%s", attune_last_error())
 
@@ -42,7 +42,7 @@ static uint64_t bytes_of(const attune_tensor *t)
     return bytes;
 }
 
-static void fill(room *r, int which, uint64_t *state)
+static void fill(fixture *r, int which, uint64_t *state)
 {
     float *values = calloc(1, bytes_of(&r->t[which]));
     cr_assert(values);
@@ -52,7 +52,7 @@ static void fill(room *r, int which, uint64_t *state)
     free(values);
 }
 
-static void make_tensors(room *r)
+static void make_tensors(fixture *r)
 {
     static const int64_t sizes[TENSORS][4] = {
         [Q] = {1, HEADS, LENGTH, DIM},
@@ -79,7 +79,7 @@ static void make_tensors(room *r)
     }
 }
 
-static void make_arguments(room *r)
+static void make_arguments(fixture *r)
 {
     const attune_tensor *t = r->t;
     r->captures[0] = (attune_capture){"bias", t[BIASES]};
@@ -114,7 +114,7 @@ static void make_arguments(room *r)
                                               .workspace = r->workspace};
 }
 
-static void open_room(room *r)
+static void fixture_open(fixture *r)
 {
     static const attune_symbol symbols[] = {{"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
                                             {"slope", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1}};
@@ -146,7 +146,7 @@ static void open_room(room *r)
     make_arguments(r);
 }
 
-static void close_room(room *r)
+static void fixture_close(fixture *r)
 {
     for (int i = 0; i < TENSORS; i++)
         attune_buffer_destroy(r->t[i].buffer);
@@ -160,7 +160,7 @@ static void close_room(room *r)
     attune_instance_destroy(r->instance);
 }
 
-static void read_all(const room *r, char *out[TENSORS])
+static void read_all(const fixture *r, char *out[TENSORS])
 {
     for (int t = O; t <= D_SLOPE; t++) {
         const uint64_t bytes = bytes_of(&r->t[t]);
@@ -171,13 +171,13 @@ static void read_all(const room *r, char *out[TENSORS])
     }
 }
 
-static void expect_equal(const room *r, char *first[TENSORS], char *again[TENSORS], int run)
+static void expect_equal(const fixture *r, char *first[TENSORS], char *again[TENSORS], int run)
 {
     for (int t = O; t <= D_SLOPE; t++)
         cr_assert(!memcmp(first[t], again[t], bytes_of(&r->t[t])), "output %d of run %d has other bits", t, run);
 }
 
-static void free_outputs(const room *r, char *first[TENSORS], char *again[TENSORS])
+static void free_outputs(const fixture *r, char *first[TENSORS], char *again[TENSORS])
 {
     for (int t = O; t <= D_SLOPE; t++) {
         bool any = false;
@@ -191,8 +191,8 @@ static void free_outputs(const room *r, char *first[TENSORS], char *again[TENSOR
 
 Test(vulkan_calls, gradients_are_equal_bit_by_bit)
 {
-    room r = {0};
-    open_room(&r);
+    fixture r = {0};
+    fixture_open(&r);
     attune_queue *queue = attune_device_queue(r.device);
     char *first[TENSORS] = {NULL}, *again[TENSORS] = {NULL};
     OK(attune_forward(r.forward, queue, &r.forward_args, NULL));
@@ -207,11 +207,11 @@ Test(vulkan_calls, gradients_are_equal_bit_by_bit)
             expect_equal(&r, first, again, i);
     }
     free_outputs(&r, first, again);
-    close_room(&r);
+    fixture_close(&r);
 }
 
 /* Forward, a barrier and backward in one command buffer; its submission's end is the end of an empty one behind it. */
-static void record(const room *r, const attune__vulkan_device *device, VkCommandBuffer commands)
+static void record(const fixture *r, const attune__vulkan_device *device, VkCommandBuffer commands)
 {
     const VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
     cr_assert_eq(device->vk.BeginCommandBuffer(commands, &begin), VK_SUCCESS);
@@ -249,8 +249,8 @@ static VkCommandBuffer make_commands(const attune__vulkan_device *device, VkComm
 
 Test(vulkan_calls, may_be_recorded_by_the_caller)
 {
-    room r = {0};
-    open_room(&r);
+    fixture r = {0};
+    fixture_open(&r);
     attune__vulkan_device *device = attune__vulkan_of(r.device);
     char *first[TENSORS] = {NULL}, *again[TENSORS] = {NULL};
     attune_completion completion;
@@ -278,7 +278,7 @@ Test(vulkan_calls, may_be_recorded_by_the_caller)
     cr_expect_eq(attune_vulkan_forward_record(r.backward, commands, &r.forward_args), ATTUNE_INVALID_ARGUMENT);
     device->vk.DestroyCommandPool(device->handle, pool, NULL);
     free_outputs(&r, first, again);
-    close_room(&r);
+    fixture_close(&r);
 }
 
 /* A step through a plan for a prompt, recorded: the decode kernel's bits, as the call's own. */

@@ -48,9 +48,9 @@ static VKAPI_ATTR void VKAPI_CALL get_properties(VkPhysicalDevice device, VkPhys
 
 static VKAPI_ATTR VkResult VKAPI_CALL enumerate(VkInstance instance, uint32_t *count, VkPhysicalDevice *devices)
 {
-    const uint32_t room = *count;
+    const uint32_t fixture = *count;
     VkResult result = real.EnumeratePhysicalDevices(instance, count, devices);
-    if (fake.twice && devices && *count && *count < room)
+    if (fake.twice && devices && *count && *count < fixture)
         devices[(*count)++] = devices[0];
     return result;
 }

@@ -57,22 +57,22 @@ static double expected(int64_t first, int64_t count, double zeros, int64_t d)
     return o / sum;
 }
 
-typedef struct room {
+typedef struct fixture {
     attune_instance *instance;
     attune_device *device;
     attune_buffer *buffers[12];
     int count;
-} room;
+} fixture;
 
-static room room_open(void)
+static fixture fixture_open(void)
 {
-    room r = {0};
+    fixture r = {0};
     cr_assert_eq(attune_instance_create(NULL, &r.instance), ATTUNE_OK);
     r.device = device_or_skip(r.instance, "vulkan");
     return r;
 }
 
-static void room_close(room *r)
+static void fixture_close(fixture *r)
 {
     for (int i = 0; i < r->count; i++)
         attune_buffer_destroy(r->buffers[i]);
@@ -81,21 +81,21 @@ static void room_close(room *r)
 }
 
 /* Skips, with the reason, where there is no such buffer. */
-static attune_buffer *buffer_or_skip(room *r, uint64_t size)
+static attune_buffer *buffer_or_skip(fixture *r, uint64_t size)
 {
     attune_buffer *buffer = NULL;
     const attune_status status = attune_buffer_create(r->device, size, &buffer);
     if (status == ATTUNE_OUT_OF_DEVICE_MEMORY) {
         char why[256];
         snprintf(why, sizeof why, "%s", attune_last_error());
-        room_close(r);
+        fixture_close(r);
         cr_skip_test("%s", why);
     }
     cr_assert_eq(status, ATTUNE_OK, "%s", attune_last_error());
     return r->buffers[r->count++] = buffer;
 }
 
-static attune_buffer *filled(room *r, uint64_t size, const void *data)
+static attune_buffer *filled(fixture *r, uint64_t size, const void *data)
 {
     attune_buffer *buffer = buffer_or_skip(r, size);
     cr_assert_eq(attune_buffer_write(buffer, 0, data, size), ATTUNE_OK, "%s", attune_last_error());
@@ -103,7 +103,7 @@ static attune_buffer *filled(room *r, uint64_t size, const void *data)
 }
 
 /* Queries of ones; o as floats. parts: SPLIT_KV, 0 = automatic. */
-static attune_status attend(room *r, const attune_problem *problem, uint32_t parts, const attune_mask *mask,
+static attune_status attend(fixture *r, const attune_problem *problem, uint32_t parts, const attune_mask *mask,
                             attune_tensor k, attune_tensor v, float *o)
 {
     const int64_t heads = problem->heads ? problem->heads : 1, batch = problem->batch ? problem->batch : 1;
@@ -139,13 +139,13 @@ static attune_status attend(room *r, const attune_problem *problem, uint32_t par
 /* 160 MiB of keys and of values: all of them, one query; and only the rows at both ends, by a mask. */
 static void run_past_the_binding(bool masked)
 {
-    room r = room_open();
+    fixture r = fixture_open();
     const int64_t rows = (int64_t)(160 * MIB / sizeof(half_row));
     half_row *image = calloc((size_t)rows, sizeof *image);
     attune_tensor kv[2];
     for (int n = 0; n < 2; n++) {
         if (!image) {
-            room_close(&r);
+            fixture_close(&r);
             cr_skip_test("160 MiB of host memory");
         }
         for (int64_t i = 0; i < SPECIAL; i++) {
@@ -183,7 +183,7 @@ static void run_past_the_binding(bool masked)
     }
     attune_mask_destroy(mask);
     attune_expr_destroy(expr);
-    room_close(&r);
+    fixture_close(&r);
 }
 
 Test(vulkan_large, keys_past_the_binding)
@@ -201,7 +201,7 @@ Test(vulkan_large, keys_past_the_binding_masked)
 Test(vulkan_large, the_most_keys_of_a_workgroup)
 {
     for (int64_t rows = 1 << 17; rows > 4096; rows = rows / 4 * 3) {
-        room r = room_open();
+        fixture r = fixture_open();
         half_row *image = calloc((size_t)rows, sizeof *image);
         cr_assert_not_null(image);
         attune_tensor kv[2];
@@ -233,7 +233,7 @@ Test(vulkan_large, the_most_keys_of_a_workgroup)
         }
         attune_mask_destroy(mask);
         attune_expr_destroy(expr);
-        room_close(&r);
+        fixture_close(&r);
         if (status == ATTUNE_OK) {
             cr_log_info("%lld keys", (long long)rows);
             return;
@@ -247,7 +247,7 @@ Test(vulkan_large, the_most_keys_of_a_workgroup)
  * rows, heads or batches is their distance. No device here has to allocate what lies between. */
 static void run_far(uint32_t dimension)
 {
-    room r = room_open();
+    fixture r = fixture_open();
     /* Each has a block of its own; what is between them is never touched. */
     const uint64_t piece = 80 * MIB, between = UINT64_C(1900) * MIB;
     attune__vulkan_buffer whole = {.base = {.device = r.device, .size = UINT64_MAX / 2}};
@@ -268,7 +268,7 @@ static void run_far(uint32_t dimension)
     free(image);
     const int64_t distance = (int64_t)(address[1] - address[0]);
     if (llabs(distance) / 2 <= INT64_C(1) << 31) {
-        room_close(&r);
+        fixture_close(&r);
         cr_skip_test("the driver put the buffers %lld bytes apart", (long long)distance);
     }
     whole.address = address[0] < address[1] ? address[0] : address[1];
@@ -307,7 +307,7 @@ static void run_far(uint32_t dimension)
         cr_assert_float_eq((double)o[i], wanted, TOLERANCE, "element %d: %g, not %g", (int)i, (double)o[i], wanted);
     }
     cr_log_info("%lld elements apart", (long long)apart);
-    room_close(&r);
+    fixture_close(&r);
 }
 
 Test(vulkan_large, rows_far_apart)

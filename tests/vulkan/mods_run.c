@@ -71,22 +71,22 @@ static attune_point draw_point(uint64_t *state, const attune__mods_table *table)
     return p;
 }
 
-typedef struct room {
+typedef struct fixture {
     attune_instance *instance;
     attune_device *device;
     attune_buffer *buffer;
-} room;
+} fixture;
 
-static room room_open(void)
+static fixture fixture_open(void)
 {
-    room r;
+    fixture r;
     cr_assert_eq(attune_instance_create(NULL, &r.instance), ATTUNE_OK);
     r.device = vulkan_or_skip(r.instance, false);
     cr_assert_eq(attune_buffer_create(r.device, ARENA_SIZE, &r.buffer), ATTUNE_OK, "%s", attune_last_error());
     return r;
 }
 
-static void room_close(room *r)
+static void fixture_close(fixture *r)
 {
     attune_buffer_destroy(r->buffer);
     attune_device_destroy(r->device);
@@ -259,7 +259,7 @@ static void run_pair(attune_device *device, attune_buffer *buffer, uint64_t seed
 
 static void run_pairs(uint64_t full, bool special)
 {
-    room r = room_open();
+    fixture r = fixture_open();
     const uint64_t count = scaled(full), seed = test_seed() + 31;
     tally t = {0};
     uint64_t pairs = 0;
@@ -278,7 +278,7 @@ static void run_pairs(uint64_t full, bool special)
         "error %.2f of its bound; %llu undecided",
         (unsigned long long)pairs, POINTS, (unsigned long long)t.masks, (unsigned long long)t.scores,
         (unsigned long long)t.exact, t.worst, (unsigned long long)t.undecided);
-    room_close(&r);
+    fixture_close(&r);
 }
 
 Test(mods_run, agrees_with_the_interpreter)
@@ -292,8 +292,8 @@ Test(mods_run, agrees_on_nan_and_infinity)
 }
 
 /* A score expression at POINTS scores (NULL: all 0), all indices 0. */
-static void run_score(room *r, arena *a, const attune_expr *expr, const attune__mods_table *table, const float *scores,
-                      float *results)
+static void run_score(fixture *r, arena *a, const attune_expr *expr, const attune__mods_table *table,
+                      const float *scores, float *results)
 {
     uint32_t *words;
     size_t count;
@@ -350,7 +350,7 @@ Test(mods_run, functions)
         {"score / 3 + 1 / score", 1e-3f, 10, 0},
         {"min(score, 1) + max(score, 0 - 1) + abs(score)", -5, 5, 0},
     };
-    room r = room_open();
+    fixture r = fixture_open();
     uint64_t state = test_seed() + 3;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         static arena a;
@@ -379,7 +379,7 @@ Test(mods_run, functions)
                     (double)cases[i].hi, worst, relative);
         attune__expr_release(expr);
     }
-    room_close(&r);
+    fixture_close(&r);
 }
 
 /* Each rank and each dimension, at the last index, one past it, and below 0. */
@@ -387,7 +387,7 @@ Test(mods_run, edges_of_captures)
 {
     static const char *const texts[] = {"c[i]", "c[i, j]", "c[i, j, k]", "c[i, j, k, l]"};
     static const int64_t size[] = {5, 3, 4, 2};
-    room r = room_open();
+    fixture r = fixture_open();
     for (uint32_t rank = 1; rank <= 4; rank++) {
         const attune_symbol symbols[] = {{"c", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, rank},
                                          {"i", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0},
@@ -423,7 +423,7 @@ Test(mods_run, edges_of_captures)
             }
         attune__expr_release(expr);
     }
-    room_close(&r);
+    fixture_close(&r);
 }
 
 /* Elements further than 4 GiB from the first, in both directions. Only one element of such a capture is there: its
@@ -449,7 +449,7 @@ Test(mods_run, far_captures)
         {-1, 3, {70000, 1, 1, 1}, false},
         {INT32_MIN, 3, {70000, 1, 1, 1}, false},
     };
-    room r = room_open();
+    fixture r = fixture_open();
     attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, "far[i, j, 0, 4]", symbols, 3);
     for (size_t n = 0; n < sizeof cases / sizeof cases[0]; n++) {
         static arena a;
@@ -476,7 +476,7 @@ Test(mods_run, far_captures)
         cr_assert(found[0] == wanted, "case %zu: %g, not %g", n, (double)found[0], (double)wanted);
     }
     attune__expr_release(expr);
-    room_close(&r);
+    fixture_close(&r);
 }
 
 #define SUMS 16 /* elements of a capture, of which each has POINTS / SUMS contributions */
@@ -501,7 +501,7 @@ Test(mods_run, sums_are_exact)
 {
     static const attune_symbol symbols[] = {{"c", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1}};
     static arena a;
-    room r = room_open();
+    fixture r = fixture_open();
     attune_expr *score = parse_with(ATTUNE_EXPR_SCORE, "score * c[q]", symbols, 1);
     attune__gradient *gradient;
     cr_assert_eq(attune__gradient_create(score, &gradient), ATTUNE_OK, "%s", attune_last_error());
@@ -564,7 +564,7 @@ Test(mods_run, sums_are_exact)
     }
     attune__gradient_destroy(gradient);
     attune__expr_release(score);
-    room_close(&r);
+    fixture_close(&r);
 }
 
 /* The copy whose time is the bandwidth: all of it, and nothing behind it. */
@@ -572,7 +572,7 @@ Test(mods_run, copies)
 {
     enum { BYTES = (POINTS + 63) / 64 * 128 * 8 * 16 };
     static unsigned char in[BYTES], out[BYTES + 16];
-    room r = room_open();
+    fixture r = fixture_open();
     attune_buffer *buffer;
     uint64_t state = test_seed();
     cr_assert_eq(attune_buffer_create(r.device, 2 * BYTES + 16, &buffer), ATTUNE_OK);
@@ -589,5 +589,5 @@ Test(mods_run, copies)
     for (size_t i = BYTES; i < sizeof out; i++)
         cr_expect_eq(out[i], 0xa5);
     attune_buffer_destroy(buffer);
-    room_close(&r);
+    fixture_close(&r);
 }
