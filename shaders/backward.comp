@@ -336,6 +336,12 @@ void main()
         }
 #endif
         uint allowed = 0xffffffffu; /* TM is at most 8 */
+#ifndef KEYS
+        /* An lse of infinity is not enough where a score of such a row is NaN: captures have sums over all rows. */
+        if (CAPTURES)
+            [[unroll]] for (uint i = 0u; i < TM; i++)
+                allowed &= ty + TY * i < own.rows ? ~0u : ~(15u << 4u * i);
+#endif
         if (row0 + BLOCK_N > walked)
             [[unroll]] for (uint j = 0u; j < 4u; j++)
                 allowed &= row0 + 4u * tx + j < walked ? ~0u : ~(0x11111111u << j);

@@ -191,6 +191,36 @@ Test(gradients, vulkan)
     run_gradients("vulkan", 16, 4, without_f64, sizeof without_f64 / sizeof without_f64[0]);
 }
 
+/* Rows past the call's last, which a tile has too and whose scores are NaN, add nothing to captures: each kernel. */
+static void run_rows_past(const char *backend, attune_dtype dtype, const char *const *options, int count)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = device_or_skip(instance, backend);
+    uint32_t i = 0;
+    while (strcmp(attention_cases[i].name, "rows_past_the_call") != 0)
+        i++;
+    for (int j = 0; j < count; j++) {
+        attention_case c = attention_cases[i];
+        failure why;
+        c.backward_options = options[j];
+        cr_expect(case_run_gradients(instance, device, &c, dtype, test_seed() + i, &why), "%s: %s",
+                  options[j] ? options[j] : "", why.message);
+    }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+Test(gradients, rows_past_vulkan)
+{
+    run_rows_past("vulkan", ATTUNE_F32, vulkan_kernels + 2, 2);
+}
+
+Test(gradients, rows_past_cuda)
+{
+    run_rows_past("cuda", ATTUNE_F16, cuda_kernels, 4);
+}
+
 BACKEND(cpu, with_f64, 1200)
 /* One thread has no other's room in the workspace to fall back on. */
 Test(forward_random, cpu_one_thread)
