@@ -249,7 +249,9 @@ __device__ __forceinline__ void load_rows(const attune_cuda_arguments &a, const 
     auto &w = c.walk;
     barrier_wait(PAIRED ? &c.empty_q[r.stage] : &c.empty[r.stage], r.phase);
     u64 *full = &c.full[r.stage];
-    const tile_desc next = {w.q, w.h, w.b, ORDERED ? w.flags + c.kv / BLOCK_N * TILE_KEYS : w.flags};
+    /* Captures have sums over all rows, those past the last too, whose scores may be NaN in spite of their LSE. */
+    int flags = HAVE_READS && w.q > a.q_len - BLOCK_M ? w.flags | TILE_MASKED : w.flags;
+    const tile_desc next = {w.q, w.h, w.b, ORDERED ? flags + c.kv / BLOCK_N * TILE_KEYS : flags};
     /* The tile descriptor comes before the arrival that tells of it; a pair's comes with dO. */
     if (PAIRED) {
         barrier_expect_more(full, Q_BYTES + 2 * ROW_BYTES);

@@ -134,7 +134,7 @@ __device__ __forceinline__ void forbid(float (&s)[TILE], const attune_cuda_argum
     }
 #pragma unroll
     for (int i = 0; i < TILE; i++)
-        if (kv + i / 2 % 2 * 8 >= a.kv_len)
+        if (kv + i / 2 % 2 * 8 >= a.kv_len || (HAVE_READS && q + i / 4 * 8 + i % 2 >= a.q_len))
             s[i] = FORBIDDEN;
 }
 
