@@ -105,7 +105,7 @@ static void print_node(const tree *t, int at, int least, writer *w);
 static bool looks_whole(const tree *t, const node *n)
 {
     const int first = n->op == OP_CHOICE || n->op == OP_SELECT;
-    bool whole = n->op >= OP_NEG && n->op <= OP_CLAMP && n->count > first;
+    bool whole = n->op >= OP_NEG && n->op <= OP_CEIL && n->count > first;
     for (int i = first; i < n->count; i++)
         whole &= t->nodes[n->kid[i]].op == OP_CONVERT;
     return whole;
