@@ -26,6 +26,12 @@ static bool is_narrow(attune_dtype dtype)
     return dtype == ATTUNE_F16 || dtype == ATTUNE_BF16;
 }
 
+/* The largest absolute error of one rounding where numbers are small: f16 has few exponents. */
+static double smallest_of(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F16 ? 0x1p-25 : 1e-36;
+}
+
 /* Numbers past it are not decided: a kernel may have them as infinite, and NaN in all that is made of them. Some
  * thousand terms below it have a finite sum in f32. */
 static double range_of(attune_dtype dtype)
@@ -131,25 +137,40 @@ static double exponential_error(const interval *s, double m, const rules *how)
     return u * (16 + 4 * fabs(s->v - m) + 3 * (fabs(s->v) + fabs(m)));
 }
 
-/* How far a weight of a row whose largest score is m may be off, of a sum of weights. Where scores are so large that
- * their roundings decide which is the largest, a weight is anything up to what it is against the least that the largest
- * may be. */
-static double weight_error(const interval *s, double m, double least, double sum, const rules *how)
+/* A row's weights: of the scores, and of the least and the most that they may be; sums are of exp(score - the largest).
+ */
+typedef struct weights {
+    double m, sum, lo, below, hi, above;
+} weights;
+
+/* How far roundings of scores and exponentials move a row of sum(w v) / sum(w) = o: two bounds, of which the smaller
+ * counts. Of w' in the place of w, sum((w' - w) (v - o)) / sum(w'), where weights move little; and with p = w / sum(w),
+ * sum((p' - p) (v - o)), where a rounding decides which keys have the row. */
+static double moved_by(const call *c, const rules *how, const row *r, const weights *w, const double *v, int64_t stride,
+                       double o)
 {
-    const double weight = exp(s->v - m) / sum, error = error_of(s);
-    if (error > 1 || m - least > 1)
-        return fmax(weight, fmin(1, exp(s->hi - least)));
-    return weight * (expm1(error) + exponential_error(s, m, how));
+    double few = 0, many = 0;
+    for (int64_t kv = 0; kv < c->kv_len; kv++) {
+        const interval *s = &r->score[kv];
+        if (!r->allowed[kv] || s->v == -INFINITY)
+            continue;
+        const double p = exp(s->v - w->m) / w->sum, rounding = exponential_error(s, w->m, how);
+        const double most = fmin(1, exp(s->hi - w->lo) / w->below), least = exp(s->lo - w->hi) / w->above;
+        const double distance = fabs(v[kv * stride] - o);
+        few += p * (expm1(error_of(s)) + rounding) * distance;
+        many += fmin(1, fmax(most - p, p - least) + 2 * rounding * most) * distance;
+    }
+    few *= exp(w->m - w->lo) * w->sum / w->below;
+    return few < many ? few : many;
 }
 
-static void row_values(const problem *p, const call *c, call_data *d, const rules *how, const row *r, double m,
-                       double least_m, double sum)
+static void row_values(const problem *p, const call *c, call_data *d, const rules *how, const row *r, const weights *w)
 {
     const int64_t n = c->kv_len;
-    const double unit = unit_of(p->o_dtype);
+    const double unit = unit_of(p->o_dtype), m = w->m, sum = w->sum;
     for (uint32_t i = 0; i < p->head_dim_v; i++) {
         const double *v = d->v.at + r->group * n * p->head_dim_v + i;
-        double o = 0, magnitude = 0, moved = 0, least = 0;
+        double o = 0, magnitude = 0, least = 0;
         bool nan = false, up = false, down = false, open = false;
         for (int64_t kv = 0; kv < n; kv++) {
             if (!r->allowed[kv])
@@ -176,12 +197,11 @@ static void row_values(const problem *p, const call *c, call_data *d, const rule
             set(&d->out_o, r->at * p->head_dim_v + i, up ? INFINITY : -INFINITY, open ? INFINITY : 0);
             continue;
         }
-        for (int64_t kv = 0; kv < n; kv++)
-            if (r->allowed[kv] && r->score[kv].v != -INFINITY)
-                moved += weight_error(&r->score[kv], m, least_m, sum, how) * fabs(v[kv * p->head_dim_v] - o);
+        const double moved = moved_by(c, how, r, w, v, p->head_dim_v, o);
         const double terms = 2 * ((double)n + 16 + 8 * segments_of(c)) * how->sum;
         set(&d->out_o, r->at * p->head_dim_v + i, o,
-            moved + magnitude * (how->weight + terms) + least + fabs(o) * unit + (unit == 0x1p-11 ? 0x1p-25 : 1e-36));
+            moved + magnitude * (how->weight + terms) + least + fabs(o) * unit + smallest_of(p->o_dtype) +
+                how->part_at);
     }
 }
 
@@ -234,7 +254,8 @@ static void row_forward(const problem *p, const call *c, call_data *d, const rul
     set(&d->out_lse, r->at, lse,
         scores + moved / sum + 2 * ((double)c->kv_len + 32) * u + 4 * (1 + segments_of(c)) * u * (fabs(lse) + fabs(m)));
     set(&d->out_row_max, r->at, m, fmax(hi - m, m - lo) + 2 * u * fabs(m) + 1e-36);
-    row_values(p, c, d, how, r, m, lo, sum);
+    const weights w = {m, sum, lo, below, hi, above};
+    row_values(p, c, d, how, r, &w);
 }
 
 static row row_at(const problem *p, const call *c, const call_data *d, int64_t at)
@@ -380,7 +401,7 @@ static void round_outputs(expected *e, attune_dtype dtype)
         if (!(fabs(e->value.at[i]) + e->bound[i] < range))
             e->bound[i] = INFINITY;
         else if (e->bound[i] > 0)
-            e->bound[i] += fabs(e->value.at[i]) * unit + (dtype == ATTUNE_F16 ? 0x1p-25 : 1e-36);
+            e->bound[i] += fabs(e->value.at[i]) * unit + smallest_of(dtype);
 }
 
 void oracle_backward(const problem *p, const call *c, attune_backend backend, call_data *d)
