@@ -17,6 +17,7 @@ typedef struct rules {
     double weight;       /* of P or dS, relative */
     double weight_at;    /* and absolute: what is less is 0 in f16 */
     double range;        /* of what is summed */
+    double part_at;      /* of a segment's result, beside what is relative */
     attune_dtype factor; /* what q may be rounded to before it is multiplied by k */
     bool segments;
 } rules;
@@ -58,8 +59,10 @@ static rules rules_of(const problem *p, attune_backend backend)
         r.weight_at = p->kv_dtype == ATTUNE_F16 ? 0x1p-24 : 0;
     }
     /* Each segment's result is rounded. */
-    if (is_narrow(p->o_dtype) && p->segments)
+    if (is_narrow(p->o_dtype) && p->segments) {
         r.weight += 2 * unit_of(p->o_dtype);
+        r.part_at = smallest_of(p->o_dtype);
+    }
     return r;
 }
 
@@ -393,15 +396,15 @@ static void row_backward(const problem *p, const call *c, call_data *d, const ru
     }
 }
 
-/* Rounds sums, as the outputs are. */
-static void round_outputs(expected *e, attune_dtype dtype)
+/* Rounds sums, as the outputs are. parts_at: what their parts' roundings add. */
+static void round_outputs(expected *e, attune_dtype dtype, double parts_at)
 {
     const double unit = unit_of(dtype), range = dtype == ATTUNE_F16 ? 65000 : range_of(dtype);
     for (int64_t i = 0; i < e->value.count; i++)
         if (!(fabs(e->value.at[i]) + e->bound[i] < range))
             e->bound[i] = INFINITY;
         else if (e->bound[i] > 0)
-            e->bound[i] += fabs(e->value.at[i]) * unit + smallest_of(dtype);
+            e->bound[i] += fabs(e->value.at[i]) * unit + smallest_of(dtype) + parts_at;
 }
 
 void oracle_backward(const problem *p, const call *c, attune_backend backend, call_data *d)
@@ -422,9 +425,9 @@ void oracle_backward(const problem *p, const call *c, attune_backend backend, ca
         row_scores(p, c, d, &how, &r);
         row_backward(p, c, d, &how, &r);
     }
-    round_outputs(&d->out_d_q, p->dtype);
-    round_outputs(&d->out_d_k, p->kv_dtype);
-    round_outputs(&d->out_d_v, p->kv_dtype);
+    round_outputs(&d->out_d_q, p->dtype, segments_of(c) * how.part_at);
+    round_outputs(&d->out_d_k, p->kv_dtype, 0);
+    round_outputs(&d->out_d_v, p->kv_dtype, 0);
     free(scores);
     free(derivative);
 }
