@@ -240,7 +240,8 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
             block_iterator w;
             part_iterator(w, a, p);
             recomputed again = recompute_element(a, at, w, p.end, d);
-            value = again.o * exp2_fast((again.m - base) * factor);
+            /* The products' scores are rounded otherwise than these: what was summed with these goes by their own sum. */
+            value = again.l == 0.0f ? again.o : again.o * (sum / again.l);
         }
         if (parts.split > 1) {
             i64 to = (((i64)at.b * a.heads + at.h) * a.q_len + at.q) * parts.split + p.index;

@@ -162,6 +162,7 @@ const attention_case attention_cases[] = {
     {"shared_v_wide",          2, 2, 2, 1, 200, 260, 256,  0, .mask = CAUSAL, .layout = LAYOUT_SHARED_V},
     {"shared_k_decode",        3, 3, 8, 2,   1, 600, 128,  0, .layout = LAYOUT_SHARED_K},
     {"rows_past_the_call",     1, 1, 2, 2,  37, 100,  32,  0, .mask = "kv % 7 != 3 || q >= 37", .score = "score + half_bias[kv] * log(q_len - q) * slope[h]", .input = INPUT_NAN_HIDDEN},
+    {"nan_hidden_decode_steep", 2, 2, 2, 2,  3, 300,  72,  0, .mask = "kv == 1", .score = "score * 32 + 60", .input = INPUT_NAN_HIDDEN},
 };
 /* clang-format on */
 const uint32_t attention_case_count = sizeof attention_cases / sizeof attention_cases[0];
