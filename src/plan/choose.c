@@ -8,39 +8,6 @@
 #include "base/desc.h"
 #include "base/error.h"
 
-/* With room for the alignment that the CPU asks for and a caller's memory may not have. */
-static uint64_t cpu_bytes(uint64_t bytes)
-{
-    return attune__round_up64(bytes + ATTUNE__CPU_ALIGNMENT - 1, 256);
-}
-
-static uint64_t workspace(const attune__search *search, const attune__found *found, uint32_t split)
-{
-    const attune__shape *s = search->shape;
-    const uint32_t element = (uint32_t)attune_dtype_size(attune__shape_real(s));
-    bool cpu = found->family->backend == ATTUNE_BACKEND_CPU;
-    uint64_t arguments = found->family->backend == ATTUNE_BACKEND_VULKAN ? ATTUNE__VULKAN_ARGUMENTS : 0;
-    const uint32_t *v = found->tile.value;
-    uint64_t units = search->limits->compute_units;
-    if (search->pass == ATTUNE__PASS_BACKWARD) {
-        if (found->family->backend == ATTUNE_BACKEND_CUDA)
-            return attune__cuda_backward_bytes(s, &found->cost);
-        if (found->family->backend == ATTUNE_BACKEND_VULKAN)
-            return attune__vulkan_backward_workspace(s).size;
-        /* delta = rowsum(dO * O) - dLSE */
-        uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
-        uint64_t scratch = attune__cpu_backward_thread_size(s, found->cost.shared);
-        uint64_t sums =
-            attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
-        const uint64_t delta = attune__round_up64(rows * element, 256);
-        return cpu ? cpu_bytes(delta + sums + units * scratch) : delta;
-    }
-    const uint64_t parts = attune__split_size(s, split, element);
-    if (cpu)
-        return cpu_bytes(parts + units * attune__cpu_thread_size(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]));
-    return parts + arguments;
-}
-
 static uint32_t fewest_parts(const attune__search *search, const attune__found *found)
 {
     const attune__family *family = found->family;
@@ -78,7 +45,7 @@ static attune_plan_choice choice_of(const attune__search *search, const attune__
         .shared_memory = (uint32_t)found->cost.shared,
         .registers = found->cost.registers,
         .occupancy = occupancy ? occupancy : 1,
-        .workspace = workspace(search, found, split),
+        .workspace = found->family->workspace(search, &found->tile, &found->cost, split),
         .prescale_qk = o->prescale_qk == ATTUNE_ON,
         .use_tma = found->family->tma,
         .blocks_are_contiguous = o->blocks_are_contiguous == ATTUNE_ON,
@@ -173,7 +140,8 @@ static attune_status choose_short(const attune__search *forward, attune__decisio
     decision->short_variant = variant_of(&search, &found, &decision->short_choice);
     const attune__shape all = attune__shape_of_short(forward->shape, decision);
     search.shape = &all;
-    decision->short_choice.workspace = workspace(&search, &found, decision->short_choice.split_kv);
+    decision->short_choice.workspace =
+        found.family->workspace(&search, &found.tile, &found.cost, decision->short_choice.split_kv);
     snprintf(decision->why_short, sizeof decision->why_short, "calls of at most %lld queries and at least %d keys",
              (long long)decision->choice.short_q_len, ATTUNE__DECODE_FEWEST_KEYS);
     return ATTUNE_OK;

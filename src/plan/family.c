@@ -10,11 +10,9 @@
 
 const attune__family *const attune__families[] = {
     &attune__cpu,
-    &attune__cuda_sm100a,
     &attune__cuda_sm90a,
     &attune__cuda_sm80_atomic,
     &attune__cuda_sm80,
-    &attune__vulkan_coopmat2,
     &attune__vulkan_coopmat,
     &attune__vulkan_lanes,
     &attune__vulkan_subgroup,
@@ -101,8 +99,6 @@ const char *attune__family_refuses(const attune__family *family, const attune__s
         return "the device has no subgroup operations";
     if (family->host && !limits->host)
         return "the device is no CPU";
-    if (family->missing)
-        return family->missing;
     if (!family->reads[search->pass])
         return "it has no such pass";
     const char *refused = refuses_dtype(family, search, why, size);
@@ -214,4 +210,9 @@ const char *attune__refuse_numbers(const attune__search *search, const attune__t
             return why;
     }
     return NULL;
+}
+
+uint64_t attune__workspace_parts(const attune__search *search, uint32_t split)
+{
+    return attune__split_size(search->shape, split, (uint32_t)attune_dtype_size(attune__shape_real(search->shape)));
 }

@@ -67,16 +67,15 @@ typedef struct attune__search {
 typedef struct attune__family {
     const char *name;
     attune_backend backend;
-    uint32_t matrix;     /* ATTUNE_MATRIX_* that it needs */
-    bool subgroups;      /* needs limits.subgroup_operations */
-    bool host;           /* needs limits.host */
-    bool cache;          /* shared_memory is a cache to aim for, no limit: the smallest tile is taken if none fits */
-    bool last_resort;    /* others explain a failure better */
-    bool tma;            /* USE_TMA is ON here; elsewhere it is OFF */
-    const char *missing; /* why no plan may choose it yet; NULL = it may */
-    uint32_t dtypes;     /* bits 1 << attune_dtype: of k and v */
-    uint32_t mixes;      /* bits 1 << attune__pass: where q and o may be f32, f16 or bf16, whatever k and v are */
-    uint32_t unordered;  /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
+    uint32_t matrix;    /* ATTUNE_MATRIX_* that it needs */
+    bool subgroups;     /* needs limits.subgroup_operations */
+    bool host;          /* needs limits.host */
+    bool cache;         /* shared_memory is a cache to aim for, no limit: the smallest tile is taken if none fits */
+    bool last_resort;   /* others explain a failure better */
+    bool tma;           /* USE_TMA is ON here; elsewhere it is OFF */
+    uint32_t dtypes;    /* bits 1 << attune_dtype: of k and v */
+    uint32_t mixes;     /* bits 1 << attune__pass: where q and o may be f32, f16 or bf16, whatever k and v are */
+    uint32_t unordered; /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
     bool (*orders)(const attune__search *search); /* but not if DETERMINISTIC asks; NULL = then it is passed over */
     const char *(*refuses)(const attune__search *search); /* what of the problem it cannot have; NULL = nothing */
     /* Why the planner leaves the kernel to those who name it; NULL, or returns NULL = it does not. */
@@ -90,6 +89,9 @@ typedef struct attune__family {
     /* Returns NULL if the kernel can have the tile, else what is wrong, and which option it is. */
     const char *(*refuse)(const attune__search *search, const attune__tile *tile, attune__option *option);
     attune__cost (*cost)(const attune__search *search, const attune__tile *tile);
+    /* Bytes that a call needs, in so many parts of the keys, without what segments have in front. */
+    uint64_t (*workspace)(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
+                          uint32_t split);
     /* How the kernel of a choice has the expressions; NULL = pair by pair. */
     void (*variant)(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
     /* Forward and decode: steps of BLOCK_N keys that one workgroup may walk; NULL = any number. */
@@ -98,9 +100,9 @@ typedef struct attune__family {
 
 /* The families, in the order of preference within a backend; NULL at the end. */
 extern const attune__family *const attune__families[];
-extern const attune__family attune__cpu, attune__cuda_sm100a, attune__cuda_sm90a, attune__cuda_sm80_atomic,
-    attune__cuda_sm80, attune__vulkan_coopmat2, attune__vulkan_coopmat, attune__vulkan_lanes, attune__vulkan_subgroup,
-    attune__vulkan_portable, attune__opencl_portable;
+extern const attune__family attune__cpu, attune__cuda_sm90a, attune__cuda_sm80_atomic, attune__cuda_sm80,
+    attune__vulkan_coopmat, attune__vulkan_lanes, attune__vulkan_subgroup, attune__vulkan_portable,
+    attune__opencl_portable;
 
 const attune__family *attune__family_find(const char *name);
 /* INVALID_ARGUMENT, listing the names, if no family is called that. prefix is "", "fwd_" or "bwd_". */
@@ -111,6 +113,12 @@ const char *attune__family_refuses(const attune__family *family, const attune__s
 void attune__tile_print(const attune__tile *tile, char *buffer, size_t size);
 /* Workgroups that one compute unit holds; 0 if none fits. */
 uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost);
+
+/* The partial results of a pass that is split, at the beginning of every workspace. */
+uint64_t attune__workspace_parts(const attune__search *search, uint32_t split);
+/* The workspace of Vulkan's families. */
+uint64_t attune__vulkan_workspace_bytes(const attune__search *search, const attune__tile *tile,
+                                        const attune__cost *cost, uint32_t split);
 
 /* Of what a tile of k and v holds. */
 static inline uint32_t attune__dtype_bytes(const attune__shape *shape)

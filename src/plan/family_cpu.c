@@ -122,6 +122,26 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
     return c;
 }
 
+/* With space for the alignment that the kernels ask for and a caller's memory may not have. */
+static uint64_t workspace(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
+                          uint32_t split)
+{
+    const attune__shape *s = search->shape;
+    const uint64_t units = search->limits->compute_units, element = attune_dtype_size(attune__shape_real(s));
+    uint64_t bytes;
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        /* delta = rowsum(dO * O) - dLSE */
+        const uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
+        bytes = attune__round_up64(rows * element, 256);
+        bytes += attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
+        bytes += units * attune__cpu_backward_thread_size(s, cost->shared);
+    } else {
+        bytes = attune__workspace_parts(search, split);
+        bytes += units * attune__cpu_thread_size(s, tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N]);
+    }
+    return attune__round_up64(bytes + ATTUNE__CPU_ALIGNMENT - 1, 256);
+}
+
 const attune__family attune__cpu = {
     .name = "cpu",
     .backend = ATTUNE_BACKEND_CPU,
@@ -135,4 +155,5 @@ const attune__family attune__cpu = {
     .clamp = clamp,
     .refuse = refuse,
     .cost = cost,
+    .workspace = workspace,
 };

@@ -65,3 +65,11 @@ uint64_t attune__cuda_backward_order(const attune__cuda_workspace *w, int64_t ba
 {
     return (uint64_t)(batch * heads) * w->row_stride / 64 * 4 * sizeof(uint32_t) + 16;
 }
+
+uint64_t attune__cuda_workspace_bytes(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
+                                      uint32_t split)
+{
+    (void)tile;
+    return search->pass == ATTUNE__PASS_BACKWARD ? attune__cuda_backward_bytes(search->shape, cost)
+                                                 : attune__workspace_parts(search, split);
+}

@@ -31,7 +31,9 @@ static inline uint32_t attune__cuda_registers(const attune__shape *s)
     return 48 + (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u);
 }
 
-/* The families' variant function. */
+/* The families' workspace and variant functions. */
+uint64_t attune__cuda_workspace_bytes(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
+                                      uint32_t split);
 void attune__cuda_variant(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
 
 /* For kernels with one tile, BLOCK_M1 x BLOCK_N1: why it does not fit the mask's blocks, or NULL. */

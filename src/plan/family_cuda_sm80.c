@@ -451,6 +451,7 @@ const attune__family attune__cuda_sm80 = {
     .clamp = sm80_clamp,
     .refuse = sm80_refuse,
     .cost = sm80_cost,
+    .workspace = attune__cuda_workspace_bytes,
     .variant = attune__cuda_variant,
 };
 

@@ -127,5 +127,6 @@ const attune__family attune__cuda_sm80_atomic = {
     .clamp = atomic_clamp,
     .refuse = atomic_refuse,
     .cost = atomic_cost,
+    .workspace = attune__cuda_workspace_bytes,
     .variant = attune__cuda_variant,
 };

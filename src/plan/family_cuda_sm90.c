@@ -311,12 +311,6 @@ const attune__family attune__cuda_sm90a = {
     .clamp = sm90_clamp,
     .refuse = sm90_refuse,
     .cost = sm90_cost,
+    .workspace = attune__cuda_workspace_bytes,
     .variant = attune__cuda_variant,
-};
-
-const attune__family attune__cuda_sm100a = {
-    .name = "cuda_sm100a",
-    .backend = ATTUNE_BACKEND_CUDA,
-    .matrix = ATTUNE_MATRIX_TCGEN05,
-    .missing = "this version has no tcgen05 kernel",
 };

@@ -111,6 +111,16 @@ static attune__cost portable_cost(const attune__search *search, const attune__ti
 #define MIXES      (1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE)
 #define ALL_DTYPES (1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16)
 
+uint64_t attune__vulkan_workspace_bytes(const attune__search *search, const attune__tile *tile,
+                                        const attune__cost *cost, uint32_t split)
+{
+    (void)tile;
+    (void)cost;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__vulkan_backward_workspace(search->shape).size;
+    return attune__workspace_parts(search, split) + ATTUNE__VULKAN_ARGUMENTS;
+}
+
 const attune__family attune__vulkan_portable = {
     .name = "vulkan_portable",
     .backend = ATTUNE_BACKEND_VULKAN,
@@ -121,6 +131,7 @@ const attune__family attune__vulkan_portable = {
     .clamp = portable_clamp,
     .refuse = portable_refuse,
     .cost = portable_cost,
+    .workspace = attune__vulkan_workspace_bytes,
 };
 
 const attune__family attune__opencl_portable = {
@@ -132,6 +143,7 @@ const attune__family attune__opencl_portable = {
     .clamp = portable_clamp,
     .refuse = portable_refuse,
     .cost = portable_cost,
+    .workspace = attune__vulkan_workspace_bytes,
 };
 
 /* Four subgroups, as many as make 32 lanes, and no more than a workgroup has. */
@@ -193,6 +205,7 @@ const attune__family attune__vulkan_subgroup = {
     .clamp = subgroup_clamp,
     .refuse = subgroup_refuse,
     .cost = subgroup_cost,
+    .workspace = attune__vulkan_workspace_bytes,
 };
 
 /* ----------------------------------------------------------------------------------------------------------- lanes */
@@ -289,6 +302,7 @@ const attune__family attune__vulkan_lanes = {
     .clamp = lanes_clamp,
     .refuse = lanes_refuse,
     .cost = lanes_cost,
+    .workspace = attune__vulkan_workspace_bytes,
     .most_steps = lanes_most_steps,
 };
 
@@ -426,12 +440,6 @@ const attune__family attune__vulkan_coopmat = {
     .clamp = coopmat_clamp,
     .refuse = coopmat_refuse,
     .cost = coopmat_cost,
+    .workspace = attune__vulkan_workspace_bytes,
     .most_steps = coopmat_most_steps,
-};
-
-const attune__family attune__vulkan_coopmat2 = {
-    .name = "vulkan_coopmat2",
-    .backend = ATTUNE_BACKEND_VULKAN,
-    .matrix = ATTUNE_MATRIX_COOPMAT2,
-    .missing = "this version has no kernel for a workgroup's matrices",
 };
