@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: MIT */
-/* What the kernels of the backward pass share: the rows of Q that meet a tile of keys, and what captures are due. */
+/* Shared by the backward kernels that loop over query rows: the iterator over the tiles of rows that a tile of keys
+ * meets. */
 #ifndef ATTUNE_CUDA_BACKWARD_CUH
 #define ATTUNE_CUDA_BACKWARD_CUH
 
 #include "common.cuh"
 #include "sums.cuh"
 
-/* ------------------------------------------------------------------------------------------------- tiles of the work */
+/* ------------------------------------------------------------------------------------------------- tile coordinates */
 
-/* Which keys of which head a CTA has, and whose rows meet them: `heads` pairs of batch and head, from (b, h) on,
- * of which `group` follow one another in a batch. */
+/* The tile of keys that a CTA computes dK and dV of. The queries of `heads` pairs of batch and head meet it: the
+ * `group` heads of its GQA group, in each batch that shares the keys. */
 struct column {
-    int b, h_kv, kv; /* kv: the first key; b: of k and v */
+    int b, h_kv, kv; /* kv: the first key; b: the batch index in k and v */
     int group, heads;
-    int role; /* of CTAs that make dK and dV apart: 0 dV, 1 dK */
+    int role; /* where separate CTAs compute dK and dV: 0 dV, 1 dK */
 };
 
-/* The first keys come first: they are the longest under a causal mask. */
-__device__ __forceinline__ column column_place(const attune_cuda_arguments &a, const attune_cuda_backward &back,
-                                               int index, int roles)
+/* The first keys are scheduled first: under a causal mask they meet the most rows. */
+__device__ __forceinline__ column column_of(const attune_cuda_arguments &a, const attune_cuda_backward &back, int index,
+                                            int roles)
 {
     column c;
     int tiles = (a.kv_len + BLOCK_N - 1) / BLOCK_N;
@@ -33,20 +34,20 @@ __device__ __forceinline__ column column_place(const attune_cuda_arguments &a, c
     return c;
 }
 
-/* A tile of rows of Q. */
+/* A tile of BLOCK_M query rows. */
 struct rows {
     int b, h;
-    int q;      /* the first row; -1 = there are no more */
-    bool full; /* every pair is allowed, but for the edge */
+    int q;     /* the first row; -1 after the last tile */
+    bool full; /* the mask allows every pair; only the lengths may cut the tile */
 };
 
-/* The tiles of rows that a tile of keys meets, head after head, ascending in each. */
+/* Iterates over the tiles of rows that a tile of keys meets: head by head, ascending within each. */
 struct column_iterator {
     rows next;
-    int head; /* of the column's */
+    int head; /* index of the following head, less than column.heads */
 #if ATTUNE_HAVE_BLOCKS
     lists left;
-    int end; /* of the block that `next` is in */
+    int end; /* end of the current block */
 #endif
 };
 
@@ -55,7 +56,7 @@ __device__ __forceinline__ void column_block(column_iterator &w, const attune_cu
 #if ATTUNE_HAVE_BLOCKS
     int block = min(w.left.next_partial, w.left.next_full);
     w.next.full = block == w.left.next_full;
-    /* A mask may be longer than the call. */
+    /* The mask's lengths may exceed the call's. */
     if (block == NO_BLOCK || block * a.q_block >= a.q_len) {
         w.next.q = -1;
     } else {
@@ -66,7 +67,7 @@ __device__ __forceinline__ void column_block(column_iterator &w, const attune_cu
 #endif
 }
 
-/* The column's next head that has a tile. */
+/* Moves on to the next head that has a tile. */
 __device__ __forceinline__ void column_head(column_iterator &w, const attune_cuda_arguments &a,
                                             const attune_cuda_backward &back, const column &c)
 {
@@ -95,8 +96,8 @@ __device__ __forceinline__ void column_begin(column_iterator &w, const attune_cu
     column_head(w, a, back, c);
 }
 
-/* The next tile; after the last one, -1 for ever. */
-__device__ __forceinline__ rows column_take(column_iterator &w, const attune_cuda_arguments &a,
+/* Returns the next tile; q is -1 from the end on. */
+__device__ __forceinline__ rows column_next(column_iterator &w, const attune_cuda_arguments &a,
                                             const attune_cuda_backward &back, const column &c)
 {
     rows taken = w.next;

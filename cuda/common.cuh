@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What the forward kernels share: types, the walk over a mask's blocks, tiles in shared memory, small arithmetic. */
+/* Shared by all attention kernels: types, tile coordinates, the block iterator over a mask's lists, small arithmetic.
+ */
 #ifndef ATTUNE_CUDA_COMMON_CUH
 #define ATTUNE_CUDA_COMMON_CUH
 
@@ -8,7 +9,7 @@
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE || ATTUNE_HAVE_SCORE
 #include "mods.cuh"
 #endif
-/* What of a score is not recognised (arguments.h). */
+/* Defaults for expressions without these properties (arguments.h). */
 #ifndef ATTUNE_HAVE_SCORE_LINE
 #define ATTUNE_HAVE_SCORE_LINE 0
 #endif
@@ -36,7 +37,7 @@ typedef unsigned u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-/* How a type lies in memory. */
+/* The storage type of a dtype: 16-bit types are kept as their bits. */
 template <int DTYPE> struct storage {
     typedef unsigned short type;
 };
@@ -44,7 +45,7 @@ template <> struct storage<ATTUNE_CUDA_F32> {
     typedef float type;
 };
 
-/* Those of q and o are of their own; products are in that of k and v. */
+/* q and o may have other types than k and v. The matrix products use the type of k and v. */
 #ifndef ATTUNE_Q_DTYPE
 #define ATTUNE_Q_DTYPE ATTUNE_DTYPE
 #endif
@@ -58,7 +59,7 @@ typedef storage<ATTUNE_O_DTYPE>::type o_element;
 constexpr int HEAD_DIM = ATTUNE_HEAD_DIM, HEAD_DIM_V = ATTUNE_HEAD_DIM_V;
 constexpr int BLOCK_M = ATTUNE_BLOCK_M, BLOCK_N = ATTUNE_BLOCK_N, STAGES = ATTUNE_NUM_STAGES;
 constexpr int THREADS = 32 * ATTUNE_NUM_WARPS;
-/* Does any pair need more than the product: then scores are in natural units, else raw products. */
+/* With a score expression S holds scaled scores; without one it holds raw products (fold_factor). */
 constexpr bool HAVE_SCORE = ATTUNE_HAVE_SCORE;
 constexpr bool HAVE_MASK = ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE;
 
@@ -68,12 +69,13 @@ __device__ __forceinline__ constexpr int round_up(int value, int multiple)
 }
 
 #ifndef ATTUNE_SHARED_MEMORY
-#define ATTUNE_SHARED_MEMORY 0 /* not given: not held against */
+#define ATTUNE_SHARED_MEMORY 0 /* not given: not checked */
 #endif
-/* Whether a kernel's layout of shared memory has the bytes that the planner counts and the launch asks for. */
-__device__ __forceinline__ constexpr bool planned(u64 layout, u64 over_it)
+/* Whether a kernel's shared-memory layout has the size that the planner computed and the launch requests. The epilogue
+ * reuses the memory of the main loop, so that the larger of the two counts. */
+__device__ __forceinline__ constexpr bool planned(u64 main_loop, u64 epilogue)
 {
-    return !ATTUNE_SHARED_MEMORY || (layout > over_it ? layout : over_it) == ATTUNE_SHARED_MEMORY;
+    return !ATTUNE_SHARED_MEMORY || (main_loop > epilogue ? main_loop : epilogue) == ATTUNE_SHARED_MEMORY;
 }
 
 __device__ __forceinline__ float exp2_fast(float x)
@@ -110,7 +112,8 @@ __device__ __forceinline__ u32 shared_address(const void *p)
     return (u32)__cvta_generic_to_shared(p);
 }
 
-/* x, which cannot be known before y: the threads of a CTA stand in a row, so that %tid.y is 0. */
+/* Returns x with a false dependency on y, so that the compiler cannot compute with x before y is known. CTAs are
+ * one-dimensional: %tid.y is 0. */
 __device__ __forceinline__ int after(int x, float y)
 {
     int zero;
@@ -118,9 +121,9 @@ __device__ __forceinline__ int after(int x, float y)
     return x + (__float_as_int(y) & zero);
 }
 
-/* ------------------------------------------------------------------------------------------------ tiles of the work */
+/* ------------------------------------------------------------------------------------------------ tile coordinates */
 
-/* Which rows of which head a CTA has. */
+/* The tile of query rows that a CTA computes. */
 struct tile_coord {
     int b, h, h_kv, q; /* q: the first row */
 };
@@ -131,8 +134,8 @@ __device__ __forceinline__ int tile_count(const attune_cuda_arguments &a)
 }
 
 /*
- * Heads next to one another share keys in the L2 cache. With lists the last rows of all heads come first: they are the
- * longest under a causal mask.
+ * Neighbouring heads share keys in the L2 cache. With block lists the last rows of all heads are scheduled first: under
+ * a causal mask they meet the most keys, and long tiles at the end would leave compute units idle.
  */
 __device__ __forceinline__ tile_coord tile_coord_of(const attune_cuda_arguments &a, int tile)
 {
@@ -155,34 +158,34 @@ __device__ __forceinline__ tile_coord tile_coord_of(const attune_cuda_arguments 
     return p;
 }
 
-/* ------------------------------------------------------------------------------------------- the walk over the keys */
+/* -------------------------------------------------------------------------------------------- the block iterator */
 
-/* A tile of keys. */
+/* A tile of BLOCK_N keys. */
 struct keys {
-    int kv;     /* the first key; -1 = there are no more */
-    bool full; /* every pair is allowed, but for the edge */
+    int kv;    /* the first key; -1 after the last tile */
+    bool full; /* the mask allows every pair; only kv_len may cut the tile */
 };
 
-/* Whether its scores must be looked at one by one. */
+/* Whether its scores need a mask: for forbidden pairs, or for keys past kv_len. */
 __device__ __forceinline__ bool keys_masked(const keys &k, const attune_cuda_arguments &a)
 {
     return (HAVE_MASK && !k.full) || k.kv + BLOCK_N > a.kv_len;
 }
 
-/* Where a kernel says that it may, walks begin with the last keys if the score has a slope along the keys: under a causal
- * mask with ALiBi a row's largest scores are its last ones, and maxima seen first need not be corrected. */
+/* A kernel may request tiles in descending order if the score has a slope along the keys: under a causal mask with
+ * ALiBi a row's largest scores are the last ones. Meeting the maximum first saves rescaling O. */
 #if ATTUNE_SLOPES_GO_DOWN && ATTUNE_HAVE_SCORE_LINE
-constexpr bool DOWN = ATTUNE_SCORE_LINE_SLOPED;
+constexpr bool DESCENDING = ATTUNE_SCORE_LINE_SLOPED;
 #else
-constexpr bool DOWN = false;
+constexpr bool DESCENDING = false;
 #endif
 
-#define NO_BLOCK (DOWN ? -1 : 0x7fffffff)
+#define NO_BLOCK (DESCENDING ? -1 : 0x7fffffff)
 
-/* A row of both of a mask's lists, merged: ascending, or descending. */
+/* Merges a row's lists of partial and of full blocks, ascending or descending. */
 struct lists {
     const int *partial, *full;
-    int partials, fulls;         /* blocks left, past the next ones */
+    int partials, fulls;         /* blocks left after the next ones */
     int next_partial, next_full; /* NO_BLOCK at the end */
 };
 
@@ -194,7 +197,7 @@ __device__ __forceinline__ void lists_open(lists &l, const attune_cuda_list &par
     l.partials = (int)(partials[1] - partials[0]);
     l.full = (const int *)full.indices + fulls[0];
     l.fulls = (int)(fulls[1] - fulls[0]);
-    if (DOWN) {
+    if (DESCENDING) {
         l.partial += l.partials - 1;
         l.full += l.fulls - 1;
     }
@@ -203,9 +206,9 @@ __device__ __forceinline__ void lists_open(lists &l, const attune_cuda_list &par
 __device__ __forceinline__ void lists_next(lists &l, bool full)
 {
     if (full)
-        l.next_full = l.fulls-- > 0 ? *(DOWN ? l.full-- : l.full++) : NO_BLOCK;
+        l.next_full = l.fulls-- > 0 ? *(DESCENDING ? l.full-- : l.full++) : NO_BLOCK;
     else
-        l.next_partial = l.partials-- > 0 ? *(DOWN ? l.partial-- : l.partial++) : NO_BLOCK;
+        l.next_partial = l.partials-- > 0 ? *(DESCENDING ? l.partial-- : l.partial++) : NO_BLOCK;
 }
 
 __device__ __forceinline__ void lists_begin(lists &l)
@@ -214,26 +217,26 @@ __device__ __forceinline__ void lists_begin(lists &l)
     lists_next(l, true);
 }
 
-/* The tiles of keys that a block of rows meets, in the same order. */
+/* Iterates over the tiles of keys that a tile of rows meets, in the order of the lists. */
 struct block_iterator {
     keys next;
 #if ATTUNE_HAVE_BLOCKS
     lists left;
-    int end; /* of the block that `next` is in; if the walk goes down, its begin */
+    int end; /* end of the current block; its begin in descending order */
 #endif
 };
 
 __device__ __forceinline__ void block_iterator_enter(block_iterator &w, const attune_cuda_arguments &a)
 {
 #if ATTUNE_HAVE_BLOCKS
-    int block = DOWN ? max(w.left.next_partial, w.left.next_full) : min(w.left.next_partial, w.left.next_full);
+    int block = DESCENDING ? max(w.left.next_partial, w.left.next_full) : min(w.left.next_partial, w.left.next_full);
     w.next.full = block == w.left.next_full;
     if (block == NO_BLOCK) {
         w.next.kv = -1;
     } else {
         w.next.kv = block * a.kv_block;
         w.end = min(w.next.kv + a.kv_block, a.kv_len);
-        if (DOWN) {
+        if (DESCENDING) {
             int first = w.next.kv;
             w.next.kv += max(w.end - 1 - first, 0) / BLOCK_N * BLOCK_N;
             w.end = first;
@@ -243,7 +246,8 @@ __device__ __forceinline__ void block_iterator_enter(block_iterator &w, const at
 #endif
 }
 
-__device__ __forceinline__ void block_iterator_begin(block_iterator &w, const attune_cuda_arguments &a, const tile_coord &p)
+__device__ __forceinline__ void block_iterator_begin(block_iterator &w, const attune_cuda_arguments &a,
+                                                     const tile_coord &p)
 {
 #if ATTUNE_HAVE_BLOCKS
     i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows + p.q / a.q_block;
@@ -251,19 +255,19 @@ __device__ __forceinline__ void block_iterator_begin(block_iterator &w, const at
     lists_begin(w.left);
     block_iterator_enter(w, a);
 #else
-    w.next.kv = DOWN ? (a.kv_len - 1) / BLOCK_N * BLOCK_N : 0;
+    w.next.kv = DESCENDING ? (a.kv_len - 1) / BLOCK_N * BLOCK_N : 0;
     w.next.full = true;
 #endif
 }
 
-/* The next tile; after the last one, -1 for ever. */
+/* Returns the next tile; kv is -1 from the end on. */
 __device__ __forceinline__ keys block_iterator_next(block_iterator &w, const attune_cuda_arguments &a)
 {
     keys taken = w.next;
     if (taken.kv >= 0) {
-        w.next.kv += DOWN ? -BLOCK_N : BLOCK_N;
+        w.next.kv += DESCENDING ? -BLOCK_N : BLOCK_N;
 #if ATTUNE_HAVE_BLOCKS
-        if (DOWN ? w.next.kv < w.end : w.next.kv >= w.end)
+        if (DESCENDING ? w.next.kv < w.end : w.next.kv >= w.end)
             block_iterator_enter(w, a);
 #else
         if (w.next.kv >= a.kv_len || w.next.kv < 0)
@@ -276,35 +280,37 @@ __device__ __forceinline__ keys block_iterator_next(block_iterator &w, const att
 /* ----------------------------------------------------------------------------------------------------------- scores */
 
 /*
- * Without a score expression S stays the raw product, and the scale is folded into the exponent: fold * s. That needs
- * a positive factor, or the largest product would not be the largest score: the sign goes to the product.
+ * Without a score expression S stays the raw product, and the softmax folds the scale into its exponent:
+ * exp2(factor * s). The factor must be positive, or the largest product would not be the largest score; fold_sign has
+ * the sign for the product.
  */
 __device__ __forceinline__ float fold_factor(float scale)
 {
     return HAVE_SCORE ? ATTUNE_LOG2E : scale == 0.0f ? 1.0f : fabsf(scale) * ATTUNE_LOG2E;
 }
 
-/* A row's maximum. A NaN among the scores is lost on the way to it but not in the sum, which +inf makes NaN as well. */
-__device__ __forceinline__ float nan_or(float top, float sum)
+/* A row's maximum, or NaN. max() drops a NaN score, but the row's sum keeps it. A maximum of +inf makes the sum NaN
+ * too, and stays. */
+__device__ __forceinline__ float nan_or(float row_max, float sum)
 {
-    return sum != sum && top != ATTUNE_INF ? sum : top;
+    return sum != sum && row_max != ATTUNE_INF ? sum : row_max;
 }
 
-/* What multiplies the product only when the scale is not positive. */
+/* The factor of the raw product for a scale that is not positive. */
 __device__ __forceinline__ float fold_sign(float scale)
 {
     return scale < 0.0f ? -1.0f : 0.0f;
 }
 
-/* Whether every row begins at a multiple of 16 bytes. */
+/* Whether every row begins at a multiple of 16 bytes, as 16-byte copies need. */
 template <typename T = element> __device__ __forceinline__ bool view_aligned(const attune_cuda_view &v)
 {
     u64 bytes = sizeof(T);
     return ((v.address | (u64)v.batch * bytes | (u64)v.head * bytes | (u64)v.row * bytes) & 15) == 0;
 }
 
-/* The thread, hidden from the compiler: addresses made from it are computed where they are used and not kept in
- * registers from one tile to the next. */
+/* The thread index, rematerialised: volatile, so that the compiler computes addresses where they are used and does not
+ * keep them in registers across tiles. */
 __device__ __forceinline__ int thread_index_remat()
 {
     int thread;
@@ -312,7 +318,7 @@ __device__ __forceinline__ int thread_index_remat()
     return thread;
 }
 
-/* The CTA, likewise: what follows from it is computed once more instead of being kept. */
+/* The CTA index, rematerialised likewise. */
 __device__ __forceinline__ int block_here()
 {
     int block;
@@ -320,7 +326,8 @@ __device__ __forceinline__ int block_here()
     return block;
 }
 
-/* x, known only here: its reciprocal, say, is not kept for a division. */
+/* x, opaque to the compiler: values that follow from it, such as the reciprocal for a division, are not kept in
+ * registers across tiles. */
 __device__ __forceinline__ int known_here(int x)
 {
     asm volatile("" : "+r"(x));

@@ -1,30 +1,30 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Decode with mma.sync and cp.async: few query rows, many keys. A CTA owns the rows of all the query heads that
- * share keys (row = head in the group * q_len + q) and one part of the keys. Its warps share the rows in sixteens, then
- * the columns of each tile of keys; each keeps its own running maximum and sum, which are merged through shared memory
- * at the end. With more than one part, attune_combine_sm80 merges those.
+ * Decode with mma.sync and cp.async: few query rows, many keys (Flash-Decoding). A CTA computes the packed rows of the
+ * query heads that share keys (row = head in the group * q_len + q) over one split of the keys. Its warps divide the
+ * rows by 16, then the columns of each tile of keys; each has its own running maximum and sum, which are merged through
+ * shared memory at the end. With several splits attune_combine_sm80 combines their partial results.
  */
 #include "common.cuh"
 
 constexpr int ROW_GROUPS = BLOCK_M / 16, KEY_GROUPS = ATTUNE_NUM_WARPS / ROW_GROUPS;
 constexpr int ROW_TILES = 1, KEYS = BLOCK_N / KEY_GROUPS;
-static_assert(KEY_GROUPS * ROW_GROUPS == ATTUNE_NUM_WARPS, "warps share the rows, then the keys");
-static_assert(KEYS % 16 == 0, "a warp owns 16 columns or a multiple");
+static_assert(KEY_GROUPS * ROW_GROUPS == ATTUNE_NUM_WARPS, "warps divide the rows, then the keys");
+static_assert(KEYS % 16 == 0, "a warp computes 16 columns or a multiple");
 
 #include "non_finite.cuh"
 #include "mma.cuh"
 #include "terms.cuh"
 
-/* What a CTA has: its first row among the packed ones, its heads and its keys. */
+/* A CTA's split: its first packed row, its heads and its keys. */
 struct part {
     int b, h, h_kv;       /* h: the first head */
-    int row, rows;        /* rows: of all packed heads */
-    int index;            /* of the part */
-    int step, steps, end; /* the first step, the steps' end, and the key that ends them */
+    int row, rows;        /* its first packed row; rows of all packed heads */
+    int index;            /* of the split */
+    int step, steps, end; /* its first block (or tile) of keys, the one after its last, and the key after its last */
 };
 
-/* The heads and rows, and where their keys begin. */
+/* Finds the heads and rows of a CTA; returns where their keys begin. */
 __device__ __forceinline__ source part_heads(part &p, const attune_cuda_arguments &a, const attune_cuda_parts &parts,
                                              int index)
 {
@@ -41,7 +41,7 @@ __device__ __forceinline__ source part_heads(part &p, const attune_cuda_argument
     return source_of(a, p.b, p.h_kv);
 }
 
-__device__ __forceinline__ part part_place(const attune_cuda_arguments &a, const attune_cuda_parts &parts, int index)
+__device__ __forceinline__ part part_of(const attune_cuda_arguments &a, const attune_cuda_parts &parts, int index)
 {
     part p;
     part_heads(p, a, parts, index);
@@ -53,7 +53,7 @@ __device__ __forceinline__ part part_place(const attune_cuda_arguments &a, const
     return p;
 }
 
-/* Where the warp stands in the tile: computed where it is used, and not kept from one tile to the next. */
+/* The warp's first row and column in the tile, rematerialised. */
 __device__ __forceinline__ int warp_row()
 {
     return thread_index_remat() / 32 % ROW_GROUPS * 16;
@@ -65,16 +65,16 @@ __device__ __forceinline__ int warp_column()
 }
 
 /* A packed row's head and query. */
-__device__ __forceinline__ tile_coord row_place(const attune_cuda_arguments &a, const part &p, int row)
+__device__ __forceinline__ tile_coord row_coord(const attune_cuda_arguments &a, const part &p, int row)
 {
     int head = row / known_here(a.q_len);
     return {p.b, p.h + head, p.h_kv, row - head * a.q_len};
 }
 
-/* ------------------------------------------------------------------------------------------- the walk over the keys */
+/* -------------------------------------------------------------------------------------------- the block iterator */
 
 #if ATTUNE_HAVE_BLOCKS
-/* The first of `count` ascending indices that is not below `block`. */
+/* Position of the first of `count` ascending indices that is not less than `block`. */
 __device__ __forceinline__ int first_from(const int *indices, int count, int block)
 {
     int low = 0;
@@ -96,8 +96,8 @@ __device__ __forceinline__ void list_skip(const int *&indices, int &count, int f
 }
 #endif
 
-/* The rows of a tile all lie in the mask's first block row. */
-__device__ __forceinline__ void part_iterator(block_iterator &w, const attune_cuda_arguments &a, const part &p)
+/* Decode's rows are all in the first block row of the mask. */
+__device__ __forceinline__ void part_iterator_begin(block_iterator &w, const attune_cuda_arguments &a, const part &p)
 {
 #if ATTUNE_HAVE_BLOCKS
     i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void part_iterator(block_iterator &w, const attune_cu
 #endif
 }
 
-__device__ __forceinline__ keys part_next(block_iterator &w, const attune_cuda_arguments &a, const part &p)
+__device__ __forceinline__ keys part_iterator_next(block_iterator &w, const attune_cuda_arguments &a, const part &p)
 {
     keys taken = block_iterator_next(w, a);
     if (taken.kv >= p.end)
@@ -130,7 +130,7 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < BLOCK_M * CHUNKS_D; i += THREADS) {
         int row = i / CHUNKS_D, chunk = i % CHUNKS_D;
-        tile_coord at = row_place(a, p, p.row + row);
+        tile_coord at = row_coord(a, p, p.row + row);
         bool valid = chunk * PER_CHUNK < HEAD_DIM && p.row + row < p.rows;
         const q_element *from = valid ? base + at.h * a.q.head + at.q * a.q.row + chunk * PER_CHUNK : base;
         copy_q(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
@@ -138,7 +138,7 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
 }
 
 #if ATTUNE_KEY_TERMS
-/* 4, with terms of the keys, which all heads of the tile share. */
+/* 4, with key terms, which all heads of the tile share. */
 __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
                                            const keys &w, int row, int column, u32 terms)
 {
@@ -147,7 +147,7 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
     tile_coord at[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        at[half] = row_place(a, p, row + half * 8);
+        at[half] = row_coord(a, p, row + half * 8);
         row_terms_make(rows[half], a, at[half], !w.full);
     }
 #pragma unroll
@@ -169,9 +169,8 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
                 x *= fold_sign(a.scale);
 #endif
 #if ATTUNE_MASK_KEYS
-            if (!w.full &&
-                !attune_mask_of(t.b + a.b0, h, t.q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f,
-                                key + ATTUNE_SCORE_KEYS, rows[i / 2].mask, a.mask_symbols))
+            if (!w.full && !attune_mask_of(t.b + a.b0, h, t.q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
+                                           0.0f, key + ATTUNE_SCORE_KEYS, rows[i / 2].mask, a.mask_symbols))
                 x = -ATTUNE_INF;
 #else
             if (HAVE_MASK && !w.full && !pair_allowed(a, t, kv))
@@ -183,7 +182,7 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
 }
 #endif
 
-/* 4: the score and mask hook, of the rows of both halves. column: the warp's first in the tile of keys w. */
+/* 4: the score and mask hook, for both of the thread's rows. column: the warp's first in the tile of keys w. */
 __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
                                      const keys &w, int row, int column)
 {
@@ -191,7 +190,7 @@ __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cud
     float sign = fold_sign(a.scale);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        tile_coord at = row_place(a, p, row + half * 8);
+        tile_coord at = row_coord(a, p, row + half * 8);
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
 #pragma unroll
@@ -209,13 +208,13 @@ __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cud
                 if (kv >= p.end)
                     x = -ATTUNE_INF;
             }
-        /* Beside 256 columns of O the second half's place finds no registers before the first half is done. */
+        /* With 256 columns of O no registers are left for the second row's coordinates before the first row is done. */
         if constexpr (PAD_DV > 192)
             row = after(row, s[0][N_TILES - 1][half * 2 + 1]);
     }
 }
 
-/* 7: the groups of warps are merged, and O and LSE stored, or the part of a split. */
+/* 7: merges the warps' results and stores O and LSE, or the split's partial result. */
 __device__ __forceinline__ void store(const float *o, const float *ml, const attune_cuda_arguments &a,
                                       const attune_cuda_parts &parts, const part &p, float factor)
 {
@@ -224,12 +223,12 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
         int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
         if (p.row + row >= p.rows)
             break;
-        tile_coord at = row_place(a, p, p.row + row);
-        float top = -ATTUNE_INF, sum = 0.0f, value = 0.0f;
+        tile_coord at = row_coord(a, p, p.row + row);
+        float row_max = -ATTUNE_INF, sum = 0.0f, value = 0.0f;
 #pragma unroll
         for (int g = 0; g < KEY_GROUPS; g++)
-            top = fmaxf(top, ml[(g * BLOCK_M + row) * 2]);
-        float base = top == -ATTUNE_INF ? 0.0f : top;
+            row_max = fmaxf(row_max, ml[(g * BLOCK_M + row) * 2]);
+        float base = row_max == -ATTUNE_INF ? 0.0f : row_max;
 #pragma unroll
         for (int g = 0; g < KEY_GROUPS; g++) {
             float weight = exp2_fast((ml[(g * BLOCK_M + row) * 2] - base) * factor);
@@ -238,30 +237,33 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
         }
         if (HAVE_MASK && !finite(value) && finite(sum)) {
             block_iterator w;
-            part_iterator(w, a, p);
-            recomputed again = recompute_element(a, at, w, p.end, d);
-            /* The products' scores are rounded otherwise than these: what was summed with these goes by their own sum. */
+            part_iterator_begin(w, a, p);
+            recomputed_element again = recompute_element(a, at, w, p.end, d);
+            /* Scalar products round differently than the tensor cores: divide by the sum of the recomputed weights, and
+             * scale by the one that the row is normalised with. */
             value = again.l == 0.0f ? again.o : again.o * (sum / again.l);
         }
         if (parts.split > 1) {
             i64 to = (((i64)at.b * a.heads + at.h) * a.q_len + at.q) * parts.split + p.index;
             ((float *)parts.o)[to * HEAD_DIM_V + d] = value;
             if (d == 0)
-                ((float2 *)parts.ml)[to] = make_float2(top, sum);
+                ((float2 *)parts.ml)[to] = make_float2(row_max, sum);
         } else
-            store_element(a, at, d, value, top, sum, factor);
+            store_element(a, at, d, value, row_max, sum, factor);
     }
 }
 
 /* ---------------------------------------------------------------------------------------------------------- kernels */
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
-/* The sums of more than 128 columns of float32 leave no registers for the part's heads from one tile to the next. */
+/* With more than 128 columns of float32 the accumulators leave no registers for coordinates across tiles: they are
+ * computed again. */
 constexpr bool REGISTERS_FULL = WIDE && (PAD_D > 128 || PAD_DV > 128);
 
-/* Nor for the rows' maxima and sums, and the next tiles of keys, which stand in shared memory under P V. */
-__device__ __forceinline__ void put_down(u32 to, const float (&m)[1][2], const float (&l)[1][2], const keys &next,
-                                         const keys &after)
+/* Nor do they leave any for the rows' maxima and sums, and for the iterator: during P V these are saved in shared
+ * memory. */
+__device__ __forceinline__ void save_state(u32 to, const float (&m)[1][2], const float (&l)[1][2], const keys &next,
+                                           const keys &after)
 {
     to += (u32)thread_index_remat() * 16;
     asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(m[0][0]), "f"(m[0][1]), "f"(l[0][0]),
@@ -272,7 +274,7 @@ __device__ __forceinline__ void put_down(u32 to, const float (&m)[1][2], const f
                  : "memory");
 }
 
-__device__ __forceinline__ void take_rows(u32 from, float (&m)[1][2], float (&l)[1][2])
+__device__ __forceinline__ void restore_rows(u32 from, float (&m)[1][2], float (&l)[1][2])
 {
     asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
                  : "=f"(m[0][0]), "=f"(m[0][1]), "=f"(l[0][0]), "=f"(l[0][1])
@@ -280,7 +282,7 @@ __device__ __forceinline__ void take_rows(u32 from, float (&m)[1][2], float (&l)
                  : "memory");
 }
 
-__device__ __forceinline__ void take_keys(u32 from, keys &next, keys &after)
+__device__ __forceinline__ void restore_keys(u32 from, keys &next, keys &after)
 {
     int full, after_full;
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
@@ -301,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                           KEY_GROUPS * BLOCK_M * (PAD_DV + 2) * sizeof(float)));
     u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
         v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES, rows = terms + 2 * TERM_BYTES;
-    part p = part_place(a, parts, (int)blockIdx.x);
+    part p = part_of(a, parts, (int)blockIdx.x);
     p = {uniform(p.b),     uniform(p.h),    uniform(p.h_kv),  uniform(p.row), uniform(p.rows),
          uniform(p.index), uniform(p.step), uniform(p.steps), uniform(p.end)};
     source from = source_of(a, p.b, p.h_kv);
@@ -310,32 +312,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     float factor = uniform(fold_factor(a.scale));
 
     block_iterator ahead;
-    part_iterator(ahead, a, p);
+    part_iterator_begin(ahead, a, p);
     load_q(q_tile, a, p);
-    keys next[AHEAD]; /* the tiles on their way */
+    keys next[AHEAD]; /* tiles being copied */
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++) {
-        next[i] = part_next(ahead, a, p);
+        next[i] = part_iterator_next(ahead, a, p);
         load_k(k_tiles + i * K_BYTES, from, a, next[i]);
         if (STAGES > 1)
             load_v(v_tiles + i * V_BYTES, from, a, next[i]);
     }
 
-    next_terms coming;
-    make_terms(coming, a, {p.b, p.h, p.h_kv, 0}, next[0]);
-    store_terms(coming, terms);
+    next_terms next_key_terms;
+    make_terms(next_key_terms, a, {p.b, p.h, p.h_kv, 0}, next[0]);
+    store_terms(next_key_terms, terms);
 
     if (REGISTERS_FULL)
-        put_down(rows, m, l, next[0], ahead.next);
-    u32 stage = 0, turn = 0; /* turn: where this tile's terms stand */
+        save_state(rows, m, l, next[0], ahead.next);
+    u32 stage = 0, terms_offset = 0; /* terms_offset: this tile's key terms, double-buffered */
     while (next[0].kv >= 0) {
         keys now = next[0];
 #pragma unroll
         for (int i = 0; i + 1 < AHEAD; i++)
             next[i] = next[i + 1];
-        next[AHEAD - 1] = part_next(ahead, a, p);
+        next[AHEAD - 1] = part_iterator_next(ahead, a, p);
         u32 k_tile = k_tiles + stage * K_BYTES, v_tile = v_tiles + stage * V_BYTES;
         float s[1][N_TILES][4];
+        /* 2: this tile is loaded; the copies of a later one start. */
         copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
         __syncthreads();
         if (REGISTERS_FULL)
@@ -343,44 +346,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if constexpr (STAGES == 1) {
             load_v(v_tile, from, a, now);
         } else {
-            u32 free = stage == 0 ? STAGES - 1 : stage - 1;
-            load_k(k_tiles + free * K_BYTES, from, a, next[AHEAD - 1]);
-            load_v(v_tiles + free * V_BYTES, from, a, next[AHEAD - 1]);
+            u32 free_stage = stage == 0 ? STAGES - 1 : stage - 1;
+            load_k(k_tiles + free_stage * K_BYTES, from, a, next[AHEAD - 1]);
+            load_v(v_tiles + free_stage * V_BYTES, from, a, next[AHEAD - 1]);
         }
-        make_terms(coming, a, {p.b, p.h, p.h_kv, 0}, next[0]);
+        make_terms(next_key_terms, a, {p.b, p.h, p.h_kv, 0}, next[0]);
+        /* 3, 4: S, then score and mask. */
         multiply_qk(s, q_tile, k_tile + (u32)(warp_column() * CHUNKS_D * 16), warp_row());
         if (REGISTERS_FULL)
             from = part_heads(p, a, parts, block_here());
         int row = p.row + warp_row() + thread_index_remat() % 32 / 4;
 #if ATTUNE_KEY_TERMS
-        hook_terms(s, a, p, now, row, warp_column(), terms + turn);
+        hook_terms(s, a, p, now, row, warp_column(), terms + terms_offset);
 #else
         hook(s, a, p, now, row, warp_column());
 #endif
-        turn = TERM_BYTES - turn;
-        store_terms(coming, terms + turn);
+        terms_offset = TERM_BYTES - terms_offset;
+        store_terms(next_key_terms, terms + terms_offset);
         if constexpr (STAGES == 1) {
             copy_wait<0>();
             __syncthreads();
             load_k(k_tile, from, a, next[0]);
         }
+        /* 5, 6: online softmax, O += P V. */
         if (REGISTERS_FULL)
-            take_rows(rows, m, l);
+            restore_rows(rows, m, l);
         softmax(s, o, m, l, factor);
         if (REGISTERS_FULL)
-            put_down(rows, m, l, next[0], ahead.next);
+            save_state(rows, m, l, next[0], ahead.next);
         multiply_pv(o, s, v_tile + (u32)(warp_column() * CHUNKS_DV * 16));
         if (REGISTERS_FULL)
-            take_keys(rows, next[0], ahead.next);
+            restore_keys(rows, next[0], ahead.next);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
     if (REGISTERS_FULL)
-        take_rows(rows, m, l);
+        restore_rows(rows, m, l);
     __syncthreads();
-    p = part_place(a, parts, block_here());
+    p = part_of(a, parts, block_here());
 
-    /* The merge lies where the operands were: O[groups][BLOCK_M][PAD_DV], then m and l. */
+    /* 7. The warps' results replace the operands in shared memory: O[groups][BLOCK_M][PAD_DV], then m and l. */
     float *o_groups = (float *)memory, *ml_groups = o_groups + KEY_GROUPS * BLOCK_M * PAD_DV;
     int lane = (int)threadIdx.x % 32;
     int to = (int)threadIdx.x / (32 * ROW_GROUPS) * BLOCK_M + warp_row() + lane / 4;
@@ -400,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     store(o_groups, ml_groups, a, parts, p, factor);
 }
 
-/* One CTA for a row: batch x heads x q_len of them. */
+/* Combines the splits of a row: a grid of batch x heads x q_len CTAs. */
 extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cuda_arguments a,
                                                const __grid_constant__ attune_cuda_parts parts)
 {
@@ -409,10 +414,10 @@ extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cu
     tile_coord at = {plane / a.heads, plane % a.heads, 0, (int)(row % a.q_len)};
     const float *o = (const float *)parts.o + row * parts.split * HEAD_DIM_V;
     const float2 *ml = (const float2 *)parts.ml + row * parts.split;
-    float factor = fold_factor(a.scale), top = -ATTUNE_INF, sum = 0.0f;
+    float factor = fold_factor(a.scale), row_max = -ATTUNE_INF, sum = 0.0f;
     for (int i = 0; i < parts.split; i++)
-        top = fmaxf(top, ml[i].x);
-    float base = top == -ATTUNE_INF ? 0.0f : top;
+        row_max = fmaxf(row_max, ml[i].x);
+    float base = row_max == -ATTUNE_INF ? 0.0f : row_max;
 #pragma unroll 1
     for (int d = (int)threadIdx.x; d < HEAD_DIM_V; d += (int)blockDim.x) {
         float value = 0.0f;
@@ -424,6 +429,6 @@ extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cu
             sum += part.y * weight;
             value += o[(i64)i * HEAD_DIM_V + d] * weight;
         }
-        store_element(a, at, d, value, top, sum, factor);
+        store_element(a, at, d, value, row_max, sum, factor);
     }
 }

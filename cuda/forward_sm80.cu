@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Forward with mma.sync and cp.async: every NVIDIA GPU from sm_80, every dtype and head dimension. The stages are those
- * of docs/algorithm.md; mma.cuh has the products and the softmax.
+ * Forward with mma.sync and cp.async: every NVIDIA GPU from sm_80, every dtype and head dimension. Numbered stages are
+ * those of docs/algorithm.md; mma.cuh has the matrix products and the softmax.
  *
- * With one stage, the copy of V(j) runs under Q K(j) and that of K(j+1) under P V(j). With more, tiles j + 1 to
- * j + STAGES - 1 are on their way during j, and the warps meet once a tile.
+ * With one pipeline stage the copy of V(j) overlaps Q K(j)^T, and that of K(j+1) overlaps P V(j). With more, tiles j +
+ * 1 to j + STAGES - 1 are being copied while tile j is computed, with one barrier for each tile.
  */
 #include "common.cuh"
 
 constexpr int ROW_TILES = BLOCK_M / (16 * ATTUNE_NUM_WARPS), KEYS = BLOCK_N;
-static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == BLOCK_M, "a warp owns 16 rows or a multiple");
+static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == BLOCK_M, "a warp computes 16 rows or a multiple");
 
 #include "non_finite.cuh"
 #include "mma.cuh"
@@ -22,18 +22,18 @@ __device__ __forceinline__ int warp_row()
 }
 
 #ifdef ATTUNE_SCORE_NEAR
-/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
+/* Whether the near-zero form of the score expression holds for all scores of the warp. */
 __device__ __forceinline__ bool near_zero(const float (&s)[ROW_TILES][N_TILES][4], float scale)
 {
-    float top = 0.0f;
+    float largest = 0.0f;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                top = fmaxf(top, fabsf(s[r][n][i]));
-    return __all_sync(0xffffffffu, top * fabsf(scale) <= ATTUNE_SCORE_NEAR);
+                largest = fmaxf(largest, fabsf(s[r][n][i]));
+    return __all_sync(0xffffffffu, largest * fabsf(scale) <= ATTUNE_SCORE_NEAR);
 }
 #endif
 
@@ -52,11 +52,12 @@ __device__ __forceinline__ void make_rows(rows_terms &rows, const attune_cuda_ar
 }
 
 #if ATTUNE_HAVE_SCORE
-/* The products become scores. NEAR: in the cheaper form. What captures hold is read for 8 keys at a time: all at once
- * would fill the registers. */
+/* Raw products become scores, NEAR with the near-zero form. Captures are read for 8 keys at a time, since the values of
+ * all keys at once would fill the registers. */
 template <bool NEAR>
 __device__ __forceinline__ void make_scores(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
-                                            const tile_coord &p, int first, int column, const rows_terms &rows, u32 terms)
+                                            const tile_coord &p, int first, int column, const rows_terms &rows,
+                                            u32 terms)
 {
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
@@ -108,11 +109,11 @@ __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], co
 }
 #endif
 
-/* 4: the score and mask hook. row: the thread's first row of q; terms: those of the keys. */
-__device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a, const tile_coord &p,
-                                     const keys &w, int row, u32 terms)
+/* 4: the score and mask hook. row: the thread's first query row; terms: the keys' terms in shared memory. */
+__device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
+                                     const tile_coord &p, const keys &w, int row, u32 terms)
 {
-    /* Beside words of the keys no register keeps the thread's column from tile to tile. */
+    /* Key terms leave no register for the thread's column across tiles: rematerialise it. */
     int column = w.kv + (KEY_TERMS ? thread_index_remat() : (int)threadIdx.x) % 4 * 2;
     rows_terms rows;
     make_rows(rows, a, p, row, !w.full);
@@ -209,13 +210,13 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
     }
 }
 
-/* 7: store O and LSE. Returns a bit for each of the thread's rows that has an element to look at again. */
+/* 7: stores O and LSE. Returns a bit for each of the thread's rows that needs the non-finite slow path. */
 __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const float (&m)[ROW_TILES][2],
-                                     const float (&l)[ROW_TILES][2], const attune_cuda_arguments &a, const tile_coord &p,
-                                     int row, float factor)
+                                     const float (&l)[ROW_TILES][2], const attune_cuda_arguments &a,
+                                     const tile_coord &p, int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
-    u32 spoilt = 0;
+    u32 non_finite = 0;
     constexpr u64 BYTES = sizeof(o_element);
     o_element *base = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
     bool paired = ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * BYTES) & (2 * BYTES - 1)) == 0;
@@ -230,12 +231,12 @@ __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const f
             if (q >= a.q_len)
                 continue;
             float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-            if (sum == 0.0f && !a.part) /* 0 times NaN is NaN */
+            if (sum == 0.0f && !a.part) /* fully masked: O = 0, also where 0 times V gave NaN */
 #pragma unroll
                 for (int d = 0; d < DV_TILES; d++)
                     o[r][d][2 * half] = o[r][d][2 * half + 1] = 0.0f;
             o_element *to = base + q * a.o.row;
-            float none = 0.0f; /* NaN once an element is not finite */
+            float probe = 0.0f; /* becomes NaN with the first element that is not finite */
 #pragma unroll
             for (int d = 0; d < DV_TILES; d++) {
                 int column = d * 8 + lane % 4 * 2;
@@ -243,7 +244,7 @@ __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const f
                     continue;
                 float x = o[r][d][2 * half] * inverse, y = o[r][d][2 * half + 1] * inverse;
                 if constexpr (HAVE_MASK)
-                    none = __fmaf_rn(x, 0.0f, __fmaf_rn(y, 0.0f, none));
+                    probe = __fmaf_rn(x, 0.0f, __fmaf_rn(y, 0.0f, probe));
                 if constexpr (ATTUNE_O_DTYPE == ATTUNE_CUDA_F32) {
                     if (paired)
                         *(float2 *)(to + column) = make_float2(x, y);
@@ -257,29 +258,31 @@ __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const f
                         to[column] = (o_element)two, to[column + 1] = (o_element)(two >> 16);
                 }
             }
-            if (HAVE_MASK && none != 0.0f && finite(sum))
-                spoilt |= 1u << (r * 2 + half);
+            if (HAVE_MASK && probe != 0.0f && finite(sum))
+                non_finite |= 1u << (r * 2 + half);
             if (lane % 4 == 0) {
-                float top = m[r][half] * (factor * ATTUNE_LN2);
+                float row_max = m[r][half] * (factor * ATTUNE_LN2);
                 bool empty = sum == 0.0f;
                 if (a.lse.address)
                     ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + q * a.lse.row] =
-                        empty ? -ATTUNE_INF : top + logf(sum);
+                        empty ? -ATTUNE_INF : row_max + logf(sum);
                 if (a.row_max.address)
                     ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + q * a.row_max.row] =
-                        empty ? -ATTUNE_INF : nan_or(top, sum);
+                        empty ? -ATTUNE_INF : nan_or(row_max, sum);
             }
         }
-    return spoilt;
+    return non_finite;
 }
 
-/* Elements that a forbidden pair may have made NaN (careful.cuh). Each thread looks at those that it stored. */
-__device__ __forceinline__ void repair(const attune_cuda_arguments &a, tile_coord p, int row, u32 spoilt, float factor)
+/* Recomputes elements that a forbidden pair may have made NaN (non_finite.cuh). Each thread checks those that it
+ * stored. */
+__device__ __forceinline__ void recompute_non_finite(const attune_cuda_arguments &a, tile_coord p, int row,
+                                                     u32 non_finite, float factor)
 {
     int first = p.q;
 #pragma unroll 1
     for (int i = 0; i < ROW_TILES * 2; i++) {
-        if (!(spoilt >> i & 1))
+        if (!(non_finite >> i & 1))
             continue;
         p.q = row + i * 8;
         const o_element *o = (const o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row;
@@ -292,7 +295,7 @@ __device__ __forceinline__ void repair(const attune_cuda_arguments &a, tile_coor
             tile_coord tile = p;
             tile.q = first;
             block_iterator_begin(w, a, tile);
-            recomputed again = recompute_element(a, p, w, a.kv_len, d);
+            recomputed_element again = recompute_element(a, p, w, a.kv_len, d);
             store_element(a, p, d, again.o, again.m, again.l, factor);
         }
     }
@@ -331,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     block_iterator ahead;
     block_iterator_begin(ahead, a, p);
     load_q(q_tile, a, p);
-    keys next[AHEAD]; /* the tiles on their way */
+    keys next[AHEAD]; /* tiles being copied */
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++) {
         next[i] = block_iterator_next(ahead, a);
@@ -340,11 +343,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_v(v_tiles + i * V_BYTES, from, a, next[i]);
     }
 
-    next_terms coming;
-    make_terms(coming, a, p, next[0]);
-    store_terms(coming, terms);
+    next_terms next_key_terms;
+    make_terms(next_key_terms, a, p, next[0]);
+    store_terms(next_key_terms, terms);
 
-    u32 stage = 0, turn = 0; /* turn: where this tile's terms stand */
+    u32 stage = 0, terms_offset = 0; /* terms_offset: this tile's key terms, double-buffered */
     while (next[0].kv >= 0) {
         keys now = next[0];
 #pragma unroll
@@ -353,40 +356,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         next[AHEAD - 1] = block_iterator_next(ahead, a);
         u32 k_tile = k_tiles + stage * K_BYTES, v_tile = v_tiles + stage * V_BYTES;
         float s[ROW_TILES][N_TILES][4];
+        /* 2: this tile is loaded; the copies of a later one start. */
         copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
         __syncthreads();
         if constexpr (STAGES == 1) {
             load_v(v_tile, from, a, now);
         } else {
-            u32 free = stage == 0 ? STAGES - 1 : stage - 1;
-            load_k(k_tiles + free * K_BYTES, from, a, next[AHEAD - 1]);
-            load_v(v_tiles + free * V_BYTES, from, a, next[AHEAD - 1]);
+            u32 free_stage = stage == 0 ? STAGES - 1 : stage - 1;
+            load_k(k_tiles + free_stage * K_BYTES, from, a, next[AHEAD - 1]);
+            load_v(v_tiles + free_stage * V_BYTES, from, a, next[AHEAD - 1]);
         }
-        make_terms(coming, a, p, next[0]);
+        make_terms(next_key_terms, a, p, next[0]);
+        /* 3, 4: S, then score and mask. */
         multiply_qk(s, q_tile, k_tile, warp_row());
-        hook(s, a, p, now, p.q + warp_row() + thread_index_remat() % 32 / 4, terms + turn);
-        turn = TERM_BYTES - turn;
-        store_terms(coming, terms + turn);
+        hook(s, a, p, now, p.q + warp_row() + thread_index_remat() % 32 / 4, terms + terms_offset);
+        terms_offset = TERM_BYTES - terms_offset;
+        store_terms(next_key_terms, terms + terms_offset);
         if constexpr (STAGES == 1) {
             copy_wait<0>();
             __syncthreads();
             load_k(k_tile, from, a, next[0]);
         }
+        /* 5, 6: online softmax, O += P V. */
         float base[ROW_TILES][2];
-        softmax_tops(s, o, m, l, base, factor);
+        softmax_maxima(s, o, m, l, base, factor);
         if constexpr (WIDE) {
 #pragma unroll
             for (int n = 0; n < N_TILES; n++)
-                softmax_weights(s, l, base, factor, n);
+                softmax_exp(s, l, base, factor, n);
             multiply_pv(o, s, v_tile);
         } else
             multiply_weights(o, s, l, base, factor, v_tile);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
+    /* 7. The coordinates are computed again, since the loop needs their registers. */
     p = tile_coord_of(a, block_here());
     int row = p.q + warp_row() + thread_index_remat() % 32 / 4;
-    u32 spoilt = store(o, m, l, a, p, row, factor);
-    if (HAVE_MASK && spoilt)
-        repair(a, p, row, spoilt, factor);
+    u32 non_finite = store(o, m, l, a, p, row, factor);
+    if (HAVE_MASK && non_finite)
+        recompute_non_finite(a, p, row, non_finite, factor);
 }

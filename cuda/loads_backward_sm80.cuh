@@ -1,102 +1,110 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * How tiles come into shared memory in the backward kernels on mma.sync: what a CTA owns once, the tiles of the
- * other side by copies that are under way while it works. The walk over them and what it found stand in shared memory
- * too, written by the first thread: registers are for the sums. The kernel that includes this defines ROLES.
+ * Loads of the mma.sync backward kernels. The outer tile is loaded once; tiles of the inner loop are prefetched with
+ * cp.async, STAGES - 1 ahead. The block iterator and the descriptors of the following tiles are in shared memory,
+ * written by thread 0, since the accumulators need the registers. The including kernel defines ROLES.
  */
-#ifndef ATTUNE_CUDA_FEED_BACKWARD_SM80_CUH
-#define ATTUNE_CUDA_FEED_BACKWARD_SM80_CUH
+#ifndef ATTUNE_CUDA_LOADS_BACKWARD_SM80_CUH
+#define ATTUNE_CUDA_LOADS_BACKWARD_SM80_CUH
 
 #include "backward.cuh"
 #include "pairs.cuh"
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
-constexpr int NOTES = AHEAD > 5 ? 16 : AHEAD > 1 ? 8 : 4; /* a power of two, of at least AHEAD + 3 */
-constexpr u32 WALK_BYTES = 256, NOTE_BYTES = round_up(NOTES * 16, 128);
-constexpr u32 OTHER_BYTES = OTHER * (PAD_D + PAD_DV) * sizeof(element), ROW_BYTES = DK_DV ? OTHER * 8 : 0;
-constexpr u32 SECOND = OTHER * PAD_D * sizeof(element); /* where V or dO stands behind K or Q */
+/* The ring of tile descriptors: a power of two, at least AHEAD + 3. */
+constexpr int TILE_DESCS = AHEAD > 5 ? 16 : AHEAD > 1 ? 8 : 4;
+constexpr u32 WORK_ITEM_BYTES = 256, TILE_DESC_BYTES = round_up(TILE_DESCS * 16, 128);
+constexpr u32 INNER_BYTES = INNER_ROWS * (PAD_D + PAD_DV) * sizeof(element),
+              ROW_DATA_BYTES = DK_DV ? INNER_ROWS * 8 : 0;
+constexpr u32 SECOND_OFFSET = INNER_ROWS * PAD_D * sizeof(element); /* V follows K, and dO follows Q */
 
-/* What a CTA owns, and its walk, which its first thread walks. */
+/* A CTA's work item: its outer tile, and the iterator over the inner tiles, which thread 0 advances. */
 #if ATTUNE_DK_DV
-struct feed {
-    int recomputed; /* first: feed_careful */
+struct work_item {
+    int slow_path; /* first, as on_slow_path reads it */
     column c;
     column_iterator w;
 };
 
-__device__ __forceinline__ void feed_find(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
+__device__ __forceinline__ void work_item_find(work_item &item, const attune_cuda_arguments &a,
+                                               const attune_cuda_backward &back)
 {
-    f.c = column_place(a, back, (int)blockIdx.x, ROLES);
+    item.c = column_of(a, back, (int)blockIdx.x, ROLES);
 }
 
-__device__ __forceinline__ void feed_begin(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
+__device__ __forceinline__ void tiles_begin(work_item &item, const attune_cuda_arguments &a,
+                                            const attune_cuda_backward &back)
 {
-    column_begin(f.w, a, back, f.c);
+    column_begin(item.w, a, back, item.c);
 }
 
-__device__ __forceinline__ other feed_take(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
+__device__ __forceinline__ inner_tile tiles_next(work_item &item, const attune_cuda_arguments &a,
+                                                 const attune_cuda_backward &back)
 {
-    rows r = column_take(f.w, a, back, f.c);
-    return {r.b, r.h, f.c.h_kv, r.q, r.full};
+    rows r = column_next(item.w, a, back, item.c);
+    return {r.b, r.h, item.c.h_kv, r.q, r.full};
 }
 
-__device__ __forceinline__ spot feed_place(const feed &f)
+__device__ __forceinline__ pair_coord outer_tile_coord(const work_item &item)
 {
-    return {uniform(f.c.b), uniform(f.c.h_kv), uniform(f.c.h_kv), uniform(f.c.kv), 0};
+    return {uniform(item.c.b), uniform(item.c.h_kv), uniform(item.c.h_kv), uniform(item.c.kv), 0};
 }
 #else
-struct feed {
-    int recomputed;
+struct work_item {
+    int slow_path;
     tile_coord p;
     block_iterator w;
 };
 
-__device__ __forceinline__ void feed_find(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
+__device__ __forceinline__ void work_item_find(work_item &item, const attune_cuda_arguments &a,
+                                               const attune_cuda_backward &back)
 {
-    f.p = tile_coord_of(a, (int)blockIdx.x);
+    item.p = tile_coord_of(a, (int)blockIdx.x);
 }
 
-__device__ __forceinline__ void feed_begin(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
+__device__ __forceinline__ void tiles_begin(work_item &item, const attune_cuda_arguments &a,
+                                            const attune_cuda_backward &back)
 {
-    block_iterator_begin(f.w, a, f.p);
+    block_iterator_begin(item.w, a, item.p);
 }
 
-__device__ __forceinline__ other feed_take(feed &f, const attune_cuda_arguments &a, const attune_cuda_backward &back)
+__device__ __forceinline__ inner_tile tiles_next(work_item &item, const attune_cuda_arguments &a,
+                                                 const attune_cuda_backward &back)
 {
-    keys k = block_iterator_next(f.w, a);
-    return {f.p.b, f.p.h, f.p.h_kv, k.kv, k.full};
+    keys k = block_iterator_next(item.w, a);
+    return {item.p.b, item.p.h, item.p.h_kv, k.kv, k.full};
 }
 
-__device__ __forceinline__ spot feed_place(const feed &f)
+__device__ __forceinline__ pair_coord outer_tile_coord(const work_item &item)
 {
-    return {uniform(f.p.b), uniform(f.p.h), uniform(f.p.h_kv), uniform(f.p.q), 0};
+    return {uniform(item.p.b), uniform(item.p.h), uniform(item.p.h_kv), uniform(item.p.q), 0};
 }
 #endif
-static_assert(sizeof(feed) <= WALK_BYTES);
+static_assert(sizeof(work_item) <= WORK_ITEM_BYTES);
 
-/* Notes the next tile; by the first thread alone. */
-__device__ __forceinline__ void feed_note(unsigned char *walk, int index, const attune_cuda_arguments &a,
-                                          const attune_cuda_backward &back)
+/* Writes the descriptor of the iterator's next tile. By thread 0. */
+__device__ __forceinline__ void enqueue_tile(unsigned char *work, int index, const attune_cuda_arguments &a,
+                                             const attune_cuda_backward &back)
 {
-    other t = feed_take(*(feed *)walk, a, back);
-    *(int4 *)(walk + WALK_BYTES + index % NOTES * 16) = make_int4(t.b, t.h, t.first, t.h_kv * 2 + t.full);
+    inner_tile t = tiles_next(*(work_item *)work, a, back);
+    *(int4 *)(work + WORK_ITEM_BYTES + index % TILE_DESCS * 16) = make_int4(t.b, t.h, t.first, t.h_kv * 2 + t.full);
 }
 
-__device__ __forceinline__ other noted(const unsigned char *walk, int index)
+__device__ __forceinline__ inner_tile tile_desc(const unsigned char *work, int index)
 {
     int b, h, first, rest;
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(b), "=r"(h), "=r"(first), "=r"(rest)
-                 : "r"(shared_address(walk) + WALK_BYTES + (u32)(index % NOTES) * 16));
+                 : "r"(shared_address(work) + WORK_ITEM_BYTES + (u32)(index % TILE_DESCS) * 16));
     return {b, h, rest >> 1, first, (bool)(rest & 1)};
 }
 
-/* Whether the CTA has started over. */
-__device__ __forceinline__ bool feed_careful(const unsigned char *walk)
+/* Whether the CTA runs a second time, on the non-finite slow path (backward_sm80.cu). */
+__device__ __forceinline__ bool on_slow_path(const unsigned char *work)
 {
-    int recomputed;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(recomputed) : "r"(shared_address(walk)));
-    return recomputed;
+    int slow_path;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(slow_path) : "r"(shared_address(work)));
+    return slow_path;
 }
 
 template <int ROWS, int DIM, int CHUNKS>
@@ -119,54 +127,55 @@ __device__ __forceinline__ void copy_float(u32 to, const float *from)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
 }
 
-/* With keys of one's own: the rows' lse and delta. */
+/* lse and delta of an inner tile's queries. */
 __device__ __forceinline__ void load_row_data(u32 to, const attune_cuda_arguments &a, const attune_cuda_backward &back,
-                                              const other &t)
+                                              const inner_tile &t)
 {
     i64 row = ((i64)t.b * a.heads + t.h) * back.row_stride + t.first;
-    for (int i = thread_index_remat(); i < OTHER; i += THREADS) {
+    for (int i = thread_index_remat(); i < INNER_ROWS; i += THREADS) {
         copy_float(to + (u32)i * 4, (const float *)back.lse + row + i);
-        copy_float(to + (u32)(OTHER + i) * 4, (const float *)back.delta + row + i);
+        copy_float(to + (u32)(INNER_ROWS + i) * 4, (const float *)back.delta + row + i);
     }
 }
 
-/* 1, 2: a tile of the other side, as one group of copies; with keys of one's own the rows' lse and delta too. */
-__device__ __forceinline__ void load_other(u32 to, u32 row_data, const attune_cuda_arguments &a,
-                                           const attune_cuda_backward &back, const other &t)
+/* 1, 2: an inner tile as one cp.async group; a tile of queries comes with its lse and delta. */
+__device__ __forceinline__ void load_inner(u32 to, u32 row_data, const attune_cuda_arguments &a,
+                                           const attune_cuda_backward &back, const inner_tile &t)
 {
     if (t.first >= 0) {
         if constexpr (DK_DV) {
-            load_both<OTHER>(to, a.q, back.d_o, t.b, t.h, t.first, a.q_len);
+            load_both<INNER_ROWS>(to, a.q, back.d_o, t.b, t.h, t.first, a.q_len);
             load_row_data(row_data, a, back, t);
         } else
-            load_both<OTHER>(to, a.k, a.v, t.b, t.h_kv, t.first, a.kv_len);
+            load_both<INNER_ROWS>(to, a.k, a.v, t.b, t.h_kv, t.first, a.kv_len);
     }
     copy_commit();
 }
 
-/* What the walk names first. By one thread. */
-__device__ __forceinline__ void feed_first(unsigned char *walk, const attune_cuda_arguments &a,
-                                           const attune_cuda_backward &back)
+/* Fills the ring of descriptors. By thread 0. */
+__device__ __forceinline__ void enqueue_first_tiles(unsigned char *work, const attune_cuda_arguments &a,
+                                                    const attune_cuda_backward &back)
 {
-    feed_begin(*(feed *)walk, a, back);
+    tiles_begin(*(work_item *)work, a, back);
 #pragma unroll 1
     for (int i = 0; i <= AHEAD + 1; i++)
-        feed_note(walk, i, a, back);
+        enqueue_tile(work, i, a, back);
 }
 
-/* Until a tile is there; then the one to come is begun in the stage that is free, and the walk goes on. */
-__device__ __forceinline__ void feed_wait(unsigned char *walk, int index, u32 stage, u32 others, u32 row_data,
+/* Waits until tile `index` is in shared memory. The barrier also says that all warps have read the tile before it: the
+ * copy of `next` starts into that stage, and thread 0 writes one more descriptor. */
+__device__ __forceinline__ void wait_tile(unsigned char *work, int index, u32 stage, u32 inner_tiles, u32 row_data,
                                           const attune_cuda_arguments &a, const attune_cuda_backward &back,
-                                          const other &next)
+                                          const inner_tile &next)
 {
     copy_wait<AHEAD - 1>();
     __syncthreads();
     if constexpr (STAGES > 1) {
-        u32 free = stage == 0 ? STAGES - 1 : stage - 1;
-        load_other(others + free * OTHER_BYTES, row_data + free * ROW_BYTES, a, back, next);
+        u32 free_stage = stage == 0 ? STAGES - 1 : stage - 1;
+        load_inner(inner_tiles + free_stage * INNER_BYTES, row_data + free_stage * ROW_DATA_BYTES, a, back, next);
     }
     if (threadIdx.x == 0)
-        feed_note(walk, index + AHEAD + 2, a, back);
+        enqueue_tile(work, index + AHEAD + 2, a, back);
 }
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the host hands to mask_lists.cu: three entry points that take one attune_cuda_mask_lists by value and run one
- * after another on a stream.
+ * Arguments of mask_lists.cu: three entry points that take one attune_cuda_mask_lists by value and run in this order on
+ * a stream.
  *
  *     attune_mask_classify   a CTA of ATTUNE_CUDA_MASK_THREADS for each block of the tensor
  *     attune_mask_offsets    a CTA of ATTUNE_CUDA_MASK_SCAN for each of the four lists
@@ -13,7 +13,7 @@
 #define ATTUNE_CUDA_MASK_THREADS 256
 #define ATTUNE_CUDA_MASK_SCAN    1024
 
-/* The lists, as bits: of columns rather than of rows, of full blocks rather than of partial ones. */
+/* Bits of a list's index: full or partial blocks, lists of columns or of rows. */
 #define ATTUNE_CUDA_MASK_FULL    1
 #define ATTUNE_CUDA_MASK_COLUMNS 2
 #define ATTUNE_CUDA_MASK_LISTS   4
@@ -23,10 +23,10 @@ typedef struct attune_cuda_mask_lists {
     long long stride[4];        /* elements: batch, head, q, kv */
     unsigned long long classes; /* a byte for each block: 0 empty, 1 partial, 2 full */
     unsigned long long offsets[ATTUNE_CUDA_MASK_LISTS], indices[ATTUNE_CUDA_MASK_LISTS];
-    int planes, heads; /* stored: batch times heads, and heads */
+    int planes, heads; /* planes that are stored: batch times heads */
     int q_len, kv_len, q_block, kv_block, q_blocks, kv_blocks;
-    int element;        /* bytes: 1, 2 or 4 */
-    unsigned forbidden; /* the bits of an element that forbids its pair */
+    int element;        /* bytes of an element: 1, 2 or 4 */
+    unsigned forbidden; /* the bit pattern of an element that forbids its pair */
 } attune_cuda_mask_lists;
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The peak of multiply-adds: wgmma on sm_90a (ATTUNE_USE_WGMMA), mma.sync elsewhere, both with 16-bit operands and sums
- * in float32, as attention has them; scalar multiply-adds in float32. Operands are random: zeros raise a GPU's clocks.
- * A block has 256 threads; src/cuda/measure.c knows what a round of it computes.
+ * Measures peak multiply-add throughput: wgmma on sm_90a (ATTUNE_USE_WGMMA), mma.sync elsewhere, both with 16-bit
+ * operands and float32 accumulators, as attention uses them; scalar multiply-adds for float32. Operands are random,
+ * since zeros take less power and would raise the clocks. A CTA has 256 threads; src/cuda/measure.c has the operations
+ * of an iteration.
  */
 #if ATTUNE_USE_WGMMA
 #include "wgmma.cuh"
@@ -10,7 +11,7 @@
 #include "common.cuh"
 #endif
 
-/* Two random values of the type between 1/2 and 2, of either sign. */
+/* Two random values with a magnitude between 1/2 and 2, of either sign. */
 __device__ __forceinline__ u32 random_pair(u32 i)
 {
     i = (i ^ 61u ^ i >> 16) * 9u;
@@ -27,13 +28,13 @@ __device__ __forceinline__ u32 random_pair(u32 i)
 
 constexpr int N = 256, ROW_BYTES = 128;
 
-/* Rows of 128 swizzled bytes, 64 of the inner dimension, eight rows in 1024 bytes. */
-__device__ __forceinline__ u64 describe(u32 address)
+/* The wgmma matrix descriptor of a K-major tile with 128-byte swizzle: 64 elements a row, 8 rows in 1024 bytes. */
+__device__ __forceinline__ u64 matrix_descriptor(u32 address)
 {
     return (u64)(address >> 4 & 0x3fff) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
 
-extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 rounds, u64 result)
+extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 iterations, u64 result)
 {
     __shared__ __align__(1024) u32 a_tiles[2 * 64 * ROW_BYTES / 4], b_tile[N * ROW_BYTES / 4];
     for (u32 i = threadIdx.x; i < sizeof a_tiles / 4; i += 256)
@@ -42,13 +43,14 @@ extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 rounds, 
         b_tile[i] = random_pair(~i);
     asm volatile("fence.proxy.async;" ::: "memory");
     __syncthreads();
-    u64 a = describe(shared_address(a_tiles) + threadIdx.x / 128 * 64 * ROW_BYTES), b = describe(shared_address(b_tile));
+    u64 a = matrix_descriptor(shared_address(a_tiles) + threadIdx.x / 128 * 64 * ROW_BYTES),
+        b = matrix_descriptor(shared_address(b_tile));
     float d[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         d[i] = 0.0f;
 #pragma unroll 1
-    for (u32 round = 0; round < rounds; round++) {
+    for (u32 iteration = 0; iteration < iterations; iteration++) {
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
         for (int step = 0; step < 4; step++)
@@ -69,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 rounds, 
 
 constexpr int CHAINS = 8;
 
-extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 rounds, u64 result)
+extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 iterations, u64 result)
 {
     u32 a[4], b[2];
 #pragma unroll
@@ -85,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 rounds, 
 #define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
 #endif
 #pragma unroll 1
-    for (u32 round = 0; round < rounds; round++)
+    for (u32 iteration = 0; iteration < iterations; iteration++)
 #pragma unroll
         for (int c = 0; c < CHAINS; c++)
             asm volatile(MULTIPLY " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -103,14 +105,14 @@ extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 rounds, 
 
 constexpr int CHAINS = 16, STEPS = 8;
 
-extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 rounds, u64 result)
+extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 iterations, u64 result)
 {
     float x[CHAINS], factor = 0.5f + (float)threadIdx.x * 1e-3f, term = 0.25f;
 #pragma unroll
     for (int c = 0; c < CHAINS; c++)
         x[c] = (float)(threadIdx.x + c);
 #pragma unroll 1
-    for (u32 round = 0; round < rounds; round++)
+    for (u32 iteration = 0; iteration < iterations; iteration++)
 #pragma unroll
         for (int s = 0; s < STEPS; s++)
 #pragma unroll

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Merging: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and
- * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). What a part holds whose weight is 0 counts only forwards, and if the merge is
- * strict. Wide kernels are for what lies as most does; a lane has 8 columns of a row. Of the others, a lane has every
- * 32nd pair of columns.
+ * Merges partial results: w_i = exp(lse_i - lse), o = sum of w_i o_i; backward d_o_i = w_i d_o and
+ * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). A part of weight 0 is skipped, except forward in a strict merge. The wide
+ * kernels need the common, aligned layout; a lane has 8 columns of a row. In the others a lane has every 32nd pair of
+ * columns.
  */
 #include "merge.h"
 
@@ -15,11 +15,11 @@ struct two {
     float x, y;
 };
 
-struct tile_coord {
+struct row_coord {
     long long b, h, q;
 };
 
-__device__ __forceinline__ char *row_of(const view &v, const tile_coord &p)
+__device__ __forceinline__ char *row_of(const view &v, const row_coord &p)
 {
     return (char *)v.address + p.b * v.batch + p.h * v.head + p.q * v.row;
 }
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store_one(const view &v, char *row, int column, 
     ((unsigned short *)row)[column] = (unsigned short)two;
 }
 
-/* From an even column on; `both`: the second is there. */
+/* Loads two columns from an even one on; `both`: the second one exists. */
 __device__ __forceinline__ two load2(const view &v, const char *row, int column, bool both)
 {
     two t;
@@ -96,10 +96,10 @@ __device__ __forceinline__ void store2(const view &v, char *row, int column, boo
         store_one(v, row, column + 1, y);
 }
 
-__device__ __forceinline__ bool find_row(const attune_cuda_merge &a, tile_coord &p)
+__device__ __forceinline__ bool find_row(const attune_cuda_merge &a, row_coord &p)
 {
     const long long row = (long long)blockIdx.x * ATTUNE_CUDA_MERGE_ROWS + threadIdx.x / 32;
-    if (a.rows <= 0xffffffffll) { /* divisions of 64 bits would cost more than all else */
+    if (a.rows <= 0xffffffffll) { /* 64-bit divisions would take longer than the rest of the kernel */
         const unsigned plane = (unsigned)row / (unsigned)a.q_len, b = plane / (unsigned)a.heads;
         p.q = (unsigned)row - plane * (unsigned)a.q_len;
         p.h = plane - b * (unsigned)a.heads;
@@ -112,13 +112,13 @@ __device__ __forceinline__ bool find_row(const attune_cuda_merge &a, tile_coord 
     return row < a.rows;
 }
 
-/* What the sums are multiplied with, from that of the weights. */
+/* The factor of the weighted sums, from the sum of the weights. */
 __device__ __forceinline__ float factor_of(const attune_cuda_merge &a, float sum)
 {
     return !a.weighted || sum == 0.0f ? 1.0f : 1.0f / sum;
 }
 
-/* O = 0, whatever the parts hold. */
+/* A fully masked row: O = 0, also where the parts have NaN. */
 __device__ __forceinline__ bool is_empty(const attune_cuda_merge &a, float sum)
 {
     return a.weighted && sum == 0.0f && !a.part;
@@ -127,7 +127,7 @@ __device__ __forceinline__ bool is_empty(const attune_cuda_merge &a, float sum)
 extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     attune_merge(const __grid_constant__ attune_cuda_merge a)
 {
-    tile_coord p;
+    row_coord p;
     if (!find_row(a, p))
         return;
     const int lane = threadIdx.x % 32;
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     }
 #pragma unroll
     for (int i = 0; i < ATTUNE_CUDA_MERGE_PARTS; i++) {
-        /* A part that is not there has no weight, also where another is NaN. */
+        /* Parts past part_count have weight 0, also if m is NaN. */
         weights[i] = i >= a.part_count || m == EMPTY ? 0.0f : expf(weights[i] - m);
         sum += weights[i];
     }
@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
             }
         store2(a.o, to, c, both, empty ? 0.0f : x * factor, empty ? 0.0f : y * factor);
     }
-    /* The LSE may be that of a part, which all lanes have read by now. */
+    /* The LSE may overwrite that of a part, which all lanes must have read. */
     __syncwarp();
     if (lane == 0 && a.lse.address)
         *(float *)row_of(a.lse, p) = sum == 0.0f ? EMPTY : m + logf(sum);
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
 extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     attune_merge_backward(const __grid_constant__ attune_cuda_merge a)
 {
-    tile_coord p;
+    row_coord p;
     if (!find_row(a, p))
         return;
     const int lane = threadIdx.x % 32;
@@ -201,12 +201,13 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------------- wide */
+/* -------------------------------------------------------------------------------------------------------------- wide
+ */
 
-/* 8 columns. Memory's time is all that a merge should take, so little is computed to find them: a division by
- * multiplication, strides of 32 bits; and every load is on its way before the first is waited for. */
+/* 8 columns of a row. Merging is bound by memory, so that addresses must be cheap: divisions by multiplication, strides
+ * of 32 bits. All loads are issued before the first is used. */
 struct chunk {
-    uint4 low, high; /* high: float32 */
+    uint4 low, high; /* high: for float32 only */
 };
 
 /* TYPE: a view's dtype; 0 = any. */
@@ -221,7 +222,7 @@ template <int TYPE> __device__ __forceinline__ bool is_brain(const view &v)
     return TYPE == 1 || TYPE == 2 ? TYPE == 2 : v.dtype == 2;
 }
 
-struct spot {
+struct row_coord_32 {
     int b, h, q;
 };
 
@@ -230,28 +231,28 @@ __device__ __forceinline__ unsigned divide(unsigned n, attune_cuda_divisor by)
     return (unsigned)((unsigned long long)n * by.multiplier >> (31 + by.shift));
 }
 
-__device__ __forceinline__ spot find_spot(const attune_cuda_merge &a, unsigned row)
+__device__ __forceinline__ row_coord_32 row_coord_of(const attune_cuda_merge &a, unsigned row)
 {
     const unsigned plane = divide(row, a.by_q_len), b = divide(plane, a.by_heads);
     return {(int)b, (int)(plane - b * (unsigned)a.heads), (int)(row - plane * (unsigned)a.q_len)};
 }
 
-__device__ __forceinline__ long long steps_to(const view &v, const spot &p)
+__device__ __forceinline__ long long steps_to(const view &v, const row_coord_32 &p)
 {
     return (long long)p.b * v.steps[0] + (long long)p.h * v.steps[1] + (long long)p.q * v.steps[2];
 }
 
-__device__ __forceinline__ float *lse_at(const view &v, const spot &p)
+__device__ __forceinline__ float *lse_at(const view &v, const row_coord_32 &p)
 {
     return (float *)v.address + steps_to(v, p);
 }
 
-template <int TYPE> __device__ __forceinline__ uint4 *chunk_at(const view &v, const spot &p, int lane)
+template <int TYPE> __device__ __forceinline__ uint4 *chunk_at(const view &v, const row_coord_32 &p, int lane)
 {
     return (uint4 *)v.address + steps_to(v, p) + (is_single<TYPE>(v) ? 2 * lane : lane);
 }
 
-template <int TYPE> __device__ __forceinline__ chunk load_chunk(const view &v, const spot &p, int lane)
+template <int TYPE> __device__ __forceinline__ chunk load_chunk(const view &v, const row_coord_32 &p, int lane)
 {
     const uint4 *from = chunk_at<TYPE>(v, p, lane);
     chunk c;
@@ -284,7 +285,7 @@ template <int TYPE> __device__ __forceinline__ void unpack(const view &v, const 
 }
 
 template <int TYPE>
-__device__ __forceinline__ void store_chunk(const view &v, const spot &p, int lane, const float (&x)[8])
+__device__ __forceinline__ void store_chunk(const view &v, const row_coord_32 &p, int lane, const float (&x)[8])
 {
     uint4 *to = chunk_at<TYPE>(v, p, lane);
     unsigned words[4];
@@ -302,30 +303,31 @@ __device__ __forceinline__ void store_chunk(const view &v, const spot &p, int la
     to[0] = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* What a thread has of a row; `active`: columns too. A row's lanes are of one warp. */
-struct share {
-    spot p;
+/* A thread's row and columns. `in_range`: the row exists; `active`: its columns do too. A row's lanes are in one warp.
+ */
+struct lane_work {
+    row_coord_32 p;
     int lane;
-    bool there, active;
+    bool in_range, active;
 };
 
-__device__ __forceinline__ share find_share(const attune_cuda_merge &a)
+__device__ __forceinline__ lane_work lane_work_of(const attune_cuda_merge &a)
 {
     const int lane = threadIdx.x & ((1 << a.lane_bits) - 1);
     const unsigned rows = ATTUNE_CUDA_MERGE_THREADS >> a.lane_bits;
     const unsigned row = blockIdx.x * rows + (threadIdx.x >> a.lane_bits);
-    const bool there = row < (unsigned)a.rows;
-    return {find_spot(a, row), lane, there, there && 8 * lane < a.columns};
+    const bool in_range = row < (unsigned)a.rows;
+    return {row_coord_of(a, row), lane, in_range, in_range && 8 * lane < a.columns};
 }
 
 template <int TYPE, int PARTS> __device__ __forceinline__ void merge_wide(const attune_cuda_merge &a)
 {
-    const share t = find_share(a);
+    const lane_work t = lane_work_of(a);
     float weights[PARTS];
     chunk chunks[PARTS];
 #pragma unroll
     for (int i = 0; i < PARTS; i++)
-        if (t.there && i < a.part_count) {
+        if (t.in_range && i < a.part_count) {
             weights[i] = a.weighted ? *lse_at(a.parts[i].lse, t.p) : 0.0f;
             if (t.active)
                 chunks[i] = load_chunk<TYPE>(a.parts[i].o, t.p, t.lane);
@@ -358,16 +360,16 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void merge_wide(const 
     if (t.active)
         store_chunk<TYPE>(a.o, t.p, t.lane, x);
     __syncwarp();
-    if (t.there && t.lane == 0 && a.lse.address)
+    if (t.in_range && t.lane == 0 && a.lse.address)
         *lse_at(a.lse, t.p) = sum == 0.0f ? EMPTY : m + logf(sum);
 }
 
 template <int TYPE, int PARTS> __device__ __forceinline__ void backward_wide(const attune_cuda_merge &a)
 {
-    const share t = find_share(a);
+    const lane_work t = lane_work_of(a);
     float part_lse[PARTS], lse = EMPTY, d_lse = 0.0f, o[8], d[8];
     chunk mine[PARTS], full, change;
-    if (t.there) {
+    if (t.in_range) {
         lse = *lse_at(a.lse, t.p);
         if (a.d_lse.address)
             d_lse = *lse_at(a.d_lse, t.p);
@@ -378,7 +380,7 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void backward_wide(con
     }
 #pragma unroll
     for (int i = 0; i < PARTS; i++)
-        if (t.there && i < a.part_count) {
+        if (t.in_range && i < a.part_count) {
             part_lse[i] = *lse_at(a.parts[i].lse, t.p);
             if (t.active)
                 mine[i] = load_chunk<TYPE>(a.parts[i].o, t.p, t.lane);
@@ -389,7 +391,7 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void backward_wide(con
     for (int i = 0; i < PARTS; i++)
         if (i < a.part_count) {
             const attune_cuda_merge_part &part = a.parts[i];
-            const bool empty = !t.there || part_lse[i] == EMPTY || lse == EMPTY;
+            const bool empty = !t.in_range || part_lse[i] == EMPTY || lse == EMPTY;
             const float weight = empty ? 0.0f : expf(part_lse[i] - lse);
             float dot = 0.0f, x[8] = {};
             if (t.active && weight != 0.0f) {
@@ -405,7 +407,7 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void backward_wide(con
                 store_chunk<TYPE>(part.d_o, t.p, t.lane, x);
             for (int step = 1 << a.lane_bits >> 1; step; step /= 2)
                 dot += __shfl_xor_sync(0xffffffffu, dot, step);
-            if (t.there && t.lane == 0 && part.d_lse.address)
+            if (t.in_range && t.lane == 0 && part.d_lse.address)
                 *lse_at(part.d_lse, t.p) = weight == 0.0f ? 0.0f : weight * (dot + d_lse);
         }
 }

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the host hands to merge.cu, as cuda/arguments.h does for attention: entry points attune_merge and
- * attune_merge_backward take one attune_cuda_merge by value. A grid of ceil(rows / ATTUNE_CUDA_MERGE_ROWS) blocks of
- * ATTUNE_CUDA_MERGE_THREADS threads; a warp has a row.
+ * Arguments of merge.cu: the entry points attune_merge and attune_merge_backward take one attune_cuda_merge by value.
+ * The grid has ceil(rows / ATTUNE_CUDA_MERGE_ROWS) CTAs of ATTUNE_CUDA_MERGE_THREADS threads; a warp merges one row.
  *
  * attune_merge_TYPE_PARTS and attune_merge_backward_TYPE_PARTS, with TYPE f16, bf16, f32 or any (any mixture) and PARTS
- * 2 or 8, move 8 columns at once: o and d_o are as narrow as ATTUNE_CUDA_MERGE_COLUMNS, a multiple of 8, and everything
- * of theirs is a multiple of 16 bytes. 1 << lane_bits lanes have a row.
+ * 2 or 8, access 8 columns at once. They need at most ATTUNE_CUDA_MERGE_COLUMNS columns, a multiple of 8, and addresses
+ * and strides of o and d_o that are multiples of 16 bytes. 1 << lane_bits lanes merge one row.
  */
 #ifndef ATTUNE_CUDA_MERGE_H
 #define ATTUNE_CUDA_MERGE_H
@@ -21,7 +20,7 @@ typedef struct attune_cuda_merge_view {
     unsigned long long address; /* 0 = there is none */
     long long batch, head, row;
     int dtype;    /* 1 f16, 2 bf16, 3 f32 */
-    int pair;     /* whether two elements from an even column on can be moved at once */
+    int pair;     /* whether two elements from an even column on can be accessed at once */
     int steps[3]; /* batch, head and row in units of 16 bytes, of an LSE in units of 4; for the wide kernels */
 } attune_cuda_merge_view;
 
@@ -39,7 +38,7 @@ typedef struct attune_cuda_merge {
     long long rows;
     int heads, q_len, columns, part_count;
     int weighted; /* 0: o is the plain sum of the parts' o */
-    int strict;   /* a part whose weight is 0 counts too: 0 times NaN is NaN */
+    int strict;   /* a part of weight 0 is multiplied as well: 0 times NaN is NaN */
     int part;     /* another merge follows: o of a row without weights stays 0 or NaN */
     int lane_bits;
     attune_cuda_divisor by_q_len, by_heads;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the kernels on mma.sync share: instructions, tiles in shared memory, both products and the softmax.
+ * Shared by the mma.sync kernels: instructions, tiles in shared memory, both matrix products and the online softmax.
  *
- * A warp owns ROW_TILES times 16 rows and KEYS columns of S, and the rows of O, in registers. A thread holds, of each
- * 16 x 8 fragment of them, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next one. P goes from there to the
- * second product as it is. The kernel that includes this defines ROW_TILES and KEYS.
+ * A warp holds ROW_TILES x 16 rows and KEYS columns of S, and its rows of O, in registers. Of each 16 x 8 fragment a
+ * thread holds rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next one. P has the layout of a left
+ * operand, so that it goes to the second product without a shuffle. The including kernel defines ROW_TILES and KEYS.
  */
 #ifndef ATTUNE_CUDA_MMA_CUH
 #define ATTUNE_CUDA_MMA_CUH
@@ -12,7 +12,7 @@
 constexpr bool WIDE = ATTUNE_DTYPE == ATTUNE_CUDA_F32;
 constexpr int PER_CHUNK = 16 / (int)sizeof(element); /* elements in 16 bytes, the unit of copies and of ldmatrix */
 #ifndef ATTUNE_PADDING
-#define ATTUNE_PADDING 16 /* of head dimensions in shared memory */
+#define ATTUNE_PADDING 16 /* head dimensions are padded to a multiple of it in shared memory */
 #endif
 constexpr int PAD_D = round_up(HEAD_DIM, ATTUNE_PADDING), PAD_DV = round_up(HEAD_DIM_V, ATTUNE_PADDING);
 constexpr int CHUNKS_D = PAD_D / PER_CHUNK, CHUNKS_DV = PAD_DV / PER_CHUNK;
@@ -58,9 +58,9 @@ __device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], 
 }
 
 /*
- * x = high + low, each as tf32 holds it: three products of these give a float32 product but for 2^-22. What is not
- * finite is in `high` alone, and its products with low parts, whose signs mean nothing, are left out: `safe` is high
- * where x is finite, else 0.
+ * 3xTF32: x = high + low, both tf32. The products high * high, high * low and low * high give a float32 product within
+ * 2^-22. An infinity or NaN is in `high` alone. Its products with low parts would have arbitrary signs, so that those
+ * use `safe`, which is high where x is finite, else 0.
  */
 struct split {
     u32 high, low, safe;
@@ -106,7 +106,8 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
     }
 }
 
-/* The tensor cores' own additions cut off: in float32 a piece's sum is added to c in one rounded step. */
+/* Tensor cores truncate when they accumulate. In float32 the product is therefore summed from 0 and added to c with one
+ * rounded addition. */
 __device__ __forceinline__ void multiply_rounded(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
     if constexpr (WIDE) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void multiply_rounded(float (&c)[4], const u32 (&a)[4
 
 /* ---------------------------------------------------------------------------------------------------- shared memory */
 
-/* A value that is the same in the whole warp, said so that the compiler may keep it in a register of the warp. */
+/* A value that is the same in the whole warp: the shuffle lets the compiler keep it in a uniform register. */
 __device__ __forceinline__ int uniform(int x)
 {
     return __shfl_sync(0xffffffffu, x, 0);
@@ -138,25 +139,26 @@ template <typename T> __device__ __forceinline__ T *uniform(T *p)
     return (T *)((u64)high << 32 | low);
 }
 
-/* Where a row's chunk stands: rotated by exclusive or, so that 8 rows of one chunk lie in 8 different sets of banks. */
+/* The offset of a row's chunk, with an XOR swizzle: 8 rows of one chunk are in 8 different sets of banks, so that
+ * ldmatrix has no bank conflicts. */
 template <int CHUNKS> __device__ __forceinline__ u32 chunk_offset(int row, int chunk)
 {
-    int turn = CHUNKS % 8 == 0 ? row & 7 : CHUNKS % 4 == 0 ? row >> 1 & 3 : row >> 2 & 1;
-    return (u32)(row * CHUNKS + (chunk ^ turn)) * 16;
+    int swizzle = CHUNKS % 8 == 0 ? row & 7 : CHUNKS % 4 == 0 ? row >> 1 & 3 : row >> 2 & 1;
+    return (u32)(row * CHUNKS + (chunk ^ swizzle)) * 16;
 }
 
-/* Chunks of a row that turn among themselves. */
+/* The chunks that the swizzle permutes among themselves. */
 template <int CHUNKS> constexpr int CHUNK_GROUP = CHUNKS % 8 == 0 ? 8 : CHUNKS % 4 == 0 ? 4 : 2;
 
-/* From start = to + chunk_offset(row, part), where part is below a piece of the inner dimension that begins at `chunk`,
- * to where that piece's part stands; rows 8 further on stand CHUNKS * 128 bytes further on. */
+/* The address of chunk `chunk` + c of a row, from start = to + chunk_offset(row, c), c less than CHUNK_GROUP and
+ * `chunk` a multiple of the chunks of one step. 8 rows further are CHUNKS * 128 bytes further. */
 template <int CHUNKS> __device__ __forceinline__ u32 chunk_address(u32 start, int chunk)
 {
     constexpr int GROUP = CHUNK_GROUP<CHUNKS>;
     return (start ^ (u32)(chunk % GROUP * 16)) + (u32)(chunk / GROUP * GROUP * 16);
 }
 
-/* Copies 16 bytes, or zeros. */
+/* Copies 16 bytes, or zeros where the chunk is not valid. */
 __device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool valid, bool aligned)
 {
     if (aligned) {
@@ -178,23 +180,24 @@ __device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool val
                  : "memory");
 }
 
-/* Copies rows `first` and following into shared memory; rows from `limit` and columns from DIM are zero. */
+/* Copies ROWS rows from `first` on into shared memory; rows from `limit` on and columns from DIM on are zero. */
 template <int ROWS, int DIM, int CHUNKS>
 __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 stride, int first, int limit, bool aligned)
 {
     int thread = thread_index_remat();
     if (aligned) {
-        /* Threads that stand together copy together; the rows of a thread are 8 or a multiple apart. */
-        constexpr int ACROSS = CHUNK_GROUP<CHUNKS>, STEP = THREADS / ACROSS;
-        if constexpr (ACROSS > 2 && STEP % 8 == 0 && ROWS % STEP == 0) {
-            int row = thread / ACROSS, chunk = thread % ACROSS;
+        /* Neighbouring threads copy neighbouring chunks, so that accesses coalesce. A thread's rows are a multiple of 8
+         * apart: the swizzle is the same for all of them. */
+        constexpr int ROW_LANES = CHUNK_GROUP<CHUNKS>, STEP = THREADS / ROW_LANES;
+        if constexpr (ROW_LANES > 2 && STEP % 8 == 0 && ROWS % STEP == 0) {
+            int row = thread / ROW_LANES, chunk = thread % ROW_LANES;
             const element *source = from + (first + row) * stride + chunk * PER_CHUNK;
             u32 target = to + chunk_offset<CHUNKS>(row, chunk);
 #pragma unroll
             for (int i = 0; i < ROWS / STEP; i++) {
                 bool valid = first + row + i * STEP < limit;
 #pragma unroll
-                for (int j = 0; j < CHUNKS; j += ACROSS)
+                for (int j = 0; j < CHUNKS; j += ROW_LANES)
                     copy_async(target + (u32)((i * STEP * CHUNKS + j) * 16), source + j * PER_CHUNK,
                                valid && (chunk + j) * PER_CHUNK < DIM);
                 source += STEP * stride;
@@ -210,7 +213,7 @@ __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 strid
         }
         return;
     }
-    /* Rows that begin anywhere. */
+    /* Rows without alignment: cp.async cannot copy them. */
 #pragma unroll 1
     for (int i = thread; i < ROWS * CHUNKS; i += THREADS) {
         int row = i / CHUNKS, chunk = i % CHUNKS;
@@ -220,7 +223,7 @@ __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 strid
     }
 }
 
-/* A chunk of Q. Where its type is not that of the products, it is converted on its way. */
+/* Copies a chunk of Q, converted where its type is not that of the products. */
 __device__ __forceinline__ void copy_q(u32 to, const q_element *from, bool valid, bool aligned)
 {
     if constexpr (ATTUNE_Q_DTYPE == ATTUNE_DTYPE)
@@ -267,7 +270,7 @@ __device__ __forceinline__ void copy_q(u32 to, const q_element *from, bool valid
     }
 }
 
-/* Where the head's keys begin. */
+/* Where K and V of a head begin. */
 struct source {
     const element *k, *v;
 };
@@ -294,7 +297,8 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-/* More would keep too many operands; fewer would wait for them at each turn's beginning. */
+/* Steps of Q K^T that are unrolled: more would keep too many operands in registers, fewer would wait for ldmatrix at
+ * the beginning of each iteration. */
 #if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_MASK
 constexpr int QK_UNROLL_PAIRS = __CUDA_ARCH__ >= 1200 ? 1 : 2;
 #else
@@ -304,9 +308,9 @@ constexpr int QK_UNROLL = !WIDE ? QK_UNROLL_PAIRS : PAD_DV > 128 ? 1 : 2;
 
 constexpr int QK_UNROLL_SHORT = WIDE || ROW_TILES * N_TILES > (ATTUNE_HAVE_MASK ? 8 : 16) ? 2 : 4;
 
-/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEPT: there are registers for the
- * addresses, and for the operands of more than some steps. */
-template <int CHUNKS = CHUNKS_D, bool KEPT = true>
+/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEEP_ADDRESSES: registers suffice to
+ * keep the addresses, and to unroll further. */
+template <int CHUNKS = CHUNKS_D, bool KEEP_ADDRESSES = true>
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
 {
     int lane = thread_index_remat() % 32;
@@ -319,18 +323,19 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
                 s[r][n][i] = 0.0f;
     u32 q_start = q + chunk_offset<CHUNKS>(row + lane % 16, lane / 16);
     u32 k_start = k + chunk_offset<CHUNKS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-#pragma unroll(KEPT ? QK_UNROLL : QK_UNROLL_SHORT)
+#pragma unroll(KEEP_ADDRESSES ? QK_UNROLL : QK_UNROLL_SHORT)
     for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
-            load_matrices(a[r], KEPT ? chunk_address<CHUNKS>(q_start, chunk) + (u32)(r * CHUNKS * 256)
-                                     : q + chunk_offset<CHUNKS>(row + r * 16 + lane % 16, chunk + lane / 16));
+            load_matrices(a[r], KEEP_ADDRESSES ? chunk_address<CHUNKS>(q_start, chunk) + (u32)(r * CHUNKS * 256)
+                                               : q + chunk_offset<CHUNKS>(row + r * 16 + lane % 16, chunk + lane / 16));
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
             u32 b[4];
-            load_matrices(b, KEPT ? chunk_address<CHUNKS>(k_start, chunk) + (u32)(n * CHUNKS * 128)
-                                  : k + chunk_offset<CHUNKS>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
+            load_matrices(b, KEEP_ADDRESSES
+                                 ? chunk_address<CHUNKS>(k_start, chunk) + (u32)(n * CHUNKS * 128)
+                                 : k + chunk_offset<CHUNKS>(n * 8 + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
 #pragma unroll
             for (int r = 0; r < ROW_TILES; r++) {
                 multiply_rounded(s[r][n], a[r], b[0], b[1]);
@@ -341,42 +346,42 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
 }
 
 /*
- * 5: online softmax, in two halves. m and l belong to rows lane / 4 and lane / 4 + 8; l is the thread's own part. The
- * first half finds the rows' maxima and scales what was there; base is what the rows subtract.
+ * 5: online softmax, in two halves. m and l are of rows lane / 4 and lane / 4 + 8; l is the sum over the thread's own
+ * columns. The first half updates the row maxima and rescales O and l; base is what the exponents subtract.
  */
-__device__ __forceinline__ void softmax_tops(const float (&s)[ROW_TILES][N_TILES][4],
-                                             float (&o)[ROW_TILES][DV_TILES][4], float (&m)[ROW_TILES][2],
-                                             float (&l)[ROW_TILES][2], float (&base)[ROW_TILES][2], float factor)
+__device__ __forceinline__ void softmax_maxima(const float (&s)[ROW_TILES][N_TILES][4],
+                                               float (&o)[ROW_TILES][DV_TILES][4], float (&m)[ROW_TILES][2],
+                                               float (&l)[ROW_TILES][2], float (&base)[ROW_TILES][2], float factor)
 {
     float alpha[ROW_TILES][2];
-    bool grown = false;
+    bool rescaled = false;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float top = m[r][half];
+            float row_max = m[r][half];
 #pragma unroll
             for (int n = 0; n < N_TILES; n++)
-                top = fmaxf(top, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
-            base[r][half] = top;
+                row_max = fmaxf(row_max, fmaxf(s[r][n][2 * half], s[r][n][2 * half + 1]));
+            base[r][half] = row_max;
         }
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float top = base[r][half];
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            /* A row without anything yet subtracts 0, so that exp(-inf) is 0 and not NaN. */
-            float least = top == -ATTUNE_INF ? 0.0f : top;
-            alpha[r][half] = exp2_fast((m[r][half] - least) * factor);
-            grown = grown || alpha[r][half] != 1.0f;
-            m[r][half] = top;
+            float row_max = base[r][half];
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 1));
+            row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 2));
+            /* A row without an allowed pair so far subtracts 0: exp(-inf - -inf) would be NaN. */
+            float safe_max = row_max == -ATTUNE_INF ? 0.0f : row_max;
+            alpha[r][half] = exp2_fast((m[r][half] - safe_max) * factor);
+            rescaled = rescaled || alpha[r][half] != 1.0f;
+            m[r][half] = row_max;
             l[r][half] *= alpha[r][half];
-            base[r][half] = WIDE ? least : least * factor;
+            base[r][half] = WIDE ? safe_max : safe_max * factor;
         }
-    /* Maxima seldom grow once some tiles have been seen. */
-    if (__any_sync(0xffffffffu, grown)) {
+    /* Maxima seldom rise after the first tiles: skip the rescaling if no row of the warp needs it. */
+    if (__any_sync(0xffffffffu, rescaled)) {
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -387,16 +392,16 @@ __device__ __forceinline__ void softmax_tops(const float (&s)[ROW_TILES][N_TILES
     }
 }
 
-/* The second half, for the 8 keys of piece n: S becomes P. */
-__device__ __forceinline__ void softmax_weights(float (&s)[ROW_TILES][N_TILES][4], float (&l)[ROW_TILES][2],
-                                                const float (&base)[ROW_TILES][2], float factor, int n)
+/* The second half, for the 8 keys of fragment n: S becomes P. */
+__device__ __forceinline__ void softmax_exp(float (&s)[ROW_TILES][N_TILES][4], float (&l)[ROW_TILES][2],
+                                            const float (&base)[ROW_TILES][2], float factor, int n)
 {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float &x = s[r][n][i];
-            /* In float32 the difference first: it is exact where it matters. */
+            /* In float32 subtract first: near the maximum, where P is large, the difference is exact. */
             x = exp2_fast(WIDE ? (x - base[r][i / 2]) * factor : __fmaf_rn(x, factor, -base[r][i / 2]));
             l[r][i / 2] += x;
         }
@@ -406,13 +411,13 @@ __device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float
                                         float (&m)[ROW_TILES][2], float (&l)[ROW_TILES][2], float factor)
 {
     float base[ROW_TILES][2];
-    softmax_tops(s, o, m, l, base, factor);
+    softmax_maxima(s, o, m, l, base, factor);
 #pragma unroll
     for (int n = 0; n < N_TILES; n++)
-        softmax_weights(s, l, base, factor, n);
+        softmax_exp(s, l, base, factor, n);
 }
 
-/* 16 keys of P as a left operand. */
+/* 16 keys of P, rounded to 16 bits, as a left operand. */
 __device__ __forceinline__ void pack_weights(u32 (&a)[ROW_TILES][4], const float (&p)[ROW_TILES][N_TILES][4], int n)
 {
 #pragma unroll
@@ -424,7 +429,7 @@ __device__ __forceinline__ void pack_weights(u32 (&a)[ROW_TILES][4], const float
     }
 }
 
-/* 6: O += P V, whose columns are TILES times 8. */
+/* 6: O += P V, of TILES x 8 columns. */
 template <int TILES = DV_TILES, int CHUNKS = CHUNKS_DV>
 __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], const float (&p)[ROW_TILES][N_TILES][4],
                                             u32 v)
@@ -432,18 +437,18 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
     int lane = thread_index_remat() % 32;
     if constexpr (WIDE) {
         /*
-         * The inner dimension may stand in any order that both operands share: keys 0 2 4 6 1 3 5 7 leave P in place.
-         * A tile's sum is added to O in one rounded step, as in multiply_rounded.
+         * The order of the inner dimension is free if both operands share it: keys 0 2 4 6 1 3 5 7 leave P in its
+         * registers. A tile's sum is added to O with one rounded addition, as in multiply_rounded.
          */
-        constexpr int TOGETHER = TILES % 4 == 0 && TILES <= 16 ? 4 : 2;
+        constexpr int COLUMN_GROUP = TILES % 4 == 0 && TILES <= 16 ? 4 : 2;
 #pragma unroll
-        for (int d = 0; d < TILES; d += TOGETHER) {
+        for (int d = 0; d < TILES; d += COLUMN_GROUP) {
             int here = thread_index_remat() % 32;
             u32 start[2];
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 start[i] = v + chunk_offset<CHUNKS>(here % 4 * 2 + i, here / 16) + (u32)(here / 4 % 4) * 4;
-            float sum[ROW_TILES][TOGETHER][4] = {};
+            float sum[ROW_TILES][COLUMN_GROUP][4] = {};
 #pragma unroll
             for (int n = 0; n < N_TILES; n++) {
                 u32 a[ROW_TILES][4];
@@ -452,10 +457,10 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         a[r][i] = __float_as_uint(p[r][n][i % 2 * 2 + i / 2]);
-                        asm volatile("" : "+r"(a[r][i])); /* split again for the next columns, not kept split */
+                        asm volatile("" : "+r"(a[r][i])); /* do not keep the tf32 splits across columns */
                     }
 #pragma unroll
-                for (int j = 0; j < TOGETHER; j++) {
+                for (int j = 0; j < COLUMN_GROUP; j++) {
                     u32 b[2];
 #pragma unroll
                     for (int i = 0; i < 2; i++)
@@ -470,7 +475,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
 #pragma unroll
             for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
-                for (int j = 0; j < TOGETHER; j++)
+                for (int j = 0; j < COLUMN_GROUP; j++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
                         o[r][d + j][i] += sum[r][j][i];
@@ -494,22 +499,22 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
     }
 }
 
-/* 5, second half, and 6 in turns: exponentials run beside products. */
+/* 5, second half, and 6, interleaved: exponentials overlap with the matrix products. */
 __device__ __forceinline__ void multiply_weights(float (&o)[ROW_TILES][DV_TILES][4], float (&s)[ROW_TILES][N_TILES][4],
                                                  float (&l)[ROW_TILES][2], const float (&base)[ROW_TILES][2],
                                                  float factor, u32 v)
 {
     int lane = thread_index_remat() % 32;
     u32 start = v + chunk_offset<CHUNKS_DV>(lane % 16, lane / 16);
-    softmax_weights(s, l, base, factor, 0);
-    softmax_weights(s, l, base, factor, 1);
+    softmax_exp(s, l, base, factor, 0);
+    softmax_exp(s, l, base, factor, 1);
 #pragma unroll
     for (int n = 0; n < N_TILES; n += 2) {
         u32 a[ROW_TILES][4];
         pack_weights(a, s, n);
         if (n + 2 < N_TILES) {
-            softmax_weights(s, l, base, factor, n + 2);
-            softmax_weights(s, l, base, factor, n + 3);
+            softmax_exp(s, l, base, factor, n + 2);
+            softmax_exp(s, l, base, factor, n + 3);
         }
 #pragma unroll
         for (int d = 0; d < DV_TILES; d += 2) {

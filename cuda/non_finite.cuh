@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One element of O without matrix units. The products multiply a forbidden pair's weight of 0 with its V, which is NaN
- * where V is NaN or infinite, but a forbidden pair must leave no trace. So an element that came out as no number,
- * while its row's sum did not, is computed again here, from the allowed pairs alone.
+ * The non-finite slow path of forward and decode. The tensor cores multiply P = 0 of a forbidden pair with its V, and 0
+ * times an infinity or NaN is NaN, but a forbidden pair must not affect the result. An element of O that is not finite
+ * although its row's sum is finite is therefore recomputed_element here with scalar code, from the allowed pairs alone.
  */
-#ifndef ATTUNE_CUDA_CAREFUL_CUH
-#define ATTUNE_CUDA_CAREFUL_CUH
+#ifndef ATTUNE_CUDA_NON_FINITE_CUH
+#define ATTUNE_CUDA_NON_FINITE_CUH
 
 #include "common.cuh"
 
@@ -17,7 +17,7 @@ template <int DTYPE = ATTUNE_DTYPE> __device__ __forceinline__ float widen(typen
         return unpack<DTYPE>(x);
 }
 
-/* An element of Q as the products have it. */
+/* An element of Q, rounded as the matrix products use it. */
 __device__ __forceinline__ float widen_q(q_element x)
 {
     float value = widen<ATTUNE_Q_DTYPE>(x);
@@ -26,9 +26,9 @@ __device__ __forceinline__ float widen_q(q_element x)
     return value;
 }
 
-/* Column d of row p.q: value and sum still to be divided; with d 0 the row's LSE and maximum too. */
+/* Stores value / sum to column d of row p.q; the thread of column 0 also stores the row's LSE and maximum. */
 __device__ __forceinline__ void store_element(const attune_cuda_arguments &a, const tile_coord &p, int d, float value,
-                                              float top, float sum, float factor)
+                                              float row_max, float sum, float factor)
 {
     bool empty = sum == 0.0f;
     value = !empty ? value * (1.0f / sum) : a.part ? value : 0.0f;
@@ -39,13 +39,13 @@ __device__ __forceinline__ void store_element(const attune_cuda_arguments &a, co
         *to = (o_element)pack<ATTUNE_O_DTYPE>(value, 0.0f);
     if (d)
         return;
-    top *= factor * ATTUNE_LN2;
+    row_max *= factor * ATTUNE_LN2;
     if (a.lse.address)
         ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + p.q * a.lse.row] =
-            empty ? -ATTUNE_INF : top + logf(sum);
+            empty ? -ATTUNE_INF : row_max + logf(sum);
     if (a.row_max.address)
         ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + p.q * a.row_max.row] =
-            empty ? -ATTUNE_INF : nan_or(top, sum);
+            empty ? -ATTUNE_INF : nan_or(row_max, sum);
 }
 
 /* Neither NaN nor infinite. */
@@ -54,7 +54,7 @@ __device__ __forceinline__ bool finite(float x)
     return fabsf(x) < ATTUNE_INF;
 }
 
-/* p.q is the row itself. */
+/* Whether the mask allows key kv for row p.q, which is a row and not a tile's first. */
 __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const tile_coord &p, int kv)
 {
 #if ATTUNE_HAVE_MASK_RANGE
@@ -63,27 +63,27 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
                       &low, &high, a.mask_symbols);
     return kv >= low && kv < high;
 #elif ATTUNE_HAVE_MASK
-    return attune_mask(p.b + a.b0, p.h + a.h0, p.q + a.q0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len,
-                       a.mask_kv_len, 0.0f, a.mask_symbols);
+    return attune_mask(p.b + a.b0, p.h + a.h0, p.q + a.q0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
+                       0.0f, a.mask_symbols);
 #else
     return true;
 #endif
 }
 
-struct recomputed {
-    float o, m, l; /* o is not divided by l */
+struct recomputed_element {
+    float o, m, l; /* o is not yet divided by l */
 };
 
-/* Column d of O's row p, from the tiles of keys that w meets below `end`. */
-__device__ __forceinline__ recomputed recompute_element(const attune_cuda_arguments &a, const tile_coord &p, block_iterator w, int end,
-                                                   int d)
+/* Column d of row p.q of O, over the tiles of keys of w that begin before `end`. */
+__device__ __forceinline__ recomputed_element recompute_element(const attune_cuda_arguments &a, const tile_coord &p,
+                                                                block_iterator w, int end, int d)
 {
     i64 b = p.b, h = p.h, h_kv = p.h_kv;
     const q_element *q = (const q_element *)a.q.address + b * a.q.batch + h * a.q.head + p.q * a.q.row;
     const element *k = (const element *)a.k.address + b * a.k.batch + h_kv * a.k.head;
     const element *v = (const element *)a.v.address + b * a.v.batch + h_kv * a.v.head + d;
     float factor = fold_factor(a.scale);
-    recomputed r = {0.0f, -ATTUNE_INF, 0.0f};
+    recomputed_element r = {0.0f, -ATTUNE_INF, 0.0f};
 #pragma unroll 1
     for (keys t = block_iterator_next(w, a); t.kv >= 0 && t.kv < end; t = block_iterator_next(w, a))
 #pragma unroll 1
@@ -99,11 +99,11 @@ __device__ __forceinline__ recomputed recompute_element(const attune_cuda_argume
 #else
             s *= a.scale > 0.0f ? 1.0f : fold_sign(a.scale);
 #endif
-            float top = fmaxf(r.m, s), base = top == -ATTUNE_INF ? 0.0f : top;
+            float row_max = fmaxf(r.m, s), base = row_max == -ATTUNE_INF ? 0.0f : row_max;
             float alpha = exp2_fast((r.m - base) * factor), x = exp2_fast((s - base) * factor);
             r.o = __fmaf_rn(x, widen(v[kv * a.v.row]), r.o * alpha);
             r.l = r.l * alpha + x;
-            r.m = top;
+            r.m = row_max;
         }
     return r;
 }

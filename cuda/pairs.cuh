@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What becomes of a warp's pairs in the backward kernels on mma.sync: S and dP, which lie in registers as mma.cuh says,
- * are masked and become P and dS. Rows of them are of the side that the CTA owns, columns of the other: with
- * DK_DV keys and rows of Q, else the reverse. The kernel that includes this defines DK_DV and OTHER.
+ * The elementwise stages of the mma.sync backward kernels: S and dP, in the fragment layout of mma.cuh, are masked and
+ * become P and dS. Their rows are of the outer tile, which the CTA keeps; their columns are of the inner tile, over
+ * which it loops. With DK_DV the outer tile has keys and the inner one queries, else the reverse. The including kernel
+ * defines DK_DV and INNER_ROWS.
  */
 #ifndef ATTUNE_CUDA_PAIRS_CUH
 #define ATTUNE_CUDA_PAIRS_CUH
@@ -10,37 +11,38 @@
 #include "mma.cuh"
 #include "terms.cuh"
 
-constexpr int ROWS_HELD = DK_DV ? 1 : ROW_TILES * 2; /* whose lse and delta a thread keeps */
+constexpr int HELD_ROWS = DK_DV ? 1 : ROW_TILES * 2; /* rows whose lse and delta a thread holds */
 
 typedef float scores[ROW_TILES][N_TILES][4];
 
-/* A tile of the other side, and where it stands. */
-struct other {
-    int b, h, h_kv, first; /* first: -1 = there are no more */
+/* A tile of the inner loop. */
+struct inner_tile {
+    int b, h, h_kv, first; /* first: the first query or key; -1 after the last tile */
     bool full;
 };
 
-/* A thread's rows, of its own side and the other. */
-struct spot {
+/* Where a thread's pairs are. */
+struct pair_coord {
     int b, h, h_kv;
-    int consume, column; /* the first of its own rows, the first of its columns */
+    int row, column; /* its first row (outer tile), its first column (inner tile) */
 };
 
-__device__ __forceinline__ int query_of(const spot &p, int r, int n, int i)
+__device__ __forceinline__ int query_of(const pair_coord &p, int r, int n, int i)
 {
-    return DK_DV ? p.column + n * 8 + i % 2 : p.consume + r * 16 + i / 2 * 8;
+    return DK_DV ? p.column + n * 8 + i % 2 : p.row + r * 16 + i / 2 * 8;
 }
 
-__device__ __forceinline__ int key_of(const spot &p, int r, int n, int i)
+__device__ __forceinline__ int key_of(const pair_coord &p, int r, int n, int i)
 {
-    return DK_DV ? p.consume + r * 16 + i / 2 * 8 : p.column + n * 8 + i % 2;
+    return DK_DV ? p.row + r * 16 + i / 2 * 8 : p.column + n * 8 + i % 2;
 }
 
 #define FOR_PAIRS(r, n, i)                                                                                             \
     _Pragma("unroll") for (int r = 0; r < ROW_TILES; r++) _Pragma("unroll") for (int n = 0; n < N_TILES; n++)          \
         _Pragma("unroll") for (int i = 0; i < 4; i++)
 
-/* Forbidden pairs: of raw scores -inf, where a score expression must see them a bit. */
+/* Forbidden pairs: a raw score becomes -inf. With a score expression a bit marks the pair, since the expression must
+ * not be evaluated with -inf. */
 struct forbidden {
     u32 bits[(ROW_TILES * N_TILES * 4 + 31) / 32];
 };
@@ -58,11 +60,12 @@ constexpr int COLUMN_SETS = (N_TILES + 7) / 8;
 constexpr int MASK_WORDS = (ATTUNE_MASK_KEYS > ATTUNE_MASK_ROWS ? ATTUNE_MASK_KEYS : ATTUNE_MASK_ROWS) + 1;
 
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
-__device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const attune_cuda_arguments &a, const spot &p)
+__device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const attune_cuda_arguments &a,
+                                              const pair_coord &p)
 {
     int h = p.h + a.h0, h_kv = h / a.mask_group, b = p.b + a.b0;
 #if ATTUNE_HAVE_MASK_RANGE
-    /* An interval for each row of q. */
+    /* The mask allows one interval of keys for each query. */
     if constexpr (DK_DV) {
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
@@ -99,20 +102,20 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
             }
     }
 #elif ATTUNE_MASK_KEYS
-    /* What the keys and the rows share, once for each of the thread's own rows and of its columns. */
-    int consume[ROW_TILES * 2][MASK_WORDS];
+    /* The terms of keys and of queries, once for each of the thread's rows and columns. */
+    int row_words[ROW_TILES * 2][MASK_WORDS];
 #pragma unroll
     for (int i = 0; i < ROW_TILES * 2; i++)
         if constexpr (DK_DV)
-            attune_mask_key_terms(b, h, key_of(p, i / 2, 0, i % 2 * 2), h_kv, a.mask_q_len, a.mask_kv_len, consume[i],
+            attune_mask_key_terms(b, h, key_of(p, i / 2, 0, i % 2 * 2), h_kv, a.mask_q_len, a.mask_kv_len, row_words[i],
                                   a.mask_symbols);
         else
             attune_mask_row_terms(b, h, query_of(p, i / 2, 0, i % 2 * 2) + a.q0, h_kv, a.mask_q_len, a.mask_kv_len,
-                                  consume[i], a.mask_symbols);
-    int mine[COLUMN_SETS][2][MASK_WORDS];
+                                  row_words[i], a.mask_symbols);
+    int lane_words[COLUMN_SETS][2][MASK_WORDS];
 #pragma unroll
     for (int i = 0; i < COLUMN_SETS * 2; i++) {
-        int at = column_of_lane(p.column, i / 2) + i % 2, *words = mine[i / 2][i % 2];
+        int at = column_of_lane(p.column, i / 2) + i % 2, *words = lane_words[i / 2][i % 2];
         if constexpr (DK_DV)
             attune_mask_row_terms(b, h, at + a.q0, h_kv, a.mask_q_len, a.mask_kv_len, words, a.mask_symbols);
         else
@@ -125,12 +128,12 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
             int column[MASK_WORDS];
 #pragma unroll
             for (int w = 0; w < (DK_DV ? ATTUNE_MASK_ROWS : ATTUNE_MASK_KEYS); w++)
-                column[w] = word_of_column(mine[n / 8][j][w], n);
+                column[w] = word_of_column(lane_words[n / 8][j][w], n);
 #pragma unroll
             for (int i = 0; i < ROW_TILES * 2; i++) {
                 int r = i / 2, at = i % 2 * 2 + j;
                 if (!attune_mask_of(b, h, query_of(p, r, n, at) + a.q0, key_of(p, r, n, at), h_kv, a.mask_q_len,
-                                    a.mask_kv_len, 0.0f, DK_DV ? consume[i] : column, DK_DV ? column : consume[i],
+                                    a.mask_kv_len, 0.0f, DK_DV ? row_words[i] : column, DK_DV ? column : row_words[i],
                                     a.mask_symbols))
                     forbid(f, s, r, n, at);
             }
@@ -146,7 +149,7 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
 }
 #endif
 
-/* The scale stays out of raw scores: fold_factor. Its sign must not, or -inf were not the least. */
+/* The exponent applies the scale to raw scores (fold_factor), but not its sign: -inf must stay the smallest score. */
 __device__ __forceinline__ void fold(scores &s, float scale)
 {
     if (HAVE_SCORE || scale <= 0.0f) {
@@ -158,9 +161,9 @@ __device__ __forceinline__ void fold(scores &s, float scale)
     }
 }
 
-/* 4: pairs that are not allowed. */
-__device__ __forceinline__ void mask_pairs(forbidden &f, scores &s, const attune_cuda_arguments &a, const spot &p,
-                                           const other &t, bool edge)
+/* 4: marks forbidden pairs, and on an edge tile those past the lengths. */
+__device__ __forceinline__ void mask_pairs(forbidden &f, scores &s, const attune_cuda_arguments &a, const pair_coord &p,
+                                           const inner_tile &t, bool edge)
 {
 #pragma unroll
     for (u32 i = 0; i < sizeof f.bits / 4; i++)
@@ -179,27 +182,27 @@ __device__ __forceinline__ void mask_pairs(forbidden &f, scores &s, const attune
 
 __device__ __forceinline__ float probability(float score, float lse, float factor)
 {
-    /* In float32 the difference first: it is exact where it matters. */
+    /* In float32 subtract first: where P is large, the difference is exact. */
     return exp2_fast(WIDE ? (HAVE_SCORE ? score - lse : __fmaf_rn(score, factor, -lse)) * ATTUNE_LOG2E
                           : __fmaf_rn(score, factor, -lse));
 }
 
 #if ATTUNE_HAVE_SCORE && defined(ATTUNE_SCORE_NEAR)
 #define HAVE_NEAR 1
-/* Whether the warp's scores all lie where the cheaper forms of their expression and its derivative hold. */
+/* Whether the near-zero forms of the expression and of its derivative hold for all scores of the warp. */
 __device__ __forceinline__ bool near_zero(const scores &s)
 {
-    float top = 0.0f;
+    float largest = 0.0f;
     FOR_PAIRS(r, n, i)
     {
-        top = fmaxf(top, fabsf(s[r][n][i]));
+        largest = fmaxf(largest, fabsf(s[r][n][i]));
     }
-    return __all_sync(0xffffffffu, top <= ATTUNE_SCORE_NEAR);
+    return __all_sync(0xffffffffu, largest <= ATTUNE_SCORE_NEAR);
 }
 #endif
 
 template <bool NEAR>
-__device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const spot &p, int q, int kv, float s,
+__device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const pair_coord &p, int q, int kv, float s,
                                           const shared_terms &key, const shared_terms &row)
 {
 #if HAVE_NEAR
@@ -214,7 +217,7 @@ __device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const 
 }
 
 template <bool NEAR>
-__device__ __forceinline__ float slope_of(const attune_cuda_arguments &a, const spot &p, int q, int kv, float s,
+__device__ __forceinline__ float slope_of(const attune_cuda_arguments &a, const pair_coord &p, int q, int kv, float s,
                                           const shared_terms &key, const shared_terms &row)
 {
 #if HAVE_NEAR
@@ -229,11 +232,12 @@ __device__ __forceinline__ float slope_of(const attune_cuda_arguments &a, const 
 #endif
 }
 
-/* 5: P, and dS with respect to what the score expression gave. Where P is not wanted and the score is, s keeps it. */
+/* 5: P in s for dV, and in dp the gradient of the score expression's result, P (dP - delta). Capture gradients need the
+ * raw score, which s keeps where the kernel computes no dV; the chain rule is then applied after them. */
 template <bool NEAR>
 __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, const attune_cuda_arguments &a,
-                                          const spot &p, int q, int kv, const shared_terms &key,
-                                          const shared_terms &row, float lse, float delta, float factor, bool recomputed)
+                                          const pair_coord &p, int q, int kv, const shared_terms &key,
+                                          const shared_terms &row, float lse, float delta, float factor, bool slow_path)
 {
     float x = probability(score_of<NEAR>(a, p, q, kv, s, key, row), lse, factor);
     if (HAVE_SCORE && !allowed)
@@ -243,16 +247,18 @@ __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, con
         d *= slope_of<NEAR>(a, p, q, kv, s, key, row);
     dp = d;
     if constexpr (DK_DV) {
-        /* dO counts as 0 where it is not finite: what it would have given is no number. */
-        if (recomputed && x != 0.0f && !(fabsf(delta) < ATTUNE_INF))
+        /* The slow path replaces a non-finite dO by 0 in the products. Its row has a non-finite delta, and must give
+         * NaN in dV where P is not 0. */
+        if (slow_path && x != 0.0f && !(fabsf(delta) < ATTUNE_INF))
             x = __int_as_float(0x7fffffff);
         s = x;
     }
 }
 
-/* What a key, or a row, shares. */
+/* The terms of a key, or of a query. */
 template <bool KEY>
-__device__ __forceinline__ void share(shared_terms &t, const attune_cuda_arguments &a, const spot &p, int kv, int q)
+__device__ __forceinline__ void terms_of(shared_terms &t, const attune_cuda_arguments &a, const pair_coord &p, int kv,
+                                         int q)
 {
     if constexpr (KEY)
         share_key(t, a, p.b, p.h, kv);
@@ -260,35 +266,35 @@ __device__ __forceinline__ void share(shared_terms &t, const attune_cuda_argumen
         share_row(t, a, p.b, p.h, q);
 }
 
-/* lse and delta: of the thread's own rows. With keys of its own those of the columns stand at `data`. */
+/* lse and delta are of the thread's rows; with DK_DV queries are columns, and theirs are in shared memory at `data`. */
 template <bool NEAR>
 __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbidden &f, const attune_cuda_arguments &a,
-                                              spot p, const float (&lse)[ROWS_HELD],
-                                              const float (&delta)[ROWS_HELD], u32 data, float factor, bool recomputed)
+                                              pair_coord p, const float (&lse)[HELD_ROWS],
+                                              const float (&delta)[HELD_ROWS], u32 data, float factor, bool slow_path)
 {
     data += (u32)(thread_index_remat() % 4) * 8;
-    shared_terms consume[ROW_TILES * 2];
+    shared_terms outer_terms[ROW_TILES * 2];
 #pragma unroll
     for (int i = 0; i < ROW_TILES * 2; i++)
-        share<DK_DV>(consume[i], a, p, key_of(p, i / 2, 0, i % 2 * 2), query_of(p, i / 2, 0, i % 2 * 2));
-    shared_terms mine[COLUMN_SETS][2];
+        terms_of<DK_DV>(outer_terms[i], a, p, key_of(p, i / 2, 0, i % 2 * 2), query_of(p, i / 2, 0, i % 2 * 2));
+    shared_terms lane_terms[COLUMN_SETS][2];
 #pragma unroll
     for (int i = 0; i < COLUMN_SETS * 2; i++) {
         int at = column_of_lane(p.column, i / 2) + i % 2;
-        share<!DK_DV>(mine[i / 2][i % 2], a, p, at, at);
+        terms_of<!DK_DV>(lane_terms[i / 2][i % 2], a, p, at, at);
     }
 #pragma unroll
     for (int n = 0; n < N_TILES; n++) {
         float column[4];
-        shared_terms others[2];
+        shared_terms column_terms[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
 #pragma unroll
             for (int w = 0; w < (DK_DV ? ATTUNE_SCORE_ROWS : ATTUNE_SCORE_KEYS); w++)
-                others[j].score[w] = word_of_column(mine[n / 8][j].score[w], n);
+                column_terms[j].score[w] = word_of_column(lane_terms[n / 8][j].score[w], n);
 #pragma unroll
             for (int w = 0; w < (DK_DV ? ATTUNE_SLOPE_ROWS : ATTUNE_SLOPE_KEYS); w++)
-                others[j].slope[w] = word_of_column(mine[n / 8][j].slope[w], n);
+                column_terms[j].slope[w] = word_of_column(lane_terms[n / 8][j].slope[w], n);
         }
         if constexpr (DK_DV) {
             asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
@@ -296,7 +302,7 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
                          : "r"(data + (u32)n * 32));
             asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
                          : "=f"(column[2]), "=f"(column[3])
-                         : "r"(data + (u32)n * 32 + OTHER * 4));
+                         : "r"(data + (u32)n * 32 + INNER_ROWS * 4));
         }
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
@@ -304,11 +310,12 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
             for (int i = 0; i < 4; i++) {
                 int bit = (r * N_TILES + n) * 4 + i, of = r * 2 + i / 2;
                 normalise<NEAR>(s[r][n][i], dp[r][n][i], !(f.bits[bit / 32] >> bit % 32 & 1), a, p,
-                                query_of(p, r, n, i), key_of(p, r, n, i), DK_DV ? consume[of] : others[i % 2],
-                                DK_DV ? others[i % 2] : consume[of], DK_DV ? column[i % 2] : lse[DK_DV ? 0 : of],
-                                DK_DV ? column[2 + i % 2] : delta[DK_DV ? 0 : of], factor, recomputed);
+                                query_of(p, r, n, i), key_of(p, r, n, i), DK_DV ? outer_terms[of] : column_terms[i % 2],
+                                DK_DV ? column_terms[i % 2] : outer_terms[of],
+                                DK_DV ? column[i % 2] : lse[DK_DV ? 0 : of],
+                                DK_DV ? column[2 + i % 2] : delta[DK_DV ? 0 : of], factor, slow_path);
             }
-        if constexpr (IN_TURN)
+        if constexpr (SERIAL_COLUMNS)
             p.column = after(p.column, dp[ROW_TILES - 1][n][3]);
     }
 }
@@ -328,18 +335,18 @@ template <int TILES> __device__ __forceinline__ void clear(float (&sum)[ROW_TILE
 
 template <int TILES> __device__ __forceinline__ bool is_finite(const float (&sum)[ROW_TILES][TILES][4])
 {
-    float none = 0.0f; /* NaN once an element is not finite */
+    float probe = 0.0f; /* becomes NaN with the first element that is not finite */
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int d = 0; d < TILES; d++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                none = __fmaf_rn(sum[r][d][i], 0.0f, none);
-    return none == 0.0f;
+                probe = __fmaf_rn(sum[r][d][i], 0.0f, probe);
+    return probe == 0.0f;
 }
 
-/* 7: the thread's rows of a gradient, from a column on. */
+/* 7: stores the thread's rows of a gradient, from column `from` on. */
 template <int TILES, int DIM>
 __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], const attune_cuda_view &to, int b, int h,
                                       int first, int limit, int from, float scale)
@@ -354,7 +361,7 @@ __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], c
             int row = first + r * 16 + half * 8;
             if (row >= limit)
                 continue;
-            element *linear_score = base + row * to.row;
+            element *row_base = base + row * to.row;
 #pragma unroll
             for (int d = 0; d < TILES; d++) {
                 int column = from + d * 8 + thread_index_remat() % 4 * 2;
@@ -363,15 +370,15 @@ __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], c
                 float x = sum[r][d][2 * half] * scale, y = sum[r][d][2 * half + 1] * scale;
                 if constexpr (WIDE) {
                     if (paired)
-                        *(float2 *)(linear_score + column) = make_float2(x, y);
+                        *(float2 *)(row_base + column) = make_float2(x, y);
                     else
-                        linear_score[column] = (element)x, linear_score[column + 1] = (element)y;
+                        row_base[column] = (element)x, row_base[column + 1] = (element)y;
                 } else {
                     u32 two = pack(x, y);
                     if (paired)
-                        *(u32 *)(linear_score + column) = two;
+                        *(u32 *)(row_base + column) = two;
                     else
-                        linear_score[column] = (element)two, linear_score[column + 1] = (element)(two >> 16);
+                        row_base[column] = (element)two, row_base[column + 1] = (element)(two >> 16);
                 }
             }
         }

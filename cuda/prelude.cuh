@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What the text of expressions calls (docs/expressions.md), in CUDA C++. Compiled with --fmad=false and without fast
- * mathematics: in a mask a last bit decides. */
+/* The functions that generated expression code calls (docs/expressions.md), in CUDA C++. Compiled with --fmad=false and
+ * without fast math: a mask may depend on the last bit. */
 #ifndef ATTUNE_CUDA_PRELUDE_CUH
 #define ATTUNE_CUDA_PRELUDE_CUH
 
@@ -9,7 +9,7 @@
 #define ATTUNE_FUNCTION        __device__ __forceinline__
 #define ATTUNE_INFINITY        __int_as_float(0x7f800000)
 #define ATTUNE_NAN             __int_as_float(0x7fffffff)
-/* kv0: some key of the row from which kv is a constant away, once loops are unrolled. */
+/* kv0: a key of the tile. In unrolled loops kv - kv0 is a constant, which saves a conversion for each pair. */
 #define ATTUNE_SYMBOLS         , const attune_cuda_symbol *symbols, int kv0 = 0
 #define ATTUNE_FLOAT_KV        ((float)kv0 + (float)(kv - kv0))
 #define ATTUNE_FLOAT_KV_Q      ((float)(kv0 - q) + (float)(kv - kv0))
@@ -40,7 +40,7 @@ ATTUNE_FUNCTION int attune_imod(int a, int b)
     return rest + (rest != 0 && (rest ^ b) < 0 ? b : 0);
 }
 ATTUNE_FUNCTION float attune_fmod(float a, float b) { return a - floorf(a / b) * b; }
-/* |x| as bits: ptxas knows that what abs.f32 gives is not negative, and makes |x| >= -1 true, NaN or not. */
+/* Clears the sign bit: ptxas assumes that abs.f32 is not negative and folds |x| >= -1 to true, also for NaN. */
 ATTUNE_FUNCTION float attune_abs(float x)
 {
     float y;
@@ -56,14 +56,14 @@ ATTUNE_FUNCTION float attune_log2(float x) { return log2f(x); }
 ATTUNE_FUNCTION float attune_sqrt(float x) { return sqrtf(x); }
 ATTUNE_FUNCTION float attune_rsqrt(float x) { return 1.0f / sqrtf(x); }
 ATTUNE_FUNCTION float attune_tanh(float x) { return tanhf(x); }
-/* Within 2^-11 of it. Scores have it for attune_tanh with ATTUNE_APPROXIMATE_TANH. */
+/* Within 2^-11 of tanh. Replaces attune_tanh in scores with ATTUNE_APPROXIMATE_TANH. */
 ATTUNE_FUNCTION float attune_tanh_approximate(float x)
 {
     float y;
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-/* For |x| <= 0.5: an odd polynomial, within 1.4e-8 of tanh but for rounding. */
+/* The near-zero form for |x| <= 0.5: an odd polynomial, within 1.4e-8 of tanh before rounding. */
 ATTUNE_FUNCTION float attune_tanh_near(float x)
 {
     float y = x * x;
@@ -76,13 +76,13 @@ ATTUNE_FUNCTION float attune_tanh_near(float x)
 ATTUNE_FUNCTION float attune_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 /*
- * Sine and cosine within 1.6 ulp. CUDA's own keep an array in local memory for large arguments, in each copy of an
- * unrolled loop. Words of 2 / pi behind 32 bits of nothing:
+ * Sine and cosine within 1.6 ulp. CUDA's own use an array in local memory for large arguments, in each copy of an
+ * unrolled loop. The table has the bits of 2 / pi (Payne-Hanek reduction), after 32 zero bits.
  */
 static __constant__ const unsigned attune_two_over_pi[] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
                                                            0xf534ddc0u, 0xdb629599u, 0x3c439041u};
-/* x less the nearest multiple of pi / 2, and in *quarter its number, mod 4. */
-ATTUNE_FUNCTION float attune_turn(float x, int *quarter)
+/* Returns x less the nearest multiple of pi / 2; *quarter is that multiple's number mod 4. */
+ATTUNE_FUNCTION float attune_reduce_angle(float x, int *quarter)
 {
     float n = rintf(x * 0.63661977f);
     if (fabsf(x) <= 48039.0f) {
@@ -97,14 +97,15 @@ ATTUNE_FUNCTION float attune_turn(float x, int *quarter)
     const unsigned *words = attune_two_over_pi + at / 32;
     unsigned high = __funnelshift_l(words[1], words[0], at), middle = __funnelshift_l(words[2], words[1], at),
              low = __funnelshift_l(words[3], words[2], at);
-    unsigned long long turns = ((unsigned long long)(mantissa * high) << 32) +
-                               (unsigned long long)mantissa * middle + __umulhi(mantissa, low); /* of 2^64 */
-    int q = (int)((turns + (1ull << 61)) >> 62);
-    float rest = (float)((double)(long long)(turns << 2) * 8.515303950216386e-20); /* pi / 2 / 2^64 */
+    /* Of a full turn, in units of 2^-64. */
+    unsigned long long fraction = ((unsigned long long)(mantissa * high) << 32) +
+                                  (unsigned long long)mantissa * middle + __umulhi(mantissa, low);
+    int q = (int)((fraction + (1ull << 61)) >> 62);
+    float rest = (float)((double)(long long)(fraction << 2) * 8.515303950216386e-20); /* pi / 2 / 2^64 */
     *quarter = x < 0.0f ? -q : q;
     return x < 0.0f ? -rest : rest;
 }
-ATTUNE_FUNCTION float attune_wave(float x, int quarter)
+ATTUNE_FUNCTION float attune_sine_series(float x, int quarter)
 {
     bool even = quarter & 1; /* the cosine's series */
     float y = x * x, first = even ? 1.0f : x;
@@ -117,14 +118,14 @@ ATTUNE_FUNCTION float attune_wave(float x, int quarter)
 ATTUNE_FUNCTION float attune_sin(float x)
 {
     int quarter;
-    float rest = attune_turn(x, &quarter);
-    return x == 0.0f ? x : attune_wave(rest, quarter);
+    float rest = attune_reduce_angle(x, &quarter);
+    return x == 0.0f ? x : attune_sine_series(rest, quarter);
 }
 ATTUNE_FUNCTION float attune_cos(float x)
 {
     int quarter;
-    float rest = attune_turn(x, &quarter);
-    return attune_wave(rest, quarter + 1);
+    float rest = attune_reduce_angle(x, &quarter);
+    return attune_sine_series(rest, quarter + 1);
 }
 ATTUNE_FUNCTION float attune_pow(float x, float y) { return powf(x, y); }
 
@@ -173,7 +174,7 @@ ATTUNE_FUNCTION float attune_get_f16(unsigned long long p, long long i)
                                                           l * v->stride[3])                                            \
                    : 0;                                                                                                \
     }
-/* An element's place in row-major order, -1 = out of range. */
+/* An element's index in row-major order, -1 if out of range. */
 ATTUNE_FUNCTION long long attune_at_1(const attune_cuda_symbol *v, int i) { return ATTUNE_IN(v, 0, i) ? i : -1; }
 ATTUNE_FUNCTION long long attune_at_2(const attune_cuda_symbol *v, int i, int j)
 {
@@ -189,8 +190,8 @@ ATTUNE_FUNCTION long long attune_at_4(const attune_cuda_symbol *v, int i, int j,
     long long row = attune_at_3(v, i, j, k);
     return row >= 0 && ATTUNE_IN(v, 3, l) ? row * v->size[3] + l : -1;
 }
-/* Where the elements equal to element i of a row begin and end; row -1 where the capture has none. What lies out of
- * range reads 0: a row that is not there has one value. */
+/* The run of elements equal to element i of a row; row is -1 for a capture of rank 1. Elements out of range read 0, so
+ * that a row out of range is a single run. */
 ATTUNE_FUNCTION void attune_run(const attune_cuda_symbol *v, int row, int i, long long *low, long long *high)
 {
     bool inside = row < 0 || ATTUNE_IN(v, 0, row), there = i >= 0 && i < v->size[row < 0 ? 0 : 1];
