@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The hot call of the backward pass: lse and delta, dK and dV, dQ, and what captures are due, one after another. A
- * backed kernel gives dK, dV and dQ's sums, which another one rounds; those of cuda_sm80 stand behind them. */
+/* The hot call of the backward pass. Its launches, in order: lse and delta; dK and dV; dQ; capture gradients. A kernel
+ * with a fallback computes dK, dV and the sums of dQ, which another kernel converts; the kernels of cuda_sm80 follow,
+ * and run only if a sum is not finite. */
 #include <string.h>
 
 #include "base/error.h"
@@ -8,7 +9,7 @@
 #include "plan/family_cuda.h"
 
 #define DELTA_THREADS 256
-#define DELTA_ROWS    32 /* of a block: cuda/delta.cu */
+#define DELTA_ROWS    32 /* rows of a CTA: cuda/delta.cu */
 #define SUMS_THREADS  256
 #define DQ_THREADS    256
 #define L2_BYTES      (INT64_C(32) << 20)
@@ -16,13 +17,13 @@
 attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc)
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
-    program->apart = attune__cuda_backward_apart(desc->shape);
+    program->separate_dk_dv = attune__cuda_backward_apart(desc->shape);
     program->head_dim = desc->shape->head_dim;
     program->head_dim_v = desc->shape->head_dim_v;
     program->ordered = desc->choice->deterministic;
     ATTUNE__TRY(attune__cuda_enter(device));
     attune__cu_result result = device->driver.module_function(&program->sums, program->delta.module, "attune_sums");
-    if (result == CU_SUCCESS && program->backed)
+    if (result == CU_SUCCESS && program->has_fallback)
         result = device->driver.module_function(&program->dq, program->kernel.module,
                                                 program->tma ? "attune_backward_dq_sm90" : "attune_backward_dq_sm80");
     const attune_status status = attune__cuda_check(device, result, "cuModuleGetFunction");
@@ -30,7 +31,7 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     return status;
 }
 
-/* The gradients that are wanted, and where each one's sums begin. */
+/* The capture gradients that the call requests, and where the sums of each begin. */
 static attune_cuda_sums sums_of(const attune__cuda_program *program, const attune__backward *call,
                                 attune__cu_pointer memory, unsigned long long begin[ATTUNE_CUDA_SYMBOLS])
 {
@@ -44,38 +45,38 @@ static attune_cuda_sums sums_of(const attune__cuda_program *program, const attun
         sums.to[sums.count].address = attune__cuda_pointer(t->buffer) + t->offset;
         sums.to[sums.count].elements = 1;
         for (uint32_t d = 0; d < ATTUNE_MAX_RANK; d++) {
-            const bool there = d < t->rank;
-            sums.to[sums.count].size[d] = there ? t->size[d] : 1;
-            sums.to[sums.count].stride[d] = there ? t->stride[d] : 0;
-            sums.to[sums.count].elements *= there ? t->size[d] : 1;
+            const bool present = d < t->rank;
+            sums.to[sums.count].size[d] = present ? t->size[d] : 1;
+            sums.to[sums.count].stride[d] = present ? t->stride[d] : 0;
+            sums.to[sums.count].elements *= present ? t->size[d] : 1;
         }
         sums.elements += sums.to[sums.count++].elements;
     }
     return sums;
 }
 
-/* Heads whose q, d_o and sums of dQ stay in the L2 cache while their keys are gone through. */
-static int together(const attune__forward *f)
+/* How many heads' q, d_o and sums of dQ fit the L2 cache at once. */
+static int resident_heads(const attune__forward *f)
 {
     const int64_t each = f->heads / f->kv_heads * f->q_len * (f->q.size[3] * 6 + f->v.size[3] * 2);
     return each > L2_BYTES ? 1 : (int)(L2_BYTES / each);
 }
 
-/* Workgroups, or 0 if there are too many. */
+/* The number of CTAs, or 0 if a grid cannot have so many. */
 static int64_t blocks(int64_t length, int64_t tile, int64_t planes)
 {
     const int64_t tiles = (length + tile - 1) / tile;
     return tiles > ATTUNE__CUDA_MOST_BLOCKS / planes ? 0 : tiles * planes;
 }
 
-/* Of a tile of keys. */
+/* CTAs that compute one tile of keys. */
 static uint32_t workgroups(const attune__cuda_program *program)
 {
     const uint32_t n = program->kernel.block_n;
     return program->tma && attune__cuda_sm90_backward_paired(program->head_dim, program->head_dim_v, n) ? 2 : 1;
 }
 
-/* Tiles of keys of a kernel that adds dQ up. */
+/* Tiles of keys of a kernel that adds dQ to sums. */
 static attune__cuda_tail tail_of(const attune__cuda_program *program, const attune__forward *f)
 {
     const attune__cuda_loaded *adds = &program->kernel;
@@ -85,7 +86,7 @@ static attune__cuda_tail tail_of(const attune__cuda_program *program, const attu
                                   f->heads / f->kv_heads * (f->batch / f->k.size[0]), adds->block_m);
 }
 
-/* tail: NULL if no kernel adds dQ up. */
+/* tail: NULL if no kernel adds dQ to sums. */
 static attune_cuda_backward backward_of(const attune__cuda_program *program, const attune__backward *call,
                                         const attune__cuda_tail *tail, attune_cuda_sums *sums)
 {
@@ -116,7 +117,7 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
                                                                               program->kernel.block_n);
         captures = b.order_counts + attune__cuda_backward_order(&w, f->batch, f->heads);
         b.redo = captures - 8;
-        b.together = together(f);
+        b.together = resident_heads(f);
     }
     *sums = sums_of(program, call, captures, b.symbol_sums);
     b.sum_words = (captures - b.sums) / 8 + (unsigned long long)sums->elements * ATTUNE_CUDA_SUM_WORDS;
@@ -132,21 +133,22 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
 }
 
 typedef struct launches {
-    int64_t delta, adds, dq, keys, rows, sums; /* blocks; 0 = not launched */
+    int64_t delta, adds, dq, keys, rows, sums; /* CTAs; 0 = not launched */
 } launches;
 
 static attune__cu_result launch(const attune__cuda_program *program, attune__cu_stream stream, const launches *n,
                                 attune_cuda_arguments *arguments, attune_cuda_backward *backward,
                                 attune_cuda_sums *sums, attune__cu_tensor_map maps[4])
 {
-    /* Behind a kernel that adds the others start over at most, and what captures are due has been added. */
-    attune_cuda_backward again = *backward;
+    /* Fallback kernels must not add capture gradients: the first kernel has added them. */
+    attune_cuda_backward fallback_backward = *backward;
     if (n->adds)
-        memset(again.symbol_sums, 0, sizeof again.symbol_sums);
-    const attune__cuda_loaded *keys = program->backed ? &program->fallback : &program->kernel, *rows = &program->rows;
+        memset(fallback_backward.symbol_sums, 0, sizeof fallback_backward.symbol_sums);
+    const attune__cuda_loaded *keys = program->has_fallback ? &program->fallback : &program->kernel,
+                              *rows = &program->rows;
     const attune__cuda_loaded *adds = &program->kernel;
     void *parameters[] = {arguments, backward, &maps[0], &maps[1], &maps[2], &maps[3]}, *sums_parameters[] = {sums};
-    void *rest_parameters[] = {arguments, &again};
+    void *rest_parameters[] = {arguments, &fallback_backward};
     const struct {
         attune__cu_function function;
         int64_t blocks;
@@ -184,22 +186,22 @@ static bool encode_all(const attune__cuda_program *program, const attune__backwa
            attune__cuda_encode(driver, &call->d_o, rows, false, &maps[3]);
 }
 
-/* Within the context: the driver encodes tensor maps in none but it. */
+/* Needs the current context: the driver encodes tensor maps only within one. */
 static attune_status run(const attune__cuda_program *program, attune__cuda_queue *queue, const attune__backward *call,
                          uint64_t *value)
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     const attune__forward *f = &call->forward;
-    const attune__cuda_loaded *keys = program->backed ? &program->fallback : &program->kernel;
+    const attune__cuda_loaded *keys = program->has_fallback ? &program->fallback : &program->kernel;
     attune__cu_tensor_map maps[4];
-    const bool adds = program->backed && (!program->tma || encode_all(program, call, maps));
+    const bool adds = program->has_fallback && (!program->tma || encode_all(program, call, maps));
     attune_cuda_arguments arguments = attune__cuda_arguments_of(program, f);
     attune_cuda_sums sums;
     const attune__cuda_tail p = tail_of(program, f);
     attune_cuda_backward backward = backward_of(program, call, adds ? &p : NULL, &sums);
     launches n = {
         .delta = blocks(backward.row_stride, DELTA_ROWS, f->batch * f->heads),
-        .keys = blocks(f->kv_len, keys->block_n, f->kv_heads * f->k.size[0] * (program->apart ? 2 : 1)),
+        .keys = blocks(f->kv_len, keys->block_n, f->kv_heads * f->k.size[0] * (program->separate_dk_dv ? 2 : 1)),
         .rows = blocks(f->q_len, program->rows.block_m, f->batch * f->heads),
         .sums = blocks(sums.elements, SUMS_THREADS, 1),
     };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Buffers: device memory. Copies go through the device's own queue, behind what was launched there. */
+/* Buffers: device memory. Copies use the device's own queue, so that they follow the launches in it. */
 #include "cuda/cuda.h"
 
 #include "base/alloc.h"
@@ -46,7 +46,7 @@ void attune__cuda_buffer_destroy(attune_buffer *buffer)
 {
     attune__cuda_buffer *mine = (attune__cuda_buffer *)buffer;
     attune__cuda_device *device = attune__cuda_of(buffer->device);
-    /* A lost context refuses; its memory goes with it. */
+    /* Fails in a lost context, which has freed its memory. */
     if (mine->owned && device->driver.context_push(device->context) == CU_SUCCESS) {
         device->driver.memory_free(mine->pointer);
         attune__cuda_leave(device);

@@ -17,7 +17,7 @@
 #include "plan/family_cuda.h"
 
 #define MOST_HEADERS 32
-#define LOG_SIZE     1200 /* of the compiler's words that a message holds */
+#define LOG_SIZE     1200 /* bytes of the compiler's log in an error message */
 
 #define FUNCTIONS(X)                                                                                                   \
     X(version, nvrtcVersion, (int *major, int *minor))                                                                 \
@@ -39,7 +39,7 @@ typedef struct compiler {
     int major, minor;
 } compiler;
 
-/* The newest first: it knows every architecture that an older one does, down to those that attune needs. */
+/* The newest first: it supports every architecture that an older one does and attune needs. */
 static const char *const libraries[] = {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"};
 
 static attune_status compiler_open(compiler *c)
@@ -77,7 +77,7 @@ static void add_text(attune__digest *digest, const char *text)
     attune__digest_add(digest, text ? text : "", text ? strlen(text) + 1 : 1);
 }
 
-/* Of a digest, so that no expression can be written whose kernel is taken for another's. */
+/* From a cryptographic digest: nobody can construct an expression whose kernel collides with another's. */
 attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel)
 {
     attune__digest digest = attune__digest_begin();
@@ -95,7 +95,7 @@ attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel)
     return hash;
 }
 
-/* The log's beginning: the first error tells most. */
+/* Reports the beginning of the log: the first error is the most useful one. */
 static attune_status fail_compile(const attune_allocator *allocator, const compiler *c, void *program,
                                   const attune__cuda_kernel *kernel, int result)
 {
@@ -111,7 +111,7 @@ static attune_status fail_compile(const attune_allocator *allocator, const compi
     return ATTUNE_COMPILE_FAILED;
 }
 
-/* A kernel in NVRTC's hands. */
+/* An NVRTC program and its kernel. */
 typedef struct task {
     attune__cuda_job *job;
     attune__cache_key key;
@@ -142,7 +142,7 @@ static attune_status create(const compiler *c, const attune__cuda_kernel *kernel
     return ATTUNE_OK;
 }
 
-/* What threads share: each takes the next task until there is none. */
+/* Shared by the compiling threads: each takes the next task until none is left. */
 typedef struct batch {
     const compiler *compiler;
     task *tasks;
@@ -161,7 +161,7 @@ static void compile_some(void *user, uint32_t thread)
         uint32_t count = kernel->option_count;
         for (uint32_t j = 0; j < count; j++)
             options[j] = kernel->options[j];
-        /* NVRTC has a cache of its own in the user's home: what is kept, and where, is for the caller to say. */
+        /* NVRTC would write a cache to the user's home; only the caller decides what is cached, and where. */
         if (b->compiler->major >= 13)
             options[count++] = "--no-cache";
         t->result = b->compiler->compile(t->program, (int)count, options);
@@ -200,11 +200,11 @@ static attune_status take_cubin(const attune__host *host, const compiler *c, tas
     return ATTUNE_OK;
 }
 
-/* What is neither in a pack nor in the cache. */
+/* Compiles the kernels that neither a pack nor the cache has. */
 static attune_status compile_missing(const attune__host *host, const compiler *c, attune__cuda_job *jobs,
                                      uint32_t count)
 {
-    /* The machine code follows from the compiler and the architecture, which the options name: no driver has a part. */
+    /* The driver's version is not in the key: machine code depends on the compiler and the options alone. */
     char identity[64];
     const int length =
         snprintf(identity, sizeof identity, "attune %u nvrtc %d.%d", attune_version(), c->major, c->minor);
@@ -230,7 +230,7 @@ static attune_status compile_missing(const attune__host *host, const compiler *c
     return status;
 }
 
-/* Without a compiler only what was compiled ahead can run: says so, and how to get the rest. */
+/* Without a compiler only kernels compiled ahead can run: the error says so, and how to get a compiler. */
 static attune_status fail_without(const attune__host *host, const attune__cuda_kernel *kernel)
 {
     uint32_t packs, entries;
@@ -403,7 +403,7 @@ static attune_status add_mods(const attune__program_desc *desc, attune__text *te
     attune__text_add(text, "#include \"prelude.cuh\"\n");
     if (desc->mask)
         ATTUNE__TRY(add_mask(desc, text));
-    /* After the mask, whose tanh is always the exact one. */
+    /* After the mask, which always uses the exact tanh. */
     if (desc->choice->approximate_tanh)
         attune__text_add(text, "#define ATTUNE_APPROXIMATE_TANH 1\n#define attune_tanh attune_tanh_approximate\n");
     return desc->score ? add_score(desc, text) : ATTUNE_OK;

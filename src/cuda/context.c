@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* The context of a device, and the driver's errors in attune's words. */
+/* The context of a device, and the driver's errors as attune's. */
 #include "base/error.h"
 #include "cuda/cuda.h"
 
-/* After these the context answers nothing else. */
+/* After these errors every call in the context fails. */
 static bool is_sticky(attune__cu_result result)
 {
     switch (result) {

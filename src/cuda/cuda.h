@@ -2,16 +2,17 @@
 /*
  * The CUDA backend.
  *
- *     driver.c    libcuda.so.1            device.c   what is there, limits, errors
- *     compiler.c  libnvrtc.so.*, cubins   queue.c    a stream, and the points in it to wait for
+ *     driver.c    libcuda.so.1            device.c   enumeration, limits
+ *     compiler.c  libnvrtc.so.*, cubins   queue.c    a stream and its events
  *     buffer.c    device memory           mask.c     lists and captures on the device
  *     program.c   a kernel for a choice   launch.c   the hot call
  *     decode.c    the hot call of decode  pack.c     kernels compiled ahead
- *     measure.c   peaks                   merge.c    partial results into one, and back
- *     mask.c      masks on the device     mask_update.c  masks that follow a tensor
- *     backward.c  the hot call of the backward pass
+ *     measure.c   peaks                   merge.c    merges partial results
+ *     context.c   contexts, errors        backward.c the hot call of the backward pass
+ *     mask_update.c  masks that follow a tensor
  *
- * Every entry makes the device's context current and puts back what was: attune leaves no trace in the calling thread.
+ * Every entry makes the device's context current and restores the previous one, so that the calling thread keeps its
+ * own.
  */
 #ifndef ATTUNE_CUDA_CUDA_H
 #define ATTUNE_CUDA_CUDA_H
@@ -22,18 +23,18 @@
 #include "cuda/arguments.h"
 #include "cuda/driver.h"
 
-/* Points in a queue that can be waited for one by one; a wait for an older one takes in some launches more. */
+/* Events of a queue. A wait for a value that is older than all of them also waits for some later launches. */
 #define ATTUNE__CUDA_EVENTS 64
 
 typedef struct attune__cuda_queue {
     attune_queue base;
     attune__cu_stream stream;
     bool lent;
-    pthread_mutex_t lock; /* a launch and its event stand together in the stream */
+    pthread_mutex_t lock; /* keeps a launch and its event adjacent in the stream */
     uint64_t last;        /* the value of the latest launch; values start at 1 */
     _Atomic uint64_t done;
     attune__cu_event events[ATTUNE__CUDA_EVENTS]; /* by value modulo their number */
-    attune__cu_event start, stop;                 /* of a measured call; with times */
+    attune__cu_event start, stop;                 /* of a measured call; with timing */
     attune__cu_pointer counter;                   /* two int32, zero between launches: the stream's next tile */
     int capturing;                                /* between begin and end */
 } attune__cuda_queue;
@@ -43,7 +44,7 @@ typedef struct attune__cuda_device {
     attune__cuda_driver driver;
     attune__cu_device device;
     attune__cu_context context;
-    bool retained; /* the primary context, which is given back */
+    bool retained; /* it is the primary context, which must be released */
     attune__cuda_queue queue;
 } attune__cuda_device;
 
@@ -64,20 +65,20 @@ static inline attune__cu_pointer attune__cuda_pointer(const attune_buffer *buffe
 
 /* ----------------------------------------------------------------------------------------------------------- device */
 
-/* Makes the context current; balanced by leave. */
+/* Makes the context current until leave. */
 attune_status attune__cuda_enter(attune__cuda_device *device);
 void attune__cuda_leave(attune__cuda_device *device);
-/* ATTUNE_OK, or the status and message of a driver's error; `what` was being done. Latches the loss of the device. */
+/* ATTUNE_OK, or the status and message of a driver's error in `what`. Records the loss of the device. */
 attune_status attune__cuda_check(attune__cuda_device *device, attune__cu_result result, const char *what);
 
 /* ----------------------------------------------------------------------------------------------------------- queues */
 
-/* Within the context. On failure nothing is left. stream NULL makes one. */
+/* Needs the current context. Creates a stream if `stream` is NULL. Leaves nothing behind on failure. */
 attune_status attune__cuda_queue_init(attune__cuda_device *device, attune__cuda_queue *queue, attune__cu_stream stream);
 void attune__cuda_queue_finish(attune__cuda_queue *queue);
-/* Around the launches of one call, within the context. During a capture there is no counter to use: the graph may run
- * beside the stream's own launches. end stores the point to wait for, 0 while the stream is being
- * captured; with `seconds` it waits. It must be called whatever the launches gave, which `status` says. */
+/* Around the launches of one call, within the current context. A captured launch must not use the counter, since the
+ * graph may run beside the stream's own launches. end stores the value to wait for, 0 during a capture; with `seconds`
+ * it waits. It must also be called if a launch failed: `status` is the launches' result. */
 attune_status attune__cuda_queue_begin(attune__cuda_queue *queue, bool measured);
 attune_status attune__cuda_queue_end(attune__cuda_queue *queue, attune_status status, uint64_t *value, double *seconds);
 attune_status attune__cuda_queue_lend(attune_device *device, void *handle, attune_queue **queue);
@@ -93,14 +94,14 @@ void attune__cuda_buffer_destroy(attune_buffer *buffer);
 attune_status attune__cuda_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__cuda_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
 
-/* The lists of kv and full_kv and the mask's captures, in one piece of device memory. */
+/* A mask's block lists and captures, in one device allocation. */
 typedef struct attune__cuda_mask {
     attune__device_mask base;
     attune__cu_pointer memory;
     attune__cu_pointer offsets[2], indices[2];                                           /* partial, full */
     attune__cu_pointer column_offsets[2], column_indices[2];                             /* the transposed lists */
     attune__cu_pointer captures[ATTUNE_EXPR_MAX_SYMBOLS], runs[ATTUNE_EXPR_MAX_SYMBOLS]; /* runs: 0 = none */
-    bool ranges;                        /* the mask's rows are intervals, and the runs that they rest on are there */
+    bool ranges; /* each row of the mask allows one interval, and the runs that it depends on exist */
     struct attune__cuda_follow *follow; /* of a mask that follows a tensor; NULL in others */
 } attune__cuda_mask;
 
@@ -111,33 +112,35 @@ attune_status attune__cuda_mask_follow(attune_device *device, const attune_mask 
                                        attune__device_mask **device_mask);
 attune_status attune__cuda_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
                                        const attune_tensor *tensor, uint64_t *value);
-/* Within the context; the struct itself stays. */
+/* Needs the current context; does not free the struct. */
 void attune__cuda_follow_destroy(attune__cuda_device *device, struct attune__cuda_follow *follow);
 
 /* A kernel, loaded. */
 typedef struct attune__cuda_loaded {
-    attune__cu_module module; /* NULL = there is none */
+    attune__cu_module module; /* NULL = not loaded */
     attune__cu_function function;
     uint32_t block_m, block_n, threads, shared_memory;
-    uint32_t resident; /* workgroups that the device holds at once, which share the tiles; 0 = one for each tile */
+    uint32_t resident; /* CTAs of a persistent kernel, all resident at once; 0 = a CTA for each tile */
 } attune__cuda_loaded;
 
 typedef struct attune__cuda_program {
     attune__program base;
     attune__cuda_loaded kernel;
-    attune__cuda_loaded fallback; /* for tensors that the kernel's TMA cannot read, or where `backed` says more */
-    attune__cuda_loaded rows;     /* backward: dQ, where `kernel` makes dK and dV */
+    attune__cuda_loaded fallback; /* for tensors that TMA cannot read; backward: see `has_fallback` */
+    attune__cuda_loaded rows;     /* backward: dQ, where `kernel` computes dK and dV */
     attune__cuda_loaded delta;    /* backward: lse and delta as the others read them */
-    attune__cu_function dq;       /* backward, backed, of kernel's module: rounds dQ */
-    attune__cu_function sums;     /* backward, of delta's module: gradients of captures */
-    bool apart;                   /* backward: dK and dV by workgroups of their own */
+    attune__cu_function dq;       /* backward with a fallback, in kernel's module: converts dQ */
+    attune__cu_function sums;     /* backward, in delta's module: capture gradients */
+    bool separate_dk_dv;          /* backward: separate CTAs compute dK and dV */
     bool tma;
-    bool backed; /* with TMA; backward: `kernel` makes all gradients and adds dQ up, the others stand behind it */
+    /* Forward: `kernel` uses TMA. Backward: `kernel` computes all gradients and adds dQ to sums; `fallback` and `rows`
+     * run after it if a sum is not finite, or instead of it if TMA cannot read a tensor. */
+    bool has_fallback;
     uint32_t head_dim, head_dim_v;   /* backward */
-    bool ordered;                    /* backward: sums are added to in turn */
-    attune__cu_function combine;     /* decode in more than one part */
+    bool ordered;                    /* backward: ordered accumulation */
+    attune__cu_function combine;     /* decode with more than one split */
     uint32_t packed_heads, split;    /* decode */
-    const attune_expr *mask, *score; /* the api room's */
+    const attune_expr *mask, *score; /* borrowed from the plan */
 } attune__cuda_program;
 
 attune_status attune__cuda_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
@@ -149,22 +152,22 @@ attune_status attune__cuda_decode(const attune__program *program, attune_queue *
                                   uint64_t *value);
 attune_status attune__cuda_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
                                     uint64_t *value);
-/* What a backward program has besides its kernels. */
+/* Loads the rest of a backward program after its kernels. */
 attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc);
-/* What a decode program has besides its kernel. */
+/* Loads the rest of a decode program after its kernel. */
 attune_status attune__cuda_decode_load(attune__cuda_program *program, const attune__program_desc *desc);
 
-/* What a call says to any kernel of the program. */
+/* The arguments of a call, for any kernel of the program. */
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);
 
 attune_cuda_view attune__cuda_view_of(const attune_tensor *tensor);
 
-/* How TMA reads a tensor in boxes of 64 columns and so many rows; `repeats`: its batch may be 1 where others have more.
- * False where it cannot. Within the context. */
+/* Encodes a tensor map with boxes of 64 columns and `rows` rows; `repeats`: a batch of 1 is shared by all batches.
+ * False where TMA cannot read the tensor. Needs the current context. */
 bool attune__cuda_encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows, bool repeats,
                          attune__cu_tensor_map *map);
 
-#define ATTUNE__CUDA_MOST_BLOCKS INT32_MAX /* of a grid's first dimension */
+#define ATTUNE__CUDA_MOST_BLOCKS INT32_MAX /* limit of a grid's first dimension */
 
 attune_status attune__cuda_merger_create(attune_device *device, attune__program **merger);
 void attune__cuda_merger_destroy(attune__program *merger);

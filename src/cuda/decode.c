@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The hot call of decode: one launch, and with more than one part a second that merges them. */
+/* The hot call of decode: one launch, and with more than one split a second one that combines them. */
 #include "cuda/cuda.h"
 
 #include "base/error.h"
@@ -22,14 +22,14 @@ attune_status attune__cuda_decode_load(attune__cuda_program *program, const attu
     return status;
 }
 
-/* Lists that differ by head may come with an expression that does not: the plan sees that one alone, the call the mask.
- * A tile of several heads would have the first one's lists for all. */
+/* A mask's lists may differ by head although its expression does not. The plan knows the expression only, so that the
+ * call must check the mask: a tile of several heads would use the first one's lists for all. */
 static uint32_t packed_heads(const attune__cuda_program *program, const attune__forward *call)
 {
     return call->mask && call->mask->stored_heads != 1 ? 1 : program->packed_heads;
 }
 
-/* The parts' results lie at the beginning of the workspace (src/plan/plan.h). */
+/* The partial results are at the beginning of the workspace (src/plan/plan.h). */
 static attune_cuda_parts parts_of(const attune__cuda_program *program, const attune__forward *call)
 {
     attune_cuda_parts parts = {.packed = (int)packed_heads(program, call), .split = (int)program->split};

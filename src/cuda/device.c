@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Devices: what is there, its limits, its context. */
+/* Devices: enumeration, limits, contexts. */
 #include "cuda/cuda.h"
 
 #include <attune/cuda.h>
@@ -120,7 +120,7 @@ static attune_status device_describe(const attune__host *host, uint32_t index, a
     return ATTUNE_OK;
 }
 
-/* A device with no context yet. */
+/* A device without its context. */
 static attune_status make_device(const attune__host *host, attune__cuda_device **device)
 {
     attune__cuda_device *made = attune__alloc(&host->allocator, 1, sizeof *made);
@@ -146,7 +146,7 @@ static void discard_device(attune__cuda_device *device)
 static void device_close(attune_device *device)
 {
     attune__cuda_device *mine = attune__cuda_of(device);
-    /* A lost context refuses; what is in it goes with it. */
+    /* Fails in a lost context, which has freed its objects. */
     if (mine->driver.context_push(mine->context) == CU_SUCCESS) {
         attune__cuda_queue_finish(&mine->queue);
         attune__cuda_leave(mine);
@@ -154,7 +154,7 @@ static void device_close(attune_device *device)
     discard_device(mine);
 }
 
-/* What is left to do once the context is there and current. */
+/* The part of creation that needs the context current. */
 static attune_status finish_device(attune__cuda_device *device, uint32_t index, attune__cu_stream stream)
 {
     fill_info(&device->driver, device->device, index, &device->base.info);

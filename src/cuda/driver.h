@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The driver's functions, opened at run time: libcuda.so.1 and nothing of NVIDIA's at build time. Types and constants
- * are those of cuda.h, under our own names, as far as they are used; their numbers are part of the driver's ABI.
+ * The driver's functions, loaded from libcuda.so.1 at run time: the build needs nothing of NVIDIA's. Types and
+ * constants are those of cuda.h that attune uses, under its own names; their values are part of the driver's ABI.
  */
 #ifndef ATTUNE_CUDA_DRIVER_H
 #define ATTUNE_CUDA_DRIVER_H
@@ -12,7 +12,7 @@ typedef int attune__cu_result;
 typedef int attune__cu_device;
 typedef void *attune__cu_context, *attune__cu_stream, *attune__cu_event, *attune__cu_module, *attune__cu_function;
 typedef unsigned long long attune__cu_pointer;
-/* CUtensorMap: how the copy engine reads a tensor. */
+/* CUtensorMap: how TMA reads a tensor. */
 typedef struct attune__cu_tensor_map {
     _Alignas(64) unsigned long long opaque[16];
 } attune__cu_tensor_map;

@@ -97,9 +97,9 @@ attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *prog
 }
 
 /*
- * How TMA reads a tensor in boxes of 64 columns. False where it cannot: addresses and strides must be multiples of 16
- * bytes. A batch of 1 has no stride; a batch that repeats is one of 1, which only k and v may have (their kernel's
- * coordinate is 0 then).
+ * Encodes a tensor map with boxes of 64 columns. False where TMA cannot read the tensor: addresses and strides must be
+ * multiples of 16 bytes. A batch of 1 has no stride. Only k and v may have a batch of 1 that all batches share; their
+ * kernel's batch coordinate is 0 then.
  */
 bool attune__cuda_encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows, bool repeats,
                          attune__cu_tensor_map *map)
@@ -133,7 +133,7 @@ static bool encode_all(const attune__cuda_program *program, const attune__forwar
            attune__cuda_encode(driver, &call->v, rows, true, &maps[2]);
 }
 
-/* Within the context: the driver encodes tensor maps in none but it. */
+/* Needs the current context: the driver encodes tensor maps only within one. */
 static attune_status launch(const attune__cuda_program *program, attune__cuda_queue *queue, const attune__forward *call,
                             uint64_t *value)
 {

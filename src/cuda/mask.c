@@ -11,13 +11,13 @@
 
 #define ALIGNMENT ((size_t)256)
 
-/* Where the parts stand; with memory they are copied there as well. */
+/* Computes the offsets of the arrays; if memory is set, also copies them there. */
 typedef struct layout {
     size_t size;
     char *memory;
 } layout;
 
-static size_t place(layout *l, const void *data, size_t size)
+static size_t append(layout *l, const void *data, size_t size)
 {
     const size_t at = l->size;
     if (l->memory && size)
@@ -56,8 +56,8 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Where each element's equals begin and end, of the `count` elements from `first` on. False if they do not stand
- * together. `values` has room for `count`. */
+/* Finds the run of equal elements around each of the `count` elements from `first` on. False if a value has more than
+ * one run. `values` is scratch for `count` values. */
 static bool find_runs(const attune_array *array, size_t first, size_t count, int *values, int32_t (*runs)[2])
 {
     size_t run_count = 0;
@@ -78,8 +78,8 @@ static bool find_runs(const attune_array *array, size_t first, size_t count, int
     return true;
 }
 
-/* The runs of a capture of rank 1 or 2; *runs stays NULL if the elements do not stand together, or do not reach as far
- * as the mask. */
+/* The runs of a capture of rank 1 or 2; *runs stays NULL if a value has more than one run, or the capture is shorter
+ * than the mask. */
 static attune_status make_runs(const attune_allocator *allocator, const attune_mask *mask, uint32_t symbol,
                                int32_t (**runs)[2], size_t *size)
 {
@@ -91,21 +91,21 @@ static attune_status make_runs(const attune_allocator *allocator, const attune_m
         return ATTUNE_OK;
     int *values = attune__alloc(allocator, count, sizeof *values);
     int32_t(*made)[2] = attune__alloc(allocator, rows * count, sizeof *made);
-    bool together = values && made;
-    for (size_t row = 0; row < rows && together; row++)
-        together = find_runs(array, row * count, count, values, made);
-    const bool lacking = !values || !made;
+    bool contiguous = values && made;
+    for (size_t row = 0; row < rows && contiguous; row++)
+        contiguous = find_runs(array, row * count, count, values, made);
+    const bool no_memory = !values || !made;
     attune__free(allocator, values);
-    if (together) {
+    if (contiguous) {
         *runs = made;
         *size = rows * count * sizeof *made;
     } else
         attune__free(allocator, made);
-    return lacking ? ATTUNE_OUT_OF_HOST_MEMORY : ATTUNE_OK;
+    return no_memory ? ATTUNE_OUT_OF_HOST_MEMORY : ATTUNE_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------------------------
- * a mask in one piece
+ * upload in one allocation
  */
 
 typedef struct all_runs {
@@ -119,17 +119,17 @@ static void free_runs(const attune_allocator *allocator, all_runs *runs)
         attune__free(allocator, runs->of[i]);
 }
 
-/* *hold: every array that the mask's intervals rest on has its runs. */
+/* *complete: every array that the mask's intervals depend on has runs. */
 static attune_status make_all_runs(const attune_allocator *allocator, const attune_mask *mask, all_runs *runs,
-                                   bool *hold)
+                                   bool *complete)
 {
     uint32_t wanted = 0;
     *runs = (all_runs){{0}, {0}};
-    *hold = mask->expr && attune__interval_rows(mask->expr, &wanted);
-    for (uint32_t i = 0; *hold && i < mask->expr->symbol_count; i++)
+    *complete = mask->expr && attune__interval_rows(mask->expr, &wanted);
+    for (uint32_t i = 0; *complete && i < mask->expr->symbol_count; i++)
         if (wanted >> i & 1) {
             ATTUNE__TRY(make_runs(allocator, mask, i, &runs->of[i], &runs->size[i]));
-            *hold = runs->of[i] != NULL;
+            *complete = runs->of[i] != NULL;
         }
     return ATTUNE_OK;
 }
@@ -138,21 +138,21 @@ static void lay_out(layout *l, const attune_mask *mask, const all_runs *runs, at
 {
     const size_t rows = (size_t)(mask->stored_batch * mask->stored_heads * mask->q_blocks);
     const size_t columns = (size_t)(mask->stored_batch * mask->stored_heads * mask->kv_blocks);
-    const attune__block_list *lists[2] = {&mask->kv, &mask->full_kv}, *turned[2] = {&mask->q, &mask->full_q};
+    const attune__block_list *lists[2] = {&mask->kv, &mask->full_kv}, *transposed[2] = {&mask->q, &mask->full_q};
     l->size = 0;
     for (int i = 0; i < 2; i++) {
-        made->offsets[i] = made->memory + place(l, lists[i]->offsets, (rows + 1) * sizeof(int64_t));
+        made->offsets[i] = made->memory + append(l, lists[i]->offsets, (rows + 1) * sizeof(int64_t));
         made->indices[i] =
-            made->memory + place(l, lists[i]->indices, (size_t)lists[i]->offsets[rows] * sizeof(int32_t));
-        made->column_offsets[i] = made->memory + place(l, turned[i]->offsets, (columns + 1) * sizeof(int64_t));
+            made->memory + append(l, lists[i]->indices, (size_t)lists[i]->offsets[rows] * sizeof(int32_t));
+        made->column_offsets[i] = made->memory + append(l, transposed[i]->offsets, (columns + 1) * sizeof(int64_t));
         made->column_indices[i] =
-            made->memory + place(l, turned[i]->indices, (size_t)turned[i]->offsets[columns] * sizeof(int32_t));
+            made->memory + append(l, transposed[i]->indices, (size_t)transposed[i]->offsets[columns] * sizeof(int32_t));
     }
     for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++) {
         if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
-            made->captures[i] = made->memory + place(l, mask->captures[i].data, array_size(&mask->captures[i]));
+            made->captures[i] = made->memory + append(l, mask->captures[i].data, array_size(&mask->captures[i]));
         if (runs->of[i])
-            made->runs[i] = made->memory + place(l, runs->of[i], runs->size[i]);
+            made->runs[i] = made->memory + append(l, runs->of[i], runs->size[i]);
     }
 }
 

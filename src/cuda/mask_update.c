@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Masks that follow a tensor: cuda/mask_lists.cu, three launches. One piece of memory holds a byte for each block and
- * the lists with room for every block.
+ * Masks that follow a tensor: cuda/mask_lists.cu, three launches. One allocation holds a byte for each block, and lists
+ * with space for every block.
  */
 #include "cuda/cuda.h"
 
@@ -33,31 +33,31 @@ static attune__cuda_kernel describe_kernel(uint32_t architecture)
     return kernel;
 }
 
-static uint64_t take(uint64_t *end, uint64_t size)
+static uint64_t append(uint64_t *end, uint64_t size)
 {
     const uint64_t at = *end;
     *end = attune__round_up64(at + size, ALIGNMENT);
     return at;
 }
 
-/* Gives every part its place behind made->memory, and returns the size of all. */
-static uint64_t place(const attune_mask *mask, attune__cuda_mask *made)
+/* Sets the addresses of all arrays, from made->memory on, and returns their size. */
+static uint64_t lay_out(const attune_mask *mask, attune__cuda_mask *made)
 {
     const uint64_t planes = (uint64_t)(mask->stored_batch * mask->stored_heads);
     const uint64_t rows = planes * (uint64_t)mask->q_blocks, columns = planes * (uint64_t)mask->kv_blocks;
     const uint64_t blocks = rows * (uint64_t)mask->kv_blocks;
     uint64_t end = 0;
-    made->follow->classes = made->memory + take(&end, blocks);
+    made->follow->classes = made->memory + append(&end, blocks);
     for (int i = 0; i < 2; i++) {
-        made->offsets[i] = made->memory + take(&end, (rows + 1) * sizeof(int64_t));
-        made->indices[i] = made->memory + take(&end, blocks * sizeof(int32_t));
-        made->column_offsets[i] = made->memory + take(&end, (columns + 1) * sizeof(int64_t));
-        made->column_indices[i] = made->memory + take(&end, blocks * sizeof(int32_t));
+        made->offsets[i] = made->memory + append(&end, (rows + 1) * sizeof(int64_t));
+        made->indices[i] = made->memory + append(&end, blocks * sizeof(int32_t));
+        made->column_offsets[i] = made->memory + append(&end, (columns + 1) * sizeof(int64_t));
+        made->column_indices[i] = made->memory + append(&end, blocks * sizeof(int32_t));
     }
     return end;
 }
 
-/* Within the context. */
+/* Needs the current context. */
 static attune_status load(attune__cuda_device *device, const void *cubin, const attune_mask *mask,
                           attune__cuda_mask *made)
 {
@@ -67,8 +67,8 @@ static attune_status load(attune__cuda_device *device, const void *cubin, const 
     for (int i = 0; i < 3; i++)
         ATTUNE__TRY(attune__cuda_check(
             device, driver->module_function(&follow->functions[i], follow->module, entries[i]), "cuModuleGetFunction"));
-    ATTUNE__TRY(attune__cuda_check(device, driver->memory_alloc(&made->memory, place(mask, made)), "a mask"));
-    place(mask, made);
+    ATTUNE__TRY(attune__cuda_check(device, driver->memory_alloc(&made->memory, lay_out(mask, made)), "a mask"));
+    lay_out(mask, made);
     return ATTUNE_OK;
 }
 
@@ -116,7 +116,7 @@ attune_status attune__cuda_mask_pack(const attune__host *host, const attune_limi
     return attune__cuda_pack_kernel(host, &kernel, to);
 }
 
-/* Within the context. */
+/* Needs the current context. */
 void attune__cuda_follow_destroy(attune__cuda_device *device, struct attune__cuda_follow *follow)
 {
     if (follow->module)

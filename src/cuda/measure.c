@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The peaks that shares are reported of: cuda/measure.cu's multiply-adds, and a large copy by the device. */
+/* Peaks, for reporting shares of them: the multiply-adds of cuda/measure.cu, and the bandwidth of a large copy. */
 #include "cuda/cuda.h"
 
 #include <stdio.h>
@@ -10,15 +10,15 @@
 #include "cuda/compiler.h"
 
 #define SECONDS        0.3
-#define ENOUGH_SECONDS 2e-3 /* of a launch, against what starting it costs */
+#define ENOUGH_SECONDS 2e-3 /* of a launch, so that its latency does not matter */
 #define COPY_BYTES     (UINT64_C(1) << 30)
 #define THREADS        256
-#define BLOCKS         2 /* of a compute unit, at least */
+#define BLOCKS         2 /* CTAs of a compute unit, at least */
 
-/* What a round of a block of cuda/measure.cu computes; a multiply-add counts two. */
-#define WGMMA_ROUND  (2.0 * 4 * 64 * 256 * 16 * 2) /* warp groups, steps, m, n, k */
-#define MMA_ROUND    (8.0 * 8 * 16 * 8 * 16 * 2)   /* warps, chains, m, n, k */
-#define SCALAR_ROUND (256.0 * 16 * 8 * 2)          /* threads, chains, steps */
+/* Operations of a CTA's loop iteration in cuda/measure.cu; a multiply-add counts as two. */
+#define WGMMA_ITERATION  (2.0 * 4 * 64 * 256 * 16 * 2) /* warp groups, steps, m, n, k */
+#define MMA_ITERATION    (8.0 * 8 * 16 * 8 * 16 * 2)   /* warps, chains, m, n, k */
+#define SCALAR_ITERATION (256.0 * 16 * 8 * 2)          /* threads, chains, steps */
 
 static double now(void)
 {
@@ -38,7 +38,7 @@ static void describe(attune__cuda_kernel *kernel, attune_dtype dtype, uint32_t a
         {"DTYPE", dtype == ATTUNE_F16    ? 1
                   : dtype == ATTUNE_BF16 ? 2
                                          : 3},
-        /* What the shared headers ask for, and nothing here reads. */
+        /* The shared headers need these; cuda/measure.cu does not use them. */
         {"HEAD_DIM", 64},
         {"HEAD_DIM_V", 64},
         {"BLOCK_M", 64},
@@ -89,7 +89,7 @@ static attune_status repeat_launch(attune__cuda_device *device, attune__cu_funct
     return ATTUNE_OK;
 }
 
-/* Within the context. */
+/* Needs the current context. */
 static attune_status run(attune__cuda_device *device, const void *cubin, double round, double *flops)
 {
     const attune__cuda_driver *driver = &device->driver;
@@ -120,14 +120,14 @@ static attune_status measure_flops(attune__cuda_device *device, attune_dtype dty
     ATTUNE__TRY(attune__cuda_compile(&device->base.host, &kernel, &cubin, &size));
     attune_status status = attune__cuda_enter(device);
     if (status == ATTUNE_OK) {
-        status = run(device, cubin, wgmma ? WGMMA_ROUND : scalar ? SCALAR_ROUND : MMA_ROUND, flops);
+        status = run(device, cubin, wgmma ? WGMMA_ITERATION : scalar ? SCALAR_ITERATION : MMA_ITERATION, flops);
         attune__cuda_leave(device);
     }
     attune__free(&device->base.host.allocator, cubin);
     return status;
 }
 
-/* Within the context. */
+/* Needs the current context. */
 static attune_status repeat_copy(attune__cuda_device *device, attune__cu_pointer to, attune__cu_pointer from,
                                  uint64_t size, double *bandwidth)
 {
@@ -151,7 +151,7 @@ static attune_status repeat_copy(attune__cuda_device *device, attune__cu_pointer
 static attune_status measure_bandwidth(attune__cuda_device *device, double *bandwidth)
 {
     const attune__cuda_driver *driver = &device->driver;
-    /* Past every cache; on a small device, a little of its memory. */
+    /* Larger than any cache, but a small part of the device's memory. */
     uint64_t size = COPY_BYTES;
     while (size > device->base.info.limits.memory / 16 && size > UINT64_C(1) << 20)
         size /= 2;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Merging: cuda/merge.cu, one launch of the kernel that can read the call's tensors. */
+/* Merging of partial results: cuda/merge.cu, one launch of a kernel that suits the call's tensors. */
 #include "cuda/cuda.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 _Static_assert(ATTUNE_CUDA_MERGE_PARTS == ATTUNE__MERGE_PARTS, "what a launch takes");
 
-/* The kernels: forward and backward; of a row at a time, or wide, by type and parts. */
+/* The kernels, forward and backward: a general one, and wide ones by type and number of parts. */
 enum { KIND_ROWS, KIND_WIDE, KINDS = KIND_WIDE + 7 };
 static const char *const kinds[KINDS] = {
     "", "_any_8", "_f16_2", "_f16_8", "_bf16_2", "_bf16_8", "_f32_2", "_f32_8",
@@ -89,11 +89,11 @@ attune_status attune__cuda_merger_pack(const attune__host *host, const attune_li
     return attune__cuda_pack_kernel(host, &kernel, to);
 }
 
-/* What a call needs of a kernel. */
+/* The properties of a call that decide which kernel suits it. */
 typedef struct demand {
     attune_cuda_merge arguments;
-    bool wide; /* every step is a whole number of units that fits an int */
-    int dtype; /* of all o and d_o; 0 = they differ */
+    bool wide; /* every stride is a whole number of 16-byte units and fits an int */
+    int dtype; /* of all o and d_o; 0 if they differ */
 } demand;
 
 static attune_cuda_merge_view view(demand *d, const attune_tensor *tensor, int64_t unit)
@@ -129,7 +129,7 @@ static attune_cuda_merge_view view_rows(demand *d, const attune_tensor *tensor)
     return v;
 }
 
-/* Of a divisor below 2^31. */
+/* The multiplier of a divisor less than 2^31. */
 static attune_cuda_divisor divisor(int64_t by)
 {
     attune_cuda_divisor d = {.shift = 0};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernels compiled ahead: what a program would be made from on its device, for one that need not be here. */
+/* Kernels compiled ahead: those that a program needs on its device, which need not be present. */
 #include <stdio.h>
 #include <string.h>
 

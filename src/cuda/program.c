@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A kernel for a choice: compiled or found in the cache, loaded, and held against the planner's figures. */
+/* A kernel for a choice: compiled or found in the cache, loaded, and checked against the planner's figures. */
 #include "cuda/cuda.h"
 
 #include "base/alloc.h"
@@ -16,14 +16,14 @@ static attune_status load(attune__cuda_device *device, attune__cuda_loaded *kern
     int fixed = 0;
     ATTUNE__TRY(attune__cuda_check(device, driver->function_get(&fixed, CU_FUNC_SHARED_SIZE, kernel->function),
                                    "cuFuncGetAttribute"));
-    /* The planner's figure is all of it. */
+    /* The planner's figure includes static shared memory. */
     kernel->shared_memory -= (uint32_t)fixed < kernel->shared_memory ? (uint32_t)fixed : kernel->shared_memory;
     return attune__cuda_check(
         device, driver->function_set(kernel->function, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE, (int)kernel->shared_memory),
         "cuFuncSetAttribute");
 }
 
-/* The bytes of shared memory that a choice's kernel asks for. */
+/* The shared memory that a choice's kernel needs, in bytes. */
 static uint32_t shared_memory(const attune__program_desc *desc, attune__cuda_role role)
 {
     const attune_plan_choice *choice = desc->choice;
@@ -35,7 +35,7 @@ static uint32_t shared_memory(const attune__program_desc *desc, attune__cuda_rol
     return bytes[role == ATTUNE__CUDA_ROWS];
 }
 
-/* One of a plan's kernels on its way. */
+/* One of a plan's kernels while it is being created. */
 typedef struct part {
     attune__cuda_loaded *kernel;
     const attune__program_desc *desc;
@@ -46,7 +46,8 @@ typedef struct part {
 typedef struct parts {
     part each[ATTUNE__CUDA_JOBS];
     uint32_t count;
-    attune__program_desc second; /* for what TMA cannot read: of one program at most, since decode has no TMA */
+    attune__program_desc
+        second; /* the fallback for tensors that TMA cannot read: of one program at most, since decode has no TMA */
     attune__decision decision;
 } parts;
 
@@ -63,7 +64,7 @@ static attune_status choose_parts(parts *p, const attune_limits *limits, const a
     if (back)
         add_part(p, desc, ATTUNE__CUDA_DELTA, &program->delta);
     const attune__program_desc *plain = desc;
-    if (program->backed) {
+    if (program->has_fallback) {
         p->second = *desc;
         p->second.choice = &p->decision.choice;
         p->second.variant = &p->decision.variant;
@@ -135,7 +136,7 @@ static attune_status allocate(attune_device *device, const attune__program_desc 
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
     made->tma = desc->choice->use_tma;
-    made->backed = attune__cuda_has_fallback(desc->choice);
+    made->has_fallback = attune__cuda_has_fallback(desc->choice);
     made->mask = desc->mask;
     made->score = desc->score;
     *program = &made->base;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A stream and the points in it to wait for. Events are made once and used in turn, so that a launch allocates nothing:
- * value v has event v modulo their number. Once that has been recorded again, a wait for v waits for the oldest value
- * that still has its own, which lies behind it in the stream.
+ * A stream and its events. Events are created once and reused cyclically, so that a launch allocates nothing: value v
+ * has event v modulo their number. Once that event has been recorded again, a wait for v waits for the oldest value
+ * that still has its own event, which is later in the stream.
  */
 #include "cuda/cuda.h"
 
@@ -11,7 +11,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-#define LONGEST_PAUSE 1000000 /* nanoseconds between two looks at an event */
+#define LONGEST_PAUSE 1000000 /* nanoseconds between two queries of an event */
 
 static attune__cuda_device *device_of(const attune__cuda_queue *queue)
 {
@@ -113,7 +113,7 @@ attune_status attune__cuda_queue_end(attune__cuda_queue *queue, attune_status st
     attune__cuda_device *device = device_of(queue);
     const attune__cuda_driver *driver = &device->driver;
     *value = 0;
-    /* Nothing runs during a capture: there is nothing to wait for but the graph's own launch. */
+    /* Nothing runs during a capture, so that there is nothing to wait for before the graph is launched. */
     if (status != ATTUNE_OK || queue->capturing)
         goto done;
     attune__cu_result result = CU_SUCCESS;
@@ -137,7 +137,7 @@ done:
     return status;
 }
 
-/* Looks once. The event stays that of `value` or of a later one while the lock is held. */
+/* Queries once. While the lock is held, the event is that of `value` or of a later one. */
 static attune__cu_result look(attune__cuda_queue *queue, uint64_t value)
 {
     pthread_mutex_lock(&queue->lock);

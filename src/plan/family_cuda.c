@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What CUDA's families share: the backward pass's workspace, and whether a tile fits a mask's blocks. */
+/* Shared by CUDA's families: the backward pass's workspace, and whether a tile fits a mask's blocks. */
 #include "plan/family_cuda.h"
 
 const char *attune__cuda_refuse_blocks(const attune__shape *s, const uint32_t *v, attune__option *option)

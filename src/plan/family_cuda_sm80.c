@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CUDA, mma.sync: every pass, on every device since Ampere. Shared memory is counted in elements of the input type,
- * swizzled, so that nothing is lost to padding but the head dimension's own, up to 16 elements. P stays in registers in
- * forward. num_stages counts the tiles of K and of V (in the dK/dV loop: of Q and of dO) that are in flight; with 1,
- * the copy of K overlaps P V and that of V overlaps Q K^T. Tiles follow FlashAttention-2 where those divide a mask's
- * block of 128.
+ * CUDA, mma.sync: every pass, on every device since Ampere. Shared memory is swizzled, so that only the head dimension
+ * is padded, to 16 elements. P stays in registers in forward. num_stages counts the tiles of K and of V (in the dK/dV
+ * loop: of Q and of dO) that are in flight; with 1, the copy of K overlaps P V and that of V overlaps Q K^T. Tiles
+ * follow FlashAttention-2 where those divide a mask's block of 128.
  *
- * Backward has two kernels over the same pairs, each of which computes P and dS again: one owns keys and gives dK and
- * dV, the other owns rows of Q and gives dQ. Nothing is added to from two sides, so that the same call gives the same
- * bits. A warp owns 16 rows of what its kernel owns, or 32, and all columns of the other side: P and dS go from one
- * product to the next in registers.
+ * Backward has two kernels, each of which recomputes P and dS: one keeps a tile of keys and computes dK and dV, the
+ * other keeps a tile of queries and computes dQ. A single CTA sums each gradient, so that results are deterministic. A
+ * warp has 16 or 32 rows of its kernel's outer tile, and all columns of the inner one: P and dS go from one product to
+ * the next in registers.
  */
 #include "plan/family_cuda.h"
 
@@ -25,21 +24,21 @@ static uint64_t larger(uint64_t a, uint64_t b)
 
 /* --------------------------------------------------------------------------------------------------------- backward */
 
-/* By the larger head dimension: up to 64, 128, 192, 256; shared memory of 160 KiB and more, and of 99. */
+/* By the larger head dimension: up to 64, 128, 192, 256; and by shared memory: from 160 KiB on, and 99 KiB. */
 static const attune__tile backward_large_64[] = {
     ATTUNE__TILES(32, 128, 128, 64, 2, 4),
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
     ATTUNE__TILES(32, 32, 32, 32, 1, 2),
     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
 };
-/* Beside a score expression the sums leave no more. */
+/* With a score expression larger tiles would spill. */
 static const attune__tile backward_score_64[] = {
     ATTUNE__TILES(64, 64, 64, 64, 2, 4),
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
     ATTUNE__TILES(32, 32, 32, 32, 1, 2),
     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
 };
-/* Where two workgroups have room, they hide each other's waits. */
+/* Where two CTAs fit a compute unit, each hides the other's latency. */
 static const attune__tile backward_huge_128[] = {
     ATTUNE__TILES(64, 64, 128, 32, 2, 4),
     ATTUNE__TILES(32, 64, 64, 32, 2, 4),
@@ -52,7 +51,7 @@ static const attune__tile backward_large_128[] = {
     ATTUNE__TILES(32, 32, 32, 32, 1, 2),
     ATTUNE__TILES(16, 16, 16, 16, 1, 1),
 };
-/* On the architecture of the B200 64 rows of Q spill. */
+/* On the B200 64 rows of Q spill. */
 static const attune__tile backward_narrow_128[] = {
     ATTUNE__TILES(32, 128, 128, 64, 2, 8),
     ATTUNE__TILES(32, 64, 64, 32, 2, 4),
@@ -109,7 +108,7 @@ static const attune__tile *backward_tiles(const attune__search *search, uint32_t
     return t.tiles;
 }
 
-/* The rows of 16 that a warp has. */
+/* The blocks of 16 rows that a warp has. */
 static uint32_t backward_share(uint32_t rows, uint32_t warps)
 {
     return rows / (16 * warps);
@@ -121,7 +120,7 @@ static bool backward_warps_divide(const attune__tile *tile)
     return v[ATTUNE__BLOCK_N1] % rows == 0 && v[ATTUNE__BLOCK_M2] % rows == 0;
 }
 
-/* Fewer warps have no more rows each than the table gives them. */
+/* When warps are taken away, the others keep the number of rows from the table. */
 static void limit(const attune__search *search, attune__tile *tile, attune__option option, uint32_t most)
 {
     if (!(search->forced & ATTUNE__BIT(option)) && tile->value[option] > most)
@@ -170,20 +169,20 @@ bool attune__cuda_backward_apart(const attune__shape *s)
 
 /*
  * With e the bytes of an element, D and Dv padded to 16, S = num_stages:
- *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv])) e + S (lse + delta)[M1] 4 + walk
- *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e + walk
- * where the walk has 256 bytes, and as many again for S > 6, else 128. In float32 16 keys or rows of a workgroup's own
- * are read where they lie, and take none.
+ *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv])) e + S (lse + delta)[M1] 4 + descriptors
+ *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e + descriptors
+ * where descriptors are 256 bytes of work item and 256 of tiles for S > 6, else 128. In float32 an outer tile of 16
+ * rows is read from global memory.
  */
 void attune__cuda_sm80_backward_bytes(const attune__shape *s, const attune_plan_choice *c, uint32_t bytes[2])
 {
     const uint32_t e = attune__dtype_bytes(s);
     const uint32_t both = (attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16)) * e;
-    const uint32_t walk = c->num_stages > 6 ? 512 : 384;
+    const uint32_t descriptors = c->num_stages > 6 ? 512 : 384;
     const uint32_t keys = e == 4 && c->block_n1 == 16 ? 0 : c->block_n1;
     const uint32_t rows = e == 4 && c->block_m2 == 16 ? 0 : c->block_m2;
-    bytes[0] = (keys + c->num_stages * c->block_m1) * both + c->num_stages * c->block_m1 * 8 + walk;
-    bytes[1] = (rows + c->num_stages * c->block_n2) * both + walk;
+    bytes[0] = (keys + c->num_stages * c->block_m1) * both + c->num_stages * c->block_m1 * 8 + descriptors;
+    bytes[1] = (rows + c->num_stages * c->block_n2) * both + descriptors;
 }
 
 static attune__cost backward_cost(const attune__search *search, const attune__tile *tile)
@@ -198,7 +197,7 @@ static attune__cost backward_cost(const attune__search *search, const attune__ti
                                        .num_stages = v[ATTUNE__NUM_STAGES]};
     uint32_t bytes[2];
     attune__cuda_sm80_backward_bytes(s, &choice, bytes);
-    /* S and dP in float32; dK and dV, or dQ. Where dK and dV are apart, each workgroup has one of them. */
+    /* S and dP in float32; dK and dV, or dQ. Where separate CTAs compute dK and dV, each has one of them. */
     const uint32_t sums = attune__cuda_backward_apart(s) ? (d > dv ? d : dv) : d + dv;
     const uint32_t keys = backward_share(v[ATTUNE__BLOCK_N1], warps) * (v[ATTUNE__BLOCK_M1] + sums / 2);
     const uint32_t rows = backward_share(v[ATTUNE__BLOCK_M2], warps) * (v[ATTUNE__BLOCK_N2] + d / 2);
@@ -229,21 +228,21 @@ static const attune__tile sm80_256[] = {
     ATTUNE__TILE(128, 64, 1, 8), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
-/* On Blackwell, and beside a score expression, 128 columns spill. */
+/* On Blackwell, and with a score expression, 128 columns spill. */
 static const attune__tile sm80_64_narrow[] = {
     ATTUNE__TILE(128, 64, 1, 4),
     ATTUNE__TILE(64, 64, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
-/* Two workgroups on a compute unit of 100 KiB hide each other's waits better than one with a larger tile. What the
- * architecture holds says whether it is such a unit, and not a profile that was laid over a larger device. Beside a
- * score expression 64 columns spill. */
+/* On a compute unit with 100 KiB two CTAs hide more latency than one with a larger tile. The architecture decides
+ * whether it is such a unit: a profile may lower the limits of a larger device. With a score expression 64 columns
+ * spill. */
 static const attune__tile sm80_128_narrow[] = {
     ATTUNE__TILE(128, 32, 1, 4), ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4),
     ATTUNE__TILE(32, 32, 1, 2),  ATTUNE__TILE(16, 16, 1, 1),
 };
-/* float32: a warp's 16 rows of O leave the less room for S, the wider O is. */
+/* float32: the wider a warp's 16 rows of O, the fewer registers for S. */
 static const attune__tile sm80_f32_64[] = {
     ATTUNE__TILE(128, 64, 1, 8),
     ATTUNE__TILE(64, 64, 1, 4),
@@ -293,7 +292,7 @@ static const attune__tile sm80_decode_f32_64[] = {
     ATTUNE__TILE(32, 16, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
-/* A warp's sums of many columns leave no registers for further stages. */
+/* Accumulators of many columns leave no registers for the addresses of more stages. */
 static const attune__tile sm80_decode_f32_192[] = {
     ATTUNE__TILE(64, 16, 2, 4),
     ATTUNE__TILE(64, 16, 1, 4),
@@ -308,7 +307,7 @@ static const attune__tile sm80_decode_f32_256[] = {
 static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool wide)
 {
     int64_t rows = s->q_len * attune__shape_packed_heads(s);
-    /* Warps that share keys have no room for more than 128 columns of float32. */
+    /* Past 128 columns of float32 the warps cannot divide the keys: the accumulators would spill. */
     if (wide && (s->head_dim > 192 || s->head_dim_v > 192))
         return TILES(sm80_decode_f32_256);
     if (wide && (s->head_dim > 128 || s->head_dim_v > 128))
@@ -345,7 +344,7 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
     return t.tiles;
 }
 
-/* Forward: a warp owns 16 rows or a multiple. Decode: warps share the rows in sixteens, then the keys. */
+/* Forward: a warp computes 16 rows or a multiple. Decode: warps divide the rows by 16, then the keys. */
 static bool sm80_warps_divide(const attune__search *search, const attune__tile *tile)
 {
     const uint32_t *v = tile->value;
@@ -400,7 +399,7 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
     uint32_t threads = 32 * v[ATTUNE__NUM_WARPS], dv = attune__round_up(s->head_dim_v, 16);
     uint32_t base = attune__cuda_registers(s);
     if (search->pass == ATTUNE__PASS_DECODE) {
-        /* A warp holds 16 rows of O, and its share of the keys' scores. */
+        /* A warp holds 16 rows of O, and their scores for its part of the keys. */
         uint32_t rows = v[ATTUNE__BLOCK_M] / 16, shares = v[ATTUNE__NUM_WARPS] / rows;
         return base + 16 * dv / 32 + 16 * v[ATTUNE__BLOCK_N] / shares / 32;
     }
@@ -409,10 +408,10 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
 
 /*
  * With e the bytes of an element, D and Dv the padded head dimensions, S = num_stages:
- *   forward    max(Q[M][D] + S (K[N][D] + V[N][Dv]), O[M][Dv]) e              O is staged where all the others were
- *              with T words for each key of the expressions: 2 terms[T][N] 4 behind K and V
- *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   O, m and l in float32, over the rest
- *              and in float32 past 128, 32 bytes of each thread behind it all
+ *   forward    max(Q[M][D] + S (K[N][D] + V[N][Dv]), O[M][Dv]) e              O replaces the operands
+ *              with T words for each key of the expressions: 2 terms[T][N] 4 after K and V
+ *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   O, m and l in float32 replace the
+ * operands and in float32 past 128 columns, 32 bytes of each thread
  */
 static attune__cost sm80_cost(const attune__search *search, const attune__tile *tile)
 {

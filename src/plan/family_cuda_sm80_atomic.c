@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CUDA, mma.sync, backward in one kernel of five products: workgroups own keys, and what they find of dQ is added up in
- * float32, in no fixed order.
+ * CUDA, mma.sync, backward in one kernel of five products: a CTA computes dK and dV of a tile of keys, and adds to
+ * float32 sums of dQ with atomics, in no fixed order.
  */
 #include "plan/family_cuda.h"
 
 #define TILES ATTUNE__CUDA_TILES
 
-/* A warp has 32 keys, and warps that have the same ones share the rows, and the columns of dK and dV. By the larger
+/* A warp has 32 keys. Warps with the same keys divide the rows of S and dP, and the columns of dK and dV. By the larger
  * head dimension: up to 64, 128, 256. */
 static const attune__tile atomic_64[] = {
     ATTUNE__TILES(128, 128, 128, 128, 2, 8),
     ATTUNE__TILES(64, 128, 64, 128, 2, 8),
 };
-/* Beside a score's values, or what keys share of a mask, 128 rows leave no registers for sums. */
+/* With a score expression, or key terms, the accumulators of 128 rows spill. */
 static const attune__tile atomic_64_score[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 8)};
 static const attune__tile atomic_128[] = {
     ATTUNE__TILES(64, 128, 64, 128, 2, 8),
     ATTUNE__TILES(64, 64, 64, 64, 1, 4),
     ATTUNE__TILES(32, 128, 32, 128, 1, 8),
 };
-/* Nor have four warps room for so much of dQ. */
+/* Nor do four warps have registers for 64 x 128 of dQ. */
 static const attune__tile atomic_128_score[] = {
     ATTUNE__TILES(64, 128, 64, 128, 2, 8),
     ATTUNE__TILES(32, 128, 32, 128, 1, 8),
@@ -42,7 +42,7 @@ static const attune__tile *atomic_tiles(const attune__search *search, uint32_t *
     return t.tiles;
 }
 
-/* The warps that have the same keys. */
+/* The number of warps with the same keys. */
 static uint32_t atomic_split(const uint32_t *v)
 {
     return v[ATTUNE__NUM_WARPS] * 32 / v[ATTUNE__BLOCK_N1];
@@ -51,7 +51,7 @@ static uint32_t atomic_split(const uint32_t *v)
 static void atomic_clamp(const attune__search *search, attune__tile *tile)
 {
     (void)search;
-    /* There is no second kernel. */
+    /* A single kernel computes all gradients: the second tile equals the first. */
     tile->value[ATTUNE__BLOCK_M2] = tile->value[ATTUNE__BLOCK_M1];
     tile->value[ATTUNE__BLOCK_N2] = tile->value[ATTUNE__BLOCK_N1];
 }
@@ -77,8 +77,9 @@ static const char *atomic_refuse(const attune__search *search, const attune__til
     return attune__cuda_refuse_blocks(s, v, option);
 }
 
-/* With D and Dv padded to 16 for each of the warps that share keys:
- *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv]) + P[N1][M1] + dS[N1][M1]) e + S (lse + delta)[M1] 4 + walk */
+/* With D and Dv padded to 16 for each of the warps with the same keys:
+ *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv]) + P[N1][M1] + dS[N1][M1]) e + S (lse + delta)[M1] 4 + descriptors
+ */
 static attune__cost atomic_cost(const attune__search *search, const attune__tile *tile)
 {
     const attune__shape *s = search->shape;
@@ -94,7 +95,7 @@ static attune__cost atomic_cost(const attune__search *search, const attune__tile
     };
 }
 
-/* A tile in 16 bits, its rows 16 bytes apart from their banks. */
+/* A tile of 16-bit elements. Rows are padded by 16 bytes against bank conflicts. */
 uint32_t attune__cuda_sm80_backward_dq_bytes(uint32_t head_dim, uint32_t block_m, uint32_t block_n, uint32_t threads)
 {
     return block_m * (attune__round_up(head_dim, 16 * threads / block_n) * 2 + 16);

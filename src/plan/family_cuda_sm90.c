@@ -13,12 +13,12 @@
 
 /* --------------------------------------------------------------------------------------------------------- backward */
 
-/* Two warp groups of 64 keys each, and one that loads. One kernel gives all: there is no second tile. With heads up to
- * 64 there is room for 128 rows, unless a score expression takes it. */
+/* Two consumer warp groups of 64 keys each, and a producer. One kernel computes all gradients: the second tile equals
+ * the first. With head dimensions up to 64 the registers suffice for 128 rows, unless there is a score expression. */
 static const attune__tile backward_64[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 12)};
 static const attune__tile backward_128[] = {ATTUNE__TILES(64, 128, 64, 128, 2, 12)};
-/* Past 128 the warp groups share 64 keys; with both head dimensions past 192 two workgroups 128, which have no
- * room for gradients of captures. */
+/* Past 128 the consumer warp groups share 64 keys. With both head dimensions past 192 a cluster of two CTAs has 128
+ * keys; its shared memory has no space for capture gradients. */
 static const attune__tile backward_256[] = {
     ATTUNE__TILES(64, 128, 64, 128, 2, 12),
     ATTUNE__TILES(64, 64, 64, 64, 2, 12),
@@ -37,8 +37,8 @@ static const char *backward_refuses(const attune__search *search)
     return NULL;
 }
 
-/* Wide heads: whether a part of dQ waits in memory of its own for its addition, or over what was read of q and d_o.
- * Else threads add what they hold, in no order. */
+/* Wide heads stage dQ for its bulk addition in its own buffer (backward_apart), or in that of the tiles of q and d_o
+ * that have been read (backward_in_place). Else threads add with atomics from registers, in no order. */
 static bool backward_apart(const attune__shape *s)
 {
     return s->head_dim <= 192 && s->head_dim_v <= 192;
@@ -84,7 +84,7 @@ static const char *backward_refuse(const attune__search *search, const attune__t
     return attune__cuda_refuse_blocks(s, tile->value, option);
 }
 
-/* A piece has at least so many tiles of rows: adding its dK and dV up takes as long as two or three. */
+/* A split has at least this many tiles of rows: adding its dK and dV takes as long as two or three. */
 #define TAIL_SPLIT_TILES 4
 
 attune__cuda_tail attune__cuda_sm90_tail(int64_t tiles, int64_t ctas, int64_t q_len, int64_t heads, uint32_t block_m)
@@ -108,7 +108,7 @@ uint64_t attune__cuda_sm90_tail_bytes(uint32_t head_dim, uint32_t head_dim_v, ui
            ATTUNE__CUDA_TAIL_COUNTS * sizeof(uint32_t);
 }
 
-/* The most that tiles in pieces take in a call of the plan, whatever its lengths. */
+/* The most that split tail tiles take in any call of the plan, for all lengths. */
 static uint64_t most_tail_bytes(const attune__search *search, const attune__cost *cost, uint32_t n)
 {
     const attune__shape *s = search->shape;
@@ -118,7 +118,7 @@ static uint64_t most_tail_bytes(const attune__search *search, const attune__cost
     const bool pair = attune__cuda_sm90_backward_paired(s->head_dim, s->head_dim_v, n);
     const int64_t ctas = (int64_t)search->limits->compute_units * (occupancy ? occupancy : 1) / (pair ? 2 : 1);
     const int64_t tiles = s->kv_batch * s->kv_heads * ((s->kv_len + n - 1) / n);
-    /* Of more than half a round there are no two pieces for each. */
+    /* A tail of more than half a wave is not split: there are not two CTAs for each tile. */
     return (uint64_t)(tiles < ctas / 2 ? tiles : ctas / 2) *
            attune__cuda_sm90_tail_bytes(s->head_dim, s->head_dim_v, n);
 }
@@ -126,9 +126,9 @@ static uint64_t most_tail_bytes(const attune__search *search, const attune__cost
 /*
  * With D and Dv padded to 64 and C columns of dQ:
  *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][128])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
- * Of wide heads P and dS[M1][64] take the place of dS, and C is D padded to 64, or 0 past 192. Gradients of captures
- * have 1536 more. A pair has 64 keys each, one stage of P and dS, half of the other's K in the place of the second, and
- * 256 bytes more.
+ * Wide heads have P and dS[M1][64] instead of dS, and C is D padded to 64, or 0 past 192. Capture gradients need 1536
+ * more. In a cluster of two each CTA has 64 keys and one stage of P and dS; half of the peer's K replaces the second
+ * stage, and barriers take 256 bytes more.
  */
 static attune__cost backward_cost(const attune__search *search, const attune__tile *tile)
 {

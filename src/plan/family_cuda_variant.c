@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* How CUDA's kernels have the expressions: docs/decisions has the measurements behind each rule. */
+/* Chooses the variants of CUDA's kernels for the expressions. docs/decisions has the measurements behind each rule. */
 #include "plan/family_cuda.h"
 
 #include <math.h>
 
-/* Whole numbers below it, and their sums, are floats. */
+/* Integers less than this, and sums of two, are exact in float32. */
 #define EXACT_FLOATS (INT64_C(1) << 23)
 
-/* Instructions of a pair from which on loops take a few pairs at a time. A thread has 32 to 64 pairs of a tile, and a
- * compiler takes 0.3 ms for each instruction; more where exact functions branch (decision 0037). */
+/* From this many instructions for a pair on, loops over pairs are not fully unrolled. A thread has 32 to 64 pairs of a
+ * tile, and the compiler takes 0.3 ms for each instruction; more where exact functions branch (decision 0037). */
 #define LONG_TEXT 40
 
-/* Whether the gradients of many captures beside dK and dV of 64 keys leave no registers for what is read for each pair
- * (decision 0034). */
+/* Whether many capture gradients and the accumulators of dK and dV for 64 keys leave no registers for the values that
+ * each pair reads (decision 0034). */
 static bool registers_full(const attune__shape *s, const attune_plan_choice *choice)
 {
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
@@ -25,8 +25,8 @@ static void choose_mask(const attune__shape *s, const attune_plan_choice *choice
 {
     const attune__mask_analysis *mask = &s->expr.mask;
     const attune__tile_heads heads = choice->decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD;
-    /* Where an interval rests on runs of equal elements, which a call alone knows, the mask itself stays beside it:
-     * Hopper's kernels have both. */
+    /* Intervals that depend on runs of equal elements are known to hold only in the call. Hopper's kernels therefore
+     * have the mask itself as well. */
     variant->row_intervals = mask->row_intervals && (!mask->row_runs || choice->use_tma);
     variant->mask_pairs = !variant->row_intervals || mask->row_runs;
     variant->key_intervals =
@@ -46,7 +46,8 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     if (back) {
         const bool full = registers_full(s, choice);
         variant->slope = e->slope.terms[heads];
-        /* Late captures cost a quarter of the speed beside reads of pairs: such have delta late instead. */
+        /* With captures that are read by pair, adding the gradients late costs a quarter of the speed: subtract delta
+         * late instead. */
         variant->late_delta = full && e->reads_pairs;
         variant->late_captures = full && !variant->late_delta;
         if (!variant->slope.key_count && !full)
@@ -56,13 +57,13 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     variant->linear = exact && e->linear;
     if (exact && !choice->approximate_tanh)
         variant->near = back && e->slope.near < e->score.near ? e->slope.near : e->score.near;
-    /* Beside a cheaper form the text itself is in a loop anyway, and a soft-cap has text of its own. */
+    /* With a near-zero form the exact form is in a loop anyway, and a soft-cap has its own code. */
     const bool polynomials = variant->near > 0 && isfinite(variant->near);
     uint32_t weight = polynomials ? e->score.near_weight : e->score.weight;
     if (back)
         weight += polynomials ? e->slope.near_weight : e->slope.weight;
-    /* What a kernel reads for each pair of a thread at once does not fit its registers; nor, in Hopper's backward pass,
-     * what it reads of several captures, or of one beside polynomials, unless their gradients are computed too. */
+    /* The values that all pairs of a thread read do not fit the registers at once. Nor, in Hopper's backward pass, do
+     * those of several captures, or of one with polynomials, unless their gradients are computed too. */
     const bool reads =
         hopper_backward ? !s->capture_gradient_elements && e->capture_reads > (polynomials ? 0 : 1) : e->reads_pairs;
     variant->score_chunks = !variant->soft_cap && (weight >= LONG_TEXT || reads);
