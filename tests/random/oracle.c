@@ -18,6 +18,7 @@ typedef struct rules {
     double weight_at;    /* and absolute: what is less is 0 in f16 */
     double range;        /* of what is summed */
     double part_at;      /* of a segment's result, beside what is relative */
+    double largest;      /* a row with a score past it is not decided: docs/numerics.md, large scores on CUDA */
     attune_dtype factor; /* what q may be rounded to before it is multiplied by k */
     bool segments;
 } rules;
@@ -46,6 +47,7 @@ static rules rules_of(const problem *p, attune_backend backend)
     rules r = {.exact = {.unit = f64 ? 0x1p-53 : 0x1p-24, .vulkan = backend == ATTUNE_BACKEND_VULKAN}};
     r.sum = 2 * r.exact.unit; /* matrix units truncate */
     r.range = range_of(f64 ? ATTUNE_F64 : ATTUNE_F32);
+    r.largest = backend == ATTUNE_BACKEND_CUDA ? 0x1p22 : INFINITY;
     if (p->has_options && p->options.approximate_tanh == ATTUNE_ON)
         r.exact.tanh = 0x1p-11;
     r.factor = p->dtype;
@@ -216,7 +218,7 @@ static void row_forward(const problem *p, const call *c, call_data *d, const rul
         if (!r->allowed[kv])
             continue;
         const interval *s = &r->score[kv];
-        doubtful |= s->doubtful;
+        doubtful |= s->doubtful || (isfinite(s->v) && fabs(s->v) > how->largest);
         nan |= isnan(s->v);
         infinite |= s->v == INFINITY;
         m = s->v > m ? s->v : m;
