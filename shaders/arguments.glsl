@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a launch says to a kernel: one block in device memory, whose address and the number of the first workgroup are the
- * push constants. src/vulkan/arguments.h has the same layout in C.
+ * The arguments of a launch: one block in device memory. Its address and the number of the first workgroup are the push
+ * constants. src/vulkan/arguments.h has the same layout in C.
  */
 #ifndef ATTUNE_ARGUMENTS_GLSL
 #define ATTUNE_ARGUMENTS_GLSL
@@ -18,7 +18,7 @@ uvec2 plane(const in Tensor t, const in uint b, const in uint h)
     return address_step(address_step(t.address, b, t.stride_b), h, t.stride_h);
 }
 
-/* A row's LSE or largest score, if it is wanted. */
+/* A row's LSE or row maximum, where the call requests it. */
 void store_row(const in Tensor t, const in uint b, const in uint h, const in uint q, const in uint bits)
 {
     if (any(notEqual(t.address, uvec2(0u))))
@@ -33,14 +33,14 @@ void store_row(const in Tensor t, const in uint b, const in uint h, const in uin
 #define ALIGNED_D_Q 32u
 #define ALIGNED_D_K 64u
 #define ALIGNED_D_V 128u
-/* A merge follows: where a row's scores are all -inf, O stays what they leave of V, 0 or NaN. */
-#define IS_PART 256u
+/* A merge follows: a row whose scores are all -inf keeps its O, 0 or NaN, which the merge then weighs. */
+#define IS_PARTIAL 256u
 
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Arguments {
-    Tensor q, k, v, o, lse, row_max; /* address 0: lse or row_max is not wanted */
+    Tensor q, k, v, o, lse, row_max; /* address 0: lse or row_max is not requested */
     uvec2 mask_rows;                 /* for each row of blocks: address and count of its entries */
     uvec2 mask_mod, score_mod;       /* the expressions' tables: mods.glsl */
-    uvec2 parts, parts_ml;           /* of splits */
+    uvec2 partials, partials_ml;     /* of splits: O, and row maximum and sum */
     uint batch, heads, kv_heads, q_len;
     uint kv_len, splits;
     uint mask_rows_b, mask_rows_h;   /* rows of blocks from one batch or head to the next; 0 = broadcast */
@@ -55,7 +55,7 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Ar
     uvec2 delta;                      /* f32 [batch][heads][q_len] */
     uvec2 mask_columns;               /* as mask_rows, of the transposed lists */
     uint mask_columns_b, mask_columns_h;
-    uint q_walk;                      /* as kv_block, of the queries that a tile of keys walks */
+    uint inner_q_block;               /* as kv_block, of the inner tiles of queries */
 };
 
 /* Below every score: a row that has seen no pair. Times LOG2E it is finite too: a driver may take (x - m) * LOG2E for
@@ -66,11 +66,11 @@ const float LN2 = 0.693147180559945309;
 
 layout(constant_id = 21) const bool SCORE = false;
 
-/* Scores are in units of log2, which spares a multiplication of each; a score expression's results are left as they
- * are, so that the largest is exact. */
+/* Scores are in units of log2, which saves a multiplication for each. Results of a score expression stay in natural
+ * units, so that the row maximum is exact. */
 const float UNIT = SCORE ? 1.0 : LN2, TO_LOG2 = SCORE ? LOG2E : 1.0;
 
-/* By their bits: a driver may assume that floats have no NaN, and then takes it for whatever it likes. */
+/* By their bits: a driver may assume that floats have no NaN, and then comparisons with NaN are undefined. */
 bool is_zero(const in float x)
 {
     return (floatBitsToUint(x) & 0x7fffffffu) == 0u;
@@ -86,8 +86,8 @@ uint lse_bits(const in float m, const in float l)
     return is_nan(l) ? 0x7fc00000u : is_zero(l) ? 0xff800000u : floatBitsToUint(m * UNIT + log2(l) * LN2);
 }
 
-/* A row's largest score from its largest and its sum. NaN scores are lost in m and stay in l; so do
- * infinite ones, which m has kept. */
+/* The row maximum from m and the sum l. max() drops NaN scores, so that l alone shows them. An infinite score makes l
+ * NaN too, but then m is infinite. */
 uint row_max_bits(const in float m, const in float l)
 {
     bool nan = is_nan(l) && floatBitsToUint(m) != 0x7f800000u;

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Backward attention without matrix units. Two kernels from one text: a workgroup owns the rows of a tile and walks the
- * tiles that its mask lists. With KEYS it owns keys, walks the queries of every head that reads them, and gives dK and dV;
- * without, it owns queries, walks keys, and gives dQ and the gradients of captures. Each computes P and dS again, and
- * nobody adds to what another one owns: results do not depend on the order of workgroups. The stages carry the numbers
- * of docs/algorithm.md.
+ * Backward attention without matrix units. Two kernels from one text: a workgroup computes the gradients of one outer
+ * tile and loops over the inner tiles that the mask lists. With KEYS the outer tile has keys, the inner ones the
+ * queries of every head that reads them, and the results are dK and dV. Without, the outer tile has queries, the inner
+ * ones keys, and the results are dQ and the capture gradients. Both kernels recompute P and dS, so that each gradient
+ * is written by one workgroup alone and does not depend on the order of workgroups. The stages are numbered as in
+ * docs/algorithm.md.
  *
- * With A, B the rows of q and k (KEYS: of k and q) and A2, B2 those of dO and v (v and dO), S = A B^T and dP = A2 B2^T stay
- * in registers of a grid of TY x TX invocations, each with TM rows (ty + TY i) and four columns (4 tx + j). Weights then
- * go through shared memory: X += dS B and, of keys, Y += P B2, with TO groups of four columns (4 (tx + TX t)) each.
- * Walked rows stand in shared memory so that row 4 tx + j is row TX j + tx: neighbours read neighbouring rows.
+ * With A, B the rows of q and k (KEYS: of k and q) and A2, B2 those of dO and v (v and dO), S = A B^T and dP = A2 B2^T
+ * stay in registers of a grid of TY x TX invocations, each with TM rows (ty + TY i) and four columns (4 tx + j).
+ * Weights then go through shared memory: X += dS B and, with KEYS, Y += P B2, with TO groups of four columns (4 (tx +
+ * TX t)) each. In shared memory inner row 4 tx + j is row TX j + tx, so that neighbouring invocations read neighbouring
+ * rows.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -21,14 +23,14 @@
 
 layout(local_size_x_id = 0) in;
 
-/* attune__backward_layout's (src/plan/layout.h) as far as forward.comp has them, by its numbers. */
+/* From attune__backward_layout (src/plan/layout.h); numbered as in forward.comp. */
 layout(constant_id = 0) const uint THREADS = 128;
-layout(constant_id = 1) const uint BLOCK_M = 32; /* rows that are owned */
-layout(constant_id = 2) const uint BLOCK_N = 32; /* rows that are walked at once */
+layout(constant_id = 1) const uint BLOCK_M = 32; /* rows of the outer tile */
+layout(constant_id = 2) const uint BLOCK_N = 32; /* rows of an inner tile */
 layout(constant_id = 3) const uint HEAD_DIM = 64;
 layout(constant_id = 4) const uint HEAD_DIM_V = 64;
 layout(constant_id = 5) const uint SLICE = 16; /* of a head dimension, in shared memory at once */
-layout(constant_id = 6) const uint CHUNK = 8;  /* walked rows in shared memory at once, in stage 6 */
+layout(constant_id = 6) const uint CHUNK = 8;  /* inner rows in shared memory at once, in stage 6 */
 layout(constant_id = 7) const uint TX = 8;
 layout(constant_id = 8) const uint TY = 16;
 layout(constant_id = 9) const uint TM = 2;
@@ -39,13 +41,13 @@ layout(constant_id = 14) const uint X_SIZE = 4;    /* TM * TO */
 layout(constant_id = 15) const uint SLICE_SIZE = 320; /* groups of four in a buffer of slices, and in s */
 layout(constant_id = 16) const uint S_SIZE = 288;
 layout(constant_id = 17) const uint Y_SIZE = 4;    /* TM * TO_V */
-layout(constant_id = 18) const bool CAPTURES = false; /* gradients of captures may be wanted */
+layout(constant_id = 18) const bool CAPTURES = false; /* capture gradients may be requested */
 layout(constant_id = 19) const bool BLOCKS = false;
 layout(constant_id = 20) const bool MASK = false;
 layout(constant_id = 22) const bool PRESCALE = false;
 layout(constant_id = 23) const bool ALIGNED = false;
-layout(constant_id = 24) const bool PACKED = false;   /* of tiles.glsl: never */
-layout(constant_id = 25) const uint FETCH_A = 1;      /* groups of eight that an invocation has on their way */
+layout(constant_id = 24) const bool PACKED = false;   /* read by tiles.glsl; always false here */
+layout(constant_id = 25) const uint FETCH_A = 1;      /* groups of eight that an invocation has in flight */
 layout(constant_id = 26) const uint FETCH_B = 1;
 layout(constant_id = 27) const uint FETCH_X = 2;
 layout(constant_id = 28) const uint FETCH_Y = 2;
@@ -53,31 +55,31 @@ layout(constant_id = 29) const uint FETCH = 2;        /* the largest of FETCH_A 
 
 shared vec4 slices[2u * SLICE_SIZE]; /* twice: A[M] and B[N] of SLICE + 4, or rows of B or B2 [CHUNK] of a dimension + 4 */
 shared vec4 s[S_SIZE];               /* P, dS: [M][S_STRIDE] */
-shared uint special[4]; /* NaN or infinity in a chunk: one for each of the chunks that are under way */
+shared uint non_finite[4]; /* whether a chunk has NaN or infinity; by chunk, modulo 4 */
 
-#include "walks.glsl"
+#include "backward_tiles.glsl"
 
 const uint SLICE_GROUPS = SLICE / 8u; /* of eight elements */
 const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD_DIM_V / 4u + 1u;
 
 /*
- * While a slice or chunk is computed, the next one is on its way from memory; it is stored to the other half of slices
- * behind the arithmetic. One barrier then ends the step.
+ * While a slice or chunk is computed, the loads of the next one are in flight. It is stored to the other half of
+ * `slices` after the arithmetic, so that one barrier for each step is enough.
  */
-#define FETCH_SLICE(a_plane, a_stride, b_plane, b_stride, walk0, d0)                                                    \
+#define FETCH_SLICE(a_plane, a_stride, b_plane, b_stride, inner0, d0)                                                  \
     {                                                                                                                  \
         [[unroll]] for (uint f = 0u; f < FETCH_A; f++)                                                                 \
         {                                                                                                              \
             uint i = tid + f * THREADS, r = i / SLICE_GROUPS;                                                          \
-            uvec2 at = address_step(a_plane, own.row0 + r, a_stride);                                                  \
-            fetched[f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned, r < own.rows);  \
+            uvec2 at = address_step(a_plane, outer.row0 + r, a_stride);                                                \
+            fetched[f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned, r < outer.rows);\
         }                                                                                                              \
         [[unroll]] for (uint f = 0u; f < FETCH_B; f++)                                                                 \
         {                                                                                                              \
             uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
-            uvec2 at = address_step(b_plane, walk0 + n, b_stride);                                                      \
+            uvec2 at = address_step(b_plane, inner0 + n, b_stride);                                                    \
             fetched[FETCH_A + f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned,       \
-                                         n < BLOCK_N && walk0 + n < walked);                                            \
+                                         n < BLOCK_N && inner0 + n < inner_len);                                       \
         }                                                                                                              \
     }
 
@@ -124,14 +126,14 @@ const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD
         }                                                                                                              \
     }
 
-#define FETCH_CHUNK(count, groups, b_plane, b_stride, walk0)                                                            \
+#define FETCH_CHUNK(count, groups, b_plane, b_stride, inner0)                                                          \
     {                                                                                                                  \
         [[unroll]] for (uint f = 0u; f < count; f++)                                                                   \
         {                                                                                                              \
             uint i = tid + f * THREADS, n = i / (groups);                                                              \
-            uvec2 at = address_step(b_plane, walk0 + n, b_stride);                                                      \
+            uvec2 at = address_step(b_plane, inner0 + n, b_stride);                                                    \
             fetched[f] = fetch(address_add(at, i % (groups) * 8u * ELEMENT_BYTES), aligned,                            \
-                               n < CHUNK && walk0 + n < walked);                                                        \
+                               n < CHUNK && inner0 + n < inner_len);                                                   \
         }                                                                                                              \
     }
 
@@ -141,20 +143,20 @@ const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD
         uint i = tid + f * THREADS, n = i / (groups), to = side + n * row_size + i % (groups) * 2u;                    \
         vec4 low, high;                                                                                                \
         widen(fetched[f], low, high);                                                                                  \
-        if (is_special(fetched[f]))                                                                                    \
-            special[chunk & 3u] = 1u;                                                                                  \
+        if (is_non_finite(fetched[f]))                                                                                 \
+            non_finite[chunk & 3u] = 1u;                                                                               \
         if (n < CHUNK) {                                                                                               \
             slices[to] = low;                                                                                          \
             slices[to + 1u] = high;                                                                                    \
         }                                                                                                              \
     }
 
-/* A weight of 0 contributes nothing, whatever it meets; rare. */
+/* The non-finite slow path skips weights of 0, since 0 times NaN or infinity is NaN. */
 #define MULTIPLY_CHUNK(to, columns, row_size, size)                                                                    \
     if (tid == 0u)                                                                                                     \
-        special[chunk + 2u & 3u] = 0u;                                                                                 \
+        non_finite[chunk + 2u & 3u] = 0u;                                                                              \
     if (ty < BLOCK_M) {                                                                                                \
-        if (special[chunk & 3u] != 0u) {                                                                               \
+        if (non_finite[chunk & 3u] != 0u) {                                                                            \
             [[dont_unroll]] for (uint n = 0u; n < CHUNK; n++)                                                          \
                 [[unroll]] for (uint t = 0u; t < columns; t++)                                                         \
                 {                                                                                                      \
@@ -190,10 +192,10 @@ const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD
         [[unroll]] for (uint i = 0u; i < TM; i++)                                                                      \
             s[(ty + TY * i) * S_STRIDE + tx] = from[i];
 
-/* Through shared memory, so that the code which narrows and stores stands here once for all registers. */
+/* Through shared memory, so that the code which narrows and stores exists once, not for each register. */
 #define STORE_OUTPUT(tensor, from, columns, size, factor)                                                              \
     {                                                                                                                  \
-        uvec2 out_plane = plane(tensor, own.b, own.h);                                                                 \
+        uvec2 out_plane = plane(tensor, outer.b, outer.h);                                                             \
         [[unroll]] for (uint t = 0u; t < columns; t++)                                                                 \
         {                                                                                                              \
             barrier();                                                                                                 \
@@ -201,11 +203,11 @@ const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD
                 [[unroll]] for (uint i = 0u; i < TM; i++)                                                              \
                     s[(ty + TY * i) * S_STRIDE + tx] = from[i * columns + t];                                          \
             barrier();                                                                                                 \
-            [[dont_unroll]] for (uint i = tid; i < own.rows * TX; i += THREADS)                                        \
+            [[dont_unroll]] for (uint i = tid; i < outer.rows * TX; i += THREADS)                                      \
             {                                                                                                          \
                 uint r = i / TX, column = 4u * (i % TX + TX * t);                                                      \
                 if (column < size)                                                                                     \
-                    store4(address_add(address_step(out_plane, own.row0 + r, tensor.stride_row),                       \
+                    store4(address_add(address_step(out_plane, outer.row0 + r, tensor.stride_row),                     \
                                        column * ELEMENT_BYTES),                                                        \
                            out_aligned, s[r * S_STRIDE + i % TX] * factor);                                            \
             }                                                                                                          \
@@ -230,15 +232,15 @@ void main()
 {
     Arguments args = Arguments(push.arguments);
     uint tid = gl_LocalInvocationIndex, tx = tid % TX, ty = tid / TX;
-    Owned own = owned_of(args, push.first + gl_WorkGroupID.x);
+    OuterTile outer = outer_tile_of(args, push.first + gl_WorkGroupID.x);
     const uint inputs = ALIGNED_Q | ALIGNED_K | ALIGNED_V | ALIGNED_D_O;
     bool aligned = ALIGNED || (args.flags & inputs) == inputs;
 #ifdef KEYS
-    uvec2 a_plane = plane(args.k, own.b, own.h), a2_plane = plane(args.v, own.b, own.h);
-    uint walked = args.q_len;
+    uvec2 a_plane = plane(args.k, outer.b, outer.h), a2_plane = plane(args.v, outer.b, outer.h);
+    uint inner_len = args.q_len;
 #else
-    uvec2 a_plane = plane(args.q, own.b, own.h), a2_plane = plane(args.d_o, own.b, own.h);
-    uint walked = args.kv_len;
+    uvec2 a_plane = plane(args.q, outer.b, outer.h), a2_plane = plane(args.d_o, outer.b, outer.h);
+    uint inner_len = args.kv_len;
 #endif
     uvec2 a_stride = TENSOR_A.stride_row, b_stride = TENSOR_B.stride_row, a2_stride = TENSOR_A2.stride_row,
           b2_stride = TENSOR_B2.stride_row;
@@ -252,34 +254,34 @@ void main()
     [[unroll]] for (uint i = 0u; i < Y_SIZE; i++)
         y[i] = vec4(0.0);
 #else
-    /* Rows that are not there have weights of 0. */
+    /* Rows past the end get weights of 0. */
     float lse[TM], delta[TM];
     [[unroll]] for (uint i = 0u; i < TM; i++) {
-        uint r = min(ty + TY * i, own.rows - 1u);
-        bool there = ty + TY * i < own.rows;
-        lse[i] = there ? load_lse(args.lse, own.b, own.h, own.row0 + r) : uintBitsToFloat(0x7f800000u);
-        delta[i] = load_delta(args, own.b, own.h, own.row0 + r);
+        uint r = min(ty + TY * i, outer.rows - 1u);
+        bool valid = ty + TY * i < outer.rows;
+        lse[i] = valid ? load_lse(args.lse, outer.b, outer.h, outer.row0 + r) : uintBitsToFloat(0x7f800000u);
+        delta[i] = load_delta(args, outer.b, outer.h, outer.row0 + r);
     }
-    vec4 due = vec4(0.0); /* to captures' elements that all pairs share */
+    vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read */
 #endif
 
     Group fetched[FETCH];
-    Walk next;
+    InnerTiles next;
     next.plane = 0u;
-    enter(next, args, own);
-    bool more = next_tile(next, args, own, walked);
-    uint side = 0u, chunk = 0u; /* of slices, that is computed; of all chunks */
+    inner_tiles_begin(next, args, outer);
+    bool more = inner_tiles_next(next, args, outer, inner_len);
+    uint side = 0u, chunk = 0u; /* the half of slices in use; chunks so far */
     if (more) {
-        FETCH_SLICE(a_plane, a_stride, next.at, b_stride, next.tile.kv0, 0u)
+        FETCH_SLICE(a_plane, a_stride, next.b_plane, b_stride, next.blocks.row0, 0u)
         STORE_SLICE(0u, PRESCALE_A, PRESCALE_B)
     }
     if (tid < 4u)
-        special[tid] = 0u;
+        non_finite[tid] = 0u;
     barrier();
     while (more) {
-        const uint row0 = next.tile.kv0, kind = next.tile.kind, b = next.b, h = next.h;
-        const uvec2 b_plane = next.at, b2_plane = next.at2;
-        more = next_tile(next, args, own, walked);
+        const uint row0 = next.blocks.row0, kind = next.blocks.kind, b = next.b, h = next.h;
+        const uvec2 b_plane = next.b_plane, b2_plane = next.b2_plane;
+        more = inner_tiles_next(next, args, outer, inner_len);
 
         /* 1, 2: load, a slice at a time; 3: S = Q K^T */
         vec4 p[TM], ds[TM];
@@ -302,7 +304,7 @@ void main()
             barrier();
         }
 
-        /* dP = dO V^T */
+        /* 3, of the backward pass: dP = dO V^T */
         for (uint d0 = 0u; d0 < HEAD_DIM_V; d0 += SLICE) {
             bool last = d0 + SLICE >= HEAD_DIM_V;
             if (!last)
@@ -330,29 +332,29 @@ void main()
 #ifdef KEYS
         vec4 column_lse, column_delta;
         [[unroll]] for (uint j = 0u; j < 4u; j++) {
-            uint q = min(row0 + 4u * tx + j, walked - 1u);
+            uint q = min(row0 + 4u * tx + j, inner_len - 1u);
             column_lse[j] = load_lse(args.lse, b, h, q);
             column_delta[j] = load_delta(args, b, h, q);
         }
 #endif
         uint allowed = 0xffffffffu; /* TM is at most 8 */
 #ifndef KEYS
-        /* An lse of infinity is not enough where a score of such a row is NaN: captures have sums over all rows. */
+        /* For rows past the end: an infinite LSE does not zero a NaN score, and capture gradients sum over all rows. */
         if (CAPTURES)
             [[unroll]] for (uint i = 0u; i < TM; i++)
-                allowed &= ty + TY * i < own.rows ? ~0u : ~(15u << 4u * i);
+                allowed &= ty + TY * i < outer.rows ? ~0u : ~(15u << 4u * i);
 #endif
-        if (row0 + BLOCK_N > walked)
+        if (row0 + BLOCK_N > inner_len)
             [[unroll]] for (uint j = 0u; j < 4u; j++)
-                allowed &= row0 + 4u * tx + j < walked ? ~0u : ~(0x11111111u << j);
+                allowed &= row0 + 4u * tx + j < inner_len ? ~0u : ~(0x11111111u << j);
         if (MASK && kind != 0u && ty < BLOCK_M)
-            /* A loop, so that an expression's code stands here once. */
+            /* A loop, so that the expression's code exists once. */
             [[dont_unroll]] for (uint e = 0u; e < 4u * TM; e++) {
-                uint own_row = own.row0 + ty + TY * (e / 4u), row = row0 + 4u * tx + e % 4u;
+                uint outer_row = outer.row0 + ty + TY * (e / 4u), row = row0 + 4u * tx + e % 4u;
 #ifdef KEYS
-                bool may = attune_mask(int(b), int(h), int(row), int(own_row), args.mask_mod);
+                bool may = attune_mask(int(b), int(h), int(row), int(outer_row), args.mask_mod);
 #else
-                bool may = attune_mask(int(b), int(h), int(own_row), int(row), args.mask_mod);
+                bool may = attune_mask(int(b), int(h), int(outer_row), int(row), args.mask_mod);
 #endif
                 allowed &= may ? ~0u : ~(1u << e);
             }
@@ -363,12 +365,12 @@ void main()
                 to_ds[i] = ds[i];
             }
             [[dont_unroll]] for (uint e = 0u; e < 4u * TM; e++) {
-                uint i = e / 4u, j = e % 4u, own_row = own.row0 + ty + TY * i, row = row0 + 4u * tx + j;
+                uint i = e / 4u, j = e % 4u, outer_row = outer.row0 + ty + TY * i, row = row0 + 4u * tx + j;
 #ifdef KEYS
-                uint q = row, kv = own_row;
+                uint q = row, kv = outer_row;
                 float l = column_lse[j], subtract = column_delta[j];
 #else
-                uint q = own_row, kv = row;
+                uint q = outer_row, kv = row;
                 float l = lse[i], subtract = delta[i];
 #endif
                 float raw = to_p[i][j];
@@ -378,7 +380,7 @@ void main()
                 float slope = attune_d_score(raw, int(b), int(h), int(q), int(kv), args.score_mod);
 #ifndef KEYS
                 if (CAPTURES && !is_zero(d)) {
-                    due += d * attune_d_shared(raw, int(b), int(h), int(q), int(kv), args.score_mod);
+                    d_shared += d * attune_d_shared(raw, int(b), int(h), int(q), int(kv), args.score_mod);
                     attune_d_add(raw, int(b), int(h), int(q), int(kv), args.score_mod, d);
                 }
 #endif
@@ -403,7 +405,7 @@ void main()
                     p[i][j] = weight;
                 }
 
-        /* 6: dV += P^T dO and dK += dS^T Q, or dQ += dS K, a chunk of walked rows at a time */
+        /* 6: dV += P^T dO and dK += dS^T Q, or dQ += dS K, a chunk of inner rows at a time */
 #ifdef KEYS
         STORE_WEIGHTS(p)
         barrier();
@@ -430,7 +432,7 @@ void main()
             if (!last)
                 FETCH_CHUNK(FETCH_X, HEAD_DIM / 8u, b_plane, b_stride, row0 + n0 + CHUNK)
             else if (more)
-                FETCH_SLICE(a_plane, a_stride, next.at, b_stride, next.tile.kv0, 0u)
+                FETCH_SLICE(a_plane, a_stride, next.b_plane, b_stride, next.blocks.row0, 0u)
             MULTIPLY_CHUNK(x, TO, x_row, HEAD_DIM)
             side = SLICE_SIZE - side;
             chunk++;
@@ -451,6 +453,6 @@ void main()
     bool out_aligned = ALIGNED || (args.flags & ALIGNED_D_Q) != 0u;
     STORE_OUTPUT(args.d_q, x, TO, HEAD_DIM, args.scale)
     if (CAPTURES)
-        attune_d_shared_add(due, int(own.b), int(own.h), args.score_mod);
+        attune_d_shared_add(d_shared, int(outer.b), int(outer.h), args.score_mod);
 #endif
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* delta = dot(o, dO) - dLSE of each row, before the kernels of backward.comp. Eight invocations have a row. */
+/* delta = dot(o, dO) - dLSE of each row, before the kernels of backward.comp. Eight invocations share a row. */
 #version 460
 #extension GL_GOOGLE_include_directive : require
 
@@ -17,8 +17,8 @@ void main()
     Arguments args = Arguments(push.arguments);
     uint tid = gl_LocalInvocationIndex, part = tid % 8u;
     uint index = (push.first + gl_WorkGroupID.x) * 8u + tid / 8u;
-    bool there = index < args.batch * args.heads * args.q_len;
-    uint row = there ? index : 0u;
+    bool valid = index < args.batch * args.heads * args.q_len;
+    uint row = valid ? index : 0u;
     uint q = row % args.q_len, h = row / args.q_len % args.heads, b = row / args.q_len / args.heads;
     uvec2 o_row = address_step(plane(args.o, b, h), q, args.o.stride_row);
     uvec2 d_o_row = address_step(plane(args.d_o, b, h), q, args.d_o.stride_row);
@@ -31,7 +31,7 @@ void main()
     }
     parts[tid] = sum;
     barrier();
-    if (part != 0u || !there)
+    if (part != 0u || !valid)
         return;
     for (uint i = 1u; i < 8u; i++)
         sum += parts[tid + i];

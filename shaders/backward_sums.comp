@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Adds the exact sums of a capture's gradient (gradient.glsl) to the caller's tensor. An invocation has an element. */
+/* Adds the exact sums of a capture gradient (gradient.glsl) to the caller's tensor, one element for each invocation. */
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -21,7 +21,7 @@ layout(push_constant) uniform Push {
     uint first;
 } push;
 
-/* 2^n, as far as f32 has it */
+/* 2^n, where f32 has it */
 float power2(const in int n)
 {
     return n < -126 ? uintBitsToFloat(1u << (149 + max(n, -149))) : uintBitsToFloat(uint(127 + n) << 23);
@@ -47,14 +47,15 @@ float value_of(uint words[SUM_WORDS])
     }
     if (top == 0u)
         return 0.0;
-    /* The 32 bits from the highest one down; what is below makes the last of them odd, which rounds it rightly. */
+    /* The 32 highest bits. Bits below them set the lowest one (a sticky bit), so that the conversion to f32 rounds
+     * correctly. */
     int high = findMSB(top);
     uint bits = high == 31 ? top : top << (31 - high) | below >> (high + 1);
     uint lost = high == 31 ? below : below << (31 - high);
     bits |= (lost | rest) != 0u ? 1u : 0u;
     int exponent = 32 * word + high - 31 - 149;
     float value = float(bits);
-    /* In two steps: either may be past what f32 has. */
+    /* In two steps: the power of two or the result may be out of range. */
     if (exponent > 100)
         value = exponent + 31 > 127 ? uintBitsToFloat(0x7f800000u) : value * power2(exponent);
     else
@@ -72,12 +73,12 @@ void main()
     uint words[SUM_WORDS];
     [[unroll]] for (uint n = 0u; n < SUM_WORDS; n++)
         words[n] = sum.x[n];
-    uint special = sum.x[SUM_SPECIAL];
+    uint non_finite = sum.x[SUM_NON_FINITE];
     float value = value_of(words);
     const uint infinities = SUM_INFINITY | SUM_MINUS_INFINITY;
-    if (special != 0u)
-        value = uintBitsToFloat((special & SUM_NAN) != 0u || (special & infinities) == infinities ? 0x7fc00000u
-                                : (special & SUM_INFINITY) != 0u                                  ? 0x7f800000u
+    if (non_finite != 0u)
+        value = uintBitsToFloat((non_finite & SUM_NAN) != 0u || (non_finite & infinities) == infinities ? 0x7fc00000u
+                                : (non_finite & SUM_INFINITY) != 0u                                  ? 0x7f800000u
                                                                                                   : 0xff800000u);
     uvec2 to = s.to;
     uint rest = index;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* 7 of a split pass: merges the parts of each row. One invocation has four columns of a row. */
+/* Stage 7 of a split pass: merges the partial results of each row. One invocation has four columns of a row. */
 #version 460
 #extension GL_GOOGLE_include_directive : require
 
@@ -22,13 +22,13 @@ void main()
         return;
     uint q = row % args.q_len, h = row / args.q_len % args.heads, b = row / args.q_len / args.heads;
 
-    uvec2 ml = address_step(args.parts_ml, row * args.splits, uvec2(8u, 0u));
+    uvec2 ml = address_step(args.partials_ml, row * args.splits, uvec2(8u, 0u));
     float m = uintBitsToFloat(Word(ml).value);
     for (uint i = 1u; i < args.splits; i++)
         m = max(m, uintBitsToFloat(Word(address_add(ml, 8u * i)).value));
     float l = 0.0;
     vec4 o = vec4(0.0);
-    uvec2 part = address_step(args.parts, row * args.splits, uvec2(HEAD_DIM_V * 4u, 0u));
+    uvec2 part = address_step(args.partials, row * args.splits, uvec2(HEAD_DIM_V * 4u, 0u));
     for (uint i = 0u; i < args.splits; i++) {
         float alpha = exp2((uintBitsToFloat(Word(address_add(ml, 8u * i)).value) - m) * TO_LOG2);
         float part_l = uintBitsToFloat(Word(address_add(ml, 8u * i + 4u)).value);
@@ -38,7 +38,7 @@ void main()
     }
     uvec2 to = address_step(plane(args.o, b, h), q, args.o.stride_row);
     store4(O_TYPE, address_add(to, column * bytes_of(O_TYPE)), (args.flags & ALIGNED_O) != 0u,
-           is_zero(l) ? (args.flags & IS_PART) != 0u ? o : vec4(0.0) : o / l);
+           is_zero(l) ? (args.flags & IS_PARTIAL) != 0u ? o : vec4(0.0) : o / l);
     if (column == 0u) {
         store_row(args.lse, b, h, q, lse_bits(m, l));
         store_row(args.row_max, b, h, q, row_max_bits(m, l));

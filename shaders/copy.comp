@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A copy by the compute units, 16 bytes an invocation and step: what they reach of the memory's bandwidth. */
+/* Measures the bandwidth that compute units reach: a copy, 16 bytes for each invocation and step. */
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Elements of q, k, v and o, eight at a time, of a type that is F32, F16 or BF16: a constant of the module or of its
- * specialisation, so that a driver's compiler keeps one path. 16-bit elements are read from 32-bit words, so that no 16-bit
- * storage is asked of the device. `aligned` says that every group of eight begins at a multiple of 16 bytes; without it
- * elements are aligned to themselves. With ELEMENT defined, functions without a type are for that one: of k and v, and of
- * all tensors where a module has no other.
+ * Elements of q, k, v and o, eight at a time. Their type, F32, F16 or BF16, is a constant of the module or of its
+ * specialisation, so that a driver's compiler keeps one path. 16-bit elements are read from 32-bit words, so that the
+ * device needs no 16-bit storage. `aligned`: every group of eight begins at a multiple of 16 bytes; without it elements
+ * are aligned to themselves. With ELEMENT defined, functions without a type are for that one: of k and v, and of all
+ * tensors where a module has no other.
  */
 #ifndef ATTUNE_ELEMENTS_GLSL
 #define ATTUNE_ELEMENTS_GLSL
@@ -66,19 +66,19 @@ uint load_element(const in uint type, const in uvec2 address)
     return (address.x & 2u) != 0u ? word >> 16 : word & 0xffffu;
 }
 
-/* Eight elements as they lie in memory; high: of 32 bits. */
+/* Eight elements as memory has them; `high` only where they have 32 bits. */
 struct Group {
     uvec4 low, high;
 };
 
-/* Zeros unless `there`. */
-Group fetch(const in uint type, const in uvec2 address, const in bool aligned, const in bool there)
+/* Zeros unless `valid`. */
+Group fetch(const in uint type, const in uvec2 address, const in bool aligned, const in bool valid)
 {
     Group group;
     group.low = uvec4(0u);
     if (type == F32)
         group.high = uvec4(0u);
-    if (!there)
+    if (!valid)
         return group;
     if (aligned) {
         group.low = Uvec4(address).value;
@@ -167,9 +167,9 @@ uint load_element(const in uvec2 address)
     return load_element(TYPE, address);
 }
 
-Group fetch(const in uvec2 address, const in bool aligned, const in bool there)
+Group fetch(const in uvec2 address, const in bool aligned, const in bool valid)
 {
-    return fetch(TYPE, address, aligned, there);
+    return fetch(TYPE, address, aligned, valid);
 }
 
 void widen(const in Group group, out vec4 low, out vec4 high)
@@ -177,8 +177,8 @@ void widen(const in Group group, out vec4 low, out vec4 high)
     widen(TYPE, group, low, high);
 }
 
-/* Whether NaN or infinity is among them. */
-bool is_special(const in Group group)
+/* Whether one of them is NaN or infinite. */
+bool is_non_finite(const in Group group)
 {
 #if ELEMENT == 0
     return any(greaterThanEqual(group.low & 0x7fffffffu, uvec4(0x7f800000u))) ||

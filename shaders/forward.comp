@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Forward attention and decode without matrix units. A workgroup owns the rows of one tile and walks the tiles of the
- * keys that its mask lists; operands stream through shared memory in slices, O stays in registers. The stages carry the
- * numbers of docs/algorithm.md. With SUBGROUPS, the invocations of a row speak through subgroup shuffles; without, through
- * shared memory alone.
+ * Forward attention and decode without matrix units. A workgroup computes one tile of rows and loops over the tiles of
+ * keys that the mask lists. Operands stream through shared memory in slices; O stays in registers. The stages are
+ * numbered as in docs/algorithm.md. The invocations of a row reduce by subgroup shuffles with SUBGROUPS, else through
+ * shared memory.
  *
  * S = Q K^T is computed by a grid of TY x TX invocations, each with TM rows (ty + TY i) and TN groups of four columns
- * (4 (tx + TX g) + j); O likewise, with TO groups of four columns. Between the two, PARTS invocations take a row each.
- * Keys stand in shared memory so that key 4 x + j is row BLOCK_N / 4 j + x: neighbours read neighbouring rows.
+ * (4 (tx + TX g) + j); O likewise, with TO groups of four columns. Between the two, in stages 4 and 5, PARTS
+ * invocations share a row. In shared memory key 4 x + j is row BLOCK_N / 4 j + x, so that neighbouring invocations read
+ * neighbouring rows.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -23,7 +24,7 @@
 
 layout(local_size_x_id = 0) in;
 
-/* Most are attune__scalar_layout's (src/plan/layout.h). */
+/* Most are from attune__scalar_layout (src/plan/layout.h). */
 layout(constant_id = 0) const uint THREADS = 128;
 layout(constant_id = 1) const uint BLOCK_M = 32;
 layout(constant_id = 2) const uint BLOCK_N = 32;
@@ -46,9 +47,9 @@ layout(constant_id = 18) const uint REDUCE_SIZE = 128;
 layout(constant_id = 19) const bool BLOCKS = false; /* a block mask's lists */
 layout(constant_id = 20) const bool MASK = false;   /* partial blocks evaluate an expression */
 layout(constant_id = 22) const bool PRESCALE = false; /* the scale is in Q */
-layout(constant_id = 23) const bool ALIGNED = false;  /* q, k, v and o all are: a seventh faster than asking */
+layout(constant_id = 23) const bool ALIGNED = false;  /* q, k, v and o all are: a seventh faster than testing flags */
 layout(constant_id = 24) const bool PACKED = false;   /* tiles have rows of several heads */
-layout(constant_id = 25) const uint FETCH_Q = 1;      /* groups of eight that an invocation has on their way */
+layout(constant_id = 25) const uint FETCH_Q = 1;      /* groups of eight that an invocation has in flight */
 layout(constant_id = 26) const uint FETCH_K = 1;
 layout(constant_id = 27) const uint FETCH_V = 2;
 layout(constant_id = 28) const uint FETCH = 2;        /* the larger of FETCH_Q + FETCH_K and FETCH_V */
@@ -60,41 +61,41 @@ layout(constant_id = 35) const uint O_TYPE = ELEMENT;
 
 shared vec4 slices[2u * SLICE_SIZE]; /* twice: Q[M] and K[N] of SLICE + 4, or V[CHUNK] of HEAD_DIM_V + 4 */
 shared vec4 s[S_SIZE];          /* S, then P: [M][S_STRIDE] */
-/* In P, a pair that the mask forbids: -0, which weighs nothing and no exponential gives. Set and compared as bits. */
+/* In P, a forbidden pair: -0, a weight of 0 that no exponential results in. Set and compared as bits. */
 const uint FORBIDDEN = 0x80000000u;
-shared float rows[ROWS_SIZE];   /* the factor of each row of O; at the end 1 / l */
+shared float rows[ROWS_SIZE];   /* the rescale factor of each row of O; at the end 1 / l */
 #ifndef SUBGROUPS
 shared float reduce[REDUCE_SIZE]; /* [PARTS][M] */
 #endif
-/* V has NaN or infinity in a chunk of a tile with forbidden pairs: one for each of the chunks that are under way. */
-shared uint special[4];
+/* Whether V has NaN or infinity in a chunk of a tile with forbidden pairs; by chunk, modulo 4. */
+shared uint non_finite[4];
 
-/* Of GPUs' compilers; to a CPU's, which inlines far more for each operation, it costs time to compile and gains nothing. */
+/* CPU drivers, which run without SUBGROUPS, gain nothing by unrolling, and their compile time grows. */
 #ifdef SUBGROUPS
 #define UNROLL_CHUNK [[unroll]]
 #else
 #define UNROLL_CHUNK [[dont_unroll]]
 #endif
 
-#include "tiles.glsl"
+#include "block_lists.glsl"
 
 const uint SLICE_GROUPS = SLICE / 8u, CHUNK_GROUPS = HEAD_DIM_V / 8u; /* of eight elements */
 const uint COLUMNS = BLOCK_N / 4u; /* groups of four */
 const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
 
 /*
- * While a slice or chunk is computed, the next one is on its way from memory; it is stored to the other half of slices
- * behind the arithmetic. One barrier then ends the step.
+ * While a slice or chunk is computed, the loads of the next one are in flight. It is stored to the other half of
+ * `slices` after the arithmetic, so that one barrier for each step is enough.
  */
 #define FETCH_QK_SLICE(kv, d0)                                                                                         \
     {                                                                                                                  \
         [[unroll]] for (uint f = 0u; f < FETCH_Q; f++)                                                                 \
         {                                                                                                              \
             uint i = tid + f * THREADS, r = i / SLICE_GROUPS;                                                          \
-            uvec2 at = PACKED ? address_step(q_plane, head_of(r, it.queries), q_stride_h) : q_plane;                   \
-            at = address_step(at, it.q0 + query_of(r, it.queries), q_stride);                                          \
+            uvec2 at = PACKED ? address_step(q_plane, head_of(r, coord.queries), q_stride_h) : q_plane;                \
+            at = address_step(at, coord.q0 + query_of(r, coord.queries), q_stride);                                    \
             fetched[f] = fetch(Q_TYPE, address_add(at, (d0 + i % SLICE_GROUPS * 8u) * bytes_of(Q_TYPE)), aligned,      \
-                               r < it.rows);                                                                           \
+                               r < coord.rows);                                                                        \
         }                                                                                                              \
         [[unroll]] for (uint f = 0u; f < FETCH_K; f++)                                                                 \
         {                                                                                                              \
@@ -120,7 +121,7 @@ const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
         [[unroll]] for (uint f = 0u; f < FETCH_K; f++)                                                                 \
         {                                                                                                              \
             uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
-            uint to = side + (BLOCK_M + n % 4u * COLUMNS + n / 4u) * slice_row + i % SLICE_GROUPS * 2u;                     \
+            uint to = side + (BLOCK_M + n % 4u * COLUMNS + n / 4u) * slice_row + i % SLICE_GROUPS * 2u;                \
             vec4 low, high;                                                                                            \
             widen(fetched[FETCH_Q + f], low, high);                                                                    \
             if (n < BLOCK_N) {                                                                                         \
@@ -147,8 +148,8 @@ const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
         uint i = tid + f * THREADS, n = i / CHUNK_GROUPS, to = side + n * chunk_row + i % CHUNK_GROUPS * 2u;           \
         vec4 low, high;                                                                                                \
         widen(fetched[f], low, high);                                                                                  \
-        if (some && is_special(fetched[f]))                                                                            \
-            special[(chunk) & 3u] = 1u;                                                                                \
+        if (masked && is_non_finite(fetched[f]))                                                                       \
+            non_finite[(chunk) & 3u] = 1u;                                                                             \
         if (n < CHUNK) {                                                                                               \
             slices[to] = low;                                                                                          \
             slices[to + 1u] = high;                                                                                    \
@@ -156,10 +157,10 @@ const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
     }
 
 /*
- * An invocation's tx and ty. A group of 32 is 8 x 4, and of four neighbours two have the same tx and two the same ty: shared
- * memory then serves sixteen of NVIDIA's lanes at once, where 16 neighbours in a row would be served in eights.
+ * An invocation's tx and ty. A group of 32 is 8 x 4, and of four neighbours two have the same tx and two the same ty.
+ * Then NVIDIA's shared memory serves sixteen lanes at once; with 16 neighbours in a row it serves eight.
  */
-uvec2 place_of(const in uint tid)
+uvec2 thread_coord(const in uint tid)
 {
     if (TX < 8u || TY < 4u)
         return uvec2(tid % TX, tid / TX);
@@ -175,11 +176,11 @@ void main()
 #else
     uint tid = gl_LocalInvocationIndex;
 #endif
-    uvec2 place = place_of(tid);
-    uint tx = place.x, ty = place.y;
-    Item it = item_of(args, push.first + gl_WorkGroupID.x);
-    uvec2 q_plane = plane(args.q, it.b, it.h0), k_plane = plane(args.k, it.b, it.kv_h),
-          v_plane = plane(args.v, it.b, it.kv_h);
+    uvec2 thread = thread_coord(tid);
+    uint tx = thread.x, ty = thread.y;
+    TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
+    uvec2 q_plane = plane(args.q, coord.b, coord.h0), k_plane = plane(args.k, coord.b, coord.kv_h),
+          v_plane = plane(args.v, coord.b, coord.kv_h);
     uvec2 q_stride_h = args.q.stride_h, q_stride = args.q.stride_row, k_stride = args.k.stride_row,
           v_stride = args.v.stride_row;
     bool aligned = ALIGNED || (args.flags & (ALIGNED_Q | ALIGNED_K | ALIGNED_V)) == (ALIGNED_Q | ALIGNED_K | ALIGNED_V),
@@ -187,48 +188,31 @@ void main()
     uint kv_len = args.kv_len, kv_block = args.kv_block;
     float factor = (PRESCALE ? 1.0 : args.scale) * (SCORE ? 1.0 : LOG2E);
 
-    /* The row that this invocation has in stages 4 and 5. */
-    bool has_row = tid < BLOCK_M * PARTS && tid / PARTS < it.rows;
+    /* The row of this invocation in stages 4 and 5. */
+    bool has_row = tid < BLOCK_M * PARTS && tid / PARTS < coord.rows;
     uint row = tid / PARTS, part = tid % PARTS;
-    uint row_q = it.q0 + query_of(row, it.queries), row_h = it.h0 + head_of(row, it.queries);
+    uint row_q = coord.q0 + query_of(row, coord.queries), row_h = coord.h0 + head_of(row, coord.queries);
     float m = LOWEST, l = 0.0;
 
     vec4 o[O_SIZE];
     [[unroll]] for (uint i = 0u; i < O_SIZE; i++)
         o[i] = vec4(0.0);
 
-    /* The blocks of this row of blocks: entries, or all. */
-    uvec2 entries = uvec2(0u);
-    uint blocks;
-    if (BLOCKS) {
-        uint at = it.b * args.mask_rows_b + it.h0 * args.mask_rows_h + it.q0 / args.q_block;
-        uvec4 head = Uvec4(address_step(args.mask_rows, at, uvec2(16u, 0u))).value;
-        entries = head.xy;
-        blocks = head.z;
-    } else
-        blocks = (kv_len + kv_block - 1u) / kv_block;
-    uint first = 0u;
-    if (args.splits > 1u) {
-        /* blocks * split / splits, without overflow */
-        first = blocks / args.splits * it.split + blocks % args.splits * it.split / args.splits;
-        blocks = blocks / args.splits * (it.split + 1u) + blocks % args.splits * (it.split + 1u) / args.splits;
-    }
-
     Group fetched[FETCH];
-    Tile next = Tile(0u - BLOCK_N, 0u, 0u, first);
-    bool more = advance(next, entries, blocks, kv_block, kv_len);
-    uint side = 0u, chunk = 0u; /* of slices, that is computed; of all chunks of V */
+    BlockIterator next = block_iterator_begin(args, coord);
+    bool more = block_iterator_next(next, kv_block, kv_len);
+    uint side = 0u, chunk = 0u; /* the half of slices in use; chunks of V so far */
     if (more) {
-        FETCH_QK_SLICE(next.kv0, 0u)
+        FETCH_QK_SLICE(next.row0, 0u)
         STORE_QK_SLICE(0u)
     }
     if (tid < 4u)
-        special[tid] = 0u;
+        non_finite[tid] = 0u;
     barrier();
     while (more) {
-        const uint kv0 = next.kv0, kind = next.kind;
-        more = advance(next, entries, blocks, kv_block, kv_len);
-        bool some = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
+        const uint kv0 = next.row0, kind = next.kind;
+        more = block_iterator_next(next, kv_block, kv_len);
+        bool masked = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
 
         /* 1, 2: load Q and K, a slice at a time; 3: S = Q K^T */
         vec4 acc[ACC_SIZE];
@@ -286,14 +270,14 @@ void main()
                 [[unroll]] for (uint e = 0u; e < PART; e++)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
                         uint kv = kv0 + 4u * (part + e * PARTS) + j;
-                        x[e][j] = attune_score(x[e][j], int(it.b), int(row_h), int(row_q), int(kv), args.score_mod);
+                        x[e][j] = attune_score(x[e][j], int(coord.b), int(row_h), int(row_q), int(kv), args.score_mod);
                     }
-            if (some) {
-                /* A loop, so that an expression's code stands here once. */
+            if (masked) {
+                /* A loop, so that the expression's code exists once. */
                 if (MASK && kind != 0u)
                     [[dont_unroll]] for (uint e = 0u; e < 4u * PART; e++) {
                         uint kv = kv0 + 4u * (part + e / 4u * PARTS) + e % 4u;
-                        bool may = attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
+                        bool may = attune_mask(int(coord.b), int(row_h), int(row_q), int(kv), args.mask_mod);
                         uint bit = may ? 0u : 1u << e % 32u;
                         allowed &= ~(e < 32u ? uvec2(bit, 0u) : uvec2(0u, bit));
                     }
@@ -324,7 +308,7 @@ void main()
             l *= alpha;
             [[unroll]] for (uint e = 0u; e < PART; e++) {
                 vec4 p = exp2((x[e] - vec4(m)) * TO_LOG2);
-                if (some)
+                if (masked)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
                         bool may = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u;
                         l += may ? p[j] : 0.0;
@@ -351,12 +335,13 @@ void main()
             if (n0 + CHUNK < BLOCK_N)
                 FETCH_V_CHUNK(kv0 + n0 + CHUNK)
             else if (more)
-                FETCH_QK_SLICE(next.kv0, 0u)
+                FETCH_QK_SLICE(next.row0, 0u)
             if (tid == 0u)
-                special[chunk + 2u & 3u] = 0u;
+                non_finite[chunk + 2u & 3u] = 0u;
             if (ty < BLOCK_M) {
-                if (some && special[chunk & 3u] != 0u) {
-                    /* Rare: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
+                if (masked && non_finite[chunk & 3u] != 0u) {
+                    /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden.
+                     * */
                     [[dont_unroll]] for (uint n = 0u; n < CHUNK; n++)
                         [[unroll]] for (uint t = 0u; t < TO; t++) {
                             vec4 v = slices[side + n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
@@ -391,7 +376,7 @@ void main()
         }
     }
 
-    /* 7: store O and LSE, or the part of a split */
+    /* 7: store O and LSE, or the partial result of a split */
 #ifdef SUBGROUPS
     [[unroll]] for (uint step = 1u; step < PARTS; step *= 2u)
         l += subgroupShuffleXor(l, step);
@@ -409,40 +394,40 @@ void main()
     }
 #endif
     barrier();
-    bool split = args.splits > 1u, keeps = split || (args.flags & IS_PART) != 0u;
+    bool split = args.splits > 1u, partial = split || (args.flags & IS_PARTIAL) != 0u;
     if (has_row && part == 0u) {
-        rows[row] = is_zero(l) ? keeps ? 1.0 : 0.0 : split ? 1.0 : 1.0 / l;
+        rows[row] = is_zero(l) ? partial ? 1.0 : 0.0 : split ? 1.0 : 1.0 / l;
         if (split) {
-            uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
-            uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));
+            uint at = ((coord.b * args.heads + row_h) * args.q_len + row_q) * args.splits + coord.split;
+            uvec2 to = address_step(args.partials_ml, at, uvec2(8u, 0u));
             OutWord(to).value = floatBitsToUint(m);
             OutWord(address_add(to, 4u)).value = floatBitsToUint(l);
         } else {
-            store_row(args.lse, it.b, row_h, row_q, lse_bits(m, l));
-            store_row(args.row_max, it.b, row_h, row_q, row_max_bits(m, l));
+            store_row(args.lse, coord.b, row_h, row_q, lse_bits(m, l));
+            store_row(args.row_max, coord.b, row_h, row_q, row_max_bits(m, l));
         }
     }
-    /* Through shared memory, so that the code which narrows and stores stands here once for all registers. */
+    /* Through shared memory, so that the code which narrows and stores exists once, not for each register. */
     [[unroll]] for (uint t = 0u; t < TO; t++) {
         barrier();
         if (ty < BLOCK_M)
             [[unroll]] for (uint i = 0u; i < TM; i++)
                 s[(ty + TY * i) * S_STRIDE + tx] = o[i * TO + t];
         barrier();
-        [[dont_unroll]] for (uint i = tid; i < it.rows * TX; i += THREADS) {
+        [[dont_unroll]] for (uint i = tid; i < coord.rows * TX; i += THREADS) {
             uint r = i / TX, column = 4u * (i % TX + TX * t);
-            uint q = it.q0 + query_of(r, it.queries), h = it.h0 + head_of(r, it.queries);
+            uint q = coord.q0 + query_of(r, coord.queries), h = coord.h0 + head_of(r, coord.queries);
             vec4 value = s[r * S_STRIDE + i % TX] * rows[r];
             if (is_zero(rows[r]))
                 value = vec4(0.0);
             if (column < HEAD_DIM_V) {
                 if (split) {
-                    uint at = ((it.b * args.heads + h) * args.q_len + q) * args.splits + it.split;
-                    OutVec4(address_add(address_step(args.parts, at, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
+                    uint at = ((coord.b * args.heads + h) * args.q_len + q) * args.splits + coord.split;
+                    OutVec4(address_add(address_step(args.partials, at, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
                         value;
                 } else
                     store4(O_TYPE,
-                           address_add(address_step(plane(args.o, it.b, h), q, args.o.stride_row),
+                           address_add(address_step(plane(args.o, coord.b, h), q, args.o.stride_row),
                                        column * bytes_of(O_TYPE)),
                            o_aligned, value);
             }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Forward attention and decode on cooperative matrices of the device's own shape, f16 into f32. A workgroup owns the rows
- * of one tile and walks the tiles of the keys that its mask lists; each subgroup has ROWS rows of it, their S and their
- * O, so that only K and V are shared. The stages carry the numbers of docs/algorithm.md.
+ * Forward attention and decode on cooperative matrices of the device's shape, f16 into f32. A workgroup computes one
+ * tile of rows and loops over the tiles of keys that the mask lists. Each subgroup has ROWS rows, their S and their O,
+ * so that only K and V are shared. The stages are numbered as in docs/algorithm.md.
  *
- * Nobody but the driver knows which lane holds which element of a matrix. Where rows and columns matter, S and P cross the
- * subgroup's own shared memory: there lane `part * ROWS + row` has a row, or every PARTS-th group of four of it.
+ * The fragment layout is the driver's and unknown. Where rows and columns matter, S and P pass through shared memory of
+ * the subgroup: there lane `part * ROWS + row` has every PARTS-th group of four of a row.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -23,7 +23,7 @@
 
 layout(local_size_x_id = 0) in;
 
-/* Most are attune__matrix_layout's (src/plan/layout.h). Groups are 16 bytes. */
+/* Most are from attune__matrix_layout (src/plan/layout.h). Groups are 16 bytes. */
 layout(constant_id = 0) const uint THREADS = 128;
 layout(constant_id = 1) const uint BLOCK_M = 64;
 layout(constant_id = 2) const uint BLOCK_N = 64;
@@ -41,7 +41,7 @@ layout(constant_id = 13) const uint HELD_COUNT = 4;
 layout(constant_id = 14) const uint O_COUNT = 4;
 layout(constant_id = 15) const uint PARTS = 2; /* lanes of a row in stages 4 and 5, and groups of four scores of each */
 layout(constant_id = 16) const uint PART = 8;
-layout(constant_id = 17) const uint FETCH = 4; /* groups of K or V that an invocation has on their way */
+layout(constant_id = 17) const uint FETCH = 4; /* groups of K or V that an invocation has in flight */
 layout(constant_id = 18) const uint K_STRIDE = 9; /* groups from one row to the next */
 layout(constant_id = 19) const bool BLOCKS = false; /* a block mask's lists */
 layout(constant_id = 20) const bool MASK = false;   /* partial blocks evaluate an expression */
@@ -51,19 +51,19 @@ layout(constant_id = 24) const bool PACKED = false;  /* tiles have rows of sever
 layout(constant_id = 25) const uint V_STRIDE = 9;
 layout(constant_id = 26) const uint S_STRIDE = 17;
 layout(constant_id = 27) const uint P_STRIDE = 9;
-layout(constant_id = 28) const uint Q_AT = 0;        /* where in `memory` regions begin: K or V are at 0 */
-layout(constant_id = 29) const uint WARPS_AT = 576;  /* the subgroups' own */
+layout(constant_id = 28) const uint Q_OFFSET = 0;        /* offsets in `memory`, in groups; K or V is at 0 */
+layout(constant_id = 29) const uint WARPS_OFFSET = 576;  /* S and P of each subgroup */
 layout(constant_id = 30) const uint WARP_SIZE = 336; /* S, or P in its place; then EXTRA */
-layout(constant_id = 31) const uint EXTRA_AT = 272;  /* one column of matrices in float32 */
+layout(constant_id = 31) const uint EXTRA_OFFSET = 272;  /* one column of matrices in float32 */
 layout(constant_id = 32) const uint MEMORY_SIZE = 1920;
 /* The types of q and o; k and v have ELEMENT, to which q is rounded. */
 layout(constant_id = 34) const uint Q_TYPE = ELEMENT;
 layout(constant_id = 35) const uint O_TYPE = ELEMENT;
 
 shared uvec4 memory[MEMORY_SIZE];
-shared uint special; /* V has NaN or infinity in a tile with forbidden pairs */
+shared uint non_finite; /* whether V has NaN or infinity in a tile with forbidden pairs */
 
-#include "tiles.glsl"
+#include "block_lists.glsl"
 
 #define MATRIX_A     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_K, gl_MatrixUseA>
 #define MATRIX_B     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_K, MATRIX_N, gl_MatrixUseB>
@@ -82,10 +82,10 @@ void wait_subgroup()
     controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
 }
 
-const uint FORBIDDEN_BITS = 0x8000u; /* -0, which no weight is: a matrix takes it for 0 */
-/* A row's scores are relative to a largest one that is not followed while it grows by less than this power of two: O is
- * seldom rescaled, and weights stay far below what f16 holds. */
-const float SLACK = SCORE ? 8.0 * LN2 : 8.0;
+const uint FORBIDDEN_BITS = 0x8000u; /* -0: a product treats it as 0, and no weight is -0 */
+/* O is rescaled only when the row maximum rises by more than this power of two. That is rare, and weights stay far
+ * below the largest f16. */
+const float RESCALE_THRESHOLD = SCORE ? 8.0 * LN2 : 8.0;
 
 /* Loads are begun long before their values are stored to shared memory, so that arithmetic hides their latency. */
 #define FETCH_ROWS(from, stride, kv, groups, dim)                                                                      \
@@ -99,15 +99,15 @@ const float SLACK = SCORE ? 8.0 * LN2 : 8.0;
         }                                                                                                              \
     }
 
-/* What FETCH does not cover, and what is not aligned, is loaded here. */
+/* Groups that FETCH does not cover, or that are not aligned, are loaded here. */
 #define STORE_ROWS(from, stride, kv, groups, dim, row_stride, look)                                                    \
     {                                                                                                                  \
         if (aligned)                                                                                                   \
             [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                               \
             {                                                                                                          \
                 uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
-                if (look && some && is_special(fetched[f]))                                                            \
-                    special = 1u;                                                                                      \
+                if (look && masked && is_non_finite(fetched[f]))                                                       \
+                    non_finite = 1u;                                                                                   \
                 if (n < BLOCK_N)                                                                                       \
                     memory[n * (row_stride) + g] = fetched[f].low;                                                     \
             }                                                                                                          \
@@ -117,9 +117,9 @@ const float SLACK = SCORE ? 8.0 * LN2 : 8.0;
                 uint n = i / (groups), g = i % (groups);                                                               \
                 Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
-                if (look && some && is_special(late))                                                                  \
-                    special = 1u;                                                                                      \
-                memory[n * (row_stride) + g] = late.low;                                                           \
+                if (look && masked && is_non_finite(late))                                                             \
+                    non_finite = 1u;                                                                                   \
+                memory[n * (row_stride) + g] = late.low;                                                               \
             }                                                                                                          \
     }
 
@@ -148,9 +148,9 @@ void main()
 {
     Arguments args = Arguments(push.arguments);
     uint lane = gl_SubgroupInvocationID, warp = gl_SubgroupID, tid = warp * (ROWS * PARTS) + lane;
-    Item it = item_of(args, push.first + gl_WorkGroupID.x);
-    uvec2 q_plane = plane(args.q, it.b, it.h0), k_plane = plane(args.k, it.b, it.kv_h),
-          v_plane = plane(args.v, it.b, it.kv_h);
+    TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
+    uvec2 q_plane = plane(args.q, coord.b, coord.h0), k_plane = plane(args.k, coord.b, coord.kv_h),
+          v_plane = plane(args.v, coord.b, coord.kv_h);
     uvec2 q_stride_h = args.q.stride_h, q_stride = args.q.stride_row, k_stride = args.k.stride_row,
           v_stride = args.v.stride_row;
     bool aligned = ALIGNED || (args.flags & (ALIGNED_Q | ALIGNED_K | ALIGNED_V)) == (ALIGNED_Q | ALIGNED_K | ALIGNED_V),
@@ -158,67 +158,50 @@ void main()
     uint kv_len = args.kv_len, kv_block = args.kv_block;
     float factor = args.scale * (SCORE ? 1.0 : LOG2E);
 
-    /* The row that this invocation has in stages 4 and 5. */
-    uint own = WARPS_AT + warp * WARP_SIZE, extra = own + EXTRA_AT;
-    uint row_own = lane % ROWS, part = lane / ROWS, row = warp * ROWS + row_own;
-    bool has_row = row < it.rows;
-    uint row_q = it.q0 + query_of(row, it.queries), row_h = it.h0 + head_of(row, it.queries);
-    float m = LOWEST, top = LOWEST; /* what scores are relative to; the largest */
-    float l = 0.0, weight = 0.0;    /* this lane's part of the sum, and of the sum of what f16 leaves of each: O's divisor */
-
-    /* The blocks of this row of blocks: entries, or all. */
-    uvec2 entries = uvec2(0u);
-    uint blocks;
-    if (BLOCKS) {
-        uint at = it.b * args.mask_rows_b + it.h0 * args.mask_rows_h + it.q0 / args.q_block;
-        uvec4 head = Uvec4(address_step(args.mask_rows, at, uvec2(16u, 0u))).value;
-        entries = head.xy;
-        blocks = head.z;
-    } else
-        blocks = (kv_len + kv_block - 1u) / kv_block;
-    uint first = 0u;
-    if (args.splits > 1u) {
-        /* blocks * split / splits, without overflow */
-        first = blocks / args.splits * it.split + blocks % args.splits * it.split / args.splits;
-        blocks = blocks / args.splits * (it.split + 1u) + blocks % args.splits * (it.split + 1u) / args.splits;
-    }
+    /* The row of this invocation in stages 4 and 5. */
+    uint s_base = WARPS_OFFSET + warp * WARP_SIZE, extra_base = s_base + EXTRA_OFFSET;
+    uint warp_row = lane % ROWS, part = lane / ROWS, row = warp * ROWS + warp_row;
+    bool has_row = row < coord.rows;
+    uint row_q = coord.q0 + query_of(row, coord.queries), row_h = coord.h0 + head_of(row, coord.queries);
+    float m = LOWEST, row_max = LOWEST; /* the maximum that scores are relative to; the true one */
+    float l = 0.0, weight = 0.0;    /* this lane's part of the sum, and of the sum of weights rounded to f16, which divides O */
 
     Group fetched[FETCH];
-    Tile next = Tile(0u - BLOCK_N, 0u, 0u, first);
-    bool more = advance(next, entries, blocks, kv_block, kv_len);
+    BlockIterator next = block_iterator_begin(args, coord);
+    bool more = block_iterator_next(next, kv_block, kv_len);
     if (more)
-        FETCH_ROWS(k_plane, k_stride, next.kv0, K_GROUPS, HEAD_DIM)
+        FETCH_ROWS(k_plane, k_stride, next.row0, K_GROUPS, HEAD_DIM)
 
     /* 1: load Q */
     [[dont_unroll]] for (uint i = tid; i < BLOCK_M * K_GROUPS; i += THREADS) {
         uint r = i / K_GROUPS, g = i % K_GROUPS;
-        uvec2 at = address_step(address_step(q_plane, head_of(r, it.queries), q_stride_h),
-                                it.q0 + query_of(r, it.queries), q_stride);
+        uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),
+                                coord.q0 + query_of(r, coord.queries), q_stride);
         Group q8 = fetch(Q_TYPE, address_add(at, g * 8u * bytes_of(Q_TYPE)), aligned,
-                         r < it.rows && g < HEAD_DIM / 8u);
-        memory[Q_AT + r * K_STRIDE + g] = convert(Q_TYPE, q8, TYPE);
+                         r < coord.rows && g < HEAD_DIM / 8u);
+        memory[Q_OFFSET + r * K_STRIDE + g] = convert(Q_TYPE, q8, TYPE);
     }
     barrier();
     MATRIX_A held[HELD_COUNT];
     if (HOLD_Q)
         [[unroll]] for (uint i = 0u; i < HELD_COUNT; i++)
-            coopMatLoad(held[i], memory, Q_AT + (warp * ROWS + i / Q_TILES * MATRIX_M) * K_STRIDE + i % Q_TILES * (MATRIX_K / 8u),
+            coopMatLoad(held[i], memory, Q_OFFSET + (warp * ROWS + i / Q_TILES * MATRIX_M) * K_STRIDE + i % Q_TILES * (MATRIX_K / 8u),
                         K_STRIDE, ROW_MAJOR);
     MATRIX_F32 o[O_COUNT];
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
         o[i] = MATRIX_F32(0.0);
 
     while (more) {
-        const uint kv0 = next.kv0, kind = next.kind;
-        more = advance(next, entries, blocks, kv_block, kv_len);
-        bool some = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
+        const uint kv0 = next.row0, kind = next.kind;
+        more = block_iterator_next(next, kv_block, kv_len);
+        bool masked = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
 
         /* 2: load K */
         barrier();
         STORE_ROWS(k_plane, k_stride, kv0, K_GROUPS, HEAD_DIM, K_STRIDE, false)
         FETCH_ROWS(v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V)
         if (tid == 0u)
-            special = 0u;
+            non_finite = 0u;
         barrier();
 
         /* 3: S = Q K^T */
@@ -231,7 +214,7 @@ void main()
                 if (HOLD_Q)
                     a[r] = held[r * Q_TILES + t];
                 else
-                    coopMatLoad(a[r], memory, Q_AT + (warp * ROWS + r * MATRIX_M) * K_STRIDE + t * (MATRIX_K / 8u), K_STRIDE,
+                    coopMatLoad(a[r], memory, Q_OFFSET + (warp * ROWS + r * MATRIX_M) * K_STRIDE + t * (MATRIX_K / 8u), K_STRIDE,
                                 ROW_MAJOR);
             [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
                 MATRIX_B b;
@@ -241,15 +224,15 @@ void main()
             }
         }
         [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-            coopMatStore(s[i], memory, own + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE, ROW_MAJOR);
+            coopMatStore(s[i], memory, s_base + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE, ROW_MAJOR);
         wait_subgroup();
 
         /* 4: score and mask; 5: online softmax */
-        bool grows;
+        bool rescale;
         {
             vec4 x[PART];
             float most = LOWEST;
-            uint s_at = own + row_own * S_STRIDE + part;
+            uint s_at = s_base + warp_row * S_STRIDE + part;
             [[unroll]] for (uint e = 0u; e < PART; e++)
                 x[e] = uintBitsToFloat(memory[s_at + e * PARTS]) * factor;
             uint allowed = 0xffffffffu; /* PART is at most 8 */
@@ -257,15 +240,15 @@ void main()
                 [[unroll]] for (uint e = 0u; e < PART; e++)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
                         uint kv = kv0 + 4u * (part + e * PARTS) + j;
-                        x[e][j] = attune_score(x[e][j], int(it.b), int(row_h), int(row_q), int(kv), args.score_mod);
+                        x[e][j] = attune_score(x[e][j], int(coord.b), int(row_h), int(row_q), int(kv), args.score_mod);
                     }
-            if (some) {
-                /* Without branches, so that the loads of all pairs are on their way together; captures check indices. */
+            if (masked) {
+                /* Without branches, so that the loads of all pairs are in flight together; captures check indices. */
                 if (MASK && kind != 0u)
                     [[unroll]] for (uint e = 0u; e < PART; e++)
                         [[unroll]] for (uint j = 0u; j < 4u; j++) {
                             uint kv = kv0 + 4u * (part + e * PARTS) + j;
-                            bool may = attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
+                            bool may = attune_mask(int(coord.b), int(row_h), int(row_q), int(kv), args.mask_mod);
                             allowed &= may ? ~0u : ~(1u << (4u * e + j));
                         }
                 [[unroll]] for (uint e = 0u; e < PART; e++)
@@ -279,10 +262,10 @@ void main()
                 most = max(most, max(max(x[e].x, x[e].y), max(x[e].z, x[e].w)));
             [[unroll]] for (uint step = ROWS; step < ROWS * PARTS; step *= 2u)
                 most = max(most, subgroupShuffleXor(most, step));
-            top = max(top, most);
-            /* The first scores always count: LOWEST is below all by more. */
-            bool follow = most > m + SLACK;
-            grows = subgroupAny(follow);
+            row_max = max(row_max, most);
+            /* The first tile always rescales: LOWEST is far below every score. */
+            bool follow = most > m + RESCALE_THRESHOLD;
+            rescale = subgroupAny(follow);
             float before = m;
             m = follow ? most : m;
             float alpha = exp2((before - m) * TO_LOG2);
@@ -291,7 +274,7 @@ void main()
             [[unroll]] for (uint e = 0u; e < PART; e++) {
                 vec4 p = exp2((x[e] - vec4(m)) * TO_LOG2);
                 uint may = allowed >> 4u * e;
-                if (some)
+                if (masked)
                     [[unroll]] for (uint j = 0u; j < 4u; j++)
                         l += (may >> j & 1u) != 0u ? p[j] : 0.0;
                 else
@@ -301,52 +284,52 @@ void main()
             wait_subgroup(); /* S has been read */
             [[unroll]] for (uint e = 0u; e < PART; e++) {
                 uint g = part + e * PARTS, may = allowed >> 4u * e;
-                uvec2 p = some ? uvec2(pack_weights(x[e].xy, may), pack_weights(x[e].zw, may >> 2))
+                uvec2 p = masked ? uvec2(pack_weights(x[e].xy, may), pack_weights(x[e].zw, may >> 2))
                                : uvec2(packHalf2x16(x[e].xy), packHalf2x16(x[e].zw));
                 vec2 low = unpackHalf2x16(p.x), high = unpackHalf2x16(p.y);
                 weight += low.x + low.y + high.x + high.y;
-                uint at = own + row_own * P_STRIDE + g / 2u;
+                uint at = s_base + warp_row * P_STRIDE + g / 2u;
                 if ((g & 1u) == 0u)
                     memory[at].xy = p;
                 else
                     memory[at].zw = p;
             }
-            if (grows)
+            if (rescale)
                 [[unroll]] for (uint i = 0u; i < EXTRA_STRIDE; i++)
                     if (i % PARTS == part)
-                        memory[extra + row_own * EXTRA_STRIDE + i] = floatBitsToUint(vec4(alpha));
+                        memory[extra_base + warp_row * EXTRA_STRIDE + i] = floatBitsToUint(vec4(alpha));
         }
 
         barrier(); /* K has been read */
         STORE_ROWS(v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, true)
         if (more)
-            FETCH_ROWS(k_plane, k_stride, next.kv0, K_GROUPS, HEAD_DIM)
-        if (grows)
+            FETCH_ROWS(k_plane, k_stride, next.row0, K_GROUPS, HEAD_DIM)
+        if (rescale)
             [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) {
                 MATRIX_F32 alpha;
-                coopMatLoad(alpha, memory, extra + r * MATRIX_M * EXTRA_STRIDE, EXTRA_STRIDE, ROW_MAJOR);
+                coopMatLoad(alpha, memory, extra_base + r * MATRIX_M * EXTRA_STRIDE, EXTRA_STRIDE, ROW_MAJOR);
                 [[unroll]] for (uint t = 0u; t < O_TILES; t++)
                     o[r * O_TILES + t] = o[r * O_TILES + t] * alpha;
             }
         barrier();
 
         /* 6: O += P V */
-        if (some && special != 0u) {
-            /* Rare: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
+        if (masked && non_finite != 0u) {
+            /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
             [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
                 [[dont_unroll]] for (uint i = lane; i < ROWS * MATRIX_N; i += ROWS * PARTS) {
                     uint r = i / MATRIX_N, c = i % MATRIX_N;
                     float sum = 0.0;
                     [[dont_unroll]] for (uint n = 0u; n < BLOCK_N; n++) {
-                        float product = half_at(own + r * P_STRIDE, n) * half_at(n * V_STRIDE, t * MATRIX_N + c);
-                        sum = is_forbidden(own + r * P_STRIDE, n) ? sum : sum + product;
+                        float product = half_at(s_base + r * P_STRIDE, n) * half_at(n * V_STRIDE, t * MATRIX_N + c);
+                        sum = is_forbidden(s_base + r * P_STRIDE, n) ? sum : sum + product;
                     }
-                    memory[extra + r * EXTRA_STRIDE + c / 4u][c % 4u] = floatBitsToUint(sum);
+                    memory[extra_base + r * EXTRA_STRIDE + c / 4u][c % 4u] = floatBitsToUint(sum);
                 }
                 wait_subgroup();
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) {
                     MATRIX_F32 sum;
-                    coopMatLoad(sum, memory, extra + r * MATRIX_M * EXTRA_STRIDE, EXTRA_STRIDE, ROW_MAJOR);
+                    coopMatLoad(sum, memory, extra_base + r * MATRIX_M * EXTRA_STRIDE, EXTRA_STRIDE, ROW_MAJOR);
                     o[r * O_TILES + t] = o[r * O_TILES + t] + sum;
                 }
                 wait_subgroup();
@@ -355,7 +338,7 @@ void main()
             [[unroll]] for (uint n = 0u; n < BLOCK_N / MATRIX_K; n++) {
                 MATRIX_A a[ROW_TILES];
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                    coopMatLoad(a[r], memory, own + r * MATRIX_M * P_STRIDE + n * (MATRIX_K / 8u), P_STRIDE, ROW_MAJOR);
+                    coopMatLoad(a[r], memory, s_base + r * MATRIX_M * P_STRIDE + n * (MATRIX_K / 8u), P_STRIDE, ROW_MAJOR);
                 [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
                     MATRIX_B b;
                     coopMatLoad(b, memory, n * MATRIX_K * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
@@ -365,51 +348,51 @@ void main()
             }
     }
 
-    /* 7: store O and LSE, or the part of a split */
+    /* 7: store O and LSE, or the partial result of a split */
     [[unroll]] for (uint step = ROWS; step < ROWS * PARTS; step *= 2u) {
         l += subgroupShuffleXor(l, step);
         weight += subgroupShuffleXor(weight, step);
     }
-    bool split = args.splits > 1u, keeps = split || (args.flags & IS_PART) != 0u;
-    float to_top = exp2((m - top) * TO_LOG2); /* the parts of a split are relative to their largest score */
+    bool split = args.splits > 1u, partial = split || (args.flags & IS_PARTIAL) != 0u;
+    float to_row_max = exp2((m - row_max) * TO_LOG2); /* partial results are relative to the true maximum */
     wait_subgroup(); /* P has been read */
     if (part == 0u)
-        memory[extra + row_own * EXTRA_STRIDE].x =
-            floatBitsToUint(is_zero(l) ? keeps ? 1.0 : 0.0 : (split ? to_top * l : 1.0) / weight);
+        memory[extra_base + warp_row * EXTRA_STRIDE].x =
+            floatBitsToUint(is_zero(l) ? partial ? 1.0 : 0.0 : (split ? to_row_max * l : 1.0) / weight);
     if (has_row && part == 0u) {
         if (split) {
-            uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
-            uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));
-            OutWord(to).value = floatBitsToUint(top);
-            OutWord(address_add(to, 4u)).value = floatBitsToUint(l * to_top);
+            uint at = ((coord.b * args.heads + row_h) * args.q_len + row_q) * args.splits + coord.split;
+            uvec2 to = address_step(args.partials_ml, at, uvec2(8u, 0u));
+            OutWord(to).value = floatBitsToUint(row_max);
+            OutWord(address_add(to, 4u)).value = floatBitsToUint(l * to_row_max);
         } else {
-            store_row(args.lse, it.b, row_h, row_q, lse_bits(m, l));
-            store_row(args.row_max, it.b, row_h, row_q, row_max_bits(top, l));
+            store_row(args.lse, coord.b, row_h, row_q, lse_bits(m, l));
+            store_row(args.row_max, coord.b, row_h, row_q, row_max_bits(row_max, l));
         }
     }
-    /* Through the place of S, as many columns at a time as S has. */
+    /* Through the shared memory of S, as many columns at a time as S has. */
     [[unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += S_TILES) {
         wait_subgroup();
         [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
             if (t0 + i % S_TILES < O_TILES)
                 coopMatStore(o[i / S_TILES * O_TILES + t0 + i % S_TILES], memory,
-                             own + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE, ROW_MAJOR);
+                             s_base + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE, ROW_MAJOR);
         wait_subgroup();
         [[dont_unroll]] for (uint i = lane; i < ROWS * (BLOCK_N / 4u); i += ROWS * PARTS) {
             uint r = i / (BLOCK_N / 4u), g = i % (BLOCK_N / 4u), at = warp * ROWS + r, column = t0 * MATRIX_N + 4u * g;
-            uint q = it.q0 + query_of(at, it.queries), h = it.h0 + head_of(at, it.queries);
-            float scale = uintBitsToFloat(memory[extra + r * EXTRA_STRIDE].x);
-            vec4 value = uintBitsToFloat(memory[own + r * S_STRIDE + g]) * scale;
+            uint q = coord.q0 + query_of(at, coord.queries), h = coord.h0 + head_of(at, coord.queries);
+            float scale = uintBitsToFloat(memory[extra_base + r * EXTRA_STRIDE].x);
+            vec4 value = uintBitsToFloat(memory[s_base + r * S_STRIDE + g]) * scale;
             if (is_zero(scale))
                 value = vec4(0.0);
-            if (at < it.rows && column < HEAD_DIM_V) {
+            if (at < coord.rows && column < HEAD_DIM_V) {
                 if (split) {
-                    uint to = ((it.b * args.heads + h) * args.q_len + q) * args.splits + it.split;
-                    OutVec4(address_add(address_step(args.parts, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
+                    uint to = ((coord.b * args.heads + h) * args.q_len + q) * args.splits + coord.split;
+                    OutVec4(address_add(address_step(args.partials, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
                         value;
                 } else
                     store4(O_TYPE,
-                           address_add(address_step(plane(args.o, it.b, h), q, args.o.stride_row),
+                           address_add(address_step(plane(args.o, coord.b, h), q, args.o.stride_row),
                                        column * bytes_of(O_TYPE)),
                            o_aligned, value);
             }

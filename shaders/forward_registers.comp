@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Forward attention and decode on cooperative matrices, f16 into f32, of devices that spread a matrix over the lanes in a
- * way that is known (attune_matrix_spread): S, P and O never leave registers. A workgroup owns the rows of one tile and
- * walks the tiles of the keys that its mask lists; each subgroup has ROWS rows of it, so that only K and V are shared.
- * The stages carry the numbers of docs/algorithm.md.
+ * Forward attention and decode on cooperative matrices, f16 into f32, of devices whose fragment layout is known
+ * (attune_matrix_spread), so that S and O stay in registers. A workgroup computes one tile of rows and loops over the
+ * tiles of keys that the mask lists. Each subgroup has ROWS rows, so that only K and V are shared. The stages are
+ * numbered as in docs/algorithm.md.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -21,7 +21,7 @@
 
 layout(local_size_x_id = 0) in;
 
-/* Most are attune__spread_layout's (src/plan/layout.h). Groups are 16 bytes. */
+/* Most are from attune__spread_layout (src/plan/layout.h). Groups are 16 bytes. */
 layout(constant_id = 0) const uint THREADS = 128;
 layout(constant_id = 1) const uint BLOCK_M = 64;
 layout(constant_id = 2) const uint BLOCK_N = 64;
@@ -37,32 +37,32 @@ layout(constant_id = 11) const uint O_TILES = 4;
 layout(constant_id = 12) const uint S_COUNT = 4; /* ROW_TILES times the above */
 layout(constant_id = 13) const uint HELD_COUNT = 1; /* 1 if Q is not held */
 layout(constant_id = 14) const uint O_COUNT = 4;
-layout(constant_id = 15) const bool QUADS = true;   /* how a matrix lies in the lanes: below */
+layout(constant_id = 15) const bool QUADS = true;   /* the fragment layout: below */
 layout(constant_id = 16) const uint ROW_COUNT = 2;  /* rows of which a lane has elements: in one matrix, and in all */
 layout(constant_id = 17) const uint ALL_ROWS = 2;
 layout(constant_id = 18) const uint LENGTH = 8;     /* elements that a lane has of a matrix */
 layout(constant_id = 19) const bool BLOCKS = false; /* a block mask's lists */
 layout(constant_id = 20) const bool MASK = false;   /* partial blocks evaluate an expression */
-layout(constant_id = 22) const uint FETCH = 4;      /* groups of K or V that an invocation has on their way */
+layout(constant_id = 22) const uint FETCH = 4;      /* groups of K or V that an invocation has in flight */
 layout(constant_id = 23) const bool ALIGNED = false; /* q, k, v and o all are: for drivers that run both sides of a branch */
 layout(constant_id = 24) const bool PACKED = false;  /* tiles have rows of several heads */
 layout(constant_id = 25) const uint K_STRIDE = 9;    /* groups from one row to the next */
 layout(constant_id = 26) const uint V_STRIDE = 9;
-layout(constant_id = 27) const uint V_AT = 576; /* where in `memory` V begins: K is at 0 */
+layout(constant_id = 27) const uint V_OFFSET = 576; /* offsets in `memory`, in groups; K is at 0 */
 layout(constant_id = 28) const uint O_CHUNK = 4; /* columns of matrices of O that are stored together, and their stride */
 layout(constant_id = 29) const uint O_STRIDE = 17;
 layout(constant_id = 30) const uint MEMORY_SIZE = 2304;
-layout(constant_id = 31) const uint Q_AT = 1152;
-layout(constant_id = 32) const uint P_AT = 1728;
+layout(constant_id = 31) const uint Q_OFFSET = 1152;
+layout(constant_id = 32) const uint P_OFFSET = 1728;
 layout(constant_id = 33) const bool HOLD_Q = false; /* in registers */
 /* The types of q and o; k and v have ELEMENT, to which q is rounded. */
 layout(constant_id = 34) const uint Q_TYPE = ELEMENT;
 layout(constant_id = 35) const uint O_TYPE = ELEMENT;
 
 shared uvec4 memory[MEMORY_SIZE];
-shared uint special; /* the last tile, counted from 1, with forbidden pairs and with NaN or infinity in V */
+shared uint non_finite; /* the last tile, counted from 1, with forbidden pairs and NaN or infinity in V */
 
-#include "tiles.glsl"
+#include "block_lists.glsl"
 
 #define MATRIX_A     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseA>
 #define MATRIX_B     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_N, MATRIX_N, gl_MatrixUseB>
@@ -77,9 +77,9 @@ const uint P_STRIDE = BLOCK_N / 8u + 1u;
 const uint FETCHED = FETCH * THREADS;
 
 /*
- * The element e of a lane. QUADS: four lanes have two rows, eight apart, and of each two neighbours of every eight
- * columns. Otherwise a lane has a column. Lanes whose numbers differ below SPAN share their rows. A's elements lie as an
- * accumulator's do.
+ * The fragment layout, by a lane's element e. QUADS: four lanes share two rows, eight apart, and each has two
+ * neighbouring columns of every eight. Otherwise a lane has a column. SPAN consecutive lanes share their rows. The
+ * operand A has the layout of an accumulator.
  */
 const uint SPAN = QUADS ? 4u : MATRIX_N;
 
@@ -98,8 +98,8 @@ uint column_at(const in uint e, const in uint lane)
     return QUADS ? lane % 4u * 2u + e % 2u + e / 2u % 2u * 8u : lane;
 }
 
-/* Of the lanes that share rows. Written out: some drivers leave loops whose step is a product alone, and then arrays that
- * are indexed by a loop around them lie in memory. */
+/* Over the lanes that share rows. Unrolled by hand: some drivers do not unroll loops whose step is a product, and
+ * arrays that an outer loop indexes then end up in memory. */
 float largest_across(const in float value)
 {
     float x = value;
@@ -128,9 +128,9 @@ float sum_across(const in float value)
     return x;
 }
 
-/* A row's scores are relative to a largest one that is not followed while it grows by less than this power of two: O is
- * seldom rescaled, and weights stay far below what f16 holds. */
-const float SLACK = SCORE ? 8.0 * LN2 : 8.0;
+/* O is rescaled only when the row maximum rises by more than this power of two. That is rare, and weights stay far
+ * below the largest f16. */
+const float RESCALE_THRESHOLD = SCORE ? 8.0 * LN2 : 8.0;
 
 /* subgroupBarrier orders images and buffers too, for which some drivers wait. */
 void wait_subgroup()
@@ -163,15 +163,15 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
         }                                                                                                              \
     }
 
-/* What FETCH does not cover, and what is not aligned, is loaded here. */
+/* Groups that FETCH does not cover, or that are not aligned, are loaded here. */
 #define STORE_ROWS(where, from, stride, kv, groups, dim, row_stride, look)                                             \
     {                                                                                                                  \
         if (aligned)                                                                                                   \
             [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                               \
             {                                                                                                          \
                 uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
-                if (look && some && is_special(fetched[f]))                                                            \
-                    special = step;                                                                                    \
+                if (look && masked && is_non_finite(fetched[f]))                                                       \
+                    non_finite = step;                                                                                 \
                 if (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N)                                                      \
                     memory[(where) + n * (row_stride) + g] = fetched[f].low;                                           \
             }                                                                                                          \
@@ -181,14 +181,14 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
                 uint n = i / (groups), g = i % (groups);                                                               \
                 Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
-                if (look && some && is_special(late))                                                                  \
-                    special = step;                                                                                    \
+                if (look && masked && is_non_finite(late))                                                             \
+                    non_finite = step;                                                                                 \
                 memory[(where) + n * (row_stride) + g] = late.low;                                                     \
             }                                                                                                          \
     }
 
-/* NaN and infinity as numbers that a sum of at most 255 of each tells apart. An allowed pair whose weight is 0 makes NaN of
- * any of them: it counts as so many that the sum is no less than NaN's. */
+/* Codes for NaN and the infinities, so that a sum of up to 255 codes shows which occurred. A weight of 0 times any of
+ * them is NaN: such a pair multiplies its code by CODE_NAN. */
 const float CODE_NEGATIVE = 256.0, CODE_NAN = 32768.0;
 
 uint code_of(const in uint bits)
@@ -211,9 +211,9 @@ void main()
 {
     Arguments args = Arguments(push.arguments);
     uint lane = gl_SubgroupInvocationID, warp = gl_SubgroupID, tid = warp * LANES + lane;
-    Item it = item_of(args, push.first + gl_WorkGroupID.x);
-    uvec2 q_plane = plane(args.q, it.b, it.h0), k_plane = plane(args.k, it.b, it.kv_h),
-          v_plane = plane(args.v, it.b, it.kv_h);
+    TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
+    uvec2 q_plane = plane(args.q, coord.b, coord.h0), k_plane = plane(args.k, coord.b, coord.kv_h),
+          v_plane = plane(args.v, coord.b, coord.kv_h);
     uvec2 q_stride_h = args.q.stride_h, q_stride = args.q.stride_row, k_stride = args.k.stride_row,
           v_stride = args.v.stride_row;
     uvec2 k_stride_step = address_step(uvec2(0u), THREADS / K_GROUPS, k_stride),
@@ -223,58 +223,41 @@ void main()
     uint kv_len = args.kv_len, kv_block = args.kv_block;
     float factor = args.scale * (SCORE ? 1.0 : LOG2E);
 
-    /* The rows of which this invocation has elements. */
+    /* The rows whose elements this invocation has. */
     uint row_q[ALL_ROWS], row_h[ALL_ROWS];
-    float m[ALL_ROWS], top[ALL_ROWS];    /* what scores are relative to; the largest */
-    float l[ALL_ROWS], weight[ALL_ROWS]; /* this lane's part of the sum, and of the sum of what f16 leaves of each: O's divisor */
+    float m[ALL_ROWS], row_max[ALL_ROWS];    /* the maximum that scores are relative to; the true one */
+    float l[ALL_ROWS], weight[ALL_ROWS]; /* this lane's part of the sum, and of the sum of weights rounded to f16, which divides O */
     [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
         uint row = warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane);
-        row_q[i] = it.q0 + query_of(row, it.queries);
-        row_h[i] = it.h0 + head_of(row, it.queries);
-        m[i] = top[i] = LOWEST;
+        row_q[i] = coord.q0 + query_of(row, coord.queries);
+        row_h[i] = coord.h0 + head_of(row, coord.queries);
+        m[i] = row_max[i] = LOWEST;
         l[i] = weight[i] = 0.0;
     }
 
-    /* The blocks of this row of blocks: entries, or all. */
-    uvec2 entries = uvec2(0u);
-    uint blocks;
-    if (BLOCKS) {
-        uint at = it.b * args.mask_rows_b + it.h0 * args.mask_rows_h + it.q0 / args.q_block;
-        uvec4 head = Uvec4(address_step(args.mask_rows, at, uvec2(16u, 0u))).value;
-        entries = head.xy;
-        blocks = head.z;
-    } else
-        blocks = (kv_len + kv_block - 1u) / kv_block;
-    uint first = 0u;
-    if (args.splits > 1u) {
-        /* blocks * split / splits, without overflow */
-        first = blocks / args.splits * it.split + blocks % args.splits * it.split / args.splits;
-        blocks = blocks / args.splits * (it.split + 1u) + blocks % args.splits * (it.split + 1u) / args.splits;
-    }
-
     Group fetched[FETCH];
-    Tile next = Tile(0u - BLOCK_N, 0u, 0u, first);
-    bool more = advance(next, entries, blocks, kv_block, kv_len);
+    BlockIterator next = block_iterator_begin(args, coord);
+    bool more = block_iterator_next(next, kv_block, kv_len);
     if (more)
-        FETCH_ROWS(k_plane, k_stride, next.kv0, K_GROUPS, HEAD_DIM)
+        FETCH_ROWS(k_plane, k_stride, next.row0, K_GROUPS, HEAD_DIM)
 
     /* 1: load Q */
     if (tid == 0u)
-        special = 0u;
+        non_finite = 0u;
     [[dont_unroll]] for (uint i = tid; i < BLOCK_M * K_GROUPS; i += THREADS) {
         uint r = i / K_GROUPS, g = i % K_GROUPS;
-        uvec2 at = address_step(address_step(q_plane, head_of(r, it.queries), q_stride_h),
-                                it.q0 + query_of(r, it.queries), q_stride);
+        uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),
+                                coord.q0 + query_of(r, coord.queries), q_stride);
         Group q8 = fetch(Q_TYPE, address_add(at, g * 8u * bytes_of(Q_TYPE)), aligned,
-                         r < it.rows && g < HEAD_DIM / 8u);
-        memory[Q_AT + r * K_STRIDE + g] = convert(Q_TYPE, q8, TYPE);
+                         r < coord.rows && g < HEAD_DIM / 8u);
+        memory[Q_OFFSET + r * K_STRIDE + g] = convert(Q_TYPE, q8, TYPE);
     }
     barrier();
-    const uint q_own = Q_AT + warp * ROWS * K_STRIDE, p_own = P_AT + warp * ROWS * P_STRIDE;
+    const uint q_base = Q_OFFSET + warp * ROWS * K_STRIDE, p_base = P_OFFSET + warp * ROWS * P_STRIDE;
     MATRIX_A held[HELD_COUNT];
     if (HOLD_Q)
         [[unroll]] for (uint i = 0u; i < HELD_COUNT; i++)
-            coopMatLoad(held[i], memory, q_own + i / Q_TILES * MATRIX_M * K_STRIDE + i % Q_TILES * (MATRIX_N / 8u), K_STRIDE,
+            coopMatLoad(held[i], memory, q_base + i / Q_TILES * MATRIX_M * K_STRIDE + i % Q_TILES * (MATRIX_N / 8u), K_STRIDE,
                         ROW_MAJOR);
     MATRIX_F32 o[O_COUNT];
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
@@ -282,11 +265,11 @@ void main()
     barrier();
 
     [[dont_unroll]] for (uint step = 1u; more; step++) {
-        const uint kv0 = next.kv0, kind = next.kind;
-        more = advance(next, entries, blocks, kv_block, kv_len);
-        bool some = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
+        const uint kv0 = next.row0, kind = next.kind;
+        more = block_iterator_next(next, kv_block, kv_len);
+        bool masked = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
 
-        /* 2: load K; whoever still has V before it reads elsewhere */
+        /* 2: load K; V has other shared memory, so that no barrier is needed before this */
         STORE_ROWS(0u, k_plane, k_stride, kv0, K_GROUPS, HEAD_DIM, K_STRIDE, false)
         FETCH_ROWS(v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V)
         barrier();
@@ -307,7 +290,7 @@ void main()
             [[dont_unroll]] for (uint t = 0u; t < Q_TILES; t++) {
                 MATRIX_A a[ROW_TILES];
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                    coopMatLoad(a[r], memory, q_own + r * MATRIX_M * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, ROW_MAJOR);
+                    coopMatLoad(a[r], memory, q_base + r * MATRIX_M * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, ROW_MAJOR);
                 [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
                     MATRIX_B b;
                     coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
@@ -325,19 +308,19 @@ void main()
                 if (SCORE) {
                     uint row = i / S_TILES * ROW_COUNT + row_of(e);
                     uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
-                    x = attune_score(x, int(it.b), int(row_h[row]), int(row_q[row]), int(kv), args.score_mod);
+                    x = attune_score(x, int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.score_mod);
                 }
                 s[i][e] = x;
             }
         }
-        if (some) {
-            /* Without branches, so that the loads of all pairs are on their way together; captures check indices. */
+        if (masked) {
+            /* Without branches, so that the loads of all pairs are in flight together; captures check indices. */
             if (MASK && kind != 0u)
                 [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
                     [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
                         uint row = i / S_TILES * ROW_COUNT + row_of(e);
                         uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
-                        bool may = attune_mask(int(it.b), int(row_h[row]), int(row_q[row]), int(kv), args.mask_mod);
+                        bool may = attune_mask(int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.mask_mod);
                         allowed[i] &= may ? ~0u : ~(1u << e);
                     }
             [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
@@ -357,13 +340,13 @@ void main()
                 uint row = i / S_TILES * ROW_COUNT + row_of(e);
                 most[row] = max(most[row], s[i][e]);
             }
-        bool grows = false;
+        bool rescale = false;
         [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
             most[i] = largest_across(most[i]);
-            top[i] = max(top[i], most[i]);
-            /* The first scores always count: LOWEST is below all by more. */
-            bool follow = most[i] > m[i] + SLACK;
-            grows = grows || follow;
+            row_max[i] = max(row_max[i], most[i]);
+            /* The first tile always rescales: LOWEST is far below every score. */
+            bool follow = most[i] > m[i] + RESCALE_THRESHOLD;
+            rescale = rescale || follow;
             float before = m[i];
             m[i] = follow ? most[i] : m[i];
             alpha[i] = exp2((before - m[i]) * TO_LOG2);
@@ -375,40 +358,40 @@ void main()
             [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
                 uint row = i / S_TILES * ROW_COUNT + row_of(e);
                 float x = exp2((s[i][e] - m[row]) * TO_LOG2);
-                if (some)
+                if (masked)
                     x = (allowed[i] >> e & 1u) != 0u ? x : 0.0;
                 l[row] += x;
                 float16_t h = float16_t(x);
                 weight[row] += float(h);
                 p[e] = h;
             }
-            coopMatStore(p, memory, p_own + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u), P_STRIDE,
+            coopMatStore(p, memory, p_base + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u), P_STRIDE,
                          ROW_MAJOR);
         }
 
-        STORE_ROWS(V_AT, v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, true)
+        STORE_ROWS(V_OFFSET, v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, true)
         if (more)
-            FETCH_ROWS(k_plane, k_stride, next.kv0, K_GROUPS, HEAD_DIM)
-        if (subgroupAny(grows))
+            FETCH_ROWS(k_plane, k_stride, next.row0, K_GROUPS, HEAD_DIM)
+        if (subgroupAny(rescale))
             [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
                 [[unroll]] for (uint e = 0u; e < LENGTH; e++)
                     o[i][e] *= alpha[i / O_TILES * ROW_COUNT + row_of(e)];
         barrier();
 
-        /* Rare, since 0 times NaN is NaN where the pair is forbidden: NaN and infinity leave V, and what allowed pairs see
-         * of them is summed from codes in the place of K. */
-        bool codes = some && special == step;
+        /* The non-finite slow path, since 0 times NaN is NaN where the pair is forbidden: V's NaN and infinities become
+         * 0, and their codes, in the shared memory of K, are summed over the allowed pairs. */
+        bool codes = masked && non_finite == step;
         if (codes) {
             [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS) {
                 uint at = i / V_GROUPS * V_STRIDE + i % V_GROUPS;
-                uvec4 value = memory[V_AT + at], code;
+                uvec4 value = memory[V_OFFSET + at], code;
                 [[unroll]] for (uint w = 0u; w < 4u; w++) {
                     uint low = code_of(value[w] & 0xffffu), high = code_of(value[w] >> 16);
                     code[w] = low | high << 16;
                     value[w] &= (low != 0u ? 0u : 0xffffu) | (high != 0u ? 0u : 0xffff0000u);
                 }
                 memory[at] = code;
-                memory[V_AT + at] = value;
+                memory[V_OFFSET + at] = value;
             }
             barrier();
         }
@@ -417,10 +400,10 @@ void main()
         [[dont_unroll]] for (uint n = 0u; n < S_TILES; n++) {
             MATRIX_A a[ROW_TILES];
             [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                coopMatLoad(a[r], memory, p_own + r * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE, ROW_MAJOR);
+                coopMatLoad(a[r], memory, p_base + r * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE, ROW_MAJOR);
             [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
                 MATRIX_B b;
-                coopMatLoad(b, memory, V_AT + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
+                coopMatLoad(b, memory, V_OFFSET + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
                     o[r * O_TILES + t] = coopMatMulAdd(a[r], b, o[r * O_TILES + t]);
             }
@@ -428,7 +411,7 @@ void main()
         if (codes) {
             wait_subgroup(); /* P has been read */
             [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-                const uint at = p_own + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u);
+                const uint at = p_base + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u);
                 MATRIX_F16 p;
                 coopMatLoad(p, memory, at, P_STRIDE, ROW_MAJOR);
                 wait_subgroup();
@@ -444,7 +427,7 @@ void main()
                 [[dont_unroll]] for (uint n = 0u; n < S_TILES; n++) {
                     MATRIX_A a;
                     MATRIX_B b;
-                    coopMatLoad(a, memory, p_own + i / O_TILES * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE,
+                    coopMatLoad(a, memory, p_base + i / O_TILES * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE,
                                 ROW_MAJOR);
                     coopMatLoad(b, memory, n * MATRIX_N * V_STRIDE + i % O_TILES * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
                     sum = coopMatMulAdd(a, b, sum);
@@ -459,15 +442,15 @@ void main()
         }
     }
 
-    /* 7: store O and LSE, or the part of a split, through the place of K and V, so that neighbours store neighbours */
-    bool split = args.splits > 1u, keeps = split || (args.flags & IS_PART) != 0u;
+    /* 7: store O and LSE, or the partial result of a split, through shared memory so that stores are contiguous */
+    bool split = args.splits > 1u, partial = split || (args.flags & IS_PARTIAL) != 0u;
     float scale[ALL_ROWS];
     [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
         l[i] = sum_across(l[i]);
         weight[i] = sum_across(weight[i]);
-        /* The parts of a split are relative to their largest score. */
-        float whole = split ? exp2((m[i] - top[i]) * TO_LOG2) * l[i] : 1.0;
-        scale[i] = is_zero(l[i]) ? keeps ? 1.0 : 0.0 : whole / weight[i];
+        /* Partial results are relative to the true maximum. */
+        float sum = split ? exp2((m[i] - row_max[i]) * TO_LOG2) * l[i] : 1.0;
+        scale[i] = is_zero(l[i]) ? partial ? 1.0 : 0.0 : sum / weight[i];
     }
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
         [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
@@ -478,20 +461,20 @@ void main()
     if (lane % SPAN == 0u)
         [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
             memory[warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane)] =
-                floatBitsToUint(vec4(m[i], top[i], l[i], 0.0));
+                floatBitsToUint(vec4(m[i], row_max[i], l[i], 0.0));
     barrier();
-    [[dont_unroll]] for (uint row = tid; row < it.rows; row += THREADS) {
-        uint q_row = it.q0 + query_of(row, it.queries), h = it.h0 + head_of(row, it.queries);
+    [[dont_unroll]] for (uint row = tid; row < coord.rows; row += THREADS) {
+        uint q_row = coord.q0 + query_of(row, coord.queries), h = coord.h0 + head_of(row, coord.queries);
         vec3 of_row = uintBitsToFloat(memory[row].xyz);
         if (split) {
-            uint at = ((it.b * args.heads + h) * args.q_len + q_row) * args.splits + it.split;
-            uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));
+            uint at = ((coord.b * args.heads + h) * args.q_len + q_row) * args.splits + coord.split;
+            uvec2 to = address_step(args.partials_ml, at, uvec2(8u, 0u));
             OutWord(to).value = floatBitsToUint(of_row.y);
             OutWord(address_add(to, 4u)).value =
                 floatBitsToUint(of_row.z * exp2((of_row.x - of_row.y) * TO_LOG2));
         } else {
-            store_row(args.lse, it.b, h, q_row, lse_bits(of_row.x, of_row.z));
-            store_row(args.row_max, it.b, h, q_row, row_max_bits(of_row.y, of_row.z));
+            store_row(args.lse, coord.b, h, q_row, lse_bits(of_row.x, of_row.z));
+            store_row(args.row_max, coord.b, h, q_row, row_max_bits(of_row.y, of_row.z));
         }
     }
     [[dont_unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK) {
@@ -506,16 +489,16 @@ void main()
         const uint groups = O_CHUNK * MATRIX_N / 4u;
         [[dont_unroll]] for (uint i = tid; i < BLOCK_M * groups; i += THREADS) {
             uint r = i / groups, g = i % groups, column = t0 * MATRIX_N + 4u * g;
-            uint q_row = it.q0 + query_of(r, it.queries), h = it.h0 + head_of(r, it.queries);
-            if (r < it.rows && column < HEAD_DIM_V) {
+            uint q_row = coord.q0 + query_of(r, coord.queries), h = coord.h0 + head_of(r, coord.queries);
+            if (r < coord.rows && column < HEAD_DIM_V) {
                 vec4 value = uintBitsToFloat(memory[r * O_STRIDE + g]);
                 if (split) {
-                    uint to = ((it.b * args.heads + h) * args.q_len + q_row) * args.splits + it.split;
-                    OutVec4(address_add(address_step(args.parts, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
+                    uint to = ((coord.b * args.heads + h) * args.q_len + q_row) * args.splits + coord.split;
+                    OutVec4(address_add(address_step(args.partials, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
                         value;
                 } else
                     store4(O_TYPE,
-                           address_add(address_step(plane(args.o, it.b, h), q_row, args.o.stride_row),
+                           address_add(address_step(plane(args.o, coord.b, h), q_row, args.o.stride_row),
                                        column * bytes_of(O_TYPE)),
                            o_aligned, value);
             }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Derivatives of the caller's score expression, beside mods.glsl: stubs that src/vulkan/splice.c replaces where a program
- * has a gradient. Their first parameters are those of attune_score.
+ * Derivatives of the caller's score expression, beside mods.glsl: stubs that src/vulkan/splice.c replaces where a
+ * program has a gradient. Their first parameters are those of attune_score.
  *
- * Gradients of captures are sums over pairs in any order, kept exactly: a sum is an integer of 384 bits in units of 2^-149,
- * the smallest f32, in two's complement, so that the order does not matter and no float atomics are needed. Of a
- * sum's 16 words 0 to 11 are the integer, lowest first, and word 15 has bits for NaN and the infinities that were added.
+ * Capture gradients are sums over pairs in no fixed order. They are exact, so that the order does not matter and no
+ * float atomics are needed: a sum is an integer of 384 bits in two's complement, in units of 2^-149, the smallest f32.
+ * Of its 16 words 0 to 11 are the integer, lowest first; word 15 has a bit each for NaN, infinity and minus infinity.
  */
 #ifndef ATTUNE_GRADIENT_GLSL
 #define ATTUNE_GRADIENT_GLSL
@@ -15,12 +15,12 @@
 layout(buffer_reference, std430, buffer_reference_align = 16) buffer AttuneSum { uint x[16]; };
 
 #define SUM_WORDS 12u
-#define SUM_SPECIAL 15u
+#define SUM_NON_FINITE 15u
 #define SUM_NAN 1u
 #define SUM_INFINITY 2u
 #define SUM_MINUS_INFINITY 4u
 
-/* The address of the sum of an element, and whether it is wanted. */
+/* The address of an element's sum, and whether the gradient is requested. */
 uvec3 attune_mod_sum(const in uvec2 sums, const in uint element, const in bool inside)
 {
     bool wanted = inside && (sums.x | sums.y) != 0u;
@@ -58,15 +58,15 @@ uvec3 attune_mod_sum_4(const in uvec2 mod, const in int at, const in int i, cons
                           uint(i) < size.x && uint(j) < size.y && uint(k) < size.z && uint(l) < size.w);
 }
 
-void attune_mod_add(const in uvec3 place, const in float value)
+void attune_mod_add(const in uvec3 address, const in float value)
 {
     uint bits = floatBitsToUint(value), magnitude = bits & 0x7fffffffu, exponent = magnitude >> 23;
-    if (place.z == 0u || magnitude == 0u)
+    if (address.z == 0u || magnitude == 0u)
         return;
-    AttuneSum sum = AttuneSum(place.xy);
+    AttuneSum sum = AttuneSum(address.xy);
     bool negative = bits != magnitude;
     if (exponent == 255u) {
-        atomicOr(sum.x[SUM_SPECIAL], magnitude > 0x7f800000u ? SUM_NAN : negative ? SUM_MINUS_INFINITY : SUM_INFINITY);
+        atomicOr(sum.x[SUM_NON_FINITE], magnitude > 0x7f800000u ? SUM_NAN : negative ? SUM_MINUS_INFINITY : SUM_INFINITY);
         return;
     }
     uint mantissa = (magnitude & 0x7fffffu) | (exponent != 0u ? 0x800000u : 0u);
@@ -89,8 +89,8 @@ void attune_mod_add(const in uvec3 place, const in float value)
 /* glslang drops functions that nothing calls. */
 void attune_gradient_keep(const in uvec2 mod)
 {
-    uvec3 place = attune_mod_sum_1(mod, 2, 0) + attune_mod_sum_2(mod, 2, 0, 0) + attune_mod_sum_3(mod, 2, 0, 0, 0);
-    attune_mod_add(place + attune_mod_sum_4(mod, 2, 0, 0, 0, 0), 0.0);
+    uvec3 address = attune_mod_sum_1(mod, 2, 0) + attune_mod_sum_2(mod, 2, 0, 0) + attune_mod_sum_3(mod, 2, 0, 0, 0);
+    attune_mod_add(address + attune_mod_sum_4(mod, 2, 0, 0, 0, 0), 0.0);
 }
 
 /* d result / d score */
@@ -107,13 +107,13 @@ vec4 attune_d_shared(const in float score, const in int b, const in int h, const
     return vec4(0.0);
 }
 
-/* Adds to the elements of those reads what they are due. */
-void attune_d_shared_add(const in vec4 due, const in int b, const in int h, const in uvec2 mod)
+/* Adds those four gradients to the elements. */
+void attune_d_shared_add(const in vec4 gradients, const in int b, const in int h, const in uvec2 mod)
 {
     attune_gradient_keep(mod);
 }
 
-/* Adds to the elements of all other reads of a pair what they are due: d times the derivative. */
+/* Adds d times the derivative to the elements of all other reads of a pair. */
 void attune_d_add(const in float score, const in int b, const in int h, const in int q, const in int kv,
                   const in uvec2 mod, const in float d)
 {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Forward attention and decode for drivers that run shaders on a CPU's vector unit. There, memory is read lane by lane and
- * a barrier leaves the function, but a shuffle is one instruction and a variable is a register or a word of the stack. So
- * a workgroup is one subgroup, which shares nothing and waits for nobody: it has all rows of a tile, reads each element of
- * K and V once for them, eight bytes at a time, and spreads Q and P over its lanes by shuffles.
+ * Forward attention and decode for drivers that run shaders on a CPU's vector unit. There, memory is read lane by lane
+ * and a barrier leaves the function, but a shuffle is one instruction and a variable is a register or a word of the
+ * stack. So a workgroup is one subgroup without shared memory or barriers. It has all rows of a tile, reads each
+ * element of K and V once for them, eight bytes at a time, and broadcasts Q and P to its lanes by shuffles.
  *
- * In S and P, lane w has key LANES g + w; Q is kept with lane w at element LANES c + w of a row, O with ELEMENTS columns in
- * each lane. Arrays that are read at a variable place are kept apart from those that are registers. A loop of at most one
- * turn stands for a branch where both sides of a branch would be run. Mesa unrolls loops of up to 32 turns: an array that
- * a longer one indexes is no register. The stages carry the numbers of docs/algorithm.md.
+ * In S and P, lane w has key LANES g + w; Q is kept with lane w at element LANES c + w of a row, O with ELEMENTS
+ * columns in each lane. Arrays that are read at a variable index are separate from those that are registers. Where both
+ * sides of a branch would run, a loop of at most one iteration replaces it. Mesa unrolls loops of up to 32 iterations:
+ * an array that a longer loop indexes is in memory. The stages are numbered as in docs/algorithm.md.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -23,7 +23,7 @@
 
 layout(local_size_x_id = 0) in;
 
-/* By the numbers of forward.comp. */
+/* Numbered as in forward.comp. */
 layout(constant_id = 0) const uint LANES = 8; /* and the size of a subgroup */
 layout(constant_id = 1) const uint BLOCK_M = 16;
 layout(constant_id = 2) const uint BLOCK_N = 32;
@@ -38,14 +38,14 @@ layout(constant_id = 24) const bool PACKED = false;
 layout(constant_id = 34) const uint Q_TYPE = ELEMENT;
 layout(constant_id = 35) const uint O_TYPE = ELEMENT;
 
-#include "tiles.glsl"
+#include "block_lists.glsl"
 
 layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Word64 { uint64_t value; };
 layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer OutWord64 { uint64_t value; };
 
 const uint ELEMENTS = 8u / ELEMENT_BYTES; /* of eight bytes */
 const uint GROUPS = BLOCK_N / LANES, PARTS = HEAD_DIM / LANES;
-const uint COLUMNS = LANES * ELEMENTS, PIECES = (HEAD_DIM_V + COLUMNS - 1u) / COLUMNS;
+const uint COLUMNS = LANES * ELEMENTS, CHUNKS = (HEAD_DIM_V + COLUMNS - 1u) / COLUMNS;
 const float FORBIDDEN = -1.0;
 const uint FORBIDDEN_BITS = 0xbf800000u;
 #define LOWEST_BITS floatBitsToUint(LOWEST)
@@ -77,7 +77,7 @@ float element(const in uvec2 words, const in uint e)
 #endif
 }
 
-bool is_special8(const in uvec2 words)
+bool is_non_finite8(const in uvec2 words)
 {
 #if ELEMENT == 0
     return any(greaterThanEqual(words & 0x7fffffffu, uvec2(0x7f800000u)));
@@ -91,47 +91,33 @@ void main()
 {
     Arguments args = Arguments(push.arguments);
     uint lane = gl_SubgroupInvocationID;
-    Item it = item_of(args, push.first + gl_WorkGroupID.x);
-    uvec2 k_plane = plane(args.k, it.b, it.kv_h), v_plane = plane(args.v, it.b, it.kv_h);
+    TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
+    uvec2 k_plane = plane(args.k, coord.b, coord.kv_h), v_plane = plane(args.v, coord.b, coord.kv_h);
     uint kv_len = args.kv_len, kv_block = args.kv_block;
     float factor = (PRESCALE ? 1.0 : args.scale) * (SCORE ? 1.0 : LOG2E);
 
-    float q[BLOCK_M * PARTS], p[BLOCK_M * GROUPS], o[BLOCK_M * PIECES * ELEMENTS];
+    float q[BLOCK_M * PARTS], p[BLOCK_M * GROUPS], o[BLOCK_M * CHUNKS * ELEMENTS];
     float m[BLOCK_M], l[BLOCK_M], factors[BLOCK_M];
     [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
-        uint row = min(r, it.rows - 1u);
-        uvec2 from = plane(args.q, it.b, it.h0 + head_of(row, it.queries));
-        from = address_step(from, it.q0 + query_of(row, it.queries), args.q.stride_row);
+        uint row = min(r, coord.rows - 1u);
+        uvec2 from = plane(args.q, coord.b, coord.h0 + head_of(row, coord.queries));
+        from = address_step(from, coord.q0 + query_of(row, coord.queries), args.q.stride_row);
         uint64_t at = pack64(address_add(from, lane * bytes_of(Q_TYPE)));
         [[dont_unroll]] for (uint c = 0u; c < PARTS; c++) {
             uint bits = element_bits(at + uint64_t(c * LANES * bytes_of(Q_TYPE)));
             float value = Q_TYPE == F32 ? uintBitsToFloat(bits) : unpack(Q_TYPE, bits).x;
             q[r * PARTS + c] = value * (PRESCALE ? args.scale : 1.0);
         }
-        [[dont_unroll]] for (uint c = 0u; c < PIECES * ELEMENTS; c++)
+        [[dont_unroll]] for (uint c = 0u; c < CHUNKS * ELEMENTS; c++)
             o[c * BLOCK_M + r] = 0.0;
         m[r] = LOWEST;
         l[r] = 0.0;
     }
 
-    /* The blocks of this row of blocks: entries, or all. */
-    uvec2 entries = uvec2(0u);
-    uint blocks = (kv_len + kv_block - 1u) / kv_block;
-    if (BLOCKS) {
-        uint at = it.b * args.mask_rows_b + it.h0 * args.mask_rows_h + it.q0 / args.q_block;
-        uvec4 head = Uvec4(address_step(args.mask_rows, at, uvec2(16u, 0u))).value;
-        entries = head.xy;
-        blocks = head.z;
-    }
-    /* blocks * split / splits, without overflow */
-    uint share = blocks / args.splits, rest = blocks % args.splits;
-    uint first = share * it.split + rest * it.split / args.splits;
-    blocks = share * (it.split + 1u) + rest * (it.split + 1u) / args.splits;
-
-    Tile tile = Tile(0u - BLOCK_N, 0u, 0u, first);
-    while (advance(tile, entries, blocks, kv_block, kv_len)) {
-        uint kv0 = tile.kv0;
-        bool evaluate = MASK && tile.kind != 0u;
+    BlockIterator blocks = block_iterator_begin(args, coord);
+    while (block_iterator_next(blocks, kv_block, kv_len)) {
+        uint kv0 = blocks.row0;
+        bool evaluate = MASK && blocks.kind != 0u;
 
         /* 1, 2, 3: S = Q K^T */
         uint64_t k_at[GROUPS];
@@ -166,21 +152,21 @@ void main()
 
         /* 4: score and mask; a forbidden pair is LOWEST */
         [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
-            uint row_q = it.q0 + query_of(r, it.queries), row_h = it.h0 + head_of(r, it.queries);
+            uint row_q = coord.q0 + query_of(r, coord.queries), row_h = coord.h0 + head_of(r, coord.queries);
             [[dont_unroll]] for (uint g = 0u; g < GROUPS; g++) {
                 uint kv = kv0 + g * LANES + lane;
                 float x = p[r * GROUPS + g] * factor;
                 if (SCORE)
-                    x = attune_score(x, int(it.b), int(row_h), int(row_q), int(kv), args.score_mod);
-                bool may = r < it.rows && kv < kv_len;
+                    x = attune_score(x, int(coord.b), int(row_h), int(row_q), int(kv), args.score_mod);
+                bool may = r < coord.rows && kv < kv_len;
                 [[dont_unroll]] for (uint once = 0u; once < (evaluate ? 1u : 0u); once++)
-                    may = may && attune_mask(int(it.b), int(row_h), int(row_q), int(kv), args.mask_mod);
+                    may = may && attune_mask(int(coord.b), int(row_h), int(row_q), int(kv), args.mask_mod);
                 p[r * GROUPS + g] = may ? x : LOWEST;
             }
         }
 
         /* 5: online softmax */
-        bool some = false; /* a pair is forbidden */
+        bool masked = false; /* a pair is forbidden */
         [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
             float x[GROUPS], most = LOWEST, sum = 0.0;
             [[unroll]] for (uint g = 0u; g < GROUPS; g++) {
@@ -193,7 +179,7 @@ void main()
             [[unroll]] for (uint g = 0u; g < GROUPS; g++) {
                 bool may = floatBitsToUint(x[g]) != LOWEST_BITS;
                 float weight = exp2((x[g] - next) * TO_LOG2);
-                some = some || !may;
+                masked = masked || !may;
                 sum += may ? weight : 0.0;
                 p[r * GROUPS + g] = may ? weight : FORBIDDEN;
             }
@@ -203,11 +189,11 @@ void main()
         }
 
         /* 6: O += P V, eight bytes of each row of V in each lane */
-        [[dont_unroll]] for (uint piece = 0u; piece < PIECES; piece++) {
-            uint column = min(piece * COLUMNS + lane * ELEMENTS, HEAD_DIM_V - ELEMENTS);
+        [[dont_unroll]] for (uint chunk = 0u; chunk < CHUNKS; chunk++) {
+            uint column = min(chunk * COLUMNS + lane * ELEMENTS, HEAD_DIM_V - ELEMENTS);
             uint64_t from = pack64(address_add(address_step(v_plane, kv0, args.v.stride_row), column * ELEMENT_BYTES));
             uint64_t stride = pack64(args.v.stride_row), at = from;
-            uint o_at = piece * ELEMENTS * BLOCK_M, special = 0u;
+            uint o_at = chunk * ELEMENTS * BLOCK_M, non_finite = 0u;
             float sum[BLOCK_M * ELEMENTS];
             [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)
                 [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)
@@ -221,7 +207,7 @@ void main()
                 [[unroll]] for (uint w = 0u; w < LANES; w++) {
                     uvec2 words = load8(at);
                     at += kv0 + g * LANES + w + 1u < kv_len ? stride : uint64_t(0u);
-                    special |= is_special8(words) ? 1u : 0u;
+                    non_finite |= is_non_finite8(words) ? 1u : 0u;
                     [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
                         float a = subgroupShuffle(weight[r], w);
                         [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)
@@ -229,11 +215,11 @@ void main()
                     }
                 }
             }
-            /* Rare: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
-            special = some ? special | 2u : special;
+            /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
+            non_finite = masked ? non_finite | 2u : non_finite;
             [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)
-                special |= subgroupShuffle(special, lane ^ step);
-            [[dont_unroll]] for (uint once = 0u; once < (special == 3u ? 1u : 0u); once++) {
+                non_finite |= subgroupShuffle(non_finite, lane ^ step);
+            [[dont_unroll]] for (uint once = 0u; once < (non_finite == 3u ? 1u : 0u); once++) {
                 at = from;
                 [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)
                     [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)
@@ -256,31 +242,31 @@ void main()
         }
     }
 
-    /* 7: store O and LSE, or the part of a split */
-    bool split = args.splits > 1u, keeps = split || (args.flags & IS_PART) != 0u;
-    [[dont_unroll]] for (uint r = 0u; r < it.rows; r++) {
-        uint row_q = it.q0 + query_of(r, it.queries), row_h = it.h0 + head_of(r, it.queries);
+    /* 7: store O and LSE, or the partial result of a split */
+    bool split = args.splits > 1u, partial = split || (args.flags & IS_PARTIAL) != 0u;
+    [[dont_unroll]] for (uint r = 0u; r < coord.rows; r++) {
+        uint row_q = coord.q0 + query_of(r, coord.queries), row_h = coord.h0 + head_of(r, coord.queries);
         float sum = l[r];
         [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)
             sum += subgroupShuffle(sum, lane ^ step);
-        float scale = is_zero(sum) ? keeps ? 1.0 : 0.0 : split ? 1.0 : 1.0 / sum;
-        uint at = ((it.b * args.heads + row_h) * args.q_len + row_q) * args.splits + it.split;
+        float scale = is_zero(sum) ? partial ? 1.0 : 0.0 : split ? 1.0 : 1.0 / sum;
+        uint at = ((coord.b * args.heads + row_h) * args.q_len + row_q) * args.splits + coord.split;
         if (lane == 0u) {
             if (split) {
-                uvec2 to = address_step(args.parts_ml, at, uvec2(8u, 0u));
+                uvec2 to = address_step(args.partials_ml, at, uvec2(8u, 0u));
                 OutWord(to).value = floatBitsToUint(m[r]);
                 OutWord(address_add(to, 4u)).value = floatBitsToUint(sum);
             } else {
-                store_row(args.lse, it.b, row_h, row_q, lse_bits(m[r], sum));
-                store_row(args.row_max, it.b, row_h, row_q, row_max_bits(m[r], sum));
+                store_row(args.lse, coord.b, row_h, row_q, lse_bits(m[r], sum));
+                store_row(args.row_max, coord.b, row_h, row_q, row_max_bits(m[r], sum));
             }
         }
-        uvec2 part = address_step(args.parts, at, uvec2(HEAD_DIM_V * 4u, 0u));
-        uvec2 to = address_step(plane(args.o, it.b, row_h), row_q, args.o.stride_row);
-        [[dont_unroll]] for (uint piece = 0u; piece < PIECES; piece++) {
-            uint column = piece * COLUMNS + lane * ELEMENTS;
+        uvec2 part = address_step(args.partials, at, uvec2(HEAD_DIM_V * 4u, 0u));
+        uvec2 to = address_step(plane(args.o, coord.b, row_h), row_q, args.o.stride_row);
+        [[dont_unroll]] for (uint chunk = 0u; chunk < CHUNKS; chunk++) {
+            uint column = chunk * COLUMNS + lane * ELEMENTS;
             [[dont_unroll]] for (uint e = 0u; e < ELEMENTS && column < HEAD_DIM_V; e += 2u) {
-                vec2 value = vec2(o[(piece * ELEMENTS + e) * BLOCK_M + r], o[(piece * ELEMENTS + e + 1u) * BLOCK_M + r]);
+                vec2 value = vec2(o[(chunk * ELEMENTS + e) * BLOCK_M + r], o[(chunk * ELEMENTS + e + 1u) * BLOCK_M + r]);
                 value = is_zero(scale) ? vec2(0.0) : value * scale;
                 if (split)
                     OutWord64(pack64(address_add(part, (column + e) * 4u))).value = pack64(floatBitsToUint(value));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * backward.comp for drivers that run shaders on a CPU's vector unit, in the manner of lanes.comp: a workgroup is one subgroup,
- * which shares nothing and waits for nobody. In S and P, lane w has walked row LANES g + w; A and A2 are kept with lane w at
- * element LANES c + w of a row, X and Y with ELEMENTS columns in each lane. The stages carry the numbers of
+ * backward.comp for drivers that run shaders on a CPU's vector unit, in the manner of lanes.comp: a workgroup is one
+ * subgroup without shared memory or barriers. In S and P, lane w has inner row LANES g + w; A and A2 are kept with lane
+ * w at element LANES c + w of a row, X and Y with ELEMENTS columns in each lane. The stages are numbered as in
  * docs/algorithm.md.
  */
 #version 460
@@ -18,7 +18,7 @@
 
 layout(local_size_x_id = 0) in;
 
-/* By the numbers of backward.comp. */
+/* Numbered as in backward.comp. */
 layout(constant_id = 0) const uint LANES = 8; /* and the size of a subgroup */
 layout(constant_id = 1) const uint BLOCK_M = 8;
 layout(constant_id = 2) const uint BLOCK_N = 16;
@@ -31,7 +31,7 @@ layout(constant_id = 22) const bool PRESCALE = false;
 layout(constant_id = 23) const bool ALIGNED = false;
 layout(constant_id = 24) const bool PACKED = false;
 
-#include "walks.glsl"
+#include "backward_tiles.glsl"
 
 layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Word64 { uint64_t value; };
 layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer OutWord64 { uint64_t value; };
@@ -39,7 +39,7 @@ layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer Ou
 const uint ELEMENTS = 8u / ELEMENT_BYTES; /* of eight bytes */
 const uint GROUPS = BLOCK_N / LANES, PARTS = HEAD_DIM / LANES, PARTS_V = HEAD_DIM_V / LANES;
 const uint COLUMNS = LANES * ELEMENTS;
-const uint PIECES = (HEAD_DIM + COLUMNS - 1u) / COLUMNS, PIECES_V = (HEAD_DIM_V + COLUMNS - 1u) / COLUMNS;
+const uint CHUNKS = (HEAD_DIM + COLUMNS - 1u) / COLUMNS, CHUNKS_V = (HEAD_DIM_V + COLUMNS - 1u) / COLUMNS;
 
 /* The 32 bits that begin at an element; 64 at a time are read faster than 32. */
 uint element_bits(const in uint64_t address)
@@ -68,7 +68,7 @@ float element(const in uvec2 words, const in uint e)
 #endif
 }
 
-bool is_special8(const in uvec2 words)
+bool is_non_finite8(const in uvec2 words)
 {
 #if ELEMENT == 0
     return any(greaterThanEqual(words & 0x7fffffffu, uvec2(0x7f800000u)));
@@ -79,10 +79,10 @@ bool is_special8(const in uvec2 words)
 }
 
 /* A row of A or A2. */
-#define LOAD_OWNED(to, parts, plane, stride, factor)                                                                   \
+#define LOAD_OUTER(to, parts, plane, stride, factor)                                                                   \
     [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                                \
     {                                                                                                                  \
-        uvec2 from = address_step(plane, own.row0 + min(r, own.rows - 1u), stride);                                    \
+        uvec2 from = address_step(plane, outer.row0 + min(r, outer.rows - 1u), stride);                                \
         uint64_t at = pack64(address_add(from, lane * ELEMENT_BYTES));                                                 \
         [[dont_unroll]] for (uint c = 0u; c < parts; c++)                                                              \
         {                                                                                                              \
@@ -91,12 +91,12 @@ bool is_special8(const in uvec2 words)
         }                                                                                                              \
     }
 
-/* 1, 2, 3: to = A B^T */
+/* Stages 1, 2, 3: to = A B^T */
 #define MULTIPLY_ROWS(to, from, parts, plane, stride)                                                                  \
     {                                                                                                                  \
         uint64_t b_at[GROUPS];                                                                                         \
         [[unroll]] for (uint g = 0u; g < GROUPS; g++)                                                                  \
-            b_at[g] = pack64(address_step(plane, min(row0 + g * LANES + lane, walked - 1u), stride));                  \
+            b_at[g] = pack64(address_step(plane, min(row0 + g * LANES + lane, inner_len - 1u), stride));               \
         float acc[BLOCK_M * GROUPS];                                                                                   \
         [[unroll]] for (uint i = 0u; i < BLOCK_M * GROUPS; i++)                                                        \
             acc[i] = 0.0;                                                                                              \
@@ -128,15 +128,15 @@ bool is_special8(const in uvec2 words)
             to[i] = acc[i];                                                                                            \
     }
 
-/* 6: to += weights B, eight bytes of each row of B in each lane. A weight of 0 contributes nothing, whatever it meets;
- * rare. */
-#define MULTIPLY_WEIGHTS(to, weights, pieces, size, plane, stride_row)                                                 \
-    [[dont_unroll]] for (uint piece = 0u; piece < pieces; piece++)                                                     \
+/* Stage 6: to += weights B, eight bytes of each row of B in each lane. The non-finite slow path skips weights of 0,
+ * since 0 times NaN or infinity is NaN. */
+#define MULTIPLY_WEIGHTS(to, weights, chunks, size, plane, stride_row)                                                 \
+    [[dont_unroll]] for (uint chunk = 0u; chunk < chunks; chunk++)                                                     \
     {                                                                                                                  \
-        uint column = min(piece * COLUMNS + lane * ELEMENTS, size - ELEMENTS);                                         \
+        uint column = min(chunk * COLUMNS + lane * ELEMENTS, size - ELEMENTS);                                         \
         uint64_t from = pack64(address_add(address_step(plane, row0, stride_row), column * ELEMENT_BYTES));            \
         uint64_t stride = pack64(stride_row), at = from;                                                               \
-        uint to_at = piece * ELEMENTS * BLOCK_M, special = 0u;                                                         \
+        uint to_at = chunk * ELEMENTS * BLOCK_M, non_finite = 0u;                                                      \
         float sum[BLOCK_M * ELEMENTS];                                                                                 \
         [[unroll]] for (uint i = 0u; i < BLOCK_M * ELEMENTS; i++)                                                      \
             sum[i] = to[to_at + i];                                                                                    \
@@ -148,8 +148,8 @@ bool is_special8(const in uvec2 words)
             [[unroll]] for (uint w = 0u; w < LANES; w++)                                                               \
             {                                                                                                          \
                 uvec2 words = load8(at);                                                                               \
-                at += row0 + g * LANES + w + 1u < walked ? stride : uint64_t(0u);                                      \
-                special |= is_special8(words) ? 1u : 0u;                                                               \
+                at += row0 + g * LANES + w + 1u < inner_len ? stride : uint64_t(0u);                                   \
+                non_finite |= is_non_finite8(words) ? 1u : 0u;                                                         \
                 [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                         \
                 {                                                                                                      \
                     float one = subgroupShuffle(weight[r], w);                                                         \
@@ -159,8 +159,8 @@ bool is_special8(const in uvec2 words)
             }                                                                                                          \
         }                                                                                                              \
         [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)                                                      \
-            special |= subgroupShuffle(special, lane ^ step);                                                          \
-        [[dont_unroll]] for (uint once = 0u; once < special; once++)                                                   \
+            non_finite |= subgroupShuffle(non_finite, lane ^ step);                                                    \
+        [[dont_unroll]] for (uint once = 0u; once < non_finite; once++)                                                \
         {                                                                                                              \
             at = from;                                                                                                 \
             [[unroll]] for (uint i = 0u; i < BLOCK_M * ELEMENTS; i++)                                                  \
@@ -168,7 +168,7 @@ bool is_special8(const in uvec2 words)
             [[dont_unroll]] for (uint n = 0u; n < BLOCK_N; n++)                                                        \
             {                                                                                                          \
                 uvec2 words = load8(at);                                                                               \
-                at += row0 + n + 1u < walked ? stride : uint64_t(0u);                                                  \
+                at += row0 + n + 1u < inner_len ? stride : uint64_t(0u);                                               \
                 [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                         \
                 {                                                                                                      \
                     float one = subgroupShuffle(weights[r * GROUPS + n / LANES], n % LANES);                           \
@@ -184,17 +184,17 @@ bool is_special8(const in uvec2 words)
             to[to_at + i] = sum[i];                                                                                    \
     }
 
-#define STORE_OUTPUT(tensor, from, pieces, size, factor)                                                               \
-    [[dont_unroll]] for (uint r = 0u; r < own.rows; r++)                                                               \
+#define STORE_OUTPUT(tensor, from, chunks, size, factor)                                                               \
+    [[dont_unroll]] for (uint r = 0u; r < outer.rows; r++)                                                             \
     {                                                                                                                  \
-        uvec2 to = address_step(plane(tensor, own.b, own.h), own.row0 + r, tensor.stride_row);                         \
-        [[dont_unroll]] for (uint piece = 0u; piece < pieces; piece++)                                                 \
+        uvec2 to = address_step(plane(tensor, outer.b, outer.h), outer.row0 + r, tensor.stride_row);                   \
+        [[dont_unroll]] for (uint chunk = 0u; chunk < chunks; chunk++)                                                 \
         {                                                                                                              \
-            uint column = piece * COLUMNS + lane * ELEMENTS;                                                           \
+            uint column = chunk * COLUMNS + lane * ELEMENTS;                                                           \
             [[dont_unroll]] for (uint e = 0u; e < ELEMENTS && column < size; e += 2u)                                  \
                 store2(address_add(to, (column + e) * ELEMENT_BYTES),                                                  \
-                       factor * vec2(from[(piece * ELEMENTS + e) * BLOCK_M + r],                                       \
-                                     from[(piece * ELEMENTS + e + 1u) * BLOCK_M + r]));                                \
+                       factor * vec2(from[(chunk * ELEMENTS + e) * BLOCK_M + r],                                       \
+                                     from[(chunk * ELEMENTS + e + 1u) * BLOCK_M + r]));                                \
         }                                                                                                              \
     }
 
@@ -216,64 +216,65 @@ void main()
 {
     Arguments args = Arguments(push.arguments);
     uint lane = gl_SubgroupInvocationID;
-    Owned own = owned_of(args, push.first + gl_WorkGroupID.x);
+    OuterTile outer = outer_tile_of(args, push.first + gl_WorkGroupID.x);
     uvec2 b_stride = TENSOR_B.stride_row, b2_stride = TENSOR_B2.stride_row;
     float prescale = PRESCALE ? args.scale : 1.0, factor = PRESCALE ? 1.0 : args.scale;
 #ifdef KEYS
-    uint walked = args.q_len;
+    uint inner_len = args.q_len;
 #else
-    uint walked = args.kv_len;
+    uint inner_len = args.kv_len;
 #endif
 
     float a[BLOCK_M * PARTS], a2[BLOCK_M * PARTS_V], p[BLOCK_M * GROUPS], ds[BLOCK_M * GROUPS];
-    float x[BLOCK_M * PIECES * ELEMENTS];
+    float x[BLOCK_M * CHUNKS * ELEMENTS];
     {
-        uvec2 a_plane = plane(TENSOR_A, own.b, own.h), a2_plane = plane(TENSOR_A2, own.b, own.h);
-        LOAD_OWNED(a, PARTS, a_plane, TENSOR_A.stride_row, prescale)
-        LOAD_OWNED(a2, PARTS_V, a2_plane, TENSOR_A2.stride_row, 1.0)
+        uvec2 a_plane = plane(TENSOR_A, outer.b, outer.h), a2_plane = plane(TENSOR_A2, outer.b, outer.h);
+        LOAD_OUTER(a, PARTS, a_plane, TENSOR_A.stride_row, prescale)
+        LOAD_OUTER(a2, PARTS_V, a2_plane, TENSOR_A2.stride_row, 1.0)
     }
-    [[dont_unroll]] for (uint i = 0u; i < BLOCK_M * PIECES * ELEMENTS; i++)
+    [[dont_unroll]] for (uint i = 0u; i < BLOCK_M * CHUNKS * ELEMENTS; i++)
         x[i] = 0.0;
 #ifdef KEYS
-    float y[BLOCK_M * PIECES_V * ELEMENTS], lse[GROUPS], delta[GROUPS];
-    [[dont_unroll]] for (uint i = 0u; i < BLOCK_M * PIECES_V * ELEMENTS; i++)
+    float y[BLOCK_M * CHUNKS_V * ELEMENTS], lse[GROUPS], delta[GROUPS];
+    [[dont_unroll]] for (uint i = 0u; i < BLOCK_M * CHUNKS_V * ELEMENTS; i++)
         y[i] = 0.0;
 #else
     float lse[BLOCK_M], delta[BLOCK_M];
     [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
-        uint q = own.row0 + min(r, own.rows - 1u);
-        lse[r] = load_lse(args.lse, own.b, own.h, q);
-        delta[r] = load_delta(args, own.b, own.h, q);
+        uint q = outer.row0 + min(r, outer.rows - 1u);
+        lse[r] = load_lse(args.lse, outer.b, outer.h, q);
+        delta[r] = load_delta(args, outer.b, outer.h, q);
     }
-    vec4 due = vec4(0.0); /* to captures' elements that all pairs share */
+    vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read */
 #endif
 
-    Walk walk;
-    walk.plane = 0u;
-    enter(walk, args, own);
-    while (next_tile(walk, args, own, walked)) {
-        uint row0 = walk.tile.kv0, b = walk.b, h = walk.h;
-        bool evaluate = MASK && walk.tile.kind != 0u;
-        MULTIPLY_ROWS(p, a, PARTS, walk.at, b_stride)
-        MULTIPLY_ROWS(ds, a2, PARTS_V, walk.at2, b2_stride)
+    InnerTiles inner;
+    inner.plane = 0u;
+    inner_tiles_begin(inner, args, outer);
+    while (inner_tiles_next(inner, args, outer, inner_len)) {
+        uint row0 = inner.blocks.row0, b = inner.b, h = inner.h;
+        bool evaluate = MASK && inner.blocks.kind != 0u;
+        /* 1, 2, 3: S = Q K^T, dP = dO V^T */
+        MULTIPLY_ROWS(p, a, PARTS, inner.b_plane, b_stride)
+        MULTIPLY_ROWS(ds, a2, PARTS_V, inner.b2_plane, b2_stride)
 
         /* 4: score and mask; 5: P, and dS with respect to scale q k */
 #ifdef KEYS
         [[unroll]] for (uint g = 0u; g < GROUPS; g++) {
-            uint q = min(row0 + g * LANES + lane, walked - 1u);
+            uint q = min(row0 + g * LANES + lane, inner_len - 1u);
             lse[g] = load_lse(args.lse, b, h, q);
             delta[g] = load_delta(args, b, h, q);
         }
 #endif
         [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++)
             [[dont_unroll]] for (uint g = 0u; g < GROUPS; g++) {
-                uint own_row = own.row0 + r, row = row0 + g * LANES + lane;
+                uint outer_row = outer.row0 + r, row = row0 + g * LANES + lane;
 #ifdef KEYS
-                uint q = row, kv = own_row, at = g;
+                uint q = row, kv = outer_row, at = g;
 #else
-                uint q = own_row, kv = row, at = r;
+                uint q = outer_row, kv = row, at = r;
 #endif
-                bool may = r < own.rows && row < walked;
+                bool may = r < outer.rows && row < inner_len;
                 [[dont_unroll]] for (uint once = 0u; once < (evaluate ? 1u : 0u); once++)
                     may = may && attune_mask(int(b), int(h), int(q), int(kv), args.mask_mod);
                 float raw = p[r * GROUPS + g] * factor, value = raw;
@@ -285,7 +286,7 @@ void main()
                 p[r * GROUPS + g] = weight;
 #ifndef KEYS
                 [[dont_unroll]] for (uint once = 0u; once < (SCORE && CAPTURES && !is_zero(d) ? 1u : 0u); once++) {
-                    due += d * attune_d_shared(raw, int(b), int(h), int(q), int(kv), args.score_mod);
+                    d_shared += d * attune_d_shared(raw, int(b), int(h), int(q), int(kv), args.score_mod);
                     attune_d_add(raw, int(b), int(h), int(q), int(kv), args.score_mod, d);
                 }
 #endif
@@ -298,18 +299,18 @@ void main()
 
         /* 6: dV += P^T dO and dK += dS^T Q, or dQ += dS K */
 #ifdef KEYS
-        MULTIPLY_WEIGHTS(y, p, PIECES_V, HEAD_DIM_V, walk.at2, b2_stride)
+        MULTIPLY_WEIGHTS(y, p, CHUNKS_V, HEAD_DIM_V, inner.b2_plane, b2_stride)
 #endif
-        MULTIPLY_WEIGHTS(x, ds, PIECES, HEAD_DIM, walk.at, b_stride)
+        MULTIPLY_WEIGHTS(x, ds, CHUNKS, HEAD_DIM, inner.b_plane, b_stride)
     }
 
     /* 7: store */
 #ifdef KEYS
-    STORE_OUTPUT(args.d_k, x, PIECES, HEAD_DIM, args.scale)
-    STORE_OUTPUT(args.d_v, y, PIECES_V, HEAD_DIM_V, 1.0)
+    STORE_OUTPUT(args.d_k, x, CHUNKS, HEAD_DIM, args.scale)
+    STORE_OUTPUT(args.d_v, y, CHUNKS_V, HEAD_DIM_V, 1.0)
 #else
-    STORE_OUTPUT(args.d_q, x, PIECES, HEAD_DIM, args.scale)
+    STORE_OUTPUT(args.d_q, x, CHUNKS, HEAD_DIM, args.scale)
     if (CAPTURES)
-        attune_d_shared_add(due, int(own.b), int(own.h), args.score_mod);
+        attune_d_shared_add(d_shared, int(outer.b), int(outer.h), args.score_mod);
 #endif
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The lists of a mask that follows a tensor. CLASSIFY: a workgroup for each block of the tensor; an element whose bits
- * are `forbidden` forbids its pair. Without: a workgroup for each row of blocks, then for each column, whose blocks that
- * are not empty it writes in ascending order, `block << 1 | partial`.
+ * Builds the block lists of a mask that follows a tensor. With CLASSIFY a workgroup classifies one block of the tensor;
+ * an element whose bits are `forbidden` forbids its pair. Without, a workgroup has one row of blocks, or one column,
+ * and lists the blocks that are not empty in ascending order, `block << 1 | partial`.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -20,7 +20,7 @@ layout(local_size_x = 64) in;
 /* src/vulkan/mask_update.c has the same in C. */
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Follow {
     uvec2 tensor, stride_b, stride_h, stride_q, stride_kv; /* bytes */
-    uvec2 classes;                                         /* a word for each block: what was seen in it */
+    uvec2 classes;                                         /* a word for each block, SEEN_* */
     uvec2 rows, entries, columns, column_entries;
     uint heads, q_len, kv_len, q_block, kv_block, q_blocks, kv_blocks;
     uint element; /* bytes: 1, 2 or 4 */
@@ -36,7 +36,7 @@ layout(push_constant) uniform Push {
 
 shared uint seen_by_all;
 
-/* What the elements of a word say, from the first on. */
+/* Whether the first `count` elements of a word forbid or allow. */
 uint see_word(const in uint word, const in uint count, const in uint bits, const in uint forbidden)
 {
     uint seen = 0u, all = bits == 32u ? 0xffffffffu : (1u << bits) - 1u;
@@ -102,15 +102,15 @@ void main()
         uint seen = 0u;
         if (block < count)
             seen = Word(address_add(f.classes, 4u * (start + block * step))).value;
-        const bool some = (seen & SEEN_ALLOWED) != 0u;
-        taken[lane] = some ? 1u : 0u;
+        const bool has_allowed = (seen & SEEN_ALLOWED) != 0u;
+        taken[lane] = has_allowed ? 1u : 0u;
         barrier();
         uint before = 0u, all = 0u;
         for (uint i = 0u; i < WIDTH; i++) {
             all += taken[i];
             before += i < lane ? taken[i] : 0u;
         }
-        if (some)
+        if (has_allowed)
             OutWord(address_add(entries, 4u * (end + before))).value = block << 1 | (seen == PARTIAL ? 1u : 0u);
         end += all;
         barrier();

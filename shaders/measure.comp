@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Independent chains of fused multiply-adds: what the arithmetic units give when nothing holds them up.
+// Measures the peak rate of fused multiply-adds: chains that do not depend on one another.
 //   SCALAR, VECTOR   the type of one element and of one chain: f16 in pairs, which is what registers hold
 //   CHAINS           of a thread; sixteen elements in all
 #version 450
@@ -37,7 +37,7 @@ void main()
     const VECTOR a = VECTOR(SCALAR(arguments.factor));
     VECTOR x[CHAINS], b[CHAINS];
     for (uint c = 0; c < CHAINS; c++) {
-        // The factor is -1: an element is x and b - x in turn, at any number of rounds.
+        // The factor is -1: an element alternates between x and b - x, and stays finite.
         x[c] = VECTOR(SCALAR(0.37 + 0.61 * float(gl_LocalInvocationIndex % 61u) - float(c)));
         b[c] = VECTOR(SCALAR(arguments.term * float(1u + c + gl_LocalInvocationIndex % 7u)));
         x[c].y += SCALAR(0.5);
@@ -49,7 +49,7 @@ void main()
     VECTOR sum = VECTOR(SCALAR(0));
     for (uint c = 0; c < CHAINS; c++)
         sum += x[c];
-    // Never true, and no compiler knows it.
+    // Never true, but the compiler must keep the arithmetic.
     if (float(dot(sum, VECTOR(SCALAR(1)))) == arguments.term - 1.0e9)
         Result(arguments.result).value = float(sum.x);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Merging, a row to a workgroup: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and
- * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). A tensor has elements of ELEMENT, or is wide: of f32. Emptiness and NaN of an
- * LSE are told by their bits: drivers need not keep them.
+ * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). A tensor has elements of ELEMENT, or is wide: of f32. An LSE
+ * of -inf or NaN is recognised by its bits: drivers need not preserve either.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -17,7 +17,7 @@
 layout(local_size_x = 64) in;
 
 struct View {
-    uvec2 address;                         /* 0: there is none */
+    uvec2 address;                         /* 0 = absent */
     uvec2 stride_b, stride_h, stride_row;  /* bytes */
     uint wide, pad;
 };
@@ -30,8 +30,8 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Me
     View o, lse, d_o, d_lse;
     uint heads, q_len, columns, part_count;
     uint weighted, backward;
-    uint strict; /* parts whose weight is 0 count too */
-    uint part;   /* another merge follows: o of a row without weights stays 0 or NaN */
+    uint strict; /* parts whose weight is 0 are read too, so that their NaN shows */
+    uint part;   /* another merge follows: o of a fully masked row stays 0 or NaN */
     Part parts[PARTS];
 };
 
@@ -49,12 +49,12 @@ uvec2 row_of(const in View view)
     return address_step(address_step(address_step(view.address, b, view.stride_b), h, view.stride_h), q, view.stride_row);
 }
 
-bool is_there(const in View view)
+bool is_present(const in View view)
 {
     return any(notEqual(view.address, uvec2(0u)));
 }
 
-/* Two columns; the second is 0 where there is none. */
+/* Two columns; the second is 0 past the last column. */
 vec2 load2(const in uvec2 row, const in bool wide, const in uint column, const in bool both)
 {
     if (wide) {
@@ -120,9 +120,9 @@ void merge_row(const in Merge args)
         o = empty && args.part == 0u ? vec2(0.0) : o * factor;
         store2(to, args.o.wide != 0u, c, both, nan ? uintBitsToFloat(uvec2(NAN)) : o);
     }
-    /* The LSE may be that of a part, which all have read by now. */
+    /* The LSE may be written over that of a part, which all invocations have read by now. */
     barrier();
-    if (gl_LocalInvocationIndex == 0u && is_there(args.lse))
+    if (gl_LocalInvocationIndex == 0u && is_present(args.lse))
         OutWord(row_of(args.lse)).value = nan ? NAN : lse;
 }
 
@@ -130,10 +130,10 @@ void merge_row_backward(const in Merge args)
 {
     const uint lse = Word(row_of(args.lse)).value;
     const uvec2 o = row_of(args.o), d_o = row_of(args.d_o);
-    /* Read somewhere in any case, and of a part that is there also behind the last: llvmpipe (Mesa 26) reads an address
-     * that all lanes share whether or not a lane goes there. */
-    float d_lse = uintBitsToFloat(Word(is_there(args.d_lse) ? row_of(args.d_lse) : row_of(args.lse)).value);
-    d_lse = is_there(args.d_lse) ? d_lse : 0.0;
+    /* Loads are unconditional and from parts that exist: llvmpipe (Mesa 26) loads from an address that all lanes share
+     * even where the branch is not taken. */
+    float d_lse = uintBitsToFloat(Word(is_present(args.d_lse) ? row_of(args.d_lse) : row_of(args.lse)).value);
+    d_lse = is_present(args.d_lse) ? d_lse : 0.0;
     for (uint p = 0u; p < args.part_count; p++) {
         const uint i = min(p, args.part_count - 1u);
         const uint part_lse = Word(row_of(args.parts[i].lse)).value;
@@ -150,7 +150,7 @@ void merge_row_backward(const in Merge args)
                            load2(o, args.o.wide != 0u, c, both);
                 sum += dot(d, off);
             }
-            if (is_there(args.parts[i].d_o))
+            if (is_present(args.parts[i].d_o))
                 store2(row_of(args.parts[i].d_o), args.parts[i].d_o.wide != 0u, c, both,
                        nan ? uintBitsToFloat(uvec2(NAN)) : weight * d);
         }
@@ -160,7 +160,7 @@ void merge_row_backward(const in Merge args)
             if (gl_LocalInvocationIndex < step)
                 sums[gl_LocalInvocationIndex] += sums[gl_LocalInvocationIndex + step];
         }
-        if (gl_LocalInvocationIndex == 0u && is_there(args.parts[i].d_lse)) {
+        if (gl_LocalInvocationIndex == 0u && is_present(args.parts[i].d_lse)) {
             const float d = weight == 0.0 ? 0.0 : weight * (sums[0] + d_lse);
             OutWord(row_of(args.parts[i].d_lse)).value = nan ? NAN : floatBitsToUint(d);
         }

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The caller's expressions. A kernel includes this file and calls attune_score and attune_mask; what stands here are
- * stubs, which src/vulkan/mods.c replaces in the compiled module by functions that it emits from the IR. Those call the
- * helpers attune_mod_*, by name: compile with names (never -g0), and leave this file's functions out of any optimiser.
- * What no emitted function calls is removed again.
+ * The caller's expressions. A kernel includes this file and calls attune_score and attune_mask. These are stubs, which
+ * src/vulkan/splice.c replaces in the compiled module by functions emitted from the IR. Emitted functions call the
+ * helpers attune_mod_* by name: compile with names (never -g0), and keep optimisers away from this file's functions.
+ * Helpers that no emitted function calls are removed.
  *
- * The kernel's extensions, before any declaration:
- *     #extension GL_EXT_buffer_reference : require
- *     #extension GL_EXT_buffer_reference_uvec2 : require
+ * The kernel's extensions, before any declaration: #extension GL_EXT_buffer_reference : require #extension
+ * GL_EXT_buffer_reference_uvec2 : require
  *
  * `mod` is the device address of the expression's table (src/vulkan/mods.h has its layout), aligned to 16. It is never
  * read where the expression is NULL. Nothing here needs 64-bit integers, descriptors or uniform control flow.
@@ -24,7 +23,7 @@ int attune_mod_word(const in uvec2 mod, const in int n)
 
 /* ------------------------------------------------------------------------------------------------------------ i32 */
 
-/* Divisors 0 and -1 leave the machine's division alone: one is undefined, the other overflows. */
+/* Divisors 0 and -1 are not divided by: one is undefined, the other overflows. */
 int attune_mod_idiv(const in int a, const in int b)
 {
     int d = b == 0 || b == -1 ? 1 : b;
@@ -42,11 +41,11 @@ int attune_mod_imod(const in int a, const in int b)
 
 /* ------------------------------------------------------------------------------------------------------------ f32 */
 
-/* NaN is told, and made, by bits: a driver may assume that floats have none. */
+/* NaN is recognised and made by its bits: a driver may assume that floats have none. */
 bool attune_mod_is_nan(const in float x) { return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u; }
 bool attune_mod_is_finite(const in float x) { return (floatBitsToUint(x) & 0x7f800000u) != 0x7f800000u; }
 
-/* Below 0, or NaN: where logarithms and roots are none. */
+/* Below 0, or NaN: where logarithms and roots are NaN. */
 bool attune_mod_is_below(const in float x)
 {
     uint bits = floatBitsToUint(x);
@@ -94,7 +93,7 @@ float attune_mod_tanh(const in float x)
     return attune_mod_or_nan(!attune_mod_is_nan(x), a < 0.625 ? small : x < 0.0 ? -large : large);
 }
 
-/* The guard keeps infinity out of the division. */
+/* The guard partial infinity out of the division. */
 float attune_mod_sigmoid(const in float x)
 {
     precise float r = 1.0 / (1.0 + exp(x < -87.0 ? 87.0 : -x));
@@ -103,7 +102,7 @@ float attune_mod_sigmoid(const in float x)
 
 /* Vulkan bounds the error of sin and cos in -pi ... pi alone: 2 pi in three parts, of which the first two times a
  * whole number below 2^12 are exact. */
-float attune_mod_turn(const in float x)
+float attune_mod_reduce_angle(const in float x)
 {
     precise float k = floor(x * 0.15915494309189535 + 0.5);
     precise float r = x - k * 6.28125;
@@ -112,8 +111,8 @@ float attune_mod_turn(const in float x)
     return r;
 }
 
-float attune_mod_sin(const in float x) { return attune_mod_or_nan(attune_mod_is_finite(x), sin(attune_mod_turn(x))); }
-float attune_mod_cos(const in float x) { return attune_mod_or_nan(attune_mod_is_finite(x), cos(attune_mod_turn(x))); }
+float attune_mod_sin(const in float x) { return attune_mod_or_nan(attune_mod_is_finite(x), sin(attune_mod_reduce_angle(x))); }
+float attune_mod_cos(const in float x) { return attune_mod_or_nan(attune_mod_is_finite(x), cos(attune_mod_reduce_angle(x))); }
 
 /* C's pow; GLSL leaves negative and zero bases undefined. */
 float attune_mod_pow(const in float x, const in float y)
@@ -143,7 +142,7 @@ uvec2 attune_mod_step(const in uvec2 a, const in uint index, const in uvec2 stri
 }
 
 /* The address of an element of the capture whose descriptor starts at uvec4 `at`, and whether the index is in range. An
- * index out of range gets the table's own address: it can be read like any, and what was read is dropped. */
+ * index out of range gets the table's own address, which is readable; the value is dropped. */
 uvec3 attune_mod_at_1(const in uvec2 mod, const in int at, const in int i)
 {
     AttuneModTable t = AttuneModTable(mod);
@@ -187,7 +186,7 @@ uvec3 attune_mod_at_4(const in uvec2 mod, const in int at, const in int i, const
     return uvec3(inside ? a : mod, inside ? 1u : 0u);
 }
 
-/* The 32-bit word that an element lies in, shifted down to the element: arrays are aligned to their elements alone. */
+/* The 32-bit word that has the element, shifted down to it: arrays are aligned to their elements alone. */
 uint attune_mod_bits(const in uvec3 a)
 {
     uint word = AttuneModWord(uvec2(a.x & ~3u, a.y)).x >> ((a.x & 3u) << 3);

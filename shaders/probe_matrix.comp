@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Does this glslang know cooperative matrices of specialized sizes? meson.build asks it. */
+/* Compiles only if glslang knows cooperative matrices whose sizes are specialization constants; meson.build tries it.
+ * */
 #version 460
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #extension GL_KHR_cooperative_matrix : require

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* shaders/arguments.glsl in C: what a launch says to its kernels. */
+/* shaders/arguments.glsl in C: the arguments of a launch. */
 #ifndef ATTUNE_VULKAN_ARGUMENTS_H
 #define ATTUNE_VULKAN_ARGUMENTS_H
 
@@ -18,13 +18,13 @@ typedef struct attune__vulkan_tensor {
 #define ATTUNE__VULKAN_ALIGNED_D_Q UINT32_C(32)
 #define ATTUNE__VULKAN_ALIGNED_D_K UINT32_C(64)
 #define ATTUNE__VULKAN_ALIGNED_D_V UINT32_C(128)
-#define ATTUNE__VULKAN_IS_PART     UINT32_C(256)
+#define ATTUNE__VULKAN_IS_PARTIAL  UINT32_C(256)
 
 typedef struct attune__vulkan_arguments {
     attune__vulkan_tensor q, k, v, o, lse, row_max;
     uint64_t mask_rows;
     uint64_t mask_mod, score_mod;
-    uint64_t parts, parts_ml;
+    uint64_t partials, partials_ml;
     uint32_t batch, heads, kv_heads, q_len;
     uint32_t kv_len, splits;
     uint32_t mask_rows_b, mask_rows_h;
@@ -38,7 +38,7 @@ typedef struct attune__vulkan_arguments {
     uint64_t delta;
     uint64_t mask_columns;
     uint32_t mask_columns_b, mask_columns_h;
-    uint32_t q_walk;
+    uint32_t inner_q_block;
     uint32_t pad;
 } attune__vulkan_arguments;
 

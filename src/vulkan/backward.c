@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The backward pass: the kernels of shaders/backward*.comp and a call's launches. Delta first; then dQ with the
- * gradients of captures, and dK with dV, which do not depend on one another; then the sums of captures are added to the
- * caller's.
+ * The backward pass: the kernels of shaders/backward*.comp and a call's launches. Delta comes first; then dQ with the
+ * capture gradients, and dK with dV, which do not depend on one another; then the sums of captures are added to the
+ * caller's tensors.
  */
 #include "vulkan/launch.h"
 
@@ -34,7 +34,7 @@
 
 /* --------------------------------------------------------------------------------------------------------- programs */
 
-/* Whether gradients of captures can be asked for. */
+/* Whether a call may request capture gradients. */
 static bool has_captures(const attune__shape *shape, const attune__gradient *gradient)
 {
     return gradient && gradient->read_count && shape->capture_gradient_elements;
@@ -45,7 +45,7 @@ static bool is_lanes(const attune_plan_choice *choice)
     return !strcmp(choice->kernel, "vulkan_lanes");
 }
 
-/* The lanes' kernel reads the tile's numbers and the flags alone. */
+/* The lanes kernel reads only the tile sizes and the flags. */
 static const char *make_layout(const attune__program_desc *desc, bool keys, attune__backward_layout *l)
 {
     const attune_plan_choice *c = desc->choice;
@@ -114,21 +114,21 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
 }
 
 /*
- * As forward's (program.c): the steps that Mesa's llvmpipe, which leaves all loops of a shader after 65,535 turns of
- * any of them together, lets a workgroup walk. Each loop's last test is counted, all twice, with NaN in every chunk.
+ * As in program.c: Mesa's llvmpipe leaves all loops of a shader after 65,535 iterations of any of them together. This
+ * is the number of inner tiles that keeps a workgroup below that, with NaN in every chunk; all counts are doubled.
  */
 static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc, bool keys)
 {
     attune__backward_layout l;
     if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE || make_layout(desc, keys, &l))
         return 0;
-    if (!l.chunk) /* the lanes' kernel has no layout */
+    if (!l.chunk) /* the lanes kernel has no layout */
         return attune__lanes_backward_most_steps(l.owned, l.walked, l.threads, l.head_dim, l.head_dim_v,
                                                  (uint32_t)attune_dtype_size(desc->shape->k_dtype));
     const uint32_t slices = (l.head_dim + l.head_dim_v) / l.slice + 2, chunks = l.walked / l.chunk * (keys ? 2 : 1);
     const uint32_t expressions = (desc->mask ? 1u : 0u) + (desc->score ? 1u : 0u), pairs = (4 * l.tm + 1) * expressions;
     const uint32_t regular = 1 + 4 + slices + pairs + (chunks + 2) + chunks * (l.chunk / 4 + 1);
-    const uint32_t budget = 60000; /* the rest is for what stands before and behind the walk */
+    const uint32_t budget = 60000; /* the rest is for loops outside the main loop */
     return budget / (2 * regular + chunks * (l.chunk + 1));
 }
 
@@ -171,7 +171,7 @@ typedef struct run {
     const attune__backward *call;
     attune__vulkan_arguments arguments;
     attune__vulkan_sums sums[ATTUNE_EXPR_MAX_SYMBOLS];
-    uint64_t sum_at[ATTUNE_EXPR_MAX_SYMBOLS]; /* by symbol, in the workspace; read where sums are wanted */
+    uint64_t sum_at[ATTUNE_EXPR_MAX_SYMBOLS]; /* by symbol, in the workspace; read where sums are requested */
     uint32_t sum_count;
     attune__vulkan_workspace place; /* of the workspace's parts */
     uint64_t sums_size;
@@ -179,7 +179,7 @@ typedef struct run {
     uint32_t pass_count;
 } run;
 
-/* The gradients of captures that this call wants. */
+/* The capture gradients that this call requests. */
 static void list_sums(run *r)
 {
     const attune_expr *score = r->program->score;
@@ -241,7 +241,7 @@ static void describe_mask(run *r)
     const attune_plan_choice *choice = &r->program->choice;
     attune__vulkan_arguments *a = &r->arguments;
     a->kv_block = mask ? mask->kv_block : choice->block_n2;
-    a->q_walk = mask ? mask->q_block : choice->block_m1;
+    a->inner_q_block = mask ? mask->q_block : choice->block_m1;
     if (!mask)
         return;
     const attune__vulkan_mask *uploaded = (const attune__vulkan_mask *)r->call->forward.device_mask;
@@ -265,14 +265,14 @@ static attune_status check_steps(const run *r, const char *what, uint64_t steps,
                         r->program->base.device->info.id, what, most, (unsigned long long)steps);
 }
 
-/* Rows that a workgroup walks in one plane, at most; block 0 = there are no lists. */
+/* Inner rows of a workgroup in one plane, at most; block 0 = there are no lists. */
 static uint64_t longest_walk(uint32_t blocks, uint32_t block, int64_t length)
 {
     const uint64_t listed = (uint64_t)blocks * block;
     return block && listed < (uint64_t)length ? listed : (uint64_t)length;
 }
 
-/* What a driver would cut off is refused: a wrong result is worse than none. */
+/* Loops that the driver would cut short are refused: a wrong result is worse than none. */
 static attune_status check_walks(const run *r)
 {
     const attune__forward *call = &r->call->forward;
@@ -327,7 +327,7 @@ static attune_status add_passes(run *r)
                                 .pipeline = &program->delta,
                                 .arguments = base,
                                 .workgroups = (rows + DELTA_ROWS - 1) / DELTA_ROWS,
-                                .flops = DELTA_ROWS * 16 * dv, /* memory's time, as operations */
+                                .flops = DELTA_ROWS * 16 * dv, /* the time of its loads, as operations */
                                 .what = "rows",
                             }));
     ATTUNE__TRY(add_pass(r, &(pass){
@@ -372,7 +372,7 @@ static attune_status prepare(run *r)
     return add_passes(r);
 }
 
-/* Behind a barrier on what came before: calls share a workspace in turn. */
+/* After a barrier on earlier commands: successive calls share a workspace. */
 static void record_arguments(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands)
 {
     const attune__forward *call = &r->call->forward;
@@ -447,7 +447,7 @@ attune_status attune__vulkan_backward_record(const attune__program *program, con
     ATTUNE__TRY(prepare(&r));
     const attune__vulkan_device *device = attune__vulkan_of(program->device);
     const VkCommandBuffer theirs = *(const VkCommandBuffer *)commands;
-    /* The queue's own command buffers begin with one. */
+    /* The queue's command buffers begin with a barrier. */
     attune__vulkan_barrier(device, theirs);
     record_arguments(&r, device, theirs);
     for (uint32_t i = 0; i < r.pass_count; i++) {

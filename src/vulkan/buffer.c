@@ -121,7 +121,7 @@ static attune_status copy_chunk(attune__vulkan_device *device, const attune__vul
     return attune__vulkan_submit(device, slot, value);
 }
 
-/* The chunks of a copy take turns in the staging memory. */
+/* The chunks of a copy alternate between parts of the staging memory. */
 typedef struct chunk {
     uint64_t value, offset, size; /* value 0 = not in flight */
 } chunk;
@@ -156,7 +156,7 @@ static attune_status staged_read(attune__vulkan_device *device, const attune__vu
     const char *map = device->staging->block->map;
     chunk chunks[CHUNK_COUNT] = {{0}};
     const uint64_t count = (size + CHUNK_SIZE - 1) / CHUNK_SIZE;
-    /* Chunk i is asked for before chunk i - CHUNK_COUNT + 1 is taken out. */
+    /* Chunk i is submitted before chunk i - CHUNK_COUNT + 1 is read. */
     for (uint64_t i = 0; i < count + CHUNK_COUNT - 1; i++) {
         if (i < count) {
             chunk *c = &chunks[i % CHUNK_COUNT];
@@ -187,7 +187,7 @@ static attune_status staged_copy(attune__vulkan_device *device, const attune__vu
         return status;
     pthread_mutex_lock(&device->staging->mutex);
     status = from ? staged_write(device, buffer, offset, from, size) : staged_read(device, buffer, offset, to, size);
-    /* The next copy must not meet what a failed one left in flight. */
+    /* A failed copy may have left chunks in flight, which the next copy must not overwrite. */
     if (status)
         (void)attune__vulkan_wait_idle(device);
     pthread_mutex_unlock(&device->staging->mutex);

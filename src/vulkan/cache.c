@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the host's disk cache keeps of programs: spliced modules, and what the driver made of them. */
+/* Programs in the host's disk cache: spliced modules, and the driver's pipeline cache data. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,13 +9,13 @@
 
 #define IDENTITY_SIZE 192
 
-/* Of a driver's data: version one of the header that Vulkan gives it. */
+/* Of pipeline cache data: Vulkan's header, version one. */
 #define HEADER    ((size_t)32)
 #define MOST_DATA ((size_t)64 << 20)
 
 /* ---------------------------------------------------------------------------------------------------------- modules */
 
-/* All that emitting looks at: nodes, and symbols but for their names. */
+/* Everything that the emitter reads: nodes, and symbols without their names. */
 static void hash_expr(attune__hash *hash, const attune_expr *expr)
 {
     attune__hash_add(hash, expr ? expr->node_count : 0);
@@ -93,7 +93,7 @@ static void identify(const attune__vulkan_device *device, char identity[IDENTITY
     key->identity_size = (size_t)length;
 }
 
-/* Drivers have crashed on data of others: nothing reaches one that its own header does not vouch for. */
+/* Drivers have crashed on data of others: data is used only if its header names this driver and device. */
 static bool is_of(const attune__vulkan_physical *physical, const void *data, size_t size)
 {
     VkPipelineCacheHeaderVersionOne header;
@@ -153,7 +153,7 @@ static void keep(attune__vulkan_device *device, const attune__vulkan_cache *cach
     const attune__host *host = &device->base.host;
     const attune__vulkan_functions *vk = &device->vk;
     size_t size = 0;
-    /* A header alone is what drivers give that keep nothing. */
+    /* Drivers that cache nothing return a header alone. */
     if (vk->GetPipelineCacheData(device->handle, cache->handle, &size, NULL) || size <= HEADER || size > MOST_DATA)
         return;
     void *data = attune__alloc_raw(&host->allocator, size, 1);

@@ -11,7 +11,7 @@
 
 /* ------------------------------------------------------------------------------------------------------ enumeration */
 
-/* The usable first, then in the order of what people expect of the word "first". */
+/* Usable devices first, then by type: discrete before integrated before virtual before CPU. */
 static uint32_t rank(const attune__vulkan_physical *physical)
 {
     uint32_t order;
@@ -65,7 +65,7 @@ static attune_status enumerate(const attune_allocator *allocator, const attune__
     *count = 0;
     if (instance->vk.EnumeratePhysicalDevices(instance->handle, &found, handles) < 0 || !found)
         return ATTUNE_OK;
-    /* One more than there are: the place where a device is read before it is sorted in. */
+    /* One more than there are: a device is read at the end before it is sorted in. */
     *list = attune__alloc(allocator, found + 1, sizeof **list);
     if (!*list)
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -202,13 +202,13 @@ static attune_status create_device(attune__vulkan_device *device)
     return ATTUNE_OK;
 }
 
-/* What own and lent devices have in common, once there is a handle. */
+/* The part of opening that own and lent devices share, once there is a handle. */
 static attune_status finish_open(attune__vulkan_device *device, bool staging_only)
 {
     device->base.info = device->physical.info;
     ATTUNE__TRY(attune__vulkan_queue_init(device));
     ATTUNE__TRY(attune__vulkan_memory_init(device, staging_only));
-    return attune__vulkan_spread_verify(device);
+    return attune__vulkan_fragment_layout_verify(device);
 }
 
 static attune_status load_device(attune__vulkan_device *device)

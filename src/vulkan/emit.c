@@ -14,7 +14,7 @@ typedef struct emitter {
     const attune_expr *expr;
     attune__words *body;
     uint32_t *value; /* ids, by node */
-    uint32_t *nan;   /* likewise: whether the value is NaN; 0 = it was not asked for */
+    uint32_t *nan;   /* likewise: whether the value is NaN; 0 = not emitted yet */
 } emitter;
 
 static uint32_t new_id(emitter *e)
@@ -107,12 +107,12 @@ static uint32_t capture(emitter *e, const attune__node *node)
     uint32_t arguments[2 + ATTUNE_MAX_RANK] = {e->stub->mod, integer(e, at)};
     for (uint32_t i = 0; i < node->arg_count; i++)
         arguments[2 + i] = e->value[node->arg[i]];
-    const uint32_t place = call(e, (attune__helper)(ATTUNE__HELPER_AT_1 + node->arg_count - 1), m->type_uvec3,
-                                arguments, 2 + node->arg_count);
+    const uint32_t address = call(e, (attune__helper)(ATTUNE__HELPER_AT_1 + node->arg_count - 1), m->type_uvec3,
+                                  arguments, 2 + node->arg_count);
     const uint32_t type = node->type == ATTUNE__BOOL  ? m->type_bool
                           : node->type == ATTUNE__INT ? m->type_int
                                                       : m->type_float;
-    return call(e, loads[e->expr->symbols[symbol].dtype], type, &place, 1);
+    return call(e, loads[e->expr->symbols[symbol].dtype], type, &address, 1);
 }
 
 static uint32_t parameter(emitter *e, const attune__node *node)
@@ -134,7 +134,7 @@ static bool may_be_nan(const attune_expr *expr, uint32_t n)
     case ATTUNE__OP_ABS:
     case ATTUNE__OP_FLOOR:
     case ATTUNE__OP_CEIL:
-    case ATTUNE__OP_MIN: /* a, or what is past it */
+    case ATTUNE__OP_MIN: /* a, or b where it is strictly past a, and then a number */
     case ATTUNE__OP_MAX:
         return may_be_nan(expr, node->arg[0]);
     default:
@@ -154,7 +154,7 @@ static uint32_t is_nan(emitter *e, uint32_t n)
     return e->nan[n];
 }
 
-/* What a comparison of two nodes gives, told that NaN compares as unequal to everything. */
+/* A comparison of two nodes, corrected where one may be NaN: NaN is unequal to everything. */
 static uint32_t ordered(emitter *e, uint32_t result, const uint32_t nodes[2])
 {
     for (int i = 0; i < 2; i++)
@@ -222,7 +222,7 @@ static uint32_t arithmetic_int(emitter *e, const attune__node *node, uint32_t a,
     }
 }
 
-/* A 0 that no compiler knows: of the table's head. */
+/* A 0 that the compiler cannot fold: from the table's head. */
 static uint32_t unknown_zero(emitter *e, int32_t bits)
 {
     const attune__module *m = e->module;
@@ -230,7 +230,7 @@ static uint32_t unknown_zero(emitter *e, int32_t bits)
     return operation(e, SpvOpBitcast, m->type_float, zero, 0, 0);
 }
 
-/* A factor or divisor. llvmpipe takes a product with a 0 that it knows for 0, and a quotient by it for anything. */
+/* A factor or divisor. llvmpipe folds a product with a constant 0 to 0, and a quotient by it to anything. */
 static uint32_t factor(emitter *e, uint32_t n)
 {
     const attune__node *node = &e->expr->nodes[n];
@@ -313,7 +313,7 @@ static uint32_t emit_node(emitter *e, const attune__node *node)
     }
 }
 
-/* Marks what `node` is computed from, itself included. */
+/* Marks `node` and the nodes that it is computed from. */
 static void need(const attune_expr *expr, uint32_t node, bool *needed)
 {
     needed[node] = true;
@@ -322,13 +322,13 @@ static void need(const attune_expr *expr, uint32_t node, bool *needed)
             needed[expr->nodes[i].arg[a]] = true;
 }
 
-#define MOST_SHARED 4 /* of gradient.glsl's attune_d_shared */
+#define MAX_SHARED 4 /* of gradient.glsl's attune_d_shared */
 
-/* The reads of a capture whose element is the same for all q and kv, as far as there is room for them. */
-static uint32_t find_shared(const attune__gradient *gradient, uint32_t shared[MOST_SHARED])
+/* The capture reads whose element is the same for all q and kv; the first MAX_SHARED of them. */
+static uint32_t find_shared(const attune__gradient *gradient, uint32_t shared[MAX_SHARED])
 {
     uint32_t count = 0;
-    for (uint32_t r = 0; r < gradient->read_count && count < MOST_SHARED; r++) {
+    for (uint32_t r = 0; r < gradient->read_count && count < MAX_SHARED; r++) {
         const attune__node *read = &gradient->expr->nodes[gradient->reads[r].capture];
         uint32_t uses = 0;
         for (uint32_t a = 0; a < read->arg_count; a++)
@@ -346,12 +346,12 @@ static void add_to(emitter *e, const attune__node *read, uint32_t value)
     uint32_t arguments[2 + ATTUNE_MAX_RANK] = {e->stub->mod, integer(e, at)};
     for (uint32_t i = 0; i < read->arg_count; i++)
         arguments[2 + i] = e->value[read->arg[i]];
-    const uint32_t place = call(e, (attune__helper)(ATTUNE__HELPER_SUM_1 + read->arg_count - 1), e->module->type_uvec3,
-                                arguments, 2 + read->arg_count);
-    call(e, ATTUNE__HELPER_ADD, e->module->type_void, (uint32_t[]){place, value}, 2);
+    const uint32_t address = call(e, (attune__helper)(ATTUNE__HELPER_SUM_1 + read->arg_count - 1),
+                                  e->module->type_uvec3, arguments, 2 + read->arg_count);
+    call(e, ATTUNE__HELPER_ADD, e->module->type_void, (uint32_t[]){address, value}, 2);
 }
 
-/* Of derivatives: what the stub computes itself, and adds to. */
+/* The capture reads of a stub: whether it computes their factors, and whether it needs their indices. */
 typedef struct selection {
     uint32_t reads[ATTUNE_EXPR_MAX_NODES];
     uint32_t count;
@@ -360,7 +360,7 @@ typedef struct selection {
 
 static void select_reads(const attune__gradient *gradient, attune__stub_kind kind, selection *s)
 {
-    uint32_t shared[MOST_SHARED];
+    uint32_t shared[MAX_SHARED];
     const uint32_t shared_count = find_shared(gradient, shared);
     s->factors = kind != ATTUNE__STUB_D_SHARED_ADD;
     s->indices = kind != ATTUNE__STUB_D_SHARED;
@@ -385,11 +385,11 @@ static void need_reads(const attune__gradient *gradient, const selection *s, boo
     }
 }
 
-/* The body of a stub that adds to captures or gives their derivatives; its nodes have been emitted. */
+/* The body of a stub that adds to capture gradients or returns derivatives; its nodes have been emitted. */
 static void finish_reads(emitter *e, const attune__gradient *gradient, const selection *s)
 {
     const attune__module *m = e->module;
-    uint32_t parts[2 + MOST_SHARED] = {m->type_vec4};
+    uint32_t parts[2 + MAX_SHARED] = {m->type_vec4};
     for (uint32_t n = 0; n < s->count; n++) {
         const attune__gradient_read *r = &gradient->reads[s->reads[n]];
         const attune__node *read = &gradient->expr->nodes[r->capture];
@@ -398,9 +398,10 @@ static void finish_reads(emitter *e, const attune__gradient *gradient, const sel
         } else if (e->stub->kind == ATTUNE__STUB_D_ADD) {
             add_to(e, read, rounded(e, SpvOpFMul, e->stub->d, e->value[r->factor]));
         } else {
-            const uint32_t due = new_id(e);
-            attune__words_add(e->body, SpvOpCompositeExtract, (uint32_t[]){m->type_float, due, e->stub->due, n}, 4);
-            add_to(e, read, due);
+            const uint32_t gradient_id = new_id(e);
+            attune__words_add(e->body, SpvOpCompositeExtract,
+                              (uint32_t[]){m->type_float, gradient_id, e->stub->gradients, n}, 4);
+            add_to(e, read, gradient_id);
         }
     }
     if (e->stub->kind != ATTUNE__STUB_D_SHARED) {
@@ -408,10 +409,10 @@ static void finish_reads(emitter *e, const attune__gradient *gradient, const sel
         return;
     }
     const uint32_t zero = constant(e, m->type_float, 0);
-    for (uint32_t n = s->count; n < MOST_SHARED; n++)
+    for (uint32_t n = s->count; n < MAX_SHARED; n++)
         parts[2 + n] = zero;
     parts[1] = new_id(e);
-    attune__words_add(e->body, SpvOpCompositeConstruct, parts, 2 + MOST_SHARED);
+    attune__words_add(e->body, SpvOpCompositeConstruct, parts, 2 + MAX_SHARED);
     attune__words_add(e->body, SpvOpReturnValue, &parts[1], 1);
 }
 
@@ -422,8 +423,8 @@ static void emit_nodes(emitter *e, const bool *needed)
             e->value[i] = emit_node(e, &e->expr->nodes[i]);
 }
 
-/* What the stubs stand for. */
-static void emit_nothing(emitter *e)
+/* Bodies where there is no expression. */
+static void emit_default(emitter *e)
 {
     const attune__stub_kind kind = e->stub->kind;
     if (kind == ATTUNE__STUB_D_SHARED_ADD || kind == ATTUNE__STUB_D_ADD || kind == ATTUNE__STUB_D_SHARED) {
@@ -449,7 +450,7 @@ void attune__mods_emit(attune__module *module, const attune__stub *stub, const a
     const uint32_t label = new_id(&e);
     attune__words_add(body, SpvOpLabel, &label, 1);
     if (!e.expr) {
-        emit_nothing(&e);
+        emit_default(&e);
         return;
     }
     const uint32_t count = e.expr->node_count;

@@ -51,7 +51,7 @@ typedef struct attune__module {
     uint32_t type_bool, type_int, type_float, type_uvec3;
     uint32_t type_void, type_vec4; /* 0 where gradient.glsl's stubs are not */
     uint32_t helper[ATTUNE__HELPER_COUNT];
-    attune__words decorations; /* added behind the module's own */
+    attune__words decorations; /* added after the module's own */
     attune__words constants;
 } attune__module;
 
@@ -70,10 +70,10 @@ typedef enum attune__stub_kind {
 typedef struct attune__stub {
     attune__stub_kind kind;
     uint32_t score, b, h, q, kv, mod;
-    uint32_t d, due;
+    uint32_t d, gradients;
 } attune__stub;
 
-/* Appends the body, from OpLabel to the return. Without what the stub computes: what it stands for. */
+/* Appends the body, from OpLabel to the return. Without an expression: the stub's default (attune__mods). */
 void attune__mods_emit(attune__module *module, const attune__stub *stub, const attune__mods *mods, attune__words *body);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Extensions and features: which attune knows, asking for them, and reading what an engine enabled. */
+/* Extensions and features: the ones attune uses, requests for them, and those that an engine enabled. */
 #include "vulkan/vulkan.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Float controls. A module that does not ask for them leaves NaN, infinities and the sign of zero to the driver, which
- * may take x * 0 for 0 and a comparison for its opposite's negation.
+ * Float controls. Without them a driver may ignore NaN, infinities and the sign of zero: it may fold x * 0 to 0, and
+ * replace a comparison by the negation of its opposite.
  */
 #include <spirv/unified1/spirv.h>
 
@@ -20,9 +20,9 @@ attune_status attune__vulkan_preserve(const attune_allocator *allocator, const u
     for (size_t at = HEADER, length; at < count; at += length) {
         length = words[at] >> SpvWordCountShift;
         if (!length || length > count - at)
-            length = count - at; /* not ours to refuse: the driver does */
+            length = count - at; /* left to the driver, which refuses it */
         attune__words_copy(&out, words + at, length);
-        /* Modes stand behind the entry points, of which ours have one. */
+        /* Execution modes follow the entry points; our modules have one. */
         if ((words[at] & SpvOpCodeMask) == SpvOpEntryPoint && length > 2)
             attune__words_add(&out, SpvOpExecutionMode,
                               (uint32_t[]){words[at + 2], SpvExecutionModeSignedZeroInfNanPreserve, 32}, 3);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Vulkan's own header, without prototypes, and what headers as old as 1.3.239 lack of it. The names and numbers are the
- * registry's (vk.xml): a newer header's definitions take their place.
+ * Vulkan's own header, without prototypes, and definitions that headers as old as 1.3.239 lack. The names and numbers
+ * are the registry's (vk.xml): a newer header's definitions take their place.
  */
 #ifndef ATTUNE_VULKAN_HEADERS_H
 #define ATTUNE_VULKAN_HEADERS_H

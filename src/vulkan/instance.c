@@ -8,7 +8,7 @@
 
 #define VULKAN_LIBRARY "libvulkan.so.1"
 
-/* Newer devices are used as this version: what a later one promotes is asked for by its extension. */
+/* Newer devices are used as this version; what later versions promote is requested by its extension. */
 #define VERSION VK_API_VERSION_1_3
 
 PFN_vkGetInstanceProcAddr attune__vulkan_library_open(const char *name, void **library, char *reason,
@@ -32,7 +32,7 @@ PFN_vkGetInstanceProcAddr attune__vulkan_library_open(const char *name, void **l
     return get;
 }
 
-/* A loader hides drivers that are not conformant (MoltenVK) from instances that do not ask for them. */
+/* A loader hides non-conformant drivers (MoltenVK) unless the instance requests them. */
 static bool has_portability(const attune__vulkan_functions *vk)
 {
     VkExtensionProperties extensions[128];

@@ -19,7 +19,7 @@ typedef struct run {
     const attune__vulkan_program *program;
     const attune__forward *call;
     attune__vulkan_arguments arguments;
-    uint64_t place; /* of the arguments, in the workspace: behind the parts of splits */
+    uint64_t place; /* of the arguments, in the workspace: after the partial results of splits */
     uint64_t tiles;
     uint64_t combine; /* workgroups; 0 = no splits */
     double tile_flops;
@@ -102,7 +102,7 @@ void attune__vulkan_score_table(const attune__vulkan_program *program, const att
     }
 }
 
-/* What a driver would cut off is refused: a wrong result is worse than none. */
+/* Loops that the driver would cut short are refused: a wrong result is worse than none. */
 static attune_status check_steps(const run *r)
 {
     const attune__forward *call = r->call;
@@ -143,7 +143,7 @@ static attune_status prepare(run *r, bool decode)
                (attune__vulkan_tensor_is_aligned(&a->k, 16) ? ATTUNE__VULKAN_ALIGNED_K : 0) |
                (attune__vulkan_tensor_is_aligned(&a->v, 16) ? ATTUNE__VULKAN_ALIGNED_V : 0) |
                (attune__vulkan_tensor_is_aligned(&a->o, store) ? ATTUNE__VULKAN_ALIGNED_O : 0) |
-               (call->part ? ATTUNE__VULKAN_IS_PART : 0);
+               (call->part ? ATTUNE__VULKAN_IS_PARTIAL : 0);
     cut(r, decode);
     ATTUNE__TRY(check_steps(r));
 
@@ -163,8 +163,8 @@ static attune_status prepare(run *r, bool decode)
     r->place = attune__split_size(&r->program->shape, a->splits, sizeof(float));
     a->score_mod = base + r->place + sizeof *a;
     if (a->splits > 1) {
-        a->parts = base;
-        a->parts_ml = base + attune__round_up64(rows * a->splits * (uint64_t)call->v.size[3] * sizeof(float), 256);
+        a->partials = base;
+        a->partials_ml = base + attune__round_up64(rows * a->splits * (uint64_t)call->v.size[3] * sizeof(float), 256);
         const uint64_t groups = rows * (uint64_t)call->v.size[3] / 4;
         r->combine = (groups + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS;
     }
@@ -179,7 +179,7 @@ void attune__vulkan_update(const attune__vulkan_device *device, VkCommandBuffer 
                                attune__round_up64(bytes, 4), words);
 }
 
-/* Behind a barrier on what came before: calls share a workspace in turn. */
+/* After a barrier on earlier commands: successive calls share a workspace. */
 static void record_arguments(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands)
 {
     const attune__forward *call = r->call;
@@ -257,7 +257,7 @@ static attune_status submit_all(const run *r, attune__vulkan_device *device, uin
 {
     const double budget = attune__vulkan_submission_flops(device) / r->tile_flops;
     uint64_t most = budget > (double)r->tiles ? r->tiles : budget < 1 ? 1 : (uint64_t)budget;
-    /* Equal parts: between two the device runs empty, and a short last one would keep few of its units busy. */
+    /* Equal parts: the device idles between submissions, and a short last one would occupy few of its units. */
     const uint64_t parts = most ? (r->tiles + most - 1) / most : 1;
     most = (r->tiles + parts - 1) / parts;
     double *total = r->call->seconds;
@@ -299,7 +299,7 @@ attune_status attune__vulkan_record(const attune__program *program, const void *
     ATTUNE__TRY(prepare(&r, r.program->choice.decode));
     const attune__vulkan_device *device = attune__vulkan_of(program->device);
     const VkCommandBuffer theirs = *(const VkCommandBuffer *)commands;
-    /* The queue's own command buffers begin with one. */
+    /* The queue's command buffers begin with a barrier. */
     attune__vulkan_barrier(device, theirs);
     record_part(&r, device, theirs, 0, r.tiles);
     return ATTUNE_OK;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What launches work with: programs and uploaded masks. */
+/* Programs and uploaded masks, for launches. */
 #ifndef ATTUNE_VULKAN_LAUNCH_H
 #define ATTUNE_VULKAN_LAUNCH_H
 
@@ -15,11 +15,11 @@ typedef struct attune__vulkan_program {
     attune__vulkan_pipeline forward;
     attune__vulkan_pipeline aligned; /* for calls whose tensors are; handle VK_NULL_HANDLE: forward serves them */
     attune__vulkan_pipeline combine; /* handle VK_NULL_HANDLE: no splits */
-    uint32_t most_steps;             /* of keys, that the driver lets a workgroup walk; 0 = no bound */
+    uint32_t most_steps;             /* tiles of keys of a workgroup that the driver allows; 0 = no bound */
     /* backward: forward and aligned give dQ, and gradients of captures */
     const attune__gradient *gradient;
     attune__vulkan_pipeline delta, keys, keys_aligned, sums;
-    uint32_t most_key_steps; /* of queries, that the driver lets a workgroup of keys walk; 0 = no bound */
+    uint32_t most_key_steps; /* tiles of queries of a workgroup of keys; 0 = no bound */
 } attune__vulkan_program;
 
 typedef struct attune__vulkan_mask {
@@ -56,7 +56,7 @@ static inline uint32_t attune__vulkan_dtype_index(attune_dtype dtype)
     return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
 }
 
-/* What a choice is compiled as: a prebuilt module and its specialization constants, which are numbered from 0. */
+/* The kernel of a choice: a prebuilt module and its specialization constants, which are numbered from 0. */
 #define ATTUNE__VULKAN_CONSTANTS 36 /* of the forward kernels; others have fewer */
 #define ATTUNE__VULKAN_ALIGNED   23 /* in every kernel: for tensors whose groups of elements are aligned */
 #define ATTUNE__VULKAN_Q_TYPE    34 /* forwards: attune__vulkan_dtype_index; the module has that of k and v */
@@ -74,7 +74,7 @@ typedef struct attune__vulkan_kernel {
 attune_status attune__vulkan_specialise(const attune_limits *limits, const attune__program_desc *desc, bool aligned,
                                         attune__vulkan_kernel *kernel);
 
-/* Of a backward choice, the kernel that owns keys or the one that owns queries. */
+/* Of a backward choice, the kernel for dK and dV (`keys`) or the one for dQ. */
 attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys, bool aligned,
                                                  attune__vulkan_kernel *kernel);
 
@@ -82,11 +82,10 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
                                                 attune__vulkan_program *program);
 
-/* pipeline.c. A prebuilt module that needs neither expressions nor constants, told by attune__vulkan_push. */
+/* pipeline.c. A prebuilt module without expressions or constants, whose push constants are attune__vulkan_push. */
 attune_status attune__vulkan_pipeline_prebuilt(attune__vulkan_device *device, const char *name, const uint32_t *words,
                                                size_t bytes, attune__vulkan_pipeline *pipeline);
-/* For both directions. `constants` has ATTUNE__VULKAN_CONSTANTS; words without expressions have hash NULL.
- */
+/* For both directions. `constants` has ATTUNE__VULKAN_CONSTANTS; words without expressions have hash NULL. */
 attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
                                                  const attune__hash *hash, const char *name, const uint32_t *constants,
                                                  uint32_t subgroup_size, attune__vulkan_pipeline *pipeline);
@@ -98,13 +97,13 @@ attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__
 
 /* launch.c, for both directions. */
 
-/* What a submission may hold: half a second at 4 GFLOP/s of each compute unit, which phones reach, or at 40 of a
+/* The bound of a submission: half a second at 4 GFLOP/s of each compute unit, which phones reach, or at 40 of a
  * card's. */
 double attune__vulkan_submission_flops(const attune__vulkan_device *device);
 /* Submits; with `total` waits, and adds the seconds to it. */
 attune_status attune__vulkan_end(attune__vulkan_device *device, attune__vulkan_slot *slot, double *total,
                                  uint64_t *value);
-/* What kernels are told, at `place` of a call's workspace. */
+/* Writes arguments of kernels, at `place` of a call's workspace. */
 void attune__vulkan_update(const attune__vulkan_device *device, VkCommandBuffer commands, const attune__forward *call,
                            uint64_t place, const uint32_t *words, uint64_t bytes);
 

@@ -13,7 +13,7 @@
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
-/* Where the parts begin, and the whole; the rows are at the beginning. */
+/* The offsets of the parts, and the size; the rows are at offset 0. */
 typedef struct layout {
     uint64_t entries, columns, column_entries, mod, captures, size;
 } layout;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Masks that follow a tensor. One buffer holds what the kernels of shaders/mask_lists.comp are told, a word for each
- * block, the lists with room for every block in each row, and the expression's table, which every update writes anew.
+ * Masks that follow a tensor. One buffer holds the arguments of the kernels of shaders/mask_lists.comp, a word for each
+ * block, the lists with space for every block in each row, and the expression's table, which every update writes anew.
  */
 #include <string.h>
 
@@ -23,12 +23,12 @@ typedef struct arguments {
 
 _Static_assert(sizeof(arguments) == 10 * 8 + 10 * 4, "as std430 lays it out");
 
-#define ARGUMENTS UINT64_C(256) /* where the words of blocks begin; the arguments lie before them */
+#define ARGUMENTS UINT64_C(256) /* where the words of blocks begin, after the arguments */
 
 /* Counted as bytes from the first and as dispatched workgroups, in 32 bits. */
 #define MOST_BLOCKS (INT64_C(1) << 30)
 
-/* Where the parts begin, and the whole. */
+/* The offsets of the parts, and the size. */
 typedef struct layout {
     uint64_t rows, entries, columns, column_entries, mod, size;
 } layout;
@@ -90,7 +90,7 @@ static arguments describe(const attune_mask *mask, const attune__vulkan_mask *ma
 {
     const int64_t element = (int64_t)attune_dtype_size(tensor->dtype);
     const uint64_t address = attune__vulkan_address(made->buffer, 0);
-    /* The parts stay where the longest lengths put them. */
+    /* Offsets are those of the longest lengths. */
     attune_mask most = *mask;
     most.q_blocks = made->longest_column;
     most.kv_blocks = made->longest;
@@ -119,7 +119,7 @@ static arguments describe(const attune_mask *mask, const attune__vulkan_mask *ma
     };
 }
 
-/* The mask's expression reads the tensor where it lies. */
+/* The mask's expression reads the tensor in place. */
 static void pack_table(const attune_mask *mask, uint64_t tensor, void *out)
 {
     const attune_array *array = &mask->captures[0];

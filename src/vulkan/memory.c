@@ -167,7 +167,7 @@ attune_status attune__vulkan_range_create(attune__vulkan_device *device, uint64_
     return status;
 }
 
-/* Joins a free range with the free one behind it. */
+/* Joins a free range with the free one after it. */
 static void join(attune__vulkan_device *device, attune__vulkan_range *range)
 {
     attune__vulkan_range *next = range ? range->next : NULL;
@@ -225,7 +225,7 @@ static uint32_t find_type(const VkPhysicalDeviceMemoryProperties *memory, uint32
     return UINT32_MAX;
 }
 
-/* The types that a buffer of ours may lie in: the same for every size. */
+/* The memory types that a buffer of ours may use: the same for every size. */
 static attune_status allowed_types(attune__vulkan_device *device, uint32_t *types)
 {
     const VkBufferCreateInfo info = {
@@ -295,7 +295,7 @@ attune_status attune__vulkan_memory_init(attune__vulkan_device *device, bool sta
 void attune__vulkan_memory_finish(attune__vulkan_device *device)
 {
     attune__vulkan_memory *memory = &device->memory;
-    /* The api room keeps a device while it has buffers: what is left are blocks that were kept. */
+    /* The api module keeps a device while it has buffers: only empty blocks are left. */
     while (memory->blocks) {
         attune__vulkan_block *block = memory->blocks;
         memory->blocks = block->next;

@@ -27,7 +27,7 @@ typedef struct arguments {
 } arguments;
 
 _Static_assert(sizeof(view) == 40 && sizeof(arguments) == 36 * 40 + 32, "as std430 lays it out");
-_Static_assert(sizeof(arguments) <= ATTUNE__MERGE_WORKSPACE, "what a launch has of its workspace");
+_Static_assert(sizeof(arguments) <= ATTUNE__MERGE_WORKSPACE, "the workspace of a launch");
 
 typedef struct merger {
     attune__program base;

@@ -31,9 +31,9 @@ static void pack_capture(const attune__mods_capture *capture, uint32_t rank, uin
     memcpy(words, &capture->address, sizeof capture->address);
     memcpy(words + 2, &capture->sums, sizeof capture->sums);
     for (uint32_t d = 0; d < rank; d++) {
-        /* Along one entry nothing is stepped: the stride may be anything, also what does not fit in bytes. */
+        /* The stride of a dimension of one entry is not used, and may not fit in bytes. */
         const int64_t stride = capture->size[d] > 1 ? capture->stride[d] * bytes : 0;
-        /* Indices are i32: what lies past them is never read. */
+        /* Indices are i32: elements past them are never read. */
         words[4 + d] = capture->size[d] > INT32_MAX ? (uint32_t)INT32_MAX + 1 : (uint32_t)capture->size[d];
         memcpy(words + 8 + (size_t)2 * d, &stride, sizeof stride);
     }

@@ -5,9 +5,9 @@
  *
  *     emit.c     IR -> the body of a function     splice.c   a module with other bodies     mods.c   tables
  *
- * A function reads what a launch gives it from the expression's table in device memory, in 32-bit words:
+ * A function reads the arguments of a launch from the expression's table in device memory, in 32-bit words:
  *
- *     0 q_len   1 kv_len   2 group (heads for each key head)   3, 4, 5 what is added to b, h and q   6, 7 zero
+ *     0 q_len   1 kv_len   2 group (heads for each key head)   3, 4, 5 offsets of b, h and q   6, 7 zero
  *     8 + i     symbol i, if it is a parameter; rounded up to four words
  *     then for each capture, in the order of symbols: address[2] sums[2], size[4], stride[4][2] in bytes
  */
@@ -18,7 +18,7 @@
 
 typedef struct attune__mods_capture {
     uint64_t address; /* of the first element, on the device */
-    uint64_t sums;    /* of its gradient (shaders/gradient.glsl), contiguous in its shape; 0 = not wanted */
+    uint64_t sums;    /* of its gradient (shaders/gradient.glsl), contiguous in its shape; 0 = not requested */
     attune_dtype dtype;
     int64_t size[ATTUNE_MAX_RANK], stride[ATTUNE_MAX_RANK]; /* elements */
 } attune__mods_capture;
@@ -35,7 +35,7 @@ void attune__mods_table_pack(const attune_expr *expr, const attune__mods_table *
 /* Where the descriptor of a capture begins, in groups of four words. */
 uint32_t attune__mods_capture_at(const attune_expr *expr, uint32_t symbol);
 
-/* What is spliced; NULL = what the stub stands for: true, the score itself, a derivative of 1. */
+/* The expressions to splice in; NULL = the stub's default: true, the score itself, a derivative of 1. */
 typedef struct attune__mods {
     const attune_expr *mask, *score;
     const attune__gradient *gradient; /* of score; its nodes read the score's table */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A physical device: what it says of itself, what of that is not believed, and the planner's limits. */
+/* A physical device: its properties, corrections where drivers are known to be wrong, and the planner's limits. */
 #include "vulkan/vulkan.h"
 
 #include <stdio.h>
@@ -44,7 +44,7 @@ static attune_status read_extension_list(const attune_allocator *allocator, cons
     return ATTUNE_OK;
 }
 
-/* A queue that computes; better one that does not draw, whose work does not stand behind a desktop's. */
+/* A compute queue; preferably without graphics, so that work does not wait for a desktop's. */
 static bool choose_family(const attune__vulkan_functions *vk, attune__vulkan_physical *physical)
 {
     VkQueueFamilyProperties2 families[16];
@@ -241,7 +241,7 @@ attune_status attune__vulkan_physical_read(const attune_allocator *allocator, co
     *info = (attune_device_info){.struct_size = sizeof *info, .backend = ATTUNE_BACKEND_VULKAN};
     info->limits = (attune_limits){.struct_size = sizeof info->limits, .backend = ATTUNE_BACKEND_VULKAN};
 
-    /* Nothing newer than 1.1 may be asked of a device before its version is known. */
+    /* Structs newer than 1.1 may not be queried before the device's version is known. */
     VkPhysicalDeviceProperties2 base = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2};
     vk->GetPhysicalDeviceProperties2(physical->handle, &base);
     const uint32_t version = base.properties.apiVersion;
@@ -299,9 +299,9 @@ static const attune__vulkan_matrix *choose_matrix(const attune__vulkan_physical 
     return first;
 }
 
-/* How these drivers spread a matrix over the lanes. Opening the device finds out whether they do. Weights become f16 as
- * an accumulator, which there must be too. */
-static uint32_t expect_spread(const attune__vulkan_physical *physical, const attune__vulkan_matrix *matrix)
+/* The fragment layouts of these drivers, which opening the device verifies. Weights are converted to f16 accumulators,
+ * which the device must have too. */
+static uint32_t expected_layout(const attune__vulkan_physical *physical, const attune__vulkan_matrix *matrix)
 {
     const uint32_t lanes = physical->info.limits.subgroup_size;
     bool narrows = false;
@@ -321,7 +321,7 @@ static uint32_t expect_spread(const attune__vulkan_physical *physical, const att
     return 0;
 }
 
-/* What a device of this kind has at least, where the driver does not say: enough workgroups to split decoding for. */
+/* A lower bound where the driver does not report it: enough workgroups for decoding to split. */
 static uint32_t guess_units(VkPhysicalDeviceType type)
 {
     return type == VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU ? 32 : 8;
@@ -346,7 +346,7 @@ void attune__vulkan_limits_choose(attune__vulkan_physical *physical)
         .memory = physical->heap,
         .host = physical->type == VK_PHYSICAL_DEVICE_TYPE_CPU && f->int64,
     };
-    /* Tiles of more than 64 lanes are untested everywhere: where the size can be asked for, it is. */
+    /* Subgroups of more than 64 lanes are untested: where the size can be required, it is. */
     if (f->subgroup_size_control && physical->required_sizes)
         while (limits->subgroup_size > 64 && limits->subgroup_size / 2 >= physical->subgroup_min)
             limits->subgroup_size /= 2;
@@ -365,6 +365,6 @@ void attune__vulkan_limits_choose(attune__vulkan_physical *physical)
     limits->matrix_m = matrix->m;
     limits->matrix_n = matrix->n;
     limits->matrix_k = matrix->k;
-    limits->matrix_spread = expect_spread(physical, matrix);
+    limits->matrix_spread = expected_layout(physical, matrix);
     /* limits->bf16 stays false: the kernel is compiled for f16 alone. */
 }

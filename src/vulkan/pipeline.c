@@ -66,7 +66,7 @@ static attune_status create(attune__vulkan_device *device, const attune__vulkan_
     attune__vulkan_cache cache;
     attune__vulkan_cache_begin(device, desc, &cache);
     result = vk->CreateComputePipelines(device->handle, cache.handle, 1, &info, NULL, &pipeline->handle);
-    /* The fault may be of what the disk kept. */
+    /* The cached data may be at fault. */
     if (result && cache.hit)
         result = vk->CreateComputePipelines(device->handle, VK_NULL_HANDLE, 1, &info, NULL, &pipeline->handle);
     attune__vulkan_cache_end(device, &cache, !result);
@@ -84,7 +84,7 @@ attune_status attune__vulkan_pipeline_create(attune__vulkan_device *device, cons
     if (status == ATTUNE_OK)
         return ATTUNE_OK;
     attune__vulkan_pipeline_destroy(device, pipeline);
-    /* A driver's compiler that gives up answers with any code but these. */
+    /* Any other code means that the driver's compiler gave up. */
     if (status != ATTUNE_OUT_OF_HOST_MEMORY && status != ATTUNE_OUT_OF_DEVICE_MEMORY && status != ATTUNE_DEVICE_LOST)
         status = ATTUNE_COMPILE_FAILED;
     return attune__fail_context(status, "the driver of device %s refuses kernel %s: ", device->base.info.id,

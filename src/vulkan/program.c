@@ -45,7 +45,7 @@ static const attune__vulkan_module *find_module(module_kind kind, attune_dtype d
     return &modules[kind][attune__vulkan_dtype_index(dtype)];
 }
 
-/* The lanes' kernel reads the tile's numbers and the flags alone: it has no layout. */
+/* The lanes kernel reads only the tile sizes and the flags: it has no layout. */
 static attune_status scalar_constants(const attune__program_desc *desc, module_kind kind, bool flat,
                                       uint32_t constants[CONSTANTS])
 {
@@ -112,8 +112,8 @@ static attune__matrix_shape matrix_shape(const attune_limits *limits)
 static const attune__vulkan_module matrix_modules[2] = {ATTUNE__VULKAN_MODULE(attune__spirv_forward_matrix_f16),
                                                         ATTUNE__VULKAN_MODULE(attune__spirv_forward_registers_f16)};
 
-static attune_status spread_constants(attune__matrix_shape matrix, const attune__program_desc *desc,
-                                      uint32_t constants[CONSTANTS])
+static attune_status registers_constants(attune__matrix_shape matrix, const attune__program_desc *desc,
+                                         uint32_t constants[CONSTANTS])
 {
     const attune_plan_choice *c = desc->choice;
     attune__spread_layout l;
@@ -167,7 +167,7 @@ static attune_status matrix_constants(const attune_limits *limits, const attune_
     const attune_plan_choice *c = desc->choice;
     const attune__matrix_shape matrix = matrix_shape(limits);
     if (matrix.spread)
-        return spread_constants(matrix, desc, constants);
+        return registers_constants(matrix, desc, constants);
     attune__matrix_layout l;
     const char *why = attune__matrix_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
                                                  desc->shape->head_dim_v, &l);
@@ -244,9 +244,9 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
 
 /*
  * Mesa's llvmpipe leaves all loops of a shader after 65,535 iterations of any of them together (gallivm's
- * LP_MAX_TGSI_LOOP_ITERATIONS), silently: rows would lack their last keys. How many steps of keys that lets a workgroup
- * walk: each loop's last test counted, all twice, since compilers unroll as they like (22 were measured where this has
- * 15), and with NaN in every chunk of V.
+ * LP_MAX_TGSI_LOOP_ITERATIONS), silently: rows would lack their last keys. This is the number of tiles of keys that
+ * keeps a workgroup below that, with NaN in every chunk of V. Each loop's last test is counted, and all counts are
+ * doubled, since unrolling varies (22 were measured where this has 15).
  */
 static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc)
 {
@@ -266,7 +266,7 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
         return 0;
     const uint32_t slices = l.head_dim / l.slice, chunks = l.block_n / l.chunk;
     const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.chunk / 4 + 1);
-    const uint32_t budget = 60000; /* the rest is for what stands before and behind the walk */
+    const uint32_t budget = 60000; /* the rest is for loops outside the main loop */
     return budget / (2 * regular + chunks * (l.chunk + 1));
 }
 
@@ -293,7 +293,7 @@ static attune_status create(attune_device *device, const attune__program_desc *d
     if (table + sizeof(attune__vulkan_arguments) + sums > ATTUNE__VULKAN_ARGUMENTS)
         return attune__fail(ATTUNE_INTERNAL, "the score expression's table has %zu bytes", table);
     if (!strcmp(desc->choice->kernel, "vulkan_coopmat"))
-        ATTUNE__TRY(attune__vulkan_spread_need(attune__vulkan_of(device)));
+        ATTUNE__TRY(attune__vulkan_fragment_layout_require(attune__vulkan_of(device)));
     attune__vulkan_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;

@@ -21,7 +21,7 @@ void attune__vulkan_barrier(const attune__vulkan_device *device, VkCommandBuffer
     device->vk.CmdPipelineBarrier(commands, stages, stages, 0, 1, &barrier, 0, NULL, 0, NULL);
 }
 
-/* A semaphore's signal makes writes available to the device; the host needs a word of its own. */
+/* A semaphore's signal makes writes available to the device; the host needs a barrier of its own. */
 static void barrier_to_host(const attune__vulkan_device *device, VkCommandBuffer commands)
 {
     const VkMemoryBarrier barrier = {
@@ -158,7 +158,7 @@ attune_status attune__vulkan_begin(attune__vulkan_device *device, bool timed, at
     return ATTUNE_OK;
 }
 
-/* Submits and gives the slot the state; FREE if that fails. */
+/* Submits and sets the state of the slot; FREE if that fails. */
 static attune_status submit(attune__vulkan_device *device, attune__vulkan_slot *slot, attune__vulkan_slot_state state,
                             uint64_t *value)
 {

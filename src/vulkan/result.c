@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The driver's errors in attune's words. */
+/* The driver's errors as statuses and messages. */
 #include "base/error.h"
 #include "vulkan/vulkan.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Modules with other bodies. A module is one stream of instructions in the order of SPIR-V's sections: what is added
- * goes to the end of its section, with ids above the module's bound. Types are the module's own, found and never added,
- * since non-aggregate types must be unique.
+ * Replaces function bodies in modules. A module is one stream of instructions in the order of SPIR-V's sections:
+ * additions go to the end of their section, with ids above the module's bound. Types are the module's own, found and
+ * never added, since non-aggregate types must be unique.
  */
 #include "vulkan/emit.h"
 
@@ -21,7 +21,7 @@ extern void SpvHasResultAndType(SpvOp opcode, bool *has_result, bool *has_type);
 #define MOST_BOUND (UINT32_C(1) << 20) /* ids of a module that we would have built */
 #define PARAMETERS 7                   /* of a stub, at most */
 
-/* What is known of an id. */
+/* The properties of an id. */
 typedef struct id_info {
     const char *name;  /* OpName's, of functions */
     uint32_t function; /* the function whose body defines it; 0 = none */
@@ -58,7 +58,7 @@ static bool step(const splicer *s, size_t *next, instruction *i, bool *damaged)
     return true;
 }
 
-/* The word that is the result's id, 0 = none. Only what glslang writes before and around functions is asked for. */
+/* The word that is the result's id, 0 = none. Only for instructions that glslang writes before and around functions. */
 static uint32_t result_of(const instruction *i)
 {
     bool has_result = false, has_type = false;
@@ -142,7 +142,7 @@ static attune_status survey(splicer *s)
     return damaged || function ? ATTUNE_INTERNAL : ATTUNE_OK;
 }
 
-/* A kernel that gives gradients of captures. */
+/* A kernel that computes capture gradients. */
 static bool is_adding(const splicer *s)
 {
     return s->stubs[ATTUNE__STUB_D_SHARED_ADD] || s->stubs[ATTUNE__STUB_D_ADD];
@@ -181,7 +181,7 @@ static attune_status find_functions(splicer *s)
     return all ? ATTUNE_OK : ATTUNE_INTERNAL;
 }
 
-/* Emits the body of a stub, whose parameters stand behind its OpFunction. */
+/* Emits the body of a stub, whose parameters follow its OpFunction. */
 static attune_status emit(splicer *s, attune__stub_kind kind, const attune__mods *mods)
 {
     static const uint32_t wanted[ATTUNE__STUB_COUNT] = {6, 5, 6, 6, 4, 7};
@@ -200,7 +200,7 @@ static attune_status emit(splicer *s, attune__stub_kind kind, const attune__mods
     attune__stub stub = {.kind = kind};
     const uint32_t *p = parameters;
     if (kind == ATTUNE__STUB_D_SHARED_ADD) {
-        stub.due = p[0];
+        stub.gradients = p[0];
         stub.b = p[1];
         stub.h = p[2];
         stub.mod = p[3];

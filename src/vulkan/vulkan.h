@@ -3,13 +3,13 @@
  * The Vulkan backend.
  *
  *     headers.h    Vulkan's header, completed          device.c    enumeration, opening, lending, the table
- *     functions.*  entry points of one device          physical.c  what a device can do, and what is not believed
+ *     functions.*  entry points of one device          physical.c  properties, corrections, limits
  *     instance.c   loader and instance                 memory.c    blocks of device memory, cut into ranges
  *     features.c   extensions, feature chains
  *     queue.c      submission, waiting, timing         buffer.c    buffers, uploads, downloads
  *     pipeline.c   a compute pipeline from SPIR-V      measure.c   peaks
  *     floats.c     float controls for a module
- *     cache.c      what the disk keeps of both         merge.c     partial results into one, and back
+ *     cache.c      the disk cache of both              merge.c     partial results into one, and back
  *     mask.c       masks on the device                 mask_update.c  masks that follow a tensor
  *
  * Kernels reach all memory by buffer device address: there are no descriptors, and a pipeline layout is push constants
@@ -59,7 +59,7 @@ typedef struct attune__vulkan_matrix {
 
 #define ATTUNE__VULKAN_MAX_MATRICES 64
 
-/* What is read of a physical device, before or after it is opened. */
+/* The properties of a physical device, before or after it is opened. */
 typedef struct attune__vulkan_physical {
     VkPhysicalDevice handle;
     VkPhysicalDeviceType type;
@@ -166,18 +166,18 @@ typedef struct attune__vulkan_queue {
 } attune__vulkan_queue;
 
 /*
- * Begins a command buffer of the queue's ring, behind a barrier that makes everything submitted before complete and
+ * Begins a command buffer of the queue's ring, after a barrier that makes everything submitted before complete and
  * visible. `timed` writes a timestamp before and (in finish) after. Then record into slot->commands and call submit,
  * finish or cancel, exactly one of them. Allocates nothing.
  */
 attune_status attune__vulkan_begin(attune__vulkan_device *device, bool timed, attune__vulkan_slot **slot);
-/* Ends and submits; *value is the point in the queue (it may be NULL). On failure the slot is given back. */
+/* Ends and submits; *value is the point in the queue (it may be NULL). On failure the slot is released. */
 attune_status attune__vulkan_submit(attune__vulkan_device *device, attune__vulkan_slot *slot, uint64_t *value);
 /* Ends, submits and waits; *seconds is the device's own time between begin and here (the host's, if the family has no
  * timestamps). The slot must have been begun with `timed`. */
 attune_status attune__vulkan_finish(attune__vulkan_device *device, attune__vulkan_slot *slot, uint64_t *value,
                                     double *seconds);
-/* Gives a slot back that was not submitted. */
+/* Releases a slot that was not submitted. */
 void attune__vulkan_cancel(attune__vulkan_device *device, attune__vulkan_slot *slot);
 /* The table's wait. */
 attune_status attune__vulkan_wait(attune_queue *queue, uint64_t value, uint64_t timeout_ns);
@@ -256,10 +256,10 @@ attune_status attune__vulkan_physical_read(const attune_allocator *allocator, co
                                            uint32_t instance_version, attune__vulkan_physical *physical);
 /* info.limits, of the features that physical has. */
 void attune__vulkan_limits_choose(attune__vulkan_physical *physical);
-/* Opening: forgets limits.matrix_spread if the device's matrices lie otherwise. A driver on the CPU is not asked then,
- * but when a kernel needs it, and that kernel is UNSUPPORTED if they do. */
-attune_status attune__vulkan_spread_verify(attune__vulkan_device *device);
-attune_status attune__vulkan_spread_need(attune__vulkan_device *device);
+/* Opening: clears limits.matrix_spread if the driver's fragment layout differs from it. On a CPU driver the check runs
+ * only when a kernel needs the layout, which is UNSUPPORTED if it differs. */
+attune_status attune__vulkan_fragment_layout_verify(attune__vulkan_device *device);
+attune_status attune__vulkan_fragment_layout_require(attune__vulkan_device *device);
 
 /* Extensions that attune enables where they are, as bits of attune__vulkan_physical.extensions. */
 enum {
@@ -288,10 +288,10 @@ typedef struct attune__vulkan_chain {
 /* Links the structs that a device of this version, with these extensions, knows; all features false. */
 void attune__vulkan_chain_init(attune__vulkan_chain *chain, uint32_t api_version, uint32_t extensions);
 void attune__vulkan_chain_enable(attune__vulkan_chain *chain, const attune__vulkan_features *features);
-/* What a chain says, ours or an engine's; base, if not NULL, counts as part of it. */
+/* The features of a chain, ours or an engine's; base, if not NULL, counts as part of it. */
 void attune__vulkan_chain_read(const void *chain, const VkPhysicalDeviceFeatures *base,
                                attune__vulkan_features *features);
-/* Leaves of `features` what `other` has too. */
+/* Clears the features that `other` lacks. */
 void attune__vulkan_features_meet(attune__vulkan_features *features, const attune__vulkan_features *other);
 
 /* ---------------------------------------------------------------------------------------------------------- buffers */
@@ -342,7 +342,7 @@ typedef struct attune__vulkan_pipeline_desc {
 attune_status attune__vulkan_preserve(const attune_allocator *allocator, const uint32_t *words, size_t count,
                                       uint32_t **preserving, size_t *preserving_count);
 
-/* On a device with float controls the module has them, whatever it asks for. COMPILE_FAILED, with the name, if the
+/* On a device with float controls every module has them. COMPILE_FAILED, with the name, if the
  * driver refuses. */
 attune_status attune__vulkan_pipeline_create(attune__vulkan_device *device, const attune__vulkan_pipeline_desc *desc,
                                              attune__vulkan_pipeline *pipeline);
@@ -354,7 +354,7 @@ void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulk
  */
 
 /* A prebuilt module with the expressions in it, from the disk or spliced, and the hash that it is kept under. *spliced
- * is given back with attune__free. */
+ * is freed with attune__free. */
 attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const uint32_t *words, size_t count,
                                           const attune__mods *mods, uint32_t **spliced, size_t *spliced_count,
                                           attune__hash *hash);
@@ -400,9 +400,9 @@ attune_status attune__vulkan_merge_backward(const attune__program *merger, attun
                                             const attune__merge *call, uint64_t *value);
 /* The table's lend; desc is an attune_vulkan_device_desc. */
 attune_status attune__vulkan_lend(const attune__host *host, const void *desc, attune_device **device);
-/* The table's record; commands is a VkCommandBuffer *. Appends the launches of a call to a command buffer, behind and
- * before the barriers that they need among themselves; forward and decode are begin, record, submit. call->seconds is
- * not looked at. */
+/* The table's record; commands is a VkCommandBuffer *. Appends the launches of a call to a command buffer, with the
+ * barriers between them; forward and decode are begin, record, submit. call->seconds is
+ * ignored. */
 attune_status attune__vulkan_record(const attune__program *program, const void *commands, const attune__forward *call);
 attune_status attune__vulkan_backward_record(const attune__program *program, const void *commands,
                                              const attune__backward *call);

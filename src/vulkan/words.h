@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Words of a module that is being made. */
+/* The words of a module under construction. */
 #ifndef ATTUNE_VULKAN_WORDS_H
 #define ATTUNE_VULKAN_WORDS_H
 
@@ -13,7 +13,7 @@ typedef struct attune__words {
     attune_status status;
 } attune__words;
 
-/* Appends one instruction: its words behind the first. */
+/* Appends one instruction: the words after its first. */
 void attune__words_add(attune__words *words, uint32_t opcode, const uint32_t *operands, size_t count);
 void attune__words_copy(attune__words *words, const uint32_t *from, size_t count);
 

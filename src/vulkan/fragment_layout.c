@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Whether a driver spreads matrices over the lanes as limits.matrix_spread says. */
+/* Verifies that a driver's fragment layout is the one of limits.matrix_spread. */
 #include "vulkan/vulkan.h"
 
 #include "base/error.h"
 
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
-#include "shaders/spread.h"
+#include "shaders/fragment_layout.h"
 
-#define MOST_ELEMENTS 1024
+#define MAX_ELEMENTS 1024
 
 /* As row_at and column_at in shaders/forward_registers.comp. */
 static uint32_t element_at(const attune_limits *limits, uint32_t lane, uint32_t e)
@@ -17,7 +17,7 @@ static uint32_t element_at(const attune_limits *limits, uint32_t lane, uint32_t 
     return row * limits->matrix_n + (quads ? lane % 4 * 2 + e % 2 + e / 2 % 2 * 8 : lane);
 }
 
-static attune_status read_spread(attune__vulkan_device *device, attune_buffer *buffer, uint32_t *elements,
+static attune_status read_layout(attune__vulkan_device *device, attune_buffer *buffer, uint32_t *elements,
                                  uint32_t count)
 {
     const attune_limits *limits = &device->physical.info.limits;
@@ -29,9 +29,9 @@ static attune_status read_spread(attune__vulkan_device *device, attune_buffer *b
     const VkSpecializationInfo constants = {4, entries, sizeof numbers, numbers};
     const VkDeviceAddress address = attune__vulkan_address(buffer, 0);
     const attune__vulkan_pipeline_desc desc = {
-        .name = "spread",
-        .words = attune__spirv_spread,
-        .word_count = sizeof attune__spirv_spread / sizeof *attune__spirv_spread,
+        .name = "fragment layout",
+        .words = attune__spirv_fragment_layout,
+        .word_count = sizeof attune__spirv_fragment_layout / sizeof *attune__spirv_fragment_layout,
         .push_constants = sizeof address,
         .constants = &constants,
         .subgroup_size = limits->subgroup_size,
@@ -54,18 +54,18 @@ static attune_status read_spread(attune__vulkan_device *device, attune_buffer *b
     return status;
 }
 
-/* *same: whether they lie as is written down. A kernel that the driver refuses is no failure: they do not. */
-static attune_status ask(attune__vulkan_device *device, bool *same)
+/* *same: whether the layouts agree. A kernel that the driver refuses is no failure: they do not. */
+static attune_status probe(attune__vulkan_device *device, bool *same)
 {
     const attune_limits *limits = &device->physical.info.limits;
-    uint32_t elements[MOST_ELEMENTS];
+    uint32_t elements[MAX_ELEMENTS];
     const uint32_t count = limits->matrix_m * limits->matrix_n, length = count / limits->subgroup_size;
     attune_buffer *buffer = NULL;
-    attune_status status = count <= MOST_ELEMENTS ? ATTUNE_OK : ATTUNE_UNSUPPORTED;
+    attune_status status = count <= MAX_ELEMENTS ? ATTUNE_OK : ATTUNE_UNSUPPORTED;
     if (status == ATTUNE_OK)
         status = attune__vulkan_buffer_create(&device->base, count * sizeof *elements, &buffer);
     if (status == ATTUNE_OK)
-        status = read_spread(device, buffer, elements, count);
+        status = read_layout(device, buffer, elements, count);
     *same = status == ATTUNE_OK;
     for (uint32_t i = 0; *same && i < count; i++) {
         const uint32_t at = element_at(limits, i / length, i % length);
@@ -78,38 +78,38 @@ static attune_status ask(attune__vulkan_device *device, bool *same)
     return hard ? status : ATTUNE_OK;
 }
 
-attune_status attune__vulkan_spread_verify(attune__vulkan_device *device)
+attune_status attune__vulkan_fragment_layout_verify(attune__vulkan_device *device)
 {
     attune_limits *limits = &device->physical.info.limits;
-    /* The planner leaves matrices to those who name them there. */
+    /* On the CPU the planner uses matrices only where the caller names the kernel. */
     if (!limits->matrix_spread || limits->host)
         return ATTUNE_OK;
     bool same;
-    ATTUNE__TRY(ask(device, &same));
+    ATTUNE__TRY(probe(device, &same));
     if (!same)
         limits->matrix_spread = 0;
     device->base.info.limits.matrix_spread = limits->matrix_spread;
     return ATTUNE_OK;
 }
 
-attune_status attune__vulkan_spread_need(attune__vulkan_device *device)
+attune_status attune__vulkan_fragment_layout_require(attune__vulkan_device *device)
 {
     if (!device->physical.info.limits.matrix_spread || !device->physical.info.limits.host)
         return ATTUNE_OK;
     bool same;
-    ATTUNE__TRY(ask(device, &same));
+    ATTUNE__TRY(probe(device, &same));
     return same ? ATTUNE_OK
-                : attune__fail(ATTUNE_UNSUPPORTED, "this driver spreads matrices over its lanes otherwise than attune "
-                                                   "has it written down: leave KERNEL to the planner");
+                : attune__fail(ATTUNE_UNSUPPORTED, "this driver's fragment layout of matrices is not the one that "
+                                                   "attune knows: leave KERNEL to the planner");
 }
 #else
-attune_status attune__vulkan_spread_verify(attune__vulkan_device *device)
+attune_status attune__vulkan_fragment_layout_verify(attune__vulkan_device *device)
 {
     (void)device;
     return ATTUNE_OK;
 }
 
-attune_status attune__vulkan_spread_need(attune__vulkan_device *device)
+attune_status attune__vulkan_fragment_layout_require(attune__vulkan_device *device)
 {
     (void)device;
     return ATTUNE_OK;

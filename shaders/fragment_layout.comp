@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which element of a matrix each lane holds, as an accumulator and as the operand A: one subgroup loads matrices whose
-// elements are their own numbers. src/vulkan/spread.c judges.
+// The fragment layout of this driver: which element of a matrix each lane holds, as an accumulator and as the operand A.
+// One subgroup loads matrices whose elements are their own numbers; src/vulkan/fragment_layout.c compares.
 #version 460
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference_uvec2 : require
