@@ -1,40 +1,42 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Forward for Hopper: TMA, mbarriers and wgmma. The stages are those of docs/algorithm.md.
+ * Forward for Hopper: TMA, mbarriers and wgmma, after FlashAttention-3. The stages are those of docs/algorithm.md.
  *
- * The first warp group produces. One thread of it walks the work and the mask's lists, some tiles of keys ahead, so that
- * nobody waits for what it reads; another one loads, and passes on, with each tile of keys, where it stands and how it
- * is to be masked. Each other warp group owns 64 rows. It issues Q K(j + 1) before P V(j), so that the tensor cores
- * work under softmax, and the next rows' first Q K with the last P V, so that they work while O is stored; and two warp
- * groups take turns in issuing, so that one's products run under the other's softmax.
+ * A persistent CTA has a producer warp group (producer_sm90.cuh) and up to three consumer warp groups, each of which
+ * computes 64 rows of a query tile. The tensor cores are kept at work in three ways. A consumer issues Q K of key tile
+ * j + 1 before P V of tile j, so that products run under its softmax. It issues the first Q K of the next query tile
+ * with the last P V of this one, so that products run while it stores O. And consumers issue products in turn
+ * (ping-pong), so that one's run under the others' softmax.
  *
- * A thread holds, of each 16 x 8 fragment of S and O, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
- * Tiles in shared memory are slabs of 64 columns, as TMA's 128-byte swizzle lays them.
+ * Of each 16 x 8 fragment of S and O a thread holds rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
+ * Arrays of two have an element for each of these rows. Tiles in shared memory are slabs of 64 columns with TMA's
+ * 128-byte swizzle.
  */
 #include "producer_sm90.cuh"
 #include "scores_sm90.cuh"
 #include "wgmma.cuh"
 
-/* With 160 registers a mask has room only once P is gone: P V is not under it then. */
-constexpr bool DRAINS = GROUPS == 3 && ATTUNE_HAVE_BLOCKS;
+/* With 160 registers for each thread the hook spills while P is live: it then runs after P V and not under it. */
+constexpr bool HOOK_AFTER_PV = GROUPS == 3 && ATTUNE_HAVE_BLOCKS;
 constexpr bool PING_PONG = GROUPS > 1 && HEAD_DIM_V <= 128;
 
-/* Turns between two or three warp groups, in named barriers 1 and following. */
+/* Ping-pong: a consumer issues its products after a wait at its own named barrier, and then arrives at the next one's.
+ * Each barrier is of 256 threads: those of the warp group that waits and of the one that arrives. */
 __device__ __forceinline__ void ping_pong_wait(int group)
 {
     if (PING_PONG)
-        asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
+        asm volatile("bar.sync %0, 256;" ::"r"(BARRIER_PING_PONG + group) : "memory");
 }
 
 __device__ __forceinline__ void ping_pong_arrive(int group)
 {
     if (PING_PONG)
-        asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group + 1 == GROUPS ? 0 : group + 1)) : "memory");
+        asm volatile("bar.arrive %0, 256;" ::"r"(BARRIER_PING_PONG + (group + 1 == GROUPS ? 0 : group + 1)) : "memory");
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
-/* 3: S = Q K^T, begun. */
+/* 3: S = Q K^T; issued, not waited for. */
 __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 k)
 {
 #pragma unroll
@@ -44,23 +46,23 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 
     wgmma_commit();
 }
 
-/* 5: online softmax; S becomes P. m and l belong to rows lane / 4 and lane / 4 + 8; l is the thread's own part. */
-__device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], float (&l)[2], float (&alpha)[2],
-                                        float factor)
+/* 5: online softmax: S becomes P. row_sum is the sum over the thread's own columns. alpha: the rescale factors. */
+__device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&row_max)[2], float (&row_sum)[2],
+                                        float (&alpha)[2], float factor)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float top = m[half];
+        float largest = row_max[half];
 #pragma unroll
         for (int n = 0; n < BLOCK_N / 8; n++)
-            top = fmaxf(top, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        /* A row without anything yet subtracts 0, so that exp(-inf) is 0 and not NaN. */
-        float base = top == -ATTUNE_INF ? 0.0f : top, shift = base * factor;
-        alpha[half] = exp2_fast((m[half] - base) * factor);
-        m[half] = top;
-        float even = l[half] * alpha[half], odd = 0.0f;
+            largest = fmaxf(largest, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        /* A row without an allowed pair so far subtracts 0, since -inf - -inf is NaN and exp(-inf - 0) is 0. */
+        float base = largest == -ATTUNE_INF ? 0.0f : largest, shift = base * factor;
+        alpha[half] = exp2_fast((row_max[half] - base) * factor);
+        row_max[half] = largest;
+        float even = row_sum[half] * alpha[half], odd = 0.0f;
 #pragma unroll
         for (int n = 0; n < BLOCK_N / 8; n++) {
             float &x = s[n * 4 + half * 2], &y = s[n * 4 + half * 2 + 1];
@@ -69,45 +71,49 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&m)[2], 
             even += x;
             odd += y;
         }
-        l[half] = even + odd;
+        row_sum[half] = even + odd;
     }
 }
 
 /*
- * The same against the largest scores of before, without a look at these first: exponentials begin at once, and O needs
- * no scaling. Adds to l, makes P, and leaves S alone. False, with l as it was, if a weight would be past RESCALE_THRESHOLD, or a row
- * has had no key yet. Weights up to there lose nothing, since P, l and O are all floating-point. What is compared are
- * the bits of their logarithms: as integers negative ones are below 0, and NaN are the largest.
+ * 5: online softmax with the row maxima so far, not updated: exponentials need no reduction first, and O no rescale. P,
+ * the row sums and O are floating-point, so weights above 1 lose nothing, up to RESCALE_THRESHOLD. Leaves S as it is.
+ * Returns false, with row_sum unchanged, if a weight is larger, or a row had no key so far (a maximum of -inf makes
+ * weights infinite or NaN). The bits of the weights' logarithms are compared as integers: negative ones are below 0,
+ * and NaN are the largest.
  */
 constexpr float RESCALE_THRESHOLD = 256.0f, RESCALE_THRESHOLD_LOG2 = 8.0f;
-constexpr int CHAINS = GROUPS == 3 ? 1 : 2; /* of sums, and of what is looked at: 160 registers have room for one */
+/* Independent chains of sums, and of maxima: more hide latency, but 160 registers hold one. */
+constexpr int CHAINS = GROUPS == 3 ? 1 : 2;
 
 __device__ __forceinline__ bool softmax_without_rescale(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
-                                             const float (&m)[2], float (&l)[2], float factor)
+                                                        const float (&row_max)[2], float (&row_sum)[2], float factor)
 {
-    float shift[2] = {m[0] * factor, m[1] * factor}, sum[2][2] = {{l[0], 0.0f}, {l[1], 0.0f}};
-    int top[2] = {0, 0};
+    float shift[2] = {row_max[0] * factor, row_max[1] * factor};
+    float sum[2][2] = {{row_sum[0], 0.0f}, {row_sum[1], 0.0f}};
+    int largest[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float x = __fmaf_rn(s[n * 4 + half * 2], factor, -shift[half]);
             float y = __fmaf_rn(s[n * 4 + half * 2 + 1], factor, -shift[half]);
-            top[half % CHAINS] = __vimax3_s32(top[half % CHAINS], __float_as_int(x), __float_as_int(y));
+            int &chain = largest[half % CHAINS];
+            chain = __vimax3_s32(chain, __float_as_int(x), __float_as_int(y));
             x = exp2_fast(x);
             y = exp2_fast(y);
             sum[half][0] += x;
             sum[half][1 % CHAINS] += y;
             p[n / 2][n % 2 * 2 + half] = pack(x, y);
         }
-    if (__any_sync(0xffffffffu, max(top[0], top[1]) > __float_as_int(RESCALE_THRESHOLD_LOG2)))
+    if (__any_sync(0xffffffffu, max(largest[0], largest[1]) > __float_as_int(RESCALE_THRESHOLD_LOG2)))
         return false;
-    l[0] = sum[0][0] + sum[0][1];
-    l[1] = sum[1][0] + sum[1][1];
+    row_sum[0] = sum[0][0] + sum[0][1];
+    row_sum[1] = sum[1][0] + sum[1][1];
     return true;
 }
 
-/* P in 16 bits: the left operands of P V as they are. */
+/* P in 16 bits. The accumulators' fragment layout is that of wgmma's left operand, so nothing moves between threads. */
 __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2])
 {
 #pragma unroll
@@ -124,9 +130,10 @@ __device__ __forceinline__ void rescale(float (&o)[WIDTH_DV / 2], const float (&
         o[i] *= alpha[i / 2 % 2];
 }
 
-/* What the scan warps took out of V, added to the rows that may see it: its product with any weight is itself. */
-__device__ __forceinline__ void add_non_finite_v(float (&o)[WIDTH_DV / 2], const attune_cuda_arguments &a, const tile_coord &p,
-                                            int kv, int flags, int row)
+/* Adds the infinities and NaN of V that the scan warps replaced by 0, to the rows that are allowed to attend them.
+ * Their product with any weight is infinite or NaN, so the weight is left out. */
+__device__ __forceinline__ void add_non_finite_v(float (&o)[WIDTH_DV / 2], const attune_cuda_arguments &a,
+                                                 const tile_coord &p, int kv, int flags, int row)
 {
     if (flags & TILE_ABSENT)
         return;
@@ -138,7 +145,7 @@ __device__ __forceinline__ void add_non_finite_v(float (&o)[WIDTH_DV / 2], const
 #pragma unroll
         for (int half = 0; half < 2; half++)
             allowed[half] = !(flags & TILE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
-            /* O rotates, so that the loop need not be unrolled. */
+            /* O rotates, so that indices are constants in a loop that is not unrolled. */
 #pragma unroll 1
         for (int d = 0; d < WIDTH_DV; d += 8) {
             u32 two = d + column < HEAD_DIM_V ? *(const u32 *)(v + kv * a.v.row + d) : 0, signs = non_finite_signs(two);
@@ -154,7 +161,8 @@ __device__ __forceinline__ void add_non_finite_v(float (&o)[WIDTH_DV / 2], const
     }
 }
 
-/* Waits until the scan warps have seen the tile. `checked` has a bit for each stage: the phase to wait for. */
+/* Before P V: waits until the scan warps have read the tile's V. Not every tile is scanned, so each stage has a phase
+ * of its own: `scanned` has a bit for each stage, the phase to wait for. */
 __device__ __forceinline__ void wait_scanned(float (&o)[WIDTH_DV / 2], control &c, const attune_cuda_arguments &a,
                                              const tile_coord &p, int kv, int flags, int row, u32 stage, u32 &scanned)
 {
@@ -166,7 +174,7 @@ __device__ __forceinline__ void wait_scanned(float (&o)[WIDTH_DV / 2], control &
         add_non_finite_v(o, a, p, kv, flags, row);
 }
 
-/* 6: O += P V, begun. */
+/* 6: O += P V; issued, not waited for. */
 __device__ __forceinline__ void multiply_pv(float (&o)[WIDTH_DV / 2], const u32 (&p)[BLOCK_N / 16][4], u64 v)
 {
 #pragma unroll
@@ -175,7 +183,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[WIDTH_DV / 2], const u32 
     wgmma_commit();
 }
 
-/* Four words of each of four lanes, transposed: a lane gets the word that has its number, of each. */
+/* Transposes the 4 x 4 words of four lanes: lane i gets word i of each lane. */
 __device__ __forceinline__ void transpose_4x4(u32 (&w)[4])
 {
 #pragma unroll
@@ -185,33 +193,33 @@ __device__ __forceinline__ void transpose_4x4(u32 (&w)[4])
         for (int i = 0; i < 4; i++) {
             if (i & by)
                 continue;
-            u32 mine = upper ? w[i] : w[i + by], other = __shfl_xor_sync(0xffffffffu, mine, by);
-            w[i] = upper ? other : w[i];
-            w[i + by] = upper ? w[i + by] : other;
+            u32 sent = upper ? w[i] : w[i + by], received = __shfl_xor_sync(0xffffffffu, sent, by);
+            w[i] = upper ? received : w[i];
+            w[i + by] = upper ? w[i + by] : received;
         }
     }
 }
 
-/* 7: store O and LSE. */
-__device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&m)[2], const float (&l)[2],
+/* 7: store O and LSE. wide: rows are aligned for stores of 16 bytes; paired: for 4 bytes. */
+__device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&row_max)[2], const float (&row_sum)[2],
                                       const attune_cuda_arguments &a, const tile_coord &p, int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
     element *base = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
-    u64 places = a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element);
-    bool paired = places % 4 == 0, wide = places % 16 == 0;
+    u64 alignment = a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element);
+    bool paired = alignment % 4 == 0, wide = alignment % 16 == 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float sum = l[half];
+        float sum = row_sum[half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int q = row + half * 8;
         float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-        if (sum == 0.0f && !a.part) /* 0 times NaN is NaN */
+        if (sum == 0.0f && !a.part) /* not by the factor 0: O may be NaN */
 #pragma unroll
             for (int d = 0; d < WIDTH_DV / 8; d++)
                 o[d * 4 + half * 2] = o[d * 4 + half * 2 + 1] = 0.0f;
-        element *to = base + q * a.o.row + lane % 4 * 2;
+        element *thread_row = base + q * a.o.row + lane % 4 * 2;
         if (wide) {
 #pragma unroll
             for (int d = 0; d + 4 <= HEAD_DIM_V / 8; d += 4) {
@@ -227,18 +235,18 @@ __device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&m)
         if (q >= a.q_len)
             continue;
         if (!wide || HEAD_DIM_V % 32) {
-            /* What is seldom stored rotates, once: a loop instead of WIDTH_DV / 8 stores. */
+            /* Seldom needed, so short: O rotates in a loop that is not unrolled, instead of WIDTH_DV / 8 copies. */
 #pragma unroll 1
             for (int d = 0; d < WIDTH_DV / 8; d++) {
                 int left = HEAD_DIM_V - d * 8 - lane % 4 * 2;
                 if ((!wide || d >= HEAD_DIM_V / 32 * 4) && left > 0) {
                     u32 two = pack(o[half * 2] * inverse, o[half * 2 + 1] * inverse);
                     if (paired && HEAD_DIM_V % 2 == 0) {
-                        *(u32 *)(to + d * 8) = two;
+                        *(u32 *)(thread_row + d * 8) = two;
                     } else {
-                        to[d * 8] = (element)two;
+                        thread_row[d * 8] = (element)two;
                         if (left > 1)
-                            to[d * 8 + 1] = (element)(two >> 16);
+                            thread_row[d * 8 + 1] = (element)(two >> 16);
                     }
                 }
                 float first[4] = {o[0], o[1], o[2], o[3]};
@@ -248,29 +256,30 @@ __device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&m)
             }
         }
         if (lane % 4 == 0) {
-            /* A NaN is lost in the largest score and stays in the sum; so does an infinite one, which both have. */
-            float top = isnan(sum) && m[half] != ATTUNE_INF ? sum : m[half] * (factor * ATTUNE_LN2);
-            bool empty = sum == 0.0f;
+            /* The maximum of scores drops NaN but their sum does not, so a NaN sum is the result. If the maximum is
+             * +inf the sum is NaN as well, and the maximum stays. */
+            float largest = isnan(sum) && row_max[half] != ATTUNE_INF ? sum : row_max[half] * (factor * ATTUNE_LN2);
+            bool fully_masked = sum == 0.0f;
             if (a.lse.address)
                 ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + q * a.lse.row] =
-                    empty ? -ATTUNE_INF : top + logf(sum);
+                    fully_masked ? -ATTUNE_INF : largest + logf(sum);
             if (a.row_max.address)
                 ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + q * a.row_max.row] =
-                    empty ? -ATTUNE_INF : top;
+                    fully_masked ? -ATTUNE_INF : largest;
         }
     }
 }
 
-/* The same for a row that no key is there for; its four threads share it. */
-__device__ __forceinline__ void store_nothing(const attune_cuda_arguments &a, const tile_coord &p, int row)
+/* 7, for a query tile without keys. The four threads of a row share its columns. */
+__device__ __forceinline__ void store_fully_masked(const attune_cuda_arguments &a, const tile_coord &p, int row)
 {
     int first = (int)threadIdx.x % 4;
 #pragma unroll 1
     for (int q = row; q < min(row + 16, a.q_len); q += 8) {
-        element *to = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + q * a.o.row;
+        element *o_row = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + q * a.o.row;
 #pragma unroll 1
         for (int d = first; d < HEAD_DIM_V; d += 4)
-            to[d] = 0;
+            o_row[d] = 0;
         if (first)
             continue;
         if (a.lse.address)
@@ -281,119 +290,137 @@ __device__ __forceinline__ void store_nothing(const attune_cuda_arguments &a, co
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- the consumers */
+/* ------------------------------------------------------------------------------------------------------- consumers */
 
-/* Whether the next tile of rows has keys. */
-__device__ __forceinline__ bool rows_follow(control &c, const pipeline_state &r)
+/* Waits for the next query tile: whether there is one, and it has keys. */
+__device__ __forceinline__ bool next_query_tile_has_keys(control &c, const pipeline_state &r)
 {
-    barrier_wait(&c.q_full[r.stage], r.phase);
-    return c.work[r.stage].what == TILE_QUERIES;
+    consumer_wait<&control::q>(c, r);
+    return c.query_tiles[r.stage].flags == TILE_QUERIES;
 }
 
 __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control &c, unsigned char *memory)
 {
     int group = (int)threadIdx.x / 128 - 1;
-    if (GROUPS == 3) /* known to be the same in a warp it costs no register */
+    if (GROUPS == 3) /* after the shuffle the compiler knows that it is uniform in a warp: it costs no register */
         group = __shfl_sync(0xffffffffu, group, 0);
     u32 k_tiles = shared_address(memory) + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
     u64 q = describe_k_major(shared_address(memory) + (u32)group * 64 * 128);
     float factor = fold_factor(a.scale);
-    pipeline_state r = {0, 0}, k = {0, 0}, v = {0, 0};
+    pipeline_state r = {0, 0}, k = {0, 0}, v = {0, 0}; /* of Q, K and V */
     u32 scanned = 0, phases = 0;
-    bool begun = false; /* S of the next rows' first keys is there */
+    bool s_ready = false; /* S of this query tile's first key tile was computed with the last P V of the one before */
     float s[BLOCK_N / 2], o[WIDTH_DV / 2];
     if (group == GROUPS - 1)
-        ping_pong_arrive(group);
+        ping_pong_arrive(group); /* group 0 is the first to issue */
     for (;;) {
-        barrier_wait(&c.q_full[r.stage], r.phase);
-        int flags = c.work[r.stage].what;
+        /* 1: wait for Q, and for the descriptor of the query tile. */
+        consumer_wait<&control::q>(c, r);
+        int flags = c.query_tiles[r.stage].flags;
         if (!flags)
             break;
-        tile_coord at = c.work[r.stage].at;
-        int row = at.q + group * 64 + (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4;
+        tile_coord coord = c.query_tiles[r.stage].coord;
+        int row = coord.q + group * 64 + (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4;
         if (flags & TILE_LAST) {
-            warp_arrive(&c.q_empty[r.stage]);
+            consumer_release<&control::q>(c, r);
             advance<Q_BUFFERS>(r);
-            store_nothing(a, at, row);
+            store_fully_masked(a, coord, row);
             continue;
         }
         linear_score linear_scores[2];
-        bool linear = find_linear_scores(linear_scores, a, at, row);
-        int part = BLOCK_LISTS > 1 && (at.q + group * 64) / a.q_block != at.q / a.q_block ? 8 : 0;
-        if (!begun) {
-            barrier_wait(&c.k_full[k.stage], k.phase);
+        bool linear = find_linear_scores(linear_scores, a, coord, row);
+        /* The shift to the flags of the block list that has this warp group's rows. */
+        int list = BLOCK_LISTS > 1 && (coord.q + group * 64) / a.q_block != coord.q / a.q_block ? 8 : 0;
+        if (!s_ready) {
+            /* 2: wait for K */
+            consumer_wait<&control::k>(c, k);
             ping_pong_wait(group);
             wgmma_fence();
+            /* 3: S = Q K^T */
             multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
             ping_pong_arrive(group);
             wgmma_wait<0>();
             accumulators_done(s);
         }
-        float m[2] = {-ATTUNE_INF, -ATTUNE_INF}, l[2] = {0.0f, 0.0f}, alpha[2];
+        float row_max[2] = {-ATTUNE_INF, -ATTUNE_INF}, row_sum[2] = {0.0f, 0.0f}, alpha[2];
         u32 p[BLOCK_N / 16][4];
 #pragma unroll
         for (int i = 0; i < WIDTH_DV / 2; i++)
             o[i] = 0.0f;
-        int kv = c.keys[k.stage].at;
-        flags = c.keys[k.stage].flags >> part;
-        warp_arrive(&c.k_empty[k.stage]);
+        int kv = c.key_tiles[k.stage].index;
+        flags = c.key_tiles[k.stage].flags >> list;
+        consumer_release<&control::k>(c, k);
         advance(k);
-        /* V's ring is at this tile, as K's was. */
-        hook_terms<true>(s, a, memory, at, kv, flags, row, linear_scores, linear, v, phases);
-        softmax(s, m, l, alpha, factor);
+        /* 4: score and mask hook. V's state is still that of this key tile, as K's was. */
+        modify_scores<true>(s, a, memory, coord, kv, flags, row, linear_scores, linear, v, phases);
+        /* 5: online softmax */
+        softmax(s, row_max, row_sum, alpha, factor);
         round_p(p, s);
-        wait_scanned(o, c, a, at, kv, flags, row, v.stage, scanned);
-        bool rising = false; /* the last keys' scores were far past those before: so may the next ones' be */
+        wait_scanned(o, c, a, coord, kv, flags, row, v.stage, scanned);
+        /* The last maxima rose past RESCALE_THRESHOLD, and the next may too: no attempt without rescale. */
+        bool rising = false;
         while (!(flags & TILE_LAST)) {
-            barrier_wait(&c.k_full[k.stage], k.phase);
-            kv = c.keys[k.stage].at;
-            flags = c.keys[k.stage].flags >> part;
+            /* 2: wait for K of the next key tile */
+            consumer_wait<&control::k>(c, k);
+            kv = c.key_tiles[k.stage].index;
+            flags = c.key_tiles[k.stage].flags >> list;
             ping_pong_wait(group);
             wgmma_fence();
+            /* 3: S = Q K^T */
             multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
-            barrier_wait(&c.v_full[v.stage], v.phase);
+            /* 2: wait for V of this key tile */
+            consumer_wait<&control::v>(c, v);
             wgmma_fence();
+            /* 6: O += P V */
             multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
             ping_pong_arrive(group);
-            wgmma_wait<1>();
+            wgmma_wait<1>(); /* S is done, O may not be */
             accumulators_done(s);
-            warp_arrive(&c.k_empty[k.stage]);
-            pipeline_state now = k;
+            consumer_release<&control::k>(c, k);
+            pipeline_state terms = k;
             advance(k);
-            if (!DRAINS)
-                hook_terms<false>(s, a, memory, at, kv, flags, row, linear_scores, linear, now, phases);
+            /* 4: score and mask hook */
+            if (!HOOK_AFTER_PV)
+                modify_scores<false>(s, a, memory, coord, kv, flags, row, linear_scores, linear, terms, phases);
             wgmma_wait<0>();
             accumulators_done(o);
-            warp_arrive(&c.v_empty[v.stage]);
+            consumer_release<&control::v>(c, v);
             advance(v);
-            if (DRAINS)
-                hook_terms<false>(s, a, memory, at, kv, flags, row, linear_scores, linear, now, phases);
-            if (rising || a.row_max.address || !softmax_without_rescale(p, s, m, l, factor)) {
-                softmax(s, m, l, alpha, factor);
+            /* 4: score and mask hook */
+            if (HOOK_AFTER_PV)
+                modify_scores<false>(s, a, memory, coord, kv, flags, row, linear_scores, linear, terms, phases);
+            /* 5: online softmax. Row maxima that are a result have to be exact. */
+            if (rising || a.row_max.address || !softmax_without_rescale(p, s, row_max, row_sum, factor)) {
+                softmax(s, row_max, row_sum, alpha, factor);
                 rescale(o, alpha);
                 round_p(p, s);
                 rising = __any_sync(0xffffffffu, fminf(alpha[0], alpha[1]) < 1.0f / RESCALE_THRESHOLD);
             }
-            wait_scanned(o, c, a, at, kv, flags, row, v.stage, scanned);
+            wait_scanned(o, c, a, coord, kv, flags, row, v.stage, scanned);
         }
-        warp_arrive(&c.q_empty[r.stage]);
+        consumer_release<&control::q>(c, r);
         advance<Q_BUFFERS>(r);
+        /* 1: wait for Q of the next query tile. */
         if (Q_BUFFERS > 1)
-            begun = rows_follow(c, r);
-        barrier_wait(&c.v_full[v.stage], v.phase);
-        if (Q_BUFFERS > 1 && begun)
-            barrier_wait(&c.k_full[k.stage], k.phase);
+            s_ready = next_query_tile_has_keys(c, r);
+        /* 2: wait for the last V, and for the next query tile's first K. */
+        consumer_wait<&control::v>(c, v);
+        if (Q_BUFFERS > 1 && s_ready)
+            consumer_wait<&control::k>(c, k);
         ping_pong_wait(group);
         wgmma_fence();
+        /* 6: O += P V */
         multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
-        /* Where no rows follow, a product that nobody looks at: two paths would be twice the code of what follows. */
+        /* 3: S = Q K^T of the next query tile. If there is none the product is not used: a branch around it would
+         * double the code that follows. */
         if (Q_BUFFERS > 1)
             multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
         ping_pong_arrive(group);
-        wgmma_wait<Q_BUFFERS == 1 ? 0 : 1>();
+        wgmma_wait<Q_BUFFERS == 1 ? 0 : 1>(); /* O is done, S may not be */
         accumulators_done(o);
-        warp_arrive(&c.v_empty[v.stage]);
-        store(o, m, l, a, at, row, factor);
+        consumer_release<&control::v>(c, v);
+        /* 7: store O and LSE */
+        store(o, row_max, row_sum, a, coord, row, factor);
         wgmma_wait<0>();
         accumulators_done(s);
         advance(v);
@@ -407,29 +434,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) unsigned char memory[];
     control &c = *(control *)(memory + RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES));
     if (threadIdx.x == 0) {
-        for (int i = 0; i < Q_BUFFERS; i++) {
-            barrier_init(&c.q_full[i], 1);
-            barrier_init(&c.q_empty[i], (GROUPS * 4 + SCAN_WARPS) * ATTUNE_ARRIVALS);
-        }
+        /* A warp of the consumers and of the scan warps arrives ATTUNE_ARRIVALS times when it releases a stage. */
+        for (int i = 0; i < Q_BUFFERS; i++)
+            pipeline_init<&control::q>(c, i, 1, (GROUPS * 4 + SCAN_WARPS) * ATTUNE_ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(&c.k_full[i], 1);
-            barrier_init(&c.k_empty[i], (GROUPS * 4 + SCAN_WARPS) * ATTUNE_ARRIVALS);
-            barrier_init(&c.v_full[i], 1);
-            barrier_init(&c.v_empty[i], GROUPS * 4 * ATTUNE_ARRIVALS);
+            pipeline_init<&control::k>(c, i, 1, (GROUPS * 4 + SCAN_WARPS) * ATTUNE_ARRIVALS);
+            pipeline_init<&control::v>(c, i, 1, GROUPS * 4 * ATTUNE_ARRIVALS);
             barrier_init(&c.v_scanned[i], 1);
         }
-        for (int i = 0; i < AHEAD; i++) {
-            barrier_init(&c.step_full[i], 1);
-            barrier_init(&c.step_empty[i], 1);
-        }
+        for (int i = 0; i < QUEUE_STAGES; i++)
+            pipeline_init<&control::queue>(c, i, 1, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (KEY_TERMS && threadIdx.x == 0) {
-        staged &t = *(staged *)(memory + STAGED_OFFSET);
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(&t.full[i], SCAN_WARPS * ATTUNE_ARRIVALS);
-            barrier_init(&t.empty[i], GROUPS * 4 * ATTUNE_ARRIVALS);
-        }
+        key_terms_control &t = *(key_terms_control *)(memory + KEY_TERMS_OFFSET);
+        for (int i = 0; i < STAGES; i++)
+            pipeline_init<&key_terms_control::terms>(t, i, SCAN_WARPS * ATTUNE_ARRIVALS, GROUPS * 4 * ATTUNE_ARRIVALS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();

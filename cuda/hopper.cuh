@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Hopper's instructions: mbarriers, TMA, and what stands around wgmma. */
+/* Hopper's instructions: mbarriers, clusters, TMA, the fences and descriptors of wgmma; pipelines made of mbarriers. */
 #ifndef ATTUNE_CUDA_HOPPER_CUH
 #define ATTUNE_CUDA_HOPPER_CUH
 
 #include "common.cuh"
 
+/* A CUtensorMap, which the host encodes. TMA needs it at a multiple of 64 bytes. */
 struct __align__(64) tensor_map
 {
     u64 opaque[16];
@@ -15,13 +16,14 @@ __device__ __forceinline__ void barrier_init(u64 *barrier, int count)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 
+/* One arrival, and `bytes` that TMA has to write before the phase is complete. */
 __device__ __forceinline__ void barrier_expect(u64 *barrier, u32 bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
 
-/* Bytes more, without an arrival. */
+/* More bytes for the phase, without an arrival. */
 __device__ __forceinline__ void barrier_expect_more(u64 *barrier, u32 bytes)
 {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -33,25 +35,27 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/* How many of a warp's threads arrive: 1. 32 is for racecheck, which does not understand the one (docs/cuda.md). */
+/* The threads of a warp that arrive at a barrier. One is enough; compute-sanitizer's racecheck needs all 32, because it
+ * does not see that __syncwarp orders the others before that one (docs/cuda.md). */
 #ifndef ATTUNE_ARRIVALS
 #define ATTUNE_ARRIVALS 1
 #endif
 
-/* For a warp that has come together since it read what this gives back. */
+/* Without __syncwarp: for a warp that has converged since its last access to the buffer that this releases. */
 __device__ __forceinline__ void lane_arrive(u64 *barrier)
 {
     if (threadIdx.x % 32 < ATTUNE_ARRIVALS)
         barrier_arrive(barrier);
 }
 
-/* An arrival speaks for its own thread alone: the warp comes together before one of it arrives. */
+/* An arrival orders the accesses of its own thread only, so __syncwarp orders the warp's accesses before it. */
 __device__ __forceinline__ void warp_arrive(u64 *barrier)
 {
     __syncwarp();
     lane_arrive(barrier);
 }
 
+/* Waits until the phase of this parity is complete. */
 __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
 {
     asm volatile("{\n.reg .pred p;\n"
@@ -64,7 +68,7 @@ __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
                  : "memory");
 }
 
-/* Of two CTAs in a cluster. */
+/* Clusters have two CTAs: 0 or 1. */
 __device__ __forceinline__ u32 cluster_rank()
 {
     u32 rank;
@@ -72,12 +76,12 @@ __device__ __forceinline__ u32 cluster_rank()
     return rank;
 }
 
-/* Where the other CTA has what lies at `address` here. */
+/* The address, in the peer CTA's shared memory, of the same byte. */
 __device__ __forceinline__ u32 peer_address(u32 address)
 {
-    u32 there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(cluster_rank() ^ 1));
-    return there;
+    u32 peer;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(address), "r"(cluster_rank() ^ 1));
+    return peer;
 }
 
 __device__ __forceinline__ void cluster_sync()
@@ -85,15 +89,15 @@ __device__ __forceinline__ void cluster_sync()
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* At the other CTA's barrier. */
+/* Arrives at the same barrier of the peer CTA. */
 __device__ __forceinline__ void barrier_arrive_peer(u64 *barrier)
 {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
-                     peer_address(shared_address(barrier)))
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer_address(shared_address(barrier)))
+        : "memory");
 }
 
-/* For what the other CTA did. */
+/* Waits at this CTA's barrier with acquire at cluster scope: for arrivals and writes of the peer CTA. */
 __device__ __forceinline__ void barrier_wait_peer(u64 *barrier, u32 phase)
 {
     asm volatile("{\n.reg .pred p;\n"
@@ -106,6 +110,7 @@ __device__ __forceinline__ void barrier_wait_peer(u64 *barrier, u32 phase)
                  : "memory");
 }
 
+/* TMA: loads the map's box at [b][h][row][column] to shared memory; its bytes count at `barrier`. */
 __device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *barrier, int column, int row, int h,
                                             int b)
 {
@@ -130,7 +135,7 @@ template <int PENDING> __device__ __forceinline__ void wgmma_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Keeps the compiler from touching accumulators before the wait that this stands behind. */
+/* After wgmma_wait: keeps the compiler from moving reads of the accumulators before the wait. */
 template <int COUNT> __device__ __forceinline__ void accumulators_done(float (&d)[COUNT])
 {
 #pragma unroll
@@ -138,8 +143,8 @@ template <int COUNT> __device__ __forceinline__ void accumulators_done(float (&d
         asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* Descriptors of operands with the 128-byte swizzle. K-major: 8 rows are 1024 bytes. N-major: 8 keys are 1024 bytes,
- * and 64 columns a slab. */
+/* wgmma's descriptors of operands in shared memory with the 128-byte swizzle. K-major: groups of 8 rows are 1024 bytes
+ * apart. N-major: groups of 8 keys are 1024 bytes apart, slabs of 64 columns `slab` bytes. */
 __device__ __forceinline__ u64 describe_k_major(u32 address)
 {
     return 1ull << 62 | (u64)(1024 >> 4) << 32 | 1ull << 16 | (address >> 4 & 0x3fff);
@@ -150,17 +155,88 @@ __device__ __forceinline__ u64 describe_n_major(u32 address, u32 slab)
     return 1ull << 62 | (u64)(1024 >> 4) << 32 | (u64)(slab >> 4) << 16 | (address >> 4 & 0x3fff);
 }
 
-/* A place in the ring of stages. */
+/*
+ * Pipelines, as in CUTLASS: a ring of SIZE stages, each with a barrier that says that it is full and one that says that
+ * it is empty. Each producer and consumer keeps its own state. A consumer begins with {0, 0}, a producer with {0, 1}:
+ * its first waits are for the phase before the first, which is complete, since all stages are empty.
+ */
 struct pipeline_state {
     u32 stage, phase;
 };
 
-__device__ __forceinline__ void advance(pipeline_state &r)
+template <int SIZE = STAGES> __device__ __forceinline__ void advance(pipeline_state &r)
 {
-    if (++r.stage == STAGES) {
+    if (++r.stage == SIZE) {
         r.stage = 0;
         r.phase ^= 1;
     }
+}
+
+/* Barriers of a pipeline. The buffers themselves are elsewhere in shared memory. */
+template <int SIZE> struct pipeline {
+    u64 full[SIZE], empty[SIZE];
+};
+
+/*
+ * Operations on a pipeline that is a member of a struct in shared memory: consumer_wait<&control::k>(c, state). They
+ * take the struct and not the pipeline, so that the compiler has one base address for all pipelines of the struct.
+ */
+
+/* The arrivals that complete a phase of a stage's barriers. */
+template <auto PIPELINE, typename barriers>
+__device__ __forceinline__ void pipeline_init(barriers &c, int stage, int producer_arrivals, int consumer_arrivals)
+{
+    barrier_init(&(c.*PIPELINE).full[stage], producer_arrivals);
+    barrier_init(&(c.*PIPELINE).empty[stage], consumer_arrivals);
+}
+
+/* Waits until the consumers have released the stage. */
+template <auto PIPELINE, typename barriers>
+__device__ __forceinline__ void producer_acquire(barriers &c, const pipeline_state &r)
+{
+    barrier_wait(&(c.*PIPELINE).empty[r.stage], r.phase);
+}
+
+/* The stage is full once TMA has written `bytes`, with loads that signal the stage's full barrier. */
+template <auto PIPELINE, typename barriers>
+__device__ __forceinline__ void producer_expect(barriers &c, const pipeline_state &r, u32 bytes)
+{
+    barrier_expect(&(c.*PIPELINE).full[r.stage], bytes);
+}
+
+/* The calling thread has written its part of the stage. */
+template <auto PIPELINE, typename barriers>
+__device__ __forceinline__ void producer_commit(barriers &c, const pipeline_state &r)
+{
+    barrier_arrive(&(c.*PIPELINE).full[r.stage]);
+}
+
+/* The calling warp has written its part of the stage. */
+template <auto PIPELINE, typename barriers>
+__device__ __forceinline__ void producer_commit_warp(barriers &c, const pipeline_state &r)
+{
+    warp_arrive(&(c.*PIPELINE).full[r.stage]);
+}
+
+/* Waits until the stage is full. */
+template <auto PIPELINE, typename barriers>
+__device__ __forceinline__ void consumer_wait(barriers &c, const pipeline_state &r)
+{
+    barrier_wait(&(c.*PIPELINE).full[r.stage], r.phase);
+}
+
+/* The calling warp has read the stage. */
+template <auto PIPELINE, typename barriers>
+__device__ __forceinline__ void consumer_release(barriers &c, const pipeline_state &r)
+{
+    warp_arrive(&(c.*PIPELINE).empty[r.stage]);
+}
+
+/* The calling thread, the only consumer, has read the stage. */
+template <auto PIPELINE, typename barriers>
+__device__ __forceinline__ void consumer_release_thread(barriers &c, const pipeline_state &r)
+{
+    barrier_arrive(&(c.*PIPELINE).empty[r.stage]);
 }
 
 #endif

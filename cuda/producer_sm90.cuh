@@ -1,86 +1,100 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The warp group that produces Hopper's forward kernel: a thread that walks the work and the mask's lists, a thread that
- * loads, and two warps that keep infinities and NaN of V from forbidden pairs. What lies in shared memory is here too.
+ * The producer warp group of Hopper's forward kernel: the tile scheduler, the load thread, and two scan warps, which
+ * keep V's infinities and NaN out of forbidden pairs. The layout of shared memory is here too.
  */
-#ifndef ATTUNE_CUDA_FEED_SM90_CUH
-#define ATTUNE_CUDA_FEED_SM90_CUH
+#ifndef ATTUNE_CUDA_PRODUCER_SM90_CUH
+#define ATTUNE_CUDA_PRODUCER_SM90_CUH
 
 #define ATTUNE_SLOPES_GO_DOWN 1
 #include "hopper.cuh"
 #include "terms.cuh"
 
-constexpr int GROUPS = BLOCK_M / 64; /* of consumers */
-static_assert(THREADS == 128 * (GROUPS + 1), "one warp group feeds, each other one owns 64 rows");
+constexpr int GROUPS = BLOCK_M / 64; /* consumer warp groups */
+static_assert(THREADS == 128 * (GROUPS + 1), "a producer warp group, and a consumer warp group for each 64 rows");
 constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
 constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
 constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
 constexpr u32 Q_BYTES = SLABS_D * Q_SLAB, K_BYTES = SLABS_D * KV_SLAB, V_BYTES = SLABS_DV * KV_SLAB;
-/* Of the next rows' Q, where the keys leave room. */
+/* Where shared memory allows, the next query tile's Q loads while this one is computed. */
 constexpr int Q_BUFFERS = SLABS_D <= 2 && SLABS_DV <= 2 ? 2 : 1;
 constexpr u32 RESIDENT_BYTES = Q_BUFFERS * Q_BYTES;
+/* setmaxnreg's; together the warp groups have the 65536 of an SM. */
 constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
 constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
 
-/* Flags; a second set of them, 8 bits higher, is for the rows that lie in the mask's next block. */
-enum { TILE_MASKED = 1, TILE_LAST = 2, TILE_PARTIAL = 4, TILE_ABSENT = 8, TILE_SCAN_V = 16, TILE_QUERIES = 32 };
-/* A tile of 192 rows may lie in two blocks of 128 rows: both are walked, and each consumer takes its own block's part. */
-constexpr int BLOCK_LISTS = ATTUNE_HAVE_BLOCKS && GROUPS == 3 ? 2 : 1;
-
-/* Where pairs are forbidden, infinities and NaN of V must not meet their P = 0: two warps of the first group look for
- * them in such tiles, take them out, and the consumers add them where they are allowed. */
-constexpr bool SCANS_V = HAVE_MASK || BLOCK_LISTS > 1;
-/* They make the terms of the keys too. */
-constexpr int SCAN_WARPS = SCANS_V || KEY_TERMS ? 2 : 0;
-
-/* A tile of keys: the first of them, and how it is masked. Among the tile scheduler's: a tile of rows, or -1 at the end. */
-struct tile_desc {
-    int at, flags;
+/* The named barriers of bar.sync; __syncthreads has number 0. */
+enum named_barrier {
+    BARRIER_PING_PONG = 1, /* to 3: one for each consumer warp group */
+    BARRIER_SCAN = 7,      /* of the scan warps */
 };
 
-/* What follows the tiles in shared memory: at most 8 (34 + 7 STAGES) bytes. */
-constexpr int AHEAD = 4; /* steps that the tile scheduler may be ahead: more than its reads take */
+/* Flags of tile descriptors. With two block lists the second list's flags are 8 bits higher. */
+enum {
+    TILE_MASKED = 1,   /* some pairs are forbidden: by the mask, or past the last key */
+    TILE_LAST = 2,     /* the query tile's last key tile; in a query tile's descriptor: it has no keys */
+    TILE_PARTIAL = 4,  /* of a partial block: the mask is evaluated */
+    TILE_ABSENT = 8,   /* not in this block list: all pairs are forbidden */
+    TILE_SCAN_V = 16,  /* the scan warps read its V */
+    TILE_QUERIES = 32, /* a query tile, not a key tile */
+};
+/* 192 query rows may be in two of the mask's blocks of 128 rows. Both blocks' lists are iterated then, and each
+ * consumer takes the flags of the block that its 64 rows are in. */
+constexpr int BLOCK_LISTS = ATTUNE_HAVE_BLOCKS && GROUPS == 3 ? 2 : 1;
+
+/* P of a forbidden pair is 0, but 0 times an infinity or NaN of V is NaN. In tiles with forbidden pairs the scan warps
+ * replace such elements of V by 0, and the consumers add them to the rows that are allowed to attend them. */
+constexpr bool SCANS_V = HAVE_MASK || BLOCK_LISTS > 1;
+/* The scan warps compute the terms of the keys too. */
+constexpr int SCAN_WARPS = SCANS_V || KEY_TERMS ? 2 : 0;
+
+/* index: a key tile's first key; in the scheduler's queue also a query tile's number, -1 at the end. */
+struct tile_desc {
+    int index, flags;
+};
+
+struct query_tile_desc {
+    tile_coord coord;
+    int flags; /* TILE_QUERIES: it has keys; TILE_QUERIES | TILE_LAST: it has none; 0: there are no more query tiles */
+};
+
+/* Tiles that the scheduler may be ahead of the load thread: enough to hide the latency of its reads of the lists. */
+constexpr int QUEUE_STAGES = 4;
+
+/* After the tiles in shared memory: at most 8 (34 + 7 STAGES) bytes. */
 struct control {
-    u64 q_full[Q_BUFFERS], q_empty[Q_BUFFERS];
-    u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES], v_scanned[STAGES];
-    u64 step_full[AHEAD], step_empty[AHEAD];
-    struct {
-        tile_coord at;
-        int what; /* TILE_QUERIES with keys, TILE_QUERIES | TILE_LAST without, 0: no more work */
-    } work[Q_BUFFERS];
-    tile_desc keys[STAGES], steps[AHEAD];
-    int non_finite[STAGES]; /* V had infinities or NaN, which are 0 there now */
+    pipeline<Q_BUFFERS> q;
+    pipeline<STAGES> k, v;
+    u64 v_scanned[STAGES];
+    pipeline<QUEUE_STAGES> queue;
+    query_tile_desc query_tiles[Q_BUFFERS]; /* with q's stages */
+    tile_desc key_tiles[STAGES];            /* with k's stages */
+    tile_desc queue_tiles[QUEUE_STAGES];
+    int non_finite[STAGES]; /* V of this stage had infinities or NaN, which the scan warps replaced by 0 */
 };
 constexpr u32 CONTROL_BYTES = round_up(8 * (34 + 7 * STAGES), 128);
 
-/* Behind it, the terms of the keys in each stage. */
-struct staged {
-    u64 full[STAGES], empty[STAGES];
+/* After it, the terms of the keys: this, then [STAGES][KEY_TERMS][BLOCK_N] words. */
+struct key_terms_control {
+    pipeline<STAGES> terms; /* with k's stages */
 };
-constexpr u32 STAGED_BYTES = KEY_TERMS ? round_up(STAGES * (16 + TERM_BYTES), 128) : 0;
-static_assert(!KEY_TERMS || BLOCK_LISTS == 1, "the owners' flags are the checkers'");
-constexpr u32 STAGED_OFFSET = RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES;
-static_assert(sizeof(control) <= CONTROL_BYTES && planned(STAGED_OFFSET + STAGED_BYTES, 0));
+constexpr u32 KEY_TERMS_BYTES = KEY_TERMS ? round_up(STAGES * (16 + TERM_BYTES), 128) : 0;
+static_assert(!KEY_TERMS || BLOCK_LISTS == 1, "scan warps and consumers read the same flags");
+constexpr u32 KEY_TERMS_OFFSET = RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES;
+static_assert(sizeof(control) <= CONTROL_BYTES && planned(KEY_TERMS_OFFSET + KEY_TERMS_BYTES, 0));
 
-/* Whether a tile of keys has terms: the mask's are for partial blocks alone, and not where their rows have ranges. */
+/* Whether a key tile has terms. The mask's are used only in partial blocks, and only where its rows have no ranges. */
 __device__ __forceinline__ bool has_terms(const attune_cuda_arguments &a, int flags)
 {
     return ATTUNE_SCORE_KEYS || (flags & TILE_PARTIAL && !(ATTUNE_HAVE_MASK_RANGE && a.mask_ranges));
 }
 
-template <int SIZE> __device__ __forceinline__ void advance(pipeline_state &r)
-{
-    if (++r.stage == SIZE) {
-        r.stage = 0;
-        r.phase ^= 1;
-    }
-}
-
-/* ------------------------------------------------------------------------------------------------------- the tile scheduler */
+/* -------------------------------------------------------------------------------------------------- tile scheduler */
 
 /*
- * Heads whose keys fit in the L2 cache together are a section. With lists a section's last rows come first: they are
- * the longest under a causal mask, and the sections' ends the shortest.
+ * With block lists, heads whose keys and values fit in the L2 cache together are a section. Within a section the last
+ * query tiles of all its heads are first: under a causal mask they take longest, and each section ends with the
+ * shortest.
  */
 constexpr i64 SECTION_BYTES = 24 << 20;
 
@@ -104,8 +118,8 @@ __device__ __forceinline__ tile_coord scheduled_coord(const attune_cuda_argument
     return p;
 }
 
-/* The tile after this one, or -1. */
-__device__ __forceinline__ int work_next(const attune_cuda_arguments &a, int tile)
+/* The CTA's next query tile, or -1. */
+__device__ __forceinline__ int next_query_tile(const attune_cuda_arguments &a, int tile)
 {
     if (a.counter)
         tile = (int)gridDim.x + atomicAdd((int *)a.counter, 1);
@@ -114,8 +128,8 @@ __device__ __forceinline__ int work_next(const attune_cuda_arguments &a, int til
     return tile < tile_count(a) ? tile : -1;
 }
 
-/* Whoever ends last sets the counters back. */
-__device__ __forceinline__ void work_end(const attune_cuda_arguments &a)
+/* The last CTA to finish zeroes the counters for the next launch. */
+__device__ __forceinline__ void finish_query_tiles(const attune_cuda_arguments &a)
 {
     int *counter = (int *)a.counter;
     if (counter && atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) {
@@ -124,23 +138,23 @@ __device__ __forceinline__ void work_end(const attune_cuda_arguments &a)
     }
 }
 
-/* The tile scheduler is a lane for each list: what lane i gives of it, for all of them. */
+/* The tile scheduler has a lane for each block list; lane 0 fills the queue. */
 constexpr u32 SCHEDULER_LANES = (1u << BLOCK_LISTS) - 1;
 
-/* The next keys that any of the lists has, or -1. */
+/* The next key tile of any list, or -1. */
 __device__ __forceinline__ int block_iterators_peek(const block_iterator &w)
 {
     u32 next = (u32)w.next.kv;
     return (int)(BLOCK_LISTS > 1 ? min(next, __shfl_xor_sync(SCHEDULER_LANES, next, 1)) : next);
 }
 
-/* Goes past them and returns the tile descriptor's flags. */
+/* Advances the lists that have this key tile, and returns its flags: both lists', in each lane. */
 __device__ __forceinline__ int block_iterators_next(block_iterator &w, const attune_cuda_arguments &a, int kv)
 {
     int flags = TILE_MASKED | TILE_ABSENT;
     if (BLOCK_LISTS == 1 || w.next.kv == kv) {
-        keys now = block_iterator_next(w, a);
-        flags = (keys_masked(now, a) ? TILE_MASKED : 0) | (HAVE_MASK && !now.full ? TILE_PARTIAL : 0);
+        keys tile = block_iterator_next(w, a);
+        flags = (keys_masked(tile, a) ? TILE_MASKED : 0) | (HAVE_MASK && !tile.full ? TILE_PARTIAL : 0);
     }
     if (BLOCK_LISTS > 1) {
         flags <<= threadIdx.x % 32 * 8;
@@ -151,125 +165,141 @@ __device__ __forceinline__ int block_iterators_next(block_iterator &w, const att
     return block_iterators_peek(w) < 0 ? flags | TILE_LAST | TILE_LAST << 8 : flags;
 }
 
-__device__ __forceinline__ void schedule_push(control &c, pipeline_state &r, int at, int flags)
+__device__ __forceinline__ void queue_push(control &c, pipeline_state &r, int index, int flags)
 {
     if (threadIdx.x % 32 == 0) {
-        barrier_wait(&c.step_empty[r.stage], r.phase);
-        c.steps[r.stage].at = at;
-        c.steps[r.stage].flags = flags;
-        barrier_arrive(&c.step_full[r.stage]);
+        producer_acquire<&control::queue>(c, r);
+        c.queue_tiles[r.stage].index = index;
+        c.queue_tiles[r.stage].flags = flags;
+        producer_commit<&control::queue>(c, r);
     }
-    advance<AHEAD>(r);
+    advance<QUEUE_STAGES>(r);
 }
 
-/* Tells the tiles of rows, each one with the tiles of keys that it meets behind it. */
+/* Queues the CTA's query tiles, each followed by its key tiles. */
 __device__ __forceinline__ void schedule_tiles(const attune_cuda_arguments &a, control &c)
 {
     int lane = (int)threadIdx.x % 32;
-    pipeline_state r = {0, 1}; /* empty to begin with: the phase before the first */
+    pipeline_state r = {0, 1};
     int tile = (int)blockIdx.x < tile_count(a) ? (int)blockIdx.x : -1;
     while (tile >= 0) {
         block_iterator w;
         tile_coord p = scheduled_coord(a, tile);
-        if (lane)
+        if (lane) /* the second list is that of the tile's last row */
             p.q = min(p.q + BLOCK_M, a.q_len) - 1;
         block_iterator_begin(w, a, p);
         int kv = block_iterators_peek(w);
-        schedule_push(c, r, tile, kv < 0 ? TILE_QUERIES | TILE_LAST : TILE_QUERIES);
+        queue_push(c, r, tile, kv < 0 ? TILE_QUERIES | TILE_LAST : TILE_QUERIES);
         while (kv >= 0) {
             int flags = block_iterators_next(w, a, kv);
-            schedule_push(c, r, kv, flags);
+            queue_push(c, r, kv, flags);
             kv = block_iterators_peek(w);
         }
+        /* Only now: a tile fetched ahead of time would wait for this CTA while another one is idle. */
         if (lane == 0)
-            tile = work_next(a, tile); /* no sooner: who takes work and does not begin it keeps it from others */
+            tile = next_query_tile(a, tile);
         if (BLOCK_LISTS > 1)
             tile = __shfl_sync(SCHEDULER_LANES, tile, 0);
     }
-    schedule_push(c, r, -1, TILE_QUERIES);
+    queue_push(c, r, -1, TILE_QUERIES);
     if (lane == 0)
-        work_end(a);
+        finish_query_tiles(a);
 }
 
-/* ------------------------------------------------------------------------------------------------------- the loader */
+/* ----------------------------------------------------------------------------------------------------- load thread */
 
+/* 1: load Q. */
+__device__ __forceinline__ void load_q(control &c, u32 memory, const tensor_map *q_map, const pipeline_state &q,
+                                       const tile_coord &p)
+{
+    producer_expect<&control::q>(c, q, Q_BYTES);
+#pragma unroll
+    for (int slab = 0; slab < SLABS_D; slab++)
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+            tensor_load(memory + q.stage * Q_BYTES + slab * Q_SLAB + g * 64 * 128, q_map, &c.q.full[q.stage], slab * 64,
+                        p.q + g * 64, p.h, p.b);
+}
+
+/* 2: load K, with the descriptor of the key tile. */
+__device__ __forceinline__ void load_k(const attune_cuda_arguments &a, control &c, u32 k_tiles, const tensor_map *k_map,
+                                       pipeline_state &k, const tile_coord &p, int kv, int flags)
+{
+    producer_acquire<&control::k>(c, k);
+    c.key_tiles[k.stage].index = kv;
+    c.key_tiles[k.stage].flags = flags;
+    producer_expect<&control::k>(c, k, K_BYTES);
+#pragma unroll
+    for (int slab = 0; slab < SLABS_D; slab++)
+        tensor_load(k_tiles + k.stage * K_BYTES + slab * KV_SLAB, k_map, &c.k.full[k.stage], slab * 64, kv, p.h_kv,
+                    a.k.batch ? p.b : 0);
+    advance(k);
+}
+
+/* 2: load V. */
 __device__ __forceinline__ void load_v(const attune_cuda_arguments &a, control &c, u32 v_tiles, const tensor_map *v_map,
                                        pipeline_state &v, const tile_coord &p, int kv)
 {
-    barrier_wait(&c.v_empty[v.stage], v.phase);
-    barrier_expect(&c.v_full[v.stage], V_BYTES);
+    producer_acquire<&control::v>(c, v);
+    producer_expect<&control::v>(c, v, V_BYTES);
 #pragma unroll
     for (int slab = 0; slab < SLABS_DV; slab++)
-        tensor_load(v_tiles + v.stage * V_BYTES + slab * KV_SLAB, v_map, &c.v_full[v.stage], slab * 64, kv, p.h_kv,
+        tensor_load(v_tiles + v.stage * V_BYTES + slab * KV_SLAB, v_map, &c.v.full[v.stage], slab * 64, kv, p.h_kv,
                     a.v.batch ? p.b : 0);
     advance(v);
 }
 
-/* V follows one tile behind K: its room is free the later. */
+/* V trails K by one key tile, because consumers release a stage of V one tile later than that of K. */
 __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, u32 memory, const tensor_map *q_map,
                                      const tensor_map *k_map, const tensor_map *v_map)
 {
     u32 k_tiles = memory + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
     pipeline_state r = {0, 0}, q = {0, 1}, k = {0, 1}, v = {0, 1};
     tile_coord p = {0, 0, 0, 0};
-    int after = -1; /* the keys whose V is due */
-    for (;; advance<AHEAD>(r)) {
-        barrier_wait(&c.step_full[r.stage], r.phase);
-        int at = c.steps[r.stage].at, flags = c.steps[r.stage].flags;
-        barrier_arrive(&c.step_empty[r.stage]);
+    int pending_v = -1; /* the key tile whose K is loaded and whose V is not */
+    for (;; advance<QUEUE_STAGES>(r)) {
+        consumer_wait<&control::queue>(c, r);
+        int index = c.queue_tiles[r.stage].index, flags = c.queue_tiles[r.stage].flags;
+        consumer_release_thread<&control::queue>(c, r);
         if (flags & TILE_QUERIES) {
-            barrier_wait(&c.q_empty[q.stage], q.phase);
-            c.work[q.stage].what = at < 0 ? 0 : flags;
-            if (at >= 0)
-                c.work[q.stage].at = p = scheduled_coord(a, at);
-            if (at < 0 || flags & TILE_LAST) {
-                barrier_arrive(&c.q_full[q.stage]);
-            } else {
-                barrier_expect(&c.q_full[q.stage], Q_BYTES);
-#pragma unroll
-                for (int slab = 0; slab < SLABS_D; slab++)
-#pragma unroll
-                    for (int g = 0; g < GROUPS; g++)
-                        tensor_load(memory + q.stage * Q_BYTES + slab * Q_SLAB + g * 64 * 128, q_map,
-                                    &c.q_full[q.stage], slab * 64, p.q + g * 64, p.h, p.b);
-            }
-            if (at < 0)
+            producer_acquire<&control::q>(c, q);
+            c.query_tiles[q.stage].flags = index < 0 ? 0 : flags;
+            if (index >= 0)
+                c.query_tiles[q.stage].coord = p = scheduled_coord(a, index);
+            if (index < 0 || flags & TILE_LAST)
+                producer_commit<&control::q>(c, q);
+            else
+                load_q(c, memory, q_map, q, p);
+            if (index < 0)
                 break;
             advance<Q_BUFFERS>(q);
             continue;
         }
-        barrier_wait(&c.k_empty[k.stage], k.phase);
-        c.keys[k.stage].at = at;
-        c.keys[k.stage].flags = flags;
-        barrier_expect(&c.k_full[k.stage], K_BYTES);
-#pragma unroll
-        for (int slab = 0; slab < SLABS_D; slab++)
-            tensor_load(k_tiles + k.stage * K_BYTES + slab * KV_SLAB, k_map, &c.k_full[k.stage], slab * 64, at, p.h_kv,
-                        a.k.batch ? p.b : 0);
-        advance(k);
-        if (after >= 0)
-            load_v(a, c, v_tiles, v_map, v, p, after);
-        after = at;
-        if (flags & TILE_LAST) { /* what follows may take its time */
-            load_v(a, c, v_tiles, v_map, v, p, after);
-            after = -1;
+        load_k(a, c, k_tiles, k_map, k, p, index, flags);
+        if (pending_v >= 0)
+            load_v(a, c, v_tiles, v_map, v, p, pending_v);
+        pending_v = index;
+        /* The last V is loaded at once: the next query tile may be long in coming. */
+        if (flags & TILE_LAST) {
+            load_v(a, c, v_tiles, v_map, v, p, pending_v);
+            pending_v = -1;
         }
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------- the scan warps */
+/* ------------------------------------------------------------------------------------------------------ scan warps */
 
 constexpr u32 EXPONENTS = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x7c007c00u : 0x7f807f80u;
 constexpr u32 EXPONENT_ONE = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x04000400u : 0x00800080u;
 
-/* The sign bits of those of two elements whose exponents are all ones, and other bits. */
+/* For each of two elements: its sign bit is set in the result if its exponent is all ones. Other bits are arbitrary. */
 __device__ __forceinline__ u32 non_finite_signs(u32 two)
 {
     return (two & EXPONENTS) + EXPONENT_ONE;
 }
 
-/* 8 elements of a tile in shared memory. */
-__device__ __forceinline__ void get_eight(u32 (&w)[4], u32 from)
+/* 8 elements from shared memory. */
+__device__ __forceinline__ void load_shared_8(u32 (&w)[4], u32 from)
 {
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
@@ -277,22 +307,22 @@ __device__ __forceinline__ void get_eight(u32 (&w)[4], u32 from)
                  : "memory");
 }
 
-/* Sets infinities and NaN of a tile to 0. Returns whether the thread's part had any. It nearly never has: the first
- * loop has no branches, so that its reads overlap. */
+/* Replaces infinities and NaN of a tile of V by 0. Returns whether the thread's elements had any. They nearly never do,
+ * so the first loop only detects them, without branches, and its loads overlap. */
 __device__ __forceinline__ bool zero_non_finite(u32 tile)
 {
     constexpr u32 STRIDE = 32 * SCAN_WARPS * 16;
     u32 begin = (threadIdx.x - 64) * 16, found = 0, w[4];
 #pragma unroll 8
     for (u32 i = begin; i < V_BYTES; i += STRIDE) {
-        get_eight(w, tile + i);
+        load_shared_8(w, tile + i);
         found |= non_finite_signs(w[0]) | non_finite_signs(w[1]) | non_finite_signs(w[2]) | non_finite_signs(w[3]);
     }
     if (!(found & 0x80008000u))
         return false;
 #pragma unroll 1
     for (u32 i = begin; i < V_BYTES; i += STRIDE) {
-        get_eight(w, tile + i);
+        load_shared_8(w, tile + i);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             w[j] &= ~((non_finite_signs(w[j]) >> 15 & 0x00010001u) * 0xffffu);
@@ -303,9 +333,10 @@ __device__ __forceinline__ bool zero_non_finite(u32 tile)
     return true;
 }
 
-/* The terms of a tile's keys. `turns` has a bit for each stage: the phase in which it is empty. */
-__device__ __forceinline__ void stage_terms(const attune_cuda_arguments &a, staged &t, u32 terms, const tile_coord &p,
-                                            int kv, int flags, u32 stage, u32 &phases)
+/* Computes and stores the terms of a tile's keys. Not every tile has terms, so each stage has a phase of its own:
+ * `phases` has a bit for each stage, the phase in which it is empty. */
+__device__ __forceinline__ void store_key_terms(const attune_cuda_arguments &a, key_terms_control &t, u32 terms,
+                                                const tile_coord &p, int kv, int flags, u32 stage, u32 &phases)
 {
 #if ATTUNE_KEY_TERMS
     if (!has_terms(a, flags))
@@ -316,40 +347,42 @@ __device__ __forceinline__ void stage_terms(const attune_cuda_arguments &a, stag
 #pragma unroll
     for (int i = 0; i * LANES < BLOCK_N; i++)
         key_terms_make(k[i], a, p, kv + i * LANES + lane, flags & TILE_PARTIAL);
-    barrier_wait(&t.empty[stage], phases >> stage & 1);
+    producer_acquire<&key_terms_control::terms>(t, {stage, phases >> stage & 1});
     phases ^= 1u << stage;
 #pragma unroll
     for (int i = 0; i * LANES < BLOCK_N; i++)
         if (BLOCK_N % LANES == 0 || i * LANES + lane < BLOCK_N)
             key_terms_store(k[i], terms + stage * TERM_BYTES, i * LANES + lane);
-    warp_arrive(&t.full[stage]);
+    producer_commit_warp<&key_terms_control::terms>(t, {stage, 0});
 #endif
 }
 
 __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &c, unsigned char *bytes)
 {
     u32 memory = shared_address(bytes), v_tiles = memory + RESIDENT_BYTES + STAGES * K_BYTES, phases = ~0u;
-    pipeline_state r = {0, 0}, q = {0, 0};
+    pipeline_state r = {0, 0}, q = {0, 0}; /* r: of K and V, which have the same stages here */
     for (;;) {
-        barrier_wait(&c.q_full[q.stage], q.phase);
-        int flags = c.work[q.stage].what;
+        consumer_wait<&control::q>(c, q);
+        int flags = c.query_tiles[q.stage].flags;
         if (!flags)
             break;
-        tile_coord p = c.work[q.stage].at;
+        tile_coord p = c.query_tiles[q.stage].coord;
         while (!(flags & TILE_LAST)) {
-            barrier_wait(&c.k_full[r.stage], r.phase);
-            int kv = c.keys[r.stage].at;
-            flags = c.keys[r.stage].flags;
-            warp_arrive(&c.k_empty[r.stage]);
+            consumer_wait<&control::k>(c, r);
+            int kv = c.key_tiles[r.stage].index;
+            flags = c.key_tiles[r.stage].flags;
+            consumer_release<&control::k>(c, r);
             if (KEY_TERMS)
-                stage_terms(a, *(staged *)(bytes + STAGED_OFFSET), memory + STAGED_OFFSET + sizeof(staged), p, kv, flags,
-                            r.stage, phases);
+                store_key_terms(a, *(key_terms_control *)(bytes + KEY_TERMS_OFFSET),
+                                memory + KEY_TERMS_OFFSET + sizeof(key_terms_control), p, kv, flags, r.stage, phases);
             if (SCANS_V && flags & TILE_SCAN_V) {
-                barrier_wait(&c.v_full[r.stage], r.phase);
+                consumer_wait<&control::v>(c, r);
                 int any = zero_non_finite(v_tiles + r.stage * V_BYTES);
-                asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nbar.red.or.pred q, 7, 64, p;\n"
+                asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nbar.red.or.pred q, %1, 64, p;\n"
                              "selp.b32 %0, 1, 0, q;\n}"
-                             : "+r"(any)::"memory");
+                             : "+r"(any)
+                             : "n"((int)BARRIER_SCAN)
+                             : "memory");
                 if (threadIdx.x == 64) {
                     c.non_finite[r.stage] = any;
                     barrier_arrive(&c.v_scanned[r.stage]);
@@ -357,7 +390,7 @@ __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &
             }
             advance(r);
         }
-        warp_arrive(&c.q_empty[q.stage]);
+        consumer_release<&control::q>(c, q);
         advance<Q_BUFFERS>(q);
     }
 }

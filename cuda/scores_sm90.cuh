@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Hopper's forward kernel: what becomes of products before the softmax, the score and mask hook (stage 4). A thread
- * holds, of each 16 x 8 fragment of S, rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
+ * The score and mask hook (stage 4) of Hopper's forward kernel: products become scores, and forbidden pairs -inf. Of
+ * each 16 x 8 fragment of S a thread holds rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
  */
 #ifndef ATTUNE_CUDA_SCORES_SM90_CUH
 #define ATTUNE_CUDA_SCORES_SM90_CUH
@@ -9,50 +9,51 @@
 #include "producer_sm90.cuh"
 
 /*
- * f(some, columns) for SOME scores after the others, which rotate: a loop has SOME of them, and compiles in a
- * fraction of the time. columns: how far they are from the first.
+ * Calls f(chunk, columns) for each SIZE scores, `columns` columns after the first. The loop is not unrolled, so that f
+ * is compiled once and not for each chunk. Registers need constant indices: the scores rotate, and a chunk is the first
+ * SIZE.
  */
-template <int SOME, int COUNT, typename function>
+template <int SIZE, int COUNT, typename function>
 __device__ __forceinline__ void rotate_chunks(float (&s)[COUNT], function f)
 {
-    static_assert(COUNT % SOME == 0, "a whole number of turns");
+    static_assert(COUNT % SIZE == 0, "chunks of equal sizes");
 #pragma unroll 1
-    for (int n = 0; n < COUNT; n += SOME) {
-        float some[SOME];
+    for (int n = 0; n < COUNT; n += SIZE) {
+        float chunk[SIZE];
 #pragma unroll
-        for (int i = 0; i < SOME; i++)
-            some[i] = s[i];
-        f(some, n * 2);
+        for (int i = 0; i < SIZE; i++)
+            chunk[i] = s[i];
+        f(chunk, n * 2);
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            s[i] = i + SOME < COUNT ? s[i + SOME] : some[i + SOME - COUNT];
+            s[i] = i + SIZE < COUNT ? s[i + SIZE] : chunk[i + SIZE - COUNT];
     }
 }
 
 constexpr int CHUNK = 8, FIRST_CHUNK = 16;
-/* Wide heads leave too few registers to have all scores at once beside terms of keys and two forms of a score; and so do
- * wide values beside narrow heads, whose soft-caps spilled. */
+/* Scores spill if they are not computed in chunks: with wide heads, beside terms of keys and two forms of a score; with
+ * wide values and narrow heads, in soft-caps. */
 #if ATTUNE_SCORE_KEYS && defined ATTUNE_SCORE_NEAR
 constexpr bool REGISTERS_FULL = Q_BUFFERS == 1;
 #else
 constexpr bool REGISTERS_FULL = HEAD_DIM <= 64 && HEAD_DIM_V > 192;
 #endif
 constexpr int SCORE_CHUNK = ATTUNE_SCORE_IS_LONG || ATTUNE_HAVE_SCORE_LINE || REGISTERS_FULL ? CHUNK : BLOCK_N / 2;
-/* Where rows mostly have ranges, pairs are seldom looked at; terms make them short. */
+/* A mask with ranges is seldom evaluated pair by pair, so chunks do. With terms of keys the code is short as it is. */
 constexpr bool RARE_PAIRS = ATTUNE_HAVE_MASK_RANGE && !ATTUNE_MASK_KEYS;
 constexpr int MASK_CHUNK = ATTUNE_MASK_IS_LONG || RARE_PAIRS ? CHUNK : BLOCK_N / 2;
 
-/* The largest product of the thread, in magnitude. */
+/* The largest absolute value of the thread's products. */
 template <int COUNT> __device__ __forceinline__ float magnitude(const float (&s)[COUNT])
 {
-    float top[2] = {0.0f, 0.0f};
+    float largest[2] = {0.0f, 0.0f}; /* two chains of instructions */
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
-        top[i % 2] = fmaxf(top[i % 2], fabsf(s[i]));
-    return fmaxf(top[0], top[1]);
+        largest[i % 2] = fmaxf(largest[i % 2], fabsf(s[i]));
+    return fmaxf(largest[0], largest[1]);
 }
 
-/* Whether the warp's scores all lie where the cheaper form of their expression holds. */
+/* Whether the score's near-zero form holds for all products of the warp. */
 template <int COUNT> __device__ __forceinline__ bool near_zero(const float (&s)[COUNT], float scale)
 {
 #ifdef ATTUNE_SCORE_NEAR
@@ -62,14 +63,15 @@ template <int COUNT> __device__ __forceinline__ bool near_zero(const float (&s)[
 #endif
 }
 
-/* A score that is a line in the product and in kv, in one row: factor * score + base + slope * (kv - origin). */
+/* A row's score if it is linear in the product and in kv: factor * product + base + slope * (kv - origin). */
 struct linear_score {
     float factor, slope, base;
     int origin;
 };
 
-/* Of the thread's two rows. False where an infinity would make of these sums what it does not make of the text's. */
-__device__ __forceinline__ bool find_linear_scores(linear_score (&linear_scores)[2], const attune_cuda_arguments &a, const tile_coord &p, int row)
+/* Those of the thread's two rows. False if one is not finite, since the sum may then differ from the expression. */
+__device__ __forceinline__ bool find_linear_scores(linear_score (&linear_scores)[2], const attune_cuda_arguments &a,
+                                                   const tile_coord &p, int row)
 {
     bool finite = false;
 #if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
@@ -87,36 +89,39 @@ __device__ __forceinline__ bool find_linear_scores(linear_score (&linear_scores)
     return finite;
 }
 
-template <int COUNT> __device__ __forceinline__ void apply_linear_scores(float (&s)[COUNT], const linear_score (&linear_scores)[2], int column)
+template <int COUNT>
+__device__ __forceinline__ void apply_linear_scores(float (&s)[COUNT], const linear_score (&linear_scores)[2],
+                                                    int column)
 {
 #if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const linear_score &l = linear_scores[half];
-        float from = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
+        float first = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
 #pragma unroll
         for (int i = 0; i < COUNT / 2; i++) {
             float &x = s[i / 2 * 4 + half * 2 + i % 2];
-            float to = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, from) : from;
-            x = __fmaf_rn(x, l.factor, to);
+            float bias = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, first) : first;
+            x = __fmaf_rn(x, l.factor, bias);
         }
     }
 #endif
 }
 
 /*
- * outer * tanh(inner * score): x times a polynomial in x * x, of the product itself. With two coefficients it is within
- * 3.5e-8 of tanh where |inner * score| <= 0.16, with four within 1.4e-8 up to 0.5; past that, tanh.
+ * Soft-cap: outer * tanh(inner * score). Where the warp's |inner * score| are at most 0.16, tanh is an odd polynomial
+ * of three coefficients, within 3.5e-8; up to 0.5 one of five, within 1.4e-8. The scale and the caps are multiplied
+ * into the coefficients, and the polynomial is evaluated at the product. Past 0.5, tanh itself.
  */
-template <int COUNT> __device__ __forceinline__ void apply_cap(float (&s)[COUNT], float scale)
+template <int COUNT> __device__ __forceinline__ void apply_soft_cap(float (&s)[COUNT], float scale)
 {
 #if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
     float inner = ATTUNE_SCORE_CAP_INNER * scale;
 #ifndef ATTUNE_APPROXIMATE_TANH
-    float two = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
-    float top = two > 0x1p-24f && two < 0x1p24f ? magnitude(s) * fabsf(inner) : ATTUNE_INF;
-    if (__all_sync(0xffffffffu, top <= 0.16f)) {
-        float c1 = c0 * two * -0.33331832f, c2 = c0 * two * (two * 0.13143139f);
+    float square = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
+    float largest = square > 0x1p-24f && square < 0x1p24f ? magnitude(s) * fabsf(inner) : ATTUNE_INF;
+    if (__all_sync(0xffffffffu, largest <= 0.16f)) {
+        float c1 = c0 * square * -0.33331832f, c2 = c0 * square * (square * 0.13143139f);
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             float y = s[i] * s[i];
@@ -124,8 +129,8 @@ template <int COUNT> __device__ __forceinline__ void apply_cap(float (&s)[COUNT]
         }
         return;
     }
-    if (__all_sync(0xffffffffu, top <= 0.5f)) {
-        float c1 = c0 * two, c2 = c1 * two, c3 = c2 * two, c4 = c3 * two;
+    if (__all_sync(0xffffffffu, largest <= 0.5f)) {
+        float c1 = c0 * square, c2 = c1 * square, c3 = c2 * square, c4 = c3 * square;
         c1 *= -0.33333072f, c2 *= 0.13324828f, c3 *= -0.052989241f, c4 *= 0.017141320f;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -135,19 +140,19 @@ template <int COUNT> __device__ __forceinline__ void apply_cap(float (&s)[COUNT]
         return;
     }
 #endif
-    constexpr int SOME = COUNT % FIRST_CHUNK ? CHUNK : FIRST_CHUNK;
-    rotate_chunks<SOME>(s, [&](float(&some)[SOME], int) {
+    constexpr int SIZE = COUNT % FIRST_CHUNK ? CHUNK : FIRST_CHUNK;
+    rotate_chunks<SIZE>(s, [&](float(&chunk)[SIZE], int) {
 #pragma unroll
-        for (int i = 0; i < SOME; i++)
-            some[i] = ATTUNE_SCORE_CAP_OUTER * attune_tanh(inner * some[i]);
+        for (int i = 0; i < SIZE; i++)
+            chunk[i] = ATTUNE_SCORE_CAP_OUTER * attune_tanh(inner * chunk[i]);
     });
 #endif
 }
 
-/* The cheaper form of the expression; its own text where it has none. */
+/* The score's near-zero form; the score itself if it has none. */
 template <int COUNT>
-__device__ __forceinline__ void apply_near(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int row,
-                                           int column)
+__device__ __forceinline__ void apply_near_zero_form(float (&s)[COUNT], const attune_cuda_arguments &a,
+                                                     const tile_coord &p, int row, int column)
 {
 #if ATTUNE_HAVE_SCORE
 #pragma unroll
@@ -162,17 +167,17 @@ __device__ __forceinline__ void apply_near(float (&s)[COUNT], const attune_cuda_
 #endif
 }
 
-/* The expression's own text, behind another form: seldom. */
+/* The score itself, where another form does not hold: seldom, so it is compiled for one chunk. */
 template <int COUNT>
-__device__ __forceinline__ void apply_text(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int row,
-                                           int column)
+__device__ __forceinline__ void apply_score(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p,
+                                            int row, int column)
 {
 #if ATTUNE_HAVE_SCORE
-    rotate_chunks<CHUNK>(s, [&](float(&some)[CHUNK], int columns) {
+    rotate_chunks<CHUNK>(s, [&](float(&chunk)[CHUNK], int columns) {
 #pragma unroll
         for (int i = 0; i < CHUNK; i++)
-            some[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + columns + i / 4 * 8 + i % 2, p.h_kv, a.q_len,
-                                   a.kv_len, some[i] * a.scale, a.score_symbols);
+            chunk[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + columns + i / 4 * 8 + i % 2, p.h_kv,
+                                    a.q_len, a.kv_len, chunk[i] * a.scale, a.score_symbols);
     });
 #endif
 }
@@ -186,8 +191,9 @@ __device__ __forceinline__ bool mask_allows(const attune_cuda_arguments &a, cons
 }
 #endif
 
-/* The keys from low to before high that row q may attend. */
-__device__ __forceinline__ void mask_range(const attune_cuda_arguments &a, const tile_coord &p, int q, int &low, int &high)
+/* The keys [low, high) that row q is allowed to attend. */
+__device__ __forceinline__ void mask_range(const attune_cuda_arguments &a, const tile_coord &p, int q, int &low,
+                                           int &high)
 {
 #if ATTUNE_HAVE_MASK_RANGE
     int h = p.h + a.h0;
@@ -196,7 +202,7 @@ __device__ __forceinline__ void mask_range(const attune_cuda_arguments &a, const
 #endif
 }
 
-/* Whether ranges hold for this mask's captures; known when there is no other way. */
+/* Whether the mask's rows have ranges. That may depend on its captures' values: then the mask is compiled too. */
 __device__ __forceinline__ bool mask_has_ranges(const attune_cuda_arguments &a)
 {
     return ATTUNE_HAVE_MASK_RANGE && (!ATTUNE_HAVE_MASK || a.mask_ranges);
@@ -217,7 +223,7 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
 #endif
 }
 
-/* Forbids what lies outside [low, high) in one half of the thread's elements; both count from its first column. */
+/* Forbids the keys outside [low, high) in one of the thread's two rows. Both count from the thread's first column. */
 __device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half, int low, int high)
 {
 #pragma unroll
@@ -228,10 +234,10 @@ __device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half
                 s[n * 4 + half * 2 + i] = -ATTUNE_INF;
 }
 
-/* Forbids pair by pair. */
+/* Evaluates the mask for each pair. */
 template <int COUNT>
-__device__ __forceinline__ void forbid_pairs(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int row,
-                                             int column)
+__device__ __forceinline__ void forbid_pairs(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p,
+                                             int row, int column)
 {
 #if ATTUNE_HAVE_MASK
 #pragma unroll
@@ -242,10 +248,11 @@ __device__ __forceinline__ void forbid_pairs(float (&s)[COUNT], const attune_cud
 }
 
 #if ATTUNE_SCORE_KEYS
-/* The scores, of the terms of rows and keys. */
+/* The scores, from the terms of rows and keys. */
 template <bool NEAR, int COUNT>
-__device__ __forceinline__ void score_terms(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int row,
-                                            int column, const row_terms (&rows)[2], u32 terms)
+__device__ __forceinline__ void apply_score_terms(float (&s)[COUNT], const attune_cuda_arguments &a,
+                                                  const tile_coord &p, int row, int column, const row_terms (&rows)[2],
+                                                  u32 terms)
 {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
@@ -266,8 +273,9 @@ __device__ __forceinline__ void score_terms(float (&s)[COUNT], const attune_cuda
 
 #if ATTUNE_MASK_KEYS
 template <int COUNT>
-__device__ __forceinline__ void mask_terms(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int row,
-                                           int column, const row_terms (&rows)[2], u32 terms)
+__device__ __forceinline__ void forbid_pairs_terms(float (&s)[COUNT], const attune_cuda_arguments &a,
+                                                   const tile_coord &p, int row, int column, const row_terms (&rows)[2],
+                                                   u32 terms)
 {
     int h = p.h + a.h0;
 #pragma unroll
@@ -281,32 +289,34 @@ __device__ __forceinline__ void mask_terms(float (&s)[COUNT], const attune_cuda_
 }
 #endif
 
-/* The terms of a tile's keys, once they are there. r: the tile's; `turns` has a bit for each stage: the phase to wait
- * for, where not every tile has terms. */
-__device__ __forceinline__ u32 wait_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
-                                          const pipeline_state &r, u32 &phases)
+/* Waits for the terms of the tile's keys and returns their address. r: the tile's stage. If every tile has terms, their
+ * phase is that of r; else each stage has its own: `phases` has a bit for each stage, the phase to wait for. */
+__device__ __forceinline__ u32 wait_key_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
+                                              const pipeline_state &r, u32 &phases)
 {
     if (!KEY_TERMS || !has_terms(a, flags))
         return 0;
-    barrier_wait(&((staged *)(memory + STAGED_OFFSET))->full[r.stage], ATTUNE_SCORE_KEYS ? r.phase : phases >> r.stage & 1);
+    consumer_wait<&key_terms_control::terms>(*(key_terms_control *)(memory + KEY_TERMS_OFFSET),
+                                             {r.stage, ATTUNE_SCORE_KEYS ? r.phase : phases >> r.stage & 1});
     phases ^= 1u << r.stage;
-    return shared_address(memory) + STAGED_OFFSET + sizeof(staged) + r.stage * TERM_BYTES;
+    return shared_address(memory) + KEY_TERMS_OFFSET + sizeof(key_terms_control) + r.stage * TERM_BYTES;
 }
 
-__device__ __forceinline__ void leave_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
-                                            const pipeline_state &r)
+__device__ __forceinline__ void release_key_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
+                                                  const pipeline_state &r)
 {
     if (KEY_TERMS && has_terms(a, flags))
-        warp_arrive(&((staged *)(memory + STAGED_OFFSET))->empty[r.stage]);
+        consumer_release<&key_terms_control::terms>(*(key_terms_control *)(memory + KEY_TERMS_OFFSET), r);
 }
 
-/* 4: the score and mask hook. FIRST: of a row's first keys, which are few among all; row: the thread's first row of q;
- * lined: the scores of both rows are lines; terms: those of the keys. */
+/* FIRST: a query tile's first key tile, where slower and shorter code will do; row: the thread's first row; linear: the
+ * scores of both rows are linear_scores; terms: the address of the keys' terms. */
 template <bool FIRST>
-__device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a, const tile_coord &p, int kv,
-                                     int flags, int row, const linear_score (&linear_scores)[2], bool linear, u32 terms)
+__device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
+                                                     const tile_coord &p, int kv, int flags, int row,
+                                                     const linear_score (&linear_scores)[2], bool linear, u32 terms)
 {
-    constexpr int SOME = !FIRST || SCORE_CHUNK == CHUNK ? SCORE_CHUNK : BLOCK_N / 2 % FIRST_CHUNK ? CHUNK : FIRST_CHUNK;
+    constexpr int SIZE = !FIRST || SCORE_CHUNK == CHUNK ? SCORE_CHUNK : BLOCK_N / 2 % FIRST_CHUNK ? CHUNK : FIRST_CHUNK;
     int column = kv + (int)threadIdx.x % 4 * 2;
 #if ATTUNE_KEY_TERMS
     row_terms rows[2];
@@ -321,19 +331,19 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
     else
 #endif
 #if ATTUNE_HAVE_SCORE
-        rotate_chunks<SOME>(s, [&](float(&some)[SOME], int columns) {
+        rotate_chunks<SIZE>(s, [&](float(&chunk)[SIZE], int columns) {
 #ifdef ATTUNE_SCORE_CAP_INNER
-            apply_cap(some, a.scale);
+            apply_soft_cap(chunk, a.scale);
 #elif ATTUNE_SCORE_KEYS
-            if (near_zero(some, a.scale))
-                score_terms<ATTUNE_HAVE_SCORE_NEAR>(some, a, p, row, column + columns, rows, terms + columns * 4);
+            if (near_zero(chunk, a.scale))
+                apply_score_terms<ATTUNE_HAVE_SCORE_NEAR>(chunk, a, p, row, column + columns, rows, terms + columns * 4);
             else
-                score_terms<false>(some, a, p, row, column + columns, rows, terms + columns * 4);
+                apply_score_terms<false>(chunk, a, p, row, column + columns, rows, terms + columns * 4);
 #else
-            if (!ATTUNE_HAVE_SCORE_LINE && near_zero(some, a.scale))
-                apply_near(some, a, p, row, column + columns);
+            if (!ATTUNE_HAVE_SCORE_LINE && near_zero(chunk, a.scale))
+                apply_near_zero_form(chunk, a, p, row, column + columns);
             else
-                apply_text(some, a, p, row, column + columns);
+                apply_score(chunk, a, p, row, column + columns);
 #endif
         });
 #else
@@ -356,11 +366,11 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
             high[half] = min(high[half], limit);
         }
     } else if (ATTUNE_HAVE_MASK && flags & TILE_PARTIAL) {
-        rotate_chunks<MASK_CHUNK>(s, [&](float(&some)[MASK_CHUNK], int columns) {
+        rotate_chunks<MASK_CHUNK>(s, [&](float(&chunk)[MASK_CHUNK], int columns) {
 #if ATTUNE_MASK_KEYS
-            mask_terms(some, a, p, row, column + columns, rows, terms + columns * 4);
+            forbid_pairs_terms(chunk, a, p, row, column + columns, rows, terms + columns * 4);
 #else
-            forbid_pairs(some, a, p, row, column + columns);
+            forbid_pairs(chunk, a, p, row, column + columns);
 #endif
         });
     }
@@ -370,15 +380,16 @@ __device__ __forceinline__ void hook(float (&s)[BLOCK_N / 2], const attune_cuda_
             forbid_outside(s, half, low[half] - column, high[half] - column);
 }
 
-/* With the terms of the keys, which stand where r is. */
+/* 4: the score and mask hook. r: the stage of the keys' terms. */
 template <bool FIRST>
-__device__ __forceinline__ void hook_terms(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
-                                           unsigned char *memory, const tile_coord &p, int kv, int flags, int row,
-                                           const linear_score (&linear_scores)[2], bool linear, const pipeline_state &r, u32 &phases)
+__device__ __forceinline__ void modify_scores(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
+                                              unsigned char *memory, const tile_coord &p, int kv, int flags, int row,
+                                              const linear_score (&linear_scores)[2], bool linear,
+                                              const pipeline_state &r, u32 &phases)
 {
-    u32 terms = wait_terms(a, memory, flags, r, phases);
-    hook<FIRST>(s, a, p, kv, flags, row, linear_scores, linear, terms);
-    leave_terms(a, memory, flags, r);
+    u32 terms = wait_key_terms(a, memory, flags, r, phases);
+    apply_score_and_mask<FIRST>(s, a, p, kv, flags, row, linear_scores, linear, terms);
+    release_key_terms(a, memory, flags, r);
 }
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Terms: what of the expressions is the same for all rows of a key, or all keys of a row (src/expr/terms.c), a word
- * each. Those of a tile's keys stand in shared memory, [term][key]: the score's, then the mask's. A row's stay in
- * registers; in backward kernels a key's too.
+ * Terms of the expressions (src/expr/terms.c): parts that depend on the key and not on the row, or on the row and not
+ * on the key, so that they are computed once and not for each pair. A term is a word. The terms of a tile's keys are in
+ * shared memory, [term][key], those of the score before those of the mask. The terms of a row are in registers; in
+ * backward kernels the terms of a key are too.
  */
 #ifndef ATTUNE_CUDA_TERMS_CUH
 #define ATTUNE_CUDA_TERMS_CUH
@@ -18,19 +19,19 @@
 #define ATTUNE_MASK_ROWS 0
 #endif
 #ifndef ATTUNE_SLOPE_KEYS
-#define ATTUNE_SLOPE_KEYS 0 /* in backward kernels alone */
+#define ATTUNE_SLOPE_KEYS 0 /* terms of the score's derivative, which only backward kernels have */
 #define ATTUNE_SLOPE_ROWS 0
 #endif
 #define ATTUNE_KEY_TERMS (ATTUNE_SCORE_KEYS + ATTUNE_MASK_KEYS)
 
 constexpr int KEY_TERMS = ATTUNE_KEY_TERMS;
-constexpr u32 TERM_BYTES = KEY_TERMS * BLOCK_N * 4; /* of a tile of keys */
+constexpr u32 TERM_BYTES = KEY_TERMS * BLOCK_N * 4; /* of a key tile */
 
 struct row_terms {
     int score[ATTUNE_SCORE_ROWS + 1], mask[ATTUNE_MASK_ROWS + 1], slope[ATTUNE_SLOPE_ROWS + 1];
 };
 
-/* p.q: the row. */
+/* p.q: the row. masked: the mask's terms too. */
 __device__ __forceinline__ void row_terms_make(row_terms &r, const attune_cuda_arguments &a, const tile_coord &p,
                                                bool masked)
 {
@@ -50,9 +51,9 @@ struct key_terms {
     int word[KEY_TERMS];
 };
 
-/* Without `masked` the mask's are not wanted. */
-__device__ __forceinline__ void key_terms_make(key_terms &k, const attune_cuda_arguments &a, const tile_coord &p, int kv,
-                                               bool masked)
+/* masked: the mask's terms too; else they are 0. */
+__device__ __forceinline__ void key_terms_make(key_terms &k, const attune_cuda_arguments &a, const tile_coord &p,
+                                               int kv, bool masked)
 {
 #if ATTUNE_SCORE_KEYS
     attune_score_key_terms(p.b, p.h, kv, p.h_kv, a.q_len, a.kv_len, k.word, a.score_symbols);
@@ -68,7 +69,7 @@ __device__ __forceinline__ void key_terms_make(key_terms &k, const attune_cuda_a
 #endif
 }
 
-/* column: the key's in its tile. */
+/* column: the key's index in its tile. */
 __device__ __forceinline__ void key_terms_store(const key_terms &k, u32 tile, int column)
 {
 #pragma unroll
@@ -77,7 +78,7 @@ __device__ __forceinline__ void key_terms_store(const key_terms &k, u32 tile, in
                      : "memory");
 }
 
-/* COUNT terms, from FIRST on, of a key. */
+/* The terms FIRST to FIRST + COUNT - 1 of a key. */
 template <int FIRST, int COUNT> __device__ __forceinline__ void key_terms_load(int (&k)[COUNT], u32 tile, int column)
 {
 #pragma unroll
@@ -87,11 +88,11 @@ template <int FIRST, int COUNT> __device__ __forceinline__ void key_terms_load(i
 
 #endif
 
-/* The terms of the next tile's keys: made under this one's Q K, put down behind it. */
+/* The terms of the next key tile: computed while Q K of this one runs, stored when this one's terms have been read. */
 struct next_terms {
 #if ATTUNE_KEY_TERMS
-    static constexpr int COUNT = (BLOCK_N + THREADS - 1) / THREADS; /* of a thread's keys */
-    key_terms of[COUNT];
+    static constexpr int COUNT = (BLOCK_N + THREADS - 1) / THREADS; /* a thread's keys */
+    key_terms key[COUNT];
 #endif
 };
 
@@ -102,7 +103,7 @@ __device__ __forceinline__ void make_terms(next_terms &t, const attune_cuda_argu
 #pragma unroll
     for (int i = 0; i < t.COUNT; i++)
         if (next.kv >= 0)
-            key_terms_make(t.of[i], a, p, next.kv + i * THREADS + (int)threadIdx.x, !next.full);
+            key_terms_make(t.key[i], a, p, next.kv + i * THREADS + (int)threadIdx.x, !next.full);
 #endif
 }
 
@@ -113,12 +114,12 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
     for (int i = 0; i < t.COUNT; i++) {
         int column = i * THREADS + thread_index_remat();
         if (BLOCK_N % THREADS == 0 || column < BLOCK_N)
-            key_terms_store(t.of[i], tile, column);
+            key_terms_store(t.key[i], tile, column);
     }
 #endif
 }
 
-/* Calls of the score's text: with the terms of `key` and `row`, where it has them. */
+/* A score with terms is another function, which takes those of `key` and `row`: SCORE_OF(f)(... SCORE_TERMS ...). */
 #if ATTUNE_SCORE_KEYS
 #define SCORE_OF(function) function##_of
 #define SCORE_TERMS        , key.score, row.score
@@ -127,8 +128,7 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
 #define SCORE_TERMS
 #endif
 
-/* ---------------------------------------------------------------------------------------------------------- backward
- */
+/* --------------------------------------------------------------------------------------------------------- backward */
 
 #if ATTUNE_SLOPE_KEYS + ATTUNE_SLOPE_ROWS
 #define SLOPE_OF(function) function##_of
@@ -138,7 +138,7 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
 #define SLOPE_TERMS
 #endif
 
-/* What the pairs of a key, or of a row, share of the score and its derivative. */
+/* The terms of one key, or of one row, that its pairs share: of the score and of the score's derivative. */
 struct shared_terms {
     int score[(ATTUNE_SCORE_KEYS > ATTUNE_SCORE_ROWS ? ATTUNE_SCORE_KEYS : ATTUNE_SCORE_ROWS) + 1];
     int slope[(ATTUNE_SLOPE_KEYS > ATTUNE_SLOPE_ROWS ? ATTUNE_SLOPE_KEYS : ATTUNE_SLOPE_ROWS) + 1];
@@ -165,18 +165,18 @@ __device__ __forceinline__ void share_row(shared_terms &t, const attune_cuda_arg
 }
 
 /*
- * A tile's columns in a warp: each lane makes the words of two of each 64, column_of_lane and the next, and gives them
- * to the others. first: the lane's first column.
+ * The lanes of a warp divide the terms of a tile's columns: of each set of 64 columns a lane computes the terms of two,
+ * column_of_lane and the next, and the others get them by a shuffle. first: the lane's first column.
  */
 __device__ __forceinline__ int column_of_lane(int first, int set)
 {
     return first + (set * 8 + (int)threadIdx.x % 32 / 4) * 8;
 }
 
-/* A word of the column that is n * 8 behind the lane's first. */
-__device__ __forceinline__ int word_of_column(int mine, int n)
+/* The word of the column n * 8 after the lane's first one, from the lane that computed it. */
+__device__ __forceinline__ int word_of_column(int own, int n)
 {
-    return __shfl_sync(0xffffffffu, mine, n % 8 * 4 + (int)threadIdx.x % 4);
+    return __shfl_sync(0xffffffffu, own, n % 8 * 4 + (int)threadIdx.x % 4);
 }
 
 #endif

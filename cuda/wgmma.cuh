@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * wgmma.mma_async for each width N that a tile can have: accumulators are operands by name, so that each width is an
- * instruction of its own. The lists of registers are built from sixteens.
+ * wgmma.mma_async for each width N that a tile can have. Inline PTX names every accumulator as an operand, so each
+ * width needs a text of its own. The lists of operands are built from those of 16 columns.
  *
- *     wgmma<N>::ss(d, a, b, add)  d[64 x N] = a b + (add ? d : 0); a and b in shared memory, both K-major, or with
- *                                 <A, B> 1 M-major and N-major
+ *     wgmma<N>::ss(d, a, b, add)  d[64 x N] = a b + (add ? d : 0); a and b in shared memory, K-major; with <1, B>
+ *                                 a is M-major, with <A, 1> b is N-major
  *     wgmma<N>::rs(d, a, b)       d += a b; a in registers, b in shared memory, N-major
  */
 #ifndef ATTUNE_CUDA_WGMMA_CUH
@@ -18,11 +18,12 @@
 #define WGMMA_TYPE "bf16.bf16"
 #endif
 
-/* Eight accumulators: 16 columns. */
+/* Eight accumulators of a thread: 16 columns. */
 #define WGMMA_D8(i)                                                                                                    \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
         "+f"(d[i + 7])
 
+/* The operands' names, WGMMA_S<k>, and the operands, WGMMA_O<k>, of 16 (k + 1) columns. */
 #define WGMMA_S0 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define WGMMA_S1                                                                                                       \
     WGMMA_S0 ","                                                                                                       \
@@ -87,7 +88,7 @@
 #define WGMMA_O15 WGMMA_O14, WGMMA_D8(120)
 
 #define WGMMA_TEXT(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." WGMMA_TYPE
-/* n: the width; k: n / 16 - 1; r0 ...: the operands' numbers, which follow the n / 2 accumulators. */
+/* n: the width; k: n / 16 - 1; r0 ...: the numbers of the other operands, which follow the n / 2 accumulators. */
 #define WGMMA_WIDTH(n, k, r0, r1, r2, r3, r4)                                                                          \
     template <> struct wgmma<n> {                                                                                      \
         template <int A = 0, int B = 0>                                                                                \

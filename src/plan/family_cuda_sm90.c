@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CUDA, wgmma: forward, and a backward pass of one kernel whose sums of dQ have no fixed order. Shared memory is
- * counted in elements of the input type, swizzled, so that nothing is lost to padding but the head dimension's own, up
- * to 64 elements (one 128-byte swizzle). P stays in registers in forward. num_stages counts the tiles of K and of V
- * that are in flight. Registers are an estimate for the busiest thread: the float32 accumulators plus what addresses,
- * fragments and the softmax take. Tiles follow FlashAttention-3 where those divide a mask's block of 128.
+ * CUDA, wgmma: forward, and a backward pass of one kernel whose sums of dQ have no fixed order. Shared memory is in
+ * elements of the input type. The 128-byte swizzle needs no padding but that of the head dimension to 64 elements. P
+ * stays in registers in forward. num_stages counts the tiles of K and of V that are in flight. Registers are an
+ * estimate for a consumer's thread: the float32 accumulators, addresses, fragments and the softmax. Tiles are
+ * FlashAttention-3's where those divide a mask's block of 128.
  */
 #include "plan/family_cuda.h"
 
@@ -176,7 +176,7 @@ static const attune__tile sm90_192[] = {
     ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 112, 2, 12), ATTUNE__TILE(128, 64, 2, 12),
     ATTUNE__TILE(64, 64, 2, 8),    ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
 };
-/* Beside a score 128 keys spill. */
+/* With a score expression 128 keys spill. */
 static const attune__tile sm90_192_score[] = {
     ATTUNE__TILE(128, 112, 2, 12), ATTUNE__TILE(128, 64, 2, 12), ATTUNE__TILE(64, 64, 2, 8),
     ATTUNE__TILE(64, 64, 1, 8),    ATTUNE__TILE(64, 32, 1, 8),
@@ -196,14 +196,15 @@ static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *co
     return t.tiles;
 }
 
-/* One warp group loads; each other one, of four warps, owns 64 rows. */
+/* A producer warp group, and a consumer warp group, of four warps, for each 64 rows. */
 static uint32_t sm90_warps(const attune__tile *tile)
 {
     return PRODUCER_WARPS + tile->value[ATTUNE__BLOCK_M] / 16;
 }
 
-/* Three warp groups, whose 160 registers hold S, P and O of small heads, and no score's values or pairs of a mask
- * beside them. The rows lie in at most two block rows of a mask, and each group's in one. */
+/* Three consumer warp groups have 160 registers for each thread. They hold S, P and O of narrow heads, but not also the
+ * values of a score expression or of a mask that is evaluated for each pair. 192 rows are in at most two blocks of a
+ * mask, and the 64 rows of a warp group in one. */
 static bool sm90_may_have_192(const attune__search *search)
 {
     const attune__shape *s = search->shape;
@@ -220,7 +221,7 @@ static void sm90_clamp(const attune__search *search, attune__tile *tile)
     bool three = v[ATTUNE__BLOCK_M] == 192 && sm90_may_have_192(search);
     if (v[ATTUNE__BLOCK_M] == 192 && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)))
         v[ATTUNE__BLOCK_M] = 128;
-    /* 80 and 112 keys fill shared memory where a mask has no blocks that they would have to divide. */
+    /* 80 and 112 keys fill shared memory, but do not divide the blocks of a block mask. */
     uint32_t keys = v[ATTUNE__BLOCK_N];
     bool odd = !attune__is_power2(keys) && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N));
     if (odd)
@@ -230,7 +231,7 @@ static void sm90_clamp(const attune__search *search, attune__tile *tile)
         v[ATTUNE__BLOCK_M] = 192;
     if (odd && !search->shape->block_mask && v[ATTUNE__BLOCK_N] == 64)
         v[ATTUNE__BLOCK_N] = keys;
-    /* wgmma has 64 rows whatever the lengths; refuse sorts out masks with smaller blocks. */
+    /* wgmma has 64 rows whatever the lengths. sm90_refuse refuses masks with smaller blocks. */
     if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && v[ATTUNE__BLOCK_M] < 64)
         v[ATTUNE__BLOCK_M] = 64;
     if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
@@ -258,14 +259,13 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
 }
 
 /*
- * As sm80, with D and Dv padded to 64 and 8 (34 + 7 S) bytes rounded up to 128 behind the tiles: barriers, the rows'
- * and the keys' notes, and the walk's steps.
+ * Shared memory of the forward kernel, with D and Dv padded to 64, in bytes (cuda/producer_sm90.cuh):
  *
- *     forward       B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + barriers
+ *     B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + control
  *
- * and with T words for each key of the expressions S (16 + terms[T][N] 4) behind them, rounded up likewise.
- *
- * B = 2 where D and Dv are at most 128, else 1: the next rows' Q comes while these are worked on.
+ * control: 8 (34 + 7 S) rounded up to 128, for the pipelines' barriers, the tile descriptors and the scheduler's queue.
+ * Expressions with T terms of a key add S (16 + terms[T][N] 4), rounded up likewise. B = 2 where D and Dv are at most
+ * 128, else 1: the next query tile's Q loads while this one is computed.
  */
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
 {
@@ -275,17 +275,17 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     const uint32_t *v = tile->value;
     uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64),
              stages = v[ATTUNE__NUM_STAGES];
-    uint64_t e = attune__dtype_bytes(s), barriers = attune__round_up64(8 * (34 + 7 * stages), 128);
+    uint64_t e = attune__dtype_bytes(s), control = attune__round_up64(8 * (34 + 7 * stages), 128);
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = attune__cuda_registers(s) - 8;
     c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
     c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
     uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], buffers = d <= 128 && dv <= 128 ? 2 : 1;
-    c.shared = buffers * m * d * e + stages * n * (d + dv) * e + barriers;
+    c.shared = buffers * m * d * e + stages * n * (d + dv) * e + control;
     const uint64_t terms = attune__analysis_key_terms(&s->expr, ATTUNE__ONE_HEAD);
     if (terms)
         c.shared += attune__round_up64(stages * (16 + n * terms * 4), 128);
-    /* A warp group's 64 rows of S, P in 16 bits, and O, over 128 threads. */
+    /* 64 rows of S, of P in 16 bits and of O, in the registers of a warp group's 128 threads. */
     c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
     return c;
 }
