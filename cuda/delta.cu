@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* What stands before and behind the kernels of the backward pass: a row's LSE and delta = dot(o, d_o) - d_lse, and at
- * the end what captures are due, added to the caller's tensors. */
-#define ATTUNE_BLOCK_M        16 /* it has no tiles */
-#define ATTUNE_BLOCK_N        16
-#define ATTUNE_NUM_WARPS      8
-#define ATTUNE_NUM_STAGES     1
-#define ATTUNE_HAVE_BLOCKS    0
-#define ATTUNE_HAVE_MASK      0
+/* The kernels before and after those of the backward pass: attune_delta computes LSE as they subtract it and
+ * delta = rowsum(dO * O) - dLSE; attune_sums adds the capture gradients to the caller's tensors. */
+#define ATTUNE_BLOCK_M         16 /* common.cuh needs a tile; these kernels have none */
+#define ATTUNE_BLOCK_N         16
+#define ATTUNE_NUM_WARPS       8
+#define ATTUNE_NUM_STAGES      1
+#define ATTUNE_HAVE_BLOCKS     0
+#define ATTUNE_HAVE_MASK       0
 #define ATTUNE_HAVE_MASK_RANGE 0
-#define ATTUNE_HAVE_SCORE     0
+#define ATTUNE_HAVE_SCORE      0
 #include "common.cuh"
 #include "sums.cuh"
 
@@ -22,11 +22,11 @@ __device__ __forceinline__ float value_of(element x)
         return unpack((u32)x);
 }
 
-/* A CTA has ROWS rows of one head, a warp SHARE of them. Where vectors can be read, LANES lanes have a row, and a
- * warp loads all its rows before it adds. */
-constexpr int ROWS = 32, SHARE = ROWS / ATTUNE_NUM_WARPS;
+/* A CTA computes ROWS rows of one head, a warp WARP_ROWS of them. With vector loads LANES lanes share a row, and a warp
+ * issues all loads before the first addition. */
+constexpr int ROWS = 32, WARP_ROWS = ROWS / ATTUNE_NUM_WARPS;
 constexpr bool VECTORS = !IN_F32 && HEAD_DIM_V % 8 == 0;
-constexpr int LANES = HEAD_DIM_V > 128 ? 32 : HEAD_DIM_V > 64 ? 16 : 8, STEPS = SHARE * LANES / 32;
+constexpr int LANES = HEAD_DIM_V > 128 ? 32 : HEAD_DIM_V > 64 ? 16 : 8, STEPS = WARP_ROWS * LANES / 32;
 
 __device__ __forceinline__ float dot_two(u32 x, u32 y, float sum)
 {
@@ -41,7 +41,7 @@ template <int COUNT> __device__ __forceinline__ float sum_over(float sum)
     return sum;
 }
 
-/* A warp's dot product. 16-bit products are exact in float32. */
+/* The dot product of a row, by a warp. Products of 16-bit values are exact in float32. */
 __device__ __forceinline__ float dot(const element *x, const element *y, int lane)
 {
     if constexpr (IN_F32) {
@@ -59,16 +59,16 @@ __device__ __forceinline__ float dot(const element *x, const element *y, int lan
     }
 }
 
-/* Row q's LSE and delta, dot being dot(o, d_o). */
-__device__ __forceinline__ void finish(const attune_cuda_arguments &a, const attune_cuda_backward &back, int plane,
-                                       int b, int h, int q, float dot)
+/* Stores LSE and delta of row q. dot: rowsum(dO * O). An empty row gets +inf, so that P = exp(S - LSE) = 0. */
+__device__ __forceinline__ void store_row(const attune_cuda_arguments &a, const attune_cuda_backward &back, int plane,
+                                          int b, int h, int q, float dot)
 {
     float lse = ATTUNE_INF, delta = 0.0f;
     if (q < a.q_len) {
         delta = dot;
         if (back.d_lse.address)
-            delta -= ((const float *)
-                          back.d_lse.address)[b * back.d_lse.batch + h * back.d_lse.head + q * back.d_lse.row];
+            delta -=
+                ((const float *)back.d_lse.address)[b * back.d_lse.batch + h * back.d_lse.head + q * back.d_lse.row];
         lse = ((const float *)a.lse.address)[b * a.lse.batch + h * a.lse.head + q * a.lse.row];
         if (lse == -ATTUNE_INF)
             lse = ATTUNE_INF, delta = 0.0f;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void finish(const attune_cuda_arguments &a, const att
     ((float *)back.delta)[plane * back.row_stride + q] = delta;
 }
 
-__device__ __forceinline__ void clear(const attune_cuda_backward &back)
+__device__ __forceinline__ void clear_sums(const attune_cuda_backward &back)
 {
     u64 quads = back.sum_words / 2, first = (u64)blockIdx.x * THREADS + threadIdx.x;
     for (u64 i = first; i < quads; i += (u64)gridDim.x * THREADS)
@@ -91,10 +91,10 @@ __device__ __forceinline__ void clear(const attune_cuda_backward &back)
 extern "C" __global__ void __launch_bounds__(THREADS)
     attune_delta(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_backward back)
 {
-    clear(back);
+    clear_sums(back);
     int blocks = (int)back.row_stride / ROWS, plane = (int)blockIdx.x / blocks;
     int b = plane / a.heads, h = plane - b * a.heads, lane = (int)threadIdx.x % 32;
-    int first = ((int)blockIdx.x - plane * blocks) * ROWS + (int)threadIdx.x / 32 * SHARE;
+    int first = ((int)blockIdx.x - plane * blocks) * ROWS + (int)threadIdx.x / 32 * WARP_ROWS;
     const element *o = (const element *)a.o.address + b * a.o.batch + h * a.o.head;
     const element *d_o = (const element *)back.d_o.address + b * back.d_o.batch + h * back.d_o.head;
     if (VECTORS && view_aligned(a.o) && view_aligned(back.d_o)) {
@@ -113,14 +113,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             float sum = dot_two(x[i].x, y[i].x, dot_two(x[i].y, y[i].y, 0.0f));
             sum = sum_over<LANES>(dot_two(x[i].z, y[i].z, dot_two(x[i].w, y[i].w, sum)));
             if (lane % LANES == 0)
-                finish(a, back, plane, b, h, q + i * (32 / LANES), sum);
+                store_row(a, back, plane, b, h, q + i * (32 / LANES), sum);
         }
         return;
     }
-    for (int q = first; q < first + SHARE; q++) {
+    for (int q = first; q < first + WARP_ROWS; q++) {
         float sum = q < a.q_len ? dot(o + q * a.o.row, d_o + q * back.d_o.row, lane) : 0.0f;
         if (lane == 0)
-            finish(a, back, plane, b, h, q, sum);
+            store_row(a, back, plane, b, h, q, sum);
     }
 }
 

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Turns: sums that several CTAs add to in a fixed order. Of the tiles of keys that a tile of rows meets the last
- * goes first; a word holds the number of the tile that was added last, plus one, and 0 before the first. Tiles of keys
- * are taken up in the same order, so that whoever waits waits for one that was begun before.
+ * Ordered accumulation: CTAs add to the same sums in a fixed order, so that results repeat bit for bit. A tile of rows
+ * receives its tiles of keys from the last to the first. A word in global memory holds the index plus one of the tile
+ * of keys that was added last, 0 before the first. CTAs take tiles of keys in the same order, so that a CTA waits only
+ * for tiles that were started before its own.
  */
-#ifndef ATTUNE_CUDA_TURNS_CUH
-#define ATTUNE_CUDA_TURNS_CUH
+#ifndef ATTUNE_CUDA_ORDERED_SUMS_CUH
+#define ATTUNE_CUDA_ORDERED_SUMS_CUH
 
 #include "common.cuh"
 
 #if ATTUNE_HAVE_BLOCKS
-/* The first block of a row past `block`; NO_BLOCK if there is none. By a whole warp, half of it for each list: each turn
- * of the loop leaves a 16th. */
+/* The first block of a row after `block`, or NO_BLOCK. A whole warp searches, half of it in each list: every iteration
+ * narrows the list to a 16th. */
 __device__ __forceinline__ int next_block_after(const attune_cuda_arguments &a, i64 row, int block)
 {
     int lane = (int)threadIdx.x % 32, half = lane / 16;
@@ -22,7 +23,7 @@ __device__ __forceinline__ int next_block_after(const attune_cuda_arguments &a, 
         step = (high - low + 15) / 16;
         int at = low + (lane % 16 + 1) * step - 1;
         found = at >= 0 && at < high ? list[at] : NO_BLOCK;
-        /* The last lane's is past it, or the end: some lane's is. */
+        /* The last lane of each half always counts as after `block`, so that some bit is set. */
         u32 past = (__ballot_sync(0xffffffffu, found > block) >> half * 16 | 0x8000) & 0xffff;
         int chunk = __ffs((int)past) - 1;
         found = __shfl_sync(0xffffffffu, found, half * 16 + chunk);
@@ -36,7 +37,7 @@ __device__ __forceinline__ int next_block_after(const attune_cuda_arguments &a, 
 }
 #endif
 
-/* What the word holds when the turn of a tile of keys has come. By a whole warp. */
+/* The value of the word at which a tile of keys may be added. Called by a whole warp. */
 __device__ __forceinline__ u32 order_expected(const attune_cuda_arguments &a, int b, int h, int q, int tile)
 {
     int next = tile + 1, tiles = (a.kv_len + BLOCK_N - 1) / BLOCK_N;
@@ -47,7 +48,7 @@ __device__ __forceinline__ u32 order_expected(const attune_cuda_arguments &a, in
         next = block == NO_BLOCK ? tiles : block * each;
     }
 #endif
-    return next < tiles ? (u32)next + 1 : 0; /* a mask may be longer than the call */
+    return next < tiles ? (u32)next + 1 : 0; /* the block lists may cover more keys than the call has */
 }
 
 __device__ __forceinline__ u32 order_load(const u32 *word)
@@ -57,9 +58,11 @@ __device__ __forceinline__ u32 order_load(const u32 *word)
     return now;
 }
 
-/* Waits for the turn. By a whole warp. Nearly everywhere the tile's neighbour goes before it, and the word says that it
- * has; only otherwise are the mask's lists asked, which are several reads one after another, longer than the addition. */
-__device__ __forceinline__ void order_wait(const attune_cuda_arguments &a, int b, int h, int q, int tile, const u32 *word)
+/* Waits until a tile of keys may be added. Called by a whole warp. The predecessor is nearly always the next tile,
+ * and then the first load of the word shows that it was added. Otherwise the predecessor is searched in the block
+ * lists, with several dependent loads that take longer than the addition. */
+__device__ __forceinline__ void order_wait(const attune_cuda_arguments &a, int b, int h, int q, int tile,
+                                           const u32 *word)
 {
     u32 now = __shfl_sync(0xffffffffu, order_load(word), 0);
     if (now != (u32)tile + 2) {
@@ -70,7 +73,7 @@ __device__ __forceinline__ void order_wait(const attune_cuda_arguments &a, int b
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/* Once the thread's bulk additions are done. */
+/* Allows the next tile of keys, after the thread's bulk additions have completed. */
 __device__ __forceinline__ void order_release(u32 *word, int tile)
 {
     asm volatile("cp.async.bulk.wait_group 0;\n"

@@ -1,160 +1,175 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The consumers of backward_sm90.cu, in whose midst this stands, where two CTAs of a cluster are a pair. Each has 64
- * of 128 keys, and both go over the same rows at the same time. What binds wide heads otherwise are dQ's additions: here
- * each CTA computes dQ of half of the columns, over all 128 keys, which halves them. For that it has those columns
- * of the other's K, and gets the other's dS. There is room for that only where its own P was: it may come once dV is
- * done, by when the next tile's S and dP have begun, and dQ is computed behind these.
+ * The consumers of Hopper's backward kernel with a cluster of two CTAs. Each CTA has 64 of 128 keys, and both process
+ * the same query tiles at the same time. Wide heads are otherwise bound by the additions to dQ in global memory. Here
+ * each CTA computes half of dQ's columns over all 128 keys, which halves the additions. This takes the peer's K of
+ * those columns, loaded once, and the peer's dS of every query tile.
  *
- *     consumers   P and dS are there     -> ready    exchange() sends dS, once the other's `free` has come too
- *              dV is done             -> the other's `free`
- *     copy     dS is there            -> the other's `theirs`, for which dQ waits
- *     exchange the other's dS is here -> the other's `sent`: its dS may be written again
+ * Shared memory has space for the peer's dS only in the buffer of P, once dV is done. By then the next tile's S and dP
+ * have been issued, and dQ is issued after them. Barriers, for each query tile:
  *
- * dQ is added from registers; if in turn, it is laid over the warp group's columns of its tile's dO, whose stage is then
- * loaded again later than Q's.
+ *     ds_ready      consumers -> exchange_ds          this CTA's P and dS are stored
+ *     peer_p_empty  consumers -> peer's exchange_ds   dV is done: the peer may copy its dS over P
+ *     peer_ds_full  copy      -> peer's consumers     dS has arrived: dQ may be issued
+ *     ds_empty      peer's exchange_ds -> consumers   the peer has this CTA's dS, which may be overwritten
+ *
+ * dQ is added from registers. In a fixed order it is stored over the warp group's columns of its tile's dO, whose
+ * buffer becomes empty later than Q's.
  */
 #ifndef ATTUNE_CUDA_PAIR_SM90_CUH
 #define ATTUNE_CUDA_PAIR_SM90_CUH
 
-/* A slab of a pair's dQ: of one half of the keys after the other. Begun. */
-__device__ __forceinline__ void multiply_dq_pair(float (&dq)[32], u32 d_s, u32 k, u32 their_d_s, u32 their_k)
+/* A slab of dQ = dS^T K, first over the keys of this CTA, then over those of the peer. Not waited for. */
+__device__ __forceinline__ void issue_dq_pair(float (&dq)[32], u32 d_s, u32 k, u32 peer_d_s, u32 peer_k)
 {
-    u64 left[2] = {describe_k_major(d_s), describe_k_major(their_d_s)};
-    u64 right[2] = {describe_n_major(k, KEY_SLAB), describe_n_major(their_k, KEY_SLAB)};
+    u64 left[2] = {describe_k_major(d_s), describe_k_major(peer_d_s)};
+    u64 right[2] = {describe_n_major(k, KEY_SLAB), describe_n_major(peer_k, KEY_SLAB)};
 #pragma unroll
     for (int step = 0; step < 2 * CTA_N / 16; step++)
-        wgmma<64>::ss<0, 1>(dq, left[step / 4] + step % 4 * 32 / 16, right[step / 4] + step % 4 * (16 * 128 / 16), step);
+        wgmma<64>::ss<0, 1>(dq, left[step / 4] + step % 4 * 32 / 16, right[step / 4] + step % 4 * (16 * 128 / 16),
+                            step);
     wgmma_commit();
 }
 
-/* A slab of a pair's, over what its stage had of dO where it waits for its turn. */
-__device__ __forceinline__ void give_dq_pair(const float (&dq)[32], float *to, control &c, u32 memory, u32 stage,
-                                             int group)
+/* Adds a slab of dQ. In a fixed order it is stored over the dO of its stage, from where the producer adds it. */
+__device__ __forceinline__ void add_dq_pair(const float (&dq)[32], float *to, control &c, u32 memory, u32 stage,
+                                            int group)
 {
     if constexpr (DQ_ADD == DQ_ADD_ATOMIC) {
-        add_held(dq, to);
+        atomic_add_fragment(dq, to);
         return;
     }
-    store_dq<0, 32>(dq, pair_dq_place(memory, stage, group));
+    store_dq<0, 32>(dq, pair_dq_buffer(memory, stage, group));
     fence_async();
     warp_arrive(&c.dq_full[group]);
 }
 
-/* Whether a pair gives dQ away before it computes P: a score expression has no room beside it, and what waits for a
- * turn keeps dO from being loaded. */
-constexpr bool EARLY = HAVE_SCORE || ORDERED;
+/* Whether dQ of the previous tile is added before P is computed. A score expression leaves no registers for dQ during
+ * P, and a fixed order must not delay the next load of dO. */
+constexpr bool DQ_BEFORE_P = HAVE_SCORE || ORDERED;
 
-/* Of a pair. dQ of a tile of rows is computed beside S and dP of the next one, by when the other's dS has come. */
+/* dQ of a query tile is computed with S and dP of the next one, by when the peer's dS has arrived. */
 __device__ __forceinline__ void consume_pair(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
-                                         u32 memory)
+                                             u32 memory)
 {
-    constexpr int COLUMNS_D = PART_D<0>, COLUMNS_DV = PART_DV<0>;
+    constexpr int COLUMNS_D = GROUP_D<0>, COLUMNS_DV = GROUP_DV<0>;
     int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 32;
-    u32 rank = cluster_rank(), group_share = group * SHARE * 128;
+    u32 rank = cluster_rank(), group_m = group * GROUP_M * 128;
     int thread_row = (int)rank * CTA_N + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     u64 k = describe_k_major(memory), v = describe_k_major(memory + K_BYTES);
-    u32 dq_k = memory + (rank * 2 + group) * KEY_SLAB, their_k = memory + PEER_K_OFFSET + group * KEY_SLAB;
+    u32 dq_k = memory + (rank * 2 + group) * KEY_SLAB, peer_k = memory + PEER_K_OFFSET + group * KEY_SLAB;
     float factor = HAVE_SCORE ? ATTUNE_LOG2E : a.scale * ATTUNE_LOG2E;
-    pipeline_state r = {0, 0};
-    u32 phase = 0; /* of a tile of rows */
-    for (u32 round = 0;; round++) {
-        barrier_wait(&c.full[r.stage], r.phase);
-        tile_desc n = c.descs[r.stage];
-        if (n.flags & TILE_STOP)
+    pipeline_state pipe = {0, 0};
+    u32 phase = 0; /* of the cluster barriers; changes with every query tile */
+    for (u32 tiles_done = 0;; tiles_done++) {
+        barrier_wait(&c.full[pipe.stage], pipe.phase);
+        tile_desc desc = c.descs[pipe.stage];
+        if (desc.flags & TILE_STOP)
             break;
         float dk[COLUMNS_D / 2], dv[COLUMNS_DV / 2];
         clear(dk);
         clear(dv);
-        barrier_wait(&c.keys_full, round & 1);
+        /* K, V and the peer's K have been loaded. */
+        barrier_wait(&c.keys_full, tiles_done & 1);
         int kv = c.kv + thread_row;
-        u32 before = STAGES; /* the stage of the tile whose dQ is due, and where it belongs */
+        u32 pending = STAGES; /* stage of the tile whose dQ is pending, and its sums */
         float *to = 0;
-        while (!(n.flags & TILE_END)) {
-            u32 q_tile = memory + Q_OFFSET + r.stage * Q_BYTES, do_tile = memory + DO_OFFSET + r.stage * DO_BYTES;
-            u32 p[SHARE / 16][4], d_s[SHARE / 16][4], stage = r.stage;
+        while (!(desc.flags & TILE_END)) {
+            u32 q_tile = memory + Q_OFFSET + pipe.stage * Q_BYTES, do_tile = memory + DO_OFFSET + pipe.stage * DO_BYTES;
+            u32 p[GROUP_M / 16][4], d_s[GROUP_M / 16][4], stage = pipe.stage;
             float dq[32];
             {
-                float s[TILE], d_p[TILE];
+                float s[S_FRAGMENT], d_p[S_FRAGMENT];
+                /* S^T = K Q^T */
                 wgmma_fence();
-                multiply_keys<STEPS_D>(s, k, describe_k_major(q_tile + group_share));
-                if (before < STAGES)
-                    barrier_wait_peer(&c.theirs, phase ^ 1);
+                issue_s_dp<STEPS_D>(s, k, describe_k_major(q_tile + group_m));
+                /* dQ += dS^T K of the previous query tile. The first time its result is not used. */
+                if (pending < STAGES)
+                    barrier_wait_peer(&c.peer_ds_full, phase ^ 1);
                 wgmma_fence();
-                multiply_dq_pair(dq, memory + DS_OFFSET, dq_k, memory + P_OFFSET, their_k);
-                multiply_keys<STEPS_DV>(d_p, v, describe_k_major(do_tile + group_share));
-                if constexpr (EARLY) {
+                issue_dq_pair(dq, memory + DS_OFFSET, dq_k, memory + P_OFFSET, peer_k);
+                /* dP^T = V dO^T */
+                issue_s_dp<STEPS_DV>(d_p, v, describe_k_major(do_tile + group_m));
+                if constexpr (DQ_BEFORE_P) {
                     wgmma_wait<1>();
                     accumulators_done(dq);
-                    asm volatile("bar.sync 1, 256;" ::: "memory");
-                    if (before < STAGES)
-                        give_dq_pair(dq, to, c, memory, before, group);
+                    consumers_sync();
+                    if (pending < STAGES)
+                        add_dq_pair(dq, to, c, memory, pending, group);
                 }
-                wgmma_wait<EARLY ? 1 : 2>();
+                /* P = exp(S - LSE) */
+                wgmma_wait<DQ_BEFORE_P ? 1 : 2>();
                 accumulators_done(s);
-                probabilities(s, p, a, n, kv, memory + LSE_OFFSET + r.stage * ROW_BYTES + group_share / 32, factor);
-                if constexpr (!EARLY) {
+                compute_p(s, p, a, desc, kv, memory + LSE_OFFSET + pipe.stage * ROW_BYTES + group_m / 32, factor);
+                if constexpr (!DQ_BEFORE_P) {
                     wgmma_wait<1>();
                     accumulators_done(dq);
-                    if (before < STAGES)
-                        give_dq_pair(dq, to, c, memory, before, group);
+                    if (pending < STAGES)
+                        add_dq_pair(dq, to, c, memory, pending, group);
                 }
+                /* dS = P * (dP - delta) */
                 wgmma_wait<0>();
                 accumulators_done(d_p);
-                differences(s, d_p, d_s, memory + DELTA_OFFSET + r.stage * ROW_BYTES + group_share / 32);
+                compute_ds(s, d_p, d_s, memory + DELTA_OFFSET + pipe.stage * ROW_BYTES + group_m / 32);
             }
-            barrier_wait_peer(&c.sent, phase ^ 1);
-            if constexpr (!EARLY)
-                asm volatile("bar.sync 1, 256;" ::: "memory");
-            store_piece(p, memory + P_OFFSET + group_share);
-            store_piece(d_s, memory + DS_OFFSET + group_share);
+            /* The buffers of P and dS may be overwritten: the peer has this dS, and all products have read them. */
+            barrier_wait_peer(&c.ds_empty, phase ^ 1);
+            if constexpr (!DQ_BEFORE_P)
+                consumers_sync();
+            store_p_ds(p, memory + P_OFFSET + group_m);
+            store_p_ds(d_s, memory + DS_OFFSET + group_m);
             fence_async();
-            asm volatile("bar.sync 1, 256;" ::: "memory");
+            consumers_sync();
             if (threadIdx.x == 128)
-                barrier_arrive(&c.ready);
+                barrier_arrive(&c.ds_ready);
             wgmma_fence();
-            multiply_rows_wide(dv, memory + P_OFFSET, do_tile + group * (FIRST_DV / 64) * ROW_SLAB);
-            multiply_rows_wide(dk, memory + DS_OFFSET, q_tile + group * (FIRST_D / 64) * ROW_SLAB);
-            to = pair_sums_at(g, row_at(a, g, n.b, n.h, n.q), rank, group) + threadIdx.x % 128 * 4;
-            advance(r);
+            /* dV += P dO */
+            issue_dk_dv_wide(dv, memory + P_OFFSET, do_tile + group * (FIRST_GROUP_DV / 64) * ROW_SLAB);
+            /* dK += dS Q */
+            issue_dk_dv_wide(dk, memory + DS_OFFSET, q_tile + group * (FIRST_GROUP_D / 64) * ROW_SLAB);
+            to = pair_dq_sums_of(g, workspace_row(a, g, desc.b, desc.h, desc.q), rank, group) + threadIdx.x % 128 * 4;
+            advance(pipe);
             wgmma_wait<1>();
             __syncwarp();
             if (lane < ATTUNE_ARRIVALS)
-                barrier_arrive_peer(&c.free);
-            barrier_wait(&c.full[r.stage], r.phase);
-            n = c.descs[r.stage];
+                barrier_arrive_peer(&c.peer_p_empty);
+            barrier_wait(&c.full[pipe.stage], pipe.phase);
+            desc = c.descs[pipe.stage];
             wgmma_wait<0>();
             accumulators_done(dk);
             accumulators_done(dv);
             lane_arrive(&c.empty_q[stage]);
             if (DQ_ADD == DQ_ADD_ATOMIC)
                 lane_arrive(&c.empty[stage]);
-            before = stage;
+            pending = stage;
             phase ^= 1;
         }
-        if (before < STAGES) {
+        /* dQ of the last query tile */
+        if (pending < STAGES) {
             float dq[32];
-            barrier_wait_peer(&c.theirs, phase ^ 1);
+            barrier_wait_peer(&c.peer_ds_full, phase ^ 1);
             wgmma_fence();
-            multiply_dq_pair(dq, memory + DS_OFFSET, dq_k, memory + P_OFFSET, their_k);
+            issue_dq_pair(dq, memory + DS_OFFSET, dq_k, memory + P_OFFSET, peer_k);
             wgmma_wait<0>();
             accumulators_done(dq);
             group_sync(group);
-            give_dq_pair(dq, to, c, memory, before, group);
+            add_dq_pair(dq, to, c, memory, pending, group);
         }
-        warp_arrive(&c.empty_q[r.stage]);
+        warp_arrive(&c.empty_q[pipe.stage]);
         if (DQ_ADD == DQ_ADD_ATOMIC)
-            lane_arrive(&c.empty[r.stage]);
+            lane_arrive(&c.empty[pipe.stage]);
         lane_arrive(&c.keys_empty);
-        advance(r);
-        if (SPLIT_TAIL && n.q >= g.full_wave_tiles && !add_tail_split(dk, dv, g, n.q, (int)rank, group))
+        advance(pipe);
+        if (SPLIT_TAIL && desc.q >= g.full_wave_tiles && !add_tail_split(dk, dv, g, desc.q, (int)rank, group))
             continue;
-        column at = column_at(a, g, n.q);
-        bool good = true;
+        key_tile at = key_tile_of(a, g, desc.q);
+        bool finite = true;
         int row = at.kv + thread_row;
-        store<COLUMNS_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, row, a.kv_len, group * FIRST_D, a.scale, good);
-        store<COLUMNS_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, row, a.kv_len, group * FIRST_DV, 1.0f, good);
-        if (!good)
+        store_gradient<COLUMNS_D, HEAD_DIM>(dk, g.d_k, at.b, at.h_kv, row, a.kv_len, group * FIRST_GROUP_D, a.scale,
+                                            finite);
+        store_gradient<COLUMNS_DV, HEAD_DIM_V>(dv, g.d_v, at.b, at.h_kv, row, a.kv_len, group * FIRST_GROUP_DV, 1.0f,
+                                               finite);
+        if (!finite)
             *(volatile int *)g.redo = 1;
     }
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Exact sums of float32, so that the order in which CTAs add to them does not matter. Word i counts 2^(32 i - 96)
- * in a signed 64-bit integer: a number has its 24 bits in one word or in two, and 2^31 numbers leave no word too full.
- * What a number has below 2^-96 is cut off. The last word has a bit for each kind of what is not finite.
+ * Exact sums of float32 values: additions are associative, so that results do not depend on the order in which CTAs
+ * add. Word i is a signed 64-bit integer in units of 2^(32 i - 96). The 24 bits of a value fall into one word or two,
+ * and 2^31 values cannot overflow a word. Bits below 2^-96 are dropped. The last word has one flag each for NaN, -inf,
+ * +inf.
  */
 #ifndef ATTUNE_CUDA_SUMS_CUH
 #define ATTUNE_CUDA_SUMS_CUH
@@ -20,27 +21,27 @@ __device__ __forceinline__ void sum_add(u64 *sum, float x)
         return;
     }
     u32 fraction = (bits & 0x7fffff) | 0x800000;
-    int tile_coord = (int)exponent - 150 + SUM_LOWEST; /* of the fraction's last bit */
-    if (tile_coord <= -24)
+    int bit = (int)exponent - 150 + SUM_LOWEST; /* position of the fraction's last bit */
+    if (bit <= -24)
         return;
-    if (tile_coord < 0) {
-        fraction >>= -tile_coord;
-        tile_coord = 0;
+    if (bit < 0) {
+        fraction >>= -bit;
+        bit = 0;
     }
-    u64 both = (u64)fraction << tile_coord % 32, low = both & 0xffffffff, high = both >> 32;
+    u64 both = (u64)fraction << bit % 32, low = both & 0xffffffff, high = both >> 32;
     bool negative = bits >> 31;
     if (low)
-        atomicAdd(sum + tile_coord / 32, negative ? 0 - low : low);
+        atomicAdd(sum + bit / 32, negative ? 0 - low : low);
     if (high)
-        atomicAdd(sum + tile_coord / 32 + 1, negative ? 0 - high : high);
+        atomicAdd(sum + bit / 32 + 1, negative ? 0 - high : high);
 }
 
-/* The sum, rounded a few times at most. */
+/* The sum as a double. The words are added from the highest down, with a few roundings at most. */
 __device__ __forceinline__ double sum_value(const u64 *sum)
 {
     u64 flags = sum[SUM_FLAGS];
     if (flags)
-        return flags == 2 ? -__longlong_as_double(0x7ff0000000000000ll)
+        return flags == 2   ? -__longlong_as_double(0x7ff0000000000000ll)
                : flags == 4 ? __longlong_as_double(0x7ff0000000000000ll)
                             : __longlong_as_double(0x7ff8000000000000ll);
     i64 word[SUM_FLAGS], carry = 0;

@@ -117,7 +117,7 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
                                                                               program->kernel.block_n);
         captures = b.order_counts + attune__cuda_backward_order(&w, f->batch, f->heads);
         b.redo = captures - 8;
-        b.together = resident_heads(f);
+        b.resident_heads = resident_heads(f);
     }
     *sums = sums_of(program, call, captures, b.symbol_sums);
     b.sum_words = (captures - b.sums) / 8 + (unsigned long long)sums->elements * ATTUNE_CUDA_SUM_WORDS;
