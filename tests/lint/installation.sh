@@ -22,9 +22,10 @@ if [ -f /etc/debian_version ]; then
   folder_of() { meson introspect --installed "$scratch/default" | tr ',' '\n' | sed -n "s#.*\"\(/[^\"]*\)/$1\"}*\$#\1#p" | sort -u; }
   loaded=$(folder_of libattune.so)
   found=$(folder_of attune.pc)
-  cat /etc/ld.so.conf.d/*.conf | grep -qxF "$loaded" ||
+  grep -qxF "$loaded" /etc/ld.so.conf.d/*.conf ||
     { echo "The library goes to '$loaded', where the loader does not look"; exit 1; }
-  pkg-config --variable pc_path pkg-config | tr ':' '\n' | grep -qxF "$found" ||
+  # Not with -q, which leaves before the writer has written: with pipefail that fails now and then.
+  pkg-config --variable pc_path pkg-config | tr ':' '\n' | grep -xF "$found" >/dev/null ||
     { echo "attune.pc goes to '$found', where pkg-config does not look"; exit 1; }
 fi
 
