@@ -79,6 +79,18 @@ def compare(before, after, noise):
     return slower
 
 
+def merge(paths):
+    results = {}
+    for path in paths:
+        one = json.loads(path.read_text())
+        results = one | {'sections': results.get('sections', {}) | one['sections']}
+    return results
+
+
+def write(results, path):
+    path.write_text(json.dumps(results, indent=1) + '\n')
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--attune', default='build/bench/attune')
@@ -97,21 +109,16 @@ def main():
     if not options.out or not (options.merge or options.machine):
         parser.error('--out, and --machine or --merge, are needed')
     if options.merge:
-        results = {}
-        for path in options.merge:
-            one = json.loads(path.read_text())
-            results = one | {'sections': results.get('sections', {}) | one['sections']}
-    else:
-        results = {'machine': options.machine, 'date': datetime.date.today().isoformat(), 'sections': {}}
-    sections = [] if options.merge else json.loads((here / 'sections.json').read_text())
-    wanted = options.only.split(',') if options.only else [section['name'] for section in sections]
-    if unknown := set(wanted) - {section['name'] for section in sections} - {''} if not options.merge else set():
+        write(merge(options.merge), options.out)
+        return
+    sections = {section['name']: section for section in json.loads((here / 'sections.json').read_text())}
+    wanted = options.only.split(',') if options.only else list(sections)
+    if unknown := set(wanted) - set(sections):
         parser.error(f'no section is called {", ".join(sorted(unknown))}')
-    for section in sections:
-        if section['name'] in wanted:
-            results['sections'][section['name']] = measure(section, options)
-            options.out.write_text(json.dumps(results, indent=1) + '\n')
-    options.out.write_text(json.dumps(results, indent=1) + '\n')
+    results = {'machine': options.machine, 'date': datetime.date.today().isoformat(), 'sections': {}}
+    for name in [name for name in sections if name in wanted]:
+        results['sections'][name] = measure(sections[name], options)
+        write(results, options.out)  # after each: what is measured outlives a run that is stopped
 
 
 if __name__ == '__main__':

@@ -62,8 +62,7 @@ attune_status attune__plan_fill(attune_plan *plan, const attune_limits *limits, 
                                 const attune_kernel_options *options);
 /* Releases what filling retained and made. */
 void attune__plan_empty(attune_plan *plan);
-/* What the programs of a filled plan are made from, and how many there are; short_shape belongs to the second.
- */
+/* What the programs of a filled plan are made from, and how many there are; short_shape belongs to the second. */
 uint32_t attune__plan_programs(const attune_plan *plan, attune__shape *short_shape,
                                attune__program_desc descs[ATTUNE__PLAN_PROGRAMS]);
 /* UNSUPPORTED if the backend has no entry for what was chosen; `who` begins the message. */

@@ -20,9 +20,9 @@ attune_status attune__plan_forward(const attune_plan *plan, attune_queue *queue,
                                    uint64_t *value)
 {
     const attune__backend *backend = plan->device->backend;
-    const bool decode = attune__plan_choice(plan, call->q_len, call->kv_len)->decode;
-    const attune__program *program = attune__plan_program(plan, call->q_len, call->kv_len);
-    return (decode ? backend->decode : backend->forward)(program, queue, call, value);
+    const bool is_short = attune__decision_is_short(&plan->decision, call->q_len, call->kv_len);
+    const bool decode = is_short || plan->decision.choice.decode;
+    return (decode ? backend->decode : backend->forward)(plan->programs[is_short], queue, call, value);
 }
 
 attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,

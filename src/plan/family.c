@@ -80,10 +80,8 @@ static const char *refuses_dtype(const attune__family *family, const attune__sea
 
 static const char *matrix_name(uint32_t missing)
 {
-    return missing & ATTUNE_MATRIX_TCGEN05    ? "tcgen05"
-           : missing & ATTUNE_MATRIX_WGMMA    ? "wgmma"
+    return missing & ATTUNE_MATRIX_WGMMA      ? "wgmma"
            : missing & ATTUNE_MATRIX_MMA_SYNC ? "mma.sync"
-           : missing & ATTUNE_MATRIX_COOPMAT2 ? "cooperative matrix 2"
                                               : "cooperative matrix";
 }
 

@@ -55,7 +55,7 @@ static int64_t layout_strides(case_layout layout, const int64_t size[4], int64_t
     return b * h * l * d;
 }
 
-/* Of an output: elements must lie apart, and a plan's queries ascend. */
+/* Of an output, whose elements must lie apart. */
 static case_layout output_layout(const attention_case *c)
 {
     return c->layout == LAYOUT_BACKWARDS || c->layout == LAYOUT_PACKED ? LAYOUT_PADDED
@@ -63,7 +63,7 @@ static case_layout output_layout(const attention_case *c)
                                                                        : c->layout;
 }
 
-/* Of q, k or v; shared: the layout in which it alone is shared by the batches, none for q. */
+/* Of k or v, whose batches are one in the layout `shared`; of q, whose batches never are, with LAYOUT_CONTIGUOUS. */
 static case_layout input_layout(const attention_case *c, case_layout shared)
 {
     return c->layout >= LAYOUT_SHARED_K && c->layout != shared ? LAYOUT_CONTIGUOUS : c->layout;
@@ -345,9 +345,8 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
     const case_layout outputs = output_layout(c);
     const int64_t o_size[4] = {c->batch, c->heads, c->q_len, a->v.size[3]};
     attune_dtype rows = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
-    const case_layout q_layout = c->layout == LAYOUT_BACKWARDS ? LAYOUT_CONTIGUOUS : c->layout;
-    if ((error = place(device, c->layout >= LAYOUT_SHARED_K ? LAYOUT_CONTIGUOUS : q_layout, dtype, 4, a->q.size, &a->q,
-                       &r->q)) ||
+    const case_layout q_layout = c->layout == LAYOUT_BACKWARDS ? LAYOUT_CONTIGUOUS : input_layout(c, LAYOUT_CONTIGUOUS);
+    if ((error = place(device, q_layout, dtype, 4, a->q.size, &a->q, &r->q)) ||
         (error = place(device, input_layout(c, LAYOUT_SHARED_K), a->k.dtype, 4, a->k.size, &a->k, &r->k)) ||
         (error = place(device, input_layout(c, LAYOUT_SHARED_V), a->v.dtype, 4, a->v.size, &a->v, &r->v)) ||
         (error = place(device, outputs, a->o_dtype, 4, o_size, NULL, &r->o)) ||
