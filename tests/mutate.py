@@ -239,8 +239,13 @@ def main():
         finally:
             folders.append(folder)
 
+    def results(pool):
+        """In the order in which they end, so that a run that is cut short has shown all it found."""
+        for done in concurrent.futures.as_completed([pool.submit(one, i) for i in chosen]):
+            yield done.result()
+
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for i, killer in pool.map(one, chosen):
+        for i, killer in results(pool):
             print(f'{"survived" if killer is None else "killed by " + killer:24} {i} {described(mutants[i], texts)}', flush=True)
             broken += killer == 'build'
             killed += killer not in (None, 'build')
