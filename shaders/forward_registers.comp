@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Forward attention and decode on cooperative matrices, f16 into f32, of devices whose fragment layout is known
- * (attune_matrix_spread), so that S and O stay in registers. A workgroup computes one tile of rows and loops over the
+ * (limits.fragment_layout), so that S and O stay in registers. A workgroup computes one tile of rows and loops over the
  * tiles of keys that the mask lists. Each subgroup has ROWS rows, so that only K and V are shared. The stages are
  * numbered as in docs/algorithm.md.
  */
@@ -21,7 +21,7 @@
 
 layout(local_size_x_id = 0) in;
 
-/* Most are from attune__spread_layout (src/plan/layout.h). Groups are 16 bytes. */
+/* Most are from attune__registers_layout (src/plan/layout.h). Groups are 16 bytes. */
 layout(constant_id = 0) const uint THREADS = 128;
 layout(constant_id = 1) const uint BLOCK_M = 64;
 layout(constant_id = 2) const uint BLOCK_N = 64;

@@ -205,8 +205,11 @@ ATTUNE_API const char *attune_dtype_string(attune_dtype dtype);
 #define ATTUNE_MATRIX_COOPMAT  UINT32_C(8)  /* VK_KHR_cooperative_matrix */
 #define ATTUNE_MATRIX_COOPMAT2 UINT32_C(16) /* VK_NV_cooperative_matrix2, workgroup scope */
 
-#define ATTUNE_SPREAD_QUADS   1 /* 16x16: four lanes have two rows, two neighbours of every eight columns each */
-#define ATTUNE_SPREAD_COLUMNS 2 /* a lane has a column */
+/* Fragment layouts, the values of attune_limits.fragment_layout: which lane holds which element of a cooperative
+ * matrix. */
+#define ATTUNE_FRAGMENT_QUADS                                                                                          \
+    1 /* 16x16, as PTX mma: four lanes hold two rows, two adjacent of every eight columns each */
+#define ATTUNE_FRAGMENT_COLUMNS 2 /* each lane holds one column */
 
 /*
  * What a device can do: the planner's only knowledge of it. A backend fills it for a real device; the table of profiles
@@ -237,7 +240,7 @@ typedef struct attune_limits {
     uint64_t storage_range;   /* bytes of one bound storage buffer; 0 = not limited */
     uint64_t memory;          /* bytes of device memory; 0 = unknown */
     bool host;                /* Vulkan: the driver runs kernels on the CPU, in subgroups that are its vectors */
-    uint32_t matrix_spread;   /* ATTUNE_SPREAD_*: which lane holds which element of a cooperative matrix; 0 = unknown */
+    uint32_t fragment_layout; /* ATTUNE_FRAGMENT_*, of cooperative matrices; 0 = unknown */
 } attune_limits;
 
 /* What is here, or why it is not. */

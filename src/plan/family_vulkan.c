@@ -323,7 +323,7 @@ static const attune__tile *coopmat_tiles(const attune__search *search, uint32_t 
 
 static attune__matrix_shape coopmat_shape(const attune_limits *l)
 {
-    return (attune__matrix_shape){l->matrix_m, l->matrix_n, l->matrix_k, attune__floor2(lanes(l)), l->matrix_spread};
+    return (attune__matrix_shape){l->matrix_m, l->matrix_n, l->matrix_k, attune__floor2(lanes(l)), l->fragment_layout};
 }
 
 /* layout.h; a driver that runs kernels on the CPU is Mesa's. */
@@ -344,10 +344,10 @@ static const char *coopmat_layout(const attune__search *search, const attune__ti
     const uint32_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], warps = v[ATTUNE__NUM_WARPS];
     const uint32_t d = search->shape->head_dim, dv = search->shape->head_dim_v;
     attune__matrix_layout layout = {0};
-    attune__spread_layout spread = {0};
-    const char *why = matrix.spread ? attune__spread_layout_make(m, n, warps, matrix, d, dv, &spread)
-                                    : attune__matrix_layout_make(m, n, warps, matrix, d, dv, &layout);
-    *bytes = why ? UINT64_MAX : matrix.spread ? spread.bytes : layout.bytes;
+    attune__registers_layout registers = {0};
+    const char *why = matrix.fragment_layout ? attune__registers_layout_make(m, n, warps, matrix, d, dv, &registers)
+                                             : attune__matrix_layout_make(m, n, warps, matrix, d, dv, &layout);
+    *bytes = why ? UINT64_MAX : matrix.fragment_layout ? registers.bytes : layout.bytes;
     return why;
 }
 
@@ -377,7 +377,7 @@ static void coopmat_clamp(const attune__search *search, attune__tile *tile)
     if (search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N))
         return;
     /* At most 16 scores for each lane, or 32 in registers: expressions stand in the code once for every one of them. */
-    const uint32_t most_scores = search->limits->matrix_spread ? 32 : 16, columns = coopmat_columns(search->limits);
+    const uint32_t most_scores = search->limits->fragment_layout ? 32 : 16, columns = coopmat_columns(search->limits);
     const uint64_t threads = (uint64_t)*warps * lanes(search->limits);
     uint32_t *n = &tile->value[ATTUNE__BLOCK_N];
     while (*n > columns && (uint64_t)tile->value[ATTUNE__BLOCK_M] * *n > threads * most_scores)
@@ -421,7 +421,7 @@ static const char *coopmat_by_name(const attune__search *search)
 {
     if (search->limits->host)
         return "the driver runs on the CPU, where matrices are slow";
-    if (search->limits->matrix_spread != ATTUNE_SPREAD_QUADS)
+    if (search->limits->fragment_layout != ATTUNE_FRAGMENT_QUADS)
         return "its matrices lie in the lanes in a way that is not known, and then it is not faster: by name alone";
     return search->pass == ATTUNE__PASS_DECODE ? "in decode it is not measured: by name alone" : NULL;
 }

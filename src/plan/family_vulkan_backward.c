@@ -80,19 +80,19 @@ const char *attune__vulkan_lanes_backward_refuse(const attune__search *search, c
     for (int keys = 0; keys < 2; keys++) {
         const attune__option rows = keys ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M2;
         const attune__option columns = keys ? ATTUNE__BLOCK_M1 : ATTUNE__BLOCK_N2;
-        const uint32_t owned = v[rows], walked = v[columns];
+        const uint32_t outer_rows = v[rows], inner_rows = v[columns];
         *option = rows;
-        if (owned > 16)
+        if (outer_rows > 16)
             return "it must be at most 16";
         *option = columns;
-        if (walked % width || walked > 4 * width)
+        if (inner_rows % width || inner_rows > 4 * width)
             return "each lane of the subgroup has one to four of its columns";
         if (s->head_dim % width || s->head_dim_v % width)
             return "the head dimension is no multiple of the subgroup";
-        const int64_t most =
-            attune__lanes_backward_most_steps(owned, walked, width, s->head_dim, s->head_dim_v, attune__dtype_bytes(s));
+        const int64_t most = attune__lanes_backward_most_steps(outer_rows, inner_rows, width, s->head_dim,
+                                                               s->head_dim_v, attune__dtype_bytes(s));
         const int64_t steps =
-            keys ? planes * ((s->q_len + walked - 1) / walked + 1) : (s->kv_len + walked - 1) / walked;
+            keys ? planes * ((s->q_len + inner_rows - 1) / inner_rows + 1) : (s->kv_len + inner_rows - 1) / inner_rows;
         if (steps > most)
             return keys ? "there are more queries than the driver lets one workgroup walk"
                         : "there are more keys than the driver lets one workgroup walk";

@@ -65,32 +65,35 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
     return NULL;
 }
 
-const char *attune__backward_layout_make(uint32_t owned, uint32_t walked, uint32_t threads, uint32_t head_dim,
+const char *attune__backward_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t threads, uint32_t head_dim,
                                          uint32_t head_dim_v, bool keys, attune__backward_layout *layout)
 {
-    attune__backward_layout l = {
-        .threads = threads, .owned = owned, .walked = walked, .head_dim = head_dim, .head_dim_v = head_dim_v};
-    if (walked < 4 || threads < walked / 4)
+    attune__backward_layout l = {.threads = threads,
+                                 .outer_rows = outer_rows,
+                                 .inner_rows = inner_rows,
+                                 .head_dim = head_dim,
+                                 .head_dim_v = head_dim_v};
+    if (inner_rows < 4 || threads < inner_rows / 4)
         return "four of its columns belong to each invocation of a row";
-    if ((uint64_t)owned * walked > (uint64_t)threads * 4 * MOST_PART)
+    if ((uint64_t)outer_rows * inner_rows > (uint64_t)threads * 4 * MOST_PART)
         return "an invocation has at most 32 scores";
-    l.tx = walked / 4;
+    l.tx = inner_rows / 4;
     l.ty = threads / l.tx;
-    l.tm = most(owned / l.ty, 1);
+    l.tm = most(outer_rows / l.ty, 1);
     l.to = (head_dim / 4 + l.tx - 1) / l.tx;
     l.to_v = keys ? (head_dim_v / 4 + l.tx - 1) / l.tx : 1;
     l.slice = head_dim % 16 || head_dim_v % 16 ? 8 : 16;
-    l.s_stride = walked / 4 + 1;
+    l.s_stride = inner_rows / 4 + 1;
     const uint32_t slice_row = l.slice / 4 + 1, chunk_row = (keys ? most(head_dim, head_dim_v) : head_dim) / 4 + 1;
-    l.slice_size = most((owned + walked) * slice_row, 4 * chunk_row);
-    for (l.chunk = 4; 2 * l.chunk <= walked && 2 * l.chunk * chunk_row <= l.slice_size;)
+    l.slice_size = most((outer_rows + inner_rows) * slice_row, 4 * chunk_row);
+    for (l.chunk = 4; 2 * l.chunk <= inner_rows && 2 * l.chunk * chunk_row <= l.slice_size;)
         l.chunk *= 2;
-    l.fetch_a = (owned * (l.slice / 8) + threads - 1) / threads;
-    l.fetch_b = (walked * (l.slice / 8) + threads - 1) / threads;
+    l.fetch_a = (outer_rows * (l.slice / 8) + threads - 1) / threads;
+    l.fetch_b = (inner_rows * (l.slice / 8) + threads - 1) / threads;
     l.fetch_x = (l.chunk * (head_dim / 8) + threads - 1) / threads;
     l.fetch_y = (l.chunk * (head_dim_v / 8) + threads - 1) / threads;
     l.fetch = most(l.fetch_a + l.fetch_b, most(l.fetch_x, l.fetch_y));
-    l.s_size = owned * l.s_stride;
+    l.s_size = outer_rows * l.s_stride;
     l.bytes = UINT64_C(16) * (2 * l.slice_size + l.s_size) + UINT64_C(4) * 4;
     *layout = l;
     return NULL;
@@ -148,8 +151,9 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
 #define MOST_SHARED  128 /* of the head dimension: longer rows of Q would leave K and V too little shared memory */
 #define MOST_COUNTED 128 /* keys of a tile, whose codes of NaN and infinity a sum still tells apart */
 
-const char *attune__spread_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
-                                       uint32_t head_dim, uint32_t head_dim_v, attune__spread_layout *layout)
+const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps,
+                                          attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
+                                          attune__registers_layout *layout)
 {
     const uint32_t rows = block_m / warps;
     if (block_m % warps || rows < matrix.m || rows % matrix.m)
@@ -158,19 +162,19 @@ const char *attune__spread_layout_make(uint32_t block_m, uint32_t block_n, uint3
         return "it must be a multiple of the device's matrices";
     if (block_n > MOST_COUNTED)
         return "it must be at most 128";
-    attune__spread_layout l = {.threads = warps * matrix.lanes,
-                               .block_m = block_m,
-                               .block_n = block_n,
-                               .head_dim = head_dim,
-                               .head_dim_v = head_dim_v,
-                               .m = matrix.m,
-                               .n = matrix.n,
-                               .lanes = matrix.lanes,
-                               .row_tiles = rows / matrix.m,
-                               .s_tiles = block_n / matrix.n,
-                               .q_tiles = (head_dim + matrix.n - 1) / matrix.n,
-                               .o_tiles = (head_dim_v + matrix.n - 1) / matrix.n,
-                               .quads = matrix.spread == ATTUNE_SPREAD_QUADS};
+    attune__registers_layout l = {.threads = warps * matrix.lanes,
+                                  .block_m = block_m,
+                                  .block_n = block_n,
+                                  .head_dim = head_dim,
+                                  .head_dim_v = head_dim_v,
+                                  .m = matrix.m,
+                                  .n = matrix.n,
+                                  .lanes = matrix.lanes,
+                                  .row_tiles = rows / matrix.m,
+                                  .s_tiles = block_n / matrix.n,
+                                  .q_tiles = (head_dim + matrix.n - 1) / matrix.n,
+                                  .o_tiles = (head_dim_v + matrix.n - 1) / matrix.n,
+                                  .quads = matrix.fragment_layout == ATTUNE_FRAGMENT_QUADS};
     l.row_count = l.quads ? 2 : matrix.m;
     l.length = matrix.m * matrix.n / matrix.lanes;
     /* An odd number of groups from one row to the next: eight rows lie in different banks. */
@@ -213,8 +217,9 @@ uint32_t attune__matrix_most_steps(uint32_t block_m, uint32_t block_n, uint32_t 
                                    uint32_t head_dim, uint32_t head_dim_v)
 {
     const uint32_t seen = 2048 / block_n;
-    attune__spread_layout l;
-    if (!matrix.spread || attune__spread_layout_make(block_m, block_n, warps, matrix, head_dim, head_dim_v, &l))
+    attune__registers_layout l;
+    if (!matrix.fragment_layout ||
+        attune__registers_layout_make(block_m, block_n, warps, matrix, head_dim, head_dim_v, &l))
         return seen;
     const uint32_t copies = l.block_n * (l.k_stride + 2 * l.v_stride) / l.threads + 3;
     const uint32_t codes = l.row_tiles * l.o_tiles * (l.s_tiles + 2);
@@ -222,16 +227,16 @@ uint32_t attune__matrix_most_steps(uint32_t block_m, uint32_t block_n, uint32_t 
     return most < seen ? most : seen;
 }
 
-uint32_t attune__lanes_backward_most_steps(uint32_t owned, uint32_t walked, uint32_t lanes, uint32_t head_dim,
+uint32_t attune__lanes_backward_most_steps(uint32_t outer_rows, uint32_t inner_rows, uint32_t lanes, uint32_t head_dim,
                                            uint32_t head_dim_v, uint32_t element_bytes)
 {
-    const uint32_t elements = 8 / element_bytes, groups = walked / lanes, parts = (head_dim + head_dim_v) / lanes;
+    const uint32_t elements = 8 / element_bytes, groups = inner_rows / lanes, parts = (head_dim + head_dim_v) / lanes;
     const uint32_t columns = lanes * elements;
     const uint32_t pieces = (head_dim + columns - 1) / columns + (head_dim_v + columns - 1) / columns;
-    const uint32_t before = owned * (parts + pieces * elements + 5) + 8;
-    const uint32_t after = owned * (pieces * (elements / 2 + 2) + 4) + 2;
-    const uint32_t score = owned * (5 * groups + 2) + 1;
-    const uint32_t step = 8 + parts + score + pieces * (groups + walked + 5) + 2;
+    const uint32_t before = outer_rows * (parts + pieces * elements + 5) + 8;
+    const uint32_t after = outer_rows * (pieces * (elements / 2 + 2) + 4) + 2;
+    const uint32_t score = outer_rows * (5 * groups + 2) + 1;
+    const uint32_t step = 8 + parts + score + pieces * (groups + inner_rows + 5) + 2;
     const uint32_t all = 65535, rest = 2 * (before + after);
     return rest < all ? (all - rest) / (2 * step) : 0;
 }

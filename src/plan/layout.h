@@ -29,10 +29,10 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
 /* The least slices: a third of the code, which is slower, and compiled sooner. */
 void attune__scalar_layout_flatten(attune__scalar_layout *layout);
 
-/* shaders/backward.comp, of one of its two kernels: what is owned and walked is BLOCK_N1 and BLOCK_M1 with `keys`, else
- * BLOCK_M2 and BLOCK_N2. */
+/* One of the two kernels of shaders/backward.comp. The rows of its outer and inner tiles are BLOCK_N1 and BLOCK_M1 with
+ * `keys`, BLOCK_M2 and BLOCK_N2 without. */
 typedef struct attune__backward_layout {
-    uint32_t threads, owned, walked, head_dim, head_dim_v;
+    uint32_t threads, outer_rows, inner_rows, head_dim, head_dim_v;
     uint32_t slice, chunk;
     uint32_t tx, ty, tm, to, to_v; /* to_v: of dV, 1 without keys */
     uint32_t s_stride;
@@ -42,7 +42,7 @@ typedef struct attune__backward_layout {
 } attune__backward_layout;
 
 /* As attune__scalar_layout_make. */
-const char *attune__backward_layout_make(uint32_t owned, uint32_t walked, uint32_t threads, uint32_t head_dim,
+const char *attune__backward_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t threads, uint32_t head_dim,
                                          uint32_t head_dim_v, bool keys, attune__backward_layout *layout);
 
 /* shaders/forward_matrix.comp; groups are 16 bytes, counts of matrices are called tiles. */
@@ -60,12 +60,12 @@ typedef struct attune__matrix_layout {
 } attune__matrix_layout;
 
 typedef struct attune__matrix_shape {
-    uint32_t m, n, k, lanes; /* the device's; lanes of a subgroup */
-    uint32_t spread;         /* ATTUNE_SPREAD_* */
+    uint32_t m, n, k, lanes;  /* the device's; lanes of a subgroup */
+    uint32_t fragment_layout; /* ATTUNE_FRAGMENT_* */
 } attune__matrix_shape;
 
 /* shaders/forward_registers.comp */
-typedef struct attune__spread_layout {
+typedef struct attune__registers_layout {
     uint32_t threads, block_m, block_n, head_dim, head_dim_v;
     uint32_t m, n, lanes;
     uint32_t row_tiles, s_tiles, q_tiles, o_tiles;
@@ -76,15 +76,16 @@ typedef struct attune__spread_layout {
     uint32_t k_stride, v_stride, v_at, q_at, p_at;
     uint32_t o_chunk, o_stride, memory_size;
     uint64_t bytes; /* of shared memory */
-} attune__spread_layout;
+} attune__registers_layout;
 
 /* Returns NULL, or why the kernel cannot have the tile; all numbers but the head dimensions are powers of two. */
 const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
                                        uint32_t head_dim, uint32_t head_dim_v, attune__matrix_layout *layout);
 
-/* Likewise, of matrices whose spread is known. */
-const char *attune__spread_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
-                                       uint32_t head_dim, uint32_t head_dim_v, attune__spread_layout *layout);
+/* Likewise, of matrices whose fragment layout is known. */
+const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps,
+                                          attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
+                                          attune__registers_layout *layout);
 
 /*
  * Steps of block_n keys that shaders/lanes.comp can walk on Mesa's llvmpipe, which leaves all loops of a shader after
@@ -101,8 +102,8 @@ uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t l
 uint32_t attune__matrix_most_steps(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
                                    uint32_t head_dim, uint32_t head_dim_v);
 
-/* The same of shaders/lanes_backward.comp, in steps of `walked` rows. */
-uint32_t attune__lanes_backward_most_steps(uint32_t owned, uint32_t walked, uint32_t lanes, uint32_t head_dim,
+/* The same of shaders/lanes_backward.comp; a step is one inner tile. */
+uint32_t attune__lanes_backward_most_steps(uint32_t outer_rows, uint32_t inner_rows, uint32_t lanes, uint32_t head_dim,
                                            uint32_t head_dim_v, uint32_t element_bytes);
 
 #endif

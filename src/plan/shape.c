@@ -202,13 +202,13 @@ attune_status attune__limits_check(const attune_limits *limits)
     for (int i = 0; matrices && i < 3; i++)
         if (!attune__is_power2(shape[i]) || shape[i] > 256)
             return bad_limit(names[i], shape[i], "a power of two up to 256, since limits.matrix has matrices");
-    if (limits->matrix_spread) {
-        const uint32_t side = limits->matrix_spread == ATTUNE_SPREAD_QUADS ? 16 : limits->subgroup_size;
-        const uint32_t lanes = limits->matrix_spread == ATTUNE_SPREAD_QUADS ? 32 : side;
-        if (limits->matrix_spread > ATTUNE_SPREAD_COLUMNS || !matrices || shape[0] != side || shape[1] != side ||
+    if (limits->fragment_layout) {
+        const uint32_t side = limits->fragment_layout == ATTUNE_FRAGMENT_QUADS ? 16 : limits->subgroup_size;
+        const uint32_t lanes = limits->fragment_layout == ATTUNE_FRAGMENT_QUADS ? 32 : side;
+        if (limits->fragment_layout > ATTUNE_FRAGMENT_COLUMNS || !matrices || shape[0] != side || shape[1] != side ||
             shape[2] != side || side > 32 || limits->subgroup_size != lanes)
             return bad_limit(
-                "matrix_spread", limits->matrix_spread,
+                "fragment_layout", limits->fragment_layout,
                 "0, 1 (16x16x16 matrices, subgroups of 32) or 2 (square matrices as wide as the subgroup)");
     }
     return ATTUNE_OK;

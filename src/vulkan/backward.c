@@ -49,14 +49,15 @@ static bool is_lanes(const attune_plan_choice *choice)
 static const char *make_layout(const attune__program_desc *desc, bool keys, attune__backward_layout *l)
 {
     const attune_plan_choice *c = desc->choice;
-    const uint32_t owned = keys ? c->block_n1 : c->block_m2, walked = keys ? c->block_m1 : c->block_n2;
+    const uint32_t outer_rows = keys ? c->block_n1 : c->block_m2, inner_rows = keys ? c->block_m1 : c->block_n2;
     *l = (attune__backward_layout){.threads = c->workgroup_invocations,
-                                   .owned = owned,
-                                   .walked = walked,
+                                   .outer_rows = outer_rows,
+                                   .inner_rows = inner_rows,
                                    .head_dim = desc->shape->head_dim,
                                    .head_dim_v = desc->shape->head_dim_v};
-    return is_lanes(c) ? NULL
-                       : attune__backward_layout_make(owned, walked, l->threads, l->head_dim, l->head_dim_v, keys, l);
+    return is_lanes(c)
+               ? NULL
+               : attune__backward_layout_make(outer_rows, inner_rows, l->threads, l->head_dim, l->head_dim_v, keys, l);
 }
 
 attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys, bool aligned,
@@ -74,8 +75,8 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
                             c->block_m1, c->block_n1, c->block_m2, c->block_n2, why);
     const uint32_t values[ATTUNE__VULKAN_CONSTANTS] = {
         l.threads,
-        l.owned,
-        l.walked,
+        l.outer_rows,
+        l.inner_rows,
         l.head_dim,
         l.head_dim_v,
         l.slice,
@@ -123,9 +124,9 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
     if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE || make_layout(desc, keys, &l))
         return 0;
     if (!l.chunk) /* the lanes kernel has no layout */
-        return attune__lanes_backward_most_steps(l.owned, l.walked, l.threads, l.head_dim, l.head_dim_v,
+        return attune__lanes_backward_most_steps(l.outer_rows, l.inner_rows, l.threads, l.head_dim, l.head_dim_v,
                                                  (uint32_t)attune_dtype_size(desc->shape->k_dtype));
-    const uint32_t slices = (l.head_dim + l.head_dim_v) / l.slice + 2, chunks = l.walked / l.chunk * (keys ? 2 : 1);
+    const uint32_t slices = (l.head_dim + l.head_dim_v) / l.slice + 2, chunks = l.inner_rows / l.chunk * (keys ? 2 : 1);
     const uint32_t expressions = (desc->mask ? 1u : 0u) + (desc->score ? 1u : 0u), pairs = (4 * l.tm + 1) * expressions;
     const uint32_t regular = 1 + 4 + slices + pairs + (chunks + 2) + chunks * (l.chunk / 4 + 1);
     const uint32_t budget = 60000; /* the rest is for loops outside the main loop */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Verifies that a driver's fragment layout is the one of limits.matrix_spread. */
+/* Verifies that a driver's fragment layout is the one of limits.fragment_layout. */
 #include "vulkan/vulkan.h"
 
 #include "base/error.h"
@@ -12,7 +12,7 @@
 /* As row_at and column_at in shaders/forward_registers.comp. */
 static uint32_t element_at(const attune_limits *limits, uint32_t lane, uint32_t e)
 {
-    const bool quads = limits->matrix_spread == ATTUNE_SPREAD_QUADS;
+    const bool quads = limits->fragment_layout == ATTUNE_FRAGMENT_QUADS;
     const uint32_t row = quads ? lane / 4 + e / 4 * 8 : e;
     return row * limits->matrix_n + (quads ? lane % 4 * 2 + e % 2 + e / 2 % 2 * 8 : lane);
 }
@@ -82,19 +82,19 @@ attune_status attune__vulkan_fragment_layout_verify(attune__vulkan_device *devic
 {
     attune_limits *limits = &device->physical.info.limits;
     /* On the CPU the planner uses matrices only where the caller names the kernel. */
-    if (!limits->matrix_spread || limits->host)
+    if (!limits->fragment_layout || limits->host)
         return ATTUNE_OK;
     bool same;
     ATTUNE__TRY(probe(device, &same));
     if (!same)
-        limits->matrix_spread = 0;
-    device->base.info.limits.matrix_spread = limits->matrix_spread;
+        limits->fragment_layout = 0;
+    device->base.info.limits.fragment_layout = limits->fragment_layout;
     return ATTUNE_OK;
 }
 
 attune_status attune__vulkan_fragment_layout_require(attune__vulkan_device *device)
 {
-    if (!device->physical.info.limits.matrix_spread || !device->physical.info.limits.host)
+    if (!device->physical.info.limits.fragment_layout || !device->physical.info.limits.host)
         return ATTUNE_OK;
     bool same;
     ATTUNE__TRY(probe(device, &same));

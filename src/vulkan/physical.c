@@ -314,10 +314,10 @@ static uint32_t expected_layout(const attune__vulkan_physical *physical, const a
         return 0;
     if (physical->driver == VK_DRIVER_ID_NVIDIA_PROPRIETARY && lanes == 32 && matrix->m == 16 && matrix->n == 16 &&
         matrix->k == 16)
-        return ATTUNE_SPREAD_QUADS;
+        return ATTUNE_FRAGMENT_QUADS;
     if (physical->driver == VK_DRIVER_ID_MESA_LLVMPIPE && matrix->m == lanes && matrix->n == lanes &&
         matrix->k == lanes)
-        return ATTUNE_SPREAD_COLUMNS;
+        return ATTUNE_FRAGMENT_COLUMNS;
     return 0;
 }
 
@@ -365,6 +365,6 @@ void attune__vulkan_limits_choose(attune__vulkan_physical *physical)
     limits->matrix_m = matrix->m;
     limits->matrix_n = matrix->n;
     limits->matrix_k = matrix->k;
-    limits->matrix_spread = expected_layout(physical, matrix);
+    limits->fragment_layout = expected_layout(physical, matrix);
     /* limits->bf16 stays false: the kernel is compiled for f16 alone. */
 }

@@ -105,7 +105,7 @@ static attune_status scalar_constants(const attune__program_desc *desc, module_k
 static attune__matrix_shape matrix_shape(const attune_limits *limits)
 {
     return (attune__matrix_shape){limits->matrix_m, limits->matrix_n, limits->matrix_k, limits->subgroup_size,
-                                  limits->matrix_spread};
+                                  limits->fragment_layout};
 }
 
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
@@ -116,9 +116,9 @@ static attune_status registers_constants(attune__matrix_shape matrix, const attu
                                          uint32_t constants[CONSTANTS])
 {
     const attune_plan_choice *c = desc->choice;
-    attune__spread_layout l;
-    const char *why = attune__spread_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
-                                                 desc->shape->head_dim_v, &l);
+    attune__registers_layout l;
+    const char *why = attune__registers_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
+                                                    desc->shape->head_dim_v, &l);
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
     const uint32_t values[CONSTANTS] = {
@@ -166,7 +166,7 @@ static attune_status matrix_constants(const attune_limits *limits, const attune_
 {
     const attune_plan_choice *c = desc->choice;
     const attune__matrix_shape matrix = matrix_shape(limits);
-    if (matrix.spread)
+    if (matrix.fragment_layout)
         return registers_constants(matrix, desc, constants);
     attune__matrix_layout l;
     const char *why = attune__matrix_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
@@ -228,7 +228,7 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     const bool matrices = !strcmp(desc->choice->kernel, "vulkan_coopmat");
     const module_kind kind = kind_of(desc->choice);
     const attune__vulkan_module *prebuilt =
-        matrices ? &matrix_modules[limits->matrix_spread != 0] : find_module(kind, desc->shape->k_dtype);
+        matrices ? &matrix_modules[limits->fragment_layout != 0] : find_module(kind, desc->shape->k_dtype);
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = matrices || kind != PORTABLE;

@@ -256,8 +256,8 @@ attune_status attune__vulkan_physical_read(const attune_allocator *allocator, co
                                            uint32_t instance_version, attune__vulkan_physical *physical);
 /* info.limits, of the features that physical has. */
 void attune__vulkan_limits_choose(attune__vulkan_physical *physical);
-/* Opening: clears limits.matrix_spread if the driver's fragment layout differs from it. On a CPU driver the check runs
- * only when a kernel needs the layout, which is UNSUPPORTED if it differs. */
+/* Opening: clears limits.fragment_layout if the driver's fragment layout differs from it. On a CPU driver the check
+ * runs only when a kernel needs the layout, which is UNSUPPORTED if it differs. */
 attune_status attune__vulkan_fragment_layout_verify(attune__vulkan_device *device);
 attune_status attune__vulkan_fragment_layout_require(attune__vulkan_device *device);
 

@@ -71,7 +71,7 @@ Test(choose, matrices_decode_any_number_of_keys)
 {
     const attune_limits limits = device("lavapipe");
     const attune__matrix_shape shape = {limits.matrix_m, limits.matrix_n, limits.matrix_k, limits.subgroup_size,
-                                        limits.matrix_spread};
+                                        limits.fragment_layout};
     static const int64_t lengths[] = {300, 2100, 4096, 32768, 100000};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         attune_problem p = problem_of(ATTUNE_F16, 128, 1, lengths[i]);
@@ -381,10 +381,10 @@ Test(choose, limits_are_checked)
     WRONG("v3d", subgroup_size = 0, "limits.subgroup_size is 0");
     WRONG("rdna3", matrix_m = 0, "limits.matrix_m is 0");
     WRONG("rdna3", matrix_k = 3, "limits.matrix_k is 3");
-    WRONG("rdna3", matrix_spread = 1, "limits.matrix_spread is 1");
-    WRONG("rdna3", matrix_spread = 2, "limits.matrix_spread is 2");
-    WRONG("h200-vulkan", matrix_spread = 3, "limits.matrix_spread is 3");
-    WRONG("a100", matrix_spread = 1, "limits.matrix_spread is 1");
+    WRONG("rdna3", fragment_layout = 1, "limits.fragment_layout is 1");
+    WRONG("rdna3", fragment_layout = 2, "limits.fragment_layout is 2");
+    WRONG("h200-vulkan", fragment_layout = 3, "limits.fragment_layout is 3");
+    WRONG("a100", fragment_layout = 1, "limits.fragment_layout is 1");
     cr_expect_eq(attune_plan_choose(NULL, &p, NULL, &c), ATTUNE_INVALID_ARGUMENT);
     attune_limits limits = device("a100");
     cr_expect_eq(attune_plan_choose(&limits, NULL, NULL, &c), ATTUNE_INVALID_ARGUMENT);
@@ -478,7 +478,7 @@ Test(choose, the_drivers_kibibyte_is_counted)
     cr_assert_eq(c.occupancy, 1);
 }
 
-Test(choose, matrices_whose_spread_is_known)
+Test(choose, matrices_whose_fragment_layout_is_known)
 {
     attune_limits limits = device("h200-vulkan");
     attune_problem p = problem_of(ATTUNE_F16, 128, 2048, 2048);
@@ -496,14 +496,14 @@ Test(choose, matrices_whose_spread_is_known)
     const struct {
         attune_dtype dtype;
         int64_t q_len;
-        uint32_t spread;
+        uint32_t fragment_layout;
         const char *why;
     } table[] = {{ATTUNE_BF16, 2048, 1, "vulkan_coopmat: no bf16 kernel"},
                  {ATTUNE_F32, 2048, 1, "vulkan_coopmat: no f32 kernel"},
                  {ATTUNE_F16, 2048, 0, "not known, and then it is not faster"},
                  {ATTUNE_F16, 8, 1, "in decode it is not measured"}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        p.dtype = table[i].dtype, p.q_len = table[i].q_len, limits.matrix_spread = table[i].spread;
+        p.dtype = table[i].dtype, p.q_len = table[i].q_len, limits.fragment_layout = table[i].fragment_layout;
         char text[8192];
         cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
         cr_expect_str_eq(c.kernel, "vulkan_subgroup");

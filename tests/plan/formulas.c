@@ -105,7 +105,7 @@ static uint64_t coopmat(const attune_limits *l, numbers x)
 {
     const uint64_t d = up(x.d, l->matrix_k), k_row = d / 8 | 1, v_row = up(x.dv, l->matrix_n) / 8 | 1;
     const uint64_t kv = x.n * most(k_row, v_row), q = x.m * k_row;
-    if (l->matrix_spread) {
+    if (l->fragment_layout) {
         const uint64_t p = x.m * (x.n / 8 + 1);
         const uint64_t most_groups = (d <= 128 ? 2 * kv + q : most(2 * kv, q)) + p;
         return 16 * most(most_groups, x.m * (l->matrix_n / 4 + 1)) + 4;

@@ -58,10 +58,10 @@ Test(device, says_what_it_is)
     cr_expect_geq(info.limits.subgroup_size, 1);
     cr_expect_gt(info.limits.memory, 0);
     cr_expect_eq(!info.limits.matrix, !info.limits.matrix_m);
-    /* The spread that is written down for the driver is the one that opening it found. */
+    /* Opening the device found the fragment layout that is listed for its driver. */
     attune_device_info listed = {.struct_size = sizeof listed};
     cr_assert_eq(attune__vulkan_describe_with(&instance->host, NULL, 0, &listed), ATTUNE_OK);
-    cr_expect_eq(info.limits.matrix_spread, listed.limits.matrix_spread);
+    cr_expect_eq(info.limits.fragment_layout, listed.limits.fragment_layout);
     attune_plan_choice choice = {.struct_size = sizeof choice};
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .direction = ATTUNE_FORWARD,
@@ -73,7 +73,7 @@ Test(device, says_what_it_is)
                                     .head_dim = 64};
     cr_expect_eq(attune_plan_choose(&info.limits, &problem, NULL, &choice), ATTUNE_OK, "%s", attune_last_error());
     /* On the CPU it is a plan for the kernel that finds it. */
-    if (info.limits.host && info.limits.matrix_spread) {
+    if (info.limits.host && info.limits.fragment_layout) {
         const attune_kernel_options matrices = {.struct_size = sizeof matrices, .any.kernel = "vulkan_coopmat"};
         attune_plan *plan;
         cr_expect_eq(attune_plan_create(device, &problem, &matrices, &plan), ATTUNE_OK, "%s", attune_last_error());
