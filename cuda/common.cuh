@@ -4,30 +4,7 @@
 #ifndef ATTUNE_CUDA_COMMON_CUH
 #define ATTUNE_CUDA_COMMON_CUH
 
-#include "arguments.h"
-
-#if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE || ATTUNE_HAVE_SCORE
-#include "mods.cuh"
-#endif
-/* Defaults for expressions without these properties (arguments.h). */
-#ifndef ATTUNE_HAVE_SCORE_LINE
-#define ATTUNE_HAVE_SCORE_LINE 0
-#endif
-#ifndef ATTUNE_HAVE_SCORE_NEAR
-#define ATTUNE_HAVE_SCORE_NEAR 0
-#endif
-#ifndef ATTUNE_SCORE_IS_LONG
-#define ATTUNE_SCORE_IS_LONG 0
-#endif
-#ifndef ATTUNE_DELTA_LATE
-#define ATTUNE_DELTA_LATE 0
-#endif
-#ifndef ATTUNE_READS_LATE
-#define ATTUNE_READS_LATE 0
-#endif
-#ifndef ATTUNE_MASK_IS_LONG
-#define ATTUNE_MASK_IS_LONG 0
-#endif
+#include "config.cuh"
 
 #define ATTUNE_LOG2E 1.4426950408889634f
 #define ATTUNE_LN2   0.6931471805599453f
@@ -45,37 +22,30 @@ template <> struct storage<ATTUNE_CUDA_F32> {
     typedef float type;
 };
 
-/* q and o may have other types than k and v. The matrix products use the type of k and v. */
-#ifndef ATTUNE_Q_DTYPE
-#define ATTUNE_Q_DTYPE ATTUNE_DTYPE
-#endif
-#ifndef ATTUNE_O_DTYPE
-#define ATTUNE_O_DTYPE ATTUNE_DTYPE
-#endif
-typedef storage<ATTUNE_DTYPE>::type element;
-typedef storage<ATTUNE_Q_DTYPE>::type q_element;
-typedef storage<ATTUNE_O_DTYPE>::type o_element;
+typedef storage<config::DTYPE>::type element;
+typedef storage<config::Q_DTYPE>::type q_element;
+typedef storage<config::O_DTYPE>::type o_element;
 
-constexpr int HEAD_DIM = ATTUNE_HEAD_DIM, HEAD_DIM_V = ATTUNE_HEAD_DIM_V;
-constexpr int BLOCK_M = ATTUNE_BLOCK_M, BLOCK_N = ATTUNE_BLOCK_N, STAGES = ATTUNE_NUM_STAGES;
-constexpr int THREADS = 32 * ATTUNE_NUM_WARPS;
+constexpr int HEAD_DIM = config::HEAD_DIM, HEAD_DIM_V = config::HEAD_DIM_V;
+constexpr int BLOCK_M = config::BLOCK_M, BLOCK_N = config::BLOCK_N, STAGES = config::NUM_STAGES;
+constexpr int WARPS = config::NUM_WARPS, THREADS = 32 * WARPS;
 /* With a score expression S holds scaled scores; without one it holds raw products (fold_factor). */
-constexpr bool HAVE_SCORE = ATTUNE_HAVE_SCORE;
-constexpr bool HAVE_MASK = ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE;
+constexpr bool HAVE_SCORE = config::HAVE_SCORE;
+/* Partial blocks have forbidden pairs. */
+constexpr bool HAVE_MASK = config::HAVE_MASK_PAIRS || config::HAVE_MASK_RANGE;
+/* Terms of a key (terms.cuh): those of the score, then those of the mask. */
+constexpr int KEY_TERMS = config::SCORE_KEYS + config::MASK_KEYS;
 
 __device__ __forceinline__ constexpr int round_up(int value, int multiple)
 {
     return (value + multiple - 1) / multiple * multiple;
 }
 
-#ifndef ATTUNE_SHARED_MEMORY
-#define ATTUNE_SHARED_MEMORY 0 /* not given: not checked */
-#endif
 /* Whether a kernel's shared-memory layout has the size that the planner computed and the launch requests. The epilogue
  * reuses the memory of the main loop, so that the larger of the two counts. */
 __device__ __forceinline__ constexpr bool planned(u64 main_loop, u64 epilogue)
 {
-    return !ATTUNE_SHARED_MEMORY || (main_loop > epilogue ? main_loop : epilogue) == ATTUNE_SHARED_MEMORY;
+    return !config::SHARED_MEMORY || (main_loop > epilogue ? main_loop : epilogue) == config::SHARED_MEMORY;
 }
 
 __device__ __forceinline__ float exp2_fast(float x)
@@ -86,7 +56,7 @@ __device__ __forceinline__ float exp2_fast(float x)
 }
 
 /* The value of a 16-bit input in the low half. */
-template <int DTYPE = ATTUNE_DTYPE> __device__ __forceinline__ float unpack(u32 bits)
+template <int DTYPE = config::DTYPE> __device__ __forceinline__ float unpack(u32 bits)
 {
     if constexpr (DTYPE == ATTUNE_CUDA_F16) {
         float x;
@@ -97,7 +67,7 @@ template <int DTYPE = ATTUNE_DTYPE> __device__ __forceinline__ float unpack(u32 
 }
 
 /* Two values in a 16-bit type, the first in the low half. */
-template <int DTYPE = ATTUNE_DTYPE> __device__ __forceinline__ u32 pack(float low, float high)
+template <int DTYPE = config::DTYPE> __device__ __forceinline__ u32 pack(float low, float high)
 {
     u32 two;
     if constexpr (DTYPE == ATTUNE_CUDA_F16)

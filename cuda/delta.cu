@@ -1,18 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* The kernels before and after those of the backward pass: attune_delta computes LSE as they subtract it and
  * delta = rowsum(dO * O) - dLSE; attune_sums adds the capture gradients to the caller's tensors. */
-#define ATTUNE_BLOCK_M         16 /* common.cuh needs a tile; these kernels have none */
-#define ATTUNE_BLOCK_N         16
-#define ATTUNE_NUM_WARPS       8
-#define ATTUNE_NUM_STAGES      1
-#define ATTUNE_HAVE_BLOCKS     0
-#define ATTUNE_HAVE_MASK       0
-#define ATTUNE_HAVE_MASK_RANGE 0
-#define ATTUNE_HAVE_SCORE      0
 #include "common.cuh"
 #include "sums.cuh"
 
-constexpr bool IN_F32 = ATTUNE_DTYPE == ATTUNE_CUDA_F32;
+constexpr bool IN_F32 = config::DTYPE == ATTUNE_CUDA_F32;
 
 __device__ __forceinline__ float value_of(element x)
 {
@@ -24,7 +16,7 @@ __device__ __forceinline__ float value_of(element x)
 
 /* A CTA computes ROWS rows of one head, a warp WARP_ROWS of them. With vector loads LANES lanes share a row, and a warp
  * issues all loads before the first addition. */
-constexpr int ROWS = 32, WARP_ROWS = ROWS / ATTUNE_NUM_WARPS;
+constexpr int ROWS = 32, CTA_WARPS = 8, CTA_THREADS = 32 * CTA_WARPS, WARP_ROWS = ROWS / CTA_WARPS;
 constexpr bool VECTORS = !IN_F32 && HEAD_DIM_V % 8 == 0;
 constexpr int LANES = HEAD_DIM_V > 128 ? 32 : HEAD_DIM_V > 64 ? 16 : 8, STEPS = WARP_ROWS * LANES / 32;
 
@@ -81,14 +73,14 @@ __device__ __forceinline__ void store_row(const attune_cuda_arguments &a, const 
 
 __device__ __forceinline__ void clear_sums(const attune_cuda_backward &back)
 {
-    u64 quads = back.sum_words / 2, first = (u64)blockIdx.x * THREADS + threadIdx.x;
-    for (u64 i = first; i < quads; i += (u64)gridDim.x * THREADS)
+    u64 quads = back.sum_words / 2, first = (u64)blockIdx.x * CTA_THREADS + threadIdx.x;
+    for (u64 i = first; i < quads; i += (u64)gridDim.x * CTA_THREADS)
         ((uint4 *)back.sums)[i] = make_uint4(0, 0, 0, 0);
     if (first == 0 && back.sum_words % 2)
         ((u64 *)back.sums)[back.sum_words - 1] = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(CTA_THREADS)
     attune_delta(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_backward back)
 {
     clear_sums(back);
@@ -124,9 +116,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attune_sums(const __grid_constant__ attune_cuda_sums s)
+extern "C" __global__ void __launch_bounds__(CTA_THREADS) attune_sums(const __grid_constant__ attune_cuda_sums s)
 {
-    i64 element = (i64)blockIdx.x * THREADS + threadIdx.x;
+    i64 element = (i64)blockIdx.x * CTA_THREADS + threadIdx.x;
     if (element >= s.elements)
         return;
     double value = sum_value((const u64 *)s.sums + element * ATTUNE_CUDA_SUM_WORDS);

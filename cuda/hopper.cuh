@@ -37,9 +37,7 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier)
 
 /* The threads of a warp that arrive at a barrier. One is enough; compute-sanitizer's racecheck needs all 32, because it
  * does not see that __syncwarp orders the others before that one (docs/cuda.md). */
-#ifndef ATTUNE_ARRIVALS
-#define ATTUNE_ARRIVALS 1
-#endif
+constexpr int ARRIVALS = config::ARRIVALS;
 
 /* Without __syncwarp: for a warp that has converged since its last access to the buffer that this releases. */
 __device__ __forceinline__ void lane_arrive(u64 *barrier)

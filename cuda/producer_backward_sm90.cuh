@@ -12,13 +12,6 @@
 #include "terms.cuh"
 #include "ordered_sums.cuh"
 
-#ifndef ATTUNE_DETERMINISTIC
-#define ATTUNE_DETERMINISTIC 0
-#endif
-#ifndef ATTUNE_READS_OF_SCORE
-#define ATTUNE_READS_OF_SCORE 0
-#endif
-
 constexpr int GROUPS = 2; /* consumer warp groups */
 constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
 constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;

@@ -10,21 +10,8 @@
 
 #include "common.cuh"
 
-#ifndef ATTUNE_SCORE_KEYS
-#define ATTUNE_SCORE_KEYS 0
-#define ATTUNE_SCORE_ROWS 0
-#endif
-#ifndef ATTUNE_MASK_KEYS
-#define ATTUNE_MASK_KEYS 0
-#define ATTUNE_MASK_ROWS 0
-#endif
-#ifndef ATTUNE_SLOPE_KEYS
-#define ATTUNE_SLOPE_KEYS 0 /* terms of the score's derivative, which only backward kernels have */
-#define ATTUNE_SLOPE_ROWS 0
-#endif
 #define ATTUNE_KEY_TERMS (ATTUNE_SCORE_KEYS + ATTUNE_MASK_KEYS)
 
-constexpr int KEY_TERMS = ATTUNE_KEY_TERMS;
 constexpr u32 TERM_BYTES = KEY_TERMS * BLOCK_N * 4; /* of a key tile */
 
 struct row_terms {

@@ -16,7 +16,7 @@
 #include "expr/print.h"
 #include "plan/family_cuda.h"
 
-#define MOST_HEADERS 32
+#define MOST_HEADERS 40
 #define LOG_SIZE     1200 /* bytes of the compiler's log in an error message */
 
 #define FUNCTIONS(X)                                                                                                   \
@@ -379,6 +379,8 @@ static attune_status add_score(const attune__program_desc *desc, attune__text *t
         attune__ctext_capped(desc->score, "attune_score", desc->gradient ? "attune_score_slope" : NULL, text);
     else
         ATTUNE__TRY(add_score_text(desc, text));
+    if (desc->gradient)
+        attune__text_add(text, "#define ATTUNE_HAVE_SCORE_SLOPE 1\n");
     if (v->score_chunks)
         attune__text_add(text, "#define ATTUNE_SCORE_IS_LONG 1\n");
     if (v->late_captures)

@@ -38,17 +38,6 @@ static void describe(attune__cuda_kernel *kernel, attune_dtype dtype, uint32_t a
         {"DTYPE", dtype == ATTUNE_F16    ? 1
                   : dtype == ATTUNE_BF16 ? 2
                                          : 3},
-        /* The shared headers need these; cuda/measure.cu does not use them. */
-        {"HEAD_DIM", 64},
-        {"HEAD_DIM_V", 64},
-        {"BLOCK_M", 64},
-        {"BLOCK_N", 64},
-        {"NUM_WARPS", 8},
-        {"NUM_STAGES", 1},
-        {"HAVE_BLOCKS", 0},
-        {"HAVE_MASK", 0},
-        {"HAVE_MASK_RANGE", 0},
-        {"HAVE_SCORE", 0},
     };
     snprintf(kernel->options[0], sizeof kernel->options[0], "-arch=sm_%u%s", architecture, wgmma ? "a" : "");
     snprintf(kernel->options[1], sizeof kernel->options[1], "-std=c++17");

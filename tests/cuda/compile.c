@@ -266,6 +266,7 @@ Test(cuda_compile, several_at_once)
         attune__free(&w.host.allocator, apart[i].cubin);
     }
     kernels[1].file = "forward_sm80.cu";
+    snprintf(kernels[1].options[2], sizeof kernels[1].options[2], "-DATTUNE_BLOCK_M=8"); /* a warp has 16 rows */
     w.host.compile_threads = 2;
     cr_assert_eq(attune__cuda_compile_all(&w.host, together, 3), ATTUNE_COMPILE_FAILED);
     cr_assert_not_null(strstr(attune_last_error(), "forward_sm80.cu"), "%s", attune_last_error());
@@ -286,8 +287,9 @@ Test(cuda_compile, the_cache_spares_the_compiler)
     attune__cache *cache = attune__cache_open(&desc);
     workbench_open(&w, cache);
     attune__cuda_kernel kernel = {
-        .file = "forward_sm80.cu", .mods = "#include \"prelude.cuh\"\nnot C++", .option_count = 1};
+        .file = "forward_sm80.cu", .mods = "#include \"prelude.cuh\"\nnot C++", .option_count = 2};
     snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=sm_80");
+    snprintf(kernel.options[1], sizeof kernel.options[1], "-DATTUNE_HAVE_SCORE=1");
     void *cubin = NULL;
     size_t size = 0;
     cr_assert_eq(attune__cuda_compile(&w.host, &kernel, &cubin, &size), ATTUNE_COMPILE_FAILED);

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The configuration of a kernel, and the functions of its expressions. Only this file reads the macros with which the
+ * host specialises a source (arguments.h): options -D of the plan, and those that "mods.cuh" defines beside the text of
+ * the expressions. A macro that is not given has the value of a kernel without mask, score and gradients. Kernels read
+ * `config`, and call functions that not every expression has under `if constexpr`: absent ones are declared here, and
+ * defined nowhere.
+ */
+#ifndef ATTUNE_CUDA_CONFIG_CUH
+#define ATTUNE_CUDA_CONFIG_CUH
+
+#include "prelude.cuh"
+
+/* The problem. */
+#ifndef ATTUNE_DTYPE
+#define ATTUNE_DTYPE ATTUNE_CUDA_F16
+#endif
+#ifndef ATTUNE_Q_DTYPE
+#define ATTUNE_Q_DTYPE ATTUNE_DTYPE
+#endif
+#ifndef ATTUNE_O_DTYPE
+#define ATTUNE_O_DTYPE ATTUNE_DTYPE
+#endif
+#ifndef ATTUNE_HEAD_DIM
+#define ATTUNE_HEAD_DIM 64
+#endif
+#ifndef ATTUNE_HEAD_DIM_V
+#define ATTUNE_HEAD_DIM_V ATTUNE_HEAD_DIM
+#endif
+/* The tile. */
+#ifndef ATTUNE_BLOCK_M
+#define ATTUNE_BLOCK_M 64
+#endif
+#ifndef ATTUNE_BLOCK_N
+#define ATTUNE_BLOCK_N 64
+#endif
+#ifndef ATTUNE_NUM_WARPS
+#define ATTUNE_NUM_WARPS 4
+#endif
+#ifndef ATTUNE_NUM_STAGES
+#define ATTUNE_NUM_STAGES 1
+#endif
+#ifndef ATTUNE_SHARED_MEMORY
+#define ATTUNE_SHARED_MEMORY 0
+#endif
+/* What the kernel computes. */
+#ifndef ATTUNE_HAVE_BLOCKS
+#define ATTUNE_HAVE_BLOCKS 0
+#endif
+#ifndef ATTUNE_HAVE_MASK
+#define ATTUNE_HAVE_MASK 0
+#endif
+#ifndef ATTUNE_HAVE_MASK_RANGE
+#define ATTUNE_HAVE_MASK_RANGE 0
+#endif
+#ifndef ATTUNE_HAVE_MASK_COLUMNS
+#define ATTUNE_HAVE_MASK_COLUMNS 0
+#endif
+#ifndef ATTUNE_HAVE_SCORE
+#define ATTUNE_HAVE_SCORE 0
+#endif
+#ifndef ATTUNE_HAVE_READS
+#define ATTUNE_HAVE_READS 0
+#endif
+#ifndef ATTUNE_DETERMINISTIC
+#define ATTUNE_DETERMINISTIC 0
+#endif
+#ifndef ATTUNE_DK_DV
+#define ATTUNE_DK_DV 0
+#endif
+#ifndef ATTUNE_APART
+#define ATTUNE_APART 0
+#endif
+#ifndef ATTUNE_ARRIVALS
+#define ATTUNE_ARRIVALS 1
+#endif
+
+#if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE || ATTUNE_HAVE_SCORE
+#include "mods.cuh"
+#endif
+
+/* Declares what an expression does not have: the functions of mods.cuh, with their parameters (arguments.h). */
+#define ATTUNE_PAIR     int b, int h, int q, int kv, int h_kv, int q_len, int kv_len, float score
+#define ATTUNE_KEY      int b, int h, int kv, int h_kv, int q_len, int kv_len
+#define ATTUNE_ROW      int b, int h, int q, int h_kv, int q_len, int kv_len
+#define ATTUNE_OF_TERMS const int *key, const int *row
+
+#if !ATTUNE_HAVE_MASK && !ATTUNE_HAVE_MASK_RANGE
+__device__ int attune_mask(ATTUNE_PAIR ATTUNE_SYMBOLS);
+#endif
+#if !ATTUNE_HAVE_MASK_RANGE
+__device__ void attune_mask_range(ATTUNE_ROW, int *low, int *high ATTUNE_SYMBOLS);
+#endif
+#if !ATTUNE_HAVE_MASK_COLUMNS
+__device__ void attune_mask_rows(ATTUNE_KEY, int *low, int *high ATTUNE_SYMBOLS);
+#endif
+#ifndef ATTUNE_MASK_KEYS
+#define ATTUNE_MASK_KEYS 0
+#define ATTUNE_MASK_ROWS 0
+__device__ void attune_mask_key_terms(ATTUNE_KEY, int *key ATTUNE_SYMBOLS);
+__device__ void attune_mask_row_terms(ATTUNE_ROW, int *row ATTUNE_SYMBOLS);
+__device__ int attune_mask_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_SYMBOLS);
+#endif
+#if !ATTUNE_HAVE_SCORE
+__device__ float attune_score(ATTUNE_PAIR ATTUNE_SYMBOLS);
+#endif
+#ifndef ATTUNE_SCORE_KEYS
+#define ATTUNE_SCORE_KEYS 0
+#define ATTUNE_SCORE_ROWS 0
+__device__ void attune_score_key_terms(ATTUNE_KEY, int *key ATTUNE_SYMBOLS);
+__device__ void attune_score_row_terms(ATTUNE_ROW, int *row ATTUNE_SYMBOLS);
+__device__ float attune_score_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_SYMBOLS);
+#endif
+#ifndef ATTUNE_HAVE_SCORE_NEAR
+#define ATTUNE_HAVE_SCORE_NEAR 0
+__device__ float attune_score_near(ATTUNE_PAIR ATTUNE_SYMBOLS);
+#endif
+#ifdef ATTUNE_SCORE_NEAR
+#define ATTUNE_SCORE_NEAR_BOUNDED 1
+#else
+#define ATTUNE_SCORE_NEAR_BOUNDED 0
+#endif
+#if !ATTUNE_HAVE_SCORE_NEAR || !ATTUNE_SCORE_KEYS
+__device__ float attune_score_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_SYMBOLS);
+#endif
+#ifndef ATTUNE_HAVE_SCORE_LINE
+#define ATTUNE_HAVE_SCORE_LINE   0
+#define ATTUNE_SCORE_LINE_SLOPED 0
+__device__ void attune_score_line(ATTUNE_ROW, float *factor, float *slope, float *base, int *origin ATTUNE_SYMBOLS);
+#endif
+#ifdef ATTUNE_SCORE_CAP_INNER
+#define ATTUNE_HAVE_SCORE_CAP 1
+#else
+#define ATTUNE_HAVE_SCORE_CAP 0
+#endif
+#ifndef ATTUNE_HAVE_SCORE_SLOPE
+#define ATTUNE_HAVE_SCORE_SLOPE 0
+__device__ float attune_score_slope(ATTUNE_PAIR ATTUNE_SYMBOLS);
+#endif
+#ifndef ATTUNE_SLOPE_KEYS
+#define ATTUNE_SLOPE_KEYS 0
+#define ATTUNE_SLOPE_ROWS 0
+__device__ void attune_score_slope_key_terms(ATTUNE_KEY, int *key ATTUNE_SYMBOLS);
+__device__ void attune_score_slope_row_terms(ATTUNE_ROW, int *row ATTUNE_SYMBOLS);
+__device__ float attune_score_slope_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_SYMBOLS);
+#endif
+#if !ATTUNE_HAVE_SCORE_NEAR || !ATTUNE_HAVE_SCORE_SLOPE
+__device__ float attune_score_slope_near(ATTUNE_PAIR ATTUNE_SYMBOLS);
+#endif
+#if !ATTUNE_HAVE_SCORE_NEAR || !(ATTUNE_SLOPE_KEYS || ATTUNE_SLOPE_ROWS)
+__device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_SYMBOLS);
+#endif
+#ifndef ATTUNE_READS
+#define ATTUNE_READS(X)
+#define ATTUNE_READS_OF_SCORE 0
+#endif
+#ifdef ATTUNE_APPROXIMATE_TANH
+#define ATTUNE_TANH_IS_APPROXIMATE 1
+#else
+#define ATTUNE_TANH_IS_APPROXIMATE 0
+#endif
+/* How the planner has the expressions computed. */
+#ifndef ATTUNE_SCORE_IS_LONG
+#define ATTUNE_SCORE_IS_LONG 0
+#endif
+#ifndef ATTUNE_MASK_IS_LONG
+#define ATTUNE_MASK_IS_LONG 0
+#endif
+#ifndef ATTUNE_DELTA_LATE
+#define ATTUNE_DELTA_LATE 0
+#endif
+#ifndef ATTUNE_READS_LATE
+#define ATTUNE_READS_LATE 0
+#endif
+
+struct config {
+    /* The problem. q and o may have other dtypes than k and v; the matrix products use that of k and v. */
+    static constexpr int DTYPE = ATTUNE_DTYPE, Q_DTYPE = ATTUNE_Q_DTYPE, O_DTYPE = ATTUNE_O_DTYPE;
+    static constexpr int HEAD_DIM = ATTUNE_HEAD_DIM, HEAD_DIM_V = ATTUNE_HEAD_DIM_V;
+
+    /* The tile. */
+    static constexpr int BLOCK_M = ATTUNE_BLOCK_M, BLOCK_N = ATTUNE_BLOCK_N;
+    static constexpr int NUM_WARPS = ATTUNE_NUM_WARPS, NUM_STAGES = ATTUNE_NUM_STAGES;
+    static constexpr unsigned SHARED_MEMORY = ATTUNE_SHARED_MEMORY; /* the planner's bytes; 0 = not checked */
+
+    /* The mask: block lists; in partial blocks attune_mask, and intervals of a row's keys and of a key's rows. */
+    static constexpr bool HAVE_BLOCKS = ATTUNE_HAVE_BLOCKS, HAVE_MASK_PAIRS = ATTUNE_HAVE_MASK,
+                          HAVE_MASK_RANGE = ATTUNE_HAVE_MASK_RANGE, HAVE_MASK_COLUMNS = ATTUNE_HAVE_MASK_COLUMNS;
+    static constexpr int MASK_KEYS = ATTUNE_MASK_KEYS, MASK_ROWS = ATTUNE_MASK_ROWS; /* terms of a key, of a row */
+    static constexpr bool MASK_IS_LONG = ATTUNE_MASK_IS_LONG;
+
+    /* The score, and in backward kernels its slope, d score / d product. */
+    static constexpr bool HAVE_SCORE = ATTUNE_HAVE_SCORE, HAVE_SCORE_SLOPE = ATTUNE_HAVE_SCORE_SLOPE;
+    static constexpr int SCORE_KEYS = ATTUNE_SCORE_KEYS, SCORE_ROWS = ATTUNE_SCORE_ROWS;
+    static constexpr int SLOPE_KEYS = ATTUNE_SLOPE_KEYS, SLOPE_ROWS = ATTUNE_SLOPE_ROWS;
+    static constexpr bool SCORE_IS_LONG = ATTUNE_SCORE_IS_LONG;
+    /* The near-zero form: it holds for every product, or if bounded for those of at most SCORE_NEAR in magnitude. */
+    static constexpr bool HAVE_SCORE_NEAR = ATTUNE_HAVE_SCORE_NEAR, SCORE_NEAR_BOUNDED = ATTUNE_SCORE_NEAR_BOUNDED;
+#if ATTUNE_SCORE_NEAR_BOUNDED
+    static constexpr float SCORE_NEAR = ATTUNE_SCORE_NEAR;
+#else
+    static constexpr float SCORE_NEAR = 0.0f;
+#endif
+    /* A score linear in the product and kv; sloped: it depends on kv. */
+    static constexpr bool HAVE_SCORE_LINE = ATTUNE_HAVE_SCORE_LINE, SCORE_LINE_SLOPED = ATTUNE_SCORE_LINE_SLOPED;
+    /* A soft-cap: CAP_OUTER * tanh(CAP_INNER * product). */
+    static constexpr bool HAVE_SCORE_CAP = ATTUNE_HAVE_SCORE_CAP, APPROXIMATE_TANH = ATTUNE_TANH_IS_APPROXIMATE;
+#if ATTUNE_HAVE_SCORE_CAP
+    static constexpr float CAP_INNER = ATTUNE_SCORE_CAP_INNER, CAP_OUTER = ATTUNE_SCORE_CAP_OUTER;
+#else
+    static constexpr float CAP_INNER = 0.0f, CAP_OUTER = 0.0f;
+#endif
+
+    /* Backward. HAVE_READS: capture gradients may be requested; READS_OF_SCORE: some depend on the product. */
+    static constexpr bool HAVE_READS = ATTUNE_HAVE_READS, READS_OF_SCORE = ATTUNE_READS_OF_SCORE;
+    static constexpr bool READS_LATE = ATTUNE_READS_LATE, DELTA_LATE = ATTUNE_DELTA_LATE;
+    static constexpr bool DETERMINISTIC = ATTUNE_DETERMINISTIC; /* dQ is accumulated in a fixed order */
+    static constexpr bool DK_DV = ATTUNE_DK_DV;                 /* the outer tile has keys */
+    static constexpr bool APART = ATTUNE_APART;                 /* separate CTAs compute dV and dK */
+
+    /* Threads of a warp that arrive at an mbarrier (hopper.cuh). */
+    static constexpr int ARRIVALS = ATTUNE_ARRIVALS;
+};
+
+#endif
