@@ -230,10 +230,10 @@ const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD
 
 void main()
 {
-    Arguments args = Arguments(push.arguments);
+    attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
     uint tid = gl_LocalInvocationIndex, tx = tid % TX, ty = tid / TX;
     OuterTile outer = outer_tile_of(args, push.first + gl_WorkGroupID.x);
-    const uint inputs = ALIGNED_Q | ALIGNED_K | ALIGNED_V | ALIGNED_D_O;
+    const uint inputs = ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V | ATTUNE_VULKAN_ALIGNED_D_O;
     bool aligned = ALIGNED || (args.flags & inputs) == inputs;
 #ifdef KEYS
     uvec2 a_plane = plane(args.k, outer.b, outer.h), a2_plane = plane(args.v, outer.b, outer.h);
@@ -446,11 +446,11 @@ void main()
 
     /* 7: store */
 #ifdef KEYS
-    bool out_aligned = ALIGNED || (args.flags & (ALIGNED_D_K | ALIGNED_D_V)) == (ALIGNED_D_K | ALIGNED_D_V);
+    bool out_aligned = ALIGNED || (args.flags & (ATTUNE_VULKAN_ALIGNED_D_K | ATTUNE_VULKAN_ALIGNED_D_V)) == (ATTUNE_VULKAN_ALIGNED_D_K | ATTUNE_VULKAN_ALIGNED_D_V);
     STORE_OUTPUT(args.d_k, x, TO, HEAD_DIM, args.scale)
     STORE_OUTPUT(args.d_v, y, TO_V, HEAD_DIM_V, 1.0)
 #else
-    bool out_aligned = ALIGNED || (args.flags & ALIGNED_D_Q) != 0u;
+    bool out_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_D_Q) != 0u;
     STORE_OUTPUT(args.d_q, x, TO, HEAD_DIM, args.scale)
     if (CAPTURES)
         attune_d_shared_add(d_shared, int(outer.b), int(outer.h), args.score_mod);

@@ -5,20 +5,13 @@
 #extension GL_EXT_control_flow_attributes : require
 
 #include "address.glsl"
+#include "arguments.h"
 #include "gradient.glsl"
 
-layout(local_size_x = 64) in;
-
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Sums {
-    uvec2 sums, to;
-    uvec4 size;
-    uvec2 stride[4]; /* bytes */
-    uint count;
-};
+layout(local_size_x = ATTUNE_VULKAN_SUMS_ELEMENTS) in;
 
 layout(push_constant) uniform Push {
-    uvec2 arguments;
-    uint first;
+    ATTUNE_PUSH_LAUNCH
 } push;
 
 /* 2^n, where f32 has it */
@@ -65,8 +58,8 @@ float value_of(uint words[SUM_WORDS])
 
 void main()
 {
-    Sums s = Sums(push.arguments);
-    uint index = (push.first + gl_WorkGroupID.x) * 64u + gl_LocalInvocationIndex;
+    attune_vulkan_sums s = attune_vulkan_sums(push.arguments);
+    uint index = (push.first + gl_WorkGroupID.x) * ATTUNE_VULKAN_SUMS_ELEMENTS + gl_LocalInvocationIndex;
     if (index >= s.count)
         return;
     AttuneSum sum = AttuneSum(address_step(s.sums, index, uvec2(64u, 0u)));

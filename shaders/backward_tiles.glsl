@@ -36,7 +36,7 @@ struct InnerTiles {
     BlockIterator blocks;
 };
 
-OuterTile outer_tile_of(Arguments args, const in uint index)
+OuterTile outer_tile_of(attune_vulkan_arguments args, const in uint index)
 {
     OuterTile outer;
 #ifdef KEYS
@@ -55,7 +55,7 @@ OuterTile outer_tile_of(Arguments args, const in uint index)
 }
 
 /* Before the first tile of the plane. */
-void inner_tiles_begin(inout InnerTiles inner, Arguments args, const in OuterTile outer)
+void inner_tiles_begin(inout InnerTiles inner, attune_vulkan_arguments args, const in OuterTile outer)
 {
 #ifdef KEYS
     uint group = args.heads / args.kv_heads;
@@ -78,7 +78,7 @@ void inner_tiles_begin(inout InnerTiles inner, Arguments args, const in OuterTil
     inner.b2_plane = plane(TENSOR_B2, inner.b, kv_h);
 }
 
-bool inner_tiles_next(inout InnerTiles inner, Arguments args, const in OuterTile outer, const in uint inner_len)
+bool inner_tiles_next(inout InnerTiles inner, attune_vulkan_arguments args, const in OuterTile outer, const in uint inner_len)
 {
     while (!block_iterator_next(inner.blocks, INNER_BLOCK, inner_len)) {
         inner.plane++;
@@ -90,13 +90,13 @@ bool inner_tiles_next(inout InnerTiles inner, Arguments args, const in OuterTile
 }
 
 /* A fully masked row gets an infinite LSE, which makes its weights 0. */
-float load_lse(const in Tensor t, const in uint b, const in uint h, const in uint q)
+float load_lse(const in attune_vulkan_tensor t, const in uint b, const in uint h, const in uint q)
 {
     uint bits = Word(address_step(plane(t, b, h), q, t.stride_row)).value;
     return uintBitsToFloat(bits == 0xff800000u ? 0x7f800000u : bits);
 }
 
-float load_delta(Arguments args, const in uint b, const in uint h, const in uint q)
+float load_delta(attune_vulkan_arguments args, const in uint b, const in uint h, const in uint q)
 {
     return uintBitsToFloat(Word(address_step(args.delta, (b * args.heads + h) * args.q_len + q, uvec2(4u, 0u))).value);
 }

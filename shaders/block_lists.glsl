@@ -47,7 +47,7 @@ bool block_iterator_next(inout BlockIterator it, const in uint block_size, const
 }
 
 /* The blocks of keys of a forward tile: its split's share of them. */
-BlockIterator block_iterator_begin(Arguments args, const in TileCoord coord)
+BlockIterator block_iterator_begin(attune_vulkan_arguments args, const in TileCoord coord)
 {
     uint index = coord.b * args.mask_rows_b + coord.h0 * args.mask_rows_h + coord.q0 / args.q_block;
     uint count = (args.kv_len + args.kv_block - 1u) / args.kv_block;

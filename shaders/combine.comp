@@ -6,17 +6,17 @@
 #include "arguments.glsl"
 #include "elements.glsl"
 
-layout(local_size_x = 64) in;
+layout(local_size_x = ATTUNE_VULKAN_COMBINE_COLUMNS) in;
 
 layout(constant_id = 4) const uint HEAD_DIM_V = 64;
 layout(constant_id = 35) const uint O_TYPE = 0; /* of o */
 
 void main()
 {
-    Arguments args = Arguments(push.arguments);
+    attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
     const uint groups = HEAD_DIM_V / 4u;
     uint workgroup = push.first + gl_WorkGroupID.x;
-    uint index = workgroup * 64u + gl_LocalInvocationIndex;
+    uint index = workgroup * ATTUNE_VULKAN_COMBINE_COLUMNS + gl_LocalInvocationIndex;
     uint row = index / groups, column = index % groups * 4u;
     if (row >= args.batch * args.heads * args.q_len)
         return;
@@ -37,8 +37,8 @@ void main()
         o += alpha * part_o;
     }
     uvec2 to = address_step(plane(args.o, b, h), q, args.o.stride_row);
-    store4(O_TYPE, address_add(to, column * bytes_of(O_TYPE)), (args.flags & ALIGNED_O) != 0u,
-           is_zero(l) ? (args.flags & IS_PARTIAL) != 0u ? o : vec4(0.0) : o / l);
+    store4(O_TYPE, address_add(to, column * bytes_of(O_TYPE)), (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u,
+           is_zero(l) ? (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u ? o : vec4(0.0) : o / l);
     if (column == 0u) {
         store_row(args.lse, b, h, q, lse_bits(m, l));
         store_row(args.row_max, b, h, q, row_max_bits(m, l));

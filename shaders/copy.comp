@@ -5,11 +5,12 @@
 #extension GL_EXT_control_flow_attributes : require
 
 #include "address.glsl"
+#include "types.h"
 
 layout(local_size_x = 128) in;
 
 layout(push_constant) uniform Push {
-    uvec2 from, to;
+    ATTUNE_PUSH_COPY
 } push;
 
 /* measure.c counts with the same number. */

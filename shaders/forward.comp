@@ -170,7 +170,7 @@ uvec2 thread_coord(const in uint tid)
 
 void main()
 {
-    Arguments args = Arguments(push.arguments);
+    attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
 #ifdef SUBGROUPS
     uint tid = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
 #else
@@ -183,8 +183,8 @@ void main()
           v_plane = plane(args.v, coord.b, coord.kv_h);
     uvec2 q_stride_h = args.q.stride_h, q_stride = args.q.stride_row, k_stride = args.k.stride_row,
           v_stride = args.v.stride_row;
-    bool aligned = ALIGNED || (args.flags & (ALIGNED_Q | ALIGNED_K | ALIGNED_V)) == (ALIGNED_Q | ALIGNED_K | ALIGNED_V),
-         o_aligned = ALIGNED || (args.flags & ALIGNED_O) != 0u;
+    bool aligned = ALIGNED || (args.flags & (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V)) == (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V),
+         o_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u;
     uint kv_len = args.kv_len, kv_block = args.kv_block;
     float factor = (PRESCALE ? 1.0 : args.scale) * (SCORE ? 1.0 : LOG2E);
 
@@ -394,7 +394,7 @@ void main()
     }
 #endif
     barrier();
-    bool split = args.splits > 1u, partial = split || (args.flags & IS_PARTIAL) != 0u;
+    bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
     if (has_row && part == 0u) {
         rows[row] = is_zero(l) ? partial ? 1.0 : 0.0 : split ? 1.0 : 1.0 / l;
         if (split) {

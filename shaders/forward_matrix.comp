@@ -146,15 +146,15 @@ bool is_forbidden(const in uint at, const in uint element)
 
 void main()
 {
-    Arguments args = Arguments(push.arguments);
+    attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
     uint lane = gl_SubgroupInvocationID, warp = gl_SubgroupID, tid = warp * (ROWS * PARTS) + lane;
     TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
     uvec2 q_plane = plane(args.q, coord.b, coord.h0), k_plane = plane(args.k, coord.b, coord.kv_h),
           v_plane = plane(args.v, coord.b, coord.kv_h);
     uvec2 q_stride_h = args.q.stride_h, q_stride = args.q.stride_row, k_stride = args.k.stride_row,
           v_stride = args.v.stride_row;
-    bool aligned = ALIGNED || (args.flags & (ALIGNED_Q | ALIGNED_K | ALIGNED_V)) == (ALIGNED_Q | ALIGNED_K | ALIGNED_V),
-         o_aligned = ALIGNED || (args.flags & ALIGNED_O) != 0u;
+    bool aligned = ALIGNED || (args.flags & (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V)) == (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V),
+         o_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u;
     uint kv_len = args.kv_len, kv_block = args.kv_block;
     float factor = args.scale * (SCORE ? 1.0 : LOG2E);
 
@@ -353,7 +353,7 @@ void main()
         l += subgroupShuffleXor(l, step);
         weight += subgroupShuffleXor(weight, step);
     }
-    bool split = args.splits > 1u, partial = split || (args.flags & IS_PARTIAL) != 0u;
+    bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
     float to_row_max = exp2((m - row_max) * TO_LOG2); /* partial results are relative to the true maximum */
     wait_subgroup(); /* P has been read */
     if (part == 0u)

@@ -209,7 +209,7 @@ float value_of_codes(const in float sum)
 
 void main()
 {
-    Arguments args = Arguments(push.arguments);
+    attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
     uint lane = gl_SubgroupInvocationID, warp = gl_SubgroupID, tid = warp * LANES + lane;
     TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
     uvec2 q_plane = plane(args.q, coord.b, coord.h0), k_plane = plane(args.k, coord.b, coord.kv_h),
@@ -218,8 +218,8 @@ void main()
           v_stride = args.v.stride_row;
     uvec2 k_stride_step = address_step(uvec2(0u), THREADS / K_GROUPS, k_stride),
           v_stride_step = address_step(uvec2(0u), THREADS / V_GROUPS, v_stride);
-    bool aligned = ALIGNED || (args.flags & (ALIGNED_Q | ALIGNED_K | ALIGNED_V)) == (ALIGNED_Q | ALIGNED_K | ALIGNED_V),
-         o_aligned = ALIGNED || (args.flags & ALIGNED_O) != 0u;
+    bool aligned = ALIGNED || (args.flags & (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V)) == (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V),
+         o_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u;
     uint kv_len = args.kv_len, kv_block = args.kv_block;
     float factor = args.scale * (SCORE ? 1.0 : LOG2E);
 
@@ -443,7 +443,7 @@ void main()
     }
 
     /* 7: store O and LSE, or the partial result of a split, through shared memory so that stores are contiguous */
-    bool split = args.splits > 1u, partial = split || (args.flags & IS_PARTIAL) != 0u;
+    bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
     float scale[ALL_ROWS];
     [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
         l[i] = sum_across(l[i]);

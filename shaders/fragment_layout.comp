@@ -2,12 +2,15 @@
 // The fragment layout of this driver: which element of a matrix each lane holds, as an accumulator and as the operand A.
 // One subgroup loads matrices whose elements are their own numbers; src/vulkan/fragment_layout.c compares.
 #version 460
+#extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference_uvec2 : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_shader_subgroup_basic : require
+
+#include "types.h"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint LANES = 32;
@@ -20,7 +23,7 @@ layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Re
 };
 
 layout(push_constant) uniform Arguments {
-    uvec2 result;
+    ATTUNE_PUSH_FRAGMENT_LAYOUT
 } arguments;
 
 shared float numbers[MATRIX_M * MATRIX_N];

@@ -89,7 +89,7 @@ bool is_non_finite8(const in uvec2 words)
 
 void main()
 {
-    Arguments args = Arguments(push.arguments);
+    attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
     uint lane = gl_SubgroupInvocationID;
     TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
     uvec2 k_plane = plane(args.k, coord.b, coord.kv_h), v_plane = plane(args.v, coord.b, coord.kv_h);
@@ -243,7 +243,7 @@ void main()
     }
 
     /* 7: store O and LSE, or the partial result of a split */
-    bool split = args.splits > 1u, partial = split || (args.flags & IS_PARTIAL) != 0u;
+    bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
     [[dont_unroll]] for (uint r = 0u; r < coord.rows; r++) {
         uint row_q = coord.q0 + query_of(r, coord.queries), row_h = coord.h0 + head_of(r, coord.queries);
         float sum = l[r];

@@ -214,7 +214,7 @@ void store2(const in uvec2 to, const in vec2 value)
 
 void main()
 {
-    Arguments args = Arguments(push.arguments);
+    attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
     uint lane = gl_SubgroupInvocationID;
     OuterTile outer = outer_tile_of(args, push.first + gl_WorkGroupID.x);
     uvec2 b_stride = TENSOR_B.stride_row, b2_stride = TENSOR_B2.stride_row;

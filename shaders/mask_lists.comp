@@ -8,6 +8,7 @@
 #extension GL_GOOGLE_include_directive : require
 
 #include "address.glsl"
+#include "mask_lists.h"
 
 #define WIDTH 64u
 
@@ -17,19 +18,8 @@
 
 layout(local_size_x = 64) in;
 
-/* src/vulkan/mask_update.c has the same in C. */
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Follow {
-    uvec2 tensor, stride_b, stride_h, stride_q, stride_kv; /* bytes */
-    uvec2 classes;                                         /* a word for each block, SEEN_* */
-    uvec2 rows, entries, columns, column_entries;
-    uint heads, q_len, kv_len, q_block, kv_block, q_blocks, kv_blocks;
-    uint element; /* bytes: 1, 2 or 4 */
-    uint forbidden, row_count;
-};
-
 layout(push_constant) uniform Push {
-    uvec2 arguments;
-    uint first;
+    ATTUNE_PUSH_LAUNCH
 } push;
 
 #ifdef CLASSIFY
@@ -47,7 +37,7 @@ uint see_word(const in uint word, const in uint count, const in uint bits, const
 
 void main()
 {
-    Follow f = Follow(push.arguments);
+    attune_vulkan_mask_lists f = attune_vulkan_mask_lists(push.arguments);
     const uint lane = gl_LocalInvocationID.x;
     const uint index = push.first + gl_WorkGroupID.x;
     const uint column = index % f.kv_blocks, row = index / f.kv_blocks % f.q_blocks;
@@ -80,14 +70,11 @@ void main()
 
 shared uint taken[WIDTH];
 
-layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer Row {
-    uvec2 address;
-    uint count, pad;
-};
+layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer OutMaskRow { attune_vulkan_mask_row value; };
 
 void main()
 {
-    Follow f = Follow(push.arguments);
+    attune_vulkan_mask_lists f = attune_vulkan_mask_lists(push.arguments);
     const uint lane = gl_LocalInvocationID.x;
     uint line = push.first + gl_WorkGroupID.x;
     const bool is_row = line < f.row_count;
@@ -116,9 +103,8 @@ void main()
         barrier();
     }
     if (lane == 0u) {
-        Row row = Row(address_step(is_row ? f.rows : f.columns, line, uvec2(16u, 0u)));
-        row.address = entries;
-        row.count = end;
+        OutMaskRow row = OutMaskRow(address_step(is_row ? f.rows : f.columns, line, uvec2(16u, 0u)));
+        row.value = attune_vulkan_mask_row(entries, end, 0u);
     }
 }
 

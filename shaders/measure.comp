@@ -3,6 +3,7 @@
 //   SCALAR, VECTOR   the type of one element and of one chain: f16 in pairs, which is what registers hold
 //   CHAINS           of a thread; sixteen elements in all
 #version 450
+#extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference_uvec2 : require
 #ifdef FLOAT16
@@ -16,6 +17,8 @@
 #define CHAINS 4u
 #endif
 
+#include "types.h"
+
 layout(local_size_x_id = 0) in;
 
 layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result {
@@ -23,10 +26,7 @@ layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Re
 };
 
 layout(push_constant) uniform Arguments {
-    uvec2 result;
-    uint rounds;
-    float factor;
-    float term;
+    ATTUNE_PUSH_MEASURE
 } arguments;
 
 // Steps of a round. measure.c counts with the same numbers.

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
 // Measures the peak rate of matrix multiply-adds, f16 into f32, of the device's shape: independent chains.
 #version 460
+#extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference_uvec2 : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
+
+#include "types.h"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
@@ -19,10 +22,7 @@ layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Re
 };
 
 layout(push_constant) uniform Arguments {
-    uvec2 result;
-    uint rounds;
-    float factor;
-    float term;
+    ATTUNE_PUSH_MEASURE
 } arguments;
 
 // Matrices A and B of a subgroup, and steps of a round. measure.c counts with the same numbers.

@@ -8,48 +8,29 @@
 #extension GL_GOOGLE_include_directive : require
 
 #include "elements.glsl"
+#include "merge.h"
 
 #define WIDTH 64u
-#define PARTS 8u
+#define PARTS ATTUNE_VULKAN_MERGE_PARTS
 #define EMPTY 0xff800000u
 #define NAN   0x7fc00000u
 
 layout(local_size_x = 64) in;
 
-struct View {
-    uvec2 address;                         /* 0 = absent */
-    uvec2 stride_b, stride_h, stride_row;  /* bytes */
-    uint wide, pad;
-};
-
-struct Part {
-    View o, lse, d_o, d_lse;
-};
-
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Merge {
-    View o, lse, d_o, d_lse;
-    uint heads, q_len, columns, part_count;
-    uint weighted, backward;
-    uint strict; /* parts whose weight is 0 are read too, so that their NaN shows */
-    uint part;   /* another merge follows: o of a fully masked row stays 0 or NaN */
-    Part parts[PARTS];
-};
-
 layout(push_constant) uniform Push {
-    uvec2 arguments;
-    uint first;
+    ATTUNE_PUSH_LAUNCH
 } push;
 
 shared float sums[WIDTH];
 
 uint b, h, q; /* of this workgroup */
 
-uvec2 row_of(const in View view)
+uvec2 row_of(const in attune_vulkan_merge_view view)
 {
     return address_step(address_step(address_step(view.address, b, view.stride_b), h, view.stride_h), q, view.stride_row);
 }
 
-bool is_present(const in View view)
+bool is_present(const in attune_vulkan_merge_view view)
 {
     return any(notEqual(view.address, uvec2(0u)));
 }
@@ -86,7 +67,7 @@ bool is_nan(const in uint bits)
     return (bits & 0x7fffffffu) > 0x7f800000u || bits == 0x7f800000u;
 }
 
-void merge_row(const in Merge args)
+void merge_row(const in attune_vulkan_merge args)
 {
     float weights[PARTS];
     uint bits[PARTS], lse = EMPTY;
@@ -117,7 +98,7 @@ void merge_row(const in Merge args)
         for (uint i = 0u; i < args.part_count; i++)
             if (weights[i] != 0.0 || args.strict != 0u)
                 o += weights[i] * load2(row_of(args.parts[i].o), args.parts[i].o.wide != 0u, c, both);
-        o = empty && args.part == 0u ? vec2(0.0) : o * factor;
+        o = empty && args.partial == 0u ? vec2(0.0) : o * factor;
         store2(to, args.o.wide != 0u, c, both, nan ? uintBitsToFloat(uvec2(NAN)) : o);
     }
     /* The LSE may be written over that of a part, which all invocations have read by now. */
@@ -126,7 +107,7 @@ void merge_row(const in Merge args)
         OutWord(row_of(args.lse)).value = nan ? NAN : lse;
 }
 
-void merge_row_backward(const in Merge args)
+void merge_row_backward(const in attune_vulkan_merge args)
 {
     const uint lse = Word(row_of(args.lse)).value;
     const uvec2 o = row_of(args.o), d_o = row_of(args.d_o);
@@ -170,7 +151,7 @@ void merge_row_backward(const in Merge args)
 
 void main()
 {
-    Merge args = Merge(push.arguments);
+    attune_vulkan_merge args = attune_vulkan_merge(push.arguments);
     uint row = push.first + gl_WorkGroupID.x;
     q = row % args.q_len;
     h = row / args.q_len % args.heads;

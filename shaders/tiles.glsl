@@ -12,7 +12,7 @@ struct TileCoord {
     uint b, kv_h, h0, q0, heads, queries, split, rows;
 };
 
-TileCoord tile_coord_of(Arguments args, uint index)
+TileCoord tile_coord_of(attune_vulkan_arguments args, uint index)
 {
     TileCoord coord;
     uint rest = index;

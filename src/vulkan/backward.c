@@ -29,9 +29,6 @@
 #include "shaders/lanes_backward_q_f16.h"
 #include "shaders/lanes_backward_q_f32.h"
 
-#define DELTA_ROWS    8  /* of a workgroup of shaders/backward_delta.comp */
-#define SUMS_ELEMENTS 64 /* of one of shaders/backward_sums.comp */
-
 /* --------------------------------------------------------------------------------------------------------- programs */
 
 /* Whether a call may request capture gradients. */
@@ -170,8 +167,8 @@ typedef struct pass {
 typedef struct run {
     const attune__vulkan_program *program;
     const attune__backward *call;
-    attune__vulkan_arguments arguments;
-    attune__vulkan_sums sums[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune_vulkan_arguments arguments;
+    attune_vulkan_sums sums[ATTUNE_EXPR_MAX_SYMBOLS];
     uint64_t sum_at[ATTUNE_EXPR_MAX_SYMBOLS]; /* by symbol, in the workspace; read where sums are requested */
     uint32_t sum_count;
     attune__vulkan_workspace place; /* of the workspace's parts */
@@ -191,8 +188,8 @@ static void list_sums(run *r)
         const attune_tensor *out = &r->call->d_captures[i];
         if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE || !out->buffer)
             continue;
-        attune__vulkan_sums *s = &r->sums[r->sum_count++];
-        *s = (attune__vulkan_sums){
+        attune_vulkan_sums *s = &r->sums[r->sum_count++];
+        *s = (attune_vulkan_sums){
             .sums = base + r->place.sums + r->sums_size,
             .to = attune__vulkan_tensor_address(out),
             .size = {1, 1, 1, 1},
@@ -213,47 +210,18 @@ static void describe(run *r)
 {
     const attune__backward *back = r->call;
     const attune__forward *call = &back->forward;
-    attune__vulkan_arguments *a = &r->arguments;
-    const attune_tensor *tensors[] = {&call->q,   &call->k,   &call->v,   &call->o,
-                                      &back->d_o, &back->d_q, &back->d_k, &back->d_v};
-    attune__vulkan_tensor *to[] = {&a->q, &a->k, &a->v, &a->o, &a->d_o, &a->d_q, &a->d_k, &a->d_v};
-    for (uint32_t i = 0; i < sizeof to / sizeof to[0]; i++) {
-        const uint64_t bytes = i < 5 ? 16 : 4 * attune_dtype_size(call->q.dtype);
-        *to[i] = attune__vulkan_tensor_describe(tensors[i]);
-        a->flags |= attune__vulkan_tensor_is_aligned(to[i], bytes) ? 1u << i : 0;
-    }
-    a->lse = attune__vulkan_tensor_describe(&call->lse);
-    a->d_lse = attune__vulkan_tensor_describe(&back->d_lse);
-    a->batch = (uint32_t)call->batch;
-    a->kv_batch = (uint32_t)call->k.size[0];
-    a->heads = (uint32_t)call->heads;
-    a->kv_heads = (uint32_t)call->kv_heads;
-    a->q_len = (uint32_t)call->q_len;
-    a->kv_len = (uint32_t)call->kv_len;
-    a->scale = (float)call->scale;
+    const attune_plan_choice *choice = &r->program->choice;
+    attune_vulkan_arguments *a = &r->arguments;
+    const uint64_t store = 4 * attune_dtype_size(call->q.dtype);
+    attune__vulkan_arguments_describe(call, 16, choice->block_n2, choice->block_m1, a);
+    a->d_o = attune__vulkan_tensor_describe(&back->d_o, 16, ATTUNE_VULKAN_ALIGNED_D_O, &a->flags);
+    a->d_q = attune__vulkan_tensor_describe(&back->d_q, store, ATTUNE_VULKAN_ALIGNED_D_Q, &a->flags);
+    a->d_k = attune__vulkan_tensor_describe(&back->d_k, store, ATTUNE_VULKAN_ALIGNED_D_K, &a->flags);
+    a->d_v = attune__vulkan_tensor_describe(&back->d_v, store, ATTUNE_VULKAN_ALIGNED_D_V, &a->flags);
+    a->d_lse = attune__vulkan_tensor_describe(&back->d_lse, 1, 0, &a->flags);
     const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
     a->delta = base;
     a->score_mod = base + r->place.arguments + sizeof *a;
-}
-
-static void describe_mask(run *r)
-{
-    const attune_mask *mask = r->call->forward.mask;
-    const attune_plan_choice *choice = &r->program->choice;
-    attune__vulkan_arguments *a = &r->arguments;
-    a->kv_block = mask ? mask->kv_block : choice->block_n2;
-    a->inner_q_block = mask ? mask->q_block : choice->block_m1;
-    if (!mask)
-        return;
-    const attune__vulkan_mask *uploaded = (const attune__vulkan_mask *)r->call->forward.device_mask;
-    const bool heads = mask->stored_heads > 1, batch = mask->stored_batch > 1;
-    a->mask_rows = uploaded->rows;
-    a->mask_columns = uploaded->columns;
-    a->mask_mod = uploaded->mod;
-    a->mask_rows_h = heads ? (uint32_t)mask->q_blocks : 0;
-    a->mask_rows_b = batch ? (uint32_t)(mask->q_blocks * mask->stored_heads) : 0;
-    a->mask_columns_h = heads ? (uint32_t)mask->kv_blocks : 0;
-    a->mask_columns_b = batch ? (uint32_t)(mask->kv_blocks * mask->stored_heads) : 0;
 }
 
 static attune_status check_steps(const run *r, const char *what, uint64_t steps, uint32_t most)
@@ -302,7 +270,7 @@ static attune_status add_passes(run *r)
     const attune__forward *call = &r->call->forward;
     const attune__vulkan_program *program = r->program;
     const attune_plan_choice *choice = &program->choice;
-    attune__vulkan_arguments *a = &r->arguments;
+    attune_vulkan_arguments *a = &r->arguments;
     const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset) + r->place.arguments;
     const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
     const double d = program->shape.head_dim, dv = program->shape.head_dim_v;
@@ -315,20 +283,14 @@ static attune_status add_passes(run *r)
         .block_m = choice->block_m2,
         .mask_q_block = call->mask ? call->mask->q_block : 0,
     });
-    a->splits = 1;
-    a->head_step = c.head_step;
-    a->q_step = c.q_step;
-    a->head_chunks = (uint32_t)c.head_chunks;
-    a->q_block = c.q_block;
-    a->in_block = c.in_block;
-    a->q_chunks = (uint32_t)c.q_chunks;
+    attune__vulkan_arguments_cut(&c, a);
     const uint64_t key_tiles = (uint64_t)((call->kv_len + choice->block_n1 - 1) / choice->block_n1);
     const double queries = (double)rows / (double)(call->k.size[0] * call->kv_heads);
     ATTUNE__TRY(add_pass(r, &(pass){
                                 .pipeline = &program->delta,
                                 .arguments = base,
-                                .workgroups = (rows + DELTA_ROWS - 1) / DELTA_ROWS,
-                                .flops = DELTA_ROWS * 16 * dv, /* the time of its loads, as operations */
+                                .workgroups = (rows + ATTUNE_VULKAN_DELTA_ROWS - 1) / ATTUNE_VULKAN_DELTA_ROWS,
+                                .flops = ATTUNE_VULKAN_DELTA_ROWS * 16 * dv, /* the time of its loads, as operations */
                                 .what = "rows",
                             }));
     ATTUNE__TRY(add_pass(r, &(pass){
@@ -348,14 +310,15 @@ static attune_status add_passes(run *r)
                             }));
     const uint64_t table = program->score ? attune__mods_table_size(program->score) : 0;
     for (uint32_t i = 0; i < r->sum_count; i++)
-        ATTUNE__TRY(add_pass(r, &(pass){
-                                    .pipeline = &program->sums,
-                                    .arguments = base + sizeof *a + table + i * sizeof r->sums[0],
-                                    .workgroups = (r->sums[i].count + SUMS_ELEMENTS - 1) / SUMS_ELEMENTS,
-                                    .flops = SUMS_ELEMENTS * 256,
-                                    .waits = i == 0,
-                                    .what = "elements of captures",
-                                }));
+        ATTUNE__TRY(add_pass(
+            r, &(pass){
+                   .pipeline = &program->sums,
+                   .arguments = base + sizeof *a + table + i * sizeof r->sums[0],
+                   .workgroups = (r->sums[i].count + ATTUNE_VULKAN_SUMS_ELEMENTS - 1) / ATTUNE_VULKAN_SUMS_ELEMENTS,
+                   .flops = ATTUNE_VULKAN_SUMS_ELEMENTS * 256,
+                   .waits = i == 0,
+                   .what = "elements of captures",
+               }));
     return ATTUNE_OK;
 }
 
@@ -368,34 +331,22 @@ static attune_status prepare(run *r)
     r->place = attune__vulkan_backward_workspace(&r->program->shape);
     list_sums(r);
     describe(r);
-    describe_mask(r);
     ATTUNE__TRY(check_walks(r));
     return add_passes(r);
 }
 
-/* After a barrier on earlier commands: successive calls share a workspace. */
 static void record_arguments(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands)
 {
     const attune__forward *call = &r->call->forward;
-    union {
-        uint32_t words[ATTUNE__VULKAN_ARGUMENTS / 4];
-        char bytes[ATTUNE__VULKAN_ARGUMENTS];
-    } block = {{0}};
-    size_t size = sizeof r->arguments;
-    memcpy(block.bytes, &r->arguments, size);
-    if (r->program->score) {
-        attune__mods_table table;
-        attune__vulkan_score_table(r->program, call, &table);
-        for (uint32_t i = 0; i < r->program->score->symbol_count; i++)
-            if (r->program->score->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
-                table.captures[i].sums = r->sum_at[i];
-        attune__mods_table_pack(r->program->score, &table, block.bytes + size);
-        size += attune__mods_table_size(r->program->score);
-    }
-    memcpy(block.bytes + size, r->sums, r->sum_count * sizeof r->sums[0]);
-    size += r->sum_count * sizeof r->sums[0];
-    attune__vulkan_update(device, commands, call, r->place.arguments, block.words, size);
     const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
+    attune__vulkan_arguments_record(&(attune__vulkan_arguments_block){.call = call,
+                                                                      .score = r->program->score,
+                                                                      .arguments = &r->arguments,
+                                                                      .sums = r->sums,
+                                                                      .sum_count = r->sum_count,
+                                                                      .sum_addresses = r->sum_at,
+                                                                      .offset = r->place.arguments},
+                                    device, commands);
     if (r->sums_size)
         device->vk.CmdFillBuffer(commands, workspace->handle,
                                  workspace->offset + call->workspace_offset + r->place.sums, r->sums_size, 0);

@@ -6,8 +6,13 @@
 
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
 #include "shaders/fragment_layout.h"
+#include "shaders/types.h"
 
 #define MAX_ELEMENTS 1024
+
+typedef struct arguments {
+    ATTUNE_PUSH_FRAGMENT_LAYOUT
+} arguments;
 
 /* As row_at and column_at in shaders/forward_registers.comp. */
 static uint32_t element_at(const attune_limits *limits, uint32_t lane, uint32_t e)
@@ -27,12 +32,12 @@ static attune_status read_layout(attune__vulkan_device *device, attune_buffer *b
     for (uint32_t i = 0; i < 4; i++)
         entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *numbers, sizeof *numbers};
     const VkSpecializationInfo constants = {4, entries, sizeof numbers, numbers};
-    const VkDeviceAddress address = attune__vulkan_address(buffer, 0);
+    const arguments push = {.result = attune__vulkan_address(buffer, 0)};
     const attune__vulkan_pipeline_desc desc = {
         .name = "fragment layout",
         .words = attune__spirv_fragment_layout,
         .word_count = sizeof attune__spirv_fragment_layout / sizeof *attune__spirv_fragment_layout,
-        .push_constants = sizeof address,
+        .push_constants = sizeof push,
         .constants = &constants,
         .subgroup_size = limits->subgroup_size,
     };
@@ -43,8 +48,8 @@ static attune_status read_layout(attune__vulkan_device *device, attune_buffer *b
     attune_status status = attune__vulkan_begin(device, true, &slot);
     if (status == ATTUNE_OK) {
         device->vk.CmdBindPipeline(slot->commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline.handle);
-        device->vk.CmdPushConstants(slot->commands, pipeline.layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof address,
-                                    &address);
+        device->vk.CmdPushConstants(slot->commands, pipeline.layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof push,
+                                    &push);
         device->vk.CmdDispatch(slot->commands, 1, 1, 1);
         status = attune__vulkan_finish(device, slot, NULL, &seconds);
     }

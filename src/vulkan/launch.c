@@ -12,47 +12,23 @@
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
-#define COMBINE_COLUMNS 64 /* of shaders/combine.comp: invocations, each four columns */
-
 /* A call cut into tiles. */
 typedef struct run {
     const attune__vulkan_program *program;
     const attune__forward *call;
-    attune__vulkan_arguments arguments;
+    attune_vulkan_arguments arguments;
     uint64_t place; /* of the arguments, in the workspace: after the partial results of splits */
     uint64_t tiles;
     uint64_t combine; /* workgroups; 0 = no splits */
     double tile_flops;
 } run;
 
-uint64_t attune__vulkan_tensor_address(const attune_tensor *tensor)
-{
-    return tensor->buffer ? attune__vulkan_address(tensor->buffer, tensor->offset) : 0;
-}
-
-attune__vulkan_tensor attune__vulkan_tensor_describe(const attune_tensor *tensor)
-{
-    attune__vulkan_tensor t = {.address = attune__vulkan_tensor_address(tensor)};
-    if (!tensor->buffer)
-        return t;
-    const int64_t bytes = (int64_t)attune_dtype_size(tensor->dtype);
-    t.stride_b = tensor->size[0] == 1 ? 0 : tensor->stride[0] * bytes; /* a batch of one serves all */
-    t.stride_h = tensor->stride[1] * bytes;
-    t.stride_row = tensor->stride[2] * bytes;
-    return t;
-}
-
-bool attune__vulkan_tensor_is_aligned(const attune__vulkan_tensor *t, uint64_t bytes)
-{
-    return (t->address | (uint64_t)t->stride_b | (uint64_t)t->stride_h | (uint64_t)t->stride_row) % bytes == 0;
-}
-
 static void cut(run *r, bool decode)
 {
     const attune__forward *call = r->call;
     const attune_mask *mask = call->mask;
     const attune_plan_choice *choice = &r->program->choice;
-    attune__vulkan_arguments *a = &r->arguments;
+    attune_vulkan_arguments *a = &r->arguments;
     const attune__cut c = attune__cut_make(&(attune__cut_desc){
         .batch = call->batch,
         .heads = call->heads,
@@ -64,42 +40,10 @@ static void cut(run *r, bool decode)
         .mask_q_block = mask ? mask->q_block : 0,
         .one_list = !mask || mask->stored_heads == 1,
     });
-    a->head_step = c.head_step;
-    a->q_step = c.q_step;
-    a->head_chunks = (uint32_t)c.head_chunks;
-    a->q_block = c.q_block;
-    a->in_block = c.in_block;
-    a->q_chunks = (uint32_t)c.q_chunks;
-    a->kv_block = mask ? mask->kv_block : choice->block_n;
-    a->splits = c.splits;
+    attune__vulkan_arguments_cut(&c, a);
     r->tiles = (uint64_t)c.items;
     r->tile_flops = 2.0 * choice->block_m * (double)call->kv_len / a->splits *
                     (r->program->shape.head_dim + r->program->shape.head_dim_v);
-}
-
-void attune__vulkan_score_table(const attune__vulkan_program *program, const attune__forward *call,
-                                attune__mods_table *table)
-{
-    const attune_expr *score = program->score;
-    *table = (attune__mods_table){
-        .q_len = (int32_t)call->q_len,
-        .kv_len = (int32_t)call->kv_len,
-        .group = (int32_t)(call->heads / call->kv_heads),
-    };
-    for (uint32_t i = 0; i < score->symbol_count; i++) {
-        if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE) {
-            table->parameters[i] = call->parameters[i];
-            continue;
-        }
-        const attune_tensor *tensor = &call->captures[i];
-        attune__mods_capture *capture = &table->captures[i];
-        capture->address = attune__vulkan_tensor_address(tensor);
-        capture->dtype = tensor->dtype;
-        for (uint32_t d = 0; d < tensor->rank; d++) {
-            capture->size[d] = tensor->size[d];
-            capture->stride[d] = tensor->stride[d];
-        }
-    }
 }
 
 /* Loops that the driver would cut short are refused: a wrong result is worse than none. */
@@ -125,25 +69,9 @@ static attune_status check_steps(const run *r)
 static attune_status prepare(run *r, bool decode)
 {
     const attune__forward *call = r->call;
-    attune__vulkan_arguments *a = &r->arguments;
-    a->q = attune__vulkan_tensor_describe(&call->q);
-    a->k = attune__vulkan_tensor_describe(&call->k);
-    a->v = attune__vulkan_tensor_describe(&call->v);
-    a->o = attune__vulkan_tensor_describe(&call->o);
-    a->lse = attune__vulkan_tensor_describe(&call->lse);
-    a->row_max = attune__vulkan_tensor_describe(&call->row_max);
-    a->batch = (uint32_t)call->batch;
-    a->heads = (uint32_t)call->heads;
-    a->kv_heads = (uint32_t)call->kv_heads;
-    a->q_len = (uint32_t)call->q_len;
-    a->kv_len = (uint32_t)call->kv_len;
-    a->scale = (float)call->scale;
-    const uint64_t store = 4 * attune_dtype_size(call->o.dtype);
-    a->flags = (attune__vulkan_tensor_is_aligned(&a->q, 16) ? ATTUNE__VULKAN_ALIGNED_Q : 0) |
-               (attune__vulkan_tensor_is_aligned(&a->k, 16) ? ATTUNE__VULKAN_ALIGNED_K : 0) |
-               (attune__vulkan_tensor_is_aligned(&a->v, 16) ? ATTUNE__VULKAN_ALIGNED_V : 0) |
-               (attune__vulkan_tensor_is_aligned(&a->o, store) ? ATTUNE__VULKAN_ALIGNED_O : 0) |
-               (call->part ? ATTUNE__VULKAN_IS_PARTIAL : 0);
+    attune_vulkan_arguments *a = &r->arguments;
+    attune__vulkan_arguments_describe(call, 4 * attune_dtype_size(call->o.dtype), r->program->choice.block_n, 0, a);
+    a->flags |= call->part ? ATTUNE_VULKAN_IS_PARTIAL : 0;
     cut(r, decode);
     ATTUNE__TRY(check_steps(r));
 
@@ -151,14 +79,6 @@ static attune_status prepare(run *r, bool decode)
     if (r->tiles > UINT32_MAX || (a->splits > 1 && rows > UINT32_MAX / a->splits / ((uint64_t)call->v.size[3] / 4)))
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu tiles of %u rows, %s takes fewer than 2^32",
                             (unsigned long long)r->tiles, r->program->choice.block_m, r->program->base.device->info.id);
-    if (call->mask) {
-        const attune__vulkan_mask *mask = (const attune__vulkan_mask *)call->device_mask;
-        a->mask_rows = mask->rows;
-        a->mask_mod = mask->mod;
-        a->mask_rows_h = call->mask->stored_heads == 1 ? 0 : (uint32_t)call->mask->q_blocks;
-        a->mask_rows_b =
-            call->mask->stored_batch == 1 ? 0 : (uint32_t)(call->mask->q_blocks * call->mask->stored_heads);
-    }
     const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
     r->place = attune__split_size(&r->program->shape, a->splits, sizeof(float));
     a->score_mod = base + r->place + sizeof *a;
@@ -166,43 +86,15 @@ static attune_status prepare(run *r, bool decode)
         a->partials = base;
         a->partials_ml = base + attune__round_up64(rows * a->splits * (uint64_t)call->v.size[3] * sizeof(float), 256);
         const uint64_t groups = rows * (uint64_t)call->v.size[3] / 4;
-        r->combine = (groups + COMBINE_COLUMNS - 1) / COMBINE_COLUMNS;
+        r->combine = (groups + ATTUNE_VULKAN_COMBINE_COLUMNS - 1) / ATTUNE_VULKAN_COMBINE_COLUMNS;
     }
     return ATTUNE_OK;
-}
-
-void attune__vulkan_update(const attune__vulkan_device *device, VkCommandBuffer commands, const attune__forward *call,
-                           uint64_t place, const uint32_t *words, uint64_t bytes)
-{
-    const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
-    device->vk.CmdUpdateBuffer(commands, workspace->handle, workspace->offset + call->workspace_offset + place,
-                               attune__round_up64(bytes, 4), words);
-}
-
-/* After a barrier on earlier commands: successive calls share a workspace. */
-static void record_arguments(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands)
-{
-    const attune__forward *call = r->call;
-    union {
-        uint32_t words[ATTUNE__VULKAN_ARGUMENTS / 4];
-        char bytes[ATTUNE__VULKAN_ARGUMENTS];
-    } block = {{0}};
-    size_t size = sizeof r->arguments;
-    memcpy(block.bytes, &r->arguments, size);
-    if (r->program->score) {
-        attune__mods_table table;
-        attune__vulkan_score_table(r->program, r->call, &table);
-        attune__mods_table_pack(r->program->score, &table, block.bytes + size);
-        size += attune__mods_table_size(r->program->score);
-    }
-    attune__vulkan_update(device, commands, call, r->place, block.words, size);
-    attune__vulkan_barrier(device, commands);
 }
 
 static const attune__vulkan_pipeline *forward_pipeline(const run *r)
 {
     const uint32_t all =
-        ATTUNE__VULKAN_ALIGNED_Q | ATTUNE__VULKAN_ALIGNED_K | ATTUNE__VULKAN_ALIGNED_V | ATTUNE__VULKAN_ALIGNED_O;
+        ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V | ATTUNE_VULKAN_ALIGNED_O;
     return r->program->aligned.handle && (r->arguments.flags & all) == all ? &r->program->aligned
                                                                            : &r->program->forward;
 }
@@ -226,8 +118,13 @@ void attune__vulkan_dispatch(const attune__vulkan_device *device, VkCommandBuffe
 static void record_part(const run *r, const attune__vulkan_device *device, VkCommandBuffer commands, uint64_t first,
                         uint64_t end)
 {
-    if (first == 0)
-        record_arguments(r, device, commands);
+    if (first == 0) {
+        attune__vulkan_arguments_record(
+            &(attune__vulkan_arguments_block){
+                .call = r->call, .score = r->program->score, .arguments = &r->arguments, .offset = r->place},
+            device, commands);
+        attune__vulkan_barrier(device, commands);
+    }
     const uint64_t arguments = attune__vulkan_address(r->call->workspace, r->call->workspace_offset + r->place);
     attune__vulkan_dispatch(device, commands, forward_pipeline(r), arguments, first, end);
     if (end < r->tiles || !r->combine)

@@ -103,16 +103,6 @@ double attune__vulkan_submission_flops(const attune__vulkan_device *device);
 /* Submits; with `total` waits, and adds the seconds to it. */
 attune_status attune__vulkan_end(attune__vulkan_device *device, attune__vulkan_slot *slot, double *total,
                                  uint64_t *value);
-/* Writes arguments of kernels, at `place` of a call's workspace. */
-void attune__vulkan_update(const attune__vulkan_device *device, VkCommandBuffer commands, const attune__forward *call,
-                           uint64_t place, const uint32_t *words, uint64_t bytes);
-
-uint64_t attune__vulkan_tensor_address(const attune_tensor *tensor); /* 0 = none */
-attune__vulkan_tensor attune__vulkan_tensor_describe(const attune_tensor *tensor);
-/* Whether every group of elements that a kernel moves at once begins at a multiple of `bytes`. */
-bool attune__vulkan_tensor_is_aligned(const attune__vulkan_tensor *t, uint64_t bytes);
-void attune__vulkan_score_table(const attune__vulkan_program *program, const attune__forward *call,
-                                attune__mods_table *table);
 /* Workgroups `first` to before `end`, in dispatches that every device takes. */
 void attune__vulkan_dispatch(const attune__vulkan_device *device, VkCommandBuffer commands,
                              const attune__vulkan_pipeline *pipeline, uint64_t arguments, uint64_t first, uint64_t end);

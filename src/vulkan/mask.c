@@ -28,10 +28,10 @@ static uint64_t array_bytes(const attune_array *array)
 
 static layout layout_of(const attune_mask *mask, int64_t rows, int64_t columns)
 {
-    layout l = {.entries = (uint64_t)rows * sizeof(attune__vulkan_mask_row)};
+    layout l = {.entries = (uint64_t)rows * sizeof(attune_vulkan_mask_row)};
     const uint64_t count = (uint64_t)(mask->kv.offsets[rows] + mask->full_kv.offsets[rows]);
     l.columns = attune__round_up64(l.entries + count * sizeof(uint32_t), 16);
-    l.column_entries = l.columns + (uint64_t)columns * sizeof(attune__vulkan_mask_row);
+    l.column_entries = l.columns + (uint64_t)columns * sizeof(attune_vulkan_mask_row);
     l.mod = attune__round_up64(l.column_entries + count * sizeof(uint32_t), 16);
     l.captures = attune__round_up64(l.mod + (mask->expr ? attune__mods_table_size(mask->expr) : 0), 16);
     l.size = l.captures;
@@ -51,7 +51,7 @@ static uint32_t write_lists(const attune__block_list *partials, const attune__bl
         const int32_t *partial_end = partials->indices + partials->offsets[r + 1];
         const int32_t *full = fulls->indices + fulls->offsets[r];
         const int32_t *full_end = fulls->indices + fulls->offsets[r + 1];
-        const attune__vulkan_mask_row row = {
+        const attune_vulkan_mask_row row = {
             .address = address + (uint64_t)(next - entries) * sizeof *entries,
             .count = (uint32_t)((partial_end - partial) + (full_end - full)),
         };

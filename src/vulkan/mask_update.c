@@ -12,18 +12,11 @@
 
 #include "shaders/mask_classify.h"
 #include "shaders/mask_fill.h"
-
-/* shaders/mask_lists.comp in C. */
-typedef struct arguments {
-    uint64_t tensor;
-    int64_t stride_b, stride_h, stride_q, stride_kv; /* bytes */
-    uint64_t classes, rows, entries, columns, column_entries;
-    uint32_t heads, q_len, kv_len, q_block, kv_block, q_blocks, kv_blocks, element, forbidden, row_count;
-} arguments;
-
-_Static_assert(sizeof(arguments) == 10 * 8 + 10 * 4, "as std430 lays it out");
+#include "shaders/mask_lists.h"
 
 #define ARGUMENTS UINT64_C(256) /* where the words of blocks begin, after the arguments */
+
+_Static_assert(sizeof(attune_vulkan_mask_lists) <= ARGUMENTS, "the arguments' part of the buffer");
 
 /* Counted as bytes from the first and as dispatched workgroups, in 32 bits. */
 #define MOST_BLOCKS (INT64_C(1) << 30)
@@ -39,9 +32,9 @@ static layout layout_of(const attune_mask *mask)
     const uint64_t rows = planes * (uint64_t)mask->q_blocks, columns = planes * (uint64_t)mask->kv_blocks;
     const uint64_t entries = rows * (uint64_t)mask->kv_blocks * sizeof(uint32_t);
     layout l = {.rows = attune__round_up64(ARGUMENTS + entries, 16)};
-    l.entries = l.rows + rows * sizeof(attune__vulkan_mask_row);
+    l.entries = l.rows + rows * sizeof(attune_vulkan_mask_row);
     l.columns = attune__round_up64(l.entries + entries, 16);
-    l.column_entries = l.columns + columns * sizeof(attune__vulkan_mask_row);
+    l.column_entries = l.columns + columns * sizeof(attune_vulkan_mask_row);
     l.mod = attune__round_up64(l.column_entries + entries, 16);
     l.size = l.mod + attune__mods_table_size(mask->expr);
     return l;
@@ -86,7 +79,8 @@ attune_status attune__vulkan_mask_follow(attune_device *device, const attune_mas
     return ATTUNE_OK;
 }
 
-static arguments describe(const attune_mask *mask, const attune__vulkan_mask *made, const attune_tensor *tensor)
+static attune_vulkan_mask_lists describe(const attune_mask *mask, const attune__vulkan_mask *made,
+                                         const attune_tensor *tensor)
 {
     const int64_t element = (int64_t)attune_dtype_size(tensor->dtype);
     const uint64_t address = attune__vulkan_address(made->buffer, 0);
@@ -95,7 +89,7 @@ static arguments describe(const attune_mask *mask, const attune__vulkan_mask *ma
     most.q_blocks = made->longest_column;
     most.kv_blocks = made->longest;
     const layout l = layout_of(&most);
-    return (arguments){
+    return (attune_vulkan_mask_lists){
         .tensor = attune__vulkan_address(tensor->buffer, tensor->offset),
         .stride_b = tensor->stride[0] * element,
         .stride_h = tensor->stride[1] * element,
@@ -145,7 +139,7 @@ attune_status attune__vulkan_mask_update(attune_queue *queue, attune_mask *mask,
     attune__vulkan_mask *made = (attune__vulkan_mask *)device_mask;
     const attune__vulkan_buffer *buffer = (const attune__vulkan_buffer *)made->buffer;
     const uint64_t address = attune__vulkan_address(made->buffer, 0);
-    const arguments a = describe(mask, made, tensor);
+    const attune_vulkan_mask_lists a = describe(mask, made, tensor);
     const uint64_t planes = (uint64_t)(mask->stored_batch * mask->stored_heads);
     attune__vulkan_slot *slot;
     pack_table(mask, a.tensor, made->table);

@@ -13,6 +13,7 @@
 #include "shaders/copy.h"
 #include "shaders/measure_f16.h"
 #include "shaders/measure_f32.h"
+#include "shaders/types.h"
 
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
 #include "shaders/measure_matrix.h"
@@ -30,10 +31,12 @@
 #define ENOUGH_SECONDS 2e-3 /* of a launch, against what starting it costs */
 
 typedef struct arguments {
-    uint64_t result;
-    uint32_t rounds;
-    float factor, term;
+    ATTUNE_PUSH_MEASURE
 } arguments;
+
+typedef struct copy_arguments {
+    ATTUNE_PUSH_COPY
+} copy_arguments;
 
 static double now(void)
 {
@@ -160,10 +163,10 @@ static attune_status copy_by_kernel(attune__vulkan_device *device, const attune_
                                     const attune__vulkan_range *from, const attune__vulkan_range *to, double *seconds)
 {
     attune__vulkan_slot *slot;
-    const uint64_t push[2] = {from->block->address + from->offset, to->block->address + to->offset};
+    const copy_arguments push = {from->block->address + from->offset, to->block->address + to->offset};
     ATTUNE__TRY(attune__vulkan_begin(device, true, &slot));
     device->vk.CmdBindPipeline(slot->commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
-    device->vk.CmdPushConstants(slot->commands, pipeline->layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof push, push);
+    device->vk.CmdPushConstants(slot->commands, pipeline->layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof push, &push);
     device->vk.CmdDispatch(slot->commands, (uint32_t)(from->size / COPY_BYTES), 1, 1);
     return attune__vulkan_finish(device, slot, NULL, seconds);
 }
@@ -178,7 +181,7 @@ static attune_status measure_bandwidth(attune__vulkan_device *device, double *ba
         .name = "copy",
         .words = attune__spirv_copy,
         .word_count = sizeof attune__spirv_copy / sizeof(uint32_t),
-        .push_constants = 2 * sizeof(uint64_t),
+        .push_constants = sizeof(copy_arguments),
     };
     attune__vulkan_range *from, *to = NULL;
     attune__vulkan_pipeline pipeline = {0};

@@ -6,28 +6,12 @@
 #include "base/error.h"
 #include "vulkan/launch.h"
 
+#include "shaders/merge.h"
 #include "shaders/merge_bf16.h"
 #include "shaders/merge_f16.h"
 
-/* shaders/merge.comp in C. */
-typedef struct view {
-    uint64_t address;
-    int64_t stride_b, stride_h, stride_row; /* bytes */
-    uint32_t wide, pad;
-} view;
-
-typedef struct arguments {
-    view o, lse, d_o, d_lse;
-    uint32_t heads, q_len, columns, part_count;
-    uint32_t weighted, backward;
-    uint32_t strict, part;
-    struct {
-        view o, lse, d_o, d_lse;
-    } parts[ATTUNE__MERGE_PARTS];
-} arguments;
-
-_Static_assert(sizeof(view) == 40 && sizeof(arguments) == 36 * 40 + 32, "as std430 lays it out");
-_Static_assert(sizeof(arguments) <= ATTUNE__MERGE_WORKSPACE, "the workspace of a launch");
+_Static_assert(ATTUNE_VULKAN_MERGE_PARTS == ATTUNE__MERGE_PARTS, "the parts of a launch");
+_Static_assert(sizeof(attune_vulkan_merge) <= ATTUNE__MERGE_WORKSPACE, "the workspace of a launch");
 
 typedef struct merger {
     attune__program base;
@@ -62,12 +46,12 @@ void attune__vulkan_merger_destroy(attune__program *program)
     attune__free(&allocator, mine);
 }
 
-static view describe(const attune_tensor *tensor)
+static attune_vulkan_merge_view describe(const attune_tensor *tensor)
 {
     if (!tensor->buffer)
-        return (view){.address = 0};
+        return (attune_vulkan_merge_view){.address = 0};
     const int64_t bytes = (int64_t)attune_dtype_size(tensor->dtype);
-    return (view){
+    return (attune_vulkan_merge_view){
         .address = attune__vulkan_address(tensor->buffer, tensor->offset),
         .stride_b = tensor->stride[0] * bytes,
         .stride_h = tensor->stride[1] * bytes,
@@ -76,9 +60,9 @@ static view describe(const attune_tensor *tensor)
     };
 }
 
-static arguments describe_call(const attune__merge *call, bool backward)
+static attune_vulkan_merge describe_call(const attune__merge *call, bool backward)
 {
-    arguments a = {
+    attune_vulkan_merge a = {
         .o = describe(&call->o),
         .lse = describe(&call->lse),
         .d_o = describe(&call->d_o),
@@ -90,7 +74,7 @@ static arguments describe_call(const attune__merge *call, bool backward)
         .weighted = call->parts[0].lse.buffer != NULL,
         .backward = backward,
         .strict = call->strict,
-        .part = call->part,
+        .partial = call->part,
     };
     for (uint32_t i = 0; i < call->part_count; i++) {
         a.parts[i].o = describe(&call->parts[i].o);
@@ -114,7 +98,7 @@ static attune_status launch(const attune__program *program, const attune__merge 
 {
     const merger *mine = (const merger *)program;
     attune__vulkan_device *device = attune__vulkan_of(program->device);
-    const arguments a = describe_call(call, backward);
+    const attune_vulkan_merge a = describe_call(call, backward);
     const uint64_t rows = (uint64_t)(call->o.size[0] * call->o.size[1] * call->o.size[2]);
     if (rows > UINT32_MAX)
         return attune__fail(ATTUNE_UNSUPPORTED, "the merge has %llu rows, device %s takes fewer than 2^32",
@@ -126,15 +110,8 @@ static attune_status launch(const attune__program *program, const attune__merge 
     device->vk.CmdUpdateBuffer(slot->commands, workspace->handle, workspace->offset + call->workspace_offset, sizeof a,
                                &a);
     attune__vulkan_barrier(device, slot->commands);
-    device->vk.CmdBindPipeline(slot->commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle);
-    attune__vulkan_push push = {.arguments = attune__vulkan_address(call->workspace, call->workspace_offset)};
-    const uint64_t most = device->physical.max_workgroups[0];
-    for (uint64_t first = 0; first < rows; first += most) {
-        push.first = (uint32_t)first;
-        device->vk.CmdPushConstants(slot->commands, pipeline->layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, sizeof push,
-                                    &push);
-        device->vk.CmdDispatch(slot->commands, (uint32_t)(rows - first < most ? rows - first : most), 1, 1);
-    }
+    attune__vulkan_dispatch(device, slot->commands, pipeline,
+                            attune__vulkan_address(call->workspace, call->workspace_offset), 0, rows);
     return call->seconds ? attune__vulkan_finish(device, slot, value, call->seconds)
                          : attune__vulkan_submit(device, slot, value);
 }

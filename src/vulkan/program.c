@@ -289,8 +289,8 @@ static attune_status make_pipelines(attune_device *device, const attune__program
 static attune_status create(attune_device *device, const attune__program_desc *desc, attune__program **program)
 {
     const size_t table = desc->score ? attune__mods_table_size(desc->score) : 0;
-    const size_t sums = desc->gradient && desc->score ? desc->score->symbol_count * sizeof(attune__vulkan_sums) : 0;
-    if (table + sizeof(attune__vulkan_arguments) + sums > ATTUNE__VULKAN_ARGUMENTS)
+    const size_t sums = desc->gradient && desc->score ? desc->score->symbol_count * sizeof(attune_vulkan_sums) : 0;
+    if (table + sizeof(attune_vulkan_arguments) + sums > ATTUNE__VULKAN_ARGUMENTS)
         return attune__fail(ATTUNE_INTERNAL, "the score expression's table has %zu bytes", table);
     if (!strcmp(desc->choice->kernel, "vulkan_coopmat"))
         ATTUNE__TRY(attune__vulkan_fragment_layout_require(attune__vulkan_of(device)));

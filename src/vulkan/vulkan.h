@@ -8,7 +8,7 @@
  *     features.c   extensions, feature chains
  *     queue.c      submission, waiting, timing         buffer.c    buffers, uploads, downloads
  *     pipeline.c   a compute pipeline from SPIR-V      measure.c   peaks
- *     floats.c     float controls for a module
+ *     floats.c     float controls for a module        arguments.* what kernels read of a call
  *     cache.c      the disk cache of both              merge.c     partial results into one, and back
  *     mask.c       masks on the device                 mask_update.c  masks that follow a tensor
  *

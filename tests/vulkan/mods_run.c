@@ -511,7 +511,7 @@ Test(mods_run, sums_are_exact)
         arena_reset(&a, attune__vulkan_address(r.buffer, 0), state);
         const size_t capture = arena_take(&a, SUMS * sizeof(float), 16), sums = arena_take(&a, SUMS * 64, 64);
         const size_t out = arena_take(&a, SUMS * sizeof(float), 16);
-        const size_t list = arena_take(&a, sizeof(attune__vulkan_sums), 16);
+        const size_t list = arena_take(&a, sizeof(attune_vulkan_sums), 16);
         memset(a.bytes + sums, 0, (size_t)SUMS * 64);
         memset(a.bytes + out, 0, SUMS * sizeof(float));
         table.captures[0] = (attune__mods_capture){.address = a.address + capture,
@@ -532,7 +532,7 @@ Test(mods_run, sums_are_exact)
                 memcpy(a.bytes + points + ((size_t)n * SUMS + element) * sizeof p, &p, sizeof p);
             }
         }
-        const attune__vulkan_sums job = {.sums = a.address + sums,
+        const attune_vulkan_sums job = {.sums = a.address + sums,
                                          .to = a.address + out,
                                          .size = {1, 1, 1, SUMS},
                                          .stride = {0, 0, 0, 4},
