@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Borrowing an engine's own Vulkan: its device and queue, its buffers, its command buffers. Installed only where the
- * backend was built.
+ * Use of a caller's Vulkan device, queue, buffers and command buffers. Installed only if the library has the Vulkan
+ * backend.
  *
- * attune never takes ownership of a Vulkan object, and makes no thread. What it makes of its own on a lent device (one
- * timeline semaphore, command pools, memory for buffers that attune_buffer_create makes) goes with
- * attune_device_destroy, which must come before vkDestroyDevice.
+ * attune takes no ownership of Vulkan objects of the caller and starts no thread. attune_device_destroy destroys the
+ * objects that attune created on the caller's device (a timeline semaphore, command pools, memory of
+ * attune_buffer_create), and must be called before vkDestroyDevice.
  *
- * Kernels reach memory by buffer device address, with no descriptor: what an engine binds stays bound, except the
+ * Kernels access memory by buffer device address and use no descriptors: the caller's bindings remain, except the
  * compute pipeline and the push constants.
  */
 #ifndef ATTUNE_VULKAN_H
@@ -20,22 +20,19 @@
 extern "C" {
 #endif
 
-/*
- * What a device needs (Vulkan 1.2 has it all in its core, so that the list of required extensions is empty today) and
- * what makes it faster where it is there. Extensions are names, *count receives how many; the array lives as long as
- * the library. Any thread.
- */
+/* The extensions that a device must have (none at present: Vulkan 1.2 core is enough), and those that make kernels
+ * faster. *count receives the number of names; the array is static. Any thread. */
 ATTUNE_API const char *const *attune_vulkan_required_extensions(uint32_t *count);
 ATTUNE_API const char *const *attune_vulkan_recommended_extensions(uint32_t *count);
 /*
- * Features likewise, by the names that their structs give them, such as "bufferDeviceAddress". All of them are fields
- * of VkPhysicalDeviceFeatures, VkPhysicalDeviceVulkan11Features, VkPhysicalDeviceVulkan12Features,
- * VkPhysicalDeviceVulkan13Features or the struct of a recommended extension.
+ * The required and recommended features, by their field names, such as "bufferDeviceAddress", in
+ * VkPhysicalDeviceFeatures, VkPhysicalDeviceVulkan11Features, VkPhysicalDeviceVulkan12Features,
+ * VkPhysicalDeviceVulkan13Features or the struct of a recommended extension. Otherwise as above.
  */
 ATTUNE_API const char *const *attune_vulkan_required_features(uint32_t *count);
 ATTUNE_API const char *const *attune_vulkan_recommended_features(uint32_t *count);
 
-/* What an engine lends, and what its device was created with. */
+/* The caller's Vulkan objects, and how its device was created. */
 typedef struct attune_vulkan_device_desc {
     uint32_t struct_size;
     uint32_t api_version; /* VkApplicationInfo.apiVersion of the instance, at least 1.2; 0 = VK_API_VERSION_1_2 */
@@ -44,91 +41,92 @@ typedef struct attune_vulkan_device_desc {
     VkDevice device;
     PFN_vkGetInstanceProcAddr get_instance_proc_addr; /* NULL = that of libvulkan.so.1 */
 
-    /* What the device was created with, which cannot be asked of a VkDevice. attune uses nothing that is not named
-     * here. */
+    /* How the device was created, which a VkDevice cannot be queried for. attune uses no extension or feature that is
+     * not listed here. */
     const char *const *extensions; /* ppEnabledExtensionNames */
     uint32_t extension_count;
     const void *features;                             /* the pNext chain of VkDeviceCreateInfo; NULL = none */
     const VkPhysicalDeviceFeatures *enabled_features; /* pEnabledFeatures; NULL = none, or in the chain */
 
-    VkQueue queue; /* of a family that computes */
+    VkQueue queue; /* of a family with VK_QUEUE_COMPUTE_BIT */
     uint32_t queue_family;
-    /*
-     * Called around each use of the queue, from whichever thread called attune: whatever else may submit to it must
-     * hold the same lock. NULL if attune alone uses the queue. Set both or neither.
-     */
+    /* Called around each use of the queue, on the thread that called attune. Other code that submits to the queue must
+     * hold the same lock. NULL if only attune uses the queue. Set both or neither. */
     void (*lock_queue)(void *user);
     void (*unlock_queue)(void *user);
     void *lock_user;
 } attune_vulkan_device_desc;
 
 /*
- * Makes an attune device of the caller's. Its id is "vulkan". INVALID_ARGUMENT for a handle that is NULL; UNSUPPORTED,
- * naming them, if required features are not in the description. instance, device and queue must outlive the device;
- * everything else of the description is copied or not kept.
+ * Creates an attune device on the caller's device. Its id is "vulkan". INVALID_ARGUMENT if a handle is NULL;
+ * UNSUPPORTED, with their names, if required features are not in the description. The VkInstance, VkDevice and VkQueue
+ * must outlive the attune device; everything else in the description is copied or not kept.
  */
 ATTUNE_API attune_status attune_vulkan_device_open(attune_instance *instance, const attune_vulkan_device_desc *desc,
                                                    attune_device **device);
 
 /*
- * The Vulkan objects of a device, attune's own or lent: what a VkBuffer is made with that attune_vulkan_buffer_wrap
- * takes, or a command buffer for attune_vulkan_forward_record. They stay attune's (or the lender's): nothing of them is
- * destroyed by the caller, whose own objects on them go before attune_device_destroy. Of its own device attune enables,
- * of those that are there, the extensions and features that it requires and recommends.
+ * The Vulkan objects of a device, created by attune or by the caller, for creating a VkBuffer for
+ * attune_vulkan_buffer_wrap or a command buffer for attune_vulkan_forward_record. Ownership does not change: the caller
+ * must not destroy objects that attune created, and must destroy its own objects on them before attune_device_destroy.
+ * On a device that attune creates, the required extensions and features and all available recommended ones are enabled.
  *
- * The queue is used by every call of attune that runs work or copies, from the thread that calls, and, of attune's own
- * device, by the destroy of plans and masks (Mesa's lavapipe keeps destroyed pipelines until the next submission):
- * Vulkan allows one thread at a time, so that who submits to it keeps other threads from calling attune with the device
- * meanwhile.
+ * Every call of attune that runs work or copies uses the queue, on the calling thread. On a device that attune created,
+ * destroying plans and masks uses it too (Mesa's lavapipe keeps destroyed pipelines until the next submission). Vulkan
+ * allows only one thread at a time to use a queue: while the caller submits to it, no other thread may call attune with
+ * the device.
  */
 typedef struct attune_vulkan_handles {
     uint32_t struct_size;
-    uint32_t api_version; /* that instance and device have, at least VK_API_VERSION_1_2 */
+    uint32_t api_version; /* of instance and device, at least VK_API_VERSION_1_2 */
     VkInstance instance;
     VkPhysicalDevice physical_device;
     VkDevice device;
     PFN_vkGetInstanceProcAddr get_instance_proc_addr;
     VkQueue queue;
-    uint32_t queue_family; /* it computes */
+    uint32_t queue_family; /* has VK_QUEUE_COMPUTE_BIT */
 } attune_vulkan_handles;
 
-/* INVALID_ARGUMENT if the device is no Vulkan device. Any thread. */
+/* Returns the Vulkan objects of a device. INVALID_ARGUMENT if it is not a Vulkan device. Any thread. */
 ATTUNE_API attune_status attune_vulkan_device_handles(const attune_device *device, attune_vulkan_handles *handles);
 
 /*
- * Makes an attune buffer of `size` bytes from `offset` on in the caller's VkBuffer, which stays the caller's and must
- * outlive it. The VkBuffer was made on this device (attune_vulkan_device_handles) with at least
+ * Creates an attune buffer from `size` bytes at `offset` of the caller's VkBuffer, which must outlive it. The caller
+ * keeps ownership. The VkBuffer must have been created on this device (attune_vulkan_device_handles) with at least
  *
  *     VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT   and, for attune_buffer_write and attune_buffer_read,
  *     VK_BUFFER_USAGE_TRANSFER_DST_BIT and VK_BUFFER_USAGE_TRANSFER_SRC_BIT
  *
- * is bound to memory allocated with VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT, and is used by the queue's family alone, or
- * by several in VK_SHARING_MODE_CONCURRENT. `offset` is a multiple of 16. Kernels read whole 64-bit words: the word
- * that holds the last byte must lie in the VkBuffer. The device may be lent or attune's own.
+ * It must be bound to memory allocated with VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT, and be used by the queue's family
+ * only, or created with VK_SHARING_MODE_CONCURRENT. `offset` is a multiple of 16. Kernels read whole 64-bit words: the
+ * word that contains the last byte must be inside the VkBuffer. The device may have been created by attune or by the
+ * caller.
  */
 ATTUNE_API attune_status attune_vulkan_buffer_wrap(attune_device *device, VkBuffer vk_buffer, VkDeviceSize offset,
                                                    VkDeviceSize size, attune_buffer **buffer);
 
 /*
- * Appends the launches of attune_forward to a command buffer of the caller's: no submission, allocation or wait. The
- * command buffer is in the recording state, outside a render pass, of a pool of a family that computes.
+ * Records the launches of attune_forward into the caller's command buffer, without submission, allocation or wait. The
+ * command buffer must be in the recording state, outside a render pass, from a pool of a family with
+ * VK_QUEUE_COMPUTE_BIT.
  *
- * Before: the caller makes its writes to q, k, v, captures and workspace, and all use of o, lse and row_max, available
- * to VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT with VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT. Between its own
- * launches attune records the barriers that they need. After: o, lse and row_max are written by
- * VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT with VK_ACCESS_SHADER_WRITE_BIT; the caller records the barrier that its next
- * use needs.
+ * Before the launches, the caller records a barrier from its writes to q, k, v, captures and workspace, and from all
+ * accesses to o, lse and row_max, to VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT with VK_ACCESS_SHADER_READ_BIT |
+ * VK_ACCESS_SHADER_WRITE_BIT. attune records the barriers between its own launches. o, lse and row_max are written in
+ * VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT with VK_ACCESS_SHADER_WRITE_BIT; the caller records a barrier before it accesses
+ * them.
  *
- * The bound compute pipeline and the push constants are undefined after it. Tensors, workspace, mask and plan must live
- * until the command buffer has run for the last time; it may be submitted more than once. args->seconds must be NULL.
+ * The bound compute pipeline and the push constants are undefined afterwards. The command buffer may be submitted more
+ * than once; tensors, workspace, mask and plan must stay valid until its last execution is complete. args->seconds must
+ * be NULL.
  */
 ATTUNE_API attune_status attune_vulkan_forward_record(const attune_plan *plan, VkCommandBuffer command_buffer,
                                                       const attune_forward_args *args);
 
 /*
- * The same of attune_backward: it reads q, k, v, o, lse, d_o, d_lse and captures, and writes d_q, d_k, d_v and the
- * gradients of captures, which it also reads. The workspace is filled and updated by the command buffer too:
- * VK_PIPELINE_STAGE_TRANSFER_BIT.
+ * The same for attune_backward, which reads q, k, v, o, lse, d_o, d_lse and captures, writes d_q, d_k and d_v, and
+ * reads and writes the capture gradients. Fill and update commands also write the workspace: include
+ * VK_PIPELINE_STAGE_TRANSFER_BIT in the barrier for it.
  */
 ATTUNE_API attune_status attune_vulkan_backward_record(const attune_plan *plan, VkCommandBuffer command_buffer,
                                                        const attune_backward_args *args);
