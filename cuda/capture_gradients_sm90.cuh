@@ -10,9 +10,7 @@
 #ifndef ATTUNE_CUDA_CAPTURE_GRADIENTS_SM90_CUH
 #define ATTUNE_CUDA_CAPTURE_GRADIENTS_SM90_CUH
 
-#include "producer_backward_sm90.cuh"
-
-#if ATTUNE_HAVE_READS
+#include "layout_backward_sm90.cuh"
 #include "sums.cuh"
 
 enum { READ_ONE, READ_ROW, READ_KEY, READ_PAIR, READ_DIAGONAL }; /* src/expr/print.h */
@@ -25,34 +23,31 @@ struct pair_origin {
 };
 
 /* Derivatives that do not depend on the score have a near-zero form only if it holds for all scores. */
-#if ATTUNE_HAVE_SCORE_NEAR && !defined(ATTUNE_SCORE_NEAR)
-constexpr bool READS_NEAR_ZERO = true;
-#else
-constexpr bool READS_NEAR_ZERO = false;
-#endif
+constexpr bool READS_NEAR_ZERO = config::HAVE_SCORE_NEAR && !config::SCORE_NEAR_BOUNDED;
 
 #define READ_KIND(n_, symbol, kind) kind,
-constexpr int READ_KINDS[] = {ATTUNE_READS(READ_KIND) READ_PAIR};
+constexpr int READ_KINDS[] = {ATTUNE_REQUESTED_READS(READ_KIND) READ_PAIR};
 constexpr int READS = sizeof READ_KINDS / sizeof READ_KINDS[0] - 1;
 
 /* Floats of shared memory for the sum of a capture read over a head's rows, one for each warp or for each of its 16
  * keys, and the index of the first. Reads that do not fit are added to global memory in every tile. */
 template <int INDEX> constexpr bool BY_KEY = READ_KINDS[INDEX] == READ_KEY;
 template <int INDEX>
-constexpr int HEAD_SUMS = BY_KEY<INDEX>                   ? GROUPS * 64
-                          : READ_KINDS[INDEX] == READ_ONE ? GROUPS * 4
+constexpr int HEAD_SUMS = BY_KEY<INDEX>                   ? sm90::GROUPS * 64
+                          : READ_KINDS[INDEX] == READ_ONE ? sm90::GROUPS * 4
                                                           : 0;
 template <int INDEX> constexpr int HEAD_SUM_INDEX = HEAD_SUM_INDEX<INDEX - 1> + HEAD_SUMS<INDEX - 1>;
 template <> constexpr int HEAD_SUM_INDEX<0> = 0;
 template <int INDEX>
-constexpr bool IN_SHARED = HEAD_SUMS<INDEX> && (HEAD_SUM_INDEX<INDEX> + HEAD_SUMS<INDEX>)*4 <= (int)HEAD_SUMS_BYTES;
+constexpr bool IN_SHARED = HEAD_SUMS<INDEX> &&
+                           (HEAD_SUM_INDEX<INDEX> + HEAD_SUMS<INDEX>)*4 <= (int)sm90::HEAD_SUMS_BYTES;
 
 /* The sum of a warp, or of key 0 or 1 of the thread. Only threads with has_head_sum() have one. */
 template <int INDEX> __device__ __forceinline__ volatile float &head_sum(u32 memory, int key)
 {
     int warp = thread_index() / 32 - 4;
     int at = BY_KEY<INDEX> ? warp * 16 + thread_index() % 32 / 4 + key * 8 : warp;
-    return *(volatile float *)__cvta_shared_to_generic(memory + HEAD_SUMS_OFFSET +
+    return *(volatile float *)__cvta_shared_to_generic(memory + sm90::HEAD_SUMS_OFFSET +
                                                        (u32)(HEAD_SUM_INDEX<INDEX> + at) * 4);
 }
 
@@ -70,7 +65,7 @@ template <int INDEX> constexpr int HEAD_SUM_KEYS = BY_KEY<INDEX> ? 2 : 1;
                 head_sum<n_>(memory, key) = 0.0f;                                                                      \
     }
 
-__device__ __forceinline__ void clear_head_sums(u32 memory){ATTUNE_READS(CLEAR_HEAD_SUM)}
+__device__ __forceinline__ void clear_head_sums(u32 memory){ATTUNE_REQUESTED_READS(CLEAR_HEAD_SUM)}
 
 __device__ __forceinline__ float reduce_lanes(float x, int from, int to)
 {
@@ -88,13 +83,9 @@ __device__ __forceinline__ void add_gradient(u64 *sums, i64 at, float x)
 /* The arguments of the functions of a capture read. raw: the score before its expression. */
 #define READ_OF(q_, kv_, raw)   t.b, t.h, q_, kv_, t.h / (t.a.heads / t.a.kv_heads), t.a.q_len, t.a.kv_len, raw
 #define READ_INDEX(n_, q_, kv_) attune_read_##n_##_at(READ_OF(q_, kv_, 0.0f), t.a.score_symbols)
-#if ATTUNE_HAVE_SCORE_NEAR
 #define READ_FACTOR(n_, q_, kv_, raw)                                                                                  \
-    (NEAR_ZERO ? attune_read_##n_##_near(READ_OF(q_, kv_, raw), t.a.score_symbols, t.kv)                               \
+    (NEAR_ZERO ? ATTUNE_READ_NEAR(n_)(READ_OF(q_, kv_, raw), t.a.score_symbols, t.kv)                                  \
                : attune_read_##n_(READ_OF(q_, kv_, raw), t.a.score_symbols))
-#else
-#define READ_FACTOR(n_, q_, kv_, raw) attune_read_##n_(READ_OF(q_, kv_, raw), t.a.score_symbols)
-#endif
 /* The contribution of one pair. */
 #define READ_GRADIENT(n_, d, q_, kv_, raw) ((d) == 0.0f ? 0.0f : (d)*READ_FACTOR(n_, q_, kv_, raw))
 
@@ -125,7 +116,7 @@ template <bool NEAR_ZERO, int S_FRAGMENT>
 __device__ __forceinline__ void sum_capture_gradients(capture_sums<S_FRAGMENT> &sums, const pair_origin &t,
                                                       int fragment, int j, float d, float raw)
 {
-    ATTUNE_READS(SUM_GRADIENT)
+    ATTUNE_REQUESTED_READS(SUM_GRADIENT)
 }
 
 /* Reduces sums of rows over the eight lanes that hold other keys of the same rows. Each lane returns with an eighth of
@@ -228,9 +219,9 @@ template <int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&
                 _Pragma("unroll") for (int i = 0; i < 4; i++)                                                          \
                     add_gradient(sums, READ_INDEX(n_, t.q + row + i % 2, t.kv + i / 2 * 8),                            \
                                  READ_GRADIENT(n_, d[i], t.q + row + i % 2, t.kv + i / 2 * 8,                          \
-                                               ATTUNE_READS_OF_SCORE ? s[i] * t.a.scale : 0.0f));                      \
+                                               config::READS_OF_SCORE ? s[i] * t.a.scale : 0.0f));                     \
                 rotate_chunks(d);                                                                                      \
-                if (ATTUNE_READS_OF_SCORE)                                                                             \
+                if (config::READS_OF_SCORE)                                                                            \
                     rotate_chunks(s);                                                                                  \
             }                                                                                                          \
         }                                                                                                              \
@@ -240,7 +231,7 @@ template <int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&
 template <bool NEAR_ZERO, int S_FRAGMENT>
 __device__ __forceinline__ void add_pair_gradients(float (&d)[S_FRAGMENT], float (&s)[S_FRAGMENT], const pair_origin &t)
 {
-    ATTUNE_READS(ADD_PAIR_GRADIENTS)
+    ATTUNE_REQUESTED_READS(ADD_PAIR_GRADIENTS)
 }
 
 #define ADD_GRADIENT(n_, symbol, kind)                                                                                 \
@@ -277,7 +268,7 @@ __device__ __forceinline__ void add_pair_gradients(float (&d)[S_FRAGMENT], float
 template <int S_FRAGMENT>
 __device__ __forceinline__ void add_capture_gradients(capture_sums<S_FRAGMENT> &sums, const pair_origin &t, u32 memory)
 {
-    ATTUNE_READS(ADD_GRADIENT)
+    ATTUNE_REQUESTED_READS(ADD_GRADIENT)
 }
 
 #define FLUSH_HEAD_SUM(n_, symbol, kind)                                                                               \
@@ -291,9 +282,8 @@ __device__ __forceinline__ void add_capture_gradients(capture_sums<S_FRAGMENT> &
 /* Adds the sums of a head's rows to global memory, after its last tile, and clears them. */
 __device__ __forceinline__ void flush_head_sums(const pair_origin &t, u32 memory)
 {
-    ATTUNE_READS(FLUSH_HEAD_SUM)
+    ATTUNE_REQUESTED_READS(FLUSH_HEAD_SUM)
     clear_head_sums(memory);
 }
 
-#endif
 #endif

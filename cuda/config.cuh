@@ -71,6 +71,9 @@
 #ifndef ATTUNE_APART
 #define ATTUNE_APART 0
 #endif
+#ifndef ATTUNE_CLUSTER
+#define ATTUNE_CLUSTER 1
+#endif
 #ifndef ATTUNE_ARRIVALS
 #define ATTUNE_ARRIVALS 1
 #endif
@@ -218,8 +221,29 @@ struct config {
     static constexpr bool DK_DV = ATTUNE_DK_DV;                 /* the outer tile has keys */
     static constexpr bool APART = ATTUNE_APART;                 /* separate CTAs compute dV and dK */
 
+    static constexpr int CLUSTER = ATTUNE_CLUSTER; /* CTAs that compute a tile together (backward_sm90) */
+
     /* Threads of a warp that arrive at an mbarrier (hopper.cuh). */
     static constexpr int ARRIVALS = ATTUNE_ARRIVALS;
 };
+
+/* X(i, symbol, kind) for each capture read whose gradient may be requested. */
+#if ATTUNE_HAVE_READS
+#define ATTUNE_REQUESTED_READS(X) ATTUNE_READS(X)
+#else
+#define ATTUNE_REQUESTED_READS(X)
+#endif
+/* The derivative with respect to the element of a capture read, in its near-zero form if there is one. */
+#if ATTUNE_HAVE_SCORE_NEAR
+#define ATTUNE_READ_NEAR(n) attune_read_##n##_near
+#else
+#define ATTUNE_READ_NEAR(n) attune_read_##n
+#endif
+/* An attribute of a kernel: none without a cluster, since even one of a single CTA is launched differently. */
+#if ATTUNE_CLUSTER > 1
+#define ATTUNE_CLUSTER_DIMENSIONS __cluster_dims__(ATTUNE_CLUSTER, 1, 1)
+#else
+#define ATTUNE_CLUSTER_DIMENSIONS
+#endif
 
 #endif

@@ -42,7 +42,7 @@ constexpr int ARRIVALS = config::ARRIVALS;
 /* Without __syncwarp: for a warp that has converged since its last access to the buffer that this releases. */
 __device__ __forceinline__ void lane_arrive(u64 *barrier)
 {
-    if (threadIdx.x % 32 < ATTUNE_ARRIVALS)
+    if (threadIdx.x % 32 < ARRIVALS)
         barrier_arrive(barrier);
 }
 
@@ -116,6 +116,47 @@ __device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *
                  "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
                  "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(h), "r"(b)
                  : "memory");
+}
+
+/* Loads contiguous bytes to shared memory; they count at `barrier`. */
+__device__ __forceinline__ void bulk_load(u32 to, const void *from, u32 bytes, u64 *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+/* Adds float32 values in shared memory to global memory. */
+__device__ __forceinline__ void bulk_add(float *to, u32 from, u32 bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n"
+                 "cp.async.bulk.commit_group;" ::"l"(to),
+                 "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+/* Copies to the same address of the cluster peer, whose barrier counts the bytes. */
+__device__ __forceinline__ void copy_peer(u32 to, u32 from, u32 bytes, u64 *barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     peer_address(to)),
+                 "r"(from), "r"(bytes), "r"(peer_address(shared_address(barrier)))
+                 : "memory");
+}
+
+/* The same with one word. */
+__device__ __forceinline__ void store_peer(int *to, int value, u64 *barrier)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                     peer_address(shared_address(to))),
+                 "r"(value), "r"(peer_address(shared_address(barrier)))
+                 : "memory");
+}
+
+/* Orders stores to shared memory before later reads by TMA, bulk copies and wgmma. */
+__device__ __forceinline__ void fence_async()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 __device__ __forceinline__ void wgmma_fence()
@@ -228,6 +269,13 @@ template <auto PIPELINE, typename barriers>
 __device__ __forceinline__ void consumer_release(barriers &c, const pipeline_state &r)
 {
     warp_arrive(&(c.*PIPELINE).empty[r.stage]);
+}
+
+/* The same without __syncwarp: the calling warp has converged since its last read of the stage. */
+template <auto PIPELINE, typename barriers>
+__device__ __forceinline__ void consumer_release_converged(barriers &c, const pipeline_state &r)
+{
+    lane_arrive(&(c.*PIPELINE).empty[r.stage]);
 }
 
 /* The calling thread, the only consumer, has read the stage. */

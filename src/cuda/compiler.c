@@ -16,7 +16,7 @@
 #include "expr/print.h"
 #include "plan/family_cuda.h"
 
-#define MOST_HEADERS 40
+#define MOST_HEADERS 64
 #define LOG_SIZE     1200 /* bytes of the compiler's log in an error message */
 
 #define FUNCTIONS(X)                                                                                                   \
@@ -538,6 +538,8 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
         add_option(kernel, "HAVE_READS", reads && (choice->use_tma || role == ATTUNE__CUDA_ROWS));
         add_option(kernel, "DK_DV", role != ATTUNE__CUDA_ROWS);
         add_option(kernel, "APART", attune__cuda_backward_apart(s));
+        if (choice->use_tma && attune__cuda_sm90_backward_paired(s->head_dim, s->head_dim_v, choice->block_n1))
+            add_option(kernel, "CLUSTER", 2);
     }
     return desc->mask || desc->score ? write_mods(allocator, desc, &kernel->mods) : ATTUNE_OK;
 }

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The configuration of Hopper's backward kernel: what follows from the plan's tile, the head dimensions and the
+ * expressions, and the layout of its shared memory.
+ */
+#ifndef ATTUNE_CUDA_CONFIG_BACKWARD_SM90_CUH
+#define ATTUNE_CUDA_CONFIG_BACKWARD_SM90_CUH
+
+#include "common.cuh"
+
+/* Which consumers compute a tile (narrow_, wide_ and pair_backward_sm90.cuh). */
+enum backward_algorithm { BACKWARD_NARROW, BACKWARD_WIDE, BACKWARD_PAIR };
+
+/* How a warp group's fragment of dQ is added to global memory. STAGED: through a buffer of its own. IN_PLACE: through
+ * the warp group's columns of Q and dO, which all products have read by then. ATOMIC: by all threads from registers. */
+enum dq_addition { DQ_ADD_STAGED, DQ_ADD_IN_PLACE, DQ_ADD_ATOMIC };
+
+#define COUNT_READ(n, symbol, kind) +1
+
+struct backward_config {
+    /* Narrow: head dimensions up to 128, 64 keys for each warp group. Wide: both warp groups have the same 64 keys and
+     * split the columns of dK, dV and dQ, and the rows of S and dP. Pair: the same in a cluster of two CTAs, with 128
+     * keys. They exchange dS, which halves the additions to dQ in global memory. */
+    static constexpr backward_algorithm ALGORITHM = HEAD_DIM <= 128 && HEAD_DIM_V <= 128 ? BACKWARD_NARROW
+                                                    : config::CLUSTER == 2               ? BACKWARD_PAIR
+                                                                                         : BACKWARD_WIDE;
+    static constexpr bool WIDE = ALGORITHM != BACKWARD_NARROW, PAIRED = ALGORITHM == BACKWARD_PAIR;
+    static constexpr int GROUPS = 2;                                  /* consumer warp groups */
+    static constexpr int CTA_N = WIDE ? 64 : BLOCK_N;                 /* keys of one CTA */
+    static constexpr int GROUP_M = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* rows of a warp group's S and dP */
+    /* Slabs of 64 columns in shared memory, the steps of a product over K, and the columns that products compute. */
+    static constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
+    static constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;
+    static constexpr int WIDTH_D = round_up(HEAD_DIM, 16), WIDTH_DV = round_up(HEAD_DIM_V, 16);
+    /* Columns of dK (and of a wide head's dQ) and of dV that a warp group computes. Of three slabs, the first warp
+     * group computes two of dK and the second two of dV. EQUAL_GROUPS: both compute as many. */
+    static constexpr bool EQUAL_GROUPS = !WIDE || (SLABS_D % 2 == 0 && SLABS_DV % 2 == 0);
+    static constexpr int FIRST_GROUP_D = (SLABS_D + 1) / 2 * 64, FIRST_GROUP_DV = SLABS_DV / 2 * 64;
+    template <int GROUP>
+    static constexpr int GROUP_D = !WIDE   ? WIDTH_D
+                                   : GROUP ? SLABS_D * 64 - FIRST_GROUP_D
+                                           : FIRST_GROUP_D;
+    template <int GROUP>
+    static constexpr int GROUP_DV = !WIDE   ? WIDTH_DV
+                                    : GROUP ? SLABS_DV * 64 - FIRST_GROUP_DV
+                                            : FIRST_GROUP_DV;
+
+    /* Whether dQ is accumulated in a fixed order. Tiles of keys are added from the last to the first: under a causal
+     * mask the last keys start with later query tiles, so that waits are short. */
+    static constexpr bool ORDERED = config::DETERMINISTIC;
+    /* Narrow heads: the warp groups split dQ by its rows if there are 128, else by its columns. With 128 columns dQ is
+     * computed transposed, because its columns are then the M of wgmma, 64 for each warp group. */
+    static constexpr bool DQ_TRANSPOSED = HEAD_DIM > 64 && !WIDE, DQ_SPLIT_ROWS = BLOCK_M == 128;
+    static constexpr int DQ_COLUMNS = DQ_TRANSPOSED   ? 128
+                                      : DQ_SPLIT_ROWS ? WIDTH_D
+                                      : WIDE          ? round_up(HEAD_DIM, 128)
+                                                      : round_up(HEAD_DIM, 32);
+    /* N of a warp group's wgmma for dQ; M is 64. */
+    static constexpr int DQ_WIDTH = DQ_TRANSPOSED ? BLOCK_M : DQ_SPLIT_ROWS ? DQ_COLUMNS : DQ_COLUMNS / 2;
+    static constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4; /* of a warp group, in global memory; then in shared memory */
+    template <int GROUP>
+    static constexpr u32 GROUP_DQ_BYTES = PAIRED ? 64 * 64 * 4
+                                          : WIDE ? 64 * GROUP_D<GROUP> * 4
+                                                 : DQ_BYTES;
+    /* Atomic additions are the slowest, but for clusters, where staging would delay the next load of dO. */
+    static constexpr dq_addition DQ_ADD = PAIRED && !ORDERED                       ? DQ_ADD_ATOMIC
+                                          : !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? DQ_ADD_STAGED
+                                          : EQUAL_GROUPS && SLABS_DV >= SLABS_D    ? DQ_ADD_IN_PLACE
+                                                                                   : DQ_ADD_ATOMIC;
+    /* Whether tail tiles are split by query rows, so that the last wave occupies all CTAs. The block lists of a mask
+     * give tiles of many lengths, which balance the last wave without a split. */
+    static constexpr bool SPLIT_TAIL = !config::HAVE_BLOCKS && !ORDERED;
+    static constexpr u32 TAIL_TILE_BYTES =
+        BLOCK_N * (round_up(HEAD_DIM, WIDE ? 128 : 16) + round_up(HEAD_DIM_V, WIDE ? 128 : 16)) * 4;
+
+    /* Fused: P, dS and the capture gradients are computed in one pass, which is needed if a gradient depends on the
+     * score, since P alone does not give it. */
+    static constexpr bool HAVE_CAPTURE_GRADIENTS = config::HAVE_READS,
+                          FUSED_GRADIENTS = HAVE_CAPTURE_GRADIENTS && (config::READS_OF_SCORE || ORDERED);
+    static constexpr int CAPTURES = 0 ATTUNE_REQUESTED_READS(COUNT_READ);
+    /* Fused capture gradients need S, dP and their sums at once. Where dK and dV, or many captures, leave too few
+     * registers, S and dP are computed in two chunks of rows. */
+    static constexpr int S_CHUNKS = FUSED_GRADIENTS && !WIDE && (CAPTURES > 2 || WIDTH_D + WIDTH_DV > 192) ? 2 : 1;
+    static constexpr int S_FRAGMENT = GROUP_M / 2 / S_CHUNKS; /* accumulators of S or dP in a thread */
+    /* The capture gradients are added while the wgmmas of dQ and dK run. */
+    static constexpr bool OVERLAP_GRADIENTS = HAVE_CAPTURE_GRADIENTS && !WIDE && S_CHUNKS == 1 && !ORDERED;
+    /* dP is issued after P and dV: a score expression leaves no registers for the accumulators of dP. */
+    static constexpr bool DP_AFTER_P = HAVE_SCORE && !WIDE && !FUSED_GRADIENTS;
+    /* Pair: dQ of the previous tile is added before P is computed. A score expression leaves no registers for dQ during
+     * P, and a fixed order must not delay the next load of dO. */
+    static constexpr bool DQ_BEFORE_P = HAVE_SCORE || ORDERED;
+    /* Some kernels have too few registers to keep values derived from the thread index. They are rematerialised in
+     * every tile with capture gradients, a long score, terms shared by keys or rows, a mask in two forms, and a fixed
+     * order. */
+    static constexpr bool REMATERIALISE = config::HAVE_READS || config::SCORE_IS_LONG ||
+                                          (HAVE_SCORE && (config::SCORE_KEYS || config::SCORE_ROWS || ORDERED ||
+                                                          (config::HAVE_MASK_PAIRS && config::HAVE_MASK_RANGE)));
+    /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
+    static constexpr int PRODUCER_REGISTERS = ORDERED ? 40 : 24, CONSUMER_REGISTERS = ORDERED ? 232 : 240;
+
+    /* Shared memory: K, V; STAGES of Q, of dO; two stages of dS, for wide heads of P and dS; a buffer for staged dQ;
+     * STAGES of LSE, of delta; control; capture gradients summed over the rows of one head. */
+    static constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = CTA_N * 128;
+    static constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
+    static constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB, DS_BYTES = 2 * ROW_SLAB;
+    static constexpr u32 Q_OFFSET = K_BYTES + V_BYTES, DO_OFFSET = Q_OFFSET + STAGES * Q_BYTES;
+    static constexpr u32 DS_OFFSET = DO_OFFSET + STAGES * DO_BYTES, DQ_OFFSET = DS_OFFSET + 2 * DS_BYTES;
+    /* Pair: one buffer for dS; one for P, which receives the peer's dS once dV is done; and the peer's K, of the
+     * columns of dQ that this CTA computes. */
+    static constexpr u32 P_OFFSET = DS_OFFSET + ROW_SLAB, PEER_K_OFFSET = P_OFFSET + ROW_SLAB;
+    static constexpr u32 LSE_OFFSET = DQ_OFFSET + (DQ_ADD == DQ_ADD_STAGED ? GROUP_DQ_BYTES<0> + GROUP_DQ_BYTES<1> : 0);
+    static constexpr u32 DELTA_OFFSET = LSE_OFFSET + STAGES * ROW_BYTES;
+    static constexpr u32 CONTROL_OFFSET = DELTA_OFFSET + STAGES * ROW_BYTES, CONTROL_BYTES = PAIRED ? 512 : 256;
+    static constexpr u32 HEAD_SUMS_OFFSET = CONTROL_OFFSET + CONTROL_BYTES, HEAD_SUMS_BYTES = 1536;
+    static constexpr u32 BYTES = HEAD_SUMS_OFFSET + (HAVE_CAPTURE_GRADIENTS ? HEAD_SUMS_BYTES : 0);
+
+    static_assert(THREADS == 128 * (GROUPS + 1) && STAGES == 2 && (BLOCK_N == 64 * GROUPS || (WIDE && BLOCK_N == 64)),
+                  "each warp group computes 64 keys, or both the same 64");
+    static_assert(BLOCK_M == 64 || (DQ_SPLIT_ROWS && SLABS_D == 1 && SLABS_DV == 1),
+                  "a tile has 64 rows, or 128 with heads up to 64");
+    static_assert(!WIDE || (SLABS_D >= 2 && SLABS_DV >= 2), "each warp group computes a slab of dK and of dV");
+    static_assert(PAIRED == (WIDE && BLOCK_N == 128), "a cluster has 128 keys");
+    static_assert(!PAIRED || (SLABS_D == 4 && SLABS_DV == 4),
+                  "the four consumer warp groups of a cluster compute a slab of dQ each");
+    static_assert(!PAIRED || 2 * DS_BYTES == 2 * ROW_SLAB + 2 * KEY_SLAB,
+                  "dS, P and the peer's K take the space of two stages of P and dS");
+    static_assert(!PAIRED || !HAVE_CAPTURE_GRADIENTS, "a cluster has no space for the sums of captures");
+    static_assert(!ORDERED || DQ_ADD != DQ_ADD_ATOMIC, "atomic additions have no fixed order");
+};
+typedef backward_config sm90;
+static_assert(planned(sm90::BYTES, 0) ||
+              (!sm90::HAVE_CAPTURE_GRADIENTS && planned(sm90::BYTES + sm90::HEAD_SUMS_BYTES, 0)));
+
+/* threadIdx.x. Where it is rematerialised, it is hidden from the compiler, which would keep it in a register. */
+__device__ __forceinline__ int thread_index()
+{
+    return sm90::REMATERIALISE ? thread_index_remat() : (int)threadIdx.x;
+}
+
+#endif
