@@ -58,6 +58,7 @@ struct attune_device {
 struct attune_buffer {
     attune_device *device;
     uint64_t size;
+    uint32_t misalignment; /* host memory: bytes from its first byte back to a multiple of 8; 0 elsewhere */
 };
 
 /* A kernel made for one choice. */

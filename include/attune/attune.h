@@ -329,7 +329,8 @@ ATTUNE_API attune_status attune_buffer_read(const attune_buffer *buffer, uint64_
  * offset + dtype size * (i * stride[0] + j * stride[1] + ...). Strides of inputs may have any value, including 0 and
  * negative ones, as long as every element is inside the buffer. The last dimension of q, k, v and o must be contiguous
  * (stride 1): a transposed V, whose keys are contiguous, is rejected. Elements of outputs must not overlap one another.
- * All strides 0 = contiguous. offset is in bytes, a multiple of the element size.
+ * All strides 0 = contiguous. offset is in bytes, a multiple of the element size; in wrapped host memory the address of
+ * the first element is one too.
  */
 typedef struct attune_tensor {
     attune_buffer *buffer;
@@ -340,7 +341,7 @@ typedef struct attune_tensor {
     int64_t stride[ATTUNE_MAX_RANK];
 } attune_tensor;
 
-/* The same in host memory. */
+/* The same in host memory; data is aligned to the element size. */
 typedef struct attune_array {
     const void *data;
     attune_dtype dtype;

@@ -101,6 +101,12 @@ attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_r
     if (tensor->offset % element)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.offset is %llu, which is no multiple of the %zu bytes of %s",
                             name, (unsigned long long)tensor->offset, element, attune_dtype_string(tensor->dtype));
+    if ((tensor->buffer->misalignment + tensor->offset) % element)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "%s begins at an address that is no multiple of the %zu bytes of %s: its buffer's memory "
+                            "begins %u bytes past a multiple of 8, and offset is %llu",
+                            name, element, attune_dtype_string(tensor->dtype), tensor->buffer->misalignment,
+                            (unsigned long long)tensor->offset);
     int64_t lowest, highest;
     ATTUNE__TRY(resolve(name, tensor->rank, tensor->size, tensor->stride, &lowest, &highest));
 

@@ -33,6 +33,7 @@ attune_status attune__cpu_buffer_wrap(attune_device *device, void *memory, uint6
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
     made->base.size = size;
+    made->base.misalignment = (uint32_t)((uintptr_t)memory % 8);
     made->memory = memory;
     *buffer = &made->base;
     return ATTUNE_OK;

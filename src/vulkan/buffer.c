@@ -59,7 +59,7 @@ attune_status attune__vulkan_buffer_create(attune_device *device, uint64_t size,
         return status;
     }
     const attune__vulkan_block *block = made->range->block;
-    made->base = (attune_buffer){device, size};
+    made->base = (attune_buffer){.device = device, .size = size};
     made->handle = block->buffer;
     made->offset = made->range->offset;
     made->address = block->address + made->offset;

@@ -206,3 +206,35 @@ Test(extremes, merges)
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }
+
+Test(extremes, memory_off_its_elements)
+{
+    static flow f;
+    OK(flow_create(&f, NULL));
+    static _Alignas(8) char memory[FLOW_ELEMENTS * sizeof(float) + 8];
+    for (size_t i = 0; i < sizeof memory; i++)
+        memory[i] = (char)(i * 37 % 64);
+    for (size_t past = 0; past < 8; past++) {
+        attune_buffer *buffer;
+        OK(attune_buffer_wrap(f.device, memory + past, sizeof memory - past, &buffer));
+        const attune_tensor k = f.args.k;
+        f.args.k.buffer = buffer;
+        if (past % sizeof(float) == 0)
+            OK(flow_run(&f, NULL));
+        else
+            EXPECT(flow_run(&f, NULL), ATTUNE_INVALID_ARGUMENT, "k begins at an address that is no multiple of the 4");
+        f.args.k = k;
+        attune_buffer_destroy(buffer);
+
+        attune_host_capture doc = {"doc", {memory + past, ATTUNE_I32, 1, {FLOW_LENGTH}, {0}}};
+        const attune_mask_desc desc = {.struct_size = sizeof desc, .q_len = FLOW_LENGTH, .kv_len = FLOW_LENGTH};
+        attune_mask *mask = NULL;
+        const attune_status status = attune_mask_create(f.instance, &desc, f.mask_expr, &doc, 1, NULL, 0, &mask);
+        if (past % sizeof(int32_t) == 0)
+            OK(status);
+        else
+            EXPECT(status, ATTUNE_INVALID_ARGUMENT, "is not aligned to its 4-byte i32");
+        attune_mask_destroy(mask);
+    }
+    flow_destroy(&f);
+}
