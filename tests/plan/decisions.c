@@ -33,6 +33,8 @@ static const kind kinds[] = {
     {"few_queries", NULL, "score + bias[kv]", 4, 8, 2, 7, 900, 0, true},
     {"long_mod", "pad[h, kv] || bias[kv] > bias[q]", "((score * 2 + bias[kv]) * sin(score) + bias[q]) * exp(score)", 1,
      64, 8, 16384, 16384, 128, true},
+    {"decode_group", NULL, "score + bias[kv]", 3, 64, 2, 1, 8192, 0, true},
+    {"decode_rows", NULL, NULL, 1, 16, 8, 16, 8192, 0, true},
     {"short", "q >= kv", NULL, 3, 3, 3, 130, 70, 32, false},
 };
 
@@ -45,7 +47,7 @@ static const struct {
 } dtypes[] = {{ATTUNE_F32, "f32"}, {ATTUNE_BF16, "bf16"}, {ATTUNE_F16, "f16"}};
 
 /* Of the device's shared memory, in sixteenths. */
-static const uint32_t memory[] = {16, 11, 6, 3};
+static const uint32_t memory[] = {16, 11, 6, 3, 1};
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -102,7 +104,7 @@ static void print_problem(char *line, size_t size, const attune_profile *profile
                           size_t dtype, bool backward)
 {
     size_t k = index % COUNT(kinds);
-    if (backward && !strcmp(kinds[k].name, "decode"))
+    if (backward && !strncmp(kinds[k].name, "decode", 6))
         k = 0;
     const kind *of = &kinds[k];
     attune_problem q = {.struct_size = sizeof q,
@@ -125,14 +127,24 @@ static void print_problem(char *line, size_t size, const attune_profile *profile
     attune__shape shape;
     cr_assert_eq(attune__shape_from_problem(&q, &shape), ATTUNE_OK, "%s", attune_last_error());
     shape.expr = attune__analyse(mask, score, NULL);
-    int n = snprintf(line, size, "%s %s %s %s %u/%u:", profile->name, of->name, dtypes[dtype].name,
-                     backward ? "backward" : "forward", head_dims[dims][0], head_dims[dims][1]);
+    /* Some kernels are chosen by name or by an option alone. */
+    attune_kernel_options options = {.struct_size = sizeof options};
+    const bool deterministic = backward && index % 4 == 1;
+    const bool matrices = !backward && profile->limits.backend == ATTUNE_BACKEND_VULKAN && profile->limits.matrix_m &&
+                          q.dtype == ATTUNE_F16;
+    if (deterministic)
+        options.bwd.deterministic = ATTUNE_ON;
+    if (matrices)
+        strcpy(options.fwd.kernel, "vulkan_coopmat");
+    int n = snprintf(line, size, "%s %s %s %s%s %u/%u:", profile->name, of->name, dtypes[dtype].name,
+                     deterministic ? "deterministic " : "", backward ? "backward" : "forward", head_dims[dims][0],
+                     head_dims[dims][1]);
     char last[256] = "", now[256];
     for (size_t m = 0; m < COUNT(memory); m++) {
         attune_limits limits = profile->limits;
         limits.shared_memory = limits.shared_memory / 16 * memory[m];
         attune__decision d;
-        if (attune__plan_choose(&limits, &shape, NULL, &d) == ATTUNE_OK)
+        if (attune__plan_choose(&limits, &shape, &options, &d) == ATTUNE_OK)
             print_choice(now, sizeof now, &d.choice, &d.variant);
         else
             snprintf(now, sizeof now, "%.60s", attune_last_error());

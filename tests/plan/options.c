@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Options from JSON and from the struct. */
+#include <stdio.h>
+
 #include "plan/plan_test.h"
 
 Test(options, every_key_with_every_prefix)
@@ -54,6 +56,7 @@ Test(options, errors_name_the_key)
         {"{\"num_stages\": 9}", ATTUNE_INVALID_ARGUMENT, {"num_stages is 9", "1 to 8"}},
         {"{\"num_warps\": 33}", ATTUNE_INVALID_ARGUMENT, {"num_warps is 33", "1 to 32"}},
         {"{\"USE_TMA\": 1}", ATTUNE_INVALID_ARGUMENT, {"USE_TMA is 1", "true or false"}},
+        {"{\"KERNEL\": \"portable\"}", ATTUNE_INVALID_ARGUMENT, {"did you mean \"vulkan_portable\""}},
         {"{\"KERNEL\": 1}", ATTUNE_INVALID_ARGUMENT, {"KERNEL is 1", "a string"}},
         {"{\"KERNEL\": \"\"}", ATTUNE_INVALID_ARGUMENT, {"KERNEL is \"\""}},
         {"{\"KERNEL\": \"cuda_sm8\"}", ATTUNE_INVALID_ARGUMENT, {"cuda_sm8", "did you mean \"cuda_sm80\""}},
@@ -120,4 +123,66 @@ Test(options, a_prefix_overrides)
     c = plan("h100", &problem, json);
     cr_assert_eq(c.num_warps, 4);
     cr_assert(!c.prescale_qk);
+}
+
+Test(options, ranges)
+{
+    static attune_kernel_options o;
+    const struct {
+        const char *name;
+        void *field;
+        uint32_t least, most;
+    } ranges[] = {
+        {"BLOCK_M", &o.any.block_m, 1, 1024},
+        {"BLOCK_N", &o.any.block_n, 1, 1024},
+        {"bwd_BLOCK_M1", &o.bwd.block_m1, 1, 1024},
+        {"bwd_BLOCK_N1", &o.bwd.block_n1, 1, 1024},
+        {"bwd_BLOCK_M2", &o.bwd.block_m2, 1, 1024},
+        {"bwd_BLOCK_N2", &o.bwd.block_n2, 1, 1024},
+        {"num_warps", &o.any.num_warps, 1, 32},
+        {"num_stages", &o.any.num_stages, 1, 8},
+        {"SPLIT_KV", &o.any.split_kv, 1, 1024},
+        {"FORCE_USE_FLEX_ATTENTION", &o.any.force_use_flex_attention, ATTUNE_ON, ATTUNE_OFF},
+        {"PRESCALE_QK", &o.any.prescale_qk, ATTUNE_ON, ATTUNE_OFF},
+        {"ROWS_GUARANTEED_SAFE", &o.any.rows_guaranteed_safe, ATTUNE_ON, ATTUNE_OFF},
+        {"BLOCKS_ARE_CONTIGUOUS", &o.any.blocks_are_contiguous, ATTUNE_ON, ATTUNE_OFF},
+        {"bwd_WRITE_DQ", &o.bwd.write_dq, ATTUNE_ON, ATTUNE_OFF},
+        {"USE_TMA", &o.any.use_tma, ATTUNE_ON, ATTUNE_OFF},
+        {"bwd_DETERMINISTIC", &o.bwd.deterministic, ATTUNE_ON, ATTUNE_OFF},
+        {"APPROXIMATE_TANH", &o.any.approximate_tanh, ATTUNE_ON, ATTUNE_OFF},
+    };
+    const attune_limits limits = device("h100");
+    for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++) {
+        const uint32_t values[] = {ranges[i].least, ranges[i].most, ranges[i].most + 1};
+        for (size_t j = 0; j < 3; j++) {
+            attune_problem problem = {.struct_size = sizeof problem, .head_dim = 64, .q_len = 64};
+            problem.direction = strncmp(ranges[i].name, "bwd_", 4) ? ATTUNE_FORWARD : ATTUNE_BACKWARD;
+            o = (attune_kernel_options){.struct_size = sizeof o};
+            memcpy(ranges[i].field, &values[j], sizeof values[j]);
+            attune_plan_choice c = {.struct_size = sizeof c};
+            const attune_status status = attune_plan_choose(&limits, &problem, &o, &c);
+            char words[64];
+            snprintf(words, sizeof words, "%s is %u", ranges[i].name, values[j]);
+            /* A value in range may still not fit. */
+            const bool out_of_range = status == ATTUNE_INVALID_ARGUMENT && strstr(attune_last_error(), words) &&
+                                      strstr(attune_last_error(), "expected");
+            cr_expect_eq(out_of_range, j == 2, "%s: %s", words, status ? attune_last_error() : "planned");
+        }
+    }
+}
+
+Test(options, the_nearest_value_may_be_larger)
+{
+    const attune_problem problem = {.struct_size = sizeof problem, .head_dim = 64, .q_len = 64};
+    EXPECT_ERROR("h100", &problem, "{\"BLOCK_N\": 1}", ATTUNE_INVALID_ARGUMENT, "BLOCK_N is 1,", "the nearest is 16");
+    EXPECT_ERROR("h100", &problem, "{\"BLOCK_M\": 3}", ATTUNE_INVALID_ARGUMENT, "BLOCK_M is 3,", "the nearest is 16");
+}
+
+Test(options, a_kernel_of_another_backend)
+{
+    const attune_problem problem = {.struct_size = sizeof problem, .head_dim = 64, .q_len = 64};
+    EXPECT_ERROR("h100", &problem, "{\"KERNEL\": \"cpu\"}", ATTUNE_INVALID_ARGUMENT,
+                 "kernels for this device are cuda_sm90a, cuda_sm80_atomic, cuda_sm80");
+    EXPECT_ERROR("cpu", &problem, "{\"KERNEL\": \"cuda_sm80\"}", ATTUNE_INVALID_ARGUMENT,
+                 "kernels for this device are cpu");
 }
