@@ -24,13 +24,16 @@ static_assert(GROUPS * 32 == OUTER_ROWS && GROUPS * SPLIT == ATTUNE_NUM_WARPS &&
 constexpr int ROLES = 1;
 constexpr bool SERIAL_COLUMNS = false;
 
+#include "layout_sm80.h"
+constexpr attune_cuda_backward_sm80_layout LAYOUT = attune_cuda_backward_atomic_sm80(TILE);
+static_assert(planned(LAYOUT.size));
+static_assert(ATTUNE_PADDING == attune_cuda_backward_atomic_sm80_padding(BLOCK_N, WARPS));
+
 #include "loads_backward_sm80.cuh"
 
 constexpr int D_TILES = PAD_D / 8 / SPLIT, V_TILES = PAD_DV / 8 / SPLIT; /* fragments of a warp's columns */
-constexpr u32 OUTER_BYTES = OUTER_ROWS * (PAD_D + PAD_DV) * sizeof(element);
-constexpr u32 OUTER_SECOND_OFFSET = OUTER_ROWS * PAD_D * sizeof(element);
 constexpr int CHUNKS_P = INNER_ROWS / 8;
-constexpr u32 P_BYTES = OUTER_ROWS * INNER_ROWS * sizeof(element); /* dS has as many */
+constexpr u32 P_OFFSET = LAYOUT.p, P_BYTES = LAYOUT.ds - LAYOUT.p; /* dS has as many */
 
 /* A warp's part of dQ: 32 rows, or 16 where with 32 the columns do not divide into multiples of 16. */
 constexpr int DQ_ROWS = PAD_D * (INNER_ROWS / 32) % (16 * ATTUNE_NUM_WARPS) == 0 ? 32 : 16;
@@ -150,11 +153,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                                 const __grid_constant__ attune_cuda_backward back)
 {
     extern __shared__ __align__(128) unsigned char bytes[];
-    static_assert(planned(
-        OUTER_BYTES + STAGES * (INNER_BYTES + ROW_DATA_BYTES) + 2 * P_BYTES + WORK_ITEM_BYTES + TILE_DESC_BYTES, 0));
-    u32 memory = shared_address(bytes), inner_tiles = memory + OUTER_BYTES, p_at = inner_tiles + STAGES * INNER_BYTES;
-    u32 row_data = p_at + 2 * P_BYTES;
-    unsigned char *work = bytes + OUTER_BYTES + STAGES * (INNER_BYTES + ROW_DATA_BYTES) + 2 * P_BYTES;
+    u32 memory = shared_address(bytes), inner_tiles = memory + INNER_OFFSET, p_at = memory + P_OFFSET;
+    u32 row_data = memory + ROW_DATA_OFFSET;
+    unsigned char *work = bytes + WORK_OFFSET;
     if (threadIdx.x == 0) {
         work_item_find(*(work_item *)work, a, back);
         enqueue_first_tiles(work, a, back);
@@ -247,7 +248,8 @@ extern "C" __global__ void __launch_bounds__(256)
     attune_backward_dq_sm80(const __grid_constant__ attune_cuda_arguments a,
                             const __grid_constant__ attune_cuda_backward back)
 {
-    constexpr int PITCH = PAD_D / 2 + 4, FRAGMENTS = INNER_ROWS * PAD_D / 128, ROW_VECTORS = PAD_D / 8;
+    constexpr int PITCH = attune_cuda_backward_dq_sm80_pitch(TILE) / 4, FRAGMENTS = INNER_ROWS * PAD_D / 128,
+                  ROW_VECTORS = PAD_D / 8;
     extern __shared__ __align__(128) unsigned char bytes[];
     u32 *tile = (u32 *)bytes; /* [INNER_ROWS][PITCH], pairs of elements */
     int tiles = (a.q_len + INNER_ROWS - 1) / INNER_ROWS, plane = (int)blockIdx.x / tiles;

@@ -27,17 +27,15 @@ constexpr bool SERIAL_COLUMNS = DK_DV && ATTUNE_SCORE_IS_LONG && !ATTUNE_APART &
                                 ROW_TILES * (HEAD_DIM + HEAD_DIM_V + 2 * KEYS) / 2 >= 192;
 
 #include "pairs.cuh"
+#include "layout_sm80.h"
 
 constexpr int D_TILES = PAD_D / 8;
 constexpr int ROLES = DK_DV && ATTUNE_APART ? 2 : 1;
-/* The smallest tile of float32 reads its outer operands from global memory, so that wide heads fit a small shared
- * memory. */
-constexpr bool OUTER_DIRECT = WIDE && OUTER_ROWS == 16;
-constexpr u32 OUTER_BYTES = OUTER_DIRECT ? 0 : OUTER_ROWS * (PAD_D + PAD_DV) * sizeof(element);
+constexpr bool OUTER_DIRECT = attune_cuda_backward_sm80_outer_direct(sizeof(element), OUTER_ROWS);
+constexpr attune_cuda_backward_sm80_layout LAYOUT = attune_cuda_backward_sm80(TILE, DK_DV);
+static_assert(planned(LAYOUT.size));
 
 #include "loads_backward_sm80.cuh"
-
-constexpr u32 WORK_OFFSET = OUTER_BYTES + STAGES * (INNER_BYTES + ROW_DATA_BYTES);
 
 /* multiply_qk with the outer operand read from global memory. `row` is the thread's first row. */
 template <int CHUNKS, int DIM>
@@ -178,8 +176,7 @@ template <bool SUM_1, bool SUM_2>
 __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const attune_cuda_backward &back,
                                          unsigned char *bytes)
 {
-    u32 memory = shared_address(bytes), inner_tiles = memory + OUTER_BYTES,
-        row_data = inner_tiles + STAGES * INNER_BYTES;
+    u32 memory = shared_address(bytes), inner_tiles = memory + INNER_OFFSET, row_data = memory + ROW_DATA_OFFSET;
     unsigned char *work = bytes + WORK_OFFSET;
     if (threadIdx.x == 0)
         enqueue_first_tiles(work, a, back);
@@ -220,8 +217,7 @@ __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const a
         } else {
             multiply_qk<CHUNKS_D, false>(s, memory, tile, warp);
             if constexpr (SUM_1)
-                multiply_qk<CHUNKS_DV, false>(dp, memory + (u32)(OUTER_ROWS * PAD_D * sizeof(element)),
-                                              tile + SECOND_OFFSET, warp);
+                multiply_qk<CHUNKS_DV, false>(dp, memory + OUTER_SECOND_OFFSET, tile + SECOND_OFFSET, warp);
         }
         if constexpr (!SUM_1)
             FOR_PAIRS(r, n, i) dp[r][n][i] = 0.0f;
@@ -301,7 +297,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                          const __grid_constant__ attune_cuda_backward back)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    static_assert(planned(WORK_OFFSET + WORK_ITEM_BYTES + TILE_DESC_BYTES, 0));
     if (back.redo && !*(const int *)back.redo)
         return;
     if constexpr (ROLES == 2) {

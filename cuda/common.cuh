@@ -5,6 +5,7 @@
 #define ATTUNE_CUDA_COMMON_CUH
 
 #include "config.cuh"
+#include "layout.h"
 
 #define ATTUNE_LOG2E 1.4426950408889634f
 #define ATTUNE_LN2   0.6931471805599453f
@@ -41,11 +42,17 @@ __device__ __forceinline__ constexpr int round_up(int value, int multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
-/* Whether a kernel's shared-memory layout has the size that the planner computed and the launch requests. The epilogue
- * reuses the memory of the main loop, so that the larger of the two counts. */
-__device__ __forceinline__ constexpr bool planned(u64 main_loop, u64 epilogue)
+/* What the layout of shared memory depends on (layout_sm80.h, layout_sm90.h). */
+constexpr attune_cuda_tile TILE = {sizeof(element), HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, WARPS, STAGES, KEY_TERMS};
+
+/* Whether a layout has the size that the planner computed and the launch requests. */
+__device__ constexpr bool planned(u32 size)
 {
-    return !config::SHARED_MEMORY || (main_loop > epilogue ? main_loop : epilogue) == config::SHARED_MEMORY;
+    return !config::SHARED_MEMORY || size == config::SHARED_MEMORY;
+}
+__device__ constexpr bool planned(u64 size, int)
+{
+    return planned((u32)size);
 }
 
 __device__ __forceinline__ float exp2_fast(float x)

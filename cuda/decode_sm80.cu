@@ -15,6 +15,7 @@ static_assert(KEYS % 16 == 0, "a warp computes 16 columns or a multiple");
 #include "non_finite.cuh"
 #include "mma.cuh"
 #include "terms.cuh"
+#include "layout_sm80.h"
 
 /* A CTA's split: its first packed row, its heads and its keys. */
 struct part {
@@ -258,7 +259,7 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 /* With more than 128 columns of float32 the accumulators leave no registers for coordinates across tiles: they are
  * computed again. */
-constexpr bool REGISTERS_FULL = WIDE && (PAD_D > 128 || PAD_DV > 128);
+constexpr bool REGISTERS_FULL = attune_cuda_decode_sm80_saves_state(TILE);
 
 /* Nor do they leave any for the rows' maxima and sums, and for the iterator: during P V these are saved in shared
  * memory. */
@@ -297,12 +298,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attune_decode_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_parts parts)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    constexpr u32 K_BYTES = BLOCK_N * PAD_D * sizeof(element), V_BYTES = BLOCK_N * PAD_DV * sizeof(element);
-    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES) + 2 * TERM_BYTES +
-                              (REGISTERS_FULL ? 32 * THREADS : 0),
-                          KEY_GROUPS * BLOCK_M * (PAD_DV + 2) * sizeof(float)));
-    u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
-        v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES, rows = terms + 2 * TERM_BYTES;
+    constexpr attune_cuda_forward_sm80_layout AT = attune_cuda_decode_sm80(TILE);
+    constexpr u32 K_BYTES = AT.k_stage, V_BYTES = AT.v_stage;
+    static_assert(planned(AT.size) && TERM_BYTES == AT.terms_buffer);
+    u32 q_tile = shared_address(memory) + AT.q, k_tiles = q_tile + (AT.k - AT.q), v_tiles = k_tiles + (AT.v - AT.k),
+        terms = v_tiles + (AT.terms - AT.v), rows = terms + (AT.state - AT.terms);
     part p = part_of(a, parts, (int)blockIdx.x);
     p = {uniform(p.b),     uniform(p.h),    uniform(p.h_kv),  uniform(p.row), uniform(p.rows),
          uniform(p.index), uniform(p.step), uniform(p.steps), uniform(p.end)};
@@ -386,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     p = part_of(a, parts, block_here());
 
     /* 7. The warps' results replace the operands in shared memory: O[groups][BLOCK_M][PAD_DV], then m and l. */
-    float *o_groups = (float *)memory, *ml_groups = o_groups + KEY_GROUPS * BLOCK_M * PAD_DV;
+    float *o_groups = (float *)memory, *ml_groups = (float *)(memory + AT.ml);
     int lane = (int)threadIdx.x % 32;
     int to = (int)threadIdx.x / (32 * ROW_GROUPS) * BLOCK_M + warp_row() + lane / 4;
 #pragma unroll

@@ -14,6 +14,7 @@ static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == BLOCK_M, "a warp computes 16 
 #include "non_finite.cuh"
 #include "mma.cuh"
 #include "terms.cuh"
+#include "layout_sm80.h"
 
 /* The warp's first row in the tile. */
 __device__ __forceinline__ int warp_row()
@@ -309,11 +310,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attune_forward_sm80(const __grid_constant__ attune_cuda_arguments a)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    constexpr u32 K_BYTES = BLOCK_N * PAD_D * sizeof(element), V_BYTES = BLOCK_N * PAD_DV * sizeof(element);
-    static_assert(planned(BLOCK_M * PAD_D * sizeof(element) + STAGES * (K_BYTES + V_BYTES) + 2 * TERM_BYTES,
-                          BLOCK_M * PAD_DV * sizeof(element)));
-    u32 q_tile = shared_address(memory), k_tiles = q_tile + (u32)(BLOCK_M * PAD_D * sizeof(element)),
-        v_tiles = k_tiles + STAGES * K_BYTES, terms = v_tiles + STAGES * V_BYTES;
+    constexpr attune_cuda_forward_sm80_layout AT = attune_cuda_forward_sm80(TILE);
+    constexpr u32 K_BYTES = AT.k_stage, V_BYTES = AT.v_stage;
+    static_assert(planned(AT.size) && TERM_BYTES == AT.terms_buffer);
+    u32 q_tile = shared_address(memory) + AT.q, k_tiles = q_tile + (AT.k - AT.q), v_tiles = k_tiles + (AT.v - AT.k),
+        terms = v_tiles + (AT.terms - AT.v);
     tile_coord p = tile_coord_of(a, (int)blockIdx.x);
     p = {uniform(p.b), uniform(p.h), uniform(p.h_kv), uniform(p.q)};
     source from = source_of(a, p.b, p.h_kv);

@@ -304,7 +304,7 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
     int group = (int)threadIdx.x / 128 - 1;
     if (GROUPS == 3) /* after the shuffle the compiler knows that it is uniform in a warp: it costs no register */
         group = __shfl_sync(0xffffffffu, group, 0);
-    u32 k_tiles = shared_address(memory) + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
+    u32 k_tiles = shared_address(memory) + K_OFFSET, v_tiles = k_tiles + (V_OFFSET - K_OFFSET);
     u64 q = describe_k_major(shared_address(memory) + (u32)group * 64 * 128);
     float factor = fold_factor(a.scale);
     pipeline_state r = {0, 0}, k = {0, 0}, v = {0, 0}; /* of Q, K and V */
@@ -432,7 +432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
-    control &c = *(control *)(memory + RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES));
+    control &c = *(control *)(memory + CONTROL_OFFSET);
     if (threadIdx.x == 0) {
         /* A warp of the consumers and of the scan warps arrives ATTUNE_ARRIVALS times when it releases a stage. */
         for (int i = 0; i < Q_BUFFERS; i++)

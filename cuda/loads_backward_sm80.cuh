@@ -9,14 +9,16 @@
 
 #include "backward.cuh"
 #include "pairs.cuh"
+#include "layout_sm80.h"
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
-/* The ring of tile descriptors: a power of two, at least AHEAD + 3. */
-constexpr int TILE_DESCS = AHEAD > 5 ? 16 : AHEAD > 1 ? 8 : 4;
-constexpr u32 WORK_ITEM_BYTES = 256, TILE_DESC_BYTES = round_up(TILE_DESCS * 16, 128);
-constexpr u32 INNER_BYTES = INNER_ROWS * (PAD_D + PAD_DV) * sizeof(element),
-              ROW_DATA_BYTES = DK_DV ? INNER_ROWS * 8 : 0;
-constexpr u32 SECOND_OFFSET = INNER_ROWS * PAD_D * sizeof(element); /* V follows K, and dO follows Q */
+constexpr u32 TILE_DESCS = attune_cuda_backward_sm80_descs(STAGES);
+static_assert(TILE_DESCS >= AHEAD + 3);
+constexpr u32 WORK_ITEM_BYTES = ATTUNE_CUDA_WORK_ITEM_BYTES;
+constexpr u32 OUTER_SECOND_OFFSET = LAYOUT.outer_second, INNER_OFFSET = LAYOUT.inner, ROW_DATA_OFFSET = LAYOUT.row_data,
+              WORK_OFFSET = LAYOUT.work;
+constexpr u32 INNER_BYTES = LAYOUT.inner_stage, ROW_DATA_BYTES = LAYOUT.row_data_stage;
+constexpr u32 SECOND_OFFSET = LAYOUT.inner_second; /* V follows K, and dO follows Q */
 
 /* A CTA's work item: its outer tile, and the iterator over the inner tiles, which thread 0 advances. */
 #if ATTUNE_DK_DV
@@ -87,7 +89,8 @@ __device__ __forceinline__ void enqueue_tile(unsigned char *work, int index, con
                                              const attune_cuda_backward &back)
 {
     inner_tile t = tiles_next(*(work_item *)work, a, back);
-    *(int4 *)(work + WORK_ITEM_BYTES + index % TILE_DESCS * 16) = make_int4(t.b, t.h, t.first, t.h_kv * 2 + t.full);
+    *(int4 *)(work + WORK_ITEM_BYTES + index % (int)TILE_DESCS * 16) =
+        make_int4(t.b, t.h, t.first, t.h_kv * 2 + t.full);
 }
 
 __device__ __forceinline__ inner_tile tile_desc(const unsigned char *work, int index)
@@ -95,7 +98,7 @@ __device__ __forceinline__ inner_tile tile_desc(const unsigned char *work, int i
     int b, h, first, rest;
     asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(b), "=r"(h), "=r"(first), "=r"(rest)
-                 : "r"(shared_address(work) + WORK_ITEM_BYTES + (u32)(index % TILE_DESCS) * 16));
+                 : "r"(shared_address(work) + WORK_ITEM_BYTES + (u32)(index % (int)TILE_DESCS) * 16));
     return {b, h, rest >> 1, first, (bool)(rest & 1)};
 }
 

@@ -9,16 +9,18 @@
 #define ATTUNE_SLOPES_GO_DOWN 1
 #include "hopper.cuh"
 #include "terms.cuh"
+#include "layout_sm90.h"
 
 constexpr int GROUPS = BLOCK_M / 64; /* consumer warp groups */
 static_assert(THREADS == 128 * (GROUPS + 1), "a producer warp group, and a consumer warp group for each 64 rows");
 constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
 constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
 constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
-constexpr u32 Q_BYTES = SLABS_D * Q_SLAB, K_BYTES = SLABS_D * KV_SLAB, V_BYTES = SLABS_DV * KV_SLAB;
-/* Where shared memory allows, the next query tile's Q loads while this one is computed. */
-constexpr int Q_BUFFERS = SLABS_D <= 2 && SLABS_DV <= 2 ? 2 : 1;
-constexpr u32 RESIDENT_BYTES = Q_BUFFERS * Q_BYTES;
+constexpr attune_cuda_forward_sm90_layout LAYOUT = attune_cuda_forward_sm90(TILE);
+static_assert(planned(LAYOUT.size));
+constexpr u32 Q_BYTES = LAYOUT.q_buffer, K_BYTES = LAYOUT.k_stage, V_BYTES = LAYOUT.v_stage;
+constexpr int Q_BUFFERS = LAYOUT.q_buffers;
+constexpr u32 K_OFFSET = LAYOUT.k, V_OFFSET = LAYOUT.v, CONTROL_OFFSET = LAYOUT.control;
 /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
 constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
 constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
@@ -61,7 +63,7 @@ struct query_tile_desc {
 /* Tiles that the scheduler may be ahead of the load thread: enough to hide the latency of its reads of the lists. */
 constexpr int QUEUE_STAGES = 4;
 
-/* After the tiles in shared memory: at most 8 (34 + 7 STAGES) bytes. */
+/* After the tiles in shared memory. */
 struct control {
     pipeline<Q_BUFFERS> q;
     pipeline<STAGES> k, v;
@@ -72,16 +74,14 @@ struct control {
     tile_desc queue_tiles[QUEUE_STAGES];
     int non_finite[STAGES]; /* V of this stage had infinities or NaN, which the scan warps replaced by 0 */
 };
-constexpr u32 CONTROL_BYTES = round_up(8 * (34 + 7 * STAGES), 128);
+static_assert(sizeof(control) <= LAYOUT.control_bytes);
 
 /* After it, the terms of the keys: this, then [STAGES][KEY_TERMS][BLOCK_N] words. */
 struct key_terms_control {
     pipeline<STAGES> terms; /* with k's stages */
 };
-constexpr u32 KEY_TERMS_BYTES = KEY_TERMS ? round_up(STAGES * (16 + TERM_BYTES), 128) : 0;
 static_assert(!KEY_TERMS || BLOCK_LISTS == 1, "scan warps and consumers read the same flags");
-constexpr u32 KEY_TERMS_OFFSET = RESIDENT_BYTES + STAGES * (K_BYTES + V_BYTES) + CONTROL_BYTES;
-static_assert(sizeof(control) <= CONTROL_BYTES && planned(KEY_TERMS_OFFSET + KEY_TERMS_BYTES, 0));
+constexpr u32 KEY_TERMS_OFFSET = LAYOUT.key_terms;
 
 /* Whether a key tile has terms. The mask's are used only in partial blocks, and only where its rows have no ranges. */
 __device__ __forceinline__ bool has_terms(const attune_cuda_arguments &a, int flags)
@@ -253,7 +253,7 @@ __device__ __forceinline__ void load_v(const attune_cuda_arguments &a, control &
 __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, u32 memory, const tensor_map *q_map,
                                      const tensor_map *k_map, const tensor_map *v_map)
 {
-    u32 k_tiles = memory + RESIDENT_BYTES, v_tiles = k_tiles + STAGES * K_BYTES;
+    u32 k_tiles = memory + K_OFFSET, v_tiles = k_tiles + (V_OFFSET - K_OFFSET);
     pipeline_state r = {0, 0}, q = {0, 1}, k = {0, 1}, v = {0, 1};
     tile_coord p = {0, 0, 0, 0};
     int pending_v = -1; /* the key tile whose K is loaded and whose V is not */
@@ -359,7 +359,7 @@ __device__ __forceinline__ void store_key_terms(const attune_cuda_arguments &a, 
 
 __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &c, unsigned char *bytes)
 {
-    u32 memory = shared_address(bytes), v_tiles = memory + RESIDENT_BYTES + STAGES * K_BYTES, phases = ~0u;
+    u32 memory = shared_address(bytes), v_tiles = memory + V_OFFSET, phases = ~0u;
     pipeline_state r = {0, 0}, q = {0, 0}; /* r: of K and V, which have the same stages here */
     for (;;) {
         consumer_wait<&control::q>(c, q);

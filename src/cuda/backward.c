@@ -6,6 +6,8 @@
 
 #include "base/error.h"
 #include "cuda/cuda.h"
+#include "cuda/layout_sm80.h"
+#include "cuda/layout_sm90.h"
 #include "plan/family_cuda.h"
 
 #define DELTA_THREADS 256
@@ -73,7 +75,7 @@ static int64_t blocks(int64_t length, int64_t tile, int64_t planes)
 static uint32_t workgroups(const attune__cuda_program *program)
 {
     const uint32_t n = program->kernel.block_n;
-    return program->tma && attune__cuda_sm90_backward_paired(program->head_dim, program->head_dim_v, n) ? 2 : 1;
+    return program->tma && attune_cuda_backward_sm90_paired(program->head_dim, program->head_dim_v, n) ? 2 : 1;
 }
 
 /* Tiles of keys of a kernel that adds dQ to sums. */
@@ -158,9 +160,11 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
         {program->delta.function, n->delta, DELTA_THREADS, 0, parameters},
         {adds->function, n->adds, adds->threads, adds->shared_memory, parameters},
         {program->dq, n->dq, DQ_THREADS,
-         program->tma
-             ? attune__cuda_sm90_backward_dq_bytes(program->head_dim, program->head_dim_v, adds->block_m)
-             : attune__cuda_sm80_backward_dq_bytes(program->head_dim, adds->block_m, adds->block_n, adds->threads),
+         program->tma ? attune_cuda_backward_dq_sm90(program->head_dim, program->head_dim_v, adds->block_m)
+                      : attune_cuda_backward_dq_sm80((attune_cuda_tile){.head_dim = program->head_dim,
+                                                                        .block_m = adds->block_m,
+                                                                        .block_n = adds->block_n,
+                                                                        .warps = adds->threads / 32}),
          parameters},
         {keys->function, n->keys, keys->threads, keys->shared_memory, rest_parameters},
         {rows->function, n->rows, rows->threads, rows->shared_memory, rest_parameters},
@@ -209,7 +213,7 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
         const int64_t tiles = p.full_wave_tiles + p.left * p.each;
         const uint32_t each = workgroups(program), most = program->kernel.resident / each;
         n.adds = (program->tma && tiles > most ? most : tiles) * each;
-        const bool wide = program->tma && attune__cuda_sm90_backward_wide(program->head_dim, program->head_dim_v);
+        const bool wide = program->tma && attune_cuda_backward_sm90_wide(program->head_dim, program->head_dim_v);
         n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * (wide ? 2 : 1));
     }
     if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums) || (adds && (!n.adds || !n.dq)))

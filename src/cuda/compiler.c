@@ -12,6 +12,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/threads.h"
+#include "cuda/layout_sm90.h"
 #include "cuda/sources.h"
 #include "expr/print.h"
 #include "plan/family_cuda.h"
@@ -538,7 +539,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
         add_option(kernel, "HAVE_READS", reads && (choice->use_tma || role == ATTUNE__CUDA_ROWS));
         add_option(kernel, "DK_DV", role != ATTUNE__CUDA_ROWS);
         add_option(kernel, "APART", attune__cuda_backward_apart(s));
-        if (choice->use_tma && attune__cuda_sm90_backward_paired(s->head_dim, s->head_dim_v, choice->block_n1))
+        if (choice->use_tma && attune_cuda_backward_sm90_paired(s->head_dim, s->head_dim_v, choice->block_n1))
             add_option(kernel, "CLUSTER", 2);
     }
     return desc->mask || desc->score ? write_mods(allocator, desc, &kernel->mods) : ATTUNE_OK;

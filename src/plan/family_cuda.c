@@ -2,6 +2,8 @@
 /* Shared by CUDA's families: the backward pass's workspace, and whether a tile fits a mask's blocks. */
 #include "plan/family_cuda.h"
 
+#include "cuda/layout_sm90.h"
+
 const char *attune__cuda_refuse_blocks(const attune__shape *s, const uint32_t *v, attune__option *option)
 {
     const bool columns = s->mask_kv_block % v[ATTUNE__BLOCK_N1];
@@ -9,23 +11,6 @@ const char *attune__cuda_refuse_blocks(const attune__shape *s, const uint32_t *v
     if (s->block_mask && (columns || s->mask_q_block % v[ATTUNE__BLOCK_M1]))
         return "it must divide the block of the mask";
     return NULL;
-}
-
-bool attune__cuda_sm90_backward_wide(uint32_t head_dim, uint32_t head_dim_v)
-{
-    return head_dim > 128 || head_dim_v > 128;
-}
-
-bool attune__cuda_sm90_backward_paired(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n)
-{
-    return attune__cuda_sm90_backward_wide(head_dim, head_dim_v) && block_n == 128;
-}
-
-uint32_t attune__cuda_backward_dq_columns(uint32_t head_dim, uint32_t head_dim_v, uint32_t m)
-{
-    if (head_dim > 64 || attune__cuda_sm90_backward_wide(head_dim, head_dim_v))
-        return attune__round_up(head_dim, 128);
-    return attune__round_up(head_dim, m == 128 ? 16 : 32);
 }
 
 attune__cuda_workspace attune__cuda_backward_workspace(int64_t batch, int64_t heads, int64_t q_len, uint64_t elements)
@@ -57,7 +42,7 @@ uint64_t attune__cuda_backward_added(const attune__shape *s)
 uint64_t attune__cuda_backward_sums(const attune__cuda_workspace *w, int64_t batch, int64_t heads, uint32_t head_dim,
                                     uint32_t head_dim_v)
 {
-    return (uint64_t)(batch * heads) * w->row_stride * attune__cuda_backward_dq_columns(head_dim, head_dim_v, 64) *
+    return (uint64_t)(batch * heads) * w->row_stride * attune_cuda_backward_sm90_dq_columns(head_dim, head_dim_v, 64) *
            sizeof(float);
 }
 

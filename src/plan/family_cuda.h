@@ -3,6 +3,7 @@
 #ifndef ATTUNE_PLAN_FAMILY_CUDA_H
 #define ATTUNE_PLAN_FAMILY_CUDA_H
 
+#include "cuda/layout.h"
 #include "plan/family.h"
 
 typedef struct attune__cuda_tiles {
@@ -29,6 +30,19 @@ static inline attune__cuda_tiles attune__cuda_by_head_dim(const attune__shape *s
 static inline uint32_t attune__cuda_registers(const attune__shape *s)
 {
     return 48 + (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u);
+}
+
+/* What the layout of a kernel's shared memory depends on. The sides of the tile are the caller's. */
+static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_t m, uint32_t n, uint32_t warps,
+                                                 uint32_t stages)
+{
+    return (attune_cuda_tile){.element = attune__dtype_bytes(s),
+                              .head_dim = s->head_dim,
+                              .head_dim_v = s->head_dim_v,
+                              .block_m = m,
+                              .block_n = n,
+                              .warps = warps,
+                              .stages = stages};
 }
 
 /* The workspace and variant functions of all CUDA families. */
@@ -104,15 +118,4 @@ uint64_t attune__cuda_sm90_tail_bytes(uint32_t head_dim, uint32_t head_dim_v, ui
 /* The workspace of a backward plan, and its part for the sums of dQ and for `order`. */
 uint64_t attune__cuda_backward_bytes(const attune__shape *shape, const attune__cost *cost);
 uint64_t attune__cuda_backward_added(const attune__shape *shape);
-/* The padded columns of the sums of dQ, with tiles of block_m rows. */
-uint32_t attune__cuda_backward_dq_columns(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m);
-/* The shared memory of the kernels that convert dQ. */
-uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m);
-uint32_t attune__cuda_sm80_backward_dq_bytes(uint32_t head_dim, uint32_t block_m, uint32_t block_n, uint32_t threads);
-
-/* Whether the warp groups divide the columns, and two CTAs convert the dQ of each tile. */
-bool attune__cuda_sm90_backward_wide(uint32_t head_dim, uint32_t head_dim_v);
-/* Whether a cluster of two CTAs computes a tile of keys, each one half. */
-bool attune__cuda_sm90_backward_paired(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n);
-
 #endif

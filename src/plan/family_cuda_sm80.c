@@ -14,13 +14,10 @@
 
 #include <string.h>
 
+#include "cuda/layout_sm80.h"
+
 #define TILES        ATTUNE__CUDA_TILES
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
 
 /* --------------------------------------------------------------------------------------------------------- backward */
 
@@ -167,22 +164,12 @@ bool attune__cuda_backward_apart(const attune__shape *s)
     return columns > (attune__dtype_bytes(s) == 4 ? 128u : 320u);
 }
 
-/*
- * With e the bytes of an element, D and Dv padded to 16, S = num_stages:
- *   dK and dV  (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv])) e + S (lse + delta)[M1] 4 + descriptors
- *   dQ         (Q[M2][D] + dO[M2][Dv] + S (K[N2][D] + V[N2][Dv])) e + descriptors
- * where descriptors are 256 bytes of work item and 256 of tiles for S > 6, else 128. In float32 an outer tile of 16
- * rows is read from global memory.
- */
 void attune__cuda_sm80_backward_bytes(const attune__shape *s, const attune_plan_choice *c, uint32_t bytes[2])
 {
-    const uint32_t e = attune__dtype_bytes(s);
-    const uint32_t both = (attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16)) * e;
-    const uint32_t descriptors = c->num_stages > 6 ? 512 : 384;
-    const uint32_t keys = e == 4 && c->block_n1 == 16 ? 0 : c->block_n1;
-    const uint32_t rows = e == 4 && c->block_m2 == 16 ? 0 : c->block_m2;
-    bytes[0] = (keys + c->num_stages * c->block_m1) * both + c->num_stages * c->block_m1 * 8 + descriptors;
-    bytes[1] = (rows + c->num_stages * c->block_n2) * both + descriptors;
+    const attune_cuda_tile keys = attune__cuda_tile(s, c->block_m1, c->block_n1, c->num_warps, c->num_stages),
+                           rows = attune__cuda_tile(s, c->block_m2, c->block_n2, c->num_warps, c->num_stages);
+    bytes[0] = attune_cuda_backward_sm80(keys, true).size;
+    bytes[1] = attune_cuda_backward_sm80(rows, false).size;
 }
 
 static attune__cost backward_cost(const attune__search *search, const attune__tile *tile)
@@ -406,35 +393,20 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
     return base + v[ATTUNE__BLOCK_M] * (v[ATTUNE__BLOCK_N] + dv) / threads;
 }
 
-/*
- * With e the bytes of an element, D and Dv the padded head dimensions, S = num_stages:
- *   forward    max(Q[M][D] + S (K[N][D] + V[N][Dv]), O[M][Dv]) e              O replaces the operands
- *              with T words for each key of the expressions: 2 terms[T][N] 4 after K and V
- *   decode     max(the same without O, merge[warps over keys][M][Dv + 2] 4)   O, m and l in float32 replace the
- * operands and in float32 past 128 columns, 32 bytes of each thread
- */
 static attune__cost sm80_cost(const attune__search *search, const attune__tile *tile)
 {
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return backward_cost(search, tile);
-    const attune__shape *s = search->shape;
+    const bool decode = search->pass == ATTUNE__PASS_DECODE;
     const uint32_t *v = tile->value;
-    uint64_t e = attune__dtype_bytes(s), d = attune__round_up(s->head_dim, 16),
-             dv = attune__round_up(s->head_dim_v, 16);
-    uint64_t stages = v[ATTUNE__NUM_STAGES], warps = v[ATTUNE__NUM_WARPS];
-    attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS], .registers = sm80_registers(search, tile)};
-    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N];
-    uint64_t words = attune__analysis_key_terms(&s->expr, search->pass == ATTUNE__PASS_DECODE ? ATTUNE__SEVERAL_HEADS
-                                                                                              : ATTUNE__ONE_HEAD);
-    uint64_t loop = (m * d + stages * n * (d + dv)) * e + 2 * words * n * 4;
-    if (search->pass == ATTUNE__PASS_DECODE) {
-        uint64_t shares = warps / (m / 16);
-        if (e == 4 && (d > 128 || dv > 128))
-            loop += 32 * (uint64_t)c.invocations;
-        c.shared = larger(loop, shares * m * (dv + 2) * 4);
-    } else
-        c.shared = larger(loop, m * dv * e);
-    return c;
+    attune_cuda_tile t = attune__cuda_tile(search->shape, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], v[ATTUNE__NUM_WARPS],
+                                           v[ATTUNE__NUM_STAGES]);
+    t.key_terms = attune__analysis_key_terms(&search->shape->expr, decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD);
+    return (attune__cost){
+        .shared = decode ? attune_cuda_decode_sm80(t).size : attune_cuda_forward_sm80(t).size,
+        .invocations = 32 * v[ATTUNE__NUM_WARPS],
+        .registers = sm80_registers(search, tile),
+    };
 }
 
 const attune__family attune__cuda_sm80 = {

@@ -5,6 +5,8 @@
  */
 #include "plan/family_cuda.h"
 
+#include "cuda/layout_sm80.h"
+
 #define TILES ATTUNE__CUDA_TILES
 
 /* A warp has 32 keys. Warps with the same keys divide the rows of S and dP, and the columns of dK and dV. By the larger
@@ -77,9 +79,6 @@ static const char *atomic_refuse(const attune__search *search, const attune__til
     return attune__cuda_refuse_blocks(s, v, option);
 }
 
-/* With D and Dv padded to 16 for each of the warps with the same keys:
- *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv]) + P[N1][M1] + dS[N1][M1]) e + S (lse + delta)[M1] 4 + descriptors
- */
 static attune__cost atomic_cost(const attune__search *search, const attune__tile *tile)
 {
     const attune__shape *s = search->shape;
@@ -87,18 +86,12 @@ static attune__cost atomic_cost(const attune__search *search, const attune__tile
     const uint32_t m = v[ATTUNE__BLOCK_M1], n = v[ATTUNE__BLOCK_N1];
     const uint32_t both = attune__round_up(s->head_dim, 16 * split) + attune__round_up(s->head_dim_v, 16 * split);
     return (attune__cost){
-        .shared = ((n + stages * m) * both + 2 * n * m) * 2 + stages * m * 8 + (stages > 6 ? 512 : 384),
+        .shared = attune_cuda_backward_atomic_sm80(attune__cuda_tile(s, m, n, v[ATTUNE__NUM_WARPS], stages)).size,
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = attune__cuda_registers(s) + (2 * m + both) / split,
         .launched_registers = 255,
         .workspace = attune__cuda_backward_added(s),
     };
-}
-
-/* A tile of 16-bit elements. Rows are padded by 16 bytes against bank conflicts. */
-uint32_t attune__cuda_sm80_backward_dq_bytes(uint32_t head_dim, uint32_t block_m, uint32_t block_n, uint32_t threads)
-{
-    return block_m * (attune__round_up(head_dim, 16 * threads / block_n) * 2 + 16);
 }
 
 static const char *atomic_refuses(const attune__search *search)

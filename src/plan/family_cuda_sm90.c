@@ -8,6 +8,8 @@
  */
 #include "plan/family_cuda.h"
 
+#include "cuda/layout_sm90.h"
+
 #define TILES        ATTUNE__CUDA_TILES
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -26,7 +28,7 @@ static const attune__tile backward_256[] = {
 
 static bool backward_wide(const attune__shape *s)
 {
-    return attune__cuda_sm90_backward_wide(s->head_dim, s->head_dim_v);
+    return attune_cuda_backward_sm90_wide(s->head_dim, s->head_dim_v);
 }
 
 static const char *backward_refuses(const attune__search *search)
@@ -37,13 +39,8 @@ static const char *backward_refuses(const attune__search *search)
     return NULL;
 }
 
-/* Wide heads stage dQ for its bulk addition in its own buffer (backward_apart), or in that of the tiles of q and d_o
- * that have been read (backward_in_place). Else threads add with atomics from registers, in no order. */
-static bool backward_apart(const attune__shape *s)
-{
-    return s->head_dim <= 192 && s->head_dim_v <= 192;
-}
-
+/* Wide heads stage dQ for its bulk addition in its own buffer, or in that of the tiles of q and d_o that have been read
+ * (backward_in_place). Else threads add with atomics from registers, in no order. */
 static bool backward_in_place(const attune__shape *s)
 {
     const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
@@ -53,7 +50,7 @@ static bool backward_in_place(const attune__shape *s)
 static bool backward_orders(const attune__search *search)
 {
     const attune__shape *s = search->shape;
-    return !backward_wide(s) || backward_apart(s) || backward_in_place(s);
+    return !backward_wide(s) || attune_cuda_backward_sm90_dq_staged(s->head_dim, s->head_dim_v) || backward_in_place(s);
 }
 
 static const attune__tile *backward_tiles(const attune__search *search, uint32_t *count)
@@ -103,7 +100,7 @@ attune__cuda_tail attune__cuda_sm90_tail(int64_t tiles, int64_t ctas, int64_t q_
 
 uint64_t attune__cuda_sm90_tail_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n)
 {
-    const uint32_t pad = attune__cuda_sm90_backward_wide(head_dim, head_dim_v) ? 128 : 16;
+    const uint32_t pad = attune_cuda_backward_sm90_wide(head_dim, head_dim_v) ? 128 : 16;
     return (uint64_t)block_n * (attune__round_up(head_dim, pad) + attune__round_up(head_dim_v, pad)) * sizeof(float) +
            ATTUNE__CUDA_TAIL_COUNTS * sizeof(uint32_t);
 }
@@ -115,7 +112,7 @@ static uint64_t most_tail_bytes(const attune__search *search, const attune__cost
     if (s->block_mask || search->options.deterministic == ATTUNE_ON)
         return 0;
     const uint32_t occupancy = attune__occupancy(search->limits, cost);
-    const bool pair = attune__cuda_sm90_backward_paired(s->head_dim, s->head_dim_v, n);
+    const bool pair = attune_cuda_backward_sm90_paired(s->head_dim, s->head_dim_v, n);
     const int64_t ctas = (int64_t)search->limits->compute_units * (occupancy ? occupancy : 1) / (pair ? 2 : 1);
     const int64_t tiles = s->kv_batch * s->kv_heads * ((s->kv_len + n - 1) / n);
     /* A tail of more than half a wave is not split: there are not two CTAs for each tile. */
@@ -123,39 +120,20 @@ static uint64_t most_tail_bytes(const attune__search *search, const attune__cost
            attune__cuda_sm90_tail_bytes(s->head_dim, s->head_dim_v, n);
 }
 
-/*
- * With D and Dv padded to 64 and C columns of dQ:
- *   (K[N1][D] + V[N1][Dv] + S (Q[M1][D] + dO[M1][Dv] + dS[M1][128])) e + dQ[M1][C] 4 + S (lse + delta)[M1] 4 + 256
- * Wide heads have P and dS[M1][64] instead of dS, and C is D padded to 64, or 0 past 192. Capture gradients need 1536
- * more. In a cluster of two each CTA has 64 keys and one stage of P and dS; half of the peer's K replaces the second
- * stage, and barriers take 256 bytes more.
- */
 static attune__cost backward_cost(const attune__search *search, const attune__tile *tile)
 {
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value, m = v[ATTUNE__BLOCK_M1], n = v[ATTUNE__BLOCK_N1], stages = v[ATTUNE__NUM_STAGES];
     const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
-    const uint32_t e = attune__dtype_bytes(s);
-    const bool pair = attune__cuda_sm90_backward_paired(s->head_dim, s->head_dim_v, n);
-    const uint32_t keys = pair ? n / 2 : n,
-                   columns = !backward_wide(s)   ? attune__cuda_backward_dq_columns(s->head_dim, s->head_dim_v, m)
-                             : backward_apart(s) ? d
-                                                 : 0;
+    const attune_cuda_tile t = attune__cuda_tile(s, m, n, v[ATTUNE__NUM_WARPS], stages);
     attune__cost cost = {
-        .shared = (keys * (d + dv) + stages * m * (d + dv + 128)) * e + m * columns * 4 + stages * m * 8 +
-                  (pair ? 512 : 256) + (s->capture_gradient_elements ? 1536 : 0),
+        .shared = attune_cuda_backward_sm90(t, s->capture_gradient_elements > 0).size,
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = 32 + (backward_wide(s) ? (d + dv) / 4 + 64 : (d + dv) / 2 + m),
         .launched_registers = 168,
     };
     cost.workspace = attune__cuda_backward_added(s) + most_tail_bytes(search, &cost, n);
     return cost;
-}
-
-uint32_t attune__cuda_sm90_backward_dq_bytes(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_m)
-{
-    const uint32_t columns = attune__cuda_backward_dq_columns(head_dim, head_dim_v, block_m);
-    return block_m * ((attune__cuda_sm90_backward_wide(head_dim, head_dim_v) ? columns / 2 : columns) + 4) * 4;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- forward */
@@ -258,33 +236,21 @@ static const char *sm90_refuse(const attune__search *search, const attune__tile 
     return NULL;
 }
 
-/*
- * Shared memory of the forward kernel, with D and Dv padded to 64, in bytes (cuda/producer_sm90.cuh):
- *
- *     B Q[M][D] e + S (K[N][D] + V[N][Dv]) e + control
- *
- * control: 8 (34 + 7 S) rounded up to 128, for the pipelines' barriers, the tile descriptors and the scheduler's queue.
- * Expressions with T terms of a key add S (16 + terms[T][N] 4), rounded up likewise. B = 2 where D and Dv are at most
- * 128, else 1: the next query tile's Q loads while this one is computed.
- */
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
 {
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return backward_cost(search, tile);
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
-    uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64),
-             stages = v[ATTUNE__NUM_STAGES];
-    uint64_t e = attune__dtype_bytes(s), control = attune__round_up64(8 * (34 + 7 * stages), 128);
+    const uint32_t dv = attune__round_up(s->head_dim_v, 64);
+    attune_cuda_tile t =
+        attune__cuda_tile(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], v[ATTUNE__NUM_WARPS], v[ATTUNE__NUM_STAGES]);
+    t.key_terms = attune__analysis_key_terms(&s->expr, ATTUNE__ONE_HEAD);
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = attune__cuda_registers(s) - 8;
     c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
     c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
-    uint64_t m = v[ATTUNE__BLOCK_M], n = v[ATTUNE__BLOCK_N], buffers = d <= 128 && dv <= 128 ? 2 : 1;
-    c.shared = buffers * m * d * e + stages * n * (d + dv) * e + control;
-    const uint64_t terms = attune__analysis_key_terms(&s->expr, ATTUNE__ONE_HEAD);
-    if (terms)
-        c.shared += attune__round_up64(stages * (16 + n * terms * 4), 128);
+    c.shared = attune_cuda_forward_sm90(t).size;
     /* 64 rows of S, of P in 16 bits and of O, in the registers of a warp group's 128 threads. */
     c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
     return c;

@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include "cuda/layout_sm90.h"
+
 /* Integers less than this, and sums of two, are exact in float32. */
 #define EXACT_FLOATS (INT64_C(1) << 23)
 
@@ -17,7 +19,7 @@ static bool registers_full(const attune__shape *s, const attune_plan_choice *cho
 {
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
     return choice->use_tma && s->capture_gradient_elements && s->expr.capture_reads > 2 &&
-           !attune__cuda_sm90_backward_wide(d, dv) && attune__round_up(d, 16) + attune__round_up(dv, 16) > 192;
+           !attune_cuda_backward_sm90_wide(d, dv) && attune__round_up(d, 16) + attune__round_up(dv, 16) > 192;
 }
 
 static void choose_mask(const attune__shape *s, const attune_plan_choice *choice, bool hopper_backward,

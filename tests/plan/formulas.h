@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The byte formulas of docs/planning.md, written a second time. */
+/* The byte formulas of docs/planning.md and of cuda/layout_*.h, written a second time. */
 #ifndef TESTS_PLAN_FORMULAS_H
 #define TESTS_PLAN_FORMULAS_H
 

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the layouts of shared memory (layout_sm80.h, layout_sm90.h) share. The planner, which is in C, counts a kernel's
+ * bytes with the same functions from which the kernel, in CUDA, has its offsets. All are in bytes.
+ */
+#ifndef ATTUNE_CUDA_LAYOUT_H
+#define ATTUNE_CUDA_LAYOUT_H
+
+#ifdef __CUDACC_RTC__
+#define ATTUNE_CUDA_LAYOUT __device__ constexpr
+#else
+#define ATTUNE_CUDA_LAYOUT static inline
+#endif
+
+/* What a layout depends on. */
+typedef struct attune_cuda_tile {
+    unsigned element; /* bytes of an element of k and v, in whose type the products are */
+    unsigned head_dim, head_dim_v;
+    unsigned block_m, block_n, warps, stages;
+    unsigned key_terms; /* words that each key of a tile has of the expressions (terms.cuh) */
+} attune_cuda_tile;
+
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_round_up(unsigned value, unsigned multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_larger(unsigned a, unsigned b)
+{
+    return a > b ? a : b;
+}
+
+#endif

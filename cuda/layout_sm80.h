@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT */
+/* Shared memory of the mma.sync kernels. Rows are swizzled, so that only head dimensions are padded. */
+#ifndef ATTUNE_CUDA_LAYOUT_SM80_H
+#define ATTUNE_CUDA_LAYOUT_SM80_H
+
+#include "layout.h"
+
+/* Of 8 x 8 matrices of 16-bit elements, ldmatrix loads two columns of matrices at once. */
+#define ATTUNE_CUDA_PADDING 16
+
+/* ----------------------------------------------------------------------------------------------- forward and decode */
+
+/*
+ * Q[M][D], K[S][N][D], V[S][N][Dv], terms[2][T][N] words, with M x N the tile, S the stages, T the terms of a key.
+ * Decode in float32 with wide heads saves the state of each thread's rows, and its next tiles, while O accumulates.
+ * The epilogue reuses the memory: forward for O[M][Dv], decode for the results of the warps that share rows, in
+ * float32, O[G][M][Dv] and then m and l [G][M][2].
+ */
+typedef struct attune_cuda_forward_sm80_layout {
+    unsigned q, k, v, terms, state;
+    unsigned k_stage, v_stage, terms_buffer; /* of one stage, of one buffer */
+    unsigned ml;                             /* epilogue of decode */
+    unsigned size;
+} attune_cuda_forward_sm80_layout;
+
+ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_operands_sm80(attune_cuda_tile t)
+{
+    const unsigned d = attune_cuda_round_up(t.head_dim, ATTUNE_CUDA_PADDING),
+                   dv = attune_cuda_round_up(t.head_dim_v, ATTUNE_CUDA_PADDING);
+    attune_cuda_forward_sm80_layout l = {0};
+    l.k_stage = t.block_n * d * t.element;
+    l.v_stage = t.block_n * dv * t.element;
+    l.terms_buffer = t.key_terms * t.block_n * 4;
+    l.k = l.q + t.block_m * d * t.element;
+    l.v = l.k + t.stages * l.k_stage;
+    l.terms = l.v + t.stages * l.v_stage;
+    l.state = l.terms + 2 * l.terms_buffer;
+    return l;
+}
+
+ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_forward_sm80(attune_cuda_tile t)
+{
+    attune_cuda_forward_sm80_layout l = attune_cuda_operands_sm80(t);
+    const unsigned o = t.block_m * attune_cuda_round_up(t.head_dim_v, ATTUNE_CUDA_PADDING) * t.element;
+    l.size = attune_cuda_larger(l.state, o);
+    return l;
+}
+
+/* Whether decode's accumulators leave no registers for what a thread keeps across tiles. */
+ATTUNE_CUDA_LAYOUT int attune_cuda_decode_sm80_saves_state(attune_cuda_tile t)
+{
+    return t.element == 4 && (attune_cuda_round_up(t.head_dim, ATTUNE_CUDA_PADDING) > 128 ||
+                              attune_cuda_round_up(t.head_dim_v, ATTUNE_CUDA_PADDING) > 128);
+}
+
+ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_decode_sm80(attune_cuda_tile t)
+{
+    attune_cuda_forward_sm80_layout l = attune_cuda_operands_sm80(t);
+    const unsigned groups = t.warps / (t.block_m / 16); /* warps that share rows */
+    const unsigned state = attune_cuda_decode_sm80_saves_state(t) ? 32 * 32 * t.warps : 0;
+    l.ml = groups * t.block_m * attune_cuda_round_up(t.head_dim_v, ATTUNE_CUDA_PADDING) * 4;
+    l.size = attune_cuda_larger(l.state + state, l.ml + groups * t.block_m * 2 * 4);
+    return l;
+}
+
+/* --------------------------------------------------------------------------------------------------------- backward */
+
+/*
+ * The outer tile, of BLOCK_N keys (K, V) or of BLOCK_M queries (Q, dO); S inner tiles of the other kind; in
+ * backward_atomic_sm80 P and dS [N][M]; with an outer tile of keys LSE and delta of the queries of each inner tile; the
+ * CTA's work item, with its block iterator; the descriptors of the following inner tiles.
+ */
+typedef struct attune_cuda_backward_sm80_layout {
+    unsigned outer, outer_second;          /* the second operand of the outer tile: V or dO */
+    unsigned inner, inner_second;          /* inner_second: in an inner tile, the second operand begins here */
+    unsigned p, ds, row_data, work, descs; /* row_data: LSE and delta */
+    unsigned inner_stage, row_data_stage;  /* of one stage */
+    unsigned size;
+} attune_cuda_backward_sm80_layout;
+
+#define ATTUNE_CUDA_WORK_ITEM_BYTES 256
+
+/* The ring of tile descriptors, of 16 bytes: a power of two, at least 3 more than the tiles that are prefetched. */
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_backward_sm80_descs(unsigned stages)
+{
+    return stages > 6 ? 16 : stages > 2 ? 8 : 4;
+}
+
+/* The smallest tile of float32 reads its outer operands from global memory, so that wide heads fit a small shared
+ * memory. */
+ATTUNE_CUDA_LAYOUT int attune_cuda_backward_sm80_outer_direct(unsigned element, unsigned outer_rows)
+{
+    return element == 4 && outer_rows == 16;
+}
+
+ATTUNE_CUDA_LAYOUT attune_cuda_backward_sm80_layout attune_cuda_backward_regions_sm80(attune_cuda_tile t, int keys,
+                                                                                      unsigned padding, unsigned p)
+{
+    const unsigned d = attune_cuda_round_up(t.head_dim, padding) * t.element,
+                   dv = attune_cuda_round_up(t.head_dim_v, padding) * t.element;
+    const unsigned outer = keys ? t.block_n : t.block_m, inner = keys ? t.block_m : t.block_n;
+    attune_cuda_backward_sm80_layout l = {0};
+    l.outer_second = outer * d;
+    l.inner_second = inner * d;
+    l.inner_stage = inner * (d + dv);
+    l.row_data_stage = keys ? inner * 8 : 0;
+    l.inner = attune_cuda_backward_sm80_outer_direct(t.element, outer) ? 0 : outer * (d + dv);
+    l.p = l.inner + t.stages * l.inner_stage;
+    l.ds = l.p + p;
+    l.row_data = l.ds + p;
+    l.work = l.row_data + t.stages * l.row_data_stage;
+    l.descs = l.work + ATTUNE_CUDA_WORK_ITEM_BYTES;
+    l.size = l.descs + attune_cuda_round_up(attune_cuda_backward_sm80_descs(t.stages) * 16, 128);
+    return l;
+}
+
+/* backward_sm80. keys: the kernel of dK and dV, whose outer tile has keys; else that of dQ. */
+ATTUNE_CUDA_LAYOUT attune_cuda_backward_sm80_layout attune_cuda_backward_sm80(attune_cuda_tile t, int keys)
+{
+    return attune_cuda_backward_regions_sm80(t, keys, ATTUNE_CUDA_PADDING, 0);
+}
+
+/* backward_atomic_sm80: a warp has 32 keys, and those with the same keys share the columns of each product. */
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_backward_atomic_sm80_padding(unsigned block_n, unsigned warps)
+{
+    return ATTUNE_CUDA_PADDING * (32 * warps / block_n);
+}
+
+ATTUNE_CUDA_LAYOUT attune_cuda_backward_sm80_layout attune_cuda_backward_atomic_sm80(attune_cuda_tile t)
+{
+    return attune_cuda_backward_regions_sm80(t, 1, attune_cuda_backward_atomic_sm80_padding(t.block_n, t.warps),
+                                             t.block_n * t.block_m * t.element);
+}
+
+/* attune_backward_dq_sm80: a tile [M][pitch] of 16-bit elements. Rows are padded by 16 bytes against bank conflicts. */
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_backward_dq_sm80_pitch(attune_cuda_tile t)
+{
+    return attune_cuda_round_up(t.head_dim, attune_cuda_backward_atomic_sm80_padding(t.block_n, t.warps)) * 2 + 16;
+}
+
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_backward_dq_sm80(attune_cuda_tile t)
+{
+    return t.block_m * attune_cuda_backward_dq_sm80_pitch(t);
+}
+
+#endif
