@@ -18,6 +18,8 @@
 #if defined(__linux__)
 #include <linux/magic.h>
 #include <sys/vfs.h>
+#elif defined(__APPLE__)
+#include <sys/random.h>
 #endif
 
 #if !defined(O_PATH)

@@ -19,6 +19,11 @@
 #include "base/file.h"
 #include "cache/folder.h"
 
+#if defined(__APPLE__)
+#define st_mtim             st_mtimespec
+#define secure_getenv(name) (issetugid() ? NULL : getenv(name))
+#endif
+
 #define NAME_SIZE 128 /* of a file: kind, 32 digits, suffix */
 #define KIND_SIZE 48  /* of the kind in a name; the entry has it whole */
 #define SUFFIX    ".attune"
