@@ -101,7 +101,8 @@ extern "C" __global__ void __launch_bounds__(256)
     attune_backward_dq_sm90(const __grid_constant__ attune_cuda_arguments a,
                             const __grid_constant__ attune_cuda_backward g)
 {
-    constexpr int HALVES = sm90::WIDE ? 2 : 1, COLUMNS = sm90::DQ_COLUMNS / HALVES, PITCH = COLUMNS + 4;
+    constexpr int HALVES = sm90::WIDE ? 2 : 1, COLUMNS = sm90::DQ_COLUMNS / HALVES,
+                  PITCH = attune_cuda_backward_dq_sm90_pitch(HEAD_DIM, HEAD_DIM_V, BLOCK_M) / 4;
     extern __shared__ __align__(16) float tile[]; /* [BLOCK_M][PITCH] */
     int tiles = query_tiles_per_head(a), index = (int)blockIdx.x / HALVES, half = (int)blockIdx.x % HALVES;
     int plane = index / tiles, q0 = (index - plane * tiles) * BLOCK_M, b = plane / a.heads, h = plane - b * a.heads;

@@ -50,10 +50,6 @@ __device__ constexpr bool planned(u32 size)
 {
     return !config::SHARED_MEMORY || size == config::SHARED_MEMORY;
 }
-__device__ constexpr bool planned(u64 size, int)
-{
-    return planned((u32)size);
-}
 
 __device__ __forceinline__ float exp2_fast(float x)
 {

@@ -7,6 +7,7 @@
 #define ATTUNE_CUDA_CONFIG_BACKWARD_SM90_CUH
 
 #include "common.cuh"
+#include "layout_sm90.h"
 
 /* Which consumers compute a tile (narrow_, wide_ and pair_backward_sm90.cuh). */
 enum backward_algorithm { BACKWARD_NARROW, BACKWARD_WIDE, BACKWARD_PAIR };
@@ -51,10 +52,7 @@ struct backward_config {
     /* Narrow heads: the warp groups split dQ by its rows if there are 128, else by its columns. With 128 columns dQ is
      * computed transposed, because its columns are then the M of wgmma, 64 for each warp group. */
     static constexpr bool DQ_TRANSPOSED = HEAD_DIM > 64 && !WIDE, DQ_SPLIT_ROWS = BLOCK_M == 128;
-    static constexpr int DQ_COLUMNS = DQ_TRANSPOSED   ? 128
-                                      : DQ_SPLIT_ROWS ? WIDTH_D
-                                      : WIDE          ? round_up(HEAD_DIM, 128)
-                                                      : round_up(HEAD_DIM, 32);
+    static constexpr int DQ_COLUMNS = attune_cuda_backward_sm90_dq_columns(HEAD_DIM, HEAD_DIM_V, BLOCK_M);
     /* N of a warp group's wgmma for dQ; M is 64. */
     static constexpr int DQ_WIDTH = DQ_TRANSPOSED ? BLOCK_M : DQ_SPLIT_ROWS ? DQ_COLUMNS : DQ_COLUMNS / 2;
     static constexpr u32 DQ_BYTES = 64 * DQ_WIDTH * 4; /* of a warp group, in global memory; then in shared memory */
@@ -98,21 +96,20 @@ struct backward_config {
     /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
     static constexpr int PRODUCER_REGISTERS = ORDERED ? 40 : 24, CONSUMER_REGISTERS = ORDERED ? 232 : 240;
 
-    /* Shared memory: K, V; STAGES of Q, of dO; two stages of dS, for wide heads of P and dS; a buffer for staged dQ;
-     * STAGES of LSE, of delta; control; capture gradients summed over the rows of one head. */
+    /* Shared memory (layout_sm90.h). */
+    static constexpr attune_cuda_backward_sm90_layout LAYOUT = attune_cuda_backward_sm90(TILE, HAVE_CAPTURE_GRADIENTS);
     static constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = CTA_N * 128;
-    static constexpr u32 Q_BYTES = SLABS_D * ROW_SLAB, DO_BYTES = SLABS_DV * ROW_SLAB, ROW_BYTES = BLOCK_M * 4;
-    static constexpr u32 K_BYTES = SLABS_D * KEY_SLAB, V_BYTES = SLABS_DV * KEY_SLAB, DS_BYTES = 2 * ROW_SLAB;
-    static constexpr u32 Q_OFFSET = K_BYTES + V_BYTES, DO_OFFSET = Q_OFFSET + STAGES * Q_BYTES;
-    static constexpr u32 DS_OFFSET = DO_OFFSET + STAGES * DO_BYTES, DQ_OFFSET = DS_OFFSET + 2 * DS_BYTES;
+    static constexpr u32 Q_BYTES = LAYOUT.q_stage, DO_BYTES = LAYOUT.do_stage, ROW_BYTES = BLOCK_M * 4;
+    static constexpr u32 K_BYTES = LAYOUT.v - LAYOUT.k, V_BYTES = LAYOUT.q - LAYOUT.v, DS_BYTES = LAYOUT.ds_stage;
+    static constexpr u32 Q_OFFSET = LAYOUT.q, DO_OFFSET = LAYOUT.d_o, DS_OFFSET = LAYOUT.ds, DQ_OFFSET = LAYOUT.dq;
     /* Pair: one buffer for dS; one for P, which receives the peer's dS once dV is done; and the peer's K, of the
      * columns of dQ that this CTA computes. */
-    static constexpr u32 P_OFFSET = DS_OFFSET + ROW_SLAB, PEER_K_OFFSET = P_OFFSET + ROW_SLAB;
-    static constexpr u32 LSE_OFFSET = DQ_OFFSET + (DQ_ADD == DQ_ADD_STAGED ? GROUP_DQ_BYTES<0> + GROUP_DQ_BYTES<1> : 0);
-    static constexpr u32 DELTA_OFFSET = LSE_OFFSET + STAGES * ROW_BYTES;
-    static constexpr u32 CONTROL_OFFSET = DELTA_OFFSET + STAGES * ROW_BYTES, CONTROL_BYTES = PAIRED ? 512 : 256;
-    static constexpr u32 HEAD_SUMS_OFFSET = CONTROL_OFFSET + CONTROL_BYTES, HEAD_SUMS_BYTES = 1536;
-    static constexpr u32 BYTES = HEAD_SUMS_OFFSET + (HAVE_CAPTURE_GRADIENTS ? HEAD_SUMS_BYTES : 0);
+    static constexpr u32 P_OFFSET = LAYOUT.p, PEER_K_OFFSET = LAYOUT.peer_k;
+    static constexpr u32 LSE_OFFSET = LAYOUT.lse, DELTA_OFFSET = LAYOUT.delta;
+    static_assert(LSE_OFFSET - DQ_OFFSET == (DQ_ADD == DQ_ADD_STAGED ? GROUP_DQ_BYTES<0> + GROUP_DQ_BYTES<1> : 0),
+                  "dQ has space where it is staged");
+    static constexpr u32 CONTROL_OFFSET = LAYOUT.control, CONTROL_BYTES = LAYOUT.control_bytes;
+    static constexpr u32 HEAD_SUMS_OFFSET = LAYOUT.head_sums, HEAD_SUMS_BYTES = ATTUNE_CUDA_HEAD_SUMS_BYTES;
 
     static_assert(THREADS == 128 * (GROUPS + 1) && STAGES == 2 && (BLOCK_N == 64 * GROUPS || (WIDE && BLOCK_N == 64)),
                   "each warp group computes 64 keys, or both the same 64");
@@ -128,8 +125,10 @@ struct backward_config {
     static_assert(!ORDERED || DQ_ADD != DQ_ADD_ATOMIC, "atomic additions have no fixed order");
 };
 typedef backward_config sm90;
-static_assert(planned(sm90::BYTES, 0) ||
-              (!sm90::HAVE_CAPTURE_GRADIENTS && planned(sm90::BYTES + sm90::HEAD_SUMS_BYTES, 0)));
+static_assert(
+    planned(sm90::LAYOUT.size) ||
+        (!sm90::HAVE_CAPTURE_GRADIENTS && planned(attune_cuda_backward_sm90(TILE, true).size)),
+    "the planner has the capture gradients of every score that requests them, though it may have no captures");
 
 /* threadIdx.x. Where it is rematerialised, it is hidden from the compiler, which would keep it in a register. */
 __device__ __forceinline__ int thread_index()
