@@ -30,6 +30,8 @@
 
 typedef struct bench_options {
     const char *workloads, *file, *devices, *dtypes, *kernel, *json, *baseline, *doc_lengths, *direction;
+    const char *kv_dtype_text, *o_dtype_text;
+    attune_dtype kv_dtype, o_dtype; /* 0 = the workload's */
     report_format format;
     row_options row;
     double scale; /* 0 = automatic */
@@ -190,6 +192,11 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
          .argument = "TYPE,...",
          .help = "f32 f16 bf16 f64 (default: f32 on the CPU; elsewhere f16 if the device has it)",
          .value = &o->dtypes},
+        {.name = "--kv-dtype",
+         .argument = "TYPE",
+         .help = "k and v in another type than --dtype says: f32 f16 bf16",
+         .value = &o->kv_dtype_text},
+        {.name = "--o-dtype", .argument = "TYPE", .help = "O likewise", .value = &o->o_dtype_text},
         {.name = "--direction",
          .argument = "WHICH",
          .help = "forward, backward, or step: the mask made anew, forward and backward",
@@ -410,6 +417,10 @@ static void measure_peak(bench_device *d, uint32_t t)
 static bool choose_dtypes(bench_run *run)
 {
     char name[16];
+    bench_options *o = &run->options;
+    if ((o->kv_dtype_text && !cli_dtype("--kv-dtype", o->kv_dtype_text, &o->kv_dtype)) ||
+        (o->o_dtype_text && !cli_dtype("--o-dtype", o->o_dtype_text, &o->o_dtype)))
+        return false;
     for (uint32_t i = 0; i < run->device_count; ++i) {
         bench_device *d = &run->devices[i];
         if (!run->options.dtypes)
@@ -599,6 +610,8 @@ static void run_attention(bench_run *run)
                 workload w = workload_scaled(full, row.share);
                 /* A file that names a dtype is asked for it, unless the command line is. */
                 w.dtype = run->options.dtypes || !full->dtype ? d->dtypes[t] : full->dtype;
+                w.kv_dtype = run->options.kv_dtype ? run->options.kv_dtype : full->kv_dtype;
+                w.o_dtype = run->options.o_dtype ? run->options.o_dtype : full->o_dtype;
                 if (w.dtype != d->dtypes[t])
                     row.peak_flops = row.peak_bandwidth = 0;
                 row.share = workload_flop(&w) / workload_flop(full);

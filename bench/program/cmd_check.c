@@ -238,7 +238,8 @@ static bool retype(const check_options *o, attention *a, array *d_o, failure *wh
 {
     if (o->kv_dtype && (!in_place(o->kv_dtype, &a->k, why) || !in_place(o->kv_dtype, &a->v, why)))
         return false;
-    a->o_dtype = o->o_dtype;
+    if (o->o_dtype)
+        a->o_dtype = o->o_dtype;
     return !o->o_dtype || !d_o || !d_o->data || in_place(o->o_dtype, d_o, why);
 }
 

@@ -19,8 +19,8 @@
 #define MOST_DIMS    16
 
 typedef struct compile_options {
-    const char *arch, *profiles, *workloads, *file, *dtypes, *head_dims, *direction, *scale, *kernel_options, *threads,
-        *out;
+    const char *arch, *profiles, *workloads, *file, *dtypes, *kv_dtype, *o_dtype, *head_dims, *direction, *scale,
+        *kernel_options, *threads, *out;
     bool segments;
 } compile_options;
 
@@ -48,7 +48,7 @@ typedef struct compile_run {
     uint32_t file_count, workload_count;
     attention *bound; /* of each workload */
     bool directions[2];
-    attune_dtype dtypes[MOST_DTYPES];
+    attune_dtype dtypes[MOST_DTYPES], kv_dtype, o_dtype; /* kv_dtype, o_dtype: 0 = the workload's */
     uint32_t dtype_count;
     int64_t dims[MOST_DIMS][2];
     uint32_t dim_count;
@@ -187,6 +187,9 @@ static bool choose_types(compile_run *run)
         if (!cli_dtype("--dtype", word, &run->dtypes[run->dtype_count++]))
             return false;
     }
+    if ((*run->options.kv_dtype && !cli_dtype("--kv-dtype", run->options.kv_dtype, &run->kv_dtype)) ||
+        (*run->options.o_dtype && !cli_dtype("--o-dtype", run->options.o_dtype, &run->o_dtype)))
+        return false;
     for (const char *list = run->options.head_dims; cli_next_word(&list, word, sizeof word);) {
         if (run->dim_count == MOST_DIMS) {
             cli_complain("--head-dim has more than %d dimensions", MOST_DIMS);
@@ -210,6 +213,8 @@ static void compile(compile_run *run, job *j)
         .struct_size = sizeof problem,
         .direction = j->direction,
         .dtype = j->dtype,
+        .kv_dtype = run->kv_dtype ? run->kv_dtype : w->kv_dtype,
+        .o_dtype = run->o_dtype ? run->o_dtype : w->o_dtype,
         .head_dim = j->head_dim,
         .head_dim_v = j->head_dim_v,
         .batch = w->batch,
@@ -372,7 +377,19 @@ static bool writable(const char *path)
 
 int cmd_compile(int argc, char **argv)
 {
-    compile_run run = {.options = {"", "", "", "", "", "", "forward", "", "", "", "", false},
+    compile_run run = {.options = {.arch = "",
+                                   .profiles = "",
+                                   .workloads = "",
+                                   .file = "",
+                                   .dtypes = "",
+                                   .kv_dtype = "",
+                                   .o_dtype = "",
+                                   .head_dims = "",
+                                   .direction = "forward",
+                                   .scale = "",
+                                   .kernel_options = "",
+                                   .threads = "",
+                                   .out = ""},
                        .lock = PTHREAD_MUTEX_INITIALIZER};
     compile_options *o = &run.options;
     const cli_option options[] = {
@@ -382,6 +399,8 @@ int cmd_compile(int argc, char **argv)
         {"--workload", "NAME,...", "see attune bench --list; all = every one", &o->workloads, NULL, NULL},
         {"--file", "FILE.json", "workloads from a file", &o->file, NULL, NULL},
         {"--dtype", "TYPE,...", "f32, f16, bf16; the workload's if not given, else bf16", &o->dtypes, NULL, NULL},
+        {"--kv-dtype", "TYPE", "k and v in another type than --dtype says", &o->kv_dtype, NULL, NULL},
+        {"--o-dtype", "TYPE", "O likewise", &o->o_dtype, NULL, NULL},
         {"--head-dim", "D[:DV],...", "instead of the workload's", &o->head_dims, NULL, NULL},
         {"--direction", "WHICH", "forward, backward, or step: both, and forward with LSE", &o->direction, NULL, NULL},
         {"--segments", NULL, "keys that lie in several places stay there; and the kernel that merges", NULL,

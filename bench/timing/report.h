@@ -26,7 +26,7 @@ typedef struct report_row {
     char name[256];    /* workload/device/dtype/shape: what two runs are compared by */
     char workload[64]; /* also "peer: OpenBLAS sgemm", "mask_causal" */
     char kind[16];     /* "attention", "mask", "peer" */
-    char device[32], dtype[8], shape[96], plan[96], timer[64];
+    char device[32], dtype[16], shape[96], plan[96], timer[64];
     report_status status;
     char message[1024];
     double share; /* of the work of the full-size workload */

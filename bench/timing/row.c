@@ -173,6 +173,8 @@ static attune_problem describe_problem(const workload *w, const attention *a, bo
     return (attune_problem){.struct_size = sizeof(attune_problem),
                             .direction = ATTUNE_FORWARD,
                             .dtype = w->dtype,
+                            .kv_dtype = w->kv_dtype,
+                            .o_dtype = w->o_dtype,
                             .head_dim = w->head_dim,
                             .head_dim_v = w->head_dim_v,
                             .batch = w->batch,
@@ -255,15 +257,16 @@ static bool bind_score(attune_device *device, bench_setup *s, report_row *row)
 
 static bool make_arguments(attune_device *device, bench_setup *s, report_row *row)
 {
-    const array *q = &s->a.q, *v = &s->a.v;
+    const array *q = &s->a.q, *k = &s->a.k, *v = &s->a.v;
+    const attune_dtype o_dtype = attention_o_dtype(&s->a);
     int64_t o[4] = {q->size[0], q->size[1], q->size[2], v->size[3]};
     s->args.struct_size = sizeof s->args;
     s->args.seconds = &s->seconds;
     s->queue = attune_device_queue(device);
     if (!make_tensor(s, device, q->dtype, 4, q->size, q->data, &s->args.q, row) ||
-        !make_tensor(s, device, q->dtype, 4, s->a.k.size, s->a.k.data, &s->args.k, row) ||
-        !make_tensor(s, device, q->dtype, 4, v->size, v->data, &s->args.v, row) ||
-        !make_tensor(s, device, q->dtype, 4, o, NULL, &s->args.o, row) || !bind_score(device, s, row))
+        !make_tensor(s, device, k->dtype, 4, k->size, k->data, &s->args.k, row) ||
+        !make_tensor(s, device, v->dtype, 4, v->size, v->data, &s->args.v, row) ||
+        !make_tensor(s, device, o_dtype, 4, o, NULL, &s->args.o, row) || !bind_score(device, s, row))
         return false;
     if (row->workspace) {
         if (!make_buffer(s, device, row->workspace, NULL, row))
@@ -272,9 +275,9 @@ static bool make_arguments(attune_device *device, bench_setup *s, report_row *ro
     }
     s->args.segments = s->cut.count ? s->views : NULL;
     s->args.segment_count = s->cut.count;
-    row->bytes =
-        (double)attune_dtype_size(q->dtype) * ((double)array_count(q) + (double)array_count(&s->a.k) +
-                                               (double)array_count(v) + (double)(o[0] * o[1]) * (double)(o[2] * o[3]));
+    row->bytes = (double)attune_dtype_size(q->dtype) * (double)array_count(q) +
+                 (double)attune_dtype_size(k->dtype) * ((double)array_count(k) + (double)array_count(v)) +
+                 (double)attune_dtype_size(o_dtype) * (double)(o[0] * o[1]) * (double)(o[2] * o[3]);
     return true;
 }
 
@@ -559,6 +562,10 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
     (void)snprintf(row->kind, sizeof row->kind, "attention");
     (void)snprintf(row->device, sizeof row->device, "%s", info.id);
     (void)snprintf(row->dtype, sizeof row->dtype, "%s", attune_dtype_string(w->dtype));
+    if (w->kv_dtype || w->o_dtype)
+        (void)snprintf(row->dtype, sizeof row->dtype, "%s:%s:%s", attune_dtype_string(w->dtype),
+                       attune_dtype_string(w->kv_dtype ? w->kv_dtype : w->dtype),
+                       attune_dtype_string(w->o_dtype ? w->o_dtype : w->dtype));
     (void)snprintf(row->shape, sizeof row->shape, "b%lldh%lld:%lldq%lldk%lldd%u", (long long)w->batch,
                    (long long)w->heads, (long long)w->kv_heads, (long long)w->q_len, (long long)w->kv_len, w->head_dim);
     if (dim_v != w->head_dim) {

@@ -685,13 +685,14 @@ bool workload_instantiate(attune_instance *instance, const workload *w, uint64_t
 {
     if (!workload_bind(instance, w, seed, a, why))
         return false;
-    attune_dtype dtype = w->dtype ? w->dtype : ATTUNE_F32;
+    const attune_dtype dtype = w->dtype ? w->dtype : ATTUNE_F32, kv_dtype = w->kv_dtype ? w->kv_dtype : dtype;
+    a->o_dtype = w->o_dtype;
     int64_t batch = w->batch > 0 ? w->batch : 1, heads = w->heads > 0 ? w->heads : 1;
     int64_t kv_batch = w->kv_batch > 0 ? w->kv_batch : batch, kv_heads = w->kv_heads > 0 ? w->kv_heads : heads;
     int64_t dim = w->head_dim, dim_v = w->head_dim_v ? w->head_dim_v : w->head_dim;
     if (make_input(&a->q, "q", dtype, (int64_t[]){batch, heads, w->q_len, dim}, seed, why) &&
-        make_input(&a->k, "k", dtype, (int64_t[]){kv_batch, kv_heads, w->kv_len, dim}, seed, why) &&
-        make_input(&a->v, "v", dtype, (int64_t[]){kv_batch, kv_heads, w->kv_len, dim_v}, seed, why))
+        make_input(&a->k, "k", kv_dtype, (int64_t[]){kv_batch, kv_heads, w->kv_len, dim}, seed, why) &&
+        make_input(&a->v, "v", kv_dtype, (int64_t[]){kv_batch, kv_heads, w->kv_len, dim_v}, seed, why))
         return true;
     workload_release(a);
     return false;

@@ -41,7 +41,8 @@ typedef struct workload {
     char description[256]; /* rule, and the model whose shape it has, with its source */
     char mask[512];        /* expressions; empty = none */
     char score[512];
-    attune_dtype dtype; /* 0 = the caller's choice; workload_instantiate takes f32 */
+    attune_dtype dtype;             /* 0 = the caller's choice; workload_instantiate takes f32 */
+    attune_dtype kv_dtype, o_dtype; /* of k and v, and of o, where they differ from q's; 0 = as dtype */
     int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
     int64_t
         side; /* tokens are a side x side grid: both lengths are side * side, and `side` is a parameter; 0 = no grid */

@@ -313,6 +313,12 @@ static bool read_field(const place *at, const char *key, const json_t *value, bo
             return false;
         return w->dtype <= ATTUNE_F64 || wrong(at, key, "must be one of f32 f16 bf16 f64");
     }
+    if (!strcmp(key, "kv_dtype") || !strcmp(key, "o_dtype")) {
+        attune_dtype *const of = *key == 'k' ? &w->kv_dtype : &w->o_dtype;
+        if (!read_dtype(at, key, value, of))
+            return false;
+        return *of <= ATTUNE_BF16 || wrong(at, key, "must be one of f32 f16 bf16");
+    }
     if (!strcmp(key, "head_dim") || !strcmp(key, "head_dim_v")) {
         int64_t n = 0;
         if (!read_integer(at, key, value, 1, 4096, &n))

@@ -422,6 +422,10 @@ Test(program, benches)
         "bench --workload dflash,eagle3_ttt --segments --direction step --scale 0.00001 --repetitions 1 --min-time 0 "
         "--no-peers --format csv",
         0, "/segments/step");
+    expect("bench --workload causal,decode --scale 0.0001 --dtype f32 --kv-dtype f16 --repetitions 1 --min-time 0 "
+           "--no-peers --no-peaks --format csv",
+           0, "/f32:f16:f32/");
+    expect("bench --workload causal --kv-dtype half", 2, "--kv-dtype is \"half\", expected f32, f16, bf16 or f64");
     expect("bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --no-peers --kernel-options "
            "'{\"num_warps\": 4}'",
            1, "num_warps");
@@ -435,6 +439,7 @@ Test(program, failures_are_said)
         const char *workload, *words;
         int status;
     } wrong[] = {
+        {"\"q_len\": 16, \"head_dim\": 16, \"kv_dtype\": \"f64\"", "kv_dtype: must be one of f32 f16 bf16", 2},
         {"\"q_len\": 16, \"head_dim\": 12", "head_dim is 12", 3},
         {"\"q_len\": 16, \"head_dim\": 16, \"mask\": \"doc[q] == doc[kv]\"", "unknown name 'doc'", 1},
         {"\"q_len\": 2147483647, \"head_dim\": 16", "2^28 rows", 2},
@@ -505,4 +510,6 @@ Test(program, compiles_a_step)
         snprintf(arguments, sizeof arguments, compile, passes[i].direction);
         expect(arguments, 0, passes[i].kernels);
     }
+    expect("compile --device-profile a6000 --workload decode --dtype f32 --kv-dtype f16 --head-dim 64 -o mixed.pack", 0,
+           " 1 kernels");
 }

@@ -34,7 +34,8 @@ static const kind kinds[] = {
     {"long_mod", "pad[h, kv] || bias[kv] > bias[q]", "((score * 2 + bias[kv]) * sin(score) + bias[q]) * exp(score)", 1,
      64, 8, 16384, 16384, 128, true},
     {"decode_group", NULL, "score + bias[kv]", 3, 64, 2, 1, 8192, 0, true},
-    {"decode_rows", NULL, NULL, 1, 16, 8, 16, 8192, 0, true},
+    {"decode_rows", NULL, NULL, 1, 32, 8, 16, 8192, 0, true},
+    {"one_head", NULL, NULL, 1, 1, 1, 300, 300, 0, true},
     {"short", "q >= kv", NULL, 3, 3, 3, 130, 70, 32, false},
 };
 
