@@ -8,9 +8,11 @@ either equivalent to the original, or a test is missing. src/vulkan and src/cuda
     tests/mutate.py --path src/mask --count 20       of one folder or file
     tests/mutate.py --path src/plan/cut.c --list     the mutants, by number, without running any
     tests/mutate.py --path src/plan/cut.c --only 3,7
+    tests/mutate.py --only 3,7 --sanitize            under the address and undefined behaviour sanitizers
 """
 import argparse
 import concurrent.futures
+import functools
 import itertools
 import json
 import os
@@ -40,12 +42,12 @@ TOKEN = re.compile(r'''(?P<skip>/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'
 
 # Test programs by what they tell soonest.
 RELATED = {
-    'api': ['api', 'mask', 'cpu', 'cuda_driver', 'goldens', 'cases', 'vulkan'],
-    'base': ['api', 'expr', 'cpu', 'cache', 'mask', 'plan'],
+    'api': ['api', 'mask', 'random', 'cpu', 'cuda_driver', 'goldens', 'cases', 'vulkan'],
+    'base': ['base', 'api', 'expr', 'cpu', 'cache', 'mask', 'plan'],
     'cache': ['cache', 'cuda_driver', 'vulkan'],
-    'cpu': ['cpu', 'goldens', 'api', 'cases', 'gradients'],
-    'expr': ['expr', 'cuda_mods', 'mask', 'plan', 'goldens', 'cases', 'mods'],
-    'mask': ['mask', 'api', 'goldens', 'cases'],
+    'cpu': ['cpu', 'random', 'goldens', 'api', 'cases', 'gradients'],
+    'expr': ['expr', 'random', 'cuda_mods', 'mask', 'plan', 'goldens', 'cases', 'mods'],
+    'mask': ['mask', 'random', 'api', 'goldens', 'cases'],
     'plan': ['plan', 'api', 'cuda_plans', 'goldens', 'cases', 'vulkan'],
 }
 PROGRAMS = sorted({name for names in RELATED.values() for name in names})
@@ -86,15 +88,22 @@ def described(mutant, texts):
     return f'{path}:{line}:{column}: {old} -> {new or "(nothing)"}    {texts[path].splitlines()[line - 1].strip()}'
 
 
-def limited():
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+PLAIN = ['-Dbuildtype=plain', '-Doptimization=2', '-Db_ndebug=true']
+# As `./dev test asan` has them. Such a program reserves terabytes of address space: what it touches is limited instead.
+SANITIZED = ['-Dbuildtype=debugoptimized', '-Db_sanitize=address,undefined', '-Db_lundef=false']
+SANITIZERS = {'ASAN_OPTIONS': f'intercept_tls_get_addr=0:hard_rss_limit_mb={MEMORY >> 20}', 'UBSAN_OPTIONS': 'halt_on_error=1'}
+
+
+def limited(sanitized):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if not sanitized:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
-def finished(command, environment, limit, cwd):
+def finished(command, environment, sanitized, limit, cwd):
     """0, another exit status, or 'time' when it ran past the limit. What it started ends with it."""
     process = subprocess.Popen(command, env=environment, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=limited)
+                               stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=functools.partial(limited, sanitized))
     try:
         return process.wait(limit)
     except subprocess.TimeoutExpired:
@@ -110,8 +119,8 @@ def finished(command, environment, limit, cwd):
 class Folder:
     """A copy of the tree with a build of its own, changed and mended one mutant at a time."""
 
-    def __init__(self, path):
-        self.tree, self.build = path / 'tree', path / 'build'
+    def __init__(self, path, sanitized):
+        self.tree, self.build, self.sanitized = path / 'tree', path / 'build', sanitized
         names = subprocess.run(['git', 'ls-files', '-co', '--exclude-standard'], cwd=ROOT, text=True, check=True,
                                capture_output=True).stdout.split('\n')
         for name in filter(None, names):
@@ -121,7 +130,7 @@ class Folder:
                 shutil.copy(source, copy)
         if not (self.build / 'build.ninja').exists():
             subprocess.run(['meson', 'setup', self.build, self.tree, '-Dtests=enabled', '-Dbench=enabled', '-Djson=enabled',
-                            '-Dbuildtype=plain', '-Doptimization=2', '-Db_ndebug=true'], check=True, stdout=sys.stderr)
+                            *(SANITIZED if sanitized else PLAIN)], check=True, stdout=sys.stderr)
         self.programs = self.found()
         self.limits = {}
 
@@ -130,10 +139,13 @@ class Folder:
         listed = json.loads(subprocess.run(['meson', 'introspect', '--tests', self.build], text=True, check=True,
                                            capture_output=True).stdout)
         listed = {test['name']: test for test in listed}
+        sanitizers = SANITIZERS if self.sanitized else {}
         programs = {}
         for name in PROGRAMS:
             if name == 'goldens':
                 commands, environment = [t['cmd'] for n, t in listed.items() if n.startswith('golden ') and n.endswith(' f32')], {}
+            elif name == 'random':
+                commands, environment = [listed['random on the cpu']['cmd']], {}
             elif test := listed.get(PART_OF.get(name, name)):
                 commands, environment = [test['cmd'] + ['--fail-fast', '--filter', FILTER.get(name, '*')]], test['env']
             else:
@@ -141,7 +153,7 @@ class Folder:
             targets = [os.path.relpath(commands[0][0], self.build)]
             targets += [os.path.relpath(v, self.build) for k, v in environment.items()
                         if k.startswith('ATTUNE_') and v.startswith(str(self.build))]
-            programs[name] = targets, commands, {**os.environ, **environment, 'ATTUNE_TEST_SCALE': SCALE.get(name, '0.05'),
+            programs[name] = targets, commands, {**os.environ, **environment, **sanitizers, 'ATTUNE_TEST_SCALE': SCALE.get(name, '0.05'),
                                                  'GALLIVM_PERF': 'nopt', 'MESA_SHADER_CACHE_DIR': str(self.build / 'mesa')}
         return programs
 
@@ -151,7 +163,7 @@ class Folder:
 
     def run(self, name, limit):
         for command in self.programs[name][1]:
-            status = finished(command, self.programs[name][2], limit, self.build)
+            status = finished(command, self.programs[name][2], self.sanitized, limit, self.build)
             if status:
                 return status
         return 0
@@ -195,8 +207,10 @@ def main():
     parser.add_argument('--only', help='numbers from --list, separated by commas, instead of a random choice')
     parser.add_argument('--programs', help='test programs, separated by commas, instead of those related to the file')
     parser.add_argument('--jobs', type=int, default=1, help='mutants at a time, each in a tree of its own')
-    parser.add_argument('--folder', type=pathlib.Path, default=ROOT / 'build-mutate', help='where to build (build-mutate)')
+    parser.add_argument('--sanitize', action='store_true', help='under the address and undefined behaviour sanitizers')
+    parser.add_argument('--folder', type=pathlib.Path, help='where to build (build-mutate, with --sanitize build-mutate-asan)')
     args = parser.parse_args()
+    args.folder = (args.folder or ROOT / ('build-mutate-asan' if args.sanitize else 'build-mutate')).resolve()
 
     files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / 'src').rglob('*.[ch]'))
     files = [f for f in files if not f.startswith(LEFT_OUT)]
@@ -216,7 +230,7 @@ def main():
     else:
         chosen = random.Random(args.seed).sample(range(len(mutants)), min(args.count, len(mutants)))
 
-    folders = [Folder(args.folder / str(i)) for i in range(args.jobs)]
+    folders = [Folder(args.folder / str(i), args.sanitize) for i in range(args.jobs)]
 
     def programs_of(i):
         return args.programs.split(',') if args.programs else RELATED[mutants[i][0].split('/')[1]]
