@@ -49,9 +49,8 @@ static attune_status check_attention(const attune_plan *plan, attune__forward *c
     ATTUNE__TRY(check_size("q", &call->q, 1, "the plan's heads", shape->heads));
     ATTUNE__TRY(check_at_most("q_len (q.size[2])", call->q_len, shape->q_len));
     ATTUNE__TRY(check_size("q", &call->q, 3, "the plan's head_dim", shape->head_dim));
-    if (call->k.size[0] != 1 || shape->kv_batch != 1)
-        ATTUNE__TRY(check_size("k", &call->k, 0, shape->kv_batch == 1 ? "the plan's kv_batch" : "the batch of q",
-                               shape->kv_batch == 1 ? 1 : call->batch));
+    ATTUNE__TRY(check_size("k", &call->k, 0, shape->kv_batch == 1 ? "the plan's kv_batch" : "the batch of q",
+                           shape->kv_batch == 1 ? 1 : call->batch));
     ATTUNE__TRY(check_size("k", &call->k, 1, "the plan's kv_heads", shape->kv_heads));
     ATTUNE__TRY(check_at_most("kv_len (k.size[2])", call->kv_len, shape->kv_len));
     ATTUNE__TRY(check_size("k", &call->k, 3, "the plan's head_dim", shape->head_dim));
