@@ -356,6 +356,39 @@ Test(file, writers_of_one_name)
     cr_assert_eq(files_here(), 1);
 }
 
+/* A process without standard input has files of number 0. */
+Test(file, number_zero_is_a_file)
+{
+    cr_assert_eq(write_whole("there", "old"), 0);
+    attune__file f;
+    for (int later = 0; later < 2; later++)
+        for (int drop = 0; drop < 2; drop++) {
+            if (!later)
+                close(0);
+            cr_assert_eq(attune__file_find(&f, "there"), 0);
+            if (later)
+                close(0);
+            cr_assert_eq(attune__file_open(&f), 0);
+            cr_assert_eq(later ? f.file : f.folder, 0);
+            cr_assert_eq(attune__file_write(&f, "new", 3), 0);
+            if (!drop)
+                cr_assert_eq(attune__file_commit(&(attune__file *){&f}, 1), 0);
+            attune__file_drop(&f);
+            cr_assert(fcntl(0, F_GETFD) == -1, "it is left open");
+            cr_assert(holds("there", "new"));
+            cr_assert_eq(files_here(), 1);
+            cr_assert_eq(open("/dev/null", O_RDONLY), 0);
+        }
+    close(0);
+    cr_assert_eq(open(".", O_RDONLY), 0);
+    const int high = fcntl(0, F_DUPFD, 100);
+    close(0);
+    cr_assert_eq(attune__file_find_in(&f, high, "in"), 0);
+    cr_assert_eq(f.folder, 0);
+    attune__file_drop(&f);
+    cr_assert(fcntl(0, F_GETFD) == -1);
+}
+
 /* Nobody can plant what they cannot name. */
 Test(file, temporary_names_are_not_repeated)
 {
@@ -368,6 +401,7 @@ Test(file, temporary_names_are_not_repeated)
         cr_assert(fstat(f[i].file, &about) == 0 && S_ISREG(about.st_mode));
         for (int j = 0; j < i; j++)
             cr_assert_neq(memcmp(f[i].temporary, f[j].temporary, 16), 0);
+        cr_assert_neq(memcmp(f[i].temporary, f[i].temporary + 16, 16), 0, "two words of chance");
     }
     for (int i = 0; i < 64; i++)
         attune__file_drop(&f[i]);

@@ -249,3 +249,173 @@ Test(bounds, decide_masks)
         attune__expr_release(expr);
     }
 }
+
+/* ---------------------------------------------------------------------------------------------------- one operator */
+
+/* How near the bounds come to the values: to all of them, to a library function's, to those of one place; or only the
+ * values must lie inside. */
+typedef enum nearness { EXACT, ROUNDED, OF_A_PLACE, OUTSIDE } nearness;
+
+/* A range of entries is an interval: it has what lies between its ends, zero included. */
+static const float reals[] = {-INFINITY, -3, -1, -0.5f, 0, 0.5f, 2, INFINITY};
+static const float with_nan[] = {-INFINITY, -3, -1, -0.5f, 0, 0.5f, 2, INFINITY, NAN};
+static const float bounded[] = {-3e38f, -3, -1, -0.5f, 0, 0.5f, 2, 3e38f};
+static const float positive[] = {0.25f, 0.5f, 1, 2, 6};
+static const int32_t wholes[] = {-5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5};
+static const int32_t extremes[] = {INT32_MIN, INT32_MIN + 1, -1, 0, 1, INT32_MAX - 1, INT32_MAX};
+static const uint8_t truths[] = {0, 1};
+
+typedef struct table {
+    attune__type type;
+    int count; /* but for a NaN behind them, which is in every range */
+    bool nan;
+    attune__value at[16][16];
+} table;
+
+static void take(attune__interval *all, attune__type type, attune__value v)
+{
+    if (type != ATTUNE__FLOAT) {
+        all->lo = v.i < all->lo ? v.i : all->lo;
+        all->hi = v.i > all->hi ? v.i : all->hi;
+    } else if (v.f != v.f) {
+        all->may_nan = true;
+    } else {
+        all->flo = v.f < all->flo ? v.f : all->flo;
+        all->fhi = v.f > all->fhi ? v.f : all->fhi;
+    }
+}
+
+static attune__interval values_in(const table *t, const int box[4])
+{
+    attune__interval all = {.lo = INT32_MAX, .hi = INT32_MIN, .flo = INFINITY, .fhi = -INFINITY};
+    for (int i = box[0]; i <= box[1] + t->nan; i++)
+        for (int j = box[2]; j <= box[3] + t->nan; j++)
+            take(&all, t->type, t->at[i > box[1] ? t->count : i][j > box[3] ? t->count : j]);
+    return all;
+}
+
+static bool near_to(float a, float b)
+{
+    return a == b || fabsf(a - b) <= 1e-5f * fabsf(b) + 1e-40f || (fabsf(a) > 1e38f && fabsf(b) > 1e38f);
+}
+
+/* A corner that is NaN stands for a limit, which the bounds may take in. */
+static bool has_odd_corner(const table *t, const int box[4])
+{
+    bool odd = false;
+    for (int c = 0; c < 4; c++) {
+        const float v = t->at[box[c / 2]][box[2 + c % 2]].f;
+        odd |= t->type == ATTUNE__FLOAT && v != v;
+    }
+    return odd;
+}
+
+static void check_operator(attune_expr_kind kind, const char *text, attune_dtype dtype, const void *data, int count,
+                           nearness near)
+{
+    const attune_symbol symbols[] = {{"a", ATTUNE_SYMBOL_CAPTURE, dtype, 1}, {"c", ATTUNE_SYMBOL_CAPTURE, dtype, 1}};
+    const attune_host_capture captures[] = {{"a", {data, dtype, 1, {count}, {0}}},
+                                            {"c", {data, dtype, 1, {count}, {0}}}};
+    attune_expr *expr = parse_with(kind, text, symbols, 2);
+    attune_array arrays[2];
+    attune__value none[2];
+    const attune__bindings bindings = {arrays, none};
+    attune__ranges *ranges;
+    attune__interval scratch[32];
+    static table t;
+    cr_assert(attune__bindings_resolve(expr, captures, 2, NULL, 0, arrays, none) == ATTUNE_OK);
+    cr_assert(attune__ranges_create(&attune__default_allocator, expr, &bindings, &ranges) == ATTUNE_OK);
+    t.type = (attune__type)attune__expr_root(expr)->type;
+    t.nan = data == with_nan;
+    t.count = count - t.nan;
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < count; j++)
+            t.at[i][j] = attune__expr_point(expr, &bindings, &(attune_point){.q = i, .kv = j});
+    const bool two = strstr(text, "kv") != NULL;
+    for (int n = 0; n < t.count * t.count * t.count * t.count; n++) {
+        const int box[4] = {n % t.count, n / t.count % t.count, n / t.count / t.count % t.count,
+                            n / t.count / t.count / t.count};
+        if (box[0] > box[1] || box[2] > box[3] || (!two && box[3]))
+            continue;
+        attune__box over = {{{0}}};
+        over.var[ATTUNE__VAR_Q] = (attune__interval){.lo = box[0], .hi = box[1]};
+        over.var[ATTUNE__VAR_KV] = (attune__interval){.lo = box[2], .hi = box[3]};
+        const attune__interval got = attune__expr_bounds(expr, &bindings, ranges, &over, scratch);
+        const attune__interval wanted = values_in(&t, box);
+        bool sound = got.lo <= wanted.lo && got.hi >= wanted.hi, tight = got.lo == wanted.lo && got.hi == wanted.hi;
+        if (t.type == ATTUNE__FLOAT) {
+            const bool empty = wanted.flo > wanted.fhi;
+            sound = (got.may_nan || !wanted.may_nan) && (empty || (got.flo <= wanted.flo && got.fhi >= wanted.fhi));
+            tight = near == EXACT ? got.flo == wanted.flo && got.fhi == wanted.fhi
+                                  : near_to(got.flo, wanted.flo) && near_to(got.fhi, wanted.fhi);
+            tight = (tight || empty || has_odd_corner(&t, box)) && got.may_nan == wanted.may_nan;
+        }
+        tight |= near == OUTSIDE || (near == OF_A_PLACE && (box[0] < box[1] || box[2] < box[3]));
+        cr_assert(sound && tight, "%s over %d..%d, %d..%d: %d %d %.9g %.9g %d, the values are in %d %d %.9g %.9g %d",
+                  text, box[0], box[1], box[2], box[3], got.lo, got.hi, (double)got.flo, (double)got.fhi, got.may_nan,
+                  wanted.lo, wanted.hi, (double)wanted.flo, (double)wanted.fhi, wanted.may_nan);
+    }
+    attune__ranges_destroy(ranges);
+    attune__expr_release(expr);
+}
+
+#define CHECK(kind, text, dtype, list, near)                                                                           \
+    check_operator(ATTUNE_EXPR_##kind, text, dtype, list, (int)(sizeof(list) / sizeof *(list)), near)
+
+Test(bounds, of_each_operator)
+{
+    static const struct {
+        const char *text;
+        nearness near, near_of_positive;
+    } real[] = {
+        {"a[q] + c[kv]", EXACT, EXACT},
+        {"a[q] - c[kv]", EXACT, EXACT},
+        {"a[q] * c[kv]", EXACT, EXACT},
+        {"min(a[q], c[kv])", EXACT, EXACT},
+        {"max(a[q], c[kv])", EXACT, EXACT},
+        {"-a[q]", EXACT, EXACT},
+        {"abs(a[q])", EXACT, EXACT},
+        {"floor(a[q])", EXACT, EXACT},
+        {"ceil(a[q])", EXACT, EXACT},
+        {"sqrt(a[q])", EXACT, EXACT},
+        {"exp(a[q])", ROUNDED, ROUNDED},
+        {"exp2(a[q])", ROUNDED, ROUNDED},
+        {"log(a[q])", ROUNDED, ROUNDED},
+        {"log2(a[q])", ROUNDED, ROUNDED},
+        {"tanh(a[q])", ROUNDED, ROUNDED},
+        {"sigmoid(a[q])", ROUNDED, ROUNDED},
+        {"rsqrt(a[q])", OUTSIDE, EXACT},
+        {"a[q] / c[kv]", OUTSIDE, EXACT},
+        {"pow(a[q], c[kv])", OUTSIDE, ROUNDED},
+        {"sin(a[q])", OUTSIDE, OF_A_PLACE},
+        {"cos(a[q])", OUTSIDE, OF_A_PLACE},
+        {"a[q] % c[kv]", OUTSIDE, OF_A_PLACE},
+    };
+    for (size_t i = 0; i < sizeof real / sizeof *real; i++) {
+        CHECK(SCORE, real[i].text, ATTUNE_F32, reals, real[i].near);
+        CHECK(SCORE, real[i].text, ATTUNE_F32, with_nan, real[i].near);
+        CHECK(SCORE, real[i].text, ATTUNE_F32, bounded, real[i].near);
+        CHECK(SCORE, real[i].text, ATTUNE_F32, positive, real[i].near_of_positive);
+    }
+    static const char *const whole[] = {"a[q] + c[kv]", "a[q] - c[kv]",     "a[q] * c[kv]",
+                                        "a[q] / c[kv]", "min(a[q], c[kv])", "max(a[q], c[kv])",
+                                        "-a[q]",        "abs(a[q])",        "a[q] % c[kv]"};
+    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
+        CHECK(SCORE, whole[i], ATTUNE_I32, wholes, strchr(whole[i], '%') ? OF_A_PLACE : EXACT);
+        CHECK(SCORE, whole[i], ATTUNE_I32, extremes, OUTSIDE);
+    }
+    static const char *const compared[] = {"a[q] < c[kv]",  "a[q] <= c[kv]", "a[q] > c[kv]",
+                                           "a[q] >= c[kv]", "a[q] == c[kv]", "a[q] != c[kv]"};
+    for (size_t i = 0; i < sizeof compared / sizeof *compared; i++) {
+        CHECK(MASK, compared[i], ATTUNE_F32, reals, EXACT);
+        CHECK(MASK, compared[i], ATTUNE_F32, with_nan, EXACT);
+        CHECK(MASK, compared[i], ATTUNE_I32, extremes, EXACT);
+    }
+    static const char *const logic[] = {"a[q] && c[kv]", "a[q] || c[kv]", "!a[q]", "a[q] == c[kv]", "a[q] != c[kv]"};
+    for (size_t i = 0; i < sizeof logic / sizeof *logic; i++)
+        CHECK(MASK, logic[i], ATTUNE_BOOL, truths, EXACT);
+    /* Of a choice, where the condition is decided and where it is not. */
+    CHECK(SCORE, "a[q] > 0 ? a[q] : c[kv]", ATTUNE_F32, bounded, OUTSIDE);
+    CHECK(SCORE, "q > 3 ? c[kv] : c[kv] + 1.0", ATTUNE_F32, positive, EXACT);
+    CHECK(MASK, "q > 3 ? c[kv] > 0 : c[kv] > 2", ATTUNE_I32, wholes, EXACT);
+}

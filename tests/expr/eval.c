@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/checked.h"
 #include "base/text.h"
+#include "support/heap.h"
 
 static float value_of(attune_expr_kind kind, const char *text, attune_point point)
 {
@@ -137,6 +139,121 @@ Test(eval, rows_are_points)
     }
     free(scratch);
     cr_log_info("%llu expressions, %llu points", (unsigned long long)count, (unsigned long long)checked);
+}
+
+/* The array is that of the copy, which has its elements alone. */
+static void *copy_array(const attune_allocator *memory, attune_array *array)
+{
+    const int64_t element = (int64_t)attune_dtype_size(array->dtype);
+    int64_t lowest = 0, highest = 0;
+    for (uint32_t d = 0; d < array->rank; d++)
+        cr_assert(attune__reach(array->size[d], array->stride[d], &lowest, &highest));
+    const size_t size = (size_t)((highest - lowest + 1) * element);
+    char *copy = attune__alloc_raw(memory, size, 1);
+    memcpy(copy, (const char *)array->data + lowest * element, size);
+    array->data = copy - lowest * element;
+    return copy;
+}
+
+/* Of any number of columns, with scratch and captures that end where they must. */
+Test(eval, rows_stay_in_their_memory)
+{
+    static random_expr e;
+    static bound x;
+    heap h = {0};
+    const attune_allocator memory = heap_allocator(&h);
+    const uint64_t count = scaled(3000), seed = test_seed() + 9;
+    for (uint64_t i = 0; i < count; i++) {
+        const attune_expr_kind kind = i % 2 ? ATTUNE_EXPR_MASK : ATTUNE_EXPR_SCORE;
+        bind_random(&x, &e, seed + i, kind, 1 + (uint32_t)(i % 23));
+        void *copies[ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
+        for (uint32_t s = 0; s < x.expr->symbol_count; s++)
+            if (x.expr->symbols[s].kind == ATTUNE_SYMBOL_CAPTURE)
+                copies[s] = copy_array(&memory, &x.arrays[s]);
+        uint64_t state = seed ^ i;
+        const attune_point p = random_point(&state);
+        const attune__row row = row_of(&p);
+        const int32_t kv0 = (int32_t)random_expr_between(&state, -3, RANDOM_EXPR_POSITIONS);
+        const size_t columns = (size_t)random_expr_between(&state, 1, 70);
+        const size_t element = kind == ATTUNE_EXPR_MASK ? 1 : i % 4 ? sizeof(float) : sizeof(double);
+        void *const scratch = attune__alloc_raw(&memory, attune__expr_scratch_size(x.expr, columns), 1);
+        void *const out = attune__alloc(&memory, columns, element);
+        if (kind == ATTUNE_EXPR_MASK) {
+            attune__expr_mask_row(x.expr, &x.bindings, &row, kv0, columns, scratch, out);
+        } else if (i % 4) {
+            attune__expr_score_row_f32(NULL, x.expr, &x.bindings, &row, kv0, columns, scratch, out);
+        } else {
+            attune__expr_score_row_f64(x.expr, &x.bindings, &row, kv0, columns, scratch, out);
+        }
+        attune__free(&memory, out);
+        attune__free(&memory, scratch);
+        for (uint32_t s = 0; s < x.expr->symbol_count; s++)
+            attune__free(&memory, copies[s]);
+        attune__expr_release(x.expr);
+    }
+    cr_assert_eq(atomic_load(&h.live), 0);
+}
+
+/* Every loop over columns reads captures where they stand, up to their last element. */
+Test(eval, columns_end_with_the_capture)
+{
+    static const char *const forms[] = {
+        "a[kv] + c[kv]",       "a[kv] - q",     "q * a[kv]",        "a[kv] / q",
+        "q / a[kv]",           "a[kv] / c[kv]", "a[kv] % q",        "q % a[kv]",
+        "a[kv] % c[kv]",       "-a[kv]",        "abs(a[kv])",       "min(a[kv], q)",
+        "max(c[kv], a[kv])",   "a[kv - 3]",     "a[2 * kv] + a[4]", "a[kv] < c[kv] ? a[kv] : c[kv]",
+        "a[kv] <= q ? 1 : -1", "a[6 - kv]",     "sqrt(a[kv])",      "a[kv] == c[kv] ? q : a[kv]",
+        "q > 0 ? a[kv] : q",   "q - a[kv]",     "exp(a[kv] / 9.0)", "a[kv] != q && c[kv] > 2 || q == 0 ? 1 : 2",
+    };
+    static const size_t counts[] = {1, 5, 8, 15, 16, 17, 32, 64};
+    static const int32_t rows[] = {-1, 0, 1, 3};
+    heap h = {0};
+    const attune_allocator memory = heap_allocator(&h);
+    uint64_t state = test_seed();
+    for (size_t n = 0; n < sizeof forms / sizeof *forms * 8 * 4 * 2; n++) {
+        const char *const form = forms[n / 64];
+        const size_t count = counts[n % 8];
+        const int32_t q = rows[n / 8 % 4];
+        const attune_dtype dtype = n / 32 % 2 ? ATTUNE_F32 : ATTUNE_I32;
+        attune_symbol symbols[] = {{"a", ATTUNE_SYMBOL_CAPTURE, dtype, 1}, {"c", ATTUNE_SYMBOL_CAPTURE, dtype, 1}};
+        attune_array arrays[2];
+        attune_host_capture captures[2];
+        attune__value none[2];
+        void *data[2];
+        for (int i = 0; i < 2; i++) {
+            data[i] = attune__alloc_raw(&memory, count, 4);
+            for (size_t e = 0; e < count; e++) {
+                const int32_t value = (int32_t)random_expr_between(&state, -4, 9);
+                if (dtype == ATTUNE_I32)
+                    ((int32_t *)data[i])[e] = value;
+                else
+                    ((float *)data[i])[e] = (float)value / 2;
+            }
+            captures[i] = (attune_host_capture){symbols[i].name, {data[i], dtype, 1, {(int64_t)count}, {0}}};
+        }
+        attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, form, symbols, 2);
+        cr_assert(attune__bindings_resolve(expr, captures, 2, NULL, 0, arrays, none) == ATTUNE_OK);
+        const attune__bindings bindings = {arrays, none};
+        void *const scratch = attune__alloc_raw(&memory, attune__expr_scratch_size(expr, count), 1);
+        float *const single = attune__alloc(&memory, count, sizeof *single);
+        double *const real = attune__alloc(&memory, count, sizeof *real);
+        attune_point p = {.q = q, .q_len = 1, .kv_len = 1};
+        const attune__row row = row_of(&p);
+        attune__expr_score_row_f32(NULL, expr, &bindings, &row, 0, count, scratch, single);
+        attune__expr_score_row_f64(expr, &bindings, &row, 0, count, scratch, real);
+        for (; (size_t)p.kv < count; p.kv++) {
+            const float value = attune__expr_point(expr, &bindings, &p).f;
+            cr_assert(same_float(single[p.kv], value) &&
+                          (isnan(value) || isinf(value) || fabs(real[p.kv] - (double)value) < 1e-5),
+                      "%s at q %d, kv %d of %zu: %g and %g, not %g", form, q, p.kv, count, (double)single[p.kv],
+                      real[p.kv], (double)value);
+        }
+        void *const blocks[] = {data[0], data[1], scratch, single, real};
+        for (int i = 0; i < 5; i++)
+            attune__free(&memory, blocks[i]);
+        attune__expr_release(expr);
+    }
+    cr_assert_eq(atomic_load(&h.live), 0);
 }
 
 /* Operations on literals, as text and as C computes them in both precisions. */

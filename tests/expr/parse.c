@@ -109,9 +109,18 @@ Test(parse, errors)
         cr_assert(strstr(message, cases[i].message), "%s\n%s", cases[i].text, message);
         const char *hint = strstr(message, "\nhint: ");
         cr_assert(!cases[i].hint || (hint && strstr(hint, cases[i].hint)), "%s\n%s", cases[i].text, message);
-        /* the caret stands below its column */
         const char *line = strchr(message, '\n');
         cr_assert(line);
+        /* the line is shown, in characters of one column */
+        const char *from = cases[i].text;
+        for (unsigned n = 1; n < cases[i].line; n++)
+            from = strchr(from, '\n') + 1;
+        char shown[160] = "  ";
+        const size_t length = strcspn(from, "\n");
+        for (size_t c = 0; c < length; c++)
+            shown[2 + c] = from[c] == '\t' ? ' ' : from[c] >= ' ' && from[c] <= '~' ? from[c] : '?';
+        cr_assert(!strncmp(line + 1, shown, 2 + length) && line[3 + length] == '\n', "%s\n%s", cases[i].text, message);
+        /* the caret stands below its column */
         const char *caret = strchr(line + 1, '\n');
         cr_assert(caret);
         size_t column = strspn(caret + 1, " ");

@@ -164,6 +164,13 @@ Test(terms, are_as_large_as_can_be)
                          cases[i].keys ? cases[i].rows : 0, "%s: rows alone", cases[i].text);
         cr_expect_eq(of_heads.key_count, cases[i].keys_of_heads, "%s: %u of keys for all heads", cases[i].text,
                      of_heads.key_count);
+        const bool mask = cases[i].kind == ATTUNE_EXPR_MASK;
+        const attune__analysis a = attune__analyse(mask ? expr : NULL, mask ? NULL : expr, NULL);
+        const attune__terms *const terms = mask ? a.mask.terms : a.score.terms;
+        cr_expect(terms[ATTUNE__ONE_HEAD].key_count == cases[i].keys &&
+                      terms[ATTUNE__SEVERAL_HEADS].key_count == cases[i].keys_of_heads,
+                  "%s: %u and %u", cases[i].text, terms[ATTUNE__ONE_HEAD].key_count,
+                  terms[ATTUNE__SEVERAL_HEADS].key_count);
         attune__expr_release(expr);
     }
 }
@@ -182,6 +189,15 @@ Test(terms, none_of_intervals)
         const attune__analysis a = attune__analyse(expr, NULL, NULL);
         cr_expect_eq(a.mask.terms[ATTUNE__ONE_HEAD].key_count, cases[i].keys, "%s", cases[i].text);
         cr_expect_eq(attune__analysis_row_intervals(&a), !cases[i].keys, "%s", cases[i].text);
+        attune__expr_release(expr);
+    }
+    static const struct {
+        const char *text;
+        bool head;
+    } heads[] = {{"q >= kv", false}, {"q >= kv + b", false}, {"q >= kv + h", true}, {"q >= kv + h_kv", true}};
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, heads[i].text, NULL, 0);
+        cr_expect_eq(attune__analyse(expr, NULL, NULL).mask.reads_head, heads[i].head, "%s", heads[i].text);
         attune__expr_release(expr);
     }
     const attune__analysis none = attune__analyse(NULL, NULL, NULL);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* An allocator that counts, fails the N-th allocation and finds leaks. Safe to use from several threads. */
+/* An allocator that counts, fails the N-th allocation, finds leaks and writes past the end. Safe to use from several
+ * threads. */
 #ifndef TESTS_SUPPORT_HEAP_H
 #define TESTS_SUPPORT_HEAP_H
 
