@@ -249,6 +249,37 @@ Test(masks, serve_what_they_were_built_for)
     scene_end(&s);
 }
 
+/* A mask of one batch or head that reads which it is has lists of it alone. */
+Test(masks, built_for_one)
+{
+    static scene s;
+    scene_begin(&s);
+    for (size_t i = 0; i < sizeof subjects / sizeof *subjects; i++)
+        for (int more = 0; more < 3; more++) { /* batches, heads, heads of the keys */
+            const subject *of = &subjects[i];
+            scene_text(&s, of->text);
+            const attune_mask_desc desc = {.struct_size = sizeof desc,
+                                           .q_block = BLOCK,
+                                           .kv_block = BLOCK,
+                                           .batch = 1,
+                                           .heads = more == 2 ? 2 : 1,
+                                           .kv_heads = 1,
+                                           .q_len = Q_LEN,
+                                           .kv_len = KV_LEN};
+            const attune_mask_range all = {.struct_size = sizeof all};
+            attune_mask *mask = make(&s, BY_EXPR, &desc, &all);
+            OK(attune_mask_upload(mask, s.device));
+            const bool refused = more == 0 ? of->reads_b : more == 1 ? of->reads_h || of->reads_h_kv : of->reads_h_kv;
+            cr_assert_eq(try_call(&s, mask, &all, 0, false, more == 0 ? 2 : 1, more ? 2 : 1, more == 2 ? 2 : 1),
+                         !refused, "%s: %d", of->text, more);
+            const char *const words = more == 0 ? "reads b and" : of->reads_h_kv ? "reads h_kv and" : "reads h and";
+            cr_assert(!refused || strstr(attune_last_error(), words), "%s", attune_last_error());
+            attune_mask_destroy(mask);
+            attune_expr_destroy(s.expr);
+        }
+    scene_end(&s);
+}
+
 /* What simplification took out of the joined expression still decides the lists. */
 Test(masks, combination_depends_on_what_its_sides_read)
 {

@@ -2,6 +2,7 @@
 /* What a cache keeps, for whom, how much, and what it does where it cannot. */
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "cache/folder.h"
 #include "cache/scratch.h"
 
 /* --------------------------------------------------------------------------------------------------------- the room */
@@ -362,6 +364,36 @@ Test(cache, links_to_links)
             r.cache = attune__cache_open(&desc);
             cr_assert_eq(has(&r, &key, "x", 1), i != 3 && !theirs, "%s", name[i]);
         }
+    }
+    scratch_close(&r);
+}
+
+/* A process without standard input has folders of number 0, at the beginning, behind a link or at the end. */
+Test(cache, number_zero_is_a_folder)
+{
+    static scratch r;
+    scratch_open(&r, 0);
+    char link[100];
+    snprintf(link, sizeof link, "%s/absolute", r.folder);
+    cr_assert_eq(mkdir(r.kernels, 0700), 0);
+    cr_assert_eq(symlink(r.kernels, link), 0);
+    static const char *const forms[] = {"%s/kernels",    "%s/./kernels",    "%s/absolute",
+                                        "%s/./absolute", "%s/././absolute", "%s/absolute/."};
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        char path[128];
+        int folder = -1;
+        snprintf(path, sizeof path, forms[i], r.folder);
+        close(0);
+        errno = EIO;
+        cr_assert_eq(attune__folder_open(path, false, &folder), 0, "%s", path);
+        struct stat found, wanted;
+        cr_assert(!fstat(folder, &found) && !stat(r.kernels, &wanted) && found.st_ino == wanted.st_ino, "%s", path);
+        close(folder);
+        cr_assert_eq(open("/dev/null", O_RDONLY), 0, "a folder on the way is left open");
+        snprintf(path, sizeof path, "%s/absolute/nowhere", r.folder);
+        close(0);
+        cr_assert_eq(attune__folder_open(path, false, &folder), ENOENT);
+        cr_assert_eq(open("/dev/null", O_RDONLY), 0, "a folder on the way is left open");
     }
     scratch_close(&r);
 }

@@ -2,8 +2,12 @@
 /* An entry of a pack is found by its kind and both halves of its hash, in the pack that is made and in the one loaded.
  */
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "cache/pack.h"
@@ -26,6 +30,26 @@ static const item others[] = {
 static attune__cache_key key_of(const item *i)
 {
     return (attune__cache_key){i->kind, i->hash, "it", 2};
+}
+
+/* A read that is interrupted, then one that gives half, while the file grows. */
+static const char *grows; /* NULL = none does */
+static int reads;
+
+ssize_t read(int file, void *bytes, size_t size)
+{
+    if (grows && !reads++) {
+        errno = EINTR;
+        return -1;
+    }
+    if (grows && reads == 2) {
+        static const char more[4096];
+        const int end = open(grows, O_WRONLY | O_APPEND);
+        cr_assert(end >= 0 && write(end, more, sizeof more) == (ssize_t)sizeof more);
+        close(end);
+        size /= 2;
+    }
+    return (ssize_t)syscall(SYS_read, file, bytes, size);
 }
 
 Test(pack, finds_by_kind_and_hash)
@@ -52,7 +76,10 @@ Test(pack, finds_by_kind_and_hash)
         cr_assert(entries == i + 1, "added again: %u entries", entries);
     }
     cr_assert(attune__pack_write(pack, path) == ATTUNE_OK, "%s", attune_last_error());
+    grows = path;
     cr_assert(attune__packs_load(&packs, &allocator, path) == ATTUNE_OK, "%s", attune_last_error());
+    grows = NULL;
+    cr_assert_gt(reads, 2);
     attune__packs_measure(&packs, &count, &entries);
     cr_assert(count == 1 && entries == COUNT(items));
     for (size_t i = 0; i < COUNT(items); i++) {
@@ -64,6 +91,7 @@ Test(pack, finds_by_kind_and_hash)
         cr_assert(!attune__pack_has(pack, &key) && !attune__packs_find(&packs, key.kind, key.hash, &data, &size));
     }
     attune__packs_finish(&packs, &allocator);
+    cr_assert(attune__packs_load(&packs, &allocator, path) == ATTUNE_IO, "it is longer now");
     attune__pack_destroy(pack);
     remove(path);
     scratch_close(&r);

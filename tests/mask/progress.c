@@ -8,6 +8,7 @@
 
 #include <attune/attune.h>
 
+#include "mask/work.h"
 #include "support/heap.h"
 
 static heap memory;
@@ -234,6 +235,37 @@ Test(progress, a_limit_of_work)
     attune_mask_destroy(mask);
     desc.q_len = desc.kv_len = INT32_MAX;
     cr_assert_eq(create(&desc, hard, &mask), ATTUNE_CANCELLED, "long before its lists would fill the memory");
+}
+
+/* Exactly at the limit, in steps of any size, and as often as is due. */
+Test(progress, is_counted_to_the_unit)
+{
+    static const uint64_t limits[] = {
+        1, 10, ATTUNE__WORK_STEP - 1, ATTUNE__WORK_STEP, ATTUNE__WORK_STEP + 1, 3 * ATTUNE__WORK_STEP};
+    for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+        for (uint64_t step = 1; step <= 2 * ATTUNE__WORK_STEP; step = step * 3 + 1) {
+            attune__work work = {.name = "desc", .most = limits[i]};
+            uint64_t done = 0;
+            for (; done + step < limits[i] && done < 1000 * step; done += step)
+                cr_assert_eq(attune__work_add(&work, step), ATTUNE_OK);
+            if (done < limits[i])
+                cr_assert_eq(attune__work_add(&work, limits[i] - done), ATTUNE_OK, "all that is allowed");
+            cr_assert_not(attune__work_stopped(&work));
+            cr_assert_eq(attune__work_add(&work, 1), ATTUNE_CANCELLED, "one more than %llu",
+                         (unsigned long long)limits[i]);
+            cr_assert_eq(attune__work_add(&work, 0), ATTUNE_CANCELLED, "for good");
+            cr_assert(attune__work_stopped(&work));
+        }
+    watch w = {.rising = true};
+    attune__work work = {.name = "desc", .progress = look, .user = &w};
+    for (uint64_t done = 0; done < 5 * ATTUNE__WORK_STEP; done += ATTUNE__WORK_STEP / 4)
+        cr_assert_eq(attune__work_add(&work, ATTUNE__WORK_STEP / 4), ATTUNE_OK);
+    cr_assert_eq(w.calls, 5, "at the first and after each step, %d calls", w.calls);
+    cr_assert_eq(attune__work_add(NULL, 1), ATTUNE_OK);
+    cr_assert_not(attune__work_stopped(NULL));
+    attune__work_share(&work, 0.5);
+    attune__work_share(&work, 0.25);
+    cr_assert_eq(work.share, 0.5);
 }
 
 /* What is done besides evaluation: lists are written, and bounds look at captures. */
