@@ -5,6 +5,7 @@
 
 #include "address.glsl"
 #include "arguments.h"
+#include "constants.glsl"
 
 uvec2 plane(const in attune_vulkan_tensor t, const in uint b, const in uint h)
 {
@@ -23,8 +24,6 @@ void store_row(const in attune_vulkan_tensor t, const in uint b, const in uint h
 const float LOWEST = -2.0e38;
 const float LOG2E = 1.44269504088896341;
 const float LN2 = 0.693147180559945309;
-
-layout(constant_id = 21) const bool SCORE = false;
 
 /* Scores are in units of log2, which saves a multiplication for each. Results of a score expression stay in natural
  * units, so that the row maximum is exact. */

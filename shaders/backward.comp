@@ -21,46 +21,12 @@
 #include "elements.glsl"
 #include "gradient.glsl"
 
-layout(local_size_x_id = 0) in;
+layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
-/* From attune__backward_layout (src/plan/layout.h); numbered as in forward.comp. */
-layout(constant_id = 0) const uint THREADS = 128;
-layout(constant_id = 1) const uint BLOCK_M = 32; /* rows of the outer tile */
-layout(constant_id = 2) const uint BLOCK_N = 32; /* rows of an inner tile */
-layout(constant_id = 3) const uint HEAD_DIM = 64;
-layout(constant_id = 4) const uint HEAD_DIM_V = 64;
-layout(constant_id = 5) const uint SLICE = 16; /* of a head dimension, in shared memory at once */
-layout(constant_id = 6) const uint CHUNK = 8;  /* inner rows in shared memory at once, in stage 6 */
-layout(constant_id = 7) const uint TX = 8;
-layout(constant_id = 8) const uint TY = 16;
-layout(constant_id = 9) const uint TM = 2;
-layout(constant_id = 10) const uint TO = 2;        /* of X */
-layout(constant_id = 11) const uint TO_V = 2;      /* of Y */
-layout(constant_id = 13) const uint S_STRIDE = 9;  /* groups of four from one row of weights to the next */
-layout(constant_id = 14) const uint X_SIZE = 4;    /* TM * TO */
-layout(constant_id = 15) const uint SLICE_SIZE = 320; /* groups of four in a buffer of slices, and in s */
-layout(constant_id = 16) const uint S_SIZE = 288;
-layout(constant_id = 17) const uint Y_SIZE = 4;    /* TM * TO_V */
-layout(constant_id = 18) const bool CAPTURES = false; /* capture gradients may be requested */
-layout(constant_id = 19) const bool BLOCKS = false;
-layout(constant_id = 20) const bool MASK = false;
-layout(constant_id = 22) const bool PRESCALE = false;
-layout(constant_id = 23) const bool ALIGNED = false;
-layout(constant_id = 24) const bool PACKED = false;   /* read by tiles.glsl; always false here */
-layout(constant_id = 25) const uint FETCH_A = 1;      /* groups of eight that an invocation has in flight */
-layout(constant_id = 26) const uint FETCH_B = 1;
-layout(constant_id = 27) const uint FETCH_X = 2;
-layout(constant_id = 28) const uint FETCH_Y = 2;
-layout(constant_id = 29) const uint FETCH = 2;        /* the largest of FETCH_A + FETCH_B, FETCH_X and FETCH_Y */
-
-shared vec4 slices[2u * SLICE_SIZE]; /* twice: A[M] and B[N] of SLICE + 4, or rows of B or B2 [CHUNK] of a dimension + 4 */
-shared vec4 s[S_SIZE];               /* P, dS: [M][S_STRIDE] */
-shared uint non_finite[4]; /* whether a chunk has NaN or infinity; by chunk, modulo 4 */
-
+#include "layout_backward.h"
 #include "backward_tiles.glsl"
 
 const uint SLICE_GROUPS = SLICE / 8u; /* of eight elements */
-const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD_DIM_V / 4u + 1u;
 
 /*
  * While a slice or chunk is computed, the loads of the next one are in flight. It is stored to the other half of
@@ -87,7 +53,7 @@ const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD
     {                                                                                                                  \
         [[unroll]] for (uint f = 0u; f < FETCH_A; f++)                                                                 \
         {                                                                                                              \
-            uint i = tid + f * THREADS, r = i / SLICE_GROUPS, to = side + r * slice_row + i % SLICE_GROUPS * 2u;       \
+            uint i = tid + f * THREADS, r = i / SLICE_GROUPS, to = side + r * SLICE_STRIDE + i % SLICE_GROUPS * 2u;       \
             vec4 low, high;                                                                                            \
             widen(fetched[f], low, high);                                                                              \
             if (r < BLOCK_M) {                                                                                         \
@@ -98,7 +64,7 @@ const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD
         [[unroll]] for (uint f = 0u; f < FETCH_B; f++)                                                                 \
         {                                                                                                              \
             uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
-            uint to = side + (BLOCK_M + n % 4u * TX + n / 4u) * slice_row + i % SLICE_GROUPS * 2u;                     \
+            uint to = side + (BLOCK_M + n % 4u * TX + n / 4u) * SLICE_STRIDE + i % SLICE_GROUPS * 2u;                     \
             vec4 low, high;                                                                                            \
             widen(fetched[FETCH_A + f], low, high);                                                                    \
             if (n < BLOCK_N) {                                                                                         \
@@ -110,14 +76,14 @@ const uint slice_row = SLICE / 4u + 1u, x_row = HEAD_DIM / 4u + 1u, y_row = HEAD
 
 #define MULTIPLY_SLICE(to)                                                                                             \
     if (ty < BLOCK_M) {                                                                                                \
-        uint a_at = side + ty * slice_row, b_at = side + (BLOCK_M + tx) * slice_row;                                   \
+        uint a_at = side + ty * SLICE_STRIDE, b_at = side + (BLOCK_M + tx) * SLICE_STRIDE;                                   \
         [[unroll]] for (uint d = 0u; d < SLICE / 4u; d++)                                                              \
         {                                                                                                              \
-            vec4 b0 = slices[b_at + d], b1 = slices[b_at + TX * slice_row + d],                                        \
-                 b2 = slices[b_at + 2u * TX * slice_row + d], b3 = slices[b_at + 3u * TX * slice_row + d];             \
+            vec4 b0 = slices[b_at + d], b1 = slices[b_at + TX * SLICE_STRIDE + d],                                        \
+                 b2 = slices[b_at + 2u * TX * SLICE_STRIDE + d], b3 = slices[b_at + 3u * TX * SLICE_STRIDE + d];             \
             [[unroll]] for (uint i = 0u; i < TM; i++)                                                                  \
             {                                                                                                          \
-                vec4 a = slices[a_at + i * TY * slice_row + d];                                                        \
+                vec4 a = slices[a_at + i * TY * SLICE_STRIDE + d];                                                        \
                 to[i].x = fma(a.x, b0.x, fma(a.y, b0.y, fma(a.z, b0.z, fma(a.w, b0.w, to[i].x))));                     \
                 to[i].y = fma(a.x, b1.x, fma(a.y, b1.y, fma(a.z, b1.z, fma(a.w, b1.w, to[i].y))));                     \
                 to[i].z = fma(a.x, b2.x, fma(a.y, b2.y, fma(a.z, b2.z, fma(a.w, b2.w, to[i].z))));                     \
@@ -323,9 +289,9 @@ void main()
             }
         }
 #ifdef KEYS
-        STORE_CHUNK(FETCH_Y, HEAD_DIM_V / 8u, y_row)
+        STORE_CHUNK(FETCH_Y, HEAD_DIM_V / 8u, Y_STRIDE)
 #else
-        STORE_CHUNK(FETCH_X, HEAD_DIM / 8u, x_row)
+        STORE_CHUNK(FETCH_X, HEAD_DIM / 8u, X_STRIDE)
 #endif
 
         /* 4: score and mask; 5: P, and dS with respect to scale q k */
@@ -415,13 +381,13 @@ void main()
                 FETCH_CHUNK(FETCH_Y, HEAD_DIM_V / 8u, b2_plane, b2_stride, row0 + n0 + CHUNK)
             else
                 FETCH_CHUNK(FETCH_X, HEAD_DIM / 8u, b_plane, b_stride, row0)
-            MULTIPLY_CHUNK(y, TO_V, y_row, HEAD_DIM_V)
+            MULTIPLY_CHUNK(y, TO_V, Y_STRIDE, HEAD_DIM_V)
             side = SLICE_SIZE - side;
             chunk++;
             if (!last)
-                STORE_CHUNK(FETCH_Y, HEAD_DIM_V / 8u, y_row)
+                STORE_CHUNK(FETCH_Y, HEAD_DIM_V / 8u, Y_STRIDE)
             else
-                STORE_CHUNK(FETCH_X, HEAD_DIM / 8u, x_row)
+                STORE_CHUNK(FETCH_X, HEAD_DIM / 8u, X_STRIDE)
             barrier();
         }
 #endif
@@ -433,11 +399,11 @@ void main()
                 FETCH_CHUNK(FETCH_X, HEAD_DIM / 8u, b_plane, b_stride, row0 + n0 + CHUNK)
             else if (more)
                 FETCH_SLICE(a_plane, a_stride, next.b_plane, b_stride, next.blocks.row0, 0u)
-            MULTIPLY_CHUNK(x, TO, x_row, HEAD_DIM)
+            MULTIPLY_CHUNK(x, TO, X_STRIDE, HEAD_DIM)
             side = SLICE_SIZE - side;
             chunk++;
             if (!last)
-                STORE_CHUNK(FETCH_X, HEAD_DIM / 8u, x_row)
+                STORE_CHUNK(FETCH_X, HEAD_DIM / 8u, X_STRIDE)
             else if (more)
                 STORE_SLICE(side, PRESCALE_A, PRESCALE_B)
             barrier();

@@ -10,8 +10,6 @@
 
 layout(local_size_x = PARTS * ATTUNE_VULKAN_DELTA_ROWS) in;
 
-layout(constant_id = 4) const uint HEAD_DIM_V = 64;
-
 shared float parts[PARTS * ATTUNE_VULKAN_DELTA_ROWS];
 
 void main()

@@ -8,9 +8,6 @@
 
 layout(local_size_x = ATTUNE_VULKAN_COMBINE_COLUMNS) in;
 
-layout(constant_id = 4) const uint HEAD_DIM_V = 64;
-layout(constant_id = 35) const uint O_TYPE = 0; /* of o */
-
 void main()
 {
     attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);

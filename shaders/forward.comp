@@ -22,53 +22,12 @@
 #include "elements.glsl"
 #include "mods.glsl"
 
-layout(local_size_x_id = 0) in;
+layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
-/* Most are from attune__scalar_layout (src/plan/layout.h). */
-layout(constant_id = 0) const uint THREADS = 128;
-layout(constant_id = 1) const uint BLOCK_M = 32;
-layout(constant_id = 2) const uint BLOCK_N = 32;
-layout(constant_id = 3) const uint HEAD_DIM = 64;
-layout(constant_id = 4) const uint HEAD_DIM_V = 64;
-layout(constant_id = 5) const uint SLICE = 32;      /* of the head dimension, in shared memory at once */
-layout(constant_id = 6) const uint CHUNK = 32;      /* rows of V in shared memory at once */
-layout(constant_id = 7) const uint TX = 8;
-layout(constant_id = 8) const uint TY = 16;
-layout(constant_id = 9) const uint TM = 2;
-layout(constant_id = 10) const uint TO = 2;
-layout(constant_id = 11) const uint PARTS = 4;      /* invocations of a row in stages 4 and 5 */
-layout(constant_id = 12) const uint PART = 2;       /* groups of four columns of each */
-layout(constant_id = 13) const uint S_STRIDE = 9;   /* groups of four from one row of S to the next */
-layout(constant_id = 14) const uint O_SIZE = 4;     /* TM * TO */
-layout(constant_id = 15) const uint SLICE_SIZE = 320; /* groups of four in a buffer of slices, S, the rows' values */
-layout(constant_id = 16) const uint S_SIZE = 288;
-layout(constant_id = 17) const uint ROWS_SIZE = 32;
-layout(constant_id = 18) const uint REDUCE_SIZE = 128;
-layout(constant_id = 19) const bool BLOCKS = false; /* a block mask's lists */
-layout(constant_id = 20) const bool MASK = false;   /* partial blocks evaluate an expression */
-layout(constant_id = 22) const bool PRESCALE = false; /* the scale is in Q */
-layout(constant_id = 23) const bool ALIGNED = false;  /* q, k, v and o all are: a seventh faster than testing flags */
-layout(constant_id = 24) const bool PACKED = false;   /* tiles have rows of several heads */
-layout(constant_id = 25) const uint FETCH_Q = 1;      /* groups of eight that an invocation has in flight */
-layout(constant_id = 26) const uint FETCH_K = 1;
-layout(constant_id = 27) const uint FETCH_V = 2;
-layout(constant_id = 28) const uint FETCH = 2;        /* the larger of FETCH_Q + FETCH_K and FETCH_V */
-layout(constant_id = 29) const uint TN = 1;
-layout(constant_id = 30) const uint ACC_SIZE = 2;     /* TM * TN */
-/* The types of q and o; k and v have ELEMENT. */
-layout(constant_id = 34) const uint Q_TYPE = ELEMENT;
-layout(constant_id = 35) const uint O_TYPE = ELEMENT;
+#include "layout_forward.h"
 
-shared vec4 slices[2u * SLICE_SIZE]; /* twice: Q[M] and K[N] of SLICE + 4, or V[CHUNK] of HEAD_DIM_V + 4 */
-shared vec4 s[S_SIZE];          /* S, then P: [M][S_STRIDE] */
 /* In P, a forbidden pair: -0, a weight of 0 that no exponential results in. Set and compared as bits. */
 const uint FORBIDDEN = 0x80000000u;
-shared float rows[ROWS_SIZE];   /* the rescale factor of each row of O; at the end 1 / l */
-#ifndef SUBGROUPS
-shared float reduce[REDUCE_SIZE]; /* [PARTS][M] */
-#endif
-/* Whether V has NaN or infinity in a chunk of a tile with forbidden pairs; by chunk, modulo 4. */
-shared uint non_finite[4];
 
 /* CPU drivers, which run without SUBGROUPS, gain nothing by unrolling, and their compile time grows. */
 #ifdef SUBGROUPS
@@ -81,7 +40,6 @@ shared uint non_finite[4];
 
 const uint SLICE_GROUPS = SLICE / 8u, CHUNK_GROUPS = HEAD_DIM_V / 8u; /* of eight elements */
 const uint COLUMNS = BLOCK_N / 4u; /* groups of four */
-const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
 
 /*
  * While a slice or chunk is computed, the loads of the next one are in flight. It is stored to the other half of
@@ -110,7 +68,7 @@ const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
     {                                                                                                                  \
         [[unroll]] for (uint f = 0u; f < FETCH_Q; f++)                                                                 \
         {                                                                                                              \
-            uint i = tid + f * THREADS, r = i / SLICE_GROUPS, to = side + r * slice_row + i % SLICE_GROUPS * 2u;       \
+            uint i = tid + f * THREADS, r = i / SLICE_GROUPS, to = side + r * SLICE_STRIDE + i % SLICE_GROUPS * 2u;       \
             vec4 low, high;                                                                                            \
             widen(Q_TYPE, fetched[f], low, high);                                                                      \
             if (r < BLOCK_M) {                                                                                         \
@@ -121,7 +79,7 @@ const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
         [[unroll]] for (uint f = 0u; f < FETCH_K; f++)                                                                 \
         {                                                                                                              \
             uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
-            uint to = side + (BLOCK_M + n % 4u * COLUMNS + n / 4u) * slice_row + i % SLICE_GROUPS * 2u;                \
+            uint to = side + (BLOCK_M + n % 4u * COLUMNS + n / 4u) * SLICE_STRIDE + i % SLICE_GROUPS * 2u;                \
             vec4 low, high;                                                                                            \
             widen(fetched[FETCH_Q + f], low, high);                                                                    \
             if (n < BLOCK_N) {                                                                                         \
@@ -145,7 +103,7 @@ const uint slice_row = SLICE / 4u + 1u, chunk_row = HEAD_DIM_V / 4u + 1u;
 #define STORE_V_CHUNK(side, chunk)                                                                                     \
     [[unroll]] for (uint f = 0u; f < FETCH_V; f++)                                                                     \
     {                                                                                                                  \
-        uint i = tid + f * THREADS, n = i / CHUNK_GROUPS, to = side + n * chunk_row + i % CHUNK_GROUPS * 2u;           \
+        uint i = tid + f * THREADS, n = i / CHUNK_GROUPS, to = side + n * CHUNK_STRIDE + i % CHUNK_GROUPS * 2u;           \
         vec4 low, high;                                                                                                \
         widen(fetched[f], low, high);                                                                                  \
         if (masked && is_non_finite(fetched[f]))                                                                       \
@@ -224,15 +182,15 @@ void main()
             else
                 FETCH_V_CHUNK(kv0)
             if (ty < BLOCK_M) {
-                uint q_at = side + ty * slice_row, k_at = side + (BLOCK_M + tx) * slice_row;
+                uint q_at = side + ty * SLICE_STRIDE, k_at = side + (BLOCK_M + tx) * SLICE_STRIDE;
                 [[unroll]] for (uint d = 0u; d < SLICE / 4u; d++) {
                     vec4 a[TM];
                     [[unroll]] for (uint i = 0u; i < TM; i++)
-                        a[i] = slices[q_at + i * TY * slice_row + d];
+                        a[i] = slices[q_at + i * TY * SLICE_STRIDE + d];
                     [[unroll]] for (uint g = 0u; g < TN; g++) {
-                        uint at = k_at + g * TX * slice_row + d;
-                        vec4 k0 = slices[at], k1 = slices[at + COLUMNS * slice_row],
-                             k2 = slices[at + 2u * COLUMNS * slice_row], k3 = slices[at + 3u * COLUMNS * slice_row];
+                        uint at = k_at + g * TX * SLICE_STRIDE + d;
+                        vec4 k0 = slices[at], k1 = slices[at + COLUMNS * SLICE_STRIDE],
+                             k2 = slices[at + 2u * COLUMNS * SLICE_STRIDE], k3 = slices[at + 3u * COLUMNS * SLICE_STRIDE];
                         [[unroll]] for (uint i = 0u; i < TM; i++) {
                             vec4 c = acc[i * TN + g];
                             c.x = fma(a[i].x, k0.x, fma(a[i].y, k0.y, fma(a[i].z, k0.z, fma(a[i].w, k0.w, c.x))));
@@ -344,7 +302,7 @@ void main()
                      * */
                     [[dont_unroll]] for (uint n = 0u; n < CHUNK; n++)
                         [[unroll]] for (uint t = 0u; t < TO; t++) {
-                            vec4 v = slices[side + n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
+                            vec4 v = slices[side + n * CHUNK_STRIDE + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
                             [[unroll]] for (uint i = 0u; i < TM; i++) {
                                 float p = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];
                                 o[i * TO + t] = floatBitsToUint(p) == FORBIDDEN ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
@@ -356,9 +314,9 @@ void main()
                         [[unroll]] for (uint i = 0u; i < TM; i++)
                             p[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];
                         [[unroll]] for (uint t = 0u; t < TO; t++) {
-                            uint at = side + n * chunk_row + min(tx + TX * t, HEAD_DIM_V / 4u - 1u);
-                            vec4 v0 = slices[at], v1 = slices[at + chunk_row], v2 = slices[at + 2u * chunk_row],
-                                 v3 = slices[at + 3u * chunk_row];
+                            uint at = side + n * CHUNK_STRIDE + min(tx + TX * t, HEAD_DIM_V / 4u - 1u);
+                            vec4 v0 = slices[at], v1 = slices[at + CHUNK_STRIDE], v2 = slices[at + 2u * CHUNK_STRIDE],
+                                 v3 = slices[at + 3u * CHUNK_STRIDE];
                             [[unroll]] for (uint i = 0u; i < TM; i++)
                                 o[i * TO + t] =
                                     fma(p[i].xxxx, v0, fma(p[i].yyyy, v1,

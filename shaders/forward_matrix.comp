@@ -21,48 +21,9 @@
 #include "elements.glsl"
 #include "mods.glsl"
 
-layout(local_size_x_id = 0) in;
+layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
-/* Most are from attune__matrix_layout (src/plan/layout.h). Groups are 16 bytes. */
-layout(constant_id = 0) const uint THREADS = 128;
-layout(constant_id = 1) const uint BLOCK_M = 64;
-layout(constant_id = 2) const uint BLOCK_N = 64;
-layout(constant_id = 3) const uint HEAD_DIM = 64;
-layout(constant_id = 4) const uint HEAD_DIM_V = 64;
-layout(constant_id = 5) const uint MATRIX_M = 16;
-layout(constant_id = 6) const uint MATRIX_N = 16;
-layout(constant_id = 7) const uint MATRIX_K = 16;
-layout(constant_id = 8) const uint ROW_TILES = 1; /* matrices: rows of a subgroup, columns of S, depth of Q, columns of O */
-layout(constant_id = 9) const uint S_TILES = 4;
-layout(constant_id = 10) const uint Q_TILES = 4;
-layout(constant_id = 11) const uint O_TILES = 4;
-layout(constant_id = 12) const uint S_COUNT = 4; /* ROW_TILES times the above; HELD_COUNT is 1 if Q is not held */
-layout(constant_id = 13) const uint HELD_COUNT = 4;
-layout(constant_id = 14) const uint O_COUNT = 4;
-layout(constant_id = 15) const uint PARTS = 2; /* lanes of a row in stages 4 and 5, and groups of four scores of each */
-layout(constant_id = 16) const uint PART = 8;
-layout(constant_id = 17) const uint FETCH = 4; /* groups of K or V that an invocation has in flight */
-layout(constant_id = 18) const uint K_STRIDE = 9; /* groups from one row to the next */
-layout(constant_id = 19) const bool BLOCKS = false; /* a block mask's lists */
-layout(constant_id = 20) const bool MASK = false;   /* partial blocks evaluate an expression */
-layout(constant_id = 22) const bool HOLD_Q = true;  /* in registers, not in shared memory */
-layout(constant_id = 23) const bool ALIGNED = false; /* q, k, v and o all are: for drivers that run both sides of a branch */
-layout(constant_id = 24) const bool PACKED = false;  /* tiles have rows of several heads */
-layout(constant_id = 25) const uint V_STRIDE = 9;
-layout(constant_id = 26) const uint S_STRIDE = 17;
-layout(constant_id = 27) const uint P_STRIDE = 9;
-layout(constant_id = 28) const uint Q_OFFSET = 0;        /* offsets in `memory`, in groups; K or V is at 0 */
-layout(constant_id = 29) const uint WARPS_OFFSET = 576;  /* S and P of each subgroup */
-layout(constant_id = 30) const uint WARP_SIZE = 336; /* S, or P in its place; then EXTRA */
-layout(constant_id = 31) const uint EXTRA_OFFSET = 272;  /* one column of matrices in float32 */
-layout(constant_id = 32) const uint MEMORY_SIZE = 1920;
-/* The types of q and o; k and v have ELEMENT, to which q is rounded. */
-layout(constant_id = 34) const uint Q_TYPE = ELEMENT;
-layout(constant_id = 35) const uint O_TYPE = ELEMENT;
-
-shared uvec4 memory[MEMORY_SIZE];
-shared uint non_finite; /* whether V has NaN or infinity in a tile with forbidden pairs */
-
+#include "layout_matrix.h"
 #include "block_lists.glsl"
 
 #define MATRIX_A     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_K, gl_MatrixUseA>
@@ -71,10 +32,8 @@ shared uint non_finite; /* whether V has NaN or infinity in a tile with forbidde
 #define ROW_MAJOR    gl_CooperativeMatrixLayoutRowMajor
 #define COLUMN_MAJOR gl_CooperativeMatrixLayoutColumnMajor
 
-const uint ROWS = ROW_TILES * MATRIX_M;
-const uint K_GROUPS = Q_TILES * MATRIX_K / 8u, V_GROUPS = O_TILES * MATRIX_N / 8u; /* of eight elements, padded */
 const uint FETCHED = FETCH * THREADS;
-const uint S_STEP = MATRIX_N / 4u, EXTRA_STRIDE = MATRIX_N / 4u;
+const uint S_STEP = MATRIX_N / 4u;
 
 /* subgroupBarrier orders images and buffers too, for which some drivers wait. */
 void wait_subgroup()
@@ -107,7 +66,7 @@ const float RESCALE_THRESHOLD = SCORE ? 8.0 * LN2 : 8.0;
             {                                                                                                          \
                 uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
                 if (look && masked && is_non_finite(fetched[f]))                                                       \
-                    non_finite = 1u;                                                                                   \
+                    non_finite[0] = 1u;                                                                                   \
                 if (n < BLOCK_N)                                                                                       \
                     memory[n * (row_stride) + g] = fetched[f].low;                                                     \
             }                                                                                                          \
@@ -118,7 +77,7 @@ const float RESCALE_THRESHOLD = SCORE ? 8.0 * LN2 : 8.0;
                 Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
                 if (look && masked && is_non_finite(late))                                                             \
-                    non_finite = 1u;                                                                                   \
+                    non_finite[0] = 1u;                                                                                   \
                 memory[n * (row_stride) + g] = late.low;                                                               \
             }                                                                                                          \
     }
@@ -201,7 +160,7 @@ void main()
         STORE_ROWS(k_plane, k_stride, kv0, K_GROUPS, HEAD_DIM, K_STRIDE, false)
         FETCH_ROWS(v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V)
         if (tid == 0u)
-            non_finite = 0u;
+            non_finite[0] = 0u;
         barrier();
 
         /* 3: S = Q K^T */
@@ -314,7 +273,7 @@ void main()
         barrier();
 
         /* 6: O += P V */
-        if (masked && non_finite != 0u) {
+        if (masked && non_finite[0] != 0u) {
             /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
             [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
                 [[dont_unroll]] for (uint i = lane; i < ROWS * MATRIX_N; i += ROWS * PARTS) {

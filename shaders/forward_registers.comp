@@ -19,49 +19,9 @@
 #include "elements.glsl"
 #include "mods.glsl"
 
-layout(local_size_x_id = 0) in;
+layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
-/* Most are from attune__registers_layout (src/plan/layout.h). Groups are 16 bytes. */
-layout(constant_id = 0) const uint THREADS = 128;
-layout(constant_id = 1) const uint BLOCK_M = 64;
-layout(constant_id = 2) const uint BLOCK_N = 64;
-layout(constant_id = 3) const uint HEAD_DIM = 64;
-layout(constant_id = 4) const uint HEAD_DIM_V = 64;
-layout(constant_id = 5) const uint MATRIX_M = 16;
-layout(constant_id = 6) const uint MATRIX_N = 16;
-layout(constant_id = 7) const uint LANES = 32;
-layout(constant_id = 8) const uint ROW_TILES = 1; /* matrices: rows of a subgroup, columns of S, depth of Q, columns of O */
-layout(constant_id = 9) const uint S_TILES = 4;
-layout(constant_id = 10) const uint Q_TILES = 4;
-layout(constant_id = 11) const uint O_TILES = 4;
-layout(constant_id = 12) const uint S_COUNT = 4; /* ROW_TILES times the above */
-layout(constant_id = 13) const uint HELD_COUNT = 1; /* 1 if Q is not held */
-layout(constant_id = 14) const uint O_COUNT = 4;
-layout(constant_id = 15) const bool QUADS = true;   /* the fragment layout: below */
-layout(constant_id = 16) const uint ROW_COUNT = 2;  /* rows of which a lane has elements: in one matrix, and in all */
-layout(constant_id = 17) const uint ALL_ROWS = 2;
-layout(constant_id = 18) const uint LENGTH = 8;     /* elements that a lane has of a matrix */
-layout(constant_id = 19) const bool BLOCKS = false; /* a block mask's lists */
-layout(constant_id = 20) const bool MASK = false;   /* partial blocks evaluate an expression */
-layout(constant_id = 22) const uint FETCH = 4;      /* groups of K or V that an invocation has in flight */
-layout(constant_id = 23) const bool ALIGNED = false; /* q, k, v and o all are: for drivers that run both sides of a branch */
-layout(constant_id = 24) const bool PACKED = false;  /* tiles have rows of several heads */
-layout(constant_id = 25) const uint K_STRIDE = 9;    /* groups from one row to the next */
-layout(constant_id = 26) const uint V_STRIDE = 9;
-layout(constant_id = 27) const uint V_OFFSET = 576; /* offsets in `memory`, in groups; K is at 0 */
-layout(constant_id = 28) const uint O_CHUNK = 4; /* columns of matrices of O that are stored together, and their stride */
-layout(constant_id = 29) const uint O_STRIDE = 17;
-layout(constant_id = 30) const uint MEMORY_SIZE = 2304;
-layout(constant_id = 31) const uint Q_OFFSET = 1152;
-layout(constant_id = 32) const uint P_OFFSET = 1728;
-layout(constant_id = 33) const bool HOLD_Q = false; /* in registers */
-/* The types of q and o; k and v have ELEMENT, to which q is rounded. */
-layout(constant_id = 34) const uint Q_TYPE = ELEMENT;
-layout(constant_id = 35) const uint O_TYPE = ELEMENT;
-
-shared uvec4 memory[MEMORY_SIZE];
-shared uint non_finite; /* the last tile, counted from 1, with forbidden pairs and NaN or infinity in V */
-
+#include "layout_registers.h"
 #include "block_lists.glsl"
 
 #define MATRIX_A     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseA>
@@ -71,9 +31,6 @@ shared uint non_finite; /* the last tile, counted from 1, with forbidden pairs a
 #define ROW_MAJOR    gl_CooperativeMatrixLayoutRowMajor
 #define COLUMN_MAJOR gl_CooperativeMatrixLayoutColumnMajor
 
-const uint ROWS = ROW_TILES * MATRIX_M;
-const uint K_GROUPS = Q_TILES * MATRIX_N / 8u, V_GROUPS = O_TILES * MATRIX_N / 8u; /* of eight elements, padded */
-const uint P_STRIDE = BLOCK_N / 8u + 1u;
 const uint FETCHED = FETCH * THREADS;
 
 /*
@@ -171,7 +128,7 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
             {                                                                                                          \
                 uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
                 if (look && masked && is_non_finite(fetched[f]))                                                       \
-                    non_finite = step;                                                                                 \
+                    non_finite[0] = step;                                                                                 \
                 if (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N)                                                      \
                     memory[(where) + n * (row_stride) + g] = fetched[f].low;                                           \
             }                                                                                                          \
@@ -182,7 +139,7 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
                 Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
                 if (look && masked && is_non_finite(late))                                                             \
-                    non_finite = step;                                                                                 \
+                    non_finite[0] = step;                                                                                 \
                 memory[(where) + n * (row_stride) + g] = late.low;                                                     \
             }                                                                                                          \
     }
@@ -243,7 +200,7 @@ void main()
 
     /* 1: load Q */
     if (tid == 0u)
-        non_finite = 0u;
+        non_finite[0] = 0u;
     [[dont_unroll]] for (uint i = tid; i < BLOCK_M * K_GROUPS; i += THREADS) {
         uint r = i / K_GROUPS, g = i % K_GROUPS;
         uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),
@@ -380,7 +337,7 @@ void main()
 
         /* The non-finite slow path, since 0 times NaN is NaN where the pair is forbidden: V's NaN and infinities become
          * 0, and their codes, in the shared memory of K, are summed over the allowed pairs. */
-        bool codes = masked && non_finite == step;
+        bool codes = masked && non_finite[0] == step;
         if (codes) {
             [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS) {
                 uint at = i / V_GROUPS * V_STRIDE + i % V_GROUPS;

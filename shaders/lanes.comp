@@ -21,22 +21,9 @@
 #include "elements.glsl"
 #include "mods.glsl"
 
-layout(local_size_x_id = 0) in;
+layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
-/* Numbered as in forward.comp. */
-layout(constant_id = 0) const uint LANES = 8; /* and the size of a subgroup */
-layout(constant_id = 1) const uint BLOCK_M = 16;
-layout(constant_id = 2) const uint BLOCK_N = 32;
-layout(constant_id = 3) const uint HEAD_DIM = 64;
-layout(constant_id = 4) const uint HEAD_DIM_V = 64;
-layout(constant_id = 19) const bool BLOCKS = false;
-layout(constant_id = 20) const bool MASK = false;
-layout(constant_id = 22) const bool PRESCALE = false;
-layout(constant_id = 23) const bool ALIGNED = false;
-layout(constant_id = 24) const bool PACKED = false;
-/* The types of q and o; k and v have ELEMENT. */
-layout(constant_id = 34) const uint Q_TYPE = ELEMENT;
-layout(constant_id = 35) const uint O_TYPE = ELEMENT;
+const uint LANES = THREADS; /* and the size of a subgroup */
 
 #include "block_lists.glsl"
 

@@ -16,20 +16,9 @@
 #include "elements.glsl"
 #include "gradient.glsl"
 
-layout(local_size_x_id = 0) in;
+layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
-/* Numbered as in backward.comp. */
-layout(constant_id = 0) const uint LANES = 8; /* and the size of a subgroup */
-layout(constant_id = 1) const uint BLOCK_M = 8;
-layout(constant_id = 2) const uint BLOCK_N = 16;
-layout(constant_id = 3) const uint HEAD_DIM = 64;
-layout(constant_id = 4) const uint HEAD_DIM_V = 64;
-layout(constant_id = 18) const bool CAPTURES = false;
-layout(constant_id = 19) const bool BLOCKS = false;
-layout(constant_id = 20) const bool MASK = false;
-layout(constant_id = 22) const bool PRESCALE = false;
-layout(constant_id = 23) const bool ALIGNED = false;
-layout(constant_id = 24) const bool PACKED = false;
+const uint LANES = THREADS; /* and the size of a subgroup */
 
 #include "backward_tiles.glsl"
 

@@ -25,6 +25,9 @@
 #define ATTUNE_BLOCK(name) ATTUNE_STRUCT(name)
 #endif
 
+/* The constant whose value is a workgroup's size, in constants.h. */
+#define ATTUNE_VULKAN_THREADS_ID 0
+
 /* Members of the push constants of every kernel that has a block of arguments: its address, and the number of the first
  * workgroup of a dispatch. */
 #define ATTUNE_PUSH_LAUNCH                                                                                             \

@@ -60,9 +60,9 @@ static uint64_t scalar_shared(const attune__search *search, const attune__tile *
     const uint32_t *v = tile->value;
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return attune__vulkan_backward_shared(search, tile, threads);
-    attune__scalar_layout layout;
-    if (attune__scalar_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], threads, search->shape->head_dim,
-                                   search->shape->head_dim_v, subgroups, &layout))
+    attune__forward_layout layout;
+    if (attune__forward_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], threads, search->shape->head_dim,
+                                    search->shape->head_dim_v, subgroups, false, &layout))
         return UINT64_MAX;
     return layout.bytes;
 }
@@ -76,9 +76,9 @@ static const char *scalar_refuse(const attune__search *search, const attune__til
         return why;
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return attune__vulkan_backward_refuse(search, tile, threads, option);
-    attune__scalar_layout layout;
-    why = attune__scalar_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], threads,
-                                     search->shape->head_dim, search->shape->head_dim_v, subgroups, &layout);
+    attune__forward_layout layout;
+    why = attune__forward_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], threads,
+                                      search->shape->head_dim, search->shape->head_dim_v, subgroups, false, &layout);
     *option = search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
     return why;
 }

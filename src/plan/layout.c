@@ -18,49 +18,79 @@ static uint32_t most(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
-/* Slices of Q and K, and what they leave to V. */
-static void set_slices(attune__scalar_layout *l, uint32_t slice, uint32_t most_chunk)
+/* The sum of a shader's arrays, of the constants in `l`. */
+enum { SIZE_uint = 4, SIZE_float = 4, SIZE_vec4 = 16, SIZE_uvec4 = 16 };
+#define CONSTANT(id, type, name, value)
+#define SHARED(type, name, count) bytes += UINT64_C(1) * SIZE_##type * (count);
+#define OF(name)                  l->name
+
+static uint64_t forward_bytes(const attune__forward_layout *l)
 {
-    const uint32_t slice_row = slice / 4 + 1, chunk_row = l->head_dim_v / 4 + 1;
-    l->slice = slice;
-    l->slice_size = most((l->block_m + l->block_n) * slice_row, 4 * chunk_row);
-    for (l->chunk = 4; 2 * l->chunk <= most_chunk && 2 * l->chunk * chunk_row <= l->slice_size;)
-        l->chunk *= 2;
-    l->fetch_q = (l->block_m * (slice / 8) + l->threads - 1) / l->threads;
-    l->fetch_k = (l->block_n * (slice / 8) + l->threads - 1) / l->threads;
-    l->fetch_v = (l->chunk * (l->head_dim_v / 8) + l->threads - 1) / l->threads;
-    l->bytes = UINT64_C(16) * (2 * l->slice_size + l->s_size) + UINT64_C(4) * (l->rows_size + l->reduce_size + 4);
+    uint64_t bytes = 0;
+#include "shaders/layout_forward.h"
+    return bytes;
 }
 
-void attune__scalar_layout_flatten(attune__scalar_layout *layout)
+static uint64_t backward_bytes(const attune__backward_layout *l)
 {
-    set_slices(layout, 8, 4);
+    uint64_t bytes = 0;
+#include "shaders/layout_backward.h"
+    return bytes;
 }
 
-const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
-                                       uint32_t head_dim_v, bool subgroups, attune__scalar_layout *layout)
+static uint64_t matrix_bytes(const attune__matrix_layout *l)
 {
-    attune__scalar_layout l = {
-        .threads = threads, .block_m = block_m, .block_n = block_n, .head_dim = head_dim, .head_dim_v = head_dim_v};
+    uint64_t bytes = 0;
+#include "shaders/layout_matrix.h"
+    return bytes;
+}
+
+static uint64_t registers_bytes(const attune__registers_layout *l)
+{
+    uint64_t bytes = 0;
+#include "shaders/layout_registers.h"
+    return bytes;
+}
+
+#undef CONSTANT
+#undef SHARED
+#undef OF
+
+const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
+                                        uint32_t head_dim_v, bool subgroups, bool flat, attune__forward_layout *layout)
+{
+    attune__forward_layout l = {.ROWS_SIZE = block_m};
     if (block_n < 4 || threads < block_n / 4)
         return "four of its columns belong to each invocation of a row";
     if (threads < block_m || (uint64_t)block_m * block_n > (uint64_t)threads * 4 * MOST_LONG_PART)
         return "an invocation has at most 64 scores, all of one row";
     /* 8 x 8 scores of an invocation take two thirds of the reads that twice 8 x 4 would. */
-    l.tn = block_n >= 8 && (uint64_t)block_m * block_n >= (uint64_t)threads * 64 ? 2 : 1;
-    l.tx = block_n / 4 / l.tn;
-    l.ty = threads / l.tx;
-    l.tm = most(block_m / l.ty, 1);
-    l.to = (head_dim_v / 4 + l.tx - 1) / l.tx;
-    l.o_size = l.tm * l.to;
-    l.parts = least(threads / block_m, block_n / 4);
-    l.part = block_n / 4 / l.parts;
+    l.TN = block_n >= 8 && (uint64_t)block_m * block_n >= (uint64_t)threads * 64 ? 2 : 1;
+    l.TX = block_n / 4 / l.TN;
+    l.TY = threads / l.TX;
+    l.TM = most(block_m / l.TY, 1);
+    l.TO = (head_dim_v / 4 + l.TX - 1) / l.TX;
+    l.ACC_SIZE = l.TM * l.TN;
+    l.O_SIZE = l.TM * l.TO;
+    l.PARTS = least(threads / block_m, block_n / 4);
+    l.PART = block_n / 4 / l.PARTS;
     /* Rows of S begin on other banks for the invocations that read them together. */
-    l.s_stride = block_n / 4 + (subgroups ? least(l.parts, 4) : 1);
-    l.s_size = block_m * l.s_stride;
-    l.rows_size = block_m;
-    l.reduce_size = subgroups ? 0 : block_m * l.parts;
-    set_slices(&l, head_dim % 16 == 0 ? 16 : 8, block_n);
+    l.S_STRIDE = block_n / 4 + (subgroups ? least(l.PARTS, 4) : 1);
+    l.S_SIZE = block_m * l.S_STRIDE;
+    l.REDUCE_SIZE = subgroups ? 0 : block_m * l.PARTS;
+    /* Slices of Q and K, and what they leave to V. */
+    l.SLICE = flat || head_dim % 16 ? 8 : 16;
+    l.SLICE_STRIDE = l.SLICE / 4 + 1;
+    l.CHUNK_STRIDE = head_dim_v / 4 + 1;
+    l.SLICE_SIZE = most((block_m + block_n) * l.SLICE_STRIDE, 4 * l.CHUNK_STRIDE);
+    l.SLICES_SIZE = 2 * l.SLICE_SIZE;
+    for (l.CHUNK = 4; !flat && 2 * l.CHUNK <= block_n && 2 * l.CHUNK * l.CHUNK_STRIDE <= l.SLICE_SIZE;)
+        l.CHUNK *= 2;
+    l.FETCH_Q = (block_m * (l.SLICE / 8) + threads - 1) / threads;
+    l.FETCH_K = (block_n * (l.SLICE / 8) + threads - 1) / threads;
+    l.FETCH_V = (l.CHUNK * (head_dim_v / 8) + threads - 1) / threads;
+    l.FETCH = most(l.FETCH_Q + l.FETCH_K, l.FETCH_V);
+    l.bytes = forward_bytes(&l);
     *layout = l;
     return NULL;
 }
@@ -68,33 +98,34 @@ const char *attune__scalar_layout_make(uint32_t block_m, uint32_t block_n, uint3
 const char *attune__backward_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t threads, uint32_t head_dim,
                                          uint32_t head_dim_v, bool keys, attune__backward_layout *layout)
 {
-    attune__backward_layout l = {.threads = threads,
-                                 .outer_rows = outer_rows,
-                                 .inner_rows = inner_rows,
-                                 .head_dim = head_dim,
-                                 .head_dim_v = head_dim_v};
+    attune__backward_layout l = {.TX = inner_rows / 4};
     if (inner_rows < 4 || threads < inner_rows / 4)
         return "four of its columns belong to each invocation of a row";
     if ((uint64_t)outer_rows * inner_rows > (uint64_t)threads * 4 * MOST_PART)
         return "an invocation has at most 32 scores";
-    l.tx = inner_rows / 4;
-    l.ty = threads / l.tx;
-    l.tm = most(outer_rows / l.ty, 1);
-    l.to = (head_dim / 4 + l.tx - 1) / l.tx;
-    l.to_v = keys ? (head_dim_v / 4 + l.tx - 1) / l.tx : 1;
-    l.slice = head_dim % 16 || head_dim_v % 16 ? 8 : 16;
-    l.s_stride = inner_rows / 4 + 1;
-    const uint32_t slice_row = l.slice / 4 + 1, chunk_row = (keys ? most(head_dim, head_dim_v) : head_dim) / 4 + 1;
-    l.slice_size = most((outer_rows + inner_rows) * slice_row, 4 * chunk_row);
-    for (l.chunk = 4; 2 * l.chunk <= inner_rows && 2 * l.chunk * chunk_row <= l.slice_size;)
-        l.chunk *= 2;
-    l.fetch_a = (outer_rows * (l.slice / 8) + threads - 1) / threads;
-    l.fetch_b = (inner_rows * (l.slice / 8) + threads - 1) / threads;
-    l.fetch_x = (l.chunk * (head_dim / 8) + threads - 1) / threads;
-    l.fetch_y = (l.chunk * (head_dim_v / 8) + threads - 1) / threads;
-    l.fetch = most(l.fetch_a + l.fetch_b, most(l.fetch_x, l.fetch_y));
-    l.s_size = outer_rows * l.s_stride;
-    l.bytes = UINT64_C(16) * (2 * l.slice_size + l.s_size) + UINT64_C(4) * 4;
+    l.TY = threads / l.TX;
+    l.TM = most(outer_rows / l.TY, 1);
+    l.TO = (head_dim / 4 + l.TX - 1) / l.TX;
+    l.TO_V = keys ? (head_dim_v / 4 + l.TX - 1) / l.TX : 1;
+    l.X_SIZE = l.TM * l.TO;
+    l.Y_SIZE = l.TM * l.TO_V;
+    l.SLICE = head_dim % 16 || head_dim_v % 16 ? 8 : 16;
+    l.SLICE_STRIDE = l.SLICE / 4 + 1;
+    l.X_STRIDE = head_dim / 4 + 1;
+    l.Y_STRIDE = head_dim_v / 4 + 1;
+    l.S_STRIDE = inner_rows / 4 + 1;
+    l.S_SIZE = outer_rows * l.S_STRIDE;
+    const uint32_t chunk_stride = keys ? most(l.X_STRIDE, l.Y_STRIDE) : l.X_STRIDE;
+    l.SLICE_SIZE = most((outer_rows + inner_rows) * l.SLICE_STRIDE, 4 * chunk_stride);
+    l.SLICES_SIZE = 2 * l.SLICE_SIZE;
+    for (l.CHUNK = 4; 2 * l.CHUNK <= inner_rows && 2 * l.CHUNK * chunk_stride <= l.SLICE_SIZE;)
+        l.CHUNK *= 2;
+    l.FETCH_A = (outer_rows * (l.SLICE / 8) + threads - 1) / threads;
+    l.FETCH_B = (inner_rows * (l.SLICE / 8) + threads - 1) / threads;
+    l.FETCH_X = (l.CHUNK * (head_dim / 8) + threads - 1) / threads;
+    l.FETCH_Y = (l.CHUNK * (head_dim_v / 8) + threads - 1) / threads;
+    l.FETCH = most(l.FETCH_A + l.FETCH_B, most(l.FETCH_X, l.FETCH_Y));
+    l.bytes = backward_bytes(&l);
     *layout = l;
     return NULL;
 }
@@ -105,45 +136,43 @@ const char *attune__backward_layout_make(uint32_t outer_rows, uint32_t inner_row
 const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
                                        uint32_t head_dim, uint32_t head_dim_v, attune__matrix_layout *layout)
 {
-    const uint32_t lanes = matrix.lanes;
-    attune__matrix_layout l = {.threads = warps * lanes,
-                               .block_m = block_m,
-                               .block_n = block_n,
-                               .head_dim = head_dim,
-                               .head_dim_v = head_dim_v,
-                               .m = matrix.m,
-                               .n = matrix.n,
-                               .k = matrix.k,
-                               .rows = block_m / warps};
-    if (block_m % warps || l.rows < matrix.m || l.rows % matrix.m)
+    const uint32_t lanes = matrix.lanes, threads = warps * lanes;
+    attune__matrix_layout l = {
+        .MATRIX_M = matrix.m, .MATRIX_N = matrix.n, .MATRIX_K = matrix.k, .ROWS = block_m / warps};
+    if (block_m % warps || l.ROWS < matrix.m || l.ROWS % matrix.m)
         return "each of the num_warps subgroups has the rows of at least one matrix";
-    if (l.rows > lanes || lanes % l.rows)
+    if (l.ROWS > lanes || lanes % l.ROWS)
         return "a subgroup has at most as many rows as lanes";
     if (block_n % matrix.n || block_n % matrix.k)
         return "it must be a multiple of the device's matrices";
-    l.parts = lanes / l.rows;
-    l.part = block_n / 4 / l.parts;
-    if (!l.part || l.part > MOST_PART)
+    l.PARTS = lanes / l.ROWS;
+    l.PART = block_n / 4 / l.PARTS;
+    if (!l.PART || l.PART > MOST_PART)
         return "a lane has 4 to 32 scores, all of one row";
-    l.row_tiles = l.rows / matrix.m;
-    l.s_tiles = block_n / matrix.n;
-    l.q_tiles = (head_dim + matrix.k - 1) / matrix.k;
-    l.o_tiles = (head_dim_v + matrix.n - 1) / matrix.n;
-    l.hold_q = l.q_tiles * matrix.k <= MOST_HELD;
+    l.ROW_TILES = l.ROWS / matrix.m;
+    l.S_TILES = block_n / matrix.n;
+    l.Q_TILES = (head_dim + matrix.k - 1) / matrix.k;
+    l.O_TILES = (head_dim_v + matrix.n - 1) / matrix.n;
+    l.HOLD_Q = l.Q_TILES * matrix.k <= MOST_HELD;
+    l.S_COUNT = l.ROW_TILES * l.S_TILES;
+    l.HELD_COUNT = l.HOLD_Q ? l.ROW_TILES * l.Q_TILES : 1;
+    l.O_COUNT = l.ROW_TILES * l.O_TILES;
+    l.K_GROUPS = l.Q_TILES * matrix.k / 8;
+    l.V_GROUPS = l.O_TILES * matrix.n / 8;
     /* An odd number of groups from one row to the next: eight rows lie in different banks. */
-    const uint32_t k_groups = l.q_tiles * matrix.k / 8, v_groups = l.o_tiles * matrix.n / 8;
-    l.k_stride = k_groups | 1;
-    l.v_stride = v_groups | 1;
-    l.s_stride = block_n / 4 + 1;
-    l.p_stride = block_n / 8 + 1;
-    l.fetch = least((block_n * most(k_groups, v_groups) + l.threads - 1) / l.threads, MOST_FETCH);
-    const uint32_t kv_size = block_n * most(l.k_stride, l.v_stride), q_size = block_m * l.k_stride;
-    l.q_at = l.hold_q ? 0 : kv_size;
-    l.warps_at = l.hold_q ? most(kv_size, q_size) : kv_size + q_size;
-    l.extra_at = l.rows * l.s_stride;
-    l.warp_size = l.extra_at + l.rows * matrix.n / 4;
-    l.memory_size = l.warps_at + warps * l.warp_size;
-    l.bytes = UINT64_C(16) * l.memory_size + 4;
+    l.K_STRIDE = l.K_GROUPS | 1;
+    l.V_STRIDE = l.V_GROUPS | 1;
+    l.S_STRIDE = block_n / 4 + 1;
+    l.P_STRIDE = block_n / 8 + 1;
+    l.EXTRA_STRIDE = matrix.n / 4;
+    l.FETCH = least((block_n * most(l.K_GROUPS, l.V_GROUPS) + threads - 1) / threads, MOST_FETCH);
+    const uint32_t kv_size = block_n * most(l.K_STRIDE, l.V_STRIDE), q_size = block_m * l.K_STRIDE;
+    l.Q_OFFSET = l.HOLD_Q ? 0 : kv_size;
+    l.WARPS_OFFSET = l.HOLD_Q ? most(kv_size, q_size) : kv_size + q_size;
+    l.EXTRA_OFFSET = l.ROWS * l.S_STRIDE;
+    l.WARP_SIZE = l.EXTRA_OFFSET + l.ROWS * l.EXTRA_STRIDE;
+    l.MEMORY_SIZE = l.WARPS_OFFSET + warps * l.WARP_SIZE;
+    l.bytes = matrix_bytes(&l);
     *layout = l;
     return NULL;
 }
@@ -155,47 +184,49 @@ const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, ui
                                           attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
                                           attune__registers_layout *layout)
 {
-    const uint32_t rows = block_m / warps;
-    if (block_m % warps || rows < matrix.m || rows % matrix.m)
+    const uint32_t threads = warps * matrix.lanes;
+    attune__registers_layout l = {.MATRIX_M = matrix.m,
+                                  .MATRIX_N = matrix.n,
+                                  .LANES = matrix.lanes,
+                                  .ROWS = block_m / warps,
+                                  .QUADS = matrix.fragment_layout == ATTUNE_FRAGMENT_QUADS};
+    if (block_m % warps || l.ROWS < matrix.m || l.ROWS % matrix.m)
         return "each of the num_warps subgroups has the rows of at least one matrix";
     if (block_n % matrix.n || block_n % matrix.k)
         return "it must be a multiple of the device's matrices";
     if (block_n > MOST_COUNTED)
         return "it must be at most 128";
-    attune__registers_layout l = {.threads = warps * matrix.lanes,
-                                  .block_m = block_m,
-                                  .block_n = block_n,
-                                  .head_dim = head_dim,
-                                  .head_dim_v = head_dim_v,
-                                  .m = matrix.m,
-                                  .n = matrix.n,
-                                  .lanes = matrix.lanes,
-                                  .row_tiles = rows / matrix.m,
-                                  .s_tiles = block_n / matrix.n,
-                                  .q_tiles = (head_dim + matrix.n - 1) / matrix.n,
-                                  .o_tiles = (head_dim_v + matrix.n - 1) / matrix.n,
-                                  .quads = matrix.fragment_layout == ATTUNE_FRAGMENT_QUADS};
-    l.row_count = l.quads ? 2 : matrix.m;
-    l.length = matrix.m * matrix.n / matrix.lanes;
+    l.ROW_TILES = l.ROWS / matrix.m;
+    l.S_TILES = block_n / matrix.n;
+    l.Q_TILES = (head_dim + matrix.n - 1) / matrix.n;
+    l.O_TILES = (head_dim_v + matrix.n - 1) / matrix.n;
+    l.HOLD_Q = l.Q_TILES * matrix.n > MOST_SHARED;
+    l.S_COUNT = l.ROW_TILES * l.S_TILES;
+    l.HELD_COUNT = l.HOLD_Q ? l.ROW_TILES * l.Q_TILES : 1;
+    l.O_COUNT = l.ROW_TILES * l.O_TILES;
+    l.ROW_COUNT = l.QUADS ? 2 : matrix.m;
+    l.ALL_ROWS = l.ROW_TILES * l.ROW_COUNT;
+    l.LENGTH = matrix.m * matrix.n / matrix.lanes;
+    l.K_GROUPS = l.Q_TILES * matrix.n / 8;
+    l.V_GROUPS = l.O_TILES * matrix.n / 8;
     /* An odd number of groups from one row to the next: eight rows lie in different banks. */
-    const uint32_t k_groups = l.q_tiles * matrix.n / 8, v_groups = l.o_tiles * matrix.n / 8;
-    l.k_stride = k_groups | 1;
-    l.v_stride = v_groups | 1;
-    l.fetch = least((block_n * most(k_groups, v_groups) + l.threads - 1) / l.threads, MOST_FETCH);
-    l.v_at = block_n * most(l.k_stride, l.v_stride);
+    l.K_STRIDE = l.K_GROUPS | 1;
+    l.V_STRIDE = l.V_GROUPS | 1;
+    l.P_STRIDE = block_n / 8 + 1;
+    l.FETCH = least((block_n * most(l.K_GROUPS, l.V_GROUPS) + threads - 1) / threads, MOST_FETCH);
+    l.V_OFFSET = block_n * most(l.K_STRIDE, l.V_STRIDE);
     /* Where Q is held, K and V take its place. */
-    l.hold_q = l.q_tiles * matrix.n > MOST_SHARED;
-    l.q_at = l.hold_q ? 0 : 2 * l.v_at;
-    l.p_at = l.hold_q ? most(2 * l.v_at, block_m * l.k_stride) : l.q_at + block_m * l.k_stride;
-    l.memory_size = l.p_at + block_m * (block_n / 8 + 1);
-    /* O leaves in as few pieces as there is room for. */
-    for (l.o_chunk = l.o_tiles;; l.o_chunk = (l.o_chunk + 1) / 2) {
-        l.o_stride = l.o_chunk * matrix.n / 4 + 1;
-        if (block_m * l.o_stride <= l.memory_size || l.o_chunk == 1)
+    l.Q_OFFSET = l.HOLD_Q ? 0 : 2 * l.V_OFFSET;
+    l.P_OFFSET = l.HOLD_Q ? most(2 * l.V_OFFSET, block_m * l.K_STRIDE) : l.Q_OFFSET + block_m * l.K_STRIDE;
+    l.MEMORY_SIZE = l.P_OFFSET + block_m * l.P_STRIDE;
+    /* O is stored in as few chunks as shared memory holds. */
+    for (l.O_CHUNK = l.O_TILES;; l.O_CHUNK = (l.O_CHUNK + 1) / 2) {
+        l.O_STRIDE = l.O_CHUNK * matrix.n / 4 + 1;
+        if (block_m * l.O_STRIDE <= l.MEMORY_SIZE || l.O_CHUNK == 1)
             break;
     }
-    l.memory_size = most(l.memory_size, block_m * l.o_stride);
-    l.bytes = UINT64_C(16) * l.memory_size + 4;
+    l.MEMORY_SIZE = most(l.MEMORY_SIZE, block_m * l.O_STRIDE);
+    l.bytes = registers_bytes(&l);
     *layout = l;
     return NULL;
 }
@@ -221,9 +252,9 @@ uint32_t attune__matrix_most_steps(uint32_t block_m, uint32_t block_n, uint32_t 
     if (!matrix.fragment_layout ||
         attune__registers_layout_make(block_m, block_n, warps, matrix, head_dim, head_dim_v, &l))
         return seen;
-    const uint32_t copies = l.block_n * (l.k_stride + 2 * l.v_stride) / l.threads + 3;
-    const uint32_t codes = l.row_tiles * l.o_tiles * (l.s_tiles + 2);
-    const uint32_t most = 32000 / (l.q_tiles + l.s_tiles + copies + codes + 4);
+    const uint32_t copies = block_n * (l.K_STRIDE + 2 * l.V_STRIDE) / (warps * matrix.lanes) + 3;
+    const uint32_t codes = l.ROW_TILES * l.O_TILES * (l.S_TILES + 2);
+    const uint32_t most = 32000 / (l.Q_TILES + l.S_TILES + copies + codes + 4);
     return most < seen ? most : seen;
 }
 

@@ -10,7 +10,6 @@
 
 #include "base/error.h"
 #include "plan/cut.h"
-#include "plan/layout.h"
 
 #include "shaders/backward_delta_bf16.h"
 #include "shaders/backward_delta_f16.h"
@@ -42,19 +41,22 @@ static bool is_lanes(const attune_plan_choice *choice)
     return !strcmp(choice->kernel, "vulkan_lanes");
 }
 
-/* The lanes kernel reads only the tile sizes and the flags. */
+/* Rows of the outer and inner tiles. */
+static uint32_t outer_rows(const attune_plan_choice *choice, bool keys)
+{
+    return keys ? choice->block_n1 : choice->block_m2;
+}
+
+static uint32_t inner_rows(const attune_plan_choice *choice, bool keys)
+{
+    return keys ? choice->block_m1 : choice->block_n2;
+}
+
 static const char *make_layout(const attune__program_desc *desc, bool keys, attune__backward_layout *l)
 {
     const attune_plan_choice *c = desc->choice;
-    const uint32_t outer_rows = keys ? c->block_n1 : c->block_m2, inner_rows = keys ? c->block_m1 : c->block_n2;
-    *l = (attune__backward_layout){.threads = c->workgroup_invocations,
-                                   .outer_rows = outer_rows,
-                                   .inner_rows = inner_rows,
-                                   .head_dim = desc->shape->head_dim,
-                                   .head_dim_v = desc->shape->head_dim_v};
-    return is_lanes(c)
-               ? NULL
-               : attune__backward_layout_make(outer_rows, inner_rows, l->threads, l->head_dim, l->head_dim_v, keys, l);
+    return attune__backward_layout_make(outer_rows(c, keys), inner_rows(c, keys), c->workgroup_invocations,
+                                        desc->shape->head_dim, desc->shape->head_dim_v, keys, l);
 }
 
 attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys, bool aligned,
@@ -65,49 +67,34 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
         ATTUNE__VULKAN_MODULES(lanes_backward_q), ATTUNE__VULKAN_MODULES(lanes_backward_kv)};
     const attune_plan_choice *c = desc->choice;
     const bool lanes = is_lanes(c);
-    attune__backward_layout l;
-    const char *why = make_layout(desc, keys, &l);
-    if (why)
-        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M1 %u, BLOCK_N1 %u, BLOCK_M2 %u, BLOCK_N2 %u: %s", c->kernel,
-                            c->block_m1, c->block_n1, c->block_m2, c->block_n2, why);
-    const uint32_t values[ATTUNE__VULKAN_CONSTANTS] = {
-        l.threads,
-        l.outer_rows,
-        l.inner_rows,
-        l.head_dim,
-        l.head_dim_v,
-        l.slice,
-        l.chunk,
-        l.tx,
-        l.ty,
-        l.tm,
-        l.to,
-        l.to_v,
-        0,
-        l.s_stride,
-        l.tm * l.to,
-        l.slice_size,
-        l.s_size,
-        l.tm * l.to_v,
-        has_captures(desc->shape, desc->gradient),
-        desc->shape->block_mask,
-        desc->mask != NULL,
-        desc->score != NULL,
-        c->prescale_qk,
-        aligned,
-        false,
-        l.fetch_a,
-        l.fetch_b,
-        l.fetch_x,
-        l.fetch_y,
-        l.fetch,
+    const attune__vulkan_common common = {
+        .THREADS = c->workgroup_invocations,
+        .BLOCK_M = outer_rows(c, keys),
+        .BLOCK_N = inner_rows(c, keys),
+        .HEAD_DIM = desc->shape->head_dim,
+        .HEAD_DIM_V = desc->shape->head_dim_v,
+        .BLOCKS = desc->shape->block_mask,
+        .MASK = desc->mask != NULL,
+        .SCORE = desc->score != NULL,
+        .CAPTURES = has_captures(desc->shape, desc->gradient),
+        .PRESCALE = c->prescale_qk,
+        .ALIGNED = aligned,
     };
+    memset(kernel, 0, sizeof *kernel);
+    attune__vulkan_set_common(&common, kernel->constants);
+    if (!lanes) {
+        attune__backward_layout l;
+        const char *why = make_layout(desc, keys, &l);
+        if (why)
+            return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M1 %u, BLOCK_N1 %u, BLOCK_M2 %u, BLOCK_N2 %u: %s",
+                                c->kernel, c->block_m1, c->block_n1, c->block_m2, c->block_n2, why);
+        attune__vulkan_set_backward(&l, kernel->constants);
+    }
     const attune__vulkan_module *prebuilt =
         &modules[2 * lanes + keys][attune__vulkan_dtype_index(desc->shape->k_dtype)];
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = lanes;
-    memcpy(kernel->constants, values, sizeof values);
     return ATTUNE_OK;
 }
 
@@ -117,17 +104,21 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
  */
 static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc, bool keys)
 {
+    const attune_plan_choice *c = desc->choice;
+    const uint32_t d = desc->shape->head_dim, dv = desc->shape->head_dim_v, inner = inner_rows(c, keys);
     attune__backward_layout l;
-    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE || make_layout(desc, keys, &l))
+    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE)
         return 0;
-    if (!l.chunk) /* the lanes kernel has no layout */
-        return attune__lanes_backward_most_steps(l.outer_rows, l.inner_rows, l.threads, l.head_dim, l.head_dim_v,
+    if (is_lanes(c))
+        return attune__lanes_backward_most_steps(outer_rows(c, keys), inner, c->workgroup_invocations, d, dv,
                                                  (uint32_t)attune_dtype_size(desc->shape->k_dtype));
-    const uint32_t slices = (l.head_dim + l.head_dim_v) / l.slice + 2, chunks = l.inner_rows / l.chunk * (keys ? 2 : 1);
-    const uint32_t expressions = (desc->mask ? 1u : 0u) + (desc->score ? 1u : 0u), pairs = (4 * l.tm + 1) * expressions;
-    const uint32_t regular = 1 + 4 + slices + pairs + (chunks + 2) + chunks * (l.chunk / 4 + 1);
+    if (make_layout(desc, keys, &l))
+        return 0;
+    const uint32_t slices = (d + dv) / l.SLICE + 2, chunks = inner / l.CHUNK * (keys ? 2 : 1);
+    const uint32_t expressions = (desc->mask ? 1u : 0u) + (desc->score ? 1u : 0u), pairs = (4 * l.TM + 1) * expressions;
+    const uint32_t regular = 1 + 4 + slices + pairs + (chunks + 2) + chunks * (l.CHUNK / 4 + 1);
     const uint32_t budget = 60000; /* the rest is for loops outside the main loop */
-    return budget / (2 * regular + chunks * (l.chunk + 1));
+    return budget / (2 * regular + chunks * (l.CHUNK + 1));
 }
 
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,

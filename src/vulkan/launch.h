@@ -3,6 +3,7 @@
 #ifndef ATTUNE_VULKAN_LAUNCH_H
 #define ATTUNE_VULKAN_LAUNCH_H
 
+#include "plan/layout.h"
 #include "vulkan/arguments.h"
 #include "vulkan/mods.h"
 #include "vulkan/vulkan.h"
@@ -56,12 +57,23 @@ static inline uint32_t attune__vulkan_dtype_index(attune_dtype dtype)
     return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
 }
 
-/* The kernel of a choice: a prebuilt module and its specialization constants, which are numbered from 0. */
-#define ATTUNE__VULKAN_CONSTANTS 36 /* of the forward kernels; others have fewer */
-#define ATTUNE__VULKAN_ALIGNED   23 /* in every kernel: for tensors whose groups of elements are aligned */
-#define ATTUNE__VULKAN_Q_TYPE    34 /* forwards: attune__vulkan_dtype_index; the module has that of k and v */
-#define ATTUNE__VULKAN_O_TYPE    35
+/* The specialisation constants that all attention kernels have. */
+#define CONSTANT(id, type, name, value) uint32_t name;
+typedef struct attune__vulkan_common {
+#include "shaders/constants.h"
+} attune__vulkan_common;
+#undef CONSTANT
 
+#define ATTUNE__VULKAN_CONSTANTS 44 /* ids are lower in every list */
+
+/* constants.c: write a list's constants to constants[id]. */
+void attune__vulkan_set_common(const attune__vulkan_common *from, uint32_t *constants);
+void attune__vulkan_set_forward(const attune__forward_layout *from, uint32_t *constants);
+void attune__vulkan_set_backward(const attune__backward_layout *from, uint32_t *constants);
+void attune__vulkan_set_matrix(const attune__matrix_layout *from, uint32_t *constants);
+void attune__vulkan_set_registers(const attune__registers_layout *from, uint32_t *constants);
+
+/* The kernel of a choice: a prebuilt module and its specialisation constants, by id. */
 typedef struct attune__vulkan_kernel {
     const uint32_t *words;
     size_t word_count;

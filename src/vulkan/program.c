@@ -4,7 +4,6 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "plan/layout.h"
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
@@ -24,11 +23,6 @@
 #include "shaders/forward_registers_f16.h"
 #endif
 
-#define CONSTANTS ATTUNE__VULKAN_CONSTANTS
-#define ALIGNED   ATTUNE__VULKAN_ALIGNED
-#define Q_TYPE    ATTUNE__VULKAN_Q_TYPE
-#define O_TYPE    ATTUNE__VULKAN_O_TYPE
-
 typedef enum module_kind { PORTABLE, SUBGROUP, LANES } module_kind;
 
 static module_kind kind_of(const attune_plan_choice *choice)
@@ -45,60 +39,24 @@ static const attune__vulkan_module *find_module(module_kind kind, attune_dtype d
     return &modules[kind][attune__vulkan_dtype_index(dtype)];
 }
 
-/* The lanes kernel reads only the tile sizes and the flags: it has no layout. */
-static attune_status scalar_constants(const attune__program_desc *desc, module_kind kind, bool flat,
-                                      uint32_t constants[CONSTANTS])
+static attune_status refuse_tile(const attune_plan_choice *c, const char *why)
+{
+    return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+}
+
+/* The lanes kernel has no layout. */
+static attune_status set_forward(const attune__program_desc *desc, module_kind kind, bool flat, uint32_t *constants)
 {
     const attune_plan_choice *c = desc->choice;
-    attune__scalar_layout l = {
-        .threads = c->workgroup_invocations,
-        .block_m = c->block_m,
-        .block_n = c->block_n,
-        .head_dim = desc->shape->head_dim,
-        .head_dim_v = desc->shape->head_dim_v,
-    };
-    const char *why = kind == LANES ? NULL
-                                    : attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
-                                                                 desc->shape->head_dim, desc->shape->head_dim_v,
-                                                                 kind == SUBGROUP, &l);
+    if (kind == LANES)
+        return ATTUNE_OK;
+    attune__forward_layout l;
+    const char *why =
+        attune__forward_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
+                                    desc->shape->head_dim_v, kind == SUBGROUP, flat, &l);
     if (why)
-        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
-    if (flat && kind != LANES)
-        attune__scalar_layout_flatten(&l);
-    const uint32_t values[CONSTANTS] = {
-        l.threads,
-        l.block_m,
-        l.block_n,
-        l.head_dim,
-        l.head_dim_v,
-        l.slice,
-        l.chunk,
-        l.tx,
-        l.ty,
-        l.tm,
-        l.to,
-        l.parts,
-        l.part,
-        l.s_stride,
-        l.o_size,
-        l.slice_size,
-        l.s_size,
-        l.rows_size,
-        l.reduce_size ? l.reduce_size : 1,
-        desc->shape->block_mask,
-        desc->mask != NULL,
-        desc->score != NULL,
-        c->prescale_qk,
-        false,
-        c->decode,
-        l.fetch_q,
-        l.fetch_k,
-        l.fetch_v,
-        l.fetch_q + l.fetch_k > l.fetch_v ? l.fetch_q + l.fetch_k : l.fetch_v,
-        l.tn,
-        l.tm * l.tn,
-    };
-    memcpy(constants, values, sizeof values);
+        return refuse_tile(c, why);
+    attune__vulkan_set_forward(&l, constants);
     return ATTUNE_OK;
 }
 
@@ -112,110 +70,29 @@ static attune__matrix_shape matrix_shape(const attune_limits *limits)
 static const attune__vulkan_module matrix_modules[2] = {ATTUNE__VULKAN_MODULE(attune__spirv_forward_matrix_f16),
                                                         ATTUNE__VULKAN_MODULE(attune__spirv_forward_registers_f16)};
 
-static attune_status registers_constants(attune__matrix_shape matrix, const attune__program_desc *desc,
-                                         uint32_t constants[CONSTANTS])
+static attune_status set_matrix(const attune_limits *limits, const attune__program_desc *desc, uint32_t *constants)
 {
     const attune_plan_choice *c = desc->choice;
-    attune__registers_layout l;
-    const char *why = attune__registers_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
-                                                    desc->shape->head_dim_v, &l);
-    if (why)
-        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
-    const uint32_t values[CONSTANTS] = {
-        l.threads,
-        l.block_m,
-        l.block_n,
-        l.head_dim,
-        l.head_dim_v,
-        l.m,
-        l.n,
-        l.lanes,
-        l.row_tiles,
-        l.s_tiles,
-        l.q_tiles,
-        l.o_tiles,
-        l.row_tiles * l.s_tiles,
-        l.hold_q ? l.row_tiles * l.q_tiles : 1,
-        l.row_tiles * l.o_tiles,
-        l.quads,
-        l.row_count,
-        l.row_tiles * l.row_count,
-        l.length,
-        desc->shape->block_mask,
-        desc->mask != NULL,
-        desc->score != NULL,
-        l.fetch,
-        false,
-        c->decode,
-        l.k_stride,
-        l.v_stride,
-        l.v_at,
-        l.o_chunk,
-        l.o_stride,
-        l.memory_size,
-        l.q_at,
-        l.p_at,
-        l.hold_q,
-    };
-    memcpy(constants, values, sizeof values);
-    return ATTUNE_OK;
-}
-
-static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
-                                      uint32_t constants[CONSTANTS])
-{
-    const attune_plan_choice *c = desc->choice;
+    const uint32_t d = desc->shape->head_dim, dv = desc->shape->head_dim_v;
     const attune__matrix_shape matrix = matrix_shape(limits);
-    if (matrix.fragment_layout)
-        return registers_constants(matrix, desc, constants);
-    attune__matrix_layout l;
-    const char *why = attune__matrix_layout_make(c->block_m, c->block_n, c->num_warps, matrix, desc->shape->head_dim,
-                                                 desc->shape->head_dim_v, &l);
-    if (why)
-        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
-    const uint32_t values[CONSTANTS] = {
-        l.threads,
-        l.block_m,
-        l.block_n,
-        l.head_dim,
-        l.head_dim_v,
-        l.m,
-        l.n,
-        l.k,
-        l.row_tiles,
-        l.s_tiles,
-        l.q_tiles,
-        l.o_tiles,
-        l.row_tiles * l.s_tiles,
-        l.hold_q ? l.row_tiles * l.q_tiles : 1,
-        l.row_tiles * l.o_tiles,
-        l.parts,
-        l.part,
-        l.fetch,
-        l.k_stride,
-        desc->shape->block_mask,
-        desc->mask != NULL,
-        desc->score != NULL,
-        l.hold_q,
-        false,
-        c->decode,
-        l.v_stride,
-        l.s_stride,
-        l.p_stride,
-        l.q_at,
-        l.warps_at,
-        l.warp_size,
-        l.extra_at,
-        l.memory_size,
-    };
-    memcpy(constants, values, sizeof values);
-    return ATTUNE_OK;
+    const char *why;
+    if (matrix.fragment_layout) {
+        attune__registers_layout l;
+        why = attune__registers_layout_make(c->block_m, c->block_n, c->num_warps, matrix, d, dv, &l);
+        if (!why)
+            attune__vulkan_set_registers(&l, constants);
+    } else {
+        attune__matrix_layout l;
+        why = attune__matrix_layout_make(c->block_m, c->block_n, c->num_warps, matrix, d, dv, &l);
+        if (!why)
+            attune__vulkan_set_matrix(&l, constants);
+    }
+    return why ? refuse_tile(c, why) : ATTUNE_OK;
 }
 #else
 static const attune__vulkan_module matrix_modules[2];
 
-static attune_status matrix_constants(const attune_limits *limits, const attune__program_desc *desc,
-                                      uint32_t constants[CONSTANTS])
+static attune_status set_matrix(const attune_limits *limits, const attune__program_desc *desc, uint32_t *constants)
 {
     (void)limits, (void)constants;
     return attune__fail(ATTUNE_UNSUPPORTED, "%s was not compiled into this library", desc->choice->kernel);
@@ -229,17 +106,30 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     const module_kind kind = kind_of(desc->choice);
     const attune__vulkan_module *prebuilt =
         matrices ? &matrix_modules[limits->fragment_layout != 0] : find_module(kind, desc->shape->k_dtype);
+    const attune_plan_choice *c = desc->choice;
+    const attune__vulkan_common common = {
+        .THREADS = c->workgroup_invocations,
+        .BLOCK_M = c->block_m,
+        .BLOCK_N = c->block_n,
+        .HEAD_DIM = desc->shape->head_dim,
+        .HEAD_DIM_V = desc->shape->head_dim_v,
+        .BLOCKS = desc->shape->block_mask,
+        .MASK = desc->mask != NULL,
+        .SCORE = desc->score != NULL,
+        .PRESCALE = c->prescale_qk,
+        .ALIGNED = aligned,
+        .PACKED = c->decode,
+        .Q_TYPE = attune__vulkan_dtype_index(desc->shape->q_dtype),
+        .O_TYPE = attune__vulkan_dtype_index(desc->shape->o_dtype),
+    };
+    memset(kernel, 0, sizeof *kernel);
     kernel->words = prebuilt->words;
     kernel->word_count = prebuilt->count;
     kernel->subgroups = matrices || kind != PORTABLE;
+    attune__vulkan_set_common(&common, kernel->constants);
     /* The path for any alignment is rarely taken: a GPU's driver should not spend as long on it as on the other. */
     const bool flat = !aligned && !limits->host;
-    attune_status status = matrices ? matrix_constants(limits, desc, kernel->constants)
-                                    : scalar_constants(desc, kind, flat, kernel->constants);
-    kernel->constants[ALIGNED] = aligned;
-    kernel->constants[Q_TYPE] = attune__vulkan_dtype_index(desc->shape->q_dtype);
-    kernel->constants[O_TYPE] = attune__vulkan_dtype_index(desc->shape->o_dtype);
-    return status;
+    return matrices ? set_matrix(limits, desc, kernel->constants) : set_forward(desc, kind, flat, kernel->constants);
 }
 
 /*
@@ -260,14 +150,14 @@ static uint32_t count_steps(const attune__vulkan_device *device, const attune__p
         return attune__matrix_most_steps(c->block_m, c->block_n, c->num_warps,
                                          matrix_shape(&device->physical.info.limits), desc->shape->head_dim,
                                          desc->shape->head_dim_v);
-    attune__scalar_layout l;
-    if (attune__scalar_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
-                                   desc->shape->head_dim_v, false, &l))
+    attune__forward_layout l;
+    if (attune__forward_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
+                                    desc->shape->head_dim_v, false, false, &l))
         return 0;
-    const uint32_t slices = l.head_dim / l.slice, chunks = l.block_n / l.chunk;
-    const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.chunk / 4 + 1);
+    const uint32_t slices = desc->shape->head_dim / l.SLICE, chunks = c->block_n / l.CHUNK;
+    const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.CHUNK / 4 + 1);
     const uint32_t budget = 60000; /* the rest is for loops outside the main loop */
-    return budget / (2 * regular + chunks * (l.chunk + 1));
+    return budget / (2 * regular + chunks * (l.CHUNK + 1));
 }
 
 static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* forward_registers.comp: how a tile lies over subgroups and in shared memory. As layout_forward.h; groups are 16 bytes,
+ * of eight elements or four floats, and tiles are counts of matrices. */
+CONSTANT(16, uint, MATRIX_M, 16)
+CONSTANT(17, uint, MATRIX_N, 16)
+CONSTANT(18, uint, LANES, 32)
+CONSTANT(19, uint, ROWS, 16)     /* of a subgroup */
+CONSTANT(20, uint, ROW_TILES, 1) /* rows of a subgroup, columns of S, depth of Q, columns of O */
+CONSTANT(21, uint, S_TILES, 4)
+CONSTANT(22, uint, Q_TILES, 4)
+CONSTANT(23, uint, O_TILES, 4)
+CONSTANT(24, uint, S_COUNT, 4) /* ROW_TILES times the above; HELD_COUNT is 1 if Q is not held */
+CONSTANT(25, uint, HELD_COUNT, 1)
+CONSTANT(26, uint, O_COUNT, 4)
+CONSTANT(27, bool, QUADS, true)  /* the fragment layout */
+CONSTANT(28, uint, ROW_COUNT, 2) /* rows of which a lane has elements: in one matrix, and in all */
+CONSTANT(29, uint, ALL_ROWS, 2)
+CONSTANT(30, uint, LENGTH, 8)     /* elements that a lane has of a matrix */
+CONSTANT(31, uint, FETCH, 4)      /* groups of K or V that an invocation has in flight */
+CONSTANT(32, bool, HOLD_Q, false) /* in registers, not in shared memory */
+CONSTANT(33, uint, K_GROUPS, 8)   /* groups of a row, padded to matrices */
+CONSTANT(34, uint, V_GROUPS, 8)
+CONSTANT(35, uint, K_STRIDE, 9)
+CONSTANT(36, uint, V_STRIDE, 9)
+CONSTANT(37, uint, P_STRIDE, 9)
+CONSTANT(38, uint, O_STRIDE, 17)
+CONSTANT(39, uint, O_CHUNK, 4)    /* columns of matrices of O that are stored together */
+CONSTANT(40, uint, V_OFFSET, 576) /* offsets in `memory`; K is at 0 */
+CONSTANT(41, uint, Q_OFFSET, 1152)
+CONSTANT(42, uint, P_OFFSET, 1728)
+CONSTANT(43, uint, MEMORY_SIZE, 2304)
+
+SHARED(uvec4, memory, OF(MEMORY_SIZE))
+SHARED(uint, non_finite, 1) /* the last tile, counted from 1, with forbidden pairs and NaN or infinity in V */
