@@ -13,7 +13,7 @@
 static void *default_alloc(void *user, size_t size, size_t alignment)
 {
     (void)user;
-    /* aligned_alloc wants a multiple of the alignment. */
+    /* aligned_alloc requires a multiple of the alignment. */
     return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
 }
 
@@ -34,7 +34,7 @@ void *attune__alloc_raw(const attune_allocator *allocator, size_t count, size_t 
     }
     void *memory = allocator->alloc(allocator->user, bytes ? bytes : 1, ALIGNMENT);
     if (!memory)
-        attune__fail(ATTUNE_OUT_OF_HOST_MEMORY, "the allocator has no %zu bytes", bytes);
+        attune__fail(ATTUNE_OUT_OF_HOST_MEMORY, "the allocator returned NULL for %zu bytes", bytes);
     return memory;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Host memory through the instance's allocator. Every size is checked before it is multiplied. */
+/* Host memory from the instance's allocator. Products of sizes are checked for overflow. */
 #ifndef ATTUNE_BASE_ALLOC_H
 #define ATTUNE_BASE_ALLOC_H
 
@@ -8,11 +8,11 @@
 /* aligned_alloc and free. */
 extern const attune_allocator attune__default_allocator;
 
-/* `count` elements of `size` bytes, aligned to 64, zeroed; NULL, with the thread's error set, if there is no room. A
- * count of 0 gives a pointer that may be freed. */
+/* Allocates `count` zeroed elements of `size` bytes, aligned to 64. NULL, with the thread's error set, on failure. A
+ * count of 0 returns a pointer that may be freed. */
 void *attune__alloc(const attune_allocator *allocator, size_t count, size_t size);
 
-/* The same memory, uninitialised. */
+/* The same, uninitialised. */
 void *attune__alloc_raw(const attune_allocator *allocator, size_t count, size_t size);
 
 /* Grows an array that holds `used` elements to hold at least `wanted`, doubling. On failure the array is unchanged.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Sums and products of figures that come from outside: false on overflow, which leaves the result undefined. */
+/* Overflow-checked sums and products of untrusted values: false on overflow, which leaves the result undefined. */
 #ifndef ATTUNE_BASE_CHECKED_H
 #define ATTUNE_BASE_CHECKED_H
 
@@ -26,7 +26,7 @@ static inline uint64_t attune__magnitude(int64_t value)
     return value < 0 ? 0 - (uint64_t)value : (uint64_t)value;
 }
 
-/* What a dimension of `size` elements, at least 1, reaches from its first: to lower elements or to higher ones. */
+/* Extends the lowest or highest element offset by a dimension of `size` elements, at least 1. */
 static inline bool attune__reach(int64_t size, int64_t stride, int64_t *lowest, int64_t *highest)
 {
     int64_t reach = size - 1;

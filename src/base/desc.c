@@ -25,7 +25,7 @@ attune_status attune__desc_read(void *ours, size_t our_size, const void *theirs,
         if (((const unsigned char *)theirs)[i])
             return attune__fail(
                 ATTUNE_UNSUPPORTED,
-                "%s has a field at byte %zu that this version of attune (%d.%d.%d) does not know: update "
+                "%s has a field at byte %zu that this version of attune (%d.%d.%d) does not have: update "
                 "the library or leave the field zero",
                 name, i, ATTUNE_VERSION_MAJOR, ATTUNE_VERSION_MINOR, ATTUNE_VERSION_PATCH);
     memset(ours, 0, our_size);

@@ -6,10 +6,10 @@
 
 #include <attune/attune.h>
 
-/* Copies a caller's struct into ours. `smallest` is the size of its first published version; `name` is for the message.
- */
+/* Copies a caller's struct into ours. `smallest` is the size of its first published version; `name` is used in
+ * messages. */
 attune_status attune__desc_read(void *ours, size_t our_size, const void *theirs, size_t smallest, const char *name);
-/* Copies ours out, up to the caller's struct_size, which stays. */
+/* Copies ours to the caller's, up to its struct_size, which is kept. */
 attune_status attune__desc_write(void *theirs, const void *ours, size_t our_size, size_t smallest, const char *name);
 
 #endif

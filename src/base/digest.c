@@ -73,7 +73,8 @@ void attune__digest_add(attune__digest *d, const void *bytes, size_t size)
 {
     const uint8_t *from = bytes;
     while (size) {
-        if (d->used == sizeof d->block) { /* more follows: the last block waits for the end */
+        if (d->used ==
+            sizeof d->block) { /* more bytes follow: only the last block is compressed in attune__digest_end */
             d->count += sizeof d->block;
             compress(d, d->block, false);
             d->used = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* BLAKE2s-256 without a key (RFC 7693): the content hash of what lies on disk. Nobody can make other bytes of the same
- * digest. For keys of tables in memory there is base/hash.h, which is faster and promises less. */
+/* BLAKE2s-256 without a key (RFC 7693), for files: nobody can construct other bytes with the same digest. base/hash.h
+ * is faster, for tables in memory, and not safe against an adversary. */
 #ifndef ATTUNE_BASE_DIGEST_H
 #define ATTUNE_BASE_DIGEST_H
 
@@ -12,13 +12,13 @@
 typedef struct attune__digest {
     uint32_t state[8];
     uint64_t count;    /* bytes compressed so far */
-    uint8_t block[64]; /* not yet */
+    uint8_t block[64]; /* not compressed yet */
     size_t used;
 } attune__digest;
 
 attune__digest attune__digest_begin(void);
 void attune__digest_add(attune__digest *digest, const void *bytes, size_t size);
-/* Gives the digest, which is then used up. */
+/* Writes the digest. The state cannot be used afterwards. */
 void attune__digest_end(attune__digest *digest, uint8_t out[ATTUNE__DIGEST_SIZE]);
 
 #endif

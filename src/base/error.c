@@ -11,7 +11,7 @@ static _Thread_local char message[ATTUNE__MESSAGE_SIZE];
 
 attune_status attune__fail(attune_status status, const char *format, ...)
 {
-    /* Through a buffer: an argument may be the present message. */
+    /* Formats into a buffer first, because an argument may be the present message. */
     char text[ATTUNE__MESSAGE_SIZE];
     va_list arguments;
     va_start(arguments, format);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The calling thread's last message. No allocation: a message that is too long is cut. */
+/* The calling thread's last error message. Nothing is allocated: a message that is too long is truncated. */
 #ifndef ATTUNE_BASE_ERROR_H
 #define ATTUNE_BASE_ERROR_H
 
@@ -10,7 +10,7 @@
 /* Sets the thread's message and returns the status, so that a check reads `return attune__fail(...)`. */
 attune_status attune__fail(attune_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Puts words in front of the message that is there: the caller's context. Returns the status. */
+/* Prepends context to the present message. Returns the status. */
 attune_status attune__fail_context(attune_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Returns the status if it is not ATTUNE_OK. */

@@ -26,11 +26,11 @@
 #define O_PATH O_RDONLY
 #endif
 
-#define TRIES 100 /* names, before a folder that has them all is believed */
+#define TRIES 100 /* names to try before EEXIST is returned */
 
 /* ------------------------------------------------------------------------------------------------------- the target */
 
-/* "/dev/stdout" and "/dev/fd/1" lead to what the process has open: a rename would put a file in their place. */
+/* "/dev/stdout" and "/dev/fd/1" refer to open files of the process: a rename would replace them by a regular file. */
 static bool is_descriptor(int folder, const char *name)
 {
 #if defined(__linux__)
@@ -120,7 +120,7 @@ bool attune__file_same(const attune__file *a, const attune__file *b)
 static void name_temporary(char name[48])
 {
     uint64_t word[2];
-    if (getentropy(word, sizeof word)) { /* a kernel without: O_EXCL still keeps the file ours */
+    if (getentropy(word, sizeof word)) { /* not implemented by the kernel: O_EXCL still prevents a planted file */
         struct timespec now;
         clock_gettime(CLOCK_MONOTONIC, &now);
         word[0] = (uint64_t)now.tv_nsec << 32 ^ (uint64_t)now.tv_sec ^ (uintptr_t)name;
@@ -138,7 +138,7 @@ int attune__file_open(attune__file *f)
     }
     for (int i = 0; i < TRIES && f->file < 0; i++) {
         name_temporary(f->temporary);
-        /* The mode of an existing file may allow more than its owner allows now, until fchmod. */
+        /* Until fchmod, the file must not be more accessible than the target is. */
         f->file = openat(f->folder, f->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
                          f->exists ? f->mode & 0600 : f->mode);
         if (f->file < 0 && errno != EEXIST)
@@ -152,15 +152,15 @@ int attune__file_open(attune__file *f)
         return 0;
     if (fstat(f->file, &about))
         return errno;
-    /* Only the super-user may give files away; for others the file becomes theirs. */
+    /* Only the superuser may change the owner; for others the file is theirs. */
     if ((about.st_uid != f->owner || about.st_gid != f->group) && fchown(f->file, f->owner, f->group) &&
         about.st_gid != f->group)
         f->mode &= 0707;
     return fchmod(f->file, f->mode) ? errno : 0;
 }
 
-/* A pipe whose reader has gone ends a process that did not ask to be told otherwise: the signal, which is the writing
- * thread's, is held back and taken. One that was pending before stays. */
+/* Writing to a pipe without a reader raises SIGPIPE, which would end the process. The signal is directed at the writing
+ * thread: it is blocked and consumed here. One that was pending before remains pending. */
 static ssize_t write_in_place(int file, const void *bytes, size_t size)
 {
     sigset_t broken, before, pending;
@@ -196,7 +196,7 @@ int attune__file_write(attune__file *f, const void *bytes, size_t size)
     return 0;
 }
 
-/* A full network disk says so in fsync or close. */
+/* A full network disk reports the error only in fsync or close. */
 static int settle(attune__file *f)
 {
     int error = 0;
@@ -208,7 +208,7 @@ static int settle(attune__file *f)
     return error;
 }
 
-/* Takes the target's name. With `keep` what had it stays under another, if the file system has links. */
+/* Renames the file to the target. With `keep`, the old target is kept as a backup, if the file system has links. */
 static int publish(attune__file *f, bool keep)
 {
     if (!f->has_temporary)
@@ -227,7 +227,7 @@ static int publish(attune__file *f, bool keep)
 static void withdraw(attune__file *f)
 {
     if (f->published && f->has_backup) {
-        /* A backup that cannot take its place again is the only copy: it stays. */
+        /* A backup that cannot be renamed back is the only copy, so it is not removed. */
         (void)renameat(f->folder, f->backup, f->folder, f->name);
         f->has_backup = false;
     } else if (f->published && !f->exists)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* IEEE binary16 and bfloat16 as 16-bit integers. Rounding is to nearest, ties to even; NaN stays NaN. */
+/* IEEE binary16 and bfloat16 as 16-bit integers. Rounding is to nearest, ties to even; NaN is converted to NaN. */
 #ifndef ATTUNE_BASE_HALF_H
 #define ATTUNE_BASE_HALF_H
 

@@ -29,7 +29,7 @@ static inline void attune__hash_add(attune__hash *hash, uint64_t word)
     hash->lane[1] = attune__hash_mix(hash->lane[1] + (word ^ UINT64_C(0xa0761d6478bd642f))) ^ hash->lane[0];
 }
 
-/* Bytes, their number included, so that neighbours do not run together. */
+/* Adds bytes and their number, so that adjacent strings cannot be confused. */
 static inline void attune__hash_bytes(attune__hash *hash, const void *bytes, size_t size)
 {
     const unsigned char *from = (const unsigned char *)bytes;

@@ -48,7 +48,7 @@ void attune__text_end(const attune__text *text, size_t *needed)
         *needed = text->length + 1;
 }
 
-/* The language reads a double and rounds it, C text is read as a float at once: the two can differ. */
+/* The expression language parses a double and rounds it to float, C compilers parse a float: the results can differ. */
 static bool reads_back(const char *digits, double value, bool single)
 {
     const double read = strtod(digits, NULL);
@@ -64,7 +64,7 @@ static void real_text(double value, bool single, char text[ATTUNE__FLOAT_TEXT])
     char digits[ATTUNE__FLOAT_TEXT];
     const int most = single ? 9 : 17;
     int precision = 1;
-    /* the fewest digits that read back; the decimal point is the locale's until it is replaced */
+    /* The fewest digits that read back exactly. The decimal point is the locale's until it is replaced. */
     for (; precision < most; precision++) {
         snprintf(digits, sizeof digits, "%.*e", precision - 1, value);
         if (reads_back(digits, value, single))

@@ -12,29 +12,29 @@
 
 #include "base/alloc.h"
 
-/* Looks for work or its end this often before sleeping: some ten microseconds, a futex's round trip. */
+/* Polls before sleeping: about ten microseconds, the round trip of a futex. */
 #define SPINS 500
 
-/* What a generation runs. */
+/* The work of one generation. */
 typedef struct job {
     attune__pool_fn fn;
     void *user;
-    uint32_t threads; /* 0: over, nobody begins any more */
-    uint32_t taken;   /* numbers given out */
+    uint32_t threads; /* 0: finished, no worker may begin */
+    uint32_t taken;   /* thread numbers that are taken */
 } job;
 
 struct attune__pool {
     attune_allocator allocator;
-    attune_parallel_for engine; /* .run not NULL: its threads, and no workers */
+    attune_parallel_for engine; /* .run not NULL: loops run on the engine's threads, and there are no workers */
     uint32_t threads;           /* the caller and the workers that started */
-    pthread_mutex_t turn;       /* held by the caller whose job runs */
-    pthread_mutex_t lock;       /* guards all below but what is atomic, and both conditions */
+    pthread_mutex_t turn;       /* held by the caller while its job runs */
+    pthread_mutex_t lock;       /* guards the fields below that are not atomic, and both conditions */
     pthread_cond_t work, done;
     job job;
-    uint32_t asleep; /* workers that wait for work */
+    uint32_t asleep; /* workers that sleep */
     bool stop;
-    atomic_uint generation; /* changes, under the lock, when there is a new job or the end */
-    atomic_uint running;    /* workers that have begun the job and not finished; rises under the lock */
+    atomic_uint generation; /* incremented under the lock for a new job or the end */
+    atomic_uint running;    /* workers that have begun the job and not finished; incremented under the lock */
     pthread_t workers[];
 };
 
@@ -74,7 +74,7 @@ static void *work(void *user)
             pthread_cond_wait(&pool->work, &pool->lock);
             pool->asleep--;
         }
-        /* A worker may come so late that the job is over, or the next one is there. */
+        /* A late worker may find the job finished, or the next one in its place. */
         seen = atomic_load_explicit(&pool->generation, memory_order_relaxed);
         const bool stop = pool->stop, begins = pool->job.taken < pool->job.threads;
         const job todo = pool->job;
@@ -110,7 +110,7 @@ attune__pool *attune__pool_create(const attune_allocator *allocator, uint32_t th
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
     pthread_cond_init(&pool->done, NULL);
-    /* Workers inherit the mask: the engine's signals go to the engine's threads. */
+    /* Workers inherit the blocked signals, so that signals are delivered to the engine's threads. */
     sigset_t all, before;
     sigfillset(&all);
     bool masked = workers && !pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -148,7 +148,7 @@ uint32_t attune__pool_threads(const attune__pool *pool)
     return pool->threads;
 }
 
-/* Those that spin come by themselves. */
+/* Workers that poll need no wake-up. */
 static void wake(attune__pool *pool, uint32_t wanted)
 {
     const uint32_t awake = pool->threads - 1 - pool->asleep;
@@ -173,7 +173,7 @@ void attune__pool_run(attune__pool *pool, uint32_t threads, attune__pool_fn fn, 
     wake(pool, threads - 1);
     pthread_mutex_unlock(&pool->lock);
     fn(user, 0);
-    /* All work is taken: who has not begun need not. */
+    /* All work is taken, so that workers that have not begun need not. */
     pthread_mutex_lock(&pool->lock);
     pool->job.threads = 0;
     pthread_mutex_unlock(&pool->lock);

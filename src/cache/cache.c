@@ -24,11 +24,11 @@
 #define secure_getenv(name) (issetugid() ? NULL : getenv(name))
 #endif
 
-#define NAME_SIZE 128 /* of a file: kind, 32 digits, suffix */
-#define KIND_SIZE 48  /* of the kind in a name; the entry has it whole */
+#define NAME_SIZE 128 /* of a file name: kind, 32 digits, suffix */
+#define KIND_SIZE 48  /* of the kind in a file name, which may be truncated; the entry has the whole kind */
 #define SUFFIX    ".attune"
 
-/* Seconds after which a temporary file belongs to a writer that died. */
+/* Seconds after which a temporary file is considered abandoned. */
 #define ABANDONED 3600
 
 struct attune__cache {
@@ -69,8 +69,8 @@ static char *join(const attune_allocator *allocator, const char *parent, const c
     return path;
 }
 
-/* A relative path in the environment means nothing, by the XDG base directory specification. A program that has more
- * rights than its caller does not take the caller's word. */
+/* Relative paths are ignored, as the XDG base directory specification requires. A program with more rights than its
+ * caller must not use the caller's environment. */
 static const char *absolute(const char *variable)
 {
     const char *value = secure_getenv(variable);
@@ -92,7 +92,7 @@ static char *choose_folder(const attune__cache_desc *desc)
     return NULL;
 }
 
-/* -1 if there is none that may be used, which is said unless it is only missing. */
+/* Returns -1 if there is no usable folder, with a warning unless it is merely missing. */
 static int open_folder(attune__cache *cache, bool make)
 {
     int folder = -1;
@@ -160,10 +160,10 @@ static bool read_all(int file, uint8_t *to, size_t size)
     return true;
 }
 
-/* The bytes of a file that can be an entry; NULL if it is none. */
+/* Reads a file that may be an entry; NULL if it cannot be one. */
 static uint8_t *read_file(attune__cache *cache, int folder, const char *name, size_t *size)
 {
-    /* A pipe in its place must not block. */
+    /* Must not block on a pipe of that name. */
     const int file = openat(folder, name, O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
     if (file < 0)
         return NULL;
@@ -184,7 +184,7 @@ static uint8_t *read_file(attune__cache *cache, int folder, const char *name, si
         attune__free(&cache->allocator, bytes);
         bytes = NULL;
     } else {
-        futimens(file, NULL); /* the removal goes by the time of last use */
+        futimens(file, NULL); /* the time of last use, for remove_oldest */
     }
 done:
     close(file);
@@ -239,7 +239,7 @@ static bool ends_with(const char *name, const char *suffix)
     return length > tail && !strcmp(name + length - tail, suffix);
 }
 
-/* Removes entries until the rest fits, and what dead writers left. `keep` is the one just made, which stays. */
+/* Removes abandoned files, and the least recently used entries until the rest fits; never `keep`, the newest one. */
 static void remove_oldest(const attune__cache *cache, int folder, const char *keep)
 {
     const int listed = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);

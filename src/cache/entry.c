@@ -79,17 +79,17 @@ void attune__entry_peek(const uint8_t *bytes, attune__entry *entry)
 const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry *entry)
 {
     if (size < ATTUNE__ENTRY_HEADER)
-        return "it ends within a header";
+        return "it is truncated in a header";
     if (memcmp(bytes, magic, sizeof magic) != 0)
-        return "it does not begin as an entry of this version does";
+        return "it does not begin with this version's magic number";
     const uint64_t kind = take(bytes + KIND, 4), identity = take(bytes + IDENTITY, 4), data = take(bytes + DATA, 8);
     if (!kind)
-        return "its key has no kind";
+        return "its key has an empty kind";
     if (kind > ATTUNE__ENTRY_MAX_KEY || identity > ATTUNE__ENTRY_MAX_KEY)
-        return "its key is longer than any";
+        return "its key exceeds the limit";
     const size_t payload = size - ATTUNE__ENTRY_HEADER;
     if (kind + identity > payload || data > payload - (kind + identity))
-        return "it ends within its content";
+        return "it is truncated in its content";
     attune__entry_peek(bytes, entry);
     uint8_t digest[ATTUNE__DIGEST_SIZE];
     compute_digest(bytes, ATTUNE__ENTRY_HEADER + entry->kind_size + entry->identity_size, entry->data, entry->data_size,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One compiled thing as bytes, the same on disk and in a pack: a header, the kind, the identity, the data. Little
+ * The format of a compiled kernel, in a cache file and in a pack: a header, the kind, the identity, the data. Little
  * endian:
  *
  *     0  magic "attune\0" and the format's number       60  bytes of identity, u32
@@ -18,21 +18,21 @@
 #define ATTUNE__ENTRY_HEADER  ((size_t)72)
 #define ATTUNE__ENTRY_MAX_KEY ((size_t)4096) /* bytes of kind, and of identity */
 
-/* What an entry is found by. */
+/* The key of an entry. */
 typedef struct attune__cache_key {
     const char *kind;     /* "cuda", "vulkan-pipeline": letters, digits, '-' and '_' */
-    attune__hash hash;    /* of everything that the content follows from: sources, options, expressions */
-    const void *identity; /* bytes that must be equal besides: compiler, driver, library version */
+    attune__hash hash;    /* of everything that determines the content: sources, options, expressions */
+    const void *identity; /* bytes that must also be equal: compiler, driver, library version */
     size_t identity_size;
 } attune__cache_key;
 
 /* Bytes of the whole entry; 0 if the key is too long or the sum overflows. */
 size_t attune__entry_size(const attune__cache_key *key, size_t data_size);
 
-/* Writes everything before the data: attune__entry_size(key, 0) bytes, to be followed by the data. */
+/* Writes everything before the data: attune__entry_size(key, 0) bytes. */
 void attune__entry_write(const attune__cache_key *key, const void *data, size_t data_size, uint8_t *head);
 
-/* What an entry says of itself; pointers lead into its bytes. */
+/* A parsed entry; pointers are into its bytes. */
 typedef struct attune__entry {
     const char *kind; /* not terminated */
     size_t kind_size;
@@ -42,9 +42,9 @@ typedef struct attune__entry {
     size_t size; /* of the whole entry */
 } attune__entry;
 
-/* Reads the entry that begins at `bytes`; more may follow. NULL, or what is wrong with it. */
+/* Parses and verifies the entry that begins at `bytes`; more bytes may follow. Returns NULL, or the error. */
 const char *attune__entry_read(const uint8_t *bytes, size_t size, attune__entry *entry);
-/* The same of bytes that attune__entry_read has passed, without a look at the digest. */
+/* The same without verification, for bytes that attune__entry_read has accepted. */
 void attune__entry_peek(const uint8_t *bytes, attune__entry *entry);
 bool attune__entry_matches(const attune__entry *entry, const attune__cache_key *key);
 

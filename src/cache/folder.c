@@ -21,9 +21,9 @@ bool attune__folder_trusted(const struct stat *about)
     return about->st_uid == geteuid() && !(about->st_mode & (S_IWGRP | S_IWOTH));
 }
 
-#define LINKS 40 /* that are followed, as in Linux */
+#define LINKS 40 /* the limit of links to follow, as in Linux */
 
-/* The next component, a link as itself; -1, with errno. */
+/* Opens the next component of a path, without following a link; -1, with errno. */
 static int step(int at, const char *name, bool make)
 {
     int next = openat(at, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
@@ -32,7 +32,7 @@ static int step(int at, const char *name, bool make)
     return next;
 }
 
-/* Puts what a link holds before the rest of a path. Gives 0 or an errno. */
+/* Replaces a link by its target in the path. Returns 0 or an errno. */
 static int unfold(int link, const struct stat *about, char path[PATH_MAX], const char *rest)
 {
     char to[PATH_MAX];
@@ -54,7 +54,7 @@ static int open_start(const char *path)
     return open(path[0] == '/' ? "/" : ".", O_PATH | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* Walks *at along the path. Gives 0 or an errno. */
+/* Opens the path, component by component, from *at on. Returns 0 or an errno. */
 static int walk(char path[PATH_MAX], bool make, int *at)
 {
     const char *rest = path;
@@ -77,7 +77,7 @@ static int walk(char path[PATH_MAX], bool make, int *at)
             error = ++links > LINKS ? ELOOP : unfold(next, &about, path, rest);
             rest = path;
             close(next);
-            /* What a link holds begins where the link stands. */
+            /* A link's target is relative to the link's folder. */
             next = -1;
             if (!error && path[0] == '/' && (next = open_start(path)) < 0)
                 error = errno;

@@ -122,7 +122,7 @@ void attune__pack_measure(attune__pack *pack, uint32_t *entries, uint64_t *bytes
     pthread_mutex_unlock(&pack->lock);
 }
 
-/* The first entry and the others. */
+/* Writes the first entry, which has the counts, and then the others. */
 static int write_entries(const attune__pack *pack, attune__file *file)
 {
     uint8_t head[ATTUNE__ENTRY_HEADER + sizeof KIND + IDENTITY_SIZE], counts[COUNTS];
@@ -171,7 +171,7 @@ static attune_status read_file(const attune_allocator *allocator, const char *pa
 {
     attune_status status = ATTUNE_OK;
     struct stat info;
-    /* A pipe in its place must not block. */
+    /* Must not block on a pipe of that name. */
     const int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (file < 0)
         return attune__fail(ATTUNE_IO, "cannot open the pack %.300s: %m (error %d)", path, errno);
@@ -202,7 +202,7 @@ done:
     return status;
 }
 
-/* Every entry is looked at once, here: a search trusts them. */
+/* Verifies every entry once, so that searches need not. */
 static attune_status check(const char *path, struct attune__loaded *pack)
 {
     attune__entry entry;
@@ -256,7 +256,7 @@ attune_status attune__packs_load(attune__packs *packs, const attune_allocator *a
         attune__free(allocator, made);
         return status;
     }
-    /* Only ever put in front, until all go: no reader needs a lock. */
+    /* Packs are only prepended until all are released, so that readers need no lock. */
     made->next = atomic_load(&packs->first);
     while (!atomic_compare_exchange_weak(&packs->first, &made->next, made))
         ;
