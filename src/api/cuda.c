@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The public functions of <attune/cuda.h>. Built with the backend. */
+/* The functions of <attune/cuda.h>. Compiled with the backend. */
 #include "api/api.h"
 
 #include <attune/cuda.h>
@@ -14,18 +14,18 @@ attune_status attune_cuda_device_open(attune_instance *instance, const attune_cu
     ATTUNE__TRY(attune__desc_read(&d, sizeof d, desc, sizeof d, "desc"));
     ATTUNE__TRY(attune__check_not_null(d.context, "desc.context"));
     attune_device *opened;
-    ATTUNE__TRY(attune__cuda_backend.lend(&instance->host, &d, &opened));
-    attune__device_adopt(opened, instance);
+    ATTUNE__TRY(attune__cuda_backend.open_external(&instance->host, &d, &opened));
+    attune__device_init(opened, instance);
     *device = opened;
     return ATTUNE_OK;
 }
 
-/* A device of this backend that can be used. */
+/* Fails unless the device can be used and is of this backend. */
 static attune_status check_device(const attune_device *device)
 {
     ATTUNE__TRY(attune__device_check(device));
     if (device->backend != &attune__cuda_backend)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "device %s is no CUDA device", device->info.id);
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "device %s is not a CUDA device", device->info.id);
     return ATTUNE_OK;
 }
 
@@ -36,7 +36,7 @@ attune_status attune_cuda_queue_wrap(attune_device *device, void *stream, attune
     ATTUNE__TRY(check_device(device));
     ATTUNE__TRY(attune__check_not_null(stream, "stream"));
     attune_queue *made;
-    ATTUNE__TRY(device->backend->queue_lend(device, stream, &made));
+    ATTUNE__TRY(device->backend->queue_wrap(device, stream, &made));
     attune__device_retain(device);
     *queue = made;
     return ATTUNE_OK;
@@ -64,7 +64,7 @@ attune_status attune_cuda_buffer_wrap(attune_device *device, uint64_t address, u
                             (unsigned long long)size);
     const unsigned long long pointer = address;
     attune_buffer *made;
-    ATTUNE__TRY(device->backend->buffer_lend(device, &pointer, 0, size, &made));
+    ATTUNE__TRY(device->backend->buffer_wrap_device(device, &pointer, 0, size, &made));
     attune__device_retain(device);
     *buffer = made;
     return ATTUNE_OK;

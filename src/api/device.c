@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Devices and buffers: enumeration over every backend, also those that this build or machine does not have. */
+/* Devices and buffers. Enumeration includes backends that this build or machine does not have, with the reason. */
 #include "api/api.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-/* A backend of the design that this build lacks has a name and a reason instead of a table. */
+/* A backend that this build does not have has a name and a reason, and no table. */
 typedef struct backend_entry {
     const attune__backend *backend;
     attune_backend kind;
@@ -40,7 +40,7 @@ const attune__backend *attune__backend_find(attune_backend kind)
                 attune__fail(ATTUNE_UNSUPPORTED, "%s", backends[i].reason);
             return backends[i].backend;
         }
-    attune__fail(ATTUNE_UNSUPPORTED, "backend %d is none of this version's", (int)kind);
+    attune__fail(ATTUNE_UNSUPPORTED, "backend is %d, which this version does not have", (int)kind);
     return NULL;
 }
 
@@ -103,8 +103,9 @@ static attune_status parse_id(const char *id, const backend_entry **entry, uint3
         if (strlen(backends[i].name) == length && !memcmp(backends[i].name, id, length))
             *entry = &backends[i];
     if (!*entry)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "\"%s\" names no device: expected cpu, vulkan, cuda or opencl, with :N for the N-th", id);
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "device id \"%s\" is invalid: expected cpu, vulkan, cuda or opencl, with :N for device number N", id);
     *number = 0;
     if (id[length] != ':')
         return ATTUNE_OK;
@@ -112,7 +113,7 @@ static attune_status parse_id(const char *id, const backend_entry **entry, uint3
     const size_t digits = strcspn(digit, "@");
     if (!digits || digits > 6 || strspn(digit, "0123456789") != digits)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "\"%s\" names no device: expected a number after the colon, as in %s:0", id,
+                            "device id \"%s\" is invalid: expected a number after the colon, as in %s:0", id,
                             (*entry)->name);
     for (const char *end = digit + digits; digit < end; digit++)
         *number = *number * 10 + (uint32_t)(*digit - '0');
@@ -145,12 +146,12 @@ attune_status attune_device_open(attune_instance *instance, const char *id, attu
             return status;
         }
     }
-    attune__device_adopt(opened, instance);
+    attune__device_init(opened, instance);
     *device = opened;
     return ATTUNE_OK;
 }
 
-void attune__device_adopt(attune_device *opened, attune_instance *instance)
+void attune__device_init(attune_device *opened, attune_instance *instance)
 {
     opened->instance = attune__instance_retain(instance);
     opened->process = (int64_t)getpid();
@@ -168,7 +169,7 @@ void attune__device_release(attune_device *device)
     if (atomic_fetch_sub_explicit(&device->references, 1, memory_order_acq_rel) != 1)
         return;
     attune_instance *instance = device->instance;
-    /* After fork the child has the memory but not the threads or the driver's state: closing could wait for ever. */
+    /* A forked child has the memory but neither the threads nor the driver's state: closing could wait forever. */
     if (device->process == (int64_t)getpid())
         device->backend->close(device);
     attune__instance_release(instance);
@@ -215,7 +216,7 @@ attune_status attune_device_measure(attune_device *device, attune_dtype dtype, d
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "dtype is %s (%d), expected f32, f16, bf16 or f64",
                             attune_dtype_string(dtype), (int)dtype);
     if (!device->backend->measure)
-        return attune__fail(ATTUNE_UNSUPPORTED, "device %s: %s", device->info.id, device->backend->missing);
+        return attune__fail(ATTUNE_UNSUPPORTED, "device %s: %s", device->info.id, device->backend->missing_reason);
     double measured[2];
     ATTUNE__TRY(device->backend->measure(device, dtype, &measured[0], &measured[1]));
     if (flops)
@@ -252,12 +253,12 @@ attune_status attune_buffer_wrap(attune_device *device, void *memory, uint64_t s
     ATTUNE__TRY(attune__check_not_null(memory, "memory"));
     if (!size)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "size is 0: a buffer has at least one byte");
-    const char *const lend = device->backend->buffer_lend_name;
+    const char *const wrap = device->backend->buffer_wrap_device_name;
     if (!device->backend->buffer_wrap)
         return attune__fail(
             ATTUNE_UNSUPPORTED,
-            "device %s cannot use host memory in place: make a buffer with attune_buffer_create and copy%s%s",
-            device->info.id, lend ? ", or wrap memory of the device with " : "", lend ? lend : "");
+            "device %s cannot use host memory in place: create a buffer with attune_buffer_create and copy%s%s",
+            device->info.id, wrap ? ", or wrap memory of the device with " : "", wrap ? wrap : "");
     attune_buffer *made;
     ATTUNE__TRY(device->backend->buffer_wrap(device, memory, size, &made));
     attune__device_retain(device);
@@ -284,7 +285,7 @@ static attune_status check_range(const attune_buffer *buffer, uint64_t offset, c
     ATTUNE__TRY(attune__check_not_null(buffer, "buffer"));
     ATTUNE__TRY(attune__device_check(buffer->device));
     if (offset > buffer->size || size > buffer->size - offset)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "offset %llu + size %llu passes the end of a buffer of %llu bytes",
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "offset %llu + size %llu exceeds the buffer's %llu bytes",
                             (unsigned long long)offset, (unsigned long long)size, (unsigned long long)buffer->size);
     return size ? attune__check_not_null(data, "data") : ATTUNE_OK;
 }

@@ -12,7 +12,7 @@ static attune_status check_no_given_segments(uint32_t count)
 {
     if (count)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.segment_count is %u, but the plan was made without: set problem.segments", count);
+                            "args.segment_count is %u, but the plan has no segments: set problem.segments", count);
     return ATTUNE_OK;
 }
 

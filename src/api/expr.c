@@ -146,7 +146,7 @@ attune_status attune_expr_evaluate_row(const attune_expr *expr, attune_dtype pre
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "precision is %s (%d), expected f32 or f64",
                             attune_dtype_string(precision), (int)precision);
     if (first->kv < 0 || count > (size_t)INT32_MAX - (size_t)first->kv)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "keys %d to %d + %zu pass the limit %d", first->kv, first->kv,
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "keys %d to %d + %zu exceed the limit of %d", first->kv, first->kv,
                             count, INT32_MAX);
     attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__value parameter_values[ATTUNE_EXPR_MAX_SYMBOLS];
@@ -168,17 +168,16 @@ attune_status attune_expr_evaluate_row(const attune_expr *expr, attune_dtype pre
     return ATTUNE_OK;
 }
 
-bool attune__warn_short(const attune__host *host, const char *whose, const attune__direct_reads *reads, uint32_t symbol,
-                        const char *name, const int64_t *size, const attune__extents *extents)
+bool attune__warn_short_capture(const attune__host *host, const char *whose, const attune__direct_reads *reads,
+                                uint32_t symbol, const char *name, const int64_t *size, const attune__extents *extents)
 {
     attune__short_read found;
     if (!attune__reads_past(reads, symbol, size, extents, &found))
         return false;
-    attune__log(
-        host, ATTUNE_LOG_WARNING,
-        "the capture \"%s\" of %s has %lld elements in dimension %u, which %s indexes from 0 to %lld: what lies "
-        "behind them reads as 0",
-        name, whose, (long long)size[found.dimension], found.dimension, attune__var_name(found.var),
-        (long long)extents->of[found.var] - 1);
+    attune__log(host, ATTUNE_LOG_WARNING,
+                "the capture \"%s\" of %s has %lld elements in dimension %u, which %s indexes from 0 to %lld: elements "
+                "out of range read as 0",
+                name, whose, (long long)size[found.dimension], found.dimension, attune__var_name(found.var),
+                (long long)extents->of[found.var] - 1);
     return true;
 }

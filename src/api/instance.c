@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Instances, and the small functions that need none. */
+/* Instances, status names and logging. */
 #include "api/api.h"
 
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Block masks: arguments, and their copies on devices. */
+/* Block masks: argument checks, and uploads to devices. */
 #include "api/api.h"
 
-/* Every index of the q x kv plane is an i32 in expressions and kernels. */
+/* Indices of the q x kv plane are i32 in expressions and kernels. */
 #define MAX_LENGTH INT32_MAX
 
 static attune_status check_length(const char *name, int64_t value, int64_t *out)
@@ -23,14 +23,13 @@ static attune_status check_block(const char *name, uint32_t value, uint32_t *out
     return ATTUNE_OK;
 }
 
-/* timed: whether it has progress and a limit. */
-static attune_status read_desc(const attune_mask_desc *given, bool timed, attune_mask_desc *desc)
+/* With `limited`, the description may have progress and max_work. */
+static attune_status read_desc(const attune_mask_desc *given, bool limited, attune_mask_desc *desc)
 {
     ATTUNE__TRY(attune__desc_read(desc, sizeof *desc, given, offsetof(attune_mask_desc, progress), "desc"));
-    if (!timed && (desc->progress || desc->progress_user || desc->max_work))
+    if (!limited && (desc->progress || desc->progress_user || desc->max_work))
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "desc.%s is set, but of what takes a description only attune_mask_create has progress "
-                            "and a limit: leave it 0",
+                            "desc.%s is set, but only attune_mask_create has progress and a limit: leave it 0",
                             desc->max_work ? "max_work" : "progress");
     if (!desc->q_len || !desc->kv_len)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.%s is 0, expected at least 1",
@@ -63,7 +62,7 @@ static attune_status check_mask_expr(const attune_expr *expr)
     return ATTUNE_OK;
 }
 
-/* The expression as the mask evaluates it, retained, and what its symbols stand for. */
+/* Returns the expression that the mask evaluates, retained, with the values of its symbols. */
 static attune_status bind(const attune_instance *instance, const attune_mask_desc *desc, const attune_expr *expr,
                           const attune_host_capture *captures, uint32_t capture_count,
                           const attune_parameter *parameters, uint32_t parameter_count, attune_array *arrays,
@@ -97,7 +96,8 @@ static void warn_short(const attune_instance *instance, const attune_mask_desc *
     const attune__direct_reads reads = attune__expr_direct_reads(expr);
     for (uint32_t i = 0; i < expr->symbol_count; i++)
         if (expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
-            attune__warn_short(&instance->host, "the mask", &reads, i, expr->symbols[i].name, arrays[i].size, &extents);
+            attune__warn_short_capture(&instance->host, "the mask", &reads, i, expr->symbols[i].name, arrays[i].size,
+                                       &extents);
 }
 
 attune_status attune_mask_create(attune_instance *instance, const attune_mask_desc *desc, const attune_expr *expr,
@@ -157,9 +157,10 @@ attune_status attune_mask_create_dense(attune_instance *instance, const attune_m
     attune_mask_desc d;
     ATTUNE__TRY(read_desc(desc, false, &d));
     if (d.kv_total)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "desc.kv_total is %lld, but a dense array's columns are the segment's own: leave it 0",
-                            (long long)d.kv_total);
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "desc.kv_total is %lld, but the columns of a dense array are those of the segment: leave it 0",
+            (long long)d.kv_total);
     attune_array array = *dense;
     ATTUNE__TRY(attune__array_check(&array, "dense"));
     if (array.dtype != ATTUNE_BOOL && array.dtype != ATTUNE_U8)
@@ -198,12 +199,12 @@ attune_status attune_mask_create_tensor(attune_device *device, const attune_mask
     ATTUNE__TRY(attune__device_check(device));
     const attune__backend *backend = device->backend;
     if (!backend->mask_update)
-        return attune__fail(ATTUNE_UNSUPPORTED, "masks that follow a tensor: %s", backend->missing);
+        return attune__fail(ATTUNE_UNSUPPORTED, "masks computed from a tensor: %s", backend->missing_reason);
     attune_mask_desc d;
     ATTUNE__TRY(read_desc(desc, false, &d));
     if (d.kv_total)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "desc.kv_total is %lld, but a tensor's columns are the segment's own: leave it 0",
+                            "desc.kv_total is %lld, but the columns of a tensor are those of the segment: leave it 0",
                             (long long)d.kv_total);
     if (!is_mask_dtype(dtype))
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "dtype is %s, expected bool, u8, f32, f16 or bf16",
@@ -212,11 +213,12 @@ attune_status attune_mask_create_tensor(attune_device *device, const attune_mask
     ATTUNE__TRY(check_tensor_planes("heads", tensor_heads, d.heads));
     attune_mask *made;
     ATTUNE__TRY(attune__mask_new_tensor(&device->host.allocator, &d, dtype, tensor_batch, tensor_heads,
-                                        !backend->mask_follow, &made));
+                                        !backend->mask_create_tensor, &made));
     attune_status status = ATTUNE_OUT_OF_HOST_MEMORY;
     struct attune__mask_upload *upload = attune__alloc(&made->allocator, 1, sizeof *upload);
     if (upload)
-        status = backend->mask_follow ? backend->mask_follow(device, made, &upload->device_mask) : ATTUNE_OK;
+        status =
+            backend->mask_create_tensor ? backend->mask_create_tensor(device, made, &upload->device_mask) : ATTUNE_OK;
     if (status != ATTUNE_OK) {
         attune__free(&made->allocator, upload);
         attune__mask_free(made);
@@ -231,9 +233,9 @@ attune_status attune_mask_create_tensor(attune_device *device, const attune_mask
 static attune_status check_update(const attune_mask *mask, const attune_queue *queue, attune_tensor *tensor)
 {
     ATTUNE__TRY(attune__check_not_null(mask, "mask"));
-    if (!mask->follows_tensor)
+    if (!mask->from_tensor)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "mask was not made by attune_mask_create_tensor: its lists do not change");
+                            "mask was not created by attune_mask_create_tensor: its lists cannot be updated");
     const attune_array *made = &mask->captures[0];
     const attune_device *device = mask->uploads->device;
     ATTUNE__TRY(attune__queue_check(queue, device, "mask"));
@@ -243,11 +245,11 @@ static attune_status check_update(const attune_mask *mask, const attune_queue *q
     const int64_t most[2] = {mask->most_q_len, mask->most_kv_len};
     for (uint32_t i = 0; i < 2; i++) {
         if (tensor->size[i] != planes[i])
-            return attune__fail(ATTUNE_INVALID_ARGUMENT, "tensor.size[%u] is %lld, but the mask was made for %lld", i,
-                                (long long)tensor->size[i], (long long)planes[i]);
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "tensor.size[%u] is %lld, but the mask was created for %lld",
+                                i, (long long)tensor->size[i], (long long)planes[i]);
         if (tensor->size[2 + i] < 1 || tensor->size[2 + i] > most[i])
             return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                                "tensor.size[%u] is %lld, but the mask was made for 1 to %lld %s", 2 + i,
+                                "tensor.size[%u] is %lld, but the mask was created for 1 to %lld %s", 2 + i,
                                 (long long)tensor->size[2 + i], (long long)most[i], i ? "keys" : "queries");
     }
     return ATTUNE_OK;
@@ -269,15 +271,17 @@ attune_status attune_mask_update(attune_mask *mask, attune_queue *queue, const a
     return ATTUNE_OK;
 }
 
-/* Of functions that read lists on the host. */
+/* For functions that read the lists in host memory. */
 static attune_status check_host_lists(const attune_mask *mask, const char *name)
 {
     ATTUNE__TRY(attune__check_not_null(mask, name));
-    if (mask->follows_tensor)
+    if (mask->from_tensor)
         return attune__fail(ATTUNE_UNSUPPORTED,
-                            "%s follows a tensor on device %s, where its lists lie: make one of the tensor's values "
-                            "with attune_mask_create_dense to look at it here",
-                            /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): it has one upload, its device's */
+                            "%s is computed from a tensor and its lists are on device %s: to read them on the host, "
+                            "create a mask of the tensor's values with attune_mask_create_dense",
+                            /*
+                             * NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a tensor mask always has one upload
+                             */
                             name, mask->uploads->device->info.id);
     return ATTUNE_OK;
 }
@@ -402,8 +406,8 @@ attune_status attune_mask_combine(attune_mask_op op, const attune_mask *a, const
                         "op is %d, expected ATTUNE_MASK_AND, ATTUNE_MASK_OR or ATTUNE_MASK_NOT", (int)op);
 }
 
-static attune_status give_stats(const attune_mask *mask, bool exact, const attune_mask_work *given,
-                                attune_mask_stats *stats)
+static attune_status compute_stats(const attune_mask *mask, bool exact, const attune_mask_work *given,
+                                   attune_mask_stats *stats)
 {
     attune__work work;
     ATTUNE__TRY(read_work(given, &work));
@@ -415,12 +419,12 @@ static attune_status give_stats(const attune_mask *mask, bool exact, const attun
 
 attune_status attune_mask_stats_get(const attune_mask *mask, bool exact, attune_mask_stats *stats)
 {
-    return give_stats(mask, exact, NULL, stats);
+    return compute_stats(mask, exact, NULL, stats);
 }
 
 attune_status attune_mask_stats_count(const attune_mask *mask, const attune_mask_work *work, attune_mask_stats *stats)
 {
-    return give_stats(mask, true, work, stats);
+    return compute_stats(mask, true, work, stats);
 }
 
 static attune_status check_plane(const attune_mask *mask, int64_t batch, int64_t head)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Merging: arguments checked, and any number of parts cut into launches of a few. */
+/* Merging: argument checks, and the split of any number of parts into launches. */
 #include "api/api.h"
 
 struct attune_merger {
@@ -10,7 +10,7 @@ struct attune_merger {
 attune_status attune__merger_make(attune_device *device, attune__program **program)
 {
     if (!device->backend->merger_create)
-        return attune__fail(ATTUNE_UNSUPPORTED, "device %s cannot merge yet: merge on the CPU", device->info.id);
+        return attune__fail(ATTUNE_UNSUPPORTED, "device %s has no merge kernels: merge on the CPU", device->info.id);
     return device->backend->merger_create(device, program);
 }
 
@@ -59,15 +59,15 @@ uint64_t attune_merger_workspace_size(const attune_merger *merger, const attune_
         if (o->size[i] < 1)
             return 0;
         if ((uint64_t)o->size[i] > UINT64_MAX / 1024 / elements)
-            return UINT64_MAX; /* which no buffer has */
+            return UINT64_MAX; /* larger than any buffer */
         elements *= (uint64_t)o->size[i];
     }
     const uint64_t columns = (uint64_t)o->size[3];
     return attune__merge_workspace(o->dtype, elements / columns, columns, part_count);
 }
 
-attune_tensor attune__rows_in(attune_buffer *buffer, uint64_t offset, attune_dtype dtype, const attune_tensor *like,
-                              uint32_t rank)
+attune_tensor attune__workspace_tensor(attune_buffer *buffer, uint64_t offset, attune_dtype dtype,
+                                       const attune_tensor *like, uint32_t rank)
 {
     attune_tensor tensor = {.buffer = buffer, .offset = offset, .dtype = dtype, .rank = rank};
     int64_t stride = 1;
@@ -88,7 +88,7 @@ attune_status attune__merge_run(const attune__program *merger, attune_queue *que
     step.seconds = call->seconds ? &seconds : NULL;
     for (uint32_t next = 0; next < part_count;) {
         step.part_count = 0;
-        /* What was merged so far is the first part of the next launch. */
+        /* The result so far is the first part of the next launch. */
         if (next)
             parts[step.part_count++] = (attune__merge_part){.o = step.o, .lse = step.lse};
         while (step.part_count < ATTUNE__MERGE_PARTS && next < part_count)
@@ -101,10 +101,11 @@ attune_status attune__merge_run(const attune__program *merger, attune_queue *que
             const int64_t *size = call->o.size;
             const uint64_t o_bytes = (uint64_t)(size[0] * size[1] * size[2] * size[3]) * attune_dtype_size(dtype);
             const uint64_t at = call->workspace_offset + ATTUNE__MERGE_WORKSPACE;
-            step.o = attune__rows_in(call->workspace, at, dtype, &call->o, 4);
+            step.o = attune__workspace_tensor(call->workspace, at, dtype, &call->o, 4);
             step.lse = (attune_tensor){.buffer = NULL};
             if (parts[0].lse.buffer)
-                step.lse = attune__rows_in(call->workspace, at + attune__round_up64(o_bytes, 256), dtype, &call->o, 3);
+                step.lse = attune__workspace_tensor(call->workspace, at + attune__round_up64(o_bytes, 256), dtype,
+                                                    &call->o, 3);
         }
         ATTUNE__TRY(queue->device->backend->merge(merger, queue, &step, value));
         total += seconds;
@@ -116,7 +117,7 @@ attune_status attune__merge_run(const attune__program *merger, attune_queue *que
 
 /* ----------------------------------------------------------------------------------------------------------- checks */
 
-/* One of the tensors of a merge; `like` gives the sizes of its first dimensions, NULL = any. */
+/* Checks a tensor of a merge; `like` has the expected sizes of its first dimensions, NULL = any. */
 static attune_status check_tensor(const attune_merger *merger, const char *name, attune_dtype dtype, uint32_t rank,
                                   bool writable, const attune_tensor *like, attune_tensor *tensor)
 {
@@ -179,14 +180,14 @@ static attune_status check_queue(const attune_merger *merger, const attune_queue
     return attune__queue_check(queue, merger->device, "merger");
 }
 
-/* The parts of a call, whose strides are resolved as they are taken. */
-typedef struct given {
+/* The parts of a call. Their strides are resolved again at each access, since nothing is allocated to hold them. */
+typedef struct part_source {
     const attune_merger *merger;
     const attune_tensor *o;
     const attune_merge_part *parts;
-} given;
+} part_source;
 
-static attune_status resolve_part(const given *g, uint32_t index, bool backward, attune__merge_part *part)
+static attune_status resolve_part(const part_source *g, uint32_t index, bool backward, attune__merge_part *part)
 {
     *part = (attune__merge_part){.o = g->parts[index].o, .lse = g->parts[index].lse};
     if (backward) {
@@ -196,17 +197,15 @@ static attune_status resolve_part(const given *g, uint32_t index, bool backward,
     return check_part(g->merger, g->o, part);
 }
 
-/* Of a part that was checked. */
-static attune__merge_part take_part(const void *user, uint32_t index)
+/* attune__merge_part_fn. The part was checked before. */
+static attune__merge_part get_part(const void *user, uint32_t index)
 {
     attune__merge_part part;
     resolve_part(user, index, false, &part);
     return part;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ hot
- * calls
- */
+/* ------------------------------------------------------------------------------------------------------- execution */
 
 attune_status attune_merge(const attune_merger *merger, attune_queue *queue, const attune_merge_args *args,
                            attune_completion *completion)
@@ -220,13 +219,13 @@ attune_status attune_merge(const attune_merger *merger, attune_queue *queue, con
     ATTUNE__TRY(check_o(merger, true, &call.o));
     if (call.lse.buffer)
         ATTUNE__TRY(check_tensor(merger, "lse", attune__merge_dtype(call.o.dtype), 3, true, &call.o, &call.lse));
-    const given g = {merger, &call.o, a.parts};
+    const part_source g = {merger, &call.o, a.parts};
     attune__merge_part part;
     for (uint32_t i = 0; i < a.part_count; i++)
         ATTUNE__TRY(resolve_part(&g, i, false, &part));
     ATTUNE__TRY(check_workspace(merger, &call, attune_merger_workspace_size(merger, &call.o, a.part_count)));
     uint64_t value = 0;
-    ATTUNE__TRY(attune__merge_run(merger->program, queue, &call, a.part_count, take_part, &g, &value));
+    ATTUNE__TRY(attune__merge_run(merger->program, queue, &call, a.part_count, get_part, &g, &value));
     if (completion)
         *completion = (attune_completion){queue, value};
     return ATTUNE_OK;
@@ -255,7 +254,7 @@ attune_status attune_merge_backward(const attune_merger *merger, attune_queue *q
     ATTUNE__TRY(check_tensor(merger, "d_o", call.o.dtype, 4, false, &call.o, &call.d_o));
     if (call.d_lse.buffer)
         ATTUNE__TRY(check_tensor(merger, "d_lse", wide, 3, false, &call.o, &call.d_lse));
-    const given g = {merger, &call.o, a.parts};
+    const part_source g = {merger, &call.o, a.parts};
     for (uint32_t i = 0; i < a.part_count; i++)
         ATTUNE__TRY(resolve_part(&g, i, true, parts));
     ATTUNE__TRY(check_workspace(merger, &call, ATTUNE__MERGE_WORKSPACE));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Packs: kernels compiled ahead, made without a device and loaded where there is no compiler. */
+/* Packs: kernels that are compiled without a device and loaded where there is no compiler. */
 #include "api/api.h"
 
 #include <stdio.h>
@@ -40,8 +40,8 @@ static attune_status add(attune_pack *pack, const attune_limits *limits, const a
         return ATTUNE_UNSUPPORTED;
     if (!backend->program_compile)
         return attune__fail(ATTUNE_UNSUPPORTED,
-                            "a pack has no kernels of backend %s: it compiles none, or only on its "
-                            "device, and keeps them in the cache",
+                            "packs do not support backend %s: it compiles no kernels, or only on its "
+                            "device, and stores them in the cache",
                             backend->name);
     char who[32];
     snprintf(who, sizeof who, "backend %s", backend->name);
@@ -70,10 +70,10 @@ attune_status attune_pack_add(attune_pack *pack, const attune_limits *limits, co
     attune_plan *plan = attune__alloc(allocator, 1, sizeof *plan);
     if (!plan)
         return ATTUNE_OUT_OF_HOST_MEMORY;
-    attune_status status = attune__plan_fill(plan, &l, problem, options);
+    attune_status status = attune__plan_init(plan, &l, problem, options);
     if (status == ATTUNE_OK)
         status = add(pack, &l, plan);
-    attune__plan_empty(plan);
+    attune__plan_finish(plan);
     attune__free(allocator, plan);
     return status;
 }

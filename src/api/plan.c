@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Plans: the planner's choice for a device, with its program. */
+/* Plans: the planner's choice for a device, with its programs. */
 #include "api/api.h"
 
 #include <stdio.h>
@@ -24,7 +24,7 @@ static attune_status check_expr(const attune_expr *expr, attune_expr_kind kind, 
     return ATTUNE_OK;
 }
 
-attune_status attune__plan_fill(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
+attune_status attune__plan_init(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
                                 const attune_kernel_options *options)
 {
     ATTUNE__TRY(attune__shape_from_problem(problem, &plan->shape));
@@ -62,10 +62,10 @@ attune_status attune_plan_choose(const attune_limits *limits, const attune_probl
                                  const attune_kernel_options *options, attune_plan_choice *choice)
 {
     attune_plan plan = {.device = NULL};
-    attune_status status = attune__plan_fill(&plan, limits, problem, options);
+    attune_status status = attune__plan_init(&plan, limits, problem, options);
     if (status == ATTUNE_OK)
         status = attune__desc_write(choice, &plan.decision.choice, sizeof *choice, sizeof *choice, "choice");
-    attune__plan_empty(&plan);
+    attune__plan_finish(&plan);
     return status;
 }
 
@@ -78,10 +78,10 @@ attune_status attune_plan_choose_explain(const attune_limits *limits, const attu
     if (format != ATTUNE_TEXT && format != ATTUNE_JSON)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "format is %d, expected ATTUNE_TEXT or ATTUNE_JSON", (int)format);
     attune_plan plan = {.device = NULL};
-    attune_status status = attune__plan_fill(&plan, limits, problem, options);
+    attune_status status = attune__plan_init(&plan, limits, problem, options);
     if (status == ATTUNE_OK)
         status = attune__plan_explain(limits, &plan.shape, &plan.options, &plan.decision, format, buffer, size, needed);
-    attune__plan_empty(&plan);
+    attune__plan_finish(&plan);
     return status;
 }
 
@@ -96,7 +96,7 @@ static attune_status check_supported(const attune_plan_choice *choice, const att
                         choice->direction == ATTUNE_BACKWARD ? "backward"
                         : choice->decode                     ? "decode"
                                                              : "forward",
-                        backend->missing);
+                        backend->missing_reason);
 }
 
 attune_status attune__plan_supported(const attune_plan *plan, const attune__backend *backend, const char *who)
@@ -124,7 +124,7 @@ static attune_status prepare(attune_plan *plan, const attune_problem *problem, c
     attune_device *device = plan->device;
     char who[64];
     snprintf(who, sizeof who, "device %s", device->info.id);
-    ATTUNE__TRY(attune__plan_fill(plan, &device->info.limits, problem, options));
+    ATTUNE__TRY(attune__plan_init(plan, &device->info.limits, problem, options));
     ATTUNE__TRY(attune__plan_supported(plan, device->backend, who));
     if (plan->shape.segments > 1)
         ATTUNE__TRY(attune__merger_make(device, &plan->merger));
@@ -154,7 +154,7 @@ attune_status attune_plan_create(attune_device *device, const attune_problem *pr
     return ATTUNE_OK;
 }
 
-void attune__plan_empty(attune_plan *plan)
+void attune__plan_finish(attune_plan *plan)
 {
     attune__gradient_destroy(plan->gradient);
     attune__expr_release(plan->mask);
@@ -171,7 +171,7 @@ void attune_plan_destroy(attune_plan *plan)
             device->backend->program_destroy(plan->programs[i]);
     if (plan->merger)
         device->backend->merger_destroy(plan->merger);
-    attune__plan_empty(plan);
+    attune__plan_finish(plan);
     attune_allocator allocator = device->host.allocator;
     attune__free(&allocator, plan);
     attune__device_release(device);

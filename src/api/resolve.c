@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Calls' arguments: each checked, captures and parameters in the order of the expression's symbols. */
+/* Checks the arguments of calls, and resolves captures and parameters in the order of the expression's symbols. */
 #include "api/api.h"
 
 #include <math.h>
@@ -17,12 +17,12 @@ static attune_status check_size(const char *name, const attune_tensor *tensor, u
 static attune_status check_at_most(const char *what, int64_t value, int64_t limit)
 {
     if (value > limit)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %lld, but the plan was made for at most %lld", what,
-                            (long long)value, (long long)limit);
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %lld, but the plan's limit is %lld", what, (long long)value,
+                            (long long)limit);
     return ATTUNE_OK;
 }
 
-/* q, k, v and o against the plan and one another. */
+/* Checks q, k, v and o against the plan and one another. */
 static attune_status check_attention(const attune_plan *plan, attune__forward *call, bool o_writable)
 {
     const attune__shape *shape = &plan->shape;
@@ -75,24 +75,24 @@ static attune_status check_row_tensor(const attune_plan *plan, const attune__for
     return check_size(name, tensor, 2, "the length of q", call->q_len);
 }
 
-/* A mask of a segment belongs where it was built for, and only there. */
-static attune_status check_place(const attune_mask *mask, const attune__place *place)
+/* The mask of a segment must have been built for this range of keys. */
+static attune_status check_segment_range(const attune_mask *mask, const attune__segment_range *range)
 {
     if (!mask->kv_total)
         return ATTUNE_OK;
-    if (!place)
+    if (!range)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "args.mask was built for a segment (desc.kv_total %lld), but the plan has no segments",
                             (long long)mask->kv_total);
-    if (mask->kv_start != place->kv_start || mask->kv_total != place->kv_total)
+    if (mask->kv_start != range->kv_start || mask->kv_total != range->kv_total)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "the mask of the segment at key %lld of %lld was built for one at %lld of %lld: rebuild it",
-                            (long long)place->kv_start, (long long)place->kv_total, (long long)mask->kv_start,
+                            (long long)range->kv_start, (long long)range->kv_total, (long long)mask->kv_start,
                             (long long)mask->kv_total);
     return ATTUNE_OK;
 }
 
-/* Of all batches and heads alike, a mask serves any number of them; else those that it was built for. */
+/* A mask that broadcasts and does not read the index may be used with any batch or heads. */
 static attune_status check_planes(const attune_mask *mask, const attune__forward *call)
 {
     const unsigned bit_b = 1u << ATTUNE__VAR_B, bit_h_kv = 1u << ATTUNE__VAR_H_KV;
@@ -117,28 +117,28 @@ static attune_status check_planes(const attune_mask *mask, const attune__forward
     return ATTUNE_OK;
 }
 
-static attune_status check_mask(const attune_plan *plan, const attune__place *place, attune__forward *call)
+static attune_status check_mask(const attune_plan *plan, const attune__segment_range *range, attune__forward *call)
 {
     const attune__shape *shape = &plan->shape;
     const attune_mask *mask = call->mask;
     if (!mask)
-        return shape->block_mask
-                   ? attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask is NULL, but the plan was made for a block mask")
-                   : ATTUNE_OK;
+        return shape->block_mask ? attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                                "args.mask is NULL, but the plan has a block mask (problem.block_mask)")
+                                 : ATTUNE_OK;
     if (!shape->block_mask)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask is given, but the plan was made without one: see "
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask is set, but the plan has no block mask: see "
                                                      "attune_problem_set_mask");
-    if (mask->follows_tensor && !mask->updated)
+    if (mask->from_tensor && !mask->updated)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.mask follows a tensor and has no lists of one: call attune_mask_update");
+                            "args.mask is computed from a tensor and has no lists yet: call attune_mask_update");
     if (mask->q_block != shape->mask_q_block || mask->kv_block != shape->mask_kv_block)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask has blocks of %u x %u, the plan was made for %u x %u",
                             mask->q_block, mask->kv_block, shape->mask_q_block, shape->mask_kv_block);
-    ATTUNE__TRY(check_place(mask, place));
-    /* A mask whose blocks are all full evaluates nothing, so that any plan serves it. */
+    ATTUNE__TRY(check_segment_range(mask, range));
+    /* A mask without an expression has only full blocks, so that any plan can run it. */
     if (mask->expr && (!plan->mask || memcmp(&mask->expr->hash, &plan->mask->hash, sizeof mask->expr->hash)))
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.mask has another expression than the plan: make a plan for it "
+                            "args.mask has another expression than the plan: create a plan for it "
                             "(attune_problem_set_mask)");
     ATTUNE__TRY(check_planes(mask, call));
     if (mask->q_len < call->q_len || mask->kv_len < call->kv_len)
@@ -161,8 +161,8 @@ static attune_status check_mask(const attune_plan *plan, const attune__place *pl
                         plan->device->info.id);
 }
 
-/* Once for a plan, whose calls are many. */
-static void warn_short(const attune_plan *plan, const attune__place *place, const attune__forward *call,
+/* Once per plan, to keep the log short. */
+static void warn_short(const attune_plan *plan, const attune__segment_range *range, const attune__forward *call,
                        const attune_tensor *tensors)
 {
     atomic_bool *warned = (atomic_bool *)(uintptr_t)&plan->warned;
@@ -172,18 +172,19 @@ static void warn_short(const attune_plan *plan, const attune__place *place, cons
                                             [ATTUNE__VAR_H] = call->heads,
                                             [ATTUNE__VAR_H_KV] = call->kv_heads,
                                             [ATTUNE__VAR_Q] = call->q_len,
-                                            [ATTUNE__VAR_KV] = place ? place->kv_total : call->kv_len}};
+                                            [ATTUNE__VAR_KV] = range ? range->kv_total : call->kv_len}};
     for (uint32_t i = 0; i < plan->score->symbol_count; i++) {
         const attune__symbol *symbol = &plan->score->symbols[i];
         if (symbol->kind == ATTUNE_SYMBOL_CAPTURE &&
-            attune__warn_short(&plan->device->host, "a call", &plan->reads, i, symbol->name, tensors[i].size, &extents))
+            attune__warn_short_capture(&plan->device->host, "a call", &plan->reads, i, symbol->name, tensors[i].size,
+                                       &extents))
             atomic_store_explicit(warned, true, memory_order_relaxed);
     }
 }
 
-/* Captures on the device in the order of the score expression's symbols. */
+/* Resolves device captures by name, in the order of the score expression's symbols. */
 static attune_status bind_captures(const attune_plan *plan, const attune_capture *captures, uint32_t count,
-                                   const attune__place *place, const attune__forward *call,
+                                   const attune__segment_range *range, const attune__forward *call,
                                    attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS])
 {
     if (!plan->score)
@@ -205,11 +206,11 @@ static attune_status bind_captures(const attune_plan *plan, const attune_capture
         ATTUNE__TRY(attune__tensor_check(&tensors[i], &(attune__tensor_rule){symbol->name, plan->device, symbol->dtype,
                                                                              symbol->rank, false, false}));
     }
-    warn_short(plan, place, call, tensors);
+    warn_short(plan, range, call, tensors);
     return ATTUNE_OK;
 }
 
-/* A mask's lists were made with its parameters: the call may repeat their values, not change them. */
+/* The mask's lists depend on its parameters, so a call must not pass other values for them. */
 static attune_status check_mask_parameters(const attune_mask *mask, const attune_parameter *parameters, uint32_t count)
 {
     if (!mask || !mask->expr)
@@ -235,7 +236,7 @@ static attune_status check_mask_parameters(const attune_mask *mask, const attune
 }
 
 static attune_status bind_parameters(const attune_plan *plan, const attune_parameter *parameters, uint32_t count,
-                                     const attune__place *place, const attune_mask *mask,
+                                     const attune__segment_range *range, const attune_mask *mask,
                                      attune__value values[ATTUNE_EXPR_MAX_SYMBOLS])
 {
     if (count)
@@ -243,8 +244,8 @@ static attune_status bind_parameters(const attune_plan *plan, const attune_param
     ATTUNE__TRY(check_mask_parameters(mask, parameters, count));
     if (!plan->score)
         return ATTUNE_OK;
-    if (place)
-        return attune__bind_shifted(plan->score, NULL, 0, parameters, count, place->kv_start, place->kv_total, NULL,
+    if (range)
+        return attune__bind_shifted(plan->score, NULL, 0, parameters, count, range->kv_start, range->kv_total, NULL,
                                     values);
     return attune__bind_host(plan->score, NULL, 0, parameters, count, NULL, values);
 }
@@ -266,17 +267,17 @@ attune_status attune__check_direction(const attune_plan *plan, attune_direction 
 }
 
 attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_forward_args *a,
-                                         const attune__place *place, attune__forward_call *resolved)
+                                         const attune__segment_range *range, attune__forward_call *resolved)
 {
     attune__forward *call = &resolved->call;
     *call = (attune__forward){
         .q = a->q,
-        .k = place ? place->segment->k : a->k,
-        .v = place ? place->segment->v : a->v,
+        .k = range ? range->segment->k : a->k,
+        .v = range ? range->segment->v : a->v,
         .o = a->o,
         .lse = a->lse,
         .row_max = a->row_max,
-        .mask = place ? place->segment->mask : a->mask,
+        .mask = range ? range->segment->mask : a->mask,
         .captures = resolved->captures,
         .parameters = resolved->parameters,
         .workspace = a->workspace,
@@ -287,26 +288,27 @@ attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_f
     if (call->lse.buffer) {
         if (!plan->shape.lse)
             return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                                "args.lse is given, but the plan was made without: set problem.lse");
+                                "args.lse is set, but the plan computes no LSE: set problem.lse");
         ATTUNE__TRY(check_row_tensor(plan, call, "lse", true, &call->lse));
     }
     if (call->row_max.buffer) {
         if (!plan->shape.row_max)
             return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                                "args.row_max is given, but the plan was made without: set problem.row_max");
+                                "args.row_max is set, but the plan computes no row maxima: set problem.row_max");
         ATTUNE__TRY(check_row_tensor(plan, call, "row_max", true, &call->row_max));
     }
-    ATTUNE__TRY(check_mask(plan, place, call));
-    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, place, call, resolved->captures));
-    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, call->mask, resolved->parameters));
+    ATTUNE__TRY(check_mask(plan, range, call));
+    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, range, call, resolved->captures));
+    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, range, call->mask, resolved->parameters));
     return check_workspace(plan, call);
 }
 
 static attune_status check_no_segments(const attune_plan *plan)
 {
     if (plan->shape.segments)
-        return attune__fail(ATTUNE_UNSUPPORTED,
-                            "the plan is for segments, which this call cannot take: use attune_forward");
+        return attune__fail(
+            ATTUNE_UNSUPPORTED,
+            "the plan has segments, which recorded calls do not support: use attune_forward or attune_backward");
     return ATTUNE_OK;
 }
 
@@ -320,7 +322,7 @@ attune_status attune__forward_resolve(const attune_plan *plan, const attune_forw
     return attune__forward_resolve_at(plan, &a, NULL, resolved);
 }
 
-/* `tensor` has the type and shape of another one, which was checked. */
+/* Checks that `tensor` has the type and shape of another tensor, which was checked before. */
 static attune_status check_like(const attune_plan *plan, const char *name, const char *of, const attune_tensor *like,
                                 bool writable, attune_tensor *tensor)
 {
@@ -337,7 +339,7 @@ static attune_status check_capture_gradient(const attune_plan *plan, uint32_t sy
     const attune__symbol *s = &plan->score->symbols[symbol];
     if (s->dtype != ATTUNE_F32 && s->dtype != ATTUNE_F16 && s->dtype != ATTUNE_BF16)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.capture_gradients asks for \"%s\", which is %s: only "
+                            "args.capture_gradients has \"%s\", which is %s: only "
                             "floating-point captures have gradients",
                             s->name, attune_dtype_string(s->dtype));
     ATTUNE__TRY(attune__tensor_check(d_capture,
@@ -345,13 +347,13 @@ static attune_status check_capture_gradient(const attune_plan *plan, uint32_t sy
     uint64_t count = 1;
     for (uint32_t i = 0; i < s->rank; i++) {
         ATTUNE__TRY(check_size(s->name, d_capture, i, "the capture's size", capture->size[i]));
-        count *= (uint64_t)d_capture->size[i]; /* of distinct elements in a buffer: no overflow */
+        count *= (uint64_t)d_capture->size[i]; /* distinct elements of one buffer: no overflow */
     }
     *elements += count;
     return ATTUNE_OK;
 }
 
-/* Gradients of captures in the order of the score expression's symbols; buffer NULL = not wanted. */
+/* Resolves capture gradients in the order of the score expression's symbols; buffer NULL = not requested. */
 static attune_status bind_capture_gradients(const attune_plan *plan, const attune_capture *gradients, uint32_t count,
                                             const attune_tensor *captures, attune_tensor *d_captures)
 {
@@ -369,33 +371,32 @@ static attune_status bind_capture_gradients(const attune_plan *plan, const attun
             i++;
         if (i == symbols)
             return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                                "args.capture_gradients asks for \"%s\", which is no capture of the score expression",
+                                "args.capture_gradients has \"%s\", which is not a capture of the score expression",
                                 gradients[j].name);
         if (d_captures[i].buffer)
-            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.capture_gradients asks for \"%s\" twice",
-                                gradients[j].name);
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.capture_gradients has \"%s\" twice", gradients[j].name);
         d_captures[i] = gradients[j].tensor;
         ATTUNE__TRY(check_capture_gradient(plan, i, &captures[i], &d_captures[i], &elements));
     }
     if (elements > plan->shape.capture_gradient_elements)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.capture_gradients have %llu elements, but the plan was made for %llu: raise "
+                            "args.capture_gradients have %llu elements, but the plan's limit is %llu: raise "
                             "problem.capture_gradient_elements",
                             (unsigned long long)elements, (unsigned long long)plan->shape.capture_gradient_elements);
     return ATTUNE_OK;
 }
 
 attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_backward_args *a,
-                                          const attune__place *place, attune__backward_call *resolved)
+                                          const attune__segment_range *range, attune__backward_call *resolved)
 {
     attune__backward *back = &resolved->call;
     *back = (attune__backward){
         .forward = {.q = a->q,
-                    .k = place ? place->segment->k : a->k,
-                    .v = place ? place->segment->v : a->v,
+                    .k = range ? range->segment->k : a->k,
+                    .v = range ? range->segment->v : a->v,
                     .o = a->o,
                     .lse = a->lse,
-                    .mask = place ? place->segment->mask : a->mask,
+                    .mask = range ? range->segment->mask : a->mask,
                     .captures = resolved->captures,
                     .parameters = resolved->parameters,
                     .workspace = a->workspace,
@@ -404,8 +405,8 @@ attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_
         .d_o = a->d_o,
         .d_lse = a->d_lse,
         .d_q = a->d_q,
-        .d_k = place ? place->segment->d_k : a->d_k,
-        .d_v = place ? place->segment->d_v : a->d_v,
+        .d_k = range ? range->segment->d_k : a->d_k,
+        .d_v = range ? range->segment->d_v : a->d_v,
         .d_captures = resolved->d_captures,
     };
     attune__forward *call = &back->forward;
@@ -417,9 +418,9 @@ attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_
     ATTUNE__TRY(check_like(plan, "d_q", "the size of q", &call->q, true, &back->d_q));
     ATTUNE__TRY(check_like(plan, "d_k", "the size of k", &call->k, true, &back->d_k));
     ATTUNE__TRY(check_like(plan, "d_v", "the size of v", &call->v, true, &back->d_v));
-    ATTUNE__TRY(check_mask(plan, place, call));
-    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, place, call, resolved->captures));
-    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, place, call->mask, resolved->parameters));
+    ATTUNE__TRY(check_mask(plan, range, call));
+    ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, range, call, resolved->captures));
+    ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, range, call->mask, resolved->parameters));
     ATTUNE__TRY(bind_capture_gradients(plan, a->capture_gradients, a->capture_gradient_count, resolved->captures,
                                        resolved->d_captures));
     return check_workspace(plan, call);

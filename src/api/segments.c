@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Calls over segments of the keys: one launch for each, which sees its place in the concatenation through two
- * parameters, and a merge. Forward, each gives o and lse over its own keys. Backward, each computes P with the LSE over
- * all of them, so that d_k and d_v are right as they come, and d_q is the sum.
+ * Calls over segments of the keys: one launch for each segment, and a merge. Two hidden parameters of the expressions,
+ * kv_start and kv_total, give the segment's range in the concatenation. In forward, each launch computes o and lse over
+ * its own keys. In backward, each launch computes P from the LSE over all keys, so that d_k and d_v are final, and d_q
+ * is the sum of the parts.
  */
 #include "api/api.h"
 
 #include <string.h>
 
-/* The length of the concatenation. */
+/* Checks the number and the lengths of the segments, and returns the length of the concatenation. */
 static attune_status check_segments(const attune_plan *plan, const attune_segment *segments, uint32_t count,
                                     int64_t *total)
 {
@@ -36,7 +37,7 @@ static attune_status name_segment(attune_status status, uint32_t index)
     return status == ATTUNE_OK ? ATTUNE_OK : attune__fail_context(status, "args.segments[%u]", index);
 }
 
-/* The results of each segment, behind what a merge needs. */
+/* Where the partial results of the segments are: in the workspace, after the merge's own part of it. */
 typedef struct results {
     const attune_tensor *like; /* o or d_q */
     attune_buffer *workspace;
@@ -61,7 +62,7 @@ static results results_of(const attune_plan *plan, const attune__forward *call, 
         .offset = call->workspace_offset + attune__merge_workspace(wide, rows, (uint64_t)like->size[3], segments),
         .step = attune__segment_size(shape, rows),
         .lse_at = attune__round_up64(o_bytes, 256),
-        .dtype = plan->device->backend->wide_outputs ? wide : like->dtype,
+        .dtype = plan->device->backend->f32_outputs ? wide : like->dtype,
         .lse_dtype = wide,
         .lse = shape->direction == ATTUNE_FORWARD,
     };
@@ -72,13 +73,13 @@ static attune__merge_part result_at(const void *user, uint32_t index)
 {
     const results *r = user;
     const uint64_t at = r->offset + index * r->step;
-    attune__merge_part part = {.o = attune__rows_in(r->workspace, at, r->dtype, r->like, 4)};
+    attune__merge_part part = {.o = attune__workspace_tensor(r->workspace, at, r->dtype, r->like, 4)};
     if (r->lse)
-        part.lse = attune__rows_in(r->workspace, at + r->lse_at, r->lse_dtype, r->like, 3);
+        part.lse = attune__workspace_tensor(r->workspace, at + r->lse_at, r->lse_dtype, r->like, 3);
     return part;
 }
 
-/* Into `like`; lse NULL = of d_q, a sum. */
+/* Merges the partial results into `like`; lse NULL = d_q, a plain sum. */
 static attune_status merge_results(const attune_plan *plan, attune_queue *queue, const results *r,
                                    const attune_tensor *lse, uint32_t segments, double *seconds, uint64_t *value)
 {
@@ -91,7 +92,7 @@ static attune_status merge_results(const attune_plan *plan, attune_queue *queue,
     return attune__merge_run(plan->merger, queue, &merge, segments, result_at, r, value);
 }
 
-/* Behind the results lies what the backend asked for. */
+/* The backend's workspace begins after the partial results. */
 static uint64_t backend_workspace(const attune_plan *plan, uint64_t offset)
 {
     const attune__shape *s = &plan->shape;
@@ -103,21 +104,21 @@ attune_status attune__forward_segments(const attune_plan *plan, attune_queue *qu
 {
     attune_forward_args a = *args;
     attune__forward_call resolved;
-    attune__place place = {.kv_start = 0};
-    ATTUNE__TRY(check_segments(plan, a.segments, a.segment_count, &place.kv_total));
+    attune__segment_range range = {.kv_start = 0};
+    ATTUNE__TRY(check_segments(plan, a.segments, a.segment_count, &range.kv_total));
     for (uint32_t i = 0; i < a.segment_count; i++) {
-        place.segment = &a.segments[i];
-        ATTUNE__TRY(name_segment(attune__forward_resolve_at(plan, &a, &place, &resolved), i));
-        place.kv_start += place.segment->k.size[2];
+        range.segment = &a.segments[i];
+        ATTUNE__TRY(name_segment(attune__forward_resolve_at(plan, &a, &range, &resolved), i));
+        range.kv_start += range.segment->k.size[2];
     }
     const attune_tensor o = resolved.call.o, lse = resolved.call.lse;
     const results r = results_of(plan, &resolved.call, &o, a.segment_count);
     double seconds = 0, total = 0;
-    place.kv_start = 0;
+    range.kv_start = 0;
     for (uint32_t i = 0; i < a.segment_count; i++) {
-        place.segment = &a.segments[i];
-        ATTUNE__TRY(attune__forward_resolve_at(plan, &a, &place, &resolved));
-        place.kv_start += place.segment->k.size[2];
+        range.segment = &a.segments[i];
+        ATTUNE__TRY(attune__forward_resolve_at(plan, &a, &range, &resolved));
+        range.kv_start += range.segment->k.size[2];
         attune__forward *call = &resolved.call;
         if (a.segment_count > 1) {
             const attune__merge_part part = result_at(&r, i);
@@ -144,21 +145,21 @@ attune_status attune__backward_segments(const attune_plan *plan, attune_queue *q
 {
     attune_backward_args a = *args;
     attune__backward_call resolved;
-    attune__place place = {.kv_start = 0};
-    ATTUNE__TRY(check_segments(plan, a.segments, a.segment_count, &place.kv_total));
+    attune__segment_range range = {.kv_start = 0};
+    ATTUNE__TRY(check_segments(plan, a.segments, a.segment_count, &range.kv_total));
     for (uint32_t i = 0; i < a.segment_count; i++) {
-        place.segment = &a.segments[i];
-        ATTUNE__TRY(name_segment(attune__backward_resolve_at(plan, &a, &place, &resolved), i));
-        place.kv_start += place.segment->k.size[2];
+        range.segment = &a.segments[i];
+        ATTUNE__TRY(name_segment(attune__backward_resolve_at(plan, &a, &range, &resolved), i));
+        range.kv_start += range.segment->k.size[2];
     }
     const attune_tensor d_q = resolved.call.d_q;
     const results r = results_of(plan, &resolved.call.forward, &d_q, a.segment_count);
     double seconds = 0, total = 0;
-    place.kv_start = 0;
+    range.kv_start = 0;
     for (uint32_t i = 0; i < a.segment_count; i++) {
-        place.segment = &a.segments[i];
-        ATTUNE__TRY(attune__backward_resolve_at(plan, &a, &place, &resolved));
-        place.kv_start += place.segment->k.size[2];
+        range.segment = &a.segments[i];
+        ATTUNE__TRY(attune__backward_resolve_at(plan, &a, &range, &resolved));
+        range.kv_start += range.segment->k.size[2];
         attune__forward *call = &resolved.call.forward;
         if (a.segment_count > 1)
             resolved.call.d_q = result_at(&r, i).o;

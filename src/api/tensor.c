@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Checks of tensors and host arrays. Products and sums of caller's figures are checked for overflow before they are
- * believed. */
+/*
+ * Checks of tensors and host arrays. Sizes and strides are untrusted: their products and sums are checked for overflow.
+ */
 #include "api/api.h"
 
 #include "base/checked.h"
 
-/* Resolves "all strides zero" and gives the lowest and highest element offset. */
+/* Resolves "all strides zero", and computes the lowest and highest element offset. */
 static attune_status resolve(const char *name, uint32_t rank, const int64_t *size, int64_t *stride, int64_t *lowest,
                              int64_t *highest)
 {
@@ -17,7 +18,7 @@ static attune_status resolve(const char *name, uint32_t rank, const int64_t *siz
         if (stride[i])
             zero = false;
     }
-    /* Counted with any strides: one of 0 lets a small buffer describe a huge tensor. */
+    /* Also with other strides: a stride of 0 lets a small buffer describe a tensor of any size. */
     int64_t count = 1;
     for (uint32_t i = rank; i-- > 0;) {
         if (zero)
@@ -27,7 +28,7 @@ static attune_status resolve(const char *name, uint32_t rank, const int64_t *siz
     }
     *lowest = *highest = 0;
     for (uint32_t i = 0; i < rank; i++) {
-        /* The stride of a single element is never taken: any number means nothing. With 0 it spoils no alignment. */
+        /* The stride of a dimension of size 1 is not used; 0 does not affect alignment checks. */
         if (size[i] == 1)
             stride[i] = 0;
         if (!attune__reach(size[i], stride[i], lowest, highest))
@@ -37,8 +38,8 @@ static attune_status resolve(const char *name, uint32_t rank, const int64_t *siz
     return ATTUNE_OK;
 }
 
-/* No two elements share memory if, from the smallest stride up, each step passes all that the inner dimensions reach.
- */
+/* Elements are distinct if, in ascending order of strides, each stride is larger than the reach of the dimensions
+ * before it. */
 static attune_status check_distinct(const attune_tensor *tensor, const char *name)
 {
     bool used[ATTUNE_MAX_RANK] = {false};
@@ -62,12 +63,12 @@ static attune_status check_distinct(const attune_tensor *tensor, const char *nam
                 "%s is an output and its stride[%u] %lld makes elements overlap: the inner dimensions reach "
                 "%lld elements",
                 name, next, (long long)tensor->stride[next], (long long)reach + 1);
-        reach += step * (uint64_t)(tensor->size[next] - 1); /* of elements in a buffer: no overflow */
+        reach += step * (uint64_t)(tensor->size[next] - 1); /* distinct elements of one buffer: no overflow */
     }
     return ATTUNE_OK;
 }
 
-/* q, k, v and the like: [batch, heads, length, head dimension]. */
+/* For tensors [batch, heads, length, head_dim]. */
 static attune_status fail_row(const attune_tensor *tensor, const char *name)
 {
     const int64_t *stride = tensor->stride;
@@ -99,7 +100,7 @@ attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_r
     if (tensor->rank != rule->rank)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.rank is %u, expected %u", name, tensor->rank, rule->rank);
     if (tensor->offset % element)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.offset is %llu, which is no multiple of the %zu bytes of %s",
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.offset is %llu, expected a multiple of the %zu bytes of %s",
                             name, (unsigned long long)tensor->offset, element, attune_dtype_string(tensor->dtype));
     if ((tensor->buffer->misalignment + tensor->offset) % element)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
@@ -154,13 +155,13 @@ attune_status attune__array_check(attune_array *array, const char *name)
     if (!array->data)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.data is NULL", name);
     if (!attune_dtype_size(array->dtype))
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.dtype is %d, which is no dtype", name, (int)array->dtype);
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.dtype is %d, which is not a dtype", name, (int)array->dtype);
     if (array->rank < 1 || array->rank > ATTUNE_MAX_RANK)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.rank is %u, expected 1 to %d", name, array->rank,
                             ATTUNE_MAX_RANK);
     int64_t lowest, highest;
     ATTUNE__TRY(resolve(name, array->rank, array->size, array->stride, &lowest, &highest));
-    /* No array of any dtype is that large, and no offset of one in bytes overflows. */
+    /* Larger than any array in memory, and small enough that no byte offset overflows. */
     const uint64_t most = INT64_MAX / 16;
     if (attune__magnitude(lowest) > most || (uint64_t)highest > most)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s exceeds the address space: check size and stride", name);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The public functions of <attune/vulkan.h> that take arguments to check. Built with the backend. */
+/* The functions of <attune/vulkan.h> that check arguments. Compiled with the backend. */
 #include "api/api.h"
 
 #include <attune/vulkan.h>
@@ -29,18 +29,18 @@ attune_status attune_vulkan_device_open(attune_instance *instance, const attune_
                             "desc.api_version is %u.%u, expected at least 1.2: create the instance with it",
                             VK_API_VERSION_MAJOR(d.api_version), VK_API_VERSION_MINOR(d.api_version));
     attune_device *opened;
-    ATTUNE__TRY(attune__vulkan_backend.lend(&instance->host, &d, &opened));
-    attune__device_adopt(opened, instance);
+    ATTUNE__TRY(attune__vulkan_backend.open_external(&instance->host, &d, &opened));
+    attune__device_init(opened, instance);
     *device = opened;
     return ATTUNE_OK;
 }
 
-/* A device of this backend that can be used. */
+/* Fails unless the device can be used and is of this backend. */
 static attune_status check_device(const attune_device *device)
 {
     ATTUNE__TRY(attune__device_check(device));
     if (device->backend != &attune__vulkan_backend)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "device %s is no Vulkan device", device->info.id);
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "device %s is not a Vulkan device", device->info.id);
     return ATTUNE_OK;
 }
 
@@ -71,7 +71,7 @@ attune_status attune_vulkan_buffer_wrap(attune_device *device, VkBuffer vk_buffe
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "offset %llu + size %llu exceeds 64 bits",
                             (unsigned long long)offset, (unsigned long long)size);
     attune_buffer *made;
-    ATTUNE__TRY(device->backend->buffer_lend(device, &vk_buffer, offset, size, &made));
+    ATTUNE__TRY(device->backend->buffer_wrap_device(device, &vk_buffer, offset, size, &made));
     attune__device_retain(device);
     *buffer = made;
     return ATTUNE_OK;

@@ -167,6 +167,6 @@ const attune__backend attune__cpu_backend = {
     .merger_destroy = attune__cpu_merger_destroy,
     .merge = attune__cpu_merge,
     .merge_backward = attune__cpu_merge_backward,
-    .wide_outputs = true,
-    .missing = "",
+    .f32_outputs = true,
+    .missing_reason = "",
 };

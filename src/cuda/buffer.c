@@ -29,8 +29,8 @@ attune_status attune__cuda_buffer_create(attune_device *device, uint64_t size, a
     return ATTUNE_OK;
 }
 
-attune_status attune__cuda_buffer_lend(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
-                                       attune_buffer **buffer)
+attune_status attune__cuda_buffer_wrap_device(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
+                                              attune_buffer **buffer)
 {
     attune__cuda_buffer *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)

@@ -81,15 +81,15 @@ void attune__cuda_queue_finish(attune__cuda_queue *queue);
  * it waits. It must also be called if a launch failed: `status` is the launches' result. */
 attune_status attune__cuda_queue_begin(attune__cuda_queue *queue, bool measured);
 attune_status attune__cuda_queue_end(attune__cuda_queue *queue, attune_status status, uint64_t *value, double *seconds);
-attune_status attune__cuda_queue_lend(attune_device *device, void *handle, attune_queue **queue);
+attune_status attune__cuda_queue_wrap(attune_device *device, void *handle, attune_queue **queue);
 void attune__cuda_queue_destroy(attune_queue *queue);
 attune_status attune__cuda_wait(attune_queue *queue, uint64_t value, uint64_t timeout_ns);
 
 /* ---------------------------------------------------------------------------------------------------------- entries */
 
 attune_status attune__cuda_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
-attune_status attune__cuda_buffer_lend(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
-                                       attune_buffer **buffer);
+attune_status attune__cuda_buffer_wrap_device(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
+                                              attune_buffer **buffer);
 void attune__cuda_buffer_destroy(attune_buffer *buffer);
 attune_status attune__cuda_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__cuda_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
@@ -108,8 +108,8 @@ typedef struct attune__cuda_mask {
 attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask *mask,
                                        attune__device_mask **device_mask);
 void attune__cuda_mask_release(attune__device_mask *device_mask);
-attune_status attune__cuda_mask_follow(attune_device *device, const attune_mask *mask,
-                                       attune__device_mask **device_mask);
+attune_status attune__cuda_mask_create_tensor(attune_device *device, const attune_mask *mask,
+                                              attune__device_mask **device_mask);
 attune_status attune__cuda_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
                                        const attune_tensor *tensor, uint64_t *value);
 /* Needs the current context; does not free the struct. */

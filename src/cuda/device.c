@@ -187,7 +187,7 @@ static attune_status device_open(const attune__host *host, uint32_t index, attun
     return status;
 }
 
-static attune_status device_lend(const attune__host *host, const void *desc, attune_device **device)
+static attune_status device_open_external(const attune__host *host, const void *desc, attune_device **device)
 {
     const attune_cuda_device_desc *d = desc;
     attune__cuda_device *made;
@@ -219,18 +219,18 @@ const attune__backend attune__cuda_backend = {
     .count = device_count,
     .describe = device_describe,
     .open = device_open,
-    .lend = device_lend,
+    .open_external = device_open_external,
     .close = device_close,
     .measure = attune__cuda_measure,
     .buffer_create = attune__cuda_buffer_create,
-    .buffer_lend_name = "attune_cuda_buffer_wrap",
-    .buffer_lend = attune__cuda_buffer_lend,
+    .buffer_wrap_device_name = "attune_cuda_buffer_wrap",
+    .buffer_wrap_device = attune__cuda_buffer_wrap_device,
     .buffer_destroy = attune__cuda_buffer_destroy,
     .buffer_write = attune__cuda_buffer_write,
     .buffer_read = attune__cuda_buffer_read,
     .mask_upload = attune__cuda_mask_upload,
     .mask_release = attune__cuda_mask_release,
-    .mask_follow = attune__cuda_mask_follow,
+    .mask_create_tensor = attune__cuda_mask_create_tensor,
     .mask_update = attune__cuda_mask_update,
     .programs_create = attune__cuda_programs_create,
     .program_destroy = attune__cuda_program_destroy,
@@ -244,8 +244,8 @@ const attune__backend attune__cuda_backend = {
     .mask_compile = attune__cuda_mask_pack,
     .merge = attune__cuda_merge,
     .merge_backward = attune__cuda_merge_backward,
-    .queue_lend = attune__cuda_queue_lend,
+    .queue_wrap = attune__cuda_queue_wrap,
     .queue_destroy = attune__cuda_queue_destroy,
     .wait = attune__cuda_wait,
-    .missing = "",
+    .missing_reason = "",
 };

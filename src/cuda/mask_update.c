@@ -72,8 +72,8 @@ static attune_status load(attune__cuda_device *device, const void *cubin, const 
     return ATTUNE_OK;
 }
 
-attune_status attune__cuda_mask_follow(attune_device *device, const attune_mask *mask,
-                                       attune__device_mask **device_mask)
+attune_status attune__cuda_mask_create_tensor(attune_device *device, const attune_mask *mask,
+                                              attune__device_mask **device_mask)
 {
     attune__cuda_device *mine = attune__cuda_of(device);
     const attune_allocator *allocator = &device->host.allocator;

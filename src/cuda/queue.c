@@ -66,7 +66,7 @@ void attune__cuda_queue_finish(attune__cuda_queue *queue)
     pthread_mutex_destroy(&queue->lock);
 }
 
-attune_status attune__cuda_queue_lend(attune_device *device, void *handle, attune_queue **queue)
+attune_status attune__cuda_queue_wrap(attune_device *device, void *handle, attune_queue **queue)
 {
     attune__cuda_device *mine = attune__cuda_of(device);
     attune__cuda_queue *made = attune__alloc(&device->host.allocator, 1, sizeof *made);

@@ -155,7 +155,7 @@ static void note(hunt *h, int32_t q, int32_t kv, bool value)
     if (h->seen & bit)
         return;
     h->seen |= bit;
-    h->classifier->hint[value] = (attune__place){q - h->block->q0, kv - h->block->kv0};
+    h->classifier->hint[value] = (attune__block_point){q - h->block->q0, kv - h->block->kv0};
 }
 
 static bool sample(const hunt *h, int32_t q, int32_t kv)
@@ -180,12 +180,12 @@ static void try_samples(hunt *h)
     const attune__region *block = h->block;
     const int32_t rows = block->q1 - block->q0, columns = block->kv1 - block->kv0;
     for (int value = 0; value < 2; value++) {
-        const attune__place at = h->classifier->hint[value];
+        const attune__block_point at = h->classifier->hint[value];
         const int32_t q = block->q0 + (at.q < rows ? at.q : rows),
                       kv = block->kv0 + (at.kv < columns ? at.kv : columns);
         h->seen |= sample(h, q, kv) ? SEEN_TRUE : SEEN_FALSE;
     }
-    const attune__place corners[] = {{0, columns}, {rows, 0}, {0, 0}, {rows, columns}};
+    const attune__block_point corners[] = {{0, columns}, {rows, 0}, {0, 0}, {rows, columns}};
     for (int i = 0; i < 4 && h->seen != SEEN_BOTH; i++) {
         const int32_t q = block->q0 + corners[i].q, kv = block->kv0 + corners[i].kv;
         note(h, q, kv, sample(h, q, kv));

@@ -6,9 +6,9 @@
 #include "mask/rects.h"
 
 /* Relative to the first pair of a region. */
-typedef struct attune__place {
+typedef struct attune__block_point {
     int32_t q, kv;
-} attune__place;
+} attune__block_point;
 
 typedef struct attune__classifier {
     const attune_allocator *allocator;
@@ -21,8 +21,8 @@ typedef struct attune__classifier {
     void *row_scratch;           /* of attune__expr_open_row */
     attune__row row;
     attune__box box;
-    attune__work *work;    /* may be NULL; once its status is not OK classes mean nothing */
-    attune__place hint[2]; /* where a region may have a false and a true pair; any places do */
+    attune__work *work;          /* may be NULL; once its status is not OK classes mean nothing */
+    attune__block_point hint[2]; /* where a region may have a false and a true pair; any places do */
 } attune__classifier;
 
 /* expr, what the bindings point to and work must outlive the classifier. One that is all zero may be finished. */

@@ -50,7 +50,7 @@ struct attune_mask {
 
     /* A mask that follows a tensor on a device, the only one in `uploads`: the lists above are NULL unless the device's
      * kernels read the host's, and the capture's data is the tensor's. */
-    bool follows_tensor;
+    bool from_tensor;
     bool updated;                    /* the lists are of some tensor */
     int64_t most_q_len, most_kv_len; /* q_len and kv_len are those of the last update */
     uint8_t *classes; /* where the lists are the host's: an attune__class for each block, [plane][block row][column] */

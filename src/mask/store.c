@@ -353,7 +353,7 @@ void attune__mask_free(attune_mask *mask)
     list_free(&allocator, &mask->full_kv);
     list_free(&allocator, &mask->q);
     list_free(&allocator, &mask->full_q);
-    if (mask->captures && !mask->follows_tensor)
+    if (mask->captures && !mask->from_tensor)
         for (uint32_t i = 0; i < mask->expr->symbol_count; i++)
             attune__free(&allocator, (void *)(uintptr_t)mask->captures[i].data);
     attune__free(&allocator, mask->classes);

@@ -80,7 +80,7 @@ attune_status attune__mask_new_tensor(const attune_allocator *allocator, const a
     attune_mask *made = *mask;
     attune__free(allocator, (void *)(uintptr_t)made->captures[0].data);
     made->captures[0].data = NULL;
-    made->follows_tensor = true;
+    made->from_tensor = true;
     made->most_q_len = desc->q_len;
     made->most_kv_len = desc->kv_len;
     if (host_lists && !reserve(made)) {

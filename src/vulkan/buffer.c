@@ -68,8 +68,8 @@ attune_status attune__vulkan_buffer_create(attune_device *device, uint64_t size,
     return ATTUNE_OK;
 }
 
-attune_status attune__vulkan_buffer_lend(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
-                                         attune_buffer **buffer)
+attune_status attune__vulkan_buffer_wrap_device(attune_device *device, const void *handle, uint64_t offset,
+                                                uint64_t size, attune_buffer **buffer)
 {
     attune__vulkan_device *mine = attune__vulkan_of(device);
     VkBuffer theirs;

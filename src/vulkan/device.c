@@ -249,7 +249,7 @@ attune_status attune__vulkan_open_with(const attune__host *host, const attune__v
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- lend */
+/* ------------------------------------------------------------------------------------------------ caller's devices */
 
 static bool enables(const attune_vulkan_device_desc *desc, const char *extension)
 {
@@ -268,7 +268,7 @@ static attune_status open_lent(attune__vulkan_device *device, const attune_vulka
         char reason[256];
         get = attune__vulkan_library_open(NULL, &device->library, reason, sizeof reason);
         if (!get)
-            return attune__fail(ATTUNE_UNAVAILABLE, "%s: lend get_instance_proc_addr", reason);
+            return attune__fail(ATTUNE_UNAVAILABLE, "%s: set desc.get_instance_proc_addr", reason);
     }
     const char *missing = attune__vulkan_load_loader(&device->vk, get);
     if (!missing)
@@ -295,7 +295,7 @@ static attune_status open_lent(attune__vulkan_device *device, const attune_vulka
     if (!address || !timeline)
         return attune__fail(ATTUNE_UNSUPPORTED,
                             "desc.features does not enable %s%s%s: create the VkDevice with "
-                            "attune_vulkan_required_features and lend its pNext chain",
+                            "attune_vulkan_required_features and set desc.features to its pNext chain",
                             address ? "" : "bufferDeviceAddress", address || timeline ? "" : " and ",
                             timeline ? "" : "timelineSemaphore");
     attune__vulkan_limits_choose(physical);
@@ -325,7 +325,7 @@ static attune_status open_lent(attune__vulkan_device *device, const attune_vulka
     return finish_open(device, false);
 }
 
-attune_status attune__vulkan_lend(const attune__host *host, const void *desc, attune_device **device)
+attune_status attune__vulkan_device_open_external(const attune__host *host, const void *desc, attune_device **device)
 {
     attune__vulkan_device *made;
     ATTUNE__TRY(allocate(host, &made));
@@ -374,20 +374,20 @@ const attune__backend attune__vulkan_backend = {
     .count = device_count,
     .describe = device_describe,
     .open = device_open,
-    .lend = attune__vulkan_lend,
+    .open_external = attune__vulkan_device_open_external,
     .handles = device_handles,
     .close = device_close,
     .measure = attune__vulkan_measure,
     .buffer_create = attune__vulkan_buffer_create,
-    .buffer_lend_name = "attune_vulkan_buffer_wrap",
-    .buffer_lend = attune__vulkan_buffer_lend,
+    .buffer_wrap_device_name = "attune_vulkan_buffer_wrap",
+    .buffer_wrap_device = attune__vulkan_buffer_wrap_device,
     .buffer_destroy = attune__vulkan_buffer_destroy,
     .buffer_write = attune__vulkan_buffer_write,
     .buffer_read = attune__vulkan_buffer_read,
     .wait = attune__vulkan_wait,
     .mask_upload = attune__vulkan_mask_upload,
     .mask_release = attune__vulkan_mask_release,
-    .mask_follow = attune__vulkan_mask_follow,
+    .mask_create_tensor = attune__vulkan_mask_create_tensor,
     .mask_update = attune__vulkan_mask_update,
     .programs_create = attune__vulkan_programs_create,
     .program_destroy = attune__vulkan_program_destroy,

@@ -40,8 +40,8 @@ static layout layout_of(const attune_mask *mask)
     return l;
 }
 
-attune_status attune__vulkan_mask_follow(attune_device *device, const attune_mask *mask,
-                                         attune__device_mask **device_mask)
+attune_status attune__vulkan_mask_create_tensor(attune_device *device, const attune_mask *mask,
+                                                attune__device_mask **device_mask)
 {
     const attune_allocator *allocator = &device->host.allocator;
     attune__vulkan_device *mine = attune__vulkan_of(device);

@@ -312,8 +312,8 @@ static inline VkDeviceAddress attune__vulkan_address(const attune_buffer *buffer
 }
 
 attune_status attune__vulkan_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
-attune_status attune__vulkan_buffer_lend(attune_device *device, const void *handle, uint64_t offset, uint64_t size,
-                                         attune_buffer **buffer);
+attune_status attune__vulkan_buffer_wrap_device(attune_device *device, const void *handle, uint64_t offset,
+                                                uint64_t size, attune_buffer **buffer);
 void attune__vulkan_buffer_destroy(attune_buffer *buffer);
 attune_status attune__vulkan_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__vulkan_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
@@ -379,8 +379,8 @@ attune_status attune__vulkan_measure(attune_device *device, attune_dtype dtype, 
 attune_status attune__vulkan_mask_upload(attune_device *device, const attune_mask *mask,
                                          attune__device_mask **device_mask);
 void attune__vulkan_mask_release(attune__device_mask *device_mask);
-attune_status attune__vulkan_mask_follow(attune_device *device, const attune_mask *mask,
-                                         attune__device_mask **device_mask);
+attune_status attune__vulkan_mask_create_tensor(attune_device *device, const attune_mask *mask,
+                                                attune__device_mask **device_mask);
 attune_status attune__vulkan_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
                                          const attune_tensor *tensor, uint64_t *value);
 attune_status attune__vulkan_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
@@ -398,8 +398,8 @@ attune_status attune__vulkan_merge(const attune__program *merger, attune_queue *
                                    uint64_t *value);
 attune_status attune__vulkan_merge_backward(const attune__program *merger, attune_queue *queue,
                                             const attune__merge *call, uint64_t *value);
-/* The table's lend; desc is an attune_vulkan_device_desc. */
-attune_status attune__vulkan_lend(const attune__host *host, const void *desc, attune_device **device);
+/* open_external of the table; desc is an attune_vulkan_device_desc. */
+attune_status attune__vulkan_device_open_external(const attune__host *host, const void *desc, attune_device **device);
 /* The table's record; commands is a VkCommandBuffer *. Appends the launches of a call to a command buffer, with the
  * barriers between them; forward and decode are begin, record, submit. call->seconds is
  * ignored. */

@@ -34,7 +34,7 @@ Test(errors, forward_arguments)
     WRONG(f, k.size[2], INT64_MAX / 2, "k has more than 2^63 elements");
     WRONG(f, v.size[2], 299, "v.size[2] is 299, expected the length of k, 300");
     WRONG(f, o.size[2], 299, "o.size[2] is 299, expected the length of q, 300");
-    WRONG(f, q.offset, 2, "q.offset is 2, which is no multiple of the 4 bytes of f32");
+    WRONG(f, q.offset, 2, "q.offset is 2, expected a multiple of the 4 bytes of f32");
     WRONG(f, q.offset, 4, "q ends at element");
     WRONG(f, q.offset, UINT64_MAX - 3, "q ends at element");
     WRONG(f, q.stride[3], 2, "q.stride[3] is 2, expected 1");
@@ -140,12 +140,12 @@ Test(errors, instances_and_devices)
         attune_instance_desc desc;
         uint64_t newer[2];
     } longer = {.desc.struct_size = sizeof longer, .newer = {0, 7}};
-    EXPECT(attune_instance_create(&longer.desc, &instance), ATTUNE_UNSUPPORTED, "does not know");
+    EXPECT(attune_instance_create(&longer.desc, &instance), ATTUNE_UNSUPPORTED, "does not have");
     longer.newer[1] = 0;
     cr_assert_eq(attune_instance_create(&longer.desc, &instance), ATTUNE_OK);
 
     attune_device *device = (attune_device *)1;
-    EXPECT(attune_device_open(instance, "gpu", &device), ATTUNE_INVALID_ARGUMENT, "\"gpu\" names no device");
+    EXPECT(attune_device_open(instance, "gpu", &device), ATTUNE_INVALID_ARGUMENT, "device id \"gpu\" is invalid");
     cr_assert_null(device);
     EXPECT(attune_device_open(instance, "cpu:", &device), ATTUNE_INVALID_ARGUMENT, "expected a number");
     EXPECT(attune_device_open(instance, "cpu:x", &device), ATTUNE_INVALID_ARGUMENT, "expected a number");
@@ -179,8 +179,8 @@ Test(errors, instances_and_devices)
               attune_status_string(huge));
     cr_assert_eq(attune_buffer_create(device, 16, &buffer), ATTUNE_OK);
     char bytes[32] = {0};
-    EXPECT(attune_buffer_write(buffer, 8, bytes, 9), ATTUNE_INVALID_ARGUMENT, "passes the end of a buffer of 16 bytes");
-    EXPECT(attune_buffer_read(buffer, UINT64_MAX, bytes, 2), ATTUNE_INVALID_ARGUMENT, "passes the end");
+    EXPECT(attune_buffer_write(buffer, 8, bytes, 9), ATTUNE_INVALID_ARGUMENT, "exceeds the buffer's 16 bytes");
+    EXPECT(attune_buffer_read(buffer, UINT64_MAX, bytes, 2), ATTUNE_INVALID_ARGUMENT, "exceeds the buffer");
     EXPECT(attune_buffer_read(buffer, 0, NULL, 2), ATTUNE_INVALID_ARGUMENT, "data is NULL");
     attune_buffer_destroy(buffer);
     attune_device_destroy(device);

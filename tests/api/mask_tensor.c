@@ -319,7 +319,7 @@ Test(mask_tensor, arguments)
     wrong = f.tensor;
     wrong.size[3] = 31;
     wrong.size[2] = 10;
-    EXPECT(attune_mask_update(f.mask, queue, &wrong, NULL), ATTUNE_INVALID_ARGUMENT, "made for 1 to 30 keys");
+    EXPECT(attune_mask_update(f.mask, queue, &wrong, NULL), ATTUNE_INVALID_ARGUMENT, "created for 1 to 30 keys");
     wrong = f.tensor;
     wrong.size[0] = 2;
     wrong.stride[0] = 0;
@@ -337,11 +337,12 @@ Test(mask_tensor, arguments)
     attune_mask_stats stats = {.struct_size = sizeof stats};
     attune_mask_range range = {.struct_size = sizeof range};
     attune_mask *made;
-    EXPECT(attune_mask_lists_get(f.mask, &lists), ATTUNE_UNSUPPORTED, "follows a tensor on device cpu");
-    EXPECT(attune_mask_stats_get(f.mask, false, &stats), ATTUNE_UNSUPPORTED, "follows a tensor");
-    EXPECT(attune_mask_slice(f.mask, &range, &made), ATTUNE_UNSUPPORTED, "follows a tensor");
-    EXPECT(attune_mask_not(f.mask, &made), ATTUNE_UNSUPPORTED, "a follows a tensor");
-    EXPECT(attune_mask_draw_text(f.mask, 0, 0, 10, 10, NULL, 0, NULL), ATTUNE_UNSUPPORTED, "follows a tensor");
+    EXPECT(attune_mask_lists_get(f.mask, &lists), ATTUNE_UNSUPPORTED,
+           "is computed from a tensor and its lists are on device cpu");
+    EXPECT(attune_mask_stats_get(f.mask, false, &stats), ATTUNE_UNSUPPORTED, "is computed from a tensor");
+    EXPECT(attune_mask_slice(f.mask, &range, &made), ATTUNE_UNSUPPORTED, "is computed from a tensor");
+    EXPECT(attune_mask_not(f.mask, &made), ATTUNE_UNSUPPORTED, "a is computed from a tensor");
+    EXPECT(attune_mask_draw_text(f.mask, 0, 0, 10, 10, NULL, 0, NULL), ATTUNE_UNSUPPORTED, "is computed from a tensor");
 
     attune_mask *dense;
     const attune_array truth = array_view(&f.truth);

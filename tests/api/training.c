@@ -111,8 +111,8 @@ Test(training_errors, backward_arguments)
     WRONG(t, args.mask, NULL, "args.mask is NULL");
     WRONG(t, args.capture_count, 0, "args.captures has no \"slope\"");
     WRONG(t, args.capture_gradients, NULL, "args.capture_gradients is NULL");
-    WRONG(t, args.capture_gradient_count, 2, "asks for \"slope\" twice");
-    WRONG(t, gradients[0].name, "cap", "\"cap\", which is no capture");
+    WRONG(t, args.capture_gradient_count, 2, "has \"slope\" twice");
+    WRONG(t, gradients[0].name, "cap", "\"cap\", which is not a capture");
     WRONG(t, gradients[0].tensor.size[0], 1, "slope.size[0] is 1, expected the capture's size, 2");
     WRONG(t, gradients[0].tensor.dtype, ATTUNE_BF16, "slope.dtype is bf16 (3), expected f32");
     WRONG(t, args.parameter_count, 0, "cap");
@@ -142,7 +142,7 @@ Test(training_errors, gradients_past_the_plan)
     MAKE(attune_plan_create(t.f.device, &problem, NULL, &none));
     attune_plan *plan = t.backward;
     t.backward = none;
-    EXPECT(run(&t), ATTUNE_INVALID_ARGUMENT, "have 2 elements, but the plan was made for 0: raise");
+    EXPECT(run(&t), ATTUNE_INVALID_ARGUMENT, "have 2 elements, but the plan's limit is 0: raise");
     t.backward = plan;
     attune_plan_destroy(none);
     trained_destroy(&t);

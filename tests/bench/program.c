@@ -114,7 +114,7 @@ Test(program, words_that_are_wrong)
     expect("compile --arch sm_86 --workload causal -o /nowhere/x", 2, "-o: /nowhere/x");
     expect("compile --arch sm_86 --workload causal --direction up -o x", 2, "forward, backward or step");
     expect("check --case nowhere", 2, "nowhere");
-    expect("check --device gpu", 2, "\"gpu\" names no device");
+    expect("check --device gpu", 2, "device id \"gpu\" is invalid");
     expect("check --device vulkan:99", 3, "vulkan");
     expect("bench --workload nothing", 2, "nothing");
     for (const char *const *c =

@@ -235,13 +235,13 @@ static void check_short(const attune_profile *p, const attune_problem *q, const 
     step.q_len = 1;
     step.kv_len = q->kv_len ? q->kv_len : q->q_len;
     const bool may = !c->decode && q->direction == ATTUNE_FORWARD && force == ATTUNE_AUTO;
-    const bool has = attune__plan_fill(&one, &p->limits, &step, o) == ATTUNE_OK && may && one.decision.choice.decode;
-    cr_assert_eq(attune__plan_fill(&all, &p->limits, q, o), ATTUNE_OK);
+    const bool has = attune__plan_init(&one, &p->limits, &step, o) == ATTUNE_OK && may && one.decision.choice.decode;
+    cr_assert_eq(attune__plan_init(&all, &p->limits, q, o), ATTUNE_OK);
     const attune__decision d = all.decision;
     const attune__shape shape = all.shape;
     const attune_plan_choice expected = one.decision.choice;
-    attune__plan_empty(&one);
-    attune__plan_empty(&all);
+    attune__plan_finish(&one);
+    attune__plan_finish(&all);
     const int64_t most = q->batch * q->heads < p->limits.compute_units ? 16 : 8;
     cr_assert_eq(c->short_q_len,
                  !has              ? 0

@@ -271,7 +271,7 @@ attune_status open_with(attune_instance *instance, const attune__vulkan_hooks *h
     attune_status status = attune__vulkan_open_with(&instance->host, hooks, 0, &opened);
     if (status)
         return status;
-    attune__device_adopt(opened, instance);
+    attune__device_init(opened, instance);
     *device = opened;
     return ATTUNE_OK;
 }
