@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Arrays and scalars for an expression's symbols. All checks are here: evaluation trusts what it is given. */
+/* Resolves the arrays and scalars of an expression's symbols. All checks are here: evaluation trusts its input. */
 #include "expr/expr.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ static attune_status missing(const attune__symbol *symbol, const char *given)
                         *given ? given : "none");
 }
 
-/* An i64 that does not fit i32. Positions and ids of sane sizes always fit. */
+/* Fails for an i64 outside the range of i32. */
 static attune_status check_i64(const attune__symbol *symbol, const attune_array *array)
 {
     int64_t index[ATTUNE_MAX_RANK] = {0};
@@ -65,7 +65,7 @@ static attune_status resolve_capture(const attune__symbol *symbol, const attune_
         const int64_t size = empty ? 1 : given->size[d];
         if (contiguous)
             array->stride[d] = count;
-        /* The stride of a single element is never taken. */
+        /* The stride of a dimension of size 1 is not used. */
         if (size == 1)
             array->stride[d] = 1;
         const bool fits = attune__multiply(&count, size) && attune__reach(size, array->stride[d], &low, &high);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Interval analysis. Every rule over-approximates what eval.c computes: whole numbers that may wrap are given up as all
- * i32; rounding of + - * / and sqrt is monotone, so endpoints are exact; functions of the mathematics library are
- * widened, since nobody promises that they are monotone. */
+/*
+ * Interval analysis. Every rule over-approximates eval.c. An integer that may wrap is bounded by all of i32. The
+ * rounding of + - * / and sqrt is monotone, so that endpoints are exact. Functions of libm are widened, since they need
+ * not be monotone.
+ */
 #include "expr/expr.h"
 
 #include <math.h>
@@ -9,7 +11,7 @@
 #include "expr/ops.h"
 #include "expr/ranges.h"
 
-/* Steps to either side of an endpoint of a library function: more than any such library errs. */
+/* The widening of a libm function's endpoints, in ulps: more than the error of any libm. */
 #define SLACK 8
 
 static const attune__interval all_ints = {.lo = INT32_MIN, .hi = INT32_MAX};
@@ -172,7 +174,7 @@ static attune__interval negative(attune__interval a)
     return floats(-a.fhi, -a.flo, a.may_nan);
 }
 
-/* A corner that is NaN (0 * inf, inf / inf) stands for a limit that the other corners or 0 cover. */
+/* A corner that is NaN (0 * inf, inf / inf) is skipped: the other corners or 0 cover its limit. */
 static attune__interval corners(float p, float q, float r, float s, bool nan)
 {
     const float corner[] = {p, q, r, s};
@@ -358,7 +360,7 @@ static attune__interval capture(const attune_expr *expr, const attune__node *nod
     return anything((attune__type)node->type, expr->symbols[node->value.i].dtype);
 }
 
-/* From the bounds of the nodes before it. */
+/* Bounds a node from the bounds of its operands. */
 static attune__interval bound_node(const attune_expr *expr, uint32_t n, const attune__bindings *bindings,
                                    const attune__ranges *ranges, const attune__box *box, const attune__interval *bounds,
                                    uint64_t *looked)
@@ -408,7 +410,7 @@ attune__interval attune__expr_open_bounds(const attune_expr *expr, const attune_
 
 /* ---------------------------------------------------------------------------------------------------------- pruning */
 
-/* An interval does not tell the zeros apart. */
+/* An interval does not distinguish 0 from -0. */
 static bool decided(const attune__node *node, const attune__interval *bounds)
 {
     if (node->type != ATTUNE__FLOAT)

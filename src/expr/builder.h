@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: MIT */
-/* Making an expression: nodes are simplified and hash-consed as they are made, and finished into an immutable
- * attune_expr, in an order that depends on content alone. */
+/* Construction of expressions: nodes are simplified and hash-consed when they are created. Finishing yields an
+ * immutable attune_expr, whose order of nodes depends on the content only. */
 #ifndef ATTUNE_EXPR_BUILDER_H
 #define ATTUNE_EXPR_BUILDER_H
 
 #include "expr/expr.h"
 
-/* Nodes that may exist while an expression is made; simplification leaves at most ATTUNE_EXPR_MAX_NODES. */
+/* The limit on nodes during construction; a finished expression has at most ATTUNE_EXPR_MAX_NODES. */
 #define ATTUNE__BUILDER_NODES (4 * ATTUNE_EXPR_MAX_NODES)
 #define ATTUNE__NONE          UINT32_MAX
 
-/* Of one call. Only min and max take so many; printing keeps to it. */
+/* The limit on arguments of a call, which min and max reach. Printing respects it too. */
 #define ATTUNE__MAX_ARGUMENTS 16
 
 typedef struct attune__builder {
     const attune_allocator *allocator;
     attune_expr_kind kind; /* a mask's constants are f32 */
     attune__node *nodes;
-    attune__hash *hashes; /* of content: symbols by name, operands by their hashes */
+    attune__hash *hashes; /* hashes of content: symbols by name, operands by their hashes */
     uint32_t *table;      /* open addressing: node + 1, 0 = free */
     uint32_t count;
-    bool overflow;   /* no room: every later node is node 0, and finish fails */
-    bool substitute; /* importing: variables become what var[] says, where it is not ATTUNE__NONE */
+    bool overflow;   /* out of nodes: every later node is node 0, and finishing fails */
+    bool substitute; /* while importing, variables are replaced by var[] where it is not ATTUNE__NONE */
     uint32_t var[ATTUNE__VAR_SCORE + 1];
     uint32_t symbol_count;
     attune__symbol symbols[ATTUNE_EXPR_MAX_SYMBOLS];
@@ -39,9 +39,9 @@ uint32_t attune__make_float(attune__builder *builder, double value);
 uint32_t attune__make_var(attune__builder *builder, attune__var var);
 /* A parameter, or a capture with as many indices as its rank. */
 uint32_t attune__make_symbol(attune__builder *builder, uint32_t symbol, const uint32_t *arg);
-/* Any operation; operands have the types that the operation wants. */
+/* Creates any operation; operands must have the operation's types. */
 uint32_t attune__make(attune__builder *builder, attune__op op, uint32_t a, uint32_t b, uint32_t c);
-/* Of one operand, and of two. */
+/* The same for one operand, and for two. */
 uint32_t attune__make1(attune__builder *builder, attune__op op, uint32_t a);
 uint32_t attune__make2(attune__builder *builder, attune__op op, uint32_t a, uint32_t b);
 
@@ -50,14 +50,14 @@ static inline attune__type attune__type_of(const attune__builder *builder, uint3
     return (attune__type)builder->nodes[node].type;
 }
 
-/* Drops what the root does not need and makes the expression. Fails with `limit` past the caps. */
+/* Creates the expression from the nodes that the root needs. Fails with the status `limit` if a limit is exceeded. */
 attune_status attune__builder_finish(attune__builder *builder, uint32_t root, attune_status limit, attune_expr **expr);
 
-/* Likewise for several results of one array of nodes, whose last is any of them. `roots` receives their numbers. */
+/* Likewise for several roots that share one array of nodes. `roots` receives their numbers. */
 attune_status attune__builder_finish_all(attune__builder *builder, uint32_t *roots, uint32_t root_count,
                                          attune_status limit, attune_expr **expr);
 
-/* Makes an expression's nodes anew; number[i], of ATTUNE_EXPR_MAX_NODES, is where node i stands. */
+/* Copies an expression's nodes into the builder; number[i], of ATTUNE_EXPR_MAX_NODES, receives the number of node i. */
 attune_status attune__builder_import(attune__builder *builder, const attune_expr *expr, uint32_t *number);
 
 #endif

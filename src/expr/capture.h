@@ -11,7 +11,7 @@ static inline int32_t attune__clamp_i64(int64_t value)
     return value < INT32_MIN ? INT32_MIN : value > INT32_MAX ? INT32_MAX : (int32_t)value;
 }
 
-/* The element `offset` elements behind the data; .i for int and bool, .f for float. */
+/* Loads the element at `offset`, in elements; .i for int and bool, .f for float. */
 static inline attune__value attune__capture_load(const attune_array *array, int64_t offset)
 {
     switch (array->dtype) {
@@ -35,7 +35,7 @@ static inline attune__value attune__capture_load(const attune_array *array, int6
     return (attune__value){0};
 }
 
-/* Bounds-checked: 0 (false) out of range. All bits zero are 0, 0.0 and false. */
+/* Bounds-checked: 0, 0.0 or false out of range. */
 static inline attune__value attune__capture_read(const attune_array *array, uint32_t rank, const int32_t *index)
 {
     int64_t offset = 0;

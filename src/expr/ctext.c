@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* IR as C text that C99, CUDA C++ and OpenCL C all accept: one constant per node, helper functions from a prelude that
- * each of them writes in its own words (docs/expressions.md). Where the bounds of the index variables prove that
- * nothing can wrap and no floor needs correcting, plain operators stand instead of helpers. */
+/*
+ * The IR as C that is valid in C99, CUDA C++ and OpenCL C: one constant per node, and calls of helper functions from a
+ * prelude that each of the three defines (docs/expressions.md). Plain operators replace helpers where the bounds of the
+ * index variables prove that nothing wraps and no floor needs a correction.
+ */
 #include "expr/expr.h"
 
 #include <math.h>
@@ -16,7 +18,7 @@
 
 #define NAME_SIZE ATTUNE__CTEXT_NAME
 
-/* How a node is named where it is used: constants and variables by themselves, the rest by number. */
+/* The text of an operand: constants and variables are inlined, other nodes are named by number. */
 const char *attune__ctext_operand(const attune_expr *expr, uint32_t n, char name[NAME_SIZE])
 {
     const attune__node *node = &expr->nodes[n];
@@ -42,7 +44,7 @@ const char *attune__ctext_operand(const attune_expr *expr, uint32_t n, char name
     return name;
 }
 
-/* Can a result that holds for all mathematical values leave i32? The bounds then are all of i32. */
+/* Whether the exact result can leave i32. */
 static bool may_wrap(attune__op op, attune__interval a, attune__interval b)
 {
     int64_t lo, hi;
@@ -241,7 +243,7 @@ void attune__ctext_needed(const attune_expr *expr, const uint32_t *roots, uint32
     }
 }
 
-/* Writes a term's value; false if the node is none. */
+/* Declares a term's value; false if the node is not a term. */
 static bool write_term(const attune_expr *expr, const attune__terms *terms, uint32_t n, attune__text *text)
 {
     uint32_t index;
@@ -302,14 +304,14 @@ void attune__ctext_of_terms(const attune_expr *expr, uint32_t root, const char *
     end_function(expr, root, text);
 }
 
-/* A float that has one value, though it may be an operation that the IR leaves unfolded. */
+/* Whether a float has one value; it may be an operation that the IR does not fold. */
 static bool is_constant(const attune__interval *bounds)
 {
     return bounds->flo == bounds->fhi && !bounds->may_nan;
 }
 
-/* Up to which score the argument of a tanh stays within half of one; 0 if that is not known. *factor is what the score
- * is multiplied by. */
+/* The largest |score| for which the argument of a tanh is at most 0.5 in magnitude; 0 if unknown. *factor receives the
+ * score's factor. */
 static float near_limit(const attune_expr *expr, uint32_t n, const attune__interval *bounds, float *factor)
 {
     const attune__node *node = &expr->nodes[n];
@@ -325,8 +327,7 @@ static float near_limit(const attune_expr *expr, uint32_t n, const attune__inter
     return node->op == ATTUNE__OP_VAR && isnormal(*factor) && isnormal(limit) ? limit : 0;
 }
 
-/* A whole number that differs from kv by what is the same for all keys of a row, as a float: "kv - q", "q - kv", "kv".
- */
+/* The conversion of "kv - q", "q - kv" or "kv" to float; NULL for other nodes. */
 static const char *float_of_kv(const attune_expr *expr, const attune__node *node)
 {
     if (node->op != ATTUNE__OP_FLOAT)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Derivatives as C text: a function for each, of the nodes that it needs alone. */
+/* Derivatives as C: one function each, with only the nodes that it needs. */
 #include <stdio.h>
 
 #include "expr/gradient.h"
 #include "expr/print.h"
 
-/* Writes the values that the nodes in `roots` need. */
+/* Declares the values that the nodes in `roots` need. */
 static void add_values(const attune_expr *expr, const uint32_t *roots, uint32_t count, attune__text *text)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
@@ -50,7 +50,7 @@ static bool is_var(const attune_expr *expr, uint32_t n, attune__var var)
     return expr->nodes[n].op == ATTUNE__OP_VAR && expr->nodes[n].value.i == (int32_t)var;
 }
 
-/* Marks the nodes that are the same for all pairs of a head with the same distance of q from kv. */
+/* Marks the nodes that have one value for all pairs of a head with the same q - kv. */
 static void find_diagonal(const attune_expr *expr, bool diagonal[ATTUNE_EXPR_MAX_NODES])
 {
     for (uint32_t n = 0; n < expr->node_count; n++) {

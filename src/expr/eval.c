@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Values. A point is a plain walk over the nodes; rows are in eval_tmpl.c, included once for float and once for
- * double. Masks take the float one always. */
+/* Evaluation. A point is a scalar loop over the nodes; rows are in eval_tmpl.c, which is included once for float and
+ * once for double. Masks always use float. */
 #include "expr/expr.h"
 
 #include <math.h>
@@ -165,7 +165,7 @@ attune__value attune__expr_point(const attune_expr *expr, const attune__bindings
 #define COLUMN_USES ((1u << ATTUNE__VAR_KV) | (1u << ATTUNE__VAR_SCORE))
 #define ALIGNED(x)  (((x) + 63) & ~(size_t)63)
 
-/* A node's slope that is not a constant number of steps for each column. */
+/* The slope of a node that is not linear in the column. */
 #define CURVED INT64_MIN
 
 typedef union scalar_f32 {
@@ -223,7 +223,7 @@ void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bind
     store_allowed(evaluate_f32(expr, NULL, NULL, bindings, row, kv0, count, NULL, scratch), count, allowed);
 }
 
-/* What no open node depends on may have any value. */
+/* Decided nodes that no open node depends on are not initialised. */
 void attune__expr_open_begin(const attune_expr *expr, const attune__interval *bounds, void *scratch)
 {
     node_state_f32 *states = scratch;

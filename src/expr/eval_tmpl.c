@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Rows, for one REAL: included by eval.c. A node that depends on neither kv nor score has a value; any other has a
- * column, in scratch or, where nothing has to be computed, in the array that it reads. */
+/* Evaluation of rows for one REAL; included by eval.c. A node that depends on neither kv nor score has a value. Any
+ * other has a column, in scratch or, if nothing has to be computed, in the array that it reads. */
 
 typedef struct NAME(node_state) {
     const void *column; /* int32_t (int, bool) or REAL; NULL: `value` serves every column */
     NAME(scalar) value;
-    int64_t slope; /* ints: the step from column to column, 0 without a column, CURVED if there is none */
+    int64_t slope; /* ints: the step between columns, 0 without a column, CURVED if it is not constant */
 } NAME(node_state);
 
 static NAME(scalar) NAME(scalar_of)(attune__value value, uint8_t type)
@@ -63,7 +63,7 @@ static NAME(scalar) NAME(apply)(attune__op op, attune__type type, NAME(scalar) x
 
 /* ---------------------------------------------------------------------------------------------- columns: operations */
 
-/* One loop for each shape of operands; x and y are the element, whichever it comes from. */
+/* One loop for each combination of columns and values; x and y are the elements. */
 #define LOOP(IN, OUT, member, expression)                                                                              \
     do {                                                                                                               \
         OUT *restrict o = out;                                                                                         \
@@ -280,7 +280,7 @@ static void NAME(column_real)(attune__op op, const NAME(node_state) * a, const N
 #undef LOOP
 #undef MAP
 
-/* By the device's own function; false if it has none. */
+/* Calls the device's own function; false if it has none. */
 static bool NAME(column_function)(const attune__functions *functions, attune__op op, const NAME(node_state) * a,
                                   const NAME(node_state) * b, size_t count, void *out)
 {
@@ -298,7 +298,7 @@ static bool NAME(column_function)(const attune__functions *functions, attune__op
     return true;
 }
 
-/* select: the condition is a bool, a column or not; so is each branch. Compilers vectorise what reads both. */
+/* select: the condition and the branches are columns or values. Compilers vectorise loops that read both branches. */
 #define CHOOSE(T, member)                                                                                              \
     do {                                                                                                               \
         T *restrict o = out;                                                                                           \
@@ -389,7 +389,7 @@ static void NAME(strided)(const attune_array *array, int64_t offset, int64_t ste
 #undef STRIDED
 }
 
-/* Every index runs in steps, or not at all: the columns in range are one run. False if an index would wrap. */
+/* If every index is linear in the column, the columns in range are one run. False if an index would wrap. */
 static bool NAME(capture_run)(const attune_array *array, const attune__node *node, const NAME(node_state) * states,
                               size_t count, void *out, const void **column)
 {
@@ -438,7 +438,7 @@ static bool NAME(capture_run)(const attune_array *array, const attune__node *nod
     return true;
 }
 
-/* Any indices. What is the same for every column is looked at once. */
+/* Any indices. Indices that are the same for every column are checked once. */
 static void NAME(column_capture)(const attune_array *array, const attune__node *node, const NAME(node_state) * states,
                                  size_t count, void *out)
 {
@@ -504,7 +504,7 @@ static int64_t NAME(slope)(const attune__node *node, const NAME(node_state) * st
                     : a->column && b->column     ? CURVED
                     : a->column                  ? a->slope * b->value.i
                                                  : b->slope * a->value.i;
-    /* far past any array; keeps the sums above from overflowing */
+    /* larger than any array; prevents overflow in the sums above */
     return slope > INT32_MAX || slope < -INT32_MAX ? CURVED : slope;
 }
 
@@ -533,7 +533,7 @@ static NAME(scalar) NAME(constant)(const attune__node *node, const NAME(node_sta
     }
 }
 
-/* Of open nodes: columns of decided operands are values. */
+/* Whether an open node has a column: decided operands are values. */
 static bool NAME(varies)(const attune__node *node, const NAME(node_state) * states)
 {
     bool column = !node->arg_count;
@@ -542,7 +542,7 @@ static bool NAME(varies)(const attune__node *node, const NAME(node_state) * stat
     return column;
 }
 
-/* open: NULL = all nodes; else the states of the others stand in scratch. */
+/* open: NULL = all nodes; else scratch has the states of the others. */
 static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const attune__open_nodes *open,
                                                const attune__functions *functions, const attune__bindings *bindings,
                                                const attune__row *row, int32_t kv0, size_t count, const REAL *score,
@@ -602,7 +602,7 @@ static void NAME(store)(const NAME(node_state) * root, size_t count, REAL *score
 
 /* -------------------------------------------------------------------------------------------------------- gradients */
 
-/* What a read's elements are due; an index out of range read 0, which nothing is due. */
+/* Adds the gradients of a capture read to its elements. An index out of range has none. */
 static void NAME(scatter)(const attune__gradient *gradient, const attune__gradient_read *read,
                           const attune_array *array, const NAME(node_state) * states, size_t count, const REAL *d,
                           double *sums)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The finished expression: its order, its hash, its life, and two of them joined. */
+/* Finished expressions: order of nodes, hash, reference count, combination and shift. */
 #include "expr/expr.h"
 
 #include <stdio.h>
@@ -53,8 +53,8 @@ void attune__expr_release(const attune_expr *expr)
         destroy(mutable_expr);
 }
 
-/* Numbers the nodes that a root needs, and that no root before it did, in post-order: operands first, in the order in
- * which they stand. order[i] is the builder's node, number[node] its new number; both have room for every node. */
+/* Numbers the nodes that a root needs and no earlier root did, in post-order: operands first, in their order. order[i]
+ * is the builder's node, number[node] its new number; both have an entry for every node. */
 static uint32_t number_nodes(const attune__builder *builder, uint32_t root, uint32_t count, uint32_t *order,
                              uint32_t *number, uint32_t *stack, uint8_t *visited)
 {
@@ -64,7 +64,7 @@ static uint32_t number_nodes(const attune__builder *builder, uint32_t root, uint
     while (depth) {
         uint32_t node = stack[depth - 1];
         const attune__node *n = &builder->nodes[node];
-        /* visited counts the operands that were followed; it ends one past them. */
+        /* visited counts the operands that were visited, and ends one past them. */
         while (visited[node] < n->arg_count && visited[n->arg[visited[node]]])
             visited[node]++;
         if (visited[node] < n->arg_count) {
@@ -266,7 +266,7 @@ attune_status attune__expr_shift(const attune_allocator *allocator, const attune
     attune__builder builder;
     ATTUNE__TRY(attune__builder_init(&builder, allocator, expr->kind));
     uint32_t number[ATTUNE_EXPR_MAX_NODES], start = 0, total = 0;
-    /* The expression's own symbols keep their order, which finishing takes from their first use. */
+    /* Importing first keeps the order of the expression's own symbols, which is that of first use. */
     attune_status status = attune__builder_import(&builder, expr, number);
     if (status == ATTUNE_OK)
         status = make_parameter(&builder, ATTUNE__KV_START, &start);

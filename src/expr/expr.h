@@ -1,27 +1,32 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The IR of expressions: a small immutable DAG, typed, simplified and hash-consed. Nodes stand in topological order
- * (operands before their users; the root is the last), so that every pass is one loop over an array.
+ * The IR of expressions: a small immutable DAG, typed, simplified and hash-consed. Nodes are in topological order
+ * (operands before their users, the root last), so that every pass is one loop over an array.
  *
- *     lex.c       text -> tokens, messages    parse.c      tokens -> IR
- *     names.c     the language's names        preset.c     expressions with names
- *     simplify.c  rewriting while nodes are made           expr.c       life, order, hash, joining
- *     bind.c      arrays for symbols          eval.c       IR -> values
- *     bounds.c    IR -> intervals             ranges.c     captures -> intervals
- *     print.c     IR -> text, node list       ctext.c      IR -> C text
- *     intervals.c masks that are intervals    line.c       scores that are lines
- *     terms.c     what keys and rows have once     weight.c     how much code a pair is
- *     analysis.c  all that a planner asks          reads.c      captures that are too short
+ *     lex.c        text -> tokens, messages     parse.c      tokens -> IR
+ *     names.c      names of the language        preset.c     named expressions
+ *     simplify.c   simplification of new nodes  expr.c       finished expressions: order, hash, combination
+ *     bind.c       values of symbols            eval.c       IR -> values
+ *     bounds.c     IR -> intervals              ranges.c     captures -> intervals
+ *     gradient.c   derivatives                  print.c      IR -> text, node list
+ *     ctext*.c     IR -> C                      intervals.c  interval masks
+ *     line.c       linear scores                terms.c      terms of keys and rows
+ *     weight.c     cost                         reads.c      captures that are too short
+ *     analysis.c   the planner's analysis
  *
- * Semantics that every back end keeps:
- *   i32 wraps; / and % floor; x / 0 = 0 and x % 0 = 0 for i32. f32 is IEEE binary32, each operation rounded, nothing
- * fused or re-associated. f32 % is a - floor(a / b) * b. min(a, b) = b < a ? b : a; max(a, b) = a < b ? b : a; clamp(x,
- * lo, hi) = min(max(x, lo), hi). A capture index out of range reads 0 (false). && and || evaluate both sides: nothing
- *   can fault. i32 -> f32 conversion rounds to nearest. Masks are always evaluated in f32, also by the float64 oracle,
- *   so that one pair is never allowed by one kernel and forbidden by another; scores follow the precision of the
- * kernel, literals included: f64 takes a literal as the nearest double, f32 as that double rounded. An operation on
- * constants is folded only where f32 and f64 give the same number, rounded: every constant is one double, and what is
- * left unfolded each kernel computes in its own precision. A mask's constants are f32.
+ * Semantics of every backend:
+ *
+ * - i32 wraps. / and % floor; x / 0 = 0 and x % 0 = 0 for i32.
+ * - f32 is IEEE binary32: each operation is rounded, nothing is fused or re-associated. f32 a % b is
+ *   a - floor(a / b) * b.
+ * - min(a, b) = b < a ? b : a; max(a, b) = a < b ? b : a; clamp(x, lo, hi) = min(max(x, lo), hi).
+ * - A capture index out of range reads 0 (false). && and || evaluate both sides: nothing can fault.
+ * - i32 -> f32 conversion rounds to nearest.
+ * - Masks are always evaluated in f32, also by the float64 oracle, so that all kernels allow the same pairs. A mask's
+ *   constants are f32.
+ * - Scores are evaluated in the precision of the kernel, including literals: in f64 a literal is the nearest double, in
+ *   f32 that double rounded. Every constant is a double. An operation on constants is folded only if its result rounds
+ *   to the same float in f32 and f64; each kernel computes the others in its own precision.
  */
 #ifndef ATTUNE_EXPR_EXPR_H
 #define ATTUNE_EXPR_EXPR_H
@@ -140,29 +145,29 @@ attune_expr *attune__expr_retain(const attune_expr *expr); /* accepts NULL */
 void attune__expr_release(const attune_expr *expr);        /* accepts NULL */
 
 /*
- * Joins two mask expressions: op is ATTUNE__OP_AND or ATTUNE__OP_OR; or, with b NULL, ATTUNE__OP_NOT. Symbols of one
- * name become one; INVALID_ARGUMENT if their kind, dtype or rank differ. INVALID_ARGUMENT past the caps on nodes and
- * symbols.
+ * Combines mask expressions: op is ATTUNE__OP_AND or ATTUNE__OP_OR, or ATTUNE__OP_NOT with b NULL. Symbols of the same
+ * name are merged. INVALID_ARGUMENT if their kind, dtype or rank differ, or if a limit on nodes or symbols is exceeded.
  */
 attune_status attune__expr_combine(const attune_allocator *allocator, attune__op op, const attune_expr *a,
                                    const attune_expr *b, attune_expr **expr);
 
 /*
- * The expression over one segment of the keys: kv becomes kv + ATTUNE__KV_START and kv_len ATTUNE__KV_TOTAL, i32
- * parameters behind its other symbols, so that the IR is the same for segments of any length. Gives the expression
- * itself, retained, if it reads neither, or was shifted before.
+ * Creates the expression for a segment of the keys: kv becomes kv + ATTUNE__KV_START, and kv_len becomes
+ * ATTUNE__KV_TOTAL. Both are i32 parameters after the other symbols, so that segments of any length share one IR.
+ * Returns the expression itself, retained, if it reads neither or was shifted before.
  */
 #define ATTUNE__KV_START "segment_kv_start"
 #define ATTUNE__KV_TOTAL "segment_kv_total"
 attune_status attune__expr_shift(const attune_allocator *allocator, const attune_expr *expr, attune_expr **shifted);
 
-/* Of each capture's dimensions, as bits 1 << attune__var: the variables that index it as they stand (doc[kv]). */
+/* For each dimension of each capture, as bits 1 << attune__var: the variables that are an index by themselves
+ * (doc[kv]). */
 typedef struct attune__direct_reads {
     uint8_t vars[ATTUNE_EXPR_MAX_SYMBOLS][ATTUNE_MAX_RANK];
 } attune__direct_reads;
 attune__direct_reads attune__expr_direct_reads(const attune_expr *expr);
 
-/* One more than the largest value of each attune__var; 0 = any value is fine. */
+/* One more than the largest value of each attune__var; 0 = not checked. */
 typedef struct attune__extents {
     int64_t of[8];
 } attune__extents;
@@ -170,115 +175,109 @@ typedef struct attune__short_read {
     uint32_t dimension;
     attune__var var;
 } attune__short_read;
-/* Whether one of them goes past the capture's end. */
+/* Whether one of them exceeds the capture's size. */
 bool attune__reads_past(const attune__direct_reads *reads, uint32_t symbol, const int64_t *size,
                         const attune__extents *extents, attune__short_read *found);
 
-/*
- * The largest nodes of which the value `root` is made that read captures and are the same for every row of a key, or
- * for every key of a row. `without`: bits 1 << attune__var of what the terms of keys
- * may not depend on either, besides q and score.
- */
+/* Finds the largest nodes below `root` that read captures and have one value per key, or one per row. `without`: bits 1
+ * << attune__var of variables that terms of keys must not depend on, besides q and score. */
 attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without);
-/* The same, but none of rows where there are none of keys: rows alone share little that is worth asking other lanes
- * for. */
+/* The same, but without terms of rows if there are none of keys: on their own they do not pay for the shuffles between
+ * lanes. */
 attune__terms attune__expr_terms_with_keys(const attune_expr *expr, uint32_t root, uint16_t without);
-/* Whether it reads captures for each pair, which no term holds. */
+/* Whether the expression reads captures for each pair, outside of any term. */
 bool attune__expr_reads_pairs(const attune_expr *expr);
 
-/*
- * Whether each row of a mask may attend to one interval of keys; and each key to one of rows. runs: bits of the symbols
- * for which that holds only where equal elements stand together.
- */
+/* Whether each row of a mask allows one interval of keys, and each key one of rows. runs: bits of the symbols whose
+ * equal elements must be contiguous for this to hold. */
 bool attune__interval_rows(const attune_expr *mask, uint32_t *runs);
 bool attune__interval_keys(const attune_expr *mask, uint32_t *runs);
-/* Whether the score is factor * score + base + slope * (kv - origin), where only score and kv are not the row's. */
+/* Whether the score is linear: factor * score + base + slope * (kv - origin), where everything except score and kv
+ * depends on the row only. */
 bool attune__is_linear(const attune_expr *score);
-/* Whether it is outer * tanh(inner * score), of constants. */
+/* Whether the score is a soft-cap: outer * tanh(inner * score), with constants inner and outer. */
 bool attune__is_soft_cap(const attune_expr *score, float *inner, float *outer);
-/* The largest score up to which all of its values have a cheaper form (attune__ctext_near); infinity: always; 0: never.
- */
+/* The largest |score| for which the near-zero form (attune__ctext_near) is valid; infinity: always; 0: never. */
 float attune__near_limit(const attune_expr *expr);
 
-/* About how many instructions `root` takes for each pair, what is the same for all keys of a row left out. near: tanh
- * is a polynomial. */
+/*
+ * The estimated instructions of `root` per pair, without those that depend on the row only. near: tanh is a polynomial.
+ */
 uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, bool near);
 
-/* All of it (analysis.h). Each may be NULL; gradient: of score, in backward. */
+/* The whole analysis (analysis.h). Any argument may be NULL; gradient: of score, in backward. */
 struct attune__gradient;
 attune__analysis attune__analyse(const attune_expr *mask, const attune_expr *score,
                                  const struct attune__gradient *gradient);
 
-/* The IR as C text. For CUDA and OpenCL a kernel writes its own prelude: the functions that the text calls
+/* Prints the IR as C. A CUDA or OpenCL kernel has its own prelude, with the functions that the text calls
  * (docs/expressions.md). */
 attune_status attune__expr_ctext(const attune_expr *expr, const char *function_name, char *buffer, size_t size,
                                  size_t *needed);
 
-/* What attune_expr_print gives, but for derivatives (gradient.h). UNSUPPORTED if sharing makes the text longer than 1
- * MiB. */
+/* attune_expr_print without derivatives (gradient.h). UNSUPPORTED if shared nodes make the text longer than 1 MiB. */
 attune_status attune__expr_print(const attune_expr *expr, attune_expr_format format, char *buffer, size_t size,
                                  size_t *needed);
 
 /* ------------------------------------------------------------------------------------------------------- evaluation */
 
-/* The arrays and scalars that an expression's symbols stand for. Both have symbol_count entries; entry i serves
- * symbols[i]. Strides are resolved (never "all 0 = contiguous"). */
+/* The values of an expression's symbols. Both arrays have symbol_count entries; entry i is for symbols[i]. Strides are
+ * resolved (never "all 0 = contiguous"). */
 typedef struct attune__bindings {
     const attune_array *captures;
     const attune__value *parameters;
 } attune__bindings;
 
-/* Finds the host captures and parameters for each symbol; both arrays have symbol_count entries. Checks names, dtype,
- * rank, sizes; an i64 value that does not fit i32 is INVALID_ARGUMENT; a parameter must be a whole number in range if
- * it is i32. Host captures may be NULL when capture arrays come from elsewhere (then only parameters are resolved and
- * `arrays` may be NULL). */
+/*
+ * Resolves host captures and parameters by name; both arrays have symbol_count entries. Checks names, dtype, rank and
+ * sizes. INVALID_ARGUMENT for an i64 value that is outside the range of i32, and for an i32 parameter that is not an
+ * integer in range. `arrays` NULL = resolve parameters only.
+ */
 attune_status attune__bindings_resolve(const attune_expr *expr, const attune_host_capture *captures,
                                        uint32_t capture_count, const attune_parameter *parameters,
                                        uint32_t parameter_count, attune_array *arrays, attune__value *values);
 
-/* One point: everything that is constant along a row of the q x kv plane. */
+/* The variables that are constant along a row of the q x kv plane. */
 typedef struct attune__row {
     int32_t b, h, q, h_kv, q_len, kv_len;
 } attune__row;
 
-/* A device's own functions of f32 on columns: to[i] = f(x[i]). `to` may be an operand; NULL = libm's. */
+/* A device's own f32 functions over arrays: to[i] = f(x[i]). `to` may equal x; NULL = libm's. */
 typedef struct attune__functions {
     void (*of[ATTUNE__OP_POW])(float *to, const float *x, size_t count); /* by attune__op: those of one operand */
     void (*pow)(float *to, const float *x, const float *y, size_t count);
 } attune__functions;
 
 /*
- * Evaluates a row at a time: nodes that do not depend on kv or score once, the others in loops over columns that
- * compilers vectorise. `scratch` is attune__expr_scratch_size(expr, columns) bytes, aligned to 64, of the calling
- * thread; no call allocates. Columns are kv0 ... kv0 + count - 1, count at most what scratch was sized for.
+ * Evaluates one row: nodes that depend on neither kv nor score once, the others in loops over columns that compilers
+ * vectorise. `scratch` has attune__expr_scratch_size(expr, columns) bytes, aligned to 64, and is used by one thread at
+ * a time; nothing is allocated. Columns are kv0 ... kv0 + count - 1, with count <= columns.
  */
 size_t attune__expr_scratch_size(const attune_expr *expr, size_t columns);
 void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
                            int32_t kv0, size_t count, void *scratch, uint8_t *allowed);
 
 typedef struct attune__interval attune__interval;
-/* The nodes whose values vary over a box, and which the root depends on there, ascending: what remains of an expression
- * once bounds over the box have decided the others (Keeter, "Massively Parallel Rendering of Complex Closed-Form
- * Implicit Surfaces", 2020). */
+/* The nodes, ascending, that the root depends on in a box and whose values bounds over the box do not decide (Keeter,
+ * "Massively Parallel Rendering of Complex Closed-Form Implicit Surfaces", 2020). */
 typedef struct attune__open_nodes {
     const uint16_t *nodes;
     uint32_t count;
 } attune__open_nodes;
-/* As attune__expr_mask_row for rows and columns of a box: begin once for the box, with the bounds over it, then any
- * rows of it. */
+/* attune__expr_mask_row for a box: call begin once with the bounds over the box, then evaluate any of its rows. */
 void attune__expr_open_begin(const attune_expr *expr, const attune__interval *bounds, void *scratch);
 void attune__expr_open_row(const attune_expr *expr, const attune__open_nodes *open, const attune__bindings *bindings,
                            const attune__row *row, int32_t kv0, size_t count, void *scratch, uint8_t *allowed);
 
-/* In place: scores in, modified scores out. Without `functions` f32 has libm's, as masks and f64 always have: what a
- * mask allows must not depend on the device. */
+/* Replaces scores by modified scores. functions NULL = libm's, which masks and f64 always use: what a mask allows must
+ * not depend on the device. */
 void attune__expr_score_row_f32(const attune__functions *functions, const attune_expr *expr,
                                 const attune__bindings *bindings, const attune__row *row, int32_t kv0, size_t count,
                                 void *scratch, float *score);
 void attune__expr_score_row_f64(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
                                 int32_t kv0, size_t count, void *scratch, double *score);
 
-/* One point, by a scalar walk of the nodes: slow, simple, independent of the row evaluator. */
+/* Evaluates one point with a scalar loop over the nodes: slow, simple, and independent of the row evaluator. */
 attune__value attune__expr_point(const attune_expr *expr, const attune__bindings *bindings, const attune_point *point);
 
 /* ----------------------------------------------------------------------------------------------------------- bounds */
@@ -295,24 +294,24 @@ typedef struct attune__box {
     attune__interval var[8]; /* by attune__var */
 } attune__box;
 
-/* Per-capture tables of minima and maxima over power-of-two runs, from which the range of any index box is read in
+/* Tables of minima and maxima over power-of-two runs of each capture, which give the range over any box of indices in
  * logarithmic time. */
 typedef struct attune__ranges attune__ranges;
 attune_status attune__ranges_create(const attune_allocator *allocator, const attune_expr *expr,
                                     const attune__bindings *bindings, attune__ranges **ranges);
 void attune__ranges_destroy(attune__ranges *ranges); /* accepts NULL */
 
-/* Bounds of the root over a box: every value that evaluation can give at a point of the box lies inside. `scratch` has
- * node_count entries, and receives the bounds of each node. */
+/* Returns bounds of the root over a box: they contain its value at every point of the box. `scratch` has node_count
+ * entries, and receives the bounds of each node. */
 attune__interval attune__expr_bounds(const attune_expr *expr, const attune__bindings *bindings,
                                      const attune__ranges *ranges, const attune__box *box, attune__interval *scratch);
-/* The same for a box inside one whose bounds `scratch` had when attune__expr_prune left these nodes open. *looked grows
- * by the elements of captures that were looked at. */
+/* The same for a part of a box, evaluating only the nodes that attune__expr_prune left open for the box; `scratch` has
+ * the box's bounds. *looked is incremented by the capture elements that were read. */
 attune__interval attune__expr_open_bounds(const attune_expr *expr, const attune__open_nodes *open,
                                           const attune__bindings *bindings, const attune__ranges *ranges,
                                           const attune__box *box, attune__interval *scratch, uint64_t *looked);
-/* Of the open nodes those that are open under `bounds`, which they had last: writes them, at most open->count, and
- * returns how many they are. The root is not decided. */
+/* Writes those of the open nodes that `bounds`, the last bounds of all nodes, do not decide, and returns their number,
+ * at most open->count. The root must be undecided. */
 uint32_t attune__expr_prune(const attune_expr *expr, const attune__open_nodes *open, const attune__interval *bounds,
                             uint16_t *nodes);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Reverse accumulation: from the result backwards, each node hands its derivative times its own to its operands. */
+/* Reverse accumulation: from the result backwards, each node adds its adjoint times its local derivative to the
+ * adjoints of its operands. */
 #include "expr/gradient.h"
 
 #include <math.h>
@@ -16,8 +17,8 @@ typedef struct accumulation {
     const attune_expr *expr;
     uint32_t number[ATTUNE_EXPR_MAX_NODES];   /* the expression's nodes, in the builder */
     uint32_t adjoints[ATTUNE_EXPR_MAX_NODES]; /* d result / d node, in the builder; ATTUNE__NONE: exactly 0 */
-    bool carries[ATTUNE_EXPR_MAX_NODES];      /* floats that depend on the score or on an element of a capture */
-    bool partial[ATTUNE__BUILDER_NODES]; /* adjoints that are 0 wherever the value that they belong to is not used */
+    bool carries[ATTUNE_EXPR_MAX_NODES];      /* float nodes that depend on the score or on a capture element */
+    bool partial[ATTUNE__BUILDER_NODES];      /* adjoints that are 0 where the value of their node is not used */
 } accumulation;
 
 static uint32_t make_float(accumulation *a, double value)
@@ -50,7 +51,7 @@ static bool is_zero(const accumulation *a, uint32_t node)
     return is_constant(a, node) && made(a, node)->real == 0;
 }
 
-/* Finite, and no divisor of 0, in f32 too: 0 times or over it is 0. */
+/* Whether 0 times, or 0 over, this constant is 0: it is finite in f32, and not a divisor of 0. */
 static bool is_tame(const accumulation *a, uint32_t node, attune__op op)
 {
     const attune__node *n = made(a, node);
@@ -84,7 +85,7 @@ static void add(accumulation *a, uint32_t node, uint32_t d)
         mark(a, a->adjoints[node]);
 }
 
-/* d * x or d / x. Where the value is not used, x may be anything, infinity and NaN included, and the product is 0. */
+/* d * x or d / x. Where the value is not used, x may be non-finite, and the product must still be 0. */
 static uint32_t product(accumulation *a, attune__op op, uint32_t d, uint32_t x)
 {
     if (op == ATTUNE__OP_MUL && is_zero(a, x))
@@ -109,7 +110,7 @@ static uint32_t times(accumulation *a, uint32_t d, uint32_t factor)
 
 static uint32_t over(accumulation *a, uint32_t d, uint32_t divisor)
 {
-    /* c * f(x / c), soft-capping's form, has f'(x / c). */
+    /* The derivative of c * f(x / c), the form of a soft-cap, is f'(x / c). */
     const attune__node *n = made(a, d);
     if (n->op == ATTUNE__OP_MUL && (n->arg[0] == divisor || n->arg[1] == divisor))
         return n->arg[n->arg[0] == divisor];
@@ -122,13 +123,13 @@ static uint32_t minus(accumulation *a, uint32_t d)
     return a->partial[d] ? mark(a, negative) : negative;
 }
 
-/* Of a choice: x where the condition holds, else y. */
+/* select(condition, x, y), whose adjoints are partial. */
 static uint32_t part(accumulation *a, uint32_t condition, uint32_t x, uint32_t y)
 {
     return mark(a, choose(a, condition, x, y));
 }
 
-/* Of the operands of min and max, the one that is taken; a half each where they are equal. */
+/* The operand of min or max that is taken gets d; equal operands get half each. */
 static void add_extreme(accumulation *a, const attune__node *node, uint32_t d)
 {
     const uint32_t x = a->number[node->arg[0]], y = a->number[node->arg[1]];
@@ -141,7 +142,7 @@ static void add_extreme(accumulation *a, const attune__node *node, uint32_t d)
     add(a, node->arg[1], part(a, second, d, part(a, equal, half, zero)));
 }
 
-/* min(max(x, lo), hi) is how clamp is stored. Of its bounds, hi stands above lo. */
+/* clamp is stored as min(max(x, lo), hi), so that hi takes precedence over lo. */
 static void add_clamp(accumulation *a, const attune__node *node, uint32_t d)
 {
     const attune__node *inner = &a->expr->nodes[node->arg[0]];
@@ -209,7 +210,7 @@ static void add_function(accumulation *a, const attune__node *node, uint32_t d, 
     case ATTUNE__OP_COS:
         add(a, node->arg[0], minus(a, times(a, d, attune__make1(a->builder, ATTUNE__OP_SIN, x))));
         break;
-    default: /* floor and ceil are flat */
+    default: /* floor and ceil have derivative 0 */
         break;
     }
 }
@@ -280,7 +281,7 @@ static void add_operands(accumulation *a, uint32_t index)
     }
 }
 
-/* The accumulation's results, as roots: the score's, then a capture's node and its factor for each read. */
+/* Writes the roots of the gradient: that of the score, then the capture node and the derivative of each read. */
 static uint32_t accumulate(accumulation *a, uint32_t *roots)
 {
     const attune_expr *expr = a->expr;
@@ -307,7 +308,7 @@ static uint32_t accumulate(accumulation *a, uint32_t *roots)
     return count;
 }
 
-/* One binding serves the score expression and its derivatives. */
+/* The derivatives use the symbols of the score expression, so that both share the bindings. */
 static attune_status share_symbols(const attune_expr *score, attune_expr *expr)
 {
     attune__symbol *symbols = attune__alloc(&expr->allocator, score->symbol_count, sizeof *symbols);

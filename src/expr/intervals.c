@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Masks whose every row allows one interval of keys: causal, window, prefix, documents, and what && makes of them. They
- * are recognised in the IR, and written as C text that computes the interval's ends for a row. Likewise for a key the
- * interval of rows: what is said of kv below then holds for q.
+ * Interval masks: masks whose every row allows one interval of keys, such as causal, window, prefix, document, and
+ * their conjunctions. They are recognised in the IR, and printed as C that computes the interval of a row. The interval
+ * of rows of a key is computed likewise, with q in place of kv below.
  *
- * A comparison of something that grows or falls with kv against something that does not know kv bounds kv on one side
- * or both. && intersects. || is one interval again where both sides begin at the first key, both end at the last, or
- * one side knows no kv. Two elements of one array that are equal, ids[q] == ids[kv], are an interval where equal
- * elements stand together, which only the array can say: its runs must be known.
+ * A comparison of a node that is monotone in kv with one that is independent of kv bounds kv on one side or both. &&
+ * intersects intervals. || of two intervals is one if both begin at the first key, if both end at the last key, or if
+ * one side is independent of kv. ids[q] == ids[kv] is an interval if equal elements of the array are contiguous, which
+ * depends on its contents: the kernel then needs the array's runs.
  */
 #include "expr/expr.h"
 
@@ -16,13 +16,13 @@
 
 #include "expr/print.h"
 
-#define TERM 320 /* of the text of one end */
+#define TERM 320 /* characters of the text of one end */
 
-/* What is known of a node's interval [l, h), whose ends stand in lN and hN. */
+/* Properties of node N's interval [lN, hN). */
 typedef struct span {
     bool from_start; /* l <= 0 */
-    bool to_end;     /* h is past every key */
-    bool whole;      /* it is empty or has every key: the node does not know kv */
+    bool to_end;     /* h is larger than every key */
+    bool whole;      /* the node is independent of kv: the interval is empty or has every key */
 } span;
 
 #define BIT(variable) ((uint16_t)(1u << (variable)))
@@ -32,12 +32,12 @@ typedef struct scan {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
     bool done[ATTUNE_EXPR_MAX_NODES];
     span spans[ATTUNE_EXPR_MAX_NODES];
-    attune__var along; /* the variable of the intervals: below, kv */
+    attune__var along; /* the variable of the intervals, called kv below */
     uint32_t runs;
     attune__text *text; /* NULL = look alone */
 } scan;
 
-/* The ends of what a subexpression may be, as text; empty = no end there. */
+/* The bounds of a subexpression, as text; empty = unbounded. */
 typedef struct limits {
     char low[TERM], high[TERM];
 } limits;
@@ -57,7 +57,7 @@ static bool wraps(const scan *w, uint32_t n)
     return w->bounds[n].lo == INT32_MIN && w->bounds[n].hi == INT32_MAX;
 }
 
-/* to = a op b; false if it does not fit. An absent end stays absent. */
+/* to = a op b; false if the text is too long. An absent bound remains absent. */
 static bool join(char to[TERM], const char *a, const char *op, const char *b)
 {
     char text[TERM];
@@ -71,7 +71,7 @@ static bool join(char to[TERM], const char *a, const char *op, const char *b)
     return true;
 }
 
-/* low <= node <= high becomes low <= kv <= high. */
+/* Transforms bounds of the node into bounds of kv. */
 static bool peel(const scan *w, uint32_t n, limits *l)
 {
     for (;;) {
@@ -277,7 +277,7 @@ bool attune__interval_keys(const attune_expr *mask, uint32_t *runs)
     return look(mask, ATTUNE__VAR_Q, runs);
 }
 
-/* along: of which variable the intervals are; across: that which they are known for. */
+/* along: the variable of the intervals; across: the variable that they are functions of. */
 static void print(const attune_expr *expr, const char *name, attune__text *text, attune__var along, const char *across,
                   const char *length)
 {

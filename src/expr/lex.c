@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Tokens and messages. Bytes outside printable ASCII never reach a message, so that the caret stays in its column. */
+/* Tokens and messages. Messages contain printable ASCII only, so that the caret is in the right column. */
 #include "expr/lex.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@
 
 /* Columns of the source that a message shows. */
 #define WINDOW 100
-/* Digits of a literal; more say nothing that a double can hold. */
+/* The limit on characters of a literal, more than a double can represent. */
 #define LITERAL 120
 
 static bool is_digit(char c)
@@ -65,7 +65,7 @@ attune_status attune__source_fail(const attune__source *source, uint32_t at, con
                         inside, what, left, shown, right, caret, "", hint ? "\nhint: " : "", hint ? hint : "");
 }
 
-/* strtod reads the decimal point of the process's locale; the language has one point everywhere. */
+/* strtod uses the decimal point of the process's locale; the language always uses a point. */
 static double read_float(const char *digits)
 {
     char sample[16], local[LITERAL + 16];
@@ -155,7 +155,7 @@ attune_status attune__lex(const attune__source *source, uint32_t *position, attu
         token->sign[0] = c;
         for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
             if (!strncmp(text + at, pairs[i], 2)) {
-                /* a --b and a ++b are signs in a row, not operators of C. */
+                /* a --b and a ++b are consecutive signs, not operators of C. */
                 if (strcmp(pairs[i], "++")) {
                     token->sign[1] = pairs[i][1];
                     token->length = 2;

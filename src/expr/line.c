@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Scores that are a line: factor * score + base + slope * (kv - origin), where only score and kv are not known before a
- * row's keys are met. ALiBi, a bias of the head or the row, and scales are such; a kernel then has two fused operations
- * for each pair, whatever the text. origin is 0 or q: the distance of two whole numbers is exact, their products are
- * not.
+ * Linear scores: factor * score + base + slope * (kv - origin), where everything except score and kv depends on the row
+ * only. ALiBi, a bias per head or row, and scales are linear. A kernel then needs two fused multiply-adds per pair.
+ * origin is 0 or q, because kv - q is exact in integers, and the difference of rounded products is not.
  */
 #include "expr/expr.h"
 
@@ -15,7 +14,7 @@
 
 typedef enum part { FACTOR, SLOPE, BASE, PARTS } part;
 
-static const char letters[PARTS] = {'f', 'c', 'g'}; /* of the parts of node N: fN, cN, gN */
+static const char letters[PARTS] = {'f', 'c', 'g'}; /* the coefficients of node N are named fN, cN, gN */
 
 typedef struct line {
     bool has[PARTS];
@@ -49,7 +48,7 @@ static void begin_part(scan *w, uint32_t n, part i)
     attune__text_add(w->text, "    const float %c%u = ", letters[i], n);
 }
 
-/* The float of kv, kv - q or q - kv. */
+/* The conversion of kv, kv - q or q - kv to float. */
 static bool distance(scan *w, uint32_t n)
 {
     const uint32_t inner = node_of(w, n)->arg[0];
@@ -80,7 +79,9 @@ static bool negation(scan *w, uint32_t n)
     return true;
 }
 
-/* An operand's part as text: a closed operand is all base. Empty where it has none. */
+/*
+ * A coefficient of an operand as text, empty if it has none. An operand that depends on the row only is its own base.
+ */
 static void name_part(const scan *w, uint32_t n, part i, char name[ATTUNE__CTEXT_NAME])
 {
     name[0] = '\0';
@@ -139,7 +140,7 @@ static bool visit(scan *w, uint32_t n)
     switch (node->op) {
     case ATTUNE__OP_VAR:
         if (!is_var(w, n, ATTUNE__VAR_SCORE))
-            return true; /* kv, which only a distance may use */
+            return true; /* kv, which may be used only by a distance */
         begin_part(w, n, FACTOR);
         attune__text_add(w->text, "1.0f;\n");
         return true;
@@ -150,7 +151,7 @@ static bool visit(scan *w, uint32_t n)
     case ATTUNE__OP_ADD:
         return node->type == ATTUNE__FLOAT && sum(w, n);
     case ATTUNE__OP_SUB:
-        return node->type != ATTUNE__FLOAT || sum(w, n); /* of whole numbers: the distance looks at it */
+        return node->type != ATTUNE__FLOAT || sum(w, n); /* integer nodes are checked by `distance` */
     case ATTUNE__OP_MUL:
         return node->type == ATTUNE__FLOAT && product(w, n);
     default:

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Names: the tables of the language, the check of declared symbols, and suggestions for what is unknown. */
+/* The tables of names, the check of declared symbols, and suggestions for unknown names. */
 #include "expr/names.h"
 
 #include <string.h>
@@ -31,7 +31,7 @@ static const attune__function functions[] = {
 };
 #define FUNCTIONS (sizeof functions / sizeof functions[0])
 
-/* What other libraries call things. */
+/* Names in other languages and libraries, for suggestions. */
 static const char *const aliases[][2] = {
     {"q_idx", "q"},
     {"qi", "q"},
@@ -170,7 +170,7 @@ attune_status attune__symbols_check(const attune_symbol *symbols, uint32_t count
 
 /* ------------------------------------------------------------------------------------------------------ suggestions */
 
-/* Levenshtein's distance of two names shorter than ATTUNE__NAME_SIZE. */
+/* The Levenshtein distance of two names shorter than ATTUNE__NAME_SIZE. */
 static uint32_t distance(const char *a, const char *b)
 {
     uint32_t row[ATTUNE__NAME_SIZE];
@@ -213,7 +213,7 @@ void attune__names_suggest(const char *name, attune_expr_kind kind, const attune
 {
     static char const list[] = "b, h, q, kv, h_kv, q_len, kv_len";
     attune__text text = attune__text_begin(hint, size);
-    /* A short name is near everything. */
+    /* A short name is close to every other name. */
     size_t length = strlen(name);
     nearest n = {name, length < 3 ? 1 : length < 5 ? 2 : 3, NULL};
     for (uint32_t i = 0; i < count; i++)

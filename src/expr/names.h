@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The names of the language: variables, functions, presets, and what a wrong one may have meant. */
+/* The names of the language: variables, functions and presets, and suggestions for unknown names. */
 #ifndef ATTUNE_EXPR_NAMES_H
 #define ATTUNE_EXPR_NAMES_H
 
@@ -13,7 +13,7 @@ typedef struct attune__function {
     const char *usage;
     attune__op op;
     uint32_t least, most; /* arguments */
-    bool clamp;           /* not an operation of its own */
+    bool clamp;           /* expanded to min and max */
 } attune__function;
 
 const attune__function *attune__function_find(const char *name); /* NULL: none */
@@ -28,7 +28,7 @@ uint32_t attune__preset_parameters(const attune_preset *preset,
 /* INVALID_ARGUMENT if a declared symbol breaks the rules of attune_symbol. */
 attune_status attune__symbols_check(const attune_symbol *symbols, uint32_t count);
 
-/* What an unknown name may have meant, and the names that are known. */
+/* Writes a suggestion for an unknown name, and the known names. */
 void attune__names_suggest(const char *name, attune_expr_kind kind, const attune_symbol *symbols, uint32_t count,
                            char *hint, size_t size);
 

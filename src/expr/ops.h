@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the operations on i32 compute, and facts about operations: shared by folding, evaluation and bounds. */
+/* Operations on i32, and properties of operations, for folding, evaluation and bounds. */
 #ifndef ATTUNE_EXPR_OPS_H
 #define ATTUNE_EXPR_OPS_H
 
@@ -60,7 +60,8 @@ static inline uint32_t attune__op_arity(attune__op op)
                : 2;
 }
 
-/* One operation on values in f32: what folding and the evaluation of a point do. `type` is that of the last operand. */
+/* Applies one operation to values in f32, for folding and for the evaluation of a point. `type` is that of the last
+ * operand. */
 attune__value attune__apply(attune__op op, attune__type type, const attune__value *arg);
 
 /* Likewise in f64. */
@@ -76,7 +77,7 @@ const char *attune__type_name(attune__type type);
 const char *attune__var_name(attune__var var);
 #define ATTUNE__VAR_COUNT 8
 
-/* The type that reading a capture gives, 0 for a dtype that captures cannot have. */
+/* The type of a capture read, 0 for a dtype that captures cannot have. */
 static inline attune__type attune__capture_type(attune_dtype dtype)
 {
     switch (dtype) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Recursive descent over a text, making simplified nodes as it goes. The nesting of calls, brackets and branches is
- * capped, so the recursion is; a preset is parsed where it is named, its arguments being nodes made already. */
+/* A recursive-descent parser that creates simplified nodes. The limit on the nesting of calls, brackets and branches
+ * bounds the recursion. A preset is parsed where it is named, with the nodes of its arguments. */
 #include "expr/expr.h"
 
 #include <stdio.h>
@@ -19,16 +19,16 @@
 /* Keeps a large frame out of the ones that recursion repeats. */
 #define OWN_FRAME __attribute__((noinline))
 
-#define MAX_LEVELS 6 /* of operators, the most that wait for their right side at once */
+#define MAX_LEVELS 6 /* of operator precedence, and so of operators that wait for their right operand */
 
-/* What a preset's parameter stands for: a node, or a capture by name. */
+/* The argument of a preset: a node, or a capture by name. */
 typedef struct argument {
     char name[ATTUNE__NAME_SIZE];
     uint32_t node; /* ATTUNE__NONE: a capture */
     const attune_symbol *capture;
 } argument;
 
-/* A parsed part and where it begins. */
+/* A parsed subexpression and its position in the text. */
 typedef struct part {
     uint32_t node; /* ATTUNE__NONE: failed */
     uint32_t at;
@@ -43,12 +43,11 @@ typedef struct infix {
 /* The arguments of a call. */
 typedef struct actuals {
     part arg[ATTUNE__MAX_ARGUMENTS];
-    const attune_symbol *capture[ATTUNE__MAX_ARGUMENTS]; /* not NULL: the argument is a capture's bare name */
+    const attune_symbol *capture[ATTUNE__MAX_ARGUMENTS]; /* not NULL: the bare name of a capture */
     uint32_t count;
 } actuals;
 
-/* What one level of nesting remembers while those inside it are parsed: in memory of its own, since an engine's thread
- * may have 64 KiB of stack for all of them. */
+/* The state of one level of nesting. It is in heap memory, since the limit on stack is 64 KiB for all levels. */
 typedef struct level {
     char name[ATTUNE__NAME_SIZE];
     actuals call;
@@ -72,7 +71,7 @@ typedef struct parser {
     uint32_t depth;
     const argument *arguments; /* of the preset under parsing */
     uint32_t argument_count;
-    attune_status status; /* the first failure; everything returns at once behind it */
+    attune_status status; /* the first failure, after which all functions return at once */
 } parser;
 
 static const part failed = {ATTUNE__NONE, 0};
@@ -105,7 +104,7 @@ static bool token_is(const parser *p, const char *word)
     return p->token.length == strlen(word) && !strncmp(p->source->text + p->token.at, word, p->token.length);
 }
 
-/* What somebody who writes another language wants here. */
+/* Hints for the syntax of other languages. */
 static const char *habit(const parser *p)
 {
     static const char *const habits[][2] = {
@@ -246,7 +245,7 @@ static const argument *find_argument(const parser *p, const char *name)
     return NULL;
 }
 
-/* A preset's text sees its own parameters, not the caller's symbols. */
+/* A preset's text can use its own parameters, not the caller's symbols. */
 static const attune_symbol *find_symbol(const parser *p, const char *name)
 {
     if (p->source->caller) {
@@ -338,7 +337,7 @@ static const attune_symbol *bare_capture(parser *p)
     return *next == ',' || *next == ')' ? symbol : NULL;
 }
 
-/* Behind the opening parenthesis, up to and with the closing one. */
+/* Parses the arguments after the opening parenthesis, and the closing one. */
 static bool parse_arguments(parser *p, actuals *call, const char *name, bool captures)
 {
     call->count = 0;
@@ -446,7 +445,7 @@ OWN_FRAME static part apply_preset(parser *p, const char *name, const actuals *c
     return inner.status == ATTUNE_OK ? (part){result.node, at} : failed;
 }
 
-/* A call, or a preset's bare name; the token behind the name is current. */
+/* Parses a call, or a preset without arguments; the current token is the one after the name. */
 static part parse_call(parser *p, const char *name, uint32_t at, const attune__function *f)
 {
     actuals *call = &p->levels[p->depth].call;
@@ -553,7 +552,7 @@ OWN_FRAME static part apply_sign(parser *p, char sign, part x, uint32_t at)
     return done(p, x.node, at);
 }
 
-/* Signs are kept in an array: a row of them nests nothing. */
+/* Signs are collected in an array, so that they need no recursion. */
 static part parse_unary(parser *p)
 {
     level *l = &p->levels[p->depth];
@@ -601,8 +600,8 @@ static part apply_infix(parser *p, const infix *o, part left, part right)
     return x;
 }
 
-/* Operators and what stands between them. One waits for its right side until another of at most its level comes: those
- * that wait are of rising levels. */
+/* Parses operators and their operands by precedence. An operator waits for its right operand until one of at most its
+ * own level follows, so that waiting operators have ascending levels. */
 static part parse_operators(parser *p)
 {
     level *l = &p->levels[p->depth];

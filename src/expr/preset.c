@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Masks and score changes that have a name in the literature, written in the language itself. */
+/* Masks and score modifications with a name in the literature, written in the language itself. */
 #include <attune/attune.h>
 
 #include <string.h>

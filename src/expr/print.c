@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* IR to text. The text has the fewest parentheses that parse back to the same nodes; of two operands that may change
- * places, the deeper stands on the left, so that long chains do not nest. */
+/* Prints the IR as text, with the fewest parentheses that parse back to the same nodes. Of commutative operands the
+ * deeper one is on the left, so that long chains do not nest. */
 #include "expr/print.h"
 
 #include <math.h>
@@ -14,20 +14,19 @@
 #include "expr/builder.h"
 #include "expr/ops.h"
 
-/* Shared nodes are printed at each use: a text that grows past this is not worth anybody's while. */
+/* Shared nodes are printed at each use, which can make the text grow exponentially. */
 #define MAX_TEXT ((size_t)1 << 20)
 
 enum { LEVEL_CHOICE, LEVEL_OR, LEVEL_AND, LEVEL_EQUAL, LEVEL_ORDER, LEVEL_SUM, LEVEL_PRODUCT, LEVEL_UNARY, LEVEL_NAME };
 
 /* -------------------------------------------------------------------------------------------------- the text itself */
 
-/* What is still to be written, last first: recursion by hand, since chains of operators are as deep as the text is
- * long. */
+/* An explicit stack of pending output, since chains of operators can be as deep as the text is long. */
 typedef struct task {
-    const char *text; /* not NULL: this, and nothing else */
+    const char *text; /* not NULL: only this text */
     uint32_t node;
-    uint8_t level; /* of the place: a node of a lower level goes into parentheses */
-    bool as_float; /* the place does not convert i32 to f32 by itself */
+    uint8_t level; /* of the context: a node of a lower level is printed in parentheses */
+    bool as_float; /* the context does not convert i32 to f32 implicitly */
     bool minus;    /* " - " and the negative constant without its sign */
 } task;
 
@@ -101,7 +100,7 @@ static infix infix_of(uint8_t op)
     }
 }
 
-/* As it is printed where i32 converts by itself. */
+/* The level of a node in a context that converts i32 to f32. */
 static uint8_t level_of(const printer *p, uint32_t node)
 {
     const attune__node *n = node_at(p, node);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Text out of expressions. */
+/* Expressions as text: the language itself, and C. */
 #ifndef ATTUNE_EXPR_PRINT_H
 #define ATTUNE_EXPR_PRINT_H
 
@@ -7,43 +7,43 @@
 #include "expr/expr.h"
 #include "expr/gradient.h"
 
-/* A node as text. UNSUPPORTED if sharing makes it longer than 1 MiB. */
+/* Prints a node. UNSUPPORTED if shared nodes make it longer than 1 MiB. */
 attune_status attune__print_node(const attune_expr *expr, uint32_t node, attune__text *text);
 
-/* The functions that the emitted text calls, in C99. */
+/* Prints the functions that the emitted text calls, in C99. */
 void attune__ctext_prelude(attune__text *text);
 attune_status attune__ctext_function(const attune_expr *expr, const char *name, attune__text *text);
 
 /*
- * void NAME(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, int *high ATTUNE_SYMBOLS): the keys from
- * low to before high are those that row q may attend; for masks of attune__interval_rows alone. For the symbols in its
- * runs it calls attune_run(capture, row or -1, i, &low, &high), which gives where the elements equal to element i begin
- * and end: it may be called only if they stand together.
+ * void NAME(int b, int h, int q, int h_kv, int q_len, int kv_len, int *low, int *high ATTUNE_SYMBOLS): computes the
+ * keys [low, high) that row q allows; only for masks of attune__interval_rows. For the symbols in its runs it calls
+ * attune_run(capture, row or -1, i, &low, &high), which returns the range of elements equal to element i, and requires
+ * that they are contiguous.
  */
 void attune__ctext_rows(const attune_expr *expr, const char *name, attune__text *text);
-/* Likewise for a key of a mask of attune__interval_keys: void NAME(int b, int h, int kv, ...), the rows from low to
- * before high. */
+/* Likewise the rows [low, high) of a key, for masks of attune__interval_keys: void NAME(int b, int h, int kv, ...). */
 void attune__ctext_columns(const attune_expr *expr, const char *name, attune__text *text);
 
 /*
- * What the terms of an expression are, and the function of a pair that is given them:
+ * The terms of an expression, and the function of a pair that takes their values:
  *
  *     void NAME_key_terms(int b, int h, int kv, int h_kv, int q_len, int kv_len, int *key ATTUNE_SYMBOLS)
  *     void NAME_row_terms(int b, int h, int q, int h_kv, int q_len, int kv_len, int *row ATTUNE_SYMBOLS)
  *     int or float NAME_of(as attune__ctext_function, but const int *key, const int *row ATTUNE_SYMBOLS)
  *
- * A term is a word, whose value is ATTUNE_TERM_F32(word) or ATTUNE_TERM_I32(word), and which ATTUNE_BITS_* makes of it.
+ * A term is stored in an int: ATTUNE_BITS_* converts its value to the int, ATTUNE_TERM_F32 and ATTUNE_TERM_I32 convert
+ * back.
  */
 void attune__ctext_terms(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text);
 void attune__ctext_of_terms(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
                             attune__text *text);
 
 /*
- * The same function as attune__ctext_function writes for a score, but right only for scores of at most
- * attune__near_limit in magnitude, where it is cheaper: tanh of a score divided or multiplied by a constant becomes
- * attune_tanh_near, which need be right for |x| <= 0.5 only, and the float of kv, kv - q or q - kv is ATTUNE_FLOAT_KV,
- * ATTUNE_FLOAT_KV_Q or ATTUNE_FLOAT_Q_KV, which a kernel may add up where lengths are below 2^23. With terms it is
- * given those.
+ * The near-zero form of a score: cheaper than that of attune__ctext_function, and valid only for |score| <=
+ * attune__near_limit. tanh of a score times or divided by a constant becomes attune_tanh_near, which need be accurate
+ * only for |x| <= 0.5. Conversions of kv, kv - q and q - kv to float become ATTUNE_FLOAT_KV, ATTUNE_FLOAT_KV_Q and
+ * ATTUNE_FLOAT_Q_KV, which a kernel may compute by float additions where lengths are below 2^23. With terms, the
+ * function takes their values.
  */
 void attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text);
 
@@ -54,12 +54,13 @@ void attune__ctext_near(const attune_expr *expr, const char *name, const attune_
  */
 void attune__ctext_line(const attune_expr *expr, const char *name, attune__text *text);
 
-/* A score of attune__is_soft_cap as a function, and its derivative as another (NULL = none), without the divisions that
- * their texts may have. */
+/*
+ * Prints a score of attune__is_soft_cap as a function, and its derivative as another (NULL = none), without divisions.
+ */
 void attune__ctext_capped(const attune_expr *expr, const char *name, const char *slope, attune__text *text);
 
 /*
- * Derivatives, for kernels of the backward pass; the variables are those of the score's own function:
+ * The derivatives, for kernels of the backward pass, with the parameters of the score's function:
  *
  *     float attune_score_slope(int b, ... float score ATTUNE_SYMBOLS)     d result / d score
  *     float attune_read_0(the same)                                       d result / d the first read of a capture
@@ -68,27 +69,27 @@ void attune__ctext_capped(const attune_expr *expr, const char *name, const char 
  *     #define ATTUNE_READS(X) X(0, symbol, how) X(1, ...) ...             how: the least of these that holds
  *     #define ATTUNE_READS_OF_SCORE 0 or 1                                whether one of these values depends on score
  */
-#define ATTUNE__READ_ONE      0 /* all pairs of a head read one element */
-#define ATTUNE__READ_ROW      1 /* those of a row */
-#define ATTUNE__READ_KEY      2 /* those of a column */
+#define ATTUNE__READ_ONE      0 /* all pairs of a head read the same element */
+#define ATTUNE__READ_ROW      1 /* all pairs of a row */
+#define ATTUNE__READ_KEY      2 /* all pairs of a column */
 #define ATTUNE__READ_PAIR     3
-#define ATTUNE__READ_DIAGONAL 4 /* beside PAIR: those whose q is as far from kv */
+#define ATTUNE__READ_DIAGONAL 4 /* like PAIR, but all pairs of the same q - kv read the same element */
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text);
-/* attune_score_slope as attune__ctext_near writes the score. */
+/* attune_score_slope in the near-zero form. */
 void attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
                               attune__text *text);
 /* Likewise attune_read_0_near and so on. */
 void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *text);
 
-/* For writers of text. Bounds hold for every index; values are constants t0, t1, ... for each node that uses none of
- * the variables `without`, which declare writes one by one; an operand is what names such a node. */
+/* Helpers for printing C. Bounds are valid for every index. values declares constants t0, t1, ... for the nodes that
+ * use none of the variables `without`, each with declare; operand returns the text that refers to a node. */
 #define ATTUNE__CTEXT_NAME 40
-#define ATTUNE__CTEXT_END  "2147483648ll" /* past every index */
+#define ATTUNE__CTEXT_END  "2147483648ll" /* larger than every index */
 void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds);
 void attune__ctext_values(const attune_expr *expr, const attune__interval *bounds, uint16_t without,
                           attune__text *text);
 void attune__ctext_declare(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text);
-/* Marks what the nodes in `roots` are made of, and them; nothing that terms, if not NULL, are made of. */
+/* Marks the nodes in `roots` and their operands, recursively; stops at terms, if not NULL. */
 void attune__ctext_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count, const attune__terms *terms,
                           bool needed[ATTUNE_EXPR_MAX_NODES]);
 const char *attune__ctext_operand(const attune_expr *expr, uint32_t n, char name[ATTUNE__CTEXT_NAME]);

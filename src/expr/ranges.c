@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Smallest and largest value of a capture over boxes of indices. One dimension, the last that the expression walks
- * with q or kv, is covered by trees: leaves of LEAF elements, each level above half as many, stored bottom-up so that a
- * run is the union of at most two entries of each level. The other dimensions are walked, or given up for the extremes
- * of the whole array when a box has too many combinations of them. */
+/*
+ * The smallest and largest value of a capture over boxes of indices. One dimension, the last that the expression
+ * indexes with q or kv, has segment trees: leaves of LEAF elements, stored bottom-up, so that a run is the union of at
+ * most two entries of each level. The other dimensions are iterated over; if a box has too many combinations of them,
+ * the extremes of the whole array are used.
+ */
 #include "expr/ranges.h"
 
 #include <math.h>
@@ -29,9 +31,9 @@ typedef struct capture_ranges {
     bool present;
     bool real;
     bool nan;                       /* some element is NaN */
-    bool empty;                     /* no element at all: every read gives 0 */
+    bool empty;                     /* no elements: every read is 0 */
     uint32_t along;                 /* the dimension of the trees */
-    int64_t leaves;                 /* of one tree; the tree is 2 * leaves entries, leaf i at leaves + i */
+    int64_t leaves;                 /* of one tree, which has 2 * leaves entries, with leaf i at leaves + i */
     int64_t place[ATTUNE_MAX_RANK]; /* of a tree: sum of index * place over the other dimensions */
     extremes *trees;
     extremes whole;
@@ -55,7 +57,7 @@ static inline extremes join(extremes a, extremes b, bool real)
     return (extremes){.i = {b.i.lo < a.i.lo ? b.i.lo : a.i.lo, b.i.hi > a.i.hi ? b.i.hi : a.i.hi}};
 }
 
-/* A run of elements; NaN is noted and otherwise ignored. */
+/* The extremes of a run of elements. NaN sets *nan and is otherwise ignored. */
 static extremes run(const attune_array *array, int64_t offset, int64_t step, int64_t count, bool *nan)
 {
     if (array->dtype == ATTUNE_I32 && step == 1) {
@@ -182,7 +184,7 @@ void attune__ranges_destroy(attune__ranges *ranges)
     attune__free(&allocator, ranges);
 }
 
-/* Elements lo ... hi of one tree. Parts of leaves are read from the array. */
+/* The extremes of elements lo ... hi of one tree. Partial leaves are read from the array. */
 static extremes query(const capture_ranges *ranges, const attune_array *array, const extremes *tree, int64_t offset,
                       int64_t lo, int64_t hi, uint64_t *looked)
 {
@@ -212,7 +214,7 @@ static extremes query(const capture_ranges *ranges, const attune_array *array, c
     return all;
 }
 
-/* The box is inside the array in every dimension. */
+/* The extremes over a box that is inside the array. */
 static extremes inside(const capture_ranges *ranges, const attune_array *array, const int64_t *lo, const int64_t *hi,
                        uint64_t *looked)
 {
@@ -271,7 +273,7 @@ attune__interval attune__ranges_query(const attune__ranges *ranges, const attune
         return result;
     }
     result.may_nan = r->nan && !all_outside;
-    /* nothing but NaN: no bound says that, so all values */
+    /* only NaN: bounds cannot express that, so all values */
     result.flo = all.f.lo <= all.f.hi ? all.f.lo : -INFINITY;
     result.fhi = all.f.lo <= all.f.hi ? all.f.hi : INFINITY;
     return result;

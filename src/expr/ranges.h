@@ -5,8 +5,8 @@
 
 #include "expr/expr.h"
 
-/* `index` has an interval for each dimension; what lies out of range reads 0. *looked grows by the elements, and the
- * entries of the tables, that were looked at. */
+/* `index` has an interval for each dimension; indices out of range read 0. *looked is incremented by the elements and
+ * table entries that were read. */
 attune__interval attune__ranges_query(const attune__ranges *ranges, const attune__bindings *bindings, uint32_t symbol,
                                       const attune__interval *index, uint64_t *looked);
 

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* Captures that are shorter than what indexes them. Reading behind an end is defined, and gives 0, but hardly ever
- * meant where a variable stands alone as the index, as in doc[kv]. Of other indices nothing is said: what they reach
- * outside, a mask or a choice mostly forbids. */
+/*
+ * Finds captures that are shorter than the variables that index them. A read out of range is defined as 0, but is
+ * rarely intended if a variable alone is the index, as in doc[kv]. Other indices are not checked: where they are out of
+ * range, a mask or a choice usually discards the value.
+ */
 #include "expr/expr.h"
 
 #include <string.h>
 
-/* kv, of a segment too: kv + segment_kv_start (attune__expr_shift). */
+/* kv, or kv + segment_kv_start (attune__expr_shift). */
 static bool is_shifted_kv(const attune_expr *expr, const attune__node *node)
 {
     if (node->op != ATTUNE__OP_ADD)

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Rewriting while nodes are made. Every rule keeps the value bit for bit (a NaN may change its bits), wrap-around,
- * signed zeros and NaN included; that is why x + 0.0 stays and !(a < b) of floats stays. Functions that differ between
- * mathematics libraries are not folded: hashes are the same on every machine. Nor is what f32 and f64 have different
- * numbers for. */
+/*
+ * Simplification while nodes are created. Every rule preserves the value bit for bit (except the bits of a NaN),
+ * including wrap-around, signed zeros and NaN; x + 0.0 and !(a < b) of floats are therefore kept. Functions that differ
+ * between implementations of libm are not folded, so that hashes are the same on every machine. Operations whose
+ * results differ between f32 and f64 are not folded either.
+ */
 #include "expr/builder.h"
 
 #include <math.h>
@@ -113,7 +115,7 @@ uint32_t attune__make_float(attune__builder *builder, double value)
 {
     attune__node node = {.op = ATTUNE__OP_CONST, .type = ATTUNE__FLOAT, .value.f = (float)value};
     if (value != value)
-        node.value.i = 0x7fc00000; /* one NaN, whatever the host's division made */
+        node.value.i = 0x7fc00000; /* one canonical NaN on every host */
     node.real = builder->kind == ATTUNE_EXPR_MASK || value != value ? (double)node.value.f : value;
     return intern(builder, node);
 }
@@ -172,7 +174,7 @@ static bool is_float(const attune__builder *builder, uint32_t node, double value
     return n->op == ATTUNE__OP_CONST && n->type == ATTUNE__FLOAT && !memcmp(&n->real, &value, sizeof value);
 }
 
-/* Is one the negation of the other, in the forms that make_not gives? */
+/* Whether one is the negation of the other, in the forms of make_not. */
 static bool opposite(const attune__builder *builder, uint32_t a, uint32_t b)
 {
     const attune__node *m = at(builder, a), *n = at(builder, b);
@@ -185,7 +187,8 @@ static bool opposite(const attune__builder *builder, uint32_t a, uint32_t b)
     return false;
 }
 
-/* By content, not by number, so that a && b and b && a are one node: variables, symbols, the rest, constants. */
+/* The order of commutative operands depends on content, not on node numbers, so that a && b and b && a are one node:
+ * variables, symbols, other nodes, constants. */
 static bool before(const attune__builder *builder, uint32_t a, uint32_t b)
 {
     static const uint8_t order[] = {[ATTUNE__OP_CONST] = 4, [ATTUNE__OP_PARAM] = 1, [ATTUNE__OP_CAPTURE] = 2};
@@ -285,7 +288,7 @@ static uint32_t make_unary(attune__builder *builder, attune__op op, uint32_t a)
     return ATTUNE__NONE;
 }
 
-/* x + c of i32; operands are ordered, so a constant stands on the right. */
+/* i32 sums. Operands are ordered, so that a constant is on the right. */
 static uint32_t make_add_int(attune__builder *builder, uint32_t a, uint32_t b)
 {
     const attune__node *m = at(builder, a), *n = at(builder, b);
@@ -406,7 +409,7 @@ static uint32_t make_select(attune__builder *builder, uint32_t c, uint32_t a, ui
         return attune__make(builder, ATTUNE__OP_SELECT, at(builder, c)->arg[0], b, a);
     if (attune__type_of(builder, a) != ATTUNE__BOOL)
         return ATTUNE__NONE;
-    /* Logic gives bounds more to work with than a choice. */
+    /* Interval analysis is more precise for logic operations than for select. */
     if (is_bool(builder, a, 1) || c == a)
         return attune__make2(builder, ATTUNE__OP_OR, c, b);
     if (is_bool(builder, b, 0) || c == b)
@@ -418,8 +421,8 @@ static uint32_t make_select(attune__builder *builder, uint32_t c, uint32_t a, ui
     return ATTUNE__NONE;
 }
 
-/* A mask is f32 everywhere. Elsewhere f32 and f64 must agree: the double, rounded, is the f32, and is finite where that
- * is, so that a literal can say it. */
+/* Masks are always f32. In scores, f32 and f64 must agree: the double rounds to the float, and is finite if the float
+ * is, so that a literal can represent it. */
 static bool agree(const attune__builder *builder, float single, double real)
 {
     const float rounded = (float)real;
@@ -428,7 +431,7 @@ static bool agree(const attune__builder *builder, float single, double real)
     return !memcmp(&rounded, &single, sizeof single) && isfinite(single) == isfinite(real);
 }
 
-/* Of constants; ATTUNE__NONE where the precisions do not agree. */
+/* Folds an operation on constants; ATTUNE__NONE if the precisions do not agree. */
 static uint32_t fold(attune__builder *builder, attune__op op, const uint32_t *arg, uint32_t arity)
 {
     const attune__type type = attune__type_of(builder, arg[arity - 1]);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Terms: what of an expression reads captures and is the same for all rows of a key, or for all keys of a row. A kernel
- * computes them once for each key and each row of a tile, and the rest for each pair: `doc[q] == doc[kv]` is then one
- * comparison, and `score + table[doc[kv]]` one sum.
+ * Terms: parts of an expression that read captures and have one value per key, or one per row. A kernel computes them
+ * once for each key and each row of a tile, and only the remainder for each pair: `doc[q] == doc[kv]` is then one
+ * comparison, and `score + table[doc[kv]]` one addition.
  *
- * A term is as large as can be: neither its value nor its type, strides or gathers matter to who keeps it, for it is
- * one word.
+ * Terms are as large as possible, since any of them is stored in one 32-bit word.
  */
 #include "expr/expr.h"
 
@@ -48,7 +47,7 @@ attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_
     bool captures[ATTUNE_EXPR_MAX_NODES], needed[ATTUNE_EXPR_MAX_NODES] = {false};
     find_captures(expr, captures);
     needed[root] = true;
-    /* Users stand behind what they use: going back, the first that is no pair's is the largest. */
+    /* Users come after their operands: in descending order, the first node that is not per pair is the largest. */
     for (uint32_t n = expr->node_count; n-- > 0;) {
         if (!needed[n])
             continue;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* How much code an expression is, for who unrolls loops over pairs: a compiler's time follows it. */
+/* The estimated code size of an expression, which decides how far loops over pairs are unrolled. */
 #include "expr/expr.h"
 
 #include "expr/print.h"
 
-/* Instructions of NVIDIA's exact functions, seldom branches with them; an operation that is not here is one or two. */
+/* Instructions of NVIDIA's exact functions, including rare branches; other operations take one or two. */
 static uint32_t weight_of(const attune_expr *expr, const attune__node *node, bool near)
 {
     const bool integer = node->type == ATTUNE__INT;
