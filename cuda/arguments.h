@@ -30,7 +30,7 @@
  *     ATTUNE_HAVE_MASK_COLUMNS  backward_sm90, 1: attune_mask_rows may be called where attune_mask_range may
  *     ATTUNE_DETERMINISTIC   backward_sm90, 1: dQ is accumulated in a fixed order
  *     ATTUNE_HAVE_SCORE      1: every pair calls attune_score
- *     ATTUNE_HAVE_READS      backward, 1: capture gradients may be requested
+ *     ATTUNE_HAVE_CAPTURE_READS  backward, 1: capture gradients may be requested
  *     ATTUNE_DK_DV        backward_sm80, 1: the kernel for dK and dV, with the tile BLOCK_M1 x BLOCK_N1; 0: the kernel
  *                            for dQ and capture gradients, with the tile BLOCK_M2 x BLOCK_N2
  *     ATTUNE_APART           backward_sm80 with ATTUNE_DK_DV, 1: separate CTAs compute dV and dK
@@ -50,15 +50,15 @@
  *                                              |score| <= ATTUNE_SCORE_NEAR, or always if undefined
  *
  *     ATTUNE_SCORE_IS_LONG, ATTUNE_MASK_IS_LONG: loops over pairs are not unrolled, since the code would be too large
- *     ATTUNE_READS_LATE: capture sizes and strides are loaded where they are used, since registers are scarce
+ *     ATTUNE_CAPTURE_READS_LATE: capture sizes and strides are loaded where they are used, since registers are scarce
  *     ATTUNE_DELTA_LATE: delta is loaded after P is computed, since registers are scarce
  *
  *     float attune_score_slope(as attune_score): d attune_score / d score, in backward kernels
  *     float attune_score_slope_near(as attune_score), in backward kernels with ATTUNE_HAVE_SCORE_NEAR: likewise
- *     ATTUNE_READS(X): X(i, symbol, kind) for each read of a floating-point capture, in backward kernels with
- *                      ATTUNE_HAVE_READS; then
- *     float attune_read_<i>(as attune_score): d attune_score / d element read
- *     long long attune_read_<i>_at(as attune_score): the row-major index of the element read; -1 = none
+ *     ATTUNE_CAPTURE_READS(X): X(i, symbol, kind) for each read of a floating-point capture, in backward kernels with
+ *                      ATTUNE_HAVE_CAPTURE_READS; then
+ *     float attune_capture_read_<i>(as attune_score): d attune_score / d element read
+ *     long long attune_capture_read_<i>_at(as attune_score): the row-major index of the element read; -1 = none
  *
  * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0`. Row q may attend low <= kv < high,
  * or to key kv the rows low <= q < high. The text must be

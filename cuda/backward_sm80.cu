@@ -67,7 +67,7 @@ __device__ __forceinline__ void multiply_qk_direct(float (&s)[ROW_TILES][N_TILES
     }
 }
 
-#if ATTUNE_HAVE_READS
+#if ATTUNE_HAVE_CAPTURE_READS
 __device__ __forceinline__ float sum_lanes(float x, int from, int to)
 {
     for (int step = from; step <= to; step *= 2)
@@ -76,13 +76,14 @@ __device__ __forceinline__ float sum_lanes(float x, int from, int to)
 }
 
 #define READ_GRADIENT(n_, r, n, i)                                                                                     \
-    (dp[r][n][i] == 0.0f ? 0.0f                                                                                        \
-                         : dp[r][n][i] * attune_read_##n_(p.b, p.h, query_of(p, r, n, i), key_of(p, r, n, i), p.h_kv,  \
-                                                          a.q_len, a.kv_len, s[r][n][i], a.score_symbols))
+    (dp[r][n][i] == 0.0f                                                                                               \
+         ? 0.0f                                                                                                        \
+         : dp[r][n][i] * attune_capture_read_##n_(p.b, p.h, query_of(p, r, n, i), key_of(p, r, n, i), p.h_kv, a.q_len, \
+                                                  a.kv_len, s[r][n][i], a.score_symbols))
 #define ADD_READ_GRADIENT(n_, r, n, i, x)                                                                              \
     do {                                                                                                               \
-        i64 at_ = attune_read_##n_##_at(p.b, p.h, query_of(p, r, n, i), key_of(p, r, n, i), p.h_kv, a.q_len, a.kv_len, \
-                                        s[r][n][i], a.score_symbols);                                                  \
+        i64 at_ = attune_capture_read_##n_##_at(p.b, p.h, query_of(p, r, n, i), key_of(p, r, n, i), p.h_kv, a.q_len,   \
+                                                a.kv_len, s[r][n][i], a.score_symbols);                                \
         float x_ = x;                                                                                                  \
         if (at_ >= 0 && x_ != 0.0f)                                                                                    \
             sum_add(sums + at_ * ATTUNE_CUDA_SUM_WORDS, x_);                                                           \
@@ -129,7 +130,7 @@ __device__ __forceinline__ void chain_rule(scores &s, scores &dp, const attune_c
 {
     int lane = (int)threadIdx.x % 32;
     if (!slow_path) {
-        ATTUNE_READS(ADD_READ_GRADIENTS)
+        ATTUNE_CAPTURE_READS(ADD_READ_GRADIENTS)
     }
     FOR_PAIRS(r, n, i)
     {
@@ -237,7 +238,7 @@ __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const a
         else
 #endif
             normalise_all<false>(s, dp, f_pairs, a, p, lse, delta, data, factor, on_slow_path(work));
-#if ATTUNE_HAVE_READS
+#if ATTUNE_HAVE_CAPTURE_READS
         chain_rule(s, dp, a, back, p, on_slow_path(work));
 #endif
         if (on_slow_path(work)) {

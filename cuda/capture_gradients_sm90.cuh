@@ -26,7 +26,7 @@ struct pair_origin {
 constexpr bool READS_NEAR_ZERO = config::HAVE_SCORE_NEAR && !config::SCORE_NEAR_BOUNDED;
 
 #define READ_KIND(n_, symbol, kind) kind,
-constexpr int READ_KINDS[] = {ATTUNE_REQUESTED_READS(READ_KIND) READ_PAIR};
+constexpr int READ_KINDS[] = {ATTUNE_REQUESTED_CAPTURE_READS(READ_KIND) READ_PAIR};
 constexpr int READS = sizeof READ_KINDS / sizeof READ_KINDS[0] - 1;
 
 /* Floats of shared memory for the sum of a capture read over a head's rows, one for each warp or for each of its 16
@@ -65,7 +65,7 @@ template <int INDEX> constexpr int HEAD_SUM_KEYS = BY_KEY<INDEX> ? 2 : 1;
                 head_sum<n_>(memory, key) = 0.0f;                                                                      \
     }
 
-__device__ __forceinline__ void clear_head_sums(u32 memory){ATTUNE_REQUESTED_READS(CLEAR_HEAD_SUM)}
+__device__ __forceinline__ void clear_head_sums(u32 memory){ATTUNE_REQUESTED_CAPTURE_READS(CLEAR_HEAD_SUM)}
 
 __device__ __forceinline__ float reduce_lanes(float x, int from, int to)
 {
@@ -82,10 +82,10 @@ __device__ __forceinline__ void add_gradient(u64 *sums, i64 at, float x)
 
 /* The arguments of the functions of a capture read. raw: the score before its expression. */
 #define READ_OF(q_, kv_, raw)   t.b, t.h, q_, kv_, t.h / (t.a.heads / t.a.kv_heads), t.a.q_len, t.a.kv_len, raw
-#define READ_INDEX(n_, q_, kv_) attune_read_##n_##_at(READ_OF(q_, kv_, 0.0f), t.a.score_symbols)
+#define READ_INDEX(n_, q_, kv_) attune_capture_read_##n_##_at(READ_OF(q_, kv_, 0.0f), t.a.score_symbols)
 #define READ_FACTOR(n_, q_, kv_, raw)                                                                                  \
-    (NEAR_ZERO ? ATTUNE_READ_NEAR(n_)(READ_OF(q_, kv_, raw), t.a.score_symbols, t.kv)                                  \
-               : attune_read_##n_(READ_OF(q_, kv_, raw), t.a.score_symbols))
+    (NEAR_ZERO ? ATTUNE_CAPTURE_READ_NEAR(n_)(READ_OF(q_, kv_, raw), t.a.score_symbols, t.kv)                          \
+               : attune_capture_read_##n_(READ_OF(q_, kv_, raw), t.a.score_symbols))
 /* The contribution of one pair. */
 #define READ_GRADIENT(n_, d, q_, kv_, raw) ((d) == 0.0f ? 0.0f : (d)*READ_FACTOR(n_, q_, kv_, raw))
 
@@ -116,7 +116,7 @@ template <bool NEAR_ZERO, int S_FRAGMENT>
 __device__ __forceinline__ void sum_capture_gradients(capture_sums<S_FRAGMENT> &sums, const pair_origin &t,
                                                       int fragment, int j, float d, float raw)
 {
-    ATTUNE_REQUESTED_READS(SUM_GRADIENT)
+    ATTUNE_REQUESTED_CAPTURE_READS(SUM_GRADIENT)
 }
 
 /* Reduces sums of rows over the eight lanes that hold other keys of the same rows. Each lane returns with an eighth of
@@ -231,7 +231,7 @@ template <int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&
 template <bool NEAR_ZERO, int S_FRAGMENT>
 __device__ __forceinline__ void add_pair_gradients(float (&d)[S_FRAGMENT], float (&s)[S_FRAGMENT], const pair_origin &t)
 {
-    ATTUNE_REQUESTED_READS(ADD_PAIR_GRADIENTS)
+    ATTUNE_REQUESTED_CAPTURE_READS(ADD_PAIR_GRADIENTS)
 }
 
 #define ADD_GRADIENT(n_, symbol, kind)                                                                                 \
@@ -268,7 +268,7 @@ __device__ __forceinline__ void add_pair_gradients(float (&d)[S_FRAGMENT], float
 template <int S_FRAGMENT>
 __device__ __forceinline__ void add_capture_gradients(capture_sums<S_FRAGMENT> &sums, const pair_origin &t, u32 memory)
 {
-    ATTUNE_REQUESTED_READS(ADD_GRADIENT)
+    ATTUNE_REQUESTED_CAPTURE_READS(ADD_GRADIENT)
 }
 
 #define FLUSH_HEAD_SUM(n_, symbol, kind)                                                                               \
@@ -282,7 +282,7 @@ __device__ __forceinline__ void add_capture_gradients(capture_sums<S_FRAGMENT> &
 /* Adds the sums of a head's rows to global memory, after its last tile, and clears them. */
 __device__ __forceinline__ void flush_head_sums(const pair_origin &t, u32 memory)
 {
-    ATTUNE_REQUESTED_READS(FLUSH_HEAD_SUM)
+    ATTUNE_REQUESTED_CAPTURE_READS(FLUSH_HEAD_SUM)
     clear_head_sums(memory);
 }
 

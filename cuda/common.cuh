@@ -148,7 +148,7 @@ __device__ __forceinline__ bool keys_masked(const keys &k, const attune_cuda_arg
 /* A kernel may request tiles in descending order if the score has a slope along the keys: under a causal mask with
  * ALiBi a row's largest scores are the last ones. Meeting the maximum first saves rescaling O. */
 #if ATTUNE_SLOPES_GO_DOWN && ATTUNE_HAVE_SCORE_LINE
-constexpr bool DESCENDING = ATTUNE_SCORE_LINE_SLOPED;
+constexpr bool DESCENDING = ATTUNE_LINEAR_SCORE_HAS_SLOPE;
 #else
 constexpr bool DESCENDING = false;
 #endif

@@ -59,8 +59,8 @@
 #ifndef ATTUNE_HAVE_SCORE
 #define ATTUNE_HAVE_SCORE 0
 #endif
-#ifndef ATTUNE_HAVE_READS
-#define ATTUNE_HAVE_READS 0
+#ifndef ATTUNE_HAVE_CAPTURE_READS
+#define ATTUNE_HAVE_CAPTURE_READS 0
 #endif
 #ifndef ATTUNE_DETERMINISTIC
 #define ATTUNE_DETERMINISTIC 0
@@ -127,9 +127,9 @@ __device__ float attune_score_near(ATTUNE_PAIR ATTUNE_SYMBOLS);
 __device__ float attune_score_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_SYMBOLS);
 #endif
 #ifndef ATTUNE_HAVE_SCORE_LINE
-#define ATTUNE_HAVE_SCORE_LINE   0
-#define ATTUNE_SCORE_LINE_SLOPED 0
-__device__ void attune_score_line(ATTUNE_ROW, float *factor, float *slope, float *base, int *origin ATTUNE_SYMBOLS);
+#define ATTUNE_HAVE_SCORE_LINE        0
+#define ATTUNE_LINEAR_SCORE_HAS_SLOPE 0
+__device__ void attune_linear_score(ATTUNE_ROW, float *factor, float *slope, float *base, int *origin ATTUNE_SYMBOLS);
 #endif
 #ifdef ATTUNE_SCORE_CAP_INNER
 #define ATTUNE_HAVE_SCORE_CAP 1
@@ -153,9 +153,9 @@ __device__ float attune_score_slope_near(ATTUNE_PAIR ATTUNE_SYMBOLS);
 #if !ATTUNE_HAVE_SCORE_NEAR || !(ATTUNE_SLOPE_KEYS || ATTUNE_SLOPE_ROWS)
 __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_SYMBOLS);
 #endif
-#ifndef ATTUNE_READS
-#define ATTUNE_READS(X)
-#define ATTUNE_READS_OF_SCORE 0
+#ifndef ATTUNE_CAPTURE_READS
+#define ATTUNE_CAPTURE_READS(X)
+#define ATTUNE_CAPTURE_READS_USE_SCORE 0
 #endif
 #ifdef ATTUNE_APPROXIMATE_TANH
 #define ATTUNE_TANH_IS_APPROXIMATE 1
@@ -172,8 +172,8 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 #ifndef ATTUNE_DELTA_LATE
 #define ATTUNE_DELTA_LATE 0
 #endif
-#ifndef ATTUNE_READS_LATE
-#define ATTUNE_READS_LATE 0
+#ifndef ATTUNE_CAPTURE_READS_LATE
+#define ATTUNE_CAPTURE_READS_LATE 0
 #endif
 
 struct config {
@@ -205,7 +205,7 @@ struct config {
     static constexpr float SCORE_NEAR = 0.0f;
 #endif
     /* A score linear in the product and kv; sloped: it depends on kv. */
-    static constexpr bool HAVE_SCORE_LINE = ATTUNE_HAVE_SCORE_LINE, SCORE_LINE_SLOPED = ATTUNE_SCORE_LINE_SLOPED;
+    static constexpr bool HAVE_SCORE_LINE = ATTUNE_HAVE_SCORE_LINE, SCORE_LINE_SLOPED = ATTUNE_LINEAR_SCORE_HAS_SLOPE;
     /* A soft-cap: CAP_OUTER * tanh(CAP_INNER * product). */
     static constexpr bool HAVE_SCORE_CAP = ATTUNE_HAVE_SCORE_CAP, APPROXIMATE_TANH = ATTUNE_TANH_IS_APPROXIMATE;
 #if ATTUNE_HAVE_SCORE_CAP
@@ -215,8 +215,8 @@ struct config {
 #endif
 
     /* Backward. HAVE_READS: capture gradients may be requested; READS_OF_SCORE: some depend on the product. */
-    static constexpr bool HAVE_READS = ATTUNE_HAVE_READS, READS_OF_SCORE = ATTUNE_READS_OF_SCORE;
-    static constexpr bool READS_LATE = ATTUNE_READS_LATE, DELTA_LATE = ATTUNE_DELTA_LATE;
+    static constexpr bool HAVE_READS = ATTUNE_HAVE_CAPTURE_READS, READS_OF_SCORE = ATTUNE_CAPTURE_READS_USE_SCORE;
+    static constexpr bool READS_LATE = ATTUNE_CAPTURE_READS_LATE, DELTA_LATE = ATTUNE_DELTA_LATE;
     static constexpr bool DETERMINISTIC = ATTUNE_DETERMINISTIC; /* dQ is accumulated in a fixed order */
     static constexpr bool DK_DV = ATTUNE_DK_DV;                 /* the outer tile has keys */
     static constexpr bool APART = ATTUNE_APART;                 /* separate CTAs compute dV and dK */
@@ -228,16 +228,16 @@ struct config {
 };
 
 /* X(i, symbol, kind) for each capture read whose gradient may be requested. */
-#if ATTUNE_HAVE_READS
-#define ATTUNE_REQUESTED_READS(X) ATTUNE_READS(X)
+#if ATTUNE_HAVE_CAPTURE_READS
+#define ATTUNE_REQUESTED_CAPTURE_READS(X) ATTUNE_CAPTURE_READS(X)
 #else
-#define ATTUNE_REQUESTED_READS(X)
+#define ATTUNE_REQUESTED_CAPTURE_READS(X)
 #endif
 /* The derivative with respect to the element of a capture read, in its near-zero form if there is one. */
 #if ATTUNE_HAVE_SCORE_NEAR
-#define ATTUNE_READ_NEAR(n) attune_read_##n##_near
+#define ATTUNE_CAPTURE_READ_NEAR(n) attune_capture_read_##n##_near
 #else
-#define ATTUNE_READ_NEAR(n) attune_read_##n
+#define ATTUNE_CAPTURE_READ_NEAR(n) attune_capture_read_##n
 #endif
 /* An attribute of a kernel: none without a cluster, since even one of a single CTA is launched differently. */
 #if ATTUNE_CLUSTER > 1

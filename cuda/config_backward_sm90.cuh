@@ -75,7 +75,7 @@ struct backward_config {
      * score, since P alone does not give it. */
     static constexpr bool HAVE_CAPTURE_GRADIENTS = config::HAVE_READS,
                           FUSED_GRADIENTS = HAVE_CAPTURE_GRADIENTS && (config::READS_OF_SCORE || ORDERED);
-    static constexpr int CAPTURES = 0 ATTUNE_REQUESTED_READS(COUNT_READ);
+    static constexpr int CAPTURES = 0 ATTUNE_REQUESTED_CAPTURE_READS(COUNT_READ);
     /* Fused capture gradients need S, dP and their sums at once. Where dK and dV, or many captures, leave too few
      * registers, S and dP are computed in two chunks of rows. */
     static constexpr int S_CHUNKS = FUSED_GRADIENTS && !WIDE && (CAPTURES > 2 || WIDTH_D + WIDTH_DV > 192) ? 2 : 1;

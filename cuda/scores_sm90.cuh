@@ -79,8 +79,8 @@ __device__ __forceinline__ bool find_linear_scores(linear_score (&linear_scores)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         linear_score &l = linear_scores[half];
-        attune_score_line(p.b, p.h, row + half * 8, p.h_kv, a.q_len, a.kv_len, &l.factor, &l.slope, &l.base, &l.origin,
-                          a.score_symbols);
+        attune_linear_score(p.b, p.h, row + half * 8, p.h_kv, a.q_len, a.kv_len, &l.factor, &l.slope, &l.base,
+                            &l.origin, a.score_symbols);
         l.factor *= a.scale;
         finite = finite && fabsf(l.factor) + fabsf(l.slope) + fabsf(l.base) < ATTUNE_INF;
     }
@@ -97,11 +97,11 @@ __device__ __forceinline__ void apply_linear_scores(float (&s)[COUNT], const lin
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const linear_score &l = linear_scores[half];
-        float first = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
+        float first = ATTUNE_LINEAR_SCORE_HAS_SLOPE ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
 #pragma unroll
         for (int i = 0; i < COUNT / 2; i++) {
             float &x = s[i / 2 * 4 + half * 2 + i % 2];
-            float bias = ATTUNE_SCORE_LINE_SLOPED ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, first) : first;
+            float bias = ATTUNE_LINEAR_SCORE_HAS_SLOPE ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, first) : first;
             x = __fmaf_rn(x, l.factor, bias);
         }
     }

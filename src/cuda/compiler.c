@@ -318,7 +318,7 @@ static void add_terms(const attune_expr *expr, uint32_t root, const char *name, 
         return;
     snprintf(of, sizeof of, "%s_of", name);
     attune__ctext_terms(expr, name, terms, text);
-    attune__ctext_of_terms(expr, root, of, terms, text);
+    attune__ctext_with_terms(expr, root, of, terms, text);
     attune__text_add(text, "#define ATTUNE_%s_KEYS %u\n#define ATTUNE_%s_ROWS %u\n", macro, terms->key_count, macro,
                      terms->row_count);
 }
@@ -377,7 +377,7 @@ static attune_status add_score(const attune__program_desc *desc, attune__text *t
 {
     const attune__variant *v = desc->variant;
     if (v->soft_cap)
-        attune__ctext_capped(desc->score, "attune_score", desc->gradient ? "attune_score_slope" : NULL, text);
+        attune__ctext_soft_cap(desc->score, "attune_score", desc->gradient ? "attune_score_slope" : NULL, text);
     else
         ATTUNE__TRY(add_score_text(desc, text));
     if (desc->gradient)
@@ -385,11 +385,11 @@ static attune_status add_score(const attune__program_desc *desc, attune__text *t
     if (v->score_chunks)
         attune__text_add(text, "#define ATTUNE_SCORE_IS_LONG 1\n");
     if (v->late_captures)
-        attune__text_add(text, "#define ATTUNE_READS_LATE 1\n");
+        attune__text_add(text, "#define ATTUNE_CAPTURE_READS_LATE 1\n");
     if (v->late_delta)
         attune__text_add(text, "#define ATTUNE_DELTA_LATE 1\n");
     if (v->linear) {
-        attune__ctext_line(desc->score, "attune_score_line", text);
+        attune__ctext_linear(desc->score, "attune_linear_score", text);
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_LINE 1\n");
     }
     if (v->soft_cap) {
@@ -536,7 +536,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
         const bool reads = desc->gradient && desc->gradient->read_count && s->capture_gradient_elements;
         add_option(kernel, "HAVE_MASK_COLUMNS", variant->key_intervals);
         add_option(kernel, "DETERMINISTIC", choice->use_tma && choice->deterministic);
-        add_option(kernel, "HAVE_READS", reads && (choice->use_tma || role == ATTUNE__CUDA_ROWS));
+        add_option(kernel, "HAVE_CAPTURE_READS", reads && (choice->use_tma || role == ATTUNE__CUDA_ROWS));
         add_option(kernel, "DK_DV", role != ATTUNE__CUDA_ROWS);
         add_option(kernel, "APART", attune__cuda_backward_apart(s));
         if (choice->use_tma && attune_cuda_backward_sm90_paired(s->head_dim, s->head_dim_v, choice->block_n1))

@@ -290,8 +290,8 @@ attune_status attune__ctext_function(const attune_expr *expr, const char *name, 
     return ATTUNE_OK;
 }
 
-void attune__ctext_of_terms(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
-                            attune__text *text)
+void attune__ctext_with_terms(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
+                              attune__text *text)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
     bool needed[ATTUNE_EXPR_MAX_NODES];
@@ -403,7 +403,7 @@ void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *te
 {
     char name[40];
     for (uint32_t i = 0; i < gradient->read_count; i++) {
-        snprintf(name, sizeof name, "attune_read_%u_near", i);
+        snprintf(name, sizeof name, "attune_capture_read_%u_near", i);
         near_text(gradient->expr, gradient->reads[i].factor, name, NULL, text);
     }
 }
@@ -424,7 +424,7 @@ bool attune__is_soft_cap(const attune_expr *expr, float *inner, float *outer)
     return tanh->op == ATTUNE__OP_TANH && isnormal(*outer) && near_limit(expr, tanh->arg[0], bounds, inner) > 0;
 }
 
-void attune__ctext_capped(const attune_expr *expr, const char *name, const char *slope, attune__text *text)
+void attune__ctext_soft_cap(const attune_expr *expr, const char *name, const char *slope, attune__text *text)
 {
     float inner, outer;
     char in[ATTUNE__FLOAT_TEXT], out[ATTUNE__FLOAT_TEXT];

@@ -34,7 +34,7 @@ static void add_value(const attune_expr *expr, uint32_t n, const char *name, att
     attune__text_add(text, "    return %s;\n}\n", attune__ctext_operand(expr, n, root));
 }
 
-static void add_place(const attune_expr *expr, const attune__node *read, const char *name, attune__text *text)
+static void add_index(const attune_expr *expr, const attune__node *read, const char *name, attune__text *text)
 {
     char index[ATTUNE__CTEXT_NAME];
     begin("long long", name, text);
@@ -51,7 +51,7 @@ static bool is_var(const attune_expr *expr, uint32_t n, attune__var var)
 }
 
 /* Marks the nodes that have one value for all pairs of a head with the same q - kv. */
-static void find_diagonal(const attune_expr *expr, bool diagonal[ATTUNE_EXPR_MAX_NODES])
+static void find_diagonal_nodes(const attune_expr *expr, bool diagonal[ATTUNE_EXPR_MAX_NODES])
 {
     for (uint32_t n = 0; n < expr->node_count; n++) {
         const attune__node *node = &expr->nodes[n];
@@ -68,7 +68,7 @@ static void find_diagonal(const attune_expr *expr, bool diagonal[ATTUNE_EXPR_MAX
     }
 }
 
-static int how(const attune_expr *expr, const attune__node *read, const bool diagonal[ATTUNE_EXPR_MAX_NODES])
+static int sharing(const attune_expr *expr, const attune__node *read, const bool diagonal[ATTUNE_EXPR_MAX_NODES])
 {
     const uint16_t row = 1u << ATTUNE__VAR_Q, key = 1u << ATTUNE__VAR_KV;
     uint16_t uses = 0;
@@ -89,19 +89,19 @@ void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text
     bool diagonal[ATTUNE_EXPR_MAX_NODES];
     uint16_t uses = expr->nodes[gradient->score].uses;
     char name[40];
-    find_diagonal(expr, diagonal);
+    find_diagonal_nodes(expr, diagonal);
     add_value(expr, gradient->score, "attune_score_slope", text);
     for (uint32_t i = 0; i < gradient->read_count; i++) {
-        snprintf(name, sizeof name, "attune_read_%u", i);
+        snprintf(name, sizeof name, "attune_capture_read_%u", i);
         add_value(expr, gradient->reads[i].factor, name, text);
         uses = (uint16_t)(uses | expr->nodes[gradient->reads[i].factor].uses);
-        snprintf(name, sizeof name, "attune_read_%u_at", i);
-        add_place(expr, &expr->nodes[gradient->reads[i].capture], name, text);
+        snprintf(name, sizeof name, "attune_capture_read_%u_at", i);
+        add_index(expr, &expr->nodes[gradient->reads[i].capture], name, text);
     }
-    attune__text_add(text, "#define ATTUNE_READS(X)");
+    attune__text_add(text, "#define ATTUNE_CAPTURE_READS(X)");
     for (uint32_t i = 0; i < gradient->read_count; i++) {
         const attune__node *read = &expr->nodes[gradient->reads[i].capture];
-        attune__text_add(text, " X(%u, %d, %d)", i, read->value.i, how(expr, read, diagonal));
+        attune__text_add(text, " X(%u, %d, %d)", i, read->value.i, sharing(expr, read, diagonal));
     }
-    attune__text_add(text, "\n#define ATTUNE_READS_OF_SCORE %d\n", (uses & 1u << ATTUNE__VAR_SCORE) != 0);
+    attune__text_add(text, "\n#define ATTUNE_CAPTURE_READS_USE_SCORE %d\n", (uses & 1u << ATTUNE__VAR_SCORE) != 0);
 }

@@ -10,7 +10,7 @@
  *     bounds.c     IR -> intervals              ranges.c     captures -> intervals
  *     gradient.c   derivatives                  print.c      IR -> text, node list
  *     ctext*.c     IR -> C                      intervals.c  interval masks
- *     line.c       linear scores                terms.c      terms of keys and rows
+ *     linear.c     linear scores                terms.c      terms of keys and rows
  *     weight.c     cost                         reads.c      captures that are too short
  *     analysis.c   the planner's analysis
  *

@@ -36,29 +36,29 @@ static uint32_t choose(accumulation *a, uint32_t condition, uint32_t x, uint32_t
     return attune__make(a->builder, ATTUNE__OP_SELECT, condition, x, y);
 }
 
-static const attune__node *made(const accumulation *a, uint32_t node)
+static const attune__node *node_at(const accumulation *a, uint32_t node)
 {
     return &a->builder->nodes[node];
 }
 
 static bool is_constant(const accumulation *a, uint32_t node)
 {
-    return made(a, node)->op == ATTUNE__OP_CONST;
+    return node_at(a, node)->op == ATTUNE__OP_CONST;
 }
 
 static bool is_zero(const accumulation *a, uint32_t node)
 {
-    return is_constant(a, node) && made(a, node)->real == 0;
+    return is_constant(a, node) && node_at(a, node)->real == 0;
 }
 
 /* Whether 0 times, or 0 over, this constant is 0: it is finite in f32, and not a divisor of 0. */
-static bool is_tame(const accumulation *a, uint32_t node, attune__op op)
+static bool keeps_zero(const accumulation *a, uint32_t node, attune__op op)
 {
-    const attune__node *n = made(a, node);
+    const attune__node *n = node_at(a, node);
     return is_constant(a, node) && isfinite(n->value.f) && (op == ATTUNE__OP_MUL || n->value.f != 0);
 }
 
-static uint32_t mark(accumulation *a, uint32_t node)
+static uint32_t mark_partial(accumulation *a, uint32_t node)
 {
     a->partial[node] = !is_constant(a, node);
     return node;
@@ -82,7 +82,7 @@ static void add(accumulation *a, uint32_t node, uint32_t d)
     const uint32_t old = a->adjoints[node];
     a->adjoints[node] = old == ATTUNE__NONE ? d : make2(a, ATTUNE__OP_ADD, old, d);
     if (a->partial[d] || (old != ATTUNE__NONE && a->partial[old]))
-        mark(a, a->adjoints[node]);
+        mark_partial(a, a->adjoints[node]);
 }
 
 /* d * x or d / x. Where the value is not used, x may be non-finite, and the product must still be 0. */
@@ -92,41 +92,41 @@ static uint32_t product(accumulation *a, attune__op op, uint32_t d, uint32_t x)
         return x;
     if (!a->partial[d])
         return make2(a, op, d, x);
-    const attune__node n = *made(a, d);
+    const attune__node n = *node_at(a, d);
     if (n.op == ATTUNE__OP_SELECT && is_zero(a, n.arg[2]))
-        return mark(a, choose(a, n.arg[0], product(a, op, n.arg[1], x), n.arg[2]));
+        return mark_partial(a, choose(a, n.arg[0], product(a, op, n.arg[1], x), n.arg[2]));
     if (n.op == ATTUNE__OP_SELECT && is_zero(a, n.arg[1]))
-        return mark(a, choose(a, n.arg[0], n.arg[1], product(a, op, n.arg[2], x)));
-    if (is_tame(a, x, op))
-        return mark(a, make2(a, op, d, x));
+        return mark_partial(a, choose(a, n.arg[0], n.arg[1], product(a, op, n.arg[2], x)));
+    if (keeps_zero(a, x, op))
+        return mark_partial(a, make2(a, op, d, x));
     const uint32_t zero = make_float(a, 0);
-    return mark(a, choose(a, make2(a, ATTUNE__OP_EQ, d, zero), zero, make2(a, op, d, x)));
+    return mark_partial(a, choose(a, make2(a, ATTUNE__OP_EQ, d, zero), zero, make2(a, op, d, x)));
 }
 
-static uint32_t times(accumulation *a, uint32_t d, uint32_t factor)
+static uint32_t multiplied(accumulation *a, uint32_t d, uint32_t factor)
 {
     return product(a, ATTUNE__OP_MUL, d, factor);
 }
 
-static uint32_t over(accumulation *a, uint32_t d, uint32_t divisor)
+static uint32_t divided(accumulation *a, uint32_t d, uint32_t divisor)
 {
     /* The derivative of c * f(x / c), the form of a soft-cap, is f'(x / c). */
-    const attune__node *n = made(a, d);
+    const attune__node *n = node_at(a, d);
     if (n->op == ATTUNE__OP_MUL && (n->arg[0] == divisor || n->arg[1] == divisor))
         return n->arg[n->arg[0] == divisor];
     return product(a, ATTUNE__OP_DIV, d, divisor);
 }
 
-static uint32_t minus(accumulation *a, uint32_t d)
+static uint32_t negated(accumulation *a, uint32_t d)
 {
     const uint32_t negative = attune__make1(a->builder, ATTUNE__OP_NEG, d);
-    return a->partial[d] ? mark(a, negative) : negative;
+    return a->partial[d] ? mark_partial(a, negative) : negative;
 }
 
 /* select(condition, x, y), whose adjoints are partial. */
-static uint32_t part(accumulation *a, uint32_t condition, uint32_t x, uint32_t y)
+static uint32_t adjoint_of_choice(accumulation *a, uint32_t condition, uint32_t x, uint32_t y)
 {
-    return mark(a, choose(a, condition, x, y));
+    return mark_partial(a, choose(a, condition, x, y));
 }
 
 /* The operand of min or max that is taken gets d; equal operands get half each. */
@@ -136,10 +136,10 @@ static void add_extreme(accumulation *a, const attune__node *node, uint32_t d)
     const bool least = node->op == ATTUNE__OP_MIN;
     const uint32_t second = make2(a, ATTUNE__OP_LT, least ? y : x, least ? x : y);
     const uint32_t zero = make_float(a, 0);
-    const uint32_t half = times(a, d, make_float(a, 0.5));
+    const uint32_t half = multiplied(a, d, make_float(a, 0.5));
     const uint32_t equal = make2(a, ATTUNE__OP_EQ, x, y);
-    add(a, node->arg[0], part(a, second, zero, part(a, equal, half, d)));
-    add(a, node->arg[1], part(a, second, d, part(a, equal, half, zero)));
+    add(a, node->arg[0], adjoint_of_choice(a, second, zero, adjoint_of_choice(a, equal, half, d)));
+    add(a, node->arg[1], adjoint_of_choice(a, second, d, adjoint_of_choice(a, equal, half, zero)));
 }
 
 /* clamp is stored as min(max(x, lo), hi), so that hi takes precedence over lo. */
@@ -151,9 +151,9 @@ static void add_clamp(accumulation *a, const attune__node *node, uint32_t d)
     const uint32_t crossed = make2(a, ATTUNE__OP_LT, hi, lo), outside = make2(a, ATTUNE__OP_OR, below, above);
     const uint32_t zero = make_float(a, 0);
     const uint32_t to_hi = make2(a, ATTUNE__OP_OR, above, crossed);
-    add(a, inner->arg[0], part(a, outside, zero, d));
-    add(a, inner->arg[1], part(a, below, part(a, crossed, zero, d), zero));
-    add(a, node->arg[1], part(a, to_hi, d, zero));
+    add(a, inner->arg[0], adjoint_of_choice(a, outside, zero, d));
+    add(a, inner->arg[1], adjoint_of_choice(a, below, adjoint_of_choice(a, crossed, zero, d), zero));
+    add(a, node->arg[1], adjoint_of_choice(a, to_hi, d, zero));
 }
 
 static void add_power(accumulation *a, const attune__node *node, uint32_t d, uint32_t result)
@@ -163,12 +163,12 @@ static void add_power(accumulation *a, const attune__node *node, uint32_t d, uin
     const uint32_t power = make2(a, ATTUNE__OP_POW, x, make2(a, ATTUNE__OP_SUB, y, one));
     const uint32_t slope = make2(a, ATTUNE__OP_MUL, y, power);
     const uint32_t flat = make2(a, ATTUNE__OP_EQ, y, zero);
-    add(a, node->arg[0], times(a, d, choose(a, flat, zero, slope)));
+    add(a, node->arg[0], multiplied(a, d, choose(a, flat, zero, slope)));
     const uint32_t at_zero =
         make2(a, ATTUNE__OP_AND, make2(a, ATTUNE__OP_EQ, x, zero), make2(a, ATTUNE__OP_LE, zero, y));
     const uint32_t growth = make2(a, ATTUNE__OP_MUL, result, attune__make1(a->builder, ATTUNE__OP_LOG, x));
     if (a->carries[node->arg[1]])
-        add(a, node->arg[1], times(a, d, choose(a, at_zero, zero, growth)));
+        add(a, node->arg[1], multiplied(a, d, choose(a, at_zero, zero, growth)));
 }
 
 static void add_function(accumulation *a, const attune__node *node, uint32_t d, uint32_t result)
@@ -177,38 +177,38 @@ static void add_function(accumulation *a, const attune__node *node, uint32_t d, 
     const double ln2 = 0.693147180559945309417;
     switch (node->op) {
     case ATTUNE__OP_EXP:
-        add(a, node->arg[0], times(a, d, result));
+        add(a, node->arg[0], multiplied(a, d, result));
         break;
     case ATTUNE__OP_EXP2:
-        add(a, node->arg[0], times(a, times(a, d, make_float(a, ln2)), result));
+        add(a, node->arg[0], multiplied(a, multiplied(a, d, make_float(a, ln2)), result));
         break;
     case ATTUNE__OP_LOG:
-        add(a, node->arg[0], over(a, d, x));
+        add(a, node->arg[0], divided(a, d, x));
         break;
     case ATTUNE__OP_LOG2:
-        add(a, node->arg[0], over(a, times(a, d, make_float(a, 1 / ln2)), x));
+        add(a, node->arg[0], divided(a, multiplied(a, d, make_float(a, 1 / ln2)), x));
         break;
     case ATTUNE__OP_SQRT:
-        add(a, node->arg[0], over(a, times(a, d, make_float(a, 0.5)), result));
+        add(a, node->arg[0], divided(a, multiplied(a, d, make_float(a, 0.5)), result));
         break;
     case ATTUNE__OP_RSQRT: /* result / x is finite wherever result^3 is */
-        add(a, node->arg[0], times(a, times(a, d, make_float(a, -0.5)), make2(a, ATTUNE__OP_DIV, result, x)));
+        add(a, node->arg[0], multiplied(a, multiplied(a, d, make_float(a, -0.5)), make2(a, ATTUNE__OP_DIV, result, x)));
         break;
     case ATTUNE__OP_TANH: {
         const uint32_t square = make2(a, ATTUNE__OP_MUL, result, result);
-        add(a, node->arg[0], times(a, d, make2(a, ATTUNE__OP_SUB, make_float(a, 1), square)));
+        add(a, node->arg[0], multiplied(a, d, make2(a, ATTUNE__OP_SUB, make_float(a, 1), square)));
         break;
     }
     case ATTUNE__OP_SIGMOID: {
         const uint32_t rest = make2(a, ATTUNE__OP_SUB, make_float(a, 1), result);
-        add(a, node->arg[0], times(a, d, make2(a, ATTUNE__OP_MUL, result, rest)));
+        add(a, node->arg[0], multiplied(a, d, make2(a, ATTUNE__OP_MUL, result, rest)));
         break;
     }
     case ATTUNE__OP_SIN:
-        add(a, node->arg[0], times(a, d, attune__make1(a->builder, ATTUNE__OP_COS, x)));
+        add(a, node->arg[0], multiplied(a, d, attune__make1(a->builder, ATTUNE__OP_COS, x)));
         break;
     case ATTUNE__OP_COS:
-        add(a, node->arg[0], minus(a, times(a, d, attune__make1(a->builder, ATTUNE__OP_SIN, x))));
+        add(a, node->arg[0], negated(a, multiplied(a, d, attune__make1(a->builder, ATTUNE__OP_SIN, x))));
         break;
     default: /* floor and ceil have derivative 0 */
         break;
@@ -229,31 +229,31 @@ static void add_operands(accumulation *a, uint32_t index)
         break;
     case ATTUNE__OP_SUB:
         add(a, node->arg[0], d);
-        add(a, node->arg[1], minus(a, d));
+        add(a, node->arg[1], negated(a, d));
         break;
     case ATTUNE__OP_MUL:
-        add(a, node->arg[0], times(a, d, y));
-        add(a, node->arg[1], times(a, d, x));
+        add(a, node->arg[0], multiplied(a, d, y));
+        add(a, node->arg[1], multiplied(a, d, x));
         break;
     case ATTUNE__OP_DIV:
-        add(a, node->arg[0], over(a, d, y));
+        add(a, node->arg[0], divided(a, d, y));
         if (a->carries[node->arg[1]])
-            add(a, node->arg[1], minus(a, times(a, d, make2(a, ATTUNE__OP_DIV, result, y))));
+            add(a, node->arg[1], negated(a, multiplied(a, d, make2(a, ATTUNE__OP_DIV, result, y))));
         break;
     case ATTUNE__OP_MOD: {
         const uint32_t whole = attune__make1(a->builder, ATTUNE__OP_FLOOR, make2(a, ATTUNE__OP_DIV, x, y));
         add(a, node->arg[0], d);
         if (a->carries[node->arg[1]])
-            add(a, node->arg[1], minus(a, times(a, d, whole)));
+            add(a, node->arg[1], negated(a, multiplied(a, d, whole)));
         break;
     }
     case ATTUNE__OP_NEG:
-        add(a, node->arg[0], minus(a, d));
+        add(a, node->arg[0], negated(a, d));
         break;
     case ATTUNE__OP_ABS: {
         const uint32_t zero = make_float(a, 0);
-        const uint32_t falls = part(a, make2(a, ATTUNE__OP_LT, x, zero), minus(a, d), zero);
-        add(a, node->arg[0], part(a, make2(a, ATTUNE__OP_LT, zero, x), d, falls));
+        const uint32_t falls = adjoint_of_choice(a, make2(a, ATTUNE__OP_LT, x, zero), negated(a, d), zero);
+        add(a, node->arg[0], adjoint_of_choice(a, make2(a, ATTUNE__OP_LT, zero, x), d, falls));
         break;
     }
     case ATTUNE__OP_MIN:
@@ -267,8 +267,8 @@ static void add_operands(accumulation *a, uint32_t index)
         break;
     case ATTUNE__OP_SELECT: {
         const uint32_t zero = make_float(a, 0);
-        add(a, node->arg[1], part(a, x, d, zero));
-        add(a, node->arg[2], part(a, x, zero, d));
+        add(a, node->arg[1], adjoint_of_choice(a, x, d, zero));
+        add(a, node->arg[2], adjoint_of_choice(a, x, zero, d));
         break;
     }
     case ATTUNE__OP_POW:

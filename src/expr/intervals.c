@@ -16,13 +16,13 @@
 
 #include "expr/print.h"
 
-#define TERM 320 /* characters of the text of one end */
+#define BOUND_TEXT 320 /* characters of the text of one end */
 
 /* Properties of node N's interval [lN, hN). */
 typedef struct span {
-    bool from_start; /* l <= 0 */
-    bool to_end;     /* h is larger than every key */
-    bool whole;      /* the node is independent of kv: the interval is empty or has every key */
+    bool from_start;  /* l <= 0 */
+    bool to_end;      /* h is larger than every key */
+    bool independent; /* the node is independent of kv: the interval is empty or has every key */
 } span;
 
 #define BIT(variable) ((uint16_t)(1u << (variable)))
@@ -34,22 +34,22 @@ typedef struct scan {
     span spans[ATTUNE_EXPR_MAX_NODES];
     attune__var along; /* the variable of the intervals, called kv below */
     uint32_t runs;
-    attune__text *text; /* NULL = look alone */
+    attune__text *text; /* NULL = analysis only */
 } scan;
 
 /* The bounds of a subexpression, as text; empty = unbounded. */
 typedef struct limits {
-    char low[TERM], high[TERM];
+    char low[BOUND_TEXT], high[BOUND_TEXT];
 } limits;
 
-static const attune__node *node_of(const scan *w, uint32_t n)
+static const attune__node *node_at(const scan *w, uint32_t n)
 {
     return &w->expr->nodes[n];
 }
 
-static bool knows_kv(const scan *w, uint32_t n)
+static bool depends_on_kv(const scan *w, uint32_t n)
 {
-    return node_of(w, n)->uses & BIT(w->along);
+    return node_at(w, n)->uses & BIT(w->along);
 }
 
 static bool wraps(const scan *w, uint32_t n)
@@ -58,9 +58,9 @@ static bool wraps(const scan *w, uint32_t n)
 }
 
 /* to = a op b; false if the text is too long. An absent bound remains absent. */
-static bool join(char to[TERM], const char *a, const char *op, const char *b)
+static bool combine_bounds(char to[BOUND_TEXT], const char *a, const char *op, const char *b)
 {
-    char text[TERM];
+    char text[BOUND_TEXT];
     if (!*a || !*b) {
         *to = '\0';
         return true;
@@ -72,15 +72,16 @@ static bool join(char to[TERM], const char *a, const char *op, const char *b)
 }
 
 /* Transforms bounds of the node into bounds of kv. */
-static bool peel(const scan *w, uint32_t n, limits *l)
+static bool solve_for_kv(const scan *w, uint32_t n, limits *l)
 {
     for (;;) {
-        const attune__node *node = node_of(w, n);
+        const attune__node *node = node_at(w, n);
         if (node->op == ATTUNE__OP_VAR && node->value.i == (int32_t)w->along)
             return true;
         if (node->type != ATTUNE__INT || wraps(w, n) || !node->arg_count)
             return false;
-        const bool first = knows_kv(w, node->arg[0]), second = node->arg_count > 1 && knows_kv(w, node->arg[1]);
+        const bool first = depends_on_kv(w, node->arg[0]),
+                   second = node->arg_count > 1 && depends_on_kv(w, node->arg[1]);
         if (first == second && node->arg_count > 1)
             return false;
         const uint32_t inner = node->arg[first ? 0 : 1], outer = node->arg[first ? 1 : 0];
@@ -90,27 +91,27 @@ static bool peel(const scan *w, uint32_t n, limits *l)
         bool fits = true;
         switch (node->op) {
         case ATTUNE__OP_ADD:
-            fits = join(r.low, l->low, "-", other) && join(r.high, l->high, "-", other);
+            fits = combine_bounds(r.low, l->low, "-", other) && combine_bounds(r.high, l->high, "-", other);
             break;
         case ATTUNE__OP_SUB:
             if (first)
-                fits = join(r.low, l->low, "+", other) && join(r.high, l->high, "+", other);
+                fits = combine_bounds(r.low, l->low, "+", other) && combine_bounds(r.high, l->high, "+", other);
             else
-                fits = join(r.low, other, "-", l->high) && join(r.high, other, "-", l->low);
+                fits = combine_bounds(r.low, other, "-", l->high) && combine_bounds(r.high, other, "-", l->low);
             break;
         case ATTUNE__OP_NEG:
-            fits = join(r.low, "0", "-", l->high) && join(r.high, "0", "-", l->low);
+            fits = combine_bounds(r.low, "0", "-", l->high) && combine_bounds(r.high, "0", "-", l->low);
             break;
         case ATTUNE__OP_ABS:
             if (*l->low)
                 return false;
-            fits = join(r.low, "0", "-", l->high) && join(r.high, "0", "+", l->high);
+            fits = combine_bounds(r.low, "0", "-", l->high) && combine_bounds(r.high, "0", "+", l->high);
             break;
         case ATTUNE__OP_DIV:
             if (!first || w->bounds[outer].lo < 1 || w->bounds[outer].lo != w->bounds[outer].hi)
                 return false;
-            fits = join(r.low, l->low, "*", other) && join(r.high, l->high, "*", other) &&
-                   join(r.high, r.high, "+", other) && join(r.high, r.high, "-", "1");
+            fits = combine_bounds(r.low, l->low, "*", other) && combine_bounds(r.high, l->high, "*", other) &&
+                   combine_bounds(r.high, r.high, "+", other) && combine_bounds(r.high, r.high, "-", "1");
             break;
         default:
             return false;
@@ -132,16 +133,16 @@ static span declare(scan *w, uint32_t n, const char *low, const char *high)
 /* ids[q] == ids[kv], or ids[b, q] == ids[b, kv]. */
 static bool equal_elements(scan *w, uint32_t n, span *s)
 {
-    const attune__node *node = node_of(w, n), *a = node_of(w, node->arg[0]), *b = node_of(w, node->arg[1]);
+    const attune__node *node = node_at(w, n), *a = node_at(w, node->arg[0]), *b = node_at(w, node->arg[1]);
     if (a->op != ATTUNE__OP_CAPTURE || b->op != ATTUNE__OP_CAPTURE || a->type != ATTUNE__INT ||
         a->value.i != b->value.i || a->arg_count > 2)
         return false;
     const uint32_t last = a->arg_count - 1;
-    const attune__node *i = node_of(w, a->arg[last]), *j = node_of(w, b->arg[last]);
+    const attune__node *i = node_at(w, a->arg[last]), *j = node_at(w, b->arg[last]);
     const uint16_t both = BIT(ATTUNE__VAR_Q) | BIT(ATTUNE__VAR_KV);
     if (i->op != ATTUNE__OP_VAR || j->op != ATTUNE__OP_VAR || (i->uses | j->uses) != both || i->uses == j->uses)
         return false;
-    const attune__node *row = node_of(w, a->arg[0]);
+    const attune__node *row = node_at(w, a->arg[0]);
     if (last && (a->arg[0] != b->arg[0] || row->op != ATTUNE__OP_VAR || row->value.i != ATTUNE__VAR_B))
         return false;
     attune__text_add(w->text, "    long long l%u, h%u;\n    attune_run(ATTUNE_CAPTURE(%d), %s, %s, &l%u, &h%u);\n", n,
@@ -153,15 +154,15 @@ static bool equal_elements(scan *w, uint32_t n, span *s)
 
 static bool comparison(scan *w, uint32_t n, span *s)
 {
-    const attune__node *node = node_of(w, n);
-    if (node_of(w, node->arg[0])->type != ATTUNE__INT)
+    const attune__node *node = node_at(w, n);
+    if (node_at(w, node->arg[0])->type != ATTUNE__INT)
         return false;
     if (node->op == ATTUNE__OP_EQ && equal_elements(w, n, s))
         return true;
-    const bool first = knows_kv(w, node->arg[0]);
-    if (first == knows_kv(w, node->arg[1]))
+    const bool first = depends_on_kv(w, node->arg[0]);
+    if (first == depends_on_kv(w, node->arg[1]))
         return false;
-    char other[ATTUNE__CTEXT_NAME], term[TERM];
+    char other[ATTUNE__CTEXT_NAME], term[BOUND_TEXT];
     attune__ctext_operand(w->expr, node->arg[first ? 1 : 0], other);
     snprintf(term, sizeof term, "(long long)%s", other);
     limits l = {"", ""};
@@ -170,9 +171,9 @@ static bool comparison(scan *w, uint32_t n, span *s)
         memcpy(l.high, term, sizeof term);
     } else if (node->op == ATTUNE__OP_LE) {
         memcpy(first ? l.high : l.low, term, sizeof term);
-    } else if (!join(first ? l.high : l.low, term, first ? "-" : "+", "1"))
+    } else if (!combine_bounds(first ? l.high : l.low, term, first ? "-" : "+", "1"))
         return false;
-    if (!peel(w, first ? node->arg[0] : node->arg[1], &l) || !join(l.high, l.high, "+", "1"))
+    if (!solve_for_kv(w, first ? node->arg[0] : node->arg[1], &l) || !combine_bounds(l.high, l.high, "+", "1"))
         return false;
     *s = declare(w, n, l.low, l.high);
     return true;
@@ -180,7 +181,7 @@ static bool comparison(scan *w, uint32_t n, span *s)
 
 static void declare_join(scan *w, uint32_t n, const char *low, const char *high)
 {
-    const uint32_t a = node_of(w, n)->arg[0], b = node_of(w, n)->arg[1];
+    const uint32_t a = node_at(w, n)->arg[0], b = node_at(w, n)->arg[1];
     attune__text_add(w->text, "    const long long l%u = l%u %s l%u ? l%u : l%u, h%u = h%u %s h%u ? h%u : h%u;\n", n, a,
                      low, b, a, b, n, a, high, b, a, b);
 }
@@ -189,7 +190,7 @@ static bool visit(scan *w, uint32_t n);
 
 static bool conjunction(scan *w, uint32_t n)
 {
-    const attune__node *node = node_of(w, n);
+    const attune__node *node = node_at(w, n);
     if (!visit(w, node->arg[0]) || !visit(w, node->arg[1]))
         return false;
     const span a = w->spans[node->arg[0]], b = w->spans[node->arg[1]];
@@ -200,15 +201,15 @@ static bool conjunction(scan *w, uint32_t n)
 
 static bool disjunction(scan *w, uint32_t n)
 {
-    const attune__node *node = node_of(w, n);
+    const attune__node *node = node_at(w, n);
     if (!visit(w, node->arg[0]) || !visit(w, node->arg[1]))
         return false;
     const span a = w->spans[node->arg[0]], b = w->spans[node->arg[1]];
-    if (a.whole || b.whole) {
-        const uint32_t whole = node->arg[a.whole ? 0 : 1], other = node->arg[a.whole ? 1 : 0];
-        const span s = a.whole ? b : a;
-        attune__text_add(w->text, "    const long long l%u = h%u ? 0 : l%u, h%u = h%u ? h%u : h%u;\n", n, whole, other,
-                         n, whole, whole, other);
+    if (a.independent || b.independent) {
+        const uint32_t independent = node->arg[a.independent ? 0 : 1], other = node->arg[a.independent ? 1 : 0];
+        const span s = a.independent ? b : a;
+        attune__text_add(w->text, "    const long long l%u = h%u ? 0 : l%u, h%u = h%u ? h%u : h%u;\n", n, independent,
+                         other, n, independent, independent, other);
         w->spans[n] = (span){s.from_start, s.to_end, false};
         return true;
     }
@@ -221,7 +222,7 @@ static bool disjunction(scan *w, uint32_t n)
 
 static bool negation(scan *w, uint32_t n)
 {
-    const uint32_t a = node_of(w, n)->arg[0];
+    const uint32_t a = node_at(w, n)->arg[0];
     if (!visit(w, a))
         return false;
     char name[16];
@@ -235,15 +236,15 @@ static bool negation(scan *w, uint32_t n)
 
 static bool visit(scan *w, uint32_t n)
 {
-    const attune__node *node = node_of(w, n);
+    const attune__node *node = node_at(w, n);
     if (w->done[n])
         return true;
     bool known = true;
-    if (!knows_kv(w, n)) {
+    if (!depends_on_kv(w, n)) {
         char name[ATTUNE__CTEXT_NAME];
         attune__text_add(w->text, "    const long long l%u = 0, h%u = %s ? " ATTUNE__CTEXT_END " : 0;\n", n, n,
                          attune__ctext_operand(w->expr, n, name));
-        w->spans[n] = (span){.from_start = true, .whole = true};
+        w->spans[n] = (span){.from_start = true, .independent = true};
     } else if (node->op == ATTUNE__OP_AND)
         known = conjunction(w, n);
     else if (node->op == ATTUNE__OP_OR)
@@ -258,7 +259,7 @@ static bool visit(scan *w, uint32_t n)
     return known;
 }
 
-static bool look(const attune_expr *expr, attune__var along, uint32_t *runs)
+static bool is_interval_mask(const attune_expr *expr, attune__var along, uint32_t *runs)
 {
     scan w = {.expr = expr, .along = along};
     attune__ctext_bounds(expr, w.bounds);
@@ -269,12 +270,12 @@ static bool look(const attune_expr *expr, attune__var along, uint32_t *runs)
 
 bool attune__interval_rows(const attune_expr *mask, uint32_t *runs)
 {
-    return look(mask, ATTUNE__VAR_KV, runs);
+    return is_interval_mask(mask, ATTUNE__VAR_KV, runs);
 }
 
 bool attune__interval_keys(const attune_expr *mask, uint32_t *runs)
 {
-    return look(mask, ATTUNE__VAR_Q, runs);
+    return is_interval_mask(mask, ATTUNE__VAR_Q, runs);
 }
 
 /* along: the variable of the intervals; across: the variable that they are functions of. */

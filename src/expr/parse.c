@@ -29,10 +29,10 @@ typedef struct argument {
 } argument;
 
 /* A parsed subexpression and its position in the text. */
-typedef struct part {
+typedef struct operand {
     uint32_t node; /* ATTUNE__NONE: failed */
     uint32_t at;
-} part;
+} operand;
 
 typedef struct infix {
     char sign[3];
@@ -41,20 +41,20 @@ typedef struct infix {
 } infix;
 
 /* The arguments of a call. */
-typedef struct actuals {
-    part arg[ATTUNE__MAX_ARGUMENTS];
+typedef struct call_arguments {
+    operand arg[ATTUNE__MAX_ARGUMENTS];
     const attune_symbol *capture[ATTUNE__MAX_ARGUMENTS]; /* not NULL: the bare name of a capture */
     uint32_t count;
-} actuals;
+} call_arguments;
 
 /* The state of one level of nesting. It is in heap memory, since the limit on stack is 64 KiB for all levels. */
 typedef struct level {
     char name[ATTUNE__NAME_SIZE];
-    actuals call;
+    call_arguments call;
     char sign[MAX_SIGNS];
     uint32_t sign_at[MAX_SIGNS];
     struct {
-        part left;
+        operand left;
         const infix *infix;
     } waiting[MAX_LEVELS];
 } level;
@@ -74,7 +74,7 @@ typedef struct parser {
     attune_status status; /* the first failure, after which all functions return at once */
 } parser;
 
-static const part failed = {ATTUNE__NONE, 0};
+static const operand failed = {ATTUNE__NONE, 0};
 
 #define FAIL(p, at, hint, ...) ((p)->status = attune__source_fail((p)->source, (at), (hint), __VA_ARGS__), failed)
 
@@ -85,12 +85,12 @@ static bool advance(parser *p)
     return p->status == ATTUNE_OK;
 }
 
-static bool sees(const parser *p, const char *sign)
+static bool at_sign(const parser *p, const char *sign)
 {
     return p->token.kind == ATTUNE__TOKEN_SIGN && !strcmp(p->token.sign, sign);
 }
 
-static const char *found(const parser *p, char text[48])
+static const char *token_text(const parser *p, char text[48])
 {
     if (p->token.kind == ATTUNE__TOKEN_END)
         snprintf(text, 48, "the end");
@@ -105,7 +105,7 @@ static bool token_is(const parser *p, const char *word)
 }
 
 /* Hints for the syntax of other languages. */
-static const char *habit(const parser *p)
+static const char *syntax_hint(const parser *p)
 {
     static const char *const habits[][2] = {
         {"&", "write && for and"},
@@ -133,44 +133,44 @@ static const char *habit(const parser *p)
 
 static bool expect(parser *p, const char *sign)
 {
-    if (sees(p, sign))
+    if (at_sign(p, sign))
         return advance(p);
     char text[48];
     if (p->status == ATTUNE_OK)
-        FAIL(p, p->token.at, habit(p), "expected '%s' but found %s", sign, found(p, text));
+        FAIL(p, p->token.at, syntax_hint(p), "expected '%s' but found %s", sign, token_text(p, text));
     return false;
 }
 
-static part parse_expression(parser *p);
+static operand parse_expression(parser *p);
 
 /* ------------------------------------------------------------------------------------------------------------ types */
 
-static attune__type type_of(const parser *p, part x)
+static attune__type type_of(const parser *p, operand x)
 {
     return attune__type_of(p->builder, x.node);
 }
 
-static const char *type_name(const parser *p, part x)
+static const char *type_name(const parser *p, operand x)
 {
     return attune__type_name(type_of(p, x));
 }
 
-static part done(parser *p, uint32_t node, uint32_t at)
+static operand checked(parser *p, uint32_t node, uint32_t at)
 {
     if (p->builder->overflow)
         return FAIL(p, at, NULL, "the expression makes more than %d nodes before it is simplified; the limit is %d",
                     ATTUNE__BUILDER_NODES, ATTUNE_EXPR_MAX_NODES);
-    return (part){node, at};
+    return (operand){node, at};
 }
 
-static part to_float(parser *p, part x)
+static operand to_float(parser *p, operand x)
 {
     if (type_of(p, x) == ATTUNE__INT)
         x.node = attune__make1(p->builder, ATTUNE__OP_FLOAT, x.node);
     return x;
 }
 
-static void unify(parser *p, part *a, part *b)
+static void unify(parser *p, operand *a, operand *b)
 {
     if (type_of(p, *a) != type_of(p, *b)) {
         *a = to_float(p, *a);
@@ -178,7 +178,7 @@ static void unify(parser *p, part *a, part *b)
     }
 }
 
-static bool wants_bool(parser *p, part x, const char *what)
+static bool require_bool(parser *p, operand x, const char *what)
 {
     if (type_of(p, x) == ATTUNE__BOOL)
         return true;
@@ -186,7 +186,7 @@ static bool wants_bool(parser *p, part x, const char *what)
     return false;
 }
 
-static bool wants_number(parser *p, part x, const char *what)
+static bool require_number(parser *p, operand x, const char *what)
 {
     if (type_of(p, x) != ATTUNE__BOOL)
         return true;
@@ -194,33 +194,33 @@ static bool wants_number(parser *p, part x, const char *what)
     return false;
 }
 
-static part binary(parser *p, attune__op op, part a, part b, const char *sign)
+static operand binary(parser *p, attune__op op, operand a, operand b, const char *sign)
 {
     char what[48];
     snprintf(what, sizeof what, "an operand of %s", sign);
     if (op == ATTUNE__OP_AND || op == ATTUNE__OP_OR) {
-        if (!wants_bool(p, a, what) || !wants_bool(p, b, what))
+        if (!require_bool(p, a, what) || !require_bool(p, b, what))
             return failed;
     } else if (op == ATTUNE__OP_EQ || op == ATTUNE__OP_NE) {
         if ((type_of(p, a) == ATTUNE__BOOL) != (type_of(p, b) == ATTUNE__BOOL))
             return FAIL(p, a.at, "a bool stands by itself: x, or !x for its opposite", "cannot compare %s with %s",
                         type_name(p, a), type_name(p, b));
-    } else if (!wants_number(p, a, what) || !wants_number(p, b, what)) {
+    } else if (!require_number(p, a, what) || !require_number(p, b, what)) {
         return failed;
     }
     unify(p, &a, &b);
-    return done(p, attune__make2(p->builder, op, a.node, b.node), a.at);
+    return checked(p, attune__make2(p->builder, op, a.node, b.node), a.at);
 }
 
-static part choose(parser *p, part c, part a, part b)
+static operand choose(parser *p, operand c, operand a, operand b)
 {
-    if (!wants_bool(p, c, "a condition"))
+    if (!require_bool(p, c, "a condition"))
         return failed;
     if ((type_of(p, a) == ATTUNE__BOOL) != (type_of(p, b) == ATTUNE__BOOL))
         return FAIL(p, b.at, "both must be numbers or both bool", "the branches of a choice are %s and %s",
                     type_name(p, a), type_name(p, b));
     unify(p, &a, &b);
-    return done(p, attune__make(p->builder, ATTUNE__OP_SELECT, c.node, a.node, b.node), c.at);
+    return checked(p, attune__make(p->builder, ATTUNE__OP_SELECT, c.node, a.node, b.node), c.at);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ names */
@@ -258,9 +258,9 @@ static const attune_symbol *find_symbol(const parser *p, const char *name)
     return NULL;
 }
 
-OWN_FRAME static part unknown(parser *p, const char *name, uint32_t at)
+OWN_FRAME static operand unknown(parser *p, const char *name, uint32_t at)
 {
-    const char *words = habit(p);
+    const char *words = syntax_hint(p);
     if (words)
         return FAIL(p, at, words, "'%s' is no name of the language", name);
     char hint[512];
@@ -280,7 +280,7 @@ static uint32_t use_symbol(parser *p, const attune_symbol *symbol, uint32_t rank
     return index;
 }
 
-static part parse_capture(parser *p, const attune_symbol *symbol, uint32_t at)
+static operand parse_capture(parser *p, const attune_symbol *symbol, uint32_t at)
 {
     char hint[128];
     if (symbol->kind != ATTUNE_SYMBOL_CAPTURE)
@@ -290,7 +290,7 @@ static part parse_capture(parser *p, const attune_symbol *symbol, uint32_t at)
         return failed;
     uint32_t index[ATTUNE_MAX_RANK] = {0}, count = 0;
     for (;;) {
-        part x = parse_expression(p);
+        operand x = parse_expression(p);
         if (x.node == ATTUNE__NONE)
             return failed;
         if (type_of(p, x) != ATTUNE__INT)
@@ -299,7 +299,7 @@ static part parse_capture(parser *p, const attune_symbol *symbol, uint32_t at)
         if (count < ATTUNE_MAX_RANK)
             index[count] = x.node;
         count++;
-        if (!sees(p, ","))
+        if (!at_sign(p, ","))
             break;
         if (!advance(p))
             return failed;
@@ -318,7 +318,7 @@ static part parse_capture(parser *p, const attune_symbol *symbol, uint32_t at)
         return FAIL(p, at, hint, "'%s' has %u dimension%s but is read with %u %s", symbol->name, rank,
                     rank == 1 ? "" : "s", count, count == 1 ? "index" : "indices");
     }
-    return done(p, attune__make_symbol(p->builder, number, index), at);
+    return checked(p, attune__make_symbol(p->builder, number, index), at);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ calls */
@@ -338,10 +338,10 @@ static const attune_symbol *bare_capture(parser *p)
 }
 
 /* Parses the arguments after the opening parenthesis, and the closing one. */
-static bool parse_arguments(parser *p, actuals *call, const char *name, bool captures)
+static bool parse_arguments(parser *p, call_arguments *call, const char *name, bool captures)
 {
     call->count = 0;
-    if (sees(p, ")"))
+    if (at_sign(p, ")"))
         return advance(p);
     for (;;) {
         if (call->count == ATTUNE__MAX_ARGUMENTS) {
@@ -351,7 +351,7 @@ static bool parse_arguments(parser *p, actuals *call, const char *name, bool cap
         uint32_t i = call->count++;
         call->capture[i] = captures ? bare_capture(p) : NULL;
         if (call->capture[i]) {
-            call->arg[i] = (part){ATTUNE__NONE, p->token.at};
+            call->arg[i] = (operand){ATTUNE__NONE, p->token.at};
             if (!advance(p))
                 return false;
         } else {
@@ -359,29 +359,29 @@ static bool parse_arguments(parser *p, actuals *call, const char *name, bool cap
             if (call->arg[i].node == ATTUNE__NONE)
                 return false;
         }
-        if (!sees(p, ","))
+        if (!at_sign(p, ","))
             return expect(p, ")");
         if (!advance(p))
             return false;
     }
 }
 
-OWN_FRAME static part apply_function(parser *p, const attune__function *f, actuals *call, uint32_t at)
+OWN_FRAME static operand apply_function(parser *p, const attune__function *f, call_arguments *call, uint32_t at)
 {
     char what[48];
-    part *arg = call->arg;
+    operand *arg = call->arg;
     if (call->count < f->least || call->count > f->most)
         return FAIL(p, at, NULL, "%s takes %u argument%s%s but has %u: %s", f->name, f->least, f->least == 1 ? "" : "s",
                     f->most > f->least ? " or more" : "", call->count, f->usage);
     if (f->op == ATTUNE__OP_SELECT) {
-        part chosen = choose(p, arg[0], arg[1], arg[2]);
-        return chosen.node == ATTUNE__NONE ? failed : (part){chosen.node, at};
+        operand chosen = choose(p, arg[0], arg[1], arg[2]);
+        return chosen.node == ATTUNE__NONE ? failed : (operand){chosen.node, at};
     }
     snprintf(what, sizeof what, "an argument of %s", f->name);
     for (uint32_t i = 0; i < call->count; i++)
-        if (!wants_number(p, arg[i], what))
+        if (!require_number(p, arg[i], what))
             return failed;
-    part result = arg[0];
+    operand result = arg[0];
     if (f->clamp) {
         for (uint32_t i = 1; i < 3 && result.node != ATTUNE__NONE; i++)
             result = binary(p, i == 1 ? ATTUNE__OP_MAX : ATTUNE__OP_MIN, result, arg[i], f->name);
@@ -396,10 +396,10 @@ OWN_FRAME static part apply_function(parser *p, const attune__function *f, actua
         /* floor and ceil of i32 are the number itself */
         result.node = attune__make1(p->builder, f->op, to_float(p, result).node);
     }
-    return result.node == ATTUNE__NONE ? failed : done(p, result.node, at);
+    return result.node == ATTUNE__NONE ? failed : checked(p, result.node, at);
 }
 
-OWN_FRAME static part apply_preset(parser *p, const char *name, const actuals *call, uint32_t at)
+OWN_FRAME static operand apply_preset(parser *p, const char *name, const call_arguments *call, uint32_t at)
 {
     char known[256];
     attune__text list = attune__text_begin(known, sizeof known);
@@ -440,17 +440,17 @@ OWN_FRAME static part apply_preset(parser *p, const char *name, const actuals *c
                     .depth = p->depth + 1,
                     .arguments = arguments,
                     .argument_count = call->count};
-    part result = advance(&inner) ? parse_expression(&inner) : failed;
+    operand result = advance(&inner) ? parse_expression(&inner) : failed;
     p->status = inner.status;
-    return inner.status == ATTUNE_OK ? (part){result.node, at} : failed;
+    return inner.status == ATTUNE_OK ? (operand){result.node, at} : failed;
 }
 
 /* Parses a call, or a preset without arguments; the current token is the one after the name. */
-static part parse_call(parser *p, const char *name, uint32_t at, const attune__function *f)
+static operand parse_call(parser *p, const char *name, uint32_t at, const attune__function *f)
 {
-    actuals *call = &p->levels[p->depth].call;
+    call_arguments *call = &p->levels[p->depth].call;
     call->count = 0;
-    if (sees(p, "(")) {
+    if (at_sign(p, "(")) {
         if (!advance(p) || !parse_arguments(p, call, name, !f))
             return failed;
     } else if (f) {
@@ -459,7 +459,7 @@ static part parse_call(parser *p, const char *name, uint32_t at, const attune__f
     return f ? apply_function(p, f, call, at) : apply_preset(p, name, call, at);
 }
 
-OWN_FRAME static part needs_index(parser *p, const attune_symbol *symbol, const char *name, uint32_t at)
+OWN_FRAME static operand needs_index(parser *p, const attune_symbol *symbol, const char *name, uint32_t at)
 {
     char hint[2 * ATTUNE__NAME_SIZE];
     snprintf(hint, sizeof hint, "write %s[...] with one index for each dimension", name);
@@ -467,7 +467,7 @@ OWN_FRAME static part needs_index(parser *p, const attune_symbol *symbol, const 
                              : FAIL(p, at, hint, "'%s' is an array and needs an index", name);
 }
 
-static part parse_name(parser *p)
+static operand parse_name(parser *p)
 {
     char *name = p->levels[p->depth].name;
     uint32_t at = p->token.at;
@@ -483,7 +483,7 @@ static part parse_name(parser *p)
         return unknown(p, name, at);
     if (!advance(p))
         return failed;
-    bool index = sees(p, "[");
+    bool index = at_sign(p, "[");
     if (symbol && index)
         return parse_capture(p, symbol, at);
     if (symbol && symbol->kind == ATTUNE_SYMBOL_CAPTURE)
@@ -494,31 +494,31 @@ static part parse_name(parser *p)
         return FAIL(p, at, NULL, "'%s' is not an array", name);
     if (!a && (f || preset))
         return parse_call(p, name, at, f);
-    if (sees(p, "("))
+    if (at_sign(p, "("))
         return FAIL(p, at, NULL, "'%s' is not a function", name);
     if (a)
-        return (part){a->node, at};
+        return (operand){a->node, at};
     if (constant)
-        return done(p, attune__make_bool(p->builder, name[0] == 't'), at);
+        return checked(p, attune__make_bool(p->builder, name[0] == 't'), at);
     if (symbol) {
         uint32_t number = use_symbol(p, symbol, 0, at);
-        return number == ATTUNE__NONE ? failed : done(p, attune__make_symbol(p->builder, number, NULL), at);
+        return number == ATTUNE__NONE ? failed : checked(p, attune__make_symbol(p->builder, number, NULL), at);
     }
     if (var == ATTUNE__VAR_SCORE && p->kind == ATTUNE_EXPR_MASK)
         return FAIL(p, at, "a mask decides before scores exist; change scores in the score expression",
                     "'score' stands in score expressions only; this is a mask");
-    return done(p, attune__make_var(p->builder, (attune__var)var), at);
+    return checked(p, attune__make_var(p->builder, (attune__var)var), at);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- grammar */
 
-OWN_FRAME static part no_value(parser *p)
+OWN_FRAME static operand no_value(parser *p)
 {
     char text[48];
-    return FAIL(p, p->token.at, habit(p), "expected a value but found %s", found(p, text));
+    return FAIL(p, p->token.at, syntax_hint(p), "expected a value but found %s", token_text(p, text));
 }
 
-static part parse_primary(parser *p, bool negated)
+static operand parse_primary(parser *p, bool negated)
 {
     uint32_t at = p->token.at;
     if (p->token.kind == ATTUNE__TOKEN_INT) {
@@ -526,38 +526,38 @@ static part parse_primary(parser *p, bool negated)
             return FAIL(p, at, "write it with a decimal point to make it f32",
                         "2147483648 does not fit i32, which ends at 2147483647");
         int32_t value = (int32_t)p->token.integer;
-        return advance(p) ? done(p, attune__make_int(p->builder, value), at) : failed;
+        return advance(p) ? checked(p, attune__make_int(p->builder, value), at) : failed;
     }
     if (p->token.kind == ATTUNE__TOKEN_FLOAT) {
         double value = p->token.real;
-        return advance(p) ? done(p, attune__make_float(p->builder, value), at) : failed;
+        return advance(p) ? checked(p, attune__make_float(p->builder, value), at) : failed;
     }
     if (p->token.kind == ATTUNE__TOKEN_NAME)
         return parse_name(p);
-    if (sees(p, "(")) {
-        part x = advance(p) ? parse_expression(p) : failed;
-        return x.node != ATTUNE__NONE && expect(p, ")") ? (part){x.node, at} : failed;
+    if (at_sign(p, "(")) {
+        operand x = advance(p) ? parse_expression(p) : failed;
+        return x.node != ATTUNE__NONE && expect(p, ")") ? (operand){x.node, at} : failed;
     }
     return no_value(p);
 }
 
-OWN_FRAME static part apply_sign(parser *p, char sign, part x, uint32_t at)
+OWN_FRAME static operand apply_sign(parser *p, char sign, operand x, uint32_t at)
 {
     char what[24];
     snprintf(what, sizeof what, "the operand of %c", sign);
-    if (!(sign == '!' ? wants_bool(p, x, what) : wants_number(p, x, what)))
+    if (!(sign == '!' ? require_bool(p, x, what) : require_number(p, x, what)))
         return failed;
     if (sign != '+')
         x.node = attune__make1(p->builder, sign == '!' ? ATTUNE__OP_NOT : ATTUNE__OP_NEG, x.node);
-    return done(p, x.node, at);
+    return checked(p, x.node, at);
 }
 
 /* Signs are collected in an array, so that they need no recursion. */
-static part parse_unary(parser *p)
+static operand parse_unary(parser *p)
 {
     level *l = &p->levels[p->depth];
     uint32_t count = 0;
-    while (sees(p, "-") || sees(p, "+") || sees(p, "!")) {
+    while (at_sign(p, "-") || at_sign(p, "+") || at_sign(p, "!")) {
         if (count == MAX_SIGNS)
             return FAIL(p, p->token.at, NULL, "more than %d signs in a row, the limit", MAX_SIGNS);
         l->sign_at[count] = p->token.at;
@@ -565,7 +565,7 @@ static part parse_unary(parser *p)
         if (!advance(p))
             return failed;
     }
-    part x = parse_primary(p, count && l->sign[count - 1] == '-');
+    operand x = parse_primary(p, count && l->sign[count - 1] == '-');
     while (count && x.node != ATTUNE__NONE) {
         count--;
         x = apply_sign(p, l->sign[count], x, l->sign_at[count]);
@@ -587,27 +587,27 @@ static const infix *current_infix(const parser *p)
         {"%", LEVEL_PRODUCT, ATTUNE__OP_MOD, false},
     };
     for (size_t i = 0; i < sizeof infixes / sizeof infixes[0]; i++)
-        if (sees(p, infixes[i].sign))
+        if (at_sign(p, infixes[i].sign))
             return &infixes[i];
     return NULL;
 }
 
-static part apply_infix(parser *p, const infix *o, part left, part right)
+static operand apply_infix(parser *p, const infix *o, operand left, operand right)
 {
-    part x = o->swap ? binary(p, (attune__op)o->op, right, left, o->sign)
-                     : binary(p, (attune__op)o->op, left, right, o->sign);
+    operand x = o->swap ? binary(p, (attune__op)o->op, right, left, o->sign)
+                        : binary(p, (attune__op)o->op, left, right, o->sign);
     x.at = left.at;
     return x;
 }
 
 /* Parses operators and their operands by precedence. An operator waits for its right operand until one of at most its
  * own level follows, so that waiting operators have ascending levels. */
-static part parse_operators(parser *p)
+static operand parse_operators(parser *p)
 {
     level *l = &p->levels[p->depth];
     uint32_t waiting = 0;
     for (;;) {
-        part x = parse_unary(p);
+        operand x = parse_unary(p);
         if (x.node == ATTUNE__NONE)
             return failed;
         const infix *o = current_infix(p);
@@ -631,15 +631,15 @@ static part parse_operators(parser *p)
     }
 }
 
-static part parse_expression(parser *p)
+static operand parse_expression(parser *p)
 {
     if (p->depth == ATTUNE_EXPR_MAX_DEPTH)
         return FAIL(p, p->token.at, NULL, "the text nests more than %d levels deep, the limit", ATTUNE_EXPR_MAX_DEPTH);
     p->depth++;
-    part x = parse_operators(p);
-    if (x.node != ATTUNE__NONE && sees(p, "?")) {
-        part a = advance(p) ? parse_expression(p) : failed;
-        part b = a.node != ATTUNE__NONE && expect(p, ":") ? parse_expression(p) : failed;
+    operand x = parse_operators(p);
+    if (x.node != ATTUNE__NONE && at_sign(p, "?")) {
+        operand a = advance(p) ? parse_expression(p) : failed;
+        operand b = a.node != ATTUNE__NONE && expect(p, ":") ? parse_expression(p) : failed;
         x = b.node != ATTUNE__NONE ? choose(p, x, a, b) : failed;
     }
     p->depth--;
@@ -656,15 +656,15 @@ static attune_status parse_whole(parser *p, uint32_t *root)
              "the text is empty");
         return p->status;
     }
-    part x = parse_expression(p);
+    operand x = parse_expression(p);
     if (x.node == ATTUNE__NONE)
         return p->status;
     if (p->token.kind != ATTUNE__TOKEN_END) {
-        FAIL(p, p->token.at, habit(p), "expected an operator or the end but found %s", found(p, text));
+        FAIL(p, p->token.at, syntax_hint(p), "expected an operator or the end but found %s", token_text(p, text));
         return p->status;
     }
     if (p->kind == ATTUNE_EXPR_MASK)
-        wants_bool(p, x, "a mask");
+        require_bool(p, x, "a mask");
     else if (type_of(p, x) == ATTUNE__BOOL)
         FAIL(p, x.at, "choose between two scores with select(condition, a, b)", "a score must be f32, this is bool");
     else

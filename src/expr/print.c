@@ -156,33 +156,33 @@ static bool commutes(const attune_expr *expr, const attune__node *node)
 }
 
 /* kv <= q reads better as q >= kv, and 0 < x as x > 0. */
-static bool reads_backwards(const printer *p, const attune__node *node)
+static bool reads_better_swapped(const printer *p, const attune__node *node)
 {
     const attune__node *a = node_at(p, node->arg[0]), *b = node_at(p, node->arg[1]);
     bool keys = a->op == ATTUNE__OP_VAR && a->value.i == ATTUNE__VAR_KV;
     return (a->op == ATTUNE__OP_CONST && b->op != ATTUNE__OP_CONST) || (keys && (b->uses & (1u << ATTUNE__VAR_Q)));
 }
 
-static void add_binary(printer *p, const attune__node *node, infix how, uint8_t level)
+static void add_binary(printer *p, const attune__node *node, infix operator, uint8_t level)
 {
     uint32_t a = node->arg[0], b = node->arg[1];
     /* on the left, an operator of the same level needs no parentheses */
-    bool loose = level_of(p, b) == how.level, tight = level_of(p, a) != how.level;
+    bool loose = level_of(p, b) == operator.level, tight = level_of(p, a) != operator.level;
     if (commutes(p->expr, node) && loose && (tight || p->depth[b] > p->depth[a])) {
         a = node->arg[1];
         b = node->arg[0];
     }
-    const char *sign = how.sign;
-    if ((node->op == ATTUNE__OP_LT || node->op == ATTUNE__OP_LE) && reads_backwards(p, node)) {
+    const char *sign = operator.sign;
+    if ((node->op == ATTUNE__OP_LT || node->op == ATTUNE__OP_LE) && reads_better_swapped(p, node)) {
         a = node->arg[1];
         b = node->arg[0];
         sign = node->op == ATTUNE__OP_LT ? " > " : " >= ";
     }
-    bool parentheses = how.level < level;
+    bool parentheses = operator.level<level;
     /* one converted operand is converted again by its neighbour's type */
     bool convert = is_conversion(p, a) && is_conversion(p, b);
     /* comparisons of an order do not chain */
-    uint8_t left = how.level == LEVEL_ORDER ? LEVEL_SUM : how.level;
+    uint8_t left = operator.level == LEVEL_ORDER ? LEVEL_SUM : operator.level;
     const attune__node *right = node_at(p, b);
     if (parentheses) {
         attune__text_add(p->out, "(");
@@ -192,7 +192,7 @@ static void add_binary(printer *p, const attune__node *node, infix how, uint8_t 
         right->value.i < 0 && right->value.i != INT32_MIN)
         push(p, (task){.node = b, .minus = true}); /* x + -1 as x - 1 */
     else {
-        push_node(p, b, (uint8_t)(how.level + 1), false);
+        push_node(p, b, (uint8_t)(operator.level + 1), false);
         push_text(p, sign);
     }
     push_node(p, a, left, convert);
@@ -239,7 +239,7 @@ static void add_node(printer *p, task t)
 {
     const attune__node *node = node_at(p, t.node);
     char name[80];
-    infix how = infix_of(node->op);
+    infix operator= infix_of(node->op);
     switch (node->op) {
     case ATTUNE__OP_CONST:
         add_const(p, node, t.level);
@@ -291,8 +291,8 @@ static void add_node(printer *p, task t)
         add_call(p, "select(", node, ")");
         return;
     default:
-        if (how.sign) {
-            add_binary(p, node, how, t.level);
+        if (operator.sign) {
+            add_binary(p, node, operator, t.level);
             return;
         }
         snprintf(name, sizeof name, "%s(", attune__op_name((attune__op)node->op));

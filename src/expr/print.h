@@ -35,8 +35,8 @@ void attune__ctext_columns(const attune_expr *expr, const char *name, attune__te
  * back.
  */
 void attune__ctext_terms(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text);
-void attune__ctext_of_terms(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
-                            attune__text *text);
+void attune__ctext_with_terms(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
+                              attune__text *text);
 
 /*
  * The near-zero form of a score: cheaper than that of attune__ctext_function, and valid only for |score| <=
@@ -50,24 +50,24 @@ void attune__ctext_near(const attune_expr *expr, const char *name, const attune_
 /*
  * void NAME(int b, int h, int q, int h_kv, int q_len, int kv_len, float *factor, float *slope, float *base, int *origin
  * ATTUNE_SYMBOLS), where a score of attune__is_linear is factor * score + base + slope * (float)(kv - origin) in every
- * row, and ATTUNE_SCORE_LINE_SLOPED, which is 0 if slope always is.
+ * row, and ATTUNE_LINEAR_SCORE_HAS_SLOPE, which is 0 if slope always is.
  */
-void attune__ctext_line(const attune_expr *expr, const char *name, attune__text *text);
+void attune__ctext_linear(const attune_expr *expr, const char *name, attune__text *text);
 
 /*
  * Prints a score of attune__is_soft_cap as a function, and its derivative as another (NULL = none), without divisions.
  */
-void attune__ctext_capped(const attune_expr *expr, const char *name, const char *slope, attune__text *text);
+void attune__ctext_soft_cap(const attune_expr *expr, const char *name, const char *slope, attune__text *text);
 
 /*
  * The derivatives, for kernels of the backward pass, with the parameters of the score's function:
  *
  *     float attune_score_slope(int b, ... float score ATTUNE_SYMBOLS)     d result / d score
- *     float attune_read_0(the same)                                       d result / d the first read of a capture
- *     long long attune_read_0_at(the same)                                its element in row-major order, -1 = none:
+ *     float attune_capture_read_0(the same)                               d result / d the first read of a capture
+ *     long long attune_capture_read_0_at(the same)                        its element in row-major order, -1 = none:
  *                                                                         attune_at_RANK(capture, indices)
- *     #define ATTUNE_READS(X) X(0, symbol, how) X(1, ...) ...             how: the least of these that holds
- *     #define ATTUNE_READS_OF_SCORE 0 or 1                                whether one of these values depends on score
+ *     #define ATTUNE_CAPTURE_READS(X) X(0, symbol, sharing) X(1, ...)     sharing: the least of these that holds
+ *     #define ATTUNE_CAPTURE_READS_USE_SCORE 0 or 1                       whether one of them depends on score
  */
 #define ATTUNE__READ_ONE      0 /* all pairs of a head read the same element */
 #define ATTUNE__READ_ROW      1 /* all pairs of a row */
@@ -78,7 +78,7 @@ void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text
 /* attune_score_slope in the near-zero form. */
 void attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
                               attune__text *text);
-/* Likewise attune_read_0_near and so on. */
+/* Likewise attune_capture_read_0_near and so on. */
 void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *text);
 
 /* Helpers for printing C. Bounds are valid for every index. values declares constants t0, t1, ... for the nodes that

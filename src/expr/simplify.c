@@ -96,19 +96,19 @@ static uint32_t intern(attune__builder *builder, attune__node node)
     return builder->count - 1;
 }
 
-static uint32_t make_whole(attune__builder *builder, attune__type type, int32_t value)
+static uint32_t make_integer(attune__builder *builder, attune__type type, int32_t value)
 {
     return intern(builder, (attune__node){.op = ATTUNE__OP_CONST, .type = (uint8_t)type, .value.i = value});
 }
 
 uint32_t attune__make_bool(attune__builder *builder, bool value)
 {
-    return make_whole(builder, ATTUNE__BOOL, value);
+    return make_integer(builder, ATTUNE__BOOL, value);
 }
 
 uint32_t attune__make_int(attune__builder *builder, int32_t value)
 {
-    return make_whole(builder, ATTUNE__INT, value);
+    return make_integer(builder, ATTUNE__INT, value);
 }
 
 uint32_t attune__make_float(attune__builder *builder, double value)
@@ -146,53 +146,53 @@ uint32_t attune__make_symbol(attune__builder *builder, uint32_t index, const uin
 
 /* ------------------------------------------------------------------------------------------------------------ rules */
 
-static const attune__node *at(const attune__builder *builder, uint32_t node)
+static const attune__node *node_at(const attune__builder *builder, uint32_t node)
 {
     return &builder->nodes[node];
 }
 
 static bool is_op(const attune__builder *builder, uint32_t node, attune__op op)
 {
-    return at(builder, node)->op == op;
+    return node_at(builder, node)->op == op;
 }
 
 static bool is_bool(const attune__builder *builder, uint32_t node, int value)
 {
-    const attune__node *n = at(builder, node);
+    const attune__node *n = node_at(builder, node);
     return n->op == ATTUNE__OP_CONST && n->type == ATTUNE__BOOL && n->value.i == value;
 }
 
 static bool is_int(const attune__builder *builder, uint32_t node, int32_t value)
 {
-    const attune__node *n = at(builder, node);
+    const attune__node *n = node_at(builder, node);
     return n->op == ATTUNE__OP_CONST && n->type == ATTUNE__INT && n->value.i == value;
 }
 
 static bool is_float(const attune__builder *builder, uint32_t node, double value)
 {
-    const attune__node *n = at(builder, node);
+    const attune__node *n = node_at(builder, node);
     return n->op == ATTUNE__OP_CONST && n->type == ATTUNE__FLOAT && !memcmp(&n->real, &value, sizeof value);
 }
 
 /* Whether one is the negation of the other, in the forms of make_not. */
-static bool opposite(const attune__builder *builder, uint32_t a, uint32_t b)
+static bool is_negation(const attune__builder *builder, uint32_t a, uint32_t b)
 {
-    const attune__node *m = at(builder, a), *n = at(builder, b);
+    const attune__node *m = node_at(builder, a), *n = node_at(builder, b);
     if (m->op == ATTUNE__OP_NOT || n->op == ATTUNE__OP_NOT)
         return (m->op == ATTUNE__OP_NOT && m->arg[0] == b) || (n->op == ATTUNE__OP_NOT && n->arg[0] == a);
     if ((m->op == ATTUNE__OP_EQ && n->op == ATTUNE__OP_NE) || (m->op == ATTUNE__OP_NE && n->op == ATTUNE__OP_EQ))
         return m->arg[0] == n->arg[0] && m->arg[1] == n->arg[1];
     if ((m->op == ATTUNE__OP_LT && n->op == ATTUNE__OP_LE) || (m->op == ATTUNE__OP_LE && n->op == ATTUNE__OP_LT))
-        return at(builder, m->arg[0])->type == ATTUNE__INT && m->arg[0] == n->arg[1] && m->arg[1] == n->arg[0];
+        return node_at(builder, m->arg[0])->type == ATTUNE__INT && m->arg[0] == n->arg[1] && m->arg[1] == n->arg[0];
     return false;
 }
 
 /* The order of commutative operands depends on content, not on node numbers, so that a && b and b && a are one node:
  * variables, symbols, other nodes, constants. */
-static bool before(const attune__builder *builder, uint32_t a, uint32_t b)
+static bool is_ordered_before(const attune__builder *builder, uint32_t a, uint32_t b)
 {
     static const uint8_t order[] = {[ATTUNE__OP_CONST] = 4, [ATTUNE__OP_PARAM] = 1, [ATTUNE__OP_CAPTURE] = 2};
-    const attune__node *m = at(builder, a), *n = at(builder, b);
+    const attune__node *m = node_at(builder, a), *n = node_at(builder, b);
     uint8_t x = m->op <= ATTUNE__OP_CAPTURE ? order[m->op] : 3, y = n->op <= ATTUNE__OP_CAPTURE ? order[n->op] : 3;
     if (x != y)
         return x < y;
@@ -229,7 +229,7 @@ static attune__type result_type(const attune__builder *builder, attune__op op, u
     return attune__type_of(builder, op == ATTUNE__OP_SELECT ? b : a);
 }
 
-static uint32_t raw(attune__builder *builder, attune__op op, uint32_t a, uint32_t b, uint32_t c)
+static uint32_t make_unsimplified(attune__builder *builder, attune__op op, uint32_t a, uint32_t b, uint32_t c)
 {
     attune__node node = {.op = (uint8_t)op,
                          .type = (uint8_t)result_type(builder, op, a, b),
@@ -240,8 +240,8 @@ static uint32_t raw(attune__builder *builder, attune__op op, uint32_t a, uint32_
 
 static uint32_t make_not(attune__builder *builder, uint32_t a)
 {
-    const attune__node *n = at(builder, a);
-    bool ints = n->arg_count && at(builder, n->arg[0])->type == ATTUNE__INT;
+    const attune__node *n = node_at(builder, a);
+    bool ints = n->arg_count && node_at(builder, n->arg[0])->type == ATTUNE__INT;
     uint32_t x = n->arg[0], y = n->arg[1];
     switch (n->op) {
     case ATTUNE__OP_NOT:
@@ -261,7 +261,7 @@ static uint32_t make_not(attune__builder *builder, uint32_t a)
 
 static uint32_t make_unary(attune__builder *builder, attune__op op, uint32_t a)
 {
-    const attune__node *n = at(builder, a);
+    const attune__node *n = node_at(builder, a);
     switch (op) {
     case ATTUNE__OP_NEG:
         if (n->op == ATTUNE__OP_NEG)
@@ -291,18 +291,18 @@ static uint32_t make_unary(attune__builder *builder, attune__op op, uint32_t a)
 /* i32 sums. Operands are ordered, so that a constant is on the right. */
 static uint32_t make_add_int(attune__builder *builder, uint32_t a, uint32_t b)
 {
-    const attune__node *m = at(builder, a), *n = at(builder, b);
+    const attune__node *m = node_at(builder, a), *n = node_at(builder, b);
     if (n->op == ATTUNE__OP_CONST) {
         int32_t c = n->value.i;
         if (c == 0)
             return a;
         if (m->op == ATTUNE__OP_ADD && is_op(builder, m->arg[1], ATTUNE__OP_CONST))
             return attune__make2(builder, ATTUNE__OP_ADD, m->arg[0],
-                                 attune__make_int(builder, attune__iadd(at(builder, m->arg[1])->value.i, c)));
+                                 attune__make_int(builder, attune__iadd(node_at(builder, m->arg[1])->value.i, c)));
         if (m->op == ATTUNE__OP_SUB && is_op(builder, m->arg[0], ATTUNE__OP_CONST)) {
             uint32_t x = m->arg[1];
             return attune__make2(builder, ATTUNE__OP_SUB,
-                                 attune__make_int(builder, attune__iadd(at(builder, m->arg[0])->value.i, c)), x);
+                                 attune__make_int(builder, attune__iadd(node_at(builder, m->arg[0])->value.i, c)), x);
         }
     }
     if (n->op == ATTUNE__OP_NEG)
@@ -314,7 +314,7 @@ static uint32_t make_add_int(attune__builder *builder, uint32_t a, uint32_t b)
 
 static uint32_t make_arithmetic_int(attune__builder *builder, attune__op op, uint32_t a, uint32_t b)
 {
-    const attune__node *n = at(builder, b);
+    const attune__node *n = node_at(builder, b);
     switch (op) {
     case ATTUNE__OP_ADD:
         return make_add_int(builder, a, b);
@@ -374,9 +374,9 @@ static uint32_t make_compare(attune__builder *builder, attune__op op, uint32_t a
         return attune__make_bool(builder, op == ATTUNE__OP_EQ || op == ATTUNE__OP_LE);
     if (type != ATTUNE__BOOL)
         return ATTUNE__NONE;
-    if (at(builder, b)->op == ATTUNE__OP_CONST)
-        return at(builder, b)->value.i == (op == ATTUNE__OP_EQ) ? a : attune__make1(builder, ATTUNE__OP_NOT, a);
-    if (opposite(builder, a, b))
+    if (node_at(builder, b)->op == ATTUNE__OP_CONST)
+        return node_at(builder, b)->value.i == (op == ATTUNE__OP_EQ) ? a : attune__make1(builder, ATTUNE__OP_NOT, a);
+    if (is_negation(builder, a, b))
         return attune__make_bool(builder, op == ATTUNE__OP_NE);
     return ATTUNE__NONE;
 }
@@ -388,11 +388,11 @@ static uint32_t make_logic(attune__builder *builder, attune__op op, uint32_t a, 
         return b;
     if (is_bool(builder, b, !absorbing) || a == b)
         return a;
-    if (opposite(builder, a, b))
+    if (is_negation(builder, a, b))
         return attune__make_bool(builder, absorbing);
     for (int side = 0; side < 2; side++) {
         uint32_t x = side ? b : a, y = side ? a : b;
-        const attune__node *n = at(builder, x);
+        const attune__node *n = node_at(builder, x);
         if ((n->op == ATTUNE__OP_AND || n->op == ATTUNE__OP_OR) && (n->arg[0] == y || n->arg[1] == y))
             return n->op == op ? x : y;
     }
@@ -406,7 +406,7 @@ static uint32_t make_select(attune__builder *builder, uint32_t c, uint32_t a, ui
     if (is_bool(builder, c, 0))
         return b;
     if (is_op(builder, c, ATTUNE__OP_NOT))
-        return attune__make(builder, ATTUNE__OP_SELECT, at(builder, c)->arg[0], b, a);
+        return attune__make(builder, ATTUNE__OP_SELECT, node_at(builder, c)->arg[0], b, a);
     if (attune__type_of(builder, a) != ATTUNE__BOOL)
         return ATTUNE__NONE;
     /* Interval analysis is more precise for logic operations than for select. */
@@ -421,9 +421,9 @@ static uint32_t make_select(attune__builder *builder, uint32_t c, uint32_t a, ui
     return ATTUNE__NONE;
 }
 
-/* Masks are always f32. In scores, f32 and f64 must agree: the double rounds to the float, and is finite if the float
- * is, so that a literal can represent it. */
-static bool agree(const attune__builder *builder, float single, double real)
+/* Masks are always f32. In scores, f32 and f64 must agree: the double rounds to the float, and is finite if
+ * the float is, so that a literal can represent it. */
+static bool precisions_agree(const attune__builder *builder, float single, double real)
 {
     const float rounded = (float)real;
     if (builder->kind == ATTUNE_EXPR_MASK || (single != single && real != real))
@@ -439,7 +439,7 @@ static uint32_t fold(attune__builder *builder, attune__op op, const uint32_t *ar
     attune__value values[3] = {{0}};
     attune__real reals[3] = {{0}};
     for (uint32_t i = 0; i < arity; i++) {
-        const attune__node *n = at(builder, arg[i]);
+        const attune__node *n = node_at(builder, arg[i]);
         values[i] = n->value;
         if (n->type == ATTUNE__FLOAT)
             reals[i].r = n->real;
@@ -449,9 +449,9 @@ static uint32_t fold(attune__builder *builder, attune__op op, const uint32_t *ar
     const attune__value single = attune__apply(op, type, values);
     const attune__real real = attune__apply_real(op, type, reals);
     if (result != ATTUNE__FLOAT)
-        return builder->kind == ATTUNE_EXPR_MASK || single.i == real.i ? make_whole(builder, result, single.i)
+        return builder->kind == ATTUNE_EXPR_MASK || single.i == real.i ? make_integer(builder, result, single.i)
                                                                        : ATTUNE__NONE;
-    if (!agree(builder, single.f, real.r))
+    if (!precisions_agree(builder, single.f, real.r))
         return ATTUNE__NONE;
     return attune__make_float(builder, builder->kind == ATTUNE_EXPR_MASK ? (double)single.f : real.r);
 }
@@ -472,7 +472,7 @@ uint32_t attune__make(attune__builder *builder, attune__op op, uint32_t a, uint3
     bool commutes = op == ATTUNE__OP_ADD || op == ATTUNE__OP_MUL || op == ATTUNE__OP_EQ || op == ATTUNE__OP_NE ||
                     op == ATTUNE__OP_AND || op == ATTUNE__OP_OR ||
                     (type == ATTUNE__INT && (op == ATTUNE__OP_MIN || op == ATTUNE__OP_MAX));
-    if (commutes && before(builder, b, a)) {
+    if (commutes && is_ordered_before(builder, b, a)) {
         uint32_t swap = a;
         a = b;
         b = swap;
@@ -492,7 +492,7 @@ uint32_t attune__make(attune__builder *builder, attune__op op, uint32_t a, uint3
         simple = make_arithmetic_int(builder, op, a, b);
     else
         simple = make_arithmetic_float(builder, op, a, b);
-    return simple != ATTUNE__NONE ? simple : raw(builder, op, a, b, c);
+    return simple != ATTUNE__NONE ? simple : make_unsimplified(builder, op, a, b, c);
 }
 
 uint32_t attune__make1(attune__builder *builder, attune__op op, uint32_t a)

@@ -39,7 +39,7 @@ static void write_functions(batch *b, const bound *x, uint64_t i)
     snprintf(name, sizeof name, "x%llu", (unsigned long long)i);
     attune__ctext_terms(x->expr, name, &terms, &to);
     snprintf(name, sizeof name, "x%llu_of", (unsigned long long)i);
-    attune__ctext_of_terms(x->expr, x->expr->node_count - 1, name, &terms, &to);
+    attune__ctext_with_terms(x->expr, x->expr->node_count - 1, name, &terms, &to);
     cr_assert_lt(to.length, sizeof text);
     const unsigned long long n = i;
     fprintf(b->file, "%s#define f%llu x%llu_key_terms\n#define f%llu x%llu_row_terms\n#define f%llu x%llu_of\n", text,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Scores that are lines in the product and in kv: the text that gives a row's line, compiled by the system's compiler,
- * against the interpreter. */
+/* Scores that are lines in the product and in kv: the text that computes a row's coefficients, compiled by the system's
+ * compiler, against the interpreter. */
 #include "expr/common.h"
 
 #include <stdio.h>
@@ -97,14 +97,16 @@ static void check_line(line_fn *f, const bound *x, const char *words, uint64_t s
         const double a = (double)factor * (double)p.score, c = (double)slope * (p.kv - origin), g = (double)base;
         const double wanted = (double)attune__expr_point(x->expr, &x->bindings, &p).f;
         *sloped = *sloped || slope != 0;
-        /* Eight roundings of what is added, and of products of rows that cancel in the text and are not in the line. */
+        /* Eight roundings of what is added, and of products of rows that cancel in the text and are not in the
+         * coefficients.
+         */
         cr_assert(fabs(a + c + g - wanted) <= 0x1p-21 * (1000 + fabs(a) + fabs(c) + fabs(g)),
                   "%s\n%g * %g + %g + %g * (%d - %d), interpreter %g", words, (double)factor, (double)p.score,
                   (double)base, (double)slope, p.kv, origin, wanted);
     }
 }
 
-Test(line, agrees_with_the_interpreter)
+Test(linear, agrees_with_the_interpreter)
 {
     static char words[LINES][1024], text[1 << 16];
     batch b;
@@ -119,9 +121,9 @@ Test(line, agrees_with_the_interpreter)
         attune__text function = attune__text_begin(text, sizeof text);
         snprintf(name, sizeof name, "f%d", i);
         cr_assert(attune__is_linear(expr), "not linear: %s", words[i]);
-        attune__ctext_line(expr, name, &function);
+        attune__ctext_linear(expr, name, &function);
         cr_assert_lt(function.length, sizeof text);
-        fprintf(b.file, "%s#undef ATTUNE_SCORE_LINE_SLOPED\n", text);
+        fprintf(b.file, "%s#undef ATTUNE_LINEAR_SCORE_HAS_SLOPE\n", text);
         attune__expr_release(expr);
     }
     void **table = batch_open(&b, LINES);
@@ -139,7 +141,7 @@ Test(line, agrees_with_the_interpreter)
     batch_end(&b);
 }
 
-Test(line, nothing_else_is_one)
+Test(linear, nothing_else_is_one)
 {
     static const char *const others[] = {
         "score * score",
@@ -166,7 +168,7 @@ Test(line, nothing_else_is_one)
 }
 
 /* The constants of outer * tanh(inner * score), however it is written. */
-Test(line, caps)
+Test(linear, caps)
 {
     static const struct {
         const char *words;

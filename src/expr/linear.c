@@ -10,70 +10,70 @@
 
 #include "expr/print.h"
 
-#define OPEN (UINT16_C(1) << ATTUNE__VAR_KV | UINT16_C(1) << ATTUNE__VAR_SCORE)
+#define PER_PAIR (UINT16_C(1) << ATTUNE__VAR_KV | UINT16_C(1) << ATTUNE__VAR_SCORE)
 
-typedef enum part { FACTOR, SLOPE, BASE, PARTS } part;
+typedef enum coefficient { FACTOR, SLOPE, BASE, COEFFICIENTS } coefficient;
 
-static const char letters[PARTS] = {'f', 'c', 'g'}; /* the coefficients of node N are named fN, cN, gN */
+static const char letters[COEFFICIENTS] = {'f', 'c', 'g'}; /* the coefficients of node N are named fN, cN, gN */
 
-typedef struct line {
-    bool has[PARTS];
+typedef struct linear_form {
+    bool has[COEFFICIENTS];
     bool from_q; /* origin is q; else 0 */
-} line;
+} linear_form;
 
 typedef struct scan {
     const attune_expr *expr;
-    attune__text *text; /* NULL = look alone */
-    line lines[ATTUNE_EXPR_MAX_NODES];
+    attune__text *text; /* NULL = analysis only */
+    linear_form forms[ATTUNE_EXPR_MAX_NODES];
 } scan;
 
-static const attune__node *node_of(const scan *w, uint32_t n)
+static const attune__node *node_at(const scan *w, uint32_t n)
 {
     return &w->expr->nodes[n];
 }
 
-static bool is_open(const scan *w, uint32_t n)
+static bool is_per_pair(const scan *w, uint32_t n)
 {
-    return node_of(w, n)->uses & OPEN;
+    return node_at(w, n)->uses & PER_PAIR;
 }
 
 static bool is_var(const scan *w, uint32_t n, attune__var var)
 {
-    return node_of(w, n)->op == ATTUNE__OP_VAR && node_of(w, n)->value.i == (int32_t)var;
+    return node_at(w, n)->op == ATTUNE__OP_VAR && node_at(w, n)->value.i == (int32_t)var;
 }
 
-static void begin_part(scan *w, uint32_t n, part i)
+static void begin_coefficient(scan *w, uint32_t n, coefficient i)
 {
-    w->lines[n].has[i] = true;
+    w->forms[n].has[i] = true;
     attune__text_add(w->text, "    const float %c%u = ", letters[i], n);
 }
 
 /* The conversion of kv, kv - q or q - kv to float. */
 static bool distance(scan *w, uint32_t n)
 {
-    const uint32_t inner = node_of(w, n)->arg[0];
-    const attune__node *sub = node_of(w, inner);
+    const uint32_t inner = node_at(w, n)->arg[0];
+    const attune__node *sub = node_at(w, inner);
     const bool kv = is_var(w, inner, ATTUNE__VAR_KV);
-    bool ahead = false, behind = false;
+    bool kv_minus_q = false, q_minus_kv = false;
     if (!kv && sub->op == ATTUNE__OP_SUB) {
-        ahead = is_var(w, sub->arg[0], ATTUNE__VAR_KV) && is_var(w, sub->arg[1], ATTUNE__VAR_Q);
-        behind = is_var(w, sub->arg[0], ATTUNE__VAR_Q) && is_var(w, sub->arg[1], ATTUNE__VAR_KV);
+        kv_minus_q = is_var(w, sub->arg[0], ATTUNE__VAR_KV) && is_var(w, sub->arg[1], ATTUNE__VAR_Q);
+        q_minus_kv = is_var(w, sub->arg[0], ATTUNE__VAR_Q) && is_var(w, sub->arg[1], ATTUNE__VAR_KV);
     }
-    if (!kv && !ahead && !behind)
+    if (!kv && !kv_minus_q && !q_minus_kv)
         return false;
-    begin_part(w, n, SLOPE);
-    attune__text_add(w->text, "%s;\n", behind ? "-1.0f" : "1.0f");
-    w->lines[n].from_q = !kv;
+    begin_coefficient(w, n, SLOPE);
+    attune__text_add(w->text, "%s;\n", q_minus_kv ? "-1.0f" : "1.0f");
+    w->forms[n].from_q = !kv;
     return true;
 }
 
 static bool negation(scan *w, uint32_t n)
 {
-    const uint32_t a = node_of(w, n)->arg[0];
-    w->lines[n].from_q = w->lines[a].from_q;
-    for (part i = 0; i < PARTS; i++)
-        if (w->lines[a].has[i]) {
-            begin_part(w, n, i);
+    const uint32_t a = node_at(w, n)->arg[0];
+    w->forms[n].from_q = w->forms[a].from_q;
+    for (coefficient i = 0; i < COEFFICIENTS; i++)
+        if (w->forms[a].has[i]) {
+            begin_coefficient(w, n, i);
             attune__text_add(w->text, "-%c%u;\n", letters[i], a);
         }
     return true;
@@ -82,31 +82,31 @@ static bool negation(scan *w, uint32_t n)
 /*
  * A coefficient of an operand as text, empty if it has none. An operand that depends on the row only is its own base.
  */
-static void name_part(const scan *w, uint32_t n, part i, char name[ATTUNE__CTEXT_NAME])
+static void name_coefficient(const scan *w, uint32_t n, coefficient i, char name[ATTUNE__CTEXT_NAME])
 {
     name[0] = '\0';
-    if (!is_open(w, n)) {
+    if (!is_per_pair(w, n)) {
         if (i == BASE)
             attune__ctext_operand(w->expr, n, name);
-    } else if (w->lines[n].has[i])
+    } else if (w->forms[n].has[i])
         snprintf(name, ATTUNE__CTEXT_NAME, "%c%u", letters[i], n);
 }
 
 static bool sum(scan *w, uint32_t n)
 {
-    const attune__node *node = node_of(w, n);
+    const attune__node *node = node_at(w, n);
     const uint32_t a = node->arg[0], b = node->arg[1];
-    const bool sloped[2] = {is_open(w, a) && w->lines[a].has[SLOPE], is_open(w, b) && w->lines[b].has[SLOPE]};
-    if (sloped[0] && sloped[1] && w->lines[a].from_q != w->lines[b].from_q)
+    const bool sloped[2] = {is_per_pair(w, a) && w->forms[a].has[SLOPE], is_per_pair(w, b) && w->forms[b].has[SLOPE]};
+    if (sloped[0] && sloped[1] && w->forms[a].from_q != w->forms[b].from_q)
         return false;
-    w->lines[n].from_q = w->lines[sloped[0] ? a : b].from_q;
-    for (part i = 0; i < PARTS; i++) {
+    w->forms[n].from_q = w->forms[sloped[0] ? a : b].from_q;
+    for (coefficient i = 0; i < COEFFICIENTS; i++) {
         char x[ATTUNE__CTEXT_NAME], y[ATTUNE__CTEXT_NAME];
-        name_part(w, a, i, x);
-        name_part(w, b, i, y);
+        name_coefficient(w, a, i, x);
+        name_coefficient(w, b, i, y);
         if (!*x && !*y)
             continue;
-        begin_part(w, n, i);
+        begin_coefficient(w, n, i);
         attune__text_add(w->text, *x && *y ? "%s %s %s;\n" : "%s%s%s;\n", x,
                          !*y                          ? ""
                          : node->op == ATTUNE__OP_SUB ? "-"
@@ -119,16 +119,16 @@ static bool sum(scan *w, uint32_t n)
 
 static bool product(scan *w, uint32_t n)
 {
-    const uint32_t a = node_of(w, n)->arg[0], b = node_of(w, n)->arg[1];
-    if (is_open(w, a) && is_open(w, b))
+    const uint32_t a = node_at(w, n)->arg[0], b = node_at(w, n)->arg[1];
+    if (is_per_pair(w, a) && is_per_pair(w, b))
         return false;
-    const uint32_t inner = is_open(w, a) ? a : b, outer = is_open(w, a) ? b : a;
+    const uint32_t inner = is_per_pair(w, a) ? a : b, outer = is_per_pair(w, a) ? b : a;
     char by[ATTUNE__CTEXT_NAME];
     attune__ctext_operand(w->expr, outer, by);
-    w->lines[n].from_q = w->lines[inner].from_q;
-    for (part i = 0; i < PARTS; i++)
-        if (w->lines[inner].has[i]) {
-            begin_part(w, n, i);
+    w->forms[n].from_q = w->forms[inner].from_q;
+    for (coefficient i = 0; i < COEFFICIENTS; i++)
+        if (w->forms[inner].has[i]) {
+            begin_coefficient(w, n, i);
             attune__text_add(w->text, "%c%u * %s;\n", letters[i], inner, by);
         }
     return true;
@@ -136,12 +136,12 @@ static bool product(scan *w, uint32_t n)
 
 static bool visit(scan *w, uint32_t n)
 {
-    const attune__node *node = node_of(w, n);
+    const attune__node *node = node_at(w, n);
     switch (node->op) {
     case ATTUNE__OP_VAR:
         if (!is_var(w, n, ATTUNE__VAR_SCORE))
             return true; /* kv, which may be used only by a distance */
-        begin_part(w, n, FACTOR);
+        begin_coefficient(w, n, FACTOR);
         attune__text_add(w->text, "1.0f;\n");
         return true;
     case ATTUNE__OP_FLOAT:
@@ -162,9 +162,9 @@ static bool visit(scan *w, uint32_t n)
 static bool visit_all(scan *w)
 {
     const uint32_t root = w->expr->node_count - 1;
-    bool linear = is_open(w, root);
+    bool linear = is_per_pair(w, root);
     for (uint32_t n = 0; n <= root && linear; n++)
-        linear = !is_open(w, n) || visit(w, n);
+        linear = !is_per_pair(w, n) || visit(w, n);
     return linear;
 }
 
@@ -174,7 +174,7 @@ bool attune__is_linear(const attune_expr *score)
     return visit_all(&w);
 }
 
-void attune__ctext_line(const attune_expr *expr, const char *name, attune__text *text)
+void attune__ctext_linear(const attune_expr *expr, const char *name, attune__text *text)
 {
     scan w = {.expr = expr, .text = text};
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
@@ -185,14 +185,14 @@ void attune__ctext_line(const attune_expr *expr, const char *name, attune__text 
         "ATTUNE_FUNCTION void %s(int b, int h, int q, int h_kv, int q_len, int kv_len, float *factor, float "
         "*slope, float *base, int *origin ATTUNE_SYMBOLS)\n{\n",
         name);
-    attune__ctext_values(expr, bounds, OPEN, text);
+    attune__ctext_values(expr, bounds, PER_PAIR, text);
     (void)visit_all(&w);
-    static const char *const results[PARTS] = {"factor", "slope", "base"};
-    for (part i = 0; i < PARTS; i++) {
+    static const char *const results[COEFFICIENTS] = {"factor", "slope", "base"};
+    for (coefficient i = 0; i < COEFFICIENTS; i++) {
         char value[ATTUNE__CTEXT_NAME];
-        name_part(&w, root, i, value);
+        name_coefficient(&w, root, i, value);
         attune__text_add(text, "    *%s = %s;\n", results[i], *value ? value : "0.0f");
     }
-    attune__text_add(text, "    *origin = %s;\n}\n", w.lines[root].has[SLOPE] && w.lines[root].from_q ? "q" : "0");
-    attune__text_add(text, "#define ATTUNE_SCORE_LINE_SLOPED %d\n", w.lines[root].has[SLOPE]);
+    attune__text_add(text, "    *origin = %s;\n}\n", w.forms[root].has[SLOPE] && w.forms[root].from_q ? "q" : "0");
+    attune__text_add(text, "#define ATTUNE_LINEAR_SCORE_HAS_SLOPE %d\n", w.forms[root].has[SLOPE]);
 }
