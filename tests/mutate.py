@@ -53,7 +53,7 @@ RELATED = {
 PROGRAMS = sorted({name for names in RELATED.values() for name in names})
 # Of meson's test by another name, what is run, and the share of the random cases.
 PART_OF = {'gradients': 'cases'}
-FILTER = {'cases': '!(gradients)/*cpu', 'gradients': 'gradients/cpu', 'vulkan': '*/!(heads_far_apart|batches_far_apart)'}
+FILTER = {'cases': '@(*/cpu|@(forward|segments|segments_gradients)_cpu/*)', 'gradients': 'gradients_cpu/*', 'vulkan': '*/!(heads_far_apart|batches_far_apart)'}
 SCALE = {'cuda_plans': '0.01', 'mods': '0.03', 'cases': '0.02', 'gradients': '0.02'}
 
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# All that the tables and the random cases have for one backend, in parts side by side: for a machine that has its device.
+# Every row of the case table and the random cases on one backend, side by side: for a machine that has its device.
 #
 #     tests/whole.sh BUILD BACKEND [PROCESSES]
 #
 # BACKEND: cpu, cuda or vulkan. PROCESSES: as many as the machine has cores. What tests/support/devices.h reads from the
 # environment holds here too: ATTUNE_TEST_PROFILE=a6000 plans as for that GPU, ATTUNE_TEST_SCALE=10 draws ten times as many
-# cases. Each part that fails is named with what it said; every log stays in BUILD/whole.
+# cases. Each row or part that fails is named with its messages; every log stays in BUILD/whole. A row alone:
+#
+#     build/tests/test_cases --verbose --filter 'gradients_cuda/causal'
 set -euo pipefail
 
 if [ $# -lt 2 ]; then
@@ -21,6 +23,22 @@ export XDG_CACHE_HOME=$logs/cache
 rm -rf "$logs"
 mkdir -p "$logs"
 
+fail() {
+  echo "failed: $1"
+  grep -a '^\[----\]  \|Assertion Failed\|FAIL\|CRASH' "$2" | head -n "$3" || true
+}
+
+# Each row is a test of its own. FILTER
+run_rows() {
+  local log=$logs/rows
+  if "$build/tests/test_cases" --verbose --jobs "$processes" --filter "$1" >"$log" 2>&1 && grep -qa 'Tested: .*[1-9]' "$log"; then
+    echo "passed"
+  else
+    fail "rows" "$log" 200
+  fi
+  grep -a '^\[====\] Synthesis' "$log" >&2
+}
+
 # PROGRAM FILTER PART PARTS
 run_part() {
   local log=$logs/${2//[\/*]/-}.$3
@@ -28,8 +46,7 @@ run_part() {
     grep -qa 'Tested: .*[1-9]' "$log"; then
     echo passed
   else
-    echo "failed: $2, part $3 of $4"
-    grep -a 'Assertion Failed\|^\[----\]   \|FAIL\|CRASH' "$log" | head -n 12 || true
+    fail "$2, part $3 of $4" "$log" 12
   fi
 }
 
@@ -47,7 +64,7 @@ run() {
   if [ "$1" = random ]; then run_random "$2"; else run_part "$@"; fi
 }
 export backend
-export -f run_part run_random run
+export -f fail run_part run_random run
 
 parts() {
   local part
@@ -56,18 +73,20 @@ parts() {
   done
 }
 
+rows="@(forward|gradients|segments|segments_gradients)_$backend"
+[ "$backend" != vulkan ] || rows="@(forward_matrix|$rows)"
+run_rows "$rows/*" >"$logs/summary"
 {
-  parts test_cases "gradients/$backend" 60
-  parts test_cases "segments/gradients_$backend" 24
-  parts test_cases "segments/forward_$backend" 24
-  parts test_cases "forward_table/$backend" 16
   parts test_cases "forward_random/$backend" 16
+  parts test_cases "gradients_random/$backend" 30
+  parts test_cases "segments_random/$backend" 12
+  parts test_cases "segments_random/gradients_$backend" 12
   parts test_cases "nonfinite/$backend" 8
-  parts test_cases "training/$backend" 1
-  parts test_cases "training/segments_$backend" 1
+  for test in training/$backend training/segments_$backend mixed/$backend; do parts test_cases "$test" 1; done
+  [ "$backend" = cpu ] || parts test_cases "rows_past/$backend" 1
   [ "$backend" != cuda ] || parts test_cuda_streams 'cuda_streams/*' 1
   for ((seed = 1; seed <= 16; seed++)); do echo "random $seed"; done
-} | xargs -P "$processes" -L 1 bash -c 'run "$@"' part >"$logs/summary"
+} | xargs -P "$processes" -L 1 bash -c 'run "$@"' part >>"$logs/summary"
 
 grep -v '^passed$' "$logs/summary" || true
 echo "$(grep -c '^passed$' "$logs/summary") parts passed, $(grep -c '^failed: ' "$logs/summary") failed"

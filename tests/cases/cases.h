@@ -69,8 +69,8 @@ static inline bool case_has_gradients(const attention_case *c)
            c->input != INPUT_NONFINITE;
 }
 
+/* table.h */
 extern const attention_case attention_cases[];
-extern const uint32_t attention_case_count;
 
 /* A random case; its strings live in `storage`. The same seed gives the same case on every machine. */
 typedef struct case_storage {

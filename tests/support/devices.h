@@ -19,7 +19,8 @@ uint64_t test_seed(void);
 /* Whether this process has the case: ATTUNE_TEST_PART=2/8 is the third of eight that share them. */
 bool test_part(uint64_t number);
 
-/* Whether a case of the table is wanted: ATTUNE_TEST_CASE is how its name begins. */
-bool test_case(const char *name);
+/* Whether a table runs on a device in the share that continuous integration has time for, times ATTUNE_TEST_SCALE:
+ * ATTUNE_TEST_SAMPLE is set. */
+bool test_sampled(void);
 
 #endif

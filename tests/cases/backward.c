@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/* Gradients of the case table's rows and of random cases on each backend. */
+#include "cases/suite.h"
+
+#include <string.h>
+
+#include "support/devices.h"
+
+/* Successive runs take successive kernels, those too that the planner does not take. */
+static const char *const vulkan_kernels[] = {NULL, NULL, "{\"KERNEL\": \"vulkan_portable\"}",
+                                             "{\"KERNEL\": \"vulkan_subgroup\"}"};
+
+static const char *const cuda_kernels[] = {
+    NULL, "{\"DETERMINISTIC\": true}", NULL,
+    "{\"KERNEL\": \"cuda_sm80\", \"BLOCK_M1\": 16, \"BLOCK_N1\": 16, \"BLOCK_M2\": 16, \"BLOCK_N2\": 16}"};
+
+/* Backward passes but the CPU's have one dtype: there a mixed case runs without its others. */
+static bool finish(const case_suite *s, uint64_t number, case_job *job)
+{
+    const bool vulkan = !strcmp(s->backend, "vulkan"), cuda = !strcmp(s->backend, "cuda");
+    if (vulkan || cuda) {
+        job->c = case_unmixed(&job->c);
+        job->c.backward_options = vulkan ? vulkan_kernels[number % 4] : cuda_kernels[number % 4];
+    }
+    return case_has_gradients(&job->c) && (job->dtype != ATTUNE_F64 || !case_mixed(&job->c));
+}
+
+/* Row `row` in dtype `variant`. */
+static bool make_row(const case_suite *s, uint32_t row, uint32_t variant, case_job *job)
+{
+    job->c = attention_cases[row];
+    job->dtype = s->dtypes[variant];
+    job->seed = test_seed() * 1000003 + row;
+    return finish(s, (uint64_t)row * s->variants + variant, job);
+}
+
+static bool draw(const case_suite *s, uint64_t number, case_job *job)
+{
+    job->seed = test_seed() * 1000003 + CASE_COUNT + number;
+    job->c = attention_case_random(job->seed, &job->storage);
+    job->dtype = s->dtypes[number % s->dtype_count];
+    return finish(s, number, job);
+}
+
+static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
+
+static const case_suite gradients_cpu = {.backend = "cpu",
+                                         .gradients = true,
+                                         .dtypes = dtypes,
+                                         .dtype_count = 4,
+                                         .row = make_row,
+                                         .variants = 4,
+                                         .draw = draw,
+                                         .random = 200};
+
+static const case_suite gradients_vulkan = {.backend = "vulkan",
+                                            .gradients = true,
+                                            .dtypes = dtypes,
+                                            .dtype_count = 3,
+                                            .row = make_row,
+                                            .variants = 3,
+                                            .sample = 16,
+                                            .draw = draw,
+                                            .random = 4};
+
+static const case_suite gradients_cuda = {.backend = "cuda",
+                                          .gradients = true,
+                                          .dtypes = dtypes,
+                                          .dtype_count = 3,
+                                          .row = make_row,
+                                          .variants = 3,
+                                          .sample = 3 * CASE_COUNT,
+                                          .draw = draw,
+                                          .random = 600};
+
+#define ROW(name, ...)                                                                                                 \
+    ROW_TEST(gradients_cpu, name)                                                                                      \
+    ROW_TEST(gradients_vulkan, name)                                                                                   \
+    ROW_TEST(gradients_cuda, name)
+#include "cases/table.h"
+#undef ROW
+
+Test(gradients_random, cpu)
+{
+    case_suite_random(&gradients_cpu);
+}
+
+Test(gradients_random, vulkan)
+{
+    case_suite_random(&gradients_vulkan);
+}
+
+Test(gradients_random, cuda)
+{
+    case_suite_random(&gradients_cuda);
+}
+
+/* Rows past the call's last, which a tile has too and whose scores are NaN, add nothing to captures: each kernel. */
+static void run_rows_past(const char *backend, attune_dtype dtype, const char *const *options, int count)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    attune_device *device = device_or_skip(instance, backend);
+    for (int i = 0; i < count; i++) {
+        attention_case c = attention_cases[CASE_rows_past_the_call];
+        failure why;
+        c.backward_options = options[i];
+        cr_expect(case_run_gradients(instance, device, &c, dtype, test_seed() + CASE_rows_past_the_call, &why),
+                  "%s: %s", options[i] ? options[i] : "", why.message);
+    }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+Test(rows_past, vulkan)
+{
+    run_rows_past("vulkan", ATTUNE_F32, vulkan_kernels + 2, 2);
+}
+
+Test(rows_past, cuda)
+{
+    run_rows_past("cuda", ATTUNE_F16, cuda_kernels, 4);
+}
