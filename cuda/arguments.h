@@ -29,6 +29,9 @@
  *                            argument mask_ranges is set (sm90 only)
  *     ATTUNE_HAVE_MASK_COLUMNS  backward_sm90, 1: attune_mask_rows may be called where attune_mask_range may
  *     ATTUNE_DETERMINISTIC   backward_sm90, 1: dQ is accumulated in a fixed order
+ *     ATTUNE_CLUSTER         backward_sm90, 2: a cluster of two CTAs computes a tile of keys; default 1
+ *     ATTUNE_LATE_HOOK, LATE_DP, EARLY_DQ, FUSED_GRADIENTS, HALF_TILES, REMATERIALISE    sm90: the order of stages that
+ *                            the registers allow (attune__variant in src/plan/plan.h); default 0
  *     ATTUNE_HAVE_SCORE      1: every pair calls attune_score
  *     ATTUNE_HAVE_CAPTURE_READS  backward, 1: capture gradients may be requested
  *     ATTUNE_DK_DV        backward_sm80, 1: the kernel for dK and dV, with the tile BLOCK_M1 x BLOCK_N1; 0: the kernel

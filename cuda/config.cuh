@@ -175,6 +175,24 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 #ifndef ATTUNE_CAPTURE_READS_LATE
 #define ATTUNE_CAPTURE_READS_LATE 0
 #endif
+#ifndef ATTUNE_LATE_HOOK
+#define ATTUNE_LATE_HOOK 0
+#endif
+#ifndef ATTUNE_LATE_DP
+#define ATTUNE_LATE_DP 0
+#endif
+#ifndef ATTUNE_EARLY_DQ
+#define ATTUNE_EARLY_DQ 0
+#endif
+#ifndef ATTUNE_FUSED_GRADIENTS
+#define ATTUNE_FUSED_GRADIENTS 0
+#endif
+#ifndef ATTUNE_HALF_TILES
+#define ATTUNE_HALF_TILES 0
+#endif
+#ifndef ATTUNE_REMATERIALISE
+#define ATTUNE_REMATERIALISE 0
+#endif
 
 struct config {
     /* The problem. q and o may have other dtypes than k and v; the matrix products use that of k and v. */
@@ -220,6 +238,11 @@ struct config {
     static constexpr bool DETERMINISTIC = ATTUNE_DETERMINISTIC; /* dQ is accumulated in a fixed order */
     static constexpr bool DK_DV = ATTUNE_DK_DV;                 /* the outer tile has keys */
     static constexpr bool APART = ATTUNE_APART;                 /* separate CTAs compute dV and dK */
+
+    /* The order of the stages, for the registers that a thread has (src/plan/plan.h). */
+    static constexpr bool LATE_HOOK = ATTUNE_LATE_HOOK, LATE_DP = ATTUNE_LATE_DP, EARLY_DQ = ATTUNE_EARLY_DQ,
+                          FUSED_GRADIENTS = ATTUNE_FUSED_GRADIENTS, HALF_TILES = ATTUNE_HALF_TILES,
+                          REMATERIALISE = ATTUNE_REMATERIALISE;
 
     static constexpr int CLUSTER = ATTUNE_CLUSTER; /* CTAs that compute a tile together (backward_sm90) */
 

@@ -16,8 +16,6 @@ enum backward_algorithm { BACKWARD_NARROW, BACKWARD_WIDE, BACKWARD_PAIR };
  * the warp group's columns of Q and dO, which all products have read by then. ATOMIC: by all threads from registers. */
 enum dq_addition { DQ_ADD_STAGED, DQ_ADD_IN_PLACE, DQ_ADD_ATOMIC };
 
-#define COUNT_READ(n, symbol, kind) +1
-
 struct backward_config {
     /* Narrow: head dimensions up to 128, 64 keys for each warp group. Wide: both warp groups have the same 64 keys and
      * split the columns of dK, dV and dQ, and the rows of S and dP. Pair: the same in a cluster of two CTAs, with 128
@@ -71,28 +69,13 @@ struct backward_config {
     static constexpr u32 TAIL_TILE_BYTES =
         BLOCK_N * (round_up(HEAD_DIM, WIDE ? 128 : 16) + round_up(HEAD_DIM_V, WIDE ? 128 : 16)) * 4;
 
-    /* Fused: P, dS and the capture gradients are computed in one pass, which is needed if a gradient depends on the
-     * score, since P alone does not give it. */
-    static constexpr bool HAVE_CAPTURE_GRADIENTS = config::HAVE_READS,
-                          FUSED_GRADIENTS = HAVE_CAPTURE_GRADIENTS && (config::READS_OF_SCORE || ORDERED);
-    static constexpr int CAPTURES = 0 ATTUNE_REQUESTED_CAPTURE_READS(COUNT_READ);
-    /* Fused capture gradients need S, dP and their sums at once. Where dK and dV, or many captures, leave too few
-     * registers, S and dP are computed in two chunks of rows. */
-    static constexpr int S_CHUNKS = FUSED_GRADIENTS && !WIDE && (CAPTURES > 2 || WIDTH_D + WIDTH_DV > 192) ? 2 : 1;
-    static constexpr int S_FRAGMENT = GROUP_M / 2 / S_CHUNKS; /* accumulators of S or dP in a thread */
+    /* What the planner decided (src/plan/family_cuda_variant.c). */
+    static constexpr bool HAVE_CAPTURE_GRADIENTS = config::HAVE_READS, FUSED_GRADIENTS = config::FUSED_GRADIENTS,
+                          LATE_DP = config::LATE_DP, EARLY_DQ = config::EARLY_DQ, REMATERIALISE = config::REMATERIALISE;
+    static constexpr int S_CHUNKS = config::HALF_TILES ? 2 : 1; /* chunks of rows in which S and dP are computed */
+    static constexpr int S_FRAGMENT = GROUP_M / 2 / S_CHUNKS;   /* accumulators of S or dP in a thread */
     /* The capture gradients are added while the wgmmas of dQ and dK run. */
     static constexpr bool OVERLAP_GRADIENTS = HAVE_CAPTURE_GRADIENTS && !WIDE && S_CHUNKS == 1 && !ORDERED;
-    /* dP is issued after P and dV: a score expression leaves no registers for the accumulators of dP. */
-    static constexpr bool DP_AFTER_P = HAVE_SCORE && !WIDE && !FUSED_GRADIENTS;
-    /* Pair: dQ of the previous tile is added before P is computed. A score expression leaves no registers for dQ during
-     * P, and a fixed order must not delay the next load of dO. */
-    static constexpr bool DQ_BEFORE_P = HAVE_SCORE || ORDERED;
-    /* Some kernels have too few registers to keep values derived from the thread index. They are rematerialised in
-     * every tile with capture gradients, a long score, terms shared by keys or rows, a mask in two forms, and a fixed
-     * order. */
-    static constexpr bool REMATERIALISE = config::HAVE_READS || config::SCORE_IS_LONG ||
-                                          (HAVE_SCORE && (config::SCORE_KEYS || config::SCORE_ROWS || ORDERED ||
-                                                          (config::HAVE_MASK_PAIRS && config::HAVE_MASK_RANGE)));
     /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
     static constexpr int PRODUCER_REGISTERS = ORDERED ? 40 : 24, CONSUMER_REGISTERS = ORDERED ? 232 : 240;
 

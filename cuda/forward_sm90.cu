@@ -16,8 +16,6 @@
 #include "scores_sm90.cuh"
 #include "wgmma.cuh"
 
-/* With 160 registers for each thread the hook spills while P is live: it then runs after P V and not under it. */
-constexpr bool HOOK_AFTER_PV = GROUPS == 3 && ATTUNE_HAVE_BLOCKS;
 constexpr bool PING_PONG = GROUPS > 1 && HEAD_DIM_V <= 128;
 
 /* Ping-pong: a consumer issues its products after a wait at its own named barrier, and then arrives at the next one's.
@@ -380,14 +378,14 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
             pipeline_state terms = k;
             advance(k);
             /* 4: score and mask hook */
-            if (!HOOK_AFTER_PV)
+            if (!config::LATE_HOOK)
                 modify_scores<false>(s, a, memory, coord, kv, flags, row, linear_scores, linear, terms, phases);
             wgmma_wait<0>();
             accumulators_done(o);
             consumer_release<&control::v>(c, v);
             advance(v);
             /* 4: score and mask hook */
-            if (HOOK_AFTER_PV)
+            if (config::LATE_HOOK)
                 modify_scores<false>(s, a, memory, coord, kv, flags, row, linear_scores, linear, terms, phases);
             /* 5: online softmax. Row maxima that are a result have to be exact. */
             if (rising || a.row_max.address || !softmax_without_rescale(p, s, row_max, row_sum, factor)) {

@@ -74,7 +74,7 @@ __device__ __forceinline__ void consume_narrow(const attune_cuda_arguments &a, c
                 wgmma_fence();
                 issue_s_dp<sm90::STEPS_D>(s, at.k, describe_k_major(q_tile + chunk_rows));
                 /* 3: dP^T = V dO^T */
-                if constexpr (!sm90::DP_AFTER_P) {
+                if constexpr (!sm90::LATE_DP) {
                     wgmma_fence();
                     issue_s_dp<sm90::STEPS_DV>(d_p, at.v, describe_k_major(do_tile + chunk_rows));
                 }
@@ -89,10 +89,10 @@ __device__ __forceinline__ void consume_narrow(const attune_cuda_arguments &a, c
                                  row_data + sm90::DELTA_OFFSET, chunk);
                 } else {
                     /* 4: P = exp(S - LSE) */
-                    wgmma_wait<!sm90::DP_AFTER_P>();
+                    wgmma_wait<!sm90::LATE_DP>();
                     accumulators_done(s);
                     compute_p(s, p, a, desc, at.kv, row_data + sm90::LSE_OFFSET, factor);
-                    if constexpr (sm90::DP_AFTER_P) {
+                    if constexpr (sm90::LATE_DP) {
                         /* 6: dV += P dO */
                         wgmma_fence();
                         issue_dk_dv<sm90::WIDTH_DV>(dv, p, describe_n_major(do_tile, sm90::ROW_SLAB));
@@ -108,7 +108,7 @@ __device__ __forceinline__ void consume_narrow(const attune_cuda_arguments &a, c
                     add_capture_gradients(sums, t, memory);
             }
             /* 6: dV += P dO */
-            if constexpr (!sm90::DP_AFTER_P) {
+            if constexpr (!sm90::LATE_DP) {
                 wgmma_fence();
                 issue_dk_dv<sm90::WIDTH_DV>(dv, p, describe_n_major(do_tile, sm90::ROW_SLAB));
             }

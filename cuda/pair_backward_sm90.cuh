@@ -114,7 +114,7 @@ __device__ __forceinline__ void consume_pair(const attune_cuda_arguments &a, con
                 issue_dq_pair(dq, memory + sm90::DS_OFFSET, dq_k, memory + sm90::P_OFFSET, peer_k);
                 /* 3: dP^T = V dO^T */
                 issue_s_dp<sm90::STEPS_DV>(d_p, v, describe_k_major(do_tile + group_m));
-                if constexpr (sm90::DQ_BEFORE_P) {
+                if constexpr (sm90::EARLY_DQ) {
                     wgmma_wait<1>();
                     accumulators_done(dq);
                     consumers_sync();
@@ -122,11 +122,11 @@ __device__ __forceinline__ void consume_pair(const attune_cuda_arguments &a, con
                         add_dq_pair(dq, to, c, memory, pending, group);
                 }
                 /* 4: P = exp(S - LSE) */
-                wgmma_wait<sm90::DQ_BEFORE_P ? 1 : 2>();
+                wgmma_wait<sm90::EARLY_DQ ? 1 : 2>();
                 accumulators_done(s);
                 compute_p(s, p, a, desc, kv, memory + sm90::LSE_OFFSET + pipe.stage * sm90::ROW_BYTES + group_m / 32,
                           factor);
-                if constexpr (!sm90::DQ_BEFORE_P) {
+                if constexpr (!sm90::EARLY_DQ) {
                     wgmma_wait<1>();
                     accumulators_done(dq);
                     if (pending < STAGES)
@@ -139,7 +139,7 @@ __device__ __forceinline__ void consume_pair(const attune_cuda_arguments &a, con
             }
             /* The buffers of P and dS may be overwritten: the peer has this dS, and all products have read them. */
             barrier_wait_peer(&c.ds_empty, phase ^ 1);
-            if constexpr (!sm90::DQ_BEFORE_P)
+            if constexpr (!sm90::EARLY_DQ)
                 consumers_sync();
             store_p_ds(p, memory + sm90::P_OFFSET + group_m);
             store_p_ds(d_s, memory + sm90::DS_OFFSET + group_m);

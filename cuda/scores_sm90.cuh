@@ -31,17 +31,9 @@ __device__ __forceinline__ void rotate_chunks(float (&s)[COUNT], function f)
 }
 
 constexpr int CHUNK = 8, FIRST_CHUNK = 16;
-/* Scores spill if they are not computed in chunks: with wide heads, beside terms of keys and two forms of a score; with
- * wide values and narrow heads, in soft-caps. */
-#if ATTUNE_SCORE_KEYS && defined ATTUNE_SCORE_NEAR
-constexpr bool REGISTERS_FULL = Q_BUFFERS == 1;
-#else
-constexpr bool REGISTERS_FULL = HEAD_DIM <= 64 && HEAD_DIM_V > 192;
-#endif
-constexpr int SCORE_CHUNK = ATTUNE_SCORE_IS_LONG || ATTUNE_HAVE_SCORE_LINE || REGISTERS_FULL ? CHUNK : BLOCK_N / 2;
-/* A mask with ranges is seldom evaluated pair by pair, so chunks do. With terms of keys the code is short as it is. */
-constexpr bool RARE_PAIRS = ATTUNE_HAVE_MASK_RANGE && !ATTUNE_MASK_KEYS;
-constexpr int MASK_CHUNK = ATTUNE_MASK_IS_LONG || RARE_PAIRS ? CHUNK : BLOCK_N / 2;
+/* Scores, and pairs of a mask, that are computed at once: the planner's choice (src/plan/family_cuda_variant.c). */
+constexpr int SCORE_CHUNK = config::SCORE_IS_LONG ? CHUNK : BLOCK_N / 2;
+constexpr int MASK_CHUNK = config::MASK_IS_LONG ? CHUNK : BLOCK_N / 2;
 
 /* The largest absolute value of the thread's products. */
 template <int COUNT> __device__ __forceinline__ float magnitude(const float (&s)[COUNT])

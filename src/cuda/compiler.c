@@ -437,6 +437,20 @@ static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t v
     kernel->option_count++;
 }
 
+/* The order of a kernel's stages, which the planner has chosen for its registers. */
+static void add_order(attune__cuda_kernel *kernel, const attune__variant *v)
+{
+    const struct {
+        const char *name;
+        bool set;
+    } flags[] = {{"LATE_HOOK", v->late_hook},   {"LATE_DP", v->late_dp},
+                 {"EARLY_DQ", v->early_dq},     {"FUSED_GRADIENTS", v->fused_gradients},
+                 {"HALF_TILES", v->half_tiles}, {"REMATERIALISE", v->rematerialise}};
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
+        if (flags[i].set)
+            add_option(kernel, flags[i].name, 1);
+}
+
 const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cuda_role role)
 {
     if (role == ATTUNE__CUDA_DELTA)
@@ -529,6 +543,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     add_tile(kernel, desc, role);
     add_option(kernel, "HAVE_BLOCKS", s->block_mask);
     const attune__variant *variant = desc->variant;
+    add_order(kernel, variant);
     add_option(kernel, "HAVE_MASK", desc->mask && variant->mask_pairs);
     add_option(kernel, "HAVE_MASK_RANGE", variant->row_intervals);
     add_option(kernel, "HAVE_SCORE", desc->score != NULL);

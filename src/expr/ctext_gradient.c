@@ -87,14 +87,12 @@ void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text
 {
     const attune_expr *expr = gradient->expr;
     bool diagonal[ATTUNE_EXPR_MAX_NODES];
-    uint16_t uses = expr->nodes[gradient->score].uses;
     char name[40];
     find_diagonal_nodes(expr, diagonal);
     add_value(expr, gradient->score, "attune_score_slope", text);
     for (uint32_t i = 0; i < gradient->read_count; i++) {
         snprintf(name, sizeof name, "attune_capture_read_%u", i);
         add_value(expr, gradient->reads[i].factor, name, text);
-        uses = (uint16_t)(uses | expr->nodes[gradient->reads[i].factor].uses);
         snprintf(name, sizeof name, "attune_capture_read_%u_at", i);
         add_index(expr, &expr->nodes[gradient->reads[i].capture], name, text);
     }
@@ -103,5 +101,6 @@ void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text
         const attune__node *read = &expr->nodes[gradient->reads[i].capture];
         attune__text_add(text, " X(%u, %d, %d)", i, read->value.i, sharing(expr, read, diagonal));
     }
-    attune__text_add(text, "\n#define ATTUNE_CAPTURE_READS_USE_SCORE %d\n", (uses & 1u << ATTUNE__VAR_SCORE) != 0);
+    attune__text_add(text, "\n#define ATTUNE_CAPTURE_READS_USE_SCORE %d\n",
+                     (attune__gradient_uses(gradient) & 1u << ATTUNE__VAR_SCORE) != 0);
 }

@@ -386,6 +386,15 @@ void attune__gradient_destroy(attune__gradient *gradient)
     attune__free(&allocator, gradient);
 }
 
+uint16_t attune__gradient_uses(const attune__gradient *gradient)
+{
+    const attune__node *nodes = gradient->expr->nodes;
+    uint16_t uses = nodes[gradient->score].uses;
+    for (uint32_t i = 0; i < gradient->read_count; i++)
+        uses = (uint16_t)(uses | nodes[gradient->reads[i].factor].uses);
+    return uses;
+}
+
 static attune_status add_derivatives(const attune__gradient *gradient, attune__text *text)
 {
     attune__text_add(text, "d score = ");

@@ -30,6 +30,8 @@ typedef struct attune__gradient {
 /* UNSUPPORTED if the derivatives have more than ATTUNE_EXPR_MAX_NODES nodes. */
 attune_status attune__gradient_create(const attune_expr *expr, attune__gradient **gradient);
 void attune__gradient_destroy(attune__gradient *gradient); /* accepts NULL */
+/* The variables, as bits, on which the derivatives depend. */
+uint16_t attune__gradient_uses(const attune__gradient *gradient);
 
 /* Prints derivatives as text, for ATTUNE_EXPR_GRADIENT, one per line: "d score = ...", "d bias[q - kv, h] = ...". */
 attune_status attune__gradient_print(const attune_expr *expr, char *buffer, size_t size, size_t *needed);

@@ -82,6 +82,34 @@ static void text_terms(attune__text *text, const attune__terms *terms)
         attune__text_add(text, ", %u terms of a key and %u of a row computed once", terms->key_count, terms->row_count);
 }
 
+/* The order of stages that a kernel's registers allow. */
+static void text_order(attune__text *text, const char *indent, const attune__variant *v)
+{
+    const struct {
+        bool set;
+        const char *is;
+    } parts[] = {
+        {v->late_hook, "score and mask after P V"},
+        {v->late_dp, "dP after P"},
+        {v->early_dq, "dQ before P"},
+        {v->fused_gradients, "P, dS and capture gradients in one pass"},
+        {v->half_tiles, "half a query tile at a time"},
+        {v->late_captures, "captures' sizes read late"},
+        {v->late_delta, "delta read late"},
+        {v->rematerialise, "thread coordinates rematerialised"},
+    };
+    bool any = false;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (parts[i].set) {
+            if (!any)
+                attune__text_add(text, "%sstages      ", indent);
+            attune__text_add(text, "%s%s", any ? ", " : "", parts[i].is);
+            any = true;
+        }
+    if (any)
+        attune__text_add(text, "\n");
+}
+
 /* How the kernel has the expressions: only families that choose a variant say more than the weight. */
 static void text_variant(attune__text *text, const char *indent, const attune__shape *s, const attune__variant *v)
 {
@@ -108,6 +136,7 @@ static void text_variant(attune__text *text, const char *indent, const attune__s
         text_terms(text, &v->score);
         attune__text_add(text, "%s\n", v->score_chunks ? ", a few pairs at a time" : "");
     }
+    text_order(text, indent, v);
 }
 
 /* `indent` stands before each line. */
@@ -253,9 +282,12 @@ static void json_variant(attune__text *text, const char *name, const attune__sha
         attune__text_add(text, "\"near\": %.9g, ", (double)v->near);
     attune__text_add(text,
                      "\"mask_chunks\": %s, \"score_chunks\": %s, \"late_captures\": %s, \"late_delta\": %s, "
+                     "\"late_hook\": %s, \"late_dp\": %s, \"early_dq\": %s, \"fused_gradients\": %s, "
+                     "\"half_tiles\": %s, \"rematerialise\": %s, "
                      "\"mask_weight\": %u, \"score_weight\": %u, \"slope_weight\": %u},\n",
                      truth(v->mask_chunks), truth(v->score_chunks), truth(v->late_captures), truth(v->late_delta),
-                     e->mask.weight, e->score.weight, e->slope.weight);
+                     truth(v->late_hook), truth(v->late_dp), truth(v->early_dq), truth(v->fused_gradients),
+                     truth(v->half_tiles), truth(v->rematerialise), e->mask.weight, e->score.weight, e->slope.weight);
 }
 
 static void json_choices(attune__text *text, const attune__shape *s, const attune__decision *d)

@@ -71,6 +71,43 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     variant->score_chunks = !variant->soft_cap && (weight >= LONG_TEXT || reads);
 }
 
+/* Hopper's forward kernel has 160 registers for each of three consumer warp groups, else 232 or 248. */
+static void choose_hopper_forward(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+{
+    const uint32_t d = s->head_dim, dv = s->head_dim_v;
+    const bool polynomials = variant->near > 0 && isfinite(variant->near), wide = d > 128 || dv > 128;
+    /* Beside three accumulators the hook would spill while P is live. */
+    variant->late_hook = choice->block_m == 192 && s->block_mask;
+    /* A linear score is evaluated pair by pair only where a coefficient is not finite. Other scores spill unless they
+     * are computed in chunks: with wide heads, beside terms of keys and two forms of a score; with wide values and
+     * narrow heads, in soft-caps. */
+    if (s->score_expr &&
+        (variant->linear || (wide && variant->score.key_count && polynomials) || (d <= 64 && dv > 192)))
+        variant->score_chunks = true;
+    /* A mask whose rows have intervals is seldom evaluated pair by pair. With terms of keys the code is short. */
+    if (variant->row_intervals && variant->mask_pairs && !variant->mask.key_count)
+        variant->mask_chunks = true;
+}
+
+static void choose_hopper_backward(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+{
+    const uint32_t d = s->head_dim, dv = s->head_dim_v;
+    const bool wide = attune_cuda_backward_sm90_wide(d, dv), ordered = choice->deterministic;
+    const bool gradients = s->capture_gradient_elements && s->expr.capture_reads;
+    /* P alone does not give a gradient that depends on the score. */
+    variant->fused_gradients = gradients && (s->expr.gradients_of_score || ordered);
+    /* One pass needs S, dP and the captures' sums at once. */
+    variant->half_tiles = variant->fused_gradients && !wide &&
+                          (s->expr.capture_reads > 2 || attune__round_up(d, 16) + attune__round_up(dv, 16) > 192);
+    /* A score expression leaves no registers for the accumulators of dP, or in a cluster of dQ. An ordered accumulation
+     * of dQ must not delay the next load of dO. */
+    variant->late_dp = s->score_expr && !wide && !variant->fused_gradients;
+    variant->early_dq = attune_cuda_backward_sm90_paired(d, dv, choice->block_n1) && (s->score_expr || ordered);
+    variant->rematerialise = gradients || variant->score_chunks ||
+                             (s->score_expr && (variant->score.key_count || variant->score.row_count || ordered ||
+                                                (variant->mask_pairs && variant->row_intervals)));
+}
+
 void attune__cuda_variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
 {
     const bool hopper_backward = choice->direction == ATTUNE_BACKWARD && choice->use_tma;
@@ -78,4 +115,8 @@ void attune__cuda_variant(const attune__shape *s, const attune_plan_choice *choi
         choose_mask(s, choice, hopper_backward, variant);
     if (s->score_expr)
         choose_score(s, choice, hopper_backward, variant);
+    if (hopper_backward)
+        choose_hopper_backward(s, choice, variant);
+    else if (choice->use_tma)
+        choose_hopper_forward(s, choice, variant);
 }

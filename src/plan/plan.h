@@ -148,6 +148,13 @@ typedef struct attune__variant {
         score_chunks;   /* loops over a thread's pairs take a few at a time: more code than registers hold */
     bool late_captures; /* captures' sizes and strides are read where they are used, not held in registers */
     bool late_delta;    /* delta is read once P is known */
+    /* Hopper's kernels, in the registers that a thread has. */
+    bool late_hook;       /* forward: the hook for the next S runs after P V, not beside it */
+    bool late_dp;         /* backward: dP is issued after P is known and dV is issued */
+    bool early_dq;        /* backward with a cluster: dQ of the previous query tile is added before P is computed */
+    bool fused_gradients; /* backward: P, dS and the captures' gradients are computed in one pass */
+    bool half_tiles;      /* ... for half of a query tile at a time */
+    bool rematerialise;   /* backward: what follows from the thread's index is computed again in each tile */
     attune__terms mask, score, slope; /* computed once for each key, and each row, of a tile */
 } attune__variant;
 

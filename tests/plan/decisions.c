@@ -93,7 +93,13 @@ static int print_choice(char *to, size_t size, const attune_plan_choice *c, cons
                                v->mask_chunks,
                                v->score_chunks,
                                v->late_captures,
-                               v->late_delta};
+                               v->late_delta,
+                               v->late_hook,
+                               v->late_dp,
+                               v->early_dq,
+                               v->fused_gradients,
+                               v->half_tiles,
+                               v->rematerialise};
     uint32_t bits = 0;
     for (size_t i = 0; i < COUNT(chosen); i++)
         bits |= (chosen[i] & 1) << i;

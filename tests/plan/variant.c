@@ -35,7 +35,8 @@ static const wanted table[] = {
     {"h200", "sin(q * 0.1) < cos(kv * 0.1)", NULL, 2048, .head_dim = 128,
      .is = {.mask_pairs = true, .mask_chunks = true}},
     {"h200", NULL, "50 * tanh(score / 50)", 2048, .head_dim = 128, .is = {.soft_cap = true, .near = 25}},
-    {"h200", NULL, "score - 0.5 * (q - kv)", 2048, .head_dim = 128, .is = {.linear = true, .near = INFINITY}},
+    {"h200", NULL, "score - 0.5 * (q - kv)", 2048, .head_dim = 128,
+     .is = {.linear = true, .near = INFINITY, .score_chunks = true}},
     /* Past 2^23 a float does not hold every distance. */
     {"h200", NULL, "score - 0.5 * (q - kv)", 1 << 23, .head_dim = 128, .is = {0}},
     {"h200", NULL, "score + bias[kv]", 2048, .head_dim = 128, .is = {.score = {.key_count = 1}}},
@@ -47,9 +48,20 @@ static const wanted table[] = {
     {"h200", NULL, "score * sigmoid(1.702 * score) + sin(score)", 2048, .head_dim = 128, .is = {.score_chunks = true}},
     {"h200", NULL, "score * heat[h] + bias[q - kv] + bias[kv]", 2048, true, true, 128,
      .is = {.late_delta = true,
-            .score_chunks = false,
+            .fused_gradients = true,
+            .half_tiles = true,
+            .rematerialise = true,
             .score = {.key_count = 1, .row_count = 1},
             .slope = {.row_count = 1}}},
+    /* What Hopper's registers allow. */
+    {"h200", "q >= kv", NULL, 2048, .head_dim = 64, .is = {.row_intervals = true, .late_hook = true}},
+    {"h200", NULL, "abs(score)", 2048, true, .head_dim = 128, .is = {.late_dp = true}},
+    {"h200", NULL, "abs(score)", 2048, true, .head_dim = 192, .is = {0}},
+    {"h200", NULL, "abs(score)", 2048, true, .head_dim = 256, .is = {.early_dq = true}},
+    {"h200", NULL, "score + bias[kv]", 2048, true, true, 128,
+     .is = {.late_dp = true, .rematerialise = true, .score = {.key_count = 1}}},
+    {"h200", NULL, "score * bias[kv]", 2048, true, true, 64,
+     .is = {.fused_gradients = true, .rematerialise = true, .score = {.key_count = 1}, .slope = {.key_count = 1}}},
     {"a6000", NULL, "score * heat[h] + bias[q - kv] + bias[kv]", 2048, true, true, 128,
      .is = {.score_chunks = true, .score = {.key_count = 1, .row_count = 1}}},
 };
@@ -107,6 +119,12 @@ Test(variant, follows_from_the_expressions)
         SAME(score_chunks);
         SAME(late_captures);
         SAME(late_delta);
+        SAME(late_hook);
+        SAME(late_dp);
+        SAME(early_dq);
+        SAME(fused_gradients);
+        SAME(half_tiles);
+        SAME(rematerialise);
         SAME(mask.key_count);
         SAME(mask.row_count);
         SAME(score.key_count);
