@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A backward call: its workspace, and the passes one after another, each with its items. */
+/* A backward call: its workspace, and its passes with their items. */
 #include "cpu/backward.h"
 
 #include <string.h>
@@ -7,8 +7,8 @@
 #include "base/error.h"
 #include "base/round.h"
 
-/* Is a gradient wanted of this symbol? */
-static bool wanted(const attune__cpu_backward_run *run, uint32_t symbol)
+/* Whether the gradient of this symbol is requested. */
+static bool is_requested(const attune__cpu_backward_run *run, uint32_t symbol)
 {
     const attune_expr *score = run->base.program->score;
     return score->symbols[symbol].kind == ATTUNE_SYMBOL_CAPTURE && run->call->d_captures[symbol].buffer;
@@ -26,7 +26,7 @@ static void count_elements(attune__cpu_backward_run *run)
 {
     const attune_expr *score = run->base.program->score;
     for (uint32_t i = 0; score && i < score->symbol_count; i++)
-        if (wanted(run, i))
+        if (is_requested(run, i))
             run->elements += elements_of(&run->call->d_captures[i]);
     run->slots = run->elements ? ATTUNE__CPU_GRADIENT_SLOTS : 0;
 }
@@ -37,19 +37,19 @@ void attune__cpu_backward_slot(const attune__cpu_backward_run *run, int64_t slot
     double *next = run->sums + (uint64_t)slot * run->elements;
     memset(next, 0, run->elements * sizeof *next);
     for (uint32_t i = 0; i < score->symbol_count; i++) {
-        sums[i] = wanted(run, i) ? next : NULL;
+        sums[i] = is_requested(run, i) ? next : NULL;
         if (sums[i])
             next += elements_of(&run->call->d_captures[i]);
     }
 }
 
-/* Adds all slots, in their order, to the caller's tensors. */
+/* Adds all slots, in a fixed order, to the caller's tensors. */
 static void add_sums(const attune__cpu_backward_run *run)
 {
     const attune_expr *score = run->base.program->score;
     const double *from = run->sums;
     for (uint32_t i = 0; score && i < score->symbol_count; i++) {
-        if (!wanted(run, i))
+        if (!is_requested(run, i))
             continue;
         const attune_tensor *out = &run->call->d_captures[i];
         const uint64_t elements = elements_of(out);
@@ -70,7 +70,7 @@ static void add_sums(const attune__cpu_backward_run *run)
     }
 }
 
-/* The base may be a caller's pointer, and fewer threads than planned may fit behind it. */
+/* The workspace may be caller's memory of any alignment, so that it may fit one thread less than planned. */
 static attune_status divide_workspace(attune__cpu_backward_run *run, uint64_t *fit)
 {
     const attune__forward *call = &run->call->forward;
@@ -96,7 +96,7 @@ static attune_status divide_workspace(attune__cpu_backward_run *run, uint64_t *f
     return ATTUNE_OK;
 }
 
-/* A pass of `items` over as many pairs, each of which costs flop and weight. */
+/* Runs a pass of `items` over `pairs`, each of which costs flop and weight. */
 static void run_pass(attune__cpu_backward_run *run, attune__pool_fn pass, uint64_t items, double pairs, uint32_t flop,
                      uint32_t weight, uint64_t fit)
 {
@@ -106,7 +106,7 @@ static void run_pass(attune__cpu_backward_run *run, attune__pool_fn pass, uint64
     attune__pool_run(run->base.device->pool, threads, pass, run);
 }
 
-static void cut_rows(attune__cpu_backward_run *run)
+static void divide_rows(attune__cpu_backward_run *run)
 {
     const attune__forward *call = &run->call->forward;
     attune__cpu_run *base = &run->base;
@@ -119,7 +119,7 @@ static void cut_rows(attune__cpu_backward_run *run)
     base->items = base->q_chunks * call->batch * call->heads;
 }
 
-static void cut_keys(attune__cpu_backward_run *run)
+static void divide_keys(attune__cpu_backward_run *run)
 {
     const attune__forward *call = &run->call->forward;
     attune__cpu_run *base = &run->base;
@@ -155,10 +155,10 @@ attune_status attune__cpu_backward(const attune__program *program, attune_queue 
     const uint32_t d = 2 * mine->shape.head_dim, dv = 2 * mine->shape.head_dim_v;
     run_pass(&run, f64 ? attune__cpu_backward_delta_f64 : attune__cpu_backward_delta_f32, (uint64_t)rows, (double)rows,
              dv, 0, fit);
-    cut_rows(&run);
+    divide_rows(&run);
     run_pass(&run, f64 ? attune__cpu_backward_rows_f64 : attune__cpu_backward_rows_f32,
              (uint64_t)(run.slots ? run.slots : run.base.items), pairs, 2 * d + dv, mine->weight, fit);
-    cut_keys(&run);
+    divide_keys(&run);
     run_pass(&run, f64 ? attune__cpu_backward_keys_f64 : attune__cpu_backward_keys_f32, (uint64_t)run.base.items, pairs,
              2 * d + 2 * dv, mine->weight, fit);
     add_sums(&run);

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: MIT */
-/* A backward call as its threads see it: backward.c cuts it, backward_tmpl.h computes it. */
+/* The state of a backward call, which its threads share: backward.c divides it into items, backward_tmpl.h computes
+ * them. */
 #ifndef ATTUNE_CPU_BACKWARD_H
 #define ATTUNE_CPU_BACKWARD_H
 
 #include "cpu/cpu.h"
 
 typedef struct attune__cpu_backward_run {
-    attune__cpu_run base; /* its call is &call->forward; block_m and block_n are those of the present pass */
+    attune__cpu_run base; /* its call is &call->forward; block_m and block_n are those of the current pass */
     const attune__backward *call;
     char *delta;       /* dot(o, d_o) - d_lse of each row */
-    double *sums;      /* slots times the captures' elements */
-    int64_t slots;     /* 0 = no gradients of captures are wanted */
-    uint64_t elements; /* of these captures together */
+    double *sums;      /* [slots][elements] */
+    int64_t slots;     /* 0 = no capture gradients are requested */
+    uint64_t elements; /* of all captures whose gradients are requested */
 } attune__cpu_backward_run;
 
-/* Clears a slot's sums and gives where each symbol's begin; NULL = not wanted. */
+/* Clears a slot's sums, and returns a pointer to those of each symbol; NULL = not requested. */
 void attune__cpu_backward_slot(const attune__cpu_backward_run *run, int64_t slot, double **sums);
 
 /* The passes (attune__pool_fn). */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Backward in double: the oracle. */
+/* Backward in double. */
 #include "cpu/backward.h"
 
 #include <math.h>

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Backward: two passes over the same tiles, each of which computes P and dS again, so that no thread adds to what
- * another one owns and results do not depend on the number of threads. Rows of Q give dQ and the gradients of captures;
- * rows of K give dK and dV, through the transposed lists. Included once for each arithmetic type, like forward_tmpl.h.
+ * Backward: two passes over the same tiles. Each pass recomputes P and dS, so that no output is written by two threads
+ * and results do not depend on the number of threads. The pass over rows of Q computes dQ and the capture gradients;
+ * the pass over rows of K computes dK and dV, with the transposed lists. Included once for each arithmetic type, like
+ * forward_tmpl.h.
  *
  * With p = exp(score(s) - lse), delta = dot(o, d_o) - d_lse:
  *
  *     dV = P^T dO      dS = P * (dO V^T - delta) * score'(s)      dQ = scale dS K      dK = scale dS^T Q
  *
- * The recomputation is that of Dao et al., FlashAttention (2022). A pair whose p is 0 contributes nothing, whatever Q,
- * K, V and dO hold there.
+ * The recomputation is that of Dao et al., FlashAttention (2022). A pair whose p is 0 contributes nothing, even if Q,
+ * K, V or dO are non-finite there.
  */
 #include <string.h>
 
 #include "cpu/backward.h"
-#include "cpu/walk.h"
+#include "cpu/block_iterator.h"
 
 /* A thread's arrays, in the order of attune__cpu_backward_scratch_size. */
 typedef struct state {
     REAL *q, *d_q, *d_o, *o_panels, *k, *d_k, *v, *d_v, *p, *d_s, *turned;
-    REAL *raw; /* a row of scores before the score expression */
+    REAL *raw; /* one row of scores, before the score expression */
     REAL *lse, *delta;
     uint8_t *allowed;
     void *expr;
@@ -98,13 +99,13 @@ static void load_keys(const attune__cpu_backward_run *run, int64_t b, int64_t kv
                     shape->head_dim_v);
 }
 
-/* 5: P from the scores and LSE, dS with respect to what the score expression gave. */
+/* 5: P from the scores and LSE, and dS with respect to the modified scores. */
 static void normalise(const NAME(cpu_kernels) * kernels, const state *st, size_t r, const attune__kv_tile *tile)
 {
     REAL *p = st->p + r * st->lds, *d_s = st->d_s + r * st->lds;
     const REAL lse = st->lse[r], delta = st->delta[r];
     const bool empty = lse == -(REAL)INFINITY;
-    /* A score past LSE is of a forbidden pair, or by a rounding. */
+    /* A score above LSE is that of a forbidden pair, or a rounding error. */
     kernels->row_exp(p, attune__cpu_pad(tile->count), lse);
     for (size_t c = 0; c < tile->count; c++) {
         const bool none = empty || (tile->partial && !st->allowed[c]);
@@ -114,7 +115,7 @@ static void normalise(const NAME(cpu_kernels) * kernels, const state *st, size_t
     }
 }
 
-/* 3 to 5 for a tile: P, and dS with respect to scale * dot(q, k). What captures are due goes to `sums`. */
+/* 3 to 5 for a tile: P, and dS with respect to scale * dot(q, k). Capture gradients are added to `sums`. */
 static void recompute(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, const state *st,
                       double *const *sums)
 {
@@ -156,7 +157,7 @@ static void recompute(const attune__cpu_backward_run *run, const rows *it, const
     }
 }
 
-/* c += a b, b packed. Where b is not finite, zeros of a count as nothing. */
+/* c += a b, with b packed. If b has non-finite elements, zeros of a are skipped. */
 static void multiply_add(const NAME(cpu_kernels) * kernels, REAL *c, size_t ldc, const REAL *a, size_t lda, size_t m,
                          size_t k, const REAL *b, size_t panel_stride, bool finite)
 {
@@ -235,9 +236,9 @@ static void rows_item(const attune__cpu_backward_run *run, const rows *it, const
     const size_t panel_stride = ATTUNE__PANEL * attune__cpu_pad(run->base.block_n);
     load_rows(run, it, st);
     memset(st->d_q, 0, it->count * st->ldq * sizeof(REAL));
-    attune__walk walk = attune__walk_begin(&run->base, it->b, it->h, it->q0, 0);
+    attune__block_iterator iterator = attune__block_iterator_begin(&run->base, it->b, it->h, it->q0, 0);
     attune__kv_tile tile;
-    while (attune__walk_tile(&walk, &tile)) {
+    while (attune__block_iterator_next_tile(&iterator, &tile)) {
         load_keys(run, it->b, it->kv_h, &tile, st);
         recompute(run, it, &tile, st, sums);
         /* 6: dQ += dS K. */
@@ -259,7 +260,7 @@ void NAME(cpu_backward_rows)(void *user, uint32_t thread)
             return;
         if (run->slots)
             attune__cpu_backward_slot(run, index, sums);
-        /* A slot's items are always the same, in the same order: so are its sums. */
+        /* A slot always has the same items in the same order, and so the same sums. */
         for (; index < run->base.items; index += run->slots ? run->slots : run->base.items) {
             const rows it = rows_at(run, index);
             rows_item(run, &it, &st, sums);
@@ -268,14 +269,14 @@ void NAME(cpu_backward_rows)(void *user, uint32_t thread)
 }
 
 /* to[c][r] = from[r][c]. */
-static void turn(const state *st, const REAL *from, size_t count_m, size_t count_n)
+static void transpose(const state *st, const REAL *from, size_t count_m, size_t count_n)
 {
     for (size_t c = 0; c < count_n; c++)
         for (size_t r = 0; r < count_m; r++)
             st->turned[c * st->ldt + r] = from[r * st->lds + c];
 }
 
-/* The rows of one head of q that one tile of keys meets. */
+/* One tile of keys with rows of one head of q. */
 static void keys_and_rows(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile,
                           const state *st)
 {
@@ -289,17 +290,17 @@ static void keys_and_rows(const attune__cpu_backward_run *run, const rows *it, c
     /* 6: dV += P^T dO, dK += dS^T Q. */
     bool finite = kernels->pack_v(st->o_panels, panel_stride, row_at(d_o, it->b, it->h, it->q0), row_stride(d_o),
                                   d_o->dtype, it->count, run->base.program->shape.head_dim_v);
-    turn(st, st->p, it->count, tile->count);
+    transpose(st, st->p, it->count, tile->count);
     multiply_add(kernels, st->d_v, st->ldo, st->turned, st->ldt, tile->count, it->count, st->o_panels, panel_stride,
                  finite);
     finite = kernels->pack_v(st->d_q, panel_stride, row_at(q, it->b, it->h, it->q0), row_stride(q), q->dtype, it->count,
                              run->base.program->shape.head_dim);
-    turn(st, st->d_s, it->count, tile->count);
+    transpose(st, st->d_s, it->count, tile->count);
     multiply_add(kernels, st->d_k, st->ldq, st->turned, st->ldt, tile->count, it->count, st->d_q, panel_stride, finite);
 }
 
-/* A tile of keys of one head of k and v, against every row that attends to it: of the group's heads, and of every batch
- * where k and v broadcast. */
+/* A tile of keys of one head of k and v, with every row that attends to it: of all heads of the group, and of all
+ * batches if k and v broadcast. */
 static void keys_item(const attune__cpu_backward_run *run, int64_t index, const state *st)
 {
     const attune__forward *call = &run->call->forward;
@@ -316,9 +317,9 @@ static void keys_item(const attune__cpu_backward_run *run, int64_t index, const 
     const int64_t first = kv_batch == 1 ? 0 : kv_b, end = kv_batch == 1 ? call->batch : kv_b + 1;
     for (int64_t b = first; b < end; b++)
         for (int64_t h = kv_h * group; h < (kv_h + 1) * group; h++) {
-            attune__walk walk = attune__walk_columns(&run->base, b, h, tile.kv0);
+            attune__block_iterator iterator = attune__block_iterator_begin_columns(&run->base, b, h, tile.kv0);
             attune__kv_tile part;
-            while (attune__walk_tile(&walk, &part)) {
+            while (attune__block_iterator_next_tile(&iterator, &part)) {
                 const rows it = {.b = b, .h = h, .kv_h = kv_h, .q0 = part.kv0, .count = part.count};
                 tile.partial = part.partial;
                 keys_and_rows(run, &it, &tile, st);

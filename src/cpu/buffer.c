@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Buffers: host memory, our own or borrowed. */
+/* Buffers: host memory, allocated or of the caller. */
 #include "cpu/cpu.h"
 
 #include <string.h>

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The CPU backend: threaded, tiled attention in float, and in double as the oracle of the tests.
+ * The CPU backend: threaded, tiled attention in float, and in double, which is the oracle of the tests.
  *
- *     device.c    device, limits, measuring         launch.c        a call: items, threads, workspace
- *     buffer.c    host memory                       forward_tmpl.h  an item: the seven stages; merge of splits
- *     program.c   a choice made ready               backward*       likewise for gradients
- *     kernels.h   inner kernels                     kernel_*.c      their versions
- *     functions*  tanh and others of scores in float, by instruction set
- *     merge.c     partial results into one, back    walk.h          the tiles of a row of blocks
- *     mask.c      masks that follow a tensor
+ *     device.c    device, limits                    measure.c         peaks
+ *     buffer.c    host memory                       launch.c          a forward call: items, threads, workspace
+ *     program.c   programs                          forward_tmpl.h    a forward item: the seven stages
+ *     mask.c      masks computed from a tensor      backward*         likewise for the backward pass
+ *     merge.c     merging                           block_iterator.h  the tiles of a row of blocks
+ *     kernels.h   inner kernels                     kernel_*.c        their implementations
+ *     functions*  functions of scores in float, by instruction set
  *
- * Numerics. s = scale * dot(q, k), score expression, mask, softmax, in this order. A row that the mask empties, and one
- * whose every allowed score is -inf, gives o = 0 and lse = row_max = -inf. A NaN at an allowed pair makes o and lse of
- * its row NaN; a score of +inf does so too (inf - inf), as in IEEE arithmetic without guards. What q, k and v hold at
- * pairs that the mask forbids never reaches a result, be it NaN or infinite. Results do not depend on the number of
- * threads.
+ * Numerics. s = scale * dot(q, k), score expression, mask, softmax, in this order. A fully masked row, and one whose
+ * allowed scores are all -inf, has o = 0 and lse = row_max = -inf. A NaN at an allowed pair makes o and lse of its row
+ * NaN, and so does a score of +inf (inf - inf). Non-finite elements of q, k and v at forbidden pairs do not affect
+ * results. Results do not depend on the number of threads.
  */
 #ifndef ATTUNE_CPU_CPU_H
 #define ATTUNE_CPU_CPU_H
@@ -43,12 +42,12 @@ typedef struct attune__cpu_program {
     attune__program base;
     attune__shape shape;
     attune_plan_choice choice;
-    const attune_expr *score;         /* NULL = none. A partial block evaluates the mask's own */
+    const attune_expr *score;         /* NULL = none. Partial blocks evaluate the expression of the mask */
     const attune__gradient *gradient; /* of score, in backward */
-    uint32_t weight;                  /* of score and gradient, for each pair */
+    uint32_t weight;                  /* of score and gradient, per pair */
 } attune__cpu_program;
 
-/* One call as its threads see it. */
+/* The state of a call, which its threads share. */
 typedef struct attune__cpu_run {
     const attune__cpu_device *device;
     const attune__cpu_program *program;
@@ -58,9 +57,9 @@ typedef struct attune__cpu_run {
     size_t head_step, q_step;  /* query heads and rows of an item: head_step * q_step <= block_m */
     int64_t head_chunks;       /* items in a group of query heads */
     int64_t q_block, q_chunks; /* chunks of q_step rows never cross a block of q_block */
-    uint32_t splits;           /* parts of the keys, an item each */
+    uint32_t splits;           /* parts of the keys, with an item each */
     int64_t items;
-    char *parts; /* splits > 1: o of each row and split, then m and l (attune__split_size) */
+    char *parts; /* splits > 1: partial results: o of each row and split, then m and l (attune__split_size) */
     char *ml;
     char *scratch; /* of thread 0; the others follow */
     size_t scratch_bytes;
@@ -85,17 +84,17 @@ static inline char *attune__cpu_at(const attune_tensor *tensor, size_t element, 
     return attune__cpu_memory(tensor->buffer) + (int64_t)tensor->offset + index * (int64_t)element;
 }
 
-/* What a thread of a run does (attune__pool_fn; user is an attune__cpu_run): items, then rows of splits. */
+/* The work of a thread (attune__pool_fn; user is an attune__cpu_run): items, then merging rows of splits. */
 void attune__cpu_items_f32(void *run, uint32_t thread);
 void attune__cpu_items_f64(void *run, uint32_t thread);
 void attune__cpu_merge_f32(void *run, uint32_t thread);
 void attune__cpu_merge_f64(void *run, uint32_t thread);
 
-/* How many of the device's threads a loop is worth (plan/cut.h), but at most `most`. */
+/* The number of threads that a loop pays for (plan/cut.h), at most `most`. */
 uint32_t attune__cpu_threads(const attune__cpu_device *device, bool f64, double pairs, uint32_t flop, uint32_t weight,
                              uint64_t most);
 
-/* Captures of the score expression as arrays; entries of parameters stay empty. */
+/* Captures of the score expression as arrays; entries of parameters are not set. */
 void attune__cpu_bind(const attune_expr *score, const attune_tensor *tensors, attune_array *captures);
 double attune__cpu_now(void);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The device: what this machine is, its kernels and threads. */
+/* The device: description of the machine, kernels, threads. */
 #include "cpu/cpu.h"
 
 #include <stdio.h>
@@ -9,13 +9,13 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-/* More threads than this are a typing error. */
+/* Larger numbers are assumed to be typing errors. */
 #define MAX_THREADS 4096
 
 #define MIN_L2 (UINT32_C(256) << 10)
 #define ANY_L2 (UINT32_C(512) << 10)
 
-/* Portable C first; what the processor has overrides it. */
+/* Portable C first, overridden by the best instruction set of the processor. */
 static void choose_kernels(attune__cpu_kernels_f32 *f32, attune__cpu_kernels_f64 *f64)
 {
     attune__cpu_kernels_generic_f32(f32);
@@ -138,7 +138,7 @@ static attune_status device_open(const attune__host *host, uint32_t index, attun
     }
     const uint32_t threads = attune__pool_threads(made->pool);
     if (threads < wanted)
-        attune__log(host, ATTUNE_LOG_WARNING, "cpu: the system gave %u of %u threads", threads, wanted);
+        attune__log(host, ATTUNE_LOG_WARNING, "cpu: the system started %u of %u threads", threads, wanted);
     fill_info(&made->base.info, threads, made->f32.lanes);
     *device = &made->base;
     return ATTUNE_OK;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Forward in double: the oracle. */
+/* Forward in double. */
 #include "cpu/cpu.h"
 
 #include <math.h>

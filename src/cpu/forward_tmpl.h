@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Forward and decode, one item at a time: the rows (h, q) of some query heads that share a head of k and v, against the
+ * Forward and decode, one item at a time: the rows (h, q) of some query heads that share a head of k and v, with the
  * tiles of one split. Included once for each arithmetic type, with REAL, NAME, KERNELS, REAL_DTYPE, REAL_EXP and
  * SCORE_ROW defined.
  *
@@ -8,18 +8,18 @@
  */
 #include <string.h>
 
-#include "cpu/walk.h"
+#include "cpu/block_iterator.h"
 
-/* Up to this many rows, products read k and v in place: packing pays when enough rows share it. */
+/* Up to this many rows, products read k and v in place: packing pays only if enough rows share it. */
 #define DIRECT_ROWS 12
-/* Rows of 16-bit storage that are widened at a time: they stay in the first-level cache. */
+/* Rows of 16-bit storage that are converted at a time, so that they stay in the L1 cache. */
 #define STAGE_ROWS 8
 
 /* A thread's arrays, in the order of attune__cpu_scratch_size. */
 typedef struct state {
     REAL *q, *k, *v, *s, *o;
-    REAL *m, *l;      /* of each row: largest score so far, and the sum of exp(s - m) */
-    REAL *valid;      /* of each row: 1 once any pair was allowed */
+    REAL *m, *l;      /* of each row: the running maximum, and the sum of exp(s - m) */
+    REAL *valid;      /* of each row: 1 if any pair was allowed */
     uint8_t *allowed; /* of one row of a tile */
     void *expr;
     size_t ldq, lds, ldo;
@@ -51,7 +51,7 @@ static state state_at(const attune__cpu_run *run, uint32_t thread)
     return st;
 }
 
-/* Rows of the last blocks first: under a causal mask they are the longest, and short items fill the end. */
+/* The last rows first: with a causal mask they are the longest, and short items balance the end. */
 static item item_at(const attune__cpu_run *run, int64_t index)
 {
     const attune__forward *call = run->call;
@@ -87,7 +87,7 @@ static int64_t row_query(const item *it, size_t r)
     return it->q0 + (int64_t)(r % it->queries);
 }
 
-/* 1: load Q, scaled if the plan says so. */
+/* 1: load Q, prescaled if the plan has prescale_qk. */
 static void load_q(const attune__cpu_run *run, const item *it, const state *st)
 {
     const attune_tensor *q = &run->call->q;
@@ -106,7 +106,7 @@ static void load_q(const attune__cpu_run *run, const item *it, const state *st)
     }
 }
 
-/* A tile of k or v where it lies. */
+/* A tile of k or v in its tensor. */
 typedef struct source {
     const char *rows;
     ptrdiff_t stride;
@@ -116,7 +116,7 @@ typedef struct source {
 static source source_at(const attune_tensor *tensor, const item *it, int64_t row)
 {
     size_t element = attune_dtype_size(tensor->dtype);
-    /* A batch of one serves all. */
+    /* A batch of one broadcasts. */
     int64_t b = tensor->size[0] == 1 ? 0 : it->b;
     return (source){attune__cpu_at(tensor, element, b, it->kv_h, row),
                     (ptrdiff_t)(tensor->stride[2] * (int64_t)element), tensor->dtype};
@@ -145,7 +145,7 @@ static void scores(const attune__cpu_run *run, const item *it, const state *st, 
     }
 }
 
-/* What a row of a partial block allows. */
+/* Evaluates the mask for a row of a partial block. */
 static void allow(const attune__cpu_run *run, const item *it, const state *st, size_t r, const attune__kv_tile *tile)
 {
     const attune_mask *mask = run->call->mask;
@@ -190,7 +190,7 @@ static void softmax(const attune__cpu_run *run, const item *it, const state *st,
         const REAL old = st->m[r];
         const REAL tile_max = kernels->row_max(s, n);
         const REAL m = tile_max > old ? tile_max : old;
-        /* With no score above -inf yet, any finite reference gives exp(-inf) = 0 instead of exp(-inf + inf). */
+        /* While the maximum is -inf, a finite reference avoids exp(-inf + inf). */
         const REAL reference = m == -(REAL)INFINITY ? 0 : m;
         const REAL sum = kernels->row_exp(s, n, reference);
         if (m != old) {
@@ -203,7 +203,7 @@ static void softmax(const attune__cpu_run *run, const item *it, const state *st,
     }
 }
 
-/* O += P V where forbidden pairs meet an infinity or NaN in V, whose product with their P = 0 would be NaN. */
+/* O += P V without forbidden pairs, for V with non-finite elements: 0 * inf and 0 * NaN would be NaN. */
 static void accumulate_allowed(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
                                size_t panel_stride)
 {
@@ -247,7 +247,7 @@ static void accumulate(const attune__cpu_run *run, const item *it, const state *
     }
 }
 
-/* lse and row_max of a row; a tensor that is not wanted has no buffer. */
+/* Stores lse or row_max of a row; the buffer is NULL if it is not requested. */
 static void store_value(const attune_tensor *tensor, int64_t b, int64_t h, int64_t q, REAL value)
 {
     if (tensor->buffer)
@@ -260,7 +260,7 @@ static void store(const attune__cpu_run *run, int64_t b, int64_t h, int64_t q, R
     const attune__forward *call = run->call;
     const attune_tensor *out = &call->o;
     const size_t dv = run->program->shape.head_dim_v;
-    /* The sum is 0 if and only if every allowed score is -inf: otherwise the largest adds 1. */
+    /* The sum is 0 only if every allowed score is -inf: otherwise the maximum contributes 1. */
     const bool empty = !valid || l == 0;
     if (empty) {
         if (!call->part)
@@ -268,14 +268,14 @@ static void store(const attune__cpu_run *run, int64_t b, int64_t h, int64_t q, R
         m = -(REAL)INFINITY;
         l = 1;
     } else if (isnan(l) && m != (REAL)INFINITY) {
-        m = l; /* a score is NaN: so is the largest */
+        m = l; /* a score is NaN, and so is the maximum */
     }
     run->device->KERNELS.store_row(attune__cpu_at(out, attune_dtype_size(out->dtype), b, h, q), out->dtype, o, dv, l);
     store_value(&call->lse, b, h, q, (REAL)((double)m + log((double)l)));
     store_value(&call->row_max, b, h, q, m);
 }
 
-/* The o of a row's first split, and its m and l; those of the other splits follow. */
+/* o, and m and l, of a row's first split; those of the other splits follow. */
 static REAL *part_o(const attune__cpu_run *run, int64_t row)
 {
     return (REAL *)(void *)run->parts + (size_t)row * run->splits * run->program->shape.head_dim_v;
@@ -286,7 +286,7 @@ static REAL *part_ml(const attune__cpu_run *run, int64_t row)
     return (REAL *)(void *)run->ml + (size_t)row * run->splits * 2;
 }
 
-/* 7, split: keep O, m, l for the merge. */
+/* 7, split: store the partial result O, m, l. */
 static void store_part(const attune__cpu_run *run, const item *it, const state *st, size_t r)
 {
     const attune__forward *call = run->call;
@@ -308,9 +308,9 @@ void NAME(cpu_items)(void *user, uint32_t thread)
             return;
         const item it = item_at(run, index);
         load_q(run, &it, &st);
-        attune__walk walk = attune__walk_begin(run, it.b, it.h0, it.q0, it.split);
+        attune__block_iterator iterator = attune__block_iterator_begin(run, it.b, it.h0, it.q0, it.split);
         attune__kv_tile tile;
-        while (attune__walk_tile(&walk, &tile)) {
+        while (attune__block_iterator_next_tile(&iterator, &tile)) {
             scores(run, &it, &st, &tile);
             modify(run, &it, &st, &tile);
             softmax(run, &it, &st, &tile);
@@ -325,7 +325,7 @@ void NAME(cpu_items)(void *user, uint32_t thread)
     }
 }
 
-/* 7, split: merge. The o of the first split becomes the sum. */
+/* 7, split: merge the partial results, in place of the first split's o. */
 void NAME(cpu_merge)(void *user, uint32_t thread)
 {
     (void)thread;
@@ -343,7 +343,7 @@ void NAME(cpu_merge)(void *user, uint32_t thread)
             m = ml[2 * i] > m ? ml[2 * i] : m;
         const REAL reference = m == -(REAL)INFINITY ? 0 : m;
         for (uint32_t i = 0; i < run->splits; i++) {
-            /* A split that saw nothing has m = -inf: it adds 0. */
+            /* A split without allowed pairs has m = -inf, and adds 0. */
             const REAL factor = REAL_EXP(ml[2 * i] - reference);
             REAL *o = first + i * dv;
             run->device->KERNELS.row_scale(o, dv, factor);
@@ -353,7 +353,7 @@ void NAME(cpu_merge)(void *user, uint32_t thread)
                     first[d] += o[d];
         }
         const int64_t plane = row / call->q_len;
-        /* Validity needs no flag here: without an allowed pair no split has a sum. */
+        /* No flag is needed here: without an allowed pair every split has a sum of 0. */
         store(run, plane / call->heads, plane % call->heads, row % call->q_len, first, m, l, l != 0);
     }
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The functions on the 128 bits that every machine's vectors have. */
+/* The functions with 128-bit vectors, which all supported processors have. */
 #include "cpu/functions.h"
 
 #define TARGET

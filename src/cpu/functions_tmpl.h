@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Functions on columns of f32, in GNU C's vectors. Included once for each instruction set, with TARGET, SPECIALISE,
- * LANES, the vectors vf, vi and vd, fma_f, fma_d, any, widen_low, widen_high, narrow, FUNCTIONS and RUNS defined; FLOOR
- * and CEIL where the set has them.
+ * Functions over arrays of f32, in GNU C's vector extensions. Included once for each instruction set, with TARGET,
+ * SPECIALISE, LANES, the vectors vf, vi and vd, fma_f, fma_d, any, widen_low, widen_high, narrow, FUNCTIONS and RUNS
+ * defined; FLOOR and CEIL if the set has them.
  *
  * Polynomials in f32 are those of Moshier's Cephes. Reductions by ln 2 and pi / 2 are Cody & Waite's: constants in two
- * parts, of which the first has so few bits that its product is exact without fused operations too. Adding a number of
- * the size of the mantissa rounds to a whole one, whose integer stands in the low bits; on NaN those mean nothing, and
- * whatever is multiplied by them stays NaN.
+ * parts, the first with so few bits that its product is exact without FMA too. Adding 1.5 * 2^23 (2^52 in f64) rounds
+ * to an integer in the low bits; for NaN these bits are meaningless, and products with them remain NaN.
  */
 #include <float.h>
 #include <math.h>
@@ -58,7 +57,7 @@ SPECIALISE vf choose(vi mask, vf a, vf b)
     return (vf)((mask & (vi)a) | (~mask & (vi)b));
 }
 
-/* A NaN is neither less nor greater: it stays. */
+/* NaN remains NaN. */
 SPECIALISE vf at_most(vf x, float limit)
 {
     return choose(x > limit, all_f(limit), x);
@@ -94,7 +93,7 @@ SPECIALISE vf two_to(vi n)
     return (vf)(((vu)n + 127u) << 23);
 }
 
-/* A factor that may be no normal number is two that are; the second product rounds, once. */
+/* A factor that may be subnormal is the product of two normal ones; only the second multiplication rounds. */
 SPECIALISE vf value_of(power p)
 {
     const vi half = p.n >> 1;
@@ -144,7 +143,7 @@ SPECIALISE vf power_and_one(power p, vf scale)
     return fma_f(scale, p.tail, scale + 1.0f);
 }
 
-/* Small ones by a polynomial, which keeps their relative accuracy; others as 1 - 2 / (e^2x + 1). */
+/* A polynomial for small |x|, for relative accuracy; 1 - 2 / (e^2x + 1) otherwise. */
 SPECIALISE vf tanh_of(vf x)
 {
     const vf a = magnitude(x), z = a * a;
@@ -159,7 +158,7 @@ SPECIALISE vf tanh_of(vf x)
     return (vf)((vu)choose(a < 0.625f, small, large) | sign(x));
 }
 
-/* 1 / (e^-x + 1); below -16 e^x / (e^x + 1) = e^x - e^2x, which may be no normal number. */
+/* 1 / (e^-x + 1); below -16, e^x / (e^x + 1) = e^x - e^2x, which may be subnormal. */
 SPECIALISE vf sigmoid_of(vf x)
 {
     const vi low = x < -16.0f;
@@ -197,7 +196,7 @@ SPECIALISE vf log_tail(vf f)
     return fma_f(p * f, z, -0.5f * z);
 }
 
-/* What either logarithm is where x is not above 0, or not finite. */
+/* The logarithm of x <= 0 and of non-finite x. */
 SPECIALISE vf log_domain(vf x, vf log)
 {
     log = choose(x < INFINITY, log, x + x);
@@ -213,7 +212,7 @@ SPECIALISE vf log_of(vf x)
     return log_domain(x, fma_f(n, all_f(0.693359375f), f + tail));
 }
 
-/* log2(e) as 1 and what is left of it. */
+/* log2(e) as 1 and the remainder. */
 SPECIALISE vf log2_of(vf x)
 {
     vf f;
@@ -224,7 +223,7 @@ SPECIALISE vf log2_of(vf x)
 /* -------------------------------------------------------------------------------------------------------- sine, cosine
  */
 
-/* Past it a quotient by pi / 2 is no longer whole numbers that f32 tells apart well enough: libm's. */
+/* Larger angles cannot be reduced accurately enough with f32 quotients, and use libm. */
 #define FAR_ANGLE 51471.0f
 
 /* |x| - n pi / 2 in f64: n has at most 16 bits, and the first part of pi / 2 has 33. */
@@ -233,8 +232,8 @@ SPECIALISE vd reduce(vd x, vd n)
     return fma_d(n, all_d(-0x1.0b4611a626331p-34), fma_d(n, all_d(-0x1.921fb544p+0), x));
 }
 
-/* quarters: how many quarters of the circle lie between. */
-SPECIALISE vf wave(vf x, uint32_t quarters)
+/* quarters: 0 for sin, 1 for cos. */
+SPECIALISE vf sine(vf x, uint32_t quarters)
 {
     const vf a = magnitude(x), shifted = step_f(a, all_f(0x1.45f306p-1f), ROUND_F), n = shifted - ROUND_F;
     const vf r = narrow(reduce(widen_low(a), widen_low(n)), reduce(widen_high(a), widen_high(n))), z = r * r;
@@ -253,12 +252,12 @@ SPECIALISE vf wave(vf x, uint32_t quarters)
 
 SPECIALISE vf sin_of(vf x)
 {
-    return (vf)((vu)wave(x, 0) ^ sign(x));
+    return (vf)((vu)sine(x, 0) ^ sign(x));
 }
 
 SPECIALISE vf cos_of(vf x)
 {
-    return wave(x, 1);
+    return sine(x, 1);
 }
 
 SPECIALISE vi far_angle(vf x)
@@ -284,11 +283,11 @@ SPECIALISE vd log2_wide(vd x)
     p = step_d(p, z, 0x1.71547652b82fep+1 / 5);
     p = step_d(p, z, 0x1.71547652b82fep+1 / 3);
     p = step_d(p, z, 0x1.71547652b82fep+1);
-    /* A whole number below 2^52 in the mantissa of 2^52. */
+    /* An integer below 2^52 in the mantissa of 2^52. */
     return fma_d(p, s, (vd)(n | (vl)all_d(0x1p52)) - (0x1p52 + 1023));
 }
 
-/* 2^x, which f32 has as 0 or infinity past the limits: the series of e^(x ln 2). */
+/* 2^x as the series of e^(x ln 2). Outside of the limits the result is 0 or infinity in f32. */
 SPECIALISE vd exp2_wide(vd x)
 {
     x = (vd)(((x > 200.0) & (vl)all_d(200)) | (~(x > 200.0) & (vl)x));
@@ -321,8 +320,8 @@ SPECIALISE vf pow_of(vf x, vf y)
     return choose(negative & ~whole(b), all_f(NAN), value);
 }
 
-/* Zeros, infinities and NaN: libm knows the rules. */
-SPECIALISE vi far_power(vf x, vf y)
+/* Zeros, infinities and NaN use libm. */
+SPECIALISE vi power_needs_libm(vf x, vf y)
 {
     return ~((magnitude(x) > 0.0f) & (magnitude(x) < INFINITY) & (magnitude(y) < INFINITY));
 }
@@ -330,7 +329,7 @@ SPECIALISE vi far_power(vf x, vf y)
 /* --------------------------------------------------------------------------------------------------------------
  * columns */
 
-/* What is left behind the last whole vector goes through a copy, with ones behind it. */
+/* The remainder after the last whole vector is copied to a vector that is padded with ones. */
 #define COLUMNS(name, value)                                                                                           \
     TARGET static void name(float *to, const float *x, size_t count)                                                   \
     {                                                                                                                  \
@@ -366,7 +365,7 @@ COLUMNS(columns_log2, log2_of)
 COLUMNS(columns_tanh, tanh_of)
 COLUMNS(columns_sigmoid, sigmoid_of)
 
-/* Only the lanes that are far are libm's, so that a value is the same whatever stands beside it. */
+/* Only these lanes use libm, so that a value does not depend on its neighbours. */
 SPECIALISE vf replace(vf value, vi far, float (*function)(float), vf x)
 {
     for (int i = 0; i < LANES; i++)
@@ -392,7 +391,7 @@ COLUMNS(columns_cos, any_cos)
 
 SPECIALISE vf any_pow(vf x, vf y)
 {
-    const vi far = far_power(x, y);
+    const vi far = power_needs_libm(x, y);
     vf value = pow_of(x, y);
     if (any(far))
         for (int i = 0; i < LANES; i++)

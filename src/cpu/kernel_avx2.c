@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * The kernels for x86 processors with AVX2, FMA and F16C. The product keeps 6 rows x 16 columns of the result in 12 of
- * the 16 registers, as BLIS does on these machines: two loads of b and six broadcasts of a feed twelve multiply-adds.
- */
+/* The kernels for x86 processors with AVX2, FMA and F16C. The matrix product keeps 6 rows x 16 columns of the result in
+ * 12 of the 16 registers, as BLIS does: two loads of b and six broadcasts of a for twelve FMAs. */
 #include "cpu/kernels.h"
 
 #if defined(__x86_64__)
@@ -12,7 +10,7 @@
 #include <math.h>
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
-/* Constant arguments must reach the body: each use is a specialisation. */
+/* Inlined, so that each use is specialised for its constant arguments. */
 #define SPECIALISE TARGET static inline __attribute__((always_inline))
 
 #define PANEL 16
@@ -36,7 +34,7 @@ SPECIALISE size_t load_bytes(attune_dtype dtype)
     return dtype == ATTUNE_F32 ? LANES * sizeof(float) : LANES * sizeof(uint16_t);
 }
 
-/* All ones in the lanes that hold an infinity or NaN: an exponent of all ones. */
+/* All ones in the lanes that are infinite or NaN: their exponent is all ones. */
 SPECIALISE __m256i not_finite(__m256 x)
 {
     const __m256i exponent = _mm256_set1_epi32(0x7f800000);
@@ -71,7 +69,7 @@ TARGET static void load_rows(float *to, size_t ld, const void *from, ptrdiff_t s
 #undef CALL
 }
 
-/* Eight rows of eight become eight columns: out[c * PANEL + r] = in[r][c]. */
+/* Transposes 8 x 8: out[c * PANEL + r] = in[r][c]. */
 SPECIALISE void transpose(float *out, const __m256 in[8])
 {
     __m256 a[8], b[8];
@@ -158,7 +156,7 @@ TARGET static bool all_finite(const void *from, ptrdiff_t stride, attune_dtype d
 #undef CALL
 }
 
-/* To nearest, ties to even; a NaN stays one. */
+/* To nearest, ties to even; NaN remains NaN. */
 SPECIALISE __m128i bf16_from_f32(__m256 x)
 {
     __m256i bits = _mm256_castps_si256(x);
@@ -187,7 +185,7 @@ TARGET static void store_row(void *to, attune_dtype dtype, const float *from, si
 
 /* --------------------------------------------------------------------------------------------------------- products */
 
-/* Rows are spelled out, so that the sums are registers under any compiler and option. */
+/* Rows are unrolled by macros, so that the sums are in registers for any compiler and option. */
 #define ROWS_1(X) X(0)
 #define ROWS_2(X) ROWS_1(X) X(1)
 #define ROWS_3(X) ROWS_2(X) X(2)
@@ -232,13 +230,14 @@ BLOCK(4)
 BLOCK(5)
 BLOCK(6)
 
-/* A panel of b stays in the first-level cache while a goes by. */
+/* A panel of b stays in the L1 cache for all rows of a. */
 SPECIALISE void product(float *c, size_t ldc, const float *a, size_t lda, size_t m, size_t k, const float *b,
                         size_t panel_stride, size_t panels, float scale, bool add)
 {
     for (size_t j = 0; j < panels; j++, b += panel_stride, c += PANEL) {
         size_t r = 0;
-        /* 7 and 8 rows are 4 and the rest: one or two rows alone would wait for their own sums. */
+        /* 7 and 8 rows are computed as 4 and the rest: one or two rows have too few independent sums to hide the
+         * latency. */
         for (; m - r >= 6 && m - r != 7 && m - r != 8; r += 6)
             block_6(c + r * ldc, ldc, a + r * lda, lda, k, b, scale, add);
         if (m - r > 6) {
@@ -281,20 +280,20 @@ TARGET static void multiply_add(float *c, size_t ldc, const float *a, size_t lda
     product(c, ldc, a, lda, m, k, b, panel_stride, panels, 1, true);
 }
 
-/* The sums of four vectors. */
+/* The horizontal sums of four vectors. */
 SPECIALISE __m128 sums(__m256 a, __m256 b, __m256 c, __m256 d)
 {
     __m256 abcd = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
     return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
 }
 
-/* Four rows of k with one row of q; the loads of k are the cost when k comes from memory. */
+/* Four rows of k with one row of q: loads of k dominate if k is in memory. */
 TARGET static void dots(float *s, size_t lds, const float *q, size_t ldq, size_t rows, const void *k, ptrdiff_t stride,
                         size_t count, size_t columns, float scale)
 {
     const char *first = k;
     for (size_t c = 0; c < count; c += 4) {
-        /* Past the end the last row is read again, and its result dropped. */
+        /* Past the end the last row is read again, and the result dropped. */
         const float *row[4];
         for (size_t i = 0; i < 4; i++)
             row[i] = (const float *)(const void *)(first + (ptrdiff_t)(c + i < count ? c + i : count - 1) * stride);
@@ -361,7 +360,7 @@ TARGET static void axpys(float *o, size_t ldo, const float *p, size_t ldp, size_
 TARGET static float row_max(const float *s, size_t n)
 {
     __m256 max0 = _mm256_set1_ps(-INFINITY), max1 = max0;
-    /* The second operand survives a NaN in the first. */
+    /* If the first operand is NaN, max returns the second. */
     for (size_t i = 0; i < n; i += 2 * LANES) {
         max0 = _mm256_max_ps(_mm256_loadu_ps(s + i), max0);
         max1 = _mm256_max_ps(_mm256_loadu_ps(s + i + LANES), max1);
@@ -372,7 +371,7 @@ TARGET static float row_max(const float *s, size_t n)
     return _mm_cvtss_f32(_mm_max_ss(max, _mm_movehdup_ps(max)));
 }
 
-/* As exp_nonpositive in kernel_generic_f32.c, fused. */
+/* As exp_nonpositive in kernel_generic_f32.c, with FMA. */
 SPECIALISE __m256 exp_nonpositive(__m256 x)
 {
     __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0x1.715476p+0f)),
@@ -387,7 +386,7 @@ SPECIALISE __m256 exp_nonpositive(__m256 x)
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(5.0000001201e-1f));
     p = _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
     __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
-    /* Ordered: a NaN is not small. */
+    /* Ordered comparison: false for NaN. */
     __m256 small = _mm256_cmp_ps(x, _mm256_set1_ps(-87.33654f), _CMP_LT_OQ);
     return _mm256_andnot_ps(small, _mm256_mul_ps(p, _mm256_castsi256_ps(bits)));
 }
@@ -441,8 +440,8 @@ TARGET static bool row_mask(float *s, const uint8_t *allowed, size_t n)
     return any != 0;
 }
 
-/* Twelve chains: enough for two units of a latency of up to six. They start apart, or the compiler would make one of
- * them. */
+/* Twelve independent chains, for two units with a latency of up to six cycles. They have different initial values, so
+ * that the compiler does not merge them. */
 #define PEAK_START(r) __m256 sum##r##0 = _mm256_set1_ps((r)), sum##r##1 = _mm256_set1_ps((r) + 0.5f);
 #define PEAK_STEP(r)                                                                                                   \
     sum##r##0 = _mm256_fmadd_ps(sum##r##0, x, y);                                                                      \

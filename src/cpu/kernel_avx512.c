@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * What AVX-512F improves on the AVX2 kernels: the product, on 12 rows x two panels, whose sums fill 24 of the 32
- * registers, and the softmax of a row. Packed panels have the same layout for both.
- */
+/* The kernels that AVX-512F makes faster than AVX2: the matrix product, with 12 rows x two panels in 24 of the 32
+ * registers, and the softmax of a row. Packed panels have the same layout for both. */
 #include "cpu/kernels.h"
 
 #if defined(__x86_64__)
@@ -75,7 +73,7 @@ SPECIALISE void strip(float *c, size_t ldc, const float *a, size_t lda, size_t m
 {
     for (; m >= 12; m -= 12, c += 12 * ldc, a += 12 * lda)
         block_12(c, ldc, a, lda, k, b, panel_stride, scale, add, two);
-    /* The rest in powers of two: few variants, and rare. */
+    /* The remaining rows in powers of two, which limits the number of variants. */
     if (m & 8) {
         block_8(c, ldc, a, lda, k, b, panel_stride, scale, add, two);
         c += 8 * ldc;
@@ -119,13 +117,13 @@ TARGET static void multiply_add(float *c, size_t ldc, const float *a, size_t lda
 TARGET static float row_max(const float *s, size_t n)
 {
     __m512 max = _mm512_set1_ps(-INFINITY);
-    /* The second operand survives a NaN in the first. */
+    /* If the first operand is NaN, max returns the second. */
     for (size_t i = 0; i < n; i += LANES)
         max = _mm512_max_ps(_mm512_loadu_ps(s + i), max);
     return _mm512_reduce_max_ps(max);
 }
 
-/* As exp_nonpositive in kernel_generic_f32.c, fused. */
+/* As exp_nonpositive in kernel_generic_f32.c, with FMA. */
 SPECIALISE __m512 exp_nonpositive(__m512 x)
 {
     __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(0x1.715476p+0f)),
@@ -140,7 +138,7 @@ SPECIALISE __m512 exp_nonpositive(__m512 x)
     p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
     p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
     __m512i bits = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
-    /* Not less than, unordered: a NaN is not small. */
+    /* Not less than, unordered: true for NaN. */
     __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.33654f), _CMP_NLT_UQ);
     return _mm512_maskz_mul_ps(keep, p, _mm512_castsi512_ps(bits));
 }

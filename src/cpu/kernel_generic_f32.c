@@ -4,9 +4,11 @@
 
 #include <string.h>
 
-/* exp(x) for x <= 0 or NaN: x = n ln 2 + r with ln 2 in two parts (Cody & Waite), and the polynomial of Moshier's
+/*
+ * exp(x) for x <= 0 or NaN: x = n ln 2 + r with ln 2 in two parts (Cody & Waite), and the polynomial of Moshier's
  * Cephes expf. Results below the smallest normal number are 0. The bias is added by integer arithmetic on unsigned, so
- * that a NaN's meaningless n harms nothing. */
+ * that the meaningless n of a NaN cannot overflow.
+ */
 static inline float exp_nonpositive(float x)
 {
     float clamped = x < -88.0f ? -88.0f : x;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * The portable kernels: products in GNU C's vectors, the rest as loops that compilers vectorise. Included once for each
- * arithmetic type, with REAL, NAME, REAL_DTYPE and REAL_EXP defined.
- */
+/* The portable kernels: matrix products with GNU C's vector extensions, the others as loops that compilers vectorise.
+ * Included once for each arithmetic type, with REAL, NAME, REAL_DTYPE and REAL_EXP defined. */
 #include "cpu/kernels.h"
 
 #include <math.h>
@@ -12,7 +10,7 @@
 
 #define PANEL 16
 
-/* Storage may lie at any address: a caller may wrap a mapped file. */
+/* Storage may be unaligned: a caller may wrap a mapped file. */
 static inline REAL load(const char *from, attune_dtype dtype, size_t index)
 {
     if (dtype == ATTUNE_F16 || dtype == ATTUNE_BF16) {
@@ -82,18 +80,18 @@ static void store_row(void *to, attune_dtype dtype, const REAL *from, size_t col
     }
 }
 
-/* The 128 bits that every machine's vectors have; compilers without them fall back to scalars. */
+/* 128-bit vectors, which all supported processors have; compilers use scalars otherwise. */
 typedef REAL vector __attribute__((vector_size(16), aligned(sizeof(REAL)), may_alias));
 #define LANES (16 / sizeof(REAL))
 
-#define ROWS 4 /* of c at a time, by two vectors: the sums are eight of at least sixteen registers */
+#define ROWS 4 /* of c at a time, by two vectors: the sums take eight of at least sixteen registers */
 
 static inline __attribute__((always_inline)) vector vector_at(const REAL *from)
 {
     return *(const vector *)(const void *)from;
 }
 
-/* One row of a block: constant `wanted` drops what is not. */
+/* One row of a block; branches on constant arguments are removed. */
 static inline __attribute__((always_inline)) void store_block(REAL *c, vector sum0, vector sum1, REAL scale, bool add,
                                                               bool wanted)
 {
@@ -223,7 +221,7 @@ static bool row_mask(REAL *s, const uint8_t *allowed, size_t n)
 
 static REAL peak(size_t rounds)
 {
-    /* They start apart, or the compiler would make one of them. */
+    /* Different initial values, so that the compiler does not merge the chains. */
     vector s0 = {1}, s1 = {2}, s2 = {3}, s3 = {4}, s4 = {5}, s5 = {6}, s6 = {7}, s7 = {8};
     const REAL x = (REAL)0.999, y = (REAL)0.001;
     for (size_t round = 0; round < rounds; round++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The inner kernels of the CPU backend as tables of functions. The portable C of kernel_generic_*.c fills every entry;
- * what the processor has besides overrides entries when the device is opened, so that a test can hold each against the
+ * opening the device overrides entries by those of the processor's instruction sets. Tests compare each with the
  * portable one.
  */
 #ifndef ATTUNE_CPU_KERNELS_H
@@ -24,7 +24,8 @@
 #undef REAL
 #undef NAME
 
-/* Each overrides what it has and returns true if this processor runs it; otherwise it leaves the table alone. */
+/* Overrides the entries that it implements and returns true if the processor has the instructions; otherwise the table
+ * is unchanged. */
 bool attune__cpu_kernels_avx2(attune__cpu_kernels_f32 *kernels);
 bool attune__cpu_kernels_avx512(attune__cpu_kernels_f32 *kernels); /* on top of AVX2 */
 

@@ -4,8 +4,8 @@
  * with REAL and NAME defined. Matrices are row-major, leading dimensions (ld) are in elements of REAL; storage in
  * tensors is read and written at any alignment, `stride` bytes from row to row.
  *
- * A packed matrix is a sequence of panels of ATTUNE__PANEL columns: panel j holds element (p, 16 j + c) at
- * j * panel_stride + 16 p + c, so that the innermost loop of a product reads it in order, whatever the vector width.
+ * A packed matrix is a sequence of panels of ATTUNE__PANEL columns: panel j holds element (p, 16 j + c) at j *
+ * panel_stride + 16 p + c, so that the innermost loop of a product reads it sequentially for any vector width.
  */
 
 typedef struct NAME(cpu_kernels) {
@@ -18,7 +18,7 @@ typedef struct NAME(cpu_kernels) {
     /* Packs the transpose: rows of `from` become columns of the packed matrix, zeros up to a whole panel. panel_stride
      * is 16 * columns; columns is a multiple of 8. */
     void (*pack_k)(REAL *to, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows, size_t columns);
-    /* Packs as it stands, zero columns up to a whole panel. False if an element is infinite or NaN. */
+    /* Packs without transposing, with zero columns up to a whole panel. False if an element is infinite or NaN. */
     bool (*pack_v)(REAL *to, size_t panel_stride, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
                    size_t columns);
     /* False if an element is infinite or NaN. */
@@ -41,13 +41,13 @@ typedef struct NAME(cpu_kernels) {
                   size_t count, size_t columns);
 
     /* Rows of scores: n is a multiple of 16. */
-    REAL (*row_max)(const REAL *s, size_t n);          /* -inf if all are NaN: NaN is found in the sum */
+    REAL (*row_max)(const REAL *s, size_t n);          /* -inf if all are NaN: the sum is then NaN */
     REAL (*row_exp)(REAL *s, size_t n, REAL m);        /* s = exp(s - m), which must be <= 0 or NaN; returns the sum */
     void (*row_scale)(REAL *o, size_t n, REAL factor); /* n is a multiple of 8 */
     /* s = -inf where allowed is 0; returns whether any is not. Any n. */
     bool (*row_mask)(REAL *s, const uint8_t *allowed, size_t n);
 
-    /* Runs `rounds` rounds of peak_flops independent operations each; the result only keeps them alive. */
+    /* Runs `rounds` rounds of peak_flops independent operations each; returns a value so that they are not removed. */
     REAL (*peak)(size_t rounds);
     uint32_t peak_flops;
 } NAME(cpu_kernels);

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * A call: cut into items, which the threads of the pool take one after another, each with its scratch in the caller's
- * workspace. The work is done on return.
- */
+/* A call: it is divided into items, which the threads of the pool take from a counter. Each thread has scratch memory
+ * in the caller's workspace. The work is done on return. */
 #include "cpu/cpu.h"
 
 #include <time.h>
@@ -22,7 +20,7 @@ double attune__cpu_now(void)
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-static void cut(attune__cpu_run *run, bool decode)
+static void divide(attune__cpu_run *run, bool decode)
 {
     const attune__forward *call = run->call;
     const attune_mask *mask = call->mask;
@@ -88,9 +86,10 @@ static attune_status launch(const attune__program *program, const attune__forwar
         .block_n = mine->choice.block_n,
     };
     attune__cpu_bind(mine->score, call->captures, captures);
-    cut(&run, decode);
+    divide(&run, decode);
 
-    /* The workspace: parts of splits, then scratch for as many threads as fit. The base may be a caller's pointer. */
+    /* The workspace: partial results of splits, then scratch for as many threads as fit. It may be caller's memory of
+     * any alignment. */
     run.scratch_bytes = (size_t)attune__cpu_thread_size(&mine->shape, mine->choice.block_m, mine->choice.block_n);
     const size_t rows = (size_t)(call->batch * call->heads * call->q_len);
     const size_t parts_bytes = (size_t)attune__split_size(&mine->shape, run.splits, (uint32_t)real);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Masks that follow a tensor: the pool's threads classify rows of blocks, then one makes the lists. */
+/* Masks computed from a tensor: the pool's threads classify rows of blocks, then one thread builds the lists. */
 #include "cpu/cpu.h"
 
 typedef struct update {

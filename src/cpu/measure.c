@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The peaks that shares are reported of: independent multiply-adds, and a large copy, on all threads. */
+/* Measures peaks on all threads: independent multiply-adds, and a large copy. */
 #include "cpu/cpu.h"
 
 #include <string.h>
@@ -16,7 +16,7 @@ typedef struct measurement {
     size_t rounds; /* of each thread */
     char *to, *from;
     uint32_t threads;
-    atomic_uint next;    /* of as many shares as there are threads */
+    atomic_uint next;    /* index of a thread's share */
     _Atomic double sink; /* keeps the arithmetic alive */
 } measurement;
 
@@ -89,7 +89,7 @@ attune_status attune__cpu_measure(attune_device *device, attune_dtype dtype, dou
         for (const double start = now(); now() - start < SECONDS;) {
             const double seconds = run(&m, multiply_adds);
             const double rate = round * (double)m.rounds * m.threads / seconds;
-            /* A run that is long against waking the threads counts. */
+            /* Shorter runs are dominated by waking the threads. */
             if (seconds < 0.02)
                 m.rounds *= 2;
             else

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * Merging, a row at a time: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and
- * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). Sums are double. A part whose weight is 0 is not read, whatever its o
- * holds, unless the merge is strict.
- */
+/* Merging, a row at a time: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and d_lse_i = w_i
+ * (dot(d_o, o_i - o) + d_lse). Sums are double. A part whose weight is 0 is not read, unless the merge is strict. */
 #include <math.h>
 #include <string.h>
 
@@ -11,7 +8,7 @@
 #include "base/half.h"
 #include "cpu/cpu.h"
 
-#define COLUMNS 64 /* of a row that are summed at once */
+#define COLUMNS 64 /* of a row, summed at a time */
 
 typedef struct run {
     const attune__merge *call;
@@ -19,9 +16,9 @@ typedef struct run {
     atomic_llong next;
 } run;
 
-typedef struct place {
+typedef struct row_index {
     int64_t b, h, q;
-} place;
+} row_index;
 
 static double load(const char *at, attune_dtype dtype)
 {
@@ -55,18 +52,18 @@ static void store(char *at, attune_dtype dtype, double value)
     memcpy(at, &half, sizeof half);
 }
 
-static char *row_at(const attune_tensor *tensor, const place *p)
+static char *row_at(const attune_tensor *tensor, const row_index *p)
 {
     return attune__cpu_at(tensor, attune_dtype_size(tensor->dtype), p->b, p->h, p->q);
 }
 
-static double load_row(const attune_tensor *tensor, const place *p)
+static double load_row(const attune_tensor *tensor, const row_index *p)
 {
     return load(row_at(tensor, p), tensor->dtype);
 }
 
-/* The weights of the parts; returns the row's LSE. */
-static double weigh(const attune__merge *call, const place *p, double *weights)
+/* Computes the weights of the parts; returns the row's LSE. */
+static double compute_weights(const attune__merge *call, const row_index *p, double *weights)
 {
     double lse[ATTUNE__MERGE_PARTS], m = -INFINITY, sum = 0;
     if (!call->parts[0].lse.buffer) {
@@ -90,10 +87,10 @@ static double weigh(const attune__merge *call, const place *p, double *weights)
     return m + log(sum);
 }
 
-static void merge_row(const attune__merge *call, const place *p)
+static void merge_row(const attune__merge *call, const row_index *p)
 {
     double weights[ATTUNE__MERGE_PARTS];
-    const double lse = weigh(call, p, weights);
+    const double lse = compute_weights(call, p, weights);
     const bool empty = lse == -(double)INFINITY && !call->part;
     const int64_t columns = call->o.size[3];
     const size_t element = attune_dtype_size(call->o.dtype);
@@ -115,7 +112,7 @@ static void merge_row(const attune__merge *call, const place *p)
         store(row_at(&call->lse, p), call->lse.dtype, lse);
 }
 
-static void merge_row_backward(const attune__merge *call, const place *p)
+static void merge_row_backward(const attune__merge *call, const row_index *p)
 {
     const double lse = load_row(&call->lse, p), d_lse = call->d_lse.buffer ? load_row(&call->d_lse, p) : 0;
     const int64_t columns = call->o.size[3];
@@ -150,7 +147,7 @@ static void rows(void *user, uint32_t thread)
         const int64_t row = atomic_fetch_add_explicit(&r->next, 1, memory_order_relaxed);
         if (row >= size[0] * size[1] * size[2])
             return;
-        const place p = {.b = row / size[2] / size[1], .h = row / size[2] % size[1], .q = row % size[2]};
+        const row_index p = {.b = row / size[2] / size[1], .h = row / size[2] % size[1], .q = row % size[2]};
         if (r->backward)
             merge_row_backward(r->call, &p);
         else
@@ -164,7 +161,7 @@ static attune_status launch(const attune__program *merger, const attune__merge *
     const double start = call->seconds ? attune__cpu_now() : 0;
     run r = {.call = call, .backward = backward};
     atomic_init(&r.next, 0);
-    /* In double, an element at a time: conversions cost what a vector of the loop above does. */
+    /* In double and an element at a time: the loop is bound by conversions. */
     const int64_t *size = call->o.size;
     const double count = (double)size[0] * (double)size[1] * (double)size[2];
     const uint32_t flop = (uint32_t)size[3] * call->part_count * 2;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Programs: nothing is compiled, so that a program is the choice with what each call needs of it. */
+/* Programs: nothing is compiled; a program holds the choice and the expressions. */
 #include "cpu/cpu.h"
 
 #include "base/alloc.h"

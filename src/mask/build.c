@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * A mask from an expression. The block plane is halved until interval analysis decides each part or a part is one
- * block, so that the cost is near the number of blocks on the boundary between true and false (docs/masks.md).
- */
+/* Builds a mask from an expression. The block plane is halved until interval analysis decides a part or the part is one
+ * block, so that the cost is near the number of blocks on the boundary between true and false (docs/masks.md). */
 #include "mask/classify.h"
 
 #include "base/error.h"
@@ -24,11 +22,11 @@ static int32_t power_of_two_from(int64_t value)
     return power;
 }
 
-/* Block rows [r0, r0 + rows) and columns [c0, c0 + columns), cut at the plane. Parts are aligned powers of two, which
- * keeps the two sides of a diagonal alike at every level. */
+/* Block rows [r0, r0 + rows) and columns [c0, c0 + columns), clipped to the plane. Parts are aligned powers of two, so
+ * that a diagonal divides them symmetrically at every level. */
 static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t columns);
 
-/* The parts of what has just been found undecided. */
+/* Divides a part whose bounds are the last ones, and undecided. */
 static bool divide_parts(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t columns, bool split_rows,
                          bool split_columns)
 {
@@ -55,7 +53,7 @@ static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t
     if (r0 >= r1 || c0 >= c1)
         return true;
     attune__region region = attune__region_of(mask, r0, r1, c0, c1);
-    /* A dimension that the expression does not see has one value for all its indices. */
+    /* All indices of a dimension that the expression does not use have the same value. */
     if (!build->uses_q)
         region.q1 = region.q0;
     if (!build->uses_kv)
@@ -112,7 +110,7 @@ attune_status attune__mask_build(const attune_allocator *allocator, const attune
     if (status != ATTUNE_OK)
         goto done;
     build.mask = made;
-    /* Through the mask's own copies, which are contiguous. */
+    /* The mask's own copies are contiguous. */
     status = attune__classifier_init(&build.classifier, allocator, expr,
                                      &(attune__bindings){made->captures, made->parameters}, &build.work);
     if (status != ATTUNE_OK)

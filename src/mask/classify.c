@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Regions are decided by three means, cheapest first: interval analysis proves most; a few sample points, the
- * first of them where the last blocks had their values, find both in most regions that have both; and what is left is
- * halved, analysed again and, when small, evaluated element by element. The search ends as soon as it has seen both
- * values.
+ * Regions are classified by three methods, the cheapest first. Interval analysis decides most. A few sample points,
+ * beginning where earlier blocks had their values, find both values in most regions that have both. The remaining
+ * regions are halved and analysed again and, when small, evaluated element by element. The search ends as soon as both
+ * values are found.
  */
 #include "mask/classify.h"
 
@@ -12,18 +12,17 @@
 #include "base/alloc.h"
 #include "base/error.h"
 
-/* A region of this many elements costs about as much to evaluate as to analyse twice more. */
+/* Evaluating a region of this many elements costs about as much as two more analyses. */
 #define TILE_ROWS    16
 #define TILE_COLUMNS 64
 
-/* A list of open nodes is at most this share of the list that it is a part of, so that all lists have room in four
- * times the first. */
+/* A list of open nodes is at most this share of the list before it, so that all lists fit into four times the first. */
 #define NARROWER(count) ((count)*3 / 4)
 
-/* Fewer nodes than these are looked at faster than pruned. */
+/* With fewer nodes, pruning costs more than it saves. */
 #define WORTH_NARROWING 16
 
-/* Points inside a block that are tried before it is searched. */
+/* Sample points of a block before it is searched. */
 #define SAMPLES 8
 
 enum { SEEN_FALSE = 1, SEEN_TRUE = 2, SEEN_BOTH = 3 };
@@ -36,7 +35,7 @@ attune_status attune__classifier_init(attune__classifier *classifier, const attu
         .expr = expr,
         .bindings = *bindings,
         .work = work,
-        /* The corner far above the diagonal and the one far below: most masks are about order. */
+        /* The corners farthest above and below the diagonal, since most masks compare q with kv. */
         .hint = {{0, INT32_MAX}, {INT32_MAX, 0}},
     };
     attune_status status = attune__ranges_create(allocator, expr, bindings, &classifier->ranges);
@@ -118,14 +117,14 @@ void attune__classifier_widen(attune__classifier *classifier, attune__open_nodes
     classifier->open = before;
 }
 
-static bool go_on(const attune__classifier *classifier, uint64_t units)
+static bool count_work(const attune__classifier *classifier, uint64_t units)
 {
     return attune__work_add(classifier->work, units) == ATTUNE_OK;
 }
 
 attune__class attune__classify_bounds(attune__classifier *classifier, const attune__region *region)
 {
-    if (!go_on(classifier, classifier->open.count))
+    if (!count_work(classifier, classifier->open.count))
         return ATTUNE__UNDECIDED;
     attune__interval *var = classifier->box.var;
     var[ATTUNE__VAR_Q].lo = region->q0 + classifier->row.q;
@@ -136,20 +135,20 @@ attune__class attune__classify_bounds(attune__classifier *classifier, const attu
     const attune__interval bounds =
         attune__expr_open_bounds(classifier->expr, &classifier->open, &classifier->bindings, classifier->ranges,
                                  &classifier->box, classifier->intervals, &looked);
-    if (!go_on(classifier, looked))
+    if (!count_work(classifier, looked))
         return ATTUNE__UNDECIDED;
     return bounds.lo >= 1 ? ATTUNE__FULL : bounds.hi <= 0 ? ATTUNE__EMPTY : ATTUNE__UNDECIDED;
 }
 
-/* A block that is being decided: its region, and which values it has. */
-typedef struct hunt {
+/* A block that is being classified: its region, and the values found. */
+typedef struct block_search {
     attune__classifier *classifier;
     const attune__region *block;
     int seen;
-} hunt;
+} block_search;
 
-/* Value seen at (q, kv): blocks near this one, which come next, often have it at the same place. */
-static void note(hunt *h, int32_t q, int32_t kv, bool value)
+/* Records where a value was found: the neighbouring blocks, which are next, often have it at the same position. */
+static void record(block_search *h, int32_t q, int32_t kv, bool value)
 {
     const int bit = value ? SEEN_TRUE : SEEN_FALSE;
     if (h->seen & bit)
@@ -158,24 +157,24 @@ static void note(hunt *h, int32_t q, int32_t kv, bool value)
     h->classifier->hint[value] = (attune__block_point){q - h->block->q0, kv - h->block->kv0};
 }
 
-static bool sample(const hunt *h, int32_t q, int32_t kv)
+static bool sample(const block_search *h, int32_t q, int32_t kv)
 {
     attune__classifier *classifier = h->classifier;
-    if (!go_on(classifier, classifier->expr->node_count))
+    if (!count_work(classifier, classifier->expr->node_count))
         return false;
     const attune__row *row = &classifier->row;
     const attune_point point = {row->b, row->h, q + row->q, kv, row->h_kv, row->q_len, row->kv_len, 0.0f};
     return attune__expr_point(classifier->expr, &classifier->bindings, &point).i;
 }
 
-/* From 0 to last. With multiples of the two constants below (2^32 / g and 2^32 / g^2, g^3 = g + 1: Roberts' R2
- * sequence) for the two coordinates, points spread over a box without falling on lines. */
-static int32_t scatter(int32_t last, uint32_t fraction)
+/* A coordinate from 0 to last. With multiples of the two constants below for the two coordinates (2^32 / g and 2^32 /
+ * g^2, g^3 = g + 1: Roberts' R2 sequence), points are spread evenly over a box. */
+static int32_t spread_coordinate(int32_t last, uint32_t fraction)
 {
     return (int32_t)(((uint64_t)last + 1) * fraction >> 32);
 }
 
-static void try_samples(hunt *h)
+static void try_samples(block_search *h)
 {
     const attune__region *block = h->block;
     const int32_t rows = block->q1 - block->q0, columns = block->kv1 - block->kv0;
@@ -188,16 +187,16 @@ static void try_samples(hunt *h)
     const attune__block_point corners[] = {{0, columns}, {rows, 0}, {0, 0}, {rows, columns}};
     for (int i = 0; i < 4 && h->seen != SEEN_BOTH; i++) {
         const int32_t q = block->q0 + corners[i].q, kv = block->kv0 + corners[i].kv;
-        note(h, q, kv, sample(h, q, kv));
+        record(h, q, kv, sample(h, q, kv));
     }
     for (uint32_t i = 1; i <= SAMPLES && h->seen != SEEN_BOTH; i++) {
-        const int32_t q = block->q0 + scatter(rows, i * UINT32_C(0xc13fa9a9));
-        const int32_t kv = block->kv0 + scatter(columns, i * UINT32_C(0x91e10da5));
-        note(h, q, kv, sample(h, q, kv));
+        const int32_t q = block->q0 + spread_coordinate(rows, i * UINT32_C(0xc13fa9a9));
+        const int32_t kv = block->kv0 + spread_coordinate(columns, i * UINT32_C(0x91e10da5));
+        record(h, q, kv, sample(h, q, kv));
     }
 }
 
-static void evaluate(hunt *h, const attune__region *region)
+static void evaluate(block_search *h, const attune__region *region)
 {
     attune__classifier *classifier = h->classifier;
     uint8_t allowed[TILE_COLUMNS];
@@ -205,24 +204,24 @@ static void evaluate(hunt *h, const attune__region *region)
     attune__row row = classifier->row;
     const uint64_t units = (uint64_t)count * classifier->open.count;
     attune__expr_open_begin(classifier->expr, classifier->intervals, classifier->row_scratch);
-    for (int32_t q = region->q0; q <= region->q1 && h->seen != SEEN_BOTH && go_on(classifier, units); q++) {
+    for (int32_t q = region->q0; q <= region->q1 && h->seen != SEEN_BOTH && count_work(classifier, units); q++) {
         row.q = q + classifier->row.q;
         attune__expr_open_row(classifier->expr, &classifier->open, &classifier->bindings, &row, region->kv0,
                               (size_t)count, classifier->row_scratch, allowed);
         for (int value = 0; value < 2; value++) {
             const uint8_t *found = memchr(allowed, value, (size_t)count);
             if (found)
-                note(h, q, region->kv0 + (int32_t)(found - allowed), value);
+                record(h, q, region->kv0 + (int32_t)(found - allowed), value);
         }
     }
 }
 
-static void search(hunt *h, const attune__region *region);
+static void search(block_search *h, const attune__region *region);
 
-/* Of a region whose bounds are the last, and undecided. */
-static void search_undecided(hunt *h, const attune__region *region)
+/* Searches a region whose bounds are the last ones, and undecided. */
+static void search_undecided(block_search *h, const attune__region *region)
 {
-    /* Differences of closed bounds: a length may be 2^31 - 1. */
+    /* Differences of closed bounds, which do not overflow for a length of 2^31 - 1. */
     const int32_t rows = region->q1 - region->q0, columns = region->kv1 - region->kv0;
     if (rows < TILE_ROWS && columns < TILE_COLUMNS) {
         evaluate(h, region);
@@ -241,14 +240,14 @@ static void search_undecided(hunt *h, const attune__region *region)
         search(h, &second);
 }
 
-static void search_narrowed(hunt *h, const attune__region *region)
+static void search_narrowed(block_search *h, const attune__region *region)
 {
     const attune__open_nodes before = attune__classifier_narrow(h->classifier);
     search_undecided(h, region);
     attune__classifier_widen(h->classifier, before);
 }
 
-static void search(hunt *h, const attune__region *region)
+static void search(block_search *h, const attune__region *region)
 {
     const attune__class class = attune__classify_bounds(h->classifier, region);
     if (attune__work_stopped(h->classifier->work))
@@ -256,12 +255,12 @@ static void search(hunt *h, const attune__region *region)
     if (class == ATTUNE__UNDECIDED)
         search_narrowed(h, region);
     else
-        note(h, region->q0, region->kv0, class == ATTUNE__FULL);
+        record(h, region->q0, region->kv0, class == ATTUNE__FULL);
 }
 
 attune__class attune__classify_undecided(attune__classifier *classifier, const attune__region *region)
 {
-    hunt h = {classifier, region, 0};
+    block_search h = {classifier, region, 0};
     if (attune__work_stopped(classifier->work))
         return ATTUNE__EMPTY;
     try_samples(&h);

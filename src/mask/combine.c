@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * And, or, not of masks. The lists decide most blocks. Where both masks are partial, the joined expression is
- * evaluated. Where one is partial and the other leaves it as it is, the joined expression must see the other's
- * expression say what its list says: masks from expressions always do, masks from lists need not, and then the result
- * is made element by element instead.
+ * And, or, not of masks. The lists decide most blocks. Where both masks are partial, the combined expression is
+ * evaluated. Where one is partial and the other is neutral, the block stays partial with the combined expression, which
+ * requires that the expression of the other mask agrees with its lists. This holds for masks from expressions; for
+ * masks from lists it need not, and then the result is computed element by element.
  */
 #include "mask/classify.h"
 
@@ -13,18 +13,18 @@
 #include "base/checked.h"
 #include "base/error.h"
 
-/* Elements of a result that is made element by element, one byte each. */
+/* The limit on elements of a result that is computed element by element, one byte each. */
 #define MATERIALISE_LIMIT ((int64_t)1 << 30)
 
 typedef struct combination {
     attune__op op;
-    const attune_mask *side[2]; /* NOT: side[1] is side[0] again */
+    const attune_mask *side[2]; /* NOT: side[1] is side[0] */
     attune_mask *made;
-    attune__classifier joined; /* of the result's expression */
-    attune__classifier own[2]; /* of each side's */
+    attune__classifier combined; /* of the result's expression */
+    attune__classifier own[2];   /* of each side's */
     attune__rects rects;
     attune__work *work; /* may be NULL */
-    bool materialise;   /* found on the way: the lists and the expressions of a side disagree */
+    bool materialise;   /* the lists and the expression of a side disagree */
 } combination;
 
 /* ---------------------------------------------------------------------------------------------------------- checks */
@@ -75,8 +75,8 @@ static bool same_array(const attune_array *a, const attune_array *b)
     return !bytes || !memcmp(a->data, b->data, bytes);
 }
 
-/* Symbols of one name must stand for one thing. Two masks from dense arrays both call theirs `dense`: they are joined
- * element by element. */
+/* Symbols of the same name must have the same values. Two masks from dense arrays both have a capture `dense`: they are
+ * combined element by element. */
 static attune_status check_symbols(const attune_mask *a, const attune_mask *b, bool *materialise)
 {
     for (uint32_t i = 0; a->expr && i < a->expr->symbol_count; i++) {
@@ -109,33 +109,33 @@ static attune__class invert(attune__class class)
     return class == ATTUNE__FULL ? ATTUNE__EMPTY : class == ATTUNE__EMPTY ? ATTUNE__FULL : class;
 }
 
-/* Whether the side's expression is what its list says over a run: the joined expression relies on it. */
-static bool expression_agrees(combination *join, int side, const attune__region *region, attune__class class)
+/* Whether the side's expression agrees with its list over a run, as the combined expression requires. */
+static bool expression_agrees(combination *state, int side, const attune__region *region, attune__class class)
 {
-    return !join->side[side]->expr || attune__classify(&join->own[side], region) == class;
+    return !state->side[side]->expr || attune__classify(&state->own[side], region) == class;
 }
 
 /* Block columns [c0, c1) of block row r, each of one class in either mask. */
-static bool join_run(combination *join, int32_t r, int32_t c0, int32_t c1, attune__class a, attune__class b)
+static bool combine_run(combination *state, int32_t r, int32_t c0, int32_t c1, attune__class a, attune__class b)
 {
-    /* or is and of the opposites. */
-    const bool or = join->op == ATTUNE__OP_OR;
+    /* a || b is !(!a && !b). */
+    const bool or = state->op == ATTUNE__OP_OR;
     const attune__class absorbing = or ? ATTUNE__FULL : ATTUNE__EMPTY, neutral = or ? ATTUNE__EMPTY : ATTUNE__FULL;
     if (a == absorbing || b == absorbing)
-        return attune__rects_add(&join->rects, r, r + 1, c0, c1, absorbing);
+        return attune__rects_add(&state->rects, r, r + 1, c0, c1, absorbing);
     if (a == neutral && b == neutral)
-        return attune__rects_add(&join->rects, r, r + 1, c0, c1, neutral);
+        return attune__rects_add(&state->rects, r, r + 1, c0, c1, neutral);
     if (a == neutral || b == neutral) {
-        const attune__region region = attune__region_of(join->made, r, r + 1, c0, c1);
-        join->materialise = !expression_agrees(join, a == neutral ? 0 : 1, &region, neutral);
-        if (attune__work_stopped(join->work))
+        const attune__region region = attune__region_of(state->made, r, r + 1, c0, c1);
+        state->materialise = !expression_agrees(state, a == neutral ? 0 : 1, &region, neutral);
+        if (attune__work_stopped(state->work))
             return false;
-        return join->materialise || attune__rects_add(&join->rects, r, r + 1, c0, c1, ATTUNE__PARTIAL);
+        return state->materialise || attune__rects_add(&state->rects, r, r + 1, c0, c1, ATTUNE__PARTIAL);
     }
     for (int32_t c = c0; c < c1; c++) {
-        const attune__region region = attune__region_of(join->made, r, r + 1, c, c + 1);
-        const attune__class class = attune__classify(&join->joined, &region);
-        if (attune__work_stopped(join->work) || !attune__rects_add(&join->rects, r, r + 1, c, c + 1, class))
+        const attune__region region = attune__region_of(state->made, r, r + 1, c, c + 1);
+        const attune__class class = attune__classify(&state->combined, &region);
+        if (attune__work_stopped(state->work) || !attune__rects_add(&state->rects, r, r + 1, c, c + 1, class))
             return false;
     }
     return true;
@@ -146,22 +146,22 @@ static uint64_t entries_of(const attune_mask *mask, int64_t row)
     return (uint64_t)mask->kv.num_blocks[row] + (uint64_t)mask->full_kv.num_blocks[row];
 }
 
-static bool join_row(combination *join, int32_t r, int64_t row_a, int64_t row_b)
+static bool combine_row(combination *state, int32_t r, int64_t row_a, int64_t row_b)
 {
     if (ATTUNE_OK !=
-        attune__work_add(join->work, 1 + entries_of(join->side[0], row_a) + entries_of(join->side[1], row_b)))
+        attune__work_add(state->work, 1 + entries_of(state->side[0], row_a) + entries_of(state->side[1], row_b)))
         return false;
-    attune__runs a = attune__runs_begin(join->side[0], row_a);
-    if (join->op == ATTUNE__OP_NOT) {
+    attune__runs a = attune__runs_begin(state->side[0], row_a);
+    if (state->op == ATTUNE__OP_NOT) {
         for (; !attune__runs_done(&a); attune__runs_next(&a))
-            if (!attune__rects_add(&join->rects, r, r + 1, a.c0, a.c1, invert(a.class)))
+            if (!attune__rects_add(&state->rects, r, r + 1, a.c0, a.c1, invert(a.class)))
                 return false;
         return true;
     }
-    attune__runs b = attune__runs_begin(join->side[1], row_b);
-    for (int32_t c = 0; c < a.columns && !join->materialise;) {
+    attune__runs b = attune__runs_begin(state->side[1], row_b);
+    for (int32_t c = 0; c < a.columns && !state->materialise;) {
         const int32_t end = a.c1 < b.c1 ? a.c1 : b.c1;
-        if (!join_run(join, r, c, end, a.class, b.class))
+        if (!combine_run(state, r, c, end, a.class, b.class))
             return false;
         c = end;
         if (a.c1 == end)
@@ -172,60 +172,61 @@ static bool join_row(combination *join, int32_t r, int64_t row_a, int64_t row_b)
     return true;
 }
 
-static attune_status join_planes(combination *join)
+static attune_status combine_planes(combination *state)
 {
-    attune_mask *made = join->made;
+    attune_mask *made = state->made;
     const double rows = (double)made->stored_batch * (double)made->stored_heads * (double)made->q_blocks;
     double passed = 0;
-    const attune_mask *a = join->side[0], *b = join->side[1];
+    const attune_mask *a = state->side[0], *b = state->side[1];
     for (int64_t i = 0; i < made->stored_batch; i++)
         for (int64_t h = 0; h < made->stored_heads; h++) {
             const int64_t row_a = attune__mask_at(a, i, h).row0, row_b = attune__mask_at(b, i, h).row0;
-            if (join->joined.expr)
-                attune__classifier_plane(&join->joined, made, i, h);
+            if (state->combined.expr)
+                attune__classifier_plane(&state->combined, made, i, h);
             for (int s = 0; s < 2; s++)
-                if (join->own[s].expr)
-                    attune__classifier_plane(&join->own[s], made, i, h);
-            attune__rects_begin_plane(&join->rects);
-            for (int32_t r = 0; r < made->q_blocks && !join->materialise; r++) {
-                attune__work_share(join->work, passed++ / rows);
-                if (!join_row(join, r, row_a + r, row_b + r))
-                    return attune__work_stopped(join->work) ? join->work->status : ATTUNE_OUT_OF_HOST_MEMORY;
+                if (state->own[s].expr)
+                    attune__classifier_plane(&state->own[s], made, i, h);
+            attune__rects_begin_plane(&state->rects);
+            for (int32_t r = 0; r < made->q_blocks && !state->materialise; r++) {
+                attune__work_share(state->work, passed++ / rows);
+                if (!combine_row(state, r, row_a + r, row_b + r))
+                    return attune__work_stopped(state->work) ? state->work->status : ATTUNE_OUT_OF_HOST_MEMORY;
             }
-            attune__rects_end_plane(&join->rects);
+            attune__rects_end_plane(&state->rects);
         }
     return ATTUNE_OK;
 }
 
-/* Lists of the result broadcast where both masks' do and its expression, which decides blocks anew, does too. */
+/* The result's lists broadcast if those of both masks do, and if the expression, which classifies blocks, does not use
+ * the index. */
 static int64_t stored(int64_t a, int64_t b, unsigned uses, int64_t whole)
 {
     return a == 1 && b == 1 && !uses ? 1 : whole;
 }
 
-static attune_status join_expressions(combination *join, attune_expr **expr)
+static attune_status combine_expressions(combination *state, attune_expr **expr)
 {
-    const attune_mask *a = join->side[0], *b = join->side[1];
+    const attune_mask *a = state->side[0], *b = state->side[1];
     const attune_allocator *allocator = &a->allocator;
     *expr = NULL;
-    if (join->op == ATTUNE__OP_NOT)
-        return a->expr ? attune__expr_combine(allocator, join->op, a->expr, NULL, expr) : ATTUNE_OK;
+    if (state->op == ATTUNE__OP_NOT)
+        return a->expr ? attune__expr_combine(allocator, state->op, a->expr, NULL, expr) : ATTUNE_OK;
     if (a->expr && b->expr)
-        return attune__expr_combine(allocator, join->op, a->expr, b->expr, expr);
+        return attune__expr_combine(allocator, state->op, a->expr, b->expr, expr);
     *expr = attune__expr_retain(a->expr ? a->expr : b->expr);
     return ATTUNE_OK;
 }
 
-static attune_status join_by_block(combination *join)
+static attune_status combine_by_block(combination *state)
 {
-    const attune_mask *a = join->side[0], *b = join->side[1];
+    const attune_mask *a = state->side[0], *b = state->side[1];
     const attune_allocator *allocator = &a->allocator;
     const attune_mask_desc desc = attune__mask_describe(a);
     const unsigned bit_b = 1u << ATTUNE__VAR_B, bits_h = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
     attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS] = {{0}};
     attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS] = {{0}};
     attune_expr *expr = NULL;
-    attune_status status = join_expressions(join, &expr);
+    attune_status status = combine_expressions(state, &expr);
     if (status != ATTUNE_OK)
         goto done;
     for (uint32_t i = 0; expr && i < expr->symbol_count; i++) {
@@ -235,27 +236,28 @@ static attune_status join_by_block(combination *join)
         captures[i] = owner->captures[j];
         parameters[i] = owner->parameters[j];
     }
-    /* What blocks are decided by: simplification may have taken a variable out of the joined expression that the
-     * sides still depend on. Not decides nothing anew. */
-    const unsigned uses = join->op == ATTUNE__OP_NOT ? 0 : a->uses | b->uses;
+    /* The variables that classification depends on: simplification may have removed one from the combined expression
+     * that the sides still use. NOT classifies nothing. */
+    const unsigned uses = state->op == ATTUNE__OP_NOT ? 0 : a->uses | b->uses;
     status = attune__mask_new(allocator, &desc, stored(a->stored_batch, b->stored_batch, uses & bit_b, a->batch),
                               stored(a->stored_heads, b->stored_heads, uses & bits_h, a->heads), expr,
-                              &(attune__bindings){captures, parameters}, &join->made);
+                              &(attune__bindings){captures, parameters}, &state->made);
     if (status != ATTUNE_OK)
         goto done;
-    status = attune__rects_init(&join->rects, allocator, join->made->stored_batch * join->made->stored_heads);
-    if (status == ATTUNE_OK && join->op != ATTUNE__OP_NOT && expr)
-        status = attune__classifier_init(&join->joined, allocator, expr,
-                                         &(attune__bindings){join->made->captures, join->made->parameters}, join->work);
+    status = attune__rects_init(&state->rects, allocator, state->made->stored_batch * state->made->stored_heads);
+    if (status == ATTUNE_OK && state->op != ATTUNE__OP_NOT && expr)
+        status =
+            attune__classifier_init(&state->combined, allocator, expr,
+                                    &(attune__bindings){state->made->captures, state->made->parameters}, state->work);
     for (int s = 0; s < 2; s++)
-        if (status == ATTUNE_OK && join->op != ATTUNE__OP_NOT && join->side[s]->expr)
-            status = attune__classifier_init(&join->own[s], allocator, join->side[s]->expr,
-                                             &(attune__bindings){join->side[s]->captures, join->side[s]->parameters},
-                                             join->work);
+        if (status == ATTUNE_OK && state->op != ATTUNE__OP_NOT && state->side[s]->expr)
+            status = attune__classifier_init(&state->own[s], allocator, state->side[s]->expr,
+                                             &(attune__bindings){state->side[s]->captures, state->side[s]->parameters},
+                                             state->work);
     if (status == ATTUNE_OK)
-        status = join_planes(join);
-    if (status == ATTUNE_OK && !join->materialise)
-        status = attune__mask_store(join->made, &join->rects, join->work);
+        status = combine_planes(state);
+    if (status == ATTUNE_OK && !state->materialise)
+        status = attune__mask_store(state->made, &state->rects, state->work);
 done:
     attune__expr_release(expr);
     return status;
@@ -263,7 +265,9 @@ done:
 
 /* ------------------------------------------------------------------------------------------------------ by element */
 
-/* Row q of a mask as the kernels see it: lists first, the expression in partial blocks. False: stopped. */
+/*
+ * Evaluates row q of a mask as the kernels do: by the lists, and by the expression in partial blocks. False: stopped.
+ */
 static bool element_row(const attune_mask *mask, int64_t b, int64_t h, int64_t q, void *scratch, uint8_t *out,
                         attune__work *work)
 {
@@ -292,16 +296,16 @@ static int64_t dense_elements(const attune_mask *mask)
     return symbol && symbol->kind == ATTUNE_SYMBOL_CAPTURE ? (int64_t)attune__array_count(&mask->captures[i]) : 0;
 }
 
-static attune_status join_by_element(const combination *join, attune_mask **mask)
+static attune_status combine_by_element(const combination *state, attune_mask **mask)
 {
-    const attune_mask *const *side = join->side;
+    const attune_mask *const *side = state->side;
     const attune_allocator *allocator = &side[0]->allocator;
     const attune_mask_desc desc = attune__mask_describe(side[0]);
     const unsigned uses = side[0]->uses | side[1]->uses;
     const int64_t batch = stored(side[0]->stored_batch, side[1]->stored_batch, uses & 1u << ATTUNE__VAR_B, desc.batch);
     const int64_t heads = stored(side[0]->stored_heads, side[1]->stored_heads,
                                  uses & (1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV), desc.heads);
-    /* Arrays that the caller had room for may meet in a result of their own size. */
+    /* The limit is at least the size of the dense arrays that are combined. */
     const int64_t held = dense_elements(side[0]) + dense_elements(side[1]);
     const int64_t limit = held > MATERIALISE_LIMIT ? held : MATERIALISE_LIMIT;
     int64_t elements = batch;
@@ -333,20 +337,20 @@ static attune_status join_by_element(const combination *join, attune_mask **mask
     for (int64_t b = 0; b < batch; b++)
         for (int64_t h = 0; h < heads; h++)
             for (int64_t q = 0; q < desc.q_len; q++, row += desc.kv_len) {
-                attune__work_share(join->work, passed++ / rows);
-                if (!element_row(side[0], b, h, q, scratch[0], row, join->work) ||
-                    !element_row(side[1], b, h, q, scratch[1], other, join->work)) {
-                    status = join->work->status;
+                attune__work_share(state->work, passed++ / rows);
+                if (!element_row(side[0], b, h, q, scratch[0], row, state->work) ||
+                    !element_row(side[1], b, h, q, scratch[1], other, state->work)) {
+                    status = state->work->status;
                     goto done;
                 }
-                if (join->op == ATTUNE__OP_AND)
+                if (state->op == ATTUNE__OP_AND)
                     for (int64_t i = 0; i < desc.kv_len; i++)
                         row[i] &= other[i];
                 else
                     for (int64_t i = 0; i < desc.kv_len; i++)
                         row[i] |= other[i];
             }
-    status = attune__mask_adopt_dense(allocator, &desc, batch, heads, data, join->work, mask);
+    status = attune__mask_adopt_dense(allocator, &desc, batch, heads, data, state->work, mask);
     if (status == ATTUNE_OK)
         data = NULL;
 done:
@@ -360,7 +364,7 @@ done:
 attune_status attune__mask_combine(attune__op op, const attune_mask *a, const attune_mask *b, attune__work *work,
                                    attune_mask **mask)
 {
-    combination join = {.op = op, .side = {a, op == ATTUNE__OP_NOT ? a : b}, .work = work};
+    combination state = {.op = op, .side = {a, op == ATTUNE__OP_NOT ? a : b}, .work = work};
     attune_mask *made = NULL;
     attune_status status = check_whole("a", a);
     if (status == ATTUNE_OK && op != ATTUNE__OP_NOT) {
@@ -368,23 +372,23 @@ attune_status attune__mask_combine(attune__op op, const attune_mask *a, const at
         if (status == ATTUNE_OK)
             status = check_pair(a, b);
         if (status == ATTUNE_OK)
-            status = check_symbols(a, b, &join.materialise);
+            status = check_symbols(a, b, &state.materialise);
     }
-    if (status == ATTUNE_OK && !join.materialise)
-        status = join_by_block(&join);
-    if (status == ATTUNE_OK && join.materialise)
-        status = join_by_element(&join, &made);
+    if (status == ATTUNE_OK && !state.materialise)
+        status = combine_by_block(&state);
+    if (status == ATTUNE_OK && state.materialise)
+        status = combine_by_element(&state, &made);
     else if (status == ATTUNE_OK) {
-        made = join.made;
-        join.made = NULL;
+        made = state.made;
+        state.made = NULL;
     }
-    attune__classifier_finish(&join.joined);
-    attune__classifier_finish(&join.own[0]);
-    attune__classifier_finish(&join.own[1]);
-    attune__rects_finish(&join.rects);
-    attune__mask_free(join.made);
+    attune__classifier_finish(&state.combined);
+    attune__classifier_finish(&state.own[0]);
+    attune__classifier_finish(&state.own[1]);
+    attune__rects_finish(&state.rects);
+    attune__mask_free(state.made);
     if (made)
-        made->uses |= a->uses | join.side[1]->uses;
+        made->uses |= a->uses | state.side[1]->uses;
     *mask = made;
     return status;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Masks from a dense array of bytes: the array becomes a capture of an expression that reads it. */
+/* Masks from a dense array of bytes, which becomes a capture of an expression that reads it. */
 #include "mask/rects.h"
 
 #include <stdio.h>
@@ -10,7 +10,7 @@
 
 #define ONES UINT64_C(0x0101010101010101)
 
-/* Non-zero becomes 1. Most arrays hold 0 and 1 already: then nothing is written. */
+/* Converts non-zero bytes to 1. Most arrays have only 0 and 1: then nothing is written. */
 static void make_truth(uint8_t *bytes, size_t count)
 {
     size_t i = 0;
@@ -25,7 +25,7 @@ static void make_truth(uint8_t *bytes, size_t count)
         bytes[i] = bytes[i] != 0;
 }
 
-/* Which values a run of 0 and 1 bytes has, as bits: 1 = false, 2 = true. */
+/* The values in a run of 0 and 1 bytes, as bits: 1 = false, 2 = true. */
 static unsigned values_in(const uint8_t *bytes, int64_t count)
 {
     uint64_t any = 0, all = ONES;
@@ -81,7 +81,7 @@ attune_status attune__mask_adopt_dense(const attune_allocator *allocator, const 
     attune_status status = attune__expr_parse(allocator, ATTUNE_EXPR_MASK, text, &symbol, 1, &expr);
     if (status != ATTUNE_OK)
         goto done;
-    /* Without elements: the array itself comes last, when nothing can fail. */
+    /* The array is attached last, when nothing can fail any more. */
     const attune_array none = {.dtype = ATTUNE_BOOL, .rank = 4};
     const attune__value unused = {0};
     status =

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Masks as figures: statistics, text and pixels. */
+/* Statistics of masks, and drawing as text and pixels. */
 #include "mask/classify.h"
 
 #include "base/alloc.h"
@@ -31,7 +31,7 @@ static uint64_t mask_bytes(const attune_mask *mask)
     return bytes;
 }
 
-/* Counts stop at the largest 64-bit number: heads x lengths of 2^31 may pass it. */
+/* Counts saturate: heads x lengths of 2^31 can exceed 64 bits. */
 static int64_t plus(int64_t a, int64_t b)
 {
     return attune__add(&a, b) ? a : INT64_MAX;
@@ -42,7 +42,7 @@ static int64_t times(int64_t a, int64_t b)
     return attune__multiply(&a, b) ? a : INT64_MAX;
 }
 
-/* Elements of the blocks of one list, in one row of elements. Only the last block column may be narrower. */
+/* The elements of a list's blocks, in one row of elements. Only the last block column may be narrower. */
 static int64_t row_elements(const attune_mask *mask, const attune__block_list *list, int64_t row)
 {
     const int64_t entries = list->num_blocks[row];
@@ -57,8 +57,8 @@ static int64_t row_height(const attune_mask *mask, int64_t r)
     return attune__min64(mask->q_block, mask->q_len - r * mask->q_block);
 }
 
-/* The pairs that block row r allows in its partial blocks. `scratch` serves kv_block columns, `allowed` has as many.
- * -1: stopped. */
+/* Counts the allowed pairs in the partial blocks of block row r. `scratch` and `allowed` are for kv_block columns. -1:
+ * stopped. */
 static int64_t count_partial(const attune_mask *mask, int64_t b, int64_t h, int64_t r, void *scratch, uint8_t *allowed,
                              attune__work *work)
 {
@@ -112,7 +112,7 @@ attune_status attune__mask_stats(const attune_mask *mask, bool exact, attune__wo
 
     found.pairs = times(full, copies);
     if (found.partial_blocks) {
-        /* Lists that broadcast may still stand for an expression that does not (attune__mask_from_lists). */
+        /* The expression may use an index over which the lists broadcast (attune__mask_from_lists). */
         const bool uses_b = mask->expr->uses & 1u << ATTUNE__VAR_B;
         const bool uses_h = mask->expr->uses & (1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV);
         const int64_t batch = uses_b ? mask->batch : mask->stored_batch;
@@ -150,7 +150,7 @@ done:
 
 /* -------------------------------------------------------------------------------------------------------- pictures */
 
-/* A picture of at most width x height cells; a cell stands for `across` x `down` blocks. */
+/* A picture of at most width x height cells, each of `across` x `down` blocks. */
 typedef struct grid {
     int64_t across, down, width, height;
 } grid;

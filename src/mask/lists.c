@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* Masks from the caller's lists, which are checked entry by entry, and parts of masks. */
+/* Masks from the caller's lists, which are checked entry by entry, and slices of masks. */
 #include "mask/rects.h"
 
 #include "base/error.h"
 
-/* One of the two lists as the caller gave it. */
-typedef struct given {
+/* One of the caller's two lists. */
+typedef struct caller_list {
     const char *name; /* "kv", "full_kv" */
     const int32_t *num_blocks;
-    const int64_t *offsets; /* NULL = rows follow one another */
+    const int64_t *offsets; /* NULL = rows are contiguous */
     const int32_t *indices;
-    int64_t next; /* where the next row starts without offsets */
-} given;
+    int64_t next; /* start of the next row, without offsets */
+} caller_list;
 
 /* The entries of one row, valid once checked. */
 typedef struct entries {
@@ -19,7 +19,7 @@ typedef struct entries {
     int32_t count;
 } entries;
 
-static attune_status check_row(given *list, int64_t row, int64_t kv_blocks, entries *found)
+static attune_status check_row(caller_list *list, int64_t row, int64_t kv_blocks, entries *found)
 {
     *found = (entries){NULL, 0};
     if (!list->num_blocks)
@@ -95,7 +95,7 @@ static bool add_entries(attune__rects *rects, int32_t r, const entries *list, at
     return true;
 }
 
-static attune_status read_rows(const attune_mask *mask, given *partial, given *full, attune__rects *rects)
+static attune_status read_rows(const attune_mask *mask, caller_list *partial, caller_list *full, attune__rects *rects)
 {
     for (int64_t p = 0, row = 0; p < mask->stored_batch * mask->stored_heads; p++) {
         attune__rects_begin_plane(rects);
@@ -129,8 +129,8 @@ attune_status attune__mask_from_lists(const attune_allocator *allocator, const a
                                       const attune_mask_lists *lists, const attune_expr *expr,
                                       const attune_array *captures, const attune__value *parameters, attune_mask **mask)
 {
-    given partial = {"kv", lists->kv_num_blocks, lists->kv_offsets, lists->kv_indices, 0};
-    given full = {"full_kv", lists->full_kv_num_blocks, lists->full_kv_offsets, lists->full_kv_indices, 0};
+    caller_list partial = {"kv", lists->kv_num_blocks, lists->kv_offsets, lists->kv_indices, 0};
+    caller_list full = {"full_kv", lists->full_kv_num_blocks, lists->full_kv_offsets, lists->full_kv_indices, 0};
     attune__rects rects = {0};
     attune_mask *made = NULL;
     attune_status status = check_broadcast("batch", lists->batch, desc->batch);
@@ -162,7 +162,7 @@ done:
 
 /* ---------------------------------------------------------------------------------------------------------- slices */
 
-/* first and count as given; count 0 becomes the rest. */
+/* Checks a range; a count of 0 becomes the rest. */
 static attune_status check_range(const char *first_name, int64_t first, const char *count_name, int64_t *count,
                                  int64_t whole)
 {
@@ -178,7 +178,8 @@ static attune_status check_range(const char *first_name, int64_t first, const ch
     return ATTUNE_OK;
 }
 
-static bool cut(const attune_mask *mask, const attune_mask_range *range, const attune_mask *slice, attune__rects *rects)
+static bool slice_lists(const attune_mask *mask, const attune_mask_range *range, const attune_mask *slice,
+                        attune__rects *rects)
 {
     for (int64_t b = 0; b < slice->stored_batch; b++)
         for (int64_t h = 0; h < slice->stored_heads; h++) {
@@ -213,7 +214,7 @@ attune_status attune__mask_slice(const attune_mask *mask, const attune_mask_rang
     desc.heads = r.heads;
     if (first_head % group == 0 && r.heads % group == 0)
         desc.kv_heads = r.heads / group;
-    else /* part of one group, or a cut through groups, which no grouping of the slice's heads describes */
+    else /* a part of one group, or of several: no grouping of the slice's heads is equivalent */
         desc.kv_heads = first_head / group == (first_head + r.heads - 1) / group ? 1 : r.heads;
     desc.q_len = attune__min64(r.q_blocks * mask->q_block, mask->q_len - r.q_block0 * mask->q_block);
     status = attune__mask_new(&mask->allocator, &desc, mask->stored_batch == 1 ? 1 : r.batch,
@@ -231,7 +232,8 @@ attune_status attune__mask_slice(const attune_mask *mask, const attune_mask_rang
     made->uses = mask->uses;
     status = attune__rects_init(&rects, &mask->allocator, made->stored_batch * made->stored_heads);
     if (status == ATTUNE_OK)
-        status = cut(mask, &r, made, &rects) ? attune__mask_store(made, &rects, NULL) : ATTUNE_OUT_OF_HOST_MEMORY;
+        status =
+            slice_lists(mask, &r, made, &rects) ? attune__mask_store(made, &rects, NULL) : ATTUNE_OUT_OF_HOST_MEMORY;
 done:
     attune__rects_finish(&rects);
     if (status != ATTUNE_OK) {

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * BlockMask: which blocks of the q x kv plane are empty, partial or full, as lists in compressed rows and their
+ * Block masks: which blocks of the q x kv plane are empty, partial or full, as lists in compressed rows and their
  * transposes.
  *
- *     build.c   from an expression: quadtree and interval analysis       combine.c  and, or, not
- *     lists.c   storage, transposes, from lists and dense arrays, slices draw.c     text and pixels
- *     tensor.c  masks that follow a tensor on a device                  work.c     what is counted, told of and stopped
+ *     build.c    from an expression: quadtree and interval analysis    lists.c    from lists; slices
+ *     dense.c    from dense arrays                                     tensor.c   from a tensor on a device
+ *     combine.c  and, or, not                                          classify.c classes of regions
+ *     store.c    storage, transposes                                   draw.c     statistics, text, pixels
+ *     rects.h    rectangles of blocks                                  work.c     work units, progress, limits
  */
 #ifndef ATTUNE_MASK_MASK_H
 #define ATTUNE_MASK_MASK_H
@@ -26,34 +28,35 @@ struct attune_mask {
     int64_t batch, heads;               /* of the problem */
     int64_t stored_batch, stored_heads; /* of the lists: 1 where they broadcast */
     int64_t kv_heads;
-    int64_t q_len, kv_len;      /* of this mask, after slicing */
-    int64_t kv_start, kv_total; /* of a segment, whose expression has them as parameters; kv_total 0 = it is none */
+    int64_t q_len, kv_len; /* of this mask, after slicing */
+    int64_t kv_start,
+        kv_total; /* of a segment, whose expression has them as parameters; kv_total 0 = not of a segment */
     int64_t q_blocks, kv_blocks;
     attune__block_list kv, full_kv; /* rows: (batch * stored_heads + head) * q_blocks + block row */
     attune__block_list q, full_q;   /* rows: (batch * stored_heads + head) * kv_blocks + block column */
 
-    /* What partial blocks evaluate. NULL if no block is partial. */
+    /* Evaluated in partial blocks; NULL if there are none. */
     const attune_expr *expr;
-    attune_array *captures;    /* expr->symbol_count entries; the data is this mask's own copy, contiguous */
+    attune_array *captures;    /* expr->symbol_count entries; the data is the mask's own contiguous copy */
     attune__value *parameters; /* likewise */
 
-    /* A slice sees the indices of the whole: the kernel evaluates at (b + b0, h + h0, q + q0). */
+    /* Of a slice: kernels evaluate the expression at (b + b0, h + h0, q + q0), the indices of the whole mask. */
     int32_t b0, h0, q0;
     int32_t expr_heads, expr_kv_heads; /* of the whole: h_kv = h / (expr_heads / expr_kv_heads) */
-    int32_t expr_q_len, expr_kv_len;   /* what q_len and kv_len mean in the expression */
-    /* Bits 1 << attune__var that the lists and the expression depend on. The expression of a combination may read fewer
-     * than its sides did. */
+    int32_t expr_q_len, expr_kv_len;   /* the values of q_len and kv_len in the expression */
+    /* Bits 1 << attune__var that the lists and the expression depend on. The expression of a combination may use fewer
+     * than its sides. */
     uint16_t uses;
 
-    /* Copies on devices, made by attune_mask_upload; src/api owns the list. */
+    /* Uploads to devices (attune_mask_upload); owned by src/api. */
     struct attune__mask_upload *uploads;
 
-    /* A mask that follows a tensor on a device, the only one in `uploads`: the lists above are NULL unless the device's
-     * kernels read the host's, and the capture's data is the tensor's. */
+    /* Set for a mask that is computed from a tensor on a device, the only one in `uploads`. The lists above are NULL
+     * unless the device's kernels read the lists in host memory, and the capture's data is the tensor's. */
     bool from_tensor;
-    bool updated;                    /* the lists are of some tensor */
+    bool updated;                    /* attune_mask_update was called */
     int64_t most_q_len, most_kv_len; /* q_len and kv_len are those of the last update */
-    uint8_t *classes; /* where the lists are the host's: an attune__class for each block, [plane][block row][column] */
+    uint8_t *classes; /* with lists in host memory: an attune__class for each block, [plane][block row][column] */
 };
 
 /* The lists of one batch and head. */
@@ -68,13 +71,12 @@ static inline attune__mask_rows attune__mask_at(const attune_mask *mask, int64_t
     return (attune__mask_rows){plane * mask->q_blocks, plane * mask->kv_blocks};
 }
 
-/* Arguments are checked by src/api: lengths, block sizes, heads divisible, bindings resolved. `captures` and
+/* Arguments are checked by src/api: lengths, block sizes, divisible heads, resolved bindings. `captures` and
  * `parameters` have expr->symbol_count entries and are copied; `desc` has its defaults filled in. */
 attune_status attune__mask_build(const attune_allocator *allocator, const attune_mask_desc *desc,
                                  const attune_expr *expr, const attune_array *captures, const attune__value *parameters,
                                  attune_mask **mask);
-/* Checks the lists themselves (order, range, disjointness): they are bulk data that only this module reads. expr may be
- * NULL. */
+/* Also checks the order, range and disjointness of the lists, which only this module reads. expr may be NULL. */
 attune_status attune__mask_from_lists(const attune_allocator *allocator, const attune_mask_desc *desc,
                                       const attune_mask_lists *lists, const attune_expr *expr,
                                       const attune_array *captures, const attune__value *parameters,
@@ -82,10 +84,10 @@ attune_status attune__mask_from_lists(const attune_allocator *allocator, const a
 attune_status attune__mask_from_dense(const attune_allocator *allocator, const attune_mask_desc *desc,
                                       const attune_array *dense, attune_mask **mask);
 /*
- * A mask of [batch or 1, heads or 1] planes that follows a tensor; host_lists: with room for the longest lists here.
- * resize gives it the lengths of a tensor. classify decides the blocks of one row, a plane's and then the next
- * one's, from elements at data (strides in elements); fill makes lists of all. Neither resize, classify nor fill
- * allocates.
+ * A mask of [batch or 1, heads or 1] planes that is computed from a tensor; with host_lists, memory for the longest
+ * lists is allocated. resize sets the lengths to those of a tensor. classify classifies the blocks of one block row,
+ * counted over all planes, from the elements at data (strides in elements). fill computes the lists from the classes.
+ * resize, classify and fill do not allocate.
  */
 attune_status attune__mask_new_tensor(const attune_allocator *allocator, const attune_mask_desc *desc,
                                       attune_dtype dtype, int64_t tensor_batch, int64_t tensor_heads, bool host_lists,
@@ -93,7 +95,7 @@ attune_status attune__mask_new_tensor(const attune_allocator *allocator, const a
 void attune__mask_resize(attune_mask *mask, const int64_t size[ATTUNE_MAX_RANK], const int64_t stride[ATTUNE_MAX_RANK]);
 void attune__mask_classify(attune_mask *mask, int64_t row, const char *data);
 void attune__mask_fill(attune_mask *mask);
-/* The bits of an element of the dtype that forbids its pair. */
+/* The bit pattern of an element that forbids its pair. */
 uint32_t attune__mask_forbidden(attune_dtype dtype);
 attune_status attune__mask_slice(const attune_mask *mask, const attune_mask_range *range, attune_mask **slice);
 /* op: ATTUNE__OP_AND, ATTUNE__OP_OR; ATTUNE__OP_NOT with b NULL. work may be NULL, here and below. */
@@ -108,7 +110,7 @@ void attune__mask_draw_text(const attune_mask *mask, int64_t b, int64_t h, uint3
 void attune__mask_draw_pixels(const attune_mask *mask, int64_t b, int64_t h, uint8_t *pixels, uint32_t *width,
                               uint32_t *height);
 
-/* The row environment in which a partial block of this mask evaluates row q of batch b and head h. */
+/* The variables for evaluating the mask's expression in row q of batch b and head h. */
 static inline attune__row attune__mask_row(const attune_mask *mask, int64_t b, int64_t h, int64_t q)
 {
     int32_t whole_h = (int32_t)h + mask->h0;

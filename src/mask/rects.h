@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What every mask is made from: rectangles of blocks of one class, in an order that needs no sort.
+ * Rectangles of blocks of one class, from which the lists of a mask are built without sorting.
  *
- * Within one batch and head the rectangles are disjoint, and any two of one class that share a block row stand in
- * ascending order of columns, and any two that share a block column in ascending order of rows. Row by row has that
- * order; so has a quadtree visited top left, top right, bottom left, bottom right. Counting and filling then give the
+ * Within one batch and head the rectangles are disjoint. Any two of one class that share a block row are in ascending
+ * order of columns, and any two that share a block column in ascending order of rows. Row-by-row order satisfies this,
+ * and so does a quadtree visited top left, top right, bottom left, bottom right. Counting and filling then compute the
  * lists and their transposes in two passes.
  */
 #ifndef ATTUNE_MASK_RECTS_H
@@ -41,7 +41,7 @@ typedef struct attune__rects {
 attune_status attune__rects_init(attune__rects *rects, const attune_allocator *allocator, int64_t plane_count);
 void attune__rects_finish(attune__rects *rects);
 void attune__rects_begin_plane(attune__rects *rects);
-/* Joins the rectangle to the one before it where the two make one. Empty ones are dropped. */
+/* Merges the rectangle with the previous one if possible. Empty ones are dropped. */
 bool attune__rects_add(attune__rects *rects, int32_t r0, int32_t r1, int32_t c0, int32_t c1, attune__class class);
 void attune__rects_end_plane(attune__rects *rects);
 /* The next plane is the same as the one before it. */
@@ -49,34 +49,34 @@ void attune__rects_repeat_plane(attune__rects *rects);
 
 /* ------------------------------------------------------------------------------------------------ storage, store.c */
 
-/* A mask without lists: sizes from desc, which broadcast as stored_* say; the expression retained, its captures and
- * parameters copied. expr may be NULL. */
+/* Creates a mask without lists: sizes from desc, batch and heads of the lists from stored_*, the expression retained,
+ * captures and parameters copied. expr may be NULL. */
 attune_status attune__mask_new(const attune_allocator *allocator, const attune_mask_desc *desc, int64_t stored_batch,
                                int64_t stored_heads, const attune_expr *expr, const attune__bindings *bindings,
                                attune_mask **mask);
-/* The lists and their transposes. A unit of work is an entry of a list, or a row. */
+/* Builds the lists and their transposes. A unit of work is a list entry, or a row. */
 attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects, attune__work *work);
-/* A copy in row-major order without gaps. NULL, with the error set, if there is no room. */
+/* Returns a contiguous row-major copy; NULL, with the error set, on failure. */
 void *attune__array_copy(const attune_allocator *allocator, const attune_array *array);
-/* The elements of an array. They are counted before any is allocated, so that they fit. */
+/* The number of elements of an array, which was checked for overflow. */
 size_t attune__array_count(const attune_array *array);
 
-/* Of a mask: sizes as the caller described them. */
+/* The description of a mask, as the caller gave it. */
 attune_mask_desc attune__mask_describe(const attune_mask *mask);
 
-/* A dense mask that takes over `data`: contiguous 0 or 1 of [batch or 1, heads or 1, q_len, kv_len]. On failure the
- * data stays the caller's. */
+/* Creates a dense mask that takes ownership of `data`: contiguous 0 or 1 of [batch or 1, heads or 1, q_len, kv_len]. On
+ * failure the caller keeps it. */
 attune_status attune__mask_adopt_dense(const attune_allocator *allocator, const attune_mask_desc *desc,
                                        int64_t dense_batch, int64_t dense_heads, uint8_t *data, attune__work *work,
                                        attune_mask **mask);
 
 /* -------------------------------------------------------------------------------------------- reading lists by run */
 
-/* Walks one block row as runs of one class, empty ones included, that together cover [0, kv_blocks). */
+/* Iterates over a block row as runs of one class, including empty ones, which together cover [0, kv_blocks). */
 typedef struct attune__runs {
     const int32_t *partial, *partial_end;
     const int32_t *full, *full_end;
-    int32_t c0, c1, columns; /* the present run: [c0, c1) */
+    int32_t c0, c1, columns; /* the current run: [c0, c1) */
     attune__class class;
 } attune__runs;
 
@@ -109,8 +109,7 @@ static inline void attune__runs_next(attune__runs *runs)
     runs->c1 = c;
 }
 
-/* Row `row` of the lists: as attune__mask_at gives it, plus the block row. The first run is ready; c0 == columns after
- * the last. */
+/* Begins with the first run of list `row`: attune__mask_at plus the block row. c0 == columns after the last run. */
 static inline attune__runs attune__runs_begin(const attune_mask *mask, int64_t row)
 {
     attune__runs runs = {
@@ -129,7 +128,7 @@ static inline bool attune__runs_done(const attune__runs *runs)
     return runs->c0 >= runs->columns;
 }
 
-/* Indices of a mask are below 2^31 and a product with a block size may reach just past that. */
+/* In 64 bits, since the product of a block index and a block size may exceed 2^31. */
 static inline int64_t attune__min64(int64_t a, int64_t b)
 {
     return b < a ? b : a;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a mask holds: its lists, its copies of captures and parameters, and how they come and go. */
+/* Storage of a mask: its lists, and its copies of captures and parameters. */
 #include "mask/rects.h"
 
 #include <string.h>
@@ -75,8 +75,8 @@ static bool list_init(const attune_allocator *allocator, attune__block_list *lis
     return list->offsets != NULL;
 }
 
-/* From counts to indices. offsets[r + 1] is left at the start of row r: it is the cursor that filling the row moves to
- * where it belongs. */
+/* Allocates the indices from the counts. offsets[r + 1] is set to the start of row r, and is the cursor for filling row
+ * r, which leaves it at the row's end. */
 static bool list_reserve(const attune_allocator *allocator, attune__block_list *list, int64_t rows)
 {
     int64_t total = 0;
@@ -103,7 +103,7 @@ static void count(attune__block_list *list, int64_t first, int32_t r0, int32_t r
         num[r] += entries;
 }
 
-/* Appends c0 ... c1 - 1 to each of the rows. */
+/* Appends c0 ... c1 - 1 to each row. */
 static void fill_rows(attune__block_list *list, int64_t first, int32_t r0, int32_t r1, int32_t c0, int32_t c1)
 {
     int64_t *cursor = list->offsets + first + 1;
@@ -207,7 +207,7 @@ size_t attune__array_count(const attune_array *array)
 
 void *attune__array_copy(const attune_allocator *allocator, const attune_array *array)
 {
-    /* Outermost first and padded to four dimensions. A stride of 0 lets a small array describe a huge one. */
+    /* Padded to four dimensions. With strides of 0 a small array can describe one of any size. */
     int64_t size[ATTUNE_MAX_RANK] = {1, 1, 1, 1}, stride[ATTUNE_MAX_RANK] = {0};
     const uint32_t pad = ATTUNE_MAX_RANK - array->rank;
     size_t elements = 1;
@@ -280,7 +280,7 @@ attune_mask_desc attune__mask_describe(const attune_mask *mask)
     };
 }
 
-/* The lists address (rows + 1) entries of 8 bytes for each of four lists. */
+/* Each of the four lists has (rows + 1) offsets of 8 bytes. */
 static attune_status check_planes(const attune_mask *mask)
 {
     int64_t entries = mask->stored_batch;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Masks that follow a tensor on a device: made once for the longest lengths, then filled anew for each tensor. */
+/* Masks computed from a tensor on a device: created once for the longest lengths, then filled for each tensor. */
 #include "mask/rects.h"
 
 #include <stdio.h>
@@ -22,8 +22,8 @@ uint32_t attune__mask_forbidden(attune_dtype dtype)
     }
 }
 
-/* What partial blocks evaluate. Of floats only negative infinity lies below the lowest finite number; NaN does not, so
- * that a bias of NaN reaches its row. */
+/* The expression of partial blocks. Only negative infinity is below the lowest finite float; NaN is not, so that a bias
+ * of NaN makes its row NaN. */
 static attune_status parse(const attune_allocator *allocator, attune_dtype dtype, int64_t batch, int64_t heads,
                            attune_expr **expr)
 {
@@ -36,7 +36,7 @@ static attune_status parse(const attune_allocator *allocator, attune_dtype dtype
     return attune__expr_parse(allocator, ATTUNE_EXPR_MASK, text, &symbol, 1, expr);
 }
 
-/* Room for every block. */
+/* Allocates for every block. */
 static bool list_reserve(const attune_allocator *allocator, attune__block_list *list, int64_t rows, int64_t columns)
 {
     list->offsets = attune__alloc(allocator, (size_t)rows + 1, sizeof *list->offsets);
@@ -106,7 +106,9 @@ void attune__mask_resize(attune_mask *mask, const int64_t size[ATTUNE_MAX_RANK],
     mask->expr_kv_len = (int32_t)mask->kv_len;
 }
 
-/* Elements of one type whose bits are `forbidden`, of `count` at a stride. Contiguous ones are counted as vectors. */
+/*
+ * Counts the elements whose bits are `forbidden`. Contiguous ones are a loop of their own, which compilers vectorise.
+ */
 #define COUNT_FORBIDDEN(type)                                                                                          \
     static int64_t count_forbidden_##type(const char *data, int64_t stride, int64_t count, uint32_t forbidden)         \
     {                                                                                                                  \
@@ -165,7 +167,8 @@ void attune__mask_classify(attune_mask *mask, int64_t row, const char *data)
     }
 }
 
-/* The blocks of one class, of `rows` rows in each plane whose `count` classes are `step` apart, rows `row_step`. */
+/* Fills a list with the blocks of one class: `rows` rows in each plane, of `count` classes at distance `step`; rows are
+ * at distance `row_step`. */
 static void fill_list(const attune_mask *mask, attune__block_list *list, attune__class class, int64_t rows,
                       int64_t row_step, int64_t count, int64_t step)
 {

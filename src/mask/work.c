@@ -21,7 +21,7 @@ attune_status attune__work_add(attune__work *work, uint64_t units)
         work->status = attune__fail(ATTUNE_CANCELLED, "%s.progress stopped the mask with %.0f %% of its blocks decided",
                                     work->name, 100 * work->share);
     if (work->status != ATTUNE_OK)
-        work->next = 0; /* for good */
+        work->next = 0; /* stopped for good */
     else
         work->next =
             work->most && work->most - work->done < ATTUNE__WORK_STEP ? work->most + 1 : work->done + ATTUNE__WORK_STEP;
