@@ -87,7 +87,7 @@ static attune__interval mod_int(attune__interval a, attune__interval b)
         if (floor_div(a.lo, b.lo) == floor_div(a.hi, b.lo))
             return ints(attune__imod(a.lo, b.lo), attune__imod(a.hi, b.lo));
     }
-    if (a.lo >= 0 && b.lo > 0 && a.hi < b.lo)
+    if (a.lo >= 0 && a.hi < b.lo)
         return a;
     int64_t lo = 0, hi = 0;
     if (b.hi > 0)

@@ -97,5 +97,27 @@ Test(short_captures, of_calls)
     for (int i = 0; i < 3; i++)
         OK(flow_run(&f, NULL));
     cr_expect_eq(l.count, 0, "said again");
+
+    /* Either of two. */
+    const attune_symbol symbols[] = {{"slope", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                     {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1}};
+    attune_expr *expr;
+    attune_problem problem = f.problem;
+    OK(attune_expr_create(f.instance, ATTUNE_EXPR_SCORE, "score + slope[h] + bias[h_kv]", symbols, 2, &expr));
+    problem.score = expr;
+    for (int i = 0; i < 2; i++) {
+        attune_capture captures[2] = {f.captures[0], f.captures[0]};
+        captures[1].name = "bias";
+        captures[0].tensor.size[0] = captures[1].tensor.size[0] = FLOW_HEADS;
+        captures[i].tensor.size[0]--;
+        attune_plan_destroy(f.plan);
+        OK(attune_plan_create(f.device, &problem, NULL, &f.plan));
+        f.args.captures = captures;
+        f.args.capture_count = 2;
+        OK(flow_run(&f, NULL));
+        SAYS(l, i ? "\"bias\" of a call has 1 elements in dimension 0, which h_kv indexes from 0 to 1"
+                  : "\"slope\" of a call has 1 elements in dimension 0, which h indexes from 0 to 1");
+    }
+    attune_expr_destroy(expr);
     flow_destroy(&f);
 }

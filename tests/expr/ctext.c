@@ -132,6 +132,55 @@ Test(ctext, plain_operators_where_bounds_allow)
     }
 }
 
+/* Of operands between two numbers: plain where no result leaves i32, and divisors are positive. */
+Test(ctext, plain_operators_end_with_i32)
+{
+    static char text[1 << 14];
+    static const struct {
+        const char *form, *call;
+        int32_t a[2], b[2];
+        bool plain;
+    } cases[] = {
+        {"%s + %s", "attune_iadd(", {0, 2147483000}, {0, 647}, true},
+        {"%s + %s", "attune_iadd(", {0, 2147483000}, {0, 648}, false},
+        {"%s + %s", "attune_iadd(", {-2147483000, 5}, {-648, 5}, true},
+        {"%s + %s", "attune_iadd(", {-2147483000, 5}, {-649, 5}, false},
+        {"%s - %s", "attune_isub(", {-2147483000, 5}, {-5, 648}, true},
+        {"%s - %s", "attune_isub(", {-2147483000, 5}, {-5, 649}, false},
+        {"%s - %s", "attune_isub(", {-5, 2147483000}, {-647, 5}, true},
+        {"%s - %s", "attune_isub(", {-5, 2147483000}, {-648, 5}, false},
+        {"%s * %s", "attune_imul(", {-1, 65535}, {-1, 32768}, true},
+        {"%s * %s", "attune_imul(", {-1, 65536}, {-1, 32768}, false},
+        {"%s * %s", "attune_imul(", {-1, 65536}, {-32768, 1}, true},
+        {"%s * %s", "attune_imul(", {-1, 65537}, {-32768, 1}, false},
+        {"%s * %s", "attune_imul(", {-65536, 1}, {-1, 32768}, true},
+        {"%s * %s", "attune_imul(", {-65537, 1}, {-1, 32768}, false},
+        {"%s * %s", "attune_imul(", {-65535, 1}, {-32768, 1}, true},
+        {"%s * %s", "attune_imul(", {-65536, 1}, {-32768, 1}, false},
+        {"%s / %s", "attune_idiv(", {0, 9}, {1, 9}, true},
+        {"%s / %s", "attune_idiv(", {-1, 9}, {1, 9}, false},
+        {"%s / %s", "attune_idiv(", {0, 9}, {0, 9}, false},
+        {"%s %% %s", "attune_imod(", {0, 9}, {1, 9}, true},
+        {"%s %% %s", "attune_imod(", {-1, 9}, {1, 9}, false},
+        {"%s %% %s", "attune_imod(", {0, 9}, {0, 9}, false},
+        {"max(-%s, %s)", "attune_isub(0", {-2147483647, 0}, {0, 0}, true},
+        {"max(-(%s * 70000), %s)", "attune_isub(0", {-70000, 0}, {0, 0}, false},
+        {"abs(%s) + %s", "attune_isub(0", {-2147483647, 0}, {0, 0}, true},
+        {"abs(%s * 70000) + %s", "attune_isub(0", {-70000, 0}, {0, 0}, false},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char a[64], b[64], of[256];
+        snprintf(a, sizeof a, "clamp(q - kv, %d, %d)", cases[i].a[0], cases[i].a[1]);
+        snprintf(b, sizeof b, "clamp(kv - h, %d, %d)", cases[i].b[0], cases[i].b[1]);
+        int length = snprintf(of, sizeof of, cases[i].form, a, b);
+        snprintf(of + length, sizeof of - (size_t)length, " == 3");
+        attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, of, NULL, 0);
+        cr_assert(attune__expr_ctext(expr, "f", text, sizeof text, NULL) == ATTUNE_OK);
+        cr_expect_eq(has(text, cases[i].call), !cases[i].plain, "%s\n%s", of, text);
+        attune__expr_release(expr);
+    }
+}
+
 /* What is compared stands as people write it: rows before keys, constants last. */
 Test(ctext, comparisons_read_forwards)
 {

@@ -223,6 +223,77 @@ Test(parse, precedence_and_simplification)
         {S, true, "heat", "heat"},
         {M, true, "keep[b, q] && causal", "causal && keep[b, q]"},
         {M, true, "doc[q] == doc[kv]", "doc[kv] == doc[q]"},
+        {M, true, "q == kv && q != kv", "false"},
+        {M, true, "q != kv || q == kv", "true"},
+        {M, false, "q == kv && q != h", "false"},
+        {M, false, "q == kv || h != kv", "true"},
+        {M, true, "heat < 1.5 && !(heat < 1.5)", "false"},
+        {M, true, "!(heat < 1.5) || heat < 1.5", "true"},
+        {M, false, "heat < 1.5 || 1.5 <= heat", "true"},
+        {M, true, "q < kv == kv <= q", "false"},
+        {M, true, "q < kv != kv <= q", "true"},
+        {M, true, "q <= q && q != q", "false"},
+        {M, true, "causal == true", "causal"},
+        {M, true, "causal != true", "!causal"},
+        {M, true, "causal == false", "!causal"},
+        {M, true, "causal != false", "causal"},
+        {M, true, "causal == causal", "true"},
+        {M, true, "causal == (h > 1)", "(h > 1) == causal"},
+        {M, true, "causal && (causal || h > 1)", "causal"},
+        {M, true, "(h > 1 || causal) && causal", "causal"},
+        {M, true, "causal && (causal && h > 1)", "causal && h > 1"},
+        {M, true, "(h > 1 || causal) || causal", "causal || h > 1"},
+        {M, true, "(causal ? causal : h > 1)", "causal || h > 1"},
+        {M, true, "(causal ? h > 1 : causal)", "causal && h > 1"},
+        {M, true, "(causal ? false : h > 1)", "!causal && h > 1"},
+        {M, true, "(causal ? h > 1 : true)", "!causal || h > 1"},
+        {M, true, "(causal ? true : h > 1)", "causal || h > 1"},
+        {S, true, "!(heat < 1) ? 1 : 2", "heat < 1 ? 2 : 1"},
+        {S, true, "heat < 1 ? q : q", "q"},
+        {S, true, "1 < 2 ? q : kv", "q"},
+        {S, true, "1 > 2 ? q : kv", "kv"},
+        {S, true, "-(-q)", "q"},
+        {S, true, "-(-score)", "score"},
+        {S, true, "-(q - kv)", "kv - q"},
+        {S, false, "-(score - heat)", "heat - score"},
+        {S, true, "abs(abs(q))", "abs(q)"},
+        {S, true, "abs(-score)", "abs(score)"},
+        {S, true, "floor(ceil(score))", "ceil(score)"},
+        {S, true, "ceil(floor(score))", "floor(score)"},
+        {S, true, "floor(q * 1.0)", "q"},
+        {M, true, "floor(q) / 2 + ceil(kv) / 2 == 0", "q / 2 + kv / 2 == 0"},
+        {S, true, "3 - q + 2", "5 - q"},
+        {S, true, "-q + kv", "kv - q"},
+        {S, true, "q - -kv", "kv + q"},
+        {S, true, "0 - q", "-q"},
+        {S, true, "q - q", "0"},
+        {S, true, "q - 3", "-3 + q"},
+        {S, true, "q * -1", "-q"},
+        {S, true, "0 * q", "0"},
+        {S, true, "q / 1", "q"},
+        {S, true, "0 / q + q / 0", "0"},
+        {S, true, "q % 1 + q % -1 + q % 0 + 0 % q", "0"},
+        {S, false, "q % 2", "0"},
+        {S, false, "q / -1", "-q"},
+        {S, true, "score + -0.0", "score"},
+        {S, true, "1.0 * score / 1", "score"},
+        {S, false, "score - -0.0", "score"},
+        {S, false, "score / -1.0", "-score"},
+        {S, true, "min(q, q) + max(score, score)", "q + score"},
+        {S, true, "max(q, kv)", "max(kv, q)"},
+        {S, false, "min(score, heat)", "min(heat, score)"},
+        {S, true, "score * heat + q", "q + heat * score"},
+        {S, false, "score - heat", "heat - score"},
+        {S, true, "sqrt(4.0) + rsqrt(0.25)", "4.0"},
+        {S, false, "exp(0.0)", "1.0"},
+        {S, false, "exp2(0.0)", "1.0"},
+        {S, false, "log(1.0)", "0.0"},
+        {S, false, "log2(1.0)", "0.0"},
+        {S, false, "tanh(0.0)", "0.0"},
+        {S, false, "sigmoid(0.0)", "0.5"},
+        {S, false, "sin(0.0)", "0.0"},
+        {S, false, "cos(0.0)", "1.0"},
+        {S, false, "pow(1.0, 2.0)", "1.0"},
         /* presets */
         {M, true, "causal", "q >= kv"},
         {M, true, "causal()", "q >= kv"},
@@ -525,6 +596,24 @@ Test(parse, listings_of_infinity_and_nan)
         cr_expect(strstr(text, listings[i].listed), "%s: %s", listings[i].text, text);
         attune__expr_release(expr);
     }
+}
+
+/* Each kind of node, a line each, operands by their numbers. */
+Test(parse, listing_of_each_node)
+{
+    attune_expr *expr =
+        parse_with(S, "keep[b, q] && true == (width > 3) ? score * 0.5 : bias[q - kv, h] + heat", symbols, SYMBOLS);
+    char text[2048];
+    cr_assert_eq(attune__expr_print(expr, ATTUNE_EXPR_IR, text, sizeof text, NULL), ATTUNE_OK);
+    cr_expect_str_eq(text, "0 i32 var b\n1 i32 var q\n2 bool capture keep:bool 0 1\n3 i32 const 3\n"
+                           "4 i32 param width:i32\n5 bool lt 3 4\n6 bool and 2 5\n7 f32 var score\n"
+                           "8 f32 const 0.5\n9 f32 mul 7 8\n10 f32 param heat:f32\n11 i32 var kv\n12 i32 sub 1 11\n"
+                           "13 i32 var h\n14 f32 capture bias:f16 12 13\n15 f32 add 10 14\n16 f32 select 6 9 15\n");
+    attune__expr_release(expr);
+    expr = parse_with(M, "true", NULL, 0);
+    cr_assert_eq(attune__expr_print(expr, ATTUNE_EXPR_IR, text, sizeof text, NULL), ATTUNE_OK);
+    cr_expect_str_eq(text, "0 bool const true\n");
+    attune__expr_release(expr);
 }
 
 Test(parse, damaged_texts)
