@@ -46,7 +46,7 @@ RELATED = {
     'base': ['base', 'api', 'expr', 'cpu', 'cache', 'mask', 'plan'],
     'cache': ['cache', 'cuda_driver', 'vulkan'],
     'cpu': ['cpu', 'random', 'goldens', 'api', 'cases', 'gradients'],
-    'expr': ['expr', 'random', 'cuda_mods', 'mask', 'plan', 'goldens', 'cases', 'mods'],
+    'expr': ['expr', 'random', 'cuda_mods', 'mask', 'plan', 'api', 'goldens', 'cases', 'mods'],
     'mask': ['mask', 'random', 'api', 'goldens', 'cases'],
     'plan': ['plan', 'api', 'cuda_plans', 'goldens', 'cases', 'vulkan'],
 }
