@@ -9,7 +9,7 @@
  *     decode.c    the hot call of decode  pack.c     kernels compiled ahead
  *     measure.c   peaks                   merge.c    merges partial results
  *     context.c   contexts, errors        backward.c the hot call of the backward pass
- *     mask_update.c  masks that follow a tensor
+ *     mask_update.c  masks computed from a tensor
  *
  * Every entry makes the device's context current and restores the previous one, so that the calling thread keeps its
  * own.
@@ -102,7 +102,7 @@ typedef struct attune__cuda_mask {
     attune__cu_pointer column_offsets[2], column_indices[2];                             /* the transposed lists */
     attune__cu_pointer captures[ATTUNE_EXPR_MAX_SYMBOLS], runs[ATTUNE_EXPR_MAX_SYMBOLS]; /* runs: 0 = none */
     bool ranges; /* each row of the mask allows one interval, and the runs that it depends on exist */
-    struct attune__cuda_follow *follow; /* of a mask that follows a tensor; NULL in others */
+    struct attune__cuda_follow *follow; /* of a mask computed from a tensor; NULL in others */
 } attune__cuda_mask;
 
 attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask *mask,

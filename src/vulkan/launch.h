@@ -30,7 +30,7 @@ typedef struct attune__vulkan_mask {
     uint64_t columns;   /* likewise, of the transposed lists */
     uint32_t longest;   /* blocks in one row, at most */
     uint32_t longest_column;
-    /* of a mask that follows a tensor; NULL and VK_NULL_HANDLE in others */
+    /* of a mask computed from a tensor; NULL and VK_NULL_HANDLE in others */
     attune__vulkan_pipeline classify, fill;
     void *table; /* the expression's, as an update packs it */
 } attune__vulkan_mask;

@@ -10,7 +10,7 @@
  *     pipeline.c   a compute pipeline from SPIR-V      measure.c   peaks
  *     floats.c     float controls for a module        arguments.* what kernels read of a call
  *     cache.c      the disk cache of both              merge.c     partial results into one, and back
- *     mask.c       masks on the device                 mask_update.c  masks that follow a tensor
+ *     mask.c       masks on the device                 mask_update.c  masks computed from a tensor
  *
  * Kernels reach all memory by buffer device address: there are no descriptors, and a pipeline layout is push constants
  * only. All buffers have the usage ATTUNE__VULKAN_USAGE.
