@@ -6,8 +6,8 @@ either equivalent to the original, or a test is missing. src/vulkan and src/cuda
 
     tests/mutate.py --count 120 --seed 1             random mutants of all of src/
     tests/mutate.py --path src/mask --count 20       of one folder or file
-    tests/mutate.py --path src/plan/cut.c --list     the mutants, by number, without running any
-    tests/mutate.py --path src/plan/cut.c --only 3,7
+    tests/mutate.py --path src/plan/partition.c --list     the mutants, by number, without running any
+    tests/mutate.py --path src/plan/partition.c --only 3,7
     tests/mutate.py --only 3,7 --sanitize            under the address and undefined behaviour sanitizers
 """
 import argparse

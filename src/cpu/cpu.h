@@ -90,7 +90,7 @@ void attune__cpu_items_f64(void *run, uint32_t thread);
 void attune__cpu_merge_f32(void *run, uint32_t thread);
 void attune__cpu_merge_f64(void *run, uint32_t thread);
 
-/* The number of threads that a loop pays for (plan/cut.h), at most `most`. */
+/* The number of threads that a loop pays for (plan/partition.h), at most `most`. */
 uint32_t attune__cpu_threads(const attune__cpu_device *device, bool f64, double pairs, uint32_t flop, uint32_t weight,
                              uint64_t most);
 

@@ -6,7 +6,7 @@
 #include <time.h>
 
 #include "base/error.h"
-#include "plan/cut.h"
+#include "plan/partition.h"
 
 static size_t align(size_t bytes)
 {
@@ -24,7 +24,7 @@ static void divide(attune__cpu_run *run, bool decode)
 {
     const attune__forward *call = run->call;
     const attune_mask *mask = call->mask;
-    const attune__cut c = attune__cut_make(&(attune__cut_desc){
+    const attune__partition c = attune__partition_make(&(attune__partition_desc){
         .batch = call->batch,
         .heads = call->heads,
         .kv_heads = call->kv_heads,
@@ -66,7 +66,7 @@ uint32_t attune__cpu_threads(const attune__cpu_device *device, bool f64, double 
 {
     const uint32_t all = attune__pool_threads(device->pool), some = most < all ? (uint32_t)most : all;
     const attune__loop_cost cost = {pairs, flop, weight, f64 ? device->f64.lanes : device->f32.lanes};
-    return attune__cut_threads(&cost, some);
+    return attune__loop_threads(&cost, some);
 }
 
 static attune_status launch(const attune__program *program, const attune__forward *call, bool decode, uint64_t *value)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The rules: checks, decode or not, the search, and the choice with everything that follows from the tile. */
+/* The planner's main function: checks, the decode rule, the search, and the choice with everything that depends on the
+ * tile. */
 #include "plan/family_cuda.h"
 
 #include <stdio.h>
@@ -16,7 +17,7 @@ static uint32_t fewest_parts(const attune__search *search, const attune__found *
                               : 1;
 }
 
-/* Without what segments have in front of the workspace. */
+/* The choice, without the part of the workspace for segments. */
 static attune_plan_choice choice_of(const attune__search *search, const attune__found *found)
 {
     const attune_pass_options *o = &search->options;
@@ -113,10 +114,8 @@ static void explain_no_decode(const attune__found *found, char *why, size_t size
              found->family ? ": " : "", found->why[0] ? found->why : "the options given do not fit");
 }
 
-/*
- * Beside the forward kernel: the decode kernel for calls that are as short as those of a decode plan. Its tile and its
- * parts are those of one query, the most frequent call; more queries take several tiles.
- */
+/* Chooses the decode kernel of a forward plan, for its short calls. Tile and splits are those for one query, the most
+ * frequent call; more queries take several tiles. */
 static attune_status choose_short(const attune__search *forward, attune__decision *decision)
 {
     attune__shape one = *forward->shape;
@@ -147,7 +146,7 @@ static attune_status choose_short(const attune__search *forward, attune__decisio
     return ATTUNE_OK;
 }
 
-/* One workspace serves either kernel, behind what segments need. */
+/* Both kernels share one workspace, after the part for segments. */
 static void share_workspace(const attune__shape *s, attune__decision *decision)
 {
     const uint64_t segments = attune__segments_size(s, (uint64_t)(s->batch * s->heads * s->q_len), s->segments);
@@ -176,13 +175,13 @@ static attune_status choose_pass(const attune_limits *limits, const attune__shap
             return ATTUNE_OK;
         }
         if (rule == ATTUNE__DECODE_FORCED)
-            return attune__misfit(&search, &found);
+            return attune__search_fail(&search, &found);
         explain_no_decode(&found, decision->why_decode, sizeof decision->why_decode);
     }
     search.pass = shape->direction == ATTUNE_BACKWARD ? ATTUNE__PASS_BACKWARD : ATTUNE__PASS_FORWARD;
     attune__search_run(&search, decision, &found);
     if (found.outcome != ATTUNE__FOUND)
-        return attune__misfit(&search, &found);
+        return attune__search_fail(&search, &found);
     fill(&search, &found, decision);
     return search.pass == ATTUNE__PASS_FORWARD ? choose_short(&search, decision) : ATTUNE_OK;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * When to decode: a workgroup takes the few query rows of a whole group of heads and one part of the keys; parts are
- * merged afterwards. That pays where the queries are too few to fill the device, and it costs where they are not: a
- * training shape with short queries has its parallelism in batch and heads.
+ * When to decode, and how far to split. A workgroup of the decode kernel has the rows of a whole group of query heads
+ * and one part of the keys; partial results are merged. That is faster if the queries alone do not fill the device, and
+ * slower otherwise: a training shape with short queries has its parallelism in batch and heads.
  */
 #include "plan/family.h"
 
@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 
-#define MOST_AUTOMATIC 16 /* queries of one head, speculative decoding included */
+#define MOST_AUTOMATIC 16 /* queries of one head, including speculative decoding */
 #define MOST_ALWAYS    8  /* up to here the forward kernel's tile would be nearly empty */
 #define MOST_FORCED    64 /* rows of the largest decode tile */
 #define FEWEST_KEYS    ATTUNE__DECODE_FEWEST_KEYS
@@ -89,7 +89,7 @@ uint32_t attune__decode_split(const attune__search *search, const attune__tile *
     int64_t packed = attune__shape_packed_heads(s), rows = s->q_len * packed, m = tile->value[ATTUNE__BLOCK_M];
     int64_t groups = s->batch * (s->heads / packed) * ((rows + m - 1) / m);
     int64_t slots = (int64_t)search->limits->compute_units * (occupancy < 2 ? 1 : 2);
-    /* Four tiles a part, so that the merge stays small beside the work. */
+    /* At least four tiles per part, so that the merge is small compared with the work. */
     uint32_t n = tile->value[ATTUNE__BLOCK_N];
     int64_t split = slots / groups, parts = (s->kv_len + 4 * n - 1) / (4 * n);
     int64_t steps = attune__decode_steps(s, n);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A decision as text for people and as JSON for programs. Both say the same. */
+/* Prints a decision as text and as JSON, with the same content. */
 #include "plan/family.h"
 
 #include <math.h>
@@ -110,7 +110,7 @@ static void text_order(attune__text *text, const char *indent, const attune__var
         attune__text_add(text, "\n");
 }
 
-/* How the kernel has the expressions: only families that choose a variant say more than the weight. */
+/* How the kernel evaluates the expressions; for families without variants only the cost. */
 static void text_variant(attune__text *text, const char *indent, const attune__shape *s, const attune__variant *v)
 {
     const attune__analysis *e = &s->expr;
@@ -139,7 +139,7 @@ static void text_variant(attune__text *text, const char *indent, const attune__s
     text_order(text, indent, v);
 }
 
-/* `indent` stands before each line. */
+/* `indent` is the prefix of each line. */
 static void text_launch(attune__text *text, const char *indent, const attune_limits *l, const attune_plan_choice *c)
 {
     if (c->direction == ATTUNE_BACKWARD)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The list of families, in the order of preference, and what they share. */
+/* The list of families, in the order of preference, and their common functions. */
 #include "plan/family.h"
 
 #include <stdio.h>
@@ -62,7 +62,7 @@ static const char *refuses_dtype(const attune__family *family, const attune__sea
     }
     const attune_dtype dtype = family->dtypes >> s->k_dtype & 1 ? s->v_dtype : s->k_dtype;
     const bool known = family->dtypes >> dtype & 1;
-    /* Cooperative matrices need the type itself; other Vulkan and OpenCL kernels read 16-bit floats as integers. */
+    /* Cooperative matrices need the 16-bit type; other Vulkan and OpenCL kernels load 16-bit floats as integers. */
     const bool lacking = (s->q_dtype == ATTUNE_F64 && !limits->f64) ||
                          (family->matrix & ATTUNE_MATRIX_COOPMAT && s->k_dtype == ATTUNE_F16 && !limits->f16);
     if (known && !lacking)
@@ -130,7 +130,7 @@ uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost
         most = threads / cost->invocations;
     uint32_t registers = cost->launched_registers ? cost->launched_registers : cost->registers;
     if (limits->registers && registers) {
-        /* NVIDIA's hardware hands registers out 8 a thread at a time. */
+        /* NVIDIA GPUs allocate registers in units of 8 per thread. */
         uint64_t taken = (uint64_t)attune__round_up(registers, 8) * attune__round_up(cost->invocations, 32);
         if (limits->registers / taken < most)
             most = limits->registers / taken;
@@ -200,7 +200,7 @@ const char *attune__refuse_numbers(const attune__search *search, const attune__t
     bool back = search->pass == ATTUNE__PASS_BACKWARD;
     for (uint32_t i = 0; i < (back ? 4u : 2u); i++) {
         uint32_t block = !s->block_mask ? 0 : i % 2 ? s->mask_kv_block : s->mask_q_block;
-        /* The rows of a decode tile are those of several heads, all in the mask's first block row. */
+        /* A decode tile has the rows of several heads, all in the mask's first block row. */
         if (search->pass == ATTUNE__PASS_DECODE && i == 0)
             block = 0;
         const char *why = refuse_number(tile, back ? backward[i] : forward[i], multiple, most, block, option);

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * A kernel family: its needs, its tiles from the fastest to the smallest, and what a tile costs. A family is a table of
- * functions and constants; the rules that walk it are in choose.c. Adding a family is adding a table.
- */
+/* A kernel family is a table of constants and functions: its requirements, its tiles from the fastest to the smallest,
+ * and the cost of a tile. Adding a family is adding a table to the list in family.c. */
 #ifndef ATTUNE_PLAN_FAMILY_H
 #define ATTUNE_PLAN_FAMILY_H
 
@@ -19,12 +17,12 @@ typedef enum attune__pass { ATTUNE__PASS_FORWARD, ATTUNE__PASS_DECODE, ATTUNE__P
     (ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) | ATTUNE__BIT(ATTUNE__BLOCK_M2) |                   \
      ATTUNE__BIT(ATTUNE__BLOCK_N2))
 
-/* The numbers of a launch, by option: value[ATTUNE__BLOCK_M] and so on. Those that the pass does not have are 0. */
+/* The numbers of a launch, by option: value[ATTUNE__BLOCK_M] and so on; 0 for those that the pass does not have. */
 typedef struct attune__tile {
     uint32_t value[ATTUNE__NUM_WARPS + 1];
 } attune__tile;
 
-/* Makes the tables of tiles short: stages, warps, tile. */
+/* Shorthands for tables of tiles. */
 #define ATTUNE__TILE(m, n, stages, warps)                                                                              \
     {                                                                                                                  \
         .value = {                                                                                                     \
@@ -46,16 +44,16 @@ typedef struct attune__tile {
         }                                                                                                              \
     }
 
-/* What a tile costs. */
+/* The resources of a tile. */
 typedef struct attune__cost {
     uint64_t shared;             /* bytes of one workgroup */
     uint32_t invocations;        /* threads of one workgroup */
-    uint32_t registers;          /* estimate for the busiest thread; 0 = not estimated */
-    uint32_t launched_registers; /* what the launch reserves for each thread, if not `registers` */
-    uint64_t workspace;          /* CUDA, backward: of a call, behind what every kernel has */
+    uint32_t registers;          /* estimate for the thread that needs most; 0 = not estimated */
+    uint32_t launched_registers; /* registers that the launch allocates per thread, if not `registers` */
+    uint64_t workspace;          /* CUDA, backward: bytes of a call, after those of all kernels */
 } attune__cost;
 
-/* Everything that one search looks at. */
+/* The input of a search. */
 typedef struct attune__search {
     const attune_limits *limits;
     const attune__shape *shape;
@@ -67,34 +65,37 @@ typedef struct attune__search {
 typedef struct attune__family {
     const char *name;
     attune_backend backend;
-    uint32_t matrix;    /* ATTUNE_MATRIX_* that it needs */
-    bool subgroups;     /* needs limits.subgroup_operations */
-    bool host;          /* needs limits.host */
-    bool cache;         /* shared_memory is a cache to aim for, no limit: the smallest tile is taken if none fits */
-    bool last_resort;   /* others explain a failure better */
-    bool tma;           /* USE_TMA is ON here; elsewhere it is OFF */
-    uint32_t dtypes;    /* bits 1 << attune_dtype: of k and v */
-    uint32_t mixes;     /* bits 1 << attune__pass: where q and o may be f32, f16 or bf16, whatever k and v are */
-    uint32_t unordered; /* bits 1 << attune__pass: results depend on the order in which workgroups finish */
-    bool (*orders)(const attune__search *search); /* but not if DETERMINISTIC asks; NULL = then it is passed over */
-    const char *(*refuses)(const attune__search *search); /* what of the problem it cannot have; NULL = nothing */
-    /* Why the planner leaves the kernel to those who name it; NULL, or returns NULL = it does not. */
+    uint32_t matrix;  /* ATTUNE_MATRIX_* that it needs */
+    bool subgroups;   /* needs limits.subgroup_operations */
+    bool host;        /* needs limits.host */
+    bool cache;       /* shared_memory is a cache size, not a hard limit: the smallest tile is chosen if none fits */
+    bool last_resort; /* its failure is reported only if no other family has one */
+    bool tma;         /* USE_TMA is ON here; elsewhere it is OFF */
+    uint32_t dtypes;  /* bits 1 << attune_dtype: of k and v */
+    uint32_t mixes;   /* bits 1 << attune__pass: passes in which q and o may be f32, f16 or bf16 for any k and v */
+    uint32_t
+        unordered; /* bits 1 << attune__pass: passes whose results depend on the order in which workgroups finish */
+    bool (*orders)(const attune__search *search); /* whether it is deterministic with DETERMINISTIC on; NULL = never,
+                                                     and the family is then skipped */
+    const char *(*refuses)(
+        const attune__search *search); /* why it does not support the problem; NULL, or returns NULL = it does */
+    /* Why the kernel is chosen only by name (KERNEL); NULL, or returns NULL = it is chosen automatically. */
     const char *(*by_name)(const attune__search *search);
-    uint32_t reads[ATTUNE__PASS_COUNT]; /* option bits, without those of the planner itself; 0 = it has no such pass */
+    uint32_t reads[ATTUNE__PASS_COUNT]; /* option bits, without those that the planner reads; 0 = it has no such pass */
 
     /* The tiles of a pass, from the fastest to the smallest. */
     const attune__tile *(*tiles)(const attune__search *search, uint32_t *count);
-    /* Cuts the free numbers of a tile down to the mask's blocks, the lengths and the device. */
+    /* Clamps the free numbers of a tile to the mask's blocks, the lengths and the device. */
     void (*clamp)(const attune__search *search, attune__tile *tile);
-    /* Returns NULL if the kernel can have the tile, else what is wrong, and which option it is. */
+    /* Returns NULL if the kernel supports the tile, else the reason and the option. */
     const char *(*refuse)(const attune__search *search, const attune__tile *tile, attune__option *option);
     attune__cost (*cost)(const attune__search *search, const attune__tile *tile);
-    /* Bytes that a call needs, in so many parts of the keys, without what segments have in front. */
+    /* Bytes of workspace of a call with `split` parts of the keys, without the part for segments. */
     uint64_t (*workspace)(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
                           uint32_t split);
-    /* How the kernel of a choice has the expressions; NULL = pair by pair. */
+    /* Chooses how the kernel evaluates the expressions; NULL = pair by pair. */
     void (*variant)(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
-    /* Forward and decode: steps of BLOCK_N keys that one workgroup may walk; NULL = any number. */
+    /* Forward and decode: the limit on steps of BLOCK_N keys of a workgroup; NULL = none. */
     uint32_t (*most_steps)(const attune__search *search, const attune__tile *tile);
 } attune__family;
 
@@ -105,37 +106,39 @@ extern const attune__family attune__cpu, attune__cuda_sm90a, attune__cuda_sm80_a
     attune__opencl_portable;
 
 const attune__family *attune__family_find(const char *name);
-/* INVALID_ARGUMENT, listing the names, if no family is called that. prefix is "", "fwd_" or "bwd_". */
+/* INVALID_ARGUMENT, with a list of the names, if there is no such family. prefix is "", "fwd_" or "bwd_". */
 attune_status attune__check_kernel_name(const char *prefix, const char *name);
-/* NULL if the family can serve the device, dtype and pass; else why not, written to `why`. */
+/* NULL if the family supports the device, dtype and pass; else the reason, written to `why`. */
 const char *attune__family_refuses(const attune__family *family, const attune__search *search, char *why, size_t size);
 /* "BLOCK_M 64 BLOCK_N 64 num_stages 1 num_warps 4" */
 void attune__tile_print(const attune__tile *tile, char *buffer, size_t size);
-/* Workgroups that one compute unit holds; 0 if none fits. */
+/* Resident workgroups of one compute unit; 0 if none fits. */
 uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost);
 
-/* The partial results of a pass that is split, at the beginning of every workspace. */
+/* Bytes of the partial results of a split pass, at the beginning of every workspace. */
 uint64_t attune__workspace_parts(const attune__search *search, uint32_t split);
 /* The workspace of Vulkan's families. */
 uint64_t attune__vulkan_workspace_bytes(const attune__search *search, const attune__tile *tile,
                                         const attune__cost *cost, uint32_t split);
 
-/* Of what a tile of k and v holds. */
+/* Bytes of an element of k and v. */
 static inline uint32_t attune__dtype_bytes(const attune__shape *shape)
 {
     return (uint32_t)attune_dtype_size(shape->k_dtype);
 }
 
-/* For clamp functions: cuts a free tile number to a power of two that divides the mask's block and is not past the
- * smallest power of two that holds `length`, down to `least`. */
+/* For clamp functions: reduces a free tile number to a power of two that divides the mask's block and is at most the
+ * smallest power of two >= `length`, and at least `least`. */
 void attune__clamp_number(const attune__search *search, attune__tile *tile, attune__option option, uint32_t block,
                           int64_t length, uint32_t least);
-/* The same for every tile number of the pass. */
+/* The same for all tile numbers of the pass. */
 void attune__clamp_tile(const attune__search *search, attune__tile *tile, uint32_t least);
-/* The rows of a decode tile: the power of two that holds the packed rows, from `least`, up to the tile's own. */
+/*
+ * The rows of a decode tile: the smallest power of two >= the packed rows, between `least` and the tile's own number.
+ */
 void attune__clamp_decode(const attune__search *search, attune__tile *tile, uint32_t least);
-/* Whether each tile number of the pass lies in [least, most], is a multiple of `multiple` (0 = a power of two) and
- * divides the mask's block. */
+/* Returns NULL if each tile number of the pass is in [least, most], is a multiple of `multiple` (0 = a power of two)
+ * and divides the mask's block; else the reason. */
 const char *attune__refuse_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
                                    uint32_t most, attune__option *option);
 
@@ -153,14 +156,14 @@ const char *attune__vulkan_lanes_backward_refuse(const attune__search *search, c
 attune_status attune__limits_check(const attune_limits *limits);
 
 typedef enum attune__outcome {
-    ATTUNE__UNMET,    /* no family serves this device, dtype or pass */
+    ATTUNE__UNMET,    /* no family supports this device, dtype or pass */
     ATTUNE__NOT_READ, /* an option that no family here reads */
-    ATTUNE__REFUSED,  /* an option's value that no kernel here can have */
-    ATTUNE__TOO_BIG,  /* legal, but past a limit of the device */
+    ATTUNE__REFUSED,  /* an option's value that no kernel supports */
+    ATTUNE__TOO_BIG,  /* supported, but exceeds a limit of the device */
     ATTUNE__FOUND
 } attune__outcome;
 
-/* What a search found: a tile, or the most telling failure. */
+/* The result of a search: a tile, or the most specific failure. */
 typedef struct attune__found {
     attune__outcome outcome;
     const attune__family *family;
@@ -170,26 +173,27 @@ typedef struct attune__found {
     char why[192];
 } attune__found;
 
-/* Walks the families. decision may be NULL; otherwise rejections are added to it. */
+/* Searches the families. decision may be NULL; otherwise rejections are added to it. */
 void attune__search_run(const attune__search *search, attune__decision *decision, attune__found *found);
-/* NULL if the cost is within the limits; else the words "N bytes of shared memory, the device has M", in `why`. */
+/* NULL if the cost is within the limits; else the text "needs N bytes of shared memory, the device has M" in `why`. */
 const char *attune__cost_exceeds(const attune_limits *limits, const attune__cost *cost, char *why, size_t size);
-/* Turns a failure into the thread's error, with the nearest values that work. */
-attune_status attune__misfit(const attune__search *search, const attune__found *found);
+/* Sets the thread's error from a failed search, with the nearest values that work. */
+attune_status attune__search_fail(const attune__search *search, const attune__found *found);
 
-/* The decode rule. forced: the option asked for it. */
+/* The decode rule. forced: by the option. */
 typedef enum attune__decode { ATTUNE__DECODE_NO, ATTUNE__DECODE_YES, ATTUNE__DECODE_FORCED } attune__decode;
 attune_status attune__decode_rule(const attune__search *search, attune__decode *rule, char *why, size_t size);
-/* The most queries, and the fewest keys, of which the rule chooses decode by itself. */
+/* The largest number of queries, and the smallest of keys, for which decode is chosen automatically. */
 int64_t attune__decode_most_queries(const attune__search *search);
-#define ATTUNE__DECODE_FEWEST_KEYS 256 /* less is not worth a second pass over the results */
-/* The parts that the keys are cut into, automatically. */
+#define ATTUNE__DECODE_FEWEST_KEYS 256 /* fewer do not pay for the merge */
+/* The automatic number of parts of the keys. */
 #define ATTUNE__MOST_SPLITS 128
 uint32_t attune__decode_split(const attune__search *search, const attune__tile *tile, uint32_t occupancy,
                               uint32_t fewest);
-/* The fewest parts of which none has more than `most` steps of keys; UINT32_MAX if a block of the mask has more. */
+/* The smallest number of parts such that none has more than `most` steps of keys; UINT32_MAX if a block of the mask has
+ * more. */
 uint32_t attune__decode_fewest(const attune__shape *shape, uint32_t block_n, uint32_t most);
-/* The steps of the keys, at most which SPLIT_KV can be. */
+/* The number of steps of the keys, which is the limit of SPLIT_KV. */
 uint32_t attune__decode_steps(const attune__shape *shape, uint32_t block_n);
 
 #endif

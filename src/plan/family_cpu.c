@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The CPU: one thread a tile, whose packed operands and scores are to stay in the core's second-level cache. */
+/* The CPU: one thread per tile, whose packed operands and scores should fit the core's L2 cache. */
 #include "plan/family.h"
 
 static uint64_t array(uint64_t elements, uint64_t bytes)
@@ -74,7 +74,7 @@ static void clamp(const attune__search *search, attune__tile *tile)
 {
     const attune__shape *s = search->shape;
     attune__clamp_tile(search, tile, 16);
-    /* The expressions' scratch is sized for the mask's block, also where no block mask is. */
+    /* The expressions' scratch is sized for the mask's block, also without a block mask. */
     if (search->pass != ATTUNE__PASS_BACKWARD)
         attune__clamp_number(search, tile, ATTUNE__BLOCK_N, s->mask_kv_block, s->kv_len, 16);
     else {
@@ -85,7 +85,7 @@ static void clamp(const attune__search *search, attune__tile *tile)
         attune__clamp_decode(search, tile, 16);
     if (search->pass != ATTUNE__PASS_FORWARD || search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M))
         return;
-    /* Two tiles for each thread, so that threads which finish early find work. */
+    /* Two tiles for each thread, for load balance. */
     uint32_t *m = &tile->value[ATTUNE__BLOCK_M];
     while (*m > 32 && s->batch * s->heads * ((s->q_len + *m - 1) / *m) < 2 * (int64_t)search->limits->compute_units)
         *m /= 2;
@@ -122,7 +122,7 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
     return c;
 }
 
-/* With space for the alignment that the kernels ask for and a caller's memory may not have. */
+/* Including padding, since the caller's memory may be less aligned than the kernels need. */
 static uint64_t workspace(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
                           uint32_t split)
 {

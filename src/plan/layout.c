@@ -4,7 +4,7 @@
 #include <attune/attune.h>
 #include <stddef.h>
 
-/* Groups of four scores of one invocation, whose permissions are the bits of a word, or of two. */
+/* The limits on groups of four scores of an invocation, whose mask bits are one word, or two. */
 #define MOST_PART      8
 #define MOST_LONG_PART 16
 
@@ -64,7 +64,7 @@ const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint
         return "four of its columns belong to each invocation of a row";
     if (threads < block_m || (uint64_t)block_m * block_n > (uint64_t)threads * 4 * MOST_LONG_PART)
         return "an invocation has at most 64 scores, all of one row";
-    /* 8 x 8 scores of an invocation take two thirds of the reads that twice 8 x 4 would. */
+    /* 8 x 8 scores per invocation need two thirds of the loads of two times 8 x 4. */
     l.TN = block_n >= 8 && (uint64_t)block_m * block_n >= (uint64_t)threads * 64 ? 2 : 1;
     l.TX = block_n / 4 / l.TN;
     l.TY = threads / l.TX;
@@ -74,11 +74,11 @@ const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint
     l.O_SIZE = l.TM * l.TO;
     l.PARTS = least(threads / block_m, block_n / 4);
     l.PART = block_n / 4 / l.PARTS;
-    /* Rows of S begin on other banks for the invocations that read them together. */
+    /* Rows of S that are read together begin in different banks. */
     l.S_STRIDE = block_n / 4 + (subgroups ? least(l.PARTS, 4) : 1);
     l.S_SIZE = block_m * l.S_STRIDE;
     l.REDUCE_SIZE = subgroups ? 0 : block_m * l.PARTS;
-    /* Slices of Q and K, and what they leave to V. */
+    /* Slices of Q and K, and the chunk of V that fits their memory. */
     l.SLICE = flat || head_dim % 16 ? 8 : 16;
     l.SLICE_STRIDE = l.SLICE / 4 + 1;
     l.CHUNK_STRIDE = head_dim_v / 4 + 1;
@@ -130,7 +130,7 @@ const char *attune__backward_layout_make(uint32_t outer_rows, uint32_t inner_row
     return NULL;
 }
 
-#define MOST_HELD  128 /* of the head dimension: longer rows of Q would leave O too few registers */
+#define MOST_HELD  128 /* of the head dimension: longer rows of Q leave too few registers for O */
 #define MOST_FETCH 8
 
 const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
@@ -177,8 +177,9 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
     return NULL;
 }
 
-#define MOST_SHARED  128 /* of the head dimension: longer rows of Q would leave K and V too little shared memory */
-#define MOST_COUNTED 128 /* keys of a tile, whose codes of NaN and infinity a sum still tells apart */
+#define MOST_SHARED 128 /* of the head dimension: longer rows of Q leave too little shared memory for K and V */
+#define MOST_COUNTED                                                                                                   \
+    128 /* keys of a tile: the largest number for which a sum of their non-finite codes is unambiguous */
 
 const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps,
                                           attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
@@ -215,7 +216,7 @@ const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, ui
     l.P_STRIDE = block_n / 8 + 1;
     l.FETCH = least((block_n * most(l.K_GROUPS, l.V_GROUPS) + threads - 1) / threads, MOST_FETCH);
     l.V_OFFSET = block_n * most(l.K_STRIDE, l.V_STRIDE);
-    /* Where Q is held, K and V take its place. */
+    /* If Q is kept in registers, K and V reuse its memory. */
     l.Q_OFFSET = l.HOLD_Q ? 0 : 2 * l.V_OFFSET;
     l.P_OFFSET = l.HOLD_Q ? most(2 * l.V_OFFSET, block_m * l.K_STRIDE) : l.Q_OFFSET + block_m * l.K_STRIDE;
     l.MEMORY_SIZE = l.P_OFFSET + block_m * l.P_STRIDE;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * How a kernel lays its tile over invocations and shared memory: what follows from a choice, computed once for the
- * planner, which counts the bytes, and for the backend, which specialises the kernel with the numbers.
- */
+/* How a kernel distributes its tile over invocations and shared memory. The planner counts the bytes, and the backend
+ * specialises the kernel with the same numbers. */
 #ifndef ATTUNE_PLAN_LAYOUT_H
 #define ATTUNE_PLAN_LAYOUT_H
 
@@ -36,10 +34,10 @@ typedef struct attune__registers_layout {
 #undef CONSTANT
 #undef SHARED
 
-/* The functions return NULL, or why the kernel cannot have the tile; all numbers but the head dimensions are powers of
- * two. */
+/* The functions return NULL, or why the kernel does not support the tile. All numbers except the head dimensions are
+ * powers of two. */
 
-/* `flat`: the least slices, a third of the code, which is slower, and compiled sooner. */
+/* `flat`: the smallest slices, with a third of the code, which is slower and compiles faster. */
 const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
                                         uint32_t head_dim_v, bool subgroups, bool flat, attune__forward_layout *layout);
 
@@ -49,34 +47,35 @@ const char *attune__backward_layout_make(uint32_t outer_rows, uint32_t inner_row
                                          uint32_t head_dim_v, bool keys, attune__backward_layout *layout);
 
 typedef struct attune__matrix_shape {
-    uint32_t m, n, k, lanes;  /* the device's; lanes of a subgroup */
+    uint32_t m, n, k, lanes;  /* of the device; lanes of a subgroup */
     uint32_t fragment_layout; /* ATTUNE_FRAGMENT_* */
 } attune__matrix_shape;
 
 const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
                                        uint32_t head_dim, uint32_t head_dim_v, attune__matrix_layout *layout);
 
-/* Of matrices whose fragment layout is known. */
+/* For matrices of a known fragment layout. */
 const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps,
                                           attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
                                           attune__registers_layout *layout);
 
 /*
- * Steps of block_n keys that shaders/lanes.comp can walk on Mesa's llvmpipe, which leaves all loops of a shader after
- * 65,535 turns of any of them together, silently. Each loop's last test is counted, and all twice: compilers unroll as
- * they like.
+ * The limit on steps of block_n keys of shaders/lanes.comp on Mesa's llvmpipe, which silently ends all loops of a
+ * shader after 65,535 iterations in total. The last test of each loop is counted, and the sum is doubled, since
+ * compilers unroll differently.
  */
 uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t lanes, uint32_t head_dim,
                                   uint32_t head_dim_v, uint32_t element_bytes);
 
-/* The same of shaders/forward_matrix.comp, whose loops are not counted: a bound far below what was seen to be right;
- * and of shaders/forward_registers.comp, with NaN in every tile of V, where half of the budget is for what is not in
- * steps.
+/*
+ * The same for shaders/forward_matrix.comp, whose loops are not counted: a bound far below the largest number that was
+ * correct in tests; and for shaders/forward_registers.comp, with NaN in every tile of V, where half of the budget is
+ * for iterations outside of the steps.
  */
 uint32_t attune__matrix_most_steps(uint32_t block_m, uint32_t block_n, uint32_t warps, attune__matrix_shape matrix,
                                    uint32_t head_dim, uint32_t head_dim_v);
 
-/* The same of shaders/lanes_backward.comp; a step is one inner tile. */
+/* The same for shaders/lanes_backward.comp; a step is one inner tile. */
 uint32_t attune__lanes_backward_most_steps(uint32_t outer_rows, uint32_t inner_rows, uint32_t lanes, uint32_t head_dim,
                                            uint32_t head_dim_v, uint32_t element_bytes);
 

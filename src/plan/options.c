@@ -83,7 +83,7 @@ static char lower(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-/* Whether b has all of a in it, without regard to case. */
+/* Whether b contains a, ignoring case. */
 static bool contains(const char *b, const char *a)
 {
     for (; *b; b++) {
@@ -178,7 +178,7 @@ void attune__options_merge(const attune_kernel_options *options, attune_directio
     memset(merged, 0, sizeof *merged);
     *forced = 0;
     for (uint32_t i = 0; i < ATTUNE__OPTION_COUNT; i++) {
-        /* An option of the other direction alone waits for that direction's plan. */
+        /* Options of the other direction are ignored. */
         if (!attune__option_applies(i, direction))
             continue;
         const attune_pass_options *from = attune__option_get(pass, i) ? pass : &options->any;

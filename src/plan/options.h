@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Kernel options by number, as the struct and the JSON text give them. prefix is "", "fwd_" or "bwd_". */
+/* Kernel options by number, for the struct and for JSON. prefix is "", "fwd_" or "bwd_". */
 #ifndef ATTUNE_PLAN_OPTIONS_H
 #define ATTUNE_PLAN_OPTIONS_H
 
 #include <attune/attune.h>
 
-/* Kernel options by number. The order is that in which a misfit is blamed. */
+/* Kernel options by number, in the order in which error messages name them. */
 typedef enum attune__option {
     ATTUNE__NUM_STAGES,
     ATTUNE__BLOCK_M,
@@ -31,29 +31,29 @@ typedef enum attune__option {
 #define ATTUNE__BIT(option) (UINT32_C(1) << (option))
 /* The name in JSON: "BLOCK_M". */
 const char *attune__option_name(attune__option option);
-/* Whether the option belongs to a direction at all. */
+/* Whether the option applies to a direction. */
 bool attune__option_applies(attune__option option, attune_direction direction);
 /* The value as a number (KERNEL: 1 if set). */
 uint32_t attune__option_get(const attune_pass_options *options, attune__option option);
 void attune__option_set(attune_pass_options *options, attune__option option, uint32_t value);
-/* The smallest and largest value; 0 and 2 for a choice, which JSON gives as a bool; largest 0 for KERNEL. */
+/* The smallest and largest value; 0 and 2 for a choice, which is a bool in JSON; largest 0 for KERNEL. */
 typedef struct attune__option_range {
     uint32_t least, most;
     bool choice;
 } attune__option_range;
 attune__option_range attune__option_range_of(attune__option option);
-/* INVALID_ARGUMENT, naming the option, if the value is out of range. */
+/* INVALID_ARGUMENT, with the option's name, if the value is out of range. */
 attune_status attune__check_option(const char *prefix, attune__option option, int64_t value);
-/* INVALID_ARGUMENT if the prefix's pass has no such option. */
+/* INVALID_ARGUMENT if the pass of the prefix has no such option. */
 attune_status attune__check_prefix(const char *prefix, attune__option option);
-/* Insertions, removals and replacements from one text to another, without regard to case; 1 if b has a in it. */
+/* The edit distance of two texts, ignoring case; 1 if b contains a. */
 size_t attune__edit_distance(const char *a, const char *b);
-/* Whether a slip of the pen could make a of b: at most half of the longer one differs. */
+/* Whether a may be a misspelling of b: at most half of the longer one differs. */
 bool attune__resembles(const char *a, const char *b);
 
-/* Takes a caller's options, of whatever struct_size, and checks every value but the names of kernels. NULL = none. */
+/* Copies a caller's options, of any struct_size, and checks every value except kernel names. NULL = none. */
 attune_status attune__options_read(const attune_kernel_options *options, attune_kernel_options *read);
-/* Of options that were read: those of one direction, and the bits that are set. */
+/* Merges the options for one direction, and returns the bits of those that are set. */
 void attune__options_merge(const attune_kernel_options *options, attune_direction direction,
                            attune_pass_options *merged, uint32_t *forced);
 

@@ -15,7 +15,7 @@
 
 #include <jansson.h>
 
-/* What FlexAttention knows and attune does not, and what to write instead. */
+/* Options of FlexAttention that attune does not have, with hints. */
 static const struct {
     const char *name, *cure;
 } foreign[] = {
@@ -134,14 +134,14 @@ static attune_status read_object(const json_t *root, attune_kernel_options *opti
             ATTUNE_PARSE_ERROR,
             "kernel options are %s, expected one JSON object such as {\"BLOCK_M\": 64} (line 1, column 1)",
             type_name(root));
-    /* jansson iterates objects that it does not let us declare const. */
+    /* jansson has no iterator for const objects. */
     for (void *i = json_object_iter((json_t *)(uintptr_t)root); i;
          i = json_object_iter_next((json_t *)(uintptr_t)root, i))
         ATTUNE__TRY(read_key(json_object_iter_key(i), json_object_iter_value(i), options));
     return ATTUNE_OK;
 }
 
-/* jansson's own limit is 2048, each on the stack of the caller's thread; options nest one level. */
+/* jansson's own limit of 2048 levels needs too much stack; options nest one level. */
 #define MAX_DEPTH 16
 
 static attune_status check_depth(const char *json)

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The planner: limits + problem + options -> a choice, or the exact reason why none exists. Pure: no device, no clock,
- * no environment, no allocation.
+ * The planner: limits + problem + options -> a choice, or the exact reason why there is none. A pure function: no
+ * device, no clock, no environment, no allocation.
  *
- *     shape.c    problem and limits, checked          options.c       names, ranges, prefixes
- *     choose.c   the rules                            options_json.c  options from JSON text
- *     search.c   families and tiles until one fits    misfit.c        why none does, and the nearest that would
- *     decode.c   when to decode, in how many parts    explain.c       text and JSON
- *     family.c   the list of families                 family_*.c      tiles and byte formulas of one backend
- *     profile.c  the table of known devices
+ *     choose.c  the planner's main function            shape.c         checks of problem and limits
+ *     search.c  families and tiles until one fits      search_error.c  why none fits, and the nearest that would
+ *     decode.c  when to decode, in how many parts      explain.c       text and JSON
+ *     options.c names, ranges, prefixes                options_json.c  options from JSON
+ *     family.c  the list of families                   family_*.c      tiles and byte formulas of families
+ *     layout.c  layouts of Vulkan's kernels            partition.c     work items of the CPU and of decode
+ *     profile.c the table of known devices
  */
 #ifndef ATTUNE_PLAN_PLAN_H
 #define ATTUNE_PLAN_PLAN_H
@@ -17,7 +18,7 @@
 
 #include "expr/analysis.h"
 
-/* What the planner needs of the problem: defaults filled in, expressions reduced to what kernels' cost depends on. */
+/* The problem as the planner reads it: defaults are filled in, and expressions are reduced to their analysis. */
 typedef struct attune__shape {
     attune_direction direction;
     attune_dtype q_dtype, k_dtype, v_dtype, o_dtype; /* f64: all of them */
@@ -28,70 +29,66 @@ typedef struct attune__shape {
     bool lse, row_max;
     uint32_t mask_q_block, mask_kv_block;
     uint64_t capture_gradient_elements;
-    uint32_t segments; /* the most of a call; 0 = none */
-    /* Of the expressions, which are not known here: whoever knows them fills it in, like expr_scratch. With
-     * mask.reads_head lists differ by head, and packing the heads of a group into one tile would mix them; lists may
-     * differ without it, or without any expression, where no block is partial: that a call alone knows. */
+    uint32_t segments; /* the limit per call; 0 = none */
+    /*
+     * The analysis of the expressions, filled in by src/api, as is expr_scratch. With mask.reads_head, lists differ by
+     * head, so that the heads of a group cannot share a tile. Lists may also differ without it, which only the call can
+     * tell.
+     */
     attune__analysis expr;
     uint64_t expr_scratch; /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
-                              columns; src/api fills it in, since expressions are not known here */
+                              columns */
 } attune__shape;
 
-/* What softmax, sums, LSE and partial results are in. */
+/* The type of softmax, sums, LSE and partial results. */
 static inline attune_dtype attune__shape_real(const attune__shape *shape)
 {
     return shape->q_dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
 }
 
-/* Whether one type does not serve all four tensors. */
+/* Whether the four tensors have different types. */
 static inline bool attune__shape_mixed(const attune__shape *shape)
 {
     return shape->k_dtype != shape->q_dtype || shape->v_dtype != shape->q_dtype || shape->o_dtype != shape->q_dtype;
 }
 
-/* Checks a problem and fills the defaults in: INVALID_ARGUMENT or UNSUPPORTED with field, value and limit. Of the
- * expressions it sees only whether they are there, so that expr.mask.reads_head is the cautious answer (true with a
- * mask's expression) and expr_scratch is 0. */
+/* Checks a problem and fills in the defaults. INVALID_ARGUMENT or UNSUPPORTED, with field, value and limit. Expressions
+ * are not analysed: expr.mask.reads_head is true if there is a mask expression, and expr_scratch is 0. */
 attune_status attune__shape_from_problem(const attune_problem *problem, attune__shape *shape);
 
-/*
- * Query heads whose rows one decode tile is planned for: the group of a KV head (row = head in group * q_len + q), or 1
- * where the mask's expression reads the head. A call whose lists differ by head has tiles of one head whatever was
- * planned.
- */
+/* The number of query heads whose rows share a decode tile: the group of a KV head (row = head in group * q_len + q),
+ * or 1 if the mask's expression reads the head. A call whose lists differ by head always has tiles of one head. */
 uint32_t attune__shape_packed_heads(const attune__shape *shape);
 
 /*
  * The bytes of the partial results of a decode pass that is split `split` ways, of `element` bytes (4; 8 for f64), a
- * multiple of 256; 0 if split is 1. They stand at the beginning of the workspace:
+ * multiple of 256; 0 if split is 1. They are at the beginning of the workspace:
  *
  *     o  [batch][heads][q_len][split][head_dim_v]    each part's sum of exp(s - m) v, not divided by l
  *     ml [batch][heads][q_len][split][2]             its m and l; begins at the next multiple of 256
  *
- * The keys are counted in steps of attune__decode_step; part i holds the steps from i * steps / split to before
- * (i + 1) * steps / split, so that no part is empty at the plan's longest kv_len.
+ * The keys are counted in steps of attune__decode_step. Part i has the steps [i * steps / split, (i + 1) * steps /
+ * split), so that no part is empty at the plan's longest kv_len.
  */
 uint64_t attune__split_size(const attune__shape *shape, uint32_t split, uint32_t element);
 /* Keys in a step: the block of the mask, or block_n without a block mask. */
 uint32_t attune__decode_step(const attune__shape *shape, uint32_t block_n);
 
-/*
- * The workspace of a merge of that many parts with results of dtype, `columns` wide: what a launch needs, then o and
- * lse of the parts so far where there are more than one launch takes, each at a multiple of 256.
- */
+/* The workspace of a merge of part_count parts with results of dtype, `columns` wide: that of a launch, then o and lse
+ * of the result so far if one launch does not take all parts, each at a multiple of 256. */
 #define ATTUNE__MERGE_PARTS     8
 #define ATTUNE__MERGE_WORKSPACE UINT64_C(4096)
 uint64_t attune__merge_workspace(attune_dtype dtype, uint64_t rows, uint64_t columns, uint32_t part_count);
-/* One segment's results: o and lse, or d_q; wide enough for any type that a backend gives. */
+/* The partial result of one segment: o and lse, or d_q; sized for any type that a backend writes. */
 uint64_t attune__segment_size(const attune__shape *shape, uint64_t rows);
-/* What a call over segments has at the beginning of its workspace: a merge's, then the results of each. 0 for fewer
- * than two. */
+/* The part of a workspace for segments, at its beginning: that of the merge, then the partial results. 0 for fewer than
+ * two segments. */
 uint64_t attune__segments_size(const attune__shape *shape, uint64_t rows, uint32_t segments);
 
-/* Vulkan: what a launch says to its kernels, behind the partial results. */
+/* Vulkan: the arguments of a launch, after the partial results. */
 #define ATTUNE__VULKAN_ARGUMENTS UINT64_C(4096)
-/* In backward it stands behind float delta[batch][heads][q_len], and ATTUNE__VULKAN_SUM bytes for each element of a
- * capture whose gradient may be wanted, each rounded up to 256. */
+/* In backward they are after float delta[batch][heads][q_len] and ATTUNE__VULKAN_SUM bytes for each element of a
+ * capture whose gradient may be requested, each rounded up to 256. */
 #define ATTUNE__VULKAN_SUM UINT64_C(64)
 typedef struct attune__vulkan_workspace {
     uint64_t sums, arguments, size; /* delta is at 0 */
@@ -99,16 +96,16 @@ typedef struct attune__vulkan_workspace {
 attune__vulkan_workspace attune__vulkan_backward_workspace(const attune__shape *shape);
 
 /*
- * CPU: the bytes of one thread's scratch in a forward or decode pass, a multiple of 64. With M and N the block sizes,
- * D and Dv the head dimensions, all rounded up to multiples of 16, and T the compute type (float; double for f64), it
+ * CPU: the bytes of one thread's scratch in a forward or decode pass, a multiple of 64. With M and N the block sizes, D
+ * and Dv the head dimensions, all rounded up to multiples of 16, and T the compute type (float; double for f64), it
  * holds in this order, each rounded up to 64 bytes:
  *
  *     T q[M][D]   T k[N][D]   T v[N][Dv]   T s[M][N]   T o[M][Dv]   T state[3][M] (m, l, alpha)   uint8_t allowed[N]
  *
  * The workspace of a plan is attune__split_size(shape, split_kv, sizeof T), then compute_units times
- * attune__cpu_thread_size: the scratch, then shape->expr_scratch, rounded up to a multiple of 256. It begins at a
- * multiple of ATTUNE__CPU_ALIGNMENT, in forward and backward: what the widest vector and the expressions' scratch ask
- * for. A caller's memory need not, so that a plan's bytes have room for it.
+ * attune__cpu_thread_size: the scratch, then shape->expr_scratch, rounded up to a multiple of 256. Its arrays begin at
+ * a multiple of ATTUNE__CPU_ALIGNMENT, in forward and backward, for the widest vector and the expressions' scratch. The
+ * caller's memory need not be aligned, so that a plan's bytes include the padding.
  */
 #define ATTUNE__CPU_ALIGNMENT ((size_t)64)
 uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
@@ -116,20 +113,20 @@ uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t h
 uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
 /*
  * CPU, backward: likewise q[M][D] dq[M][D] do[M][Dv] do[M][Dv] (packed) k[N][D] dk[N][D] v[N][Dv] dv[N][Dv] p[M][N]
- * ds[M][N] turned[N][M] raw[N] state[2][M] (lse, delta) allowed[N], for either loop. The workspace begins with
- * T delta[batch][heads][q_len], rounded up to 256, and double sums[ATTUNE__CPU_GRADIENT_SLOTS][elements], rounded up to
- * 64, where gradients of captures are wanted.
+ * ds[M][N] transposed[N][M] raw[N] state[2][M] (lse, delta) allowed[N], for either loop. The workspace begins with T
+ * delta[batch][heads][q_len], rounded up to 256, and double sums[ATTUNE__CPU_GRADIENT_SLOTS][elements], rounded up to
+ * 64, if capture gradients are requested.
  */
 #define ATTUNE__CPU_GRADIENT_SLOTS 8
 uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
                                            attune_dtype dtype);
-/* With the expressions' scratch behind it. */
+/* The same, followed by the scratch of the expressions. */
 uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, uint64_t scratch);
 
-/* Cuts the limits of a real device down to those of a profile, all but what its kernels are compiled for. */
+/* Replaces the limits of a device by those of a profile, except the architecture that kernels are compiled for. */
 attune_status attune__profile_apply(const char *name, attune_limits *limits);
 
-/* A candidate that was considered and not taken. */
+/* A candidate that was rejected. */
 typedef struct attune__rejection {
     char what[96]; /* "cuda_sm80 BLOCK_M 128 BLOCK_N 64 num_stages 3" */
     char why[160]; /* "122880 bytes of shared memory, the device has 101376" */
@@ -137,17 +134,17 @@ typedef struct attune__rejection {
 
 #define ATTUNE__MAX_REJECTIONS 32
 
-/* How a kernel has the expressions, as the family chose it from their analysis. Zero: as they are, pair by pair. */
+/* How a kernel evaluates the expressions: chosen by its family from their analysis. Zero: unchanged, pair by pair. */
 typedef struct attune__variant {
     bool row_intervals; /* partial blocks compare kv with a row's interval, instead of evaluating the mask ... */
     bool mask_pairs;    /* ... or the mask is evaluated: beside row_intervals for captures without runs */
     bool key_intervals; /* backward: a key's rows too */
     bool soft_cap, linear;
-    float near; /* the score's cheaper form holds for products of at most this magnitude; infinity = all, 0 = none */
+    float near; /* the bound on |product| of the score's near-zero form; infinity = all, 0 = none */
     bool mask_chunks,
-        score_chunks;   /* loops over a thread's pairs take a few at a time: more code than registers hold */
-    bool late_captures; /* captures' sizes and strides are read where they are used, not held in registers */
-    bool late_delta;    /* delta is read once P is known */
+        score_chunks;   /* loops over a thread's pairs are unrolled in chunks only, to limit register pressure */
+    bool late_captures; /* sizes and strides of captures are loaded where they are used, not kept in registers */
+    bool late_delta;    /* delta is loaded after P is computed */
     /* Hopper's kernels, in the registers that a thread has. */
     bool late_hook;       /* forward: the hook for the next S runs after P V, not beside it */
     bool late_dp;         /* backward: dP is issued after P is known and dV is issued */
@@ -163,19 +160,19 @@ typedef struct attune__decision {
     attune_plan_choice choice;
     attune__variant variant;
     char why[256];
-    char why_decode[256]; /* why the decode kernel was or was not chosen */
-    /* Where it was not: what calls of at most choice.short_q_len queries run, which attune__decision_is_short finds. */
+    char why_decode[256]; /* why the decode kernel was chosen or not */
+    /* If it was not: the decode choice for calls of at most choice.short_q_len queries (attune__decision_is_short). */
     attune_plan_choice short_choice;
     attune__variant short_variant;
-    char why_short[256]; /* why there is one or none; empty if the choice is decode or backward */
+    char why_short[256]; /* why there is a short choice or not; empty if the choice is decode or backward */
     uint32_t rejection_count;
     attune__rejection rejections[ATTUNE__MAX_REJECTIONS];
 } attune__decision;
 
-/* Whether a call of these lengths runs the short choice: the rule by which the planner decides for decode itself. */
+/* Whether a call of these lengths runs the short choice, by the planner's rule for decode. */
 bool attune__decision_is_short(const attune__decision *decision, int64_t q_len, int64_t kv_len);
 
-/* What the short choice's program is made for. */
+/* The shape of the short choice's program. */
 static inline attune__shape attune__shape_of_short(const attune__shape *shape, const attune__decision *decision)
 {
     attune__shape s = *shape;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The table of known devices. Counts of units and memory are the product's; the rest is what its driver reports.
- * Shared memory of CUDA is what one workgroup may have after opting in, which is the compute unit's less 1 KiB that the
- * driver takes of every workgroup.
+ * The table of known devices. Unit counts and memory are from data sheets; other figures are reported by drivers.
+ * Shared memory of CUDA is the opt-in limit of a workgroup: that of the compute unit less 1 KiB that the driver
+ * reserves for each workgroup.
  */
 #include "plan/family.h"
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The search: families in the order of preference, tiles in the order of speed, and the first that fits. Options that
- * are forced replace the tile's own numbers; then a grid of further tiles is tried as well, and the largest that fits
- * is taken.
+ * The search: families in the order of preference, tiles in the order of speed; the first that fits is chosen. Forced
+ * options replace the tile's own numbers; then a grid of further tiles is also tried, and the largest that fits is
+ * chosen.
  */
 #include "plan/family.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* Options that the planner itself reads, whatever the kernel. */
+/* Options that the planner itself reads, for all kernels. */
 #define PLANNERS_OWN                                                                                                   \
     (ATTUNE__BIT(ATTUNE__FORCE_USE_FLEX_ATTENTION) | ATTUNE__BIT(ATTUNE__DETERMINISTIC) | ATTUNE__BIT(ATTUNE__KERNEL))
 
@@ -45,7 +45,7 @@ const char *attune__cost_exceeds(const attune_limits *limits, const attune__cost
     return why;
 }
 
-/* The numbers that are forced, put into a tile; true if the tile had them already. */
+/* Sets the forced numbers of a tile; true if the tile had them already. */
 static bool force(const attune__search *search, attune__tile *tile)
 {
     bool same = true;
@@ -77,23 +77,23 @@ static uint64_t area(const attune__tile *tile)
            (uint64_t)v[ATTUNE__BLOCK_M2] * v[ATTUNE__BLOCK_N2];
 }
 
-/* What is known while one family's tiles are tried. */
+/* The state of the search over one family's tiles. */
 typedef struct trial {
     const attune__search *search;
     const attune__family *family;
-    attune__found best;     /* outcome FOUND once one fits */
-    attune__found smallest; /* legal, in the fewest bytes; outcome TOO_BIG once there is one */
-    attune__found refused;  /* outcome REFUSED once there is one */
-    char why[160];          /* of the last tile that was not taken, the smallest of the table */
+    attune__found best;     /* outcome FOUND if one fits */
+    attune__found smallest; /* the supported tile with the fewest bytes; outcome TOO_BIG if there is one */
+    attune__found refused;  /* outcome REFUSED if there is one */
+    char why[160];          /* of the last rejected tile, the smallest of the table */
 } trial;
 
-/* Tries one tile, whose free numbers are clamped; keeps the larger. */
+/* Tries one tile with its free numbers clamped; the larger of it and the best is kept. */
 static const char *consider(trial *t, const attune__tile *tile, char *why, size_t size)
 {
     attune__option option = ATTUNE__OPTION_COUNT;
     const char *wrong = refuse(t->search, t->family, tile, &option);
     if (wrong) {
-        /* Blame what the caller set, not what the planner tried beside it. */
+        /* Report the option that the caller set, not a number that the planner tried. */
         if (t->refused.outcome != ATTUNE__REFUSED && t->search->forced & ATTUNE__BIT(option)) {
             t->refused = (attune__found){ATTUNE__REFUSED, t->family, *tile, {0}, option, ""};
             snprintf(t->refused.why, sizeof t->refused.why, "%s", wrong);
@@ -115,7 +115,7 @@ static const char *consider(trial *t, const attune__tile *tile, char *why, size_
     return exceeds;
 }
 
-/* The first tile of the family's table that fits and already has what is forced. */
+/* The first tile of the family's table that fits and already has the forced numbers. */
 static bool first_fit(trial *t, attune__decision *decision)
 {
     uint32_t count;
@@ -147,7 +147,7 @@ static void consider_forced(trial *t, attune__tile tile)
     consider(t, &tile, why, sizeof why);
 }
 
-/* Every combination of the usual numbers, with the forced ones in place. */
+/* All combinations of common numbers, with the forced ones. */
 static void sweep(trial *t)
 {
     static const uint32_t rows[] = {128, 64, 32, 16, 8, 4, 2, 1}, columns[] = {128, 64, 32, 16}, stages[] = {2, 1, 3},
@@ -190,7 +190,7 @@ static bool family_fits_alone(const attune__search *search, const attune__family
     return first_fit(&t, NULL);
 }
 
-/* One family. Returns true if the search ends here. */
+/* Tries one family. Returns true if the search ends here. */
 static bool try_family(const attune__search *search, const attune__family *family, attune__decision *decision,
                        attune__found *found)
 {
@@ -211,7 +211,7 @@ static bool try_family(const attune__search *search, const attune__family *famil
     }
     if (t.smallest.outcome == ATTUNE__TOO_BIG) {
         *found = t.smallest;
-        /* A forced number that keeps out the kernel which would run otherwise is the caller's to change. */
+        /* It is an error if a forced number excludes the kernel that would be chosen without it. */
         if (search->forced & ATTUNE__TILE_OPTIONS && family_fits_alone(search, family))
             return true;
     } else if (t.refused.outcome == ATTUNE__REFUSED)
@@ -272,7 +272,7 @@ void attune__search_run(const attune__search *search, attune__decision *decision
             *found = one;
             return;
         }
-        /* The failure to report: of equal ones NOT_READ from the fastest kernel, others from the most permissive. */
+        /* The failure to report: NOT_READ of the fastest kernel, other failures of the most permissive. */
         bool tells_more = one.outcome != ATTUNE__NOT_READ && !(family->last_resort && failure.family);
         if (one.outcome > failure.outcome || (one.outcome == failure.outcome && tells_more))
             failure = one;

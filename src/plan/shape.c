@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What goes in, checked once: the problem with its defaults filled in, and the limits. */
+/* Checks the problem, whose defaults are filled in, and the limits. */
 #include "plan/family.h"
 
 #include <math.h>
@@ -7,9 +7,9 @@
 #include "base/desc.h"
 #include "base/error.h"
 
-/* More rows than any memory holds, and few enough that no size below overflows 64 bits. */
+/* More rows than fit any memory, and few enough that no size below overflows 64 bits. */
 #define MOST_ROWS (INT64_C(1) << 40)
-/* Each is a launch of its own. */
+/* Each segment is a launch. */
 #define MOST_SEGMENTS 1024
 
 static attune_status check_dtype(const char *name, attune_dtype dtype, bool f64)

@@ -66,7 +66,7 @@ void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_a
         describe_mask(call, a);
 }
 
-void attune__vulkan_arguments_cut(const attune__cut *cut, attune_vulkan_arguments *arguments)
+void attune__vulkan_arguments_cut(const attune__partition *cut, attune_vulkan_arguments *arguments)
 {
     arguments->head_step = cut->head_step;
     arguments->q_step = cut->q_step;

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "plan/cut.h"
+#include "plan/partition.h"
 
 #include "shaders/backward_delta_bf16.h"
 #include "shaders/backward_delta_f16.h"
@@ -266,7 +266,7 @@ static attune_status add_passes(run *r)
     const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
     const double d = program->shape.head_dim, dv = program->shape.head_dim_v;
     const bool aligned = a->flags == (1u << 8) - 1;
-    const attune__cut c = attune__cut_make(&(attune__cut_desc){
+    const attune__partition c = attune__partition_make(&(attune__partition_desc){
         .batch = call->batch,
         .heads = call->heads,
         .kv_heads = call->kv_heads,

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/round.h"
-#include "plan/cut.h"
+#include "plan/partition.h"
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
@@ -29,7 +29,7 @@ static void cut(run *r, bool decode)
     const attune_mask *mask = call->mask;
     const attune_plan_choice *choice = &r->program->choice;
     attune_vulkan_arguments *a = &r->arguments;
-    const attune__cut c = attune__cut_make(&(attune__cut_desc){
+    const attune__partition c = attune__partition_make(&(attune__partition_desc){
         .batch = call->batch,
         .heads = call->heads,
         .kv_heads = call->kv_heads,

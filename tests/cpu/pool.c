@@ -9,7 +9,7 @@
 
 #include "base/alloc.h"
 #include "base/threads.h"
-#include "plan/cut.h"
+#include "plan/partition.h"
 #include "support/devices.h"
 
 #define MAX_THREADS 16
@@ -162,21 +162,21 @@ Test(pool, the_engine_runs_loops)
 Test(pool, threads_follow_the_work)
 {
     attune__loop_cost cost = {.pairs = 6 * 192, .flop = 2 * 128, .lanes = 8};
-    cr_assert_eq(attune__cut_threads(&cost, 64), 1, "a small decode");
+    cr_assert_eq(attune__loop_threads(&cost, 64), 1, "a small decode");
     cost.pairs = 32.0 * 2048 * 2048;
-    cr_assert_eq(attune__cut_threads(&cost, 64), 64);
+    cr_assert_eq(attune__loop_threads(&cost, 64), 64);
     uint32_t before = 1;
     for (cost.pairs = 1; cost.pairs < 1e9; cost.pairs *= 2) {
-        const uint32_t threads = attune__cut_threads(&cost, 64);
+        const uint32_t threads = attune__loop_threads(&cost, 64);
         cr_assert(threads >= before && threads <= 64);
         before = threads;
     }
     cost.pairs = 3000;
-    const uint32_t plain = attune__cut_threads(&cost, 64);
+    const uint32_t plain = attune__loop_threads(&cost, 64);
     cost.weight = 200;
-    cr_assert_gt(attune__cut_threads(&cost, 64), plain, "what expressions cost counts");
+    cr_assert_gt(attune__loop_threads(&cost, 64), plain, "what expressions cost counts");
     cost = (attune__loop_cost){0};
-    cr_assert_eq(attune__cut_threads(&cost, 64), 1);
+    cr_assert_eq(attune__loop_threads(&cost, 64), 1);
 }
 
 static void look_at_mask(void *user, uint32_t thread)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* How a call is cut: every head and row of it is in one item, and no item is larger than a tile. */
-#include "plan/cut.h"
+#include "plan/partition.h"
 
 #include <criterion/criterion.h>
 
@@ -21,16 +21,16 @@ Test(cut, is_of_tiles_within_blocks)
     oracle_random random = {29};
     for (int i = 0; i < 20000; i++) {
         const int64_t group = oracle_between(&random, 1, 20);
-        attune__cut_desc d = {.batch = oracle_between(&random, 1, 3),
-                              .kv_heads = oracle_between(&random, 1, 3),
-                              .q_len = oracle_between(&random, 1, 300),
-                              .block_m = (uint32_t)oracle_between(&random, 1, 64),
-                              .split_kv = (uint32_t)oracle_between(&random, 0, 4),
-                              .decode = oracle_between(&random, 0, 1),
-                              .mask_q_block = 16u * (uint32_t)oracle_between(&random, 0, 5),
-                              .one_list = oracle_between(&random, 0, 1)};
+        attune__partition_desc d = {.batch = oracle_between(&random, 1, 3),
+                                    .kv_heads = oracle_between(&random, 1, 3),
+                                    .q_len = oracle_between(&random, 1, 300),
+                                    .block_m = (uint32_t)oracle_between(&random, 1, 64),
+                                    .split_kv = (uint32_t)oracle_between(&random, 0, 4),
+                                    .decode = oracle_between(&random, 0, 1),
+                                    .mask_q_block = 16u * (uint32_t)oracle_between(&random, 0, 5),
+                                    .one_list = oracle_between(&random, 0, 1)};
         d.heads = d.kv_heads * group;
-        const attune__cut c = attune__cut_make(&d);
+        const attune__partition c = attune__partition_make(&d);
 
         /* All heads of a group that fit a tile, where they may stand side by side. */
         const int64_t together = !d.decode || !d.one_list ? 1 : group < d.block_m ? group : d.block_m;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-#include "plan/cut.h"
+#include "plan/partition.h"
 
-attune__cut attune__cut_make(const attune__cut_desc *desc)
+attune__partition attune__partition_make(const attune__partition_desc *desc)
 {
     const int64_t group = desc->heads / desc->kv_heads;
-    attune__cut c = {.head_step = 1, .splits = desc->decode && desc->split_kv > 1 ? desc->split_kv : 1};
+    attune__partition c = {.head_step = 1, .splits = desc->decode && desc->split_kv > 1 ? desc->split_kv : 1};
     if (desc->decode && desc->one_list)
         c.head_step = group < (int64_t)desc->block_m ? (uint32_t)group : desc->block_m;
     c.head_chunks = (group + c.head_step - 1) / c.head_step;
@@ -18,12 +18,12 @@ attune__cut attune__cut_make(const attune__cut_desc *desc)
     return c;
 }
 
-/* Half of what a core does without waiting for memory: two fused multiply-adds in two cycles of a nanosecond. */
+/* Operations per nanosecond and lane: half the peak of a core with two FMA units at 2 GHz. */
 #define FLOP_PER_LANE 4.0
-/* What a thread is woken for: twice a futex's round trip. */
+/* The least work that pays for waking a thread: twice the round trip of a futex. */
 #define SHARE_NS 10000.0
 
-uint32_t attune__cut_threads(const attune__loop_cost *cost, uint32_t most)
+uint32_t attune__loop_threads(const attune__loop_cost *cost, uint32_t most)
 {
     const double lanes = cost->lanes ? (double)cost->lanes : 1;
     const double shares = cost->pairs * ((double)cost->flop / FLOP_PER_LANE + (double)cost->weight) / lanes / SHARE_NS;

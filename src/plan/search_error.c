@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* From a search that found nothing to a message that says what to change: the option, the figures, and the nearest
- * values with which the same search succeeds. */
+/* Error messages for failed searches: the option, the figures, and the nearest values with which the same search
+ * succeeds. */
 #include "plan/family.h"
 
 #include <stdio.h>
@@ -30,7 +30,7 @@ static bool works_with(const attune__search *search, attune__option option, uint
     attune__option_range range = attune__option_range_of(option);
     if (value < range.least || value > range.most)
         return false;
-    /* No kernel has other tiles. */
+    /* No kernel has other tile sizes. */
     if (is_block(option) && value % 16 && !attune__is_power2(value))
         return false;
     attune__search changed = *search;
@@ -38,7 +38,7 @@ static bool works_with(const attune__search *search, attune__option option, uint
     return succeeds(&changed);
 }
 
-/* The value nearest to the one that is forced, smaller before larger, with which the search succeeds; 0 if none. */
+/* The value nearest to the forced one, smaller before larger, with which the search succeeds; 0 if none. */
 static uint32_t nearest(const attune__search *search, attune__option option)
 {
     uint32_t value = attune__option_get(&search->options, option), most = attune__option_range_of(option).most;
@@ -51,7 +51,7 @@ static uint32_t nearest(const attune__search *search, attune__option option)
     return 0;
 }
 
-/* Adds the families of the backend (0 = all) that read the option in this direction, with the pass. */
+/* Adds the names of the backend's families (0 = all) that read the option in this direction, with the pass. */
 static void add_readers(attune__text *names, const attune__search *search, attune__option option, uint32_t backend)
 {
     for (const attune__family *const *f = attune__families; *f; f++)
@@ -92,7 +92,7 @@ static attune_status refused(const attune__search *search, const attune__found *
                         value, found->family->name, pass_name(search->pass), found->why, name);
 }
 
-/* With KERNEL alone forced: the kernel that would be taken. */
+/* The error if only KERNEL is forced, with the kernel that would be chosen without it. */
 static attune_status kernel_too_big(const attune__search *search, const attune__found *found, const char *exceeds)
 {
     attune__search free = *search;
@@ -140,7 +140,7 @@ static attune_status too_big(const attune__search *search, const attune__found *
                         pass_name(search->pass), found->family->name, tile, exceeds, text);
 }
 
-attune_status attune__misfit(const attune__search *search, const attune__found *found)
+attune_status attune__search_fail(const attune__search *search, const attune__found *found)
 {
     switch (found->outcome) {
     case ATTUNE__NOT_READ:
