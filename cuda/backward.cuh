@@ -45,15 +45,13 @@ struct rows {
 struct column_iterator {
     rows next;
     int head; /* index of the following head, less than column.heads */
-#if ATTUNE_HAVE_BLOCKS
+    /* With block lists. */
     lists left;
     int end; /* end of the current block */
-#endif
 };
 
 __device__ __forceinline__ void column_block(column_iterator &w, const attune_cuda_arguments &a)
 {
-#if ATTUNE_HAVE_BLOCKS
     int block = min(w.left.next_partial, w.left.next_full);
     w.next.full = block == w.left.next_full;
     /* The mask's lengths may exceed the call's. */
@@ -64,7 +62,6 @@ __device__ __forceinline__ void column_block(column_iterator &w, const attune_cu
         w.end = min(w.next.q + a.q_block, a.q_len);
         lists_next(w.left, w.next.full);
     }
-#endif
 }
 
 /* Moves on to the next head that has a tile. */
@@ -77,15 +74,15 @@ __device__ __forceinline__ void column_head(column_iterator &w, const attune_cud
         w.next.b = c.b + b;
         w.next.h = c.h_kv * c.group + w.head - b * c.group;
         w.head++;
-#if ATTUNE_HAVE_BLOCKS
-        i64 row = w.next.b * back.column_batch_rows + w.next.h * back.column_head_rows + c.kv / a.kv_block;
-        lists_open(w.left, back.partial, back.full, row);
-        lists_begin(w.left);
-        column_block(w, a);
-#else
-        w.next.q = 0;
-        w.next.full = true;
-#endif
+        if constexpr (config::HAVE_BLOCKS) {
+            i64 row = w.next.b * back.column_batch_rows + w.next.h * back.column_head_rows + c.kv / a.kv_block;
+            lists_open(w.left, back.partial, back.full, row);
+            lists_begin(w.left);
+            column_block(w, a);
+        } else {
+            w.next.q = 0;
+            w.next.full = true;
+        }
     }
 }
 
@@ -103,13 +100,11 @@ __device__ __forceinline__ rows column_next(column_iterator &w, const attune_cud
     rows taken = w.next;
     if (taken.q >= 0) {
         w.next.q += BLOCK_M;
-#if ATTUNE_HAVE_BLOCKS
-        if (w.next.q >= w.end)
-            column_block(w, a);
-#else
-        if (w.next.q >= a.q_len)
+        if constexpr (config::HAVE_BLOCKS) {
+            if (w.next.q >= w.end)
+                column_block(w, a);
+        } else if (w.next.q >= a.q_len)
             w.next.q = -1;
-#endif
         if (w.next.q < 0)
             column_head(w, a, back, c);
     }

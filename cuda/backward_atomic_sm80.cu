@@ -13,31 +13,16 @@
  * attune_backward_dq_sm80 converts them. If a sum is not finite, `redo` is set, and the fallback kernels of
  * backward_sm80.cu, which are launched afterwards, compute everything again.
  */
-#include "common.cuh"
+#include "stages_backward_sm80.cuh"
 
-constexpr bool DK_DV = true;
-constexpr int OUTER_ROWS = BLOCK_N, INNER_ROWS = BLOCK_M, ROW_TILES = 2;
-constexpr int GROUPS = OUTER_ROWS / 32, SPLIT = ATTUNE_NUM_WARPS / GROUPS, KEYS = INNER_ROWS / SPLIT;
-static_assert(GROUPS * 32 == OUTER_ROWS && GROUPS * SPLIT == ATTUNE_NUM_WARPS && KEYS % 16 == 0, "a warp has 32 keys");
-#define ATTUNE_PADDING (16 * SPLIT)
-
-constexpr int ROLES = 1;
-constexpr bool SERIAL_COLUMNS = false;
-
-#include "layout_sm80.h"
-constexpr attune_cuda_backward_sm80_layout LAYOUT = attune_cuda_backward_atomic_sm80(TILE);
-static_assert(planned(LAYOUT.size));
-static_assert(ATTUNE_PADDING == attune_cuda_backward_atomic_sm80_padding(BLOCK_N, WARPS));
-
-#include "loads_backward_sm80.cuh"
-
+static_assert(DK_DV && ROW_TILES == 2, "a warp has 32 keys");
 constexpr int D_TILES = PAD_D / 8 / SPLIT, V_TILES = PAD_DV / 8 / SPLIT; /* fragments of a warp's columns */
 constexpr int CHUNKS_P = INNER_ROWS / 8;
 constexpr u32 P_OFFSET = LAYOUT.p, P_BYTES = LAYOUT.ds - LAYOUT.p; /* dS has as many */
 
 /* A warp's part of dQ: 32 rows, or 16 where with 32 the columns do not divide into multiples of 16. */
-constexpr int DQ_ROWS = PAD_D * (INNER_ROWS / 32) % (16 * ATTUNE_NUM_WARPS) == 0 ? 32 : 16;
-constexpr int DQ_COLUMN_GROUPS = ATTUNE_NUM_WARPS * DQ_ROWS / INNER_ROWS;
+constexpr int DQ_ROWS = PAD_D * (INNER_ROWS / 32) % (16 * WARPS) == 0 ? 32 : 16;
+constexpr int DQ_COLUMN_GROUPS = WARPS * DQ_ROWS / INNER_ROWS;
 constexpr int DQ_WIDTH = PAD_D / DQ_COLUMN_GROUPS, DQ_TILES = DQ_WIDTH / 8;
 static_assert(DQ_COLUMN_GROUPS * DQ_WIDTH == PAD_D && DQ_WIDTH % 16 == 0, "warps divide dQ");
 constexpr bool VECTOR_ADD = __CUDA_ARCH__ >= 900;
@@ -156,21 +141,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     u32 memory = shared_address(bytes), inner_tiles = memory + INNER_OFFSET, p_at = memory + P_OFFSET;
     u32 row_data = memory + ROW_DATA_OFFSET;
     unsigned char *work = bytes + WORK_OFFSET;
-    if (threadIdx.x == 0) {
-        work_item_find(*(work_item *)work, a, back);
-        enqueue_first_tiles(work, a, back);
-    }
-    __syncthreads();
-    pair_coord mine = outer_tile_coord(*(const work_item *)work);
+    if (threadIdx.x == 0)
+        ((work_item *)work)->find(a, back);
+    pair_coord mine = load_first_tiles(bytes, a, back);
     int first = mine.row;
-    load_both<OUTER_ROWS>(memory, a.k, a.v, mine.b, mine.h, first, a.kv_len);
     float factor = uniform(fold_factor(a.scale));
     float d_k[ROW_TILES][D_TILES][4], d_v[ROW_TILES][V_TILES][4];
     clear(d_k);
     clear(d_v);
-#pragma unroll
-    for (u32 i = 0; i < AHEAD; i++)
-        load_inner(inner_tiles + i * INNER_BYTES, row_data + i * ROW_DATA_BYTES, a, back, tile_desc(work, (int)i));
     u32 stage = 0;
 #pragma unroll 1
     for (int index = 0;; index++) {
@@ -184,25 +162,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         {
             /* 3: S^T and dP^T. */
             scores s, dp;
-            forbidden f_pairs;
             float unused[1];
             multiply_qk<CHUNKS_D, false>(s, memory, tile + (u32)(part * KEYS * CHUNKS_D * 16), key);
             multiply_qk<CHUNKS_DV, false>(dp, memory + OUTER_SECOND_OFFSET,
                                           tile + SECOND_OFFSET + (u32)(part * KEYS * CHUNKS_DV * 16), key);
             int lane = thread_index_remat() % 32;
             pair_coord p = {now.b, now.h, now.h_kv, first + key + lane / 4, now.first + part * KEYS + lane % 4 * 2};
-            /* The compiler would keep first + OUTER_ROWS in a register across tiles. */
-            bool edge = first > a.kv_len - OUTER_ROWS || now.first > a.q_len - INNER_ROWS;
             /* 4, 5: mask, P and dS. */
-            fold(s, a.scale);
-            mask_pairs(f_pairs, s, a, p, now, edge);
-            u32 columns = data + (u32)(part * KEYS) * 4;
-#if HAVE_NEAR
-            if (near_zero(s))
-                normalise_all<true>(s, dp, f_pairs, a, p, unused, unused, columns, factor, false);
-            else
-#endif
-                normalise_all<false>(s, dp, f_pairs, a, p, unused, unused, columns, factor, false);
+            compute_p_ds(s, dp, a, p, now, on_edge(a, first, now.first), unused, unused, data + (u32)(part * KEYS) * 4,
+                         factor, work);
             store_fragments(p_at, s, key, part * KEYS);
             store_fragments(p_at + P_BYTES, dp, key, part * KEYS);
         }
@@ -236,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (!is_finite(d_k) || !is_finite(d_v))
         *(volatile int *)back.redo = 1;
     /* 7. The coordinates are read again, since the loop needs their registers. */
-    mine = outer_tile_coord(*(const work_item *)work);
+    mine = ((const work_item *)work)->coord();
     int warp = thread_index_remat() / 32, part = warp % SPLIT,
         row = mine.row + warp / SPLIT * 32 + thread_index_remat() % 32 / 4;
     store<D_TILES, HEAD_DIM>(d_k, back.d_k, mine.b, mine.h, row, a.kv_len, part * D_TILES * 8, a.scale);

@@ -4,7 +4,7 @@
  * outer tile, loops over the inner tiles, and recomputes P and dS, so that a single CTA sums each gradient and the
  * result is deterministic:
  *
- *     ATTUNE_DK_DV   outer tile   inner tiles   S and dP                      gradients
+ *     DK_DV          outer tile   inner tiles   S and dP                      gradients
  *     1              K, V         Q, dO         S^T = K Q^T, dP^T = V dO^T    dV += P^T dO, dK += dS^T Q
  *     0              Q, dO        K, V          S = Q K^T, dP = dO V^T        dQ += dS K, capture gradients
  *
@@ -14,28 +14,9 @@
  * finite, the CTA therefore runs again on the slow path, where the last products read 0 for elements that are not
  * finite. P and dS carry the NaN of allowed pairs, since the first products read the inputs unchanged.
  */
-#include "common.cuh"
+#include "stages_backward_sm80.cuh"
 
-constexpr bool DK_DV = ATTUNE_DK_DV;
-constexpr int OUTER_ROWS = DK_DV ? BLOCK_N : BLOCK_M, INNER_ROWS = DK_DV ? BLOCK_M : BLOCK_N;
-constexpr int ROW_TILES = OUTER_ROWS / (16 * ATTUNE_NUM_WARPS), KEYS = INNER_ROWS;
-static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == OUTER_ROWS, "a warp computes 16 rows or a multiple");
-
-/* Where dK, dV, S and dP fill three quarters of the registers, the operands of a long score for all columns at once do
- * not fit the rest: the columns are evaluated one fragment after another. */
-constexpr bool SERIAL_COLUMNS = DK_DV && ATTUNE_SCORE_IS_LONG && !ATTUNE_APART && ROW_TILES * KEYS >= 64 &&
-                                ROW_TILES * (HEAD_DIM + HEAD_DIM_V + 2 * KEYS) / 2 >= 192;
-
-#include "pairs.cuh"
-#include "layout_sm80.h"
-
-constexpr int D_TILES = PAD_D / 8;
-constexpr int ROLES = DK_DV && ATTUNE_APART ? 2 : 1;
-constexpr bool OUTER_DIRECT = attune_cuda_backward_sm80_outer_direct(sizeof(element), OUTER_ROWS);
-constexpr attune_cuda_backward_sm80_layout LAYOUT = attune_cuda_backward_sm80(TILE, DK_DV);
-static_assert(planned(LAYOUT.size));
-
-#include "loads_backward_sm80.cuh"
+constexpr int D_TILES = PAD_D / 8, DV_TILES = PAD_DV / 8;
 
 /* multiply_qk with the outer operand read from global memory. `row` is the thread's first row. */
 template <int CHUNKS, int DIM>
@@ -67,7 +48,6 @@ __device__ __forceinline__ void multiply_qk_direct(float (&s)[ROW_TILES][N_TILES
     }
 }
 
-#if ATTUNE_HAVE_CAPTURE_READS
 __device__ __forceinline__ float sum_lanes(float x, int from, int to)
 {
     for (int step = from; step <= to; step *= 2)
@@ -128,7 +108,7 @@ __device__ __forceinline__ float sum_lanes(float x, int from, int to)
 __device__ __forceinline__ void chain_rule(scores &s, scores &dp, const attune_cuda_arguments &a,
                                            const attune_cuda_backward &back, const pair_coord &p, bool slow_path)
 {
-    int lane = (int)threadIdx.x % 32;
+    [[maybe_unused]] int lane = (int)threadIdx.x % 32;
     if (!slow_path) {
         ATTUNE_CAPTURE_READS(ADD_READ_GRADIENTS)
     }
@@ -139,7 +119,6 @@ __device__ __forceinline__ void chain_rule(scores &s, scores &dp, const attune_c
                                               a.kv_len, s[r][n][i], a.score_symbols);
     }
 }
-#endif
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
 
@@ -152,7 +131,7 @@ __device__ __forceinline__ void zero_non_finite(u32 tile)
         if constexpr (WIDE) {
             two = (two & 0x7f800000) == 0x7f800000 ? 0 : two;
         } else {
-            constexpr u32 TOP = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x7c00 : 0x7f80;
+            constexpr u32 TOP = config::DTYPE == ATTUNE_CUDA_F16 ? 0x7c00 : 0x7f80;
             two = (two & TOP) == TOP ? two & 0xffff0000 : two;
             two = (two >> 16 & TOP) == TOP ? two & 0xffff : two;
         }
@@ -179,14 +158,9 @@ __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const a
 {
     u32 memory = shared_address(bytes), inner_tiles = memory + INNER_OFFSET, row_data = memory + ROW_DATA_OFFSET;
     unsigned char *work = bytes + WORK_OFFSET;
-    if (threadIdx.x == 0)
-        enqueue_first_tiles(work, a, back);
-    __syncthreads();
-    pair_coord mine = outer_tile_coord(*(const work_item *)work);
+    pair_coord mine = load_first_tiles(bytes, a, back);
     int b = mine.b, h = mine.h, first = mine.row, limit = DK_DV ? a.kv_len : a.q_len;
     const attune_cuda_view &outer_1 = DK_DV ? a.k : a.q, &outer_2 = DK_DV ? a.v : back.d_o;
-    if constexpr (!OUTER_DIRECT)
-        load_both<OUTER_ROWS>(memory, outer_1, outer_2, b, h, first, limit);
     float factor = uniform(WIDE && !HAVE_SCORE ? (a.scale == 0.0f ? 1.0f : fabsf(a.scale)) : fold_factor(a.scale));
 
     float sum_1[SUM_1 ? ROW_TILES : 1][D_TILES][4], sum_2[ROW_TILES][DV_TILES][4];
@@ -194,9 +168,6 @@ __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const a
         clear(sum_1);
     if constexpr (SUM_2)
         clear(sum_2);
-#pragma unroll
-    for (u32 i = 0; i < AHEAD; i++)
-        load_inner(inner_tiles + i * INNER_BYTES, row_data + i * ROW_DATA_BYTES, a, back, tile_desc(work, (int)i));
     u32 stage = 0;
 #pragma unroll 1
     for (int index = 0;; index++) {
@@ -206,11 +177,9 @@ __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const a
         u32 tile = inner_tiles + stage * INNER_BYTES, data = row_data + stage * ROW_DATA_BYTES;
         /* 1, 2: this tile is loaded, a later one starts. */
         wait_tile(work, index, stage, inner_tiles, row_data, a, back, next);
-        int warp = thread_index_remat() / 32 * (OUTER_ROWS / ATTUNE_NUM_WARPS),
-            row = first + warp + thread_index_remat() % 32 / 4;
+        int warp = thread_index_remat() / 32 * (OUTER_ROWS / WARPS), row = first + warp + thread_index_remat() % 32 / 4;
         /* 3: S and dP. */
         scores s, dp;
-        forbidden f_pairs;
         if constexpr (OUTER_DIRECT) {
             multiply_qk_direct<CHUNKS_D, HEAD_DIM>(s, outer_1, b, h, row, limit, tile);
             if constexpr (SUM_1)
@@ -224,23 +193,14 @@ __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const a
             FOR_PAIRS(r, n, i) dp[r][n][i] = 0.0f;
         int lane = thread_index_remat() % 32;
         pair_coord p = {now.b, now.h, now.h_kv, row, now.first + lane % 4 * 2};
-        /* The compiler would keep first + OUTER_ROWS in a register across tiles. */
-        bool edge = first > limit - OUTER_ROWS || now.first > (DK_DV ? a.q_len : a.kv_len) - INNER_ROWS;
+        bool edge = on_edge(a, first, now.first);
         float lse[HELD_ROWS], delta[HELD_ROWS];
         if constexpr (!DK_DV)
             read_rows(lse, delta, back, ((i64)now.b * a.heads + now.h) * back.row_stride + row);
         /* 4, 5: mask, P and dS. */
-        fold(s, a.scale);
-        mask_pairs(f_pairs, s, a, p, now, edge);
-#if HAVE_NEAR
-        if (near_zero(s))
-            normalise_all<true>(s, dp, f_pairs, a, p, lse, delta, data, factor, on_slow_path(work));
-        else
-#endif
-            normalise_all<false>(s, dp, f_pairs, a, p, lse, delta, data, factor, on_slow_path(work));
-#if ATTUNE_HAVE_CAPTURE_READS
-        chain_rule(s, dp, a, back, p, on_slow_path(work));
-#endif
+        compute_p_ds(s, dp, a, p, now, edge, lse, delta, data, factor, work);
+        if constexpr (config::HAVE_READS)
+            chain_rule(s, dp, a, back, p, on_slow_path(work));
         if (on_slow_path(work)) {
             __syncthreads();
             zero_non_finite(tile);
@@ -248,9 +208,9 @@ __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const a
         }
         /* 6: dV += P^T dO; dK += dS^T Q, or dQ += dS K. */
         if constexpr (SUM_2)
-            multiply_pv<DV_TILES, CHUNKS_DV>(sum_2, s, tile + SECOND_OFFSET);
+            multiply_pv<CHUNKS_DV>(sum_2, s, tile + SECOND_OFFSET);
         if constexpr (SUM_1)
-            multiply_pv<D_TILES, CHUNKS_D>(sum_1, dp, tile);
+            multiply_pv<CHUNKS_D>(sum_1, dp, tile);
         if constexpr (STAGES == 1) {
             __syncthreads();
             load_inner(tile, data, a, back, next);
@@ -259,9 +219,9 @@ __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const a
     }
     copy_wait<0>();
     /* 7. The coordinates are read again, since the loop needs their registers. */
-    mine = outer_tile_coord(*(const work_item *)work);
+    mine = ((const work_item *)work)->coord();
     b = mine.b, h = mine.h, first = mine.row;
-    int row = first + thread_index_remat() / 32 * (OUTER_ROWS / ATTUNE_NUM_WARPS) + thread_index_remat() % 32 / 4;
+    int row = first + thread_index_remat() / 32 * (OUTER_ROWS / WARPS) + thread_index_remat() % 32 / 4;
     bool finite_sums = true;
     if constexpr (SUM_1)
         finite_sums = is_finite(sum_1);
@@ -283,7 +243,7 @@ __device__ __forceinline__ void run_until_finite(const attune_cuda_arguments &a,
     work_item *work = (work_item *)(memory + WORK_OFFSET);
     if (threadIdx.x == 0) {
         work->slow_path = false;
-        work_item_find(*work, a, back);
+        work->find(a, back);
     }
 #pragma unroll 1
     while (!run_pass<SUM_1, SUM_2>(a, back, memory)) {

@@ -7,9 +7,8 @@
 #include "config.cuh"
 #include "layout.h"
 
-#define ATTUNE_LOG2E 1.4426950408889634f
-#define ATTUNE_LN2   0.6931471805599453f
-#define ATTUNE_INF   __int_as_float(0x7f800000)
+constexpr float ATTUNE_LOG2E = 1.4426950408889634f, ATTUNE_LN2 = 0.6931471805599453f;
+#define ATTUNE_INF __int_as_float(0x7f800000)
 
 typedef unsigned u32;
 typedef unsigned long long u64;
@@ -120,7 +119,7 @@ __device__ __forceinline__ tile_coord tile_coord_of(const attune_cuda_arguments 
     } else {
         plane = tile / rows;
         row = tile - plane * rows;
-        if (ATTUNE_HAVE_BLOCKS)
+        if (config::HAVE_BLOCKS)
             row = rows - 1 - row;
     }
     tile_coord p;
@@ -153,7 +152,7 @@ constexpr bool DESCENDING = ATTUNE_LINEAR_SCORE_HAS_SLOPE;
 constexpr bool DESCENDING = false;
 #endif
 
-#define NO_BLOCK (DESCENDING ? -1 : 0x7fffffff)
+constexpr int NO_BLOCK = DESCENDING ? -1 : 0x7fffffff;
 
 /* Merges a row's lists of partial and of full blocks, ascending or descending. */
 struct lists {
@@ -193,15 +192,13 @@ __device__ __forceinline__ void lists_begin(lists &l)
 /* Iterates over the tiles of keys that a tile of rows meets, in the order of the lists. */
 struct block_iterator {
     keys next;
-#if ATTUNE_HAVE_BLOCKS
+    /* With block lists. */
     lists left;
     int end; /* end of the current block; its begin in descending order */
-#endif
 };
 
 __device__ __forceinline__ void block_iterator_enter(block_iterator &w, const attune_cuda_arguments &a)
 {
-#if ATTUNE_HAVE_BLOCKS
     int block = DESCENDING ? max(w.left.next_partial, w.left.next_full) : min(w.left.next_partial, w.left.next_full);
     w.next.full = block == w.left.next_full;
     if (block == NO_BLOCK) {
@@ -216,21 +213,20 @@ __device__ __forceinline__ void block_iterator_enter(block_iterator &w, const at
         }
         lists_next(w.left, w.next.full);
     }
-#endif
 }
 
 __device__ __forceinline__ void block_iterator_begin(block_iterator &w, const attune_cuda_arguments &a,
                                                      const tile_coord &p)
 {
-#if ATTUNE_HAVE_BLOCKS
-    i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows + p.q / a.q_block;
-    lists_open(w.left, a.partial, a.full, row);
-    lists_begin(w.left);
-    block_iterator_enter(w, a);
-#else
-    w.next.kv = DESCENDING ? (a.kv_len - 1) / BLOCK_N * BLOCK_N : 0;
-    w.next.full = true;
-#endif
+    if constexpr (config::HAVE_BLOCKS) {
+        i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows + p.q / a.q_block;
+        lists_open(w.left, a.partial, a.full, row);
+        lists_begin(w.left);
+        block_iterator_enter(w, a);
+    } else {
+        w.next.kv = DESCENDING ? (a.kv_len - 1) / BLOCK_N * BLOCK_N : 0;
+        w.next.full = true;
+    }
 }
 
 /* Returns the next tile; kv is -1 from the end on. */
@@ -239,13 +235,11 @@ __device__ __forceinline__ keys block_iterator_next(block_iterator &w, const att
     keys taken = w.next;
     if (taken.kv >= 0) {
         w.next.kv += DESCENDING ? -BLOCK_N : BLOCK_N;
-#if ATTUNE_HAVE_BLOCKS
-        if (DESCENDING ? w.next.kv < w.end : w.next.kv >= w.end)
-            block_iterator_enter(w, a);
-#else
-        if (w.next.kv >= a.kv_len || w.next.kv < 0)
+        if constexpr (config::HAVE_BLOCKS) {
+            if (DESCENDING ? w.next.kv < w.end : w.next.kv >= w.end)
+                block_iterator_enter(w, a);
+        } else if (w.next.kv >= a.kv_len || w.next.kv < 0)
             w.next.kv = -1;
-#endif
     }
     return taken;
 }

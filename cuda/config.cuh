@@ -40,6 +40,9 @@
 #ifndef ATTUNE_NUM_STAGES
 #define ATTUNE_NUM_STAGES 1
 #endif
+#ifndef ATTUNE_PADDING
+#define ATTUNE_PADDING 16
+#endif
 #ifndef ATTUNE_SHARED_MEMORY
 #define ATTUNE_SHARED_MEMORY 0
 #endif
@@ -202,6 +205,7 @@ struct config {
     /* The tile. */
     static constexpr int BLOCK_M = ATTUNE_BLOCK_M, BLOCK_N = ATTUNE_BLOCK_N;
     static constexpr int NUM_WARPS = ATTUNE_NUM_WARPS, NUM_STAGES = ATTUNE_NUM_STAGES;
+    static constexpr int PADDING = ATTUNE_PADDING; /* mma.sync: head dimensions are padded to a multiple of it */
     static constexpr unsigned SHARED_MEMORY = ATTUNE_SHARED_MEMORY; /* the planner's bytes; 0 = not checked */
 
     /* The mask: block lists; in partial blocks attune_mask, and intervals of a row's keys and of a key's rows. */

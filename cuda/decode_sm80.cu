@@ -5,17 +5,15 @@
  * rows by 16, then the columns of each tile of keys; each has its own running maximum and sum, which are merged through
  * shared memory at the end. With several splits attune_combine_sm80 combines their partial results.
  */
-#include "common.cuh"
-
-constexpr int ROW_GROUPS = BLOCK_M / 16, KEY_GROUPS = ATTUNE_NUM_WARPS / ROW_GROUPS;
-constexpr int ROW_TILES = 1, KEYS = BLOCK_N / KEY_GROUPS;
-static_assert(KEY_GROUPS * ROW_GROUPS == ATTUNE_NUM_WARPS, "warps divide the rows, then the keys");
-static_assert(KEYS % 16 == 0, "a warp computes 16 columns or a multiple");
-
-#include "non_finite.cuh"
-#include "mma.cuh"
-#include "terms.cuh"
 #include "layout_sm80.h"
+#include "mma.cuh"
+#include "non_finite.cuh"
+#include "terms.cuh"
+
+constexpr int ROW_GROUPS = BLOCK_M / 16, KEY_GROUPS = WARPS / ROW_GROUPS;
+constexpr int KEYS = BLOCK_N / KEY_GROUPS, N_TILES = KEYS / 8, DV_TILES = PAD_DV / 8;
+static_assert(KEY_GROUPS * ROW_GROUPS == WARPS, "warps divide the rows, then the keys");
+static_assert(KEYS % 16 == 0, "a warp computes 16 columns or a multiple");
 
 /* A CTA's split: its first packed row, its heads and its keys. */
 struct part {
@@ -46,7 +44,7 @@ __device__ __forceinline__ part part_of(const attune_cuda_arguments &a, const at
 {
     part p;
     part_heads(p, a, parts, index);
-    int keys = ATTUNE_HAVE_BLOCKS ? a.kv_block : BLOCK_N;
+    int keys = config::HAVE_BLOCKS ? a.kv_block : BLOCK_N;
     i64 all = (a.kv_len + keys - 1) / keys;
     p.step = (int)(all * p.index / parts.split);
     p.steps = (int)(all * (p.index + 1) / parts.split);
@@ -74,7 +72,6 @@ __device__ __forceinline__ tile_coord row_coord(const attune_cuda_arguments &a, 
 
 /* -------------------------------------------------------------------------------------------- the block iterator */
 
-#if ATTUNE_HAVE_BLOCKS
 /* Position of the first of `count` ascending indices that is not less than `block`. */
 __device__ __forceinline__ int first_from(const int *indices, int count, int block)
 {
@@ -95,22 +92,21 @@ __device__ __forceinline__ void list_skip(const int *&indices, int &count, int f
     indices += skipped;
     count -= skipped;
 }
-#endif
 
 /* Decode's rows are all in the first block row of the mask. */
 __device__ __forceinline__ void part_iterator_begin(block_iterator &w, const attune_cuda_arguments &a, const part &p)
 {
-#if ATTUNE_HAVE_BLOCKS
-    i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows;
-    lists_open(w.left, a.partial, a.full, row);
-    list_skip(w.left.partial, w.left.partials, p.step);
-    list_skip(w.left.full, w.left.fulls, p.step);
-    lists_begin(w.left);
-    block_iterator_enter(w, a);
-#else
-    w.next.kv = p.step * BLOCK_N;
-    w.next.full = true;
-#endif
+    if constexpr (config::HAVE_BLOCKS) {
+        i64 row = p.b * a.mask_batch_rows + p.h * a.mask_head_rows;
+        lists_open(w.left, a.partial, a.full, row);
+        list_skip(w.left.partial, w.left.partials, p.step);
+        list_skip(w.left.full, w.left.fulls, p.step);
+        lists_begin(w.left);
+        block_iterator_enter(w, a);
+    } else {
+        w.next.kv = p.step * BLOCK_N;
+        w.next.full = true;
+    }
 }
 
 __device__ __forceinline__ keys part_iterator_next(block_iterator &w, const attune_cuda_arguments &a, const part &p)
@@ -138,7 +134,6 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
     }
 }
 
-#if ATTUNE_KEY_TERMS
 /* 4, with key terms, which all heads of the tile share. */
 __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
                                            const keys &w, int row, int column, u32 terms)
@@ -156,32 +151,23 @@ __device__ __forceinline__ void hook_terms(float (&s)[1][N_TILES][4], const attu
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float &x = s[0][n][i];
-            int key[KEY_TERMS];
-            key_terms_load<0>(key, terms, column + n * 8 + i % 2);
+            int key[KEY_TERMS + 1];
+            key_terms_load<0, KEY_TERMS>(key, terms, column + n * 8 + i % 2);
             const tile_coord &t = at[i / 2];
-            int kv = w.kv + column + n * 8 + i % 2, h = t.h + a.h0;
-#if ATTUNE_SCORE_KEYS
-            x = attune_score_of(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, key, rows[i / 2].score,
-                                a.score_symbols);
-#elif ATTUNE_HAVE_SCORE
-            x = attune_score(t.b, t.h, t.q, kv, t.h_kv, a.q_len, a.kv_len, x * a.scale, a.score_symbols);
-#else
-            if (a.scale <= 0.0f)
+            int kv = w.kv + column + n * 8 + i % 2;
+            if constexpr (HAVE_SCORE)
+                x = score_of_pair<false>(a, t.b, t.h, t.q, kv, t.h_kv, x * a.scale, key, rows[i / 2].score);
+            else if (a.scale <= 0.0f)
                 x *= fold_sign(a.scale);
-#endif
-#if ATTUNE_MASK_KEYS
-            if (!w.full && !attune_mask_of(t.b + a.b0, h, t.q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
-                                           0.0f, key + ATTUNE_SCORE_KEYS, rows[i / 2].mask, a.mask_symbols))
+            if constexpr (config::MASK_KEYS > 0) {
+                if (!w.full && !mask_of_pair(a, t.b, t.h, t.q, kv, key + config::SCORE_KEYS, rows[i / 2].mask))
+                    x = -ATTUNE_INF;
+            } else if (HAVE_MASK && !w.full && !pair_allowed(a, t, kv))
                 x = -ATTUNE_INF;
-#else
-            if (HAVE_MASK && !w.full && !pair_allowed(a, t, kv))
-                x = -ATTUNE_INF;
-#endif
             if (kv >= p.end)
                 x = -ATTUNE_INF;
         }
 }
-#endif
 
 /* 4: the score and mask hook, for both of the thread's rows. column: the warp's first in the tile of keys w. */
 __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cuda_arguments &a, const part &p,
@@ -198,12 +184,10 @@ __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cud
             for (int i = 0; i < 2; i++) {
                 float &x = s[0][n][half * 2 + i];
                 int kv = column + n * 8 + i;
-#if ATTUNE_HAVE_SCORE
-                x = attune_score(at.b, at.h, at.q, kv, at.h_kv, a.q_len, a.kv_len, x * a.scale, a.score_symbols);
-#else
-                if (a.scale <= 0.0f)
+                if constexpr (HAVE_SCORE)
+                    x = attune_score(at.b, at.h, at.q, kv, at.h_kv, a.q_len, a.kv_len, x * a.scale, a.score_symbols);
+                else if (a.scale <= 0.0f)
                     x *= sign;
-#endif
                 if (HAVE_MASK && !w.full && !pair_allowed(a, at, kv))
                     x = -ATTUNE_INF;
                 if (kv >= p.end)
@@ -356,11 +340,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (REGISTERS_FULL)
             from = part_heads(p, a, parts, block_here());
         int row = p.row + warp_row() + thread_index_remat() % 32 / 4;
-#if ATTUNE_KEY_TERMS
-        hook_terms(s, a, p, now, row, warp_column(), terms + terms_offset);
-#else
-        hook(s, a, p, now, row, warp_column());
-#endif
+        if constexpr (KEY_TERMS > 0)
+            hook_terms(s, a, p, now, row, warp_column(), terms + terms_offset);
+        else
+            hook(s, a, p, now, row, warp_column());
         terms_offset = TERM_BYTES - terms_offset;
         store_terms(next_key_terms, terms + terms_offset);
         if constexpr (STAGES == 1) {

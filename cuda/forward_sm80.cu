@@ -6,23 +6,20 @@
  * With one pipeline stage the copy of V(j) overlaps Q K(j)^T, and that of K(j+1) overlaps P V(j). With more, tiles j +
  * 1 to j + STAGES - 1 are being copied while tile j is computed, with one barrier for each tile.
  */
-#include "common.cuh"
-
-constexpr int ROW_TILES = BLOCK_M / (16 * ATTUNE_NUM_WARPS), KEYS = BLOCK_N;
-static_assert(ROW_TILES * 16 * ATTUNE_NUM_WARPS == BLOCK_M, "a warp computes 16 rows or a multiple");
-
-#include "non_finite.cuh"
-#include "mma.cuh"
-#include "terms.cuh"
 #include "layout_sm80.h"
+#include "mma.cuh"
+#include "non_finite.cuh"
+#include "terms.cuh"
+
+constexpr int ROW_TILES = BLOCK_M / (16 * WARPS), N_TILES = BLOCK_N / 8, DV_TILES = PAD_DV / 8;
+static_assert(ROW_TILES * 16 * WARPS == BLOCK_M, "a warp computes 16 rows or a multiple");
 
 /* The warp's first row in the tile. */
 __device__ __forceinline__ int warp_row()
 {
-    return thread_index_remat() / 32 * (BLOCK_M / ATTUNE_NUM_WARPS);
+    return thread_index_remat() / 32 * (BLOCK_M / WARPS);
 }
 
-#ifdef ATTUNE_SCORE_NEAR
 /* Whether the near-zero form of the score expression holds for all scores of the warp. */
 __device__ __forceinline__ bool near_zero(const float (&s)[ROW_TILES][N_TILES][4], float scale)
 {
@@ -34,9 +31,8 @@ __device__ __forceinline__ bool near_zero(const float (&s)[ROW_TILES][N_TILES][4
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 largest = fmaxf(largest, fabsf(s[r][n][i]));
-    return __all_sync(0xffffffffu, largest * fabsf(scale) <= ATTUNE_SCORE_NEAR);
+    return __all_sync(0xffffffffu, largest * fabsf(scale) <= config::SCORE_NEAR);
 }
-#endif
 
 typedef row_terms rows_terms[ROW_TILES][2];
 
@@ -52,7 +48,6 @@ __device__ __forceinline__ void make_rows(rows_terms &rows, const attune_cuda_ar
         }
 }
 
-#if ATTUNE_HAVE_SCORE
 /* Raw products become scores, NEAR with the near-zero form. Captures are read for 8 keys at a time, since the values of
  * all keys at once would fill the registers. */
 template <bool NEAR>
@@ -68,28 +63,14 @@ __device__ __forceinline__ void make_scores(float (&s)[ROW_TILES][N_TILES][4], c
             for (int i = 0; i < 4; i++) {
                 float &x = s[r][n][i];
                 int q = first + r * 16 + i / 2 * 8, kv = column + n * 8 + i % 2;
-#if ATTUNE_SCORE_KEYS
-                const row_terms &row = rows[r][i / 2];
-                struct {
-                    int score[ATTUNE_SCORE_KEYS];
-                } key;
-                key_terms_load<0>(key.score, terms, n * 8 + (int)threadIdx.x % 4 * 2 + i % 2);
-#endif
-#ifdef ATTUNE_SCORE_NEAR
-                if constexpr (NEAR)
-                    x = SCORE_OF(attune_score_near)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale SCORE_TERMS,
-                                                    a.score_symbols);
-                else
-#endif
-                    x = SCORE_OF(attune_score)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, x * a.scale SCORE_TERMS,
-                                               a.score_symbols);
+                int key[config::SCORE_KEYS + 1];
+                key_terms_load<0, config::SCORE_KEYS>(key, terms, n * 8 + (int)threadIdx.x % 4 * 2 + i % 2);
+                x = score_of_pair<NEAR>(a, p.b, p.h, q, kv, p.h_kv, x * a.scale, key, rows[r][i / 2].score);
             }
         column = after(column, s[ROW_TILES - 1][n][3]);
     }
 }
-#endif
 
-#if ATTUNE_MASK_KEYS
 __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
                                            const tile_coord &p, int row, int column, const rows_terms &rows, u32 terms)
 {
@@ -100,15 +81,58 @@ __device__ __forceinline__ void mask_terms(float (&s)[ROW_TILES][N_TILES][4], co
         for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int key[ATTUNE_MASK_KEYS];
-                key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, n * 8 + lane + i % 2);
+                int key[config::MASK_KEYS + 1];
+                key_terms_load<config::SCORE_KEYS, config::MASK_KEYS>(key, terms, n * 8 + lane + i % 2);
                 if (!attune_mask_of(p.b + a.b0, h, row + r * 16 + i / 2 * 8 + a.q0, column + n * 8 + i % 2,
                                     h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f, key, rows[r][i / 2].mask,
                                     a.mask_symbols))
                     s[r][n][i] = -ATTUNE_INF;
             }
 }
-#endif
+
+/* The mask of a partial block, by the interval of keys of each row. */
+__device__ __forceinline__ void mask_range(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
+                                           const tile_coord &p, int row, int column)
+{
+    int h = p.h + a.h0;
+    row += a.q0;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int low, high;
+            attune_mask_range(p.b + a.b0, h, row + r * 16 + half * 8, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
+                              &low, &high, a.mask_symbols);
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    int kv = column + n * 8 + i;
+                    if (kv < low || kv >= high)
+                        s[r][n][half * 2 + i] = -ATTUNE_INF;
+                }
+            row = after(row, s[r][N_TILES - 1][half * 2 + 1]);
+        }
+}
+
+/* Pair by pair. */
+__device__ __forceinline__ void mask_pairs(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
+                                           const tile_coord &p, int row, int column)
+{
+    int h = p.h + a.h0;
+    row += a.q0;
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++) {
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (!attune_mask(p.b + a.b0, h, row + r * 16 + i / 2 * 8, column + n * 8 + i % 2, h / a.mask_group,
+                                 a.mask_q_len, a.mask_kv_len, 0.0f, a.mask_symbols))
+                    s[r][n][i] = -ATTUNE_INF;
+        column = after(column, s[ROW_TILES - 1][n][3]);
+    }
+}
 
 /* 4: the score and mask hook. row: the thread's first query row; terms: the keys' terms in shared memory. */
 __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const attune_cuda_arguments &a,
@@ -118,15 +142,13 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
     int column = w.kv + (KEY_TERMS ? thread_index_remat() : (int)threadIdx.x) % 4 * 2;
     rows_terms rows;
     make_rows(rows, a, p, row, !w.full);
-    if constexpr (HAVE_SCORE) {
-#ifdef ATTUNE_SCORE_NEAR
+    if constexpr (HAVE_SCORE && config::SCORE_NEAR_BOUNDED) {
         if (near_zero(s, a.scale))
             make_scores<true>(s, a, p, row, column, rows, terms);
         else
-#endif
-#if ATTUNE_HAVE_SCORE
             make_scores<false>(s, a, p, row, column, rows, terms);
-#endif
+    } else if constexpr (HAVE_SCORE) {
+        make_scores<false>(s, a, p, row, column, rows, terms);
     } else if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
 #pragma unroll
@@ -139,48 +161,14 @@ __device__ __forceinline__ void hook(float (&s)[ROW_TILES][N_TILES][4], const at
     }
     if (!keys_masked(w, a))
         return;
-#if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
     if (!w.full) {
-#if ATTUNE_MASK_KEYS
-        mask_terms(s, a, p, row, column, rows, terms);
-#else
-        int h = p.h + a.h0;
-        row += a.q0;
-#if ATTUNE_HAVE_MASK_RANGE
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int low, high;
-                attune_mask_range(p.b + a.b0, h, row + r * 16 + half * 8, h / a.mask_group, a.mask_q_len, a.mask_kv_len,
-                                  &low, &high, a.mask_symbols);
-#pragma unroll
-                for (int n = 0; n < N_TILES; n++)
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        int kv = column + n * 8 + i;
-                        if (kv < low || kv >= high)
-                            s[r][n][half * 2 + i] = -ATTUNE_INF;
-                    }
-                row = after(row, s[r][N_TILES - 1][half * 2 + 1]);
-            }
-#else
-        int from = column;
-#pragma unroll
-        for (int n = 0; n < N_TILES; n++) {
-#pragma unroll
-            for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (!attune_mask(p.b + a.b0, h, row + r * 16 + i / 2 * 8, from + n * 8 + i % 2, h / a.mask_group,
-                                     a.mask_q_len, a.mask_kv_len, 0.0f, a.mask_symbols))
-                        s[r][n][i] = -ATTUNE_INF;
-            from = after(from, s[ROW_TILES - 1][n][3]);
-        }
-#endif
-#endif
+        if constexpr (config::MASK_KEYS > 0)
+            mask_terms(s, a, p, row, column, rows, terms);
+        else if constexpr (config::HAVE_MASK_RANGE)
+            mask_range(s, a, p, row, column);
+        else if constexpr (config::HAVE_MASK_PAIRS)
+            mask_pairs(s, a, p, row, column);
     }
-#endif
     if (w.kv + BLOCK_N > a.kv_len) {
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
@@ -198,7 +186,7 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
 {
     const q_element *from = (const q_element *)a.q.address + p.b * a.q.batch + p.h * a.q.head;
     bool aligned = view_aligned<q_element>(a.q);
-    if constexpr (ATTUNE_Q_DTYPE == ATTUNE_DTYPE) {
+    if constexpr (config::Q_DTYPE == config::DTYPE) {
         load_tile<BLOCK_M, HEAD_DIM, CHUNKS_D>(to, (const element *)from, a.q.row, p.q, a.q_len, aligned);
     } else {
 #pragma unroll 1
@@ -246,13 +234,13 @@ __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const f
                 float x = o[r][d][2 * half] * inverse, y = o[r][d][2 * half + 1] * inverse;
                 if constexpr (HAVE_MASK)
                     probe = __fmaf_rn(x, 0.0f, __fmaf_rn(y, 0.0f, probe));
-                if constexpr (ATTUNE_O_DTYPE == ATTUNE_CUDA_F32) {
+                if constexpr (config::O_DTYPE == ATTUNE_CUDA_F32) {
                     if (paired)
                         *(float2 *)(to + column) = make_float2(x, y);
                     else
                         to[column] = (o_element)x, to[column + 1] = (o_element)y;
                 } else {
-                    u32 two = pack<ATTUNE_O_DTYPE>(x, y);
+                    u32 two = pack<config::O_DTYPE>(x, y);
                     if (paired)
                         *(u32 *)(to + column) = two;
                     else
@@ -290,7 +278,7 @@ __device__ __forceinline__ void recompute_non_finite(const attune_cuda_arguments
 #pragma unroll 1
         for (int j = 0; j < DV_TILES * 2; j++) {
             int d = j / 2 * 8 + (int)threadIdx.x % 4 * 2 + j % 2;
-            if (d >= HEAD_DIM_V || finite(widen<ATTUNE_O_DTYPE>(o[d])))
+            if (d >= HEAD_DIM_V || finite(widen<config::O_DTYPE>(o[d])))
                 continue;
             block_iterator w;
             tile_coord tile = p;

@@ -2,14 +2,21 @@
 /*
  * Loads of the mma.sync backward kernels. The outer tile is loaded once; tiles of the inner loop are prefetched with
  * cp.async, STAGES - 1 ahead. The block iterator and the descriptors of the following tiles are in shared memory,
- * written by thread 0, since the accumulators need the registers. The including kernel defines ROLES.
+ * written by thread 0, since the accumulators need the registers.
  */
 #ifndef ATTUNE_CUDA_LOADS_BACKWARD_SM80_CUH
 #define ATTUNE_CUDA_LOADS_BACKWARD_SM80_CUH
 
 #include "backward.cuh"
-#include "pairs.cuh"
 #include "layout_sm80.h"
+#include "pairs.cuh"
+
+/* Where warps share rows, P and dS pass through shared memory (backward_atomic_sm80.cu). */
+constexpr attune_cuda_backward_sm80_layout LAYOUT = SPLIT > 1 ? attune_cuda_backward_atomic_sm80(TILE)
+                                                              : attune_cuda_backward_sm80(TILE, DK_DV);
+static_assert(planned(LAYOUT.size));
+static_assert(SPLIT == 1 || config::PADDING == attune_cuda_backward_atomic_sm80_padding(BLOCK_N, WARPS));
+constexpr int ROLES = DK_DV && config::APART ? 2 : 1; /* CTAs of an outer tile */
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 constexpr u32 TILE_DESCS = attune_cuda_backward_sm80_descs(STAGES);
@@ -21,74 +28,71 @@ constexpr u32 INNER_BYTES = LAYOUT.inner_stage, ROW_DATA_BYTES = LAYOUT.row_data
 constexpr u32 SECOND_OFFSET = LAYOUT.inner_second; /* V follows K, and dO follows Q */
 
 /* A CTA's work item: its outer tile, and the iterator over the inner tiles, which thread 0 advances. */
-#if ATTUNE_DK_DV
-struct work_item {
+template <bool KEYS> struct outer_tile;
+
+/* Of keys. */
+template <> struct outer_tile<true> {
     int slow_path; /* first, as on_slow_path reads it */
     column c;
     column_iterator w;
+
+    __device__ __forceinline__ void find(const attune_cuda_arguments &a, const attune_cuda_backward &back)
+    {
+        c = column_of(a, back, (int)blockIdx.x, ROLES);
+    }
+
+    __device__ __forceinline__ void begin(const attune_cuda_arguments &a, const attune_cuda_backward &back)
+    {
+        column_begin(w, a, back, c);
+    }
+
+    __device__ __forceinline__ inner_tile next(const attune_cuda_arguments &a, const attune_cuda_backward &back)
+    {
+        rows r = column_next(w, a, back, c);
+        return {r.b, r.h, c.h_kv, r.q, r.full};
+    }
+
+    __device__ __forceinline__ pair_coord coord() const
+    {
+        return {uniform(c.b), uniform(c.h_kv), uniform(c.h_kv), uniform(c.kv), 0};
+    }
 };
 
-__device__ __forceinline__ void work_item_find(work_item &item, const attune_cuda_arguments &a,
-                                               const attune_cuda_backward &back)
-{
-    item.c = column_of(a, back, (int)blockIdx.x, ROLES);
-}
-
-__device__ __forceinline__ void tiles_begin(work_item &item, const attune_cuda_arguments &a,
-                                            const attune_cuda_backward &back)
-{
-    column_begin(item.w, a, back, item.c);
-}
-
-__device__ __forceinline__ inner_tile tiles_next(work_item &item, const attune_cuda_arguments &a,
-                                                 const attune_cuda_backward &back)
-{
-    rows r = column_next(item.w, a, back, item.c);
-    return {r.b, r.h, item.c.h_kv, r.q, r.full};
-}
-
-__device__ __forceinline__ pair_coord outer_tile_coord(const work_item &item)
-{
-    return {uniform(item.c.b), uniform(item.c.h_kv), uniform(item.c.h_kv), uniform(item.c.kv), 0};
-}
-#else
-struct work_item {
+/* Of queries. */
+template <> struct outer_tile<false> {
     int slow_path;
     tile_coord p;
     block_iterator w;
+
+    __device__ __forceinline__ void find(const attune_cuda_arguments &a, const attune_cuda_backward &back)
+    {
+        p = tile_coord_of(a, (int)blockIdx.x);
+    }
+
+    __device__ __forceinline__ void begin(const attune_cuda_arguments &a, const attune_cuda_backward &back)
+    {
+        block_iterator_begin(w, a, p);
+    }
+
+    __device__ __forceinline__ inner_tile next(const attune_cuda_arguments &a, const attune_cuda_backward &back)
+    {
+        keys k = block_iterator_next(w, a);
+        return {p.b, p.h, p.h_kv, k.kv, k.full};
+    }
+
+    __device__ __forceinline__ pair_coord coord() const
+    {
+        return {uniform(p.b), uniform(p.h), uniform(p.h_kv), uniform(p.q), 0};
+    }
 };
-
-__device__ __forceinline__ void work_item_find(work_item &item, const attune_cuda_arguments &a,
-                                               const attune_cuda_backward &back)
-{
-    item.p = tile_coord_of(a, (int)blockIdx.x);
-}
-
-__device__ __forceinline__ void tiles_begin(work_item &item, const attune_cuda_arguments &a,
-                                            const attune_cuda_backward &back)
-{
-    block_iterator_begin(item.w, a, item.p);
-}
-
-__device__ __forceinline__ inner_tile tiles_next(work_item &item, const attune_cuda_arguments &a,
-                                                 const attune_cuda_backward &back)
-{
-    keys k = block_iterator_next(item.w, a);
-    return {item.p.b, item.p.h, item.p.h_kv, k.kv, k.full};
-}
-
-__device__ __forceinline__ pair_coord outer_tile_coord(const work_item &item)
-{
-    return {uniform(item.p.b), uniform(item.p.h), uniform(item.p.h_kv), uniform(item.p.q), 0};
-}
-#endif
+typedef outer_tile<DK_DV> work_item;
 static_assert(sizeof(work_item) <= WORK_ITEM_BYTES);
 
 /* Writes the descriptor of the iterator's next tile. By thread 0. */
 __device__ __forceinline__ void enqueue_tile(unsigned char *work, int index, const attune_cuda_arguments &a,
                                              const attune_cuda_backward &back)
 {
-    inner_tile t = tiles_next(*(work_item *)work, a, back);
+    inner_tile t = ((work_item *)work)->next(a, back);
     *(int4 *)(work + WORK_ITEM_BYTES + index % (int)TILE_DESCS * 16) =
         make_int4(t.b, t.h, t.first, t.h_kv * 2 + t.full);
 }
@@ -102,9 +106,12 @@ __device__ __forceinline__ inner_tile tile_desc(const unsigned char *work, int i
     return {b, h, rest >> 1, first, (bool)(rest & 1)};
 }
 
-/* Whether the CTA runs a second time, on the non-finite slow path (backward_sm80.cu). */
+/* Whether the CTA runs a second time, on the non-finite slow path (backward_sm80.cu). backward_atomic_sm80.cu has none:
+ * it sets `redo`. */
 __device__ __forceinline__ bool on_slow_path(const unsigned char *work)
 {
+    if constexpr (SPLIT > 1)
+        return false;
     int slow_path;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(slow_path) : "r"(shared_address(work)));
     return slow_path;
@@ -159,7 +166,7 @@ __device__ __forceinline__ void load_inner(u32 to, u32 row_data, const attune_cu
 __device__ __forceinline__ void enqueue_first_tiles(unsigned char *work, const attune_cuda_arguments &a,
                                                     const attune_cuda_backward &back)
 {
-    tiles_begin(*(work_item *)work, a, back);
+    ((work_item *)work)->begin(a, back);
 #pragma unroll 1
     for (int i = 0; i <= AHEAD + 1; i++)
         enqueue_tile(work, i, a, back);

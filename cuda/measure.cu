@@ -17,11 +17,7 @@ __device__ __forceinline__ u32 random_pair(u32 i)
     i = (i ^ 61u ^ i >> 16) * 9u;
     i = (i ^ i >> 4) * 0x27d4eb2du;
     i ^= i >> 15;
-#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
-    return (i & 0x87ff87ffu) | 0x38003800u;
-#else
-    return (i & 0x80ff80ffu) | 0x3f003f00u;
-#endif
+    return config::DTYPE == ATTUNE_CUDA_F16 ? (i & 0x87ff87ffu) | 0x38003800u : (i & 0x80ff80ffu) | 0x3f003f00u;
 }
 
 #if ATTUNE_USE_WGMMA

@@ -4,19 +4,18 @@
  *
  * A warp holds ROW_TILES x 16 rows and KEYS columns of S, and its rows of O, in registers. Of each 16 x 8 fragment a
  * thread holds rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next one. P has the layout of a left
- * operand, so that it goes to the second product without a shuffle. The including kernel defines ROW_TILES and KEYS.
+ * operand, so that it goes to the second product without a shuffle. Arrays have the sizes [ROW_TILES][N_TILES][4], with
+ * N_TILES = KEYS / 8, and [ROW_TILES][DV_TILES][4].
  */
 #ifndef ATTUNE_CUDA_MMA_CUH
 #define ATTUNE_CUDA_MMA_CUH
 
-constexpr bool WIDE = ATTUNE_DTYPE == ATTUNE_CUDA_F32;
+#include "common.cuh"
+
+constexpr bool WIDE = config::DTYPE == ATTUNE_CUDA_F32;
 constexpr int PER_CHUNK = 16 / (int)sizeof(element); /* elements in 16 bytes, the unit of copies and of ldmatrix */
-#ifndef ATTUNE_PADDING
-#define ATTUNE_PADDING 16 /* head dimensions are padded to a multiple of it in shared memory */
-#endif
-constexpr int PAD_D = round_up(HEAD_DIM, ATTUNE_PADDING), PAD_DV = round_up(HEAD_DIM_V, ATTUNE_PADDING);
+constexpr int PAD_D = round_up(HEAD_DIM, config::PADDING), PAD_DV = round_up(HEAD_DIM_V, config::PADDING);
 constexpr int CHUNKS_D = PAD_D / PER_CHUNK, CHUNKS_DV = PAD_DV / PER_CHUNK;
-constexpr int N_TILES = KEYS / 8, DV_TILES = PAD_DV / 8;
 
 /* ----------------------------------------------------------------------------------------------------- instructions */
 
@@ -94,16 +93,14 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
         multiply_tf32(c, low, x.safe, y.safe);
         multiply_tf32(c, safe, x.low, y.low);
         multiply_tf32(c, high, x.high, y.high);
-    } else {
-#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
-#define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-#else
-#define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-#endif
-        asm(MULTIPLY " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    } else if constexpr (config::DTYPE == ATTUNE_CUDA_F16)
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    }
+    else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* Tensor cores truncate when they accumulate. In float32 the product is therefore summed from 0 and added to c with one
@@ -226,10 +223,10 @@ __device__ __forceinline__ void load_tile(u32 to, const element *from, i64 strid
 /* Copies a chunk of Q, converted where its type is not that of the products. */
 __device__ __forceinline__ void copy_q(u32 to, const q_element *from, bool valid, bool aligned)
 {
-    if constexpr (ATTUNE_Q_DTYPE == ATTUNE_DTYPE)
+    if constexpr (config::Q_DTYPE == config::DTYPE)
         copy_chunk(to, (const element *)from, valid, aligned);
     else {
-        constexpr bool Q_WIDE = ATTUNE_Q_DTYPE == ATTUNE_CUDA_F32;
+        constexpr bool Q_WIDE = config::Q_DTYPE == ATTUNE_CUDA_F32;
         constexpr int WORDS = PER_CHUNK * (int)sizeof(q_element) / 4;
         u32 in[WORDS] = {}, word[4];
         if (valid) {
@@ -255,7 +252,7 @@ __device__ __forceinline__ void copy_q(u32 to, const q_element *from, bool valid
             if constexpr (Q_WIDE)
                 value[j] = __uint_as_float(in[j]);
             else
-                value[j] = unpack<ATTUNE_Q_DTYPE>(in[j / 2] >> j % 2 * 16 & 0xffffu);
+                value[j] = unpack<config::Q_DTYPE>(in[j / 2] >> j % 2 * 16 & 0xffffu);
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -298,21 +295,23 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
 /* Steps of Q K^T that are unrolled: more would keep too many operands in registers, fewer would wait for ldmatrix at
- * the beginning of each iteration. */
-#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_MASK
-constexpr int QK_UNROLL_PAIRS = __CUDA_ARCH__ >= 1200 ? 1 : 2;
-#else
-constexpr int QK_UNROLL_PAIRS = ATTUNE_HAVE_SCORE ? 4 : ATTUNE_HAVE_MASK && N_TILES > 8 ? 1 : 16;
-#endif
-constexpr int QK_UNROLL = !WIDE ? QK_UNROLL_PAIRS : PAD_DV > 128 ? 1 : 2;
+ * the beginning of each iteration. keep_addresses: registers suffice to keep the addresses, and to unroll further. */
+__device__ constexpr int qk_unroll(int row_tiles, int n_tiles, bool keep_addresses)
+{
+    if (!keep_addresses)
+        return WIDE || row_tiles * n_tiles > (config::HAVE_MASK_PAIRS ? 8 : 16) ? 2 : 4;
+    if (WIDE)
+        return PAD_DV > 128 ? 1 : 2;
+    if (HAVE_SCORE)
+        return !config::HAVE_MASK_PAIRS ? 4 : __CUDA_ARCH__ >= 1200 ? 1 : 2;
+    return config::HAVE_MASK_PAIRS && n_tiles > 8 ? 1 : 16;
+}
 
-constexpr int QK_UNROLL_SHORT = WIDE || ROW_TILES * N_TILES > (ATTUNE_HAVE_MASK ? 8 : 16) ? 2 : 4;
-
-/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. KEEP_ADDRESSES: registers suffice to
- * keep the addresses, and to unroll further. */
-template <int CHUNKS = CHUNKS_D, bool KEEP_ADDRESSES = true>
+/* 3: S = Q K^T, over CHUNKS of the head dimension. The warp's rows begin at `row`. */
+template <int CHUNKS = CHUNKS_D, bool KEEP_ADDRESSES = true, int ROW_TILES, int N_TILES>
 __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u32 q, u32 k, int row)
 {
+    constexpr int UNROLL = qk_unroll(ROW_TILES, N_TILES, KEEP_ADDRESSES);
     int lane = thread_index_remat() % 32;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
@@ -323,7 +322,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
                 s[r][n][i] = 0.0f;
     u32 q_start = q + chunk_offset<CHUNKS>(row + lane % 16, lane / 16);
     u32 k_start = k + chunk_offset<CHUNKS>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-#pragma unroll(KEEP_ADDRESSES ? QK_UNROLL : QK_UNROLL_SHORT)
+#pragma unroll(UNROLL)
     for (int chunk = 0; chunk < CHUNKS; chunk += 2) {
         u32 a[ROW_TILES][4];
 #pragma unroll
@@ -349,6 +348,7 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
  * 5: online softmax, in two halves. m and l are of rows lane / 4 and lane / 4 + 8; l is the sum over the thread's own
  * columns. The first half updates the row maxima and rescales O and l; base is what the exponents subtract.
  */
+template <int ROW_TILES, int N_TILES, int DV_TILES>
 __device__ __forceinline__ void softmax_maxima(const float (&s)[ROW_TILES][N_TILES][4],
                                                float (&o)[ROW_TILES][DV_TILES][4], float (&m)[ROW_TILES][2],
                                                float (&l)[ROW_TILES][2], float (&base)[ROW_TILES][2], float factor)
@@ -393,6 +393,7 @@ __device__ __forceinline__ void softmax_maxima(const float (&s)[ROW_TILES][N_TIL
 }
 
 /* The second half, for the 8 keys of fragment n: S becomes P. */
+template <int ROW_TILES, int N_TILES>
 __device__ __forceinline__ void softmax_exp(float (&s)[ROW_TILES][N_TILES][4], float (&l)[ROW_TILES][2],
                                             const float (&base)[ROW_TILES][2], float factor, int n)
 {
@@ -407,6 +408,7 @@ __device__ __forceinline__ void softmax_exp(float (&s)[ROW_TILES][N_TILES][4], f
         }
 }
 
+template <int ROW_TILES, int N_TILES, int DV_TILES>
 __device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float (&o)[ROW_TILES][DV_TILES][4],
                                         float (&m)[ROW_TILES][2], float (&l)[ROW_TILES][2], float factor)
 {
@@ -418,6 +420,7 @@ __device__ __forceinline__ void softmax(float (&s)[ROW_TILES][N_TILES][4], float
 }
 
 /* 16 keys of P, rounded to 16 bits, as a left operand. */
+template <int ROW_TILES, int N_TILES>
 __device__ __forceinline__ void pack_weights(u32 (&a)[ROW_TILES][4], const float (&p)[ROW_TILES][N_TILES][4], int n)
 {
 #pragma unroll
@@ -430,7 +433,7 @@ __device__ __forceinline__ void pack_weights(u32 (&a)[ROW_TILES][4], const float
 }
 
 /* 6: O += P V, of TILES x 8 columns. */
-template <int TILES = DV_TILES, int CHUNKS = CHUNKS_DV>
+template <int CHUNKS = CHUNKS_DV, int ROW_TILES, int N_TILES, int TILES>
 __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], const float (&p)[ROW_TILES][N_TILES][4],
                                             u32 v)
 {
@@ -500,6 +503,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
 }
 
 /* 5, second half, and 6, interleaved: exponentials overlap with the matrix products. */
+template <int ROW_TILES, int N_TILES, int DV_TILES>
 __device__ __forceinline__ void multiply_weights(float (&o)[ROW_TILES][DV_TILES][4], float (&s)[ROW_TILES][N_TILES][4],
                                                  float (&l)[ROW_TILES][2], const float (&base)[ROW_TILES][2],
                                                  float factor, u32 v)

@@ -10,7 +10,6 @@
 
 #include "common.cuh"
 
-#if ATTUNE_HAVE_BLOCKS
 /* The first block of a row after `block`, or NO_BLOCK. A whole warp searches, half of it in each list: every iteration
  * narrows the list to a 16th. */
 __device__ __forceinline__ int next_block_after(const attune_cuda_arguments &a, i64 row, int block)
@@ -35,19 +34,18 @@ __device__ __forceinline__ int next_block_after(const attune_cuda_arguments &a, 
     found = found > block ? found : NO_BLOCK;
     return min(found, __shfl_xor_sync(0xffffffffu, found, 16));
 }
-#endif
 
 /* The value of the word at which a tile of keys may be added. Called by a whole warp. */
 __device__ __forceinline__ u32 order_expected(const attune_cuda_arguments &a, int b, int h, int q, int tile)
 {
     int next = tile + 1, tiles = (a.kv_len + BLOCK_N - 1) / BLOCK_N;
-#if ATTUNE_HAVE_BLOCKS
-    int each = a.kv_block / BLOCK_N, block = tile / each;
-    if (next == (block + 1) * each) {
-        block = next_block_after(a, b * a.mask_batch_rows + h * a.mask_head_rows + q / a.q_block, block);
-        next = block == NO_BLOCK ? tiles : block * each;
+    if constexpr (config::HAVE_BLOCKS) {
+        int each = a.kv_block / BLOCK_N, block = tile / each;
+        if (next == (block + 1) * each) {
+            block = next_block_after(a, b * a.mask_batch_rows + h * a.mask_head_rows + q / a.q_block, block);
+            next = block == NO_BLOCK ? tiles : block * each;
+        }
     }
-#endif
     return next < tiles ? (u32)next + 1 : 0; /* the block lists may cover more keys than the call has */
 }
 

@@ -2,14 +2,26 @@
 /*
  * The elementwise stages of the mma.sync backward kernels: S and dP, in the fragment layout of mma.cuh, are masked and
  * become P and dS. Their rows are of the outer tile, which the CTA keeps; their columns are of the inner tile, over
- * which it loops. With DK_DV the outer tile has keys and the inner one queries, else the reverse. The including kernel
- * defines DK_DV and INNER_ROWS.
+ * which it loops. With DK_DV the outer tile has keys and the inner one queries, else the reverse. Warps divide the
+ * outer rows, and where SPLIT warps have the same rows these divide the columns.
  */
 #ifndef ATTUNE_CUDA_PAIRS_CUH
 #define ATTUNE_CUDA_PAIRS_CUH
 
 #include "mma.cuh"
 #include "terms.cuh"
+
+constexpr bool DK_DV = config::DK_DV;
+constexpr int OUTER_ROWS = DK_DV ? BLOCK_N : BLOCK_M, INNER_ROWS = DK_DV ? BLOCK_M : BLOCK_N;
+constexpr int SPLIT = config::PADDING / 16;
+constexpr int ROW_TILES = OUTER_ROWS * SPLIT / (16 * WARPS), KEYS = INNER_ROWS / SPLIT, N_TILES = KEYS / 8;
+static_assert(ROW_TILES * 16 * WARPS == OUTER_ROWS * SPLIT, "a warp computes 16 rows or a multiple");
+static_assert(N_TILES * 8 * SPLIT == INNER_ROWS && N_TILES % 2 == 0, "a warp computes 16 columns or a multiple");
+
+/* Where dK, dV, S and dP fill three quarters of the registers, the operands of a long score for all columns at once do
+ * not fit the rest: the columns are evaluated one fragment after another. */
+constexpr bool SERIAL_COLUMNS = SPLIT == 1 && DK_DV && config::SCORE_IS_LONG && !config::APART &&
+                                ROW_TILES * KEYS >= 64 && ROW_TILES * (HEAD_DIM + HEAD_DIM_V + 2 * KEYS) / 2 >= 192;
 
 constexpr int HELD_ROWS = DK_DV ? 1 : ROW_TILES * 2; /* rows whose lse and delta a thread holds */
 
@@ -57,15 +69,13 @@ __device__ __forceinline__ void forbid(forbidden &f, scores &s, int r, int n, in
 }
 
 constexpr int COLUMN_SETS = (N_TILES + 7) / 8;
-constexpr int MASK_WORDS = (ATTUNE_MASK_KEYS > ATTUNE_MASK_ROWS ? ATTUNE_MASK_KEYS : ATTUNE_MASK_ROWS) + 1;
+constexpr int MASK_WORDS = (config::MASK_KEYS > config::MASK_ROWS ? config::MASK_KEYS : config::MASK_ROWS) + 1;
 
-#if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
-__device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const attune_cuda_arguments &a,
-                                              const pair_coord &p)
+/* By the interval of keys that the mask allows each query. */
+__device__ __forceinline__ void forbid_outside_range(forbidden &f, scores &s, const attune_cuda_arguments &a,
+                                                     const pair_coord &p)
 {
     int h = p.h + a.h0, h_kv = h / a.mask_group, b = p.b + a.b0;
-#if ATTUNE_HAVE_MASK_RANGE
-    /* The mask allows one interval of keys for each query. */
     if constexpr (DK_DV) {
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
@@ -101,8 +111,13 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
                     }
             }
     }
-#elif ATTUNE_MASK_KEYS
-    /* The terms of keys and of queries, once for each of the thread's rows and columns. */
+}
+
+/* By the mask's terms of keys and of queries, computed once for each of the thread's rows and columns. */
+__device__ __forceinline__ void forbid_by_terms(forbidden &f, scores &s, const attune_cuda_arguments &a,
+                                                const pair_coord &p)
+{
+    int h = p.h + a.h0, h_kv = h / a.mask_group, b = p.b + a.b0;
     int row_words[ROW_TILES * 2][MASK_WORDS];
 #pragma unroll
     for (int i = 0; i < ROW_TILES * 2; i++)
@@ -127,7 +142,7 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
         for (int j = 0; j < 2; j++) {
             int column[MASK_WORDS];
 #pragma unroll
-            for (int w = 0; w < (DK_DV ? ATTUNE_MASK_ROWS : ATTUNE_MASK_KEYS); w++)
+            for (int w = 0; w < (DK_DV ? config::MASK_ROWS : config::MASK_KEYS); w++)
                 column[w] = word_of_column(lane_words[n / 8][j][w], n);
 #pragma unroll
             for (int i = 0; i < ROW_TILES * 2; i++) {
@@ -138,16 +153,25 @@ __device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const att
                     forbid(f, s, r, n, at);
             }
         }
-#else
-    FOR_PAIRS(r, n, i)
-    {
-        if (!attune_mask(b, h, query_of(p, r, n, i) + a.q0, key_of(p, r, n, i), h_kv, a.mask_q_len, a.mask_kv_len, 0.0f,
-                         a.mask_symbols))
-            forbid(f, s, r, n, i);
-    }
-#endif
 }
-#endif
+
+__device__ __forceinline__ void forbid_masked(forbidden &f, scores &s, const attune_cuda_arguments &a,
+                                              const pair_coord &p)
+{
+    if constexpr (config::HAVE_MASK_RANGE)
+        forbid_outside_range(f, s, a, p);
+    else if constexpr (config::MASK_KEYS > 0)
+        forbid_by_terms(f, s, a, p);
+    else {
+        int h = p.h + a.h0, h_kv = h / a.mask_group, b = p.b + a.b0;
+        FOR_PAIRS(r, n, i)
+        {
+            if (!attune_mask(b, h, query_of(p, r, n, i) + a.q0, key_of(p, r, n, i), h_kv, a.mask_q_len, a.mask_kv_len,
+                             0.0f, a.mask_symbols))
+                forbid(f, s, r, n, i);
+        }
+    }
+}
 
 /* The exponent applies the scale to raw scores (fold_factor), but not its sign: -inf must stay the smallest score. */
 __device__ __forceinline__ void fold(scores &s, float scale)
@@ -168,10 +192,9 @@ __device__ __forceinline__ void mask_pairs(forbidden &f, scores &s, const attune
 #pragma unroll
     for (u32 i = 0; i < sizeof f.bits / 4; i++)
         f.bits[i] = 0;
-#if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE
-    if (!t.full)
-        forbid_masked(f, s, a, p);
-#endif
+    if constexpr (HAVE_MASK)
+        if (!t.full)
+            forbid_masked(f, s, a, p);
     if (edge)
         FOR_PAIRS(r, n, i)
         {
@@ -187,8 +210,7 @@ __device__ __forceinline__ float probability(float score, float lse, float facto
                           : __fmaf_rn(score, factor, -lse));
 }
 
-#if ATTUNE_HAVE_SCORE && defined(ATTUNE_SCORE_NEAR)
-#define HAVE_NEAR 1
+constexpr bool HAVE_NEAR = HAVE_SCORE && config::SCORE_NEAR_BOUNDED;
 /* Whether the near-zero forms of the expression and of its derivative hold for all scores of the warp. */
 __device__ __forceinline__ bool near_zero(const scores &s)
 {
@@ -197,39 +219,27 @@ __device__ __forceinline__ bool near_zero(const scores &s)
     {
         largest = fmaxf(largest, fabsf(s[r][n][i]));
     }
-    return __all_sync(0xffffffffu, largest <= ATTUNE_SCORE_NEAR);
+    return __all_sync(0xffffffffu, largest <= config::SCORE_NEAR);
 }
-#endif
 
 template <bool NEAR>
 __device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const pair_coord &p, int q, int kv, float s,
                                           const shared_terms &key, const shared_terms &row)
 {
-#if HAVE_NEAR
-    if constexpr (NEAR)
-        return SCORE_OF(attune_score_near)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s SCORE_TERMS, a.score_symbols);
-#endif
-#if ATTUNE_HAVE_SCORE
-    return SCORE_OF(attune_score)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s SCORE_TERMS, a.score_symbols);
-#else
-    return s;
-#endif
+    if constexpr (HAVE_SCORE)
+        return score_of_pair<NEAR>(a, p.b, p.h, q, kv, p.h_kv, s, key.score, row.score);
+    else
+        return s;
 }
 
 template <bool NEAR>
 __device__ __forceinline__ float slope_of(const attune_cuda_arguments &a, const pair_coord &p, int q, int kv, float s,
                                           const shared_terms &key, const shared_terms &row)
 {
-#if HAVE_NEAR
-    if constexpr (NEAR)
-        return SLOPE_OF(attune_score_slope_near)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s SLOPE_TERMS,
-                                                 a.score_symbols);
-#endif
-#if ATTUNE_HAVE_SCORE
-    return SLOPE_OF(attune_score_slope)(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s SLOPE_TERMS, a.score_symbols);
-#else
-    return 1.0f;
-#endif
+    if constexpr (HAVE_SCORE)
+        return slope_of_pair<NEAR>(a, p.b, p.h, q, kv, p.h_kv, s, key.slope, row.slope);
+    else
+        return 1.0f;
 }
 
 /* 5: P in s for dV, and in dp the gradient of the score expression's result, P (dP - delta). Capture gradients need the
@@ -243,7 +253,7 @@ __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, con
     if (HAVE_SCORE && !allowed)
         x = 0.0f;
     float d = x == 0.0f ? 0.0f : x * (dp - delta);
-    if (HAVE_SCORE && !ATTUNE_HAVE_CAPTURE_READS && d != 0.0f)
+    if (HAVE_SCORE && !config::HAVE_READS && d != 0.0f)
         d *= slope_of<NEAR>(a, p, q, kv, s, key, row);
     dp = d;
     if constexpr (DK_DV) {
@@ -290,10 +300,10 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
 #pragma unroll
         for (int j = 0; j < 2; j++) {
 #pragma unroll
-            for (int w = 0; w < (DK_DV ? ATTUNE_SCORE_ROWS : ATTUNE_SCORE_KEYS); w++)
+            for (int w = 0; w < (DK_DV ? config::SCORE_ROWS : config::SCORE_KEYS); w++)
                 column_terms[j].score[w] = word_of_column(lane_terms[n / 8][j].score[w], n);
 #pragma unroll
-            for (int w = 0; w < (DK_DV ? ATTUNE_SLOPE_ROWS : ATTUNE_SLOPE_KEYS); w++)
+            for (int w = 0; w < (DK_DV ? config::SLOPE_ROWS : config::SLOPE_KEYS); w++)
                 column_terms[j].slope[w] = word_of_column(lane_terms[n / 8][j].slope[w], n);
         }
         if constexpr (DK_DV) {
@@ -365,7 +375,7 @@ __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], c
 #pragma unroll
             for (int d = 0; d < TILES; d++) {
                 int column = from + d * 8 + thread_index_remat() % 4 * 2;
-                if (DIM % ATTUNE_PADDING && from + d * 8 >= DIM)
+                if (DIM % config::PADDING && from + d * 8 >= DIM)
                     continue;
                 float x = sum[r][d][2 * half] * scale, y = sum[r][d][2 * half + 1] * scale;
                 if constexpr (WIDE) {

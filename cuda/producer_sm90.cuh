@@ -338,7 +338,7 @@ __device__ __forceinline__ bool zero_non_finite(u32 tile)
 __device__ __forceinline__ void store_key_terms(const attune_cuda_arguments &a, key_terms_control &t, u32 terms,
                                                 const tile_coord &p, int kv, int flags, u32 stage, u32 &phases)
 {
-#if ATTUNE_KEY_TERMS
+#if ATTUNE_SCORE_KEYS + ATTUNE_MASK_KEYS
     if (!has_terms(a, flags))
         return;
     constexpr int LANES = 32 * SCAN_WARPS;

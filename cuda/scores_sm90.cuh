@@ -250,7 +250,7 @@ __device__ __forceinline__ void apply_score_terms(float (&s)[COUNT], const attun
     for (int i = 0; i < COUNT; i++) {
         float &x = s[i];
         int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_SCORE_KEYS];
-        key_terms_load<0>(key, terms, (int)threadIdx.x % 4 * 2 + n);
+        key_terms_load<0, ATTUNE_SCORE_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
 #if ATTUNE_HAVE_SCORE_NEAR
         if constexpr (NEAR)
             x = attune_score_near_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
@@ -273,7 +273,7 @@ __device__ __forceinline__ void forbid_pairs_terms(float (&s)[COUNT], const attu
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_MASK_KEYS];
-        key_terms_load<ATTUNE_SCORE_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
+        key_terms_load<ATTUNE_SCORE_KEYS, ATTUNE_MASK_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
         if (!attune_mask_of(p.b + a.b0, h, row + half * 8 + a.q0, column + n, h / a.mask_group, a.mask_q_len,
                             a.mask_kv_len, 0.0f, key, rows[half].mask, a.mask_symbols))
             s[i] = -ATTUNE_INF;
@@ -310,7 +310,7 @@ __device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], co
 {
     constexpr int SIZE = !FIRST || SCORE_CHUNK == CHUNK ? SCORE_CHUNK : BLOCK_N / 2 % FIRST_CHUNK ? CHUNK : FIRST_CHUNK;
     int column = kv + (int)threadIdx.x % 4 * 2;
-#if ATTUNE_KEY_TERMS
+#if ATTUNE_SCORE_KEYS + ATTUNE_MASK_KEYS
     row_terms rows[2];
     if (has_terms(a, flags))
 #pragma unroll

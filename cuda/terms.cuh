@@ -10,50 +10,43 @@
 
 #include "common.cuh"
 
-#define ATTUNE_KEY_TERMS (ATTUNE_SCORE_KEYS + ATTUNE_MASK_KEYS)
-
 constexpr u32 TERM_BYTES = KEY_TERMS * BLOCK_N * 4; /* of a key tile */
 
 struct row_terms {
-    int score[ATTUNE_SCORE_ROWS + 1], mask[ATTUNE_MASK_ROWS + 1], slope[ATTUNE_SLOPE_ROWS + 1];
+    int score[config::SCORE_ROWS + 1], mask[config::MASK_ROWS + 1], slope[config::SLOPE_ROWS + 1];
 };
 
 /* p.q: the row. masked: the mask's terms too. */
 __device__ __forceinline__ void row_terms_make(row_terms &r, const attune_cuda_arguments &a, const tile_coord &p,
                                                bool masked)
 {
-#if ATTUNE_SCORE_KEYS
-    attune_score_row_terms(p.b, p.h, p.q, p.h_kv, a.q_len, a.kv_len, r.score, a.score_symbols);
-#endif
-#if ATTUNE_MASK_KEYS
-    if (masked)
-        attune_mask_row_terms(p.b + a.b0, p.h + a.h0, p.q + a.q0, (p.h + a.h0) / a.mask_group, a.mask_q_len,
-                              a.mask_kv_len, r.mask, a.mask_symbols);
-#endif
+    if constexpr (config::SCORE_KEYS > 0)
+        attune_score_row_terms(p.b, p.h, p.q, p.h_kv, a.q_len, a.kv_len, r.score, a.score_symbols);
+    if constexpr (config::MASK_KEYS > 0)
+        if (masked)
+            attune_mask_row_terms(p.b + a.b0, p.h + a.h0, p.q + a.q0, (p.h + a.h0) / a.mask_group, a.mask_q_len,
+                                  a.mask_kv_len, r.mask, a.mask_symbols);
 }
 
-#if ATTUNE_KEY_TERMS
-
 struct key_terms {
-    int word[KEY_TERMS];
+    int word[KEY_TERMS + 1];
 };
 
 /* masked: the mask's terms too; else they are 0. */
 __device__ __forceinline__ void key_terms_make(key_terms &k, const attune_cuda_arguments &a, const tile_coord &p,
                                                int kv, bool masked)
 {
-#if ATTUNE_SCORE_KEYS
-    attune_score_key_terms(p.b, p.h, kv, p.h_kv, a.q_len, a.kv_len, k.word, a.score_symbols);
-#endif
-#if ATTUNE_MASK_KEYS
-    if (masked)
-        attune_mask_key_terms(p.b + a.b0, p.h + a.h0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
-                              k.word + ATTUNE_SCORE_KEYS, a.mask_symbols);
-    else
+    if constexpr (config::SCORE_KEYS > 0)
+        attune_score_key_terms(p.b, p.h, kv, p.h_kv, a.q_len, a.kv_len, k.word, a.score_symbols);
+    if constexpr (config::MASK_KEYS > 0) {
+        if (masked)
+            attune_mask_key_terms(p.b + a.b0, p.h + a.h0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
+                                  k.word + config::SCORE_KEYS, a.mask_symbols);
+        else
 #pragma unroll
-        for (int i = ATTUNE_SCORE_KEYS; i < KEY_TERMS; i++)
-            k.word[i] = 0;
-#endif
+            for (int i = config::SCORE_KEYS; i < KEY_TERMS; i++)
+                k.word[i] = 0;
+    }
 }
 
 /* column: the key's index in its tile. */
@@ -66,44 +59,63 @@ __device__ __forceinline__ void key_terms_store(const key_terms &k, u32 tile, in
 }
 
 /* The terms FIRST to FIRST + COUNT - 1 of a key. */
-template <int FIRST, int COUNT> __device__ __forceinline__ void key_terms_load(int (&k)[COUNT], u32 tile, int column)
+template <int FIRST, int COUNT> __device__ __forceinline__ void key_terms_load(int *k, u32 tile, int column)
 {
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         k[i] = *(const int *)__cvta_shared_to_generic(tile + (u32)((FIRST + i) * BLOCK_N + column) * 4);
 }
 
-#endif
-
 /* The terms of the next key tile: computed while Q K of this one runs, stored when this one's terms have been read. */
 struct next_terms {
-#if ATTUNE_KEY_TERMS
-    static constexpr int COUNT = (BLOCK_N + THREADS - 1) / THREADS; /* a thread's keys */
-    key_terms key[COUNT];
-#endif
+    static constexpr int COUNT = KEY_TERMS ? (BLOCK_N + THREADS - 1) / THREADS : 0; /* a thread's keys */
+    key_terms key[COUNT + 1];
 };
 
 __device__ __forceinline__ void make_terms(next_terms &t, const attune_cuda_arguments &a, const tile_coord &p,
                                            const keys &next)
 {
-#if ATTUNE_KEY_TERMS
 #pragma unroll
     for (int i = 0; i < t.COUNT; i++)
         if (next.kv >= 0)
             key_terms_make(t.key[i], a, p, next.kv + i * THREADS + (int)threadIdx.x, !next.full);
-#endif
 }
 
 __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
 {
-#if ATTUNE_KEY_TERMS
 #pragma unroll
     for (int i = 0; i < t.COUNT; i++) {
         int column = i * THREADS + thread_index_remat();
         if (BLOCK_N % THREADS == 0 || column < BLOCK_N)
             key_terms_store(t.key[i], tile, column);
     }
-#endif
+}
+
+/* The score of a pair, whose function takes the terms of key and row if it has any. NEAR: the near-zero form. */
+template <bool NEAR>
+__device__ __forceinline__ float score_of_pair(const attune_cuda_arguments &a, int b, int h, int q, int kv, int h_kv,
+                                               float s, const int *key, const int *row)
+{
+    if constexpr (NEAR && config::SCORE_KEYS > 0)
+        return attune_score_near_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols);
+    else if constexpr (NEAR)
+        return attune_score_near(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+    else if constexpr (config::SCORE_KEYS > 0)
+        return attune_score_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols);
+    else
+        return attune_score(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+}
+
+/* Whether the mask allows a pair of this call. row: with the terms of key and row, if the mask has any. */
+__device__ __forceinline__ bool mask_of_pair(const attune_cuda_arguments &a, int b, int h, int q, int kv,
+                                             const int *key, const int *row)
+{
+    b += a.b0, h += a.h0, q += a.q0;
+    if constexpr (config::MASK_KEYS > 0)
+        return attune_mask_of(b, h, q, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f, key, row,
+                              a.mask_symbols);
+    else
+        return attune_mask(b, h, q, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f, a.mask_symbols);
 }
 
 /* A score with terms is another function, which takes those of `key` and `row`: SCORE_OF(f)(... SCORE_TERMS ...). */
@@ -125,30 +137,42 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
 #define SLOPE_TERMS
 #endif
 
+/* d score / d product of a pair, likewise. */
+template <bool NEAR>
+__device__ __forceinline__ float slope_of_pair(const attune_cuda_arguments &a, int b, int h, int q, int kv, int h_kv,
+                                               float s, const int *key, const int *row)
+{
+    constexpr bool TERMS = config::SLOPE_KEYS + config::SLOPE_ROWS > 0;
+    if constexpr (NEAR && TERMS)
+        return attune_score_slope_near_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols);
+    else if constexpr (NEAR)
+        return attune_score_slope_near(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+    else if constexpr (TERMS)
+        return attune_score_slope_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols);
+    else
+        return attune_score_slope(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+}
+
 /* The terms of one key, or of one row, that its pairs share: of the score and of the score's derivative. */
 struct shared_terms {
-    int score[(ATTUNE_SCORE_KEYS > ATTUNE_SCORE_ROWS ? ATTUNE_SCORE_KEYS : ATTUNE_SCORE_ROWS) + 1];
-    int slope[(ATTUNE_SLOPE_KEYS > ATTUNE_SLOPE_ROWS ? ATTUNE_SLOPE_KEYS : ATTUNE_SLOPE_ROWS) + 1];
+    int score[(config::SCORE_KEYS > config::SCORE_ROWS ? config::SCORE_KEYS : config::SCORE_ROWS) + 1];
+    int slope[(config::SLOPE_KEYS > config::SLOPE_ROWS ? config::SLOPE_KEYS : config::SLOPE_ROWS) + 1];
 };
 
 __device__ __forceinline__ void share_key(shared_terms &t, const attune_cuda_arguments &a, int b, int h, int kv)
 {
-#if ATTUNE_SCORE_KEYS
-    attune_score_key_terms(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
-#endif
-#if ATTUNE_SLOPE_KEYS + ATTUNE_SLOPE_ROWS
-    attune_score_slope_key_terms(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
-#endif
+    if constexpr (config::SCORE_KEYS > 0)
+        attune_score_key_terms(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
+    if constexpr (config::SLOPE_KEYS + config::SLOPE_ROWS > 0)
+        attune_score_slope_key_terms(b, h, kv, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
 }
 
 __device__ __forceinline__ void share_row(shared_terms &t, const attune_cuda_arguments &a, int b, int h, int q)
 {
-#if ATTUNE_SCORE_KEYS
-    attune_score_row_terms(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
-#endif
-#if ATTUNE_SLOPE_KEYS + ATTUNE_SLOPE_ROWS
-    attune_score_slope_row_terms(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
-#endif
+    if constexpr (config::SCORE_KEYS > 0)
+        attune_score_row_terms(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.score, a.score_symbols);
+    if constexpr (config::SLOPE_KEYS + config::SLOPE_ROWS > 0)
+        attune_score_slope_row_terms(b, h, q, h / (a.heads / a.kv_heads), a.q_len, a.kv_len, t.slope, a.score_symbols);
 }
 
 /*

@@ -12,6 +12,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/threads.h"
+#include "cuda/layout_sm80.h"
 #include "cuda/layout_sm90.h"
 #include "cuda/sources.h"
 #include "expr/print.h"
@@ -502,6 +503,8 @@ static void add_tile(attune__cuda_kernel *kernel, const attune__program_desc *de
     add_option(kernel, "NUM_WARPS", c->num_warps);
     add_option(kernel, "NUM_STAGES", c->num_stages);
     add_option(kernel, "SHARED_MEMORY", shared[role == ATTUNE__CUDA_ROWS]);
+    if (!strcmp(c->kernel, attune__cuda_sm80_atomic.name))
+        add_option(kernel, "PADDING", attune_cuda_backward_atomic_sm80_padding(n, c->num_warps));
 }
 
 static const char *file_of(const attune_plan_choice *choice, attune__cuda_role role)
@@ -553,7 +556,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
         add_option(kernel, "DETERMINISTIC", choice->use_tma && choice->deterministic);
         add_option(kernel, "HAVE_CAPTURE_READS", reads && (choice->use_tma || role == ATTUNE__CUDA_ROWS));
         add_option(kernel, "DK_DV", role != ATTUNE__CUDA_ROWS);
-        add_option(kernel, "APART", attune__cuda_backward_apart(s));
+        add_option(kernel, "APART", !attune__cuda_has_fallback(choice) && attune__cuda_backward_apart(s));
         if (choice->use_tma && attune_cuda_backward_sm90_paired(s->head_dim, s->head_dim_v, choice->block_n1))
             add_option(kernel, "CLUSTER", 2);
     }
