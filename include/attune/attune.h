@@ -607,8 +607,9 @@ ATTUNE_API attune_status attune_mask_slice(const attune_mask *mask, const attune
 
 /*
  * Combine masks of the same lengths, block sizes, batch and heads. The result is exact: blocks that the lists alone do
- * not decide are evaluated. Captures and parameters of the same name must have the same values. Slices cannot be
- * combined: combine first, then slice.
+ * not decide are evaluated. Captures and parameters of the same name must have the same values. A mask of a segment
+ * (desc.kv_total) combines with masks of the same segment and with masks built without kv_total: the result is of that
+ * segment. Slices cannot be combined: combine first, then slice.
  */
 ATTUNE_API attune_status attune_mask_and(const attune_mask *a, const attune_mask *b, attune_mask **mask);
 ATTUNE_API attune_status attune_mask_or(const attune_mask *a, const attune_mask *b, attune_mask **mask);

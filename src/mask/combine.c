@@ -45,7 +45,11 @@ static attune_status check_pair(const attune_mask *a, const attune_mask *b)
     ATTUNE__TRY(check_equal("kv_block", a->kv_block, b->kv_block));
     ATTUNE__TRY(check_equal("batch", a->batch, b->batch));
     ATTUNE__TRY(check_equal("heads", a->heads, b->heads));
-    return check_equal("kv_heads", a->kv_heads, b->kv_heads);
+    ATTUNE__TRY(check_equal("kv_heads", a->kv_heads, b->kv_heads));
+    if (!a->kv_total || !b->kv_total)
+        return ATTUNE_OK;
+    ATTUNE__TRY(check_equal("kv_start", a->kv_start, b->kv_start));
+    return check_equal("kv_total", a->kv_total, b->kv_total);
 }
 
 static attune_status check_whole(const char *name, const attune_mask *mask)
@@ -204,6 +208,12 @@ static int64_t stored(int64_t a, int64_t b, unsigned uses, int64_t whole)
     return a == 1 && b == 1 && !uses ? 1 : whole;
 }
 
+/* The sides differ at most in that one is of no segment. */
+static attune_mask_desc describe(const combination *state)
+{
+    return attune__mask_describe(state->side[state->side[0]->kv_total ? 0 : 1]);
+}
+
 static attune_status combine_expressions(combination *state, attune_expr **expr)
 {
     const attune_mask *a = state->side[0], *b = state->side[1];
@@ -221,7 +231,7 @@ static attune_status combine_by_block(combination *state)
 {
     const attune_mask *a = state->side[0], *b = state->side[1];
     const attune_allocator *allocator = &a->allocator;
-    const attune_mask_desc desc = attune__mask_describe(a);
+    const attune_mask_desc desc = describe(state);
     const unsigned bit_b = 1u << ATTUNE__VAR_B, bits_h = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
     attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS] = {{0}};
     attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS] = {{0}};
@@ -300,7 +310,7 @@ static attune_status combine_by_element(const combination *state, attune_mask **
 {
     const attune_mask *const *side = state->side;
     const attune_allocator *allocator = &side[0]->allocator;
-    const attune_mask_desc desc = attune__mask_describe(side[0]);
+    const attune_mask_desc desc = describe(state);
     const unsigned uses = side[0]->uses | side[1]->uses;
     const int64_t batch = stored(side[0]->stored_batch, side[1]->stored_batch, uses & 1u << ATTUNE__VAR_B, desc.batch);
     const int64_t heads = stored(side[0]->stored_heads, side[1]->stored_heads,

@@ -7,9 +7,10 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "support/heap.h"
 #include "support/mask_oracle.h"
 
-static const attune_allocator *const memory = &attune__default_allocator;
+static const attune_allocator *const memory = &heap_guarded;
 
 typedef struct joined {
     attune__op op;
@@ -222,6 +223,17 @@ Test(mask_combine, refuses)
                    "a is a slice (from batch 0, head 0, row 64 of the whole): combine");
     expect_refusal(ATTUNE_UNSUPPORTED, whole, slice, "b is a slice");
     attune__mask_free(slice);
+    /* A part of the rows, heads or batches is enough; the first batches alone are a whole mask of fewer. */
+    static const attune_mask_range parts[] = {{.batch0 = 1}, {.head0 = 2}, {.heads = 2}, {.q_blocks = 1}, {.batch = 1}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        attune_mask *made = NULL;
+        cr_assert(attune__mask_slice(whole, &parts[i], &slice) == ATTUNE_OK);
+        const attune_status status = attune__mask_combine(ATTUNE__OP_NOT, slice, NULL, NULL, &made);
+        cr_expect(parts[i].batch ? status == ATTUNE_OK : status == ATTUNE_UNSUPPORTED, "slice %zu: %s", i,
+                  attune_status_string(status));
+        attune__mask_free(made);
+        attune__mask_free(slice);
+    }
 
     const attune_parameter five = {"n", 5}, six = {"n", 6};
     attune_mask *a = build(&desc, "q - kv < n", NULL, 0, &five, 1), *b = build(&desc, "q - kv < n", NULL, 0, &six, 1);
@@ -238,6 +250,28 @@ Test(mask_combine, refuses)
     attune__mask_free(b);
     attune__mask_free(a);
     attune__mask_free(whole);
+
+    /* A mask of a segment belongs to it, and so does what is combined with it. */
+    attune_mask *made = NULL, *segments[4];
+    const int64_t places[4][2] = {{0, 0}, {100, 500}, {100, 500}, {150, 500}};
+    for (int i = 0; i < 4; i++) {
+        other = desc;
+        other.kv_start = places[i][0];
+        other.kv_total = places[i][1];
+        segments[i] = build(&other, i % 2 ? "q >= kv" : "q % 3 > 0", NULL, 0, NULL, 0);
+    }
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 3; j++) {
+            cr_assert(attune__mask_combine(ATTUNE__OP_OR, segments[i], segments[j], NULL, &made) == ATTUNE_OK);
+            cr_expect(made->kv_start == (i || j ? 100 : 0) && made->kv_total == (i || j ? 500 : 0),
+                      "%d and %d: %lld of %lld", i, j, (long long)made->kv_start, (long long)made->kv_total);
+            attune__mask_free(made);
+        }
+    expect_refusal(ATTUNE_INVALID_ARGUMENT, segments[1], segments[3], "a.kv_start is 100, b.kv_start is 150");
+    segments[3]->kv_start = 100, segments[3]->kv_total = 501;
+    expect_refusal(ATTUNE_INVALID_ARGUMENT, segments[1], segments[3], "a.kv_total is 500, b.kv_total is 501");
+    for (int i = 0; i < 4; i++)
+        attune__mask_free(segments[i]);
 
     /* Lists that contradict their expression, too large to make element by element. */
     const attune_mask_desc large = oracle_desc(65536, 65536, 128, 128);
