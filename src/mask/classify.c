@@ -127,8 +127,8 @@ attune__class attune__classify_bounds(attune__classifier *classifier, const attu
     if (!count_work(classifier, classifier->open.count))
         return ATTUNE__UNDECIDED;
     attune__interval *var = classifier->box.var;
-    var[ATTUNE__VAR_Q].lo = region->q0 + classifier->row.q;
-    var[ATTUNE__VAR_Q].hi = region->q1 + classifier->row.q;
+    var[ATTUNE__VAR_Q].lo = region->q0;
+    var[ATTUNE__VAR_Q].hi = region->q1;
     var[ATTUNE__VAR_KV].lo = region->kv0;
     var[ATTUNE__VAR_KV].hi = region->kv1;
     uint64_t looked = 0;
@@ -163,7 +163,7 @@ static bool sample(const block_search *h, int32_t q, int32_t kv)
     if (!count_work(classifier, classifier->expr->node_count))
         return false;
     const attune__row *row = &classifier->row;
-    const attune_point point = {row->b, row->h, q + row->q, kv, row->h_kv, row->q_len, row->kv_len, 0.0f};
+    const attune_point point = {row->b, row->h, q, kv, row->h_kv, row->q_len, row->kv_len, 0.0f};
     return attune__expr_point(classifier->expr, &classifier->bindings, &point).i;
 }
 
@@ -205,7 +205,7 @@ static void evaluate(block_search *h, const attune__region *region)
     const uint64_t units = (uint64_t)count * classifier->open.count;
     attune__expr_open_begin(classifier->expr, classifier->intervals, classifier->row_scratch);
     for (int32_t q = region->q0; q <= region->q1 && h->seen != SEEN_BOTH && count_work(classifier, units); q++) {
-        row.q = q + classifier->row.q;
+        row.q = q;
         attune__expr_open_row(classifier->expr, &classifier->open, &classifier->bindings, &row, region->kv0,
                               (size_t)count, classifier->row_scratch, allowed);
         for (int value = 0; value < 2; value++) {
