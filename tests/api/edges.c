@@ -40,6 +40,9 @@ Test(edges, instances)
     desc.allocator.alloc = NULL;
     REFUSED(attune_instance_create(&desc, &instance), "desc.allocator has release but no alloc");
 
+    cr_expect_eq(attune_version(),
+                 ATTUNE_VERSION_MAJOR * 1000000u + ATTUNE_VERSION_MINOR * 1000u + ATTUNE_VERSION_PATCH);
+
     /* A level and all that are more severe. */
     static const int32_t ids[4] = {0};
     const attune_symbol symbol = {"ids", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1};

@@ -11,6 +11,7 @@
 #include "base/alloc.h"
 #include "expr/expr.h"
 #include "support/devices.h"
+#include "support/heap.h"
 #include "support/random_expr.h"
 
 /* An expression with what it is bound to. */
@@ -25,7 +26,7 @@ static inline attune_expr *parse_with(attune_expr_kind kind, const char *text, c
                                       uint32_t count)
 {
     attune_expr *expr;
-    attune_status status = attune__expr_parse(&attune__default_allocator, kind, text, symbols, count, &expr);
+    attune_status status = attune__expr_parse(&heap_guarded, kind, text, symbols, count, &expr);
     cr_assert(status == ATTUNE_OK, "%s\n%s", text, attune_last_error());
     return expr;
 }

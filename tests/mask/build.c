@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "support/heap.h"
 #include "support/mask_oracle.h"
 #include "support/random_expr.h"
 
@@ -42,8 +43,7 @@ static void random_masks(uint64_t seed, int count)
             continue;
         }
         attune_mask *mask = NULL;
-        attune_status status =
-            attune__mask_build(&attune__default_allocator, &desc, bound.expr, bound.arrays, bound.values, &mask);
+        attune_status status = attune__mask_build(&heap_guarded, &desc, bound.expr, bound.arrays, bound.values, &mask);
         cr_assert(status == ATTUNE_OK, "%s: %s", text, attune_last_error());
         const oracle_expression expected = {&bound, desc};
         const bool ok = oracle_check(mask, oracle_expression_element, &expected, done % 16 == 0, message);
@@ -96,8 +96,8 @@ static void random_expressions(uint64_t seed, uint64_t end)
         oracle_random random = {seed};
         attune_expr *expr = NULL;
         random_expr_make(&made, seed, ATTUNE_EXPR_MASK, (uint32_t)oracle_between(&random, 1, 30));
-        if (attune__expr_parse(&attune__default_allocator, ATTUNE_EXPR_MASK, made.text, made.symbols, made.symbol_count,
-                               &expr) != ATTUNE_OK)
+        if (attune__expr_parse(&heap_guarded, ATTUNE_EXPR_MASK, made.text, made.symbols, made.symbol_count, &expr) !=
+            ATTUNE_OK)
             continue;
         oracle_bound bound;
         cr_assert(oracle_bind(&bound, expr, made.captures, made.capture_count, made.parameters, made.parameter_count) ==
@@ -107,8 +107,7 @@ static void random_expressions(uint64_t seed, uint64_t end)
         const oracle_expression expected = {&bound, desc};
         attune_mask *mask = NULL;
         char message[256];
-        cr_assert(attune__mask_build(&attune__default_allocator, &desc, expr, bound.arrays, bound.values, &mask) ==
-                      ATTUNE_OK,
+        cr_assert(attune__mask_build(&heap_guarded, &desc, expr, bound.arrays, bound.values, &mask) == ATTUNE_OK,
                   "%s: %s", made.text, attune_last_error());
         const bool ok = oracle_check(mask, oracle_expression_element, &expected, seed % 16 == 0, message);
         cr_assert(ok, "seed %llu: %s\n%s\n%lld x %lld, blocks %u x %u", (unsigned long long)seed, message, made.text,
@@ -179,8 +178,7 @@ Test(mask_build, presets_at_size)
         const attune_mask_desc desc = oracle_desc(at->q_len, at->kv_len, at->q_block, at->kv_block);
         const oracle_expression expected = {&bound, desc};
         attune_mask *mask = NULL;
-        cr_assert(attune__mask_build(&attune__default_allocator, &desc, bound.expr, bound.arrays, bound.values,
-                                     &mask) == ATTUNE_OK);
+        cr_assert(attune__mask_build(&heap_guarded, &desc, bound.expr, bound.arrays, bound.values, &mask) == ATTUNE_OK);
         for (int i = 0; i < 600; i++) {
             const int64_t r = oracle_between(&random, 0, (int)mask->q_blocks - 1);
             /* Near the diagonal as often as not. */
@@ -218,4 +216,23 @@ Test(mask_build, memory_follows_the_lists)
     attune__mask_free(mask);
     attune__expr_release(bound.expr);
     cr_assert(memory.live == 0);
+}
+
+/* A row, or a column, of so many blocks that each is a step of work. */
+Test(mask_build, half_a_million_blocks, .timeout = 30)
+{
+    enum { BLOCKS = (1 << 19) + 5 };
+    for (int across = 0; across < 2; across++) {
+        oracle_bound bound;
+        attune_mask *mask;
+        cr_assert(oracle_bind(&bound, oracle_parse(across ? "kv >= 32 && q < 16" : "q >= 32 && kv < 16"), NULL, 0, NULL,
+                              0) == ATTUNE_OK);
+        const attune_mask_desc desc = oracle_desc(across ? 20 : 16 * BLOCKS, across ? 16 * BLOCKS : 20, 16, 16);
+        cr_assert(attune__mask_build(&heap_guarded, &desc, bound.expr, bound.arrays, bound.values, &mask) == ATTUNE_OK);
+        const attune__block_list *const row = across ? &mask->full_kv : &mask->full_q;
+        cr_assert(row->num_blocks[0] == BLOCKS - 2 && row->num_blocks[1] == 0 && row->offsets[2] == BLOCKS - 2);
+        cr_assert(row->indices[0] == 2 && row->indices[BLOCKS - 3] == BLOCKS - 1);
+        attune__mask_free(mask);
+        attune__expr_release(bound.expr);
+    }
 }

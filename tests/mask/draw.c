@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "support/heap.h"
 #include "support/mask_oracle.h"
 
 static attune_mask *build(const attune_mask_desc *desc, const char *text)
@@ -12,8 +13,7 @@ static attune_mask *build(const attune_mask_desc *desc, const char *text)
     oracle_bound bound;
     attune_mask *mask = NULL;
     cr_assert(oracle_bind(&bound, oracle_parse(text), NULL, 0, NULL, 0) == ATTUNE_OK, "%s", attune_last_error());
-    cr_assert(attune__mask_build(&attune__default_allocator, desc, bound.expr, bound.arrays, bound.values, &mask) ==
-              ATTUNE_OK);
+    cr_assert(attune__mask_build(&heap_guarded, desc, bound.expr, bound.arrays, bound.values, &mask) == ATTUNE_OK);
     attune__expr_release(bound.expr);
     return mask;
 }
@@ -96,4 +96,73 @@ Test(mask_draw, statistics)
     /* Lists: 4 x 3 offsets, 4 x 2 counts, 2 x 4 indices. */
     cr_assert(stats.bytes == sizeof(attune_mask) + 12 * 8 + 8 * 4 + 8 * 4, "%llu", (unsigned long long)stats.bytes);
     attune__mask_free(mask);
+}
+
+/* What captures and parameters take is counted, and what lists that broadcast leave to the expression. */
+Test(mask_draw, statistics_of_captures)
+{
+    static int32_t limits[6] = {1, 9, 33, 16, 40, 70};
+    const attune_symbol symbols[] = {{"limit", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
+                                     {"n", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0}};
+    const attune_host_capture capture = {"limit", {.data = limits, .dtype = ATTUNE_I32, .rank = 1, .size = {6}}};
+    const attune_parameter parameter = {"n", 2};
+    static const char *const texts[] = {"kv < limit[h] + n", "kv < limit[b] + n", "kv < limit[h_kv] + n",
+                                        "kv < limit[0] + n"};
+    attune_mask_desc desc = oracle_desc(40, 70, 16, 16);
+    desc.batch = 3;
+    desc.heads = 6;
+    desc.kv_heads = 2;
+    int32_t counts[3], indices[3 * 5];
+    for (int i = 0; i < 15; i++)
+        indices[i] = i % 5;
+    for (int i = 0; i < 3; i++)
+        counts[i] = 5;
+    const attune_mask_lists lists = {
+        .struct_size = sizeof lists, .batch = 1, .heads = 1, .kv_num_blocks = counts, .kv_indices = indices};
+    for (int i = 0; i < 4; i++) {
+        oracle_bound bound;
+        attune_expr *expr;
+        attune_mask *masks[2];
+        cr_assert_eq(attune__expr_parse(&heap_guarded, ATTUNE_EXPR_MASK, texts[i], symbols, 2, &expr), ATTUNE_OK);
+        cr_assert_eq(oracle_bind(&bound, expr, &capture, 1, &parameter, 1), ATTUNE_OK);
+        cr_assert_eq(attune__mask_build(&heap_guarded, &desc, bound.expr, bound.arrays, bound.values, &masks[0]),
+                     ATTUNE_OK);
+        cr_assert_eq(
+            attune__mask_from_lists(&heap_guarded, &desc, &lists, bound.expr, bound.arrays, bound.values, &masks[1]),
+            ATTUNE_OK, "%s", attune_last_error());
+        int64_t pairs = 0;
+        for (int b = 0; b < 3; b++)
+            for (int h = 0; h < 6; h++) {
+                const int at[] = {h, b, h / 3, 0};
+                const int keys = limits[at[i]] + 2;
+                pairs += 40 * (keys < 70 ? keys : 70);
+            }
+        for (int m = 0; m < 2; m++) {
+            attune_mask_stats stats = {.struct_size = sizeof stats};
+            cr_assert_eq(attune__mask_stats(masks[m], true, NULL, &stats), ATTUNE_OK);
+            cr_expect_eq(stats.pairs, pairs, "%s: %lld, not %lld", texts[i], (long long)stats.pairs, (long long)pairs);
+            const uint64_t planes = (uint64_t)(masks[m]->stored_batch * masks[m]->stored_heads), rows = planes * 3;
+            const uint64_t listed = (uint64_t)(stats.full_blocks + stats.partial_blocks), columns = planes * 5;
+            cr_expect_eq(stats.bytes, sizeof(attune_mask) + 2 * (rows + 1 + columns + 1) * 8 +
+                                          2 * (rows + columns) * 4 + 2 * listed * 4 +
+                                          2 * (sizeof(attune_array) + sizeof(attune__value)) + sizeof limits);
+            attune__mask_free(masks[m]);
+        }
+        attune__expr_release(bound.expr);
+    }
+}
+
+/* More pairs than an int64_t holds. */
+Test(mask_draw, statistics_saturate)
+{
+    attune_mask_desc desc = oracle_desc(64, 64, 16, 16);
+    desc.batch = desc.heads = desc.kv_heads = INT32_MAX;
+    static const char *const texts[] = {"true", "q >= kv", "(q + kv) % 2 == 0"};
+    for (int i = 0; i < 3; i++) {
+        attune_mask *mask = build(&desc, texts[i]);
+        attune_mask_stats stats = {.struct_size = sizeof stats};
+        cr_assert_eq(attune__mask_stats(mask, true, NULL, &stats), ATTUNE_OK);
+        cr_expect_eq(stats.pairs, INT64_MAX);
+        attune__mask_free(mask);
+    }
 }

@@ -5,9 +5,10 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "support/heap.h"
 #include "support/mask_oracle.h"
 
-static const attune_allocator *const memory = &attune__default_allocator;
+static const attune_allocator *const memory = &heap_guarded;
 
 /* ------------------------------------------------------------------------------------------------------ from lists */
 

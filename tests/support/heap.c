@@ -45,3 +45,6 @@ attune_allocator heap_allocator(heap *h)
 {
     return (attune_allocator){heap_alloc, heap_release, h};
 }
+
+static heap uncounted;
+const attune_allocator heap_guarded = {heap_alloc, heap_release, &uncounted};
