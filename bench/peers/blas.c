@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Float32 matrix products by OpenBLAS: a square one, which shows the machine's peak, and the two of attention, which
- * are 128 deep and 128 wide. It starts threads when it is loaded, so it is opened when a peer is asked for. */
+/* Float32 matrix products by OpenBLAS: a square one, which shows the machine's peak, and the two of attention, with k
+ * or n of 128. The library starts threads when it is loaded, so it is opened only when a peer is requested. */
 #include "bench/peers/peers.h"
 
 #include <dlfcn.h>
@@ -15,7 +15,7 @@ void peer_release(peer *p)
     memset(p, 0, sizeof *p);
 }
 
-/* cblas.h, of the interface with 32-bit sizes. */
+/* Constants of cblas.h, for the interface with 32-bit sizes. */
 enum { ROW_MAJOR = 101, NO_TRANSPOSE = 111, TRANSPOSE = 112 };
 
 typedef struct openblas {
@@ -26,7 +26,7 @@ typedef struct openblas {
     char *(*get_corename)(void);
 } openblas;
 
-/* It stays open to the end: its threads outlive it in some versions. */
+/* The library is not closed: in some versions its threads outlive dlclose. */
 static bool openblas_open(openblas *b)
 {
     static const char *const names[] = {"libopenblas.so.0", "libopenblas.so"};
@@ -51,7 +51,7 @@ static bool openblas_open(openblas *b)
 
 static const struct {
     int m, n, k;
-    bool transposed; /* the second factor, as K is in Q K^T */
+    bool transposed; /* of the second factor, as for Q K^T */
 } products[] = {{2048, 2048, 2048, false}, {2048, 2048, 128, true}, {2048, 128, 2048, false}};
 
 typedef struct product {

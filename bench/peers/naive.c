@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Attention as the definition has it, in plain float32 loops, on one thread: the
- * floor of any comparison. */
+/* Attention by its definition, in plain float32 loops on one thread: the lower bound of a comparison. */
 #include "bench/peers/peers.h"
 
 #include <math.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* What a CPU's figures stand beside: a matrix product by OpenBLAS, which is about all that the machine can do, and
- * attention in plain loops, which is what no library at all can do. */
+/*
+ * Peers for the figures of a CPU: matrix products by OpenBLAS, near the machine's peak, and attention in plain loops.
+ */
 #ifndef BENCH_PEERS_PEERS_H
 #define BENCH_PEERS_PEERS_H
 
@@ -16,10 +17,10 @@ typedef struct peer {
     void (*release)(void *state);
 } peer;
 
-/* The matrix products: 0 where libopenblas.so.0 cannot be opened, which this tries. */
+/* The number of matrix products; 0 if libopenblas.so.0 cannot be opened. */
 uint32_t blas_peer_count(void);
 bool blas_peer_create(uint32_t index, uint32_t threads, uint64_t seed, peer *p, failure *why);
-/* float32 attention, one head, every pair, one thread, no blocking. */
+/* float32 attention: one head, every pair, one thread, no tiling. */
 bool naive_peer_create(uint64_t seed, peer *p, failure *why);
 /* Describes a peer in a row, and times it. */
 void peer_row(const peer *p, const row_options *options, report_row *row);

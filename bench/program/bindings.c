@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The names that expressions on the command line may use: given with data, declared, or inferred from the text. */
+/* Names in expressions on the command line: with data, declared, or inferred from the text. */
 #include "bench/program/cli.h"
 
 #include <ctype.h>
@@ -14,7 +14,7 @@ static bool is_declared(const bindings *names, const char *name)
     return false;
 }
 
-/* Adds a symbol and gives the copy of its name that lives as long as `names`; NULL if there is no room. */
+/* Adds a symbol, and returns the copy of its name in `names`; NULL if there are too many. */
 static const char *add_symbol(bindings *names, const char *name, size_t length, attune_symbol symbol)
 {
     const uint32_t capacity = sizeof names->symbols / sizeof names->symbols[0];
@@ -30,15 +30,15 @@ static const char *add_symbol(bindings *names, const char *name, size_t length, 
     return copy;
 }
 
-/* Splits "NAME=VALUE" at a separator; complains. */
+/* Splits "NAME=VALUE" at a separator; prints an error on failure. */
 static bool split(const char *option, const char *text, char separator, const char **value, size_t *length)
 {
     const char *at = strchr(text, separator);
     *length = at ? (size_t)(at - text) : 0;
     *value = at ? at + 1 : "";
     if (!*length || !**value || *length > 63) {
-        cli_complain("%s is \"%s\", expected NAME%c%s with a name of at most 63 characters", option, text, separator,
-                     separator == ':' ? "DTYPE" : "VALUE");
+        cli_error("%s is \"%s\", expected NAME%c%s with a name of at most 63 characters", option, text, separator,
+                  separator == ':' ? "DTYPE" : "VALUE");
         return false;
     }
     return true;
@@ -53,15 +53,15 @@ static bool load_capture(bindings *names, const char *text)
     if (!split("--capture", text, '=', &path, &length))
         return false;
     if (!npy_read(path, data, &why)) {
-        cli_complain("--capture: %s", why.message);
+        cli_error("--capture: %s", why.message);
         return false;
     }
-    /* Expressions know no float64: a file of numpy's default type is read as f32. */
+    /* Expressions have no float64: a file of numpy's default type is read as f32. */
     if (data->dtype == ATTUNE_F64) {
         array narrow;
         if (!array_convert(data, ATTUNE_F32, &narrow, &why)) {
             array_free(data);
-            cli_complain("--capture: %s", why.message);
+            cli_error("--capture: %s", why.message);
             return false;
         }
         array_free(data);
@@ -70,9 +70,8 @@ static bool load_capture(bindings *names, const char *text)
     const char *name =
         add_symbol(names, text, length, (attune_symbol){NULL, ATTUNE_SYMBOL_CAPTURE, data->dtype, data->rank});
     if (!name || data->rank < 1) {
-        cli_complain(name ? "--capture %s: a capture has at least one dimension"
-                          : "--capture %s: the name is given twice",
-                     text);
+        cli_error(name ? "--capture %s: a capture has at least one dimension" : "--capture %s: the name is given twice",
+                  text);
         array_free(data);
         return false;
     }
@@ -90,7 +89,7 @@ static bool load_parameter(bindings *names, const char *text)
     const attune_dtype dtype = strpbrk(value, ".eEnN") ? ATTUNE_F32 : ATTUNE_I32;
     const char *name = add_symbol(names, text, length, (attune_symbol){NULL, ATTUNE_SYMBOL_PARAMETER, dtype, 0});
     if (!name) {
-        cli_complain("--param %s: the name is given twice", text);
+        cli_error("--param %s: the name is given twice", text);
         return false;
     }
     names->parameters[names->parameter_count++] = (attune_parameter){name, number};
@@ -119,10 +118,10 @@ static bool load_declaration(bindings *names, const char *text)
     if (ok && *rank && !symbol.rank)
         symbol.kind = ATTUNE_SYMBOL_PARAMETER;
     if (!ok || !add_symbol(names, text, length, symbol)) {
-        cli_complain("--declare is \"%s\", expected a new NAME:DTYPE or NAME:DTYPE[RANK] with f32, f16, bf16, i32, "
-                     "i64, u8 or bool and "
-                     "rank 1 to 4, or 0 for a parameter",
-                     text);
+        cli_error("--declare is \"%s\", expected a new NAME:DTYPE or NAME:DTYPE[RANK] with f32, f16, bf16, i32, "
+                  "i64, u8 or bool and "
+                  "rank 1 to 4, or 0 for a parameter",
+                  text);
         return false;
     }
     return true;
@@ -156,7 +155,7 @@ static bool is_language(const char *name, size_t length)
     return false;
 }
 
-/* What a text shows of a name: that it is read as name[...], that it stands in an index. */
+/* The uses of a name in a text: it is indexed (name[...]), or it is in an index. */
 typedef struct name_use {
     bool capture, index;
 } name_use;
@@ -181,7 +180,7 @@ static name_use use_in(const char *text, const char *name, size_t length)
     return use;
 }
 
-/* Whether a name is a preset, and how the presets of that name use their argument `index`. */
+/* Whether a name is a preset, and how the presets of this name use their argument `index`. */
 static bool is_preset(const char *name, size_t length, uint32_t index, name_use *use)
 {
     bool found = false;
@@ -209,12 +208,12 @@ static bool is_preset(const char *name, size_t length, uint32_t index, name_use 
 void cli_bindings_infer(bindings *names, attune_expr_kind kind, const char *text)
 {
     const attune_dtype dtype = kind == ATTUNE_EXPR_MASK ? ATTUNE_I32 : ATTUNE_F32;
-    /* The calls that are open, to know which argument of which preset a name is. */
+    /* The enclosing calls, to find the argument of the preset that a name is. */
     struct {
         const char *name;
         size_t length;
         uint32_t argument;
-        bool index; /* brackets, or within some */
+        bool index; /* inside brackets */
     } calls[64];
     uint32_t depth = 0;
     const char *word = "";
@@ -267,7 +266,7 @@ bool cli_expr(attune_instance *instance, attune_expr_kind kind, const char *text
     if (!text || !*text)
         return true;
     if (attune_expr_create(instance, kind, text, names->symbols, names->symbol_count, expr) != ATTUNE_OK) {
-        cli_complain("%s: %s", kind == ATTUNE_EXPR_MASK ? "mask" : "score", attune_last_error());
+        cli_error("%s: %s", kind == ATTUNE_EXPR_MASK ? "mask" : "score", attune_last_error());
         return false;
     }
     return true;
@@ -286,9 +285,9 @@ bool cli_bindings_complete(const bindings *names, const attune_expr *expr)
         for (uint32_t p = 0; !capture && p < names->parameter_count; p++)
             bound |= !strcmp(names->parameters[p].name, symbol.name);
         if (!bound) {
-            cli_complain(capture ? "the expression reads %s[...]: give its data with --capture %s=FILE.npy"
-                                 : "the expression uses %s: give its value with --param %s=VALUE",
-                         symbol.name, symbol.name);
+            cli_error(capture ? "the expression reads %s[...]: give its data with --capture %s=FILE.npy"
+                              : "the expression uses %s: give its value with --param %s=VALUE",
+                      symbol.name, symbol.name);
             return false;
         }
     }
@@ -315,7 +314,7 @@ bool cli_bindings_used(const bindings *names, const char *mask, const char *scor
         const bool capture = i < names->capture_count;
         const char *name = capture ? names->captures[i].name : names->parameters[i - names->capture_count].name;
         if (!stands_in(name, mask) && !stands_in(name, score)) {
-            cli_complain("%s %s: no expression uses that name", capture ? "--capture" : "--param", name);
+            cli_error("%s %s: no expression uses that name", capture ? "--capture" : "--param", name);
             return false;
         }
     }

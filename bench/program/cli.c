@@ -14,7 +14,7 @@
 
 #define COMPILE_THREADS 4 /* no plan has more kernels */
 
-/* Of the library: to stderr, behind the program's name. */
+/* Prints the library's log to stderr, after the program's name. */
 static void warn(void *user, attune_log_level level, const char *message)
 {
     (void)user;
@@ -28,7 +28,7 @@ attune_status cli_instance(const char *cache_folder, attune_instance **instance)
     return attune_instance_create(&desc, instance);
 }
 
-void cli_complain(const char *format, ...)
+void cli_error(const char *format, ...)
 {
     const bool colour = isatty(STDERR_FILENO) && !getenv("NO_COLOR");
     va_list arguments;
@@ -72,7 +72,7 @@ static void print_help(const char *usage, const cli_option *options, uint32_t co
     }
 }
 
-/* Edit distance, for "did you mean"; long words are no near miss. */
+/* Edit distance, for "did you mean"; long words are not compared. */
 static uint32_t distance(const char *a, const char *b)
 {
     enum { LONGEST = 40 };
@@ -115,8 +115,8 @@ void cli_unknown(const char *what, const char *word, cli_name_fn name_of, const 
             nearest = name_of(user, i);
         }
     }
-    cli_complain("no %s %s%s%s; %s lists them", what, word, nearest ? ", did you mean " : "", nearest ? nearest : "",
-                 list);
+    cli_error("no %s %s%s%s; %s lists them", what, word, nearest ? ", did you mean " : "", nearest ? nearest : "",
+              list);
 }
 
 static const char *workload_name(const void *user, uint32_t index)
@@ -152,7 +152,7 @@ cli_result cli_parse(const char *usage, const cli_option *options, uint32_t opti
         }
         if (strncmp(word, "--", 2) != 0 && !find_option(options, option_count, word, strlen(word))) {
             if (!positional || positional_seen) {
-                cli_complain("unexpected \"%s\": usage: attune %s", word, usage);
+                cli_error("unexpected \"%s\": usage: attune %s", word, usage);
                 return CLI_WRONG;
             }
             *positional = word;
@@ -167,7 +167,7 @@ cli_result cli_parse(const char *usage, const cli_option *options, uint32_t opti
         }
         if (option->flag) {
             if (word[length]) {
-                cli_complain("%s takes no value", option->name);
+                cli_error("%s takes no value", option->name);
                 return CLI_WRONG;
             }
             *option->flag = true;
@@ -175,11 +175,11 @@ cli_result cli_parse(const char *usage, const cli_option *options, uint32_t opti
         }
         const char *value = word[length] ? word + length + 1 : i + 1 < argc ? argv[++i] : NULL;
         if (!value) {
-            cli_complain("%s needs a value: %s", option->name, option->argument);
+            cli_error("%s needs a value: %s", option->name, option->argument);
             return CLI_WRONG;
         }
         if (!*value && strcmp(option->argument, "EXPR") != 0) {
-            cli_complain("%s is empty, expected %s", option->name, option->argument);
+            cli_error("%s is empty, expected %s", option->name, option->argument);
             return CLI_WRONG;
         }
         if (option->value) {
@@ -187,7 +187,7 @@ cli_result cli_parse(const char *usage, const cli_option *options, uint32_t opti
         } else if (option->list->count < CLI_REPEATS) {
             option->list->value[option->list->count++] = value;
         } else {
-            cli_complain("%s is given more than %d times, the limit", option->name, CLI_REPEATS);
+            cli_error("%s is given more than %d times, the limit", option->name, CLI_REPEATS);
             return CLI_WRONG;
         }
     }
@@ -208,8 +208,8 @@ bool cli_integer(const char *option, const char *text, int64_t low, int64_t high
 {
     const char *end;
     if (!parse_integer(text, value, &end) || *end || *value < low || *value > high) {
-        cli_complain("%s is \"%s\", expected a whole number from %lld to %lld", option, text, (long long)low,
-                     (long long)high);
+        cli_error("%s is \"%s\", expected a whole number from %lld to %lld", option, text, (long long)low,
+                  (long long)high);
         return false;
     }
     return true;
@@ -220,7 +220,7 @@ bool cli_number(const char *option, const char *text, double *value)
     char *end;
     *value = strtod(text, &end);
     if (end == text || *end) {
-        cli_complain("%s is \"%s\", expected a number", option, text);
+        cli_error("%s is \"%s\", expected a number", option, text);
         return false;
     }
     return true;
@@ -232,7 +232,7 @@ bool cli_scale(const char *text, double *value)
     if (*text && !cli_number("--scale", text, value))
         return false;
     if (*text && *value == 0)
-        cli_complain("--scale is \"%s\", expected a number that is not 0; without it, 1/sqrt(head_dim)", text);
+        cli_error("--scale is \"%s\", expected a number other than 0; the default is 1/sqrt(head_dim)", text);
     return !*text || *value != 0;
 }
 
@@ -244,8 +244,8 @@ bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, i
     if (ok && *end == ',')
         ok = parse_integer(end + 1, &value[1], &end);
     if (!ok || *end || value[0] < low || value[0] > high || value[1] < low || value[1] > high) {
-        cli_complain("%s is \"%s\", expected one number or two with a comma, from %lld to %lld", option, text,
-                     (long long)low, (long long)high);
+        cli_error("%s is \"%s\", expected one number or two with a comma, from %lld to %lld", option, text,
+                  (long long)low, (long long)high);
         return false;
     }
     return true;
@@ -259,7 +259,7 @@ bool cli_dtype(const char *option, const char *text, attune_dtype *dtype)
             *dtype = all[i];
             return true;
         }
-    cli_complain("%s is \"%s\", expected f32, f16, bf16 or f64", option, text);
+    cli_error("%s is \"%s\", expected f32, f16, bf16 or f64", option, text);
     return false;
 }
 
@@ -282,7 +282,7 @@ bool cli_kernel_options(const char *text, attune_kernel_options *options, const 
         return true;
     *options = (attune_kernel_options){.struct_size = sizeof *options};
     if (attune_kernel_options_parse(text, options) != ATTUNE_OK) {
-        cli_complain("--kernel-options: %s", attune_last_error());
+        cli_error("--kernel-options: %s", attune_last_error());
         return false;
     }
     *out = options;
@@ -303,7 +303,7 @@ attune_status cli_packs_load(attune_instance *instance, const cli_list *packs)
     for (uint32_t i = 0; status == ATTUNE_OK && i < packs->count; i++) {
         status = attune_instance_pack_load(instance, packs->value[i]);
         if (status != ATTUNE_OK)
-            cli_complain("--pack: %s", attune_last_error());
+            cli_error("--pack: %s", attune_last_error());
     }
     return status;
 }
@@ -314,7 +314,7 @@ attune_status cli_devices_open(attune_instance *instance, const char *id, cli_de
     if (strcmp(id, "all") != 0) {
         attune_status status = attune_device_open(instance, id, &devices->device[0]);
         if (status != ATTUNE_OK)
-            cli_complain("--device: %s", attune_last_error());
+            cli_error("--device: %s", attune_last_error());
         devices->count = status == ATTUNE_OK;
         return status;
     }
@@ -325,14 +325,14 @@ attune_status cli_devices_open(attune_instance *instance, const char *id, cli_de
         status = attune_device_describe(instance, i, &info);
         if (status != ATTUNE_OK || !info.available)
             continue;
-        /* One device that does not open does not keep the others from being used. */
+        /* A device that does not open is reported, and the others are used. */
         if (attune_device_open(instance, info.id, &devices->device[devices->count]) == ATTUNE_OK)
             devices->count++;
         else
-            cli_complain("%s: %s", info.id, attune_last_error());
+            cli_error("%s: %s", info.id, attune_last_error());
     }
     if (status != ATTUNE_OK)
-        cli_complain("%s", attune_last_error());
+        cli_error("%s", attune_last_error());
     return status;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attune bench: named workloads, block masks and peers, correctness first, then time. What the columns and options mean
- * is in docs/benchmarking.md. */
+/* attune bench: checks and times named workloads, block masks and peers. docs/benchmarking.md explains columns and
+ * options. */
 #include "bench/program/cli.h"
 #include "bench/peers/peers.h"
 #include "bench/timing/compare.h"
@@ -21,10 +21,10 @@
 #define DTYPES_MAX    4
 #define WORKLOADS_MAX 1024
 #define PEAK_TRIES    3
-#define RUN_SECONDS   50   /* that an automatic scale aims at */
+#define RUN_SECONDS   50   /* target of the automatic scale */
 #define LEAST_FLOP    1e9  /* a row is not shrunk below this */
-#define LEAST_DECODE  1e10 /* nor a decode step, which reads much and computes little, below this */
-#define CPU_SHARE     0.15 /* of the measured peak, that an estimate of time assumes */
+#define LEAST_DECODE  1e10 /* nor a decode step, which is bound by memory, below this */
+#define CPU_SHARE     0.15 /* of the measured peak, assumed by estimates of time */
 #define GPU_SHARE     0.3
 #define ROW_OVERHEAD  0.7 /* seconds: inputs, references, buffers */
 
@@ -35,7 +35,7 @@ typedef struct bench_options {
     report_format format;
     row_options row;
     double scale; /* 0 = automatic */
-    double floor; /* of a change that counts */
+    double floor; /* the smallest significant change */
     bool list, masks, peers, no_peers, no_peaks, fail_on_slower, scale_given, seed_given;
     cli_list packs;
 } bench_options;
@@ -51,7 +51,7 @@ typedef struct bench_device {
 typedef struct bench_run {
     bench_options options;
     attune_instance *instance;
-    folder kernels; /* its cache */
+    folder kernels; /* kernel cache of this run */
     attune_kernel_options kernel;
     bench_device devices[DEVICES_MAX];
     uint32_t device_count;
@@ -64,31 +64,30 @@ typedef struct bench_run {
     baseline base;
     report report;
     uint32_t done, total; /* rows */
-    FILE *out;            /* where rows go; NULL = nowhere */
+    FILE *out;            /* output of rows; NULL = none */
     output output;        /* of --json */
 } bench_run;
 
 static volatile sig_atomic_t stopped;
 
-/* The first Ctrl-C, or SIGTERM, ends the run after the call in flight, with what was measured; the second ends the
- * program. */
+/* The first Ctrl-C, or SIGTERM, ends the run after the current call, with a report; the second ends the program. */
 static void on_interrupt(int number)
 {
     (void)number;
     stopped = 1;
 }
 
-static bool complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static bool error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Complains and returns false. */
-static bool complain(const char *format, ...)
+/* Prints an error and returns false. */
+static bool error(const char *format, ...)
 {
     char text[2048];
     va_list list;
     va_start(list, format);
     (void)vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    cli_complain("%s", text);
+    cli_error("%s", text);
     return false;
 }
 
@@ -112,7 +111,7 @@ static void keep_row(bench_run *run, const report_row *row)
     if (kept && run->out)
         report_write_row(kept, run->options.format, run->out);
     if (row->status != REPORT_OK)
-        (void)complain("%s: %s: %s", row->name, report_status_string(row->status), row->message);
+        (void)error("%s: %s: %s", row->name, report_status_string(row->status), row->message);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- options */
@@ -124,7 +123,7 @@ static bool parse_number(const char *option, const char *text, double least, dou
     if (!cli_number(option, text, value))
         return false;
     return (*value >= least && *value <= most) ||
-           complain("%s is %s, expected a number from %g to %g", option, text, least, most);
+           error("%s is %s, expected a number from %g to %g", option, text, least, most);
 }
 
 static bool parse_count(const char *option, const char *text, int64_t least, uint32_t *value)
@@ -145,7 +144,7 @@ static bool parse_format(const char *text, report_format *format)
     else if (!strcmp(text, "csv"))
         *format = REPORT_CSV;
     else
-        return complain("--format is \"%s\", expected table, markdown or csv", text);
+        return error("--format is \"%s\", expected table, markdown or csv", text);
     return true;
 }
 
@@ -157,7 +156,7 @@ static bool parse_direction(const char *text, row_pass *pass)
             *pass = (row_pass)i;
             return true;
         }
-    return complain("--direction is \"%s\", expected forward, backward or step", text);
+    return error("--direction is \"%s\", expected forward, backward or step", text);
 }
 
 static cli_result parse_options(bench_options *o, int argc, char **argv)
@@ -170,23 +169,21 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
     const cli_option options[] = {
         {.name = "--workload",
          .argument = "NAME,...",
-         .help = "which; all = every one, and masks (default: all)",
+         .help = "names with commas; all = every workload, and masks (default: all)",
          .value = &o->workloads},
-        {.name = "--file", .argument = "FILE.json", .help = "workloads from a file instead", .value = &o->file},
-        {.name = "--masks",
-         .help = "the building of block masks, alone unless --workload is given too",
-         .flag = &o->masks},
+        {.name = "--file", .argument = "FILE.json", .help = "workloads from a file", .value = &o->file},
+        {.name = "--masks", .help = "building of block masks; other rows only with --workload", .flag = &o->masks},
         {.name = "--doc-lengths",
          .argument = "FILE",
-         .help = "document lengths for mask_document, one a line (default: from the seed)",
+         .help = "document lengths for mask_document, one per line (default: from the seed)",
          .value = &o->doc_lengths},
         {.name = "--scale",
          .argument = "S",
-         .help = "do S (0 to 1] of each workload's work (default: so that all take about a minute)",
+         .help = "share (0 to 1] of each workload's work (default: about a minute for all)",
          .value = &scale},
         {.name = "--device",
          .argument = "ID,...",
-         .help = "cpu, vulkan:0, ...; all = every device here",
+         .help = "cpu, vulkan:0, ...; all = every device",
          .value = &o->devices},
         {.name = "--dtype",
          .argument = "TYPE,...",
@@ -194,15 +191,15 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
          .value = &o->dtypes},
         {.name = "--kv-dtype",
          .argument = "TYPE",
-         .help = "k and v in another type than --dtype says: f32 f16 bf16",
+         .help = "type of k and v, if it differs from --dtype: f32 f16 bf16",
          .value = &o->kv_dtype_text},
         {.name = "--o-dtype", .argument = "TYPE", .help = "O likewise", .value = &o->o_dtype_text},
         {.name = "--direction",
          .argument = "WHICH",
-         .help = "forward, backward, or step: the mask made anew, forward and backward",
+         .help = "forward, backward, or step: build the mask, forward and backward",
          .value = &o->direction},
         {.name = "--segments",
-         .help = "keys that lie in several places stay there, with a mask for each",
+         .help = "run workloads with segments over them, with a mask for each",
          .flag = &o->row.segments},
         {.name = "--kernel-options",
          .argument = "JSON",
@@ -211,42 +208,40 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
         {.name = "--repetitions", .argument = "N", .help = "samples of a row", .value = &repetitions},
         {.name = "--min-time",
          .argument = "SECONDS",
-         .help = "that a row's samples take together, at least",
+         .help = "least total time of a row's samples",
          .value = &min_time},
         {.name = "--warmup", .argument = "N", .help = "calls before the first sample", .value = &warmup},
         {.name = "--warmup-time",
          .argument = "SECONDS",
-         .help = "that they take together, at least; without --warmup 0",
+         .help = "least total time of the warm-up calls, unless --warmup is 0",
          .value = &warmup_time},
         {.name = "--timeout",
          .argument = "SECONDS",
-         .help = "after which a row begins no further call; 0 = none",
+         .help = "time after which a row begins no further call; 0 = none",
          .value = &timeout},
         {.name = "--pack", .argument = "FILE", .help = "kernels made by attune compile", .list = &o->packs},
-        {.name = "--seed", .argument = "N", .help = "of inputs and masks (default: 1)", .value = &seed},
-        {.name = "--no-check", .help = "do not hold results against the oracle", .flag = &no_check},
+        {.name = "--seed", .argument = "N", .help = "seed of inputs and masks (default: 1)", .value = &seed},
+        {.name = "--no-check", .help = "do not compare results with the oracle", .flag = &no_check},
         {.name = "--peers", .help = "OpenBLAS and a naive loop, also without f32 rows on the CPU", .flag = &o->peers},
         {.name = "--no-peers", .help = "neither of them", .flag = &o->no_peers},
-        {.name = "--no-peaks",
-         .help = "do not measure what the device reaches at most: shares of it are left out",
-         .flag = &o->no_peaks},
+        {.name = "--no-peaks", .help = "do not measure peaks; omits shares of them", .flag = &o->no_peaks},
         {.name = "--format", .argument = "NAME", .help = "table, markdown or csv", .value = &format},
         {.name = "--wide", .help = "all columns of the table, which has 100 characters without it", .flag = &wide},
         {.name = "--json",
          .argument = "[FILE]",
-         .help = "results in Google Benchmark's schema; no FILE: on standard output, alone",
+         .help = "results in Google Benchmark's schema; without FILE on standard output, without the table",
          .value = &o->json},
         {.name = "--compare",
          .argument = "BASELINE.json",
-         .help = "a verdict on each row against an earlier --json, with its scale and seed",
+         .help = "compare each row with an earlier --json, with its scale and seed",
          .value = &o->baseline},
         {.name = "--noise",
          .argument = "PERCENT",
-         .help = "a smaller change of the median is SAME (default: 2)",
+         .help = "percent; a smaller change of the median is SAME (default: 2)",
          .value = &noise},
         {.name = "--fail-on-slower", .help = "exit with 1 if a row is SLOWER", .flag = &o->fail_on_slower},
         {.name = "--list",
-         .help = "the workloads, or those of --file, and the generators that a file may name",
+         .help = "list the workloads, or those of --file, and the generators for files",
          .flag = &o->list},
     };
     cli_result result = cli_parse(usage, options, sizeof options / sizeof options[0], argc, argv, NULL);
@@ -267,21 +262,21 @@ static cli_result parse_options(bench_options *o, int argc, char **argv)
                 (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
                 (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
     if (good && wide && o->format != REPORT_TABLE)
-        good = complain("--wide is of the table, --format is %s, which has every column", format);
+        good = error("--wide is for the table, but --format is %s, which has every column", format);
     if (wide)
         o->format = REPORT_WIDE;
     o->floor /= 100;
     o->row.seed = (uint64_t)number;
     if (good && o->peers && o->no_peers)
-        good = complain("--peers and --no-peers contradict each other");
+        good = error("--peers and --no-peers exclude each other");
     if (good && o->file && o->workloads)
-        good = complain("--file and --workload are two sources of workloads: give one");
+        good = error("--file and --workload exclude each other");
     if (good && !o->baseline && (o->fail_on_slower || *noise))
-        good = complain("%s is about a comparison: give --compare too", *noise ? "--noise" : "--fail-on-slower");
+        good = error("%s requires --compare", *noise ? "--noise" : "--fail-on-slower");
     return good ? CLI_GO : CLI_WRONG;
 }
 
-/* The value of --json may be left out: "--json=-" then stands for it. */
+/* --json without a value is --json=-. */
 static void complete_json(int argc, char **argv)
 {
     static char json[] = "--json=-";
@@ -306,7 +301,7 @@ static void list_workload(const workload *w)
         (void)printf("%-20s   score  %s\n", "", w->score);
 }
 
-/* Those of a file alone, if there is one. */
+/* Only those of the file, if there is one. */
 static bool list_workloads(const char *path)
 {
     if (path) {
@@ -314,7 +309,7 @@ static bool list_workloads(const char *path)
         uint32_t count;
         failure why = {{0}};
         if (!workload_load(path, &list, &count, &why))
-            return complain("--file: %s", why.message);
+            return error("--file: %s", why.message);
         for (uint32_t i = 0; i < count; ++i)
             list_workload(&list[i]);
         workload_list_free(list, count);
@@ -337,7 +332,7 @@ static bool choose_workloads(bench_run *run)
     char name[64];
     if (o->file) {
         if (!workload_load(o->file, &run->file_list, &run->file_count, &why))
-            return complain("--file: %s", why.message);
+            return error("--file: %s", why.message);
         for (uint32_t i = 0; i < run->file_count && run->workload_count < WORKLOADS_MAX; ++i)
             run->workloads[run->workload_count++] = &run->file_list[i];
     }
@@ -362,13 +357,13 @@ static bool choose_workloads(bench_run *run)
 static attune_status open_device(bench_run *run, const char *id)
 {
     if (run->device_count == DEVICES_MAX) {
-        (void)complain("more than %d devices", DEVICES_MAX);
+        (void)error("more than %d devices", DEVICES_MAX);
         return ATTUNE_INVALID_ARGUMENT;
     }
     bench_device *d = &run->devices[run->device_count];
     attune_status status = attune_device_open(run->instance, id, &d->device);
     if (status != ATTUNE_OK) {
-        (void)complain("--device: %s", attune_last_error());
+        (void)error("--device: %s", attune_last_error());
         return status;
     }
     d->info.struct_size = sizeof d->info;
@@ -392,17 +387,17 @@ static attune_status open_devices(bench_run *run)
         for (uint32_t i = 0; i < count; ++i) {
             attune_device_info info = {.struct_size = sizeof info};
             if (attune_device_describe(run->instance, i, &info) == ATTUNE_OK && info.available)
-                (void)open_device(run, info.id); /* one that does not open is named, and the others go on */
+                (void)open_device(run, info.id); /* one that does not open is reported, and the others are used */
         }
     }
     if (run->device_count)
         return ATTUNE_OK;
-    (void)complain("--device is \"%s\", expected ids with commas, or all", run->options.devices);
+    (void)error("--device is \"%s\", expected ids with commas, or all", run->options.devices);
     return ATTUNE_UNAVAILABLE;
 }
 
-/* The best of a few: a peak that a neighbour on the machine spoils would flatter every share of it. Without the figures
- * the shares are left out. */
+/* The best of a few: a peak that is too low because of other load would inflate all shares of it. Without a peak the
+ * shares are omitted. */
 static void measure_peak(bench_device *d, uint32_t t)
 {
     for (int i = 0; i < PEAK_TRIES; ++i) {
@@ -432,7 +427,7 @@ static bool choose_dtypes(bench_run *run)
             if (!cli_dtype("--dtype", name, &dtype))
                 return false;
             if (dtype > ATTUNE_F64 || d->dtype_count == DTYPES_MAX)
-                return complain("--dtype: %s: expected at most 4 of f32, f16, bf16 and f64", name);
+                return error("--dtype: %s: expected at most 4 of f32, f16, bf16 and f64", name);
             d->dtypes[d->dtype_count++] = dtype;
         }
         for (uint32_t t = 0; run->workload_count && !run->options.no_peaks && t < d->dtype_count; ++t)
@@ -441,7 +436,7 @@ static bool choose_dtypes(bench_run *run)
     return true;
 }
 
-/* Whole numbers, one a line; what follows a # is a comment. */
+/* Integers, one per line; # begins a comment. */
 static bool load_lengths(bench_run *run)
 {
     char line[256];
@@ -449,7 +444,7 @@ static bool load_lengths(bench_run *run)
     const char *path = run->options.doc_lengths;
     FILE *file = path ? fopen(path, "r") : NULL;
     if (path && !file)
-        return complain("%s: %s", path, strerror(errno));
+        return error("%s: %s", path, strerror(errno));
     for (uint64_t number = 1; file && fgets(line, sizeof line, file); ++number) {
         char *end;
         long long length = strtoll(line, &end, 10);
@@ -457,14 +452,14 @@ static bool load_lengths(bench_run *run)
             continue;
         if (end == line || length < 1 || length > INT32_MAX || !strchr(" \t\r\n#", *end)) {
             (void)fclose(file);
-            return complain("%s:%llu: must be a length from 1 to 2147483647", path, (unsigned long long)number);
+            return error("%s:%llu: must be a length from 1 to 2147483647", path, (unsigned long long)number);
         }
         if (run->doc_length_count == capacity) {
             capacity = capacity ? 2 * capacity : 1024;
             int64_t *larger = realloc(run->doc_lengths, (size_t)capacity * sizeof *larger);
             if (!larger) {
                 (void)fclose(file);
-                return complain("out of memory");
+                return error("out of memory");
             }
             run->doc_lengths = larger;
         }
@@ -472,12 +467,13 @@ static bool load_lengths(bench_run *run)
     }
     if (file)
         (void)fclose(file);
-    return !path || run->doc_length_count || complain("%s: has no lengths", path);
+    return !path || run->doc_length_count || error("%s: has no lengths", path);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ scale */
 
-/* The share of its work that a workload runs at: the run's scale, but light ones are not shrunk out of recognition. */
+/* The share of the full work that a workload runs with: the run's scale, limited so that small workloads keep a minimum
+ * of work. */
 static double share_of(const workload *w, double scale)
 {
     double least = (w->q_len <= 16 ? LEAST_DECODE : LEAST_FLOP) / workload_flop(w);
@@ -485,7 +481,7 @@ static double share_of(const workload *w, double scale)
     return share < 1 ? share : 1;
 }
 
-/* Of all workloads that there are, chosen or not: a row is the same whatever is run beside it. */
+/* For all workloads, selected or not, so that a row does not depend on the selection. */
 static double estimate_seconds(const bench_run *run, double scale)
 {
     double seconds = 0;
@@ -505,7 +501,7 @@ static double estimate_seconds(const bench_run *run, double scale)
     return seconds;
 }
 
-/* Powers of two, so that two runs on a machine choose the same one though its measured peak varies. */
+/* Powers of two, so that repeated runs choose the same scale although the measured peak varies. */
 static double choose_scale(const bench_run *run)
 {
     if (run->options.scale_given)
@@ -608,7 +604,7 @@ static void run_attention(bench_run *run)
                                   .peak_flops = d->flops[t],
                                   .peak_bandwidth = d->bandwidth[t]};
                 workload w = workload_scaled(full, row.share);
-                /* A file that names a dtype is asked for it, unless the command line is. */
+                /* The dtype of a workload file, unless the command line has one. */
                 w.dtype = run->options.dtypes || !full->dtype ? d->dtypes[t] : full->dtype;
                 w.kv_dtype = run->options.kv_dtype ? run->options.kv_dtype : full->kv_dtype;
                 w.o_dtype = run->options.o_dtype ? run->options.o_dtype : full->o_dtype;
@@ -631,7 +627,7 @@ static void run_masks(bench_run *run)
     }
 }
 
-/* The threads that peers get: those of a CPU device with f32 rows, whose peak is theirs too; 0 = no peers. */
+/* The threads of peers: those of the CPU device with f32 rows, whose peak they share; 0 = no peers. */
 static uint32_t peer_threads(const bench_run *run, double *peak)
 {
     *peak = 0;
@@ -650,7 +646,7 @@ static void run_peers(bench_run *run)
     double peak;
     uint32_t threads = peer_threads(run, &peak);
     if (threads && run->options.peers && !blas_peer_count())
-        (void)complain("--peers: libopenblas.so.0 cannot be opened: install OpenBLAS");
+        (void)error("--peers: libopenblas.so.0 cannot be opened: install OpenBLAS");
     for (uint32_t i = 0; threads && i <= blas_peer_count() && !stopped; ++i) {
         report_row row = {.peak_flops = peak};
         failure why = {{0}};
@@ -658,7 +654,7 @@ static void run_peers(bench_run *run)
         bool made = i < blas_peer_count() ? blas_peer_create(i, threads, run->options.row.seed, &p, &why)
                                           : naive_peer_create(run->options.row.seed, &p, &why);
         if (!made) {
-            (void)complain("peer: %s", why.message);
+            (void)error("peer: %s", why.message);
             continue;
         }
         show_progress(run, p.name, "host", "f32");
@@ -674,7 +670,7 @@ static bool write_report(void *user, size_t index, FILE *stream)
     return report_write_json(user, stream);
 }
 
-/* An interrupted write leaves the old results. */
+/* Written atomically: an interrupted write leaves the old file. */
 static bool write_json(bench_run *run)
 {
     if (json_alone(&run->options))
@@ -714,7 +710,7 @@ static int run_all(bench_run *run, int argc, char **argv)
                  : count[REPORT_UNSUPPORTED] && !count[REPORT_OK] ? EXIT_UNAVAILABLE
                                                                   : EXIT_GOOD;
     if (stopped) {
-        (void)complain("stopped after %u of %u rows", run->done, run->total);
+        (void)error("stopped after %u of %u rows", run->done, run->total);
         status = EXIT_FAILED;
     }
     if (o->json && !write_json(run))
@@ -726,7 +722,7 @@ static int run_all(bench_run *run, int argc, char **argv)
         if (slower && o->fail_on_slower)
             status = EXIT_FAILED;
         if (!compared) {
-            (void)complain("--compare: not one row has a time here and in %s: nothing was compared", o->baseline);
+            (void)error("--compare: not one row has a time here and in %s: nothing was compared", o->baseline);
             status = o->fail_on_slower ? EXIT_FAILED : status;
         }
     }
@@ -742,12 +738,12 @@ static int prepare(bench_run *run)
     if (!outputs_find(&run->output, 1) || !choose_workloads(run) || !load_lengths(run))
         return EXIT_USAGE;
     if (o->doc_lengths && !o->masks) {
-        (void)complain("--doc-lengths are of mask_document: give --masks too");
+        (void)error("--doc-lengths requires --masks");
         return EXIT_USAGE;
     }
     if (o->baseline) {
         if (!baseline_load(o->baseline, &run->base, &why)) {
-            (void)complain("--compare: %s", why.message);
+            (void)error("--compare: %s", why.message);
             return EXIT_USAGE;
         }
         if (!o->seed_given && run->base.seed)
@@ -756,10 +752,10 @@ static int prepare(bench_run *run)
     if (!cli_kernel_options(o->kernel, &run->kernel, &o->row.kernel))
         return EXIT_USAGE;
     o->row.measure.stop = &stopped;
-    /* Plans are cold in each run, not in the first alone. */
+    /* An empty cache, so that compile times are cold in every run. */
     attune_status status = cli_instance(folder_make(&run->kernels) ? run->kernels.path : "", &run->instance);
     if (status != ATTUNE_OK) {
-        (void)complain("%s", attune_last_error());
+        (void)error("%s", attune_last_error());
         return cli_exit_of(status);
     }
     status = cli_packs_load(run->instance, &o->packs);
@@ -774,7 +770,7 @@ int cmd_bench(int argc, char **argv)
 {
     bench_run *run = calloc(1, sizeof *run);
     if (!run) {
-        (void)complain("out of memory");
+        (void)error("out of memory");
         return EXIT_FAILED;
     }
     stopped = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attune check: a device against the float64 oracle, over the workloads in small, over those of a file or over a case
- * folder. */
+/* attune check: compares a device with the float64 oracle, on shrunk workloads, on the workloads of a file, or on a
+ * case folder. */
 #include "bench/program/cli.h"
 
 #include "tests/oracle/case.h"
@@ -19,10 +19,10 @@ typedef struct check_options {
     cli_list packs;
     workload *list; /* of the file */
     uint32_t count;
-    uint32_t codes[EXIT_UNAVAILABLE + 1]; /* problems that ended with each status */
+    uint32_t codes[EXIT_UNAVAILABLE + 1]; /* number of problems by exit status */
 } check_options;
 
-/* What a result is compared with; o, lse and row maxima in float64. */
+/* Expected results: o, lse and row maxima in float64. */
 typedef struct answers {
     double *memory;
     reference_result oracle, naive;
@@ -73,15 +73,15 @@ static bool compare(const char *name, const char *device, attune_dtype dtype, co
     return report(name, device, dtype, field, &error);
 }
 
-/* The answer in a case folder is one more oracle, computed by somebody else. What the naive computation gets wrong is
- * measured against ours: against a wrong file it would excuse any result. */
+/* The answer in a case folder is an independent oracle. The error of the naive computation is measured with our oracle:
+ * with a wrong file it would allow any result. */
 static bool compare_file(const char *name, const char *device, const char *field, const array *got, const array *answer,
                          const double *oracle, const double *naive)
 {
     const int64_t count = array_count(got);
     double *moved = malloc((size_t)count * sizeof *moved);
     if (!moved) {
-        cli_complain("out of memory: %lld results", (long long)count);
+        cli_error("out of memory: %lld results", (long long)count);
         return false;
     }
     const double *file = answer->data;
@@ -105,17 +105,17 @@ static int check_problem(attune_instance *instance, attune_device *device, const
     if (status == ATTUNE_OK)
         status = attention_forward(instance, device, a, &job);
     if (status != ATTUNE_OK) {
-        cli_complain("%s on %s: %s", name, info.id, attune_last_error());
+        cli_error("%s on %s: %s", name, info.id, attune_last_error());
         return cli_exit_of(status);
     }
     int code = EXIT_FAILED;
     if (!answers_compute(a, &expected, &why)) {
-        cli_complain("%s: %s", name, why.message);
+        cli_error("%s: %s", name, why.message);
     } else {
         bool ok = compare_o(name, info.id, dtype, attention_rule_dtype(a), &out, &expected);
         ok &= compare(name, info.id, dtype, "lse", rows, &lse, expected.oracle.lse, expected.naive.lse);
         ok &= compare(name, info.id, dtype, "row_max", rows, &row_max, expected.oracle.row_max, expected.naive.row_max);
-        /* The file's inputs are f32: its answer is for them, not for what rounding makes of them. */
+        /* The file's answer is for its f32 inputs, not for rounded ones. */
         if (file && dtype == ATTUNE_F32 && attention_rule_dtype(a) == ATTUNE_F32) {
             ok &= compare_file(name, info.id, "o file", &out, &file->o, expected.oracle.o, expected.naive.o);
             ok &= compare_file(name, info.id, "lse file", &lse, &file->lse, expected.oracle.lse, expected.naive.lse);
@@ -129,8 +129,8 @@ static int check_problem(attune_instance *instance, attune_device *device, const
     return code;
 }
 
-/* Gradients are held against the CPU's float64 ones for the same inputs, whose agreement with sums over all pairs is
- * the tests' business, and against the file. */
+/* Gradients are compared with the CPU's float64 gradients, which the tests compare with sums over all pairs, and with
+ * the file. */
 static bool compare_gradient(const char *name, const char *device, attune_dtype dtype, attune_dtype rule,
                              const char *field, const array *got, const array *oracle, double cancelled)
 {
@@ -138,7 +138,7 @@ static bool compare_gradient(const char *name, const char *device, attune_dtype 
         return true;
     reference_error e;
     reference_compare_gradient(rule, array_count(got), got->data, oracle->data, cancelled, &e);
-    (void)printf("%-4s %-32s %-8s %-4s %-8s max %.3g (bound %.3g, of which %.3g for what cancels)%s\n",
+    (void)printf("%-4s %-32s %-8s %-4s %-8s max %.3g (bound %.3g, of which %.3g for cancellation)%s\n",
                  e.pass ? "ok" : "FAIL", name, device, attune_dtype_string(dtype), field, e.max, e.bound_max, cancelled,
                  e.pattern_errors ? "  NaN or infinity" : "");
     return e.pass;
@@ -194,19 +194,19 @@ static int check_gradients(attune_instance *instance, attune_device *device, con
     if (status == ATTUNE_OK)
         status = attune_device_open(instance, "cpu", &cpu);
     if (status != ATTUNE_OK) {
-        cli_complain("%s on %s: --grad: %s", name, info.id, attune_last_error());
+        cli_error("%s on %s: --grad: %s", name, info.id, attune_last_error());
         code = cli_exit_of(status);
     } else if (!widen(a, d_o, &wide, &wide_d_o, &why)) {
-        cli_complain("%s: %s", name, why.message);
+        cli_error("%s: %s", name, why.message);
     } else if (attention_forward(instance, cpu, &wide, &plain) != ATTUNE_OK) {
-        cli_complain("%s on cpu: --grad: %s", name, attune_last_error());
+        cli_error("%s on cpu: --grad: %s", name, attune_last_error());
     } else {
-        /* Derivatives of more text than an expression may have: their sums' magnitudes are not known. */
+        /* The derivatives exceed the limits of an expression, so that the magnitudes of their sums are unknown. */
         if (!reference_cancelled(instance, a, d_o, NULL, got.captures, &cancelled, &why))
-            cli_complain("%s: bounds allow nothing for what cancels: %s", name, why.message);
+            cli_error("%s: bounds have no term for cancellation: %s", name, why.message);
         bool ok = compare_all(name, info.id, attention_rule_dtype(a), "", a, &got, &oracle.d_q, &oracle.d_k,
                               &oracle.d_v, oracle.d_captures, &cancelled);
-        /* The file's inputs are f32, its answers too. */
+        /* The file's answers are for f32 inputs. */
         const attune_dtype rule = attention_rule_dtype(a);
         if (file && (rule == ATTUNE_F32 || rule == ATTUNE_F64))
             ok &= compare_all(name, info.id, ATTUNE_F32, " file", a, &got, &file->d_q, &file->d_k, &file->d_v,
@@ -233,7 +233,7 @@ static bool in_place(attune_dtype dtype, array *a, failure *why)
     return true;
 }
 
-/* k and v, and o with its d_o, in the types that are asked for. */
+/* Converts k and v, and o with d_o, to the requested types. */
 static bool retype(const check_options *o, attention *a, array *d_o, failure *why)
 {
     if (o->kv_dtype && (!in_place(o->kv_dtype, &a->k, why) || !in_place(o->kv_dtype, &a->v, why)))
@@ -248,12 +248,12 @@ static int check_folder(attune_instance *instance, attune_device *device, const 
     failure why;
     case_folder *c = malloc(sizeof *c);
     if (!c || !case_load(instance, o->folder, dtype, c, &why)) {
-        cli_complain("--case: %s", c ? why.message : "out of memory");
+        cli_error("--case: %s", c ? why.message : "out of memory");
         free(c);
         return EXIT_USAGE;
     }
     if (!retype(o, &c->problem, &c->d_o, &why)) {
-        cli_complain("--case: %s", why.message);
+        cli_error("--case: %s", why.message);
         case_free(c);
         free(c);
         return EXIT_FAILED;
@@ -262,7 +262,7 @@ static int check_folder(attune_instance *instance, attune_device *device, const 
     name = name && name[1] ? name + 1 : o->folder;
     int code = check_problem(instance, device, o, name, &c->problem, c);
     if (code == EXIT_GOOD && o->gradients && !c->gradients) {
-        cli_complain("--grad: %s has no dq.npy", o->folder);
+        cli_error("--grad: %s has no dq.npy", o->folder);
         code = EXIT_USAGE;
     } else if (code == EXIT_GOOD && o->gradients) {
         code = check_gradients(instance, device, o, name, &c->problem, &c->d_o, c);
@@ -272,7 +272,7 @@ static int check_folder(attune_instance *instance, attune_device *device, const 
     return code;
 }
 
-/* With a d_o that is random: of the shape of o, and as ordinary as q is. */
+/* With a random d_o, normally distributed as q. */
 static int check_random_gradients(attune_instance *instance, attune_device *device, const check_options *o,
                                   const char *name, const attention *a)
 {
@@ -280,7 +280,7 @@ static int check_random_gradients(attune_instance *instance, attune_device *devi
     failure why;
     array d_o;
     if (!array_create(&d_o, attention_o_dtype(a), 4, size, &why)) {
-        cli_complain("%s: %s", name, why.message);
+        cli_error("%s: %s", name, why.message);
         return EXIT_FAILED;
     }
     random_state random = {7};
@@ -290,7 +290,7 @@ static int check_random_gradients(attune_instance *instance, attune_device *devi
     return code;
 }
 
-/* A workload small enough for the plain loops of the oracle, and one that would take them half an hour. */
+/* Operations of a shrunk workload, and the limit: half an hour in the plain loops of the oracle. */
 #define CHECK_FLOP 3e7
 #define MOST_FLOP  1e12
 
@@ -299,11 +299,11 @@ static int check_workload(attune_instance *instance, attune_device *device, cons
     attention a;
     failure why;
     if (!workload_instantiate(instance, w, 1, &a, &why)) {
-        cli_complain("%s: %s", w->name, why.message);
+        cli_error("%s: %s", w->name, why.message);
         return EXIT_FAILED;
     }
     if (!retype(o, &a, NULL, &why)) {
-        cli_complain("%s: %s", w->name, why.message);
+        cli_error("%s: %s", w->name, why.message);
         workload_release(&a);
         return EXIT_FAILED;
     }
@@ -314,13 +314,13 @@ static int check_workload(attune_instance *instance, attune_device *device, cons
     return code;
 }
 
-/* A failure is worse than what could not run. */
-static int worse(int worst, int code)
+/* A failure outranks a problem that could not run. */
+static int worst_of(int worst, int code)
 {
     return code == EXIT_FAILED || worst == EXIT_GOOD ? code : worst;
 }
 
-/* Those of a file are as large as they are there. */
+/* Workloads of a file are not shrunk. */
 static int check_workloads(attune_instance *instance, attune_device *device, check_options *o, attune_dtype dtype)
 {
     int worst = EXIT_GOOD;
@@ -332,17 +332,17 @@ static int check_workloads(attune_instance *instance, attune_device *device, che
         w.dtype = dtype;
         int code = EXIT_USAGE;
         if (*o->file && flop > MOST_FLOP)
-            cli_complain("%s: has %.3g operations, the most that check's plain loops take is %.3g: make it smaller",
-                         w.name, flop, MOST_FLOP);
+            cli_error("%s: has %.3g operations, the limit of check's plain loops is %.3g: make it smaller", w.name,
+                      flop, MOST_FLOP);
         else
             code = check_workload(instance, device, o, &w);
         o->codes[code]++;
-        worst = worse(worst, code);
+        worst = worst_of(worst, code);
     }
     return worst;
 }
 
-/* A failure also where the standard output goes to a file. */
+/* Failures are also printed to standard error, since standard output may be a file. */
 static void print_total(const check_options *o)
 {
     uint32_t total = 0;
@@ -353,7 +353,7 @@ static void print_total(const check_options *o)
     (void)printf("%u problems: %u good, %u failed, %u could not run, %u unsupported\n", total, o->codes[EXIT_GOOD],
                  o->codes[EXIT_FAILED], o->codes[EXIT_USAGE], o->codes[EXIT_UNAVAILABLE]);
     if (o->codes[EXIT_FAILED])
-        cli_complain("%u of %u problems failed", o->codes[EXIT_FAILED], total);
+        cli_error("%u of %u problems failed", o->codes[EXIT_FAILED], total);
 }
 
 int cmd_check(int argc, char **argv)
@@ -366,12 +366,12 @@ int cmd_check(int argc, char **argv)
                        .o_dtype_text = "",
                        .kernel_options = ""};
     const cli_option options[] = {
-        {"--case", "DIR", "a case folder: case.json and NPY files; the workloads in small if not given", &o.folder,
-         NULL, NULL},
-        {"--file", "FILE.json", "workloads from a file instead, as large as they are there", &o.file, NULL, NULL},
+        {"--case", "DIR", "a case folder: case.json and NPY files; shrunk workloads if not given", &o.folder, NULL,
+         NULL},
+        {"--file", "FILE.json", "workloads from a file, not shrunk", &o.file, NULL, NULL},
         {"--device", "ID", "cpu, vulkan:0, ... or all", &o.device, NULL, NULL},
         {"--dtype", "TYPE", "f32, f16, bf16 or f64; f32, f16 and bf16 if not given", &o.dtype, NULL, NULL},
-        {"--kv-dtype", "TYPE", "k and v in another type than --dtype says", &o.kv_dtype_text, NULL, NULL},
+        {"--kv-dtype", "TYPE", "type of k and v, if it differs from --dtype", &o.kv_dtype_text, NULL, NULL},
         {"--o-dtype", "TYPE", "O likewise", &o.o_dtype_text, NULL, NULL},
         {"--grad", NULL, "gradients too", NULL, &o.gradients, NULL},
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
@@ -394,23 +394,23 @@ int cmd_check(int argc, char **argv)
         !cli_kernel_options(o.kernel_options, &storage, &o.kernel))
         return EXIT_USAGE;
     if (*o.file && *o.folder) {
-        cli_complain("--file and --case are two sources of problems: give one");
+        cli_error("--file and --case exclude each other");
         return EXIT_USAGE;
     }
     failure why;
     if (*o.folder && !case_exists(o.folder, &why)) {
-        cli_complain("--case: %s", why.message);
+        cli_error("--case: %s", why.message);
         return EXIT_USAGE;
     }
     if (*o.file && !workload_load(o.file, &o.list, &o.count, &why)) {
-        cli_complain("--file: %s", why.message);
+        cli_error("--file: %s", why.message);
         return EXIT_USAGE;
     }
     attune_instance *instance = NULL;
     cli_devices devices = {0};
     attune_status status = cli_instance(NULL, &instance);
     if (status != ATTUNE_OK)
-        cli_complain("%s", attune_last_error());
+        cli_error("%s", attune_last_error());
     else if ((status = cli_packs_load(instance, &o.packs)) == ATTUNE_OK)
         status = cli_devices_open(instance, o.device, &devices);
     int worst = cli_exit_of(status);
@@ -420,7 +420,7 @@ int cmd_check(int argc, char **argv)
                                  : check_workloads(instance, devices.device[i], &o, dtypes[j]);
             if (*o.folder)
                 o.codes[code]++;
-            worst = worse(worst, code);
+            worst = worst_of(worst, code);
         }
     print_total(&o);
     cli_devices_close(&devices);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attune compile: a pack of kernels for machines without a compiler, made without a device. */
+/* attune compile: writes a pack of kernels for machines without a compiler. Needs no device. */
 #include "bench/program/cli.h"
 #include "bench/program/output.h"
 
@@ -24,7 +24,7 @@ typedef struct compile_options {
     bool segments;
 } compile_options;
 
-/* One kernel to be made: a workload, bound, for a device. */
+/* One plan to compile: a bound workload, for a device. */
 typedef struct job {
     const attune_profile *profile;
     const workload *workload;
@@ -63,7 +63,7 @@ typedef struct compile_run {
 static bool add_target(compile_run *run, const attune_profile *profile)
 {
     if (run->target_count == MOST_TARGETS) {
-        cli_complain("more than %d devices", MOST_TARGETS);
+        cli_error("more than %d devices", MOST_TARGETS);
         return false;
     }
     for (uint32_t i = 0; i < run->target_count; i++)
@@ -73,7 +73,7 @@ static bool add_target(compile_run *run, const attune_profile *profile)
     return true;
 }
 
-/* Every known device of an architecture: they differ in what the planner may give them. */
+/* Every known device of an architecture, since the planner may choose different tiles for them. */
 static bool add_architecture(compile_run *run, const char *word)
 {
     char *end;
@@ -91,7 +91,7 @@ static bool add_architecture(compile_run *run, const char *word)
             }
         }
     if (!found)
-        cli_complain("--arch has \"%s\": expected sm_80, sm_86, sm_87, sm_89, sm_90a, sm_100a or sm_120a", word);
+        cli_error("--arch has \"%s\": expected sm_80, sm_86, sm_87, sm_89, sm_90a, sm_100a or sm_120a", word);
     return found;
 }
 
@@ -104,14 +104,14 @@ static bool choose_targets(compile_run *run)
     for (const char *list = run->options.profiles; cli_next_word(&list, word, sizeof word);) {
         attune_profile profile = {.struct_size = sizeof profile};
         if (attune_profile_find(word, &profile) != ATTUNE_OK) {
-            cli_complain("--device-profile: %s", attune_last_error());
+            cli_error("--device-profile: %s", attune_last_error());
             return false;
         }
         if (!add_target(run, &profile))
             return false;
     }
     if (!run->target_count)
-        cli_complain("compile for what? --arch sm_86,sm_90a or --device-profile NAME says it");
+        cli_error("no device: give --arch sm_86,sm_90a or --device-profile NAME");
     return run->target_count > 0;
 }
 
@@ -121,7 +121,7 @@ static bool keep_workload(compile_run *run, const workload *w, double scale)
 {
     workload *grown = realloc(run->workloads, (run->workload_count + 1) * sizeof *grown);
     if (!grown) {
-        cli_complain("out of memory");
+        cli_error("out of memory");
         return false;
     }
     run->workloads = grown;
@@ -136,12 +136,12 @@ static bool choose_workloads(compile_run *run)
     double scale = 1;
     char name[64];
     if (*o->scale && (!cli_number("--scale", o->scale, &scale) || !(scale > 0 && scale <= 1))) {
-        cli_complain("--scale is \"%s\", expected more than 0 and at most 1", o->scale);
+        cli_error("--scale is \"%s\", expected more than 0 and at most 1", o->scale);
         return false;
     }
     if (*o->file) {
         if (!workload_load(o->file, &run->file_list, &run->file_count, &why)) {
-            cli_complain("--file: %s", why.message);
+            cli_error("--file: %s", why.message);
             return false;
         }
         for (uint32_t i = 0; i < run->file_count; i++)
@@ -160,7 +160,7 @@ static bool choose_workloads(compile_run *run)
                 return false;
     }
     if (!run->workload_count)
-        cli_complain("compile what? --workload NAME,... or --file FILE.json says it");
+        cli_error("no workload: give --workload NAME,... or --file FILE.json");
     return run->workload_count > 0;
 }
 
@@ -171,17 +171,17 @@ static bool choose_directions(compile_run *run)
     run->directions[ATTUNE_FORWARD] = step || !strcmp(text, "forward");
     run->directions[ATTUNE_BACKWARD] = step || !strcmp(text, "backward");
     if (!run->directions[ATTUNE_FORWARD] && !run->directions[ATTUNE_BACKWARD])
-        cli_complain("--direction is \"%s\", expected forward, backward or step", text);
+        cli_error("--direction is \"%s\", expected forward, backward or step", text);
     return run->directions[ATTUNE_FORWARD] || run->directions[ATTUNE_BACKWARD];
 }
 
-/* Types and head dimensions; none given = the workload's own, in bf16 where it has no type. */
+/* Types and head dimensions; by default the workload's own, in bf16 if it has no type. */
 static bool choose_types(compile_run *run)
 {
     char word[32];
     for (const char *list = run->options.dtypes; cli_next_word(&list, word, sizeof word);) {
         if (run->dtype_count == MOST_DTYPES) {
-            cli_complain("--dtype has more than %d types", MOST_DTYPES);
+            cli_error("--dtype has more than %d types", MOST_DTYPES);
             return false;
         }
         if (!cli_dtype("--dtype", word, &run->dtypes[run->dtype_count++]))
@@ -192,7 +192,7 @@ static bool choose_types(compile_run *run)
         return false;
     for (const char *list = run->options.head_dims; cli_next_word(&list, word, sizeof word);) {
         if (run->dim_count == MOST_DIMS) {
-            cli_complain("--head-dim has more than %d dimensions", MOST_DIMS);
+            cli_error("--head-dim has more than %d dimensions", MOST_DIMS);
             return false;
         }
         char *colon = strchr(word, ':');
@@ -237,7 +237,7 @@ static void compile(compile_run *run, job *j)
     struct timespec start, stop;
     clock_gettime(CLOCK_MONOTONIC, &start);
     j->status = attune_pack_add(run->pack, &j->profile->limits, &problem, run->kernel);
-    /* A caller may want none of the captures' gradients: another kernel. */
+    /* Without capture gradients the kernel is another one. */
     if (j->status == ATTUNE_OK && problem.capture_gradient_elements) {
         problem.capture_gradient_elements = 0;
         j->status = attune_pack_add(run->pack, &j->profile->limits, &problem, run->kernel);
@@ -267,18 +267,18 @@ static bool make_jobs(compile_run *run)
     run->bound = calloc(run->workload_count, sizeof *run->bound);
     run->jobs = calloc((size_t)run->workload_count * run->target_count * dtypes * dims * 2, sizeof *run->jobs);
     if (!run->bound || !run->jobs) {
-        cli_complain("out of memory");
+        cli_error("out of memory");
         return false;
     }
     for (uint32_t i = 0; i < run->workload_count; i++) {
         const workload *w = &run->workloads[i];
         failure why = {{0}};
         if (!workload_bind(run->instance, w, 1, &run->bound[i], &why)) {
-            cli_complain("%s: %s", w->name, why.message);
+            cli_error("%s: %s", w->name, why.message);
             return false;
         }
     }
-    /* Devices outside: those of one architecture share kernels, which are then made by the time the next one asks. */
+    /* Devices are the outer loop: devices of one architecture share kernels, which are then in the pack already. */
     for (uint32_t t = 0; t < run->target_count; t++)
         for (uint32_t i = 0; i < run->workload_count; i++)
             for (uint32_t d = 0; d < dtypes; d++)
@@ -320,7 +320,7 @@ static bool run_jobs(compile_run *run)
     return true;
 }
 
-/* What became of each job, and the exit status. */
+/* Prints the result of each job, and returns the exit status. */
 static int report(const compile_run *run)
 {
     int code = EXIT_GOOD;
@@ -336,7 +336,7 @@ static int report(const compile_run *run)
         if (j->status == ATTUNE_OK)
             good++;
         else
-            cli_complain("%s for %s: %s", j->workload->name, j->profile->name, j->message);
+            cli_error("%s for %s: %s", j->workload->name, j->profile->name, j->message);
         if (j->status != ATTUNE_OK && j->status != ATTUNE_UNSUPPORTED && code == EXIT_GOOD)
             code = cli_exit_of(j->status);
     }
@@ -347,7 +347,7 @@ static int compile_all(compile_run *run)
 {
     if (attune_instance_create(NULL, &run->instance) != ATTUNE_OK ||
         attune_pack_create(run->instance, &run->pack) != ATTUNE_OK) {
-        cli_complain("%s", attune_last_error());
+        cli_error("%s", attune_last_error());
         return EXIT_FAILED;
     }
     if (!make_jobs(run) || !run_jobs(run))
@@ -359,14 +359,14 @@ static int compile_all(compile_run *run)
     uint64_t bytes = 0;
     if (attune_pack_write(run->pack, run->options.out) != ATTUNE_OK ||
         attune_pack_size(run->pack, &kernels, &bytes) != ATTUNE_OK) {
-        cli_complain("%s", attune_last_error());
+        cli_error("%s", attune_last_error());
         return EXIT_FAILED;
     }
     (void)printf("%s: %u kernels, %llu bytes\n", run->options.out, kernels, (unsigned long long)bytes);
     return EXIT_GOOD;
 }
 
-/* Hours of compiling are not to end at a folder that is missing. */
+/* Checked before the work, which may take hours. */
 static bool writable(const char *path)
 {
     output out = {.option = "-o", .path = path};
@@ -393,19 +393,19 @@ int cmd_compile(int argc, char **argv)
                        .lock = PTHREAD_MUTEX_INITIALIZER};
     compile_options *o = &run.options;
     const cli_option options[] = {
-        {"--arch", "SM,...", "sm_86,sm_90a: every known device of these", &o->arch, NULL, NULL},
+        {"--arch", "SM,...", "sm_86,sm_90a: every known device of these architectures", &o->arch, NULL, NULL},
         {"--device-profile", "NAME,...", "known devices by name, see attune explain --list-profiles", &o->profiles,
          NULL, NULL},
         {"--workload", "NAME,...", "see attune bench --list; all = every one", &o->workloads, NULL, NULL},
         {"--file", "FILE.json", "workloads from a file", &o->file, NULL, NULL},
         {"--dtype", "TYPE,...", "f32, f16, bf16; the workload's if not given, else bf16", &o->dtypes, NULL, NULL},
-        {"--kv-dtype", "TYPE", "k and v in another type than --dtype says", &o->kv_dtype, NULL, NULL},
+        {"--kv-dtype", "TYPE", "type of k and v, if it differs from --dtype", &o->kv_dtype, NULL, NULL},
         {"--o-dtype", "TYPE", "O likewise", &o->o_dtype, NULL, NULL},
         {"--head-dim", "D[:DV],...", "instead of the workload's", &o->head_dims, NULL, NULL},
         {"--direction", "WHICH", "forward, backward, or step: both, and forward with LSE", &o->direction, NULL, NULL},
-        {"--segments", NULL, "keys that lie in several places stay there; and the kernel that merges", NULL,
-         &o->segments, NULL},
-        {"--scale", "S", "the workloads shrunk, as attune bench does", &o->scale, NULL, NULL},
+        {"--segments", NULL, "compile workloads with segments for them, with the merge kernel", NULL, &o->segments,
+         NULL},
+        {"--scale", "S", "shrink the workloads, as attune bench does", &o->scale, NULL, NULL},
         {"--kernel-options", "JSON", "forced options, {\"num_stages\": 2}", &o->kernel_options, NULL, NULL},
         {"--threads", "N", "kernels compiled at once; every core if not given", &o->threads, NULL, NULL},
         {"-o", "PACK", "the file to write", &o->out, NULL, NULL},
@@ -417,7 +417,7 @@ int cmd_compile(int argc, char **argv)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     int code = EXIT_USAGE;
     if (!*o->out)
-        cli_complain("compile into what? -o PACK names the file");
+        cli_error("no output: give -o PACK");
     else if (choose_targets(&run) && choose_workloads(&run) && choose_types(&run) && choose_directions(&run) &&
              writable(o->out) && cli_kernel_options(o->kernel_options, &storage, &run.kernel))
         code = compile_all(&run);

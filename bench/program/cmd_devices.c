@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attune devices: every backend, also those that are not here, with the reason; limits. */
+/* attune devices: lists the devices with their limits, and the reason for each backend without one. */
 #include "bench/program/cli.h"
 
 #include "bench/program/limits_text.h"
@@ -54,7 +54,7 @@ int cmd_devices(int argc, char **argv)
         cli_print_json(list);
     json_decref(list);
     if (status != ATTUNE_OK)
-        cli_complain("%s", attune_last_error());
+        cli_error("%s", attune_last_error());
     attune_instance_destroy(instance);
     return cli_exit_of(status);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attune explain: the plan on a device that is here, or on one that is known by name. */
+/* attune explain: prints the plan for a device of this machine or for a known device. */
 #include "bench/program/cli.h"
 
 #include "bench/program/limits_text.h"
@@ -29,7 +29,7 @@ static int list_profiles(bool json)
     for (uint32_t i = 0; result == EXIT_GOOD && i < attune_profile_count(); i++) {
         attune_profile profile = {.struct_size = sizeof profile};
         if (attune_profile_get(i, &profile) != ATTUNE_OK) {
-            cli_complain("%s", attune_last_error());
+            cli_error("%s", attune_last_error());
             result = EXIT_FAILED;
         } else if (json) {
             (void)json_array_append_new(list, profile_json(&profile));
@@ -52,7 +52,7 @@ static bool read_problem(const explain_options *o, attune_problem *p)
     if (!strcmp(o->direction, "backward")) {
         p->direction = ATTUNE_BACKWARD;
     } else if (strcmp(o->direction, "forward") != 0) {
-        cli_complain("--direction is \"%s\", expected forward or backward", o->direction);
+        cli_error("--direction is \"%s\", expected forward or backward", o->direction);
         return false;
     }
     if (!cli_dtype("--dtype", o->dtype, &p->dtype) ||
@@ -82,7 +82,7 @@ static attune_status explain(attune_instance *instance, const explain_options *o
         attune_profile profile = {.struct_size = sizeof profile};
         attune_status status = attune_profile_find(o->profile, &profile);
         if (status != ATTUNE_OK) {
-            cli_complain("--device-profile: %s", attune_last_error());
+            cli_error("--device-profile: %s", attune_last_error());
             return status;
         }
         limits = profile.limits;
@@ -93,7 +93,7 @@ static attune_status explain(attune_instance *instance, const explain_options *o
             return status;
         attune_device_info info = {.struct_size = sizeof info};
         if (devices.count != 1) {
-            cli_complain("--device is \"%s\", %u devices: expected one", o->device, devices.count);
+            cli_error("--device is \"%s\", %u devices: expected one", o->device, devices.count);
             cli_devices_close(&devices);
             return ATTUNE_INVALID_ARGUMENT;
         }
@@ -112,18 +112,18 @@ static attune_status explain(attune_instance *instance, const explain_options *o
     if (status == ATTUNE_OK && text)
         (void)printf("%s%s", text, text[strlen(text) - 1] == '\n' ? "" : "\n");
     else
-        cli_complain("%s", status == ATTUNE_OK ? "out of memory" : attune_last_error());
+        cli_error("%s", status == ATTUNE_OK ? "out of memory" : attune_last_error());
     free(text);
     return status == ATTUNE_OK && !text ? ATTUNE_OUT_OF_HOST_MEMORY : status;
 }
 
-/* What nobody declared: a slip of the pen is a name as well. */
+/* Prints inferred names, since a misspelling is also a name. */
 static void print_inferred(const bindings *names, uint32_t declared)
 {
     for (uint32_t i = declared; i < names->symbol_count; i++) {
         const attune_symbol *s = &names->symbols[i];
         const bool capture = s->kind == ATTUNE_SYMBOL_CAPTURE;
-        (void)printf("%s%s is a %s, %s, since nothing declares it\n", i == declared ? "names       " : "            ",
+        (void)printf("%s%s is a %s, %s, inferred, not declared\n", i == declared ? "names       " : "            ",
                      s->name, capture ? "capture" : "parameter", attune_dtype_string(s->dtype));
     }
 }
@@ -147,8 +147,7 @@ int cmd_explain(int argc, char **argv)
                          .block = "128",
                          .kernel_options = ""};
     const cli_option options[] = {
-        {"--device-profile", "NAME", "a known device, see --list-profiles; instead of --device", &o.profile, NULL,
-         NULL},
+        {"--device-profile", "NAME", "a known device, see --list-profiles; excludes --device", &o.profile, NULL, NULL},
         {"--list-profiles", NULL, "list the known devices with their limits", NULL, &o.list, NULL},
         {"--device", "ID", "a device of this machine; cpu if neither is given", &o.device, NULL, NULL},
         {"--head-dim", "D[,DV]", "head dimension of q and k, and of v", &o.head_dim, NULL, NULL},
@@ -167,7 +166,7 @@ int cmd_explain(int argc, char **argv)
         {"--declare", "NAME:DTYPE[RANK]", "type of a capture (rank 0: a parameter); repeat for more", NULL, NULL,
          &o.declarations},
         {"--lse", NULL, "LSE is wanted", NULL, &o.lse, NULL},
-        {"--row-max", NULL, "row maxima are wanted", NULL, &o.row_max, NULL},
+        {"--row-max", NULL, "calls may request row maxima", NULL, &o.row_max, NULL},
         {"--kernel-options", "JSON", "forced options, {\"num_stages\": 2}", &o.kernel_options, NULL, NULL},
         {"--json", NULL, "as JSON", NULL, &o.json, NULL},
     };
@@ -177,8 +176,8 @@ int cmd_explain(int argc, char **argv)
     if (o.list)
         return list_profiles(o.json);
     if (*o.device && *o.profile) {
-        cli_complain("--device and --device-profile are two devices: give one, or a profile over a device, as in "
-                     "--device cuda:0@a6000");
+        cli_error("--device and --device-profile exclude each other; a profile for a device is "
+                  "--device cuda:0@a6000");
         return EXIT_USAGE;
     }
     attune_problem problem;
@@ -195,7 +194,7 @@ int cmd_explain(int argc, char **argv)
         cli_bindings_infer(names, ATTUNE_EXPR_MASK, o.mask);
         cli_bindings_infer(names, ATTUNE_EXPR_SCORE, o.score);
         if (attune_instance_create(NULL, &instance) != ATTUNE_OK) {
-            cli_complain("%s", attune_last_error());
+            cli_error("%s", attune_last_error());
         } else if (cli_expr(instance, ATTUNE_EXPR_MASK, o.mask, names, &mask) &&
                    cli_expr(instance, ATTUNE_EXPR_SCORE, o.score, names, &score)) {
             problem.mask = mask;

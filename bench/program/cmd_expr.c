@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attune expr: check an expression and print what it becomes; list the presets. */
+/* attune expr: checks and prints an expression; lists the presets. */
 #include "bench/program/cli.h"
 
 #include <inttypes.h>
@@ -11,7 +11,7 @@ static int list_presets(void)
     for (uint32_t i = 0; i < attune_preset_count(); i++) {
         attune_preset preset = {.struct_size = sizeof preset};
         if (attune_preset_get(i, &preset) != ATTUNE_OK) {
-            cli_complain("%s", attune_last_error());
+            cli_error("%s", attune_last_error());
             return EXIT_FAILED;
         }
         (void)printf("%-42s %-5s %s\n    %s\n", preset.signature, preset.kind == ATTUNE_EXPR_MASK ? "mask" : "score",
@@ -52,7 +52,7 @@ int cmd_expr(int argc, char **argv)
     cli_list declarations = {0}, captures = {0}, parameters = {0};
     const cli_option options[] = {
         {"--score", NULL, "the expression is a score modification, not a mask", NULL, &score, NULL},
-        {"--ir", NULL, "print the IR, a node a line", NULL, &ir, NULL},
+        {"--ir", NULL, "print the IR, one node per line", NULL, &ir, NULL},
         {"--c", NULL, "print C text", NULL, &c, NULL},
         {"--gradient", NULL, "print the derivatives of a score expression", NULL, &gradient, NULL},
         {"--list", NULL, "list the presets with their text", NULL, &list, NULL},
@@ -68,7 +68,7 @@ int cmd_expr(int argc, char **argv)
     if (list)
         return list_presets();
     if (!text) {
-        cli_complain("an expression is missing: attune expr 'q >= kv', or attune expr --list");
+        cli_error("an expression is missing: attune expr 'q >= kv', or attune expr --list");
         return EXIT_USAGE;
     }
     bindings *names = calloc(1, sizeof *names);
@@ -79,9 +79,9 @@ int cmd_expr(int argc, char **argv)
     if (names && cli_bindings_load(names, &captures, &parameters, &declarations)) {
         cli_bindings_infer(names, kind, text);
         if (attune_instance_create(NULL, &instance) != ATTUNE_OK)
-            cli_complain("%s", attune_last_error());
+            cli_error("%s", attune_last_error());
         else if (!*text)
-            cli_complain("the expression is empty");
+            cli_error("the expression is empty");
         else if (cli_expr(instance, kind, text, names, &expr))
             code = print_expr(expr, ir         ? ATTUNE_EXPR_IR
                                     : c        ? ATTUNE_EXPR_C

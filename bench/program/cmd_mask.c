@@ -23,7 +23,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* On a terminal, from the second second on. */
+/* Only on a terminal, and after one second. */
 static int show_progress(void *user, double done)
 {
     const double begin = *(const double *)user;
@@ -43,8 +43,8 @@ static bool read_desc(const mask_options *o, attune_mask_desc *desc, int64_t pla
         !cli_pair("--block", o->block, 16, 1024, block, 0) || !cli_pair("--plane", o->plane, 0, INT32_MAX, plane, 0))
         return false;
     if (plane[0] >= desc->batch || plane[1] >= heads[0]) {
-        cli_complain("--plane is \"%s\", expected a batch below %" PRId64 " and a head below %" PRId64, o->plane,
-                     desc->batch, heads[0]);
+        cli_error("--plane is \"%s\", expected a batch below %" PRId64 " and a head below %" PRId64, o->plane,
+                  desc->batch, heads[0]);
         return false;
     }
     desc->heads = heads[0];
@@ -105,11 +105,11 @@ static bool write_picture(void *user, size_t index, FILE *stream)
     (void)index;
     const bool ok = png_write(stream, p->pixels, p->width, p->height, &why);
     if (!ok && !ferror(stream))
-        cli_complain("%s", why.message);
+        cli_error("%s", why.message);
     return ok;
 }
 
-/* Each pixel as a square: a mask of few blocks would be a picture that no one can see. NULL without memory. */
+/* Enlarges pixels to squares, for masks of few blocks. NULL without memory. */
 static uint8_t *magnified(const picture *p, uint32_t times)
 {
     const size_t row = (size_t)p->width * times * 3;
@@ -127,14 +127,14 @@ static bool save_picture(const attune_mask *mask, const int64_t plane[2], output
     if (attune_mask_draw_pixels(mask, plane[0], plane[1], NULL, &p.width, &p.height) != ATTUNE_OK ||
         !(p.pixels = malloc((size_t)p.width * p.height * 3)) ||
         attune_mask_draw_pixels(mask, plane[0], plane[1], p.pixels, &p.width, &p.height) != ATTUNE_OK) {
-        cli_complain("%s", p.pixels ? attune_last_error() : "out of memory");
+        cli_error("%s", p.pixels ? attune_last_error() : "out of memory");
     } else {
         const uint32_t times = largest / (p.width > p.height ? p.width : p.height);
         large = (picture){magnified(&p, times), p.width * times, p.height * times};
         if (large.pixels)
             ok = outputs_write(png, 1, write_picture, &large);
         else
-            cli_complain("out of memory");
+            cli_error("out of memory");
     }
     free(large.pixels);
     free(p.pixels);
@@ -150,7 +150,7 @@ static int show(const attune_mask *mask, const attune_mask_desc *desc, const mas
         return EXIT_USAGE;
     attune_status status = attune_mask_stats_get(mask, o->exact, &stats);
     if (status != ATTUNE_OK) {
-        cli_complain("%s", attune_last_error());
+        cli_error("%s", attune_last_error());
         return cli_exit_of(status);
     }
     (void)printf("%" PRId64 " x %" PRId64 ", blocks of %u x %u: %" PRId64 " full, %" PRId64 " partial, %" PRId64
@@ -213,9 +213,9 @@ int cmd_mask(int argc, char **argv)
     cli_bindings_infer(names, ATTUNE_EXPR_MASK, text);
     attune_status status = cli_instance(NULL, &instance);
     if (status != ATTUNE_OK) {
-        cli_complain("%s", attune_last_error());
+        cli_error("%s", attune_last_error());
     } else if (!*text) {
-        cli_complain("the expression is empty");
+        cli_error("the expression is empty");
     } else if (cli_expr(instance, ATTUNE_EXPR_MASK, text, names, &expr) && cli_bindings_complete(names, expr)) {
         double begin = now();
         desc.progress = isatty(STDERR_FILENO) ? show_progress : NULL;
@@ -228,7 +228,7 @@ int cmd_mask(int argc, char **argv)
         if (status == ATTUNE_OK) {
             code = show(mask, &desc, &o, plane, &png, seconds);
         } else {
-            cli_complain("%s", attune_last_error());
+            cli_error("%s", attune_last_error());
             code = cli_exit_of(status);
         }
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attune run: attention on NPY files. Nothing is written before everything is computed. */
+/* attune run: attention on NPY files. Files are written after everything is computed. */
 #include "bench/program/cli.h"
 
 #include "bench/program/output.h"
@@ -22,17 +22,17 @@ static bool read_input(const char *option, const char *path, attune_dtype dtype,
     failure why;
     array file;
     if (!npy_read(path, &file, &why)) {
-        cli_complain("%s: %s", option, why.message);
+        cli_error("%s: %s", option, why.message);
         return false;
     }
     bool ok = true;
     if (file.rank != 4) {
-        cli_complain("%s: %s has rank %u, expected 4: batch, heads, length, head_dim", option, path, file.rank);
+        cli_error("%s: %s has rank %u, expected 4: batch, heads, length, head_dim", option, path, file.rank);
         ok = false;
     } else if (dtype && dtype != file.dtype) {
         ok = array_convert(&file, dtype, out, &why);
         if (!ok)
-            cli_complain("%s: %s", option, why.message);
+            cli_error("%s: %s", option, why.message);
     } else {
         *out = file;
         return true;
@@ -54,7 +54,7 @@ static bool write_result(void *user, size_t index, FILE *stream)
     failure why;
     array narrow;
     if (!array_convert(all[index], r->dtypes[index], &narrow, &why)) {
-        cli_complain("%s", why.message);
+        cli_error("%s", why.message);
         return false;
     }
     const bool ok = npy_write(stream, &narrow);
@@ -69,7 +69,7 @@ static int run(attune_instance *instance, const run_options *o, const attention 
     if (status != ATTUNE_OK)
         return cli_exit_of(status);
     if (devices.count != 1) {
-        cli_complain("--device is \"%s\", %u devices: expected one", o->device, devices.count);
+        cli_error("--device is \"%s\", %u devices: expected one", o->device, devices.count);
         cli_devices_close(&devices);
         return EXIT_USAGE;
     }
@@ -81,7 +81,7 @@ static int run(attune_instance *instance, const run_options *o, const attention 
     status = attention_forward(instance, devices.device[0], a, job);
     int code = cli_exit_of(status);
     if (status != ATTUNE_OK)
-        cli_complain("%s", attune_last_error());
+        cli_error("%s", attune_last_error());
     else if (!outputs_write(outputs, OUTPUTS, write_result, &r))
         code = EXIT_FAILED;
     array_free(&r.o);
@@ -106,11 +106,11 @@ int cmd_run(int argc, char **argv)
         {"--scale", "X", "of q k^T; 1/sqrt(head_dim) if not given", &o.scale, NULL, NULL},
         {"--out", "FILE.npy", "where O goes", &o.o, NULL, NULL},
         {"--lse", "FILE.npy", "where LSE goes", &o.lse, NULL, NULL},
-        {"--row-max", "FILE.npy", "where row maxima go", &o.row_max, NULL, NULL},
+        {"--row-max", "FILE.npy", "output for row maxima", &o.row_max, NULL, NULL},
         {"--device", "ID", "cpu, vulkan:0, ...", &o.device, NULL, NULL},
         {"--dtype", "TYPE", "compute in f32, f16, bf16 or f64; that of the files if not given", &o.dtype, NULL, NULL},
-        {"--kv-dtype", "TYPE", "k and v in another type than --dtype says", &o.kv_dtype, NULL, NULL},
-        {"--o-dtype", "TYPE", "O in another type than q's", &o.o_dtype, NULL, NULL},
+        {"--kv-dtype", "TYPE", "type of k and v, if it differs from --dtype", &o.kv_dtype, NULL, NULL},
+        {"--o-dtype", "TYPE", "type of o, if it differs from q", &o.o_dtype, NULL, NULL},
         {"--block", "Q[,KV]", "block size of the mask (default: 128)", &o.block, NULL, NULL},
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
         {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &packs},
@@ -131,17 +131,15 @@ int cmd_run(int argc, char **argv)
                                {.option = "--row-max", .path = o.row_max}};
     int code = EXIT_USAGE;
     if (!*o.q || !*o.k || !*o.v) {
-        cli_complain("%s is missing: an NPY file [batch, heads, length, head_dim]", !*o.q   ? "--q"
-                                                                                    : !*o.k ? "--k"
-                                                                                            : "--v");
+        cli_error("%s is missing: an NPY file [batch, heads, length, head_dim]", !*o.q ? "--q" : !*o.k ? "--k" : "--v");
         goto done;
     }
     if (!*o.o && !*o.lse && !*o.row_max) {
-        cli_complain("nothing is asked for: give --out, --lse or --row-max");
+        cli_error("no output: give --out, --lse or --row-max");
         goto done;
     }
     if (*o.block && !*o.mask) {
-        cli_complain("--block is the block size of a mask: give --mask too");
+        cli_error("--block requires --mask");
         goto done;
     }
     if (!outputs_find(outputs, OUTPUTS))
@@ -160,8 +158,8 @@ int cmd_run(int argc, char **argv)
         goto done;
     }
     if (a.k.dtype != a.v.dtype) {
-        cli_complain("k and v are %s and %s: give --kv-dtype or --dtype to convert them",
-                     attune_dtype_string(a.k.dtype), attune_dtype_string(a.v.dtype));
+        cli_error("k and v are %s and %s: give --kv-dtype or --dtype to convert them", attune_dtype_string(a.k.dtype),
+                  attune_dtype_string(a.v.dtype));
         bindings_free(names);
         goto done;
     }
@@ -170,9 +168,9 @@ int cmd_run(int argc, char **argv)
     cli_bindings_infer(names, ATTUNE_EXPR_MASK, o.mask);
     cli_bindings_infer(names, ATTUNE_EXPR_SCORE, o.score);
     if (cli_instance(NULL, &instance) != ATTUNE_OK) {
-        cli_complain("%s", attune_last_error());
+        cli_error("%s", attune_last_error());
     } else if (names->capture_count > ATTUNE_EXPR_MAX_SYMBOLS || names->parameter_count > ATTUNE_EXPR_MAX_SYMBOLS) {
-        cli_complain("more than %d captures or parameters, the limit", ATTUNE_EXPR_MAX_SYMBOLS);
+        cli_error("more than %d captures or parameters, the limit", ATTUNE_EXPR_MAX_SYMBOLS);
     } else if (cli_expr(instance, ATTUNE_EXPR_MASK, o.mask, names, &a.mask) &&
                cli_expr(instance, ATTUNE_EXPR_SCORE, o.score, names, &a.score) &&
                cli_bindings_complete(names, a.mask) && cli_bindings_complete(names, a.score)) {

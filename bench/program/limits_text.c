@@ -12,7 +12,7 @@ static const struct {
     {ATTUNE_MATRIX_COOPMAT, "coopmat"},   {ATTUNE_MATRIX_COOPMAT2, "coopmat2"},
 };
 
-/* "96 KiB"; bytes where no unit divides them: these are limits, which rounding would make wrong. */
+/* "96 KiB", or bytes if no unit divides them: limits are not rounded. */
 static const char *bytes_text(uint64_t bytes, char text[32])
 {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB"};
@@ -28,9 +28,9 @@ void limits_print(const attune_limits *l, const char *indent)
     char text[32];
     const bool cpu = l->backend == ATTUNE_BACKEND_CPU;
     (void)printf("%s%u %s, %s of %s", indent, l->compute_units, cpu ? "threads" : "compute units",
-                 bytes_text(l->shared_memory, text), cpu ? "L2 a core" : "shared memory a workgroup");
+                 bytes_text(l->shared_memory, text), cpu ? "L2 per core" : "shared memory per workgroup");
     if (l->shared_memory_unit)
-        (void)printf(" (%s a compute unit)", bytes_text(l->shared_memory_unit, text));
+        (void)printf(" (%s per compute unit)", bytes_text(l->shared_memory_unit, text));
     if (cpu)
         (void)printf(", %u f32 lanes", l->subgroup_size);
     else

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A device's limits in words and as JSON. */
+/* A device's limits as text and as JSON. */
 #ifndef BENCH_LIMITS_H
 #define BENCH_LIMITS_H
 

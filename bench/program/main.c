@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* attune: devices, expressions, masks, plans, runs, checks and benchmarks, each a command. It uses the public API
- * alone, beside src/base/file.c, by which it writes files as the library does. */
+/* The program attune, with one command for each task. It uses only the public API, and src/base/file.c for atomic
+ * writes. */
 #include "bench/program/cli.h"
 
 #include <errno.h>
@@ -12,13 +12,13 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *help;
 } commands[] = {
-    {"devices", cmd_devices, "what is here, and why the rest is not"},
-    {"expr", cmd_expr, "check an expression, print its IR or C text; list the presets"},
+    {"devices", cmd_devices, "list the devices, and the reason for each missing backend"},
+    {"expr", cmd_expr, "check an expression; print its text, IR, C or gradient; list the presets"},
     {"mask", cmd_mask, "build a block mask: density, lists, picture"},
-    {"compile", cmd_compile, "a pack of kernels for machines without a compiler"},
-    {"explain", cmd_explain, "the plan on a device, here or known by name"},
-    {"run", cmd_run, "attention on NPY files"},
-    {"check", cmd_check, "a device against the float64 oracle"},
+    {"compile", cmd_compile, "write a pack of kernels for machines without a compiler"},
+    {"explain", cmd_explain, "explain the plan for a device of this machine or a known one"},
+    {"run", cmd_run, "run attention on NPY files"},
+    {"check", cmd_check, "compare a device with the float64 oracle"},
     {"bench", cmd_bench, "time named workloads"},
 };
 
@@ -34,8 +34,8 @@ static void print_usage(FILE *out)
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
         (void)fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].help);
     (void)fprintf(out,
-                  "\nattune COMMAND --help lists its options. Exit status: 0 good, 1 failed, 2 wrong words, 3 no such "
-                  "device or feature.\n");
+                  "\nattune COMMAND --help lists its options. Exit status: 0 good, 1 failed, 2 invalid command line, "
+                  "3 no such device or feature.\n");
 }
 
 static int run(int argc, char **argv)
@@ -60,13 +60,13 @@ static int run(int argc, char **argv)
     return EXIT_USAGE;
 }
 
-/* What a full disk swallowed is no success. */
+/* A failed write to standard output, as on a full disk, is a failure. */
 int main(int argc, char **argv)
 {
     const int code = run(argc, argv);
     errno = 0;
     if (!fflush(stdout) && !ferror(stdout))
         return code;
-    cli_complain("standard output could not be written: %s", errno ? strerror(errno) : "it is full or closed");
+    cli_error("standard output could not be written: %s", errno ? strerror(errno) : "it is full or closed");
     return code ? code : EXIT_FAILED;
 }

@@ -18,16 +18,16 @@ bool outputs_find(output *outputs, size_t count)
         const int error = attune__file_find(&o->file, o->path);
         o->found = true;
         if (error == EISDIR) {
-            cli_complain("%s: %s is a folder, expected a file", o->option, o->path);
+            cli_error("%s: %s is a folder, expected a file", o->option, o->path);
             ok = false;
         } else if (error) {
-            cli_complain("%s: %s cannot be written: %s", o->option, o->path, strerror(error));
+            cli_error("%s: %s cannot be written: %s", o->option, o->path, strerror(error));
             ok = false;
         }
         for (size_t j = 0; j < i && ok; j++)
             if (outputs[j].found && attune__file_same(&outputs[j].file, &o->file)) {
-                cli_complain("%s %s and %s %s are the same file: expected a file for each", outputs[j].option,
-                             outputs[j].path, o->option, o->path);
+                cli_error("%s %s and %s %s are the same file: expected a file for each", outputs[j].option,
+                          outputs[j].path, o->option, o->path);
                 ok = false;
             }
     }
@@ -53,7 +53,7 @@ static bool write_one(output *o, size_t index, output_fn write, void *user)
             return false;
     }
     if (error)
-        cli_complain("%s: %s could not be written: %s", o->option, o->path, strerror(error));
+        cli_error("%s: %s could not be written: %s", o->option, o->path, strerror(error));
     return !error;
 }
 
@@ -72,7 +72,7 @@ bool outputs_write(output *outputs, size_t count, output_fn write, void *user)
     const int error = ok ? attune__file_commit(files, found) : 0;
     for (size_t i = 0; error && i < count; i++)
         if (outputs[i].found && outputs[i].file.error)
-            cli_complain("%s: %s could not be written: %s", outputs[i].option, outputs[i].path, strerror(error));
+            cli_error("%s: %s could not be written: %s", outputs[i].option, outputs[i].path, strerror(error));
     outputs_drop(outputs, count);
     return ok && !error;
 }

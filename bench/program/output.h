@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The files that a command writes: looked at before its work, written after it, and given their names when all of them
- * are on the disk. */
+/* The files that a command writes: checked before its work, written after it, and renamed to their targets once all are
+ * on the disk. */
 #ifndef BENCH_PROGRAM_OUTPUT_H
 #define BENCH_PROGRAM_OUTPUT_H
 
@@ -11,16 +11,18 @@
 #define OUTPUTS_MAX 4 /* of one command */
 
 typedef struct output {
-    const char *option, *path; /* "--out"; path "" = not wanted */
-    bool found;                /* file is to be dropped */
+    const char *option, *path; /* "--out"; path "" = none */
+    bool found;                /* file needs attune__file_drop */
     attune__file file;
 } output;
 
-/* Whether each may be written and no two are the same file. Complains. To be followed by outputs_drop. */
+/* Whether each can be written and no two are the same file; prints errors. Requires outputs_drop. */
 bool outputs_find(output *outputs, size_t count);
-/* Writes outputs[index] to the stream; whether it could is the stream's to say, why else has been complained about. */
+/* Writes outputs[index] to the stream, whose errors the caller checks. Returns false, with an error printed, for other
+ * errors. */
 typedef bool (*output_fn)(void *user, size_t index, FILE *stream);
-/* Writes all: files first, then devices and pipes, and names the files after that. Complains; nothing is then left. */
+/* Writes all outputs: files first, then devices and pipes, and renames the files at last. On failure prints an error
+ * and leaves no file. */
 bool outputs_write(output *outputs, size_t count, output_fn write, void *user);
 void outputs_drop(output *outputs, size_t count);
 

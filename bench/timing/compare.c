@@ -31,7 +31,7 @@ comparison compare_samples(const double *base, uint32_t base_count, const double
         c.verdict = small || c.p >= COMPARE_SIGNIFICANCE ? COMPARE_SAME : direction;
         return c;
     }
-    /* Too few for a test: only samples that lie wholly apart, or medians that hardly differ, say anything. */
+    /* Too few samples for a test: only disjoint ranges, or nearly equal medians, are significant. */
     bool apart = b.most < n.least || n.most < b.least;
     if (small)
         c.verdict = COMPARE_SAME;
@@ -81,8 +81,8 @@ static double unit_seconds(const json_t *unit)
     return 0;
 }
 
-/* The row of a name, new if there is none yet. Entries of a row follow one another, so the last is tried first; rows
- * has room for all. */
+/* Finds or adds the row of a name. The entries of a row are adjacent, so the last row is tried first; rows is large
+ * enough for all. */
 static baseline_row *row_of(baseline *b, const char *name)
 {
     /* Rows below row_count have names; the analyzer forgets it between entries. */
@@ -110,7 +110,7 @@ static bool add_entry(baseline *b, const json_t *entry, const char *file, size_t
     if (!json_is_string(name))
         return failure_set(why, "%s: benchmark %zu has no name", file, index);
     if (json_is_string(type) && strcmp(json_string_value(type), "iteration") != 0)
-        return true; /* aggregates follow from the samples */
+        return true; /* aggregates are computed from the samples */
     baseline_row *row = row_of(b, json_string_value(name));
     if (!row)
         return failure_set(why, "%s: out of memory", file);
@@ -158,7 +158,7 @@ static bool take_root(json_t *root, const json_error_t *error, const char *name,
 {
     memset(b, 0, sizeof *b);
     if (!root && error->line < 0)
-        return failure_set(why, "%s", error->text); /* of the file itself, which it names */
+        return failure_set(why, "%s", error->text); /* an error about the file, with its name */
     if (!root)
         return failure_set(why, "%s:%d:%d: %s", name, error->line, error->column, error->text);
     bool good = read_root(root, name, b, why);

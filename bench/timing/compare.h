@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A run beside an earlier one: is the difference more than noise? */
+/* Comparison of a run with an earlier one, with a test of significance. */
 #ifndef BENCH_TIMING_COMPARE_H
 #define BENCH_TIMING_COMPARE_H
 
@@ -12,18 +12,18 @@ typedef enum compare_verdict {
     COMPARE_SAME = 0,
     COMPARE_FASTER = 1,
     COMPARE_SLOWER = 2,
-    COMPARE_UNKNOWN = 3 /* missing on one side, failed, or too few samples to tell */
+    COMPARE_UNKNOWN = 3 /* missing on one side, failed, or too few samples */
 } compare_verdict;
 
 typedef struct comparison {
     compare_verdict verdict;
     double base, now; /* medians, seconds; 0 = missing */
     double change;    /* now / base - 1 */
-    double p;         /* of the U test; -1 if it was not made */
+    double p;         /* of the U test; -1 = no test */
 } comparison;
 
-/* Samples in seconds. A change of the medians below `floor` (0.02 is 2 percent) is SAME whatever the test says: two
- * runs on one machine differ by so much anyway. */
+/* Samples in seconds. A change of the medians below `floor` (0.02 is 2 percent) is SAME for any p, since repeated runs
+ * on one machine differ by as much. */
 comparison compare_samples(const double *base, uint32_t base_count, const double *now, uint32_t now_count,
                            double floor);
 const char *compare_verdict_string(compare_verdict verdict); /* "SAME", "FASTER", "SLOWER", "????" */
@@ -42,14 +42,14 @@ typedef struct baseline {
     uint64_t seed; /* 0 = not recorded */
 } baseline;
 
-/* Reads what report_write_json wrote, or any file of Google Benchmark's schema. Hostile until parsed. */
+/* Reads a file of report_write_json, or any file of Google Benchmark's schema. The file is untrusted. */
 bool baseline_load(const char *path, baseline *b, failure *why);
 bool baseline_parse(const char *text, size_t length, const char *name, baseline *b, failure *why);
 const baseline_row *baseline_find(const baseline *b, const char *name);
 void baseline_free(baseline *b); /* accepts a zeroed one */
 
-/* Writes a line for each row of either side. Returns the number of rows that are SLOWER; *compared receives that of the
- * rows that have times on both sides. */
+/* Writes a line for each row of either side. Returns the number of SLOWER rows; *compared receives the number of rows
+ * with times on both sides. */
 uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out,
                        uint32_t *compared);
 

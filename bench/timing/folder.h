@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* A folder for one run: a benchmark's kernel cache, so that what earlier runs kept is not in its figures. */
+/* A temporary folder for the kernel cache of one run, so that earlier runs do not affect its figures. */
 #ifndef BENCH_TIMING_FOLDER_H
 #define BENCH_TIMING_FOLDER_H
 
@@ -11,7 +11,7 @@ typedef struct folder {
 
 /* In $TMPDIR, or /tmp. */
 bool folder_make(folder *f);
-/* With the files in it. */
+/* Removes the folder and its files. */
 void folder_remove(folder *f);
 
 #endif

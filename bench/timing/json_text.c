@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The bytes of a well-formed UTF-8 character at text, 0 if it is none (RFC 3629, section 4). */
+/* The length of the UTF-8 character at text, 0 if it is malformed (RFC 3629, section 4). */
 static size_t utf8_length(const unsigned char *text)
 {
     const size_t length = text[0] < 0x80   ? 1

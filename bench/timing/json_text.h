@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Strings from drivers, hosts and files as JSON, which has only UTF-8. */
+/* Strings of drivers, hosts and files as JSON, which is UTF-8. */
 #ifndef BENCH_TIMING_JSON_TEXT_H
 #define BENCH_TIMING_JSON_TEXT_H
 

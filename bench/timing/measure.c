@@ -46,7 +46,7 @@ static bool add_sample(measurement *m, uint32_t *capacity, double seconds, doubl
     return true;
 }
 
-static bool over(const measure_options *o, double begin)
+static bool timed_out(const measure_options *o, double begin)
 {
     return (o->stop && *o->stop) || (o->timeout > 0 && measure_clock() - begin > o->timeout);
 }
@@ -58,7 +58,7 @@ bool measure_run(const measure_options *options, measure_call call, void *contex
     uint32_t capacity = 0, repetitions = options->repetitions ? options->repetitions : 1;
     bool good = true;
     for (; (m->warmup < options->warmup || (m->warmup && measure_clock() - begin < options->warmup_time)) &&
-           !(m->warmup && over(options, begin));
+           !(m->warmup && timed_out(options, begin));
          ++m->warmup)
         if (!call(context, &seconds))
             return false;
@@ -67,9 +67,9 @@ bool measure_run(const measure_options *options, measure_call call, void *contex
         double wanted = ceil(options->min_time / (repetitions * seconds));
         m->iterations = wanted < 1 ? 1 : wanted > 1e6 ? 1000000 : (uint64_t)wanted;
     }
-    /* At least one sample, whatever the time says; beyond the repetitions only until min_time is reached. */
+    /* At least one sample, even after the timeout; more than the repetitions only until min_time is reached. */
     while (m->count < repetitions || (total < options->min_time && m->count < 1000 + repetitions)) {
-        if (m->count && over(options, begin)) {
+        if (m->count && timed_out(options, begin)) {
             m->cut = m->count < repetitions;
             break;
         }
@@ -79,7 +79,7 @@ bool measure_run(const measure_options *options, measure_call call, void *contex
         }
         double sum = 0, cpu = measure_cpu_clock();
         uint64_t done = 0;
-        while (good && done < m->iterations && !(done && over(options, begin))) {
+        while (good && done < m->iterations && !(done && timed_out(options, begin))) {
             good = call(context, &seconds);
             sum += seconds;
             ++done;
@@ -124,7 +124,7 @@ void measure_finish(measurement *m)
     for (uint32_t i = 0; i < m->count; ++i)
         squares += (m->samples[i] - m->mean) * (m->samples[i] - m->mean);
     m->deviation = m->count > 1 ? sqrt(squares / (m->count - 1)) : 0;
-    m->median = m->p10 = m->p90 = m->least = m->most = m->mean; /* if there is no memory to sort in */
+    m->median = m->p10 = m->p90 = m->least = m->most = m->mean; /* without memory for sorting */
     if (!sorted)
         return;
     memcpy(sorted, m->samples, m->count * sizeof *sorted);

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * Repeated timing and its statistics. A sample is the mean of `iterations` calls; as many iterations are taken as the
- * shortest time of a run asks for, so that a call of microseconds is measured as carefully as one of seconds.
- */
+/* Repeated timing and its statistics. A sample is the mean of `iterations` calls, as many as min_time requires, so that
+ * a call of microseconds is measured as precisely as one of seconds. */
 #ifndef BENCH_TIMING_MEASURE_H
 #define BENCH_TIMING_MEASURE_H
 
@@ -11,30 +9,30 @@
 #include <stdint.h>
 
 typedef struct measure_options {
-    uint32_t repetitions;              /* samples; at least 1 */
-    uint32_t warmup;                   /* calls before the first sample */
-    double warmup_time;                /* seconds that they take together, at least: an idle GPU's clocks rise slowly */
-    double min_time;                   /* seconds that the samples take together, at least */
-    double timeout;                    /* seconds, warm-up included, after which no further call begins; 0 = none */
+    uint32_t repetitions; /* samples; at least 1 */
+    uint32_t warmup;      /* calls before the first sample */
+    double warmup_time;   /* the least total seconds of the warm-up: the clocks of an idle GPU rise slowly */
+    double min_time;      /* the least total seconds of the samples */
+    double timeout;       /* seconds, warm-up included, after which no further call begins; 0 = none */
     const volatile sig_atomic_t *stop; /* not NULL: no further call begins once it is not 0 */
 } measure_options;
 
 typedef struct measurement {
-    double *samples; /* seconds a call, in the order of measuring; owned */
-    double *cpu;     /* CPU seconds of the whole process a call, likewise */
+    double *samples; /* seconds per call, in order of measurement; owned */
+    double *cpu;     /* CPU seconds of the process per call; likewise */
     uint32_t count;
     uint32_t warmup;     /* calls done */
     uint64_t iterations; /* calls in a sample */
     double median, p10, p90, mean, deviation, least, most;
-    bool cut; /* timeout or stop came before the repetitions were done */
+    bool cut; /* ended by timeout or stop before the repetitions were done */
 } measurement;
 
-/* Does the work once and gives the seconds that it took; false ends the measurement. */
+/* Does the work once and stores its seconds; false ends the measurement. */
 typedef bool (*measure_call)(void *context, double *seconds);
 
-/* Runs. False if a call failed, or if there is no sample; what was measured is kept. */
+/* Runs a measurement. False if a call failed or there is no sample; samples so far are kept. */
 bool measure_run(const measure_options *options, measure_call call, void *context, measurement *m);
-/* Fills in the statistics from samples and count. */
+/* Computes the statistics from samples and count. */
 void measure_finish(measurement *m);
 void measure_free(measurement *m); /* accepts a zeroed one */
 

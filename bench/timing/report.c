@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Room for one more; NULL, with the list as it was, if there is no memory. */
+/* Grows a list by one entry; NULL, with the list unchanged, if there is no memory. */
 static void *grow(void *list, uint32_t count, uint32_t *capacity, size_t size)
 {
     if (count < *capacity)
@@ -126,7 +126,7 @@ const char *report_si(double value, char buffer[16])
     return buffer;
 }
 
-/* Three digits; a dash for a figure that the row does not have. */
+/* Three digits, or a dash if the row does not have the figure. */
 static const char *number(double value, bool there, char buffer[16])
 {
     if (!there)
@@ -154,8 +154,8 @@ static const char *percent(double part, double whole, char buffer[16])
 
 /* -------------------------------------------------------------------------------------------------- table, Markdown */
 
-/* The columns that people read. Widths are of the wide table, and of the one of 100 columns, where 0 leaves it out; a
- * negative one is aligned left. */
+/* The columns of the tables. Widths are those of the wide table, and of the table of 100 columns, where 0 omits the
+ * column; negative widths are aligned left. */
 static const struct {
     const char *head;
     int width, narrow;
@@ -205,7 +205,7 @@ static void fill_cells(const report_row *row, report_format format, const char *
     cells[18] = row->status == REPORT_OK ? row->plan : report_status_string(row->status);
 }
 
-/* A cell of Markdown: a bar would end it. */
+/* Escapes bars, which would end a Markdown cell. */
 static void write_cell(const char *text, FILE *out)
 {
     for (; *text; ++text)
@@ -238,7 +238,7 @@ static void write_csv_text(const char *text, FILE *out)
     (void)fputc('"', out);
 }
 
-/* The columns of CSV and the extra keys of JSON: one list, so that they say the same. */
+/* The columns of CSV and the extra keys of JSON, from one list. */
 
 void report_each_text(const report_row *row, report_text_sink text, void *context)
 {
@@ -390,7 +390,7 @@ void report_end(const report *r, report_format format, FILE *out)
             (void)fprintf(out, "%s: %s: %s\n", row->name, report_status_string(row->status), row->message);
         } else {
             (void)fprintf(out, "- `%s`: %s: ", row->name, report_status_string(row->status));
-            write_cell(row->message, out); /* on one line, as an item of a list must be */
+            write_cell(row->message, out); /* on one line, since it is a list item */
             (void)fputc('\n', out);
         }
     }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * What a benchmark run found: context and rows, and the four ways to write them down: a table for people, Markdown and
- * CSV for documents, and JSON in the schema of Google Benchmark, so that its compare.py reads it.
- */
+/* The report of a benchmark run: context and rows. Output as a table, Markdown, CSV, and JSON in the schema of Google
+ * Benchmark, which its compare.py can read. */
 #ifndef BENCH_TIMING_REPORT_H
 #define BENCH_TIMING_REPORT_H
 
@@ -17,13 +15,13 @@ typedef enum report_status {
     REPORT_OK = 0,
     REPORT_WRONG = 1,       /* the error rule failed: no time is given */
     REPORT_FAILED = 2,      /* a call failed; message says why */
-    REPORT_UNSUPPORTED = 3, /* this device or version cannot do it; message says why */
+    REPORT_UNSUPPORTED = 3, /* not supported by this device or version; message has the reason */
     REPORT_STOPPED = 4      /* interrupted before it had a sample */
 } report_status;
 
-/* A figure that does not apply is 0, except where the comment says otherwise. */
+/* A figure that does not apply is 0, unless stated otherwise. */
 typedef struct report_row {
-    char name[256];    /* workload/device/dtype/shape: what two runs are compared by */
+    char name[256];    /* workload/device/dtype/shape: the key for comparing two runs */
     char workload[64]; /* also "peer: OpenBLAS sgemm", "mask_causal" */
     char kind[16];     /* "attention", "mask", "peer" */
     char device[32], dtype[16], shape[96], plan[96], timer[64];
@@ -32,8 +30,8 @@ typedef struct report_row {
     double share; /* of the work of the full-size workload */
     measurement time;
     uint32_t threads;
-    double density;       /* pairs that may attend, of all; -1 = none */
-    double block_density; /* blocks that are not empty, of all; -1 = none */
+    double density;       /* share of allowed pairs; -1 = none */
+    double block_density; /* share of blocks that are not empty; -1 = none */
     int64_t pairs;        /* over batch and heads; -1 = none */
     double flop, bytes;   /* of one call */
     double peak_flops, peak_bandwidth;
@@ -58,28 +56,28 @@ typedef struct report {
     uint32_t entry_count, entry_capacity, row_count, row_capacity;
 } report;
 
-/* A table has 100 columns of text, a wide one all that Markdown has. */
+/* A table is 100 characters wide; a wide one has all columns of Markdown. */
 typedef enum report_format { REPORT_TABLE, REPORT_WIDE, REPORT_MARKDOWN, REPORT_CSV } report_format;
 
-/* Adds to the context. Silently does nothing without memory: a report with less context is still a report. */
+/* Adds to the context. Does nothing without memory: context is not essential. */
 void report_context(report *r, const char *key, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void report_context_number(report *r, const char *key, double value);
 /* The value of a context key, NULL if there is none. */
 const char *report_context_get(const report *r, const char *key);
-/* Takes the row, its samples included. NULL without memory: the samples are then freed. */
+/* Takes ownership of the row, including its samples. NULL without memory: the samples are then freed. */
 report_row *report_add(report *r, const report_row *row);
 void report_free(report *r); /* accepts a zeroed one */
 
-/* Written as rows come: begin (context and head line), each row, end (what failed, and why). */
+/* Written while rows are measured: begin (context and header), each row, end (failures and their reasons). */
 void report_begin(const report *r, report_format format, FILE *out);
 void report_write_row(const report_row *row, report_format format, FILE *out);
 void report_end(const report *r, report_format format, FILE *out);
-/* Calls the sink with every figure of a row, by its name in CSV and JSON. */
+/* Calls the sink with every figure of a row and its name in CSV and JSON. */
 typedef void (*report_text_sink)(void *context, const char *key, const char *text);
 typedef void (*report_number_sink)(void *context, const char *key, double value);
 void report_each_text(const report_row *row, report_text_sink text, void *context);
 void report_each_number(const report_row *row, report_number_sink sink, void *context);
-/* False without memory; the stream's own errors are the caller's to look at. */
+/* False without memory; the caller checks the stream for errors. */
 bool report_write_json(const report *r, FILE *out);
 
 /* Derived figures: 0 if the row has none. */

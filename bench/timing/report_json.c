@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Google Benchmark's schema: an entry for each sample, and aggregates, of which the median has attune's own figures. */
+/* Google Benchmark's schema: an entry for each sample, and aggregates. The median also has attune's own figures. */
 #include "bench/timing/report.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@ static void set_text(void *object, const char *key, const char *text)
 
 static void set_number(void *object, const char *key, double value)
 {
-    /* Google Benchmark has a `threads` of its own, written for every entry. */
+    /* Every entry already has Google Benchmark's own `threads`. */
     if (strcmp(key, "threads") != 0)
         (void)json_object_set_new(object, key, json_figure(value));
 }
@@ -51,7 +51,7 @@ static void add_entry(json_t *list, const report_row *row, uint32_t family, cons
     (void)json_object_set_new(object, "real_time", json_figure(1e3 * e->real));
     (void)json_object_set_new(object, "cpu_time", json_figure(1e3 * e->cpu));
     set_text(object, "time_unit", "ms");
-    /* Everything else once: with the median, or with the one entry of a row that failed. */
+    /* All other figures once: with the median, or with the only entry of a failed row. */
     if (!e->aggregate ? row->status != REPORT_OK : !strcmp(e->aggregate, "median")) {
         report_each_text(row, set_text, object);
         report_each_number(row, set_number, object);

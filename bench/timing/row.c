@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Rows: attention on a device, block masks, calls of anything else. */
+/* Rows: attention on a device, block masks, and calls of peers. */
 #include "bench/timing/row.h"
 
 #include "tests/oracle/segments.h"
@@ -10,10 +10,10 @@
 #include <string.h>
 
 #define CHECK_ROWS  64
-#define CHECK_WORK  4000000 /* pairs that the references evaluate at most, unless that leaves fewer than 8 rows */
+#define CHECK_WORK  4000000 /* the limit on pairs that the references evaluate, unless that leaves fewer than 8 rows */
 #define BUFFERS_MAX (10 + 2 * ATTUNE_EXPR_MAX_SYMBOLS)
 
-/* Everything that one attention row holds. */
+/* The resources of one attention row. */
 typedef struct bench_setup {
     attention a;
     attune_mask *mask;
@@ -60,7 +60,7 @@ static bool fail_call(report_row *row, attune_status status, const char *what)
 
 /* ------------------------------------------------------------------------------------------------------------ setup */
 
-static void give_back(bench_setup *s)
+static void release(bench_setup *s)
 {
     attune_plan_destroy(s->plan);
     attune_plan_destroy(s->backward);
@@ -98,7 +98,7 @@ static bool make_tensor(bench_setup *s, attune_device *device, attune_dtype dtyp
     return true;
 }
 
-/* The mask anew, or the masks of the segments, and on the device. */
+/* Builds the mask, or the masks of the segments, and uploads it. */
 static attune_status build_masks(bench_setup *s, attune_problem *problem)
 {
     if (s->cut.count)
@@ -106,8 +106,8 @@ static attune_status build_masks(bench_setup *s, attune_problem *problem)
     return s->a.mask ? attention_mask(s->instance, s->device, &s->a, &s->mask_desc, problem, &s->mask) : ATTUNE_OK;
 }
 
-/* Of one mask, or of those of the segments together. */
-static attune_status gather_statistics(const bench_setup *s, report_row *row)
+/* Of one mask, or of all masks of the segments. */
+static attune_status sum_statistics(const bench_setup *s, report_row *row)
 {
     const int64_t *size = s->a.q.size, keys = s->a.k.size[2];
     row->density = row->block_density = 0;
@@ -145,7 +145,7 @@ static bool make_masks(const workload *w, bench_setup *s, report_row *row)
         row->pairs = w->batch * w->heads * w->q_len * w->kv_len;
         return true;
     }
-    status = gather_statistics(s, row);
+    status = sum_statistics(s, row);
     return status == ATTUNE_OK || fail_call(row, status, "mask statistics");
 }
 
@@ -188,8 +188,7 @@ static attune_problem describe_problem(const workload *w, const attention *a, bo
                             .lse = lse};
 }
 
-/* A plan, twice: what the first costs, and what it costs when everything that can be kept is kept. Adds to the row's.
- */
+/* Creates a plan twice, with a cold and with a warm cache, and adds the times to the row's. */
 static bool make_plan(attune_device *device, const row_options *options, const attune_problem *problem,
                       const char *what, attune_plan **plan, report_row *row)
 {
@@ -208,7 +207,7 @@ static bool make_plan(attune_device *device, const row_options *options, const a
     return true;
 }
 
-/* The plans of the pass, and what they cost: backward runs need forward's plan, which is not counted. */
+/* The plans of the pass, with their times. Backward also needs the forward plan, whose time is not counted. */
 static bool make_plans(attune_device *device, const row_options *options, bench_setup *s, report_row *row)
 {
     attune_problem problem = s->problem;
@@ -293,8 +292,8 @@ static bool forward(void *state, double *seconds)
 
 /* --------------------------------------------------------------------------------------------------------- training */
 
-/* Fills the output with bytes that are NaN in every dtype, so that an element that no kernel wrote is found. */
-static attune_status poison(attune_buffer *buffer)
+/* Fills the output with bytes that are NaN in every dtype, to detect elements that no kernel writes. */
+static attune_status fill_with_nan(attune_buffer *buffer)
 {
     static unsigned char bytes[1 << 16];
     memset(bytes, 0xff, sizeof bytes);
@@ -305,7 +304,7 @@ static attune_status poison(attune_buffer *buffer)
     return status;
 }
 
-/* What backward reads and writes beside what forward does. */
+/* The additional tensors of the backward pass. */
 static bool make_gradients(attune_device *device, uint64_t seed, bench_setup *s, report_row *row)
 {
     const attune_forward_args *f = &s->args;
@@ -363,7 +362,7 @@ static bool backward(void *state, double *seconds)
     return s->status == ATTUNE_OK;
 }
 
-/* The host's time for the mask, and the device's for the passes. */
+/* The host's time for the mask plus the device's time for the passes. */
 static bool step(void *state, double *seconds)
 {
     bench_setup *s = state;
@@ -381,7 +380,7 @@ static bool step(void *state, double *seconds)
     return true;
 }
 
-/* The sum of the products of two tensors' elements, and of their magnitudes. */
+/* The inner product of two tensors, and the sum of the magnitudes of its terms. */
 static bool inner_product(const attune_tensor *x, const array *y, double *sum, double *size, report_row *row)
 {
     failure why = {{0}};
@@ -401,15 +400,18 @@ static bool inner_product(const attune_tensor *x, const array *y, double *sum, d
 }
 
 /*
- * Two identities that hold whatever the mask and the score expression: o is linear in v, so that <d_v, v> = <d_o, o>;
- * and scores depend on q and k by their product alone, so that <d_q, q> = <d_k, k>. The elements themselves are the
- * tests' to hold against the oracle.
+ * Checks two identities that hold for any mask and score expression: o is linear in v, so that <d_v, v> = <d_o, o>; and
+ * scores depend on q and k only through their product, so that <d_q, q> = <d_k, k>. The tests compare the elements with
+ * the oracle.
  */
 static bool check_backward(bench_setup *s, report_row *row)
 {
     double seconds, sums[4], sizes[4];
     for (uint32_t i = 0; i < 3; ++i)
-        if ((s->status = poison((i == 0 ? s->back.d_q : i == 1 ? s->back.d_k : s->back.d_v).buffer)) != ATTUNE_OK)
+        if ((s->status = fill_with_nan((i == 0   ? s->back.d_q
+                                        : i == 1 ? s->back.d_k
+                                                 : s->back.d_v)
+                                           .buffer)) != ATTUNE_OK)
             return fail_call(row, s->status, "write");
     if (!backward(s, &seconds))
         return fail_call(row, s->status, "backward");
@@ -419,7 +421,7 @@ static bool check_backward(bench_setup *s, report_row *row)
         !inner_product(&s->back.d_k, &s->a.k, &sums[3], &sizes[3], row))
         return false;
     for (uint32_t i = 0; i < 4; i += 2) {
-        /* Roundings of each product, most of which cancel. */
+        /* Rounding errors of each product, most of which cancel. */
         const double bound = (sizes[i] + sizes[i + 1]) * reference_epsilon(s->a.q.dtype) * 4;
         if (!(fabs(sums[i] - sums[i + 1]) <= bound))
             return fail(row, REPORT_WRONG, "%s is %.9g, %s %.9g: expected the same to %.3g",
@@ -502,7 +504,7 @@ static bool check(bench_setup *s, const row_options *options, report_row *row)
     array o = {0};
     checked_rows c = {0};
     double seconds;
-    attune_status status = poison(s->args.o.buffer);
+    attune_status status = fill_with_nan(s->args.o.buffer);
     if (status != ATTUNE_OK)
         return fail_call(row, status, "write");
     if (!forward(s, &seconds))
@@ -598,9 +600,9 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
     s->problem = describe_problem(w, &s->a, options->pass != ROW_FORWARD);
     good = good && make_masks(w, s, row) && make_plans(device, options, s, row) && make_arguments(device, s, row) &&
            (options->pass == ROW_FORWARD || make_gradients(device, options->seed, s, row));
-    /* The pairs that the mask allows, each a dot product of head_dim and a sum of head_dim_v, two operations a term. */
+    /* For each allowed pair a dot product over head_dim and a sum over head_dim_v, with two operations per term. */
     row->flop = row->pairs > 0 ? 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v) : 0;
-    /* Backward computes five products where forward computes two. */
+    /* Backward has five matrix products, forward two. */
     row->flop *= options->pass == ROW_BACKWARD ? 2.5 : options->pass == ROW_STEP ? 3.5 : 1;
     good = good && (!options->check || check(s, options, row));
     if (good && options->pass != ROW_FORWARD) {
@@ -612,7 +614,7 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
         good = measure_run(&options->measure, calls[options->pass], s, &row->time);
         finish_row(row, good, "call", s->status);
     }
-    give_back(s);
+    release(s);
     free(s);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The table of named workloads and the generators that make their captures from a seed. Shapes are those of the models'
- * published configuration files; lengths are each model's context or a usual length within it. */
+/* The table of named workloads, and the generators of their captures. Shapes are from the models' published
+ * configuration files; lengths are a model's context or a common length within it. */
 #include "bench/workloads/workload.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* Lengths of web documents in tokens are close to log-normal with a heavy tail: a median of some 1,700 tokens, a mean
- * three times that, and one in a hundred beyond 45,000. Long ones are cut where a packed sequence ends. */
+ * three times that, and one in a hundred beyond 45,000. Long ones are truncated at the end of the packed sequence. */
 #define DOCUMENT_MEDIAN 1700
 #define DOCUMENT_SPREAD 1.5
 
@@ -228,7 +228,7 @@ double workload_flop(const workload *w)
     return 2 * density * all_pairs(w) * ((double)w->head_dim + (double)dv);
 }
 
-/* A length near `wanted`: a multiple of 128, or of 16 if it is short. Never longer than the whole. */
+/* A length near `wanted`: a multiple of 128, or of 16 if it is short; at most `whole`. */
 static int64_t round_length(double wanted, int64_t whole)
 {
     int64_t step = wanted >= 1024 ? 128 : 16;
@@ -238,12 +238,12 @@ static int64_t round_length(double wanted, int64_t whole)
     return length < whole ? length : whole;
 }
 
-/* Sets the lengths of s so that its pairs are about `target`, with `shortest` keys at least, from the whole w. */
+/* Sets the lengths of s, a copy of w, so that it has about `target` pairs and at least `shortest` keys. */
 static void shrink_lengths(workload *s, const workload *w, double target, int64_t shortest)
 {
     double planes = at_least_1(s->batch) * at_least_1(s->heads);
     double factor = target / (planes * (double)w->q_len * (double)w->kv_len);
-    bool decode = w->q_len <= 16; /* a few queries stay as they are, and the work is linear in the keys */
+    bool decode = w->q_len <= 16; /* a few queries are not reduced, and the work is linear in the keys */
     if (!decode)
         factor = sqrt(factor);
     if (factor * (double)w->kv_len < (double)shortest)
@@ -309,7 +309,7 @@ workload workload_scaled(const workload *w, double scale)
 
 /* ------------------------------------------------------------------------------------------------------- generators */
 
-/* Each array has a stream of its own, so that one more capture changes no other. */
+/* Each array has its own random stream, so that adding a capture does not change the others. */
 static random_state stream(uint64_t seed, const char *tag)
 {
     random_state r = {seed * UINT64_C(0x9e3779b97f4a7c15)};
@@ -347,8 +347,8 @@ static bool generate_document(const workload_capture *c, const shape *s, uint64_
     return true;
 }
 
-/* Groups of one prompt, twice `length` long at the median, and `count` answers. Every part has a number of its own;
- * `owner` is the number of the group's prompt. Both captures walk the same lengths. */
+/* Groups of one prompt, with a median length of twice `length`, and `count` answers. Every part has its own number;
+ * `owner` is the number of the group's prompt. Both captures use the same lengths. */
 static bool generate_prefix(const workload_capture *c, const shape *s, uint64_t seed, bool owner, array *out,
                             failure *why)
 {
@@ -434,7 +434,7 @@ static bool generate_keep(const workload_capture *c, const shape *s, uint64_t se
     return true;
 }
 
-/* Press, Smith & Lewis (2022): powers of 2^(-8 / n) for n heads; if n is no power of two, those of the power below,
+/* Press, Smith & Lewis (2022): powers of 2^(-8 / n) for n heads; if n is not a power of two, those of the power below,
  * then every other one of the power above. */
 static bool generate_slopes(const workload_capture *c, const shape *s, uint64_t seed, array *out, failure *why)
 {
@@ -493,8 +493,8 @@ static bool generate_temperature(const workload_capture *c, const shape *s, uint
     return true;
 }
 
-/* The anchors at depth 0 are all places; each depth keeps a share of those before it. Both captures walk the same
- * choices. What is left of the tokens is padding, which sees itself alone. */
+/* At depth 0 every position is an anchor; each depth keeps a share of the previous anchors. Both captures make the same
+ * choices. The remaining tokens are padding, which attends only to itself. */
 static bool generate_rollout(const workload_capture *c, const shape *s, uint64_t seed, bool depth, array *out,
                              failure *why)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Named workloads: what attention is used for, in the shapes of named public models, with data made from a seed. The
- * program times them; the tests run them shrunk. A workload is data: expressions, shape, and the names of the
- * generators that make its captures, so that a JSON file can say whatever the built-in table says.
+ * Named workloads: uses of attention in the shapes of public models, with random data. The program times them; the
+ * tests run them shrunk. A workload is data (expressions, shape and the names of its captures' generators), so that a
+ * JSON file can express everything that the built-in table can.
  */
 #ifndef BENCH_WORKLOADS_WORKLOAD_H
 #define BENCH_WORKLOADS_WORKLOAD_H
@@ -12,7 +12,7 @@
 #define WORKLOAD_MAX_CAPTURES   8
 #define WORKLOAD_MAX_PARAMETERS 7 /* and `side` */
 
-/* How a parameter follows the lengths when a workload is shrunk. */
+/* How a parameter is scaled when a workload is shrunk. */
 typedef enum workload_shrink {
     WORKLOAD_FIXED = 0,
     WORKLOAD_LENGTH = 1, /* in proportion to kv_len: windows, prefixes */
@@ -26,36 +26,36 @@ typedef struct workload_parameter {
     workload_shrink shrink;
 } workload_parameter;
 
-/* An array that the expressions read: made by a generator (workload_generator_get lists them) or given. */
+/* A capture: computed by a generator (workload_generator_get lists them), or given. */
 typedef struct workload_capture {
     char name[64];
     char generator[32]; /* empty = `values` is given */
     double length;      /* median length in tokens, in proportion to kv_len when shrunk; meaning: see the generator */
     double spread;      /* meaning: see the generator */
     int64_t count;      /* likewise */
-    array values;       /* the data, the workload list's own; generator "normal" reads its rank and size alone */
+    array values;       /* the data, owned by the workload list; generator "normal" reads only its rank and size */
 } workload_capture;
 
 typedef struct workload {
     char name[64];         /* "document_packing" */
-    char description[256]; /* rule, and the model whose shape it has, with its source */
+    char description[256]; /* rule, and the model of its shape, with the source */
     char mask[512];        /* expressions; empty = none */
     char score[512];
-    attune_dtype dtype;             /* 0 = the caller's choice; workload_instantiate takes f32 */
+    attune_dtype dtype;             /* 0 = the caller's choice; workload_instantiate uses f32 */
     attune_dtype kv_dtype, o_dtype; /* of k and v, and of o, where they differ from q's; 0 = as dtype */
     int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
     int64_t
         side; /* tokens are a side x side grid: both lengths are side * side, and `side` is a parameter; 0 = no grid */
-    uint32_t segments; /* in which the keys lie: all but the first are q_len long; 0 = in one */
+    uint32_t segments; /* segments of the keys: all but the first have length q_len; 0 = no segments */
     uint32_t head_dim, head_dim_v;
     double scale;   /* 0 = 1 / sqrt(head_dim) */
-    double density; /* the share of pairs that may attend, roughly: sizes a run before any mask is built */
+    double density; /* the approximate share of allowed pairs, to estimate work before a mask is built */
     uint32_t capture_count, parameter_count;
     workload_capture captures[WORKLOAD_MAX_CAPTURES];
     workload_parameter parameters[WORKLOAD_MAX_PARAMETERS];
 } workload;
 
-/* Those of training, which the next three count and find too. */
+/* The training workloads, which the next three functions include. */
 extern const workload workload_training[];
 extern const uint32_t workload_training_count;
 
@@ -64,29 +64,28 @@ uint32_t workload_count(void);
 const workload *workload_get(uint32_t index);
 const workload *workload_find(const char *name); /* NULL if there is none */
 
-/* Rows that time the building of a block mask alone: heads and head_dim are 1 and 8, and no input is ever made. */
+/* Workloads for building block masks only: heads and head_dim are 1 and 8, and there are no inputs. */
 uint32_t workload_mask_count(void);
 const workload *workload_mask_get(uint32_t index);
 
-/* The floating-point operations of one call, from the rough density. */
+/* The floating-point operations of one call, from the approximate density. */
 double workload_flop(const workload *w);
 
 /*
  * Shrinks lengths (to no less than 1,024 keys), then batch and heads, then lengths further, so that the work is about
  * `scale` (0 to 1] of the whole. Keeps the ratio of heads to kv_heads and of kv_len to q_len; windows, prefixes and
- * document lengths shrink with kv_len, so that the picture of the mask and its density stay. A single query stays one.
- * A workload that gives arrays of its own keeps its shape.
+ * document lengths shrink with kv_len, so that the pattern and the density of the mask are kept. A single query remains
+ * one. A workload with given arrays keeps its shape.
  */
 workload workload_scaled(const workload *w, double scale);
 
-/* The lengths of its segments, of which there is room for SEGMENTS_MAX; returns their number, 0 if the keys lie in one.
- */
+/* Stores the lengths of its segments, at most SEGMENTS_MAX, and returns their number; 0 = no segments. */
 uint32_t workload_cut(const workload *w, int64_t *lengths);
 
-/* Makes inputs, captures and expressions; give back with workload_release. Inputs are normal, never zero. The same seed
- * gives the same data on every machine; what one array holds does not depend on the others. */
+/* Creates inputs, captures and expressions; release with workload_release. Inputs are normally distributed and never
+ * zero. The same seed gives the same data on every machine; arrays are independent of one another. */
 bool workload_instantiate(attune_instance *instance, const workload *w, uint64_t seed, attention *a, failure *why);
-/* The same without q, k and v: what building a mask needs. */
+/* The same without q, k and v, for building a mask. */
 bool workload_bind(attune_instance *instance, const workload *w, uint64_t seed, attention *a, failure *why);
 void workload_release(attention *a); /* accepts a zeroed one */
 
@@ -100,12 +99,10 @@ typedef struct workload_generator {
 } workload_generator;
 const workload_generator *workload_generator_get(uint32_t index);
 
-/*
- * A JSON file: an object or an array of objects with the fields of this struct (docs/benchmarking.md); hostile until
- * parsed. *list is given back by workload_list_free. Paths of NPY files in it are relative to the working directory.
- */
+/* A JSON file: an object or an array of objects with the fields of this struct (docs/benchmarking.md); the file is
+ * untrusted. Release *list with workload_list_free. Paths of NPY files in it are relative to the working directory. */
 bool workload_load(const char *path, workload **list, uint32_t *count, failure *why);
-/* The same from memory. files = false refuses captures that name a file. */
+/* The same from memory. files = false: captures from files are an error. */
 bool workload_parse(const char *text, size_t length, const char *name, bool files, workload **list, uint32_t *count,
                     failure *why);
 void workload_list_free(workload *list, uint32_t count);

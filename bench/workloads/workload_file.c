@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Workloads from a JSON file. The text is hostile: every field has a type, a range and a message, unknown keys are
- * errors, and the sizes that follow from the fields are bounded before anything is allocated. */
+/* Workloads from a JSON file. The text is untrusted: the type and range of every field are checked, unknown keys are
+ * errors, and derived sizes are bounded before anything is allocated. */
 #include "tests/oracle/segments.h"
 #include "bench/workloads/workload.h"
 
@@ -16,69 +16,70 @@
 #define ROW_LIMIT      0x1p28     /* rows of q, k or v, over batch and heads: a thousand times a large model's */
 #define ELEMENT_LIMIT  0x1p36     /* elements of q, k or v */
 
-/* Where in the file we are: every message begins with it. */
-typedef struct place {
+/* The position in the file, with which every message begins. */
+typedef struct location {
     const char *file;
     size_t index;
     const char *name; /* of the workload; empty until it is known */
     failure *why;
-} place;
+} location;
 
-static bool wrong(const place *at, const char *key, const char *problem)
+static bool fail_field(const location *at, const char *key, const char *problem)
 {
     if (at->name[0])
         return failure_set(at->why, "%s: workload %s: %s: %s", at->file, at->name, key, problem);
     return failure_set(at->why, "%s: workload %zu: %s: %s", at->file, at->index, key, problem);
 }
 
-static bool read_string(const place *at, const char *key, const json_t *value, char *out, size_t size)
+static bool read_string(const location *at, const char *key, const json_t *value, char *out, size_t size)
 {
     char problem[96];
     const char *text = json_string_value(value);
     if (!text)
-        return wrong(at, key, "must be a string");
+        return fail_field(at, key, "must be a string");
     size_t length = json_string_length(value);
     if (strlen(text) != length)
-        return wrong(at, key, "contains a NUL");
+        return fail_field(at, key, "contains a NUL");
     if (length >= size) {
         (void)snprintf(problem, sizeof problem, "has %zu bytes, the most is %zu", length, size - 1);
-        return wrong(at, key, problem);
+        return fail_field(at, key, problem);
     }
     memcpy(out, text, length + 1);
     return true;
 }
 
-static bool read_integer(const place *at, const char *key, const json_t *value, int64_t least, int64_t most,
+static bool read_integer(const location *at, const char *key, const json_t *value, int64_t least, int64_t most,
                          int64_t *out)
 {
     char problem[128];
     if (!json_is_integer(value))
-        return wrong(at, key, "must be a whole number");
+        return fail_field(at, key, "must be a whole number");
     int64_t n = (int64_t)json_integer_value(value);
     if (n < least || n > most) {
         (void)snprintf(problem, sizeof problem, "is %lld, must be from %lld to %lld", (long long)n, (long long)least,
                        (long long)most);
-        return wrong(at, key, problem);
+        return fail_field(at, key, problem);
     }
     *out = n;
     return true;
 }
 
-static bool read_number(const place *at, const char *key, const json_t *value, double least, double most, double *out)
+static bool read_number(const location *at, const char *key, const json_t *value, double least, double most,
+                        double *out)
 {
     char problem[128];
     if (!json_is_number(value))
-        return wrong(at, key, "must be a number");
+        return fail_field(at, key, "must be a number");
     double n = json_number_value(value);
     if (!(n >= least && n <= most)) {
         (void)snprintf(problem, sizeof problem, "is %g, must be from %g to %g", n, least, most);
-        return wrong(at, key, problem);
+        return fail_field(at, key, problem);
     }
     *out = n;
     return true;
 }
 
-static bool read_dtype(const place *at, const char *key, const json_t *value, attune_dtype *out)
+static bool read_dtype(const location *at, const char *key, const json_t *value, attune_dtype *out)
 {
     if (json_is_string(value))
         for (int d = ATTUNE_F32; d <= ATTUNE_BOOL; ++d)
@@ -86,7 +87,7 @@ static bool read_dtype(const place *at, const char *key, const json_t *value, at
                 *out = (attune_dtype)d;
                 return true;
             }
-    return wrong(at, key, "must be one of f32 f16 bf16 f64 i32 i64 u8 bool");
+    return fail_field(at, key, "must be one of f32 f16 bf16 f64 i32 i64 u8 bool");
 }
 
 static bool is_name(const char *text)
@@ -96,11 +97,11 @@ static bool is_name(const char *text)
     return strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") == strlen(text);
 }
 
-static bool read_size(const place *at, const char *key, const json_t *value, array *out)
+static bool read_size(const location *at, const char *key, const json_t *value, array *out)
 {
     size_t rank = json_array_size(value);
     if (!json_is_array(value) || rank < 1 || rank > ATTUNE_MAX_RANK)
-        return wrong(at, key, "size must be a list of 1 to 4 lengths");
+        return fail_field(at, key, "size must be a list of 1 to 4 lengths");
     double count = 1;
     for (size_t i = 0; i < rank; ++i) {
         if (!read_integer(at, key, json_array_get(value, i), 1, INT32_MAX, &out->size[i]))
@@ -108,7 +109,7 @@ static bool read_size(const place *at, const char *key, const json_t *value, arr
         count *= (double)out->size[i];
     }
     if (count > 0x1p31)
-        return wrong(at, key, "size has more than 2^31 elements");
+        return fail_field(at, key, "size has more than 2^31 elements");
     out->rank = (uint32_t)rank;
     return true;
 }
@@ -124,17 +125,17 @@ static double range_most(attune_dtype dtype)
 }
 
 /* "values", with "size" (default: a list) and "dtype" (default: i32 if every value is whole, else f32). */
-static bool read_values(const place *at, const char *name, const json_t *object, workload_capture *c)
+static bool read_values(const location *at, const char *name, const json_t *object, workload_capture *c)
 {
     const json_t *values = json_object_get(object, "values"), *dtype = json_object_get(object, "dtype");
     size_t count = json_array_size(values);
     if (!json_is_array(values) || !count)
-        return wrong(at, name, "values must be a list of numbers");
+        return fail_field(at, name, "values must be a list of numbers");
     array shape = {.rank = 1, .size = {(int64_t)count}};
     if (json_object_get(object, "size") && !read_size(at, name, json_object_get(object, "size"), &shape))
         return false;
     if (array_count(&shape) != (int64_t)count)
-        return wrong(at, name, "values has another count than size says");
+        return fail_field(at, name, "values has another count than size says");
     shape.dtype = ATTUNE_I32;
     for (size_t i = 0; i < count && !dtype; ++i)
         if (!json_is_integer(json_array_get(values, i)))
@@ -153,13 +154,13 @@ static bool read_values(const place *at, const char *name, const json_t *object,
             return false;
         }
         if (whole && number != floor(number))
-            return wrong(at, name, "values must be whole numbers for this dtype");
+            return fail_field(at, name, "values must be whole numbers for this dtype");
         array_set(&c->values, (int64_t)i, number);
     }
     return true;
 }
 
-static bool has_only(const place *at, const char *name, const json_t *object, const char *const *keys)
+static bool has_only(const location *at, const char *name, const json_t *object, const char *const *keys)
 {
     char problem[160];
     const char *key;
@@ -171,31 +172,32 @@ static bool has_only(const place *at, const char *name, const json_t *object, co
             ++known;
         if (!*known) {
             (void)snprintf(problem, sizeof problem, "unknown key %.64s", key);
-            return wrong(at, name, problem);
+            return fail_field(at, name, problem);
         }
     }
     return true;
 }
 
-static bool read_capture(const place *at, const char *name, const json_t *object, bool files, workload_capture *c)
+static bool read_capture(const location *at, const char *name, const json_t *object, bool files, workload_capture *c)
 {
     if (!is_name(name))
-        return wrong(at, "captures", "a name has letters, digits and _, at most 63, and begins with no digit");
+        return fail_field(at, "captures", "a name has letters, digits and _, at most 63, and begins with no digit");
     if (!json_is_object(object))
-        return wrong(at, name, "must be an object: {\"generator\": ...}, {\"values\": [...]} or {\"npy\": \"...\"}");
+        return fail_field(at, name,
+                          "must be an object: {\"generator\": ...}, {\"values\": [...]} or {\"npy\": \"...\"}");
     memcpy(c->name, name, strlen(name) + 1);
     const json_t *generator = json_object_get(object, "generator"), *npy = json_object_get(object, "npy");
     if ((generator != NULL) + (npy != NULL) + (json_object_get(object, "values") != NULL) != 1)
-        return wrong(at, name, "must have one of generator, values and npy");
+        return fail_field(at, name, "must have one of generator, values and npy");
     if (npy) {
         char path[512];
         if (!has_only(at, name, object, (const char *const[]){"npy", NULL}) ||
             !read_string(at, name, npy, path, sizeof path))
             return false;
         if (!files)
-            return wrong(at, name, "names a file, which is not allowed here");
+            return fail_field(at, name, "names a file, which is not allowed here");
         return npy_read(path, &c->values, at->why) &&
-               (c->values.rank || wrong(at, name, "the array is a scalar: pass it as a parameter"));
+               (c->values.rank || fail_field(at, name, "the array is a scalar: pass it as a parameter"));
     }
     if (!generator)
         return has_only(at, name, object, (const char *const[]){"values", "size", "dtype", NULL}) &&
@@ -207,24 +209,24 @@ static bool read_capture(const place *at, const char *name, const json_t *object
     for (uint32_t i = 0; workload_generator_get(i); ++i)
         known |= !strcmp(workload_generator_get(i)->name, c->generator);
     if (!known)
-        return wrong(at, name, "no such generator: attune bench --list names them");
+        return fail_field(at, name, "no such generator: attune bench --list names them");
     c->length = 1024;
     c->spread = !strcmp(c->generator, "keep") ? 0 : 1;
     const json_t *length = json_object_get(object, "length"), *spread = json_object_get(object, "spread");
     const json_t *count = json_object_get(object, "count"), *size = json_object_get(object, "size");
     bool normal = !strcmp(c->generator, "normal");
     if (normal != (size != NULL))
-        return wrong(at, name, normal ? "needs size" : "takes no size");
+        return fail_field(at, name, normal ? "needs size" : "takes no size");
     return (!length || read_number(at, name, length, 1, 1e9, &c->length)) &&
            (!spread || read_number(at, name, spread, 0, 100, &c->spread)) &&
            (!count || read_integer(at, name, count, 1, 1 << 20, &c->count)) &&
            (!size || read_size(at, name, size, &c->values));
 }
 
-static bool read_parameter(const place *at, const char *name, const json_t *value, workload_parameter *p)
+static bool read_parameter(const location *at, const char *name, const json_t *value, workload_parameter *p)
 {
     if (!is_name(name))
-        return wrong(at, "parameters", "a name has letters, digits and _, at most 63, and begins with no digit");
+        return fail_field(at, "parameters", "a name has letters, digits and _, at most 63, and begins with no digit");
     memcpy(p->name, name, strlen(name) + 1);
     const json_t *number = value, *dtype = NULL, *shrink = NULL;
     if (json_is_object(value)) {
@@ -235,42 +237,42 @@ static bool read_parameter(const place *at, const char *name, const json_t *valu
         shrink = json_object_get(value, "shrink");
     }
     if (!number || !read_number(at, name, number, -3e38, 3e38, &p->value))
-        return wrong(at, name, "must be a number, or an object with value, dtype and shrink");
+        return fail_field(at, name, "must be a number, or an object with value, dtype and shrink");
     p->dtype = json_is_integer(number) ? ATTUNE_I32 : ATTUNE_F32;
     if (dtype && !read_dtype(at, name, dtype, &p->dtype))
         return false;
     if (p->dtype != ATTUNE_I32 && p->dtype != ATTUNE_F32)
-        return wrong(at, name, "a parameter is i32 or f32");
+        return fail_field(at, name, "a parameter is i32 or f32");
     if (p->dtype == ATTUNE_I32 && (p->value != floor(p->value) || fabs(p->value) >= 0x1p31))
-        return wrong(at, name, "must be a whole number that fits i32");
+        return fail_field(at, name, "must be a whole number that fits i32");
     if (shrink) {
         const char *how = json_is_string(shrink) ? json_string_value(shrink) : "";
         if (strcmp(how, "fixed") && strcmp(how, "length") && strcmp(how, "side"))
-            return wrong(at, name, "shrink must be fixed, length or side");
+            return fail_field(at, name, "shrink must be fixed, length or side");
         p->shrink = !strcmp(how, "length") ? WORKLOAD_LENGTH : !strcmp(how, "side") ? WORKLOAD_SIDE : WORKLOAD_FIXED;
     }
     return true;
 }
 
-static bool read_captures(const place *at, const json_t *object, bool files, workload *w)
+static bool read_captures(const location *at, const json_t *object, bool files, workload *w)
 {
     if (!json_is_object(object) || json_object_size(object) > WORKLOAD_MAX_CAPTURES)
-        return wrong(at, "captures", "must be an object of at most 8 captures");
+        return fail_field(at, "captures", "must be an object of at most 8 captures");
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)object, name, value)
     {
-        /* Counted at once, so that what a failure leaves behind is freed with the list. */
+        /* Counted before it is read, so that a failed capture is freed with the list. */
         if (!read_capture(at, name, value, files, &w->captures[w->capture_count++]))
             return false;
     }
     return true;
 }
 
-static bool read_parameters(const place *at, const json_t *object, workload *w)
+static bool read_parameters(const location *at, const json_t *object, workload *w)
 {
     if (!json_is_object(object) || json_object_size(object) > WORKLOAD_MAX_PARAMETERS)
-        return wrong(at, "parameters", "must be an object of at most 7 parameters");
+        return fail_field(at, "parameters", "must be an object of at most 7 parameters");
     const char *name;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)object, name, value)
@@ -281,7 +283,7 @@ static bool read_parameters(const place *at, const json_t *object, workload *w)
     return true;
 }
 
-static bool read_field(const place *at, const char *key, const json_t *value, bool files, workload *w)
+static bool read_field(const location *at, const char *key, const json_t *value, bool files, workload *w)
 {
     static const struct {
         const char *key;
@@ -311,13 +313,13 @@ static bool read_field(const place *at, const char *key, const json_t *value, bo
     if (!strcmp(key, "dtype")) {
         if (!read_dtype(at, key, value, &w->dtype))
             return false;
-        return w->dtype <= ATTUNE_F64 || wrong(at, key, "must be one of f32 f16 bf16 f64");
+        return w->dtype <= ATTUNE_F64 || fail_field(at, key, "must be one of f32 f16 bf16 f64");
     }
     if (!strcmp(key, "kv_dtype") || !strcmp(key, "o_dtype")) {
         attune_dtype *const of = *key == 'k' ? &w->kv_dtype : &w->o_dtype;
         if (!read_dtype(at, key, value, of))
             return false;
-        return *of <= ATTUNE_BF16 || wrong(at, key, "must be one of f32 f16 bf16");
+        return *of <= ATTUNE_BF16 || fail_field(at, key, "must be one of f32 f16 bf16");
     }
     if (!strcmp(key, "head_dim") || !strcmp(key, "head_dim_v")) {
         int64_t n = 0;
@@ -341,7 +343,7 @@ static bool read_field(const place *at, const char *key, const json_t *value, bo
         return read_captures(at, value, files, w);
     if (!strcmp(key, "parameters"))
         return read_parameters(at, value, w);
-    return wrong(at, key, "unknown key");
+    return fail_field(at, key, "unknown key");
 }
 
 static double elements(int64_t batch, int64_t heads, int64_t length, uint32_t dim)
@@ -349,18 +351,18 @@ static double elements(int64_t batch, int64_t heads, int64_t length, uint32_t di
     return (double)batch * (double)heads * (double)length * (double)dim;
 }
 
-/* Defaults, and what holds between fields. */
-static bool finish(const place *at, workload *w)
+/* Sets defaults, and checks the relations between fields. */
+static bool finish(const location *at, workload *w)
 {
     if (!w->head_dim)
-        return wrong(at, "head_dim", "is missing");
+        return fail_field(at, "head_dim", "is missing");
     if (w->side) {
         if ((w->q_len && w->q_len != w->side * w->side) || (w->kv_len && w->kv_len != w->side * w->side))
-            return wrong(at, "side", "q_len and kv_len must be its square, or be left out");
+            return fail_field(at, "side", "q_len and kv_len must be its square, or be left out");
         w->q_len = w->kv_len = w->side * w->side;
     }
     if (!w->q_len)
-        return wrong(at, "q_len", "is missing");
+        return fail_field(at, "q_len", "is missing");
     if (!w->kv_len)
         w->kv_len = w->q_len;
     if (!w->batch)
@@ -370,35 +372,37 @@ static bool finish(const place *at, workload *w)
     if (!w->kv_heads)
         w->kv_heads = w->heads;
     if (w->heads % w->kv_heads)
-        return wrong(at, "kv_heads", "must divide heads");
+        return fail_field(at, "kv_heads", "must divide heads");
     if (w->kv_batch > 1 && w->kv_batch != w->batch)
-        return wrong(at, "kv_batch", "must be batch or 1");
+        return fail_field(at, "kv_batch", "must be batch or 1");
     if (w->segments && w->kv_len <= (w->segments - 1) * w->q_len)
-        return wrong(at, "segments", "all but the first are q_len long: kv_len is too small for so many");
+        return fail_field(at, "segments", "all but the first are q_len long: kv_len is too small for so many");
     if (elements(w->batch, w->heads, w->q_len, 1) > ROW_LIMIT)
-        return wrong(at, "q_len", "q would have more than 2^28 rows over batch and heads, the limit: make them fewer");
+        return fail_field(at, "q_len",
+                          "q would have more than 2^28 rows over batch and heads, the limit: make them fewer");
     if (elements(w->batch, w->kv_heads, w->kv_len, 1) > ROW_LIMIT)
-        return wrong(at, "kv_len", "k would have more than 2^28 rows over batch and heads, the limit: make them fewer");
+        return fail_field(at, "kv_len",
+                          "k would have more than 2^28 rows over batch and heads, the limit: make them fewer");
     uint32_t dim = w->head_dim > w->head_dim_v ? w->head_dim : w->head_dim_v;
     if (elements(w->batch, w->heads, w->q_len, dim) > ELEMENT_LIMIT ||
         elements(w->batch, w->kv_heads, w->kv_len, dim) > ELEMENT_LIMIT)
-        return wrong(at, "q_len", "q, k or v would have more than 2^36 elements");
+        return fail_field(at, "q_len", "q, k or v would have more than 2^36 elements");
     return true;
 }
 
 static bool read_workload(const char *file, size_t index, const json_t *object, bool files, workload *w, failure *why)
 {
-    place at = {.file = file, .index = index, .name = "", .why = why};
+    location at = {.file = file, .index = index, .name = "", .why = why};
     if (!json_is_object(object))
-        return wrong(&at, "value", "must be an object");
+        return fail_field(&at, "value", "must be an object");
     const json_t *name = json_object_get(object, "name");
     if (!name)
-        return wrong(&at, "name", "is missing");
+        return fail_field(&at, "name", "is missing");
     if (!read_string(&at, "name", name, w->name, sizeof w->name))
         return false;
     if (strspn(w->name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.") != strlen(w->name) ||
         !w->name[0])
-        return wrong(&at, "name", "must be made of letters, digits, _ - and .");
+        return fail_field(&at, "name", "must be made of letters, digits, _ - and .");
     at.name = w->name;
     const char *key;
     json_t *value;

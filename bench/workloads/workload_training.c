@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Workloads of training, whose masks are made anew at each step: drafts for speculative decoding, and captures that are
- * learned. The rules of the drafts are those of their papers and of SpecForge, which trains them
- * (sgl-project/SpecForge, specforge/core/dflash.py and specforge/modeling/draft/flex_attention.py). Also trained:
- * document_packing, shared_prefix and multi_image of workload.c.
+ * Training workloads, whose masks are built in each step: drafts for speculative decoding, and learned captures. The
+ * rules of the drafts are from their papers and from SpecForge, which trains them (sgl-project/SpecForge,
+ * specforge/core/dflash.py and specforge/modeling/draft/flex_attention.py). Also trained: document_packing,
+ * shared_prefix and multi_image of workload.c.
  */
 #include "bench/workloads/workload.h"
 

@@ -96,18 +96,18 @@ Test(program, words_that_are_wrong)
     expect("explain --kernel-options '{\"num_stages\": 2}'", 2, "num_stages");
     expect("explain --direction sideways", 2, "sideways");
     expect("run", 2, "--q is missing");
-    expect("run --q q.npy --k k.npy --v v.npy", 2, "nothing is asked for");
+    expect("run --q q.npy --k k.npy --v v.npy", 2, "no output: give --out");
     expect("run --q q.npy --k k.npy --v v.npy --out /nowhere/o.npy", 2, "--out: /nowhere/o.npy cannot be written");
-    expect("run --q q.npy --k k.npy --v v.npy --out o.npy --block 64", 2, "give --mask too");
+    expect("run --q q.npy --k k.npy --v v.npy --out o.npy --block 64", 2, "requires --mask");
     expect("mask causal --param n=3", 2, "no expression uses that name");
     expect("mask causal --plane 1,0", 2, "a batch below 1");
     expect("mask causal --png /nowhere/m.png", 2, "--png: /nowhere/m.png");
-    expect("explain --scale 0", 2, "not 0");
+    expect("explain --scale 0", 2, "other than 0");
     expect("explain --dtype ''", 2, "--dtype is empty");
-    expect("explain --device cpu --device-profile h200", 2, "give one");
+    expect("explain --device cpu --device-profile h200", 2, "exclude each other");
     expect("explain --kernel-options '{\"x\": 1}'", 2, "docs/planning.md");
-    expect("bench --fail-on-slower", 2, "give --compare too");
-    expect("bench --noise 3", 2, "give --compare too");
+    expect("bench --fail-on-slower", 2, "requires --compare");
+    expect("bench --noise 3", 2, "requires --compare");
     expect("bench --workload causal --doc-lengths none", 2, "none");
     expect("bench --compare none.json", 2, "--compare: unable to open none.json");
     expect("bench --json /nowhere/b.json", 2, "--json: /nowhere/b.json");
@@ -129,7 +129,7 @@ Test(program, words_that_are_wrong)
 Test(program, looks_around)
 {
     expect("devices", 0, "cpu ");
-    cr_expect(strstr(output, "iB of L2 a core"), "%s", output);
+    cr_expect(strstr(output, "iB of L2 per core"), "%s", output);
     cr_expect(strstr(output, "vulkan") && strstr(output, "cuda") && strstr(output, "opencl"));
     cr_assert_eq(run("devices --json"), 0);
     json_error_t error;
@@ -252,7 +252,7 @@ Test(program, runs_on_files)
     cr_assert_neq(access("new.npy", F_OK), 0);
     cr_assert_neq(system("ls | grep -E 'aside|partial'"), 0, "a temporary file is left");
     expect("run --q q.npy --k k.npy --v v.npy --out new.npy --lse new.npy", 2, "same file");
-    expect("run --q q.npy --k k.npy --v v.npy --out new.npy --scale 0", 2, "not 0");
+    expect("run --q q.npy --k k.npy --v v.npy --out new.npy --scale 0", 2, "other than 0");
     /* A device is written to, not replaced by a file. */
     struct stat about;
     expect("run --q q.npy --k k.npy --v v.npy --out /dev/null", 0, "");
@@ -359,7 +359,7 @@ Test(program, checks_cases)
                  0);
     expect("check --file cancel.json --grad", 0, "dw");
     expect("check --file nowhere.json", 2, "nowhere.json");
-    expect("check --file hot.json --case bad", 2, "two sources");
+    expect("check --file hot.json --case bad", 2, "exclude each other");
     static const struct {
         const char *json, *words;
     } hostile[] = {
@@ -457,7 +457,7 @@ Test(program, failures_are_said)
         expect_complaint("check --file w.json", wrong[i].status, wrong[i].words);
     }
     cr_assert_eq(system("echo '[{\"name\": \"a\", \"q_len\": 1048576, \"head_dim\": 16}]' > w.json"), 0);
-    expect("check --file w.json", 2, "the most that check's plain loops take");
+    expect("check --file w.json", 2, "the limit of check's plain loops");
     cr_assert_eq(system("mkdir case && echo '{}' > case/case.json"), 0);
     expect_complaint("check --case case", 2, "case/q.npy");
     /* A comparison of nothing is no success. */
