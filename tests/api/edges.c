@@ -256,6 +256,56 @@ Test(edges, masks)
     attune_instance_destroy(instance);
 }
 
+/* Of each dimension all, or one for all batches or heads. */
+Test(edges, dense_arrays)
+{
+    static const uint8_t bytes[3 * 4 * 20 * 30] = {1, 0, 1};
+    attune_instance *instance;
+    OK(attune_instance_create(NULL, &instance));
+    const attune_mask_desc desc = {.struct_size = sizeof desc, .batch = 3, .heads = 4, .q_len = 20, .kv_len = 30};
+    static const struct {
+        int64_t size[4];
+        const char *words; /* NULL = taken */
+    } cases[] = {
+        {{3, 4, 20, 30}, NULL},
+        {{1, 4, 20, 30}, NULL},
+        {{3, 1, 20, 30}, NULL},
+        {{1, 1, 20, 30}, NULL},
+        {{2, 4, 20, 30}, "dense.size[0] is 2, expected 3 or 1"},
+        {{3, 3, 20, 30}, "dense.size[1] is 3, expected 4 or 1"},
+        {{3, 4, 1, 30}, "dense.size[2] is 1, expected 20"},
+        {{3, 4, 19, 30}, "dense.size[2] is 19"},
+        {{3, 4, 20, 1}, "dense.size[3] is 1, expected 30"},
+        {{3, 4, 20, 0}, "dense.size[3] is 0"},
+    };
+    attune_mask *mask;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        attune_array array = {.data = bytes, .dtype = i % 2 ? ATTUNE_BOOL : ATTUNE_U8, .rank = 4};
+        memcpy(array.size, cases[i].size, sizeof array.size);
+        if (cases[i].words) {
+            REFUSED(attune_mask_create_dense(instance, &desc, &array, &mask), cases[i].words);
+            continue;
+        }
+        OK(attune_mask_create_dense(instance, &desc, &array, &mask));
+        attune_mask_lists lists = {.struct_size = sizeof lists};
+        OK(attune_mask_lists_get(mask, &lists));
+        cr_expect(lists.batch == cases[i].size[0] && lists.heads == cases[i].size[1]);
+        attune_mask_destroy(mask);
+    }
+    attune_array wrong = {.data = bytes, .dtype = ATTUNE_I32, .rank = 4, .size = {1, 1, 20, 30}};
+    REFUSED(attune_mask_create_dense(instance, &desc, &wrong, &mask), "dense.dtype is i32, expected bool or u8");
+    wrong.dtype = ATTUNE_U8;
+    wrong.rank = 3;
+    REFUSED(attune_mask_create_dense(instance, &desc, &wrong, &mask), "dense.rank is 3, expected 4");
+    wrong.rank = 4;
+    attune_mask_desc segment = desc;
+    segment.kv_total = 30;
+    REFUSED(attune_mask_create_dense(instance, &segment, &wrong, &mask), "desc.kv_total is 30");
+    wrong.data = NULL;
+    REFUSED(attune_mask_create_dense(instance, &desc, &wrong, &mask), "dense.data is NULL");
+    attune_instance_destroy(instance);
+}
+
 Test(edges, workspaces)
 {
     static flow f;

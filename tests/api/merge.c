@@ -432,6 +432,23 @@ Test(merge, arguments)
     WRONG(parts[m.count - 1].lse.buffer, NULL, "parts[].lse.buffer is NULL");
     WRONG(workspace, NULL, "args.workspace is NULL");
     WRONG(workspace, m.out_lse.buffer, "the merge (attune_merger_workspace_size) needs");
+    const uint64_t wanted = attune_merger_workspace_size(m.merger, &m.out, m.count);
+    attune_buffer *shorter;
+    cr_assert_eq(attune_buffer_create(device, wanted - 1, &shorter), ATTUNE_OK);
+    WRONG(workspace, shorter, "the merge (attune_merger_workspace_size) needs");
+    attune_buffer_destroy(shorter);
+    attune_tensor like = m.out;
+    cr_expect_eq(attune_merger_workspace_size(NULL, &like, 2), 0);
+    cr_expect_eq(attune_merger_workspace_size(m.merger, NULL, 2), 0);
+    like.rank = 3;
+    cr_expect_eq(attune_merger_workspace_size(m.merger, &like, 2), 0);
+    for (int i = 0; i < 4; i++) {
+        like = m.out;
+        like.size[i] = 0;
+        cr_expect_eq(attune_merger_workspace_size(m.merger, &like, 2), 0);
+        like.size[i] = INT64_MAX;
+        cr_expect_eq(attune_merger_workspace_size(m.merger, &like, 2), UINT64_MAX);
+    }
     attune_buffer *foreign;
     cr_assert_eq(attune_buffer_create(other, 1 << 20, &foreign), ATTUNE_OK);
     WRONG(workspace, foreign, "args.workspace belongs to device");
