@@ -40,7 +40,7 @@ TOKEN = re.compile(r'''(?P<skip>/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'
                      |(?P<not>(?<![\w)\]])!(?!=))
                      |(?P<step>\+\+|--)''', re.X | re.M | re.S)
 
-# Test programs by what they tell soonest.
+# Test programs, the likeliest to fail first.
 RELATED = {
     'api': ['api', 'mask', 'random', 'cpu', 'cuda_driver', 'goldens', 'cases', 'vulkan'],
     'base': ['base', 'api', 'expr', 'cpu', 'cache', 'mask', 'plan'],
@@ -180,7 +180,7 @@ class Folder:
             self.limits[name] = 10 + 5 * (time.monotonic() - begun)
 
     def tried(self, mutant, text, programs):
-        """What killed the mutant: a program's name, 'build' if it does not compile, None if it survives."""
+        """The mutant's killer: a program's name, 'build' if it does not compile, None if it survives."""
         path, _, _, offset, old, new = mutant
         file = self.tree / path
         file.write_text(text[:offset] + new + text[offset + len(old):])

@@ -256,7 +256,7 @@ static const char *refuse_parts(const attune__search *search, uint32_t n, uint32
     const uint32_t fewest = attune__decode_fewest(search->shape, n, most);
     *option = forced ? ATTUNE__SPLIT_KV : ATTUNE__BLOCK_N;
     return fewest > (forced ? search->options.split_kv : ATTUNE__MOST_SPLITS)
-               ? "its parts have more keys than the driver lets one workgroup walk"
+               ? "its parts have more keys than the driver lets one workgroup read"
                : NULL;
 }
 
@@ -279,7 +279,7 @@ static const char *lanes_refuse(const attune__search *search, const attune__tile
     const uint32_t most = lanes_most_steps(search, tile);
     if (search->pass == ATTUNE__PASS_FORWARD)
         return (search->shape->kv_len + n - 1) / n > most
-                   ? "there are more keys than the driver lets one workgroup walk"
+                   ? "there are more keys than the driver lets one workgroup read"
                    : NULL;
     return refuse_parts(search, n, most, option);
 }

@@ -94,8 +94,8 @@ const char *attune__vulkan_lanes_backward_refuse(const attune__search *search, c
         const int64_t steps =
             keys ? planes * ((s->q_len + inner_rows - 1) / inner_rows + 1) : (s->kv_len + inner_rows - 1) / inner_rows;
         if (steps > most)
-            return keys ? "there are more queries than the driver lets one workgroup walk"
-                        : "there are more keys than the driver lets one workgroup walk";
+            return keys ? "there are more queries than the driver lets one workgroup read"
+                        : "there are more keys than the driver lets one workgroup read";
     }
     return NULL;
 }

@@ -148,7 +148,7 @@ Test(edges, expressions)
             "format is");
     REFUSED(attune_expr_print(score, ATTUNE_EXPR_TEXT, NULL, 1, NULL), "buffer is NULL");
 
-    /* Rows of several pieces, as points one by one. */
+    /* Rows of several parts, as points one by one. */
     enum { COUNT = 2500, FIRST = 5 };
     static float table[COUNT];
     static double values[COUNT];

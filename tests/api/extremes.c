@@ -95,7 +95,7 @@ Test(extremes, arrays_of_masks)
         }
         if (n % 2) {
             attune_host_capture capture = {"seg", {seg, ATTUNE_I32, 2, {4, 40}, {40, 1}}};
-            /* An array's far end is not known: what lies within the address space is believed. */
+            /* An array's far end is not known: any end within the address space is accepted. */
             int64_t *stride = &capture.array.stride[random_expr_between(&state, 0, 1)];
             if (n % 3)
                 do
@@ -132,7 +132,7 @@ Test(extremes, lists_of_masks)
     for (size_t i = 0; i < sizeof extremes / sizeof *extremes; i++)
         for (size_t j = 0; j < sizeof extremes / sizeof *extremes; j++) {
             const int64_t offsets[2] = {extremes[i], extremes[j]};
-            /* A start with room behind it is believed. */
+            /* A start with space after it is accepted. */
             if (offsets[0] > 0 && offsets[1] > offsets[0] && offsets[1] - offsets[0] >= 2)
                 continue;
             const attune_mask_lists lists = {.struct_size = sizeof lists,
@@ -189,7 +189,7 @@ Test(extremes, merges)
                                                  .d_o = o,
                                                  .workspace = b,
                                                  .workspace_offset = 0};
-        /* What broadcasts is small only where it is refused, or has few rows to go through. */
+        /* A broadcast is drawn small unless it is refused or has few rows. */
         int64_t rows = 1;
         bool few = true;
         for (int i = 0; i < 3; i++)

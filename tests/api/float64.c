@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Plans of float64 against attention whose score functions and derivatives stand here in C: nothing of the library's
- * own evaluation decides what is right. */
+/* Plans of float64 against attention whose score functions and derivatives are written here in C: nothing of the
+ * library's own evaluation decides what is right. */
 #include <criterion/criterion.h>
 #include <float.h>
 #include <math.h>

@@ -280,7 +280,7 @@ Test(masks, built_for_one)
     scene_end(&s);
 }
 
-/* What simplification took out of the joined expression still decides the lists. */
+/* Captures that simplification took out of the joined expression still decide the lists. */
 Test(masks, combination_depends_on_what_its_sides_read)
 {
     static scene s;

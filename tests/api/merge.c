@@ -32,7 +32,7 @@ static attune_tensor make_tensor(const merging *m, attune_dtype dtype, uint32_t 
 {
     attune_tensor t = {.dtype = dtype, .rank = rank};
     memcpy(t.size, m->size, rank * sizeof *t.size);
-    /* Rows lie apart, which is no contiguous tensor. */
+    /* Rows have gaps, which is no contiguous tensor. */
     const int64_t row = rank == 4 ? m->size[3] + m->gap : 1, rows = rows_of(m);
     t.stride[0] = m->size[1] * m->size[2] * row;
     t.stride[1] = m->size[2] * row;

@@ -46,7 +46,7 @@ Test(short_captures, of_masks)
         /* A segment's keys are counted in the whole. */
         {"ids[kv] == 1", NULL, 1, 1, 1, 80, 30, 80},
         {"ids[kv] == 1", "which kv indexes from 0 to 79", 1, 1, 1, 79, 30, 80},
-        /* What else an index may be is the text's own affair. */
+        /* Other indices are not judged. */
         {"ids[kv - 1] == 1 || ids[kv / 2 + 40] == 2 || ids[ids[kv]] == 3", NULL, 1, 1, 1, 50, 0, 0},
     };
     lines l = {0};

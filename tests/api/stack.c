@@ -244,7 +244,7 @@ Test(stack, calls_need_at_most_64_kib)
     fill_texts();
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 1, .cache_folder = ""};
     cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
-    /* What the C library keeps there of a thread, with the thread-local variables of this program. */
+    /* The C library's own part of a thread's stack, with this program's thread-local variables. */
     const size_t own = run_measured(do_nothing);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         const size_t used = run_measured(steps[i].step) - own;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* One plan for a prompt and the steps behind it: a short call has the bits of a plan for steps, a longer one, or one of
+/* One plan for a prompt and the steps after it: a short call has the bits of a plan for steps, a longer one, or one of
  * few keys, those of a plan without a decode kernel. */
 #include <criterion/criterion.h>
 #include <string.h>
@@ -116,7 +116,7 @@ static void check_device(const char *backend)
     MAKE(attune_plan_choice_get(s.plans[LONG], &all));
     cr_assert(one.decode && !all.decode && all.short_q_len >= 8);
     cr_assert_geq(attune_plan_workspace_size(s.plans[LONG]), attune_plan_workspace_size(s.plans[ONE]));
-    /* Calls of either kind in turn: they share a plan and a workspace. */
+    /* Calls of either kind alternate: they share a plan and a workspace. */
     for (int again = 0; again < 2; again++) {
         cr_expect(same(&s, LONG, ONE, 1, KEYS), "a step is not that of a plan for steps");
         cr_expect_not(same(&s, LONG, FORWARD, 1, KEYS), "a step runs the forward kernel");
@@ -125,7 +125,7 @@ static void check_device(const char *backend)
         cr_expect(same(&s, LONG, ONE, 1, 256), "256 keys do not decode");
         cr_expect(same(&s, LONG, FORWARD, 1, 255), "255 keys decode");
     }
-    /* What a call runs can be asked for. */
+    /* The kernel that a call runs is reported. */
     const struct {
         int64_t q_len, kv_len;
         bool decode;

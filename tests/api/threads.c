@@ -68,7 +68,7 @@ Test(threads, an_older_caller_has_none)
 {
     attune_instance_desc desc = {.struct_size = offsetof(attune_instance_desc, parallel_for), .cpu_threads = 2};
     static flow f;
-    desc.parallel_for.run = run_backwards; /* behind what the caller says it has */
+    desc.parallel_for.run = run_backwards; /* past the struct_size that the caller gives */
     MAKE(flow_create(&f, &desc));
     MAKE(flow_run(&f, NULL));
     flow_destroy(&f);

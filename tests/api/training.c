@@ -293,7 +293,7 @@ Test(training_errors, descriptions_of_segments)
     flow_destroy(&f);
 }
 
-/* Every allocation of masks and a plan over segments fails in turn; the calls themselves allocate nothing. */
+/* Every allocation of masks and a plan over segments fails once; the calls themselves allocate nothing. */
 Test(training_errors, every_allocation_fails)
 {
     static split s;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* BLAKE2s-256 against RFC 7693 and a reference implementation, in one piece and in many. */
+/* BLAKE2s-256 against RFC 7693 and a reference implementation, at once and in chunks. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,12 +7,12 @@
 
 #include "base/digest.h"
 
-static void digest_of(const void *bytes, size_t size, size_t piece, char text[65])
+static void digest_of(const void *bytes, size_t size, size_t chunk, char text[65])
 {
     uint8_t out[ATTUNE__DIGEST_SIZE];
     attune__digest d = attune__digest_begin();
-    for (size_t at = 0; at < size; at += piece)
-        attune__digest_add(&d, (const uint8_t *)bytes + at, size - at < piece ? size - at : piece);
+    for (size_t at = 0; at < size; at += chunk)
+        attune__digest_add(&d, (const uint8_t *)bytes + at, size - at < chunk ? size - at : chunk);
     attune__digest_end(&d, out);
     for (size_t i = 0; i < sizeof out; i++)
         snprintf(text + 2 * i, 3, "%02x", out[i]);
@@ -48,11 +48,11 @@ Test(digest, known_answers)
     digest_of("abc", 3, 3, text);
     cr_assert_str_eq(text, "508c5e8c327c14e2e1a72ba34eeb452f37458b209ed63a294d999b4c86675982");
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        for (size_t piece = 1; piece < 140; piece++) {
+        for (size_t chunk = 1; chunk < 140; chunk++) {
             uint8_t bytes[1024];
             fill(bytes, known[i].size, (uint32_t)known[i].size);
-            digest_of(bytes, known[i].size, piece, text);
-            cr_assert_str_eq(text, known[i].digest, "%zu bytes in pieces of %zu", known[i].size, piece);
+            digest_of(bytes, known[i].size, chunk, text);
+            cr_assert_str_eq(text, known[i].digest, "%zu bytes in chunks of %zu", known[i].size, chunk);
         }
     static char million[1000000];
     memset(million, 'a', sizeof million);

@@ -251,8 +251,8 @@ Test(file, a_pipe_without_a_reader)
     }
 }
 
-/* Opens two, writes to them, and lets `spoil` happen before they are given their names. */
-static int write_two(const char *first, const char *second, void (*spoil)(void))
+/* Opens two, writes to them, and lets `interfere` happen before they are given their names. */
+static int write_two(const char *first, const char *second, void (*interfere)(void))
 {
     attune__file f[2];
     int error = 0;
@@ -263,8 +263,8 @@ static int write_two(const char *first, const char *second, void (*spoil)(void))
     }
     for (int i = 0; i < 2 && !error; i++)
         error = attune__file_write(&f[i], "fresh", 5);
-    if (spoil)
-        spoil();
+    if (interfere)
+        interfere();
     if (!error)
         error = attune__file_commit((attune__file *[]){&f[0], &f[1]}, 2);
     for (int i = 0; i < 2; i++)

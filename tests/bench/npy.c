@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Arrays and NPY files: exact conversions, round trips, and files that lie. */
+/* Arrays and NPY files: exact conversions, round trips, and files with false headers. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
@@ -101,7 +101,7 @@ Test(npy, files_that_lie)
         cr_expect(strstr(why.message, bad[i].words), "%s: \"%s\" does not say \"%s\"", bad[i].header, why.message,
                   bad[i].words);
     }
-    /* A NUL does not end a string: what is behind it counts. */
+    /* A NUL does not end a string: the bytes after it count. */
     const size_t nul = make_file(file, "{'descr': '<f4~', 'fortran_order': False, 'shape': (2, 3)}", 1, 24);
     *(char *)memchr(file, '~', nul) = '\0';
     cr_assert(!npy_parse(file, nul, "file", &a, &why) && strstr(why.message, "not a string"), "%s", why.message);

@@ -349,7 +349,7 @@ Test(program, checks_cases)
         0);
     expect("check --file hot.json --dtype f16 --grad", 0, "dheat");
     /* Gradients that cancel to 0: of what a row's scores have in common, and of a row of one key. Roundings of scores
-     * that are large: in dV they stand in P alone. */
+     * that are large: in dV they are in P alone. */
     cr_assert_eq(system("echo '[{\"name\": \"shift\", \"heads\": 2, \"q_len\": 20, \"head_dim\": 16,"
                         "\"score\": \"score * 0.7 + w[b, h]\", \"captures\": {\"w\": {\"generator\": \"normal\","
                         "\"size\": [1, 2], \"spread\": 1}}},"
@@ -479,7 +479,7 @@ Test(program, links_no_blas)
     cr_expect(strstr(output, "naive loop"), "%s", output);
 }
 
-/* What needs neither a compiler nor a GPU: the words. */
+/* Messages that need neither a compiler nor a GPU. */
 Test(program, compile_says_what_is_missing)
 {
     expect("compile --arch sm_86 --workload causal", 2, "-o PACK");

@@ -138,7 +138,7 @@ Test(reference, the_error_rule_passes_and_fails_where_it_must)
             reference_compare(dtype, COUNT, got, oracle, naive, &error);
             cr_assert(error.max <= error.bound_max && !error.pass, "%s", attune_dtype_string(dtype));
         }
-        /* NaN, infinity and masked rows stand exactly where they stand. */
+        /* NaN, infinity and masked rows are exactly where they were. */
         fill(kinds[i].epsilon);
         got[3] = NAN;
         reference_compare(dtype, COUNT, got, oracle, naive, &error);

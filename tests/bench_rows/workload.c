@@ -171,7 +171,7 @@ Test(workload, draft_anchors_are_sorted_places_in_the_context)
     workload_release(&a);
 }
 
-Test(workload, prefixes_own_the_answers_behind_them)
+Test(workload, prefixes_own_the_answers_after_them)
 {
     attention a;
     failure why = {{0}};

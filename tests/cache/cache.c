@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a cache keeps, for whom, how much, and what it does where it cannot. */
+/* A cache's entries, owner and size, and calls where it cannot be written. */
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
@@ -222,14 +222,14 @@ Test(cache, the_oldest_go_first)
     cr_assert_neq(access(dead, F_OK), 0);
     cr_assert_eq(access(living, F_OK), 0);
     cr_assert_eq(access(stranger, F_OK), 0);
-    /* What is larger than the whole cache displaces nothing. */
+    /* An entry larger than the cache displaces nothing. */
     static uint8_t large[70000];
     attune__cache_put(r.cache, &keys[7], large, sizeof large);
     cr_assert_eq(scratch_files(&r, ".attune"), 4);
     scratch_close(&r);
 }
 
-/* What writers have not finished fills the disk as well; a clock that was wrong keeps nothing for ever. */
+/* Unfinished files fill the disk as well; a clock that was wrong keeps none of them for ever. */
 Test(cache, temporary_files_count)
 {
     static scratch r;
@@ -339,7 +339,7 @@ Test(cache, links_on_the_way)
     scratch_close(&r);
 }
 
-/* A link of one's own leads over another's to the folder; and links that lead nowhere end. */
+/* The user's own link leads through another user's to the folder; dangling links and cycles end. */
 Test(cache, links_to_links)
 {
     static scratch r;
@@ -368,7 +368,7 @@ Test(cache, links_to_links)
     scratch_close(&r);
 }
 
-/* A process without standard input has folders of number 0, at the beginning, behind a link or at the end. */
+/* A process without standard input has folders of number 0, at the beginning, after a link or at the end. */
 Test(cache, number_zero_is_a_folder)
 {
     static scratch r;

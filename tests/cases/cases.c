@@ -95,7 +95,7 @@ attention_case attention_case_random(uint64_t seed, case_storage *storage)
         c.input = (case_input)between(&r, INPUT_CONSTANT, INPUT_NAN_HIDDEN);
     if (random_uniform(&r) < 0.3)
         c.layout = (case_layout)between(&r, LAYOUT_CONTIGUOUS, LAYOUT_SHARED_V);
-    /* What a mask hides differs by batch. */
+    /* Hidden keys differ by batch. */
     if (c.layout >= LAYOUT_SHARED_K && c.input != INPUT_RANDOM && c.input != INPUT_LARGE)
         c.layout = LAYOUT_CONTIGUOUS;
     if (c.layout == LAYOUT_PACKED &&
@@ -340,7 +340,7 @@ static void sprinkle(array *a, uint64_t rarity, random_state *r)
         array_set(a, (int64_t)i, values[random_u64(r) % 4]);
 }
 
-static void spoil_anywhere(const attention_case *c, attention *a, random_state *r)
+static void make_nonfinite(const attention_case *c, attention *a, random_state *r)
 {
     const int64_t d = c->head_dim;
     /* Rarely enough that most rows of most tensors have none. */
@@ -372,7 +372,7 @@ static void spoil_anywhere(const attention_case *c, attention *a, random_state *
     }
 }
 
-static void spoil_inputs(const attention_case *c, attention *a, random_state *r)
+static void special_inputs(const attention_case *c, attention *a, random_state *r)
 {
     int64_t d = c->head_dim, dv = a->v.size[3];
     if (c->input == INPUT_INFINITE)
@@ -385,7 +385,7 @@ static void spoil_inputs(const attention_case *c, attention *a, random_state *r)
         array_set(&a->v, array_count(&a->v) - 1, NAN);
     }
     if (c->input == INPUT_NONFINITE)
-        spoil_anywhere(c, a, r);
+        make_nonfinite(c, a, r);
     if (c->input == INPUT_MIXED) {
         for (int64_t row = 0; row < array_count(&a->q) / d; row++)
             array_set(&a->q, row * d, 1);
@@ -452,7 +452,7 @@ bool case_instantiate(attune_instance *instance, const attention_case *c, attune
         case_release(a);
         return false;
     }
-    spoil_inputs(c, a, &r);
+    special_inputs(c, a, &r);
     return true;
 }
 

@@ -15,7 +15,7 @@ typedef enum case_input {
     INPUT_INFINITE,    /* infinities in k, so that scores are -inf, and some +inf */
     INPUT_NAN_VISIBLE, /* NaN in q and v where the mask allows: rows become NaN, and only those */
     INPUT_NAN_HIDDEN,  /* NaN and infinities in k and v where the mask forbids: no trace of them in the output */
-    INPUT_MIXED,       /* scores of +inf, and behind each one of NaN: every row that has a NaN has +inf too */
+    INPUT_MIXED,       /* scores of +inf, each followed by one of NaN: every row that has a NaN has +inf too */
     INPUT_NONFINITE,   /* NaN and infinities anywhere in q, k, v and captures; heads whose scores are all -inf */
 } case_input;
 
@@ -78,8 +78,8 @@ typedef struct case_storage {
 } case_storage;
 attention_case attention_case_random(uint64_t seed, case_storage *storage);
 
-/* A random case of INPUT_NONFINITE, whose expressions compare and choose between what can be NaN. In one piece or in
- * segments, the seed decides. */
+/* A random case of INPUT_NONFINITE, whose expressions compare and choose between what can be NaN. The seed decides
+ * whether its keys are cut into segments. */
 attention_case attention_case_nonfinite(uint64_t seed, case_storage *storage);
 
 /* Makes inputs, captures and expressions: q in the dtype, k, v and o in the case's, if it names any. Free with

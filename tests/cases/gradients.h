@@ -8,7 +8,7 @@
 
 /* Caller's memory, shaped as q, k, v and the captures; d_captures NULL = not wanted. cancelled, NULL or shaped as q, k
  * and the captures: the sums of |terms| that cancel in an element. dS is a difference of two sums over Dv, which a row
- * of one key has alike and any order of adding has not: float32 leaves that much times its rounding. */
+ * of one key has exactly and no order of adding has: float32 leaves that much times its rounding. */
 typedef struct gradient_result {
     double *d_q, *d_k, *d_v;
     double *cancelled[2 + ATTUNE_EXPR_MAX_SYMBOLS];

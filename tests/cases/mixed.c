@@ -91,7 +91,7 @@ static void check(attune_instance *instance, attune_device *device, const attent
 
 typedef struct kernel {
     const char *options;
-    attune_dtype narrow; /* of keys and values; 0 = f16 and bf16 in turn */
+    attune_dtype narrow; /* of keys and values; 0 = f16 and bf16 alternately */
     bool f32;            /* computes in float32 */
     bool host;           /* of devices that run kernels on the CPU alone */
     uint32_t matrix;     /* ATTUNE_MATRIX_* that it needs */

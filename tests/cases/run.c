@@ -55,7 +55,7 @@ static int64_t layout_strides(case_layout layout, const int64_t size[4], int64_t
     return b * h * l * d;
 }
 
-/* Of an output, whose elements must lie apart. */
+/* Of an output, whose elements must not overlap. */
 static case_layout output_layout(const attention_case *c)
 {
     return c->layout == LAYOUT_BACKWARDS || c->layout == LAYOUT_PACKED ? LAYOUT_PADDED
@@ -146,7 +146,7 @@ static const char *collect(const placed *p, double *values)
     return error;
 }
 
-/* What happens to cancel in both references need not cancel in a kernel. */
+/* Terms that happen to cancel in both references need not cancel in a kernel. */
 static void may_cancel(int64_t count, const double *oracle, double *naive)
 {
     for (int64_t i = 0; i < count; i++)
@@ -236,7 +236,7 @@ static const char *plan_backward(attune_device *device, const attention_case *c,
     return error ? error : lend(device, r->backward, &r->scratch);
 }
 
-/* What backward reads and writes, in the case's layouts; gradients of captures begin at 0. */
+/* Backward's tensors, in the case's layouts; gradients of captures begin at 0. */
 static const char *place_gradients(attune_device *device, const attention_case *c, attune_dtype dtype,
                                    const attention *a, running *r)
 {
@@ -519,9 +519,10 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     return ok;
 }
 
-/* One gradient, whose elements stand in rows of `columns`, against the two references; results lie in `values` as got,
+/* One gradient, with rows of `columns` elements, against the two references; `values` has the results as got,
  * oracle, naive, and what cancelled. P is made from scores that are computed again: it moves by their rounding,
- * whatever sums the references happened to round alike. `rounded_o`: of a capture, what rounding O moves it by. */
+ * whatever sums the references happened to round the same way. `rounded_o`: of a capture, what rounding O moves it by.
+ */
 static bool compare_gradient(const attention_case *c, const attention *a, const char *what, const placed *p,
                              int64_t columns, double largest_score, double rounded_o, double *values, failure *why)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The workloads of training, shrunk, forwards and backwards against the dense computation in float64; those whose keys
- * lie in two places also over segments. */
+ * are in two buffers also over segments. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static const char *const names[] = {"dflash",
                                     "multi_image",
                                     "learned_relative_bias",
                                     "learned_temperature"};
-#define SEGMENTED 4 /* the first, whose keys lie in more than one place */
+#define SEGMENTED 4 /* the first, whose keys are in more than one buffer */
 
 /* A few hundred keys, one batch and few heads. */
 static workload shrink(const char *name, attune_dtype dtype)
@@ -101,7 +101,7 @@ static void run(attune_instance *instance, attune_device *device, const char *na
     if (segmented) {
         how.segments = lengths;
         how.segment_count = workload_cut(&w, lengths);
-        cr_assert(how.segment_count, "%s: its keys lie in one place", name);
+        cr_assert(how.segment_count, "%s: its keys are in one buffer", name);
     }
     cr_assert_eq(attention_forward(instance, device, &a, &how), ATTUNE_OK, "%s: %s", name, attune_last_error());
     expected e = compute(&a, &d_o, &d_lse, g.captures);
@@ -119,7 +119,7 @@ static void run(attune_instance *instance, attune_device *device, const char *na
     workload_release(&a);
 }
 
-/* each: every workload with every dtype, else with one in turn. */
+/* each: every workload with every dtype, else one dtype each. */
 static void run_all(const char *backend, const attune_dtype *dtypes, size_t count, bool each, bool segmented)
 {
     attune_instance *instance;

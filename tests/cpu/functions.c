@@ -90,7 +90,7 @@ static double distance(float got, double want)
 {
     if (isnan(want) || isnan(got))
         return isnan(want) && isnan(got) ? 0 : INFINITY;
-    /* What an f32 further up would be: an infinity is as near as its neighbour. */
+    /* As the next f32 above the largest: an infinity is as near as its neighbour. */
     const double value = isinf(got) ? copysign(0x1p128, (double)got) : (double)got;
     if (fabs(want) >= 0x1.ffffffp127)
         return isinf(got) && (got > 0) == (want > 0) ? 0 : (0x1p128 - fabs(value)) * 0x1p-104;
@@ -231,7 +231,7 @@ Test(functions, powers)
     }
 }
 
-/* A value is that of its column alone: any number of columns, at any address, in place too, and nothing behind them. */
+/* A value is that of its column alone: any number of columns, at any address, in place too, and nothing past them. */
 Test(functions, columns_do_not_depend_on_each_other)
 {
     float x[COLUMNS], y[COLUMNS], alone[COLUMNS], out[COLUMNS];

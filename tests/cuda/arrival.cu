@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What racecheck makes of mbarriers, by the least program: thread 0 writes a word, arrives, waits for its readers and
+ * How racecheck treats mbarriers, in the smallest program: thread 0 writes a word, arrives, waits for its readers and
  * writes the next. The readers are one warp, of which one thread arrives (arrival 1) or all do (arrival 32).
  *
  *     nvcc -arch=sm_90 -o arrival arrival.cu

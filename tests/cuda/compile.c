@@ -140,7 +140,7 @@ Test(cuda_compile, segments_bring_the_merge)
     attune_instance_destroy(w.instance);
 }
 
-/* What masks that follow a tensor are updated with, as src/cuda/mask_update.c asks for it. */
+/* Kernels that update masks of a tensor, as src/cuda/mask_update.c asks for it. */
 Test(cuda_compile, mask_lists)
 {
     nvrtc_or_skip();
@@ -252,18 +252,18 @@ Test(cuda_compile, several_at_once)
         snprintf(kernels[i].options[2], sizeof kernels[i].options[2], "-DATTUNE_HEAD_DIM=64");
         snprintf(kernels[i].options[3], sizeof kernels[i].options[3], "-DATTUNE_HEAD_DIM_V=64");
     }
-    attune__cuda_job together[3], apart[3];
+    attune__cuda_job together[3], separate[3];
     for (int i = 0; i < 3; i++)
-        together[i].kernel = apart[i].kernel = &kernels[i];
+        together[i].kernel = separate[i].kernel = &kernels[i];
     w.host.compile_threads = 3;
     cr_assert_eq(attune__cuda_compile_all(&w.host, together, 3), ATTUNE_OK, "%s", attune_last_error());
     w.host.compile_threads = 0;
-    cr_assert_eq(attune__cuda_compile_all(&w.host, apart, 3), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune__cuda_compile_all(&w.host, separate, 3), ATTUNE_OK, "%s", attune_last_error());
     for (int i = 0; i < 3; i++) {
-        cr_assert_eq(together[i].size, apart[i].size);
-        cr_assert_eq(memcmp(together[i].cubin, apart[i].cubin, apart[i].size), 0);
+        cr_assert_eq(together[i].size, separate[i].size);
+        cr_assert_eq(memcmp(together[i].cubin, separate[i].cubin, separate[i].size), 0);
         attune__free(&w.host.allocator, together[i].cubin);
-        attune__free(&w.host.allocator, apart[i].cubin);
+        attune__free(&w.host.allocator, separate[i].cubin);
     }
     kernels[1].file = "forward_sm80.cu";
     snprintf(kernels[1].options[2], sizeof kernels[1].options[2], "-DATTUNE_BLOCK_M=8"); /* a warp has 16 rows */

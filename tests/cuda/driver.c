@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The backend over a driver that is not there: every call failed in turn, leaks, loss, and what the hot call does. */
+/* The backend over a driver that is not there: every call failed once, leaks, loss, and what the hot call does. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -208,7 +208,7 @@ Test(cuda_driver, what_tma_cannot_read_falls_back)
     flow f = {0};
     *fake = (fake_state){.architecture = 90};
     cr_assert_eq(flow_create(&f), ATTUNE_OK, "%s", attune_last_error());
-    cr_assert_eq(fake->modules, 3, "Hopper's, what stands in for it, and that of short calls");
+    cr_assert_eq(fake->modules, 3, "Hopper's, its fallback, and that of short calls");
     const attune_cuda_arguments *arguments = (const void *)fake->arguments;
     cr_assert_eq(flow_run(&f, NULL), ATTUNE_OK);
     cr_assert(fake->hopper && arguments->counter);

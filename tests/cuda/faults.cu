@@ -20,9 +20,9 @@ static __global__ void initcheck(int *words)
 
 static __global__ void racecheck(int *words)
 {
-    __shared__ int turned[64];
-    turned[threadIdx.x] = (int)threadIdx.x;
-    words[threadIdx.x] = turned[63 - threadIdx.x]; /* another warp's */
+    __shared__ int reversed[64];
+    reversed[threadIdx.x] = (int)threadIdx.x;
+    words[threadIdx.x] = reversed[63 - threadIdx.x]; /* another warp's */
 }
 
 static __global__ void synccheck(int *words)

@@ -44,7 +44,7 @@ static const char tail_begin[] =
     "    int *result = results + blockIdx.y * count + n;\n"
     "    switch (blockIdx.y + first) {\n";
 
-/* Seeds first ... first + count - 1, masks and scores in turn. */
+/* Seeds first ... first + count - 1, masks and scores alternately. */
 static void make_unit(unit *u, uint64_t first, uint32_t count)
 {
     u->count = count;

@@ -72,7 +72,7 @@ static attune_problem problem_of(uint32_t head_dim, const attune_expr *score)
 }
 
 /* A pack for three problems, two plain and one with a score expression; each has Hopper's kernel, the one that
- * stands in for it, and that of short calls. */
+ * replaces it, and that of short calls. */
 #define KERNELS 9
 
 static void make_pack(fixture *r)
@@ -138,7 +138,7 @@ Test(cuda_packs, a_machine_without_a_compiler_runs_from_a_pack)
     cr_assert_eq(make_plan(r.instance, 64, NULL), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(make_plan(r.instance, 128, NULL), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(make_plan(r.instance, 64, "score * 2"), ATTUNE_OK, "%s", attune_last_error());
-    /* What is not in it is named, with the cure. */
+    /* A kernel that is not in it is named, with the cure. */
     cr_assert_eq(make_plan(r.instance, 64, "score * 3"), ATTUNE_UNAVAILABLE);
     cr_assert_not_null(strstr(attune_last_error(), "attune compile --arch sm_90"), "%s", attune_last_error());
     cr_assert_not_null(strstr(attune_last_error(), "9 kernels in the 1 packs"), "%s", attune_last_error());

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the planner chooses, held against what NVRTC makes of it, without a GPU: every kernel compiles, spills nothing,
+ * The planner's choices against NVRTC's code, without a GPU: every kernel compiles, spills nothing,
  * has no stack frame, fits the architecture's registers and shared memory, and lays out the bytes that the planner
  * counts (a static assertion in the kernels). One test an architecture, so that they run side by side.
  *
@@ -361,7 +361,7 @@ ARCHITECTURE(sm_90a, "h200", 3)
 ARCHITECTURE(sm_100a, "b200", 4)
 ARCHITECTURE(sm_120a, "rtx5090", 5)
 
-/* The reader itself tells damage from kernels. */
+/* The reader refuses damaged cubins. */
 Test(cuda_plans, the_reader_refuses_what_is_no_cubin)
 {
     cubin_figures f;

@@ -110,7 +110,7 @@ CASES = {
     'decode_256_parts': check('bf16', shape(256, 1, 1500), grad=False, SPLIT_KV=7),
     'decode_192_128_a': check('f16', shape((192, 128), 3, 1500), SM80, grad=False),
     'decode_f32': check('f32', shape(128, 1, 1500, score=CAP), grad=False, SPLIT_KV=4),
-    # What no command of the program does.
+    # Calls that no command of the program makes.
     'merge': test('test_api', 'merge/cuda', ATTUNE_TEST_SCALE='0.02'),
     'merge_backward': test('test_api', 'merge/backward_cuda', ATTUNE_TEST_SCALE='0.02'),
     'merge_nan': test('test_api', 'merge/nan_cuda'),
@@ -132,7 +132,7 @@ def is_hopper(name):
 
 
 class Run:
-    """What one process did: seconds, and None or what is wrong."""
+    """One process's result: seconds, and None or the fault."""
 
     def __init__(self, seconds, wrong, skipped=False, verdict='clean'):
         self.seconds, self.wrong, self.skipped, self.verdict = seconds, wrong, skipped, wrong or verdict
@@ -242,7 +242,7 @@ def main():
     tools = [tool for tool in TOOLS if tool in options.tools.split(',')]
     bad, clean, missing = [], 0, []
 
-    def note(runner, tool, name, run):
+    def record(runner, tool, name, run):
         nonlocal clean
         with runner.lock:
             print(f'{tool:10} {name:18} {run.seconds:6.1f} s  {run.verdict}', flush=True)
@@ -262,13 +262,13 @@ def main():
         def fault(tool):
             run = runner.run('faults', tool, options.build)
             seen = run.wrong and not run.skipped
-            note(runner, tool, 'faults', Run(run.seconds, None if seen else run.wrong or 'it does not see its fault', run.skipped))
+            record(runner, tool, 'faults', Run(run.seconds, None if seen else run.wrong or 'it does not see its fault', run.skipped))
 
         def case(name):
             """Alone, which compiles, so that nothing is compiled under a tool; then under each."""
             run = runner.run(name, None, options.build)
             if run.wrong:
-                note(runner, 'alone', name, run)
+                record(runner, 'alone', name, run)
             if run.skipped:
                 return missing.extend((tool, name) for tool in tools)
             race = options.race_build if is_hopper(name) else options.build
@@ -283,7 +283,7 @@ def main():
                     if race != options.build:
                         runner.run(name, None, race)
                     run = runner.run(name, tool, race)
-                note(runner, tool, name, run)
+                record(runner, tool, name, run)
 
         for tool in tools if options.faults else []:
             fault(tool)

@@ -211,7 +211,7 @@ static void wait_for(attune_completion completion)
     cr_assert_eq(attune_completion_wait(completion, UINT64_MAX), ATTUNE_OK, "%s", attune_last_error());
 }
 
-/* Whether a slot holds the answer; spoils it then. */
+/* Whether a slot holds the answer; overwrites it then. */
 static bool holds(const scene *s, int slot, const unsigned char *answer)
 {
     unsigned char *got = malloc(s->o_bytes);
@@ -362,7 +362,7 @@ static void run_threads(const scene *s, const unsigned char *answer, bool apart)
             attune__cuda_leave(device);
             cr_assert_eq(attune_cuda_queue_wrap(s->device, streams[i], &workers[i].queue), ATTUNE_OK);
         }
-        (void)holds(s, i, answer); /* spoils it */
+        (void)holds(s, i, answer); /* overwrites it */
     }
     for (int i = 0; i < THREADS; i++)
         cr_assert_eq(pthread_create(&threads[i], NULL, run_worker, &workers[i]), 0);
@@ -413,7 +413,7 @@ PLAN(decode_block, ATTUNE_F16, 8, false)
 PLAN(backward_bf16, ATTUNE_BF16, 300, true)
 PLAN(backward_f32, ATTUNE_F32, 150, true)
 
-/* What the device reaches is what a GPU reaches: not nothing, not a thousand times it. */
+/* Measured peaks are those of a GPU: neither 0 nor a thousand times too large. */
 Test(cuda_streams, peaks_are_measured)
 {
     attune_instance *instance;

@@ -7,7 +7,7 @@ A page's fenced blocks:
     ```c NAME, ```meson NAME, ...   a file of that name in the page's own folder; C is also compiled with warnings as errors
     ```sh [NEED...]                 commands that are run in that folder, where each NEED is present: a backend (vulkan, cuda)
                                     or a program
-    ```text                         directly behind ```sh: what the commands print; ... stands for anything within a line,
+    ```text                         directly after ```sh: what the commands print; ... is anything within a line,
                                     and on a line of its own for any lines
     ```console                      commands that need root, the network or minutes: only shown
 In the folder $ATTUNE is the source tree. ATTUNE_REQUIRE=vulkan,cuda makes a missing backend an error. Exit status 77 where
@@ -45,7 +45,7 @@ def split_info(info):
 
 
 def files_of(path):
-    """What the page shows under a name."""
+    """The files that the page shows."""
     for line, language, words, text in blocks_of(path):
         if language not in SHOWN | {'sh', 'text'}:
             if len(words) != 1 or '/' in words[0]:
@@ -146,7 +146,7 @@ with tempfile.TemporaryDirectory() as scratch:
     scratch = pathlib.Path(scratch)
     program, environment = install(build, scratch / 'prefix')
     environment['ATTUNE'] = str(source)
-    # Behind the folders of commands: tests/docs/cuda.h stands in where NVIDIA's header is not.
+    # After the folders of commands: tests/docs/cuda.h is used where NVIDIA's header is not.
     environment['C_INCLUDE_PATH'] = f'{source / "tests/docs"}'
     for number, page in enumerate(pages):
         folder = scratch / str(number)

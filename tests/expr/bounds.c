@@ -106,8 +106,8 @@ Test(bounds, contain_every_value)
                 100.0 * (double)decided / (double)masks);
 }
 
-/* What is left of a mask in boxes one inside the other, each pruned by the bounds of the one around it, has the bounds
- * that all of it has, and the values at points of the box. */
+/* A mask pruned in nested boxes, each by the bounds of the one around it, has the bounds of the whole mask,
+ * and its values at points of the box. */
 Test(bounds, of_what_is_open)
 {
     static random_expr e;
@@ -206,7 +206,7 @@ Test(bounds, ranges_are_exact)
     attune__expr_release(expr);
 }
 
-/* What masks need to be decided. */
+/* Bounds that decide masks. */
 Test(bounds, decide_masks)
 {
     static const struct {
@@ -253,10 +253,10 @@ Test(bounds, decide_masks)
 /* ---------------------------------------------------------------------------------------------------- one operator */
 
 /* How near the bounds come to the values: to all of them, to a library function's, to those of one place; or only the
- * values must lie inside. */
+ * values must be inside. */
 typedef enum nearness { EXACT, ROUNDED, OF_A_PLACE, OUTSIDE } nearness;
 
-/* A range of entries is an interval: it has what lies between its ends, zero included. */
+/* A range of entries is an interval: it has all between its ends, zero included. */
 static const float reals[] = {-INFINITY, -3, -1, -0.5f, 0, 0.5f, 2, INFINITY};
 static const float with_nan[] = {-INFINITY, -3, -1, -0.5f, 0, 0.5f, 2, INFINITY, NAN};
 static const float bounded[] = {-3e38f, -3, -1, -0.5f, 0, 0.5f, 2, 3e38f};
@@ -267,7 +267,7 @@ static const uint8_t truths[] = {0, 1};
 
 typedef struct table {
     attune__type type;
-    int count; /* but for a NaN behind them, which is in every range */
+    int count; /* but for a NaN after them, which is in every range */
     bool nan;
     attune__value at[16][16];
 } table;
@@ -299,7 +299,7 @@ static bool near_to(float a, float b)
     return a == b || fabsf(a - b) <= 1e-5f * fabsf(b) + 1e-40f || (fabsf(a) > 1e38f && fabsf(b) > 1e38f);
 }
 
-/* A corner that is NaN stands for a limit, which the bounds may take in. */
+/* A corner that is NaN may have a limit, which the bounds may include. */
 static bool has_odd_corner(const table *t, const int box[4])
 {
     bool odd = false;

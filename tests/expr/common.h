@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tests of expressions share. */
+/* Shared by the tests of expressions. */
 #ifndef TESTS_EXPR_COMMON_H
 #define TESTS_EXPR_COMMON_H
 

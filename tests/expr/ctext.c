@@ -22,7 +22,7 @@ static void write_function(batch *b, const bound *x, uint64_t i, uint64_t first)
     static char text[1 << 18];
     char name[32];
     if (i == first) {
-        /* the prelude comes with the whole text; the function behind it is not called */
+        /* the prelude comes with the whole text; the function after it is not called */
         size_t needed;
         cr_assert(attune__expr_print(x->expr, ATTUNE_EXPR_C, text, sizeof text, &needed) == ATTUNE_OK);
         cr_assert(needed == strlen(text) + 1);
@@ -110,7 +110,7 @@ static bool has(const char *text, const char *words)
     return strstr(text, words) != NULL;
 }
 
-/* What the bounds of the variables prove needless is not there. */
+/* Checks that the bounds of the variables make needless are not printed. */
 Test(ctext, plain_operators_where_bounds_allow)
 {
     static char text[1 << 14];
@@ -181,7 +181,7 @@ Test(ctext, plain_operators_end_with_i32)
     }
 }
 
-/* What is compared stands as people write it: rows before keys, constants last. */
+/* Comparisons are printed in the usual order: rows before keys, constants last. */
 Test(ctext, comparisons_read_forwards)
 {
     static char text[256];

@@ -19,7 +19,7 @@ static float value_of(attune_expr_kind kind, const char *text, attune_point poin
 
 Test(eval, arithmetic)
 {
-    /* q and kv stand where folding must not reach: both ways have to agree */
+    /* q and kv are where folding must not reach: both ways have to agree */
     static const struct {
         const char *text;
         int32_t q, kv;
@@ -194,7 +194,7 @@ Test(eval, rows_stay_in_their_memory)
     cr_assert_eq(atomic_load(&h.live), 0);
 }
 
-/* Every loop over columns reads captures where they stand, up to their last element. */
+/* Every loop over columns reads captures in place, up to their last element. */
 Test(eval, columns_end_with_the_capture)
 {
     static const char *const forms[] = {

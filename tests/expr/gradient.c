@@ -133,7 +133,7 @@ Test(gradient, refusals)
  * numbers
  */
 
-/* What is differentiated by: score, or one element of a capture. */
+/* The variable of differentiation: score, or one element of a capture. */
 typedef struct target {
     const void *capture; /* the array's data; NULL = score */
     int64_t offset;

@@ -20,7 +20,7 @@ static const attune_symbol symbols[] = {{"slope", ATTUNE_SYMBOL_CAPTURE, ATTUNE_
                                         {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
                                         {"heat", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F32, 0}};
 
-/* What is the same for all keys of a row. */
+/* Values that all keys of a row share. */
 static void add_closed(attune__text *text, uint64_t *state)
 {
     static const char *const closed[] = {"slope[h]",          "bias[q]",       "heat",

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Texts: what is refused and how, what stands for what, and the caps. */
+/* Texts: errors, equivalent spellings, and the limits. */
 #include "expr/common.h"
 #include "support/presets.h"
 
@@ -120,7 +120,7 @@ Test(parse, errors)
         for (size_t c = 0; c < length; c++)
             shown[2 + c] = from[c] == '\t' ? ' ' : from[c] >= ' ' && from[c] <= '~' ? from[c] : '?';
         cr_assert(!strncmp(line + 1, shown, 2 + length) && line[3 + length] == '\n', "%s\n%s", cases[i].text, message);
-        /* the caret stands below its column */
+        /* the caret is below its column */
         const char *caret = strchr(line + 1, '\n');
         cr_assert(caret);
         size_t column = strspn(caret + 1, " ");
@@ -337,7 +337,8 @@ Test(parse, every_preset)
     cr_assert(attune_preset_get(0, NULL) == ATTUNE_INVALID_ARGUMENT);
 }
 
-/* The last query stands at the last key, whatever the lengths; a row is an interval, which kernels find without a mask.
+/* The last query is aligned with the last key, whatever the lengths; a row is an interval, which kernels find without a
+ * mask.
  */
 Test(parse, causal_bottom_right)
 {

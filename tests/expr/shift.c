@@ -2,7 +2,7 @@
 /* An expression over a segment of the keys is the expression over all of them, at the segment's place. */
 #include "expr/common.h"
 
-/* What it reads besides, by name: the places come with the parameters. */
+/* Its other reads, by name: the start and total come with the parameters. */
 static float evaluate(const attune_expr *expr, const random_expr *e, attune_point point, int32_t start, int32_t total)
 {
     attune_parameter parameters[4] = {{ATTUNE__KV_START, start}, {ATTUNE__KV_TOTAL, total}};
@@ -47,7 +47,7 @@ Test(shift, random_expressions)
         attune_expr *shifted, *again;
         const attune_status status = attune__expr_shift(&attune__default_allocator, b.expr, &shifted);
         if (status != ATTUNE_OK) {
-            /* No room for two symbols more. */
+            /* Two symbols more do not fit. */
             cr_assert_eq(status, ATTUNE_INVALID_ARGUMENT);
             cr_assert(b.expr->symbol_count > ATTUNE_EXPR_MAX_SYMBOLS - 2 ||
                       b.expr->node_count > ATTUNE_EXPR_MAX_NODES - 4);
@@ -63,7 +63,7 @@ Test(shift, random_expressions)
         attune__expr_release(shifted);
         attune__expr_release(b.expr);
     }
-    cr_log_info("%llu without room", (unsigned long long)full);
+    cr_log_info("%llu did not fit", (unsigned long long)full);
 }
 
 Test(shift, what_reads_no_key_stays)

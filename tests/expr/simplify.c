@@ -188,7 +188,7 @@ static number leaf_value(const char *text, type of, const place *at)
                                              : strtof(text + (text[0] == '('), NULL)};
 }
 
-/* Operands stand before what uses them. */
+/* Operands come before their users. */
 static number value_of(const tree *t, const place *at)
 {
     number values[64];
@@ -211,7 +211,7 @@ static place random_place(uint64_t *state)
 #undef ANY
 }
 
-/* What both compute is the same bit for bit, but for a NaN's bits. */
+/* Both compute the same bits, but for those of a NaN. */
 Test(simplify, keeps_every_value)
 {
     static const attune_symbol symbols[] = {{"x", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F32, 0},

@@ -72,7 +72,7 @@ static void run_functions(void **functions, const bound *x, const random_expr *e
     }
 }
 
-/* What a term may depend on, that it reads a capture, and that none is made of another. */
+/* A term's variables, that it reads a capture, and that none is made of another. */
 static void check_nodes(const attune_expr *expr, const attune__terms *t, uint16_t variables, const char *words)
 {
     const uint16_t key = 1u << ATTUNE__VAR_KV, row = 1u << ATTUNE__VAR_Q, score = 1u << ATTUNE__VAR_SCORE;
@@ -213,7 +213,7 @@ static uint32_t weight(const char *text)
     return weight;
 }
 
-/* What a loop over pairs has to hold: nothing of rows, once of what is shared, more of what is long. */
+/* Values that a loop over pairs holds: none of rows, shared ones once, more for long expressions. */
 Test(terms, weights)
 {
     cr_expect_eq(weight("score"), 0);

@@ -66,7 +66,7 @@ static void release(void *user, void *memory)
     free(memory);
 }
 
-/* What failed says so, and has given nothing. */
+/* A call that fails has a message, and returns no object. */
 static void failed_well(attune_status status, const void *handle)
 {
     expect(status != ATTUNE_INTERNAL);
@@ -213,7 +213,7 @@ static void make_mask(world *w, tape *t)
             counts[i] = (int32_t)below(t, 2);
             indices[i] = (int32_t)below(t, 3) - (below(t, 32) == 0);
         }
-        /* As many rows as the description has, of which the arrays have room for 1,024. */
+        /* As many rows as the description has, of which the arrays have 1,024. */
         if (desc.batch > 4 || desc.heads > 8 || desc.q_len > 512)
             return;
         const attune_mask_lists lists = {.struct_size = sizeof lists,

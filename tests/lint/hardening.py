@@ -12,7 +12,7 @@ def said(*command):
 
 
 def missing(path, program):
-    """What a shared library or program lacks."""
+    """The protections that a shared library or program lacks."""
     header, dynamic = said('readelf', '-hlW', path), said('readelf', '-dW', path)
     symbols = said('readelf', '--dyn-syms', '-W', path)
     stack = re.search(r'GNU_STACK.*\b([RWE]{1,3})\s+0x', header)
@@ -28,7 +28,7 @@ def missing(path, program):
     if program:
         tests['PIE'] = re.search(r'Type:\s+DYN', header) and 'PIE' in dynamic
     elif platform.machine() == 'x86_64':
-        # The note that says so needs the C library's own files to have it, the code does not.
+        # The property in the file needs the C library's own files to have it, the code does not.
         code = said('objdump', '-d', '--disassemble=attune_last_error', path)
         tests['landing pads (-fcf-protection)'] = 'endbr64' in code
     return [name for name, holds in tests.items() if not holds]

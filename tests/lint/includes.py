@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Include directions: a module may include only what lies below it. The table is the design; a new arrow is a change of it.
+"""Include directions: a module may include only modules below it. The table is the design; a new arrow is a change of it.
     includes.py SOURCE [DOT]   DOT: a file for Graphviz, which receives the includes that there are, each module once"""
 import collections
 import pathlib
@@ -85,7 +85,7 @@ for folder, below in PROGRAM.items():
 
 if arrows < 20:
     errors.append(f'only {arrows} includes were found under {root}/src: the check does not see the tree')
-# A module that only includes what lies below it comes after all of that in some order; a cycle has none.
+# A module that only includes modules below it comes after them in some order; a cycle has none.
 ordered = []
 while picture.keys() - ordered:
     ready = [module for module in picture if module not in ordered and not (picture[module] - {module} - set(ordered)) & picture.keys()]

@@ -8,7 +8,7 @@ build_root=$2
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# What is opened at run time is nothing to link with.
+# Libraries that are opened at run time are not linked with.
 if grep -i 'vulkan\|cuda' "$build_root/attune.pc"; then exit 1; fi
 
 # Debian's folders for libraries, where meson cannot ask dpkg-dev for them, as on a machine that has just been set up.

@@ -86,7 +86,7 @@ Test(mask_build, random_4)
     random_masks(4, 3000);
 }
 
-/* What people write, and every dtype and rank of captures. */
+/* Usual masks, and every dtype and rank of captures. */
 static void random_expressions(uint64_t seed, uint64_t end)
 {
     static random_expr made;

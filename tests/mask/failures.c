@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Every allocation of every way to make a mask fails in turn: a status, no mask, no leak. */
+/* Every allocation of every way to make a mask fails once: a status, no mask, no leak. */
 #include <criterion/criterion.h>
 
 #include <string.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Building a mask tells how far it is, stops when it is told to, and at a limit of work. */
+/* Building a mask reports progress, stops on request, and at a limit of work. */
 #include <criterion/criterion.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -237,7 +237,7 @@ Test(progress, a_limit_of_work)
     cr_assert_eq(create(&desc, hard, &mask), ATTUNE_CANCELLED, "long before its lists would fill the memory");
 }
 
-/* Exactly at the limit, in steps of any size, and as often as is due. */
+/* Exactly at the limit, in steps of any size, and as often as promised. */
 Test(progress, is_counted_to_the_unit)
 {
     static const uint64_t limits[] = {
@@ -268,7 +268,7 @@ Test(progress, is_counted_to_the_unit)
     cr_assert_eq(work.share, 0.5);
 }
 
-/* What is done besides evaluation: lists are written, and bounds look at captures. */
+/* Work besides evaluation: lists are written, and bounds look at captures. */
 Test(progress, of_lists_and_captures)
 {
     enum { LENGTH = 300 };

@@ -28,7 +28,7 @@ static uint64_t bytes_of(const array *a)
     return (uint64_t)array_count(a) * attune_dtype_size(a->dtype);
 }
 
-/* A contiguous tensor with an array's contents, or room for them. */
+/* A contiguous tensor with an array's contents, or space for them. */
 static attune_status upload(attune_device *device, const array *a, bool contents, attune_buffer **buffer,
                             attune_tensor *tensor)
 {

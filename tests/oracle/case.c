@@ -45,7 +45,7 @@ static bool copy_text(const json_t *root, const char *key, const char *path, cha
     return true;
 }
 
-/* A name that can stand in a path and in an expression. */
+/* A name that is valid in a path and in an expression. */
 static bool is_name(const char *text)
 {
     size_t length = strlen(text);

@@ -172,7 +172,7 @@ bool npy_parse(const void *bytes, size_t length, const char *name, array *out, f
         return false;
     skip_space(&c);
     if (c.at != c.end)
-        return failure_set(why, "%s: the header goes on behind its dictionary", name);
+        return failure_set(why, "%s: the header goes on after its dictionary", name);
     attune_dtype dtype = (attune_dtype)0;
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
         if (!strcmp(types[i].descr, h.descr))

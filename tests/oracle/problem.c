@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a problem needs of an attention: its block mask, and the captures that have gradients. */
+/* The parts of a problem that an attention gives: its block mask, and the captures that have gradients. */
 #include "tests/oracle/reference.h"
 
 #include <string.h>

@@ -63,7 +63,7 @@ static bool check_shape(const attention *a, shape *s, failure *why)
 }
 
 /* The keys and values of one batch and head in float64, decoded once for all
- * rows that read them, and room for a row. */
+ * rows that read them, and storage for a row. */
 typedef struct plane {
     int64_t b, h; /* of k; -1 = none yet */
     double *k, *v, *q, *score, *allowed, *o;
@@ -213,9 +213,9 @@ static void key_moved(const shape *s, const plane *p, int64_t kv, const double *
 }
 
 /* A score's rounding changes its weight by as much, relatively, and O by that share of the key's distance from it. Both
- * references may round two competing keys alike by luck; a kernel whose sums have another order does not. In 16 bits
- * the weights' own rounding is far more; the naive computation has the largest as 1, without any, and a kernel that
- * takes exponentials against an earlier maximum has not. */
+ * references may round two competing keys the same way by luck; a kernel whose sums have another order does not. In 16
+ * bits the weights' own rounding is far more; the naive computation has the largest as 1, without any, and a kernel
+ * that takes exponentials against an earlier maximum has not. */
 static void row_moved(const shape *s, const plane *p, attune_dtype dtype, const double *o, double lse, double largest,
                       double *moved)
 {
@@ -284,7 +284,7 @@ static double absolute_term(attune_dtype dtype, int64_t count, const double *ora
     return fmax(2 * largest, reference_epsilon(dtype) * magnitude);
 }
 
-/* NaN and infinity stand where the oracle has them; a zero that the naive computation gives too is that of a masked
+/* NaN and infinity are where the oracle has them; a zero that the naive computation gives too is that of a masked
  * row, which no rounding moves. */
 static bool same_pattern(double got, double oracle, double naive)
 {
@@ -481,7 +481,7 @@ static bool derivatives_make(attune_instance *instance, const attention *a, deri
     return ok;
 }
 
-/* What the sums over rows need beside a plane. Of each element: the squares of what rows leave, summed. */
+/* State of the sums over rows, beside a plane's. Of each element: the squares of what rows leave, summed. */
 typedef struct gradient_sums {
     const attention *a;
     const shape *s;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a kernel's result is held against: attention by the definition, in plain loops over chosen rows, in float64 (the
+ * The references for a kernel's result: attention by the definition, in plain loops over chosen rows, in float64 (the
  * oracle) and in the precision of the inputs (the naive computation); and the error rule that compares the three.
  * Independent of every backend: only attune_expr_evaluate is attune's.
  */
@@ -85,9 +85,9 @@ void reference_compare_o(attune_dtype dtype, int64_t rows, int64_t columns, cons
  *
  *     2 P (u sqrt(3 sum (o d_o)^2) + (2 + |s|) 2^-24 (sum |d_o v| + sum |o d_o| + |d_lse|))
  *
- * times what dS is multiplied by: elements of O are rounded apart, three times what their sum scatters by, and twice
- * that. Pairs of a row share delta, so theirs add up; rows do not: the root of the sum of their squares. In d_v it is
- * 2 u P |d_o|.
+ * times what dS is multiplied by: elements of O are rounded separately, three times what their sum scatters by, and
+ * twice that. Pairs of a row share delta, so theirs add up; rows do not: the root of the sum of their squares. In d_v
+ * it is 2 u P |d_o|.
  */
 typedef struct reference_cancellation {
     double d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
@@ -102,7 +102,7 @@ bool reference_cancelled(attune_instance *instance, const attention *a, const ar
 void reference_compare_gradient(attune_dtype dtype, int64_t count, const double *got, const double *oracle,
                                 double cancelled, reference_error *error);
 
-/* What a backward pass is given and what it gives. Outputs are float64 arrays shaped as q, k, v and the captures. */
+/* Inputs and outputs of a backward pass. Outputs are float64 arrays shaped as q, k, v and the captures. */
 typedef struct attention_gradients {
     const array *d_o;   /* [b,h,lq,dv] in the dtype of o */
     const array *d_lse; /* [b,h,lq] f32 (f64 with f64); NULL = the loss does not use LSE */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Keys cut into segments: views of k and v as they lie, with a mask of its own each. */
+/* Keys cut into segments: views of k and v in place, with a mask of its own each. */
 #ifndef TESTS_ORACLE_SEGMENTS_H
 #define TESTS_ORACLE_SEGMENTS_H
 
@@ -16,14 +16,14 @@ typedef struct segments {
 /* The places of segments of these lengths. */
 void segments_cut(segments *s, const int64_t *lengths, uint32_t count);
 /* Builds and uploads the masks, in place of those that are there; `whole` describes one over all keys. Gives the
- * problem its segments, kv_len and mask; problem NULL = masks alone. After a failure segments_finish is due all the
+ * problem its segments, kv_len and mask; problem NULL = masks alone. After a failure segments_finish is needed all the
  * same. */
 attune_status segments_build(attune_instance *instance, attune_device *device, const attention *a,
                              const attune_mask_desc *whole, segments *s, attune_problem *problem);
 /* d_k and d_v NULL: forward. */
 void segments_views(const segments *s, const attune_tensor *k, const attune_tensor *v, const attune_tensor *d_k,
                     const attune_tensor *d_v, attune_segment *views);
-/* What the rounding of each segment's o adds to the error of any element of o at most (docs/numerics.md). */
+/* The most that rounding each segment's o adds to the error of an element of o (docs/numerics.md). */
 double segments_rounding(attune_device *device, const attention *a);
 void segments_finish(segments *s); /* accepts a zeroed one */
 

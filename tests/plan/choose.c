@@ -90,7 +90,7 @@ Test(choose, a_named_kernel_that_refuses_says_why)
 {
     attune_problem p = problem_of(ATTUNE_F32, 128, 300, 100000);
     EXPECT_ERROR("lavapipe", &p, "{\"KERNEL\": \"vulkan_lanes\"}", ATTUNE_UNSUPPORTED,
-                 "there are more keys than the driver lets one workgroup walk");
+                 "there are more keys than the driver lets one workgroup read");
 }
 
 Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
@@ -122,7 +122,7 @@ Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
     }
 }
 
-/* Pieces cover every row of their tiles once, are no more than workgroups, and find room in the plan's workspace,
+/* Tail splits cover every row of their tiles once, are no more than workgroups, and fit into the plan's workspace,
  * whatever is shorter in a call. */
 Test(choose, the_last_tiles_are_shared_out)
 {
@@ -150,7 +150,7 @@ Test(choose, the_last_tiles_are_shared_out)
         if (r.left)
             cr_assert(r.each > 1 && r.left * r.each <= ctas && r.full_wave_tiles % ctas == 0);
         cr_assert_geq(r.each * r.rows, q_len);
-        cr_assert_lt((r.each - 1) * r.rows, q_len, "no piece without a row");
+        cr_assert_lt((r.each - 1) * r.rows, q_len, "no split without a row");
         cr_assert(r.each == 1 || r.rows % m == 0);
         cr_assert(r.each == 1 || r.rows / m * heads >= 4);
     }
@@ -206,7 +206,7 @@ Test(choose, decode_rule)
     cr_assert(!plan("h100", &p, NULL).decode);
 }
 
-/* A plan for a prompt serves the steps behind it as a plan for steps does. */
+/* A plan for a prompt serves the steps after it as a plan for steps does. */
 Test(choose, short_calls_of_a_long_plan_decode)
 {
     attune_problem p = problem_of(ATTUNE_BF16, 128, 2048, 8192);
@@ -231,7 +231,7 @@ Test(choose, short_calls_of_a_long_plan_decode)
     cr_assert_eq(plan("h100", &p, NULL).short_q_len, 0);
 }
 
-/* The workspace is the larger kernel's, behind what segments have of it whatever the call's kernel. */
+/* The workspace is the larger kernel's, after the segments' part, which no kernel changes. */
 Test(choose, short_calls_share_the_workspace)
 {
     attune_problem p = problem_of(ATTUNE_BF16, 128, 2048, 8192);
@@ -308,7 +308,7 @@ Test(choose, cpu_scratch_and_workspace)
     const attune__shape few = attune__shape_of_short(&s, &d);
     const uint64_t parts = attune__split_size(&few, d.short_choice.split_kv, 4);
     const uint64_t other = parts + 8 * attune__cpu_thread_size(&s, d.short_choice.block_m, d.short_choice.block_n);
-    cr_assert_eq(d.choice.workspace, (8 * one > other ? 8 * one : other) + 256, "256: room for the alignment");
+    cr_assert_eq(d.choice.workspace, (8 * one > other ? 8 * one : other) + 256, "256: for the alignment");
     cr_assert_eq(one % 256, 0);
     cr_assert_geq(one, attune__cpu_scratch_size(d.choice.block_m, d.choice.block_n, 128, 128, ATTUNE_F32) + 1024);
     /* decode: the parts come first */
@@ -492,7 +492,7 @@ Test(choose, matrices_whose_fragment_layout_is_known)
     cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
     cr_expect_str_eq(c.kernel, "vulkan_subgroup");
     p.direction = ATTUNE_FORWARD;
-    /* What falls back, and why. */
+    /* Problems without a kernel of their own, with the reason. */
     const struct {
         attune_dtype dtype;
         int64_t q_len;
@@ -563,7 +563,7 @@ Test(choose, a_profile_laid_over_a_device)
     cr_assert_eq(attune__profile_apply("none", &limits), ATTUNE_INVALID_ARGUMENT);
 }
 
-/* What of mixed types each device has, and why it has no more. */
+/* Mixed types of each device, and the reason where it has none. */
 Test(choose, mixed_types)
 {
     static const struct {

@@ -51,8 +51,8 @@ static uint64_t sm80(const attune_plan_choice *c, numbers x)
         x.m2 = x.e == 4 && x.m2 < 32 ? 0 : x.m2;
         uint64_t kv =
             x.n1 * x.d * x.e + x.n1 * x.dv * x.e + x.stages * (x.m1 * x.d * x.e + x.m1 * x.dv * x.e + 8 * x.m1);
-        uint64_t notes = x.stages < 7 ? 128 : 256;
-        return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * x.e) + 256 + notes;
+        uint64_t descs = x.stages < 7 ? 128 : 256;
+        return most(kv, (x.m2 + x.stages * x.n2) * (x.d + x.dv) * x.e) + 256 + descs;
     }
     uint64_t q = x.m * x.d * x.e, kv = x.n * x.d * x.e + x.n * x.dv * x.e, all = q + x.stages * kv + 8 * x.words * x.n;
     if (!c->decode)
@@ -67,8 +67,8 @@ static uint64_t sm80_atomic(numbers x)
 {
     const uint64_t sharers = 32 * x.warps / x.n1;
     x.d = up(x.d, 16 * sharers), x.dv = up(x.dv, 16 * sharers);
-    const uint64_t rows = x.stages * x.m1, notes = x.stages < 7 ? 128 : 256;
-    return 2 * (x.n1 + rows) * (x.d + x.dv) + 4 * x.n1 * x.m1 + 8 * rows + 256 + notes;
+    const uint64_t rows = x.stages * x.m1, descs = x.stages < 7 ? 128 : 256;
+    return 2 * (x.n1 + rows) * (x.d + x.dv) + 4 * x.n1 * x.m1 + 8 * rows + 256 + descs;
 }
 
 static uint64_t sm90a(const attune_plan_choice *c, numbers x)

@@ -140,7 +140,7 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
 #if ATTUNE_HAVE_VULKAN
 static uint64_t modules_read;
 
-/* What the kernel's module, with the plan's constants, takes of shared memory. */
+/* Shared memory of the kernel's module with the plan's constants. */
 static void check_module(const char *what, const attune_limits *limits, const attune_problem *q,
                          const attune_plan_choice *c)
 {
@@ -213,7 +213,7 @@ static void check_choice(const attune_profile *p, const attune_problem *q, const
     uint32_t q_block = q->mask_q_block ? q->mask_q_block : 128, kv_block = q->mask_kv_block ? q->mask_kv_block : 128;
     for (int i = 0; i < 2; i++) {
         cr_assert(rows[i] && columns[i], "%s", what);
-        /* Hopper's groups of 64 rows lie in one block each. */
+        /* Each of Hopper's groups of 64 rows is within one block. */
         const bool groups = rows[i] == 192 && !strcmp(c->kernel, "cuda_sm90a") && q_block % 128 == 0;
         cr_assert(!q->block_mask || c->decode || q_block % rows[i] == 0 || groups, "%s: %u rows", what, rows[i]);
         cr_assert(!q->block_mask || kv_block % columns[i] == 0, "%s: %u columns", what, columns[i]);
@@ -225,7 +225,7 @@ static void check_choice(const attune_profile *p, const attune_problem *q, const
 
 static uint64_t short_ones;
 
-/* Beside a forward kernel stands the decode kernel that a plan for one query has, if the options leave it the choice.
+/* A forward plan also has the decode kernel of a plan for one query, if the options leave the choice.
  */
 static void check_short(const attune_profile *p, const attune_problem *q, const attune_kernel_options *o,
                         attune_choice force, const attune_plan_choice *c)
@@ -261,7 +261,7 @@ static void check_short(const attune_profile *p, const attune_problem *q, const 
                   s->num_warps == expected.num_warps && s->split_kv == expected.split_kv &&
                   s->shared_memory == expected.shared_memory,
               "%s: not the kernel of one query", describe(p, q));
-    /* The parts of every short call have room. */
+    /* The parts of every short call fit. */
     const attune__shape few = attune__shape_of_short(&shape, &d);
     const uint32_t element = q->dtype == ATTUNE_F64 ? 8 : 4;
     cr_assert_eq(few.q_len, c->short_q_len);

@@ -117,7 +117,7 @@ Test(reported, options_that_a_kernel_does_not_read)
     EXPECT_ERROR("a6000", &problem, "{\"SPLIT_KV\": 4}", ATTUNE_INVALID_ARGUMENT, "SPLIT_KV", "cuda_sm80 (forward)",
                  "cuda_sm80 (decode)", "FORCE_USE_FLEX_ATTENTION off");
     EXPECT_ERROR("a6000", &problem, "{\"USE_TMA\": true}", ATTUNE_INVALID_ARGUMENT, "USE_TMA on", "does not use TMA");
-    /* What belongs to the other direction waits for its plan. */
+    /* Options of the other direction wait for its plan. */
     plan("a6000", &problem, "{\"BLOCK_M1\": 32, \"bwd_num_stages\": 1}");
     problem.direction = ATTUNE_BACKWARD;
     cr_assert_eq(plan("a6000", &problem, "{\"BLOCK_M1\": 32, \"bwd_num_stages\": 1, \"num_stages\": 2}").num_stages, 1);

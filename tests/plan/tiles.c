@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The families' tables of tiles: no tile is in a table twice, and each is one that its kernel can have as it stands on
+ * The families' tables of tiles: no tile is in a table twice, and each is one that its kernel accepts unchanged on
  * some known device, with a problem whose lengths limit nothing.
  */
 #include <criterion/criterion.h>

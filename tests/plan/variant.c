@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the planner makes of an expression's form, for kernels that have more than one way to evaluate it. */
+/* The variants that the planner picks by an expression's form, of kernels that have several. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdio.h>
@@ -53,7 +53,7 @@ static const wanted table[] = {
             .rematerialise = true,
             .score = {.key_count = 1, .row_count = 1},
             .slope = {.row_count = 1}}},
-    /* What Hopper's registers allow. */
+    /* As many as Hopper's registers allow. */
     {"h200", "q >= kv", NULL, 2048, .head_dim = 64, .is = {.row_intervals = true, .late_hook = true}},
     {"h200", NULL, "abs(score)", 2048, true, .head_dim = 128, .is = {.late_dp = true}},
     {"h200", NULL, "abs(score)", 2048, true, .head_dim = 192, .is = {0}},

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The parts of the workspace of CUDA's backward pass: each has room, none reaches into another. */
+/* The parts of the workspace of CUDA's backward pass: each fits, none overlaps another. */
 #include <criterion/criterion.h>
 
 #include "plan/family_cuda.h"
@@ -23,7 +23,7 @@ Test(workspace, parts_lie_side_by_side)
         const uint64_t end = w.sums + elements * ATTUNE__CUDA_SUM_BYTES;
         cr_assert(w.size >= end && w.size < end + 256 && w.size % 256 == 0);
 
-        /* What cuda_sm90 adds behind: dQ in float32, rows of whole columns, and four counts for each 64 of them. */
+        /* cuda_sm90 adds at the end: dQ in float32, rows of whole columns, and four counts for each 64 of them. */
         for (uint32_t d = 8; d <= 256; d += 8) {
             const uint64_t sums = attune__cuda_backward_sums(&w, batch, heads, d, d);
             const uint64_t row = (uint64_t)batch * (uint64_t)heads * rows * 4;

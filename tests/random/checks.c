@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the library says beside calls: values of expressions, lists and counts of masks, what a plan would be. */
+/* Results of the library beside calls: values of expressions, lists and counts of masks, planner choices. */
 #include "random/place.h"
 
 #include <math.h>
@@ -232,7 +232,7 @@ bool check_budget(runner *r, const call *c, attune_mask_desc desc, const attune_
 
 /* ------------------------------------------------------------------------------------------------------------ plans */
 
-/* What the planner says without a device is what the device's plan is. */
+/* The planner's choice without a device is that of the device's plan. */
 bool check_choice(runner *r, const attune_problem *wanted, const attune_kernel_options *options,
                   const attune_plan *plan, finding *f)
 {

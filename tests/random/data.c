@@ -116,7 +116,7 @@ static void fill(attune_dtype dtype, const call *c, int seed, const layout *l, g
 }
 
 /* NaN and infinity here and there. */
-static void spoil(const call *c, int seed, const layout *l, int64_t rarity, grid *v)
+static void make_nonfinite(const call *c, int seed, const layout *l, int64_t rarity, grid *v)
 {
     static const double what[] = {NAN, INFINITY, -INFINITY, NAN};
     for (int64_t i = 0; i < v->count; i++) {
@@ -128,7 +128,7 @@ static void spoil(const call *c, int seed, const layout *l, int64_t rarity, grid
 
 int64_t capture_size(const problem *p, const call *c, const tree_symbol *s, int dimension)
 {
-    /* Arrays of many dimensions are short in each: what is read behind them is 0. */
+    /* Arrays of many dimensions are short in each: reads past their end give 0. */
     static const int64_t most[] = {INT64_MAX, INT64_MAX, 300, 40, 16};
     if (s->of_mask) {
         const int64_t size[4] = {c->lists_broadcast_b ? 1 : mask_batch(p, c), c->lists_broadcast_h ? 1 : p->heads,
@@ -196,7 +196,7 @@ static void bind(const problem *p, const call *c, const call_data *d, const tree
         }
         const bool real = symbol->dtype == ATTUNE_F32 || symbol->dtype == ATTUNE_F16 || symbol->dtype == ATTUNE_BF16;
         if (c->data == DATA_NONFINITE && real && way % 4 == 0)
-            spoil(c, SEED_SYMBOL + s, &layouts[s], 1 + v.count / 2, &v);
+            make_nonfinite(c, SEED_SYMBOL + s, &layouts[s], 1 + v.count / 2, &v);
     }
 }
 
@@ -265,7 +265,7 @@ static void draw_tensor(const problem *p, const call *c, call_data *d)
                 v->at[i] = allowed;
         }
         if (c->data == DATA_NONFINITE && !truth && c->seed % 4 == 0)
-            spoil(c, SEED_TENSOR, &c->tensor, 1 + v->count / 2, v);
+            make_nonfinite(c, SEED_TENSOR, &c->tensor, 1 + v->count / 2, v);
     }
 }
 
@@ -408,9 +408,9 @@ bool data_create(const problem *p, const call *c, attune_backend backend, call_d
     if (c->data == DATA_NAN_HIDDEN)
         hide(p, c, d);
     if (c->data == DATA_NONFINITE) {
-        spoil(c, SEED_Q, &c->q, 1 + d->q.count / (1 + (int64_t)(c->seed % 2)), &d->q);
-        spoil(c, SEED_K, &c->k, 1 + d->k.count / (1 + (int64_t)(c->seed / 2 % 3)), &d->k);
-        spoil(c, SEED_V, &c->v, 1 + d->v.count / (1 + (int64_t)(c->seed / 8 % 3)), &d->v);
+        make_nonfinite(c, SEED_Q, &c->q, 1 + d->q.count / (1 + (int64_t)(c->seed % 2)), &d->q);
+        make_nonfinite(c, SEED_K, &c->k, 1 + d->k.count / (1 + (int64_t)(c->seed / 2 % 3)), &d->k);
+        make_nonfinite(c, SEED_V, &c->v, 1 + d->v.count / (1 + (int64_t)(c->seed / 8 % 3)), &d->v);
     }
     oracle_forward(p, c, backend, d);
     if (p->direction == ATTUNE_BACKWARD)

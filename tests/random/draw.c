@@ -72,7 +72,7 @@ static void draw_call(rng *r, const problem *p, const draw_profile *profile, cal
     draw_layout(r, true, true, 3, &c->q);
     draw_layout(r, true, true, 3, &c->k);
     draw_layout(r, true, true, 3, &c->v);
-    /* What forward gives is read by backward: never broadcast, since its rows differ. */
+    /* Forward's outputs are backward's inputs: never broadcast, since their rows differ. */
     draw_layout(r, p->direction == ATTUNE_BACKWARD, false, 3, &c->o);
     draw_layout(r, p->direction == ATTUNE_BACKWARD, false, 3, &c->lse);
     draw_layout(r, false, false, 3, &c->row_max);

@@ -206,7 +206,7 @@ static int compare(grammar *g, int depth)
     return binary(g, op, TYPE_BOOL, a, int_expr(g, depth - 1));
 }
 
-/* What masks are made of in life. */
+/* Terms of masks as applications write them. */
 static int usual(grammar *g, int depth)
 {
     switch (rng_range(g->r, 0, 4)) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the language computes: whole numbers that wrap, and masks in f32. */
+/* The language's arithmetic: integers that wrap, and masks in f32. */
 #include "random/random.h"
 
 #include <math.h>

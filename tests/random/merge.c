@@ -62,7 +62,7 @@ static bool put(runner *r, rng *g, const char *name, attune_dtype dtype, int ran
                  r->backend == ATTUNE_BACKEND_CPU && rng_chance(g, 30), p) == ATTUNE_OK;
 }
 
-/* What forward gave for one part, which a merge may write to. */
+/* Forward's results for one part, which a merge may overwrite. */
 static bool put_part(runner *r, rng *g, merge *m, int p)
 {
     return put(r, g, "part_o", m->part_dtype[p], 4, &m->in_o[p], p == m->onto, m, &m->part_o[p]) &&

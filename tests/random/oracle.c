@@ -135,7 +135,7 @@ static void set(expected *e, int64_t at, double value, double bound)
     e->bound[at] = isnan(bound) ? INFINITY : bound;
 }
 
-/* What an exponential of s - m has wrong beside what s has, relatively. */
+/* The relative error of exp(s - m) beyond that of s. */
 static double exponential_error(const interval *s, double m, const rules *how)
 {
     const double u = how->exact.unit * (how->exact.vulkan ? 2 : 1);
@@ -315,7 +315,7 @@ static void pair_captures(call_data *d, const derivatives *v, const flow *f, boo
         const double value = f->g * by->v,
                      error = f->g_error * (fabs(by->v) + error_of(by)) + fabs(f->g) * error_of(by);
         const bool past = !(fabs(value) + error < range_of(ATTUNE_F32));
-        /* What a term has below 2^-96 is cut off on CUDA. */
+        /* CUDA cuts off a term's part below 2^-96. */
         const double bound = value == 0 && error == 0 ? 0 : error + terms * fabs(value) + 1e-28;
         add(e, v->index[i], value, open || past || by->doubtful ? INFINITY : bound);
     }
@@ -360,7 +360,7 @@ static void row_backward(const problem *p, const call *c, call_data *d, const ru
     const double lse = d->lse.at[r->at], u = how->exact.unit;
     if (lse == -INFINITY)
         return;
-    /* What NaN does to gradients is said nowhere but for pairs whose p is 0. */
+    /* Gradients under NaN are specified only for pairs whose p is 0. */
     for (int s = 0; s < SYMBOLS && !isfinite(lse); s++)
         for (int64_t at = 0; at < d->out_d_captures[s].value.count; at++)
             d->out_d_captures[s].bound[at] = INFINITY;

@@ -4,7 +4,7 @@
 
 #include "random/random.h"
 
-/* A tensor in a buffer, with bytes before, behind and between that no kernel may touch. */
+/* A tensor in a buffer, with bytes before, after and between that no kernel may touch. */
 typedef struct placed {
     attune_tensor tensor;
     unsigned char *image;  /* what the buffer must hold outside the elements of an output */
@@ -21,7 +21,7 @@ void displace(placed *p);
 attune_status collect(const placed *p, double *elements, bool *untouched);
 /* Whether the whole buffer is as it was when it was placed, or as it was at the last collect. */
 attune_status unchanged(const placed *p, bool *same);
-/* Where an element lies, in elements from the offset on. */
+/* An element's index, in elements from the offset on. */
 int64_t element_place(const attune_tensor *t, int64_t flat);
 /* A host array of the same kind for masks. */
 void host_array(runner *r, const char *name, attune_dtype dtype, int rank, const int64_t *size, const layout *l,
@@ -32,7 +32,7 @@ void say(const runner *r, const char *format, ...) __attribute__((format(printf,
 /* Fails with what a call said. */
 bool fail(finding *f, const char *kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-/* What one tree is bound to on the host. Names of arrays in the reproduction are the symbols'. */
+/* The bindings of one tree on the host. Names of arrays in the reproduction are the symbols'. */
 typedef struct host_bindings {
     attune_host_capture captures[SYMBOLS];
     attune_parameter parameters[SYMBOLS];
@@ -43,7 +43,7 @@ void bind_tree(runner *r, const tree *t, const binding *bindings, const layout *
                host_bindings *b);
 void unbind(host_bindings *b);
 
-/* What is said beside calls (checks.c). */
+/* Checks beside calls (checks.c). */
 bool check_expressions(runner *r, const problem *p, const call *c, const call_data *d, attune_expr *const exprs[3],
                        finding *f);
 bool check_mask(const problem *p, const call *c, const call_data *d, int segment, const attune_mask *mask, finding *f);
@@ -57,7 +57,7 @@ bool make_expressions(runner *r, const problem *p, attune_expr *exprs[3], findin
 bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, int segment, attune_expr *const exprs[3],
                attune_mask **mask, finding *f);
 
-/* What a mutation of a call may change (mutate.c). */
+/* The parts of a call that a mutation may change (mutate.c). */
 #define TENSORS 40
 /* Captures or parameters of a call: the score's, both masks', and one that nobody reads. */
 #define NAMES (3 * SYMBOLS + 1)

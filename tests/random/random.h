@@ -104,11 +104,11 @@ typedef struct tree_symbol {
     attune_dtype dtype;
     int rank;
     node_op by[ATTUNE_MAX_RANK]; /* OP_B ... OP_KV, or OP_INT: a few elements */
-    bool declared_rank;          /* else 0 stands in its declaration */
+    bool declared_rank;          /* else its declaration has 0 */
     bool of_mask;                /* the tensor that the mask follows */
 } tree_symbol;
 
-/* Kids stand before their parents; the root is the last. */
+/* Operands come before their operators; the root is the last. */
 typedef struct tree {
     int count;
     node nodes[TREE_NODES];
@@ -116,7 +116,7 @@ typedef struct tree {
     tree_symbol symbols[SYMBOLS];
 } tree;
 
-/* What a tree is evaluated with: an array (logical, contiguous, row-major) or a number for each symbol. */
+/* Values of a tree's symbols: an array (logical, contiguous, row-major) or a number for each. */
 typedef struct binding {
     int64_t size[ATTUNE_MAX_RANK];
     double *values; /* a capture's, as the language reads them: i32, f32 or bool */
@@ -149,7 +149,7 @@ int32_t variable_at(node_op op, const point *p);
 /* A mask, in f32 and i32. */
 bool tree_allows(const tree *t, const binding *bindings, const point *p);
 
-/* A value, and where the kernel's may lie by its roundings. doubtful: anything. */
+/* A value, and the interval of the kernel's by its roundings. doubtful: anything. */
 typedef struct interval {
     double v, lo, hi;
     bool doubtful;
@@ -195,7 +195,7 @@ const char *crew_end(crew *c);
 
 /* --------------------------------------------------------------------------------------------------------- problems */
 
-/* How a tensor lies in its buffer. */
+/* A tensor's layout in its buffer. */
 typedef struct layout {
     uint8_t order;     /* which permutation of the dimensions before the last */
     uint8_t negative;  /* bits: dimensions whose stride is negative */
@@ -266,7 +266,7 @@ typedef struct problem {
     call calls[CALLS];
 } problem;
 
-/* What is drawn for. */
+/* The device and the limits that draws keep to. */
 typedef struct draw_profile {
     attune_backend backend;
     int calls;    /* of one plan, at most */
@@ -284,7 +284,7 @@ typedef struct grid {
     double *at;
 } grid;
 
-/* What a result may be: within `bound` of `at`; NaN and infinity exactly, unless doubtful. */
+/* Admissible results: within `bound` of `at`; NaN and infinity exactly, unless doubtful. */
 typedef struct expected {
     grid value;
     double *bound; /* INFINITY = anything */
@@ -352,7 +352,7 @@ void runner_close(runner *r);
 bool run_problem(runner *r, const problem *p, finding *f);
 /* The smallest problem that still has a finding of the same kind. */
 void shrink_problem(runner *r, problem *p, finding *f, int tries, double seconds);
-/* What the problem is, in a few lines. */
+/* Describes the problem in a few lines. */
 void problem_print(const problem *p, FILE *out);
 /* Writes a program that makes the calls and says whether it was found again. */
 bool write_reproduction(runner *r, const problem *p, const char *path);

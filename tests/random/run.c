@@ -10,7 +10,7 @@ enum { Q, K, V, O, LSE, ROW_MAX, D_O, D_LSE, D_Q, D_K, D_V, ROLES };
 static const char *const role_names[ROLES] = {"q",   "k",     "v",   "o",   "lse", "row_max",
                                               "d_o", "d_lse", "d_q", "d_k", "d_v"};
 
-/* All that is on the device for one call. k, v, d_k and d_v stand for each segment. */
+/* All that is on the device for one call. k, v, d_k and d_v are those of each segment. */
 typedef struct bench {
     placed tensors[ROLES][SEGMENTS], captures[SYMBOLS], d_captures[SYMBOLS];
     double *start[SYMBOLS];       /* what the gradients of captures are added to */
@@ -71,7 +71,7 @@ static bool place_role(runner *r, const problem *p, const call *c, int role, con
     return true;
 }
 
-/* What is left of a symbol when the expression is simplified. */
+/* Simplification may remove every read of a symbol. */
 static bool read_by(const attune_expr *score, const char *name)
 {
     attune_symbol symbol;
@@ -119,7 +119,7 @@ static bool place_captures(runner *r, const problem *p, const call *c, const cal
     return true;
 }
 
-/* What the mask follows. */
+/* The tensors that masks follow. */
 static bool place_followed(runner *r, const problem *p, const call *c, const call_data *d, bench *b, finding *f)
 {
     for (int s = 0; s < segments_of(c) && reads_tensor(p); s++) {
@@ -144,7 +144,7 @@ static void name_more(const problem *p, const call *c, const call_data *d, attun
                 b->named[b->capture_count++] = (attune_capture){.name = symbol->name};
                 continue;
             }
-            /* What two masks make of one another may read less than they do. */
+            /* Two masks combined may read less than each does. */
             if (p->mask != MASK_AND && p->mask != MASK_OR && p->mask != MASK_DENSE && p->mask != MASK_TENSOR &&
                 exprs[i] && read_by(exprs[i], symbol->name))
                 b->mask_parameter = (int)b->parameter_count;
@@ -194,7 +194,7 @@ static void clear(bench *b)
 
 /* ---------------------------------------------------------------------------------------------------------- calling */
 
-/* What both passes have. */
+/* Fields that both passes have. */
 #define COMMON_ARGUMENTS(p, c, b)                                                                                      \
     .q = (b)->tensors[Q][0].tensor, .k = (b)->tensors[K][0].tensor, .v = (b)->tensors[V][0].tensor,                    \
     .o = (b)->tensors[O][0].tensor, .lse = (b)->tensors[LSE][0].tensor, .mask = (p)->segments ? NULL : (b)->masks[0],  \
@@ -509,7 +509,7 @@ static bool run_call(runner *r, const problem *p, const call *c, attune_expr *co
         attune_status status = attune_buffer_create(r->device, size, &b->workspace);
         say(r, "    TRY(attune_buffer_create(device, attune_plan_workspace_size(plan) + %u, &workspace));\n",
             c->workspace_offset * 256);
-        /* What a workspace holds must not matter: it is all NaN. */
+        /* A workspace's contents must not matter: it is all NaN. */
         unsigned char *noise = malloc(size < 1 << 22 ? size : 1 << 22);
         if (noise)
             memset(noise, 0xff, size < 1 << 22 ? size : 1 << 22);
@@ -665,7 +665,7 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
     return check_choice(r, &d, forced ? &options : NULL, *plan, f);
 }
 
-/* What a call runs, for its finding. */
+/* The call's kernel, for its finding. */
 static void name_kernel(const problem *p, const call *c, const attune_plan *plan, finding *f)
 {
     attune_plan_choice choice = {.struct_size = sizeof choice};

@@ -14,7 +14,7 @@ static interval point_interval(double v)
     return (interval){v, v, v, false};
 }
 
-/* What `units` roundings add. */
+/* Widens by the error of `units` roundings. */
 static interval widened(interval x, double units, const precision *how)
 {
     if (!isfinite(x.v)) {
@@ -47,7 +47,7 @@ static bool finite(const interval *x)
 static interval plus(interval a, interval b, const precision *how)
 {
     interval r = {a.v + b.v, a.lo + b.lo, a.hi + b.hi, a.doubtful || b.doubtful};
-    /* What is exact stays exact: sums of small whole numbers. */
+    /* Sums of small integers stay exact. */
     const bool whole = a.lo == a.hi && b.lo == b.hi && (double)(float)r.v == r.v;
     return widened(r, whole ? 0 : 1, how);
 }

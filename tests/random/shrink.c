@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* From a problem that fails to the smallest that fails alike, and to a program that shows it. */
+/* From a problem that fails to the smallest with the same failure, and to a program that shows it. */
 #include "random/place.h"
 
 #include <math.h>

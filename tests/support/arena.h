@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What one launch reads and writes: one device buffer, filled on the host. */
+/* Inputs and outputs of one launch: one device buffer, filled on the host. */
 #ifndef TESTS_SUPPORT_ARENA_H
 #define TESTS_SUPPORT_ARENA_H
 
@@ -14,7 +14,7 @@ typedef struct arena {
     uint64_t address; /* of the first byte, on the device */
 } arena;
 
-/* Empties it; every byte is noise of the seed, so that what lies before, between and behind captures is never 0. */
+/* Empties it; every byte is noise of the seed, so that bytes before, between and after captures are never 0. */
 void arena_reset(arena *a, uint64_t address, uint64_t seed);
 /* The offset of `size` bytes that nobody else has. */
 size_t arena_take(arena *a, size_t size, size_t alignment);

@@ -4,7 +4,7 @@
 #include <elf.h>
 #include <string.h>
 
-/* Entries of .nv.info: format, attribute, 16 bits of value or size; format 4 has so many bytes behind it. */
+/* Entries of .nv.info: format, attribute, 16 bits of value or size; format 4 is followed by that many bytes. */
 enum { FORMAT_SIZED = 4, REGISTERS = 0x2f, FRAME = 0x11 };
 
 enum { LOAD_LOCAL = 0x983, STORE_LOCAL = 0x387, HGMMA_SHARED = 0x9f0, HGMMA_REGISTERS = 0xdf0, HMMA = 0x23c };
@@ -48,11 +48,11 @@ static const char *read_header(const void *bytes, size_t size, image *i)
     i->count = head.e_shnum;
     if (head.e_shentsize != sizeof names || !within(i, i->headers, i->count * sizeof names) ||
         head.e_shstrndx >= i->count)
-        return "its section headers lie outside";
+        return "its section headers are outside";
     memcpy(&names, i->bytes + i->headers + head.e_shstrndx * sizeof names, sizeof names);
     if (!within(i, names.sh_offset, names.sh_size) || !names.sh_size ||
         i->bytes[names.sh_offset + names.sh_size - 1] != '\0')
-        return "its names lie outside";
+        return "its names are outside";
     i->names = names.sh_offset;
     i->names_size = names.sh_size;
     return NULL;
@@ -99,7 +99,7 @@ const char *cubin_read(const void *bytes, size_t size, cubin_figures *figures)
         Elf64_Shdr s;
         memcpy(&s, i.bytes + i.headers + n * sizeof s, sizeof s);
         if (s.sh_name >= i.names_size || (s.sh_type != SHT_NOBITS && !within(&i, s.sh_offset, s.sh_size)))
-            return "a section lies outside";
+            return "a section is outside";
         const char *name = (const char *)i.bytes + i.names + s.sh_name;
         static const char text[] = ".text.", shared[] = ".nv.shared.", reserved[] = ".nv.shared.reserved";
         if (!strcmp(name, ".nv.info"))

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a cubin says of its kernels, without NVIDIA's tools: its ELF sections, and the instructions by their opcode (the
+/* Kernels of a cubin, read without NVIDIA's tools: its ELF sections, and the instructions by their opcode (the
  * low 12 bits of each 16 bytes, from sm_70 on). */
 #ifndef TESTS_SUPPORT_CUBIN_H
 #define TESTS_SUPPORT_CUBIN_H

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Before a block stands its size; behind it are bytes that nobody may write, which a sanitizer watches itself. */
+/* A block follows its size, and is followed by bytes that nobody may write; a sanitizer watches those itself. */
 #define HEADER 64
 #if defined(__SANITIZE_ADDRESS__)
 static const size_t guard = 0;
@@ -36,7 +36,7 @@ static void heap_release(void *user, void *memory)
     size_t size;
     memcpy(&size, block, sizeof size);
     for (size_t i = 0; i < guard; i++)
-        cr_assert_eq(block[HEADER + size + i], 0xa5, "byte %zu behind a block of %zu was written", i, size);
+        cr_assert_eq(block[HEADER + size + i], 0xa5, "byte %zu after a block of %zu was written", i, size);
     atomic_fetch_sub(&h->live, 1);
     free(block);
 }

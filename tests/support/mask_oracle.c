@@ -380,7 +380,7 @@ static void *counted_alloc(void *user, size_t size, size_t alignment)
     if (memory->calls++ == memory->fail_at)
         return NULL;
     void *block = aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-    /* What is not written must not be read: zeros would hide it. */
+    /* Bytes that were not written must not be read: zeros would hide that. */
     if (block)
         memset(block, 0xa5, size);
     memory->live += block != NULL;

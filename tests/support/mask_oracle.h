@@ -68,7 +68,7 @@ bool oracle_expression_element(const void *context, int64_t b, int64_t h, int64_
 
 /* The class of a block by its lists: 0 empty, 1 partial, 2 full. */
 int oracle_block(const attune_mask *mask, int64_t b, int64_t h, int64_t r, int64_t c);
-/* What a kernel makes of a pair: the lists, then the expression. */
+/* A kernel's decision on a pair: the lists, then the expression. */
 bool oracle_mask_element(const void *mask, int64_t b, int64_t h, int64_t q, int64_t kv);
 
 /*

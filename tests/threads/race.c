@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What threads may share, shared: a program of its own, without a test framework, so that ThreadSanitizer can watch it
- * (Criterion's sandbox does not start under it). Usage: race [DEVICE [engine]]: with loops on threads of the engine's
- * own. Results are compared bit by bit with those of one thread.
+ * Threads share all that they may share: a program of its own, without a test framework, so that ThreadSanitizer can
+ * watch it (Criterion's sandbox does not start under it). Usage: race [DEVICE [engine]]: with loops on threads of the
+ * engine's own. Results are compared bit by bit with those of one thread.
  */
 #include <attune/attune.h>
 #include <pthread.h>
@@ -14,7 +14,7 @@ enum { THREADS = 4, ROUNDS = 16, HEADS = 3, LENGTH = 333, DIM = 40, ELEMENTS = H
 
 static float q[ELEMENTS], k[ELEMENTS], v[ELEMENTS], expected[ELEMENTS];
 
-/* What all threads use at once. */
+/* Objects that all threads use at once. */
 typedef struct shared {
     attune_instance *instance;
     attune_device *device;

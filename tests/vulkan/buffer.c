@@ -37,8 +37,8 @@ static void fixture_close(fixture *r)
     attune_instance_destroy(r->instance);
 }
 
-/* Random pieces written and read back against a copy on the host, past several chunks of staging. */
-static void copy_random_pieces(bool staging_only)
+/* Random ranges written and read back against a copy on the host, past several chunks of staging. */
+static void copy_random_ranges(bool staging_only)
 {
     fixture r = fixture_open(staging_only);
     const size_t size = 30 * MIB + 12345;
@@ -62,7 +62,7 @@ static void copy_random_pieces(bool staging_only)
         const size_t first = (size_t)(next(&seed) % size);
         const size_t count = length < size - first ? length : size - first;
         cr_assert_eq(attune_buffer_read(buffer, first, back, count), ATTUNE_OK, "%s", attune_last_error());
-        cr_assert_eq(memcmp(model + first, back, count), 0, "piece %d, %zu bytes from %zu on", i, count, first);
+        cr_assert_eq(memcmp(model + first, back, count), 0, "range %d, %zu bytes from %zu on", i, count, first);
     }
     cr_assert_eq(attune_buffer_read(buffer, 0, back, size), ATTUNE_OK);
     cr_assert_eq(memcmp(model, back, size), 0);
@@ -74,12 +74,12 @@ static void copy_random_pieces(bool staging_only)
 
 Test(buffer, copies_in_place)
 {
-    copy_random_pieces(false);
+    copy_random_ranges(false);
 }
 
 Test(buffer, copies_through_staging)
 {
-    copy_random_pieces(true);
+    copy_random_ranges(true);
 }
 
 /* The lists of ranges have no gap, no overlap and no two free neighbours. */
@@ -187,7 +187,7 @@ Test(queue, waits_and_times_out)
     fixture_close(&r);
 }
 
-/* More than the ring holds, and a read behind them that nobody waited for. */
+/* More than the ring holds, then a read that nobody waited for. */
 Test(queue, is_in_order_past_its_ring)
 {
     fixture r = fixture_open(false);

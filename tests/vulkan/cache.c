@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the disk spares when a program is made again, and that nothing wrong on it reaches a driver or fails a call. The
+/* The disk cache saves compilation, and nothing corrupt in it reaches a driver or fails a call. The
  * driver's data are the layer's (fake.h): Mesa's CPU driver keeps none. */
 #include <criterion/criterion.h>
 #include <dirent.h>

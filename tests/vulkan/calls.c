@@ -210,7 +210,7 @@ Test(vulkan_calls, gradients_are_equal_bit_by_bit)
     fixture_close(&r);
 }
 
-/* Forward, a barrier and backward in one command buffer; its submission's end is the end of an empty one behind it. */
+/* Forward, a barrier and backward in one command buffer; its submission's end is the end of an empty one after it. */
 static void record(const fixture *r, const attune__vulkan_device *device, VkCommandBuffer commands)
 {
     const VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};

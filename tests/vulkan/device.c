@@ -49,7 +49,7 @@ Test(device, says_what_it_is)
     cr_expect_gt(strlen(info.name), 0);
     cr_expect_gt(strlen(info.driver), 0);
     cr_expect_eq(strlen(info.uuid), 32);
-    /* What every Vulkan 1.2 device has at least. */
+    /* The least that Vulkan 1.2 requires of a device. */
     cr_expect_geq(info.limits.shared_memory, 16384);
     cr_expect_geq(info.limits.workgroup_invocations, 128);
     cr_expect_geq(info.limits.push_constants, 128);
@@ -297,7 +297,7 @@ Test(device, lost_while_waiting)
     expect_lost(&fake.lose_wait);
 }
 
-/* Every object of Vulkan's that a device makes fails in turn; a sanitizer or the validation layer sees what is left. */
+/* Every object of Vulkan's that a device makes fails once; a sanitizer or the validation layer sees what is left. */
 Test(device, every_object_fails_in_turn)
 {
     const attune__vulkan_hooks hooks = {.get = fake_get(), .staging_only = true};
@@ -326,7 +326,7 @@ Test(device, every_object_fails_in_turn)
             }
             cr_assert_eq(status, codes[c].status, "object %ld: %s", fake.fail_at, attune_last_error());
         }
-        cr_log_info("%ld objects failed in turn", failures);
+        cr_log_info("%ld objects failed, one a run", failures);
         cr_assert_gt(failures, 2 * ATTUNE__VULKAN_SLOTS);
     }
     fake_instance_destroy();

@@ -39,7 +39,7 @@ void fake_instance_destroy(void);
 /* The layer's vkGetInstanceProcAddr; skips the test if there is no loader. */
 PFN_vkGetInstanceProcAddr fake_get(void);
 
-/* Opens the index-th device behind the hooks as attune_device_open would. */
+/* Opens the index-th device, with the hooks, as attune_device_open would. */
 attune_status open_with(attune_instance *instance, const attune__vulkan_hooks *hooks, attune_device **device);
 
 /* Skips unless there is a device of ours to test with. */

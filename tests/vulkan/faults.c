@@ -114,7 +114,7 @@ Test(vulkan_faults, lost_before_the_end)
     expect_lost(&fake.lose_wait, true);
 }
 
-/* Memory ends at every object that attention makes: a status, nothing left behind, and the device goes on. */
+/* Memory ends at every object that attention makes: a status, no leak, and the device goes on. */
 Test(vulkan_faults, memory_ends_at_every_object)
 {
     const attune__vulkan_hooks hooks = {.get = fake_get()};
@@ -138,7 +138,7 @@ Test(vulkan_faults, memory_ends_at_every_object)
         }
         cr_assert_eq(status, ATTUNE_OUT_OF_DEVICE_MEMORY, "object %ld: %s", fake.fail_at, attune_last_error());
     }
-    cr_log_info("%ld objects failed in turn", failures);
+    cr_log_info("%ld objects failed, one a run", failures);
     cr_assert_gt(failures, 5);
     attune_device_destroy(device);
     attune_instance_destroy(instance);

@@ -170,7 +170,7 @@ static void run_past_the_binding(bool masked)
         cr_assert_eq(attune_problem_set_mask(&problem, mask), ATTUNE_OK);
     }
     float o[3 * DIM];
-    /* A driver that cannot walk as many keys in one go says so, and can in parts. */
+    /* A driver that cannot read as many keys in one launch says so, and can in splits. */
     attune_status status = attend(&r, &problem, 0, mask, kv[0], kv[1], o);
     if (status == ATTUNE_UNSUPPORTED && !masked) {
         cr_expect(strstr(attune_last_error(), "SPLIT_KV"), "%s", attune_last_error());
@@ -243,24 +243,24 @@ Test(vulkan_large, the_most_keys_of_a_workgroup)
     cr_assert_fail("4,096 keys are refused: %s", attune_last_error());
 }
 
-/* Two real buffers that lie further apart than 2^31 elements, as one tensor of the caller's: the stride between its
- * rows, heads or batches is their distance. No device here has to allocate what lies between. */
+/* Two real buffers that are more than 2^31 elements apart, as one tensor of the caller's: the stride between its
+ * rows, heads or batches is their distance. No device here has to allocate the space between. */
 static void run_far(uint32_t dimension)
 {
     fixture r = fixture_open();
     /* Each has a block of its own; what is between them is never touched. */
-    const uint64_t piece = 80 * MIB, between = UINT64_C(1900) * MIB;
+    const uint64_t extent = 80 * MIB, between = UINT64_C(1900) * MIB;
     attune__vulkan_buffer whole = {.base = {.device = r.device, .size = UINT64_MAX / 2}};
     VkDeviceAddress address[2];
-    half_row *image = calloc(1, (size_t)piece);
+    half_row *image = calloc(1, (size_t)extent);
     cr_assert_not_null(image);
     for (int n = 0; n < 2; n++) {
         /* Keys in the first half, values in the second. */
         for (int64_t i = 0; i < SPECIAL; i++) {
             image[i] = key_row(n * SPECIAL + i);
-            image[piece / 2 / sizeof *image + (size_t)i] = value_row(n * SPECIAL + i);
+            image[extent / 2 / sizeof *image + (size_t)i] = value_row(n * SPECIAL + i);
         }
-        attune_buffer *buffer = filled(&r, piece, image);
+        attune_buffer *buffer = filled(&r, extent, image);
         address[n] = attune__vulkan_address(buffer, 0);
         for (int b = 0; n == 0 && b < 5; b++)
             (void)buffer_or_skip(&r, between);
@@ -283,7 +283,7 @@ static void run_far(uint32_t dimension)
     k.size[dimension] = 2;
     k.stride[dimension] = apart;
     attune_tensor v = k;
-    v.offset += piece / 2;
+    v.offset += extent / 2;
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .dtype = ATTUNE_F16,
                                     .head_dim = DIM,

@@ -109,7 +109,7 @@ Test(lend, a_device_and_its_queue)
     attune_device_info info = {.struct_size = sizeof info};
     cr_assert_eq(attune_device_info_get(device, &info), ATTUNE_OK);
     cr_expect_str_eq(info.id, "vulkan");
-    /* What the engine did not enable is not used, whatever the driver has. */
+    /* Features that the engine did not enable are not used, whatever the driver has. */
     cr_expect_not(info.limits.f16);
     cr_expect_eq(info.limits.matrix, 0);
     double flops;

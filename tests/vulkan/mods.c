@@ -129,7 +129,6 @@ static void splice_and_check(const module *m, const attune__mods *mods, const ch
     attune__free(&attune__default_allocator, words);
 }
 
-/* What is tested must be able to fail. */
 /* Every kernel with float controls: valid, and asking for them once. */
 Test(mods, preserving)
 {
@@ -212,7 +211,7 @@ Test(mods, valid_gradients_2)
     run_random_gradients(1);
 }
 
-/* Reads whose elements all pairs share, more of them than there is room for, and others; and none at all. */
+/* Reads whose elements all pairs share, more of them than fit, and others; and none at all. */
 Test(mods, gradients_of_captures)
 {
     skip_without_validator();

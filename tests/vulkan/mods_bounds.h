@@ -11,7 +11,7 @@
  *     subnormals may be 0     tanh and sigmoid are shaders/mods.glsl's own: 8 ulp, and 8 + 2 |x| ulp
  *
  * One ulp is added for the interpreter's own libm. Errors of operands are carried through each operation by its
- * derivative. A comparison, floor or ceil whose operands may lie on both sides of a tie is undecided, and so is an
+ * derivative. A comparison, floor or ceil whose operands may be on both sides of a tie is undecided, and so is an
  * overflow. NaN and infinity that are given, or that a function has by definition, give what IEEE arithmetic makes of
  * them.
  */

@@ -171,7 +171,7 @@ static float draw_special(uint64_t *state)
 }
 
 /* NaN and infinity among the floats that expressions read. */
-static void spoil_captures(random_expr *e, uint64_t *state)
+static void make_nonfinite(random_expr *e, uint64_t *state)
 {
     for (uint32_t i = 0; i < e->capture_count; i++) {
         const attune_dtype dtype = e->captures[i].array.dtype;
@@ -202,7 +202,7 @@ static void run_pair(attune_device *device, attune_buffer *buffer, uint64_t seed
     bind_random(&x[0], &e[0], seed, ATTUNE_EXPR_MASK, complexity);
     bind_random(&x[1], &e[1], seed, ATTUNE_EXPR_SCORE, complexity);
     for (int i = 0; i < 2 && special; i++)
-        spoil_captures(&e[i], &state);
+        make_nonfinite(&e[i], &state);
     arena_reset(&a, attune__vulkan_address(buffer, 0), seed);
     push arguments = {.count = POINTS};
     for (int i = 0; i < 2; i++) {
@@ -484,7 +484,7 @@ Test(mods_run, far_captures)
 /* Contributions to an element: random within 2^39 of one another, so that long double has their sum exactly; every
  * second one of half of the elements takes back the one before but for its last bits. The last four have infinities and
  * NaN. */
-static float draw_due(uint64_t *state, uint32_t element, uint32_t n, float before)
+static float draw_term(uint64_t *state, uint32_t element, uint32_t n, float before)
 {
     static const float special[4][2] = {{INFINITY, 0}, {-INFINITY, 0}, {INFINITY, -INFINITY}, {NAN, INFINITY}};
     if (element >= SUMS - 4 && n < 2)
@@ -524,19 +524,19 @@ Test(mods_run, sums_are_exact)
         const size_t points = arena_take(&a, POINTS * sizeof(gpu_point), 4), results = arena_take(&a, POINTS * 8, 4);
         long double wanted[SUMS] = {0};
         for (uint32_t element = 0; element < SUMS; element++) {
-            float due = 0;
+            float term = 0;
             for (uint32_t n = 0; n < POINTS / SUMS; n++) {
-                due = draw_due(&state, element, n, due);
-                wanted[element] += (long double)due;
-                const gpu_point p = {.q = (int32_t)element, .score = due};
+                term = draw_term(&state, element, n, term);
+                wanted[element] += (long double)term;
+                const gpu_point p = {.q = (int32_t)element, .score = term};
                 memcpy(a.bytes + points + ((size_t)n * SUMS + element) * sizeof p, &p, sizeof p);
             }
         }
         const attune_vulkan_sums job = {.sums = a.address + sums,
-                                         .to = a.address + out,
-                                         .size = {1, 1, 1, SUMS},
-                                         .stride = {0, 0, 0, 4},
-                                         .count = SUMS};
+                                        .to = a.address + out,
+                                        .size = {1, 1, 1, SUMS},
+                                        .stride = {0, 0, 0, 4},
+                                        .count = SUMS};
         memcpy(a.bytes + list, &job, sizeof job);
         cr_assert_eq(attune_buffer_write(r.buffer, 0, a.bytes, ARENA_SIZE), ATTUNE_OK);
         uint32_t *words;
@@ -567,7 +567,7 @@ Test(mods_run, sums_are_exact)
     fixture_close(&r);
 }
 
-/* The copy whose time is the bandwidth: all of it, and nothing behind it. */
+/* The copy whose time is the bandwidth: all of it, and nothing past it. */
 Test(mods_run, copies)
 {
     enum { BYTES = (POINTS + 63) / 64 * 128 * 8 * 16 };

@@ -3,7 +3,7 @@
 """Runs a command under Vulkan's validation layer (core and synchronisation) and fails on any message of it, or if the layer was
 not loaded with what it was asked for.
     validated.py [--ignore WORD]... [--expect WORD] [--scale NUMBER] [--gpu] COMMAND [ARGUMENT]...
---expect turns it round: a message must have the word. --scale multiplies ATTUNE_TEST_SCALE. --gpu adds the checks that the layer
+--expect is the opposite: a message must have the word. --scale multiplies ATTUNE_TEST_SCALE. --gpu adds the checks that the layer
 puts into shaders, in place of synchronisation. Exit status 77 (skipped) where the layer is not installed, cannot do it here, or
 the command finds no device (status 3, of the program attune)."""
 import argparse
@@ -33,7 +33,7 @@ def installed():
 
 
 def blocks_of(text):
-    """One for each message, which has lines of its own behind its first."""
+    """One for each message, whose further lines follow its first."""
     found = []
     for line in text.splitlines():
         if re.search(r'Validation (Error|Warning|Performance Warning|Information)', line):
