@@ -6,8 +6,7 @@
 
 #include "base/error.h"
 #include "cuda/cuda.h"
-#include "cuda/layout_sm80.h"
-#include "cuda/layout_sm90.h"
+#include "cuda/family.h"
 #include "plan/family_cuda.h"
 
 #define DELTA_THREADS 256
@@ -25,9 +24,8 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     program->ordered = desc->choice->deterministic;
     ATTUNE__TRY(attune__cuda_enter(device));
     attune__cu_result result = device->driver.module_function(&program->sums, program->delta.module, "attune_sums");
-    if (result == CU_SUCCESS && program->has_fallback)
-        result = device->driver.module_function(&program->dq, program->kernel.module,
-                                                program->tma ? "attune_backward_dq_sm90" : "attune_backward_dq_sm80");
+    if (result == CU_SUCCESS && program->family->has_fallback)
+        result = device->driver.module_function(&program->dq, program->kernel.module, program->family->dq_name);
     const attune_status status = attune__cuda_check(device, result, "cuModuleGetFunction");
     attune__cuda_leave(device);
     return status;
@@ -71,11 +69,20 @@ static int64_t blocks(int64_t length, int64_t tile, int64_t planes)
     return tiles > ATTUNE__CUDA_MOST_BLOCKS / planes ? 0 : tiles * planes;
 }
 
+static attune_cuda_tile tile_of(const attune__cuda_program *program)
+{
+    const attune__cuda_loaded *adds = &program->kernel;
+    return (attune_cuda_tile){.head_dim = program->head_dim,
+                              .head_dim_v = program->head_dim_v,
+                              .block_m = adds->block_m,
+                              .block_n = adds->block_n,
+                              .warps = adds->threads / 32};
+}
+
 /* CTAs that compute one tile of keys. */
 static uint32_t workgroups(const attune__cuda_program *program)
 {
-    const uint32_t n = program->kernel.block_n;
-    return program->tma && attune_cuda_backward_sm90_paired(program->head_dim, program->head_dim_v, n) ? 2 : 1;
+    return program->family->cluster(tile_of(program));
 }
 
 /* Tiles of keys of a kernel that adds dQ to sums. */
@@ -83,7 +90,7 @@ static attune__cuda_tail tail_of(const attune__cuda_program *program, const attu
 {
     const attune__cuda_loaded *adds = &program->kernel;
     const int64_t tiles = blocks(f->kv_len, adds->block_n, f->kv_heads * f->k.size[0]);
-    const bool divided = program->tma && !program->ordered && !f->mask;
+    const bool divided = program->family->splits_tail && !program->ordered && !f->mask;
     return attune__cuda_sm90_tail(tiles, divided ? adds->resident / workgroups(program) : 0, f->q_len,
                                   f->heads / f->kv_heads * (f->batch / f->k.size[0]), adds->block_m);
 }
@@ -146,7 +153,7 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
     attune_cuda_backward fallback_backward = *backward;
     if (n->adds)
         memset(fallback_backward.symbol_sums, 0, sizeof fallback_backward.symbol_sums);
-    const attune__cuda_loaded *keys = program->has_fallback ? &program->fallback : &program->kernel,
+    const attune__cuda_loaded *keys = program->family->has_fallback ? &program->fallback : &program->kernel,
                               *rows = &program->rows;
     const attune__cuda_loaded *adds = &program->kernel;
     void *parameters[] = {arguments, backward, &maps[0], &maps[1], &maps[2], &maps[3]}, *sums_parameters[] = {sums};
@@ -159,13 +166,7 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
     } steps[] = {
         {program->delta.function, n->delta, DELTA_THREADS, 0, parameters},
         {adds->function, n->adds, adds->threads, adds->shared_memory, parameters},
-        {program->dq, n->dq, DQ_THREADS,
-         program->tma ? attune_cuda_backward_dq_sm90(program->head_dim, program->head_dim_v, adds->block_m)
-                      : attune_cuda_backward_dq_sm80((attune_cuda_tile){.head_dim = program->head_dim,
-                                                                        .block_m = adds->block_m,
-                                                                        .block_n = adds->block_n,
-                                                                        .warps = adds->threads / 32}),
-         parameters},
+        {program->dq, n->dq, DQ_THREADS, n->dq ? program->family->dq_shared_memory(tile_of(program)) : 0, parameters},
         {keys->function, n->keys, keys->threads, keys->shared_memory, rest_parameters},
         {rows->function, n->rows, rows->threads, rows->shared_memory, rest_parameters},
         {program->sums, n->sums, SUMS_THREADS, 0, sums_parameters},
@@ -196,9 +197,9 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     const attune__forward *f = &call->forward;
-    const attune__cuda_loaded *keys = program->has_fallback ? &program->fallback : &program->kernel;
+    const attune__cuda_loaded *keys = program->family->has_fallback ? &program->fallback : &program->kernel;
     attune__cu_tensor_map maps[4];
-    const bool adds = program->has_fallback && (!program->tma || encode_all(program, call, maps));
+    const bool adds = program->family->has_fallback && (!program->family->plan->tma || encode_all(program, call, maps));
     attune_cuda_arguments arguments = attune__cuda_arguments_of(program, f);
     attune_cuda_sums sums;
     const attune__cuda_tail p = tail_of(program, f);
@@ -212,9 +213,9 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
     if (adds) {
         const int64_t tiles = p.full_wave_tiles + p.left * p.each;
         const uint32_t each = workgroups(program), most = program->kernel.resident / each;
-        n.adds = (program->tma && tiles > most ? most : tiles) * each;
-        const bool wide = program->tma && attune_cuda_backward_sm90_wide(program->head_dim, program->head_dim_v);
-        n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * (wide ? 2 : 1));
+        n.adds = (most && tiles > most ? most : tiles) * each;
+        n.dq =
+            blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * program->family->dq_ctas(tile_of(program)));
     }
     if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums) || (adds && (!n.adds || !n.dq)))
         return attune__fail(

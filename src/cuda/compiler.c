@@ -12,8 +12,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "base/threads.h"
-#include "cuda/layout_sm80.h"
-#include "cuda/layout_sm90.h"
+#include "cuda/family.h"
 #include "cuda/sources.h"
 #include "expr/print.h"
 #include "plan/family_cuda.h"
@@ -432,10 +431,15 @@ static attune_status write_mods(const attune_allocator *allocator, const attune_
     return status;
 }
 
-static void add_option(attune__cuda_kernel *kernel, const char *name, uint32_t value)
+void attune__cuda_define(attune__cuda_kernel *kernel, const char *name, uint32_t value)
 {
     snprintf(kernel->options[kernel->option_count], sizeof kernel->options[0], "-DATTUNE_%s=%u", name, value);
     kernel->option_count++;
+}
+
+bool attune__cuda_requests_captures(const attune__program_desc *desc)
+{
+    return desc->gradient && desc->gradient->read_count && desc->shape->capture_gradient_elements;
 }
 
 /* The order of a kernel's stages, which the planner has chosen for its registers. */
@@ -449,41 +453,57 @@ static void add_order(attune__cuda_kernel *kernel, const attune__variant *v)
                  {"HALF_TILES", v->half_tiles}, {"REMATERIALISE", v->rematerialise}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i].set)
-            add_option(kernel, flags[i].name, 1);
+            attune__cuda_define(kernel, flags[i].name, 1);
 }
 
-const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cuda_role role)
+attune_status attune__cuda_entry_of(const attune_plan_choice *choice, attune__cuda_role role,
+                                    const attune__cuda_family **family, attune__cuda_entry *entry)
 {
+    const attune__cuda_family *f = attune__cuda_family_find(choice->kernel);
+    if (f)
+        *entry = role == ATTUNE__CUDA_DELTA             ? (attune__cuda_entry){"delta.cu", "attune_delta"}
+                 : choice->direction == ATTUNE_BACKWARD ? f->backward
+                 : choice->decode                       ? f->decode
+                                                        : f->forward;
+    if (!f || !entry->file)
+        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
+    *family = f;
+    return ATTUNE_OK;
+}
+
+bool attune__cuda_has_role(const attune_plan_choice *choice, attune__cuda_role role)
+{
+    const attune__cuda_family *family = attune__cuda_family_find(choice->kernel);
+    return role == ATTUNE__CUDA_MAIN ||
+           (choice->direction == ATTUNE_BACKWARD && (role == ATTUNE__CUDA_DELTA || (family && !family->has_fallback)));
+}
+
+uint32_t attune__cuda_shared_memory(const attune__program_desc *desc, attune__cuda_role role)
+{
+    const attune__cuda_family *family = attune__cuda_family_find(desc->choice->kernel);
     if (role == ATTUNE__CUDA_DELTA)
-        return "attune_delta";
-    if (choice->direction == ATTUNE_BACKWARD)
-        return choice->use_tma                     ? "attune_backward_sm90"
-               : attune__cuda_has_fallback(choice) ? "attune_backward_atomic_sm80"
-                                                   : "attune_backward_sm80";
-    return choice->use_tma ? "attune_forward_sm90" : choice->decode ? "attune_decode_sm80" : "attune_forward_sm80";
+        return 0;
+    return family && family->shared_memory ? family->shared_memory(desc, role) : desc->choice->shared_memory;
 }
 
 attune_status attune__cuda_fallback(const attune_limits *limits, const attune__program_desc *desc,
                                     attune__decision *decision)
 {
-    const attune_kernel_options options = {
+    attune_kernel_options options = {
         .struct_size = sizeof options,
-        .any = {.kernel = "cuda_sm80", .approximate_tanh = desc->choice->approximate_tanh ? ATTUNE_ON : ATTUNE_AUTO},
+        .any = {.approximate_tanh = desc->choice->approximate_tanh ? ATTUNE_ON : ATTUNE_AUTO},
         .fwd = {.force_use_flex_attention = ATTUNE_ON},
     };
+    snprintf(options.any.kernel, sizeof options.any.kernel, "%s", attune__cuda_sm80.name);
     return attune__plan_choose(limits, desc->shape, &options, decision);
 }
 
-static attune__cuda_kernel begin_kernel(const char *file, uint32_t architecture, bool hopper)
+static attune__cuda_kernel begin_kernel(const char *file, uint32_t architecture, const char *suffix)
 {
     attune__cuda_kernel kernel = {.file = file, .option_count = 3};
-    snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=sm_%u%s", architecture, hopper ? "a" : "");
+    snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=sm_%u%s", architecture, suffix);
     snprintf(kernel.options[1], sizeof kernel.options[1], "--fmad=false");
     snprintf(kernel.options[2], sizeof kernel.options[2], "-std=c++17");
-#ifdef ATTUNE__CUDA_ARRIVALS
-    if (hopper) /* a build for racecheck: tests/cuda/sanitize.py */
-        add_option(&kernel, "ARRIVALS", ATTUNE__CUDA_ARRIVALS);
-#endif
     return kernel;
 }
 
@@ -491,31 +511,16 @@ static void add_tile(attune__cuda_kernel *kernel, const attune__program_desc *de
 {
     const attune_plan_choice *c = desc->choice;
     const bool back = c->direction == ATTUNE_BACKWARD;
-    uint32_t shared[2] = {c->shared_memory, c->shared_memory}, m = c->block_m, n = c->block_n;
-    if (back && !attune__cuda_has_fallback(c))
-        attune__cuda_sm80_backward_bytes(desc->shape, c, shared);
+    uint32_t m = c->block_m, n = c->block_n;
     if (back) {
         m = role == ATTUNE__CUDA_ROWS ? c->block_m2 : c->block_m1;
         n = role == ATTUNE__CUDA_ROWS ? c->block_n2 : c->block_n1;
     }
-    add_option(kernel, "BLOCK_M", m);
-    add_option(kernel, "BLOCK_N", n);
-    add_option(kernel, "NUM_WARPS", c->num_warps);
-    add_option(kernel, "NUM_STAGES", c->num_stages);
-    add_option(kernel, "SHARED_MEMORY", shared[role == ATTUNE__CUDA_ROWS]);
-    if (!strcmp(c->kernel, attune__cuda_sm80_atomic.name))
-        add_option(kernel, "PADDING", attune_cuda_backward_atomic_sm80_padding(n, c->num_warps));
-}
-
-static const char *file_of(const attune_plan_choice *choice, attune__cuda_role role)
-{
-    if (role == ATTUNE__CUDA_DELTA)
-        return "delta.cu";
-    if (choice->direction == ATTUNE_BACKWARD)
-        return choice->use_tma                     ? "backward_sm90.cu"
-               : attune__cuda_has_fallback(choice) ? "backward_atomic_sm80.cu"
-                                                   : "backward_sm80.cu";
-    return choice->use_tma ? "forward_sm90.cu" : choice->decode ? "decode_sm80.cu" : "forward_sm80.cu";
+    attune__cuda_define(kernel, "BLOCK_M", m);
+    attune__cuda_define(kernel, "BLOCK_N", n);
+    attune__cuda_define(kernel, "NUM_WARPS", c->num_warps);
+    attune__cuda_define(kernel, "NUM_STAGES", c->num_stages);
+    attune__cuda_define(kernel, "SHARED_MEMORY", attune__cuda_shared_memory(desc, role));
 }
 
 /* cuda/arguments.h */
@@ -528,37 +533,26 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
                                       uint32_t architecture, attune__cuda_role role, attune__cuda_kernel *kernel)
 {
     const attune__shape *s = desc->shape;
-    const attune_plan_choice *choice = desc->choice;
-    const bool hopper = !strcmp(choice->kernel, "cuda_sm90a");
-    const char *file = file_of(choice, role);
-    if (!hopper && strcmp(choice->kernel, "cuda_sm80") != 0 && strcmp(choice->kernel, "cuda_sm80_atomic") != 0)
-        return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
-    *kernel = begin_kernel(file, architecture, hopper && role != ATTUNE__CUDA_DELTA);
-    add_option(kernel, "DTYPE", dtype_number(s->k_dtype));
+    const attune__cuda_family *family = NULL;
+    attune__cuda_entry entry = {0};
+    ATTUNE__TRY(attune__cuda_entry_of(desc->choice, role, &family, &entry));
+    *kernel = begin_kernel(entry.file, architecture, role == ATTUNE__CUDA_DELTA ? "" : family->suffix);
+    attune__cuda_define(kernel, "DTYPE", dtype_number(s->k_dtype));
     if (s->q_dtype != s->k_dtype)
-        add_option(kernel, "Q_DTYPE", dtype_number(s->q_dtype));
+        attune__cuda_define(kernel, "Q_DTYPE", dtype_number(s->q_dtype));
     if (s->o_dtype != s->k_dtype)
-        add_option(kernel, "O_DTYPE", dtype_number(s->o_dtype));
-    add_option(kernel, "HEAD_DIM", s->head_dim);
-    add_option(kernel, "HEAD_DIM_V", s->head_dim_v);
+        attune__cuda_define(kernel, "O_DTYPE", dtype_number(s->o_dtype));
+    attune__cuda_define(kernel, "HEAD_DIM", s->head_dim);
+    attune__cuda_define(kernel, "HEAD_DIM_V", s->head_dim_v);
     if (role == ATTUNE__CUDA_DELTA)
         return ATTUNE_OK;
     add_tile(kernel, desc, role);
-    add_option(kernel, "HAVE_BLOCKS", s->block_mask);
+    attune__cuda_define(kernel, "HAVE_BLOCKS", s->block_mask);
     const attune__variant *variant = desc->variant;
     add_order(kernel, variant);
-    add_option(kernel, "HAVE_MASK", desc->mask && variant->mask_pairs);
-    add_option(kernel, "HAVE_MASK_RANGE", variant->row_intervals);
-    add_option(kernel, "HAVE_SCORE", desc->score != NULL);
-    if (choice->direction == ATTUNE_BACKWARD) {
-        const bool reads = desc->gradient && desc->gradient->read_count && s->capture_gradient_elements;
-        add_option(kernel, "HAVE_MASK_COLUMNS", variant->key_intervals);
-        add_option(kernel, "DETERMINISTIC", choice->use_tma && choice->deterministic);
-        add_option(kernel, "HAVE_CAPTURE_READS", reads && (choice->use_tma || role == ATTUNE__CUDA_ROWS));
-        add_option(kernel, "DK_DV", role != ATTUNE__CUDA_ROWS);
-        add_option(kernel, "APART", !attune__cuda_has_fallback(choice) && attune__cuda_backward_apart(s));
-        if (choice->use_tma && attune_cuda_backward_sm90_paired(s->head_dim, s->head_dim_v, choice->block_n1))
-            add_option(kernel, "CLUSTER", 2);
-    }
+    attune__cuda_define(kernel, "HAVE_MASK", desc->mask && variant->mask_pairs);
+    attune__cuda_define(kernel, "HAVE_MASK_RANGE", variant->row_intervals);
+    attune__cuda_define(kernel, "HAVE_SCORE", desc->score != NULL);
+    family->define(kernel, desc, role);
     return desc->mask || desc->score ? write_mods(allocator, desc, &kernel->mods) : ATTUNE_OK;
 }

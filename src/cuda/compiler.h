@@ -50,11 +50,9 @@ typedef enum attune__cuda_role {
     ATTUNE__CUDA_DELTA, /* backward: lse and delta before, capture gradients after the others */
 } attune__cuda_role;
 #define ATTUNE__CUDA_ROLES 3
-static inline bool attune__cuda_has_role(const attune_plan_choice *choice, attune__cuda_role role)
-{
-    return role == ATTUNE__CUDA_MAIN ||
-           (choice->direction == ATTUNE_BACKWARD && (role == ATTUNE__CUDA_DELTA || !attune__cuda_has_fallback(choice)));
-}
+bool attune__cuda_has_role(const attune_plan_choice *choice, attune__cuda_role role);
+/* The bytes of a kernel's shared memory. */
+uint32_t attune__cuda_shared_memory(const attune__program_desc *desc, attune__cuda_role role);
 
 /* Compiles a kernel into a pack, unless the pack has it. */
 attune_status attune__cuda_pack_kernel(const attune__host *host, const attune__cuda_kernel *kernel, attune__pack *pack);
@@ -62,8 +60,14 @@ attune_status attune__cuda_pack_kernel(const attune__host *host, const attune__c
 /* The source and options of a choice's kernel, for an architecture such as 86 or 90. The caller frees kernel->mods. */
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
                                       uint32_t architecture, attune__cuda_role role, attune__cuda_kernel *kernel);
-/* The entry point of a choice's kernel. */
-const char *attune__cuda_entry_name(const attune_plan_choice *choice, attune__cuda_role role);
+/* The family of a choice, and the source and entry point of one of its kernels; UNSUPPORTED if it has none. */
+struct attune__cuda_family;
+struct attune__cuda_entry;
+attune_status attune__cuda_entry_of(const attune_plan_choice *choice, attune__cuda_role role,
+                                    const struct attune__cuda_family **family, struct attune__cuda_entry *entry);
+/* For families: adds -DATTUNE_name=value; whether the call may request gradients of captures. */
+void attune__cuda_define(attune__cuda_kernel *kernel, const char *name, uint32_t value);
+bool attune__cuda_requests_captures(const attune__program_desc *desc);
 /* The fallback of a kernel with TMA, for tensors whose address or strides TMA cannot read: the sm80 kernel that the
  * planner chooses. A program has both, since tensors are known only in the hot call. */
 attune_status attune__cuda_fallback(const attune_limits *limits, const attune__program_desc *desc,

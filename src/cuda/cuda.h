@@ -126,16 +126,16 @@ typedef struct attune__cuda_loaded {
 typedef struct attune__cuda_program {
     attune__program base;
     attune__cuda_loaded kernel;
-    attune__cuda_loaded fallback; /* for tensors that TMA cannot read; backward: see `has_fallback` */
+    attune__cuda_loaded fallback; /* for tensors that TMA cannot read; backward: see `family` */
     attune__cuda_loaded rows;     /* backward: dQ, where `kernel` computes dK and dV */
     attune__cuda_loaded delta;    /* backward: lse and delta as the others read them */
     attune__cu_function dq;       /* backward with a fallback, in kernel's module: converts dQ */
     attune__cu_function sums;     /* backward, in delta's module: capture gradients */
     bool separate_dk_dv;          /* backward: separate CTAs compute dK and dV */
-    bool tma;
-    /* Forward: `kernel` uses TMA. Backward: `kernel` computes all gradients and adds dQ to sums; `fallback` and `rows`
-     * run after it if a sum is not finite, or instead of it if TMA cannot read a tensor. */
-    bool has_fallback;
+    /* Of `kernel`. With a fallback, `fallback` runs where TMA cannot read a tensor. In backward `kernel` then computes
+     * all gradients and adds dQ to sums; `fallback` and `rows` run after it if a sum is not finite, or instead of it.
+     */
+    const struct attune__cuda_family *family;
     uint32_t head_dim, head_dim_v;   /* backward */
     bool ordered;                    /* backward: ordered accumulation */
     attune__cu_function combine;     /* decode with more than one split */

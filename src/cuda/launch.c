@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The hot call: arguments by value, one launch, one event. */
 #include "cuda/cuda.h"
+#include "cuda/family.h"
 
 #include <string.h>
 
@@ -140,7 +141,7 @@ static attune_status launch(const attune__cuda_program *program, attune__cuda_qu
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     attune__cu_tensor_map maps[3];
     const attune__cuda_loaded *kernel =
-        program->tma && !encode_all(program, call, maps) ? &program->fallback : &program->kernel;
+        program->family->plan->tma && !encode_all(program, call, maps) ? &program->fallback : &program->kernel;
     int64_t tiles = (call->q_len + kernel->block_m - 1) / kernel->block_m;
     if (tiles > ATTUNE__CUDA_MOST_BLOCKS / call->heads / call->batch)
         return attune__fail(

@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "cuda/compiler.h"
+#include "cuda/family.h"
 
 attune_status attune__cuda_pack_kernel(const attune__host *host, const attune__cuda_kernel *kernel, attune__pack *pack)
 {
@@ -47,7 +48,8 @@ static attune_status pack(const attune__host *host, uint32_t architecture, const
 attune_status attune__cuda_pack(const attune__host *host, const attune_limits *limits, const attune__program_desc *desc,
                                 attune__pack *to)
 {
-    if (attune__cuda_has_fallback(desc->choice)) {
+    const attune__cuda_family *family = attune__cuda_family_find(desc->choice->kernel);
+    if (family && family->has_fallback) {
         attune__decision decision;
         attune__program_desc second = *desc;
         second.choice = &decision.choice;

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "cuda/compiler.h"
+#include "cuda/family.h"
 #include "plan/family_cuda.h"
 
 static attune_status load(attune__cuda_device *device, attune__cuda_loaded *kernel, const char *name, const void *cubin)
@@ -21,18 +22,6 @@ static attune_status load(attune__cuda_device *device, attune__cuda_loaded *kern
     return attune__cuda_check(
         device, driver->function_set(kernel->function, CU_FUNC_MAX_DYNAMIC_SHARED_SIZE, (int)kernel->shared_memory),
         "cuFuncSetAttribute");
-}
-
-/* The shared memory that a choice's kernel needs, in bytes. */
-static uint32_t shared_memory(const attune__program_desc *desc, attune__cuda_role role)
-{
-    const attune_plan_choice *choice = desc->choice;
-    uint32_t bytes[2] = {choice->shared_memory, choice->shared_memory};
-    if (role == ATTUNE__CUDA_DELTA)
-        return 0;
-    if (choice->direction == ATTUNE_BACKWARD && !attune__cuda_has_fallback(choice))
-        attune__cuda_sm80_backward_bytes(desc->shape, choice, bytes);
-    return bytes[role == ATTUNE__CUDA_ROWS];
 }
 
 /* One of a plan's kernels while it is being created. */
@@ -64,7 +53,7 @@ static attune_status choose_parts(parts *p, const attune_limits *limits, const a
     if (back)
         add_part(p, desc, ATTUNE__CUDA_DELTA, &program->delta);
     const attune__program_desc *plain = desc;
-    if (program->has_fallback) {
+    if (program->family->has_fallback) {
         p->second = *desc;
         p->second.choice = &p->decision.choice;
         p->second.variant = &p->decision.variant;
@@ -85,8 +74,8 @@ static void size_kernel(attune__cuda_loaded *kernel, const attune_limits *limits
     kernel->block_m = !back ? choice->block_m : rows ? choice->block_m2 : choice->block_m1;
     kernel->block_n = !back ? choice->block_n : rows ? choice->block_n2 : choice->block_n1;
     kernel->threads = choice->workgroup_invocations;
-    kernel->shared_memory = shared_memory(desc, role);
-    if (choice->use_tma)
+    kernel->shared_memory = attune__cuda_shared_memory(desc, role);
+    if (attune__cuda_family_find(choice->kernel)->persistent)
         kernel->resident = limits->compute_units * (choice->occupancy ? choice->occupancy : 1);
 }
 
@@ -97,7 +86,11 @@ static attune_status load_parts(attune__cuda_device *device, const parts *p, con
     for (uint32_t i = 0; i < p->count && status == ATTUNE_OK; i++) {
         const part *one = &p->each[i];
         size_kernel(one->kernel, &device->base.info.limits, one->desc, one->role);
-        status = load(device, one->kernel, attune__cuda_entry_name(one->desc->choice, one->role), jobs[i].cubin);
+        const attune__cuda_family *family = NULL;
+        attune__cuda_entry entry = {0};
+        status = attune__cuda_entry_of(one->desc->choice, one->role, &family, &entry);
+        if (status == ATTUNE_OK)
+            status = load(device, one->kernel, entry.name, jobs[i].cubin);
     }
     attune__cuda_leave(device);
     return status;
@@ -131,12 +124,14 @@ static attune_status make(attune__cuda_device *device, const attune__program_des
 
 static attune_status allocate(attune_device *device, const attune__program_desc *desc, attune__program **program)
 {
+    const attune__cuda_family *family = NULL;
+    attune__cuda_entry entry = {0};
+    ATTUNE__TRY(attune__cuda_entry_of(desc->choice, ATTUNE__CUDA_MAIN, &family, &entry));
     attune__cuda_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
-    made->tma = desc->choice->use_tma;
-    made->has_fallback = attune__cuda_has_fallback(desc->choice);
+    made->family = family;
     made->mask = desc->mask;
     made->score = desc->score;
     *program = &made->base;

@@ -72,10 +72,6 @@ typedef struct attune__cuda_workspace {
 } attune__cuda_workspace;
 attune__cuda_workspace attune__cuda_backward_workspace(int64_t batch, int64_t heads, int64_t q_len, uint64_t elements);
 
-/* Whether a choice has the kernels of cuda_sm80 as a fallback: for tensors that TMA cannot read, and, in a backward
- * pass that adds dQ to sums, for sums that are not finite. */
-bool attune__cuda_has_fallback(const attune_plan_choice *choice);
-
 /* Whether separate CTAs compute dK and dV: the accumulators of both would not fit the registers. */
 bool attune__cuda_backward_apart(const attune__shape *shape);
 

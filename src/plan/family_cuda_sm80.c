@@ -12,8 +12,6 @@
  */
 #include "plan/family_cuda.h"
 
-#include <string.h>
-
 #include "cuda/layout_sm80.h"
 
 #define TILES        ATTUNE__CUDA_TILES
@@ -425,8 +423,3 @@ const attune__family attune__cuda_sm80 = {
     .workspace = attune__cuda_workspace_bytes,
     .variant = attune__cuda_variant,
 };
-
-bool attune__cuda_has_fallback(const attune_plan_choice *choice)
-{
-    return strcmp(choice->kernel, attune__cuda_sm80.name) != 0;
-}
