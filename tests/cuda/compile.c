@@ -10,6 +10,7 @@
 #include "api/api.h"
 #include "base/alloc.h"
 #include "cuda/compiler.h"
+#include "cuda/sources.h"
 #include "support/devices.h"
 #include "support/heap.h"
 #include "support/random_expr.h"
@@ -157,6 +158,75 @@ Test(cuda_compile, mask_lists)
                      attune_last_error());
         attune__free(&w.host.allocator, cubin);
     }
+    attune_instance_destroy(w.instance);
+}
+
+/* The options of a kernel that includes the header. */
+static void header_options(workbench *w, const char *header, const attune_expr *mask, const attune_expr *score,
+                           const attune__gradient *gradient, attune__cuda_kernel *kernel)
+{
+    const bool hopper = strstr(header, "sm90") || strstr(header, "hopper") || strstr(header, "wgmma"),
+               back = strstr(header, "backward") || strstr(header, "gradients");
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
+                                    .dtype = ATTUNE_BF16,
+                                    .head_dim = strstr(header, "wide") || strstr(header, "pair_") ? 256 : 128,
+                                    .q_len = 2048,
+                                    .mask = mask,
+                                    .score = score,
+                                    .capture_gradient_elements = back && gradient && !strstr(header, "pair_") ? 100 : 0,
+                                    .lse = true};
+    attune_profile profile = {.struct_size = sizeof profile};
+    attune__shape shape;
+    attune__decision decision;
+    cr_assert_eq(attune_profile_find(hopper ? "h200" : "a100", &profile), ATTUNE_OK);
+    cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
+    shape.expr = attune__analyse(mask, score, back ? gradient : NULL);
+    cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s", attune_last_error());
+    const attune__program_desc desc = {&shape, &decision.choice,      &decision.variant, mask,
+                                       score,  back ? gradient : NULL};
+    cr_assert_eq(
+        attune__cuda_specialise(&w->host.allocator, &desc, profile.limits.architecture, ATTUNE__CUDA_MAIN, kernel),
+        ATTUNE_OK, "%s", attune_last_error());
+    kernel->file = header;
+}
+
+/* A header includes what it needs, with every kind of expression and with none. */
+Test(cuda_compile, every_header_alone)
+{
+    nvrtc_or_skip();
+    static workbench w;
+    workbench_open(&w, NULL);
+    static const attune_symbol symbols[] = {{"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                            {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1}};
+    attune_expr *mask, *score;
+    attune__gradient *gradient;
+    cr_assert_eq(attune_expr_create(w.instance, ATTUNE_EXPR_MASK, "doc[q] == doc[kv]", symbols, 2, &mask), ATTUNE_OK);
+    cr_assert_eq(
+        attune_expr_create(w.instance, ATTUNE_EXPR_SCORE, "20 * tanh(score / 20) + bias[kv]", symbols, 2, &score),
+        ATTUNE_OK);
+    cr_assert_eq(attune__gradient_create(score, &gradient), ATTUNE_OK);
+    size_t headers = 0;
+    for (const attune__cuda_source *s = attune__cuda_sources; s->name; s++) {
+        if (!strstr(s->name, ".cuh"))
+            continue;
+        for (int plain = 0; plain < 2; plain++) {
+            attune__cuda_kernel kernel;
+            void *cubin = NULL;
+            size_t size;
+            header_options(&w, s->name, plain ? NULL : mask, plain ? NULL : score, plain ? NULL : gradient, &kernel);
+            cr_expect_eq(attune__cuda_compile(&w.host, &kernel, &cubin, &size), ATTUNE_OK, "%s %s expressions: %s",
+                         s->name, plain ? "without" : "with", attune_last_error());
+            attune__free(&w.host.allocator, cubin);
+            attune__free(&w.host.allocator, (void *)(uintptr_t)kernel.mods);
+        }
+        headers++;
+    }
+    cr_expect_gt(headers, 20);
+    attune__gradient_destroy(gradient);
+    attune_expr_destroy(mask);
+    attune_expr_destroy(score);
+    cr_assert_eq(atomic_load(&w.heap.live), 0);
     attune_instance_destroy(w.instance);
 }
 
