@@ -144,13 +144,9 @@ __device__ __forceinline__ bool keys_masked(const keys &k, const attune_cuda_arg
     return (HAVE_MASK && !k.full) || k.kv + BLOCK_N > a.kv_len;
 }
 
-/* A kernel may request tiles in descending order if the score has a slope along the keys: under a causal mask with
+/* Whether tiles are taken in descending order, since the score has a slope along the keys: under a causal mask with
  * ALiBi a row's largest scores are the last ones. Meeting the maximum first saves rescaling O. */
-#if ATTUNE_SLOPES_GO_DOWN && ATTUNE_HAVE_SCORE_LINE
-constexpr bool DESCENDING = ATTUNE_LINEAR_SCORE_HAS_SLOPE;
-#else
-constexpr bool DESCENDING = false;
-#endif
+constexpr bool DESCENDING = config::DESCENDING;
 
 constexpr int NO_BLOCK = DESCENDING ? -1 : 0x7fffffff;
 

@@ -178,6 +178,9 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 #ifndef ATTUNE_CAPTURE_READS_LATE
 #define ATTUNE_CAPTURE_READS_LATE 0
 #endif
+#ifndef ATTUNE_DESCENDING
+#define ATTUNE_DESCENDING 0
+#endif
 #ifndef ATTUNE_LATE_HOOK
 #define ATTUNE_LATE_HOOK 0
 #endif
@@ -244,9 +247,9 @@ struct config {
     static constexpr bool APART = ATTUNE_APART;                 /* separate CTAs compute dV and dK */
 
     /* The order of the stages, for the registers that a thread has (src/plan/plan.h). */
-    static constexpr bool LATE_HOOK = ATTUNE_LATE_HOOK, LATE_DP = ATTUNE_LATE_DP, EARLY_DQ = ATTUNE_EARLY_DQ,
-                          FUSED_GRADIENTS = ATTUNE_FUSED_GRADIENTS, HALF_TILES = ATTUNE_HALF_TILES,
-                          REMATERIALISE = ATTUNE_REMATERIALISE;
+    static constexpr bool DESCENDING = ATTUNE_DESCENDING, LATE_HOOK = ATTUNE_LATE_HOOK, LATE_DP = ATTUNE_LATE_DP,
+                          EARLY_DQ = ATTUNE_EARLY_DQ, FUSED_GRADIENTS = ATTUNE_FUSED_GRADIENTS,
+                          HALF_TILES = ATTUNE_HALF_TILES, REMATERIALISE = ATTUNE_REMATERIALISE;
 
     static constexpr int CLUSTER = ATTUNE_CLUSTER; /* CTAs that compute a tile together (backward_sm90) */
 

@@ -16,20 +16,19 @@
 #include "scores_sm90.cuh"
 #include "wgmma.cuh"
 
-constexpr bool PING_PONG = GROUPS > 1 && HEAD_DIM_V <= 128;
-
 /* Ping-pong: a consumer issues its products after a wait at its own named barrier, and then arrives at the next one's.
  * Each barrier is of 256 threads: those of the warp group that waits and of the one that arrives. */
 __device__ __forceinline__ void ping_pong_wait(int group)
 {
-    if (PING_PONG)
+    if (sm90::PING_PONG)
         asm volatile("bar.sync %0, 256;" ::"r"(BARRIER_PING_PONG + group) : "memory");
 }
 
 __device__ __forceinline__ void ping_pong_arrive(int group)
 {
-    if (PING_PONG)
-        asm volatile("bar.arrive %0, 256;" ::"r"(BARRIER_PING_PONG + (group + 1 == GROUPS ? 0 : group + 1)) : "memory");
+    if (sm90::PING_PONG)
+        asm volatile("bar.arrive %0, 256;" ::"r"(BARRIER_PING_PONG + (group + 1 == sm90::GROUPS ? 0 : group + 1))
+                     : "memory");
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -38,9 +37,9 @@ __device__ __forceinline__ void ping_pong_arrive(int group)
 __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 k)
 {
 #pragma unroll
-    for (int step = 0; step < STEPS_D; step++)
-        wgmma<BLOCK_N>::ss(s, q + (step / 4 * Q_SLAB + step % 4 * 32) / 16,
-                           k + (step / 4 * KV_SLAB + step % 4 * 32) / 16, step);
+    for (int step = 0; step < sm90::STEPS_D; step++)
+        wgmma<BLOCK_N>::ss(s, q + (step / 4 * sm90::Q_SLAB + step % 4 * 32) / 16,
+                           k + (step / 4 * sm90::KV_SLAB + step % 4 * 32) / 16, step);
     wgmma_commit();
 }
 
@@ -81,8 +80,6 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&row_max
  * and NaN are the largest.
  */
 constexpr float RESCALE_THRESHOLD = 256.0f, RESCALE_THRESHOLD_LOG2 = 8.0f;
-/* Independent chains of sums, and of maxima: more hide latency, but 160 registers hold one. */
-constexpr int CHAINS = GROUPS == 3 ? 1 : 2;
 
 __device__ __forceinline__ bool softmax_without_rescale(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
                                                         const float (&row_max)[2], float (&row_sum)[2], float factor)
@@ -96,12 +93,12 @@ __device__ __forceinline__ bool softmax_without_rescale(u32 (&p)[BLOCK_N / 16][4
         for (int half = 0; half < 2; half++) {
             float x = __fmaf_rn(s[n * 4 + half * 2], factor, -shift[half]);
             float y = __fmaf_rn(s[n * 4 + half * 2 + 1], factor, -shift[half]);
-            int &chain = largest[half % CHAINS];
+            int &chain = largest[half % sm90::CHAINS];
             chain = __vimax3_s32(chain, __float_as_int(x), __float_as_int(y));
             x = exp2_fast(x);
             y = exp2_fast(y);
             sum[half][0] += x;
-            sum[half][1 % CHAINS] += y;
+            sum[half][1 % sm90::CHAINS] += y;
             p[n / 2][n % 2 * 2 + half] = pack(x, y);
         }
     if (__any_sync(0xffffffffu, max(largest[0], largest[1]) > __float_as_int(RESCALE_THRESHOLD_LOG2)))
@@ -121,16 +118,16 @@ __device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (
             p[step][i] = pack(s[step * 8 + i * 2], s[step * 8 + i * 2 + 1]);
 }
 
-__device__ __forceinline__ void rescale(float (&o)[WIDTH_DV / 2], const float (&alpha)[2])
+__device__ __forceinline__ void rescale(float (&o)[sm90::WIDTH_DV / 2], const float (&alpha)[2])
 {
 #pragma unroll
-    for (int i = 0; i < WIDTH_DV / 2; i++)
+    for (int i = 0; i < sm90::WIDTH_DV / 2; i++)
         o[i] *= alpha[i / 2 % 2];
 }
 
 /* Adds the infinities and NaN of V that the scan warps replaced by 0, to the rows that are allowed to attend them.
  * Their product with any weight is infinite or NaN, so the weight is left out. */
-__device__ __forceinline__ void add_non_finite_v(float (&o)[WIDTH_DV / 2], const attune_cuda_arguments &a,
+__device__ __forceinline__ void add_non_finite_v(float (&o)[sm90::WIDTH_DV / 2], const attune_cuda_arguments &a,
                                                  const tile_coord &p, int kv, int flags, int row)
 {
     if (flags & TILE_ABSENT)
@@ -145,7 +142,7 @@ __device__ __forceinline__ void add_non_finite_v(float (&o)[WIDTH_DV / 2], const
             allowed[half] = !(flags & TILE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
             /* O rotates, so that indices are constants in a loop that is not unrolled. */
 #pragma unroll 1
-        for (int d = 0; d < WIDTH_DV; d += 8) {
+        for (int d = 0; d < sm90::WIDTH_DV; d += 8) {
             u32 two = d + column < HEAD_DIM_V ? *(const u32 *)(v + kv * a.v.row + d) : 0, signs = non_finite_signs(two);
             float low = signs & 0x8000u ? unpack(two) : 0.0f, high = signs >> 31 ? unpack(two >> 16) : 0.0f;
             float first[4];
@@ -153,18 +150,18 @@ __device__ __forceinline__ void add_non_finite_v(float (&o)[WIDTH_DV / 2], const
             for (int i = 0; i < 4; i++)
                 first[i] = o[i] + (allowed[i / 2] ? i % 2 ? high : low : 0.0f);
 #pragma unroll
-            for (int i = 0; i < WIDTH_DV / 2; i++)
-                o[i] = i + 4 < WIDTH_DV / 2 ? o[i + 4] : first[i + 4 - WIDTH_DV / 2];
+            for (int i = 0; i < sm90::WIDTH_DV / 2; i++)
+                o[i] = i + 4 < sm90::WIDTH_DV / 2 ? o[i + 4] : first[i + 4 - sm90::WIDTH_DV / 2];
         }
     }
 }
 
 /* Before P V: waits until the scan warps have read the tile's V. Not every tile is scanned, so each stage has a phase
  * of its own: `scanned` has a bit for each stage, the phase to wait for. */
-__device__ __forceinline__ void wait_scanned(float (&o)[WIDTH_DV / 2], control &c, const attune_cuda_arguments &a,
+__device__ __forceinline__ void wait_scanned(float (&o)[sm90::WIDTH_DV / 2], control &c, const attune_cuda_arguments &a,
                                              const tile_coord &p, int kv, int flags, int row, u32 stage, u32 &scanned)
 {
-    if (!SCANS_V || !(flags & TILE_SCAN_V))
+    if (!sm90::SCANS_V || !(flags & TILE_SCAN_V))
         return;
     barrier_wait(&c.v_scanned[stage], scanned >> stage & 1);
     scanned ^= 1u << stage;
@@ -173,11 +170,11 @@ __device__ __forceinline__ void wait_scanned(float (&o)[WIDTH_DV / 2], control &
 }
 
 /* 6: O += P V; issued, not waited for. */
-__device__ __forceinline__ void multiply_pv(float (&o)[WIDTH_DV / 2], const u32 (&p)[BLOCK_N / 16][4], u64 v)
+__device__ __forceinline__ void multiply_pv(float (&o)[sm90::WIDTH_DV / 2], const u32 (&p)[BLOCK_N / 16][4], u64 v)
 {
 #pragma unroll
     for (int step = 0; step < BLOCK_N / 16; step++)
-        wgmma<WIDTH_DV>::rs(o, p[step], v + step * (16 * 128 / 16));
+        wgmma<sm90::WIDTH_DV>::rs(o, p[step], v + step * (16 * 128 / 16));
     wgmma_commit();
 }
 
@@ -199,8 +196,9 @@ __device__ __forceinline__ void transpose_4x4(u32 (&w)[4])
 }
 
 /* 7: store O and LSE. wide: rows are aligned for stores of 16 bytes; paired: for 4 bytes. */
-__device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&row_max)[2], const float (&row_sum)[2],
-                                      const attune_cuda_arguments &a, const tile_coord &p, int row, float factor)
+__device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const float (&row_max)[2],
+                                      const float (&row_sum)[2], const attune_cuda_arguments &a, const tile_coord &p,
+                                      int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
     element *base = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
@@ -215,7 +213,7 @@ __device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&ro
         float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
         if (sum == 0.0f && !a.part) /* not by the factor 0: O may be NaN */
 #pragma unroll
-            for (int d = 0; d < WIDTH_DV / 8; d++)
+            for (int d = 0; d < sm90::WIDTH_DV / 8; d++)
                 o[d * 4 + half * 2] = o[d * 4 + half * 2 + 1] = 0.0f;
         element *thread_row = base + q * a.o.row + lane % 4 * 2;
         if (wide) {
@@ -235,7 +233,7 @@ __device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&ro
         if (!wide || HEAD_DIM_V % 32) {
             /* Seldom needed, so short: O rotates in a loop that is not unrolled, instead of WIDTH_DV / 8 copies. */
 #pragma unroll 1
-            for (int d = 0; d < WIDTH_DV / 8; d++) {
+            for (int d = 0; d < sm90::WIDTH_DV / 8; d++) {
                 int left = HEAD_DIM_V - d * 8 - lane % 4 * 2;
                 if ((!wide || d >= HEAD_DIM_V / 32 * 4) && left > 0) {
                     u32 two = pack(o[half * 2] * inverse, o[half * 2 + 1] * inverse);
@@ -249,8 +247,8 @@ __device__ __forceinline__ void store(float (&o)[WIDTH_DV / 2], const float (&ro
                 }
                 float first[4] = {o[0], o[1], o[2], o[3]};
 #pragma unroll
-                for (int i = 0; i < WIDTH_DV / 2; i++)
-                    o[i] = i + 4 < WIDTH_DV / 2 ? o[i + 4] : first[i + 4 - WIDTH_DV / 2];
+                for (int i = 0; i < sm90::WIDTH_DV / 2; i++)
+                    o[i] = i + 4 < sm90::WIDTH_DV / 2 ? o[i + 4] : first[i + 4 - sm90::WIDTH_DV / 2];
             }
         }
         if (lane % 4 == 0) {
@@ -300,16 +298,16 @@ __device__ __forceinline__ bool next_query_tile_has_keys(control &c, const pipel
 __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control &c, unsigned char *memory)
 {
     int group = (int)threadIdx.x / 128 - 1;
-    if (GROUPS == 3) /* after the shuffle the compiler knows that it is uniform in a warp: it costs no register */
+    if (sm90::GROUPS == 3) /* after the shuffle the compiler knows that it is uniform in a warp: it costs no register */
         group = __shfl_sync(0xffffffffu, group, 0);
-    u32 k_tiles = shared_address(memory) + K_OFFSET, v_tiles = k_tiles + (V_OFFSET - K_OFFSET);
+    u32 k_tiles = shared_address(memory) + sm90::K_OFFSET, v_tiles = k_tiles + (sm90::V_OFFSET - sm90::K_OFFSET);
     u64 q = describe_k_major(shared_address(memory) + (u32)group * 64 * 128);
     float factor = fold_factor(a.scale);
     pipeline_state r = {0, 0}, k = {0, 0}, v = {0, 0}; /* of Q, K and V */
     u32 scanned = 0, phases = 0;
     bool s_ready = false; /* S of this query tile's first key tile was computed with the last P V of the one before */
-    float s[BLOCK_N / 2], o[WIDTH_DV / 2];
-    if (group == GROUPS - 1)
+    float s[BLOCK_N / 2], o[sm90::WIDTH_DV / 2];
+    if (group == sm90::GROUPS - 1)
         ping_pong_arrive(group); /* group 0 is the first to issue */
     for (;;) {
         /* 1: wait for Q, and for the descriptor of the query tile. */
@@ -321,21 +319,21 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
         int row = coord.q + group * 64 + (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4;
         if (flags & TILE_LAST) {
             consumer_release<&control::q>(c, r);
-            advance<Q_BUFFERS>(r);
+            advance<sm90::Q_BUFFERS>(r);
             store_fully_masked(a, coord, row);
             continue;
         }
         linear_score linear_scores[2];
         bool linear = find_linear_scores(linear_scores, a, coord, row);
         /* The shift to the flags of the block list that has this warp group's rows. */
-        int list = BLOCK_LISTS > 1 && (coord.q + group * 64) / a.q_block != coord.q / a.q_block ? 8 : 0;
+        int list = sm90::BLOCK_LISTS > 1 && (coord.q + group * 64) / a.q_block != coord.q / a.q_block ? 8 : 0;
         if (!s_ready) {
             /* 2: wait for K */
             consumer_wait<&control::k>(c, k);
             ping_pong_wait(group);
             wgmma_fence();
             /* 3: S = Q K^T */
-            multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
+            multiply_qk(s, q + r.stage * (sm90::Q_BYTES / 16), describe_k_major(k_tiles + k.stage * sm90::K_BYTES));
             ping_pong_arrive(group);
             wgmma_wait<0>();
             accumulators_done(s);
@@ -343,7 +341,7 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
         float row_max[2] = {-ATTUNE_INF, -ATTUNE_INF}, row_sum[2] = {0.0f, 0.0f}, alpha[2];
         u32 p[BLOCK_N / 16][4];
 #pragma unroll
-        for (int i = 0; i < WIDTH_DV / 2; i++)
+        for (int i = 0; i < sm90::WIDTH_DV / 2; i++)
             o[i] = 0.0f;
         int kv = c.key_tiles[k.stage].index;
         flags = c.key_tiles[k.stage].flags >> list;
@@ -365,12 +363,12 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
             ping_pong_wait(group);
             wgmma_fence();
             /* 3: S = Q K^T */
-            multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
+            multiply_qk(s, q + r.stage * (sm90::Q_BYTES / 16), describe_k_major(k_tiles + k.stage * sm90::K_BYTES));
             /* 2: wait for V of this key tile */
             consumer_wait<&control::v>(c, v);
             wgmma_fence();
             /* 6: O += P V */
-            multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
+            multiply_pv(o, p, describe_n_major(v_tiles + v.stage * sm90::V_BYTES, sm90::KV_SLAB));
             ping_pong_arrive(group);
             wgmma_wait<1>(); /* S is done, O may not be */
             accumulators_done(s);
@@ -397,24 +395,24 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
             wait_scanned(o, c, a, coord, kv, flags, row, v.stage, scanned);
         }
         consumer_release<&control::q>(c, r);
-        advance<Q_BUFFERS>(r);
+        advance<sm90::Q_BUFFERS>(r);
         /* 1: wait for Q of the next query tile. */
-        if (Q_BUFFERS > 1)
+        if (sm90::Q_BUFFERS > 1)
             s_ready = next_query_tile_has_keys(c, r);
         /* 2: wait for the last V, and for the next query tile's first K. */
         consumer_wait<&control::v>(c, v);
-        if (Q_BUFFERS > 1 && s_ready)
+        if (sm90::Q_BUFFERS > 1 && s_ready)
             consumer_wait<&control::k>(c, k);
         ping_pong_wait(group);
         wgmma_fence();
         /* 6: O += P V */
-        multiply_pv(o, p, describe_n_major(v_tiles + v.stage * V_BYTES, KV_SLAB));
+        multiply_pv(o, p, describe_n_major(v_tiles + v.stage * sm90::V_BYTES, sm90::KV_SLAB));
         /* 3: S = Q K^T of the next query tile. If there is none the product is not used: a branch around it would
          * double the code that follows. */
-        if (Q_BUFFERS > 1)
-            multiply_qk(s, q + r.stage * (Q_BYTES / 16), describe_k_major(k_tiles + k.stage * K_BYTES));
+        if (sm90::Q_BUFFERS > 1)
+            multiply_qk(s, q + r.stage * (sm90::Q_BYTES / 16), describe_k_major(k_tiles + k.stage * sm90::K_BYTES));
         ping_pong_arrive(group);
-        wgmma_wait<Q_BUFFERS == 1 ? 0 : 1>(); /* O is done, S may not be */
+        wgmma_wait<sm90::Q_BUFFERS == 1 ? 0 : 1>(); /* O is done, S may not be */
         accumulators_done(o);
         consumer_release<&control::v>(c, v);
         /* 7: store O and LSE */
@@ -430,37 +428,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
-    control &c = *(control *)(memory + CONTROL_OFFSET);
+    control &c = *(control *)(memory + sm90::CONTROL_OFFSET);
     if (threadIdx.x == 0) {
-        /* A warp of the consumers and of the scan warps arrives ATTUNE_ARRIVALS times when it releases a stage. */
-        for (int i = 0; i < Q_BUFFERS; i++)
-            pipeline_init<&control::q>(c, i, 1, (GROUPS * 4 + SCAN_WARPS) * ATTUNE_ARRIVALS);
+        /* A warp of the consumers and of the scan warps arrives ARRIVALS times when it releases a stage. */
+        for (int i = 0; i < sm90::Q_BUFFERS; i++)
+            pipeline_init<&control::q>(c, i, 1, (sm90::GROUPS * 4 + sm90::SCAN_WARPS) * ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
-            pipeline_init<&control::k>(c, i, 1, (GROUPS * 4 + SCAN_WARPS) * ATTUNE_ARRIVALS);
-            pipeline_init<&control::v>(c, i, 1, GROUPS * 4 * ATTUNE_ARRIVALS);
+            pipeline_init<&control::k>(c, i, 1, (sm90::GROUPS * 4 + sm90::SCAN_WARPS) * ARRIVALS);
+            pipeline_init<&control::v>(c, i, 1, sm90::GROUPS * 4 * ARRIVALS);
             barrier_init(&c.v_scanned[i], 1);
         }
-        for (int i = 0; i < QUEUE_STAGES; i++)
+        for (int i = 0; i < sm90::QUEUE_STAGES; i++)
             pipeline_init<&control::queue>(c, i, 1, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if (KEY_TERMS && threadIdx.x == 0) {
-        key_terms_control &t = *(key_terms_control *)(memory + KEY_TERMS_OFFSET);
+        key_terms_control &t = *(key_terms_control *)(memory + sm90::KEY_TERMS_OFFSET);
         for (int i = 0; i < STAGES; i++)
-            pipeline_init<&key_terms_control::terms>(t, i, SCAN_WARPS * ATTUNE_ARRIVALS, GROUPS * 4 * ATTUNE_ARRIVALS);
+            pipeline_init<&key_terms_control::terms>(t, i, sm90::SCAN_WARPS * ARRIVALS, sm90::GROUPS * 4 * ARRIVALS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(sm90::PRODUCER_REGISTERS));
         if (threadIdx.x == 0)
             load(a, c, shared_address(memory), &q_map, &k_map, &v_map);
-        else if (threadIdx.x / 32 == 1 && threadIdx.x % 32 < BLOCK_LISTS)
+        else if (threadIdx.x / 32 == 1 && threadIdx.x % 32 < sm90::BLOCK_LISTS)
             schedule_tiles(a, c);
-        else if (SCAN_WARPS && threadIdx.x >= 64)
+        else if (sm90::SCAN_WARPS && threadIdx.x >= 64)
             scan_v(a, c, memory);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(sm90::CONSUMER_REGISTERS));
         consume(a, c, memory);
     }
 }

@@ -2,14 +2,14 @@
 /*
  * The non-finite slow path of forward and decode. The tensor cores multiply P = 0 of a forbidden pair with its V, and 0
  * times an infinity or NaN is NaN, but a forbidden pair must not affect the result. An element of O that is not finite
- * although its row's sum is finite is therefore recomputed_element here with scalar code, from the allowed pairs alone.
+ * although its row's sum is finite is therefore recomputed here with scalar code, from the allowed pairs alone.
  */
 #ifndef ATTUNE_CUDA_NON_FINITE_CUH
 #define ATTUNE_CUDA_NON_FINITE_CUH
 
 #include "common.cuh"
 
-template <int DTYPE = ATTUNE_DTYPE> __device__ __forceinline__ float widen(typename storage<DTYPE>::type x)
+template <int DTYPE = config::DTYPE> __device__ __forceinline__ float widen(typename storage<DTYPE>::type x)
 {
     if constexpr (DTYPE == ATTUNE_CUDA_F32)
         return x;
@@ -20,8 +20,8 @@ template <int DTYPE = ATTUNE_DTYPE> __device__ __forceinline__ float widen(typen
 /* An element of Q, rounded as the matrix products use it. */
 __device__ __forceinline__ float widen_q(q_element x)
 {
-    float value = widen<ATTUNE_Q_DTYPE>(x);
-    if constexpr (ATTUNE_Q_DTYPE != ATTUNE_DTYPE && ATTUNE_DTYPE != ATTUNE_CUDA_F32)
+    float value = widen<config::Q_DTYPE>(x);
+    if constexpr (config::Q_DTYPE != config::DTYPE && config::DTYPE != ATTUNE_CUDA_F32)
         value = unpack(pack(value, 0.0f));
     return value;
 }
@@ -33,10 +33,10 @@ __device__ __forceinline__ void store_element(const attune_cuda_arguments &a, co
     bool empty = sum == 0.0f;
     value = !empty ? value * (1.0f / sum) : a.part ? value : 0.0f;
     o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row + d;
-    if constexpr (ATTUNE_O_DTYPE == ATTUNE_CUDA_F32)
+    if constexpr (config::O_DTYPE == ATTUNE_CUDA_F32)
         *to = value;
     else
-        *to = (o_element)pack<ATTUNE_O_DTYPE>(value, 0.0f);
+        *to = (o_element)pack<config::O_DTYPE>(value, 0.0f);
     if (d)
         return;
     row_max *= factor * ATTUNE_LN2;
@@ -57,17 +57,16 @@ __device__ __forceinline__ bool finite(float x)
 /* Whether the mask allows key kv for row p.q, which is a row and not a tile's first. */
 __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, const tile_coord &p, int kv)
 {
-#if ATTUNE_HAVE_MASK_RANGE
-    int low, high;
-    attune_mask_range(p.b + a.b0, p.h + a.h0, p.q + a.q0, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
-                      &low, &high, a.mask_symbols);
-    return kv >= low && kv < high;
-#elif ATTUNE_HAVE_MASK
-    return attune_mask(p.b + a.b0, p.h + a.h0, p.q + a.q0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
-                       0.0f, a.mask_symbols);
-#else
-    return true;
-#endif
+    if constexpr (config::HAVE_MASK_RANGE) {
+        int low, high;
+        attune_mask_range(p.b + a.b0, p.h + a.h0, p.q + a.q0, (p.h + a.h0) / a.mask_group, a.mask_q_len, a.mask_kv_len,
+                          &low, &high, a.mask_symbols);
+        return kv >= low && kv < high;
+    } else if constexpr (config::HAVE_MASK_PAIRS)
+        return attune_mask(p.b + a.b0, p.h + a.h0, p.q + a.q0, kv, (p.h + a.h0) / a.mask_group, a.mask_q_len,
+                           a.mask_kv_len, 0.0f, a.mask_symbols);
+    else
+        return true;
 }
 
 struct recomputed_element {
@@ -94,11 +93,10 @@ __device__ __forceinline__ recomputed_element recompute_element(const attune_cud
 #pragma unroll 1
             for (int i = 0; i < HEAD_DIM; i++)
                 s = __fmaf_rn(widen_q(q[i]), widen(k[kv * a.k.row + i]), s);
-#if ATTUNE_HAVE_SCORE
-            s = attune_score(p.b, p.h, p.q, kv, p.h_kv, a.q_len, a.kv_len, s * a.scale, a.score_symbols);
-#else
-            s *= a.scale > 0.0f ? 1.0f : fold_sign(a.scale);
-#endif
+            if constexpr (HAVE_SCORE)
+                s = attune_score(p.b, p.h, p.q, kv, p.h_kv, a.q_len, a.kv_len, s * a.scale, a.score_symbols);
+            else
+                s *= a.scale > 0.0f ? 1.0f : fold_sign(a.scale);
             float row_max = fmaxf(r.m, s), base = row_max == -ATTUNE_INF ? 0.0f : row_max;
             float alpha = exp2_fast((r.m - base) * factor), x = exp2_fast((s - base) * factor);
             r.o = __fmaf_rn(x, widen(v[kv * a.v.row]), r.o * alpha);

@@ -1,93 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The producer warp group of Hopper's forward kernel: the tile scheduler, the load thread, and two scan warps, which
- * keep V's infinities and NaN out of forbidden pairs. The layout of shared memory is here too.
+ * keep V's infinities and NaN out of forbidden pairs.
  */
 #ifndef ATTUNE_CUDA_PRODUCER_SM90_CUH
 #define ATTUNE_CUDA_PRODUCER_SM90_CUH
 
-#define ATTUNE_SLOPES_GO_DOWN 1
-#include "hopper.cuh"
-#include "terms.cuh"
-#include "layout_sm90.h"
-
-constexpr int GROUPS = BLOCK_M / 64; /* consumer warp groups */
-static_assert(THREADS == 128 * (GROUPS + 1), "a producer warp group, and a consumer warp group for each 64 rows");
-constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
-constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
-constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
-constexpr attune_cuda_forward_sm90_layout LAYOUT = attune_cuda_forward_sm90(TILE);
-static_assert(planned(LAYOUT.size));
-constexpr u32 Q_BYTES = LAYOUT.q_buffer, K_BYTES = LAYOUT.k_stage, V_BYTES = LAYOUT.v_stage;
-constexpr int Q_BUFFERS = LAYOUT.q_buffers;
-constexpr u32 K_OFFSET = LAYOUT.k, V_OFFSET = LAYOUT.v, CONTROL_OFFSET = LAYOUT.control;
-/* setmaxnreg's; together the warp groups have the 65536 of an SM. */
-constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
-constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
-
-/* The named barriers of bar.sync; __syncthreads has number 0. */
-enum named_barrier {
-    BARRIER_PING_PONG = 1, /* to 3: one for each consumer warp group */
-    BARRIER_SCAN = 7,      /* of the scan warps */
-};
-
-/* Flags of tile descriptors. With two block lists the second list's flags are 8 bits higher. */
-enum {
-    TILE_MASKED = 1,   /* some pairs are forbidden: by the mask, or past the last key */
-    TILE_LAST = 2,     /* the query tile's last key tile; in a query tile's descriptor: it has no keys */
-    TILE_PARTIAL = 4,  /* of a partial block: the mask is evaluated */
-    TILE_ABSENT = 8,   /* not in this block list: all pairs are forbidden */
-    TILE_SCAN_V = 16,  /* the scan warps read its V */
-    TILE_QUERIES = 32, /* a query tile, not a key tile */
-};
-/* 192 query rows may be in two of the mask's blocks of 128 rows. Both blocks' lists are iterated then, and each
- * consumer takes the flags of the block that its 64 rows are in. */
-constexpr int BLOCK_LISTS = ATTUNE_HAVE_BLOCKS && GROUPS == 3 ? 2 : 1;
-
-/* P of a forbidden pair is 0, but 0 times an infinity or NaN of V is NaN. In tiles with forbidden pairs the scan warps
- * replace such elements of V by 0, and the consumers add them to the rows that are allowed to attend them. */
-constexpr bool SCANS_V = HAVE_MASK || BLOCK_LISTS > 1;
-/* The scan warps compute the terms of the keys too. */
-constexpr int SCAN_WARPS = SCANS_V || KEY_TERMS ? 2 : 0;
-
-/* index: a key tile's first key; in the scheduler's queue also a query tile's number, -1 at the end. */
-struct tile_desc {
-    int index, flags;
-};
-
-struct query_tile_desc {
-    tile_coord coord;
-    int flags; /* TILE_QUERIES: it has keys; TILE_QUERIES | TILE_LAST: it has none; 0: there are no more query tiles */
-};
-
-/* Tiles that the scheduler may be ahead of the load thread: enough to hide the latency of its reads of the lists. */
-constexpr int QUEUE_STAGES = 4;
-
-/* After the tiles in shared memory. */
-struct control {
-    pipeline<Q_BUFFERS> q;
-    pipeline<STAGES> k, v;
-    u64 v_scanned[STAGES];
-    pipeline<QUEUE_STAGES> queue;
-    query_tile_desc query_tiles[Q_BUFFERS]; /* with q's stages */
-    tile_desc key_tiles[STAGES];            /* with k's stages */
-    tile_desc queue_tiles[QUEUE_STAGES];
-    int non_finite[STAGES]; /* V of this stage had infinities or NaN, which the scan warps replaced by 0 */
-};
-static_assert(sizeof(control) <= LAYOUT.control_bytes);
-
-/* After it, the terms of the keys: this, then [STAGES][KEY_TERMS][BLOCK_N] words. */
-struct key_terms_control {
-    pipeline<STAGES> terms; /* with k's stages */
-};
-static_assert(!KEY_TERMS || BLOCK_LISTS == 1, "scan warps and consumers read the same flags");
-constexpr u32 KEY_TERMS_OFFSET = LAYOUT.key_terms;
-
-/* Whether a key tile has terms. The mask's are used only in partial blocks, and only where its rows have no ranges. */
-__device__ __forceinline__ bool has_terms(const attune_cuda_arguments &a, int flags)
-{
-    return ATTUNE_SCORE_KEYS || (flags & TILE_PARTIAL && !(ATTUNE_HAVE_MASK_RANGE && a.mask_ranges));
-}
+#include "layout_forward_sm90.cuh"
 
 /* -------------------------------------------------------------------------------------------------- tile scheduler */
 
@@ -100,7 +19,7 @@ constexpr i64 SECTION_BYTES = 24 << 20;
 
 __device__ __forceinline__ tile_coord scheduled_coord(const attune_cuda_arguments &a, int tile)
 {
-    if (!ATTUNE_HAVE_BLOCKS || a.order)
+    if (!config::HAVE_BLOCKS || a.order)
         return tile_coord_of(a, tile);
     int rows = (a.q_len + BLOCK_M - 1) / BLOCK_M, group = a.heads / a.kv_heads, planes = a.batch * a.heads;
     i64 bytes = a.kv_len * (i64)((HEAD_DIM + HEAD_DIM_V) * sizeof(element));
@@ -138,29 +57,26 @@ __device__ __forceinline__ void finish_query_tiles(const attune_cuda_arguments &
     }
 }
 
-/* The tile scheduler has a lane for each block list; lane 0 fills the queue. */
-constexpr u32 SCHEDULER_LANES = (1u << BLOCK_LISTS) - 1;
-
 /* The next key tile of any list, or -1. */
 __device__ __forceinline__ int block_iterators_peek(const block_iterator &w)
 {
     u32 next = (u32)w.next.kv;
-    return (int)(BLOCK_LISTS > 1 ? min(next, __shfl_xor_sync(SCHEDULER_LANES, next, 1)) : next);
+    return (int)(sm90::BLOCK_LISTS > 1 ? min(next, __shfl_xor_sync(sm90::SCHEDULER_LANES, next, 1)) : next);
 }
 
 /* Advances the lists that have this key tile, and returns its flags: both lists', in each lane. */
 __device__ __forceinline__ int block_iterators_next(block_iterator &w, const attune_cuda_arguments &a, int kv)
 {
     int flags = TILE_MASKED | TILE_ABSENT;
-    if (BLOCK_LISTS == 1 || w.next.kv == kv) {
+    if (sm90::BLOCK_LISTS == 1 || w.next.kv == kv) {
         keys tile = block_iterator_next(w, a);
         flags = (keys_masked(tile, a) ? TILE_MASKED : 0) | (HAVE_MASK && !tile.full ? TILE_PARTIAL : 0);
     }
-    if (BLOCK_LISTS > 1) {
+    if (sm90::BLOCK_LISTS > 1) {
         flags <<= threadIdx.x % 32 * 8;
-        flags |= __shfl_xor_sync(SCHEDULER_LANES, flags, 1);
+        flags |= __shfl_xor_sync(sm90::SCHEDULER_LANES, flags, 1);
     }
-    if (SCANS_V && flags & ((TILE_PARTIAL | TILE_ABSENT) * (BLOCK_LISTS > 1 ? 0x101 : 1)))
+    if (sm90::SCANS_V && flags & ((TILE_PARTIAL | TILE_ABSENT) * (sm90::BLOCK_LISTS > 1 ? 0x101 : 1)))
         flags |= TILE_SCAN_V | TILE_SCAN_V << 8;
     return block_iterators_peek(w) < 0 ? flags | TILE_LAST | TILE_LAST << 8 : flags;
 }
@@ -173,7 +89,7 @@ __device__ __forceinline__ void queue_push(control &c, pipeline_state &r, int in
         c.queue_tiles[r.stage].flags = flags;
         producer_commit<&control::queue>(c, r);
     }
-    advance<QUEUE_STAGES>(r);
+    advance<sm90::QUEUE_STAGES>(r);
 }
 
 /* Queues the CTA's query tiles, each followed by its key tiles. */
@@ -198,8 +114,8 @@ __device__ __forceinline__ void schedule_tiles(const attune_cuda_arguments &a, c
         /* Only now: a tile fetched ahead of time would wait for this CTA while another one is idle. */
         if (lane == 0)
             tile = next_query_tile(a, tile);
-        if (BLOCK_LISTS > 1)
-            tile = __shfl_sync(SCHEDULER_LANES, tile, 0);
+        if (sm90::BLOCK_LISTS > 1)
+            tile = __shfl_sync(sm90::SCHEDULER_LANES, tile, 0);
     }
     queue_push(c, r, -1, TILE_QUERIES);
     if (lane == 0)
@@ -212,13 +128,13 @@ __device__ __forceinline__ void schedule_tiles(const attune_cuda_arguments &a, c
 __device__ __forceinline__ void load_q(control &c, u32 memory, const tensor_map *q_map, const pipeline_state &q,
                                        const tile_coord &p)
 {
-    producer_expect<&control::q>(c, q, Q_BYTES);
+    producer_expect<&control::q>(c, q, sm90::Q_BYTES);
 #pragma unroll
-    for (int slab = 0; slab < SLABS_D; slab++)
+    for (int slab = 0; slab < sm90::SLABS_D; slab++)
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-            tensor_load(memory + q.stage * Q_BYTES + slab * Q_SLAB + g * 64 * 128, q_map, &c.q.full[q.stage], slab * 64,
-                        p.q + g * 64, p.h, p.b);
+        for (int g = 0; g < sm90::GROUPS; g++)
+            tensor_load(memory + q.stage * sm90::Q_BYTES + slab * sm90::Q_SLAB + g * 64 * 128, q_map,
+                        &c.q.full[q.stage], slab * 64, p.q + g * 64, p.h, p.b);
 }
 
 /* 2: load K, with the descriptor of the key tile. */
@@ -228,11 +144,11 @@ __device__ __forceinline__ void load_k(const attune_cuda_arguments &a, control &
     producer_acquire<&control::k>(c, k);
     c.key_tiles[k.stage].index = kv;
     c.key_tiles[k.stage].flags = flags;
-    producer_expect<&control::k>(c, k, K_BYTES);
+    producer_expect<&control::k>(c, k, sm90::K_BYTES);
 #pragma unroll
-    for (int slab = 0; slab < SLABS_D; slab++)
-        tensor_load(k_tiles + k.stage * K_BYTES + slab * KV_SLAB, k_map, &c.k.full[k.stage], slab * 64, kv, p.h_kv,
-                    a.k.batch ? p.b : 0);
+    for (int slab = 0; slab < sm90::SLABS_D; slab++)
+        tensor_load(k_tiles + k.stage * sm90::K_BYTES + slab * sm90::KV_SLAB, k_map, &c.k.full[k.stage], slab * 64, kv,
+                    p.h_kv, a.k.batch ? p.b : 0);
     advance(k);
 }
 
@@ -241,11 +157,11 @@ __device__ __forceinline__ void load_v(const attune_cuda_arguments &a, control &
                                        pipeline_state &v, const tile_coord &p, int kv)
 {
     producer_acquire<&control::v>(c, v);
-    producer_expect<&control::v>(c, v, V_BYTES);
+    producer_expect<&control::v>(c, v, sm90::V_BYTES);
 #pragma unroll
-    for (int slab = 0; slab < SLABS_DV; slab++)
-        tensor_load(v_tiles + v.stage * V_BYTES + slab * KV_SLAB, v_map, &c.v.full[v.stage], slab * 64, kv, p.h_kv,
-                    a.v.batch ? p.b : 0);
+    for (int slab = 0; slab < sm90::SLABS_DV; slab++)
+        tensor_load(v_tiles + v.stage * sm90::V_BYTES + slab * sm90::KV_SLAB, v_map, &c.v.full[v.stage], slab * 64, kv,
+                    p.h_kv, a.v.batch ? p.b : 0);
     advance(v);
 }
 
@@ -253,11 +169,11 @@ __device__ __forceinline__ void load_v(const attune_cuda_arguments &a, control &
 __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, u32 memory, const tensor_map *q_map,
                                      const tensor_map *k_map, const tensor_map *v_map)
 {
-    u32 k_tiles = memory + K_OFFSET, v_tiles = k_tiles + (V_OFFSET - K_OFFSET);
+    u32 k_tiles = memory + sm90::K_OFFSET, v_tiles = k_tiles + (sm90::V_OFFSET - sm90::K_OFFSET);
     pipeline_state r = {0, 0}, q = {0, 1}, k = {0, 1}, v = {0, 1};
     tile_coord p = {0, 0, 0, 0};
     int pending_v = -1; /* the key tile whose K is loaded and whose V is not */
-    for (;; advance<QUEUE_STAGES>(r)) {
+    for (;; advance<sm90::QUEUE_STAGES>(r)) {
         consumer_wait<&control::queue>(c, r);
         int index = c.queue_tiles[r.stage].index, flags = c.queue_tiles[r.stage].flags;
         consumer_release_thread<&control::queue>(c, r);
@@ -272,7 +188,7 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
                 load_q(c, memory, q_map, q, p);
             if (index < 0)
                 break;
-            advance<Q_BUFFERS>(q);
+            advance<sm90::Q_BUFFERS>(q);
             continue;
         }
         load_k(a, c, k_tiles, k_map, k, p, index, flags);
@@ -289,8 +205,8 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
 
 /* ------------------------------------------------------------------------------------------------------ scan warps */
 
-constexpr u32 EXPONENTS = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x7c007c00u : 0x7f807f80u;
-constexpr u32 EXPONENT_ONE = ATTUNE_DTYPE == ATTUNE_CUDA_F16 ? 0x04000400u : 0x00800080u;
+constexpr u32 EXPONENTS = config::DTYPE == ATTUNE_CUDA_F16 ? 0x7c007c00u : 0x7f807f80u;
+constexpr u32 EXPONENT_ONE = config::DTYPE == ATTUNE_CUDA_F16 ? 0x04000400u : 0x00800080u;
 
 /* For each of two elements: its sign bit is set in the result if its exponent is all ones. Other bits are arbitrary. */
 __device__ __forceinline__ u32 non_finite_signs(u32 two)
@@ -311,17 +227,17 @@ __device__ __forceinline__ void load_shared_8(u32 (&w)[4], u32 from)
  * so the first loop only detects them, without branches, and its loads overlap. */
 __device__ __forceinline__ bool zero_non_finite(u32 tile)
 {
-    constexpr u32 STRIDE = 32 * SCAN_WARPS * 16;
+    constexpr u32 STRIDE = 32 * sm90::SCAN_WARPS * 16;
     u32 begin = (threadIdx.x - 64) * 16, found = 0, w[4];
 #pragma unroll 8
-    for (u32 i = begin; i < V_BYTES; i += STRIDE) {
+    for (u32 i = begin; i < sm90::V_BYTES; i += STRIDE) {
         load_shared_8(w, tile + i);
         found |= non_finite_signs(w[0]) | non_finite_signs(w[1]) | non_finite_signs(w[2]) | non_finite_signs(w[3]);
     }
     if (!(found & 0x80008000u))
         return false;
 #pragma unroll 1
-    for (u32 i = begin; i < V_BYTES; i += STRIDE) {
+    for (u32 i = begin; i < sm90::V_BYTES; i += STRIDE) {
         load_shared_8(w, tile + i);
 #pragma unroll
         for (int j = 0; j < 4; j++)
@@ -329,7 +245,7 @@ __device__ __forceinline__ bool zero_non_finite(u32 tile)
         asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(tile + i), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
                      : "memory");
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    fence_async();
     return true;
 }
 
@@ -338,28 +254,28 @@ __device__ __forceinline__ bool zero_non_finite(u32 tile)
 __device__ __forceinline__ void store_key_terms(const attune_cuda_arguments &a, key_terms_control &t, u32 terms,
                                                 const tile_coord &p, int kv, int flags, u32 stage, u32 &phases)
 {
-#if ATTUNE_SCORE_KEYS + ATTUNE_MASK_KEYS
-    if (!has_terms(a, flags))
-        return;
-    constexpr int LANES = 32 * SCAN_WARPS;
-    int lane = (int)threadIdx.x - 64;
-    key_terms k[(BLOCK_N + LANES - 1) / LANES];
+    if constexpr (KEY_TERMS > 0) {
+        if (!has_terms(a, flags))
+            return;
+        constexpr int LANES = sm90::SCAN_THREADS;
+        int lane = (int)threadIdx.x - 64;
+        key_terms k[(BLOCK_N + LANES - 1) / LANES];
 #pragma unroll
-    for (int i = 0; i * LANES < BLOCK_N; i++)
-        key_terms_make(k[i], a, p, kv + i * LANES + lane, flags & TILE_PARTIAL);
-    producer_acquire<&key_terms_control::terms>(t, {stage, phases >> stage & 1});
-    phases ^= 1u << stage;
+        for (int i = 0; i * LANES < BLOCK_N; i++)
+            key_terms_make(k[i], a, p, kv + i * LANES + lane, flags & TILE_PARTIAL);
+        producer_acquire<&key_terms_control::terms>(t, {stage, phases >> stage & 1});
+        phases ^= 1u << stage;
 #pragma unroll
-    for (int i = 0; i * LANES < BLOCK_N; i++)
-        if (BLOCK_N % LANES == 0 || i * LANES + lane < BLOCK_N)
-            key_terms_store(k[i], terms + stage * TERM_BYTES, i * LANES + lane);
-    producer_commit_warp<&key_terms_control::terms>(t, {stage, 0});
-#endif
+        for (int i = 0; i * LANES < BLOCK_N; i++)
+            if (BLOCK_N % LANES == 0 || i * LANES + lane < BLOCK_N)
+                key_terms_store(k[i], terms + stage * TERM_BYTES, i * LANES + lane);
+        producer_commit_warp<&key_terms_control::terms>(t, {stage, 0});
+    }
 }
 
 __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &c, unsigned char *bytes)
 {
-    u32 memory = shared_address(bytes), v_tiles = memory + V_OFFSET, phases = ~0u;
+    u32 memory = shared_address(bytes), v_tiles = memory + sm90::V_OFFSET, phases = ~0u;
     pipeline_state r = {0, 0}, q = {0, 0}; /* r: of K and V, which have the same stages here */
     for (;;) {
         consumer_wait<&control::q>(c, q);
@@ -373,11 +289,12 @@ __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &
             flags = c.key_tiles[r.stage].flags;
             consumer_release<&control::k>(c, r);
             if (KEY_TERMS)
-                store_key_terms(a, *(key_terms_control *)(bytes + KEY_TERMS_OFFSET),
-                                memory + KEY_TERMS_OFFSET + sizeof(key_terms_control), p, kv, flags, r.stage, phases);
-            if (SCANS_V && flags & TILE_SCAN_V) {
+                store_key_terms(a, *(key_terms_control *)(bytes + sm90::KEY_TERMS_OFFSET),
+                                memory + sm90::KEY_TERMS_OFFSET + sizeof(key_terms_control), p, kv, flags, r.stage,
+                                phases);
+            if (sm90::SCANS_V && flags & TILE_SCAN_V) {
                 consumer_wait<&control::v>(c, r);
-                int any = zero_non_finite(v_tiles + r.stage * V_BYTES);
+                int any = zero_non_finite(v_tiles + r.stage * sm90::V_BYTES);
                 asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nbar.red.or.pred q, %1, 64, p;\n"
                              "selp.b32 %0, 1, 0, q;\n}"
                              : "+r"(any)
@@ -391,7 +308,7 @@ __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &
             advance(r);
         }
         consumer_release<&control::q>(c, q);
-        advance<Q_BUFFERS>(q);
+        advance<sm90::Q_BUFFERS>(q);
     }
 }
 

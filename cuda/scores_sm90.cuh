@@ -6,7 +6,7 @@
 #ifndef ATTUNE_CUDA_SCORES_SM90_CUH
 #define ATTUNE_CUDA_SCORES_SM90_CUH
 
-#include "producer_sm90.cuh"
+#include "layout_forward_sm90.cuh"
 
 /*
  * Calls f(chunk, columns) for each SIZE scores, `columns` columns after the first. The loop is not unrolled, so that f
@@ -30,11 +30,6 @@ __device__ __forceinline__ void rotate_chunks(float (&s)[COUNT], function f)
     }
 }
 
-constexpr int CHUNK = 8, FIRST_CHUNK = 16;
-/* Scores, and pairs of a mask, that are computed at once: the planner's choice (src/plan/family_cuda_variant.c). */
-constexpr int SCORE_CHUNK = config::SCORE_IS_LONG ? CHUNK : BLOCK_N / 2;
-constexpr int MASK_CHUNK = config::MASK_IS_LONG ? CHUNK : BLOCK_N / 2;
-
 /* The largest absolute value of the thread's products. */
 template <int COUNT> __device__ __forceinline__ float magnitude(const float (&s)[COUNT])
 {
@@ -48,11 +43,10 @@ template <int COUNT> __device__ __forceinline__ float magnitude(const float (&s)
 /* Whether the score's near-zero form holds for all products of the warp. */
 template <int COUNT> __device__ __forceinline__ bool near_zero(const float (&s)[COUNT], float scale)
 {
-#ifdef ATTUNE_SCORE_NEAR
-    return __all_sync(0xffffffffu, magnitude(s) * fabsf(scale) <= ATTUNE_SCORE_NEAR);
-#else
-    return true;
-#endif
+    if constexpr (config::SCORE_NEAR_BOUNDED)
+        return __all_sync(0xffffffffu, magnitude(s) * fabsf(scale) <= config::SCORE_NEAR);
+    else
+        return true;
 }
 
 /* A row's score if it is linear in the product and in kv: factor * product + base + slope * (kv - origin). */
@@ -66,18 +60,18 @@ __device__ __forceinline__ bool find_linear_scores(linear_score (&linear_scores)
                                                    const tile_coord &p, int row)
 {
     bool finite = false;
-#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
-    finite = true;
+    if constexpr (config::HAVE_SCORE_LINE) {
+        finite = true;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        linear_score &l = linear_scores[half];
-        attune_linear_score(p.b, p.h, row + half * 8, p.h_kv, a.q_len, a.kv_len, &l.factor, &l.slope, &l.base,
-                            &l.origin, a.score_symbols);
-        l.factor *= a.scale;
-        finite = finite && fabsf(l.factor) + fabsf(l.slope) + fabsf(l.base) < ATTUNE_INF;
+        for (int half = 0; half < 2; half++) {
+            linear_score &l = linear_scores[half];
+            attune_linear_score(p.b, p.h, row + half * 8, p.h_kv, a.q_len, a.kv_len, &l.factor, &l.slope, &l.base,
+                                &l.origin, a.score_symbols);
+            l.factor *= a.scale;
+            finite = finite && fabsf(l.factor) + fabsf(l.slope) + fabsf(l.base) < ATTUNE_INF;
+        }
+        finite = __all_sync(0xffffffffu, finite);
     }
-    finite = __all_sync(0xffffffffu, finite);
-#endif
     return finite;
 }
 
@@ -85,19 +79,19 @@ template <int COUNT>
 __device__ __forceinline__ void apply_linear_scores(float (&s)[COUNT], const linear_score (&linear_scores)[2],
                                                     int column)
 {
-#if ATTUNE_HAVE_SCORE && ATTUNE_HAVE_SCORE_LINE
+    if constexpr (config::HAVE_SCORE_LINE) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const linear_score &l = linear_scores[half];
-        float first = ATTUNE_LINEAR_SCORE_HAS_SLOPE ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
+        for (int half = 0; half < 2; half++) {
+            const linear_score &l = linear_scores[half];
+            float first = config::SCORE_LINE_SLOPED ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
 #pragma unroll
-        for (int i = 0; i < COUNT / 2; i++) {
-            float &x = s[i / 2 * 4 + half * 2 + i % 2];
-            float bias = ATTUNE_LINEAR_SCORE_HAS_SLOPE ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, first) : first;
-            x = __fmaf_rn(x, l.factor, bias);
+            for (int i = 0; i < COUNT / 2; i++) {
+                float &x = s[i / 2 * 4 + half * 2 + i % 2];
+                float bias = config::SCORE_LINE_SLOPED ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, first) : first;
+                x = __fmaf_rn(x, l.factor, bias);
+            }
         }
     }
-#endif
 }
 
 /*
@@ -107,38 +101,36 @@ __device__ __forceinline__ void apply_linear_scores(float (&s)[COUNT], const lin
  */
 template <int COUNT> __device__ __forceinline__ void apply_soft_cap(float (&s)[COUNT], float scale)
 {
-#if ATTUNE_HAVE_SCORE && defined ATTUNE_SCORE_CAP_INNER
-    float inner = ATTUNE_SCORE_CAP_INNER * scale;
-#ifndef ATTUNE_APPROXIMATE_TANH
-    float square = inner * inner, c0 = ATTUNE_SCORE_CAP_OUTER * inner;
-    float largest = square > 0x1p-24f && square < 0x1p24f ? magnitude(s) * fabsf(inner) : ATTUNE_INF;
-    if (__all_sync(0xffffffffu, largest <= 0.16f)) {
-        float c1 = c0 * square * -0.33331832f, c2 = c0 * square * (square * 0.13143139f);
+    float inner = config::CAP_INNER * scale;
+    if constexpr (!config::APPROXIMATE_TANH) {
+        float square = inner * inner, c0 = config::CAP_OUTER * inner;
+        float largest = square > 0x1p-24f && square < 0x1p24f ? magnitude(s) * fabsf(inner) : ATTUNE_INF;
+        if (__all_sync(0xffffffffu, largest <= 0.16f)) {
+            float c1 = c0 * square * -0.33331832f, c2 = c0 * square * (square * 0.13143139f);
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            float y = s[i] * s[i];
-            s[i] *= __fmaf_rn(__fmaf_rn(y, c2, c1), y, c0);
+            for (int i = 0; i < COUNT; i++) {
+                float y = s[i] * s[i];
+                s[i] *= __fmaf_rn(__fmaf_rn(y, c2, c1), y, c0);
+            }
+            return;
         }
-        return;
-    }
-    if (__all_sync(0xffffffffu, largest <= 0.5f)) {
-        float c1 = c0 * square, c2 = c1 * square, c3 = c2 * square, c4 = c3 * square;
-        c1 *= -0.33333072f, c2 *= 0.13324828f, c3 *= -0.052989241f, c4 *= 0.017141320f;
+        if (__all_sync(0xffffffffu, largest <= 0.5f)) {
+            float c1 = c0 * square, c2 = c1 * square, c3 = c2 * square, c4 = c3 * square;
+            c1 *= -0.33333072f, c2 *= 0.13324828f, c3 *= -0.052989241f, c4 *= 0.017141320f;
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            float y = s[i] * s[i];
-            s[i] *= __fmaf_rn(__fmaf_rn(__fmaf_rn(__fmaf_rn(y, c4, c3), y, c2), y, c1), y, c0);
+            for (int i = 0; i < COUNT; i++) {
+                float y = s[i] * s[i];
+                s[i] *= __fmaf_rn(__fmaf_rn(__fmaf_rn(__fmaf_rn(y, c4, c3), y, c2), y, c1), y, c0);
+            }
+            return;
         }
-        return;
     }
-#endif
-    constexpr int SIZE = COUNT % FIRST_CHUNK ? CHUNK : FIRST_CHUNK;
+    constexpr int SIZE = COUNT % sm90::FIRST_CHUNK ? sm90::CHUNK : sm90::FIRST_CHUNK;
     rotate_chunks<SIZE>(s, [&](float(&chunk)[SIZE], int) {
 #pragma unroll
         for (int i = 0; i < SIZE; i++)
-            chunk[i] = ATTUNE_SCORE_CAP_OUTER * attune_tanh(inner * chunk[i]);
+            chunk[i] = config::CAP_OUTER * attune_tanh(inner * chunk[i]);
     });
-#endif
 }
 
 /* The score's near-zero form; the score itself if it has none. */
@@ -146,17 +138,15 @@ template <int COUNT>
 __device__ __forceinline__ void apply_near_zero_form(float (&s)[COUNT], const attune_cuda_arguments &a,
                                                      const tile_coord &p, int row, int column)
 {
-#if ATTUNE_HAVE_SCORE
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         int q = row + i / 2 % 2 * 8, kv = column + i / 4 * 8 + i % 2;
-#if ATTUNE_HAVE_SCORE_NEAR
-        s[i] = attune_score_near(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s[i] * a.scale, a.score_symbols, column);
-#else
-        s[i] = attune_score(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s[i] * a.scale, a.score_symbols);
-#endif
+        if constexpr (config::HAVE_SCORE_NEAR)
+            s[i] =
+                attune_score_near(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s[i] * a.scale, a.score_symbols, column);
+        else
+            s[i] = attune_score(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s[i] * a.scale, a.score_symbols);
     }
-#endif
 }
 
 /* The score itself, where another form does not hold: seldom, so it is compiled for one chunk. */
@@ -164,40 +154,36 @@ template <int COUNT>
 __device__ __forceinline__ void apply_score(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p,
                                             int row, int column)
 {
-#if ATTUNE_HAVE_SCORE
-    rotate_chunks<CHUNK>(s, [&](float(&chunk)[CHUNK], int columns) {
+    rotate_chunks<sm90::CHUNK>(s, [&](float(&chunk)[sm90::CHUNK], int columns) {
 #pragma unroll
-        for (int i = 0; i < CHUNK; i++)
+        for (int i = 0; i < sm90::CHUNK; i++)
             chunk[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + columns + i / 4 * 8 + i % 2, p.h_kv,
                                     a.q_len, a.kv_len, chunk[i] * a.scale, a.score_symbols);
     });
-#endif
 }
 
-#if ATTUNE_HAVE_MASK
 __device__ __forceinline__ bool mask_allows(const attune_cuda_arguments &a, const tile_coord &p, int q, int kv)
 {
     int h = p.h + a.h0;
     return attune_mask(p.b + a.b0, h, q + a.q0, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f,
                        a.mask_symbols);
 }
-#endif
 
 /* The keys [low, high) that row q is allowed to attend. */
 __device__ __forceinline__ void mask_range(const attune_cuda_arguments &a, const tile_coord &p, int q, int &low,
                                            int &high)
 {
-#if ATTUNE_HAVE_MASK_RANGE
-    int h = p.h + a.h0;
-    attune_mask_range(p.b + a.b0, h, q + a.q0, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
-                      a.mask_symbols);
-#endif
+    if constexpr (config::HAVE_MASK_RANGE) {
+        int h = p.h + a.h0;
+        attune_mask_range(p.b + a.b0, h, q + a.q0, h / a.mask_group, a.mask_q_len, a.mask_kv_len, &low, &high,
+                          a.mask_symbols);
+    }
 }
 
 /* Whether the mask's rows have ranges. That may depend on its captures' values: then the mask is compiled too. */
 __device__ __forceinline__ bool mask_has_ranges(const attune_cuda_arguments &a)
 {
-    return ATTUNE_HAVE_MASK_RANGE && (!ATTUNE_HAVE_MASK || a.mask_ranges);
+    return config::HAVE_MASK_RANGE && (!config::HAVE_MASK_PAIRS || a.mask_ranges);
 }
 
 /* One pair of a partial block. */
@@ -208,11 +194,9 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
         mask_range(a, p, q, low, high);
         return kv >= low && kv < high;
     }
-#if ATTUNE_HAVE_MASK
-    return mask_allows(a, p, q, kv);
-#else
+    if constexpr (config::HAVE_MASK_PAIRS)
+        return mask_allows(a, p, q, kv);
     return true;
-#endif
 }
 
 /* Forbids the keys outside [low, high) in one of the thread's two rows. Both count from the thread's first column. */
@@ -231,15 +215,16 @@ template <int COUNT>
 __device__ __forceinline__ void forbid_pairs(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p,
                                              int row, int column)
 {
-#if ATTUNE_HAVE_MASK
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
         if (!mask_allows(a, p, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2))
             s[i] = -ATTUNE_INF;
-#endif
 }
 
-#if ATTUNE_SCORE_KEYS
+/* Words of a key's terms; an array has at least one. */
+constexpr int SCORE_KEY_WORDS = config::SCORE_KEYS ? config::SCORE_KEYS : 1,
+              MASK_KEY_WORDS = config::MASK_KEYS ? config::MASK_KEYS : 1;
+
 /* The scores, from the terms of rows and keys. */
 template <bool NEAR, int COUNT>
 __device__ __forceinline__ void apply_score_terms(float (&s)[COUNT], const attune_cuda_arguments &a,
@@ -249,21 +234,18 @@ __device__ __forceinline__ void apply_score_terms(float (&s)[COUNT], const attun
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         float &x = s[i];
-        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_SCORE_KEYS];
-        key_terms_load<0, ATTUNE_SCORE_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
-#if ATTUNE_HAVE_SCORE_NEAR
+        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[SCORE_KEY_WORDS];
+        key_terms_load<0, config::SCORE_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
         if constexpr (NEAR)
             x = attune_score_near_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
                                      rows[half].score, a.score_symbols, column);
         else
-#endif
             x = attune_score_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
                                 rows[half].score, a.score_symbols);
     }
 }
-#endif
 
-#if ATTUNE_MASK_KEYS
+/* Evaluates the mask from the terms of rows and keys. */
 template <int COUNT>
 __device__ __forceinline__ void forbid_pairs_terms(float (&s)[COUNT], const attune_cuda_arguments &a,
                                                    const tile_coord &p, int row, int column, const row_terms (&rows)[2],
@@ -272,14 +254,13 @@ __device__ __forceinline__ void forbid_pairs_terms(float (&s)[COUNT], const attu
     int h = p.h + a.h0;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[ATTUNE_MASK_KEYS];
-        key_terms_load<ATTUNE_SCORE_KEYS, ATTUNE_MASK_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
+        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[MASK_KEY_WORDS];
+        key_terms_load<config::SCORE_KEYS, config::MASK_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
         if (!attune_mask_of(p.b + a.b0, h, row + half * 8 + a.q0, column + n, h / a.mask_group, a.mask_q_len,
                             a.mask_kv_len, 0.0f, key, rows[half].mask, a.mask_symbols))
             s[i] = -ATTUNE_INF;
     }
 }
-#endif
 
 /* Waits for the terms of the tile's keys and returns their address. r: the tile's stage. If every tile has terms, their
  * phase is that of r; else each stage has its own: `phases` has a bit for each stage, the phase to wait for. */
@@ -288,17 +269,17 @@ __device__ __forceinline__ u32 wait_key_terms(const attune_cuda_arguments &a, un
 {
     if (!KEY_TERMS || !has_terms(a, flags))
         return 0;
-    consumer_wait<&key_terms_control::terms>(*(key_terms_control *)(memory + KEY_TERMS_OFFSET),
-                                             {r.stage, ATTUNE_SCORE_KEYS ? r.phase : phases >> r.stage & 1});
+    consumer_wait<&key_terms_control::terms>(*(key_terms_control *)(memory + sm90::KEY_TERMS_OFFSET),
+                                             {r.stage, config::SCORE_KEYS ? r.phase : phases >> r.stage & 1});
     phases ^= 1u << r.stage;
-    return shared_address(memory) + KEY_TERMS_OFFSET + sizeof(key_terms_control) + r.stage * TERM_BYTES;
+    return shared_address(memory) + sm90::KEY_TERMS_OFFSET + sizeof(key_terms_control) + r.stage * TERM_BYTES;
 }
 
 __device__ __forceinline__ void release_key_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
                                                   const pipeline_state &r)
 {
     if (KEY_TERMS && has_terms(a, flags))
-        consumer_release<&key_terms_control::terms>(*(key_terms_control *)(memory + KEY_TERMS_OFFSET), r);
+        consumer_release<&key_terms_control::terms>(*(key_terms_control *)(memory + sm90::KEY_TERMS_OFFSET), r);
 }
 
 /* FIRST: a query tile's first key tile, where slower and shorter code will do; row: the thread's first row; linear: the
@@ -308,47 +289,45 @@ __device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], co
                                                      const tile_coord &p, int kv, int flags, int row,
                                                      const linear_score (&linear_scores)[2], bool linear, u32 terms)
 {
-    constexpr int SIZE = !FIRST || SCORE_CHUNK == CHUNK ? SCORE_CHUNK : BLOCK_N / 2 % FIRST_CHUNK ? CHUNK : FIRST_CHUNK;
+    constexpr int SIZE = !FIRST || sm90::SCORE_CHUNK == sm90::CHUNK ? sm90::SCORE_CHUNK
+                         : BLOCK_N / 2 % sm90::FIRST_CHUNK          ? sm90::CHUNK
+                                                                    : sm90::FIRST_CHUNK;
     int column = kv + (int)threadIdx.x % 4 * 2;
-#if ATTUNE_SCORE_KEYS + ATTUNE_MASK_KEYS
     row_terms rows[2];
-    if (has_terms(a, flags))
+    if constexpr (KEY_TERMS > 0) {
+        if (has_terms(a, flags))
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & TILE_PARTIAL);
-#endif
-#if ATTUNE_HAVE_SCORE_LINE
-    if (linear)
+            for (int half = 0; half < 2; half++)
+                row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & TILE_PARTIAL);
+    }
+    if (config::HAVE_SCORE_LINE && linear) {
         apply_linear_scores(s, linear_scores, column);
-    else
-#endif
-#if ATTUNE_HAVE_SCORE
+    } else if constexpr (HAVE_SCORE) {
         rotate_chunks<SIZE>(s, [&](float(&chunk)[SIZE], int columns) {
-#ifdef ATTUNE_SCORE_CAP_INNER
-            apply_soft_cap(chunk, a.scale);
-#elif ATTUNE_SCORE_KEYS
-            if (near_zero(chunk, a.scale))
-                apply_score_terms<ATTUNE_HAVE_SCORE_NEAR>(chunk, a, p, row, column + columns, rows, terms + columns * 4);
-            else
-                apply_score_terms<false>(chunk, a, p, row, column + columns, rows, terms + columns * 4);
-#else
-            if (!ATTUNE_HAVE_SCORE_LINE && near_zero(chunk, a.scale))
-                apply_near_zero_form(chunk, a, p, row, column + columns);
-            else
-                apply_score(chunk, a, p, row, column + columns);
-#endif
+            if constexpr (config::HAVE_SCORE_CAP) {
+                apply_soft_cap(chunk, a.scale);
+            } else if constexpr (config::SCORE_KEYS > 0) {
+                if (near_zero(chunk, a.scale))
+                    apply_score_terms<config::HAVE_SCORE_NEAR>(chunk, a, p, row, column + columns, rows,
+                                                               terms + columns * 4);
+                else
+                    apply_score_terms<false>(chunk, a, p, row, column + columns, rows, terms + columns * 4);
+            } else {
+                if (!config::HAVE_SCORE_LINE && near_zero(chunk, a.scale))
+                    apply_near_zero_form(chunk, a, p, row, column + columns);
+                else
+                    apply_score(chunk, a, p, row, column + columns);
+            }
         });
-#else
-    if (a.scale <= 0.0f) {
+    } else if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
             s[i] *= sign;
     }
-#endif
     if (!(flags & TILE_MASKED))
         return;
-    int limit = BLOCK_LISTS > 1 && flags & TILE_ABSENT ? 0 : a.kv_len;
+    int limit = sm90::BLOCK_LISTS > 1 && flags & TILE_ABSENT ? 0 : a.kv_len;
     int low[2] = {0, 0}, high[2] = {limit, limit};
     bool ranges = flags & TILE_PARTIAL && mask_has_ranges(a);
     if (ranges) {
@@ -357,14 +336,14 @@ __device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], co
             mask_range(a, p, row + half * 8, low[half], high[half]);
             high[half] = min(high[half], limit);
         }
-    } else if (ATTUNE_HAVE_MASK && flags & TILE_PARTIAL) {
-        rotate_chunks<MASK_CHUNK>(s, [&](float(&chunk)[MASK_CHUNK], int columns) {
-#if ATTUNE_MASK_KEYS
-            forbid_pairs_terms(chunk, a, p, row, column + columns, rows, terms + columns * 4);
-#else
-            forbid_pairs(chunk, a, p, row, column + columns);
-#endif
-        });
+    } else if constexpr (config::HAVE_MASK_PAIRS) {
+        if (flags & TILE_PARTIAL)
+            rotate_chunks<sm90::MASK_CHUNK>(s, [&](float(&chunk)[sm90::MASK_CHUNK], int columns) {
+                if constexpr (config::MASK_KEYS > 0)
+                    forbid_pairs_terms(chunk, a, p, row, column + columns, rows, terms + columns * 4);
+                else
+                    forbid_pairs(chunk, a, p, row, column + columns);
+            });
     }
     if (ranges || kv + BLOCK_N > limit)
 #pragma unroll

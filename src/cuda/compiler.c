@@ -448,9 +448,13 @@ static void add_order(attune__cuda_kernel *kernel, const attune__variant *v)
     const struct {
         const char *name;
         bool set;
-    } flags[] = {{"LATE_HOOK", v->late_hook},   {"LATE_DP", v->late_dp},
-                 {"EARLY_DQ", v->early_dq},     {"FUSED_GRADIENTS", v->fused_gradients},
-                 {"HALF_TILES", v->half_tiles}, {"REMATERIALISE", v->rematerialise}};
+    } flags[] = {{"DESCENDING", v->descending},
+                 {"LATE_HOOK", v->late_hook},
+                 {"LATE_DP", v->late_dp},
+                 {"EARLY_DQ", v->early_dq},
+                 {"FUSED_GRADIENTS", v->fused_gradients},
+                 {"HALF_TILES", v->half_tiles},
+                 {"REMATERIALISE", v->rematerialise}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i].set)
             attune__cuda_define(kernel, flags[i].name, 1);

@@ -40,6 +40,7 @@ attune__analysis attune__analyse(const attune_expr *mask, const attune_expr *sco
         a.score.terms[ATTUNE__SEVERAL_HEADS] = attune__expr_terms_with_keys(score, root, head);
         a.soft_cap = attune__is_soft_cap(score, &a.cap_inner, &a.cap_outer);
         a.linear = attune__is_linear(score);
+        a.sloped = attune__linear_has_slope(score);
         a.reads_pairs = attune__expr_reads_pairs(score);
     }
     if (gradient) {

@@ -43,6 +43,7 @@ typedef struct attune__analysis {
     bool soft_cap;                       /* the score is cap_outer * tanh(cap_inner * product) */
     float cap_inner, cap_outer;
     bool linear;             /* the score is factor * product + base + slope * (kv - origin), of terms of the row */
+    bool sloped;             /* it is linear, and depends on kv */
     bool reads_pairs;        /* it reads captures at indices that depend on both q and kv, or on the product */
     uint32_t capture_reads;  /* with a gradient, in backward */
     bool gradients_of_score; /* a derivative, with respect to the product or a capture, depends on the product */

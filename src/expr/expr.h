@@ -195,6 +195,8 @@ bool attune__interval_keys(const attune_expr *mask, uint32_t *runs);
 /* Whether the score is linear: factor * score + base + slope * (kv - origin), where everything except score and kv
  * depends on the row only. */
 bool attune__is_linear(const attune_expr *score);
+/* Whether it is, and depends on kv. */
+bool attune__linear_has_slope(const attune_expr *score);
 /* Whether the score is a soft-cap: outer * tanh(inner * score), with constants inner and outer. */
 bool attune__is_soft_cap(const attune_expr *score, float *inner, float *outer);
 /* The largest |score| for which the near-zero form (attune__ctext_near) is valid; infinity: always; 0: never. */

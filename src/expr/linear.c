@@ -174,6 +174,12 @@ bool attune__is_linear(const attune_expr *score)
     return visit_all(&w);
 }
 
+bool attune__linear_has_slope(const attune_expr *score)
+{
+    scan w = {.expr = score};
+    return visit_all(&w) && w.forms[score->node_count - 1].has[SLOPE];
+}
+
 void attune__ctext_linear(const attune_expr *expr, const char *name, attune__text *text)
 {
     scan w = {.expr = expr, .text = text};

@@ -89,6 +89,7 @@ static void text_order(attune__text *text, const char *indent, const attune__var
         bool set;
         const char *is;
     } parts[] = {
+        {v->descending, "keys from the last to the first"},
         {v->late_hook, "score and mask after P V"},
         {v->late_dp, "dP after P"},
         {v->early_dq, "dQ before P"},
@@ -280,14 +281,15 @@ static void json_variant(attune__text *text, const char *name, const attune__sha
     json_terms(text, "slope", &v->slope);
     if (v->near > 0 && v->near < INFINITY)
         attune__text_add(text, "\"near\": %.9g, ", (double)v->near);
-    attune__text_add(text,
-                     "\"mask_chunks\": %s, \"score_chunks\": %s, \"late_captures\": %s, \"late_delta\": %s, "
-                     "\"late_hook\": %s, \"late_dp\": %s, \"early_dq\": %s, \"fused_gradients\": %s, "
-                     "\"half_tiles\": %s, \"rematerialise\": %s, "
-                     "\"mask_weight\": %u, \"score_weight\": %u, \"slope_weight\": %u},\n",
-                     truth(v->mask_chunks), truth(v->score_chunks), truth(v->late_captures), truth(v->late_delta),
-                     truth(v->late_hook), truth(v->late_dp), truth(v->early_dq), truth(v->fused_gradients),
-                     truth(v->half_tiles), truth(v->rematerialise), e->mask.weight, e->score.weight, e->slope.weight);
+    attune__text_add(
+        text,
+        "\"mask_chunks\": %s, \"score_chunks\": %s, \"late_captures\": %s, \"late_delta\": %s, "
+        "\"descending\": %s, \"late_hook\": %s, \"late_dp\": %s, \"early_dq\": %s, \"fused_gradients\": %s, "
+        "\"half_tiles\": %s, \"rematerialise\": %s, "
+        "\"mask_weight\": %u, \"score_weight\": %u, \"slope_weight\": %u},\n",
+        truth(v->mask_chunks), truth(v->score_chunks), truth(v->late_captures), truth(v->late_delta),
+        truth(v->descending), truth(v->late_hook), truth(v->late_dp), truth(v->early_dq), truth(v->fused_gradients),
+        truth(v->half_tiles), truth(v->rematerialise), e->mask.weight, e->score.weight, e->slope.weight);
 }
 
 static void json_choices(attune__text *text, const attune__shape *s, const attune__decision *d)

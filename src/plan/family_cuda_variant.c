@@ -76,6 +76,8 @@ static void choose_hopper_forward(const attune__shape *s, const attune_plan_choi
 {
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
     const bool polynomials = variant->near > 0 && isfinite(variant->near), wide = d > 128 || dv > 128;
+    /* Under a causal mask with a slope along the keys a row's largest scores are the last. */
+    variant->descending = variant->linear && s->expr.sloped;
     /* Beside three accumulators the hook would spill while P is live. */
     variant->late_hook = choice->block_m == 192 && s->block_mask;
     /* A linear score is evaluated pair by pair only where a coefficient is not finite. Other scores spill unless they

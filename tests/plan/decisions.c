@@ -99,7 +99,8 @@ static int print_choice(char *to, size_t size, const attune_plan_choice *c, cons
                                v->early_dq,
                                v->fused_gradients,
                                v->half_tiles,
-                               v->rematerialise};
+                               v->rematerialise,
+                               v->descending};
     uint32_t bits = 0;
     for (size_t i = 0; i < COUNT(chosen); i++)
         bits |= (chosen[i] & 1) << i;

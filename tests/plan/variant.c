@@ -36,7 +36,7 @@ static const wanted table[] = {
      .is = {.mask_pairs = true, .mask_chunks = true}},
     {"h200", NULL, "50 * tanh(score / 50)", 2048, .head_dim = 128, .is = {.soft_cap = true, .near = 25}},
     {"h200", NULL, "score - 0.5 * (q - kv)", 2048, .head_dim = 128,
-     .is = {.linear = true, .near = INFINITY, .score_chunks = true}},
+     .is = {.linear = true, .near = INFINITY, .score_chunks = true, .descending = true}},
     /* Past 2^23 a float does not hold every distance. */
     {"h200", NULL, "score - 0.5 * (q - kv)", 1 << 23, .head_dim = 128, .is = {0}},
     {"h200", NULL, "score + bias[kv]", 2048, .head_dim = 128, .is = {.score = {.key_count = 1}}},
@@ -119,6 +119,7 @@ Test(variant, follows_from_the_expressions)
         SAME(score_chunks);
         SAME(late_captures);
         SAME(late_delta);
+        SAME(descending);
         SAME(late_hook);
         SAME(late_dp);
         SAME(early_dq);

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+/* The barriers of Hopper's forward kernel and its tile descriptors. */
+#ifndef ATTUNE_CUDA_LAYOUT_FORWARD_SM90_CUH
+#define ATTUNE_CUDA_LAYOUT_FORWARD_SM90_CUH
+
+#include "config_forward_sm90.cuh"
+#include "hopper.cuh"
+#include "terms.cuh"
+
+/* The named barriers of bar.sync; __syncthreads has number 0. */
+enum named_barrier {
+    BARRIER_PING_PONG = 1, /* to 3: one for each consumer warp group */
+    BARRIER_SCAN = 7,      /* of the scan warps */
+};
+
+/* Flags of tile descriptors. With two block lists the second list's flags are 8 bits higher. */
+enum {
+    TILE_MASKED = 1,   /* some pairs are forbidden: by the mask, or past the last key */
+    TILE_LAST = 2,     /* the query tile's last key tile; in a query tile's descriptor: it has no keys */
+    TILE_PARTIAL = 4,  /* of a partial block: the mask is evaluated */
+    TILE_ABSENT = 8,   /* not in this block list: all pairs are forbidden */
+    TILE_SCAN_V = 16,  /* the scan warps read its V */
+    TILE_QUERIES = 32, /* a query tile, not a key tile */
+};
+/* index: a key tile's first key; in the scheduler's queue also a query tile's number, -1 at the end. */
+struct tile_desc {
+    int index, flags;
+};
+
+struct query_tile_desc {
+    tile_coord coord;
+    int flags; /* TILE_QUERIES: it has keys; TILE_QUERIES | TILE_LAST: it has none; 0: there are no more query tiles */
+};
+
+/* After the tiles in shared memory. */
+struct control {
+    pipeline<sm90::Q_BUFFERS> q;
+    pipeline<STAGES> k, v;
+    u64 v_scanned[STAGES];
+    pipeline<sm90::QUEUE_STAGES> queue;
+    query_tile_desc query_tiles[sm90::Q_BUFFERS]; /* with q's stages */
+    tile_desc key_tiles[STAGES];                  /* with k's stages */
+    tile_desc queue_tiles[sm90::QUEUE_STAGES];
+    int non_finite[STAGES]; /* V of this stage had infinities or NaN, which the scan warps replaced by 0 */
+};
+static_assert(sizeof(control) <= sm90::LAYOUT.control_bytes);
+
+/* After it, the terms of the keys: this, then [STAGES][KEY_TERMS][BLOCK_N] words. */
+struct key_terms_control {
+    pipeline<STAGES> terms; /* with k's stages */
+};
+/* Whether a key tile has terms. The mask's are used only in partial blocks, and only where its rows have no ranges. */
+__device__ __forceinline__ bool has_terms(const attune_cuda_arguments &a, int flags)
+{
+    return config::SCORE_KEYS || (flags & TILE_PARTIAL && !(config::HAVE_MASK_RANGE && a.mask_ranges));
+}
+
+#endif
