@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Attention through the mask of an engine that knows only additive masks: a tensor of 0 and negative infinity on the
- * device, made anew at each step. Three ways, timed and compared:
+ * Attention with the mask of an engine that has only additive masks: a tensor of 0 and negative infinity on the device,
+ * computed in each step. Three methods, timed and compared:
  *
- *     lists      the mask as an expression, whose block mask is built once: what the other two are measured against
- *     tensor     a mask that follows the tensor, updated at each step
+ *     lists      the mask as an expression, whose block mask is built once: the baseline
+ *     tensor     a block mask computed from the tensor, updated in each step
  *     capture    the score expression adds the tensor, without a block mask
  *
  *     cc step_mask.c $(pkg-config --cflags --libs attune) && ./a.out cpu 2048
@@ -58,7 +58,7 @@ int main(int argc, char **argv)
     TRY(attune_device_open(instance, id, &device));
     attune_queue *queue = attune_device_queue(device);
 
-    /* q, k, v, o and the tensor where an engine has them. */
+    /* q, k, v, o and the tensor, in the engine's memory. */
     attune_buffer *buffers[5];
     attune_tensor t[4], bias;
     for (int i = 0; i < 4; i++) {
@@ -108,7 +108,7 @@ int main(int argc, char **argv)
                                           .capture_count = way == 2,
                                           .workspace = workspace};
         double seconds[STEPS];
-        for (int step = -1; step < STEPS; step++) { /* the first is not counted */
+        for (int step = -1; step < STEPS; step++) { /* the first step is not timed */
             attune_completion done;
             const double begin = now();
             if (way == 1)
@@ -126,7 +126,7 @@ int main(int argc, char **argv)
         attune_buffer_destroy(workspace);
     }
 
-    /* In f16 whole units of the last place: the kernels round in different orders. */
+    /* The kernels round in different orders, which is visible in f16. */
     for (int way = 1; way < WAYS; way++)
         for (size_t i = 0; i < elements; i++) {
             const int a = out[0][i] & 0x7fff, b = out[way][i] & 0x7fff;

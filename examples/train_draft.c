@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Trains a block-parallel draft, as DFlash's are (arXiv 2602.06036), on the bytes of a text: one transformer block in
- * plain C, whose attention is attune's.
+ * Trains a block-parallel draft model, as in DFlash (arXiv 2602.06036), on the bytes of a text: one transformer block
+ * in plain C, with attention by attune.
  *
  *     cc -O2 train_draft.c $(pkg-config --cflags --libs attune) -lm && ./a.out --device cpu TEXT
  *
- * A step takes a stretch of text and random places in it, the anchors. Behind each the draft guesses a block of bytes
- * at once: it is given the byte at the anchor and sees the text before it. Queries are the blocks' bytes; keys are two
- * segments, the text and the blocks, which never stand in one tensor. The mask is built anew at each step.
+ * A step takes a stretch of text and random positions in it, the anchors. After each the draft predicts a block of
+ * bytes at once: it is given the byte at the anchor and attends to the text before it. Queries are the bytes of the
+ * blocks; keys are two segments, the text and the blocks, in separate tensors. The mask is built in each step.
  */
 #include <attune/attune.h>
 #include <math.h>
@@ -29,14 +29,14 @@ enum {
     HEAD = 16,
     WIDTH = HEADS * HEAD,
     HIDDEN = 2 * WIDTH,
-    UNKNOWN = 256, /* the byte that is to be guessed */
+    UNKNOWN = 256, /* the input for a byte that is to be predicted */
     SYMBOLS = 257
 };
 
-static const float decay = 0.8f; /* of the loss's weight from one byte of a block to the next */
+static const float decay = 0.8f; /* factor of the loss weight from one byte of a block to the next */
 static const float rate = 3e-3f; /* Adam's */
 
-/* All that is learned, in one piece, and in the same order its gradients and Adam's two moments. */
+/* The parameters; their gradients and Adam's two moments have the same layout. */
 typedef struct weights {
     float embed[SYMBOLS * WIDTH], place[(TEXT + BLOCK) * WIDTH];
     float norm1[WIDTH], q[WIDTH * WIDTH], k[WIDTH * WIDTH], v[WIDTH * WIDTH], o[WIDTH * WIDTH];
@@ -47,7 +47,7 @@ typedef struct weights {
 enum { WEIGHTS = sizeof(weights) / sizeof(float) };
 static weights w, d, first, second;
 
-/* What a step passes forward; d_ of the same name is its gradient. Rows 0 to TEXT - 1 are the text, the rest the
+/* The activations of a step; d_ of the same name is the gradient. Rows 0 to TEXT - 1 are the text, the others the
  * blocks. */
 static float x[ROWS * WIDTH], n1[ROWS * WIDTH], q[DRAFT * WIDTH], k[ROWS * WIDTH], v[ROWS * WIDTH], a[DRAFT * WIDTH];
 static float y[DRAFT * WIDTH], n2[DRAFT * WIDTH], u[DRAFT * HIDDEN], s[DRAFT * HIDDEN], z[DRAFT * WIDTH];
@@ -55,12 +55,12 @@ static float n3[DRAFT * WIDTH], p[DRAFT * SYMBOLS];
 static float d_x[ROWS * WIDTH], d_n1[ROWS * WIDTH], d_q[DRAFT * WIDTH], d_k[ROWS * WIDTH], d_v[ROWS * WIDTH];
 static float d_a[DRAFT * WIDTH], d_y[DRAFT * WIDTH], d_n2[DRAFT * WIDTH], d_u[DRAFT * HIDDEN], d_s[DRAFT * HIDDEN];
 static float d_z[DRAFT * WIDTH], d_n3[DRAFT * WIDTH];
-static int symbol[ROWS], place[ROWS], wanted[DRAFT]; /* wanted -1: not guessed */
+static int symbol[ROWS], place[ROWS], wanted[DRAFT]; /* wanted -1: not predicted */
 static int32_t anchor[BLOCKS];
 
 /* ----------------------------------------------------------------------------------------------------------- layers */
 
-/* to[r] = m from[r], m of `outputs` rows; and its gradients, which are added. */
+/* to[r] = m from[r], with m of `outputs` rows; and its gradients, which are accumulated. */
 static void linear(float *to, const float *from, const float *m, int rows, int outputs, int inputs)
 {
     for (int r = 0; r < rows; r++)
@@ -141,7 +141,8 @@ static attune_tensor view(const attention *t, int buffer, int begin, int count)
                            .stride = {(int64_t)count * WIDTH, HEAD, WIDTH, 1}};
 }
 
-/* The text before the block's anchor, and the block itself: one mask for each segment, of one expression. */
+/* A query attends to the text before the block's anchor, and to the block: one mask for each segment, from one
+ * expression. */
 static bool build_masks(attention *t)
 {
     static const int begin[2] = {0, TEXT}, length[2] = {TEXT, DRAFT};
@@ -295,7 +296,7 @@ static void sample(const unsigned char *bytes, long size)
     }
 }
 
-/* The mean cross-entropy of what is guessed, weighted; p becomes its derivative. */
+/* The weighted mean cross-entropy of the predictions; p becomes its derivative. */
 static float cross_entropy(void)
 {
     float loss = 0, all = 0, block = 0;
@@ -410,7 +411,7 @@ static bool train(attention *t, const unsigned char *bytes, long size, int steps
         if (!build_masks(t) || !forward(t, &loss) || !backward(t))
             return false;
         adam(step);
-        /* The mean of the last steps, each weighing less. */
+        /* An exponential moving average of the loss. */
         recent = step == 1 ? loss : 0.9f * recent + 0.1f * loss;
         if (step == 1)
             *begin = loss;

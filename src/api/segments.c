@@ -24,7 +24,7 @@ static attune_status check_segments(const attune_plan *plan, const attune_segmen
         if (k->rank != 4 || k->size[2] < 1 || k->size[2] > INT32_MAX - *total)
             return attune__fail(
                 ATTUNE_INVALID_ARGUMENT,
-                "args.segments[%u].k has rank %u and %lld keys behind %lld: expected rank 4, at least 1 "
+                "args.segments[%u].k has rank %u and %lld keys after %lld others: expected rank 4, at least 1 "
                 "key and fewer than 2^31 in all",
                 i, k->rank, k->rank > 2 ? (long long)k->size[2] : 0, (long long)*total);
         *total += k->size[2];

@@ -197,7 +197,7 @@ int attune__file_write(attune__file *f, const void *bytes, size_t size)
 }
 
 /* A full network disk reports the error only in fsync or close. */
-static int settle(attune__file *f)
+static int sync_and_close(attune__file *f)
 {
     int error = 0;
     if (f->durable && fsync(f->file) && errno != EINVAL && errno != ENOTSUP)
@@ -240,7 +240,7 @@ int attune__file_commit(attune__file *const *files, size_t count)
     int error = 0;
     for (size_t i = 0; i < count && !error; i++)
         if (files[i]->file >= 0)
-            error = files[i]->error = settle(files[i]);
+            error = files[i]->error = sync_and_close(files[i]);
     for (size_t i = 0; i < count && !error; i++)
         error = files[i]->error = publish(files[i], i + 1 < count);
     for (size_t i = 0; i < count && error; i++)

@@ -27,7 +27,7 @@ struct attune__pool {
     attune_allocator allocator;
     attune_parallel_for engine; /* .run not NULL: loops run on the engine's threads, and there are no workers */
     uint32_t threads;           /* the caller and the workers that started */
-    pthread_mutex_t turn;       /* held by the caller while its job runs */
+    pthread_mutex_t callers;    /* held by the caller while its job runs */
     pthread_mutex_t lock;       /* guards the fields below that are not atomic, and both conditions */
     pthread_cond_t work, done;
     job job;
@@ -106,7 +106,7 @@ attune__pool *attune__pool_create(const attune_allocator *allocator, uint32_t th
     pool->allocator = *allocator;
     pool->engine = *engine;
     pool->threads = engine->run ? threads : 1;
-    pthread_mutex_init(&pool->turn, NULL);
+    pthread_mutex_init(&pool->callers, NULL);
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
     pthread_cond_init(&pool->done, NULL);
@@ -138,7 +138,7 @@ void attune__pool_destroy(attune__pool *pool)
     pthread_cond_destroy(&pool->done);
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
-    pthread_mutex_destroy(&pool->turn);
+    pthread_mutex_destroy(&pool->callers);
     attune_allocator allocator = pool->allocator;
     attune__free(&allocator, pool);
 }
@@ -166,7 +166,7 @@ void attune__pool_run(attune__pool *pool, uint32_t threads, attune__pool_fn fn, 
         pool->engine.run(pool->engine.user, threads, fn, user);
         return;
     }
-    pthread_mutex_lock(&pool->turn);
+    pthread_mutex_lock(&pool->callers);
     pthread_mutex_lock(&pool->lock);
     pool->job = (job){fn, user, threads, 1};
     atomic_fetch_add_explicit(&pool->generation, 1, memory_order_relaxed);
@@ -185,5 +185,5 @@ void attune__pool_run(attune__pool *pool, uint32_t threads, attune__pool_fn fn, 
             pthread_cond_wait(&pool->done, &pool->lock);
         pthread_mutex_unlock(&pool->lock);
     }
-    pthread_mutex_unlock(&pool->turn);
+    pthread_mutex_unlock(&pool->callers);
 }

@@ -96,9 +96,8 @@ attune_status attune__pack_add(attune__pack *pack, const attune__cache_key *key,
     if (has(pack, key))
         goto done;
     if (!whole || whole > MOST_BYTES - pack->size) {
-        status =
-            attune__fail(ATTUNE_UNSUPPORTED, "a pack of %zu bytes has no room for %zu more: a pack has at most %llu",
-                         pack->size, size, (unsigned long long)MOST_BYTES);
+        status = attune__fail(ATTUNE_UNSUPPORTED, "a pack of %zu bytes cannot take %zu more: the limit is %llu",
+                              pack->size, size, (unsigned long long)MOST_BYTES);
         goto done;
     }
     if (!attune__grow(&pack->allocator, (void **)&pack->bytes, &pack->capacity, pack->size, pack->size + whole, 1)) {

@@ -105,7 +105,7 @@ static attune_status lex_number(const attune__source *source, attune__token *tok
         bool suffix = (text[n] == 'f' || text[n] == 'F') && !is_letter(text[n + 1]) && !is_digit(text[n + 1]);
         return attune__source_fail(source, token->at + n,
                                    suffix ? "literals have no suffix: write 1.5, not 1.5f" : NULL,
-                                   "expected an operator behind the number but found '%c'", text[n]);
+                                   "expected an operator after the number but found '%c'", text[n]);
     }
     token->length = n;
     if (n > LITERAL)

@@ -236,11 +236,11 @@ uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t l
                                   uint32_t head_dim_v, uint32_t element_bytes)
 {
     const uint32_t elements = 8 / element_bytes, groups = block_n / lanes, parts = head_dim / lanes;
-    const uint32_t pieces = (head_dim_v + lanes * elements - 1) / (lanes * elements);
-    const uint32_t before = block_m * (parts + pieces * elements + 3) + 1;
-    const uint32_t after = block_m * (pieces * (elements / 2 + 2) + 2) + 1;
+    const uint32_t chunks = (head_dim_v + lanes * elements - 1) / (lanes * elements);
+    const uint32_t before = block_m * (parts + chunks * elements + 3) + 1;
+    const uint32_t after = block_m * (chunks * (elements / 2 + 2) + 2) + 1;
     const uint32_t score = block_m * (3 * groups + 2) + 1, softmax = block_m + 1;
-    const uint32_t step = 4 + parts + 1 + score + softmax + pieces * (groups + block_n + 5) + 1;
+    const uint32_t step = 4 + parts + 1 + score + softmax + chunks * (groups + block_n + 5) + 1;
     const uint32_t all = 65535, rest = 2 * (before + after);
     return rest < all ? (all - rest) / (2 * step) : 0;
 }
@@ -264,11 +264,11 @@ uint32_t attune__lanes_backward_most_steps(uint32_t outer_rows, uint32_t inner_r
 {
     const uint32_t elements = 8 / element_bytes, groups = inner_rows / lanes, parts = (head_dim + head_dim_v) / lanes;
     const uint32_t columns = lanes * elements;
-    const uint32_t pieces = (head_dim + columns - 1) / columns + (head_dim_v + columns - 1) / columns;
-    const uint32_t before = outer_rows * (parts + pieces * elements + 5) + 8;
-    const uint32_t after = outer_rows * (pieces * (elements / 2 + 2) + 4) + 2;
+    const uint32_t chunks = (head_dim + columns - 1) / columns + (head_dim_v + columns - 1) / columns;
+    const uint32_t before = outer_rows * (parts + chunks * elements + 5) + 8;
+    const uint32_t after = outer_rows * (chunks * (elements / 2 + 2) + 4) + 2;
     const uint32_t score = outer_rows * (5 * groups + 2) + 1;
-    const uint32_t step = 8 + parts + score + pieces * (groups + inner_rows + 5) + 2;
+    const uint32_t step = 8 + parts + score + chunks * (groups + inner_rows + 5) + 2;
     const uint32_t all = 65535, rest = 2 * (before + after);
     return rest < all ? (all - rest) / (2 * step) : 0;
 }

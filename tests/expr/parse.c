@@ -81,7 +81,7 @@ Test(parse, errors)
         {M, "q > 99999999999999999999", 1, 5, "does not fit i32", "decimal point"},
         {M, "q - 2147483648 > 1", 1, 5, "does not fit i32", NULL},
         {S, "1e39", 1, 1, "1e39 does not fit f32", "1.0 / 0.0"},
-        {S, "1.5f", 1, 4, "expected an operator behind the number but found 'f'", "no suffix"},
+        {S, "1.5f", 1, 4, "expected an operator after the number but found 'f'", "no suffix"},
         {S, "0x10", 1, 2, "found 'x'", NULL},
         {S, "score +", 1, 8, "expected a value but found the end", NULL},
         {S, "score + * 2", 1, 9, "expected a value but found '*'", NULL},
