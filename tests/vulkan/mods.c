@@ -392,10 +392,10 @@ typedef struct short_heap {
 
 static void *short_alloc(void *user, size_t size, size_t alignment)
 {
-    short_heap *heap = user;
-    if (!heap->left)
+    short_heap *few = user;
+    if (!few->left)
         return NULL;
-    heap->left--;
+    few->left--;
     return attune__default_allocator.alloc(NULL, size, alignment);
 }
 
@@ -408,15 +408,15 @@ static void short_release(void *user, void *memory)
 /* Each allocation fails once. */
 Test(mods, no_memory)
 {
-    short_heap heap = {0};
-    const attune_allocator allocator = {.user = &heap, .alloc = short_alloc, .release = short_release};
+    short_heap few = {0};
+    const attune_allocator allocator = {.user = &few, .alloc = short_alloc, .release = short_release};
     attune_expr *score = parse_with(ATTUNE_EXPR_SCORE, "x * tanh(score / x) + f2[q - kv, h]", symbols, SYMBOLS);
     attune_status status = ATTUNE_OUT_OF_HOST_MEMORY;
     uint64_t n = 0;
     for (; n < 1000 && status != ATTUNE_OK; n++) {
         uint32_t *words;
         size_t count;
-        heap.left = n;
+        few.left = n;
         status = attune__mods_splice(&allocator, mods_template, sizeof mods_template / 4,
                                      &(attune__mods){NULL, score, NULL}, &words, &count);
         cr_assert(status == (words ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY));
