@@ -22,11 +22,13 @@ void main()
     uint q = row % args.q_len, h = row / args.q_len % args.heads, b = row / args.q_len / args.heads;
     uvec2 o_row = address_step(plane(args.o, b, h), q, args.o.stride_row);
     uvec2 d_o_row = address_step(plane(args.d_o, b, h), q, args.d_o.stride_row);
+    bool o_aligned = (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u;
+    bool d_o_aligned = (args.flags & ATTUNE_VULKAN_ALIGNED_D_O) != 0u;
     float sum = 0.0;
     for (uint i = part; i < HEAD_DIM_V / 8u; i += PARTS) {
         vec4 low, high, d_low, d_high;
-        widen(fetch(address_add(o_row, 8u * i * ELEMENT_BYTES), (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u, true), low, high);
-        widen(fetch(address_add(d_o_row, 8u * i * ELEMENT_BYTES), (args.flags & ATTUNE_VULKAN_ALIGNED_D_O) != 0u, true), d_low, d_high);
+        widen(fetch(address_add(o_row, 8u * i * ELEMENT_BYTES), o_aligned, true), low, high);
+        widen(fetch(address_add(d_o_row, 8u * i * ELEMENT_BYTES), d_o_aligned, true), d_low, d_high);
         sum += dot(low, d_low) + dot(high, d_high);
     }
     parts[tid] = sum;

@@ -78,7 +78,8 @@ void inner_tiles_begin(inout InnerTiles inner, attune_vulkan_arguments args, con
     inner.b2_plane = plane(TENSOR_B2, inner.b, kv_h);
 }
 
-bool inner_tiles_next(inout InnerTiles inner, attune_vulkan_arguments args, const in OuterTile outer, const in uint inner_len)
+bool inner_tiles_next(inout InnerTiles inner, attune_vulkan_arguments args, const in OuterTile outer,
+                      const in uint inner_len)
 {
     while (!block_iterator_next(inner.blocks, INNER_BLOCK, inner_len)) {
         inner.plane++;

@@ -19,7 +19,6 @@
 #endif
 
 #include "arguments.glsl"
-#include "elements.glsl"
 #include "mods.glsl"
 
 layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
@@ -36,83 +35,23 @@ const uint FORBIDDEN = 0x80000000u;
 #define UNROLL_CHUNK [[dont_unroll]]
 #endif
 
-#include "block_lists.glsl"
+#include "forward_tile.glsl"
 
 const uint SLICE_GROUPS = SLICE / 8u, CHUNK_GROUPS = HEAD_DIM_V / 8u; /* of eight elements */
 const uint COLUMNS = BLOCK_N / 4u; /* groups of four */
 
-/*
- * While a slice or chunk is computed, the loads of the next one are in flight. It is stored to the other half of
- * `slices` after the arithmetic, so that one barrier for each step is enough.
- */
-#define FETCH_QK_SLICE(kv, d0)                                                                                         \
-    {                                                                                                                  \
-        [[unroll]] for (uint f = 0u; f < FETCH_Q; f++)                                                                 \
-        {                                                                                                              \
-            uint i = tid + f * THREADS, r = i / SLICE_GROUPS;                                                          \
-            uvec2 at = PACKED ? address_step(q_plane, head_of(r, coord.queries), q_stride_h) : q_plane;                \
-            at = address_step(at, coord.q0 + query_of(r, coord.queries), q_stride);                                    \
-            fetched[f] = fetch(Q_TYPE, address_add(at, (d0 + i % SLICE_GROUPS * 8u) * bytes_of(Q_TYPE)), aligned,      \
-                               r < coord.rows);                                                                        \
-        }                                                                                                              \
-        [[unroll]] for (uint f = 0u; f < FETCH_K; f++)                                                                 \
-        {                                                                                                              \
-            uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
-            uvec2 at = address_step(k_plane, kv + n, k_stride);                                                        \
-            fetched[FETCH_Q + f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned,       \
-                                         n < BLOCK_N && kv + n < kv_len);                                              \
-        }                                                                                                              \
-    }
+uint tid, tx, ty;
+uint side = 0u, chunk = 0u; /* offset of the half of slices in use; chunks of V so far */
+float factor;
+Group fetched[FETCH];       /* loads in flight */
+vec4 acc[ACC_SIZE], o[O_SIZE]; /* S and O of the grid's invocation */
 
-#define STORE_QK_SLICE(side)                                                                                           \
-    {                                                                                                                  \
-        [[unroll]] for (uint f = 0u; f < FETCH_Q; f++)                                                                 \
-        {                                                                                                              \
-            uint i = tid + f * THREADS, r = i / SLICE_GROUPS, to = side + r * SLICE_STRIDE + i % SLICE_GROUPS * 2u;       \
-            vec4 low, high;                                                                                            \
-            widen(Q_TYPE, fetched[f], low, high);                                                                      \
-            if (r < BLOCK_M) {                                                                                         \
-                slices[to] = PRESCALE ? low * args.scale : low;                                                        \
-                slices[to + 1u] = PRESCALE ? high * args.scale : high;                                                 \
-            }                                                                                                          \
-        }                                                                                                              \
-        [[unroll]] for (uint f = 0u; f < FETCH_K; f++)                                                                 \
-        {                                                                                                              \
-            uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
-            uint to = side + (BLOCK_M + n % 4u * COLUMNS + n / 4u) * SLICE_STRIDE + i % SLICE_GROUPS * 2u;                \
-            vec4 low, high;                                                                                            \
-            widen(fetched[FETCH_Q + f], low, high);                                                                    \
-            if (n < BLOCK_N) {                                                                                         \
-                slices[to] = low;                                                                                      \
-                slices[to + 1u] = high;                                                                                \
-            }                                                                                                          \
-        }                                                                                                              \
-    }
-
-#define FETCH_V_CHUNK(kv)                                                                                              \
-    {                                                                                                                  \
-        [[unroll]] for (uint f = 0u; f < FETCH_V; f++)                                                                 \
-        {                                                                                                              \
-            uint i = tid + f * THREADS, n = i / CHUNK_GROUPS;                                                          \
-            uvec2 at = address_step(v_plane, kv + n, v_stride);                                                        \
-            fetched[f] = fetch(address_add(at, i % CHUNK_GROUPS * 8u * ELEMENT_BYTES), aligned,                        \
-                               n < CHUNK && kv + n < kv_len);                                                          \
-        }                                                                                                              \
-    }
-
-#define STORE_V_CHUNK(side, chunk)                                                                                     \
-    [[unroll]] for (uint f = 0u; f < FETCH_V; f++)                                                                     \
-    {                                                                                                                  \
-        uint i = tid + f * THREADS, n = i / CHUNK_GROUPS, to = side + n * CHUNK_STRIDE + i % CHUNK_GROUPS * 2u;           \
-        vec4 low, high;                                                                                                \
-        widen(fetched[f], low, high);                                                                                  \
-        if (masked && is_non_finite(fetched[f]))                                                                       \
-            non_finite[(chunk) & 3u] = 1u;                                                                             \
-        if (n < CHUNK) {                                                                                               \
-            slices[to] = low;                                                                                          \
-            slices[to + 1u] = high;                                                                                    \
-        }                                                                                                              \
-    }
+/* The row of this invocation in stages 4 and 5. */
+uint row, part, row_q, row_h;
+bool has_row, has_scores;
+vec4 scores[PART];
+uvec2 allowed; /* bits of the scores' pairs: PART is at most 16 */
+float m = LOWEST, l = 0.0;
 
 /*
  * An invocation's tx and ty. A group of 32 is 8 x 4, and of four neighbours two have the same tx and two the same ty.
@@ -126,244 +65,277 @@ uvec2 thread_coord(const in uint tid)
     return uvec2(group % wide * 8u + lane / 2u % 8u, group / wide * 4u + lane / 16u * 2u + lane % 2u);
 }
 
-void main()
+/*
+ * While a slice or chunk is computed, the loads of the next one are in flight (load_*). It is stored to the other half
+ * of `slices` after the arithmetic (write_*), so that one barrier for each step is enough.
+ */
+
+/* 1: load Q, a slice of it */
+void load_q(const in uint d0)
 {
-    attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
-#ifdef SUBGROUPS
-    uint tid = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
-#else
-    uint tid = gl_LocalInvocationIndex;
-#endif
-    uvec2 thread = thread_coord(tid);
-    uint tx = thread.x, ty = thread.y;
-    TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
-    uvec2 q_plane = plane(args.q, coord.b, coord.h0), k_plane = plane(args.k, coord.b, coord.kv_h),
-          v_plane = plane(args.v, coord.b, coord.kv_h);
-    uvec2 q_stride_h = args.q.stride_h, q_stride = args.q.stride_row, k_stride = args.k.stride_row,
-          v_stride = args.v.stride_row;
-    bool aligned = ALIGNED || (args.flags & (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V)) == (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V),
-         o_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u;
-    uint kv_len = args.kv_len, kv_block = args.kv_block;
-    float factor = (PRESCALE ? 1.0 : args.scale) * (SCORE ? 1.0 : LOG2E);
-
-    /* The row of this invocation in stages 4 and 5. */
-    bool has_row = tid < BLOCK_M * PARTS && tid / PARTS < coord.rows;
-    uint row = tid / PARTS, part = tid % PARTS;
-    uint row_q = coord.q0 + query_of(row, coord.queries), row_h = coord.h0 + head_of(row, coord.queries);
-    float m = LOWEST, l = 0.0;
-
-    vec4 o[O_SIZE];
-    [[unroll]] for (uint i = 0u; i < O_SIZE; i++)
-        o[i] = vec4(0.0);
-
-    Group fetched[FETCH];
-    BlockIterator next = block_iterator_begin(args, coord);
-    bool more = block_iterator_next(next, kv_block, kv_len);
-    uint side = 0u, chunk = 0u; /* the half of slices in use; chunks of V so far */
-    if (more) {
-        FETCH_QK_SLICE(next.row0, 0u)
-        STORE_QK_SLICE(0u)
+    [[unroll]] for (uint f = 0u; f < FETCH_Q; f++) {
+        uint i = tid + f * THREADS, r = i / SLICE_GROUPS;
+        uvec2 at = PACKED ? address_step(q_plane, head_of(r, coord.queries), q_stride_h) : q_plane;
+        at = address_step(at, row_query(r), q_stride);
+        fetched[f] = fetch(Q_TYPE, address_add(at, (d0 + i % SLICE_GROUPS * 8u) * bytes_of(Q_TYPE)), aligned,
+                           r < coord.rows);
     }
-    if (tid < 4u)
-        non_finite[tid] = 0u;
-    barrier();
-    while (more) {
-        const uint kv0 = next.row0, kind = next.kind;
-        more = block_iterator_next(next, kv_block, kv_len);
-        bool masked = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
+}
 
-        /* 1, 2: load Q and K, a slice at a time; 3: S = Q K^T */
-        vec4 acc[ACC_SIZE];
-        [[unroll]] for (uint i = 0u; i < ACC_SIZE; i++)
-            acc[i] = vec4(0.0);
-        for (uint d0 = 0u; d0 < HEAD_DIM; d0 += SLICE) {
-            if (d0 + SLICE < HEAD_DIM)
-                FETCH_QK_SLICE(kv0, d0 + SLICE)
-            else
-                FETCH_V_CHUNK(kv0)
-            if (ty < BLOCK_M) {
-                uint q_at = side + ty * SLICE_STRIDE, k_at = side + (BLOCK_M + tx) * SLICE_STRIDE;
-                [[unroll]] for (uint d = 0u; d < SLICE / 4u; d++) {
-                    vec4 a[TM];
-                    [[unroll]] for (uint i = 0u; i < TM; i++)
-                        a[i] = slices[q_at + i * TY * SLICE_STRIDE + d];
-                    [[unroll]] for (uint g = 0u; g < TN; g++) {
-                        uint at = k_at + g * TX * SLICE_STRIDE + d;
-                        vec4 k0 = slices[at], k1 = slices[at + COLUMNS * SLICE_STRIDE],
-                             k2 = slices[at + 2u * COLUMNS * SLICE_STRIDE], k3 = slices[at + 3u * COLUMNS * SLICE_STRIDE];
-                        [[unroll]] for (uint i = 0u; i < TM; i++) {
-                            vec4 c = acc[i * TN + g];
-                            c.x = fma(a[i].x, k0.x, fma(a[i].y, k0.y, fma(a[i].z, k0.z, fma(a[i].w, k0.w, c.x))));
-                            c.y = fma(a[i].x, k1.x, fma(a[i].y, k1.y, fma(a[i].z, k1.z, fma(a[i].w, k1.w, c.y))));
-                            c.z = fma(a[i].x, k2.x, fma(a[i].y, k2.y, fma(a[i].z, k2.z, fma(a[i].w, k2.w, c.z))));
-                            c.w = fma(a[i].x, k3.x, fma(a[i].y, k3.y, fma(a[i].z, k3.z, fma(a[i].w, k3.w, c.w))));
-                            acc[i * TN + g] = c;
-                        }
-                    }
+void write_q()
+{
+    [[unroll]] for (uint f = 0u; f < FETCH_Q; f++) {
+        uint i = tid + f * THREADS, r = i / SLICE_GROUPS, to = side + r * SLICE_STRIDE + i % SLICE_GROUPS * 2u;
+        vec4 low, high;
+        widen(Q_TYPE, fetched[f], low, high);
+        if (r < BLOCK_M) {
+            slices[to] = PRESCALE ? low * args.scale : low;
+            slices[to + 1u] = PRESCALE ? high * args.scale : high;
+        }
+    }
+}
+
+/* 2: load K, a slice of it */
+void load_k(const in uint kv0, const in uint d0)
+{
+    [[unroll]] for (uint f = 0u; f < FETCH_K; f++) {
+        uint i = tid + f * THREADS, n = i / SLICE_GROUPS;
+        uvec2 at = address_step(k_plane, kv0 + n, k_stride);
+        fetched[FETCH_Q + f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned,
+                                     n < BLOCK_N && kv0 + n < kv_len);
+    }
+}
+
+void write_k()
+{
+    [[unroll]] for (uint f = 0u; f < FETCH_K; f++) {
+        uint i = tid + f * THREADS, n = i / SLICE_GROUPS;
+        uint to = side + (BLOCK_M + n % 4u * COLUMNS + n / 4u) * SLICE_STRIDE + i % SLICE_GROUPS * 2u;
+        vec4 low, high;
+        widen(fetched[FETCH_Q + f], low, high);
+        if (n < BLOCK_N) {
+            slices[to] = low;
+            slices[to + 1u] = high;
+        }
+    }
+}
+
+/* For stage 6, a chunk of V. */
+void load_v(const in uint kv0)
+{
+    [[unroll]] for (uint f = 0u; f < FETCH_V; f++) {
+        uint i = tid + f * THREADS, n = i / CHUNK_GROUPS;
+        uvec2 at = address_step(v_plane, kv0 + n, v_stride);
+        fetched[f] = fetch(address_add(at, i % CHUNK_GROUPS * 8u * ELEMENT_BYTES), aligned,
+                           n < CHUNK && kv0 + n < kv_len);
+    }
+}
+
+void write_v(const in bool masked)
+{
+    [[unroll]] for (uint f = 0u; f < FETCH_V; f++) {
+        uint i = tid + f * THREADS, n = i / CHUNK_GROUPS, to = side + n * CHUNK_STRIDE + i % CHUNK_GROUPS * 2u;
+        vec4 low, high;
+        widen(fetched[f], low, high);
+        if (masked && is_non_finite(fetched[f]))
+            non_finite[chunk & 3u] = 1u;
+        if (n < CHUNK) {
+            slices[to] = low;
+            slices[to + 1u] = high;
+        }
+    }
+}
+
+/* 3: S = Q K^T, a slice of the sum */
+void compute_s()
+{
+    if (ty < BLOCK_M) {
+        uint q_at = side + ty * SLICE_STRIDE, k_at = side + (BLOCK_M + tx) * SLICE_STRIDE;
+        [[unroll]] for (uint d = 0u; d < SLICE / 4u; d++) {
+            vec4 a[TM];
+            [[unroll]] for (uint i = 0u; i < TM; i++)
+                a[i] = slices[q_at + i * TY * SLICE_STRIDE + d];
+            [[unroll]] for (uint g = 0u; g < TN; g++) {
+                uint at = k_at + g * TX * SLICE_STRIDE + d;
+                vec4 k0 = slices[at], k1 = slices[at + COLUMNS * SLICE_STRIDE],
+                     k2 = slices[at + 2u * COLUMNS * SLICE_STRIDE], k3 = slices[at + 3u * COLUMNS * SLICE_STRIDE];
+                [[unroll]] for (uint i = 0u; i < TM; i++) {
+                    vec4 c = acc[i * TN + g];
+                    c.x = fma(a[i].x, k0.x, fma(a[i].y, k0.y, fma(a[i].z, k0.z, fma(a[i].w, k0.w, c.x))));
+                    c.y = fma(a[i].x, k1.x, fma(a[i].y, k1.y, fma(a[i].z, k1.z, fma(a[i].w, k1.w, c.y))));
+                    c.z = fma(a[i].x, k2.x, fma(a[i].y, k2.y, fma(a[i].z, k2.z, fma(a[i].w, k2.w, c.z))));
+                    c.w = fma(a[i].x, k3.x, fma(a[i].y, k3.y, fma(a[i].z, k3.z, fma(a[i].w, k3.w, c.w))));
+                    acc[i * TN + g] = c;
                 }
             }
-            side = SLICE_SIZE - side;
-            if (d0 + SLICE < HEAD_DIM)
-                STORE_QK_SLICE(side)
-            else {
-                STORE_V_CHUNK(side, chunk)
-                if (ty < BLOCK_M)
-                    [[unroll]] for (uint i = 0u; i < TM; i++)
-                        [[unroll]] for (uint g = 0u; g < TN; g++)
-                            s[(ty + TY * i) * S_STRIDE + tx + TX * g] = acc[i * TN + g] * factor;
-            }
-            barrier();
-        }
-
-        /* 4: score and mask; 5: online softmax */
-        {
-            vec4 x[PART];
-            float most = LOWEST;
-            bool mine = tid < BLOCK_M * PARTS;
-            uint s_at = row * S_STRIDE + part;
-            [[unroll]] for (uint e = 0u; e < PART; e++)
-                x[e] = mine ? s[s_at + e * PARTS] : vec4(0.0);
-            uvec2 allowed = uvec2(0xffffffffu); /* PART is at most 16 */
-            if (SCORE && has_row)
-                [[unroll]] for (uint e = 0u; e < PART; e++)
-                    [[unroll]] for (uint j = 0u; j < 4u; j++) {
-                        uint kv = kv0 + 4u * (part + e * PARTS) + j;
-                        x[e][j] = attune_score(x[e][j], int(coord.b), int(row_h), int(row_q), int(kv), args.score_mod);
-                    }
-            if (masked) {
-                /* A loop, so that the expression's code exists once. */
-                if (MASK && kind != 0u)
-                    [[dont_unroll]] for (uint e = 0u; e < 4u * PART; e++) {
-                        uint kv = kv0 + 4u * (part + e / 4u * PARTS) + e % 4u;
-                        bool may = attune_mask(int(coord.b), int(row_h), int(row_q), int(kv), args.mask_mod);
-                        uint bit = may ? 0u : 1u << e % 32u;
-                        allowed &= ~(e < 32u ? uvec2(bit, 0u) : uvec2(0u, bit));
-                    }
-                [[unroll]] for (uint e = 0u; e < PART; e++)
-                    [[unroll]] for (uint j = 0u; j < 4u; j++) {
-                        uint kv = kv0 + 4u * (part + e * PARTS) + j;
-                        allowed[e / 8u] &= has_row && kv < kv_len ? ~0u : ~(1u << (e % 8u * 4u + j));
-                        x[e][j] = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u ? x[e][j] : LOWEST;
-                    }
-            }
-            [[unroll]] for (uint e = 0u; e < PART; e++)
-                most = max(most, max(max(x[e].x, x[e].y), max(x[e].z, x[e].w)));
-#ifdef SUBGROUPS
-            [[unroll]] for (uint step = 1u; step < PARTS; step *= 2u)
-                most = max(most, subgroupShuffleXor(most, step));
-#else
-            if (PARTS > 1u) {
-                if (mine)
-                    reduce[part * BLOCK_M + row] = most;
-                barrier();
-                if (mine)
-                    [[unroll]] for (uint i = 0u; i < PARTS; i++)
-                        most = max(most, reduce[i * BLOCK_M + row]);
-            }
-#endif
-            float next = max(m, most), alpha = exp2((m - next) * TO_LOG2);
-            m = next;
-            l *= alpha;
-            [[unroll]] for (uint e = 0u; e < PART; e++) {
-                vec4 p = exp2((x[e] - vec4(m)) * TO_LOG2);
-                if (masked)
-                    [[unroll]] for (uint j = 0u; j < 4u; j++) {
-                        bool may = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u;
-                        l += may ? p[j] : 0.0;
-                        p[j] = uintBitsToFloat(may ? floatBitsToUint(p[j]) : FORBIDDEN);
-                    }
-                else
-                    l += p.x + p.y + p.z + p.w;
-                if (mine)
-                    s[s_at + e * PARTS] = p;
-            }
-            if (mine && part == 0u)
-                rows[row] = alpha;
-        }
-        barrier();
-
-        /* 6: O += P V, a chunk of keys at a time */
-        if (ty < BLOCK_M)
-            [[unroll]] for (uint i = 0u; i < TM; i++) {
-                float alpha = rows[ty + TY * i];
-                [[unroll]] for (uint t = 0u; t < TO; t++)
-                    o[i * TO + t] *= alpha;
-            }
-        for (uint n0 = 0u; n0 < BLOCK_N; n0 += CHUNK) {
-            if (n0 + CHUNK < BLOCK_N)
-                FETCH_V_CHUNK(kv0 + n0 + CHUNK)
-            else if (more)
-                FETCH_QK_SLICE(next.row0, 0u)
-            if (tid == 0u)
-                non_finite[chunk + 2u & 3u] = 0u;
-            if (ty < BLOCK_M) {
-                if (masked && non_finite[chunk & 3u] != 0u) {
-                    /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden.
-                     * */
-                    [[dont_unroll]] for (uint n = 0u; n < CHUNK; n++)
-                        [[unroll]] for (uint t = 0u; t < TO; t++) {
-                            vec4 v = slices[side + n * CHUNK_STRIDE + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
-                            [[unroll]] for (uint i = 0u; i < TM; i++) {
-                                float p = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];
-                                o[i * TO + t] = floatBitsToUint(p) == FORBIDDEN ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
-                            }
-                        }
-                } else
-                    UNROLL_CHUNK for (uint n = 0u; n < CHUNK; n += 4u) {
-                        vec4 p[TM];
-                        [[unroll]] for (uint i = 0u; i < TM; i++)
-                            p[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];
-                        [[unroll]] for (uint t = 0u; t < TO; t++) {
-                            uint at = side + n * CHUNK_STRIDE + min(tx + TX * t, HEAD_DIM_V / 4u - 1u);
-                            vec4 v0 = slices[at], v1 = slices[at + CHUNK_STRIDE], v2 = slices[at + 2u * CHUNK_STRIDE],
-                                 v3 = slices[at + 3u * CHUNK_STRIDE];
-                            [[unroll]] for (uint i = 0u; i < TM; i++)
-                                o[i * TO + t] =
-                                    fma(p[i].xxxx, v0, fma(p[i].yyyy, v1,
-                                        fma(p[i].zzzz, v2, fma(p[i].wwww, v3, o[i * TO + t]))));
-                        }
-                    }
-            }
-            side = SLICE_SIZE - side;
-            chunk++;
-            if (n0 + CHUNK < BLOCK_N)
-                STORE_V_CHUNK(side, chunk)
-            else if (more)
-                STORE_QK_SLICE(side)
-            barrier();
         }
     }
+}
 
-    /* 7: store O and LSE, or the partial result of a split */
+/* S from the grid to the invocations of the rows. */
+void write_s()
+{
+    if (ty < BLOCK_M)
+        [[unroll]] for (uint i = 0u; i < TM; i++)
+            [[unroll]] for (uint g = 0u; g < TN; g++)
+                s[(ty + TY * i) * S_STRIDE + tx + TX * g] = acc[i * TN + g] * factor;
+}
+
+/* 4: score and mask; a forbidden pair is LOWEST */
+void apply_mods(const in KeyTile tile)
+{
+    uint s_at = row * S_STRIDE + part;
+    [[unroll]] for (uint e = 0u; e < PART; e++)
+        scores[e] = has_scores ? s[s_at + e * PARTS] : vec4(0.0);
+    allowed = uvec2(0xffffffffu);
+    if (SCORE && has_row)
+        [[unroll]] for (uint e = 0u; e < PART; e++)
+            [[unroll]] for (uint j = 0u; j < 4u; j++) {
+                uint kv = tile.kv0 + 4u * (part + e * PARTS) + j;
+                scores[e][j] =
+                    attune_score(scores[e][j], int(coord.b), int(row_h), int(row_q), int(kv), args.score_mod);
+            }
+    if (tile.masked) {
+        /* A loop, so that the expression's code exists once. */
+        if (tile.is_partial)
+            [[dont_unroll]] for (uint e = 0u; e < 4u * PART; e++) {
+                uint kv = tile.kv0 + 4u * (part + e / 4u * PARTS) + e % 4u;
+                bool may = attune_mask(int(coord.b), int(row_h), int(row_q), int(kv), args.mask_mod);
+                uint bit = may ? 0u : 1u << e % 32u;
+                allowed &= ~(e < 32u ? uvec2(bit, 0u) : uvec2(0u, bit));
+            }
+        [[unroll]] for (uint e = 0u; e < PART; e++)
+            [[unroll]] for (uint j = 0u; j < 4u; j++) {
+                uint kv = tile.kv0 + 4u * (part + e * PARTS) + j;
+                allowed[e / 8u] &= has_row && kv < kv_len ? ~0u : ~(1u << (e % 8u * 4u + j));
+                scores[e][j] = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u ? scores[e][j] : LOWEST;
+            }
+    }
+}
+
+float largest_of_row(const in float value)
+{
+    float most = value;
 #ifdef SUBGROUPS
     [[unroll]] for (uint step = 1u; step < PARTS; step *= 2u)
-        l += subgroupShuffleXor(l, step);
+        most = max(most, subgroupShuffleXor(most, step));
+#else
+    if (PARTS > 1u) {
+        if (has_scores)
+            reduce[part * BLOCK_M + row] = most;
+        barrier();
+        if (has_scores)
+            [[unroll]] for (uint i = 0u; i < PARTS; i++)
+                most = max(most, reduce[i * BLOCK_M + row]);
+    }
+#endif
+    return most;
+}
+
+float sum_of_row(const in float value)
+{
+    float sum = value;
+#ifdef SUBGROUPS
+    [[unroll]] for (uint step = 1u; step < PARTS; step *= 2u)
+        sum += subgroupShuffleXor(sum, step);
 #else
     if (PARTS > 1u) {
         barrier();
-        if (tid < BLOCK_M * PARTS)
-            reduce[part * BLOCK_M + row] = l;
+        if (has_scores)
+            reduce[part * BLOCK_M + row] = sum;
         barrier();
-        if (tid < BLOCK_M * PARTS) {
-            l = 0.0;
+        if (has_scores) {
+            sum = 0.0;
             [[unroll]] for (uint i = 0u; i < PARTS; i++)
-                l += reduce[i * BLOCK_M + row];
+                sum += reduce[i * BLOCK_M + row];
         }
     }
 #endif
-    barrier();
-    bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
-    if (has_row && part == 0u) {
-        rows[row] = is_zero(l) ? partial ? 1.0 : 0.0 : split ? 1.0 : 1.0 / l;
-        if (split) {
-            uint at = ((coord.b * args.heads + row_h) * args.q_len + row_q) * args.splits + coord.split;
-            uvec2 to = address_step(args.partials_ml, at, uvec2(8u, 0u));
-            OutWord(to).value = floatBitsToUint(m);
-            OutWord(address_add(to, 4u)).value = floatBitsToUint(l);
-        } else {
-            store_row(args.lse, coord.b, row_h, row_q, lse_bits(m, l));
-            store_row(args.row_max, coord.b, row_h, row_q, row_max_bits(m, l));
+    return sum;
+}
+
+/* 5: online softmax; P and the rescale factors to shared memory */
+void online_softmax(const in bool masked)
+{
+    uint s_at = row * S_STRIDE + part;
+    float most = LOWEST;
+    [[unroll]] for (uint e = 0u; e < PART; e++)
+        most = max(most, max(max(scores[e].x, scores[e].y), max(scores[e].z, scores[e].w)));
+    most = largest_of_row(most);
+    float next = max(m, most), alpha = exp2((m - next) * TO_LOG2);
+    m = next;
+    l *= alpha;
+    [[unroll]] for (uint e = 0u; e < PART; e++) {
+        vec4 p = exp2((scores[e] - vec4(m)) * TO_LOG2);
+        if (masked)
+            [[unroll]] for (uint j = 0u; j < 4u; j++) {
+                bool may = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u;
+                l += may ? p[j] : 0.0;
+                p[j] = uintBitsToFloat(may ? floatBitsToUint(p[j]) : FORBIDDEN);
+            }
+        else
+            l += p.x + p.y + p.z + p.w;
+        if (has_scores)
+            s[s_at + e * PARTS] = p;
+    }
+    if (has_scores && part == 0u)
+        rows[row] = alpha;
+}
+
+void rescale_o()
+{
+    if (ty < BLOCK_M)
+        [[unroll]] for (uint i = 0u; i < TM; i++) {
+            float alpha = rows[ty + TY * i];
+            [[unroll]] for (uint t = 0u; t < TO; t++)
+                o[i * TO + t] *= alpha;
         }
+}
+
+/* 6: O += P V, a chunk of keys from n0 on */
+void accumulate_o(const in uint n0, const in bool masked)
+{
+    if (tid == 0u)
+        non_finite[chunk + 2u & 3u] = 0u;
+    if (ty < BLOCK_M) {
+        if (masked && non_finite[chunk & 3u] != 0u) {
+            /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
+            [[dont_unroll]] for (uint n = 0u; n < CHUNK; n++)
+                [[unroll]] for (uint t = 0u; t < TO; t++) {
+                    vec4 v = slices[side + n * CHUNK_STRIDE + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
+                    [[unroll]] for (uint i = 0u; i < TM; i++) {
+                        float p = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];
+                        o[i * TO + t] =
+                            floatBitsToUint(p) == FORBIDDEN ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
+                    }
+                }
+        } else
+            UNROLL_CHUNK for (uint n = 0u; n < CHUNK; n += 4u) {
+                vec4 p[TM];
+                [[unroll]] for (uint i = 0u; i < TM; i++)
+                    p[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];
+                [[unroll]] for (uint t = 0u; t < TO; t++) {
+                    uint at = side + n * CHUNK_STRIDE + min(tx + TX * t, HEAD_DIM_V / 4u - 1u);
+                    vec4 v0 = slices[at], v1 = slices[at + CHUNK_STRIDE], v2 = slices[at + 2u * CHUNK_STRIDE],
+                         v3 = slices[at + 3u * CHUNK_STRIDE];
+                    [[unroll]] for (uint i = 0u; i < TM; i++)
+                        o[i * TO + t] =
+                            fma(p[i].xxxx, v0, fma(p[i].yyyy, v1,
+                                fma(p[i].zzzz, v2, fma(p[i].wwww, v3, o[i * TO + t]))));
+                }
+            }
+    }
+}
+
+/* 7: store O and LSE, or the partial result of a split */
+void store_o()
+{
+    l = sum_of_row(l);
+    barrier();
+    begin_store();
+    if (has_row && part == 0u) {
+        rows[row] = is_zero(l) ? is_partial_result ? 1.0 : 0.0 : split ? 1.0 : 1.0 / l;
+        store_row_state(row_h, row_q, m, l, m, l);
     }
     /* Through shared memory, so that the code which narrows and stores exists once, not for each register. */
     [[unroll]] for (uint t = 0u; t < TO; t++) {
@@ -374,21 +346,101 @@ void main()
         barrier();
         [[dont_unroll]] for (uint i = tid; i < coord.rows * TX; i += THREADS) {
             uint r = i / TX, column = 4u * (i % TX + TX * t);
-            uint q = coord.q0 + query_of(r, coord.queries), h = coord.h0 + head_of(r, coord.queries);
             vec4 value = s[r * S_STRIDE + i % TX] * rows[r];
             if (is_zero(rows[r]))
                 value = vec4(0.0);
-            if (column < HEAD_DIM_V) {
-                if (split) {
-                    uint at = ((coord.b * args.heads + h) * args.q_len + q) * args.splits + coord.split;
-                    OutVec4(address_add(address_step(args.partials, at, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u)).value =
-                        value;
-                } else
-                    store4(O_TYPE,
-                           address_add(address_step(plane(args.o, coord.b, h), q, args.o.stride_row),
-                                       column * bytes_of(O_TYPE)),
-                           o_aligned, value);
-            }
+            if (column < HEAD_DIM_V)
+                store_columns(row_head(r), row_query(r), column, value);
         }
     }
+}
+
+void begin()
+{
+#ifdef SUBGROUPS
+    tid = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
+#else
+    tid = gl_LocalInvocationIndex;
+#endif
+    uvec2 thread = thread_coord(tid);
+    tx = thread.x;
+    ty = thread.y;
+    begin_tile();
+    factor = (PRESCALE ? 1.0 : args.scale) * (SCORE ? 1.0 : LOG2E);
+    row = tid / PARTS;
+    part = tid % PARTS;
+    has_scores = tid < BLOCK_M * PARTS;
+    has_row = has_scores && row < coord.rows;
+    row_q = row_query(row);
+    row_h = row_head(row);
+    [[unroll]] for (uint i = 0u; i < O_SIZE; i++)
+        o[i] = vec4(0.0);
+}
+
+void main()
+{
+    begin();
+    BlockIterator next = block_iterator_begin(args, coord);
+    bool more = block_iterator_next(next, kv_block, kv_len);
+    if (more) {
+        load_q(0u);
+        load_k(next.row0, 0u);
+        write_q();
+        write_k();
+    }
+    if (tid < 4u)
+        non_finite[tid] = 0u;
+    barrier();
+    while (more) {
+        const KeyTile tile = key_tile_of(next);
+        more = block_iterator_next(next, kv_block, kv_len);
+
+        /* 1, 2: load Q and K, a slice at a time; 3: S = Q K^T */
+        [[unroll]] for (uint i = 0u; i < ACC_SIZE; i++)
+            acc[i] = vec4(0.0);
+        for (uint d0 = 0u; d0 < HEAD_DIM; d0 += SLICE) {
+            if (d0 + SLICE < HEAD_DIM) {
+                load_q(d0 + SLICE);
+                load_k(tile.kv0, d0 + SLICE);
+            } else
+                load_v(tile.kv0);
+            compute_s();
+            side = SLICE_SIZE - side;
+            if (d0 + SLICE < HEAD_DIM) {
+                write_q();
+                write_k();
+            } else {
+                write_v(tile.masked);
+                write_s();
+            }
+            barrier();
+        }
+
+        apply_mods(tile);            /* 4: score and mask */
+        online_softmax(tile.masked); /* 5: online softmax */
+        barrier();
+
+        /* 6: O += P V, a chunk of keys at a time */
+        rescale_o();
+        for (uint n0 = 0u; n0 < BLOCK_N; n0 += CHUNK) {
+            if (n0 + CHUNK < BLOCK_N)
+                load_v(tile.kv0 + n0 + CHUNK);
+            else if (more) {
+                load_q(0u);
+                load_k(next.row0, 0u);
+            }
+            accumulate_o(n0, tile.masked);
+            side = SLICE_SIZE - side;
+            chunk++;
+            if (n0 + CHUNK < BLOCK_N)
+                write_v(tile.masked);
+            else if (more) {
+                write_q();
+                write_k();
+            }
+            barrier();
+        }
+    }
+
+    store_o(); /* 7: store O and LSE */
 }

@@ -13,59 +13,30 @@
 #extension GL_KHR_shader_subgroup_shuffle : require
 
 #include "arguments.glsl"
-#include "elements.glsl"
 #include "gradient.glsl"
 
 layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
-const uint LANES = THREADS; /* and the size of a subgroup */
-
 #include "backward_tiles.glsl"
+#include "lanes.glsl"
 
-layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Word64 { uint64_t value; };
-layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer OutWord64 { uint64_t value; };
-
-const uint ELEMENTS = 8u / ELEMENT_BYTES; /* of eight bytes */
 const uint GROUPS = BLOCK_N / LANES, PARTS = HEAD_DIM / LANES, PARTS_V = HEAD_DIM_V / LANES;
-const uint COLUMNS = LANES * ELEMENTS;
 const uint CHUNKS = (HEAD_DIM + COLUMNS - 1u) / COLUMNS, CHUNKS_V = (HEAD_DIM_V + COLUMNS - 1u) / COLUMNS;
 
-/* The 32 bits that begin at an element; 64 at a time are read faster than 32. */
-uint element_bits(const in uint64_t address)
-{
-    return uint(Word64(address & ~uint64_t(7u)).value >> (uint(address) % 8u * 8u));
-}
-
-uvec2 load8(const in uint64_t address)
-{
-    if (ALIGNED)
-        return unpack32(Word64(address).value);
-#if ELEMENT == 0
-    return uvec2(element_bits(address), element_bits(address + uint64_t(4u)));
+attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
+OuterTile outer;
+InnerTiles next; /* the inner tile */
+uint lane, inner_len;
+uvec2 b_stride, b2_stride;
+float prescale, factor;
+float a[BLOCK_M * PARTS], a2[BLOCK_M * PARTS_V], p[BLOCK_M * GROUPS], ds[BLOCK_M * GROUPS];
+float x[BLOCK_M * CHUNKS * ELEMENTS];
+#ifdef KEYS
+float y[BLOCK_M * CHUNKS_V * ELEMENTS], lse[GROUPS], delta[GROUPS];
 #else
-    uvec2 low = uvec2(element_bits(address), element_bits(address + uint64_t(4u))) & 0xffffu;
-    return low | uvec2(element_bits(address + uint64_t(2u)), element_bits(address + uint64_t(6u))) << 16;
+float lse[BLOCK_M], delta[BLOCK_M];
+vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read */
 #endif
-}
-
-float element(const in uvec2 words, const in uint e)
-{
-#if ELEMENT == 0
-    return uintBitsToFloat(words[e]);
-#else
-    return unpack(words[e / 2u])[e % 2u];
-#endif
-}
-
-bool is_non_finite8(const in uvec2 words)
-{
-#if ELEMENT == 0
-    return any(greaterThanEqual(words & 0x7fffffffu, uvec2(0x7f800000u)));
-#else
-    const uint ones = ELEMENT == 1 ? 0x7c00u : 0x7f80u;
-    return any(equal(words & ones, uvec2(ones))) || any(equal(words & (ones << 16), uvec2(ones << 16)));
-#endif
-}
 
 /* A row of A or A2. */
 #define LOAD_OUTER(to, parts, plane, stride, factor)                                                                   \
@@ -80,7 +51,7 @@ bool is_non_finite8(const in uvec2 words)
         }                                                                                                              \
     }
 
-/* Stages 1, 2, 3: to = A B^T */
+/* to = A B^T */
 #define MULTIPLY_ROWS(to, from, parts, plane, stride)                                                                  \
     {                                                                                                                  \
         uint64_t b_at[GROUPS];                                                                                         \
@@ -117,7 +88,7 @@ bool is_non_finite8(const in uvec2 words)
             to[i] = acc[i];                                                                                            \
     }
 
-/* Stage 6: to += weights B, eight bytes of each row of B in each lane. The non-finite slow path skips weights of 0,
+/* to += weights B, eight bytes of each row of B in each lane. The non-finite slow path skips weights of 0,
  * since 0 times NaN or infinity is NaN. */
 #define MULTIPLY_WEIGHTS(to, weights, chunks, size, plane, stride_row)                                                 \
     [[dont_unroll]] for (uint chunk = 0u; chunk < chunks; chunk++)                                                     \
@@ -201,99 +172,98 @@ void store2(const in uvec2 to, const in vec2 value)
     }
 }
 
-void main()
+/* 1: load the outer tile, Q and dO or K and V */
+void load_outer()
 {
-    attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
-    uint lane = gl_SubgroupInvocationID;
-    OuterTile outer = outer_tile_of(args, push.first + gl_WorkGroupID.x);
-    uvec2 b_stride = TENSOR_B.stride_row, b2_stride = TENSOR_B2.stride_row;
-    float prescale = PRESCALE ? args.scale : 1.0, factor = PRESCALE ? 1.0 : args.scale;
-#ifdef KEYS
-    uint inner_len = args.q_len;
-#else
-    uint inner_len = args.kv_len;
-#endif
-
-    float a[BLOCK_M * PARTS], a2[BLOCK_M * PARTS_V], p[BLOCK_M * GROUPS], ds[BLOCK_M * GROUPS];
-    float x[BLOCK_M * CHUNKS * ELEMENTS];
-    {
-        uvec2 a_plane = plane(TENSOR_A, outer.b, outer.h), a2_plane = plane(TENSOR_A2, outer.b, outer.h);
-        LOAD_OUTER(a, PARTS, a_plane, TENSOR_A.stride_row, prescale)
-        LOAD_OUTER(a2, PARTS_V, a2_plane, TENSOR_A2.stride_row, 1.0)
-    }
-    [[dont_unroll]] for (uint i = 0u; i < BLOCK_M * CHUNKS * ELEMENTS; i++)
-        x[i] = 0.0;
-#ifdef KEYS
-    float y[BLOCK_M * CHUNKS_V * ELEMENTS], lse[GROUPS], delta[GROUPS];
-    [[dont_unroll]] for (uint i = 0u; i < BLOCK_M * CHUNKS_V * ELEMENTS; i++)
-        y[i] = 0.0;
-#else
-    float lse[BLOCK_M], delta[BLOCK_M];
+    uvec2 a_plane = plane(TENSOR_A, outer.b, outer.h), a2_plane = plane(TENSOR_A2, outer.b, outer.h);
+    LOAD_OUTER(a, PARTS, a_plane, TENSOR_A.stride_row, prescale)
+    LOAD_OUTER(a2, PARTS_V, a2_plane, TENSOR_A2.stride_row, 1.0)
+#ifndef KEYS
     [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
         uint q = outer.row0 + min(r, outer.rows - 1u);
         lse[r] = load_lse(args.lse, outer.b, outer.h, q);
         delta[r] = load_delta(args, outer.b, outer.h, q);
     }
-    vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read */
 #endif
+}
 
-    InnerTiles inner;
-    inner.plane = 0u;
-    inner_tiles_begin(inner, args, outer);
-    while (inner_tiles_next(inner, args, outer, inner_len)) {
-        uint row0 = inner.blocks.row0, b = inner.b, h = inner.h;
-        bool evaluate = MASK && inner.blocks.kind != 0u;
-        /* 1, 2, 3: S = Q K^T, dP = dO V^T */
-        MULTIPLY_ROWS(p, a, PARTS, inner.b_plane, b_stride)
-        MULTIPLY_ROWS(ds, a2, PARTS_V, inner.b2_plane, b2_stride)
+/* 2: load the inner tile; 3: S = Q K^T */
+void compute_s()
+{
+    const uint row0 = next.blocks.row0;
+    MULTIPLY_ROWS(p, a, PARTS, next.b_plane, b_stride)
+}
 
-        /* 4: score and mask; 5: P, and dS with respect to scale q k */
-#ifdef KEYS
-        [[unroll]] for (uint g = 0u; g < GROUPS; g++) {
-            uint q = min(row0 + g * LANES + lane, inner_len - 1u);
-            lse[g] = load_lse(args.lse, b, h, q);
-            delta[g] = load_delta(args, b, h, q);
-        }
-#endif
-        [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++)
-            [[dont_unroll]] for (uint g = 0u; g < GROUPS; g++) {
-                uint outer_row = outer.row0 + r, row = row0 + g * LANES + lane;
-#ifdef KEYS
-                uint q = row, kv = outer_row, at = g;
-#else
-                uint q = outer_row, kv = row, at = r;
-#endif
-                bool may = r < outer.rows && row < inner_len;
-                [[dont_unroll]] for (uint once = 0u; once < (evaluate ? 1u : 0u); once++)
-                    may = may && attune_mask(int(b), int(h), int(q), int(kv), args.mask_mod);
-                float raw = p[r * GROUPS + g] * factor, value = raw;
-                if (SCORE)
-                    value = attune_score(raw, int(b), int(h), int(q), int(kv), args.score_mod);
-                float weight = exp2((value - lse[at]) * LOG2E);
-                weight = may ? weight : 0.0;
-                float d = is_zero(weight) ? 0.0 : weight * (ds[r * GROUPS + g] - delta[at]);
-                p[r * GROUPS + g] = weight;
-#ifndef KEYS
-                [[dont_unroll]] for (uint once = 0u; once < (SCORE && CAPTURES && !is_zero(d) ? 1u : 0u); once++) {
-                    d_shared += d * attune_d_shared(raw, int(b), int(h), int(q), int(kv), args.score_mod);
-                    attune_d_add(raw, int(b), int(h), int(q), int(kv), args.score_mod, d);
-                }
-#endif
-                if (SCORE) {
-                    float slope = attune_d_score(raw, int(b), int(h), int(q), int(kv), args.score_mod);
-                    d = is_zero(d) ? 0.0 : d * slope;
-                }
-                ds[r * GROUPS + g] = d;
-            }
+/* 3, of the backward pass: dP = dO V^T */
+void compute_dp()
+{
+    const uint row0 = next.blocks.row0;
+    MULTIPLY_ROWS(ds, a2, PARTS_V, next.b2_plane, b2_stride)
+}
 
-        /* 6: dV += P^T dO and dK += dS^T Q, or dQ += dS K */
+/* 4: score and mask; 5: P, and dS with respect to scale q k */
+void apply_mods()
+{
+    const uint row0 = next.blocks.row0;
+    const bool is_partial = MASK && next.blocks.kind != 0u;
 #ifdef KEYS
-        MULTIPLY_WEIGHTS(y, p, CHUNKS_V, HEAD_DIM_V, inner.b2_plane, b2_stride)
-#endif
-        MULTIPLY_WEIGHTS(x, ds, CHUNKS, HEAD_DIM, inner.b_plane, b_stride)
+    [[unroll]] for (uint g = 0u; g < GROUPS; g++) {
+        uint q = min(row0 + g * LANES + lane, inner_len - 1u);
+        lse[g] = load_lse(args.lse, next.b, next.h, q);
+        delta[g] = load_delta(args, next.b, next.h, q);
     }
+#endif
+    [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++)
+        [[dont_unroll]] for (uint g = 0u; g < GROUPS; g++) {
+            uint outer_row = outer.row0 + r, row = row0 + g * LANES + lane;
+#ifdef KEYS
+            uint q = row, kv = outer_row, at = g;
+#else
+            uint q = outer_row, kv = row, at = r;
+#endif
+            bool may = r < outer.rows && row < inner_len;
+            [[dont_unroll]] for (uint once = 0u; once < (is_partial ? 1u : 0u); once++)
+                may = may && attune_mask(int(next.b), int(next.h), int(q), int(kv), args.mask_mod);
+            float raw = p[r * GROUPS + g] * factor, value = raw;
+            if (SCORE)
+                value = attune_score(raw, int(next.b), int(next.h), int(q), int(kv), args.score_mod);
+            float weight = exp2((value - lse[at]) * LOG2E);
+            weight = may ? weight : 0.0;
+            float d = is_zero(weight) ? 0.0 : weight * (ds[r * GROUPS + g] - delta[at]);
+            p[r * GROUPS + g] = weight;
+#ifndef KEYS
+            [[dont_unroll]] for (uint once = 0u; once < (SCORE && CAPTURES && !is_zero(d) ? 1u : 0u); once++) {
+                d_shared += d * attune_d_shared(raw, int(next.b), int(next.h), int(q), int(kv), args.score_mod);
+                attune_d_add(raw, int(next.b), int(next.h), int(q), int(kv), args.score_mod, d);
+            }
+#endif
+            if (SCORE) {
+                float slope = attune_d_score(raw, int(next.b), int(next.h), int(q), int(kv), args.score_mod);
+                d = is_zero(d) ? 0.0 : d * slope;
+            }
+            ds[r * GROUPS + g] = d;
+        }
+}
 
-    /* 7: store */
+#ifdef KEYS
+/* 6: dV += P^T dO */
+void accumulate_dv()
+{
+    const uint row0 = next.blocks.row0;
+    MULTIPLY_WEIGHTS(y, p, CHUNKS_V, HEAD_DIM_V, next.b2_plane, b2_stride)
+}
+#endif
+
+/* 6: dK += dS^T Q, or dQ += dS K */
+void accumulate_dx()
+{
+    const uint row0 = next.blocks.row0;
+    MULTIPLY_WEIGHTS(x, ds, CHUNKS, HEAD_DIM, next.b_plane, b_stride)
+}
+
+/* 7: store dK and dV, or dQ and capture gradients */
+void store_gradients()
+{
 #ifdef KEYS
     STORE_OUTPUT(args.d_k, x, CHUNKS, HEAD_DIM, args.scale)
     STORE_OUTPUT(args.d_v, y, CHUNKS_V, HEAD_DIM_V, 1.0)
@@ -302,4 +272,41 @@ void main()
     if (CAPTURES)
         attune_d_shared_add(d_shared, int(outer.b), int(outer.h), args.score_mod);
 #endif
+}
+
+void begin()
+{
+    lane = gl_SubgroupInvocationID;
+    outer = outer_tile_of(args, push.first + gl_WorkGroupID.x);
+    b_stride = TENSOR_B.stride_row;
+    b2_stride = TENSOR_B2.stride_row;
+    prescale = PRESCALE ? args.scale : 1.0;
+    factor = PRESCALE ? 1.0 : args.scale;
+    [[dont_unroll]] for (uint i = 0u; i < BLOCK_M * CHUNKS * ELEMENTS; i++)
+        x[i] = 0.0;
+#ifdef KEYS
+    inner_len = args.q_len;
+    [[dont_unroll]] for (uint i = 0u; i < BLOCK_M * CHUNKS_V * ELEMENTS; i++)
+        y[i] = 0.0;
+#else
+    inner_len = args.kv_len;
+#endif
+}
+
+void main()
+{
+    begin();
+    load_outer(); /* 1 */
+    next.plane = 0u;
+    inner_tiles_begin(next, args, outer);
+    while (inner_tiles_next(next, args, outer, inner_len)) {
+        compute_s();  /* 2: load; 3: S = Q K^T */
+        compute_dp(); /* 3: dP = dO V^T */
+        apply_mods(); /* 4: score and mask; 5: P and dS */
+#ifdef KEYS
+        accumulate_dv(); /* 6 */
+#endif
+        accumulate_dx(); /* 6 */
+    }
+    store_gradients(); /* 7 */
 }

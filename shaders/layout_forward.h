@@ -39,4 +39,5 @@ SHARED(float, rows, OF(ROWS_SIZE))    /* the rescale factor of each row of O; at
 #ifndef SUBGROUPS
 SHARED(float, reduce, OF(REDUCE_SIZE)) /* [PARTS][M] */
 #endif
-SHARED(uint, non_finite, 4) /* whether V has NaN or infinity in a chunk of a tile with forbidden pairs; by chunk, modulo 4 */
+/* Whether V has NaN or infinity in a chunk of a tile with forbidden pairs; by chunk, modulo 4. */
+SHARED(uint, non_finite, 4)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* forward_matrix.comp: how a tile lies over subgroups and in shared memory. As layout_forward.h; groups are 16 bytes, of
- * eight elements or four floats, and tiles are counts of matrices. */
+/*
+ * forward_matrix.comp: how a tile lies over subgroups and in shared memory. As layout_forward.h; groups are
+ * 16 bytes, of eight elements or four floats, and tiles are counts of matrices.
+ */
 CONSTANT(16, uint, MATRIX_M, 16)
 CONSTANT(17, uint, MATRIX_N, 16)
 CONSTANT(18, uint, MATRIX_K, 16)

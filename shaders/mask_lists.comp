@@ -70,7 +70,9 @@ void main()
 
 shared uint taken[WIDTH];
 
-layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer OutMaskRow { attune_vulkan_mask_row value; };
+layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer OutMaskRow {
+    attune_vulkan_mask_row value;
+};
 
 void main()
 {

@@ -27,7 +27,8 @@ uint b, h, q; /* of this workgroup */
 
 uvec2 row_of(const in attune_vulkan_merge_view view)
 {
-    return address_step(address_step(address_step(view.address, b, view.stride_b), h, view.stride_h), q, view.stride_row);
+    uvec2 plane = address_step(address_step(view.address, b, view.stride_b), h, view.stride_h);
+    return address_step(plane, q, view.stride_row);
 }
 
 bool is_present(const in attune_vulkan_merge_view view)

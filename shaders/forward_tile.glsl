@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What forward kernels share: the tile of a workgroup, where its operands are, and how its results are stored. State
+ * that stages share is global: drivers inline functions, and then keep globals in registers, as locals.
+ */
+#ifndef ATTUNE_FORWARD_TILE_GLSL
+#define ATTUNE_FORWARD_TILE_GLSL
+
+#include "block_lists.glsl"
+#include "elements.glsl"
+
+attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
+TileCoord coord;
+uvec2 q_plane, k_plane, v_plane;
+uvec2 q_stride_h, q_stride, k_stride, v_stride;
+bool aligned, o_aligned; /* q, k and v; o */
+uint kv_len, kv_block;
+
+/* A tile of keys: the first; whether the mask's expression is evaluated; whether pairs may be forbidden at all. */
+struct KeyTile {
+    uint kv0;
+    bool is_partial, masked;
+};
+
+void begin_tile()
+{
+    const uint inputs = ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V;
+    coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
+    q_plane = plane(args.q, coord.b, coord.h0);
+    k_plane = plane(args.k, coord.b, coord.kv_h);
+    v_plane = plane(args.v, coord.b, coord.kv_h);
+    q_stride_h = args.q.stride_h;
+    q_stride = args.q.stride_row;
+    k_stride = args.k.stride_row;
+    v_stride = args.v.stride_row;
+    aligned = ALIGNED || (args.flags & inputs) == inputs;
+    o_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u;
+    kv_len = args.kv_len;
+    kv_block = args.kv_block;
+}
+
+KeyTile key_tile_of(const in BlockIterator it)
+{
+    bool is_partial = MASK && it.kind != 0u;
+    return KeyTile(it.row0, is_partial, is_partial || it.row0 + BLOCK_N > kv_len);
+}
+
+/* The head and query of a row of the tile. */
+uint row_head(const in uint row)
+{
+    return coord.h0 + head_of(row, coord.queries);
+}
+
+uint row_query(const in uint row)
+{
+    return coord.q0 + query_of(row, coord.queries);
+}
+
+/* Before the stores of stage 7: whether the result is a split's, and whether a row without weights keeps its O for the
+ * merge that follows. */
+bool split, is_partial_result;
+
+void begin_store()
+{
+    split = args.splits > 1u;
+    is_partial_result = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
+}
+
+uint partial_index(const in uint h, const in uint q)
+{
+    return ((coord.b * args.heads + h) * args.q_len + q) * args.splits + coord.split;
+}
+
+/* Stage 7, of a row: LSE and row maximum where the call requests them, or the row maximum and sum of a split. Weights
+ * are relative to m, and l is their sum; split_l is the sum relative to row_max. */
+void store_row_state(const in uint h, const in uint q, const in float m, const in float l, const in float row_max,
+                     const in float split_l)
+{
+    if (split) {
+        uvec2 to = address_step(args.partials_ml, partial_index(h, q), uvec2(8u, 0u));
+        OutWord(to).value = floatBitsToUint(row_max);
+        OutWord(address_add(to, 4u)).value = floatBitsToUint(split_l);
+    } else {
+        store_row(args.lse, coord.b, h, q, lse_bits(m, l));
+        store_row(args.row_max, coord.b, h, q, row_max_bits(row_max, l));
+    }
+}
+
+/* Stage 7, of four columns of a row of O, or of a split's partial result. */
+void store_columns(const in uint h, const in uint q, const in uint column, const in vec4 value)
+{
+    if (split)
+        OutVec4(address_add(address_step(args.partials, partial_index(h, q), uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u))
+            .value = value;
+    else
+        store4(O_TYPE,
+               address_add(address_step(plane(args.o, coord.b, h), q, args.o.stride_row), column * bytes_of(O_TYPE)),
+               o_aligned, value);
+}
+
+#endif
