@@ -389,14 +389,15 @@ attune_status attune__vulkan_backward_record(const attune__program *program, con
     run r = {.program = (const attune__vulkan_program *)program, .call = call};
     ATTUNE__TRY(prepare(&r));
     const attune__vulkan_device *device = attune__vulkan_of(program->device);
-    const VkCommandBuffer theirs = *(const VkCommandBuffer *)commands;
+    const VkCommandBuffer borrowed = *(const VkCommandBuffer *)commands;
     /* The queue's command buffers begin with a barrier. */
-    attune__vulkan_barrier(device, theirs);
-    record_arguments(&r, device, theirs);
+    attune__vulkan_barrier(device, borrowed);
+    record_arguments(&r, device, borrowed);
     for (uint32_t i = 0; i < r.pass_count; i++) {
         if (r.passes[i].waits)
-            attune__vulkan_barrier(device, theirs);
-        attune__vulkan_dispatch(device, theirs, r.passes[i].pipeline, r.passes[i].arguments, 0, r.passes[i].workgroups);
+            attune__vulkan_barrier(device, borrowed);
+        attune__vulkan_dispatch(device, borrowed, r.passes[i].pipeline, r.passes[i].arguments, 0,
+                                r.passes[i].workgroups);
     }
     return ATTUNE_OK;
 }

@@ -72,11 +72,11 @@ attune_status attune__vulkan_buffer_wrap_device(attune_device *device, const voi
                                                 uint64_t size, attune_buffer **buffer)
 {
     attune__vulkan_device *mine = attune__vulkan_of(device);
-    VkBuffer theirs;
-    memcpy(&theirs, handle, sizeof theirs); /* NOLINT(bugprone-sizeof-expression): a handle */
+    VkBuffer borrowed;
+    memcpy(&borrowed, handle, sizeof borrowed); /* NOLINT(bugprone-sizeof-expression): a handle */
     const VkBufferDeviceAddressInfo info = {
         .sType = VK_STRUCTURE_TYPE_BUFFER_DEVICE_ADDRESS_INFO,
-        .buffer = theirs,
+        .buffer = borrowed,
     };
     const VkDeviceAddress address = mine->vk.GetBufferDeviceAddress(mine->handle, &info);
     if (!address)
@@ -87,7 +87,7 @@ attune_status attune__vulkan_buffer_wrap_device(attune_device *device, const voi
         return ATTUNE_OUT_OF_HOST_MEMORY;
     *made = (attune__vulkan_buffer){
         .base = {device, size},
-        .handle = theirs,
+        .handle = borrowed,
         .offset = offset,
         .address = address + offset,
     };

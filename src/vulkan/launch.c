@@ -195,9 +195,9 @@ attune_status attune__vulkan_record(const attune__program *program, const void *
     run r = {.program = (const attune__vulkan_program *)program, .call = call};
     ATTUNE__TRY(prepare(&r, r.program->choice.decode));
     const attune__vulkan_device *device = attune__vulkan_of(program->device);
-    const VkCommandBuffer theirs = *(const VkCommandBuffer *)commands;
+    const VkCommandBuffer borrowed = *(const VkCommandBuffer *)commands;
     /* The queue's command buffers begin with a barrier. */
-    attune__vulkan_barrier(device, theirs);
-    record_part(&r, device, theirs, 0, r.tiles);
+    attune__vulkan_barrier(device, borrowed);
+    record_part(&r, device, borrowed, 0, r.tiles);
     return ATTUNE_OK;
 }
