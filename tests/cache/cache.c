@@ -159,6 +159,12 @@ Test(cache, every_part_of_the_key_counts)
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         cr_assert_not(has(&r, &others[i], "", 0), "%zu", i);
     cr_assert(has(&r, &key, "one", 3));
+    /* Each key has an entry of its own. */
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        attune__cache_put(r.cache, &others[i], &i, sizeof i);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        cr_assert(has(&r, &others[i], &i, sizeof i), "%zu", i);
+    cr_assert(has(&r, &key, "one", 3));
     /* Two kinds that make one file name are still two. */
     const attune__cache_key dot = scratch_key("a.b", 7, ""), bar = scratch_key("a_b", 7, "");
     attune__cache_put(r.cache, &dot, "dot", 3);
@@ -175,6 +181,17 @@ Test(cache, a_kind_does_not_leave_the_folder)
     attune__cache_put(r.cache, &key, "x", 1);
     cr_assert(has(&r, &key, "x", 1));
     cr_assert_eq(scratch_files(&r, ".attune"), 1);
+    /* A file has the beginning of a long kind in its name, the entry all of it. */
+    char kind[100] = "", path[512];
+    memset(kind, 'k', sizeof kind - 1);
+    const attune__cache_key whole = scratch_key(kind, 1, "");
+    remove_tree(r.kernels);
+    attune__cache_put(r.cache, &whole, "y", 1);
+    cr_assert(has(&r, &whole, "y", 1));
+    scratch_only_file(&r, path);
+    cr_assert_eq(strspn(strrchr(path, '/') + 1, "k"), 47);
+    kind[98] = '\0';
+    cr_assert_not(has(&r, &whole, "y", 1));
     char *endless = malloc(ATTUNE__ENTRY_MAX_KEY + 2);
     memset(endless, 'k', ATTUNE__ENTRY_MAX_KEY + 1);
     endless[ATTUNE__ENTRY_MAX_KEY + 1] = '\0';
