@@ -269,6 +269,12 @@ struct config {
 #else
 #define ATTUNE_CAPTURE_READ_NEAR(n) attune_capture_read_##n
 #endif
+/* The name of a 16-bit dtype in PTX; a literal, for the text of instructions. */
+#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
+#define ATTUNE_PTX_DTYPE "f16"
+#else
+#define ATTUNE_PTX_DTYPE "bf16"
+#endif
 /* An attribute of a kernel: none without a cluster, since even one of a single CTA is launched differently. */
 #if ATTUNE_CLUSTER > 1
 #define ATTUNE_CLUSTER_DIMENSIONS __cluster_dims__(ATTUNE_CLUSTER, 1, 1)

@@ -153,17 +153,8 @@ __device__ __forceinline__ void pair_p(float s, float lse, float &p, float &slop
     } else {
         int h_kv = desc.h / (a.heads / a.kv_heads);
         float raw = s * a.scale, score, by;
-        if constexpr (NEAR_ZERO) {
-            score = SCORE_OF(attune_score_near)(desc.b, desc.h, q, kv, h_kv, a.q_len, a.kv_len, raw SCORE_TERMS,
-                                                a.score_symbols, kv0);
-            by = SLOPE_OF(attune_score_slope_near)(desc.b, desc.h, q, kv, h_kv, a.q_len, a.kv_len, raw SLOPE_TERMS,
-                                                   a.score_symbols, kv0);
-        } else {
-            score = SCORE_OF(attune_score)(desc.b, desc.h, q, kv, h_kv, a.q_len, a.kv_len, raw SCORE_TERMS,
-                                           a.score_symbols);
-            by = SLOPE_OF(attune_score_slope)(desc.b, desc.h, q, kv, h_kv, a.q_len, a.kv_len, raw SLOPE_TERMS,
-                                              a.score_symbols);
-        }
+        score = score_of_pair<NEAR_ZERO>(a, desc.b, desc.h, q, kv, h_kv, raw, key.score, row.score, kv0);
+        by = slope_of_pair<NEAR_ZERO>(a, desc.b, desc.h, q, kv, h_kv, raw, key.slope, row.slope, kv0);
         score = __float_as_uint(s) == __float_as_uint(MASKED_SCORE) ? -ATTUNE_INF : score;
         p = exp2_fast(__fmaf_rn(score, factor, -lse));
         slope = sm90::HAVE_CAPTURE_GRADIENTS && !sm90::FUSED_GRADIENTS ? p : p == 0.0f ? 0.0f : p * by;

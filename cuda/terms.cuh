@@ -91,15 +91,16 @@ __device__ __forceinline__ void store_terms(const next_terms &t, u32 tile)
     }
 }
 
-/* The score of a pair, whose function takes the terms of key and row if it has any. NEAR: the near-zero form. */
+/* The score of a pair, whose function takes the terms of key and row if it has any. NEAR: the near-zero form, which
+ * converts fewer integers if kv0 is a key of the tile. */
 template <bool NEAR>
 __device__ __forceinline__ float score_of_pair(const attune_cuda_arguments &a, int b, int h, int q, int kv, int h_kv,
-                                               float s, const int *key, const int *row)
+                                               float s, const int *key, const int *row, int kv0 = 0)
 {
     if constexpr (NEAR && config::SCORE_KEYS > 0)
-        return attune_score_near_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols);
+        return attune_score_near_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols, kv0);
     else if constexpr (NEAR)
-        return attune_score_near(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+        return attune_score_near(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols, kv0);
     else if constexpr (config::SCORE_KEYS > 0)
         return attune_score_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols);
     else
@@ -118,35 +119,18 @@ __device__ __forceinline__ bool mask_of_pair(const attune_cuda_arguments &a, int
         return attune_mask(b, h, q, kv, h / a.mask_group, a.mask_q_len, a.mask_kv_len, 0.0f, a.mask_symbols);
 }
 
-/* A score with terms is another function, which takes those of `key` and `row`: SCORE_OF(f)(... SCORE_TERMS ...). */
-#if ATTUNE_SCORE_KEYS
-#define SCORE_OF(function) function##_of
-#define SCORE_TERMS        , key.score, row.score
-#else
-#define SCORE_OF(function) function
-#define SCORE_TERMS
-#endif
-
 /* --------------------------------------------------------------------------------------------------------- backward */
-
-#if ATTUNE_SLOPE_KEYS + ATTUNE_SLOPE_ROWS
-#define SLOPE_OF(function) function##_of
-#define SLOPE_TERMS        , key.slope, row.slope
-#else
-#define SLOPE_OF(function) function
-#define SLOPE_TERMS
-#endif
 
 /* d score / d product of a pair, likewise. */
 template <bool NEAR>
 __device__ __forceinline__ float slope_of_pair(const attune_cuda_arguments &a, int b, int h, int q, int kv, int h_kv,
-                                               float s, const int *key, const int *row)
+                                               float s, const int *key, const int *row, int kv0 = 0)
 {
     constexpr bool TERMS = config::SLOPE_KEYS + config::SLOPE_ROWS > 0;
     if constexpr (NEAR && TERMS)
-        return attune_score_slope_near_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols);
+        return attune_score_slope_near_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols, kv0);
     else if constexpr (NEAR)
-        return attune_score_slope_near(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols);
+        return attune_score_slope_near(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols, kv0);
     else if constexpr (TERMS)
         return attune_score_slope_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols);
     else

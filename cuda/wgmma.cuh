@@ -12,12 +12,6 @@
 
 #include "common.cuh"
 
-#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
-#define WGMMA_TYPE "f16.f16"
-#else
-#define WGMMA_TYPE "bf16.bf16"
-#endif
-
 /* Eight accumulators of a thread: 16 columns. */
 #define WGMMA_D8(i)                                                                                                    \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]),        \
@@ -87,7 +81,7 @@
 #define WGMMA_O14 WGMMA_O13, WGMMA_D8(112)
 #define WGMMA_O15 WGMMA_O14, WGMMA_D8(120)
 
-#define WGMMA_TEXT(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." WGMMA_TYPE
+#define WGMMA_TEXT(n) "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." ATTUNE_PTX_DTYPE "." ATTUNE_PTX_DTYPE
 /* n: the width; k: n / 16 - 1; r0 ...: the numbers of the other operands, which follow the n / 2 accumulators. */
 #define WGMMA_WIDTH(n, k, r0, r1, r2, r3, r4)                                                                          \
     template <> struct wgmma<n> {                                                                                      \
