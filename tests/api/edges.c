@@ -301,6 +301,11 @@ Test(edges, dense_arrays)
     attune_mask_desc segment = desc;
     segment.kv_total = 30;
     REFUSED(attune_mask_create_dense(instance, &segment, &wrong, &mask), "desc.kv_total is 30");
+    for (int sign = -1; sign <= 1; sign += 2) {
+        wrong.stride[2] = sign * (INT64_MAX / 16 / 19 + 1);
+        wrong.stride[3] = 1;
+        REFUSED(attune_mask_create_dense(instance, &desc, &wrong, &mask), "dense exceeds the address space");
+    }
     wrong.data = NULL;
     REFUSED(attune_mask_create_dense(instance, &desc, &wrong, &mask), "dense.data is NULL");
     attune_instance_destroy(instance);

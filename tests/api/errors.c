@@ -55,6 +55,17 @@ Test(errors, forward_arguments)
     EXPECT(flow_run(&f, NULL), ATTUNE_INVALID_ARGUMENT, "slope.dtype is i32 (5), expected f32");
     f.captures[0].tensor.dtype = ATTUNE_F32;
 
+    attune_tensor twice = f.args.k;
+    twice.size[0] = 2;
+    twice.stride[1] = FLOW_LENGTH * FLOW_DIM, twice.stride[2] = FLOW_DIM, twice.stride[3] = 1;
+    WRONG(f, k, twice, "k.size[0] is 2, expected the plan's kv_batch, 1");
+    attune_plan *plan = f.plan;
+    f.problem.batch = 3;
+    cr_assert_eq(attune_plan_create(f.device, &f.problem, NULL, &f.plan), ATTUNE_OK, "%s", attune_last_error());
+    WRONG(f, k, twice, "k.size[0] is 2, expected the batch of q, 1");
+    attune_plan_destroy(f.plan);
+    f.plan = plan;
+
     attune_tensor overlapping = f.args.o;
     overlapping.stride[0] = FLOW_ELEMENTS, overlapping.stride[1] = 32, overlapping.stride[2] = 32,
     overlapping.stride[3] = 1;

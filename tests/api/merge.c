@@ -416,7 +416,7 @@ Test(merge, arguments)
     uint64_t seed = 0;
     do {
         merging_create(&m, device, seed++);
-        if (m.count > 8 && m.dtype == ATTUNE_BF16 && m.size[1] > 1)
+        if (m.count > 8 && m.dtype == ATTUNE_BF16 && m.size[0] > 1 && m.size[1] > 1 && m.size[2] > 1 && m.size[3] > 1)
             break;
         merging_destroy(&m);
     } while (true);
@@ -427,7 +427,11 @@ Test(merge, arguments)
     WRONG(out.stride[2], 1, "makes elements overlap");
     WRONG(out_lse.dtype, ATTUNE_BF16, "lse.dtype is bf16 (3), expected f32");
     WRONG(out_lse.size[1], 1, "lse.size[1] is 1, expected that of o");
-    WRONG(parts[1].o.size[1], 1, "parts[].o.size[1] is 1, expected that of o");
+    for (int i = 0; i < 4; i++) {
+        char words[64];
+        snprintf(words, sizeof words, "parts[].o.size[%d] is 1, expected that of o", i);
+        WRONG(parts[1].o.size[i], 1, words);
+    }
     WRONG(parts[1].o.dtype, ATTUNE_F16, "parts[].o.dtype is f16 (2), expected bf16");
     WRONG(parts[m.count - 1].lse.buffer, NULL, "parts[].lse.buffer is NULL");
     WRONG(workspace, NULL, "args.workspace is NULL");
