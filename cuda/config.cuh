@@ -166,6 +166,12 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 #define ATTUNE_TANH_IS_APPROXIMATE 0
 #endif
 /* How the planner has the expressions computed. */
+#ifndef ATTUNE_SAVED_STATE
+#define ATTUNE_SAVED_STATE 0
+#endif
+#ifndef ATTUNE_SERIAL_COLUMNS
+#define ATTUNE_SERIAL_COLUMNS 0
+#endif
 #ifndef ATTUNE_SCORE_IS_LONG
 #define ATTUNE_SCORE_IS_LONG 0
 #endif
@@ -252,6 +258,10 @@ struct config {
                           HALF_TILES = ATTUNE_HALF_TILES, REMATERIALISE = ATTUNE_REMATERIALISE;
 
     static constexpr int CLUSTER = ATTUNE_CLUSTER; /* CTAs that compute a tile together (backward_sm90) */
+
+    /* mma.sync. Decode: row maxima and sums are in shared memory while O accumulates. Backward with DK_DV: scores are
+     * evaluated one fragment of columns after another. */
+    static constexpr bool SAVED_STATE = ATTUNE_SAVED_STATE, SERIAL_COLUMNS = ATTUNE_SERIAL_COLUMNS;
 
     /* Threads of a warp that arrive at an mbarrier (hopper.cuh). */
     static constexpr int ARRIVALS = ATTUNE_ARRIVALS;

@@ -243,7 +243,8 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 /* With more than 128 columns of float32 the accumulators leave no registers for coordinates across tiles: they are
  * computed again. */
-constexpr bool REGISTERS_FULL = attune_cuda_decode_sm80_saves_state(TILE);
+constexpr bool SAVED_STATE = config::SAVED_STATE;
+static_assert(SAVED_STATE == attune_cuda_decode_sm80_saves_state(TILE), "the layout has space for the state");
 
 /* Nor do they leave any for the rows' maxima and sums, and for the iterator: during P V these are saved in shared
  * memory. */
@@ -311,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     make_terms(next_key_terms, a, {p.b, p.h, p.h_kv, 0}, next[0]);
     store_terms(next_key_terms, terms);
 
-    if (REGISTERS_FULL)
+    if (SAVED_STATE)
         save_state(rows, m, l, next[0], ahead.next);
     u32 stage = 0, terms_offset = 0; /* terms_offset: this tile's key terms, double-buffered */
     while (next[0].kv >= 0) {
@@ -325,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         /* 2: this tile is loaded; the copies of a later one start. */
         copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
         __syncthreads();
-        if (REGISTERS_FULL)
+        if (SAVED_STATE)
             from = part_heads(p, a, parts, block_here());
         if constexpr (STAGES == 1) {
             load_v(v_tile, from, a, now);
@@ -337,7 +338,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         make_terms(next_key_terms, a, {p.b, p.h, p.h_kv, 0}, next[0]);
         /* 3, 4: S, then score and mask. */
         multiply_qk(s, q_tile, k_tile + (u32)(warp_column() * CHUNKS_D * 16), warp_row());
-        if (REGISTERS_FULL)
+        if (SAVED_STATE)
             from = part_heads(p, a, parts, block_here());
         int row = p.row + warp_row() + thread_index_remat() % 32 / 4;
         if constexpr (KEY_TERMS > 0)
@@ -352,18 +353,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_k(k_tile, from, a, next[0]);
         }
         /* 5, 6: online softmax, O += P V. */
-        if (REGISTERS_FULL)
+        if (SAVED_STATE)
             restore_rows(rows, m, l);
         softmax(s, o, m, l, factor);
-        if (REGISTERS_FULL)
+        if (SAVED_STATE)
             save_state(rows, m, l, next[0], ahead.next);
         multiply_pv(o, s, v_tile + (u32)(warp_column() * CHUNKS_DV * 16));
-        if (REGISTERS_FULL)
+        if (SAVED_STATE)
             restore_keys(rows, next[0], ahead.next);
         stage = stage + 1 == STAGES ? 0 : stage + 1;
     }
     copy_wait<0>();
-    if (REGISTERS_FULL)
+    if (SAVED_STATE)
         restore_rows(rows, m, l);
     __syncthreads();
     p = part_of(a, parts, block_here());

@@ -18,11 +18,6 @@ constexpr int ROW_TILES = OUTER_ROWS * SPLIT / (16 * WARPS), KEYS = INNER_ROWS /
 static_assert(ROW_TILES * 16 * WARPS == OUTER_ROWS * SPLIT, "a warp computes 16 rows or a multiple");
 static_assert(N_TILES * 8 * SPLIT == INNER_ROWS && N_TILES % 2 == 0, "a warp computes 16 columns or a multiple");
 
-/* Where dK, dV, S and dP fill three quarters of the registers, the operands of a long score for all columns at once do
- * not fit the rest: the columns are evaluated one fragment after another. */
-constexpr bool SERIAL_COLUMNS = SPLIT == 1 && DK_DV && config::SCORE_IS_LONG && !config::APART &&
-                                ROW_TILES * KEYS >= 64 && ROW_TILES * (HEAD_DIM + HEAD_DIM_V + 2 * KEYS) / 2 >= 192;
-
 constexpr int HELD_ROWS = DK_DV ? 1 : ROW_TILES * 2; /* rows whose lse and delta a thread holds */
 
 typedef float scores[ROW_TILES][N_TILES][4];
@@ -325,7 +320,7 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
                                 DK_DV ? column[i % 2] : lse[DK_DV ? 0 : of],
                                 DK_DV ? column[2 + i % 2] : delta[DK_DV ? 0 : of], factor, slow_path);
             }
-        if constexpr (SERIAL_COLUMNS)
+        if constexpr (config::SERIAL_COLUMNS)
             p.column = after(p.column, dp[ROW_TILES - 1][n][3]);
     }
 }

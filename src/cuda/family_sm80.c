@@ -7,12 +7,15 @@
 /* Of its two backward kernels, that of queries adds the capture gradients. */
 static void define(attune__cuda_kernel *kernel, const attune__program_desc *desc, attune__cuda_role role)
 {
+    if (desc->choice->decode)
+        attune__cuda_define(kernel, "SAVED_STATE", desc->variant->saved_state);
     if (desc->choice->direction != ATTUNE_BACKWARD)
         return;
     const bool rows = role == ATTUNE__CUDA_ROWS;
     attune__cuda_define(kernel, "DK_DV", !rows);
     attune__cuda_define(kernel, "HAVE_CAPTURE_READS", rows && attune__cuda_requests_captures(desc));
     attune__cuda_define(kernel, "APART", attune__cuda_backward_apart(desc->shape));
+    attune__cuda_define(kernel, "SERIAL_COLUMNS", !rows && desc->variant->serial_columns);
 }
 
 static uint32_t shared_memory(const attune__program_desc *desc, attune__cuda_role role)

@@ -7,7 +7,6 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "expr/print.h"
 
 #define ALIGNMENT ((size_t)256)
 
@@ -123,11 +122,10 @@ static void free_runs(const attune_allocator *allocator, all_runs *runs)
 static attune_status make_all_runs(const attune_allocator *allocator, const attune_mask *mask, all_runs *runs,
                                    bool *complete)
 {
-    uint32_t wanted = 0;
     *runs = (all_runs){{0}, {0}};
-    *complete = mask->expr && attune__interval_rows(mask->expr, &wanted);
+    *complete = mask->expr && mask->row_intervals;
     for (uint32_t i = 0; *complete && i < mask->expr->symbol_count; i++)
-        if (wanted >> i & 1) {
+        if (mask->row_runs >> i & 1) {
             ATTUNE__TRY(make_runs(allocator, mask, i, &runs->of[i], &runs->size[i]));
             *complete = runs->of[i] != NULL;
         }

@@ -37,6 +37,10 @@ struct attune_mask {
 
     /* Evaluated in partial blocks; NULL if there are none. */
     const attune_expr *expr;
+    /* The expression allows each row one interval of keys, where equal elements of the captures row_runs (bits of
+     * symbols) stand together: attune__interval_rows. */
+    bool row_intervals;
+    uint32_t row_runs;
     attune_array *captures;    /* expr->symbol_count entries; the data is the mask's own contiguous copy */
     attune__value *parameters; /* likewise */
 

@@ -326,6 +326,7 @@ attune_status attune__mask_new(const attune_allocator *allocator, const attune_m
     if (expr) {
         status = ATTUNE_OUT_OF_HOST_MEMORY;
         made->expr = attune__expr_retain(expr);
+        made->row_intervals = attune__interval_rows(expr, &made->row_runs);
         made->uses = expr->uses;
         made->captures = attune__alloc(allocator, expr->symbol_count, sizeof *made->captures);
         made->parameters = attune__alloc(allocator, expr->symbol_count, sizeof *made->parameters);

@@ -98,6 +98,8 @@ static void text_order(attune__text *text, const char *indent, const attune__var
         {v->late_captures, "captures' sizes read late"},
         {v->late_delta, "delta read late"},
         {v->rematerialise, "thread coordinates rematerialised"},
+        {v->saved_state, "row maxima and sums in shared memory beside O"},
+        {v->serial_columns, "scores of one fragment after another"},
     };
     bool any = false;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
@@ -285,11 +287,12 @@ static void json_variant(attune__text *text, const char *name, const attune__sha
         text,
         "\"mask_chunks\": %s, \"score_chunks\": %s, \"late_captures\": %s, \"late_delta\": %s, "
         "\"descending\": %s, \"late_hook\": %s, \"late_dp\": %s, \"early_dq\": %s, \"fused_gradients\": %s, "
-        "\"half_tiles\": %s, \"rematerialise\": %s, "
+        "\"half_tiles\": %s, \"rematerialise\": %s, \"saved_state\": %s, \"serial_columns\": %s, "
         "\"mask_weight\": %u, \"score_weight\": %u, \"slope_weight\": %u},\n",
         truth(v->mask_chunks), truth(v->score_chunks), truth(v->late_captures), truth(v->late_delta),
         truth(v->descending), truth(v->late_hook), truth(v->late_dp), truth(v->early_dq), truth(v->fused_gradients),
-        truth(v->half_tiles), truth(v->rematerialise), e->mask.weight, e->score.weight, e->slope.weight);
+        truth(v->half_tiles), truth(v->rematerialise), truth(v->saved_state), truth(v->serial_columns), e->mask.weight,
+        e->score.weight, e->slope.weight);
 }
 
 static void json_choices(attune__text *text, const attune__shape *s, const attune__decision *d)

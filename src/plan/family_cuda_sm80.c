@@ -407,6 +407,20 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
     };
 }
 
+static void sm80_variant(const attune__shape *s, const attune_plan_choice *c, attune__variant *variant)
+{
+    attune__cuda_variant(s, c, variant);
+    if (c->direction == ATTUNE_BACKWARD) {
+        /* Where dK, dV, S and dP fill three quarters of the registers, the operands of a long score for all columns at
+         * once do not fit the rest. */
+        const uint32_t share = backward_share(c->block_n1, c->num_warps), columns = c->block_m1;
+        variant->serial_columns = variant->score_chunks && !attune__cuda_backward_apart(s) && share * columns >= 64 &&
+                                  share * (s->head_dim + s->head_dim_v + 2 * columns) / 2 >= 192;
+    } else if (c->decode)
+        variant->saved_state = attune_cuda_decode_sm80_saves_state(
+            attune__cuda_tile(s, c->block_m, c->block_n, c->num_warps, c->num_stages));
+}
+
 const attune__family attune__cuda_sm80 = {
     .name = "cuda_sm80",
     .backend = ATTUNE_BACKEND_CUDA,
@@ -421,5 +435,5 @@ const attune__family attune__cuda_sm80 = {
     .refuse = sm80_refuse,
     .cost = sm80_cost,
     .workspace = attune__cuda_workspace_bytes,
-    .variant = attune__cuda_variant,
+    .variant = sm80_variant,
 };

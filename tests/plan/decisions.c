@@ -100,7 +100,9 @@ static int print_choice(char *to, size_t size, const attune_plan_choice *c, cons
                                v->fused_gradients,
                                v->half_tiles,
                                v->rematerialise,
-                               v->descending};
+                               v->descending,
+                               v->saved_state,
+                               v->serial_columns};
     uint32_t bits = 0;
     for (size_t i = 0; i < COUNT(chosen); i++)
         bits |= (chosen[i] & 1) << i;

@@ -62,6 +62,8 @@ static const wanted table[] = {
      .is = {.late_dp = true, .rematerialise = true, .score = {.key_count = 1}}},
     {"h200", NULL, "score * bias[kv]", 2048, true, true, 64,
      .is = {.fused_gradients = true, .rematerialise = true, .score = {.key_count = 1}, .slope = {.key_count = 1}}},
+    {"a100", NULL, "score * sigmoid(1.702 * score) + sin(score)", 2048, true, true, 128,
+     .is = {.score_chunks = true, .serial_columns = true}},
     {"a6000", NULL, "score * heat[h] + bias[q - kv] + bias[kv]", 2048, true, true, 128,
      .is = {.score_chunks = true, .score = {.key_count = 1, .row_count = 1}}},
 };
@@ -126,6 +128,8 @@ Test(variant, follows_from_the_expressions)
         SAME(fused_gradients);
         SAME(half_tiles);
         SAME(rematerialise);
+        SAME(saved_state);
+        SAME(serial_columns);
         SAME(mask.key_count);
         SAME(mask.row_count);
         SAME(score.key_count);
