@@ -15,13 +15,15 @@
  *     backward_sm90.cu attune_backward_sm90     cuda_sm90a   the same, CUtensorMap q, k, v, d_o
  *                      attune_backward_dq_sm90  the same     attune_cuda_arguments, attune_cuda_backward
  *
- * A source is specialised with -D:
+ * A source is specialised with -D (config.cuh has the defaults):
  *
  *     ATTUNE_DTYPE           ATTUNE_CUDA_F16, ATTUNE_CUDA_BF16 or ATTUNE_CUDA_F32 (sm80 only)
  *                            of k and v, and of the operands of the products
  *     ATTUNE_Q_DTYPE, ATTUNE_O_DTYPE         likewise, of q and o, for forward_sm80; default ATTUNE_DTYPE
  *     ATTUNE_HEAD_DIM, ATTUNE_HEAD_DIM_V     of the problem; kernels pad them
  *     ATTUNE_BLOCK_M, ATTUNE_BLOCK_N, ATTUNE_NUM_WARPS, ATTUNE_NUM_STAGES     the tile
+ *     ATTUNE_PADDING         backward_atomic_sm80: head dimensions are padded to a multiple of it, in shared memory and
+ *                            in the sums of dQ; default 16
  *     ATTUNE_SHARED_MEMORY   the planner's size, which the kernel asserts for its layout
  *     ATTUNE_HAVE_BLOCKS     1: the mask's lists are given; 0: every pair
  *     ATTUNE_HAVE_MASK       1: partial blocks call attune_mask (only with ATTUNE_HAVE_BLOCKS); 0: there are none
@@ -32,13 +34,17 @@
  *     ATTUNE_CLUSTER         backward_sm90, 2: a cluster of two CTAs computes a tile of keys; default 1
  *     ATTUNE_LATE_HOOK, LATE_DP, EARLY_DQ, FUSED_GRADIENTS, HALF_TILES, REMATERIALISE    sm90: the order of stages that
  *                            the registers allow (attune__variant in src/plan/plan.h); default 0
+ *     ATTUNE_SAVED_STATE     decode_sm80, 1: row maxima and sums are in shared memory while O accumulates
+ *     ATTUNE_SERIAL_COLUMNS  backward_sm80 with ATTUNE_DK_DV, 1: scores are evaluated one fragment of columns after
+ *                            another
  *     ATTUNE_HAVE_SCORE      1: every pair calls attune_score
  *     ATTUNE_HAVE_CAPTURE_READS  backward, 1: capture gradients may be requested
- *     ATTUNE_DK_DV        backward_sm80, 1: the kernel for dK and dV, with the tile BLOCK_M1 x BLOCK_N1; 0: the kernel
- *                            for dQ and capture gradients, with the tile BLOCK_M2 x BLOCK_N2
- *     ATTUNE_APART           backward_sm80 with ATTUNE_DK_DV, 1: separate CTAs compute dV and dK
+ *     ATTUNE_DK_DV           backward_sm80, 1: the kernel for dK and dV, with the tile BLOCK_M1 x BLOCK_N1; 0: the
+ * kernel for dQ and capture gradients, with the tile BLOCK_M2 x BLOCK_N2 ATTUNE_APART           backward_sm80 with
+ * ATTUNE_DK_DV, 1: separate CTAs compute dV and dK
  *
- * With any of the last three the host gives NVRTC a header "mods.cuh": the prelude and then the functions
+ * With ATTUNE_HAVE_MASK, ATTUNE_HAVE_MASK_RANGE or ATTUNE_HAVE_SCORE the host gives NVRTC a header "mods.cuh": the
+ * prelude and then the functions
  *
  *     int attune_mask(int b, int h, int q, int kv, int h_kv, int q_len, int kv_len, float score ATTUNE_SYMBOLS)
  *     float attune_score(the same)

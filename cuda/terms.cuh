@@ -107,7 +107,7 @@ __device__ __forceinline__ float score_of_pair(const attune_cuda_arguments &a, i
         return attune_score(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols);
 }
 
-/* Whether the mask allows a pair of this call. row: with the terms of key and row, if the mask has any. */
+/* Whether the mask allows a pair. Its function takes the terms of key and row if it has any. */
 __device__ __forceinline__ bool mask_of_pair(const attune_cuda_arguments &a, int b, int h, int q, int kv,
                                              const int *key, const int *row)
 {
