@@ -6,25 +6,34 @@
 
 #include "arguments.h"
 
-#define ATTUNE_FUNCTION        __device__ __forceinline__
-#define ATTUNE_INFINITY        __int_as_float(0x7f800000)
-#define ATTUNE_NAN             __int_as_float(0x7fffffff)
+#define ATTUNE_FUNCTION __device__ __forceinline__
+#define ATTUNE_INFINITY __int_as_float(0x7f800000)
+#define ATTUNE_NAN      __int_as_float(0x7fffffff)
 /* kv0: a key of the tile. In unrolled loops kv - kv0 is a constant, which saves a conversion for each pair. */
-#define ATTUNE_SYMBOLS         , const attune_cuda_symbol *symbols, int kv0 = 0
-#define ATTUNE_FLOAT_KV        ((float)kv0 + (float)(kv - kv0))
-#define ATTUNE_FLOAT_KV_Q      ((float)(kv0 - q) + (float)(kv - kv0))
-#define ATTUNE_FLOAT_Q_KV      ((float)(q - kv0) - (float)(kv - kv0))
-#define ATTUNE_CAPTURE(n)      (&symbols[n])
+#define ATTUNE_SYMBOLS          , const attune_cuda_symbol *symbols, int kv0 = 0
+#define ATTUNE_FLOAT_KV         ((float)kv0 + (float)(kv - kv0))
+#define ATTUNE_FLOAT_KV_Q       ((float)(kv0 - q) + (float)(kv - kv0))
+#define ATTUNE_FLOAT_Q_KV       ((float)(q - kv0) - (float)(kv - kv0))
+#define ATTUNE_CAPTURE(n)       (&symbols[n])
 #define ATTUNE_PARAMETER_I32(n) (symbols[n].is.i32)
 #define ATTUNE_PARAMETER_F32(n) (symbols[n].is.f32)
-#define ATTUNE_TERM_I32(x)     (x)
-#define ATTUNE_TERM_F32(x)     __int_as_float(x)
-#define ATTUNE_BITS_I32(x)     (x)
-#define ATTUNE_BITS_F32(x)     __float_as_int(x)
+#define ATTUNE_TERM_I32(x)      (x)
+#define ATTUNE_TERM_F32(x)      __int_as_float(x)
+#define ATTUNE_BITS_I32(x)      (x)
+#define ATTUNE_BITS_F32(x)      __float_as_int(x)
 
-ATTUNE_FUNCTION int attune_iadd(int a, int b) { return (int)((unsigned)a + (unsigned)b); }
-ATTUNE_FUNCTION int attune_isub(int a, int b) { return (int)((unsigned)a - (unsigned)b); }
-ATTUNE_FUNCTION int attune_imul(int a, int b) { return (int)((unsigned)a * (unsigned)b); }
+ATTUNE_FUNCTION int attune_iadd(int a, int b)
+{
+    return (int)((unsigned)a + (unsigned)b);
+}
+ATTUNE_FUNCTION int attune_isub(int a, int b)
+{
+    return (int)((unsigned)a - (unsigned)b);
+}
+ATTUNE_FUNCTION int attune_imul(int a, int b)
+{
+    return (int)((unsigned)a * (unsigned)b);
+}
 ATTUNE_FUNCTION int attune_idiv(int a, int b)
 {
     if (b == 0 || b == -1)
@@ -39,7 +48,10 @@ ATTUNE_FUNCTION int attune_imod(int a, int b)
     int rest = a % b;
     return rest + (rest != 0 && (rest ^ b) < 0 ? b : 0);
 }
-ATTUNE_FUNCTION float attune_fmod(float a, float b) { return a - floorf(a / b) * b; }
+ATTUNE_FUNCTION float attune_fmod(float a, float b)
+{
+    return a - floorf(a / b) * b;
+}
 /* Clears the sign bit: ptxas assumes that abs.f32 is not negative and folds |x| >= -1 to true, also for NaN. */
 ATTUNE_FUNCTION float attune_abs(float x)
 {
@@ -47,15 +59,42 @@ ATTUNE_FUNCTION float attune_abs(float x)
     asm("and.b32 %0, %1, 0x7fffffff;" : "=f"(y) : "f"(x));
     return y;
 }
-ATTUNE_FUNCTION float attune_floor(float x) { return floorf(x); }
-ATTUNE_FUNCTION float attune_ceil(float x) { return ceilf(x); }
-ATTUNE_FUNCTION float attune_exp(float x) { return expf(x); }
-ATTUNE_FUNCTION float attune_exp2(float x) { return exp2f(x); }
-ATTUNE_FUNCTION float attune_log(float x) { return logf(x); }
-ATTUNE_FUNCTION float attune_log2(float x) { return log2f(x); }
-ATTUNE_FUNCTION float attune_sqrt(float x) { return sqrtf(x); }
-ATTUNE_FUNCTION float attune_rsqrt(float x) { return 1.0f / sqrtf(x); }
-ATTUNE_FUNCTION float attune_tanh(float x) { return tanhf(x); }
+ATTUNE_FUNCTION float attune_floor(float x)
+{
+    return floorf(x);
+}
+ATTUNE_FUNCTION float attune_ceil(float x)
+{
+    return ceilf(x);
+}
+ATTUNE_FUNCTION float attune_exp(float x)
+{
+    return expf(x);
+}
+ATTUNE_FUNCTION float attune_exp2(float x)
+{
+    return exp2f(x);
+}
+ATTUNE_FUNCTION float attune_log(float x)
+{
+    return logf(x);
+}
+ATTUNE_FUNCTION float attune_log2(float x)
+{
+    return log2f(x);
+}
+ATTUNE_FUNCTION float attune_sqrt(float x)
+{
+    return sqrtf(x);
+}
+ATTUNE_FUNCTION float attune_rsqrt(float x)
+{
+    return 1.0f / sqrtf(x);
+}
+ATTUNE_FUNCTION float attune_tanh(float x)
+{
+    return tanhf(x);
+}
 /* Within 2^-11 of tanh. Replaces attune_tanh in scores with ATTUNE_APPROXIMATE_TANH. */
 ATTUNE_FUNCTION float attune_tanh_approximate(float x)
 {
@@ -73,7 +112,10 @@ ATTUNE_FUNCTION float attune_tanh_near(float x)
     p = __fmaf_rn(p, y, 1.0f);
     return x * p;
 }
-ATTUNE_FUNCTION float attune_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+ATTUNE_FUNCTION float attune_sigmoid(float x)
+{
+    return 1.0f / (1.0f + expf(-x));
+}
 
 /*
  * Sine and cosine within 1.6 ulp. CUDA's own use an array in local memory for large arguments, in each copy of an
@@ -98,8 +140,8 @@ ATTUNE_FUNCTION float attune_reduce_angle(float x, int *quarter)
     unsigned high = __funnelshift_l(words[1], words[0], at), middle = __funnelshift_l(words[2], words[1], at),
              low = __funnelshift_l(words[3], words[2], at);
     /* Of a full turn, in units of 2^-64. */
-    unsigned long long fraction = ((unsigned long long)(mantissa * high) << 32) +
-                                  (unsigned long long)mantissa * middle + __umulhi(mantissa, low);
+    unsigned long long fraction =
+        ((unsigned long long)(mantissa * high) << 32) + (unsigned long long)mantissa * middle + __umulhi(mantissa, low);
     int q = (int)((fraction + (1ull << 61)) >> 62);
     float rest = (float)((double)(long long)(fraction << 2) * 8.515303950216386e-20); /* pi / 2 / 2^64 */
     *quarter = x < 0.0f ? -q : q;
@@ -127,17 +169,32 @@ ATTUNE_FUNCTION float attune_cos(float x)
     float rest = attune_reduce_angle(x, &quarter);
     return attune_sine_series(rest, quarter + 1);
 }
-ATTUNE_FUNCTION float attune_pow(float x, float y) { return powf(x, y); }
+ATTUNE_FUNCTION float attune_pow(float x, float y)
+{
+    return powf(x, y);
+}
 
-ATTUNE_FUNCTION int attune_get_i32(unsigned long long p, long long i) { return ((const int *)p)[i]; }
+ATTUNE_FUNCTION int attune_get_i32(unsigned long long p, long long i)
+{
+    return ((const int *)p)[i];
+}
 ATTUNE_FUNCTION int attune_get_i64(unsigned long long p, long long i)
 {
     long long x = ((const long long *)p)[i];
     return x < -2147483647 - 1 ? -2147483647 - 1 : x > 2147483647 ? 2147483647 : (int)x;
 }
-ATTUNE_FUNCTION int attune_get_u8(unsigned long long p, long long i) { return ((const unsigned char *)p)[i]; }
-ATTUNE_FUNCTION int attune_get_bool(unsigned long long p, long long i) { return ((const unsigned char *)p)[i] != 0; }
-ATTUNE_FUNCTION float attune_get_f32(unsigned long long p, long long i) { return ((const float *)p)[i]; }
+ATTUNE_FUNCTION int attune_get_u8(unsigned long long p, long long i)
+{
+    return ((const unsigned char *)p)[i];
+}
+ATTUNE_FUNCTION int attune_get_bool(unsigned long long p, long long i)
+{
+    return ((const unsigned char *)p)[i] != 0;
+}
+ATTUNE_FUNCTION float attune_get_f32(unsigned long long p, long long i)
+{
+    return ((const float *)p)[i];
+}
 ATTUNE_FUNCTION float attune_get_bf16(unsigned long long p, long long i)
 {
     return __int_as_float((int)((unsigned)((const unsigned short *)p)[i] << 16));
@@ -170,12 +227,15 @@ ATTUNE_FUNCTION float attune_get_f16(unsigned long long p, long long i)
     ATTUNE_FUNCTION T attune_load_##name##_4(const attune_cuda_symbol *v, int i, int j, int k, int l)                  \
     {                                                                                                                  \
         return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) && ATTUNE_IN(v, 2, k) && ATTUNE_IN(v, 3, l)                    \
-                   ? attune_get_##name(v->is.address, i * v->stride[0] + j * v->stride[1] + k * v->stride[2] +         \
-                                                          l * v->stride[3])                                            \
+                   ? attune_get_##name(v->is.address,                                                                  \
+                                       i * v->stride[0] + j * v->stride[1] + k * v->stride[2] + l * v->stride[3])      \
                    : 0;                                                                                                \
     }
 /* An element's index in row-major order, -1 if out of range. */
-ATTUNE_FUNCTION long long attune_at_1(const attune_cuda_symbol *v, int i) { return ATTUNE_IN(v, 0, i) ? i : -1; }
+ATTUNE_FUNCTION long long attune_at_1(const attune_cuda_symbol *v, int i)
+{
+    return ATTUNE_IN(v, 0, i) ? i : -1;
+}
 ATTUNE_FUNCTION long long attune_at_2(const attune_cuda_symbol *v, int i, int j)
 {
     return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) ? i * v->size[1] + j : -1;

@@ -9,12 +9,30 @@
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference_uvec2 : require
 
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Vec4 { vec4 value; };
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Uvec4 { uvec4 value; };
-layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Word { uint value; };
-layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer OutVec4 { vec4 value; };
-layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer OutUvec2 { uvec2 value; };
-layout(buffer_reference, std430, buffer_reference_align = 4) buffer OutWord { uint value; };
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Vec4
+{
+    vec4 value;
+};
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Uvec4
+{
+    uvec4 value;
+};
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Word
+{
+    uint value;
+};
+layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer OutVec4
+{
+    vec4 value;
+};
+layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer OutUvec2
+{
+    uvec2 value;
+};
+layout(buffer_reference, std430, buffer_reference_align = 4) buffer OutWord
+{
+    uint value;
+};
 
 uvec2 address_add(const in uvec2 address, const in uint bytes)
 {

@@ -54,8 +54,6 @@ uint row_max_bits(const in float m, const in float l)
     return nan ? 0x7fc00000u : none ? 0xff800000u : floatBitsToUint(m * UNIT);
 }
 
-layout(push_constant) uniform Push {
-    ATTUNE_PUSH_LAUNCH
-} push;
+layout(push_constant) uniform Push{ATTUNE_PUSH_LAUNCH} push;
 
 #endif

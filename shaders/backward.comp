@@ -56,11 +56,11 @@ uint side = 0u, chunk = 0u; /* offset of the half of slices in use; chunks so fa
 uvec2 a_plane, a2_plane, a_stride, b_stride, a2_stride, b2_stride;
 bool aligned;
 float prescale, factor;
-Group fetched[FETCH];    /* loads in flight */
-vec4 p[TM], ds[TM];      /* S, then P; dP, then dS */
-vec4 x[X_SIZE];          /* dK or dQ */
+Group fetched[FETCH]; /* loads in flight */
+vec4 p[TM], ds[TM];   /* S, then P; dP, then dS */
+vec4 x[X_SIZE];       /* dK or dQ */
 #ifdef KEYS
-vec4 y[Y_SIZE];          /* dV */
+vec4 y[Y_SIZE]; /* dV */
 #else
 float lse[TM], delta[TM];
 vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read */
@@ -72,14 +72,13 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
  */
 #define FETCH_SLICE(a_plane, a_stride, b_plane, b_stride, inner0, d0)                                                  \
     {                                                                                                                  \
-        [[unroll]] for (uint f = 0u; f < FETCH_A; f++)                                                                 \
-        {                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < FETCH_A; f++) {                                                               \
             uint i = tid + f * THREADS, r = i / SLICE_GROUPS;                                                          \
             uvec2 at = address_step(a_plane, outer.row0 + r, a_stride);                                                \
-            fetched[f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned, r < outer.rows);\
+            fetched[f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned,                 \
+                               r < outer.rows);                                                                        \
         }                                                                                                              \
-        [[unroll]] for (uint f = 0u; f < FETCH_B; f++)                                                                 \
-        {                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < FETCH_B; f++) {                                                               \
             uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
             uvec2 at = address_step(b_plane, inner0 + n, b_stride);                                                    \
             fetched[FETCH_A + f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned,       \
@@ -89,8 +88,7 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
 
 #define STORE_SLICE(side, factor_a, factor_b)                                                                          \
     {                                                                                                                  \
-        [[unroll]] for (uint f = 0u; f < FETCH_A; f++)                                                                 \
-        {                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < FETCH_A; f++) {                                                               \
             uint i = tid + f * THREADS, r = i / SLICE_GROUPS, to = side + r * SLICE_STRIDE + i % SLICE_GROUPS * 2u;    \
             vec4 low, high;                                                                                            \
             widen(fetched[f], low, high);                                                                              \
@@ -99,8 +97,7 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
                 slices[to + 1u] = high * factor_a;                                                                     \
             }                                                                                                          \
         }                                                                                                              \
-        [[unroll]] for (uint f = 0u; f < FETCH_B; f++)                                                                 \
-        {                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < FETCH_B; f++) {                                                               \
             uint i = tid + f * THREADS, n = i / SLICE_GROUPS;                                                          \
             uint to = side + (BLOCK_M + n % 4u * TX + n / 4u) * SLICE_STRIDE + i % SLICE_GROUPS * 2u;                  \
             vec4 low, high;                                                                                            \
@@ -115,12 +112,10 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
 #define MULTIPLY_SLICE(to)                                                                                             \
     if (ty < BLOCK_M) {                                                                                                \
         uint a_at = side + ty * SLICE_STRIDE, b_at = side + (BLOCK_M + tx) * SLICE_STRIDE;                             \
-        [[unroll]] for (uint d = 0u; d < SLICE / 4u; d++)                                                              \
-        {                                                                                                              \
+        [[unroll]] for (uint d = 0u; d < SLICE / 4u; d++) {                                                            \
             vec4 b0 = slices[b_at + d], b1 = slices[b_at + TX * SLICE_STRIDE + d],                                     \
                  b2 = slices[b_at + 2u * TX * SLICE_STRIDE + d], b3 = slices[b_at + 3u * TX * SLICE_STRIDE + d];       \
-            [[unroll]] for (uint i = 0u; i < TM; i++)                                                                  \
-            {                                                                                                          \
+            [[unroll]] for (uint i = 0u; i < TM; i++) {                                                                \
                 vec4 a = slices[a_at + i * TY * SLICE_STRIDE + d];                                                     \
                 to[i].x = fma(a.x, b0.x, fma(a.y, b0.y, fma(a.z, b0.z, fma(a.w, b0.w, to[i].x))));                     \
                 to[i].y = fma(a.x, b1.x, fma(a.y, b1.y, fma(a.z, b1.z, fma(a.w, b1.w, to[i].y))));                     \
@@ -132,19 +127,17 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
 
 #define FETCH_CHUNK(count, groups, b_plane, b_stride, inner0)                                                          \
     {                                                                                                                  \
-        [[unroll]] for (uint f = 0u; f < count; f++)                                                                   \
-        {                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < count; f++) {                                                                 \
             uint i = tid + f * THREADS, n = i / (groups);                                                              \
             uvec2 at = address_step(b_plane, inner0 + n, b_stride);                                                    \
-            fetched[f] = fetch(address_add(at, i % (groups) * 8u * ELEMENT_BYTES), aligned,                            \
+            fetched[f] = fetch(address_add(at, (i % (groups)) * 8u * ELEMENT_BYTES), aligned,                          \
                                n < CHUNK && inner0 + n < inner_len);                                                   \
         }                                                                                                              \
     }
 
 #define STORE_CHUNK(count, groups, row_size)                                                                           \
-    [[unroll]] for (uint f = 0u; f < count; f++)                                                                       \
-    {                                                                                                                  \
-        uint i = tid + f * THREADS, n = i / (groups), to = side + n * row_size + i % (groups) * 2u;                    \
+    [[unroll]] for (uint f = 0u; f < count; f++) {                                                                     \
+        uint i = tid + f * THREADS, n = i / (groups), to = side + n * row_size + (i % (groups)) * 2u;                  \
         vec4 low, high;                                                                                                \
         widen(fetched[f], low, high);                                                                                  \
         if (is_non_finite(fetched[f]))                                                                                 \
@@ -162,11 +155,9 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
     if (ty < BLOCK_M) {                                                                                                \
         if (non_finite[chunk & 3u] != 0u) {                                                                            \
             [[dont_unroll]] for (uint n = 0u; n < CHUNK; n++)                                                          \
-                [[unroll]] for (uint t = 0u; t < columns; t++)                                                         \
-                {                                                                                                      \
+                [[unroll]] for (uint t = 0u; t < columns; t++) {                                                       \
                     vec4 b = slices[side + n * row_size + min(tx + TX * t, size / 4u - 1u)];                           \
-                    [[unroll]] for (uint i = 0u; i < TM; i++)                                                          \
-                    {                                                                                                  \
+                    [[unroll]] for (uint i = 0u; i < TM; i++) {                                                        \
                         float w = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];                                 \
                         vec4 with = fma(vec4(w), b, to[i * columns + t]);                                              \
                         to[i * columns + t] = is_zero(w) ? to[i * columns + t] : with;                                 \
@@ -178,15 +169,14 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
                 vec4 w[TM];                                                                                            \
                 [[unroll]] for (uint i = 0u; i < TM; i++)                                                              \
                     w[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];                                                \
-                [[unroll]] for (uint t = 0u; t < columns; t++)                                                         \
-                {                                                                                                      \
+                [[unroll]] for (uint t = 0u; t < columns; t++) {                                                       \
                     uint at = side + n * row_size + min(tx + TX * t, size / 4u - 1u);                                  \
                     vec4 b0 = slices[at], b1 = slices[at + row_size], b2 = slices[at + 2u * row_size],                 \
                          b3 = slices[at + 3u * row_size];                                                              \
                     [[unroll]] for (uint i = 0u; i < TM; i++)                                                          \
-                        to[i * columns + t] =                                                                          \
-                            fma(w[i].xxxx, b0, fma(w[i].yyyy, b1,                                                      \
-                                fma(w[i].zzzz, b2, fma(w[i].wwww, b3, to[i * columns + t]))));                         \
+                        to[i * columns + t] = fma(                                                                     \
+                            w[i].xxxx, b0,                                                                             \
+                            fma(w[i].yyyy, b1, fma(w[i].zzzz, b2, fma(w[i].wwww, b3, to[i * columns + t]))));          \
                 }                                                                                                      \
             }                                                                                                          \
     }
@@ -200,19 +190,17 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
 #define STORE_OUTPUT(tensor, from, columns, size, factor)                                                              \
     {                                                                                                                  \
         uvec2 out_plane = plane(tensor, outer.b, outer.h);                                                             \
-        [[unroll]] for (uint t = 0u; t < columns; t++)                                                                 \
-        {                                                                                                              \
+        [[unroll]] for (uint t = 0u; t < columns; t++) {                                                               \
             barrier();                                                                                                 \
             if (ty < BLOCK_M)                                                                                          \
                 [[unroll]] for (uint i = 0u; i < TM; i++)                                                              \
                     s[(ty + TY * i) * S_STRIDE + tx] = from[i * columns + t];                                          \
             barrier();                                                                                                 \
-            [[dont_unroll]] for (uint i = tid; i < outer.rows * TX; i += THREADS)                                      \
-            {                                                                                                          \
+            [[dont_unroll]] for (uint i = tid; i < outer.rows * TX; i += THREADS) {                                    \
                 uint r = i / TX, column = 4u * (i % TX + TX * t);                                                      \
                 if (column < size)                                                                                     \
                     store4(address_add(address_step(out_plane, outer.row0 + r, tensor.stride_row),                     \
-                                       column * ELEMENT_BYTES),                                                        \
+                                       (column * ELEMENT_BYTES)),                                                      \
                            out_aligned, s[r * S_STRIDE + i % TX] * factor);                                            \
             }                                                                                                          \
         }                                                                                                              \
@@ -397,8 +385,8 @@ void store_gradients()
 
 void begin()
 {
-    const uint inputs =
-        ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V | ATTUNE_VULKAN_ALIGNED_D_O;
+    const uint inputs = ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V |
+                        ATTUNE_VULKAN_ALIGNED_D_O;
     tid = gl_LocalInvocationIndex;
     tx = tid % TX;
     ty = tid / TX;
@@ -445,8 +433,8 @@ void main()
         non_finite[tid] = 0u;
     barrier();
     while (more) {
-        const InnerTile tile = InnerTile(next.b, next.h, next.blocks.row0, MASK && next.blocks.kind != 0u,
-                                         next.b_plane, next.b2_plane);
+        const InnerTile tile = InnerTile(next.b, next.h, next.blocks.row0, MASK && next.blocks.kind != 0u, next.b_plane,
+                                         next.b2_plane);
         more = inner_tiles_next(next, args, outer, inner_len);
 
         /* 1, 2: load Q and K, a slice at a time; 3: S = Q K^T */

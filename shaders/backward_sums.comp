@@ -10,9 +10,7 @@
 
 layout(local_size_x = ATTUNE_VULKAN_SUMS_ELEMENTS) in;
 
-layout(push_constant) uniform Push {
-    ATTUNE_PUSH_LAUNCH
-} push;
+layout(push_constant) uniform Push{ATTUNE_PUSH_LAUNCH} push;
 
 /* 2^n, where f32 has it */
 float power2(const in int n)
@@ -71,8 +69,8 @@ void main()
     const uint infinities = SUM_INFINITY | SUM_MINUS_INFINITY;
     if (non_finite != 0u)
         value = uintBitsToFloat((non_finite & SUM_NAN) != 0u || (non_finite & infinities) == infinities ? 0x7fc00000u
-                                : (non_finite & SUM_INFINITY) != 0u                                  ? 0x7f800000u
-                                                                                                  : 0xff800000u);
+                                : (non_finite & SUM_INFINITY) != 0u                                     ? 0x7f800000u
+                                                                                                        : 0xff800000u);
     uvec2 to = s.to;
     uint rest = index;
     [[unroll]] for (int d = 3; d >= 0; d--) {

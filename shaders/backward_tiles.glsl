@@ -11,16 +11,16 @@
 #include "block_lists.glsl"
 
 #ifdef KEYS
-#define TENSOR_A args.k
-#define TENSOR_B args.q
-#define TENSOR_A2 args.v
-#define TENSOR_B2 args.d_o
+#define TENSOR_A    args.k
+#define TENSOR_B    args.q
+#define TENSOR_A2   args.v
+#define TENSOR_B2   args.d_o
 #define INNER_BLOCK args.inner_q_block
 #else
-#define TENSOR_A args.q
-#define TENSOR_B args.k
-#define TENSOR_A2 args.d_o
-#define TENSOR_B2 args.v
+#define TENSOR_A    args.q
+#define TENSOR_B    args.k
+#define TENSOR_A2   args.d_o
+#define TENSOR_B2   args.v
 #define INNER_BLOCK args.kv_block
 #endif
 

@@ -9,8 +9,8 @@
 #include "tiles.glsl"
 
 struct BlockIterator {
-    uvec2 entries;           /* address of the list; unused without BLOCKS */
-    uint block, end;         /* the block after the tile's, and the end, as numbers in the list */
+    uvec2 entries;            /* address of the list; unused without BLOCKS */
+    uint block, end;          /* the block after the tile's, and the end, as numbers in the list */
     uint row0, row_end, kind; /* of the tile: its first row, the end of its block; kind 1 = partial block */
 };
 

@@ -9,9 +9,7 @@
 
 layout(local_size_x = 128) in;
 
-layout(push_constant) uniform Push {
-    ATTUNE_PUSH_COPY
-} push;
+layout(push_constant) uniform Push{ATTUNE_PUSH_COPY} push;
 
 /* measure.c counts with the same number. */
 const uint STEPS = 8u;

@@ -38,12 +38,12 @@ const uint FORBIDDEN = 0x80000000u;
 #include "forward_tile.glsl"
 
 const uint SLICE_GROUPS = SLICE / 8u, CHUNK_GROUPS = HEAD_DIM_V / 8u; /* of eight elements */
-const uint COLUMNS = BLOCK_N / 4u; /* groups of four */
+const uint COLUMNS = BLOCK_N / 4u;                                    /* groups of four */
 
 uint tid, tx, ty;
 uint side = 0u, chunk = 0u; /* offset of the half of slices in use; chunks of V so far */
 float factor;
-Group fetched[FETCH];       /* loads in flight */
+Group fetched[FETCH];          /* loads in flight */
 vec4 acc[ACC_SIZE], o[O_SIZE]; /* S and O of the grid's invocation */
 
 /* The row of this invocation in stages 4 and 5. */
@@ -192,8 +192,8 @@ void apply_mods(const in KeyTile tile)
         [[unroll]] for (uint e = 0u; e < PART; e++)
             [[unroll]] for (uint j = 0u; j < 4u; j++) {
                 uint kv = tile.kv0 + 4u * (part + e * PARTS) + j;
-                scores[e][j] =
-                    attune_score(scores[e][j], int(coord.b), int(row_h), int(row_q), int(kv), args.score_mod);
+                scores[e][j] = attune_score(scores[e][j], int(coord.b), int(row_h), int(row_q), int(kv),
+                                            args.score_mod);
             }
     if (tile.masked) {
         /* A loop, so that the expression's code exists once. */
@@ -305,12 +305,13 @@ void accumulate_o(const in uint n0, const in bool masked)
                     vec4 v = slices[side + n * CHUNK_STRIDE + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
                     [[unroll]] for (uint i = 0u; i < TM; i++) {
                         float p = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];
-                        o[i * TO + t] =
-                            floatBitsToUint(p) == FORBIDDEN ? o[i * TO + t] : fma(vec4(p), v, o[i * TO + t]);
+                        o[i * TO + t] = floatBitsToUint(p) == FORBIDDEN ? o[i * TO + t]
+                                                                        : fma(vec4(p), v, o[i * TO + t]);
                     }
                 }
         } else
-            UNROLL_CHUNK for (uint n = 0u; n < CHUNK; n += 4u) {
+            UNROLL_CHUNK for (uint n = 0u; n < CHUNK; n += 4u)
+            {
                 vec4 p[TM];
                 [[unroll]] for (uint i = 0u; i < TM; i++)
                     p[i] = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u];
@@ -319,9 +320,8 @@ void accumulate_o(const in uint n0, const in bool masked)
                     vec4 v0 = slices[at], v1 = slices[at + CHUNK_STRIDE], v2 = slices[at + 2u * CHUNK_STRIDE],
                          v3 = slices[at + 3u * CHUNK_STRIDE];
                     [[unroll]] for (uint i = 0u; i < TM; i++)
-                        o[i * TO + t] =
-                            fma(p[i].xxxx, v0, fma(p[i].yyyy, v1,
-                                fma(p[i].zzzz, v2, fma(p[i].wwww, v3, o[i * TO + t]))));
+                        o[i * TO + t] = fma(p[i].xxxx, v0,
+                                            fma(p[i].yyyy, v1, fma(p[i].zzzz, v2, fma(p[i].wwww, v3, o[i * TO + t]))));
                 }
             }
     }

@@ -29,16 +29,14 @@ void wait_subgroup()
 #define WRITE_ROWS(where, from, stride, kv, groups, dim, row_stride, SCAN)                                             \
     {                                                                                                                  \
         if (aligned)                                                                                                   \
-            [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                               \
-            {                                                                                                          \
+            [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                             \
                 uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
                 SCAN(fetched[f])                                                                                       \
                 if (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N)                                                      \
                     memory[(where) + n * (row_stride) + g] = fetched[f].low;                                           \
             }                                                                                                          \
         if (!aligned || FETCHED < BLOCK_N * (groups))                                                                  \
-            [[dont_unroll]] for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS)        \
-            {                                                                                                          \
+            [[dont_unroll]] for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS) {      \
                 uint n = i / (groups), g = i % (groups);                                                               \
                 Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \

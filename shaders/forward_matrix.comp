@@ -26,9 +26,9 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 #include "forward_tile.glsl"
 #include "forward_matrices.glsl"
 
-#define MATRIX_A     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_K, gl_MatrixUseA>
-#define MATRIX_B     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_K, MATRIX_N, gl_MatrixUseB>
-#define MATRIX_F32   coopmat<float, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
+#define MATRIX_A   coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_K, gl_MatrixUseA>
+#define MATRIX_B   coopmat<float16_t, gl_ScopeSubgroup, MATRIX_K, MATRIX_N, gl_MatrixUseB>
+#define MATRIX_F32 coopmat<float, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
 
 const uint S_STEP = MATRIX_N / 4u;
 const uint FORBIDDEN_BITS = 0x8000u; /* -0: a product treats it as 0, and no weight is -0 */
@@ -50,8 +50,7 @@ float m = LOWEST, row_max = LOWEST, l = 0.0, weight = 0.0;
 #define LOAD_ROWS(from, stride, kv, groups, dim)                                                                       \
     if (aligned) {                                                                                                     \
         uvec2 tile_at = address_step(from, kv, stride);                                                                \
-        [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                                   \
-        {                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                                 \
             uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                            \
             fetched[f] = fetch(address_add(address_step(tile_at, n, stride), g * 16u), true,                           \
                                n < BLOCK_N && g < (dim) / 8u && (kv) + n < kv_len);                                    \
@@ -134,9 +133,8 @@ void compute_s()
             if (HOLD_Q)
                 a[r] = held[r * Q_TILES + t];
             else
-                coopMatLoad(a[r], memory,
-                            Q_OFFSET + (warp * ROWS + r * MATRIX_M) * K_STRIDE + t * (MATRIX_K / 8u), K_STRIDE,
-                            ROW_MAJOR);
+                coopMatLoad(a[r], memory, Q_OFFSET + (warp * ROWS + r * MATRIX_M) * K_STRIDE + t * (MATRIX_K / 8u),
+                            K_STRIDE, ROW_MAJOR);
         [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
             MATRIX_B b;
             coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_K / 8u), K_STRIDE, COLUMN_MAJOR);
@@ -161,8 +159,8 @@ void apply_mods(const in KeyTile tile)
         [[unroll]] for (uint e = 0u; e < PART; e++)
             [[unroll]] for (uint j = 0u; j < 4u; j++) {
                 uint kv = tile.kv0 + 4u * (part + e * PARTS) + j;
-                scores[e][j] =
-                    attune_score(scores[e][j], int(coord.b), int(row_h), int(row_q), int(kv), args.score_mod);
+                scores[e][j] = attune_score(scores[e][j], int(coord.b), int(row_h), int(row_q), int(kv),
+                                            args.score_mod);
             }
     if (tile.masked) {
         /* Without branches, so that the loads of all pairs are in flight together; captures check indices. */
@@ -286,10 +284,10 @@ void store_o()
     }
     begin_store();
     float to_row_max = exp2((m - row_max) * TO_LOG2); /* partial results are relative to the true maximum */
-    wait_subgroup(); /* P has been read */
+    wait_subgroup();                                  /* P has been read */
     if (part == 0u)
-        memory[extra_base + warp_row * EXTRA_STRIDE].x =
-            floatBitsToUint(is_zero(l) ? is_partial_result ? 1.0 : 0.0 : (split ? to_row_max * l : 1.0) / weight);
+        memory[extra_base + warp_row * EXTRA_STRIDE].x = floatBitsToUint(
+            is_zero(l) ? is_partial_result ? 1.0 : 0.0 : (split ? to_row_max * l : 1.0) / weight);
     if (has_row && part == 0u)
         store_row_state(row_h, row_q, m, l, row_max, l * to_row_max);
     /* Through the shared memory of S, as many columns at a time as S has. */

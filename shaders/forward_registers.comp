@@ -24,11 +24,10 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 #include "forward_tile.glsl"
 #include "forward_matrices.glsl"
 
-#define MATRIX_A     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseA>
-#define MATRIX_B     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_N, MATRIX_N, gl_MatrixUseB>
-#define MATRIX_F16   coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
-#define MATRIX_F32   coopmat<float, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
-
+#define MATRIX_A   coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseA>
+#define MATRIX_B   coopmat<float16_t, gl_ScopeSubgroup, MATRIX_N, MATRIX_N, gl_MatrixUseB>
+#define MATRIX_F16 coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
+#define MATRIX_F32 coopmat<float, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
 
 /*
  * The fragment layout, by a lane's element e. QUADS: four lanes share two rows, eight apart, and each has two
@@ -109,7 +108,7 @@ float value_of_codes(const in float sum)
                                          : 0.0;
 }
 
-uint q_base, p_base; /* the subgroup's rows of Q and P in `memory` */
+uint q_base, p_base;  /* the subgroup's rows of Q and P in `memory` */
 uvec2 k_step, v_step; /* bytes between the groups that an invocation loads */
 MATRIX_A held[HELD_COUNT];
 MATRIX_F32 s[S_COUNT];
@@ -127,14 +126,14 @@ float alpha[ALL_ROWS]; /* the rescale factors of a tile */
     if (aligned) {                                                                                                     \
         uint n = tid / (groups), g = tid % (groups);                                                                   \
         uvec2 at = address_add(address_step(from, (kv) + n, stride), g * 16u);                                         \
-        [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                                   \
-        {                                                                                                              \
+        [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                                 \
             if (THREADS % (groups) != 0u) {                                                                            \
                 n = (tid + f * THREADS) / (groups), g = (tid + f * THREADS) % (groups);                                \
                 at = address_add(address_step(from, (kv) + n, stride), g * 16u);                                       \
             }                                                                                                          \
-            fetched[f] = fetch(at, true, (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N) &&                             \
-                                             (8u * (groups) == (dim) || g < (dim) / 8u) && (kv) + n < kv_len);         \
+            fetched[f] = fetch(at, true,                                                                               \
+                               (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N) &&                                       \
+                                   (8u * (groups) == (dim) || g < (dim) / 8u) && (kv) + n < kv_len);                   \
             n += THREADS / (groups);                                                                                   \
             at = address_sum(at, step);                                                                                \
         }                                                                                                              \
@@ -382,8 +381,8 @@ void store_o()
     barrier();
     if (lane % SPAN == 0u)
         [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
-            memory[warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane)] =
-                floatBitsToUint(vec4(m[i], row_max[i], l[i], 0.0));
+            memory[warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane)] = floatBitsToUint(
+                vec4(m[i], row_max[i], l[i], 0.0));
     barrier();
     [[dont_unroll]] for (uint row = tid; row < coord.rows; row += THREADS) {
         vec3 of_row = uintBitsToFloat(memory[row].xyz);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The fragment layout of this driver: which element of a matrix each lane holds, as an accumulator and as the operand A.
-// One subgroup loads matrices whose elements are their own numbers; src/vulkan/fragment_layout.c compares.
+// The fragment layout of this driver: which element of a matrix each lane holds, as an accumulator and as the operand
+// A. One subgroup loads matrices whose elements are their own numbers; src/vulkan/fragment_layout.c compares.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_buffer_reference : require
@@ -18,13 +18,12 @@ layout(constant_id = 1) const uint MATRIX_M = 16;
 layout(constant_id = 2) const uint MATRIX_N = 16;
 layout(constant_id = 3) const uint LENGTH = 8; // of a lane
 
-layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result {
+layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result
+{
     uint value[];
 };
 
-layout(push_constant) uniform Arguments {
-    ATTUNE_PUSH_FRAGMENT_LAYOUT
-} arguments;
+layout(push_constant) uniform Arguments{ATTUNE_PUSH_FRAGMENT_LAYOUT} arguments;
 
 shared float numbers[MATRIX_M * MATRIX_N];
 shared uint halves[MATRIX_M * MATRIX_N / 2u];
@@ -44,6 +43,6 @@ void main()
     coopMatLoad(operand, halves, 0u, MATRIX_N / 2u, gl_CooperativeMatrixLayoutRowMajor);
     const bool as_long = sums.length() == LENGTH && operand.length() == LENGTH;
     for (uint e = 0u; e < LENGTH; e++)
-        Result(arguments.result).value[lane * LENGTH + e] =
-            as_long ? uint(sums[e]) | uint(float(operand[e])) << 16 : 0xffffffffu;
+        Result(arguments.result).value[lane * LENGTH + e] = as_long ? uint(sums[e]) | uint(float(operand[e])) << 16
+                                                                    : 0xffffffffu;
 }

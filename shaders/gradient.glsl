@@ -12,12 +12,15 @@
 
 #include "mods.glsl"
 
-layout(buffer_reference, std430, buffer_reference_align = 16) buffer AttuneSum { uint x[16]; };
+layout(buffer_reference, std430, buffer_reference_align = 16) buffer AttuneSum
+{
+    uint x[16];
+};
 
-#define SUM_WORDS 12u
-#define SUM_NON_FINITE 15u
-#define SUM_NAN 1u
-#define SUM_INFINITY 2u
+#define SUM_WORDS          12u
+#define SUM_NON_FINITE     15u
+#define SUM_NAN            1u
+#define SUM_INFINITY       2u
 #define SUM_MINUS_INFINITY 4u
 
 /* The address of an element's sum, and whether the gradient is requested. */
@@ -66,7 +69,9 @@ void attune_mod_add(const in uvec3 address, const in float value)
     AttuneSum sum = AttuneSum(address.xy);
     bool negative = bits != magnitude;
     if (exponent == 255u) {
-        atomicOr(sum.x[SUM_NON_FINITE], magnitude > 0x7f800000u ? SUM_NAN : negative ? SUM_MINUS_INFINITY : SUM_INFINITY);
+        atomicOr(sum.x[SUM_NON_FINITE], magnitude > 0x7f800000u ? SUM_NAN
+                                        : negative              ? SUM_MINUS_INFINITY
+                                                                : SUM_INFINITY);
         return;
     }
     uint mantissa = (magnitude & 0x7fffffu) | (exponent != 0u ? 0x800000u : 0u);

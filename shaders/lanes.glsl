@@ -6,10 +6,16 @@
 #include "constants.glsl"
 #include "elements.glsl"
 
-layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Word64 { uint64_t value; };
-layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer OutWord64 { uint64_t value; };
+layout(buffer_reference, std430, buffer_reference_align = 8) readonly buffer Word64
+{
+    uint64_t value;
+};
+layout(buffer_reference, std430, buffer_reference_align = 8) writeonly buffer OutWord64
+{
+    uint64_t value;
+};
 
-const uint LANES = THREADS; /* a workgroup is one subgroup */
+const uint LANES = THREADS;               /* a workgroup is one subgroup */
 const uint ELEMENTS = 8u / ELEMENT_BYTES; /* of eight bytes */
 const uint COLUMNS = LANES * ELEMENTS;
 

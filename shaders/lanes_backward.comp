@@ -40,12 +40,10 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
 
 /* A row of A or A2. */
 #define LOAD_OUTER(to, parts, plane, stride, factor)                                                                   \
-    [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                                \
-    {                                                                                                                  \
+    [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {                                                              \
         uvec2 from = address_step(plane, outer.row0 + min(r, outer.rows - 1u), stride);                                \
         uint64_t at = pack64(address_add(from, lane * ELEMENT_BYTES));                                                 \
-        [[dont_unroll]] for (uint c = 0u; c < parts; c++)                                                              \
-        {                                                                                                              \
+        [[dont_unroll]] for (uint c = 0u; c < parts; c++) {                                                            \
             uint bits = element_bits(at + uint64_t(c * LANES * ELEMENT_BYTES));                                        \
             to[r * parts + c] = element(uvec2(bits), 0u) * factor;                                                     \
         }                                                                                                              \
@@ -60,24 +58,19 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
         float acc[BLOCK_M * GROUPS];                                                                                   \
         [[unroll]] for (uint i = 0u; i < BLOCK_M * GROUPS; i++)                                                        \
             acc[i] = 0.0;                                                                                              \
-        [[dont_unroll]] for (uint c = 0u; c < parts; c++)                                                              \
-        {                                                                                                              \
+        [[dont_unroll]] for (uint c = 0u; c < parts; c++) {                                                            \
             float b_row[GROUPS * LANES];                                                                               \
-            [[unroll]] for (uint g = 0u; g < GROUPS; g++)                                                              \
-            {                                                                                                          \
-                [[unroll]] for (uint t = 0u; t < LANES; t += ELEMENTS)                                                 \
-                {                                                                                                      \
+            [[unroll]] for (uint g = 0u; g < GROUPS; g++) {                                                            \
+                [[unroll]] for (uint t = 0u; t < LANES; t += ELEMENTS) {                                               \
                     uvec2 words = load8(b_at[g] + uint64_t(t * ELEMENT_BYTES));                                        \
                     [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)                                                    \
                         b_row[g * LANES + t + e] = element(words, e);                                                  \
                 }                                                                                                      \
                 b_at[g] += uint64_t(LANES * ELEMENT_BYTES);                                                            \
             }                                                                                                          \
-            [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                             \
-            {                                                                                                          \
+            [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {                                                           \
                 float mine = from[r * parts + c];                                                                      \
-                [[unroll]] for (uint w = 0u; w < LANES; w++)                                                           \
-                {                                                                                                      \
+                [[unroll]] for (uint w = 0u; w < LANES; w++) {                                                         \
                     float one = subgroupShuffle(mine, w);                                                              \
                     [[unroll]] for (uint g = 0u; g < GROUPS; g++)                                                      \
                         acc[r * GROUPS + g] = fma(one, b_row[g * LANES + w], acc[r * GROUPS + g]);                     \
@@ -91,8 +84,7 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
 /* to += weights B, eight bytes of each row of B in each lane. The non-finite slow path skips weights of 0,
  * since 0 times NaN or infinity is NaN. */
 #define MULTIPLY_WEIGHTS(to, weights, chunks, size, plane, stride_row)                                                 \
-    [[dont_unroll]] for (uint chunk = 0u; chunk < chunks; chunk++)                                                     \
-    {                                                                                                                  \
+    [[dont_unroll]] for (uint chunk = 0u; chunk < chunks; chunk++) {                                                   \
         uint column = min(chunk * COLUMNS + lane * ELEMENTS, size - ELEMENTS);                                         \
         uint64_t from = pack64(address_add(address_step(plane, row0, stride_row), column * ELEMENT_BYTES));            \
         uint64_t stride = pack64(stride_row), at = from;                                                               \
@@ -100,18 +92,15 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
         float sum[BLOCK_M * ELEMENTS];                                                                                 \
         [[unroll]] for (uint i = 0u; i < BLOCK_M * ELEMENTS; i++)                                                      \
             sum[i] = to[to_at + i];                                                                                    \
-        [[dont_unroll]] for (uint g = 0u; g < GROUPS; g++)                                                             \
-        {                                                                                                              \
+        [[dont_unroll]] for (uint g = 0u; g < GROUPS; g++) {                                                           \
             float weight[BLOCK_M];                                                                                     \
             [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                             \
                 weight[r] = weights[r * GROUPS + g];                                                                   \
-            [[unroll]] for (uint w = 0u; w < LANES; w++)                                                               \
-            {                                                                                                          \
+            [[unroll]] for (uint w = 0u; w < LANES; w++) {                                                             \
                 uvec2 words = load8(at);                                                                               \
                 at += row0 + g * LANES + w + 1u < inner_len ? stride : uint64_t(0u);                                   \
                 non_finite |= is_non_finite8(words) ? 1u : 0u;                                                         \
-                [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                         \
-                {                                                                                                      \
+                [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {                                                       \
                     float one = subgroupShuffle(weight[r], w);                                                         \
                     [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)                                                    \
                         sum[e * BLOCK_M + r] = fma(one, element(words, e), sum[e * BLOCK_M + r]);                      \
@@ -120,20 +109,16 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
         }                                                                                                              \
         [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)                                                      \
             non_finite |= subgroupShuffle(non_finite, lane ^ step);                                                    \
-        [[dont_unroll]] for (uint once = 0u; once < non_finite; once++)                                                \
-        {                                                                                                              \
+        [[dont_unroll]] for (uint once = 0u; once < non_finite; once++) {                                              \
             at = from;                                                                                                 \
             [[unroll]] for (uint i = 0u; i < BLOCK_M * ELEMENTS; i++)                                                  \
                 sum[i] = to[to_at + i];                                                                                \
-            [[dont_unroll]] for (uint n = 0u; n < BLOCK_N; n++)                                                        \
-            {                                                                                                          \
+            [[dont_unroll]] for (uint n = 0u; n < BLOCK_N; n++) {                                                      \
                 uvec2 words = load8(at);                                                                               \
                 at += row0 + n + 1u < inner_len ? stride : uint64_t(0u);                                               \
-                [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)                                                         \
-                {                                                                                                      \
+                [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {                                                       \
                     float one = subgroupShuffle(weights[r * GROUPS + n / LANES], n % LANES);                           \
-                    [[unroll]] for (uint e = 0u; e < ELEMENTS; e++)                                                    \
-                    {                                                                                                  \
+                    [[unroll]] for (uint e = 0u; e < ELEMENTS; e++) {                                                  \
                         float with = fma(one, element(words, e), sum[e * BLOCK_M + r]);                                \
                         sum[e * BLOCK_M + r] = is_zero(one) ? sum[e * BLOCK_M + r] : with;                             \
                     }                                                                                                  \
@@ -145,16 +130,14 @@ vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read 
     }
 
 #define STORE_OUTPUT(tensor, from, chunks, size, factor)                                                               \
-    [[dont_unroll]] for (uint r = 0u; r < outer.rows; r++)                                                             \
-    {                                                                                                                  \
+    [[dont_unroll]] for (uint r = 0u; r < outer.rows; r++) {                                                           \
         uvec2 to = address_step(plane(tensor, outer.b, outer.h), outer.row0 + r, tensor.stride_row);                   \
-        [[dont_unroll]] for (uint chunk = 0u; chunk < chunks; chunk++)                                                 \
-        {                                                                                                              \
+        [[dont_unroll]] for (uint chunk = 0u; chunk < chunks; chunk++) {                                               \
             uint column = chunk * COLUMNS + lane * ELEMENTS;                                                           \
             [[dont_unroll]] for (uint e = 0u; e < ELEMENTS && column < size; e += 2u)                                  \
                 store2(address_add(to, (column + e) * ELEMENT_BYTES),                                                  \
-                       factor * vec2(from[(chunk * ELEMENTS + e) * BLOCK_M + r],                                       \
-                                     from[(chunk * ELEMENTS + e + 1u) * BLOCK_M + r]));                                \
+                       factor *vec2(from[(chunk * ELEMENTS + e) * BLOCK_M + r],                                        \
+                                    from[(chunk * ELEMENTS + e + 1u) * BLOCK_M + r]));                                 \
         }                                                                                                              \
     }
 

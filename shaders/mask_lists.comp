@@ -18,9 +18,7 @@
 
 layout(local_size_x = 64) in;
 
-layout(push_constant) uniform Push {
-    ATTUNE_PUSH_LAUNCH
-} push;
+layout(push_constant) uniform Push{ATTUNE_PUSH_LAUNCH} push;
 
 #ifdef CLASSIFY
 
@@ -70,7 +68,8 @@ void main()
 
 shared uint taken[WIDTH];
 
-layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer OutMaskRow {
+layout(buffer_reference, std430, buffer_reference_align = 16) writeonly buffer OutMaskRow
+{
     attune_vulkan_mask_row value;
 };
 

@@ -21,13 +21,12 @@
 
 layout(local_size_x_id = 0) in;
 
-layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result {
+layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result
+{
     float value;
 };
 
-layout(push_constant) uniform Arguments {
-    ATTUNE_PUSH_MEASURE
-} arguments;
+layout(push_constant) uniform Arguments{ATTUNE_PUSH_MEASURE} arguments;
 
 // Steps of a round. measure.c counts with the same numbers.
 const uint STEPS = 8;

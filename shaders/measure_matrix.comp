@@ -17,13 +17,12 @@ layout(constant_id = 1) const uint MATRIX_M = 16;
 layout(constant_id = 2) const uint MATRIX_N = 16;
 layout(constant_id = 3) const uint MATRIX_K = 16;
 
-layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result {
+layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result
+{
     float value;
 };
 
-layout(push_constant) uniform Arguments {
-    ATTUNE_PUSH_MEASURE
-} arguments;
+layout(push_constant) uniform Arguments{ATTUNE_PUSH_MEASURE} arguments;
 
 // Matrices A and B of a subgroup, and steps of a round. measure.c counts with the same numbers.
 const uint ROWS = 2;

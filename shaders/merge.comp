@@ -17,9 +17,7 @@
 
 layout(local_size_x = 64) in;
 
-layout(push_constant) uniform Push {
-    ATTUNE_PUSH_LAUNCH
-} push;
+layout(push_constant) uniform Push{ATTUNE_PUSH_LAUNCH} push;
 
 shared float sums[WIDTH];
 
@@ -120,8 +118,8 @@ void merge_row_backward(const in attune_vulkan_merge args)
         const uint i = min(p, args.part_count - 1u);
         const uint part_lse = Word(row_of(args.parts[i].lse)).value;
         const bool nan = is_nan(lse) || is_nan(part_lse);
-        const float weight =
-            part_lse == EMPTY || lse == EMPTY ? 0.0 : exp(uintBitsToFloat(part_lse) - uintBitsToFloat(lse));
+        const float weight = part_lse == EMPTY || lse == EMPTY ? 0.0
+                                                               : exp(uintBitsToFloat(part_lse) - uintBitsToFloat(lse));
         float sum = 0.0;
         for (uint c = 2u * gl_LocalInvocationIndex; c < args.columns; c += 2u * WIDTH) {
             const bool both = c + 1u < args.columns;

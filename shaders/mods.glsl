@@ -12,9 +12,18 @@
  * read where the expression is NULL. Nothing here needs 64-bit integers, descriptors or uniform control flow.
  */
 
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer AttuneModTable { uvec4 x[]; };
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer AttuneModWords { int x[]; };
-layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer AttuneModWord { uint x; };
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer AttuneModTable
+{
+    uvec4 x[];
+};
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer AttuneModWords
+{
+    int x[];
+};
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer AttuneModWord
+{
+    uint x;
+};
 
 int attune_mod_word(const in uvec2 mod, const in int n)
 {
@@ -42,8 +51,14 @@ int attune_mod_imod(const in int a, const in int b)
 /* ------------------------------------------------------------------------------------------------------------ f32 */
 
 /* NaN is recognised and made by its bits: a driver may assume that floats have none. */
-bool attune_mod_is_nan(const in float x) { return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u; }
-bool attune_mod_is_finite(const in float x) { return (floatBitsToUint(x) & 0x7f800000u) != 0x7f800000u; }
+bool attune_mod_is_nan(const in float x)
+{
+    return (floatBitsToUint(x) & 0x7fffffffu) > 0x7f800000u;
+}
+bool attune_mod_is_finite(const in float x)
+{
+    return (floatBitsToUint(x) & 0x7f800000u) != 0x7f800000u;
+}
 
 /* Below 0, or NaN: where logarithms and roots are NaN. */
 bool attune_mod_is_below(const in float x)
@@ -69,15 +84,42 @@ float attune_mod_fmod(const in float a, const in float b)
     return attune_mod_or_nan(attune_mod_is_finite(a) && attune_mod_is_finite(b) && b != 0.0, r);
 }
 
-float attune_mod_abs(const in float x) { return uintBitsToFloat(floatBitsToUint(x) & 0x7fffffffu); }
-float attune_mod_floor(const in float x) { return attune_mod_choose(attune_mod_is_finite(x), floor(x), x); }
-float attune_mod_ceil(const in float x) { return attune_mod_choose(attune_mod_is_finite(x), ceil(x), x); }
-float attune_mod_exp(const in float x) { return attune_mod_or_nan(!attune_mod_is_nan(x), exp(x)); }
-float attune_mod_exp2(const in float x) { return attune_mod_or_nan(!attune_mod_is_nan(x), exp2(x)); }
-float attune_mod_log(const in float x) { return attune_mod_or_nan(!attune_mod_is_below(x), log(x)); }
-float attune_mod_log2(const in float x) { return attune_mod_or_nan(!attune_mod_is_below(x), log2(x)); }
-float attune_mod_sqrt(const in float x) { return attune_mod_or_nan(!attune_mod_is_below(x), sqrt(x)); }
-float attune_mod_rsqrt(const in float x) { return attune_mod_or_nan(!attune_mod_is_below(x), inversesqrt(x)); }
+float attune_mod_abs(const in float x)
+{
+    return uintBitsToFloat(floatBitsToUint(x) & 0x7fffffffu);
+}
+float attune_mod_floor(const in float x)
+{
+    return attune_mod_choose(attune_mod_is_finite(x), floor(x), x);
+}
+float attune_mod_ceil(const in float x)
+{
+    return attune_mod_choose(attune_mod_is_finite(x), ceil(x), x);
+}
+float attune_mod_exp(const in float x)
+{
+    return attune_mod_or_nan(!attune_mod_is_nan(x), exp(x));
+}
+float attune_mod_exp2(const in float x)
+{
+    return attune_mod_or_nan(!attune_mod_is_nan(x), exp2(x));
+}
+float attune_mod_log(const in float x)
+{
+    return attune_mod_or_nan(!attune_mod_is_below(x), log(x));
+}
+float attune_mod_log2(const in float x)
+{
+    return attune_mod_or_nan(!attune_mod_is_below(x), log2(x));
+}
+float attune_mod_sqrt(const in float x)
+{
+    return attune_mod_or_nan(!attune_mod_is_below(x), sqrt(x));
+}
+float attune_mod_rsqrt(const in float x)
+{
+    return attune_mod_or_nan(!attune_mod_is_below(x), inversesqrt(x));
+}
 
 /* Drivers' own tanh is NaN past 88 on some, and cancels near 0 on others. Past 9.1 the nearest f32 is 1. */
 float attune_mod_tanh(const in float x)
@@ -111,8 +153,14 @@ float attune_mod_reduce_angle(const in float x)
     return r;
 }
 
-float attune_mod_sin(const in float x) { return attune_mod_or_nan(attune_mod_is_finite(x), sin(attune_mod_reduce_angle(x))); }
-float attune_mod_cos(const in float x) { return attune_mod_or_nan(attune_mod_is_finite(x), cos(attune_mod_reduce_angle(x))); }
+float attune_mod_sin(const in float x)
+{
+    return attune_mod_or_nan(attune_mod_is_finite(x), sin(attune_mod_reduce_angle(x)));
+}
+float attune_mod_cos(const in float x)
+{
+    return attune_mod_or_nan(attune_mod_is_finite(x), cos(attune_mod_reduce_angle(x)));
+}
 
 /* C's pow; GLSL leaves negative and zero bases undefined. */
 float attune_mod_pow(const in float x, const in float y)
@@ -193,11 +241,26 @@ uint attune_mod_bits(const in uvec3 a)
     return a.z != 0u ? word : 0u;
 }
 
-int attune_mod_i32(const in uvec3 a) { return int(attune_mod_bits(a)); }
-int attune_mod_u8(const in uvec3 a) { return int(attune_mod_bits(a) & 255u); }
-bool attune_mod_bool(const in uvec3 a) { return (attune_mod_bits(a) & 255u) != 0u; }
-float attune_mod_f32(const in uvec3 a) { return uintBitsToFloat(attune_mod_bits(a)); }
-float attune_mod_bf16(const in uvec3 a) { return uintBitsToFloat(attune_mod_bits(a) << 16); }
+int attune_mod_i32(const in uvec3 a)
+{
+    return int(attune_mod_bits(a));
+}
+int attune_mod_u8(const in uvec3 a)
+{
+    return int(attune_mod_bits(a) & 255u);
+}
+bool attune_mod_bool(const in uvec3 a)
+{
+    return (attune_mod_bits(a) & 255u) != 0u;
+}
+float attune_mod_f32(const in uvec3 a)
+{
+    return uintBitsToFloat(attune_mod_bits(a));
+}
+float attune_mod_bf16(const in uvec3 a)
+{
+    return uintBitsToFloat(attune_mod_bits(a) << 16);
+}
 
 /* Clamped to i32. The address is a multiple of 8: its second half needs no carry. */
 int attune_mod_i64(const in uvec3 a)
