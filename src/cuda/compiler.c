@@ -540,6 +540,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     const attune__cuda_family *family = NULL;
     attune__cuda_entry entry = {0};
     ATTUNE__TRY(attune__cuda_entry_of(desc->choice, role, &family, &entry));
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): entry_of succeeded */
     *kernel = begin_kernel(entry.file, architecture, role == ATTUNE__CUDA_DELTA ? "" : family->suffix);
     attune__cuda_define(kernel, "DTYPE", dtype_number(s->k_dtype));
     if (s->q_dtype != s->k_dtype)
