@@ -16,18 +16,22 @@
 #extension GL_KHR_shader_subgroup_vote : require
 
 #include "arguments.glsl"
+#include "elements.glsl"
 #include "mods.glsl"
 
 layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
 #include "layout_registers.h"
-#include "forward_tile.glsl"
-#include "forward_matrices.glsl"
+#include "block_lists.glsl"
 
-#define MATRIX_A   coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseA>
-#define MATRIX_B   coopmat<float16_t, gl_ScopeSubgroup, MATRIX_N, MATRIX_N, gl_MatrixUseB>
-#define MATRIX_F16 coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
-#define MATRIX_F32 coopmat<float, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
+#define MATRIX_A     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseA>
+#define MATRIX_B     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_N, MATRIX_N, gl_MatrixUseB>
+#define MATRIX_F16   coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
+#define MATRIX_F32   coopmat<float, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
+#define ROW_MAJOR    gl_CooperativeMatrixLayoutRowMajor
+#define COLUMN_MAJOR gl_CooperativeMatrixLayoutColumnMajor
+
+const uint FETCHED = FETCH * THREADS;
 
 /*
  * The fragment layout, by a lane's element e. QUADS: four lanes share two rows, eight apart, and each has two
@@ -81,12 +85,62 @@ float sum_across(const in float value)
     return x;
 }
 
+/* O is rescaled only when the row maximum rises by more than this power of two. That is rare, and weights stay far
+ * below the largest f16. */
+const float RESCALE_THRESHOLD = SCORE ? 8.0 * LN2 : 8.0;
+
+/* subgroupBarrier orders images and buffers too, for which some drivers wait. */
+void wait_subgroup()
+{
+    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
+}
+
 uvec2 address_sum(const in uvec2 a, const in uvec2 b)
 {
     uint carry;
     uint low = uaddCarry(a.x, b.x, carry);
     return uvec2(low, a.y + b.y + carry);
 }
+
+/* Loads are begun long before their values are stored to shared memory, so that arithmetic hides their latency. */
+#define FETCH_ROWS(from, stride, kv, groups, dim)                                                                      \
+    if (aligned) {                                                                                                     \
+        uint n = tid / (groups), g = tid % (groups);                                                                   \
+        uvec2 at = address_add(address_step(from, (kv) + n, stride), g * 16u);                                         \
+        [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                                 \
+            if (THREADS % (groups) != 0u) {                                                                            \
+                n = (tid + f * THREADS) / (groups), g = (tid + f * THREADS) % (groups);                                \
+                at = address_add(address_step(from, (kv) + n, stride), g * 16u);                                       \
+            }                                                                                                          \
+            fetched[f] = fetch(at, true,                                                                               \
+                               (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N) &&                                       \
+                                   (8u * (groups) == (dim) || g < (dim) / 8u) && (kv) + n < kv_len);                   \
+            n += THREADS / (groups);                                                                                   \
+            at = address_sum(at, stride##_step);                                                                       \
+        }                                                                                                              \
+    }
+
+/* Groups that FETCH does not cover, or that are not aligned, are loaded here. */
+#define STORE_ROWS(where, from, stride, kv, groups, dim, row_stride, look)                                             \
+    {                                                                                                                  \
+        if (aligned)                                                                                                   \
+            [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                             \
+                uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
+                if (look && masked && is_non_finite(fetched[f]))                                                       \
+                    non_finite[0] = step;                                                                              \
+                if (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N)                                                      \
+                    memory[(where) + n * (row_stride) + g] = fetched[f].low;                                           \
+            }                                                                                                          \
+        if (!aligned || FETCHED < BLOCK_N * (groups))                                                                  \
+            [[dont_unroll]] for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS) {      \
+                uint n = i / (groups), g = i % (groups);                                                               \
+                Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
+                                   g < (dim) / 8u && (kv) + n < kv_len);                                               \
+                if (look && masked && is_non_finite(late))                                                             \
+                    non_finite[0] = step;                                                                              \
+                memory[(where) + n * (row_stride) + g] = late.low;                                                     \
+            }                                                                                                          \
+    }
 
 /* Codes for NaN and the infinities, so that a sum of up to 255 codes shows which occurred. A weight of 0 times any of
  * them is NaN: such a pair multiplies its code by CODE_NAN. */
@@ -108,270 +162,255 @@ float value_of_codes(const in float sum)
                                          : 0.0;
 }
 
-uint q_base, p_base;  /* the subgroup's rows of Q and P in `memory` */
-uvec2 k_step, v_step; /* bytes between the groups that an invocation loads */
-MATRIX_A held[HELD_COUNT];
-MATRIX_F32 s[S_COUNT];
-MATRIX_F32 o[O_COUNT];
-uint allowed[S_COUNT]; /* bits of a lane's elements of S */
+void main()
+{
+    attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
+    uint lane = gl_SubgroupInvocationID, warp = gl_SubgroupID, tid = warp * LANES + lane;
+    TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
+    uvec2 q_plane = plane(args.q, coord.b, coord.h0), k_plane = plane(args.k, coord.b, coord.kv_h),
+          v_plane = plane(args.v, coord.b, coord.kv_h);
+    uvec2 q_stride_h = args.q.stride_h, q_stride = args.q.stride_row, k_stride = args.k.stride_row,
+          v_stride = args.v.stride_row;
+    uvec2 k_stride_step = address_step(uvec2(0u), THREADS / K_GROUPS, k_stride),
+          v_stride_step = address_step(uvec2(0u), THREADS / V_GROUPS, v_stride);
+    bool aligned = ALIGNED ||
+                   (args.flags & (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V)) ==
+                       (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V),
+         o_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u;
+    uint kv_len = args.kv_len, kv_block = args.kv_block;
+    float factor = args.scale * (SCORE ? 1.0 : LOG2E);
 
-/* The rows whose elements this lane has: the maximum that scores are relative to, and the true one; the lane's part of
- * the sum, and of the sum of weights rounded to f16, which divides O. */
-uint row_q[ALL_ROWS], row_h[ALL_ROWS];
-float m[ALL_ROWS], row_max[ALL_ROWS], l[ALL_ROWS], weight[ALL_ROWS];
-float alpha[ALL_ROWS]; /* the rescale factors of a tile */
-
-/* Loads are begun long before their values are stored to shared memory, so that arithmetic hides their latency. */
-#define LOAD_ROWS(from, stride, step, kv, groups, dim)                                                                 \
-    if (aligned) {                                                                                                     \
-        uint n = tid / (groups), g = tid % (groups);                                                                   \
-        uvec2 at = address_add(address_step(from, (kv) + n, stride), g * 16u);                                         \
-        [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                                 \
-            if (THREADS % (groups) != 0u) {                                                                            \
-                n = (tid + f * THREADS) / (groups), g = (tid + f * THREADS) % (groups);                                \
-                at = address_add(address_step(from, (kv) + n, stride), g * 16u);                                       \
-            }                                                                                                          \
-            fetched[f] = fetch(at, true,                                                                               \
-                               (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N) &&                                       \
-                                   (8u * (groups) == (dim) || g < (dim) / 8u) && (kv) + n < kv_len);                   \
-            n += THREADS / (groups);                                                                                   \
-            at = address_sum(at, step);                                                                                \
-        }                                                                                                              \
+    /* The rows whose elements this invocation has. */
+    uint row_q[ALL_ROWS], row_h[ALL_ROWS];
+    float m[ALL_ROWS], row_max[ALL_ROWS]; /* the maximum that scores are relative to; the true one */
+    float l[ALL_ROWS],
+        weight[ALL_ROWS]; /* this lane's part of the sum, and of the sum of weights rounded to f16, which divides O */
+    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
+        uint row = warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane);
+        row_q[i] = coord.q0 + query_of(row, coord.queries);
+        row_h[i] = coord.h0 + head_of(row, coord.queries);
+        m[i] = row_max[i] = LOWEST;
+        l[i] = weight[i] = 0.0;
     }
 
-#define SCAN_V(group)                                                                                                  \
-    if (masked && is_non_finite(group))                                                                                \
-        non_finite[0] = step;
+    Group fetched[FETCH];
+    BlockIterator next = block_iterator_begin(args, coord);
+    bool more = block_iterator_next(next, kv_block, kv_len);
+    if (more)
+        FETCH_ROWS(k_plane, k_stride, next.row0, K_GROUPS, HEAD_DIM)
 
-/* 1: load Q */
-void load_q()
-{
+    /* 1: load Q */
+    if (tid == 0u)
+        non_finite[0] = 0u;
     [[dont_unroll]] for (uint i = tid; i < BLOCK_M * K_GROUPS; i += THREADS) {
         uint r = i / K_GROUPS, g = i % K_GROUPS;
-        uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h), row_query(r), q_stride);
+        uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),
+                                coord.q0 + query_of(r, coord.queries), q_stride);
         Group q8 = fetch(Q_TYPE, address_add(at, g * 8u * bytes_of(Q_TYPE)), aligned,
                          r < coord.rows && g < HEAD_DIM / 8u);
         memory[Q_OFFSET + r * K_STRIDE + g] = convert(Q_TYPE, q8, TYPE);
     }
     barrier();
+    const uint q_base = Q_OFFSET + warp * ROWS * K_STRIDE, p_base = P_OFFSET + warp * ROWS * P_STRIDE;
+    MATRIX_A held[HELD_COUNT];
     if (HOLD_Q)
         [[unroll]] for (uint i = 0u; i < HELD_COUNT; i++)
             coopMatLoad(held[i], memory, q_base + i / Q_TILES * MATRIX_M * K_STRIDE + i % Q_TILES * (MATRIX_N / 8u),
                         K_STRIDE, ROW_MAJOR);
-}
+    MATRIX_F32 o[O_COUNT];
+    [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
+        o[i] = MATRIX_F32(0.0);
+    barrier();
 
-/* 2: load K */
-void load_k(const in uint kv0)
-{
-    LOAD_ROWS(k_plane, k_stride, k_step, kv0, K_GROUPS, HEAD_DIM)
-}
+    [[dont_unroll]] for (uint step = 1u; more; step++) {
+        const uint kv0 = next.row0, kind = next.kind;
+        more = block_iterator_next(next, kv_block, kv_len);
+        bool masked = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
 
-void write_k(const in uint kv0)
-{
-    WRITE_ROWS(0u, k_plane, k_stride, kv0, K_GROUPS, HEAD_DIM, K_STRIDE, NO_SCAN)
-}
+        /* 2: load K; V has other shared memory, so that no barrier is needed before this */
+        STORE_ROWS(0u, k_plane, k_stride, kv0, K_GROUPS, HEAD_DIM, K_STRIDE, false)
+        FETCH_ROWS(v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V)
+        barrier();
 
-/* For stage 6. */
-void load_v(const in uint kv0)
-{
-    LOAD_ROWS(v_plane, v_stride, v_step, kv0, V_GROUPS, HEAD_DIM_V)
-}
-
-void write_v(const in uint kv0, const in bool masked, const in uint step)
-{
-    WRITE_ROWS(V_OFFSET, v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, SCAN_V)
-}
-
-/* 3: S = Q K^T */
-void compute_s()
-{
-    [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-        s[i] = MATRIX_F32(0.0);
-    if (HOLD_Q)
-        [[unroll]] for (uint t = 0u; t < Q_TILES; t++)
-            [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
-                MATRIX_B b;
-                coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
+        /* 3: S = Q K^T */
+        MATRIX_F32 s[S_COUNT];
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+            s[i] = MATRIX_F32(0.0);
+        if (HOLD_Q)
+            [[unroll]] for (uint t = 0u; t < Q_TILES; t++)
+                [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
+                    MATRIX_B b;
+                    coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
+                    [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                        s[r * S_TILES + j] = coopMatMulAdd(held[r * Q_TILES + t], b, s[r * S_TILES + j]);
+                }
+        else
+            [[dont_unroll]] for (uint t = 0u; t < Q_TILES; t++) {
+                MATRIX_A a[ROW_TILES];
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                    s[r * S_TILES + j] = coopMatMulAdd(held[r * Q_TILES + t], b, s[r * S_TILES + j]);
+                    coopMatLoad(a[r], memory, q_base + r * MATRIX_M * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE,
+                                ROW_MAJOR);
+                [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
+                    MATRIX_B b;
+                    coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
+                    [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                        s[r * S_TILES + j] = coopMatMulAdd(a[r], b, s[r * S_TILES + j]);
+                }
             }
-    else
-        [[dont_unroll]] for (uint t = 0u; t < Q_TILES; t++) {
-            MATRIX_A a[ROW_TILES];
-            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                coopMatLoad(a[r], memory, q_base + r * MATRIX_M * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, ROW_MAJOR);
-            [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
-                MATRIX_B b;
-                coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
-                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                    s[r * S_TILES + j] = coopMatMulAdd(a[r], b, s[r * S_TILES + j]);
+
+        /* 4: score and mask */
+        uint allowed[S_COUNT];
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
+            allowed[i] = 0xffffffffu;
+            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                float x = s[i][e] * factor;
+                if (SCORE) {
+                    uint row = i / S_TILES * ROW_COUNT + row_of(e);
+                    uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
+                    x = attune_score(x, int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.score_mod);
+                }
+                s[i][e] = x;
             }
         }
-}
-
-/* 4: score and mask; a forbidden pair is LOWEST */
-void apply_mods(const in KeyTile tile)
-{
-    [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-        allowed[i] = 0xffffffffu;
-        [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-            float x = s[i][e] * factor;
-            if (SCORE) {
-                uint row = i / S_TILES * ROW_COUNT + row_of(e);
-                uint kv = tile.kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
-                x = attune_score(x, int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.score_mod);
-            }
-            s[i][e] = x;
-        }
-    }
-    if (tile.masked) {
-        /* Without branches, so that the loads of all pairs are in flight together; captures check indices. */
-        if (tile.is_partial)
+        if (masked) {
+            /* Without branches, so that the loads of all pairs are in flight together; captures check indices. */
+            if (MASK && kind != 0u)
+                [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+                    [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                        uint row = i / S_TILES * ROW_COUNT + row_of(e);
+                        uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
+                        bool may = attune_mask(int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.mask_mod);
+                        allowed[i] &= may ? ~0u : ~(1u << e);
+                    }
             [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
                 [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                    uint row = i / S_TILES * ROW_COUNT + row_of(e);
-                    uint kv = tile.kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
-                    bool may = attune_mask(int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.mask_mod);
-                    allowed[i] &= may ? ~0u : ~(1u << e);
+                    uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
+                    allowed[i] &= kv < kv_len ? ~0u : ~(1u << e);
+                    s[i][e] = (allowed[i] >> e & 1u) != 0u ? s[i][e] : LOWEST;
                 }
+        }
+
+        /* 5: online softmax */
+        float most[ALL_ROWS], alpha[ALL_ROWS];
+        [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
+            most[i] = LOWEST;
         [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
             [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                uint kv = tile.kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
-                allowed[i] &= kv < kv_len ? ~0u : ~(1u << e);
-                s[i][e] = (allowed[i] >> e & 1u) != 0u ? s[i][e] : LOWEST;
+                uint row = i / S_TILES * ROW_COUNT + row_of(e);
+                most[row] = max(most[row], s[i][e]);
             }
-    }
-}
-
-/* 5: online softmax; P to shared memory. Returns whether O is to be rescaled. */
-bool online_softmax(const in bool masked)
-{
-    float most[ALL_ROWS];
-    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
-        most[i] = LOWEST;
-    [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-        [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-            uint row = i / S_TILES * ROW_COUNT + row_of(e);
-            most[row] = max(most[row], s[i][e]);
+        bool rescale = false;
+        [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
+            most[i] = largest_across(most[i]);
+            row_max[i] = max(row_max[i], most[i]);
+            /* The first tile always rescales: LOWEST is far below every score. */
+            bool follow = most[i] > m[i] + RESCALE_THRESHOLD;
+            rescale = rescale || follow;
+            float before = m[i];
+            m[i] = follow ? most[i] : m[i];
+            alpha[i] = exp2((before - m[i]) * TO_LOG2);
+            l[i] *= alpha[i];
+            weight[i] *= alpha[i];
         }
-    bool rescale = false;
-    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
-        most[i] = largest_across(most[i]);
-        row_max[i] = max(row_max[i], most[i]);
-        /* The first tile always rescales: LOWEST is far below every score. */
-        bool follow = most[i] > m[i] + RESCALE_THRESHOLD;
-        rescale = rescale || follow;
-        float before = m[i];
-        m[i] = follow ? most[i] : m[i];
-        alpha[i] = exp2((before - m[i]) * TO_LOG2);
-        l[i] *= alpha[i];
-        weight[i] *= alpha[i];
-    }
-    [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-        MATRIX_F16 p;
-        [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-            uint row = i / S_TILES * ROW_COUNT + row_of(e);
-            float x = exp2((s[i][e] - m[row]) * TO_LOG2);
-            if (masked)
-                x = (allowed[i] >> e & 1u) != 0u ? x : 0.0;
-            l[row] += x;
-            float16_t h = float16_t(x);
-            weight[row] += float(h);
-            p[e] = h;
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
+            MATRIX_F16 p;
+            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                uint row = i / S_TILES * ROW_COUNT + row_of(e);
+                float x = exp2((s[i][e] - m[row]) * TO_LOG2);
+                if (masked)
+                    x = (allowed[i] >> e & 1u) != 0u ? x : 0.0;
+                l[row] += x;
+                float16_t h = float16_t(x);
+                weight[row] += float(h);
+                p[e] = h;
+            }
+            coopMatStore(p, memory, p_base + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u),
+                         P_STRIDE, ROW_MAJOR);
         }
-        coopMatStore(p, memory, p_base + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u), P_STRIDE,
-                     ROW_MAJOR);
-    }
-    return rescale;
-}
 
-void rescale_o(const in bool rescale)
-{
-    if (subgroupAny(rescale))
-        [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
-            [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-                o[i][e] *= alpha[i / O_TILES * ROW_COUNT + row_of(e)];
-}
+        STORE_ROWS(V_OFFSET, v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, true)
+        if (more)
+            FETCH_ROWS(k_plane, k_stride, next.row0, K_GROUPS, HEAD_DIM)
+        if (subgroupAny(rescale))
+            [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+                    o[i][e] *= alpha[i / O_TILES * ROW_COUNT + row_of(e)];
+        barrier();
 
-/* The non-finite slow path, since 0 times NaN is NaN where the pair is forbidden: V's NaN and infinities become 0, and
- * their codes, in the shared memory of K, are summed over the allowed pairs. */
-void replace_non_finite()
-{
-    [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS) {
-        uint at = i / V_GROUPS * V_STRIDE + i % V_GROUPS;
-        uvec4 value = memory[V_OFFSET + at], code;
-        [[unroll]] for (uint w = 0u; w < 4u; w++) {
-            uint low = code_of(value[w] & 0xffffu), high = code_of(value[w] >> 16);
-            code[w] = low | high << 16;
-            value[w] &= (low != 0u ? 0u : 0xffffu) | (high != 0u ? 0u : 0xffff0000u);
+        /* The non-finite slow path, since 0 times NaN is NaN where the pair is forbidden: V's NaN and infinities become
+         * 0, and their codes, in the shared memory of K, are summed over the allowed pairs. */
+        bool codes = masked && non_finite[0] == step;
+        if (codes) {
+            [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS) {
+                uint at = i / V_GROUPS * V_STRIDE + i % V_GROUPS;
+                uvec4 value = memory[V_OFFSET + at], code;
+                [[unroll]] for (uint w = 0u; w < 4u; w++) {
+                    uint low = code_of(value[w] & 0xffffu), high = code_of(value[w] >> 16);
+                    code[w] = low | high << 16;
+                    value[w] &= (low != 0u ? 0u : 0xffffu) | (high != 0u ? 0u : 0xffff0000u);
+                }
+                memory[at] = code;
+                memory[V_OFFSET + at] = value;
+            }
+            barrier();
         }
-        memory[at] = code;
-        memory[V_OFFSET + at] = value;
-    }
-    barrier();
-}
 
-void add_non_finite()
-{
-    wait_subgroup(); /* P has been read */
-    [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-        const uint at = p_base + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u);
-        MATRIX_F16 p;
-        coopMatLoad(p, memory, at, P_STRIDE, ROW_MAJOR);
-        wait_subgroup();
-        [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-            float counted = is_zero(float(p[e])) ? CODE_NAN : 1.0;
-            p[e] = float16_t((allowed[i] >> e & 1u) != 0u ? counted : 0.0);
-        }
-        coopMatStore(p, memory, at, P_STRIDE, ROW_MAJOR);
-    }
-    wait_subgroup();
-    [[dont_unroll]] for (uint i = 0u; i < O_COUNT; i++) {
-        MATRIX_F32 sum = MATRIX_F32(0.0);
+        /* 6: O += P V */
         [[dont_unroll]] for (uint n = 0u; n < S_TILES; n++) {
-            MATRIX_A a;
-            MATRIX_B b;
-            coopMatLoad(a, memory, p_base + i / O_TILES * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE,
-                        ROW_MAJOR);
-            coopMatLoad(b, memory, n * MATRIX_N * V_STRIDE + i % O_TILES * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
-            sum = coopMatMulAdd(a, b, sum);
-        }
-        [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-            sum[e] = value_of_codes(sum[e]);
-        [[unroll]] for (uint t = 0u; t < O_COUNT; t++)
-            if (t == i)
-                o[t] = o[t] + sum;
-    }
-    barrier();
-}
-
-/* 6: O += P V */
-void accumulate_o()
-{
-    [[dont_unroll]] for (uint n = 0u; n < S_TILES; n++) {
-        MATRIX_A a[ROW_TILES];
-        [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-            coopMatLoad(a[r], memory, p_base + r * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE, ROW_MAJOR);
-        [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
-            MATRIX_B b;
-            coopMatLoad(b, memory, V_OFFSET + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
+            MATRIX_A a[ROW_TILES];
             [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                o[r * O_TILES + t] = coopMatMulAdd(a[r], b, o[r * O_TILES + t]);
+                coopMatLoad(a[r], memory, p_base + r * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE, ROW_MAJOR);
+            [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
+                MATRIX_B b;
+                coopMatLoad(b, memory, V_OFFSET + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
+                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                    o[r * O_TILES + t] = coopMatMulAdd(a[r], b, o[r * O_TILES + t]);
+            }
+        }
+        if (codes) {
+            wait_subgroup(); /* P has been read */
+            [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
+                const uint at = p_base + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u);
+                MATRIX_F16 p;
+                coopMatLoad(p, memory, at, P_STRIDE, ROW_MAJOR);
+                wait_subgroup();
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                    float counted = is_zero(float(p[e])) ? CODE_NAN : 1.0;
+                    p[e] = float16_t((allowed[i] >> e & 1u) != 0u ? counted : 0.0);
+                }
+                coopMatStore(p, memory, at, P_STRIDE, ROW_MAJOR);
+            }
+            wait_subgroup();
+            [[dont_unroll]] for (uint i = 0u; i < O_COUNT; i++) {
+                MATRIX_F32 sum = MATRIX_F32(0.0);
+                [[dont_unroll]] for (uint n = 0u; n < S_TILES; n++) {
+                    MATRIX_A a;
+                    MATRIX_B b;
+                    coopMatLoad(a, memory, p_base + i / O_TILES * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE,
+                                ROW_MAJOR);
+                    coopMatLoad(b, memory, n * MATRIX_N * V_STRIDE + i % O_TILES * (MATRIX_N / 8u), V_STRIDE,
+                                ROW_MAJOR);
+                    sum = coopMatMulAdd(a, b, sum);
+                }
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+                    sum[e] = value_of_codes(sum[e]);
+                [[unroll]] for (uint t = 0u; t < O_COUNT; t++)
+                    if (t == i)
+                        o[t] = o[t] + sum;
+            }
+            barrier();
         }
     }
-}
 
-/* 7: store O and LSE, or the partial result of a split, through shared memory so that stores are contiguous */
-void store_o()
-{
-    begin_store();
+    /* 7: store O and LSE, or the partial result of a split, through shared memory so that stores are contiguous */
+    bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
     float scale[ALL_ROWS];
     [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
         l[i] = sum_across(l[i]);
         weight[i] = sum_across(weight[i]);
         /* Partial results are relative to the true maximum. */
         float sum = split ? exp2((m[i] - row_max[i]) * TO_LOG2) * l[i] : 1.0;
-        scale[i] = is_zero(l[i]) ? is_partial_result ? 1.0 : 0.0 : sum / weight[i];
+        scale[i] = is_zero(l[i]) ? partial ? 1.0 : 0.0 : sum / weight[i];
     }
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
         [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
@@ -385,9 +424,17 @@ void store_o()
                 vec4(m[i], row_max[i], l[i], 0.0));
     barrier();
     [[dont_unroll]] for (uint row = tid; row < coord.rows; row += THREADS) {
+        uint q_row = coord.q0 + query_of(row, coord.queries), h = coord.h0 + head_of(row, coord.queries);
         vec3 of_row = uintBitsToFloat(memory[row].xyz);
-        store_row_state(row_head(row), row_query(row), of_row.x, of_row.z, of_row.y,
-                        of_row.z * exp2((of_row.x - of_row.y) * TO_LOG2));
+        if (split) {
+            uint at = ((coord.b * args.heads + h) * args.q_len + q_row) * args.splits + coord.split;
+            uvec2 to = address_step(args.partials_ml, at, uvec2(8u, 0u));
+            OutWord(to).value = floatBitsToUint(of_row.y);
+            OutWord(address_add(to, 4u)).value = floatBitsToUint(of_row.z * exp2((of_row.x - of_row.y) * TO_LOG2));
+        } else {
+            store_row(args.lse, coord.b, h, q_row, lse_bits(of_row.x, of_row.z));
+            store_row(args.row_max, coord.b, h, q_row, row_max_bits(of_row.y, of_row.z));
+        }
     }
     [[dont_unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK) {
         barrier();
@@ -401,71 +448,19 @@ void store_o()
         const uint groups = O_CHUNK * MATRIX_N / 4u;
         [[dont_unroll]] for (uint i = tid; i < BLOCK_M * groups; i += THREADS) {
             uint r = i / groups, g = i % groups, column = t0 * MATRIX_N + 4u * g;
-            if (r < coord.rows && column < HEAD_DIM_V)
-                store_columns(row_head(r), row_query(r), column, uintBitsToFloat(memory[r * O_STRIDE + g]));
+            uint q_row = coord.q0 + query_of(r, coord.queries), h = coord.h0 + head_of(r, coord.queries);
+            if (r < coord.rows && column < HEAD_DIM_V) {
+                vec4 value = uintBitsToFloat(memory[r * O_STRIDE + g]);
+                if (split) {
+                    uint to = ((coord.b * args.heads + h) * args.q_len + q_row) * args.splits + coord.split;
+                    OutVec4(address_add(address_step(args.partials, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u))
+                        .value = value;
+                } else
+                    store4(O_TYPE,
+                           address_add(address_step(plane(args.o, coord.b, h), q_row, args.o.stride_row),
+                                       column * bytes_of(O_TYPE)),
+                           o_aligned, value);
+            }
         }
     }
-}
-
-void begin()
-{
-    lane = gl_SubgroupInvocationID;
-    warp = gl_SubgroupID;
-    tid = warp * LANES + lane;
-    q_base = Q_OFFSET + warp * ROWS * K_STRIDE;
-    p_base = P_OFFSET + warp * ROWS * P_STRIDE;
-    begin_tile();
-    k_step = address_step(uvec2(0u), THREADS / K_GROUPS, k_stride);
-    v_step = address_step(uvec2(0u), THREADS / V_GROUPS, v_stride);
-    factor = args.scale * (SCORE ? 1.0 : LOG2E);
-    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
-        uint row = warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane);
-        row_q[i] = row_query(row);
-        row_h[i] = row_head(row);
-        m[i] = row_max[i] = LOWEST;
-        l[i] = weight[i] = 0.0;
-    }
-    [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
-        o[i] = MATRIX_F32(0.0);
-}
-
-void main()
-{
-    begin();
-    BlockIterator next = block_iterator_begin(args, coord);
-    bool more = block_iterator_next(next, kv_block, kv_len);
-    if (more)
-        load_k(next.row0);
-    if (tid == 0u)
-        non_finite[0] = 0u;
-    load_q(); /* 1: load Q */
-    barrier();
-
-    [[dont_unroll]] for (uint step = 1u; more; step++) {
-        const KeyTile tile = key_tile_of(next);
-        more = block_iterator_next(next, kv_block, kv_len);
-
-        write_k(tile.kv0); /* 2: load K; V has other shared memory, so that no barrier is needed before this */
-        load_v(tile.kv0);
-        barrier();
-
-        compute_s();                                /* 3: S = Q K^T */
-        apply_mods(tile);                           /* 4: score and mask */
-        bool rescale = online_softmax(tile.masked); /* 5: online softmax */
-
-        write_v(tile.kv0, tile.masked, step);
-        if (more)
-            load_k(next.row0);
-        rescale_o(rescale);
-        barrier();
-
-        bool codes = tile.masked && non_finite[0] == step;
-        if (codes)
-            replace_non_finite();
-        accumulate_o(); /* 6: O += P V */
-        if (codes)
-            add_non_finite();
-    }
-
-    store_o(); /* 7: store O and LSE */
 }
