@@ -45,8 +45,9 @@ __device__ __forceinline__ void consume_narrow(const attune_cuda_arguments &a, c
 {
     float factor = HAVE_SCORE ? ATTUNE_LOG2E : a.scale * ATTUNE_LOG2E;
     pipeline_state pipe = {0, 0};
-    u32 ds_stage = 0;
+    u32 ds_stage = 0, dq_phase = 1;
     clear_head_sums(memory);
+    const thread_coord origin = coord_of_thread(memory);
     for (u32 tiles_done = 0;; tiles_done++) {
         consumer_wait<&control::queries>(c, pipe);
         tile_desc desc = c.descs[pipe.stage];
@@ -57,7 +58,8 @@ __device__ __forceinline__ void consume_narrow(const attune_cuda_arguments &a, c
         clear(dv);
         /* 1: wait for K and V */
         consumer_wait<&control::keys>(c, {0, tiles_done & 1});
-        thread_coord at = coord_of_thread(c, memory);
+        thread_coord at = origin;
+        at.kv += c.kv;
         while (!(desc.flags & TILE_END)) {
             u32 q_tile = memory + sm90::Q_OFFSET + pipe.stage * sm90::Q_BYTES,
                 do_tile = memory + sm90::DO_OFFSET + pipe.stage * sm90::DO_BYTES;
@@ -131,7 +133,9 @@ __device__ __forceinline__ void consume_narrow(const attune_cuda_arguments &a, c
             wgmma_wait<1>();
             accumulators_done(dq);
             /* 7: dQ is released to the producer, which adds it */
-            stage_dq(dq, c, memory, at.group, ds_stage ^ 1);
+            /* With capture gradients one register is enough: both change with every query tile. */
+            stage_dq(dq, c, memory, at.group, sm90::HAVE_CAPTURE_GRADIENTS ? ds_stage ^ 1 : dq_phase);
+            dq_phase ^= 1;
             wgmma_wait<0>();
             accumulators_done(dk);
             accumulators_done(dv);
@@ -143,7 +147,8 @@ __device__ __forceinline__ void consume_narrow(const attune_cuda_arguments &a, c
         consumer_release_converged<&control::keys>(c, {0, 0});
         advance(pipe);
         /* 9: store dK and dV */
-        store_dk_dv(dk, dv, a, g, desc.q, 0, at.group, first_key_of_thread(at.group));
+        store_dk_dv(dk, dv, a, g, desc.q, 0, at.group,
+                    sm90::HAVE_CAPTURE_GRADIENTS ? first_key_of_thread(at.group) : origin.kv);
     }
 }
 

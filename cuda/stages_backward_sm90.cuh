@@ -179,19 +179,20 @@ __device__ __forceinline__ int first_key_of_thread(int group)
     return (sm90::WIDE ? 0 : group * 64) + thread % 128 / 32 * 16 + thread % 32 / 4;
 }
 
-/* A consumer thread's warp group, its first key, and the descriptors of the warp group's K and V. */
+/* A consumer thread's warp group, its first key, and the descriptors of the warp group's K and V. coord_of_thread
+ * counts the key from the beginning of the tile. */
 struct thread_coord {
     int group, kv;
     u64 k, v;
 };
 
 /* GROUP: the warp group, unless both compute as many columns. */
-template <int GROUP = 0> __device__ __forceinline__ thread_coord coord_of_thread(const control &c, u32 memory)
+template <int GROUP = 0> __device__ __forceinline__ thread_coord coord_of_thread(u32 memory)
 {
     int group = sm90::EQUAL_GROUPS ? (int)threadIdx.x / 128 - 1 : GROUP, lane = (int)threadIdx.x % 32;
     int row = (sm90::WIDE ? 0 : group * 64) + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
     u32 keys = memory + (sm90::WIDE ? 0 : group * 64 * 128);
-    return {group, c.kv + row, describe_k_major(keys), describe_k_major(keys + sm90::K_BYTES)};
+    return {group, row, describe_k_major(keys), describe_k_major(keys + sm90::K_BYTES)};
 }
 
 /* Computes it again, where there are too few registers to keep it. */

@@ -62,7 +62,8 @@ __device__ __forceinline__ void consume_wide(const attune_cuda_arguments &a, con
         clear(dv);
         /* 1: wait for K and V */
         consumer_wait<&control::keys>(c, {0, tiles_done & 1});
-        thread_coord at = coord_of_thread<GROUP>(c, memory);
+        thread_coord at = coord_of_thread<GROUP>(memory);
+        at.kv += c.kv;
         while (!(desc.flags & TILE_END)) {
             u32 q_tile = memory + sm90::Q_OFFSET + pipe.stage * sm90::Q_BYTES,
                 do_tile = memory + sm90::DO_OFFSET + pipe.stage * sm90::DO_BYTES;
