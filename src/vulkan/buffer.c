@@ -86,7 +86,7 @@ attune_status attune__vulkan_buffer_wrap_device(attune_device *device, const voi
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     *made = (attune__vulkan_buffer){
-        .base = {device, size},
+        .base = {.device = device, .size = size},
         .handle = borrowed,
         .offset = offset,
         .address = address + offset,
