@@ -275,14 +275,14 @@ attune_status attune_mask_update(attune_mask *mask, attune_queue *queue, const a
 static attune_status check_host_lists(const attune_mask *mask, const char *name)
 {
     ATTUNE__TRY(attune__check_not_null(mask, name));
-    if (mask->from_tensor)
+    if (mask->from_tensor) {
+        /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a tensor mask always has one upload */
+        const attune_device *device = mask->uploads->device;
         return attune__fail(ATTUNE_UNSUPPORTED,
                             "%s is computed from a tensor and its lists are on device %s: to read them on the host, "
                             "create a mask of the tensor's values with attune_mask_create_dense",
-                            /*
-                             * NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a tensor mask always has one upload
-                             */
-                            name, mask->uploads->device->info.id);
+                            name, device->info.id);
+    }
     return ATTUNE_OK;
 }
 
