@@ -619,3 +619,23 @@ Test(choose, mixed_types)
                       "%zu", i);
     }
 }
+
+/* A fixed order needs a buffer for dQ, which wide heads have in the place of Q and dO if V is as wide as K. */
+Test(choose, fixed_order_of_wide_heads_on_hopper)
+{
+    static const struct {
+        uint32_t head_dim, head_dim_v;
+        const char *kernel;
+    } heads[] = {{256, 256, "cuda_sm90a"}, {200, 256, "cuda_sm90a"}, {256, 192, "cuda_sm80"}, {192, 192, "cuda_sm90a"}};
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        const attune_problem problem = {.struct_size = sizeof problem,
+                                        .direction = ATTUNE_BACKWARD,
+                                        .dtype = ATTUNE_BF16,
+                                        .head_dim = heads[i].head_dim,
+                                        .head_dim_v = heads[i].head_dim_v,
+                                        .heads = 8,
+                                        .q_len = 4096};
+        cr_expect_str_eq(plan("h200", &problem, "{\"DETERMINISTIC\": true}").kernel, heads[i].kernel, "%u, %u",
+                         heads[i].head_dim, heads[i].head_dim_v);
+    }
+}
