@@ -263,6 +263,11 @@ bool cli_dtype(const char *option, const char *text, attune_dtype *dtype)
     return false;
 }
 
+bool cli_optional_dtype(const char *option, const char *text, attune_dtype *dtype)
+{
+    return !text || !*text || cli_dtype(option, text, dtype);
+}
+
 bool cli_next_word(const char **list, char *word, size_t size)
 {
     while (**list == ',')

@@ -68,6 +68,8 @@ bool cli_scale(const char *text, double *value);
 /* "32,8" or "32": the second is then `second`. */
 bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, int64_t value[2], int64_t second);
 bool cli_dtype(const char *option, const char *text, attune_dtype *dtype);
+/* The same for an option that may be left out: NULL or "" changes nothing. */
+bool cli_optional_dtype(const char *option, const char *text, attune_dtype *dtype);
 /* Copies the next word of a comma list; false at its end. */
 bool cli_next_word(const char **list, char *word, size_t size);
 /* Parses kernel options from JSON; *out is NULL if text is NULL or empty. */

@@ -389,8 +389,8 @@ int cmd_check(int argc, char **argv)
             return EXIT_USAGE;
         dtype_count = 1;
     }
-    if ((*o.kv_dtype_text && !cli_dtype("--kv-dtype", o.kv_dtype_text, &o.kv_dtype)) ||
-        (*o.o_dtype_text && !cli_dtype("--o-dtype", o.o_dtype_text, &o.o_dtype)) ||
+    if (!cli_optional_dtype("--kv-dtype", o.kv_dtype_text, &o.kv_dtype) ||
+        !cli_optional_dtype("--o-dtype", o.o_dtype_text, &o.o_dtype) ||
         !cli_kernel_options(o.kernel_options, &storage, &o.kernel))
         return EXIT_USAGE;
     if (*o.file && *o.folder) {

@@ -187,8 +187,8 @@ static bool choose_types(compile_run *run)
         if (!cli_dtype("--dtype", word, &run->dtypes[run->dtype_count++]))
             return false;
     }
-    if ((*run->options.kv_dtype && !cli_dtype("--kv-dtype", run->options.kv_dtype, &run->kv_dtype)) ||
-        (*run->options.o_dtype && !cli_dtype("--o-dtype", run->options.o_dtype, &run->o_dtype)))
+    if (!cli_optional_dtype("--kv-dtype", run->options.kv_dtype, &run->kv_dtype) ||
+        !cli_optional_dtype("--o-dtype", run->options.o_dtype, &run->o_dtype))
         return false;
     for (const char *list = run->options.head_dims; cli_next_word(&list, word, sizeof word);) {
         if (run->dim_count == MOST_DIMS) {

@@ -144,9 +144,9 @@ int cmd_run(int argc, char **argv)
     }
     if (!outputs_find(outputs, OUTPUTS))
         goto done;
-    if (!names || (*o.dtype && !cli_dtype("--dtype", o.dtype, &dtype)) ||
-        (*o.kv_dtype && !cli_dtype("--kv-dtype", o.kv_dtype, &kv_dtype)) ||
-        (*o.o_dtype && !cli_dtype("--o-dtype", o.o_dtype, &a.o_dtype)) ||
+    if (!names || !cli_optional_dtype("--dtype", o.dtype, &dtype) ||
+        !cli_optional_dtype("--kv-dtype", o.kv_dtype, &kv_dtype) ||
+        !cli_optional_dtype("--o-dtype", o.o_dtype, &a.o_dtype) ||
         (*o.block && !cli_pair("--block", o.block, 16, 1024, block, 0)) ||
         !cli_kernel_options(o.kernel_options, &storage, &job.options) || !read_input("--q", o.q, dtype, &a.q) ||
         !read_input("--k", o.k, kv_dtype ? kv_dtype : dtype, &a.k) ||
