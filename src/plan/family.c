@@ -51,7 +51,7 @@ attune_status attune__check_kernel_name(const char *prefix, const char *name)
                         nearest ? ": did you mean \"" : "", nearest ? nearest : "", nearest ? "\"?" : "");
 }
 
-static const char *refuses_dtype(const attune__family *family, const attune__search *search, char *why, size_t size)
+static const char *reject_dtype(const attune__family *family, const attune__search *search, char *why, size_t size)
 {
     const attune_limits *limits = search->limits;
     const attune__shape *s = search->shape;
@@ -85,7 +85,7 @@ static const char *matrix_name(uint32_t missing)
                                               : "cooperative matrix";
 }
 
-const char *attune__family_refuses(const attune__family *family, const attune__search *search, char *why, size_t size)
+const char *attune__family_reject(const attune__family *family, const attune__search *search, char *why, size_t size)
 {
     const attune_limits *limits = search->limits;
     uint32_t missing = family->matrix & ~limits->matrix;
@@ -97,10 +97,10 @@ const char *attune__family_refuses(const attune__family *family, const attune__s
         return "the device has no subgroup operations";
     if (family->host && !limits->host)
         return "the device is no CPU";
-    if (!family->reads[search->pass])
+    if (!family->options[search->pass])
         return "it has no such pass";
-    const char *refused = refuses_dtype(family, search, why, size);
-    return !refused && family->refuses ? family->refuses(search) : refused;
+    const char *rejected = reject_dtype(family, search, why, size);
+    return !rejected && family->reject_problem ? family->reject_problem(search) : rejected;
 }
 
 void attune__tile_print(const attune__tile *tile, char *buffer, size_t size)
@@ -175,7 +175,7 @@ void attune__clamp_decode(const attune__search *search, attune__tile *tile, uint
         *m /= 2;
 }
 
-static const char *refuse_number(const attune__tile *tile, attune__option number, uint32_t multiple, uint32_t most,
+static const char *reject_number(const attune__tile *tile, attune__option number, uint32_t multiple, uint32_t most,
                                  uint32_t block, attune__option *option)
 {
     uint32_t value = tile->value[number];
@@ -191,7 +191,7 @@ static const char *refuse_number(const attune__tile *tile, attune__option number
     return NULL;
 }
 
-const char *attune__refuse_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
+const char *attune__reject_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
                                    uint32_t most, attune__option *option)
 {
     static const attune__option forward[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N};
@@ -203,7 +203,7 @@ const char *attune__refuse_numbers(const attune__search *search, const attune__t
         /* A decode tile has the rows of several heads, all in the mask's first block row. */
         if (search->pass == ATTUNE__PASS_DECODE && i == 0)
             block = 0;
-        const char *why = refuse_number(tile, back ? backward[i] : forward[i], multiple, most, block, option);
+        const char *why = reject_number(tile, back ? backward[i] : forward[i], multiple, most, block, option);
         if (why)
             return why;
     }

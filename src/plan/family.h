@@ -73,22 +73,23 @@ typedef struct attune__family {
     bool tma;         /* USE_TMA is ON here; elsewhere it is OFF */
     uint32_t dtypes;  /* bits 1 << attune_dtype: of k and v */
     uint32_t mixes;   /* bits 1 << attune__pass: passes in which q and o may be f32, f16 or bf16 for any k and v */
-    uint32_t
-        unordered; /* bits 1 << attune__pass: passes whose results depend on the order in which workgroups finish */
-    bool (*orders)(const attune__search *search); /* whether it is deterministic with DETERMINISTIC on; NULL = never,
-                                                     and the family is then skipped */
-    const char *(*refuses)(
-        const attune__search *search); /* why it does not support the problem; NULL, or returns NULL = it does */
-    /* Why the kernel is chosen only by name (KERNEL); NULL, or returns NULL = it is chosen automatically. */
-    const char *(*by_name)(const attune__search *search);
-    uint32_t reads[ATTUNE__PASS_COUNT]; /* option bits, without those that the planner reads; 0 = it has no such pass */
+    /* bits 1 << attune__pass: passes whose results depend on the order in which workgroups finish */
+    uint32_t unordered;
+    /* Whether DETERMINISTIC gives it a fixed order; NULL = never, and such a call skips the family. */
+    bool (*is_deterministic)(const attune__search *search);
+    /* Why the problem is not supported, and why an automatic choice skips the family, which KERNEL still selects. NULL,
+     * or returns NULL = neither. */
+    const char *(*reject_problem)(const attune__search *search);
+    const char *(*reject_automatic)(const attune__search *search);
+    uint32_t options[ATTUNE__PASS_COUNT]; /* bits of the options that its kernel uses, without those that the planner
+                                             reads for all; 0 = it has no such pass */
 
     /* The tiles of a pass, from the fastest to the smallest. */
     const attune__tile *(*tiles)(const attune__search *search, uint32_t *count);
     /* Clamps the free numbers of a tile to the mask's blocks, the lengths and the device. */
     void (*clamp)(const attune__search *search, attune__tile *tile);
     /* Returns NULL if the kernel supports the tile, else the reason and the option. */
-    const char *(*refuse)(const attune__search *search, const attune__tile *tile, attune__option *option);
+    const char *(*reject_tile)(const attune__search *search, const attune__tile *tile, attune__option *option);
     attune__cost (*cost)(const attune__search *search, const attune__tile *tile);
     /* Bytes of workspace of a call with `split` parts of the keys, without the part for segments. */
     uint64_t (*workspace)(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
@@ -109,7 +110,7 @@ const attune__family *attune__family_find(const char *name);
 /* INVALID_ARGUMENT, with a list of the names, if there is no such family. prefix is "", "fwd_" or "bwd_". */
 attune_status attune__check_kernel_name(const char *prefix, const char *name);
 /* NULL if the family supports the device, dtype and pass; else the reason, written to `why`. */
-const char *attune__family_refuses(const attune__family *family, const attune__search *search, char *why, size_t size);
+const char *attune__family_reject(const attune__family *family, const attune__search *search, char *why, size_t size);
 /* "BLOCK_M 64 BLOCK_N 64 num_stages 1 num_warps 4" */
 void attune__tile_print(const attune__tile *tile, char *buffer, size_t size);
 /* Resident workgroups of one compute unit; 0 if none fits. */
@@ -139,16 +140,16 @@ void attune__clamp_tile(const attune__search *search, attune__tile *tile, uint32
 void attune__clamp_decode(const attune__search *search, attune__tile *tile, uint32_t least);
 /* Returns NULL if each tile number of the pass is in [least, most], is a multiple of `multiple` (0 = a power of two)
  * and divides the mask's block; else the reason. */
-const char *attune__refuse_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
+const char *attune__reject_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
                                    uint32_t most, attune__option *option);
 
 /* Vulkan's backward pass without matrix units: tiles, why a workgroup cannot have one, bytes of the larger kernel. */
 const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, uint32_t *count);
-const char *attune__vulkan_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t threads,
+const char *attune__vulkan_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t threads,
                                            attune__option *option);
 uint64_t attune__vulkan_backward_shared(const attune__search *search, const attune__tile *tile, uint32_t threads);
 const attune__tile *attune__vulkan_lanes_backward_tiles(uint32_t *count);
-const char *attune__vulkan_lanes_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t width,
+const char *attune__vulkan_lanes_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t width,
                                                  attune__option *option);
 
 /* --------------------------------------------------------------------------------------------------------- choosing */
@@ -158,7 +159,7 @@ attune_status attune__limits_check(const attune_limits *limits);
 typedef enum attune__outcome {
     ATTUNE__UNMET,    /* no family supports this device, dtype or pass */
     ATTUNE__NOT_READ, /* an option that no family here reads */
-    ATTUNE__REFUSED,  /* an option's value that no kernel supports */
+    ATTUNE__REJECTED, /* an option's value that no kernel supports */
     ATTUNE__TOO_BIG,  /* supported, but exceeds a limit of the device */
     ATTUNE__FOUND
 } attune__outcome;
@@ -169,7 +170,7 @@ typedef struct attune__found {
     const attune__family *family;
     attune__tile tile;
     attune__cost cost;
-    attune__option option; /* NOT_READ, REFUSED */
+    attune__option option; /* NOT_READ, REJECTED */
     char why[192];
 } attune__found;
 

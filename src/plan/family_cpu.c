@@ -91,9 +91,9 @@ static void clamp(const attune__search *search, attune__tile *tile)
         *m /= 2;
 }
 
-static const char *refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+static const char *reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    const char *why = attune__refuse_numbers(search, tile, 16, 1024, option);
+    const char *why = attune__reject_numbers(search, tile, 16, 1024, option);
     if (why)
         return why;
     static const attune__option columns[] = {ATTUNE__BLOCK_N, ATTUNE__BLOCK_N1, ATTUNE__BLOCK_N2};
@@ -148,12 +148,12 @@ const attune__family attune__cpu = {
     .cache = true,
     .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16 | 1u << ATTUNE_F64,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE | 1u << ATTUNE__PASS_BACKWARD,
-    .reads = {ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK),
-              ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__SPLIT_KV),
-              ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
+    .options = {ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK),
+                ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__SPLIT_KV),
+                ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = tiles,
     .clamp = clamp,
-    .refuse = refuse,
+    .reject_tile = reject_tile,
     .cost = cost,
     .workspace = workspace,
 };

@@ -4,7 +4,7 @@
 
 #include "cuda/layout_sm90.h"
 
-const char *attune__cuda_refuse_blocks(const attune__shape *s, const uint32_t *v, attune__option *option)
+const char *attune__cuda_reject_blocks(const attune__shape *s, const uint32_t *v, attune__option *option)
 {
     const bool columns = s->mask_kv_block % v[ATTUNE__BLOCK_N1];
     *option = columns ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M1;

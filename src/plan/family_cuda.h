@@ -51,7 +51,7 @@ uint64_t attune__cuda_workspace_bytes(const attune__search *search, const attune
 void attune__cuda_variant(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
 
 /* For kernels with one tile, BLOCK_M1 x BLOCK_N1: why it does not fit the mask's blocks, or NULL. */
-const char *attune__cuda_refuse_blocks(const attune__shape *s, const uint32_t *v, attune__option *option);
+const char *attune__cuda_reject_blocks(const attune__shape *s, const uint32_t *v, attune__option *option);
 
 /* In the workspace the rows of every head are padded to a multiple of this. No tile of rows is larger. */
 #define ATTUNE__CUDA_ROW_BLOCK 128

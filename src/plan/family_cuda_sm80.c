@@ -138,9 +138,9 @@ static void backward_clamp(const attune__search *search, attune__tile *tile)
     }
 }
 
-static const char *backward_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+static const char *backward_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    const char *why = attune__refuse_numbers(search, tile, 16, ATTUNE__CUDA_ROW_BLOCK, option);
+    const char *why = attune__reject_numbers(search, tile, 16, ATTUNE__CUDA_ROW_BLOCK, option);
     if (why)
         return why;
     static const attune__option rows[] = {ATTUNE__BLOCK_M1, ATTUNE__BLOCK_M2};
@@ -357,11 +357,11 @@ static void sm80_clamp(const attune__search *search, attune__tile *tile)
         *warps /= 2;
 }
 
-static const char *sm80_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+static const char *sm80_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     if (search->pass == ATTUNE__PASS_BACKWARD)
-        return backward_refuse(search, tile, option);
-    const char *why = attune__refuse_numbers(search, tile, 16, 256, option);
+        return backward_reject_tile(search, tile, option);
+    const char *why = attune__reject_numbers(search, tile, 16, 256, option);
     if (why)
         return why;
     if (search->pass == ATTUNE__PASS_DECODE && tile->value[ATTUNE__BLOCK_M] > 64) {
@@ -427,12 +427,12 @@ const attune__family attune__cuda_sm80 = {
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
     .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
-    .reads = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),
-              ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),
-              ATTUNE__CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
+    .options = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),
+                ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),
+                ATTUNE__CUDA_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = sm80_tiles,
     .clamp = sm80_clamp,
-    .refuse = sm80_refuse,
+    .reject_tile = sm80_reject_tile,
     .cost = sm80_cost,
     .workspace = attune__cuda_workspace_bytes,
     .variant = sm80_variant,

@@ -58,7 +58,7 @@ static void atomic_clamp(const attune__search *search, attune__tile *tile)
     tile->value[ATTUNE__BLOCK_N2] = tile->value[ATTUNE__BLOCK_N1];
 }
 
-static const char *atomic_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+static const char *atomic_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
@@ -76,7 +76,7 @@ static const char *atomic_refuse(const attune__search *search, const attune__til
         return "it has a few tiles, by head dimension, with warps for each: docs/planning.md";
     if (attune__round_up(s->head_dim, 16 * atomic_split(v)) * v[ATTUNE__BLOCK_M1] % (256 * v[ATTUNE__NUM_WARPS]))
         return "its warps cannot share so few columns of dQ";
-    return attune__cuda_refuse_blocks(s, v, option);
+    return attune__cuda_reject_blocks(s, v, option);
 }
 
 static attune__cost atomic_cost(const attune__search *search, const attune__tile *tile)
@@ -94,7 +94,7 @@ static attune__cost atomic_cost(const attune__search *search, const attune__tile
     };
 }
 
-static const char *atomic_refuses(const attune__search *search)
+static const char *atomic_reject_problem(const attune__search *search)
 {
     uint32_t count;
     const attune__tile *tiles = atomic_tiles(search, &count);
@@ -113,13 +113,13 @@ const attune__family attune__cuda_sm80_atomic = {
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .unordered = 1u << ATTUNE__PASS_BACKWARD,
-    .refuses = atomic_refuses,
-    .reads = {0, 0,
-              ATTUNE__CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) |
-                  ATTUNE__BIT(ATTUNE__WRITE_DQ)},
+    .reject_problem = atomic_reject_problem,
+    .options = {0, 0,
+                ATTUNE__CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) |
+                    ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = atomic_tiles,
     .clamp = atomic_clamp,
-    .refuse = atomic_refuse,
+    .reject_tile = atomic_reject_tile,
     .cost = atomic_cost,
     .workspace = attune__cuda_workspace_bytes,
     .variant = attune__cuda_variant,

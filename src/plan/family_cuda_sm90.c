@@ -31,7 +31,7 @@ static bool backward_wide(const attune__shape *s)
     return attune_cuda_backward_sm90_wide(s->head_dim, s->head_dim_v);
 }
 
-static const char *backward_refuses(const attune__search *search)
+static const char *backward_reject_problem(const attune__search *search)
 {
     const attune__shape *s = search->shape;
     if (backward_wide(s) && (s->head_dim <= 64 || s->head_dim_v <= 64))
@@ -47,7 +47,7 @@ static bool backward_in_place(const attune__shape *s)
     return d % 128 == 0 && dv % 128 == 0 && dv >= d;
 }
 
-static bool backward_orders(const attune__search *search)
+static bool backward_is_deterministic(const attune__search *search)
 {
     const attune__shape *s = search->shape;
     return !backward_wide(s) || attune_cuda_backward_sm90_dq_staged(s->head_dim, s->head_dim_v) || backward_in_place(s);
@@ -66,7 +66,7 @@ static const attune__tile *backward_tiles(const attune__search *search, uint32_t
     return s->head_dim <= 64 && s->head_dim_v <= 64 && !s->score_expr ? backward_64 : backward_128;
 }
 
-static const char *backward_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+static const char *backward_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     const attune__shape *s = search->shape;
     uint32_t count;
@@ -78,7 +78,7 @@ static const char *backward_refuse(const attune__search *search, const attune__t
             return "the tile of wgmma's backward kernel is fixed: 64 x 128, 128 x 128 with head dimensions up to 64 "
                    "and no score, 64 x 64 past 128 (both past 192: 64 x 128 too); num_stages 2, num_warps 12";
     }
-    return attune__cuda_refuse_blocks(s, tile->value, option);
+    return attune__cuda_reject_blocks(s, tile->value, option);
 }
 
 /* A split has at least this many tiles of rows: adding its dK and dV takes as long as two or three. */
@@ -209,21 +209,21 @@ static void sm90_clamp(const attune__search *search, attune__tile *tile)
         v[ATTUNE__BLOCK_M] = 192;
     if (odd && !search->shape->block_mask && v[ATTUNE__BLOCK_N] == 64)
         v[ATTUNE__BLOCK_N] = keys;
-    /* wgmma has 64 rows whatever the lengths. sm90_refuse refuses masks with smaller blocks. */
+    /* wgmma has 64 rows whatever the lengths. sm90_reject_tile rejects masks with smaller blocks. */
     if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && v[ATTUNE__BLOCK_M] < 64)
         v[ATTUNE__BLOCK_M] = 64;
     if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
         v[ATTUNE__NUM_WARPS] = sm90_warps(tile);
 }
 
-static const char *sm90_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+static const char *sm90_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     if (search->pass == ATTUNE__PASS_BACKWARD)
-        return backward_refuse(search, tile, option);
+        return backward_reject_tile(search, tile, option);
     attune__tile blocks = *tile;
     if (sm90_may_have_192(search) && tile->value[ATTUNE__BLOCK_M] == 192)
         blocks.value[ATTUNE__BLOCK_M] = 64;
-    const char *why = attune__refuse_numbers(search, &blocks, 16, 256, option);
+    const char *why = attune__reject_numbers(search, &blocks, 16, 256, option);
     if (why)
         return why;
     *option = ATTUNE__BLOCK_M;
@@ -256,9 +256,9 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     return c;
 }
 
-static const char *sm90_refuses(const attune__search *search)
+static const char *sm90_reject_problem(const attune__search *search)
 {
-    return search->pass == ATTUNE__PASS_BACKWARD ? backward_refuses(search) : NULL;
+    return search->pass == ATTUNE__PASS_BACKWARD ? backward_reject_problem(search) : NULL;
 }
 
 const attune__family attune__cuda_sm90a = {
@@ -267,15 +267,15 @@ const attune__family attune__cuda_sm90a = {
     .matrix = ATTUNE_MATRIX_WGMMA,
     .tma = true,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    .refuses = sm90_refuses,
+    .reject_problem = sm90_reject_problem,
     .unordered = 1u << ATTUNE__PASS_BACKWARD,
-    .orders = backward_orders,
-    .reads = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,
-              ATTUNE__CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) |
-                  ATTUNE__BIT(ATTUNE__WRITE_DQ)},
+    .is_deterministic = backward_is_deterministic,
+    .options = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,
+                ATTUNE__CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) |
+                    ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = sm90_tiles,
     .clamp = sm90_clamp,
-    .refuse = sm90_refuse,
+    .reject_tile = sm90_reject_tile,
     .cost = sm90_cost,
     .workspace = attune__cuda_workspace_bytes,
     .variant = attune__cuda_variant,

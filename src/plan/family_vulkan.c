@@ -68,14 +68,14 @@ static uint64_t scalar_shared(const attune__search *search, const attune__tile *
 }
 
 /* NULL if the invocations can share the tile. */
-static const char *scalar_refuse(const attune__search *search, const attune__tile *tile, uint32_t threads,
-                                 bool subgroups, attune__option *option)
+static const char *scalar_reject_tile(const attune__search *search, const attune__tile *tile, uint32_t threads,
+                                      bool subgroups, attune__option *option)
 {
-    const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
+    const char *why = attune__reject_numbers(search, tile, 0, 128, option);
     if (why)
         return why;
     if (search->pass == ATTUNE__PASS_BACKWARD)
-        return attune__vulkan_backward_refuse(search, tile, threads, option);
+        return attune__vulkan_backward_reject(search, tile, threads, option);
     attune__forward_layout layout;
     why = attune__forward_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], threads,
                                       search->shape->head_dim, search->shape->head_dim_v, subgroups, false, &layout);
@@ -90,9 +90,9 @@ static void portable_clamp(const attune__search *search, attune__tile *tile)
     tile->value[ATTUNE__NUM_WARPS] = (portable_invocations(search->limits) + width - 1) / width;
 }
 
-static const char *portable_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+static const char *portable_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    return scalar_refuse(search, tile, portable_invocations(search->limits), false, option);
+    return scalar_reject_tile(search, tile, portable_invocations(search->limits), false, option);
 }
 
 static attune__cost portable_cost(const attune__search *search, const attune__tile *tile)
@@ -102,7 +102,7 @@ static attune__cost portable_cost(const attune__search *search, const attune__ti
 }
 
 #define VULKAN_LOOP ATTUNE__BIT(ATTUNE__PRESCALE_QK)
-#define VULKAN_READS(more)                                                                                             \
+#define VULKAN_OPTIONS(more)                                                                                           \
     {                                                                                                                  \
         VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE,                                                                   \
             VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),                               \
@@ -126,10 +126,10 @@ const attune__family attune__vulkan_portable = {
     .backend = ATTUNE_BACKEND_VULKAN,
     .dtypes = ALL_DTYPES,
     .mixes = MIXES,
-    .reads = VULKAN_READS(0),
+    .options = VULKAN_OPTIONS(0),
     .tiles = scalar_tiles,
     .clamp = portable_clamp,
-    .refuse = portable_refuse,
+    .reject_tile = portable_reject_tile,
     .cost = portable_cost,
     .workspace = attune__vulkan_workspace_bytes,
 };
@@ -138,10 +138,10 @@ const attune__family attune__opencl_portable = {
     .name = "opencl_portable",
     .backend = ATTUNE_BACKEND_OPENCL,
     .dtypes = ALL_DTYPES,
-    .reads = VULKAN_READS(0),
+    .options = VULKAN_OPTIONS(0),
     .tiles = scalar_tiles,
     .clamp = portable_clamp,
-    .refuse = portable_refuse,
+    .reject_tile = portable_reject_tile,
     .cost = portable_cost,
     .workspace = attune__vulkan_workspace_bytes,
 };
@@ -172,13 +172,13 @@ static void subgroup_clamp(const attune__search *search, attune__tile *tile)
 }
 
 /* The invocations of one row lie in one subgroup. */
-static const char *subgroup_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+static const char *subgroup_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     uint32_t warps = tile->value[ATTUNE__NUM_WARPS], width = lanes(search->limits);
     *option = ATTUNE__NUM_WARPS;
     if (!attune__is_power2(warps))
         return "it must be a power of two";
-    const char *why = scalar_refuse(search, tile, warps * width, true, option);
+    const char *why = scalar_reject_tile(search, tile, warps * width, true, option);
     if (why)
         return why;
     if (search->pass == ATTUNE__PASS_BACKWARD)
@@ -200,10 +200,10 @@ const attune__family attune__vulkan_subgroup = {
     .subgroups = true,
     .dtypes = ALL_DTYPES,
     .mixes = MIXES,
-    .reads = VULKAN_READS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
+    .options = VULKAN_OPTIONS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
     .tiles = scalar_tiles,
     .clamp = subgroup_clamp,
-    .refuse = subgroup_refuse,
+    .reject_tile = subgroup_reject_tile,
     .cost = subgroup_cost,
     .workspace = attune__vulkan_workspace_bytes,
 };
@@ -250,7 +250,7 @@ static uint32_t lanes_most_steps(const attune__search *search, const attune__til
 }
 
 /* Decode is cut into parts that a workgroup may walk. */
-static const char *refuse_parts(const attune__search *search, uint32_t n, uint32_t most, attune__option *option)
+static const char *reject_parts(const attune__search *search, uint32_t n, uint32_t most, attune__option *option)
 {
     const bool forced = search->forced & ATTUNE__BIT(ATTUNE__SPLIT_KV);
     const uint32_t fewest = attune__decode_fewest(search->shape, n, most);
@@ -260,13 +260,13 @@ static const char *refuse_parts(const attune__search *search, uint32_t n, uint32
                : NULL;
 }
 
-static const char *lanes_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+static const char *lanes_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    const char *why = attune__refuse_numbers(search, tile, 0, 128, option);
+    const char *why = attune__reject_numbers(search, tile, 0, 128, option);
     if (why)
         return why;
     if (search->pass == ATTUNE__PASS_BACKWARD)
-        return attune__vulkan_lanes_backward_refuse(search, tile, lanes(search->limits), option);
+        return attune__vulkan_lanes_backward_reject(search, tile, lanes(search->limits), option);
     const uint32_t width = lanes(search->limits), m = tile->value[ATTUNE__BLOCK_M], n = tile->value[ATTUNE__BLOCK_N];
     *option = ATTUNE__BLOCK_M;
     if (m > MOST_LANES_ROWS)
@@ -281,7 +281,7 @@ static const char *lanes_refuse(const attune__search *search, const attune__tile
         return (search->shape->kv_len + n - 1) / n > most
                    ? "there are more keys than the driver lets one workgroup read"
                    : NULL;
-    return refuse_parts(search, n, most, option);
+    return reject_parts(search, n, most, option);
 }
 
 static attune__cost lanes_cost(const attune__search *search, const attune__tile *tile)
@@ -297,10 +297,10 @@ const attune__family attune__vulkan_lanes = {
     .host = true,
     .dtypes = ALL_DTYPES,
     .mixes = MIXES,
-    .reads = VULKAN_READS(0),
+    .options = VULKAN_OPTIONS(0),
     .tiles = lanes_tiles,
     .clamp = lanes_clamp,
-    .refuse = lanes_refuse,
+    .reject_tile = lanes_reject_tile,
     .cost = lanes_cost,
     .workspace = attune__vulkan_workspace_bytes,
     .most_steps = lanes_most_steps,
@@ -384,10 +384,10 @@ static void coopmat_clamp(const attune__search *search, attune__tile *tile)
         *n /= 2;
 }
 
-static const char *coopmat_refuse(const attune__search *search, const attune__tile *tile, attune__option *option)
+static const char *coopmat_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     const uint32_t *v = tile->value, warps = v[ATTUNE__NUM_WARPS];
-    const char *why = attune__refuse_numbers(search, tile, 0, 256, option);
+    const char *why = attune__reject_numbers(search, tile, 0, 256, option);
     if (why)
         return why;
     *option = v[ATTUNE__BLOCK_M] % search->limits->matrix_m ? ATTUNE__BLOCK_M : ATTUNE__BLOCK_N;
@@ -405,7 +405,7 @@ static const char *coopmat_refuse(const attune__search *search, const attune__ti
     why = coopmat_layout(search, tile, &bytes);
     if (why || search->pass != ATTUNE__PASS_DECODE)
         return why;
-    return refuse_parts(search, v[ATTUNE__BLOCK_N], coopmat_most_steps(search, tile), option);
+    return reject_parts(search, v[ATTUNE__BLOCK_N], coopmat_most_steps(search, tile), option);
 }
 
 /* layout.h */
@@ -417,7 +417,7 @@ static attune__cost coopmat_cost(const attune__search *search, const attune__til
 }
 
 /* Where it was measured it is faster than the subgroup kernel: docs/decisions/0012-vulkan-matrices-in-registers.md. */
-static const char *coopmat_by_name(const attune__search *search)
+static const char *coopmat_reject_automatic(const attune__search *search)
 {
     if (search->limits->host)
         return "the driver runs on the CPU, where matrices are slow";
@@ -433,12 +433,12 @@ const attune__family attune__vulkan_coopmat = {
     .subgroups = true,
     .dtypes = 1u << ATTUNE_F16,
     .mixes = MIXES,
-    .by_name = coopmat_by_name,
-    .reads = {VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
-              VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV), 0},
+    .reject_automatic = coopmat_reject_automatic,
+    .options = {VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
+                VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV), 0},
     .tiles = coopmat_tiles,
     .clamp = coopmat_clamp,
-    .refuse = coopmat_refuse,
+    .reject_tile = coopmat_reject_tile,
     .cost = coopmat_cost,
     .workspace = attune__vulkan_workspace_bytes,
     .most_steps = coopmat_most_steps,

@@ -42,7 +42,7 @@ static const char *layout(const attune__search *search, const attune__tile *tile
                                         search->shape->head_dim_v, keys, l);
 }
 
-const char *attune__vulkan_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t threads,
+const char *attune__vulkan_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t threads,
                                            attune__option *option)
 {
     attune__backward_layout l;
@@ -71,7 +71,7 @@ const attune__tile *attune__vulkan_lanes_backward_tiles(uint32_t *count)
     return lanes_tiles;
 }
 
-const char *attune__vulkan_lanes_backward_refuse(const attune__search *search, const attune__tile *tile, uint32_t width,
+const char *attune__vulkan_lanes_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t width,
                                                  attune__option *option)
 {
     const attune__shape *s = search->shape;

@@ -58,10 +58,10 @@ static bool force(const attune__search *search, attune__tile *tile)
     return same;
 }
 
-static const char *refuse(const attune__search *search, const attune__family *family, const attune__tile *tile,
-                          attune__option *option)
+static const char *reject_tile(const attune__search *search, const attune__family *family, const attune__tile *tile,
+                               attune__option *option)
 {
-    const char *why = family->refuse(search, tile, option);
+    const char *why = family->reject_tile(search, tile, option);
     if (!why && search->forced & ATTUNE__BIT(ATTUNE__SPLIT_KV) &&
         search->options.split_kv > attune__decode_steps(search->shape, tile->value[ATTUNE__BLOCK_N])) {
         *option = ATTUNE__SPLIT_KV;
@@ -83,7 +83,7 @@ typedef struct trial {
     const attune__family *family;
     attune__found best;     /* outcome FOUND if one fits */
     attune__found smallest; /* the supported tile with the fewest bytes; outcome TOO_BIG if there is one */
-    attune__found refused;  /* outcome REFUSED if there is one */
+    attune__found rejected; /* outcome REJECTED if there is one */
     char why[160];          /* of the last rejected tile, the smallest of the table */
 } trial;
 
@@ -91,12 +91,12 @@ typedef struct trial {
 static const char *consider(trial *t, const attune__tile *tile, char *why, size_t size)
 {
     attune__option option = ATTUNE__OPTION_COUNT;
-    const char *wrong = refuse(t->search, t->family, tile, &option);
+    const char *wrong = reject_tile(t->search, t->family, tile, &option);
     if (wrong) {
         /* Report the option that the caller set, not a number that the planner tried. */
-        if (t->refused.outcome != ATTUNE__REFUSED && t->search->forced & ATTUNE__BIT(option)) {
-            t->refused = (attune__found){ATTUNE__REFUSED, t->family, *tile, {0}, option, ""};
-            snprintf(t->refused.why, sizeof t->refused.why, "%s", wrong);
+        if (t->rejected.outcome != ATTUNE__REJECTED && t->search->forced & ATTUNE__BIT(option)) {
+            t->rejected = (attune__found){ATTUNE__REJECTED, t->family, *tile, {0}, option, ""};
+            snprintf(t->rejected.why, sizeof t->rejected.why, "%s", wrong);
         }
         snprintf(why, size, "%s: %s", attune__option_name(option), wrong);
         return why;
@@ -153,7 +153,7 @@ static void sweep(trial *t)
     static const uint32_t rows[] = {128, 64, 32, 16, 8, 4, 2, 1}, columns[] = {128, 64, 32, 16}, stages[] = {2, 1, 3},
                           warps[] = {4, 8, 2, 1};
     bool back = t->search->pass == ATTUNE__PASS_BACKWARD;
-    uint32_t forced = t->search->forced, reads = t->family->reads[t->search->pass], count;
+    uint32_t forced = t->search->forced, used = t->family->options[t->search->pass], count;
     const attune__tile *tiles = t->family->tiles(t->search, &count);
     for (uint32_t i = 0; i < count; i++)
         consider_forced(t, tiles[i]);
@@ -161,8 +161,8 @@ static void sweep(trial *t)
         back ? ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N2) : ATTUNE__BIT(ATTUNE__BLOCK_M);
     uint32_t n_bits =
         back ? ATTUNE__BIT(ATTUNE__BLOCK_N1) | ATTUNE__BIT(ATTUNE__BLOCK_M2) : ATTUNE__BIT(ATTUNE__BLOCK_N);
-    bool vary_stages = reads & ~forced & ATTUNE__BIT(ATTUNE__NUM_STAGES);
-    bool vary_warps = reads & ~forced & ATTUNE__BIT(ATTUNE__NUM_WARPS);
+    bool vary_stages = used & ~forced & ATTUNE__BIT(ATTUNE__NUM_STAGES);
+    bool vary_warps = used & ~forced & ATTUNE__BIT(ATTUNE__NUM_WARPS);
     uint32_t most[4] = {(forced & m_bits) == m_bits ? 1 : 8, (forced & n_bits) == n_bits ? 1 : 4, vary_stages ? 3 : 1,
                         vary_warps ? 4 : 1};
     for (uint32_t m = 0; m < most[0]; m++)
@@ -214,8 +214,8 @@ static bool try_family(const attune__search *search, const attune__family *famil
         /* It is an error if a forced number excludes the kernel that would be chosen without it. */
         if (search->forced & ATTUNE__TILE_OPTIONS && family_fits_alone(search, family))
             return true;
-    } else if (t.refused.outcome == ATTUNE__REFUSED)
-        *found = t.refused;
+    } else if (t.rejected.outcome == ATTUNE__REJECTED)
+        *found = t.rejected;
     else
         snprintf(found->why, sizeof found->why, "%s", t.why);
     return false;
@@ -223,7 +223,7 @@ static bool try_family(const attune__search *search, const attune__family *famil
 
 static bool unread(const attune__search *search, const attune__family *family, attune__found *found)
 {
-    uint32_t bits = search->forced & ~PLANNERS_OWN & ~family->reads[search->pass];
+    uint32_t bits = search->forced & ~PLANNERS_OWN & ~family->options[search->pass];
     for (uint32_t i = 0; i < ATTUNE__OPTION_COUNT; i++)
         if (bits & ATTUNE__BIT(i)) {
             *found = (attune__found){.outcome = ATTUNE__NOT_READ, .family = family, .option = i};
@@ -231,18 +231,18 @@ static bool unread(const attune__search *search, const attune__family *family, a
             return true;
         }
     if (search->options.use_tma && (search->options.use_tma == ATTUNE_ON) != family->tma) {
-        *found = (attune__found){.outcome = ATTUNE__REFUSED, .family = family, .option = ATTUNE__USE_TMA};
+        *found = (attune__found){.outcome = ATTUNE__REJECTED, .family = family, .option = ATTUNE__USE_TMA};
         snprintf(found->why, sizeof found->why, "%s", family->tma ? "it always uses TMA" : "it does not use TMA");
         return true;
     }
     if (search->options.deterministic == ATTUNE_ON && family->unordered >> search->pass & 1 &&
-        !(family->orders && family->orders(search))) {
-        *found = (attune__found){.outcome = ATTUNE__REFUSED, .family = family, .option = ATTUNE__DETERMINISTIC};
+        !(family->is_deterministic && family->is_deterministic(search))) {
+        *found = (attune__found){.outcome = ATTUNE__REJECTED, .family = family, .option = ATTUNE__DETERMINISTIC};
         snprintf(found->why, sizeof found->why, "its sums depend on the order in which workgroups finish");
         return true;
     }
     if (search->options.approximate_tanh == ATTUNE_ON && search->shape->k_dtype == ATTUNE_F32) {
-        *found = (attune__found){.outcome = ATTUNE__REFUSED, .family = family, .option = ATTUNE__APPROXIMATE_TANH};
+        *found = (attune__found){.outcome = ATTUNE__REJECTED, .family = family, .option = ATTUNE__APPROXIMATE_TANH};
         snprintf(found->why, sizeof found->why,
                  "2^-11 of tanh is past the error bound of f32, f16 and bf16 may have it");
         return true;
@@ -260,12 +260,12 @@ void attune__search_run(const attune__search *search, attune__decision *decision
             continue;
         attune__found one = {.outcome = ATTUNE__UNMET, .family = family};
         char why[160];
-        const char *refused = attune__family_refuses(family, search, why, sizeof why);
-        if (!refused && !named && family->by_name)
-            refused = family->by_name(search);
-        if (refused) {
-            snprintf(one.why, sizeof one.why, "%s", refused);
-            reject(decision, family, NULL, refused);
+        const char *rejected = attune__family_reject(family, search, why, sizeof why);
+        if (!rejected && !named && family->reject_automatic)
+            rejected = family->reject_automatic(search);
+        if (rejected) {
+            snprintf(one.why, sizeof one.why, "%s", rejected);
+            reject(decision, family, NULL, rejected);
         } else if (unread(search, family, &one))
             reject(decision, family, NULL, one.why);
         else if (try_family(search, family, decision, &one)) {

@@ -56,7 +56,7 @@ static void add_readers(attune__text *names, const attune__search *search, attun
 {
     for (const attune__family *const *f = attune__families; *f; f++)
         for (uint32_t pass = 0; pass < ATTUNE__PASS_COUNT; pass++)
-            if ((*f)->reads[pass] & ATTUNE__BIT(option) && (!backend || (*f)->backend == backend) &&
+            if ((*f)->options[pass] & ATTUNE__BIT(option) && (!backend || (*f)->backend == backend) &&
                 (pass == ATTUNE__PASS_BACKWARD) == (search->pass == ATTUNE__PASS_BACKWARD))
                 attune__text_add(names, "%s%s (%s)", names->length ? ", " : "", (*f)->name, pass_name(pass));
 }
@@ -75,7 +75,7 @@ static attune_status not_read(const attune__search *search, const attune__found 
                         split ? " or force the decode kernel with FORCE_USE_FLEX_ATTENTION off" : "");
 }
 
-static attune_status refused(const attune__search *search, const attune__found *found)
+static attune_status rejected(const attune__search *search, const attune__found *found)
 {
     const char *name = attune__option_name(found->option);
     const uint32_t value = attune__option_get(&search->options, found->option);
@@ -145,8 +145,8 @@ attune_status attune__search_fail(const attune__search *search, const attune__fo
     switch (found->outcome) {
     case ATTUNE__NOT_READ:
         return not_read(search, found);
-    case ATTUNE__REFUSED:
-        return refused(search, found);
+    case ATTUNE__REJECTED:
+        return rejected(search, found);
     case ATTUNE__TOO_BIG:
         return too_big(search, found);
     case ATTUNE__UNMET:

@@ -85,8 +85,8 @@ Test(choose, matrices_decode_any_number_of_keys)
     }
 }
 
-/* A kernel that is named and refuses every tile says why. */
-Test(choose, a_named_kernel_that_refuses_says_why)
+/* A kernel that is named and rejects every tile says why. */
+Test(choose, a_named_kernel_that_rejects_says_why)
 {
     attune_problem p = problem_of(ATTUNE_F32, 128, 300, 100000);
     EXPECT_ERROR("lavapipe", &p, "{\"KERNEL\": \"vulkan_lanes\"}", ATTUNE_UNSUPPORTED,

@@ -44,15 +44,15 @@ static void try_table(const attune__family *family, const attune__search *search
         attune__tile tile = tiles[i];
         attune__option option;
         family->clamp(search, &tile);
-        const char *refused = family->refuse(search, &tile, &option);
-        if (!refused && !tile.value[ATTUNE__NUM_STAGES])
-            refused = "it has no stage";
+        const char *rejected = family->reject_tile(search, &tile, &option);
+        if (!rejected && !tile.value[ATTUNE__NUM_STAGES])
+            rejected = "it has no stage";
         /* A free number, 0 in the table, follows from the others. */
-        for (uint32_t n = 0; n < sizeof tile.value / sizeof tile.value[0] && !refused; n++)
+        for (uint32_t n = 0; n < sizeof tile.value / sizeof tile.value[0] && !rejected; n++)
             if (tiles[i].value[n] && tile.value[n] != tiles[i].value[n])
-                refused = "it is clamped";
-        snprintf(e->why, sizeof e->why, "%s%s%s", refused ? refused : "", refused ? ", on " : "",
-                 refused ? profile : "");
+                rejected = "it is clamped";
+        snprintf(e->why, sizeof e->why, "%s%s%s", rejected ? rejected : "", rejected ? ", on " : "",
+                 rejected ? profile : "");
     }
 }
 
@@ -85,7 +85,7 @@ Test(tiles, can_be_had)
                 .limits = profile.limits.host && n % 6 == 1 ? &wider : &profile.limits, .shape = &shape, .pass = pass};
             char why[160];
             for (const attune__family *const *f = attune__families; *f; f++)
-                if ((*f)->backend == profile.limits.backend && !attune__family_refuses(*f, &search, why, sizeof why))
+                if ((*f)->backend == profile.limits.backend && !attune__family_reject(*f, &search, why, sizeof why))
                     try_table(*f, &search, profile.name);
         }
     }
