@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The arguments of attention kernels, passed by value, for OpenCL C and C (src/opencl/arguments.h). A tensor is a
+ * memory object, and in it an offset and strides. All are in bytes, 64-bit.
+ */
+#ifndef ATTUNE_OPENCL_ARGUMENTS_H
+#define ATTUNE_OPENCL_ARGUMENTS_H
+
+#ifdef __OPENCL_C_VERSION__ /* every OpenCL C since 1.2 */
+#define ATTUNE_UINT uint
+#define ATTUNE_INT  int
+#define ATTUNE_LONG long
+#else
+#include <stdint.h>
+#define ATTUNE_UINT uint32_t
+#define ATTUNE_INT  int32_t
+#define ATTUNE_LONG int64_t
+#endif
+
+/* Flags: of a tensor, every group of elements that a kernel moves at once is aligned. */
+#define ATTUNE_OPENCL_ALIGNED_Q   1u
+#define ATTUNE_OPENCL_ALIGNED_K   2u
+#define ATTUNE_OPENCL_ALIGNED_V   4u
+#define ATTUNE_OPENCL_ALIGNED_O   8u
+#define ATTUNE_OPENCL_ALIGNED_D_O 16u
+#define ATTUNE_OPENCL_ALIGNED_D_Q 32u
+#define ATTUNE_OPENCL_ALIGNED_D_K 64u
+#define ATTUNE_OPENCL_ALIGNED_D_V 128u
+/* A merge follows: a row whose scores are all -inf keeps its O, 0 or NaN, which the merge then weighs. */
+#define ATTUNE_OPENCL_IS_PARTIAL 256u
+/* Tensors that a call may leave out. Their pointer is then that of another object, which is not accessed. */
+#define ATTUNE_OPENCL_HAS_LSE     512u
+#define ATTUNE_OPENCL_HAS_ROW_MAX 1024u
+#define ATTUNE_OPENCL_HAS_D_LSE   2048u
+#define ATTUNE_OPENCL_HAS_D_Q     4096u
+#define ATTUNE_OPENCL_HAS_D_K     8192u
+#define ATTUNE_OPENCL_HAS_D_V     16384u
+
+/* A tensor [batch][head][row][contiguous]. */
+typedef struct attune_opencl_tensor {
+    ATTUNE_LONG offset, stride_b, stride_h, stride_row;
+} attune_opencl_tensor;
+
+typedef struct attune_opencl_arguments {
+    attune_opencl_tensor q, k, v, o, lse, row_max;
+    /* backward */
+    attune_opencl_tensor d_o, d_lse, d_q, d_k, d_v;
+    /* Offsets in the mask's object: for each row (column) of blocks an attune_opencl_mask_row; the expression's table.
+     */
+    ATTUNE_LONG mask_rows, mask_columns, mask_table;
+    /* Offsets in the workspace: the table of the score expression; of splits O, and row maximum and sum; in backward an
+     * f32 [batch][heads][q_len]. */
+    ATTUNE_LONG score_table, partials, partials_ml, delta;
+    ATTUNE_UINT batch, kv_batch, heads, kv_heads, q_len, kv_len;
+    ATTUNE_UINT splits;
+    ATTUNE_UINT mask_rows_b, mask_rows_h; /* rows of blocks from one batch or head to the next; 0 = broadcast */
+    ATTUNE_UINT mask_columns_b, mask_columns_h;
+    ATTUNE_UINT q_block, kv_block;     /* of the mask; without one the tile */
+    ATTUNE_UINT inner_q_block;         /* backward: as kv_block, of the inner tiles of queries */
+    ATTUNE_UINT head_step, q_step;     /* heads and queries of a tile */
+    ATTUNE_UINT head_chunks, q_chunks; /* tiles of a group of heads, and of the queries */
+    ATTUNE_UINT in_block;              /* tiles of a row of blocks */
+    ATTUNE_UINT flags;
+    ATTUNE_UINT first; /* the number of a launch's first workgroup: long calls are several launches */
+    float scale;
+} attune_opencl_arguments;
+
+/* A row of blocks of an uploaded mask: where its entries are, `block << 1 | partial`, ascending. */
+typedef struct attune_opencl_mask_row {
+    ATTUNE_LONG offset;
+    ATTUNE_UINT count;
+    ATTUNE_UINT pad;
+} attune_opencl_mask_row;
+
+/* A capture of an expression: of a mask it is in the mask's object, of a score its own. */
+typedef struct attune_opencl_capture {
+    ATTUNE_LONG offset;
+    ATTUNE_LONG sums; /* backward: of its gradient, in the workspace; -1 = not requested */
+    ATTUNE_LONG stride[4];
+    ATTUNE_UINT size[4];
+} attune_opencl_capture;
+
+#define ATTUNE_OPENCL_SYMBOLS 16 /* ATTUNE_EXPR_MAX_SYMBOLS */
+
+/* What the function of an expression reads, by symbol. */
+typedef struct attune_opencl_table {
+    ATTUNE_INT q_len, kv_len, group; /* group: heads for each key head */
+    ATTUNE_INT b0, h0, q0;           /* added to the indices of a pair */
+    ATTUNE_INT parameters[ATTUNE_OPENCL_SYMBOLS];
+    attune_opencl_capture captures[ATTUNE_OPENCL_SYMBOLS];
+} attune_opencl_table;
+
+#endif
