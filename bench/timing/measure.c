@@ -2,6 +2,8 @@
 /* Repeated timing, quantiles and the U test. */
 #include "bench/timing/measure.h"
 
+#include "bench/timing/noise.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,6 +69,7 @@ bool measure_run(const measure_options *options, measure_call call, void *contex
         double wanted = ceil(options->min_time / (repetitions * seconds));
         m->iterations = wanted < 1 ? 1 : wanted > 1e6 ? 1000000 : (uint64_t)wanted;
     }
+    const noise_mark before = noise_now();
     /* At least one sample, even after the timeout; more than the repetitions only until min_time is reached. */
     while (m->count < repetitions || (total < options->min_time && m->count < 1000 + repetitions)) {
         if (m->count && timed_out(options, begin)) {
@@ -91,6 +94,8 @@ bool measure_run(const measure_options *options, measure_call call, void *contex
             break;
         total += sum;
     }
+    const noise_mark after = noise_now();
+    noise_between(&before, &after, m);
     measure_finish(m);
     return good && m->count > 0;
 }

@@ -24,7 +24,10 @@ typedef struct measurement {
     uint32_t warmup;     /* calls done */
     uint64_t iterations; /* calls in a sample */
     double median, p10, p90, mean, deviation, least, most;
-    bool cut; /* ended by timeout or stop before the repetitions were done */
+    double others;                 /* share of the CPUs that other processes used; -1 = unknown */
+    double clock_begin, clock_end; /* Hz of the fastest core; 0 = unknown */
+    double drift, drift_p;         /* second half of the samples over the first, less 1, and the U test's p */
+    bool cut;                      /* ended by timeout or stop before the repetitions were done */
 } measurement;
 
 /* Does the work once and stores its seconds; false ends the measurement. */

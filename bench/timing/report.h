@@ -11,6 +11,12 @@
 
 #define REPORT_SCHEMA_VERSION 1
 
+/* The limits of report_flags. */
+#define REPORT_SPREAD 1.1
+#define REPORT_OTHERS 0.1
+#define REPORT_CLOCK  0.05
+#define REPORT_DRIFT  0.02
+
 typedef enum report_status {
     REPORT_OK = 0,
     REPORT_WRONG = 1,       /* the error rule failed: no time is given */
@@ -54,6 +60,7 @@ typedef struct report {
     report_entry *entries;
     report_row *rows;
     uint32_t entry_count, entry_capacity, row_count, row_capacity;
+    double seconds; /* of the run; 0 = unknown */
 } report;
 
 /* A table is 100 characters wide; a wide one has all columns of Markdown. */
@@ -68,7 +75,8 @@ const char *report_context_get(const report *r, const char *key);
 report_row *report_add(report *r, const report_row *row);
 void report_free(report *r); /* accepts a zeroed one */
 
-/* Written while rows are measured: begin (context and header), each row, end (failures and their reasons). */
+/* Written while rows are measured: begin (context and header), each row, end (failures and their reasons, and a
+ * summary: counts, the fastest row, peers, what the flags mean). */
 void report_begin(const report *r, report_format format, FILE *out);
 void report_write_row(const report_row *row, report_format format, FILE *out);
 void report_end(const report *r, report_format format, FILE *out);
@@ -85,6 +93,10 @@ double report_flops(const report_row *row);     /* per second */
 double report_bandwidth(const report_row *row); /* bytes per second */
 /* The largest error over the naive computation's; infinity if only the naive one is 0. */
 double report_error_ratio(const report_row *row);
+/* What may have disturbed a row: n p90 is over 10 % above p10, l other processes used over 10 % of the CPUs, c the
+ * CPU's clock changed by over 5 %, d the second half of the samples differs from the first by over 2 % (U test, p <
+ * 0.05). */
+const char *report_flags(const report_row *row, char buffer[8]);
 const char *report_status_string(report_status status);
 /* 12345678 as "12.3M": three digits and k M G T P. */
 const char *report_si(double value, char buffer[16]);

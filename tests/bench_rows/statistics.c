@@ -2,6 +2,8 @@
 /* Timing statistics: quantiles, the U test against published and enumerated values, and when a measurement ends. */
 #include "bench/timing/measure.h"
 
+#include "bench/timing/noise.h"
+
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
@@ -142,4 +144,35 @@ Test(statistics, stops_and_failures)
     cr_assert_not(measure_run(&(measure_options){.repetitions = 10, .warmup = 1}, fake_call, &f, &m));
     cr_assert_eq(m.count, 2);
     measure_free(&m);
+}
+
+Test(statistics, noise_of_the_machine)
+{
+    cr_expect_float_eq(noise_busy("cpu  100 20 30 4000 50 6 7 8 0 0\ncpu0 1 2", 100), 1.71, 1e-12);
+    cr_expect_eq(noise_busy("intr 5", 100), -1);
+    cr_expect_eq(noise_busy("cpu 1 2 3 4 5 6 7", 100), -1, "before Linux 2.6.11");
+    cr_expect_float_eq(noise_clock("cpu MHz\t\t: 2400.5\nflags\t: x\ncpu MHz\t\t: 3100.0\n"), 3.1e9, 1);
+    cr_expect_eq(noise_clock("model name : Cortex-A76\n"), 0);
+
+    double samples[12];
+    for (int i = 0; i < 12; ++i)
+        samples[i] = 1 + 0.001 * (i * 7 % 5) + (i >= 6 ? 0.2 : 0);
+    measurement m = {.samples = samples, .count = 12};
+    noise_mark begin = {.seconds = 10, .busy = 100, .own = 5, .clock = 3e9}, end = begin;
+    end.seconds = 20;
+    end.busy = 104;
+    end.own = 9;
+    noise_between(&begin, &end, &m);
+    cr_expect_eq(m.others, 0, "all of it is its own");
+    cr_expect_float_eq(m.drift, 0.2, 0.01);
+    cr_expect_lt(m.drift_p, 0.01);
+    end.busy = 1e6;
+    noise_between(&begin, &end, &m);
+    cr_expect_eq(m.others, 1);
+    end.busy = -1;
+    noise_between(&begin, &end, &m);
+    cr_expect_eq(m.others, -1);
+    m.count = 7; /* three in each half decide nothing */
+    noise_between(&begin, &end, &m);
+    cr_expect(m.drift == 0 && m.drift_p == 1);
 }
