@@ -5,6 +5,7 @@
 #include "bench/peers/peers.h"
 #include "bench/timing/compare.h"
 #include "bench/timing/folder.h"
+#include "bench/program/bench_options.h"
 #include "bench/program/output.h"
 #include "bench/timing/row.h"
 
@@ -28,23 +29,12 @@
 #define GPU_SHARE     0.3
 #define ROW_OVERHEAD  0.7 /* seconds: inputs, references, buffers */
 
-typedef struct bench_options {
-    const char *workloads, *file, *devices, *dtypes, *kernel, *json, *baseline, *doc_lengths, *direction;
-    const char *kv_dtype_text, *o_dtype_text;
-    attune_dtype kv_dtype, o_dtype; /* 0 = the workload's */
-    report_format format;
-    row_options row;
-    double scale; /* 0 = automatic */
-    double floor; /* the smallest significant change */
-    bool list, masks, peers, no_peers, no_peaks, fail_on_slower, scale_given, seed_given;
-    cli_list packs;
-} bench_options;
-
 typedef struct bench_device {
     attune_device *device;
     attune_device_info info;
     attune_dtype dtypes[DTYPES_MAX];
     double flops[DTYPES_MAX], bandwidth[DTYPES_MAX];
+    double scale[DTYPES_MAX];
     uint32_t dtype_count;
 } bench_device;
 
@@ -57,8 +47,8 @@ typedef struct bench_run {
     uint32_t device_count;
     const workload *workloads[WORKLOADS_MAX];
     uint32_t workload_count;
-    workload *file_list;
-    uint32_t file_count;
+    workload *own; /* of --file, or of options such as --q-len */
+    uint32_t own_count;
     int64_t *doc_lengths;
     int64_t doc_length_count;
     baseline base;
@@ -114,182 +104,6 @@ static void keep_row(bench_run *run, const report_row *row)
         (void)error("%s: %s: %s", row->name, report_status_string(row->status), row->message);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- options */
-
-static const char usage[] = "bench [OPTIONS]: time named workloads, after a check against the float64 oracle";
-
-static bool parse_number(const char *option, const char *text, double least, double most, double *value)
-{
-    if (!cli_number(option, text, value))
-        return false;
-    return (*value >= least && *value <= most) ||
-           error("%s is %s, expected a number from %g to %g", option, text, least, most);
-}
-
-static bool parse_count(const char *option, const char *text, int64_t least, uint32_t *value)
-{
-    int64_t count;
-    if (!cli_integer(option, text, least, 100000, &count))
-        return false;
-    *value = (uint32_t)count;
-    return true;
-}
-
-static bool parse_format(const char *text, report_format *format)
-{
-    if (!strcmp(text, "table"))
-        *format = REPORT_TABLE;
-    else if (!strcmp(text, "markdown") || !strcmp(text, "md"))
-        *format = REPORT_MARKDOWN;
-    else if (!strcmp(text, "csv"))
-        *format = REPORT_CSV;
-    else
-        return error("--format is \"%s\", expected table, markdown or csv", text);
-    return true;
-}
-
-static bool parse_direction(const char *text, row_pass *pass)
-{
-    static const char *const names[] = {[ROW_FORWARD] = "forward", [ROW_BACKWARD] = "backward", [ROW_STEP] = "step"};
-    for (uint32_t i = 0; i < sizeof names / sizeof names[0]; ++i)
-        if (!strcmp(text, names[i])) {
-            *pass = (row_pass)i;
-            return true;
-        }
-    return error("--direction is \"%s\", expected forward, backward or step", text);
-}
-
-static cli_result parse_options(bench_options *o, int argc, char **argv)
-{
-    const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
-               *scale = "";
-    const char *noise = "", *format = "table";
-    bool no_check = false, wide = false;
-    *o = (bench_options){.devices = "cpu", .direction = "forward"};
-    const cli_option options[] = {
-        {.name = "--workload",
-         .argument = "NAME,...",
-         .help = "names with commas; all = every workload, and masks (default: all)",
-         .value = &o->workloads},
-        {.name = "--file", .argument = "FILE.json", .help = "workloads from a file", .value = &o->file},
-        {.name = "--masks", .help = "building of block masks; other rows only with --workload", .flag = &o->masks},
-        {.name = "--doc-lengths",
-         .argument = "FILE",
-         .help = "document lengths for mask_document, one per line (default: from the seed)",
-         .value = &o->doc_lengths},
-        {.name = "--scale",
-         .argument = "S",
-         .help = "share (0 to 1] of each workload's work (default: about a minute for all)",
-         .value = &scale},
-        {.name = "--device",
-         .argument = "ID,...",
-         .help = "cpu, vulkan:0, ...; all = every device",
-         .value = &o->devices},
-        {.name = "--dtype",
-         .argument = "TYPE,...",
-         .help = "f32 f16 bf16 f64 (default: f32 on the CPU; elsewhere f16 if the device has it)",
-         .value = &o->dtypes},
-        {.name = "--kv-dtype",
-         .argument = "TYPE",
-         .help = "type of k and v, if it differs from --dtype: f32 f16 bf16",
-         .value = &o->kv_dtype_text},
-        {.name = "--o-dtype", .argument = "TYPE", .help = "O likewise", .value = &o->o_dtype_text},
-        {.name = "--direction",
-         .argument = "WHICH",
-         .help = "forward, backward, or step: build the mask, forward and backward",
-         .value = &o->direction},
-        {.name = "--segments",
-         .help = "run workloads with segments over them, with a mask for each",
-         .flag = &o->row.segments},
-        {.name = "--kernel-options",
-         .argument = "JSON",
-         .help = "forced kernel options, such as {\"BLOCK_M\": 64}",
-         .value = &o->kernel},
-        {.name = "--repetitions", .argument = "N", .help = "samples of a row", .value = &repetitions},
-        {.name = "--min-time",
-         .argument = "SECONDS",
-         .help = "least total time of a row's samples",
-         .value = &min_time},
-        {.name = "--warmup", .argument = "N", .help = "calls before the first sample", .value = &warmup},
-        {.name = "--warmup-time",
-         .argument = "SECONDS",
-         .help = "least total time of the warm-up calls, unless --warmup is 0",
-         .value = &warmup_time},
-        {.name = "--timeout",
-         .argument = "SECONDS",
-         .help = "time after which a row begins no further call; 0 = none",
-         .value = &timeout},
-        {.name = "--pack", .argument = "FILE", .help = "kernels made by attune compile", .list = &o->packs},
-        {.name = "--seed", .argument = "N", .help = "seed of inputs and masks (default: 1)", .value = &seed},
-        {.name = "--no-check", .help = "do not compare results with the oracle", .flag = &no_check},
-        {.name = "--peers", .help = "OpenBLAS and a naive loop, also without f32 rows on the CPU", .flag = &o->peers},
-        {.name = "--no-peers", .help = "neither of them", .flag = &o->no_peers},
-        {.name = "--no-peaks", .help = "do not measure peaks; omits shares of them", .flag = &o->no_peaks},
-        {.name = "--format", .argument = "NAME", .help = "table, markdown or csv", .value = &format},
-        {.name = "--wide", .help = "all columns of the table, which has 100 characters without it", .flag = &wide},
-        {.name = "--json",
-         .argument = "[FILE]",
-         .help = "results in Google Benchmark's schema; without FILE on standard output, without the table",
-         .value = &o->json},
-        {.name = "--compare",
-         .argument = "BASELINE.json",
-         .help = "compare each row with an earlier --json, with its scale and seed",
-         .value = &o->baseline},
-        {.name = "--noise",
-         .argument = "PERCENT",
-         .help = "percent; a smaller change of the median is SAME (default: 2)",
-         .value = &noise},
-        {.name = "--fail-on-slower", .help = "exit with 1 if a row is SLOWER", .flag = &o->fail_on_slower},
-        {.name = "--list",
-         .help = "list the workloads, or those of --file, and the generators for files",
-         .flag = &o->list},
-    };
-    cli_result result = cli_parse(usage, options, sizeof options / sizeof options[0], argc, argv, NULL);
-    if (result != CLI_GO)
-        return result;
-    measure_options *m = &o->row.measure;
-    int64_t number = 1;
-    o->row.check = !no_check;
-    o->scale_given = *scale != '\0';
-    o->seed_given = *seed != '\0';
-    bool good = parse_count("--repetitions", repetitions, 1, &m->repetitions) &&
-                parse_count("--warmup", warmup, 0, &m->warmup) &&
-                parse_number("--warmup-time", warmup_time, 0, 3600, &m->warmup_time) &&
-                parse_number("--min-time", min_time, 0, 3600, &m->min_time) &&
-                parse_number("--timeout", timeout, 0, 1e6, &m->timeout) &&
-                parse_number("--noise", *noise ? noise : "2", 0, 100, &o->floor) &&
-                parse_direction(o->direction, &o->row.pass) && parse_format(format, &o->format) &&
-                (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
-                (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
-    if (good && wide && o->format != REPORT_TABLE)
-        good = error("--wide is for the table, but --format is %s, which has every column", format);
-    if (wide)
-        o->format = REPORT_WIDE;
-    o->floor /= 100;
-    o->row.seed = (uint64_t)number;
-    if (good && o->peers && o->no_peers)
-        good = error("--peers and --no-peers exclude each other");
-    if (good && o->file && o->workloads)
-        good = error("--file and --workload exclude each other");
-    if (good && !o->baseline && (o->fail_on_slower || *noise))
-        good = error("%s requires --compare", *noise ? "--noise" : "--fail-on-slower");
-    return good ? CLI_GO : CLI_WRONG;
-}
-
-/* --json without a value is --json=-. */
-static void complete_json(int argc, char **argv)
-{
-    static char json[] = "--json=-";
-    for (int i = 1; i < argc; ++i)
-        if (!strcmp(argv[i], "--json") && (i + 1 == argc || !strncmp(argv[i + 1], "--", 2)))
-            argv[i] = json;
-}
-
-static bool json_alone(const bench_options *o)
-{
-    return o->json && !strcmp(o->json, "-");
-}
-
 /* ------------------------------------------------------------------------------------------------------ what is run */
 
 static void list_workload(const workload *w)
@@ -325,33 +139,47 @@ static bool list_workloads(const char *path)
     return true;
 }
 
+static bool add_workload(bench_run *run, const workload *w)
+{
+    if (run->workload_count == WORKLOADS_MAX)
+        return error("more than %d workloads are chosen, the limit", WORKLOADS_MAX);
+    run->workloads[run->workload_count++] = w;
+    return true;
+}
+
+static bool add_named(bench_run *run, const char *name)
+{
+    const workload *w = workload_find(name);
+    if (w)
+        return add_workload(run, w);
+    if (strcmp(name, "all") != 0) {
+        cli_unknown_workload(name);
+        return false;
+    }
+    run->options.masks = true;
+    for (uint32_t i = 0; i < workload_count(); ++i)
+        if (!add_workload(run, workload_get(i)))
+            return false;
+    return true;
+}
+
 static bool choose_workloads(bench_run *run)
 {
     bench_options *o = &run->options;
     failure why = {{0}};
     char name[64];
-    if (o->file) {
-        if (!workload_load(o->file, &run->file_list, &run->file_count, &why))
-            return error("--file: %s", why.message);
-        for (uint32_t i = 0; i < run->file_count && run->workload_count < WORKLOADS_MAX; ++i)
-            run->workloads[run->workload_count++] = &run->file_list[i];
-    }
-    if (!o->workloads && (o->file || o->masks))
-        return true;
-    for (const char *list = o->workloads ? o->workloads : "all"; cli_next_word(&list, name, sizeof name);) {
-        const workload *w = workload_find(name);
-        if (!strcmp(name, "all")) {
-            o->masks = true;
-            for (uint32_t i = 0; i < workload_count() && run->workload_count < WORKLOADS_MAX; ++i)
-                run->workloads[run->workload_count++] = workload_get(i);
-        } else if (!w) {
-            cli_unknown_workload(name);
+    if (o->file && !workload_load(o->file, &run->own, &run->own_count, &why))
+        return error("--file: %s", why.message);
+    if (shapes_given(&o->shapes) && !shapes_load(&o->shapes, &run->own, &run->own_count))
+        return false;
+    for (uint32_t i = 0; i < run->own_count; ++i)
+        if (!add_workload(run, &run->own[i]))
             return false;
-        } else if (run->workload_count < WORKLOADS_MAX) {
-            run->workloads[run->workload_count++] = w;
-        }
-    }
-    return true;
+    const char *list = o->workloads ? o->workloads : run->own || o->masks ? "" : "all";
+    while (cli_next_word(&list, name, sizeof name))
+        if (!add_named(run, name))
+            return false;
+    return run->workload_count || o->masks || error("--workload is \"%s\", expected names with commas", o->workloads);
 }
 
 static attune_status open_device(bench_run *run, const char *id)
@@ -481,37 +309,55 @@ static double share_of(const workload *w, double scale)
     return share < 1 ? share : 1;
 }
 
-/* For all workloads, selected or not, so that a row does not depend on the selection. */
-static double estimate_seconds(const bench_run *run, double scale)
+/* Of all workloads on one device with one type: a row depends neither on the selected workloads nor on the other
+ * devices and types. */
+static double estimate_seconds(const bench_run *run, const bench_device *d, uint32_t t, double scale)
 {
+    const measure_options *m = &run->options.row.measure;
+    const bool cpu = d->info.backend == ATTUNE_BACKEND_CPU;
+    const double speed = (d->flops[t] > 0 ? d->flops[t] : cpu ? 2e10 : 1e12) * (cpu ? CPU_SHARE : GPU_SHARE);
     double seconds = 0;
-    double calls = run->options.row.measure.repetitions + run->options.row.measure.warmup + 1.0;
-    for (uint32_t i = 0; i < run->device_count; ++i)
-        for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t)
-            for (uint32_t k = 0; k < (run->file_list ? run->file_count : workload_count()); ++k) {
-                const bench_device *d = &run->devices[i];
-                const workload *w = run->file_list ? &run->file_list[k] : workload_get(k);
-                bool cpu = d->info.backend == ATTUNE_BACKEND_CPU;
-                double speed = d->flops[t] > 0 ? d->flops[t] : cpu ? 2e10 : 1e12;
-                double flop = workload_flop(w) * share_of(w, scale);
-                double time = calls * flop / (speed * (cpu ? CPU_SHARE : GPU_SHARE));
-                seconds += ROW_OVERHEAD +
-                           (time > run->options.row.measure.min_time ? time : run->options.row.measure.min_time);
-            }
+    for (uint32_t k = 0; k < workload_count(); ++k) {
+        const workload *w = workload_get(k);
+        const double calls = m->repetitions + m->warmup + 1.0, flop = workload_flop(w) * share_of(w, scale);
+        const double time = calls * flop / speed;
+        seconds += ROW_OVERHEAD + (time > m->min_time ? time : m->min_time);
+    }
     return seconds;
 }
 
 /* Powers of two, so that repeated runs choose the same scale although the measured peak varies. */
-static double choose_scale(const bench_run *run)
+static double automatic_scale(const bench_run *run, const bench_device *d, uint32_t t)
 {
-    if (run->options.scale_given)
-        return run->options.scale;
-    if (run->base.scale > 0)
-        return run->base.scale;
     double scale = 1;
-    while (run->workload_count && scale > 0x1p-12 && estimate_seconds(run, scale) > RUN_SECONDS)
+    while (scale > 0x1p-12 && estimate_seconds(run, d, t, scale) > RUN_SECONDS)
         scale /= 2;
     return scale;
+}
+
+static void choose_scales(bench_run *run)
+{
+    const bench_options *o = &run->options;
+    for (uint32_t i = 0; i < run->device_count; ++i)
+        for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t) {
+            bench_device *d = &run->devices[i];
+            const double base = baseline_scale(&run->base, d->info.id, attune_dtype_string(d->dtypes[t]));
+            d->scale[t] = o->scale_given             ? o->scale
+                          : base > 0                 ? base
+                          : shapes_given(&o->shapes) ? 1
+                                                     : automatic_scale(run, d, t);
+        }
+}
+
+/* The scale of all rows, 0 if devices or types differ in it. */
+static double common_scale(const bench_run *run)
+{
+    const double first = run->devices[0].scale[0];
+    for (uint32_t i = 0; i < run->device_count; ++i)
+        for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t)
+            if (run->devices[i].scale[t] != first)
+                return 0;
+    return first;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- context */
@@ -547,7 +393,8 @@ static void add_context(bench_run *run, int argc, char **argv)
     report_context(r, "executable", "attune");
     size_t used = (size_t)snprintf(text, sizeof text, "attune bench");
     for (int i = 1; i < argc && used < sizeof text; ++i) {
-        int added = snprintf(text + used, sizeof text - used, strpbrk(argv[i], " \"{") ? " '%s'" : " %s", argv[i]);
+        int added = snprintf(text + used, sizeof text - used,
+                             !*argv[i] || strpbrk(argv[i], " \"{}()[]*?<>|&;$") ? " '%s'" : " %s", argv[i]);
         used += added > 0 ? (size_t)added : 0;
     }
     report_context(r, "command_line", "%s", text);
@@ -562,7 +409,9 @@ static void add_context(bench_run *run, int argc, char **argv)
     report_context(r, "cpu_name", "%s", text);
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     report_context_number(r, "num_cpus", cpus > 0 ? (double)cpus : 1);
-    report_context_number(r, "scale", o->scale);
+    const double scale = common_scale(run);
+    if (scale > 0)
+        report_context_number(r, "scale", scale);
     report_context_number(r, "seed", (double)o->row.seed);
     report_context_number(r, "repetitions", o->row.measure.repetitions);
     report_context_number(r, "min_time", o->row.measure.min_time);
@@ -583,6 +432,10 @@ static void add_context(bench_run *run, int argc, char **argv)
         report_context(r, key, "%s; driver %s; uuid %s; %u compute units", d->info.name,
                        d->info.driver[0] ? d->info.driver : "none", d->info.uuid[0] ? d->info.uuid : "none",
                        d->info.limits.compute_units);
+        for (uint32_t t = 0; t < d->dtype_count && !(scale > 0); ++t) {
+            (void)snprintf(key, sizeof key, "scale %s %s", d->info.id, attune_dtype_string(d->dtypes[t]));
+            report_context_number(r, key, d->scale[t]);
+        }
         for (uint32_t t = 0; t < d->dtype_count && d->flops[t] > 0; ++t) {
             (void)snprintf(key, sizeof key, "peak %s %s", d->info.id, attune_dtype_string(d->dtypes[t]));
             report_context(r, key, "%sFLOP/s, copy %sB/s, measured, best of %d", report_si(d->flops[t], buffer[0]),
@@ -600,9 +453,8 @@ static void run_attention(bench_run *run)
             for (uint32_t k = 0; k < run->workload_count && !stopped; ++k) {
                 const bench_device *d = &run->devices[i];
                 const workload *full = run->workloads[k];
-                report_row row = {.share = share_of(full, run->options.scale),
-                                  .peak_flops = d->flops[t],
-                                  .peak_bandwidth = d->bandwidth[t]};
+                report_row row = {
+                    .share = share_of(full, d->scale[t]), .peak_flops = d->flops[t], .peak_bandwidth = d->bandwidth[t]};
                 workload w = workload_scaled(full, row.share);
                 /* The dtype of a workload file, unless the command line has one. */
                 w.dtype = run->options.dtypes || !full->dtype ? d->dtypes[t] : full->dtype;
@@ -673,7 +525,7 @@ static bool write_report(void *user, size_t index, FILE *stream)
 /* Written atomically: an interrupted write leaves the old file. */
 static bool write_json(bench_run *run)
 {
-    if (json_alone(&run->options))
+    if (bench_options_json_alone(&run->options))
         return write_report(&run->report, 0, stdout);
     return outputs_write(&run->output, 1, write_report, &run->report);
 }
@@ -683,8 +535,9 @@ static int run_all(bench_run *run, int argc, char **argv)
     const bench_options *o = &run->options;
     double ignored;
     struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND}, before, ended;
-    run->options.scale = choose_scale(run);
-    run->out = json_alone(o) ? NULL : stdout;
+    const double begin = measure_clock();
+    choose_scales(run);
+    run->out = bench_options_json_alone(o) ? NULL : stdout;
     for (uint32_t i = 0; i < run->device_count; ++i)
         run->total += run->devices[i].dtype_count * run->workload_count;
     run->total += o->masks ? workload_mask_count() : 0;
@@ -701,6 +554,7 @@ static int run_all(bench_run *run, int argc, char **argv)
     (void)sigaction(SIGTERM, &ended, NULL);
     if (stopped)
         report_context(&run->report, "stopped", "after %u of %u rows", run->done, run->total);
+    run->report.seconds = measure_clock() - begin;
     if (run->out)
         report_end(&run->report, o->format, run->out);
     uint32_t count[REPORT_STOPPED + 1] = {0};
@@ -723,7 +577,7 @@ static int run_all(bench_run *run, int argc, char **argv)
             status = EXIT_FAILED;
         if (!compared) {
             (void)error("--compare: not one row has a time here and in %s: nothing was compared", o->baseline);
-            status = o->fail_on_slower ? EXIT_FAILED : status;
+            status = EXIT_FAILED;
         }
     }
     return status;
@@ -734,7 +588,7 @@ static int prepare(bench_run *run)
 {
     bench_options *o = &run->options;
     failure why = {{0}};
-    run->output = (output){.option = "--json", .path = o->json && !json_alone(o) ? o->json : ""};
+    run->output = (output){.option = "--json", .path = o->json && !bench_options_json_alone(o) ? o->json : ""};
     if (!outputs_find(&run->output, 1) || !choose_workloads(run) || !load_lengths(run))
         return EXIT_USAGE;
     if (o->doc_lengths && !o->masks) {
@@ -774,8 +628,7 @@ int cmd_bench(int argc, char **argv)
         return EXIT_FAILED;
     }
     stopped = 0;
-    complete_json(argc, argv);
-    cli_result parsed = parse_options(&run->options, argc, argv);
+    cli_result parsed = bench_options_parse(&run->options, argc, argv);
     int status = parsed == CLI_WRONG ? EXIT_USAGE : EXIT_GOOD;
     if (parsed == CLI_GO && run->options.list)
         status = list_workloads(run->options.file) ? EXIT_GOOD : EXIT_USAGE;
@@ -786,7 +639,7 @@ int cmd_bench(int argc, char **argv)
     attune_instance_destroy(run->instance);
     folder_remove(&run->kernels);
     outputs_drop(&run->output, 1);
-    workload_list_free(run->file_list, run->file_count);
+    workload_list_free(run->own, run->own_count);
     baseline_free(&run->base);
     report_free(&run->report);
     free(run->doc_lengths);

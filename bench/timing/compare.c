@@ -66,6 +66,36 @@ const baseline_row *baseline_find(const baseline *b, const char *name)
     return NULL;
 }
 
+double baseline_scale(const baseline *b, const char *device, const char *dtype)
+{
+    char key[48];
+    (void)snprintf(key, sizeof key, "%s %s", device, dtype);
+    for (uint32_t i = 0; i < b->part_count; ++i)
+        if (!strcmp(b->parts[i].key, key))
+            return b->parts[i].scale;
+    return b->scale;
+}
+
+static double valid_scale(const json_t *number)
+{
+    const double scale = json_number_value(number);
+    return scale > 0 && scale <= 1 ? scale : 0;
+}
+
+static void read_parts(const json_t *context, baseline *b)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)context, key, value)
+    {
+        if (strncmp(key, "scale ", 6) != 0 || b->part_count == BASELINE_PARTS || !(valid_scale(value) > 0))
+            continue;
+        baseline_part *part = &b->parts[b->part_count++];
+        (void)snprintf(part->key, sizeof part->key, "%s", key + 6);
+        part->scale = valid_scale(value);
+    }
+}
+
 static double unit_seconds(const json_t *unit)
 {
     static const struct {
@@ -141,9 +171,9 @@ static bool read_root(const json_t *root, const char *name, baseline *b, failure
     if (version && json_integer_value(version) != REPORT_SCHEMA_VERSION)
         return failure_set(why, "%s: json_schema_version is not %d, the one that this program reads", name,
                            REPORT_SCHEMA_VERSION);
-    double scale = json_number_value(json_object_get(context, "scale"));
     double seed = json_number_value(json_object_get(context, "seed"));
-    b->scale = scale > 0 && scale <= 1 ? scale : 0;
+    b->scale = valid_scale(json_object_get(context, "scale"));
+    read_parts(context, b);
     b->seed = seed > 0 && seed < 0x1p53 ? (uint64_t)seed : 0;
     b->rows = calloc(count ? count : 1, sizeof *b->rows);
     if (!b->rows)

@@ -35,10 +35,19 @@ typedef struct baseline_row {
     bool failed;
 } baseline_row;
 
+/* Of the rows of one device and type, where a run had several scales. */
+typedef struct baseline_part {
+    char key[48]; /* "cuda:0 f16" */
+    double scale;
+} baseline_part;
+
+#define BASELINE_PARTS 64
+
 typedef struct baseline {
     baseline_row *rows;
-    uint32_t row_count;
-    double scale;  /* of the run; 0 = not recorded */
+    uint32_t row_count, part_count;
+    baseline_part parts[BASELINE_PARTS];
+    double scale;  /* of the run; 0 = not recorded, or in `parts` */
     uint64_t seed; /* 0 = not recorded */
 } baseline;
 
@@ -46,6 +55,8 @@ typedef struct baseline {
 bool baseline_load(const char *path, baseline *b, failure *why);
 bool baseline_parse(const char *text, size_t length, const char *name, baseline *b, failure *why);
 const baseline_row *baseline_find(const baseline *b, const char *name);
+/* The scale of a device's rows of a type; 0 = not recorded. */
+double baseline_scale(const baseline *b, const char *device, const char *dtype);
 void baseline_free(baseline *b); /* accepts a zeroed one */
 
 /* Writes a line for each row of either side. Returns the number of SLOWER rows; *compared receives the number of rows

@@ -117,6 +117,24 @@ Test(program, words_that_are_wrong)
     expect("check --device gpu", 2, "device id \"gpu\" is invalid");
     expect("check --device vulkan:99", 3, "vulkan");
     expect("bench --workload nothing", 2, "nothing");
+    expect("bench --workload ,", 2, "--workload is \",\", expected names");
+    expect("bench --q-len 64 --workload causal", 2, "--workload excludes --q-len");
+    expect("bench --heads 2 --file x.json", 2, "--file excludes --q-len");
+    expect("bench --q-len 0", 2, "--q-len is \"0\"");
+    expect("bench --q-len 64..128", 2, "--q-len is \"64..128\"");
+    expect("bench --q-len '64..128*1'", 2, "sweeps such as 1024..65536*2");
+    expect("bench --q-len 128..64+8", 2, "--q-len is");
+    expect("bench --q-len 1..1000+1", 2, "more than 64 numbers");
+    expect("bench --q-len 1..40+1 --heads 1..40+1", 2, "1600 combinations, the limit is 1024");
+    expect("bench --head-dim ,", 2, "--head-dim is \",\"");
+    expect("bench --heads 3 --kv-heads 2", 2, "kv_heads: must divide heads");
+    expect("bench --batch 100000000", 2, "batch");
+    expect("bench --param n=3", 2, "--param n: no expression uses that name");
+    expect("bench --mask 'x[q] == 1' --capture x=nothing", 2, "no such generator");
+    expect("bench --mask 'x[q] == 1' --capture x=none.npy", 2, "none.npy");
+    expect("bench --mask 'x[q] == 1' --capture x=document:a", 2, "a length behind the colon");
+    expect("bench --mask 'x[q] == 1' --capture x", 2, "NAME=GENERATOR");
+    expect("bench --mask 'q > n' --param n=1 --param n=2", 2, "given twice");
     for (const char *const *c =
              (const char *const[]){"devices", "expr", "mask", "explain", "run", "check", "bench", "compile", NULL};
          *c; c++) {
@@ -402,7 +420,40 @@ Test(program, bench_rows_stand_alone)
         cr_assert(row && sscanf(row, " causal cpu f32 %63s", shape[i]) == 1, "%s", output);
     }
     cr_expect_str_eq(shape[0], shape[1]);
+    /* Nor from the other devices and types: a slow one does not shrink the others' rows. */
+    expect("bench --workload causal --dtype f32,f16 --no-check --no-peaks --no-peers --repetitions 1 --warmup 0 "
+           "--warmup-time 0 --min-time 0 --timeout 0.001 --wide",
+           0, "causal");
+    const char *row = strstr(output, "\ncausal ");
+    cr_assert(row && sscanf(row, " causal cpu f32 %63s", shape[1]) == 1, "%s", output);
+    cr_expect_str_eq(shape[0], shape[1]);
     expect("bench --list --wide --format csv", 2, "--wide");
+}
+
+/* Options define workloads: a row for each combination, whose names tell the expressions apart. */
+Test(program, bench_shapes)
+{
+#define SHAPES "bench --no-check --no-peaks --no-peers --repetitions 1 --warmup 0 --min-time 0 --format csv "
+    static const char *const rows[] = {
+        "causal/cpu/f32/b1h4:2q64k64d32:16,",   "causal/cpu/f16/b1h4:2q64k64d32:16,",
+        "causal/cpu/f32/b1h4:2q128k128d32:16,", "window-n.softcap-c/cpu/f32/b1h4:2q256k256d32:16,",
+        "dense/cpu/f16/b1h4:2q128k128d32:16,",  "causal-2/cpu/f32/b1h4:2q64k64d32:16,",
+    };
+    expect(SHAPES
+           "--q-len '64..256*2' --heads 4 --kv-heads 2 --head-dim 32 --head-dim-v 16 --dtype f32,f16 --mask causal "
+           "--mask '' --mask 'window(n)' --mask '(causal)' --score '' --score 'softcap(c)' --param n=16 --param c=50.0",
+           0, "name,workload");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        cr_expect(strstr(output, rows[i]), "no row %s:\n%s", rows[i], output);
+    int lines = 0;
+    for (const char *at = output; *at; at++)
+        lines += *at == '\n';
+    cr_expect_eq(lines, 1 + 3 * 2 * 4 * 2);
+    expect(SHAPES "--q-len 1 --kv-len 100,200 --batch 2 --head-dim 32..64+16", 0, "/b2h16:16q1k200d64,");
+    expect(SHAPES "--q-len 64 --heads 2 --mask 'doc[q] == doc[kv]' --capture doc=document:20", 0, "doc-q-doc-kv/");
+    const int64_t size[1] = {64};
+    save("doc.npy", ATTUNE_I32, 1, size, 4);
+    expect(SHAPES "--q-len 64 --heads 2 --mask 'doc[q] == doc[kv]' --capture doc=doc.npy", 0, "doc-q-doc-kv/");
 }
 
 Test(program, benches)
@@ -464,7 +515,7 @@ Test(program, failures_are_said)
     expect("bench --workload causal --scale 0.0001" QUICK " --json base.json", 0, "causal");
     expect_complaint("bench --workload softcap" QUICK " --compare base.json --fail-on-slower", 1,
                      "nothing was compared");
-    expect("bench --workload softcap" QUICK " --compare base.json", 0, "nothing was compared");
+    expect_complaint("bench --workload softcap" QUICK " --compare base.json", 1, "nothing was compared");
 }
 
 /* OpenBLAS starts threads when it is loaded: only its peers load it. */

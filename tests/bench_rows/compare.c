@@ -79,6 +79,7 @@ Test(compare, a_report_reads_back_as_a_baseline)
     failure why;
     cr_assert(baseline_parse(text, length, "memory", &b, &why), "%s", why.message);
     cr_assert_eq(b.scale, 0.25);
+    cr_assert_eq(baseline_scale(&b, "cpu", "f32"), 0.25);
     cr_assert_eq(b.seed, 7);
     const baseline_row *row = baseline_find(&b, "causal/cpu/f32/b1");
     cr_assert(row);
@@ -127,5 +128,11 @@ Test(compare, bad_baselines_have_a_reason)
     const char *foreign = "{\"benchmarks\": [{\"name\": \"a\", \"real_time\": 5, \"cpu_time\": 5}]}";
     cr_assert(baseline_parse(foreign, strlen(foreign), "f", &b, &why), "Google Benchmark before run_type");
     cr_assert_float_eq(b.rows[0].samples[0], 5e-9, 1e-20);
+    baseline_free(&b);
+    /* Devices and types with scales of their own. */
+    const char *parts = "{\"context\": {\"scale cpu f32\": 0.5, \"scale cpu f16\": 7}, \"benchmarks\": []}";
+    cr_assert(baseline_parse(parts, strlen(parts), "f", &b, &why));
+    cr_assert_eq(baseline_scale(&b, "cpu", "f32"), 0.5);
+    cr_assert_eq(baseline_scale(&b, "cpu", "f16"), 0);
     baseline_free(&b);
 }
