@@ -90,6 +90,7 @@ typedef struct attune__forward {
     int64_t batch, heads, kv_heads, q_len, kv_len; /* of this call; kv_batch is k.size[0] */
     double scale;
     attune_tensor q, k, v, o, lse, row_max; /* lse.buffer, row_max.buffer NULL = not requested */
+    attune_tensor sinks;                    /* buffer NULL = none, in a part of a plan with sinks too */
     const attune_mask *mask;                /* NULL = every pair */
     const attune__device_mask *device_mask; /* the mask's upload; NULL if the backend has no mask_upload */
     const attune_tensor *captures;          /* by symbol of the score expression; entries of parameters are unused */
@@ -105,6 +106,7 @@ typedef struct attune__backward {
     attune__forward forward; /* o and lse are inputs */
     attune_tensor d_o, d_lse, d_q, d_k, d_v;
     const attune_tensor *d_captures; /* by symbol; buffer NULL = not requested */
+    attune_tensor d_sinks;           /* likewise */
 } attune__backward;
 
 /* Arguments of merge and merge_backward. o has rank 4, lse 3, and strides are resolved. o and d_o are of any

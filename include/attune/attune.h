@@ -686,8 +686,8 @@ typedef struct attune_problem {
     uint32_t struct_size;
     attune_direction direction;
     attune_dtype dtype;       /* of q, k, v and o: ATTUNE_F32, F16, BF16, or F64 on the CPU; 0 = ATTUNE_F32 */
-    uint32_t head_dim;        /* of q and k: a multiple of 8 from 8 to 256 */
-    uint32_t head_dim_v;      /* of v and o, likewise; 0 = head_dim */
+    uint32_t head_dim;        /* of q and k: a multiple of 8 from 8 to 576; above 256 on the CPU only */
+    uint32_t head_dim_v;      /* of v and o, likewise, to 512; 0 = head_dim */
     int64_t batch;            /* 0 = 1 */
     int64_t kv_batch;         /* batch, or 1: k and v broadcast; 0 = batch */
     int64_t heads;            /* query heads; 0 = 1 */
@@ -720,6 +720,7 @@ typedef struct attune_problem {
      */
     attune_dtype kv_dtype; /* of k and v (and d_k and d_v); 0 = dtype */
     attune_dtype o_dtype;  /* of o (and d_o); 0 = dtype */
+    bool sinks;            /* calls pass sinks (attune_forward_args.sinks); CPU only */
 } attune_problem;
 
 /* Sets mask, block_mask, mask_q_block and mask_kv_block of a problem from a mask. The expression is valid as long as
@@ -941,6 +942,14 @@ typedef struct attune_forward_args {
     const attune_segment *segments; /* for plans with segments, in the order of the concatenation; k, v and mask above
                                        are then not read */
     uint32_t segment_count;
+    /*
+     * For plans with problem.sinks: [heads] f32 (f64 with f64), a logit of each query head that is added to the
+     * denominator of the softmax alone, as if a key with this score and v = 0 were allowed in every row. -inf adds
+     * nothing; NaN and +inf make the head's rows NaN. Not modified by the score expression; a call over segments counts
+     * it once. Of calls over parts of the keys that are merged with attune_merge, one must pass the sinks and the
+     * others must not.
+     */
+    attune_tensor sinks;
 } attune_forward_args;
 
 /*
@@ -951,7 +960,8 @@ typedef struct attune_forward_args {
  *
  * with softmax and accumulation in float32 (float64 for f64), by the online algorithm of Milakov & Gimelshein (2018) in
  * the tiling of Dao et al., FlashAttention (2022). For a fully masked row, or one whose allowed scores are all -inf, o
- * = 0 and lse = row_max = -inf.
+ * = 0 and lse = row_max = -inf. With sinks, exp(sinks[h]) is part of the sum: lse includes it, row_max does not, and a
+ * fully masked row has o = 0 and lse = sinks[h].
  *
  * The lengths of the call select one of the plan's kernels (attune_plan_choice_at). Repeated calls give bitwise equal
  * results; the same row in a call of other lengths may differ by rounding.
@@ -985,6 +995,8 @@ typedef struct attune_backward_args {
     double *seconds;
     const attune_segment *segments; /* as in forward; k, v, mask, d_k and d_v above are not read */
     uint32_t segment_count;
+    attune_tensor sinks;   /* as in forward */
+    attune_tensor d_sinks; /* output, as sinks; buffer NULL = not requested */
 } attune_backward_args;
 
 /*
@@ -992,6 +1004,8 @@ typedef struct attune_backward_args {
  * exp(s - lse) and delta = dot(o, d_o) - d_lse,
  *
  *     d_v = sum p d_o      ds = p (dot(d_o, v) - delta) score'(...)      d_q = scale sum ds k      d_k = scale sum ds q
+ *
+ * With sinks, d_sinks[h] is the sum of -exp(sinks[h] - lse) delta over the rows of head h.
  *
  * P is recomputed tile by tile, as in Dao et al., FlashAttention (2022). d_k and d_v sum over the query heads that
  * share them, and over the batch where k and v broadcast. Fully masked rows contribute 0. The score expression's

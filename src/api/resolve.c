@@ -75,6 +75,27 @@ static attune_status check_row_tensor(const attune_plan *plan, const attune__for
     return check_size(name, tensor, 2, "the length of q", call->q_len);
 }
 
+/* sinks and d_sinks: [heads]. */
+static attune_status check_head_tensor(const attune_plan *plan, const char *name, bool writable, attune_tensor *tensor)
+{
+    const attune__tensor_rule rule = {name, plan->device, attune__shape_real(&plan->shape), 1, writable, false};
+    ATTUNE__TRY(attune__tensor_check(tensor, &rule));
+    return check_size(name, tensor, 0, "the plan's heads", plan->shape.heads);
+}
+
+/* Of segments, the first has the sinks, so that the result counts them once. */
+static attune_status check_sinks(const attune_plan *plan, const attune__segment_range *range, attune__forward *call)
+{
+    if (!plan->shape.sinks)
+        return call->sinks.buffer ? attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                                 "args.sinks is set, but the plan adds none: set problem.sinks")
+                                  : ATTUNE_OK;
+    ATTUNE__TRY(check_head_tensor(plan, "sinks", false, &call->sinks));
+    if (range && range->kv_start)
+        call->sinks.buffer = NULL;
+    return ATTUNE_OK;
+}
+
 /* The mask of a segment must have been built for this range of keys. */
 static attune_status check_segment_range(const attune_mask *mask, const attune__segment_range *range)
 {
@@ -277,6 +298,7 @@ attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_f
         .o = a->o,
         .lse = a->lse,
         .row_max = a->row_max,
+        .sinks = a->sinks,
         .mask = range ? range->segment->mask : a->mask,
         .captures = resolved->captures,
         .parameters = resolved->parameters,
@@ -297,6 +319,7 @@ attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_f
                                 "args.row_max is set, but the plan computes no row maxima: set problem.row_max");
         ATTUNE__TRY(check_row_tensor(plan, call, "row_max", true, &call->row_max));
     }
+    ATTUNE__TRY(check_sinks(plan, range, call));
     ATTUNE__TRY(check_mask(plan, range, call));
     ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, range, call, resolved->captures));
     ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, range, call->mask, resolved->parameters));
@@ -396,6 +419,7 @@ attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_
                     .v = range ? range->segment->v : a->v,
                     .o = a->o,
                     .lse = a->lse,
+                    .sinks = a->sinks,
                     .mask = range ? range->segment->mask : a->mask,
                     .captures = resolved->captures,
                     .parameters = resolved->parameters,
@@ -408,6 +432,7 @@ attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_
         .d_k = range ? range->segment->d_k : a->d_k,
         .d_v = range ? range->segment->d_v : a->d_v,
         .d_captures = resolved->d_captures,
+        .d_sinks = a->d_sinks,
     };
     attune__forward *call = &back->forward;
     ATTUNE__TRY(check_attention(plan, call, false));
@@ -418,6 +443,14 @@ attune_status attune__backward_resolve_at(const attune_plan *plan, const attune_
     ATTUNE__TRY(check_like(plan, "d_q", "the size of q", &call->q, true, &back->d_q));
     ATTUNE__TRY(check_like(plan, "d_k", "the size of k", &call->k, true, &back->d_k));
     ATTUNE__TRY(check_like(plan, "d_v", "the size of v", &call->v, true, &back->d_v));
+    if (back->d_sinks.buffer) {
+        if (!plan->shape.sinks)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.d_sinks is set, but the plan adds no sinks");
+        ATTUNE__TRY(check_head_tensor(plan, "d_sinks", true, &back->d_sinks));
+    }
+    ATTUNE__TRY(check_sinks(plan, range, call));
+    if (!call->sinks.buffer)
+        back->d_sinks.buffer = NULL;
     ATTUNE__TRY(check_mask(plan, range, call));
     ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, range, call, resolved->captures));
     ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, range, call->mask, resolved->parameters));

@@ -155,6 +155,9 @@ attune_status attune__cpu_backward(const attune__program *program, attune_queue 
     const uint32_t d = 2 * mine->shape.head_dim, dv = 2 * mine->shape.head_dim_v;
     run_pass(&run, f64 ? attune__cpu_backward_delta_f64 : attune__cpu_backward_delta_f32, (uint64_t)rows, (double)rows,
              dv, 0, fit);
+    if (call->d_sinks.buffer)
+        run_pass(&run, f64 ? attune__cpu_backward_sinks_f64 : attune__cpu_backward_sinks_f32,
+                 (uint64_t)call->forward.heads, (double)rows, dv, 0, fit);
     divide_rows(&run);
     run_pass(&run, f64 ? attune__cpu_backward_rows_f64 : attune__cpu_backward_rows_f32,
              (uint64_t)(run.slots ? run.slots : run.base.items), pairs, 2 * d + dv, mine->weight, fit);

@@ -21,6 +21,8 @@ void attune__cpu_backward_slot(const attune__cpu_backward_run *run, int64_t slot
 /* The passes (attune__pool_fn). */
 void attune__cpu_backward_delta_f32(void *run, uint32_t thread);
 void attune__cpu_backward_delta_f64(void *run, uint32_t thread);
+void attune__cpu_backward_sinks_f32(void *run, uint32_t thread);
+void attune__cpu_backward_sinks_f64(void *run, uint32_t thread);
 void attune__cpu_backward_rows_f32(void *run, uint32_t thread);
 void attune__cpu_backward_rows_f64(void *run, uint32_t thread);
 void attune__cpu_backward_keys_f32(void *run, uint32_t thread);

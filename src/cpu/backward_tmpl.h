@@ -214,6 +214,33 @@ void NAME(cpu_backward_delta)(void *user, uint32_t thread)
     }
 }
 
+/* d_sinks = -sum of exp(sink - lse) delta, a head at a time. */
+void NAME(cpu_backward_sinks)(void *user, uint32_t thread)
+{
+    (void)thread;
+    attune__cpu_backward_run *run = user;
+    const attune__forward *call = &run->call->forward;
+    const attune_tensor *sinks = &call->sinks, *out = &run->call->d_sinks;
+    for (;;) {
+        const int64_t h = atomic_fetch_add_explicit(&run->base.next, 1, memory_order_relaxed);
+        if (h >= call->heads)
+            return;
+        REAL sink;
+        memcpy(&sink, attune__cpu_element(sinks, sizeof sink, h), sizeof sink);
+        double sum = 0;
+        for (int64_t b = 0; b < call->batch && sink != -(REAL)INFINITY; b++)
+            for (int64_t q = 0; q < call->q_len; q++) {
+                REAL lse;
+                memcpy(&lse, attune__cpu_at(&call->lse, sizeof lse, b, h, q), sizeof lse);
+                const double p = exp((double)sink - (double)lse);
+                const REAL delta = ((const REAL *)(const void *)run->delta)[(b * call->heads + h) * call->q_len + q];
+                sum -= p == 0 ? 0 : p * (double)delta;
+            }
+        const REAL value = (REAL)sum;
+        memcpy(attune__cpu_element(out, sizeof value, h), &value, sizeof value);
+    }
+}
+
 static rows rows_at(const attune__cpu_backward_run *run, int64_t index)
 {
     const attune__forward *call = &run->call->forward;

@@ -84,6 +84,12 @@ static inline char *attune__cpu_at(const attune_tensor *tensor, size_t element, 
     return attune__cpu_memory(tensor->buffer) + (int64_t)tensor->offset + index * (int64_t)element;
 }
 
+/* Element i of a tensor of rank 1. */
+static inline char *attune__cpu_element(const attune_tensor *tensor, size_t element, int64_t i)
+{
+    return attune__cpu_memory(tensor->buffer) + (int64_t)tensor->offset + i * tensor->stride[0] * (int64_t)element;
+}
+
 /* The work of a thread (attune__pool_fn; user is an attune__cpu_run): items, then merging rows of splits. */
 void attune__cpu_items_f32(void *run, uint32_t thread);
 void attune__cpu_items_f64(void *run, uint32_t thread);

@@ -254,6 +254,31 @@ static void store_value(const attune_tensor *tensor, int64_t b, int64_t h, int64
         memcpy(attune__cpu_at(tensor, sizeof value, b, h, q), &value, sizeof value);
 }
 
+/* The sink of a head; -inf = none. */
+static REAL sink_of(const attune__cpu_run *run, int64_t h)
+{
+    const attune_tensor *sinks = &run->call->sinks;
+    REAL sink = -(REAL)INFINITY;
+    if (sinks->buffer)
+        memcpy(&sink, attune__cpu_element(sinks, sizeof sink, h), sizeof sink);
+    return sink;
+}
+
+/* Adds a sink to the denominator, as a part of o = 0 and lse = sink. Returns the maximum of both. */
+static REAL add_sink(const attune__cpu_run *run, REAL sink, REAL *o, REAL m, REAL *l)
+{
+    if (sink == -(REAL)INFINITY)
+        return m;
+    const REAL top = sink <= m || isnan(m) ? m : sink;
+    if (top != m) {
+        const REAL factor = REAL_EXP(m - top);
+        run->device->KERNELS.row_scale(o, run->program->shape.head_dim_v, factor);
+        *l *= factor;
+    }
+    *l += REAL_EXP(sink - top);
+    return top;
+}
+
 /* 7: store O and LSE. */
 static void store(const attune__cpu_run *run, int64_t b, int64_t h, int64_t q, REAL *o, REAL m, REAL l, bool valid)
 {
@@ -262,16 +287,18 @@ static void store(const attune__cpu_run *run, int64_t b, int64_t h, int64_t q, R
     const size_t dv = run->program->shape.head_dim_v;
     /* The sum is 0 only if every allowed score is -inf: otherwise the maximum contributes 1. */
     const bool empty = !valid || l == 0;
+    const REAL sink = sink_of(run, h);
     if (empty) {
-        if (!call->part)
+        if (!call->part && sink == -(REAL)INFINITY)
             memset(o, 0, dv * sizeof *o);
         m = -(REAL)INFINITY;
         l = 1;
     } else if (isnan(l) && m != (REAL)INFINITY) {
         m = l; /* a score is NaN, and so is the maximum */
     }
+    const REAL top = add_sink(run, sink, o, m, &l);
     run->device->KERNELS.store_row(attune__cpu_at(out, attune_dtype_size(out->dtype), b, h, q), out->dtype, o, dv, l);
-    store_value(&call->lse, b, h, q, (REAL)((double)m + log((double)l)));
+    store_value(&call->lse, b, h, q, (REAL)((double)top + log((double)l)));
     store_value(&call->row_max, b, h, q, m);
 }
 

@@ -74,6 +74,8 @@ static void text_problem(attune__text *text, const attune__shape *s)
                          s->mask_expr ? " with expression" : "", s->score_expr ? ", score expression" : "");
     else if (s->score_expr)
         attune__text_add(text, "            score expression\n");
+    if (s->sinks)
+        attune__text_add(text, "            sinks\n");
 }
 
 static void text_terms(attune__text *text, const attune__terms *terms)

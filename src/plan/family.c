@@ -85,6 +85,18 @@ static const char *matrix_name(uint32_t missing)
                                               : "cooperative matrix";
 }
 
+/* The problem's features that not every family has. */
+static const char *reject_feature(const attune__family *family, const attune__search *search, char *why, size_t size)
+{
+    const attune__shape *s = search->shape;
+    if (s->sinks && !family->sinks)
+        return "it adds no sinks (problem.sinks)";
+    if (family->wide_heads || (s->head_dim <= 256 && s->head_dim_v <= 256))
+        return NULL;
+    snprintf(why, size, "its head dimensions are at most 256: here they are %u and %u", s->head_dim, s->head_dim_v);
+    return why;
+}
+
 const char *attune__family_reject(const attune__family *family, const attune__search *search, char *why, size_t size)
 {
     const attune_limits *limits = search->limits;
@@ -99,7 +111,9 @@ const char *attune__family_reject(const attune__family *family, const attune__se
         return "the device is no CPU";
     if (!family->options[search->pass])
         return "it has no such pass";
-    const char *rejected = reject_dtype(family, search, why, size);
+    const char *rejected = reject_feature(family, search, why, size);
+    if (!rejected)
+        rejected = reject_dtype(family, search, why, size);
     return !rejected && family->reject_problem ? family->reject_problem(search) : rejected;
 }
 

@@ -71,6 +71,8 @@ typedef struct attune__family {
     bool cache;       /* shared_memory is a cache size, not a hard limit: the smallest tile is chosen if none fits */
     bool last_resort; /* its failure is reported only if no other family has one */
     bool tma;         /* USE_TMA is ON here; elsewhere it is OFF */
+    bool sinks;       /* it adds sinks */
+    bool wide_heads;  /* head dimensions above 256 */
     uint32_t dtypes;  /* bits 1 << attune_dtype: of k and v */
     uint32_t mixes;   /* bits 1 << attune__pass: passes in which q and o may be f32, f16 or bf16 for any k and v */
     /* bits 1 << attune__pass: passes whose results depend on the order in which workgroups finish */

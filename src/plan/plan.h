@@ -26,7 +26,7 @@ typedef struct attune__shape {
     int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
     double scale;
     bool block_mask, mask_expr, score_expr;
-    bool lse, row_max;
+    bool lse, row_max, sinks;
     uint32_t mask_q_block, mask_kv_block;
     uint64_t capture_gradient_elements;
     uint32_t segments; /* the limit per call; 0 = none */

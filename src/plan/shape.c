@@ -11,6 +11,9 @@
 #define MOST_ROWS (INT64_C(1) << 40)
 /* Each segment is a launch. */
 #define MOST_SEGMENTS 1024
+/* Multi-head latent attention in its absorbed form: 512 columns, and 64 of RoPE for q and k. */
+#define MOST_HEAD_DIM   576
+#define MOST_HEAD_DIM_V 512
 
 static attune_status check_dtype(const char *name, attune_dtype dtype, bool f64)
 {
@@ -35,11 +38,11 @@ static attune_status check_dtypes(const attune__shape *s)
     return ATTUNE_OK;
 }
 
-static attune_status check_head_dim(const char *name, uint32_t value)
+static attune_status check_head_dim(const char *name, uint32_t value, uint32_t most)
 {
-    if (value % 8 || value < 8 || value > 256)
-        return attune__fail(ATTUNE_UNSUPPORTED, "problem.%s is %u, expected a multiple of 8 from 8 to 256: %s", name,
-                            value, value < 256 ? "pad the tensors" : "no kernel has wider heads");
+    if (value % 8 || value < 8 || value > most)
+        return attune__fail(ATTUNE_UNSUPPORTED, "problem.%s is %u, expected a multiple of 8 from 8 to %u: %s", name,
+                            value, most, value < most ? "pad the tensors" : "no kernel has wider heads");
     return ATTUNE_OK;
 }
 
@@ -100,6 +103,7 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
         .score_expr = p.score != NULL,
         .lse = p.lse || p.segments,
         .row_max = p.row_max,
+        .sinks = p.sinks,
         .capture_gradient_elements = (uint64_t)p.capture_gradient_elements,
         .segments = p.segments,
         .mask_q_block = p.mask_q_block ? p.mask_q_block : 128,
@@ -114,8 +118,8 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
     s.k_dtype = s.v_dtype = p.kv_dtype ? p.kv_dtype : s.q_dtype;
     s.o_dtype = p.o_dtype ? p.o_dtype : s.q_dtype;
     ATTUNE__TRY(check_dtypes(&s));
-    ATTUNE__TRY(check_head_dim("head_dim", s.head_dim));
-    ATTUNE__TRY(check_head_dim("head_dim_v", s.head_dim_v));
+    ATTUNE__TRY(check_head_dim("head_dim", s.head_dim, MOST_HEAD_DIM));
+    ATTUNE__TRY(check_head_dim("head_dim_v", s.head_dim_v, MOST_HEAD_DIM_V));
     ATTUNE__TRY(check_counts(&s));
     ATTUNE__TRY(check_mask_block("mask_q_block", s.mask_q_block));
     ATTUNE__TRY(check_mask_block("mask_kv_block", s.mask_kv_block));

@@ -252,7 +252,7 @@ Test(errors, plans)
     BAD_PROBLEM(struct_size, 1, ATTUNE_INVALID_ARGUMENT, "struct_size is 1");
     BAD_PROBLEM(head_dim, 0, ATTUNE_UNSUPPORTED, "head_dim");
     BAD_PROBLEM(head_dim, 20, ATTUNE_UNSUPPORTED, "20");
-    BAD_PROBLEM(head_dim, 264, ATTUNE_UNSUPPORTED, "264");
+    BAD_PROBLEM(head_dim, 584, ATTUNE_UNSUPPORTED, "584");
     BAD_PROBLEM(head_dim_v, 7, ATTUNE_UNSUPPORTED, "7");
     BAD_PROBLEM(kv_heads, 3, ATTUNE_INVALID_ARGUMENT, "3");
     BAD_PROBLEM(kv_batch, 5, ATTUNE_INVALID_ARGUMENT, "5");

@@ -115,6 +115,7 @@ attention_case attention_case_random(uint64_t seed, case_storage *storage)
         c.o_dtype = (attune_dtype)between(&r, 0, ATTUNE_BF16);
     }
     c.plan_more = random_uniform(&r) < 0.3 ? between(&r, 1, 100) : 0;
+    c.sinks = random_uniform(&r) < 0.2;
     snprintf(storage->name, sizeof storage->name, "random %#llx", (unsigned long long)seed);
     return c;
 }
@@ -415,6 +416,16 @@ static void share_batch(array *a)
         array_set(a, i, array_get(a, i % count));
 }
 
+/* Sinks of any weight beside the scores; of some heads none. */
+static bool make_sinks(const attention_case *c, attune_dtype dtype, random_state *r, attention *a, failure *why)
+{
+    if (!array_create(&a->sinks, dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32, 1, &c->heads, why))
+        return false;
+    for (int64_t h = 0; h < c->heads; h++)
+        array_set(&a->sinks, h, h % 5 == 4 ? -INFINITY : 1 + 3 * random_normal(r));
+    return true;
+}
+
 bool case_instantiate(attune_instance *instance, const attention_case *c, attune_dtype dtype, uint64_t seed,
                       attention *a, failure *why)
 {
@@ -448,6 +459,7 @@ bool case_instantiate(attune_instance *instance, const attention_case *c, attune
     a->parameters[0] = (attune_parameter){"width", (double)(c->q_len / 3)};
     a->parameters[1] = (attune_parameter){"heat", 0.75};
     a->parameter_count = 2;
+    ok = ok && (!c->sinks || make_sinks(c, dtype, &r, a, why));
     if (!ok) {
         case_release(a);
         return false;
@@ -461,6 +473,7 @@ void case_release(attention *a)
     array_free(&a->q);
     array_free(&a->k);
     array_free(&a->v);
+    array_free(&a->sinks);
     for (uint32_t i = 0; i < a->capture_count; i++) {
         array owner = {.data = (void *)(uintptr_t)a->captures[i].array.data};
         array_free(&owner);

@@ -6,6 +6,8 @@
 #ifndef TESTS_CASES_CASES_H
 #define TESTS_CASES_CASES_H
 
+#include <string.h>
+
 #include "tests/oracle/reference.h"
 
 typedef enum case_input {
@@ -46,6 +48,7 @@ typedef struct attention_case {
     const char *partial;          /* the mask is given as lists, whose partial blocks evaluate this; NULL = it is not */
     attune_dtype kv_dtype, o_dtype; /* 0 = the dtype that the case runs in; with f64 they do not count */
     int64_t plan_more;              /* the plan is made for this many more queries than the call has */
+    bool sinks;
 } attention_case;
 
 /* Whether it names types of its own, with which float64 has nothing to do; and the same with one dtype, for kernels
@@ -60,6 +63,13 @@ static inline attention_case case_unmixed(const attention_case *c)
     attention_case made = *c;
     made.kv_dtype = made.o_dtype = (attune_dtype)0;
     return made;
+}
+
+/* What not every backend has yet. */
+static inline bool case_supported(const attention_case *c, const char *backend)
+{
+    const bool wide = c->head_dim > 256 || c->head_dim_v > 256;
+    return !strcmp(backend, "cpu") || !(c->sinks || wide);
 }
 
 /* Not those whose outputs are NaN or infinite: their gradients are too. */

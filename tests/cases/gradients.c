@@ -83,8 +83,9 @@ static bool bind(computation *c, const array *d_o, failure *why)
 }
 
 /* S, mask and softmax of a row: s becomes P. False if the mask empties it. */
-static bool forward_row(computation *c, int64_t b, int64_t h, int64_t q, const attune__row *row)
+static bool forward_row(computation *c, int64_t b, int64_t h, int64_t q, const attune__row *row, double *sink_p)
 {
+    const double sink = c->a->sinks.data ? array_get(&c->a->sinks, h) : -INFINITY;
     const int64_t kv_h = h / (c->heads / c->kv_heads);
     for (int64_t j = 0; j < c->kv_len; j++) {
         double sum = 0;
@@ -100,7 +101,8 @@ static bool forward_row(computation *c, int64_t b, int64_t h, int64_t q, const a
     if (c->a->mask)
         attune__expr_mask_row(c->a->mask, &(attune__bindings){c->captures[0], c->parameters[0]}, row, 0,
                               (size_t)c->kv_len, c->scratch, c->allowed);
-    double m = -INFINITY, l = 0;
+    double m = sink, l = 0;
+    *sink_p = 0;
     for (int64_t j = 0; j < c->kv_len; j++)
         if (c->allowed[j] && c->s[j] > m)
             m = c->s[j];
@@ -108,7 +110,9 @@ static bool forward_row(computation *c, int64_t b, int64_t h, int64_t q, const a
         return false;
     for (int64_t j = 0; j < c->kv_len; j++)
         l = single(c, l + (c->allowed[j] ? single(c, exp(c->s[j] - m)) : 0));
+    l = sink == -INFINITY ? l : single(c, l + single(c, exp(sink - m)));
     const double lse = single(c, m + log(l)); /* what forward leaves */
+    *sink_p = sink == -INFINITY ? 0 : single(c, exp(single(c, sink - lse)));
     for (int64_t j = 0; j < c->kv_len; j++)
         c->s[j] = c->allowed[j] ? single(c, exp(single(c, c->s[j] - lse))) : 0;
     return true;
@@ -122,7 +126,8 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
                              .h_kv = (int32_t)(h / (c->heads / c->kv_heads)),
                              .q_len = (int32_t)c->q_len,
                              .kv_len = (int32_t)c->kv_len};
-    if (!forward_row(c, b, h, q, &row))
+    double sink_p;
+    if (!forward_row(c, b, h, q, &row, &sink_p))
         return;
     const int64_t kv_h = row.h_kv, kv_b = c->a->k.size[0] == 1 ? 0 : b, keys = (kv_b * c->kv_heads + kv_h) * c->kv_len;
     const double *d_o = row_at(&c->d_o, b, h, q), *query = row_at(&c->q, b, h, q);
@@ -151,6 +156,15 @@ static void backward_row(computation *c, int64_t b, int64_t h, int64_t q, const 
     if (c->d_lse)
         delta -= array_get(c->d_lse, (b * c->heads + h) * c->q_len + q);
     delta = single(c, delta);
+    if (r->d_sinks)
+        r->d_sinks[h] = single(c, r->d_sinks[h] - sink_p * delta);
+    if (r->d_sinks && r->sinks_moved) {
+        const double d_lse = c->d_lse ? fabs(array_get(c->d_lse, (b * c->heads + h) * c->q_len + q)) : 0;
+        const double moved =
+            2 * sink_p *
+            (unit * sqrt(3 * squares) + (2 + fabs(log(sink_p))) * (double)FLT_EPSILON * (delta_terms + d_lse));
+        r->sinks_moved[h] = sqrt(r->sinks_moved[h] * r->sinks_moved[h] + (sink_p > 0 ? moved * moved : 0));
+    }
     for (int64_t j = 0; j < c->kv_len; j++) {
         const double p = narrow(c, c->a->v.dtype, c->s[j]), *v = row_at(&c->v, b, kv_h, j);
         double d_p = 0, terms = delta_terms, *d_v = &r->d_v[(keys + j) * c->dv];
@@ -204,6 +218,11 @@ bool gradients_compute(const attention *a, const array *d_o, const array *d_lse,
     memset(result->d_q, 0, (size_t)queries * sizeof(double));
     memset(result->d_k, 0, (size_t)keys * sizeof(double));
     memset(result->d_v, 0, (size_t)values * sizeof(double));
+    for (int64_t h = 0; result->d_sinks && h < c->heads; h++) {
+        result->d_sinks[h] = 0;
+        if (result->sinks_moved)
+            result->sinks_moved[h] = 0;
+    }
     for (uint32_t i = 0; i < a->capture_count; i++) {
         if (!result->d_captures[i])
             continue;

@@ -13,6 +13,10 @@ typedef struct gradient_result {
     double *d_q, *d_k, *d_v;
     double *cancelled[2 + ATTUNE_EXPR_MAX_SYMBOLS];
     double *d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    double *d_sinks; /* [heads]; NULL = not wanted */
+    /* NULL or [heads]: by how much roundings of O and of each exponent may move d_sinks: of a row, as that of a pair in
+     * tests/oracle/reference.h; of rows, the root of the sum of squares. */
+    double *sinks_moved;
 } gradient_result;
 
 /* REFERENCE_NAIVE: S, softmax and sums in float32; P rounded to the dtype of V, dS to that of K, o and

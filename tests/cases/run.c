@@ -214,7 +214,7 @@ typedef struct running {
     placed d_o, d_lse, d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
     array upstream, upstream_lse; /* what d_o and d_lse hold; the latter's data may be NULL */
     uint32_t wanted;              /* captures whose gradients are, as bits 1 << index */
-    placed q, k, v, o, lse, row_max;
+    placed q, k, v, o, lse, row_max, sinks, d_sinks;
     placed captures[ATTUNE_EXPR_MAX_SYMBOLS];
     uint32_t capture_count;
     segments cut;
@@ -247,7 +247,8 @@ static const char *place_gradients(attune_device *device, const attention_case *
          (error = place(device, outputs, r->upstream_lse.dtype, 3, r->upstream.size, &r->upstream_lse, &r->d_lse))) ||
         (error = place(device, outputs, dtype, 4, a->q.size, NULL, &r->d_q)) ||
         (error = place(device, outputs, a->k.dtype, 4, a->k.size, NULL, &r->d_k)) ||
-        (error = place(device, outputs, a->v.dtype, 4, a->v.size, NULL, &r->d_v)))
+        (error = place(device, outputs, a->v.dtype, 4, a->v.size, NULL, &r->d_v)) ||
+        (c->sinks && (error = place(device, outputs, a->sinks.dtype, 1, a->sinks.size, NULL, &r->d_sinks))))
         return error;
     for (uint32_t i = 0; i < a->capture_count; i++) {
         failure why;
@@ -313,6 +314,7 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
         .lse = true,
         .row_max = !c->segments,
         .segments = c->segments,
+        .sinks = c->sinks,
     };
     if (c->segments && (error = segments_prepare(instance, device, c, a, &r->cut, &problem)))
         return error;
@@ -351,7 +353,8 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
         (error = place(device, input_layout(c, LAYOUT_SHARED_V), a->v.dtype, 4, a->v.size, &a->v, &r->v)) ||
         (error = place(device, outputs, a->o_dtype, 4, o_size, NULL, &r->o)) ||
         (error = place(device, outputs, rows, 3, o_size, NULL, &r->lse)) ||
-        (error = place(device, outputs, rows, 3, o_size, NULL, &r->row_max)))
+        (error = place(device, outputs, rows, 3, o_size, NULL, &r->row_max)) ||
+        (c->sinks && (error = place(device, c->layout, rows, 1, a->sinks.size, &a->sinks, &r->sinks))))
         return error;
     for (uint32_t i = 0; i < a->capture_count; i++) {
         const attune_array *h = &a->captures[i].array;
@@ -395,6 +398,8 @@ static const char *launch_backward(attune_device *device, const attention *a, co
         .workspace = r->scratch.buffer,
         .segments = r->cut.count ? parts : NULL,
         .segment_count = r->cut.count,
+        .sinks = r->sinks.tensor,
+        .d_sinks = r->d_sinks.tensor,
     };
     segments_views(&r->cut, &r->k.tensor, &r->v.tensor, &r->d_k.tensor, &r->d_v.tensor, parts);
     attune_completion completion;
@@ -424,6 +429,7 @@ static const char *launch(attune_device *device, const attention *a, const runni
         .workspace = r->workspace.buffer,
         .segments = r->cut.count ? parts : NULL,
         .segment_count = r->cut.count,
+        .sinks = r->sinks.tensor,
     };
     if (r->cut.count)
         args.row_max.buffer = NULL;
@@ -445,7 +451,8 @@ static void finish(running *r)
     take_back(&r->scratch);
     array_free(&r->upstream);
     array_free(&r->upstream_lse);
-    placed *all[] = {&r->q, &r->k, &r->v, &r->o, &r->lse, &r->row_max, &r->d_o, &r->d_lse, &r->d_q, &r->d_k, &r->d_v};
+    placed *all[] = {&r->q,     &r->k,   &r->v,   &r->o,   &r->lse,   &r->row_max, &r->d_o,
+                     &r->d_lse, &r->d_q, &r->d_k, &r->d_v, &r->sinks, &r->d_sinks};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         displace(all[i]);
     for (uint32_t i = 0; i < r->capture_count; i++) {
@@ -594,6 +601,24 @@ static bool check_empty_rows(const attention_case *c, attune_dtype dtype, const 
                              attune_dtype_string(dtype));
 }
 
+/* By the rule, and by what roundings of O may move, of the head where that is most. */
+static bool compare_sinks(const attention_case *c, attune_dtype dtype, const running *r, double *values, failure *why)
+{
+    const int64_t heads = c->heads;
+    const char *error = collect(&r->d_sinks, values);
+    if (error)
+        return failure_set(why, "%s %s d_sinks: %s", c->name, attune_dtype_string(dtype), error);
+    may_cancel(heads, values + heads, values + 2 * heads);
+    double most = 0;
+    for (int64_t h = 0; h < heads; h++)
+        most = fmax(most, values[3 * heads + h]);
+    if (dtype == ATTUNE_F64)
+        most *= DBL_EPSILON / FLT_EPSILON;
+    reference_error found;
+    reference_compare(r->d_sinks.tensor.dtype, heads, values, values + heads, values + 2 * heads, &found);
+    return accept(c, dtype, "d_sinks", found, heads, values, values + heads, values + 2 * heads, most, most, why);
+}
+
 static bool compare_gradients(attune_instance *instance, const attention_case *c, attune_dtype dtype,
                               const attention *a, const running *r, failure *why)
 {
@@ -608,7 +633,9 @@ static bool compare_gradients(attune_instance *instance, const attention_case *c
         columns[3 + i] = 1;
         counts[3 + i] = attention_capture_elements(a, 1u << i);
     }
-    bool ok = true;
+    /* got, oracle, naive, and how far it may move */
+    double *sinks = a->sinks.data ? calloc(4 * (size_t)c->heads, sizeof *sinks) : NULL;
+    bool ok = !a->sinks.data || sinks || failure_set(why, "out of memory in the test");
     for (uint32_t i = 0; i < 3 + a->capture_count && ok; i++)
         if (outputs[i] && !(values[i] = calloc(4 * (size_t)counts[i], sizeof(double))))
             ok = failure_set(why, "out of memory in the test");
@@ -617,7 +644,9 @@ static bool compare_gradients(attune_instance *instance, const attention_case *c
                                   values[1] + precision * counts[1],
                                   values[2] + precision * counts[2],
                                   {NULL},
-                                  {NULL}};
+                                  {NULL},
+                                  sinks ? sinks + precision * c->heads : NULL,
+                                  sinks && precision == 1 ? sinks + 3 * c->heads : NULL};
         for (int i = 0; i < 2 && precision == 1; i++)
             result.cancelled[i] = values[i] + 3 * counts[i];
         for (uint32_t i = 0; i < a->capture_count; i++)
@@ -642,8 +671,10 @@ static bool compare_gradients(attune_instance *instance, const attention_case *c
         if (outputs[i])
             ok = compare_gradient(c, a, names[i], outputs[i], columns[i], largest,
                                   i < 3 ? 0 : rounded.d_captures[i - 3], values[i], why);
+    ok = ok && (!sinks || compare_sinks(c, dtype, r, sinks, why));
     for (uint32_t i = 0; i < 3 + a->capture_count; i++)
         free(values[i]);
+    free(sinks);
     return ok;
 }
 

@@ -17,7 +17,8 @@ static bool chosen(const case_suite *s, uint32_t row, uint32_t variant)
 
 static bool make(const case_row *test, uint32_t variant, case_job *job)
 {
-    return chosen(test->suite, test->row, variant) && test->suite->row(test->suite, test->row, variant, job);
+    return case_supported(&attention_cases[test->row], test->suite->backend) &&
+           chosen(test->suite, test->row, variant) && test->suite->row(test->suite, test->row, variant, job);
 }
 
 /* Rows that have nothing to run here start no process. */
@@ -94,6 +95,7 @@ void case_suite_random(const case_suite *suite)
         case_job job;
         if (!test_part(i) || !suite->draw(suite, i, &job))
             continue;
+        job.c.sinks = job.c.sinks && !strcmp(suite->backend, "cpu");
         run(suite, instance, device, &job);
         ran++;
     }

@@ -69,7 +69,7 @@ static expected compute(const attention *a, const array *d_o, const array *d_lse
     for (int i = 0; i < 2; i++) {
         double *next = e.memory + i * each;
         gradient_result *r = &e.of[i];
-        *r = (gradient_result){next, next + queries, next + queries + keys, {NULL}, {NULL}};
+        *r = (gradient_result){.d_q = next, .d_k = next + queries, .d_v = next + queries + keys};
         next = r->d_v + values;
         for (uint32_t c = 0; c < a->capture_count; c++)
             if (wanted >> c & 1) {

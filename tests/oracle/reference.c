@@ -156,9 +156,10 @@ static bool row_scores(const attention *a, const shape *s, bool naive, const ref
 
 /* Softmax and P V of one row. Forbidden pairs take no part: their v may be
  * anything. */
-static void row_output(const attention *a, const shape *s, bool naive, plane *p, double *o, double *lse,
+static void row_output(const attention *a, const shape *s, bool naive, int64_t h, plane *p, double *o, double *lse,
                        double *row_max)
 {
+    const double sink = a->sinks.data ? array_get(&a->sinks, h) : -INFINITY;
     const attune_dtype o_dtype = attention_o_dtype(a);
     double m = -INFINITY, sum = 0;
     float plain_sum = 0;
@@ -169,6 +170,9 @@ static void row_output(const attention *a, const shape *s, bool naive, plane *p,
             m = p->score[kv] > m ? p->score[kv] : m;
         }
     m = nan ? NAN : m;
+    *row_max = naive ? (double)(float)m : m;
+    /* A sink is a key with v = 0. */
+    m = sink > m || isnan(sink) ? sink : m;
     memset(p->o, 0, (size_t)s->dv * sizeof *p->o);
     memset(p->o_plain, 0, (size_t)s->dv * sizeof *p->o_plain);
     for (int64_t kv = 0; kv < s->kv_len; kv++) {
@@ -189,6 +193,11 @@ static void row_output(const attention *a, const shape *s, bool naive, plane *p,
                 p->o[i] += weight * v[i];
         }
     }
+    if (sink != -INFINITY) {
+        const double weight = naive ? (double)expf((float)(sink - m)) : exp(sink - m);
+        sum += weight;
+        plain_sum += (float)weight;
+    }
     if (naive)
         sum = (double)plain_sum;
     for (int64_t i = 0; i < s->dv; i++) {
@@ -200,7 +209,6 @@ static void row_output(const attention *a, const shape *s, bool naive, plane *p,
     }
     double l = sum == 0 ? -INFINITY : m + (naive ? (double)logf((float)sum) : log(sum));
     *lse = naive ? (double)(float)l : l;
-    *row_max = naive ? (double)(float)m : m;
 }
 
 /* By what O moves, at most, where a key's weight changes by `change` of the sum. */
@@ -253,7 +261,7 @@ bool reference_compute(const attention *a, reference_precision precision, const 
         plane_load(a, &s, naive, &row, &p);
         ok = row_scores(a, &s, naive, &row, &p, why);
         if (ok)
-            row_output(a, &s, naive, &p, result->o + i * s.dv, &result->lse[i], &result->row_max[i]);
+            row_output(a, &s, naive, row.h, &p, result->o + i * s.dv, &result->lse[i], &result->row_max[i]);
         if (ok && result->moved && !naive)
             row_moved(&s, &p, a->v.dtype, result->o + i * s.dv, result->lse[i], result->row_max[i],
                       result->moved + i * s.dv);
@@ -580,7 +588,7 @@ static bool row_gradients(gradient_sums *g, const reference_row *row, double *la
     row_products(a, s, false, &g->p, g->raw);
     if (!row_scores(a, s, false, row, &g->p, why))
         return false;
-    row_output(a, s, false, &g->p, g->o, &lse, &row_max);
+    row_output(a, s, false, row->h, &g->p, g->o, &lse, &row_max);
     if (!isfinite(lse))
         return true;
     row_roundings(g, row, lse);
