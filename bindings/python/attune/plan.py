@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+"""Plans and their calls."""
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping, Sequence
+
+from . import _abi
+from ._array import DLPACK_CPU, DLPACK_CUDA, View, dtype_of, empty_like, fill, view
+from ._library import Handle, InvalidArgument, check, field_names, lib, struct, table, text
+from .expr import Expr, Number, parameter_table
+from .instance import Device
+from .mask import Mask
+
+Options = Mapping[str, Any]
+_TEXTS = {"text": _abi.ATTUNE_TEXT, "json": _abi.ATTUNE_JSON}
+_DIRECTIONS = {"forward": _abi.ATTUNE_FORWARD, "backward": _abi.ATTUNE_BACKWARD}
+_CHOICES = {None: _abi.ATTUNE_AUTO, True: _abi.ATTUNE_ON, False: _abi.ATTUNE_OFF}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """attune_problem: what a plan is for. Lengths and batch are the largest of its calls; 0 and None take the header's default."""
+
+    head_dim: int
+    q_len: int
+    kv_len: int = 0
+    dtype: str = "f32"
+    head_dim_v: int = 0
+    batch: int = 0
+    kv_batch: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    scale: float = 0.0
+    mask: Mask | None = None
+    score: Expr | None = None
+    lse: bool = False
+    row_max: bool = False
+    capture_gradient_elements: int = 0
+    kv_dtype: str | None = None
+    o_dtype: str | None = None
+    direction: str = "forward"
+
+    def _struct(self) -> _abi.attune_problem:
+        if self.direction not in _DIRECTIONS:
+            raise InvalidArgument(f"a plan is forward or backward, not {self.direction!r}")
+        same = ("head_dim", "head_dim_v", "batch", "kv_batch", "heads", "kv_heads", "q_len", "kv_len", "scale", "lse", "row_max",
+                "capture_gradient_elements")
+        made = struct(_abi.attune_problem, direction=_DIRECTIONS[self.direction], dtype=dtype_of(self.dtype),
+                      kv_dtype=dtype_of(self.kv_dtype) if self.kv_dtype else 0, o_dtype=dtype_of(self.o_dtype) if self.o_dtype else 0,
+                      score=self.score._handle if self.score else None, **{name: getattr(self, name) for name in same})
+        if self.mask is not None:
+            check(lib.attune_problem_set_mask(ctypes.byref(made), self.mask._handle))
+        return made
+
+
+def kernel_options(options: Options | None) -> _abi.attune_kernel_options:
+    """attune_kernel_options of FlexAttention's names, such as {"BLOCK_M": 64, "fwd_num_stages": 2}."""
+    made = struct(_abi.attune_kernel_options)
+    kinds = {name: kind for name, kind, *_ in _abi.attune_pass_options._fields_}
+    for key, value in (options or {}).items():
+        part, name = made.any, key
+        for prefix in ("fwd", "bwd"):
+            if key.startswith(f"{prefix}_"):
+                part, name = getattr(made, prefix), key[4:]
+        # FlexAttention writes num_warps and num_stages small, and all others in capitals.
+        field = name.lower()
+        if field not in kinds or name != (field if field.startswith("num_") else field.upper()):
+            known = ", ".join(known if known.startswith("num_") else known.upper() for known in kinds)
+            raise InvalidArgument(f"no kernel option is called {key!r}: {known}, each also with fwd_ or bwd_ before it")
+        kind = kinds[field]
+        try:
+            if kind is ctypes.c_int:
+                value = _CHOICES[value]
+            elif field == "kernel":
+                value = value.encode()
+            setattr(part, field, value)
+        except (KeyError, AttributeError, TypeError, ValueError):
+            raise InvalidArgument(f"kernel option {key} cannot be {value!r}") from None
+    return made
+
+
+def choose(profile: str, problem: Problem, options: Options | None = None, *, format: str = "text") -> str:
+    """The plan on a device that need not be here (attune.profiles()), with its reasons: "text" or "json"."""
+    known = struct(_abi.attune_profile)
+    check(lib.attune_profile_find(profile.encode(), ctypes.byref(known)))
+    what, chosen = problem._struct(), kernel_options(options)
+    return text(lambda *out: int(lib.attune_plan_choose_explain(
+        ctypes.byref(known.limits), ctypes.byref(what), ctypes.byref(chosen), _format(format), *out)))
+
+
+def _format(name: str) -> int:
+    if name not in _TEXTS:
+        raise InvalidArgument(f"no format is called {name!r}: {', '.join(_TEXTS)}")
+    return _TEXTS[name]
+
+
+class Buffers:
+    """Buffers around memory of the caller, which are released with the call."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.handles: list[ctypes.c_void_p] = []
+
+    def __enter__(self) -> Buffers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self.handles:
+            lib.attune_buffer_destroy(handle)
+
+    def wrap(self, begin: int, size: int) -> ctypes.c_void_p:
+        """attune_buffer_wrap or attune_cuda_buffer_wrap."""
+        handle = ctypes.c_void_p()
+        if self.device.backend == "cuda":
+            check(lib.attune_cuda_buffer_wrap(self.device._handle, begin, size, ctypes.byref(handle)))
+        else:
+            check(lib.attune_buffer_wrap(self.device._handle, begin, size, ctypes.byref(handle)))
+        self.handles.append(handle)
+        return handle
+
+    def tensor(self, source: View) -> _abi.attune_tensor:
+        """attune_tensor of a view."""
+        wanted = DLPACK_CUDA if self.device.backend == "cuda" else DLPACK_CPU
+        if source.device[0] != wanted and not (wanted == DLPACK_CPU and source.device[0] in (3, 13)):
+            raise InvalidArgument(f"an array is not in memory that {self.device.info.id} reads in place (DLPack's device type "
+                                  f"{source.device[0]}; {wanted} is)")
+        begin, end = source.extent()
+        aligned = begin & ~15 if wanted == DLPACK_CUDA else begin
+        made = _abi.attune_tensor(dtype=source.dtype, offset=source.address - aligned)
+        fill(made, source.shape, source.strides)
+        if end > begin:
+            made.buffer = self.wrap(aligned, end - aligned).value
+        return made
+
+    def captures(self, views: Mapping[str, View]) -> Any:
+        """attune_capture of views."""
+        return table(_abi.attune_capture, [(name.encode(), self.tensor(v)) for name, v in views.items()])
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The results of Plan.forward; lse and row_max where they were asked for."""
+
+    o: Any
+    lse: Any = None
+    row_max: Any = None
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The results of Plan.backward; captures has the gradients that were asked for."""
+
+    d_q: Any
+    d_k: Any
+    d_v: Any
+    captures: dict[str, Any]
+
+
+class Plan(Handle):
+    """attune_plan: the kernels of a problem on a device, chosen and compiled. Several threads may use it at once."""
+
+    def __init__(self, device: Device, problem: Problem, options: Options | None = None) -> None:
+        what, chosen = problem._struct(), kernel_options(options)
+        handle = ctypes.c_void_p()
+        check(lib.attune_plan_create(device._handle, ctypes.byref(what), ctypes.byref(chosen), ctypes.byref(handle)))
+        self._own(handle, lib.attune_plan_destroy)
+        self.device, self.problem = device, problem
+        #: Bytes of workspace that a call needs.
+        self.workspace_size = int(lib.attune_plan_workspace_size(handle))
+
+    def explain(self, format: str = "text") -> str:
+        """The choice and its reasons: "text" or "json"."""
+        return text(lambda *out: int(lib.attune_plan_explain(self._handle, _format(format), *out)))
+
+    def choice(self, q_len: int = 0, kv_len: int = 0) -> dict[str, Any]:
+        """attune_plan_choice of the longest calls, or of calls of these lengths."""
+        made = struct(_abi.attune_plan_choice)
+        if q_len or kv_len:
+            check(lib.attune_plan_choice_at(self._handle, q_len, kv_len, ctypes.byref(made)))
+        else:
+            check(lib.attune_plan_choice_get(self._handle, ctypes.byref(made)))
+        fields = {name: getattr(made, name) for name in field_names(type(made))}
+        direction = next(name for name, number in _DIRECTIONS.items() if number == made.direction)
+        return fields | {"kernel": made.kernel.decode(), "direction": direction}
+
+    def __repr__(self) -> str:
+        return f"<attune.Plan {self.choice()['kernel']}, {self.problem.direction}, on {self.device.info.id}>"
+
+    def forward(self, q: Any, k: Any, v: Any, *, o: Any = None, lse: Any = None, row_max: Any = None, mask: Mask | None = None,
+                captures: Mapping[str, Any] | None = None, parameters: Mapping[str, Number] | None = None,
+                stream: int | None = None) -> Forward:
+        """attune_forward, over [batch, heads, length, dim] arrays in the device's memory, read in place.
+
+        o: the output; without it a new array of q's library. lse, row_max: an output array, or True for a new one.
+        captures, parameters: of the score expression. stream: the CUDA stream (default: the legacy default stream)."""
+        queue = self._queue(stream)
+        views = {name: view(x, stream=stream) for name, x in (("q", q), ("k", k), ("v", v))}
+        rows = views["q"].shape[:3]
+        o = self._output(True if o is None else o, q, (*rows, *views["v"].shape[3:]), self.problem.o_dtype or self.problem.dtype)
+        lse, row_max = (self._output(x, q, rows, "f64" if self.problem.dtype == "f64" else "f32") for x in (lse, row_max))
+        for name, x in (("o", o), ("lse", lse), ("row_max", row_max)):
+            if x is not None:
+                views[name] = view(x, write=True, stream=stream)
+        self.forward_views(queue, views, mask, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
+                           parameters or {}, self._workspace())
+        return Forward(o, lse, row_max)
+
+    def backward(self, q: Any, k: Any, v: Any, o: Any, lse: Any, d_o: Any, *, d_lse: Any = None, d_q: Any = None, d_k: Any = None,
+                 d_v: Any = None, mask: Mask | None = None, captures: Mapping[str, Any] | None = None,
+                 capture_gradients: Mapping[str, Any] | None = None, parameters: Mapping[str, Number] | None = None,
+                 stream: int | None = None) -> Backward:
+        """attune_backward: the gradients of a loss from those of o and of lse.
+
+        d_q, d_k, d_v: the outputs; without them new arrays of q's library. capture_gradients: f32 arrays that the gradients are
+        added to. The other arguments are those of forward."""
+        gradients = dict(capture_gradients or {})
+        queue = self._queue(stream)
+        inputs = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "d_o": d_o} | ({} if d_lse is None else {"d_lse": d_lse})
+        views = {name: view(x, stream=stream) for name, x in inputs.items()}
+        outputs = {"d_q": d_q, "d_k": d_k, "d_v": d_v}
+        for name, x in outputs.items():
+            source = name[2:]
+            dtype = lib.attune_dtype_string(views[source].dtype).decode()
+            outputs[name] = self._output(True, q, views[source].shape, dtype) if x is None else x
+            views[name] = view(outputs[name], write=True, stream=stream)
+        self.backward_views(queue, views, mask, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
+                            {name: view(x, write=True, stream=stream) for name, x in gradients.items()}, parameters or {},
+                            self._workspace())
+        return Backward(outputs["d_q"], outputs["d_k"], outputs["d_v"], gradients)
+
+    def _queue(self, stream: int | None) -> int:
+        if stream is not None and self.device.backend != "cuda":
+            raise InvalidArgument(f"{self.device.info.id} has no streams")
+        return self.device._queue(stream)
+
+    @staticmethod
+    def _output(wanted: Any, like: Any, shape: Sequence[int], dtype: str) -> Any:
+        if wanted is True:
+            return empty_like(like, shape, dtype_of(dtype))
+        return None if wanted is None or wanted is False else wanted
+
+    def _workspace(self) -> Callable[[Buffers], int | None]:
+        """Workspace of this call alone."""
+
+        def make(buffers: Buffers) -> int | None:
+            if not self.workspace_size:
+                return None
+            handle = ctypes.c_void_p()
+            check(lib.attune_buffer_create(self.device._handle, self.workspace_size, ctypes.byref(handle)))
+            buffers.handles.append(handle)
+            return handle.value
+
+        return make
+
+    def forward_views(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
+                      parameters: Mapping[str, Number], workspace: Callable[[Buffers], int | None]) -> None:
+        """forward on views, with workspace from a function: for bindings of other libraries."""
+        if mask is not None:
+            mask.upload(self.device)
+        with Buffers(self.device) as buffers:
+            read, numbers = buffers.captures(captures), parameter_table(parameters)
+            args = struct(_abi.attune_forward_args, mask=mask._handle if mask else None, captures=read, capture_count=len(read),
+                          parameters=numbers, parameter_count=len(numbers), workspace=workspace(buffers),
+                          **{name: buffers.tensor(x) for name, x in views.items()})
+            check(lib.attune_forward(self._handle, queue, ctypes.byref(args), None))
+
+    def backward_views(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
+                       gradients: Mapping[str, View], parameters: Mapping[str, Number],
+                       workspace: Callable[[Buffers], int | None]) -> None:
+        """backward on views, as forward_views."""
+        if mask is not None:
+            mask.upload(self.device)
+        with Buffers(self.device) as buffers:
+            read, wanted, numbers = buffers.captures(captures), buffers.captures(gradients), parameter_table(parameters)
+            args = struct(_abi.attune_backward_args, mask=mask._handle if mask else None, captures=read, capture_count=len(read),
+                          capture_gradients=wanted, capture_gradient_count=len(wanted), parameters=numbers,
+                          parameter_count=len(numbers), workspace=workspace(buffers),
+                          **{name: buffers.tensor(x) for name, x in views.items()})
+            check(lib.attune_backward(self._handle, queue, ctypes.byref(args), None))
