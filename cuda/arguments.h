@@ -32,16 +32,17 @@
  *     ATTUNE_HAVE_MASK_COLUMNS  backward_sm90, 1: attune_mask_rows may be called where attune_mask_range may
  *     ATTUNE_DETERMINISTIC   backward_sm90, 1: dQ is accumulated in a fixed order
  *     ATTUNE_CLUSTER         backward_sm90, 2: a cluster of two CTAs computes a tile of keys; default 1
- *     ATTUNE_LATE_HOOK, LATE_DP, EARLY_DQ, FUSED_GRADIENTS, HALF_TILES, REMATERIALISE    sm90: the order of stages that
- *                            the registers allow (attune__variant in src/plan/plan.h); default 0
+ *     ATTUNE_MASK_CHUNKS, SCORE_CHUNKS, DESCENDING, LATE_HOOK, LATE_DP, LATE_CAPTURES, LATE_DELTA, EARLY_DQ,
+ *     FUSED_GRADIENTS, HALF_TILES, REMATERIALISE    how expressions are computed, and the order of stages that the
+ *                            registers allow (attune__variant in src/plan/plan.h); default 0
  *     ATTUNE_SAVED_STATE     decode_sm80, 1: row maxima and sums are in shared memory while O accumulates
  *     ATTUNE_SERIAL_COLUMNS  backward_sm80 with ATTUNE_DK_DV, 1: scores are evaluated one fragment of columns after
  *                            another
  *     ATTUNE_HAVE_SCORE      1: every pair calls attune_score
- *     ATTUNE_HAVE_CAPTURE_READS  backward, 1: capture gradients may be requested
- *     ATTUNE_DK_DV           backward_sm80, 1: the kernel for dK and dV, with the tile BLOCK_M1 x BLOCK_N1; 0: the
- * kernel for dQ and capture gradients, with the tile BLOCK_M2 x BLOCK_N2 ATTUNE_APART           backward_sm80 with
- * ATTUNE_DK_DV, 1: separate CTAs compute dV and dK
+ *     ATTUNE_HAVE_CAPTURE_GRADIENTS     backward, 1: capture gradients may be requested
+ *     ATTUNE_DK_DV           backward_sm80, 1: the kernel for dK and dV, with the tile BLOCK_M1 x BLOCK_N1;
+ *                            0: the kernel for dQ and capture gradients, with the tile BLOCK_M2 x BLOCK_N2
+ *     ATTUNE_SEPARATE_DK_DV  backward_sm80 with ATTUNE_DK_DV, 1: separate CTAs compute dV and dK
  *
  * With ATTUNE_HAVE_MASK, ATTUNE_HAVE_MASK_RANGE or ATTUNE_HAVE_SCORE the host gives NVRTC a header "mods.cuh": the
  * prelude and then the functions
@@ -58,14 +59,10 @@
  *     float attune_score_near(as attune_score), with ATTUNE_HAVE_SCORE_NEAR: the near-zero form, valid where
  *                                              |score| <= ATTUNE_SCORE_NEAR, or always if undefined
  *
- *     ATTUNE_SCORE_IS_LONG, ATTUNE_MASK_IS_LONG: loops over pairs are not unrolled, since the code would be too large
- *     ATTUNE_CAPTURE_READS_LATE: capture sizes and strides are loaded where they are used, since registers are scarce
- *     ATTUNE_DELTA_LATE: delta is loaded after P is computed, since registers are scarce
- *
  *     float attune_score_slope(as attune_score): d attune_score / d score, in backward kernels
  *     float attune_score_slope_near(as attune_score), in backward kernels with ATTUNE_HAVE_SCORE_NEAR: likewise
  *     ATTUNE_CAPTURE_READS(X): X(i, symbol, kind) for each read of a floating-point capture, in backward kernels with
- *                      ATTUNE_HAVE_CAPTURE_READS; then
+ *                      ATTUNE_HAVE_CAPTURE_GRADIENTS; then
  *     float attune_capture_read_<i>(as attune_score): d attune_score / d element read
  *     long long attune_capture_read_<i>_at(as attune_score): the row-major index of the element read; -1 = none
  *
@@ -78,8 +75,8 @@
  *
  * Launch of backward: attune_delta with a block of 256 threads for each 32 rows of [batch * heads * row_stride], which
  * also clears the sums; then the kernels: for dQ with attune_cuda_arguments.partial and full, for dK and dV with
- * tiles of keys * kv_heads * kv_batch blocks, twice as many with ATTUNE_APART; then attune_sums with 256 threads for
- * each 256 elements.
+ * tiles of keys * kv_heads * kv_batch blocks, twice as many with ATTUNE_SEPARATE_DK_DV; then attune_sums with 256
+ * threads for each 256 elements.
  *
  * Launch of forward: blocks of 32 * ATTUNE_NUM_WARPS threads, the planner's bytes of dynamic shared memory, and a grid
  * of attune_cuda_tiles(). forward_sm90 may be launched with fewer blocks, as many as are resident at once: then

@@ -199,7 +199,7 @@ __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const a
             read_rows(lse, delta, back, ((i64)now.b * a.heads + now.h) * back.row_stride + row);
         /* 4, 5: mask, P and dS. */
         compute_p_ds(s, dp, a, p, now, edge, lse, delta, data, factor, work);
-        if constexpr (config::HAVE_READS)
+        if constexpr (config::HAVE_CAPTURE_GRADIENTS)
             chain_rule(s, dp, a, back, p, on_slow_path(work));
         if (on_slow_path(work)) {
             __syncthreads();

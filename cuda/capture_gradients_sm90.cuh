@@ -219,9 +219,9 @@ template <int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&
                 _Pragma("unroll") for (int i = 0; i < 4; i++)                                                          \
                     add_gradient(sums, READ_INDEX(n_, t.q + row + i % 2, t.kv + i / 2 * 8),                            \
                                  READ_GRADIENT(n_, d[i], t.q + row + i % 2, t.kv + i / 2 * 8,                          \
-                                               config::READS_OF_SCORE ? s[i] * t.a.scale : 0.0f));                     \
+                                               config::GRADIENTS_USE_SCORE ? s[i] * t.a.scale : 0.0f));                \
                 rotate_chunks(d);                                                                                      \
-                if (config::READS_OF_SCORE)                                                                            \
+                if (config::GRADIENTS_USE_SCORE)                                                                       \
                     rotate_chunks(s);                                                                                  \
             }                                                                                                          \
         }                                                                                                              \

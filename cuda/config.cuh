@@ -62,8 +62,8 @@
 #ifndef ATTUNE_HAVE_SCORE
 #define ATTUNE_HAVE_SCORE 0
 #endif
-#ifndef ATTUNE_HAVE_CAPTURE_READS
-#define ATTUNE_HAVE_CAPTURE_READS 0
+#ifndef ATTUNE_HAVE_CAPTURE_GRADIENTS
+#define ATTUNE_HAVE_CAPTURE_GRADIENTS 0
 #endif
 #ifndef ATTUNE_DETERMINISTIC
 #define ATTUNE_DETERMINISTIC 0
@@ -71,8 +71,8 @@
 #ifndef ATTUNE_DK_DV
 #define ATTUNE_DK_DV 0
 #endif
-#ifndef ATTUNE_APART
-#define ATTUNE_APART 0
+#ifndef ATTUNE_SEPARATE_DK_DV
+#define ATTUNE_SEPARATE_DK_DV 0
 #endif
 #ifndef ATTUNE_CLUSTER
 #define ATTUNE_CLUSTER 1
@@ -129,8 +129,8 @@ __device__ float attune_score_near(ATTUNE_PAIR ATTUNE_SYMBOLS);
 #if !ATTUNE_HAVE_SCORE_NEAR || !ATTUNE_SCORE_KEYS
 __device__ float attune_score_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_SYMBOLS);
 #endif
-#ifndef ATTUNE_HAVE_SCORE_LINE
-#define ATTUNE_HAVE_SCORE_LINE        0
+#ifndef ATTUNE_HAVE_LINEAR_SCORE
+#define ATTUNE_HAVE_LINEAR_SCORE      0
 #define ATTUNE_LINEAR_SCORE_HAS_SLOPE 0
 __device__ void attune_linear_score(ATTUNE_ROW, float *factor, float *slope, float *base, int *origin ATTUNE_SYMBOLS);
 #endif
@@ -158,7 +158,7 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 #endif
 #ifndef ATTUNE_CAPTURE_READS
 #define ATTUNE_CAPTURE_READS(X)
-#define ATTUNE_CAPTURE_READS_USE_SCORE 0
+#define ATTUNE_CAPTURE_GRADIENTS_USE_SCORE 0
 #endif
 #ifdef ATTUNE_APPROXIMATE_TANH
 #define ATTUNE_TANH_IS_APPROXIMATE 1
@@ -172,17 +172,17 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 #ifndef ATTUNE_SERIAL_COLUMNS
 #define ATTUNE_SERIAL_COLUMNS 0
 #endif
-#ifndef ATTUNE_SCORE_IS_LONG
-#define ATTUNE_SCORE_IS_LONG 0
+#ifndef ATTUNE_SCORE_CHUNKS
+#define ATTUNE_SCORE_CHUNKS 0
 #endif
-#ifndef ATTUNE_MASK_IS_LONG
-#define ATTUNE_MASK_IS_LONG 0
+#ifndef ATTUNE_MASK_CHUNKS
+#define ATTUNE_MASK_CHUNKS 0
 #endif
-#ifndef ATTUNE_DELTA_LATE
-#define ATTUNE_DELTA_LATE 0
+#ifndef ATTUNE_LATE_DELTA
+#define ATTUNE_LATE_DELTA 0
 #endif
-#ifndef ATTUNE_CAPTURE_READS_LATE
-#define ATTUNE_CAPTURE_READS_LATE 0
+#ifndef ATTUNE_LATE_CAPTURES
+#define ATTUNE_LATE_CAPTURES 0
 #endif
 #ifndef ATTUNE_DESCENDING
 #define ATTUNE_DESCENDING 0
@@ -221,13 +221,11 @@ struct config {
     static constexpr bool HAVE_BLOCKS = ATTUNE_HAVE_BLOCKS, HAVE_MASK_PAIRS = ATTUNE_HAVE_MASK,
                           HAVE_MASK_RANGE = ATTUNE_HAVE_MASK_RANGE, HAVE_MASK_COLUMNS = ATTUNE_HAVE_MASK_COLUMNS;
     static constexpr int MASK_KEYS = ATTUNE_MASK_KEYS, MASK_ROWS = ATTUNE_MASK_ROWS; /* terms of a key, of a row */
-    static constexpr bool MASK_IS_LONG = ATTUNE_MASK_IS_LONG;
 
     /* The score, and in backward kernels its slope, d score / d product. */
     static constexpr bool HAVE_SCORE = ATTUNE_HAVE_SCORE, HAVE_SCORE_SLOPE = ATTUNE_HAVE_SCORE_SLOPE;
     static constexpr int SCORE_KEYS = ATTUNE_SCORE_KEYS, SCORE_ROWS = ATTUNE_SCORE_ROWS;
     static constexpr int SLOPE_KEYS = ATTUNE_SLOPE_KEYS, SLOPE_ROWS = ATTUNE_SLOPE_ROWS;
-    static constexpr bool SCORE_IS_LONG = ATTUNE_SCORE_IS_LONG;
     /* The near-zero form: it holds for every product, or if bounded for those of at most SCORE_NEAR in magnitude. */
     static constexpr bool HAVE_SCORE_NEAR = ATTUNE_HAVE_SCORE_NEAR, SCORE_NEAR_BOUNDED = ATTUNE_SCORE_NEAR_BOUNDED;
 #if ATTUNE_SCORE_NEAR_BOUNDED
@@ -235,8 +233,9 @@ struct config {
 #else
     static constexpr float SCORE_NEAR = 0.0f;
 #endif
-    /* A score linear in the product and kv; sloped: it depends on kv. */
-    static constexpr bool HAVE_SCORE_LINE = ATTUNE_HAVE_SCORE_LINE, SCORE_LINE_SLOPED = ATTUNE_LINEAR_SCORE_HAS_SLOPE;
+    /* A score linear in the product and kv; with a slope, it depends on kv. */
+    static constexpr bool HAVE_LINEAR_SCORE = ATTUNE_HAVE_LINEAR_SCORE,
+                          LINEAR_SCORE_HAS_SLOPE = ATTUNE_LINEAR_SCORE_HAS_SLOPE;
     /* A soft-cap: CAP_OUTER * tanh(CAP_INNER * product). */
     static constexpr bool HAVE_SCORE_CAP = ATTUNE_HAVE_SCORE_CAP, APPROXIMATE_TANH = ATTUNE_TANH_IS_APPROXIMATE;
 #if ATTUNE_HAVE_SCORE_CAP
@@ -245,17 +244,21 @@ struct config {
     static constexpr float CAP_INNER = 0.0f, CAP_OUTER = 0.0f;
 #endif
 
-    /* Backward. HAVE_READS: capture gradients may be requested; READS_OF_SCORE: some depend on the product. */
-    static constexpr bool HAVE_READS = ATTUNE_HAVE_CAPTURE_READS, READS_OF_SCORE = ATTUNE_CAPTURE_READS_USE_SCORE;
-    static constexpr bool READS_LATE = ATTUNE_CAPTURE_READS_LATE, DELTA_LATE = ATTUNE_DELTA_LATE;
-    static constexpr bool DETERMINISTIC = ATTUNE_DETERMINISTIC; /* dQ is accumulated in a fixed order */
-    static constexpr bool DK_DV = ATTUNE_DK_DV;                 /* the outer tile has keys */
-    static constexpr bool APART = ATTUNE_APART;                 /* separate CTAs compute dV and dK */
+    /* Backward: capture gradients may be requested, and some of them depend on the product. */
+    static constexpr bool HAVE_CAPTURE_GRADIENTS = ATTUNE_HAVE_CAPTURE_GRADIENTS,
+                          GRADIENTS_USE_SCORE = ATTUNE_CAPTURE_GRADIENTS_USE_SCORE;
+    static constexpr bool DETERMINISTIC = ATTUNE_DETERMINISTIC;   /* dQ is accumulated in a fixed order */
+    static constexpr bool DK_DV = ATTUNE_DK_DV;                   /* the outer tile has keys */
+    static constexpr bool SEPARATE_DK_DV = ATTUNE_SEPARATE_DK_DV; /* separate CTAs compute dV and dK */
+
+    /* Loops over a thread's pairs are unrolled in chunks only. */
+    static constexpr bool MASK_CHUNKS = ATTUNE_MASK_CHUNKS, SCORE_CHUNKS = ATTUNE_SCORE_CHUNKS;
 
     /* The order of the stages, for the registers that a thread has (src/plan/plan.h). */
     static constexpr bool DESCENDING = ATTUNE_DESCENDING, LATE_HOOK = ATTUNE_LATE_HOOK, LATE_DP = ATTUNE_LATE_DP,
                           EARLY_DQ = ATTUNE_EARLY_DQ, FUSED_GRADIENTS = ATTUNE_FUSED_GRADIENTS,
-                          HALF_TILES = ATTUNE_HALF_TILES, REMATERIALISE = ATTUNE_REMATERIALISE;
+                          HALF_TILES = ATTUNE_HALF_TILES, REMATERIALISE = ATTUNE_REMATERIALISE,
+                          LATE_CAPTURES = ATTUNE_LATE_CAPTURES, LATE_DELTA = ATTUNE_LATE_DELTA;
 
     static constexpr int CLUSTER = ATTUNE_CLUSTER; /* CTAs that compute a tile together (backward_sm90) */
 
@@ -268,7 +271,7 @@ struct config {
 };
 
 /* X(i, symbol, kind) for each capture read whose gradient may be requested. */
-#if ATTUNE_HAVE_CAPTURE_READS
+#if ATTUNE_HAVE_CAPTURE_GRADIENTS
 #define ATTUNE_REQUESTED_CAPTURE_READS(X) ATTUNE_CAPTURE_READS(X)
 #else
 #define ATTUNE_REQUESTED_CAPTURE_READS(X)

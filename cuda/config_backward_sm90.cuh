@@ -70,8 +70,9 @@ struct backward_config {
         BLOCK_N * (round_up(HEAD_DIM, WIDE ? 128 : 16) + round_up(HEAD_DIM_V, WIDE ? 128 : 16)) * 4;
 
     /* What the planner decided (src/plan/family_cuda_variant.c). */
-    static constexpr bool HAVE_CAPTURE_GRADIENTS = config::HAVE_READS, FUSED_GRADIENTS = config::FUSED_GRADIENTS,
-                          LATE_DP = config::LATE_DP, EARLY_DQ = config::EARLY_DQ, REMATERIALISE = config::REMATERIALISE;
+    static constexpr bool HAVE_CAPTURE_GRADIENTS = config::HAVE_CAPTURE_GRADIENTS,
+                          FUSED_GRADIENTS = config::FUSED_GRADIENTS, LATE_DP = config::LATE_DP,
+                          EARLY_DQ = config::EARLY_DQ, REMATERIALISE = config::REMATERIALISE;
     static constexpr int S_CHUNKS = config::HALF_TILES ? 2 : 1; /* chunks of rows in which S and dP are computed */
     static constexpr int S_FRAGMENT = GROUP_M / 2 / S_CHUNKS;   /* accumulators of S or dP in a thread */
     /* The capture gradients are added while the wgmmas of dQ and dK run. */

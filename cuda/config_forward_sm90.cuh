@@ -19,8 +19,8 @@ struct forward_config {
     static constexpr int CHAINS = GROUPS == 3 ? 1 : 2;
     /* Scores, and pairs of a mask, that are computed at once: the planner's choice (src/plan/family_cuda_variant.c). */
     static constexpr int CHUNK = 8, FIRST_CHUNK = 16;
-    static constexpr int SCORE_CHUNK = config::SCORE_IS_LONG ? CHUNK : BLOCK_N / 2;
-    static constexpr int MASK_CHUNK = config::MASK_IS_LONG ? CHUNK : BLOCK_N / 2;
+    static constexpr int SCORE_CHUNK_SIZE = config::SCORE_CHUNKS ? CHUNK : BLOCK_N / 2;
+    static constexpr int MASK_CHUNK_SIZE = config::MASK_CHUNKS ? CHUNK : BLOCK_N / 2;
 
     /* 192 query rows may be in two of the mask's blocks of 128 rows. Both blocks' lists are iterated then, and each
      * consumer takes the flags of the block that its 64 rows are in. */

@@ -16,7 +16,7 @@ constexpr attune_cuda_backward_sm80_layout LAYOUT = SPLIT > 1 ? attune_cuda_back
                                                               : attune_cuda_backward_sm80(TILE, DK_DV);
 static_assert(planned(LAYOUT.size));
 static_assert(SPLIT == 1 || config::PADDING == attune_cuda_backward_atomic_sm80_padding(BLOCK_N, WARPS));
-constexpr int ROLES = DK_DV && config::APART ? 2 : 1; /* CTAs of an outer tile */
+constexpr int ROLES = DK_DV && config::SEPARATE_DK_DV ? 2 : 1; /* CTAs of an outer tile */
 
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 constexpr u32 TILE_DESCS = attune_cuda_backward_sm80_descs(STAGES);

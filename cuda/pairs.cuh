@@ -248,7 +248,7 @@ __device__ __forceinline__ void normalise(float &s, float &dp, bool allowed, con
     if (HAVE_SCORE && !allowed)
         x = 0.0f;
     float d = x == 0.0f ? 0.0f : x * (dp - delta);
-    if (HAVE_SCORE && !config::HAVE_READS && d != 0.0f)
+    if (HAVE_SCORE && !config::HAVE_CAPTURE_GRADIENTS && d != 0.0f)
         d *= slope_of<NEAR>(a, p, q, kv, s, key, row);
     dp = d;
     if constexpr (DK_DV) {

@@ -10,12 +10,12 @@
 #include "layout_backward_sm90.cuh"
 #include "terms.cuh"
 
-/* Many capture gradients leave no registers for sizes and strides. With READS_LATE those for the shared terms
+/* Many capture gradients leave no registers for sizes and strides. With LATE_CAPTURES those for the shared terms
  * are read through an address that is hidden from the compiler, which would otherwise load them early and keep them. */
 __device__ __forceinline__ const attune_cuda_arguments &late_arguments(const attune_cuda_arguments &a)
 {
     const attune_cuda_arguments *late = &a;
-    if constexpr (config::READS_LATE)
+    if constexpr (config::LATE_CAPTURES)
         asm volatile("" : "+l"(late));
     return *late;
 }
@@ -204,7 +204,7 @@ __device__ __forceinline__ void compute_p_pairs(float (&s)[sm90::S_FRAGMENT], u3
     make_tile_terms(terms, a, desc, q, kv);
     /* A long expression is not unrolled over all pairs: the loop body has eight, and the registers rotate so that
      * indices stay constants. */
-    constexpr int CHUNK = config::SCORE_IS_LONG ? 8 : sm90::S_FRAGMENT;
+    constexpr int CHUNK = config::SCORE_CHUNKS ? 8 : sm90::S_FRAGMENT;
 #pragma unroll 1
     for (int first = 0; first < sm90::S_FRAGMENT; first += CHUNK) {
 #pragma unroll
@@ -309,7 +309,7 @@ __device__ __forceinline__ void compute_fused_pairs(float (&s)[sm90::S_FRAGMENT]
 #pragma unroll
     for (int i = 0; i < sm90::S_FRAGMENT; i += 4) {
         float2 l = load_two(lse + (i * 2 + column) * 4), two;
-        if constexpr (!config::DELTA_LATE)
+        if constexpr (!config::LATE_DELTA)
             two = load_two(delta + (i * 2 + column) * 4);
         float x[4], y[4];
         shared_terms row[2];
@@ -318,7 +318,7 @@ __device__ __forceinline__ void compute_fused_pairs(float (&s)[sm90::S_FRAGMENT]
         for (int j = 0; j < 4; j++) {
             pair_p<NEAR_ZERO>(s[i + j], j % 2 ? l.y : l.x, x[j], y[j], t.a, desc, t.q + i * 2 + j % 2, t.kv + j / 2 * 8,
                               t.kv, ATTUNE_LOG2E, terms.key[j / 2], row[j % 2]);
-            if (config::DELTA_LATE && j == 0)
+            if (config::LATE_DELTA && j == 0)
                 two = load_two((u32)after((int)delta, x[0]) + (i * 2 + column) * 4);
             float difference = d_p[i + j] - (j % 2 ? two.y : two.x);
             d_p[i + j] = x[j] == 0.0f ? 0.0f : x[j] * difference;

@@ -60,7 +60,7 @@ __device__ __forceinline__ bool find_linear_scores(linear_score (&linear_scores)
                                                    const tile_coord &p, int row)
 {
     bool finite = false;
-    if constexpr (config::HAVE_SCORE_LINE) {
+    if constexpr (config::HAVE_LINEAR_SCORE) {
         finite = true;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -79,15 +79,17 @@ template <int COUNT>
 __device__ __forceinline__ void apply_linear_scores(float (&s)[COUNT], const linear_score (&linear_scores)[2],
                                                     int column)
 {
-    if constexpr (config::HAVE_SCORE_LINE) {
+    if constexpr (config::HAVE_LINEAR_SCORE) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const linear_score &l = linear_scores[half];
-            float first = config::SCORE_LINE_SLOPED ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
+            float first =
+                config::LINEAR_SCORE_HAS_SLOPE ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
 #pragma unroll
             for (int i = 0; i < COUNT / 2; i++) {
                 float &x = s[i / 2 * 4 + half * 2 + i % 2];
-                float bias = config::SCORE_LINE_SLOPED ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, first) : first;
+                float bias =
+                    config::LINEAR_SCORE_HAS_SLOPE ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, first) : first;
                 x = __fmaf_rn(x, l.factor, bias);
             }
         }
@@ -289,9 +291,9 @@ __device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], co
                                                      const tile_coord &p, int kv, int flags, int row,
                                                      const linear_score (&linear_scores)[2], bool linear, u32 terms)
 {
-    constexpr int SIZE = !FIRST || sm90::SCORE_CHUNK == sm90::CHUNK ? sm90::SCORE_CHUNK
-                         : BLOCK_N / 2 % sm90::FIRST_CHUNK          ? sm90::CHUNK
-                                                                    : sm90::FIRST_CHUNK;
+    constexpr int SIZE = !FIRST || sm90::SCORE_CHUNK_SIZE == sm90::CHUNK ? sm90::SCORE_CHUNK_SIZE
+                         : BLOCK_N / 2 % sm90::FIRST_CHUNK               ? sm90::CHUNK
+                                                                         : sm90::FIRST_CHUNK;
     int column = kv + (int)threadIdx.x % 4 * 2;
     row_terms rows[2];
     if constexpr (KEY_TERMS > 0) {
@@ -300,7 +302,7 @@ __device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], co
             for (int half = 0; half < 2; half++)
                 row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & TILE_PARTIAL);
     }
-    if (config::HAVE_SCORE_LINE && linear) {
+    if (config::HAVE_LINEAR_SCORE && linear) {
         apply_linear_scores(s, linear_scores, column);
     } else if constexpr (HAVE_SCORE) {
         rotate_chunks<SIZE>(s, [&](float(&chunk)[SIZE], int columns) {
@@ -313,7 +315,7 @@ __device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], co
                 else
                     apply_score_terms<false>(chunk, a, p, row, column + columns, rows, terms + columns * 4);
             } else {
-                if (!config::HAVE_SCORE_LINE && near_zero(chunk, a.scale))
+                if (!config::HAVE_LINEAR_SCORE && near_zero(chunk, a.scale))
                     apply_near_zero_form(chunk, a, p, row, column + columns);
                 else
                     apply_score(chunk, a, p, row, column + columns);
@@ -338,7 +340,7 @@ __device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], co
         }
     } else if constexpr (config::HAVE_MASK_PAIRS) {
         if (flags & TILE_PARTIAL)
-            rotate_chunks<sm90::MASK_CHUNK>(s, [&](float(&chunk)[sm90::MASK_CHUNK], int columns) {
+            rotate_chunks<sm90::MASK_CHUNK_SIZE>(s, [&](float(&chunk)[sm90::MASK_CHUNK_SIZE], int columns) {
                 if constexpr (config::MASK_KEYS > 0)
                     forbid_pairs_terms(chunk, a, p, row, column + columns, rows, terms + columns * 4);
                 else

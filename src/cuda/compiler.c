@@ -335,8 +335,6 @@ static attune_status add_mask(const attune__program_desc *desc, attune__text *te
     const attune__variant *v = desc->variant;
     ATTUNE__TRY(attune__ctext_function(desc->mask, "attune_mask", text));
     add_terms(desc->mask, desc->mask->node_count - 1, "attune_mask", "MASK", &v->mask, text);
-    if (v->mask_chunks)
-        attune__text_add(text, "#define ATTUNE_MASK_IS_LONG 1\n");
     if (v->row_intervals)
         attune__ctext_rows(desc->mask, "attune_mask_range", text);
     if (v->key_intervals)
@@ -382,15 +380,9 @@ static attune_status add_score(const attune__program_desc *desc, attune__text *t
         ATTUNE__TRY(add_score_text(desc, text));
     if (desc->gradient)
         attune__text_add(text, "#define ATTUNE_HAVE_SCORE_SLOPE 1\n");
-    if (v->score_chunks)
-        attune__text_add(text, "#define ATTUNE_SCORE_IS_LONG 1\n");
-    if (v->late_captures)
-        attune__text_add(text, "#define ATTUNE_CAPTURE_READS_LATE 1\n");
-    if (v->late_delta)
-        attune__text_add(text, "#define ATTUNE_DELTA_LATE 1\n");
     if (v->linear) {
         attune__ctext_linear(desc->score, "attune_linear_score", text);
-        attune__text_add(text, "#define ATTUNE_HAVE_SCORE_LINE 1\n");
+        attune__text_add(text, "#define ATTUNE_HAVE_LINEAR_SCORE 1\n");
     }
     if (v->soft_cap) {
         add_number(text, "CAP_INNER", desc->shape->expr.cap_inner);
@@ -442,19 +434,17 @@ bool attune__cuda_requests_captures(const attune__program_desc *desc)
     return desc->gradient && desc->gradient->read_count && desc->shape->capture_gradient_elements;
 }
 
-/* The order of a kernel's stages, which the planner has chosen for its registers. */
-static void add_order(attune__cuda_kernel *kernel, const attune__variant *v)
+/* How the planner has the kernel compute the expressions, and the order of its stages. */
+static void add_variant(attune__cuda_kernel *kernel, const attune__variant *v)
 {
     const struct {
         const char *name;
         bool set;
-    } flags[] = {{"DESCENDING", v->descending},
-                 {"LATE_HOOK", v->late_hook},
-                 {"LATE_DP", v->late_dp},
-                 {"EARLY_DQ", v->early_dq},
-                 {"FUSED_GRADIENTS", v->fused_gradients},
-                 {"HALF_TILES", v->half_tiles},
-                 {"REMATERIALISE", v->rematerialise}};
+    } flags[] = {
+        {"MASK_CHUNKS", v->mask_chunks}, {"SCORE_CHUNKS", v->score_chunks},  {"LATE_CAPTURES", v->late_captures},
+        {"LATE_DELTA", v->late_delta},   {"DESCENDING", v->descending},      {"LATE_HOOK", v->late_hook},
+        {"LATE_DP", v->late_dp},         {"EARLY_DQ", v->early_dq},          {"FUSED_GRADIENTS", v->fused_gradients},
+        {"HALF_TILES", v->half_tiles},   {"REMATERIALISE", v->rematerialise}};
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i].set)
             attune__cuda_define(kernel, flags[i].name, 1);
@@ -554,7 +544,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     add_tile(kernel, desc, role);
     attune__cuda_define(kernel, "HAVE_BLOCKS", s->block_mask);
     const attune__variant *variant = desc->variant;
-    add_order(kernel, variant);
+    add_variant(kernel, variant);
     attune__cuda_define(kernel, "HAVE_MASK", desc->mask && variant->mask_pairs);
     attune__cuda_define(kernel, "HAVE_MASK_RANGE", variant->row_intervals);
     attune__cuda_define(kernel, "HAVE_SCORE", desc->score != NULL);

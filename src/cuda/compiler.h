@@ -7,7 +7,7 @@
 #include "backend.h"
 #include "plan/family_cuda.h"
 
-#define ATTUNE__CUDA_OPTIONS 32
+#define ATTUNE__CUDA_OPTIONS 40
 
 typedef struct attune__cuda_kernel {
     const char *file; /* one of attune__cuda_sources, which it may include by name */

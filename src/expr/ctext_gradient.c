@@ -101,6 +101,6 @@ void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text
         const attune__node *read = &expr->nodes[gradient->reads[i].capture];
         attune__text_add(text, " X(%u, %d, %d)", i, read->value.i, sharing(expr, read, diagonal));
     }
-    attune__text_add(text, "\n#define ATTUNE_CAPTURE_READS_USE_SCORE %d\n",
+    attune__text_add(text, "\n#define ATTUNE_CAPTURE_GRADIENTS_USE_SCORE %d\n",
                      (attune__gradient_uses(gradient) & 1u << ATTUNE__VAR_SCORE) != 0);
 }

@@ -156,7 +156,7 @@ static const char *backward_reject_tile(const attune__search *search, const attu
     return NULL;
 }
 
-bool attune__cuda_backward_apart(const attune__shape *s)
+bool attune__cuda_separate_dk_dv(const attune__shape *s)
 {
     const uint32_t columns = attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16);
     return columns > (attune__dtype_bytes(s) == 4 ? 128u : 320u);
@@ -183,7 +183,7 @@ static attune__cost backward_cost(const attune__search *search, const attune__ti
     uint32_t bytes[2];
     attune__cuda_sm80_backward_bytes(s, &choice, bytes);
     /* S and dP in float32; dK and dV, or dQ. Where separate CTAs compute dK and dV, each has one of them. */
-    const uint32_t sums = attune__cuda_backward_apart(s) ? (d > dv ? d : dv) : d + dv;
+    const uint32_t sums = attune__cuda_separate_dk_dv(s) ? (d > dv ? d : dv) : d + dv;
     const uint32_t keys = backward_share(v[ATTUNE__BLOCK_N1], warps) * (v[ATTUNE__BLOCK_M1] + sums / 2);
     const uint32_t rows = backward_share(v[ATTUNE__BLOCK_M2], warps) * (v[ATTUNE__BLOCK_N2] + d / 2);
     return (attune__cost){
@@ -414,7 +414,7 @@ static void sm80_variant(const attune__shape *s, const attune_plan_choice *c, at
         /* Where dK, dV, S and dP fill three quarters of the registers, the operands of a long score for all columns at
          * once do not fit the rest. */
         const uint32_t share = backward_share(c->block_n1, c->num_warps), columns = c->block_m1;
-        variant->serial_columns = variant->score_chunks && !attune__cuda_backward_apart(s) && share * columns >= 64 &&
+        variant->serial_columns = variant->score_chunks && !attune__cuda_separate_dk_dv(s) && share * columns >= 64 &&
                                   share * (s->head_dim + s->head_dim_v + 2 * columns) / 2 >= 192;
     } else if (c->decode)
         variant->saved_state = attune_cuda_decode_sm80_saves_state(

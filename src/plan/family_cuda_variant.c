@@ -11,7 +11,7 @@
 
 /* From this many instructions for a pair on, loops over pairs are not fully unrolled. A thread has 32 to 64 pairs of a
  * tile, and the compiler takes 0.3 ms for each instruction; more where exact functions branch (decision 0037). */
-#define LONG_TEXT 40
+#define CHUNK_WEIGHT 40
 
 /* Whether many capture gradients and the accumulators of dK and dV for 64 keys leave no registers for the values that
  * each pair reads (decision 0034). */
@@ -33,7 +33,7 @@ static void choose_mask(const attune__shape *s, const attune_plan_choice *choice
     variant->mask_pairs = !variant->row_intervals || mask->row_runs;
     variant->key_intervals =
         mask->row_intervals && hopper_backward && mask->key_intervals && !(mask->key_runs & ~mask->row_runs);
-    variant->mask_chunks = mask->weight >= LONG_TEXT;
+    variant->mask_chunks = mask->weight >= CHUNK_WEIGHT;
     variant->mask = mask->terms[heads];
 }
 
@@ -68,7 +68,7 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
      * those of several captures, or of one with polynomials, unless their gradients are computed too. */
     const bool reads =
         hopper_backward ? !s->capture_gradient_elements && e->capture_reads > (polynomials ? 0 : 1) : e->reads_pairs;
-    variant->score_chunks = !variant->soft_cap && (weight >= LONG_TEXT || reads);
+    variant->score_chunks = !variant->soft_cap && (weight >= CHUNK_WEIGHT || reads);
 }
 
 /* Hopper's forward kernel has 160 registers for each of three consumer warp groups, else 232 or 248. */
