@@ -63,7 +63,7 @@ vec4 x[X_SIZE];       /* dK or dQ */
 vec4 y[Y_SIZE]; /* dV */
 #else
 float lse[TM], delta[TM];
-vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read */
+vec4 d_uniform = vec4(0.0); /* gradients of capture elements that all pairs read */
 #endif
 
 /*
@@ -317,7 +317,7 @@ void apply_mods(const in InnerTile tile)
             float slope = attune_d_score(raw, int(tile.b), int(tile.h), int(q), int(kv), args.score_mod);
 #ifndef KEYS
             if (CAPTURES && !is_zero(d)) {
-                d_shared += d * attune_d_shared(raw, int(tile.b), int(tile.h), int(q), int(kv), args.score_mod);
+                d_uniform += d * attune_d_uniform(raw, int(tile.b), int(tile.h), int(q), int(kv), args.score_mod);
                 attune_d_add(raw, int(tile.b), int(tile.h), int(q), int(kv), args.score_mod, d);
             }
 #endif
@@ -379,7 +379,7 @@ void store_gradients()
     bool out_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_D_Q) != 0u;
     STORE_OUTPUT(args.d_q, x, TO, HEAD_DIM, args.scale)
     if (CAPTURES)
-        attune_d_shared_add(d_shared, int(outer.b), int(outer.h), args.score_mod);
+        attune_d_uniform_add(d_uniform, int(outer.b), int(outer.h), args.score_mod);
 #endif
 }
 

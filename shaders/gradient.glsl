@@ -106,14 +106,14 @@ float attune_d_score(const in float score, const in int b, const in int h, const
 }
 
 /* Of the first four reads whose element is the same for all q and kv: d result / d element. */
-vec4 attune_d_shared(const in float score, const in int b, const in int h, const in int q, const in int kv,
-                     const in uvec2 mod)
+vec4 attune_d_uniform(const in float score, const in int b, const in int h, const in int q, const in int kv,
+                      const in uvec2 mod)
 {
     return vec4(0.0);
 }
 
 /* Adds those four gradients to the elements. */
-void attune_d_shared_add(const in vec4 gradients, const in int b, const in int h, const in uvec2 mod)
+void attune_d_uniform_add(const in vec4 gradients, const in int b, const in int h, const in uvec2 mod)
 {
     attune_gradient_keep(mod);
 }

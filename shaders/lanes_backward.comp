@@ -35,7 +35,7 @@ float x[BLOCK_M * CHUNKS * ELEMENTS];
 float y[BLOCK_M * CHUNKS_V * ELEMENTS], lse[GROUPS], delta[GROUPS];
 #else
 float lse[BLOCK_M], delta[BLOCK_M];
-vec4 d_shared = vec4(0.0); /* gradients of capture elements that all pairs read */
+vec4 d_uniform = vec4(0.0); /* gradients of capture elements that all pairs read */
 #endif
 
 /* A row of A or A2. */
@@ -216,7 +216,7 @@ void apply_mods()
             p[r * GROUPS + g] = weight;
 #ifndef KEYS
             [[dont_unroll]] for (uint once = 0u; once < (SCORE && CAPTURES && !is_zero(d) ? 1u : 0u); once++) {
-                d_shared += d * attune_d_shared(raw, int(next.b), int(next.h), int(q), int(kv), args.score_mod);
+                d_uniform += d * attune_d_uniform(raw, int(next.b), int(next.h), int(q), int(kv), args.score_mod);
                 attune_d_add(raw, int(next.b), int(next.h), int(q), int(kv), args.score_mod, d);
             }
 #endif
@@ -253,7 +253,7 @@ void store_gradients()
 #else
     STORE_OUTPUT(args.d_q, x, CHUNKS, HEAD_DIM, args.scale)
     if (CAPTURES)
-        attune_d_shared_add(d_shared, int(outer.b), int(outer.h), args.score_mod);
+        attune_d_uniform_add(d_uniform, int(outer.b), int(outer.h), args.score_mod);
 #endif
 }
 

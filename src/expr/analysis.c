@@ -48,6 +48,7 @@ attune__analysis attune__analyse(const attune_expr *mask, const attune_expr *sco
         a.slope.terms[ATTUNE__ONE_HEAD] = attune__expr_terms(gradient->expr, gradient->score, 0);
         a.slope.terms[ATTUNE__SEVERAL_HEADS] = attune__expr_terms(gradient->expr, gradient->score, head);
         a.capture_reads = gradient->read_count;
+        a.uniform_reads = attune__gradient_uniform_reads(gradient);
         a.gradients_of_score = attune__gradient_uses(gradient) & 1u << ATTUNE__VAR_SCORE;
     }
     return a;

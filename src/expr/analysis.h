@@ -16,6 +16,13 @@ typedef struct attune__terms {
     uint32_t key_count, row_count;
 } attune__terms;
 
+/* Capture reads, by number, whose element is the same for all pairs of a head: the first ones. */
+#define ATTUNE__UNIFORM_READS 4
+typedef struct attune__uniform_reads {
+    uint32_t reads[ATTUNE__UNIFORM_READS];
+    uint32_t count;
+} attune__uniform_reads;
+
 /* Indices of `terms`. In a tile with rows of several heads, terms of a key must not depend on the head. */
 typedef enum attune__tile_heads { ATTUNE__ONE_HEAD, ATTUNE__SEVERAL_HEADS } attune__tile_heads;
 
@@ -42,10 +49,11 @@ typedef struct attune__analysis {
     attune__value_analysis score, slope; /* slope: in backward */
     bool soft_cap;                       /* the score is cap_outer * tanh(cap_inner * product) */
     float cap_inner, cap_outer;
-    bool linear;             /* the score is factor * product + base + slope * (kv - origin), of terms of the row */
-    bool sloped;             /* it is linear, and depends on kv */
-    bool reads_pairs;        /* it reads captures at indices that depend on both q and kv, or on the product */
-    uint32_t capture_reads;  /* with a gradient, in backward */
+    bool linear;            /* the score is factor * product + base + slope * (kv - origin), of terms of the row */
+    bool sloped;            /* it is linear, and depends on kv */
+    bool reads_pairs;       /* it reads captures at indices that depend on both q and kv, or on the product */
+    uint32_t capture_reads; /* with a gradient, in backward; uniform_reads: among them */
+    attune__uniform_reads uniform_reads;
     bool gradients_of_score; /* a derivative, with respect to the product or a capture, depends on the product */
 } attune__analysis;
 

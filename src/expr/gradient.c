@@ -395,6 +395,22 @@ uint16_t attune__gradient_uses(const attune__gradient *gradient)
     return uses;
 }
 
+attune__uniform_reads attune__gradient_uniform_reads(const attune__gradient *gradient)
+{
+    const attune__node *nodes = gradient->expr->nodes;
+    const uint16_t pair = 1u << ATTUNE__VAR_Q | 1u << ATTUNE__VAR_KV | 1u << ATTUNE__VAR_SCORE;
+    attune__uniform_reads uniform = {.count = 0};
+    for (uint32_t i = 0; i < gradient->read_count && uniform.count < ATTUNE__UNIFORM_READS; i++) {
+        const attune__node *read = &nodes[gradient->reads[i].capture];
+        uint16_t uses = 0;
+        for (uint32_t a = 0; a < read->arg_count; a++)
+            uses = (uint16_t)(uses | nodes[read->arg[a]].uses);
+        if (!(uses & pair))
+            uniform.reads[uniform.count++] = i;
+    }
+    return uniform;
+}
+
 static attune_status add_derivatives(const attune__gradient *gradient, attune__text *text)
 {
     attune__text_add(text, "d score = ");

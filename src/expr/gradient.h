@@ -32,6 +32,8 @@ attune_status attune__gradient_create(const attune_expr *expr, attune__gradient 
 void attune__gradient_destroy(attune__gradient *gradient); /* accepts NULL */
 /* The variables, as bits, on which the derivatives depend. */
 uint16_t attune__gradient_uses(const attune__gradient *gradient);
+/* The capture reads whose indices depend on no row, key or product; as many as there is space for. */
+attune__uniform_reads attune__gradient_uniform_reads(const attune__gradient *gradient);
 
 /* Prints derivatives as text, for ATTUNE_EXPR_GRADIENT, one per line: "d score = ...", "d bias[q - kv, h] = ...". */
 attune_status attune__gradient_print(const attune_expr *expr, char *buffer, size_t size, size_t *needed);

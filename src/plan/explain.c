@@ -141,6 +141,9 @@ static void text_variant(attune__text *text, const char *indent, const attune__s
         text_terms(text, &v->score);
         attune__text_add(text, "%s\n", v->score_chunks ? ", a few pairs at a time" : "");
     }
+    if (s->capture_gradient_elements && v->uniform_reads.count)
+        attune__text_add(text, "%scaptures    gradients of %u of %u reads summed by a thread over its pairs\n", indent,
+                         v->uniform_reads.count, e->capture_reads);
     text_order(text, indent, v);
 }
 
@@ -290,11 +293,12 @@ static void json_variant(attune__text *text, const char *name, const attune__sha
         "\"mask_chunks\": %s, \"score_chunks\": %s, \"late_captures\": %s, \"late_delta\": %s, "
         "\"descending\": %s, \"late_hook\": %s, \"late_dp\": %s, \"early_dq\": %s, \"fused_gradients\": %s, "
         "\"half_tiles\": %s, \"rematerialise\": %s, \"saved_state\": %s, \"serial_columns\": %s, "
+        "\"uniform_reads\": %u, "
         "\"mask_weight\": %u, \"score_weight\": %u, \"slope_weight\": %u},\n",
         truth(v->mask_chunks), truth(v->score_chunks), truth(v->late_captures), truth(v->late_delta),
         truth(v->descending), truth(v->late_hook), truth(v->late_dp), truth(v->early_dq), truth(v->fused_gradients),
-        truth(v->half_tiles), truth(v->rematerialise), truth(v->saved_state), truth(v->serial_columns), e->mask.weight,
-        e->score.weight, e->slope.weight);
+        truth(v->half_tiles), truth(v->rematerialise), truth(v->saved_state), truth(v->serial_columns),
+        v->uniform_reads.count, e->mask.weight, e->score.weight, e->slope.weight);
 }
 
 static void json_choices(attune__text *text, const attune__shape *s, const attune__decision *d)

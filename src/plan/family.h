@@ -145,11 +145,13 @@ void attune__clamp_decode(const attune__search *search, attune__tile *tile, uint
 const char *attune__reject_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
                                    uint32_t most, attune__option *option);
 
-/* Vulkan's backward pass without matrix units: tiles, why a workgroup cannot have one, bytes of the larger kernel. */
+/* Vulkan's backward pass without matrix units: tiles, why a workgroup cannot have one, bytes of the larger kernel, how
+ * it computes capture gradients. */
 const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, uint32_t *count);
 const char *attune__vulkan_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t threads,
                                            attune__option *option);
 uint64_t attune__vulkan_backward_shared(const attune__search *search, const attune__tile *tile, uint32_t threads);
+void attune__vulkan_variant(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
 const attune__tile *attune__vulkan_lanes_backward_tiles(uint32_t *count);
 const char *attune__vulkan_lanes_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t width,
                                                  attune__option *option);

@@ -132,6 +132,7 @@ const attune__family attune__vulkan_portable = {
     .reject_tile = portable_reject_tile,
     .cost = portable_cost,
     .workspace = attune__vulkan_workspace_bytes,
+    .variant = attune__vulkan_variant,
 };
 
 const attune__family attune__opencl_portable = {
@@ -206,6 +207,7 @@ const attune__family attune__vulkan_subgroup = {
     .reject_tile = subgroup_reject_tile,
     .cost = subgroup_cost,
     .workspace = attune__vulkan_workspace_bytes,
+    .variant = attune__vulkan_variant,
 };
 
 /* ----------------------------------------------------------------------------------------------------------- lanes */
@@ -303,6 +305,7 @@ const attune__family attune__vulkan_lanes = {
     .reject_tile = lanes_reject_tile,
     .cost = lanes_cost,
     .workspace = attune__vulkan_workspace_bytes,
+    .variant = attune__vulkan_variant,
     .most_steps = lanes_most_steps,
 };
 

@@ -54,6 +54,12 @@ const char *attune__vulkan_backward_reject(const attune__search *search, const a
     return layout(search, tile, threads, false, &l);
 }
 
+void attune__vulkan_variant(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant)
+{
+    if (choice->direction == ATTUNE_BACKWARD)
+        variant->uniform_reads = shape->expr.uniform_reads;
+}
+
 uint64_t attune__vulkan_backward_shared(const attune__search *search, const attune__tile *tile, uint32_t threads)
 {
     attune__backward_layout keys, rows;

@@ -157,6 +157,8 @@ typedef struct attune__variant {
     bool saved_state;    /* decode: row maxima and sums are in shared memory while O accumulates */
     bool serial_columns; /* backward: the loop of dK and dV evaluates scores one fragment of columns after another */
     attune__terms mask, score, slope; /* computed once for each key, and each row, of a tile */
+    /* Vulkan, backward: the gradients of these capture reads are summed over a thread's pairs before they are added. */
+    attune__uniform_reads uniform_reads;
 } attune__variant;
 
 /* A choice with its reasons. */

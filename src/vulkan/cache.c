@@ -35,14 +35,18 @@ static void hash_expr(attune__hash *hash, const attune_expr *expr)
     }
 }
 
-static void hash_gradient(attune__hash *hash, const attune__gradient *gradient)
+static void hash_gradient(attune__hash *hash, const attune__mods *mods)
 {
+    const attune__gradient *gradient = mods->gradient;
     hash_expr(hash, gradient ? gradient->expr : NULL);
     if (!gradient)
         return;
     attune__hash_add(hash, gradient->score);
     for (uint32_t i = 0; i < gradient->read_count; i++)
         attune__hash_add(hash, (uint64_t)gradient->reads[i].capture << 32 | gradient->reads[i].factor);
+    attune__hash_add(hash, mods->uniform_reads.count);
+    for (uint32_t i = 0; i < mods->uniform_reads.count; i++)
+        attune__hash_add(hash, mods->uniform_reads.reads[i]);
 }
 
 attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const uint32_t *words, size_t count,
@@ -56,7 +60,7 @@ attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const u
     attune__hash_bytes(hash, words, count * sizeof *words);
     hash_expr(hash, mods->mask);
     hash_expr(hash, mods->score);
-    hash_gradient(hash, mods->gradient);
+    hash_gradient(hash, mods);
     const attune__cache_key key = {"vulkan-module", *hash, identity, (size_t)length};
     void *kept;
     size_t size;

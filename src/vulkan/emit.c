@@ -322,23 +322,6 @@ static void need(const attune_expr *expr, uint32_t node, bool *needed)
             needed[expr->nodes[i].arg[a]] = true;
 }
 
-#define MAX_SHARED 4 /* of gradient.glsl's attune_d_shared */
-
-/* The capture reads whose element is the same for all q and kv; the first MAX_SHARED of them. */
-static uint32_t find_shared(const attune__gradient *gradient, uint32_t shared[MAX_SHARED])
-{
-    uint32_t count = 0;
-    for (uint32_t r = 0; r < gradient->read_count && count < MAX_SHARED; r++) {
-        const attune__node *read = &gradient->expr->nodes[gradient->reads[r].capture];
-        uint32_t uses = 0;
-        for (uint32_t a = 0; a < read->arg_count; a++)
-            uses |= gradient->expr->nodes[read->arg[a]].uses;
-        if (!(uses & (1u << ATTUNE__VAR_Q | 1u << ATTUNE__VAR_KV | 1u << ATTUNE__VAR_SCORE)))
-            shared[count++] = r;
-    }
-    return count;
-}
-
 /* Adds `value` to the element that a capture's node reads. */
 static void add_to(emitter *e, const attune__node *read, uint32_t value)
 {
@@ -358,17 +341,16 @@ typedef struct selection {
     bool factors, indices;
 } selection;
 
-static void select_reads(const attune__gradient *gradient, attune__stub_kind kind, selection *s)
+static void select_reads(const attune__mods *mods, attune__stub_kind kind, selection *s)
 {
-    uint32_t shared[MAX_SHARED];
-    const uint32_t shared_count = find_shared(gradient, shared);
-    s->factors = kind != ATTUNE__STUB_D_SHARED_ADD;
-    s->indices = kind != ATTUNE__STUB_D_SHARED;
+    const attune__uniform_reads *uniform = &mods->uniform_reads;
+    s->factors = kind != ATTUNE__STUB_D_UNIFORM_ADD;
+    s->indices = kind != ATTUNE__STUB_D_UNIFORM;
     s->count = 0;
-    for (uint32_t r = 0, next = 0; r < gradient->read_count; r++) {
-        const bool is_shared = next < shared_count && shared[next] == r;
-        next += is_shared;
-        if (is_shared == (kind != ATTUNE__STUB_D_ADD))
+    for (uint32_t r = 0, next = 0; r < mods->gradient->read_count; r++) {
+        const bool is_uniform = next < uniform->count && uniform->reads[next] == r;
+        next += is_uniform;
+        if (is_uniform == (kind != ATTUNE__STUB_D_ADD))
             s->reads[s->count++] = r;
     }
 }
@@ -389,11 +371,11 @@ static void need_reads(const attune__gradient *gradient, const selection *s, boo
 static void finish_reads(emitter *e, const attune__gradient *gradient, const selection *s)
 {
     const attune__module *m = e->module;
-    uint32_t parts[2 + MAX_SHARED] = {m->type_vec4};
+    uint32_t parts[2 + ATTUNE__UNIFORM_READS] = {m->type_vec4};
     for (uint32_t n = 0; n < s->count; n++) {
         const attune__gradient_read *r = &gradient->reads[s->reads[n]];
         const attune__node *read = &gradient->expr->nodes[r->capture];
-        if (e->stub->kind == ATTUNE__STUB_D_SHARED) {
+        if (e->stub->kind == ATTUNE__STUB_D_UNIFORM) {
             parts[2 + n] = e->value[r->factor];
         } else if (e->stub->kind == ATTUNE__STUB_D_ADD) {
             add_to(e, read, rounded(e, SpvOpFMul, e->stub->d, e->value[r->factor]));
@@ -404,15 +386,15 @@ static void finish_reads(emitter *e, const attune__gradient *gradient, const sel
             add_to(e, read, gradient_id);
         }
     }
-    if (e->stub->kind != ATTUNE__STUB_D_SHARED) {
+    if (e->stub->kind != ATTUNE__STUB_D_UNIFORM) {
         attune__words_add(e->body, SpvOpReturn, NULL, 0);
         return;
     }
     const uint32_t zero = constant(e, m->type_float, 0);
-    for (uint32_t n = s->count; n < MAX_SHARED; n++)
+    for (uint32_t n = s->count; n < ATTUNE__UNIFORM_READS; n++)
         parts[2 + n] = zero;
     parts[1] = new_id(e);
-    attune__words_add(e->body, SpvOpCompositeConstruct, parts, 2 + MAX_SHARED);
+    attune__words_add(e->body, SpvOpCompositeConstruct, parts, 2 + ATTUNE__UNIFORM_READS);
     attune__words_add(e->body, SpvOpReturnValue, &parts[1], 1);
 }
 
@@ -427,7 +409,7 @@ static void emit_nodes(emitter *e, const bool *needed)
 static void emit_default(emitter *e)
 {
     const attune__stub_kind kind = e->stub->kind;
-    if (kind == ATTUNE__STUB_D_SHARED_ADD || kind == ATTUNE__STUB_D_ADD || kind == ATTUNE__STUB_D_SHARED) {
+    if (kind == ATTUNE__STUB_D_UNIFORM_ADD || kind == ATTUNE__STUB_D_ADD || kind == ATTUNE__STUB_D_UNIFORM) {
         finish_reads(e, NULL, &(selection){.count = 0});
         return;
     }
@@ -461,7 +443,7 @@ void attune__mods_emit(attune__module *module, const attune__stub *stub, const a
     if (!e.value || !needed || !reads) {
         body->status = ATTUNE_OUT_OF_HOST_MEMORY;
     } else if (is_derivative && stub->kind != ATTUNE__STUB_D_SCORE) {
-        select_reads(gradient, stub->kind, reads);
+        select_reads(mods, stub->kind, reads);
         need_reads(gradient, reads, needed);
         emit_nodes(&e, needed);
         finish_reads(&e, gradient, reads);

@@ -60,8 +60,8 @@ typedef enum attune__stub_kind {
     ATTUNE__STUB_SCORE,
     ATTUNE__STUB_MASK,
     ATTUNE__STUB_D_SCORE,
-    ATTUNE__STUB_D_SHARED,
-    ATTUNE__STUB_D_SHARED_ADD,
+    ATTUNE__STUB_D_UNIFORM,
+    ATTUNE__STUB_D_UNIFORM_ADD,
     ATTUNE__STUB_D_ADD,
     ATTUNE__STUB_COUNT
 } attune__stub_kind;

@@ -38,7 +38,8 @@ uint32_t attune__mods_capture_at(const attune_expr *expr, uint32_t symbol);
 /* The expressions to splice in; NULL = the stub's default: true, the score itself, a derivative of 1. */
 typedef struct attune__mods {
     const attune_expr *mask, *score;
-    const attune__gradient *gradient; /* of score; its nodes read the score's table */
+    const attune__gradient *gradient;    /* of score; its nodes read the score's table */
+    attune__uniform_reads uniform_reads; /* those that attune_d_uniform computes; attune_d_add has the others */
 } attune__mods;
 
 /*

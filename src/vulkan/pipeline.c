@@ -145,7 +145,7 @@ attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__
                                            const attune__vulkan_kernel kernels[2], attune__vulkan_pipeline *any,
                                            attune__vulkan_pipeline *aligned)
 {
-    const attune__mods mods = {desc->mask, desc->score, desc->gradient};
+    const attune__mods mods = {desc->mask, desc->score, desc->gradient, desc->variant->uniform_reads};
     /* The path for any alignment costs registers where it is not taken, and CPU drivers take both sides of a branch. */
     attune__vulkan_pipeline *const pipelines[2] = {any, aligned};
     uint32_t *words;

@@ -145,7 +145,7 @@ static attune_status survey(splicer *s)
 /* A kernel that computes capture gradients. */
 static bool is_adding(const splicer *s)
 {
-    return s->stubs[ATTUNE__STUB_D_SHARED_ADD] || s->stubs[ATTUNE__STUB_D_ADD];
+    return s->stubs[ATTUNE__STUB_D_UNIFORM_ADD] || s->stubs[ATTUNE__STUB_D_ADD];
 }
 
 static attune_status find_functions(splicer *s)
@@ -159,8 +159,8 @@ static attune_status find_functions(splicer *s)
         "attune_mod_bool",  "attune_mod_f32",   "attune_mod_f16",   "attune_mod_bf16", "attune_mod_sum_1",
         "attune_mod_sum_2", "attune_mod_sum_3", "attune_mod_sum_4", "attune_mod_add",
     };
-    static const char *const stubs[ATTUNE__STUB_COUNT] = {"attune_score",    "attune_mask",         "attune_d_score",
-                                                          "attune_d_shared", "attune_d_shared_add", "attune_d_add"};
+    static const char *const stubs[ATTUNE__STUB_COUNT] = {"attune_score",     "attune_mask",          "attune_d_score",
+                                                          "attune_d_uniform", "attune_d_uniform_add", "attune_d_add"};
     for (uint32_t id = 1; id < s->bound; id++) {
         const char *name = s->ids[id].name;
         if (s->ids[id].function != id)
@@ -199,7 +199,7 @@ static attune_status emit(splicer *s, attune__stub_kind kind, const attune__mods
         return ATTUNE_INTERNAL;
     attune__stub stub = {.kind = kind};
     const uint32_t *p = parameters;
-    if (kind == ATTUNE__STUB_D_SHARED_ADD) {
+    if (kind == ATTUNE__STUB_D_UNIFORM_ADD) {
         stub.gradients = p[0];
         stub.b = p[1];
         stub.h = p[2];

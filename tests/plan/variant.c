@@ -66,6 +66,11 @@ static const wanted table[] = {
      .is = {.score_chunks = true, .serial_columns = true}},
     {"a6000", NULL, "score * heat[h] + bias[q - kv] + bias[kv]", 2048, true, true, 128,
      .is = {.score_chunks = true, .score = {.key_count = 1, .row_count = 1}}},
+    {"h200-vulkan", NULL, "score * heat[h] + bias[q - kv] + bias[kv] + heat[0]", 2048, true, true, 64,
+     .is = {.uniform_reads = {.reads = {0, 3}, .count = 2}}},
+    {"v3d", NULL, "score * heat[0] * heat[1] * heat[2] * heat[3] * heat[4]", 2048, true, true, 64,
+     .is = {.uniform_reads = {.reads = {0, 1, 2, 3}, .count = 4}}},
+    {"h200-vulkan", NULL, "score * heat[h]", 2048, .head_dim = 64, .is = {.near = 0}},
 };
 
 static void name_of(char name[160], const wanted *w)
@@ -136,6 +141,9 @@ Test(variant, follows_from_the_expressions)
         SAME(score.row_count);
         SAME(slope.key_count);
         SAME(slope.row_count);
+        SAME(uniform_reads.count);
+        for (uint32_t r = 0; r < is->uniform_reads.count; r++)
+            SAME(uniform_reads.reads[r]);
         cr_expect(is->near == should->near || fabsf(is->near - should->near) < 1e-4f, "%s: near is %g", name,
                   (double)is->near);
         attune__gradient_destroy(gradient);

@@ -169,7 +169,7 @@ static void run_random(uint64_t quarter)
         attune_expr *score = parse_with(e.kind, e.text, e.symbols, e.symbol_count);
         /* validating a kernel takes ten times as long */
         const module *m = &modules[i % 16 ? i % 2 : i / 16 % MODULES];
-        splice_and_check(m, &(attune__mods){i % 7 ? mask : NULL, i % 5 ? score : NULL, NULL}, e.text);
+        splice_and_check(m, &(attune__mods){.mask = i % 7 ? mask : NULL, .score = i % 5 ? score : NULL}, e.text);
         attune__expr_release(mask);
         attune__expr_release(score);
     }
@@ -189,7 +189,11 @@ static void run_random_gradients(uint64_t half)
         attune__gradient *gradient;
         if (attune__gradient_create(score, &gradient) == ATTUNE_OK) {
             reads += gradient->read_count;
-            splice_and_check(&derived[i % 16 ? 0 : i / 16 % DERIVED], &(attune__mods){NULL, score, gradient}, e.text);
+            splice_and_check(&derived[i % 16 ? 0 : i / 16 % DERIVED],
+                             &(attune__mods){.score = score,
+                                             .gradient = gradient,
+                                             .uniform_reads = attune__gradient_uniform_reads(gradient)},
+                             e.text);
         } else {
             refused++; /* too many nodes */
         }
@@ -226,12 +230,16 @@ Test(mods, gradients_of_captures)
         "tanh(score * p4[0, 0, 0, q - kv]) + p3[h, q, kv] * p3[h, kv, q]",
     };
     for (size_t i = 0; i < DERIVED; i++) {
-        splice_and_check(&derived[i], &(attune__mods){NULL, NULL, NULL}, "no expression");
+        splice_and_check(&derived[i], &(attune__mods){.mask = NULL}, "no expression");
         for (size_t j = 0; j < sizeof texts / sizeof texts[0]; j++) {
             attune_expr *score = parse_with(ATTUNE_EXPR_SCORE, texts[j], captures, 4);
             attune__gradient *gradient;
             cr_assert_eq(attune__gradient_create(score, &gradient), ATTUNE_OK, "%s", attune_last_error());
-            splice_and_check(&derived[i], &(attune__mods){NULL, score, gradient}, texts[j]);
+            splice_and_check(&derived[i],
+                             &(attune__mods){.score = score,
+                                             .gradient = gradient,
+                                             .uniform_reads = attune__gradient_uniform_reads(gradient)},
+                             texts[j]);
             attune__gradient_destroy(gradient);
             attune__expr_release(score);
         }
@@ -277,19 +285,20 @@ Test(mods, presets_and_dtypes)
     };
     cr_assert_eq(attune_preset_count(), preset_use_count);
     for (size_t i = 0; i < MODULES; i++) {
-        splice_and_check(&modules[i], &(attune__mods){NULL, NULL, NULL}, "no expression");
+        splice_and_check(&modules[i], &(attune__mods){.mask = NULL}, "no expression");
         for (uint32_t j = 0; j < attune_preset_count(); j++) {
             attune_preset preset = {.struct_size = sizeof preset};
             cr_assert(attune_preset_get(j, &preset) == ATTUNE_OK);
             attune_expr *expr = parse_with(preset.kind, preset_uses[j], symbols, SYMBOLS);
             const bool is_mask = preset.kind == ATTUNE_EXPR_MASK;
-            splice_and_check(&modules[i], &(attune__mods){is_mask ? expr : NULL, is_mask ? NULL : expr, NULL},
+            splice_and_check(&modules[i],
+                             &(attune__mods){.mask = is_mask ? expr : NULL, .score = is_mask ? NULL : expr},
                              preset_uses[j]);
             attune__expr_release(expr);
         }
         for (size_t j = 0; j < sizeof more / sizeof more[0]; j++) {
             attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, more[j], symbols, SYMBOLS);
-            splice_and_check(&modules[i], &(attune__mods){NULL, expr, NULL}, more[j]);
+            splice_and_check(&modules[i], &(attune__mods){.score = expr}, more[j]);
             attune__expr_release(expr);
         }
     }
@@ -304,7 +313,7 @@ static attune_status splice_damaged(const uint32_t *words, size_t count, const a
     cr_assert(copy);
     memcpy(copy, words, count * 4);
     attune_status status = attune__mods_splice(&attune__default_allocator, copy, count,
-                                               &(attune__mods){mask, score, NULL}, &out, &out_count);
+                                               &(attune__mods){.mask = mask, .score = score}, &out, &out_count);
     cr_assert((status == ATTUNE_OK) == (out != NULL));
     attune__free(&attune__default_allocator, out);
     free(copy);
@@ -418,7 +427,7 @@ Test(mods, no_memory)
         size_t count;
         few.left = n;
         status = attune__mods_splice(&allocator, mods_template, sizeof mods_template / 4,
-                                     &(attune__mods){NULL, score, NULL}, &words, &count);
+                                     &(attune__mods){.score = score}, &words, &count);
         cr_assert(status == (words ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY));
         attune__free(&allocator, words);
     }

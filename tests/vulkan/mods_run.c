@@ -239,7 +239,7 @@ static void run_pair(attune_device *device, attune_buffer *buffer, uint64_t seed
     uint32_t *words;
     size_t count;
     cr_assert_eq(attune__mods_splice(&attune__default_allocator, mods_template, sizeof mods_template / 4,
-                                     &(attune__mods){x[0].expr, x[1].expr, NULL}, &words, &count),
+                                     &(attune__mods){.mask = x[0].expr, .score = x[1].expr}, &words, &count),
                  ATTUNE_OK, "%s", attune_last_error());
     run_words(attune__vulkan_of(device), words, count, &arguments);
     attune__free(&attune__default_allocator, words);
@@ -299,7 +299,7 @@ static void run_score(fixture *r, arena *a, const attune_expr *expr, const attun
     size_t count;
     static uint32_t found[POINTS * 2];
     cr_assert_eq(attune__mods_splice(&attune__default_allocator, runnable, sizeof runnable / 4,
-                                     &(attune__mods){NULL, expr, NULL}, &words, &count),
+                                     &(attune__mods){.score = expr}, &words, &count),
                  ATTUNE_OK, "%s", attune_last_error());
     const size_t table_at = arena_take(a, attune__mods_table_size(expr), 16);
     attune__mods_table_pack(expr, table, a->bytes + table_at);
@@ -542,7 +542,10 @@ Test(mods_run, sums_are_exact)
         uint32_t *words;
         size_t count;
         cr_assert_eq(attune__mods_splice(&attune__default_allocator, runnable_gradient, sizeof runnable_gradient / 4,
-                                         &(attune__mods){NULL, score, gradient}, &words, &count),
+                                         &(attune__mods){.score = score,
+                                                         .gradient = gradient,
+                                                         .uniform_reads = attune__gradient_uniform_reads(gradient)},
+                                         &words, &count),
                      ATTUNE_OK, "%s", attune_last_error());
         const push adding = {.points = a.address + points,
                              .results = a.address + results,

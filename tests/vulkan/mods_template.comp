@@ -32,7 +32,7 @@ void main()
     Results(results).x[2 * n + 1] = floatBitsToUint(attune_score(p.score, p.b, p.h, p.q, p.kv, score));
 #ifdef GRADIENT
     Results(results).x[2 * n] = floatBitsToUint(attune_d_score(p.score, p.b, p.h, p.q, p.kv, score));
-    attune_d_shared_add(attune_d_shared(p.score, p.b, p.h, p.q, p.kv, score), p.b, p.h, score);
+    attune_d_uniform_add(attune_d_uniform(p.score, p.b, p.h, p.q, p.kv, score), p.b, p.h, score);
     attune_d_add(p.score, p.b, p.h, p.q, p.kv, score, 1.0);
 #endif
 }
