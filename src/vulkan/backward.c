@@ -10,23 +10,12 @@
 
 #include "base/error.h"
 #include "plan/partition.h"
+#include "vulkan/family.h"
 
 #include "shaders/backward_delta_bf16.h"
 #include "shaders/backward_delta_f16.h"
 #include "shaders/backward_delta_f32.h"
-#include "shaders/backward_kv_bf16.h"
-#include "shaders/backward_kv_f16.h"
-#include "shaders/backward_kv_f32.h"
-#include "shaders/backward_q_bf16.h"
-#include "shaders/backward_q_f16.h"
-#include "shaders/backward_q_f32.h"
 #include "shaders/backward_sums.h"
-#include "shaders/lanes_backward_kv_bf16.h"
-#include "shaders/lanes_backward_kv_f16.h"
-#include "shaders/lanes_backward_kv_f32.h"
-#include "shaders/lanes_backward_q_bf16.h"
-#include "shaders/lanes_backward_q_f16.h"
-#include "shaders/lanes_backward_q_f32.h"
 
 /* --------------------------------------------------------------------------------------------------------- programs */
 
@@ -36,41 +25,16 @@ static bool has_captures(const attune__shape *shape, const attune__gradient *gra
     return gradient && gradient->read_count && shape->capture_gradient_elements;
 }
 
-static bool is_lanes(const attune_plan_choice *choice)
-{
-    return !strcmp(choice->kernel, "vulkan_lanes");
-}
-
-/* Rows of the outer and inner tiles. */
-static uint32_t outer_rows(const attune_plan_choice *choice, bool keys)
-{
-    return keys ? choice->block_n1 : choice->block_m2;
-}
-
-static uint32_t inner_rows(const attune_plan_choice *choice, bool keys)
-{
-    return keys ? choice->block_m1 : choice->block_n2;
-}
-
-static const char *make_layout(const attune__program_desc *desc, bool keys, attune__backward_layout *l)
-{
-    const attune_plan_choice *c = desc->choice;
-    return attune__backward_layout_make(outer_rows(c, keys), inner_rows(c, keys), c->workgroup_invocations,
-                                        desc->shape->head_dim, desc->shape->head_dim_v, keys, l);
-}
-
 attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys, bool aligned,
                                                  attune__vulkan_kernel *kernel)
 {
-    static const attune__vulkan_module modules[4][3] = {
-        ATTUNE__VULKAN_MODULES(backward_q), ATTUNE__VULKAN_MODULES(backward_kv),
-        ATTUNE__VULKAN_MODULES(lanes_backward_q), ATTUNE__VULKAN_MODULES(lanes_backward_kv)};
     const attune_plan_choice *c = desc->choice;
-    const bool lanes = is_lanes(c);
+    const attune__vulkan_family *family = NULL;
+    ATTUNE__TRY(attune__vulkan_family_find(c, &family));
     const attune__vulkan_common common = {
         .THREADS = c->workgroup_invocations,
-        .BLOCK_M = outer_rows(c, keys),
-        .BLOCK_N = inner_rows(c, keys),
+        .BLOCK_M = attune__vulkan_outer_rows(c, keys),
+        .BLOCK_N = attune__vulkan_inner_rows(c, keys),
         .HEAD_DIM = desc->shape->head_dim,
         .HEAD_DIM_V = desc->shape->head_dim_v,
         .BLOCKS = desc->shape->block_mask,
@@ -82,43 +46,16 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
     };
     memset(kernel, 0, sizeof *kernel);
     attune__vulkan_set_common(&common, kernel->constants);
-    if (!lanes) {
-        attune__backward_layout l;
-        const char *why = make_layout(desc, keys, &l);
-        if (why)
-            return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M1 %u, BLOCK_N1 %u, BLOCK_M2 %u, BLOCK_N2 %u: %s",
-                                c->kernel, c->block_m1, c->block_n1, c->block_m2, c->block_n2, why);
-        attune__vulkan_set_backward(&l, kernel->constants);
-    }
-    const attune__vulkan_module *prebuilt =
-        &modules[2 * lanes + keys][attune__vulkan_dtype_index(desc->shape->k_dtype)];
-    kernel->words = prebuilt->words;
-    kernel->word_count = prebuilt->count;
-    kernel->subgroups = lanes;
+    /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): family_find succeeded */
+    const char *why = family->set_backward ? family->set_backward(desc, keys, kernel->constants) : NULL;
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M1 %u, BLOCK_N1 %u, BLOCK_M2 %u, BLOCK_N2 %u: %s", c->kernel,
+                            c->block_m1, c->block_n1, c->block_m2, c->block_n2, why);
+    const attune__vulkan_module prebuilt = family->backward(keys, desc->shape->k_dtype);
+    kernel->words = prebuilt.words;
+    kernel->word_count = prebuilt.count;
+    kernel->subgroups = family->backward_subgroups;
     return ATTUNE_OK;
-}
-
-/*
- * As in program.c: Mesa's llvmpipe leaves all loops of a shader after 65,535 iterations of any of them together. This
- * is the number of inner tiles that keeps a workgroup below that, with NaN in every chunk; all counts are doubled.
- */
-static uint32_t count_steps(const attune__vulkan_device *device, const attune__program_desc *desc, bool keys)
-{
-    const attune_plan_choice *c = desc->choice;
-    const uint32_t d = desc->shape->head_dim, dv = desc->shape->head_dim_v, inner = inner_rows(c, keys);
-    attune__backward_layout l;
-    if (device->physical.driver != VK_DRIVER_ID_MESA_LLVMPIPE)
-        return 0;
-    if (is_lanes(c))
-        return attune__lanes_backward_most_steps(outer_rows(c, keys), inner, c->workgroup_invocations, d, dv,
-                                                 (uint32_t)attune_dtype_size(desc->shape->k_dtype));
-    if (make_layout(desc, keys, &l))
-        return 0;
-    const uint32_t slices = (d + dv) / l.SLICE + 2, chunks = inner / l.CHUNK * (keys ? 2 : 1);
-    const uint32_t expressions = (desc->mask ? 1u : 0u) + (desc->score ? 1u : 0u), pairs = (4 * l.TM + 1) * expressions;
-    const uint32_t regular = 1 + 4 + slices + pairs + (chunks + 2) + chunks * (l.CHUNK / 4 + 1);
-    const uint32_t budget = 60000; /* the rest is for loops outside the main loop */
-    return budget / (2 * regular + chunks * (l.CHUNK + 1));
 }
 
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
@@ -133,8 +70,6 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
     }
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, queries, &program->forward, &program->aligned));
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, keys, &program->keys, &program->keys_aligned));
-    program->most_steps = count_steps(attune__vulkan_of(device), desc, false);
-    program->most_key_steps = count_steps(attune__vulkan_of(device), desc, true);
     const attune__vulkan_module *delta = &deltas[attune__vulkan_dtype_index(desc->shape->k_dtype)];
     ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, delta->words, delta->count, NULL, "delta", keys[0].constants,
                                                    0, &program->delta));
@@ -226,20 +161,20 @@ static attune_status check_steps(const run *r, const char *what, uint64_t steps,
 }
 
 /* Inner rows of a workgroup in one plane, at most; block 0 = there are no lists. */
-static uint64_t longest_walk(uint32_t blocks, uint32_t block, int64_t length)
+static uint64_t longest_list(uint32_t blocks, uint32_t block, int64_t length)
 {
     const uint64_t listed = (uint64_t)blocks * block;
     return block && listed < (uint64_t)length ? listed : (uint64_t)length;
 }
 
 /* Loops that the driver would cut short are refused: a wrong result is worse than none. */
-static attune_status check_walks(const run *r)
+static attune_status check_loops(const run *r)
 {
     const attune__forward *call = &r->call->forward;
     const attune__vulkan_program *program = r->program;
     const attune__vulkan_mask *mask = (const attune__vulkan_mask *)call->device_mask;
-    const uint64_t keys = longest_walk(mask ? mask->longest : 0, mask ? call->mask->kv_block : 0, call->kv_len);
-    const uint64_t queries = longest_walk(mask ? mask->longest_column : 0, mask ? call->mask->q_block : 0, call->q_len);
+    const uint64_t keys = longest_list(mask ? mask->longest : 0, mask ? call->mask->kv_block : 0, call->kv_len);
+    const uint64_t queries = longest_list(mask ? mask->longest_column : 0, mask ? call->mask->q_block : 0, call->q_len);
     const uint64_t planes =
         (uint64_t)(call->heads / call->kv_heads) * (call->k.size[0] < call->batch ? (uint64_t)call->batch : 1);
     const uint32_t n2 = program->choice.block_n2, m1 = program->choice.block_m1;
@@ -322,7 +257,7 @@ static attune_status prepare(run *r)
     r->place = attune__vulkan_backward_workspace(&r->program->shape);
     list_sums(r);
     describe(r);
-    ATTUNE__TRY(check_walks(r));
+    ATTUNE__TRY(check_loops(r));
     return add_passes(r);
 }
 

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT */
+/* The families without matrix units and with shared memory: shaders/forward.comp and backward.comp. */
+#include "vulkan/family.h"
+
+#include "shaders/backward_kv_bf16.h"
+#include "shaders/backward_kv_f16.h"
+#include "shaders/backward_kv_f32.h"
+#include "shaders/backward_q_bf16.h"
+#include "shaders/backward_q_f16.h"
+#include "shaders/backward_q_f32.h"
+#include "shaders/forward_bf16.h"
+#include "shaders/forward_f16.h"
+#include "shaders/forward_f32.h"
+#include "shaders/forward_subgroup_bf16.h"
+#include "shaders/forward_subgroup_f16.h"
+#include "shaders/forward_subgroup_f32.h"
+
+/* Of llvmpipe's iterations; the rest is for loops outside of the main loop. */
+#define LOOP_BUDGET UINT32_C(60000)
+
+static attune__vulkan_module portable(const attune_limits *limits, attune_dtype dtype)
+{
+    static const attune__vulkan_module modules[3] = ATTUNE__VULKAN_MODULES(forward);
+    (void)limits;
+    return modules[attune__vulkan_dtype_index(dtype)];
+}
+
+static attune__vulkan_module subgroup(const attune_limits *limits, attune_dtype dtype)
+{
+    static const attune__vulkan_module modules[3] = ATTUNE__VULKAN_MODULES(forward_subgroup);
+    (void)limits;
+    return modules[attune__vulkan_dtype_index(dtype)];
+}
+
+static attune__vulkan_module backward(bool keys, attune_dtype dtype)
+{
+    static const attune__vulkan_module modules[2][3] = {ATTUNE__VULKAN_MODULES(backward_q),
+                                                        ATTUNE__VULKAN_MODULES(backward_kv)};
+    return modules[keys][attune__vulkan_dtype_index(dtype)];
+}
+
+static const char *make_forward(const attune__program_desc *desc, bool subgroups, bool flat, attune__forward_layout *l)
+{
+    const attune_plan_choice *c = desc->choice;
+    return attune__forward_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
+                                       desc->shape->head_dim_v, subgroups, flat, l);
+}
+
+static const char *set_forward(const attune__program_desc *desc, bool subgroups, bool flat, uint32_t *constants)
+{
+    attune__forward_layout l;
+    const char *why = make_forward(desc, subgroups, flat, &l);
+    if (!why)
+        attune__vulkan_set_forward(&l, constants);
+    return why;
+}
+
+static const char *set_portable(const attune_limits *limits, const attune__program_desc *desc, bool flat,
+                                uint32_t *constants)
+{
+    (void)limits;
+    return set_forward(desc, false, flat, constants);
+}
+
+static const char *set_subgroup(const attune_limits *limits, const attune__program_desc *desc, bool flat,
+                                uint32_t *constants)
+{
+    (void)limits;
+    return set_forward(desc, true, flat, constants);
+}
+
+static const char *make_backward(const attune__program_desc *desc, bool keys, attune__backward_layout *l)
+{
+    const attune_plan_choice *c = desc->choice;
+    return attune__backward_layout_make(attune__vulkan_outer_rows(c, keys), attune__vulkan_inner_rows(c, keys),
+                                        c->workgroup_invocations, desc->shape->head_dim, desc->shape->head_dim_v, keys,
+                                        l);
+}
+
+static const char *set_backward(const attune__program_desc *desc, bool keys, uint32_t *constants)
+{
+    attune__backward_layout l;
+    const char *why = make_backward(desc, keys, &l);
+    if (!why)
+        attune__vulkan_set_backward(&l, constants);
+    return why;
+}
+
+/* llvmpipe needed 22 iterations where `regular` counts 15. */
+static uint32_t most_steps(const attune_limits *limits, const attune__program_desc *desc)
+{
+    (void)limits;
+    attune__forward_layout l;
+    if (make_forward(desc, false, false, &l))
+        return 0;
+    const uint32_t slices = desc->shape->head_dim / l.SLICE, chunks = desc->choice->block_n / l.CHUNK;
+    const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.CHUNK / 4 + 1);
+    return LOOP_BUDGET / (2 * regular + chunks * (l.CHUNK + 1));
+}
+
+static uint32_t most_backward_steps(const attune__program_desc *desc, bool keys)
+{
+    attune__backward_layout l;
+    if (make_backward(desc, keys, &l))
+        return 0;
+    const uint32_t inner = attune__vulkan_inner_rows(desc->choice, keys);
+    const uint32_t slices = (desc->shape->head_dim + desc->shape->head_dim_v) / l.SLICE + 2,
+                   chunks = inner / l.CHUNK * (keys ? 2 : 1);
+    const uint32_t expressions = (desc->mask ? 1u : 0u) + (desc->score ? 1u : 0u), pairs = (4 * l.TM + 1) * expressions;
+    const uint32_t regular = 1 + 4 + slices + pairs + (chunks + 2) + chunks * (l.CHUNK / 4 + 1);
+    return LOOP_BUDGET / (2 * regular + chunks * (l.CHUNK + 1));
+}
+
+const attune__vulkan_family attune__vulkan_family_portable = {
+    .plan = &attune__vulkan_portable,
+    .forward = portable,
+    .set_forward = set_portable,
+    .backward = backward,
+    .set_backward = set_backward,
+    .most_steps = most_steps,
+    .most_backward_steps = most_backward_steps,
+};
+
+const attune__vulkan_family attune__vulkan_family_subgroup = {
+    .plan = &attune__vulkan_subgroup,
+    .subgroups = true,
+    .forward = subgroup,
+    .set_forward = set_subgroup,
+    .backward = backward,
+    .set_backward = set_backward,
+    .most_steps = most_steps,
+    .most_backward_steps = most_backward_steps,
+};
