@@ -226,6 +226,13 @@ for w in workloads:
         row = row_of(w, peer)
         document['benchmarks'].append(row)
         show(row, peer)
+for peer in peers:
+    ratios = [row['median_seconds'] / medians[row['workload']]['median_seconds'] for row in document['benchmarks']
+              if row.get('device') == f'torch-{peer}' and row['status'] == 'ok' and row['workload'] in medians]
+    if ratios:
+        mean = statistics.geometric_mean(ratios)
+        print(f'attune is {max(mean, 1 / mean):.2f} times {"faster" if mean >= 1 else "slower"} than {peer} (geometric mean of {len(ratios)} '
+              f'workloads, {min(ratios):.2f} to {max(ratios):.2f} times as fast)')
 document['context'] |= {'torch': torch.__version__, 'cudnn': torch.backends.cudnn.version(),
                         'gpu': torch.cuda.get_device_name(number)}
 if options.json:

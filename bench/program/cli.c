@@ -140,10 +140,10 @@ static void complain_unknown(const char *word, const cli_option *options, uint32
     cli_unknown("option", word, option_name, options, count, "--help");
 }
 
-cli_result cli_parse(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,
-                     const char **positional)
+/* `most` words that are no options. */
+static cli_result parse(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,
+                        cli_list *words, uint32_t most)
 {
-    bool positional_seen = false;
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i];
         if (!strcmp(word, "--help") || !strcmp(word, "-h")) {
@@ -151,12 +151,11 @@ cli_result cli_parse(const char *usage, const cli_option *options, uint32_t opti
             return CLI_HELPED;
         }
         if (strncmp(word, "--", 2) != 0 && !find_option(options, option_count, word, strlen(word))) {
-            if (!positional || positional_seen) {
+            if (words->count == most) {
                 cli_error("unexpected \"%s\": usage: attune %s", word, usage);
                 return CLI_WRONG;
             }
-            *positional = word;
-            positional_seen = true;
+            words->value[words->count++] = word;
             continue;
         }
         size_t length = strcspn(word, "=");
@@ -192,6 +191,22 @@ cli_result cli_parse(const char *usage, const cli_option *options, uint32_t opti
         }
     }
     return CLI_GO;
+}
+
+cli_result cli_parse(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,
+                     const char **positional)
+{
+    cli_list words = {0};
+    const cli_result result = parse(usage, options, option_count, argc, argv, &words, positional ? 1 : 0);
+    if (positional && words.count)
+        *positional = words.value[0];
+    return result;
+}
+
+cli_result cli_parse_words(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,
+                           cli_list *words)
+{
+    return parse(usage, options, option_count, argc, argv, words, CLI_REPEATS);
 }
 
 static bool parse_integer(const char *text, int64_t *value, const char **end)

@@ -60,6 +60,10 @@ typedef enum cli_result { CLI_GO, CLI_HELPED, CLI_WRONG } cli_result;
 cli_result cli_parse(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,
                      const char **positional);
 
+/* The same with any number of words, up to CLI_REPEATS. */
+cli_result cli_parse_words(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,
+                           cli_list *words);
+
 /* Parse a value, or print an error with the option's name. */
 bool cli_integer(const char *option, const char *text, int64_t low, int64_t high, int64_t *value);
 bool cli_number(const char *option, const char *text, double *value);
@@ -128,6 +132,7 @@ int cmd_devices(int argc, char **argv);
 int cmd_explain(int argc, char **argv);
 int cmd_expr(int argc, char **argv);
 int cmd_mask(int argc, char **argv);
+int cmd_report(int argc, char **argv);
 int cmd_run(int argc, char **argv);
 
 #endif

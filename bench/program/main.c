@@ -20,6 +20,7 @@ static const struct {
     {"run", cmd_run, "run attention on NPY files"},
     {"check", cmd_check, "compare a device with the float64 oracle"},
     {"bench", cmd_bench, "time named workloads"},
+    {"report", cmd_report, "draw results of bench as a page, and compare files"},
 };
 
 static const char *command_name(const void *user, uint32_t index)

@@ -212,7 +212,7 @@ bool baseline_load(const char *path, baseline *b, failure *why)
 
 /* ------------------------------------------------------------------------------------------------------------ table */
 
-static void write_line(const char *name, const comparison *c, const char *note, report_format format, FILE *out)
+void compare_write_line(const char *name, const comparison *c, const char *note, report_format format, FILE *out)
 {
     char base[32] = "-", now[32] = "-", change[32] = "-", p[32] = "-";
     if (c->base > 0)
@@ -230,11 +230,8 @@ static void write_line(const char *name, const comparison *c, const char *note, 
                   name, base, now, change, p, compare_verdict_string(c->verdict), note);
 }
 
-uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out,
-                       uint32_t *compared)
+void compare_write_head(report_format format, FILE *out)
 {
-    uint32_t counts[4] = {0};
-    *compared = 0;
     (void)fputs(format == REPORT_MARKDOWN ? "\n| row | base ms | now ms | change | p | verdict |\n"
                                             "|---|---:|---:|---:|---:|---|\n"
                 : format == REPORT_CSV    ? "\nrow,base_ms,now_ms,change,p,verdict\n"
@@ -243,6 +240,20 @@ uint32_t compare_write(const baseline *b, const report *r, double floor, report_
     if (format == REPORT_TABLE || format == REPORT_WIDE)
         (void)fprintf(out, "%-64s  %10s  %10s  %8s  %7s  %s\n", "compared with the baseline", "base ms", "now ms",
                       "change", "p", "verdict");
+}
+
+void compare_write_counts(const uint32_t counts[4], FILE *out)
+{
+    (void)fprintf(out, "\n%u same, %u faster, %u slower, %u unknown\n", counts[COMPARE_SAME], counts[COMPARE_FASTER],
+                  counts[COMPARE_SLOWER], counts[COMPARE_UNKNOWN]);
+}
+
+uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out,
+                       uint32_t *compared)
+{
+    uint32_t counts[4] = {0};
+    *compared = 0;
+    compare_write_head(format, out);
     for (uint32_t i = 0; i < r->row_count; ++i) {
         const report_row *row = &r->rows[i];
         const baseline_row *base = baseline_find(b, row->name);
@@ -254,7 +265,7 @@ uint32_t compare_write(const baseline *b, const report *r, double floor, report_
                            : row->status != REPORT_OK ? " (has no time here)"
                            : !base                    ? " (not in the baseline)"
                                                       : " (failed in the baseline)";
-        write_line(row->name, &c, note, format, out);
+        compare_write_line(row->name, &c, note, format, out);
         ++counts[c.verdict];
         *compared += usable;
     }
@@ -265,12 +276,11 @@ uint32_t compare_write(const baseline *b, const report *r, double floor, report_
         if (found)
             continue;
         comparison c = compare_samples(b->rows[i].samples, b->rows[i].count, NULL, 0, floor);
-        write_line(b->rows[i].name, &c, " (only in the baseline)", format, out);
+        compare_write_line(b->rows[i].name, &c, " (only in the baseline)", format, out);
         ++counts[c.verdict];
     }
     if (format != REPORT_CSV)
-        (void)fprintf(out, "\n%u same, %u faster, %u slower, %u unknown\n", counts[COMPARE_SAME],
-                      counts[COMPARE_FASTER], counts[COMPARE_SLOWER], counts[COMPARE_UNKNOWN]);
+        compare_write_counts(counts, out);
     (void)fflush(out);
     return counts[COMPARE_SLOWER];
 }

@@ -59,6 +59,10 @@ const baseline_row *baseline_find(const baseline *b, const char *name);
 double baseline_scale(const baseline *b, const char *device, const char *dtype);
 void baseline_free(baseline *b); /* accepts a zeroed one */
 
+/* The parts of a comparison: its header, a row with a note behind it, and the number of rows with each verdict. */
+void compare_write_head(report_format format, FILE *out);
+void compare_write_line(const char *name, const comparison *c, const char *note, report_format format, FILE *out);
+void compare_write_counts(const uint32_t counts[4], FILE *out);
 /* Writes a line for each row of either side. Returns the number of SLOWER rows; *compared receives the number of rows
  * with times on both sides. */
 uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out,

@@ -117,6 +117,12 @@ Test(program, words_that_are_wrong)
     expect("check --device gpu", 2, "device id \"gpu\" is invalid");
     expect("check --device vulkan:99", 3, "vulkan");
     expect("bench --workload nothing", 2, "nothing");
+    expect("report", 2, "no file of attune bench --json");
+    expect("report a.json", 2, "give -o FILE.html, or a second file");
+    expect("report none.json -o x.html", 2, "none.json");
+    expect("report a.json -o /nowhere/x.html", 2, "-o: /nowhere/x.html");
+    expect("report a.json b.json --noise 101", 2, "--noise is 101");
+    expect("report a.json -o x.html --fail-on-slower", 2, "--fail-on-slower requires a second file");
     expect("bench --workload ,", 2, "--workload is \",\", expected names");
     expect("bench --q-len 64 --workload causal", 2, "--workload excludes --q-len");
     expect("bench --heads 2 --file x.json", 2, "--file excludes --q-len");
@@ -135,8 +141,8 @@ Test(program, words_that_are_wrong)
     expect("bench --mask 'x[q] == 1' --capture x=document:a", 2, "a length behind the colon");
     expect("bench --mask 'x[q] == 1' --capture x", 2, "NAME=GENERATOR");
     expect("bench --mask 'q > n' --param n=1 --param n=2", 2, "given twice");
-    for (const char *const *c =
-             (const char *const[]){"devices", "expr", "mask", "explain", "run", "check", "bench", "compile", NULL};
+    for (const char *const *c = (const char *const[]){"devices", "expr", "mask", "explain", "run", "check", "bench",
+                                                      "compile", "report", NULL};
          *c; c++) {
         char help[32];
         snprintf(help, sizeof help, "%s --help", *c);
@@ -516,6 +522,27 @@ Test(program, failures_are_said)
     expect_complaint("bench --workload softcap" QUICK " --compare base.json --fail-on-slower", 1,
                      "nothing was compared");
     expect_complaint("bench --workload softcap" QUICK " --compare base.json", 1, "nothing was compared");
+}
+
+/* A page of one file and of two, compared without a device. */
+Test(program, reports)
+{
+    char command[512];
+    expect("bench --workload causal,softcap --scale 0.0001" QUICK " --json a.json", 0, "causal");
+    expect("bench --workload alibi --scale 0.0001" QUICK " --json b.json", 0, "alibi");
+    expect("report a.json -o a.html", 0, "");
+    cr_assert_eq(system("head -c 15 a.html | grep -q DOCTYPE && grep -q softcap a.html"), 0);
+    expect_complaint("report a.json b.json -o b.html", 1, "no row in common");
+    cr_assert_eq(access("b.html", F_OK), 0, "the page shows both");
+    cr_assert_eq(system("sed 's/\"real_time\": [0-9.e-]*/\"real_time\": 1e6/' a.json > slow.json"), 0);
+    expect("report a.json a.json --fail-on-slower", 0, "2 same, 0 faster, 0 slower, 0 unknown");
+    expect("report a.json b.json", 1, "only in the baseline");
+    /* One sample of each decides nothing; a file with many does. */
+    expect("report a.json slow.json --fail-on-slower", 0, "2 unknown");
+    snprintf(command, sizeof command, "report '%s/bench/results/h200-2026-11-22.json' -o /dev/full",
+             getenv("ATTUNE_SOURCE"));
+    expect(command, 1, "No space");
+    expect("report a.json -o .", 2, "is a folder");
 }
 
 /* OpenBLAS starts threads when it is loaded: only its peers load it. */
