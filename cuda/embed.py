@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Kernel sources as C arrays: embed.py OUTPUT FILE..."""
+"""Kernel sources as C arrays of src/BACKEND/sources.h: embed.py BACKEND OUTPUT FILE..."""
 import pathlib
 import sys
 
-output, *files = sys.argv[1:]
-text = '/* Made by cuda/embed.py. */\n#include "cuda/sources.h"\n'
+backend, output, *files = sys.argv[1:]
+text = f'/* Made by cuda/embed.py. */\n#include "{backend}/sources.h"\n'
 rows = ''
 for number, name in enumerate(files):
     data = pathlib.Path(name).read_bytes() + b'\0'
@@ -14,5 +14,5 @@ for number, name in enumerate(files):
         text += '    ' + ' '.join(f'{byte},' for byte in data[i:i + 20]) + '\n'
     text += '};\n'
     rows += f'    {{"{pathlib.Path(name).name}", source_{number}}},\n'
-text += f'\nconst attune__cuda_source attune__cuda_sources[] = {{\n{rows}    {{0, 0}},\n}};\n'
+text += f'\nconst attune__{backend}_source attune__{backend}_sources[] = {{\n{rows}    {{0, 0}},\n}};\n'
 pathlib.Path(output).write_text(text)
