@@ -72,7 +72,8 @@ typedef struct attune_opencl_mask_row {
     ATTUNE_UINT pad;
 } attune_opencl_mask_row;
 
-/* A capture of an expression: of a mask it is in the mask's object, of a score its own. */
+/* A capture of an expression: of a mask it is in the mask's object, or in that of the tensor that the mask is computed
+ * from; of a score in its own. */
 typedef struct attune_opencl_capture {
     ATTUNE_LONG offset;
     ATTUNE_LONG sums; /* backward: of its gradient, in the workspace; -1 = not requested */

@@ -28,9 +28,9 @@
     __global const attune_opencl_table *const score_table = (__global const attune_opencl_table *)(workspace +         \
                                                                                                    args.score_table);
 #define ATTUNE_MODS_PARAMETERS                                                                                         \
-    , __global const uchar *restrict mask, __global const attune_opencl_table *restrict mask_table,                    \
+    , __global const uchar *restrict mask_data, __global const attune_opencl_table *restrict mask_table,               \
         __global const attune_opencl_table *restrict score_table ATTUNE_SCORE_CAPTURES(ATTUNE_CAPTURE_PARAMETER)
-#define ATTUNE_MODS , mask, mask_table, score_table ATTUNE_SCORE_CAPTURES(ATTUNE_CAPTURE_ARGUMENT)
+#define ATTUNE_MODS , mask_data, mask_table, score_table ATTUNE_SCORE_CAPTURES(ATTUNE_CAPTURE_ARGUMENT)
 
 #ifdef ATTUNE_HAS_MASK
 #define ATTUNE_SYMBOLS    , __global const uchar *memory, __global const attune_opencl_table *table
@@ -64,7 +64,7 @@ ATTUNE_FUNCTION int attune_mask(uint b, uint h, uint q, uint kv ATTUNE_MODS_PARA
 #ifdef ATTUNE_HAS_MASK
     int head = (int)h + mask_table->h0;
     return attune_mask_of((int)b + mask_table->b0, head, (int)q + mask_table->q0, (int)kv, head / mask_table->group,
-                          mask_table->q_len, mask_table->kv_len, 0.0f, mask, mask_table);
+                          mask_table->q_len, mask_table->kv_len, 0.0f, mask_data, mask_table);
 #else
     return 1;
 #endif

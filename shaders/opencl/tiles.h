@@ -12,7 +12,8 @@
 #define ATTUNE_KERNEL_PARAMETERS                                                                                       \
     const attune_opencl_arguments args, __global const uchar *restrict q, __global const uchar *restrict k,            \
         __global const uchar *restrict v, __global uchar *restrict o, __global uchar *restrict lse,                    \
-        __global uchar *restrict row_max, __global uchar *restrict workspace, __global const uchar *restrict mask
+        __global uchar *restrict row_max, __global uchar *restrict workspace, __global const uchar *restrict mask,     \
+        __global const uchar *restrict mask_data
 
 /* Below every score: a row that has seen no pair. Times LOG2E it is finite too: a driver may take (x - m) * LOG2E for
  * x * LOG2E - m * LOG2E. */
