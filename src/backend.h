@@ -226,5 +226,6 @@ struct attune__backend {
 extern const attune__backend attune__cpu_backend;
 extern const attune__backend attune__vulkan_backend; /* ATTUNE_HAVE_VULKAN */
 extern const attune__backend attune__cuda_backend;   /* ATTUNE_HAVE_CUDA */
+extern const attune__backend attune__opencl_backend; /* ATTUNE_HAVE_OPENCL */
 
 #endif

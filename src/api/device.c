@@ -27,7 +27,12 @@ static const backend_entry backends[] = {
 #else
     {NULL, ATTUNE_BACKEND_CUDA, "cuda", "this build of attune has no CUDA backend: configure it with -Dcuda=enabled"},
 #endif
-    {NULL, ATTUNE_BACKEND_OPENCL, "opencl", "this version of attune has no OpenCL backend yet"},
+#if ATTUNE_HAVE_OPENCL
+    {&attune__opencl_backend, ATTUNE_BACKEND_OPENCL, "opencl", ""},
+#else
+    {NULL, ATTUNE_BACKEND_OPENCL, "opencl",
+     "this build of attune has no OpenCL backend: configure it with -Dopencl=enabled"},
+#endif
 };
 
 #define BACKEND_COUNT (sizeof backends / sizeof backends[0])

@@ -139,6 +139,7 @@ const attune__family attune__opencl_portable = {
     .name = "opencl_portable",
     .backend = ATTUNE_BACKEND_OPENCL,
     .dtypes = ALL_DTYPES,
+    .mixes = MIXES,
     .options = VULKAN_OPTIONS(0),
     .tiles = scalar_tiles,
     .clamp = portable_clamp,

@@ -83,11 +83,22 @@ static const case_suite forward_cuda = {.backend = "cuda",
                                         .draw = draw,
                                         .random = 1200};
 
+/* As for Vulkan. */
+static const case_suite forward_opencl = {.backend = "opencl",
+                                          .dtypes = dtypes,
+                                          .dtype_count = 3,
+                                          .row = make_row,
+                                          .variants = 3,
+                                          .sample = 3 * CASE_COUNT,
+                                          .draw = draw,
+                                          .random = 30};
+
 #define ROW(name, ...)                                                                                                 \
     ROW_TEST(forward_cpu, name)                                                                                        \
     ROW_TEST(forward_vulkan, name)                                                                                     \
     ROW_TEST(forward_matrix, name)                                                                                     \
-    ROW_TEST(forward_cuda, name)
+    ROW_TEST(forward_cuda, name)                                                                                       \
+    ROW_TEST(forward_opencl, name)
 #include "cases/table.h"
 #undef ROW
 
@@ -114,4 +125,9 @@ Test(forward_random, vulkan_matrix)
 Test(forward_random, cuda)
 {
     case_suite_random(&forward_cuda);
+}
+
+Test(forward_random, opencl)
+{
+    case_suite_random(&forward_opencl);
 }

@@ -19,7 +19,7 @@ BELOW = {
     'cpu': {'base', 'expr', 'mask', 'plan', 'backend.h'},
     'vulkan': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'shaders'},
     'cuda': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'kernels'},
-    'opencl': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
+    'opencl': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'shaders'},
     'api': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
 }
 PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}}

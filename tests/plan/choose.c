@@ -591,7 +591,7 @@ Test(choose, mixed_types)
         {"lavapipe", ATTUNE_F16, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_lanes", "o f32"},
         {"vulkan-minimum", ATTUNE_F32, ATTUNE_F16, ATTUNE_F16, ATTUNE_FORWARD, "{}", "vulkan_portable", "q f32"},
         {"lavapipe", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_BACKWARD, "{}", NULL, "it has one dtype"},
-        {"opencl-minimum", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", NULL, "it has one dtype"},
+        {"opencl-minimum", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "opencl_portable", "q f32"},
         {"cpu", ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_BACKWARD, "{}", "cpu", "o bf16"},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {

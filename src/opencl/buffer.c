@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/* Buffers: memory objects. Copies use the device's own queue, so that they follow the launches in it. */
+#include "opencl/opencl.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+static attune_status check_size(const attune_device *device, uint64_t size)
+{
+    const uint64_t most = device->info.limits.storage_range;
+    if (most && size > most)
+        return attune__fail(ATTUNE_OUT_OF_DEVICE_MEMORY,
+                            "a buffer of %llu bytes: device %s allocates at most %llu at once "
+                            "(CL_DEVICE_MAX_MEM_ALLOC_SIZE): cut the keys into segments",
+                            (unsigned long long)size, device->info.id, (unsigned long long)most);
+    return ATTUNE_OK;
+}
+
+attune_status attune__opencl_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer)
+{
+    attune__opencl_device *mine = attune__opencl_of(device);
+    ATTUNE__TRY(check_size(device, size));
+    attune__opencl_buffer *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    int32_t error = CL_SUCCESS;
+    made->base.device = device;
+    made->base.size = size;
+    made->memory = mine->driver.memory_create(mine->context, CL_MEM_READ_WRITE, (size_t)size, NULL, &error);
+    if (made->memory) {
+        *buffer = &made->base;
+        return ATTUNE_OK;
+    }
+    attune__free(&device->host.allocator, made);
+    /* Nothing was launched: no error here takes the device with it. */
+    if (error == CL_OUT_OF_RESOURCES || error == CL_INVALID_BUFFER_SIZE)
+        error = CL_MEM_OBJECT_ALLOCATION_FAILURE;
+    const attune_status status = attune__opencl_check(mine, error ? error : CL_OUT_OF_HOST_MEMORY, "a buffer");
+    return attune__fail_context(status, "%llu bytes: ", (unsigned long long)size);
+}
+
+attune_status attune__opencl_buffer_wrap_device(attune_device *device, const void *handle, uint64_t offset,
+                                                uint64_t size, attune_buffer **buffer)
+{
+    attune__opencl_device *mine = attune__opencl_of(device);
+    attune__opencl_buffer *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.device = device;
+    made->base.size = size;
+    made->memory = *(const attune__cl_memory *)handle;
+    made->offset = offset;
+    const attune_status status =
+        attune__opencl_check(mine, mine->driver.memory_retain(made->memory), "clRetainMemObject");
+    if (status == ATTUNE_OK)
+        *buffer = &made->base;
+    else
+        attune__free(&device->host.allocator, made);
+    return status;
+}
+
+void attune__opencl_buffer_destroy(attune_buffer *buffer)
+{
+    attune__opencl_buffer *mine = (attune__opencl_buffer *)buffer;
+    attune__opencl_device *device = attune__opencl_of(buffer->device);
+    device->driver.memory_release(mine->memory);
+    attune__free(&device->base.host.allocator, mine);
+}
+
+attune_status attune__opencl_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size)
+{
+    const attune__opencl_buffer *mine = (const attune__opencl_buffer *)buffer;
+    attune__opencl_call call;
+    attune__opencl_begin(&attune__opencl_of(buffer->device)->queue, &call);
+    attune__opencl_write(&call, mine->memory, mine->offset + offset, data, size);
+    return attune__opencl_finish(&call);
+}
+
+attune_status attune__opencl_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size)
+{
+    const attune__opencl_buffer *mine = (const attune__opencl_buffer *)buffer;
+    attune__opencl_call call;
+    attune__opencl_begin(&attune__opencl_of(buffer->device)->queue, &call);
+    attune__opencl_read(&call, mine->memory, mine->offset + offset, data, size);
+    return attune__opencl_finish(&call);
+}

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: MIT */
+/* Devices: enumeration, limits, contexts; the backend's table. */
+#include "opencl/opencl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+
+#define MOST_PLATFORMS 32
+#define MOST_DEVICES   64
+#define NOTHING_BYTES  4096
+#define LEAST_LOCAL    16384
+
+/* ----------------------------------------------------------------------------------------------------------- limits */
+
+/* A device of the enumeration. */
+typedef struct found {
+    attune__cl_platform platform;
+    attune__cl_device device;
+    uint64_t type;
+    attune_device_info info;
+    uint64_t float_config;
+    size_t argument_size;
+    bool unified;
+} found;
+
+static uint64_t ask(const attune__opencl_driver *driver, attune__cl_device device, uint32_t name, size_t size)
+{
+    uint64_t value = 0;
+    uint32_t narrow = 0;
+    if (size == sizeof narrow)
+        return driver->device_info(device, name, size, &narrow, NULL) == CL_SUCCESS ? narrow : 0;
+    return driver->device_info(device, name, size, &value, NULL) == CL_SUCCESS ? value : 0;
+}
+
+static uint32_t ask32(const attune__opencl_driver *driver, attune__cl_device device, uint32_t name)
+{
+    return (uint32_t)ask(driver, device, name, sizeof(uint32_t));
+}
+
+static uint32_t fit32(uint64_t value)
+{
+    return value > UINT32_MAX ? UINT32_MAX : (uint32_t)value;
+}
+
+static void ask_text(const attune__opencl_driver *driver, attune__cl_device device, uint32_t name, char *text,
+                     size_t size)
+{
+    text[0] = '\0';
+    if (driver->device_info(device, name, size, text, NULL) != CL_SUCCESS)
+        text[0] = '\0';
+    text[size - 1] = '\0';
+}
+
+static bool has_extension(const char *all, const char *name)
+{
+    const size_t length = strlen(name);
+    for (const char *at = all; (at = strstr(at, name)); at += length)
+        if ((at == all || at[-1] == ' ') && (at[length] == ' ' || !at[length]))
+            return true;
+    return false;
+}
+
+static uint32_t group_limit(const attune__opencl_driver *driver, attune__cl_device device)
+{
+    size_t most = 0, sizes[8] = {0};
+    if (driver->device_info(device, CL_DEVICE_MAX_WORK_GROUP_SIZE, sizeof most, &most, NULL) != CL_SUCCESS)
+        return 0;
+    if (driver->device_info(device, CL_DEVICE_MAX_WORK_ITEM_SIZES, sizeof sizes, sizes, NULL) == CL_SUCCESS &&
+        sizes[0] && sizes[0] < most)
+        most = sizes[0];
+    return most > 1u << 16 ? 1u << 16 : (uint32_t)most;
+}
+
+/* Why the kernels cannot run; NULL = they can. */
+static const char *why_not(const attune__opencl_driver *driver, const found *f, char *text, size_t size)
+{
+    char version[128] = "";
+    ask_text(driver, f->device, CL_DEVICE_VERSION, version, sizeof version);
+    const char *number = strlen(version) > 7 ? version + 7 : "0.0"; /* "OpenCL 1.2 ..." */
+    if (strtod(number, NULL) < 1.15) {
+        snprintf(text, size, "%.60s: the kernels need OpenCL 1.2", version);
+        return text;
+    }
+    if (!ask32(driver, f->device, CL_DEVICE_AVAILABLE))
+        return "its driver says that it is not available";
+    if (!ask32(driver, f->device, CL_DEVICE_COMPILER_AVAILABLE))
+        return "its driver has no compiler";
+    if (!ask32(driver, f->device, CL_DEVICE_ENDIAN_LITTLE))
+        return "its bytes are in the other order";
+    if (!(f->float_config & CL_FP_INF_NAN))
+        return "its floats have no infinities and NaN";
+    if (f->info.limits.shared_memory < LEAST_LOCAL) {
+        snprintf(text, size, "it has %u bytes of local memory, the smallest kernel needs %u",
+                 f->info.limits.shared_memory, (unsigned)LEAST_LOCAL);
+        return text;
+    }
+    if (f->argument_size < 1024) {
+        snprintf(text, size, "its kernels take %zu bytes of arguments, attune's have up to 1024", f->argument_size);
+        return text;
+    }
+    return NULL;
+}
+
+static void fill_info(const attune__opencl_driver *driver, found *f)
+{
+    attune_device_info *info = &f->info;
+    char extensions[8192], platform[64] = "", version[64] = "";
+    *info = (attune_device_info){.struct_size = sizeof *info, .backend = ATTUNE_BACKEND_OPENCL, .available = true};
+    ask_text(driver, f->device, CL_DEVICE_NAME, info->name, sizeof info->name);
+    ask_text(driver, f->device, CL_DRIVER_VERSION, version, sizeof version);
+    ask_text(driver, f->device, CL_DEVICE_EXTENSIONS, extensions, sizeof extensions);
+    if (driver->platform_info(f->platform, CL_PLATFORM_NAME, sizeof platform, platform, NULL) != CL_SUCCESS)
+        platform[0] = '\0';
+    platform[sizeof platform - 1] = '\0';
+    snprintf(info->driver, sizeof info->driver, "%s %s", platform, version);
+    uint8_t uuid[16];
+    if (has_extension(extensions, "cl_khr_device_uuid") &&
+        driver->device_info(f->device, CL_DEVICE_UUID_KHR, sizeof uuid, uuid, NULL) == CL_SUCCESS)
+        for (size_t i = 0; i < sizeof uuid; i++)
+            snprintf(info->uuid + 2 * i, 3, "%02x", uuid[i]);
+    f->type = ask(driver, f->device, CL_DEVICE_TYPE, sizeof(uint64_t));
+    f->float_config = ask(driver, f->device, CL_DEVICE_SINGLE_FP_CONFIG, sizeof(uint64_t));
+    f->unified = ask32(driver, f->device, CL_DEVICE_HOST_UNIFIED_MEMORY);
+    f->argument_size = (size_t)ask(driver, f->device, CL_DEVICE_MAX_PARAMETER_SIZE, sizeof(size_t));
+    const uint32_t units = ask32(driver, f->device, CL_DEVICE_MAX_COMPUTE_UNITS);
+    info->limits = (attune_limits){
+        .struct_size = sizeof info->limits,
+        .backend = ATTUNE_BACKEND_OPENCL,
+        .compute_units = units ? units : 1,
+        .shared_memory = fit32(ask(driver, f->device, CL_DEVICE_LOCAL_MEM_SIZE, sizeof(uint64_t))),
+        .workgroup_invocations = group_limit(driver, f->device),
+        .subgroup_size = has_extension(extensions, "cl_nv_device_attribute_query")
+                             ? ask32(driver, f->device, CL_DEVICE_WARP_SIZE_NV)
+                             : 0,
+        .f16 = has_extension(extensions, "cl_khr_fp16"),
+        .storage_range = ask(driver, f->device, CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof(uint64_t)),
+        .memory = ask(driver, f->device, CL_DEVICE_GLOBAL_MEM_SIZE, sizeof(uint64_t)),
+        .host = (f->type & CL_DEVICE_TYPE_CPU) != 0,
+    };
+    char text[200];
+    const char *why = why_not(driver, f, text, sizeof text);
+    info->available = !why;
+    snprintf(info->reason, sizeof info->reason, "%s", why ? why : "");
+}
+
+/* ------------------------------------------------------------------------------------------------------ enumeration */
+
+/* Usable devices first, then GPUs, then what is neither GPU nor CPU. */
+static uint32_t rank(const found *f)
+{
+    const uint32_t order = f->type & CL_DEVICE_TYPE_GPU ? 0 : f->type & CL_DEVICE_TYPE_CPU ? 2 : 1;
+    return order + (f->info.available ? 0 : 4);
+}
+
+/* Keeps `list` in order of rank, the loader's order within one. */
+static void insert(found *list, uint32_t *count, const found *one)
+{
+    uint32_t at = (*count)++;
+    for (; at > 0 && rank(&list[at - 1]) > rank(one); at--)
+        list[at] = list[at - 1];
+    list[at] = *one;
+}
+
+/* The devices of all platforms in list, of MOST_DEVICES. *platform_count tells why there is none. */
+static void enumerate(const attune__opencl_driver *driver, found *list, uint32_t *count, uint32_t *platform_count)
+{
+    attune__cl_platform platforms[MOST_PLATFORMS];
+    *count = *platform_count = 0;
+    if (driver->platforms(MOST_PLATFORMS, platforms, platform_count) != CL_SUCCESS)
+        *platform_count = 0;
+    if (*platform_count > MOST_PLATFORMS)
+        *platform_count = MOST_PLATFORMS;
+    for (uint32_t p = 0; p < *platform_count; p++) {
+        attune__cl_device devices[MOST_DEVICES];
+        uint32_t here = 0;
+        if (driver->devices(platforms[p], CL_DEVICE_TYPE_ALL, MOST_DEVICES, devices, &here) != CL_SUCCESS)
+            continue;
+        for (uint32_t d = 0; d < here && d < MOST_DEVICES && *count < MOST_DEVICES; d++) {
+            found one = {.platform = platforms[p], .device = devices[d]};
+            fill_info(driver, &one);
+            insert(list, count, &one);
+        }
+    }
+    for (uint32_t i = 0; i < *count; i++)
+        snprintf(list[i].info.id, sizeof list[i].info.id, "opencl:%u", i);
+}
+
+static attune_status device_count(const attune__host *host, uint32_t *count, char *reason, size_t reason_size)
+{
+    attune__opencl_driver driver;
+    *count = 0;
+    if (!attune__opencl_driver_open(&driver, reason, reason_size))
+        return ATTUNE_OK;
+    found *list = attune__alloc(&host->allocator, MOST_DEVICES, sizeof *list);
+    uint32_t platforms = 0;
+    if (list)
+        enumerate(&driver, list, count, &platforms);
+    if (!*count && !platforms)
+        snprintf(reason, reason_size,
+                 "the OpenCL loader finds no driver: install NVIDIA's or such as pocl-opencl-icd, mesa-opencl-icd or "
+                 "intel-opencl-icd");
+    else if (!*count)
+        snprintf(reason, reason_size, "the OpenCL loader has %u platform%s, without a device", platforms,
+                 platforms > 1 ? "s" : "");
+    attune__opencl_driver_close(&driver);
+    const bool made = list != NULL;
+    attune__free(&host->allocator, list);
+    return made ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
+}
+
+static attune_status find_device(const attune__host *host, attune__opencl_driver *driver, uint32_t index, found *one)
+{
+    char reason[256];
+    if (!attune__opencl_driver_open(driver, reason, sizeof reason))
+        return attune__fail(ATTUNE_UNAVAILABLE, "opencl:%u: %s", index, reason);
+    found *list = attune__alloc(&host->allocator, MOST_DEVICES, sizeof *list);
+    attune_status status = list ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
+    if (list) {
+        uint32_t count, platforms;
+        enumerate(driver, list, &count, &platforms);
+        if (index < count)
+            *one = list[index];
+        else
+            status =
+                attune__fail(ATTUNE_UNAVAILABLE, "opencl:%u: the OpenCL loader lists %u devices now", index, count);
+        attune__free(&host->allocator, list);
+    }
+    if (status != ATTUNE_OK)
+        attune__opencl_driver_close(driver);
+    return status;
+}
+
+static attune_status device_describe(const attune__host *host, uint32_t index, attune_device_info *info)
+{
+    attune__opencl_driver driver;
+    found one;
+    ATTUNE__TRY(find_device(host, &driver, index, &one));
+    *info = one.info;
+    attune__opencl_driver_close(&driver);
+    return ATTUNE_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- devices */
+
+static void discard_device(attune__opencl_device *device)
+{
+    const attune_allocator allocator = device->base.host.allocator;
+    attune__opencl_queue_finish(&device->queue);
+    if (device->nothing)
+        device->driver.memory_release(device->nothing);
+    if (device->context)
+        device->driver.context_release(device->context);
+    attune__opencl_driver_close(&device->driver);
+    attune__free(&allocator, device);
+}
+
+static void device_close(attune_device *device)
+{
+    discard_device(attune__opencl_of(device));
+}
+
+static void take_found(attune__opencl_device *device, const found *one)
+{
+    char version[64] = "";
+    device->platform = one->platform;
+    device->device = one->device;
+    device->base.info = one->info;
+    device->fma = (one->float_config & CL_FP_FMA) != 0;
+    device->round_div = (one->float_config & CL_FP_CORRECTLY_ROUNDED) != 0;
+    device->unified = one->unified;
+    device->argument_size = one->argument_size;
+    if (device->driver.platform_info(one->platform, CL_PLATFORM_VERSION, sizeof version, version, NULL) != CL_SUCCESS)
+        version[0] = '\0';
+    version[sizeof version - 1] = '\0';
+    snprintf(device->identity, sizeof device->identity, "%.90s | %.90s | %s", one->info.name, one->info.driver,
+             version);
+}
+
+/* The parts that need the context: a queue, and an object of zeros. */
+static attune_status finish_device(attune__opencl_device *device, attune__cl_queue lent)
+{
+    static const char zeros[NOTHING_BYTES];
+    int32_t error = CL_SUCCESS;
+    ATTUNE__TRY(attune__opencl_queue_init(device, &device->queue, lent));
+    device->nothing = device->driver.memory_create(device->context, CL_MEM_READ_WRITE, sizeof zeros, NULL, &error);
+    if (!device->nothing)
+        return attune__opencl_check(device, error ? error : CL_OUT_OF_HOST_MEMORY, "a buffer");
+    attune__opencl_call call;
+    attune__opencl_begin(&device->queue, &call);
+    attune__opencl_write(&call, device->nothing, 0, zeros, sizeof zeros);
+    return attune__opencl_finish(&call);
+}
+
+static attune_status make_device(const attune__host *host, attune__opencl_device **device)
+{
+    attune__opencl_device *made = attune__alloc(&host->allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.backend = &attune__opencl_backend;
+    made->base.host = *host;
+    made->base.queue = &made->queue.base;
+    made->queue.base.device = &made->base;
+    atomic_init(&made->base.lost, false);
+    *device = made;
+    return ATTUNE_OK;
+}
+
+static attune_status create_context(attune__opencl_device *device)
+{
+    const intptr_t properties[] = {0x1084 /* CL_CONTEXT_PLATFORM */, (intptr_t)device->platform, 0};
+    int32_t error = CL_SUCCESS;
+    device->context = device->driver.context_create(properties, 1, &device->device, NULL, NULL, &error);
+    return device->context ? ATTUNE_OK
+                           : attune__fail(ATTUNE_UNAVAILABLE, "device %s: clCreateContext gave %s (%d)",
+                                          device->base.info.id, attune__opencl_error_name(error), error);
+}
+
+static attune_status device_open(const attune__host *host, uint32_t index, attune_device **device)
+{
+    attune__opencl_device *made;
+    found one;
+    ATTUNE__TRY(make_device(host, &made));
+    attune_status status = find_device(host, &made->driver, index, &one);
+    if (status == ATTUNE_OK) {
+        take_found(made, &one);
+        if (!one.info.available)
+            status = attune__fail(ATTUNE_UNAVAILABLE, "opencl:%u: %s", index, one.info.reason);
+    }
+    if (status == ATTUNE_OK)
+        status = create_context(made);
+    if (status == ATTUNE_OK)
+        status = finish_device(made, NULL);
+    if (status == ATTUNE_OK)
+        *device = &made->base;
+    else
+        discard_device(made);
+    return status;
+}
+
+const attune__backend attune__opencl_backend = {
+    .kind = ATTUNE_BACKEND_OPENCL,
+    .name = "opencl",
+    .count = device_count,
+    .describe = device_describe,
+    .open = device_open,
+    .close = device_close,
+    .buffer_create = attune__opencl_buffer_create,
+    .buffer_destroy = attune__opencl_buffer_destroy,
+    .buffer_write = attune__opencl_buffer_write,
+    .buffer_read = attune__opencl_buffer_read,
+    .mask_upload = attune__opencl_mask_upload,
+    .mask_release = attune__opencl_mask_release,
+    .mask_create_tensor = attune__opencl_mask_create_tensor,
+    .mask_update = attune__opencl_mask_update,
+    .programs_create = attune__opencl_programs_create,
+    .program_destroy = attune__opencl_program_destroy,
+    .forward = attune__opencl_forward,
+    .decode = attune__opencl_decode,
+    .merger_create = attune__opencl_merger_create,
+    .merger_destroy = attune__opencl_merger_destroy,
+    .merge = attune__opencl_merge,
+    .merge_backward = attune__opencl_merge_backward,
+    .wait = attune__opencl_wait,
+    .missing_reason = "the OpenCL backend has no kernel for that",
+};

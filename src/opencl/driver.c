@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: MIT */
+#define _GNU_SOURCE /* RTLD_NODELETE, RTLD_NOLOAD */
+#include "opencl/driver.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#define LIBRARY "libOpenCL.so.1"
+
+const char *attune__opencl_error_name(int32_t error)
+{
+    switch (error) {
+#define NAME(code)                                                                                                     \
+    case code:                                                                                                         \
+        return #code;
+        NAME(CL_DEVICE_NOT_FOUND)
+        NAME(CL_DEVICE_NOT_AVAILABLE)
+        NAME(CL_COMPILER_NOT_AVAILABLE)
+        NAME(CL_MEM_OBJECT_ALLOCATION_FAILURE)
+        NAME(CL_OUT_OF_RESOURCES)
+        NAME(CL_OUT_OF_HOST_MEMORY)
+        NAME(CL_BUILD_PROGRAM_FAILURE)
+        NAME(CL_EXEC_STATUS_ERROR)
+        NAME(CL_INVALID_CONTEXT)
+        NAME(CL_INVALID_COMMAND_QUEUE)
+        NAME(CL_INVALID_WORK_GROUP_SIZE)
+        NAME(CL_INVALID_BUFFER_SIZE)
+        NAME(CL_PLATFORM_NOT_FOUND_KHR)
+#undef NAME
+    default:
+        return "an error without a name here";
+    }
+}
+
+bool attune__opencl_driver_open(attune__opencl_driver *driver, char *reason, size_t reason_size)
+{
+    /* Once this process has loaded the drivers, they did not crash. */
+    *driver = (attune__opencl_driver){.library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)};
+    if (!driver->library) {
+        void *const there = dlopen(LIBRARY, RTLD_LAZY | RTLD_LOCAL);
+        if (!there) {
+            snprintf(reason, reason_size,
+                     LIBRARY " cannot be opened: install the OpenCL loader (Debian: ocl-icd-libopencl1) and a driver, "
+                             "NVIDIA's or such as pocl-opencl-icd, mesa-opencl-icd or intel-opencl-icd");
+            return false;
+        }
+        dlclose(there);
+        if (!attune__opencl_probe(LIBRARY, reason, reason_size))
+            return false;
+        driver->library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+        if (!driver->library) {
+            snprintf(reason, reason_size, LIBRARY " cannot be opened a second time");
+            return false;
+        }
+    }
+    void *symbol;
+    /* ISO C has no cast from data to functions; POSIX promises that the bytes are the same. */
+#define FIND(type, name, symbol_name, parameters)                                                                      \
+    symbol = dlsym(driver->library, #symbol_name);                                                                     \
+    if (!symbol) {                                                                                                     \
+        snprintf(reason, reason_size, LIBRARY " has no %s: it is older than OpenCL 1.2, update it", #symbol_name);     \
+        attune__opencl_driver_close(driver);                                                                           \
+        return false;                                                                                                  \
+    }                                                                                                                  \
+    memcpy(&driver->name, &symbol, sizeof symbol);
+    ATTUNE__OPENCL_FUNCTIONS(FIND)
+#undef FIND
+    return true;
+}
+
+void attune__opencl_driver_close(attune__opencl_driver *driver)
+{
+    if (driver->library)
+        dlclose(driver->library);
+    driver->library = NULL;
+}

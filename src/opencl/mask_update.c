@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Masks that follow a tensor. One memory object holds a word for each block, the lists with space for every block in
+ * each row, and the expression's table, which every update writes anew.
+ */
+#include "opencl/program.h"
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "base/round.h"
+#include "shaders/opencl/mask_lists.h"
+
+/* Counted as launched workgroups, in 32 bits. */
+#define MOST_BLOCKS (INT64_C(1) << 30)
+
+/* The offsets of the parts, and the size; the words of blocks are at offset 0. */
+typedef struct layout {
+    uint64_t rows, entries, columns, column_entries, table, size;
+} layout;
+
+static layout layout_of(uint64_t planes, uint64_t q_blocks, uint64_t kv_blocks)
+{
+    const uint64_t entries = planes * q_blocks * kv_blocks * sizeof(uint32_t);
+    layout l = {.rows = attune__round_up64(entries, 16)};
+    l.entries = l.rows + planes * q_blocks * sizeof(attune_opencl_mask_row);
+    l.columns = attune__round_up64(l.entries + entries, 16);
+    l.column_entries = l.columns + planes * kv_blocks * sizeof(attune_opencl_mask_row);
+    l.table = attune__round_up64(l.column_entries + entries, 16);
+    l.size = l.table + sizeof(attune_opencl_table);
+    return l;
+}
+
+static attune_status build(attune__opencl_device *device, attune__opencl_mask *made)
+{
+    const attune__opencl_text text = {.file = "mask_lists.cl", .host = device->base.info.limits.host};
+    if (pthread_mutex_init(&made->lock, NULL))
+        return attune__fail(ATTUNE_OUT_OF_HOST_MEMORY, "the system has no mutex for a mask");
+    made->follows = true;
+    ATTUNE__TRY(
+        attune__opencl_kernel_build(device, &text, "attune_classify", ATTUNE_OPENCL_LISTS_THREADS, &made->classify));
+    return attune__opencl_kernel_build(device, &text, "attune_fill", ATTUNE_OPENCL_LISTS_THREADS, &made->fill);
+}
+
+attune_status attune__opencl_mask_create_tensor(attune_device *device, const attune_mask *mask,
+                                                attune__device_mask **device_mask)
+{
+    const int64_t blocks = mask->stored_batch * mask->stored_heads * mask->q_blocks;
+    if (blocks > MOST_BLOCKS / mask->kv_blocks)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "the mask has %lld x %lld blocks, %s takes at most 2^30: make the blocks larger",
+                            (long long)blocks, (long long)mask->kv_blocks, device->info.id);
+    const layout l = layout_of((uint64_t)(mask->stored_batch * mask->stored_heads), (uint64_t)mask->q_blocks,
+                               (uint64_t)mask->kv_blocks);
+    attune__opencl_mask *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->base.device = device;
+    made->most_q_blocks = (uint64_t)mask->q_blocks;
+    made->most_kv_blocks = (uint64_t)mask->kv_blocks;
+    made->rows = (int64_t)l.rows;
+    made->columns = (int64_t)l.columns;
+    made->table = (int64_t)l.table;
+    attune_status status = build(attune__opencl_of(device), made);
+    if (status == ATTUNE_OK)
+        status = attune__opencl_buffer_create(device, l.size, &made->buffer);
+    if (status == ATTUNE_OK)
+        *device_mask = &made->base;
+    else
+        attune__opencl_mask_release(&made->base);
+    return status;
+}
+
+static attune_opencl_mask_lists describe(const attune_mask *mask, const attune__opencl_mask *made,
+                                         const attune_tensor *tensor)
+{
+    const int64_t element = (int64_t)attune_dtype_size(tensor->dtype);
+    /* Offsets are those of the longest lengths. */
+    const layout l =
+        layout_of((uint64_t)(mask->stored_batch * mask->stored_heads), made->most_q_blocks, made->most_kv_blocks);
+    return (attune_opencl_mask_lists){
+        .offset = (int64_t)(attune__opencl_buffer_of(tensor->buffer)->offset + tensor->offset),
+        .stride_b = tensor->stride[0] * element,
+        .stride_h = tensor->stride[1] * element,
+        .stride_q = tensor->stride[2] * element,
+        .stride_kv = tensor->stride[3] * element,
+        .classes = 0,
+        .rows = (int64_t)l.rows,
+        .entries = (int64_t)l.entries,
+        .columns = (int64_t)l.columns,
+        .column_entries = (int64_t)l.column_entries,
+        .heads = (uint32_t)mask->stored_heads,
+        .q_len = (uint32_t)mask->q_len,
+        .kv_len = (uint32_t)mask->kv_len,
+        .q_block = mask->q_block,
+        .kv_block = mask->kv_block,
+        .q_blocks = (uint32_t)mask->q_blocks,
+        .kv_blocks = (uint32_t)mask->kv_blocks,
+        .element = (uint32_t)element,
+        .forbidden = attune__mask_forbidden(tensor->dtype),
+        .row_count = (uint32_t)(mask->stored_batch * mask->stored_heads * mask->q_blocks),
+    };
+}
+
+/* The mask's expression reads the tensor in place. */
+static attune_opencl_table table_of(const attune_mask *mask, int64_t offset)
+{
+    const attune_array *array = &mask->captures[0];
+    attune_opencl_table table = {
+        .q_len = mask->expr_q_len,
+        .kv_len = mask->expr_kv_len,
+        .group = mask->expr_heads / mask->expr_kv_heads,
+        .captures[0].offset = offset,
+        .captures[0].sums = -1,
+    };
+    for (uint32_t d = 0; d < array->rank; d++) {
+        table.captures[0].size[d] = array->size[d] > INT32_MAX ? (uint32_t)INT32_MAX + 1 : (uint32_t)array->size[d];
+        table.captures[0].stride[d] =
+            array->size[d] > 1 ? array->stride[d] * (int64_t)attune_dtype_size(array->dtype) : 0;
+    }
+    return table;
+}
+
+static void launch(attune__opencl_call *commands, const attune__opencl_kernel *kernel,
+                   const attune_opencl_mask_lists *arguments, const attune__opencl_mask *made,
+                   const attune_tensor *tensor, uint64_t groups)
+{
+    attune__opencl_device *device = attune__opencl_of(made->base.device);
+    attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
+    attune__opencl_set(&setter, sizeof *arguments, arguments);
+    attune__opencl_set_memory(&setter, made->buffer);
+    attune__opencl_set_memory(&setter, tensor->buffer);
+    if (commands->status == ATTUNE_OK)
+        commands->status = attune__opencl_check(device, setter.error, "clSetKernelArg");
+    attune__opencl_launch(commands, kernel->handle, groups, kernel->threads);
+}
+
+attune_status attune__opencl_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
+                                         const attune_tensor *tensor, uint64_t *value)
+{
+    attune__opencl_mask *made = (attune__opencl_mask *)device_mask;
+    const attune_opencl_mask_lists a = describe(mask, made, tensor);
+    const attune_opencl_table table = table_of(mask, a.offset);
+    const uint64_t planes = (uint64_t)(mask->stored_batch * mask->stored_heads);
+    attune__opencl_call commands;
+    pthread_mutex_lock(&made->lock);
+    made->data = attune__opencl_buffer_of(tensor->buffer)->memory;
+    attune__opencl_begin((attune__opencl_queue *)queue, &commands);
+    attune__opencl_table(&commands, attune__opencl_buffer_of(made->buffer)->memory, (uint64_t)made->table, &table,
+                         sizeof table);
+    launch(&commands, &made->classify, &a, made, tensor, (uint64_t)a.row_count * (uint64_t)mask->kv_blocks);
+    launch(&commands, &made->fill, &a, made, tensor, (uint64_t)a.row_count + planes * (uint64_t)mask->kv_blocks);
+    pthread_mutex_unlock(&made->lock);
+    return attune__opencl_end(&commands, value, NULL);
+}

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: MIT */
+/* The kernels of a choice: its constants and expressions as text, built, and launched once with nothing to do. */
+#include "opencl/program.h"
+
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "plan/layout.h"
+
+/* Constants that all attention kernels have. */
+static void add_common(const attune__program_desc *desc, bool aligned, attune__opencl_text *text)
+{
+    const attune_plan_choice *c = desc->choice;
+    attune__opencl_add_define(text, "THREADS", c->workgroup_invocations);
+    attune__opencl_add_define(text, "BLOCK_M", c->block_m);
+    attune__opencl_add_define(text, "BLOCK_N", c->block_n);
+    attune__opencl_add_define(text, "HEAD_DIM", desc->shape->head_dim);
+    attune__opencl_add_define(text, "HEAD_DIM_V", desc->shape->head_dim_v);
+    attune__opencl_add_define(text, "BLOCKS", desc->shape->block_mask);
+    attune__opencl_add_define(text, "MASK", desc->mask != NULL);
+    attune__opencl_add_define(text, "SCORE", desc->score != NULL);
+    attune__opencl_add_define(text, "PRESCALE", c->prescale_qk);
+    attune__opencl_add_define(text, "ALIGNED", aligned);
+    attune__opencl_add_define(text, "PACKED", c->decode);
+    attune__opencl_add_define(text, "TYPE", attune__opencl_dtype_index(desc->shape->k_dtype));
+    attune__opencl_add_define(text, "Q_TYPE", attune__opencl_dtype_index(desc->shape->q_dtype));
+    attune__opencl_add_define(text, "O_TYPE", attune__opencl_dtype_index(desc->shape->o_dtype));
+}
+
+#define CONSTANT(id, type, name, value) attune__opencl_add_define(text, #name, layout->name);
+#define SHARED(type, name, count)
+
+static void add_forward(const attune__forward_layout *layout, attune__opencl_text *text)
+{
+#include "shaders/layout_forward.h"
+}
+
+#undef CONSTANT
+#undef SHARED
+
+static attune__opencl_text begin_text(const attune__opencl_device *device, const attune__program_desc *desc,
+                                      const char *file, bool aligned)
+{
+    attune__opencl_text text = {
+        .file = file,
+        .mask = desc->mask,
+        .score = desc->score,
+        .gradient = desc->gradient,
+        .host = device->base.info.limits.host,
+        .fma = device->fma,
+    };
+    add_common(desc, aligned, &text);
+    return text;
+}
+
+/* A driver may compile at the first launch: it is made here, of one workgroup without rows and keys. */
+static attune_status launch_empty(attune__opencl_device *device, const attune__opencl_kernel *kernel,
+                                  const attune_expr *score)
+{
+    const attune_opencl_arguments arguments = {
+        .splits = 1,
+        .heads = 1,
+        .kv_heads = 1,
+        .q_block = 1,
+        .kv_block = 1,
+        .inner_q_block = 1,
+        .head_step = 1,
+        .q_step = 1,
+        .head_chunks = 1,
+        .q_chunks = 1,
+        .in_block = 1,
+    };
+    const attune__forward none = {.batch = 0};
+    attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
+    attune__opencl_set_forward(&setter, &arguments, &none);
+    attune__opencl_set_captures(&setter, NULL, score);
+    ATTUNE__TRY(attune__opencl_check(device, setter.error, "clSetKernelArg"));
+    attune__opencl_call call;
+    attune__opencl_begin(&device->queue, &call);
+    attune__opencl_launch(&call, kernel->handle, 1, kernel->threads);
+    return attune__opencl_finish(&call);
+}
+
+static attune_status build_forward(attune__opencl_device *device, const attune__program_desc *desc, bool aligned,
+                                   attune__opencl_kernel *kernel)
+{
+    const attune_plan_choice *c = desc->choice;
+    attune__opencl_text text = begin_text(device, desc, "forward.cl", aligned);
+    attune__forward_layout layout;
+    /* The path for any alignment is rarely taken: a GPU's driver should not spend as long on it as on the other. */
+    const char *why = attune__forward_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
+                                                  desc->shape->head_dim, desc->shape->head_dim_v, false,
+                                                  !aligned && !device->base.info.limits.host, &layout);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+    add_forward(&layout, &text);
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_forward", c->workgroup_invocations, kernel));
+    return launch_empty(device, kernel, desc->score);
+}
+
+static attune_status build_combine(attune__opencl_device *device, const attune__program_desc *desc,
+                                   attune__opencl_kernel *kernel)
+{
+    attune__opencl_text text = begin_text(device, desc, "combine.cl", false);
+    text.mask = NULL;
+    ATTUNE__TRY(
+        attune__opencl_kernel_build(device, &text, "attune_combine", desc->choice->workgroup_invocations, kernel));
+    return launch_empty(device, kernel, desc->score);
+}
+
+static attune_status build_all(attune__opencl_device *device, const attune__program_desc *desc,
+                               attune__opencl_program *program)
+{
+    ATTUNE__TRY(build_forward(device, desc, false, &program->forward));
+    /* On the CPU one kernel that tests flags: its compiler takes longer than the tests. */
+    if (!device->base.info.limits.host)
+        ATTUNE__TRY(build_forward(device, desc, true, &program->aligned));
+    return desc->choice->split_kv > 1 ? build_combine(device, desc, &program->combine) : ATTUNE_OK;
+}
+
+static attune_status create(attune_device *device, const attune__program_desc *desc, attune__program **program)
+{
+    attune__opencl_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    if (pthread_mutex_init(&made->lock, NULL)) {
+        attune__free(&device->host.allocator, made);
+        return attune__fail(ATTUNE_OUT_OF_HOST_MEMORY, "the system has no mutex for a program");
+    }
+    made->base.device = device;
+    made->shape = *desc->shape;
+    made->choice = *desc->choice;
+    made->score = desc->score;
+    const attune_status status = build_all(attune__opencl_of(device), desc, made);
+    if (status == ATTUNE_OK)
+        *program = &made->base;
+    else
+        attune__opencl_program_destroy(&made->base);
+    return status;
+}
+
+attune_status attune__opencl_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
+                                             attune__program **programs)
+{
+    for (uint32_t i = 0; i < count; i++)
+        ATTUNE__TRY(create(device, &descs[i], &programs[i]));
+    return ATTUNE_OK;
+}
+
+void attune__opencl_program_destroy(attune__program *program)
+{
+    attune__opencl_program *mine = (attune__opencl_program *)program;
+    attune__opencl_device *device = attune__opencl_of(program->device);
+    attune__opencl_kernel_release(device, &mine->forward);
+    attune__opencl_kernel_release(device, &mine->aligned);
+    attune__opencl_kernel_release(device, &mine->combine);
+    pthread_mutex_destroy(&mine->lock);
+    attune__free(&program->device->host.allocator, mine);
+}

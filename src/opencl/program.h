@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT */
+/* Programs, kernels and uploaded masks, for launches. */
+#ifndef ATTUNE_OPENCL_PROGRAM_H
+#define ATTUNE_OPENCL_PROGRAM_H
+
+#include "base/text.h"
+#include "opencl/opencl.h"
+#include "plan/partition.h"
+
+/* ---------------------------------------------------------------------------------------------------------- text.c */
+
+typedef struct attune__opencl_define {
+    const char *name;
+    uint32_t value;
+} attune__opencl_define;
+
+#define ATTUNE__OPENCL_DEFINES 64
+
+/* The text of a kernel: constants, the expressions, a file of shaders/opencl/. */
+typedef struct attune__opencl_text {
+    const char *file; /* "forward.cl" */
+    const attune_expr *mask, *score;
+    const attune__gradient *gradient;
+    bool host, fma;
+    attune__opencl_define defines[ATTUNE__OPENCL_DEFINES];
+    uint32_t define_count;
+} attune__opencl_text;
+
+void attune__opencl_add_define(attune__opencl_text *text, const char *name, uint32_t value);
+/* The whole source, which the caller frees. */
+attune_status attune__opencl_text_make(const attune_allocator *allocator, const attune__opencl_text *text,
+                                       char **source);
+
+/* ------------------------------------------------------------------------------------------------------ compiler.c */
+
+/* A kernel, built; handle NULL = none. */
+typedef struct attune__opencl_kernel {
+    attune__cl_program program;
+    attune__cl_kernel handle;
+    uint32_t threads;
+} attune__opencl_kernel;
+
+/* COMPILE_FAILED, with the driver's log, if the text does not build, or the device then has fewer than `threads`
+ * work-items for the kernel. */
+attune_status attune__opencl_kernel_build(attune__opencl_device *device, const attune__opencl_text *text,
+                                          const char *name, uint32_t threads, attune__opencl_kernel *kernel);
+void attune__opencl_kernel_release(attune__opencl_device *device, attune__opencl_kernel *kernel);
+
+/* Arguments in order; the next index is kept, and the first error. */
+typedef struct attune__opencl_setter {
+    const attune__opencl_device *device;
+    attune__cl_kernel kernel;
+    uint32_t index;
+    int32_t error;
+} attune__opencl_setter;
+
+void attune__opencl_set(attune__opencl_setter *setter, size_t size, const void *value);
+/* NULL: the device's object without content. */
+void attune__opencl_set_memory(attune__opencl_setter *setter, const attune_buffer *buffer);
+
+/* --------------------------------------------------------------------------------------------------------- program */
+
+typedef struct attune__opencl_program {
+    attune__program base;
+    attune__shape shape;
+    attune_plan_choice choice;
+    const attune_expr *score; /* borrowed from the plan */
+    pthread_mutex_t lock;     /* of the kernels' arguments */
+    attune__opencl_kernel forward;
+    attune__opencl_kernel aligned; /* for calls whose tensors are; none: forward serves them */
+    attune__opencl_kernel combine; /* none: no splits */
+} attune__opencl_program;
+
+typedef struct attune__opencl_mask {
+    attune__device_mask base;
+    attune_buffer *buffer;
+    int64_t rows, columns, table; /* offsets */
+    attune__cl_memory data;       /* where the expression's captures are */
+    /* of a mask computed from a tensor */
+    bool follows;
+    uint64_t most_q_blocks, most_kv_blocks;
+    pthread_mutex_t lock; /* of the kernels' arguments */
+    attune__opencl_kernel classify, fill;
+} attune__opencl_mask;
+
+/* ----------------------------------------------------------------------------------------------------- arguments.c */
+
+/* Describes a tensor, and sets the flag if every group of elements in it begins at a multiple of `alignment`. */
+attune_opencl_tensor attune__opencl_tensor_describe(const attune_tensor *tensor, uint64_t alignment, uint32_t flag,
+                                                    uint32_t *flags);
+/* The tensors, lengths and mask of a call; `o_alignment` is that of the groups of o. Without a mask the blocks are of
+ * kv_block keys and inner_q_block queries. */
+void attune__opencl_arguments_describe(const attune__forward *call, uint64_t o_alignment, uint32_t kv_block,
+                                       uint32_t inner_q_block, attune_opencl_arguments *arguments);
+/* The tiles of queries. */
+void attune__opencl_arguments_cut(const attune__partition *cut, attune_opencl_arguments *arguments);
+/* The table of the score expression; `sums` by symbol: offsets in the workspace, or NULL. */
+void attune__opencl_table_of_score(const attune__forward *call, const attune_expr *score, const int64_t *sums,
+                                   attune_opencl_table *table);
+/* The arguments that every attention kernel begins with, and at the end the captures of `score`. */
+void attune__opencl_set_forward(attune__opencl_setter *setter, const attune_opencl_arguments *arguments,
+                                const attune__forward *call);
+void attune__opencl_set_captures(attune__opencl_setter *setter, const attune__forward *call, const attune_expr *score);
+
+/* The work of one launch, so that no driver's watchdog takes a long call for a hung one: a tenth of a second at 4
+ * GFLOP/s of each compute unit, which phones reach, half at 40 of a card's. */
+double attune__opencl_launch_flops(const attune__opencl_device *device);
+
+#endif
