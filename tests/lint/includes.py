@@ -72,7 +72,8 @@ PROGRAM = {
     'bench/workloads': {'tests/oracle'},
     'bench/timing': {'tests/oracle', 'bench/workloads'},
     'bench/peers': {'tests/oracle', 'bench/timing'},
-    'bench/program': {'tests/oracle', 'bench/workloads', 'bench/timing', 'bench/peers', 'src/base'},
+    'bench/page': {'bench/timing'},
+    'bench/program': {'tests/oracle', 'bench/workloads', 'bench/timing', 'bench/peers', 'bench/page', 'src/base'},
 }
 for folder, below in PROGRAM.items():
     for path in sorted(root.glob(f'{folder}/*.[ch]')):
