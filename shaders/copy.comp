@@ -7,19 +7,18 @@
 #include "address.glsl"
 #include "types.h"
 
-layout(local_size_x = 128) in;
+layout(local_size_x = ATTUNE_COPY_THREADS) in;
 
 layout(push_constant) uniform Push{ATTUNE_PUSH_COPY} push;
 
-/* measure.c counts with the same number. */
-const uint STEPS = 8u;
+const uint STEPS = ATTUNE_COPY_STEPS;
 
 void main()
 {
-    uint first = gl_WorkGroupID.x * 128u * STEPS + gl_LocalInvocationIndex;
+    uint first = gl_WorkGroupID.x * ATTUNE_COPY_THREADS * STEPS + gl_LocalInvocationIndex;
     vec4 value[STEPS];
     [[unroll]] for (uint i = 0u; i < STEPS; i++)
-        value[i] = Vec4(address_step(push.from, first + i * 128u, uvec2(16u, 0u))).value;
+        value[i] = Vec4(address_step(push.from, first + i * ATTUNE_COPY_THREADS, uvec2(16u, 0u))).value;
     [[unroll]] for (uint i = 0u; i < STEPS; i++)
-        OutVec4(address_step(push.to, first + i * 128u, uvec2(16u, 0u))).value = value[i];
+        OutVec4(address_step(push.to, first + i * ATTUNE_COPY_THREADS, uvec2(16u, 0u))).value = value[i];
 }

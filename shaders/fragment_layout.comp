@@ -12,11 +12,9 @@
 
 #include "types.h"
 
-layout(local_size_x_id = 0) in;
-layout(constant_id = 0) const uint LANES = 32;
-layout(constant_id = 1) const uint MATRIX_M = 16;
-layout(constant_id = 2) const uint MATRIX_N = 16;
-layout(constant_id = 3) const uint LENGTH = 8; // of a lane
+layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
+#define CONSTANT(id, type, name, value) layout(constant_id = id) const type name = value;
+#include "constants_fragment_layout.h"
 
 layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result
 {

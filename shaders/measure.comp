@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Measures the peak rate of fused multiply-adds: chains that do not depend on one another.
 //   SCALAR, VECTOR   the type of one element and of one chain: f16 in pairs, which is what registers hold
-//   CHAINS           of a thread; sixteen elements in all
+//   CHAINS           of a thread; ATTUNE_MEASURE_ELEMENTS in all
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_buffer_reference : require
@@ -10,16 +10,16 @@
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #define SCALAR float16_t
 #define VECTOR f16vec2
-#define CHAINS 8u
+#define CHAINS (ATTUNE_MEASURE_ELEMENTS / 2u)
 #else
 #define SCALAR float
 #define VECTOR vec4
-#define CHAINS 4u
+#define CHAINS (ATTUNE_MEASURE_ELEMENTS / 4u)
 #endif
 
 #include "types.h"
 
-layout(local_size_x_id = 0) in;
+layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
 layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result
 {
@@ -28,8 +28,7 @@ layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Re
 
 layout(push_constant) uniform Arguments{ATTUNE_PUSH_MEASURE} arguments;
 
-// Steps of a round. measure.c counts with the same numbers.
-const uint STEPS = 8;
+const uint STEPS = ATTUNE_MEASURE_STEPS; // of a round
 
 void main()
 {

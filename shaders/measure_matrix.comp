@@ -11,11 +11,9 @@
 
 #include "types.h"
 
-layout(local_size_x_id = 0) in;
-layout(constant_id = 0) const uint THREADS = 256;
-layout(constant_id = 1) const uint MATRIX_M = 16;
-layout(constant_id = 2) const uint MATRIX_N = 16;
-layout(constant_id = 3) const uint MATRIX_K = 16;
+layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
+#define CONSTANT(id, type, name, value) layout(constant_id = id) const type name = value;
+#include "constants_measure.h"
 
 layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Result
 {
@@ -24,10 +22,10 @@ layout(buffer_reference, std430, buffer_reference_align = 4) writeonly buffer Re
 
 layout(push_constant) uniform Arguments{ATTUNE_PUSH_MEASURE} arguments;
 
-// Matrices A and B of a subgroup, and steps of a round. measure.c counts with the same numbers.
-const uint ROWS = 2;
-const uint COLUMNS = 4;
-const uint STEPS = 4;
+// Matrices A and B of a subgroup, and steps of a round.
+const uint ROWS = ATTUNE_MEASURE_MATRICES_A;
+const uint COLUMNS = ATTUNE_MEASURE_MATRICES_B;
+const uint STEPS = ATTUNE_MEASURE_MATRIX_STEPS;
 
 const uint A_SIZE = MATRIX_M * MATRIX_K / 2u;
 const uint B_SIZE = MATRIX_K * MATRIX_N / 2u;

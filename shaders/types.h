@@ -42,4 +42,15 @@
 #define ATTUNE_PUSH_COPY            ATTUNE_ADDRESS from, to;
 #define ATTUNE_PUSH_FRAGMENT_LAYOUT ATTUNE_ADDRESS result;
 
+/* The work of measure.comp, measure_matrix.comp and copy.comp, which src/vulkan/measure.c counts. Of a thread:
+ * elements, and steps of a round. Of a subgroup: matrices A and B, each pair of which is multiplied, and steps of a
+ * round. Of a workgroup: threads, and 16 bytes that each copies. */
+#define ATTUNE_MEASURE_ELEMENTS     16u
+#define ATTUNE_MEASURE_STEPS        8u
+#define ATTUNE_MEASURE_MATRICES_A   2u
+#define ATTUNE_MEASURE_MATRICES_B   4u
+#define ATTUNE_MEASURE_MATRIX_STEPS 4u
+#define ATTUNE_COPY_THREADS         128u
+#define ATTUNE_COPY_STEPS           8u
+
 #endif

@@ -116,13 +116,9 @@ static attune__hash hash_pipeline(const attune__vulkan_device *device, const att
     attune__hash_add(&hash, device->physical.preserves);
     attune__hash_add(&hash, desc->push_constants);
     attune__hash_add(&hash, desc->subgroup_size);
-    const VkSpecializationInfo *constants = desc->constants;
-    attune__hash_add(&hash, constants ? constants->mapEntryCount : 0);
-    for (uint32_t i = 0; constants && i < constants->mapEntryCount; i++) {
-        const VkSpecializationMapEntry *entry = &constants->pMapEntries[i];
-        attune__hash_add(&hash, entry->constantID);
-        attune__hash_bytes(&hash, (const char *)constants->pData + entry->offset, entry->size);
-    }
+    attune__hash_add(&hash, desc->constants != NULL);
+    if (desc->constants)
+        attune__hash_bytes(&hash, desc->constants, ATTUNE__VULKAN_CONSTANTS * sizeof *desc->constants);
     return hash;
 }
 

@@ -31,3 +31,13 @@ void attune__vulkan_set_registers(const attune__registers_layout *from, uint32_t
 {
 #include "shaders/layout_registers.h"
 }
+
+void attune__vulkan_set_measure(const attune__vulkan_measure_constants *from, uint32_t *constants)
+{
+#include "shaders/constants_measure.h"
+}
+
+void attune__vulkan_set_fragment_layout(const attune__vulkan_fragment_constants *from, uint32_t *constants)
+{
+#include "shaders/constants_fragment_layout.h"
+}

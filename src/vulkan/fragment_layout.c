@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Verifies that a driver's fragment layout is the one of limits.fragment_layout. */
-#include "vulkan/vulkan.h"
+#include "vulkan/launch.h"
 
 #include "base/error.h"
 
@@ -26,19 +26,19 @@ static attune_status read_layout(attune__vulkan_device *device, attune_buffer *b
                                  uint32_t count)
 {
     const attune_limits *limits = &device->physical.info.limits;
-    const uint32_t numbers[4] = {limits->subgroup_size, limits->matrix_m, limits->matrix_n,
-                                 count / limits->subgroup_size};
-    VkSpecializationMapEntry entries[4];
-    for (uint32_t i = 0; i < 4; i++)
-        entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *numbers, sizeof *numbers};
-    const VkSpecializationInfo constants = {4, entries, sizeof numbers, numbers};
+    const attune__vulkan_fragment_constants matrix = {.LANES = limits->subgroup_size,
+                                                      .MATRIX_M = limits->matrix_m,
+                                                      .MATRIX_N = limits->matrix_n,
+                                                      .LENGTH = count / limits->subgroup_size};
+    uint32_t constants[ATTUNE__VULKAN_CONSTANTS] = {0};
+    attune__vulkan_set_fragment_layout(&matrix, constants);
     const arguments push = {.result = attune__vulkan_address(buffer, 0)};
     const attune__vulkan_pipeline_desc desc = {
         .name = "fragment layout",
         .words = attune__spirv_fragment_layout,
         .word_count = sizeof attune__spirv_fragment_layout / sizeof *attune__spirv_fragment_layout,
         .push_constants = sizeof push,
-        .constants = &constants,
+        .constants = constants,
         .subgroup_size = limits->subgroup_size,
     };
     attune__vulkan_pipeline pipeline;

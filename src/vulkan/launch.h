@@ -57,14 +57,18 @@ static inline uint32_t attune__vulkan_dtype_index(attune_dtype dtype)
     return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
 }
 
-/* The specialisation constants that all attention kernels have. */
+/* The specialisation constants that all attention kernels have, and those of the measurements. */
 #define CONSTANT(id, type, name, value) uint32_t name;
 typedef struct attune__vulkan_common {
 #include "shaders/constants.h"
 } attune__vulkan_common;
+typedef struct attune__vulkan_measure_constants {
+#include "shaders/constants_measure.h"
+} attune__vulkan_measure_constants;
+typedef struct attune__vulkan_fragment_constants {
+#include "shaders/constants_fragment_layout.h"
+} attune__vulkan_fragment_constants;
 #undef CONSTANT
-
-#define ATTUNE__VULKAN_CONSTANTS 44 /* ids are lower in every list */
 
 /* constants.c: write a list's constants to constants[id]. */
 void attune__vulkan_set_common(const attune__vulkan_common *from, uint32_t *constants);
@@ -72,6 +76,8 @@ void attune__vulkan_set_forward(const attune__forward_layout *from, uint32_t *co
 void attune__vulkan_set_backward(const attune__backward_layout *from, uint32_t *constants);
 void attune__vulkan_set_matrix(const attune__matrix_layout *from, uint32_t *constants);
 void attune__vulkan_set_registers(const attune__registers_layout *from, uint32_t *constants);
+void attune__vulkan_set_measure(const attune__vulkan_measure_constants *from, uint32_t *constants);
+void attune__vulkan_set_fragment_layout(const attune__vulkan_fragment_constants *from, uint32_t *constants);
 
 /* The kernel of a choice: a prebuilt module and its specialisation constants, by id. */
 typedef struct attune__vulkan_kernel {

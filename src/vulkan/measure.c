@@ -5,7 +5,7 @@
  * the better of its own and a kernel's, since some drivers copy with an engine that reaches a fifth of the memory's
  * bandwidth.
  */
-#include "vulkan/vulkan.h"
+#include "vulkan/launch.h"
 
 #include <time.h>
 
@@ -22,10 +22,9 @@
 #define SECONDS 0.3
 #define MIB     (UINT64_C(1) << 20)
 
-/* As in shaders/measure.comp: elements of a thread, steps of a round; an FMA counts two. */
-#define ROUND_FLOPS (16 * 8 * 2.0)
-/* As in shaders/measure_matrix.comp: products of a subgroup, steps of a round. */
-#define MATRIX_ROUND_FLOPS (2 * 4 * 4 * 2.0)
+/* Of a thread; of a subgroup, for each product of elements. An FMA counts two. */
+#define ROUND_FLOPS        (2.0 * ATTUNE_MEASURE_ELEMENTS * ATTUNE_MEASURE_STEPS)
+#define MATRIX_ROUND_FLOPS (2.0 * ATTUNE_MEASURE_MATRICES_A * ATTUNE_MEASURE_MATRICES_B * ATTUNE_MEASURE_MATRIX_STEPS)
 
 #define MAX_WIDTH      256u
 #define ENOUGH_SECONDS 2e-3 /* of a launch, against what starting it costs */
@@ -95,14 +94,14 @@ static attune_status measure_scalars(attune__vulkan_device *device, bool f16, do
 {
     const uint32_t most = device->physical.info.limits.workgroup_invocations;
     const uint32_t width = most < MAX_WIDTH ? most : MAX_WIDTH;
-    const VkSpecializationMapEntry entry = {.constantID = 0, .size = sizeof width};
-    const VkSpecializationInfo constants = {1, &entry, sizeof width, &width};
+    uint32_t constants[ATTUNE__VULKAN_CONSTANTS] = {0};
+    attune__vulkan_set_measure(&(attune__vulkan_measure_constants){.THREADS = width}, constants);
     const attune__vulkan_pipeline_desc desc = {
         .name = f16 ? "measure_f16" : "measure_f32",
         .words = f16 ? attune__spirv_measure_f16 : attune__spirv_measure_f32,
         .word_count = (f16 ? sizeof attune__spirv_measure_f16 : sizeof attune__spirv_measure_f32) / sizeof(uint32_t),
         .push_constants = sizeof(arguments),
-        .constants = &constants,
+        .constants = constants,
     };
     return measure_pipeline(device, &desc, ROUND_FLOPS * width, flops);
 }
@@ -113,18 +112,18 @@ static attune_status measure_matrices(attune__vulkan_device *device, double *flo
     const attune_limits *limits = &device->physical.info.limits;
     const uint32_t most = limits->workgroup_invocations < MAX_WIDTH ? limits->workgroup_invocations : MAX_WIDTH;
     const uint32_t subgroups = most / limits->subgroup_size ? most / limits->subgroup_size : 1;
-    const uint32_t numbers[] = {subgroups * limits->subgroup_size, limits->matrix_m, limits->matrix_n,
-                                limits->matrix_k};
-    VkSpecializationMapEntry entries[4];
-    for (uint32_t i = 0; i < 4; i++)
-        entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *numbers, sizeof *numbers};
-    const VkSpecializationInfo constants = {4, entries, sizeof numbers, numbers};
+    const attune__vulkan_measure_constants matrices = {.THREADS = subgroups * limits->subgroup_size,
+                                                       .MATRIX_M = limits->matrix_m,
+                                                       .MATRIX_N = limits->matrix_n,
+                                                       .MATRIX_K = limits->matrix_k};
+    uint32_t constants[ATTUNE__VULKAN_CONSTANTS] = {0};
+    attune__vulkan_set_measure(&matrices, constants);
     const attune__vulkan_pipeline_desc desc = {
         .name = "measure_matrix",
         .words = attune__spirv_measure_matrix,
         .word_count = sizeof attune__spirv_measure_matrix / sizeof(uint32_t),
         .push_constants = sizeof(arguments),
-        .constants = &constants,
+        .constants = constants,
         .subgroup_size = limits->subgroup_size,
     };
     const double product = (double)limits->matrix_m * limits->matrix_n * limits->matrix_k;
@@ -156,8 +155,7 @@ static attune_status copy(attune__vulkan_device *device, const attune__vulkan_ra
     return attune__vulkan_finish(device, slot, NULL, seconds);
 }
 
-/* As in shaders/copy.comp: bytes of a workgroup. */
-#define COPY_BYTES (128 * 8 * 16)
+#define COPY_BYTES (ATTUNE_COPY_THREADS * ATTUNE_COPY_STEPS * 16) /* of a workgroup */
 
 static attune_status copy_by_kernel(attune__vulkan_device *device, const attune__vulkan_pipeline *pipeline,
                                     const attune__vulkan_range *from, const attune__vulkan_range *to, double *seconds)
@@ -190,10 +188,10 @@ static attune_status measure_bandwidth(attune__vulkan_device *device, double *ba
     if (status == ATTUNE_OK)
         status = attune__vulkan_pipeline_create(device, &desc, &pipeline);
     double best = 0;
-    uint32_t turn = 0;
-    for (const double start = now(); status == ATTUNE_OK && (turn < 4 || now() - start < SECONDS); turn++) {
+    uint32_t copies = 0;
+    for (const double start = now(); status == ATTUNE_OK && (copies < 4 || now() - start < SECONDS); copies++) {
         double seconds;
-        status = turn % 2 ? copy(device, from, to, &seconds) : copy_by_kernel(device, &pipeline, from, to, &seconds);
+        status = copies % 2 ? copy(device, from, to, &seconds) : copy_by_kernel(device, &pipeline, from, to, &seconds);
         if (status == ATTUNE_OK && 2.0 * (double)size / seconds > best)
             best = 2.0 * (double)size / seconds;
     }

@@ -49,6 +49,11 @@ static attune_status create(attune__vulkan_device *device, const attune__vulkan_
     const bool sized =
         desc->subgroup_size && device->physical.features.subgroup_size_control && device->physical.required_sizes;
     const bool full = desc->subgroup_size && device->physical.features.full_subgroups;
+    VkSpecializationMapEntry entries[ATTUNE__VULKAN_CONSTANTS];
+    for (uint32_t i = 0; i < ATTUNE__VULKAN_CONSTANTS; i++)
+        entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *desc->constants, sizeof *desc->constants};
+    const VkSpecializationInfo constants = {ATTUNE__VULKAN_CONSTANTS, entries,
+                                            ATTUNE__VULKAN_CONSTANTS * sizeof *desc->constants, desc->constants};
     const VkComputePipelineCreateInfo info = {
         .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
         .stage =
@@ -59,7 +64,7 @@ static attune_status create(attune__vulkan_device *device, const attune__vulkan_
                 .stage = VK_SHADER_STAGE_COMPUTE_BIT,
                 .module = *module,
                 .pName = "main",
-                .pSpecializationInfo = desc->constants,
+                .pSpecializationInfo = desc->constants ? &constants : NULL,
             },
         .layout = pipeline->layout,
     };
@@ -121,11 +126,6 @@ attune_status attune__vulkan_pipeline_specialise(attune_device *device, const ui
                                                  const attune__hash *hash, const char *name, const uint32_t *constants,
                                                  uint32_t subgroup_size, attune__vulkan_pipeline *pipeline)
 {
-    VkSpecializationMapEntry entries[ATTUNE__VULKAN_CONSTANTS];
-    for (uint32_t i = 0; i < ATTUNE__VULKAN_CONSTANTS; i++)
-        entries[i] = (VkSpecializationMapEntry){i, i * (uint32_t)sizeof *constants, sizeof *constants};
-    const VkSpecializationInfo values = {ATTUNE__VULKAN_CONSTANTS, entries,
-                                         ATTUNE__VULKAN_CONSTANTS * sizeof *constants, constants};
     attune__hash own = attune__hash_begin();
     if (!hash)
         attune__hash_bytes(&own, words, count * sizeof *words);
@@ -134,7 +134,7 @@ attune_status attune__vulkan_pipeline_specialise(attune_device *device, const ui
         .words = words,
         .word_count = count,
         .push_constants = sizeof(attune__vulkan_push),
-        .constants = &values,
+        .constants = constants,
         .subgroup_size = subgroup_size,
         .hash = hash ? hash : &own,
     };

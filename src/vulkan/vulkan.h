@@ -327,14 +327,17 @@ typedef struct attune__vulkan_pipeline {
     VkPipeline handle;
 } attune__vulkan_pipeline;
 
+/* Specialisation constants have lower ids, in every list of shaders/. */
+#define ATTUNE__VULKAN_CONSTANTS 44
+
 typedef struct attune__vulkan_pipeline_desc {
     const char *name;      /* for messages */
     const uint32_t *words; /* SPIR-V; the entry point is "main" */
     size_t word_count;
-    uint32_t push_constants;               /* bytes */
-    const VkSpecializationInfo *constants; /* NULL = none */
-    uint32_t subgroup_size;                /* required, with full subgroups; 0 = as the driver likes */
-    const attune__hash *hash;              /* of the words; NULL = the disk does not keep the pipeline */
+    uint32_t push_constants;   /* bytes */
+    const uint32_t *constants; /* ATTUNE__VULKAN_CONSTANTS numbers, by id; NULL = none */
+    uint32_t subgroup_size;    /* required, with full subgroups; 0 = as the driver likes */
+    const attune__hash *hash;  /* of the words; NULL = the disk does not keep the pipeline */
 } attune__vulkan_pipeline_desc;
 
 /* A copy of a module with the execution mode SignedZeroInfNanPreserve for binary32. Free it with attune__free, also
