@@ -64,8 +64,11 @@ def fill(made: Any, shape: Sequence[int], strides: Sequence[int]) -> None:
         raise InvalidArgument(f"an array has {rank} dimensions, and {_abi.ATTUNE_MAX_RANK} is the limit")
     made.rank = rank
     made.size[:rank] = shape
-    # All strides 0 means contiguous, which a single element is too.
-    made.stride[:rank] = strides if any(strides) else [1] * rank
+    # All strides 0 means contiguous. The stride of a dimension of one element is free.
+    strides = [stride if size > 1 else 1 for size, stride in zip(shape, strides)]
+    if shape and not any(strides):
+        raise InvalidArgument(f"an array of {tuple(shape)} repeats one element in every dimension: make it contiguous")
+    made.stride[:rank] = strides
 
 
 class _Buffer(ctypes.Structure):

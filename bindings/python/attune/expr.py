@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cached_property
 from typing import Any, Mapping, Union
 
 from . import _abi
@@ -54,7 +55,7 @@ class Expr(Handle):
     def __repr__(self) -> str:
         return f"<attune.Expr {self.kind}: {self}>"
 
-    @property
+    @cached_property
     def hash(self) -> int:
         """128 bits, the same for expressions that simplify to the same."""
         words = (ctypes.c_uint64 * 2)()

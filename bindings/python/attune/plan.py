@@ -102,6 +102,7 @@ class Buffers:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.handles: list[ctypes.c_void_p] = []
+        self.owners: list[object] = []
 
     def __enter__(self) -> Buffers:
         return self
@@ -110,8 +111,9 @@ class Buffers:
         for handle in self.handles:
             lib.attune_buffer_destroy(handle)
 
-    def wrap(self, begin: int, size: int) -> ctypes.c_void_p:
-        """attune_buffer_wrap or attune_cuda_buffer_wrap."""
+    def wrap(self, begin: int, size: int, owner: object) -> ctypes.c_void_p:
+        """attune_buffer_wrap or attune_cuda_buffer_wrap of memory that the owner keeps there."""
+        self.owners.append(owner)
         handle = ctypes.c_void_p()
         if self.device.backend == "cuda":
             check(lib.attune_cuda_buffer_wrap(self.device._handle, begin, size, ctypes.byref(handle)))
@@ -131,7 +133,7 @@ class Buffers:
         made = _abi.attune_tensor(dtype=source.dtype, offset=source.address - aligned)
         fill(made, source.shape, source.strides)
         if end > begin:
-            made.buffer = self.wrap(aligned, end - aligned).value
+            made.buffer = self.wrap(aligned, end - aligned, source).value
         return made
 
     def captures(self, views: Mapping[str, View]) -> Any:
