@@ -83,6 +83,9 @@ typedef struct attune__program_desc {
     const attune_expr *mask;          /* NULL = no mask expression */
     const attune_expr *score;         /* NULL = none */
     const attune__gradient *gradient; /* of score, in backward; NULL = none */
+    /* Where a compiled kernel turns out to have fewer invocations than its choice: their number, and COMPILE_FAILED.
+     * The plan is then made anew, once. NULL = not asked. */
+    uint32_t *invocations;
 } attune__program_desc;
 
 /* Arguments of forward and decode. Tensors have resolved strides and rank 4 (lse and row_max: 3). */

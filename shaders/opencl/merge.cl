@@ -25,10 +25,12 @@ typedef struct row_place {
 
 ATTUNE_FUNCTION row_place place_of(__global const attune_opencl_merge *args, uint row)
 {
+    /* The first launch has none. */
+    const uint q_len = max(args->q_len, 1u), heads = max(args->heads, 1u);
     row_place place;
-    place.q = row % args->q_len;
-    place.h = row / args->q_len % args->heads;
-    place.b = row / args->q_len / args->heads;
+    place.q = row % q_len;
+    place.h = row / q_len % heads;
+    place.b = row / q_len / heads;
     return place;
 }
 

@@ -111,7 +111,8 @@ uint32_t attune__plan_programs(const attune_plan *plan, attune__shape *short_sha
 {
     const attune__decision *d = &plan->decision;
     *short_shape = attune__shape_of_short(&plan->shape, d);
-    descs[0] = (attune__program_desc){&plan->shape, &d->choice, &d->variant, plan->mask, plan->score, plan->gradient};
+    descs[0] =
+        (attune__program_desc){&plan->shape, &d->choice, &d->variant, plan->mask, plan->score, plan->gradient, NULL};
     descs[1] = descs[0];
     descs[1].shape = short_shape;
     descs[1].choice = &d->short_choice;
@@ -119,19 +120,48 @@ uint32_t attune__plan_programs(const attune_plan *plan, attune__shape *short_sha
     return d->choice.short_q_len ? 2 : 1;
 }
 
-static attune_status prepare(attune_plan *plan, const attune_problem *problem, const attune_kernel_options *options)
+static void destroy_programs(attune_plan *plan)
+{
+    for (uint32_t i = 0; i < ATTUNE__PLAN_PROGRAMS; i++)
+        if (plan->programs[i])
+            plan->device->backend->program_destroy(plan->programs[i]);
+    memset(plan->programs, 0, sizeof plan->programs);
+}
+
+static attune_status create_programs(attune_plan *plan, uint32_t *invocations)
 {
     attune_device *device = plan->device;
     char who[64];
     snprintf(who, sizeof who, "device %s", device->info.id);
-    ATTUNE__TRY(attune__plan_init(plan, &device->info.limits, problem, options));
     ATTUNE__TRY(attune__plan_supported(plan, device->backend, who));
-    if (plan->shape.segments > 1)
-        ATTUNE__TRY(attune__merger_make(device, &plan->merger));
     attune__shape short_shape;
     attune__program_desc descs[ATTUNE__PLAN_PROGRAMS];
     const uint32_t count = attune__plan_programs(plan, &short_shape, descs);
+    for (uint32_t i = 0; i < count; i++)
+        descs[i].invocations = invocations;
     return device->backend->programs_create(device, descs, count, plan->programs);
+}
+
+static attune_status prepare(attune_plan *plan, const attune_problem *problem, const attune_kernel_options *options)
+{
+    attune_device *device = plan->device;
+    attune_limits limits = device->info.limits;
+    uint32_t invocations = 0;
+    ATTUNE__TRY(attune__plan_init(plan, &limits, problem, options));
+    attune_status status = create_programs(plan, &invocations);
+    if (status == ATTUNE_COMPILE_FAILED && invocations && invocations < limits.workgroup_invocations) {
+        attune__log(&device->host, ATTUNE_LOG_WARNING, "device %s: a kernel has %u of %u invocations: a smaller tile",
+                    device->info.id, invocations, limits.workgroup_invocations);
+        destroy_programs(plan);
+        attune__plan_finish(plan);
+        *plan = (attune_plan){.device = device};
+        limits.workgroup_invocations = invocations;
+        ATTUNE__TRY(attune__plan_init(plan, &limits, problem, options));
+        status = create_programs(plan, NULL);
+    }
+    if (status == ATTUNE_OK && plan->shape.segments > 1)
+        status = attune__merger_make(device, &plan->merger);
+    return status;
 }
 
 attune_status attune_plan_create(attune_device *device, const attune_problem *problem,
@@ -166,9 +196,7 @@ void attune_plan_destroy(attune_plan *plan)
     if (!plan)
         return;
     attune_device *device = plan->device;
-    for (uint32_t i = 0; i < ATTUNE__PLAN_PROGRAMS; i++)
-        if (plan->programs[i])
-            device->backend->program_destroy(plan->programs[i]);
+    destroy_programs(plan);
     if (plan->merger)
         device->backend->merger_destroy(plan->merger);
     attune__plan_finish(plan);

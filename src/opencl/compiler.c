@@ -28,14 +28,11 @@ static attune_status fail_build(attune__opencl_device *device, attune__cl_progra
     return ATTUNE_COMPILE_FAILED;
 }
 
-static attune_status build(attune__opencl_device *device, const char *source, const char *file,
+static attune_status build(attune__opencl_device *device, const char *source, const char *options, const char *file,
                            attune__cl_program *program)
 {
     const attune__opencl_driver *driver = &device->driver;
-    char options[OPTIONS_SIZE];
     int32_t error = CL_SUCCESS;
-    snprintf(options, sizeof options, "-cl-std=CL1.2%s",
-             device->round_div ? " -cl-fp32-correctly-rounded-divide-sqrt" : "");
     *program = driver->program_source(device->context, 1, &source, NULL, &error);
     if (!*program)
         return attune__opencl_check(device, error ? error : CL_OUT_OF_HOST_MEMORY, "clCreateProgramWithSource");
@@ -43,7 +40,8 @@ static attune_status build(attune__opencl_device *device, const char *source, co
     return error ? fail_build(device, *program, file, error) : ATTUNE_OK;
 }
 
-static attune_status make_kernel(attune__opencl_device *device, const char *name, attune__opencl_kernel *kernel)
+static attune_status make_kernel(attune__opencl_device *device, const char *name, uint32_t *invocations,
+                                 attune__opencl_kernel *kernel)
 {
     const attune__opencl_driver *driver = &device->driver;
     int32_t error = CL_SUCCESS;
@@ -54,25 +52,61 @@ static attune_status make_kernel(attune__opencl_device *device, const char *name
                             attune__opencl_error_name(error), error);
     error =
         driver->kernel_group_info(kernel->handle, device->device, CL_KERNEL_WORK_GROUP_SIZE, sizeof most, &most, NULL);
-    if (error == CL_SUCCESS && most < kernel->threads)
-        return attune__fail(ATTUNE_COMPILE_FAILED, "device %s takes %zu work-items of %s, the tile has %u",
-                            device->base.info.id, most, name, kernel->threads);
-    return ATTUNE_OK;
+    if (error != CL_SUCCESS || most >= kernel->threads)
+        return ATTUNE_OK;
+    if (invocations)
+        *invocations = (uint32_t)most;
+    return attune__fail(ATTUNE_COMPILE_FAILED,
+                        "device %s has %zu work-items for %s once it is built, the tile needs %u", device->base.info.id,
+                        most, name, kernel->threads);
 }
 
 attune_status attune__opencl_kernel_build(attune__opencl_device *device, const attune__opencl_text *text,
-                                          const char *name, uint32_t threads, attune__opencl_kernel *kernel)
+                                          const char *name, uint32_t threads, uint32_t *invocations,
+                                          attune__opencl_kernel *kernel)
 {
-    char *source = NULL;
+    char *source = NULL, options[OPTIONS_SIZE];
     *kernel = (attune__opencl_kernel){.threads = threads};
     ATTUNE__TRY(attune__opencl_text_make(&device->base.host.allocator, text, &source));
-    attune_status status = build(device, source, text->file, &kernel->program);
+    snprintf(options, sizeof options, "-cl-std=CL1.2%s",
+             device->round_div ? " -cl-fp32-correctly-rounded-divide-sqrt" : "");
+    kernel->hash = attune__opencl_hash(source, options);
+    kernel->program = attune__opencl_cache_get(device, kernel->hash, options);
+    kernel->cached = kernel->program != NULL;
+    attune_status status = ATTUNE_OK;
+    if (!kernel->cached)
+        status = build(device, source, options, text->file, &kernel->program);
     attune__free(&device->base.host.allocator, source);
     if (status == ATTUNE_OK)
-        status = make_kernel(device, name, kernel);
+        status = make_kernel(device, name, invocations, kernel);
     if (status != ATTUNE_OK)
         attune__opencl_kernel_release(device, kernel);
     return status;
+}
+
+attune_status attune__opencl_kernel_also(attune__opencl_device *device, const attune__opencl_kernel *first,
+                                         const char *name, uint32_t threads, attune__opencl_kernel *kernel)
+{
+    *kernel = (attune__opencl_kernel){.threads = threads, .hash = first->hash, .cached = true};
+    ATTUNE__TRY(attune__opencl_check(device, device->driver.program_retain(first->program), "clRetainProgram"));
+    kernel->program = first->program;
+    const attune_status status = make_kernel(device, name, NULL, kernel);
+    if (status != ATTUNE_OK)
+        attune__opencl_kernel_release(device, kernel);
+    return status;
+}
+
+attune_status attune__opencl_kernel_first(attune__opencl_device *device, attune__opencl_kernel *kernel, int32_t error)
+{
+    ATTUNE__TRY(attune__opencl_check(device, error, "clSetKernelArg"));
+    attune__opencl_call call;
+    attune__opencl_begin(&device->queue, &call);
+    attune__opencl_launch(&call, kernel->handle, 1, kernel->threads);
+    ATTUNE__TRY(attune__opencl_finish(&call));
+    if (!kernel->cached)
+        attune__opencl_cache_put(device, kernel->hash, kernel->program);
+    kernel->cached = true;
+    return ATTUNE_OK;
 }
 
 void attune__opencl_kernel_release(attune__opencl_device *device, attune__opencl_kernel *kernel)

@@ -122,6 +122,7 @@ enum {
       (attune__cl_program program, attune__cl_device device, uint32_t name, size_t size, void *value, size_t *needed)) \
     X(int32_t, program_info, clGetProgramInfo,                                                                         \
       (attune__cl_program program, uint32_t name, size_t size, void *value, size_t *needed))                           \
+    X(int32_t, program_retain, clRetainProgram, (attune__cl_program program))                                          \
     X(int32_t, program_release, clReleaseProgram, (attune__cl_program program))                                        \
     X(attune__cl_kernel, kernel_create, clCreateKernel,                                                                \
       (attune__cl_program program, const char *name, int32_t *error))                                                  \

@@ -30,15 +30,36 @@ static layout layout_of(uint64_t planes, uint64_t q_blocks, uint64_t kv_blocks)
     return l;
 }
 
+static int32_t set_arguments(const attune__opencl_device *device, const attune__opencl_kernel *kernel,
+                             const attune_opencl_mask_lists *arguments, const attune_buffer *mask,
+                             const attune_buffer *tensor)
+{
+    attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
+    attune__opencl_set(&setter, sizeof *arguments, arguments);
+    attune__opencl_set_memory(&setter, mask);
+    attune__opencl_set_memory(&setter, tensor);
+    return setter.error;
+}
+
+/* The first launch: of a block without elements. It writes zeros. */
+static attune_status launch_empty(attune__opencl_device *device, attune__opencl_kernel *kernel)
+{
+    const attune_opencl_mask_lists none = {
+        .heads = 1, .q_blocks = 1, .kv_blocks = 1, .q_block = 1, .kv_block = 1, .element = 1, .row_count = 1};
+    return attune__opencl_kernel_first(device, kernel, set_arguments(device, kernel, &none, NULL, NULL));
+}
+
 static attune_status build(attune__opencl_device *device, attune__opencl_mask *made)
 {
     const attune__opencl_text text = {.file = "mask_lists.cl", .host = device->base.info.limits.host};
+    const uint32_t threads = ATTUNE_OPENCL_LISTS_THREADS;
     if (pthread_mutex_init(&made->lock, NULL))
         return attune__fail(ATTUNE_OUT_OF_HOST_MEMORY, "the system has no mutex for a mask");
     made->follows = true;
-    ATTUNE__TRY(
-        attune__opencl_kernel_build(device, &text, "attune_classify", ATTUNE_OPENCL_LISTS_THREADS, &made->classify));
-    return attune__opencl_kernel_build(device, &text, "attune_fill", ATTUNE_OPENCL_LISTS_THREADS, &made->fill);
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_classify", threads, NULL, &made->classify));
+    ATTUNE__TRY(attune__opencl_kernel_also(device, &made->classify, "attune_fill", threads, &made->fill));
+    ATTUNE__TRY(launch_empty(device, &made->fill));
+    return launch_empty(device, &made->classify);
 }
 
 attune_status attune__opencl_mask_create_tensor(attune_device *device, const attune_mask *mask,
@@ -125,12 +146,9 @@ static void launch(attune__opencl_call *commands, const attune__opencl_kernel *k
                    const attune_tensor *tensor, uint64_t groups)
 {
     attune__opencl_device *device = attune__opencl_of(made->base.device);
-    attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
-    attune__opencl_set(&setter, sizeof *arguments, arguments);
-    attune__opencl_set_memory(&setter, made->buffer);
-    attune__opencl_set_memory(&setter, tensor->buffer);
     if (commands->status == ATTUNE_OK)
-        commands->status = attune__opencl_check(device, setter.error, "clSetKernelArg");
+        commands->status = attune__opencl_check(
+            device, set_arguments(device, kernel, arguments, made->buffer, tensor->buffer), "clSetKernelArg");
     attune__opencl_launch(commands, kernel->handle, groups, kernel->threads);
 }
 

@@ -16,14 +16,43 @@ typedef struct merger {
     attune__opencl_kernel forward, backward;
 } merger;
 
+static int32_t set_arguments(const attune__opencl_device *device, const attune__opencl_kernel *kernel,
+                             const attune__merge *call, int64_t offset)
+{
+    attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
+    attune__opencl_set_memory(&setter, call->workspace);
+    attune__opencl_set(&setter, sizeof offset, &offset);
+    attune__opencl_set_memory(&setter, call->o.buffer);
+    attune__opencl_set_memory(&setter, call->lse.buffer);
+    attune__opencl_set_memory(&setter, call->d_o.buffer);
+    attune__opencl_set_memory(&setter, call->d_lse.buffer);
+    for (uint32_t i = 0; i < ATTUNE__MERGE_PARTS; i++) {
+        static const attune__merge_part none = {.o.buffer = NULL};
+        const attune__merge_part *part = i < call->part_count ? &call->parts[i] : &none;
+        attune__opencl_set_memory(&setter, part->o.buffer);
+        attune__opencl_set_memory(&setter, part->lse.buffer);
+        attune__opencl_set_memory(&setter, part->d_o.buffer);
+        attune__opencl_set_memory(&setter, part->d_lse.buffer);
+    }
+    return setter.error;
+}
+
+/* The first launch: of a table of zeros, a row without columns and parts. */
+static attune_status launch_empty(attune__opencl_device *device, attune__opencl_kernel *kernel)
+{
+    static const attune__merge none = {.part_count = 0};
+    return attune__opencl_kernel_first(device, kernel, set_arguments(device, kernel, &none, 0));
+}
+
 static attune_status build(attune__opencl_device *device, merger *made)
 {
     attune__opencl_text text = {.file = "merge.cl", .host = device->base.info.limits.host, .fma = device->fma};
+    const uint32_t threads = ATTUNE_OPENCL_MERGE_THREADS;
     attune__opencl_add_define(&text, "TYPE", 0);
-    ATTUNE__TRY(
-        attune__opencl_kernel_build(device, &text, "attune_merge", ATTUNE_OPENCL_MERGE_THREADS, &made->forward));
-    return attune__opencl_kernel_build(device, &text, "attune_merge_backward", ATTUNE_OPENCL_MERGE_THREADS,
-                                       &made->backward);
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_merge", threads, NULL, &made->forward));
+    ATTUNE__TRY(attune__opencl_kernel_also(device, &made->forward, "attune_merge_backward", threads, &made->backward));
+    ATTUNE__TRY(launch_empty(device, &made->backward));
+    return launch_empty(device, &made->forward);
 }
 
 attune_status attune__opencl_merger_create(attune_device *device, attune__program **program)
@@ -91,27 +120,6 @@ static attune_opencl_merge describe_call(const attune__merge *call)
         a.parts[i].d_lse = describe(&call->parts[i].d_lse);
     }
     return a;
-}
-
-static int32_t set_arguments(const attune__opencl_device *device, const attune__opencl_kernel *kernel,
-                             const attune__merge *call, int64_t offset)
-{
-    attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
-    attune__opencl_set_memory(&setter, call->workspace);
-    attune__opencl_set(&setter, sizeof offset, &offset);
-    attune__opencl_set_memory(&setter, call->o.buffer);
-    attune__opencl_set_memory(&setter, call->lse.buffer);
-    attune__opencl_set_memory(&setter, call->d_o.buffer);
-    attune__opencl_set_memory(&setter, call->d_lse.buffer);
-    for (uint32_t i = 0; i < ATTUNE__MERGE_PARTS; i++) {
-        static const attune__merge_part none = {.o.buffer = NULL};
-        const attune__merge_part *part = i < call->part_count ? &call->parts[i] : &none;
-        attune__opencl_set_memory(&setter, part->o.buffer);
-        attune__opencl_set_memory(&setter, part->lse.buffer);
-        attune__opencl_set_memory(&setter, part->d_o.buffer);
-        attune__opencl_set_memory(&setter, part->d_lse.buffer);
-    }
-    return setter.error;
 }
 
 static attune_status launch(const attune__program *program, attune_queue *queue, const attune__merge *call,

@@ -6,6 +6,7 @@
  *     probe.c     drivers that crash          queue.c      a queue and its events, waits
  *     buffer.c    memory objects              mask.c       lists and captures on the device
  *     text.c      the text of a program       compiler.c   programs and kernels from it
+ *     cache.c     binaries on disk
  *     program.c   the kernels of a choice     arguments.c  what kernels read of a call
  *     launch.c    the hot call                result.c     errors
  *     merge.c     merges partial results      mask_update.c  masks computed from a tensor
@@ -50,6 +51,7 @@ typedef struct attune__opencl_device {
     bool fma, round_div;  /* hardware multiply-add; correctly rounded division on request */
     bool unified;         /* it shares the host's memory */
     size_t argument_size; /* bytes of a kernel's arguments */
+    bool many;            /* its context, of the caller, has other devices: programs have several binaries */
 } attune__opencl_device;
 
 typedef struct attune__opencl_buffer {

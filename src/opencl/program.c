@@ -54,8 +54,8 @@ static attune__opencl_text begin_text(const attune__opencl_device *device, const
     return text;
 }
 
-/* A driver may compile at the first launch: it is made here, of one workgroup without rows and keys. */
-static attune_status launch_empty(attune__opencl_device *device, const attune__opencl_kernel *kernel,
+/* The first launch: of one workgroup without rows and keys. */
+static attune_status launch_empty(attune__opencl_device *device, attune__opencl_kernel *kernel,
                                   const attune_expr *score)
 {
     const attune_opencl_arguments arguments = {
@@ -75,11 +75,7 @@ static attune_status launch_empty(attune__opencl_device *device, const attune__o
     attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
     attune__opencl_set_forward(&setter, &arguments, &none);
     attune__opencl_set_captures(&setter, NULL, score);
-    ATTUNE__TRY(attune__opencl_check(device, setter.error, "clSetKernelArg"));
-    attune__opencl_call call;
-    attune__opencl_begin(&device->queue, &call);
-    attune__opencl_launch(&call, kernel->handle, 1, kernel->threads);
-    return attune__opencl_finish(&call);
+    return attune__opencl_kernel_first(device, kernel, setter.error);
 }
 
 static attune_status build_forward(attune__opencl_device *device, const attune__program_desc *desc, bool aligned,
@@ -95,7 +91,8 @@ static attune_status build_forward(attune__opencl_device *device, const attune__
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
     add_forward(&layout, &text);
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_forward", c->workgroup_invocations, kernel));
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_forward", c->workgroup_invocations,
+                                            desc->invocations, kernel));
     return launch_empty(device, kernel, desc->score);
 }
 
@@ -104,8 +101,8 @@ static attune_status build_combine(attune__opencl_device *device, const attune__
 {
     attune__opencl_text text = begin_text(device, desc, "combine.cl", false);
     text.mask = NULL;
-    ATTUNE__TRY(
-        attune__opencl_kernel_build(device, &text, "attune_combine", desc->choice->workgroup_invocations, kernel));
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_combine", desc->choice->workgroup_invocations,
+                                            desc->invocations, kernel));
     return launch_empty(device, kernel, desc->score);
 }
 

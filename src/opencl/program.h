@@ -3,6 +3,7 @@
 #ifndef ATTUNE_OPENCL_PROGRAM_H
 #define ATTUNE_OPENCL_PROGRAM_H
 
+#include "base/hash.h"
 #include "base/text.h"
 #include "opencl/opencl.h"
 #include "plan/partition.h"
@@ -31,6 +32,14 @@ void attune__opencl_add_define(attune__opencl_text *text, const char *name, uint
 attune_status attune__opencl_text_make(const attune_allocator *allocator, const attune__opencl_text *text,
                                        char **source);
 
+/* --------------------------------------------------------------------------------------------------------- cache.c */
+
+/* Of the whole source and the options. */
+attune__hash attune__opencl_hash(const char *source, const char *options);
+/* A built program from the cache; NULL = none, or the driver does not take it any more. */
+attune__cl_program attune__opencl_cache_get(attune__opencl_device *device, attune__hash hash, const char *options);
+void attune__opencl_cache_put(attune__opencl_device *device, attune__hash hash, attune__cl_program program);
+
 /* ------------------------------------------------------------------------------------------------------ compiler.c */
 
 /* A kernel, built; handle NULL = none. */
@@ -38,13 +47,27 @@ typedef struct attune__opencl_kernel {
     attune__cl_program program;
     attune__cl_kernel handle;
     uint32_t threads;
+    bool cached; /* the program came from the cache, or is there */
+    attune__hash hash;
 } attune__opencl_kernel;
 
-/* COMPILE_FAILED, with the driver's log, if the text does not build, or the device then has fewer than `threads`
- * work-items for the kernel. */
+/*
+ * Builds a text, or takes its binary from the cache, and makes a kernel of it. COMPILE_FAILED, with the driver's log,
+ * if the text does not build, or the device then has fewer than `threads` work-items for the kernel, which *invocations
+ * receives if it is not NULL.
+ */
 attune_status attune__opencl_kernel_build(attune__opencl_device *device, const attune__opencl_text *text,
-                                          const char *name, uint32_t threads, attune__opencl_kernel *kernel);
+                                          const char *name, uint32_t threads, uint32_t *invocations,
+                                          attune__opencl_kernel *kernel);
+/* Another kernel of the same program. */
+attune_status attune__opencl_kernel_also(attune__opencl_device *device, const attune__opencl_kernel *first,
+                                         const char *name, uint32_t threads, attune__opencl_kernel *kernel);
 void attune__opencl_kernel_release(attune__opencl_device *device, attune__opencl_kernel *kernel);
+/*
+ * Launches one workgroup, whose arguments leave it nothing to do, and waits: a driver may compile at the first launch.
+ * The binary is stored after that, since some drivers' is empty before.
+ */
+attune_status attune__opencl_kernel_first(attune__opencl_device *device, attune__opencl_kernel *kernel, int32_t error);
 
 /* Arguments in order; the next index is kept, and the first error. */
 typedef struct attune__opencl_setter {

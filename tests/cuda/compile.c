@@ -38,8 +38,8 @@ static void compile_problem(workbench *w, const char *profile_name, const attune
     cr_assert_eq(attune__shape_from_problem(problem, &shape), ATTUNE_OK, "%s", attune_last_error());
     shape.expr = attune__analyse(problem->mask, problem->score, NULL);
     cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s", attune_last_error());
-    const attune__program_desc desc = {&shape,        &decision.choice, &decision.variant,
-                                       problem->mask, problem->score,   NULL};
+    const attune__program_desc desc = {&shape, &decision.choice, &decision.variant, problem->mask, problem->score, NULL,
+                                       NULL};
     attune__cuda_kernel kernel;
     void *cubin = NULL;
     size_t size = 0;
@@ -183,8 +183,8 @@ static void header_options(workbench *w, const char *header, const attune_expr *
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
     shape.expr = attune__analyse(mask, score, back ? gradient : NULL);
     cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s", attune_last_error());
-    const attune__program_desc desc = {&shape, &decision.choice,      &decision.variant, mask,
-                                       score,  back ? gradient : NULL};
+    const attune__program_desc desc = {&shape, &decision.choice, &decision.variant, mask, score, back ? gradient : NULL,
+                                       NULL};
     cr_assert_eq(
         attune__cuda_specialise(&w->host.allocator, &desc, profile.limits.architecture, ATTUNE__CUDA_MAIN, kernel),
         ATTUNE_OK, "%s", attune_last_error());
@@ -282,7 +282,8 @@ Test(cuda_compile, approximate_tanh)
         cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK);
         shape.expr = attune__analyse(mask, score, back ? gradient : NULL);
         cr_assert_eq(attune__plan_choose(&profile.limits, &shape, &options, &decision), ATTUNE_OK);
-        attune__program_desc desc = {&shape, &decision.choice, &decision.variant, mask, score, back ? gradient : NULL};
+        attune__program_desc desc = {&shape, &decision.choice, &decision.variant, mask, score, back ? gradient : NULL,
+                                     NULL};
         if (fallback) {
             cr_assert_eq(attune__cuda_fallback(&profile.limits, &desc, &second), ATTUNE_OK);
             cr_assert_str_eq(second.choice.kernel, "cuda_sm80");

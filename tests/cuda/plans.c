@@ -270,7 +270,7 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
                   : "",
         back ? c->block_m1 : c->block_m, back ? c->block_n1 : c->block_n, c->block_m2, c->block_n2, c->num_stages,
         c->num_warps);
-    const attune__program_desc desc = {&shape, c, &decision.variant, problem.mask, problem.score, gradient};
+    const attune__program_desc desc = {&shape, c, &decision.variant, problem.mask, problem.score, gradient, NULL};
     for (uint32_t role = 0; role < ATTUNE__CUDA_ROLES; role++) {
         if (!attune__cuda_has_role(c, (attune__cuda_role)role))
             continue;

@@ -147,7 +147,7 @@ static void check_module(const char *what, const attune_limits *limits, const at
     attune__shape shape;
     cr_assert_eq(attune__shape_from_problem(q, &shape), ATTUNE_OK, "%s: %s", what, attune_last_error());
     const attune__variant variant = {0};
-    const attune__program_desc desc = {&shape, c, &variant, NULL, NULL, NULL};
+    const attune__program_desc desc = {&shape, c, &variant, NULL, NULL, NULL, NULL};
     attune__vulkan_kernel kernel;
     const attune_status status = attune__vulkan_specialise(limits, &desc, true, &kernel);
     /* Without a glslang that knows matrices. */
@@ -171,7 +171,7 @@ static void check_modules_backward(const char *what, const attune_limits *limits
     attune__shape shape;
     cr_assert_eq(attune__shape_from_problem(q, &shape), ATTUNE_OK, "%s: %s", what, attune_last_error());
     const attune__variant variant = {0};
-    const attune__program_desc desc = {&shape, c, &variant, NULL, NULL, NULL};
+    const attune__program_desc desc = {&shape, c, &variant, NULL, NULL, NULL, NULL};
     uint64_t largest = 0;
     for (int keys = 0; keys < 2; keys++) {
         attune__vulkan_kernel kernel;
