@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: MIT */
+/* The layouts of Vulkan's kernels cover their tiles and waste nothing; the bounds on loops count each one. */
+#include <criterion/criterion.h>
+
+#include "attune/attune.h"
+#include "plan/layout.h"
+
+static const uint32_t dims[] = {8, 24, 64, 72, 128, 136, 192, 256};
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* parts of `each` are the fewest that hold `all`. */
+static bool is_ceil(uint32_t parts, uint32_t each, uint32_t all)
+{
+    return parts && (uint64_t)parts * each >= all && (uint64_t)(parts - 1) * each < all;
+}
+
+static void check_backward(uint32_t outer, uint32_t inner, uint32_t threads, uint32_t d, uint32_t dv, bool keys)
+{
+    attune__backward_layout l;
+    if (attune__backward_layout_make(outer, inner, threads, d, dv, keys, &l))
+        return;
+#define HOLDS(...)                                                                                                     \
+    cr_assert((__VA_ARGS__), "%u x %u, %u threads, %u, %u, keys %d: " #__VA_ARGS__, outer, inner, threads, d, dv, keys)
+    HOLDS(4 * l.TX == inner && l.TX * l.TY == threads);
+    HOLDS(l.TM * l.TY >= outer && (l.TM == 1 || l.TM * l.TY == outer));
+    HOLDS(is_ceil(l.TO, 4 * l.TX, d));
+    HOLDS(keys ? is_ceil(l.TO_V, 4 * l.TX, dv) : l.TO_V == 1);
+    HOLDS(l.X_SIZE == l.TM * l.TO && l.Y_SIZE == l.TM * l.TO_V);
+    HOLDS(l.X_STRIDE == d / 4 + 1 && l.Y_STRIDE == dv / 4 + 1);
+    HOLDS(is_ceil(l.FETCH_A, 8 * threads, outer * l.SLICE) && is_ceil(l.FETCH_B, 8 * threads, inner * l.SLICE));
+    HOLDS(is_ceil(l.FETCH_X, 8 * threads, l.CHUNK * d) && is_ceil(l.FETCH_Y, 8 * threads, l.CHUNK * dv));
+    HOLDS(l.CHUNK >= 4 && l.CHUNK <= inner && l.CHUNK * l.X_STRIDE <= l.SLICE_SIZE);
+    HOLDS(!keys || l.CHUNK * l.Y_STRIDE <= l.SLICE_SIZE);
+#undef HOLDS
+}
+
+Test(layouts, of_backward)
+{
+    for (uint32_t outer = 4; outer <= 64; outer *= 2)
+        for (uint32_t inner = 4; inner <= 64; inner *= 2)
+            for (uint32_t threads = 32; threads <= 256; threads *= 2)
+                for (size_t i = 0; i < COUNT(dims); i++)
+                    for (size_t j = 0; j < COUNT(dims); j++)
+                        for (int keys = 0; keys < 2; keys++)
+                            check_backward(outer, inner, threads, dims[i], dims[j], keys);
+}
+
+/* As devices report them: NVIDIA's, Intel's, AMD's, llvmpipe's. */
+static const attune__matrix_shape shapes[] = {{16, 16, 16, 32, ATTUNE_FRAGMENT_QUADS},
+                                              {8, 16, 16, 16, 0},
+                                              {16, 16, 16, 64, 0},
+                                              {8, 8, 8, 8, ATTUNE_FRAGMENT_COLUMNS}};
+
+static uint32_t up(uint32_t value, uint32_t multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Regions of `memory`, in groups of eight elements: where Q is held in registers, it passes through those of K and V.
+ */
+static void check_matrices(uint32_t m, uint32_t n, uint32_t warps, attune__matrix_shape x, uint32_t d, uint32_t dv)
+{
+    attune__matrix_layout l;
+    attune__registers_layout r;
+#define HOLDS(...)                                                                                                     \
+    cr_assert((__VA_ARGS__), "%u x %u, %u warps, %u, %u, matrices %u x %u x %u: " #__VA_ARGS__, m, n, warps, d, dv,    \
+              x.m, x.n, x.k)
+    if (!attune__matrix_layout_make(m, n, warps, x, d, dv, &l)) {
+        const uint32_t k_row = up(d, x.k) / 8 | 1, v_row = up(dv, x.n) / 8 | 1;
+        const uint32_t kv = n * larger(k_row, v_row), q = m * k_row;
+        HOLDS(l.HOLD_Q == (up(d, x.k) <= 128));
+        HOLDS(l.HELD_COUNT == (l.HOLD_Q ? m / warps / x.m * (up(d, x.k) / x.k) : 1));
+        HOLDS(l.Q_OFFSET == (l.HOLD_Q ? 0 : kv));
+        HOLDS(l.WARPS_OFFSET == (l.HOLD_Q ? larger(kv, q) : kv + q));
+        HOLDS(l.O_COUNT == m / warps / x.m * (up(dv, x.n) / x.n) && l.S_COUNT == m / warps / x.m * (n / x.n));
+    }
+    if (x.fragment_layout && !attune__registers_layout_make(m, n, warps, x, d, dv, &r)) {
+        const uint32_t k_row = up(d, x.n) / 8 | 1, v_row = up(dv, x.n) / 8 | 1;
+        const uint32_t kv = n * larger(k_row, v_row), q = m * k_row;
+        HOLDS(r.HOLD_Q == (up(d, x.n) > 128));
+        HOLDS(r.HELD_COUNT == (r.HOLD_Q ? m / warps / x.m * (up(d, x.n) / x.n) : 1));
+        HOLDS(r.O_COUNT == m / warps / x.m * (up(dv, x.n) / x.n) && r.S_COUNT == m / warps / x.m * (n / x.n));
+        HOLDS(r.V_OFFSET == kv && r.Q_OFFSET == (r.HOLD_Q ? 0 : 2 * kv));
+        HOLDS(r.P_OFFSET == (r.HOLD_Q ? larger(2 * kv, q) : 2 * kv + q));
+        /* The loops of a step: products, copies of K and of V with its codes, and the codes' products. */
+        const uint32_t loops = up(d, x.n) / x.n + n / x.n + (n * (k_row + 2 * v_row) / (warps * x.lanes) + 3) +
+                               m / warps / x.m * (up(dv, x.n) / x.n) * (n / x.n + 2) + 4;
+        const uint32_t bound = attune__matrix_most_steps(m, n, warps, x, d, dv), tested = 2048 / n;
+        HOLDS(bound == (32000 / loops < tested ? 32000 / loops : tested));
+    }
+#undef HOLDS
+}
+
+Test(layouts, of_matrices)
+{
+    for (uint32_t m = 8; m <= 256; m *= 2)
+        for (uint32_t n = 8; n <= 256; n *= 2)
+            for (uint32_t warps = 1; warps <= 8; warps *= 2)
+                for (size_t s = 0; s < COUNT(shapes); s++)
+                    for (size_t i = 0; i < COUNT(dims); i++)
+                        for (size_t j = 0; j < COUNT(dims); j++)
+                            check_matrices(m, n, warps, shapes[s], dims[i], dims[j]);
+}
