@@ -320,6 +320,18 @@ static bool run_jobs(compile_run *run)
     return true;
 }
 
+/* "bf16", or of mixed types those of q, of k and v, and of o: "f32,f16,bf16". */
+static void print_dtypes(const compile_run *run, const job *j, char text[32])
+{
+    const attune_dtype kv = run->kv_dtype ? run->kv_dtype : j->workload->kv_dtype,
+                       o = run->o_dtype ? run->o_dtype : j->workload->o_dtype;
+    const char *q = attune_dtype_string(j->dtype);
+    if ((!kv || kv == j->dtype) && (!o || o == j->dtype))
+        (void)snprintf(text, 32, "%s", q);
+    else
+        (void)snprintf(text, 32, "%s,%s,%s", q, kv ? attune_dtype_string(kv) : q, o ? attune_dtype_string(o) : q);
+}
+
 /* Prints the result of each job, and returns the exit status. */
 static int report(const compile_run *run)
 {
@@ -327,9 +339,11 @@ static int report(const compile_run *run)
     uint32_t good = 0;
     for (uint32_t i = 0; i < run->job_count; i++) {
         const job *j = &run->jobs[i];
+        char dtypes[32];
+        print_dtypes(run, j, dtypes);
         (void)printf("%-20s %-10s %-8s %-4s %3u,%-3u %7.2f s  %s\n", j->workload->name, j->profile->name,
-                     j->direction == ATTUNE_BACKWARD ? "backward" : "forward", attune_dtype_string(j->dtype),
-                     j->head_dim, j->head_dim_v, j->seconds,
+                     j->direction == ATTUNE_BACKWARD ? "backward" : "forward", dtypes, j->head_dim, j->head_dim_v,
+                     j->seconds,
                      j->status == ATTUNE_OK            ? "ok"
                      : j->status == ATTUNE_UNSUPPORTED ? "unsupported"
                                                        : "FAILED");

@@ -588,6 +588,8 @@ Test(program, compiles_a_step)
         snprintf(arguments, sizeof arguments, compile, passes[i].direction);
         expect(arguments, 0, passes[i].kernels);
     }
-    expect("compile --device-profile a6000 --workload decode --dtype f32 --kv-dtype f16 --head-dim 64 -o mixed.pack", 0,
-           " 1 kernels");
+    const char *const mixed =
+        "compile --device-profile a6000 --workload decode --dtype f32 --kv-dtype f16 --head-dim 64 -o mixed.pack";
+    expect(mixed, 0, " 1 kernels");
+    expect(mixed, 0, "forward  f32,f16,f32");
 }
