@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* attune mask: build a block mask; density, cost, lists, picture. */
 #include "bench/program/cli.h"
+#include "bench/program/mask_picture.h"
 #include "bench/program/output.h"
 
 #include <inttypes.h>
@@ -12,7 +13,7 @@
 #include <unistd.h>
 
 typedef struct mask_options {
-    const char *q_len, *kv_len, *heads, *batch, *block, *png, *pixels, *plane;
+    const char *q_len, *kv_len, *heads, *batch, *block, *png, *svg, *pixels, *plane, *text;
     bool lists, exact, no_picture;
 } mask_options;
 
@@ -74,80 +75,27 @@ static bool print_lists(const attune_mask *mask)
     return true;
 }
 
-static bool print_picture(const attune_mask *mask, const int64_t plane[2])
+static uint32_t columns_of_terminal(void)
 {
     struct winsize window;
-    uint32_t columns = 80;
     const char *variable = getenv("COLUMNS");
     const long given = variable ? strtol(variable, NULL, 10) : 0;
     if (given > 0)
-        columns = given < 4096 ? (uint32_t)given : 4096;
-    else if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col)
-        columns = window.ws_col;
-    char *text;
-    CLI_TEXT(text, attune_mask_draw_text(mask, plane[0], plane[1], columns, columns / 2 ? columns / 2 : 1, buffer, size,
-                                         &needed));
-    if (text)
-        (void)printf("%s\n", text);
-    free(text);
-    return text != NULL;
+        return given < 4096 ? (uint32_t)given : 4096;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col ? window.ws_col : 80;
 }
 
-typedef struct picture {
-    uint8_t *pixels;
-    uint32_t width, height;
-} picture;
+enum { PNG, SVG, PICTURES };
 
 static bool write_picture(void *user, size_t index, FILE *stream)
 {
-    const picture *p = user;
-    failure why;
-    (void)index;
-    const bool ok = png_write(stream, p->pixels, p->width, p->height, &why);
-    if (!ok && !ferror(stream))
-        cli_error("%s", why.message);
-    return ok;
-}
-
-/* Enlarges pixels to squares, for masks of few blocks. NULL without memory. */
-static uint8_t *magnified(const picture *p, uint32_t times)
-{
-    const size_t row = (size_t)p->width * times * 3;
-    uint8_t *larger = malloc(row * p->height * times);
-    for (size_t y = 0; larger && y < (size_t)p->height * times; y++)
-        for (size_t x = 0; x < (size_t)p->width * times; x++)
-            memcpy(larger + y * row + 3 * x, p->pixels + (y / times * p->width + x / times) * 3, 3);
-    return larger;
-}
-
-static bool save_picture(const attune_mask *mask, const int64_t plane[2], output *png, uint32_t largest)
-{
-    picture p = {NULL, largest, largest}, large = {0};
-    bool ok = false;
-    if (attune_mask_draw_pixels(mask, plane[0], plane[1], NULL, &p.width, &p.height) != ATTUNE_OK ||
-        !(p.pixels = malloc((size_t)p.width * p.height * 3)) ||
-        attune_mask_draw_pixels(mask, plane[0], plane[1], p.pixels, &p.width, &p.height) != ATTUNE_OK) {
-        cli_error("%s", p.pixels ? attune_last_error() : "out of memory");
-    } else {
-        const uint32_t times = largest / (p.width > p.height ? p.width : p.height);
-        large = (picture){magnified(&p, times), p.width * times, p.height * times};
-        if (large.pixels)
-            ok = outputs_write(png, 1, write_picture, &large);
-        else
-            cli_error("out of memory");
-    }
-    free(large.pixels);
-    free(p.pixels);
-    return ok;
+    return index == PNG ? mask_picture_png(user, stream) : mask_picture_svg(user, stream);
 }
 
 static int show(const attune_mask *mask, const attune_mask_desc *desc, const mask_options *o, const int64_t plane[2],
-                output *png, double seconds)
+                int64_t pixels, output *files, double seconds)
 {
     attune_mask_stats stats = {.struct_size = sizeof stats};
-    int64_t largest;
-    if (!cli_integer("--pixels", o->pixels, 1, 16384, &largest))
-        return EXIT_USAGE;
     attune_status status = attune_mask_stats_get(mask, o->exact, &stats);
     if (status != ATTUNE_OK) {
         cli_error("%s", attune_last_error());
@@ -161,17 +109,40 @@ static int show(const attune_mask *mask, const attune_mask_desc *desc, const mas
                  100 * stats.density, 100 * stats.block_density, 1e3 * seconds, stats.bytes);
     if (o->lists && !print_lists(mask))
         return EXIT_FAILED;
-    if (!o->no_picture && !print_picture(mask, plane))
-        return EXIT_USAGE;
-    if (*o->png && !save_picture(mask, plane, png, (uint32_t)largest))
+    mask_picture picture = {.mask = mask,
+                            .text = o->text,
+                            .batch = plane[0],
+                            .head = plane[1],
+                            .batches = desc->batch,
+                            .heads = desc->heads,
+                            .q_len = desc->q_len,
+                            .kv_len = desc->kv_len,
+                            .q_block = desc->q_block,
+                            .kv_block = desc->kv_block,
+                            .density = stats.density,
+                            .block_density = stats.block_density,
+                            .exact = o->exact,
+                            .pixels = (uint32_t)pixels};
+    if (!o->no_picture &&
+        !mask_picture_print(&picture, columns_of_terminal(), isatty(STDOUT_FILENO) && !getenv("NO_COLOR")))
+        return EXIT_FAILED;
+    if (!outputs_write(files, PICTURES, write_picture, &picture))
         return EXIT_FAILED;
     return EXIT_GOOD;
 }
 
 int cmd_mask(int argc, char **argv)
 {
-    mask_options o = {"1024", "", "1", "1", "128", "", "1024", "0,0", false, false, false};
-    const char *text = "causal";
+    mask_options o = {.q_len = "1024",
+                      .kv_len = "",
+                      .heads = "1",
+                      .batch = "1",
+                      .block = "128",
+                      .png = "",
+                      .svg = "",
+                      .pixels = "1024",
+                      .plane = "0,0",
+                      .text = "causal"};
     cli_list captures = {0}, parameters = {0};
     const cli_option options[] = {
         {"--q-len", "N", "queries", &o.q_len, NULL, NULL},
@@ -185,38 +156,39 @@ int cmd_mask(int argc, char **argv)
         {"--lists", NULL, "print the block lists", NULL, &o.lists, NULL},
         {"--no-picture", NULL, "do not draw in the terminal", NULL, &o.no_picture, NULL},
         {"--plane", "BATCH,HEAD", "which plane to draw", &o.plane, NULL, NULL},
-        {"--png", "FILE", "save the picture", &o.png, NULL, NULL},
-        {"--pixels", "N", "the saved picture's side, at most; few blocks become large squares", &o.pixels, NULL, NULL},
+        {"--png", "FILE", "save the picture, with axes in tokens and a legend", &o.png, NULL, NULL},
+        {"--svg", "FILE", "the same as SVG", &o.svg, NULL, NULL},
+        {"--pixels", "N", "the longer side of a saved picture, from 800 to 16384", &o.pixels, NULL, NULL},
     };
     cli_result parsed =
-        cli_parse("mask ['EXPRESSION'] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, &text);
+        cli_parse("mask ['EXPRESSION'] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, &o.text);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     attune_mask_desc desc = {0};
-    int64_t plane[2];
-    if (!read_desc(&o, &desc, plane))
+    int64_t plane[2], pixels;
+    if (!read_desc(&o, &desc, plane) || !cli_integer("--pixels", o.pixels, PICTURE_LEAST, 16384, &pixels))
         return EXIT_USAGE;
-    output png = {.option = "--png", .path = o.png};
+    output files[PICTURES] = {[PNG] = {.option = "--png", .path = o.png}, [SVG] = {.option = "--svg", .path = o.svg}};
     bindings *names = calloc(1, sizeof *names);
-    if (!names || !outputs_find(&png, 1) || !cli_bindings_load(names, &captures, &parameters, NULL) ||
-        !cli_bindings_used(names, text, NULL)) {
+    if (!names || !outputs_find(files, PICTURES) || !cli_bindings_load(names, &captures, &parameters, NULL) ||
+        !cli_bindings_used(names, o.text, NULL)) {
         if (names)
             bindings_free(names);
         free(names);
-        outputs_drop(&png, 1);
+        outputs_drop(files, PICTURES);
         return EXIT_USAGE;
     }
     attune_instance *instance = NULL;
     attune_expr *expr = NULL;
     attune_mask *mask = NULL;
     int code = EXIT_USAGE;
-    cli_bindings_infer(names, ATTUNE_EXPR_MASK, text);
+    cli_bindings_infer(names, ATTUNE_EXPR_MASK, o.text);
     attune_status status = cli_instance(NULL, &instance);
     if (status != ATTUNE_OK) {
         cli_error("%s", attune_last_error());
-    } else if (!*text) {
+    } else if (!*o.text) {
         cli_error("the expression is empty");
-    } else if (cli_expr(instance, ATTUNE_EXPR_MASK, text, names, &expr) && cli_bindings_complete(names, expr)) {
+    } else if (cli_expr(instance, ATTUNE_EXPR_MASK, o.text, names, &expr) && cli_bindings_complete(names, expr)) {
         double begin = now();
         desc.progress = isatty(STDERR_FILENO) ? show_progress : NULL;
         desc.progress_user = &begin;
@@ -226,7 +198,7 @@ int cmd_mask(int argc, char **argv)
         if (desc.progress && seconds > 1)
             (void)fputs("\r\033[K", stderr);
         if (status == ATTUNE_OK) {
-            code = show(mask, &desc, &o, plane, &png, seconds);
+            code = show(mask, &desc, &o, plane, pixels, files, seconds);
         } else {
             cli_error("%s", attune_last_error());
             code = cli_exit_of(status);
@@ -235,7 +207,7 @@ int cmd_mask(int argc, char **argv)
     attune_mask_destroy(mask);
     attune_expr_destroy(expr);
     attune_instance_destroy(instance);
-    outputs_drop(&png, 1);
+    outputs_drop(files, PICTURES);
     bindings_free(names);
     free(names);
     return code;

@@ -101,6 +101,9 @@ Test(program, words_that_are_wrong)
     expect("run --q q.npy --k k.npy --v v.npy --out o.npy --block 64", 2, "requires --mask");
     expect("mask causal --param n=3", 2, "no expression uses that name");
     expect("mask causal --plane 1,0", 2, "a batch below 1");
+    expect("mask causal --png m.png --pixels 799", 2, "--pixels is \"799\", expected a whole number from 800 to 16384");
+    expect("mask causal --svg /nowhere/m.svg", 2, "--svg: /nowhere/m.svg");
+    expect("mask causal --svg m.png --png ./m.png", 2, "same file");
     expect("mask causal --png /nowhere/m.png", 2, "--png: /nowhere/m.png");
     expect("explain --scale 0", 2, "other than 0");
     expect("explain --dtype ''", 2, "--dtype is empty");
@@ -183,8 +186,10 @@ Test(program, looks_around)
     cr_assert(png && fread(head, 1, 24, png) == 24 && !memcmp(head, "\x89PNG\r\n\x1a\n", 8));
     fclose(png);
     /* Three blocks a side are still a picture to look at: width and height, big endian. */
-    for (int i = 16; i < 24; i += 4)
-        cr_expect_eq(head[i] << 24 | head[i + 1] << 16 | head[i + 2] << 8 | head[i + 3], 1023);
+    int size[2];
+    for (int i = 0; i < 2; i++)
+        size[i] = head[16 + 4 * i] << 24 | head[17 + 4 * i] << 16 | head[18 + 4 * i] << 8 | head[19 + 4 * i];
+    cr_expect(size[1] == 1024 && size[0] > 800 && size[0] <= 1024, "%d x %d", size[0], size[1]);
 
     expect("explain --list-profiles", 0, "NVIDIA RTX A6000");
     cr_assert_eq(run("explain --list-profiles --json"), 0);
@@ -201,6 +206,52 @@ Test(program, looks_around)
     json_decref(root);
     expect("explain", 0, "cpu");
     expect("explain --score 'bias[q - kv]' --declare 'bias:f16[1]'", 0, "score expression");
+}
+
+static int count_of(const char *text, const char *word)
+{
+    int count = 0;
+    for (const char *at = text; (at = strstr(at, word)); at += strlen(word))
+        count++;
+    return count;
+}
+
+/* Blocks as they are, axes in tokens, a legend, and which plane it is: in a terminal, as SVG and as PNG. */
+Test(program, draws_masks)
+{
+    expect("mask causal --q-len 512 --block 128", 0,
+           "          0                       256                    512 keys\n"
+           "          \u250c");
+    cr_expect(strstr(output, "        0 \u2502\u2592\u2592") && strstr(output, "      512 \u2502\u2588\u2588"), "%s",
+              output);
+    cr_expect(strstr(output, "\u2588 full  \u2592 partial  empty; blocks of 128 x 128\n"), "%s", output);
+    cr_expect(strstr(output, "batch 0 of 1, head 0 of 1; 512 queries x 512 keys"), "%s", output);
+    cr_expect(!strchr(output, '\033'), "no colour in a pipe");
+    /* Half-blocks: the last of nine rows of blocks is the upper half of a line. */
+    expect("mask 'kv < 768 && q < 144' --q-len 768 --kv-len 1536 --block 16", 0,
+           " \u2502\u2580\u2580\u2580\u2580\u2580\u2580");
+    /* A tick for a length that is no multiple of a block, whose last cells are smaller. */
+    expect("mask 'kv < 40' --q-len 40 --kv-len 40 --block 32 --no-picture --svg m.svg --batch 3 --heads 4 --plane 2,1",
+           0, "built in");
+    FILE *file = fopen("m.svg", "r");
+    cr_assert_not_null(file);
+    output[fread(output, 1, sizeof output - 1, file)] = '\0';
+    fclose(file);
+    cr_expect(strstr(output, "<rect x=\"0\" y=\"32\" width=\"40\" height=\"8\" fill=\"#183060\"/>"), "%s", output);
+    cr_expect(strstr(output, ">batch 2 of 3, head 1 of 4; 40 queries x 40 keys<") && strstr(output, ">kv &lt; 40<"));
+    cr_expect(strstr(output, ">density about 100 %, of blocks 100 % (all planes)<"), "%s", output);
+    static const char *const words[] = {">queries<", ">keys<", ">full<", ">partial<", ">empty<", ">blocks of 32 x 32<"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        cr_expect_eq(count_of(output, words[i]), 1, "%s:\n%s", words[i], output);
+    cr_expect_eq(count_of(output, ">40</text>"), 2, "both axes end at the length:\n%s", output);
+    /* A row of four blocks on the diagonal, three full runs below it, and the legend. */
+    expect("mask causal --q-len 512 --no-picture --svg m.svg --png m.png --pixels 900", 0, "built in");
+    cr_assert_eq(system("python3 -c \"import xml.dom.minidom as x; x.parse('m.svg')\""), 0);
+    file = fopen("m.svg", "r");
+    output[fread(output, 1, sizeof output - 1, file)] = '\0';
+    fclose(file);
+    cr_expect_eq(count_of(output, "fill=\"#c8d8f0\"/>"), 4, "%s", output);
+    cr_expect_eq(count_of(output, "fill=\"#183060\"/>"), 3, "%s", output);
 }
 
 static void save(const char *path, attune_dtype dtype, uint32_t rank, const int64_t *size, uint64_t seed)
