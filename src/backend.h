@@ -88,6 +88,19 @@ typedef struct attune__program_desc {
     uint32_t *invocations;
 } attune__program_desc;
 
+/*
+ * The cache and the batch of a call of a plan with shape.tokens. Tensors of integers are i32 and are read on the device
+ * alone. q, o, lse and row_max have a batch of 1 if packed, and the tokens of all sequences in place of q_len.
+ */
+typedef struct attune__serving {
+    attune_tensor pages, pages_start; /* pages.buffer NULL = sequence b is page b; pages_start.buffer NULL = rank 2 */
+    attune_tensor q_start, kv_len, kv_first, tree, count; /* buffer NULL = as in attune_batch; tree has rank 3, with the
+                                                             batch of q */
+    bool packed;                                          /* q_start is there */
+    const attune_tensor *mask_captures;                   /* by symbol of the mask expression */
+    const attune__value *mask_parameters;                 /* likewise */
+} attune__serving;
+
 /* Arguments of forward and decode. Tensors have resolved strides and rank 4 (lse and row_max: 3). */
 typedef struct attune__forward {
     int64_t batch, heads, kv_heads, q_len, kv_len; /* of this call; kv_batch is k.size[0] */
@@ -100,7 +113,9 @@ typedef struct attune__forward {
     const attune__value *parameters;        /* likewise */
     attune_buffer *workspace;               /* NULL if the plan needs none */
     uint64_t workspace_offset;
-    double *seconds; /* not NULL: wait and measure */
+    double *seconds;                /* not NULL: wait and measure */
+    const attune__serving *serving; /* NULL = dense: k, v and mask. Otherwise k and v are [pages, kv_heads, page,
+                                       head_dim], mask is NULL, and batch is that of the lengths */
     bool part; /* a partial result, which is merged later: if every allowed score of a row is -inf, o is its sum of 0 *
                   v, 0 or NaN */
 } attune__forward;

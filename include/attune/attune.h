@@ -357,7 +357,7 @@ typedef struct attune_expr attune_expr;
 
 /* The two kinds of expressions. */
 typedef enum attune_expr_kind {
-    ATTUNE_EXPR_MASK = 1, /* bool: whether the pair is allowed; variables b h q kv h_kv q_len kv_len */
+    ATTUNE_EXPR_MASK = 1, /* bool: whether the pair is allowed; variables b h q kv h_kv q_len kv_len row */
     ATTUNE_EXPR_SCORE = 2 /* f32: the modified score; the same variables, and `score`, the scaled dot product */
 } attune_expr_kind;
 
@@ -438,7 +438,7 @@ typedef struct attune_parameter {
     double value;
 } attune_parameter;
 
-/* The values of the variables for attune_expr_evaluate. */
+/* The values of the variables for attune_expr_evaluate; row is b * q_len + q. */
 typedef struct attune_point {
     int32_t b, h, q, kv, h_kv, q_len, kv_len;
     float score;
@@ -721,6 +721,15 @@ typedef struct attune_problem {
     attune_dtype kv_dtype; /* of k and v (and d_k and d_v); 0 = dtype */
     attune_dtype o_dtype;  /* of o (and d_o); 0 = dtype */
     bool sinks;            /* calls pass sinks (attune_forward_args.sinks); CPU only */
+    /*
+     * Serving: calls pass a cache and a batch of sequences (attune_cache, attune_batch) instead of k, v and a mask; CPU
+     * only, forward, without segments. tokens is the most rows of q in a call, over all sequences; 0 = no serving.
+     * batch is then the most sequences of a call, q_len and kv_len the most rows and keys of one sequence. `mask` is
+     * evaluated by the kernel for the lengths of each call; block_mask without it is an error.
+     */
+    int64_t tokens;
+    int64_t page; /* keys in a page, at least 1; 0 = each sequence is one page, of any length up to kv_len */
+    bool tree;    /* calls may pass attune_batch.tree */
 } attune_problem;
 
 /* Sets mask, block_mask, mask_q_block and mask_kv_block of a problem from a mask. The expression is valid as long as
@@ -917,6 +926,62 @@ typedef struct attune_segment {
     attune_tensor d_k, d_v; /* attune_backward: outputs, as k and v */
 } attune_segment;
 
+/*
+ * Where an engine keeps the keys and values of its sequences. The keys of a sequence are in pages; page i of it has its
+ * keys [i * page, (i + 1) * page). Results do not depend, bit for bit, on where pages are: kernels visit keys in the
+ * order of the sequence and translate pages for addresses alone.
+ */
+typedef struct attune_cache {
+    uint32_t struct_size;
+    /*
+     * [pages, kv_heads, page, head_dim] of the problem's kv_dtype, and with head_dim_v. Any strides with a contiguous
+     * last dimension describe the layouts that engines use: NHD and HND, K beside V in one buffer, a layer of a pool.
+     * v.buffer NULL = the first head_dim_v columns of k. Keys that no sequence reads, in the tails of pages, in
+     * unmapped pages and before kv_first, may hold anything, NaN included.
+     */
+    attune_tensor k, v;
+    /*
+     * The block table, i32: [sequences, most pages], whose row b has the pages of sequence b; or the pages of all
+     * sequences one after another, [entries], with pages_start, i32 [sequences + 1], where sequence b has entries
+     * pages_start[b] to pages_start[b + 1] - 1. Entries past a sequence's keys are not read, and several sequences may
+     * share a page. The keys of an entry outside [0, pages), such as -1, are not allowed in any row. buffer NULL =
+     * sequence b is page b; for plans with problem.page 0, and only for those.
+     */
+    attune_tensor pages;
+    attune_tensor pages_start; /* buffer NULL = pages has rank 2 */
+} attune_cache;
+
+/*
+ * The sequences of a call: any mix of prefill, chunked prefill and decode. All tensors are i32 on the device, where
+ * kernels read them when they run; the host never does. What they hold is therefore checked on the device: nothing out
+ * of bounds is read or written. A sequence whose rows are not in the order of q_start or exceed q or the plan's q_len
+ * is not computed, and its rows of o, lse and row_max are not written. The rows of a sequence whose kv_len is negative,
+ * or exceeds the plan's or its block table, are fully masked.
+ */
+typedef struct attune_batch {
+    uint32_t struct_size;
+    /*
+     * [sequences + 1]: sequence b has the rows q_start[b] to q_start[b + 1] - 1 of q, o, lse and row_max, which then
+     * have one dimension for the rows of all sequences ([tokens, heads, ...]). Rows outside of all sequences are
+     * neither read nor written. buffer NULL = q is [sequences, heads, q_len, head_dim], q_len rows each.
+     */
+    attune_tensor q_start;
+    /* [sequences]: the keys of each sequence, those of this call's rows included, if they are in the cache. Row i of a
+     * sequence is at position q = kv_len - q_len + i, negative if there are more rows than keys. */
+    attune_tensor kv_len;
+    attune_tensor kv_first; /* [sequences]: the first key that is kept, for sliding caches; keys before it are not
+                               allowed in any row and not read. buffer NULL = 0 */
+    /*
+     * For plans with problem.tree: [tokens, words] ([sequences, q_len, words] without q_start), a bit mask over the
+     * last q_len keys of the row's sequence, which are the drafts of this call: bit j % 32 of word j / 32 allows key
+     * kv_len - q_len + j; bits past the words are 0. Earlier keys are not affected, and the mask expression forbids
+     * further pairs. buffer NULL = no tree.
+     */
+    attune_tensor tree;
+    attune_tensor count; /* [1]: the number of sequences of this call, which are the first; buffer NULL = all. For calls
+                            that are recorded once for the largest batch */
+} attune_batch;
+
 /* Arguments of attune_forward. */
 typedef struct attune_forward_args {
     uint32_t struct_size;
@@ -950,6 +1015,15 @@ typedef struct attune_forward_args {
      * others must not.
      */
     attune_tensor sinks;
+    /*
+     * For plans with problem.tokens, both required; k, v, mask and segments above are then not read. q is [tokens,
+     * heads, head_dim], o [tokens, heads, head_dim_v], lse and row_max [tokens, heads] with batch->q_start, and as
+     * above without. In expressions b is the index of the sequence; q, kv, q_len and kv_len are its own: positions and
+     * lengths of this call; row is the index of the row among those of all sequences. captures and parameters are those
+     * of the score and of the mask expression.
+     */
+    const attune_cache *cache;
+    const attune_batch *batch;
 } attune_forward_args;
 
 /*

@@ -111,9 +111,27 @@ typedef struct attune__forward_call {
     attune__forward call; /* points to the arrays below */
     attune_tensor captures[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__value parameters[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__serving serving;
+    attune_tensor mask_captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__value mask_parameters[ATTUNE_EXPR_MAX_SYMBOLS];
 } attune__forward_call;
 attune_status attune__forward_resolve(const attune_plan *plan, const attune_forward_args *args,
                                       attune__forward_call *resolved);
+
+/* Checks k, v and o of a call over a cache, and fills call and serving, except what a dense call has too. */
+attune_status attune__serving_resolve(const attune_plan *plan, const attune_forward_args *args,
+                                      attune__forward_call *resolved);
+/* [tokens, heads, ...] becomes [1, heads, tokens, ...]. */
+void attune__unpack(attune_tensor *tensor);
+/* INVALID_ARGUMENT unless tensor->size[dimension] is `wanted`, which is `what`. */
+attune_status attune__check_size(const char *name, const attune_tensor *tensor, uint32_t dimension, const char *what,
+                                 int64_t wanted);
+/* INVALID_ARGUMENT if `value`, which is `what`, exceeds the plan's limit. */
+attune_status attune__check_at_most(const char *what, int64_t value, int64_t limit);
+/* Resolves device captures by name, in the order of the expression's symbols; `whose` is "score" or "mask". */
+attune_status attune__resolve_captures(const attune_plan *plan, const attune_expr *expr, const char *whose,
+                                       const attune_capture *captures, uint32_t count,
+                                       attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS]);
 
 /* INVALID_ARGUMENT unless the plan is for this direction. */
 attune_status attune__check_direction(const attune_plan *plan, attune_direction direction);

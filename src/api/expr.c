@@ -60,7 +60,13 @@ attune_status attune_expr_print(const attune_expr *expr, attune_expr_format form
                             (int)format);
     if (format == ATTUNE_EXPR_GRADIENT)
         return attune__gradient_print(expr, buffer, size, needed);
-    return attune__expr_print(expr, format, buffer, size, needed);
+    if (format != ATTUNE_EXPR_C)
+        return attune__expr_print(expr, format, buffer, size, needed);
+    attune_expr *dense;
+    ATTUNE__TRY(attune__expr_dense(&expr->allocator, expr, &dense));
+    const attune_status status = attune__expr_print(dense, format, buffer, size, needed);
+    attune__expr_release(dense);
+    return status;
 }
 
 attune_status attune__bind_host(const attune_expr *expr, const attune_host_capture *captures, uint32_t capture_count,
@@ -153,7 +159,13 @@ attune_status attune_expr_evaluate_row(const attune_expr *expr, attune_dtype pre
     ATTUNE__TRY(
         attune__bind_host(expr, captures, capture_count, parameters, parameter_count, arrays, parameter_values));
     const attune__bindings bindings = {arrays, parameter_values};
-    const attune__row row = {first->b, first->h, first->q, first->h_kv, first->q_len, first->kv_len};
+    const attune__row row = {.b = first->b,
+                             .h = first->h,
+                             .q = first->q,
+                             .h_kv = first->h_kv,
+                             .q_len = first->q_len,
+                             .kv_len = first->kv_len,
+                             .row = attune__iadd(attune__imul(first->b, first->q_len), first->q)};
     enum { RUN = 1024 };
     void *scratch = attune__alloc_raw(&expr->allocator, attune__expr_scratch_size(expr, RUN), 1);
     if (!scratch)

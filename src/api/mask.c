@@ -69,19 +69,23 @@ static attune_status bind(const attune_instance *instance, const attune_mask_des
                           attune__value *values, attune_expr **bound)
 {
     ATTUNE__TRY(check_mask_expr(expr));
+    attune_expr *dense, *made = NULL;
+    ATTUNE__TRY(attune__expr_dense(&instance->host.allocator, expr, &dense));
+    attune_status status;
     if (!desc->kv_total) {
-        ATTUNE__TRY(attune__bind_host(expr, captures, capture_count, parameters, parameter_count, arrays, values));
-        *bound = attune__expr_retain(expr);
-        return ATTUNE_OK;
+        made = attune__expr_retain(dense);
+        status = attune__bind_host(made, captures, capture_count, parameters, parameter_count, arrays, values);
+    } else {
+        status = attune__expr_shift(&instance->host.allocator, dense, &made);
+        if (status == ATTUNE_OK)
+            status = attune__bind_shifted(made, captures, capture_count, parameters, parameter_count, desc->kv_start,
+                                          desc->kv_total, arrays, values);
     }
-    attune_expr *shifted;
-    ATTUNE__TRY(attune__expr_shift(&instance->host.allocator, expr, &shifted));
-    const attune_status status = attune__bind_shifted(shifted, captures, capture_count, parameters, parameter_count,
-                                                      desc->kv_start, desc->kv_total, arrays, values);
+    attune__expr_release(dense);
     if (status == ATTUNE_OK)
-        *bound = shifted;
+        *bound = made;
     else
-        attune__expr_release(shifted);
+        attune__expr_release(made);
     return status;
 }
 

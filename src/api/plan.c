@@ -24,6 +24,19 @@ static attune_status check_expr(const attune_expr *expr, attune_expr_kind kind, 
     return ATTUNE_OK;
 }
 
+/* Only calls over a cache have rows that are not b * q_len + q. */
+static attune_status retain(const attune_problem *p, const attune_expr *expr, const attune_expr **retained)
+{
+    if (!expr || p->tokens) {
+        *retained = attune__expr_retain(expr);
+        return ATTUNE_OK;
+    }
+    attune_expr *dense;
+    ATTUNE__TRY(attune__expr_dense(&expr->allocator, expr, &dense));
+    *retained = dense;
+    return ATTUNE_OK;
+}
+
 attune_status attune__plan_init(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
                                 const attune_kernel_options *options)
 {
@@ -32,13 +45,13 @@ attune_status attune__plan_init(attune_plan *plan, const attune_limits *limits, 
     ATTUNE__TRY(attune__desc_read(&p, sizeof p, problem, sizeof p, "problem"));
     ATTUNE__TRY(check_expr(p.mask, ATTUNE_EXPR_MASK, "mask"));
     ATTUNE__TRY(check_expr(p.score, ATTUNE_EXPR_SCORE, "score"));
-    plan->mask = attune__expr_retain(p.mask);
-    if (p.score && p.segments) {
+    ATTUNE__TRY(retain(&p, p.mask, &plan->mask));
+    ATTUNE__TRY(retain(&p, p.score, &plan->score));
+    if (plan->score && p.segments) {
         attune_expr *shifted;
-        ATTUNE__TRY(attune__expr_shift(&p.score->allocator, p.score, &shifted));
+        ATTUNE__TRY(attune__expr_shift(&plan->score->allocator, plan->score, &shifted));
+        attune__expr_release(plan->score);
         plan->score = shifted;
-    } else {
-        plan->score = attune__expr_retain(p.score);
     }
     if (plan->score)
         plan->reads = attune__expr_direct_reads(plan->score);
@@ -52,6 +65,8 @@ attune_status attune__plan_init(attune_plan *plan, const attune_limits *limits, 
             if (bytes > plan->shape.expr_scratch)
                 plan->shape.expr_scratch = bytes;
         }
+    if (plan->mask && plan->shape.tokens)
+        plan->shape.bounds_scratch = plan->mask->node_count * sizeof(attune__interval);
     plan->options = (attune_kernel_options){.struct_size = sizeof plan->options};
     if (options)
         ATTUNE__TRY(attune__desc_read(&plan->options, sizeof plan->options, options, sizeof plan->options, "options"));

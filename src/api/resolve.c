@@ -5,8 +5,8 @@
 #include <math.h>
 #include <string.h>
 
-static attune_status check_size(const char *name, const attune_tensor *tensor, uint32_t dimension, const char *what,
-                                int64_t wanted)
+attune_status attune__check_size(const char *name, const attune_tensor *tensor, uint32_t dimension, const char *what,
+                                 int64_t wanted)
 {
     if (tensor->size[dimension] != wanted)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.size[%u] is %lld, expected %s, %lld", name, dimension,
@@ -14,7 +14,7 @@ static attune_status check_size(const char *name, const attune_tensor *tensor, u
     return ATTUNE_OK;
 }
 
-static attune_status check_at_most(const char *what, int64_t value, int64_t limit)
+attune_status attune__check_at_most(const char *what, int64_t value, int64_t limit)
 {
     if (value > limit)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %lld, but the plan's limit is %lld", what, (long long)value,
@@ -45,34 +45,48 @@ static attune_status check_attention(const attune_plan *plan, attune__forward *c
     call->kv_heads = call->k.size[1];
     call->kv_len = call->k.size[2];
     call->scale = shape->scale;
-    ATTUNE__TRY(check_at_most("batch (q.size[0])", call->batch, shape->batch));
-    ATTUNE__TRY(check_size("q", &call->q, 1, "the plan's heads", shape->heads));
-    ATTUNE__TRY(check_at_most("q_len (q.size[2])", call->q_len, shape->q_len));
-    ATTUNE__TRY(check_size("q", &call->q, 3, "the plan's head_dim", shape->head_dim));
-    ATTUNE__TRY(check_size("k", &call->k, 0, shape->kv_batch == 1 ? "the plan's kv_batch" : "the batch of q",
-                           shape->kv_batch == 1 ? 1 : call->batch));
-    ATTUNE__TRY(check_size("k", &call->k, 1, "the plan's kv_heads", shape->kv_heads));
-    ATTUNE__TRY(check_at_most("kv_len (k.size[2])", call->kv_len, shape->kv_len));
-    ATTUNE__TRY(check_size("k", &call->k, 3, "the plan's head_dim", shape->head_dim));
-    ATTUNE__TRY(check_size("v", &call->v, 0, "the batch of k", call->k.size[0]));
-    ATTUNE__TRY(check_size("v", &call->v, 1, "the heads of k", call->kv_heads));
-    ATTUNE__TRY(check_size("v", &call->v, 2, "the length of k", call->kv_len));
-    ATTUNE__TRY(check_size("v", &call->v, 3, "the plan's head_dim_v", shape->head_dim_v));
-    ATTUNE__TRY(check_size("o", &call->o, 0, "the batch of q", call->batch));
-    ATTUNE__TRY(check_size("o", &call->o, 1, "the heads of q", call->heads));
-    ATTUNE__TRY(check_size("o", &call->o, 2, "the length of q", call->q_len));
-    return check_size("o", &call->o, 3, "the plan's head_dim_v", shape->head_dim_v);
+    ATTUNE__TRY(attune__check_at_most("batch (q.size[0])", call->batch, shape->batch));
+    ATTUNE__TRY(attune__check_size("q", &call->q, 1, "the plan's heads", shape->heads));
+    ATTUNE__TRY(attune__check_at_most("q_len (q.size[2])", call->q_len, shape->q_len));
+    ATTUNE__TRY(attune__check_size("q", &call->q, 3, "the plan's head_dim", shape->head_dim));
+    ATTUNE__TRY(attune__check_size("k", &call->k, 0, shape->kv_batch == 1 ? "the plan's kv_batch" : "the batch of q",
+                                   shape->kv_batch == 1 ? 1 : call->batch));
+    ATTUNE__TRY(attune__check_size("k", &call->k, 1, "the plan's kv_heads", shape->kv_heads));
+    ATTUNE__TRY(attune__check_at_most("kv_len (k.size[2])", call->kv_len, shape->kv_len));
+    ATTUNE__TRY(attune__check_size("k", &call->k, 3, "the plan's head_dim", shape->head_dim));
+    ATTUNE__TRY(attune__check_size("v", &call->v, 0, "the batch of k", call->k.size[0]));
+    ATTUNE__TRY(attune__check_size("v", &call->v, 1, "the heads of k", call->kv_heads));
+    ATTUNE__TRY(attune__check_size("v", &call->v, 2, "the length of k", call->kv_len));
+    ATTUNE__TRY(attune__check_size("v", &call->v, 3, "the plan's head_dim_v", shape->head_dim_v));
+    ATTUNE__TRY(attune__check_size("o", &call->o, 0, "the batch of q", call->batch));
+    ATTUNE__TRY(attune__check_size("o", &call->o, 1, "the heads of q", call->heads));
+    ATTUNE__TRY(attune__check_size("o", &call->o, 2, "the length of q", call->q_len));
+    return attune__check_size("o", &call->o, 3, "the plan's head_dim_v", shape->head_dim_v);
+}
+
+/* [tokens, heads] as [1, heads, tokens]. */
+static attune_status check_packed_row_tensor(const attune_plan *plan, const attune__forward *call, const char *name,
+                                             attune_tensor *tensor)
+{
+    const attune__tensor_rule rule = {name, plan->device, attune__shape_real(&plan->shape), 2, true, false};
+    ATTUNE__TRY(attune__tensor_check(tensor, &rule));
+    ATTUNE__TRY(attune__check_size(name, tensor, 0, "the tokens of q", call->q.size[2]));
+    ATTUNE__TRY(attune__check_size(name, tensor, 1, "the heads of q", call->heads));
+    attune__unpack(tensor);
+    return ATTUNE_OK;
 }
 
 /* lse, row_max and d_lse: [batch, heads, q_len]. */
 static attune_status check_row_tensor(const attune_plan *plan, const attune__forward *call, const char *name,
                                       bool writable, attune_tensor *tensor)
 {
+    if (call->serving && call->serving->packed)
+        return check_packed_row_tensor(plan, call, name, tensor);
     const attune__tensor_rule rule = {name, plan->device, attune__shape_real(&plan->shape), 3, writable, false};
     ATTUNE__TRY(attune__tensor_check(tensor, &rule));
-    ATTUNE__TRY(check_size(name, tensor, 0, "the batch of q", call->batch));
-    ATTUNE__TRY(check_size(name, tensor, 1, "the heads of q", call->heads));
-    return check_size(name, tensor, 2, "the length of q", call->q_len);
+    ATTUNE__TRY(attune__check_size(name, tensor, 0, "the batch of q", call->batch));
+    ATTUNE__TRY(attune__check_size(name, tensor, 1, "the heads of q", call->heads));
+    return attune__check_size(name, tensor, 2, "the length of q", call->q_len);
 }
 
 /* sinks and d_sinks: [heads]. */
@@ -80,7 +94,7 @@ static attune_status check_head_tensor(const attune_plan *plan, const char *name
 {
     const attune__tensor_rule rule = {name, plan->device, attune__shape_real(&plan->shape), 1, writable, false};
     ATTUNE__TRY(attune__tensor_check(tensor, &rule));
-    return check_size(name, tensor, 0, "the plan's heads", plan->shape.heads);
+    return attune__check_size(name, tensor, 0, "the plan's heads", plan->shape.heads);
 }
 
 /* Of segments, the first has the sinks, so that the result counts them once. */
@@ -203,17 +217,14 @@ static void warn_short(const attune_plan *plan, const attune__segment_range *ran
     }
 }
 
-/* Resolves device captures by name, in the order of the score expression's symbols. */
-static attune_status bind_captures(const attune_plan *plan, const attune_capture *captures, uint32_t count,
-                                   const attune__segment_range *range, const attune__forward *call,
-                                   attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS])
+attune_status attune__resolve_captures(const attune_plan *plan, const attune_expr *expr, const char *whose,
+                                       const attune_capture *captures, uint32_t count,
+                                       attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS])
 {
-    if (!plan->score)
-        return ATTUNE_OK;
     if (count)
         ATTUNE__TRY(attune__check_not_null(captures, "args.captures"));
-    for (uint32_t i = 0; i < plan->score->symbol_count; i++) {
-        const attune__symbol *symbol = &plan->score->symbols[i];
+    for (uint32_t i = 0; i < expr->symbol_count; i++) {
+        const attune__symbol *symbol = &expr->symbols[i];
         if (symbol->kind != ATTUNE_SYMBOL_CAPTURE)
             continue;
         uint32_t found = count;
@@ -221,13 +232,24 @@ static attune_status bind_captures(const attune_plan *plan, const attune_capture
             if (captures[j].name && !strcmp(captures[j].name, symbol->name))
                 found = j;
         if (found == count)
-            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.captures has no \"%s\", which the score expression uses",
-                                symbol->name);
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.captures has no \"%s\", which the %s expression uses",
+                                symbol->name, whose);
         tensors[i] = captures[found].tensor;
         ATTUNE__TRY(attune__tensor_check(&tensors[i], &(attune__tensor_rule){symbol->name, plan->device, symbol->dtype,
                                                                              symbol->rank, false, false}));
     }
-    warn_short(plan, range, call, tensors);
+    return ATTUNE_OK;
+}
+
+static attune_status bind_captures(const attune_plan *plan, const attune_capture *captures, uint32_t count,
+                                   const attune__segment_range *range, const attune__forward *call,
+                                   attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS])
+{
+    if (!plan->score)
+        return ATTUNE_OK;
+    ATTUNE__TRY(attune__resolve_captures(plan, plan->score, "score", captures, count, tensors));
+    if (!call->serving)
+        warn_short(plan, range, call, tensors);
     return ATTUNE_OK;
 }
 
@@ -306,7 +328,13 @@ attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_f
         .workspace_offset = a->workspace_offset,
         .seconds = a->seconds,
     };
-    ATTUNE__TRY(check_attention(plan, call, true));
+    if (plan->shape.tokens)
+        ATTUNE__TRY(attune__serving_resolve(plan, a, resolved));
+    else if (a->cache || a->batch)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.%s is set, but the plan reads no cache: set problem.tokens",
+                            a->cache ? "cache" : "batch");
+    else
+        ATTUNE__TRY(check_attention(plan, call, true));
     if (call->lse.buffer) {
         if (!plan->shape.lse)
             return attune__fail(ATTUNE_INVALID_ARGUMENT,
@@ -320,7 +348,8 @@ attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_f
         ATTUNE__TRY(check_row_tensor(plan, call, "row_max", true, &call->row_max));
     }
     ATTUNE__TRY(check_sinks(plan, range, call));
-    ATTUNE__TRY(check_mask(plan, range, call));
+    if (!call->serving)
+        ATTUNE__TRY(check_mask(plan, range, call));
     ATTUNE__TRY(bind_captures(plan, a->captures, a->capture_count, range, call, resolved->captures));
     ATTUNE__TRY(bind_parameters(plan, a->parameters, a->parameter_count, range, call->mask, resolved->parameters));
     return check_workspace(plan, call);
@@ -352,7 +381,7 @@ static attune_status check_like(const attune_plan *plan, const char *name, const
     const attune__tensor_rule rule = {name, plan->device, like->dtype, 4, writable, true};
     ATTUNE__TRY(attune__tensor_check(tensor, &rule));
     for (uint32_t i = 0; i < 4; i++)
-        ATTUNE__TRY(check_size(name, tensor, i, of, like->size[i]));
+        ATTUNE__TRY(attune__check_size(name, tensor, i, of, like->size[i]));
     return ATTUNE_OK;
 }
 
@@ -369,7 +398,7 @@ static attune_status check_capture_gradient(const attune_plan *plan, uint32_t sy
                                      &(attune__tensor_rule){s->name, plan->device, ATTUNE_F32, s->rank, true, false}));
     uint64_t count = 1;
     for (uint32_t i = 0; i < s->rank; i++) {
-        ATTUNE__TRY(check_size(s->name, d_capture, i, "the capture's size", capture->size[i]));
+        ATTUNE__TRY(attune__check_size(s->name, d_capture, i, "the capture's size", capture->size[i]));
         count *= (uint64_t)d_capture->size[i]; /* distinct elements of one buffer: no overflow */
     }
     *elements += count;

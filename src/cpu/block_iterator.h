@@ -22,6 +22,7 @@ typedef struct attune__kv_tile {
     int64_t kv0;
     size_t count;
     bool partial;
+    bool masked, absent, tree; /* serving: why it is partial */
 } attune__kv_tile;
 
 /* Begins at the first tile of the block row of q0, for one split. Splits divide the listed blocks, not the keys, so
@@ -104,8 +105,9 @@ static inline bool attune__block_iterator_next_tile(attune__block_iterator *iter
         if (!attune__block_iterator_next(iterator))
             return false;
     int64_t left = iterator->kv_end - iterator->kv;
-    *tile = (attune__kv_tile){iterator->kv, left < (int64_t)iterator->block_n ? (size_t)left : iterator->block_n,
-                              iterator->is_partial};
+    *tile = (attune__kv_tile){.kv0 = iterator->kv,
+                              .count = left < (int64_t)iterator->block_n ? (size_t)left : iterator->block_n,
+                              .partial = iterator->is_partial};
     iterator->kv += (int64_t)iterator->block_n;
     return true;
 }

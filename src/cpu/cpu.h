@@ -5,6 +5,7 @@
  *     device.c    device, limits                    measure.c         peaks
  *     buffer.c    host memory                       launch.c          a forward call: items, threads, workspace
  *     program.c   programs                          forward_tmpl.h    a forward item: the seven stages
+ *     serving.c   sequences and pages of a cache    cache_tmpl.h      its keys in a tile
  *     mask.c      masks computed from a tensor      backward*         likewise for the backward pass
  *     merge.c     merging                           block_iterator.h  the tiles of a row of blocks
  *     kernels.h   inner kernels                     kernel_*.c        their implementations
@@ -43,6 +44,7 @@ typedef struct attune__cpu_program {
     attune__shape shape;
     attune_plan_choice choice;
     const attune_expr *score;         /* NULL = none. Partial blocks evaluate the expression of the mask */
+    const attune_expr *mask;          /* of calls over a cache, which have no mask; NULL = none */
     const attune__gradient *gradient; /* of score, in backward */
     uint32_t weight;                  /* of score and gradient, per pair */
 } attune__cpu_program;
@@ -53,6 +55,8 @@ typedef struct attune__cpu_run {
     const attune__cpu_program *program;
     const attune__forward *call;
     attune__bindings score;    /* of the score expression */
+    attune__bindings mask;     /* of program->mask */
+    int64_t *schedule;         /* serving: the items of the sequences before each, and of all */
     size_t block_m, block_n;   /* of a tile */
     size_t head_step, q_step;  /* query heads and rows of an item: head_step * q_step <= block_m */
     int64_t head_chunks;       /* items in a group of query heads */
@@ -65,6 +69,14 @@ typedef struct attune__cpu_run {
     size_t scratch_bytes;
     atomic_llong next; /* the next item, or row to merge */
 } attune__cpu_run;
+
+/* The sequence of an item. Of a dense call, every batch has the call's lengths. */
+typedef struct attune__cpu_sequence {
+    int64_t q_len, kv_len, kv_first;
+    int64_t batch, row0; /* its first row in q, o, lse and row_max */
+    int64_t position;    /* of that row among the keys: q of the expressions */
+    int64_t row;         /* likewise among the rows of all sequences */
+} attune__cpu_sequence;
 
 /* Sizes are padded to whole panels. */
 static inline size_t attune__cpu_pad(size_t n)
@@ -89,6 +101,16 @@ static inline char *attune__cpu_element(const attune_tensor *tensor, size_t elem
 {
     return attune__cpu_memory(tensor->buffer) + (int64_t)tensor->offset + i * tensor->stride[0] * (int64_t)element;
 }
+
+/* Serving: sequence b, checked, without rows where q_start is invalid and without keys where kv_len is. */
+attune__cpu_sequence attune__cpu_sequence_at(const attune__cpu_run *run, int64_t b);
+/* Fills run->schedule and run->items; returns the pairs of a query and a key. */
+double attune__cpu_schedule(attune__cpu_run *run);
+/* The sequence of an item, which becomes its index in the sequence. */
+int64_t attune__cpu_schedule_find(const attune__cpu_run *run, int64_t *index);
+/* The address of a key of k or v, and how many keys from there on are in its page; NULL if it is in none. */
+const char *attune__cpu_key_at(const attune__cpu_run *run, const attune_tensor *tensor, int64_t b, int64_t kv_h,
+                               int64_t kv, int64_t *count);
 
 /* The work of a thread (attune__pool_fn; user is an attune__cpu_run): items, then merging rows of splits. */
 void attune__cpu_items_f32(void *run, uint32_t thread);

@@ -22,6 +22,10 @@ typedef struct state {
     REAL *valid;      /* of each row: 1 if any pair was allowed */
     uint8_t *allowed; /* of one row of a tile */
     void *expr;
+    /* Serving: */
+    attune__interval *bounds; /* of the mask over a tile */
+    REAL *stage;              /* the rows of k, or v, of a tile */
+    uint8_t *absent;          /* of each key of a tile: it is in no page */
     size_t ldq, lds, ldo;
 } state;
 
@@ -30,6 +34,7 @@ typedef struct item {
     int64_t b, h0, kv_h, q0;
     size_t heads, queries, rows;
     uint32_t split;
+    attune__cpu_sequence sequence;
 } item;
 
 static state state_at(const attune__cpu_run *run, uint32_t thread)
@@ -48,13 +53,40 @@ static state state_at(const attune__cpu_run *run, uint32_t thread)
     st.valid = st.l + m;
     st.allowed = (uint8_t *)(st.valid + m);
     st.expr = st.allowed + (n + 63) / 64 * 64;
+    if (run->call->serving) {
+        char *bounds = (char *)st.expr + (shape->expr_scratch + 63) / 64 * 64;
+        st.bounds = (attune__interval *)(void *)bounds;
+        st.stage = (REAL *)(void *)(bounds + (shape->bounds_scratch + 63) / 64 * 64);
+        st.absent =
+            (uint8_t *)(st.stage + (shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v) * n);
+    }
     return st;
+}
+
+/* Serving: the items of a sequence are together. */
+static item serving_item_at(const attune__cpu_run *run, int64_t index)
+{
+    const attune__forward *call = run->call;
+    const int64_t group = call->heads / call->kv_heads, step = (int64_t)run->q_step;
+    item it = {.b = attune__cpu_schedule_find(run, &index)};
+    it.sequence = attune__cpu_sequence_at(run, it.b);
+    const int64_t head0 = index % run->head_chunks * (int64_t)run->head_step;
+    index /= run->head_chunks;
+    it.kv_h = index % call->kv_heads;
+    it.h0 = it.kv_h * group + head0;
+    it.heads = group - head0 < (int64_t)run->head_step ? (size_t)(group - head0) : run->head_step;
+    it.q0 = index / call->kv_heads * step;
+    it.queries = it.sequence.q_len - it.q0 < step ? (size_t)(it.sequence.q_len - it.q0) : run->q_step;
+    it.rows = it.heads * it.queries;
+    return it;
 }
 
 /* The last rows first: with a causal mask they are the longest, and short items balance the end. */
 static item item_at(const attune__cpu_run *run, int64_t index)
 {
     const attune__forward *call = run->call;
+    if (call->serving)
+        return serving_item_at(run, index);
     int64_t group = call->heads / call->kv_heads;
     int64_t chunk = run->q_chunks - 1 - index / (run->items / run->q_chunks);
     int64_t rest = index % (run->items / run->q_chunks);
@@ -74,6 +106,7 @@ static item item_at(const attune__cpu_run *run, int64_t index)
     it.q0 = block0 + chunk % in_block * (int64_t)run->q_step;
     it.queries = end - it.q0 < (int64_t)run->q_step ? (size_t)(end - it.q0) : run->q_step;
     it.rows = it.heads * it.queries;
+    it.sequence = (attune__cpu_sequence){.q_len = call->q_len, .kv_len = call->kv_len, .batch = it.b};
     return it;
 }
 
@@ -87,6 +120,19 @@ static int64_t row_query(const item *it, size_t r)
     return it->q0 + (int64_t)(r % it->queries);
 }
 
+/* The variables of a row in expressions, but for those of a mask that is a part of another. */
+static attune__row variables(const item *it, size_t r)
+{
+    const attune__cpu_sequence *s = &it->sequence;
+    return (attune__row){.b = (int32_t)it->b,
+                         .h = (int32_t)row_head(it, r),
+                         .q = (int32_t)(s->position + row_query(it, r)),
+                         .h_kv = (int32_t)it->kv_h,
+                         .q_len = (int32_t)s->q_len,
+                         .kv_len = (int32_t)s->kv_len,
+                         .row = (int32_t)(s->row + row_query(it, r))};
+}
+
 /* 1: load Q, prescaled if the plan has prescale_qk. */
 static void load_q(const attune__cpu_run *run, const item *it, const state *st)
 {
@@ -96,7 +142,8 @@ static void load_q(const attune__cpu_run *run, const item *it, const state *st)
     REAL factor = run->program->choice.prescale_qk ? (REAL)run->call->scale : 1;
     for (size_t h = 0; h < it->heads; h++)
         run->device->KERNELS.load_rows(
-            st->q + h * it->queries * st->ldq, st->ldq, attune__cpu_at(q, element, it->b, it->h0 + (int64_t)h, it->q0),
+            st->q + h * it->queries * st->ldq, st->ldq,
+            attune__cpu_at(q, element, it->sequence.batch, it->h0 + (int64_t)h, it->sequence.row0 + it->q0),
             (ptrdiff_t)(q->stride[2] * (int64_t)element), q->dtype, it->queries, shape->head_dim, factor);
     memset(st->o, 0, it->rows * st->ldo * sizeof(REAL));
     for (size_t r = 0; r < it->rows; r++) {
@@ -113,22 +160,27 @@ typedef struct source {
     attune_dtype dtype;
 } source;
 
-static source source_at(const attune_tensor *tensor, const item *it, int64_t row)
+#include "cpu/cache_tmpl.h"
+
+static source source_at(const attune__cpu_run *run, const attune_tensor *tensor, const item *it, const state *st,
+                        attune__kv_tile *tile)
 {
+    if (run->call->serving)
+        return gather(run, tensor, it, st, tile);
     size_t element = attune_dtype_size(tensor->dtype);
     /* A batch of one broadcasts. */
     int64_t b = tensor->size[0] == 1 ? 0 : it->b;
-    return (source){attune__cpu_at(tensor, element, b, it->kv_h, row),
+    return (source){attune__cpu_at(tensor, element, b, it->kv_h, tile->kv0),
                     (ptrdiff_t)(tensor->stride[2] * (int64_t)element), tensor->dtype};
 }
 
 /* 2 and 3: load K; S = Q K^T * scale. */
-static void scores(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+static void scores(const attune__cpu_run *run, const item *it, const state *st, attune__kv_tile *tile)
 {
     const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
     const size_t d = run->program->shape.head_dim;
     const REAL scale = run->program->choice.prescale_qk ? 1 : (REAL)run->call->scale;
-    const source k = source_at(&run->call->k, it, tile->kv0);
+    const source k = source_at(run, &run->call->k, it, st, tile);
     if (it->rows > DIRECT_ROWS) {
         kernels->pack_k(st->k, k.rows, k.stride, k.dtype, tile->count, d);
         kernels->multiply(st->s, st->lds, st->q, st->ldq, it->rows, d, st->k, ATTUNE__PANEL * d,
@@ -148,6 +200,10 @@ static void scores(const attune__cpu_run *run, const item *it, const state *st, 
 /* Evaluates the mask for a row of a partial block. */
 static void allow(const attune__cpu_run *run, const item *it, const state *st, size_t r, const attune__kv_tile *tile)
 {
+    if (run->call->serving) {
+        allow_served(run, it, st, r, tile);
+        return;
+    }
     const attune_mask *mask = run->call->mask;
     const attune__bindings bindings = {mask->captures, mask->parameters};
     const attune__row row = attune__mask_row(mask, it->b, row_head(it, r), row_query(it, r));
@@ -157,17 +213,10 @@ static void allow(const attune__cpu_run *run, const item *it, const state *st, s
 /* 4: the score expression, then the mask. */
 static void modify(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
 {
-    const attune__forward *call = run->call;
     for (size_t r = 0; r < it->rows; r++) {
         REAL *s = st->s + r * st->lds;
         if (run->program->score) {
-            const int64_t h = row_head(it, r);
-            const attune__row row = {.b = (int32_t)it->b,
-                                     .h = (int32_t)h,
-                                     .q = (int32_t)row_query(it, r),
-                                     .h_kv = (int32_t)it->kv_h,
-                                     .q_len = (int32_t)call->q_len,
-                                     .kv_len = (int32_t)call->kv_len};
+            const attune__row row = variables(it, r);
             SCORE_ROW(run->device, run->program->score, &run->score, &row, (int32_t)tile->kv0, tile->count, st->expr,
                       s);
         }
@@ -221,12 +270,12 @@ static void accumulate_allowed(const attune__cpu_run *run, const item *it, const
 }
 
 /* 6: O += P V. */
-static void accumulate(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+static void accumulate(const attune__cpu_run *run, const item *it, const state *st, attune__kv_tile *tile)
 {
     const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
     const size_t dv = run->program->shape.head_dim_v;
     const size_t panel_stride = ATTUNE__PANEL * attune__cpu_pad(run->block_n);
-    const source v = source_at(&run->call->v, it, tile->kv0);
+    const source v = source_at(run, &run->call->v, it, st, tile);
     const bool direct = it->rows <= DIRECT_ROWS;
     bool finite = !tile->partial || !direct || kernels->finite(v.rows, v.stride, v.dtype, tile->count, dv);
     if (!direct || !finite)
@@ -335,9 +384,12 @@ void NAME(cpu_items)(void *user, uint32_t thread)
             return;
         const item it = item_at(run, index);
         load_q(run, &it, &st);
-        attune__block_iterator iterator = attune__block_iterator_begin(run, it.b, it.h0, it.q0, it.split);
-        attune__kv_tile tile;
-        while (attune__block_iterator_next_tile(&iterator, &tile)) {
+        attune__block_iterator iterator = {.left = 0};
+        attune__kv_tile tile = {.kv0 = it.sequence.kv_first};
+        if (!run->call->serving)
+            iterator = attune__block_iterator_begin(run, it.b, it.h0, it.q0, it.split);
+        while (run->call->serving ? next_served_tile(run, &it, &st, &tile)
+                                  : attune__block_iterator_next_tile(&iterator, &tile)) {
             scores(run, &it, &st, &tile);
             modify(run, &it, &st, &tile);
             softmax(run, &it, &st, &tile);
@@ -347,8 +399,8 @@ void NAME(cpu_items)(void *user, uint32_t thread)
             if (run->splits > 1)
                 store_part(run, &it, &st, r);
             else
-                store(run, it.b, row_head(&it, r), row_query(&it, r), st.o + r * st.ldo, st.m[r], st.l[r],
-                      st.valid[r] != 0);
+                store(run, it.sequence.batch, row_head(&it, r), it.sequence.row0 + row_query(&it, r), st.o + r * st.ldo,
+                      st.m[r], st.l[r], st.valid[r] != 0);
     }
 }
 

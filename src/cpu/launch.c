@@ -76,7 +76,7 @@ static attune_status launch(const attune__program *program, const attune__forwar
     const double start = call->seconds ? attune__cpu_now() : 0;
     const bool f64 = attune__shape_real(&mine->shape) == ATTUNE_F64;
     const size_t real = f64 ? sizeof(double) : sizeof(float);
-    attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS], mask_captures[ATTUNE_EXPR_MAX_SYMBOLS];
     attune__cpu_run run = {
         .device = device,
         .program = mine,
@@ -86,13 +86,18 @@ static attune_status launch(const attune__program *program, const attune__forwar
         .block_n = mine->choice.block_n,
     };
     attune__cpu_bind(mine->score, call->captures, captures);
-    divide(&run, decode);
+    if (call->serving) {
+        run.mask = (attune__bindings){mask_captures, call->serving->mask_parameters};
+        attune__cpu_bind(mine->mask, call->serving->mask_captures, mask_captures);
+    }
+    divide(&run, decode || call->serving);
 
     /* The workspace: partial results of splits, then scratch for as many threads as fit. It may be caller's memory of
      * any alignment. */
     run.scratch_bytes = (size_t)attune__cpu_thread_size(&mine->shape, mine->choice.block_m, mine->choice.block_n);
     const size_t rows = (size_t)(call->batch * call->heads * call->q_len);
-    const size_t parts_bytes = (size_t)attune__split_size(&mine->shape, run.splits, (uint32_t)real);
+    const size_t schedule_bytes = (size_t)attune__cpu_schedule_size(&mine->shape);
+    const size_t parts_bytes = schedule_bytes + (size_t)attune__split_size(&mine->shape, run.splits, (uint32_t)real);
     char *base = call->workspace ? attune__cpu_memory(call->workspace) + call->workspace_offset : NULL;
     const size_t skew = (ATTUNE__CPU_ALIGNMENT - (uintptr_t)base % ATTUNE__CPU_ALIGNMENT) % ATTUNE__CPU_ALIGNMENT;
     const uint64_t left = call->workspace ? call->workspace->size - call->workspace_offset : 0;
@@ -101,13 +106,15 @@ static attune_status launch(const attune__program *program, const attune__forwar
                             "the workspace has %llu bytes at %p, but one thread needs %llu from a multiple of %zu on",
                             (unsigned long long)left, (void *)base, (unsigned long long)parts_bytes + run.scratch_bytes,
                             ATTUNE__CPU_ALIGNMENT);
-    run.parts = base + skew;
+    run.schedule = (int64_t *)(void *)(base + skew);
+    run.parts = base + skew + schedule_bytes;
     run.ml = run.parts + align(rows * run.splits * mine->shape.head_dim_v * real);
-    run.scratch = run.parts + parts_bytes;
+    run.scratch = base + skew + parts_bytes;
     const uint64_t fit = (left - skew - parts_bytes) / run.scratch_bytes;
+    const double pairs = call->serving ? attune__cpu_schedule(&run) : (double)rows * (double)call->kv_len;
     const uint64_t items = (uint64_t)run.items;
     const uint32_t columns = mine->shape.head_dim_v, flop = 2 * (mine->shape.head_dim + columns);
-    const double pairs = (double)rows * (double)call->kv_len, parts = (double)rows * run.splits;
+    const double parts = (double)rows * run.splits;
     uint32_t threads = attune__cpu_threads(device, f64, pairs, flop, mine->weight, fit < items ? fit : items);
     if (run.items)
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_items_f64 : attune__cpu_items_f32, &run);

@@ -14,6 +14,7 @@ static attune_status create(attune_device *device, const attune__program_desc *d
     made->shape = *desc->shape;
     made->choice = *desc->choice;
     made->score = desc->score;
+    made->mask = desc->shape->tokens ? desc->mask : NULL;
     made->gradient = desc->gradient;
     made->weight = desc->shape->expr.score.weight + desc->shape->expr.slope.weight;
     *program = &made->base;

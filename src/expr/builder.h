@@ -22,7 +22,7 @@ typedef struct attune__builder {
     uint32_t count;
     bool overflow;   /* out of nodes: every later node is node 0, and finishing fails */
     bool substitute; /* while importing, variables are replaced by var[] where it is not ATTUNE__NONE */
-    uint32_t var[ATTUNE__VAR_SCORE + 1];
+    uint32_t var[ATTUNE__VAR_ROW + 1];
     uint32_t symbol_count;
     attune__symbol symbols[ATTUNE_EXPR_MAX_SYMBOLS];
 } attune__builder;

@@ -265,7 +265,7 @@ static void begin_function(const attune_expr *expr, const char *name, const attu
                      "float score%s ATTUNE_SYMBOLS)\n{\n",
                      expr->kind == ATTUNE_EXPR_MASK ? "int" : "float", name,
                      terms ? ", const int *key, const int *row" : "");
-    for (int i = 0; i < ATTUNE__VAR_COUNT; i++)
+    for (int i = 0; i <= ATTUNE__VAR_SCORE; i++)
         if (!(expr->uses & (1u << i)))
             attune__text_add(text, "    (void)%s;\n", attune__var_name((attune__var)i));
 }

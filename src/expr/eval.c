@@ -126,7 +126,9 @@ attune__value attune__apply(attune__op op, attune__type type, const attune__valu
 attune__value attune__expr_point(const attune_expr *expr, const attune__bindings *bindings, const attune_point *point)
 {
     attune__value values[ATTUNE_EXPR_MAX_NODES];
-    const int32_t vars[] = {point->b, point->h, point->q, point->kv, point->h_kv, point->q_len, point->kv_len};
+    /* A point is of a dense call. */
+    const int32_t row = attune__iadd(attune__imul(point->b, point->q_len), point->q);
+    const int32_t vars[] = {point->b, point->h, point->q, point->kv, point->h_kv, point->q_len, point->kv_len, 0, row};
     for (uint32_t i = 0; i < expr->node_count; i++) {
         const attune__node *node = &expr->nodes[i];
         attune__value arg[ATTUNE_MAX_RANK] = {{0}};

@@ -548,7 +548,7 @@ static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const at
                                                const attune__row *row, int32_t kv0, size_t count, const REAL *score,
                                                void *scratch)
 {
-    const int32_t vars[] = {row->b, row->h, row->q, 0, row->h_kv, row->q_len, row->kv_len};
+    const int32_t vars[] = {row->b, row->h, row->q, 0, row->h_kv, row->q_len, row->kv_len, 0, row->row};
     NAME(node_state) *states = scratch;
     char *memory = (char *)scratch + ALIGNED(expr->node_count * sizeof(NAME(node_state)));
     const uint32_t nodes = open ? open->count : expr->node_count;

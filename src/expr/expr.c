@@ -26,7 +26,7 @@ const char *attune__type_name(attune__type type)
 
 const char *attune__var_name(attune__var var)
 {
-    static const char *const names[] = {"b", "h", "q", "kv", "h_kv", "q_len", "kv_len", "score"};
+    static const char *const names[] = {"b", "h", "q", "kv", "h_kv", "q_len", "kv_len", "score", "row"};
     return names[var];
 }
 
@@ -256,6 +256,14 @@ static attune_status make_parameter(attune__builder *builder, const char *name, 
     return ATTUNE_OK;
 }
 
+/* Begins to replace variables, and replaces none. */
+static void substitute_none(attune__builder *builder)
+{
+    for (uint32_t i = 0; i < sizeof builder->var / sizeof builder->var[0]; i++)
+        builder->var[i] = ATTUNE__NONE;
+    builder->substitute = true;
+}
+
 attune_status attune__expr_shift(const attune_allocator *allocator, const attune_expr *expr, attune_expr **shifted)
 {
     *shifted = NULL;
@@ -273,16 +281,40 @@ attune_status attune__expr_shift(const attune_allocator *allocator, const attune
     if (status == ATTUNE_OK)
         status = make_parameter(&builder, ATTUNE__KV_TOTAL, &total);
     if (status == ATTUNE_OK) {
-        for (uint32_t i = 0; i < sizeof builder.var / sizeof builder.var[0]; i++)
-            builder.var[i] = ATTUNE__NONE;
+        substitute_none(&builder);
         builder.var[ATTUNE__VAR_KV] =
             attune__make2(&builder, ATTUNE__OP_ADD, attune__make_var(&builder, ATTUNE__VAR_KV), start);
         builder.var[ATTUNE__VAR_KV_LEN] = total;
-        builder.substitute = true;
         status = attune__builder_import(&builder, expr, number);
     }
     if (status == ATTUNE_OK)
         status = attune__builder_finish(&builder, number[expr->node_count - 1], ATTUNE_INVALID_ARGUMENT, shifted);
+    attune__builder_free(&builder);
+    return status;
+}
+
+attune_status attune__expr_dense(const attune_allocator *allocator, const attune_expr *expr, attune_expr **dense)
+{
+    *dense = NULL;
+    if (!(expr->uses & 1u << ATTUNE__VAR_ROW)) {
+        *dense = attune__expr_retain(expr);
+        return ATTUNE_OK;
+    }
+    attune__builder builder;
+    ATTUNE__TRY(attune__builder_init(&builder, allocator, expr->kind));
+    uint32_t number[ATTUNE_EXPR_MAX_NODES];
+    /* Importing first keeps the order of the symbols. */
+    attune_status status = attune__builder_import(&builder, expr, number);
+    if (status == ATTUNE_OK) {
+        const uint32_t first = attune__make2(&builder, ATTUNE__OP_MUL, attune__make_var(&builder, ATTUNE__VAR_B),
+                                             attune__make_var(&builder, ATTUNE__VAR_Q_LEN));
+        const uint32_t row = attune__make2(&builder, ATTUNE__OP_ADD, first, attune__make_var(&builder, ATTUNE__VAR_Q));
+        substitute_none(&builder);
+        builder.var[ATTUNE__VAR_ROW] = row;
+        status = attune__builder_import(&builder, expr, number);
+    }
+    if (status == ATTUNE_OK)
+        status = attune__builder_finish(&builder, number[expr->node_count - 1], ATTUNE_INVALID_ARGUMENT, dense);
     attune__builder_free(&builder);
     return status;
 }

@@ -96,7 +96,8 @@ typedef enum attune__var {
     ATTUNE__VAR_H_KV,
     ATTUNE__VAR_Q_LEN,
     ATTUNE__VAR_KV_LEN,
-    ATTUNE__VAR_SCORE
+    ATTUNE__VAR_SCORE,
+    ATTUNE__VAR_ROW /* of all sequences' rows; depends on b and q too */
 } attune__var;
 
 typedef union attune__value {
@@ -160,16 +161,22 @@ attune_status attune__expr_combine(const attune_allocator *allocator, attune__op
 #define ATTUNE__KV_TOTAL "segment_kv_total"
 attune_status attune__expr_shift(const attune_allocator *allocator, const attune_expr *expr, attune_expr **shifted);
 
+/*
+ * Creates the expression for calls whose sequences all have q_len rows: row becomes b * q_len + q. Returns the
+ * expression itself, retained, if it does not read row. Kernels see row only in plans with problem.tokens.
+ */
+attune_status attune__expr_dense(const attune_allocator *allocator, const attune_expr *expr, attune_expr **dense);
+
 /* For each dimension of each capture, as bits 1 << attune__var: the variables that are an index by themselves
  * (doc[kv]). */
 typedef struct attune__direct_reads {
-    uint8_t vars[ATTUNE_EXPR_MAX_SYMBOLS][ATTUNE_MAX_RANK];
+    uint16_t vars[ATTUNE_EXPR_MAX_SYMBOLS][ATTUNE_MAX_RANK];
 } attune__direct_reads;
 attune__direct_reads attune__expr_direct_reads(const attune_expr *expr);
 
 /* One more than the largest value of each attune__var; 0 = not checked. */
 typedef struct attune__extents {
-    int64_t of[8];
+    int64_t of[9];
 } attune__extents;
 typedef struct attune__short_read {
     uint32_t dimension;
@@ -242,6 +249,7 @@ attune_status attune__bindings_resolve(const attune_expr *expr, const attune_hos
 /* The variables that are constant along a row of the q x kv plane. */
 typedef struct attune__row {
     int32_t b, h, q, h_kv, q_len, kv_len;
+    int32_t row; /* read by expressions over ragged batches only */
 } attune__row;
 
 /* A device's own f32 functions over arrays: to[i] = f(x[i]). `to` may equal x; NULL = libm's. */
@@ -293,7 +301,7 @@ struct attune__interval {
 
 /* A box of indices, all closed. */
 typedef struct attune__box {
-    attune__interval var[8]; /* by attune__var */
+    attune__interval var[9]; /* by attune__var */
 } attune__box;
 
 /* Tables of minima and maxima over power-of-two runs of each capture, which give the range over any box of indices in

@@ -75,7 +75,7 @@ attune__real attune__apply_real(attune__op op, attune__type type, const attune__
 const char *attune__op_name(attune__op op);
 const char *attune__type_name(attune__type type);
 const char *attune__var_name(attune__var var);
-#define ATTUNE__VAR_COUNT 8
+#define ATTUNE__VAR_COUNT 9
 
 /* The type of a capture read, 0 for a dtype that captures cannot have. */
 static inline attune__type attune__capture_type(attune_dtype dtype)

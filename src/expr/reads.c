@@ -32,7 +32,7 @@ attune__direct_reads attune__expr_direct_reads(const attune_expr *expr)
         for (uint32_t d = 0; d < node->arg_count; d++) {
             const attune__node *index = &expr->nodes[node->arg[d]];
             if (index->op == ATTUNE__OP_VAR)
-                reads.vars[node->value.i][d] |= (uint8_t)(1u << index->value.i);
+                reads.vars[node->value.i][d] |= (uint16_t)(1u << index->value.i);
             else if (is_shifted_kv(expr, index))
                 reads.vars[node->value.i][d] |= 1u << ATTUNE__VAR_KV;
         }

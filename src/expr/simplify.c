@@ -122,9 +122,11 @@ uint32_t attune__make_float(attune__builder *builder, double value)
 
 uint32_t attune__make_var(attune__builder *builder, attune__var var)
 {
+    /* A row is that of a query of a sequence. */
+    const uint16_t implied = var == ATTUNE__VAR_ROW ? 1u << ATTUNE__VAR_B | 1u << ATTUNE__VAR_Q : 0;
     return intern(builder, (attune__node){.op = ATTUNE__OP_VAR,
                                           .type = var == ATTUNE__VAR_SCORE ? ATTUNE__FLOAT : ATTUNE__INT,
-                                          .uses = (uint16_t)(1u << var),
+                                          .uses = (uint16_t)(implied | 1u << var),
                                           .value.i = (int32_t)var});
 }
 

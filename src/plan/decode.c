@@ -33,7 +33,13 @@ attune_status attune__decode_rule(const attune__search *search, attune__decode *
     uint32_t units = search->limits->compute_units;
     uint32_t force = search->options.force_use_flex_attention;
     *rule = ATTUNE__DECODE_NO;
-    if (s->direction == ATTUNE_BACKWARD)
+    if (s->tokens && force == ATTUNE_OFF)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "FORCE_USE_FLEX_ATTENTION off forces the decode kernel, and over a cache "
+                            "one kernel takes any mix of lengths: leave the option out");
+    if (s->tokens)
+        snprintf(why, size, "no: one kernel takes any mix of prompts and single queries");
+    else if (s->direction == ATTUNE_BACKWARD)
         snprintf(why, size, "no: there is no decode kernel in backward");
     else if (force == ATTUNE_ON)
         snprintf(why, size, "no: FORCE_USE_FLEX_ATTENTION is on");

@@ -91,6 +91,8 @@ static const char *reject_feature(const attune__family *family, const attune__se
     const attune__shape *s = search->shape;
     if (s->sinks && !family->sinks)
         return "it adds no sinks (problem.sinks)";
+    if (s->tokens && !family->serving)
+        return "it reads no cache (problem.tokens)";
     if (family->wide_heads || (s->head_dim <= 256 && s->head_dim_v <= 256))
         return NULL;
     snprintf(why, size, "its head dimensions are at most 256: here they are %u and %u", s->head_dim, s->head_dim_v);

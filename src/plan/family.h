@@ -72,6 +72,7 @@ typedef struct attune__family {
     bool last_resort; /* its failure is reported only if no other family has one */
     bool tma;         /* USE_TMA is ON here; elsewhere it is OFF */
     bool sinks;       /* it adds sinks */
+    bool serving;     /* it reads caches, and batches of sequences */
     bool wide_heads;  /* head dimensions above 256 */
     uint32_t dtypes;  /* bits 1 << attune_dtype: of k and v */
     uint32_t mixes;   /* bits 1 << attune__pass: passes in which q and o may be f32, f16 or bf16 for any k and v */

@@ -25,7 +25,17 @@ uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, u
 {
     uint64_t scratch =
         attune__cpu_scratch_size(block_m, block_n, shape->head_dim, shape->head_dim_v, attune__shape_real(shape));
+    if (shape->tokens) {
+        const uint64_t t = compute_bytes(attune__shape_real(shape)), n = attune__round_up(block_n, 16);
+        const uint32_t widest = shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v;
+        scratch += attune__round_up64(shape->bounds_scratch, 64) + array(n * widest, t) + array(n, 1);
+    }
     return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64), 256);
+}
+
+uint64_t attune__cpu_schedule_size(const attune__shape *shape)
+{
+    return shape->tokens ? attune__round_up64(((uint64_t)shape->batch + 1) * sizeof(int64_t), 256) : 0;
 }
 
 uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
@@ -73,6 +83,12 @@ static const attune__tile *tiles(const attune__search *search, uint32_t *count)
 static void clamp(const attune__search *search, attune__tile *tile)
 {
     const attune__shape *s = search->shape;
+    if (s->tokens) {
+        /* A tile has the rows of a group of heads, of one sequence. */
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_N, s->mask_kv_block, s->kv_len, 16);
+        attune__clamp_decode(search, tile, 16);
+        return;
+    }
     attune__clamp_tile(search, tile, 16);
     /* The expressions' scratch is sized for the mask's block, also without a block mask. */
     if (search->pass != ATTUNE__PASS_BACKWARD)
@@ -136,7 +152,7 @@ static uint64_t workspace(const attune__search *search, const attune__tile *tile
         bytes += attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
         bytes += units * attune__cpu_backward_thread_size(s, cost->shared);
     } else {
-        bytes = attune__workspace_parts(search, split);
+        bytes = attune__cpu_schedule_size(s) + attune__workspace_parts(search, split);
         bytes += units * attune__cpu_thread_size(s, tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N]);
     }
     return attune__round_up64(bytes + ATTUNE__CPU_ALIGNMENT - 1, 256);
@@ -147,6 +163,7 @@ const attune__family attune__cpu = {
     .backend = ATTUNE_BACKEND_CPU,
     .cache = true,
     .sinks = true,
+    .serving = true,
     .wide_heads = true,
     .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16 | 1u << ATTUNE_F64,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE | 1u << ATTUNE__PASS_BACKWARD,

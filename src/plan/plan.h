@@ -30,14 +30,18 @@ typedef struct attune__shape {
     uint32_t mask_q_block, mask_kv_block;
     uint64_t capture_gradient_elements;
     uint32_t segments; /* the limit per call; 0 = none */
+    int64_t tokens;    /* serving: the most rows of a call; 0 = none. block_mask is then mask_expr */
+    int64_t page;      /* 0 = each sequence is one page */
+    bool tree;
     /*
      * The analysis of the expressions, filled in by src/api, as is expr_scratch. With mask.reads_head, lists differ by
      * head, so that the heads of a group cannot share a tile. Lists may also differ without it, which only the call can
      * tell.
      */
     attune__analysis expr;
-    uint64_t expr_scratch; /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
-                              columns */
+    uint64_t expr_scratch;   /* bytes that one CPU thread needs to evaluate a row of the expressions over mask_kv_block
+                                columns */
+    uint64_t bounds_scratch; /* likewise, to bound the mask over a tile; 0 unless tokens is set */
 } attune__shape;
 
 /* The type of softmax, sums, LSE and partial results. */
@@ -102,6 +106,9 @@ attune__vulkan_workspace attune__vulkan_backward_workspace(const attune__shape *
  *
  *     T q[M][D]   T k[N][D]   T v[N][Dv]   T s[M][N]   T o[M][Dv]   T state[3][M] (m, l, alpha)   uint8_t allowed[N]
  *
+ * With shape->tokens, a thread also has T stage[N][max(D, Dv)] and uint8_t absent[N], after the scratch of expressions
+ * and shape->bounds_scratch, and the workspace begins with attune__cpu_schedule_size bytes.
+ *
  * The workspace of a plan is attune__split_size(shape, split_kv, sizeof T), then compute_units times
  * attune__cpu_thread_size: the scratch, then shape->expr_scratch, rounded up to a multiple of 256. Its arrays begin at
  * a multiple of ATTUNE__CPU_ALIGNMENT, in forward and backward, for the widest vector and the expressions' scratch. The
@@ -110,6 +117,8 @@ attune__vulkan_workspace attune__vulkan_backward_workspace(const attune__shape *
 #define ATTUNE__CPU_ALIGNMENT ((size_t)64)
 uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
                                   attune_dtype dtype);
+/* int64_t items[batch + 1]: of the sequences before each. */
+uint64_t attune__cpu_schedule_size(const attune__shape *shape);
 uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
 /*
  * CPU, backward: likewise q[M][D] dq[M][D] do[M][Dv] do[M][Dv] (packed) k[N][D] dk[N][D] v[N][Dv] dv[N][Dv] p[M][N]

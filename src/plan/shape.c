@@ -84,6 +84,38 @@ static attune_status check_counts(const attune__shape *s)
     return ATTUNE_OK;
 }
 
+static attune_status check_serving(const attune_problem *p, const attune__shape *s)
+{
+    if (!p->tokens) {
+        if (p->page || p->tree)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.%s is set, but problem.tokens is 0: it is of serving",
+                                p->page ? "page" : "tree");
+        return ATTUNE_OK;
+    }
+    ATTUNE__TRY(check_count("tokens", p->tokens));
+    if (p->page < 0 || p->page > INT32_MAX)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.page is %lld, expected 0 to 2147483647",
+                            (long long)p->page);
+    if (p->direction == ATTUNE_BACKWARD)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "problem.tokens is %lld and direction ATTUNE_BACKWARD: serving is "
+                            "forward only",
+                            (long long)p->tokens);
+    if (p->segments)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "problem.tokens is %lld and problem.segments %u: a cache's pages are its segments",
+                            (long long)p->tokens, p->segments);
+    if (p->block_mask && !p->mask)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "problem.block_mask is set without problem.mask: over a cache the kernel evaluates the "
+                            "mask's expression");
+    if (s->kv_batch != s->batch)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "problem.kv_batch is %lld: sequences share keys by their block tables, leave it 0",
+                            (long long)s->kv_batch);
+    return ATTUNE_OK;
+}
+
 attune_status attune__shape_from_problem(const attune_problem *problem, attune__shape *shape)
 {
     attune_problem p;
@@ -106,6 +138,9 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
         .sinks = p.sinks,
         .capture_gradient_elements = (uint64_t)p.capture_gradient_elements,
         .segments = p.segments,
+        .tokens = p.tokens,
+        .page = p.page,
+        .tree = p.tree,
         .mask_q_block = p.mask_q_block ? p.mask_q_block : 128,
         .mask_kv_block = p.mask_kv_block ? p.mask_kv_block : 128,
     };
@@ -121,6 +156,7 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
     ATTUNE__TRY(check_head_dim("head_dim", s.head_dim, MOST_HEAD_DIM));
     ATTUNE__TRY(check_head_dim("head_dim_v", s.head_dim_v, MOST_HEAD_DIM_V));
     ATTUNE__TRY(check_counts(&s));
+    ATTUNE__TRY(check_serving(&p, &s));
     ATTUNE__TRY(check_mask_block("mask_q_block", s.mask_q_block));
     ATTUNE__TRY(check_mask_block("mask_kv_block", s.mask_kv_block));
     if (p.capture_gradient_elements < 0 || p.capture_gradient_elements > MOST_ROWS)

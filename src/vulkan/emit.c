@@ -90,6 +90,7 @@ static uint32_t variable(emitter *e, attune__var var)
     case ATTUNE__VAR_KV_LEN:
         return word(e, 1);
     case ATTUNE__VAR_SCORE:
+    case ATTUNE__VAR_ROW: /* of plans that Vulkan does not have */
         break;
     }
     return e->stub->score;

@@ -63,3 +63,267 @@ Test(serving, sinks_that_are_not_finite)
     attune_buffer_destroy(buffer);
     flow_destroy(&f);
 }
+
+/* Two sequences, of 3 rows and 20 keys and of 1 and 9, in pages of 8; heads of 2 on 1 and 16 columns. */
+typedef struct served {
+    attune_instance *instance;
+    attune_device *device;
+    attune_plan *plan;
+    attune_problem problem;
+    attune_cache cache;
+    attune_batch batch;
+    attune_forward_args args;
+    float q[4 * 2 * 16], pool[6 * 2 * 8 * 16], o[4 * 2 * 16], lse[4 * 2];
+    int32_t q_start[3], kv_len[2], pages[2 * 3], list[5], list_start[3], tree[4], count[1], kv_first[2];
+    attune_buffer *buffers[16];
+    uint32_t buffer_count;
+} served;
+
+static attune_tensor wrap(served *s, void *data, size_t bytes, attune_dtype dtype, uint32_t rank, int64_t a, int64_t b,
+                          int64_t c, int64_t d)
+{
+    attune_buffer **buffer = &s->buffers[s->buffer_count++];
+    OK(attune_buffer_wrap(s->device, data, bytes, buffer));
+    return (attune_tensor){.buffer = *buffer, .dtype = dtype, .rank = rank, .size = {a, b, c, d}};
+}
+
+static void served_create(served *s)
+{
+    memset(s, 0, sizeof *s);
+    for (size_t i = 0; i < sizeof s->q / sizeof s->q[0]; i++)
+        s->q[i] = sinf((float)i);
+    for (size_t i = 0; i < sizeof s->pool / sizeof s->pool[0]; i++)
+        s->pool[i] = cosf((float)i * 0.7f);
+    memcpy(s->q_start, (int32_t[]){0, 3, 4}, sizeof s->q_start);
+    memcpy(s->kv_len, (int32_t[]){20, 9}, sizeof s->kv_len);
+    memcpy(s->pages, (int32_t[]){5, 0, 3, 1, 2, -1}, sizeof s->pages);
+    memcpy(s->list, (int32_t[]){5, 0, 3, 1, 2}, sizeof s->list);
+    memcpy(s->list_start, (int32_t[]){0, 3, 5}, sizeof s->list_start);
+    s->count[0] = 2;
+    OK(attune_instance_create(NULL, &s->instance));
+    OK(attune_device_open(s->instance, "cpu", &s->device));
+    s->problem = (attune_problem){.struct_size = sizeof s->problem,
+                                  .head_dim = 16,
+                                  .batch = 2,
+                                  .heads = 2,
+                                  .kv_heads = 1,
+                                  .q_len = 3,
+                                  .kv_len = 24,
+                                  .lse = true,
+                                  .tokens = 4,
+                                  .page = 8,
+                                  .tree = true};
+    OK(attune_plan_create(s->device, &s->problem, NULL, &s->plan));
+    s->cache = (attune_cache){.struct_size = sizeof s->cache,
+                              .k = wrap(s, s->pool, sizeof s->pool / 2, ATTUNE_F32, 4, 6, 1, 8, 16),
+                              .v = wrap(s, s->pool + 6 * 8 * 16, sizeof s->pool / 2, ATTUNE_F32, 4, 6, 1, 8, 16),
+                              .pages = wrap(s, s->pages, sizeof s->pages, ATTUNE_I32, 2, 2, 3, 0, 0)};
+    s->batch = (attune_batch){.struct_size = sizeof s->batch,
+                              .q_start = wrap(s, s->q_start, sizeof s->q_start, ATTUNE_I32, 1, 3, 0, 0, 0),
+                              .kv_len = wrap(s, s->kv_len, sizeof s->kv_len, ATTUNE_I32, 1, 2, 0, 0, 0),
+                              .kv_first = wrap(s, s->kv_first, sizeof s->kv_first, ATTUNE_I32, 1, 2, 0, 0, 0),
+                              .count = wrap(s, s->count, sizeof s->count, ATTUNE_I32, 1, 1, 0, 0, 0)};
+    s->args = (attune_forward_args){.struct_size = sizeof s->args,
+                                    .q = wrap(s, s->q, sizeof s->q, ATTUNE_F32, 3, 4, 2, 16, 0),
+                                    .o = wrap(s, s->o, sizeof s->o, ATTUNE_F32, 3, 4, 2, 16, 0),
+                                    .lse = wrap(s, s->lse, sizeof s->lse, ATTUNE_F32, 2, 4, 2, 0, 0),
+                                    .cache = &s->cache,
+                                    .batch = &s->batch};
+    OK(attune_buffer_create(s->device, attune_plan_workspace_size(s->plan), &s->args.workspace));
+}
+
+static void served_destroy(served *s)
+{
+    for (uint32_t i = 0; i < s->buffer_count; i++)
+        attune_buffer_destroy(s->buffers[i]);
+    attune_buffer_destroy(s->args.workspace);
+    attune_plan_destroy(s->plan);
+    attune_device_destroy(s->device);
+    attune_instance_destroy(s->instance);
+}
+
+static attune_status serve(served *s)
+{
+    for (size_t i = 0; i < sizeof s->o / sizeof s->o[0]; i++)
+        s->o[i] = 99;
+    for (size_t i = 0; i < sizeof s->lse / sizeof s->lse[0]; i++)
+        s->lse[i] = 99;
+    attune_completion completion;
+    const attune_status status = attune_forward(s->plan, attune_device_queue(s->device), &s->args, &completion);
+    return status == ATTUNE_OK ? attune_completion_wait(completion, UINT64_MAX) : status;
+}
+
+/* Each row is computed, or masked (o = 0, lse = -inf), or not written. */
+static void expect_rows(const served *s, const char *rows, const char *what)
+{
+    for (int i = 0; i < 4; i++) {
+        const float o = s->o[i * 32], lse = s->lse[i * 2];
+        const char found = o == 99 && lse == 99 ? '.' : o == 0 && lse == -INFINITY ? '0' : isfinite(lse) ? 'x' : '?';
+        cr_expect_eq(found, rows[i], "%s: row %d is %c, expected %c", what, i, found, rows[i]);
+    }
+}
+
+Test(serving, problems)
+{
+    static served s;
+    attune_plan *plan;
+    served_create(&s);
+#define BAD(change, status, words)                                                                                     \
+    do {                                                                                                               \
+        attune_problem problem = s.problem;                                                                            \
+        change;                                                                                                        \
+        EXPECT(attune_plan_create(s.device, &problem, NULL, &plan), status, words);                                    \
+    } while (0)
+    BAD(problem.tokens = -1, ATTUNE_INVALID_ARGUMENT, "problem.tokens is -1");
+    BAD(problem.page = -8, ATTUNE_INVALID_ARGUMENT, "problem.page is -8");
+    BAD(problem.tokens = 0, ATTUNE_INVALID_ARGUMENT, "problem.page is set, but problem.tokens is 0");
+    BAD(problem.tokens = problem.page = 0, ATTUNE_INVALID_ARGUMENT, "problem.tree is set, but problem.tokens is 0");
+    BAD(problem.segments = 2, ATTUNE_INVALID_ARGUMENT, "problem.segments 2");
+    BAD(problem.block_mask = true, ATTUNE_INVALID_ARGUMENT, "problem.block_mask is set without problem.mask");
+    BAD(problem.kv_batch = 1, ATTUNE_INVALID_ARGUMENT, "problem.kv_batch is 1");
+    BAD(problem.direction = ATTUNE_BACKWARD, ATTUNE_UNSUPPORTED, "serving is forward only");
+#undef BAD
+    attune_kernel_options options = {.struct_size = sizeof options, .any = {.force_use_flex_attention = ATTUNE_OFF}};
+    EXPECT(attune_plan_create(s.device, &s.problem, &options, &plan), ATTUNE_UNSUPPORTED, "leave the option out");
+    attune_profile profile = {.struct_size = sizeof profile};
+    attune_plan_choice choice = {.struct_size = sizeof choice};
+    static const char *const devices[] = {"h200", "a6000", "rdna3"};
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+        OK(attune_profile_find(devices[i], &profile));
+        EXPECT(attune_plan_choose(&profile.limits, &s.problem, NULL, &choice), ATTUNE_UNSUPPORTED,
+               "it reads no cache (problem.tokens)");
+    }
+    served_destroy(&s);
+}
+
+Test(serving, arguments)
+{
+    static served s;
+    served_create(&s);
+    OK(serve(&s));
+    expect_rows(&s, "xxxx", "as it is");
+#define BAD(change, restore, words)                                                                                    \
+    do {                                                                                                               \
+        change;                                                                                                        \
+        REFUSED(serve(&s), words);                                                                                     \
+        restore;                                                                                                       \
+    } while (0)
+    BAD(s.args.cache = NULL, s.args.cache = &s.cache, "args.cache is NULL");
+    BAD(s.args.batch = NULL, s.args.batch = &s.batch, "args.batch is NULL");
+    BAD(s.cache.struct_size = 8, s.cache.struct_size = sizeof s.cache, "args.cache.struct_size is 8");
+    BAD(s.args.q.size[0] = 3, s.args.q.size[0] = 4, "o.size[0] is 4, expected that of q, 3");
+    BAD(s.args.q.rank = 4, s.args.q.rank = 3, "q.rank is 4, expected 3");
+    BAD(s.cache.k.size[2] = 4, s.cache.k.size[2] = 8, "cache.k.size[2] is 4, expected the plan's page, 8");
+    BAD(s.cache.k.dtype = ATTUNE_F16, s.cache.k.dtype = ATTUNE_F32, "cache.k.dtype is f16");
+    BAD(s.cache.k.size[0] = 7, s.cache.k.size[0] = 6, "cache.k ends at element");
+    BAD(s.cache.v.size[0] = 5, s.cache.v.size[0] = 6, "cache.v.size[0] is 5, expected that of cache.k, 6");
+    BAD(s.cache.pages.size[0] = 1, s.cache.pages.size[0] = 2, "cache.pages has 1 rows, but the batch has 2");
+    BAD(s.cache.pages.dtype = ATTUNE_I64, s.cache.pages.dtype = ATTUNE_I32, "cache.pages.dtype is i64");
+    attune_tensor table = s.cache.pages;
+    BAD(s.cache.pages.buffer = NULL, s.cache.pages = table, "cache.pages.buffer is NULL");
+    BAD(s.batch.q_start.size[0] = 2, s.batch.q_start.size[0] = 3, "expected one more than batch.kv_len, 3");
+    BAD(s.batch.kv_first.size[0] = 1, s.batch.kv_first.size[0] = 2, "batch.kv_first.size[0] is 1");
+    attune_tensor lengths = s.batch.kv_len;
+    BAD(s.batch.kv_len.buffer = NULL, s.batch.kv_len = lengths, "batch.kv_len.buffer is NULL");
+    attune_tensor tree = wrap(&s, s.tree, sizeof s.tree, ATTUNE_I32, 2, 2, 2, 0, 0);
+    BAD(s.batch.tree = tree, s.batch.tree.buffer = NULL, "batch.tree.size[0] is 2, expected the rows of q, 4");
+    attune_tensor v = s.cache.v;
+    s.cache.v.buffer = NULL;
+    OK(serve(&s));
+    s.cache.v = v;
+#undef BAD
+    /* A plan without serving, and one without a tree. */
+    static flow f;
+    OK(flow_create(&f, NULL));
+    f.args.batch = &s.batch;
+    REFUSED(flow_run(&f, NULL), "args.batch is set, but the plan reads no cache: set problem.tokens");
+    flow_destroy(&f);
+    attune_plan_destroy(s.plan);
+    s.problem.tree = false;
+    OK(attune_plan_create(s.device, &s.problem, NULL, &s.plan));
+    s.batch.tree = wrap(&s, s.tree, sizeof s.tree, ATTUNE_I32, 2, 4, 1, 0, 0);
+    REFUSED(serve(&s), "batch.tree is set, but the plan has no tree");
+    s.batch.tree.buffer = NULL;
+    attune_plan_destroy(s.plan);
+    s.problem.page = 0;
+    OK(attune_plan_create(s.device, &s.problem, NULL, &s.plan));
+    REFUSED(serve(&s), "cache.pages is set, but the plan has one page for each sequence");
+    s.cache.pages.buffer = NULL;
+    s.cache.k.size[0] = s.cache.v.size[0] = 1;
+    REFUSED(serve(&s), "cache.k has 1 pages, one for each sequence, but the batch has 2");
+    served_destroy(&s);
+}
+
+/* What only the device knows: the memory is the caller's, so that a wrong address is outside of an array. */
+Test(serving, contents)
+{
+    static served s;
+    served_create(&s);
+#define WITH(array, values, rows)                                                                                      \
+    do {                                                                                                               \
+        int32_t kept[sizeof s.array / sizeof s.array[0]];                                                              \
+        memcpy(kept, s.array, sizeof kept);                                                                            \
+        memcpy(s.array, (int32_t[])values, sizeof kept);                                                               \
+        OK(serve(&s));                                                                                                 \
+        expect_rows(&s, rows, #array " " #values);                                                                     \
+        memcpy(s.array, kept, sizeof kept);                                                                            \
+    } while (0)
+#define LIST(...) {__VA_ARGS__}
+    WITH(q_start, LIST(0, 0, 1), "x...");
+    WITH(q_start, LIST(2, 2, 2), "....");
+    WITH(q_start, LIST(3, 1, 2), ".x..");
+    WITH(q_start, LIST(-1, 1, 3), ".xx.");
+    WITH(q_start, LIST(0, 3, 5), "xxx.");
+    WITH(q_start, LIST(0, 4, 4), "....");
+    WITH(q_start, LIST(INT32_MIN, INT32_MAX, 4), "....");
+    WITH(kv_len, LIST(0, 9), "000x");
+    WITH(kv_len, LIST(-5, 24), "000x");
+    WITH(kv_len, LIST(25, 9), "000x");
+    WITH(kv_len, LIST(INT32_MAX, INT32_MIN), "0000");
+    WITH(kv_first, LIST(20, 9), "0000");
+    WITH(kv_first, LIST(INT32_MAX, INT32_MIN), "000x");
+    WITH(count, LIST(1), "xxx.");
+    WITH(count, LIST(-3), "....");
+    WITH(count, LIST(INT32_MAX), "xxxx");
+    WITH(pages, LIST(-1, 6, INT32_MAX, 1, INT32_MIN, 2), "000x");
+    s.cache.pages = wrap(&s, s.list, sizeof s.list, ATTUNE_I32, 1, 5, 0, 0, 0);
+    s.cache.pages_start = wrap(&s, s.list_start, sizeof s.list_start, ATTUNE_I32, 1, 3, 0, 0, 0);
+    WITH(list_start, LIST(0, 3, 5), "xxxx");
+    WITH(list_start, LIST(0, 2, 5), "000x");
+    WITH(list_start, LIST(-1, 3, 6), "0000");
+    WITH(list_start, LIST(3, 0, 5), "000x");
+    served_destroy(&s);
+}
+
+/* Rows of a dense call: b * q_len + q. */
+Test(serving, row_of_dense_calls)
+{
+    static flow f;
+    OK(flow_create(&f, NULL));
+    attune_expr *a, *b;
+    attune_mask *masks[2];
+    OK(attune_expr_create(f.instance, ATTUNE_EXPR_MASK, "row % 7 >= kv % 5 && row > 20", NULL, 0, &a));
+    OK(attune_expr_create(f.instance, ATTUNE_EXPR_MASK, "(b * q_len + q) % 7 >= kv % 5 && b * q_len + q > 20", NULL, 0,
+                          &b));
+    const attune_mask_desc desc = {.struct_size = sizeof desc, .q_block = 16, .batch = 3, .q_len = 50, .kv_len = 70};
+    OK(attune_mask_create(f.instance, &desc, a, NULL, 0, NULL, 0, &masks[0]));
+    OK(attune_mask_create(f.instance, &desc, b, NULL, 0, NULL, 0, &masks[1]));
+    attune_mask_stats stats[2];
+    for (int i = 0; i < 2; i++) {
+        stats[i] = (attune_mask_stats){.struct_size = sizeof stats[i]};
+        OK(attune_mask_stats_get(masks[i], true, &stats[i]));
+    }
+    cr_expect(stats[0].pairs > 0 && stats[0].pairs == stats[1].pairs);
+    for (int q = 0; q < 50; q++) {
+        const attune_point point = {.b = 2, .q = q, .kv = 4, .q_len = 50, .kv_len = 70};
+        float x, y;
+        OK(attune_expr_evaluate(a, &point, NULL, 0, NULL, 0, &x));
+        OK(attune_expr_evaluate(b, &point, NULL, 0, NULL, 0, &y));
+        cr_expect_eq(x, y);
+    }
+    attune_mask_destroy(masks[0]);
+    attune_mask_destroy(masks[1]);
+    attune_expr_destroy(a);
+    attune_expr_destroy(b);
+    flow_destroy(&f);
+}

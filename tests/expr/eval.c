@@ -362,7 +362,7 @@ Test(eval, double_is_near_float)
         void *scratch = aligned_alloc(64, (attune__expr_scratch_size(expr, COLUMNS) + 63) / 64 * 64);
         for (int i = 0; i < 2000; i++) {
             attune_point p = random_point(&state);
-            attune__row row = {p.b, p.h, p.q % 300, p.h_kv, p.q_len, p.kv_len};
+            attune__row row = {p.b, p.h, p.q % 300, p.h_kv, p.q_len, p.kv_len, 0};
             float f[COLUMNS];
             double d[COLUMNS];
             for (int c = 0; c < COLUMNS; c++)

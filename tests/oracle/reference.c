@@ -131,9 +131,9 @@ static bool row_evaluate(const attention *a, const shape *s, bool naive, const r
                          const attune_expr *expr, double *values, failure *why)
 {
     const attune_point point = {
-        .b = (int32_t)row->b,
+        .b = (int32_t)(a->b0 + row->b),
         .h = (int32_t)row->h,
-        .q = (int32_t)row->q,
+        .q = (int32_t)(a->q0 + row->q),
         .h_kv = (int32_t)(row->h / (s->heads / s->kv_heads)),
         .q_len = (int32_t)s->q_len,
         .kv_len = (int32_t)s->kv_len,

@@ -14,6 +14,7 @@ typedef struct attention {
     array q, k, v;        /* [b, h, l, d]; k and v of one dtype, f64 of all three or none */
     attune_dtype o_dtype; /* of o; 0 = that of q */
     array sinks;          /* [heads], f32 (f64 with f64); data NULL = none */
+    int64_t b0, q0;       /* b and q in expressions are those of a row of these arrays and these */
     double scale;
     attune_expr *mask;  /* NULL = none */
     attune_expr *score; /* NULL = none */

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT */
+/* Calls over a cache: checks what the host can know. The contents of tables and lengths are on the device, whose
+ * kernels check them. */
+#include "api/api.h"
+
+void attune__unpack(attune_tensor *tensor)
+{
+    const attune_tensor packed = *tensor;
+    tensor->rank++;
+    tensor->size[0] = 1;
+    tensor->stride[0] = 0;
+    tensor->size[1] = packed.size[1];
+    tensor->stride[1] = packed.stride[1];
+    tensor->size[2] = packed.size[0];
+    tensor->stride[2] = packed.stride[0];
+    if (packed.rank == 3) {
+        tensor->size[3] = packed.size[2];
+        tensor->stride[3] = packed.stride[2];
+    }
+}
+
+/* q and o, and what they say of the call. */
+static attune_status check_rows(const attune_plan *plan, attune__forward *call, bool packed)
+{
+    const attune__shape *s = &plan->shape;
+    attune__tensor_rule rule = {"q", plan->device, s->q_dtype, packed ? 3 : 4, false, true};
+    ATTUNE__TRY(attune__tensor_check(&call->q, &rule));
+    rule = (attune__tensor_rule){"o", plan->device, s->o_dtype, packed ? 3 : 4, true, true};
+    ATTUNE__TRY(attune__tensor_check(&call->o, &rule));
+    const uint32_t last = packed ? 2 : 3;
+    ATTUNE__TRY(attune__check_size("q", &call->q, 1, "the plan's heads", s->heads));
+    ATTUNE__TRY(attune__check_size("q", &call->q, last, "the plan's head_dim", s->head_dim));
+    for (uint32_t i = 0; i < last; i++)
+        ATTUNE__TRY(attune__check_size("o", &call->o, i, "that of q", call->q.size[i]));
+    ATTUNE__TRY(attune__check_size("o", &call->o, last, "the plan's head_dim_v", s->head_dim_v));
+    if (packed) {
+        ATTUNE__TRY(attune__check_at_most("tokens (q.size[0])", call->q.size[0], s->tokens));
+        attune__unpack(&call->q);
+        attune__unpack(&call->o);
+    } else {
+        ATTUNE__TRY(attune__check_at_most("q_len (q.size[2])", call->q.size[2], s->q_len));
+        const int64_t most = s->tokens / call->q.size[2];
+        if (call->q.size[0] > most)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "q has %lld sequences of %lld rows, but the plan's limit is %lld rows (problem.tokens)",
+                                (long long)call->q.size[0], (long long)call->q.size[2], (long long)s->tokens);
+    }
+    call->heads = s->heads;
+    call->kv_heads = s->kv_heads;
+    call->q_len = packed ? s->q_len : call->q.size[2];
+    call->scale = s->scale;
+    return ATTUNE_OK;
+}
+
+static attune_status check_keys(const attune_plan *plan, const attune_cache *cache, attune__forward *call)
+{
+    const attune__shape *s = &plan->shape;
+    call->k = cache->k;
+    call->v = cache->v;
+    attune__tensor_rule rule = {"cache.k", plan->device, s->k_dtype, 4, false, true};
+    ATTUNE__TRY(attune__tensor_check(&call->k, &rule));
+    ATTUNE__TRY(attune__check_size("cache.k", &call->k, 1, "the plan's kv_heads", s->kv_heads));
+    if (s->page)
+        ATTUNE__TRY(attune__check_size("cache.k", &call->k, 2, "the plan's page", s->page));
+    ATTUNE__TRY(attune__check_size("cache.k", &call->k, 3, "the plan's head_dim", s->head_dim));
+    call->kv_len = s->kv_len;
+    if (!call->v.buffer) {
+        if (s->head_dim_v > s->head_dim)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "cache.v.buffer is NULL, so that v is the first %u columns of k, which has %u",
+                                s->head_dim_v, s->head_dim);
+        if (s->v_dtype != s->k_dtype)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "cache.v.buffer is NULL, so that v is part of k, but v is %s and k is %s",
+                                attune_dtype_string(s->v_dtype), attune_dtype_string(s->k_dtype));
+        call->v = call->k;
+        call->v.size[3] = s->head_dim_v;
+        return ATTUNE_OK;
+    }
+    rule.name = "cache.v";
+    rule.dtype = s->v_dtype;
+    ATTUNE__TRY(attune__tensor_check(&call->v, &rule));
+    for (uint32_t i = 0; i < 3; i++)
+        ATTUNE__TRY(attune__check_size("cache.v", &call->v, i, "that of cache.k", call->k.size[i]));
+    return attune__check_size("cache.v", &call->v, 3, "the plan's head_dim_v", s->head_dim_v);
+}
+
+static attune_status check_integers(const attune_plan *plan, const char *name, uint32_t rank, attune_tensor *tensor)
+{
+    return attune__tensor_check(tensor, &(attune__tensor_rule){name, plan->device, ATTUNE_I32, rank, false, false});
+}
+
+/* The number of sequences is that of kv_len. */
+static attune_status check_lengths(const attune_plan *plan, const attune_batch *batch, attune__forward_call *resolved)
+{
+    attune__serving *serving = &resolved->serving;
+    attune__forward *call = &resolved->call;
+    serving->q_start = batch->q_start;
+    serving->kv_len = batch->kv_len;
+    serving->kv_first = batch->kv_first;
+    serving->count = batch->count;
+    ATTUNE__TRY(check_integers(plan, "batch.kv_len", 1, &serving->kv_len));
+    call->batch = serving->kv_len.size[0];
+    ATTUNE__TRY(attune__check_at_most("batch (kv_len.size[0])", call->batch, plan->shape.batch));
+    if (serving->packed) {
+        ATTUNE__TRY(check_integers(plan, "batch.q_start", 1, &serving->q_start));
+        ATTUNE__TRY(
+            attune__check_size("batch.q_start", &serving->q_start, 0, "one more than batch.kv_len", call->batch + 1));
+    } else
+        ATTUNE__TRY(attune__check_size("q", &call->q, 0, "the sequences of batch.kv_len", call->batch));
+    if (serving->kv_first.buffer) {
+        ATTUNE__TRY(check_integers(plan, "batch.kv_first", 1, &serving->kv_first));
+        ATTUNE__TRY(
+            attune__check_size("batch.kv_first", &serving->kv_first, 0, "the sequences of batch.kv_len", call->batch));
+    }
+    if (serving->count.buffer) {
+        ATTUNE__TRY(check_integers(plan, "batch.count", 1, &serving->count));
+        ATTUNE__TRY(attune__check_size("batch.count", &serving->count, 0, "one number", 1));
+    }
+    return ATTUNE_OK;
+}
+
+static attune_status check_tree(const attune_plan *plan, const attune_batch *batch, attune__forward_call *resolved)
+{
+    attune_tensor *tree = &resolved->serving.tree;
+    const attune_tensor *q = &resolved->call.q;
+    const bool packed = resolved->serving.packed;
+    *tree = batch->tree;
+    if (!tree->buffer)
+        return ATTUNE_OK;
+    if (!plan->shape.tree)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "batch.tree is set, but the plan has no tree: set problem.tree");
+    ATTUNE__TRY(check_integers(plan, "batch.tree", packed ? 2 : 3, tree));
+    if (!packed)
+        ATTUNE__TRY(attune__check_size("batch.tree", tree, 0, "the batch of q", q->size[0]));
+    ATTUNE__TRY(attune__check_size("batch.tree", tree, packed ? 0 : 1, "the rows of q", q->size[2]));
+    if (packed) {
+        tree->rank = 3;
+        for (uint32_t i = 2; i > 0; i--) {
+            tree->size[i] = tree->size[i - 1];
+            tree->stride[i] = tree->stride[i - 1];
+        }
+        tree->size[0] = 1;
+        tree->stride[0] = 0;
+    }
+    return ATTUNE_OK;
+}
+
+static attune_status check_table(const attune_plan *plan, const attune_cache *cache, attune__forward_call *resolved)
+{
+    attune__serving *serving = &resolved->serving;
+    const attune__forward *call = &resolved->call;
+    const bool list = cache->pages_start.buffer != NULL;
+    serving->pages = cache->pages;
+    serving->pages_start = cache->pages_start;
+    if (!plan->shape.page) {
+        if (serving->pages.buffer || list)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "cache.%s is set, but the plan has one page for each sequence: set problem.page",
+                                serving->pages.buffer ? "pages" : "pages_start");
+        if (call->k.size[0] < call->batch)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "cache.k has %lld pages, one for each sequence, but the batch has %lld sequences",
+                                (long long)call->k.size[0], (long long)call->batch);
+        return ATTUNE_OK;
+    }
+    ATTUNE__TRY(check_integers(plan, "cache.pages", list ? 1 : 2, &serving->pages));
+    if (!list) {
+        if (serving->pages.size[0] < call->batch)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "cache.pages has %lld rows, but the batch has %lld sequences",
+                                (long long)serving->pages.size[0], (long long)call->batch);
+        return ATTUNE_OK;
+    }
+    ATTUNE__TRY(check_integers(plan, "cache.pages_start", 1, &serving->pages_start));
+    if (serving->pages_start.size[0] <= call->batch)
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "cache.pages_start has %lld numbers, expected one more than the %lld sequences of the batch",
+            (long long)serving->pages_start.size[0], (long long)call->batch);
+    return ATTUNE_OK;
+}
+
+attune_status attune__serving_resolve(const attune_plan *plan, const attune_forward_args *args,
+                                      attune__forward_call *resolved)
+{
+    attune_cache cache;
+    attune_batch batch;
+    ATTUNE__TRY(attune__desc_read(&cache, sizeof cache, args->cache, sizeof cache, "args.cache"));
+    ATTUNE__TRY(attune__desc_read(&batch, sizeof batch, args->batch, sizeof batch, "args.batch"));
+    resolved->serving = (attune__serving){.packed = batch.q_start.buffer != NULL,
+                                          .mask_captures = resolved->mask_captures,
+                                          .mask_parameters = resolved->mask_parameters};
+    resolved->call.serving = &resolved->serving;
+    resolved->call.mask = NULL;
+    ATTUNE__TRY(check_rows(plan, &resolved->call, resolved->serving.packed));
+    ATTUNE__TRY(check_keys(plan, &cache, &resolved->call));
+    ATTUNE__TRY(check_lengths(plan, &batch, resolved));
+    ATTUNE__TRY(check_table(plan, &cache, resolved));
+    ATTUNE__TRY(check_tree(plan, &batch, resolved));
+    if (!plan->mask)
+        return ATTUNE_OK;
+    ATTUNE__TRY(attune__resolve_captures(plan, plan->mask, "mask", args->captures, args->capture_count,
+                                         resolved->mask_captures));
+    return attune__bind_host(plan->mask, NULL, 0, args->parameters, args->parameter_count, NULL,
+                             resolved->mask_parameters);
+}

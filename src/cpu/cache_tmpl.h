@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The keys of a sequence, from a cache: which tiles of them an item has, their rows, and which pairs are allowed.
+ * Included by forward_tmpl.h. Tiles begin at multiples of block_n of the sequence's keys, and rows are copied into the
+ * same place wherever their pages are, so that results do not depend on the pages.
+ */
+
+/* Copies the rows of a tile; those that are in no page become 0. V that is a part of K is copied with it. */
+static source gather(const attune__cpu_run *run, const attune_tensor *tensor, const item *it, const state *st,
+                     attune__kv_tile *tile)
+{
+    const size_t columns = (size_t)tensor->size[3];
+    const attune__forward *call = run->call;
+    const bool is_v = tensor == &call->v;
+    const ptrdiff_t stride = (ptrdiff_t)(tensor->stride[2] * (int64_t)attune_dtype_size(tensor->dtype));
+    for (int64_t c = 0, count; c < (int64_t)tile->count; c += count) {
+        const char *rows = attune__cpu_key_at(run, tensor, it->b, it->kv_h, tile->kv0 + c, &count);
+        count = count < (int64_t)tile->count - c ? count : (int64_t)tile->count - c;
+        REAL *to = st->stage + (size_t)c * columns;
+        if (rows)
+            run->device->KERNELS.load_rows(to, columns, rows, stride, tensor->dtype, (size_t)count, columns, 1);
+        else
+            memset(to, 0, (size_t)count * columns * sizeof *to);
+        if (is_v)
+            continue;
+        memset(st->absent + c, !rows, (size_t)count);
+        tile->absent |= !rows;
+    }
+    tile->partial |= tile->absent;
+    return (source){(const char *)st->stage, (ptrdiff_t)(columns * sizeof(REAL)), REAL_DTYPE};
+}
+
+static attune__interval closed(int64_t low, int64_t high)
+{
+    return (attune__interval){.lo = (int32_t)low, .hi = (int32_t)high};
+}
+
+/* The mask over all pairs of a tile: lo 1 = every pair is allowed, hi 0 = none is. */
+static attune__interval bound_mask(const attune__cpu_run *run, const item *it, const state *st,
+                                   const attune__kv_tile *tile)
+{
+    const attune__cpu_sequence *s = &it->sequence;
+    const int64_t q0 = s->position + it->q0, row0 = s->row + it->q0, last = (int64_t)it->queries - 1;
+    attune__box box;
+    box.var[ATTUNE__VAR_B] = closed(it->b, it->b);
+    box.var[ATTUNE__VAR_H] = closed(it->h0, it->h0 + (int64_t)it->heads - 1);
+    box.var[ATTUNE__VAR_Q] = closed(q0, q0 + last);
+    box.var[ATTUNE__VAR_KV] = closed(tile->kv0, tile->kv0 + (int64_t)tile->count - 1);
+    box.var[ATTUNE__VAR_H_KV] = closed(it->kv_h, it->kv_h);
+    box.var[ATTUNE__VAR_Q_LEN] = closed(s->q_len, s->q_len);
+    box.var[ATTUNE__VAR_KV_LEN] = closed(s->kv_len, s->kv_len);
+    box.var[ATTUNE__VAR_SCORE] = closed(0, 0);
+    box.var[ATTUNE__VAR_ROW] = closed(row0, row0 + last);
+    return attune__expr_bounds(run->program->mask, &run->mask, NULL, &box, st->bounds);
+}
+
+/* The next tile that the mask leaves; tile->kv0 is where it may begin. False at the end. */
+static bool next_served_tile(const attune__cpu_run *run, const item *it, const state *st, attune__kv_tile *tile)
+{
+    const attune__cpu_sequence *s = &it->sequence;
+    const int64_t block = (int64_t)run->block_n, drafts = s->kv_len - s->q_len;
+    for (int64_t kv = tile->kv0 + (int64_t)tile->count; kv < s->kv_len; kv = tile->kv0 + (int64_t)tile->count) {
+        const int64_t boundary = kv / block * block + block, end = boundary < s->kv_len ? boundary : s->kv_len;
+        *tile = (attune__kv_tile){.kv0 = kv, .count = (size_t)(end - kv)};
+        if (run->program->mask) {
+            const attune__interval any = bound_mask(run, it, st, tile);
+            if (any.hi == 0)
+                continue;
+            tile->masked = any.lo == 0;
+        }
+        tile->tree = run->call->serving->tree.buffer && end > drafts;
+        tile->partial = tile->masked || tile->tree;
+        return true;
+    }
+    return false;
+}
+
+/* Forbids the drafts that a row does not see. */
+static void allow_tree(const attune__cpu_run *run, const item *it, const state *st, size_t r,
+                       const attune__kv_tile *tile)
+{
+    const attune_tensor *tree = &run->call->serving->tree;
+    const attune__cpu_sequence *s = &it->sequence;
+    const char *words = attune__cpu_memory(tree->buffer) + tree->offset +
+                        (s->batch * tree->stride[0] + (s->row0 + row_query(it, r)) * tree->stride[1]) * 4;
+    for (size_t c = 0; c < tile->count; c++) {
+        const int64_t draft = tile->kv0 + (int64_t)c - (s->kv_len - s->q_len);
+        uint32_t word = 0;
+        if (draft < 0)
+            continue;
+        if (draft / 32 < tree->size[2])
+            memcpy(&word, words + draft / 32 * tree->stride[2] * 4, sizeof word);
+        st->allowed[c] &= word >> draft % 32 & 1;
+    }
+}
+
+/* The allowed pairs of a row of a partial tile. */
+static void allow_served(const attune__cpu_run *run, const item *it, const state *st, size_t r,
+                         const attune__kv_tile *tile)
+{
+    const attune__row row = variables(it, r);
+    if (tile->masked)
+        attune__expr_mask_row(run->program->mask, &run->mask, &row, (int32_t)tile->kv0, tile->count, st->expr,
+                              st->allowed);
+    else
+        memset(st->allowed, 1, tile->count);
+    for (size_t c = 0; c < tile->count && tile->absent; c++)
+        st->allowed[c] &= !st->absent[c];
+    if (tile->tree)
+        allow_tree(run, it, st, r, tile);
+}
