@@ -237,7 +237,8 @@ typedef struct attune_limits {
     bool f64;                 /* float64 kernels (CPU) */
     uint64_t storage_range;   /* bytes of one bound storage buffer; 0 = not limited */
     uint64_t memory;          /* bytes of device memory; 0 = unknown */
-    bool host;                /* Vulkan: the driver runs kernels on the CPU, with a SIMD vector as the subgroup */
+    bool host;                /* Vulkan, OpenCL: the driver runs kernels on the CPU, with a SIMD vector as the subgroup;
+                                OpenCL without subgroup_operations: a vector of one work-item */
     uint32_t fragment_layout; /* ATTUNE_FRAGMENT_*, of cooperative matrices; 0 = unknown */
 } attune_limits;
 

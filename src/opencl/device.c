@@ -105,6 +105,19 @@ static const char *why_not(const attune__opencl_driver *driver, const found *f, 
     return NULL;
 }
 
+/* Of a driver that runs on the CPU: the floats of a vector in one item, or items that are the lanes of a vector. */
+static void fill_lanes(const attune__opencl_driver *driver, attune__cl_device device, const char *extensions,
+                       attune_limits *limits)
+{
+    const uint32_t width = ask32(driver, device, CL_DEVICE_PREFERRED_VECTOR_WIDTH_FLOAT);
+    const size_t lanes = ask(driver, device, CL_DEVICE_PREFERRED_WORK_GROUP_SIZE_MULTIPLE, sizeof(size_t));
+    limits->subgroup_size = width;
+    if (width < 4 && (lanes == 4 || lanes == 8) && has_extension(extensions, "cl_khr_subgroup_shuffle")) {
+        limits->subgroup_size = (uint32_t)lanes;
+        limits->subgroup_operations = true;
+    }
+}
+
 static void fill_info(const attune__opencl_driver *driver, found *f)
 {
     attune_device_info *info = &f->info;
@@ -141,6 +154,8 @@ static void fill_info(const attune__opencl_driver *driver, found *f)
         .memory = ask(driver, f->device, CL_DEVICE_GLOBAL_MEM_SIZE, sizeof(uint64_t)),
         .host = (f->type & CL_DEVICE_TYPE_CPU) != 0,
     };
+    if (info->limits.host)
+        fill_lanes(driver, f->device, extensions, &info->limits);
     char text[200];
     const char *why = why_not(driver, f, text, sizeof text);
     info->available = !why;

@@ -9,10 +9,10 @@
 #include "plan/layout.h"
 
 /* Constants that all attention kernels have. */
-static void add_common(const attune__program_desc *desc, bool aligned, attune__opencl_text *text)
+static void add_common(const attune__program_desc *desc, uint32_t threads, bool aligned, attune__opencl_text *text)
 {
     const attune_plan_choice *c = desc->choice;
-    attune__opencl_add_define(text, "THREADS", c->workgroup_invocations);
+    attune__opencl_add_define(text, "THREADS", threads);
     attune__opencl_add_define(text, "BLOCK_M", c->block_m);
     attune__opencl_add_define(text, "BLOCK_N", c->block_n);
     attune__opencl_add_define(text, "HEAD_DIM", desc->shape->head_dim);
@@ -36,11 +36,16 @@ static void add_forward(const attune__forward_layout *layout, attune__opencl_tex
 #include "shaders/layout_forward.h"
 }
 
+static void add_lanes(const attune__lanes_layout *layout, attune__opencl_text *text)
+{
+#include "shaders/layout_lanes.h"
+}
+
 #undef CONSTANT
 #undef SHARED
 
 static attune__opencl_text begin_text(const attune__opencl_device *device, const attune__program_desc *desc,
-                                      const char *file, bool aligned)
+                                      const char *file, uint32_t threads, bool aligned)
 {
     attune__opencl_text text = {
         .file = file,
@@ -50,7 +55,7 @@ static attune__opencl_text begin_text(const attune__opencl_device *device, const
         .host = device->base.info.limits.host,
         .fma = device->fma,
     };
-    add_common(desc, aligned, &text);
+    add_common(desc, threads, aligned, &text);
     return text;
 }
 
@@ -82,7 +87,7 @@ static attune_status build_forward(attune__opencl_device *device, const attune__
                                    attune__opencl_kernel *kernel)
 {
     const attune_plan_choice *c = desc->choice;
-    attune__opencl_text text = begin_text(device, desc, "forward.cl", aligned);
+    attune__opencl_text text = begin_text(device, desc, "forward.cl", c->workgroup_invocations, aligned);
     attune__forward_layout layout;
     /* The path for any alignment is rarely taken: a GPU's driver should not spend as long on it as on the other. */
     const char *why = attune__forward_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
@@ -96,20 +101,43 @@ static attune_status build_forward(attune__opencl_device *device, const attune__
     return launch_empty(device, kernel, desc->score);
 }
 
+/* Of one alignment: vectors are loaded at that of their elements. */
+static attune_status build_lanes(attune__opencl_device *device, const attune__program_desc *desc,
+                                 attune__opencl_kernel *kernel)
+{
+    const attune_plan_choice *c = desc->choice;
+    const attune_limits *limits = &device->base.info.limits;
+    attune__opencl_text text = begin_text(device, desc, "lanes.cl", c->workgroup_invocations, false);
+    attune__lanes_layout layout;
+    const char *why = attune__lanes_layout_make(
+        c->block_m, c->block_n, limits->subgroup_size, limits->subgroup_operations, desc->shape->head_dim,
+        desc->shape->head_dim_v, (uint32_t)attune_dtype_size(desc->shape->k_dtype), &layout);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+    add_lanes(&layout, &text);
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_lanes", c->workgroup_invocations, desc->invocations,
+                                            kernel));
+    return launch_empty(device, kernel, desc->score);
+}
+
 static attune_status build_combine(attune__opencl_device *device, const attune__program_desc *desc,
                                    attune__opencl_kernel *kernel)
 {
-    attune__opencl_text text = begin_text(device, desc, "combine.cl", false);
+    const uint32_t most = device->base.info.limits.workgroup_invocations, threads = most < 64 ? most : 64;
+    attune__opencl_text text = begin_text(device, desc, "combine.cl", threads, false);
     text.mask = NULL;
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_combine", desc->choice->workgroup_invocations,
-                                            desc->invocations, kernel));
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_combine", threads, desc->invocations, kernel));
     return launch_empty(device, kernel, desc->score);
 }
 
 static attune_status build_all(attune__opencl_device *device, const attune__program_desc *desc,
                                attune__opencl_program *program)
 {
-    ATTUNE__TRY(build_forward(device, desc, false, &program->forward));
+    const bool lanes = !strcmp(desc->choice->kernel, "opencl_lanes");
+    if (lanes)
+        ATTUNE__TRY(build_lanes(device, desc, &program->forward));
+    else
+        ATTUNE__TRY(build_forward(device, desc, false, &program->forward));
     /* On the CPU one kernel that tests flags: its compiler takes longer than the tests. */
     if (!device->base.info.limits.host)
         ATTUNE__TRY(build_forward(device, desc, true, &program->aligned));

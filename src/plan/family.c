@@ -17,6 +17,7 @@ const attune__family *const attune__families[] = {
     &attune__vulkan_lanes,
     &attune__vulkan_subgroup,
     &attune__vulkan_portable,
+    &attune__opencl_lanes,
     &attune__opencl_portable,
     NULL,
 };

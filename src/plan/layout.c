@@ -52,6 +52,13 @@ static uint64_t registers_bytes(const attune__registers_layout *l)
     return bytes;
 }
 
+static uint64_t lanes_bytes(const attune__lanes_layout *l)
+{
+    uint64_t bytes = 0;
+#include "shaders/layout_lanes.h"
+    return bytes;
+}
+
 #undef CONSTANT
 #undef SHARED
 #undef OF
@@ -228,6 +235,32 @@ const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, ui
     }
     l.MEMORY_SIZE = most(l.MEMORY_SIZE, block_m * l.O_STRIDE);
     l.bytes = registers_bytes(&l);
+    *layout = l;
+    return NULL;
+}
+
+const char *attune__lanes_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t lanes, bool shuffles,
+                                      uint32_t head_dim, uint32_t head_dim_v, uint32_t element_bytes,
+                                      attune__lanes_layout *layout)
+{
+    attune__lanes_layout l = {.WIDTH = shuffles ? 1 : lanes,
+                              .SHUFFLES = shuffles,
+                              .VECTORS = (outer_rows + lanes - 1) / lanes,
+                              .CHUNK = shuffles ? lanes : 1,
+                              /* A driver converts one element of 16 bits as slowly as a vector of them. */
+                              .STAGED = !shuffles && element_bytes < 4,
+                              .INNER_SIZE = 1};
+    if (l.VECTORS > 4)
+        return "a lane has at most four rows";
+    if (inner_rows % 8)
+        return "it must be a multiple of 8";
+    /* Sums in registers: of 32 where vectors have 16 floats, of 16 elsewhere. A lane of a workgroup loads one element
+     * of each CHUNK columns. */
+    const uint32_t sums = lanes == 16 ? 16 : 8;
+    l.DEPTH = shuffles ? lanes : least(8, sums / l.VECTORS);
+    if (l.STAGED)
+        l.INNER_SIZE = inner_rows * most(head_dim, head_dim_v);
+    l.bytes = lanes_bytes(&l);
     *layout = l;
     return NULL;
 }

@@ -31,6 +31,11 @@ typedef struct attune__registers_layout {
     uint64_t bytes;
 } attune__registers_layout;
 
+typedef struct attune__lanes_layout {
+#include "shaders/layout_lanes.h"
+    uint64_t bytes;
+} attune__lanes_layout;
+
 #undef CONSTANT
 #undef SHARED
 
@@ -45,6 +50,13 @@ const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint
  * `keys`, BLOCK_M2 and BLOCK_N2 without. */
 const char *attune__backward_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t threads, uint32_t head_dim,
                                          uint32_t head_dim_v, bool keys, attune__backward_layout *layout);
+
+/*
+ * shaders/opencl/lanes.h: `lanes` are the items of a workgroup with `shuffles`, or those of a vector, 4, 8 or 16.
+ */
+const char *attune__lanes_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t lanes, bool shuffles,
+                                      uint32_t head_dim, uint32_t head_dim_v, uint32_t element_bytes,
+                                      attune__lanes_layout *layout);
 
 typedef struct attune__matrix_shape {
     uint32_t m, n, k, lanes;  /* of the device; lanes of a subgroup */

@@ -40,6 +40,10 @@ Test(choose, each_device_gets_its_fastest_kernel)
         {"v3d", ATTUNE_F16, "vulkan_portable"},
         {"vulkan-minimum", ATTUNE_BF16, "vulkan_portable"},
         {"opencl-minimum", ATTUNE_F32, "opencl_portable"},
+        {"opencl-nvidia", ATTUNE_F16, "opencl_portable"},
+        {"pocl", ATTUNE_F32, "opencl_lanes"},
+        {"pocl", ATTUNE_F16, "opencl_lanes"},
+        {"rusticl", ATTUNE_BF16, "opencl_lanes"},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         attune_problem p = problem_of(table[i].dtype, 128, 2048, 2048);
@@ -430,10 +434,10 @@ Test(choose, problems_are_checked)
 
 Test(choose, profiles)
 {
-    static const char *const names[] = {"cpu",   "a6000",    "a10g",        "a100",           "rtx4090",
-                                        "h100",  "h200",     "b200",        "rtx5090",        "rdna3",
-                                        "rdna4", "arc-b580", "adreno-840",  "mali-g720",      "apple-m3",
-                                        "v3d",   "lavapipe", "h200-vulkan", "vulkan-minimum", "opencl-minimum"};
+    static const char *const names[] = {
+        "cpu",      "a6000",       "a10g",           "a100",           "rtx4090",    "h100",      "h200",     "b200",
+        "rtx5090",  "rdna3",       "rdna4",          "arc-b580",       "adreno-840", "mali-g720", "apple-m3", "v3d",
+        "lavapipe", "h200-vulkan", "vulkan-minimum", "opencl-minimum", "pocl",       "rusticl"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         device(names[i]);
     cr_assert_eq(device("A6000").shared_memory, 101376);
