@@ -230,6 +230,31 @@ bool check_budget(runner *r, const call *c, attune_mask_desc desc, const attune_
     return true;
 }
 
+/* A mask of other keys than those of `mask` is refused beside it. */
+bool check_segments(runner *r, const call *c, attune_mask_desc desc, const attune_expr *expr, const host_bindings *b,
+                    const attune_mask *mask, finding *f)
+{
+    rng g = {mix(c->seed, 4713)};
+    const bool swapped = rng_chance(&g, 50), either = rng_chance(&g, 50);
+    if (desc.kv_start && rng_chance(&g, 50))
+        desc.kv_start--;
+    else
+        desc.kv_total++;
+    attune_mask *other, *made = NULL;
+    if (attune_mask_create(r->instance, &desc, expr, b->captures, b->capture_count, b->parameters, b->parameter_count,
+                           &other) != ATTUNE_OK)
+        return fail(f, "segments", "a mask of keys %lld of %lld: %s", (long long)desc.kv_start,
+                    (long long)desc.kv_total, attune_last_error());
+    const attune_mask *first = swapped ? other : mask, *second = swapped ? mask : other;
+    const attune_status status = either ? attune_mask_or(first, second, &made) : attune_mask_and(first, second, &made);
+    attune_mask_destroy(other);
+    if (status == ATTUNE_INVALID_ARGUMENT && !made && strstr(attune_last_error(), "kv_"))
+        return true;
+    attune_mask_destroy(made);
+    return fail(f, "segments", "masks of two segments, one of keys %lld of %lld: %s", (long long)desc.kv_start,
+                (long long)desc.kv_total, attune_status_string(status));
+}
+
 /* ------------------------------------------------------------------------------------------------------------ plans */
 
 /* The planner's choice without a device is that of the device's plan. */

@@ -52,6 +52,7 @@ static void draw_call(rng *r, const problem *p, const draw_profile *profile, cal
         for (int i = 0; i < c->segment_count; i++)
             c->kv_len += c->segment[i] = draw_length(r, p->kv_len);
         c->segment_alone = p->mask == MASK_DENSE || p->mask == MASK_TENSOR || rng_chance(r, 30);
+        c->segment_mixed = (p->mask == MASK_AND || p->mask == MASK_OR) && !c->segment_alone && rng_chance(r, 40);
     } else {
         c->kv_len = rng_chance(r, 40) ? p->kv_len : draw_length(r, p->kv_len);
     }
@@ -170,7 +171,7 @@ static void draw_masks(rng *r, problem *p, bool divide)
                                       MASK_SLICE, MASK_SLICE, MASK_TENSOR, MASK_TENSOR};
     static const attune_dtype tensors[] = {ATTUNE_BOOL, ATTUNE_U8, ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
     p->mask = kinds[rng_range(r, 0, 15)];
-    if (p->segments && (p->mask == MASK_AND || p->mask == MASK_OR || p->mask == MASK_NOT || p->mask == MASK_SLICE))
+    if (p->segments && p->mask == MASK_SLICE)
         p->mask = MASK_EXPR;
     p->q_block = 16 * (uint32_t)rng_range(r, 1, rng_chance(r, 50) ? 4 : 8);
     p->kv_block = 16 * (uint32_t)rng_range(r, 1, rng_chance(r, 50) ? 4 : 8);
@@ -243,6 +244,7 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
     /* One plan has one expression: what changes it is the same in all calls. */
     for (int i = 1; i < p->call_count; i++) {
         p->calls[i].segment_alone = p->calls[0].segment_alone;
+        p->calls[i].segment_mixed = p->calls[0].segment_mixed;
         if (p->mask == MASK_DENSE || p->mask == MASK_TENSOR) {
             p->calls[i].lists_broadcast_b = p->calls[0].lists_broadcast_b;
             p->calls[i].lists_broadcast_h = p->calls[0].lists_broadcast_h;

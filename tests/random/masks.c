@@ -250,6 +250,7 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
     host_bindings b[2];
     attune_mask *first = NULL, *second = NULL;
     attune_status status;
+    bool refused = true; /* masks of two segments */
     const int n = segment < 0 ? 0 : segment;
     /* The names of a segment's captures are those of the first. */
     FILE *code = r->code;
@@ -275,6 +276,12 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
         status = expr_mask(r, &desc, n, exprs[0], "mask_a", &b[0], "mask", mask);
     } else {
         status = expr_mask(r, &desc, n, exprs[0], "mask_a", &b[0], "first", &first);
+        if (status == ATTUNE_OK && desc.kv_total)
+            refused = check_segments(r, c, desc, exprs[0], &b[0], first, f);
+        if (c->segment_mixed) {
+            say(r, "    desc%d.kv_start = desc%d.kv_total = 0;\n", n, n);
+            desc.kv_start = desc.kv_total = 0;
+        }
         if (status == ATTUNE_OK && exprs[1])
             status = expr_mask(r, &desc, n, exprs[1], "mask_b", &b[1], "second", &second);
         if (status == ATTUNE_OK)
@@ -284,6 +291,8 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
     attune_mask_destroy(second);
     unbind(&b[0]);
     unbind(&b[1]);
+    if (!refused)
+        return false;
     if (status == ATTUNE_OK && p->mask != MASK_TENSOR) {
         say(r, "    TRY(attune_mask_upload(mask%d, device));\n", n);
         status = attune_mask_upload(*mask, r->device);

@@ -227,6 +227,7 @@ typedef struct call {
     int segment_count;
     int64_t segment[SEGMENTS];
     bool segment_alone;                /* its mask is built without kv_total */
+    bool segment_mixed;                /* of two combined masks the second is, and the first is not */
     int64_t mask_more_q, mask_more_kv; /* the mask is built for longer lengths */
     bool lists_broadcast_b, lists_broadcast_h, lists_offsets;
     int64_t slice_batch0, slice_heads0, slice_block0; /* heads0 in groups */
