@@ -7,6 +7,7 @@
 #include "bench/timing/folder.h"
 #include "bench/program/bench_options.h"
 #include "bench/program/output.h"
+#include "bench/program/progress.h"
 #include "bench/timing/row.h"
 
 #include <errno.h>
@@ -56,6 +57,7 @@ typedef struct bench_run {
     uint32_t done, total; /* rows */
     FILE *out;            /* output of rows; NULL = none */
     output output;        /* of --json */
+    progress progress;
 } bench_run;
 
 static volatile sig_atomic_t stopped;
@@ -81,22 +83,15 @@ static bool error(const char *format, ...)
     return false;
 }
 
-static void show_progress(const bench_run *run, const char *what, const char *device, const char *dtype)
+static void show_progress(bench_run *run, const char *what, const char *device, const char *dtype)
 {
-    if (isatty(STDERR_FILENO))
-        (void)fprintf(stderr, "\r\033[K[%u/%u] %s %s %s", run->done + 1, run->total, what, device, dtype);
-}
-
-static void clear_progress(void)
-{
-    if (isatty(STDERR_FILENO))
-        (void)fputs("\r\033[K", stderr);
+    progress_show(&run->progress, run->done, run->total, "%s %s %s", what, device, dtype);
 }
 
 static void keep_row(bench_run *run, const report_row *row)
 {
     const report_row *kept = report_add(&run->report, row);
-    clear_progress();
+    progress_clear(&run->progress);
     ++run->done;
     if (kept && run->out)
         report_write_row(kept, run->options.format, run->out);
@@ -258,8 +253,12 @@ static bool choose_dtypes(bench_run *run)
                 return error("--dtype: %s: expected at most 4 of f32, f16, bf16 and f64", name);
             d->dtypes[d->dtype_count++] = dtype;
         }
-        for (uint32_t t = 0; run->workload_count && !run->options.no_peaks && t < d->dtype_count; ++t)
+        for (uint32_t t = 0; run->workload_count && !run->options.no_peaks && t < d->dtype_count; ++t) {
+            progress_show(&run->progress, 0, 0, "measuring what %s reaches in %s", d->info.id,
+                          attune_dtype_string(d->dtypes[t]));
             measure_peak(d, t);
+            progress_clear(&run->progress);
+        }
     }
     return true;
 }
@@ -535,7 +534,7 @@ static int run_all(bench_run *run, int argc, char **argv)
     const bench_options *o = &run->options;
     double ignored;
     struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND}, before, ended;
-    const double begin = measure_clock();
+    run->progress = progress_begin();
     choose_scales(run);
     run->out = bench_options_json_alone(o) ? NULL : stdout;
     for (uint32_t i = 0; i < run->device_count; ++i)
@@ -554,7 +553,7 @@ static int run_all(bench_run *run, int argc, char **argv)
     (void)sigaction(SIGTERM, &ended, NULL);
     if (stopped)
         report_context(&run->report, "stopped", "after %u of %u rows", run->done, run->total);
-    run->report.seconds = measure_clock() - begin;
+    run->report.seconds = progress_seconds(&run->progress);
     if (run->out)
         report_end(&run->report, o->format, run->out);
     uint32_t count[REPORT_STOPPED + 1] = {0};
@@ -628,6 +627,7 @@ int cmd_bench(int argc, char **argv)
         return EXIT_FAILED;
     }
     stopped = 0;
+    run->progress = progress_begin();
     cli_result parsed = bench_options_parse(&run->options, argc, argv);
     int status = parsed == CLI_WRONG ? EXIT_USAGE : EXIT_GOOD;
     if (parsed == CLI_GO && run->options.list)

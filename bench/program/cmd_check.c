@@ -2,6 +2,7 @@
 /* attune check: compares a device with the float64 oracle, on shrunk workloads, on the workloads of a file, or on a
  * case folder. */
 #include "bench/program/cli.h"
+#include "bench/program/progress.h"
 
 #include "tests/oracle/case.h"
 #include "bench/workloads/workload.h"
@@ -20,6 +21,8 @@ typedef struct check_options {
     workload *list; /* of the file */
     uint32_t count;
     uint32_t codes[EXIT_UNAVAILABLE + 1]; /* number of problems by exit status */
+    uint32_t total;                       /* of problems */
+    progress progress;
 } check_options;
 
 /* Expected results: o, lse and row maxima in float64. */
@@ -92,7 +95,17 @@ static bool compare_file(const char *name, const char *device, const char *field
     return ok;
 }
 
-static int check_problem(attune_instance *instance, attune_device *device, const check_options *o, const char *name,
+/* What is checked now, and what was found until now. */
+static void show_progress(check_options *o, const char *name, const char *device, attune_dtype dtype)
+{
+    uint32_t done = 0;
+    for (int i = 0; i <= EXIT_UNAVAILABLE; i++)
+        done += o->codes[i];
+    progress_show(&o->progress, done, o->total, "%s %s %s; %u good, %u failed", name, device,
+                  attune_dtype_string(dtype), o->codes[EXIT_GOOD], o->codes[EXIT_FAILED]);
+}
+
+static int check_problem(attune_instance *instance, attune_device *device, check_options *o, const char *name,
                          const attention *a, const case_folder *file)
 {
     attune_device_info info = {.struct_size = sizeof info};
@@ -102,14 +115,18 @@ static int check_problem(attune_instance *instance, attune_device *device, const
     attention_run job = {.options = o->kernel, .o = &out, .lse = &lse, .row_max = &row_max};
     const attune_dtype dtype = a->q.dtype, rows = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     attune_status status = attune_device_info_get(device, &info);
+    show_progress(o, name, info.id, dtype);
     if (status == ATTUNE_OK)
         status = attention_forward(instance, device, a, &job);
     if (status != ATTUNE_OK) {
+        progress_clear(&o->progress);
         cli_error("%s on %s: %s", name, info.id, attune_last_error());
         return cli_exit_of(status);
     }
     int code = EXIT_FAILED;
-    if (!answers_compute(a, &expected, &why)) {
+    const bool computed = answers_compute(a, &expected, &why);
+    progress_clear(&o->progress);
+    if (!computed) {
         cli_error("%s: %s", name, why.message);
     } else {
         bool ok = compare_o(name, info.id, dtype, attention_rule_dtype(a), &out, &expected);
@@ -175,7 +192,7 @@ static bool widen(const attention *a, const array *d_o, attention *wide, array *
            array_convert(&a->v, ATTUNE_F64, &wide->v, why) && array_convert(d_o, ATTUNE_F64, wide_d_o, why);
 }
 
-static int check_gradients(attune_instance *instance, attune_device *device, const check_options *o, const char *name,
+static int check_gradients(attune_instance *instance, attune_device *device, check_options *o, const char *name,
                            const attention *a, const array *d_o, const case_folder *file)
 {
     attune_device_info info = {.struct_size = sizeof info};
@@ -189,10 +206,12 @@ static int check_gradients(attune_instance *instance, attune_device *device, con
     attention_run job = {.options = o->kernel, .gradients = &got}, plain = {.gradients = &oracle};
     int code = EXIT_FAILED;
     attune_status status = attune_device_info_get(device, &info);
+    show_progress(o, name, info.id, a->q.dtype);
     if (status == ATTUNE_OK)
         status = attention_forward(instance, device, a, &job);
     if (status == ATTUNE_OK)
         status = attune_device_open(instance, "cpu", &cpu);
+    progress_clear(&o->progress);
     if (status != ATTUNE_OK) {
         cli_error("%s on %s: --grad: %s", name, info.id, attune_last_error());
         code = cli_exit_of(status);
@@ -243,7 +262,7 @@ static bool retype(const check_options *o, attention *a, array *d_o, failure *wh
     return !o->o_dtype || !d_o || !d_o->data || in_place(o->o_dtype, d_o, why);
 }
 
-static int check_folder(attune_instance *instance, attune_device *device, const check_options *o, attune_dtype dtype)
+static int check_folder(attune_instance *instance, attune_device *device, check_options *o, attune_dtype dtype)
 {
     failure why;
     case_folder *c = malloc(sizeof *c);
@@ -273,8 +292,8 @@ static int check_folder(attune_instance *instance, attune_device *device, const 
 }
 
 /* With a random d_o, normally distributed as q. */
-static int check_random_gradients(attune_instance *instance, attune_device *device, const check_options *o,
-                                  const char *name, const attention *a)
+static int check_random_gradients(attune_instance *instance, attune_device *device, check_options *o, const char *name,
+                                  const attention *a)
 {
     const int64_t size[4] = {a->q.size[0], a->q.size[1], a->q.size[2], a->v.size[3]};
     failure why;
@@ -294,7 +313,7 @@ static int check_random_gradients(attune_instance *instance, attune_device *devi
 #define CHECK_FLOP 3e7
 #define MOST_FLOP  1e12
 
-static int check_workload(attune_instance *instance, attune_device *device, const check_options *o, const workload *w)
+static int check_workload(attune_instance *instance, attune_device *device, check_options *o, const workload *w)
 {
     attention a;
     failure why;
@@ -350,8 +369,9 @@ static void print_total(const check_options *o)
         total += o->codes[i];
     if (!total)
         return;
-    (void)printf("%u problems: %u good, %u failed, %u could not run, %u unsupported\n", total, o->codes[EXIT_GOOD],
-                 o->codes[EXIT_FAILED], o->codes[EXIT_USAGE], o->codes[EXIT_UNAVAILABLE]);
+    (void)printf("%u problems: %u good, %u failed, %u could not run, %u unsupported; %.0f s\n", total,
+                 o->codes[EXIT_GOOD], o->codes[EXIT_FAILED], o->codes[EXIT_USAGE], o->codes[EXIT_UNAVAILABLE],
+                 progress_seconds(&o->progress));
     if (o->codes[EXIT_FAILED])
         cli_error("%u of %u problems failed", o->codes[EXIT_FAILED], total);
 }
@@ -414,6 +434,8 @@ int cmd_check(int argc, char **argv)
     else if ((status = cli_packs_load(instance, &o.packs)) == ATTUNE_OK)
         status = cli_devices_open(instance, o.device, &devices);
     int worst = cli_exit_of(status);
+    o.progress = progress_begin();
+    o.total = devices.count * dtype_count * (*o.folder ? 1 : *o.file ? o.count : workload_count());
     for (uint32_t i = 0; i < devices.count; i++)
         for (uint32_t j = 0; j < dtype_count; j++) {
             int code = *o.folder ? check_folder(instance, devices.device[i], &o, dtypes[j])

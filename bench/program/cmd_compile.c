@@ -2,6 +2,7 @@
 /* attune compile: writes a pack of kernels for machines without a compiler. Needs no device. */
 #include "bench/program/cli.h"
 #include "bench/program/output.h"
+#include "bench/program/progress.h"
 
 #include "tests/oracle/segments.h"
 #include "bench/workloads/workload.h"
@@ -54,8 +55,9 @@ typedef struct compile_run {
     uint32_t dim_count;
     job *jobs;
     uint32_t job_count;
-    pthread_mutex_t lock;
-    uint32_t next;
+    pthread_mutex_t lock; /* of next, done and progress */
+    uint32_t next, done;
+    progress progress;
 } compile_run;
 
 /* ---------------------------------------------------------------------------------------------------------- targets */
@@ -254,10 +256,16 @@ static void *work(void *user)
     for (;;) {
         pthread_mutex_lock(&run->lock);
         const uint32_t at = run->next++;
+        if (at < run->job_count)
+            progress_show(&run->progress, run->done, run->job_count, "%s for %s", run->jobs[at].workload->name,
+                          run->jobs[at].profile->name);
         pthread_mutex_unlock(&run->lock);
         if (at >= run->job_count)
             return NULL;
         compile(run, &run->jobs[at]);
+        pthread_mutex_lock(&run->lock);
+        run->done++;
+        pthread_mutex_unlock(&run->lock);
     }
 }
 
@@ -312,11 +320,13 @@ static bool run_jobs(compile_run *run)
     count = count < 1 ? 1 : count > MOST_THREADS ? MOST_THREADS : count;
     pthread_t threads[MOST_THREADS];
     int64_t started = 0;
+    run->progress = progress_begin();
     while (started < count - 1 && !pthread_create(&threads[started], NULL, work, run))
         started++;
     (void)work(run);
     for (int64_t i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
+    progress_clear(&run->progress);
     return true;
 }
 
@@ -376,7 +386,8 @@ static int compile_all(compile_run *run)
         cli_error("%s", attune_last_error());
         return EXIT_FAILED;
     }
-    (void)printf("%s: %u kernels, %llu bytes\n", run->options.out, kernels, (unsigned long long)bytes);
+    (void)printf("%s: %u kernels, %llu bytes, %.0f s\n", run->options.out, kernels, (unsigned long long)bytes,
+                 progress_seconds(&run->progress));
     return EXIT_GOOD;
 }
 

@@ -3,13 +3,13 @@
 #include "bench/program/cli.h"
 #include "bench/program/mask_picture.h"
 #include "bench/program/output.h"
+#include "bench/program/progress.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 typedef struct mask_options {
@@ -17,20 +17,33 @@ typedef struct mask_options {
     bool lists, exact, no_picture;
 } mask_options;
 
-static double now(void)
+/* After one second. */
+static int show_building(void *user, double done)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    progress *p = user;
+    if (progress_seconds(p) > 1)
+        progress_show(p, 100 * done, 100, "per cent of the blocks are decided");
+    return 0;
 }
 
-/* Only on a terminal, and after one second. */
-static int show_progress(void *user, double done)
+static int show_counting(void *user, double done)
 {
-    const double begin = *(const double *)user;
-    if (now() - begin > 1)
-        (void)fprintf(stderr, "\r\033[K%.0f %% of the blocks", 100 * done);
+    progress *p = user;
+    if (progress_seconds(p) > 1)
+        progress_show(p, 100 * done, 100, "per cent of the partial blocks are counted");
     return 0;
+}
+
+/* Of all planes, exact or not. */
+static attune_status read_statistics(const attune_mask *mask, bool exact, attune_mask_stats *stats)
+{
+    progress shown = progress_begin();
+    const attune_mask_work work = {
+        .struct_size = sizeof work, .progress = shown.terminal ? show_counting : NULL, .progress_user = &shown};
+    const attune_status status =
+        exact ? attune_mask_stats_count(mask, &work, stats) : attune_mask_stats_get(mask, false, stats);
+    progress_clear(&shown);
+    return status;
 }
 
 static bool read_desc(const mask_options *o, attune_mask_desc *desc, int64_t plane[2])
@@ -96,7 +109,7 @@ static int show(const attune_mask *mask, const attune_mask_desc *desc, const mas
                 int64_t pixels, output *files, double seconds)
 {
     attune_mask_stats stats = {.struct_size = sizeof stats};
-    attune_status status = attune_mask_stats_get(mask, o->exact, &stats);
+    attune_status status = read_statistics(mask, o->exact, &stats);
     if (status != ATTUNE_OK) {
         cli_error("%s", attune_last_error());
         return cli_exit_of(status);
@@ -189,14 +202,13 @@ int cmd_mask(int argc, char **argv)
     } else if (!*o.text) {
         cli_error("the expression is empty");
     } else if (cli_expr(instance, ATTUNE_EXPR_MASK, o.text, names, &expr) && cli_bindings_complete(names, expr)) {
-        double begin = now();
-        desc.progress = isatty(STDERR_FILENO) ? show_progress : NULL;
-        desc.progress_user = &begin;
+        progress shown = progress_begin();
+        desc.progress = shown.terminal ? show_building : NULL;
+        desc.progress_user = &shown;
         status = attune_mask_create(instance, &desc, expr, names->captures, names->capture_count, names->parameters,
                                     names->parameter_count, &mask);
-        double seconds = now() - begin;
-        if (desc.progress && seconds > 1)
-            (void)fputs("\r\033[K", stderr);
+        const double seconds = progress_seconds(&shown);
+        progress_clear(&shown);
         if (status == ATTUNE_OK) {
             code = show(mask, &desc, &o, plane, pixels, files, seconds);
         } else {

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* The program as a person runs it: exit status, words, files. ATTUNE_PROGRAM and ATTUNE_SOURCE come from the build. */
+#define _XOPEN_SOURCE 700 /* posix_openpt */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -594,6 +596,47 @@ Test(program, reports)
              getenv("ATTUNE_SOURCE"));
     expect(command, 1, "No space");
     expect("report a.json -o .", 2, "is a folder");
+}
+
+/* Runs the program with a terminal as its standard error, and returns what that shows. */
+static const char *run_on_terminal(const char *arguments)
+{
+    char command[1024];
+    const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
+    cr_assert(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0);
+    const int shown = open(ptsname(terminal), O_RDWR | O_NOCTTY); /* what is written stays until it is read */
+    snprintf(command, sizeof command, "'%s' %s 2>'%s' >/dev/null", getenv("ATTUNE_PROGRAM"), arguments,
+             ptsname(terminal));
+    cr_expect_eq(system(command), 0, "%s", command);
+    const ssize_t length = read(terminal, output, sizeof output - 1);
+    output[length > 0 ? length : 0] = '\0';
+    close(shown);
+    close(terminal);
+    return output;
+}
+
+/* Long work says what it does on a terminal, and removes it; in a pipe it says nothing. */
+Test(program, shows_progress)
+{
+    static const struct {
+        const char *arguments, *words;
+    } work[] = {
+        {"bench --q-len 64 --heads 2" QUICK, "[0/1] dense cpu f32"},
+        {"check --file w.json --dtype f32", "[1/2] b cpu f32; 1 good, 0 failed"},
+    };
+    cr_assert_eq(system("echo '[{\"name\": \"a\", \"q_len\": 16, \"head_dim\": 16},"
+                        "{\"name\": \"b\", \"q_len\": 16, \"head_dim\": 16}]' > w.json"),
+                 0);
+    for (size_t i = 0; i < sizeof work / sizeof work[0]; i++) {
+        run_on_terminal(work[i].arguments);
+        const size_t length = strlen(output);
+        cr_expect(strstr(output, work[i].words), "%s", output);
+        cr_expect(length > 4 && !strcmp(output + length - 4, "\r\033[K"), "the line is removed");
+        cr_expect_eq(run(work[i].arguments), 0);
+        cr_expect(!strchr(output, '\r') && !strchr(output, '\033'), "%s", output);
+    }
+    /* A total at the end. */
+    cr_expect(strstr(output, "2 problems: 2 good, 0 failed, 0 could not run, 0 unsupported; 0 s\n"), "%s", output);
 }
 
 /* OpenBLAS starts threads when it is loaded: only its peers load it. */
