@@ -28,3 +28,20 @@ status=0
 PATH=$scratch/bin ./dev build >"$scratch/out" 2>&1 || status=$?
 [ $status -eq 1 ]
 grep -q 'As root: apt-get install .* ninja-build' "$scratch/out"
+
+# With them it says how much an installation fetches and takes, and for how long, before it begins.
+for tool in awk env; do ln -s "$(command -v $tool)" "$scratch/bin/$tool"; done
+printf '#!/bin/sh\necho 0\n' >"$scratch/bin/id"
+cat >"$scratch/bin/apt-get" <<'SCRIPT'
+#!/bin/sh
+case "$*" in
+*--assume-no*)
+  echo 'Need to get 1,120 kB/130 MB of archives.'
+  echo 'After this operation, 1.2 GB of additional disk space will be used.'
+  ;;
+*' -y '*) echo 'apt begins' && exit 1 ;;
+esac
+SCRIPT
+! PATH=$scratch/bin ./dev build >"$scratch/out" 2>&1
+tail -n 4 "$scratch/out" | diff - <(printf '%s\n' 'Need to get 1,120 kB/130 MB of archives.' \
+  'After this operation, 1.2 GB of additional disk space will be used.' 'That takes about 31 s at 10 MB/s.' 'apt begins')
