@@ -42,16 +42,27 @@ attune_status attune__opencl_buffer_create(attune_device *device, uint64_t size,
 attune_status attune__opencl_buffer_wrap_device(attune_device *device, const void *handle, uint64_t offset,
                                                 uint64_t size, attune_buffer **buffer)
 {
-    attune__opencl_device *mine = attune__opencl_of(device);
+    const attune__opencl_driver *driver = &attune__opencl_of(device)->driver;
+    const attune__cl_memory memory = *(const attune__cl_memory *)handle;
+    attune__cl_context context = NULL;
+    size_t all = 0;
+    if (driver->memory_info(memory, CL_MEM_CONTEXT, sizeof(void *), &context, NULL) ||
+        driver->memory_info(memory, CL_MEM_SIZE, sizeof all, &all, NULL) ||
+        context != attune__opencl_of(device)->context)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "memory is no cl_mem of the context of device %s",
+                            device->info.id);
+    if (offset > all || size > all - offset)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "offset %llu + size %llu exceeds the %llu bytes of the cl_mem",
+                            (unsigned long long)offset, (unsigned long long)size, (unsigned long long)all);
     attune__opencl_buffer *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
     made->base.size = size;
-    made->memory = *(const attune__cl_memory *)handle;
+    made->memory = memory;
     made->offset = offset;
     const attune_status status =
-        attune__opencl_check(mine, mine->driver.memory_retain(made->memory), "clRetainMemObject");
+        attune__opencl_check(attune__opencl_of(device), driver->memory_retain(memory), "clRetainMemObject");
     if (status == ATTUNE_OK)
         *buffer = &made->base;
     else

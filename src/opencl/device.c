@@ -2,6 +2,7 @@
 /* Devices: enumeration, limits, contexts; the backend's table. */
 #include "opencl/opencl.h"
 
+#include <attune/opencl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -326,7 +327,7 @@ static attune_status make_device(const attune__host *host, attune__opencl_device
 
 static attune_status create_context(attune__opencl_device *device)
 {
-    const intptr_t properties[] = {0x1084 /* CL_CONTEXT_PLATFORM */, (intptr_t)device->platform, 0};
+    const intptr_t properties[] = {CL_CONTEXT_PLATFORM, (intptr_t)device->platform, 0};
     int32_t error = CL_SUCCESS;
     device->context = device->driver.context_create(properties, 1, &device->device, NULL, NULL, &error);
     return device->context ? ATTUNE_OK
@@ -356,14 +357,90 @@ static attune_status device_open(const attune__host *host, uint32_t index, attun
     return status;
 }
 
+static attune_status check_queue(attune__opencl_device *device, attune__cl_queue queue)
+{
+    const attune__opencl_driver *driver = &device->driver;
+    attune__cl_context context = NULL;
+    attune__cl_device of = NULL;
+    if (!queue || (!driver->queue_info(queue, CL_QUEUE_CONTEXT, sizeof(void *), &context, NULL) &&
+                   !driver->queue_info(queue, CL_QUEUE_DEVICE, sizeof(void *), &of, NULL) &&
+                   context == device->context && of == device->device))
+        return ATTUNE_OK;
+    return attune__fail(ATTUNE_INVALID_ARGUMENT, "the queue is not one of this context and device");
+}
+
+attune_status attune__opencl_queue_wrap(attune_device *device, void *handle, attune_queue **queue)
+{
+    attune__opencl_device *mine = attune__opencl_of(device);
+    ATTUNE__TRY(check_queue(mine, handle));
+    attune__opencl_queue *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    const attune_status status = attune__opencl_queue_init(mine, made, handle);
+    if (status == ATTUNE_OK)
+        *queue = &made->base;
+    else
+        attune__free(&device->host.allocator, made);
+    return status;
+}
+
+/* Takes the caller's context and device; the context is retained. */
+static attune_status take_external(attune__opencl_device *device, const attune_opencl_device_desc *desc)
+{
+    const attune__opencl_driver *driver = &device->driver;
+    found one = {.device = desc->device};
+    uint32_t devices = 1;
+    if (driver->device_info(one.device, CL_DEVICE_PLATFORM, sizeof one.platform, &one.platform, NULL) ||
+        driver->context_retain(desc->context))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.context or desc.device is no object of this OpenCL loader");
+    device->context = desc->context;
+    fill_info(driver, &one);
+    snprintf(one.info.id, sizeof one.info.id, "opencl");
+    take_found(device, &one);
+    if (!one.info.available)
+        return attune__fail(ATTUNE_UNAVAILABLE, "opencl: %s", one.info.reason);
+    device->many =
+        driver->context_info(device->context, CL_CONTEXT_NUM_DEVICES, sizeof devices, &devices, NULL) || devices != 1;
+    ATTUNE__TRY(check_queue(device, desc->queue));
+    return finish_device(device, desc->queue);
+}
+
+static attune_status device_open_external(const attune__host *host, const void *desc, attune_device **device)
+{
+    attune__opencl_device *made;
+    char reason[256];
+    ATTUNE__TRY(make_device(host, &made));
+    attune_status status = attune__opencl_driver_open(&made->driver, reason, sizeof reason)
+                               ? take_external(made, desc)
+                               : attune__fail(ATTUNE_UNAVAILABLE, "opencl: %s", reason);
+    if (status == ATTUNE_OK)
+        *device = &made->base;
+    else
+        discard_device(made);
+    return status;
+}
+
+static void device_handles(const attune_device *device, void *handles)
+{
+    const attune__opencl_device *mine = attune__opencl_of(device);
+    attune_opencl_device_desc *h = handles;
+    h->context = mine->context;
+    h->device = mine->device;
+    h->queue = mine->queue.handle;
+}
+
 const attune__backend attune__opencl_backend = {
     .kind = ATTUNE_BACKEND_OPENCL,
     .name = "opencl",
     .count = device_count,
     .describe = device_describe,
     .open = device_open,
+    .open_external = device_open_external,
+    .handles = device_handles,
     .close = device_close,
     .buffer_create = attune__opencl_buffer_create,
+    .buffer_wrap_device_name = "attune_opencl_buffer_wrap",
+    .buffer_wrap_device = attune__opencl_buffer_wrap_device,
     .buffer_destroy = attune__opencl_buffer_destroy,
     .buffer_write = attune__opencl_buffer_write,
     .buffer_read = attune__opencl_buffer_read,
@@ -379,6 +456,8 @@ const attune__backend attune__opencl_backend = {
     .merger_destroy = attune__opencl_merger_destroy,
     .merge = attune__opencl_merge,
     .merge_backward = attune__opencl_merge_backward,
+    .queue_wrap = attune__opencl_queue_wrap,
+    .queue_destroy = attune__opencl_queue_destroy,
     .wait = attune__opencl_wait,
     .missing_reason = "the OpenCL backend has no kernel for that",
 };

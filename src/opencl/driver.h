@@ -63,8 +63,13 @@ enum {
     CL_DEVICE_PREFERRED_WORK_GROUP_SIZE_MULTIPLE = 0x1067,
     CL_DEVICE_UUID_KHR = 0x106A,
     CL_DEVICE_WARP_SIZE_NV = 0x4003,
+    CL_CONTEXT_NUM_DEVICES = 0x1083,
+    CL_CONTEXT_PLATFORM = 0x1084,
+    CL_QUEUE_CONTEXT = 0x1090,
+    CL_QUEUE_DEVICE = 0x1091,
     CL_QUEUE_PROPERTIES = 0x1093,
     CL_MEM_SIZE = 0x1102,
+    CL_MEM_CONTEXT = 0x1106,
     CL_PROGRAM_BINARY_SIZES = 0x1165,
     CL_PROGRAM_BINARIES = 0x1166,
     CL_PROGRAM_BUILD_LOG = 0x1183,
@@ -104,6 +109,8 @@ enum {
       (attune__cl_context context, attune__cl_device device, uint64_t properties, int32_t * error))                    \
     X(int32_t, queue_retain, clRetainCommandQueue, (attune__cl_queue queue))                                           \
     X(int32_t, queue_release, clReleaseCommandQueue, (attune__cl_queue queue))                                         \
+    X(int32_t, context_info, clGetContextInfo,                                                                         \
+      (attune__cl_context context, uint32_t name, size_t size, void *value, size_t *needed))                           \
     X(int32_t, queue_info, clGetCommandQueueInfo,                                                                      \
       (attune__cl_queue queue, uint32_t name, size_t size, void *value, size_t *needed))                               \
     X(attune__cl_memory, memory_create, clCreateBuffer,                                                                \

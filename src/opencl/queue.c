@@ -117,19 +117,6 @@ void attune__opencl_queue_finish(attune__opencl_queue *queue)
     pthread_mutex_destroy(&queue->lock);
 }
 
-attune_status attune__opencl_queue_wrap(attune_device *device, void *handle, attune_queue **queue)
-{
-    attune__opencl_queue *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
-    if (!made)
-        return ATTUNE_OUT_OF_HOST_MEMORY;
-    const attune_status status = attune__opencl_queue_init(attune__opencl_of(device), made, handle);
-    if (status == ATTUNE_OK)
-        *queue = &made->base;
-    else
-        attune__free(&device->host.allocator, made);
-    return status;
-}
-
 void attune__opencl_queue_destroy(attune_queue *queue)
 {
     const attune_allocator allocator = queue->device->host.allocator;

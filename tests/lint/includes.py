@@ -22,7 +22,7 @@ BELOW = {
     'opencl': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'shaders'},
     'api': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
 }
-PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}}
+PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}, 'opencl.h': {'attune/attune.h'}}
 
 errors = []
 arrows = 0

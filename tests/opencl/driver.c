@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: MIT */
+/* The backend over a loader whose devices compute nothing: every call failed once, faults, threads, launches. */
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <attune/attune.h>
+#include <attune/opencl.h>
+
+#include "opencl/driver.h"
+#include "opencl/fake.h"
+#include "support/heap.h"
+
+#define ROWS 256
+#define DIM  64
+
+/* The loader is found by its name once a library of that name is there. */
+static fake_state *open_fake(void)
+{
+    void *driver = dlopen(getenv("ATTUNE_FAKE_OPENCL"), RTLD_NOW | RTLD_LOCAL);
+    cr_assert_not_null(driver, "%s", dlerror());
+    return dlsym(driver, "fake");
+}
+
+static char log_text[1024];
+
+static void take_log(void *user, attune_log_level level, const char *message)
+{
+    (void)user, (void)level;
+    snprintf(log_text, sizeof log_text, "%s", message);
+}
+
+typedef struct flow {
+    heap heap;
+    const char *cache;
+    attune_instance *instance;
+    attune_device *device;
+    attune_buffer *buffer, *workspace;
+    attune_expr *mask_expr, *score;
+    attune_mask *mask;
+    attune_plan *plan;
+    attune_completion completion;
+} flow;
+
+static attune_status flow_open(flow *f, const char *id)
+{
+    const attune_instance_desc desc = {.struct_size = sizeof desc,
+                                       .allocator = heap_allocator(&f->heap),
+                                       .cache_folder = f->cache ? f->cache : "",
+                                       .log = take_log};
+    attune_status status;
+    if ((status = attune_instance_create(&desc, &f->instance)))
+        return status;
+    return attune_device_open(f->instance, id, &f->device);
+}
+
+static attune_status flow_plan(flow *f)
+{
+    static uint16_t data[4 * ROWS * DIM];
+    const attune_mask_desc mask = {.struct_size = sizeof mask, .q_len = ROWS, .kv_len = ROWS};
+    const attune_symbol symbols[] = {{.name = "slope", .kind = ATTUNE_SYMBOL_PARAMETER, .dtype = ATTUNE_F32}};
+    attune_problem problem = {.struct_size = sizeof problem, .dtype = ATTUNE_F16, .head_dim = DIM, .q_len = ROWS};
+    attune_status status;
+    if ((status = attune_buffer_create(f->device, sizeof data, &f->buffer)) ||
+        (status = attune_buffer_write(f->buffer, 0, data, sizeof data)) ||
+        (status = attune_expr_create(f->instance, ATTUNE_EXPR_MASK, "kv <= q", NULL, 0, &f->mask_expr)) ||
+        (status = attune_expr_create(f->instance, ATTUNE_EXPR_SCORE, "score + slope", symbols, 1, &f->score)) ||
+        (status = attune_mask_create(f->instance, &mask, f->mask_expr, NULL, 0, NULL, 0, &f->mask)) ||
+        (status = attune_mask_upload(f->mask, f->device)) || (status = attune_problem_set_mask(&problem, f->mask)))
+        return status;
+    problem.score = f->score;
+    if ((status = attune_plan_create(f->device, &problem, NULL, &f->plan)))
+        return status;
+    attune_plan_choice choice = {.struct_size = sizeof choice};
+    if ((status = attune_plan_choice_get(f->plan, &choice)))
+        return status;
+    return attune_buffer_create(f->device, choice.workspace, &f->workspace);
+}
+
+static attune_status flow_run(const flow *f, attune_queue *queue, double *seconds, attune_completion *completion)
+{
+    attune_tensor tensors[4];
+    for (int i = 0; i < 4; i++)
+        tensors[i] = (attune_tensor){.buffer = f->buffer,
+                                     .offset = (uint64_t)i * ROWS * DIM * 2,
+                                     .dtype = ATTUNE_F16,
+                                     .rank = 4,
+                                     .size = {1, 1, ROWS, DIM}};
+    const attune_parameter slope = {.name = "slope", .value = 0.5};
+    const attune_forward_args args = {.struct_size = sizeof args,
+                                      .q = tensors[0],
+                                      .k = tensors[1],
+                                      .v = tensors[2],
+                                      .o = tensors[3],
+                                      .mask = f->mask,
+                                      .parameters = &slope,
+                                      .parameter_count = 1,
+                                      .workspace = f->workspace,
+                                      .seconds = seconds};
+    return attune_forward(f->plan, queue, &args, completion);
+}
+
+static attune_status flow_all(flow *f)
+{
+    attune_status status = flow_open(f, "opencl:0");
+    if (status == ATTUNE_OK)
+        status = flow_plan(f);
+    if (status == ATTUNE_OK)
+        status = flow_run(f, attune_device_queue(f->device), NULL, &f->completion);
+    return status == ATTUNE_OK ? attune_completion_wait(f->completion, UINT64_MAX) : status;
+}
+
+static void flow_destroy(flow *f)
+{
+    attune_plan_destroy(f->plan);
+    attune_mask_destroy(f->mask);
+    attune_expr_destroy(f->score);
+    attune_expr_destroy(f->mask_expr);
+    attune_buffer_destroy(f->workspace);
+    attune_buffer_destroy(f->buffer);
+    attune_device_destroy(f->device);
+    attune_instance_destroy(f->instance);
+}
+
+Test(opencl_driver, every_call_failed_once)
+{
+    fake_state *fake = open_fake();
+    flow whole = {.heap = {0}};
+    cr_assert_eq(flow_all(&whole), ATTUNE_OK, "%s", attune_last_error());
+    const int calls = fake->calls;
+    flow_destroy(&whole);
+    cr_assert_eq(fake->live, 0);
+    cr_assert_eq(whole.heap.live, 0);
+    cr_assert_eq(fake->interleaved, 0);
+    cr_assert(calls > 50 && calls < FAKE_CALLS, "%d", calls);
+    for (int at = 1; at <= calls; at++) {
+        fake->calls = 0;
+        fake->fail_at = at;
+        fake->fail_with = at % 2 ? CL_OUT_OF_HOST_MEMORY : CL_OUT_OF_RESOURCES;
+        flow f = {.heap = {0}};
+        const attune_status status = flow_all(&f);
+        cr_expect(status == ATTUNE_OK || attune_last_error()[0], "call %d, %s", at, fake->names[at]);
+        flow_destroy(&f);
+        cr_expect_eq(fake->live, 0, "call %d, %s: %d objects", at, fake->names[at], fake->live);
+        cr_expect_eq(f.heap.live, 0, "call %d, %s", at, fake->names[at]);
+        fake->live = 0;
+    }
+}
+
+Test(opencl_driver, no_device)
+{
+    fake_state *fake = open_fake();
+    attune_instance *instance;
+    attune_device *device;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    fake->platforms = 0;
+    cr_expect_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_UNAVAILABLE);
+    cr_expect(strstr(attune_last_error(), "finds no driver: install"), "%s", attune_last_error());
+    fake->platforms = 2;
+    fake->devices = 0;
+    cr_expect_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_UNAVAILABLE);
+    cr_expect(strstr(attune_last_error(), "2 platforms, without a device"), "%s", attune_last_error());
+    attune_instance_destroy(instance);
+}
+
+/* The child process crashes, this one does not. */
+Test(opencl_driver, crashing_driver)
+{
+    char reason[256] = "";
+    cr_expect(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), reason, sizeof reason), "%s", reason);
+    setenv("FAKE_OPENCL_CRASH", "1", 1);
+    setenv("OCL_ICD_VENDORS", "/nowhere", 1);
+    cr_expect_not(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), reason, sizeof reason));
+    cr_expect(strstr(reason, "crashes when it is loaded (Aborted)"), "%s", reason);
+    char folder[] = "/tmp/attune-vendors-XXXXXX", path[64];
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/broken.icd", folder);
+    FILE *file = fopen(path, "w");
+    cr_assert_not_null(file);
+    fclose(file);
+    setenv("OCL_ICD_VENDORS", folder, 1);
+    cr_expect_not(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), reason, sizeof reason));
+    cr_expect(strstr(reason, path), "%s", reason);
+    remove(path);
+    remove(folder);
+}
+
+Test(opencl_driver, allocation_past_the_limit)
+{
+    fake_state *fake = open_fake();
+    fake->most_bytes = 1 << 20;
+    flow f = {.heap = {0}};
+    cr_assert_eq(flow_open(&f, "opencl"), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(attune_buffer_create(f.device, (1 << 20) + 1, &f.buffer), ATTUNE_OUT_OF_DEVICE_MEMORY);
+    cr_expect(strstr(attune_last_error(), "1048577 bytes: device opencl:0 allocates at most 1048576"), "%s",
+              attune_last_error());
+    cr_expect_eq(attune_buffer_create(f.device, 1 << 20, &f.buffer), ATTUNE_OK, "%s", attune_last_error());
+    flow_destroy(&f);
+}
+
+Test(opencl_driver, failing_build)
+{
+    fake_state *fake = open_fake();
+    fake->build_fails = true;
+    flow f = {.heap = {0}};
+    cr_expect_eq(flow_all(&f), ATTUNE_COMPILE_FAILED);
+    cr_expect(
+        strstr(attune_last_error(), "does not build forward.cl: CL_BUILD_PROGRAM_FAILURE (-11): line 7: the fake"),
+        "%s", attune_last_error());
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
+/* The planner takes 128 work-items; a build leaves 64. */
+Test(opencl_driver, shrinking_group)
+{
+    fake_state *fake = open_fake();
+    fake->kernel_group = 64;
+    flow f = {.heap = {0}};
+    cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+    attune_plan_choice choice = {.struct_size = sizeof choice};
+    cr_assert_eq(attune_plan_choice_get(f.plan, &choice), ATTUNE_OK);
+    cr_expect_eq(choice.workgroup_invocations, 64, "%u", choice.workgroup_invocations);
+    cr_expect(strstr(log_text, "a kernel has 64 of 256 invocations: a smaller tile"), "%s", log_text);
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
+Test(opencl_driver, lost_device)
+{
+    fake_state *fake = open_fake();
+    flow f = {.heap = {0}};
+    cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+    fake->event_status = CL_OUT_OF_RESOURCES;
+    cr_assert_eq(flow_run(&f, attune_device_queue(f.device), NULL, &f.completion), ATTUNE_OK);
+    cr_expect_eq(attune_completion_wait(f.completion, UINT64_MAX), ATTUNE_DEVICE_LOST);
+    cr_expect(strstr(attune_last_error(), "CL_OUT_OF_RESOURCES (-5): destroy it and open it again"), "%s",
+              attune_last_error());
+    fake->event_status = 0;
+    cr_expect_eq(flow_run(&f, attune_device_queue(f.device), NULL, &f.completion), ATTUNE_DEVICE_LOST);
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
+/* A hung launch: the wait ends when the caller says. */
+Test(opencl_driver, timeout)
+{
+    fake_state *fake = open_fake();
+    flow f = {.heap = {0}};
+    cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+    fake->event_status = 1; /* CL_RUNNING */
+    cr_assert_eq(flow_run(&f, attune_device_queue(f.device), NULL, &f.completion), ATTUNE_OK);
+    cr_expect_eq(attune_completion_wait(f.completion, 3000000), ATTUNE_TIMEOUT);
+    fake->event_status = 0;
+    cr_expect_eq(attune_completion_wait(f.completion, 0), ATTUNE_OK, "%s", attune_last_error());
+    double seconds = 0;
+    cr_expect_eq(flow_run(&f, attune_device_queue(f.device), &seconds, &f.completion), ATTUNE_OK);
+    cr_expect(seconds > 0);
+    flow_destroy(&f);
+}
+
+Test(opencl_driver, two_devices)
+{
+    fake_state *fake = open_fake();
+    fake->devices = 2;
+    flow f = {.heap = {0}}, g = {.heap = {0}};
+    cr_assert_eq(flow_open(&f, "opencl:0"), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(flow_plan(&f), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(flow_open(&g, "opencl:1"), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(flow_plan(&g), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(flow_run(&f, attune_device_queue(f.device), NULL, &f.completion), ATTUNE_OK);
+    cr_expect_eq(flow_run(&g, attune_device_queue(g.device), NULL, &g.completion), ATTUNE_OK);
+    cr_expect_eq(flow_run(&f, attune_device_queue(g.device), NULL, &f.completion), ATTUNE_INVALID_ARGUMENT);
+    flow_destroy(&g);
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
+/* An integrated GPU's launches are bounded; a second queue, of the caller and not in order, is chained. */
+Test(opencl_driver, launches)
+{
+    fake_state *fake = open_fake();
+    flow f = {.heap = {0}};
+    attune_opencl_device_desc own = {.struct_size = sizeof own};
+    attune_queue *queue = NULL;
+    cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+    fake->launches = 0;
+    fake->groups = 0;
+    cr_assert_eq(flow_run(&f, attune_device_queue(f.device), NULL, &f.completion), ATTUNE_OK);
+    cr_expect_eq(fake->launches, 1);
+    cr_expect_eq(fake->groups, ROWS / 64);
+    cr_assert_eq(attune_opencl_device_handles(f.device, &own), ATTUNE_OK, "%s", attune_last_error());
+    fake->out_of_order = true;
+    cr_assert_eq(attune_opencl_queue_wrap(f.device, own.queue, &queue), ATTUNE_OK, "%s", attune_last_error());
+    fake->unchained = 0;
+    for (int i = 0; i < 3; i++)
+        cr_assert_eq(flow_run(&f, queue, NULL, &f.completion), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(fake->unchained, 1, "%d", fake->unchained); /* the first */
+    attune_opencl_queue_destroy(queue);
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
+/* More calls than the queue has events: old completions can still be waited for. */
+Test(opencl_driver, many_calls)
+{
+    fake_state *fake = open_fake();
+    flow f = {.heap = {0}};
+    attune_completion first;
+    cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(flow_run(&f, attune_device_queue(f.device), NULL, &first), ATTUNE_OK);
+    for (int i = 0; i < 200; i++)
+        cr_assert_eq(flow_run(&f, attune_device_queue(f.device), NULL, &f.completion), ATTUNE_OK);
+    cr_expect_eq(attune_completion_wait(first, 0), ATTUNE_OK, "%s", attune_last_error());
+    f.completion.value += 1000;
+    cr_expect_eq(attune_completion_wait(f.completion, 0), ATTUNE_INVALID_ARGUMENT);
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
+static void *run_often(void *user)
+{
+    const flow *f = user;
+    attune_completion completion;
+    for (int i = 0; i < 100; i++)
+        if (flow_run(f, attune_device_queue(f->device), NULL, &completion) != ATTUNE_OK)
+            return user;
+    return NULL;
+}
+
+/* One kernel object, several threads: arguments are set and launched by one of them at a time. */
+Test(opencl_driver, threads)
+{
+    fake_state *fake = open_fake();
+    flow f = {.heap = {0}};
+    pthread_t threads[4];
+    void *failed;
+    cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, run_often, &f), 0);
+    for (int i = 0; i < 4; i++) {
+        cr_assert_eq(pthread_join(threads[i], &failed), 0);
+        cr_expect_null(failed);
+    }
+    cr_expect_eq(fake->interleaved, 0, "%d", fake->interleaved);
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
+/* The second plan builds no source. */
+Test(opencl_driver, cache)
+{
+    fake_state *fake = open_fake();
+    char folder[] = "/tmp/attune-opencl-XXXXXX", command[64];
+    cr_assert_not_null(mkdtemp(folder));
+    flow f = {.cache = folder}, g = {.cache = folder};
+    cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+    const int built = fake->sources;
+    cr_expect(built > 0 && fake->binaries == 0);
+    cr_assert_eq(flow_all(&g), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(fake->sources, built);
+    cr_expect_eq(fake->binaries, built);
+    flow_destroy(&g);
+    flow_destroy(&f);
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    cr_expect_eq(system(command), 0); /* NOLINT(cert-env33-c): a folder of our own */
+}
+
+/* The caller's context, queue and memory. */
+Test(opencl_driver, lending)
+{
+    fake_state *fake = open_fake();
+    flow f = {.heap = {0}};
+    cr_assert_eq(flow_open(&f, "opencl:0"), ATTUNE_OK, "%s", attune_last_error());
+    attune_opencl_device_desc own = {.struct_size = sizeof own}, other = {.struct_size = sizeof other};
+    cr_assert_eq(attune_opencl_device_handles(f.device, &own), ATTUNE_OK, "%s", attune_last_error());
+    attune_device *lent = NULL;
+    cr_expect_eq(attune_opencl_device_open(f.instance, &other, &lent), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_eq(attune_opencl_device_open(f.instance, &own, &lent), ATTUNE_OK, "%s", attune_last_error());
+    attune__cl_memory (*create)(attune__cl_context, uint64_t, size_t, void *, int32_t *);
+    int32_t (*release)(attune__cl_memory);
+    void *library = dlopen(getenv("ATTUNE_FAKE_OPENCL"), RTLD_NOW | RTLD_LOCAL), *symbol;
+    symbol = dlsym(library, "clCreateBuffer");
+    memcpy(&create, &symbol, sizeof symbol);
+    symbol = dlsym(library, "clReleaseMemObject");
+    memcpy(&release, &symbol, sizeof symbol);
+    int32_t error;
+    attune__cl_memory memory = create(own.context, CL_MEM_READ_WRITE, 4096, NULL, &error);
+    attune_buffer *buffer = NULL;
+    cr_expect_eq(attune_opencl_buffer_wrap(lent, memory, 16, 4096, &buffer), ATTUNE_INVALID_ARGUMENT);
+    cr_expect(strstr(attune_last_error(), "offset 16 + size 4096 exceeds the 4096 bytes"), "%s", attune_last_error());
+    cr_expect_eq(attune_opencl_buffer_wrap(lent, memory, 8, 16, &buffer), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_eq(attune_opencl_buffer_wrap(lent, memory, 1024, 1024, &buffer), ATTUNE_OK, "%s", attune_last_error());
+    char text[] = "lent", back[sizeof text] = "";
+    cr_expect_eq(attune_buffer_write(buffer, 8, text, sizeof text), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(attune_buffer_read(buffer, 8, back, sizeof back), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_str_eq(text, back);
+    release(memory); /* attune has its own reference */
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(lent);
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
