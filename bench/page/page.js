@@ -54,6 +54,7 @@ const several = data.files.length > 1;
 data.files.forEach((file, index) => file.groups.forEach(group => {
   const shapes = new Map(group.rows.filter(row => row.shape && row.kind !== 'peer').map(row => [row.workload, row.shape]));
   for (const row of group.rows) {
+    for (const key of ['name', 'kind', 'device', 'dtype', 'shape', 'plan', 'status', 'message', 'flags']) row[key] = row[key] || '';
     row.file = index;
     row.group = group;
     const found = /^b(\d+)h(\d+):(\d+)q(\d+)k(\d+)d(\d+)(?::(\d+))?/.exec(row.shape || shapes.get(row.workload) || '');
@@ -71,7 +72,7 @@ function identity(group, device) {
   const name = text ? String(text).split(';')[0] : '';
   const backend = String(device || '').split(':')[0];
   const profile = String(device || '').split('@')[1];
-  return (name ? `${name}${backend === 'cpu' ? '' : `, ${backend === 'cuda' ? 'CUDA' : backend[0].toUpperCase() + backend.slice(1)}`}` : device || 'host') + (profile ? ` as ${profile}` : '');
+  return (name ? `${name}${backend === 'cpu' ? '' : `, ${backend === 'cuda' ? 'CUDA' : backend.slice(0, 1).toUpperCase() + backend.slice(1)}`}` : device || 'host') + (profile ? ` as ${profile}` : '');
 }
 const label = index => data.files[index].label;
 const seriesName = row => several ? `${row.by} · ${label(row.file)}` : row.by;
@@ -153,7 +154,7 @@ const pending = [];
 function swatch(item) {
   const shape = item.line ? svg('line', { x1: 0, x2: 12, y1: 6, y2: 6, class: 'mark' })
     : item.hollow ? svg('circle', { cx: 6, cy: 6, r: 4, fill: 'none', stroke: item.colour, 'stroke-width': 1.75 })
-      : item.dot ? svg('circle', { cx: 6, cy: 6, r: 4.5, fill: item.colour }) : svg('rect', { width: 12, height: 12, rx: 2, fill: item.colour });
+      : item.dot ? svg('circle', { cx: 6, cy: 6, r: 4.5, fill: item.colour }) : svg('rect', { x: .5, y: .5, width: 11, height: 11, rx: 2, fill: item.colour, stroke: 'var(--line)' });
   return svg('svg', { viewBox: '0 0 12 12', 'aria-hidden': 'true' }, shape);
 }
 const note = (tip, ...marks) => svg('g', {}, svg('title', {}, tip), ...marks);
@@ -203,7 +204,7 @@ function bars(title, rows, metric, unit, low, high, limit) {
   const types = new Set(rows.map(row => row.dtype).filter(type => type && type !== '-'));
   const nameOf = row => seriesName(row) + (types.size > 1 ? ` ${row.dtype}` : '');
   const timed = rows.filter(row => row.ok && metric(row) > 0);
-  const most = Math.max(...timed.map(row => high ? high(row) || metric(row) : metric(row)), limit ? limit.value : 0);
+  const most = Math.max(...timed.map(row => high ? high(row) || metric(row) : metric(row)), limit ? limit.value : 0) || 1;
   const { scale, name } = typeof unit === 'string' ? unitOf([most], unit) : unit;
   const used = [...new Set(rows.filter(row => !row.peer || PEERS[row.device]).map(seriesName))];
   const legend = used.length > 1 || limit ? used.map(series => ({ name: series, colour: colour(series) })) : null;
@@ -355,7 +356,8 @@ function workloads() {
     if (title) node.append(html('h3', {}, title));
     const about = parts.map(part => part.command).find(Boolean);
     if (about) node.append(html('details', {}, html('summary', {}, 'Command'), html('code', {}, about.replace(/\{(\w+)\}/g, '$1'))));
-    if (rest.length && step) node.append(bars(`${title || 'Workloads'}: time of a step`, rest, row => row.median_seconds * 1e3, { scale: 1, name: 'ms, less is better' }, row => row.p10_seconds * 1e3, row => row.p90_seconds * 1e3));
+    /* Other programs' rows have no FLOP. */
+    if (rest.length && (step || !rest.some(row => row.flop_per_second > 0))) node.append(bars(`${title || 'Workloads'}: time`, rest, row => row.median_seconds * 1e3, { scale: 1, name: 'ms, less is better' }, row => row.p10_seconds * 1e3, row => row.p90_seconds * 1e3));
     else if (rest.length) node.append(bars(`${title || 'Workloads'}: FLOP/s`, rest, row => row.flop_per_second || 0, 'FLOP/s', row => row.flop_per_second * spread(row, 'p90_seconds'), row => row.flop_per_second * spread(row, 'p10_seconds')));
     if (masks.length) node.append(bars(`${title || 'Block masks'}: time`, masks, row => row.median_seconds * 1e3, { scale: 1, name: 'ms, less is better' }, row => row.p10_seconds * 1e3, row => row.p90_seconds * 1e3));
   }

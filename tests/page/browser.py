@@ -194,6 +194,20 @@ def main(folder):
                 expect('8 rows faster, 0 slower, 2 the same, 1 undecided' in found['text'], f'{what}: no verdicts')
             else:
                 expect('1.14 times faster than PyTorch cuDNN (Forward)' in found['text'], f'{what}: no peers')
+    # Another program's file, one whose rows all failed, and one with values of the wrong type.
+    entry = {'run_type': 'iteration', 'time_unit': 'us'}
+    (folder / 'other.json').write_text(json.dumps({'benchmarks': [entry | {'name': f'BM_{n}/8', 'real_time': 3.5 * n} for n in (1, 2, 3) for _ in range(9)]}))
+    (folder / 'failed.json').write_text(json.dumps({'context': {'device ': 'x', 'peak cpu f32': 7}, 'benchmarks': [
+        entry | {'name': 'a', 'run_name': 'a', 'error_occurred': True, 'status': 'failed', 'message': HOSTILE}]}))
+    (folder / 'odd.json').write_text(json.dumps({'sections': {'x': {'context': [3], 'command': 5, 'rows': [
+        {'name': 'a/b/c', 'workload': 3, 'device': [], 'status': 'ok', 'median_seconds': 'soon', 'shape': 'b0h0:0q0k0d0', 'density': -1e308},
+        {'name': 'b', 'status': 'ok', 'median_seconds': 1e-300, 'p10_seconds': -1, 'flop_per_second': 1e300, 'kind': 'mask'}]}}}))
+    for name in ('other', 'failed', 'odd'):
+        found = probe(folder, report(folder, name + '-page', folder / f'{name}.json'), 700)
+        if found:
+            expect(found['sections'][0] == 'summary' and 'rows' in found['sections'], f'{name}: sections {found["sections"]}')
+            expect(found['broken'] == 0, f'{name}: {found["broken"]} marks have no place')
+            expect(name != 'other' or 'Workloads: time' in found['pictures'], f'{name}: pictures {found["pictures"]}')
     for page in (one, both):
         picture(folder, page, 1280, 1600, False)
     picture(folder, one, 1280, 1600, True)
@@ -209,5 +223,5 @@ if sys.argv[3:]:
 else:
     with tempfile.TemporaryDirectory() as scratch:
         main(pathlib.Path(scratch))
-print('\n'.join(errors) or 'two pages on a desk and a phone, light and dark')
+print('\n'.join(errors) or 'five pages, on a desk and a phone, light and dark')
 sys.exit(bool(errors))
