@@ -71,7 +71,7 @@ Test(program, words_that_are_wrong)
     expect("nothing", 2, "no command nothing");
     expect("expain", 2, "did you mean explain");
     expect("compile --arch sm_86 --workload causl -o /nowhere/x", 2, "did you mean causal");
-    expect("explain --head-dim 512", 3, "no kernel has wider heads");
+    expect("explain --head-dim 584", 3, "no kernel has wider heads");
     expect("explain --device-profile h200 --dtype f64", 3, "there are f32 f16 bf16");
     expect("explain --mask 'q >= k'", 0, "k is a parameter, i32");
     expect("bench --workload decode --json ''", 2, "--json is empty");
