@@ -16,6 +16,6 @@ with open(output, 'w', encoding='utf-8') as file:
     file.write('#include "bench/page/page.h"\n\n')
     for name, part in zip(('before', 'behind'), parts):
         data = part.encode()
-        file.write(f'const char page_{name}[] = {{')
-        file.write(','.join(str(byte if byte < 128 else byte - 256) for byte in data))
+        file.write(f'const unsigned char page_{name}[] = {{')
+        file.write(','.join(map(str, data)))
         file.write(f'}};\nconst size_t page_{name}_size = {len(data)};\n')

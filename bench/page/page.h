@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-extern const char page_before[], page_behind[];
+extern const unsigned char page_before[], page_behind[];
 extern const size_t page_before_size, page_behind_size;
 
 #endif

@@ -59,17 +59,21 @@ bool measure_run(const measure_options *options, measure_call call, void *contex
     double begin = measure_clock(), seconds = 0, total = 0;
     uint32_t capacity = 0, repetitions = options->repetitions ? options->repetitions : 1;
     bool good = true;
+    noise_mark before = noise_now();
     for (; (m->warmup < options->warmup || (m->warmup && measure_clock() - begin < options->warmup_time)) &&
            !(m->warmup && timed_out(options, begin));
-         ++m->warmup)
+         ++m->warmup) {
         if (!call(context, &seconds))
             return false;
+        /* Looking takes milliseconds: after the first call, so that no pause lies before the samples. */
+        if (!m->warmup)
+            before = noise_now();
+    }
     m->iterations = 1;
     if (m->warmup && seconds > 0) {
         double wanted = ceil(options->min_time / (repetitions * seconds));
         m->iterations = wanted < 1 ? 1 : wanted > 1e6 ? 1000000 : (uint64_t)wanted;
     }
-    const noise_mark before = noise_now();
     /* At least one sample, even after the timeout; more than the repetitions only until min_time is reached. */
     while (m->count < repetitions || (total < options->min_time && m->count < 1000 + repetitions)) {
         if (m->count && timed_out(options, begin)) {
