@@ -41,7 +41,7 @@ __device__ __forceinline__ constexpr int round_up(int value, int multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
-/* What the layout of shared memory depends on (layout_sm80.h, layout_sm90.h). */
+/* The parameters of the layout of shared memory (layout_sm80.h, layout_sm90.h). */
 constexpr attune_cuda_tile TILE = {sizeof(element), HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, WARPS, STAGES, KEY_TERMS};
 
 /* Whether a layout has the size that the planner computed and the launch requests. */

@@ -46,7 +46,7 @@
 #ifndef ATTUNE_SHARED_MEMORY
 #define ATTUNE_SHARED_MEMORY 0
 #endif
-/* What the kernel computes. */
+/* Mask, score, gradients and order of the kernel. */
 #ifndef ATTUNE_HAVE_BLOCKS
 #define ATTUNE_HAVE_BLOCKS 0
 #endif

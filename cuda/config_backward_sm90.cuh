@@ -69,7 +69,7 @@ struct backward_config {
     static constexpr u32 TAIL_TILE_BYTES =
         BLOCK_N * (round_up(HEAD_DIM, WIDE ? 128 : 16) + round_up(HEAD_DIM_V, WIDE ? 128 : 16)) * 4;
 
-    /* What the planner decided (src/plan/family_cuda_variant.c). */
+    /* The planner's choices (src/plan/family_cuda_variant.c). */
     static constexpr bool HAVE_CAPTURE_GRADIENTS = config::HAVE_CAPTURE_GRADIENTS,
                           FUSED_GRADIENTS = config::FUSED_GRADIENTS, LATE_DP = config::LATE_DP,
                           EARLY_DQ = config::EARLY_DQ, REMATERIALISE = config::REMATERIALISE;

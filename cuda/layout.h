@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the layouts of shared memory (layout_sm80.h, layout_sm90.h) share. The planner, which is in C, counts a kernel's
+ * Shared by the layouts of shared memory (layout_sm80.h, layout_sm90.h). The planner, which is in C, counts a kernel's
  * bytes with the same functions from which the kernel, in CUDA, has its offsets. All are in bytes.
  */
 #ifndef ATTUNE_CUDA_LAYOUT_H
@@ -12,7 +12,7 @@
 #define ATTUNE_CUDA_LAYOUT static inline
 #endif
 
-/* What a layout depends on. */
+/* The parameters of a layout. */
 typedef struct attune_cuda_tile {
     unsigned element; /* bytes of an element of k and v, in whose type the products are */
     unsigned head_dim, head_dim_v;

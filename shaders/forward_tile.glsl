@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What forward kernels share: the tile of a workgroup, where its operands are, and how its results are stored. State
+ * Shared by the forward kernels: the tile of a workgroup, where its operands are, and how its results are stored. State
  * that stages share is global: drivers inline functions, and then keep globals in registers, as locals.
  */
 #ifndef ATTUNE_FORWARD_TILE_GLSL

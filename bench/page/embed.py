@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes the page of `attune report` as C: its text before and behind the data.
+"""Writes the page of `attune report` as C: its text before and after the data.
     embed.py OUTPUT page.html page.css page.js"""
 import pathlib
 import sys

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The page of attune report, before and behind its data. embed.py writes the definitions. */
+/* The page of attune report, before and after its data. embed.py writes the definitions. */
 #ifndef BENCH_PAGE_PAGE_H
 #define BENCH_PAGE_PAGE_H
 

@@ -128,15 +128,15 @@ static void print_pair(shade upper, shade lower, bool colour)
 static void print_keys(int64_t length, uint32_t width)
 {
     char line[256], number[32];
-    const uint32_t room = width < sizeof line - 32 ? width : (uint32_t)sizeof line - 32;
+    const uint32_t space = width < sizeof line - 32 ? width : (uint32_t)sizeof line - 32;
     memset(line, ' ', sizeof line);
     (void)snprintf(number, sizeof number, "%" PRId64, length);
-    const size_t end = strlen(number), at = room > end ? room - end : 2;
+    const size_t end = strlen(number), at = space > end ? space - end : 2;
     line[0] = '0';
     memcpy(line + at, number, end);
     line[at + end] = '\0';
     (void)snprintf(number, sizeof number, "%" PRId64, length / 2);
-    const size_t middle = room / 2 > strlen(number) / 2 ? room / 2 - strlen(number) / 2 : 0;
+    const size_t middle = space / 2 > strlen(number) / 2 ? space / 2 - strlen(number) / 2 : 0;
     if (length > 3 && middle > 2 && middle + strlen(number) + 2 < at)
         memcpy(line + middle, number, strlen(number));
     (void)printf("%9s %s keys\n", "", line);
@@ -182,11 +182,11 @@ bool mask_picture_print(const mask_picture *p, uint32_t columns, bool colour)
 {
     cells c;
     words w;
-    const uint32_t room = columns > 28 ? columns - 12 : 16;
+    const uint32_t space = columns > 28 ? columns - 12 : 16;
     /* As many rows as columns; a long and low mask has fewer. */
-    if (!read_cells(p, room, room, &c))
+    if (!read_cells(p, space, space, &c))
         return false;
-    const uint32_t longer = c.width > c.height ? c.width : c.height, wanted = room < 48 ? room : 48;
+    const uint32_t longer = c.width > c.height ? c.width : c.height, wanted = space < 48 ? space : 48;
     const uint32_t times = longer < wanted ? wanted / longer : 1;
     describe(p, &c, &w);
     print_keys(p->kv_len, c.width * times + 2);
@@ -227,7 +227,7 @@ static layout arrange(const mask_picture *p)
     return l;
 }
 
-/* The tick behind one: the last is the length, which replaces one that is nearer than two thirds of a step. */
+/* The tick after one: the last is the length, which replaces one that is nearer than two thirds of a step. */
 static int64_t next_tick(int64_t at, int64_t length, int64_t step)
 {
     const int64_t next = at + step;
@@ -256,13 +256,13 @@ static double width_of(const char *text, double scale)
     return (double)(FONT_WIDTH * strlen(text)) * scale;
 }
 
-/* As much of the text as fits, with "..." behind it. */
+/* As much of the text as fits, followed by "...". */
 static void write_line(canvas *c, double x, double y, double scale, const uint8_t colour[3], const char *text)
 {
     char line[512];
     (void)snprintf(line, sizeof line, "%s", text);
-    const double room = (double)c->width - x - 8;
-    size_t most = (size_t)(room / (FONT_WIDTH * scale));
+    const double space = (double)c->width - x - 8;
+    size_t most = (size_t)(space / (FONT_WIDTH * scale));
     most = most < sizeof line ? most : sizeof line - 1;
     if (strlen(line) > most && most > 3)
         memcpy(line + most - 3, "...", 4);

@@ -59,7 +59,7 @@ const baseline_row *baseline_find(const baseline *b, const char *name);
 double baseline_scale(const baseline *b, const char *device, const char *dtype);
 void baseline_free(baseline *b); /* accepts a zeroed one */
 
-/* The parts of a comparison: its header, a row with a note behind it, and the number of rows with each verdict. */
+/* The parts of a comparison: its header, a row followed by a remark, and the number of rows with each verdict. */
 void compare_write_head(report_format format, FILE *out);
 void compare_write_line(const char *name, const comparison *c, const char *note, report_format format, FILE *out);
 void compare_write_counts(const uint32_t counts[4], FILE *out);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What may disturb a measurement: other processes, and clocks that change. */
+/* Disturbances of a measurement: other processes, and clocks that change. */
 #ifndef BENCH_TIMING_NOISE_H
 #define BENCH_TIMING_NOISE_H
 

@@ -93,7 +93,7 @@ double report_flops(const report_row *row);     /* per second */
 double report_bandwidth(const report_row *row); /* bytes per second */
 /* The largest error over the naive computation's; infinity if only the naive one is 0. */
 double report_error_ratio(const report_row *row);
-/* What may have disturbed a row: n p90 is over 10 % above p10, l other processes used over 10 % of the CPUs, c the
+/* Disturbances of a row: n p90 is over 10 % above p10, l other processes used over 10 % of the CPUs, c the
  * CPU's clock changed by over 5 %, d the second half of the samples differs from the first by over 2 % (U test, p <
  * 0.05). */
 const char *report_flags(const report_row *row, char buffer[8]);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* BLAKE2s-256 without a key (RFC 7693), for files: nobody can construct other bytes with the same digest. base/hash.h
- * is faster, for tables in memory, and not safe against an adversary. */
+/* BLAKE2s-256 without a key (RFC 7693), for files: it is infeasible to construct other bytes with the same digest.
+ * base/hash.h is faster, for tables in memory, and not safe against an adversary. */
 #ifndef ATTUNE_BASE_DIGEST_H
 #define ATTUNE_BASE_DIGEST_H
 

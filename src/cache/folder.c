@@ -55,7 +55,7 @@ static int open_start(const char *path)
 }
 
 /* Opens the path, component by component, from *at on. Returns 0 or an errno. */
-static int walk(char path[PATH_MAX], bool make, int *at)
+static int open_components(char path[PATH_MAX], bool make, int *at)
 {
     const char *rest = path;
     for (int links = 0;;) {
@@ -105,7 +105,7 @@ int attune__folder_open(const char *path, bool make, int *folder)
     if (at < 0)
         return errno;
     struct stat about;
-    int error = walk(left, make, &at);
+    int error = open_components(left, make, &at);
     if (!error)
         error = fstat(at, &about)                ? errno
                 : !S_ISDIR(about.st_mode)        ? ENOTDIR

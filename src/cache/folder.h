@@ -13,7 +13,7 @@
  */
 int attune__folder_open(const char *path, bool make, int *folder);
 
-/* Whether a folder or file belongs to the caller and nobody else can write to it. */
+/* Whether a folder or file belongs to the caller, and no other user can write to it. */
 bool attune__folder_trusted(const struct stat *about);
 
 #endif

@@ -78,7 +78,7 @@ static void add_text(attune__digest *digest, const char *text)
     attune__digest_add(digest, text ? text : "", text ? strlen(text) + 1 : 1);
 }
 
-/* From a cryptographic digest: nobody can construct an expression whose kernel collides with another's. */
+/* From a cryptographic digest: no expression can be constructed whose kernel collides with another's. */
 attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel)
 {
     attune__digest digest = attune__digest_begin();

@@ -324,7 +324,8 @@ static attune__interval bound_float(attune__op op, attune__interval a, attune__i
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- the walk */
+/* --------------------------------------------------------------------------------------------------------- evaluation
+ */
 
 static attune__interval exactly(attune__type type, attune__value value)
 {

@@ -485,7 +485,8 @@ static void NAME(column_capture)(const attune_array *array, const attune__node *
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- the walk */
+/* --------------------------------------------------------------------------------------------------------- evaluation
+ */
 
 static int64_t NAME(slope)(const attune__node *node, const NAME(node_state) * states)
 {

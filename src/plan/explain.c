@@ -184,7 +184,7 @@ static void text_choice(attune__text *text, const attune_limits *l, const attune
     attune__text_add(text, "workspace   %llu bytes\n", (unsigned long long)c->workspace);
     if (c->blocks_are_contiguous)
         attune__text_add(text,
-                         "contiguous  believed; the lists, which this kernel reads ahead, are read in any case\n");
+                         "contiguous  promised; the lists, which this kernel reads ahead, are read in any case\n");
     if (c->approximate_tanh)
         attune__text_add(text, "tanh        the device's own, within 2^-11 (APPROXIMATE_TANH)\n");
     if (c->direction == ATTUNE_BACKWARD)

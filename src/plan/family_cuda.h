@@ -32,7 +32,7 @@ static inline uint32_t attune__cuda_registers(const attune__shape *s)
     return 48 + (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u);
 }
 
-/* What the layout of a kernel's shared memory depends on. The sides of the tile are the caller's. */
+/* The parameters of a layout of shared memory. The sides of the tile are the caller's. */
 static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_t m, uint32_t n, uint32_t warps,
                                                  uint32_t stages)
 {

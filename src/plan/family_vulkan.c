@@ -252,7 +252,7 @@ static uint32_t lanes_most_steps(const attune__search *search, const attune__til
                                     s->head_dim, s->head_dim_v, attune__dtype_bytes(s));
 }
 
-/* Decode is cut into parts that a workgroup may walk. */
+/* Decode is divided into parts whose loops a workgroup may run. */
 static const char *reject_parts(const attune__search *search, uint32_t n, uint32_t most, attune__option *option)
 {
     const bool forced = search->forced & ATTUNE__BIT(ATTUNE__SPLIT_KV);

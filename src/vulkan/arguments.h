@@ -22,7 +22,7 @@ attune_vulkan_tensor attune__vulkan_tensor_describe(const attune_tensor *tensor,
 void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_alignment, uint32_t kv_block,
                                        uint32_t inner_q_block, attune_vulkan_arguments *arguments);
 /* The tiles of queries. */
-void attune__vulkan_arguments_cut(const attune__partition *cut, attune_vulkan_arguments *arguments);
+void attune__vulkan_arguments_partition(const attune__partition *partition, attune_vulkan_arguments *arguments);
 
 /* All that a call's kernels read at `offset` of its workspace, in this order: the arguments, the table of the score
  * expression, the sums of capture gradients. */

@@ -209,7 +209,7 @@ static attune_status add_passes(run *r)
         .block_m = choice->block_m2,
         .mask_q_block = call->mask ? call->mask->q_block : 0,
     });
-    attune__vulkan_arguments_cut(&c, a);
+    attune__vulkan_arguments_partition(&c, a);
     const uint64_t key_tiles = (uint64_t)((call->kv_len + choice->block_n1 - 1) / choice->block_n1);
     const double queries = (double)rows / (double)(call->k.size[0] * call->kv_heads);
     ATTUNE__TRY(add_pass(r, &(pass){

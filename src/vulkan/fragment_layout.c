@@ -59,7 +59,7 @@ static attune_status read_layout(attune__vulkan_device *device, attune_buffer *b
     return status;
 }
 
-/* *same: whether the layouts agree. A kernel that the driver refuses is no failure: they do not. */
+/* *same: whether the layouts agree. If the driver rejects the kernel, they do not, which is no failure. */
 static attune_status probe(attune__vulkan_device *device, bool *same)
 {
     const attune_limits *limits = &device->physical.info.limits;

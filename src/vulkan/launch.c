@@ -12,7 +12,7 @@
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
-/* A call cut into tiles. */
+/* A call, divided into tiles. */
 typedef struct run {
     const attune__vulkan_program *program;
     const attune__forward *call;
@@ -23,7 +23,7 @@ typedef struct run {
     double tile_flops;
 } run;
 
-static void cut(run *r, bool decode)
+static void divide(run *r, bool decode)
 {
     const attune__forward *call = r->call;
     const attune_mask *mask = call->mask;
@@ -40,7 +40,7 @@ static void cut(run *r, bool decode)
         .mask_q_block = mask ? mask->q_block : 0,
         .one_list = !mask || mask->stored_heads == 1,
     });
-    attune__vulkan_arguments_cut(&c, a);
+    attune__vulkan_arguments_partition(&c, a);
     r->tiles = (uint64_t)c.items;
     r->tile_flops = 2.0 * choice->block_m * (double)call->kv_len / a->splits *
                     (r->program->shape.head_dim + r->program->shape.head_dim_v);
@@ -72,7 +72,7 @@ static attune_status prepare(run *r, bool decode)
     attune_vulkan_arguments *a = &r->arguments;
     attune__vulkan_arguments_describe(call, 4 * attune_dtype_size(call->o.dtype), r->program->choice.block_n, 0, a);
     a->flags |= call->part ? ATTUNE_VULKAN_IS_PARTIAL : 0;
-    cut(r, decode);
+    divide(r, decode);
     ATTUNE__TRY(check_steps(r));
 
     const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Device memory: a few large blocks, each one VkDeviceMemory under one VkBuffer, cut into ranges. Kernels and copies
- * name a range by address or by the block's buffer and an offset, so that making a buffer costs the driver nothing.
+ * Device memory: a few large blocks, each one VkDeviceMemory under one VkBuffer, divided into ranges. Kernels and
+ * copies name a range by address or by the block's buffer and an offset, so that making a buffer costs the driver
+ * nothing.
  */
 #include "vulkan/vulkan.h"
 
@@ -94,9 +95,9 @@ attune_status attune__vulkan_block_create(attune__vulkan_device *device, uint64_
     return status;
 }
 
-/* The first free range that is large enough, cut to size. Under the mutex. */
-static attune_status cut(attune__vulkan_device *device, attune__vulkan_block *block, uint64_t size,
-                         attune__vulkan_range **range)
+/* The first free range that is large enough, split to its size. Under the mutex. */
+static attune_status split_range(attune__vulkan_device *device, attune__vulkan_block *block, uint64_t size,
+                                 attune__vulkan_range **range)
 {
     attune__vulkan_range *r = block->ranges;
     while (r && (r->used || r->size < size))
@@ -132,7 +133,7 @@ static attune_status range_create(attune__vulkan_device *device, uint64_t size, 
     for (attune__vulkan_block *b = memory->blocks; b && !dedicated; b = b->next) {
         if (b->dedicated)
             continue;
-        ATTUNE__TRY(cut(device, b, size, range));
+        ATTUNE__TRY(split_range(device, b, size, range));
         if (*range)
             return ATTUNE_OK;
     }
@@ -140,7 +141,7 @@ static attune_status range_create(attune__vulkan_device *device, uint64_t size, 
     ATTUNE__TRY(attune__vulkan_block_create(device, dedicated ? size : memory->block_size, memory->device_type,
                                             memory->direct_write || memory->direct_read, &block));
     block->dedicated = dedicated;
-    attune_status status = cut(device, block, size, range);
+    attune_status status = split_range(device, block, size, range);
     if (status) {
         attune__vulkan_block_destroy(device, block);
         return status;

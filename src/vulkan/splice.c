@@ -6,7 +6,7 @@
  */
 #include "vulkan/emit.h"
 
-/* The header's function is inline in C's sense: somebody must define it, under a name of ours. */
+/* C requires an external definition of the header's inline function; it has a name of ours. */
 #define SPV_ENABLE_UTILITY_CODE
 #define SpvHasResultAndType attune__spirv_result_and_type
 #include <spirv/unified1/spirv.h>

@@ -4,7 +4,7 @@
  *
  *     headers.h    Vulkan's header, completed          device.c    enumeration, opening, lending, the table
  *     functions.*  entry points of one device          physical.c  properties, corrections, limits
- *     instance.c   loader and instance                 memory.c    blocks of device memory, cut into ranges
+ *     instance.c   loader and instance                 memory.c    blocks of device memory, divided into ranges
  *     features.c   extensions, feature chains
  *     queue.c      submission, waiting, timing         buffer.c    buffers, uploads, downloads
  *     pipeline.c   a compute pipeline from SPIR-V      measure.c   peaks
@@ -81,7 +81,7 @@ typedef struct attune__vulkan_physical {
     uint32_t max_shared_memory, max_invocations, max_push_constants, max_storage_range;
     uint32_t compute_units, unit_invocations; /* 0 = the driver does not say */
     uint64_t heap;                            /* bytes of the largest device-local heap */
-    bool subgroup_operations;                 /* reductions and shuffles, and they are believed */
+    bool subgroup_operations;                 /* reductions and shuffles, as far as the driver has none wrong */
     attune__vulkan_features features;         /* supported; after opening: enabled */
     uint32_t matrix_count;
     attune__vulkan_matrix matrices[ATTUNE__VULKAN_MAX_MATRICES]; /* as reported; limits.matrix_* is the chosen one */

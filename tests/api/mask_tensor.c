@@ -27,7 +27,7 @@ typedef struct following {
     attune_dtype dtype;
     int64_t planes[2]; /* of the tensor */
     int64_t q_len, kv_len;
-    bool keys_first; /* the tensor lies transposed */
+    bool keys_first; /* the tensor is transposed */
     uint32_t q_block, kv_block;
     array truth;  /* [planes..., q_len, kv_len] of bool */
     array values; /* the tensor's elements, with one before the first */

@@ -17,7 +17,7 @@ static void begin(unsigned char bytes[MOST], uint32_t size)
     memcpy(bytes, &size, sizeof size);
 }
 
-/* What the caller knows is written, what it knows more is zero, and nothing lies behind its size. */
+/* The fields of the caller's version are written, later ones are zero, and nothing past its size is written. */
 Test(desc, writes_what_the_caller_knows)
 {
     unsigned char ours[OURS], theirs[MOST];
@@ -37,7 +37,7 @@ Test(desc, writes_what_the_caller_knows)
     cr_assert_eq(attune__desc_write(NULL, ours, OURS, SMALLEST, "info"), ATTUNE_INVALID_ARGUMENT);
 }
 
-/* What the caller does not know is zero; what it knows more must be. */
+/* Fields past the caller's version are read as zero; those past ours must be zero. */
 Test(desc, reads_what_the_caller_knows)
 {
     unsigned char ours[MOST], theirs[MOST];

@@ -19,7 +19,8 @@
 #include "cache/folder.h"
 #include "cache/scratch.h"
 
-/* --------------------------------------------------------------------------------------------------------- the room */
+/* --------------------------------------------------------------------------------------------------------- the folder
+ */
 
 static void count_line(void *user, attune_log_level level, const char *message)
 {
@@ -460,7 +461,7 @@ Test(cache, finds_the_users_folder)
     scratch_close(&r);
 }
 
-/* The super-user writes where nobody may: such a test needs another user. */
+/* The super-user writes where no user may: such a test needs another user. */
 static void become_ordinary(const scratch *r)
 {
     if (geteuid() != 0)

@@ -65,7 +65,7 @@ static inline attention_case case_unmixed(const attention_case *c)
     return made;
 }
 
-/* What not every backend has yet. */
+/* Features that not every backend has yet. */
 static inline bool case_supported(const attention_case *c, const char *backend)
 {
     const bool wide = c->head_dim > 256 || c->head_dim_v > 256;

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A tensor in device memory, in the layout that the case asks for. */
+/* A tensor in device memory, in the layout of the case. */
 typedef struct placed {
     attune_tensor tensor;
     unsigned char *image; /* what the whole buffer held before the call */
@@ -179,7 +179,7 @@ static bool compare(const attention_case *c, attune_dtype dtype, const char *wha
     return accept(c, dtype, what, error, count, got, oracle, naive, 0, 0, why);
 }
 
-/* A workspace of exactly the bytes that a plan asks for. */
+/* A workspace of exactly the bytes that a plan requires. */
 typedef struct lent {
     attune_buffer *buffer;
     void *memory; /* of the CPU: as ill aligned as an engine's may be */

@@ -98,7 +98,7 @@ Test(mask_draw, statistics)
     attune__mask_free(mask);
 }
 
-/* What captures and parameters take is counted, and what lists that broadcast leave to the expression. */
+/* Bytes of captures and parameters are counted, and those of an expression that broadcast lists need. */
 Test(mask_draw, statistics_of_captures)
 {
     static int32_t limits[6] = {1, 9, 33, 16, 40, 70};

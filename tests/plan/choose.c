@@ -51,7 +51,8 @@ Test(choose, each_device_gets_its_fastest_kernel)
     }
 }
 
-/* A plan for long keys has the kernel that one for short keys has: its parts are as many as the driver's bound asks. */
+/* A plan for long keys has the kernel that one for short keys has: its parts are as many as the driver's bound
+ * requires. */
 Test(choose, lanes_decode_any_number_of_keys)
 {
     const attune_limits limits = device("lavapipe");

@@ -299,17 +299,17 @@ static bool allows(const problem *p, const call *c, const call_data *d, int segm
                       .h_kv = (int32_t)(h / ratio),
                       .q_len = (int32_t)mask_q_len(p, c),
                       .kv_len = (int32_t)(alone ? mask_kv_len(p, c, segment) : c->kv_len)};
-    point beside = at;
+    point second_at = at;
     if (c->segment_mixed) {
-        beside.kv = (int32_t)kv;
-        beside.kv_len = (int32_t)mask_kv_len(p, c, segment);
+        second_at.kv = (int32_t)kv;
+        second_at.kv_len = (int32_t)mask_kv_len(p, c, segment);
     }
     const bool first = tree_allows(&p->masks[0], d->mask[0], &at);
     switch (p->mask) {
     case MASK_AND:
-        return tree_allows(&p->masks[1], d->mask[1], &beside) && first;
+        return tree_allows(&p->masks[1], d->mask[1], &second_at) && first;
     case MASK_OR:
-        return tree_allows(&p->masks[1], d->mask[1], &beside) || first;
+        return tree_allows(&p->masks[1], d->mask[1], &second_at) || first;
     case MASK_NOT:
         return !first;
     default:

@@ -202,7 +202,7 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
         p->kv_dtype = dtypes[rng_range(&r, 0, 2)];
         p->o_dtype = dtypes[rng_range(&r, 0, 2)];
     }
-    p->threads = cpu && rng_chance(&r, 30) ? (crew_way)rng_range(&r, CREW_CALLER, CREW_THREADS) : CREW_NONE;
+    p->threads = cpu && rng_chance(&r, 30) ? (loop_order)rng_range(&r, LOOPS_CALLER, LOOPS_POOL) : LOOPS_OWN;
     p->head_dim = draw_head_dim(&r);
     p->head_dim_v = rng_chance(&r, 50) ? p->head_dim : draw_head_dim(&r);
     p->batch = rng_range(&r, 1, 3);

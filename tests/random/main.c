@@ -164,7 +164,7 @@ int main(int argc, char **argv)
         "random: %s seed %llu: %llu problems, %llu calls, %llu elements (%.2g %% not decided), %llu refused as they "
         "should be, %llu failed, %.1f s\n",
         r.id, (unsigned long long)o.seed, (unsigned long long)done, (unsigned long long)r.calls,
-        (unsigned long long)r.elements, 100.0 * (double)r.doubtful / (double)(r.elements + 1),
+        (unsigned long long)r.elements, 100.0 * (double)r.undecided / (double)(r.elements + 1),
         (unsigned long long)r.refused, (unsigned long long)failures, now() - start);
     runner_close(&r);
     return failures != 0;

@@ -104,7 +104,7 @@ static interval product_of(const problem *p, const call_data *d, const row *r, i
         error += magnitude * fmax(unit_of(p->dtype), unit_of(how->factor));
     s.lo -= error;
     s.hi += error;
-    s.doubtful = how->exact.unit > 1e-12 && fabs(s.v) + error > 1e37;
+    s.undecided = how->exact.unit > 1e-12 && fabs(s.v) + error > 1e37;
     return s;
 }
 
@@ -212,13 +212,13 @@ static void row_values(const problem *p, const call *c, call_data *d, const rule
 
 static void row_forward(const problem *p, const call *c, call_data *d, const rules *how, const row *r)
 {
-    bool doubtful = false, nan = false, infinite = false;
+    bool undecided = false, nan = false, infinite = false;
     double m = -INFINITY, lo = -INFINITY, hi = -INFINITY;
     for (int64_t kv = 0; kv < c->kv_len; kv++) {
         if (!r->allowed[kv])
             continue;
         const interval *s = &r->score[kv];
-        doubtful |= s->doubtful || (isfinite(s->v) && fabs(s->v) > how->largest);
+        undecided |= s->undecided || (isfinite(s->v) && fabs(s->v) > how->largest);
         nan |= isnan(s->v);
         infinite |= s->v == INFINITY;
         m = s->v > m ? s->v : m;
@@ -226,13 +226,13 @@ static void row_forward(const problem *p, const call *c, call_data *d, const rul
         hi = s->hi > hi ? s->hi : hi;
     }
     double *o = d->out_o.value.at + r->at * p->head_dim_v, *bound = d->out_o.bound + r->at * p->head_dim_v;
-    if (doubtful || nan || infinite) {
+    if (undecided || nan || infinite) {
         for (uint32_t i = 0; i < p->head_dim_v; i++) {
             o[i] = NAN;
-            bound[i] = doubtful ? INFINITY : 0;
+            bound[i] = undecided ? INFINITY : 0;
         }
-        set(&d->out_lse, r->at, NAN, doubtful ? INFINITY : 0);
-        set(&d->out_row_max, r->at, nan ? NAN : INFINITY, doubtful || (nan && infinite) ? INFINITY : 0);
+        set(&d->out_lse, r->at, NAN, undecided ? INFINITY : 0);
+        set(&d->out_row_max, r->at, nan ? NAN : INFINITY, undecided || (nan && infinite) ? INFINITY : 0);
         return;
     }
     if (m == -INFINITY) {
@@ -317,7 +317,7 @@ static void pair_captures(call_data *d, const derivatives *v, const flow *f, boo
         const bool past = !(fabs(value) + error < range_of(ATTUNE_F32));
         /* CUDA cuts off a term's part below 2^-96. */
         const double bound = value == 0 && error == 0 ? 0 : error + terms * fabs(value) + 1e-28;
-        add(e, v->index[i], value, open || past || by->doubtful ? INFINITY : bound);
+        add(e, v->index[i], value, open || past || by->undecided ? INFINITY : bound);
     }
 }
 
@@ -337,7 +337,7 @@ static void pair_backward(const problem *p, const call *c, call_data *d, const r
                  many = how->weight + 2 * ((double)rows + 32) * how->sum;
     /* dS is rounded to f16, which ends at 65,504. */
     const bool past = !(fabs(ds) + ds_error < range_of(p->dtype));
-    const bool open = v->by_score.doubtful || r->score[kv].doubtful || past;
+    const bool open = v->by_score.undecided || r->score[kv].undecided || past;
     for (uint32_t i = 0; i < p->head_dim; i++) {
         const double to_q = scale * ds * k[i], to_k = scale * ds * q[i];
         const double least = fabs(scale) * how->weight_at;
@@ -348,11 +348,11 @@ static void pair_backward(const problem *p, const call *c, call_data *d, const r
     }
     for (uint32_t i = 0; i < p->head_dim_v; i++)
         add(&d->out_d_v, key * p->head_dim_v + i, f->p * d_o[i],
-            r->score[kv].doubtful
+            r->score[kv].undecided
                 ? INFINITY
                 : f->p_error * fabs(d_o[i]) + many * f->p * fabs(d_o[i]) + how->weight_at * fabs(d_o[i]));
     if (p->has_score)
-        pair_captures(d, v, f, r->score[kv].doubtful, how);
+        pair_captures(d, v, f, r->score[kv].undecided, how);
 }
 
 static void row_backward(const problem *p, const call *c, call_data *d, const rules *how, const row *r)
@@ -393,7 +393,7 @@ static void row_backward(const problem *p, const call *c, call_data *d, const ru
         f.g = f.p * t;
         f.g_error = f.p * t_error + f.p_error * (fabs(t) + t_error) + 4 * u * fabs(f.g);
         if (!(f.p + f.p_error < range_of(p->kv_dtype) && fabs(f.g) + f.g_error < how->range))
-            r->score[kv].doubtful = true;
+            r->score[kv].undecided = true;
         pair_backward(p, c, d, how, r, kv, &f);
     }
 }

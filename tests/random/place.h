@@ -61,7 +61,7 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
 
 /* The parts of a call that a mutation may change (mutate.c). */
 #define TENSORS 40
-/* Captures or parameters of a call: the score's, both masks', and one that nobody reads. */
+/* Captures or parameters of a call: the score's, both masks', and one that nothing reads. */
 #define NAMES (3 * SYMBOLS + 1)
 typedef struct arguments {
     bool back; /* which of both is the call's */

@@ -149,10 +149,10 @@ int32_t variable_at(node_op op, const point *p);
 /* A mask, in f32 and i32. */
 bool tree_allows(const tree *t, const binding *bindings, const point *p);
 
-/* A value, and the interval of the kernel's by its roundings. doubtful: anything. */
+/* A value, and the interval of the kernel's by its roundings. undecided: anything. */
 typedef struct interval {
     double v, lo, hi;
-    bool doubtful;
+    bool undecided;
 } interval;
 
 /* How far functions may be off, in units of the last place. */
@@ -179,19 +179,19 @@ interval tree_score(const tree *t, const binding *bindings, const point *p, inte
 
 /* ---------------------------------------------------------------------------------------------------------- threads */
 
-/* Who runs the loops of the CPU device: its own threads; the caller, last index first; threads of ours. */
-typedef enum crew_way { CREW_NONE, CREW_CALLER, CREW_THREADS, CREW_WAYS } crew_way;
+/* The threads that run the loops of the CPU device: its own; the caller, last index first; a pool. */
+typedef enum loop_order { LOOPS_OWN, LOOPS_CALLER, LOOPS_POOL, LOOPS_COUNT } loop_order;
 
 /* Threads for attune_parallel_for, and what was wrong with how it was called. */
-#define CREW_MOST 4
-typedef struct crew crew;
-crew *crew_create(void);
-void crew_destroy(crew *c);
-attune_parallel_for crew_loops(crew *c);
+#define POOL_MOST 4
+typedef struct pool pool;
+pool *pool_create(void);
+void pool_destroy(pool *c);
+attune_parallel_for pool_parallel_for(pool *c);
 /* From here on loops are run in this way, called by this thread. */
-void crew_begin(crew *c, crew_way way);
+void pool_begin(pool *c, loop_order way);
 /* NULL, or how the contract was broken since. */
-const char *crew_end(crew *c);
+const char *pool_end(pool *c);
 
 /* --------------------------------------------------------------------------------------------------------- problems */
 
@@ -246,7 +246,7 @@ typedef struct problem {
     uint64_t seed, index;
     attune_direction direction;
     attune_dtype dtype, kv_dtype, o_dtype;
-    crew_way threads; /* on the CPU */
+    loop_order threads; /* on the CPU */
     uint32_t head_dim, head_dim_v;
     int64_t batch, kv_batch, heads, kv_heads, q_len, kv_len;
     double scale;
@@ -285,7 +285,7 @@ typedef struct grid {
     double *at;
 } grid;
 
-/* Admissible results: within `bound` of `at`; NaN and infinity exactly, unless doubtful. */
+/* Admissible results: within `bound` of `at`; NaN and infinity exactly, unless undecided. */
 typedef struct expected {
     grid value;
     double *bound; /* INFINITY = anything */
@@ -338,13 +338,13 @@ typedef struct finding {
 typedef struct runner {
     attune_instance *instance;
     attune_device *device;
-    attune_instance *engine; /* of the CPU: one whose loops the crew runs; else NULL */
+    attune_instance *engine; /* of the CPU: one whose loops the pool runs; else NULL */
     attune_device *engine_device;
-    crew *crew;
+    pool *pool;
     attune_backend backend;
     char id[64];
     FILE *code; /* NULL, or where the calls are written down as C */
-    uint64_t calls, elements, doubtful, refused;
+    uint64_t calls, elements, undecided, refused;
 } runner;
 
 bool runner_open(const char *id, runner *r);

@@ -11,7 +11,7 @@ static const char *const role_names[ROLES] = {"q",   "k",     "v",   "o",   "lse
                                               "d_o", "d_lse", "d_q", "d_k", "d_v"};
 
 /* All that is on the device for one call. k, v, d_k and d_v are those of each segment. */
-typedef struct bench {
+typedef struct fixture {
     placed tensors[ROLES][SEGMENTS], captures[SYMBOLS], d_captures[SYMBOLS];
     double *start[SYMBOLS];       /* what the gradients of captures are added to */
     placed followed[SEGMENTS];    /* MASK_TENSOR: what the masks follow */
@@ -26,7 +26,7 @@ typedef struct bench {
     int mask_parameter; /* a parameter that the mask reads; -1 = none */
     uint64_t workspace_size;
     double seconds;
-} bench;
+} fixture;
 
 static bool failed_call(finding *f, const char *what, attune_status status)
 {
@@ -37,7 +37,7 @@ static bool failed_call(finding *f, const char *what, attune_status status)
 
 /* Of the keys, those of one segment. */
 static bool place_role(runner *r, const problem *p, const call *c, int role, const grid *v, bool output,
-                       const layout *l, bench *b, finding *f)
+                       const layout *l, fixture *b, finding *f)
 {
     const bool keys = role == K || role == V || role == D_K || role == D_V;
     const bool rows = role == LSE || role == ROW_MAX || role == D_LSE;
@@ -82,7 +82,7 @@ static bool read_by(const attune_expr *score, const char *name)
 }
 
 static bool place_captures(runner *r, const problem *p, const call *c, const call_data *d, const attune_expr *score,
-                           bench *b, finding *f)
+                           fixture *b, finding *f)
 {
     for (int s = 0; p->has_score && s < p->score.symbol_count; s++) {
         const tree_symbol *symbol = &p->score.symbols[s];
@@ -120,7 +120,7 @@ static bool place_captures(runner *r, const problem *p, const call *c, const cal
 }
 
 /* The tensors that masks follow. */
-static bool place_followed(runner *r, const problem *p, const call *c, const call_data *d, bench *b, finding *f)
+static bool place_followed(runner *r, const problem *p, const call *c, const call_data *d, fixture *b, finding *f)
 {
     for (int s = 0; s < segments_of(c) && reads_tensor(p); s++) {
         char name[24];
@@ -134,7 +134,7 @@ static bool place_followed(runner *r, const problem *p, const call *c, const cal
 }
 
 /* Names that the score does not read. A mask's parameters may be repeated; its captures are the mask's own. */
-static void name_more(const problem *p, const call *c, const call_data *d, attune_expr *const exprs[3], bench *b)
+static void name_more(const problem *p, const call *c, const call_data *d, attune_expr *const exprs[3], fixture *b)
 {
     b->mask_parameter = -1;
     for (int i = 0; i < 2 && c->more_names && p->mask; i++)
@@ -151,13 +151,13 @@ static void name_more(const problem *p, const call *c, const call_data *d, attun
             b->parameters[b->parameter_count++] = (attune_parameter){symbol->name, d->mask[i][s].number};
         }
     if (c->more_names) {
-        b->named[b->capture_count++] = (attune_capture){.name = "nobody"};
+        b->named[b->capture_count++] = (attune_capture){.name = "unread"};
         b->parameters[b->parameter_count++] = (attune_parameter){"nothing", 1e300};
     }
 }
 
 static bool place_all(runner *r, const problem *p, const call *c, const call_data *d, attune_expr *const exprs[3],
-                      bench *b, finding *f)
+                      fixture *b, finding *f)
 {
     const bool back = p->direction == ATTUNE_BACKWARD;
     return place_role(r, p, c, Q, &d->q, false, &c->q, b, f) && place_role(r, p, c, K, &d->k, false, &c->k, b, f) &&
@@ -174,7 +174,7 @@ static bool place_all(runner *r, const problem *p, const call *c, const call_dat
            place_followed(r, p, c, d, b, f) && place_captures(r, p, c, d, exprs[2], b, f);
 }
 
-static void clear(bench *b)
+static void clear(fixture *b)
 {
     for (int role = 0; role < ROLES; role++)
         for (int s = 0; s < SEGMENTS; s++)
@@ -204,7 +204,7 @@ static void clear(bench *b)
     .segments = (p)->segments ? (b)->segments : NULL,                                                                  \
     .segment_count = (p)->segments ? (uint32_t)(c)->segment_count : 0
 
-static void arguments_of(const problem *p, const call *c, bench *b, arguments *a)
+static void arguments_of(const problem *p, const call *c, fixture *b, arguments *a)
 {
     a->back = p->direction == ATTUNE_BACKWARD;
     a->workspace = b->workspace_size;
@@ -222,7 +222,7 @@ static void arguments_of(const problem *p, const call *c, bench *b, arguments *a
 }
 
 /* Arrays of their own, which may change. */
-static void own_arrays(const bench *b, arguments *a)
+static void own_arrays(const fixture *b, arguments *a)
 {
     memcpy(a->segments, b->segments, sizeof a->segments);
     memcpy(a->captures, b->named, sizeof a->captures);
@@ -233,7 +233,7 @@ static void own_arrays(const bench *b, arguments *a)
     a->forward.parameters = a->backward.parameters = a->parameters;
 }
 
-static void say_call(const runner *r, const problem *p, const call *c, const bench *b)
+static void say_call(const runner *r, const problem *p, const call *c, const fixture *b)
 {
     const bool back = p->direction == ATTUNE_BACKWARD;
     if (!r->code)
@@ -338,7 +338,7 @@ static bool compare(runner *r, const placed *t, const expected *e, int64_t first
         }
         const double wanted = e->value.at[at] + (start ? start[i] : 0);
         const double bound = e->bound[at] + (start && isfinite(wanted) ? 4 * 0x1p-24 * fabs(wanted) : 0);
-        r->doubtful += bound == INFINITY;
+        r->undecided += bound == INFINITY;
         if (right(got[i], wanted, bound))
             continue;
         const double off = isfinite(wanted) && isfinite(got[i]) ? fabs(got[i] - wanted) / (bound + 1e-300) : INFINITY;
@@ -365,7 +365,7 @@ static bool compare(runner *r, const placed *t, const expected *e, int64_t first
                 f->wanted, f->bound, (long long)wrong, (long long)count);
 }
 
-static bool same_inputs(bench *b, bool outputs_too, bool back, finding *f)
+static bool same_inputs(fixture *b, bool outputs_too, bool back, finding *f)
 {
     for (int role = 0; role < ROLES; role++) {
         const bool output = back ? role >= D_Q : role == O || role == LSE || role == ROW_MAX;
@@ -387,7 +387,7 @@ static bool same_inputs(bench *b, bool outputs_too, bool back, finding *f)
     return true;
 }
 
-static bool compare_all(runner *r, const problem *p, const call *c, const call_data *d, bench *b, finding *f)
+static bool compare_all(runner *r, const problem *p, const call *c, const call_data *d, fixture *b, finding *f)
 {
     bool ok = true;
     finding none = *f;
@@ -411,7 +411,7 @@ static bool compare_all(runner *r, const problem *p, const call *c, const call_d
 }
 
 /* The same call again: the same bits. */
-static bool repeat(runner *r, const problem *p, const call *c, const attune_plan *plan, bench *b, finding *f)
+static bool repeat(runner *r, const problem *p, const call *c, const attune_plan *plan, fixture *b, finding *f)
 {
     attune_plan_choice choice = {.struct_size = sizeof choice};
     if (attune_plan_choice_get(plan, &choice) != ATTUNE_OK)
@@ -430,7 +430,7 @@ static bool repeat(runner *r, const problem *p, const call *c, const attune_plan
 
 /* Something of the call is changed: it is refused with a message and nothing is written, or harmless. */
 static bool mutated(runner *r, const problem *p, const call *c, const attune_plan *plan, const attune_expr *score,
-                    bench *b, finding *f)
+                    fixture *b, finding *f)
 {
     int live = -1;
     for (uint32_t i = 0; i < b->capture_count; i++)
@@ -457,7 +457,7 @@ static bool mutated(runner *r, const problem *p, const call *c, const attune_pla
 }
 
 /* Before its first tensor a mask is in no call. An update that is refused leaves it as it was. */
-static bool update_masks(runner *r, const call *c, const attune_plan *plan, const arguments *a, bench *b, finding *f)
+static bool update_masks(runner *r, const call *c, const attune_plan *plan, const arguments *a, fixture *b, finding *f)
 {
     attune_queue *queue = attune_device_queue(r->device);
     for (int s = 0; s < segments_of(c); s++) {
@@ -491,7 +491,7 @@ static bool update_masks(runner *r, const call *c, const attune_plan *plan, cons
 }
 
 static bool run_call(runner *r, const problem *p, const call *c, attune_expr *const exprs[3], const attune_plan *plan,
-                     call_data *d, bench *b, finding *f)
+                     call_data *d, fixture *b, finding *f)
 {
     for (int s = 0; s < segments_of(c); s++)
         if (p->mask && !b->masks[s] && !make_mask(r, p, c, d, s, exprs, &b->masks[s], f))
@@ -690,7 +690,7 @@ static bool run_on(runner *r, const problem *p, finding *f)
     bool ok = make_expressions(r, p, exprs, f), refused = false;
     for (int i = 0; ok && !refused && i < p->call_count; i++) {
         const call *c = &p->calls[i];
-        bench b = {.following = following, .updated = updated};
+        fixture b = {.following = following, .updated = updated};
         call_data d;
         say(r, i ? "    {\n" : "");
         ok = data_create(p, c, r->backend, &d);
@@ -724,19 +724,19 @@ static bool run_on(runner *r, const problem *p, finding *f)
 /* On the CPU a problem may have threads of an engine. */
 bool run_problem(runner *r, const problem *p, finding *f)
 {
-    if (p->threads == CREW_NONE || !r->crew)
+    if (p->threads == LOOPS_OWN || !r->pool)
         return run_on(r, p, f);
     runner engine = *r;
     engine.instance = r->engine;
     engine.device = r->engine_device;
-    crew_begin(r->crew, p->threads);
+    pool_begin(r->pool, p->threads);
     bool ok = run_on(&engine, p, f);
-    const char *broken = crew_end(r->crew);
+    const char *broken = pool_end(r->pool);
     if (ok && broken)
         ok = fail(f, "parallel_for", "%s", broken);
     r->calls = engine.calls;
     r->elements = engine.elements;
-    r->doubtful = engine.doubtful;
+    r->undecided = engine.undecided;
     r->refused = engine.refused;
     return ok;
 }
@@ -754,9 +754,9 @@ bool runner_open(const char *id, runner *r)
     r->backend = info.backend;
     if (r->backend != ATTUNE_BACKEND_CPU)
         return true;
-    r->crew = crew_create();
-    desc.cpu_threads = CREW_MOST;
-    desc.parallel_for = crew_loops(r->crew);
+    r->pool = pool_create();
+    desc.cpu_threads = POOL_MOST;
+    desc.parallel_for = pool_parallel_for(r->pool);
     return attune_instance_create(&desc, &r->engine) == ATTUNE_OK &&
            attune_device_open(r->engine, id, &r->engine_device) == ATTUNE_OK;
 }
@@ -767,5 +767,5 @@ void runner_close(runner *r)
     attune_instance_destroy(r->instance);
     attune_device_destroy(r->engine_device);
     attune_instance_destroy(r->engine);
-    crew_destroy(r->crew);
+    pool_destroy(r->pool);
 }

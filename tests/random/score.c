@@ -24,7 +24,7 @@ static interval widened(interval x, double units, const precision *how)
     const bool narrow = how->unit > 1e-12;
     const double largest = fmax(fabs(x.lo), fabs(x.hi));
     if (!isfinite(x.lo) || !isfinite(x.hi) || (narrow && largest > HUGE_F32))
-        x.doubtful = true;
+        x.undecided = true;
     const double more = units * how->unit * largest + (narrow && units > 0 && largest > 0 ? TINY_F32 : 0);
     x.lo -= more;
     x.hi += more;
@@ -35,7 +35,7 @@ static interval hull(interval a, interval b)
 {
     a.lo = fmin(a.lo, b.lo);
     a.hi = fmax(a.hi, b.hi);
-    a.doubtful |= b.doubtful;
+    a.undecided |= b.undecided;
     return a;
 }
 
@@ -46,7 +46,7 @@ static bool finite(const interval *x)
 
 static interval plus(interval a, interval b, const precision *how)
 {
-    interval r = {a.v + b.v, a.lo + b.lo, a.hi + b.hi, a.doubtful || b.doubtful};
+    interval r = {a.v + b.v, a.lo + b.lo, a.hi + b.hi, a.undecided || b.undecided};
     /* Sums of small integers stay exact. */
     const bool whole = a.lo == a.hi && b.lo == b.hi && (double)(float)r.v == r.v;
     return widened(r, whole ? 0 : 1, how);
@@ -54,12 +54,12 @@ static interval plus(interval a, interval b, const precision *how)
 
 static interval minus(interval a)
 {
-    return (interval){-a.v, -a.hi, -a.lo, a.doubtful};
+    return (interval){-a.v, -a.hi, -a.lo, a.undecided};
 }
 
 static interval times(interval a, interval b, const precision *how)
 {
-    interval r = {a.v * b.v, 0, 0, a.doubtful || b.doubtful};
+    interval r = {a.v * b.v, 0, 0, a.undecided || b.undecided};
     if (!isfinite(r.v))
         return r.lo = r.hi = r.v, r;
     const double ends[4] = {a.lo * b.lo, a.lo * b.hi, a.hi * b.lo, a.hi * b.hi};
@@ -74,10 +74,10 @@ static interval times(interval a, interval b, const precision *how)
 
 static interval over(interval a, interval b, const precision *how)
 {
-    interval r = {a.v / b.v, 0, 0, a.doubtful || b.doubtful};
+    interval r = {a.v / b.v, 0, 0, a.undecided || b.undecided};
     if (b.lo <= 0 && b.hi >= 0 && !(b.lo == 0 && b.hi == 0))
-        r.doubtful = true;
-    if (!isfinite(r.v) || r.doubtful)
+        r.undecided = true;
+    if (!isfinite(r.v) || r.undecided)
         return r.lo = r.hi = r.v, r;
     const double ends[4] = {a.lo / b.lo, a.lo / b.hi, a.hi / b.lo, a.hi / b.hi};
     r.lo = r.hi = r.v;
@@ -91,9 +91,9 @@ static interval over(interval a, interval b, const precision *how)
 /* Of a function that rises, with its error in units of the last place. */
 static interval rising(interval a, double (*f)(double), double units, const precision *how)
 {
-    interval r = {f(a.v), f(a.lo), f(a.hi), a.doubtful};
+    interval r = {f(a.v), f(a.lo), f(a.hi), a.undecided};
     if (isfinite(r.v) && (!isfinite(r.lo) || !isfinite(r.hi)))
-        r.doubtful = true;
+        r.undecided = true;
     return widened(r, units, how);
 }
 
@@ -111,7 +111,7 @@ static double rsqrt(double x)
 static interval waving(interval a, double (*f)(double), const precision *how)
 {
     const double most = fmax(a.v - a.lo, a.hi - a.v);
-    interval r = {f(a.v), 0, 0, a.doubtful || (how->vulkan && fabs(a.v) > 20000)};
+    interval r = {f(a.v), 0, 0, a.undecided || (how->vulkan && fabs(a.v) > 20000)};
     const double error = most + (how->vulkan ? 0x1p-10 + fabs(a.v) * 0x1p-21 : 0) + 16 * how->unit;
     r.lo = r.v - error;
     r.hi = r.v + error;
@@ -120,11 +120,11 @@ static interval waving(interval a, double (*f)(double), const precision *how)
 
 static interval power(interval a, interval b, const precision *how)
 {
-    interval r = {pow(a.v, b.v), 0, 0, a.doubtful || b.doubtful};
+    interval r = {pow(a.v, b.v), 0, 0, a.undecided || b.undecided};
     if (!isfinite(r.v) || !finite(&a) || !finite(&b))
         return r.lo = r.hi = r.v, r;
     if (a.lo <= 0 && !(a.lo == a.hi && b.lo == b.hi))
-        r.doubtful = true;
+        r.undecided = true;
     const double ends[4] = {pow(a.lo, b.lo), pow(a.lo, b.hi), pow(a.hi, b.lo), pow(a.hi, b.hi)};
     r.lo = r.hi = r.v;
     for (int i = 0; i < 4; i++) {
@@ -138,7 +138,7 @@ static interval power(interval a, interval b, const precision *how)
 /* f(a) at both ends and between them, for functions of one bend at 0. */
 static interval magnitude(interval a)
 {
-    interval r = {fabs(a.v), fmin(fabs(a.lo), fabs(a.hi)), fmax(fabs(a.lo), fabs(a.hi)), a.doubtful};
+    interval r = {fabs(a.v), fmin(fabs(a.lo), fabs(a.hi)), fmax(fabs(a.lo), fabs(a.hi)), a.undecided};
     if (a.lo <= 0 && a.hi >= 0)
         r.lo = 0;
     return r;
@@ -147,18 +147,18 @@ static interval magnitude(interval a)
 static interval least(interval a, interval b)
 {
     if (isnan(a.v) || isnan(b.v))
-        return b.v < a.v ? b : (a.doubtful |= b.doubtful, a);
-    return (interval){b.v < a.v ? b.v : a.v, fmin(a.lo, b.lo), fmin(a.hi, b.hi), a.doubtful || b.doubtful};
+        return b.v < a.v ? b : (a.undecided |= b.undecided, a);
+    return (interval){b.v < a.v ? b.v : a.v, fmin(a.lo, b.lo), fmin(a.hi, b.hi), a.undecided || b.undecided};
 }
 
 static interval most(interval a, interval b)
 {
     if (isnan(a.v) || isnan(b.v))
-        return a.v < b.v ? b : (a.doubtful |= b.doubtful, a);
-    return (interval){a.v < b.v ? b.v : a.v, fmax(a.lo, b.lo), fmax(a.hi, b.hi), a.doubtful || b.doubtful};
+        return a.v < b.v ? b : (a.undecided |= b.undecided, a);
+    return (interval){a.v < b.v ? b.v : a.v, fmax(a.lo, b.lo), fmax(a.hi, b.hi), a.undecided || b.undecided};
 }
 
-/* A float's interval, a whole number, or a truth that may be doubtful. */
+/* A float's interval, a whole number, or a truth that may be undecided. */
 typedef struct known {
     interval f;
     int32_t i;
@@ -171,9 +171,9 @@ static interval function(node_op op, interval a, const precision *how)
     const double x = fmin(fabs(a.v), 1e6);
     switch (op) {
     case OP_FLOOR:
-        return (interval){floor(a.v), floor(a.lo), floor(a.hi), a.doubtful};
+        return (interval){floor(a.v), floor(a.lo), floor(a.hi), a.undecided};
     case OP_CEIL:
-        return (interval){ceil(a.v), ceil(a.lo), ceil(a.hi), a.doubtful};
+        return (interval){ceil(a.v), ceil(a.lo), ceil(a.hi), a.undecided};
     case OP_EXP:
         return rising(a, exp, how->vulkan ? 8 + 4 * x : 8, how);
     case OP_EXP2:
@@ -181,7 +181,7 @@ static interval function(node_op op, interval a, const precision *how)
     case OP_LOG:
     case OP_LOG2: {
         if (a.lo <= 0 && a.lo != a.hi)
-            a.doubtful = true;
+            a.undecided = true;
         interval r = rising(a, op == OP_LOG ? log : log2, 8, how);
         if (how->vulkan && isfinite(r.v)) {
             r.lo -= 0x1p-20;
@@ -191,12 +191,12 @@ static interval function(node_op op, interval a, const precision *how)
     }
     case OP_SQRT:
         if (a.lo < 0 && a.lo != a.hi)
-            a.doubtful = true;
+            a.undecided = true;
         return rising(a, sqrt, 12, how);
     case OP_RSQRT: {
         if (a.lo <= 0 && a.lo != a.hi)
-            a.doubtful = true;
-        interval r = {rsqrt(a.v), rsqrt(a.hi), rsqrt(a.lo), a.doubtful};
+            a.undecided = true;
+        interval r = {rsqrt(a.v), rsqrt(a.hi), rsqrt(a.lo), a.undecided};
         return widened(r, 8, how);
     }
     case OP_TANH: {
@@ -223,11 +223,11 @@ static known compare(const node *n, node_type type, const known *a, const known 
     }
     r.i = compared(n->op, a->f.v, b->f.v);
     const bool apart = a->f.hi < b->f.lo || b->f.hi < a->f.lo;
-    const bool sure = a->f.lo == a->f.hi && b->f.lo == b->f.hi;
+    const bool exact_both = a->f.lo == a->f.hi && b->f.lo == b->f.hi;
     if (isnan(a->f.v) || isnan(b->f.v))
-        r.open = a->f.doubtful || b->f.doubtful;
+        r.open = a->f.undecided || b->f.undecided;
     else
-        r.open = a->f.doubtful || b->f.doubtful || !(apart || sure);
+        r.open = a->f.undecided || b->f.undecided || !(apart || exact_both);
     return r;
 }
 
@@ -262,11 +262,11 @@ static known evaluate(const tree *t, const node *n, const known *k, const bindin
         element = element_at(&bindings[n->i], n->count, index);
         r.i = element < 0 || n->type == TYPE_FLOAT ? 0 : (int32_t)bindings[n->i].values[element];
         r.f = point_interval(element < 0 ? 0 : bindings[n->i].values[element]);
-        r.f.doubtful = r.open;
+        r.f.undecided = r.open;
         break;
     case OP_CONVERT:
         r.f = point_interval(a->i);
-        r.f.doubtful = a->open;
+        r.f.undecided = a->open;
         if ((double)(float)a->i != (double)a->i)
             r.f = widened(r.f, 2 * 0x1p-24 / how->unit, how);
         break;
@@ -297,7 +297,7 @@ static known evaluate(const tree *t, const node *n, const known *k, const bindin
             const known *other = a->i ? c : b;
             r.f = hull(r.f, other->f);
             if (!finite(&b->f) || !finite(&c->f))
-                r.f.doubtful = true;
+                r.f.undecided = true;
         } else if (a->open && b->i != c->i) {
             r.open = true;
         }
@@ -345,13 +345,13 @@ static known evaluate(const tree *t, const node *n, const known *k, const bindin
 /* The share of a kid: all of its parent's, none of it, or anything between. */
 static interval share(interval adjoint, double v, bool open)
 {
-    interval r = {adjoint.v * v, adjoint.lo * v, adjoint.hi * v, adjoint.doubtful};
+    interval r = {adjoint.v * v, adjoint.lo * v, adjoint.hi * v, adjoint.undecided};
     if (v == 0)
         r = (interval){0, 0, 0, false};
     if (open) {
         r.lo = fmin(0, adjoint.lo);
         r.hi = fmax(0, adjoint.hi);
-        r.doubtful = adjoint.doubtful;
+        r.undecided = adjoint.undecided;
     }
     return r;
 }
@@ -360,9 +360,9 @@ static void give(interval *adjoint, int kid, interval more, const precision *how
 {
     const interval had = adjoint[kid];
     /* A derivative of exactly 0 stays 0. */
-    if (more.v == 0 && more.lo == 0 && more.hi == 0 && !more.doubtful)
+    if (more.v == 0 && more.lo == 0 && more.hi == 0 && !more.undecided)
         return;
-    adjoint[kid] = had.v == 0 && had.lo == 0 && had.hi == 0 && !had.doubtful ? more : plus(had, more, how);
+    adjoint[kid] = had.v == 0 && had.lo == 0 && had.hi == 0 && !had.undecided ? more : plus(had, more, how);
 }
 
 static bool overlap(const interval *a, const interval *b)
@@ -374,8 +374,8 @@ static bool overlap(const interval *a, const interval *b)
 static void compete(interval *adjoint, const node *n, interval up, const interval *a, const interval *b, bool first,
                     const precision *how)
 {
-    const bool sure = a->lo == a->hi && b->lo == b->hi;
-    const bool tie = a->v == b->v, open = overlap(a, b) && (!sure || tie);
+    const bool exact_both = a->lo == a->hi && b->lo == b->hi;
+    const bool tie = a->v == b->v, open = overlap(a, b) && (!exact_both || tie);
     give(adjoint, n->kid[0], share(up, tie ? 0.5 : first, open), how);
     give(adjoint, n->kid[1], share(up, tie ? 0.5 : !first, open), how);
 }
@@ -412,7 +412,7 @@ static void derive(const tree *t, int at, const known *k, interval *adjoint, con
     case OP_ABS:
         d = point_interval(a->f.v > 0 ? 1 : a->f.v < 0 ? -1 : 0);
         if (a->f.lo <= 0 && a->f.hi >= 0 && a->f.lo != a->f.hi)
-            d = (interval){d.v, -1, 1, a->f.doubtful};
+            d = (interval){d.v, -1, 1, a->f.undecided};
         /* Exactly 0 at 0, whatever it is multiplied by: sqrt(abs(x)) has no NaN there. */
         if (d.lo != 0 || d.hi != 0)
             give(adjoint, n->kid[0], times(up, d, how), how);
@@ -503,7 +503,7 @@ interval tree_score(const tree *t, const binding *bindings, const point *p, inte
     for (int at = root; at >= 0; at--) {
         const node *n = &t->nodes[at];
         const interval *up = &adjoint[at];
-        const bool flat = up->v == 0 && up->lo == 0 && up->hi == 0 && !up->doubtful;
+        const bool flat = up->v == 0 && up->lo == 0 && up->hi == 0 && !up->undecided;
         if (n->op == OP_SCORE && !flat) {
             magnitudes += fmax(fabs(up->lo), fabs(up->hi));
             terms++;
@@ -518,7 +518,7 @@ interval tree_score(const tree *t, const binding *bindings, const point *p, inte
             d->symbol[d->reads] = n->i;
             d->index[d->reads] = element_at(&bindings[n->i], n->count, index);
             d->by_element[d->reads] = *up;
-            /* An index that depends on a doubtful comparison: any element's. */
+            /* An index that depends on a undecided comparison: any element's. */
             d->open |= k[at].open;
             d->reads += d->index[d->reads] >= 0;
         }

@@ -79,7 +79,7 @@ static void shrink_kinds(search *s)
     TRY_FIELD(s, try_.row_max, false);
     TRY_FIELD(s, try_.lse, false);
     TRY_FIELD(s, try_.scale, 0);
-    TRY_FIELD(s, try_.threads, CREW_NONE);
+    TRY_FIELD(s, try_.threads, LOOPS_OWN);
     TRY_FIELD(s, try_.kv_dtype, s->best->dtype);
     TRY_FIELD(s, try_.o_dtype, s->best->dtype);
     if (s->best->dtype == s->best->kv_dtype && s->best->dtype == s->best->o_dtype) {
@@ -309,7 +309,7 @@ bool write_reproduction(runner *r, const problem *p, const char *path)
     say(r,
         "%s%s    TRY(attune_instance_create(&desc, &instance));\n    TRY(attune_device_open(instance, argc > 1 ? "
         "argv[1] : \"%s\", &device));\n",
-        before, p->threads == CREW_NONE ? "" : "    desc.cpu_threads = 4, desc.parallel_for.run = backwards;\n", r->id);
+        before, p->threads == LOOPS_OWN ? "" : "    desc.cpu_threads = 4, desc.parallel_for.run = backwards;\n", r->id);
     (void)run_problem(r, p, &f);
     say(r,
         "    (void)fill, (void)check;\n    printf(\"%%s\\n\", failures ? \"found again\" : \"not found\");\n    return "

@@ -16,7 +16,7 @@ typedef struct arena {
 
 /* Empties it; every byte is noise of the seed, so that bytes before, between and after captures are never 0. */
 void arena_reset(arena *a, uint64_t address, uint64_t seed);
-/* The offset of `size` bytes that nobody else has. */
+/* The offset of `size` bytes that no other part has. */
 size_t arena_take(arena *a, size_t size, size_t alignment);
 /* Copies the bytes that a capture reaches, to an address that is aligned to its element and no more; returns the
  * device's address of its element 0. An empty one has address 0: reading it would fault. */

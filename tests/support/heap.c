@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A block follows its size, and is followed by bytes that nobody may write; a sanitizer watches those itself. */
+/* A block follows its size, and is followed by bytes that must not be written; a sanitizer watches those itself. */
 #define HEADER 64
 #if defined(__SANITIZE_ADDRESS__)
 static const size_t guard = 0;

@@ -187,7 +187,7 @@ Test(queue, waits_and_times_out)
     fixture_close(&r);
 }
 
-/* More than the ring holds, then a read that nobody waited for. */
+/* More than the ring holds, then a read that no call waited for. */
 Test(queue, is_in_order_past_its_ring)
 {
     fixture r = fixture_open(false);

@@ -259,7 +259,7 @@ Test(device, without_memory)
     attune_instance_destroy(instance);
 }
 
-/* Lost: latched, said at once by every later call, safe to destroy, and nobody else's concern. */
+/* Lost: latched, said at once by every later call, safe to destroy, and other devices go on. */
 static void expect_lost(bool *loses)
 {
     const attune__vulkan_hooks hooks = {.get = fake_get(), .staging_only = true};

@@ -5,13 +5,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-struct crew {
+struct pool {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    pthread_t threads[CREW_MOST - 1], caller;
+    pthread_t threads[POOL_MOST - 1], caller;
     int thread_count;
     bool leaving;
-    crew_way way;
+    loop_order way;
     const char *broken;
     /* The loop that runs. */
     void (*body)(void *context, uint32_t index);
@@ -20,7 +20,7 @@ struct crew {
 };
 
 /* Runs what is left of the loop. Holds the mutex but while a body runs. */
-static void take(crew *c)
+static void take(pool *c)
 {
     while (c->next < c->count) {
         const uint32_t index = c->next++;
@@ -36,7 +36,7 @@ static void take(crew *c)
 
 static void *work(void *user)
 {
-    crew *c = user;
+    pool *c = user;
     (void)pthread_mutex_lock(&c->mutex);
     while (!c->leaving) {
         take(c);
@@ -49,15 +49,15 @@ static void *work(void *user)
 
 static void loop(void *user, uint32_t count, void (*body)(void *context, uint32_t index), void *context)
 {
-    crew *c = user;
+    pool *c = user;
     (void)pthread_mutex_lock(&c->mutex);
-    if (count < 2 || count > CREW_MOST)
+    if (count < 2 || count > POOL_MOST)
         c->broken = "parallel_for's count is not 2 to cpu_threads";
     if (!pthread_equal(c->caller, pthread_self()))
         c->broken = "parallel_for is run by another thread than the caller of attune";
     if (c->next < c->count)
         c->broken = "parallel_for is run within itself";
-    if (c->way == CREW_THREADS) {
+    if (c->way == LOOPS_POOL) {
         c->body = body;
         c->context = context;
         c->done = c->next = 0;
@@ -67,24 +67,24 @@ static void loop(void *user, uint32_t count, void (*body)(void *context, uint32_
         while (c->done < c->count)
             (void)pthread_cond_wait(&c->changed, &c->mutex);
     }
-    const bool alone = c->way != CREW_THREADS;
+    const bool alone = c->way != LOOPS_POOL;
     (void)pthread_mutex_unlock(&c->mutex);
     while (alone && count > 0)
         body(context, --count);
 }
 
-crew *crew_create(void)
+pool *pool_create(void)
 {
-    crew *c = calloc(1, sizeof *c);
+    pool *c = calloc(1, sizeof *c);
     if (!c || pthread_mutex_init(&c->mutex, NULL) || pthread_cond_init(&c->changed, NULL))
         abort();
-    for (; c->thread_count < CREW_MOST - 1; c->thread_count++)
+    for (; c->thread_count < POOL_MOST - 1; c->thread_count++)
         if (pthread_create(&c->threads[c->thread_count], NULL, work, c))
             abort();
     return c;
 }
 
-void crew_destroy(crew *c)
+void pool_destroy(pool *c)
 {
     if (!c)
         return;
@@ -99,12 +99,12 @@ void crew_destroy(crew *c)
     free(c);
 }
 
-attune_parallel_for crew_loops(crew *c)
+attune_parallel_for pool_parallel_for(pool *c)
 {
     return (attune_parallel_for){loop, c};
 }
 
-void crew_begin(crew *c, crew_way way)
+void pool_begin(pool *c, loop_order way)
 {
     (void)pthread_mutex_lock(&c->mutex);
     c->way = way;
@@ -113,7 +113,7 @@ void crew_begin(crew *c, crew_way way)
     (void)pthread_mutex_unlock(&c->mutex);
 }
 
-const char *crew_end(crew *c)
+const char *pool_end(pool *c)
 {
     (void)pthread_mutex_lock(&c->mutex);
     const char *broken = c->broken;
