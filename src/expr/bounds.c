@@ -324,8 +324,7 @@ static attune__interval bound_float(attune__op op, attune__interval a, attune__i
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- evaluation
- */
+/* ------------------------------------------------------------------------------------------------------- evaluation */
 
 static attune__interval exactly(attune__type type, attune__value value)
 {

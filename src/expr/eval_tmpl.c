@@ -485,8 +485,7 @@ static void NAME(column_capture)(const attune_array *array, const attune__node *
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- evaluation
- */
+/* ------------------------------------------------------------------------------------------------------- evaluation */
 
 static int64_t NAME(slope)(const attune__node *node, const NAME(node_state) * states)
 {
