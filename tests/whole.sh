@@ -3,7 +3,7 @@
 #
 #     tests/whole.sh BUILD BACKEND [PROCESSES]
 #
-# BACKEND: cpu, cuda or vulkan. PROCESSES: as many as the machine has cores. What tests/support/devices.h reads from the
+# BACKEND: cpu, cuda, vulkan or opencl. PROCESSES: as many as the machine has cores. What tests/support/devices.h reads from the
 # environment holds here too: ATTUNE_TEST_PROFILE=a6000 plans as for that GPU, ATTUNE_TEST_SCALE=10 draws ten times as many
 # cases. Each row or part that fails is named with its messages; every log stays in BUILD/whole. A row alone:
 #

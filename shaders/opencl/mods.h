@@ -18,18 +18,19 @@
 #define ATTUNE_SCORE_CAPTURES(X)
 #endif
 
-#define ATTUNE_CAPTURE_PARAMETER(n) , __global const uchar *restrict capture_##n
+#define ATTUNE_CAPTURE_OF_KERNEL(n) , __global const uchar *restrict capture_##n
+#define ATTUNE_CAPTURE_PARAMETER(n) , __global const uchar *capture_##n
 #define ATTUNE_CAPTURE_ARGUMENT(n)  , capture_##n
 
-#define ATTUNE_KERNEL_MODS ATTUNE_SCORE_CAPTURES(ATTUNE_CAPTURE_PARAMETER)
+#define ATTUNE_KERNEL_MODS ATTUNE_SCORE_CAPTURES(ATTUNE_CAPTURE_OF_KERNEL)
 #define ATTUNE_TABLES                                                                                                  \
     __global const attune_opencl_table *const mask_table = (__global const attune_opencl_table *)(mask +               \
                                                                                                   args.mask_table);    \
     __global const attune_opencl_table *const score_table = (__global const attune_opencl_table *)(workspace +         \
                                                                                                    args.score_table);
 #define ATTUNE_MODS_PARAMETERS                                                                                         \
-    , __global const uchar *restrict mask_data, __global const attune_opencl_table *restrict mask_table,               \
-        __global const attune_opencl_table *restrict score_table ATTUNE_SCORE_CAPTURES(ATTUNE_CAPTURE_PARAMETER)
+    , __global const uchar *mask_data, __global const attune_opencl_table *mask_table,                                 \
+        __global const attune_opencl_table *score_table ATTUNE_SCORE_CAPTURES(ATTUNE_CAPTURE_PARAMETER)
 #define ATTUNE_MODS , mask_data, mask_table, score_table ATTUNE_SCORE_CAPTURES(ATTUNE_CAPTURE_ARGUMENT)
 
 #ifdef ATTUNE_HAS_MASK

@@ -264,6 +264,11 @@ Test(merge, nan_cuda)
     run_nan("cuda");
 }
 
+Test(merge, nan_opencl)
+{
+    run_nan("opencl");
+}
+
 Test(merge, cpu)
 {
     run_merges("cpu", 300);
@@ -277,6 +282,11 @@ Test(merge, vulkan)
 Test(merge, cuda)
 {
     run_merges("cuda", 300);
+}
+
+Test(merge, opencl)
+{
+    run_merges("opencl", 40);
 }
 
 /* --------------------------------------------------------------------------------------------------------- backward */
@@ -388,6 +398,11 @@ Test(merge, backward_vulkan)
 Test(merge, backward_cuda)
 {
     run_backward("cuda", 100);
+}
+
+Test(merge, backward_opencl)
+{
+    run_backward("opencl", 20);
 }
 
 /* -------------------------------------------------------------------------------------------------------- arguments */

@@ -139,3 +139,9 @@ Test(mixed, cuda)
     static const kernel kernels[] = {{.options = "{\"KERNEL\": \"cuda_sm80\"}"}};
     run_all("cuda", kernels, 1);
 }
+
+Test(mixed, opencl)
+{
+    static const kernel kernels[] = {{.options = "{\"BLOCK_M\": 16, \"BLOCK_N\": 32}", .f32 = true}};
+    run_all("opencl", kernels, 1);
+}

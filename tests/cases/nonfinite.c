@@ -40,6 +40,8 @@ static const case_suite on_cpu = {.backend = "cpu", .dtypes = dtypes, .dtype_cou
 static const case_suite on_vulkan = {
     .backend = "vulkan", .dtypes = dtypes, .dtype_count = 3, .draw = draw, .random = 10};
 static const case_suite on_cuda = {.backend = "cuda", .dtypes = dtypes, .dtype_count = 3, .draw = draw, .random = 300};
+static const case_suite on_opencl = {
+    .backend = "opencl", .dtypes = dtypes, .dtype_count = 3, .draw = draw, .random = 10};
 
 Test(nonfinite, cpu)
 {
@@ -54,4 +56,9 @@ Test(nonfinite, vulkan)
 Test(nonfinite, cuda)
 {
     case_suite_random(&on_cuda);
+}
+
+Test(nonfinite, opencl)
+{
+    case_suite_random(&on_opencl);
 }
