@@ -5,6 +5,7 @@
 A step makes the mask from its anchors, goes forwards and backwards. attune's figure is what its tensors, captures, workspaces and
 lists take (device_bytes of `attune bench --direction step`), and beside it what the GPU lost while that program ran, over
 what it loses to a run of the least size: context and kernels are in both. PyTorch's is the allocator's peak over its second step.
+torch-attune is attune.torch, of the Python package, whose lists lie outside of that allocator and are added.
 """
 import argparse
 import json
@@ -20,7 +21,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument('--attune', default='attune', help='the program')
 parser.add_argument('--workload', default='dflash', choices=['dflash', 'domino'])
 parser.add_argument('--scale', default='1', help='the share of the workload, as attune bench takes it')
-parser.add_argument('--peers', default='flex,efficient,math', help='of these, with commas between')
+parser.add_argument('--peers', default='torch-attune,flex,efficient,math', help='of these, with commas between')
 parser.add_argument('--device', default='cuda:0')
 parser.add_argument('--bench', default='', help='further words for attune bench')
 options = parser.parse_args()
@@ -83,7 +84,18 @@ def inputs(shape):
 compiled = torch.compile(flex_attention, dynamic=False)
 
 
+def attend_attune(shape, q, k, v):
+    import attune.torch
+    context, blocks = shape['k'] - shape['q'], shape['q'] // BLOCK
+    captures = {'anchor': torch.randint(1, context, (shape['b'], blocks), dtype=torch.int32).sort().values,
+                'keep': torch.rand((shape['b'], blocks)) > 0.05}
+    return attune.torch.attention(q, k, v, 'dflash_batch(context, block, anchor, keep)', captures=captures,
+                                  parameters={'context': context, 'block': BLOCK})
+
+
 def attend(peer, shape, q, k, v):
+    if peer == 'torch-attune':
+        return attend_attune(shape, q, k, v)
     mask = rule(shape)
     if peer == 'flex':
         lists = create_block_mask(mask, shape['b'], None, shape['q'], shape['k'], device=device, _compile=True)
@@ -107,7 +119,11 @@ def peak(peer, shape):
         torch.cuda.reset_peak_memory_stats(device)
         attend(peer, shape, q, k, v).backward(d_o)
         torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated(device), held
+    lists = 0
+    if peer == 'torch-attune':
+        from attune.torch import _operator
+        lists = sum(mask.stats().bytes for mask, _ in _operator.masks._values.values())
+    return torch.cuda.max_memory_allocated(device) + lists, held
 
 
 torch.zeros(1, device=device)
