@@ -5,8 +5,8 @@
     pages.py --extract SOURCE PAGE FOLDER   writes the files that a page shows
 A page's fenced blocks:
     ```c NAME, ```meson NAME, ...   a file of that name in the page's own folder; C is also compiled with warnings as errors
-    ```sh [NEED...]                 commands that are run in that folder, where each NEED is present: a backend (vulkan, cuda)
-                                    or a program
+    ```sh [NEED...]                 commands that are run in that folder, where each NEED is present: a backend (vulkan, cuda),
+                                    a program, or a module of python3 (python:torch), which then finds the package attune
     ```text                         directly after ```sh: what the commands print; ... is anything within a line,
                                     and on a line of its own for any lines
     ```console                      commands that need root, the network or minutes: only shown
@@ -75,6 +75,14 @@ def matches(expected, printed):
     return re.fullmatch(pattern, printed.strip('\n') + '\n')
 
 
+def install_package(source, folder):
+    """The Python package, without its library; returns where python3 finds it."""
+    shutil.copytree(source / 'bindings/python/attune', folder / 'python/attune')
+    headers = [source / 'include/attune' / name for name in ('attune.h', 'cuda.h')]
+    run([sys.executable, source / 'bindings/python/generate.py', folder / 'python/attune/_abi.py', *headers], 'generate.py')
+    return folder / 'python'
+
+
 def install(build, folder):
     """Installs the library and the program; returns the environment of a reader who did. /usr/local stays as it is."""
     run(['meson', 'install', '-C', build, '--no-rebuild', '--quiet', '--destdir', folder], 'meson install')
@@ -88,6 +96,10 @@ def install(build, folder):
 def missing(needs, program, environment):
     """The reason why something that is needed is not here, or None."""
     for need in needs:
+        if need.startswith('python:'):
+            if subprocess.run(['python3', '-c', f'import {need[7:]}'], env=environment, capture_output=True).returncode:
+                return f'python3 has no {need[7:]}'
+            continue
         if need not in BACKENDS:
             if not shutil.which(need):
                 return f'{need} is not installed'
@@ -146,6 +158,8 @@ with tempfile.TemporaryDirectory() as scratch:
     scratch = pathlib.Path(scratch)
     program, environment = install(build, scratch / 'prefix')
     environment['ATTUNE'] = str(source)
+    environment['PYTHONPATH'] = str(install_package(source, scratch / 'prefix'))
+    environment['ATTUNE_LIBRARY'] = str(next((scratch / 'prefix').rglob('libattune.so')))
     # After the folders of commands: tests/docs/cuda.h is used where NVIDIA's header is not.
     environment['C_INCLUDE_PATH'] = f'{source / "tests/docs"}'
     for number, page in enumerate(pages):
