@@ -130,6 +130,10 @@ class Device(Handle):
     def __repr__(self) -> str:
         return f"<attune.Device {self.info.id}: {self.info.name}>"
 
+    def has_queue(self, stream: int) -> bool:
+        """Whether a CUDA stream was used before: its queue then need not be made."""
+        return (stream or 1) in self._queues
+
     def _queue(self, stream: int | None) -> int:
         """The queue of a CUDA stream (its number; None = the legacy default stream), and the device's own elsewhere."""
         if self.backend != "cuda":

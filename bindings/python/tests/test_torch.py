@@ -376,6 +376,17 @@ raise SystemExit(os.waitpid(child, 0)[1])
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+def test_compiler_of_pytorch():
+    """NVRTC is found where pip puts it, and the library takes the one that is loaded."""
+    program = """
+import attune.torch as at, torch
+path = at._operator.load_compiler()
+if torch.version.cuda:
+    assert path and path in open("/proc/self/maps").read(), path
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 def test_streams_and_graphs():
     """On PyTorch's current stream, from its allocator; in a CUDA graph."""

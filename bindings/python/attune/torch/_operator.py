@@ -6,11 +6,15 @@ pure function for autograd and torch.compile, and the backward pass finds again,
 from __future__ import annotations
 
 import ast
+import contextlib
+import ctypes
 import dataclasses
+import importlib.util
 import os
+import pathlib
 import threading
 from collections import OrderedDict
-from typing import Any, Callable, Hashable, Optional, Sequence, TypeVar
+from typing import Any, Callable, Hashable, Iterator, Optional, Sequence, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +34,34 @@ _DTYPES = {
     torch.int32: _abi.ATTUNE_I32, torch.int64: _abi.ATTUNE_I64, torch.uint8: _abi.ATTUNE_U8, torch.bool: _abi.ATTUNE_BOOL,
 }
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
+
+
+def load_compiler() -> Optional[str]:
+    """Loads the NVRTC that PyTorch's packages bring, which the loader does not look for. Returns its path, or None: then the system's
+    is used."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in sorted(pathlib.Path(folder).glob("*/lib/libnvrtc.so.*")):
+            if path.suffix == f".{(torch.version.cuda or '').partition('.')[0]}":
+                ctypes.CDLL(str(path))
+                return str(path)
+    return None
+
+
+@contextlib.contextmanager
+def outside_of_graphs() -> Iterator[None]:
+    """While a CUDA graph is captured, allocations and copies that are not part of it are still allowed here, as in PyTorch's allocator."""
+    initialized: Callable[[], bool] = torch.cuda.is_initialized
+    if not (initialized() and torch.cuda.is_current_stream_capturing()):
+        yield
+        return
+    exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED; receives the previous one
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
 
 
 class Cache:
@@ -54,7 +86,8 @@ class Cache:
                 self._values.move_to_end(key)
                 value: T = self._values[key]
                 return value
-        made = make()
+        with outside_of_graphs():
+            made = make()
         with self._lock:
             self._values[key] = made
             while len(self._values) > self._limit:
@@ -80,7 +113,13 @@ def _device(place: torch.device) -> Device:
         raise Unsupported(f"attune.torch has tensors on the CPU and on CUDA devices, not on {place.type}")
     # On CUDA this is the primary context, which is PyTorch's.
     name = "cpu" if place.type == "cpu" else f"cuda:{place.index}"
-    return devices.get(name, lambda: Device(name))
+
+    def make() -> Device:
+        if place.type == "cuda":
+            load_compiler()
+        return Device(name)
+
+    return devices.get(name, make)
 
 
 def view(tensor: Tensor) -> View:
@@ -204,7 +243,8 @@ class Call:
             kv_dtype=None if k.dtype == q.dtype else _NAMES[k.dtype], scale=self.scale, score=self.signature.score, lse=self.lse,
             direction=self.direction, capture_gradient_elements=self.gradient_elements, batch=batch,
             kv_batch=1 if k.shape[0] != q.shape[0] else batch, q_len=rows, kv_len=keys, mask=self.mask)
-        made = Plan(self.device, problem, ast.literal_eval(self.options) if self.options else None)
+        with outside_of_graphs():
+            made = Plan(self.device, problem, ast.literal_eval(self.options) if self.options else None)
         # The plan has the mask's expression; its lists may go.
         made.problem = dataclasses.replace(problem, mask=None)
         family.append((sizes, made))
@@ -212,7 +252,13 @@ class Call:
 
     def queue(self) -> int:
         """PyTorch's current stream."""
-        return self.device._queue(torch.cuda.current_stream(self.q.device).cuda_stream if self.q.is_cuda else None)
+        if not self.q.is_cuda:
+            return self.device._queue(None)
+        stream = torch.cuda.current_stream(self.q.device).cuda_stream
+        if self.device.has_queue(stream):
+            return self.device._queue(stream)
+        with outside_of_graphs():
+            return self.device._queue(stream)
 
     def workspace(self, plan: Plan) -> Callable[[Buffers], Optional[int]]:
         """Workspace from PyTorch's allocator. Once freed, what takes it on the same stream comes after this call."""
