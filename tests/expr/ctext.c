@@ -5,6 +5,8 @@
 #include <stdio.h>
 
 #include "expr/batch.h"
+#include "expr/gradient.h"
+#include "expr/print.h"
 
 #define BATCH  2500
 #define POINTS 6
@@ -200,6 +202,44 @@ Test(ctext, comparisons_read_forwards)
 }
 
 /* As snprintf: what is needed is told, what does not fit is not written. */
+/* Kernels sum the gradients of pairs that read one element before they are added to it. */
+Test(ctext, capture_reads_say_which_pairs_share_an_element)
+{
+    static const attune_symbol captures[] = {{"x", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                             {"y", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2}};
+    static const struct {
+        const char *text;
+        int sharing;
+    } cases[] = {
+        {"score + x[h]", ATTUNE__READ_ONE},
+        {"score + x[q]", ATTUNE__READ_ROW},
+        {"score + x[kv]", ATTUNE__READ_KEY},
+        {"score + x[q - kv]", ATTUNE__READ_DIAGONAL},
+        {"score + x[q + kv]", ATTUNE__READ_PAIR},
+        {"score + y[b, h]", ATTUNE__READ_ONE},
+        {"score + y[q, h]", ATTUNE__READ_ROW},
+        {"score + y[h, q]", ATTUNE__READ_ROW},
+        {"score + y[kv, h]", ATTUNE__READ_KEY},
+        {"score + y[h, kv]", ATTUNE__READ_KEY},
+        {"score + y[kv - q, h]", ATTUNE__READ_DIAGONAL},
+        {"score + y[q, q - kv]", ATTUNE__READ_PAIR},
+        {"score + y[q, kv]", ATTUNE__READ_PAIR},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, cases[i].text, captures, 2);
+        attune__gradient *gradient;
+        cr_assert_eq(attune__gradient_create(expr, &gradient), ATTUNE_OK);
+        static char text[1 << 16];
+        char expected[64];
+        attune__text t = attune__text_begin(text, sizeof text);
+        attune__ctext_gradient(gradient, &t);
+        snprintf(expected, sizeof expected, "(X) X(0, 0, %d)", cases[i].sharing);
+        cr_expect(strstr(text, expected), "%s does not give %s", cases[i].text, expected);
+        attune__gradient_destroy(gradient);
+        attune__expr_release(expr);
+    }
+}
+
 Test(ctext, buffers)
 {
     attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, "causal && q > 3", NULL, 0);
