@@ -94,6 +94,7 @@ typedef struct attune__program_desc {
  */
 typedef struct attune__serving {
     attune_tensor pages, pages_start; /* pages.buffer NULL = sequence b is page b; pages_start.buffer NULL = rank 2 */
+    attune_tensor k_scale, v_scale;   /* [pages, kv_heads, page], with strides of 0 where they broadcast; NULL = 1 */
     attune_tensor q_start, kv_len, kv_first, tree, count; /* buffer NULL = as in attune_batch; tree has rank 3, with the
                                                              batch of q */
     bool packed;                                          /* q_start is there */

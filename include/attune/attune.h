@@ -188,13 +188,23 @@ typedef enum attune_dtype {
     ATTUNE_BF16 = 3,
     ATTUNE_F64 = 4, /* CPU only: computes in float64 */
     ATTUNE_I32 = 5,
-    ATTUNE_I64 = 6, /* captures only; read as i32 */
-    ATTUNE_U8 = 7,  /* captures only; read as i32 */
-    ATTUNE_BOOL = 8 /* captures only; one byte, non-zero is true */
+    ATTUNE_I64 = 6,  /* captures only; read as i32 */
+    ATTUNE_U8 = 7,   /* captures only; read as i32 */
+    ATTUNE_BOOL = 8, /* captures only; one byte, non-zero is true */
+    /* Keys and values of a cache (attune_cache) only, on the CPU: */
+    ATTUNE_F8E4M3 = 9, /* OCP FP8: no infinity */
+    ATTUNE_F8E5M2 = 10,
+    ATTUNE_I8 = 11,
+    ATTUNE_Q8_0 = 12,  /* ggml's blocks of 32: an f16 scale, 32 i8 */
+    ATTUNE_Q4_0 = 13,  /* ggml's blocks of 32: an f16 scale, 16 bytes of two values plus 8 */
+    ATTUNE_MXFP4 = 14, /* no kernel reads it: UNSUPPORTED */
+    ATTUNE_NVFP4 = 15  /* likewise */
 } attune_dtype;
 
-/* Returns the bytes of one element, or 0 for a number that is not a dtype. Any thread. */
+/* Returns the bytes of one element, or of one block; 0 for a number that is not a dtype. Any thread. */
 ATTUNE_API size_t attune_dtype_size(attune_dtype dtype);
+/* Returns the elements of a block: 32 for Q8_0, Q4_0 and MXFP4, 64 for NVFP4, otherwise 1. Any thread. */
+ATTUNE_API uint32_t attune_dtype_block(attune_dtype dtype);
 /* Returns "f32", "bf16", ..., or "?" for a number that is not a dtype. Never NULL. Any thread. */
 ATTUNE_API const char *attune_dtype_string(attune_dtype dtype);
 
@@ -331,7 +341,8 @@ ATTUNE_API attune_status attune_buffer_read(const attune_buffer *buffer, uint64_
  * negative ones, as long as every element is inside the buffer. The last dimension of q, k, v and o must be contiguous
  * (stride 1): a transposed V, whose keys are contiguous, is rejected. Elements of outputs must not overlap one another.
  * All strides 0 = contiguous. offset is in bytes, a multiple of the element size; in wrapped host memory the address of
- * the first element is one too.
+ * the first element is one too. For types in blocks, size counts elements, stride counts blocks, and offset is a
+ * multiple of 2; the last dimension has whole blocks and is contiguous.
  */
 typedef struct attune_tensor {
     attune_buffer *buffer;
@@ -729,8 +740,9 @@ typedef struct attune_problem {
      * evaluated by the kernel for the lengths of each call; block_mask without it is an error.
      */
     int64_t tokens;
-    int64_t page; /* keys in a page, at least 1; 0 = each sequence is one page, of any length up to kv_len */
-    bool tree;    /* calls may pass attune_batch.tree */
+    int64_t page;         /* keys in a page, at least 1; 0 = each sequence is one page, of any length up to kv_len */
+    bool tree;            /* calls may pass attune_batch.tree */
+    attune_dtype v_dtype; /* serving: of v, if not kv_dtype, which is then that of k; either may be quantised */
 } attune_problem;
 
 /* Sets mask, block_mask, mask_q_block and mask_kv_block of a problem from a mask. The expression is valid as long as
@@ -950,6 +962,11 @@ typedef struct attune_cache {
      */
     attune_tensor pages;
     attune_tensor pages_start; /* buffer NULL = pages has rank 2 */
+    /*
+     * Factors of K and V in F8E4M3, F8E5M2 and I8, f32: [1], or [kv_heads], or [pages, kv_heads, page] for each key and
+     * head. buffer NULL = 1; must be so for other types.
+     */
+    attune_tensor k_scale, v_scale;
 } attune_cache;
 
 /*

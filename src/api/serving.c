@@ -52,13 +52,78 @@ static attune_status check_rows(const attune_plan *plan, attune__forward *call, 
     return ATTUNE_OK;
 }
 
+/* Strides count blocks; the check of a tensor knows elements alone. */
+static attune_status check_blocks(attune_tensor *tensor, const attune__tensor_rule *rule)
+{
+    const uint32_t block = attune_dtype_block(rule->dtype);
+    if (tensor->rank == 4 && tensor->size[3] % block)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "%s.size[3] is %lld, expected a multiple of the %u of a block of %s", rule->name,
+                            (long long)tensor->size[3], block, attune_dtype_string(rule->dtype));
+    if (tensor->rank == 4)
+        tensor->size[3] /= block;
+    ATTUNE__TRY(attune__tensor_check(tensor, rule));
+    tensor->size[3] *= block;
+    return ATTUNE_OK;
+}
+
+/* Factors of k or v, resolved to [pages, kv_heads, page]. */
+static attune_status check_scale(const attune_plan *plan, const char *name, const attune_tensor *of,
+                                 attune_tensor *scale)
+{
+    if (!scale->buffer)
+        return ATTUNE_OK;
+    if (of->dtype != ATTUNE_F8E4M3 && of->dtype != ATTUNE_F8E5M2 && of->dtype != ATTUNE_I8)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is set, but the keys or values are %s, which have no factors",
+                            name, attune_dtype_string(of->dtype));
+    if (scale->rank != 1 && scale->rank != 3)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "%s.rank is %u, expected 1 ([1] or [kv_heads]) or 3 ([pages, kv_heads, page])", name,
+                            scale->rank);
+    const attune__tensor_rule rule = {name, plan->device, ATTUNE_F32, scale->rank, false, false};
+    ATTUNE__TRY(attune__tensor_check(scale, &rule));
+    if (scale->rank == 3) {
+        for (uint32_t i = 0; i < 3; i++)
+            ATTUNE__TRY(attune__check_size(name, scale, i, "that of the keys", of->size[i]));
+        return ATTUNE_OK;
+    }
+    if (scale->size[0] != 1)
+        ATTUNE__TRY(attune__check_size(name, scale, 0, "1 or the plan's kv_heads", of->size[1]));
+    const int64_t stride = scale->size[0] == 1 ? 0 : scale->stride[0];
+    *scale = (attune_tensor){.buffer = scale->buffer,
+                             .offset = scale->offset,
+                             .dtype = ATTUNE_F32,
+                             .rank = 3,
+                             .size = {of->size[0], of->size[1], of->size[2]},
+                             .stride = {0, stride, 0}};
+    return ATTUNE_OK;
+}
+
+static attune_status check_scales(const attune_plan *plan, const attune_cache *cache, attune__forward_call *resolved)
+{
+    attune__serving *serving = &resolved->serving;
+    const attune__forward *call = &resolved->call;
+    serving->k_scale = cache->k_scale;
+    serving->v_scale = cache->v_scale;
+    if (!cache->v.buffer && cache->v_scale.buffer)
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "cache.v_scale is set, but v is a part of k (cache.v.buffer is NULL), whose factors it has");
+    ATTUNE__TRY(check_scale(plan, "cache.k_scale", &call->k, &serving->k_scale));
+    if (!cache->v.buffer)
+        serving->v_scale = serving->k_scale;
+    else
+        ATTUNE__TRY(check_scale(plan, "cache.v_scale", &call->v, &serving->v_scale));
+    return ATTUNE_OK;
+}
+
 static attune_status check_keys(const attune_plan *plan, const attune_cache *cache, attune__forward *call)
 {
     const attune__shape *s = &plan->shape;
     call->k = cache->k;
     call->v = cache->v;
     attune__tensor_rule rule = {"cache.k", plan->device, s->k_dtype, 4, false, true};
-    ATTUNE__TRY(attune__tensor_check(&call->k, &rule));
+    ATTUNE__TRY(check_blocks(&call->k, &rule));
     ATTUNE__TRY(attune__check_size("cache.k", &call->k, 1, "the plan's kv_heads", s->kv_heads));
     if (s->page)
         ATTUNE__TRY(attune__check_size("cache.k", &call->k, 2, "the plan's page", s->page));
@@ -79,7 +144,7 @@ static attune_status check_keys(const attune_plan *plan, const attune_cache *cac
     }
     rule.name = "cache.v";
     rule.dtype = s->v_dtype;
-    ATTUNE__TRY(attune__tensor_check(&call->v, &rule));
+    ATTUNE__TRY(check_blocks(&call->v, &rule));
     for (uint32_t i = 0; i < 3; i++)
         ATTUNE__TRY(attune__check_size("cache.v", &call->v, i, "that of cache.k", call->k.size[i]));
     return attune__check_size("cache.v", &call->v, 3, "the plan's head_dim_v", s->head_dim_v);
@@ -194,6 +259,7 @@ attune_status attune__serving_resolve(const attune_plan *plan, const attune_forw
     resolved->call.mask = NULL;
     ATTUNE__TRY(check_rows(plan, &resolved->call, resolved->serving.packed));
     ATTUNE__TRY(check_keys(plan, &cache, &resolved->call));
+    ATTUNE__TRY(check_scales(plan, &cache, resolved));
     ATTUNE__TRY(check_lengths(plan, &batch, resolved));
     ATTUNE__TRY(check_table(plan, &cache, resolved));
     ATTUNE__TRY(check_tree(plan, &batch, resolved));

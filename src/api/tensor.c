@@ -99,19 +99,21 @@ attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_r
                             rule->dtype ? attune_dtype_string(rule->dtype) : "a dtype");
     if (tensor->rank != rule->rank)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.rank is %u, expected %u", name, tensor->rank, rule->rank);
-    if (tensor->offset % element)
+    const size_t align = attune_dtype_block(tensor->dtype) > 1 ? 2 : element; /* of a block's f16 */
+    if (tensor->offset % align)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.offset is %llu, expected a multiple of the %zu bytes of %s",
-                            name, (unsigned long long)tensor->offset, element, attune_dtype_string(tensor->dtype));
-    if ((tensor->buffer->misalignment + tensor->offset) % element)
+                            name, (unsigned long long)tensor->offset, align, attune_dtype_string(tensor->dtype));
+    if ((tensor->buffer->misalignment + tensor->offset) % align)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "%s begins at an address that is no multiple of the %zu bytes of %s: its buffer's memory "
                             "begins %u bytes past a multiple of 8, and offset is %llu",
-                            name, element, attune_dtype_string(tensor->dtype), tensor->buffer->misalignment,
+                            name, align, attune_dtype_string(tensor->dtype), tensor->buffer->misalignment,
                             (unsigned long long)tensor->offset);
     int64_t lowest, highest;
     ATTUNE__TRY(resolve(name, tensor->rank, tensor->size, tensor->stride, &lowest, &highest));
 
-    uint64_t first = tensor->offset / element, elements = tensor->buffer->size / element;
+    const uint64_t first = tensor->offset / element, size = tensor->buffer->size;
+    const uint64_t elements = first + (tensor->offset < size ? (size - tensor->offset) / element : 0);
     const uint64_t before = attune__magnitude(lowest);
     if (before > first)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s begins %llu elements before its buffer: raise offset %llu",

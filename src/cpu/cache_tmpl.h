@@ -5,26 +5,54 @@
  * same place wherever their pages are, so that results do not depend on the pages.
  */
 
-/* Copies the rows of a tile; those that are in no page become 0. V that is a part of K is copied with it. */
+/* Copies rows that are in one page, dequantised. */
+static void copy_rows(const attune__cpu_run *run, const attune_tensor *tensor, const attune_tensor *scale, int64_t kv_h,
+                      const attune__cpu_key *key, size_t count, REAL *to)
+{
+    const size_t columns = (size_t)tensor->size[3], element = attune_dtype_size(tensor->dtype);
+    const ptrdiff_t stride = (ptrdiff_t)(tensor->stride[2] * (int64_t)element);
+    const char *rows = attune__cpu_at(tensor, element, key->page, kv_h, key->row);
+    if (!attune__is_quantised(tensor->dtype)) {
+        run->device->KERNELS.load_rows(to, columns, rows, stride, tensor->dtype, count, columns, 1);
+        return;
+    }
+    float values[32];
+    for (size_t r = 0; r < count; r++, to += columns) {
+        float factor = 1;
+        if (scale->buffer)
+            memcpy(&factor, attune__cpu_at(scale, sizeof factor, key->page, kv_h, key->row + (int64_t)r),
+                   sizeof factor);
+        const char *from = rows + (ptrdiff_t)r * stride;
+        for (size_t c = 0, n; c < columns; c += n) {
+            n = columns - c < 32 ? columns - c : 32;
+            attune__dequantise(values, from + c / attune_dtype_block(tensor->dtype) * element, tensor->dtype, n,
+                               factor);
+            for (size_t i = 0; i < n; i++)
+                to[c + i] = (REAL)values[i];
+        }
+    }
+}
+
+/* Copies the rows of a tile; those that are in no page become 0. */
 static source gather(const attune__cpu_run *run, const attune_tensor *tensor, const item *it, const state *st,
                      attune__kv_tile *tile)
 {
     const size_t columns = (size_t)tensor->size[3];
-    const attune__forward *call = run->call;
-    const bool is_v = tensor == &call->v;
-    const ptrdiff_t stride = (ptrdiff_t)(tensor->stride[2] * (int64_t)attune_dtype_size(tensor->dtype));
+    const attune__serving *serving = run->call->serving;
+    const bool is_v = tensor == &run->call->v;
+    attune__cpu_key key;
     for (int64_t c = 0, count; c < (int64_t)tile->count; c += count) {
-        const char *rows = attune__cpu_key_at(run, tensor, it->b, it->kv_h, tile->kv0 + c, &count);
-        count = count < (int64_t)tile->count - c ? count : (int64_t)tile->count - c;
+        const bool found = attune__cpu_key_at(run, it->b, tile->kv0 + c, &key);
+        count = key.count < (int64_t)tile->count - c ? key.count : (int64_t)tile->count - c;
         REAL *to = st->stage + (size_t)c * columns;
-        if (rows)
-            run->device->KERNELS.load_rows(to, columns, rows, stride, tensor->dtype, (size_t)count, columns, 1);
+        if (found)
+            copy_rows(run, tensor, is_v ? &serving->v_scale : &serving->k_scale, it->kv_h, &key, (size_t)count, to);
         else
             memset(to, 0, (size_t)count * columns * sizeof *to);
         if (is_v)
             continue;
-        memset(st->absent + c, !rows, (size_t)count);
-        tile->absent |= !rows;
+        memset(st->absent + c, !found, (size_t)count);
+        tile->absent |= !found;
     }
     tile->partial |= tile->absent;
     return (source){(const char *)st->stage, (ptrdiff_t)(columns * sizeof(REAL)), REAL_DTYPE};

@@ -108,9 +108,12 @@ attune__cpu_sequence attune__cpu_sequence_at(const attune__cpu_run *run, int64_t
 double attune__cpu_schedule(attune__cpu_run *run);
 /* The sequence of an item, which becomes its index in the sequence. */
 int64_t attune__cpu_schedule_find(const attune__cpu_run *run, int64_t *index);
-/* The address of a key of k or v, and how many keys from there on are in its page; NULL if it is in none. */
-const char *attune__cpu_key_at(const attune__cpu_run *run, const attune_tensor *tensor, int64_t b, int64_t kv_h,
-                               int64_t kv, int64_t *count);
+/* Where a key is, and how many keys from there on are in its page. */
+typedef struct attune__cpu_key {
+    int64_t page, row, count;
+} attune__cpu_key;
+/* False if it is in no page; count is set in either case. */
+bool attune__cpu_key_at(const attune__cpu_run *run, int64_t b, int64_t kv, attune__cpu_key *key);
 
 /* The work of a thread (attune__pool_fn; user is an attune__cpu_run): items, then merging rows of splits. */
 void attune__cpu_items_f32(void *run, uint32_t thread);

@@ -8,6 +8,7 @@
  */
 #include <string.h>
 
+#include "base/quant.h"
 #include "cpu/block_iterator.h"
 
 /* Up to this many rows, products read k and v in place: packing pays only if enough rows share it. */

@@ -88,27 +88,24 @@ int64_t attune__cpu_schedule_find(const attune__cpu_run *run, int64_t *index)
     return low;
 }
 
-const char *attune__cpu_key_at(const attune__cpu_run *run, const attune_tensor *tensor, int64_t b, int64_t kv_h,
-                               int64_t kv, int64_t *count)
+bool attune__cpu_key_at(const attune__cpu_run *run, int64_t b, int64_t kv, attune__cpu_key *key)
 {
     const attune__serving *serving = run->call->serving;
-    const int64_t page = tensor->size[2];
-    int64_t number = b, row = kv;
-    if (serving->pages.buffer) {
-        int64_t entries;
-        const attune_tensor *pages = &serving->pages;
-        const int64_t at = table_row(serving, b, &entries);
-        row = kv % page;
-        int32_t entry = -1;
-        if (kv / page < entries)
-            memcpy(&entry,
-                   attune__cpu_memory(pages->buffer) + (int64_t)pages->offset +
-                       (at + kv / page * pages->stride[pages->rank - 1]) * (int64_t)sizeof entry,
-                   sizeof entry);
-        number = entry;
-    }
-    *count = page - row;
-    if (number < 0 || number >= tensor->size[0])
-        return NULL;
-    return attune__cpu_at(tensor, attune_dtype_size(tensor->dtype), number, kv_h, row);
+    const int64_t page = run->call->k.size[2];
+    *key = (attune__cpu_key){.page = b, .row = kv, .count = page - kv};
+    if (!serving->pages.buffer)
+        return true;
+    int64_t entries;
+    const attune_tensor *pages = &serving->pages;
+    const int64_t at = table_row(serving, b, &entries);
+    key->row = kv % page;
+    key->count = page - key->row;
+    int32_t entry = -1;
+    if (kv / page < entries)
+        memcpy(&entry,
+               attune__cpu_memory(pages->buffer) + (int64_t)pages->offset +
+                   (at + kv / page * pages->stride[pages->rank - 1]) * (int64_t)sizeof entry,
+               sizeof entry);
+    key->page = entry;
+    return entry >= 0 && entry < run->call->k.size[0];
 }

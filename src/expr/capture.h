@@ -29,7 +29,7 @@ static inline attune__value attune__capture_load(const attune_array *array, int6
         return (attune__value){.f = attune__f32_from_f16(((const uint16_t *)array->data)[offset])};
     case ATTUNE_BF16:
         return (attune__value){.f = attune__f32_from_bf16(((const uint16_t *)array->data)[offset])};
-    case ATTUNE_F64:
+    default:
         break;
     }
     return (attune__value){0};

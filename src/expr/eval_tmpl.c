@@ -383,7 +383,7 @@ static void NAME(strided)(const attune_array *array, int64_t offset, int64_t ste
     case ATTUNE_BF16:
         STRIDED(uint16_t, real, attune__f32_from_bf16(x));
         break;
-    case ATTUNE_F64:
+    default:
         break;
     }
 #undef STRIDED

@@ -91,7 +91,7 @@ static inline attune__type attune__capture_type(attune_dtype dtype)
         return ATTUNE__FLOAT;
     case ATTUNE_BOOL:
         return ATTUNE__BOOL;
-    case ATTUNE_F64:
+    default:
         break;
     }
     return (attune__type)0;

@@ -24,11 +24,39 @@ static attune_status check_dtype(const char *name, attune_dtype dtype, bool f64)
     return ATTUNE_OK;
 }
 
+/* Of k and v; those of a cache may be quantised. */
+static attune_status check_key_dtype(const char *name, attune_dtype dtype, uint32_t columns, const attune__shape *s)
+{
+    if (dtype < ATTUNE_F8E4M3 || dtype > ATTUNE_NVFP4)
+        return check_dtype(name, dtype, s->q_dtype == ATTUNE_F64);
+    if (dtype >= ATTUNE_MXFP4)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "problem.%s is %s, which no kernel reads: there are f8e4m3, f8e5m2, i8, "
+                            "q8_0 and q4_0",
+                            name, attune_dtype_string(dtype));
+    if (!s->tokens)
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT,
+            "problem.%s is %s: quantised keys and values are read from a cache only, set problem.tokens", name,
+            attune_dtype_string(dtype));
+    if (columns % attune_dtype_block(dtype))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "problem.%s is %s, whose blocks of %u do not divide the %u columns", name,
+                            attune_dtype_string(dtype), attune_dtype_block(dtype), columns);
+    return ATTUNE_OK;
+}
+
 static attune_status check_dtypes(const attune__shape *s)
 {
     const bool f64 = s->q_dtype == ATTUNE_F64;
     ATTUNE__TRY(check_dtype("dtype", s->q_dtype, true));
-    ATTUNE__TRY(check_dtype("kv_dtype", s->k_dtype, f64));
+    ATTUNE__TRY(check_key_dtype("kv_dtype", s->k_dtype, s->head_dim, s));
+    ATTUNE__TRY(check_key_dtype("v_dtype", s->v_dtype, s->head_dim_v, s));
+    if (s->v_dtype != s->k_dtype && !s->tokens)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "problem.v_dtype is %s and kv_dtype %s: they may differ in a cache "
+                            "only, set problem.tokens",
+                            attune_dtype_string(s->v_dtype), attune_dtype_string(s->k_dtype));
     ATTUNE__TRY(check_dtype("o_dtype", s->o_dtype, f64));
     if (f64 && attune__shape_mixed(s))
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
@@ -150,11 +178,12 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
     if (s.direction != ATTUNE_FORWARD && s.direction != ATTUNE_BACKWARD)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "problem.direction is %d, expected ATTUNE_FORWARD or ATTUNE_BACKWARD", (int)s.direction);
-    s.k_dtype = s.v_dtype = p.kv_dtype ? p.kv_dtype : s.q_dtype;
+    s.k_dtype = p.kv_dtype ? p.kv_dtype : s.q_dtype;
+    s.v_dtype = p.v_dtype ? p.v_dtype : s.k_dtype;
     s.o_dtype = p.o_dtype ? p.o_dtype : s.q_dtype;
-    ATTUNE__TRY(check_dtypes(&s));
     ATTUNE__TRY(check_head_dim("head_dim", s.head_dim, MOST_HEAD_DIM));
     ATTUNE__TRY(check_head_dim("head_dim_v", s.head_dim_v, MOST_HEAD_DIM_V));
+    ATTUNE__TRY(check_dtypes(&s));
     ATTUNE__TRY(check_counts(&s));
     ATTUNE__TRY(check_serving(&p, &s));
     ATTUNE__TRY(check_mask_block("mask_q_block", s.mask_q_block));

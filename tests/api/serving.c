@@ -327,3 +327,62 @@ Test(serving, row_of_dense_calls)
     attune_expr_destroy(b);
     flow_destroy(&f);
 }
+
+/* Types of a cache's keys and values, and their factors. */
+Test(serving, quantised)
+{
+    static served s;
+    attune_plan *plan;
+    served_create(&s);
+#define BAD(change, status, words)                                                                                     \
+    do {                                                                                                               \
+        attune_problem problem = s.problem;                                                                            \
+        change;                                                                                                        \
+        EXPECT(attune_plan_create(s.device, &problem, NULL, &plan), status, words);                                    \
+    } while (0)
+    BAD(problem.kv_dtype = ATTUNE_Q8_0, ATTUNE_INVALID_ARGUMENT, "whose blocks of 32 do not divide the 16 columns");
+    BAD(problem.v_dtype = ATTUNE_Q4_0, ATTUNE_INVALID_ARGUMENT, "problem.v_dtype is q4_0, whose blocks of 32");
+    BAD(problem.kv_dtype = ATTUNE_MXFP4, ATTUNE_UNSUPPORTED, "problem.kv_dtype is mxfp4, which no kernel reads");
+    BAD(problem.v_dtype = ATTUNE_NVFP4, ATTUNE_UNSUPPORTED, "problem.v_dtype is nvfp4, which no kernel reads");
+    BAD(problem.dtype = ATTUNE_I8, ATTUNE_INVALID_ARGUMENT, "problem.dtype is i8");
+    BAD((problem.dtype = ATTUNE_F64, problem.kv_dtype = ATTUNE_I8), ATTUNE_INVALID_ARGUMENT, "float64 plans");
+    BAD((problem.tokens = problem.page = 0, problem.tree = false, problem.kv_dtype = ATTUNE_F8E4M3),
+        ATTUNE_INVALID_ARGUMENT, "quantised keys and values are read from a cache only");
+    BAD((problem.tokens = problem.page = 0, problem.tree = false, problem.v_dtype = ATTUNE_F16),
+        ATTUNE_INVALID_ARGUMENT, "problem.v_dtype is f16 and kv_dtype f32");
+#undef BAD
+    static int8_t keys[6 * 8 * 16];
+    static float scale[6 * 8];
+    for (size_t i = 0; i < sizeof keys; i++)
+        keys[i] = (int8_t)(i * 37 % 201 - 100);
+    for (size_t i = 0; i < sizeof scale / sizeof scale[0]; i++)
+        scale[i] = 0.01f;
+    attune_plan_destroy(s.plan);
+    s.problem.kv_dtype = ATTUNE_I8;
+    s.problem.v_dtype = ATTUNE_F32;
+    OK(attune_plan_create(s.device, &s.problem, NULL, &s.plan));
+    REFUSED(serve(&s), "cache.k.dtype is f32 (1), expected i8");
+    s.cache.k = wrap(&s, keys, sizeof keys, ATTUNE_I8, 4, 6, 1, 8, 16);
+    OK(serve(&s));
+    s.cache.k_scale = wrap(&s, scale, sizeof scale, ATTUNE_F32, 3, 6, 1, 8, 0);
+    OK(serve(&s));
+    float first = s.o[0];
+    s.cache.k_scale.rank = 2;
+    REFUSED(serve(&s), "cache.k_scale.rank is 2, expected 1 ([1] or [kv_heads]) or 3");
+    s.cache.k_scale.rank = 3;
+    s.cache.k_scale.size[2] = 7;
+    REFUSED(serve(&s), "cache.k_scale.size[2] is 7, expected that of the keys, 8");
+    s.cache.k_scale.size[2] = 8;
+    s.cache.v_scale = s.cache.k_scale;
+    REFUSED(serve(&s), "cache.v_scale is set, but the keys or values are f32, which have no factors");
+    s.cache.v_scale.buffer = NULL;
+    s.cache.k_scale.rank = 1;
+    s.cache.k_scale.size[0] = 2;
+    REFUSED(serve(&s), "cache.k_scale.size[0] is 2, expected 1 or the plan's kv_heads, 1");
+    s.cache.k_scale.size[0] = 1;
+    OK(serve(&s));
+    cr_expect_eq(s.o[0], first, "equal factors of keys are that of the tensor");
+    s.cache.v.buffer = NULL;
+    REFUSED(serve(&s), "v is part of k, but v is f32 and k is i8");
+    served_destroy(&s);
+}

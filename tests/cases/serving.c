@@ -35,7 +35,8 @@ typedef struct serving_case {
     unsigned flags;
     const int64_t (*lengths)[2]; /* rows and keys; 0 rows and 0 keys at the end */
     const char *options;
-    attune_dtype kv_dtype; /* 0 = that of q */
+    attune_dtype kv_dtype, v_dtype; /* 0 = that of q, of k */
+    int scales;                     /* of k and v: 0 none, 1 of the tensor, 2 of heads, 3 of keys and heads */
 } serving_case;
 
 #define SEQUENCES_MAX 24
@@ -51,50 +52,64 @@ static const int64_t even[][2] = {{3, 100}, {3, 3}, {3, 77}, {3, 0}, {3, 128}, {
 #define CAUSAL "q >= kv"
 
 static const serving_case cases[] = {
-    {"pages_16", 4, 2, 64, 64, 16, CAUSAL, NULL, 0, mix, NULL, 0},
-    {"pages_1", 4, 4, 64, 64, 1, CAUSAL, NULL, LIST, mix, NULL, 0},
-    {"pages_5", 6, 2, 40, 72, 5, CAUSAL, "score + slope[h] * (kv - q)", TOKENS, mix, NULL, 0},
-    {"pages_256", 2, 1, 128, 128, 256, CAUSAL, "20 * tanh(score / 20)", BESIDE, mix, NULL, 0},
-    {"one_page", 4, 2, 64, 64, 0, CAUSAL, NULL, 0, mix, NULL, 0},
-    {"no_mask", 3, 1, 32, 32, 32, NULL, NULL, TOKENS, mix, NULL, 0},
-    {"window", 4, 2, 64, 64, 16, "q >= kv && q - kv < 40", NULL, FIRST | LIST, mix, NULL, 0},
+    {"pages_16", 4, 2, 64, 64, 16, CAUSAL, NULL, 0, mix, NULL, 0, 0, 0},
+    {"pages_1", 4, 4, 64, 64, 1, CAUSAL, NULL, LIST, mix, NULL, 0, 0, 0},
+    {"pages_5", 6, 2, 40, 72, 5, CAUSAL, "score + slope[h] * (kv - q)", TOKENS, mix, NULL, 0, 0, 0},
+    {"pages_256", 2, 1, 128, 128, 256, CAUSAL, "20 * tanh(score / 20)", BESIDE, mix, NULL, 0, 0, 0},
+    {"one_page", 4, 2, 64, 64, 0, CAUSAL, NULL, 0, mix, NULL, 0, 0, 0},
+    {"no_mask", 3, 1, 32, 32, 32, NULL, NULL, TOKENS, mix, NULL, 0, 0, 0},
+    {"window", 4, 2, 64, 64, 16, "q >= kv && q - kv < 40", NULL, FIRST | LIST, mix, NULL, 0, 0, 0},
     {"lengths", 2, 2, 64, 64, 8, "kv < kv_len / 2 || kv_len - q_len == kv",
-     "score * 0.5 + q_len * 0.01 * (kv - kv_len)", 0, mix, NULL, 0},
-    {"rows", 2, 2, 64, 64, 8, "depth[row] >= kv % 7", "score + depth[row] * slope[h]", 0, mix, NULL, 0},
-    {"by_sequence", 2, 2, 64, 64, 8, "kv % (b + 2) != 1", "score + slope[h] * b", 0, mix, NULL, 0},
-    {"group_5", 10, 2, 80, 80, 16, CAUSAL, NULL, 0, decode, NULL, 0},
-    {"group_6", 6, 1, 96, 96, 16, CAUSAL, NULL, SINKS, decode, NULL, 0},
-    {"group_7", 28, 4, 112, 112, 7, CAUSAL, NULL, LIST, decode, NULL, 0},
-    {"group_16", 16, 1, 64, 64, 16, NULL, NULL, SHARED, decode, NULL, 0},
-    {"group_64", 64, 1, 72, 72, 16, CAUSAL, NULL, SINKS, decode, NULL, 0},
-    {"group_3", 6, 2, 64, 64, 64, "kv + 100 > q", NULL, FIRST | SINKS, decode, NULL, 0},
-    {"sinks", 4, 2, 64, 64, 16, "q >= kv && q - kv < 30", NULL, SINKS | FIRST, mix, NULL, 0},
-    {"head_192_128", 4, 1, 192, 128, 16, CAUSAL, NULL, 0, mix, NULL, 0},
-    {"head_320_256", 4, 2, 320, 256, 16, CAUSAL, NULL, 0, decode, NULL, 0},
-    {"head_512", 2, 1, 512, 512, 16, CAUSAL, NULL, 0, decode, NULL, 0},
-    {"absorbed", 16, 1, 576, 512, 64, CAUSAL, NULL, VIEW, decode, NULL, 0},
-    {"absorbed_mix", 4, 1, 576, 512, 16, CAUSAL, NULL, VIEW | LIST, drafts, NULL, 0},
-    {"tree", 4, 2, 64, 64, 16, NULL, NULL, TREE, drafts, NULL, 0},
-    {"tree_window", 4, 2, 64, 64, 16, "q - kv < 60", NULL, TREE | SINKS | FIRST, drafts, NULL, 0},
-    {"tree_uniform", 4, 2, 64, 64, 16, CAUSAL, NULL, TREE | UNIFORM, even, NULL, 0},
-    {"uniform", 4, 2, 64, 64, 16, CAUSAL, NULL, UNIFORM, even, NULL, 0},
-    {"uniform_one_page", 4, 1, 64, 64, 0, "q >= kv && row % 4 != kv % 4", NULL, UNIFORM, even, NULL, 0},
-    {"count", 4, 2, 64, 64, 16, CAUSAL, NULL, COUNT, mix, NULL, 0},
-    {"holes", 4, 2, 64, 64, 4, CAUSAL, NULL, HOLES, mix, NULL, 0},
-    {"holes_no_mask", 4, 2, 64, 64, 4, NULL, NULL, HOLES | LIST, mix, NULL, 0},
-    {"shared", 4, 2, 64, 64, 16, CAUSAL, NULL, SHARED | LIST, mix, NULL, 0},
-    {"small_tile", 4, 2, 64, 64, 8, CAUSAL, NULL, 0, mix, "{\"BLOCK_M\": 16, \"BLOCK_N\": 16}", 0},
-    {"f16_keys", 4, 2, 64, 64, 16, CAUSAL, NULL, 0, mix, NULL, ATTUNE_F16},
-    {"bf16_keys", 8, 1, 128, 128, 16, CAUSAL, NULL, 0, decode, NULL, ATTUNE_BF16},
+     "score * 0.5 + q_len * 0.01 * (kv - kv_len)", 0, mix, NULL, 0, 0, 0},
+    {"rows", 2, 2, 64, 64, 8, "depth[row] >= kv % 7", "score + depth[row] * slope[h]", 0, mix, NULL, 0, 0, 0},
+    {"by_sequence", 2, 2, 64, 64, 8, "kv % (b + 2) != 1", "score + slope[h] * b", 0, mix, NULL, 0, 0, 0},
+    {"group_5", 10, 2, 80, 80, 16, CAUSAL, NULL, 0, decode, NULL, 0, 0, 0},
+    {"group_6", 6, 1, 96, 96, 16, CAUSAL, NULL, SINKS, decode, NULL, 0, 0, 0},
+    {"group_7", 28, 4, 112, 112, 7, CAUSAL, NULL, LIST, decode, NULL, 0, 0, 0},
+    {"group_16", 16, 1, 64, 64, 16, NULL, NULL, SHARED, decode, NULL, 0, 0, 0},
+    {"group_64", 64, 1, 72, 72, 16, CAUSAL, NULL, SINKS, decode, NULL, 0, 0, 0},
+    {"group_3", 6, 2, 64, 64, 64, "kv + 100 > q", NULL, FIRST | SINKS, decode, NULL, 0, 0, 0},
+    {"sinks", 4, 2, 64, 64, 16, "q >= kv && q - kv < 30", NULL, SINKS | FIRST, mix, NULL, 0, 0, 0},
+    {"head_192_128", 4, 1, 192, 128, 16, CAUSAL, NULL, 0, mix, NULL, 0, 0, 0},
+    {"head_320_256", 4, 2, 320, 256, 16, CAUSAL, NULL, 0, decode, NULL, 0, 0, 0},
+    {"head_512", 2, 1, 512, 512, 16, CAUSAL, NULL, 0, decode, NULL, 0, 0, 0},
+    {"absorbed", 16, 1, 576, 512, 64, CAUSAL, NULL, VIEW, decode, NULL, 0, 0, 0},
+    {"absorbed_mix", 4, 1, 576, 512, 16, CAUSAL, NULL, VIEW | LIST, drafts, NULL, 0, 0, 0},
+    {"tree", 4, 2, 64, 64, 16, NULL, NULL, TREE, drafts, NULL, 0, 0, 0},
+    {"tree_window", 4, 2, 64, 64, 16, "q - kv < 60", NULL, TREE | SINKS | FIRST, drafts, NULL, 0, 0, 0},
+    {"tree_uniform", 4, 2, 64, 64, 16, CAUSAL, NULL, TREE | UNIFORM, even, NULL, 0, 0, 0},
+    {"uniform", 4, 2, 64, 64, 16, CAUSAL, NULL, UNIFORM, even, NULL, 0, 0, 0},
+    {"uniform_one_page", 4, 1, 64, 64, 0, "q >= kv && row % 4 != kv % 4", NULL, UNIFORM, even, NULL, 0, 0, 0},
+    {"count", 4, 2, 64, 64, 16, CAUSAL, NULL, COUNT, mix, NULL, 0, 0, 0},
+    {"holes", 4, 2, 64, 64, 4, CAUSAL, NULL, HOLES, mix, NULL, 0, 0, 0},
+    {"holes_no_mask", 4, 2, 64, 64, 4, NULL, NULL, HOLES | LIST, mix, NULL, 0, 0, 0},
+    {"shared", 4, 2, 64, 64, 16, CAUSAL, NULL, SHARED | LIST, mix, NULL, 0, 0, 0},
+    {"small_tile", 4, 2, 64, 64, 8, CAUSAL, NULL, 0, mix, "{\"BLOCK_M\": 16, \"BLOCK_N\": 16}", 0, 0, 0},
+    {"f16_keys", 4, 2, 64, 64, 16, CAUSAL, NULL, 0, mix, NULL, ATTUNE_F16, 0, 0},
+    {"e4m3", 4, 2, 64, 64, 16, CAUSAL, NULL, 0, mix, NULL, ATTUNE_F8E4M3, 0, 1},
+    {"e5m2", 8, 1, 128, 128, 16, CAUSAL, NULL, LIST | SINKS, decode, NULL, ATTUNE_F8E5M2, 0, 2},
+    {"e4m3_e5m2", 4, 4, 40, 24, 7, "q >= kv && q - kv < 40", NULL, FIRST, mix, NULL, ATTUNE_F8E4M3, ATTUNE_F8E5M2, 3},
+    {"i8", 4, 2, 64, 64, 16, CAUSAL, "20 * tanh(score / 20)", TOKENS, mix, NULL, ATTUNE_I8, 0, 3},
+    {"i8_f16", 6, 2, 96, 96, 1, CAUSAL, NULL, 0, decode, NULL, ATTUNE_I8, ATTUNE_F16, 2},
+    {"q8_0", 4, 2, 64, 64, 16, CAUSAL, NULL, 0, mix, NULL, ATTUNE_Q8_0, 0, 0},
+    {"q8_0_one_page", 8, 2, 128, 128, 0, CAUSAL, NULL, SINKS, decode, NULL, ATTUNE_Q8_0, 0, 0},
+    {"q8_0_q4_0", 4, 2, 128, 64, 16, CAUSAL, NULL, TOKENS | HOLES, mix, NULL, ATTUNE_Q8_0, ATTUNE_Q4_0, 0},
+    {"q4_0", 8, 2, 64, 64, 16, "q >= kv && q - kv < 50", NULL, LIST, mix, NULL, ATTUNE_Q4_0, 0, 0},
+    {"q4_0_f32", 2, 2, 32, 40, 5, NULL, NULL, 0, drafts, NULL, ATTUNE_Q4_0, ATTUNE_F32, 0},
+    {"absorbed_e4m3", 16, 1, 576, 512, 64, CAUSAL, NULL, VIEW, decode, NULL, ATTUNE_F8E4M3, 0, 3},
+    {"bf16_keys", 8, 1, 128, 128, 16, CAUSAL, NULL, 0, decode, NULL, ATTUNE_BF16, 0, 0},
 };
 
 /* A case with its numbers drawn. */
 typedef struct served {
     const serving_case *c;
-    attune_dtype dtype, kv_dtype;
+    attune_dtype dtype, k_dtype, v_dtype;
     int64_t sequences, live, tokens, most_rows, most_keys;
     int64_t q_len[SEQUENCES_MAX], kv_len[SEQUENCES_MAX], first[SEQUENCES_MAX], row0[SEQUENCES_MAX];
     int64_t entry0[SEQUENCES_MAX + 1]; /* of the block table, as one list */
+    /* What a cache holds of each sequence, [kv_heads][keys]: rows as bytes, and factors; k and v are their values. */
+    unsigned char *k_bytes[SEQUENCES_MAX], *v_bytes[SEQUENCES_MAX];
+    float *k_scale[SEQUENCES_MAX], *v_scale[SEQUENCES_MAX];
     array q, k[SEQUENCES_MAX], v[SEQUENCES_MAX], sinks, slope, depth, tree;
     bool *hole; /* of each entry */
     int64_t words;
@@ -110,11 +125,118 @@ static int64_t pages_of(const served *s, int64_t b)
     return s->c->page ? (s->kv_len[b] + s->c->page - 1) / s->c->page : 1;
 }
 
+static size_t row_bytes(attune_dtype dtype, int64_t columns)
+{
+    return (size_t)columns / attune_dtype_block(dtype) * attune_dtype_size(dtype);
+}
+
+static bool in_blocks(attune_dtype dtype)
+{
+    return attune_dtype_block(dtype) > 1;
+}
+
+static bool has_factors(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F8E4M3 || dtype == ATTUNE_F8E5M2 || dtype == ATTUNE_I8;
+}
+
+/* The value of a code, by the formats' definitions. */
+static double decode_byte(attune_dtype dtype, unsigned code)
+{
+    const int fraction_bits = dtype == ATTUNE_F8E4M3 ? 3 : 2, bias = dtype == ATTUNE_F8E4M3 ? 7 : 15;
+    if (dtype == ATTUNE_I8)
+        return (double)(int8_t)code;
+    const int exponent = (int)(code & 127) >> fraction_bits, fraction = (int)code & ((1 << fraction_bits) - 1);
+    const double magnitude = exponent ? ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits)
+                                      : ldexp(fraction, 1 - bias - fraction_bits);
+    return code & 128 ? -magnitude : magnitude;
+}
+
+/* A code of a small finite value. */
+static unsigned char draw_byte(attune_dtype dtype, random_state *r)
+{
+    if (dtype == ATTUNE_I8)
+        return (unsigned char)(int8_t)((int)(random_u64(r) % 255) - 127);
+    /* From 2^-5 to 4, and some subnormals. */
+    const unsigned bias = dtype == ATTUNE_F8E4M3 ? 7 : 15, bits = dtype == ATTUNE_F8E4M3 ? 3 : 2;
+    const unsigned exponent = random_u64(r) % 16 ? bias - 5 + (unsigned)(random_u64(r) % 6) : 0;
+    return (unsigned char)((random_u64(r) & 1) << 7 | exponent << bits | (random_u64(r) & ((1u << bits) - 1)));
+}
+
+static void draw_blocks(attune_dtype dtype, random_state *r, array *values, int64_t first, int64_t columns,
+                        unsigned char *bytes)
+{
+    uint16_t half;
+    array d = {.dtype = ATTUNE_F16, .rank = 1, .size = {1}, .data = &half};
+    for (int64_t i = 0; i < columns; i += 32, bytes += attune_dtype_size(dtype)) {
+        array_set(&d, 0,
+                  (dtype == ATTUNE_Q8_0 ? 0.02 : 0.3) * (0.5 + random_uniform(r)) * (random_u64(r) & 1 ? 1 : -1));
+        memcpy(bytes, &half, 2);
+        for (size_t j = 2; j < attune_dtype_size(dtype); j++)
+            bytes[j] = (unsigned char)random_u64(r);
+        for (int j = 0; j < 32; j++) {
+            const int code =
+                dtype == ATTUNE_Q8_0 ? (int8_t)bytes[2 + j] : (j < 16 ? bytes[2 + j] & 15 : bytes[2 + j - 16] >> 4) - 8;
+            array_set(values, first + i + j, array_get(&d, 0) * code);
+        }
+    }
+}
+
+/* Rows of K or V of a sequence: what the cache holds, and its values. Those of a quantised type are f32. */
+static void draw_keys(const served *s, attune_dtype dtype, int64_t b, int64_t columns, random_state *r, array *values,
+                      unsigned char **bytes, float **scale)
+{
+    failure why;
+    const int64_t keys = s->kv_len[b] ? s->kv_len[b] : 1, heads = s->c->kv_heads;
+    const bool codes = has_factors(dtype), blocks = in_blocks(dtype);
+    cr_assert(
+        array_create(values, codes || blocks ? ATTUNE_F32 : dtype, 4, (int64_t[]){1, heads, keys, columns}, &why));
+    *bytes = malloc((size_t)(heads * keys) * row_bytes(dtype, columns));
+    *scale = malloc((size_t)(heads * keys) * sizeof **scale);
+    cr_assert(*bytes && *scale);
+    array_fill_normal(values, r, 1);
+    for (int64_t row = 0; row < heads * keys; row++) {
+        const int64_t head = row / keys;
+        unsigned char *to = *bytes + (size_t)row * row_bytes(dtype, columns);
+        const float unit = dtype == ATTUNE_I8 ? 0.01f : 1;
+        float *factor = *scale + row;
+        *factor = s->c->scales == 1   ? 0.75f * unit
+                  : s->c->scales == 2 ? unit * (float)(head + 1) * 0.625f
+                  : s->c->scales == 3 ? unit * (float)(0.5 + random_uniform(r))
+                                      : 1;
+        if (blocks)
+            draw_blocks(dtype, r, values, row * columns, columns, to);
+        else if (!codes)
+            memcpy(to, (char *)values->data + (size_t)row * row_bytes(dtype, columns), row_bytes(dtype, columns));
+        for (int64_t i = 0; codes && i < columns; i++) {
+            to[i] = draw_byte(dtype, r);
+            array_set(values, row * columns + i, decode_byte(dtype, to[i]) * (double)*factor);
+        }
+    }
+}
+
+/* The keys of the first page become the first sequence's. */
+static void share(served *s, int64_t b)
+{
+    const serving_case *c = s->c;
+    array *of[2] = {s->k, s->v};
+    for (int which = 0; which < 2; which++)
+        for (int64_t h = 0; h < c->kv_heads; h++)
+            for (int64_t kv = 0; kv < c->page && kv < s->kv_len[0] && kv < s->kv_len[b]; kv++) {
+                const size_t bytes = row_bytes(which ? s->v_dtype : s->k_dtype, of[which][b].size[3]);
+                const size_t to = (size_t)(h * s->kv_len[b] + kv) * bytes,
+                             from = (size_t)(h * s->kv_len[0] + kv) * bytes;
+                memcpy((char *)of[which][b].data + to, (char *)of[which][0].data + from, bytes);
+                memcpy((which ? s->v_bytes : s->k_bytes)[b] + to, (which ? s->v_bytes : s->k_bytes)[0] + from, bytes);
+            }
+}
+
 static void draw(const serving_case *c, attune_dtype dtype, uint64_t seed, served *s)
 {
     failure why;
     random_state r = {seed};
-    *s = (served){.c = c, .dtype = dtype, .kv_dtype = c->kv_dtype ? c->kv_dtype : dtype};
+    *s = (served){.c = c, .dtype = dtype, .k_dtype = c->kv_dtype ? c->kv_dtype : dtype};
+    s->v_dtype = c->v_dtype ? c->v_dtype : s->k_dtype;
     s->words = 2;
     for (; c->lengths[s->sequences][0] >= 0; s->sequences++) {
         const int64_t b = s->sequences;
@@ -126,23 +248,21 @@ static void draw(const serving_case *c, attune_dtype dtype, uint64_t seed, serve
         s->most_rows = s->q_len[b] > s->most_rows ? s->q_len[b] : s->most_rows;
         s->most_keys = s->kv_len[b] > s->most_keys ? s->kv_len[b] : s->most_keys;
         s->entry0[b + 1] = s->entry0[b] + pages_of(s, b);
-        const int64_t keys = s->kv_len[b] ? s->kv_len[b] : 1;
-        cr_assert(array_create(&s->k[b], s->kv_dtype, 4, (int64_t[]){1, c->kv_heads, keys, c->d}, &why));
-        cr_assert(array_create(&s->v[b], s->kv_dtype, 4, (int64_t[]){1, c->kv_heads, keys, c->dv}, &why));
-        array_fill_normal(&s->k[b], &r, 1);
-        array_fill_normal(&s->v[b], &r, 1);
-        /* With SHARED, the first page has the first sequence's keys. */
-        for (int64_t h = 0; h < c->kv_heads; h++)
-            for (int64_t kv = 0; kv < keys; kv++) {
-                for (int64_t i = 0; c->flags & SHARED && b && kv < c->page && kv < s->kv_len[0] && i < c->d; i++)
-                    array_set(&s->k[b], (h * keys + kv) * c->d + i,
-                              array_get(&s->k[0], (h * s->kv_len[0] + kv) * c->d + i));
-                for (int64_t i = 0; c->flags & SHARED && b && kv < c->page && kv < s->kv_len[0] && i < c->dv; i++)
-                    array_set(&s->v[b], (h * keys + kv) * c->dv + i,
-                              array_get(&s->v[0], (h * s->kv_len[0] + kv) * c->dv + i));
-                for (int64_t i = 0; c->flags & VIEW && i < c->dv; i++)
-                    array_set(&s->v[b], (h * keys + kv) * c->dv + i, array_get(&s->k[b], (h * keys + kv) * c->d + i));
-            }
+        draw_keys(s, s->k_dtype, b, c->d, &r, &s->k[b], &s->k_bytes[b], &s->k_scale[b]);
+        draw_keys(s, s->v_dtype, b, c->dv, &r, &s->v[b], &s->v_bytes[b], &s->v_scale[b]);
+        for (int64_t row = 0; c->flags & VIEW && row < c->kv_heads * s->k[b].size[2]; row++)
+            for (int64_t i = 0; i < c->dv; i++)
+                array_set(&s->v[b], row * c->dv + i, array_get(&s->k[b], row * c->d + i));
+        if (c->flags & SHARED && b)
+            share(s, b);
+        /* The oracle has one type for both. */
+        array *both[2] = {&s->k[b], &s->v[b]};
+        for (int i = 0; s->k_dtype != s->v_dtype && i < 2; i++) {
+            array wide;
+            cr_assert(array_convert(both[i], ATTUNE_F32, &wide, &why));
+            array_free(both[i]);
+            *both[i] = wide;
+        }
     }
     s->live = c->flags & COUNT ? s->sequences - 1 : s->sequences;
     s->hole = calloc((size_t)s->entry0[s->sequences] + 1, sizeof *s->hole);
@@ -169,6 +289,10 @@ static void undraw(served *s)
     for (int64_t b = 0; b < s->sequences; b++) {
         array_free(&s->k[b]);
         array_free(&s->v[b]);
+        free(s->k_bytes[b]);
+        free(s->v_bytes[b]);
+        free(s->k_scale[b]);
+        free(s->v_scale[b]);
     }
     array *all[] = {&s->q, &s->sinks, &s->slope, &s->depth, &s->tree};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
@@ -194,42 +318,72 @@ static attune_tensor integers(attune_device *device, const int32_t *data, uint32
 
 /* The pool of K and V, with NaN where there is no key, in pages that the seed shuffles. */
 typedef struct pool {
-    attune_tensor k, v, pages, pages_start;
+    attune_tensor k, v, k_scale, v_scale, pages, pages_start;
     int64_t *place; /* the page of each entry */
 } pool;
 
-static int64_t element_of(const attune_tensor *t, int64_t page, int64_t h, int64_t row, int64_t i)
-{
-    return page * t->stride[0] + h * t->stride[1] + row * t->stride[2] + i;
-}
-
-static void fill_page(const served *s, const attune_tensor *t, const array *keys, int64_t b, int64_t first,
+/* Copies a page's rows from the bytes of a sequence. */
+static void fill_page(const served *s, const attune_tensor *t, const unsigned char *bytes, int64_t b, int64_t first,
                       int64_t page, unsigned char *image)
 {
-    const size_t bytes = attune_dtype_size(t->dtype);
-    const int64_t d = t->size[3];
+    const int64_t element = (int64_t)attune_dtype_size(t->dtype);
+    const size_t row_size = row_bytes(t->dtype, t->size[t->rank - 1]);
     for (int64_t h = 0; h < s->c->kv_heads; h++)
         for (int64_t row = 0; row < t->size[2] && first + row < s->kv_len[b]; row++)
             if (first + row >= s->first[b])
-                memcpy(image + t->offset + (size_t)element_of(t, page, h, row, 0) * bytes,
-                       (const char *)keys->data + (size_t)((h * keys->size[2] + first + row) * d) * bytes,
-                       (size_t)d * bytes);
+                memcpy(image + t->offset + (page * t->stride[0] + h * t->stride[1] + row * t->stride[2]) * element,
+                       bytes + (size_t)(h * s->kv_len[b] + first + row) * row_size, row_size);
 }
 
-static void lay_out(const served *s, attune_tensor *t, int64_t pages, int64_t page, int64_t d)
+static void lay_out(const served *s, attune_tensor *t, attune_dtype dtype, int64_t pages, int64_t page, int64_t d)
 {
     const serving_case *c = s->c;
-    *t =
-        (attune_tensor){.dtype = s->kv_dtype, .rank = 4, .size = {pages, c->kv_heads, page, d}, .stride = {0, 0, 0, 1}};
+    const int64_t row = d / attune_dtype_block(dtype), padding = in_blocks(dtype) ? 1 : 8;
+    *t = (attune_tensor){.dtype = dtype, .rank = 4, .size = {pages, c->kv_heads, page, d}, .stride = {0, 0, 0, 1}};
     if (c->flags & TOKENS) {
-        t->stride[1] = d;
-        t->stride[2] = c->kv_heads * d;
-        t->stride[0] = page * c->kv_heads * d;
+        t->stride[1] = row;
+        t->stride[2] = c->kv_heads * row;
+        t->stride[0] = page * c->kv_heads * row;
     } else {
-        t->stride[2] = d + 8;
+        t->stride[2] = row + padding;
         t->stride[1] = page * t->stride[2];
-        t->stride[0] = c->kv_heads * t->stride[1] + 16;
+        t->stride[0] = c->kv_heads * t->stride[1] + 2 * padding;
     }
+    /* ggml's tensors begin anywhere that is even. */
+    t->offset = in_blocks(dtype) ? 32 : 0;
+}
+
+/* Factors as the cache wants them, with NaN where there is no key. */
+static attune_tensor place_scale(attune_device *device, const served *s, const attune_tensor *of, float *const *scale,
+                                 const int64_t *place)
+{
+    const serving_case *c = s->c;
+    attune_tensor t = {.dtype = ATTUNE_F32, .rank = c->scales == 3 ? 3 : 1, .size = {c->scales == 2 ? c->kv_heads : 1}};
+    if (!c->scales || !has_factors(of->dtype))
+        return (attune_tensor){.buffer = NULL};
+    const int64_t page = of->size[2], count = c->scales == 3 ? of->size[0] * c->kv_heads * page : c->kv_heads;
+    float *data = malloc((size_t)count * sizeof *data);
+    cr_assert(data);
+    memset(data, 0xff, (size_t)count * sizeof *data);
+    for (int64_t h = 0; c->scales < 3 && h < c->kv_heads; h++)
+        data[h] = scale[0][h * s->kv_len[0]];
+    if (c->scales == 3) {
+        memcpy(t.size, of->size, 3 * sizeof t.size[0]);
+        t.stride[0] = c->kv_heads * page;
+        t.stride[1] = page;
+        t.stride[2] = 1;
+    }
+    const attune_tensor rows = {.dtype = ATTUNE_F32,
+                                .rank = 4,
+                                .size = {t.size[0], t.size[1], t.size[2], 1},
+                                .stride = {t.stride[0], t.stride[1], t.stride[2], 1}};
+    for (int64_t b = 0; c->scales == 3 && b < s->sequences; b++)
+        for (int64_t i = 0; i < pages_of(s, b); i++)
+            fill_page(s, &rows, (const unsigned char *)scale[b], b, i * page, c->page ? place[s->entry0[b] + i] : b,
+                      (unsigned char *)data);
+    t.buffer = upload(device, data, (uint64_t)count * sizeof *data);
+    free(data);
+    return t;
 }
 
 static pool place(attune_device *device, const served *s, uint64_t seed)
@@ -250,15 +404,16 @@ static pool place(attune_device *device, const served *s, uint64_t seed)
     for (int64_t b = 1; c->flags & SHARED && b < s->sequences; b++)
         if (s->kv_len[b] && s->kv_len[b] <= s->kv_len[0])
             p.place[s->entry0[b]] = p.place[0];
-    lay_out(s, &p.k, pages, page, c->d);
-    lay_out(s, &p.v, pages, page, c->dv);
-    const size_t bytes = attune_dtype_size(s->kv_dtype);
+    lay_out(s, &p.k, s->k_dtype, pages, page, c->d);
+    lay_out(s, &p.v, s->v_dtype, pages, page, c->dv);
+    const size_t bytes = attune_dtype_size(s->k_dtype) > attune_dtype_size(s->v_dtype) ? attune_dtype_size(s->k_dtype)
+                                                                                       : attune_dtype_size(s->v_dtype);
     if (c->flags & BESIDE) {
         p.v.offset = (uint64_t)p.k.stride[0] * bytes;
         p.v.stride[0] = p.k.stride[0] = 2 * p.k.stride[0];
     }
     const int64_t widest = p.k.stride[0] > p.v.stride[0] ? p.k.stride[0] : p.v.stride[0];
-    const size_t size = (size_t)((pages + 1) * widest) * bytes;
+    const size_t size = (size_t)((pages + 1) * widest) * bytes + 64;
     unsigned char *images[2] = {malloc(size), malloc(size)};
     cr_assert(images[0] && images[1]);
     memset(images[0], 0xff, size);
@@ -269,15 +424,18 @@ static pool place(attune_device *device, const served *s, uint64_t seed)
             const int64_t entry = c->page ? s->entry0[b] + i : b;
             if (s->hole[entry])
                 continue;
-            fill_page(s, &p.k, &s->k[b], b, i * page, p.place[entry], images[0]);
+            fill_page(s, &p.k, s->k_bytes[b], b, i * page, p.place[entry], images[0]);
             if (!(c->flags & VIEW))
-                fill_page(s, &p.v, &s->v[b], b, i * page, p.place[entry], v_image);
+                fill_page(s, &p.v, s->v_bytes[b], b, i * page, p.place[entry], v_image);
         }
     p.k.buffer = upload(device, images[0], size);
     if (!(c->flags & VIEW))
         p.v.buffer = c->flags & BESIDE ? p.k.buffer : upload(device, images[1], size);
     free(images[0]);
     free(images[1]);
+    p.k_scale = place_scale(device, s, &p.k, s->k_scale, p.place);
+    if (!(c->flags & VIEW))
+        p.v_scale = place_scale(device, s, &p.v, s->v_scale, p.place);
     if (!c->page)
         return p;
     /* Tails and holes have what an engine leaves there. */
@@ -310,6 +468,8 @@ static void release(pool *p)
     if (p->v.buffer != p->k.buffer)
         attune_buffer_destroy(p->v.buffer);
     attune_buffer_destroy(p->k.buffer);
+    attune_buffer_destroy(p->k_scale.buffer);
+    attune_buffer_destroy(p->v_scale.buffer);
     attune_buffer_destroy(p->pages.buffer);
     attune_buffer_destroy(p->pages_start.buffer);
     free(p->place);
@@ -481,7 +641,8 @@ static void compute(attune_instance *instance, attune_device *device, const serv
                 *score = parse(instance, ATTUNE_EXPR_SCORE, c->score);
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .dtype = s->dtype,
-                                    .kv_dtype = s->kv_dtype,
+                                    .kv_dtype = s->k_dtype,
+                                    .v_dtype = s->v_dtype,
                                     .head_dim = (uint32_t)c->d,
                                     .head_dim_v = (uint32_t)c->dv,
                                     .batch = s->sequences,
@@ -511,8 +672,13 @@ static void compute(attune_instance *instance, attune_device *device, const serv
     }
     start[s->sequences] = (int32_t)s->tokens;
     const int32_t count = (int32_t)s->live;
-    const attune_cache cache = {
-        .struct_size = sizeof cache, .k = p.k, .v = p.v, .pages = p.pages, .pages_start = p.pages_start};
+    const attune_cache cache = {.struct_size = sizeof cache,
+                                .k = p.k,
+                                .v = p.v,
+                                .pages = p.pages,
+                                .pages_start = p.pages_start,
+                                .k_scale = p.k_scale,
+                                .v_scale = p.v_scale};
     attune_batch batch = {.struct_size = sizeof batch, .kv_len = integers(device, lengths, 1, s->sequences, 0)};
     if (!(c->flags & UNIFORM))
         batch.q_start = integers(device, start, 1, s->sequences + 1, 0);

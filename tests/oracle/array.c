@@ -114,6 +114,8 @@ double array_get(const array *a, int64_t i)
     case ATTUNE_U8:
     case ATTUNE_BOOL:
         return ((const uint8_t *)a->data)[i];
+    default:
+        break;
     }
     return NAN;
 }
@@ -144,6 +146,8 @@ void array_set(array *a, int64_t i, double value)
         break;
     case ATTUNE_BOOL:
         ((uint8_t *)a->data)[i] = value != 0;
+        break;
+    default:
         break;
     }
 }

@@ -121,6 +121,8 @@ double element_get(attune_dtype dtype, const void *at, int64_t index)
         return bytes[0];
     case ATTUNE_BOOL:
         return bytes[0] != 0;
+    default:
+        break;
     }
     return 0;
 }
@@ -161,6 +163,8 @@ void element_set(attune_dtype dtype, void *at, int64_t index, double value)
     case ATTUNE_U8:
     case ATTUNE_BOOL:
         bytes[0] = (unsigned char)value;
+        break;
+    default:
         break;
     }
 }
