@@ -131,7 +131,7 @@ attune_lanes(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
         online_softmax(s, m, l, factor, tile.masked);              /* 5: online softmax */
         /* 6: O += P V */
         if (tile.masked && has_non_finite(v_plane, args.v.stride_row, tile.kv0, args.kv_len, HEAD_DIM_V))
-            multiply_weights_slow(sum, s, factor, FORBIDDEN, v_plane, args.v.stride_row, tile.kv0, args.kv_len,
+            multiply_weights_slow(sum, s, factor, FORBIDDEN, ~0u, v_plane, args.v.stride_row, tile.kv0, args.kv_len,
                                   HEAD_DIM_V);
         else
             multiply_weights(sum, s, factor, inner, v_plane, args.v.stride_row, tile.kv0, args.kv_len, HEAD_DIM_V);

@@ -170,21 +170,25 @@ ATTUNE_FUNCTION void multiply_weights(rows *restrict to, const rows *restrict we
     }
 }
 
-/* Whether an inner tile has NaN or infinity. */
+/* Whether an inner tile has NaN or infinity, the same for all items: each reads some rows. */
 ATTUNE_FUNCTION int has_non_finite(__global const uchar *plane, long stride, uint row0, uint len, uint size)
 {
     int found = 0;
-    for (uint n = row0; n < min(row0 + BLOCK_N, len); n++)
+    for (uint n = row0 + (uint)get_local_id(0); n < min(row0 + BLOCK_N, len); n += THREADS)
         for (uint c = 0u; c < size; c += 8u)
             found |= any((as_int8(load8(plane + (long)n * stride + (long)(c * bytes_of(TYPE)))) & 0x7f800000) ==
                          (int8)(0x7f800000));
+#if SHUFFLES
+    for (uint step = 1u; step < THREADS; step *= 2u)
+        found |= sub_group_shuffle(found, (uint)get_local_id(0) ^ step);
+#endif
     return found;
 }
 
-/* As multiply_weights, without the pairs whose weight is `none`: 0 times NaN is NaN. */
+/* As multiply_weights, without the pairs whose weight is `none` in the bits of `of`: 0 times NaN is NaN. */
 ATTUNE_FUNCTION void multiply_weights_slow(rows *restrict to, const rows *restrict weights, const rows *restrict factor,
-                                           uint none, __global const uchar *plane, long stride, uint row0, uint len,
-                                           uint size)
+                                           uint none, uint of, __global const uchar *plane, long stride, uint row0,
+                                           uint len, uint size)
 {
     const uint end = min((uint)BLOCK_N, len - row0);
     for (uint c = 0u; c < size; c++)
@@ -193,7 +197,7 @@ ATTUNE_FUNCTION void multiply_weights_slow(rows *restrict to, const rows *restri
             for (uint n = 0u; n < end; n++) {
                 const rows weight = weights[n * VECTORS + i];
                 const float b = load_element(TYPE, plane + (long)(row0 + n) * stride + (long)(c * bytes_of(TYPE)));
-                sum = select(FMA(weight, (rows)(b), sum), sum, AS_INT(weight) == (rows_int)((int)none));
+                sum = select(FMA(weight, (rows)(b), sum), sum, (AS_INT(weight) & (int)of) == (rows_int)((int)none));
             }
             to[c * VECTORS + i] = sum;
         }
