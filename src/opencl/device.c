@@ -390,7 +390,7 @@ static attune_status take_external(attune__opencl_device *device, const attune_o
     const attune__opencl_driver *driver = &device->driver;
     found one = {.device = desc->device};
     uint32_t devices = 1;
-    if (driver->device_info(one.device, CL_DEVICE_PLATFORM, sizeof one.platform, &one.platform, NULL) ||
+    if (driver->device_info(one.device, CL_DEVICE_PLATFORM, sizeof(void *), &one.platform, NULL) ||
         driver->context_retain(desc->context))
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.context or desc.device is no object of this OpenCL loader");
     device->context = desc->context;

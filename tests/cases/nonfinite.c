@@ -41,7 +41,7 @@ static const case_suite on_vulkan = {
     .backend = "vulkan", .dtypes = dtypes, .dtype_count = 3, .draw = draw, .random = 10};
 static const case_suite on_cuda = {.backend = "cuda", .dtypes = dtypes, .dtype_count = 3, .draw = draw, .random = 300};
 static const case_suite on_opencl = {
-    .backend = "opencl", .dtypes = dtypes, .dtype_count = 3, .draw = draw, .random = 10};
+    .backend = "opencl", .dtypes = dtypes, .dtype_count = 3, .draw = draw, .random = 4};
 
 Test(nonfinite, cpu)
 {
