@@ -361,42 +361,39 @@ static attune__interval capture(const attune_expr *expr, const attune__node *nod
 }
 
 /* Bounds a node from the bounds of its operands. */
-static attune__interval bound_node(const attune_expr *expr, uint32_t n, const attune__bindings *bindings,
-                                   const attune__ranges *ranges, const attune__box *box, const attune__interval *bounds,
-                                   uint64_t *looked)
+static void bound_node(const attune_expr *expr, uint32_t n, const attune__bindings *bindings,
+                       const attune__ranges *ranges, const attune__box *box, const attune__interval *bounds,
+                       uint64_t *looked, attune__interval *out)
 {
     const attune__node *node = &expr->nodes[n];
     const attune__interval *a = &bounds[node->arg[0]], *b = &bounds[node->arg[1]];
     const attune__type type = (attune__type)node->type;
     switch (node->op) {
     case ATTUNE__OP_CONST:
-        return exactly(type, node->value);
+        *out = exactly(type, node->value);
+        break;
     case ATTUNE__OP_VAR:
-        return box->var[node->value.i];
+        *out = box->var[node->value.i];
+        break;
     case ATTUNE__OP_PARAM:
-        return bindings && bindings->parameters ? exactly(type, bindings->parameters[node->value.i])
+        *out = bindings && bindings->parameters ? exactly(type, bindings->parameters[node->value.i])
                                                 : anything(type, ATTUNE_I32);
+        break;
     case ATTUNE__OP_CAPTURE:
-        return capture(expr, node, bindings, ranges, bounds, looked);
+        *out = capture(expr, node, bindings, ranges, bounds, looked);
+        break;
     case ATTUNE__OP_SELECT: {
         const attune__interval *c = &bounds[node->arg[2]];
-        return a->lo == 1 ? *b : a->hi == 0 ? *c : either(type, *b, *c);
+        *out = a->lo == 1 ? *b : a->hi == 0 ? *c : either(type, *b, *c);
+        break;
     }
     default: {
         const attune__type operands = (attune__type)expr->nodes[node->arg[node->arg_count - 1]].type;
-        return operands == ATTUNE__FLOAT ? bound_float((attune__op)node->op, *a, *b)
+        *out = operands == ATTUNE__FLOAT ? bound_float((attune__op)node->op, *a, *b)
                                          : bound_int((attune__op)node->op, *a, *b);
+        break;
     }
     }
-}
-
-attune__interval attune__expr_bounds(const attune_expr *expr, const attune__bindings *bindings,
-                                     const attune__ranges *ranges, const attune__box *box, attune__interval *scratch)
-{
-    uint64_t looked = 0;
-    for (uint32_t n = 0; n < expr->node_count; n++)
-        scratch[n] = bound_node(expr, n, bindings, ranges, box, scratch, &looked);
-    return scratch[expr->node_count - 1];
 }
 
 attune__interval attune__expr_open_bounds(const attune_expr *expr, const attune__open_nodes *open,
@@ -404,7 +401,16 @@ attune__interval attune__expr_open_bounds(const attune_expr *expr, const attune_
                                           const attune__box *box, attune__interval *scratch, uint64_t *looked)
 {
     for (uint32_t i = 0; i < open->count; i++)
-        scratch[open->nodes[i]] = bound_node(expr, open->nodes[i], bindings, ranges, box, scratch, looked);
+        bound_node(expr, open->nodes[i], bindings, ranges, box, scratch, looked, &scratch[open->nodes[i]]);
+    return scratch[expr->node_count - 1];
+}
+
+attune__interval attune__expr_bounds(const attune_expr *expr, const attune__bindings *bindings,
+                                     const attune__ranges *ranges, const attune__box *box, attune__interval *scratch)
+{
+    uint64_t looked = 0;
+    for (uint16_t n = 0; n < expr->node_count; n++)
+        (void)attune__expr_open_bounds(expr, &(attune__open_nodes){&n, 1}, bindings, ranges, box, scratch, &looked);
     return scratch[expr->node_count - 1];
 }
 

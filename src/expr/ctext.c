@@ -195,11 +195,8 @@ void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds)
 {
     attune__box box;
     for (int i = 0; i < ATTUNE__VAR_COUNT; i++)
-        box.var[i] = (attune__interval){.lo = i == ATTUNE__VAR_Q_LEN || i == ATTUNE__VAR_KV_LEN,
-                                        .hi = INT32_MAX,
-                                        .flo = -INFINITY,
-                                        .fhi = INFINITY,
-                                        .may_nan = true};
+        box.var[i] = (attune__interval){.lo = i == ATTUNE__VAR_Q_LEN || i == ATTUNE__VAR_KV_LEN, .hi = INT32_MAX};
+    box.var[ATTUNE__VAR_SCORE] = (attune__interval){.flo = -INFINITY, .fhi = INFINITY, .may_nan = true};
     attune__expr_bounds(expr, NULL, NULL, &box, bounds);
 }
 

@@ -292,11 +292,18 @@ attune__value attune__expr_point(const attune_expr *expr, const attune__bindings
 
 /* ----------------------------------------------------------------------------------------------------------- bounds */
 
-/* A closed interval. Integers in [lo, hi]; bool 0..1; float in [flo, fhi], and may_nan if NaN is possible. */
+/* A closed interval. Integers in [lo, hi]; bool 0..1; float in [flo, fhi], and may_nan if NaN is possible. No larger
+ * than what processors move between registers: bounds of one node are read as soon as they are written. */
 struct attune__interval {
-    int32_t lo, hi;
-    float flo, fhi;
-    bool may_nan;
+    union {
+        int32_t lo;
+        float flo;
+    };
+    union {
+        int32_t hi;
+        float fhi;
+    };
+    int32_t may_nan;
 };
 
 /* A box of indices, all closed. */

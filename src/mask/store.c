@@ -124,11 +124,12 @@ static void fill_rows(attune__block_list *list, int64_t first, int32_t r0, int32
 static bool fill(attune__block_list *list, int64_t first, int32_t r0, int32_t r1, int32_t c0, int32_t c1,
                  attune__work *work)
 {
-    const int32_t entries = c1 - c0;
-    const int32_t step = entries < (int32_t)ATTUNE__WORK_STEP ? (int32_t)ATTUNE__WORK_STEP / entries : 1;
+    const uint64_t entries = (uint64_t)(c1 - c0);
+    const bool one_step = entries * (uint64_t)(r1 - r0) <= ATTUNE__WORK_STEP;
+    const int32_t step = one_step ? r1 - r0 : entries < ATTUNE__WORK_STEP ? (int32_t)(ATTUNE__WORK_STEP / entries) : 1;
     for (int32_t r = r0, end; r < r1; r = end) {
         end = r1 - r > step ? r + step : r1;
-        if (attune__work_add(work, (uint64_t)entries * (uint64_t)(end - r)) != ATTUNE_OK)
+        if (attune__work_add(work, entries * (uint64_t)(end - r)) != ATTUNE_OK)
             return false;
         fill_rows(list, first, r, end, c0, c1);
     }

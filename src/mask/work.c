@@ -3,13 +3,8 @@
 
 #include "base/error.h"
 
-attune_status attune__work_add(attune__work *work, uint64_t units)
+attune_status attune__work_check(attune__work *work)
 {
-    if (!work)
-        return ATTUNE_OK;
-    work->done += units;
-    if (work->done < work->next)
-        return ATTUNE_OK;
     if (work->status != ATTUNE_OK)
         return work->status;
     if (work->most && work->done > work->most)

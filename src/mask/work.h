@@ -19,9 +19,18 @@ typedef struct attune__work {
     attune_status status;
 } attune__work;
 
+/* Calls the callback and checks the limit. */
+attune_status attune__work_check(attune__work *work);
+
 /* Counts work before it is done. If not ATTUNE_OK, the caller stops with this status, which is also the work's. work
  * may be NULL. */
-attune_status attune__work_add(attune__work *work, uint64_t units);
+static inline attune_status attune__work_add(attune__work *work, uint64_t units)
+{
+    if (!work)
+        return ATTUNE_OK;
+    work->done += units;
+    return work->done < work->next ? ATTUNE_OK : attune__work_check(work);
+}
 
 static inline bool attune__work_stopped(const attune__work *work)
 {

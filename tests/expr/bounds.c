@@ -13,7 +13,7 @@ static attune__interval random_interval(uint64_t *state, int32_t lo, int32_t hi)
 
 static attune__box random_box(uint64_t *state)
 {
-    attune__box box = {{{0}}};
+    attune__box box = {0};
     box.var[ATTUNE__VAR_B] = random_interval(state, 0, 6);
     box.var[ATTUNE__VAR_H] = random_interval(state, 0, 6);
     box.var[ATTUNE__VAR_Q] = random_interval(state, 0, 240);
@@ -186,7 +186,7 @@ Test(bounds, ranges_are_exact)
     cr_assert(attune__bindings_resolve(expr, &capture, 1, NULL, 0, &array, &value) == ATTUNE_OK);
     cr_assert(attune__ranges_create(&attune__default_allocator, expr, &bindings, &ranges) == ATTUNE_OK);
     for (uint64_t i = 0; i < count; i++) {
-        attune__box box = {{{0}}};
+        attune__box box = {0};
         int32_t b0 = (int32_t)random_expr_between(&state, 0, ROWS), b1 = (int32_t)random_expr_between(&state, b0, ROWS);
         int32_t k0 = (int32_t)random_expr_between(&state, 0, LENGTH + 10);
         int32_t k1 = (int32_t)random_expr_between(&state, k0, LENGTH + 10);
@@ -238,7 +238,7 @@ Test(bounds, decide_masks)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, cases[i].text, NULL, 0);
         attune__interval scratch[64];
-        attune__box box = {{{0}}};
+        attune__box box = {0};
         box.var[ATTUNE__VAR_Q] = (attune__interval){.lo = cases[i].q0, .hi = cases[i].q1};
         box.var[ATTUNE__VAR_KV] = (attune__interval){.lo = cases[i].kv0, .hi = cases[i].kv1};
         box.var[ATTUNE__VAR_Q_LEN] = (attune__interval){.lo = 100, .hi = 100};
@@ -287,7 +287,8 @@ static void take(attune__interval *all, attune__type type, attune__value v)
 
 static attune__interval values_in(const table *t, const int box[4])
 {
-    attune__interval all = {.lo = INT32_MAX, .hi = INT32_MIN, .flo = INFINITY, .fhi = -INFINITY};
+    attune__interval all = t->type == ATTUNE__FLOAT ? (attune__interval){.flo = INFINITY, .fhi = -INFINITY}
+                                                    : (attune__interval){.lo = INT32_MAX, .hi = INT32_MIN};
     for (int i = box[0]; i <= box[1] + t->nan; i++)
         for (int j = box[2]; j <= box[3] + t->nan; j++)
             take(&all, t->type, t->at[i > box[1] ? t->count : i][j > box[3] ? t->count : j]);
@@ -337,7 +338,7 @@ static void check_operator(attune_expr_kind kind, const char *text, attune_dtype
                             n / t.count / t.count / t.count};
         if (box[0] > box[1] || box[2] > box[3] || (!two && box[3]))
             continue;
-        attune__box over = {{{0}}};
+        attune__box over = {0};
         over.var[ATTUNE__VAR_Q] = (attune__interval){.lo = box[0], .hi = box[1]};
         over.var[ATTUNE__VAR_KV] = (attune__interval){.lo = box[2], .hi = box[3]};
         const attune__interval got = attune__expr_bounds(expr, &bindings, ranges, &over, scratch);
