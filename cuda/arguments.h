@@ -64,7 +64,7 @@
  *     ATTUNE_CAPTURE_READS(X): X(i, symbol, kind) for each read of a floating-point capture, in backward kernels with
  *                      ATTUNE_HAVE_CAPTURE_GRADIENTS; then
  *     float attune_capture_read_<i>(as attune_score): d attune_score / d element read
- *     long long attune_capture_read_<i>_at(as attune_score): the row-major index of the element read; -1 = none
+ *     attune_index attune_capture_read_<i>_at(as attune_score): the row-major index of the element read; -1 = none
  *
  * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0`. Row q may attend low <= kv < high,
  * or to key kv the rows low <= q < high. The text must be

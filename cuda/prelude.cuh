@@ -232,22 +232,23 @@ ATTUNE_FUNCTION float attune_get_f16(unsigned long long p, long long i)
                    : 0;                                                                                                \
     }
 /* An element's index in row-major order, -1 if out of range. */
-ATTUNE_FUNCTION long long attune_at_1(const attune_cuda_symbol *v, int i)
+typedef long long attune_index;
+ATTUNE_FUNCTION attune_index attune_at_1(const attune_cuda_symbol *v, int i)
 {
     return ATTUNE_IN(v, 0, i) ? i : -1;
 }
-ATTUNE_FUNCTION long long attune_at_2(const attune_cuda_symbol *v, int i, int j)
+ATTUNE_FUNCTION attune_index attune_at_2(const attune_cuda_symbol *v, int i, int j)
 {
     return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) ? i * v->size[1] + j : -1;
 }
-ATTUNE_FUNCTION long long attune_at_3(const attune_cuda_symbol *v, int i, int j, int k)
+ATTUNE_FUNCTION attune_index attune_at_3(const attune_cuda_symbol *v, int i, int j, int k)
 {
-    long long row = attune_at_2(v, i, j);
+    attune_index row = attune_at_2(v, i, j);
     return row >= 0 && ATTUNE_IN(v, 2, k) ? row * v->size[2] + k : -1;
 }
-ATTUNE_FUNCTION long long attune_at_4(const attune_cuda_symbol *v, int i, int j, int k, int l)
+ATTUNE_FUNCTION attune_index attune_at_4(const attune_cuda_symbol *v, int i, int j, int k, int l)
 {
-    long long row = attune_at_3(v, i, j, k);
+    attune_index row = attune_at_3(v, i, j, k);
     return row >= 0 && ATTUNE_IN(v, 3, l) ? row * v->size[3] + l : -1;
 }
 /* The run of elements equal to element i of a row; row is -1 for a capture of rank 1. Elements out of range read 0, so

@@ -226,22 +226,23 @@ ATTUNE_LOADS(float, f16)
 ATTUNE_LOADS(float, bf16)
 
 /* An element's index in row-major order, -1 if out of range. */
-ATTUNE_FUNCTION long attune_at_1(ATTUNE_VIEW, int i)
+typedef long attune_index;
+ATTUNE_FUNCTION attune_index attune_at_1(ATTUNE_VIEW, int i)
 {
     return ATTUNE_IN(0, i) ? i : -1;
 }
-ATTUNE_FUNCTION long attune_at_2(ATTUNE_VIEW, int i, int j)
+ATTUNE_FUNCTION attune_index attune_at_2(ATTUNE_VIEW, int i, int j)
 {
     return ATTUNE_IN(0, i) && ATTUNE_IN(1, j) ? (long)i * v->size[1] + j : -1;
 }
-ATTUNE_FUNCTION long attune_at_3(ATTUNE_VIEW, int i, int j, int k)
+ATTUNE_FUNCTION attune_index attune_at_3(ATTUNE_VIEW, int i, int j, int k)
 {
-    long row = attune_at_2(memory, v, i, j);
+    attune_index row = attune_at_2(memory, v, i, j);
     return row >= 0 && ATTUNE_IN(2, k) ? row * v->size[2] + k : -1;
 }
-ATTUNE_FUNCTION long attune_at_4(ATTUNE_VIEW, int i, int j, int k, int l)
+ATTUNE_FUNCTION attune_index attune_at_4(ATTUNE_VIEW, int i, int j, int k, int l)
 {
-    long row = attune_at_3(memory, v, i, j, k);
+    attune_index row = attune_at_3(memory, v, i, j, k);
     return row >= 0 && ATTUNE_IN(3, l) ? row * v->size[3] + l : -1;
 }
 

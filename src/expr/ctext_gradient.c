@@ -37,7 +37,7 @@ static void add_value(const attune_expr *expr, uint32_t n, const char *name, att
 static void add_index(const attune_expr *expr, const attune__node *read, const char *name, attune__text *text)
 {
     char index[ATTUNE__CTEXT_NAME];
-    begin("long long", name, text);
+    begin("attune_index", name, text);
     add_values(expr, read->arg, read->arg_count, text);
     attune__text_add(text, "    return attune_at_%u(ATTUNE_CAPTURE(%d)", read->arg_count, read->value.i);
     for (uint32_t i = 0; i < read->arg_count; i++)

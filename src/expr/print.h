@@ -64,8 +64,8 @@ void attune__ctext_soft_cap(const attune_expr *expr, const char *name, const cha
  *
  *     float attune_score_slope(int b, ... float score ATTUNE_SYMBOLS)     d result / d score
  *     float attune_capture_read_0(the same)                               d result / d the first read of a capture
- *     long long attune_capture_read_0_at(the same)                        its element in row-major order, -1 = none:
- *                                                                         attune_at_RANK(capture, indices)
+ *     attune_index attune_capture_read_0_at(the same)                     its element in row-major order, -1 = none:
+ *                                                                         attune_at_RANK(capture, indices), of 64 bits
  *     #define ATTUNE_CAPTURE_READS(X) X(0, symbol, sharing) X(1, ...)     sharing: the least of these that holds
  *     #define ATTUNE_CAPTURE_GRADIENTS_USE_SCORE 0 or 1                   whether one of them depends on score
  */
