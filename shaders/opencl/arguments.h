@@ -32,9 +32,11 @@
 #define ATTUNE_OPENCL_HAS_LSE     512u
 #define ATTUNE_OPENCL_HAS_ROW_MAX 1024u
 #define ATTUNE_OPENCL_HAS_D_LSE   2048u
-#define ATTUNE_OPENCL_HAS_D_Q     4096u
-#define ATTUNE_OPENCL_HAS_D_K     8192u
-#define ATTUNE_OPENCL_HAS_D_V     16384u
+
+/* Rows of a workgroup of backward_delta.cl, and its work-items; elements of one of backward_sums.cl. */
+#define ATTUNE_OPENCL_DELTA_ROWS    8u
+#define ATTUNE_OPENCL_DELTA_THREADS 64u
+#define ATTUNE_OPENCL_SUMS_ELEMENTS 64u
 
 /* A tensor [batch][head][row][contiguous]. */
 typedef struct attune_opencl_tensor {
@@ -80,6 +82,14 @@ typedef struct attune_opencl_capture {
     ATTUNE_LONG stride[4];
     ATTUNE_UINT size[4];
 } attune_opencl_capture;
+
+/* Of backward_sums.cl: the gradient of one capture, a float tensor. */
+typedef struct attune_opencl_sums {
+    ATTUNE_LONG sums, to; /* offsets in the workspace and in the tensor's object */
+    ATTUNE_LONG stride[4];
+    ATTUNE_UINT size[4];
+    ATTUNE_UINT count, first;
+} attune_opencl_sums;
 
 #define ATTUNE_OPENCL_SYMBOLS 16 /* ATTUNE_EXPR_MAX_SYMBOLS */
 

@@ -68,8 +68,9 @@ attune_status attune__opencl_kernel_build(attune__opencl_device *device, const a
     char *source = NULL, options[OPTIONS_SIZE];
     *kernel = (attune__opencl_kernel){.threads = threads};
     ATTUNE__TRY(attune__opencl_text_make(&device->base.host.allocator, text, &source));
-    snprintf(options, sizeof options, "-cl-std=CL1.2%s",
-             device->round_div ? " -cl-fp32-correctly-rounded-divide-sqrt" : "");
+    snprintf(options, sizeof options, "-cl-std=CL1.2%s%s",
+             device->round_div ? " -cl-fp32-correctly-rounded-divide-sqrt" : "",
+             text->literal ? " -cl-opt-disable" : "");
     kernel->hash = attune__opencl_hash(source, options);
     kernel->program = attune__opencl_cache_get(device, kernel->hash, options);
     kernel->cached = kernel->program != NULL;

@@ -21,6 +21,17 @@ double attune__opencl_launch_flops(const attune__opencl_device *device)
     return each * device->base.info.limits.compute_units;
 }
 
+uint64_t attune__opencl_launch_most(const attune__opencl_device *device, uint64_t workgroups, double flops)
+{
+    const double budget = attune__opencl_launch_flops(device) / flops;
+    const uint64_t most = budget > (double)workgroups || device->base.info.limits.host ? workgroups
+                          : budget < 1                                                 ? 1
+                                                                                       : (uint64_t)budget;
+    /* Equal parts: a short last one would occupy few of the device's units. */
+    const uint64_t parts = most ? (workgroups + most - 1) / most : 1;
+    return (workgroups + parts - 1) / parts;
+}
+
 static void cut(run *r, bool decode)
 {
     const attune__forward *call = r->call;
@@ -108,13 +119,7 @@ static void enqueue(run *r, attune__opencl_call *commands)
         attune__opencl_table(commands, attune__opencl_buffer_of(r->call->workspace)->memory,
                              (uint64_t)r->arguments.score_table, &table, sizeof table);
     }
-    const double budget = attune__opencl_launch_flops(device) / r->tile_flops;
-    uint64_t most = budget > (double)r->tiles || device->base.info.limits.host ? r->tiles
-                    : budget < 1                                               ? 1
-                                                                               : (uint64_t)budget;
-    /* Equal parts: a short last one would occupy few of the device's units. */
-    const uint64_t parts = most ? (r->tiles + most - 1) / most : 1;
-    most = (r->tiles + parts - 1) / parts;
+    const uint64_t most = attune__opencl_launch_most(device, r->tiles, r->tile_flops);
     launch_all(r, forward_kernel(r), r->tiles, most, commands);
     if (r->combine)
         launch_all(r, &program->combine, r->combine, r->combine, commands);

@@ -8,8 +8,9 @@
  *     text.c      the text of a program       compiler.c   programs and kernels from it
  *     cache.c     binaries on disk
  *     program.c   the kernels of a choice     arguments.c  what kernels read of a call
- *     launch.c    the hot call                result.c     errors
+ *     launch.c    the hot call                backward.c   the backward pass
  *     merge.c     merges partial results      mask_update.c  masks computed from a tensor
+ *     result.c    errors
  *
  * Kernels get memory objects and 64-bit offsets. clSetKernelArg is not thread-safe for one kernel object: a program's
  * lock is held from the first argument to the launch.
@@ -135,6 +136,8 @@ attune_status attune__opencl_forward(const attune__program *program, attune_queu
                                      uint64_t *value);
 attune_status attune__opencl_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                     uint64_t *value);
+attune_status attune__opencl_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
+                                      uint64_t *value);
 
 attune_status attune__opencl_merger_create(attune_device *device, attune__program **merger);
 void attune__opencl_merger_destroy(attune__program *merger);

@@ -8,13 +8,10 @@
 #include "base/error.h"
 #include "plan/layout.h"
 
-/* Constants that all attention kernels have. */
-static void add_common(const attune__program_desc *desc, uint32_t threads, bool aligned, attune__opencl_text *text)
+/* Constants that all attention kernels have, but those of the tile. */
+static void add_common(const attune__program_desc *desc, bool aligned, attune__opencl_text *text)
 {
     const attune_plan_choice *c = desc->choice;
-    attune__opencl_add_define(text, "THREADS", threads);
-    attune__opencl_add_define(text, "BLOCK_M", c->block_m);
-    attune__opencl_add_define(text, "BLOCK_N", c->block_n);
     attune__opencl_add_define(text, "HEAD_DIM", desc->shape->head_dim);
     attune__opencl_add_define(text, "HEAD_DIM_V", desc->shape->head_dim_v);
     attune__opencl_add_define(text, "BLOCKS", desc->shape->block_mask);
@@ -26,6 +23,57 @@ static void add_common(const attune__program_desc *desc, uint32_t threads, bool 
     attune__opencl_add_define(text, "TYPE", attune__opencl_dtype_index(desc->shape->k_dtype));
     attune__opencl_add_define(text, "Q_TYPE", attune__opencl_dtype_index(desc->shape->q_dtype));
     attune__opencl_add_define(text, "O_TYPE", attune__opencl_dtype_index(desc->shape->o_dtype));
+}
+
+attune__opencl_text attune__opencl_text_begin(const attune__opencl_device *device, const attune__program_desc *desc,
+                                              const char *file, const attune__opencl_tile *tile, bool aligned)
+{
+    attune__opencl_text text = {
+        .file = file,
+        .mask = desc->mask,
+        .score = desc->score,
+        .gradient = desc->gradient,
+        .host = device->base.info.limits.host,
+        .fma = device->fma,
+    };
+    attune__opencl_add_define(&text, "THREADS", tile->threads);
+    attune__opencl_add_define(&text, "BLOCK_M", tile->block_m);
+    attune__opencl_add_define(&text, "BLOCK_N", tile->block_n);
+    add_common(desc, aligned, &text);
+    return text;
+}
+
+static attune__opencl_text begin_text(const attune__opencl_device *device, const attune__program_desc *desc,
+                                      const char *file, uint32_t threads, bool aligned)
+{
+    const attune__opencl_tile tile = {threads, desc->choice->block_m, desc->choice->block_n};
+    return attune__opencl_text_begin(device, desc, file, &tile, aligned);
+}
+
+attune_status attune__opencl_launch_empty(attune__opencl_device *device, attune__opencl_kernel *kernel, uint32_t more,
+                                          const attune_expr *score)
+{
+    const attune_opencl_arguments arguments = {
+        .kv_batch = 1,
+        .splits = 1,
+        .heads = 1,
+        .kv_heads = 1,
+        .q_block = 1,
+        .kv_block = 1,
+        .inner_q_block = 1,
+        .head_step = 1,
+        .q_step = 1,
+        .head_chunks = 1,
+        .q_chunks = 1,
+        .in_block = 1,
+    };
+    const attune__forward none = {.batch = 0};
+    attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
+    attune__opencl_set_forward(&setter, &arguments, &none);
+    for (uint32_t i = 0; i < more; i++)
+        attune__opencl_set_memory(&setter, NULL);
+    attune__opencl_set_captures(&setter, NULL, score);
+    return attune__opencl_kernel_first(device, kernel, setter.error);
 }
 
 #define CONSTANT(id, type, name, value) attune__opencl_add_define(text, #name, layout->name);
@@ -44,45 +92,6 @@ static void add_lanes(const attune__lanes_layout *layout, attune__opencl_text *t
 #undef CONSTANT
 #undef SHARED
 
-static attune__opencl_text begin_text(const attune__opencl_device *device, const attune__program_desc *desc,
-                                      const char *file, uint32_t threads, bool aligned)
-{
-    attune__opencl_text text = {
-        .file = file,
-        .mask = desc->mask,
-        .score = desc->score,
-        .gradient = desc->gradient,
-        .host = device->base.info.limits.host,
-        .fma = device->fma,
-    };
-    add_common(desc, threads, aligned, &text);
-    return text;
-}
-
-/* The first launch: of one workgroup without rows and keys. */
-static attune_status launch_empty(attune__opencl_device *device, attune__opencl_kernel *kernel,
-                                  const attune_expr *score)
-{
-    const attune_opencl_arguments arguments = {
-        .splits = 1,
-        .heads = 1,
-        .kv_heads = 1,
-        .q_block = 1,
-        .kv_block = 1,
-        .inner_q_block = 1,
-        .head_step = 1,
-        .q_step = 1,
-        .head_chunks = 1,
-        .q_chunks = 1,
-        .in_block = 1,
-    };
-    const attune__forward none = {.batch = 0};
-    attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
-    attune__opencl_set_forward(&setter, &arguments, &none);
-    attune__opencl_set_captures(&setter, NULL, score);
-    return attune__opencl_kernel_first(device, kernel, setter.error);
-}
-
 static attune_status build_forward(attune__opencl_device *device, const attune__program_desc *desc, bool aligned,
                                    attune__opencl_kernel *kernel)
 {
@@ -98,7 +107,7 @@ static attune_status build_forward(attune__opencl_device *device, const attune__
     add_forward(&layout, &text);
     ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_forward", c->workgroup_invocations,
                                             desc->invocations, kernel));
-    return launch_empty(device, kernel, desc->score);
+    return attune__opencl_launch_empty(device, kernel, 0, desc->score);
 }
 
 /* Of one alignment: vectors are loaded at that of their elements. */
@@ -117,7 +126,7 @@ static attune_status build_lanes(attune__opencl_device *device, const attune__pr
     add_lanes(&layout, &text);
     ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_lanes", c->workgroup_invocations, desc->invocations,
                                             kernel));
-    return launch_empty(device, kernel, desc->score);
+    return attune__opencl_launch_empty(device, kernel, 0, desc->score);
 }
 
 static attune_status build_combine(attune__opencl_device *device, const attune__program_desc *desc,
@@ -127,12 +136,14 @@ static attune_status build_combine(attune__opencl_device *device, const attune__
     attune__opencl_text text = begin_text(device, desc, "combine.cl", threads, false);
     text.mask = NULL;
     ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_combine", threads, desc->invocations, kernel));
-    return launch_empty(device, kernel, desc->score);
+    return attune__opencl_launch_empty(device, kernel, 0, desc->score);
 }
 
 static attune_status build_all(attune__opencl_device *device, const attune__program_desc *desc,
                                attune__opencl_program *program)
 {
+    if (desc->choice->direction == ATTUNE_BACKWARD)
+        return attune__opencl_backward_build(device, desc, program);
     const bool lanes = !strcmp(desc->choice->kernel, "opencl_lanes");
     if (lanes)
         ATTUNE__TRY(build_lanes(device, desc, &program->forward));
@@ -157,6 +168,7 @@ static attune_status create(attune_device *device, const attune__program_desc *d
     made->shape = *desc->shape;
     made->choice = *desc->choice;
     made->score = desc->score;
+    made->gradient = desc->gradient;
     const attune_status status = build_all(attune__opencl_of(device), desc, made);
     if (status == ATTUNE_OK)
         *program = &made->base;
@@ -180,6 +192,11 @@ void attune__opencl_program_destroy(attune__program *program)
     attune__opencl_kernel_release(device, &mine->forward);
     attune__opencl_kernel_release(device, &mine->aligned);
     attune__opencl_kernel_release(device, &mine->combine);
+    attune__opencl_kernel_release(device, &mine->keys);
+    attune__opencl_kernel_release(device, &mine->keys_aligned);
+    attune__opencl_kernel_release(device, &mine->delta);
+    attune__opencl_kernel_release(device, &mine->clear_sums);
+    attune__opencl_kernel_release(device, &mine->add_sums);
     pthread_mutex_destroy(&mine->lock);
     attune__free(&program->device->host.allocator, mine);
 }

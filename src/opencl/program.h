@@ -23,6 +23,7 @@ typedef struct attune__opencl_text {
     const attune_expr *mask, *score;
     const attune__gradient *gradient;
     bool host, fma;
+    bool literal; /* built without optimisation */
     attune__opencl_define defines[ATTUNE__OPENCL_DEFINES];
     uint32_t define_count;
 } attune__opencl_text;
@@ -92,7 +93,27 @@ typedef struct attune__opencl_program {
     attune__opencl_kernel forward;
     attune__opencl_kernel aligned; /* for calls whose tensors are; none: forward serves them */
     attune__opencl_kernel combine; /* none: no splits */
+    /* backward: forward and aligned give dQ, and gradients of captures */
+    const attune__gradient *gradient; /* borrowed likewise */
+    attune__opencl_kernel keys, keys_aligned, delta;
+    attune__opencl_kernel clear_sums, add_sums; /* none: no call may request a capture's gradient */
 } attune__opencl_program;
+
+/* The constants of a tile that every kernel has. */
+typedef struct attune__opencl_tile {
+    uint32_t threads, block_m, block_n;
+} attune__opencl_tile;
+
+/* For kernels of both directions: a text with all that does not depend on a layout. */
+attune__opencl_text attune__opencl_text_begin(const attune__opencl_device *device, const attune__program_desc *desc,
+                                              const char *file, const attune__opencl_tile *tile, bool aligned);
+/* The first launch: of one workgroup without rows and keys. The kernel has `more` pointers before the captures. */
+attune_status attune__opencl_launch_empty(attune__opencl_device *device, attune__opencl_kernel *kernel, uint32_t more,
+                                          const attune_expr *score);
+
+/* backward.c: the kernels of a backward program. */
+attune_status attune__opencl_backward_build(attune__opencl_device *device, const attune__program_desc *desc,
+                                            attune__opencl_program *program);
 
 typedef struct attune__opencl_mask {
     attune__device_mask base;
@@ -128,5 +149,7 @@ void attune__opencl_set_captures(attune__opencl_setter *setter, const attune__fo
 /* The work of one launch, so that no driver's watchdog takes a long call for a hung one: a tenth of a second at 4
  * GFLOP/s of each compute unit, which phones reach, half at 40 of a card's. */
 double attune__opencl_launch_flops(const attune__opencl_device *device);
+/* Likewise the workgroups of one launch, of `flops` each: all launches but the last have as many. */
+uint64_t attune__opencl_launch_most(const attune__opencl_device *device, uint64_t workgroups, double flops);
 
 #endif

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The backward pass: the kernels of shaders/opencl/backward*.cl and a call's launches. Delta comes first; then dQ with
+ * the capture gradients, and dK with dV; then the sums of captures are added to the caller's tensors.
+ */
+#include "opencl/program.h"
+
+#include "base/error.h"
+#include "plan/layout.h"
+
+/* Pointers of backward kernels between those of all kernels and the captures. */
+#define MORE_POINTERS 5
+
+/* --------------------------------------------------------------------------------------------------------- programs */
+
+/* Whether a call may request capture gradients. */
+static bool has_captures(const attune__shape *shape, const attune__gradient *gradient)
+{
+    return gradient && gradient->read_count && shape->capture_gradient_elements;
+}
+
+#define CONSTANT(id, type, name, value) attune__opencl_add_define(text, #name, layout->name);
+#define SHARED(type, name, count)
+
+static void add_layout(const attune__backward_layout *layout, attune__opencl_text *text)
+{
+#include "shaders/layout_backward.h"
+}
+
+#undef CONSTANT
+#undef SHARED
+
+static attune__opencl_text begin_text(const attune__opencl_device *device, const attune__program_desc *desc,
+                                      const char *file, uint32_t threads, bool keys, bool aligned)
+{
+    const attune_plan_choice *c = desc->choice;
+    const attune__opencl_tile tile = {threads, keys ? c->block_n1 : c->block_m2, keys ? c->block_m1 : c->block_n2};
+    attune__opencl_text text = attune__opencl_text_begin(device, desc, file, &tile, aligned);
+    attune__opencl_add_define(&text, "KEYS", keys);
+    /* Of the kernel for dQ alone. */
+    attune__opencl_add_define(&text, "CAPTURES", !keys && has_captures(desc->shape, desc->gradient));
+    return text;
+}
+
+/* The kernel for dK and dV (`keys`) or the one for dQ. */
+static attune_status build_backward(attune__opencl_device *device, const attune__program_desc *desc, bool keys,
+                                    bool aligned, attune__opencl_kernel *kernel)
+{
+    const attune_plan_choice *c = desc->choice;
+    const uint32_t threads = c->workgroup_invocations;
+    attune__opencl_text text = begin_text(device, desc, "backward.cl", threads, keys, aligned);
+    /* PoCL 3.1 optimises it to wrong dK and dV, in three times as long. */
+    text.literal = device->base.info.limits.host;
+    attune__backward_layout layout;
+    const char *why =
+        attune__backward_layout_make(keys ? c->block_n1 : c->block_m2, keys ? c->block_m1 : c->block_n2, threads,
+                                     desc->shape->head_dim, desc->shape->head_dim_v, keys, &layout);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M1 %u, BLOCK_N1 %u, BLOCK_M2 %u, BLOCK_N2 %u: %s", c->kernel,
+                            c->block_m1, c->block_n1, c->block_m2, c->block_n2, why);
+    add_layout(&layout, &text);
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_backward", threads, desc->invocations, kernel));
+    return attune__opencl_launch_empty(device, kernel, MORE_POINTERS, desc->score);
+}
+
+static attune_status build_delta(attune__opencl_device *device, const attune__program_desc *desc,
+                                 attune__opencl_kernel *kernel)
+{
+    attune__opencl_text text = begin_text(device, desc, "backward_delta.cl", ATTUNE_OPENCL_DELTA_THREADS, false, false);
+    text.mask = NULL;
+    text.gradient = NULL;
+    ATTUNE__TRY(
+        attune__opencl_kernel_build(device, &text, "attune_backward_delta", ATTUNE_OPENCL_DELTA_THREADS, NULL, kernel));
+    return attune__opencl_launch_empty(device, kernel, MORE_POINTERS, desc->score);
+}
+
+static void set_sums(attune__opencl_setter *setter, const attune_opencl_sums *sums, const attune_buffer *workspace,
+                     const attune_buffer *to)
+{
+    attune__opencl_set(setter, sizeof *sums, sums);
+    attune__opencl_set_memory(setter, workspace);
+    attune__opencl_set_memory(setter, to);
+}
+
+static attune_status first_sums(attune__opencl_device *device, attune__opencl_kernel *kernel)
+{
+    const attune_opencl_sums none = {.count = 0};
+    attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
+    set_sums(&setter, &none, NULL, NULL);
+    return attune__opencl_kernel_first(device, kernel, setter.error);
+}
+
+static attune_status build_sums(attune__opencl_device *device, attune__opencl_program *program)
+{
+    attune__opencl_text text = {.file = "backward_sums.cl", .host = device->base.info.limits.host, .fma = device->fma};
+    attune__opencl_add_define(&text, "THREADS", ATTUNE_OPENCL_SUMS_ELEMENTS);
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_clear_sums", ATTUNE_OPENCL_SUMS_ELEMENTS, NULL,
+                                            &program->clear_sums));
+    ATTUNE__TRY(attune__opencl_kernel_also(device, &program->clear_sums, "attune_add_sums", ATTUNE_OPENCL_SUMS_ELEMENTS,
+                                           &program->add_sums));
+    ATTUNE__TRY(first_sums(device, &program->clear_sums));
+    return first_sums(device, &program->add_sums);
+}
+
+attune_status attune__opencl_backward_build(attune__opencl_device *device, const attune__program_desc *desc,
+                                            attune__opencl_program *program)
+{
+    ATTUNE__TRY(build_backward(device, desc, false, false, &program->forward));
+    ATTUNE__TRY(build_backward(device, desc, true, false, &program->keys));
+    if (!device->base.info.limits.host) {
+        ATTUNE__TRY(build_backward(device, desc, false, true, &program->aligned));
+        ATTUNE__TRY(build_backward(device, desc, true, true, &program->keys_aligned));
+    }
+    ATTUNE__TRY(build_delta(device, desc, &program->delta));
+    return has_captures(desc->shape, desc->gradient) ? build_sums(device, program) : ATTUNE_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------------- launches */
+
+typedef struct pass {
+    const attune__opencl_kernel *kernel;
+    attune_opencl_sums *sums; /* NULL: an attention kernel */
+    const attune_buffer *to;  /* of the sums */
+    uint64_t workgroups;
+    double flops;     /* of a workgroup */
+    const char *what; /* a workgroup has */
+} pass;
+
+typedef struct run {
+    attune__opencl_program *program;
+    const attune__backward *call;
+    attune_opencl_arguments arguments;
+    attune_opencl_sums sums[ATTUNE_EXPR_MAX_SYMBOLS];
+    const attune_buffer *sums_to[ATTUNE_EXPR_MAX_SYMBOLS];
+    int64_t sums_at[ATTUNE_EXPR_MAX_SYMBOLS]; /* by symbol, in the workspace's object; -1 = not requested */
+    uint32_t sum_count;
+    pass passes[3 + 2 * ATTUNE_EXPR_MAX_SYMBOLS];
+    uint32_t pass_count;
+} run;
+
+static int64_t workspace_at(const run *r, uint64_t offset)
+{
+    const attune__forward *call = &r->call->forward;
+    return (int64_t)(attune__opencl_buffer_of(call->workspace)->offset + call->workspace_offset + offset);
+}
+
+/* The capture gradients that this call requests, whose sums are in the workspace from `offset` on. */
+static void list_sums(run *r, uint64_t offset)
+{
+    const attune_expr *score = r->program->score;
+    for (uint32_t i = 0; i < ATTUNE_EXPR_MAX_SYMBOLS; i++)
+        r->sums_at[i] = -1;
+    if (!has_captures(&r->program->shape, r->program->gradient))
+        return;
+    for (uint32_t i = 0; i < score->symbol_count; i++) {
+        const attune_tensor *out = &r->call->d_captures[i];
+        if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE || !out->buffer)
+            continue;
+        r->sums_to[r->sum_count] = out->buffer;
+        attune_opencl_sums *s = &r->sums[r->sum_count++];
+        *s = (attune_opencl_sums){
+            .sums = workspace_at(r, offset),
+            .to = (int64_t)(attune__opencl_buffer_of(out->buffer)->offset + out->offset),
+            .size = {1, 1, 1, 1},
+            .count = 1,
+        };
+        for (uint32_t d = 0; d < out->rank; d++) {
+            const uint32_t to = ATTUNE_MAX_RANK - out->rank + d;
+            s->size[to] = (uint32_t)out->size[d];
+            s->stride[to] = out->size[d] > 1 ? out->stride[d] * (int64_t)sizeof(float) : 0;
+            s->count *= s->size[to];
+        }
+        r->sums_at[i] = s->sums;
+        offset += s->count * ATTUNE__VULKAN_SUM;
+    }
+}
+
+static void describe(run *r)
+{
+    const attune__backward *back = r->call;
+    const attune__forward *call = &back->forward;
+    const attune_plan_choice *choice = &r->program->choice;
+    const attune__vulkan_workspace place = attune__vulkan_backward_workspace(&r->program->shape);
+    attune_opencl_arguments *a = &r->arguments;
+    const uint64_t store = 4 * attune_dtype_size(call->q.dtype);
+    attune__opencl_arguments_describe(call, 16, choice->block_n2, choice->block_m1, a);
+    a->d_o = attune__opencl_tensor_describe(&back->d_o, 16, ATTUNE_OPENCL_ALIGNED_D_O, &a->flags);
+    a->d_q = attune__opencl_tensor_describe(&back->d_q, store, ATTUNE_OPENCL_ALIGNED_D_Q, &a->flags);
+    a->d_k = attune__opencl_tensor_describe(&back->d_k, store, ATTUNE_OPENCL_ALIGNED_D_K, &a->flags);
+    a->d_v = attune__opencl_tensor_describe(&back->d_v, store, ATTUNE_OPENCL_ALIGNED_D_V, &a->flags);
+    a->d_lse = attune__opencl_tensor_describe(&back->d_lse, 1, ATTUNE_OPENCL_HAS_D_LSE, &a->flags);
+    a->delta = workspace_at(r, 0);
+    a->score_table = workspace_at(r, place.arguments);
+    list_sums(r, place.sums);
+}
+
+static attune_status add_pass(run *r, const pass *p)
+{
+    if (p->workgroups > UINT32_MAX)
+        return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu %s, %s takes fewer than 2^32",
+                            (unsigned long long)p->workgroups, p->what, r->program->base.device->info.id);
+    r->passes[r->pass_count++] = *p;
+    return ATTUNE_OK;
+}
+
+static attune_status add_sums(run *r, const attune__opencl_kernel *kernel)
+{
+    for (uint32_t i = 0; i < r->sum_count; i++)
+        ATTUNE__TRY(add_pass(
+            r, &(pass){
+                   .kernel = kernel,
+                   .sums = &r->sums[i],
+                   .to = r->sums_to[i],
+                   .workgroups = (r->sums[i].count + ATTUNE_OPENCL_SUMS_ELEMENTS - 1) / ATTUNE_OPENCL_SUMS_ELEMENTS,
+                   .flops = ATTUNE_OPENCL_SUMS_ELEMENTS * 256,
+                   .what = "elements of captures",
+               }));
+    return ATTUNE_OK;
+}
+
+static attune_status add_passes(run *r)
+{
+    const attune__forward *call = &r->call->forward;
+    const attune__opencl_program *program = r->program;
+    const attune_plan_choice *choice = &program->choice;
+    const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
+    const double d = program->shape.head_dim, dv = program->shape.head_dim_v;
+    const uint32_t all = (1u << 8) - 1; /* the ALIGNED flags */
+    const bool aligned = program->aligned.handle && (r->arguments.flags & all) == all;
+    const attune__partition c = attune__partition_make(&(attune__partition_desc){
+        .batch = call->batch,
+        .heads = call->heads,
+        .kv_heads = call->kv_heads,
+        .q_len = call->q_len,
+        .block_m = choice->block_m2,
+        .mask_q_block = call->mask ? call->mask->q_block : 0,
+    });
+    attune__opencl_arguments_cut(&c, &r->arguments);
+    const uint64_t key_tiles = (uint64_t)((call->kv_len + choice->block_n1 - 1) / choice->block_n1);
+    const double queries = (double)rows / (double)(call->k.size[0] * call->kv_heads);
+    ATTUNE__TRY(add_sums(r, &program->clear_sums));
+    ATTUNE__TRY(add_pass(r, &(pass){
+                                .kernel = &program->delta,
+                                .workgroups = (rows + ATTUNE_OPENCL_DELTA_ROWS - 1) / ATTUNE_OPENCL_DELTA_ROWS,
+                                .flops = ATTUNE_OPENCL_DELTA_ROWS * 16 * dv, /* the time of its loads, as operations */
+                                .what = "rows",
+                            }));
+    ATTUNE__TRY(add_pass(r, &(pass){
+                                .kernel = aligned ? &program->aligned : &program->forward,
+                                .workgroups = (uint64_t)c.items,
+                                .flops = 2.0 * choice->block_m2 * (double)call->kv_len * (2 * d + dv),
+                                .what = "tiles of queries",
+                            }));
+    ATTUNE__TRY(add_pass(r, &(pass){
+                                .kernel = aligned ? &program->keys_aligned : &program->keys,
+                                .workgroups = key_tiles * (uint64_t)(call->k.size[0] * call->kv_heads),
+                                .flops = 2.0 * choice->block_n1 * queries * 2 * (d + dv),
+                                .what = "tiles of keys",
+                            }));
+    return add_sums(r, &program->add_sums);
+}
+
+static void set_arguments(run *r, const pass *p, attune__opencl_setter *setter)
+{
+    const attune__backward *back = r->call;
+    if (p->sums) {
+        set_sums(setter, p->sums, back->forward.workspace, p->to);
+        return;
+    }
+    attune__opencl_set_forward(setter, &r->arguments, &back->forward);
+    attune__opencl_set_memory(setter, back->d_o.buffer);
+    attune__opencl_set_memory(setter, back->d_lse.buffer);
+    attune__opencl_set_memory(setter, back->d_q.buffer);
+    attune__opencl_set_memory(setter, back->d_k.buffer);
+    attune__opencl_set_memory(setter, back->d_v.buffer);
+    attune__opencl_set_captures(setter, &back->forward, r->program->score);
+}
+
+/* Under the program's lock. */
+static void launch_pass(run *r, const pass *p, attune__opencl_call *commands)
+{
+    attune__opencl_device *device = attune__opencl_of(r->program->base.device);
+    const uint64_t most = attune__opencl_launch_most(device, p->workgroups, p->flops);
+    for (uint64_t first = 0; first < p->workgroups; first += most) {
+        const uint64_t count = p->workgroups - first < most ? p->workgroups - first : most;
+        attune__opencl_setter setter = {.device = device, .kernel = p->kernel->handle};
+        *(p->sums ? &p->sums->first : &r->arguments.first) = (uint32_t)first;
+        set_arguments(r, p, &setter);
+        if (commands->status == ATTUNE_OK)
+            commands->status = attune__opencl_check(device, setter.error, "clSetKernelArg");
+        attune__opencl_launch(commands, p->kernel->handle, count, p->kernel->threads);
+    }
+}
+
+attune_status attune__opencl_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
+                                      uint64_t *value)
+{
+    attune__opencl_program *mine = (attune__opencl_program *)(uintptr_t)program;
+    const attune__forward *forward = &call->forward;
+    run r = {.program = mine, .call = call};
+    attune__opencl_call commands;
+    if ((uint64_t)forward->batch * (uint64_t)forward->heads * (uint64_t)forward->q_len > UINT32_MAX)
+        return attune__fail(ATTUNE_UNSUPPORTED, "the call has 2^32 rows or more, device %s takes fewer",
+                            program->device->info.id);
+    describe(&r);
+    ATTUNE__TRY(add_passes(&r));
+    pthread_mutex_lock(&mine->lock);
+    attune__opencl_begin((attune__opencl_queue *)queue, &commands);
+    if (mine->score) {
+        attune_opencl_table table;
+        attune__opencl_table_of_score(forward, mine->score, r.sums_at, &table);
+        attune__opencl_table(&commands, attune__opencl_buffer_of(forward->workspace)->memory,
+                             (uint64_t)r.arguments.score_table, &table, sizeof table);
+    }
+    for (uint32_t i = 0; i < r.pass_count; i++)
+        launch_pass(&r, &r.passes[i], &commands);
+    pthread_mutex_unlock(&mine->lock);
+    return attune__opencl_end(&commands, value, forward->seconds);
+}
