@@ -272,6 +272,11 @@ Test(mask_tensor, vulkan, .timeout = 300)
     check_device("vulkan", 2);
 }
 
+Test(mask_tensor, opencl, .timeout = 300)
+{
+    check_device("opencl", 1);
+}
+
 Test(mask_tensor, cuda, .timeout = 300)
 {
     check_device("cuda", 5);

@@ -14,13 +14,24 @@ static const char *const cuda_kernels[] = {
     NULL, "{\"DETERMINISTIC\": true}", NULL,
     "{\"KERNEL\": \"cuda_sm80\", \"BLOCK_M1\": 16, \"BLOCK_N1\": 16, \"BLOCK_M2\": 16, \"BLOCK_N2\": 16}"};
 
+/* On a driver of the CPU the planner has another kernel. */
+static const char *const opencl_kernels[] = {"{\"KERNEL\": \"opencl_portable\"}", NULL,
+                                             "{\"KERNEL\": \"opencl_portable\"}", NULL};
+
+/* The kernel of a run on a device; NULL = the planner's. */
+static const char *kernel_of(const char *backend, uint64_t number)
+{
+    return !strcmp(backend, "vulkan") ? vulkan_kernels[number % 4]
+           : !strcmp(backend, "cuda") ? cuda_kernels[number % 4]
+                                      : opencl_kernels[number % 4];
+}
+
 /* Backward passes but the CPU's have one dtype: there a mixed case runs without its others. */
 static bool finish(const case_suite *s, uint64_t number, case_job *job)
 {
-    const bool vulkan = !strcmp(s->backend, "vulkan"), cuda = !strcmp(s->backend, "cuda");
-    if (vulkan || cuda) {
+    if (strcmp(s->backend, "cpu") != 0) {
         job->c = case_unmixed(&job->c);
-        job->c.backward_options = vulkan ? vulkan_kernels[number % 4] : cuda_kernels[number % 4];
+        job->c.backward_options = kernel_of(s->backend, number);
     }
     return case_has_gradients(&job->c) && (job->dtype != ATTUNE_F64 || !case_mixed(&job->c));
 }
@@ -73,10 +84,22 @@ static const case_suite gradients_cuda = {.backend = "cuda",
                                           .draw = draw,
                                           .random = 600};
 
+/* A driver of the CPU takes seconds to compile the two kernels of a run. */
+static const case_suite gradients_opencl = {.backend = "opencl",
+                                            .gradients = true,
+                                            .dtypes = dtypes,
+                                            .dtype_count = 3,
+                                            .row = make_row,
+                                            .variants = 3,
+                                            .sample = 4,
+                                            .draw = draw,
+                                            .random = 2};
+
 #define ROW(name, ...)                                                                                                 \
     ROW_TEST(gradients_cpu, name)                                                                                      \
     ROW_TEST(gradients_vulkan, name)                                                                                   \
-    ROW_TEST(gradients_cuda, name)
+    ROW_TEST(gradients_cuda, name)                                                                                     \
+    ROW_TEST(gradients_opencl, name)
 #include "cases/table.h"
 #undef ROW
 
@@ -93,6 +116,11 @@ Test(gradients_random, vulkan)
 Test(gradients_random, cuda)
 {
     case_suite_random(&gradients_cuda);
+}
+
+Test(gradients_random, opencl)
+{
+    case_suite_random(&gradients_opencl);
 }
 
 /* Rows past the call's last, which a tile has too and whose scores are NaN, add nothing to captures: each kernel. */
@@ -120,4 +148,9 @@ Test(rows_past, vulkan)
 Test(rows_past, cuda)
 {
     run_rows_past("cuda", ATTUNE_F16, cuda_kernels, 4);
+}
+
+Test(rows_past, opencl)
+{
+    run_rows_past("opencl", ATTUNE_F32, opencl_kernels, 2);
 }

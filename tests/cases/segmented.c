@@ -76,13 +76,16 @@ static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUN
 SUITES(cpu, 4, 4, 4, 0, 600, 120)
 SUITES(vulkan, 3, 1, 2, 8, 4, 4)
 SUITES(cuda, 3, 1, 2, 2 * CASE_COUNT, 300, 300)
+SUITES(opencl, 3, 1, 2, 2, 1, 1)
 
 #define ROW(name, ...)                                                                                                 \
     ROW_TEST(segments_cpu, name)                                                                                       \
     ROW_TEST(segments_vulkan, name)                                                                                    \
     ROW_TEST(segments_cuda, name)                                                                                      \
+    ROW_TEST(segments_opencl, name)                                                                                    \
     ROW_TEST(segments_gradients_cpu, name)                                                                             \
     ROW_TEST(segments_gradients_vulkan, name)                                                                          \
-    ROW_TEST(segments_gradients_cuda, name)
+    ROW_TEST(segments_gradients_cuda, name)                                                                            \
+    ROW_TEST(segments_gradients_opencl, name)
 #include "cases/table.h"
 #undef ROW

@@ -127,7 +127,8 @@ static void run_all(const char *backend, const attune_dtype *dtypes, size_t coun
     attune_device *device = device_or_skip(instance, backend);
     const size_t all = segmented ? SEGMENTED : sizeof names / sizeof names[0];
     /* A driver that compiles on the CPU takes seconds for a workload: a scaled run has a share of them. */
-    const size_t most = each ? all : (size_t)scaled(all);
+    const size_t share = test_sampled() && !strcmp(backend, "opencl") ? 2 : all;
+    const size_t most = each ? all : (size_t)scaled(share);
     for (size_t i = 0; i < all && i < most; i++)
         for (size_t j = 0; j < (each ? count : 1); j++)
             run(instance, device, names[i], dtypes[each ? j : i % count], segmented);
@@ -160,3 +161,4 @@ Test(training, segments_cpu)
 
 BACKEND(vulkan, false)
 BACKEND(cuda, true)
+BACKEND(opencl, false)
