@@ -59,12 +59,12 @@ static bool report(const char *name, const char *device, attune_dtype dtype, con
     return e->pass;
 }
 
-static bool compare_o(const char *name, const char *device, attune_dtype dtype, attune_dtype rule, const array *got,
+static bool compare_o(const char *name, const char *device, attune_dtype dtype, const attention *a, const array *got,
                       const answers *expected)
 {
     reference_error error;
-    reference_compare_o(rule, expected->rows, expected->head_dim_v, got->data, &expected->oracle, &expected->naive,
-                        &error);
+    reference_compare_o(attention_rule_dtype(a), attention_o_dtype(a), expected->rows, expected->head_dim_v, got->data,
+                        &expected->oracle, &expected->naive, &error);
     return report(name, device, dtype, "o", &error);
 }
 
@@ -129,7 +129,7 @@ static int check_problem(attune_instance *instance, attune_device *device, check
     if (!computed) {
         cli_error("%s: %s", name, why.message);
     } else {
-        bool ok = compare_o(name, info.id, dtype, attention_rule_dtype(a), &out, &expected);
+        bool ok = compare_o(name, info.id, dtype, a, &out, &expected);
         ok &= compare(name, info.id, dtype, "lse", rows, &lse, expected.oracle.lse, expected.naive.lse);
         ok &= compare(name, info.id, dtype, "row_max", rows, &row_max, expected.oracle.row_max, expected.naive.row_max);
         /* The file's answer is for its f32 inputs, not for rounded ones. */

@@ -477,7 +477,7 @@ static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, 
         !reference_compute(&s->a, REFERENCE_NAIVE, c->rows, c->count, &c->naive, &why))
         return fail(row, REPORT_FAILED, "reference: %s", why.message);
     reference_error e = {0};
-    reference_compare_o(o->dtype, c->count, dim, c->got, &c->oracle, &c->naive, &e);
+    reference_compare_o(o->dtype, o->dtype, c->count, dim, c->got, &c->oracle, &c->naive, &e);
     if (s->cut.count) {
         const double more = segments_rounding(s->device, &s->a);
         reference_allow(&e, more, more / 8);

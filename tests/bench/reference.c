@@ -84,14 +84,18 @@ Test(reference, the_largest_weight_may_be_rounded)
     reference_error rule, with;
     const double sum = moved * (0.5 + 3 / sqrt(12));
     reference_compare(ATTUNE_BF16, 1, o, o, o + 1, &rule);
-    reference_compare_o(ATTUNE_BF16, 1, 1, o, &exact, &plain, &with);
+    reference_compare_o(ATTUNE_BF16, ATTUNE_BF16, 1, 1, o, &exact, &plain, &with);
     const double own = 1.1 * fabs(o[1] - o[0]);
     cr_assert_float_eq(with.bound_mean, rule.bound_mean - own + hypot(own, sum), 1e-15);
     cr_assert_eq(with.bound_max, rule.bound_max);
+    /* An f32 result adds no rounding of its own: the row is one draw. */
+    reference_error one_draw;
+    reference_compare_o(ATTUNE_BF16, ATTUNE_F32, 1, 1, o, &exact, &plain, &one_draw);
+    cr_assert_float_eq(one_draw.bound_mean, with.bound_mean + 3 * sqrt(2.0 / 3) * fabs(o[1] - o[0]), 1e-15);
     const double inside = o[0] + 0.99 * with.bound_mean, outside = o[0] + 1.01 * with.bound_mean;
-    reference_compare_o(ATTUNE_BF16, 1, 1, &inside, &exact, &plain, &with);
+    reference_compare_o(ATTUNE_BF16, ATTUNE_BF16, 1, 1, &inside, &exact, &plain, &with);
     cr_assert(with.mean > rule.bound_mean && with.mean <= with.bound_mean);
-    reference_compare_o(ATTUNE_BF16, 1, 1, &outside, &exact, &plain, &with);
+    reference_compare_o(ATTUNE_BF16, ATTUNE_BF16, 1, 1, &outside, &exact, &plain, &with);
     cr_assert(!with.pass);
     array_free(&a.q);
     array_free(&a.k);
@@ -100,20 +104,20 @@ Test(reference, the_largest_weight_may_be_rounded)
 
 /* Weights against an earlier maximum, up to 2^8 below the row's, each rounded by `round` before they are summed; rows
  * from nearly equal weights to nearly one. */
-static bool earlier_maximum_passes(uint64_t seed, attune_dtype round)
+static bool earlier_maximum_passes(uint64_t seed, int64_t rows, attune_dtype round)
 {
     enum { ROWS = 96, KEYS = 40, DIM = 16 };
     static double o[2][ROWS * DIM], lse[2][ROWS], row_max[2][ROWS], moved[ROWS * DIM], made[ROWS * DIM];
     failure why;
     random_state r = {seed};
     attention a = {.scale = 1, .o_dtype = ATTUNE_F32};
-    const int64_t q_size[4] = {1, 1, ROWS, DIM}, k_size[4] = {1, 1, KEYS, DIM};
+    const int64_t q_size[4] = {1, 1, rows, DIM}, k_size[4] = {1, 1, KEYS, DIM};
     array weight = {0};
     cr_assert(array_create(&a.q, ATTUNE_F16, 4, q_size, &why) && array_create(&a.k, ATTUNE_F16, 4, k_size, &why) &&
               array_create(&a.v, ATTUNE_F16, 4, k_size, &why) && array_create(&weight, round, 1, &k_size[2], &why));
     array_fill_normal(&a.k, &r, 1);
     array_fill_normal(&a.v, &r, 1);
-    for (int64_t i = 0; i < ROWS; i++) {
+    for (int64_t i = 0; i < rows; i++) {
         const double heat = exp2(5 * random_uniform(&r) - 4);
         for (int64_t k = 0; k < DIM; k++)
             array_set(&a.q, i * DIM + k, heat * random_normal(&r));
@@ -121,7 +125,7 @@ static bool earlier_maximum_passes(uint64_t seed, attune_dtype round)
     const reference_result exact = {o[0], lse[0], row_max[0], moved}, plain = {o[1], lse[1], row_max[1], NULL};
     cr_assert(reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &exact, &why), "%s", why.message);
     cr_assert(reference_compute(&a, REFERENCE_NAIVE, NULL, 0, &plain, &why), "%s", why.message);
-    for (int64_t i = 0; i < ROWS; i++) {
+    for (int64_t i = 0; i < rows; i++) {
         const double above = 8 * log(2) * random_uniform(&r);
         double sum = 0, *row = made + i * DIM;
         memset(row, 0, DIM * sizeof *row);
@@ -138,7 +142,7 @@ static bool earlier_maximum_passes(uint64_t seed, attune_dtype round)
             row[k] /= sum;
     }
     reference_error error;
-    reference_compare_o(ATTUNE_F16, ROWS, DIM, made, &exact, &plain, &error);
+    reference_compare_o(ATTUNE_F16, ATTUNE_F32, rows, DIM, made, &exact, &plain, &error);
     array_free(&a.q);
     array_free(&a.k);
     array_free(&a.v);
@@ -148,9 +152,11 @@ static bool earlier_maximum_passes(uint64_t seed, attune_dtype round)
 
 Test(reference, weights_against_an_earlier_maximum)
 {
-    for (uint64_t seed = 1; seed <= 40; seed++)
-        cr_expect(earlier_maximum_passes(seed, ATTUNE_F16), "seed %d", (int)seed);
-    cr_assert(!earlier_maximum_passes(1, ATTUNE_BF16));
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        cr_expect(earlier_maximum_passes(seed, 96, ATTUNE_F16), "seed %d", (int)seed);
+        cr_expect(earlier_maximum_passes(seed, 6, ATTUNE_F16), "few rows, seed %d", (int)seed);
+        cr_expect(!earlier_maximum_passes(seed, 96, ATTUNE_BF16), "coarse, seed %d", (int)seed);
+    }
 }
 
 /* Sets up `count` values with an oracle, a naive result that is off by half a rounding, and a good result. */

@@ -515,7 +515,8 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     const double more = c->segments ? segments_rounding(device, &a) : 0;
     reference_error error_o = {0};
     if (ok)
-        reference_compare_o(attention_rule_dtype(&a), rows, dv, result[0].o, &result[1], &result[2], &error_o);
+        reference_compare_o(attention_rule_dtype(&a), attention_o_dtype(&a), rows, dv, result[0].o, &result[1],
+                            &result[2], &error_o);
     ok = ok && accept(c, dtype, "o", error_o, rows * dv, result[0].o, result[1].o, result[2].o, more, more / 8, why) &&
          compare(c, dtype, "lse", row_type, rows, result[0].lse, result[1].lse, result[2].lse, why) &&
          (c->segments ||

@@ -793,7 +793,7 @@ static void run_case(attune_instance *instance, attune_device *device, const ser
     const reference_result e = {exact.o, exact.lse, exact.row_max, dtype == ATTUNE_F64 ? NULL : exact.moved},
                            n = {plain.o, plain.lse, plain.row_max, NULL};
     reference_error error;
-    reference_compare_o(attention_rule_dtype(&types), rows, c->dv, got.o, &e, &n, &error);
+    reference_compare_o(attention_rule_dtype(&types), attention_o_dtype(&types), rows, c->dv, got.o, &e, &n, &error);
     check(&s, "o", error, got.o, exact.o);
     const attune_dtype real = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     reference_compare(real, rows, got.lse, exact.lse, plain.lse, &error);

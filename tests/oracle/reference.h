@@ -75,8 +75,9 @@ void reference_compare(attune_dtype dtype, int64_t count, const double *got, con
 /* Widens the bounds, and looks again whether the error is within. */
 void reference_allow(reference_error *error, double more_max, double more_mean);
 
-/* The same as reference_compare for whole rows of o, with what the oracle's `moved` adds to the bounds. */
-void reference_compare_o(attune_dtype dtype, int64_t rows, int64_t columns, const double *got,
+/* The same as reference_compare for whole rows of o, with what the oracle's `moved` adds to the bounds, and, where
+ * o_dtype adds no rounding of its own to that of 16-bit weights, what means of few rows scatter by. */
+void reference_compare_o(attune_dtype dtype, attune_dtype o_dtype, int64_t rows, int64_t columns, const double *got,
                          const reference_result *oracle, const reference_result *naive, reference_error *error);
 
 /*
