@@ -81,8 +81,8 @@ __device__ __forceinline__ void add_gradient(u64 *sums, i64 at, float x)
 }
 
 /* The arguments of the functions of a capture read. raw: the score before its expression. */
-#define READ_OF(q_, kv_, raw)   t.b, t.h, q_, kv_, t.h / (t.a.heads / t.a.kv_heads), t.a.q_len, t.a.kv_len, raw
-#define READ_INDEX(n_, q_, kv_) attune_capture_read_##n_##_at(READ_OF(q_, kv_, 0.0f), t.a.score_symbols)
+#define READ_OF(q_, kv_, raw)        t.b, t.h, q_, kv_, t.h / (t.a.heads / t.a.kv_heads), t.a.q_len, t.a.kv_len, raw
+#define READ_INDEX(n_, q_, kv_, raw) attune_capture_read_##n_##_at(READ_OF(q_, kv_, raw), t.a.score_symbols)
 #define READ_FACTOR(n_, q_, kv_, raw)                                                                                  \
     (NEAR_ZERO ? ATTUNE_CAPTURE_READ_NEAR(n_)(READ_OF(q_, kv_, raw), t.a.score_symbols, t.kv)                          \
                : attune_capture_read_##n_(READ_OF(q_, kv_, raw), t.a.score_symbols))
@@ -217,9 +217,11 @@ template <int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&
             _Pragma("unroll 1") for (int row = 0; row < S_FRAGMENT * 2; row += 8)                                      \
             {                                                                                                          \
                 _Pragma("unroll") for (int i = 0; i < 4; i++)                                                          \
-                    add_gradient(sums, READ_INDEX(n_, t.q + row + i % 2, t.kv + i / 2 * 8),                            \
-                                 READ_GRADIENT(n_, d[i], t.q + row + i % 2, t.kv + i / 2 * 8,                          \
-                                               config::GRADIENTS_USE_SCORE ? s[i] * t.a.scale : 0.0f));                \
+                {                                                                                                      \
+                    float raw = config::GRADIENTS_USE_SCORE ? s[i] * t.a.scale : 0.0f;                                 \
+                    add_gradient(sums, READ_INDEX(n_, t.q + row + i % 2, t.kv + i / 2 * 8, raw),                       \
+                                 READ_GRADIENT(n_, d[i], t.q + row + i % 2, t.kv + i / 2 * 8, raw));                   \
+                }                                                                                                      \
                 rotate_chunks(d);                                                                                      \
                 if (config::GRADIENTS_USE_SCORE)                                                                       \
                     rotate_chunks(s);                                                                                  \
@@ -227,7 +229,7 @@ template <int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&
         }                                                                                                              \
     }
 
-/* s: the products Q K^T; read only if a derivative depends on the score. */
+/* s: the products Q K^T; read only if a derivative or an index depends on the score. */
 template <bool NEAR_ZERO, int S_FRAGMENT>
 __device__ __forceinline__ void add_pair_gradients(float (&d)[S_FRAGMENT], float (&s)[S_FRAGMENT], const pair_origin &t)
 {
@@ -247,19 +249,19 @@ __device__ __forceinline__ void add_pair_gradients(float (&d)[S_FRAGMENT], float
                     if constexpr (IN_SHARED<n_>)                                                                       \
                         head_sum<n_>(memory, key) = head_sum<n_>(memory, key) + x[key];                                \
                     else                                                                                               \
-                        add_gradient(to, READ_INDEX(n_, 0, t.kv + key * 8), x[key]);                                   \
+                        add_gradient(to, READ_INDEX(n_, 0, t.kv + key * 8, 0.0f), x[key]);                             \
                 }                                                                                                      \
             }                                                                                                          \
         } else if constexpr (kind == READ_ROW) {                                                                       \
             reduce_rows<S_FRAGMENT / 2>(x);                                                                            \
             int row = thread_index() % 32 / 4 * (S_FRAGMENT / 16);                                                     \
             _Pragma("unroll") for (int i = 0; i < S_FRAGMENT / 16; i++)                                                \
-                add_gradient(to, READ_INDEX(n_, t.q + (row + i) / 2 * 8 + (row + i) % 2, t.kv), x[i]);                 \
+                add_gradient(to, READ_INDEX(n_, t.q + (row + i) / 2 * 8 + (row + i) % 2, t.kv, 0.0f), x[i]);           \
         } else if constexpr (kind == READ_DIAGONAL) {                                                                  \
             auto share = reduce_diagonals(x);                                                                          \
             int lane = thread_index() % 32, kv = t.kv - lane / 4, q = t.q - lane % 4 * 2 + share.first;                \
             i64 at[share.GROUPS_LEFT];                                                                                 \
-            _Pragma("unroll") for (int i = 0; i < share.GROUPS_LEFT; i++) at[i] = READ_INDEX(n_, q + i * 8, kv);       \
+            _Pragma("unroll") for (int i = 0; i < share.GROUPS_LEFT; i++) at[i] = READ_INDEX(n_, q + i * 8, kv, 0.0f); \
             add_diagonals(to, at, share.x);                                                                            \
         }                                                                                                              \
     }
@@ -276,7 +278,7 @@ __device__ __forceinline__ void add_capture_gradients(capture_sums<S_FRAGMENT> &
         u64 *sums = (u64 *)t.g.symbol_sums[symbol];                                                                    \
         if (sums && has_head_sum<n_>())                                                                                \
             for (int key = 0; key < HEAD_SUM_KEYS<n_>; key++)                                                          \
-                add_gradient(sums, READ_INDEX(n_, 0, t.kv + key * 8), head_sum<n_>(memory, key));                      \
+                add_gradient(sums, READ_INDEX(n_, 0, t.kv + key * 8, 0.0f), head_sum<n_>(memory, key));                \
     }
 
 /* Adds the sums of a head's rows to global memory, after its last tile, and clears them. */

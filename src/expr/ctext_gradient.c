@@ -77,6 +77,8 @@ static int sharing(const attune_expr *expr, const attune__node *read, const bool
         uses = (uint16_t)(uses | expr->nodes[read->arg[i]].uses);
         distance = distance && diagonal[read->arg[i]];
     }
+    if (uses & 1u << ATTUNE__VAR_SCORE)
+        return ATTUNE__READ_PAIR;
     return uses & row && uses & key ? (distance ? ATTUNE__READ_DIAGONAL : ATTUNE__READ_PAIR)
            : uses & row             ? ATTUNE__READ_ROW
            : uses & key             ? ATTUNE__READ_KEY

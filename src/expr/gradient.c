@@ -391,7 +391,7 @@ uint16_t attune__gradient_uses(const attune__gradient *gradient)
     const attune__node *nodes = gradient->expr->nodes;
     uint16_t uses = nodes[gradient->score].uses;
     for (uint32_t i = 0; i < gradient->read_count; i++)
-        uses = (uint16_t)(uses | nodes[gradient->reads[i].factor].uses);
+        uses = (uint16_t)(uses | nodes[gradient->reads[i].factor].uses | nodes[gradient->reads[i].capture].uses);
     return uses;
 }
 

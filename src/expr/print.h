@@ -67,7 +67,7 @@ void attune__ctext_soft_cap(const attune_expr *expr, const char *name, const cha
  *     attune_index attune_capture_read_0_at(the same)                     its element in row-major order, -1 = none:
  *                                                                         attune_at_RANK(capture, indices), of 64 bits
  *     #define ATTUNE_CAPTURE_READS(X) X(0, symbol, sharing) X(1, ...)     sharing: the least of these that holds
- *     #define ATTUNE_CAPTURE_GRADIENTS_USE_SCORE 0 or 1                   whether one of them depends on score
+ *     #define ATTUNE_CAPTURE_GRADIENTS_USE_SCORE 0 or 1                   whether a derivative or an index uses score
  */
 #define ATTUNE__READ_ONE      0 /* all pairs of a head read the same element */
 #define ATTUNE__READ_ROW      1 /* all pairs of a row */

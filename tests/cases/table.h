@@ -171,4 +171,5 @@ ROW(head_512,               1, 1, 1, 1, 140, 150, 512,  0, .mask = NULL)
 ROW(head_512_decode,        2, 2, 8, 2,   1, 600, 512,  0, .mask = "kv < used[b]", .score = SOFTCAP)
 ROW(head_256_512,           1, 1, 2, 2,  40,  70, 256, 512, .mask = CAUSAL)
 ROW(head_576_512,           1, 1, 16, 1,  3, 300, 576, 512, .mask = "q + 297 >= kv")
+ROW(score_picks,            1, 1, 2, 2, 100, 100,  32,  0, .score = "score + slope[score > 0.0 ? 0 : 1]")
 /* clang-format on */
