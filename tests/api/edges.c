@@ -73,15 +73,16 @@ Test(edges, devices_and_buffers)
     REFUSED(attune_device_open(instance, "cp", &device), "is invalid");
     REFUSED(attune_device_open(instance, "cpux", &device), "is invalid");
     cr_expect_eq(attune_device_open(instance, "cpu:10", &device), ATTUNE_UNAVAILABLE);
-    cr_expect_eq(attune_device_open(instance, "opencl", &device), ATTUNE_UNAVAILABLE);
-    cr_expect(strstr(attune_last_error(), "no OpenCL backend"), "%s", attune_last_error());
+    cr_expect_eq(attune_device_open(instance, "opencl:99", &device), ATTUNE_UNAVAILABLE);
+    cr_expect(strstr(attune_last_error(), "OpenCL") || strstr(attune_last_error(), "opencl:99"), "%s",
+              attune_last_error());
     OK(attune_device_open(instance, "cpu:000000", &device));
     uint32_t count;
     attune_device_info info = {.struct_size = sizeof info};
     OK(attune_device_count(instance, &count));
     OK(attune_device_describe(instance, count - 1, &info));
     cr_expect(info.backend == ATTUNE_BACKEND_OPENCL && info.limits.backend == ATTUNE_BACKEND_OPENCL);
-    cr_expect_str_eq(info.id, "opencl");
+    cr_expect_eq(strncmp(info.id, "opencl", 6), 0);
     OK(attune_device_describe(instance, 0, &info));
     cr_expect(info.backend == ATTUNE_BACKEND_CPU && info.available);
 
