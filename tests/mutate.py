@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: MIT
 """How strong the suite is: one operator or constant of src/ is changed at a time, in a copy of the tree, and the related
 test programs are run until one fails. Prints the share of mutants that were killed, and each survivor: a survivor is
-either equivalent to the original, or a test is missing. src/vulkan and src/cuda, which need a driver, are left out.
+either equivalent to the original, or a test is missing. src/vulkan, src/cuda and src/opencl, which need a driver, are
+left out.
 
     tests/mutate.py --count 120 --seed 1             random mutants of all of src/
     tests/mutate.py --path src/mask --count 20       of one folder or file
@@ -27,7 +28,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LEFT_OUT = ('src/vulkan/', 'src/cuda/')
+LEFT_OUT = ('src/vulkan/', 'src/cuda/', 'src/opencl/')
 MEMORY = 8 << 30  # of a mutant that allocates without end
 
 # Binary operators have a space on both sides, by clang-format; a pointer's star and a sign have not.
@@ -220,7 +221,7 @@ def main():
     texts = {f: (ROOT / f).read_text() for f in files}  # as the copies are: the tree may change meanwhile
     mutants = list(itertools.chain.from_iterable(mutants_of(f, text) for f, text in texts.items()))
     if not mutants:
-        sys.exit('nothing to change there: src/vulkan and src/cuda are left out')
+        sys.exit('nothing to change there: src/vulkan, src/cuda and src/opencl are left out')
     if args.list:
         for i, mutant in enumerate(mutants):
             print(i, described(mutant, texts))

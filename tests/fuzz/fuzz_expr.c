@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "expr/expr.h"
+#include "expr/ops.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -59,10 +60,11 @@ static void evaluate(const attune_expr *expr, uint32_t state)
     check(attune__ranges_create(&attune__default_allocator, expr, &bindings, &ranges) == ATTUNE_OK);
     int32_t q = (int32_t)(state % 150), kv = (int32_t)(state / 150 % 150), width = (int32_t)(state / 22500 % 20);
     attune__box box = {{{0}}};
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < ATTUNE__VAR_COUNT; i++)
         box.var[i] = (attune__interval){.lo = 1, .hi = 1, .flo = -4, .fhi = 4};
     box.var[ATTUNE__VAR_Q] = (attune__interval){.lo = q, .hi = q + width};
     box.var[ATTUNE__VAR_KV] = (attune__interval){.lo = kv, .hi = kv + width};
+    box.var[ATTUNE__VAR_ROW] = (attune__interval){.lo = 1 + q, .hi = 1 + q + width}; /* b * q_len + q */
     attune__interval bounds = attune__expr_bounds(expr, &bindings, ranges, &box, scratch);
     for (int32_t i = 0; i <= width; i += 3)
         for (int32_t j = 0; j <= width; j += 3) {
