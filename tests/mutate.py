@@ -234,7 +234,7 @@ def main():
     folders = [Folder(args.folder / str(i), args.sanitize) for i in range(args.jobs)]
 
     def programs_of(i):
-        return args.programs.split(',') if args.programs else RELATED[mutants[i][0].split('/')[1]]
+        return args.programs.split(',') if args.programs else RELATED.get(mutants[i][0].split('/')[1], RELATED['api'])
 
     related = {name for i in chosen for name in programs_of(i)}
     unknown = related - set(PROGRAMS)
