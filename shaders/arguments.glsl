@@ -54,6 +54,21 @@ uint row_max_bits(const in float m, const in float l)
     return nan ? 0x7fc00000u : none ? 0xff800000u : floatBitsToUint(m * UNIT);
 }
 
+/* In stage 7, the factor of a row whose O is 0, whatever was accumulated: -0, which nothing computes. */
+const uint ZERO_ROW = 0x80000000u;
+
+/* The sink of a head, a logit in the denominator alone. m becomes the larger of both; O and sums relative to the old m
+ * are multiplied by the first number, and the second is added to the sums. */
+vec2 add_sink(attune_vulkan_arguments args, const in uint h, inout float m)
+{
+    if (all(equal(args.sinks, uvec2(0u))))
+        return vec2(1.0, 0.0);
+    float sink = uintBitsToFloat(Word(address_step(args.sinks, h, args.sinks_h)).value) / UNIT, top = max(m, sink);
+    vec2 result = vec2(exp2((m - top) * TO_LOG2), exp2((sink - top) * TO_LOG2));
+    m = top;
+    return result;
+}
+
 layout(push_constant) uniform Push{ATTUNE_PUSH_LAUNCH} push;
 
 #endif

@@ -36,6 +36,8 @@ ATTUNE_BLOCK(attune_vulkan_arguments)
     ATTUNE_ADDRESS mask_rows;             /* for each row of blocks an attune_vulkan_mask_row */
     ATTUNE_ADDRESS mask_mod, score_mod;   /* the expressions' tables: mods.glsl */
     ATTUNE_ADDRESS partials, partials_ml; /* of splits: O, and row maximum and sum */
+    ATTUNE_ADDRESS sinks;                 /* f32 for each head; 0 = none */
+    ATTUNE_STRIDE sinks_h;                /* bytes */
     ATTUNE_UINT batch, heads, kv_heads, q_len;
     ATTUNE_UINT kv_len, splits;
     ATTUNE_UINT mask_rows_b, mask_rows_h; /* rows of blocks from one batch or head to the next; 0 = broadcast */

@@ -33,11 +33,14 @@ void main()
         l += alpha * part_l;
         o += alpha * part_o;
     }
+    float top = m;
+    vec2 sink = add_sink(args, h, top);
+    float sum = l * sink.x + sink.y;
     uvec2 to = address_step(plane(args.o, b, h), q, args.o.stride_row);
     store4(O_TYPE, address_add(to, column * bytes_of(O_TYPE)), (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u,
-           is_zero(l) ? (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u ? o : vec4(0.0) : o / l);
+           is_zero(sum) ? (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u ? o : vec4(0.0) : o * (sink.x / sum));
     if (column == 0u) {
-        store_row(args.lse, b, h, q, lse_bits(m, l));
+        store_row(args.lse, b, h, q, lse_bits(top, sum));
         store_row(args.row_max, b, h, q, row_max_bits(m, l));
     }
 }

@@ -334,8 +334,14 @@ void store_o()
     barrier();
     begin_store();
     if (has_row && part == 0u) {
-        rows[row] = is_zero(l) ? is_partial_result ? 1.0 : 0.0 : split ? 1.0 : 1.0 / l;
-        store_row_state(row_h, row_q, m, l, m, l);
+        float top = m;
+        vec2 sink = split ? vec2(1.0, 0.0) : add_sink(args, row_h, top);
+        float sum = l * sink.x + sink.y;
+        if (is_zero(sum))
+            rows[row] = is_partial_result ? 1.0 : uintBitsToFloat(ZERO_ROW);
+        else
+            rows[row] = split ? 1.0 : sink.x / sum;
+        store_row_state(row_h, row_q, top, sum, m, l);
     }
     /* Through shared memory, so that the code which narrows and stores exists once, not for each register. */
     [[unroll]] for (uint t = 0u; t < TO; t++) {
@@ -347,7 +353,7 @@ void store_o()
         [[dont_unroll]] for (uint i = tid; i < coord.rows * TX; i += THREADS) {
             uint r = i / TX, column = 4u * (i % TX + TX * t);
             vec4 value = s[r * S_STRIDE + i % TX] * rows[r];
-            if (is_zero(rows[r]))
+            if (floatBitsToUint(rows[r]) == ZERO_ROW)
                 value = vec4(0.0);
             if (column < HEAD_DIM_V)
                 store_columns(row_head(r), row_query(r), column, value);

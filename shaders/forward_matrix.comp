@@ -316,11 +316,16 @@ void main()
         weight += subgroupShuffleXor(weight, step);
     }
     bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
+    float top = m;
+    vec2 sink = split || !has_row ? vec2(1.0, 0.0) : add_sink(args, row_h, top);
+    float sum = l * sink.x + sink.y;
     float to_row_max = exp2((m - row_max) * TO_LOG2); /* partial results are relative to the true maximum */
     wait_subgroup();                                  /* P has been read */
     if (part == 0u)
-        memory[extra_base + warp_row * EXTRA_STRIDE].x = floatBitsToUint(
-            is_zero(l) ? partial ? 1.0 : 0.0 : (split ? to_row_max * l : 1.0) / weight);
+        memory[extra_base + warp_row * EXTRA_STRIDE].x = is_zero(sum)
+                                                             ? partial ? floatBitsToUint(1.0) : ZERO_ROW
+                                                             : floatBitsToUint((split ? to_row_max * l : sink.x) /
+                                                                               (weight * sink.x + sink.y));
     if (has_row && part == 0u) {
         if (split) {
             uint at = ((coord.b * args.heads + row_h) * args.q_len + row_q) * args.splits + coord.split;
@@ -328,7 +333,7 @@ void main()
             OutWord(to).value = floatBitsToUint(row_max);
             OutWord(address_add(to, 4u)).value = floatBitsToUint(l * to_row_max);
         } else {
-            store_row(args.lse, coord.b, row_h, row_q, lse_bits(m, l));
+            store_row(args.lse, coord.b, row_h, row_q, lse_bits(top, sum));
             store_row(args.row_max, coord.b, row_h, row_q, row_max_bits(row_max, l));
         }
     }
@@ -345,7 +350,7 @@ void main()
             uint q = coord.q0 + query_of(at, coord.queries), h = coord.h0 + head_of(at, coord.queries);
             float scale = uintBitsToFloat(memory[extra_base + r * EXTRA_STRIDE].x);
             vec4 value = uintBitsToFloat(memory[s_base + r * S_STRIDE + g]) * scale;
-            if (is_zero(scale))
+            if (floatBitsToUint(scale) == ZERO_ROW)
                 value = vec4(0.0);
             if (at < coord.rows && column < HEAD_DIM_V) {
                 if (split) {

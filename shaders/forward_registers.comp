@@ -404,28 +404,34 @@ void main()
 
     /* 7: store O and LSE, or the partial result of a split, through shared memory so that stores are contiguous */
     bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
-    float scale[ALL_ROWS];
+    float scale[ALL_ROWS], top[ALL_ROWS], sum[ALL_ROWS]; /* top and sum: with the sink */
     [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
         l[i] = sum_across(l[i]);
         weight[i] = sum_across(weight[i]);
         /* Partial results are relative to the true maximum. */
-        float sum = split ? exp2((m[i] - row_max[i]) * TO_LOG2) * l[i] : 1.0;
-        scale[i] = is_zero(l[i]) ? partial ? 1.0 : 0.0 : sum / weight[i];
+        uint row = warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane);
+        vec2 sink = vec2(1.0, 0.0);
+        top[i] = m[i];
+        if (!split && row < coord.rows)
+            sink = add_sink(args, coord.h0 + head_of(row, coord.queries), top[i]);
+        sum[i] = l[i] * sink.x + sink.y;
+        float factor = split ? exp2((m[i] - row_max[i]) * TO_LOG2) * l[i] : sink.x;
+        scale[i] = is_zero(sum[i]) ? partial ? 1.0 : uintBitsToFloat(ZERO_ROW) : factor / (weight[i] * sink.x + sink.y);
     }
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
         [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
             float by = scale[i / O_TILES * ROW_COUNT + row_of(e)];
-            o[i][e] = is_zero(by) ? 0.0 : o[i][e] * by;
+            o[i][e] = floatBitsToUint(by) == ZERO_ROW ? 0.0 : o[i][e] * by;
         }
     barrier();
     if (lane % SPAN == 0u)
         [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
             memory[warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane)] = floatBitsToUint(
-                vec4(m[i], row_max[i], l[i], 0.0));
+                vec4(top[i], row_max[i], sum[i], l[i]));
     barrier();
     [[dont_unroll]] for (uint row = tid; row < coord.rows; row += THREADS) {
         uint q_row = coord.q0 + query_of(row, coord.queries), h = coord.h0 + head_of(row, coord.queries);
-        vec3 of_row = uintBitsToFloat(memory[row].xyz);
+        vec4 of_row = uintBitsToFloat(memory[row]);
         if (split) {
             uint at = ((coord.b * args.heads + h) * args.q_len + q_row) * args.splits + coord.split;
             uvec2 to = address_step(args.partials_ml, at, uvec2(8u, 0u));
@@ -433,7 +439,7 @@ void main()
             OutWord(address_add(to, 4u)).value = floatBitsToUint(of_row.z * exp2((of_row.x - of_row.y) * TO_LOG2));
         } else {
             store_row(args.lse, coord.b, h, q_row, lse_bits(of_row.x, of_row.z));
-            store_row(args.row_max, coord.b, h, q_row, row_max_bits(of_row.y, of_row.z));
+            store_row(args.row_max, coord.b, h, q_row, row_max_bits(of_row.y, of_row.w));
         }
     }
     [[dont_unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK) {

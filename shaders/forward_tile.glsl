@@ -72,17 +72,17 @@ uint partial_index(const in uint h, const in uint q)
 }
 
 /* Stage 7, of a row: LSE and row maximum where the call requests them, or the row maximum and sum of a split. Weights
- * are relative to m, and l is their sum; split_l is the sum relative to row_max. */
+ * are relative to m, and l is their sum, with the sink; row_l is the sum without it, relative to row_max. */
 void store_row_state(const in uint h, const in uint q, const in float m, const in float l, const in float row_max,
-                     const in float split_l)
+                     const in float row_l)
 {
     if (split) {
         uvec2 to = address_step(args.partials_ml, partial_index(h, q), uvec2(8u, 0u));
         OutWord(to).value = floatBitsToUint(row_max);
-        OutWord(address_add(to, 4u)).value = floatBitsToUint(split_l);
+        OutWord(address_add(to, 4u)).value = floatBitsToUint(row_l);
     } else {
         store_row(args.lse, coord.b, h, q, lse_bits(m, l));
-        store_row(args.row_max, coord.b, h, q, row_max_bits(row_max, l));
+        store_row(args.row_max, coord.b, h, q, row_max_bits(row_max, row_l));
     }
 }
 

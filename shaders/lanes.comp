@@ -195,9 +195,13 @@ void store_o()
         float sum = l[r];
         [[unroll]] for (uint step = 1u; step < LANES; step *= 2u)
             sum += subgroupShuffle(sum, lane ^ step);
-        float scale = is_zero(sum) ? is_partial_result ? 1.0 : 0.0 : split ? 1.0 : 1.0 / sum;
+        float top = m[r];
+        vec2 sink = split ? vec2(1.0, 0.0) : add_sink(args, row_h, top);
+        float with_sink = sum * sink.x + sink.y;
+        bool empty = is_zero(with_sink);
+        float scale = split || empty ? 1.0 : sink.x / with_sink;
         if (lane == 0u)
-            store_row_state(row_h, row_q, m[r], sum, m[r], sum);
+            store_row_state(row_h, row_q, top, with_sink, m[r], sum);
         uvec2 part = address_step(args.partials, partial_index(row_h, row_q), uvec2(HEAD_DIM_V * 4u, 0u));
         uvec2 to = address_step(plane(args.o, coord.b, row_h), row_q, args.o.stride_row);
         [[dont_unroll]] for (uint chunk = 0u; chunk < CHUNKS; chunk++) {
@@ -205,7 +209,7 @@ void store_o()
             [[dont_unroll]] for (uint e = 0u; e < ELEMENTS && column < HEAD_DIM_V; e += 2u) {
                 uint at = (chunk * ELEMENTS + e) * BLOCK_M + r;
                 vec2 value = vec2(o[at], o[at + BLOCK_M]);
-                value = is_zero(scale) ? vec2(0.0) : value * scale;
+                value = empty && !is_partial_result ? vec2(0.0) : value * scale;
                 if (split)
                     OutWord64(pack64(address_add(part, (column + e) * 4u))).value = pack64(floatBitsToUint(value));
                 else if (ALIGNED && O_TYPE == F32)

@@ -698,7 +698,7 @@ typedef struct attune_problem {
     uint32_t struct_size;
     attune_direction direction;
     attune_dtype dtype;       /* of q, k, v and o: ATTUNE_F32, F16, BF16, or F64 on the CPU; 0 = ATTUNE_F32 */
-    uint32_t head_dim;        /* of q and k: a multiple of 8 from 8 to 576; above 256 on the CPU only */
+    uint32_t head_dim;        /* of q and k: a multiple of 8 from 8 to 576; above 256: CPU, Vulkan forward */
     uint32_t head_dim_v;      /* of v and o, likewise, to 512; 0 = head_dim */
     int64_t batch;            /* 0 = 1 */
     int64_t kv_batch;         /* batch, or 1: k and v broadcast; 0 = batch */
@@ -732,7 +732,7 @@ typedef struct attune_problem {
      */
     attune_dtype kv_dtype; /* of k and v (and d_k and d_v); 0 = dtype */
     attune_dtype o_dtype;  /* of o (and d_o); 0 = dtype */
-    bool sinks;            /* calls pass sinks (attune_forward_args.sinks); CPU only */
+    bool sinks;            /* calls pass sinks (attune_forward_args.sinks); CPU, and forward on Vulkan */
     /*
      * Serving: calls pass a cache and a batch of sequences (attune_cache, attune_batch) instead of k, v and a mask; CPU
      * only, forward, without segments. tokens is the most rows of q in a call, over all sequences; 0 = no serving.

@@ -34,9 +34,12 @@ static const attune__tile *scalar_tiles(const attune__search *search, uint32_t *
         return scalar_decode;
     case ATTUNE__PASS_BACKWARD:
         return attune__vulkan_backward_tiles(search, count);
-    default:
-        *count = COUNT(scalar_forward);
-        return scalar_forward;
+    default: {
+        /* Wider O than 256 of the largest tile would not stay in registers. */
+        const uint32_t skip = search->shape->head_dim_v > 256;
+        *count = COUNT(scalar_forward) - skip;
+        return scalar_forward + skip;
+    }
     }
 }
 
@@ -121,9 +124,23 @@ uint64_t attune__vulkan_workspace_bytes(const attune__search *search, const attu
     return attune__workspace_parts(search, split) + ATTUNE__VULKAN_ARGUMENTS;
 }
 
+/* Sinks and head dimensions above 256 are of forward and decode. */
+static const char *vulkan_reject_problem(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    if (search->pass != ATTUNE__PASS_BACKWARD)
+        return NULL;
+    if (s->sinks)
+        return "its backward pass has no gradient of sinks (problem.sinks)";
+    return s->head_dim > 256 || s->head_dim_v > 256 ? "the head dimensions of its backward pass are at most 256" : NULL;
+}
+
 const attune__family attune__vulkan_portable = {
     .name = "vulkan_portable",
     .backend = ATTUNE_BACKEND_VULKAN,
+    .sinks = true,
+    .wide_heads = true,
+    .reject_problem = vulkan_reject_problem,
     .dtypes = ALL_DTYPES,
     .mixes = MIXES,
     .options = VULKAN_OPTIONS(0),
@@ -199,6 +216,9 @@ static attune__cost subgroup_cost(const attune__search *search, const attune__ti
 const attune__family attune__vulkan_subgroup = {
     .name = "vulkan_subgroup",
     .backend = ATTUNE_BACKEND_VULKAN,
+    .sinks = true,
+    .wide_heads = true,
+    .reject_problem = vulkan_reject_problem,
     .subgroups = true,
     .dtypes = ALL_DTYPES,
     .mixes = MIXES,
@@ -296,6 +316,9 @@ static attune__cost lanes_cost(const attune__search *search, const attune__tile 
 const attune__family attune__vulkan_lanes = {
     .name = "vulkan_lanes",
     .backend = ATTUNE_BACKEND_VULKAN,
+    .sinks = true,
+    .wide_heads = true,
+    .reject_problem = vulkan_reject_problem,
     .subgroups = true,
     .host = true,
     .dtypes = ALL_DTYPES,
@@ -433,6 +456,7 @@ static const char *coopmat_reject_automatic(const attune__search *search)
 const attune__family attune__vulkan_coopmat = {
     .name = "vulkan_coopmat",
     .backend = ATTUNE_BACKEND_VULKAN,
+    .sinks = true,
     .matrix = ATTUNE_MATRIX_COOPMAT,
     .subgroups = true,
     .dtypes = 1u << ATTUNE_F16,

@@ -53,6 +53,8 @@ void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_a
     a->o = attune__vulkan_tensor_describe(&call->o, o_alignment, ATTUNE_VULKAN_ALIGNED_O, &a->flags);
     a->lse = attune__vulkan_tensor_describe(&call->lse, 1, 0, &a->flags);
     a->row_max = attune__vulkan_tensor_describe(&call->row_max, 1, 0, &a->flags);
+    a->sinks = attune__vulkan_tensor_address(&call->sinks);
+    a->sinks_h = call->sinks.stride[0] * (int64_t)sizeof(float);
     a->batch = (uint32_t)call->batch;
     a->kv_batch = (uint32_t)call->k.size[0];
     a->heads = (uint32_t)call->heads;

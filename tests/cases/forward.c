@@ -25,8 +25,9 @@ static bool draw(const case_suite *s, uint64_t number, case_job *job)
  * runs on the CPU: long cases take the planner's kernel. Q and O of any type, but f16 keys and values. */
 static void take_matrices(attention_case *c)
 {
+    const bool wide = c->head_dim > 256 || c->head_dim_v > 256;
     c->kv_dtype = ATTUNE_F16;
-    if (!c->options && c->kv_len <= 2048 && (!c->mask || (c->q_block % 16 == 0 && c->kv_block % 16 == 0)))
+    if (!c->options && !wide && c->kv_len <= 2048 && (!c->mask || (c->q_block % 16 == 0 && c->kv_block % 16 == 0)))
         c->options = "{\"KERNEL\": \"vulkan_coopmat\"}";
 }
 
@@ -41,6 +42,15 @@ static bool draw_matrix(const case_suite *s, uint64_t number, case_job *job)
 {
     const bool made = draw(s, number, job);
     take_matrices(&job->c);
+    return made;
+}
+
+/* The kernels that share memory, which the planner does not take on a driver of the CPU, with sinks. */
+static bool draw_shared(const case_suite *s, uint64_t number, case_job *job)
+{
+    const bool made = draw(s, number, job);
+    job->c.options = number % 2 ? "{\"KERNEL\": \"vulkan_portable\"}" : "{\"KERNEL\": \"vulkan_subgroup\"}";
+    job->c.sinks = true;
     return made;
 }
 
@@ -63,6 +73,9 @@ static const case_suite forward_vulkan = {.backend = "vulkan",
                                           .sample = 3 * CASE_COUNT,
                                           .draw = draw,
                                           .random = 30};
+
+static const case_suite forward_shared = {
+    .backend = "vulkan", .dtypes = dtypes, .dtype_count = 3, .draw = draw_shared, .random = 4};
 
 static const case_suite forward_matrix = {.backend = "vulkan",
                                           .matrix = ATTUNE_MATRIX_COOPMAT,
@@ -115,6 +128,11 @@ Test(forward_random, cpu_one_thread)
 Test(forward_random, vulkan)
 {
     case_suite_random(&forward_vulkan);
+}
+
+Test(forward_random, vulkan_shared)
+{
+    case_suite_random(&forward_shared);
 }
 
 Test(forward_random, vulkan_matrix)

@@ -17,7 +17,7 @@ static bool chosen(const case_suite *s, uint32_t row, uint32_t variant)
 
 static bool make(const case_row *test, uint32_t variant, case_job *job)
 {
-    return case_supported(&attention_cases[test->row], test->suite->backend) &&
+    return case_supported(&attention_cases[test->row], test->suite->backend, test->suite->gradients) &&
            chosen(test->suite, test->row, variant) && test->suite->row(test->suite, test->row, variant, job);
 }
 
@@ -95,7 +95,7 @@ void case_suite_random(const case_suite *suite)
         case_job job;
         if (!test_part(i) || !suite->draw(suite, i, &job))
             continue;
-        job.c.sinks = job.c.sinks && !strcmp(suite->backend, "cpu");
+        job.c.sinks = job.c.sinks && case_supported(&job.c, suite->backend, suite->gradients);
         run(suite, instance, device, &job);
         ran++;
     }
