@@ -2,6 +2,7 @@
 /* The public header alone, as C99: it must compile, pedantically, with nothing before it. And its version is the
  * project's, PROJECT_VERSION. */
 #include <attune/attune.h>
+#include <attune/distributed.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The public header alone, as C++11.
 #include <attune/attune.h>
+#include <attune/distributed.h>
 
 int main()
 {

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: MIT */
+/* Deals chunks to ranks. All arithmetic is on integers: every rank computes the same. */
+#include "distributed/distributed.h"
+
+#include <string.h>
+
+/* Chunks before rank r, of equal numbers. */
+static int64_t equal_share(const attune__deal *deal, int64_t parts, int64_t part)
+{
+    return deal->count / parts * part + (part < deal->count % parts ? part : deal->count % parts);
+}
+
+void attune__deal_contiguous(attune__deal *deal)
+{
+    for (uint32_t r = 0; r < deal->ranks; r++)
+        for (int64_t i = equal_share(deal, deal->ranks, r); i < equal_share(deal, deal->ranks, (int64_t)r + 1); i++)
+            deal->rank[i] = r;
+}
+
+void attune__deal_zigzag(attune__deal *deal)
+{
+    const int64_t parts = 2 * (int64_t)deal->ranks;
+    for (int64_t p = 0; p < parts; p++)
+        for (int64_t i = equal_share(deal, parts, p); i < equal_share(deal, parts, p + 1); i++)
+            deal->rank[i] = (uint32_t)(p < deal->ranks ? p : parts - 1 - p);
+}
+
+void attune__deal_striped(attune__deal *deal)
+{
+    for (int64_t i = 0; i < deal->count; i++)
+        deal->rank[i] = (uint32_t)(i % deal->ranks);
+}
+
+/* Fills ranks one after another up to a load; false if chunks are left. */
+static bool cut_at(attune__deal *deal, int64_t most, int64_t load)
+{
+    int64_t next = 0;
+    for (uint32_t r = 0; r < deal->ranks; r++) {
+        int64_t sum = 0;
+        for (const int64_t end = next + most; next < deal->count && next < end && deal->work[next] <= load - sum;) {
+            sum += deal->work[next];
+            deal->rank[next++] = r;
+        }
+    }
+    return next == deal->count;
+}
+
+void attune__deal_cut(attune__deal *deal, int64_t most)
+{
+    int64_t low = 0, high = 0;
+    for (int64_t i = 0; i < deal->count; i++)
+        high += deal->work[i];
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (cut_at(deal, most, middle))
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    cut_at(deal, most, high);
+}
+
+/* Lists the chunks of each rank in ascending order, and adds up their work. */
+static void list_chunks(attune__deal *deal)
+{
+    memset(deal->first, 0, ((size_t)deal->ranks + 1) * sizeof *deal->first);
+    memset(deal->load, 0, deal->ranks * sizeof *deal->load);
+    for (int64_t i = 0; i < deal->count; i++) {
+        deal->first[deal->rank[i] + 1]++;
+        deal->load[deal->rank[i]] += deal->work[i];
+    }
+    for (uint32_t r = 0; r < deal->ranks; r++)
+        deal->first[r + 1] += deal->first[r];
+    /* first[r] is the cursor of rank r, and thereby becomes first[r + 1]. */
+    for (int64_t i = 0; i < deal->count; i++)
+        deal->chunks[deal->first[deal->rank[i]]++] = i;
+    memmove(deal->first + 1, deal->first, deal->ranks * sizeof *deal->first);
+    deal->first[0] = 0;
+}
+
+typedef struct swap {
+    int64_t load, distance; /* the larger load of the two ranks afterwards; 0 if within the limit */
+    int64_t *a, *b;
+} swap;
+
+static int64_t distance_of(int64_t a, int64_t b)
+{
+    return a < b ? b - a : a - b;
+}
+
+/* The best swap of a chunk of rank a, whose load is the largest, for one of rank b: of those that leave both within the
+ * limit, the one between the closest chunks; otherwise the one that leaves the smallest load. */
+static void find_swap(const attune__deal *deal, uint32_t a, uint32_t b, int64_t limit, swap *best)
+{
+    for (int64_t *i = deal->chunks + deal->first[a]; i < deal->chunks + deal->first[a + 1]; i++)
+        for (int64_t *j = deal->chunks + deal->first[b]; j < deal->chunks + deal->first[b + 1]; j++) {
+            const int64_t moved = deal->work[*i] - deal->work[*j];
+            const int64_t load_a = deal->load[a] - moved, load_b = deal->load[b] + moved;
+            const int64_t larger = load_a > load_b ? load_a : load_b, load = larger <= limit ? 0 : larger;
+            const int64_t distance = distance_of(*i, *j);
+            if (load < best->load || (load == best->load && distance < best->distance))
+                *best = (swap){load, distance, i, j};
+        }
+}
+
+bool attune__deal_swap(attune__deal *deal)
+{
+    int64_t total = 0;
+    list_chunks(deal);
+    for (uint32_t r = 0; r < deal->ranks; r++)
+        total += deal->load[r];
+    /* Rounded down, without overflow. */
+    const int64_t limit = total / deal->ranks + total / deal->ranks / 50;
+    for (int64_t left = 4 * deal->count; left > 0; left--) {
+        uint32_t a = 0, least = 0;
+        for (uint32_t r = 1; r < deal->ranks; r++) {
+            if (deal->load[r] > deal->load[a])
+                a = r;
+            if (deal->load[r] < deal->load[least])
+                least = r;
+        }
+        if (deal->load[a] <= limit)
+            return true;
+        swap best = {.load = deal->load[a], .distance = -1};
+        find_swap(deal, a, least, limit, &best);
+        for (uint32_t b = 0; b < deal->ranks && !best.a; b++)
+            if (deal->load[b] < deal->load[a])
+                find_swap(deal, a, b, limit, &best);
+        if (!best.a)
+            return false;
+        const uint32_t b = deal->rank[*best.b];
+        const int64_t i = *best.a, j = *best.b;
+        deal->load[a] += deal->work[j] - deal->work[i];
+        deal->load[b] += deal->work[i] - deal->work[j];
+        deal->rank[i] = b;
+        deal->rank[j] = a;
+        *best.a = j;
+        *best.b = i;
+    }
+    return false;
+}
