@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-#define _GNU_SOURCE /* RTLD_NODELETE */
 #include "cuda/compiler.h"
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -11,6 +9,7 @@
 #include "base/alloc.h"
 #include "base/digest.h"
 #include "base/error.h"
+#include "base/library.h"
 #include "base/threads.h"
 #include "cuda/family.h"
 #include "cuda/sources.h"
@@ -45,25 +44,26 @@ static const char *const libraries[] = {"libnvrtc.so.13", "libnvrtc.so.12", "lib
 
 static attune_status compiler_open(compiler *c)
 {
+    char why[256];
     *c = (compiler){0};
     for (size_t i = 0; !c->library && i < sizeof libraries / sizeof libraries[0]; i++)
-        c->library = dlopen(libraries[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+        c->library = attune__library_open(libraries[i], ATTUNE__LIBRARY_KEEP, why, sizeof why);
     if (!c->library)
         return attune__fail(ATTUNE_UNAVAILABLE,
                             "no kernel can be compiled: libnvrtc.so.13 and libnvrtc.so.12 cannot be "
                             "opened: install NVIDIA's NVRTC or add its folder to LD_LIBRARY_PATH");
     void *symbol;
 #define FIND(name, symbol_name, parameters)                                                                            \
-    symbol = dlsym(c->library, #symbol_name);                                                                          \
+    symbol = attune__library_symbol(c->library, #symbol_name);                                                         \
     if (!symbol) {                                                                                                     \
-        dlclose(c->library);                                                                                           \
+        attune__library_close(c->library);                                                                             \
         return attune__fail(ATTUNE_UNAVAILABLE, "NVRTC has no %s: update it", #symbol_name);                           \
     }                                                                                                                  \
     memcpy(&c->name, &symbol, sizeof symbol);
     FUNCTIONS(FIND)
 #undef FIND
     if (c->version(&c->major, &c->minor)) {
-        dlclose(c->library);
+        attune__library_close(c->library);
         return attune__fail(ATTUNE_UNAVAILABLE, "NVRTC does not say which version it is");
     }
     return ATTUNE_OK;
@@ -265,7 +265,7 @@ void attune__cuda_compiler_load(void)
 {
     compiler c;
     if (compiler_open(&c) == ATTUNE_OK)
-        dlclose(c.library);
+        attune__library_close(c.library);
 }
 
 attune_status attune__cuda_compile_all(const attune__host *host, attune__cuda_job *jobs, uint32_t count)
@@ -284,7 +284,7 @@ attune_status attune__cuda_compile_all(const attune__host *host, attune__cuda_jo
         compiler c;
         if (compiler_open(&c) == ATTUNE_OK) {
             status = compile_missing(host, &c, jobs, count);
-            dlclose(c.library);
+            attune__library_close(c.library);
         } else {
             status = fail_without(host, missing);
         }

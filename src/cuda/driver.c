@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-#define _GNU_SOURCE /* RTLD_NODELETE */
 #include "cuda/driver.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "base/library.h"
+
+#define LIBRARY "libcuda.so.1"
 
 const char *attune__cuda_error_name(const attune__cuda_driver *driver, attune__cu_result result)
 {
@@ -16,17 +18,18 @@ const char *attune__cuda_error_name(const attune__cuda_driver *driver, attune__c
 
 bool attune__cuda_driver_open(attune__cuda_driver *driver, char *reason, size_t reason_size)
 {
-    *driver = (attune__cuda_driver){.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)};
+    char why[256];
+    *driver = (attune__cuda_driver){.library = attune__library_open(LIBRARY, ATTUNE__LIBRARY_KEEP, why, sizeof why)};
     if (!driver->library) {
-        snprintf(reason, reason_size, "libcuda.so.1 cannot be opened: install NVIDIA's driver");
+        snprintf(reason, reason_size, "NVIDIA's driver is needed: %s", why);
         return false;
     }
     void *symbol;
     /* ISO C has no cast from data to functions; POSIX promises that the bytes are the same. */
 #define FIND(name, symbol_name, parameters)                                                                            \
-    symbol = dlsym(driver->library, #symbol_name);                                                                     \
+    symbol = attune__library_symbol(driver->library, #symbol_name);                                                    \
     if (!symbol) {                                                                                                     \
-        snprintf(reason, reason_size, "libcuda.so.1 has no %s: update NVIDIA's driver", #symbol_name);                 \
+        snprintf(reason, reason_size, LIBRARY " has no %s: update NVIDIA's driver", #symbol_name);                     \
         goto failed;                                                                                                   \
     }                                                                                                                  \
     memcpy(&driver->name, &symbol, sizeof symbol);
@@ -47,7 +50,6 @@ failed:
 
 void attune__cuda_driver_close(attune__cuda_driver *driver)
 {
-    if (driver->library)
-        dlclose(driver->library);
+    attune__library_close(driver->library);
     driver->library = NULL;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-#define _GNU_SOURCE /* RTLD_NODELETE, RTLD_NOLOAD */
 #include "opencl/driver.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "base/library.h"
 
 #define LIBRARY "libOpenCL.so.1"
 
@@ -36,28 +36,32 @@ const char *attune__opencl_error_name(int32_t error)
 bool attune__opencl_driver_open(attune__opencl_driver *driver, char *reason, size_t reason_size)
 {
     /* Once this process has loaded the drivers, they did not crash. */
-    *driver = (attune__opencl_driver){.library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)};
+    char why[256];
+    *driver =
+        (attune__opencl_driver){.library = attune__library_open(LIBRARY, ATTUNE__LIBRARY_LOADED, why, sizeof why)};
     if (!driver->library) {
-        void *const there = dlopen(LIBRARY, RTLD_LAZY | RTLD_LOCAL);
+        void *const there = attune__library_open(LIBRARY, 0, why, sizeof why);
         if (!there) {
-            snprintf(reason, reason_size,
-                     LIBRARY " cannot be opened: install the OpenCL loader (Debian: ocl-icd-libopencl1) and a driver, "
-                             "NVIDIA's or such as pocl-opencl-icd, mesa-opencl-icd or intel-opencl-icd");
+            snprintf(
+                reason, reason_size,
+                "the OpenCL loader (Debian: ocl-icd-libopencl1) and a driver, NVIDIA's or such as pocl-opencl-icd, "
+                "mesa-opencl-icd or intel-opencl-icd, are needed: %s",
+                why);
             return false;
         }
-        dlclose(there);
+        attune__library_close(there);
         if (!attune__opencl_probe(LIBRARY, reason, reason_size))
             return false;
-        driver->library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+        driver->library = attune__library_open(LIBRARY, ATTUNE__LIBRARY_KEEP, why, sizeof why);
         if (!driver->library) {
-            snprintf(reason, reason_size, LIBRARY " cannot be opened a second time");
+            snprintf(reason, reason_size, "%s", why);
             return false;
         }
     }
     void *symbol;
     /* ISO C has no cast from data to functions; POSIX promises that the bytes are the same. */
 #define FIND(type, name, symbol_name, parameters)                                                                      \
-    symbol = dlsym(driver->library, #symbol_name);                                                                     \
+    symbol = attune__library_symbol(driver->library, #symbol_name);                                                    \
     if (!symbol) {                                                                                                     \
         snprintf(reason, reason_size, LIBRARY " has no %s: it is older than OpenCL 1.2, update it", #symbol_name);     \
         attune__opencl_driver_close(driver);                                                                           \
@@ -71,7 +75,6 @@ bool attune__opencl_driver_open(attune__opencl_driver *driver, char *reason, siz
 
 void attune__opencl_driver_close(attune__opencl_driver *driver)
 {
-    if (driver->library)
-        dlclose(driver->library);
+    attune__library_close(driver->library);
     driver->library = NULL;
 }

@@ -7,7 +7,6 @@
 #include "opencl/driver.h"
 
 #include <dirent.h>
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -17,6 +16,8 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "base/library.h"
 
 #define PATIENCE     20000 /* milliseconds */
 #define VENDORS      "/etc/OpenCL/vendors"
@@ -29,9 +30,10 @@ static void enumerate(const char *library)
     int32_t (*devices)(attune__cl_platform, uint64_t, uint32_t, attune__cl_device *, uint32_t *);
     attune__cl_platform found[32];
     uint32_t count = 0;
-    void *const loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    void *const symbols[2] = {loaded ? dlsym(loaded, "clGetPlatformIDs") : NULL,
-                              loaded ? dlsym(loaded, "clGetDeviceIDs") : NULL};
+    char why[256];
+    void *const loaded = attune__library_open(library, 0, why, sizeof why);
+    void *const symbols[2] = {loaded ? attune__library_symbol(loaded, "clGetPlatformIDs") : NULL,
+                              loaded ? attune__library_symbol(loaded, "clGetDeviceIDs") : NULL};
     if (!symbols[0] || !symbols[1])
         return;
     memcpy(&platforms, &symbols[0], sizeof platforms);

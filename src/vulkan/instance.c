@@ -2,11 +2,16 @@
 /* The loader, opened at run time and by this use of it alone, and an instance. */
 #include "vulkan/vulkan.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/library.h"
+
+#if defined(_WIN32)
+#define VULKAN_LIBRARY "vulkan-1.dll"
+#else
 #define VULKAN_LIBRARY "libvulkan.so.1"
+#endif
 
 /* Newer devices are used as this version; what later versions promote is requested by its extension. */
 #define VERSION VK_API_VERSION_1_3
@@ -15,18 +20,18 @@ PFN_vkGetInstanceProcAddr attune__vulkan_library_open(const char *name, void **l
                                                       size_t reason_size)
 {
     const char *file = name ? name : VULKAN_LIBRARY;
-    *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    char why[256];
+    *library = attune__library_open(file, 0, why, sizeof why);
     if (!*library) {
-        const char *why = dlerror();
-        snprintf(reason, reason_size, "the Vulkan loader cannot be opened: %s", why ? why : file);
+        snprintf(reason, reason_size, "the Vulkan loader cannot be opened: %s", why);
         return NULL;
     }
     PFN_vkGetInstanceProcAddr get;
-    void *symbol = dlsym(*library, "vkGetInstanceProcAddr");
+    void *symbol = attune__library_symbol(*library, "vkGetInstanceProcAddr");
     memcpy(&get, &symbol, sizeof get);
     if (!get) {
         snprintf(reason, reason_size, "%s has no vkGetInstanceProcAddr: it is not a Vulkan loader", file);
-        dlclose(*library);
+        attune__library_close(*library);
         *library = NULL;
     }
     return get;
@@ -106,6 +111,6 @@ void attune__vulkan_instance_destroy(attune__vulkan_instance *instance)
     if (instance->handle && instance->vk.DestroyInstance)
         instance->vk.DestroyInstance(instance->handle, NULL);
     if (instance->library)
-        dlclose(instance->library);
+        attune__library_close(instance->library);
     *instance = (attune__vulkan_instance){0};
 }

@@ -245,7 +245,7 @@ typedef struct attune__vulkan_instance {
 /* False, with the reason, if there is no loader or it makes no instance. */
 bool attune__vulkan_instance_create(const attune__vulkan_hooks *hooks, attune__vulkan_instance *instance, char *reason,
                                     size_t reason_size);
-/* dlopen("libvulkan.so.1"); NULL, with the reason. */
+/* The loader by its name, or another; NULL, with the reason. */
 PFN_vkGetInstanceProcAddr attune__vulkan_library_open(const char *name, void **library, char *reason,
                                                       size_t reason_size);
 void attune__vulkan_instance_destroy(attune__vulkan_instance *instance);
