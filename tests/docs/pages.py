@@ -90,6 +90,7 @@ def install(build, folder):
     pc.write_text(re.sub('^prefix=', f'prefix={folder}', pc.read_text(), flags=re.M))
     program = next(path for path in folder.rglob('bin/attune'))
     return program, dict(os.environ, PATH=f'{program.parent}:{os.environ["PATH"]}', PKG_CONFIG_PATH=str(pc.parent),
+                         CMAKE_PREFIX_PATH=str(program.parent.parent),
                          LD_LIBRARY_PATH=str(next(folder.rglob('libattune.so')).parent), XDG_CACHE_HOME=str(folder / 'cache'))
 
 
