@@ -82,7 +82,8 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
     const cli_option options[] = {
         {.name = "--workload",
          .argument = "NAME,...",
-         .help = "names with commas; all = every workload, and masks (default: all)",
+         .help =
+             "names with commas; all = every workload, and masks; serving = every batch over a cache (default: all)",
          .value = &o->workloads},
         {.name = "--file", .argument = "FILE.json", .help = "workloads from a file", .value = &o->file},
         {.name = "--q-len",

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "bench/workloads/serving.h"
 #include "bench/workloads/workload.h"
 
 #define COMPILE_THREADS 4 /* no plan has more kernels */
@@ -122,12 +123,15 @@ void cli_unknown(const char *what, const char *word, cli_name_fn name_of, const 
 static const char *workload_name(const void *user, uint32_t index)
 {
     (void)user;
-    return workload_get(index)->name;
+    if (index < workload_count())
+        return workload_get(index)->name;
+    return serving_workload_get(index - workload_count())->name;
 }
 
 void cli_unknown_workload(const char *name)
 {
-    cli_unknown("workload", name, workload_name, NULL, workload_count(), "attune bench --list");
+    cli_unknown("workload", name, workload_name, NULL, workload_count() + serving_workload_count(),
+                "attune bench --list");
 }
 
 static const char *option_name(const void *user, uint32_t index)

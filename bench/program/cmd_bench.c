@@ -26,6 +26,7 @@
 #define RUN_SECONDS   50   /* target of the automatic scale */
 #define LEAST_FLOP    1e9  /* a row is not shrunk below this */
 #define LEAST_DECODE  1e10 /* nor a decode step, which is bound by memory, below this */
+#define LEAST_SERVING 2e8  /* nor a layer of serving, whose pattern has several */
 #define CPU_SHARE     0.15 /* of the measured peak, assumed by estimates of time */
 #define GPU_SHARE     0.3
 #define ROW_OVERHEAD  0.7 /* seconds: inputs, references, buffers */
@@ -48,6 +49,8 @@ typedef struct bench_run {
     uint32_t device_count;
     const workload *workloads[WORKLOADS_MAX];
     uint32_t workload_count;
+    const serving_workload *serving[WORKLOADS_MAX];
+    uint32_t serving_count;
     workload *own; /* of --file, or of options such as --q-len */
     uint32_t own_count;
     int64_t *doc_lengths;
@@ -126,6 +129,8 @@ static bool list_workloads(const char *path)
     }
     for (uint32_t i = 0; i < workload_count(); ++i)
         list_workload(workload_get(i));
+    for (uint32_t i = 0; i < serving_workload_count(); ++i)
+        (void)printf("%-20s %s\n", serving_workload_get(i)->name, serving_workload_get(i)->description);
     for (uint32_t i = 0; i < workload_mask_count(); ++i)
         (void)printf("%-20s %s\n", workload_mask_get(i)->name, workload_mask_get(i)->description);
     (void)printf("\nGenerators of captures (for --file):\n");
@@ -142,11 +147,27 @@ static bool add_workload(bench_run *run, const workload *w)
     return true;
 }
 
+static bool add_serving(bench_run *run, const serving_workload *w)
+{
+    if (run->serving_count == WORKLOADS_MAX)
+        return error("more than %d workloads are chosen, the limit", WORKLOADS_MAX);
+    run->serving[run->serving_count++] = w;
+    return true;
+}
+
 static bool add_named(bench_run *run, const char *name)
 {
     const workload *w = workload_find(name);
+    const serving_workload *s = serving_workload_find(name);
     if (w)
         return add_workload(run, w);
+    if (s)
+        return add_serving(run, s);
+    for (uint32_t i = 0; !strcmp(name, "serving") && i < serving_workload_count(); ++i)
+        if (!add_serving(run, serving_workload_get(i)))
+            return false;
+    if (!strcmp(name, "serving"))
+        return true;
     if (strcmp(name, "all") != 0) {
         cli_unknown_workload(name);
         return false;
@@ -174,7 +195,11 @@ static bool choose_workloads(bench_run *run)
     while (cli_next_word(&list, name, sizeof name))
         if (!add_named(run, name))
             return false;
-    return run->workload_count || o->masks || error("--workload is \"%s\", expected names with commas", o->workloads);
+    if (run->serving_count && o->row.pass != ROW_FORWARD)
+        return error("--direction is %s, but workloads over a cache (%s) have a forward pass alone", o->direction,
+                     run->serving[0]->name);
+    return run->workload_count || run->serving_count || o->masks ||
+           error("--workload is \"%s\", expected names with commas", o->workloads);
 }
 
 static attune_status open_device(bench_run *run, const char *id)
@@ -253,7 +278,8 @@ static bool choose_dtypes(bench_run *run)
                 return error("--dtype: %s: expected at most 4 of f32, f16, bf16 and f64", name);
             d->dtypes[d->dtype_count++] = dtype;
         }
-        for (uint32_t t = 0; run->workload_count && !run->options.no_peaks && t < d->dtype_count; ++t) {
+        for (uint32_t t = 0;
+             (run->workload_count || run->serving_count) && !run->options.no_peaks && t < d->dtype_count; ++t) {
             progress_show(&run->progress, 0, 0, "measuring what %s reaches in %s", d->info.id,
                           attune_dtype_string(d->dtypes[t]));
             measure_peak(d, t);
@@ -421,7 +447,8 @@ static void add_context(bench_run *run, int argc, char **argv)
                    : o->row.pass == ROW_STEP   ? "3.5 * "
                                                : "");
     report_context(r, "direction", "%s", o->direction);
-    report_context(r, "bytes", "q, k, v and o, each once");
+    report_context(r, "bytes", "q, k, v and o, each once%s",
+                   run->serving_count ? "; of serving one layer's, with the keys that some row sees" : "");
     if (o->kernel)
         report_context(r, "kernel_options", "%s", o->kernel);
     for (uint32_t i = 0; i < run->device_count; ++i) {
@@ -464,6 +491,24 @@ static void run_attention(bench_run *run)
                 row.share = workload_flop(&w) / workload_flop(full);
                 show_progress(run, w.name, d->info.id, attune_dtype_string(w.dtype));
                 row_attention(run->instance, d->device, &w, &run->options.row, &row);
+                keep_row(run, &row);
+            }
+}
+
+static void run_serving(bench_run *run)
+{
+    for (uint32_t i = 0; i < run->device_count; ++i)
+        for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t)
+            for (uint32_t k = 0; k < run->serving_count && !stopped; ++k) {
+                const bench_device *d = &run->devices[i];
+                const serving_workload *full = run->serving[k];
+                const double flop = serving_flop(full), least = LEAST_SERVING / flop;
+                const serving_workload w = serving_scaled(full, least > d->scale[t] ? least : d->scale[t]);
+                report_row row = {
+                    .share = serving_flop(&w) / flop, .peak_flops = d->flops[t], .peak_bandwidth = d->bandwidth[t]};
+                show_progress(run, w.name, d->info.id, attune_dtype_string(d->dtypes[t]));
+                row_serving(run->instance, d->device, &w, d->dtypes[t], run->options.kv_dtype, run->options.o_dtype,
+                            &run->options.row, &row);
                 keep_row(run, &row);
             }
 }
@@ -538,7 +583,9 @@ static int run_all(bench_run *run, int argc, char **argv)
     choose_scales(run);
     run->out = bench_options_json_alone(o) ? NULL : stdout;
     for (uint32_t i = 0; i < run->device_count; ++i)
-        run->total += run->devices[i].dtype_count * run->workload_count;
+        run->total += run->devices[i].dtype_count * (run->workload_count + run->serving_count);
+    if (run->serving_count && !run->workload_count && !o->masks && !o->peers && run->options.format == REPORT_TABLE)
+        run->options.format = REPORT_SERVING;
     run->total += o->masks ? workload_mask_count() : 0;
     run->total += peer_threads(run, &ignored) ? blas_peer_count() + 1 : 0;
     add_context(run, argc, argv);
@@ -547,6 +594,7 @@ static int run_all(bench_run *run, int argc, char **argv)
     if (run->out)
         report_begin(&run->report, o->format, run->out);
     run_attention(run);
+    run_serving(run);
     run_masks(run);
     run_peers(run);
     (void)sigaction(SIGINT, &before, NULL);

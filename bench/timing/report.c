@@ -90,6 +90,11 @@ double report_bandwidth(const report_row *row)
     return row->time.median > 0 ? row->bytes / row->time.median : 0;
 }
 
+double report_tokens(const report_row *row)
+{
+    return row->time.median > 0 ? (double)row->tokens / row->time.median : 0;
+}
+
 double report_error_ratio(const report_row *row)
 {
     if (!row->checked || row->error <= 0)
@@ -183,6 +188,8 @@ void report_each_number(const report_row *row, report_number_sink sink, void *co
     sink(context, "bytes_per_second", ok ? report_bandwidth(row) : 0);
     sink(context, "share_of_peak_bandwidth",
          ok && row->peak_bandwidth > 0 ? report_bandwidth(row) / row->peak_bandwidth : 0);
+    sink(context, "tokens", (double)row->tokens);
+    sink(context, "tokens_per_second", ok ? report_tokens(row) : 0);
     sink(context, "checked_rows", row->checked ? (double)row->checked_rows : 0);
     sink(context, "max_error", row->error);
     sink(context, "naive_max_error", row->naive_error);

@@ -29,7 +29,7 @@ typedef enum report_status {
 typedef struct report_row {
     char name[256];    /* workload/device/dtype/shape: the key for comparing two runs */
     char workload[64]; /* also "peer: OpenBLAS sgemm", "mask_causal" */
-    char kind[16];     /* "attention", "mask", "peer" */
+    char kind[16];     /* "attention", "serving", "mask", "peer" */
     char device[32], dtype[16], shape[96], plan[96], timer[64];
     report_status status;
     char message[1024];
@@ -39,6 +39,7 @@ typedef struct report_row {
     double density;       /* share of allowed pairs; -1 = none */
     double block_density; /* share of blocks that are not empty; -1 = none */
     int64_t pairs;        /* over batch and heads; -1 = none */
+    int64_t tokens;       /* rows of a serving batch; flop, bytes and time are those of one layer */
     double flop, bytes;   /* of one call */
     double peak_flops, peak_bandwidth;
     bool checked;
@@ -63,8 +64,9 @@ typedef struct report {
     double seconds; /* of the run; 0 = unknown */
 } report;
 
-/* A table is 100 characters wide; a wide one has all columns of Markdown. */
-typedef enum report_format { REPORT_TABLE, REPORT_WIDE, REPORT_MARKDOWN, REPORT_CSV } report_format;
+/* A table is 100 characters wide; a wide one has all columns of Markdown; one of serving, where every row is, has
+ * microseconds and tokens a second in place of milliseconds and FLOP/s. */
+typedef enum report_format { REPORT_TABLE, REPORT_SERVING, REPORT_WIDE, REPORT_MARKDOWN, REPORT_CSV } report_format;
 
 /* Adds to the context. Does nothing without memory: context is not essential. */
 void report_context(report *r, const char *key, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -91,6 +93,7 @@ bool report_write_json(const report *r, FILE *out);
 /* Derived figures: 0 if the row has none. */
 double report_flops(const report_row *row);     /* per second */
 double report_bandwidth(const report_row *row); /* bytes per second */
+double report_tokens(const report_row *row);    /* per second, of one layer */
 /* The largest error over the naive computation's; infinity if only the naive one is 0. */
 double report_error_ratio(const report_row *row);
 /* Disturbances of a row: n p90 is over 10 % above p10, l other processes used over 10 % of the CPUs, c the

@@ -34,8 +34,8 @@ static const char *percent(double part, double whole, char buffer[16])
 
 /* -------------------------------------------------------------------------------------------------- table, Markdown */
 
-/* Columns with their widths in the wide table, and in the table of 100 characters, where 0 omits the column; negative
- * widths are aligned left. */
+/* Columns with their widths in the wide table, in the table of 100 characters and in that of serving, where 0 omits the
+ * column; negative widths are aligned left. */
 typedef enum column {
     WORKLOAD,
     WHERE, /* device and type, in the narrow table */
@@ -44,9 +44,11 @@ typedef enum column {
     SHAPE,
     DENSITY,
     TIME,
+    MICROSECONDS,
     P10,
     P90,
     COUNT,
+    TOKENS,
     FLOPS,
     OF_PEAK,
     BANDWIDTH,
@@ -63,40 +65,44 @@ typedef enum column {
 
 static const struct {
     const char *head;
-    int width, narrow;
+    int width, narrow, serving;
 } columns[COLUMNS] = {
-    [WORKLOAD] = {"workload", -24, -21},
-    [WHERE] = {"device", 0, -12},
-    [DEVICE] = {"device", -9, 0},
-    [DTYPE] = {"type", -5, 0},
-    [SHAPE] = {"shape", -30, -26},
-    [DENSITY] = {"density", 7, 0},
-    [TIME] = {"ms", 8, 7},
-    [P10] = {"p10", 8, 0},
-    [P90] = {"p90", 8, 0},
-    [COUNT] = {"n", 4, 0},
-    [FLOPS] = {"FLOP/s", 7, 6},
-    [OF_PEAK] = {"%peak", 5, 0},
-    [BANDWIDTH] = {"B/s", 6, 5},
-    [OF_COPY] = {"%copy", 5, 0},
-    [ERROR] = {"error", 6, 5},
-    [COLD] = {"cold ms", 7, 0},
-    [WARM] = {"warm ms", 7, 0},
-    [MASK_TIME] = {"mask ms", 7, 0},
-    [MASK_BYTES] = {"mask B", 6, 0},
-    [PLAN] = {"plan", -24, 0},
-    [FLAGS] = {"flag", -4, -4},
+    [WORKLOAD] = {"workload", -24, -21, -16},
+    [WHERE] = {"device", 0, -12, -12},
+    [DEVICE] = {"device", -9, 0, 0},
+    [DTYPE] = {"type", -5, 0, 0},
+    [SHAPE] = {"shape", -30, -26, -31},
+    [DENSITY] = {"density", 7, 0, 0},
+    [TIME] = {"ms", 8, 7, 0},
+    [MICROSECONDS] = {"us", 0, 0, 7},
+    [P10] = {"p10", 8, 0, 0},
+    [P90] = {"p90", 8, 0, 0},
+    [COUNT] = {"n", 4, 0, 0},
+    [TOKENS] = {"tok/s", 6, 0, 6},
+    [FLOPS] = {"FLOP/s", 7, 6, 0},
+    [OF_PEAK] = {"%peak", 5, 0, 0},
+    [BANDWIDTH] = {"B/s", 6, 5, 5},
+    [OF_COPY] = {"%copy", 5, 0, 0},
+    [ERROR] = {"error", 6, 5, 5},
+    [COLD] = {"cold ms", 7, 0, 0},
+    [WARM] = {"warm ms", 7, 0, 0},
+    [MASK_TIME] = {"mask ms", 7, 0, 0},
+    [MASK_BYTES] = {"mask B", 6, 0, 0},
+    [PLAN] = {"plan", -24, 0, 0},
+    [FLAGS] = {"flag", -4, -4, -4},
 };
 
 /* 0: not in this format. */
 static int width_of(size_t index, report_format format)
 {
-    return format == REPORT_TABLE ? columns[index].narrow : columns[index].width;
+    return format == REPORT_TABLE     ? columns[index].narrow
+           : format == REPORT_SERVING ? columns[index].serving
+                                      : columns[index].width;
 }
 
 static bool is_text(report_format format)
 {
-    return format == REPORT_TABLE || format == REPORT_WIDE;
+    return format == REPORT_TABLE || format == REPORT_SERVING || format == REPORT_WIDE;
 }
 
 typedef char cell[48];
@@ -104,7 +110,7 @@ typedef char cell[48];
 static void fill_cells(const report_row *row, const char *cells[COLUMNS], cell buffers[COLUMNS])
 {
     const bool timed = row->time.count > 0 && row->status == REPORT_OK;
-    const bool attention = !strcmp(row->kind, "attention");
+    const bool attention = !strcmp(row->kind, "attention") || !strcmp(row->kind, "serving");
     (void)snprintf(buffers[COUNT], sizeof(cell), "%u", row->time.count);
     (void)snprintf(buffers[WHERE], sizeof(cell), "%s%s%s", row->device, *row->dtype ? " " : "", row->dtype);
     cells[WORKLOAD] = row->workload;
@@ -114,9 +120,11 @@ static void fill_cells(const report_row *row, const char *cells[COLUMNS], cell b
     cells[SHAPE] = row->shape;
     cells[DENSITY] = number(row->density, row->density >= 0, buffers[DENSITY]);
     cells[TIME] = number(1e3 * row->time.median, timed, buffers[TIME]);
+    cells[MICROSECONDS] = number(1e6 * row->time.median, timed, buffers[MICROSECONDS]);
     cells[P10] = number(1e3 * row->time.p10, timed, buffers[P10]);
     cells[P90] = number(1e3 * row->time.p90, timed, buffers[P90]);
     cells[COUNT] = timed ? buffers[COUNT] : "-";
+    cells[TOKENS] = si(timed ? report_tokens(row) : 0, buffers[TOKENS]);
     cells[FLOPS] = si(timed ? report_flops(row) : 0, buffers[FLOPS]);
     cells[OF_PEAK] = percent(timed ? report_flops(row) : 0, row->peak_flops, buffers[OF_PEAK]);
     cells[BANDWIDTH] = si(timed ? report_bandwidth(row) : 0, buffers[BANDWIDTH]);
@@ -194,6 +202,7 @@ void report_begin(const report *r, report_format format, FILE *out)
 {
     switch (format) {
     case REPORT_TABLE:
+    case REPORT_SERVING:
     case REPORT_WIDE:
         write_context(r, "# ", "", out);
         for (size_t i = 0; i < COLUMNS; ++i)
@@ -234,7 +243,8 @@ static void write_text_row(const report_row *row, report_format format, FILE *ou
     for (size_t i = 0; i < COLUMNS; ++i) {
         if (!width_of(i, format))
             continue;
-        if (format == REPORT_TABLE && i == TIME && row->status != REPORT_OK) {
+        if (((format == REPORT_TABLE && i == TIME) || (format == REPORT_SERVING && i == MICROSECONDS)) &&
+            row->status != REPORT_OK) {
             (void)fprintf(out, "  %s", report_status_string(row->status));
             break;
         }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Rows: attention on a device, block masks, and calls of peers. */
-#include "bench/timing/row.h"
+#include "bench/timing/row_parts.h"
 
 #include "tests/oracle/segments.h"
 
@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK_ROWS  64
-#define CHECK_WORK  4000000 /* the limit on pairs that the references evaluate, unless that leaves fewer than 8 rows */
 #define BUFFERS_MAX (10 + 2 * ATTUNE_EXPR_MAX_SYMBOLS)
 
 /* The resources of one attention row. */
@@ -39,9 +37,7 @@ typedef struct bench_setup {
     attune_mask_desc mask_desc;
 } bench_setup;
 
-static bool fail(report_row *row, report_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
-
-static bool fail(report_row *row, report_status status, const char *format, ...)
+bool row_fail(report_row *row, report_status status, const char *format, ...)
 {
     va_list list;
     row->status = status;
@@ -51,11 +47,11 @@ static bool fail(report_row *row, report_status status, const char *format, ...)
     return false;
 }
 
-static bool fail_call(report_row *row, attune_status status, const char *what)
+bool row_fail_call(report_row *row, attune_status status, const char *what)
 {
     bool unsupported = status == ATTUNE_UNSUPPORTED || status == ATTUNE_UNAVAILABLE;
-    return fail(row, unsupported ? REPORT_UNSUPPORTED : REPORT_FAILED, "%s: %s: %s", what, attune_status_string(status),
-                attune_last_error());
+    return row_fail(row, unsupported ? REPORT_UNSUPPORTED : REPORT_FAILED, "%s: %s: %s", what,
+                    attune_status_string(status), attune_last_error());
 }
 
 /* ------------------------------------------------------------------------------------------------------------ setup */
@@ -77,11 +73,11 @@ static bool make_buffer(bench_setup *s, attune_device *device, uint64_t size, co
     attune_buffer *buffer;
     attune_status status = attune_buffer_create(device, size ? size : 1, &buffer);
     if (status != ATTUNE_OK)
-        return fail_call(row, status, "buffer");
+        return row_fail_call(row, status, "buffer");
     s->buffers[s->buffer_count++] = buffer;
     row->device_bytes += size;
     if (data && size && (status = attune_buffer_write(buffer, 0, data, size)) != ATTUNE_OK)
-        return fail_call(row, status, "write");
+        return row_fail_call(row, status, "write");
     return true;
 }
 
@@ -139,17 +135,17 @@ static bool make_masks(const workload *w, bench_setup *s, report_row *row)
     attune_status status = build_masks(s, &s->problem);
     row->mask_seconds = s->a.mask ? measure_clock() - begin : 0;
     if (status != ATTUNE_OK)
-        return fail_call(row, status, "mask");
+        return row_fail_call(row, status, "mask");
     if (!s->a.mask) {
         row->density = row->block_density = 1;
         row->pairs = w->batch * w->heads * w->q_len * w->kv_len;
         return true;
     }
     status = sum_statistics(s, row);
-    return status == ATTUNE_OK || fail_call(row, status, "mask statistics");
+    return status == ATTUNE_OK || row_fail_call(row, status, "mask statistics");
 }
 
-static void describe_plan(const attune_plan *plan, report_row *row)
+void row_describe_plan(const attune_plan *plan, report_row *row)
 {
     attune_plan_choice c = {.struct_size = sizeof c};
     if (attune_plan_choice_get(plan, &c) != ATTUNE_OK)
@@ -188,21 +184,20 @@ static attune_problem describe_problem(const workload *w, const attention *a, bo
                             .lse = lse};
 }
 
-/* Creates a plan twice, with a cold and with a warm cache, and adds the times to the row's. */
-static bool make_plan(attune_device *device, const row_options *options, const attune_problem *problem,
-                      const char *what, attune_plan **plan, report_row *row)
+bool row_plan(attune_device *device, const row_options *options, const attune_problem *problem, const char *what,
+              attune_plan **plan, report_row *row)
 {
     double begin = measure_clock();
     attune_plan *cold = NULL;
     attune_status status = attune_plan_create(device, problem, options->kernel, &cold);
     if (status != ATTUNE_OK)
-        return fail_call(row, status, what);
+        return row_fail_call(row, status, what);
     row->compile_cold += measure_clock() - begin;
     begin = measure_clock();
     status = attune_plan_create(device, problem, options->kernel, plan);
     attune_plan_destroy(cold);
     if (status != ATTUNE_OK)
-        return fail_call(row, status, what);
+        return row_fail_call(row, status, what);
     row->compile_warm += measure_clock() - begin;
     return true;
 }
@@ -211,10 +206,10 @@ static bool make_plan(attune_device *device, const row_options *options, const a
 static bool make_plans(attune_device *device, const row_options *options, bench_setup *s, report_row *row)
 {
     attune_problem problem = s->problem;
-    if (!make_plan(device, options, &problem, "plan", &s->plan, row))
+    if (!row_plan(device, options, &problem, "plan", &s->plan, row))
         return false;
     row->workspace = attune_plan_workspace_size(s->plan);
-    describe_plan(s->plan, row);
+    row_describe_plan(s->plan, row);
     if (options->pass == ROW_FORWARD)
         return true;
     if (options->pass == ROW_BACKWARD)
@@ -222,7 +217,7 @@ static bool make_plans(attune_device *device, const row_options *options, bench_
     problem.direction = ATTUNE_BACKWARD;
     problem.lse = false;
     problem.capture_gradient_elements = attention_capture_elements(&s->a, attention_differentiable(&s->a));
-    if (!make_plan(device, options, &problem, "plan of backward", &s->backward, row))
+    if (!row_plan(device, options, &problem, "plan of backward", &s->backward, row))
         return false;
     describe_backward(s->backward, row);
     return true;
@@ -235,7 +230,7 @@ static bool bind_score(attune_device *device, bench_setup *s, report_row *row)
         attune_symbol symbol;
         attune_status status = attune_expr_symbol_get(s->a.score, i, &symbol);
         if (status != ATTUNE_OK)
-            return fail_call(row, status, "symbol");
+            return row_fail_call(row, status, "symbol");
         for (uint32_t p = 0; p < s->a.parameter_count; ++p)
             if (!strcmp(s->a.parameters[p].name, symbol.name))
                 s->parameters[s->args.parameter_count++] = s->a.parameters[p];
@@ -311,7 +306,7 @@ static bool make_gradients(attune_device *device, uint64_t seed, bench_setup *s,
     failure why = {{0}};
     random_state random = {seed ^ UINT64_C(0x7570)};
     if (!array_create(&s->d_o, f->o.dtype, 4, f->o.size, &why))
-        return fail(row, REPORT_FAILED, "%s", why.message);
+        return row_fail(row, REPORT_FAILED, "%s", why.message);
     array_fill_normal(&s->d_o, &random, 1);
     const attune_dtype rows = f->o.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     attune_backward_args *b = &s->back;
@@ -386,7 +381,7 @@ static bool inner_product(const attune_tensor *x, const array *y, double *sum, d
     failure why = {{0}};
     array a = {0};
     if (!array_create(&a, x->dtype, x->rank, x->size, &why))
-        return fail(row, REPORT_FAILED, "%s", why.message);
+        return row_fail(row, REPORT_FAILED, "%s", why.message);
     const uint64_t bytes = (uint64_t)array_count(&a) * attune_dtype_size(a.dtype);
     const attune_status status = attune_buffer_read(x->buffer, x->offset, a.data, bytes);
     *sum = *size = 0;
@@ -396,7 +391,7 @@ static bool inner_product(const attune_tensor *x, const array *y, double *sum, d
         *size += fabs(product);
     }
     array_free(&a);
-    return status == ATTUNE_OK || fail_call(row, status, "read");
+    return status == ATTUNE_OK || row_fail_call(row, status, "read");
 }
 
 /*
@@ -412,9 +407,9 @@ static bool check_backward(bench_setup *s, report_row *row)
                                         : i == 1 ? s->back.d_k
                                                  : s->back.d_v)
                                            .buffer)) != ATTUNE_OK)
-            return fail_call(row, s->status, "write");
+            return row_fail_call(row, s->status, "write");
     if (!backward(s, &seconds))
-        return fail_call(row, s->status, "backward");
+        return row_fail_call(row, s->status, "backward");
     if (!inner_product(&s->back.d_v, &s->a.v, &sums[0], &sizes[0], row) ||
         !inner_product(&s->back.o, &s->d_o, &sums[1], &sizes[1], row) ||
         !inner_product(&s->back.d_q, &s->a.q, &sums[2], &sizes[2], row) ||
@@ -424,8 +419,8 @@ static bool check_backward(bench_setup *s, report_row *row)
         /* Rounding errors of each product, most of which cancel. */
         const double bound = (sizes[i] + sizes[i + 1]) * reference_epsilon(s->a.q.dtype) * 4;
         if (!(fabs(sums[i] - sums[i + 1]) <= bound))
-            return fail(row, REPORT_WRONG, "%s is %.9g, %s %.9g: expected the same to %.3g",
-                        i ? "<d_q, q>" : "<d_v, v>", sums[i], i ? "<d_k, k>" : "<d_o, o>", sums[i + 1], bound);
+            return row_fail(row, REPORT_WRONG, "%s is %.9g, %s %.9g: expected the same to %.3g",
+                            i ? "<d_q, q>" : "<d_v, v>", sums[i], i ? "<d_k, k>" : "<d_o, o>", sums[i + 1], bound);
     }
     return true;
 }
@@ -439,7 +434,7 @@ typedef struct checked_rows {
     reference_result oracle, naive;
 } checked_rows;
 
-static void free_result(reference_result *r)
+void row_result_free(reference_result *r)
 {
     free(r->o);
     free(r->lse);
@@ -451,11 +446,11 @@ static void free_checked(checked_rows *c)
 {
     free(c->rows);
     free(c->got);
-    free_result(&c->oracle);
-    free_result(&c->naive);
+    row_result_free(&c->oracle);
+    row_result_free(&c->naive);
 }
 
-static bool make_result(reference_result *r, int64_t rows, int64_t dim)
+bool row_result_create(reference_result *r, int64_t rows, int64_t dim)
 {
     r->o = calloc((size_t)(rows * dim), sizeof *r->o);
     r->lse = calloc((size_t)rows, sizeof *r->lse);
@@ -475,7 +470,7 @@ static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, 
     }
     if (!reference_compute(&s->a, REFERENCE_ORACLE, c->rows, c->count, &c->oracle, &why) ||
         !reference_compute(&s->a, REFERENCE_NAIVE, c->rows, c->count, &c->naive, &why))
-        return fail(row, REPORT_FAILED, "reference: %s", why.message);
+        return row_fail(row, REPORT_FAILED, "reference: %s", why.message);
     reference_error e = {0};
     reference_compare_o(o->dtype, o->dtype, c->count, dim, c->got, &c->oracle, &c->naive, &e);
     if (s->cut.count) {
@@ -490,7 +485,7 @@ static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, 
         return true;
     int64_t worst = e.worst >= 0 && e.worst < c->count * dim ? e.worst : 0;
     const reference_row *r = &c->rows[worst / dim];
-    return fail(
+    return row_fail(
         row, REPORT_WRONG,
         "largest error %.3g (limit %.3g, naive %.3g), mean %.3g (limit %.3g), %lld elements with a wrong pattern "
         "of NaN, infinity or zero; worst at b %lld h %lld q %lld d %lld: %.9g, the oracle has %.9g",
@@ -506,11 +501,11 @@ static bool check(bench_setup *s, const row_options *options, report_row *row)
     double seconds;
     attune_status status = fill_with_nan(s->args.o.buffer);
     if (status != ATTUNE_OK)
-        return fail_call(row, status, "write");
+        return row_fail_call(row, status, "write");
     if (!forward(s, &seconds))
-        return fail_call(row, s->status, "forward");
+        return row_fail_call(row, s->status, "forward");
     if (!array_create(&o, s->args.o.dtype, 4, s->args.o.size, &why))
-        return fail(row, REPORT_FAILED, "%s", why.message);
+        return row_fail(row, REPORT_FAILED, "%s", why.message);
     status = attune_buffer_read(s->args.o.buffer, 0, o.data, (uint64_t)array_count(&o) * attune_dtype_size(o.dtype));
     int64_t all = o.size[0] * o.size[1] * o.size[2];
     c.count = CHECK_WORK / s->a.k.size[2];
@@ -518,12 +513,12 @@ static bool check(bench_setup *s, const row_options *options, report_row *row)
     c.count = c.count < all ? c.count : all;
     c.rows = calloc((size_t)c.count, sizeof *c.rows);
     c.got = calloc((size_t)(c.count * o.size[3]), sizeof *c.got);
-    bool good =
-        c.rows && c.got && make_result(&c.oracle, c.count, o.size[3]) && make_result(&c.naive, c.count, o.size[3]);
+    bool good = c.rows && c.got && row_result_create(&c.oracle, c.count, o.size[3]) &&
+                row_result_create(&c.naive, c.count, o.size[3]);
     if (!good)
-        (void)fail(row, REPORT_FAILED, "out of memory for the references");
+        (void)row_fail(row, REPORT_FAILED, "out of memory for the references");
     if (good && status != ATTUNE_OK)
-        good = fail_call(row, status, "read");
+        good = row_fail_call(row, status, "read");
     if (good) {
         /* The first and the last row, and random ones. */
         random_state r = {options->seed ^ UINT64_C(0x636865636b)};
@@ -540,16 +535,16 @@ static bool check(bench_setup *s, const row_options *options, report_row *row)
 
 /* ------------------------------------------------------------------------------------------------------------- rows */
 
-static void finish_row(report_row *row, bool good, const char *what, attune_status status)
+void row_finish(report_row *row, bool good, const char *what, attune_status status)
 {
     if (row->time.count > 0 && good)
         return;
     if (row->time.cut)
-        (void)fail(row, REPORT_STOPPED, "stopped before the first sample");
+        (void)row_fail(row, REPORT_STOPPED, "stopped before the first sample");
     else if (status != ATTUNE_OK)
-        (void)fail_call(row, status, what);
+        (void)row_fail_call(row, status, what);
     else if (row->status == REPORT_OK)
-        (void)fail(row, REPORT_FAILED, "%s: no sample", what);
+        (void)row_fail(row, REPORT_FAILED, "%s: no sample", what);
 }
 
 void row_attention(attune_instance *instance, attune_device *device, const workload *w, const row_options *options,
@@ -585,12 +580,12 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
     row->density = row->block_density = -1;
     row->pairs = -1;
     if (!s) {
-        (void)fail(row, REPORT_FAILED, "out of memory");
+        (void)row_fail(row, REPORT_FAILED, "out of memory");
         return;
     }
     bool good = workload_instantiate(instance, w, options->seed, &s->a, &why);
     if (!good)
-        (void)fail(row, REPORT_FAILED, "%s", why.message);
+        (void)row_fail(row, REPORT_FAILED, "%s", why.message);
     s->instance = instance;
     s->device = device;
     if (cut) {
@@ -612,7 +607,7 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
     if (good) {
         const measure_call calls[] = {forward, backward, step};
         good = measure_run(&options->measure, calls[options->pass], s, &row->time);
-        finish_row(row, good, "call", s->status);
+        row_finish(row, good, "call", s->status);
     }
     release(s);
     free(s);
@@ -661,7 +656,7 @@ void row_mask(attune_instance *instance, const workload *w, const int64_t *lengt
     row->density = row->block_density = -1;
     row->pairs = -1;
     if (!workload_bind(instance, w, options->seed, &a, &why)) {
-        (void)fail(row, REPORT_FAILED, "%s", why.message);
+        (void)row_fail(row, REPORT_FAILED, "%s", why.message);
         return;
     }
     if (lengths && a.capture_count && a.captures[0].array.dtype == ATTUNE_I32)
@@ -680,12 +675,12 @@ void row_mask(attune_instance *instance, const workload *w, const int64_t *lengt
     row->mask_bytes = build.stats.bytes;
     row->density = build.stats.density;
     row->block_density = build.stats.block_density;
-    finish_row(row, good, "mask", build.status);
+    row_finish(row, good, "mask", build.status);
     workload_release(&a);
 }
 
 void row_call(measure_call call, void *context, const char *what, const row_options *options, report_row *row)
 {
     const bool good = measure_run(&options->measure, call, context, &row->time);
-    finish_row(row, good, what, ATTUNE_OK);
+    row_finish(row, good, what, ATTUNE_OK);
 }

@@ -5,6 +5,7 @@
 #define BENCH_TIMING_ROW_H
 
 #include "bench/timing/report.h"
+#include "bench/workloads/serving.h"
 #include "bench/workloads/workload.h"
 
 /* The work of a sample. A training step builds and uploads the mask, and runs forward and backward. */
@@ -23,6 +24,10 @@ typedef struct row_options {
  */
 void row_attention(attune_instance *instance, attune_device *device, const workload *w, const row_options *options,
                    report_row *row);
+/* Measures a batch over a paged cache: the mean of a layer over the model's pattern. `w` is scaled already; kv_dtype
+ * and o_dtype 0 = dtype. Forward alone. */
+void row_serving(attune_instance *instance, attune_device *device, const serving_workload *w, attune_dtype dtype,
+                 attune_dtype kv_dtype, attune_dtype o_dtype, const row_options *options, report_row *row);
 /* Measures the building of a block mask. lengths: of the documents in capture `doc`; NULL = the generator's. */
 void row_mask(attune_instance *instance, const workload *w, const int64_t *lengths, int64_t length_count,
               const row_options *options, report_row *row);

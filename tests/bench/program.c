@@ -535,6 +535,22 @@ Test(program, benches)
     expect("bench --workload causal,decode --scale 0.0001 --dtype f32 --kv-dtype f16 --repetitions 1 --min-time 0 "
            "--no-peers --no-peaks --format csv",
            0, "/f32:f16:f32/");
+    expect("bench --workload serve_gemma3,serve_tree --scale 0.00001 --repetitions 1 --min-time 0 --no-peaks --json "
+           "serving.json",
+           0, "tok/s");
+    root = json_load_file("serving.json", 0, &error);
+    int rates = 0;
+    size_t index;
+    json_t *entry;
+    json_array_foreach(json_object_get(root, "benchmarks"), index, entry)
+    {
+        rates += json_real_value(json_object_get(entry, "tokens_per_second")) > 0 &&
+                 json_real_value(json_object_get(entry, "bytes_per_second")) > 0;
+    }
+    cr_assert_eq(rates, 2, "%s", error.text);
+    json_decref(root);
+    expect("bench --workload serve_tree --direction step", 2, "serve_tree");
+    expect("bench --workload serve_gema3", 2, "did you mean serve_gemma3");
     expect("bench --workload causal --kv-dtype half", 2, "--kv-dtype is \"half\", expected f32, f16, bf16 or f64");
     expect("bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --no-peers --kernel-options "
            "'{\"num_warps\": 4}'",

@@ -150,8 +150,12 @@ static bool row_scores(const attention *a, const shape *s, bool naive, const ref
     row_products(a, s, naive, p, p->score);
     for (int64_t kv = 0; kv < s->kv_len; kv++)
         p->allowed[kv] = 1;
-    return (!a->score || row_evaluate(a, s, naive, row, a->score, p->score, why)) &&
-           (!a->mask || row_evaluate(a, s, naive, row, a->mask, p->allowed, why));
+    if ((a->score && !row_evaluate(a, s, naive, row, a->score, p->score, why)) ||
+        (a->mask && !row_evaluate(a, s, naive, row, a->mask, p->allowed, why)))
+        return false;
+    for (int64_t kv = 0; a->seen && kv < s->kv_len; kv++)
+        p->allowed[kv] = a->seen[row->q * s->kv_len + kv] ? p->allowed[kv] : 0;
+    return true;
 }
 
 /* Softmax and P V of one row. Forbidden pairs take no part: their v may be

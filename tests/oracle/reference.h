@@ -15,6 +15,7 @@ typedef struct attention {
     attune_dtype o_dtype; /* of o; 0 = that of q */
     array sinks;          /* [heads], f32 (f64 with f64); data NULL = none */
     int64_t b0, q0;       /* b and q in expressions are those of a row of these arrays and these */
+    const bool *seen;     /* [q_len, kv_len]: further pairs that are forbidden; NULL = none */
     double scale;
     attune_expr *mask;  /* NULL = none */
     attune_expr *score; /* NULL = none */

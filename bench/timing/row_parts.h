@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/* The parts that rows of every kind have. */
+#ifndef BENCH_TIMING_ROW_PARTS_H
+#define BENCH_TIMING_ROW_PARTS_H
+
+#include "bench/timing/row.h"
+
+#define CHECK_ROWS 64
+#define CHECK_WORK 4000000 /* the limit on pairs that the references evaluate, unless that leaves fewer than 8 rows */
+
+/* Set the row's status and message, and return false. */
+bool row_fail(report_row *row, report_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
+bool row_fail_call(report_row *row, attune_status status, const char *what);
+
+/* Creates a plan twice, with a cold and with a warm cache, and adds the times to the row's. */
+bool row_plan(attune_device *device, const row_options *options, const attune_problem *problem, const char *what,
+              attune_plan **plan, report_row *row);
+void row_describe_plan(const attune_plan *plan, report_row *row);
+
+/* Space for the references of `rows` rows of `dim` columns; release it also after a failure. */
+bool row_result_create(reference_result *r, int64_t rows, int64_t dim);
+void row_result_free(reference_result *r);
+
+/* What ended a measurement that has no time. */
+void row_finish(report_row *row, bool good, const char *what, attune_status status);
+
+#endif
