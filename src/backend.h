@@ -121,6 +121,23 @@ typedef struct attune__forward {
                   v, 0 or NaN */
 } attune__forward;
 
+/* New rows of a cache. */
+typedef struct attune__append {
+    /* The cache is k and v of forward, v.buffer NULL = a part of k; its serving has the factors and, with a batch
+     * (kv_len), the block table and the sequences. Without a batch all q_len rows are there. q.buffer NULL = none. */
+    const attune__forward *forward;
+    attune_tensor k, v;           /* [batch or 1, kv_heads, rows, head_dim]; v.buffer NULL if v is a part of k */
+    attune_tensor q_out;          /* as forward->q */
+    attune_tensor slots;          /* i64 [batch or 1, rows]; buffer NULL = the keys of the batch */
+    attune_tensor positions;      /* i32, likewise; buffer NULL = those of the batch */
+    attune_tensor q_norm, k_norm; /* [columns]; buffer NULL = none */
+    attune_tensor cosine, sine;   /* [positions, columns / 2]; buffer NULL = none */
+    double norm_epsilon;
+    uint32_t rotary_first;           /* the first column that is rotated */
+    bool interleaved;                /* pairs are (2 i, 2 i + 1), not (i, i + columns / 2) */
+    bool k_scale_rows, v_scale_rows; /* each row has its own factor, which is computed and written */
+} attune__append;
+
 typedef struct attune__backward {
     attune__forward forward; /* o and lse are inputs */
     attune_tensor d_o, d_lse, d_q, d_k, d_v;
@@ -205,6 +222,8 @@ struct attune__backend {
     attune_status (*forward)(const attune__program *program, attune_queue *queue, const attune__forward *call,
                              uint64_t *value);
     attune_status (*decode)(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                            uint64_t *value);
+    attune_status (*append)(const attune__program *program, attune_queue *queue, const attune__append *call,
                             uint64_t *value);
     attune_status (*backward)(const attune__program *program, attune_queue *queue, const attune__backward *call,
                               uint64_t *value);

@@ -188,7 +188,7 @@ typedef enum attune_dtype {
     ATTUNE_BF16 = 3,
     ATTUNE_F64 = 4, /* CPU only: computes in float64 */
     ATTUNE_I32 = 5,
-    ATTUNE_I64 = 6,  /* captures only; read as i32 */
+    ATTUNE_I64 = 6,  /* captures, read as i32, and slots of attune_append */
     ATTUNE_U8 = 7,   /* captures only; read as i32 */
     ATTUNE_BOOL = 8, /* captures only; one byte, non-zero is true */
     /* Keys and values of a cache (attune_cache) only, on the CPU: */
@@ -1065,6 +1065,61 @@ typedef struct attune_forward_args {
  */
 ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                                         attune_completion *completion);
+
+/* Arguments of attune_append. Rows are those of attune_forward: [tokens, heads, columns], or [sequences, heads, q_len,
+ * columns] with a batch that has no q_start; `slots` and `positions` are [tokens], or [sequences, q_len]. */
+typedef struct attune_append_args {
+    uint32_t struct_size;
+    attune_tensor k; /* [tokens, kv_heads, head_dim] of the problem's dtype */
+    attune_tensor v; /* [tokens, kv_heads, head_dim_v], likewise; buffer NULL if cache->v.buffer is, and only then */
+    /* Of the plan's types, as in attune_forward; k and v are outputs, and so are k_scale and v_scale of rank 3. Of the
+     * block table only what a batch needs is read. */
+    const attune_cache *cache;
+    /*
+     * Where rows go. slots: i64, page * (keys in a page) + key in the page; a negative slot, and one that is not in the
+     * cache, is not written. Rows with equal slots leave the slot undefined. buffer NULL = those of batch: row i of a
+     * sequence is its key kv_len - q_len + i, in the page that the block table has, if any.
+     */
+    attune_tensor slots;
+    /* As in attune_forward, required without slots; kv_first and tree are not read. Rows outside of its sequences are
+     * neither read nor written. NULL = every row is there. */
+    const attune_batch *batch;
+    /*
+     * The rotation of RoPE: for each position the cosines and sines, [positions, columns / 2], f32 (f64 with f64), of
+     * `columns` columns of k and q, which begin at rotary_first. (x, y) becomes (x cos - y sin, x sin + y cos), where x
+     * and y are columns 2 i and 2 i + 1 if `interleaved`, else i and i + columns / 2. buffer NULL = none. A row whose
+     * position is not in the tables is not written.
+     */
+    attune_tensor cosine, sine;
+    attune_tensor positions; /* i32; buffer NULL = kv_len - q_len + i of batch, which RoPE then requires */
+    uint32_t rotary_first;
+    bool interleaved;
+    /* Before the rotation, each head's first `columns` columns are divided by their root mean square and multiplied by
+     * the weights [columns], f32 or of the problem's dtype (f64 with f64). buffer NULL = not normalised. */
+    attune_tensor k_norm, q_norm;
+    double norm_epsilon; /* added to the mean square */
+    /* Queries, [tokens, heads, head_dim], which are normalised and rotated likewise into q_out, which may be q as the
+     * same view. buffer NULL = none; both or neither. */
+    attune_tensor q, q_out;
+    double *seconds; /* as in forward */
+} attune_append_args;
+
+/*
+ * Writes new keys and values into a cache, before the attune_forward that reads them, with a plan of serving
+ * (problem.tokens): k is normalised, rotated, rounded or quantised, and written, in this order; v is rounded or
+ * quantised, and written.
+ *
+ * F8E4M3, F8E5M2 and I8: value / factor is rounded to the nearest code, ties to even; values past the largest code
+ * become it. Factors of rank 1 are read. Those of rank 3 are computed, the largest magnitude of the row over that of
+ * the codes (448, 57344, 127), and written. NaN stays NaN, but for I8 with factors of rank 1, where it becomes 0. Q8_0
+ * and Q4_0 are the bits of ggml's quantize_row_q8_0_ref and quantize_row_q4_0_ref; a block with a value that is not
+ * finite is NaN. Devices may differ by one code.
+ *
+ * Launches only, as attune_forward. Needs no workspace. The host checks shapes and types; contents of integers are
+ * checked on the device, and nothing out of bounds is written. CPU only; on other devices UNSUPPORTED.
+ */
+ATTUNE_API attune_status attune_append(const attune_plan *plan, attune_queue *queue, const attune_append_args *args,
+                                       attune_completion *completion);
 
 /* Arguments of attune_backward. */
 typedef struct attune_backward_args {

@@ -121,6 +121,12 @@ attune_status attune__forward_resolve(const attune_plan *plan, const attune_forw
 /* Checks k, v and o of a call over a cache, and fills call and serving, except what a dense call has too. */
 attune_status attune__serving_resolve(const attune_plan *plan, const attune_forward_args *args,
                                       attune__forward_call *resolved);
+/* The cache of args->cache and, unless it is NULL, args->batch; call.q, and whether it is packed, are there. */
+attune_status attune__cache_resolve(const attune_plan *plan, const attune_cache *cache, const attune_batch *batch,
+                                    attune__forward_call *resolved);
+/* Checks a tensor of integers in device memory. */
+attune_status attune__integers_check(const attune_plan *plan, const char *name, attune_dtype dtype, uint32_t rank,
+                                     attune_tensor *tensor);
 /* [tokens, heads, ...] becomes [1, heads, tokens, ...]. */
 void attune__unpack(attune_tensor *tensor);
 /* INVALID_ARGUMENT unless tensor->size[dimension] is `wanted`, which is `what`. */

@@ -150,9 +150,15 @@ static attune_status check_keys(const attune_plan *plan, const attune_cache *cac
     return attune__check_size("cache.v", &call->v, 3, "the plan's head_dim_v", s->head_dim_v);
 }
 
+attune_status attune__integers_check(const attune_plan *plan, const char *name, attune_dtype dtype, uint32_t rank,
+                                     attune_tensor *tensor)
+{
+    return attune__tensor_check(tensor, &(attune__tensor_rule){name, plan->device, dtype, rank, false, false});
+}
+
 static attune_status check_integers(const attune_plan *plan, const char *name, uint32_t rank, attune_tensor *tensor)
 {
-    return attune__tensor_check(tensor, &(attune__tensor_rule){name, plan->device, ATTUNE_I32, rank, false, false});
+    return attune__integers_check(plan, name, ATTUNE_I32, rank, tensor);
 }
 
 /* The number of sequences is that of kv_len. */
@@ -245,6 +251,17 @@ static attune_status check_table(const attune_plan *plan, const attune_cache *ca
     return ATTUNE_OK;
 }
 
+attune_status attune__cache_resolve(const attune_plan *plan, const attune_cache *cache, const attune_batch *batch,
+                                    attune__forward_call *resolved)
+{
+    ATTUNE__TRY(check_keys(plan, cache, &resolved->call));
+    ATTUNE__TRY(check_scales(plan, cache, resolved));
+    if (!batch)
+        return ATTUNE_OK;
+    ATTUNE__TRY(check_lengths(plan, batch, resolved));
+    return check_table(plan, cache, resolved);
+}
+
 attune_status attune__serving_resolve(const attune_plan *plan, const attune_forward_args *args,
                                       attune__forward_call *resolved)
 {
@@ -258,10 +275,7 @@ attune_status attune__serving_resolve(const attune_plan *plan, const attune_forw
     resolved->call.serving = &resolved->serving;
     resolved->call.mask = NULL;
     ATTUNE__TRY(check_rows(plan, &resolved->call, resolved->serving.packed));
-    ATTUNE__TRY(check_keys(plan, &cache, &resolved->call));
-    ATTUNE__TRY(check_scales(plan, &cache, resolved));
-    ATTUNE__TRY(check_lengths(plan, &batch, resolved));
-    ATTUNE__TRY(check_table(plan, &cache, resolved));
+    ATTUNE__TRY(attune__cache_resolve(plan, &cache, &batch, resolved));
     ATTUNE__TRY(check_tree(plan, &batch, resolved));
     if (!plan->mask)
         return ATTUNE_OK;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Buffers: host memory, allocated or of the caller. */
+/* Buffers: host memory, allocated or of the caller, and its elements. */
 #include "cpu/cpu.h"
 
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/half.h"
 
 attune_status attune__cpu_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer)
 {
@@ -58,4 +59,36 @@ attune_status attune__cpu_buffer_read(const attune_buffer *buffer, uint64_t offs
 {
     memmove(data, attune__cpu_memory(buffer) + offset, (size_t)size);
     return ATTUNE_OK;
+}
+
+double attune__cpu_load(const char *at, attune_dtype dtype)
+{
+    if (dtype == ATTUNE_F64) {
+        double value;
+        memcpy(&value, at, sizeof value);
+        return value;
+    }
+    if (dtype == ATTUNE_F32) {
+        float value;
+        memcpy(&value, at, sizeof value);
+        return (double)value;
+    }
+    uint16_t half;
+    memcpy(&half, at, sizeof half);
+    return (double)(dtype == ATTUNE_F16 ? attune__f32_from_f16(half) : attune__f32_from_bf16(half));
+}
+
+void attune__cpu_store(char *at, attune_dtype dtype, double value)
+{
+    if (dtype == ATTUNE_F64) {
+        memcpy(at, &value, sizeof value);
+        return;
+    }
+    const float single = (float)value;
+    if (dtype == ATTUNE_F32) {
+        memcpy(at, &single, sizeof single);
+        return;
+    }
+    const uint16_t half = dtype == ATTUNE_F16 ? attune__f16_from_f32(single) : attune__bf16_from_f32(single);
+    memcpy(at, &half, sizeof half);
 }

@@ -42,7 +42,7 @@ static source gather(const attune__cpu_run *run, const attune_tensor *tensor, co
     const bool is_v = tensor == &run->call->v;
     attune__cpu_key key;
     for (int64_t c = 0, count; c < (int64_t)tile->count; c += count) {
-        const bool found = attune__cpu_key_at(run, it->b, tile->kv0 + c, &key);
+        const bool found = attune__cpu_key_at(run->call, it->b, tile->kv0 + c, &key);
         count = key.count < (int64_t)tile->count - c ? key.count : (int64_t)tile->count - c;
         REAL *to = st->stage + (size_t)c * columns;
         if (found)

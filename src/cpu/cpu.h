@@ -6,6 +6,7 @@
  *     buffer.c    host memory                       launch.c          a forward call: items, threads, workspace
  *     program.c   programs                          forward_tmpl.h    a forward item: the seven stages
  *     serving.c   sequences and pages of a cache    cache_tmpl.h      its keys in a tile
+ *     append.c    new rows of a cache
  *     mask.c      masks computed from a tensor      backward*         likewise for the backward pass
  *     merge.c     merging                           block_iterator.h  the tiles of a row of blocks
  *     kernels.h   inner kernels                     kernel_*.c        their implementations
@@ -102,8 +103,12 @@ static inline char *attune__cpu_element(const attune_tensor *tensor, size_t elem
     return attune__cpu_memory(tensor->buffer) + (int64_t)tensor->offset + i * tensor->stride[0] * (int64_t)element;
 }
 
+/* An element of a floating-point type. */
+double attune__cpu_load(const char *at, attune_dtype dtype);
+void attune__cpu_store(char *at, attune_dtype dtype, double value);
+
 /* Serving: sequence b, checked, without rows where q_start is invalid and without keys where kv_len is. */
-attune__cpu_sequence attune__cpu_sequence_at(const attune__cpu_run *run, int64_t b);
+attune__cpu_sequence attune__cpu_sequence_at(const attune__forward *call, int64_t b);
 /* Fills run->schedule and run->items; returns the pairs of a query and a key. */
 double attune__cpu_schedule(attune__cpu_run *run);
 /* The sequence of an item, which becomes its index in the sequence. */
@@ -113,7 +118,7 @@ typedef struct attune__cpu_key {
     int64_t page, row, count;
 } attune__cpu_key;
 /* False if it is in no page; count is set in either case. */
-bool attune__cpu_key_at(const attune__cpu_run *run, int64_t b, int64_t kv, attune__cpu_key *key);
+bool attune__cpu_key_at(const attune__forward *call, int64_t b, int64_t kv, attune__cpu_key *key);
 
 /* The work of a thread (attune__pool_fn; user is an attune__cpu_run): items, then merging rows of splits. */
 void attune__cpu_items_f32(void *run, uint32_t thread);
@@ -143,6 +148,8 @@ void attune__cpu_program_destroy(attune__program *program);
 attune_status attune__cpu_forward(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                   uint64_t *value);
 attune_status attune__cpu_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                 uint64_t *value);
+attune_status attune__cpu_append(const attune__program *program, attune_queue *queue, const attune__append *call,
                                  uint64_t *value);
 attune_status attune__cpu_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
                                    uint64_t *value);

@@ -162,6 +162,7 @@ const attune__backend attune__cpu_backend = {
     .program_destroy = attune__cpu_program_destroy,
     .forward = attune__cpu_forward,
     .decode = attune__cpu_decode,
+    .append = attune__cpu_append,
     .backward = attune__cpu_backward,
     .merger_create = attune__cpu_merger_create,
     .merger_destroy = attune__cpu_merger_destroy,

@@ -70,7 +70,7 @@ static item serving_item_at(const attune__cpu_run *run, int64_t index)
     const attune__forward *call = run->call;
     const int64_t group = call->heads / call->kv_heads, step = (int64_t)run->q_step;
     item it = {.b = attune__cpu_schedule_find(run, &index)};
-    it.sequence = attune__cpu_sequence_at(run, it.b);
+    it.sequence = attune__cpu_sequence_at(call, it.b);
     const int64_t head0 = index % run->head_chunks * (int64_t)run->head_step;
     index /= run->head_chunks;
     it.kv_h = index % call->kv_heads;

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/alloc.h"
-#include "base/half.h"
 #include "cpu/cpu.h"
 
 #define COLUMNS 64 /* of a row, summed at a time */
@@ -20,38 +19,6 @@ typedef struct row_index {
     int64_t b, h, q;
 } row_index;
 
-static double load(const char *at, attune_dtype dtype)
-{
-    if (dtype == ATTUNE_F64) {
-        double value;
-        memcpy(&value, at, sizeof value);
-        return value;
-    }
-    if (dtype == ATTUNE_F32) {
-        float value;
-        memcpy(&value, at, sizeof value);
-        return (double)value;
-    }
-    uint16_t half;
-    memcpy(&half, at, sizeof half);
-    return (double)(dtype == ATTUNE_F16 ? attune__f32_from_f16(half) : attune__f32_from_bf16(half));
-}
-
-static void store(char *at, attune_dtype dtype, double value)
-{
-    if (dtype == ATTUNE_F64) {
-        memcpy(at, &value, sizeof value);
-        return;
-    }
-    const float single = (float)value;
-    if (dtype == ATTUNE_F32) {
-        memcpy(at, &single, sizeof single);
-        return;
-    }
-    const uint16_t half = dtype == ATTUNE_F16 ? attune__f16_from_f32(single) : attune__bf16_from_f32(single);
-    memcpy(at, &half, sizeof half);
-}
-
 static char *row_at(const attune_tensor *tensor, const row_index *p)
 {
     return attune__cpu_at(tensor, attune_dtype_size(tensor->dtype), p->b, p->h, p->q);
@@ -59,7 +26,7 @@ static char *row_at(const attune_tensor *tensor, const row_index *p)
 
 static double load_row(const attune_tensor *tensor, const row_index *p)
 {
-    return load(row_at(tensor, p), tensor->dtype);
+    return attune__cpu_load(row_at(tensor, p), tensor->dtype);
 }
 
 /* Computes the weights of the parts; returns the row's LSE. */
@@ -103,13 +70,13 @@ static void merge_row(const attune__merge *call, const row_index *p)
             const size_t size = attune_dtype_size(part->dtype);
             const char *from = row_at(part, p) + (size_t)c0 * size;
             for (int64_t c = 0; (weights[i] != 0 || call->strict) && c < count; c++)
-                sums[c] += weights[i] * load(from + (size_t)c * size, part->dtype);
+                sums[c] += weights[i] * attune__cpu_load(from + (size_t)c * size, part->dtype);
         }
         for (int64_t c = 0; c < count; c++)
-            store(o + (size_t)(c0 + c) * element, call->o.dtype, empty ? 0 : sums[c]);
+            attune__cpu_store(o + (size_t)(c0 + c) * element, call->o.dtype, empty ? 0 : sums[c]);
     }
     if (call->lse.buffer)
-        store(row_at(&call->lse, p), call->lse.dtype, lse);
+        attune__cpu_store(row_at(&call->lse, p), call->lse.dtype, lse);
 }
 
 static void merge_row_backward(const attune__merge *call, const row_index *p)
@@ -127,14 +94,15 @@ static void merge_row_backward(const attune__merge *call, const row_index *p)
         char *to = part->d_o.buffer ? row_at(&part->d_o, p) : NULL;
         double dot = 0;
         for (int64_t c = 0; c < columns; c++) {
-            const double d = weight != 0 ? load(d_o + (size_t)c * d_o_size, call->d_o.dtype) : 0;
+            const double d = weight != 0 ? attune__cpu_load(d_o + (size_t)c * d_o_size, call->d_o.dtype) : 0;
             if (weight != 0 && part->d_lse.buffer)
-                dot += d * (load(from + (size_t)c * size, part->o.dtype) - load(o + (size_t)c * o_size, call->o.dtype));
+                dot += d * (attune__cpu_load(from + (size_t)c * size, part->o.dtype) -
+                            attune__cpu_load(o + (size_t)c * o_size, call->o.dtype));
             if (to)
-                store(to + (size_t)c * d_size, part->d_o.dtype, weight * d);
+                attune__cpu_store(to + (size_t)c * d_size, part->d_o.dtype, weight * d);
         }
         if (part->d_lse.buffer)
-            store(row_at(&part->d_lse, p), part->d_lse.dtype, weight != 0 ? weight * (dot + d_lse) : 0);
+            attune__cpu_store(row_at(&part->d_lse, p), part->d_lse.dtype, weight != 0 ? weight * (dot + d_lse) : 0);
     }
 }
 

@@ -26,18 +26,17 @@ static int64_t table_row(const attune__serving *serving, int64_t b, int64_t *ent
 }
 
 /* The most keys that a sequence can have. */
-static int64_t capacity(const attune__cpu_run *run, int64_t b)
+static int64_t capacity(const attune__forward *call, int64_t b)
 {
-    const int64_t page = run->call->k.size[2], most = run->call->kv_len;
+    const int64_t page = call->k.size[2], most = call->kv_len;
     int64_t entries = 1;
-    if (run->call->serving->pages.buffer)
-        table_row(run->call->serving, b, &entries);
+    if (call->serving->pages.buffer)
+        table_row(call->serving, b, &entries);
     return entries > most / page ? most : entries * page;
 }
 
-attune__cpu_sequence attune__cpu_sequence_at(const attune__cpu_run *run, int64_t b)
+attune__cpu_sequence attune__cpu_sequence_at(const attune__forward *call, int64_t b)
 {
-    const attune__forward *call = run->call;
     const attune__serving *serving = call->serving;
     attune__cpu_sequence s = {.batch = b, .row = b * call->q_len, .q_len = call->q_len};
     if (serving->packed) {
@@ -50,7 +49,7 @@ attune__cpu_sequence attune__cpu_sequence_at(const attune__cpu_run *run, int64_t
     if (serving->count.buffer && b >= integer_at(&serving->count, 0))
         s.q_len = 0;
     const int64_t kv_len = integer_at(&serving->kv_len, b);
-    s.kv_len = kv_len >= 0 && kv_len <= capacity(run, b) ? kv_len : 0;
+    s.kv_len = kv_len >= 0 && kv_len <= capacity(call, b) ? kv_len : 0;
     s.position = s.kv_len - s.q_len;
     if (serving->kv_first.buffer) {
         const int64_t first = integer_at(&serving->kv_first, b);
@@ -65,7 +64,7 @@ double attune__cpu_schedule(attune__cpu_run *run)
     const int64_t step = (int64_t)run->q_step, planes = run->call->kv_heads * run->head_chunks;
     int64_t items = 0;
     for (int64_t b = 0; b < run->call->batch; b++) {
-        const attune__cpu_sequence s = attune__cpu_sequence_at(run, b);
+        const attune__cpu_sequence s = attune__cpu_sequence_at(run->call, b);
         run->schedule[b] = items;
         items += (s.q_len + step - 1) / step * planes;
         pairs += (double)s.q_len * (double)(s.kv_len - s.kv_first);
@@ -88,10 +87,10 @@ int64_t attune__cpu_schedule_find(const attune__cpu_run *run, int64_t *index)
     return low;
 }
 
-bool attune__cpu_key_at(const attune__cpu_run *run, int64_t b, int64_t kv, attune__cpu_key *key)
+bool attune__cpu_key_at(const attune__forward *call, int64_t b, int64_t kv, attune__cpu_key *key)
 {
-    const attune__serving *serving = run->call->serving;
-    const int64_t page = run->call->k.size[2];
+    const attune__serving *serving = call->serving;
+    const int64_t page = call->k.size[2];
     *key = (attune__cpu_key){.page = b, .row = kv, .count = page - kv};
     if (!serving->pages.buffer)
         return true;
@@ -107,5 +106,5 @@ bool attune__cpu_key_at(const attune__cpu_run *run, int64_t b, int64_t kv, attun
                    (at + kv / page * pages->stride[pages->rank - 1]) * (int64_t)sizeof entry,
                sizeof entry);
     key->page = entry;
-    return entry >= 0 && entry < run->call->k.size[0];
+    return entry >= 0 && entry < call->k.size[0];
 }

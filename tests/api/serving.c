@@ -75,7 +75,7 @@ typedef struct served {
     attune_forward_args args;
     float q[4 * 2 * 16], pool[6 * 2 * 8 * 16], o[4 * 2 * 16], lse[4 * 2];
     int32_t q_start[3], kv_len[2], pages[2 * 3], list[5], list_start[3], tree[4], count[1], kv_first[2];
-    attune_buffer *buffers[16];
+    attune_buffer *buffers[20];
     uint32_t buffer_count;
 } served;
 
@@ -384,5 +384,80 @@ Test(serving, quantised)
     cr_expect_eq(s.o[0], first, "equal factors of keys are that of the tensor");
     s.cache.v.buffer = NULL;
     REFUSED(serve(&s), "v is part of k, but v is f32 and k is i8");
+    served_destroy(&s);
+}
+
+/* What attune_append refuses, and what only the device knows. */
+Test(serving, append)
+{
+    static served s;
+    static float rows[4 * 16], tables[2 * 24 * 8];
+    static int64_t slots[4] = {0, -1, 17, 48};
+    static int32_t positions[4] = {0, 23, 24, -1};
+    served_create(&s);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        rows[i] = sinf((float)i * 1.3f);
+    attune_append_args args = {.struct_size = sizeof args,
+                               .k = wrap(&s, rows, sizeof rows, ATTUNE_F32, 3, 4, 1, 16, 0),
+                               .cache = &s.cache,
+                               .batch = &s.batch};
+    args.v = args.k;
+    const attune_tensor k = args.k, slot = wrap(&s, slots, sizeof slots, ATTUNE_I64, 1, 4, 0, 0, 0),
+                        cosine = wrap(&s, tables, sizeof tables, ATTUNE_F32, 2, 24, 8, 0, 0),
+                        position = wrap(&s, positions, sizeof positions, ATTUNE_I32, 1, 4, 0, 0, 0);
+    attune_queue *queue = attune_device_queue(s.device);
+    OK(attune_append(s.plan, queue, &args, NULL));
+#define BAD(change, restore, words)                                                                                    \
+    do {                                                                                                               \
+        change;                                                                                                        \
+        REFUSED(attune_append(s.plan, queue, &args, NULL), words);                                                     \
+        restore;                                                                                                       \
+    } while (0)
+    BAD(args.cache = NULL, args.cache = &s.cache, "args.cache is NULL");
+    BAD(args.batch = NULL, args.batch = &s.batch, "slots.buffer and batch are NULL");
+    BAD(args.k.size[2] = 8, args.k = k, "k.size[2] is 8, expected the plan's head_dim, 16");
+    BAD(args.k.dtype = ATTUNE_F16, args.k = k, "k.dtype is f16");
+    BAD(args.v.size[0] = 3, args.v = k, "v.size[0] is 3");
+    BAD(args.v.buffer = NULL, args.v = k, "v.buffer is NULL, but cache.v.buffer is set");
+    BAD(args.q = s.args.q, args.q.buffer = NULL, "q.buffer is set and q_out.buffer is NULL");
+    BAD(args.q_norm = k, args.q_norm.buffer = NULL, "q_norm.rank is 3, expected 1");
+    BAD(args.norm_epsilon = 1e-5, args.norm_epsilon = 0, "args.norm_epsilon is 1e-05, expected");
+    BAD(args.cosine = cosine, args.cosine.buffer = NULL, "sine.buffer is NULL: set cosine and sine, or neither");
+    BAD(args.positions = position, args.positions.buffer = NULL, "args.positions is set without cosine and sine");
+    BAD(args.interleaved = true, args.interleaved = false, "args.interleaved is set without cosine and sine");
+    args.slots = slot;
+    BAD(args.slots.dtype = ATTUNE_I32, args.slots = slot, "slots.dtype is i32");
+    BAD(args.slots.size[0] = 3, args.slots = slot, "slots.size[0] is 3, expected the rows of k, 4");
+    args.cosine = args.sine = cosine;
+    BAD(args.rotary_first = 2, args.rotary_first = 0, "8 pairs of columns from rotary_first 2 on, but head_dim is 16");
+    BAD(args.batch = NULL, args.batch = &s.batch, "a rotation needs positions");
+    BAD(args.sine.size[1] = 4, args.sine = cosine, "sine.size[1] is 4, expected that of cosine, 8");
+    attune_tensor keys = s.cache.k;
+    BAD((s.cache.k.stride[0] = 8 * 16, s.cache.k.stride[2] = 8, s.cache.k.stride[3] = 1), s.cache.k = keys,
+        "cache.k is an output and its stride");
+#undef BAD
+    /* The caller's memory: nothing past the pool or the tables. */
+    args.positions = position;
+    float *const pool = s.pool;
+    static float before[sizeof s.pool / sizeof s.pool[0]];
+    memcpy(before, pool, sizeof before);
+    for (size_t i = 0; i < 24 * 8; i++)
+        tables[i] = 1;
+    attune_tensor sine = cosine;
+    sine.offset = sizeof tables / 2;
+    args.sine = sine;
+    OK(attune_append(s.plan, queue, &args, NULL));
+    for (size_t i = 0; i < sizeof before / sizeof before[0]; i++) {
+        const size_t row = i / 16 % 48; /* rows 1, 2 and 3 have no slot, no position, and neither */
+        cr_assert_eq(pool[i], row == 0 ? rows[i % 16] : before[i], "element %zu", i);
+    }
+    args.batch = NULL;
+    positions[2] = 3;
+    OK(attune_append(s.plan, queue, &args, NULL));
+    cr_expect_eq(memcmp(pool + 17 * 16, rows + 2 * 16, 16 * sizeof *pool), 0);
+    static flow f;
+    OK(flow_create(&f, NULL));
+    REFUSED(attune_append(f.plan, attune_device_queue(f.device), &args, NULL), "set problem.tokens");
+    flow_destroy(&f);
     served_destroy(&s);
 }

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cases/quantised.h"
 #include "support/devices.h"
 #include "tests/oracle/reference.h"
 
@@ -123,33 +124,6 @@ static bool live(const served *s, int64_t b)
 static int64_t pages_of(const served *s, int64_t b)
 {
     return s->c->page ? (s->kv_len[b] + s->c->page - 1) / s->c->page : 1;
-}
-
-static size_t row_bytes(attune_dtype dtype, int64_t columns)
-{
-    return (size_t)columns / attune_dtype_block(dtype) * attune_dtype_size(dtype);
-}
-
-static bool in_blocks(attune_dtype dtype)
-{
-    return attune_dtype_block(dtype) > 1;
-}
-
-static bool has_factors(attune_dtype dtype)
-{
-    return dtype == ATTUNE_F8E4M3 || dtype == ATTUNE_F8E5M2 || dtype == ATTUNE_I8;
-}
-
-/* The value of a code, by the formats' definitions. */
-static double decode_byte(attune_dtype dtype, unsigned code)
-{
-    const int fraction_bits = dtype == ATTUNE_F8E4M3 ? 3 : 2, bias = dtype == ATTUNE_F8E4M3 ? 7 : 15;
-    if (dtype == ATTUNE_I8)
-        return (double)(int8_t)code;
-    const int exponent = (int)(code & 127) >> fraction_bits, fraction = (int)code & ((1 << fraction_bits) - 1);
-    const double magnitude = exponent ? ldexp(fraction + (1 << fraction_bits), exponent - bias - fraction_bits)
-                                      : ldexp(fraction, 1 - bias - fraction_bits);
-    return code & 128 ? -magnitude : magnitude;
 }
 
 /* A code of a small finite value. */
