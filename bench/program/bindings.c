@@ -145,10 +145,10 @@ bool cli_bindings_load(bindings *names, const cli_list *captures, const cli_list
 
 static bool is_language(const char *name, size_t length)
 {
-    static const char *const words[] = {"b",     "h",    "q",   "kv",   "h_kv",  "q_len",  "kv_len",
-                                        "score", "abs",  "min", "max",  "clamp", "floor",  "ceil",
-                                        "exp",   "exp2", "log", "log2", "sqrt",  "rsqrt",  "tanh",
-                                        "sin",   "cos",  "pow", "true", "false", "select", "sigmoid"};
+    static const char *const words[] = {"b",     "h",    "q",     "kv",     "h_kv",   "q_len", "kv_len", "row",
+                                        "score", "abs",  "min",   "max",    "clamp",  "floor", "ceil",   "exp",
+                                        "exp2",  "log",  "log2",  "sqrt",   "rsqrt",  "tanh",  "sin",    "cos",
+                                        "pow",   "true", "false", "select", "sigmoid"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (strlen(words[i]) == length && !strncmp(words[i], name, length))
             return true;
