@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* attune check: compares a device with the float64 oracle, on shrunk workloads, on the workloads of a file, or on a
  * case folder. */
-#include "bench/program/cli.h"
+#include "bench/program/files.h"
 #include "bench/program/progress.h"
 
 #include "tests/oracle/case.h"
@@ -13,6 +13,7 @@
 #include <string.h>
 
 typedef struct check_options {
+    file_options files;
     const char *folder, *file, *device, *dtype, *kv_dtype_text, *o_dtype_text, *kernel_options;
     attune_dtype kv_dtype, o_dtype; /* 0 = that of the run */
     bool gradients;
@@ -186,10 +187,11 @@ static bool compare_all(const char *name, const char *device, attune_dtype rule,
 static bool widen(const attention *a, const array *d_o, attention *wide, array *wide_d_o, failure *why)
 {
     *wide = *a;
-    wide->q = wide->k = wide->v = *wide_d_o = (array){0};
+    wide->q = wide->k = wide->v = wide->sinks = *wide_d_o = (array){0};
     wide->o_dtype = ATTUNE_F64;
     return array_convert(&a->q, ATTUNE_F64, &wide->q, why) && array_convert(&a->k, ATTUNE_F64, &wide->k, why) &&
-           array_convert(&a->v, ATTUNE_F64, &wide->v, why) && array_convert(d_o, ATTUNE_F64, wide_d_o, why);
+           array_convert(&a->v, ATTUNE_F64, &wide->v, why) && array_convert(d_o, ATTUNE_F64, wide_d_o, why) &&
+           (!a->sinks.data || array_convert(&a->sinks, ATTUNE_F64, &wide->sinks, why));
 }
 
 static int check_gradients(attune_instance *instance, attune_device *device, check_options *o, const char *name,
@@ -238,6 +240,7 @@ static int check_gradients(attune_instance *instance, attune_device *device, che
     array_free(&wide.q);
     array_free(&wide.k);
     array_free(&wide.v);
+    array_free(&wide.sinks);
     array_free(&wide_d_o);
     return code;
 }
@@ -333,6 +336,90 @@ static int check_workload(attune_instance *instance, attune_device *device, chec
     return code;
 }
 
+/* A call over a cache: the references are those of each sequence. */
+static int check_serving(attune_instance *instance, attune_device *device, check_options *o, const serving *s)
+{
+    attune_device_info info = {.struct_size = sizeof info};
+    array got[3] = {{0}};
+    failure why;
+    int64_t count = 0;
+    const attune_dtype dtype = s->a.q.dtype, rows_dtype = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    attune_status status = attune_device_info_get(device, &info);
+    show_progress(o, "files", info.id, dtype);
+    if (status == ATTUNE_OK)
+        status = serving_forward(device, s, o->kernel, &got[0], &got[1], &got[2]);
+    progress_clear(&o->progress);
+    if (status != ATTUNE_OK) {
+        cli_error("files on %s: %s", info.id, attune_last_error());
+        return cli_exit_of(status);
+    }
+    int code = EXIT_FAILED;
+    reference_row *rows = serving_all_rows(s, &count);
+    const int64_t width = serving_width(s), each = count * (width + 2);
+    double *memory = calloc((size_t)(3 * each + count * width + 1), sizeof *memory);
+    if (!rows || !memory) {
+        cli_error("out of memory: %lld results", (long long)each);
+    } else {
+        double *const parts[3] = {memory, memory + each, memory + 2 * each};
+        reference_result results[3];
+        for (int i = 0; i < 3; i++)
+            results[i] = (reference_result){parts[i], parts[i] + count * width, parts[i] + count * (width + 1), NULL};
+        results[0].moved = memory + 3 * each;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t at = serving_index(s, &rows[i]);
+            memcpy(results[2].o + i * width, (double *)got[0].data + at * width, (size_t)width * sizeof *memory);
+            results[2].lse[i] = ((double *)got[1].data)[at];
+            results[2].row_max[i] = ((double *)got[2].data)[at];
+        }
+        if (!serving_reference(instance, s, REFERENCE_ORACLE, rows, count, &results[0], &why) ||
+            !serving_reference(instance, s, REFERENCE_NAIVE, rows, count, &results[1], &why)) {
+            cli_error("files: %s", why.message);
+        } else {
+            const array column = {.rank = 1, .size = {count}};
+            array lse = column, row_max = column;
+            lse.data = results[2].lse;
+            row_max.data = results[2].row_max;
+            attention rule = {.k.dtype = s->a.k.dtype, .v.dtype = s->a.v.data ? s->a.v.dtype : s->a.k.dtype};
+            rule.o_dtype = attention_o_dtype(&s->a);
+            reference_error e;
+            reference_compare_o(attention_rule_dtype(&rule), rule.o_dtype, count, width, results[2].o, &results[0],
+                                &results[1], &e);
+            bool ok = report("files", info.id, dtype, "o", &e);
+            ok &= compare("files", info.id, dtype, "lse", rows_dtype, &lse, results[0].lse, results[1].lse);
+            ok &= compare("files", info.id, dtype, "row_max", rows_dtype, &row_max, results[0].row_max,
+                          results[1].row_max);
+            code = ok ? EXIT_GOOD : EXIT_FAILED;
+        }
+    }
+    free(memory);
+    free(rows);
+    for (int i = 0; i < 3; i++)
+        array_free(&got[i]);
+    return code;
+}
+
+static int check_files(attune_instance *instance, attune_device *device, check_options *o, attune_dtype dtype)
+{
+    serving s = {.a.o_dtype = o->o_dtype};
+    bindings *names = calloc(1, sizeof *names);
+    int code = EXIT_USAGE;
+    if (!names)
+        cli_error("out of memory");
+    else if (files_load(instance, &o->files, dtype, o->kv_dtype, names, &s)) {
+        if (!files_serve(&o->files) && !(s.a.scale > 0))
+            s.a.scale = 1 / sqrt((double)s.a.q.size[3]);
+        code = files_serve(&o->files) ? check_serving(instance, device, o, &s)
+                                      : check_problem(instance, device, o, "files", &s.a, NULL);
+        if (code == EXIT_GOOD && o->gradients)
+            code = check_random_gradients(instance, device, o, "files", &s.a);
+    }
+    if (names)
+        bindings_free(names);
+    files_free(&s);
+    free(names);
+    return code;
+}
+
 /* A failure outranks a problem that could not run. */
 static int worst_of(int worst, int code)
 {
@@ -378,7 +465,8 @@ static void print_total(const check_options *o)
 
 int cmd_check(int argc, char **argv)
 {
-    check_options o = {.folder = "",
+    check_options o = {.files = {NULL},
+                       .folder = "",
                        .file = "",
                        .device = "cpu",
                        .dtype = "",
@@ -396,9 +484,10 @@ int cmd_check(int argc, char **argv)
         {"--grad", NULL, "gradients too", NULL, &o.gradients, NULL},
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
         {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &o.packs},
+        FILE_OPTIONS(o.files),
     };
-    cli_result parsed =
-        cli_parse("check [--case DIR] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, NULL);
+    cli_result parsed = cli_parse("check [--case DIR | --q Q.npy --k K.npy --v V.npy] [OPTIONS]", options,
+                                  sizeof options / sizeof options[0], argc, argv, NULL);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     attune_dtype dtypes[3] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
@@ -415,6 +504,19 @@ int cmd_check(int argc, char **argv)
         return EXIT_USAGE;
     if (*o.file && *o.folder) {
         cli_error("--file and --case exclude each other");
+        return EXIT_USAGE;
+    }
+    const bool files = o.files.q != NULL;
+    if (files && (*o.file || *o.folder)) {
+        cli_error("--q and %s exclude each other", *o.file ? "--file" : "--case");
+        return EXIT_USAGE;
+    }
+    if (!files && files_given(&o.files)) {
+        cli_error("--q is missing, with which a call from NPY files begins");
+        return EXIT_USAGE;
+    }
+    if (files_serve(&o.files) && o.gradients) {
+        cli_error("--grad is not for calls over a cache (--kv-len), which have a forward pass alone");
         return EXIT_USAGE;
     }
     failure why;
@@ -435,12 +537,13 @@ int cmd_check(int argc, char **argv)
         status = cli_devices_open(instance, o.device, &devices);
     int worst = cli_exit_of(status);
     o.progress = progress_begin();
-    o.total = devices.count * dtype_count * (*o.folder ? 1 : *o.file ? o.count : workload_count());
+    o.total = devices.count * dtype_count * (*o.folder || files ? 1 : *o.file ? o.count : workload_count());
     for (uint32_t i = 0; i < devices.count; i++)
         for (uint32_t j = 0; j < dtype_count; j++) {
             int code = *o.folder ? check_folder(instance, devices.device[i], &o, dtypes[j])
+                       : files   ? check_files(instance, devices.device[i], &o, dtypes[j])
                                  : check_workloads(instance, devices.device[i], &o, dtypes[j]);
-            if (*o.folder)
+            if (*o.folder || files)
                 o.codes[code]++;
             worst = worst_of(worst, code);
         }

@@ -337,6 +337,96 @@ Test(program, runs_on_files)
     expect("run --q q.npy --k k.npy --v v.npy --device cuda --out o.npy", 3, "cuda");
 }
 
+static void save_integers(const char *path, attune_dtype dtype, uint32_t rank, const int64_t *size,
+                          const int64_t *values)
+{
+    array a;
+    failure why;
+    cr_assert(array_create(&a, dtype, rank, size, &why));
+    for (int64_t i = 0; i < array_count(&a); i++)
+        array_set(&a, i, (double)values[i]);
+    FILE *stream = fopen(path, "wb");
+    cr_assert(stream && npy_write(stream, &a));
+    cr_assert_eq(fclose(stream), 0);
+    array_free(&a);
+}
+
+/* A cache and a batch: what a dense call computes, what the oracle does, and what is wrong with a batch. */
+Test(program, serves_from_files)
+{
+    const int64_t q[4] = {3, 4, 40, 32}, k[4] = {3, 2, 40, 32}, whole[] = {40, 40, 40}, three[1] = {3}, four[1] = {4};
+    save("q.npy", ATTUNE_F32, 4, q, 1);
+    save("k.npy", ATTUNE_F32, 4, k, 2);
+    save("v.npy", ATTUNE_F32, 4, k, 3);
+    save("sinks.npy", ATTUNE_F32, 1, four, 4);
+    save_integers("whole.npy", ATTUNE_I64, 1, three, whole);
+#define DENSE " --q q.npy --k k.npy --v v.npy --mask 'q >= kv' --sinks sinks.npy "
+    expect("run" DENSE "--out o.npy --lse l.npy", 0, "");
+    expect("run" DENSE "--kv-len whole.npy --out cached.npy --lse cached_l.npy", 0, "");
+    cr_assert_lt(largest_difference("o.npy", "cached.npy"), 1e-5);
+    cr_assert_lt(largest_difference("l.npy", "cached_l.npy"), 1e-5);
+    expect("check" DENSE "--grad --dtype f32", 0, "dv");
+    expect("check" DENSE "--kv-len whole.npy", 0, "3 problems: 3 good, 0 failed");
+
+    /* Packed rows over pages of 8: a chunk, a prompt, rows without a key; and a page that is not there. */
+    const int64_t rows[3] = {14, 4, 32}, pool[4] = {6, 2, 8, 32}, starts[] = {0, 3, 10, 12}, lengths[] = {20, 7, 0};
+    const int64_t table_size[2] = {3, 3}, table[] = {4, -1, 2, 1, 77, -5, 0, 0, 0}, words[2] = {14, 1};
+    const int64_t list_size[1] = {5}, list[] = {4, -1, 2, 1, 3}, list_starts[] = {0, 3, 4, 5}, firsts[] = {2, 1, 0};
+    const int64_t bits[14] = {1, 3, 5, 1, 3, 7, 15, 31, 63, 127, 1, 3, 0, 0}, two[] = {2}, one[1] = {1};
+    save("q.npy", ATTUNE_F32, 3, rows, 1);
+    save("k.npy", ATTUNE_F32, 4, pool, 2);
+    save("v.npy", ATTUNE_F32, 4, pool, 3);
+    save_integers("starts.npy", ATTUNE_I64, 1, four, starts);
+    save_integers("lengths.npy", ATTUNE_I32, 1, three, lengths);
+    save_integers("table.npy", ATTUNE_I32, 2, table_size, table);
+    save_integers("list.npy", ATTUNE_I64, 1, list_size, list);
+    save_integers("list_starts.npy", ATTUNE_I32, 1, four, list_starts);
+    save_integers("firsts.npy", ATTUNE_I32, 1, three, firsts);
+    save_integers("bits.npy", ATTUNE_I64, 2, words, bits);
+    save_integers("two.npy", ATTUNE_U8, 1, one, two);
+#define BATCH " --q q.npy --k k.npy --v v.npy --kv-len lengths.npy --q-start starts.npy "
+    expect("check" BATCH "--pages table.npy --mask 'q >= kv && row % 3 != kv' --score 'score + 0.1 * row'", 0,
+           "3 good, 0 failed");
+    expect("check" BATCH "--pages list.npy --pages-start list_starts.npy --kv-first firsts.npy --tree bits.npy "
+           "--sinks sinks.npy --mask 'q >= kv' --dtype f32 --kv-dtype bf16",
+           0, "1 good, 0 failed");
+    expect("check --q q.npy --k k.npy --head-dim-v 24 --kv-len lengths.npy --q-start starts.npy --pages table.npy "
+           "--count two.npy --dtype f32",
+           0, "1 good, 0 failed");
+    expect("run" BATCH "--pages table.npy --mask 'q >= kv' --out o.npy", 0, "");
+    expect("run" BATCH "--pages list.npy --pages-start list_starts.npy --mask 'q >= kv' --out list_o.npy", 0, "");
+    cr_assert_eq(largest_difference("o.npy", "list_o.npy"), 0);
+
+    save_integers("long.npy", ATTUNE_I32, 1, three, (int64_t[]){20, 25, 0});
+    save_integers("falling.npy", ATTUNE_I32, 1, four, (int64_t[]){0, 3, 2, 12});
+    save_integers("past.npy", ATTUNE_I32, 1, four, (int64_t[]){0, 3, 10, 15});
+    static const struct {
+        const char *arguments, *words;
+    } wrong[] = {
+        {"run --q q.npy --k k.npy --v v.npy --kv-len long.npy --q-start starts.npy --pages table.npy --out x.npy",
+         "sequence 1 has 25 keys, expected 0 to the 24"},
+        {"run --q q.npy --k k.npy --v v.npy --kv-len lengths.npy --q-start falling.npy --pages table.npy --out x.npy",
+         "sequence 1 has the rows 3 to 2"},
+        {"run --q q.npy --k k.npy --v v.npy --kv-len lengths.npy --q-start past.npy --pages table.npy --out x.npy",
+         "at most the 14 of q"},
+        {"run" BATCH "--pages list.npy --out x.npy", "the block table has rank 1, expected 2"},
+        {"run" BATCH "--pages q.npy --out x.npy", "expected integers"},
+        {"run" BATCH "--pages-start list_starts.npy --out x.npy", "need the block table"},
+        {"run --q q.npy --k k.npy --v v.npy --kv-len lengths.npy --pages table.npy --out x.npy",
+         "need the start of each sequence"},
+        {"run --q q.npy --k k.npy --v v.npy --pages table.npy --out x.npy", "rank 3, expected 4"},
+        {"run --q k.npy --k k.npy --v v.npy --pages table.npy --out x.npy", "--pages requires --kv-len"},
+        {"run" BATCH "--head-dim-v 8 --out x.npy", "--head-dim-v is for calls without --v"},
+        {"run" BATCH "--mask 'q >= kv' --block 64 --out x.npy", "--block"},
+        {"check" BATCH "--pages table.npy --grad", "--grad"},
+        {"check --kv-len lengths.npy", "--q is missing"},
+        {"check" BATCH "--case nowhere", "exclude each other"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
+        expect(wrong[i].arguments, 2, wrong[i].words);
+    cr_assert_neq(access("x.npy", F_OK), 0);
+}
+
 /* Files that a command writes: none is another, each keeps its permissions, and all are there or none. */
 Test(program, writes_files_together)
 {

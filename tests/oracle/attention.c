@@ -10,7 +10,7 @@ typedef struct resources {
     segments cut;
     attune_segment segments[SEGMENTS_MAX];
     attune_plan *plan;
-    attune_buffer *q, *k, *v, *o, *lse, *row_max, *workspace;
+    attune_buffer *q, *k, *v, *sinks, *o, *lse, *row_max, *workspace;
     attune_buffer *captures[ATTUNE_EXPR_MAX_SYMBOLS], *d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
     attune_plan *backward;
     attune_buffer *d_o, *d_lse, *d_q, *d_k, *d_v, *scratch;
@@ -81,6 +81,7 @@ static attune_status make_plans(attune_instance *instance, attune_device *device
         .score = a->score,
         .lse = run->lse != NULL || run->gradients,
         .row_max = run->row_max != NULL,
+        .sinks = a->sinks.data != NULL,
     };
     TRY(make_masks(instance, device, a, run, &problem, r));
     TRY(attune_plan_create(device, &problem, run->options, &r->plan));
@@ -118,6 +119,7 @@ static attune_status run_backward(attune_device *device, const attention *a, con
         .q = forward->q,
         .k = forward->k,
         .v = forward->v,
+        .sinks = forward->sinks,
         .o = forward->o,
         .lse = forward->lse,
         .mask = forward->mask,
@@ -166,6 +168,8 @@ static attune_status run_on(attune_instance *instance, attune_device *device, co
     TRY(upload(device, &a->q, true, &r->q, &args.q));
     TRY(upload(device, &a->k, true, &r->k, &args.k));
     TRY(upload(device, &a->v, true, &r->v, &args.v));
+    if (a->sinks.data)
+        TRY(upload(device, &a->sinks, true, &r->sinks, &args.sinks));
     TRY(upload(device, &o, false, &r->o, &args.o));
     if (run->lse || run->gradients)
         TRY(upload(device, &row, false, &r->lse, &args.lse));
@@ -263,8 +267,8 @@ attune_status attention_forward(attune_instance *instance, attune_device *device
     segments_finish(&r.cut);
     attune_plan_destroy(r.plan);
     attune_plan_destroy(r.backward);
-    attune_buffer *all[] = {r.q,   r.k,     r.v,   r.o,   r.lse, r.row_max, r.workspace,
-                            r.d_o, r.d_lse, r.d_q, r.d_k, r.d_v, r.scratch};
+    attune_buffer *all[] = {r.q,         r.sinks, r.k,     r.v,   r.o,   r.lse, r.row_max,
+                            r.workspace, r.d_o,   r.d_lse, r.d_q, r.d_k, r.d_v, r.scratch};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         attune_buffer_destroy(all[i]);
     for (uint32_t i = 0; i < a->capture_count; i++) {
