@@ -8,7 +8,8 @@
  * PROMPTS has a line of token numbers for each request; without it prompts are random. Without --model the weights are
  * random too. A request that has a slot and pages for all of its tokens joins the batch, and leaves it with its last
  * token. Each step computes at most `rows` tokens in one batch: one of each sequence that is decoded, and chunks of
- * prompts in the rest. With --check every token's logits are compared with those of the same model computed in float64,
+ * prompts in the rest. attune_append rotates queries and keys, and writes keys and values to the cache in the type of
+ * --cache. With --check every token's logits are compared with those of the same model computed in float64,
  * without a cache and without attune.
  */
 #include <attune/attune.h>
@@ -154,7 +155,7 @@ static bool model_draw(model *m)
                  .hidden = 160,
                  .heads = 4,
                  .kv_heads = 2,
-                 .head = 16,
+                 .head = 32,
                  .vocabulary = 96,
                  .context = 256,
                  .epsilon = 1e-5,
@@ -459,12 +460,23 @@ static bool requests_load(const char *path, requests *r, const model *m, int64_t
 /* ----------------------------------------------------------------------------------------------------------- engine */
 
 typedef struct settings {
-    const char *device, *model, *prompts;
+    const char *device, *model, *prompts, *cache;
     int64_t seed, requests, generate, slots, rows, page, pages;
     bool check;
 } settings;
 
-enum { Q, O, K, V, TABLE, START, LENGTH, WORK, BUFFERS };
+/* K_ROWS and V_ROWS: the keys and values of a step, before they are in the cache. */
+enum { Q, O, K_ROWS, V_ROWS, K, V, K_SCALE, V_SCALE, COSINE, SINE, TABLE, START, LENGTH, WORK, BUFFERS };
+
+/* What the keys and values are kept in, and how far logits may be from those of a cache that keeps them exactly, of the
+ * largest logit. */
+static const struct {
+    attune_dtype dtype;
+    bool scales;
+    double limit;
+} cache_types[] = {{ATTUNE_F32, false, 1e-5},  {ATTUNE_F16, false, 2e-3},  {ATTUNE_BF16, false, 2e-2},
+                   {ATTUNE_F8E4M3, true, 0.3}, {ATTUNE_F8E5M2, true, 0.4}, {ATTUNE_I8, true, 0.06},
+                   {ATTUNE_Q8_0, false, 0.06}, {ATTUNE_Q4_0, false, 0.5}};
 
 /* One of the sequences of the batch. */
 typedef struct slot {
@@ -476,13 +488,15 @@ typedef struct slot {
 typedef struct engine {
     const model *m;
     int64_t slots, rows, page, pages, table_width;
+    attune_dtype cache;
+    bool scales; /* the cache has a factor for each key and head */
+    double limit;
     slot *slot;
     int32_t *table, *start, *length; /* as the device has them */
     int32_t *free_pages;
     int64_t free_count;
     /* The activations of a step, [rows, ...]. */
     float *x, *normed, *q, *k, *v, *attended, *gate, *up, *logits;
-    int64_t *position; /* of each row */
     attune_instance *instance;
     attune_device *device;
     attune_expr *causal;
@@ -505,6 +519,18 @@ static void count_release(void *user, void *memory)
     free(memory);
 }
 
+/* Keys of all heads in the cache of one layer, whose pages are [page, kv_heads, head]. */
+static int64_t layer_keys(const engine *e)
+{
+    return e->pages * e->page * e->m->kv_heads;
+}
+
+/* Blocks, or elements, of one head's key. */
+static int64_t row_blocks(const engine *e)
+{
+    return e->m->head / attune_dtype_block(e->cache);
+}
+
 static bool engine_plan(engine *e, const char *device)
 {
     const model *m = e->m;
@@ -515,6 +541,7 @@ static bool engine_plan(engine *e, const char *device)
     /* q and kv are positions in the sequence, so that this is causal for prompts, chunks of them and decode alike. */
     TRY(attune_expr_create(e->instance, ATTUNE_EXPR_MASK, "q >= kv", NULL, 0, &e->causal));
     const attune_problem problem = {.struct_size = sizeof problem,
+                                    .kv_dtype = e->cache,
                                     .head_dim = (uint32_t)m->head,
                                     .batch = e->slots,
                                     .heads = m->heads,
@@ -526,18 +553,42 @@ static bool engine_plan(engine *e, const char *device)
                                     .page = e->page};
     TRY(attune_plan_create(e->device, &problem, NULL, &e->plan));
     const uint64_t work = attune_plan_workspace_size(e->plan);
-    const uint64_t cache = 4 * (uint64_t)(m->layers * e->pages * e->page * m->kv_heads * m->head);
-    const uint64_t sizes[BUFFERS] = {[Q] = 4 * (uint64_t)(e->rows * m->heads * m->head),
-                                     [O] = 4 * (uint64_t)(e->rows * m->heads * m->head),
+    const uint64_t q = 4 * (uint64_t)(e->rows * m->heads * m->head), angles = 4 * (uint64_t)(m->context * m->head / 2);
+    const uint64_t kv = 4 * (uint64_t)(e->rows * m->kv_heads * m->head), keys = (uint64_t)(m->layers * layer_keys(e));
+    const uint64_t cache = keys * (uint64_t)row_blocks(e) * attune_dtype_size(e->cache),
+                   scale = e->scales ? 4 * keys : 1;
+    const uint64_t sizes[BUFFERS] = {[Q] = q,
+                                     [O] = q,
+                                     [K_ROWS] = kv,
+                                     [V_ROWS] = kv,
                                      [K] = cache,
                                      [V] = cache,
+                                     [K_SCALE] = scale,
+                                     [V_SCALE] = scale,
+                                     [COSINE] = angles,
+                                     [SINE] = angles,
                                      [TABLE] = 4 * (uint64_t)(e->slots * e->table_width),
                                      [START] = 4 * (uint64_t)(e->slots + 1),
                                      [LENGTH] = 4 * (uint64_t)e->slots,
                                      [WORK] = work ? work : 1};
     for (int i = 0; i < BUFFERS; i++)
         TRY(attune_buffer_create(e->device, sizes[i], &e->buffers[i]));
+    TRY(attune_buffer_write(e->buffers[COSINE], 0, m->cosines, angles));
+    TRY(attune_buffer_write(e->buffers[SINE], 0, m->sines, angles));
     return true;
+}
+
+static bool choose_cache(engine *e, const char *name)
+{
+    for (size_t i = 0; i < sizeof cache_types / sizeof *cache_types; i++)
+        if (!strcmp(name, attune_dtype_string(cache_types[i].dtype))) {
+            e->cache = cache_types[i].dtype;
+            e->scales = cache_types[i].scales;
+            e->limit = cache_types[i].limit;
+            return e->m->head % attune_dtype_block(e->cache) == 0 ||
+                   fail("--cache", "a head's size is not a multiple of the type's block");
+        }
+    return fail("--cache", "expected f32, f16, bf16, f8e4m3, f8e5m2, i8, q8_0 or q4_0");
 }
 
 static bool engine_create(engine *e, const model *m, const settings *s, int64_t longest)
@@ -550,9 +601,8 @@ static bool engine_create(engine *e, const model *m, const settings *s, int64_t 
     e->start = calloc((size_t)e->slots + 1, sizeof *e->start);
     e->length = calloc((size_t)e->slots, sizeof *e->length);
     e->free_pages = calloc((size_t)e->pages, sizeof *e->free_pages);
-    e->position = calloc((size_t)e->rows, sizeof *e->position);
     e->logits = calloc((size_t)m->vocabulary, sizeof *e->logits);
-    bool good = e->slot && e->table && e->start && e->length && e->free_pages && e->position && e->logits;
+    bool good = e->slot && e->table && e->start && e->length && e->free_pages && e->logits;
     const struct {
         float **rows;
         int64_t width;
@@ -565,18 +615,18 @@ static bool engine_create(engine *e, const model *m, const settings *s, int64_t 
                {&e->gate, m->hidden},
                {&e->up, m->hidden}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        good &= (*all[i].rows = calloc((size_t)(e->rows * all[i].width), sizeof(float))) != NULL;
+        good &= (*all[i].rows = calloc((size_t)(e->rows * all[i].width + 1), sizeof(float))) != NULL;
     if (!good)
         return fail("engine", "no memory");
     for (int64_t i = 0; i < e->pages; i++)
         e->free_pages[e->free_count++] = (int32_t)i;
-    return engine_plan(e, s->device);
+    return choose_cache(e, s->cache) && engine_plan(e, s->device);
 }
 
 static void engine_destroy(engine *e)
 {
-    void *all[] = {e->slot,   e->table, e->start, e->length, e->free_pages, e->position, e->logits, e->x,
-                   e->normed, e->q,     e->k,     e->v,      e->attended,   e->gate,     e->up};
+    void *all[] = {e->slot,   e->table, e->start, e->length, e->free_pages, e->logits, e->x,
+                   e->normed, e->q,     e->k,     e->v,      e->attended,   e->gate,   e->up};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
     for (int i = 0; i < BUFFERS; i++)
@@ -618,52 +668,41 @@ static void rms_norm(float *to, const float *from, const float *gain, int64_t ro
     }
 }
 
-static void rope(const engine *e, float *heads, int64_t rows, int64_t count)
+static attune_tensor rows_of(const engine *e, int buffer, int64_t rows, int64_t heads)
 {
-    const int64_t pairs = e->m->head / 2;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t h = 0; h < count; h++)
-            for (int64_t i = 0; i < pairs; i++) {
-                float *pair = heads + ((r * count + h) * pairs + i) * 2, x = pair[0], y = pair[1];
-                const float c = e->m->cosines[e->position[r] * pairs + i], s = e->m->sines[e->position[r] * pairs + i];
-                pair[0] = x * c - y * s;
-                pair[1] = x * s + y * c;
-            }
-}
-
-/* Elements of the cache of one layer; a page is [page, kv_heads, head]. */
-static int64_t layer_size(const engine *e)
-{
-    return e->pages * e->page * e->m->kv_heads * e->m->head;
-}
-
-/* Writes the rows' keys and values to their pages. */
-static bool append(engine *e, int64_t layer)
-{
-    const int64_t width = e->m->kv_heads * e->m->head;
-    for (int64_t b = 0; b < e->slots; b++)
-        for (int64_t i = 0; i < e->slot[b].rows; i++) {
-            const int64_t row = e->slot[b].first + i, key = e->position[row];
-            const int64_t page = e->table[b * e->table_width + key / e->page];
-            const int64_t at = layer * layer_size(e) + (page * e->page + key % e->page) * width;
-            TRY(attune_buffer_write(e->buffers[K], 4 * (uint64_t)at, e->k + row * width, 4 * (uint64_t)width));
-            TRY(attune_buffer_write(e->buffers[V], 4 * (uint64_t)at, e->v + row * width, 4 * (uint64_t)width));
-        }
-    return true;
+    return (attune_tensor){
+        .buffer = e->buffers[buffer], .dtype = ATTUNE_F32, .rank = 3, .size = {rows, heads, e->m->head}};
 }
 
 static attune_tensor cache_of(const engine *e, int buffer, int64_t layer)
 {
-    const model *m = e->m;
-    const int64_t key = m->kv_heads * m->head;
+    const int64_t row = row_blocks(e), key = e->m->kv_heads * row;
     return (attune_tensor){.buffer = e->buffers[buffer],
-                           .offset = 4 * (uint64_t)(layer * layer_size(e)),
-                           .dtype = ATTUNE_F32,
+                           .offset = (uint64_t)(layer * layer_keys(e) * row) * attune_dtype_size(e->cache),
+                           .dtype = e->cache,
                            .rank = 4,
-                           .size = {e->pages, m->kv_heads, e->page, m->head},
-                           .stride = {e->page * key, m->head, key, 1}};
+                           .size = {e->pages, e->m->kv_heads, e->page, e->m->head},
+                           .stride = {e->page * key, row, key, 1}};
 }
 
+static attune_tensor scales_of(const engine *e, int buffer, int64_t layer)
+{
+    const int64_t heads = e->m->kv_heads;
+    return (attune_tensor){.buffer = e->scales ? e->buffers[buffer] : NULL,
+                           .offset = 4 * (uint64_t)(layer * layer_keys(e)),
+                           .dtype = ATTUNE_F32,
+                           .rank = 3,
+                           .size = {e->pages, heads, e->page},
+                           .stride = {e->page * heads, 1, heads}};
+}
+
+static attune_tensor angles_of(const engine *e, int buffer)
+{
+    return (attune_tensor){
+        .buffer = e->buffers[buffer], .dtype = ATTUNE_F32, .rank = 2, .size = {e->m->context, e->m->head / 2}};
+}
+
+/* rows 0: a list. */
 static attune_tensor integers_of(const engine *e, int buffer, int64_t rows, int64_t columns)
 {
     return (attune_tensor){.buffer = e->buffers[buffer],
@@ -674,28 +713,46 @@ static attune_tensor integers_of(const engine *e, int buffer, int64_t rows, int6
 
 static bool attend(engine *e, int64_t layer, int64_t rows)
 {
-    const uint64_t bytes = 4 * (uint64_t)(rows * e->m->heads * e->m->head);
-    const attune_tensor q = {
-        .buffer = e->buffers[Q], .dtype = ATTUNE_F32, .rank = 3, .size = {rows, e->m->heads, e->m->head}};
-    attune_tensor o = q;
-    o.buffer = e->buffers[O];
+    const model *m = e->m;
+    const uint64_t q_bytes = 4 * (uint64_t)(rows * m->heads * m->head),
+                   kv_bytes = q_bytes * (uint64_t)m->kv_heads / (uint64_t)m->heads;
+    const attune_tensor q = rows_of(e, Q, rows, m->heads);
     const attune_cache cache = {.struct_size = sizeof cache,
                                 .k = cache_of(e, K, layer),
                                 .v = cache_of(e, V, layer),
-                                .pages = integers_of(e, TABLE, e->slots, e->table_width)};
+                                .pages = integers_of(e, TABLE, e->slots, e->table_width),
+                                .k_scale = scales_of(e, K_SCALE, layer),
+                                .v_scale = scales_of(e, V_SCALE, layer)};
     const attune_batch batch = {.struct_size = sizeof batch,
                                 .q_start = integers_of(e, START, 0, e->slots + 1),
                                 .kv_len = integers_of(e, LENGTH, 0, e->slots)};
-    const attune_forward_args args = {
-        .struct_size = sizeof args, .q = q, .o = o, .workspace = e->buffers[WORK], .cache = &cache, .batch = &batch};
+    /* The rows are the last keys of their sequences: pages and positions are those of the batch. */
+    const attune_append_args append = {.struct_size = sizeof append,
+                                       .k = rows_of(e, K_ROWS, rows, m->kv_heads),
+                                       .v = rows_of(e, V_ROWS, rows, m->kv_heads),
+                                       .cache = &cache,
+                                       .batch = &batch,
+                                       .cosine = angles_of(e, COSINE),
+                                       .sine = angles_of(e, SINE),
+                                       .interleaved = true,
+                                       .q = q,
+                                       .q_out = q};
+    const attune_forward_args forward = {.struct_size = sizeof forward,
+                                         .q = q,
+                                         .o = rows_of(e, O, rows, m->heads),
+                                         .workspace = e->buffers[WORK],
+                                         .cache = &cache,
+                                         .batch = &batch};
+    attune_queue *queue = attune_device_queue(e->device);
     attune_completion done;
     const double begin = now();
-    if (!append(e, layer))
-        return false;
-    TRY(attune_buffer_write(e->buffers[Q], 0, e->q, bytes));
-    TRY(attune_forward(e->plan, attune_device_queue(e->device), &args, &done));
+    TRY(attune_buffer_write(e->buffers[Q], 0, e->q, q_bytes));
+    TRY(attune_buffer_write(e->buffers[K_ROWS], 0, e->k, kv_bytes));
+    TRY(attune_buffer_write(e->buffers[V_ROWS], 0, e->v, kv_bytes));
+    TRY(attune_append(e->plan, queue, &append, NULL));
+    TRY(attune_forward(e->plan, queue, &forward, &done));
     TRY(attune_completion_wait(done, UINT64_MAX));
-    TRY(attune_buffer_read(e->buffers[O], 0, e->attended, bytes));
+    TRY(attune_buffer_read(e->buffers[O], 0, e->attended, q_bytes));
     e->attention_seconds += now() - begin;
     return true;
 }
@@ -715,8 +772,6 @@ static bool transform(engine *e, int64_t layer, int64_t rows)
     linear(e->q, e->normed, l->q, rows, width, m->width);
     linear(e->k, e->normed, l->k, rows, kv_width, m->width);
     linear(e->v, e->normed, l->v, rows, kv_width, m->width);
-    rope(e, e->q, rows, m->heads);
-    rope(e, e->k, rows, m->kv_heads);
     if (!attend(e, layer, rows))
         return false;
     linear(e->normed, e->attended, l->o, rows, m->width, width);
@@ -789,11 +844,9 @@ static int64_t schedule(engine *e)
         s->first = rows;
         e->start[b] = (int32_t)rows;
         e->length[b] = (int32_t)(s->cached + s->rows);
-        for (int64_t i = 0; i < s->rows; i++, rows++) {
-            e->position[rows] = s->cached + i;
+        for (int64_t i = 0; i < s->rows; i++, rows++)
             memcpy(e->x + rows * e->m->width, e->m->embed + s->request->tokens[s->cached + i] * e->m->width,
                    (size_t)e->m->width * sizeof *e->x);
-        }
     }
     e->start[e->slots] = (int32_t)rows;
     e->most_live = live > e->most_live ? live : e->most_live;
@@ -954,15 +1007,14 @@ static bool check_request(const model *m, const request *r, double *worst)
     return true;
 }
 
-static bool check(const model *m, const requests *r)
+static bool check(const model *m, const requests *r, double limit)
 {
-    const double limit = 1e-5; /* of rounding in f32, over two layers and more */
     double worst = 0;
     for (int64_t i = 0; i < r->count; i++)
         if (!check_request(m, &r->all[i], &worst))
             return false;
     printf("largest difference from float64: %.1e of the largest logit\n", worst);
-    return worst <= limit || fail("--check", "the difference is past 1e-5");
+    return worst <= limit || fail("--check", "the difference is more than the type of the cache explains");
 }
 
 /* ------------------------------------------------------------------------------------------------------------- main */
@@ -1005,7 +1057,7 @@ static bool run(const settings *s, model *m, requests *r, engine *e)
     if (!engine_create(e, m, s, longest) || !serve(e, r))
         return false;
     print(e, r, s->device);
-    return !s->check || check(m, r);
+    return !s->check || check(m, r, e->limit);
 }
 
 static bool parse(int count, char **words, settings *s)
@@ -1014,10 +1066,15 @@ static bool parse(int count, char **words, settings *s)
         const char *name;
         const char **text;
         int64_t *number, low, high;
-    } options[] = {{"--device", &s->device, NULL, 0, 0},          {"--model", &s->model, NULL, 0, 0},
-                   {"--seed", NULL, &s->seed, 0, INT32_MAX},      {"--requests", NULL, &s->requests, 1, 100000},
-                   {"--generate", NULL, &s->generate, 1, 100000}, {"--slots", NULL, &s->slots, 1, 4096},
-                   {"--rows", NULL, &s->rows, 1, 65536},          {"--page", NULL, &s->page, 1, 65536},
+    } options[] = {{"--device", &s->device, NULL, 0, 0},
+                   {"--model", &s->model, NULL, 0, 0},
+                   {"--cache", &s->cache, NULL, 0, 0},
+                   {"--seed", NULL, &s->seed, 0, INT32_MAX},
+                   {"--requests", NULL, &s->requests, 1, 100000},
+                   {"--generate", NULL, &s->generate, 1, 100000},
+                   {"--slots", NULL, &s->slots, 1, 4096},
+                   {"--rows", NULL, &s->rows, 1, 65536},
+                   {"--page", NULL, &s->page, 1, 65536},
                    {"--pages", NULL, &s->pages, 1, INT32_MAX}};
     for (int i = 1; i < count; i++) {
         size_t o = 0;
@@ -1045,11 +1102,14 @@ static bool parse(int count, char **words, settings *s)
 
 int main(int count, char **words)
 {
-    settings s = {.device = "cpu", .seed = 1, .requests = 12, .generate = 24, .slots = 4, .rows = 32, .page = 16};
+    settings s = {
+        .device = "cpu", .cache = "f32", .seed = 1, .requests = 12, .generate = 24, .slots = 4, .rows = 32, .page = 16};
     if (!parse(count, words, &s))
         return fprintf(stderr,
-                       "usage: %s [--device cpu|vulkan:0|cuda:0] [--model FILE.gguf] [--seed N] [--requests N]\n"
-                       "       [--generate N] [--slots N] [--rows N] [--page N] [--pages N] [--check] [PROMPTS]\n",
+                       "usage: %s [--device cpu|vulkan:0|cuda:0] [--model FILE.gguf] [--cache f32|f16|q8_0|...] "
+                       "[--seed N]\n"
+                       "       [--requests N] [--generate N] [--slots N] [--rows N] [--page N] [--pages N] [--check] "
+                       "[PROMPTS]\n",
                        words[0]),
                2;
     model m = {.layers = 0};

@@ -134,7 +134,7 @@ static bool check(attune_instance *instance, serving_setup *b, uint64_t seed, re
         return row_fail(row, REPORT_FAILED, "out of memory for the references");
     }
     c->count = choose(&b->s, seed, c->rows);
-    c->got = calloc((size_t)(c->count * width), sizeof *c->got);
+    c->got = calloc((size_t)(c->count * width + 1), sizeof *c->got);
     good = row_result_create(&c->oracle, c->count, width) && row_result_create(&c->naive, c->count, width) && c->got;
     if (!good)
         (void)row_fail(row, REPORT_FAILED, "out of memory for the references");
