@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Builds attune's library, the tests of a ggml checkout and the backend, and runs ggml's cases of attention:
+# Builds attune's library, a ggml checkout and the backend, and runs
 #
-#   run.sh CHECKOUT [test] [perf]     default: both
+#   run.sh CHECKOUT [graph] [test] [perf]     default: all
 #
+# graph: graph.c, in which ggml's scheduler gives attention to attune; test and perf: ggml's own cases of attention.
 # Everything is built in CHECKOUT/build-attune, with JOBS processes. ATTUNE_CASES, a regular expression over the cases'
 # parameters, selects some.
 set -euo pipefail
@@ -11,12 +12,12 @@ commit=d99724f2b141fed9e1a9f402213506c081433465
 
 here=$(cd "$(dirname "$0")" && pwd)
 if [ $# -lt 1 ] || [ ! -f "$1/tests/test-backend-ops.cpp" ] || [ ! -f "$1/src/ggml-backend-impl.h" ]; then
-  echo "usage: $0 CHECKOUT [test] [perf], with a checkout of ggml (README.md)" >&2
+  echo "usage: $0 CHECKOUT [graph] [test] [perf], with a checkout of ggml (README.md)" >&2
   exit 2
 fi
 ggml=$(cd "$1" && pwd)
 shift
-[ $# -gt 0 ] || set -- test perf
+[ $# -gt 0 ] || set -- graph test perf
 found=$(git -C "$ggml" rev-parse HEAD 2>/dev/null || echo none)
 [ "$found" = "$commit" ] || echo "The recipe is for commit $commit; this checkout's is $found." >&2
 out=$ggml/build-attune
@@ -35,7 +36,9 @@ build() {
     "${CC:-cc}" -std=c11 -D_GNU_SOURCE -O2 -fPIC -shared -fvisibility=hidden -fopenmp -Wall -Wextra \
       -I"$here/../../include" -isystem "$ggml/include" -isystem "$ggml/src" "$here/ggml-attune.c" \
       "$out/attune/src/libattune.a" -L"$out/ggml/src" -lggml-base -lm -ldl -pthread -Wl,--exclude-libs,ALL \
-      -o "$out/libggml-attune.so"
+      -o "$out/libggml-attune.so" &&
+    "${CC:-cc}" -std=c11 -O2 -Wall -Wextra -isystem "$ggml/include" "$here/graph.c" -L"$out/ggml/src" -lggml -lggml-base \
+      -lm -Wl,-rpath,"$out/ggml/src" -o "$out/graph"
 }
 build >"$log" 2>&1 || { echo "The build failed: $log" >&2; tail -3 "$log" >&2; exit 1; }
 
@@ -91,8 +94,12 @@ CASES
 
 for mode in "$@"; do
   case $mode in
+  graph) "$out/graph" 2>>"$log" ;;
   test) run_test ;;
   perf) run_perf ;;
-  *) echo "$mode is neither test nor perf" >&2; exit 2 ;;
+  *)
+    echo "$mode is none of graph, test and perf" >&2
+    exit 2
+    ;;
   esac
 done
