@@ -591,17 +591,22 @@ static bool choose_cache(engine *e, const char *name)
     return fail("--cache", "expected f32, f16, bf16, f8e4m3, f8e5m2, i8, q8_0 or q4_0");
 }
 
+static void *zeros(int64_t count, size_t size)
+{
+    return calloc(count > 0 ? (size_t)count : 1, size);
+}
+
 static bool engine_create(engine *e, const model *m, const settings *s, int64_t longest)
 {
     *e = (engine){
         .m = m, .slots = s->slots, .rows = s->rows, .page = s->page, .table_width = (longest + s->page - 1) / s->page};
     e->pages = s->pages ? s->pages : e->slots * e->table_width;
-    e->slot = calloc((size_t)e->slots, sizeof *e->slot);
-    e->table = calloc((size_t)(e->slots * e->table_width), sizeof *e->table);
-    e->start = calloc((size_t)e->slots + 1, sizeof *e->start);
-    e->length = calloc((size_t)e->slots, sizeof *e->length);
-    e->free_pages = calloc((size_t)e->pages, sizeof *e->free_pages);
-    e->logits = calloc((size_t)m->vocabulary, sizeof *e->logits);
+    e->slot = zeros(e->slots, sizeof *e->slot);
+    e->table = zeros(e->slots * e->table_width, sizeof *e->table);
+    e->start = zeros(e->slots + 1, sizeof *e->start);
+    e->length = zeros(e->slots, sizeof *e->length);
+    e->free_pages = zeros(e->pages, sizeof *e->free_pages);
+    e->logits = zeros(m->vocabulary, sizeof *e->logits);
     bool good = e->slot && e->table && e->start && e->length && e->free_pages && e->logits;
     const struct {
         float **rows;
@@ -615,7 +620,7 @@ static bool engine_create(engine *e, const model *m, const settings *s, int64_t 
                {&e->gate, m->hidden},
                {&e->up, m->hidden}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        good &= (*all[i].rows = calloc((size_t)(e->rows * all[i].width + 1), sizeof(float))) != NULL;
+        good &= (*all[i].rows = zeros(e->rows * all[i].width, sizeof(float))) != NULL;
     if (!good)
         return fail("engine", "no memory");
     for (int64_t i = 0; i < e->pages; i++)
