@@ -24,7 +24,13 @@
 #define FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
+/* PoCL 3.1 gives each thread local memory of its own only in a kernel's body: where a function that is called is left,
+ * all threads share one array. */
+#ifdef ATTUNE_HOST
+#define ATTUNE_FUNCTION static inline __attribute__((always_inline))
+#else
 #define ATTUNE_FUNCTION static inline
+#endif
 #define ATTUNE_INFINITY INFINITY
 #define ATTUNE_NAN      as_float(0x7fc00000)
 
