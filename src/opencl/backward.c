@@ -5,6 +5,8 @@
  */
 #include "opencl/program.h"
 
+#include <string.h>
+
 #include "base/error.h"
 #include "plan/layout.h"
 
@@ -22,7 +24,7 @@ static bool has_captures(const attune__shape *shape, const attune__gradient *gra
 #define CONSTANT(id, type, name, value) attune__opencl_add_define(text, #name, layout->name);
 #define SHARED(type, name, count)
 
-static void add_layout(const attune__backward_layout *layout, attune__opencl_text *text)
+static void add_constants(const attune__backward_layout *layout, attune__opencl_text *text)
 {
 #include "shaders/layout_backward.h"
 }
@@ -30,47 +32,67 @@ static void add_layout(const attune__backward_layout *layout, attune__opencl_tex
 #undef CONSTANT
 #undef SHARED
 
-static attune__opencl_text begin_text(const attune__opencl_device *device, const attune__program_desc *desc,
-                                      const char *file, uint32_t threads, bool keys, bool aligned)
+static attune_status add_layout(const attune__program_desc *desc, const attune__opencl_tile *tile, bool keys,
+                                attune__opencl_text *text)
 {
-    const attune_plan_choice *c = desc->choice;
-    const attune__opencl_tile tile = {threads, keys ? c->block_n1 : c->block_m2, keys ? c->block_m1 : c->block_n2};
-    attune__opencl_text text = attune__opencl_text_begin(device, desc, file, &tile, aligned);
+    attune__backward_layout layout;
+    const char *why = attune__backward_layout_make(tile->block_m, tile->block_n, tile->threads, desc->shape->head_dim,
+                                                   desc->shape->head_dim_v, keys, &layout);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: a tile of %u x %u: %s", desc->choice->kernel, tile->block_m,
+                            tile->block_n, why);
+    add_constants(&layout, text);
+    return ATTUNE_OK;
+}
+
+/* Of the kernel for dK and dV (`keys`) or the one for dQ: the outer rows and the inner ones. */
+static attune__opencl_tile tile_of(const attune_plan_choice *c, bool keys)
+{
+    return keys ? (attune__opencl_tile){c->workgroup_invocations, c->block_n1, c->block_m1}
+                : (attune__opencl_tile){c->workgroup_invocations, c->block_m2, c->block_n2};
+}
+
+static attune__opencl_text begin_text(const attune__opencl_device *device, const attune__program_desc *desc,
+                                      const char *file, const attune__opencl_tile *tile, bool keys, bool aligned)
+{
+    attune__opencl_text text = attune__opencl_text_begin(device, desc, file, tile, aligned);
     attune__opencl_add_define(&text, "KEYS", keys);
     /* Of the kernel for dQ alone. */
     attune__opencl_add_define(&text, "CAPTURES", !keys && has_captures(desc->shape, desc->gradient));
     return text;
 }
 
-/* The kernel for dK and dV (`keys`) or the one for dQ. */
-static attune_status build_backward(attune__opencl_device *device, const attune__program_desc *desc, bool keys,
+static attune_status build_lanes(attune__opencl_device *device, const attune__program_desc *desc, bool keys,
+                                 attune__opencl_kernel *kernel)
+{
+    const attune__opencl_tile tile = tile_of(desc->choice, keys);
+    attune__opencl_text text = begin_text(device, desc, "lanes_backward.cl", &tile, keys, false);
+    ATTUNE__TRY(attune__opencl_add_lanes(device, desc, &tile, &text));
+    ATTUNE__TRY(
+        attune__opencl_kernel_build(device, &text, "attune_lanes_backward", tile.threads, desc->invocations, kernel));
+    return attune__opencl_launch_empty(device, kernel, MORE_POINTERS, desc->score);
+}
+
+static attune_status build_portable(attune__opencl_device *device, const attune__program_desc *desc, bool keys,
                                     bool aligned, attune__opencl_kernel *kernel)
 {
-    const attune_plan_choice *c = desc->choice;
-    const uint32_t threads = c->workgroup_invocations;
-    attune__opencl_text text = begin_text(device, desc, "backward.cl", threads, keys, aligned);
-    /* PoCL 3.1 optimises it to wrong dK and dV, in three times as long. */
+    const attune__opencl_tile tile = tile_of(desc->choice, keys);
+    attune__opencl_text text = begin_text(device, desc, "backward.cl", &tile, keys, aligned);
+    /* A CPU's driver takes three times as long to optimise it, longer than most calls. */
     text.literal = device->base.info.limits.host;
-    attune__backward_layout layout;
-    const char *why =
-        attune__backward_layout_make(keys ? c->block_n1 : c->block_m2, keys ? c->block_m1 : c->block_n2, threads,
-                                     desc->shape->head_dim, desc->shape->head_dim_v, keys, &layout);
-    if (why)
-        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M1 %u, BLOCK_N1 %u, BLOCK_M2 %u, BLOCK_N2 %u: %s", c->kernel,
-                            c->block_m1, c->block_n1, c->block_m2, c->block_n2, why);
-    add_layout(&layout, &text);
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_backward", threads, desc->invocations, kernel));
+    ATTUNE__TRY(add_layout(desc, &tile, keys, &text));
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_backward", tile.threads, desc->invocations, kernel));
     return attune__opencl_launch_empty(device, kernel, MORE_POINTERS, desc->score);
 }
 
 static attune_status build_delta(attune__opencl_device *device, const attune__program_desc *desc,
                                  attune__opencl_kernel *kernel)
 {
-    attune__opencl_text text = begin_text(device, desc, "backward_delta.cl", ATTUNE_OPENCL_DELTA_THREADS, false, false);
+    const attune__opencl_tile tile = {ATTUNE_OPENCL_DELTA_THREADS, desc->choice->block_m2, desc->choice->block_n2};
+    attune__opencl_text text = begin_text(device, desc, "backward_delta.cl", &tile, false, false);
     text.mask = NULL;
     text.gradient = NULL;
-    ATTUNE__TRY(
-        attune__opencl_kernel_build(device, &text, "attune_backward_delta", ATTUNE_OPENCL_DELTA_THREADS, NULL, kernel));
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_backward_delta", tile.threads, NULL, kernel));
     return attune__opencl_launch_empty(device, kernel, MORE_POINTERS, desc->score);
 }
 
@@ -105,11 +127,16 @@ static attune_status build_sums(attune__opencl_device *device, attune__opencl_pr
 attune_status attune__opencl_backward_build(attune__opencl_device *device, const attune__program_desc *desc,
                                             attune__opencl_program *program)
 {
-    ATTUNE__TRY(build_backward(device, desc, false, false, &program->forward));
-    ATTUNE__TRY(build_backward(device, desc, true, false, &program->keys));
-    if (!device->base.info.limits.host) {
-        ATTUNE__TRY(build_backward(device, desc, false, true, &program->aligned));
-        ATTUNE__TRY(build_backward(device, desc, true, true, &program->keys_aligned));
+    if (!strcmp(desc->choice->kernel, "opencl_lanes")) {
+        ATTUNE__TRY(build_lanes(device, desc, false, &program->forward));
+        ATTUNE__TRY(build_lanes(device, desc, true, &program->keys));
+    } else {
+        ATTUNE__TRY(build_portable(device, desc, false, false, &program->forward));
+        ATTUNE__TRY(build_portable(device, desc, true, false, &program->keys));
+        if (!device->base.info.limits.host) {
+            ATTUNE__TRY(build_portable(device, desc, false, true, &program->aligned));
+            ATTUNE__TRY(build_portable(device, desc, true, true, &program->keys_aligned));
+        }
     }
     ATTUNE__TRY(build_delta(device, desc, &program->delta));
     return has_captures(desc->shape, desc->gradient) ? build_sums(device, program) : ATTUNE_OK;

@@ -110,20 +110,29 @@ static attune_status build_forward(attune__opencl_device *device, const attune__
     return attune__opencl_launch_empty(device, kernel, 0, desc->score);
 }
 
+attune_status attune__opencl_add_lanes(const attune__opencl_device *device, const attune__program_desc *desc,
+                                       const attune__opencl_tile *tile, attune__opencl_text *text)
+{
+    const attune_limits *limits = &device->base.info.limits;
+    attune__lanes_layout layout;
+    const char *why = attune__lanes_layout_make(
+        tile->block_m, tile->block_n, limits->subgroup_size, limits->subgroup_operations, desc->shape->head_dim,
+        desc->shape->head_dim_v, (uint32_t)attune_dtype_size(desc->shape->k_dtype), &layout);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: a tile of %u x %u: %s", desc->choice->kernel, tile->block_m,
+                            tile->block_n, why);
+    add_lanes(&layout, text);
+    return ATTUNE_OK;
+}
+
 /* Of one alignment: vectors are loaded at that of their elements. */
 static attune_status build_lanes(attune__opencl_device *device, const attune__program_desc *desc,
                                  attune__opencl_kernel *kernel)
 {
     const attune_plan_choice *c = desc->choice;
-    const attune_limits *limits = &device->base.info.limits;
-    attune__opencl_text text = begin_text(device, desc, "lanes.cl", c->workgroup_invocations, false);
-    attune__lanes_layout layout;
-    const char *why = attune__lanes_layout_make(
-        c->block_m, c->block_n, limits->subgroup_size, limits->subgroup_operations, desc->shape->head_dim,
-        desc->shape->head_dim_v, (uint32_t)attune_dtype_size(desc->shape->k_dtype), &layout);
-    if (why)
-        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
-    add_lanes(&layout, &text);
+    const attune__opencl_tile tile = {c->workgroup_invocations, c->block_m, c->block_n};
+    attune__opencl_text text = attune__opencl_text_begin(device, desc, "lanes.cl", &tile, false);
+    ATTUNE__TRY(attune__opencl_add_lanes(device, desc, &tile, &text));
     ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_lanes", c->workgroup_invocations, desc->invocations,
                                             kernel));
     return attune__opencl_launch_empty(device, kernel, 0, desc->score);

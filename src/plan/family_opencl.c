@@ -16,9 +16,18 @@ static const attune__tile lanes_forward[] = {
     ATTUNE__TILE(32, 8, 1, 1),
 };
 
+static const attune__tile lanes_backward[] = {
+    ATTUNE__TILES(32, 32, 32, 32, 1, 1),
+    ATTUNE__TILES(16, 32, 32, 16, 1, 1),
+    ATTUNE__TILES(8, 32, 32, 8, 1, 1),
+};
+
 static const attune__tile *lanes_tiles(const attune__search *search, uint32_t *count)
 {
-    (void)search;
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        *count = COUNT(lanes_backward);
+        return lanes_backward;
+    }
     *count = COUNT(lanes_forward);
     return lanes_forward;
 }
@@ -32,14 +41,25 @@ static const char *lanes_reject_problem(const attune__search *search)
                : "it needs vectors of 4, 8 or 16 floats, or shuffles of 4 or 8 lanes";
 }
 
-/* Two rows of each lane: an element of K or V is read once for them. */
+/* Two rows of each lane: an element of an inner row is read once for them. */
+static void clamp_outer(const attune__search *search, attune__tile *tile, attune__option option)
+{
+    const uint32_t rows = 2 * search->limits->subgroup_size;
+    if (!(search->forced & ATTUNE__BIT(option)) && tile->value[option] > rows)
+        tile->value[option] = rows;
+}
+
 static void lanes_clamp(const attune__search *search, attune__tile *tile)
 {
     const attune__shape *s = search->shape;
-    const uint32_t rows = 2 * search->limits->subgroup_size;
     const uint32_t q = s->block_mask ? s->mask_q_block : 1024, kv = s->block_mask ? s->mask_kv_block : 1024;
-    if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && tile->value[ATTUNE__BLOCK_M] > rows)
-        tile->value[ATTUNE__BLOCK_M] = rows;
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        clamp_outer(search, tile, ATTUNE__BLOCK_N1);
+        clamp_outer(search, tile, ATTUNE__BLOCK_M2);
+        attune__clamp_tile(search, tile, 8);
+        return;
+    }
+    clamp_outer(search, tile, ATTUNE__BLOCK_M);
     if (search->pass == ATTUNE__PASS_DECODE)
         attune__clamp_decode(search, tile, 1);
     else
@@ -47,31 +67,51 @@ static void lanes_clamp(const attune__search *search, attune__tile *tile)
     attune__clamp_number(search, tile, ATTUNE__BLOCK_N, kv, s->kv_len, 8);
 }
 
-static const char *lanes_layout(const attune__search *search, const attune__tile *tile, attune__lanes_layout *layout)
+static const char *layout(const attune__search *search, const attune__tile *tile, attune__option outer,
+                          attune__option inner, attune__lanes_layout *l)
 {
     const attune_limits *limits = search->limits;
-    return attune__lanes_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], limits->subgroup_size,
+    return attune__lanes_layout_make(tile->value[outer], tile->value[inner], limits->subgroup_size,
                                      limits->subgroup_operations, search->shape->head_dim, search->shape->head_dim_v,
-                                     attune__dtype_bytes(search->shape), layout);
+                                     attune__dtype_bytes(search->shape), l);
+}
+
+/* In backward both kernels have the tile's numbers, the larger arrays count. */
+static const char *lanes_layout(const attune__search *search, const attune__tile *tile, attune__option *option,
+                                uint64_t *bytes)
+{
+    static const attune__option forward[][2] = {{ATTUNE__BLOCK_M, ATTUNE__BLOCK_N}};
+    static const attune__option backward[][2] = {{ATTUNE__BLOCK_N1, ATTUNE__BLOCK_M1},
+                                                 {ATTUNE__BLOCK_M2, ATTUNE__BLOCK_N2}};
+    const bool both = search->pass == ATTUNE__PASS_BACKWARD;
+    *bytes = 0;
+    for (uint32_t i = 0; i < (both ? 2 : 1); i++) {
+        const attune__option *rows = both ? backward[i] : forward[i];
+        attune__lanes_layout l;
+        const char *why = layout(search, tile, rows[0], rows[1], &l);
+        *option = tile->value[rows[1]] < 8 ? rows[1] : rows[0];
+        if (why)
+            return why;
+        *bytes = l.bytes > *bytes ? l.bytes : *bytes;
+    }
+    return NULL;
 }
 
 static const char *lanes_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    attune__lanes_layout layout;
+    uint64_t bytes;
     const char *why = attune__reject_numbers(search, tile, 0, 128, option);
-    if (why)
-        return why;
-    *option = tile->value[ATTUNE__BLOCK_N] < 8 ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
-    return lanes_layout(search, tile, &layout);
+    return why ? why : lanes_layout(search, tile, option, &bytes);
 }
 
 static attune__cost lanes_cost(const attune__search *search, const attune__tile *tile)
 {
     const attune_limits *limits = search->limits;
-    attune__lanes_layout layout;
-    const char *why = lanes_layout(search, tile, &layout);
-    return (attune__cost){.shared = why ? UINT64_MAX : layout.bytes,
-                          .invocations = limits->subgroup_operations ? limits->subgroup_size : 1};
+    attune__option option;
+    attune__cost cost = {.invocations = limits->subgroup_operations ? limits->subgroup_size : 1};
+    if (lanes_layout(search, tile, &option, &cost.shared))
+        cost.shared = UINT64_MAX;
+    return cost;
 }
 
 #define LOOP ATTUNE__BIT(ATTUNE__PRESCALE_QK)
@@ -83,7 +123,8 @@ const attune__family attune__opencl_lanes = {
     .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
     .reject_problem = lanes_reject_problem,
-    .options = {LOOP | ATTUNE__FORWARD_TILE, LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV), 0},
+    .options = {LOOP | ATTUNE__FORWARD_TILE, LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),
+                LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = lanes_tiles,
     .clamp = lanes_clamp,
     .reject_tile = lanes_reject_tile,

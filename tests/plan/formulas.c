@@ -144,8 +144,10 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         return sm90a(c, x);
     if (!strcmp(c->kernel, "vulkan_lanes"))
         return 0;
-    if (!strcmp(c->kernel, "opencl_lanes")) /* inner rows that are converted once, or an array without content */
-        return x.e < 4 && !limits->subgroup_operations ? 4 * x.n * (x.d > x.dv ? x.d : x.dv) : 4;
+    if (!strcmp(c->kernel, "opencl_lanes")) { /* inner rows that are converted once, or an array without content */
+        const uint64_t inner = c->direction == ATTUNE_BACKWARD ? most(x.m1, x.n2) : x.n;
+        return x.e < 4 && !limits->subgroup_operations ? 4 * inner * most(x.d, x.dv) : 4;
+    }
     if (!strcmp(c->kernel, "vulkan_subgroup"))
         return scalar(c, x, false);
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT */
+/* On the first OpenCL device: calls whose workgroups run on several threads give the same bits each time. */
+#include <attune/attune.h>
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/devices.h"
+
+enum { HEADS = 4, LENGTH = 128, DIM = 64, ELEMENTS = HEADS * LENGTH * DIM, ROUNDS = 200 };
+enum { Q, K, V, O, D_O, D_Q, D_K, D_V, BUFFERS };
+
+#define OK(call) cr_assert_eq(call, ATTUNE_OK, "%s", attune_last_error())
+
+typedef struct attention {
+    attune_expr *expr;
+    attune_mask *mask;
+    attune_plan *forward, *backward;
+    attune_buffer *buffers[BUFFERS], *lse, *workspace;
+    attune_backward_args args;
+} attention;
+
+/* Halves of random sign below 1. */
+static void draw(uint16_t *to, uint32_t seed)
+{
+    for (int i = 0; i < ELEMENTS; i++) {
+        seed = seed * 1664525 + 1013904223;
+        to[i] = (uint16_t)(0x3000 + (seed >> 16 & 0x8bff));
+    }
+}
+
+static attune_tensor tensor_of(const attention *t, int buffer)
+{
+    return (attune_tensor){
+        .buffer = t->buffers[buffer], .dtype = ATTUNE_F16, .rank = 4, .size = {1, HEADS, LENGTH, DIM}};
+}
+
+static void attention_create(attention *t, attune_instance *instance, attune_device *device)
+{
+    uint16_t data[ELEMENTS];
+    const attune_mask_desc desc = {.struct_size = sizeof desc, .q_len = LENGTH, .kv_len = LENGTH};
+    *t = (attention){.mask = NULL};
+    OK(attune_expr_create(instance, ATTUNE_EXPR_MASK, "q >= kv && q - kv < 32", NULL, 0, &t->expr));
+    OK(attune_mask_create(instance, &desc, t->expr, NULL, 0, NULL, 0, &t->mask));
+    OK(attune_mask_upload(t->mask, device));
+    attune_problem problem = {.struct_size = sizeof problem,
+                              .dtype = ATTUNE_F16,
+                              .head_dim = DIM,
+                              .heads = HEADS,
+                              .q_len = LENGTH,
+                              .lse = true};
+    OK(attune_problem_set_mask(&problem, t->mask));
+    OK(attune_plan_create(device, &problem, NULL, &t->forward));
+    problem.direction = ATTUNE_BACKWARD;
+    OK(attune_plan_create(device, &problem, NULL, &t->backward));
+    for (int i = 0; i < BUFFERS; i++) {
+        draw(data, (uint32_t)test_seed() + (uint32_t)i);
+        OK(attune_buffer_create(device, sizeof data, &t->buffers[i]));
+        OK(attune_buffer_write(t->buffers[i], 0, data, sizeof data));
+    }
+    OK(attune_buffer_create(device, HEADS * LENGTH * sizeof(float), &t->lse));
+    OK(attune_buffer_create(device, attune_plan_workspace_size(t->backward), &t->workspace));
+    t->args = (attune_backward_args){
+        .struct_size = sizeof t->args,
+        .q = tensor_of(t, Q),
+        .k = tensor_of(t, K),
+        .v = tensor_of(t, V),
+        .o = tensor_of(t, O),
+        .lse = {.buffer = t->lse, .dtype = ATTUNE_F32, .rank = 3, .size = {1, HEADS, LENGTH}},
+        .d_o = tensor_of(t, D_O),
+        .d_q = tensor_of(t, D_Q),
+        .d_k = tensor_of(t, D_K),
+        .d_v = tensor_of(t, D_V),
+        .workspace = t->workspace,
+        .mask = t->mask,
+    };
+    attune_completion done;
+    attune_buffer *partials = NULL;
+    if (attune_plan_workspace_size(t->forward))
+        OK(attune_buffer_create(device, attune_plan_workspace_size(t->forward), &partials));
+    const attune_forward_args args = {.struct_size = sizeof args,
+                                      .q = t->args.q,
+                                      .k = t->args.k,
+                                      .v = t->args.v,
+                                      .o = t->args.o,
+                                      .lse = t->args.lse,
+                                      .workspace = partials,
+                                      .mask = t->mask};
+    OK(attune_forward(t->forward, attune_device_queue(device), &args, &done));
+    OK(attune_completion_wait(done, UINT64_MAX));
+    attune_buffer_destroy(partials);
+}
+
+static void attention_destroy(attention *t)
+{
+    for (int i = 0; i < BUFFERS; i++)
+        attune_buffer_destroy(t->buffers[i]);
+    attune_buffer_destroy(t->lse);
+    attune_buffer_destroy(t->workspace);
+    attune_plan_destroy(t->forward);
+    attune_plan_destroy(t->backward);
+    attune_mask_destroy(t->mask);
+    attune_expr_destroy(t->expr);
+}
+
+/* PoCL 3.1 shares local memory between its threads, where a function that has a pointer to it is not inlined. */
+Test(opencl_device, gradients_are_the_same_each_time)
+{
+    attune_instance *instance;
+    attention t;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *device = device_or_skip(instance, "opencl");
+    attention_create(&t, instance, device);
+    static uint16_t first[BUFFERS][ELEMENTS], again[ELEMENTS];
+    for (int round = 0; round < ROUNDS; round++) {
+        attune_completion done;
+        OK(attune_backward(t.backward, attune_device_queue(device), &t.args, &done));
+        OK(attune_completion_wait(done, UINT64_MAX));
+        for (int i = D_Q; i <= D_V; i++) {
+            OK(attune_buffer_read(t.buffers[i], 0, round ? again : first[i], sizeof again));
+            cr_assert(!round || !memcmp(again, first[i], sizeof again), "round %d, tensor %d", round, i - D_Q);
+        }
+    }
+    attention_destroy(&t);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
