@@ -30,7 +30,7 @@ static float block_scale(const uint8_t *block)
     return attune__f32_from_f16(half);
 }
 
-static void dequantise_q8_0(float *to, const uint8_t *block)
+static void dequantise_q8_0(float *restrict to, const uint8_t *restrict block)
 {
     const float d = block_scale(block);
     for (int i = 0; i < 32; i++)
@@ -38,7 +38,7 @@ static void dequantise_q8_0(float *to, const uint8_t *block)
 }
 
 /* The first half of a block's values is in the low nibbles. */
-static void dequantise_q4_0(float *to, const uint8_t *block)
+static void dequantise_q4_0(float *restrict to, const uint8_t *restrict block)
 {
     const float d = block_scale(block);
     for (int i = 0; i < 16; i++) {
