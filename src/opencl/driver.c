@@ -6,7 +6,8 @@
 
 #include "base/library.h"
 
-#define LIBRARY "libOpenCL.so.1"
+#define LIBRARY  "libOpenCL.so.1"
+#define PATIENCE 20000 /* milliseconds */
 
 const char *attune__opencl_error_name(int32_t error)
 {
@@ -50,7 +51,7 @@ bool attune__opencl_driver_open(attune__opencl_driver *driver, char *reason, siz
             return false;
         }
         attune__library_close(there);
-        if (!attune__opencl_probe(LIBRARY, reason, reason_size))
+        if (!attune__opencl_probe(LIBRARY, PATIENCE, reason, reason_size))
             return false;
         driver->library = attune__library_open(LIBRARY, ATTUNE__LIBRARY_KEEP, why, sizeof why);
         if (!driver->library) {

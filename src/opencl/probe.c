@@ -15,11 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/library.h"
 
-#define PATIENCE     20000 /* milliseconds */
+#define MOST_WAITS   15 /* of the patience each */
 #define VENDORS      "/etc/OpenCL/vendors"
 #define MOST_VENDORS 64
 
@@ -46,8 +47,37 @@ static void enumerate(const char *library)
     }
 }
 
+/* The processor time of a process so far, in nanoseconds. */
+static uint64_t worked(pid_t process)
+{
+    clockid_t clock;
+    struct timespec time;
+    if (clock_getcpuclockid(process, &clock) || clock_gettime(clock, &time))
+        return 0;
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+/* Waits for a child's byte. Where many processes load drivers at once a child may take minutes, but it works: it is
+ * given up after `patience` without work. */
+static bool wait_for(pid_t child, int end, int patience)
+{
+    struct pollfd wait = {.fd = end, .events = POLLIN};
+    uint64_t before = 0;
+    for (int i = 0; i < MOST_WAITS; i++) {
+        int ready;
+        do
+            ready = poll(&wait, 1, patience);
+        while (ready < 0 && errno == EINTR);
+        const uint64_t now = worked(child);
+        if (ready || now == before)
+            return ready > 0;
+        before = now;
+    }
+    return false;
+}
+
 /* How the child ended: 0 = it survived, -1 = it did not answer in time, else the signal, or 256 if that is unknown. */
-static int try_in_child(const char *library, const char *vendor)
+static int try_in_child(const char *library, const char *vendor, int patience)
 {
     int ends[2];
     if (pipe(ends))
@@ -67,14 +97,9 @@ static int try_in_child(const char *library, const char *vendor)
     close(ends[1]);
     int ended = 0, status = 0;
     if (child > 0) {
-        struct pollfd wait = {.fd = ends[0], .events = POLLIN};
         char byte;
-        int ready;
-        do
-            ready = poll(&wait, 1, PATIENCE);
-        while (ready < 0 && errno == EINTR);
-        const bool survived = ready > 0 && read(ends[0], &byte, 1) == 1;
-        if (!survived && ready <= 0) {
+        const bool ready = wait_for(child, ends[0], patience), survived = ready && read(ends[0], &byte, 1) == 1;
+        if (!ready) {
             kill(child, SIGKILL);
             ended = -1;
         }
@@ -86,11 +111,11 @@ static int try_in_child(const char *library, const char *vendor)
     return ended;
 }
 
-static void describe_end(int ended, const char *what, char *reason, size_t size)
+static void describe_end(int ended, const char *what, int patience, char *reason, size_t size)
 {
     if (ended == -1)
-        snprintf(reason, size, "%s does not answer within %d s: remove it or name the others in OCL_ICD_VENDORS", what,
-                 PATIENCE / 1000);
+        snprintf(reason, size, "%s does not answer, for %.3g s: remove it or name the others in OCL_ICD_VENDORS", what,
+                 patience / 1000.0);
     else if (ended == 256)
         snprintf(reason, size, "%s ends the process that loads it: remove it or name the others in OCL_ICD_VENDORS",
                  what);
@@ -99,12 +124,12 @@ static void describe_end(int ended, const char *what, char *reason, size_t size)
                  what, strsignal(ended));
 }
 
-bool attune__opencl_probe(const char *library, char *reason, size_t reason_size)
+bool attune__opencl_probe(const char *library, int patience, char *reason, size_t reason_size)
 {
-    const int all = try_in_child(library, NULL);
+    const int all = try_in_child(library, NULL, patience);
     if (!all)
         return true;
-    describe_end(all, "an OpenCL driver", reason, reason_size);
+    describe_end(all, "an OpenCL driver", patience, reason, reason_size);
     const char *given = getenv("OCL_ICD_VENDORS");
     const char *folder = given && *given ? given : VENDORS;
     DIR *const vendors = opendir(folder);
@@ -115,11 +140,11 @@ bool attune__opencl_probe(const char *library, char *reason, size_t reason_size)
         if (!end || strcmp(end, ".icd"))
             continue;
         snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        const int one = try_in_child(library, path);
+        const int one = try_in_child(library, path, patience);
         if (one) {
             char what[600];
             snprintf(what, sizeof what, "the OpenCL driver of %.160s", path);
-            describe_end(one, what, reason, reason_size);
+            describe_end(one, what, patience, reason, reason_size);
             break;
         }
     }

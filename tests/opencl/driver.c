@@ -166,14 +166,26 @@ Test(opencl_driver, no_device)
     attune_instance_destroy(instance);
 }
 
+/* A driver that works is waited for, however long that takes; one that does nothing is given up. */
+Test(opencl_driver, slow_driver)
+{
+    char reason[512];
+    setenv("FAKE_OPENCL_BUSY", "1", 1);
+    cr_expect(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), 500, reason, sizeof reason), "%s", reason);
+    unsetenv("FAKE_OPENCL_BUSY");
+    setenv("FAKE_OPENCL_HANG", "1", 1);
+    cr_expect_not(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), 200, reason, sizeof reason));
+    cr_expect(strstr(reason, "does not answer, for 0.2 s"), "%s", reason);
+}
+
 /* The child process crashes, this one does not. */
 Test(opencl_driver, crashing_driver)
 {
     char reason[256] = "";
-    cr_expect(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), reason, sizeof reason), "%s", reason);
+    cr_expect(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), 20000, reason, sizeof reason), "%s", reason);
     setenv("FAKE_OPENCL_CRASH", "1", 1);
     setenv("OCL_ICD_VENDORS", "/nowhere", 1);
-    cr_expect_not(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), reason, sizeof reason));
+    cr_expect_not(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), 20000, reason, sizeof reason));
     cr_expect(strstr(reason, "crashes when it is loaded (Aborted)"), "%s", reason);
     char folder[] = "/tmp/attune-vendors-XXXXXX", path[64];
     cr_assert_not_null(mkdtemp(folder));
@@ -182,7 +194,7 @@ Test(opencl_driver, crashing_driver)
     cr_assert_not_null(file);
     fclose(file);
     setenv("OCL_ICD_VENDORS", folder, 1);
-    cr_expect_not(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), reason, sizeof reason));
+    cr_expect_not(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), 20000, reason, sizeof reason));
     cr_expect(strstr(reason, path), "%s", reason);
     remove(path);
     remove(folder);

@@ -3,6 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "opencl/driver.h"
 #include "opencl/fake.h"
@@ -100,6 +102,11 @@ int32_t clGetPlatformIDs(uint32_t count, attune__cl_platform *list, uint32_t *fo
 {
     if (getenv("FAKE_OPENCL_CRASH"))
         abort();
+    if (getenv("FAKE_OPENCL_HANG"))
+        pause();
+    if (getenv("FAKE_OPENCL_BUSY"))
+        while (clock() < CLOCKS_PER_SEC) /* of processor time */
+            ;
     CALL("clGetPlatformIDs");
     *found = fake.platforms;
     for (uint32_t i = 0; i < fake.platforms && i < count; i++)
