@@ -13,11 +13,11 @@ from ._library import (
 from .expr import Expr, presets
 from .instance import Device, DeviceInfo, Instance, default_instance, devices, profiles
 from .mask import Mask, MaskLists, MaskStats
-from .plan import Backward, Forward, Plan, Problem, choose
+from .plan import Backward, Batch, Cache, Forward, Plan, Problem, choose
 
 __version__ = version()
 __all__ = [
-    "Backward", "Cancelled", "Device", "DeviceInfo", "DeviceLost", "DoesNotFit", "Error", "Expr", "Forward", "Instance",
+    "Backward", "Batch", "Cache", "Cancelled", "Device", "DeviceInfo", "DeviceLost", "DoesNotFit", "Error", "Expr", "Forward", "Instance",
     "InvalidArgument", "Mask", "MaskLists", "MaskStats", "OutOfMemory", "ParseError", "Plan", "Problem", "Unavailable", "Unsupported",
     "choose", "default_instance", "devices", "presets", "profiles", "version",
 ]

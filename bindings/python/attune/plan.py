@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Callable, Mapping, Sequence
 
 from . import _abi
@@ -21,7 +21,9 @@ _CHOICES = {None: _abi.ATTUNE_AUTO, True: _abi.ATTUNE_ON, False: _abi.ATTUNE_OFF
 
 @dataclass(frozen=True)
 class Problem:
-    """attune_problem: what a plan is for. Lengths and batch are the largest of its calls; 0 and None take the header's default."""
+    """attune_problem: what a plan is for. Lengths and batch are the largest of its calls; 0 and None take the header's default.
+
+    tokens: the most rows of a call over a cache (Cache, Batch), whose mask is an expression that each call evaluates."""
 
     head_dim: int
     q_len: int
@@ -33,7 +35,7 @@ class Problem:
     heads: int = 0
     kv_heads: int = 0
     scale: float = 0.0
-    mask: Mask | None = None
+    mask: Mask | Expr | None = None
     score: Expr | None = None
     lse: bool = False
     row_max: bool = False
@@ -41,16 +43,23 @@ class Problem:
     kv_dtype: str | None = None
     o_dtype: str | None = None
     direction: str = "forward"
+    sinks: bool = False
+    tokens: int = 0
+    page: int = 0
+    tree: bool = False
+    v_dtype: str | None = None
 
     def _struct(self) -> _abi.attune_problem:
         if self.direction not in _DIRECTIONS:
             raise InvalidArgument(f"a plan is forward or backward, not {self.direction!r}")
         same = ("head_dim", "head_dim_v", "batch", "kv_batch", "heads", "kv_heads", "q_len", "kv_len", "scale", "lse", "row_max",
-                "capture_gradient_elements")
+                "capture_gradient_elements", "sinks", "tokens", "page", "tree")
+        types = {name: dtype_of(getattr(self, name)) for name in ("kv_dtype", "o_dtype", "v_dtype") if getattr(self, name)}
         made = struct(_abi.attune_problem, direction=_DIRECTIONS[self.direction], dtype=dtype_of(self.dtype),
-                      kv_dtype=dtype_of(self.kv_dtype) if self.kv_dtype else 0, o_dtype=dtype_of(self.o_dtype) if self.o_dtype else 0,
-                      score=self.score._handle if self.score else None, **{name: getattr(self, name) for name in same})
-        if self.mask is not None:
+                      score=self.score._handle if self.score else None, **types, **{name: getattr(self, name) for name in same})
+        if isinstance(self.mask, Expr):
+            made.mask = self.mask._handle
+        elif self.mask is not None:
             check(lib.attune_problem_set_mask(ctypes.byref(made), self.mask._handle))
         return made
 
@@ -142,6 +151,43 @@ class Buffers:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """attune_cache: the keys and values of sequences in pages, as arrays in the device's memory.
+
+    k: [pages, kv_heads, page, head_dim] in any strides. v: likewise; None = the first head_dim_v columns of k. pages: the block table,
+    i32 [sequences, most pages], or one list with pages_start, i32 [sequences + 1]; None = sequence b is page b. k_scale, v_scale:
+    factors, f32 [1], [kv_heads] or [pages, kv_heads, page]."""
+
+    k: Any
+    v: Any = None
+    pages: Any = None
+    pages_start: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """attune_batch: the sequences of a call, as i32 arrays in the device's memory.
+
+    kv_len: the keys of each sequence, [sequences]. q_start: its first row, and the end, [sequences + 1]; rows are then [tokens, heads,
+    dim]; None = [sequences, heads, rows, dim]. kv_first: the first key that is kept. tree: which of its sequence's last keys a row sees,
+    bits of [tokens, words]. count: [1], the sequences of this call; None = all."""
+
+    kv_len: Any
+    q_start: Any = None
+    kv_first: Any = None
+    tree: Any = None
+    count: Any = None
+
+
+def _views(of: Cache | Batch, stream: int | None, write: Sequence[str] = ()) -> dict[str, View]:
+    """Those of its arrays that are given."""
+    given = {field.name: getattr(of, field.name) for field in fields(of)}
+    return {name: view(x, write=name in write, stream=stream) for name, x in given.items() if x is not None}
+
+
+@dataclass(frozen=True)
 class Forward:
     """The results of Plan.forward; lse and row_max where they were asked for."""
 
@@ -158,6 +204,7 @@ class Backward:
     d_k: Any
     d_v: Any
     captures: dict[str, Any]
+    d_sinks: Any = None
 
 
 class Plan(Handle):
@@ -183,43 +230,76 @@ class Plan(Handle):
             check(lib.attune_plan_choice_at(self._handle, q_len, kv_len, ctypes.byref(made)))
         else:
             check(lib.attune_plan_choice_get(self._handle, ctypes.byref(made)))
-        fields = {name: getattr(made, name) for name in field_names(type(made))}
+        chosen = {name: getattr(made, name) for name in field_names(type(made))}
         direction = next(name for name, number in _DIRECTIONS.items() if number == made.direction)
-        return fields | {"kernel": made.kernel.decode(), "direction": direction}
+        return chosen | {"kernel": made.kernel.decode(), "direction": direction}
 
     def __repr__(self) -> str:
         return f"<attune.Plan {self.choice()['kernel']}, {self.problem.direction}, on {self.device.info.id}>"
 
-    def forward(self, q: Any, k: Any, v: Any, *, o: Any = None, lse: Any = None, row_max: Any = None, mask: Mask | None = None,
-                captures: Mapping[str, Any] | None = None, parameters: Mapping[str, Number] | None = None,
-                stream: int | None = None) -> Forward:
+    def forward(self, q: Any, k: Any = None, v: Any = None, *, o: Any = None, lse: Any = None, row_max: Any = None,
+                mask: Mask | None = None, captures: Mapping[str, Any] | None = None, parameters: Mapping[str, Number] | None = None,
+                sinks: Any = None, cache: Cache | None = None, batch: Batch | None = None, stream: int | None = None) -> Forward:
         """attune_forward, over [batch, heads, length, dim] arrays in the device's memory, read in place.
 
         o: the output; without it a new array of q's library. lse, row_max: an output array, or True for a new one.
-        captures, parameters: of the score expression. stream: the CUDA stream (default: the legacy default stream)."""
+        captures, parameters: of the score expression, and over a cache also of the mask's. sinks: a logit of each head in the
+        denominator alone, [heads]. cache, batch: in place of k, v and mask, for plans with tokens; rows of a new o that are of no
+        sequence have any values. stream: the CUDA stream (default: the legacy default stream)."""
+        if (cache is None) != (batch is None) or (cache is None) != (k is not None and v is not None) or (
+                cache is not None and (k is not None or v is not None or mask is not None)):
+            raise InvalidArgument("a call is over k and v, with a mask or without, or over cache and batch")
         queue = self._queue(stream)
-        views = {name: view(x, stream=stream) for name, x in (("q", q), ("k", k), ("v", v))}
-        rows = views["q"].shape[:3]
-        o = self._output(True if o is None else o, q, (*rows, *views["v"].shape[3:]), self.problem.o_dtype or self.problem.dtype)
+        inputs = {"q": q, "k": k, "v": v, "sinks": sinks}
+        views = {name: view(x, stream=stream) for name, x in inputs.items() if x is not None}
+        rows = views["q"].shape[:-1]
+        width = (self.problem.head_dim_v or self.problem.head_dim,) if cache else views["v"].shape[3:]
+        o = self._output(True if o is None else o, q, (*rows, *width), self.problem.o_dtype or self.problem.dtype)
         lse, row_max = (self._output(x, q, rows, "f64" if self.problem.dtype == "f64" else "f32") for x in (lse, row_max))
         for name, x in (("o", o), ("lse", lse), ("row_max", row_max)):
             if x is not None:
                 views[name] = view(x, write=True, stream=stream)
+        served = (_views(cache, stream), _views(batch, stream)) if cache and batch else None
         self.forward_views(queue, views, mask, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
-                           parameters or {}, self._workspace())
+                           parameters or {}, self._workspace(), served)
         return Forward(o, lse, row_max)
+
+    def append(self, cache: Cache, k: Any, v: Any = None, *, batch: Batch | None = None, slots: Any = None, cosine: Any = None,
+               sine: Any = None, positions: Any = None, rotary_first: int = 0, interleaved: bool = False, k_norm: Any = None,
+               q_norm: Any = None, norm_epsilon: float = 0.0, q: Any = None, q_out: Any = None, stream: int | None = None) -> None:
+        """attune_append: writes the rows k and v, [tokens, kv_heads, dim], into the cache, as the last keys of the sequences of batch, or
+        to slots (i64; page * keys of a page + key, negative = not written).
+
+        cosine, sine: RoPE's, f32 [positions, columns / 2]. k_norm, q_norm: weights of RMSNorm. q: queries, which are normalised and
+        rotated likewise into q_out (which may be q)."""
+        queue = self._queue(stream)
+        inputs = {"k": k, "v": v, "slots": slots, "cosine": cosine, "sine": sine, "positions": positions, "k_norm": k_norm,
+                  "q_norm": q_norm, "q": q}
+        views = {name: view(x, stream=stream) for name, x in inputs.items() if x is not None}
+        if q_out is not None:
+            views["q_out"] = view(q_out, write=True, stream=stream)
+        stored = _views(cache, stream, ("k", "v", "k_scale", "v_scale"))
+        with Buffers(self.device) as buffers:
+            pool = struct(_abi.attune_cache, **{name: buffers.tensor(x) for name, x in stored.items()})
+            args = struct(_abi.attune_append_args, cache=ctypes.pointer(pool), rotary_first=rotary_first, interleaved=interleaved,
+                          norm_epsilon=norm_epsilon, **{name: buffers.tensor(x) for name, x in views.items()})
+            if batch is not None:
+                sequences = struct(_abi.attune_batch, **{name: buffers.tensor(x) for name, x in _views(batch, stream).items()})
+                args.batch = ctypes.pointer(sequences)
+            check(lib.attune_append(self._handle, queue, ctypes.byref(args), None))
 
     def backward(self, q: Any, k: Any, v: Any, o: Any, lse: Any, d_o: Any, *, d_lse: Any = None, d_q: Any = None, d_k: Any = None,
                  d_v: Any = None, mask: Mask | None = None, captures: Mapping[str, Any] | None = None,
                  capture_gradients: Mapping[str, Any] | None = None, parameters: Mapping[str, Number] | None = None,
-                 stream: int | None = None) -> Backward:
+                 sinks: Any = None, d_sinks: Any = None, stream: int | None = None) -> Backward:
         """attune_backward: the gradients of a loss from those of o and of lse.
 
         d_q, d_k, d_v: the outputs; without them new arrays of q's library. capture_gradients: f32 arrays that the gradients are
-        added to. The other arguments are those of forward."""
+        added to. d_sinks: the output of the sinks' gradient, or True for a new one. The other arguments are those of forward."""
         gradients = dict(capture_gradients or {})
         queue = self._queue(stream)
-        inputs = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "d_o": d_o} | ({} if d_lse is None else {"d_lse": d_lse})
+        inputs = {"q": q, "k": k, "v": v, "o": o, "lse": lse, "d_o": d_o} | {
+            name: x for name, x in (("d_lse", d_lse), ("sinks", sinks)) if x is not None}
         views = {name: view(x, stream=stream) for name, x in inputs.items()}
         outputs = {"d_q": d_q, "d_k": d_k, "d_v": d_v}
         for name, x in outputs.items():
@@ -227,10 +307,16 @@ class Plan(Handle):
             dtype = lib.attune_dtype_string(views[source].dtype).decode()
             outputs[name] = self._output(True, q, views[source].shape, dtype) if x is None else x
             views[name] = view(outputs[name], write=True, stream=stream)
+        if d_sinks is not None and sinks is None:
+            raise InvalidArgument("d_sinks needs the sinks of the forward pass")
+        if sinks is not None:
+            d_sinks = self._output(d_sinks, q, views["sinks"].shape, lib.attune_dtype_string(views["sinks"].dtype).decode())
+        if d_sinks is not None:
+            views["d_sinks"] = view(d_sinks, write=True, stream=stream)
         self.backward_views(queue, views, mask, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
                             {name: view(x, write=True, stream=stream) for name, x in gradients.items()}, parameters or {},
                             self._workspace())
-        return Backward(outputs["d_q"], outputs["d_k"], outputs["d_v"], gradients)
+        return Backward(outputs["d_q"], outputs["d_k"], outputs["d_v"], gradients, d_sinks)
 
     def _queue(self, stream: int | None) -> int:
         if stream is not None and self.device.backend != "cuda":
@@ -257,8 +343,9 @@ class Plan(Handle):
         return make
 
     def forward_views(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
-                      parameters: Mapping[str, Number], workspace: Callable[[Buffers], int | None]) -> None:
-        """forward on views, with workspace from a function: for bindings of other libraries."""
+                      parameters: Mapping[str, Number], workspace: Callable[[Buffers], int | None],
+                      served: tuple[Mapping[str, View], Mapping[str, View]] | None = None) -> None:
+        """forward on views, with workspace from a function: for bindings of other libraries. served: of a cache and a batch."""
         if mask is not None:
             mask.upload(self.device)
         with Buffers(self.device) as buffers:
@@ -266,6 +353,10 @@ class Plan(Handle):
             args = struct(_abi.attune_forward_args, mask=mask._handle if mask else None, captures=read, capture_count=len(read),
                           parameters=numbers, parameter_count=len(numbers), workspace=workspace(buffers),
                           **{name: buffers.tensor(x) for name, x in views.items()})
+            if served is not None:
+                cache, batch = ({name: buffers.tensor(x) for name, x in part.items()} for part in served)
+                pool, sequences = struct(_abi.attune_cache, **cache), struct(_abi.attune_batch, **batch)
+                args.cache, args.batch = ctypes.pointer(pool), ctypes.pointer(sequences)
             check(lib.attune_forward(self._handle, queue, ctypes.byref(args), None))
 
     def backward_views(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
