@@ -193,6 +193,8 @@ struct attune__backend {
     void (*buffer_destroy)(attune_buffer *buffer);
     attune_status (*buffer_write)(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
     attune_status (*buffer_read)(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
+    /* The first byte of a buffer in host memory. NULL if buffers are not there. */
+    void *(*buffer_memory)(const attune_buffer *buffer);
 
     /* Masks on the device. NULL if kernels read the lists in host memory (the CPU). */
     attune_status (*mask_upload)(attune_device *device, const attune_mask *mask, attune__device_mask **device_mask);

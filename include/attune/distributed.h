@@ -4,8 +4,10 @@
  * rows and keys. A rank is a device, and a process or a thread that calls attune for it.
  *
  *     attune_mask -> attune_partition (rows and keys of each rank, and the keys that it needs of others)
+ *                 -> attune_distributed (masks, plan, messages) -> attune_distributed_forward
  *
- * A partition is a pure function of the mask and the description: every rank creates the same one.
+ * A partition is a pure function of the mask and the description: every rank creates the same one. Ranks communicate
+ * through the engine's own transport, a struct of callbacks: attune makes no communicator and starts no thread.
  */
 #ifndef ATTUNE_DISTRIBUTED_H
 #define ATTUNE_DISTRIBUTED_H
@@ -59,9 +61,10 @@ typedef struct attune_partition attune_partition;
 /*
  * Deals the rows and the keys of a mask to ranks. Where q_len equals kv_len, the rank that has a row has the key of the
  * same position. Otherwise keys are dealt by the same layout, and contiguously with BALANCED and CUT. Ranks may be left
- * without rows or keys if there are fewer chunks than ranks. The work of a rank is the cost of the blocks of its rows,
- * over all batches and heads. UNSUPPORTED for masks whose lists are on a device (attune_mask_create_tensor). The mask
- * is not needed afterwards.
+ * without rows or keys if there are fewer chunks than ranks. A rank with rows but no keys, whose rows need none, is
+ * given the first block of keys to fetch, because a call has at least one key. The work of a rank is the cost of the
+ * blocks of its rows, over all batches and heads. UNSUPPORTED for masks whose lists are on a device
+ * (attune_mask_create_tensor). The mask is not needed afterwards.
  */
 ATTUNE_API attune_status attune_partition_create(attune_instance *instance, const attune_partition_desc *desc,
                                                  const attune_mask *mask, attune_partition **partition);
@@ -107,6 +110,99 @@ ATTUNE_API double attune_partition_work(const attune_partition *partition, uint3
 /* A hash of what every rank must agree on: the runs of all ranks, the lengths and the mask's expression. The same on
  * every machine. Any thread. */
 ATTUNE_API void attune_partition_hash(const attune_partition *partition, uint64_t hash[2]);
+
+/* -------------------------------------------------------------------------------------------------------- transport */
+
+/* Bytes to send to a rank, or to receive from it. */
+typedef struct attune_message {
+    uint32_t peer;
+    attune_buffer *buffer; /* the k or v of the call, or its workspace */
+    uint64_t offset;       /* bytes from the beginning of the buffer */
+    uint64_t size;         /* bytes, at least 1 */
+    void *memory;          /* address of the bytes in host memory on the CPU; NULL on other devices */
+} attune_message;
+
+/*
+ * How ranks communicate. All callbacks are called on the thread that called attune, and must not call attune, except
+ * for attune_buffer_read and attune_buffer_write. They return ATTUNE_OK or the status with which the call of attune is
+ * to fail. All ranks make the same calls in the same order.
+ */
+typedef struct attune_transport {
+    uint32_t struct_size;
+    uint32_t rank; /* below size */
+    uint32_t size; /* number of ranks */
+    void *user;    /* passed to the callbacks */
+    /* Collects `size` bytes of host memory of every rank into all, in the order of ranks (MPI_Allgather). Called by
+     * attune_distributed_create alone. */
+    attune_status (*gather)(void *user, const void *mine, void *all, size_t size);
+    /*
+     * Sends and receives. The n-th message from rank a to rank b matches the n-th that b receives from a, and has the
+     * same size. Messages are in ascending order of peer. Either all are complete on return; or they are enqueued to
+     * run after the work in the queue, and before the work that is enqueued after `finish`. The array is valid until
+     * `finish` returns.
+     */
+    attune_status (*exchange)(void *user, const attune_message *sends, uint32_t send_count,
+                              const attune_message *receives, uint32_t receive_count, attune_queue *queue);
+    /* Completes an exchange: returns when its messages are complete, or makes the queue wait for them. Between exchange
+     * and finish attune computes on the rank's own keys. NULL = messages are complete when exchange returns. */
+    attune_status (*finish)(void *user, attune_queue *queue);
+    /* This rank failed: the present and all later calls of gather, exchange and finish fail on every rank (MPI_Abort,
+     * ncclCommAbort). Called at most once by each failing call; may be called on several ranks. */
+    void (*abort)(void *user);
+} attune_transport;
+
+/* -------------------------------------------------------------------------------------------------------- execution */
+
+/* One rank's share of attention over several devices. */
+typedef struct attune_distributed attune_distributed;
+
+/* Parameters of attune_distributed_create. */
+typedef struct attune_distributed_desc {
+    uint32_t struct_size;
+    const attune_transport *transport; /* copied; what it refers to must outlive the object */
+    const attune_partition *partition; /* of transport->size ranks */
+    const attune_mask *mask;           /* that the partition was made of, on every rank */
+    /*
+     * The problem over the whole sequence, with its batch exactly. q_len and kv_len are 0 or the mask's; the mask's
+     * expression and blocks are taken from `mask`. direction is ATTUNE_FORWARD; segments, row_max and tokens are not
+     * available.
+     */
+    const attune_problem *problem;
+    const attune_kernel_options *options; /* NULL = automatic */
+    /* The keys of all heads of a position are adjacent in memory, [batch, keys, kv_heads, head_dim], and likewise the
+     * values. Otherwise those of all positions of a head are, [batch, kv_heads, keys, head_dim]. */
+    bool token_major;
+} attune_distributed_desc;
+
+/*
+ * Prepares the calls of this rank: cuts the mask, creates the plan and uploads to the device. All ranks must call it.
+ * It returns an error on every rank if one of them fails, or if the ranks' partitions or problems differ
+ * (INVALID_ARGUMENT, naming a rank that differs). Neither desc nor what it points to is needed afterwards, except as
+ * stated above.
+ */
+ATTUNE_API attune_status attune_distributed_create(attune_device *device, const attune_distributed_desc *desc,
+                                                   attune_distributed **distributed);
+ATTUNE_API void attune_distributed_destroy(attune_distributed *distributed);
+/* Returns the bytes of workspace of a call on this rank, which include the keys that it receives. */
+ATTUNE_API uint64_t attune_distributed_workspace_size(const attune_distributed *distributed);
+
+/*
+ * Computes attention for the rows of this rank over the keys of all ranks. All ranks must call it.
+ *
+ * The tensors are those of the rank: q [batch, heads, rows, head_dim], k and v [batch, kv_heads, keys, ...], o and lse
+ * likewise, in the order of attune_partition_runs. Tensors of a rank without rows (q, o, lse) or without keys (k, v)
+ * have buffer NULL. k and v have no gaps between the rows that they send: the strides of desc.token_major or of its
+ * opposite. In expressions b, h, q, kv, q_len and kv_len are those of the whole sequence; captures are whole on every
+ * rank. mask and segments must be NULL. The first byte of the workspace must be aligned to 8 bytes on the CPU.
+ *
+ * The own keys are computed while keys of others arrive, then those; the two results, in f32 on the CPU and of o's type
+ * elsewhere, are merged. Repeated calls give bitwise equal results. On one rank they are those of attune_forward.
+ *
+ * A call that fails calls transport.abort, so that no rank waits for this one. Afterwards the object can only be
+ * destroyed. One call at a time for each object; otherwise as attune_forward.
+ */
+ATTUNE_API attune_status attune_distributed_forward(attune_distributed *distributed, attune_queue *queue,
+                                                    const attune_forward_args *args, attune_completion *completion);
 
 #ifdef __cplusplus
 }

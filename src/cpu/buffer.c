@@ -61,6 +61,11 @@ attune_status attune__cpu_buffer_read(const attune_buffer *buffer, uint64_t offs
     return ATTUNE_OK;
 }
 
+void *attune__cpu_buffer_memory(const attune_buffer *buffer)
+{
+    return attune__cpu_memory(buffer);
+}
+
 double attune__cpu_load(const char *at, attune_dtype dtype)
 {
     if (dtype == ATTUNE_F64) {

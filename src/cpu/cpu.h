@@ -140,6 +140,7 @@ attune_status attune__cpu_buffer_wrap(attune_device *device, void *memory, uint6
 void attune__cpu_buffer_destroy(attune_buffer *buffer);
 attune_status attune__cpu_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__cpu_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
+void *attune__cpu_buffer_memory(const attune_buffer *buffer);
 attune_status attune__cpu_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
                                       const attune_tensor *tensor, uint64_t *value);
 attune_status attune__cpu_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,

@@ -157,6 +157,7 @@ const attune__backend attune__cpu_backend = {
     .buffer_destroy = attune__cpu_buffer_destroy,
     .buffer_write = attune__cpu_buffer_write,
     .buffer_read = attune__cpu_buffer_read,
+    .buffer_memory = attune__cpu_buffer_memory,
     .mask_update = attune__cpu_mask_update,
     .programs_create = attune__cpu_programs_create,
     .program_destroy = attune__cpu_program_destroy,

@@ -105,15 +105,16 @@ static void find_swap(const attune__deal *deal, uint32_t a, uint32_t b, int64_t 
 
 bool attune__deal_swap(attune__deal *deal)
 {
+    const uint32_t ranks = deal->ranks;
     int64_t total = 0;
     list_chunks(deal);
-    for (uint32_t r = 0; r < deal->ranks; r++)
+    for (uint32_t r = 0; r < ranks; r++)
         total += deal->load[r];
     /* Rounded down, without overflow. */
-    const int64_t limit = total / deal->ranks + total / deal->ranks / 50;
+    const int64_t mean = ranks ? total / ranks : 0, limit = mean + mean / 50;
     for (int64_t left = 4 * deal->count; left > 0; left--) {
         uint32_t a = 0, least = 0;
-        for (uint32_t r = 1; r < deal->ranks; r++) {
+        for (uint32_t r = 1; r < ranks; r++) {
             if (deal->load[r] > deal->load[a])
                 a = r;
             if (deal->load[r] < deal->load[least])
@@ -123,7 +124,7 @@ bool attune__deal_swap(attune__deal *deal)
             return true;
         swap best = {.load = deal->load[a], .distance = -1};
         find_swap(deal, a, least, limit, &best);
-        for (uint32_t b = 0; b < deal->ranks && !best.a; b++)
+        for (uint32_t b = 0; b < ranks && !best.a; b++)
             if (deal->load[b] < deal->load[a])
                 find_swap(deal, a, b, limit, &best);
         if (!best.a)

@@ -67,14 +67,6 @@ static bool runs_of_deal(const attune_allocator *allocator, attune__run_lists *l
     return true;
 }
 
-static int64_t positions(const attune__run_lists *lists, uint32_t r)
-{
-    int64_t sum = 0;
-    for (size_t i = lists->offsets[r]; i < lists->offsets[r + 1]; i++)
-        sum += lists->items[i].count;
-    return sum;
-}
-
 /* ------------------------------------------------------------------------------------------------------------- work */
 
 static int64_t ceil_div(int64_t a, int64_t b)
@@ -236,7 +228,10 @@ static bool find_needs(maker *m, uint32_t r, uint32_t *needed)
                       attune__min64((c + 1) * mask->kv_block, mask->kv_len), rank))
             return false;
     }
-    return true;
+    /* A call has at least one key. */
+    const bool supplied = p->rows.offsets[r] == p->rows.offsets[r + 1] || p->keys.offsets[r] < p->keys.offsets[r + 1];
+    return supplied || p->needs.offsets[r] < p->needs.count ||
+           runs_add(&p->allocator, &p->needs, r, 0, attune__min64(mask->kv_block, mask->kv_len), m->deal.rank[0]);
 }
 
 static attune_status find_all_needs(maker *m)
@@ -295,7 +290,7 @@ static attune_status read_desc(const attune_partition_desc *given, const attune_
                             ATTUNE_MAX_RANKS);
     if ((unsigned)desc->layout > ATTUNE_LAYOUT_STRIPED)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.layout is %d, which is no attune_layout", (int)desc->layout);
-    if (desc->chunk < 0 || desc->chunk > INT32_MAX || desc->chunk % unit)
+    if (desc->chunk < 0 || desc->chunk > INT32_MAX || desc->chunk % mask->q_block || desc->chunk % mask->kv_block)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "desc.chunk is %lld, expected a multiple of %lld below 2^31, for the mask's blocks of %u x "
                             "%u, or 0",
@@ -363,7 +358,7 @@ attune_status attune_partition_create(attune_instance *instance, const attune_pa
                             "mask is computed from a tensor on a device: its lists cannot be dealt to ranks");
     maker m = {.mask = mask, .unit = lowest_multiple(mask->q_block, mask->kv_block)};
     ATTUNE__TRY(read_desc(desc, mask, m.unit, &m.desc));
-    const attune_allocator allocator = mask->allocator;
+    const attune_allocator allocator = instance->host.allocator;
     m.made = attune__alloc(&allocator, 1, sizeof *m.made);
     if (!m.made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -428,8 +423,10 @@ attune_status attune_partition_stats_get(const attune_partition *partition, attu
         .ranks = partition->ranks, .chunk = partition->chunk, .partial_cost = partition->partial_cost};
     int64_t total = 0, most = 0;
     for (uint32_t r = 0; r < partition->ranks; r++) {
-        const int64_t rows = positions(&partition->rows, r), keys = positions(&partition->keys, r);
-        const int64_t fetched = positions(&partition->needs, r), others = partition->kv_len - keys;
+        const int64_t rows = attune__runs_length(attune__runs_of(&partition->rows, r)),
+                      keys = attune__runs_length(attune__runs_of(&partition->keys, r));
+        const int64_t fetched = attune__runs_length(attune__runs_of(&partition->needs, r)),
+                      others = partition->kv_len - keys;
         total += partition->work[r];
         most = partition->work[r] > most ? partition->work[r] : most;
         s.most_rows = rows > s.most_rows ? rows : s.most_rows;

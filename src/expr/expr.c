@@ -318,3 +318,63 @@ attune_status attune__expr_dense(const attune_allocator *allocator, const attune
     attune__builder_free(&builder);
     return status;
 }
+
+/* --------------------------------------------------------------------------------------------------------- gathering
+ */
+
+/* What replaces a variable: a parameter, or for q and kv an element of a capture. */
+typedef struct replacement {
+    attune__var var;
+    const char *name;
+    bool capture;
+} replacement;
+
+static const replacement gathered_variables[] = {
+    {ATTUNE__VAR_Q, ATTUNE__GATHER_Q, true},
+    {ATTUNE__VAR_KV, ATTUNE__GATHER_KV, true},
+    {ATTUNE__VAR_Q_LEN, ATTUNE__GATHER_Q_LEN, false},
+    {ATTUNE__VAR_KV_LEN, ATTUNE__GATHER_KV_LEN, false},
+};
+
+static attune_status make_replacement(attune__builder *builder, const replacement *r, uint32_t *node)
+{
+    attune__symbol symbol = {
+        .kind = r->capture ? ATTUNE_SYMBOL_CAPTURE : ATTUNE_SYMBOL_PARAMETER, .dtype = ATTUNE_I32, .rank = r->capture};
+    snprintf(symbol.name, sizeof symbol.name, "%s", r->name);
+    const uint32_t index = attune__builder_symbol(builder, &symbol);
+    if (index == ATTUNE__NONE)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "over several ranks an expression has a symbol more for each of q, kv, q_len and kv_len "
+                            "that it reads: with them it has more than %d captures and parameters",
+                            ATTUNE_EXPR_MAX_SYMBOLS);
+    const uint32_t var = r->capture ? attune__make_var(builder, r->var) : 0;
+    *node = attune__make_symbol(builder, index, r->capture ? &var : NULL);
+    return ATTUNE_OK;
+}
+
+attune_status attune__expr_gather(const attune_allocator *allocator, const attune_expr *expr, attune_expr **gathered)
+{
+    *gathered = NULL;
+    uint32_t replaced[ATTUNE__VAR_ROW + 1];
+    attune__builder builder;
+    ATTUNE__TRY(attune__builder_init(&builder, allocator, expr->kind));
+    uint32_t number[ATTUNE_EXPR_MAX_NODES];
+    /* Importing first keeps the order of the symbols. */
+    attune_status status = attune__builder_import(&builder, expr, number);
+    for (size_t i = 0; i < sizeof gathered_variables / sizeof *gathered_variables; i++) {
+        const replacement *r = &gathered_variables[i];
+        replaced[r->var] = ATTUNE__NONE;
+        if (status == ATTUNE_OK && expr->uses & 1u << r->var)
+            status = make_replacement(&builder, r, &replaced[r->var]);
+    }
+    if (status == ATTUNE_OK) {
+        substitute_none(&builder);
+        for (size_t i = 0; i < sizeof gathered_variables / sizeof *gathered_variables; i++)
+            builder.var[gathered_variables[i].var] = replaced[gathered_variables[i].var];
+        status = attune__builder_import(&builder, expr, number);
+    }
+    if (status == ATTUNE_OK)
+        status = attune__builder_finish(&builder, number[expr->node_count - 1], ATTUNE_INVALID_ARGUMENT, gathered);
+    attune__builder_free(&builder);
+    return status;
+}

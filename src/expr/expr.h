@@ -167,6 +167,17 @@ attune_status attune__expr_shift(const attune_allocator *allocator, const attune
  */
 attune_status attune__expr_dense(const attune_allocator *allocator, const attune_expr *expr, attune_expr **dense);
 
+/*
+ * Creates the expression for rows and keys that stand at other positions in the call than in the sequence: q and kv
+ * become elements of two i32 captures of rank 1, q_len and kv_len two i32 parameters, where the expression reads them.
+ * Symbols that are added come after the others. Returns the expression itself, retained, if it reads none.
+ */
+#define ATTUNE__GATHER_Q      "gather_q"
+#define ATTUNE__GATHER_KV     "gather_kv"
+#define ATTUNE__GATHER_Q_LEN  "gather_q_len"
+#define ATTUNE__GATHER_KV_LEN "gather_kv_len"
+attune_status attune__expr_gather(const attune_allocator *allocator, const attune_expr *expr, attune_expr **gathered);
+
 /* For each dimension of each capture, as bits 1 << attune__var: the variables that are an index by themselves
  * (doc[kv]). */
 typedef struct attune__direct_reads {

@@ -8,6 +8,7 @@
  *     combine.c  and, or, not                                          classify.c classes of regions
  *     store.c    storage, transposes                                   draw.c     statistics, text, pixels
  *     rects.h    rectangles of blocks                                  work.c     work units, progress, limits
+ *     gather.c   of some rows and keys
  */
 #ifndef ATTUNE_MASK_MASK_H
 #define ATTUNE_MASK_MASK_H
@@ -102,6 +103,15 @@ void attune__mask_fill(attune_mask *mask);
 /* The bit pattern of an element that forbids its pair. */
 uint32_t attune__mask_forbidden(attune_dtype dtype);
 attune_status attune__mask_slice(const attune_mask *mask, const attune_mask_range *range, attune_mask **slice);
+/* Positions in the sequence of the rows or keys of a gathered mask, ascending: whole blocks, of which only the last of
+ * the sequence may be shorter. */
+typedef struct attune__positions {
+    const int32_t *at;
+    int64_t count; /* at least 1 */
+} attune__positions;
+/* The mask of some rows and keys. Its expression is that of attune__expr_gather, with their positions as captures. */
+attune_status attune__mask_gather(const attune_mask *mask, const attune__positions *rows, const attune__positions *keys,
+                                  attune_mask **gathered);
 /* op: ATTUNE__OP_AND, ATTUNE__OP_OR; ATTUNE__OP_NOT with b NULL. work may be NULL, here and below. */
 attune_status attune__mask_combine(attune__op op, const attune_mask *a, const attune_mask *b, attune__work *work,
                                    attune_mask **mask);

@@ -113,6 +113,13 @@ static void check_rank(const attune_partition *partition, const attune_mask_list
                 need[at] |= key_of[at] != r && listed(l, row, c);
     }
     cr_assert_float_eq(attune_partition_work(partition, r), work, 1e-3 * (1 + work));
+    bool rows = false, keys = false;
+    for (int64_t at = 0; at < l->q_len; at++)
+        rows |= row_of[at] == r;
+    for (int64_t at = 0; at < l->kv_len; at++)
+        keys |= key_of[at] == r || need[at];
+    for (int64_t at = 0; rows && !keys && at < l->kv_block && at < l->kv_len; at++)
+        need[at] = true;
     const attune_run *runs;
     uint32_t count;
     int64_t last = -1;

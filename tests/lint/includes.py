@@ -21,7 +21,7 @@ BELOW = {
     'cuda': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'kernels'},
     'opencl': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'shaders'},
     'api': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
-    'distributed': {'base', 'expr', 'mask', 'plan', 'backend.h'},
+    'distributed': {'base', 'expr', 'mask', 'plan', 'backend.h', 'api'},
 }
 PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}, 'opencl.h': {'attune/attune.h'}, 'distributed.h': {'attune/attune.h'}}
 

@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: MIT */
+/* Prepares a rank's calls: its masks, plan, messages and workspace; and compares with the other ranks. */
+#include "distributed/distributed.h"
+
+#include <string.h>
+
+#include "plan/plan.h"
+
+/* ------------------------------------------------------------------------------------------------------------ masks */
+
+/* The positions of all runs, one after another. */
+static attune_status list_positions(const attune_allocator *allocator, attune__run_view runs, int32_t **positions)
+{
+    int32_t *at = attune__alloc_raw(allocator, (size_t)attune__runs_length(runs), sizeof *at);
+    if (!at)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    *positions = at;
+    for (size_t i = 0; i < runs.count; i++)
+        for (int64_t j = 0; j < runs.items[i].count; j++)
+            *at++ = (int32_t)(runs.items[i].start + j);
+    return ATTUNE_OK;
+}
+
+static attune_status upload_positions(attune_device *device, const attune__positions *positions, attune_buffer **buffer)
+{
+    const uint64_t bytes = (uint64_t)positions->count * sizeof *positions->at;
+    ATTUNE__TRY(attune_buffer_create(device, bytes, buffer));
+    return attune_buffer_write(*buffer, 0, positions->at, bytes);
+}
+
+/* The mask of this rank's rows and of the keys of a part. */
+static attune_status make_part(attune_distributed *d, const attune_mask *mask, const attune__positions *rows,
+                               attune__run_view keys, attune__distributed_part *part)
+{
+    const attune_allocator *allocator = &d->device->host.allocator;
+    int32_t *at = NULL;
+    ATTUNE__TRY(list_positions(allocator, keys, &at));
+    const attune__positions positions = {at, part->keys};
+    attune_status status = attune__mask_gather(mask, rows, &positions, &part->mask);
+    if (status == ATTUNE_OK)
+        status = upload_positions(d->device, &positions, &part->positions);
+    attune__free(allocator, at);
+    return status;
+}
+
+static attune_status make_masks(attune_distributed *d, const attune_partition *p, const attune_mask *mask)
+{
+    const uint32_t r = d->transport.rank;
+    const attune__run_view runs[ATTUNE__DISTRIBUTED_PARTS] = {attune__runs_of(&p->keys, r),
+                                                              attune__runs_of(&p->needs, r)};
+    const attune_allocator *allocator = &d->device->host.allocator;
+    attune__distributed_part *own = &d->parts[ATTUNE__OWN];
+    int32_t *at = NULL;
+    if (!d->rows)
+        return ATTUNE_OK;
+    for (int i = 0; i < ATTUNE__DISTRIBUTED_PARTS; i++)
+        d->parts[i].keys = attune__runs_length(runs[i]);
+    attune_status status = ATTUNE_OK;
+    if (d->rows == d->q_len && own->keys == d->kv_len) {
+        status = attune__mask_slice(mask, &(attune_mask_range){.struct_size = sizeof(attune_mask_range)}, &own->mask);
+    } else {
+        status = list_positions(allocator, attune__runs_of(&p->rows, r), &at);
+        const attune__positions rows = {at, d->rows};
+        if (status == ATTUNE_OK)
+            status = upload_positions(d->device, &rows, &d->positions);
+        for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
+            if (d->parts[i].keys)
+                status = make_part(d, mask, &rows, runs[i], &d->parts[i]);
+    }
+    for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
+        if (d->parts[i].mask)
+            status = attune_mask_upload(d->parts[i].mask, d->device);
+    attune__free(allocator, at);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- plan */
+
+/* The score expression as the rank's calls evaluate it, retained. */
+static attune_status make_score(const attune_distributed *d, const attune_expr *score, attune_expr **made)
+{
+    attune_expr *dense;
+    if (!score || !d->positions) {
+        *made = attune__expr_retain(score);
+        return ATTUNE_OK;
+    }
+    ATTUNE__TRY(attune__expr_dense(&score->allocator, score, &dense));
+    const attune_status status = attune__expr_gather(&score->allocator, dense, made);
+    attune__expr_release(dense);
+    return status;
+}
+
+static attune_status make_plan(attune_distributed *d, const attune_problem *problem,
+                               const attune_kernel_options *options)
+{
+    const attune__distributed_part *own = &d->parts[ATTUNE__OWN], *others = &d->parts[ATTUNE__OTHERS];
+    attune_problem p = *problem;
+    attune_expr *score;
+    if (!d->rows)
+        return ATTUNE_OK;
+    p.q_len = d->rows;
+    p.kv_len = own->keys > others->keys ? own->keys : others->keys;
+    p.lse = p.lse || (own->keys && others->keys);
+    ATTUNE__TRY(attune_problem_set_mask(&p, own->mask ? own->mask : others->mask));
+    ATTUNE__TRY(make_score(d, problem->score, &score));
+    p.score = score;
+    attune_status status = attune_plan_create(d->device, &p, options, &d->plan);
+    attune__expr_release(score);
+    if (status == ATTUNE_OK && own->keys && others->keys)
+        status = attune__merger_make(d->device, &d->merger);
+    return status;
+}
+
+/* --------------------------------------------------------------------------------------------------------- messages */
+
+/* The index of a position among the positions of runs, one of which has it. */
+static int64_t index_of(attune__run_view runs, int64_t position)
+{
+    int64_t before = 0;
+    for (size_t i = 0; i < runs.count; i++) {
+        if (position < runs.items[i].start + runs.items[i].count)
+            return before + position - runs.items[i].start;
+        before += runs.items[i].count;
+    }
+    return before;
+}
+
+static attune_status make_transfers(attune_distributed *d, const attune_partition *p)
+{
+    const attune_allocator *allocator = &d->device->host.allocator;
+    const uint32_t r = d->transport.rank;
+    const attune__run_view own = attune__runs_of(&p->keys, r), needs = attune__runs_of(&p->needs, r);
+    for (size_t i = 0; i < p->needs.count; i++)
+        d->send_count += p->needs.items[i].rank == r;
+    d->receive_count = needs.count;
+    d->sends = attune__alloc(allocator, d->send_count, sizeof *d->sends);
+    d->receives = attune__alloc(allocator, d->receive_count, sizeof *d->receives);
+    size_t planes = (size_t)attune__transfer_planes(d), messages = d->send_count + d->receive_count;
+    if (messages > UINT32_MAX / 2 / planes)
+        return attune__fail(ATTUNE_UNSUPPORTED, "rank %u has %zu runs to exchange in %zu planes: use larger chunks", r,
+                            messages, planes);
+    d->messages = attune__alloc(allocator, messages * planes * 2, sizeof *d->messages);
+    if (!d->sends || !d->receives || !d->messages)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    attune__transfer *send = d->sends, *receive = d->receives;
+    for (uint32_t peer = 0; peer < p->ranks; peer++) {
+        const attune__run_view theirs = attune__runs_of(&p->needs, peer);
+        for (size_t i = 0; i < theirs.count; i++)
+            if (theirs.items[i].rank == r)
+                *send++ = (attune__transfer){peer, index_of(own, theirs.items[i].start), theirs.items[i].count};
+        for (size_t i = 0; i < needs.count; i++)
+            if (needs.items[i].rank == peer)
+                *receive++ = (attune__transfer){peer, index_of(needs, needs.items[i].start), needs.items[i].count};
+    }
+    return ATTUNE_OK;
+}
+
+static void lay_out(attune_distributed *d)
+{
+    const attune__shape *s = &d->shape;
+    const uint64_t keys = (uint64_t)(s->kv_batch * s->kv_heads * d->parts[ATTUNE__OTHERS].keys);
+    const uint64_t rows = (uint64_t)(s->batch * s->heads * d->rows);
+    const uint64_t real = attune_dtype_size(attune__shape_real(s));
+    uint64_t at = 0;
+    d->k_at = at;
+    at += attune__round_up64(keys * s->head_dim * attune_dtype_size(s->k_dtype), 256);
+    d->v_at = at;
+    at += attune__round_up64(keys * s->head_dim_v * attune_dtype_size(s->v_dtype), 256);
+    if (d->merger) {
+        d->lse_at = attune__round_up64(rows * s->head_dim_v * real, 256);
+        d->part_size = d->lse_at + attune__round_up64(rows * real, 256);
+        d->part_at = at;
+        at += ATTUNE__DISTRIBUTED_PARTS * d->part_size;
+        d->merge_at = at;
+        at += attune__round_up64(
+            attune__merge_workspace(attune__shape_real(s), rows, s->head_dim_v, ATTUNE__DISTRIBUTED_PARTS), 256);
+    }
+    d->plan_at = at;
+    d->workspace = at + attune_plan_workspace_size(d->plan);
+}
+
+/* -------------------------------------------------------------------------------------------------------- agreement */
+
+/* What ranks tell one another. */
+typedef struct agreement {
+    uint64_t hash[2];
+    uint64_t status; /* attune_status of the preparation */
+} agreement;
+
+static agreement agreement_of(const attune_distributed *d, const attune_distributed_desc *desc, attune_status status)
+{
+    const attune__shape *s = &d->shape;
+    attune__hash hash = attune__hash_begin();
+    uint64_t partition[2] = {0, 0};
+    if (status == ATTUNE_OK) {
+        const attune_expr *score = desc->problem->score;
+        uint64_t scale;
+        memcpy(&scale, &s->scale, sizeof scale);
+        attune_partition_hash(desc->partition, partition);
+        const uint64_t words[] = {attune_version(),
+                                  partition[0],
+                                  partition[1],
+                                  (uint64_t)s->batch,
+                                  (uint64_t)s->kv_batch,
+                                  (uint64_t)s->heads,
+                                  (uint64_t)s->kv_heads,
+                                  s->head_dim,
+                                  s->head_dim_v,
+                                  (uint64_t)s->q_dtype,
+                                  (uint64_t)s->k_dtype,
+                                  (uint64_t)s->v_dtype,
+                                  d->token_major,
+                                  s->sinks,
+                                  scale,
+                                  score ? score->hash.lane[0] : 0,
+                                  score ? score->hash.lane[1] : 0};
+        for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+            attune__hash_add(&hash, words[i]);
+    }
+    return (agreement){{hash.lane[0], hash.lane[1]}, (uint64_t)status};
+}
+
+/* Returns the same on every rank, except that a rank that failed returns its own error. */
+static attune_status agree(const attune_distributed *d, const attune_distributed_desc *desc, attune_status status)
+{
+    const attune_transport *t = &d->transport;
+    const attune_allocator *allocator = &d->device->host.allocator;
+    agreement *all = attune__alloc(allocator, t->size, sizeof *all);
+    const agreement mine = agreement_of(d, desc, status);
+    if (!all) {
+        t->abort(t->user);
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    }
+    const attune_status gathered = t->gather(t->user, &mine, all, sizeof mine);
+    if (gathered != ATTUNE_OK)
+        t->abort(t->user);
+    if (status == ATTUNE_OK && gathered != ATTUNE_OK)
+        status = attune__fail(gathered, "transport.gather failed on rank %u with %s", t->rank,
+                              attune_status_string(gathered));
+    for (uint32_t r = 0; status == ATTUNE_OK && r < t->size; r++)
+        if (all[r].status != ATTUNE_OK)
+            status = attune__fail((attune_status)all[r].status, "rank %u failed with %s: see its message", r,
+                                  attune_status_string((attune_status)all[r].status));
+    for (uint32_t r = 0; status == ATTUNE_OK && r < t->size; r++)
+        if (all[r].hash[0] != all[0].hash[0] || all[r].hash[1] != all[0].hash[1])
+            status = attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                  "rank %u has another partition or problem than rank 0 (hash %016llx, not %016llx): "
+                                  "make both of the same mask, descriptions and version of attune",
+                                  r, (unsigned long long)all[r].hash[0], (unsigned long long)all[0].hash[0]);
+    attune__free(allocator, all);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- checks */
+
+static attune_status check_transport(const attune_transport *given, attune_transport *t)
+{
+    ATTUNE__TRY(attune__desc_read(t, sizeof *t, given, sizeof *t, "desc.transport"));
+    if (!t->size || t->size > ATTUNE_MAX_RANKS || t->rank >= t->size)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.transport is of rank %u of %u, expected a rank below a size of 1 to %d", t->rank,
+                            t->size, ATTUNE_MAX_RANKS);
+    if (!t->gather || !t->exchange || !t->abort)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.transport->%s is NULL",
+                            !t->gather     ? "gather"
+                            : !t->exchange ? "exchange"
+                                           : "abort");
+    return ATTUNE_OK;
+}
+
+static attune_status check_length(const char *name, int64_t given, int64_t mask)
+{
+    if (given && given != mask)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.%s is %lld, expected the mask's, %lld, or 0", name,
+                            (long long)given, (long long)mask);
+    return ATTUNE_OK;
+}
+
+static attune_status check(attune_distributed *d, const attune_distributed_desc *desc, attune_problem *p)
+{
+    const attune_partition *partition = desc->partition;
+    const attune_mask *mask = desc->mask;
+    ATTUNE__TRY(attune__check_not_null(partition, "desc.partition"));
+    ATTUNE__TRY(attune__check_not_null(mask, "desc.mask"));
+    ATTUNE__TRY(attune__check_not_null(desc->problem, "desc.problem"));
+    ATTUNE__TRY(attune__desc_read(p, sizeof *p, desc->problem, sizeof *p, "problem"));
+    if (partition->ranks != d->transport.size)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.partition is of %u ranks, desc.transport of %u",
+                            partition->ranks, d->transport.size);
+    if (mask->from_tensor || partition->q_len != mask->q_len || partition->kv_len != mask->kv_len ||
+        partition->q_block != mask->q_block || partition->kv_block != mask->kv_block)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.partition is of %lld x %lld in blocks of %u x %u, desc.mask of %lld x %lld in blocks "
+                            "of %u x %u: pass the mask that it was made of",
+                            (long long)partition->q_len, (long long)partition->kv_len, partition->q_block,
+                            partition->kv_block, (long long)mask->q_len, (long long)mask->kv_len, mask->q_block,
+                            mask->kv_block);
+    ATTUNE__TRY(check_length("q_len", p->q_len, mask->q_len));
+    ATTUNE__TRY(check_length("kv_len", p->kv_len, mask->kv_len));
+    if (p->direction != ATTUNE_FORWARD || p->segments || p->row_max || p->tokens)
+        return attune__fail(ATTUNE_UNSUPPORTED, "problem.%s is set, which several ranks do not have: leave it 0",
+                            p->direction != ATTUNE_FORWARD ? "direction"
+                            : p->segments                  ? "segments"
+                            : p->row_max                   ? "row_max"
+                                                           : "tokens");
+    p->q_len = d->q_len = mask->q_len;
+    p->kv_len = d->kv_len = mask->kv_len;
+    d->rows = attune__runs_length(attune__runs_of(&partition->rows, d->transport.rank));
+    d->own_keys = attune__runs_length(attune__runs_of(&partition->keys, d->transport.rank));
+    return attune__shape_from_problem(p, &d->shape);
+}
+
+static attune_status prepare(attune_distributed *d, const attune_distributed_desc *desc)
+{
+    attune_problem problem;
+    ATTUNE__TRY(check(d, desc, &problem));
+    ATTUNE__TRY(make_masks(d, desc->partition, desc->mask));
+    ATTUNE__TRY(make_plan(d, &problem, desc->options));
+    ATTUNE__TRY(make_transfers(d, desc->partition));
+    lay_out(d);
+    return ATTUNE_OK;
+}
+
+attune_status attune_distributed_create(attune_device *device, const attune_distributed_desc *desc,
+                                        attune_distributed **distributed)
+{
+    ATTUNE__TRY(attune__check_not_null(distributed, "distributed"));
+    *distributed = NULL;
+    ATTUNE__TRY(attune__device_check(device));
+    attune_distributed_desc given;
+    attune_transport transport;
+    ATTUNE__TRY(attune__desc_read(&given, sizeof given, desc, sizeof given, "desc"));
+    ATTUNE__TRY(check_transport(given.transport, &transport));
+    attune_distributed *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made) {
+        transport.abort(transport.user);
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    }
+    made->device = attune__device_retain(device);
+    made->transport = transport;
+    made->token_major = given.token_major;
+    const attune_status status = agree(made, &given, prepare(made, &given));
+    if (status == ATTUNE_OK)
+        *distributed = made;
+    else
+        attune_distributed_destroy(made);
+    return status;
+}
+
+void attune_distributed_destroy(attune_distributed *distributed)
+{
+    if (!distributed)
+        return;
+    attune_distributed *d = distributed;
+    attune_device *device = d->device;
+    const attune_allocator allocator = device->host.allocator;
+    attune_plan_destroy(d->plan);
+    if (d->merger)
+        device->backend->merger_destroy(d->merger);
+    for (int i = 0; i < ATTUNE__DISTRIBUTED_PARTS; i++) {
+        attune_mask_destroy(d->parts[i].mask);
+        attune_buffer_destroy(d->parts[i].positions);
+    }
+    attune_buffer_destroy(d->positions);
+    attune__free(&allocator, d->sends);
+    attune__free(&allocator, d->receives);
+    attune__free(&allocator, d->messages);
+    attune__free(&allocator, d);
+    attune__device_release(device);
+}
+
+uint64_t attune_distributed_workspace_size(const attune_distributed *distributed)
+{
+    return distributed ? distributed->workspace : 0;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+/* Threads of one process as ranks: a transport through the memory that they share, and calls on all of them. */
+#ifndef TESTS_DISTRIBUTED_RANKS_H
+#define TESTS_DISTRIBUTED_RANKS_H
+
+#include <attune/distributed.h>
+#include <pthread.h>
+
+#define MOST_RANKS 16
+
+/* Which callback of which rank fails, once it has been called as often as `after` says. */
+typedef struct rank_fault {
+    bool gather, exchange, finish;
+    uint32_t rank;
+    int after;
+} rank_fault;
+
+typedef struct rank_group {
+    uint32_t size;
+    rank_fault fault;
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    uint32_t arrived;
+    uint64_t round;
+    bool aborted;
+    const void *gathered[MOST_RANKS];
+    const attune_message *sends[MOST_RANKS];
+    uint32_t send_count[MOST_RANKS];
+    struct rank_end {
+        struct rank_group *group;
+        uint32_t rank;
+        int calls;
+        const attune_message *receives;
+        uint32_t receive_count;
+    } ends[MOST_RANKS];
+} rank_group;
+
+void rank_group_init(rank_group *group, uint32_t size);
+void rank_group_finish(rank_group *group);
+/* late: messages are copied in `finish`, not in `exchange`. */
+attune_transport rank_transport(rank_group *group, uint32_t rank, bool late);
+
+/* Runs body on a thread for each rank, and waits for all. */
+void rank_group_run(rank_group *group, void (*body)(void *context, uint32_t rank), void *context);
+
+#endif
