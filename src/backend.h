@@ -97,9 +97,12 @@ typedef struct attune__serving {
     attune_tensor k_scale, v_scale;   /* [pages, kv_heads, page], with strides of 0 where they broadcast; NULL = 1 */
     attune_tensor q_start, kv_len, kv_first, tree, count; /* buffer NULL = as in attune_batch; tree has rank 3, with the
                                                              batch of q */
+    attune_tensor shared;                                 /* likewise */
     bool packed;                                          /* q_start is there */
-    const attune_tensor *mask_captures;                   /* by symbol of the mask expression */
-    const attune__value *mask_parameters;                 /* likewise */
+    attune_buffer *schedule;                              /* NULL = the call computes its own */
+    uint64_t schedule_offset;
+    const attune_tensor *mask_captures;   /* by symbol of the mask expression */
+    const attune__value *mask_parameters; /* likewise */
 } attune__serving;
 
 /* Arguments of forward and decode. Tensors have resolved strides and rank 4 (lse and row_max: 3). */
@@ -225,6 +228,10 @@ struct attune__backend {
                              uint64_t *value);
     attune_status (*decode)(const attune__program *program, attune_queue *queue, const attune__forward *call,
                             uint64_t *value);
+    /* Serving: the bytes of a schedule, and the launch that writes it to call->serving->schedule. */
+    uint64_t (*schedule_size)(const attune__program *program);
+    attune_status (*schedule)(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                              uint64_t *value);
     attune_status (*append)(const attune__program *program, attune_queue *queue, const attune__append *call,
                             uint64_t *value);
     attune_status (*backward)(const attune__program *program, attune_queue *queue, const attune__backward *call,

@@ -743,6 +743,12 @@ typedef struct attune_problem {
     int64_t page;         /* keys in a page, at least 1; 0 = each sequence is one page, of any length up to kv_len */
     bool tree;            /* calls may pass attune_batch.tree */
     attune_dtype v_dtype; /* serving: of v, if not kv_dtype, which is then that of k; either may be quantised */
+    /*
+     * Serving: the keys of a sequence are summed in parts that begin at the multiples of split_keys, and the parts are
+     * added in order, whatever the batch: a sequence has the same bits alone and among others. A multiple of 256; 0 =
+     * the device's choice (the CPU: 1,024, so that its bits never depend on the batch).
+     */
+    uint32_t split_keys;
 } attune_problem;
 
 /* Sets mask, block_mask, mask_q_block and mask_kv_block of a problem from a mask. The expression is valid as long as
@@ -998,6 +1004,13 @@ typedef struct attune_batch {
     attune_tensor tree;
     attune_tensor count; /* [1]: the number of sequences of this call, which are the first; buffer NULL = all. For calls
                             that are recorded once for the largest batch */
+    /*
+     * [sequences]: how many of its first keys a sequence has in common with the one before it, such as a system prompt;
+     * numbers below 0 are 0, and the first is not read. A hint: sequences that share keys, one after another, may be
+     * computed together, so that the keys are read once. Nested prefixes are sequences in the order of a tree. Results
+     * are the same, bit for bit on the CPU, if it is true, and undefined if it is not. buffer NULL = none.
+     */
+    attune_tensor shared;
 } attune_batch;
 
 /* Arguments of attune_forward. */
@@ -1042,6 +1055,10 @@ typedef struct attune_forward_args {
      */
     const attune_cache *cache;
     const attune_batch *batch;
+    /* Of serving: what attune_schedule wrote for the lengths of this batch. NULL = each call computes its own, in the
+     * workspace. */
+    attune_buffer *schedule;
+    uint64_t schedule_offset; /* a multiple of 256 */
 } attune_forward_args;
 
 /*
@@ -1065,6 +1082,19 @@ typedef struct attune_forward_args {
  */
 ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                                         attune_completion *completion);
+
+/*
+ * Divides the work of a batch over the device's compute units, once a step: args are those of any of the step's calls
+ * of attune_forward, of which the lengths, the block table and args->schedule are read, and the schedule, of
+ * attune_plan_schedule_size bytes, is written. All calls with the same plan, or plans with the same choice, heads and
+ * split_keys, and these lengths, may then pass it: the layers of a model. It is valid until the lengths change, may be
+ * written again for others, and does not affect results. Launches only, as attune_forward. CPU only; on other devices
+ * UNSUPPORTED.
+ */
+ATTUNE_API attune_status attune_schedule(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
+                                         attune_completion *completion);
+/* Returns the bytes of a schedule; 0 for plans that have none. */
+ATTUNE_API uint64_t attune_plan_schedule_size(const attune_plan *plan);
 
 /* Arguments of attune_append. Rows are those of attune_forward: [tokens, heads, columns], or [sequences, heads, q_len,
  * columns] with a batch that has no q_start; `slots` and `positions` are [tokens], or [sequences, q_len]. */

@@ -46,6 +46,27 @@ attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const
     return ATTUNE_OK;
 }
 
+attune_status attune_schedule(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
+                              attune_completion *completion)
+{
+    ATTUNE__TRY(check_plan(plan, queue));
+    attune__forward_call resolved;
+    ATTUNE__TRY(attune__forward_resolve(plan, args, &resolved));
+    const attune__serving *serving = resolved.call.serving;
+    if (!serving)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "the plan reads no cache: set problem.tokens");
+    const attune__backend *backend = plan->device->backend;
+    if (!backend->schedule)
+        return attune__fail(ATTUNE_UNSUPPORTED, "device %s has no schedules: each call divides its own work",
+                            plan->device->info.id);
+    ATTUNE__TRY(attune__check_not_null(serving->schedule, "args.schedule"));
+    uint64_t value = 0;
+    ATTUNE__TRY(backend->schedule(plan->programs[0], queue, &resolved.call, &value));
+    if (completion)
+        *completion = (attune_completion){queue, value};
+    return ATTUNE_OK;
+}
+
 attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                               attune_completion *completion)
 {

@@ -330,9 +330,11 @@ attune_status attune__forward_resolve_at(const attune_plan *plan, const attune_f
     };
     if (plan->shape.tokens)
         ATTUNE__TRY(attune__serving_resolve(plan, a, resolved));
-    else if (a->cache || a->batch)
+    else if (a->cache || a->batch || a->schedule)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.%s is set, but the plan reads no cache: set problem.tokens",
-                            a->cache ? "cache" : "batch");
+                            a->cache   ? "cache"
+                            : a->batch ? "batch"
+                                       : "schedule");
     else
         ATTUNE__TRY(check_attention(plan, call, true));
     if (call->lse.buffer) {

@@ -184,6 +184,12 @@ static attune_status check_lengths(const attune_plan *plan, const attune_batch *
         ATTUNE__TRY(
             attune__check_size("batch.kv_first", &serving->kv_first, 0, "the sequences of batch.kv_len", call->batch));
     }
+    serving->shared = batch->shared;
+    if (serving->shared.buffer) {
+        ATTUNE__TRY(check_integers(plan, "batch.shared", 1, &serving->shared));
+        ATTUNE__TRY(
+            attune__check_size("batch.shared", &serving->shared, 0, "the sequences of batch.kv_len", call->batch));
+    }
     if (serving->count.buffer) {
         ATTUNE__TRY(check_integers(plan, "batch.count", 1, &serving->count));
         ATTUNE__TRY(attune__check_size("batch.count", &serving->count, 0, "one number", 1));
@@ -262,6 +268,37 @@ attune_status attune__cache_resolve(const attune_plan *plan, const attune_cache 
     return check_table(plan, cache, resolved);
 }
 
+uint64_t attune_plan_schedule_size(const attune_plan *plan)
+{
+    if (!plan || !plan->shape.tokens || !plan->device->backend->schedule_size)
+        return 0;
+    return plan->device->backend->schedule_size(plan->programs[0]);
+}
+
+static attune_status check_schedule(const attune_plan *plan, const attune_forward_args *args, attune__serving *serving)
+{
+    const attune_buffer *buffer = serving->schedule = args->schedule;
+    const uint64_t offset = serving->schedule_offset = args->schedule_offset, wanted = attune_plan_schedule_size(plan);
+    if (!buffer)
+        return ATTUNE_OK;
+    if (!wanted)
+        return attune__fail(ATTUNE_UNSUPPORTED, "args.schedule is set, but device %s has no schedules: leave it NULL",
+                            plan->device->info.id);
+    if (buffer->device != plan->device)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.schedule belongs to device %s, the plan to device %s",
+                            buffer->device->info.id, plan->device->info.id);
+    if (offset % 256 || buffer->misalignment)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.schedule_offset is %llu, expected a multiple of 256%s",
+                            (unsigned long long)offset,
+                            buffer->misalignment ? ", and memory that begins at a multiple of 8" : "");
+    if (buffer->size < offset || buffer->size - offset < wanted)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.schedule has %llu bytes, expected %llu from offset %llu on "
+                            "(attune_plan_schedule_size)",
+                            (unsigned long long)buffer->size, (unsigned long long)wanted, (unsigned long long)offset);
+    return ATTUNE_OK;
+}
+
 attune_status attune__serving_resolve(const attune_plan *plan, const attune_forward_args *args,
                                       attune__forward_call *resolved)
 {
@@ -277,6 +314,7 @@ attune_status attune__serving_resolve(const attune_plan *plan, const attune_forw
     ATTUNE__TRY(check_rows(plan, &resolved->call, resolved->serving.packed));
     ATTUNE__TRY(attune__cache_resolve(plan, &cache, &batch, resolved));
     ATTUNE__TRY(check_tree(plan, &batch, resolved));
+    ATTUNE__TRY(check_schedule(plan, args, &resolved->serving));
     if (!plan->mask)
         return ATTUNE_OK;
     ATTUNE__TRY(attune__resolve_captures(plan, plan->mask, "mask", args->captures, args->capture_count,

@@ -82,13 +82,20 @@ static attune__interval bound_mask(const attune__cpu_run *run, const item *it, c
     return attune__expr_bounds(run->program->mask, &run->mask, NULL, &box, st->bounds);
 }
 
-/* The next tile that the mask leaves; tile->kv0 is where it may begin. False at the end. */
-static bool next_served_tile(const attune__cpu_run *run, const item *it, const state *st, attune__kv_tile *tile)
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The next tile that the mask leaves before `limit`; tile->kv0 is where it may begin. False at the end. */
+static bool next_served_tile(const attune__cpu_run *run, const item *it, const state *st, int64_t limit,
+                             attune__kv_tile *tile)
 {
     const attune__cpu_sequence *s = &it->sequence;
-    const int64_t block = (int64_t)run->block_n, drafts = s->kv_len - s->q_len;
-    for (int64_t kv = tile->kv0 + (int64_t)tile->count; kv < s->kv_len; kv = tile->kv0 + (int64_t)tile->count) {
-        const int64_t boundary = kv / block * block + block, end = boundary < s->kv_len ? boundary : s->kv_len;
+    const int64_t block = (int64_t)run->block_n, part = run->split_keys, drafts = s->kv_len - s->q_len;
+    limit = least(limit, s->kv_len);
+    for (int64_t kv = tile->kv0 + (int64_t)tile->count; kv < limit; kv = tile->kv0 + (int64_t)tile->count) {
+        const int64_t end = least(least(kv / block * block + block, kv / part * part + part), limit);
         *tile = (attune__kv_tile){.kv0 = kv, .count = (size_t)(end - kv)};
         if (run->program->mask) {
             const attune__interval any = bound_mask(run, it, st, tile);

@@ -50,14 +50,38 @@ typedef struct attune__cpu_program {
     uint32_t weight;                  /* of score and gradient, per pair */
 } attune__cpu_program;
 
+/* Sequences whose rows are computed together, since they share keys: at most ATTUNE__CPU_GROUP, and if more than one,
+ * in one chunk of rows. */
+typedef struct attune__cpu_group {
+    int64_t items; /* of the groups before it */
+    int64_t part;  /* its first partial result; its items have one each */
+    int32_t b, count;
+    int32_t splits; /* 1 = an item has all keys; else items are for each split */
+    int32_t unused;
+} attune__cpu_group;
+
+#define ATTUNE__CPU_GROUP 16
+
+/* How a call over a cache is divided, in attune__cpu_schedule_size bytes. It depends on the lengths and what `key` has,
+ * and not on the contents of the layers. */
+typedef struct attune__cpu_schedule {
+    uint64_t key;
+    int64_t groups, items, split_items; /* split_items: those of groups with splits */
+    double pairs;                       /* of a query and a key */
+    int64_t unused[3];
+    attune__cpu_group group[]; /* and the end of the last */
+} attune__cpu_schedule;
+
 /* The state of a call, which its threads share. */
 typedef struct attune__cpu_run {
     const attune__cpu_device *device;
     const attune__cpu_program *program;
     const attune__forward *call;
-    attune__bindings score;    /* of the score expression */
-    attune__bindings mask;     /* of program->mask */
-    int64_t *schedule;         /* serving: the items of the sequences before each, and of all */
+    attune__bindings score;         /* of the score expression */
+    attune__bindings mask;          /* of program->mask */
+    attune__cpu_schedule *schedule; /* of serving */
+    int64_t split_keys, part_limit; /* likewise: the keys of a split, and the partial results that there is room for */
+    size_t part_bytes;
     size_t block_m, block_n;   /* of a tile */
     size_t head_step, q_step;  /* query heads and rows of an item: head_step * q_step <= block_m */
     int64_t head_chunks;       /* items in a group of query heads */
@@ -109,10 +133,14 @@ void attune__cpu_store(char *at, attune_dtype dtype, double value);
 
 /* Serving: sequence b, checked, without rows where q_start is invalid and without keys where kv_len is. */
 attune__cpu_sequence attune__cpu_sequence_at(const attune__forward *call, int64_t b);
-/* Fills run->schedule and run->items; returns the pairs of a query and a key. */
-double attune__cpu_schedule(attune__cpu_run *run);
-/* The sequence of an item, which becomes its index in the sequence. */
-int64_t attune__cpu_schedule_find(const attune__cpu_run *run, int64_t *index);
+/* Fills run->schedule. */
+void attune__cpu_schedule_fill(attune__cpu_run *run);
+/* What schedule->key has for this call. */
+uint64_t attune__cpu_schedule_key(const attune__cpu_run *run);
+/* The group of an item, which becomes its index in the group. */
+const attune__cpu_group *attune__cpu_schedule_find(const attune__cpu_run *run, int64_t *index);
+/* The first keys that sequence b has in common with the one before it. */
+int64_t attune__cpu_shared(const attune__forward *call, int64_t b);
 /* Where a key is, and how many keys from there on are in its page. */
 typedef struct attune__cpu_key {
     int64_t page, row, count;
@@ -123,6 +151,10 @@ bool attune__cpu_key_at(const attune__forward *call, int64_t b, int64_t kv, attu
 /* The work of a thread (attune__pool_fn; user is an attune__cpu_run): items, then merging rows of splits. */
 void attune__cpu_items_f32(void *run, uint32_t thread);
 void attune__cpu_items_f64(void *run, uint32_t thread);
+void attune__cpu_serve_f32(void *run, uint32_t thread);
+void attune__cpu_serve_f64(void *run, uint32_t thread);
+void attune__cpu_fold_f32(void *run, uint32_t thread); /* splits, in order */
+void attune__cpu_fold_f64(void *run, uint32_t thread);
 void attune__cpu_merge_f32(void *run, uint32_t thread);
 void attune__cpu_merge_f64(void *run, uint32_t thread);
 
@@ -150,6 +182,9 @@ attune_status attune__cpu_forward(const attune__program *program, attune_queue *
                                   uint64_t *value);
 attune_status attune__cpu_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                  uint64_t *value);
+uint64_t attune__cpu_schedule_bytes(const attune__program *program);
+attune_status attune__cpu_schedule_write(const attune__program *program, attune_queue *queue,
+                                         const attune__forward *call, uint64_t *value);
 attune_status attune__cpu_append(const attune__program *program, attune_queue *queue, const attune__append *call,
                                  uint64_t *value);
 attune_status attune__cpu_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,

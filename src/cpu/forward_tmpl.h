@@ -27,6 +27,8 @@ typedef struct state {
     attune__interval *bounds; /* of the mask over a tile */
     REAL *stage;              /* the rows of k, or v, of a tile */
     uint8_t *absent;          /* of each key of a tile: it is in no page */
+    REAL *sum_o;              /* o, m, l and valid of the splits before this one */
+    REAL *sum_m, *sum_l, *sum_valid;
     size_t ldq, lds, ldo;
 } state;
 
@@ -58,36 +60,19 @@ static state state_at(const attune__cpu_run *run, uint32_t thread)
         char *bounds = (char *)st.expr + (shape->expr_scratch + 63) / 64 * 64;
         st.bounds = (attune__interval *)(void *)bounds;
         st.stage = (REAL *)(void *)(bounds + (shape->bounds_scratch + 63) / 64 * 64);
-        st.absent =
-            (uint8_t *)(st.stage + (shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v) * n);
+        st.sum_o = st.stage + (shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v) * n;
+        st.sum_m = st.sum_o + m * dv;
+        st.sum_l = st.sum_m + m;
+        st.sum_valid = st.sum_l + m;
+        st.absent = (uint8_t *)(st.sum_valid + m);
     }
     return st;
-}
-
-/* Serving: the items of a sequence are together. */
-static item serving_item_at(const attune__cpu_run *run, int64_t index)
-{
-    const attune__forward *call = run->call;
-    const int64_t group = call->heads / call->kv_heads, step = (int64_t)run->q_step;
-    item it = {.b = attune__cpu_schedule_find(run, &index)};
-    it.sequence = attune__cpu_sequence_at(call, it.b);
-    const int64_t head0 = index % run->head_chunks * (int64_t)run->head_step;
-    index /= run->head_chunks;
-    it.kv_h = index % call->kv_heads;
-    it.h0 = it.kv_h * group + head0;
-    it.heads = group - head0 < (int64_t)run->head_step ? (size_t)(group - head0) : run->head_step;
-    it.q0 = index / call->kv_heads * step;
-    it.queries = it.sequence.q_len - it.q0 < step ? (size_t)(it.sequence.q_len - it.q0) : run->q_step;
-    it.rows = it.heads * it.queries;
-    return it;
 }
 
 /* The last rows first: with a causal mask they are the longest, and short items balance the end. */
 static item item_at(const attune__cpu_run *run, int64_t index)
 {
     const attune__forward *call = run->call;
-    if (call->serving)
-        return serving_item_at(run, index);
     int64_t group = call->heads / call->kv_heads;
     int64_t chunk = run->q_chunks - 1 - index / (run->items / run->q_chunks);
     int64_t rest = index % (run->items / run->q_chunks);
@@ -163,11 +148,8 @@ typedef struct source {
 
 #include "cpu/cache_tmpl.h"
 
-static source source_at(const attune__cpu_run *run, const attune_tensor *tensor, const item *it, const state *st,
-                        attune__kv_tile *tile)
+static source source_at(const attune_tensor *tensor, const item *it, const attune__kv_tile *tile)
 {
-    if (run->call->serving)
-        return gather(run, tensor, it, st, tile);
     size_t element = attune_dtype_size(tensor->dtype);
     /* A batch of one broadcasts. */
     int64_t b = tensor->size[0] == 1 ? 0 : it->b;
@@ -176,12 +158,11 @@ static source source_at(const attune__cpu_run *run, const attune_tensor *tensor,
 }
 
 /* 2 and 3: load K; S = Q K^T * scale. */
-static void scores(const attune__cpu_run *run, const item *it, const state *st, attune__kv_tile *tile)
+static void scores(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile, source k)
 {
     const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
     const size_t d = run->program->shape.head_dim;
     const REAL scale = run->program->choice.prescale_qk ? 1 : (REAL)run->call->scale;
-    const source k = source_at(run, &run->call->k, it, st, tile);
     if (it->rows > DIRECT_ROWS) {
         kernels->pack_k(st->k, k.rows, k.stride, k.dtype, tile->count, d);
         kernels->multiply(st->s, st->lds, st->q, st->ldq, it->rows, d, st->k, ATTUNE__PANEL * d,
@@ -271,12 +252,12 @@ static void accumulate_allowed(const attune__cpu_run *run, const item *it, const
 }
 
 /* 6: O += P V. */
-static void accumulate(const attune__cpu_run *run, const item *it, const state *st, attune__kv_tile *tile)
+static void accumulate(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                       source v)
 {
     const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
     const size_t dv = run->program->shape.head_dim_v;
     const size_t panel_stride = ATTUNE__PANEL * attune__cpu_pad(run->block_n);
-    const source v = source_at(run, &run->call->v, it, st, tile);
     const bool direct = it->rows <= DIRECT_ROWS;
     bool finite = !tile->partial || !direct || kernels->finite(v.rows, v.stride, v.dtype, tile->count, dv);
     if (!direct || !finite)
@@ -375,6 +356,8 @@ static void store_part(const attune__cpu_run *run, const item *it, const state *
     ml[1] = st->l[r];
 }
 
+#include "cpu/serving_tmpl.h"
+
 void NAME(cpu_items)(void *user, uint32_t thread)
 {
     attune__cpu_run *run = user;
@@ -385,16 +368,13 @@ void NAME(cpu_items)(void *user, uint32_t thread)
             return;
         const item it = item_at(run, index);
         load_q(run, &it, &st);
-        attune__block_iterator iterator = {.left = 0};
-        attune__kv_tile tile = {.kv0 = it.sequence.kv_first};
-        if (!run->call->serving)
-            iterator = attune__block_iterator_begin(run, it.b, it.h0, it.q0, it.split);
-        while (run->call->serving ? next_served_tile(run, &it, &st, &tile)
-                                  : attune__block_iterator_next_tile(&iterator, &tile)) {
-            scores(run, &it, &st, &tile);
+        attune__block_iterator iterator = attune__block_iterator_begin(run, it.b, it.h0, it.q0, it.split);
+        attune__kv_tile tile;
+        while (attune__block_iterator_next_tile(&iterator, &tile)) {
+            scores(run, &it, &st, &tile, source_at(&run->call->k, &it, &tile));
             modify(run, &it, &st, &tile);
             softmax(run, &it, &st, &tile);
-            accumulate(run, &it, &st, &tile);
+            accumulate(run, &it, &st, &tile, source_at(&run->call->v, &it, &tile));
         }
         for (size_t r = 0; r < it.rows; r++)
             if (run->splits > 1)

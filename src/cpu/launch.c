@@ -69,35 +69,104 @@ uint32_t attune__cpu_threads(const attune__cpu_device *device, bool f64, double 
     return attune__loop_threads(&cost, some);
 }
 
+static attune__cpu_run run_of(const attune__program *program, const attune__forward *call, bool decode)
+{
+    const attune__cpu_program *mine = (const attune__cpu_program *)program;
+    attune__cpu_run run = {
+        .device = (const attune__cpu_device *)program->device,
+        .program = mine,
+        .call = call,
+        .block_m = mine->choice.block_m,
+        .block_n = mine->choice.block_n,
+    };
+    divide(&run, decode || call->serving);
+    if (!call->serving)
+        return run;
+    run.split_keys = attune__cpu_split_keys(&mine->shape);
+    run.part_bytes = (size_t)attune__cpu_part_size(&mine->shape, mine->choice.block_m);
+    run.part_limit =
+        (int64_t)attune__cpu_parts(&mine->shape, mine->choice.block_m, program->device->info.limits.compute_units);
+    return run;
+}
+
+/* The schedule of the caller, or this call's own, at `own`. */
+static attune_status find_schedule(attune__cpu_run *run, char *own)
+{
+    const attune__serving *serving = run->call->serving;
+    if (!serving->schedule) {
+        run->schedule = (attune__cpu_schedule *)(void *)own;
+        attune__cpu_schedule_fill(run);
+    } else {
+        run->schedule =
+            (attune__cpu_schedule *)(void *)(attune__cpu_memory(serving->schedule) + serving->schedule_offset);
+        if (run->schedule->key != attune__cpu_schedule_key(run))
+            return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                "args.schedule was not written by attune_schedule for %lld sequences of a plan like "
+                                "this one",
+                                (long long)run->call->batch);
+    }
+    run->items = run->schedule->items;
+    return ATTUNE_OK;
+}
+
+uint64_t attune__cpu_schedule_bytes(const attune__program *program)
+{
+    return attune__cpu_schedule_size(&((const attune__cpu_program *)program)->shape);
+}
+
+attune_status attune__cpu_schedule_write(const attune__program *program, attune_queue *queue,
+                                         const attune__forward *call, uint64_t *value)
+{
+    (void)queue;
+    attune__cpu_run run = run_of(program, call, true);
+    const attune__serving *serving = call->serving;
+    const double start = call->seconds ? attune__cpu_now() : 0;
+    run.schedule = (attune__cpu_schedule *)(void *)(attune__cpu_memory(serving->schedule) + serving->schedule_offset);
+    attune__cpu_schedule_fill(&run);
+    if (call->seconds)
+        *call->seconds = attune__cpu_now() - start;
+    *value = 0;
+    return ATTUNE_OK;
+}
+
+/* The results of items that are parts of a row's. */
+static void merge(attune__cpu_run *run, bool f64, double rows, uint64_t most)
+{
+    const attune__cpu_device *device = run->device;
+    const bool serving = run->call->serving;
+    const uint32_t threads =
+        attune__cpu_threads(device, f64, rows * run->splits, 2 * run->program->shape.head_dim_v, 0, most);
+    atomic_store_explicit(&run->next, 0, memory_order_relaxed);
+    if (serving)
+        attune__pool_run(device->pool, threads, f64 ? attune__cpu_fold_f64 : attune__cpu_fold_f32, run);
+    else
+        attune__pool_run(device->pool, threads, f64 ? attune__cpu_merge_f64 : attune__cpu_merge_f32, run);
+}
+
 static attune_status launch(const attune__program *program, const attune__forward *call, bool decode, uint64_t *value)
 {
     const attune__cpu_program *mine = (const attune__cpu_program *)program;
-    attune__cpu_device *device = (attune__cpu_device *)program->device;
+    const attune__cpu_device *device = (const attune__cpu_device *)program->device;
     const double start = call->seconds ? attune__cpu_now() : 0;
     const bool f64 = attune__shape_real(&mine->shape) == ATTUNE_F64;
     const size_t real = f64 ? sizeof(double) : sizeof(float);
     attune_array captures[ATTUNE_EXPR_MAX_SYMBOLS], mask_captures[ATTUNE_EXPR_MAX_SYMBOLS];
-    attune__cpu_run run = {
-        .device = device,
-        .program = mine,
-        .call = call,
-        .score = {captures, call->parameters},
-        .block_m = mine->choice.block_m,
-        .block_n = mine->choice.block_n,
-    };
+    attune__cpu_run run = run_of(program, call, decode);
+    run.score = (attune__bindings){captures, call->parameters};
     attune__cpu_bind(mine->score, call->captures, captures);
     if (call->serving) {
         run.mask = (attune__bindings){mask_captures, call->serving->mask_parameters};
         attune__cpu_bind(mine->mask, call->serving->mask_captures, mask_captures);
     }
-    divide(&run, decode || call->serving);
 
     /* The workspace: partial results of splits, then scratch for as many threads as fit. It may be caller's memory of
      * any alignment. */
     run.scratch_bytes = (size_t)attune__cpu_thread_size(&mine->shape, mine->choice.block_m, mine->choice.block_n);
     const size_t rows = (size_t)(call->batch * call->heads * call->q_len);
     const size_t schedule_bytes = (size_t)attune__cpu_schedule_size(&mine->shape);
-    const size_t parts_bytes = schedule_bytes + (size_t)attune__split_size(&mine->shape, run.splits, (uint32_t)real);
+    const size_t parts_bytes =
+        schedule_bytes + (call->serving ? (size_t)run.part_limit * run.part_bytes
+                                        : (size_t)attune__split_size(&mine->shape, run.splits, (uint32_t)real));
     char *base = call->workspace ? attune__cpu_memory(call->workspace) + call->workspace_offset : NULL;
     const size_t skew = (ATTUNE__CPU_ALIGNMENT - (uintptr_t)base % ATTUNE__CPU_ALIGNMENT) % ATTUNE__CPU_ALIGNMENT;
     const uint64_t left = call->workspace ? call->workspace->size - call->workspace_offset : 0;
@@ -106,23 +175,24 @@ static attune_status launch(const attune__program *program, const attune__forwar
                             "the workspace has %llu bytes at %p, but one thread needs %llu from a multiple of %zu on",
                             (unsigned long long)left, (void *)base, (unsigned long long)parts_bytes + run.scratch_bytes,
                             ATTUNE__CPU_ALIGNMENT);
-    run.schedule = (int64_t *)(void *)(base + skew);
     run.parts = base + skew + schedule_bytes;
     run.ml = run.parts + align(rows * run.splits * mine->shape.head_dim_v * real);
     run.scratch = base + skew + parts_bytes;
+    if (call->serving)
+        ATTUNE__TRY(find_schedule(&run, base + skew));
     const uint64_t fit = (left - skew - parts_bytes) / run.scratch_bytes;
-    const double pairs = call->serving ? attune__cpu_schedule(&run) : (double)rows * (double)call->kv_len;
+    const double pairs = call->serving ? run.schedule->pairs : (double)rows * (double)call->kv_len;
     const uint64_t items = (uint64_t)run.items;
     const uint32_t columns = mine->shape.head_dim_v, flop = 2 * (mine->shape.head_dim + columns);
-    const double parts = (double)rows * run.splits;
-    uint32_t threads = attune__cpu_threads(device, f64, pairs, flop, mine->weight, fit < items ? fit : items);
-    if (run.items)
+    const uint32_t threads = attune__cpu_threads(device, f64, pairs, flop, mine->weight, fit < items ? fit : items);
+    if (run.items && call->serving)
+        attune__pool_run(device->pool, threads, f64 ? attune__cpu_serve_f64 : attune__cpu_serve_f32, &run);
+    else if (run.items)
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_items_f64 : attune__cpu_items_f32, &run);
-    if (run.splits > 1) {
-        atomic_store_explicit(&run.next, 0, memory_order_relaxed);
-        threads = attune__cpu_threads(device, f64, parts, 2 * columns, 0, fit < rows ? fit : rows);
-        attune__pool_run(device->pool, threads, f64 ? attune__cpu_merge_f64 : attune__cpu_merge_f32, &run);
-    }
+    const uint64_t merged = call->serving ? (uint64_t)run.schedule->split_items : run.splits > 1 ? rows : 0;
+    if (merged)
+        merge(&run, f64, call->serving ? (double)merged * (double)run.block_m : (double)rows,
+              fit < merged ? fit : merged);
     if (call->seconds)
         *call->seconds = attune__cpu_now() - start;
     *value = 0;

@@ -94,6 +94,8 @@ static const char *reject_feature(const attune__family *family, const attune__se
         return "it adds no sinks (problem.sinks)";
     if (s->tokens && !family->serving)
         return "it reads no cache (problem.tokens)";
+    if (s->split_keys && !family->fixed_splits)
+        return "it has no fixed splits of the keys (problem.split_keys)";
     if (family->wide_heads || (s->head_dim <= 256 && s->head_dim_v <= 256))
         return NULL;
     snprintf(why, size, "its head dimensions are at most 256: here they are %u and %u", s->head_dim, s->head_dim_v);

@@ -65,17 +65,18 @@ typedef struct attune__search {
 typedef struct attune__family {
     const char *name;
     attune_backend backend;
-    uint32_t matrix;  /* ATTUNE_MATRIX_* that it needs */
-    bool subgroups;   /* needs limits.subgroup_operations */
-    bool host;        /* needs limits.host */
-    bool cache;       /* shared_memory is a cache size, not a hard limit: the smallest tile is chosen if none fits */
-    bool last_resort; /* its failure is reported only if no other family has one */
-    bool tma;         /* USE_TMA is ON here; elsewhere it is OFF */
-    bool sinks;       /* it adds sinks */
-    bool serving;     /* it reads caches, and batches of sequences */
-    bool wide_heads;  /* head dimensions above 256 */
-    uint32_t dtypes;  /* bits 1 << attune_dtype: of k and v */
-    uint32_t mixes;   /* bits 1 << attune__pass: passes in which q and o may be f32, f16 or bf16 for any k and v */
+    uint32_t matrix;   /* ATTUNE_MATRIX_* that it needs */
+    bool subgroups;    /* needs limits.subgroup_operations */
+    bool host;         /* needs limits.host */
+    bool cache;        /* shared_memory is a cache size, not a hard limit: the smallest tile is chosen if none fits */
+    bool last_resort;  /* its failure is reported only if no other family has one */
+    bool tma;          /* USE_TMA is ON here; elsewhere it is OFF */
+    bool sinks;        /* it adds sinks */
+    bool serving;      /* it reads caches, and batches of sequences */
+    bool fixed_splits; /* it splits keys where problem.split_keys says */
+    bool wide_heads;   /* head dimensions above 256 */
+    uint32_t dtypes;   /* bits 1 << attune_dtype: of k and v */
+    uint32_t mixes;    /* bits 1 << attune__pass: passes in which q and o may be f32, f16 or bf16 for any k and v */
     /* bits 1 << attune__pass: passes whose results depend on the order in which workgroups finish */
     uint32_t unordered;
     /* Whether DETERMINISTIC gives it a fixed order; NULL = never, and such a call skips the family. */

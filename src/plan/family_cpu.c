@@ -7,6 +7,9 @@ static uint64_t array(uint64_t elements, uint64_t bytes)
     return attune__round_up64(elements * bytes, 64);
 }
 
+/* Of the partial results of a call over a cache: a part is a tile of rows. */
+#define PARTS_BYTES UINT64_C(0x800000)
+
 static uint64_t compute_bytes(attune_dtype dtype)
 {
     return dtype == ATTUNE_F64 ? 8 : 4;
@@ -28,14 +31,36 @@ uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, u
     if (shape->tokens) {
         const uint64_t t = compute_bytes(attune__shape_real(shape)), n = attune__round_up(block_n, 16);
         const uint32_t widest = shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v;
-        scratch += attune__round_up64(shape->bounds_scratch, 64) + array(n * widest, t) + array(n, 1);
+        scratch += attune__round_up64(shape->bounds_scratch, 64) + array(n * widest, t) + array(n, 1) +
+                   attune__cpu_part_size(shape, block_m);
     }
     return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64), 256);
 }
 
 uint64_t attune__cpu_schedule_size(const attune__shape *shape)
 {
-    return shape->tokens ? attune__round_up64(((uint64_t)shape->batch + 1) * sizeof(int64_t), 256) : 0;
+    return shape->tokens ? attune__round_up64(64 + ((uint64_t)shape->batch + 1) * 32, 256) : 0;
+}
+
+uint32_t attune__cpu_split_keys(const attune__shape *shape)
+{
+    return shape->split_keys ? shape->split_keys : 1024;
+}
+
+uint64_t attune__cpu_part_size(const attune__shape *shape, uint32_t block_m)
+{
+    const uint64_t m = attune__round_up(block_m, 16), dv = attune__round_up(shape->head_dim_v, 16);
+    return array(m * (dv + 3), compute_bytes(attune__shape_real(shape)));
+}
+
+uint64_t attune__cpu_parts(const attune__shape *shape, uint32_t block_m, uint32_t threads)
+{
+    const uint64_t keys = attune__cpu_split_keys(shape), splits = ((uint64_t)shape->kv_len + keys - 1) / keys;
+    if (!shape->tokens || threads < 2 || splits < 2)
+        return 0;
+    const uint64_t most = PARTS_BYTES / attune__cpu_part_size(shape, block_m),
+                   rows = (uint64_t)(shape->tokens * shape->heads);
+    return rows < most / splits ? rows * splits : most;
 }
 
 uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
@@ -153,6 +178,8 @@ static uint64_t workspace(const attune__search *search, const attune__tile *tile
         bytes += units * attune__cpu_backward_thread_size(s, cost->shared);
     } else {
         bytes = attune__cpu_schedule_size(s) + attune__workspace_parts(search, split);
+        bytes += attune__cpu_parts(s, tile->value[ATTUNE__BLOCK_M], (uint32_t)units) *
+                 attune__cpu_part_size(s, tile->value[ATTUNE__BLOCK_M]);
         bytes += units * attune__cpu_thread_size(s, tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N]);
     }
     return attune__round_up64(bytes + ATTUNE__CPU_ALIGNMENT - 1, 256);
@@ -164,6 +191,7 @@ const attune__family attune__cpu = {
     .cache = true,
     .sinks = true,
     .serving = true,
+    .fixed_splits = true,
     .wide_heads = true,
     .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16 | 1u << ATTUNE_F64 | 1u << ATTUNE_F8E4M3 |
               1u << ATTUNE_F8E5M2 | 1u << ATTUNE_I8 | 1u << ATTUNE_Q8_0 | 1u << ATTUNE_Q4_0,

@@ -33,6 +33,7 @@ typedef struct attune__shape {
     int64_t tokens;    /* serving: the most rows of a call; 0 = none. block_mask is then mask_expr */
     int64_t page;      /* 0 = each sequence is one page */
     bool tree;
+    uint32_t split_keys; /* 0 = the family's */
     /*
      * The analysis of the expressions, filled in by src/api, as is expr_scratch. With mask.reads_head, lists differ by
      * head, so that the heads of a group cannot share a tile. Lists may also differ without it, which only the call can
@@ -106,8 +107,9 @@ attune__vulkan_workspace attune__vulkan_backward_workspace(const attune__shape *
  *
  *     T q[M][D]   T k[N][D]   T v[N][Dv]   T s[M][N]   T o[M][Dv]   T state[3][M] (m, l, alpha)   uint8_t allowed[N]
  *
- * With shape->tokens, a thread also has T stage[N][max(D, Dv)] and uint8_t absent[N], after the scratch of expressions
- * and shape->bounds_scratch, and the workspace begins with attune__cpu_schedule_size bytes.
+ * With shape->tokens, a thread also has T stage[N][max(D, Dv)], uint8_t absent[N] and the sum of parts, T o[M][Dv] and
+ * T state[3][M], after the scratch of expressions and shape->bounds_scratch, and the workspace begins with
+ * attune__cpu_schedule_size bytes and attune__cpu_parts times attune__cpu_part_size.
  *
  * The workspace of a plan is attune__split_size(shape, split_kv, sizeof T), then compute_units times
  * attune__cpu_thread_size: the scratch, then shape->expr_scratch, rounded up to a multiple of 256. Its arrays begin at
@@ -117,8 +119,13 @@ attune__vulkan_workspace attune__vulkan_backward_workspace(const attune__shape *
 #define ATTUNE__CPU_ALIGNMENT ((size_t)64)
 uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
                                   attune_dtype dtype);
-/* int64_t items[batch + 1]: of the sequences before each. */
+/* 64 bytes, and 32 for each sequence and one more (cpu/cpu.h). */
 uint64_t attune__cpu_schedule_size(const attune__shape *shape);
+/* Calls over a cache: the keys of a part, the bytes of a part's partial result, and how many of them a call can have.
+ */
+uint32_t attune__cpu_split_keys(const attune__shape *shape);
+uint64_t attune__cpu_part_size(const attune__shape *shape, uint32_t block_m);
+uint64_t attune__cpu_parts(const attune__shape *shape, uint32_t block_m, uint32_t threads);
 uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
 /*
  * CPU, backward: likewise q[M][D] dq[M][D] do[M][Dv] do[M][Dv] (packed) k[N][D] dk[N][D] v[N][Dv] dv[N][Dv] p[M][N]

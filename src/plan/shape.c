@@ -115,15 +115,20 @@ static attune_status check_counts(const attune__shape *s)
 static attune_status check_serving(const attune_problem *p, const attune__shape *s)
 {
     if (!p->tokens) {
-        if (p->page || p->tree)
+        if (p->page || p->tree || p->split_keys)
             return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.%s is set, but problem.tokens is 0: it is of serving",
-                                p->page ? "page" : "tree");
+                                p->page   ? "page"
+                                : p->tree ? "tree"
+                                          : "split_keys");
         return ATTUNE_OK;
     }
     ATTUNE__TRY(check_count("tokens", p->tokens));
     if (p->page < 0 || p->page > INT32_MAX)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.page is %lld, expected 0 to 2147483647",
                             (long long)p->page);
+    if (p->split_keys % 256)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.split_keys is %u, expected a multiple of 256 keys, or 0",
+                            p->split_keys);
     if (p->direction == ATTUNE_BACKWARD)
         return attune__fail(ATTUNE_UNSUPPORTED,
                             "problem.tokens is %lld and direction ATTUNE_BACKWARD: serving is "
@@ -169,6 +174,7 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
         .tokens = p.tokens,
         .page = p.page,
         .tree = p.tree,
+        .split_keys = p.split_keys,
         .mask_q_block = p.mask_q_block ? p.mask_q_block : 128,
         .mask_kv_block = p.mask_kv_block ? p.mask_kv_block : 128,
     };

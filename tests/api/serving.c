@@ -178,6 +178,9 @@ Test(serving, problems)
     BAD(problem.page = -8, ATTUNE_INVALID_ARGUMENT, "problem.page is -8");
     BAD(problem.tokens = 0, ATTUNE_INVALID_ARGUMENT, "problem.page is set, but problem.tokens is 0");
     BAD(problem.tokens = problem.page = 0, ATTUNE_INVALID_ARGUMENT, "problem.tree is set, but problem.tokens is 0");
+    BAD((problem.tokens = problem.page = 0, problem.tree = false, problem.split_keys = 256), ATTUNE_INVALID_ARGUMENT,
+        "problem.split_keys is set, but problem.tokens is 0");
+    BAD(problem.split_keys = 100, ATTUNE_INVALID_ARGUMENT, "problem.split_keys is 100, expected a multiple of 256");
     BAD(problem.segments = 2, ATTUNE_INVALID_ARGUMENT, "problem.segments 2");
     BAD(problem.block_mask = true, ATTUNE_INVALID_ARGUMENT, "problem.block_mask is set without problem.mask");
     BAD(problem.kv_batch = 1, ATTUNE_INVALID_ARGUMENT, "problem.kv_batch is 1");
@@ -222,6 +225,8 @@ Test(serving, arguments)
     attune_tensor table = s.cache.pages;
     BAD(s.cache.pages.buffer = NULL, s.cache.pages = table, "cache.pages.buffer is NULL");
     BAD(s.batch.q_start.size[0] = 2, s.batch.q_start.size[0] = 3, "expected one more than batch.kv_len, 3");
+    BAD(s.batch.shared = s.batch.q_start, s.batch.shared.buffer = NULL,
+        "batch.shared.size[0] is 3, expected the sequen");
     BAD(s.batch.kv_first.size[0] = 1, s.batch.kv_first.size[0] = 2, "batch.kv_first.size[0] is 1");
     attune_tensor lengths = s.batch.kv_len;
     BAD(s.batch.kv_len.buffer = NULL, s.batch.kv_len = lengths, "batch.kv_len.buffer is NULL");
@@ -286,6 +291,14 @@ Test(serving, contents)
     WITH(count, LIST(-3), "....");
     WITH(count, LIST(INT32_MAX), "xxxx");
     WITH(pages, LIST(-1, 6, INT32_MAX, 1, INT32_MIN, 2), "000x");
+    int32_t shared[2];
+    s.batch.shared = wrap(&s, shared, sizeof shared, ATTUNE_I32, 1, 2, 0, 0, 0);
+    static const int32_t claims[] = {0, -1, 9, 24, INT32_MAX, INT32_MIN};
+    for (size_t i = 0; i < sizeof claims / sizeof claims[0]; i++) {
+        shared[0] = shared[1] = claims[i];
+        WITH(kv_len, LIST(20, 9), "xxxx");
+    }
+    s.batch.shared.buffer = NULL;
     s.cache.pages = wrap(&s, s.list, sizeof s.list, ATTUNE_I32, 1, 5, 0, 0, 0);
     s.cache.pages_start = wrap(&s, s.list_start, sizeof s.list_start, ATTUNE_I32, 1, 3, 0, 0, 0);
     WITH(list_start, LIST(0, 3, 5), "xxxx");
@@ -459,5 +472,55 @@ Test(serving, append)
     OK(flow_create(&f, NULL));
     REFUSED(attune_append(f.plan, attune_device_queue(f.device), &args, NULL), "set problem.tokens");
     flow_destroy(&f);
+    served_destroy(&s);
+}
+
+/* Schedules: what is refused, and that one serves layers with other contents. */
+Test(serving, schedules)
+{
+    static served s;
+    static float o[sizeof s.o / sizeof s.o[0]];
+    served_create(&s);
+    attune_queue *queue = attune_device_queue(s.device);
+    OK(serve(&s));
+    memcpy(o, s.o, sizeof o);
+    const uint64_t bytes = attune_plan_schedule_size(s.plan);
+    cr_assert_gt(bytes, 0);
+    attune_buffer *schedule, *small;
+    OK(attune_buffer_create(s.device, bytes + 256, &schedule));
+    OK(attune_buffer_create(s.device, bytes - 1, &small));
+    REFUSED(attune_schedule(s.plan, queue, &s.args, NULL), "args.schedule is NULL");
+    s.args.schedule = small;
+    REFUSED(attune_schedule(s.plan, queue, &s.args, NULL), "(attune_plan_schedule_size)");
+    s.args.schedule = schedule;
+    s.args.schedule_offset = 128;
+    REFUSED(attune_schedule(s.plan, queue, &s.args, NULL), "args.schedule_offset is 128, expected a multiple of 256");
+    s.args.schedule_offset = 256;
+    REFUSED(serve(&s), "args.schedule was not written by attune_schedule for 2 sequences");
+    OK(attune_schedule(s.plan, queue, &s.args, NULL));
+    OK(serve(&s));
+    cr_expect_eq(memcmp(o, s.o, sizeof o), 0);
+    for (size_t i = 0; i < sizeof s.q / sizeof s.q[0]; i++)
+        s.q[i] = -s.q[i];
+    OK(serve(&s));
+    s.args.schedule = NULL;
+    memcpy(o, s.o, sizeof o);
+    OK(serve(&s));
+    cr_expect_eq(memcmp(o, s.o, sizeof o), 0);
+    /* Of one sequence, for two. */
+    s.args.schedule = schedule;
+    s.batch.kv_len.size[0] = s.batch.kv_first.size[0] = 1;
+    s.batch.q_start.size[0] = 2;
+    REFUSED(serve(&s), "args.schedule was not written by attune_schedule for 1 sequences");
+    static flow f;
+    OK(flow_create(&f, NULL));
+    f.args.schedule = schedule;
+    REFUSED(flow_run(&f, NULL), "args.schedule is set, but the plan reads no cache");
+    f.args.schedule = NULL;
+    REFUSED(attune_schedule(f.plan, attune_device_queue(f.device), &f.args, NULL), "set problem.tokens");
+    cr_expect_eq(attune_plan_schedule_size(f.plan), 0);
+    flow_destroy(&f);
+    attune_buffer_destroy(schedule);
+    attune_buffer_destroy(small);
     served_destroy(&s);
 }

@@ -27,6 +27,8 @@ enum {
     SHARED = 256,  /* sequences have the first's first pages */
     BESIDE = 512,  /* k and v are in one buffer, page by page */
     TOKENS = 1024, /* [pages, page, heads, head_dim] */
+    SPLIT = 2048,  /* parts of 256 keys */
+    PREFIX = 4096, /* the call says which keys are shared */
 };
 
 typedef struct serving_case {
@@ -49,6 +51,10 @@ static const int64_t mix[][2] = {{1, 130}, {70, 70}, {33, 301}, {1, 1},   {0, 40
 static const int64_t decode[][2] = {{1, 700}, {1, 33}, {1, 64}, {1, 129}, {1, 5}, {-1}};
 static const int64_t drafts[][2] = {{7, 200}, {40, 140}, {1, 65}, {7, 7}, {-1}};
 static const int64_t even[][2] = {{3, 100}, {3, 3}, {3, 77}, {3, 0}, {3, 128}, {-1}};
+
+/* Several splits; the first has the most keys. */
+static const int64_t longer[][2] = {{1, 1500}, {5, 700}, {70, 900}, {1, 300}, {1, 40},
+                                    {0, 600},  {3, 513}, {1, 1024}, {1, 257}, {-1}};
 
 #define CAUSAL "q >= kv"
 
@@ -99,6 +105,16 @@ static const serving_case cases[] = {
     {"q4_0_f32", 2, 2, 32, 40, 5, NULL, NULL, 0, drafts, NULL, ATTUNE_Q4_0, ATTUNE_F32, 0},
     {"absorbed_e4m3", 16, 1, 576, 512, 64, CAUSAL, NULL, VIEW, decode, NULL, ATTUNE_F8E4M3, 0, 3},
     {"bf16_keys", 8, 1, 128, 128, 16, CAUSAL, NULL, 0, decode, NULL, ATTUNE_BF16, 0, 0},
+    {"split", 4, 2, 64, 64, 16, CAUSAL, NULL, SPLIT, longer, NULL, 0, 0, 0},
+    {"split_window", 4, 2, 64, 64, 16, "q >= kv && q - kv < 300", NULL, SPLIT | FIRST | SINKS | LIST, longer, NULL, 0,
+     0, 0},
+    {"split_alibi", 8, 2, 40, 24, 5, CAUSAL, "score + slope[h] * (kv - q)", SPLIT | HOLES, longer,
+     "{\"BLOCK_M\": 16, \"BLOCK_N\": 16}", 0, 0, 0},
+    {"split_q8_0", 4, 1, 64, 64, 16, NULL, NULL, SPLIT | COUNT, longer, NULL, ATTUNE_Q8_0, 0, 0},
+    {"prefix", 4, 2, 64, 64, 256, CAUSAL, NULL, SHARED | PREFIX, longer, NULL, 0, 0, 0},
+    {"prefix_split", 8, 2, 64, 64, 256, "q >= kv && q - kv < 600", NULL, SHARED | PREFIX | SPLIT | SINKS, longer, NULL,
+     0, 0, 0},
+    {"prefix_e5m2", 6, 2, 64, 40, 256, CAUSAL, NULL, SHARED | PREFIX | LIST, decode, NULL, ATTUNE_F8E5M2, 0, 1},
 };
 
 /* A case with its numbers drawn. */
@@ -197,11 +213,13 @@ static void share(served *s, int64_t b)
     for (int which = 0; which < 2; which++)
         for (int64_t h = 0; h < c->kv_heads; h++)
             for (int64_t kv = 0; kv < c->page && kv < s->kv_len[0] && kv < s->kv_len[b]; kv++) {
-                const size_t bytes = row_bytes(which ? s->v_dtype : s->k_dtype, of[which][b].size[3]);
-                const size_t to = (size_t)(h * s->kv_len[b] + kv) * bytes,
-                             from = (size_t)(h * s->kv_len[0] + kv) * bytes;
-                memcpy((char *)of[which][b].data + to, (char *)of[which][0].data + from, bytes);
-                memcpy((which ? s->v_bytes : s->k_bytes)[b] + to, (which ? s->v_bytes : s->k_bytes)[0] + from, bytes);
+                const array *values = &of[which][b];
+                const size_t bytes = row_bytes(which ? s->v_dtype : s->k_dtype, values->size[3]),
+                             size = (size_t)values->size[3] * attune_dtype_size(values->dtype),
+                             to = (size_t)(h * s->kv_len[b] + kv), from = (size_t)(h * s->kv_len[0] + kv);
+                unsigned char **codes = which ? s->v_bytes : s->k_bytes;
+                memcpy((char *)values->data + to * size, (char *)of[which][0].data + from * size, size);
+                memcpy(codes[b] + to * bytes, codes[0] + from * bytes, bytes);
             }
 }
 
@@ -631,18 +649,23 @@ static void compute(attune_instance *instance, attune_device *device, const serv
                                     .sinks = c->flags & SINKS,
                                     .tokens = s->tokens,
                                     .page = c->page,
-                                    .tree = c->flags & TREE};
+                                    .tree = c->flags & TREE,
+                                    .split_keys = c->flags & SPLIT ? 256 : 0};
     attune_kernel_options options = {.struct_size = sizeof options};
     if (c->options)
         OK(attune_kernel_options_parse(c->options, &options));
     attune_plan *plan;
     OK(attune_plan_create(device, &problem, &options, &plan));
     pool p = place(device, s, seed);
-    int32_t start[SEQUENCES_MAX + 1], lengths[SEQUENCES_MAX], first[SEQUENCES_MAX];
+    int32_t start[SEQUENCES_MAX + 1], lengths[SEQUENCES_MAX], first[SEQUENCES_MAX], shared[SEQUENCES_MAX] = {0};
     for (int64_t b = 0; b < s->sequences; b++) {
         start[b] = (int32_t)s->row0[b];
         lengths[b] = (int32_t)s->kv_len[b];
         first[b] = (int32_t)s->first[b];
+        for (int64_t i = b - 1; b && i <= b && (i == b - 1 || shared[b]); i++) {
+            const int64_t most = s->kv_len[i] < c->page ? s->kv_len[i] : c->page;
+            shared[b] = (int32_t)(i == b - 1 || most < shared[b] ? most : shared[b]);
+        }
     }
     start[s->sequences] = (int32_t)s->tokens;
     const int32_t count = (int32_t)s->live;
@@ -658,6 +681,8 @@ static void compute(attune_instance *instance, attune_device *device, const serv
         batch.q_start = integers(device, start, 1, s->sequences + 1, 0);
     if (c->flags & FIRST)
         batch.kv_first = integers(device, first, 1, s->sequences, 0);
+    if (c->flags & PREFIX)
+        batch.shared = integers(device, shared, 1, s->sequences, 0);
     if (c->flags & COUNT)
         batch.count = integers(device, &count, 1, 1, 0);
     if (c->flags & TREE) {
@@ -718,6 +743,7 @@ static void compute(attune_instance *instance, attune_device *device, const serv
                             batch.q_start.buffer,
                             batch.kv_first.buffer,
                             batch.count.buffer,
+                            batch.shared.buffer,
                             batch.tree.buffer,
                             captures[0].tensor.buffer,
                             captures[1].tensor.buffer};
@@ -761,6 +787,15 @@ static void run_case(attune_instance *instance, attune_device *device, const ser
                      "%s %s: other bits from pages of another size", c->name, attune_dtype_string(dtype));
         s.c = c;
     }
+    if (c->flags & PREFIX) {
+        serving_case other = *c;
+        other.flags &= ~(unsigned)PREFIX;
+        s.c = &other;
+        compute(instance, device, &s, 1, &again);
+        cr_expect_eq(memcmp(got.o, again.o, (size_t)(rows * (c->dv + 2)) * sizeof *got.o), 0,
+                     "%s %s: other bits where sequences share keys", c->name, attune_dtype_string(dtype));
+        s.c = c;
+    }
     oracle(instance, &s, REFERENCE_ORACLE, &exact);
     oracle(instance, &s, REFERENCE_NAIVE, &plain);
     const attention types = {.q = s.q, .k = s.k[0], .v = s.v[0], .o_dtype = s.dtype};
@@ -786,7 +821,9 @@ Test(serving_cases, cpu)
     static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
     attune_instance *instance;
     attune_device *device;
-    OK(attune_instance_create(NULL, &instance));
+    /* More than one thread, for which long sequences are split. */
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 3};
+    OK(attune_instance_create(&desc, &instance));
     OK(attune_device_open(instance, "cpu", &device));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (size_t j = 0; j < 4; j++)
@@ -794,4 +831,162 @@ Test(serving_cases, cpu)
                 run_case(instance, device, &cases[i], dtypes[j]);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- bits */
+
+enum { MANY = 20, MANY_ROWS = 40, MANY_KEYS = 2000, MANY_PAGES = 900, MANY_TOKENS = 400 };
+
+/* Twenty sequences of all kinds, with prefixes in two levels: the keys that each has in common with the one before. */
+typedef struct many {
+    attune_instance *instance;
+    attune_device *device;
+    attune_plan *plan;
+    int32_t q_start[MANY + 1], kv_len[MANY], shared[MANY], table[MANY][MANY_KEYS / 16];
+    float q[MANY_TOKENS * 4 * 32], pool[2 * MANY_PAGES * 2 * 16 * 32], o[MANY_TOKENS * 4 * 32];
+    attune_buffer *buffers[8], *workspace, *schedule;
+    uint32_t buffer_count;
+    attune_cache cache;
+    attune_batch batch;
+    attune_forward_args args;
+} many;
+
+static attune_tensor wrapped(many *m, void *data, attune_dtype dtype, uint32_t rank, int64_t a, int64_t b, int64_t c,
+                             int64_t d)
+{
+    attune_tensor t = {.dtype = dtype, .rank = rank, .size = {a, b, c, d}};
+    uint64_t bytes = attune_dtype_size(dtype);
+    for (uint32_t i = 0; i < rank; i++)
+        bytes *= (uint64_t)t.size[i];
+    OK(attune_buffer_wrap(m->device, data, bytes, &m->buffers[m->buffer_count]));
+    t.buffer = m->buffers[m->buffer_count++];
+    return t;
+}
+
+static void many_lengths(many *m, random_state *r)
+{
+    int32_t page = 0;
+    for (int b = 0; b < MANY; b++) {
+        const bool prompt = b % 7 == 3;
+        m->q_start[b + 1] = m->q_start[b] + (prompt ? 5 + (int32_t)(random_u64(r) % 35) : b % 5 ? 1 : 3);
+        m->shared[b] = b < 2 || b == 14 ? 0 : b > 5 && b < 10 ? 1040 : 640;
+        m->kv_len[b] = 1041 + (int32_t)(random_u64(r) % (MANY_KEYS - 1041));
+        if (b % 6 == 1) /* the next shares no more than these */
+            m->kv_len[b] = 640 + b;
+        if (m->shared[b] > m->kv_len[b] || (b && m->shared[b] > m->kv_len[b - 1]))
+            m->shared[b] = 640;
+        for (int i = 0; i < MANY_KEYS / 16; i++)
+            m->table[b][i] = i < m->shared[b] / 16 ? m->table[b - 1][i] : -1;
+        for (int i = m->shared[b] / 16; i < (m->kv_len[b] + 15) / 16; i++)
+            m->table[b][i] = page++ % MANY_PAGES;
+    }
+    cr_assert(m->q_start[MANY] <= MANY_TOKENS);
+}
+
+static void many_create(many *m, uint32_t threads)
+{
+    memset(m, 0, sizeof *m);
+    random_state r = {test_seed()};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = threads};
+    OK(attune_instance_create(&desc, &m->instance));
+    OK(attune_device_open(m->instance, "cpu", &m->device));
+    for (size_t i = 0; i < sizeof m->q / sizeof m->q[0]; i++)
+        m->q[i] = (float)random_normal(&r);
+    for (size_t i = 0; i < sizeof m->pool / sizeof m->pool[0]; i++)
+        m->pool[i] = (float)random_uniform(&r) - 0.5f;
+    many_lengths(m, &r);
+    attune_expr *mask = parse(m->instance, ATTUNE_EXPR_MASK, "q >= kv && (q - kv < 900 || kv < 7)");
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .head_dim = 32,
+                                    .batch = MANY,
+                                    .heads = 4,
+                                    .kv_heads = 2,
+                                    .q_len = MANY_ROWS,
+                                    .kv_len = MANY_KEYS,
+                                    .mask = mask,
+                                    .tokens = MANY_TOKENS,
+                                    .page = 16,
+                                    .split_keys = 256};
+    OK(attune_plan_create(m->device, &problem, NULL, &m->plan));
+    attune_expr_destroy(mask);
+    const size_t half = sizeof m->pool / sizeof m->pool[0] / 2;
+    m->cache = (attune_cache){.struct_size = sizeof m->cache,
+                              .k = wrapped(m, m->pool, ATTUNE_F32, 4, MANY_PAGES, 2, 16, 32),
+                              .v = wrapped(m, m->pool + half, ATTUNE_F32, 4, MANY_PAGES, 2, 16, 32),
+                              .pages = wrapped(m, m->table, ATTUNE_I32, 2, MANY, MANY_KEYS / 16, 0, 0)};
+    m->batch = (attune_batch){.struct_size = sizeof m->batch,
+                              .q_start = wrapped(m, m->q_start, ATTUNE_I32, 1, MANY + 1, 0, 0, 0),
+                              .kv_len = wrapped(m, m->kv_len, ATTUNE_I32, 1, MANY, 0, 0, 0)};
+    m->args = (attune_forward_args){.struct_size = sizeof m->args,
+                                    .q = wrapped(m, m->q, ATTUNE_F32, 3, MANY_TOKENS, 4, 32, 0),
+                                    .o = wrapped(m, m->o, ATTUNE_F32, 3, MANY_TOKENS, 4, 32, 0),
+                                    .cache = &m->cache,
+                                    .batch = &m->batch};
+    OK(attune_buffer_create(m->device, attune_plan_workspace_size(m->plan), &m->workspace));
+    OK(attune_buffer_create(m->device, attune_plan_schedule_size(m->plan), &m->schedule));
+    m->args.workspace = m->workspace;
+}
+
+static void many_destroy(many *m)
+{
+    for (uint32_t i = 0; i < m->buffer_count; i++)
+        attune_buffer_destroy(m->buffers[i]);
+    attune_buffer_destroy(m->workspace);
+    attune_buffer_destroy(m->schedule);
+    attune_plan_destroy(m->plan);
+    attune_device_destroy(m->device);
+    attune_instance_destroy(m->instance);
+}
+
+static void many_run(many *m)
+{
+    memset(m->o, 0xff, sizeof m->o);
+    OK(attune_forward(m->plan, attune_device_queue(m->device), &m->args, NULL));
+}
+
+/* A sequence has the same bits alone and in a batch, on any number of threads, with a schedule of the step or the
+ * call's own, and whether shared keys are named. */
+Test(serving_bits, batch_threads_schedule_and_prefix)
+{
+    static many m;
+    static float expected[sizeof m.o / sizeof m.o[0]];
+    for (uint32_t threads = 1; threads < 6; threads += 2) {
+        many_create(&m, threads);
+        many_run(&m);
+        if (threads == 1)
+            memcpy(expected, m.o, sizeof expected);
+        cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads", threads);
+        const attune_tensor shared = wrapped(&m, m.shared, ATTUNE_I32, 1, MANY, 0, 0, 0);
+        m.batch.shared = shared;
+        many_run(&m);
+        cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads, shared keys", threads);
+        /* The schedule of other lengths first, in the same memory. */
+        m.args.schedule = m.schedule;
+        int32_t kept[MANY + 1];
+        memcpy(kept, m.q_start, sizeof kept);
+        for (int b = 0; b <= MANY; b++)
+            m.q_start[b] = b * 20;
+        OK(attune_schedule(m.plan, attune_device_queue(m.device), &m.args, NULL));
+        memcpy(m.q_start, kept, sizeof kept);
+        many_run(&m); /* stale: anything, within bounds */
+        OK(attune_schedule(m.plan, attune_device_queue(m.device), &m.args, NULL));
+        for (int layer = 0; layer < 2; layer++) {
+            many_run(&m);
+            cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads, a schedule", threads);
+        }
+        m.args.schedule = NULL;
+        m.batch.shared.buffer = NULL;
+        /* One at a time: few items, whose keys are split. */
+        m.batch.kv_len.size[0] = 1;
+        m.batch.q_start.size[0] = 2;
+        for (int b = 0; b < MANY; b++) {
+            m.batch.kv_len.offset = m.batch.q_start.offset = (uint64_t)b * 4;
+            m.cache.pages.size[0] = 1;
+            m.cache.pages.offset = (uint64_t)b * sizeof m.table[0];
+            many_run(&m);
+            const size_t first = (size_t)m.q_start[b] * 128, count = (size_t)(m.q_start[b + 1] - m.q_start[b]) * 128;
+            cr_expect_eq(memcmp(m.o + first, expected + first, count * sizeof *expected), 0, "sequence %d alone", b);
+        }
+        many_destroy(&m);
+    }
 }
