@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 # Builds attune's library, a ggml checkout and the backend, and runs
 #
-#   run.sh CHECKOUT [graph] [test] [perf]     default: all
+#   run.sh CHECKOUT [graph] [test] [times] [perf]     default: all but perf
 #
-# graph: graph.c, in which ggml's scheduler gives attention to attune; test and perf: ggml's own cases of attention.
+# graph: graph.c, in which ggml's scheduler gives attention to attune; test and perf: ggml's own cases of attention;
+# times: times.c, one thread's time on either backend.
 # Everything is built in CHECKOUT/build-attune, with JOBS processes. ATTUNE_CASES, a regular expression over the cases'
 # parameters, selects some.
 set -euo pipefail
@@ -12,12 +13,12 @@ commit=d99724f2b141fed9e1a9f402213506c081433465
 
 here=$(cd "$(dirname "$0")" && pwd)
 if [ $# -lt 1 ] || [ ! -f "$1/tests/test-backend-ops.cpp" ] || [ ! -f "$1/src/ggml-backend-impl.h" ]; then
-  echo "usage: $0 CHECKOUT [graph] [test] [perf], with a checkout of ggml (README.md)" >&2
+  echo "usage: $0 CHECKOUT [graph] [test] [times] [perf], with a checkout of ggml (README.md)" >&2
   exit 2
 fi
 ggml=$(cd "$1" && pwd)
 shift
-[ $# -gt 0 ] || set -- graph test perf
+[ $# -gt 0 ] || set -- graph test times
 found=$(git -C "$ggml" rev-parse HEAD 2>/dev/null || echo none)
 [ "$found" = "$commit" ] || echo "The recipe is for commit $commit; this checkout's is $found." >&2
 out=$ggml/build-attune
@@ -37,9 +38,14 @@ build() {
       -I"$here/../../include" -isystem "$ggml/include" -isystem "$ggml/src" "$here/ggml-attune.c" \
       "$out/attune/src/libattune.a" -L"$out/ggml/src" -lggml-base -lm -ldl -pthread -Wl,--exclude-libs,ALL \
       -o "$out/libggml-attune.so" &&
-    "${CC:-cc}" -std=c11 -O2 -Wall -Wextra -isystem "$ggml/include" "$here/graph.c" -L"$out/ggml/src" -lggml -lggml-base \
-      -lm -Wl,-rpath,"$out/ggml/src" -o "$out/graph"
+    program graph && program times
 }
+
+program() {
+  "${CC:-cc}" -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -isystem "$ggml/include" "$here/$1.c" -L"$out/ggml/src" -lggml \
+    -lggml-base -lm -Wl,-rpath,"$out/ggml/src" -o "$out/$1"
+}
+
 build >"$log" 2>&1 || { echo "The build failed: $log" >&2; tail -3 "$log" >&2; exit 1; }
 
 export GGML_BACKEND_PATH=$out/libggml-attune.so GGML_ATTUNE_LOG=1
@@ -50,7 +56,7 @@ ops() {
 run_test() {
   local status=0
   ops test -b attune -p "${ATTUNE_CASES:-.}" >"$out/test.txt" 2>"$out/refused.txt" || status=$?
-  grep -a 'tests passed' "$out/test.txt"
+  grep -a 'tests passed' "$out/test.txt" || echo "test-backend-ops ended early: $out/test.txt"
   grep -a 'FAIL' "$out/test.txt" || true
   echo "refused:"
   sed -n 's/.*attune refuses [^:]*: //p' "$out/refused.txt" | sort | uniq -c
@@ -94,11 +100,11 @@ CASES
 
 for mode in "$@"; do
   case $mode in
-  graph) "$out/graph" 2>>"$log" ;;
+  graph | times) "$out/$mode" 2>>"$log" ;;
   test) run_test ;;
   perf) run_perf ;;
   *)
-    echo "$mode is none of graph, test and perf" >&2
+    echo "$mode is none of graph, test, times and perf" >&2
     exit 2
     ;;
   esac
