@@ -180,6 +180,8 @@ static int shape_of(const struct ggml_tensor *op, shape *s, char *reason)
     s->sinks = op->src[4] != NULL;
     if (q->type != GGML_TYPE_F32 || op->type != GGML_TYPE_F32)
         return refuse(reason, "q or the result is not f32");
+    if (s->scale == 0)
+        return refuse(reason, "a scale of 0, which is attune's for the default");
     for (int i = 1; i < 3; i++)
         if (!dtype_of(op->src[i]->type)) {
             snprintf(reason, TEXT, "no %s keys or values", ggml_type_name(op->src[i]->type));
