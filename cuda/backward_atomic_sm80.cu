@@ -41,8 +41,7 @@ __device__ __forceinline__ void store_fragments(u32 to, const scores &x, int war
             for (int half = 0; half < 2; half++) {
                 u32 at = to + chunk_offset<CHUNKS_P>(warp_row + r * 16 + half * 8 + lane / 4, warp_column / 8 + n) +
                          (u32)(lane % 4) * 4;
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pack(x[r][n][half * 2], x[r][n][half * 2 + 1]))
-                             : "memory");
+                store_shared(at, pack(x[r][n][half * 2], x[r][n][half * 2 + 1]));
             }
 }
 
@@ -77,13 +76,11 @@ __device__ __forceinline__ void multiply_dk_dv(float (&sum)[ROW_TILES][TILES][4]
 __device__ __forceinline__ void add_fragment(float *to, const float (&x)[4])
 {
     if constexpr (VECTOR_ADD)
-        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
-                     "f"(x[2]), "f"(x[3])
-                     : "memory");
+        add_global_4(to, x[0], x[1], x[2], x[3]);
     else
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to + i * 32), "f"(x[i]) : "memory");
+            add_global(to + i * 32, x[i]);
 }
 
 /* 6: adds a warp's part of dQ = dS K to the sums of the tile. With a score expression registers suffice for half of the

@@ -127,7 +127,7 @@ __device__ __forceinline__ void zero_non_finite(u32 tile)
 {
     for (u32 i = threadIdx.x * 4; i < INNER_BYTES; i += THREADS * 4) {
         u32 two;
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(two) : "r"(tile + i));
+        load_shared(two, tile + i);
         if constexpr (WIDE) {
             two = (two & 0x7f800000) == 0x7f800000 ? 0 : two;
         } else {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void zero_non_finite(u32 tile)
             two = (two & TOP) == TOP ? two & 0xffff0000 : two;
             two = (two >> 16 & TOP) == TOP ? two & 0xffff : two;
         }
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + i), "r"(two) : "memory");
+        store_shared(tile + i, two);
     }
 }
 
@@ -146,8 +146,8 @@ __device__ __forceinline__ void read_rows(float (&lse)[HELD_ROWS], float (&delta
 #pragma unroll
     for (int i = 0; i < HELD_ROWS; i++) {
         i64 at = row + i / 2 * 16 + i % 2 * 8;
-        asm volatile("ld.global.f32 %0, [%1];" : "=f"(lse[i]) : "l"((const float *)back.lse + at));
-        asm volatile("ld.global.f32 %0, [%1];" : "=f"(delta[i]) : "l"((const float *)back.delta + at));
+        load_global(lse[i], (const float *)back.lse + at);
+        load_global(delta[i], (const float *)back.delta + at);
     }
 }
 

@@ -63,13 +63,13 @@ extern "C" __global__ void ATTUNE_CLUSTER_DIMENSIONS __launch_bounds__(THREADS, 
         pipeline_init<&control::next>(c, 0, 1, 1);
         for (int i = 0; i < sm90::GROUPS; i++)
             pipeline_init<&control::dq>(c, i, 4 * ARRIVALS, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        fence_barrier_init();
     }
     __syncthreads();
     if (sm90::PAIRED)
         cluster_sync();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(sm90::PRODUCER_REGISTERS));
+        registers_release<sm90::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             produce(a, g, c, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
         else if (sm90::DQ_ADD != DQ_ADD_ATOMIC && threadIdx.x >= 32 && threadIdx.x / 32 <= sm90::GROUPS)
@@ -77,7 +77,7 @@ extern "C" __global__ void ATTUNE_CLUSTER_DIMENSIONS __launch_bounds__(THREADS, 
         else if (sm90::PAIRED && threadIdx.x == 96)
             exchange_ds(c, shared_address(memory));
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(sm90::CONSUMER_REGISTERS));
+        registers_take<sm90::CONSUMER_REGISTERS>();
         if constexpr (sm90::ALGORITHM == BACKWARD_NARROW)
             consume_narrow<sm90>(a, g, c, shared_address(memory));
         else if constexpr (sm90::ALGORITHM == BACKWARD_PAIR)

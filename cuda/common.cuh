@@ -10,8 +10,6 @@
 constexpr float ATTUNE_LOG2E = 1.4426950408889634f, ATTUNE_LN2 = 0.6931471805599453f;
 #define ATTUNE_INF __int_as_float(0x7f800000)
 
-typedef unsigned u32;
-typedef unsigned long long u64;
 typedef long long i64;
 
 /* The storage type of a dtype: 16-bit types are kept as their bits. */
@@ -50,46 +48,28 @@ __device__ constexpr bool planned(u32 size)
     return !config::SHARED_MEMORY || size == config::SHARED_MEMORY;
 }
 
-__device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* The value of a 16-bit input in the low half. */
 template <int DTYPE = config::DTYPE> __device__ __forceinline__ float unpack(u32 bits)
 {
-    if constexpr (DTYPE == ATTUNE_CUDA_F16) {
-        float x;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((unsigned short)bits));
-        return x;
-    } else
+    if constexpr (DTYPE == ATTUNE_CUDA_F16)
+        return half_to_float((unsigned short)bits);
+    else
         return __uint_as_float(bits << 16);
 }
 
 /* Two values in a 16-bit type, the first in the low half. */
 template <int DTYPE = config::DTYPE> __device__ __forceinline__ u32 pack(float low, float high)
 {
-    u32 two;
     if constexpr (DTYPE == ATTUNE_CUDA_F16)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+        return pack_f16(low, high);
     else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
-    return two;
+        return pack_bf16(low, high);
 }
 
-__device__ __forceinline__ u32 shared_address(const void *p)
-{
-    return (u32)__cvta_generic_to_shared(p);
-}
-
-/* Returns x with a false dependency on y, so that the compiler cannot compute with x before y is known. CTAs are
- * one-dimensional: %tid.y is 0. */
+/* Returns x with a false dependency on y, so that the compiler cannot compute with x before y is known. */
 __device__ __forceinline__ int after(int x, float y)
 {
-    int zero;
-    asm volatile("mov.u32 %0, %%tid.y;" : "=r"(zero));
+    int zero = opaque_zero();
     return x + (__float_as_int(y) & zero);
 }
 
@@ -272,28 +252,11 @@ template <typename T = element> __device__ __forceinline__ bool view_aligned(con
     return ((v.address | (u64)v.batch * bytes | (u64)v.head * bytes | (u64)v.row * bytes) & 15) == 0;
 }
 
-/* The thread index, rematerialised: volatile, so that the compiler computes addresses where they are used and does not
- * keep them in registers across tiles. */
-__device__ __forceinline__ int thread_index_remat()
-{
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
-/* The CTA index, rematerialised likewise. */
-__device__ __forceinline__ int block_here()
-{
-    int block;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
-    return block;
-}
-
 /* x, opaque to the compiler: values that follow from it, such as the reciprocal for a division, are not kept in
  * registers across tiles. */
 __device__ __forceinline__ int known_here(int x)
 {
-    asm volatile("" : "+r"(x));
+    make_opaque(x);
     return x;
 }
 

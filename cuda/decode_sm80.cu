@@ -252,29 +252,19 @@ __device__ __forceinline__ void save_state(u32 to, const float (&m)[1][2], const
                                            const keys &after)
 {
     to += (u32)thread_index_remat() * 16;
-    asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(m[0][0]), "f"(m[0][1]), "f"(l[0][0]),
-                 "f"(l[0][1])
-                 : "memory");
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to + THREADS * 16), "r"(next.kv), "r"((int)next.full),
-                 "r"(after.kv), "r"((int)after.full)
-                 : "memory");
+    store_shared_4(to, m[0][0], m[0][1], l[0][0], l[0][1]);
+    store_shared_4(to + THREADS * 16, (u32)next.kv, (u32)next.full, (u32)after.kv, (u32)after.full);
 }
 
 __device__ __forceinline__ void restore_rows(u32 from, float (&m)[1][2], float (&l)[1][2])
 {
-    asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];"
-                 : "=f"(m[0][0]), "=f"(m[0][1]), "=f"(l[0][0]), "=f"(l[0][1])
-                 : "r"(from + (u32)thread_index_remat() * 16)
-                 : "memory");
+    load_shared_4_ordered(m[0][0], m[0][1], l[0][0], l[0][1], from + (u32)thread_index_remat() * 16);
 }
 
 __device__ __forceinline__ void restore_keys(u32 from, keys &next, keys &after)
 {
     int full, after_full;
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(next.kv), "=r"(full), "=r"(after.kv), "=r"(after_full)
-                 : "r"(from + (u32)(THREADS + thread_index_remat()) * 16)
-                 : "memory");
+    load_shared_4_ordered(next.kv, full, after.kv, after_full, from + (u32)(THREADS + thread_index_remat()) * 16);
     next.full = full;
     after.full = after_full;
 }

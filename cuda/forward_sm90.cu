@@ -21,14 +21,13 @@
 __device__ __forceinline__ void ping_pong_wait(int group)
 {
     if (sm90::PING_PONG)
-        asm volatile("bar.sync %0, 256;" ::"r"(BARRIER_PING_PONG + group) : "memory");
+        named_sync<256>(BARRIER_PING_PONG + group);
 }
 
 __device__ __forceinline__ void ping_pong_arrive(int group)
 {
     if (sm90::PING_PONG)
-        asm volatile("bar.arrive %0, 256;" ::"r"(BARRIER_PING_PONG + (group + 1 == sm90::GROUPS ? 0 : group + 1))
-                     : "memory");
+        named_arrive<256>(BARRIER_PING_PONG + (group + 1 == sm90::GROUPS ? 0 : group + 1));
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -440,17 +439,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         for (int i = 0; i < sm90::QUEUE_STAGES; i++)
             pipeline_init<&control::queue>(c, i, 1, 1);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        fence_barrier_init();
     }
     if (KEY_TERMS && threadIdx.x == 0) {
         key_terms_control &t = *(key_terms_control *)(memory + sm90::KEY_TERMS_OFFSET);
         for (int i = 0; i < STAGES; i++)
             pipeline_init<&key_terms_control::terms>(t, i, sm90::SCAN_WARPS * ARRIVALS, sm90::GROUPS * 4 * ARRIVALS);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        fence_barrier_init();
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(sm90::PRODUCER_REGISTERS));
+        registers_release<sm90::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             load(a, c, shared_address(memory), &q_map, &k_map, &v_map);
         else if (threadIdx.x / 32 == 1 && threadIdx.x % 32 < sm90::BLOCK_LISTS)
@@ -458,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         else if (sm90::SCAN_WARPS && threadIdx.x >= 64)
             scan_v(a, c, memory);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(sm90::CONSUMER_REGISTERS));
+        registers_take<sm90::CONSUMER_REGISTERS>();
         consume(a, c, memory);
     }
 }

@@ -54,7 +54,7 @@ __device__ __forceinline__ int query_tiles_per_head(const attune_cuda_arguments 
 __device__ __forceinline__ int key_tiles_per_head(const attune_cuda_arguments &a)
 {
     int length = a.kv_len;
-    asm volatile("" : "+r"(length)); /* rematerialised at each use: the producer has few registers */
+    make_opaque(length); /* rematerialised at each use: the producer has few registers */
     return (length + BLOCK_N - 1) / BLOCK_N;
 }
 

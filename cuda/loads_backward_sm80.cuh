@@ -100,9 +100,7 @@ __device__ __forceinline__ void enqueue_tile(unsigned char *work, int index, con
 __device__ __forceinline__ inner_tile tile_desc(const unsigned char *work, int index)
 {
     int b, h, first, rest;
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(b), "=r"(h), "=r"(first), "=r"(rest)
-                 : "r"(shared_address(work) + WORK_ITEM_BYTES + (u32)(index % (int)TILE_DESCS) * 16));
+    load_shared_4(b, h, first, rest, shared_address(work) + WORK_ITEM_BYTES + (u32)(index % (int)TILE_DESCS) * 16);
     return {b, h, rest >> 1, first, (bool)(rest & 1)};
 }
 
@@ -113,7 +111,7 @@ __device__ __forceinline__ bool on_slow_path(const unsigned char *work)
     if constexpr (SPLIT > 1)
         return false;
     int slow_path;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(slow_path) : "r"(shared_address(work)));
+    load_shared(slow_path, shared_address(work));
     return slow_path;
 }
 
@@ -130,11 +128,6 @@ __device__ __forceinline__ void load_both(u32 to, const attune_cuda_view &x, con
 {
     load_rows<ROWS, HEAD_DIM, CHUNKS_D>(to, x, b, h, first, limit);
     load_rows<ROWS, HEAD_DIM_V, CHUNKS_DV>(to + (u32)(ROWS * PAD_D * sizeof(element)), y, b, h, first, limit);
-}
-
-__device__ __forceinline__ void copy_float(u32 to, const float *from)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));
 }
 
 /* lse and delta of an inner tile's queries. */

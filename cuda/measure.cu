@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 iteratio
         a_tiles[i] = random_pair(i);
     for (u32 i = threadIdx.x; i < sizeof b_tile / 4; i += 256)
         b_tile[i] = random_pair(~i);
-    asm volatile("fence.proxy.async;" ::: "memory");
+    fence_async_all();
     __syncthreads();
     u64 a = matrix_descriptor(shared_address(a_tiles) + threadIdx.x / 128 * 64 * ROW_BYTES),
         b = matrix_descriptor(shared_address(b_tile));
@@ -47,14 +47,14 @@ extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 iteratio
         d[i] = 0.0f;
 #pragma unroll 1
     for (u32 iteration = 0; iteration < iterations; iteration++) {
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; step++)
             wgmma<N>::ss(d, a + step * 2, b + step * 2, 1);
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        wgmma_commit();
+        wgmma_wait<1>();
     }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    wgmma_wait<0>();
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
@@ -77,18 +77,14 @@ extern "C" __global__ void __launch_bounds__(256, 1) attune_measure(u32 iteratio
     for (int i = 0; i < 2; i++)
         b[i] = random_pair(~(threadIdx.x * 2 + i));
     float d[CHAINS][4] = {};
-#if ATTUNE_DTYPE == ATTUNE_CUDA_F16
-#define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
-#else
-#define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"
-#endif
 #pragma unroll 1
     for (u32 iteration = 0; iteration < iterations; iteration++)
 #pragma unroll
         for (int c = 0; c < CHAINS; c++)
-            asm volatile(MULTIPLY " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                         : "+f"(d[c][0]), "+f"(d[c][1]), "+f"(d[c][2]), "+f"(d[c][3])
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+            if constexpr (config::DTYPE == ATTUNE_CUDA_F16)
+                multiply_f16(d[c], a, b[0], b[1]);
+            else
+                multiply_bf16(d[c], a, b[0], b[1]);
     float sum = 0.0f;
 #pragma unroll
     for (int c = 0; c < CHAINS; c++)

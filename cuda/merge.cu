@@ -6,6 +6,7 @@
  * columns.
  */
 #include "merge.h"
+#include "ptx.cuh"
 
 typedef attune_cuda_merge_view view;
 
@@ -26,27 +27,21 @@ __device__ __forceinline__ char *row_of(const view &v, const row_coord &p)
 
 __device__ __forceinline__ float load_one(const view &v, const char *row, int column)
 {
-    float x;
     if (v.dtype == 3)
         return ((const float *)row)[column];
     const unsigned short bits = ((const unsigned short *)row)[column];
     if (v.dtype == 2)
         return __uint_as_float((unsigned)bits << 16);
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-    return x;
+    return half_to_float(bits);
 }
 
 __device__ __forceinline__ void store_one(const view &v, char *row, int column, float x)
 {
-    unsigned two;
     if (v.dtype == 3) {
         ((float *)row)[column] = x;
         return;
     }
-    if (v.dtype == 1)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(0.0f), "f"(x));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(0.0f), "f"(x));
+    const unsigned two = v.dtype == 1 ? pack_f16(x, 0.0f) : pack_bf16(x, 0.0f);
     ((unsigned short *)row)[column] = (unsigned short)two;
 }
 
@@ -66,8 +61,8 @@ __device__ __forceinline__ two load2(const view &v, const char *row, int column,
             t.x = __uint_as_float(bits << 16);
             t.y = __uint_as_float(bits & 0xffff0000u);
         } else {
-            asm("cvt.f32.f16 %0, %1;" : "=f"(t.x) : "h"((unsigned short)bits));
-            asm("cvt.f32.f16 %0, %1;" : "=f"(t.y) : "h"((unsigned short)(bits >> 16)));
+            t.x = half_to_float((unsigned short)bits);
+            t.y = half_to_float((unsigned short)(bits >> 16));
         }
         return t;
     }
@@ -79,16 +74,11 @@ __device__ __forceinline__ two load2(const view &v, const char *row, int column,
 __device__ __forceinline__ void store2(const view &v, char *row, int column, bool both, float x, float y)
 {
     if (v.pair && both) {
-        unsigned bits;
         if (v.dtype == 3) {
             *(float2 *)(row + 4 * column) = make_float2(x, y);
             return;
         }
-        if (v.dtype == 1)
-            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(y), "f"(x));
-        else
-            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(y), "f"(x));
-        *(unsigned *)(row + 2 * column) = bits;
+        *(unsigned *)(row + 2 * column) = v.dtype == 1 ? pack_f16(x, y) : pack_bf16(x, y);
         return;
     }
     store_one(v, row, column, x);
@@ -278,8 +268,8 @@ template <int TYPE> __device__ __forceinline__ void unpack(const view &v, const 
     } else {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            asm("cvt.f32.f16 %0, %1;" : "=f"(x[2 * i]) : "h"((unsigned short)words[i]));
-            asm("cvt.f32.f16 %0, %1;" : "=f"(x[2 * i + 1]) : "h"((unsigned short)(words[i] >> 16)));
+            x[2 * i] = half_to_float((unsigned short)words[i]);
+            x[2 * i + 1] = half_to_float((unsigned short)(words[i] >> 16));
         }
     }
 }
@@ -296,10 +286,7 @@ __device__ __forceinline__ void store_chunk(const view &v, const row_coord_32 &p
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (is_brain<TYPE>(v))
-            asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
-        else
-            asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+        words[i] = is_brain<TYPE>(v) ? pack_bf16(x[2 * i], x[2 * i + 1]) : pack_f16(x[2 * i], x[2 * i + 1]);
     to[0] = make_uint4(words[0], words[1], words[2], words[3]);
 }
 

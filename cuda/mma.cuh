@@ -19,43 +19,6 @@ constexpr int CHUNKS_D = PAD_D / PER_CHUNK, CHUNKS_DV = PAD_DV / PER_CHUNK;
 
 /* ----------------------------------------------------------------------------------------------------- instructions */
 
-__device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
-}
-
-__device__ __forceinline__ void copy_commit()
-{
-    asm volatile("cp.async.commit_group;");
-}
-
-template <int PENDING> __device__ __forceinline__ void copy_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING));
-}
-
-__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
-__device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 address)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
-__device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
-{
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 /*
  * 3xTF32: x = high + low, both tf32. The products high * high, high * low and low * high give a float32 product within
  * 2^-22. An infinity or NaN is in `high` alone. Its products with low parts would have arbitrary signs, so that those
@@ -69,10 +32,10 @@ __device__ __forceinline__ split split_tf32(u32 x)
 {
     split s;
     float value = __uint_as_float(x), low;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(s.high) : "f"(value));
+    s.high = round_tf32(value);
     bool finite = fabsf(value) < ATTUNE_INF;
     low = finite ? value - __uint_as_float(s.high) : 0.0f;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(s.low) : "f"(low));
+    s.low = round_tf32(low);
     s.safe = finite ? s.high : 0;
     return s;
 }
@@ -94,13 +57,9 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
         multiply_tf32(c, safe, x.low, y.low);
         multiply_tf32(c, high, x.high, y.high);
     } else if constexpr (config::DTYPE == ATTUNE_CUDA_F16)
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        multiply_f16(c, a, b0, b1);
     else
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        multiply_bf16(c, a, b0, b1);
 }
 
 /* Tensor cores truncate when they accumulate. In float32 the product is therefore summed from 0 and added to c with one
@@ -172,9 +131,7 @@ __device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool val
                 word[j] = (u32)from[2 * j] | (u32)from[2 * j + 1] << 16;
         }
     }
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
-                 "r"(word[3])
-                 : "memory");
+    store_shared_4(to, word[0], word[1], word[2], word[3]);
 }
 
 /* Copies ROWS rows from `first` on into shared memory; rows from `limit` on and columns from DIM on are zero. */
@@ -261,9 +218,7 @@ __device__ __forceinline__ void copy_q(u32 to, const q_element *from, bool valid
             else
                 word[j] = pack(value[2 * j], value[2 * j + 1]);
         }
-        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
-                     "r"(word[3])
-                     : "memory");
+        store_shared_4(to, word[0], word[1], word[2], word[3]);
     }
 }
 
@@ -460,16 +415,14 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
 #pragma unroll
                     for (int i = 0; i < 4; i++) {
                         a[r][i] = __float_as_uint(p[r][n][i % 2 * 2 + i / 2]);
-                        asm volatile("" : "+r"(a[r][i])); /* do not keep the tf32 splits across columns */
+                        make_opaque(a[r][i]); /* do not keep the tf32 splits across columns */
                     }
 #pragma unroll
                 for (int j = 0; j < COLUMN_GROUP; j++) {
                     u32 b[2];
 #pragma unroll
                     for (int i = 0; i < 2; i++)
-                        asm volatile("ld.shared.b32 %0, [%1];"
-                                     : "=r"(b[i])
-                                     : "r"(chunk_address<CHUNKS>(start[i], (d + j) * 2) + (u32)(n * CHUNKS * 128)));
+                        load_shared(b[i], chunk_address<CHUNKS>(start[i], (d + j) * 2) + (u32)(n * CHUNKS * 128));
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; r++)
                         multiply(sum[r][j], a[r], b[0], b[1]);

@@ -49,36 +49,25 @@ __device__ __forceinline__ u32 order_expected(const attune_cuda_arguments &a, in
     return next < tiles ? (u32)next + 1 : 0; /* the block lists may cover more keys than the call has */
 }
 
-__device__ __forceinline__ u32 order_load(const u32 *word)
-{
-    u32 now;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
-    return now;
-}
-
 /* Waits until a tile of keys may be added. Called by a whole warp. The predecessor is nearly always the next tile,
  * and then the first load of the word shows that it was added. Otherwise the predecessor is searched in the block
  * lists, with several dependent loads that take longer than the addition. */
 __device__ __forceinline__ void order_wait(const attune_cuda_arguments &a, int b, int h, int q, int tile,
                                            const u32 *word)
 {
-    u32 now = __shfl_sync(0xffffffffu, order_load(word), 0);
+    u32 now = __shfl_sync(0xffffffffu, load_acquire(word), 0);
     if (now != (u32)tile + 2) {
         u32 expected = order_expected(a, b, h, q, tile);
         while (now != expected)
-            now = order_load(word);
+            now = load_acquire(word);
     }
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+    fence_async_global();
 }
 
 /* Allows the next tile of keys, after the thread's bulk additions have completed. */
 __device__ __forceinline__ void order_release(u32 *word, int tile)
 {
-    asm volatile("cp.async.bulk.wait_group 0;\n"
-                 "fence.proxy.async.global;\n"
-                 "st.release.gpu.global.u32 [%0], %1;" ::"l"(word),
-                 "r"(tile + 1)
-                 : "memory");
+    bulk_wait_release(word, tile + 1);
 }
 
 #endif

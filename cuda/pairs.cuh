@@ -302,12 +302,8 @@ __device__ __forceinline__ void normalise_all(scores &s, scores &dp, const forbi
                 column_terms[j].slope[w] = word_of_column(lane_terms[n / 8][j].slope[w], n);
         }
         if constexpr (DK_DV) {
-            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
-                         : "=f"(column[0]), "=f"(column[1])
-                         : "r"(data + (u32)n * 32));
-            asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
-                         : "=f"(column[2]), "=f"(column[3])
-                         : "r"(data + (u32)n * 32 + INNER_ROWS * 4));
+            load_shared_2(column[0], column[1], data + (u32)n * 32);
+            load_shared_2(column[2], column[3], data + (u32)n * 32 + INNER_ROWS * 4);
         }
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++)

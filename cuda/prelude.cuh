@@ -5,6 +5,7 @@
 #define ATTUNE_CUDA_PRELUDE_CUH
 
 #include "arguments.h"
+#include "ptx.cuh"
 
 #define ATTUNE_FUNCTION __device__ __forceinline__
 #define ATTUNE_INFINITY __int_as_float(0x7f800000)
@@ -52,12 +53,9 @@ ATTUNE_FUNCTION float attune_fmod(float a, float b)
 {
     return a - floorf(a / b) * b;
 }
-/* Clears the sign bit: ptxas assumes that abs.f32 is not negative and folds |x| >= -1 to true, also for NaN. */
 ATTUNE_FUNCTION float attune_abs(float x)
 {
-    float y;
-    asm("and.b32 %0, %1, 0x7fffffff;" : "=f"(y) : "f"(x));
-    return y;
+    return clear_sign(x);
 }
 ATTUNE_FUNCTION float attune_floor(float x)
 {
@@ -98,9 +96,7 @@ ATTUNE_FUNCTION float attune_tanh(float x)
 /* Within 2^-11 of tanh. Replaces attune_tanh in scores with ATTUNE_APPROXIMATE_TANH. */
 ATTUNE_FUNCTION float attune_tanh_approximate(float x)
 {
-    float y;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+    return tanh_fast(x);
 }
 /* The near-zero form for |x| <= 0.5: an odd polynomial, within 1.4e-8 of tanh before rounding. */
 ATTUNE_FUNCTION float attune_tanh_near(float x)
@@ -201,9 +197,7 @@ ATTUNE_FUNCTION float attune_get_bf16(unsigned long long p, long long i)
 }
 ATTUNE_FUNCTION float attune_get_f16(unsigned long long p, long long i)
 {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(((const unsigned short *)p)[i]));
-    return x;
+    return half_to_float(((const unsigned short *)p)[i]);
 }
 
 #define ATTUNE_IN(v, d, i) ((i) >= 0 && (i) < (v)->size[d])

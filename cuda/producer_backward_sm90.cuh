@@ -130,9 +130,7 @@ __device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const 
 /* Resident CTAs, or clusters. Read again at each use: the producer has few registers. */
 __device__ __forceinline__ int resident_ctas()
 {
-    int ctas;
-    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(ctas));
-    return ctas / config::CLUSTER;
+    return grid_here() / config::CLUSTER;
 }
 
 /* The next tile of keys. In a cluster rank 0 takes it from the counter and sends it to the peer, which signals when it
@@ -257,7 +255,7 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
                 bulk_add(to + bytes / 8, dq_buffer(memory, pipe.stage, group, 1), bytes / 2);
             } else
                 bulk_add(to, memory + sm90::DQ_OFFSET + group * sm90::GROUP_DQ_BYTES<0>, bytes);
-            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            bulk_wait_read();
             if (IN_PLACE)
                 consumer_release_thread<&control::queries>(c, pipe);
             else
@@ -267,7 +265,7 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
         }
         phase ^= 1;
     }
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    bulk_wait();
 }
 
 #endif

@@ -217,10 +217,7 @@ __device__ __forceinline__ u32 non_finite_signs(u32 two)
 /* 8 elements from shared memory. */
 __device__ __forceinline__ void load_shared_8(u32 (&w)[4], u32 from)
 {
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(from)
-                 : "memory");
+    load_shared_4_ordered(w[0], w[1], w[2], w[3], from);
 }
 
 /* Replaces infinities and NaN of a tile of V by 0. Returns whether the thread's elements had any. They nearly never do,
@@ -242,8 +239,7 @@ __device__ __forceinline__ bool zero_non_finite(u32 tile)
 #pragma unroll
         for (int j = 0; j < 4; j++)
             w[j] &= ~((non_finite_signs(w[j]) >> 15 & 0x00010001u) * 0xffffu);
-        asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(tile + i), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
-                     : "memory");
+        store_shared_4(tile + i, w[0], w[1], w[2], w[3]);
     }
     fence_async();
     return true;
@@ -294,12 +290,7 @@ __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &
                                 phases);
             if (sm90::SCANS_V && flags & TILE_SCAN_V) {
                 consumer_wait<&control::v>(c, r);
-                int any = zero_non_finite(v_tiles + r.stage * sm90::V_BYTES);
-                asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %0, 0;\nbar.red.or.pred q, %1, 64, p;\n"
-                             "selp.b32 %0, 1, 0, q;\n}"
-                             : "+r"(any)
-                             : "n"((int)BARRIER_SCAN)
-                             : "memory");
+                int any = named_sync_or<(int)BARRIER_SCAN, 64>(zero_non_finite(v_tiles + r.stage * sm90::V_BYTES));
                 if (threadIdx.x == 64) {
                     c.non_finite[r.stage] = any;
                     barrier_arrive(&c.v_scanned[r.stage]);

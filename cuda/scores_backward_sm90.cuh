@@ -16,14 +16,14 @@ __device__ __forceinline__ const attune_cuda_arguments &late_arguments(const att
 {
     const attune_cuda_arguments *late = &a;
     if constexpr (config::LATE_CAPTURES)
-        asm volatile("" : "+l"(late));
+        make_opaque(late);
     return *late;
 }
 
 __device__ __forceinline__ float2 load_two(u32 at)
 {
     float2 x;
-    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+    load_shared_2(x.x, x.y, at);
     return x;
 }
 

@@ -11,16 +11,6 @@
 #include "scores_backward_sm90.cuh"
 #include "wgmma.cuh"
 
-/* ----------------------------------------------------------------------------------------------------- instructions */
-
-/* Stores four 8 x 8 matrices, transposed. */
-__device__ __forceinline__ void store_transposed(u32 at, const u32 (&x)[4])
-{
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x[0]), "r"(x[1]),
-                 "r"(x[2]), "r"(x[3])
-                 : "memory");
-}
-
 /* ----------------------------------------------------------------------------------------------------------- stages */
 
 /* S^T = K Q^T or dP^T = V dO^T: [keys][rows]. All issue_ functions commit and do not wait. */
@@ -56,7 +46,7 @@ __device__ __forceinline__ void store_p_ds(const u32 (&d_s)[sm90::GROUP_M / 16][
 /* Both consumer warp groups: their P and dS are in shared memory, or have been read. */
 __device__ __forceinline__ void consumers_sync()
 {
-    asm volatile("bar.sync %0, 256;" ::"n"((int)BARRIER_CONSUMERS) : "memory");
+    named_sync<(int)BARRIER_CONSUMERS, 256>();
 }
 
 /* A wait for wgmma covers the products of the calling warp alone. Before a right operand is overwritten, all four warps
@@ -64,9 +54,9 @@ __device__ __forceinline__ void consumers_sync()
 __device__ __forceinline__ void group_sync(int group)
 {
     if (group == 0)
-        asm volatile("bar.sync %0, 128;" ::"n"((int)BARRIER_GROUP_0) : "memory");
+        named_sync<(int)BARRIER_GROUP_0, 128>();
     else
-        asm volatile("bar.sync %0, 128;" ::"n"((int)BARRIER_GROUP_1) : "memory");
+        named_sync<(int)BARRIER_GROUP_1, 128>();
 }
 
 /* Stores MANY of the accumulators of each thread, from FIRST on, as consecutive 16-byte words of the warp group. */
@@ -75,9 +65,7 @@ template <int FIRST, int MANY, int COUNT> __device__ __forceinline__ void store_
     to += (u32)thread_index() % 128 * 16;
 #pragma unroll
     for (int i = 0; i < MANY; i += 4)
-        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to + i / 4 * 128 * 16), "f"(dq[FIRST + i]),
-                     "f"(dq[FIRST + i + 1]), "f"(dq[FIRST + i + 2]), "f"(dq[FIRST + i + 3])
-                     : "memory");
+        store_shared_4(to + i / 4 * 128 * 16, dq[FIRST + i], dq[FIRST + i + 1], dq[FIRST + i + 2], dq[FIRST + i + 3]);
 }
 
 /* DQ_ADD_STAGED: stores dQ for the producer to add, once it has added the previous fragment. */
@@ -95,9 +83,7 @@ template <int COUNT> __device__ __forceinline__ void atomic_add_fragment(const f
 {
 #pragma unroll
     for (int i = 0; i < COUNT; i += 4)
-        asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1,%2,%3,%4};" ::"l"(to + i / 4 * 128 * 4), "f"(dq[i]),
-                     "f"(dq[i + 1]), "f"(dq[i + 2]), "f"(dq[i + 3])
-                     : "memory");
+        add_global_4(to + i / 4 * 128 * 4, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
 }
 
 /* dK or dV to global memory. row: the first row of the thread; first: the first column. */

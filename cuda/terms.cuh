@@ -54,8 +54,7 @@ __device__ __forceinline__ void key_terms_store(const key_terms &k, u32 tile, in
 {
 #pragma unroll
     for (int i = 0; i < KEY_TERMS; i++)
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + (u32)(i * BLOCK_N + column) * 4), "r"(k.word[i])
-                     : "memory");
+        store_shared(tile + (u32)(i * BLOCK_N + column) * 4, (u32)k.word[i]);
 }
 
 /* The terms FIRST to FIRST + COUNT - 1 of a key. */
