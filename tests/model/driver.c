@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The model as a driver: libcuda.so.1 whose device is the machine. ATTUNE_MODEL_ARCHITECTURE is the device's compute
+ * capability, 80 or 86. Everything is done when a call returns, so that streams and events have no state.
+ */
+#define _GNU_SOURCE /* dl_iterate_phdr */
+#include <dlfcn.h>
+#include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/driver.h"
+#include "tests/model/model.h"
+
+#define CU_LAUNCH_FAILED 719
+
+typedef struct function {
+    const loaded *from;
+    char name[128];
+    void *entry;
+    void (*enter)(void *function, void **parameters);
+} function;
+
+#define DECLARE(name, symbol, parameters) int symbol parameters;
+ATTUNE__CUDA_FUNCTIONS(DECLARE)
+
+static int some_object;
+
+static int architecture(void)
+{
+    const char *text = getenv("ATTUNE_MODEL_ARCHITECTURE");
+    return text ? atoi(text) : 80;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- devices */
+
+int cuInit(unsigned flags)
+{
+    (void)flags;
+    return CU_SUCCESS;
+}
+int cuDriverGetVersion(int *version)
+{
+    *version = 13000;
+    return CU_SUCCESS;
+}
+/* The fault, where a launch has found one. */
+int cuGetErrorName(int error, const char **name)
+{
+    *name = error == CU_LAUNCH_FAILED && model_fault[0] ? model_fault
+            : error == CU_OUT_OF_MEMORY                 ? "CUDA_ERROR_OUT_OF_MEMORY"
+                                                        : "CUDA_ERROR";
+    return CU_SUCCESS;
+}
+int cuDeviceGetCount(int *count)
+{
+    *count = 1;
+    return CU_SUCCESS;
+}
+int cuDeviceGet(int *device, int ordinal)
+{
+    *device = ordinal;
+    return ordinal ? 101 : CU_SUCCESS;
+}
+int cuDeviceGetName(char *name, int size, int device)
+{
+    (void)device;
+    snprintf(name, (size_t)size, "model of sm_%d", architecture());
+    return CU_SUCCESS;
+}
+int cuDeviceGetUuid(attune__cu_uuid *uuid, int device)
+{
+    (void)device;
+    memset(uuid->bytes, 11, sizeof uuid->bytes);
+    return CU_SUCCESS;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+    (void)device;
+    *bytes = (size_t)1 << 31;
+    return CU_SUCCESS;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    (void)device;
+    const int sm = architecture();
+    const bool small = sm == 86 || sm == 89 || sm == 120;
+    const int unit = sm == 80 ? 164 : small ? 100 : 228; /* KiB of shared memory of a compute unit */
+    switch (attribute) {
+    case CU_COMPUTE_CAPABILITY_MAJOR:
+        *value = sm / 10;
+        break;
+    case CU_COMPUTE_CAPABILITY_MINOR:
+        *value = sm % 10;
+        break;
+    case CU_MAX_THREADS_PER_BLOCK:
+        *value = MODEL_THREADS;
+        break;
+    case CU_WARP_SIZE:
+        *value = 32;
+        break;
+    case CU_MULTIPROCESSOR_COUNT:
+        *value = 4; /* few: the threads of one CTA run at a time */
+        break;
+    case CU_MAX_THREADS_PER_MULTIPROCESSOR:
+        *value = small ? 1536 : 2048;
+        break;
+    case CU_MAX_REGISTERS_PER_MULTIPROCESSOR:
+        *value = 65536;
+        break;
+    case CU_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+        *value = unit << 10;
+        break;
+    case CU_MAX_SHARED_MEMORY_PER_BLOCK:
+        *value = 48 << 10;
+        break;
+    case CU_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+        *value = (unit - 1) << 10;
+        break;
+    case CU_RESERVED_SHARED_MEMORY_PER_BLOCK:
+        *value = 1 << 10;
+        break;
+    default:
+        return 1;
+    }
+    return CU_SUCCESS;
+}
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+    (void)device;
+    *context = &some_object;
+    return CU_SUCCESS;
+}
+int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    (void)device;
+    return CU_SUCCESS;
+}
+int cuCtxPushCurrent_v2(void *context)
+{
+    return context == &some_object ? CU_SUCCESS : CU_INVALID_CONTEXT;
+}
+int cuCtxPopCurrent_v2(void **context)
+{
+    *context = &some_object;
+    return CU_SUCCESS;
+}
+int cuCtxGetDevice(int *device)
+{
+    *device = 0;
+    return CU_SUCCESS;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- memory */
+
+int cuMemAlloc_v2(unsigned long long *pointer, size_t size)
+{
+    void *memory = model_allocate(size);
+    *pointer = (unsigned long long)(uintptr_t)memory;
+    return memory ? CU_SUCCESS : CU_OUT_OF_MEMORY;
+}
+int cuMemFree_v2(unsigned long long pointer)
+{
+    model_release((void *)(uintptr_t)pointer);
+    return CU_SUCCESS;
+}
+int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t size, void *stream)
+{
+    (void)stream;
+    memcpy((void *)(uintptr_t)to, from, size);
+    return CU_SUCCESS;
+}
+int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *stream)
+{
+    (void)stream;
+    memcpy(to, (const void *)(uintptr_t)from, size);
+    return CU_SUCCESS;
+}
+int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t size, void *stream)
+{
+    (void)stream;
+    memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);
+    return CU_SUCCESS;
+}
+
+/* ---------------------------------------------------------------------------------------------- streams and events */
+
+int cuStreamCreate(void **stream, unsigned flags)
+{
+    (void)flags;
+    *stream = &some_object;
+    return CU_SUCCESS;
+}
+int cuStreamDestroy_v2(void *stream)
+{
+    (void)stream;
+    return CU_SUCCESS;
+}
+int cuStreamSynchronize(void *stream)
+{
+    (void)stream;
+    return CU_SUCCESS;
+}
+int cuStreamIsCapturing(void *stream, int *status)
+{
+    (void)stream;
+    *status = 0;
+    return CU_SUCCESS;
+}
+int cuEventCreate(void **event, unsigned flags)
+{
+    (void)flags;
+    *event = &some_object;
+    return CU_SUCCESS;
+}
+int cuEventDestroy_v2(void *event)
+{
+    (void)event;
+    return CU_SUCCESS;
+}
+int cuEventRecord(void *event, void *stream)
+{
+    (void)event;
+    (void)stream;
+    return CU_SUCCESS;
+}
+int cuEventQuery(void *event)
+{
+    (void)event;
+    return CU_SUCCESS;
+}
+int cuEventSynchronize(void *event)
+{
+    (void)event;
+    return CU_SUCCESS;
+}
+int cuEventElapsedTime(float *milliseconds, void *start, void *end)
+{
+    (void)start;
+    (void)end;
+    *milliseconds = 1;
+    return CU_SUCCESS;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- kernels */
+
+static int find_segments(struct dl_phdr_info *info, size_t size, void *user)
+{
+    loaded *l = user;
+    (void)size;
+    if (strcmp(info->dlpi_name, l->path) != 0)
+        return 0;
+    l->base = (void *)info->dlpi_addr;
+    l->segment_begin = UINTPTR_MAX;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        const uintptr_t begin = info->dlpi_addr + part->p_vaddr;
+        if (part->p_type == PT_LOAD) {
+            l->segment_begin = begin < l->segment_begin ? begin : l->segment_begin;
+            l->segment_end = begin + part->p_memsz > l->segment_end ? begin + part->p_memsz : l->segment_end;
+        } else if (part->p_type == PT_TLS) {
+            l->tls_begin = (uintptr_t)info->dlpi_tls_data;
+            l->tls_end = l->tls_begin + part->p_memsz;
+        }
+    }
+    return 1;
+}
+
+/* The image is the path of the kernel's library (compiler.c). */
+int cuModuleLoadData(void **module, const void *image)
+{
+    loaded *l = calloc(1, sizeof *l);
+    if (!l)
+        return CU_OUT_OF_MEMORY;
+    snprintf(l->path, sizeof l->path, "%s", (const char *)image);
+    l->library = dlopen(l->path, RTLD_NOW | RTLD_LOCAL);
+    if (!l->library) {
+        fprintf(stderr, "model: %s\n", dlerror());
+        free(l);
+        return CU_INVALID_IMAGE;
+    }
+    l->kernel = dlsym(l->library, "model_library");
+    /* Calls the library's own function, so that the thread has the storage. */
+    unsigned char *(*shared)(int) = NULL;
+    void *symbol = dlsym(l->library, "model_shared_array");
+    memcpy(&shared, &symbol, sizeof shared);
+    for (int i = 0; shared && i < 4 && shared(i); i++)
+        l->shared[l->shared_count++] = shared(i);
+    dl_iterate_phdr(find_segments, l);
+    *module = l;
+    return l->kernel && l->base ? CU_SUCCESS : CU_INVALID_IMAGE;
+}
+int cuModuleUnload(void *module)
+{
+    loaded *l = module;
+    dlclose(l->library);
+    free(l);
+    return CU_SUCCESS;
+}
+/* Functions live as long as the process: the driver has no call that frees one. */
+int cuModuleGetFunction(void **found, void *module, const char *name)
+{
+    loaded *l = module;
+    char enter[160];
+    snprintf(enter, sizeof enter, "model_enter_%s", name);
+    void *entry = dlsym(l->library, name), *by = dlsym(l->library, enter);
+    if (!by)
+        by = dlsym(l->library, "model_enter_any");
+    if (!entry || !by)
+        return 500;
+    function *f = calloc(1, sizeof *f);
+    if (!f)
+        return CU_OUT_OF_MEMORY;
+    f->from = l;
+    f->entry = entry;
+    memcpy(&f->enter, &by, sizeof by);
+    snprintf(f->name, sizeof f->name, "%s", name);
+    *found = f;
+    return CU_SUCCESS;
+}
+int cuFuncGetAttribute(int *value, int attribute, void *of)
+{
+    (void)attribute;
+    (void)of;
+    *value = 0;
+    return CU_SUCCESS;
+}
+int cuFuncSetAttribute(void *of, int attribute, int value)
+{
+    (void)of;
+    (void)attribute;
+    return value <= MODEL_SHARED ? CU_SUCCESS : 1;
+}
+/* No family of sm_80 has tensor maps. */
+int cuTensorMapEncodeTiled(attune__cu_tensor_map *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
+                           const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                           int swizzle, int l2_promotion, int fill)
+{
+    (void)map, (void)type, (void)rank, (void)address, (void)sizes, (void)strides, (void)box, (void)steps;
+    (void)interleave, (void)swizzle, (void)l2_promotion, (void)fill;
+    return 1;
+}
+int cuLaunchKernel(void *of, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *stream, void **parameters, void **extra)
+{
+    (void)stream;
+    (void)extra;
+    const function *f = of;
+    if (by != 1 || bz != 1 || shared > MODEL_SHARED)
+        return 1;
+    const launch l = {.from = f->from,
+                      .kernel = f->name,
+                      .grid = {x, y, z},
+                      .dimensions = {bx, by, bz},
+                      .shared = shared,
+                      .enter = f->enter,
+                      .function = f->entry,
+                      .parameters = parameters};
+    return model_run(&l) ? CU_SUCCESS : CU_LAUNCH_FAILED;
+}

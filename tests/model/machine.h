@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a kernel that the host's compiler compiled calls: the machine. C and C++ both read it. Threads of a CTA are
+ * fibers of one thread of the host, and a function here may switch to another fiber before it returns.
+ */
+#ifndef TESTS_MODEL_MACHINE_H
+#define TESTS_MODEL_MACHINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct model_index {
+    unsigned x, y, z;
+} model_index;
+
+/* Instructions that the lanes of a warp execute together. */
+typedef enum model_collective {
+    MODEL_SYNCWARP,
+    MODEL_SHUFFLE,    /* uint32_t[3]: value, source lane, result */
+    MODEL_SHUFFLE_UP, /* the same, with a distance */
+    MODEL_VOTE,       /* uint32_t[2]: predicate, the lanes that had it */
+    MODEL_LDMATRIX,   /* model_matrices */
+    MODEL_LDMATRIX_TRANSPOSED,
+    MODEL_STMATRIX_TRANSPOSED,
+    MODEL_MMA_TF32, /* model_mma */
+    MODEL_MMA_F16,
+    MODEL_MMA_BF16,
+    MODEL_COLLECTIVES
+} model_collective;
+
+typedef struct model_matrices {
+    uint32_t address, r[4];
+} model_matrices;
+
+typedef struct model_mma {
+    float c[4];
+    uint32_t a[4], b[2];
+} model_mma;
+
+typedef struct model_machine {
+    /* An access by the kernel's own code. */
+    void (*access)(const void *p, size_t size, int write, void *pc);
+    uint32_t (*to_shared)(const void *p);
+    void *(*from_shared)(uint32_t address);
+    /* By instructions that name shared memory. */
+    void (*load_shared)(void *to, uint32_t from, uint32_t size);
+    void (*store_shared)(uint32_t to, const void *from, uint32_t size);
+    void (*collective)(model_collective kind, uint32_t mask, void *arguments);
+    /* count 0: all threads of the CTA. Returns how many had a value other than 0; 0 for an arrival. */
+    int (*barrier)(int number, int count, int arrive_only, int value);
+    /* `valid` of the `size` bytes, the others zero. */
+    void (*copy_async)(uint32_t to, const void *from, uint32_t size, uint32_t valid);
+    void (*copy_commit)(void);
+    void (*copy_wait)(int pending);
+    /* For loops that wait for another thread. */
+    void (*spin)(void);
+} model_machine;
+
+/* What the kernel's library defines. */
+typedef struct model_kernel_library {
+    model_machine *machine;
+    model_index *thread, *block, *grid, *dimensions;
+} model_kernel_library;
+
+#endif

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The functions of cuda/ptx.cuh on the CPU. Sections are those of NVIDIA's "Parallel Thread Execution ISA",
+ * version 8.8; docs/model.md lists the instructions.
+ */
+#ifndef ATTUNE_CUDA_PTX_CUH
+#define ATTUNE_CUDA_PTX_CUH
+
+#include "builtins.h"
+
+typedef unsigned u32;
+typedef unsigned long long u64;
+
+/* ------------------------------------------------------------------------------------------------------- arithmetic */
+
+/* 9.7.3.21 ex2: .ftz flushes subnormal inputs and results to zero with their sign. */
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y = exp2f(x);
+    return y < 1.17549435e-38f ? 0.0f : y;
+}
+
+/* 9.7.3.22 tanh: within 2^-11. */
+__device__ __forceinline__ float tanh_fast(float x)
+{
+    return tanhf(x);
+}
+
+/* 9.7.8.1 and */
+__device__ __forceinline__ float clear_sign(float x)
+{
+    return __uint_as_float(__float_as_uint(x) & 0x7fffffffu);
+}
+
+/* 9.7.9.21 cvt, from f16: exact. */
+__device__ __forceinline__ float half_to_float(unsigned short bits)
+{
+    u32 sign = (u32)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 0x3ff;
+    if (exponent == 31)
+        return __uint_as_float(sign | 0x7f800000u | fraction << 13);
+    if (exponent)
+        return __uint_as_float(sign | (exponent + 112) << 23 | fraction << 13);
+    float x = (float)fraction * 5.9604644775390625e-8f;
+    return sign ? -x : x;
+}
+
+/* cvt.rn.f16: to nearest even; past 65504 + 16 infinity; NaN is 0x7fff. */
+__device__ __forceinline__ u32 model_to_half(float x)
+{
+    u32 bits = __float_as_uint(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u)
+        return 0x7fff;
+    if (magnitude >= 0x477ff000u)
+        return sign | 0x7c00;
+    if (magnitude < 0x38800000u) {
+        /* Adding 0.5 rounds to multiples of 2^-24. */
+        float y = __uint_as_float(magnitude) + 0.5f;
+        return sign | (__float_as_uint(y) - 0x3f000000u);
+    }
+    return sign | (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1)) >> 13;
+}
+
+/* cvt.rn.bf16: to nearest even; NaN is 0x7fff. */
+__device__ __forceinline__ u32 model_to_brain(float x)
+{
+    u32 bits = __float_as_uint(x);
+    return x != x ? 0x7fff : (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+}
+
+/* cvt with two operands: the first one is the high half. */
+__device__ __forceinline__ u32 pack_f16(float low, float high)
+{
+    return model_to_half(low) | model_to_half(high) << 16;
+}
+
+__device__ __forceinline__ u32 pack_bf16(float low, float high)
+{
+    return model_to_brain(low) | model_to_brain(high) << 16;
+}
+
+/* cvt.rna.tf32: to nearest, ties away from zero, to 10 bits of fraction. */
+__device__ __forceinline__ u32 round_tf32(float x)
+{
+    u32 bits = __float_as_uint(x);
+    return (bits & 0x7f800000u) == 0x7f800000u ? (x != x ? 0x7fffffffu : bits) : (bits + 0x1000u) & 0xffffe000u;
+}
+
+/* ----------------------------------------------------------------------------------------------- special registers */
+
+/* 10.1 %tid, 10.6 %ctaid, 10.7 %nctaid */
+__device__ __forceinline__ int thread_index_remat()
+{
+    return (int)threadIdx.x;
+}
+
+__device__ __forceinline__ int opaque_zero()
+{
+    return 0;
+}
+
+__device__ __forceinline__ int block_here()
+{
+    return (int)blockIdx.x;
+}
+
+__device__ __forceinline__ int grid_here()
+{
+    return (int)gridDim.x;
+}
+
+template <typename T> __device__ __forceinline__ void make_opaque(T &)
+{
+}
+
+/* ---------------------------------------------------------------------------------------------------- shared memory */
+
+__device__ __forceinline__ u32 shared_address(const void *p)
+{
+    return (u32)__cvta_generic_to_shared(p);
+}
+
+/* 9.7.9.8 ld, 9.7.9.11 st: vectors need their own size as alignment, which the machine checks. */
+template <typename T> __device__ __forceinline__ void load_shared(T &x, u32 from)
+{
+    T loaded;
+    model->load_shared(&loaded, from, 4);
+    x = loaded;
+}
+
+__device__ __forceinline__ void load_shared_2(float &x, float &y, u32 from)
+{
+    float loaded[2];
+    model->load_shared(loaded, from, 8);
+    x = loaded[0], y = loaded[1];
+}
+
+template <typename T> __device__ __forceinline__ void load_shared_4(T &x, T &y, T &z, T &w, u32 from)
+{
+    T loaded[4];
+    model->load_shared(loaded, from, 16);
+    x = loaded[0], y = loaded[1], z = loaded[2], w = loaded[3];
+}
+
+template <typename T> __device__ __forceinline__ void load_shared_4_ordered(T &x, T &y, T &z, T &w, u32 from)
+{
+    load_shared_4(x, y, z, w, from);
+}
+
+__device__ __forceinline__ void store_shared(u32 to, u32 x)
+{
+    model->store_shared(to, &x, 4);
+}
+
+__device__ __forceinline__ void store_shared_4(u32 to, u32 x, u32 y, u32 z, u32 w)
+{
+    u32 stored[4] = {x, y, z, w};
+    model->store_shared(to, stored, 16);
+}
+
+__device__ __forceinline__ void store_shared_4(u32 to, float x, float y, float z, float w)
+{
+    float stored[4] = {x, y, z, w};
+    model->store_shared(to, stored, 16);
+}
+
+/* ---------------------------------------------------------------------------------------------------- global memory */
+
+__device__ __forceinline__ void load_global(float &x, const float *from)
+{
+    x = *from;
+}
+
+__device__ __forceinline__ u32 load_acquire(const u32 *word)
+{
+    model->spin();
+    return *word;
+}
+
+/* 9.7.13.6 red */
+__device__ __forceinline__ void add_global(float *to, float x)
+{
+    *to += x;
+}
+
+__device__ __forceinline__ void add_global_4(float *to, float x, float y, float z, float w)
+{
+    to[0] += x, to[1] += y, to[2] += z, to[3] += w;
+}
+
+/* ------------------------------------------------------------------------------------------------- 9.7.9.25 cp.async
+ */
+
+__device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
+{
+    model->copy_async(to, from, 16, valid ? 16 : 0);
+}
+
+__device__ __forceinline__ void copy_float(u32 to, const float *from)
+{
+    model->copy_async(to, from, 4, 4);
+}
+
+__device__ __forceinline__ void copy_commit()
+{
+    model->copy_commit();
+}
+
+template <int PENDING> __device__ __forceinline__ void copy_wait()
+{
+    model->copy_wait(PENDING);
+}
+
+/* ------------------------------------------------------------------------------------- 9.7.14 matrices of a warp */
+
+__device__ __forceinline__ void model_load_matrices(model_collective kind, u32 (&r)[4], u32 address)
+{
+    model_matrices m = {address, {}};
+    model->collective(kind, 0xffffffffu, &m);
+    for (int i = 0; i < 4; i++)
+        r[i] = m.r[i];
+}
+
+__device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address)
+{
+    model_load_matrices(MODEL_LDMATRIX, r, address);
+}
+
+__device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 address)
+{
+    model_load_matrices(MODEL_LDMATRIX_TRANSPOSED, r, address);
+}
+
+__device__ __forceinline__ void store_transposed(u32 at, const u32 (&x)[4])
+{
+    model_matrices m = {at, {x[0], x[1], x[2], x[3]}};
+    model->collective(MODEL_STMATRIX_TRANSPOSED, 0xffffffffu, &m);
+}
+
+__device__ __forceinline__ void model_multiply(model_collective kind, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    model_mma m = {{c[0], c[1], c[2], c[3]}, {a[0], a[1], a[2], a[3]}, {b0, b1}};
+    model->collective(kind, 0xffffffffu, &m);
+    for (int i = 0; i < 4; i++)
+        c[i] = m.c[i];
+}
+
+__device__ __forceinline__ void multiply_tf32(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    model_multiply(MODEL_MMA_TF32, c, a, b0, b1);
+}
+
+__device__ __forceinline__ void multiply_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    model_multiply(MODEL_MMA_F16, c, a, b0, b1);
+}
+
+__device__ __forceinline__ void multiply_bf16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
+{
+    model_multiply(MODEL_MMA_BF16, c, a, b0, b1);
+}
+
+#endif

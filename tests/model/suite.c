@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The CUDA kernels under the model: rows of the case table, held against the oracle as on a device, under schedules
+ * that the seed draws; and faults that are put into the kernels' sources, each of which the model or the oracle must
+ * find. ATTUNE_MODEL_SEED gives other schedules.
+ */
+#include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#include "cases/suite.h"
+#include "support/devices.h"
+
+#define SM80    "{\"KERNEL\": \"cuda_sm80\"}"
+#define SM80_16 "{\"KERNEL\": \"cuda_sm80\", \"BLOCK_M1\": 16, \"BLOCK_N1\": 16, \"BLOCK_M2\": 16, \"BLOCK_N2\": 16}"
+
+typedef struct model_case {
+    int row;
+    attune_dtype dtype;
+    bool gradients;
+    const char *backward_options;
+    const char *fault;  /* FILE|TEXT|REPLACEMENT (compiler.c) */
+    const char *report; /* a part of what is said of it */
+} model_case;
+
+/* Opens the driver and the compiler under NVIDIA's sonames, before attune looks for them. */
+static attune_device *open_model(attune_instance **instance)
+{
+    cr_assert_not_null(dlopen(getenv("ATTUNE_MODEL_CUDA"), RTLD_NOW | RTLD_LOCAL), "%s", dlerror());
+    cr_assert_not_null(dlopen(getenv("ATTUNE_MODEL_NVRTC"), RTLD_NOW | RTLD_LOCAL), "%s", dlerror());
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 1, .cache_folder = ""};
+    attune_device *device;
+    cr_assert_eq(attune_instance_create(&desc, instance), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_device_open(*instance, "cuda:0", &device), ATTUNE_OK, "%s", attune_last_error());
+    return device;
+}
+
+static bool run(const model_case *m, failure *why)
+{
+    attune_instance *instance;
+    attune_device *device = open_model(&instance);
+    attention_case c = attention_cases[m->row];
+    c.backward_options = m->backward_options;
+    const uint64_t seed = test_seed() + (uint64_t)m->row;
+    const bool passed = m->gradients ? case_run_gradients(instance, device, &c, m->dtype, seed, why)
+                                     : case_run(instance, device, &c, m->dtype, seed, why);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+    return passed;
+}
+
+static const model_case cases[] = {
+    {.row = CASE_causal_few_keys, .dtype = ATTUNE_F16},
+    {.row = CASE_head_24, .dtype = ATTUNE_F32},
+    {.row = CASE_relative_bias, .dtype = ATTUNE_BF16},
+    {.row = CASE_nan_hidden_partial, .dtype = ATTUNE_F16},
+    {.row = CASE_lists_of_heads, .dtype = ATTUNE_BF16},
+    {.row = CASE_lists_of_heads_full, .dtype = ATTUNE_F16},
+    {.row = CASE_infinite_part, .dtype = ATTUNE_F16},
+    {.row = CASE_head_8, .dtype = ATTUNE_BF16, .gradients = true},
+    {.row = CASE_half_bias, .dtype = ATTUNE_F16, .gradients = true, .backward_options = SM80},
+    {.row = CASE_head_8, .dtype = ATTUNE_F32, .gradients = true, .backward_options = SM80_16},
+};
+
+static const model_case faults[] = {
+    /* K is read before its copy is complete. */
+    {.row = CASE_head_8,
+     .dtype = ATTUNE_F16,
+     .fault = "forward_sm80.cu|copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();|",
+     .report = "cp.async writes that its thread has not waited for"},
+    /* Each thread waits for its own copies, and reads those of others. */
+    {.row = CASE_head_8,
+     .dtype = ATTUNE_F16,
+     .fault = "forward_sm80.cu|(AHEAD - 1)>();\n        __syncthreads();|(AHEAD - 1)>();",
+     .report = "of shared memory, which"},
+    /* Q K^T and the copies do not agree on the swizzle. */
+    {.row = CASE_head_8,
+     .dtype = ATTUNE_F16,
+     .fault = "mma.cuh|return (start ^ (u32)(chunk % GROUP * 16))|return (start ^ (u32)((chunk % GROUP ^ 1) * 16))",
+     .report = "max error"},
+    /* A copy past the end of shared memory. */
+    {.row = CASE_head_8,
+     .dtype = ATTUNE_F16,
+     .fault = "mma.cuh|copy_async(to + chunk_offset|copy_async(0x40000 + to + chunk_offset",
+     .report = "of which the launch has"},
+    /* A shuffle in which half of the lanes take no part. */
+    {.row = CASE_head_8,
+     .dtype = ATTUNE_F16,
+     .fault = "forward_sm80.cu|    float factor = uniform(|    float factor = threadIdx.x & 1 ? 1.0f : uniform(",
+     .report = "wait for others that never come"},
+    /* Every head has the lists of the first one. */
+    {.row = CASE_lists_of_heads_full,
+     .dtype = ATTUNE_F16,
+     .fault = "decode_sm80.cu|p.h * a.mask_head_rows|0 * a.mask_head_rows",
+     .report = "max error"},
+    /* P is overwritten while others read it. */
+    {.row = CASE_head_8,
+     .dtype = ATTUNE_BF16,
+     .gradients = true,
+     .fault = "backward_atomic_sm80.cu|        __syncthreads();|",
+     .report = "of shared memory, which"},
+};
+
+static void check_cases(size_t first, size_t end)
+{
+    for (size_t i = first; i < end; i++) {
+        failure why;
+        cr_expect(run(&cases[i], &why), "%s: %s", attention_cases[cases[i].row].name, why.message);
+    }
+}
+
+Test(model, forward)
+{
+    check_cases(0, 4);
+}
+
+Test(model, decode_and_merge)
+{
+    check_cases(4, 7);
+}
+
+Test(model, backward)
+{
+    check_cases(7, sizeof cases / sizeof cases[0]);
+}
+
+Test(model, faults)
+{
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        failure why;
+        cr_assert_eq(setenv("ATTUNE_MODEL_FAULT", faults[i].fault, 1), 0);
+        cr_assert(!run(&faults[i], &why), "not found: %s", faults[i].fault);
+        cr_expect(strstr(why.message, faults[i].report), "%s\n  is said to be: %s", faults[i].fault, why.message);
+    }
+}
