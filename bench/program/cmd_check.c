@@ -515,6 +515,8 @@ int cmd_check(int argc, char **argv)
         cli_error("--q is missing, with which a call from NPY files begins");
         return EXIT_USAGE;
     }
+    if (files && !files_complete(&o.files))
+        return EXIT_USAGE;
     if (files_serve(&o.files) && o.gradients) {
         cli_error("--grad is not for calls over a cache (--kv-len), which have a forward pass alone");
         return EXIT_USAGE;

@@ -99,6 +99,8 @@ int cmd_run(int argc, char **argv)
                                {.option = "--lse", .path = o.lse},
                                {.option = "--row-max", .path = o.row_max}};
     int code = EXIT_USAGE;
+    if (!files_complete(&o.files))
+        goto done;
     if (!*o.o && !*o.lse && !*o.row_max) {
         cli_error("no output: give --out, --lse or --row-max");
         goto done;

@@ -105,15 +105,6 @@ static bool read_batch(const file_options *f, serving *s)
 static bool read_tensors(const file_options *f, attune_dtype dtype, attune_dtype kv_dtype, serving *s)
 {
     const uint32_t rank = files_serve(f) ? 0 : 4;
-    if (!given(f->v) != given(f->head_dim_v)) {
-        cli_error(given(f->v) ? "--head-dim-v is for calls without --v, whose values are part of k"
-                              : "--v is missing: an NPY file, or --head-dim-v where the values are part of k");
-        return false;
-    }
-    if (!given(f->v) && !files_serve(f)) {
-        cli_error("--head-dim-v requires --kv-len: v is a part of k in a cache alone");
-        return false;
-    }
     if ((given(f->head_dim_v) && !cli_integer("--head-dim-v", f->head_dim_v, 8, 512, &s->head_dim_v)) ||
         !read_tensor("--q", f->q, dtype, rank, &s->a.q) ||
         !read_tensor("--k", f->k, kv_dtype ? kv_dtype : dtype, rank, &s->a.k) ||
@@ -150,14 +141,28 @@ static bool read_expressions(attune_instance *instance, const file_options *f, b
     return true;
 }
 
-bool files_load(attune_instance *instance, const file_options *f, attune_dtype dtype, attune_dtype kv_dtype,
-                bindings *names, serving *s)
+bool files_complete(const file_options *f)
 {
-    failure why;
     if (!given(f->q) || !given(f->k)) {
         cli_error("%s is missing: an NPY file [batch, heads, length, head_dim]", !given(f->q) ? "--q" : "--k");
         return false;
     }
+    if (!given(f->v) != given(f->head_dim_v)) {
+        cli_error(given(f->v) ? "--head-dim-v is for calls without --v, whose values are part of k"
+                              : "--v is missing: an NPY file, or --head-dim-v where the values are part of k");
+        return false;
+    }
+    if (!given(f->v) && !files_serve(f)) {
+        cli_error("--head-dim-v requires --kv-len: v is a part of k in a cache alone");
+        return false;
+    }
+    return true;
+}
+
+bool files_load(attune_instance *instance, const file_options *f, attune_dtype dtype, attune_dtype kv_dtype,
+                bindings *names, serving *s)
+{
+    failure why;
     if (!read_tensors(f, dtype, kv_dtype, s) || !read_batch(f, s) ||
         !cli_scale(given(f->scale) ? f->scale : "", &s->a.scale) || !read_expressions(instance, f, names, s))
         return false;

@@ -47,6 +47,8 @@ typedef struct file_options {
 bool files_given(const file_options *f);
 /* Whether the call is over a cache. */
 bool files_serve(const file_options *f);
+/* Whether q, k and v are given, or what stands for v; prints an error if not. */
+bool files_complete(const file_options *f);
 /* Reads and checks everything; dtypes 0 keep the files'. Prints an error and returns false on failure. `names` has the
  * captures' data, and is released after the call with bindings_free, the rest with files_free, also after a failure. */
 bool files_load(attune_instance *instance, const file_options *f, attune_dtype dtype, attune_dtype kv_dtype,
