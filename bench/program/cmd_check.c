@@ -465,8 +465,7 @@ static void print_total(const check_options *o)
 
 int cmd_check(int argc, char **argv)
 {
-    check_options o = {.files = {NULL},
-                       .folder = "",
+    check_options o = {.folder = "",
                        .file = "",
                        .device = "cpu",
                        .dtype = "",

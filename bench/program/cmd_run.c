@@ -35,7 +35,8 @@ static bool write_result(void *user, size_t index, FILE *stream)
     return ok;
 }
 
-static int run(attune_instance *instance, const run_options *o, const serving *s, attention_run *job, output *outputs)
+static int run(attune_instance *instance, const run_options *o, const serving *s, const attention_run *how,
+               output *outputs)
 {
     const attention *a = &s->a;
     cli_devices devices;
@@ -49,12 +50,12 @@ static int run(attune_instance *instance, const run_options *o, const serving *s
     }
     const attune_dtype rows = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     results r = {.dtypes = {attention_o_dtype(a), rows, rows}};
-    job->o = &r.o;
-    job->lse = *o->lse ? &r.lse : NULL;
-    job->row_max = *o->row_max ? &r.row_max : NULL;
-    status = files_serve(&o->files)
-                 ? serving_forward(devices.device[0], s, job->options, job->o, job->lse, job->row_max)
-                 : attention_forward(instance, devices.device[0], a, job);
+    attention_run job = *how;
+    job.o = &r.o;
+    job.lse = *o->lse ? &r.lse : NULL;
+    job.row_max = *o->row_max ? &r.row_max : NULL;
+    status = files_serve(&o->files) ? serving_forward(devices.device[0], s, job.options, job.o, job.lse, job.row_max)
+                                    : attention_forward(instance, devices.device[0], a, &job);
     int code = cli_exit_of(status);
     if (status != ATTUNE_OK)
         cli_error("%s", attune_last_error());
@@ -69,7 +70,15 @@ static int run(attune_instance *instance, const run_options *o, const serving *s
 
 int cmd_run(int argc, char **argv)
 {
-    run_options o = {{NULL}, "", "", "", "cpu", "", "", "", "", ""};
+    run_options o = {.o = "",
+                     .lse = "",
+                     .row_max = "",
+                     .device = "cpu",
+                     .dtype = "",
+                     .kv_dtype = "",
+                     .o_dtype = "",
+                     .block = "",
+                     .kernel_options = ""};
     cli_list packs = {0};
     const cli_option options[] = {
         FILE_OPTIONS(o.files),
