@@ -11,8 +11,8 @@ import sys
 
 # The last commit to which the rule does not apply.
 INTRODUCED = 'd722dca7aace12ef55e7f3b0aeb44add56358f17'
-AREAS = {'abi', 'api', 'base', 'bench', 'build', 'cache', 'ci', 'cpu', 'cuda', 'dev', 'distributed', 'docs', 'examples', 'expr', 'fuzz', 'mask', 'opencl',
-         'plan', 'python', 'shaders', 'tests', 'vulkan'}
+AREAS = {'abi', 'api', 'base', 'bench', 'build', 'cache', 'ci', 'cpu', 'cuda', 'dev', 'distributed', 'docs', 'examples', 'expr', 'fuzz', 'mask', 'meson',
+         'opencl', 'packaging', 'plan', 'python', 'shaders', 'tests', 'vulkan'}
 
 
 def fault(subject):
