@@ -23,7 +23,8 @@ BELOW = {
     'api': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
     'distributed': {'base', 'expr', 'mask', 'plan', 'backend.h', 'api'},
 }
-PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}, 'opencl.h': {'attune/attune.h'}, 'distributed.h': {'attune/attune.h'}}
+PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}, 'opencl.h': {'attune/attune.h'}, 'distributed.h': {'attune/attune.h'},
+          'mpi.h': {'attune/distributed.h', 'mpi.h', 'stdlib.h', 'string.h'}}
 
 errors = []
 arrows = 0
