@@ -15,6 +15,7 @@
 #include <attune/attune.h>
 #include <stdatomic.h>
 
+#include "base/printf.h"
 #include "cache/cache.h"
 #include "cache/pack.h"
 #include "expr/gradient.h"
@@ -34,8 +35,7 @@ typedef struct attune__host {
     const attune__packs *packs;       /* kernels compiled ahead of time; likewise */
 } attune__host;
 
-void attune__log(const attune__host *host, attune_log_level level, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void attune__log(const attune__host *host, attune_log_level level, const char *format, ...) ATTUNE__PRINTF(3, 4);
 
 typedef struct attune__backend attune__backend;
 

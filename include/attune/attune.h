@@ -53,7 +53,9 @@
 extern "C" {
 #endif
 
-#if defined(_WIN32)
+#if defined(_WIN32) && defined(ATTUNE_BUILD_DLL)
+#define ATTUNE_API __declspec(dllexport)
+#elif defined(_WIN32)
 #define ATTUNE_API
 #else
 #define ATTUNE_API __attribute__((visibility("default"))) /* exported by the library */

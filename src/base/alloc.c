@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 #include "base/alloc.h"
 
+#if defined(_WIN32)
+#include <malloc.h>
+#endif
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +12,22 @@
 
 /* One cache line, and the widest vector that the CPU kernels load. */
 #define ALIGNMENT ((size_t)64)
+
+#if defined(_WIN32)
+
+static void *default_alloc(void *user, size_t size, size_t alignment)
+{
+    (void)user;
+    return _aligned_malloc(size, alignment);
+}
+
+static void default_release(void *user, void *memory)
+{
+    (void)user;
+    _aligned_free(memory);
+}
+
+#else
 
 static void *default_alloc(void *user, size_t size, size_t alignment)
 {
@@ -22,6 +41,8 @@ static void default_release(void *user, void *memory)
     (void)user;
     free(memory);
 }
+
+#endif
 
 const attune_allocator attune__default_allocator = {default_alloc, default_release, NULL};
 

@@ -5,13 +5,15 @@
 
 #include <attune/attune.h>
 
+#include "base/printf.h"
+
 #define ATTUNE__MESSAGE_SIZE 2048
 
 /* Sets the thread's message and returns the status, so that a check reads `return attune__fail(...)`. */
-attune_status attune__fail(attune_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+attune_status attune__fail(attune_status status, const char *format, ...) ATTUNE__PRINTF(2, 3);
 
 /* Prepends context to the present message. Returns the status. */
-attune_status attune__fail_context(attune_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+attune_status attune__fail_context(attune_status status, const char *format, ...) ATTUNE__PRINTF(2, 3);
 
 /* Returns the status if it is not ATTUNE_OK. */
 #define ATTUNE__TRY(call)                                                                                              \

@@ -263,3 +263,9 @@ void attune__file_drop(attune__file *f)
     f->file = f->folder = -1;
     f->has_temporary = f->has_backup = false;
 }
+
+void attune__file_reason(int error, char reason[ATTUNE__FILE_REASON])
+{
+    errno = error;
+    snprintf(reason, ATTUNE__FILE_REASON, "%m");
+}

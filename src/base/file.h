@@ -20,6 +20,22 @@
 #define ATTUNE__FILE_TEMPORARY ".attune-tmp" /* the suffix of temporary names */
 #define ATTUNE__FILE_NAME      256           /* bytes of a name, including the NUL */
 
+#define ATTUNE__FILE_REASON 256 /* bytes of an errno in words */
+
+#if defined(_WIN32)
+
+/* Windows has no functions for a name in an open folder, owners or modes: targets are paths. */
+typedef struct attune__file {
+    int file;    /* open for writing; -1 = not */
+    bool direct; /* written in place */
+    bool exists, has_temporary, has_backup, published;
+    bool durable; /* flushed before the rename */
+    int error;    /* of attune__file_commit, set in the file that failed */
+    char path[1024], temporary[1088], backup[1088];
+} attune__file;
+
+#else
+
 typedef struct attune__file {
     int folder;  /* of the target; -1 = none */
     int file;    /* open for writing; -1 = not */
@@ -36,12 +52,15 @@ typedef struct attune__file {
     char temporary[48], backup[48];
 } attune__file;
 
+/* attune__file_find for a name in an open folder, which the caller keeps. The file is accessible to its owner only,
+ * replaces any target, and is not synced to the disk. */
+int attune__file_find_in(attune__file *f, int folder, const char *name);
+
+#endif
+
 /* Checks the target and its folder without creating anything, so that EACCES, ENOENT, EISDIR, ... are reported before
  * the work whose result is written. Requires attune__file_drop, also on failure. */
 int attune__file_find(attune__file *f, const char *path);
-/* The same for a name in an open folder, which the caller keeps. The file is accessible to its owner only, replaces any
- * target, and is not synced to the disk. */
-int attune__file_find_in(attune__file *f, int folder, const char *name);
 /* Whether two targets are the same file. */
 bool attune__file_same(const attune__file *a, const attune__file *b);
 
@@ -52,5 +71,8 @@ int attune__file_write(attune__file *f, const void *bytes, size_t size);
 int attune__file_commit(attune__file *const *files, size_t count);
 /* Closes the files, and removes those that were not committed. May be called more than once. */
 void attune__file_drop(attune__file *f);
+
+/* What an errno says, in words. */
+void attune__file_reason(int error, char reason[ATTUNE__FILE_REASON]);
 
 #endif

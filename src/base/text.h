@@ -7,6 +7,8 @@
 
 #include <stddef.h>
 
+#include "base/printf.h"
+
 typedef struct attune__text {
     char *buffer;
     size_t size;
@@ -16,7 +18,7 @@ typedef struct attune__text {
 /* Starts a text; the buffer holds an empty string at once. buffer may be NULL if size is 0. */
 attune__text attune__text_begin(char *buffer, size_t size);
 /* text may be NULL: nothing is written. */
-void attune__text_add(attune__text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void attune__text_add(attune__text *text, const char *format, ...) ATTUNE__PRINTF(2, 3);
 /* Adds a string as a JSON string, including the quotes. */
 void attune__text_add_json(attune__text *text, const char *string);
 /* Stores the bytes needed, including the NUL, if `needed` is not NULL. */

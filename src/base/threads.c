@@ -4,13 +4,15 @@
 #endif
 #include "base/threads.h"
 
-#include <pthread.h>
+#include <stdatomic.h>
+#if !defined(_WIN32)
 #include <sched.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <unistd.h>
+#endif
 
 #include "base/alloc.h"
+#include "base/thread.h"
 
 /* Polls before sleeping: about ten microseconds, the round trip of a futex. */
 #define SPINS 500
@@ -27,15 +29,15 @@ struct attune__pool {
     attune_allocator allocator;
     attune_parallel_for engine; /* .run not NULL: loops run on the engine's threads, and there are no workers */
     uint32_t threads;           /* the caller and the workers that started */
-    pthread_mutex_t callers;    /* held by the caller while its job runs */
-    pthread_mutex_t lock;       /* guards the fields below that are not atomic, and both conditions */
-    pthread_cond_t work, done;
+    attune__mutex callers;      /* held by the caller while its job runs */
+    attune__mutex lock;         /* guards the fields below that are not atomic, and both conditions */
+    attune__condition work, done;
     job job;
     uint32_t asleep; /* workers that sleep */
     bool stop;
     atomic_uint generation; /* incremented under the lock for a new job or the end */
     atomic_uint running;    /* workers that have begun the job and not finished; incremented under the lock */
-    pthread_t workers[];
+    attune__thread workers[];
 };
 
 uint32_t attune__pool_cores(void)
@@ -48,8 +50,13 @@ uint32_t attune__pool_cores(void)
             return (uint32_t)count;
     }
 #endif
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
+#if defined(_WIN32)
+    const DWORD online = GetActiveProcessorCount(ALL_PROCESSOR_GROUPS);
+    return online ? (uint32_t)online : 1;
+#else
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? (uint32_t)online : 1;
+#endif
 }
 
 static inline void relax(void)
@@ -68,10 +75,10 @@ static void *work(void *user)
     for (;;) {
         for (int i = 0; i < SPINS && atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen; i++)
             relax();
-        pthread_mutex_lock(&pool->lock);
+        attune__mutex_lock(&pool->lock);
         while (atomic_load_explicit(&pool->generation, memory_order_relaxed) == seen) {
             pool->asleep++;
-            pthread_cond_wait(&pool->work, &pool->lock);
+            attune__condition_wait(&pool->work, &pool->lock);
             pool->asleep--;
         }
         /* A late worker may find the job finished, or the next one in its place. */
@@ -82,16 +89,16 @@ static void *work(void *user)
             pool->job.taken++;
             atomic_fetch_add_explicit(&pool->running, 1, memory_order_relaxed);
         }
-        pthread_mutex_unlock(&pool->lock);
+        attune__mutex_unlock(&pool->lock);
         if (stop)
             return NULL;
         if (!begins)
             continue;
         todo.fn(todo.user, todo.taken);
         if (atomic_fetch_sub_explicit(&pool->running, 1, memory_order_acq_rel) == 1) {
-            pthread_mutex_lock(&pool->lock);
-            pthread_cond_signal(&pool->done);
-            pthread_mutex_unlock(&pool->lock);
+            attune__mutex_lock(&pool->lock);
+            attune__condition_signal(&pool->done);
+            attune__mutex_unlock(&pool->lock);
         }
     }
 }
@@ -106,21 +113,25 @@ attune__pool *attune__pool_create(const attune_allocator *allocator, uint32_t th
     pool->allocator = *allocator;
     pool->engine = *engine;
     pool->threads = engine->run ? threads : 1;
-    pthread_mutex_init(&pool->callers, NULL);
-    pthread_mutex_init(&pool->lock, NULL);
-    pthread_cond_init(&pool->work, NULL);
-    pthread_cond_init(&pool->done, NULL);
+    attune__mutex_init(&pool->callers);
+    attune__mutex_init(&pool->lock);
+    attune__condition_init(&pool->work);
+    attune__condition_init(&pool->done);
+#if !defined(_WIN32)
     /* Workers inherit the blocked signals, so that signals are delivered to the engine's threads. */
     sigset_t all, before;
     sigfillset(&all);
     bool masked = workers && !pthread_sigmask(SIG_SETMASK, &all, &before);
+#endif
     for (uint32_t i = 0; i < workers; i++) {
-        if (pthread_create(&pool->workers[i], NULL, work, pool))
+        if (!attune__thread_create(&pool->workers[i], work, pool))
             break;
         pool->threads++;
     }
+#if !defined(_WIN32)
     if (masked)
         pthread_sigmask(SIG_SETMASK, &before, NULL);
+#endif
     return pool;
 }
 
@@ -128,17 +139,17 @@ void attune__pool_destroy(attune__pool *pool)
 {
     if (!pool)
         return;
-    pthread_mutex_lock(&pool->lock);
+    attune__mutex_lock(&pool->lock);
     pool->stop = true;
     atomic_fetch_add_explicit(&pool->generation, 1, memory_order_relaxed);
-    pthread_cond_broadcast(&pool->work);
-    pthread_mutex_unlock(&pool->lock);
+    attune__condition_broadcast(&pool->work);
+    attune__mutex_unlock(&pool->lock);
     for (uint32_t i = 0; !pool->engine.run && i + 1 < pool->threads; i++)
-        pthread_join(pool->workers[i], NULL);
-    pthread_cond_destroy(&pool->done);
-    pthread_cond_destroy(&pool->work);
-    pthread_mutex_destroy(&pool->lock);
-    pthread_mutex_destroy(&pool->callers);
+        attune__thread_join(&pool->workers[i]);
+    attune__condition_destroy(&pool->done);
+    attune__condition_destroy(&pool->work);
+    attune__mutex_destroy(&pool->lock);
+    attune__mutex_destroy(&pool->callers);
     attune_allocator allocator = pool->allocator;
     attune__free(&allocator, pool);
 }
@@ -153,7 +164,7 @@ static void wake(attune__pool *pool, uint32_t wanted)
 {
     const uint32_t awake = pool->threads - 1 - pool->asleep;
     for (uint32_t i = awake; i < wanted && i - awake < pool->asleep; i++)
-        pthread_cond_signal(&pool->work);
+        attune__condition_signal(&pool->work);
 }
 
 void attune__pool_run(attune__pool *pool, uint32_t threads, attune__pool_fn fn, void *user)
@@ -166,24 +177,24 @@ void attune__pool_run(attune__pool *pool, uint32_t threads, attune__pool_fn fn, 
         pool->engine.run(pool->engine.user, threads, fn, user);
         return;
     }
-    pthread_mutex_lock(&pool->callers);
-    pthread_mutex_lock(&pool->lock);
+    attune__mutex_lock(&pool->callers);
+    attune__mutex_lock(&pool->lock);
     pool->job = (job){fn, user, threads, 1};
     atomic_fetch_add_explicit(&pool->generation, 1, memory_order_relaxed);
     wake(pool, threads - 1);
-    pthread_mutex_unlock(&pool->lock);
+    attune__mutex_unlock(&pool->lock);
     fn(user, 0);
     /* All work is taken, so that workers that have not begun need not. */
-    pthread_mutex_lock(&pool->lock);
+    attune__mutex_lock(&pool->lock);
     pool->job.threads = 0;
-    pthread_mutex_unlock(&pool->lock);
+    attune__mutex_unlock(&pool->lock);
     for (int i = 0; i < SPINS && atomic_load_explicit(&pool->running, memory_order_acquire); i++)
         relax();
     if (atomic_load_explicit(&pool->running, memory_order_acquire)) {
-        pthread_mutex_lock(&pool->lock);
+        attune__mutex_lock(&pool->lock);
         while (atomic_load_explicit(&pool->running, memory_order_acquire))
-            pthread_cond_wait(&pool->done, &pool->lock);
-        pthread_mutex_unlock(&pool->lock);
+            attune__condition_wait(&pool->done, &pool->lock);
+        attune__mutex_unlock(&pool->lock);
     }
-    pthread_mutex_unlock(&pool->callers);
+    attune__mutex_unlock(&pool->callers);
 }

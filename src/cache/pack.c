@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,12 +11,19 @@
 #include "base/alloc.h"
 #include "base/error.h"
 #include "base/file.h"
+#include "base/thread.h"
+
+#if defined(_WIN32)
+#define O_NONBLOCK 0
+#define O_CLOEXEC  (_O_NOINHERIT | _O_BINARY)
+#endif
 
 #define KIND          "pack"
 #define IDENTITY      "attune %u"
 #define IDENTITY_SIZE 24
 #define COUNTS        16 /* bytes of the first entry's data */
 #define MOST_BYTES    (UINT64_C(1) << 31)
+#define MOST_READ     ((size_t)1 << 30) /* in one call: Windows takes an int */
 
 static void put64(uint8_t *to, uint64_t value)
 {
@@ -42,7 +48,7 @@ static bool equal_hashes(attune__hash a, attune__hash b)
 
 struct attune__pack {
     attune_allocator allocator;
-    pthread_mutex_t lock;
+    attune__mutex lock;
     uint8_t *bytes; /* entries, one after another */
     size_t size, capacity;
     uint32_t count;
@@ -54,7 +60,7 @@ attune_status attune__pack_create(const attune_allocator *allocator, attune__pac
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->allocator = *allocator;
-    pthread_mutex_init(&made->lock, NULL);
+    attune__mutex_init(&made->lock);
     *pack = made;
     return ATTUNE_OK;
 }
@@ -64,7 +70,7 @@ void attune__pack_destroy(attune__pack *pack)
     if (!pack)
         return;
     const attune_allocator allocator = pack->allocator;
-    pthread_mutex_destroy(&pack->lock);
+    attune__mutex_destroy(&pack->lock);
     attune__free(&allocator, pack->bytes);
     attune__free(&allocator, pack);
 }
@@ -82,9 +88,9 @@ static bool has(const attune__pack *pack, const attune__cache_key *key)
 
 bool attune__pack_has(attune__pack *pack, const attune__cache_key *key)
 {
-    pthread_mutex_lock(&pack->lock);
+    attune__mutex_lock(&pack->lock);
     const bool found = has(pack, key);
-    pthread_mutex_unlock(&pack->lock);
+    attune__mutex_unlock(&pack->lock);
     return found;
 }
 
@@ -92,7 +98,7 @@ attune_status attune__pack_add(attune__pack *pack, const attune__cache_key *key,
 {
     const size_t whole = attune__entry_size(key, size), head = attune__entry_size(key, 0);
     attune_status status = ATTUNE_OK;
-    pthread_mutex_lock(&pack->lock);
+    attune__mutex_lock(&pack->lock);
     if (has(pack, key))
         goto done;
     if (!whole || whole > MOST_BYTES - pack->size) {
@@ -109,16 +115,16 @@ attune_status attune__pack_add(attune__pack *pack, const attune__cache_key *key,
     pack->size += whole;
     pack->count++;
 done:
-    pthread_mutex_unlock(&pack->lock);
+    attune__mutex_unlock(&pack->lock);
     return status;
 }
 
 void attune__pack_measure(attune__pack *pack, uint32_t *entries, uint64_t *bytes)
 {
-    pthread_mutex_lock(&pack->lock);
+    attune__mutex_lock(&pack->lock);
     *entries = pack->count;
     *bytes = pack->size;
-    pthread_mutex_unlock(&pack->lock);
+    attune__mutex_unlock(&pack->lock);
 }
 
 /* Writes the first entry, which has the counts, and then the others. */
@@ -144,17 +150,18 @@ attune_status attune__pack_write(attune__pack *pack, const char *path)
     if (!error)
         error = attune__file_open(&file);
     if (!error) {
-        pthread_mutex_lock(&pack->lock);
+        attune__mutex_lock(&pack->lock);
         error = write_entries(pack, &file);
-        pthread_mutex_unlock(&pack->lock);
+        attune__mutex_unlock(&pack->lock);
     }
     if (!error)
         error = attune__file_commit(&(attune__file *){&file}, 1);
     attune__file_drop(&file);
     if (!error)
         return ATTUNE_OK;
-    errno = error;
-    return attune__fail(ATTUNE_IO, "cannot write the pack %.300s: %m (error %d)", path, error);
+    char why[ATTUNE__FILE_REASON];
+    attune__file_reason(error, why);
+    return attune__fail(ATTUNE_IO, "cannot write the pack %.300s: %s (error %d)", path, why, error);
 }
 
 /* ----------------------------------------------------------------------------------------------------- loaded packs */
@@ -172,8 +179,12 @@ static attune_status read_file(const attune_allocator *allocator, const char *pa
     struct stat info;
     /* Must not block on a pipe of that name. */
     const int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (file < 0)
-        return attune__fail(ATTUNE_IO, "cannot open the pack %.300s: %m (error %d)", path, errno);
+    if (file < 0) {
+        const int error = errno;
+        char why[ATTUNE__FILE_REASON];
+        attune__file_reason(error, why);
+        return attune__fail(ATTUNE_IO, "cannot open the pack %.300s: %s (error %d)", path, why, error);
+    }
     if (fstat(file, &info) || !S_ISREG(info.st_mode) || (uint64_t)info.st_size > 2 * MOST_BYTES) {
         status = attune__fail(ATTUNE_IO, "%.300s is no pack: it is no file, or has more than %llu bytes", path,
                               (unsigned long long)(2 * MOST_BYTES));
@@ -186,7 +197,8 @@ static attune_status read_file(const attune_allocator *allocator, const char *pa
         goto done;
     }
     for (size_t at = 0; at < pack->size;) {
-        const ssize_t got = read(file, pack->bytes + at, pack->size - at);
+        const size_t left = pack->size - at;
+        const ssize_t got = read(file, pack->bytes + at, (unsigned)(left < MOST_READ ? left : MOST_READ));
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0) {

@@ -4,7 +4,12 @@
 
 #include <stdio.h>
 #include <string.h>
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
 #include <unistd.h>
+#endif
 
 #include "base/alloc.h"
 #include "base/error.h"
@@ -68,12 +73,22 @@ static uint32_t l2_bytes(void)
     return (uint32_t)bytes < MIN_L2 ? MIN_L2 : (uint32_t)bytes;
 }
 
+static uint64_t memory_bytes(void)
+{
+#if defined(_WIN32)
+    MEMORYSTATUSEX about = {.dwLength = sizeof about};
+    return GlobalMemoryStatusEx(&about) ? about.ullTotalPhys : 0;
+#else
+    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0;
+#endif
+}
+
 static void fill_info(attune_device_info *info, uint32_t threads, uint32_t lanes)
 {
     *info = (attune_device_info){.struct_size = sizeof *info, .backend = ATTUNE_BACKEND_CPU, .available = true};
     snprintf(info->id, sizeof info->id, "cpu");
     processor_name(info->name, sizeof info->name);
-    const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
     info->limits = (attune_limits){
         .struct_size = sizeof info->limits,
         .backend = ATTUNE_BACKEND_CPU,
@@ -84,7 +99,7 @@ static void fill_info(attune_device_info *info, uint32_t threads, uint32_t lanes
         .f16 = true,
         .bf16 = true,
         .f64 = true,
-        .memory = pages > 0 && page > 0 ? (uint64_t)pages * (uint64_t)page : 0,
+        .memory = memory_bytes(),
     };
 }
 

@@ -5,6 +5,8 @@
 
 #include <attune/attune.h>
 
+#include "base/printf.h"
+
 typedef enum attune__token_kind {
     ATTUNE__TOKEN_END,
     ATTUNE__TOKEN_NAME,
@@ -36,6 +38,6 @@ attune_status attune__lex(const attune__source *source, uint32_t *position, attu
 /* Fails with PARSE_ERROR: line and column, the error, the line, a caret, and the hint if it is not NULL. In a preset
  * the position is that of its call. */
 attune_status attune__source_fail(const attune__source *source, uint32_t at, const char *hint, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+    ATTUNE__PRINTF(4, 5);
 
 #endif

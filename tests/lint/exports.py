@@ -17,7 +17,12 @@ def names(*arguments):
     return {line.split()[-1] for line in output.splitlines() if len(line.split()) >= 3}
 
 
-exported = names('-D', '--defined-only', shared)
+def dll_names(path):
+    output = subprocess.run(['x86_64-w64-mingw32-objdump', '-p', path], check=True, capture_output=True, text=True).stdout
+    return set(re.findall(r'^\s*\[\s*\d+\].*?(\w+)$', output[output.index('[Ordinal/Name Pointer] Table'):], re.M))
+
+
+exported = dll_names(shared) if shared.endswith('.dll') else names('-D', '--defined-only', shared)
 errors = [f'exported, not declared: {name}' for name in sorted(exported - declared)]
 errors += [f'declared, not exported: {name}' for name in sorted(declared - exported)]
 if len(declared) < 40:

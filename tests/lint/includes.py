@@ -15,7 +15,7 @@ BELOW = {
     'plan': {'base', 'expr/analysis.h', 'cuda/layout.h', 'cuda/layout_sm80.h', 'cuda/layout_sm90.h',
              'shaders/layout_backward.h', 'shaders/layout_forward.h', 'shaders/layout_lanes.h', 'shaders/layout_matrix.h', 'shaders/layout_registers.h'},
     'cache': {'base'},
-    'backend.h': {'expr', 'mask', 'plan', 'cache'},
+    'backend.h': {'base', 'expr', 'mask', 'plan', 'cache'},
     'cpu': {'base', 'expr', 'mask', 'plan', 'backend.h'},
     'vulkan': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'shaders'},
     'cuda': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'kernels'},

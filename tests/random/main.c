@@ -129,7 +129,16 @@ int main(int argc, char **argv)
     }
     (void)snprintf(crash_text, sizeof crash_text, "random: crashed on %s, seed %llu, index ", o.device,
                    (unsigned long long)o.seed);
-    static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGABRT, SIGILL, SIGALRM};
+    static const int signals[] = {
+        SIGSEGV,
+        SIGFPE,
+        SIGABRT,
+        SIGILL,
+#if !defined(_WIN32)
+        SIGBUS,
+        SIGALRM,
+#endif
+    };
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++)
         (void)signal(signals[i], crashed);
     const draw_profile profile = profile_of(&o, r.backend);
@@ -140,7 +149,9 @@ int main(int argc, char **argv)
         finding f = {0};
         const uint64_t index = o.first + done;
         at_index = (sig_atomic_t)index;
+#if !defined(_WIN32)
         (void)alarm(300);
+#endif
         bool ok = index % 12 == 11 ? run_merge(&r, o.seed, index, &f) : true;
         if (!ok)
             (void)printf("FAILED seed %llu index %llu on %s, merge: %s: %s\n", (unsigned long long)o.seed,

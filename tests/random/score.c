@@ -39,7 +39,7 @@ static interval hull(interval a, interval b)
     return a;
 }
 
-static bool finite(const interval *x)
+static bool is_bounded(const interval *x)
 {
     return isfinite(x->v) && isfinite(x->lo) && isfinite(x->hi);
 }
@@ -121,7 +121,7 @@ static interval waving(interval a, double (*f)(double), const precision *how)
 static interval power(interval a, interval b, const precision *how)
 {
     interval r = {pow(a.v, b.v), 0, 0, a.undecided || b.undecided};
-    if (!isfinite(r.v) || !finite(&a) || !finite(&b))
+    if (!isfinite(r.v) || !is_bounded(&a) || !is_bounded(&b))
         return r.lo = r.hi = r.v, r;
     if (a.lo <= 0 && !(a.lo == a.hi && b.lo == b.hi))
         r.undecided = true;
@@ -296,7 +296,7 @@ static known evaluate(const tree *t, const node *n, const known *k, const bindin
         if (a->open && n->type == TYPE_FLOAT) {
             const known *other = a->i ? c : b;
             r.f = hull(r.f, other->f);
-            if (!finite(&b->f) || !finite(&c->f))
+            if (!is_bounded(&b->f) || !is_bounded(&c->f))
                 r.f.undecided = true;
         } else if (a->open && b->i != c->i) {
             r.open = true;
