@@ -86,7 +86,7 @@ groups = 0
 def group(found):
     global groups
     groups += 1
-    return ('/** @} */\n' if groups > 1 else '') + f'/** @defgroup attune_{groups} {found[1].capitalize()}\n@{{ */'
+    return ('/** @} */\n' if groups > 1 else '') + f'/** @defgroup {path.stem}_{groups} {found[1].capitalize()}\n@{{ */'
 
 
 text = RULE.sub(group, text)

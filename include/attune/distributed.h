@@ -32,6 +32,7 @@ typedef enum attune_layout {
     ATTUNE_LAYOUT_STRIPED = 4     /* chunk i belongs to rank i % ranks */
 } attune_layout;
 
+/* The most ranks of a partition. */
 #define ATTUNE_MAX_RANKS 4096
 
 /* Parameters of a partition. */
