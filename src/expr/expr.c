@@ -324,16 +324,16 @@ attune_status attune__expr_dense(const attune_allocator *allocator, const attune
 
 /* What replaces a variable: a parameter, or for q and kv an element of a capture. */
 typedef struct replacement {
-    attune__var var;
     const char *name;
+    attune__var var;
     bool capture;
 } replacement;
 
 static const replacement gathered_variables[] = {
-    {ATTUNE__VAR_Q, ATTUNE__GATHER_Q, true},
-    {ATTUNE__VAR_KV, ATTUNE__GATHER_KV, true},
-    {ATTUNE__VAR_Q_LEN, ATTUNE__GATHER_Q_LEN, false},
-    {ATTUNE__VAR_KV_LEN, ATTUNE__GATHER_KV_LEN, false},
+    {ATTUNE__GATHER_Q, ATTUNE__VAR_Q, true},
+    {ATTUNE__GATHER_KV, ATTUNE__VAR_KV, true},
+    {ATTUNE__GATHER_Q_LEN, ATTUNE__VAR_Q_LEN, false},
+    {ATTUNE__GATHER_KV_LEN, ATTUNE__VAR_KV_LEN, false},
 };
 
 static attune_status make_replacement(attune__builder *builder, const replacement *r, uint32_t *node)
