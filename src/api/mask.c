@@ -2,6 +2,8 @@
 /* Block masks: argument checks, and uploads to devices. */
 #include "api/api.h"
 
+#include <string.h>
+
 /* Indices of the q x kv plane are i32 in expressions and kernels. */
 #define MAX_LENGTH INT32_MAX
 
@@ -351,6 +353,63 @@ attune_status attune_mask_slice(const attune_mask *mask, const attune_mask_range
     attune_mask_range r;
     ATTUNE__TRY(attune__desc_read(&r, sizeof r, range, sizeof r, "range"));
     return attune__mask_slice(mask, &r, slice);
+}
+
+/* A length that has grown. */
+static attune_status check_longer(const char *name, int64_t value, int64_t now)
+{
+    if (value < now || value > MAX_LENGTH)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "%s is %lld, expected %lld, the mask's, to %d: attune_mask_slice gives a part of a mask",
+                            name, (long long)value, (long long)now, MAX_LENGTH);
+    return ATTUNE_OK;
+}
+
+/* The mask's own captures and parameters, and in place of some of the captures those that are given. */
+static attune_status bind_again(const attune_mask *mask, const attune_host_capture *given, uint32_t given_count,
+                                attune_array *arrays, attune__value *values)
+{
+    attune_host_capture captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune_parameter parameters[ATTUNE_EXPR_MAX_SYMBOLS];
+    uint32_t capture_count = 0, parameter_count = 0;
+    if (given_count)
+        ATTUNE__TRY(attune__check_not_null(given, "captures"));
+    for (uint32_t i = 0; i < mask->expr->symbol_count; i++) {
+        const attune__symbol *symbol = &mask->expr->symbols[i];
+        if (symbol->kind == ATTUNE_SYMBOL_PARAMETER) {
+            const attune__value value = mask->parameters[i];
+            parameters[parameter_count++] =
+                (attune_parameter){symbol->name, symbol->dtype == ATTUNE_F32 ? (double)value.f : value.i};
+            continue;
+        }
+        attune_host_capture *capture = &captures[capture_count++];
+        *capture = (attune_host_capture){symbol->name, mask->captures[i]};
+        for (uint32_t j = 0; j < given_count; j++)
+            if (given[j].name && !strcmp(given[j].name, symbol->name))
+                *capture = given[j];
+    }
+    return attune__bind_host(mask->expr, captures, capture_count, parameters, parameter_count, arrays, values);
+}
+
+attune_status attune_mask_extend(const attune_mask *mask, int64_t q_len, int64_t kv_len,
+                                 const attune_host_capture *captures, uint32_t capture_count, attune_mask **extended)
+{
+    ATTUNE__TRY(attune__check_not_null(extended, "extended"));
+    *extended = NULL;
+    ATTUNE__TRY(check_host_lists(mask, "mask"));
+    if (!mask->classified || mask->kv_total)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "mask is %s, and only whole masks of attune_mask_create are extended: build it again",
+                            mask->kv_total ? "of a segment of the keys" : "a part, a combination, or of lists");
+    ATTUNE__TRY(check_longer("q_len", q_len, mask->q_len));
+    ATTUNE__TRY(check_longer("kv_len", kv_len, mask->kv_len));
+    attune_array arrays[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune__value values[ATTUNE_EXPR_MAX_SYMBOLS];
+    ATTUNE__TRY(bind_again(mask, captures, capture_count, arrays, values));
+    attune_mask_desc desc = attune__mask_describe(mask);
+    desc.q_len = q_len;
+    desc.kv_len = kv_len;
+    return attune__mask_extend(mask, &desc, arrays, extended);
 }
 
 static attune_status read_work(const attune_mask_work *given, attune__work *work)

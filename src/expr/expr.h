@@ -184,6 +184,8 @@ typedef struct attune__direct_reads {
     uint16_t vars[ATTUNE_EXPR_MAX_SYMBOLS][ATTUNE_MAX_RANK];
 } attune__direct_reads;
 attune__direct_reads attune__expr_direct_reads(const attune_expr *expr);
+/* Whether index d of every read of a capture is one of the variables `vars`, bits 1 << attune__var, by itself. */
+bool attune__reads_only(const attune_expr *expr, uint32_t symbol, uint32_t d, uint16_t vars);
 
 /* One more than the largest value of each attune__var; 0 = not checked. */
 typedef struct attune__extents {

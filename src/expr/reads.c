@@ -40,6 +40,19 @@ attune__direct_reads attune__expr_direct_reads(const attune_expr *expr)
     return reads;
 }
 
+bool attune__reads_only(const attune_expr *expr, uint32_t symbol, uint32_t d, uint16_t vars)
+{
+    for (uint32_t i = 0; i < expr->node_count; i++) {
+        const attune__node *node = &expr->nodes[i];
+        if (node->op != ATTUNE__OP_CAPTURE || node->value.i != (int32_t)symbol)
+            continue;
+        const attune__node *index = &expr->nodes[node->arg[d]];
+        if (index->op != ATTUNE__OP_VAR || !(vars >> index->value.i & 1))
+            return false;
+    }
+    return true;
+}
+
 bool attune__reads_past(const attune__direct_reads *reads, uint32_t symbol, const int64_t *size,
                         const attune__extents *extents, attune__short_read *found)
 {

@@ -11,6 +11,8 @@ typedef struct builder {
     attune__classifier classifier;
     attune__rects rects;
     bool uses_q, uses_kv;
+    attune__kept_blocks kept;
+    int64_t kept_row0;      /* of the plane, in the lists of the kept blocks */
     double decided, blocks; /* of all planes */
 } builder;
 
@@ -45,6 +47,26 @@ static bool divide_parts(builder *build, int32_t r0, int32_t rows, int32_t c0, i
     return done;
 }
 
+/* Adds kept blocks, row by row. */
+static bool keep(builder *build, int32_t r0, int32_t r1, int32_t c0, int32_t c1)
+{
+    if (attune__work_add(&build->work, (uint64_t)(r1 - r0)) != ATTUNE_OK)
+        return false;
+    for (int32_t r = r0; r < r1; r++) {
+        attune__runs run = attune__runs_within(build->kept.mask, build->kept_row0 + r, c0, c1);
+        for (; !attune__runs_done(&run); attune__runs_next(&run))
+            if (!attune__rects_add(&build->rects, r, r + 1, run.c0, run.c1, run.class))
+                return false;
+    }
+    return true;
+}
+
+static void decide(builder *build, int32_t r0, int32_t r1, int32_t c0, int32_t c1)
+{
+    build->decided += (double)(r1 - r0) * (double)(c1 - c0);
+    attune__work_share(&build->work, build->decided / build->blocks);
+}
+
 static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t columns)
 {
     const attune_mask *mask = build->mask;
@@ -52,6 +74,10 @@ static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t
     const int32_t c1 = (int32_t)attune__min64((int64_t)c0 + columns, mask->kv_blocks);
     if (r0 >= r1 || c0 >= c1)
         return true;
+    if (r1 <= build->kept.rows && c1 <= build->kept.columns) {
+        decide(build, r0, r1, c0, c1);
+        return keep(build, r0, r1, c0, c1);
+    }
     attune__region region = attune__region_of(mask, r0, r1, c0, c1);
     /* All indices of a dimension that the expression does not use have the same value. */
     if (!build->uses_q)
@@ -66,8 +92,7 @@ static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t
         return false;
     if (class == ATTUNE__UNDECIDED)
         return divide_parts(build, r0, rows, c0, columns, split_rows, split_columns);
-    build->decided += (double)(r1 - r0) * (double)(c1 - c0);
-    attune__work_share(&build->work, build->decided / build->blocks);
+    decide(build, r0, r1, c0, c1);
     return attune__rects_add(&build->rects, r0, r1, c0, c1, class);
 }
 
@@ -86,6 +111,8 @@ static bool build_planes(builder *build)
             }
             attune__classifier_plane(&build->classifier, mask, b, h);
             attune__rects_begin_plane(&build->rects);
+            if (build->kept.mask)
+                build->kept_row0 = attune__mask_at(build->kept.mask, b, h).row0;
             if (!divide(build, 0, rows, 0, columns))
                 return false;
             attune__rects_end_plane(&build->rects);
@@ -93,9 +120,9 @@ static bool build_planes(builder *build)
     return true;
 }
 
-attune_status attune__mask_build(const attune_allocator *allocator, const attune_mask_desc *desc,
-                                 const attune_expr *expr, const attune_array *captures, const attune__value *parameters,
-                                 attune_mask **mask)
+attune_status attune__mask_build_from(const attune__kept_blocks *kept, const attune_allocator *allocator,
+                                      const attune_mask_desc *desc, const attune_expr *expr,
+                                      const attune_array *captures, const attune__value *parameters, attune_mask **mask)
 {
     const unsigned per_head = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
     attune_mask *made = NULL;
@@ -103,6 +130,7 @@ attune_status attune__mask_build(const attune_allocator *allocator, const attune
         .work = {.name = "desc", .most = desc->max_work, .progress = desc->progress, .user = desc->progress_user},
         .uses_q = expr->uses & 1u << ATTUNE__VAR_Q,
         .uses_kv = expr->uses & 1u << ATTUNE__VAR_KV,
+        .kept = *kept,
     };
     attune_status status = attune__mask_new(allocator, desc, expr->uses & 1u << ATTUNE__VAR_B ? desc->batch : 1,
                                             expr->uses & per_head ? desc->heads : 1, expr,
@@ -110,6 +138,7 @@ attune_status attune__mask_build(const attune_allocator *allocator, const attune
     if (status != ATTUNE_OK)
         goto done;
     build.mask = made;
+    made->classified = true;
     /* The mask's own copies are contiguous. */
     status = attune__classifier_init(&build.classifier, allocator, expr,
                                      &(attune__bindings){made->captures, made->parameters}, &build.work);
@@ -133,4 +162,11 @@ done:
     }
     *mask = made;
     return status;
+}
+
+attune_status attune__mask_build(const attune_allocator *allocator, const attune_mask_desc *desc,
+                                 const attune_expr *expr, const attune_array *captures, const attune__value *parameters,
+                                 attune_mask **mask)
+{
+    return attune__mask_build_from(&(attune__kept_blocks){0}, allocator, desc, expr, captures, parameters, mask);
 }

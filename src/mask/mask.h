@@ -4,11 +4,11 @@
  * transposes.
  *
  *     build.c    from an expression: quadtree and interval analysis    lists.c    from lists; slices
+ *     extend.c   of longer sequences                                   gather.c   of some rows and keys
  *     dense.c    from dense arrays                                     tensor.c   from a tensor on a device
  *     combine.c  and, or, not                                          classify.c classes of regions
  *     store.c    storage, transposes                                   draw.c     statistics, text, pixels
  *     rects.h    rectangles of blocks                                  work.c     work units, progress, limits
- *     gather.c   of some rows and keys
  */
 #ifndef ATTUNE_MASK_MASK_H
 #define ATTUNE_MASK_MASK_H
@@ -53,6 +53,9 @@ struct attune_mask {
      * than its sides. */
     uint16_t uses;
 
+    /* By attune__mask_build: the class of each block is exactly the expression's. */
+    bool classified;
+
     /* Uploads to devices (attune_mask_upload); owned by src/api. */
     struct attune__mask_upload *uploads;
 
@@ -81,6 +84,13 @@ static inline attune__mask_rows attune__mask_at(const attune_mask *mask, int64_t
 attune_status attune__mask_build(const attune_allocator *allocator, const attune_mask_desc *desc,
                                  const attune_expr *expr, const attune_array *captures, const attune__value *parameters,
                                  attune_mask **mask);
+/*
+ * The mask that attune__mask_build makes of the expression of `mask`, which it made too, with other lengths, none of
+ * them smaller, and other captures. Blocks whose pairs have the same values in both are not classified again. desc is
+ * that of `mask` but for the lengths and the limits.
+ */
+attune_status attune__mask_extend(const attune_mask *mask, const attune_mask_desc *desc, const attune_array *captures,
+                                  attune_mask **extended);
 /* Also checks the order, range and disjointness of the lists, which only this module reads. expr may be NULL. */
 attune_status attune__mask_from_lists(const attune_allocator *allocator, const attune_mask_desc *desc,
                                       const attune_mask_lists *lists, const attune_expr *expr,
@@ -117,6 +127,8 @@ attune_status attune__mask_combine(attune__op op, const attune_mask *a, const at
                                    attune_mask **mask);
 void attune__mask_free(attune_mask *mask); /* accepts NULL; uploads must be gone */
 
+/* The description of a mask, as the caller gave it. */
+attune_mask_desc attune__mask_describe(const attune_mask *mask);
 void attune__mask_lists(const attune_mask *mask, attune_mask_lists *lists);
 attune_status attune__mask_stats(const attune_mask *mask, bool exact, attune__work *work, attune_mask_stats *stats);
 void attune__mask_draw_text(const attune_mask *mask, int64_t b, int64_t h, uint32_t columns, uint32_t rows,

@@ -47,6 +47,20 @@ void attune__rects_end_plane(attune__rects *rects);
 /* The next plane is the same as the one before it. */
 void attune__rects_repeat_plane(attune__rects *rects);
 
+/* ----------------------------------------------------------------------------------------------- building, build.c */
+
+/* Blocks of a mask whose classes another mask has too: block rows [0, rows) and columns [0, columns) of every plane. */
+typedef struct attune__kept_blocks {
+    const attune_mask *mask;
+    int32_t rows, columns;
+} attune__kept_blocks;
+
+/* attune__mask_build, which classifies the other blocks alone. */
+attune_status attune__mask_build_from(const attune__kept_blocks *kept, const attune_allocator *allocator,
+                                      const attune_mask_desc *desc, const attune_expr *expr,
+                                      const attune_array *captures, const attune__value *parameters,
+                                      attune_mask **mask);
+
 /* ------------------------------------------------------------------------------------------------ storage, store.c */
 
 /* Creates a mask without lists: sizes from desc, batch and heads of the lists from stored_*, the expression retained,
@@ -60,9 +74,6 @@ attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects, 
 void *attune__array_copy(const attune_allocator *allocator, const attune_array *array);
 /* The number of elements of an array, which was checked for overflow. */
 size_t attune__array_count(const attune_array *array);
-
-/* The description of a mask, as the caller gave it. */
-attune_mask_desc attune__mask_describe(const attune_mask *mask);
 
 /* Creates a dense mask that takes ownership of `data`: contiguous 0 or 1 of [batch or 1, heads or 1, q_len, kv_len]. On
  * failure the caller keeps it. */
@@ -118,6 +129,38 @@ static inline attune__runs attune__runs_begin(const attune_mask *mask, int64_t r
         .full = mask->full_kv.indices + mask->full_kv.offsets[row],
         .full_end = mask->full_kv.indices + mask->full_kv.offsets[row + 1],
         .columns = (int32_t)mask->kv_blocks,
+    };
+    attune__runs_next(&runs);
+    return runs;
+}
+
+/* The first of the entries that is not below c. */
+static inline const int32_t *attune__runs_seek(const int32_t *entries, const int32_t *end, int32_t c)
+{
+    while (entries < end) {
+        const int32_t *middle = entries + (end - entries) / 2;
+        if (*middle < c)
+            entries = middle + 1;
+        else
+            end = middle;
+    }
+    return entries;
+}
+
+/* The same for columns [c0, c1) of the row. */
+static inline attune__runs attune__runs_within(const attune_mask *mask, int64_t row, int32_t c0, int32_t c1)
+{
+    const int32_t *partial = mask->kv.indices + mask->kv.offsets[row];
+    const int32_t *partial_end = mask->kv.indices + mask->kv.offsets[row + 1];
+    const int32_t *full = mask->full_kv.indices + mask->full_kv.offsets[row];
+    const int32_t *full_end = mask->full_kv.indices + mask->full_kv.offsets[row + 1];
+    attune__runs runs = {
+        .partial = attune__runs_seek(partial, partial_end, c0),
+        .partial_end = attune__runs_seek(partial, partial_end, c1),
+        .full = attune__runs_seek(full, full_end, c0),
+        .full_end = attune__runs_seek(full, full_end, c1),
+        .c1 = c0,
+        .columns = c1,
     };
     attune__runs_next(&runs);
     return runs;

@@ -346,3 +346,62 @@ Test(masks, parameters_are_those_of_the_build)
     attune_expr_destroy(s.expr);
     scene_end(&s);
 }
+
+/* The call of a mask that has grown gives what its pairs say; other masks are refused, and say why. */
+Test(masks, longer_sequences)
+{
+    static scene s;
+    scene_begin(&s);
+    const attune_symbol symbols[] = {{"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
+                                     {"far", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F32, 0}};
+    int32_t doc[KV_LEN];
+    for (int i = 0; i < KV_LEN; i++)
+        doc[i] = i / 13;
+    const attune_host_capture all = {"doc",
+                                     {.data = doc, .dtype = ATTUNE_I32, .rank = 1, .size = {KV_LEN}, .stride = {1}}};
+    attune_host_capture few = all;
+    few.array.size[0] = 33;
+    const attune_parameter far[] = {{"far", 20.5}};
+    attune_expr_destroy(s.expr);
+    OK(attune_expr_create(s.instance, ATTUNE_EXPR_MASK, "kv <= q + 10 && q - kv < far && doc[q] == doc[kv]", symbols, 2,
+                          &s.expr));
+    attune_mask_desc desc = {
+        .struct_size = sizeof desc, .q_block = BLOCK, .kv_block = BLOCK, .q_len = 20, .kv_len = 33};
+    attune_mask *mask, *longer, *fresh, *other;
+    OK(attune_mask_create(s.instance, &desc, s.expr, &few, 1, far, 1, &mask));
+    OK(attune_mask_extend(mask, Q_LEN, KV_LEN, &all, 1, &longer));
+    desc.q_len = Q_LEN, desc.kv_len = KV_LEN;
+    OK(attune_mask_create(s.instance, &desc, s.expr, &all, 1, far, 1, &fresh));
+    attune_mask_lists a = {.struct_size = sizeof a}, b = a;
+    OK(attune_mask_lists_get(longer, &a));
+    OK(attune_mask_lists_get(fresh, &b));
+    for (int64_t r = 0; r < a.q_blocks; r++)
+        cr_assert(a.kv_num_blocks[r] == b.kv_num_blocks[r] && a.full_kv_num_blocks[r] == b.full_kv_num_blocks[r]);
+    attune_mask_stats pairs = {.struct_size = sizeof pairs}, expected = pairs;
+    OK(attune_mask_stats_count(longer, NULL, &pairs));
+    OK(attune_mask_stats_count(fresh, NULL, &expected));
+    cr_assert(pairs.pairs == expected.pairs && pairs.pairs > 0, "%lld pairs", (long long)pairs.pairs);
+    /* Without captures it keeps those that it has, whose missing elements are 0. */
+    OK(attune_mask_extend(mask, Q_LEN, KV_LEN, NULL, 0, &other));
+    OK(attune_mask_stats_count(other, NULL, &pairs));
+    cr_assert(pairs.pairs != expected.pairs);
+    attune_mask_destroy(other);
+
+    cr_assert_eq(attune_mask_extend(longer, Q_LEN, KV_LEN - 1, NULL, 0, &other), ATTUNE_INVALID_ARGUMENT);
+    cr_assert(strstr(attune_last_error(), "kv_len is 49, expected 50, the mask's, to"), "%s", attune_last_error());
+    cr_assert_eq(attune_mask_extend(longer, INT64_C(1) << 31, KV_LEN, NULL, 0, &other), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune_mask_extend(longer, Q_LEN, KV_LEN, NULL, 1, &other), ATTUNE_INVALID_ARGUMENT);
+    attune_host_capture wrong = all;
+    wrong.array.dtype = ATTUNE_F32;
+    cr_assert_eq(attune_mask_extend(longer, Q_LEN, KV_LEN, &wrong, 1, &other), ATTUNE_INVALID_ARGUMENT);
+    attune_mask *no;
+    OK(attune_mask_not(longer, &no));
+    cr_assert_eq(attune_mask_extend(no, Q_LEN, KV_LEN, NULL, 0, &other), ATTUNE_UNSUPPORTED);
+    cr_assert(strstr(attune_last_error(), "build it again"), "%s", attune_last_error());
+    attune_mask_destroy(no);
+    attune_mask_destroy(fresh);
+    attune_mask_destroy(longer);
+    attune_mask_destroy(mask);
+    attune_expr_destroy(s.expr);
+    scene_end(&s);
+}

@@ -152,6 +152,12 @@ class Mask(Handle):
         return self._made(self.instance, self.source, (left[0], left[1]),
                           lambda out: lib.attune_mask_slice(self._handle, ctypes.byref(what), out))
 
+    def extended(self, q_len: int, kv_len: int, *, captures: Mapping[str, Any] | None = None) -> Mask:
+        """attune_mask_extend: the mask of longer sequences. captures: those that have grown; the others are kept."""
+        arrays, _views = host_captures(captures or {})
+        return self._made(self.instance, self.source, self._wanted, lambda out: lib.attune_mask_extend(
+            self._handle, q_len, kv_len, arrays, len(arrays), out))
+
     def lists(self) -> MaskLists:
         """The block lists."""
         lists = struct(_abi.attune_mask_lists)

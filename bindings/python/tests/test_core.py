@@ -157,6 +157,9 @@ def test_masks():
         assert (np.asarray(lists.q_num_blocks) + np.asarray(lists.full_q_num_blocks) == (blocks > 0).sum(0)).all()
     assert a.stats().pairs is None
     assert a.part(q_blocks=slice(3, 5)).stats(exact=True).pairs == inside[48:80].sum()
+    short = attune.Mask("causal && document(doc)", 100, block=(16, 32), captures={"doc": doc[:100]})
+    grown = short.extended(240, 240, captures={"doc": doc})
+    assert grown.lists().kv_indices.tolist() == a.lists().kv_indices.tolist()
     kept = a.lists().kv_indices
     copy = kept.tolist()
     del a
