@@ -14,24 +14,29 @@ typedef struct backend_entry {
     const char *reason;
 } backend_entry;
 
+#if defined(_WIN32)
+#define ABSENT(backend, option) "attune has no " backend " backend on Windows"
+#else
+#define ABSENT(backend, option)                                                                                        \
+    "this build of attune has no " backend " backend: configure it with -D" option "=enabled"
+#endif
+
 static const backend_entry backends[] = {
     {&attune__cpu_backend, ATTUNE_BACKEND_CPU, "cpu", ""},
 #if ATTUNE_HAVE_VULKAN
     {&attune__vulkan_backend, ATTUNE_BACKEND_VULKAN, "vulkan", ""},
 #else
-    {NULL, ATTUNE_BACKEND_VULKAN, "vulkan",
-     "this build of attune has no Vulkan backend: configure it with -Dvulkan=enabled"},
+    {NULL, ATTUNE_BACKEND_VULKAN, "vulkan", ABSENT("Vulkan", "vulkan")},
 #endif
 #if ATTUNE_HAVE_CUDA
     {&attune__cuda_backend, ATTUNE_BACKEND_CUDA, "cuda", ""},
 #else
-    {NULL, ATTUNE_BACKEND_CUDA, "cuda", "this build of attune has no CUDA backend: configure it with -Dcuda=enabled"},
+    {NULL, ATTUNE_BACKEND_CUDA, "cuda", ABSENT("CUDA", "cuda")},
 #endif
 #if ATTUNE_HAVE_OPENCL
     {&attune__opencl_backend, ATTUNE_BACKEND_OPENCL, "opencl", ""},
 #else
-    {NULL, ATTUNE_BACKEND_OPENCL, "opencl",
-     "this build of attune has no OpenCL backend: configure it with -Dopencl=enabled"},
+    {NULL, ATTUNE_BACKEND_OPENCL, "opencl", ABSENT("OpenCL", "opencl")},
 #endif
 };
 

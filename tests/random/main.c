@@ -39,6 +39,16 @@ static void crashed(int signal_number)
     (void)raise(signal_number);
 }
 
+/* The problem must end within so many seconds; 0: it has. Windows has no such signal. */
+static void watch(unsigned seconds)
+{
+#if defined(_WIN32)
+    (void)seconds;
+#else
+    (void)alarm(seconds);
+#endif
+}
+
 static bool parse(int argc, char **argv, options *o)
 {
     *o = (options){.device = "cpu", .profile = "whole", .out = ".", .count = 100, .seed = 1, .tries = 600};
@@ -149,9 +159,7 @@ int main(int argc, char **argv)
         finding f = {0};
         const uint64_t index = o.first + done;
         at_index = (sig_atomic_t)index;
-#if !defined(_WIN32)
-        (void)alarm(300);
-#endif
+        watch(300);
         bool ok = index % 12 == 11 ? run_merge(&r, o.seed, index, &f) : true;
         if (!ok)
             (void)printf("FAILED seed %llu index %llu on %s, merge: %s: %s\n", (unsigned long long)o.seed,
@@ -170,7 +178,7 @@ int main(int argc, char **argv)
         }
         (void)fflush(stdout);
     }
-    (void)alarm(0);
+    watch(0);
     (void)printf(
         "random: %s seed %llu: %llu problems, %llu calls, %llu elements (%.2g %% not decided), %llu refused as they "
         "should be, %llu failed, %.1f s\n",
