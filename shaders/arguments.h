@@ -38,6 +38,7 @@ ATTUNE_BLOCK(attune_vulkan_arguments)
     ATTUNE_ADDRESS partials, partials_ml; /* of splits: O, and row maximum and sum */
     ATTUNE_ADDRESS sinks;                 /* f32 for each head; 0 = none */
     ATTUNE_STRIDE sinks_h;                /* bytes */
+    ATTUNE_ADDRESS serving;               /* an attune_vulkan_serving; 0 = a dense call */
     ATTUNE_UINT batch, heads, kv_heads, q_len;
     ATTUNE_UINT kv_len, splits;
     ATTUNE_UINT mask_rows_b, mask_rows_h; /* rows of blocks from one batch or head to the next; 0 = broadcast */
@@ -54,7 +55,7 @@ ATTUNE_BLOCK(attune_vulkan_arguments)
     ATTUNE_ADDRESS mask_columns; /* as mask_rows, of the transposed lists */
     ATTUNE_UINT mask_columns_b, mask_columns_h;
     ATTUNE_UINT inner_q_block; /* as kv_block, of the inner tiles of queries */
-    ATTUNE_UINT pad;
+    ATTUNE_UINT pad[3];
 };
 
 /* Of backward_sums.comp: the gradient of one capture, a float tensor. */

@@ -20,3 +20,6 @@ CONSTANT(11, bool, PACKED, false)  /* tiles have rows of several heads; never in
 /* Forward: the types of q and o. The module has that of k and v, to which cooperative matrices round q. */
 CONSTANT(12, uint, Q_TYPE, 0)
 CONSTANT(13, uint, O_TYPE, 0)
+/* Of modules with SERVING: the types of k and v. */
+CONSTANT(14, uint, K_TYPE, 0)
+CONSTANT(15, uint, V_TYPE, 0)

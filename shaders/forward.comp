@@ -37,6 +37,22 @@ const uint FORBIDDEN = 0x80000000u;
 
 #include "forward_tile.glsl"
 
+#ifdef SERVING
+#define POSITION sequence.position
+#define SEQUENCE , int(sequence.q_len), int(kv_len), int(sequence.token0 + row_q)
+#define WIDEN(type, group, low, high)                                                                                  \
+    if (is_quantised(type))                                                                                            \
+        dequantise(type, (group).low.xy, uintBitsToFloat((group).low.z), low, high);                                   \
+    else                                                                                                               \
+        widen(type, group, low, high)
+#define IS_NON_FINITE(group, low, high) is_non_finite(low, high)
+#else
+#define POSITION 0
+#define SEQUENCE
+#define WIDEN(type, group, low, high)   widen(group, low, high)
+#define IS_NON_FINITE(group, low, high) is_non_finite(group)
+#endif
+
 const uint SLICE_GROUPS = SLICE / 8u, CHUNK_GROUPS = HEAD_DIM_V / 8u; /* of eight elements */
 const uint COLUMNS = BLOCK_N / 4u;                                    /* groups of four */
 
@@ -76,7 +92,7 @@ void load_q(const in uint d0)
     [[unroll]] for (uint f = 0u; f < FETCH_Q; f++) {
         uint i = tid + f * THREADS, r = i / SLICE_GROUPS;
         uvec2 at = PACKED ? address_step(q_plane, head_of(r, coord.queries), q_stride_h) : q_plane;
-        at = address_step(at, row_query(r), q_stride);
+        at = address_step(at, tensor_row(row_query(r)), q_stride);
         fetched[f] = fetch(Q_TYPE, address_add(at, (d0 + i % SLICE_GROUPS * 8u) * bytes_of(Q_TYPE)), aligned,
                            r < coord.rows);
     }
@@ -100,9 +116,16 @@ void load_k(const in uint kv0, const in uint d0)
 {
     [[unroll]] for (uint f = 0u; f < FETCH_K; f++) {
         uint i = tid + f * THREADS, n = i / SLICE_GROUPS;
+#ifdef SERVING
+        uvec2 key = uvec2(NO_PAGE, 0u);
+        if (n < BLOCK_N)
+            key = d0 == 0u ? begin_key(kv0, n, i % SLICE_GROUPS == 0u) : keys[n];
+        fetched[FETCH_Q + f] = fetch_row(K_TYPE, k_row(key), d0 + i % SLICE_GROUPS * 8u, serving.k_scale, key);
+#else
         uvec2 at = address_step(k_plane, kv0 + n, k_stride);
         fetched[FETCH_Q + f] = fetch(address_add(at, (d0 + i % SLICE_GROUPS * 8u) * ELEMENT_BYTES), aligned,
                                      n < BLOCK_N && kv0 + n < kv_len);
+#endif
     }
 }
 
@@ -112,7 +135,7 @@ void write_k()
         uint i = tid + f * THREADS, n = i / SLICE_GROUPS;
         uint to = side + (BLOCK_M + n % 4u * COLUMNS + n / 4u) * SLICE_STRIDE + i % SLICE_GROUPS * 2u;
         vec4 low, high;
-        widen(fetched[FETCH_Q + f], low, high);
+        WIDEN(K_TYPE, fetched[FETCH_Q + f], low, high);
         if (n < BLOCK_N) {
             slices[to] = low;
             slices[to + 1u] = high;
@@ -121,13 +144,18 @@ void write_k()
 }
 
 /* For stage 6, a chunk of V. */
-void load_v(const in uint kv0)
+void load_v(const in uint n0, const in uint kv0)
 {
     [[unroll]] for (uint f = 0u; f < FETCH_V; f++) {
         uint i = tid + f * THREADS, n = i / CHUNK_GROUPS;
-        uvec2 at = address_step(v_plane, kv0 + n, v_stride);
+#ifdef SERVING
+        uvec2 key = n < CHUNK ? keys[n0 + n] : uvec2(NO_PAGE, 0u);
+        fetched[f] = fetch_row(V_TYPE, v_row(key), i % CHUNK_GROUPS * 8u, serving.v_scale, key);
+#else
+        uvec2 at = address_step(v_plane, kv0 + n0 + n, v_stride);
         fetched[f] = fetch(address_add(at, i % CHUNK_GROUPS * 8u * ELEMENT_BYTES), aligned,
-                           n < CHUNK && kv0 + n < kv_len);
+                           n < CHUNK && kv0 + n0 + n < kv_len);
+#endif
     }
 }
 
@@ -136,8 +164,8 @@ void write_v(const in bool masked)
     [[unroll]] for (uint f = 0u; f < FETCH_V; f++) {
         uint i = tid + f * THREADS, n = i / CHUNK_GROUPS, to = side + n * CHUNK_STRIDE + i % CHUNK_GROUPS * 2u;
         vec4 low, high;
-        widen(fetched[f], low, high);
-        if (masked && is_non_finite(fetched[f]))
+        WIDEN(V_TYPE, fetched[f], low, high);
+        if (masked && IS_NON_FINITE(fetched[f], low, high))
             non_finite[chunk & 3u] = 1u;
         if (n < CHUNK) {
             slices[to] = low;
@@ -192,22 +220,31 @@ void apply_mods(const in KeyTile tile)
         [[unroll]] for (uint e = 0u; e < PART; e++)
             [[unroll]] for (uint j = 0u; j < 4u; j++) {
                 uint kv = tile.kv0 + 4u * (part + e * PARTS) + j;
-                scores[e][j] = attune_score(scores[e][j], int(coord.b), int(row_h), int(row_q), int(kv),
-                                            args.score_mod);
+                scores[e][j] = attune_score(scores[e][j], int(coord.b), int(row_h), POSITION + int(row_q), int(kv),
+                                            args.score_mod SEQUENCE);
             }
     if (tile.masked) {
         /* A loop, so that the expression's code exists once. */
         if (tile.is_partial)
             [[dont_unroll]] for (uint e = 0u; e < 4u * PART; e++) {
                 uint kv = tile.kv0 + 4u * (part + e / 4u * PARTS) + e % 4u;
-                bool may = attune_mask(int(coord.b), int(row_h), int(row_q), int(kv), args.mask_mod);
+                bool may = !MASK || attune_mask(int(coord.b), int(row_h), POSITION + int(row_q), int(kv),
+                                                args.mask_mod SEQUENCE);
+#ifdef SERVING
+                may = may && (!has_row || !sees_some(kv + 1u) || sees_draft(row_q, kv));
+#endif
                 uint bit = may ? 0u : 1u << e % 32u;
                 allowed &= ~(e < 32u ? uvec2(bit, 0u) : uvec2(0u, bit));
             }
         [[unroll]] for (uint e = 0u; e < PART; e++)
             [[unroll]] for (uint j = 0u; j < 4u; j++) {
                 uint kv = tile.kv0 + 4u * (part + e * PARTS) + j;
-                allowed[e / 8u] &= has_row && kv < kv_len ? ~0u : ~(1u << (e % 8u * 4u + j));
+#ifdef SERVING
+                bool there = keys[kv - tile.kv0].x != NO_PAGE;
+#else
+                bool there = kv < kv_len;
+#endif
+                allowed[e / 8u] &= has_row && there ? ~0u : ~(1u << (e % 8u * 4u + j));
                 scores[e][j] = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u ? scores[e][j] : LOWEST;
             }
     }
@@ -386,7 +423,16 @@ void begin()
 void main()
 {
     begin();
+#ifdef SERVING
+    if (coord.rows == 0u)
+        return;
+    if (tid < 2u)
+        absent[tid] = 0u;
+    barrier();
+    BlockIterator next = begin_keys();
+#else
     BlockIterator next = block_iterator_begin(args, coord);
+#endif
     bool more = block_iterator_next(next, kv_block, kv_len);
     if (more) {
         load_q(0u);
@@ -399,6 +445,11 @@ void main()
     barrier();
     while (more) {
         const KeyTile tile = key_tile_of(next);
+#ifdef SERVING
+        parity ^= 1u;
+        if (tid == 0u)
+            absent[parity] = 0u;
+#endif
         more = block_iterator_next(next, kv_block, kv_len);
 
         /* 1, 2: load Q and K, a slice at a time; 3: S = Q K^T */
@@ -409,7 +460,7 @@ void main()
                 load_q(d0 + SLICE);
                 load_k(tile.kv0, d0 + SLICE);
             } else
-                load_v(tile.kv0);
+                load_v(0u, tile.kv0);
             compute_s();
             side = SLICE_SIZE - side;
             if (d0 + SLICE < HEAD_DIM) {
@@ -430,7 +481,7 @@ void main()
         rescale_o();
         for (uint n0 = 0u; n0 < BLOCK_N; n0 += CHUNK) {
             if (n0 + CHUNK < BLOCK_N)
-                load_v(tile.kv0 + n0 + CHUNK);
+                load_v(n0 + CHUNK, tile.kv0);
             else if (more) {
                 load_q(0u);
                 load_k(next.row0, 0u);

@@ -8,6 +8,9 @@
 
 #include "block_lists.glsl"
 #include "elements.glsl"
+#ifdef SERVING
+#include "quantised.glsl"
+#endif
 
 attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
 TileCoord coord;
@@ -15,6 +18,10 @@ uvec2 q_plane, k_plane, v_plane;
 uvec2 q_stride_h, q_stride, k_stride, v_stride;
 bool aligned, o_aligned; /* q, k and v; o */
 uint kv_len, kv_block;
+
+#ifdef SERVING
+#include "serving.glsl"
+#endif
 
 /* A tile of keys: the first; whether the mask's expression is evaluated; whether pairs may be forbidden at all. */
 struct KeyTile {
@@ -37,12 +44,39 @@ void begin_tile()
     o_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u;
     kv_len = args.kv_len;
     kv_block = args.kv_block;
+#ifdef SERVING
+    begin_sequence();
+#endif
 }
 
 KeyTile key_tile_of(const in BlockIterator it)
 {
-    bool is_partial = MASK && it.kind != 0u;
-    return KeyTile(it.row0, is_partial, is_partial || it.row0 + BLOCK_N > kv_len);
+#ifdef SERVING
+    bool is_partial = MASK || sees_some(it.row0 + BLOCK_N);
+    bool masked = is_partial || it.row0 < sequence.kv_first || absent[parity] != 0u;
+#else
+    bool is_partial = MASK && it.kind != 0u, masked = is_partial;
+#endif
+    return KeyTile(it.row0, is_partial, masked || it.row0 + BLOCK_N > kv_len);
+}
+
+/* Where a query's row is in q, o, lse and row_max. */
+uint tensor_batch()
+{
+#ifdef SERVING
+    return sequence.batch;
+#else
+    return coord.b;
+#endif
+}
+
+uint tensor_row(const in uint query)
+{
+#ifdef SERVING
+    return sequence.row0 + query;
+#else
+    return query;
+#endif
 }
 
 /* The head and query of a row of the tile. */
@@ -81,8 +115,8 @@ void store_row_state(const in uint h, const in uint q, const in float m, const i
         OutWord(to).value = floatBitsToUint(row_max);
         OutWord(address_add(to, 4u)).value = floatBitsToUint(row_l);
     } else {
-        store_row(args.lse, coord.b, h, q, lse_bits(m, l));
-        store_row(args.row_max, coord.b, h, q, row_max_bits(row_max, row_l));
+        store_row(args.lse, tensor_batch(), h, tensor_row(q), lse_bits(m, l));
+        store_row(args.row_max, tensor_batch(), h, tensor_row(q), row_max_bits(row_max, row_l));
     }
 }
 
@@ -94,7 +128,8 @@ void store_columns(const in uint h, const in uint q, const in uint column, const
             .value = value;
     else
         store4(O_TYPE,
-               address_add(address_step(plane(args.o, coord.b, h), q, args.o.stride_row), column * bytes_of(O_TYPE)),
+               address_add(address_step(plane(args.o, tensor_batch(), h), tensor_row(q), args.o.stride_row),
+                           column * bytes_of(O_TYPE)),
                o_aligned, value);
 }
 

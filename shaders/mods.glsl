@@ -295,14 +295,21 @@ void attune_mod_keep(const in uvec2 mod)
     f += attune_mod_f32(a) + attune_mod_f16(a) + attune_mod_bf16(a);
 }
 
+/* A sequence's own lengths, and its row among all: in dense calls the table has the lengths. */
+#ifdef SERVING
+#define OF_SEQUENCE , const in int q_len, const in int kv_len, const in int row
+#else
+#define OF_SEQUENCE
+#endif
+
 float attune_score(const in float score, const in int b, const in int h, const in int q, const in int kv,
-                   const in uvec2 mod)
+                   const in uvec2 mod OF_SEQUENCE)
 {
     attune_mod_keep(mod);
     return score;
 }
 
-bool attune_mask(const in int b, const in int h, const in int q, const in int kv, const in uvec2 mod)
+bool attune_mask(const in int b, const in int h, const in int q, const in int kv, const in uvec2 mod OF_SEQUENCE)
 {
     attune_mod_keep(mod);
     return true;

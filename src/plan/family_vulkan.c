@@ -52,6 +52,12 @@ static uint32_t portable_invocations(const attune_limits *limits)
 
 static void clamp_rows(const attune__search *search, attune__tile *tile)
 {
+    if (search->shape->tokens) {
+        /* A tile has the rows of a group of heads, of one sequence. */
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_N, 1024, search->shape->kv_len, 4);
+        attune__clamp_decode(search, tile, 1);
+        return;
+    }
     attune__clamp_tile(search, tile, search->pass == ATTUNE__PASS_BACKWARD ? 16 : 4);
     if (search->pass == ATTUNE__PASS_DECODE)
         attune__clamp_decode(search, tile, 1);
@@ -67,7 +73,7 @@ static uint64_t scalar_shared(const attune__search *search, const attune__tile *
     if (attune__forward_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], threads, search->shape->head_dim,
                                     search->shape->head_dim_v, subgroups, false, &layout))
         return UINT64_MAX;
-    return layout.bytes;
+    return layout.bytes + (search->shape->tokens ? attune__serving_layout_bytes(v[ATTUNE__BLOCK_N]) : 0);
 }
 
 /* NULL if the invocations can share the tile. */
@@ -113,6 +119,8 @@ static attune__cost portable_cost(const attune__search *search, const attune__ti
     }
 #define MIXES      (1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE)
 #define ALL_DTYPES (1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16)
+#define CACHE_DTYPES                                                                                                   \
+    (ALL_DTYPES | 1u << ATTUNE_F8E4M3 | 1u << ATTUNE_F8E5M2 | 1u << ATTUNE_I8 | 1u << ATTUNE_Q8_0 | 1u << ATTUNE_Q4_0)
 
 uint64_t attune__vulkan_workspace_bytes(const attune__search *search, const attune__tile *tile,
                                         const attune__cost *cost, uint32_t split)
@@ -139,9 +147,10 @@ const attune__family attune__vulkan_portable = {
     .name = "vulkan_portable",
     .backend = ATTUNE_BACKEND_VULKAN,
     .sinks = true,
+    .serving = true,
     .wide_heads = true,
     .reject_problem = vulkan_reject_problem,
-    .dtypes = ALL_DTYPES,
+    .dtypes = CACHE_DTYPES,
     .mixes = MIXES,
     .options = VULKAN_OPTIONS(0),
     .tiles = scalar_tiles,
@@ -217,10 +226,11 @@ const attune__family attune__vulkan_subgroup = {
     .name = "vulkan_subgroup",
     .backend = ATTUNE_BACKEND_VULKAN,
     .sinks = true,
+    .serving = true,
     .wide_heads = true,
     .reject_problem = vulkan_reject_problem,
     .subgroups = true,
-    .dtypes = ALL_DTYPES,
+    .dtypes = CACHE_DTYPES,
     .mixes = MIXES,
     .options = VULKAN_OPTIONS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
     .tiles = scalar_tiles,

@@ -19,7 +19,7 @@ static uint32_t most(uint32_t a, uint32_t b)
 }
 
 /* The sum of a shader's arrays, of the constants in `l`. */
-enum { SIZE_uint = 4, SIZE_float = 4, SIZE_vec4 = 16, SIZE_uvec4 = 16 };
+enum { SIZE_uint = 4, SIZE_float = 4, SIZE_uvec2 = 8, SIZE_vec4 = 16, SIZE_uvec4 = 16 };
 #define CONSTANT(id, type, name, value)
 #define SHARED(type, name, count) bytes += UINT64_C(1) * SIZE_##type * (count);
 #define OF(name)                  l->name
@@ -56,6 +56,16 @@ static uint64_t lanes_bytes(const attune__lanes_layout *l)
 {
     uint64_t bytes = 0;
 #include "shaders/layout_lanes.h"
+    return bytes;
+}
+
+uint64_t attune__serving_layout_bytes(uint32_t block_n)
+{
+    const struct {
+        uint32_t BLOCK_N;
+    } values = {block_n}, *l = &values;
+    uint64_t bytes = 0;
+#include "shaders/layout_serving.h"
     return bytes;
 }
 

@@ -46,6 +46,9 @@ typedef struct attune__lanes_layout {
 const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
                                         uint32_t head_dim_v, bool subgroups, bool flat, attune__forward_layout *layout);
 
+/* Bytes of shared memory that a kernel over a cache has besides. */
+uint64_t attune__serving_layout_bytes(uint32_t block_n);
+
 /* One of the two kernels of shaders/backward.comp. The rows of its outer and inner tiles are BLOCK_N1 and BLOCK_M1 with
  * `keys`, BLOCK_M2 and BLOCK_N2 without. */
 const char *attune__backward_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t threads, uint32_t head_dim,

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/quant.h"
 #include "base/round.h"
 #include "vulkan/launch.h"
 
@@ -18,6 +19,8 @@ attune_vulkan_tensor attune__vulkan_tensor_describe(const attune_tensor *tensor,
     if (!tensor->buffer)
         return t;
     const int64_t bytes = (int64_t)attune_dtype_size(tensor->dtype);
+    if (attune__is_quantised(tensor->dtype))
+        alignment = 1;                                                 /* of codes, which are read at any address */
     t.stride_b = tensor->size[0] == 1 ? 0 : tensor->stride[0] * bytes; /* a batch of one serves all */
     t.stride_h = tensor->stride[1] * bytes;
     t.stride_row = tensor->stride[2] * bytes;
@@ -79,7 +82,9 @@ void attune__vulkan_arguments_partition(const attune__partition *partition, attu
     arguments->splits = partition->splits;
 }
 
-static void pack_score(const attune__vulkan_arguments_block *block, void *out)
+/* The table of an expression, whose captures and parameters are by symbol. */
+static void pack_table(const attune__vulkan_arguments_block *block, const attune_expr *expr,
+                       const attune_tensor *captures, const attune__value *parameters, void *out)
 {
     const attune__forward *call = block->call;
     attune__mods_table table = {
@@ -87,12 +92,12 @@ static void pack_score(const attune__vulkan_arguments_block *block, void *out)
         .kv_len = (int32_t)call->kv_len,
         .group = (int32_t)(call->heads / call->kv_heads),
     };
-    for (uint32_t i = 0; i < block->score->symbol_count; i++) {
-        if (block->score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE) {
-            table.parameters[i] = call->parameters[i];
+    for (uint32_t i = 0; i < expr->symbol_count; i++) {
+        if (expr->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE) {
+            table.parameters[i] = parameters[i];
             continue;
         }
-        const attune_tensor *tensor = &call->captures[i];
+        const attune_tensor *tensor = &captures[i];
         attune__mods_capture *capture = &table.captures[i];
         capture->address = attune__vulkan_tensor_address(tensor);
         capture->sums = block->sum_addresses ? block->sum_addresses[i] : 0;
@@ -102,7 +107,7 @@ static void pack_score(const attune__vulkan_arguments_block *block, void *out)
             capture->stride[d] = tensor->stride[d];
         }
     }
-    attune__mods_table_pack(block->score, &table, out);
+    attune__mods_table_pack(expr, &table, out);
 }
 
 void attune__vulkan_arguments_record(const attune__vulkan_arguments_block *block, const attune__vulkan_device *device,
@@ -117,8 +122,17 @@ void attune__vulkan_arguments_record(const attune__vulkan_arguments_block *block
     size_t size = sizeof *block->arguments;
     memcpy(packed.bytes, block->arguments, size);
     if (block->score) {
-        pack_score(block, packed.bytes + size);
+        pack_table(block, block->score, call->captures, call->parameters, packed.bytes + size);
         size += attune__mods_table_size(block->score);
+    }
+    if (block->mask) {
+        pack_table(block, block->mask, call->serving->mask_captures, call->serving->mask_parameters,
+                   packed.bytes + size);
+        size += attune__mods_table_size(block->mask);
+    }
+    if (block->serving) {
+        memcpy(packed.bytes + size, block->serving, sizeof *block->serving);
+        size += sizeof *block->serving;
     }
     if (block->sum_count)
         memcpy(packed.bytes + size, block->sums, block->sum_count * sizeof *block->sums);

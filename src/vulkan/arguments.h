@@ -5,6 +5,7 @@
 
 #include "plan/partition.h"
 #include "shaders/arguments.h"
+#include "shaders/serving.h"
 #include "vulkan/vulkan.h"
 
 typedef struct attune__vulkan_push {
@@ -24,11 +25,16 @@ void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_a
 /* The tiles of queries. */
 void attune__vulkan_arguments_partition(const attune__partition *partition, attune_vulkan_arguments *arguments);
 
+/* serving.c: what a call over a cache has besides. */
+void attune__vulkan_serving_describe(const attune__forward *call, attune_vulkan_serving *serving);
+
 /* All that a call's kernels read at `offset` of its workspace, in this order: the arguments, the table of the score
- * expression, the sums of capture gradients. */
+ * expression, that of the mask and the sequences of a call over a cache, the sums of capture gradients. */
 typedef struct attune__vulkan_arguments_block {
     const attune__forward *call;
-    const attune_expr *score; /* NULL = none */
+    const attune_expr *score;             /* NULL = none */
+    const attune_expr *mask;              /* of a call over a cache; NULL = none */
+    const attune_vulkan_serving *serving; /* NULL = a dense call */
     const attune_vulkan_arguments *arguments;
     const attune_vulkan_sums *sums;
     uint32_t sum_count;

@@ -86,11 +86,12 @@ static uint32_t variable(emitter *e, attune__var var)
     case ATTUNE__VAR_H_KV:
         return operation(e, SpvOpSDiv, type, variable(e, ATTUNE__VAR_H), word(e, 2), 0);
     case ATTUNE__VAR_Q_LEN:
-        return word(e, 0);
+        return e->stub->q_len ? e->stub->q_len : word(e, 0);
     case ATTUNE__VAR_KV_LEN:
-        return word(e, 1);
+        return e->stub->kv_len ? e->stub->kv_len : word(e, 1);
+    case ATTUNE__VAR_ROW: /* rewritten in dense plans */
+        return e->stub->row;
     case ATTUNE__VAR_SCORE:
-    case ATTUNE__VAR_ROW: /* of plans that Vulkan does not have */
         break;
     }
     return e->stub->score;

@@ -71,6 +71,7 @@ typedef struct attune__stub {
     attune__stub_kind kind;
     uint32_t score, b, h, q, kv, mod;
     uint32_t d, gradients;
+    uint32_t q_len, kv_len, row; /* of a sequence, in modules that read caches */
 } attune__stub;
 
 /* Appends the body, from OpLabel to the return. Without an expression: the stub's default (attune__mods). */

@@ -14,6 +14,8 @@
 #include "shaders/forward_subgroup_bf16.h"
 #include "shaders/forward_subgroup_f16.h"
 #include "shaders/forward_subgroup_f32.h"
+#include "shaders/serving_portable.h"
+#include "shaders/serving_subgroup.h"
 
 /* Of llvmpipe's iterations; the rest is for loops outside of the main loop. */
 #define LOOP_BUDGET UINT32_C(60000)
@@ -114,6 +116,7 @@ static uint32_t most_backward_steps(const attune__program_desc *desc, bool keys)
 const attune__vulkan_family attune__vulkan_family_portable = {
     .plan = &attune__vulkan_portable,
     .forward = portable,
+    .serving = ATTUNE__VULKAN_MODULE(attune__spirv_serving_portable),
     .set_forward = set_portable,
     .backward = backward,
     .set_backward = set_backward,
@@ -125,6 +128,7 @@ const attune__vulkan_family attune__vulkan_family_subgroup = {
     .plan = &attune__vulkan_subgroup,
     .subgroups = true,
     .forward = subgroup,
+    .serving = ATTUNE__VULKAN_MODULE(attune__spirv_serving_subgroup),
     .set_forward = set_subgroup,
     .backward = backward,
     .set_backward = set_backward,

@@ -17,7 +17,8 @@ typedef struct run {
     const attune__vulkan_program *program;
     const attune__forward *call;
     attune_vulkan_arguments arguments;
-    uint64_t place; /* of the arguments, in the workspace: after the partial results of splits */
+    attune_vulkan_serving serving; /* of a call over a cache */
+    uint64_t place;                /* of the arguments, in the workspace: after the partial results of splits */
     uint64_t tiles;
     uint64_t combine; /* workgroups; 0 = no splits */
     double tile_flops;
@@ -36,7 +37,7 @@ static void divide(run *r, bool decode)
         .q_len = call->q_len,
         .block_m = choice->block_m,
         .split_kv = choice->split_kv,
-        .decode = decode,
+        .decode = decode || call->serving, /* a tile has the rows of a group of heads */
         .mask_q_block = mask ? mask->q_block : 0,
         .one_list = !mask || mask->stored_heads == 1,
     });
@@ -82,6 +83,11 @@ static attune_status prepare(run *r, bool decode)
     const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
     r->place = attune__split_size(&r->program->shape, a->splits, sizeof(float));
     a->score_mod = base + r->place + sizeof *a;
+    if (call->serving) {
+        a->mask_mod = a->score_mod + (r->program->score ? attune__mods_table_size(r->program->score) : 0);
+        a->serving = a->mask_mod + (r->program->mask ? attune__mods_table_size(r->program->mask) : 0);
+        attune__vulkan_serving_describe(call, &r->serving);
+    }
     if (a->splits > 1) {
         a->partials = base;
         a->partials_ml = base + attune__round_up64(rows * a->splits * (uint64_t)call->v.size[3] * sizeof(float), 256);
@@ -120,8 +126,12 @@ static void record_part(const run *r, const attune__vulkan_device *device, VkCom
 {
     if (first == 0) {
         attune__vulkan_arguments_record(
-            &(attune__vulkan_arguments_block){
-                .call = r->call, .score = r->program->score, .arguments = &r->arguments, .offset = r->place},
+            &(attune__vulkan_arguments_block){.call = r->call,
+                                              .score = r->program->score,
+                                              .mask = r->program->mask,
+                                              .serving = r->call->serving ? &r->serving : NULL,
+                                              .arguments = &r->arguments,
+                                              .offset = r->place},
             device, commands);
         attune__vulkan_barrier(device, commands);
     }

@@ -16,7 +16,8 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
     const attune__vulkan_family *family = NULL;
     ATTUNE__TRY(attune__vulkan_family_find(desc->choice, &family));
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): family_find succeeded */
-    const attune__vulkan_module prebuilt = family->forward(limits, desc->shape->k_dtype);
+    const attune__vulkan_module prebuilt =
+        desc->shape->tokens ? family->serving : family->forward(limits, desc->shape->k_dtype);
     if (!prebuilt.words)
         return attune__fail(ATTUNE_UNSUPPORTED, "%s was not compiled into this library", desc->choice->kernel);
     const attune_plan_choice *c = desc->choice;
@@ -26,14 +27,16 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
         .BLOCK_N = c->block_n,
         .HEAD_DIM = desc->shape->head_dim,
         .HEAD_DIM_V = desc->shape->head_dim_v,
-        .BLOCKS = desc->shape->block_mask,
+        .BLOCKS = desc->shape->block_mask && !desc->shape->tokens,
         .MASK = desc->mask != NULL,
         .SCORE = desc->score != NULL,
         .PRESCALE = c->prescale_qk,
         .ALIGNED = aligned,
-        .PACKED = c->decode,
+        .PACKED = c->decode || desc->shape->tokens,
         .Q_TYPE = attune__vulkan_dtype_index(desc->shape->q_dtype),
         .O_TYPE = attune__vulkan_dtype_index(desc->shape->o_dtype),
+        .K_TYPE = attune__vulkan_key_type(desc->shape->k_dtype),
+        .V_TYPE = attune__vulkan_key_type(desc->shape->v_dtype),
     };
     memset(kernel, 0, sizeof *kernel);
     kernel->words = prebuilt.words;
@@ -77,10 +80,13 @@ static attune_status make_pipelines(attune_device *device, const attune__program
 
 static attune_status create(attune_device *device, const attune__program_desc *desc, attune__program **program)
 {
-    const size_t table = desc->score ? attune__mods_table_size(desc->score) : 0;
+    const attune_expr *mask = desc->shape->tokens ? desc->mask : NULL;
+    const size_t table =
+        (desc->score ? attune__mods_table_size(desc->score) : 0) +
+        (desc->shape->tokens ? sizeof(attune_vulkan_serving) + (mask ? attune__mods_table_size(mask) : 0) : 0);
     const size_t sums = desc->gradient && desc->score ? desc->score->symbol_count * sizeof(attune_vulkan_sums) : 0;
     if (table + sizeof(attune_vulkan_arguments) + sums > ATTUNE__VULKAN_ARGUMENTS)
-        return attune__fail(ATTUNE_INTERNAL, "the score expression's table has %zu bytes", table);
+        return attune__fail(ATTUNE_INTERNAL, "the tables of the expressions have %zu bytes", table);
     const attune__vulkan_family *family = NULL;
     ATTUNE__TRY(attune__vulkan_family_find(desc->choice, &family));
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): family_find succeeded */
@@ -93,6 +99,7 @@ static attune_status create(attune_device *device, const attune__program_desc *d
     made->shape = *desc->shape;
     made->choice = *desc->choice;
     made->score = desc->score;
+    made->mask = mask;
     made->gradient = desc->gradient;
     if (attune__vulkan_of(device)->physical.driver == VK_DRIVER_ID_MESA_LLVMPIPE)
         bound_steps(family, &attune__vulkan_of(device)->physical.info.limits, desc, made);

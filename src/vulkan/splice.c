@@ -19,7 +19,7 @@ extern void SpvHasResultAndType(SpvOp opcode, bool *has_result, bool *has_type);
 
 #define HEADER     5
 #define MOST_BOUND (UINT32_C(1) << 20) /* ids of a module that we would have built */
-#define PARAMETERS 7                   /* of a stub, at most */
+#define PARAMETERS 9                   /* of a stub, at most */
 
 /* The properties of an id. */
 typedef struct id_info {
@@ -195,7 +195,8 @@ static attune_status emit(splicer *s, attune__stub_kind kind, const attune__mods
         if (inside && i.opcode == SpvOpFunctionParameter && count < PARAMETERS && i.length == 3)
             parameters[count++] = i.at[2];
     }
-    if (count != wanted[kind])
+    const bool of_sequence = kind <= ATTUNE__STUB_MASK && count == wanted[kind] + 3;
+    if (count != wanted[kind] && !of_sequence)
         return ATTUNE_INTERNAL;
     attune__stub stub = {.kind = kind};
     const uint32_t *p = parameters;
@@ -213,6 +214,11 @@ static attune_status emit(splicer *s, attune__stub_kind kind, const attune__mods
         stub.kv = p[3];
         stub.mod = p[4];
         stub.d = kind == ATTUNE__STUB_D_ADD ? p[5] : 0;
+        if (of_sequence) {
+            stub.q_len = p[5];
+            stub.kv_len = p[6];
+            stub.row = p[7];
+        }
     }
     attune__mods_emit(&s->module, &stub, mods, &s->bodies[kind]);
     return s->bodies[kind].status;

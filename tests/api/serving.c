@@ -190,12 +190,18 @@ Test(serving, problems)
     EXPECT(attune_plan_create(s.device, &s.problem, &options, &plan), ATTUNE_UNSUPPORTED, "leave the option out");
     attune_profile profile = {.struct_size = sizeof profile};
     attune_plan_choice choice = {.struct_size = sizeof choice};
-    static const char *const devices[] = {"h200", "a6000", "rdna3"};
+    static const char *const devices[] = {"h200", "a6000"};
     for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
         OK(attune_profile_find(devices[i], &profile));
         EXPECT(attune_plan_choose(&profile.limits, &s.problem, NULL, &choice), ATTUNE_UNSUPPORTED,
                "it reads no cache (problem.tokens)");
     }
+    OK(attune_profile_find("rdna3", &profile));
+    attune_problem problem = s.problem;
+    OK(attune_plan_choose(&profile.limits, &problem, NULL, &choice));
+    cr_expect_str_eq(choice.kernel, "vulkan_subgroup");
+    problem.split_keys = 256;
+    EXPECT(attune_plan_choose(&profile.limits, &problem, NULL, &choice), ATTUNE_UNSUPPORTED, "problem.split_keys");
     served_destroy(&s);
 }
 

@@ -764,10 +764,11 @@ static void check(const served *s, const char *what, reference_error e, const do
               (long long)e.pattern_errors, (long long)e.worst, got[e.worst], exact[e.worst]);
 }
 
-static void run_case(attune_instance *instance, attune_device *device, const serving_case *c, attune_dtype dtype)
+static void run_case(attune_instance *instance, attune_device *device, const serving_case *c, attune_dtype dtype,
+                     uint64_t index)
 {
     served s;
-    draw(c, dtype, test_seed() * 1000003 + (uint64_t)(c - cases) * 4 + (uint64_t)dtype, &s);
+    draw(c, dtype, test_seed() * 1000003 + index * 4 + (uint64_t)dtype, &s);
     results got = results_create(&s), again = results_create(&s), exact = results_create(&s),
             plain = results_create(&s);
     const int64_t rows = s.tokens * c->heads;
@@ -816,6 +817,62 @@ static void run_case(attune_instance *instance, attune_device *device, const ser
     undraw(&s);
 }
 
+/* A plan that the device refuses, for a reason that is said. */
+static void check_refusal(attune_device *device, const serving_case *c)
+{
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .head_dim = (uint32_t)c->d,
+                                    .batch = 1,
+                                    .heads = c->heads,
+                                    .kv_heads = c->kv_heads,
+                                    .q_len = 1,
+                                    .kv_len = 1024,
+                                    .tokens = 1,
+                                    .page = c->page,
+                                    .split_keys = 256};
+    attune_kernel_options options = {.struct_size = sizeof options};
+    OK(attune_kernel_options_parse(c->options, &options));
+    attune_plan *plan = NULL;
+    cr_expect_eq(attune_plan_create(device, &problem, &options, &plan), ATTUNE_UNSUPPORTED);
+    cr_expect(strstr(attune_last_error(), "problem.split_keys"), "%s", attune_last_error());
+}
+
+/* The kernels that share memory; other tiers read no caches. */
+static void run_vulkan(const char *kernel)
+{
+    static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
+    const size_t count = sizeof cases / sizeof cases[0];
+    /* A driver that compiles on the CPU takes seconds for a case: a sampled run has a share of them, of all types. */
+    const size_t share = test_sampled() ? (size_t)scaled(10) : count, step = share < count ? count / share : 1;
+    attune_instance *instance;
+    attune_device *device;
+    OK(attune_instance_create(NULL, &instance));
+    device = device_or_skip(instance, "vulkan");
+    for (size_t i = test_seed() % step; i < count; i += step) {
+        serving_case c = cases[i];
+        if (!c.options)
+            c.options = kernel;
+        if (!test_part(i))
+            continue;
+        if (c.flags & SPLIT)
+            check_refusal(device, &c);
+        else
+            run_case(instance, device, &c, dtypes[i % 3], i);
+    }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+Test(serving_cases, vulkan_portable)
+{
+    run_vulkan("{\"KERNEL\": \"vulkan_portable\"}");
+}
+
+Test(serving_cases, vulkan_subgroup)
+{
+    run_vulkan("{\"KERNEL\": \"vulkan_subgroup\"}");
+}
+
 Test(serving_cases, cpu)
 {
     static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
@@ -828,7 +885,7 @@ Test(serving_cases, cpu)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (size_t j = 0; j < 4; j++)
             if (dtypes[j] != ATTUNE_F64 || !cases[i].kv_dtype)
-                run_case(instance, device, &cases[i], dtypes[j]);
+                run_case(instance, device, &cases[i], dtypes[j], i);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: MIT */
+/* The cache and the batch of a call of a plan with problem.tokens, in device memory, for GLSL (serving.glsl) and C
+ * (src/vulkan/serving.c). */
+#ifndef ATTUNE_VULKAN_SERVING_BLOCK_H
+#define ATTUNE_VULKAN_SERVING_BLOCK_H
+
+#include "arguments.h"
+
+/* A tensor of i32 or f32: strides in bytes. Address 0: it is absent. */
+ATTUNE_STRUCT(attune_vulkan_array)
+{
+    ATTUNE_ADDRESS address;
+    ATTUNE_STRIDE stride[3];
+};
+
+ATTUNE_BLOCK(attune_vulkan_serving)
+{
+    attune_vulkan_array q_start, kv_len, kv_first, count; /* [batch + 1], [batch], [batch], [1] */
+    attune_vulkan_array pages, pages_start;               /* [batch][entries], or [entries] with pages_start */
+    attune_vulkan_array tree;                             /* [batch of q][rows][words] */
+    attune_vulkan_array k_scale, v_scale;                 /* [pages][kv_heads][page] */
+    ATTUNE_UINT tokens;                                   /* rows of q, if it is packed */
+    ATTUNE_UINT pool, page;                               /* pages, and keys of a page */
+    ATTUNE_UINT entries;                                  /* of the block table: of a row, or of the list */
+    ATTUNE_UINT tree_words;
+    ATTUNE_UINT pad[3];
+};
+
+#endif
