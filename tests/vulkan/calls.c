@@ -343,3 +343,137 @@ Test(vulkan_calls, the_lengths_of_a_recorded_call_choose_its_kernel)
     attune_device_destroy(opened);
     attune_instance_destroy(instance);
 }
+
+enum { SEQUENCES = 6, PAGE = 16, PAGES = 60, TABLE = 8, TOKENS = 48, MOST_ROWS = 20 };
+
+static attune_tensor tensor_of(attune_device *device, attune_dtype dtype, uint32_t rank, const int64_t *size)
+{
+    attune_tensor t = {.dtype = dtype, .rank = rank};
+    memcpy(t.size, size, rank * sizeof *size);
+    OK(attune_buffer_create(device, bytes_of(&t), &t.buffer));
+    return t;
+}
+
+static void put_normal(const attune_tensor *t, uint64_t *state)
+{
+    float *values = malloc(bytes_of(t));
+    for (uint64_t i = 0; i < bytes_of(t) / sizeof *values; i++)
+        values[i] = (float)random_expr_between(state, -1000, 1000) / 700;
+    OK(attune_buffer_write(t->buffer, 0, values, bytes_of(t)));
+    free(values);
+}
+
+/* Another step: rows, keys and pages of each sequence, and how many sequences there are. */
+static void put_batch(const attune_cache *cache, const attune_batch *batch, uint64_t *state)
+{
+    int32_t start[SEQUENCES + 1] = {0}, keys[SEQUENCES], table[SEQUENCES][TABLE];
+    const int32_t count = (int32_t)random_expr_between(state, 1, SEQUENCES);
+    for (int b = 0; b < SEQUENCES; b++) {
+        int64_t rows = random_expr_between(state, 0, 2) ? random_expr_between(state, 0, 2)
+                                                        : random_expr_between(state, 0, MOST_ROWS);
+        rows = start[b] + rows > TOKENS ? TOKENS - start[b] : rows;
+        start[b + 1] = start[b] + (int32_t)rows;
+        keys[b] = (int32_t)random_expr_between(state, 0, TABLE * PAGE);
+        for (int i = 0; i < TABLE; i++)
+            table[b][i] = (int32_t)random_expr_between(state, i * PAGE < keys[b] ? 0 : -5, PAGES - 1);
+    }
+    OK(attune_buffer_write(batch->q_start.buffer, 0, start, sizeof start));
+    OK(attune_buffer_write(batch->kv_len.buffer, 0, keys, sizeof keys));
+    OK(attune_buffer_write(batch->count.buffer, 0, &count, sizeof count));
+    OK(attune_buffer_write(cache->pages.buffer, 0, table, sizeof table));
+}
+
+/* A step over a cache that was recorded once, submitted with 20 batches: the bits of calls of their own. */
+Test(vulkan_calls, a_recorded_batch_is_replayed)
+{
+    static const attune_kernel_options kernels[] = {
+        {.struct_size = sizeof kernels[0], .any.kernel = "vulkan_portable"},
+        {.struct_size = sizeof kernels[0], .any.kernel = "vulkan_subgroup"},
+    };
+    attune_instance *instance;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *opened = device_or_skip(instance, "vulkan");
+    attune__vulkan_device *device = attune__vulkan_of(opened);
+    uint64_t state = test_seed() + 11;
+    attune_expr *mask;
+    OK(attune_expr_create(instance, ATTUNE_EXPR_MASK, "q >= kv && q - kv < 50 && row != 3", NULL, 0, &mask));
+    const attune_tensor q = tensor_of(opened, ATTUNE_F32, 3, (int64_t[]){TOKENS, HEADS, DIM});
+    const attune_tensor o = tensor_of(opened, ATTUNE_F32, 3, (int64_t[]){TOKENS, HEADS, DIM});
+    const attune_cache cache = {
+        .struct_size = sizeof cache,
+        .k = tensor_of(opened, ATTUNE_F32, 4, (int64_t[]){PAGES, KV_HEADS, PAGE, DIM}),
+        .v = tensor_of(opened, ATTUNE_F32, 4, (int64_t[]){PAGES, KV_HEADS, PAGE, DIM}),
+        .pages = tensor_of(opened, ATTUNE_I32, 2, (int64_t[]){SEQUENCES, TABLE}),
+    };
+    const attune_batch batch = {
+        .struct_size = sizeof batch,
+        .q_start = tensor_of(opened, ATTUNE_I32, 1, (int64_t[]){SEQUENCES + 1}),
+        .kv_len = tensor_of(opened, ATTUNE_I32, 1, (int64_t[]){SEQUENCES}),
+        .count = tensor_of(opened, ATTUNE_I32, 1, (int64_t[]){1}),
+    };
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .dtype = ATTUNE_F32,
+                                    .head_dim = DIM,
+                                    .batch = SEQUENCES,
+                                    .heads = HEADS,
+                                    .kv_heads = KV_HEADS,
+                                    .q_len = MOST_ROWS,
+                                    .kv_len = TABLE * PAGE,
+                                    .tokens = TOKENS,
+                                    .page = PAGE,
+                                    .mask = mask};
+    put_normal(&q, &state);
+    put_normal(&cache.k, &state);
+    put_normal(&cache.v, &state);
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
+        attune_plan *plan;
+        attune_buffer *workspace;
+        if (attune_plan_create(opened, &problem, &kernels[i], &plan) != ATTUNE_OK) {
+            cr_expect(i == 1, "%s", attune_last_error()); /* a device without subgroups */
+            continue;
+        }
+        OK(attune_buffer_create(opened, attune_plan_workspace_size(plan) + 1, &workspace));
+        const attune_forward_args args = {
+            .struct_size = sizeof args, .q = q, .o = o, .workspace = workspace, .cache = &cache, .batch = &batch};
+        VkCommandPool pool;
+        const VkCommandBuffer commands = make_commands(device, &pool);
+        const VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+        cr_assert_eq(device->vk.BeginCommandBuffer(commands, &begin), VK_SUCCESS);
+        attune__vulkan_barrier(device, commands);
+        OK(attune_vulkan_forward_record(plan, commands, &args));
+        cr_assert_eq(device->vk.EndCommandBuffer(commands), VK_SUCCESS);
+        float canary[TOKENS * HEADS * DIM], found[2][TOKENS * HEADS * DIM], before[TOKENS * HEADS * DIM] = {0};
+        for (int j = 0; j < TOKENS * HEADS * DIM; j++)
+            canary[j] = -77;
+        int others = 0;
+        for (int step = 0; step < 20; step++) {
+            put_batch(&cache, &batch, &state);
+            OK(attune_buffer_write(o.buffer, 0, canary, sizeof canary));
+            submit_and_wait(device, commands);
+            OK(attune_buffer_read(o.buffer, 0, found[0], sizeof found[0]));
+            OK(attune_buffer_write(o.buffer, 0, canary, sizeof canary));
+            OK(attune_forward(plan, attune_device_queue(opened), &args, NULL));
+            OK(attune_buffer_read(o.buffer, 0, found[1], sizeof found[1]));
+            cr_assert(!memcmp(found[0], found[1], sizeof found[0]), "%s, step %d", kernels[i].any.kernel, step);
+            others += memcmp(found[0], before, sizeof before) != 0;
+            memcpy(before, found[0], sizeof before);
+        }
+        cr_expect_eq(others, 20, "%s: %d steps differ from the one before", kernels[i].any.kernel, others);
+        device->vk.DestroyCommandPool(device->handle, pool, NULL);
+        attune_buffer_destroy(workspace);
+        attune_plan_destroy(plan);
+    }
+    attune_buffer *const buffers[] = {q.buffer,
+                                      o.buffer,
+                                      cache.k.buffer,
+                                      cache.v.buffer,
+                                      cache.pages.buffer,
+                                      batch.q_start.buffer,
+                                      batch.kv_len.buffer,
+                                      batch.count.buffer};
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        attune_buffer_destroy(buffers[i]);
+    attune_expr_destroy(mask);
+    attune_device_destroy(opened);
+    attune_instance_destroy(instance);
+}
