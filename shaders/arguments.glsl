@@ -54,8 +54,9 @@ uint row_max_bits(const in float m, const in float l)
     return nan ? 0x7fc00000u : none ? 0xff800000u : floatBitsToUint(m * UNIT);
 }
 
-/* In stage 7, the factor of a row whose O is 0, whatever was accumulated: -0, which nothing computes. */
-const uint ZERO_ROW = 0x80000000u;
+/* In stage 7, the factor of a row whose O is 0, whatever was accumulated. No factor is negative; -0 would not do, whose
+ * sign a driver may drop. */
+const float ZERO_ROW = -1.0;
 
 /* The sink of a head, a logit in the denominator alone. m becomes the larger of both; O and sums relative to the old m
  * are multiplied by the first number, and the second is added to the sums. */

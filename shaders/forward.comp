@@ -375,7 +375,7 @@ void store_o()
         vec2 sink = split ? vec2(1.0, 0.0) : add_sink(args, row_h, top);
         float sum = l * sink.x + sink.y;
         if (is_zero(sum))
-            rows[row] = is_partial_result ? 1.0 : uintBitsToFloat(ZERO_ROW);
+            rows[row] = is_partial_result ? 1.0 : ZERO_ROW;
         else
             rows[row] = split ? 1.0 : sink.x / sum;
         store_row_state(row_h, row_q, top, sum, m, l);
@@ -390,7 +390,7 @@ void store_o()
         [[dont_unroll]] for (uint i = tid; i < coord.rows * TX; i += THREADS) {
             uint r = i / TX, column = 4u * (i % TX + TX * t);
             vec4 value = s[r * S_STRIDE + i % TX] * rows[r];
-            if (floatBitsToUint(rows[r]) == ZERO_ROW)
+            if (rows[r] == ZERO_ROW)
                 value = vec4(0.0);
             if (column < HEAD_DIM_V)
                 store_columns(row_head(r), row_query(r), column, value);

@@ -322,10 +322,8 @@ void main()
     float to_row_max = exp2((m - row_max) * TO_LOG2); /* partial results are relative to the true maximum */
     wait_subgroup();                                  /* P has been read */
     if (part == 0u)
-        memory[extra_base + warp_row * EXTRA_STRIDE].x = is_zero(sum)
-                                                             ? partial ? floatBitsToUint(1.0) : ZERO_ROW
-                                                             : floatBitsToUint((split ? to_row_max * l : sink.x) /
-                                                                               (weight * sink.x + sink.y));
+        memory[extra_base + warp_row * EXTRA_STRIDE].x = floatBitsToUint(
+            is_zero(sum) ? partial ? 1.0 : ZERO_ROW : (split ? to_row_max * l : sink.x) / (weight * sink.x + sink.y));
     if (has_row && part == 0u) {
         if (split) {
             uint at = ((coord.b * args.heads + row_h) * args.q_len + row_q) * args.splits + coord.split;
@@ -350,7 +348,7 @@ void main()
             uint q = coord.q0 + query_of(at, coord.queries), h = coord.h0 + head_of(at, coord.queries);
             float scale = uintBitsToFloat(memory[extra_base + r * EXTRA_STRIDE].x);
             vec4 value = uintBitsToFloat(memory[s_base + r * S_STRIDE + g]) * scale;
-            if (floatBitsToUint(scale) == ZERO_ROW)
+            if (scale == ZERO_ROW)
                 value = vec4(0.0);
             if (at < coord.rows && column < HEAD_DIM_V) {
                 if (split) {

@@ -416,12 +416,12 @@ void main()
             sink = add_sink(args, coord.h0 + head_of(row, coord.queries), top[i]);
         sum[i] = l[i] * sink.x + sink.y;
         float factor = split ? exp2((m[i] - row_max[i]) * TO_LOG2) * l[i] : sink.x;
-        scale[i] = is_zero(sum[i]) ? partial ? 1.0 : uintBitsToFloat(ZERO_ROW) : factor / (weight[i] * sink.x + sink.y);
+        scale[i] = is_zero(sum[i]) ? partial ? 1.0 : ZERO_ROW : factor / (weight[i] * sink.x + sink.y);
     }
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
         [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
             float by = scale[i / O_TILES * ROW_COUNT + row_of(e)];
-            o[i][e] = floatBitsToUint(by) == ZERO_ROW ? 0.0 : o[i][e] * by;
+            o[i][e] = by == ZERO_ROW ? 0.0 : o[i][e] * by;
         }
     barrier();
     if (lane % SPAN == 0u)

@@ -623,8 +623,8 @@ ATTUNE_API attune_status attune_mask_slice(const attune_mask *mask, const attune
  * Creates the mask of longer sequences, as for a cache that has grown: the mask that attune_mask_create gives for the
  * expression, parameters, block sizes, batch and heads of `mask` at these lengths, neither of which may be smaller.
  * `captures` are those that differ: arrays that have grown. The others stay the mask's own. Blocks that lie in the
- * lengths of `mask` are not classified again, unless the expression reads q_len or kv_len, or a capture that it reads at
- * another index than q or kv has another size, or elements that were there have other values. `mask` must be of
+ * lengths of `mask` are not classified again, unless the expression reads q_len or kv_len, or a capture that it reads
+ * at another index than q or kv has another size, or elements that were there have other values. `mask` must be of
  * attune_mask_create or this function, without a segment, else UNSUPPORTED; it is unchanged, and not needed afterwards.
  */
 ATTUNE_API attune_status attune_mask_extend(const attune_mask *mask, int64_t q_len, int64_t kv_len,
