@@ -74,7 +74,7 @@ static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t
     const int32_t c1 = (int32_t)attune__min64((int64_t)c0 + columns, mask->kv_blocks);
     if (r0 >= r1 || c0 >= c1)
         return true;
-    if (r1 <= build->kept.rows && c1 <= build->kept.columns) {
+    if (build->kept.mask && r1 <= build->kept.rows && c1 <= build->kept.columns) {
         decide(build, r0, r1, c0, c1);
         return keep(build, r0, r1, c0, c1);
     }
