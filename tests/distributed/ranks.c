@@ -20,6 +20,31 @@ void rank_group_finish(rank_group *group)
     pthread_cond_destroy(&group->moved);
 }
 
+/* Other ranks' memory may be read from here to leave(). After an abort nobody begins, and nobody returns to where its
+ * memory is freed before all that have begun are done. */
+static bool enter(rank_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    const bool may = !group->aborted;
+    group->readers += may;
+    pthread_mutex_unlock(&group->lock);
+    return may;
+}
+
+static void leave(rank_group *group)
+{
+    pthread_mutex_lock(&group->lock);
+    group->readers--;
+    pthread_cond_broadcast(&group->moved);
+    pthread_mutex_unlock(&group->lock);
+}
+
+static void wait_for_readers(rank_group *group)
+{
+    while (group->readers)
+        pthread_cond_wait(&group->moved, &group->lock);
+}
+
 /* Waits until all ranks are here; fails if one of them aborted. */
 static attune_status meet(rank_group *group)
 {
@@ -34,6 +59,8 @@ static attune_status meet(rank_group *group)
         pthread_cond_wait(&group->moved, &group->lock);
     /* Who met before another aborted has met. */
     const bool met = group->round != round;
+    if (!met)
+        wait_for_readers(group);
     pthread_mutex_unlock(&group->lock);
     return met ? ATTUNE_OK : ATTUNE_UNAVAILABLE;
 }
@@ -51,10 +78,15 @@ static attune_status gather(void *user, const void *mine, void *all, size_t size
     if (fails(end, group->fault.gather))
         return ATTUNE_IO;
     group->gathered[end->rank] = mine;
-    attune_status status = meet(group);
-    for (uint32_t r = 0; status == ATTUNE_OK && r < group->size; r++)
-        memcpy((char *)all + r * size, group->gathered[r], size);
-    return status == ATTUNE_OK ? meet(group) : status;
+    const attune_status status = meet(group);
+    if (status != ATTUNE_OK)
+        return status;
+    if (enter(group)) {
+        for (uint32_t r = 0; r < group->size; r++)
+            memcpy((char *)all + r * size, group->gathered[r], size);
+        leave(group);
+    }
+    return meet(group);
 }
 
 /* The n-th message from a peer is the n-th that it sends here. */
@@ -82,7 +114,12 @@ static attune_status copy(struct rank_end *end)
 
 static attune_status complete(struct rank_end *end)
 {
-    const attune_status copied = copy(end), met = meet(end->group);
+    attune_status copied = ATTUNE_OK;
+    if (enter(end->group)) {
+        copied = copy(end);
+        leave(end->group);
+    }
+    const attune_status met = meet(end->group);
     return copied != ATTUNE_OK ? copied : met;
 }
 
@@ -121,6 +158,7 @@ static void abort_all(void *user)
     pthread_mutex_lock(&group->lock);
     group->aborted = true;
     pthread_cond_broadcast(&group->moved);
+    wait_for_readers(group);
     pthread_mutex_unlock(&group->lock);
 }
 

@@ -23,6 +23,7 @@ typedef struct rank_group {
     uint32_t arrived;
     uint64_t round;
     bool aborted;
+    uint32_t readers; /* ranks that read the others' memory */
     const void *gathered[MOST_RANKS];
     const attune_message *sends[MOST_RANKS];
     uint32_t send_count[MOST_RANKS];
