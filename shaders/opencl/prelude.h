@@ -25,8 +25,8 @@
 #endif
 
 /* PoCL 3.1 gives each thread local memory of its own only in a kernel's body: where a function that is called is left,
- * all threads share one array. */
-#ifdef ATTUNE_HOST
+ * all threads share one array. Oclgrind, whose build options have ATTUNE_NO_INLINE, runs functions that are called. */
+#if defined ATTUNE_HOST && !defined ATTUNE_NO_INLINE
 #define ATTUNE_FUNCTION static inline __attribute__((always_inline))
 #else
 #define ATTUNE_FUNCTION static inline
