@@ -32,8 +32,8 @@ bool is_absent(const in attune_vulkan_array a)
     return all(equal(a.address, uvec2(0u)));
 }
 
-/* Of an array that is absent a number that nobody uses. Called outside of conditions: Mesa 26 loads what all invocations
- * load without regard to whether any of them does. */
+/* Of an array that is absent a number that nobody uses. Called outside of conditions: Mesa 26 loads what all
+ * invocations load without regard to whether any of them does. */
 int integer_at(const in attune_vulkan_array a, const in uint i)
 {
     return int(Word(is_absent(a) ? args.serving : address_step(a.address, i, a.stride[0])).value);
