@@ -709,7 +709,8 @@ static const char *run_on_terminal(const char *arguments)
 {
     char command[1024];
     const int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK);
-    cr_assert(terminal >= 0 && grantpt(terminal) == 0 && unlockpt(terminal) == 0);
+    if (terminal < 0 || grantpt(terminal) || unlockpt(terminal))
+        cr_skip_test("there are no pseudo-terminals: /dev/pts is not mounted");
     const int shown = open(ptsname(terminal), O_RDWR | O_NOCTTY); /* what is written stays until it is read */
     snprintf(command, sizeof command, "'%s' %s 2>'%s' >/dev/null", getenv("ATTUNE_PROGRAM"), arguments,
              ptsname(terminal));
