@@ -23,38 +23,23 @@ typedef struct place {
     attune__cpu_key key;
 } place;
 
-static int64_t slot_at(const attune_tensor *slots, const place *p)
-{
-    int64_t slot;
-    memcpy(&slot,
-           attune__cpu_memory(slots->buffer) + slots->offset +
-               (p->batch * slots->stride[0] + p->row * slots->stride[1]) * (int64_t)sizeof slot,
-           sizeof slot);
-    return slot;
-}
-
-static int64_t position_at(const attune_tensor *positions, const place *p)
-{
-    int32_t position;
-    memcpy(&position,
-           attune__cpu_memory(positions->buffer) + positions->offset +
-               (p->batch * positions->stride[0] + p->row * positions->stride[1]) * (int64_t)sizeof position,
-           sizeof position);
-    return position;
-}
-
 static place place_at(const attune__append *call, int64_t b, const attune__cpu_sequence *s, int64_t i)
 {
     place p = {.batch = s->batch, .row = s->row0 + i, .position = s->position + i};
     const attune_tensor *cache = &call->forward->k;
     if (call->slots.buffer) {
-        const int64_t slot = slot_at(&call->slots, &p), page = cache->size[2];
+        const int64_t page = cache->size[2];
+        int64_t slot;
+        memcpy(&slot, attune__cpu_at(&call->slots, sizeof slot, p.batch, p.row, 0), sizeof slot);
         p.found = slot >= 0 && slot / page < cache->size[0];
         p.key = (attune__cpu_key){.page = slot / page, .row = slot % page};
     } else
         p.found = p.position >= 0 && attune__cpu_key_at(call->forward, b, p.position, &p.key);
-    if (call->positions.buffer)
-        p.position = position_at(&call->positions, &p);
+    if (call->positions.buffer) {
+        int32_t position;
+        memcpy(&position, attune__cpu_at(&call->positions, sizeof position, p.batch, p.row, 0), sizeof position);
+        p.position = position;
+    }
     return p;
 }
 
