@@ -42,14 +42,20 @@ static uint64_t bytes_of(const attune_tensor *t)
     return bytes;
 }
 
+/* Random values, or 0 without a state. */
+static void fill_tensor(const attune_tensor *t, uint64_t *state)
+{
+    float *values = calloc(1, bytes_of(t));
+    cr_assert(values);
+    for (uint64_t i = 0; state && i < bytes_of(t) / sizeof *values; i++)
+        values[i] = (float)random_expr_between(state, -1000, 1000) / 700;
+    OK(attune_buffer_write(t->buffer, 0, values, bytes_of(t)));
+    free(values);
+}
+
 static void fill(fixture *r, int which, uint64_t *state)
 {
-    float *values = calloc(1, bytes_of(&r->t[which]));
-    cr_assert(values);
-    for (uint64_t i = 0; state && i < bytes_of(&r->t[which]) / sizeof *values; i++)
-        values[i] = (float)random_expr_between(state, -1000, 1000) / 700;
-    OK(attune_buffer_write(r->t[which].buffer, 0, values, bytes_of(&r->t[which])));
-    free(values);
+    fill_tensor(&r->t[which], state);
 }
 
 static void make_tensors(fixture *r)
@@ -354,15 +360,6 @@ static attune_tensor tensor_of(attune_device *device, attune_dtype dtype, uint32
     return t;
 }
 
-static void put_normal(const attune_tensor *t, uint64_t *state)
-{
-    float *values = malloc(bytes_of(t));
-    for (uint64_t i = 0; i < bytes_of(t) / sizeof *values; i++)
-        values[i] = (float)random_expr_between(state, -1000, 1000) / 700;
-    OK(attune_buffer_write(t->buffer, 0, values, bytes_of(t)));
-    free(values);
-}
-
 /* Another step: rows, keys and pages of each sequence, and how many sequences there are. */
 static void put_batch(const attune_cache *cache, const attune_batch *batch, uint64_t *state)
 {
@@ -422,9 +419,9 @@ Test(vulkan_calls, a_recorded_batch_is_replayed)
                                     .tokens = TOKENS,
                                     .page = PAGE,
                                     .mask = mask};
-    put_normal(&q, &state);
-    put_normal(&cache.k, &state);
-    put_normal(&cache.v, &state);
+    fill_tensor(&q, &state);
+    fill_tensor(&cache.k, &state);
+    fill_tensor(&cache.v, &state);
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
         attune_plan *plan;
         attune_buffer *workspace;
