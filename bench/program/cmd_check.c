@@ -371,19 +371,14 @@ static int check_serving(attune_instance *instance, attune_device *device, check
             results[2].lse[i] = ((double *)got[1].data)[at];
             results[2].row_max[i] = ((double *)got[2].data)[at];
         }
-        if (!serving_reference(instance, s, REFERENCE_ORACLE, rows, count, &results[0], &why) ||
-            !serving_reference(instance, s, REFERENCE_NAIVE, rows, count, &results[1], &why)) {
+        reference_error e;
+        if (!serving_compare(instance, s, rows, count, results[2].o, &results[0], &results[1], &e, &why)) {
             cli_error("files: %s", why.message);
         } else {
             const array column = {.rank = 1, .size = {count}};
             array lse = column, row_max = column;
             lse.data = results[2].lse;
             row_max.data = results[2].row_max;
-            attention rule = {.k.dtype = s->a.k.dtype, .v.dtype = s->a.v.data ? s->a.v.dtype : s->a.k.dtype};
-            rule.o_dtype = attention_o_dtype(&s->a);
-            reference_error e;
-            reference_compare_o(attention_rule_dtype(&rule), rule.o_dtype, count, width, results[2].o, &results[0],
-                                &results[1], &e);
             bool ok = report("files", info.id, dtype, "o", &e);
             ok &= compare("files", info.id, dtype, "lse", rows_dtype, &lse, results[0].lse, results[1].lse);
             ok &= compare("files", info.id, dtype, "row_max", rows_dtype, &row_max, results[0].row_max,

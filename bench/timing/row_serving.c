@@ -100,11 +100,8 @@ static bool compare(attune_instance *instance, serving_setup *b, uint32_t kind, 
             c->got[i * width + d] = array_get(o, serving_index(&b->s, &c->rows[i]) * width + d);
     if (b->w->local)
         b->s.a.parameters[0].value = serving_window(b->w, kind);
-    if (!serving_reference(instance, &b->s, REFERENCE_ORACLE, c->rows, c->count, &c->oracle, &why) ||
-        !serving_reference(instance, &b->s, REFERENCE_NAIVE, c->rows, c->count, &c->naive, &why))
+    if (!serving_compare(instance, &b->s, c->rows, c->count, c->got, &c->oracle, &c->naive, &e, &why))
         return row_fail(row, REPORT_FAILED, "reference: %s", why.message);
-    const attention rule = {.k.dtype = b->s.a.k.dtype, .v.dtype = b->s.a.k.dtype, .o_dtype = o->dtype};
-    reference_compare_o(attention_rule_dtype(&rule), o->dtype, c->count, width, c->got, &c->oracle, &c->naive, &e);
     row->checked = true;
     row->checked_rows += c->count;
     row->error = fmax(row->error, e.max);

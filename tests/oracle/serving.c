@@ -527,3 +527,17 @@ bool serving_reference(attune_instance *instance, const serving *s, reference_pr
     attune_expr_destroy(a.score);
     return good;
 }
+
+bool serving_compare(attune_instance *instance, const serving *s, const reference_row *rows, int64_t count,
+                     const double *got, const reference_result *oracle, const reference_result *naive,
+                     reference_error *error, failure *why)
+{
+    const attention rule = {.k.dtype = s->a.k.dtype,
+                            .v.dtype = s->a.v.data ? s->a.v.dtype : s->a.k.dtype,
+                            .o_dtype = attention_o_dtype(&s->a)};
+    if (!serving_reference(instance, s, REFERENCE_ORACLE, rows, count, oracle, why) ||
+        !serving_reference(instance, s, REFERENCE_NAIVE, rows, count, naive, why))
+        return false;
+    reference_compare_o(attention_rule_dtype(&rule), rule.o_dtype, count, serving_width(s), got, oracle, naive, error);
+    return true;
+}

@@ -64,5 +64,9 @@ reference_row *serving_all_rows(const serving *s, int64_t *count);
 /* The references of these rows, of which those of one sequence are best together. */
 bool serving_reference(attune_instance *instance, const serving *s, reference_precision precision,
                        const reference_row *rows, int64_t count, const reference_result *result, failure *why);
+/* Computes both references of these rows, and compares `got`, their o of [count, serving_width], by the error rule. */
+bool serving_compare(attune_instance *instance, const serving *s, const reference_row *rows, int64_t count,
+                     const double *got, const reference_result *oracle, const reference_result *naive,
+                     reference_error *error, failure *why);
 
 #endif
