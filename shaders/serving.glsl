@@ -27,16 +27,14 @@ attune_vulkan_serving serving;
 Sequence sequence;
 uint parity = 0u; /* of the tile whose keys are loaded next */
 
-bool is_absent(const in attune_vulkan_array a)
-{
-    return all(equal(a.address, uvec2(0u)));
-}
-
-/* Of an array that is absent a number that nobody uses. Called outside of conditions: Mesa 26 loads what all
- * invocations load without regard to whether any of them does. */
 int integer_at(const in attune_vulkan_array a, const in uint i)
 {
-    return int(Word(is_absent(a) ? args.serving : address_step(a.address, i, a.stride[0])).value);
+    return int(Word(address_step(a.address, i, a.stride[0])).value);
+}
+
+bool is_absent(const in attune_vulkan_array a)
+{
+    return all(equal(a.address, args.serving));
 }
 
 /* The block table's row. */
@@ -45,10 +43,10 @@ void begin_table()
     sequence.table = address_step(serving.pages.address, coord.b, serving.pages.stride[0]);
     sequence.entry_stride = serving.pages.stride[1];
     sequence.entries = serving.entries;
-    int first = integer_at(serving.pages_start, coord.b), end = integer_at(serving.pages_start, coord.b + 1u);
     if (is_absent(serving.pages)) {
         sequence.entries = 1u;
     } else if (!is_absent(serving.pages_start)) {
+        int first = integer_at(serving.pages_start, coord.b), end = integer_at(serving.pages_start, coord.b + 1u);
         bool valid = first >= 0 && first <= end && uint(end) <= serving.entries;
         sequence.entries = valid ? uint(end - first) : 0u;
         sequence.entry_stride = serving.pages.stride[0];
@@ -62,15 +60,14 @@ void begin_rows()
     sequence.row0 = 0u;
     sequence.token0 = coord.b * args.q_len;
     sequence.q_len = args.q_len;
-    int first = integer_at(serving.q_start, coord.b), end = integer_at(serving.q_start, coord.b + 1u);
-    int count = integer_at(serving.count, 0u);
     if (!is_absent(serving.q_start)) {
+        int first = integer_at(serving.q_start, coord.b), end = integer_at(serving.q_start, coord.b + 1u);
         bool valid = first >= 0 && first <= end && uint(end) <= serving.tokens && uint(end - first) <= args.q_len;
         sequence.batch = 0u;
         sequence.row0 = sequence.token0 = valid ? uint(first) : 0u;
         sequence.q_len = valid ? uint(end - first) : 0u;
     }
-    if (!is_absent(serving.count) && int(coord.b) >= count)
+    if (!is_absent(serving.count) && int(coord.b) >= integer_at(serving.count, 0u))
         sequence.q_len = 0u;
     coord.queries = coord.q0 < sequence.q_len ? min(args.q_step, sequence.q_len - coord.q0) : 0u;
     coord.rows = coord.heads * coord.queries;
@@ -85,8 +82,9 @@ void begin_sequence()
     uint length = uint(integer_at(serving.kv_len, coord.b)); /* a negative one is above all limits */
     kv_len = length <= most ? length : 0u;
     sequence.position = int(kv_len) - int(sequence.q_len);
-    int kv_first = integer_at(serving.kv_first, coord.b);
-    sequence.kv_first = is_absent(serving.kv_first) ? 0u : uint(clamp(kv_first, 0, int(kv_len)));
+    sequence.kv_first = 0u;
+    if (!is_absent(serving.kv_first))
+        sequence.kv_first = uint(clamp(integer_at(serving.kv_first, coord.b), 0, int(kv_len)));
     k_plane = address_step(args.k.address, coord.kv_h, args.k.stride_h);
     v_plane = address_step(args.v.address, coord.kv_h, args.v.stride_h);
 }

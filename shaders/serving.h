@@ -6,7 +6,8 @@
 
 #include "arguments.h"
 
-/* A tensor of i32 or f32: strides in bytes. Address 0: it is absent. */
+/* A tensor of i32 or f32: strides in bytes. One that is absent has the address of the block below, and no strides, so
+ * that it may be read: Mesa 26 loads what all invocations load even under a condition that is false. */
 ATTUNE_STRUCT(attune_vulkan_array)
 {
     ATTUNE_ADDRESS address;

@@ -25,8 +25,8 @@ void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_a
 /* The tiles of queries. */
 void attune__vulkan_arguments_partition(const attune__partition *partition, attune_vulkan_arguments *arguments);
 
-/* serving.c: what a call over a cache has besides. */
-void attune__vulkan_serving_describe(const attune__forward *call, attune_vulkan_serving *serving);
+/* serving.c: what a call over a cache has besides, for the block that will be at an address. */
+void attune__vulkan_serving_describe(const attune__forward *call, uint64_t address, attune_vulkan_serving *serving);
 
 /* All that a call's kernels read at `offset` of its workspace, in this order: the arguments, the table of the score
  * expression, that of the mask and the sequences of a call over a cache, the sums of capture gradients. */

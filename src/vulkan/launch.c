@@ -86,7 +86,7 @@ static attune_status prepare(run *r, bool decode)
     if (call->serving) {
         a->mask_mod = a->score_mod + (r->program->score ? attune__mods_table_size(r->program->score) : 0);
         a->serving = a->mask_mod + (r->program->mask ? attune__mods_table_size(r->program->mask) : 0);
-        attune__vulkan_serving_describe(call, &r->serving);
+        attune__vulkan_serving_describe(call, a->serving, &r->serving);
     }
     if (a->splits > 1) {
         a->partials = base;
