@@ -197,7 +197,7 @@ int attune__file_write(attune__file *f, const void *bytes, size_t size)
 }
 
 /* A full network disk reports the error only in fsync or close. */
-static int sync_and_close(attune__file *f)
+int attune__file_close(attune__file *f)
 {
     int error = 0;
     if (f->durable && fsync(f->file) && errno != EINVAL && errno != ENOTSUP)
@@ -209,7 +209,7 @@ static int sync_and_close(attune__file *f)
 }
 
 /* Renames the file to the target. With `keep`, the old target is kept as a backup, if the file system has links. */
-static int publish(attune__file *f, bool keep)
+int attune__file_publish(attune__file *f, bool keep)
 {
     if (!f->has_temporary)
         return 0;
@@ -224,7 +224,7 @@ static int publish(attune__file *f, bool keep)
     return 0;
 }
 
-static void withdraw(attune__file *f)
+void attune__file_withdraw(attune__file *f)
 {
     if (f->published && f->has_backup) {
         /* A backup that cannot be renamed back is the only copy, so it is not removed. */
@@ -233,21 +233,6 @@ static void withdraw(attune__file *f)
     } else if (f->published && !f->exists)
         unlinkat(f->folder, f->name, 0);
     f->published = false;
-}
-
-int attune__file_commit(attune__file *const *files, size_t count)
-{
-    int error = 0;
-    for (size_t i = 0; i < count && !error; i++)
-        if (files[i]->file >= 0)
-            error = files[i]->error = sync_and_close(files[i]);
-    for (size_t i = 0; i < count && !error; i++)
-        error = files[i]->error = publish(files[i], i + 1 < count);
-    for (size_t i = 0; i < count && error; i++)
-        withdraw(files[i]);
-    for (size_t i = 0; i < count; i++)
-        attune__file_drop(files[i]);
-    return error;
 }
 
 void attune__file_drop(attune__file *f)

@@ -69,6 +69,11 @@ int attune__file_open(attune__file *f);
 int attune__file_write(attune__file *f, const void *bytes, size_t size);
 /* Renames all files to their targets once all are on the disk: all of them, or none. */
 int attune__file_commit(attune__file *const *files, size_t count);
+/* Its steps, of each system: the data is on the disk and the file closed; it is renamed to the target, of which `keep`
+ * leaves a backup; the target is what it was. */
+int attune__file_close(attune__file *f);
+int attune__file_publish(attune__file *f, bool keep);
+void attune__file_withdraw(attune__file *f);
 /* Closes the files, and removes those that were not committed. May be called more than once. */
 void attune__file_drop(attune__file *f);
 
