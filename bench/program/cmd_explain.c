@@ -2,6 +2,7 @@
 /* attune explain: prints the plan for a device of this machine or for a known device. */
 #include "bench/program/cli.h"
 
+#include "bench/program/explain_ranks.h"
 #include "bench/program/limits_text.h"
 #include "bench/timing/json_text.h"
 
@@ -13,7 +14,8 @@ typedef struct explain_options {
     const char *device, *profile, *head_dim, *dtype, *kv_dtype, *o_dtype, *direction, *q_len, *kv_len, *heads, *batch,
         *mask, *score, *scale, *block, *kernel_options;
     bool json, list, lse, row_max;
-    cli_list declarations;
+    cli_list declarations, captures, parameters;
+    ranks_options ranks;
 } explain_options;
 
 static json_t *profile_json(const attune_profile *profile)
@@ -73,47 +75,89 @@ static bool read_problem(const explain_options *o, attune_problem *p)
     return true;
 }
 
-static attune_status explain(attune_instance *instance, const explain_options *o, const attune_problem *problem,
-                             const attune_kernel_options *kernel_options)
+/* The limits of the profile or the device, whose peak is measured where ranks need it. */
+static attune_status read_limits(attune_instance *instance, const explain_options *o, const attune_problem *problem,
+                                 attune_limits *limits, ranks_asked *asked)
 {
-    attune_limits limits;
     if (*o->profile) {
         attune_profile profile = {.struct_size = sizeof profile};
         attune_status status = attune_profile_find(o->profile, &profile);
-        if (status != ATTUNE_OK) {
+        if (status != ATTUNE_OK)
             cli_error("--device-profile: %s", attune_last_error());
-            return status;
+        if (status == ATTUNE_OK && asked->partition.ranks && !*o->ranks.flops) {
+            cli_error("--ranks with --device-profile requires --tflops, the TFLOP/s of the kernel on one device");
+            status = ATTUNE_INVALID_ARGUMENT;
         }
-        limits = profile.limits;
-    } else {
-        cli_devices devices;
-        attune_status status = cli_devices_open(instance, *o->device ? o->device : "cpu", &devices);
-        if (status != ATTUNE_OK)
-            return status;
-        attune_device_info info = {.struct_size = sizeof info};
-        if (devices.count != 1) {
-            cli_error("--device is \"%s\", %u devices: expected one", o->device, devices.count);
-            cli_devices_close(&devices);
-            return ATTUNE_INVALID_ARGUMENT;
-        }
-        status = attune_device_info_get(devices.device[0], &info);
-        cli_devices_close(&devices);
-        if (status != ATTUNE_OK)
-            return status;
-        limits = info.limits;
+        *limits = profile.limits;
+        return status;
     }
+    cli_devices devices;
+    attune_status status = cli_devices_open(instance, *o->device ? o->device : "cpu", &devices);
+    if (status != ATTUNE_OK)
+        return status;
+    attune_device_info info = {.struct_size = sizeof info};
+    if (devices.count != 1) {
+        cli_error("--device is \"%s\", %u devices: expected one", o->device, devices.count);
+        cli_devices_close(&devices);
+        return ATTUNE_INVALID_ARGUMENT;
+    }
+    status = attune_device_info_get(devices.device[0], &info);
+    if (status == ATTUNE_OK && asked->partition.ranks && !*o->ranks.flops) {
+        double bandwidth;
+        status = attune_device_measure(devices.device[0], problem->dtype, &asked->machine.flops, &bandwidth);
+        if (status != ATTUNE_OK)
+            cli_error("%s: give --tflops", attune_last_error());
+    }
+    cli_devices_close(&devices);
+    *limits = info.limits;
+    return status;
+}
+
+/* The plan with what is predicted of ranks, as one object. */
+static bool print_json(const char *text, json_t *ranks)
+{
+    json_t *root = json_loads(text, 0, NULL);
+    const bool good = root && ranks && !json_object_set(root, "ranks", ranks);
+    if (good)
+        cli_print_json(root);
+    json_decref(root);
+    json_decref(ranks);
+    return good;
+}
+
+static attune_status explain(attune_instance *instance, const explain_options *o, const attune_problem *problem,
+                             const attune_kernel_options *kernel_options, const bindings *names, ranks_asked *asked)
+{
+    attune_limits limits;
+    attune_partition_stats stats;
+    prediction made = {0};
+    attune_status status = read_limits(instance, o, problem, &limits, asked);
+    if (status != ATTUNE_OK)
+        return status;
     const attune_text_format format = o->json ? ATTUNE_JSON : ATTUNE_TEXT;
     size_t needed;
-    attune_status status = attune_plan_choose_explain(&limits, problem, kernel_options, format, NULL, 0, &needed);
+    status = attune_plan_choose_explain(&limits, problem, kernel_options, format, NULL, 0, &needed);
     char *text = status == ATTUNE_OK ? malloc(needed) : NULL;
     if (text)
         status = attune_plan_choose_explain(&limits, problem, kernel_options, format, text, needed, NULL);
-    if (status == ATTUNE_OK && text)
-        (void)printf("%s%s", text, text[strlen(text) - 1] == '\n' ? "" : "\n");
-    else
+    if (status != ATTUNE_OK || !text) {
         cli_error("%s", status == ATTUNE_OK ? "out of memory" : attune_last_error());
+        free(text);
+        return status == ATTUNE_OK ? ATTUNE_OUT_OF_HOST_MEMORY : status;
+    }
+    if (asked->partition.ranks)
+        status = ranks_predict(instance, problem, names, asked, &made, &stats);
+    if (status == ATTUNE_OK && o->json && asked->partition.ranks) {
+        if (!print_json(text, ranks_json(asked, &made, &stats)))
+            status = ATTUNE_OUT_OF_HOST_MEMORY;
+    } else if (status == ATTUNE_OK) {
+        (void)printf("%s%s", text, text[strlen(text) - 1] == '\n' ? "" : "\n");
+        if (asked->partition.ranks)
+            ranks_print(asked, &made, &stats);
+    }
+    predict_free(&made);
     free(text);
-    return status == ATTUNE_OK && !text ? ATTUNE_OUT_OF_HOST_MEMORY : status;
+    return status;
 }
 
 /* Prints inferred names, since a misspelling is also a name. */
@@ -144,7 +188,8 @@ int cmd_explain(int argc, char **argv)
                          .score = "",
                          .scale = "",
                          .block = "128",
-                         .kernel_options = ""};
+                         .kernel_options = "",
+                         .ranks = {"", "", "", "", ""}};
     const cli_option options[] = {
         {"--device-profile", "NAME", "a known device, see --list-profiles; excludes --device", &o.profile, NULL, NULL},
         {"--list-profiles", NULL, "list the known devices with their limits", NULL, &o.list, NULL},
@@ -164,9 +209,21 @@ int cmd_explain(int argc, char **argv)
         {"--block", "Q[,KV]", "block size of the mask", &o.block, NULL, NULL},
         {"--declare", "NAME:DTYPE[RANK]", "type of a capture (rank 0: a parameter); repeat for more", NULL, NULL,
          &o.declarations},
+        {"--capture", "NAME=FILE.npy", "a capture's data, which --ranks reads and other uses have the type of; repeat",
+         NULL, NULL, &o.captures},
+        {"--param", "NAME=VALUE", "a parameter's value, likewise; repeat", NULL, NULL, &o.parameters},
         {"--lse", NULL, "LSE is wanted", NULL, &o.lse, NULL},
         {"--row-max", NULL, "calls may request row maxima", NULL, &o.row_max, NULL},
         {"--kernel-options", "JSON", "forced options, {\"num_stages\": 2}", &o.kernel_options, NULL, NULL},
+        {"--ranks", "N", "predict the time of a forward call whose sequence is cut over N devices", &o.ranks.ranks,
+         NULL, NULL},
+        {"--link-gbps", "X", "of a rank's link each way, in 10^9 bytes/s", &o.ranks.link, NULL, NULL},
+        {"--link-us", "X", "microseconds that an exchange takes at least; 10 if not given", &o.ranks.exchange, NULL,
+         NULL},
+        {"--tflops", "X", "speed of one device in the kernel; the peak of --device, measured, if not given",
+         &o.ranks.flops, NULL, NULL},
+        {"--layout", "NAME", "balanced (if not given), cut, contiguous, zigzag or striped", &o.ranks.layout, NULL,
+         NULL},
         {"--json", NULL, "as JSON", NULL, &o.json, NULL},
     };
     cli_result parsed = cli_parse("explain [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, NULL);
@@ -182,23 +239,27 @@ int cmd_explain(int argc, char **argv)
     attune_problem problem;
     attune_kernel_options storage;
     const attune_kernel_options *kernel_options;
-    if (!read_problem(&o, &problem) || !cli_kernel_options(o.kernel_options, &storage, &kernel_options))
+    ranks_asked asked;
+    if (!read_problem(&o, &problem) || !cli_kernel_options(o.kernel_options, &storage, &kernel_options) ||
+        !ranks_read(&o.ranks, &problem, &asked))
         return EXIT_USAGE;
     bindings *names = calloc(1, sizeof *names);
     attune_instance *instance = NULL;
     attune_expr *mask = NULL, *score = NULL;
     int code = EXIT_USAGE;
-    if (names && cli_bindings_load(names, NULL, NULL, &o.declarations)) {
+    if (names && cli_bindings_load(names, &o.captures, &o.parameters, &o.declarations) &&
+        cli_bindings_used(names, o.mask, o.score)) {
         const uint32_t declared = names->symbol_count;
         cli_bindings_infer(names, ATTUNE_EXPR_MASK, o.mask);
         cli_bindings_infer(names, ATTUNE_EXPR_SCORE, o.score);
         if (attune_instance_create(NULL, &instance) != ATTUNE_OK) {
             cli_error("%s", attune_last_error());
         } else if (cli_expr(instance, ATTUNE_EXPR_MASK, o.mask, names, &mask) &&
-                   cli_expr(instance, ATTUNE_EXPR_SCORE, o.score, names, &score)) {
+                   cli_expr(instance, ATTUNE_EXPR_SCORE, o.score, names, &score) &&
+                   (!asked.partition.ranks || cli_bindings_complete(names, mask))) {
             problem.mask = mask;
             problem.score = score;
-            code = cli_exit_of(explain(instance, &o, &problem, kernel_options));
+            code = cli_exit_of(explain(instance, &o, &problem, kernel_options, names, &asked));
             if (code == EXIT_GOOD && !o.json)
                 print_inferred(names, declared);
         }
@@ -206,6 +267,8 @@ int cmd_explain(int argc, char **argv)
     attune_expr_destroy(mask);
     attune_expr_destroy(score);
     attune_instance_destroy(instance);
+    if (names)
+        bindings_free(names);
     free(names);
     return code;
 }

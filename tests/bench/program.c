@@ -93,6 +93,17 @@ Test(program, words_that_are_wrong)
     expect("explain --kv-dtype f8", 2, "--kv-dtype is \"f8\"");
     expect("explain --device-profile h200 --dtype f32 --kv-dtype f16", 0, "cuda_sm90a: it has one dtype");
     expect("explain --device-profile h300", 2, "h200");
+    expect("explain --ranks 2", 2, "--link-gbps");
+    expect("explain --tflops 2", 2, "--tflops requires --ranks");
+    expect("explain --ranks 2 --link-gbps 50 --device-profile h200", 2, "requires --tflops");
+    expect("explain --ranks 2 --link-gbps 50 --tflops 1 --direction backward", 2, "forward call alone");
+    expect("explain --ranks 2 --link-gbps 0 --tflops 1", 2, "--link-gbps is 0");
+    expect("explain --ranks 2 --link-gbps 5 --tflops 1 --layout rings", 2, "zigzag");
+    expect("explain --ranks 2 --link-gbps 5 --tflops 1 --mask 'doc[q] == doc[kv]'", 2, "--capture doc=");
+    expect("explain --ranks 20 --link-gbps 5 --tflops 1 --mask 'window(900)' --q-len 5000", 0, "times as fast");
+    expect("explain --ranks 3 --link-gbps 5 --tflops 1 --device-profile h200 --mask '' --json", 0,
+           "\"received_share\"");
+    expect("explain --param w=3", 2, "no expression uses that name");
     expect("explain --kernel-options '[1]'", 2, "--kernel-options");
     expect("explain --kernel-options '{\"BLOCK_X\": 1}'", 2, "BLOCK_X");
     expect("explain --kernel-options '{\"num_stages\": 2}'", 2, "num_stages");
