@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "bench/program/bench_options.h"
 
+#include "bench/program/explain_ranks.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -62,6 +64,29 @@ static bool parse_direction(const char *text, row_pass *pass)
     return bad("--direction is \"%s\", expected forward, backward or step", text);
 }
 
+static bool parse_ranks(const char *text, uint32_t *ranks)
+{
+    int64_t count;
+    if (!cli_integer("--ranks", text, 1, ROW_RANKS, &count))
+        return false;
+    *ranks = (uint32_t)count;
+    return true;
+}
+
+/* What several ranks do not have. */
+static bool check_ranks(const bench_options *o, bool layout)
+{
+    if (!o->ranks)
+        return !layout || bad("--layout requires --ranks");
+    if (o->row.pass != ROW_FORWARD)
+        return bad("--direction is %s, but --ranks has a forward pass alone", o->direction);
+    if (o->row.segments || o->masks || o->peers)
+        return bad("%s and --ranks exclude each other", o->row.segments ? "--segments"
+                                                        : o->masks      ? "--masks"
+                                                                        : "--peers");
+    return !strcmp(o->devices, "cpu") || bad("--device is \"%s\", but ranks are CPU devices: leave it cpu", o->devices);
+}
+
 /* --json without a value is --json=-. */
 static void complete_json(int argc, char **argv)
 {
@@ -75,7 +100,7 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
 {
     const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
                *scale = "";
-    const char *noise = "", *format = "table";
+    const char *noise = "", *format = "table", *ranks = "", *layout = "";
     bool no_check = false, wide = false;
     *o = (bench_options){.devices = "cpu", .direction = "forward"};
     complete_json(argc, argv);
@@ -147,6 +172,14 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
         {.name = "--segments",
          .help = "run workloads with segments over them, with a mask for each",
          .flag = &o->row.segments},
+        {.name = "--ranks",
+         .argument = "N",
+         .help = "calls whose sequence is cut over N CPU devices of this process, at most 16, beside one of them alone",
+         .value = &ranks},
+        {.name = "--layout",
+         .argument = "NAME",
+         .help = "of the ranks: balanced (if not given), cut, contiguous, zigzag or striped",
+         .value = &layout},
         {.name = "--kernel-options",
          .argument = "JSON",
          .help = "forced kernel options, such as {\"BLOCK_M\": 64}",
@@ -207,6 +240,8 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
                 parse_direction(o->direction, &o->row.pass) && parse_format(format, &o->format) &&
                 (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
                 (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
+    good = good && (!*ranks || parse_ranks(ranks, &o->ranks)) &&
+           (!*layout || ranks_layout("--layout", layout, &o->layout)) && check_ranks(o, *layout != '\0');
     if (good && wide && o->format != REPORT_TABLE)
         good = bad("--wide is for the table, but --format is %s, which has every column", format);
     if (wide)

@@ -6,6 +6,7 @@
 #include "bench/timing/compare.h"
 #include "bench/timing/folder.h"
 #include "bench/program/bench_options.h"
+#include "bench/program/explain_ranks.h"
 #include "bench/program/output.h"
 #include "bench/program/progress.h"
 #include "bench/timing/row.h"
@@ -172,7 +173,7 @@ static bool add_named(bench_run *run, const char *name)
         cli_unknown_workload(name);
         return false;
     }
-    run->options.masks = true;
+    run->options.masks = !run->options.ranks;
     for (uint32_t i = 0; i < workload_count(); ++i)
         if (!add_workload(run, workload_get(i)))
             return false;
@@ -198,6 +199,8 @@ static bool choose_workloads(bench_run *run)
     if (run->serving_count && o->row.pass != ROW_FORWARD)
         return error("--direction is %s, but workloads over a cache (%s) have a forward pass alone", o->direction,
                      run->serving[0]->name);
+    if (run->serving_count && o->ranks)
+        return error("--ranks is given, but workloads over a cache (%s) are on one device", run->serving[0]->name);
     return run->workload_count || run->serving_count || o->masks ||
            error("--workload is \"%s\", expected names with commas", o->workloads);
 }
@@ -447,6 +450,8 @@ static void add_context(bench_run *run, int argc, char **argv)
                    : o->row.pass == ROW_STEP   ? "3.5 * "
                                                : "");
     report_context(r, "direction", "%s", o->direction);
+    if (o->ranks)
+        report_context(r, "layout", "%s", ranks_layout_name(o->layout));
     report_context(r, "bytes", "q, k, v and o, each once%s",
                    run->serving_count ? "; of serving one layer's, with the keys that some row sees" : "");
     if (o->kernel)
@@ -490,7 +495,11 @@ static void run_attention(bench_run *run)
                     row.peak_flops = row.peak_bandwidth = 0;
                 row.share = workload_flop(&w) / workload_flop(full);
                 show_progress(run, w.name, d->info.id, attune_dtype_string(w.dtype));
-                row_attention(run->instance, d->device, &w, &run->options.row, &row);
+                if (run->options.ranks)
+                    row_ranks(run->instance, d->device, &w, run->options.ranks, run->options.layout, &run->options.row,
+                              &row);
+                else
+                    row_attention(run->instance, d->device, &w, &run->options.row, &row);
                 keep_row(run, &row);
             }
 }
@@ -527,7 +536,8 @@ static void run_masks(bench_run *run)
 static uint32_t peer_threads(const bench_run *run, double *peak)
 {
     *peak = 0;
-    for (uint32_t i = 0; !run->options.no_peers && run->workload_count && i < run->device_count; ++i)
+    for (uint32_t i = 0; !run->options.no_peers && !run->options.ranks && run->workload_count && i < run->device_count;
+         ++i)
         for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t)
             if (run->devices[i].info.backend == ATTUNE_BACKEND_CPU && run->devices[i].dtypes[t] == ATTUNE_F32) {
                 *peak = run->devices[i].flops[t];
@@ -586,6 +596,8 @@ static int run_all(bench_run *run, int argc, char **argv)
         run->total += run->devices[i].dtype_count * (run->workload_count + run->serving_count);
     if (run->serving_count && !run->workload_count && !o->masks && !o->peers && run->options.format == REPORT_TABLE)
         run->options.format = REPORT_SERVING;
+    if (o->ranks && run->options.format == REPORT_TABLE)
+        run->options.format = REPORT_RANKS;
     run->total += o->masks ? workload_mask_count() : 0;
     run->total += peer_threads(run, &ignored) ? blas_peer_count() + 1 : 0;
     add_context(run, argc, argv);

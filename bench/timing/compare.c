@@ -237,7 +237,7 @@ void compare_write_head(report_format format, FILE *out)
                 : format == REPORT_CSV    ? "\nrow,base_ms,now_ms,change,p,verdict\n"
                                           : "\n",
                 out);
-    if (format == REPORT_TABLE || format == REPORT_SERVING || format == REPORT_WIDE)
+    if (format != REPORT_MARKDOWN && format != REPORT_CSV)
         (void)fprintf(out, "%-64s  %10s  %10s  %8s  %7s  %s\n", "compared with the baseline", "base ms", "now ms",
                       "change", "p", "verdict");
 }

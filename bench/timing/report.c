@@ -95,6 +95,11 @@ double report_tokens(const report_row *row)
     return row->time.median > 0 ? (double)row->tokens / row->time.median : 0;
 }
 
+double report_speedup(const report_row *row)
+{
+    return row->time.median > 0 ? row->one_seconds / row->time.median : 0;
+}
+
 double report_error_ratio(const report_row *row)
 {
     if (!row->checked || row->error <= 0)
@@ -194,6 +199,13 @@ void report_each_number(const report_row *row, report_number_sink sink, void *co
     sink(context, "max_error", row->error);
     sink(context, "naive_max_error", row->naive_error);
     sink(context, "error_ratio", report_error_ratio(row));
+    sink(context, "ranks", row->ranks);
+    sink(context, "one_rank_seconds", row->one_seconds);
+    sink(context, "speedup", ok ? report_speedup(row) : 0);
+    sink(context, "imbalance", row->imbalance);
+    sink(context, "most_fetched", row->fetched);
+    sink(context, "received_bytes", row->received_bytes);
+    sink(context, "ring_bytes", row->ring_bytes);
     sink(context, "compile_cold_seconds", row->compile_cold);
     sink(context, "compile_warm_seconds", row->compile_warm);
     sink(context, "mask_seconds", row->mask_seconds);

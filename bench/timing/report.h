@@ -29,7 +29,7 @@ typedef enum report_status {
 typedef struct report_row {
     char name[256];    /* workload/device/dtype/shape: the key for comparing two runs */
     char workload[64]; /* also "peer: OpenBLAS sgemm", "mask_causal" */
-    char kind[16];     /* "attention", "serving", "mask", "peer" */
+    char kind[16];     /* "attention", "serving", "ranks", "mask", "peer" */
     char device[32], dtype[16], shape[96], plan[96], timer[64];
     report_status status;
     char message[1024];
@@ -47,7 +47,13 @@ typedef struct report_row {
     double error, naive_error; /* largest, against the float64 oracle */
     double compile_cold, compile_warm, mask_seconds;
     uint64_t mask_bytes, workspace;
-    uint64_t device_bytes; /* tensors, captures, workspaces and the masks' lists */
+    /* Several ranks. */
+    uint32_t ranks;
+    double one_seconds;                /* of one rank alone, with as many threads as each has */
+    double imbalance;                  /* most work of a rank / mean */
+    double fetched;                    /* keys that the rank with most fetches / keys of all others */
+    double received_bytes, ring_bytes; /* of all ranks, and what they receive in a ring */
+    uint64_t device_bytes;             /* tensors, captures, workspaces and the masks' lists */
     uint64_t seed;
 } report_row;
 
@@ -65,8 +71,15 @@ typedef struct report {
 } report;
 
 /* A table is 100 characters wide; a wide one has all columns of Markdown; one of serving, where every row is, has
- * microseconds and tokens a second in place of milliseconds and FLOP/s. */
-typedef enum report_format { REPORT_TABLE, REPORT_SERVING, REPORT_WIDE, REPORT_MARKDOWN, REPORT_CSV } report_format;
+ * microseconds and tokens a second in place of milliseconds and FLOP/s; one of ranks, likewise, has what they share. */
+typedef enum report_format {
+    REPORT_TABLE,
+    REPORT_SERVING,
+    REPORT_RANKS,
+    REPORT_WIDE,
+    REPORT_MARKDOWN,
+    REPORT_CSV
+} report_format;
 
 /* Adds to the context. Does nothing without memory: context is not essential. */
 void report_context(report *r, const char *key, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -94,6 +107,7 @@ bool report_write_json(const report *r, FILE *out);
 double report_flops(const report_row *row);     /* per second */
 double report_bandwidth(const report_row *row); /* bytes per second */
 double report_tokens(const report_row *row);    /* per second, of one layer */
+double report_speedup(const report_row *row);   /* of several ranks over one */
 /* The largest error over the naive computation's; infinity if only the naive one is 0. */
 double report_error_ratio(const report_row *row);
 /* Disturbances of a row: n p90 is over 10 % above p10, l other processes used over 10 % of the CPUs, c the

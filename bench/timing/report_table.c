@@ -34,8 +34,8 @@ static const char *percent(double part, double whole, char buffer[16])
 
 /* -------------------------------------------------------------------------------------------------- table, Markdown */
 
-/* Columns with their widths in the wide table, in the table of 100 characters and in that of serving, where 0 omits the
- * column; negative widths are aligned left. */
+/* Columns with their widths in the wide table, in the table of 100 characters and in those of serving and of ranks,
+ * where 0 omits the column; negative widths are aligned left. */
 typedef enum column {
     WORKLOAD,
     WHERE, /* device and type, in the narrow table */
@@ -49,6 +49,12 @@ typedef enum column {
     P90,
     COUNT,
     TOKENS,
+    ONE,
+    SPEEDUP,
+    IMBALANCE,
+    OF_RING,
+    MOST_FETCHED,
+    RECEIVED,
     FLOPS,
     OF_PEAK,
     BANDWIDTH,
@@ -65,31 +71,37 @@ typedef enum column {
 
 static const struct {
     const char *head;
-    int width, narrow, serving;
+    int width, narrow, serving, ranks;
 } columns[COLUMNS] = {
-    [WORKLOAD] = {"workload", -24, -21, -16},
-    [WHERE] = {"device", 0, -12, -12},
-    [DEVICE] = {"device", -9, 0, 0},
-    [DTYPE] = {"type", -5, 0, 0},
-    [SHAPE] = {"shape", -30, -26, -31},
-    [DENSITY] = {"density", 7, 0, 0},
-    [TIME] = {"ms", 8, 7, 0},
-    [MICROSECONDS] = {"us", 0, 0, 7},
-    [P10] = {"p10", 8, 0, 0},
-    [P90] = {"p90", 8, 0, 0},
-    [COUNT] = {"n", 4, 0, 0},
-    [TOKENS] = {"tok/s", 6, 0, 6},
-    [FLOPS] = {"FLOP/s", 7, 6, 0},
-    [OF_PEAK] = {"%peak", 5, 0, 0},
-    [BANDWIDTH] = {"B/s", 6, 5, 5},
-    [OF_COPY] = {"%copy", 5, 0, 0},
-    [ERROR] = {"error", 6, 5, 5},
-    [COLD] = {"cold ms", 7, 0, 0},
-    [WARM] = {"warm ms", 7, 0, 0},
-    [MASK_TIME] = {"mask ms", 7, 0, 0},
-    [MASK_BYTES] = {"mask B", 6, 0, 0},
-    [PLAN] = {"plan", -24, 0, 0},
-    [FLAGS] = {"flag", -4, -4, -4},
+    [WORKLOAD] = {"workload", -24, -21, -16, -18},
+    [WHERE] = {"device", 0, -12, -12, -8},
+    [DEVICE] = {"device", -9, 0, 0, 0},
+    [DTYPE] = {"type", -5, 0, 0, 0},
+    [SHAPE] = {"shape", -30, -26, -31, -26},
+    [DENSITY] = {"density", 7, 0, 0, 0},
+    [TIME] = {"ms", 8, 7, 0, 7},
+    [MICROSECONDS] = {"us", 0, 0, 7, 0},
+    [P10] = {"p10", 8, 0, 0, 0},
+    [P90] = {"p90", 8, 0, 0, 0},
+    [COUNT] = {"n", 4, 0, 0, 0},
+    [TOKENS] = {"tok/s", 6, 0, 6, 0},
+    [ONE] = {"one ms", 8, 0, 0, 7},
+    [SPEEDUP] = {"faster", 6, 0, 0, 6},
+    [IMBALANCE] = {"imbal", 5, 0, 0, 5},
+    [OF_RING] = {"%ring", 5, 0, 0, 5},
+    [MOST_FETCHED] = {"%most", 5, 0, 0, 5},
+    [RECEIVED] = {"recv B", 6, 0, 0, 6},
+    [FLOPS] = {"FLOP/s", 7, 6, 0, 0},
+    [OF_PEAK] = {"%peak", 5, 0, 0, 0},
+    [BANDWIDTH] = {"B/s", 6, 5, 5, 0},
+    [OF_COPY] = {"%copy", 5, 0, 0, 0},
+    [ERROR] = {"error", 6, 5, 5, 5},
+    [COLD] = {"cold ms", 7, 0, 0, 0},
+    [WARM] = {"warm ms", 7, 0, 0, 0},
+    [MASK_TIME] = {"mask ms", 7, 0, 0, 0},
+    [MASK_BYTES] = {"mask B", 6, 0, 0, 0},
+    [PLAN] = {"plan", -24, 0, 0, 0},
+    [FLAGS] = {"flag", -4, -4, -4, -4},
 };
 
 /* 0: not in this format. */
@@ -97,12 +109,13 @@ static int width_of(size_t index, report_format format)
 {
     return format == REPORT_TABLE     ? columns[index].narrow
            : format == REPORT_SERVING ? columns[index].serving
+           : format == REPORT_RANKS   ? columns[index].ranks
                                       : columns[index].width;
 }
 
 static bool is_text(report_format format)
 {
-    return format == REPORT_TABLE || format == REPORT_SERVING || format == REPORT_WIDE;
+    return format != REPORT_MARKDOWN && format != REPORT_CSV;
 }
 
 typedef char cell[48];
@@ -125,6 +138,13 @@ static void fill_cells(const report_row *row, const char *cells[COLUMNS], cell b
     cells[P90] = number(1e3 * row->time.p90, timed, buffers[P90]);
     cells[COUNT] = timed ? buffers[COUNT] : "-";
     cells[TOKENS] = si(timed ? report_tokens(row) : 0, buffers[TOKENS]);
+    cells[ONE] = number(1e3 * row->one_seconds, timed && row->ranks, buffers[ONE]);
+    cells[SPEEDUP] = number(report_speedup(row), timed && row->ranks, buffers[SPEEDUP]);
+    cells[IMBALANCE] = number(row->imbalance, row->ranks > 0, buffers[IMBALANCE]);
+    cells[OF_RING] =
+        number(row->ring_bytes > 0 ? 100 * row->received_bytes / row->ring_bytes : 0, row->ranks > 0, buffers[OF_RING]);
+    cells[MOST_FETCHED] = number(100 * row->fetched, row->ranks > 0, buffers[MOST_FETCHED]);
+    cells[RECEIVED] = si(row->received_bytes, buffers[RECEIVED]);
     cells[FLOPS] = si(timed ? report_flops(row) : 0, buffers[FLOPS]);
     cells[OF_PEAK] = percent(timed ? report_flops(row) : 0, row->peak_flops, buffers[OF_PEAK]);
     cells[BANDWIDTH] = si(timed ? report_bandwidth(row) : 0, buffers[BANDWIDTH]);
@@ -203,6 +223,7 @@ void report_begin(const report *r, report_format format, FILE *out)
     switch (format) {
     case REPORT_TABLE:
     case REPORT_SERVING:
+    case REPORT_RANKS:
     case REPORT_WIDE:
         write_context(r, "# ", "", out);
         for (size_t i = 0; i < COLUMNS; ++i)
@@ -243,7 +264,8 @@ static void write_text_row(const report_row *row, report_format format, FILE *ou
     for (size_t i = 0; i < COLUMNS; ++i) {
         if (!width_of(i, format))
             continue;
-        if (((format == REPORT_TABLE && i == TIME) || (format == REPORT_SERVING && i == MICROSECONDS)) &&
+        if ((((format == REPORT_TABLE || format == REPORT_RANKS) && i == TIME) ||
+             (format == REPORT_SERVING && i == MICROSECONDS)) &&
             row->status != REPORT_OK) {
             (void)fprintf(out, "  %s", report_status_string(row->status));
             break;

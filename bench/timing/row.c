@@ -164,7 +164,7 @@ static void describe_backward(const attune_plan *plan, report_row *row)
                        c.block_n1, c.block_m2, c.block_n2);
 }
 
-static attune_problem describe_problem(const workload *w, const attention *a, bool lse)
+attune_problem row_problem(const workload *w, const attention *a, bool lse)
 {
     return (attune_problem){.struct_size = sizeof(attune_problem),
                             .direction = ATTUNE_FORWARD,
@@ -459,7 +459,7 @@ bool row_result_create(reference_result *r, int64_t rows, int64_t dim)
     return r->o && r->lse && r->row_max && r->moved;
 }
 
-static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, report_row *row)
+static bool compare_rows(const attention *a, const array *o, double more, checked_rows *c, report_row *row)
 {
     failure why = {{0}};
     int64_t dim = o->size[3], heads = o->size[1], length = o->size[2];
@@ -468,15 +468,13 @@ static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, 
         for (int64_t d = 0; d < dim; ++d)
             c->got[i * dim + d] = array_get(o, ((r->b * heads + r->h) * length + r->q) * dim + d);
     }
-    if (!reference_compute(&s->a, REFERENCE_ORACLE, c->rows, c->count, &c->oracle, &why) ||
-        !reference_compute(&s->a, REFERENCE_NAIVE, c->rows, c->count, &c->naive, &why))
+    if (!reference_compute(a, REFERENCE_ORACLE, c->rows, c->count, &c->oracle, &why) ||
+        !reference_compute(a, REFERENCE_NAIVE, c->rows, c->count, &c->naive, &why))
         return row_fail(row, REPORT_FAILED, "reference: %s", why.message);
     reference_error e = {0};
     reference_compare_o(o->dtype, o->dtype, c->count, dim, c->got, &c->oracle, &c->naive, &e);
-    if (s->cut.count) {
-        const double more = segments_rounding(s->device, &s->a);
+    if (more > 0)
         reference_allow(&e, more, more / 8);
-    }
     row->checked = true;
     row->checked_rows = c->count;
     row->error = e.max;
@@ -493,11 +491,36 @@ static bool compare_rows(const bench_setup *s, const array *o, checked_rows *c, 
         (long long)r->h, (long long)r->q, (long long)(worst % dim), c->got[worst], c->oracle.o[worst]);
 }
 
+bool row_check_o(const attention *a, const array *o, uint64_t seed, double more, report_row *row)
+{
+    checked_rows c = {0};
+    int64_t all = o->size[0] * o->size[1] * o->size[2];
+    c.count = CHECK_WORK / a->k.size[2];
+    c.count = c.count < 8 ? 8 : c.count > CHECK_ROWS ? CHECK_ROWS : c.count;
+    c.count = c.count < all ? c.count : all;
+    c.rows = calloc((size_t)c.count, sizeof *c.rows);
+    c.got = calloc((size_t)(c.count * o->size[3]), sizeof *c.got);
+    bool good = c.rows && c.got && row_result_create(&c.oracle, c.count, o->size[3]) &&
+                row_result_create(&c.naive, c.count, o->size[3]);
+    if (!good)
+        (void)row_fail(row, REPORT_FAILED, "out of memory for the references");
+    if (good) {
+        /* The first and the last row, and random ones. */
+        random_state r = {seed ^ UINT64_C(0x636865636b)};
+        for (int64_t i = 0; i < c.count; ++i) {
+            int64_t n = i == 0 ? 0 : i == 1 ? all - 1 : (int64_t)(random_u64(&r) % (uint64_t)all);
+            c.rows[i] = (reference_row){n / o->size[2] / o->size[1], n / o->size[2] % o->size[1], n % o->size[2]};
+        }
+        good = compare_rows(a, o, more, &c, row);
+    }
+    free_checked(&c);
+    return good;
+}
+
 static bool check(bench_setup *s, const row_options *options, report_row *row)
 {
     failure why = {{0}};
     array o = {0};
-    checked_rows c = {0};
     double seconds;
     attune_status status = fill_with_nan(s->args.o.buffer);
     if (status != ATTUNE_OK)
@@ -507,28 +530,9 @@ static bool check(bench_setup *s, const row_options *options, report_row *row)
     if (!array_create(&o, s->args.o.dtype, 4, s->args.o.size, &why))
         return row_fail(row, REPORT_FAILED, "%s", why.message);
     status = attune_buffer_read(s->args.o.buffer, 0, o.data, (uint64_t)array_count(&o) * attune_dtype_size(o.dtype));
-    int64_t all = o.size[0] * o.size[1] * o.size[2];
-    c.count = CHECK_WORK / s->a.k.size[2];
-    c.count = c.count < 8 ? 8 : c.count > CHECK_ROWS ? CHECK_ROWS : c.count;
-    c.count = c.count < all ? c.count : all;
-    c.rows = calloc((size_t)c.count, sizeof *c.rows);
-    c.got = calloc((size_t)(c.count * o.size[3]), sizeof *c.got);
-    bool good = c.rows && c.got && row_result_create(&c.oracle, c.count, o.size[3]) &&
-                row_result_create(&c.naive, c.count, o.size[3]);
-    if (!good)
-        (void)row_fail(row, REPORT_FAILED, "out of memory for the references");
-    if (good && status != ATTUNE_OK)
-        good = row_fail_call(row, status, "read");
-    if (good) {
-        /* The first and the last row, and random ones. */
-        random_state r = {options->seed ^ UINT64_C(0x636865636b)};
-        for (int64_t i = 0; i < c.count; ++i) {
-            int64_t n = i == 0 ? 0 : i == 1 ? all - 1 : (int64_t)(random_u64(&r) % (uint64_t)all);
-            c.rows[i] = (reference_row){n / o.size[2] / o.size[1], n / o.size[2] % o.size[1], n % o.size[2]};
-        }
-        good = compare_rows(s, &o, &c, row);
-    }
-    free_checked(&c);
+    const bool good = status != ATTUNE_OK ? row_fail_call(row, status, "read")
+                                          : row_check_o(&s->a, &o, options->seed,
+                                                        s->cut.count ? segments_rounding(s->device, &s->a) : 0, row);
     array_free(&o);
     return good;
 }
@@ -547,16 +551,14 @@ void row_finish(report_row *row, bool good, const char *what, attune_status stat
         (void)row_fail(row, REPORT_FAILED, "%s: no sample", what);
 }
 
-void row_attention(attune_instance *instance, attune_device *device, const workload *w, const row_options *options,
-                   report_row *row)
+void row_describe(attune_device *device, const workload *w, const char *kind, const char *suffix,
+                  const row_options *options, report_row *row)
 {
     attune_device_info info = {.struct_size = sizeof info};
-    bench_setup *s = calloc(1, sizeof *s);
-    failure why = {{0}};
-    uint32_t dim_v = w->head_dim_v ? w->head_dim_v : w->head_dim;
+    const uint32_t dim_v = w->head_dim_v ? w->head_dim_v : w->head_dim;
     (void)attune_device_info_get(device, &info);
     (void)snprintf(row->workload, sizeof row->workload, "%s", w->name);
-    (void)snprintf(row->kind, sizeof row->kind, "attention");
+    (void)snprintf(row->kind, sizeof row->kind, "%s", kind);
     (void)snprintf(row->device, sizeof row->device, "%s", info.id);
     (void)snprintf(row->dtype, sizeof row->dtype, "%s", attune_dtype_string(w->dtype));
     if (w->kv_dtype || w->o_dtype)
@@ -569,16 +571,29 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
         size_t used = strlen(row->shape);
         (void)snprintf(row->shape + used, sizeof row->shape - used, ":%u", dim_v);
     }
-    const char *const suffix = options->pass == ROW_BACKWARD ? "/backward" : options->pass == ROW_STEP ? "/step" : "";
-    const bool cut = options->segments && w->segments;
-    (void)snprintf(row->name, sizeof row->name, "%s/%s/%s/%s%s%s", row->workload, row->device, row->dtype, row->shape,
-                   cut ? "/segments" : "", suffix);
+    (void)snprintf(row->name, sizeof row->name, "%s/%s/%s/%s%s", row->workload, row->device, row->dtype, row->shape,
+                   suffix);
     (void)snprintf(row->timer, sizeof row->timer, "%s",
                    info.backend == ATTUNE_BACKEND_CPU ? "the library's clock around its work" : "device timestamps");
     row->threads = info.backend == ATTUNE_BACKEND_CPU ? info.limits.compute_units : 1;
     row->seed = options->seed;
     row->density = row->block_density = -1;
     row->pairs = -1;
+}
+
+void row_attention(attune_instance *instance, attune_device *device, const workload *w, const row_options *options,
+                   report_row *row)
+{
+    bench_setup *s = calloc(1, sizeof *s);
+    failure why = {{0}};
+    const uint32_t dim_v = w->head_dim_v ? w->head_dim_v : w->head_dim;
+    const bool cut = options->segments && w->segments;
+    char suffix[32];
+    (void)snprintf(suffix, sizeof suffix, "%s%s", cut ? "/segments" : "",
+                   options->pass == ROW_BACKWARD ? "/backward"
+                   : options->pass == ROW_STEP   ? "/step"
+                                                 : "");
+    row_describe(device, w, "attention", suffix, options, row);
     if (!s) {
         (void)row_fail(row, REPORT_FAILED, "out of memory");
         return;
@@ -592,7 +607,7 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
         int64_t lengths[SEGMENTS_MAX];
         segments_cut(&s->cut, lengths, workload_cut(w, lengths));
     }
-    s->problem = describe_problem(w, &s->a, options->pass != ROW_FORWARD);
+    s->problem = row_problem(w, &s->a, options->pass != ROW_FORWARD);
     good = good && make_masks(w, s, row) && make_plans(device, options, s, row) && make_arguments(device, s, row) &&
            (options->pass == ROW_FORWARD || make_gradients(device, options->seed, s, row));
     /* For each allowed pair a dot product over head_dim and a sum over head_dim_v, with two operations per term. */

@@ -4,6 +4,8 @@
 #ifndef BENCH_TIMING_ROW_H
 #define BENCH_TIMING_ROW_H
 
+#include <attune/distributed.h>
+
 #include "bench/timing/report.h"
 #include "bench/workloads/serving.h"
 #include "bench/workloads/workload.h"
@@ -28,6 +30,11 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
  * and o_dtype 0 = dtype. Forward alone. */
 void row_serving(attune_instance *instance, attune_device *device, const serving_workload *w, attune_dtype dtype,
                  attune_dtype kv_dtype, attune_dtype o_dtype, const row_options *options, report_row *row);
+#define ROW_RANKS 16
+/* Measures a call over at most ROW_RANKS ranks, CPU devices with an equal share of the threads of `device`, beside one
+ * of them alone. Forward alone, without segments. */
+void row_ranks(attune_instance *instance, attune_device *device, const workload *w, uint32_t ranks,
+               attune_layout layout, const row_options *options, report_row *row);
 /* Measures the building of a block mask. lengths: of the documents in capture `doc`; NULL = the generator's. */
 void row_mask(attune_instance *instance, const workload *w, const int64_t *lengths, int64_t length_count,
               const row_options *options, report_row *row);

@@ -12,6 +12,14 @@
 bool row_fail(report_row *row, report_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 bool row_fail_call(report_row *row, attune_status status, const char *what);
 
+/* Fills in what a workload on a device has before it is measured; suffix ends the name. */
+void row_describe(attune_device *device, const workload *w, const char *kind, const char *suffix,
+                  const row_options *options, report_row *row);
+/* The forward problem of a workload, without its mask. */
+attune_problem row_problem(const workload *w, const attention *a, bool lse);
+/* Compares some rows of o with the oracle. more: what is added to the bound of the largest error. */
+bool row_check_o(const attention *a, const array *o, uint64_t seed, double more, report_row *row);
+
 /* Creates a plan twice, with a cold and with a warm cache, and adds the times to the row's. */
 bool row_plan(attune_device *device, const row_options *options, const attune_problem *problem, const char *what,
               attune_plan **plan, report_row *row);

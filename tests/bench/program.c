@@ -103,6 +103,12 @@ Test(program, words_that_are_wrong)
     expect("explain --ranks 20 --link-gbps 5 --tflops 1 --mask 'window(900)' --q-len 5000", 0, "times as fast");
     expect("explain --ranks 3 --link-gbps 5 --tflops 1 --device-profile h200 --mask '' --json", 0,
            "\"received_share\"");
+    expect("bench --ranks 17", 2, "--ranks is");
+    expect("bench --layout cut", 2, "--layout requires --ranks");
+    expect("bench --ranks 2 --direction step", 2, "forward pass alone");
+    expect("bench --ranks 2 --masks", 2, "--masks and --ranks exclude each other");
+    expect("bench --ranks 2 --device vulkan:0", 2, "ranks are CPU devices");
+    expect("bench --ranks 2 --workload serve_tree", 2, "on one device");
     expect("explain --param w=3", 2, "no expression uses that name");
     expect("explain --kernel-options '[1]'", 2, "--kernel-options");
     expect("explain --kernel-options '{\"BLOCK_X\": 1}'", 2, "BLOCK_X");

@@ -73,7 +73,7 @@ for path in sorted(root.glob('include/attune/*.h')):
 PROGRAM = {
     'tests/oracle': set(),
     'bench/workloads': {'tests/oracle'},
-    'bench/timing': {'tests/oracle', 'bench/workloads'},
+    'bench/timing': {'tests/oracle', 'tests/distributed', 'bench/workloads'},
     'bench/peers': {'tests/oracle', 'bench/timing'},
     'bench/page': {'bench/timing'},
     'bench/program': {'tests/oracle', 'bench/workloads', 'bench/timing', 'bench/peers', 'bench/page', 'src/base'},

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: MIT */
+/* Rows of several ranks, which are CPU devices and threads of this process, beside one of them alone. */
+#include "bench/timing/row_parts.h"
+
+#include "bench/timing/predict.h"
+#include "bench/timing/share.h"
+#include "tests/distributed/ranks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(ROW_RANKS == MOST_RANKS, "row.h says how many ranks there may be");
+
+/* What all ranks compute: the same for any number of them. */
+typedef struct ranks_work {
+    const attention *a;
+    const attune_mask *mask;
+    attune_problem problem;
+    const row_options *options;
+    uint32_t threads; /* of each rank */
+} ranks_work;
+
+/* Ranks that wait for the calls that rank 0 begins. */
+typedef struct crew {
+    const ranks_work *work;
+    const attune_partition *partition;
+    rank_group group;
+    share shares[MOST_RANKS];
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    uint64_t begun;
+    uint32_t done; /* ranks that have done the present call */
+    bool over;
+    attune_status status; /* the first failure, and what it said */
+    char message[256];
+    /* Results, on rank 0. */
+    array *o;
+    measurement *time;
+    bool measured;
+} crew;
+
+static void keep_failure(crew *c, attune_status status)
+{
+    pthread_mutex_lock(&c->lock);
+    if (status != ATTUNE_OK && c->status == ATTUNE_OK) {
+        c->status = status;
+        (void)snprintf(c->message, sizeof c->message, "%s", attune_last_error());
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void finish_call(crew *c, attune_status status)
+{
+    keep_failure(c, status);
+    pthread_mutex_lock(&c->lock);
+    c->done++;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void wait_for_all(crew *c)
+{
+    pthread_mutex_lock(&c->lock);
+    while (c->done < c->group.size)
+        pthread_cond_wait(&c->changed, &c->lock);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* measure_call: from when all ranks may begin until all are done. */
+static bool call_all(void *context, double *seconds)
+{
+    crew *c = context;
+    const double begin = measure_clock();
+    pthread_mutex_lock(&c->lock);
+    c->begun++;
+    c->done = 0;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+    finish_call(c, share_call(&c->shares[0]));
+    wait_for_all(c);
+    *seconds = measure_clock() - begin;
+    return c->status == ATTUNE_OK;
+}
+
+/* The ranks above 0, until rank 0 ends it. */
+static void follow(crew *c, uint32_t rank)
+{
+    for (uint64_t seen = 0;; seen++) {
+        pthread_mutex_lock(&c->lock);
+        while (c->begun == seen && !c->over)
+            pthread_cond_wait(&c->changed, &c->lock);
+        const bool over = c->begun == seen;
+        pthread_mutex_unlock(&c->lock);
+        if (over)
+            return;
+        finish_call(c, share_call(&c->shares[rank]));
+    }
+}
+
+static void lead(crew *c)
+{
+    double seconds;
+    wait_for_all(c);
+    bool good = c->status == ATTUNE_OK && call_all(c, &seconds);
+    for (uint32_t r = 0; good && c->o && r < c->group.size; r++) {
+        const attune_status status = share_read(&c->shares[r], c->o);
+        keep_failure(c, status);
+        good = status == ATTUNE_OK;
+    }
+    c->measured = good && measure_run(&c->work->options->measure, call_all, c, c->time);
+    pthread_mutex_lock(&c->lock);
+    c->over = true;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* A rank: a device with threads of its own, its share, and its calls. */
+static void run_rank(void *context, uint32_t rank)
+{
+    crew *c = context;
+    const ranks_work *w = c->work;
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = w->threads};
+    const attune_transport transport = rank_transport(&c->group, rank, true);
+    attune_instance *instance = NULL;
+    attune_device *device = NULL;
+    attune_status status = attune_instance_create(&desc, &instance);
+    if (status == ATTUNE_OK)
+        status = attune_device_open(instance, "cpu", &device);
+    if (status == ATTUNE_OK)
+        status = share_make(device, &transport, c->partition, w->mask, &w->problem, w->options->kernel, w->a,
+                            &c->shares[rank]);
+    else
+        transport.abort(transport.user);
+    finish_call(c, status);
+    if (rank)
+        follow(c, rank);
+    else
+        lead(c);
+    share_free(&c->shares[rank]);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+/* Measures the ranks of a partition. o: NULL, or receives the result of all ranks. */
+static bool measure_ranks(const ranks_work *work, const attune_partition *partition, uint32_t ranks, array *o,
+                          measurement *time, report_row *row)
+{
+    crew *c = calloc(1, sizeof *c);
+    if (!c)
+        return row_fail(row, REPORT_FAILED, "out of memory");
+    c->work = work;
+    c->partition = partition;
+    c->o = o;
+    c->time = time;
+    rank_group_init(&c->group, ranks);
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_cond_init(&c->changed, NULL);
+    rank_group_run(&c->group, run_rank, c);
+    const bool good = c->measured && c->status == ATTUNE_OK;
+    const bool unsupported = c->status == ATTUNE_UNSUPPORTED || c->status == ATTUNE_UNAVAILABLE;
+    if (c->status != ATTUNE_OK)
+        (void)row_fail(row, unsupported ? REPORT_UNSUPPORTED : REPORT_FAILED, "%u rank%s: %s: %s", ranks,
+                       ranks > 1 ? "s" : "", attune_status_string(c->status), c->message);
+    else if (!good)
+        row_finish(row, false, "call", ATTUNE_OK);
+    pthread_mutex_destroy(&c->lock);
+    pthread_cond_destroy(&c->changed);
+    rank_group_finish(&c->group);
+    free(c);
+    return good;
+}
+
+/* Of the workload; of every pair if it has none. */
+static bool make_mask(attune_instance *instance, const workload *w, const attention *a, attune_mask **mask,
+                      report_row *row)
+{
+    const attune_mask_desc desc = {.struct_size = sizeof desc,
+                                   .batch = w->batch,
+                                   .heads = w->heads,
+                                   .kv_heads = w->kv_heads,
+                                   .q_len = w->q_len,
+                                   .kv_len = w->kv_len};
+    attune_mask_stats stats = {.struct_size = sizeof stats};
+    attune_expr *every = NULL;
+    attune_status status = ATTUNE_OK;
+    const double begin = measure_clock();
+    if (!a->mask)
+        status = attune_expr_create(instance, ATTUNE_EXPR_MASK, "true", NULL, 0, &every);
+    if (status == ATTUNE_OK)
+        status = attune_mask_create(instance, &desc, a->mask ? a->mask : every, a->captures, a->capture_count,
+                                    a->parameters, a->parameter_count, mask);
+    row->mask_seconds = measure_clock() - begin;
+    attune_expr_destroy(every);
+    if (status == ATTUNE_OK)
+        status = attune_mask_stats_get(*mask, true, &stats);
+    row->density = stats.density;
+    row->block_density = stats.block_density;
+    row->pairs = stats.pairs;
+    row->mask_bytes = stats.bytes;
+    return status == ATTUNE_OK || row_fail_call(row, status, "mask");
+}
+
+/* A partition, with what it costs. */
+static bool deal(attune_instance *instance, const ranks_work *work, uint32_t ranks, attune_layout layout,
+                 attune_partition **partition, report_row *row)
+{
+    const attune_partition_desc desc = {.struct_size = sizeof desc, .ranks = ranks, .layout = layout};
+    attune_partition_stats stats = {.struct_size = sizeof stats};
+    const predict_machine unit = {1, 1, 0};
+    prediction traffic = {0};
+    attune_status status = attune_partition_create(instance, &desc, work->mask, partition);
+    if (status == ATTUNE_OK)
+        status = attune_partition_stats_get(*partition, &stats);
+    if (status == ATTUNE_OK)
+        status = predict(*partition, work->mask, &work->problem, &unit, &traffic);
+    row->ranks = ranks;
+    row->imbalance = stats.imbalance;
+    row->fetched = stats.fetched;
+    row->received_bytes = traffic.received;
+    row->ring_bytes = traffic.ring;
+    predict_free(&traffic);
+    return status == ATTUNE_OK || row_fail_call(row, status, "partition");
+}
+
+void row_ranks(attune_instance *instance, attune_device *device, const workload *w, uint32_t ranks,
+               attune_layout layout, const row_options *options, report_row *row)
+{
+    failure why = {{0}};
+    attention a = {0};
+    array o = {0};
+    attune_mask *mask = NULL;
+    attune_partition *one = NULL, *all = NULL;
+    measurement alone = {0};
+    char suffix[32];
+    (void)snprintf(suffix, sizeof suffix, "/ranks:%u", ranks);
+    row_describe(device, w, "ranks", suffix, options, row);
+    (void)snprintf(row->timer, sizeof row->timer, "CLOCK_MONOTONIC around the calls of all ranks");
+    const uint32_t dim_v = w->head_dim_v ? w->head_dim_v : w->head_dim;
+    ranks_work work = {.a = &a, .options = options, .threads = row->threads / ranks ? row->threads / ranks : 1};
+    row->threads = work.threads * ranks;
+    bool good =
+        workload_instantiate(instance, w, options->seed, &a, &why) || row_fail(row, REPORT_FAILED, "%s", why.message);
+    good = good && make_mask(instance, w, &a, &mask, row);
+    const int64_t size[4] = {w->batch, w->heads, w->q_len, dim_v};
+    good = good &&
+           (array_create(&o, attention_o_dtype(&a), 4, size, &why) || row_fail(row, REPORT_FAILED, "%s", why.message));
+    if (good) {
+        work.mask = mask;
+        work.problem = row_problem(w, &a, false);
+        row->flop = 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v);
+        good = deal(instance, &work, 1, layout, &one, row) && deal(instance, &work, ranks, layout, &all, row);
+    }
+    /* The check is of the ranks: one alone is the single device. */
+    good = good && measure_ranks(&work, one, 1, NULL, &alone, row);
+    good = good && measure_ranks(&work, all, ranks, &o, &row->time, row);
+    row->one_seconds = alone.median;
+    if (good && options->check)
+        (void)row_check_o(&a, &o, options->seed, 0, row);
+    measure_free(&alone);
+    attune_partition_destroy(one);
+    attune_partition_destroy(all);
+    attune_mask_destroy(mask);
+    array_free(&o);
+    workload_release(&a);
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT */
+#include "bench/timing/share.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Calls `row` with each row that a rank has: where it is in the array of all, and in the rank's. */
+typedef void (*share_row)(char *all, char *mine, size_t bytes);
+
+static void to_rank(char *all, char *mine, size_t bytes)
+{
+    memcpy(mine, all, bytes);
+}
+
+static void from_rank(char *all, char *mine, size_t bytes)
+{
+    memcpy(all, mine, bytes);
+}
+
+static int64_t count_positions(const attune_run *runs, uint32_t count)
+{
+    int64_t sum = 0;
+    for (uint32_t i = 0; i < count; i++)
+        sum += runs[i].count;
+    return sum;
+}
+
+/* Runs of consecutive positions are adjacent in both. */
+static void each_run(const array *all, const attune_run *runs, uint32_t count, char *mine, share_row row)
+{
+    const size_t bytes = (size_t)all->size[3] * attune_dtype_size(all->dtype);
+    for (int64_t plane = 0; plane < all->size[0] * all->size[1]; plane++)
+        for (uint32_t i = 0; i < count; i++) {
+            row((char *)all->data + (size_t)(plane * all->size[2] + runs[i].start) * bytes, mine,
+                (size_t)runs[i].count * bytes);
+            mine += (size_t)runs[i].count * bytes;
+        }
+}
+
+static attune_status make_buffer(attune_device *device, uint64_t size, const void *data, share *s,
+                                 attune_buffer **buffer)
+{
+    attune_status status = attune_buffer_create(device, size, buffer);
+    if (status != ATTUNE_OK)
+        return status;
+    s->buffers[s->buffer_count++] = *buffer;
+    s->bytes += size;
+    return data ? attune_buffer_write(*buffer, 0, data, size) : ATTUNE_OK;
+}
+
+/* The rank's part of an array; of its shape and dtype alone where fill is false. Without positions there is none. */
+static attune_status make_part(attune_device *device, const array *all, const attune_run *runs, uint32_t count,
+                               bool fill, share *s, attune_tensor *t)
+{
+    const int64_t positions = count_positions(runs, count);
+    const size_t bytes =
+        (size_t)(all->size[0] * all->size[1] * positions * all->size[3]) * attune_dtype_size(all->dtype);
+    if (!positions)
+        return ATTUNE_OK;
+    char *data = calloc(bytes, 1);
+    if (!data)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    if (fill)
+        each_run(all, runs, count, data, to_rank);
+    else
+        memset(data, 0xff, bytes); /* NaN in every dtype: rows that no call writes are seen */
+    *t = (attune_tensor){.dtype = all->dtype, .rank = 4, .size = {all->size[0], all->size[1], positions, all->size[3]}};
+    const attune_status status = make_buffer(device, bytes, data, s, &t->buffer);
+    free(data);
+    return status;
+}
+
+/* The captures and parameters of the score expression. */
+static attune_status bind_score(attune_device *device, const attention *a, share *s)
+{
+    for (uint32_t i = 0, n = a->score ? attune_expr_symbol_count(a->score) : 0; i < n; i++) {
+        attune_symbol symbol;
+        attune_status status = attune_expr_symbol_get(a->score, i, &symbol);
+        for (uint32_t p = 0; status == ATTUNE_OK && p < a->parameter_count; p++)
+            if (!strcmp(a->parameters[p].name, symbol.name))
+                s->parameters[s->args.parameter_count++] = a->parameters[p];
+        for (uint32_t c = 0; status == ATTUNE_OK && c < a->capture_count; c++) {
+            const attune_array *host = &a->captures[c].array;
+            if (strcmp(a->captures[c].name, symbol.name) != 0)
+                continue;
+            attune_capture *to = &s->captures[s->args.capture_count++];
+            uint64_t bytes = attune_dtype_size(host->dtype);
+            to->name = a->captures[c].name;
+            to->tensor = (attune_tensor){.dtype = host->dtype, .rank = host->rank};
+            for (uint32_t d = 0; d < host->rank; d++)
+                bytes *= (uint64_t)(to->tensor.size[d] = host->size[d]);
+            status = make_buffer(device, bytes, host->data, s, &to->tensor.buffer);
+        }
+        if (status != ATTUNE_OK)
+            return status;
+    }
+    s->args.captures = s->captures;
+    s->args.parameters = s->parameters;
+    return ATTUNE_OK;
+}
+
+static attune_status make_arguments(attune_device *device, const attune_partition *partition, uint32_t rank,
+                                    const attention *a, share *s)
+{
+    const attune_run *keys;
+    uint32_t key_runs;
+    array o = {.dtype = attention_o_dtype(a), .rank = 4, .size = {0, 0, 0, a->v.size[3]}};
+    memcpy(o.size, a->q.size, 3 * sizeof *o.size);
+    s->queue = attune_device_queue(device);
+    s->args.struct_size = sizeof s->args;
+    attune_status status = attune_partition_runs(partition, rank, ATTUNE_RUN_ROWS, &s->rows, &s->row_runs);
+    if (status == ATTUNE_OK)
+        status = attune_partition_runs(partition, rank, ATTUNE_RUN_KEYS, &keys, &key_runs);
+    if (status == ATTUNE_OK)
+        status = make_part(device, &a->q, s->rows, s->row_runs, true, s, &s->args.q);
+    if (status == ATTUNE_OK)
+        status = make_part(device, &a->k, keys, key_runs, true, s, &s->args.k);
+    if (status == ATTUNE_OK)
+        status = make_part(device, &a->v, keys, key_runs, true, s, &s->args.v);
+    if (status == ATTUNE_OK)
+        status = make_part(device, &o, s->rows, s->row_runs, false, s, &s->args.o);
+    if (status == ATTUNE_OK)
+        status = bind_score(device, a, s);
+    const uint64_t workspace = attune_distributed_workspace_size(s->distributed);
+    if (status == ATTUNE_OK && workspace)
+        status = make_buffer(device, workspace, NULL, s, &s->args.workspace);
+    return status;
+}
+
+attune_status share_make(attune_device *device, const attune_transport *transport, const attune_partition *partition,
+                         const attune_mask *mask, const attune_problem *problem, const attune_kernel_options *options,
+                         const attention *a, share *s)
+{
+    const attune_distributed_desc desc = {.struct_size = sizeof desc,
+                                          .transport = transport,
+                                          .partition = partition,
+                                          .mask = mask,
+                                          .problem = problem,
+                                          .options = options};
+    *s = (share){0};
+    const attune_status status = attune_distributed_create(device, &desc, &s->distributed);
+    return status == ATTUNE_OK ? make_arguments(device, partition, transport->rank, a, s) : status;
+}
+
+attune_status share_call(share *s)
+{
+    return attune_distributed_forward(s->distributed, s->queue, &s->args, NULL);
+}
+
+attune_status share_read(const share *s, array *o)
+{
+    const int64_t positions = count_positions(s->rows, s->row_runs);
+    const size_t bytes = (size_t)(o->size[0] * o->size[1] * positions * o->size[3]) * attune_dtype_size(o->dtype);
+    if (!positions)
+        return ATTUNE_OK;
+    char *data = malloc(bytes);
+    if (!data)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    const attune_status status = attune_buffer_read(s->args.o.buffer, 0, data, bytes);
+    if (status == ATTUNE_OK)
+        each_run(o, s->rows, s->row_runs, data, from_rank);
+    free(data);
+    return status;
+}
+
+void share_free(share *s)
+{
+    attune_distributed_destroy(s->distributed);
+    for (uint32_t i = 0; i < s->buffer_count; i++)
+        attune_buffer_destroy(s->buffers[i]);
+    *s = (share){0};
+}
