@@ -27,13 +27,12 @@ static attune_status check_expr(const attune_expr *expr, attune_expr_kind kind, 
 /* Only calls over a cache have rows that are not b * q_len + q. */
 static attune_status retain(const attune_problem *p, const attune_expr *expr, const attune_expr **retained)
 {
-    if (!expr || p->tokens) {
-        *retained = attune__expr_retain(expr);
+    *retained = NULL;
+    if (!expr)
         return ATTUNE_OK;
-    }
-    attune_expr *dense;
-    ATTUNE__TRY(attune__expr_dense(&expr->allocator, expr, &dense));
-    *retained = dense;
+    attune_expr *made;
+    ATTUNE__TRY((p->tokens ? attune__expr_ragged : attune__expr_dense)(&expr->allocator, expr, &made));
+    *retained = made;
     return ATTUNE_OK;
 }
 

@@ -196,8 +196,16 @@ void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds)
     attune__box box;
     for (int i = 0; i < ATTUNE__VAR_COUNT; i++)
         box.var[i] = (attune__interval){.lo = i == ATTUNE__VAR_Q_LEN || i == ATTUNE__VAR_KV_LEN, .hi = INT32_MAX};
+    if (expr->ragged)
+        box.var[ATTUNE__VAR_Q].lo = -INT32_MAX;
     box.var[ATTUNE__VAR_SCORE] = (attune__interval){.flo = -INFINITY, .fhi = INFINITY, .may_nan = true};
     attune__expr_bounds(expr, NULL, NULL, &box, bounds);
+}
+
+void attune__ctext_declare_row(const attune_expr *expr, attune__text *text)
+{
+    if (expr->uses & 1u << ATTUNE__VAR_ROW)
+        attune__text_add(text, "    const int row = ATTUNE_ROW_INDEX;\n");
 }
 
 void attune__ctext_declare(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text)
@@ -265,6 +273,8 @@ static void begin_function(const attune_expr *expr, const char *name, const attu
     for (int i = 0; i <= ATTUNE__VAR_SCORE; i++)
         if (!(expr->uses & (1u << i)))
             attune__text_add(text, "    (void)%s;\n", attune__var_name((attune__var)i));
+    if (!terms)
+        attune__ctext_declare_row(expr, text);
 }
 
 static void end_function(const attune_expr *expr, uint32_t result, attune__text *text)
@@ -466,6 +476,7 @@ static const char prelude[] =
     "#define ATTUNE_CAPTURE(n) (&captures[n])\n"
     "#define ATTUNE_PARAMETER_I32(n) (parameters[n].i)\n"
     "#define ATTUNE_PARAMETER_F32(n) (parameters[n].f)\n"
+    "#define ATTUNE_ROW_INDEX attune_iadd(attune_imul(b, q_len), q)\n"
     "static inline float attune_term_f32(int x) { attune_scalar s; s.i = x; return s.f; }\n"
     "static inline int attune_bits_f32(float x) { attune_scalar s; s.f = x; return s.i; }\n"
     "#define ATTUNE_TERM_I32(x) (x)\n"

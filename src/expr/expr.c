@@ -319,6 +319,21 @@ attune_status attune__expr_dense(const attune_allocator *allocator, const attune
     return status;
 }
 
+attune_status attune__expr_ragged(const attune_allocator *allocator, const attune_expr *expr, attune_expr **ragged)
+{
+    *ragged = NULL;
+    attune__builder builder;
+    ATTUNE__TRY(attune__builder_init(&builder, allocator, expr->kind));
+    uint32_t number[ATTUNE_EXPR_MAX_NODES];
+    attune_status status = attune__builder_import(&builder, expr, number);
+    if (status == ATTUNE_OK)
+        status = attune__builder_finish(&builder, number[expr->node_count - 1], ATTUNE_INVALID_ARGUMENT, ragged);
+    if (status == ATTUNE_OK)
+        (*ragged)->ragged = true;
+    attune__builder_free(&builder);
+    return status;
+}
+
 /* --------------------------------------------------------------------------------------------------------- gathering
  */
 

@@ -131,6 +131,7 @@ struct attune_expr {
     uint32_t symbol_count; /* only those that nodes use, in order of first use */
     attune__symbol *symbols;
     uint16_t uses; /* of the root */
+    bool ragged;   /* of attune__expr_ragged */
     attune__hash hash;
 };
 
@@ -166,6 +167,12 @@ attune_status attune__expr_shift(const attune_allocator *allocator, const attune
  * expression itself, retained, if it does not read row. Kernels see row only in plans with problem.tokens.
  */
 attune_status attune__expr_dense(const attune_allocator *allocator, const attune_expr *expr, attune_expr **dense);
+
+/*
+ * Creates the expression for calls over a cache, where q is negative if a sequence has more rows than keys, and row is
+ * no function of the others: its text in C (print.h) is valid for these.
+ */
+attune_status attune__expr_ragged(const attune_allocator *allocator, const attune_expr *expr, attune_expr **ragged);
 
 /*
  * Creates the expression for rows and keys that stand at other positions in the call than in the sequence: q and kv

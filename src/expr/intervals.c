@@ -289,6 +289,7 @@ static void print(const attune_expr *expr, const char *name, attune__text *text,
                      "ATTUNE_FUNCTION void %s(int b, int h, int %s, int h_kv, int q_len, int kv_len, int *low, "
                      "int *high ATTUNE_SYMBOLS)\n{\n",
                      name, across);
+    attune__ctext_declare_row(expr, text);
     attune__ctext_values(expr, w.bounds, BIT(along), text);
     (void)visit(&w, root);
     attune__text_add(text,

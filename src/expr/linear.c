@@ -191,6 +191,7 @@ void attune__ctext_linear(const attune_expr *expr, const char *name, attune__tex
         "ATTUNE_FUNCTION void %s(int b, int h, int q, int h_kv, int q_len, int kv_len, float *factor, float "
         "*slope, float *base, int *origin ATTUNE_SYMBOLS)\n{\n",
         name);
+    attune__ctext_declare_row(expr, text);
     attune__ctext_values(expr, bounds, PER_PAIR, text);
     (void)visit_all(&w);
     static const char *const results[COEFFICIENTS] = {"factor", "slope", "base"};

@@ -88,6 +88,9 @@ void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *te
 void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds);
 void attune__ctext_values(const attune_expr *expr, const attune__interval *bounds, uint16_t without,
                           attune__text *text);
+/* Declares row, if the expression reads it, as ATTUNE_ROW_INDEX, a macro of the prelude: a function of b, q and q_len
+ * in dense calls, and of q and a parameter in ATTUNE_SYMBOLS over a cache. */
+void attune__ctext_declare_row(const attune_expr *expr, attune__text *text);
 void attune__ctext_declare(const attune_expr *expr, uint32_t n, const attune__interval *bounds, attune__text *text);
 /* Marks the nodes in `roots` and their operands, recursively; stops at terms, if not NULL. */
 void attune__ctext_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count, const attune__terms *terms,

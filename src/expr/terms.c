@@ -44,6 +44,8 @@ static kind kind_of(const attune__node *node, uint16_t without)
 attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without)
 {
     attune__terms terms = {0};
+    if (expr->ragged) /* kernels over a cache evaluate pairs */
+        return terms;
     bool captures[ATTUNE_EXPR_MAX_NODES], needed[ATTUNE_EXPR_MAX_NODES] = {false};
     find_captures(expr, captures);
     needed[root] = true;

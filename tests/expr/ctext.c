@@ -134,6 +134,21 @@ Test(ctext, plain_operators_where_bounds_allow)
     }
 }
 
+/* Over a cache rows before key 0 are at negative q, and row is a number of its own. */
+Test(ctext, ragged_rows)
+{
+    static char text[1 << 14], dense[1 << 14];
+    attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, "q % 8 == row / 3 && q - kv < 5", NULL, 0), *ragged;
+    cr_assert(attune__expr_ragged(&expr->allocator, expr, &ragged) == ATTUNE_OK);
+    cr_assert(attune__expr_ctext(expr, "f", dense, sizeof dense, NULL) == ATTUNE_OK);
+    cr_assert(attune__expr_ctext(ragged, "f", text, sizeof text, NULL) == ATTUNE_OK);
+    cr_assert(has(dense, "q % 8") && has(dense, "= q - kv"), "%s", dense);
+    cr_assert(has(text, "attune_imod(q, 8)") && has(text, "attune_isub(q, kv)") && has(text, "row / 3"), "%s", text);
+    cr_assert(has(text, "const int row = ATTUNE_ROW_INDEX;") && has(dense, "const int row = ATTUNE_ROW_INDEX;"));
+    attune__expr_release(expr);
+    attune__expr_release(ragged);
+}
+
 /* Of operands between two numbers: plain where no result leaves i32, and divisors are positive. */
 Test(ctext, plain_operators_end_with_i32)
 {
