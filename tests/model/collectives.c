@@ -42,10 +42,10 @@ static void matrices(const warp *w, int first)
     for (int lane = 0; lane < 32; lane++) {
         const model_matrices *m = w->arguments[lane];
         /* The lane that gives the address makes the access. */
-        model_now = &model_cta.thread[first + lane];
+        model_now = &model_cta->thread[first + lane];
         model_shared_access(m->address, 16, store, w->pc);
         if (!store)
-            memcpy(element[lane / 8][lane % 8], model_shared_bytes(m->address, 16, w->pc), 16);
+            memcpy(element[lane / 8][lane % 8], model_shared_bytes(model_cta, m->address, 16, w->pc), 16);
     }
     model_now = caller;
     for (int lane = 0; lane < 32; lane++) {
@@ -61,7 +61,7 @@ static void matrices(const warp *w, int first)
             }
     }
     for (int lane = 0; store && lane < 32; lane++)
-        memcpy(model_shared_bytes(((const model_matrices *)w->arguments[lane])->address, 16, w->pc),
+        memcpy(model_shared_bytes(model_cta, ((const model_matrices *)w->arguments[lane])->address, 16, w->pc),
                element[lane / 8][lane % 8], 16);
 }
 
@@ -83,7 +83,7 @@ static float half_value(uint32_t bits)
 
 static float half_table[65536];
 
-static float half(uint32_t bits)
+float model_half(uint32_t bits)
 {
     if (half_table[0x3c00] != 1)
         for (uint32_t i = 0; i < 65536; i++)
@@ -92,7 +92,7 @@ static float half(uint32_t bits)
 }
 
 /* Tensor cores keep few bits beyond float32 of a sum and truncate it. */
-static float truncated(double x)
+float model_truncated(double x)
 {
     float y = (float)x;
     if (isfinite(y) && fabs((double)y) > fabs(x))
@@ -114,7 +114,7 @@ static void multiply(const warp *w)
             for (int j = 0; j < each; j++) {
                 const uint32_t word = i < 4 ? m->a[i] : m->b[i - 4];
                 const float x = tf32                       ? of_bits(word & 0xffffe000u)
-                                : w->kind == MODEL_MMA_F16 ? half(word >> 16 * j)
+                                : w->kind == MODEL_MMA_F16 ? model_half(word >> 16 * j)
                                                            : of_bits(j ? word & 0xffff0000u : word << 16);
                 if (i < 4)
                     a[g + i % 2 * 8][i / 2 * inner / 2 + t * each + j] = x;
@@ -129,7 +129,7 @@ static void multiply(const warp *w)
             double sum = (double)m->c[i];
             for (int k = 0; k < inner; k++)
                 sum += (double)row[k] * (double)column[k];
-            m->c[i] = truncated(sum);
+            m->c[i] = model_truncated(sum);
         }
     }
 }
@@ -154,7 +154,20 @@ void model_execute(warp *w, int first)
     case MODEL_MMA_BF16:
         multiply(w);
         break;
+    case MODEL_WGMMA:
+        model_wgmma_issue(w, first);
+        break;
+    case MODEL_WGMMA_FENCE:
+        model_wgmma_fence(w);
+        break;
+    case MODEL_WGMMA_COMMIT:
+        model_wgmma_commit(w);
+        break;
+    case MODEL_WGMMA_WAIT:
+        model_wgmma_wait(w, first);
+        break;
     case MODEL_SYNCWARP:
+    case MODEL_SETMAXNREG: /* machine.c */
     case MODEL_COLLECTIVES:
         break;
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The model's compiler, as NVRTC: libnvrtc.so.13 that gives a kernel's unchanged source and headers, but for ptx.cuh,
- * to the host's C++ compiler. What it calls a cubin is the path of a shared library, in the folder
+ * The model's compiler, as NVRTC: libnvrtc.so.13 that gives a kernel's unchanged source and headers, but for ptx.cuh
+ * and wgmma.cuh, to the host's C++ compiler. What it calls a cubin is the path of a shared library, in the folder
  * ATTUNE_MODEL_CACHE (by default attune-model in the temporary folder), under a name made of all that it depends on.
  * ATTUNE_MODEL_FAULT, "FILE|TEXT|REPLACEMENT", puts a fault into a source: the model's own test.
  */
@@ -77,7 +77,7 @@ static uint64_t add(uint64_t hash, const char *text)
 /* The model's own headers, as they are now. */
 static uint64_t add_headers(uint64_t hash)
 {
-    static const char *const files[] = {"builtins.h", "kernel.h", "machine.h", "ptx.cuh"};
+    static const char *const files[] = {"builtins.h", "kernel.h", "machine.h", "ptx.cuh", "wgmma.cuh"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         char path[512], line[512];
         snprintf(path, sizeof path, "%s/%s", MODEL_FOLDER, files[i]);
@@ -163,6 +163,12 @@ static void write_tail(FILE *file, const char *source)
                 "extern \"C\" __attribute__((visibility(\"default\"))) void model_enter_%.*s(void *f, void **p)\n"
                 "{ (void)f; model_call(%.*s, p); }\n",
                 (int)length, name, (int)length, name);
+        const char *clusters = strstr(at, "ATTUNE_CLUSTER_DIMENSIONS");
+        if (clusters && clusters < name)
+            fprintf(file,
+                    "extern \"C\" __attribute__((visibility(\"default\"))) const int model_cluster_%.*s;\n"
+                    "const int model_cluster_%.*s = ATTUNE_CLUSTER;\n",
+                    (int)length, name, (int)length, name);
         if (!any)
             fprintf(file,
                     "extern \"C\" __attribute__((visibility(\"default\"))) void model_enter_any(void *f, void **p)\n"
@@ -216,10 +222,10 @@ static const char *own_flags(void)
 static void run_compiler(program *p, const char *folder, const char *flags)
 {
     char command[8192];
-    snprintf(
-        command, sizeof command,
-        "cd '%s' && { %s -c -o kernel.o kernel.cpp -I'%s' %s %s %s && %s -shared -o kernel.so kernel.o; } >log 2>&1",
-        folder, cxx(), MODEL_FOLDER, shared_flags, own_flags(), flags, cxx());
+    snprintf(command, sizeof command,
+             "cd '%s' && { %s -c -o kernel.o kernel.cpp -I. -I'%s' %s %s %s && %s -shared -o kernel.so kernel.o; } "
+             ">log 2>&1",
+             folder, cxx(), MODEL_FOLDER, shared_flags, own_flags(), flags, cxx());
     const int status = system(command);
     p->log[0] = '\0';
     if (!status)
@@ -263,7 +269,7 @@ int nvrtcCompileProgram(void *made, int count, const char *const *options)
         return 1;
     bool written = true;
     for (int i = 0; i < p->count; i++)
-        if (strcmp(p->names[i], "ptx.cuh") != 0)
+        if (strcmp(p->names[i], "ptx.cuh") != 0 && strcmp(p->names[i], "wgmma.cuh") != 0)
             written = written && write_file(folder, p->names[i], p->texts[i], "");
     char path[500];
     snprintf(path, sizeof path, "%s/kernel.cpp", folder);

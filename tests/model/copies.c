@@ -10,7 +10,7 @@
 
 static void copy(pending_copy *c)
 {
-    unsigned char *to = model_shared_bytes(c->to, c->size, c->pc);
+    unsigned char *to = model_shared_bytes(model_cta, c->to, c->size, c->pc);
     memset(to, 0, c->size);
     memcpy(to, c->from, c->valid);
     c->done = true;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The model as a driver: libcuda.so.1 whose device is the machine. ATTUNE_MODEL_ARCHITECTURE is the device's compute
- * capability, 80 or 86. Everything is done when a call returns, so that streams and events have no state.
+ * capability: 80, 86 or 90. Everything is done when a call returns, so that streams and events have no state.
  */
 #define _GNU_SOURCE /* dl_iterate_phdr */
 #include <dlfcn.h>
@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cuda/driver.h"
 #include "tests/model/model.h"
@@ -18,8 +19,9 @@
 typedef struct function {
     const loaded *from;
     char name[128];
-    void *entry;
-    void (*enter)(void *function, void **parameters);
+    int ctas; /* of a cluster */
+    void *entry[MODEL_CTAS];
+    void (*enter[MODEL_CTAS])(void *function, void **parameters);
 } function;
 
 #define DECLARE(name, symbol, parameters) int symbol parameters;
@@ -267,18 +269,17 @@ static int find_segments(struct dl_phdr_info *info, size_t size, void *user)
     return 1;
 }
 
-/* The image is the path of the kernel's library (compiler.c). */
-int cuModuleLoadData(void **module, const void *image)
+static loaded *load(const char *path)
 {
     loaded *l = calloc(1, sizeof *l);
     if (!l)
-        return CU_OUT_OF_MEMORY;
-    snprintf(l->path, sizeof l->path, "%s", (const char *)image);
+        return NULL;
+    snprintf(l->path, sizeof l->path, "%s", path);
     l->library = dlopen(l->path, RTLD_NOW | RTLD_LOCAL);
     if (!l->library) {
         fprintf(stderr, "model: %s\n", dlerror());
         free(l);
-        return CU_INVALID_IMAGE;
+        return NULL;
     }
     l->kernel = dlsym(l->library, "model_library");
     /* Calls the library's own function, so that the thread has the storage. */
@@ -288,36 +289,73 @@ int cuModuleLoadData(void **module, const void *image)
     for (int i = 0; shared && i < 4 && shared(i); i++)
         l->shared[l->shared_count++] = shared(i);
     dl_iterate_phdr(find_segments, l);
+    return l;
+}
+
+static void unload(loaded *l)
+{
+    if (!l)
+        return;
+    unload(l->peer);
+    dlclose(l->library);
+    free(l);
+}
+
+/* The image is the path of the kernel's library (compiler.c). */
+int cuModuleLoadData(void **module, const void *image)
+{
+    loaded *l = load(image);
     *module = l;
-    return l->kernel && l->base ? CU_SUCCESS : CU_INVALID_IMAGE;
+    return l && l->kernel && l->base ? CU_SUCCESS : CU_INVALID_IMAGE;
 }
 int cuModuleUnload(void *module)
 {
-    loaded *l = module;
-    dlclose(l->library);
-    free(l);
+    unload(module);
     return CU_SUCCESS;
 }
-/* Functions live as long as the process: the driver has no call that frees one. */
-int cuModuleGetFunction(void **found, void *module, const char *name)
+
+static bool find_entry(const loaded *l, const char *name, int rank, function *f)
 {
-    loaded *l = module;
     char enter[160];
     snprintf(enter, sizeof enter, "model_enter_%s", name);
     void *entry = dlsym(l->library, name), *by = dlsym(l->library, enter);
     if (!by)
         by = dlsym(l->library, "model_enter_any");
-    if (!entry || !by)
-        return 500;
+    f->entry[rank] = entry;
+    memcpy(&f->enter[rank], &by, sizeof by);
+    return entry && by;
+}
+
+/* The other CTA of a cluster has a copy of the library, and so its own shared memory and special registers. */
+static bool load_peer(loaded *l)
+{
+    char path[sizeof l->path + 8], command[3 * sizeof path];
+    snprintf(path, sizeof path, "%s.peer", l->path);
+    snprintf(command, sizeof command, "cp '%s' '%s.%ld' && mv '%s.%ld' '%s'", l->path, path, (long)getpid(), path,
+             (long)getpid(), path);
+    if (!l->peer && (access(path, R_OK) == 0 || system(command) == 0))
+        l->peer = load(path);
+    return l->peer != NULL;
+}
+
+/* Functions live as long as the process: the driver has no call that frees one. */
+int cuModuleGetFunction(void **found, void *module, const char *name)
+{
+    loaded *l = module;
+    char cluster[160];
+    snprintf(cluster, sizeof cluster, "model_cluster_%s", name);
+    const int *ctas = dlsym(l->library, cluster);
     function *f = calloc(1, sizeof *f);
     if (!f)
         return CU_OUT_OF_MEMORY;
     f->from = l;
-    f->entry = entry;
-    memcpy(&f->enter, &by, sizeof by);
+    f->ctas = ctas ? *ctas : 1;
     snprintf(f->name, sizeof f->name, "%s", name);
     *found = f;
-    return CU_SUCCESS;
+    return find_entry(l, name, 0, f) &&
+                   (f->ctas == 1 || (f->ctas <= MODEL_CTAS && load_peer(l) && find_entry(l->peer, name, 1, f)))
+               ? CU_SUCCESS
+               : 500;
 }
 int cuFuncGetAttribute(int *value, int attribute, void *of)
 {
@@ -332,14 +370,29 @@ int cuFuncSetAttribute(void *of, int attribute, int value)
     (void)attribute;
     return value <= MODEL_SHARED ? CU_SUCCESS : 1;
 }
-/* No family of sm_80 has tensor maps. */
+/* Of the type and layout that attune has: 16-bit elements, four dimensions, the 128-byte swizzle, no gaps, zeros
+ * outside. */
 int cuTensorMapEncodeTiled(attune__cu_tensor_map *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                            int swizzle, int l2_promotion, int fill)
 {
-    (void)map, (void)type, (void)rank, (void)address, (void)sizes, (void)strides, (void)box, (void)steps;
-    (void)interleave, (void)swizzle, (void)l2_promotion, (void)fill;
-    return 1;
+    (void)l2_promotion;
+    model_tensor_map made = {.magic = MODEL_TENSOR_MAP, .address = (uint64_t)(uintptr_t)address};
+    _Static_assert(sizeof made <= sizeof map->opaque, "it fits");
+    bool valid = (type == CU_TENSOR_MAP_FLOAT16 || type == CU_TENSOR_MAP_BFLOAT16) && rank == 4 && !interleave &&
+                 swizzle == CU_TENSOR_MAP_SWIZZLE_128B && !fill && made.address % 16 == 0 && box[0] == 64;
+    for (int i = 0; i < 4; i++) {
+        made.size[i] = sizes[i];
+        made.box[i] = box[i];
+        valid =
+            valid && sizes[i] >= 1 && sizes[i] <= UINT64_C(1) << 32 && box[i] >= 1 && box[i] <= 256 && steps[i] == 1;
+        if (i < 3)
+            made.stride[i] = strides[i];
+        if (i < 3)
+            valid = valid && strides[i] % 16 == 0 && strides[i] < UINT64_C(1) << 40;
+    }
+    memcpy(map->opaque, &made, sizeof made);
+    return valid ? CU_SUCCESS : 1;
 }
 int cuLaunchKernel(void *of, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **parameters, void **extra)
@@ -347,15 +400,16 @@ int cuLaunchKernel(void *of, unsigned x, unsigned y, unsigned z, unsigned bx, un
     (void)stream;
     (void)extra;
     const function *f = of;
-    if (by != 1 || bz != 1 || shared > MODEL_SHARED)
+    if (by != 1 || bz != 1 || shared > MODEL_SHARED || x % (unsigned)f->ctas)
         return 1;
     const launch l = {.from = f->from,
                       .kernel = f->name,
                       .grid = {x, y, z},
                       .dimensions = {bx, by, bz},
                       .shared = shared,
-                      .enter = f->enter,
-                      .function = f->entry,
+                      .ctas = f->ctas,
+                      .enter = {f->enter[0], f->enter[1]},
+                      .function = {f->entry[0], f->entry[1]},
                       .parameters = parameters};
     return model_run(&l) ? CU_SUCCESS : CU_LAUNCH_FAILED;
 }

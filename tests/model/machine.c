@@ -11,13 +11,18 @@
 #define STACK_BYTES (256u << 10)
 #define MOST_SPINS  100000
 
-cta model_cta;
-thread *model_now;
+cta model_ctas[MODEL_CTAS], *model_cta;
+thread *model_now, model_threads[MODEL_THREADS];
 const launch *model_launch;
+int model_agents, model_readers;
 
 static unsigned char *stacks;
 static void *scheduler;
 static bool abandoned;
+static int threads; /* of the CTA or cluster */
+static named_barrier cluster_barrier;
+/* How long asynchronous copies take: drawn for each CTA. */
+static enum { COPIES_EARLY, COPIES_BETWEEN, COPIES_LATE } copies_when;
 
 /* ----------------------------------------------------------------------------------------------------------- fibers */
 
@@ -41,7 +46,8 @@ __asm__(".text\n"
 
 static void thread_main(void)
 {
-    model_launch->enter(model_launch->function, model_launch->parameters);
+    const int rank = model_cta->rank;
+    model_launch->enter[rank](model_launch->function[rank], model_launch->parameters);
     model_copies_end(model_now);
     model_now->state = THREAD_DONE;
     void *unused;
@@ -51,7 +57,7 @@ static void thread_main(void)
 
 static void thread_prepare(thread *t)
 {
-    uint64_t *top = (uint64_t *)(void *)(stacks + (size_t)(t->index + 1) * STACK_BYTES);
+    uint64_t *top = (uint64_t *)(void *)(stacks + (size_t)(t - model_threads + 1) * STACK_BYTES);
     /* After the return into thread_main the stack is as after a call: 8 bytes off a multiple of 16. */
     top -= 1;
     *top = 0;
@@ -67,7 +73,7 @@ bool model_on_stack(const void *p)
     return at >= stacks && at < stacks + (size_t)MODEL_THREADS * STACK_BYTES;
 }
 
-static void leave(void)
+void model_leave(void)
 {
     thread *me = model_now;
     model_switch(&me->stack_pointer, scheduler);
@@ -98,14 +104,14 @@ void model_wait(const char *what, void *pc)
     model_now->state = THREAD_WAITING;
     model_now->waits_for = what;
     model_now->pc = pc;
-    leave();
+    model_leave();
 }
 
 static void spin(void)
 {
     if (++model_now->spins > MOST_SPINS)
         model_report(__builtin_return_address(0), "waits for a word of global memory that no thread writes");
-    leave();
+    model_leave();
 }
 
 /* Where the threads wait, one line for each place. */
@@ -115,20 +121,21 @@ static void report_waiting(void)
     static bool told[MODEL_THREADS];
     int waiting = 0;
     memset(told, 0, sizeof told);
-    for (int i = 0; i < model_cta.threads; i++) {
-        const thread *t = &model_cta.thread[i];
+    for (int i = 0; i < threads; i++) {
+        const thread *t = &model_threads[i];
         int alike = 0;
         waiting += t->state == THREAD_WAITING;
         if (told[i])
             continue;
-        for (int j = i; j < model_cta.threads; j++) {
-            const thread *other = &model_cta.thread[j];
+        for (int j = i; j < threads; j++) {
+            const thread *other = &model_threads[j];
             if (other->state != t->state || (t->state == THREAD_WAITING && other->pc != t->pc))
                 continue;
             told[j] = true;
             alike++;
         }
         char place[512] = "";
+        model_cta = t->cta;
         if (t->state == THREAD_WAITING)
             model_place(place, sizeof place, t->pc);
         const size_t length = strlen(places);
@@ -139,18 +146,36 @@ static void report_waiting(void)
     model_report_end("%d threads wait for others that never come%s", waiting, places);
 }
 
+/* A CTA must not end before what is in flight to it. */
+static void end_threads(void)
+{
+    model_now = NULL;
+    if (model_bulk_pending())
+        model_report_end("%zu asynchronous copies are in flight when the CTA ends", model_bulk_pending());
+    for (int i = 0; i < threads / 32 && !model_fault[0]; i++) {
+        model_cta = model_threads[i * 32].cta;
+        model_wgmma_end(&model_cta->warps[model_threads[i * 32].index / 32]);
+    }
+}
+
 static void run_threads(void)
 {
     static int ready[MODEL_THREADS];
     for (;;) {
         int count = 0, done = 0;
-        for (int i = 0; i < model_cta.threads; i++) {
-            if (model_cta.thread[i].state == THREAD_READY)
+        for (int i = 0; i < threads; i++) {
+            if (model_threads[i].state == THREAD_READY)
                 ready[count++] = i;
-            done += model_cta.thread[i].state == THREAD_DONE;
+            done += model_threads[i].state == THREAD_DONE;
         }
-        if (done == model_cta.threads || abandoned)
+        if (abandoned || model_fault[0])
             return;
+        if (done == threads) {
+            end_threads();
+            return;
+        }
+        if (!count && model_bulk_complete())
+            continue;
         if (!count) {
             abandoned = true;
             report_waiting();
@@ -159,11 +184,15 @@ static void run_threads(void)
         /* Those that are ready run in a random order; those that become ready meanwhile are taken in the next round. */
         for (int left = count; left > 0 && !abandoned; left--) {
             const int at = (int)(model_random() % (uint64_t)left);
-            model_now = &model_cta.thread[ready[at]];
+            model_now = &model_threads[ready[at]];
+            model_cta = model_now->cta;
             ready[at] = ready[left - 1];
-            model_index *index = model_launch->from->kernel->thread;
+            model_index *index = model_cta->from->kernel->thread;
             *index = (model_index){(unsigned)model_now->index, 0, 0};
             model_switch(&scheduler, model_now->stack_pointer);
+            while (copies_when == COPIES_EARLY || (copies_when == COPIES_BETWEEN && !(model_random() % 64)))
+                if (!model_bulk_complete())
+                    break;
         }
     }
 }
@@ -172,16 +201,38 @@ static void run_threads(void)
 
 void model_join(uint32_t *clock, const uint32_t *other)
 {
-    for (int i = 0; i < model_cta.threads; i++)
+    for (int i = 0; i < 2 * model_agents; i++)
         clock[i] = other[i] > clock[i] ? other[i] : clock[i];
 }
 
-static void tick(thread *t)
+void model_tick(thread *t)
 {
-    t->clock[t->index]++;
+    t->clock[t->agent]++;
+}
+
+/* 9.7.13.4 fence.proxy.async: what happened before it is ordered before later accesses by the asynchronous proxy. */
+static void fence_async(void)
+{
+    uint32_t *clock = model_now->clock;
+    memcpy(clock + model_agents, clock, (size_t)model_agents * sizeof *clock);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ warps */
+
+/* 9.7.19.5 setmaxnreg: more registers are waited for until other warps have released them. */
+static void set_registers(warp *w, int registers)
+{
+    static const char what[] = "registers of setmaxnreg";
+    if (registers < 24 || registers > 256 || registers % 8)
+        model_report(w->pc, "setmaxnreg of %d registers", registers);
+    while ((registers - w->registers) * 32 > model_cta->registers)
+        model_wait(what, w->pc);
+    model_cta->registers -= (registers - w->registers) * 32;
+    w->registers = registers;
+    for (int i = 0; i < threads; i++)
+        if (model_threads[i].state == THREAD_WAITING && model_threads[i].waits_for == what)
+            model_threads[i].state = THREAD_READY;
+}
 
 /* 9.7.14: an instruction with .sync waits until all lanes of its mask execute it; with .aligned these are the whole
  * warp. 9.7.13.2 bar.warp.sync orders the lanes' accesses; the others do not. */
@@ -189,7 +240,7 @@ static void collective(model_collective kind, uint32_t mask, void *arguments)
 {
     void *pc = __builtin_return_address(0);
     thread *me = model_now;
-    warp *w = &model_cta.warps[me->index / 32];
+    warp *w = &model_cta->warps[me->index / 32];
     const int lane = me->index % 32, first = me->index - lane;
     me->spins = 0;
     if (!(mask >> lane & 1))
@@ -213,24 +264,60 @@ static void collective(model_collective kind, uint32_t mask, void *arguments)
     }
     w->pc = pc;
     model_execute(w, first);
+    if (kind == MODEL_SETMAXNREG)
+        set_registers(w, *(const int *)arguments);
     if (kind == MODEL_SYNCWARP) {
         for (int i = 0; i < 32; i++)
             if (mask >> i & 1 && first + i != me->index)
-                model_join(me->clock, model_cta.thread[first + i].clock);
+                model_join(me->clock, model_cta->thread[first + i].clock);
         for (int i = 0; i < 32; i++)
             if (mask >> i & 1) {
-                thread *t = &model_cta.thread[first + i];
+                thread *t = &model_cta->thread[first + i];
                 if (t != me)
-                    memcpy(t->clock, me->clock, (size_t)model_cta.threads * sizeof *t->clock);
+                    memcpy(t->clock, me->clock, 2 * (size_t)model_agents * sizeof *t->clock);
             }
         for (int i = 0; i < 32; i++)
             if (mask >> i & 1)
-                tick(&model_cta.thread[first + i]);
+                model_tick(&model_cta->thread[first + i]);
     }
     w->arrived = 0;
     for (int i = 0; i < 32; i++)
         if (mask >> i & 1)
-            model_cta.thread[first + i].state = THREAD_READY;
+            model_cta->thread[first + i].state = THREAD_READY;
+}
+
+/* The barrier is complete once `count` threads have come. */
+static int meet(named_barrier *b, int count, int arrive_only, int value, const char *what, void *pc)
+{
+    thread *me = model_now;
+    me->spins = 0;
+    if (!b->arrived) {
+        b->count = count;
+        b->value = 0;
+        memset(b->member, 0, sizeof b->member);
+        memset(b->clock, 0, 2 * (size_t)model_agents * sizeof *b->clock);
+    }
+    b->arrived++;
+    b->value += value != 0;
+    model_join(b->clock, me->clock);
+    model_tick(me);
+    if (b->arrived < b->count) {
+        if (arrive_only)
+            return 0;
+        b->member[me - model_threads] = true;
+        model_wait(what, pc);
+        return b->result;
+    }
+    b->arrived = 0;
+    b->result = b->value;
+    b->member[me - model_threads] = !arrive_only;
+    for (int i = 0; i < threads; i++)
+        if (b->member[i]) {
+            thread *t = &model_threads[i];
+            model_join(t->clock, b->clock);
+            t->state = THREAD_READY;
+        }
+    return b->result;
 }
 
 /* 9.7.13.1 bar: the barrier completes once `count` threads have come, and orders what they did before it before what
@@ -238,41 +325,24 @@ static void collective(model_collective kind, uint32_t mask, void *arguments)
 static int barrier(int number, int count, int arrive_only, int value)
 {
     void *pc = __builtin_return_address(0);
-    thread *me = model_now;
     if (number < 0 || number >= MODEL_BARRIERS)
         model_report(pc, "named barrier %d: there are %d", number, MODEL_BARRIERS);
-    named_barrier *b = &model_cta.barriers[number];
-    count = count ? count : model_cta.threads;
-    me->spins = 0;
-    if (!b->arrived) {
-        b->count = count;
-        b->value = 0;
-        memset(b->member, 0, sizeof b->member);
-        memset(b->clock, 0, sizeof b->clock);
-    } else if (b->count != count) {
+    named_barrier *b = &model_cta->barriers[number];
+    count = count ? count : (int)model_launch->dimensions.x;
+    if (b->arrived && b->count != count)
         model_report(pc, "named barrier %d is of %d threads here, and of %d where others are", number, count, b->count);
-    }
-    b->arrived++;
-    b->value += value != 0;
-    model_join(b->clock, me->clock);
-    tick(me);
-    if (b->arrived < b->count) {
-        if (arrive_only)
-            return 0;
-        b->member[me->index] = true;
-        model_wait("a barrier", pc);
-        return b->result;
-    }
-    b->arrived = 0;
-    b->result = b->value;
-    b->member[me->index] = !arrive_only;
-    for (int i = 0; i < model_cta.threads; i++)
-        if (b->member[i]) {
-            thread *t = &model_cta.thread[i];
-            model_join(t->clock, b->clock);
-            t->state = THREAD_READY;
-        }
-    return b->result;
+    return meet(b, count, arrive_only, value, "a barrier", pc);
+}
+
+/* 9.7.13.3 barrier.cluster, of all threads of the cluster. */
+static void cluster_sync(void)
+{
+    meet(&cluster_barrier, threads, 0, 0, "the barrier of the cluster", __builtin_return_address(0));
+}
+
+static uint32_t cluster_rank(void)
+{
+    return (uint32_t)model_cta->rank;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- launches
@@ -280,7 +350,7 @@ static int barrier(int number, int count, int arrive_only, int value)
 
 static uint32_t to_shared(const void *p)
 {
-    const loaded *l = model_launch->from;
+    const loaded *l = model_cta->from;
     for (int i = 0; i < l->shared_count; i++) {
         const uintptr_t at = (uintptr_t)p, begin = (uintptr_t)l->shared[i];
         if (at >= begin && at < begin + MODEL_SHARED)
@@ -291,21 +361,21 @@ static uint32_t to_shared(const void *p)
 
 static void *from_shared(uint32_t address)
 {
-    return model_cta.shared + address;
+    return model_cta->shared + address;
 }
 
 static void load_shared(void *to, uint32_t from, uint32_t size)
 {
     void *pc = __builtin_return_address(0);
     model_shared_access(from, size, false, pc);
-    memcpy(to, model_shared_bytes(from, size, pc), size);
+    memcpy(to, model_shared_bytes(model_cta, from, size, pc), size);
 }
 
 static void store_shared(uint32_t to, const void *from, uint32_t size)
 {
     void *pc = __builtin_return_address(0);
     model_shared_access(to, size, true, pc);
-    memcpy(model_shared_bytes(to, size, pc), from, size);
+    memcpy(model_shared_bytes(model_cta, to, size, pc), from, size);
 }
 
 static const model_machine machine = {
@@ -319,46 +389,83 @@ static const model_machine machine = {
     .copy_async = model_copy_async,
     .copy_commit = model_copy_commit,
     .copy_wait = model_copy_wait,
+    .cluster_rank = cluster_rank,
+    .cluster_sync = cluster_sync,
+    .fence_async = fence_async,
+    .fence_barrier_init = model_fence_barrier_init,
+    .barrier_init = model_barrier_init,
+    .barrier_arrive = model_barrier_arrive,
+    .barrier_expect = model_barrier_expect,
+    .barrier_wait = model_barrier_wait,
+    .tensor_load = model_tensor_load,
+    .bulk_load = model_bulk_load,
+    .bulk_add = model_bulk_add,
+    .bulk_wait = model_bulk_wait,
+    .copy_peer = model_copy_peer,
+    .store_peer = model_store_peer,
     .spin = spin,
 };
 
-static bool prepare(int threads)
+static bool prepare(void)
 {
     if (!stacks) {
         void *memory = mmap(NULL, (size_t)MODEL_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        model_cta.thread = calloc(MODEL_THREADS, sizeof *model_cta.thread);
-        uint32_t *clocks = calloc((size_t)MODEL_THREADS * MODEL_THREADS, sizeof *clocks);
-        if (memory == MAP_FAILED || !model_cta.thread || !clocks)
+        uint32_t *clocks = calloc((size_t)MODEL_THREADS * 2 * MODEL_AGENTS, sizeof *clocks);
+        if (memory == MAP_FAILED || !clocks)
             abort();
         stacks = memory;
         for (int i = 0; i < MODEL_THREADS; i++)
-            model_cta.thread[i].clock = clocks + (size_t)i * MODEL_THREADS;
+            model_threads[i].clock = clocks + (size_t)i * 2 * MODEL_AGENTS;
     }
     return threads > 0 && threads <= MODEL_THREADS;
 }
 
-static void begin_cta(const launch *l, unsigned number)
+/* The registers that each thread has at first: a CTA that uses setmaxnreg is alone, and has the 65536 of an SM. */
+static int registers_of(int cta_threads)
 {
-    cta *c = &model_cta;
-    c->threads = (int)l->dimensions.x;
-    c->shared_size = l->shared;
-    c->shared = l->from->shared_count ? l->from->shared[0] : NULL;
+    const int each = 65536 / cta_threads / 8 * 8;
+    return each > 255 ? 255 : each;
+}
+
+static void begin_cta(const launch *l, int rank, unsigned number)
+{
+    cta *c = &model_ctas[rank];
+    const int own = (int)l->dimensions.x;
+    c->from = rank ? l->from->peer : l->from;
+    c->rank = rank;
+    c->first_agent = rank * (own + model_readers + MODEL_MBARRIERS);
+    c->thread = model_threads + rank * own;
+    c->shared = c->from->shared_count ? c->from->shared[0] : NULL;
     c->block = (model_index){number % l->grid.x, number / l->grid.x % l->grid.y, number / l->grid.x / l->grid.y};
-    *l->from->kernel->block = c->block;
-    memset(c->warps, 0, sizeof c->warps);
+    *c->from->kernel->block = c->block;
+    *c->from->kernel->machine = machine;
+    *c->from->kernel->grid = l->grid;
+    *c->from->kernel->dimensions = l->dimensions;
+    c->mbarrier_count = c->adders = 0;
+    c->registers = 65536 - registers_of(own) * own;
     memset(c->barriers, 0, sizeof c->barriers);
-    for (int i = 0; i < c->threads; i++) {
+    for (int i = 0; i < MODEL_THREADS / 32; i++) {
+        pending_wgmma *pending = c->warps[i].pending;
+        memset(&c->warps[i], 0, sizeof c->warps[i]);
+        c->warps[i].pending = pending;
+        c->warps[i].registers = registers_of(own);
+    }
+    for (int i = 0; i < own; i++) {
         thread *t = &c->thread[i];
+        t->cta = c;
         t->index = i;
+        t->agent = c->first_agent + i;
         t->state = THREAD_READY;
         t->copy_count = 0;
-        t->groups = t->spins = 0;
-        memset(t->clock, 0, (size_t)c->threads * sizeof *t->clock);
-        t->clock[i] = 1;
+        t->groups = t->spins = t->bulk_groups = 0;
+        t->adder = -1;
+        t->barrier = NULL;
+        memset(t->clock, 0, 2 * (size_t)model_agents * sizeof *t->clock);
+        t->clock[t->agent] = 1;
         thread_prepare(t);
     }
-    model_memory_begin();
+    model_memory_begin(c);
 }
 
 bool model_run(const launch *l)
@@ -368,14 +475,18 @@ bool model_run(const launch *l)
     abandoned = false;
     model_fault[0] = '\0';
     model_launch = l;
-    if (!prepare((int)l->dimensions.x))
+    threads = (int)l->dimensions.x * l->ctas;
+    model_readers = ((int)l->dimensions.x + 31) / 32 + MODEL_ADDERS;
+    model_agents = threads + l->ctas * (model_readers + MODEL_MBARRIERS);
+    if (!prepare())
         return false;
-    *l->from->kernel->machine = machine;
-    *l->from->kernel->grid = l->grid;
-    *l->from->kernel->dimensions = l->dimensions;
     const unsigned ctas = l->grid.x * l->grid.y * l->grid.z;
-    for (unsigned i = 0; i < ctas && !abandoned; i++) {
-        begin_cta(l, i);
+    for (unsigned i = 0; i < ctas && !abandoned; i += (unsigned)l->ctas) {
+        copies_when = (model_random() >> 32) % 3;
+        memset(&cluster_barrier, 0, sizeof cluster_barrier);
+        model_bulk_begin();
+        for (int rank = 0; rank < l->ctas; rank++)
+            begin_cta(l, rank, i + (unsigned)rank);
         run_threads();
     }
     return !model_fault[0];

@@ -25,6 +25,11 @@ typedef enum model_collective {
     MODEL_MMA_TF32, /* model_mma */
     MODEL_MMA_F16,
     MODEL_MMA_BF16,
+    MODEL_WGMMA, /* model_wgmma */
+    MODEL_WGMMA_FENCE,
+    MODEL_WGMMA_COMMIT,
+    MODEL_WGMMA_WAIT, /* int: the groups that may be pending */
+    MODEL_SETMAXNREG, /* int: registers of each thread */
     MODEL_COLLECTIVES
 } model_collective;
 
@@ -36,6 +41,14 @@ typedef struct model_mma {
     float c[4];
     uint32_t a[4], b[2];
 } model_mma;
+
+/* wgmma.mma_async of 64 x columns x 16. What it points to is read and written until the warp has waited. */
+typedef struct model_wgmma {
+    float *d;
+    const uint32_t *a; /* registers; or NULL, and descriptor_a */
+    uint64_t descriptor_a, descriptor_b;
+    int columns, add, m_major, n_major, brain;
+} model_wgmma;
 
 typedef struct model_machine {
     /* An access by the kernel's own code. */
@@ -52,6 +65,25 @@ typedef struct model_machine {
     void (*copy_async)(uint32_t to, const void *from, uint32_t size, uint32_t valid);
     void (*copy_commit)(void);
     void (*copy_wait)(int pending);
+    uint32_t (*cluster_rank)(void);
+    void (*cluster_sync)(void);
+    void (*fence_async)(void);
+    void (*fence_barrier_init)(void);
+    void (*barrier_init)(uint32_t barrier, int count);
+    /* The barrier of this CTA or of the peer. */
+    void (*barrier_arrive)(uint32_t barrier, int peer);
+    /* `bytes` more for the phase, and an arrival or none. */
+    void (*barrier_expect)(uint32_t barrier, uint32_t bytes, int arrives);
+    void (*barrier_wait)(uint32_t barrier, uint32_t parity);
+    /* A tile at the coordinates column, row, head, batch. */
+    void (*tensor_load)(uint32_t to, const void *map, uint32_t barrier, const int *at);
+    void (*bulk_load)(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
+    void (*bulk_add)(float *to, uint32_t from, uint32_t bytes);
+    /* Until the thread's bulk additions have read their sources, or are complete. */
+    void (*bulk_wait)(int read_only);
+    /* To the peer, whose barrier counts the bytes. */
+    void (*copy_peer)(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
+    void (*store_peer)(uint32_t to, uint32_t value, uint32_t barrier);
     /* For loops that wait for another thread. */
     void (*spin)(void);
 } model_machine;

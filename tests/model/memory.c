@@ -19,7 +19,7 @@ char model_fault[4096];
 /* "producer_sm90.cuh:212 in load": the innermost inlined function comes first. */
 void model_place(char *text, size_t size, void *pc)
 {
-    const loaded *l = model_launch->from;
+    const loaded *l = model_cta->from;
     char command[700], line[512];
     snprintf(command, sizeof command, "addr2line -Cfipse '%s' 0x%lx 2>/dev/null", l->path,
              (unsigned long)((uintptr_t)pc - (uintptr_t)l->base - 1));
@@ -33,7 +33,7 @@ void model_place(char *text, size_t size, void *pc)
              *begin = line + (strncmp(line, inlined, strlen(inlined)) ? 0 : strlen(inlined));
         line[end ? (size_t)(end - line) : strcspn(line, "\n")] = '\0';
         /* A place in the wrappers says little, but may be all that there is. */
-        if (strstr(line, "ptx.cuh") || strstr(line, "builtins.h"))
+        if (strstr(line, "ptx.cuh") || strstr(line, "wgmma.cuh") || strstr(line, "builtins.h"))
             snprintf(wrapper, sizeof wrapper, "%s", begin);
         else
             length += (size_t)snprintf(text + length, size - length, "%s%s", length ? ", in " : "", begin);
@@ -50,9 +50,9 @@ static void write_fault(void *pc, const char *format, va_list list)
     vsnprintf(what, sizeof what, format, list);
     if (pc)
         model_place(place, sizeof place, pc);
-    snprintf(model_fault, sizeof model_fault, "%s, CTA %u, %s%d: %s%s%s", model_launch->kernel, model_cta.block.x,
-             model_now ? "thread " : "of threads ", model_now ? model_now->index : model_cta.threads, what,
-             pc ? "\n  at " : "", place);
+    snprintf(model_fault, sizeof model_fault, "%s, CTA %u, %s%d: %s%s%s", model_launch->kernel, model_cta->block.x,
+             model_now ? "thread " : "of threads ", model_now ? model_now->index : (int)model_launch->dimensions.x,
+             what, pc ? "\n  at " : "", place);
     fprintf(stderr, "model: %s\n", model_fault);
 }
 
@@ -81,10 +81,10 @@ static size_t pool_used, pool_space;
 static uint32_t **old_pools;
 static size_t old_count;
 
-/* A vector of clocks that lives as long as the CTA. */
-static uint32_t *make_readers(void)
+/* Clocks that live as long as the CTA. */
+static uint32_t *make_clocks(int count)
 {
-    const size_t many = (size_t)model_cta.threads;
+    const size_t many = (size_t)count;
     if (pool_used + many > pool_space) {
         old_pools = realloc(old_pools, (old_count + 1) * sizeof(uint32_t *));
         pool_space = 1u << 20;
@@ -100,138 +100,278 @@ static uint32_t *make_readers(void)
     return made;
 }
 
-void model_memory_begin(void)
+void model_memory_begin(cta *c)
 {
-    cta *c = &model_cta;
+    const uint32_t size = model_launch->shared;
     if (!c->cells) {
         c->cells = malloc(MODEL_SHARED / 4 * sizeof *c->cells);
         if (!c->cells)
             abort();
     }
-    for (size_t i = 0; i < old_count; i++)
-        free(old_pools[i]);
-    old_count = pool_used = pool_space = 0;
-    for (uint32_t i = 0; i < c->shared_size / 4; i++)
+    if (!c->rank) {
+        for (size_t i = 0; i < old_count; i++)
+            free(old_pools[i]);
+        old_count = pool_used = pool_space = 0;
+    }
+    for (uint32_t i = 0; i < size / 4; i++)
         c->cells[i] = (cell){.writer = NOBODY, .reader = NOBODY};
     /* NaN in every type. */
     if (c->shared)
-        memset(c->shared, 0xff, c->shared_size);
+        memset(c->shared, 0xff, size);
 }
 
-static _Noreturn void report_race(uint32_t address, const char *what, int other, const char *did, void *other_pc,
-                                  void *pc)
+/* "thread 130", "TMA", ... */
+static const char *agent_name(int agent, char *text, size_t size)
 {
-    char place[512];
-    model_place(place, sizeof place, other_pc);
-    model_report(pc, "%s byte %u of shared memory, which thread %d %s without a barrier between\n  at %s", what,
-                 address, other, did, place);
+    const int own = (int)model_launch->dimensions.x, each = own + model_readers + MODEL_MBARRIERS;
+    const int rank = agent / each, i = agent % each, warps = model_readers - MODEL_ADDERS;
+    const char *peer = rank == model_cta->rank ? "" : " of the cluster's other CTA";
+    if (i < own)
+        snprintf(text, size, "thread %d%s", i, peer);
+    else if (i < own + warps)
+        snprintf(text, size, "wgmma of warp %d%s", i - own, peer);
+    else if (i < own + model_readers)
+        snprintf(text, size, "a bulk addition%s", peer);
+    else
+        snprintf(text, size, "an asynchronous copy for an mbarrier%s", peer);
+    return text;
 }
 
-/* Whether what a thread did at `clock` happened before what the current one does. */
-static bool before(int other, uint32_t clock)
+_Noreturn void model_report_finding(const finding *f, const char *what, void *pc)
 {
-    return model_now->clock[other] >= clock;
-}
-
-static void check_writer(cell *c, uint32_t at, uint8_t bytes, const char *what, void *pc)
-{
-    if (c->writer != NOBODY && c->written & bytes && !before(c->writer, c->write_clock))
-        report_race(at, what, c->writer, "wrote", c->write_pc, pc);
-    if (c->copying)
+    char place[512] = "", name[64] = "";
+    if (f->other_pc)
+        model_place(place, sizeof place, f->other_pc);
+    if (f->other >= 0)
+        agent_name(f->other, name, sizeof name);
+    switch (f->kind) {
+    case FOUND_WRITE:
+    case FOUND_READ:
+        model_report(pc, "%s byte %u of shared memory, which %s %s without a barrier between\n  at %s", what,
+                     f->address, name, f->kind == FOUND_WRITE ? "wrote" : "read", place);
+    case FOUND_UNFENCED:
+        model_report(pc,
+                     "%s byte %u of shared memory, which %s wrote without a fence of the asynchronous proxy between\n"
+                     "  at %s",
+                     what, f->address, name, place);
+    case FOUND_COPY:
         model_report(pc, "%s byte %u of shared memory, which a cp.async writes that its thread has not waited for",
-                     what, at);
+                     what, f->address);
+    case FOUND_BULK:
+        model_report(pc, "%s byte %u of shared memory, which an asynchronous copy writes that is in flight\n  from %s",
+                     what, f->address, place);
+    case FOUND_UNWRITTEN:
+    case FOUND_NOTHING:
+        break;
+    }
+    model_report(pc, "%s byte %u of shared memory, which nobody has written", what, f->address);
 }
 
-static void read_cell(cell *c, uint32_t at, uint8_t bytes, bool copied, void *pc)
+/* An access: by whom, and what of others' happened before. */
+typedef struct by {
+    const uint32_t *clock;
+    int agent; /* NOBODY: it has one of the cells' asynchronous readers */
+    bool asynchronous;
+    void *pc;
+} by;
+
+static bool before(const by *w, int other, uint32_t clock)
 {
-    thread *me = model_now;
-    const uint32_t now = me->clock[me->index];
-    check_writer(c, at, bytes, "reads", pc);
-    if (!copied && (c->initialised & bytes) != bytes)
-        model_report(pc, "reads byte %u of shared memory, which nobody has written", at);
+    return w->clock[other] >= clock;
+}
+
+static finding check_writer(const cell *c, uint32_t at, uint8_t bytes, const by *w)
+{
+    finding f = {.kind = FOUND_NOTHING, .address = at, .other = -1, .other_pc = c->write_pc};
+    if (c->copying) {
+        f.kind = c->copying == COPYING_ASYNC ? FOUND_COPY : FOUND_BULK;
+    } else if (c->writer != NOBODY && c->written & bytes) {
+        f.other = c->writer;
+        if (!before(w, c->writer, c->write_clock))
+            f.kind = FOUND_WRITE;
+        else if (w->asynchronous && !c->asynchronous && !before(w, c->writer + model_agents, c->write_clock))
+            f.kind = FOUND_UNFENCED;
+    }
+    return f;
+}
+
+static void note_read(cell *c, int agent, uint32_t clock, const uint32_t *known, void *pc)
+{
     if (c->reader == MANY) {
-        c->readers[me->index] = now;
-    } else if (c->reader == NOBODY || c->reader == me->index || before(c->reader, c->read_clock)) {
-        c->reader = (uint16_t)me->index;
-        c->read_clock = now;
+        c->readers[agent] = clock;
+    } else if (c->reader == NOBODY || c->reader == agent || known[c->reader] >= c->read_clock) {
+        c->reader = (uint16_t)agent;
+        c->read_clock = clock;
     } else {
-        uint32_t *readers = c->readers ? c->readers : make_readers();
-        memset(readers, 0, (size_t)model_cta.threads * sizeof *readers);
+        uint32_t *readers = c->readers ? c->readers : make_clocks(model_agents);
+        memset(readers, 0, (size_t)model_agents * sizeof *readers);
         readers[c->reader] = c->read_clock;
-        readers[me->index] = now;
+        readers[agent] = clock;
         c->readers = readers;
         c->reader = MANY;
     }
     c->read_pc = pc;
 }
 
-static void check_readers(const cell *c, uint32_t at, void *pc)
+static finding check_readers(cta *in, const cell *c, uint32_t at, const by *w)
 {
+    finding f = {.kind = FOUND_NOTHING, .address = at, .other = -1, .other_pc = c->read_pc};
     if (c->reader == MANY) {
-        for (int i = 0; i < model_cta.threads; i++)
-            if (!before(i, c->readers[i]))
-                report_race(at, "writes", i, "read", c->read_pc, pc);
-    } else if (c->reader != NOBODY && !before(c->reader, c->read_clock)) {
-        report_race(at, "writes", c->reader, "read", c->read_pc, pc);
+        for (int i = 0; i < model_agents && f.other < 0; i++)
+            if (!before(w, i, c->readers[i]))
+                f.other = i;
+    } else if (c->reader != NOBODY && !before(w, c->reader, c->read_clock)) {
+        f.other = c->reader;
     }
+    const int first = in->first_agent + (int)model_launch->dimensions.x;
+    for (int i = 0; c->async_readers && f.other < 0 && i < model_readers; i++) {
+        if (before(w, first + i, c->async_readers[i]))
+            continue;
+        const finding own = {.kind = FOUND_WRITE, .address = at, .other = w->agent, .other_pc = w->pc};
+        if (i < model_readers - MODEL_ADDERS &&
+            !model_wgmma_overwritten(&in->warps[i], c->async_readers[i] - 1, &own, c->async_pc))
+            continue;
+        f.other = first + i;
+        f.other_pc = c->async_pc;
+    }
+    if (f.other >= 0)
+        f.kind = FOUND_READ;
+    return f;
 }
 
-static void write_cell(cell *c, uint32_t at, uint8_t bytes, void *pc)
+static finding check_write(cta *in, const cell *c, uint32_t at, uint8_t bytes, const by *w)
 {
-    thread *me = model_now;
-    check_writer(c, at, bytes, "writes", pc);
-    check_readers(c, at, pc);
-    c->writer = (uint16_t)me->index;
-    c->write_clock = me->clock[me->index];
+    const finding f = check_writer(c, at, bytes, w);
+    return f.kind ? f : check_readers(in, c, at, w);
+}
+
+static void note_write(cell *c, int agent, uint32_t clock, uint8_t bytes, bool asynchronous, void *pc)
+{
+    c->writer = (uint16_t)agent;
+    c->write_clock = clock;
     c->written = bytes;
     c->initialised |= bytes;
+    c->asynchronous = asynchronous;
     c->write_pc = pc;
     c->reader = NOBODY;
 }
 
-unsigned char *model_shared_bytes(uint32_t address, uint32_t size, void *pc)
+unsigned char *model_shared_bytes(const cta *c, uint32_t address, uint32_t size, void *pc)
 {
     if (address % size && size <= 16)
         model_report(pc, "address %u of shared memory is no multiple of %u bytes", address, size);
-    if (address > model_cta.shared_size || size > model_cta.shared_size - address)
+    if (address > model_launch->shared || size > model_launch->shared - address)
         model_report(pc, "byte %u of shared memory, of which the launch has %u", address + size - 1,
-                     model_cta.shared_size);
-    return model_cta.shared + address;
+                     model_launch->shared);
+    return c->shared + address;
+}
+
+static uint8_t bytes_of(uint32_t at, uint32_t address, uint32_t size)
+{
+    uint8_t bytes = 15;
+    if (at < address)
+        bytes &= (uint8_t)(15 << (address - at));
+    if (at + 4 > address + size)
+        bytes &= (uint8_t)(15 >> (at + 4 - address - size));
+    return bytes;
 }
 
 /* copied: by the kernel's own code, which copies structs of which not every member has a value. */
 static void touch(uint32_t address, uint32_t size, bool write, bool copied, void *pc)
 {
+    const thread *me = model_now;
+    const by w = {.clock = me->clock, .agent = me->agent, .pc = pc};
     for (uint32_t at = address & ~3u; at < address + size; at += 4) {
-        uint8_t bytes = 15;
-        if (at < address)
-            bytes &= (uint8_t)(15 << (address - at));
-        if (at + 4 > address + size)
-            bytes &= (uint8_t)(15 >> (at + 4 - address - size));
-        cell *c = &model_cta.cells[at / 4];
+        const uint8_t bytes = bytes_of(at, address, size);
+        cell *c = &model_cta->cells[at / 4];
+        finding f = write ? check_write(model_cta, c, at, bytes, &w) : check_writer(c, at, bytes, &w);
+        if (!f.kind && !write && !copied && (c->initialised & bytes) != bytes)
+            f.kind = FOUND_UNWRITTEN;
+        if (f.kind)
+            model_report_finding(&f, write ? "writes" : "reads", pc);
         if (write)
-            write_cell(c, at, bytes, pc);
+            note_write(c, me->agent, me->clock[me->agent], bytes, false, pc);
         else
-            read_cell(c, at, bytes, copied, pc);
+            note_read(c, me->agent, me->clock[me->agent], me->clock, pc);
     }
 }
 
 void model_shared_access(uint32_t address, uint32_t size, bool write, void *pc)
 {
-    model_shared_bytes(address, size, pc);
+    model_shared_bytes(model_cta, address, size, pc);
     touch(address, size, write, false, pc);
 }
 
 /* A cp.async writes these bytes from now on, until its thread has waited for it. */
 void model_copying(uint32_t address, uint32_t size, bool begins, void *pc)
 {
-    model_shared_bytes(address, size, pc);
+    const thread *me = model_now;
+    const by w = {.clock = me->clock, .agent = me->agent, .pc = pc};
+    model_shared_bytes(model_cta, address, size, pc);
     for (uint32_t at = address; at < address + size; at += 4) {
-        cell *c = &model_cta.cells[at / 4];
+        cell *c = &model_cta->cells[at / 4];
         if (!begins)
-            c->copying = 0;
-        write_cell(c, at, 15, pc);
-        c->copying = begins;
+            c->copying = COPYING_NOTHING;
+        const finding f = check_write(model_cta, c, at, 15, &w);
+        if (f.kind)
+            model_report_finding(&f, "writes", pc);
+        note_write(c, me->agent, me->clock[me->agent], 15, false, pc);
+        c->copying = begins ? COPYING_ASYNC : COPYING_NOTHING;
+    }
+}
+
+void model_async_begins(cta *in, uint32_t address, uint32_t size, void *pc)
+{
+    const by w = {.clock = model_now->clock, .agent = model_now->agent, .asynchronous = true, .pc = pc};
+    model_shared_bytes(in, address, size, pc);
+    for (uint32_t at = address; at < address + size; at += 4) {
+        cell *c = &in->cells[at / 4];
+        const finding f = check_write(in, c, at, 15, &w);
+        if (f.kind)
+            model_report_finding(&f, "writes", pc);
+        c->copying = COPYING_BULK;
+        c->write_pc = pc;
+    }
+}
+
+void model_async_ends(cta *in, uint32_t address, uint32_t size, int agent, uint32_t clock)
+{
+    for (uint32_t at = address; at < address + size; at += 4) {
+        cell *c = &in->cells[at / 4];
+        c->copying = COPYING_NOTHING;
+        note_write(c, agent, clock, 15, true, c->write_pc);
+    }
+}
+
+void model_async_read(cta *in, uint32_t address, uint32_t size, int reader, uint32_t clock, const uint32_t *as,
+                      finding *f, void *pc)
+{
+    const by w = {.clock = as, .agent = NOBODY, .asynchronous = true, .pc = pc};
+    for (uint32_t at = address; at < address + size; at += 4) {
+        cell *c = &in->cells[at / 4];
+        if (!f->kind) {
+            *f = check_writer(c, at, 15, &w);
+            if (!f->kind && c->initialised != 15)
+                f->kind = FOUND_UNWRITTEN;
+        }
+        if (!c->async_readers)
+            c->async_readers = make_clocks(model_readers);
+        c->async_readers[reader] = clock;
+        c->async_pc = pc;
+    }
+}
+
+void model_peer_read(cta *in, uint32_t address, uint32_t size, int agent, uint32_t clock, void *pc)
+{
+    const by w = {.clock = model_now->clock, .agent = model_now->agent, .asynchronous = true, .pc = pc};
+    for (uint32_t at = address; at < address + size; at += 4) {
+        cell *c = &in->cells[at / 4];
+        finding f = check_writer(c, at, 15, &w);
+        if (!f.kind && c->initialised != 15)
+            f.kind = FOUND_UNWRITTEN;
+        if (f.kind)
+            model_report_finding(&f, "copies", pc);
+        note_read(c, agent, clock, w.clock, pc);
     }
 }
 
@@ -290,16 +430,20 @@ void model_check_global(const void *p, size_t size, bool write, void *pc)
 
 void model_access(const void *p, size_t size, int write, void *pc)
 {
-    const loaded *l = model_launch->from;
-    if (model_on_stack(p))
+    const loaded *l = model_cta->from;
+    if (model_on_stack(p)) {
+        warp *w = &model_cta->warps[model_now->index / 32];
+        if (w->product_count)
+            model_registers_access(w, p, size, write != 0, pc);
         return;
+    }
     const uintptr_t at = (uintptr_t)p;
     for (int i = 0; i < l->shared_count; i++)
         if (at - (uintptr_t)l->shared[i] < MODEL_SHARED) {
             const uint32_t address = (uint32_t)(at - (uintptr_t)l->shared[i]);
-            if (address + size > model_cta.shared_size)
+            if (address + size > model_launch->shared)
                 model_report(pc, "%s byte %u of shared memory, of which the launch has %u", write ? "writes" : "reads",
-                             address + (uint32_t)size - 1, model_cta.shared_size);
+                             address + (uint32_t)size - 1, model_launch->shared);
             touch(address, (uint32_t)size, write, true, pc);
             return;
         }

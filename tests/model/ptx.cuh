@@ -259,4 +259,186 @@ __device__ __forceinline__ void multiply_bf16(float (&c)[4], const u32 (&a)[4], 
     model_multiply(MODEL_MMA_BF16, c, a, b0, b1);
 }
 
+/* ------------------------------------------------------------------------------------- 9.7.13.1 named barriers */
+
+template <int COUNT> __device__ __forceinline__ void named_sync(int barrier)
+{
+    model->barrier(barrier, COUNT, 0, 0);
+}
+
+template <int BARRIER, int COUNT> __device__ __forceinline__ void named_sync()
+{
+    model->barrier(BARRIER, COUNT, 0, 0);
+}
+
+template <int COUNT> __device__ __forceinline__ void named_arrive(int barrier)
+{
+    model->barrier(barrier, COUNT, 1, 0);
+}
+
+template <int BARRIER, int COUNT> __device__ __forceinline__ int named_sync_or(int value)
+{
+    return model->barrier(BARRIER, COUNT, 0, value) != 0;
+}
+
+/* --------------------------------------------------------------------------------------------------------- clusters */
+
+/* 10.14 %cluster_ctarank */
+__device__ __forceinline__ u32 cluster_rank()
+{
+    return model->cluster_rank();
+}
+
+__device__ __forceinline__ void cluster_sync()
+{
+    model->cluster_sync();
+}
+
+/* ------------------------------------------------------------------------------------------- 9.7.13.15 mbarriers */
+
+__device__ __forceinline__ void barrier_init(u64 *barrier, int count)
+{
+    model->barrier_init(shared_address(barrier), count);
+}
+
+__device__ __forceinline__ void fence_barrier_init()
+{
+    model->fence_barrier_init();
+}
+
+__device__ __forceinline__ void barrier_expect(u64 *barrier, u32 bytes)
+{
+    model->barrier_expect(shared_address(barrier), bytes, 1);
+}
+
+__device__ __forceinline__ void barrier_expect_more(u64 *barrier, u32 bytes)
+{
+    model->barrier_expect(shared_address(barrier), bytes, 0);
+}
+
+__device__ __forceinline__ void barrier_arrive(u64 *barrier)
+{
+    model->barrier_arrive(shared_address(barrier), 0);
+}
+
+__device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
+{
+    model->barrier_wait(shared_address(barrier), phase);
+}
+
+__device__ __forceinline__ void barrier_arrive_peer(u64 *barrier)
+{
+    model->barrier_arrive(shared_address(barrier), 1);
+}
+
+__device__ __forceinline__ void barrier_wait_peer(u64 *barrier, u32 phase)
+{
+    model->barrier_wait(shared_address(barrier), phase);
+}
+
+/* ------------------------------------------------------------------------------------------------------ bulk copies */
+
+struct __align__(64) tensor_map
+{
+    u64 opaque[16];
+};
+
+__device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *barrier, int column, int row, int h,
+                                            int b)
+{
+    int at[4] = {column, row, h, b};
+    model->tensor_load(to, map, shared_address(barrier), at);
+}
+
+__device__ __forceinline__ void bulk_load(u32 to, const void *from, u32 bytes, u64 *barrier)
+{
+    model->bulk_load(to, from, bytes, shared_address(barrier));
+}
+
+__device__ __forceinline__ void bulk_add(float *to, u32 from, u32 bytes)
+{
+    model->bulk_add(to, from, bytes);
+}
+
+__device__ __forceinline__ void bulk_wait_read()
+{
+    model->bulk_wait(1);
+}
+
+__device__ __forceinline__ void bulk_wait()
+{
+    model->bulk_wait(0);
+}
+
+__device__ __forceinline__ void bulk_wait_release(u32 *word, int value)
+{
+    model->bulk_wait(0);
+    *word = (u32)value;
+}
+
+__device__ __forceinline__ void copy_peer(u32 to, u32 from, u32 bytes, u64 *barrier)
+{
+    model->copy_peer(to, from, bytes, shared_address(barrier));
+}
+
+__device__ __forceinline__ void store_peer(int *to, int value, u64 *barrier)
+{
+    model->store_peer(shared_address(to), (u32)value, shared_address(barrier));
+}
+
+/* ------------------------------------------------------------------------------------------- the asynchronous proxy */
+
+__device__ __forceinline__ void fence_async()
+{
+    model->fence_async();
+}
+
+__device__ __forceinline__ void fence_async_all()
+{
+    model->fence_async();
+}
+
+/* Global memory has no checks. */
+__device__ __forceinline__ void fence_async_global()
+{
+}
+
+__device__ __forceinline__ void wgmma_fence()
+{
+    model->collective(MODEL_WGMMA_FENCE, 0xffffffffu, nullptr);
+}
+
+__device__ __forceinline__ void wgmma_commit()
+{
+    model->collective(MODEL_WGMMA_COMMIT, 0xffffffffu, nullptr);
+}
+
+template <int PENDING> __device__ __forceinline__ void wgmma_wait()
+{
+    int pending = PENDING;
+    model->collective(MODEL_WGMMA_WAIT, 0xffffffffu, &pending);
+}
+
+template <int COUNT> __device__ __forceinline__ void accumulators_done(float (&)[COUNT])
+{
+}
+
+/* ------------------------------------------------------------------------------------------------ registers of a role
+ */
+
+__device__ __forceinline__ void model_registers(int registers)
+{
+    model->collective(MODEL_SETMAXNREG, 0xffffffffu, &registers);
+}
+
+template <int REGISTERS> __device__ __forceinline__ void registers_release()
+{
+    model_registers(REGISTERS);
+}
+
+template <int REGISTERS> __device__ __forceinline__ void registers_take()
+{
+    model_registers(REGISTERS);
+}
+
 #endif

@@ -15,6 +15,7 @@
 #define SM80_16 "{\"KERNEL\": \"cuda_sm80\", \"BLOCK_M1\": 16, \"BLOCK_N1\": 16, \"BLOCK_M2\": 16, \"BLOCK_N2\": 16}"
 
 typedef struct model_case {
+    const char *architecture; /* NULL: 80 */
     int row;
     attune_dtype dtype;
     bool gradients;
@@ -38,6 +39,7 @@ static attune_device *open_model(attune_instance **instance)
 static bool run(const model_case *m, failure *why)
 {
     attune_instance *instance;
+    cr_assert_eq(setenv("ATTUNE_MODEL_ARCHITECTURE", m->architecture ? m->architecture : "80", 1), 0);
     attune_device *device = open_model(&instance);
     attention_case c = attention_cases[m->row];
     c.backward_options = m->backward_options;
@@ -101,35 +103,117 @@ static const model_case faults[] = {
      .report = "of shared memory, which"},
 };
 
-static void check_cases(size_t first, size_t end)
+static const model_case hopper[] = {
+    {.architecture = "90", .row = CASE_gqa_3, .dtype = ATTUNE_BF16},
+    {.architecture = "90", .row = CASE_causal_long_keys, .dtype = ATTUNE_F16},
+    {.architecture = "90", .row = CASE_nan_hidden_partial, .dtype = ATTUNE_F16},
+};
+
+static const model_case hopper_faults[] = {
+    /* V is multiplied before TMA has loaded it. */
+    {.architecture = "90",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .fault = "forward_sm90.cu|            consumer_wait<&control::v>(c, v);|",
+     .report = "of shared memory, which"},
+    /* Consumers wait for the phase of K before the first. */
+    {.architecture = "90",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .fault = "forward_sm90.cu|k = {0, 0}, v = {0, 0}; /* of Q|k = {0, 1}, v = {0, 0}; /* of Q",
+     .report = "phase of an mbarrier"},
+    /* V is released to the producer while products read it. */
+    {.architecture = "90",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .fault = "forward_sm90.cu|            wgmma_wait<0>();\n            accumulators_done(o);\n"
+              "            consumer_release<&control::v>(c, v);|            consumer_release<&control::v>(c, v);\n"
+              "            wgmma_wait<0>();",
+     .report = "multiplies byte"},
+    /* O is stored before its products are complete. */
+    {.architecture = "90",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .fault = "forward_sm90.cu|wgmma_wait<sm90::Q_BUFFERS == 1 ? 0 : 1>();|",
+     .report = "accumulators of a wgmma that its thread has not waited for"},
+    /* The scan warps' zeros are not ordered before the products that read them. */
+    {.architecture = "90",
+     .row = CASE_nan_hidden_partial,
+     .dtype = ATTUNE_F16,
+     .fault = "producer_sm90.cuh|    fence_async();|",
+     .report = "without a fence of the asynchronous proxy"},
+    /* The descriptors of Q and K leave out every second group of rows. */
+    {.architecture = "90",
+     .row = CASE_gqa_3,
+     .dtype = ATTUNE_BF16,
+     .fault = "hopper.cuh|(u64)(1024 >> 4) << 32 | 1ull << 16|(u64)(2048 >> 4) << 32 | 1ull << 16",
+     .report = "of shared memory, which nobody has written"},
+    /* TMA writes more bytes than the barrier was told. */
+    {.architecture = "90",
+     .row = CASE_gqa_3,
+     .dtype = ATTUNE_BF16,
+     .fault = "producer_sm90.cuh|(c, k, sm90::K_BYTES)|(c, k, sm90::K_BYTES / 2)",
+     .report = "phase of an mbarrier"},
+    /* TMA signals a barrier that it may not see. */
+    {.architecture = "90",
+     .row = CASE_gqa_3,
+     .dtype = ATTUNE_BF16,
+     .fault = "forward_sm90.cu|        fence_barrier_init();|",
+     .report = "without a fence.mbarrier_init"},
+};
+
+static void check_cases(const model_case *some, size_t first, size_t end)
 {
     for (size_t i = first; i < end; i++) {
         failure why;
-        cr_expect(run(&cases[i], &why), "%s: %s", attention_cases[cases[i].row].name, why.message);
+        cr_expect(run(&some[i], &why), "%s: %s", attention_cases[some[i].row].name, why.message);
     }
+}
+
+static void check_faults(const model_case *some, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        failure why;
+        cr_assert_eq(setenv("ATTUNE_MODEL_FAULT", some[i].fault, 1), 0);
+        cr_assert(!run(&some[i], &why), "not found: %s", some[i].fault);
+        cr_expect(strstr(why.message, some[i].report), "%s\n  is said to be: %s", some[i].fault, why.message);
+    }
+}
+
+/* What the whole suite has time for. */
+Test(model, sample)
+{
+    check_cases(cases, 0, 1);
+    check_cases(hopper, 0, 1);
+    check_faults(hopper_faults, 1);
 }
 
 Test(model, forward)
 {
-    check_cases(0, 4);
+    check_cases(cases, 0, 4);
 }
 
 Test(model, decode_and_merge)
 {
-    check_cases(4, 7);
+    check_cases(cases, 4, 7);
 }
 
 Test(model, backward)
 {
-    check_cases(7, sizeof cases / sizeof cases[0]);
+    check_cases(cases, 7, sizeof cases / sizeof cases[0]);
 }
 
 Test(model, faults)
 {
-    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
-        failure why;
-        cr_assert_eq(setenv("ATTUNE_MODEL_FAULT", faults[i].fault, 1), 0);
-        cr_assert(!run(&faults[i], &why), "not found: %s", faults[i].fault);
-        cr_expect(strstr(why.message, faults[i].report), "%s\n  is said to be: %s", faults[i].fault, why.message);
-    }
+    check_faults(faults, sizeof faults / sizeof faults[0]);
+}
+
+Test(model, hopper)
+{
+    check_cases(hopper, 0, sizeof hopper / sizeof hopper[0]);
+}
+
+Test(model, hopper_faults)
+{
+    check_faults(hopper_faults, sizeof hopper_faults / sizeof hopper_faults[0]);
 }

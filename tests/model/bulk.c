@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Mbarriers, and the asynchronous copies that signal them or that a thread waits for. A copy is done at once, at a
+ * random time, or when nothing else can run: machine.c draws which for each CTA.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/model/model.h"
+
+/* -------------------------------------------------------------------------------------------------------- mbarriers */
+
+static void check_ordered(const mbarrier *b, const char *what, void *pc)
+{
+    const thread *me = model_now;
+    if (me->clock[b->by] < b->made)
+        model_report(pc, "%s the mbarrier at %u, whose initialisation no barrier orders before", what, b->address);
+}
+
+static mbarrier *find(cta *c, uint32_t address, const char *what, void *pc)
+{
+    for (int i = 0; i < c->mbarrier_count; i++)
+        if (c->mbarriers[i].address == address)
+            return &c->mbarriers[i];
+    model_report(pc, "%s the mbarrier at %u, which nobody has initialised", what, address);
+}
+
+static mbarrier *known(cta *c, uint32_t address, const char *what, void *pc)
+{
+    mbarrier *b = find(c, address, what, pc);
+    check_ordered(b, what, pc);
+    return b;
+}
+
+/* 9.7.13.15.9 mbarrier.init */
+void model_barrier_init(uint32_t address, int count)
+{
+    void *pc = __builtin_return_address(0);
+    cta *c = model_cta;
+    thread *me = model_now;
+    model_shared_bytes(c, address, 8, pc);
+    if (count < 1 || count >= 1 << 20)
+        model_report(pc, "an mbarrier of %d arrivals", count);
+    for (int i = 0; i < c->mbarrier_count; i++)
+        if (c->mbarriers[i].address == address)
+            model_report(pc, "initialises the mbarrier at %u again", address);
+    if (c->mbarrier_count == MODEL_MBARRIERS)
+        model_report(pc, "the model has %d mbarriers in a CTA", MODEL_MBARRIERS);
+    model_shared_access(address, 8, true, pc);
+    mbarrier *b = &c->mbarriers[c->mbarrier_count];
+    *b = (mbarrier){.address = address, .count = count, .pending = count, .by = me->agent, .pc = pc};
+    b->made = me->clock[me->agent];
+    b->agent = c->first_agent + (int)model_launch->dimensions.x + model_readers + c->mbarrier_count++;
+}
+
+/* 9.7.13.4 fence.mbarrier_init: copies and the cluster see this thread's mbarriers. */
+void model_fence_barrier_init(void)
+{
+    for (int i = 0; i < model_cta->mbarrier_count; i++)
+        if (model_cta->mbarriers[i].by == model_now->agent)
+            model_cta->mbarriers[i].fenced = true;
+}
+
+/* 9.7.13.15.5: the phase is complete when no arrivals and no bytes are pending. */
+static void complete_phase(mbarrier *b)
+{
+    if (b->pending || b->bytes)
+        return;
+    b->phase++;
+    b->pending = b->count;
+    b->arrived[b->agent] = b->phase;
+    memcpy(b->published, b->arrived, 2 * (size_t)model_agents * sizeof *b->published);
+    for (int i = 0; i < MODEL_THREADS; i++)
+        if (model_threads[i].barrier == b && model_threads[i].state == THREAD_WAITING)
+            model_threads[i].state = THREAD_READY;
+}
+
+static void arrive(mbarrier *b, void *pc)
+{
+    thread *me = model_now;
+    me->spins = 0;
+    if (!b->pending)
+        model_report(pc, "arrives at the mbarrier at %u, whose phase waits for bytes only: more than %d arrivals",
+                     b->address, b->count);
+    b->pending--;
+    model_join(b->arrived, me->clock);
+    model_tick(me);
+    complete_phase(b);
+}
+
+/* 9.7.13.15.13 mbarrier.arrive, with release. At the peer's barrier: .shared::cluster. */
+void model_barrier_arrive(uint32_t address, int peer)
+{
+    void *pc = __builtin_return_address(0);
+    if (peer && model_launch->ctas == 1)
+        model_report(pc, "arrives at a barrier of another CTA, but is in no cluster");
+    arrive(known(peer ? &model_ctas[model_cta->rank ^ 1] : model_cta, address, "arrives at", pc), pc);
+}
+
+/* 9.7.13.15.11 mbarrier.expect_tx */
+void model_barrier_expect(uint32_t address, uint32_t bytes, int arrives)
+{
+    void *pc = __builtin_return_address(0);
+    mbarrier *b = known(model_cta, address, "expects bytes at", pc);
+    b->bytes += bytes;
+    if (b->bytes >= 1 << 20)
+        model_report(pc, "the mbarrier at %u expects %lld bytes, which is past its range", address,
+                     (long long)b->bytes);
+    if (arrives)
+        arrive(b, pc);
+}
+
+/* 9.7.13.15.16 mbarrier.try_wait.parity: the phase of this parity is the current one, or the one before it. */
+void model_barrier_wait(uint32_t address, uint32_t parity)
+{
+    void *pc = __builtin_return_address(0);
+    thread *me = model_now;
+    mbarrier *b = known(model_cta, address, "waits at", pc);
+    me->spins = 0;
+    if (parity > 1)
+        model_report(pc, "a phase's parity is %u", parity);
+    if (!(model_random() >> 32 & 7))
+        model_leave();
+    while ((b->phase & 1) == parity) {
+        me->barrier = b;
+        model_wait(parity ? "an odd phase of an mbarrier" : "an even phase of an mbarrier", pc);
+        me->barrier = NULL;
+    }
+    model_join(me->clock, b->published);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- copies */
+
+typedef struct bulk_copy {
+    enum { COPY_TENSOR, COPY_BULK, COPY_PEER, COPY_WORD, ADD_BULK } kind;
+    cta *to_cta, *from_cta;
+    uint32_t to, from, bytes;
+    const unsigned char *global;
+    float *sums, *values; /* values: of the source, once they have been read */
+    mbarrier *barrier;
+    const thread *by;
+    model_tensor_map map;
+    int at[4];
+    uint32_t word;
+} bulk_copy;
+
+static bulk_copy *copies;
+static size_t copy_count, copy_space;
+
+void model_bulk_begin(void)
+{
+    for (size_t i = 0; i < copy_count; i++)
+        free(copies[i].values);
+    copy_count = 0;
+}
+
+size_t model_bulk_pending(void)
+{
+    return copy_count;
+}
+
+static void push(const bulk_copy *made)
+{
+    if (copy_count == copy_space) {
+        copy_space = 2 * copy_space + 64;
+        copies = realloc(copies, copy_space * sizeof *copies);
+        if (!copies)
+            abort();
+    }
+    copies[copy_count++] = *made;
+}
+
+/* A copy that signals a barrier: the destination's bytes are the copy's from now on. */
+static void begin(bulk_copy *c, uint32_t barrier, void *pc)
+{
+    c->barrier = known(c->to_cta, barrier, "signals", pc);
+    if (!c->barrier->fenced)
+        model_report(pc, "signals the mbarrier at %u, which was initialised without a fence.mbarrier_init after it",
+                     barrier);
+    c->by = model_now;
+    model_async_begins(c->to_cta, c->to, c->bytes, pc);
+    push(c);
+}
+
+/* 5.5.3.3 of the manual's "Tensors": of a tile with the 128-byte swizzle, address bits 4 to 6 are XORed with bits 7 to
+ * 9. 5.5.2.1: elements outside the tensor are zero. */
+static void load_tile(const bulk_copy *c)
+{
+    const model_tensor_map *m = &c->map;
+    for (uint32_t outer = 0; outer < m->box[2] * m->box[3]; outer++)
+        for (uint32_t row = 0; row < m->box[1]; row++) {
+            const int64_t r = (int64_t)c->at[1] + row, h = (int64_t)c->at[2] + outer % m->box[2],
+                          b = (int64_t)c->at[3] + outer / m->box[2];
+            const bool inside = r >= 0 && (uint64_t)r < m->size[1] && h >= 0 && (uint64_t)h < m->size[2] && b >= 0 &&
+                                (uint64_t)b < m->size[3];
+            const unsigned char *from =
+                (const unsigned char *)(uintptr_t)m->address +
+                (inside ? (uint64_t)r * m->stride[0] + (uint64_t)h * m->stride[1] + (uint64_t)b * m->stride[2] : 0);
+            for (uint32_t column = 0; column < m->box[0]; column++) {
+                const int64_t at = (int64_t)c->at[0] + column;
+                const uint32_t dense = c->to + ((outer * m->box[1] + row) * m->box[0] + column) * 2;
+                unsigned char *to = c->to_cta->shared + (dense ^ (dense >> 7 & 7) << 4);
+                if (inside && at >= 0 && (uint64_t)at < m->size[0])
+                    memcpy(to, from + at * 2, 2);
+                else
+                    memset(to, 0, 2);
+            }
+        }
+}
+
+static void read_values(bulk_copy *c)
+{
+    c->values = malloc(c->bytes);
+    if (!c->values)
+        abort();
+    memcpy(c->values, c->from_cta->shared + c->from, c->bytes);
+}
+
+static void complete(size_t i)
+{
+    bulk_copy c = copies[i];
+    copies[i] = copies[--copy_count];
+    unsigned char *to = c.to_cta ? c.to_cta->shared + c.to : NULL;
+    switch (c.kind) {
+    case COPY_TENSOR:
+        load_tile(&c);
+        break;
+    case COPY_BULK:
+        memcpy(to, c.global, c.bytes);
+        break;
+    case COPY_PEER:
+        memcpy(to, c.from_cta->shared + c.from, c.bytes);
+        break;
+    case COPY_WORD:
+        memcpy(to, &c.word, sizeof c.word);
+        break;
+    case ADD_BULK:
+        if (!c.values)
+            read_values(&c);
+        for (uint32_t k = 0; k < c.bytes / 4; k++)
+            c.sums[k] += c.values[k];
+        free(c.values);
+        return;
+    }
+    model_async_ends(c.to_cta, c.to, c.bytes, c.barrier->agent, c.barrier->phase + 1);
+    c.barrier->bytes -= c.bytes;
+    complete_phase(c.barrier);
+}
+
+bool model_bulk_complete(void)
+{
+    if (!copy_count)
+        return false;
+    complete((model_random() >> 32) % copy_count);
+    return true;
+}
+
+/* 9.7.9.27.1.2 cp.async.bulk.tensor */
+void model_tensor_load(uint32_t to, const void *map, uint32_t barrier, const int *at)
+{
+    void *pc = __builtin_return_address(0);
+    bulk_copy c = {.kind = COPY_TENSOR, .to_cta = model_cta, .to = to};
+    memcpy(&c.map, map, sizeof c.map);
+    memcpy(c.at, at, sizeof c.at);
+    if (c.map.magic != MODEL_TENSOR_MAP || (uintptr_t)map % 64)
+        model_report(pc, "%p is no tensor map", map);
+    if (to % 128)
+        model_report(pc, "a tile at byte %u of shared memory, which is no multiple of 128", to);
+    c.bytes = c.map.box[0] * c.map.box[1] * c.map.box[2] * c.map.box[3] * 2;
+    model_check_global((const void *)(uintptr_t)c.map.address, 16, false, pc);
+    begin(&c, barrier, pc);
+}
+
+/* 9.7.9.25.4.1 cp.async.bulk */
+void model_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+    void *pc = __builtin_return_address(0);
+    bulk_copy c = {.kind = COPY_BULK, .to_cta = model_cta, .to = to, .bytes = bytes, .global = from};
+    if (to % 16 || (uintptr_t)from % 16 || bytes % 16)
+        model_report(pc, "a bulk copy of %u bytes from %p to byte %u, which are not multiples of 16", bytes, from, to);
+    model_check_global(from, bytes, false, pc);
+    begin(&c, barrier, pc);
+}
+
+/* 9.7.9.25.4.2 cp.reduce.async.bulk, and its commit_group */
+void model_bulk_add(float *to, uint32_t from, uint32_t bytes)
+{
+    void *pc = __builtin_return_address(0);
+    thread *me = model_now;
+    cta *c = model_cta;
+    if (from % 16 || (uintptr_t)to % 16 || bytes % 16)
+        model_report(pc, "a bulk addition of %u bytes from byte %u to %p, which are not multiples of 16", bytes, from,
+                     (void *)to);
+    model_check_global(to, bytes, true, pc);
+    model_shared_bytes(c, from, bytes, pc);
+    if (me->adder < 0) {
+        if (c->adders == MODEL_ADDERS)
+            model_report(pc, "the model has %d threads of a CTA that make bulk additions", MODEL_ADDERS);
+        me->adder = model_readers - MODEL_ADDERS + c->adders++;
+    }
+    finding f = {.kind = FOUND_NOTHING};
+    model_async_read(c, from, bytes, me->adder, ++me->bulk_groups, me->clock, &f, pc);
+    if (f.kind)
+        model_report_finding(&f, "adds", pc);
+    push(&(bulk_copy){.kind = ADD_BULK, .from_cta = c, .from = from, .bytes = bytes, .sums = to, .by = me});
+}
+
+/* 9.7.9.25.4.5 cp.async.bulk.wait_group 0 */
+void model_bulk_wait(int read_only)
+{
+    thread *me = model_now;
+    for (size_t i = copy_count; i-- > 0;) {
+        bulk_copy *c = &copies[i];
+        if (c->by != me || c->kind != ADD_BULK)
+            continue;
+        if (read_only && !c->values)
+            read_values(c);
+        else if (!read_only)
+            complete(i);
+    }
+    if (me->adder >= 0)
+        me->clock[me->cta->first_agent + (int)model_launch->dimensions.x + me->adder] = me->bulk_groups;
+}
+
+/* --------------------------------------------------------------------------------------------------------- clusters */
+
+static cta *peer_of(void *pc)
+{
+    if (model_launch->ctas == 1)
+        model_report(pc, "writes to another CTA's shared memory, but is in no cluster");
+    return &model_ctas[model_cta->rank ^ 1];
+}
+
+/* 9.7.9.25.4.1 cp.async.bulk from shared::cta to shared::cluster */
+void model_copy_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier)
+{
+    void *pc = __builtin_return_address(0);
+    bulk_copy c = {
+        .kind = COPY_PEER, .to_cta = peer_of(pc), .from_cta = model_cta, .to = to, .from = from, .bytes = bytes};
+    if (to % 16 || from % 16 || bytes % 16)
+        model_report(pc, "a bulk copy of %u bytes from byte %u to byte %u, which are not multiples of 16", bytes, from,
+                     to);
+    model_shared_bytes(model_cta, from, bytes, pc);
+    begin(&c, barrier, pc);
+    const mbarrier *b = copies[copy_count - 1].barrier;
+    model_peer_read(model_cta, from, bytes, b->agent, b->phase + 1, pc);
+}
+
+/* 9.7.9.13 st.async */
+void model_store_peer(uint32_t to, uint32_t value, uint32_t barrier)
+{
+    void *pc = __builtin_return_address(0);
+    bulk_copy c = {.kind = COPY_WORD, .to_cta = peer_of(pc), .to = to, .bytes = 4, .word = value};
+    begin(&c, barrier, pc);
+}
