@@ -26,6 +26,7 @@ void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_a
 void attune__vulkan_arguments_partition(const attune__partition *partition, attune_vulkan_arguments *arguments);
 
 /* serving.c: what a call over a cache has besides, for the block that will be at an address. */
+attune_vulkan_array attune__vulkan_array_describe(const attune_tensor *tensor, uint64_t absent);
 void attune__vulkan_serving_describe(const attune__forward *call, uint64_t address, attune_vulkan_serving *serving);
 
 /* All that a call's kernels read at `offset` of its workspace, in this order: the arguments, the table of the score

@@ -393,6 +393,7 @@ const attune__backend attune__vulkan_backend = {
     .program_destroy = attune__vulkan_program_destroy,
     .forward = attune__vulkan_forward,
     .decode = attune__vulkan_decode,
+    .append = attune__vulkan_append,
     .backward = attune__vulkan_backward,
     .merger_create = attune__vulkan_merger_create,
     .merger_destroy = attune__vulkan_merger_destroy,

@@ -22,6 +22,9 @@ typedef struct attune__vulkan_program {
     const attune__gradient *gradient;
     attune__vulkan_pipeline delta, keys, keys_aligned, sums;
     uint32_t most_key_steps; /* tiles of queries of a workgroup of keys; 0 = no bound */
+    /* of a plan over a cache */
+    attune__vulkan_pipeline append;
+    attune_buffer *append_arguments;
 } attune__vulkan_program;
 
 typedef struct attune__vulkan_mask {
@@ -119,6 +122,10 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
 /* backward.c: the pipelines of a backward program. */
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
                                                 attune__vulkan_program *program);
+
+/* append.c: what a program of a plan over a cache appends with, from the constants of its kernel. */
+attune_status attune__vulkan_append_pipeline(attune_device *device, const attune__vulkan_kernel *kernel,
+                                             attune__vulkan_program *program);
 
 /* pipeline.c. A prebuilt module without expressions or constants, whose push constants are attune__vulkan_push. */
 attune_status attune__vulkan_pipeline_prebuilt(attune__vulkan_device *device, const char *name, const uint32_t *words,

@@ -71,6 +71,8 @@ static attune_status make_pipelines(attune_device *device, const attune__program
     for (int aligned = 0; aligned < 2; aligned++)
         ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, aligned, &kernels[aligned]));
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, kernels, &program->forward, &program->aligned));
+    if (desc->shape->tokens)
+        ATTUNE__TRY(attune__vulkan_append_pipeline(device, &kernels[0], program));
     if (desc->choice->split_kv <= 1)
         return ATTUNE_OK;
     static const attune__vulkan_module combine = ATTUNE__VULKAN_MODULE(attune__spirv_combine);
@@ -131,5 +133,8 @@ void attune__vulkan_program_destroy(attune__program *program)
     attune__vulkan_pipeline_destroy(device, &mine->keys);
     attune__vulkan_pipeline_destroy(device, &mine->keys_aligned);
     attune__vulkan_pipeline_destroy(device, &mine->sums);
+    attune__vulkan_pipeline_destroy(device, &mine->append);
+    if (mine->append_arguments)
+        attune__vulkan_buffer_destroy(mine->append_arguments);
     attune__free(&allocator, mine);
 }

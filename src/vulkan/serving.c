@@ -2,11 +2,11 @@
 /* The cache and the batch of a call (shaders/serving.h). */
 #include "vulkan/arguments.h"
 
-static attune_vulkan_array array_of(const attune_tensor *tensor, uint64_t absent)
+attune_vulkan_array attune__vulkan_array_describe(const attune_tensor *tensor, uint64_t absent)
 {
     attune_vulkan_array a = {.address = tensor->buffer ? attune__vulkan_tensor_address(tensor) : absent};
     for (uint32_t i = 0; tensor->buffer && i < tensor->rank && i < 3; i++)
-        a.stride[i] = tensor->stride[i] * 4;
+        a.stride[i] = tensor->stride[i] * (int64_t)attune_dtype_size(tensor->dtype);
     return a;
 }
 
@@ -14,15 +14,15 @@ void attune__vulkan_serving_describe(const attune__forward *call, uint64_t addre
 {
     const attune__serving *s = call->serving;
     *serving = (attune_vulkan_serving){
-        .q_start = array_of(&s->q_start, address),
-        .kv_len = array_of(&s->kv_len, address),
-        .kv_first = array_of(&s->kv_first, address),
-        .count = array_of(&s->count, address),
-        .pages = array_of(&s->pages, address),
-        .pages_start = array_of(&s->pages_start, address),
-        .tree = array_of(&s->tree, address),
-        .k_scale = array_of(&s->k_scale, address),
-        .v_scale = array_of(&s->v_scale, address),
+        .q_start = attune__vulkan_array_describe(&s->q_start, address),
+        .kv_len = attune__vulkan_array_describe(&s->kv_len, address),
+        .kv_first = attune__vulkan_array_describe(&s->kv_first, address),
+        .count = attune__vulkan_array_describe(&s->count, address),
+        .pages = attune__vulkan_array_describe(&s->pages, address),
+        .pages_start = attune__vulkan_array_describe(&s->pages_start, address),
+        .tree = attune__vulkan_array_describe(&s->tree, address),
+        .k_scale = attune__vulkan_array_describe(&s->k_scale, address),
+        .v_scale = attune__vulkan_array_describe(&s->v_scale, address),
         .tokens = (uint32_t)call->q.size[2],
         .pool = call->k.size[0] < INT32_MAX ? (uint32_t)call->k.size[0] : INT32_MAX,
         .page = call->k.size[2] < INT32_MAX ? (uint32_t)call->k.size[2] : INT32_MAX,

@@ -393,6 +393,8 @@ attune_status attune__vulkan_forward(const attune__program *program, attune_queu
                                      uint64_t *value);
 attune_status attune__vulkan_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                     uint64_t *value);
+attune_status attune__vulkan_append(const attune__program *program, attune_queue *queue, const attune__append *call,
+                                    uint64_t *value);
 attune_status attune__vulkan_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
                                       uint64_t *value);
 attune_status attune__vulkan_merger_create(attune_device *device, attune__program **merger);
