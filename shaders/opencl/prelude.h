@@ -199,29 +199,30 @@ ATTUNE_FUNCTION float attune_get_bf16(__global const uchar *at)
 #define ATTUNE_VIEW       __global const uchar *memory, __global const attune_opencl_capture *v
 #define ATTUNE_IN(d, i)   ((uint)(i) < v->size[d])
 #define ATTUNE_STEP(d, i) ((long)(i)*v->stride[d])
+/* The load is of valid memory in either case and not in a branch: PoCL 6 over LLVM 18 ends the process on some of those
+ * (docs/opencl.md). */
+#define ATTUNE_LOAD(T, name, in, step)                                                                                 \
+    const int valid = in;                                                                                              \
+    const T value = attune_get_##name(valid ? memory + v->offset + (step) : (__global const uchar *)v);                \
+    return valid ? value : 0
 #define ATTUNE_LOADS(T, name)                                                                                          \
     ATTUNE_FUNCTION T attune_load_##name##_1(ATTUNE_VIEW, int i)                                                       \
     {                                                                                                                  \
-        return ATTUNE_IN(0, i) ? attune_get_##name(memory + v->offset + ATTUNE_STEP(0, i)) : 0;                        \
+        ATTUNE_LOAD(T, name, ATTUNE_IN(0, i), ATTUNE_STEP(0, i));                                                      \
     }                                                                                                                  \
     ATTUNE_FUNCTION T attune_load_##name##_2(ATTUNE_VIEW, int i, int j)                                                \
     {                                                                                                                  \
-        return ATTUNE_IN(0, i) && ATTUNE_IN(1, j)                                                                      \
-                   ? attune_get_##name(memory + v->offset + ATTUNE_STEP(0, i) + ATTUNE_STEP(1, j))                     \
-                   : 0;                                                                                                \
+        ATTUNE_LOAD(T, name, ATTUNE_IN(0, i) & ATTUNE_IN(1, j), ATTUNE_STEP(0, i) + ATTUNE_STEP(1, j));                \
     }                                                                                                                  \
     ATTUNE_FUNCTION T attune_load_##name##_3(ATTUNE_VIEW, int i, int j, int k)                                         \
     {                                                                                                                  \
-        return ATTUNE_IN(0, i) && ATTUNE_IN(1, j) && ATTUNE_IN(2, k)                                                   \
-                   ? attune_get_##name(memory + v->offset + ATTUNE_STEP(0, i) + ATTUNE_STEP(1, j) + ATTUNE_STEP(2, k)) \
-                   : 0;                                                                                                \
+        ATTUNE_LOAD(T, name, ATTUNE_IN(0, i) & ATTUNE_IN(1, j) & ATTUNE_IN(2, k),                                      \
+                    ATTUNE_STEP(0, i) + ATTUNE_STEP(1, j) + ATTUNE_STEP(2, k));                                        \
     }                                                                                                                  \
     ATTUNE_FUNCTION T attune_load_##name##_4(ATTUNE_VIEW, int i, int j, int k, int l)                                  \
     {                                                                                                                  \
-        return ATTUNE_IN(0, i) && ATTUNE_IN(1, j) && ATTUNE_IN(2, k) && ATTUNE_IN(3, l)                                \
-                   ? attune_get_##name(memory + v->offset + ATTUNE_STEP(0, i) + ATTUNE_STEP(1, j) +                    \
-                                       ATTUNE_STEP(2, k) + ATTUNE_STEP(3, l))                                          \
-                   : 0;                                                                                                \
+        ATTUNE_LOAD(T, name, ATTUNE_IN(0, i) & ATTUNE_IN(1, j) & ATTUNE_IN(2, k) & ATTUNE_IN(3, l),                    \
+                    ATTUNE_STEP(0, i) + ATTUNE_STEP(1, j) + ATTUNE_STEP(2, k) + ATTUNE_STEP(3, l));                    \
     }
 ATTUNE_LOADS(int, i32)
 ATTUNE_LOADS(int, i64)
