@@ -248,7 +248,7 @@ struct attune__backend {
                            uint64_t *value);
     attune_status (*merge_backward)(const attune__program *merger, attune_queue *queue, const attune__merge *call,
                                     uint64_t *value);
-    /* forward can write an f32 o, and backward an f32 d_q, for any dtype of the plan. */
+    /* forward can write an f32 o, and backward f32 d_q, d_k and d_v, for any dtype of the plan. */
     bool f32_outputs;
 
     /* Record the launches of forward or decode, and of backward, into the caller's command buffer; commands points to

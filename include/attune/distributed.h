@@ -4,7 +4,7 @@
  * rows and keys. A rank is a device, and a process or a thread that calls attune for it.
  *
  *     attune_mask -> attune_partition (rows and keys of each rank, and the keys that it needs of others)
- *                 -> attune_distributed (masks, plan, messages) -> attune_distributed_forward
+ *                 -> attune_distributed (masks, plan, messages) -> attune_distributed_forward, _backward
  *
  * A partition is a pure function of the mask and the description: every rank creates the same one. Ranks communicate
  * through the engine's own transport, a struct of callbacks: attune makes no communicator and starts no thread.
@@ -145,7 +145,8 @@ typedef struct attune_transport {
     attune_status (*exchange)(void *user, const attune_message *sends, uint32_t send_count,
                               const attune_message *receives, uint32_t receive_count, attune_queue *queue);
     /* Completes an exchange: returns when its messages are complete, or makes the queue wait for them. Between exchange
-     * and finish attune computes on the rank's own keys. NULL = messages are complete when exchange returns. */
+     * and finish attune computes, as on the rank's own keys. A call has one exchange or several. NULL = messages are
+     * complete when exchange returns. */
     attune_status (*finish)(void *user, attune_queue *queue);
     /* This rank failed: the present and all later calls of gather, exchange and finish fail on every rank (MPI_Abort,
      * ncclCommAbort). Called at most once by each failing call; may be called on several ranks. */
@@ -165,8 +166,9 @@ typedef struct attune_distributed_desc {
     const attune_mask *mask;           /* that the partition was made of, on every rank */
     /*
      * The problem over the whole sequence, with its batch exactly. q_len and kv_len are 0 or the mask's; the mask's
-     * expression and blocks are taken from `mask`. direction is ATTUNE_FORWARD; segments, row_max and tokens are not
-     * available.
+     * expression and blocks are taken from `mask`. direction selects attune_distributed_forward or
+     * attune_distributed_backward. segments, row_max and tokens are not available. capture_gradient_elements, whose
+     * sums all ranks exchange in each call, is the same on every rank.
      */
     const attune_problem *problem;
     const attune_kernel_options *options; /* NULL = automatic */
@@ -204,6 +206,25 @@ ATTUNE_API uint64_t attune_distributed_workspace_size(const attune_distributed *
  */
 ATTUNE_API attune_status attune_distributed_forward(attune_distributed *distributed, attune_queue *queue,
                                                     const attune_forward_args *args, attune_completion *completion);
+
+/*
+ * Computes the gradients of attune_distributed_forward, with an object whose problem.direction is ATTUNE_BACKWARD. All
+ * ranks must call it. The tensors are those of the rank, as in forward: o and lse are what it computed, d_q is of the
+ * rank's rows, d_k and d_v of its keys, with any strides. Those of a rank without rows (d_o, d_lse, d_q) or without
+ * keys (d_k, d_v) have buffer NULL.
+ *
+ * Keys are sent again. Gradients of keys that other ranks needed are returned to the rank that has the keys, and summed
+ * there in the order of ranks, in f32 on the CPU and of k's type elsewhere.
+ *
+ * Gradients of captures are summed over all ranks: each adds the whole sum, with the same bits, to the contents of its
+ * capture_gradients; those of sinks likewise are the whole sum. All ranks must ask for the same capture_gradients,
+ * with a contiguous last dimension if they have four.
+ *
+ * Repeated calls give bitwise equal results, unless the options have DETERMINISTIC off. On one rank they are those of
+ * attune_backward. Otherwise as attune_distributed_forward.
+ */
+ATTUNE_API attune_status attune_distributed_backward(attune_distributed *distributed, attune_queue *queue,
+                                                     const attune_backward_args *args, attune_completion *completion);
 
 #ifdef __cplusplus
 }

@@ -90,24 +90,34 @@ static attune_status make_score(const attune_distributed *d, const attune_expr *
     return status;
 }
 
-static attune_status make_plan(attune_distributed *d, const attune_problem *problem,
-                               const attune_kernel_options *options)
+/* The same bits in every run, unless the engine wants others. */
+static attune_status ordered_options(const attune_kernel_options *given, attune_kernel_options *options)
+{
+    *options = (attune_kernel_options){.struct_size = sizeof *options};
+    if (given)
+        ATTUNE__TRY(attune__desc_read(options, sizeof *options, given, sizeof *options, "desc.options"));
+    if (!options->any.deterministic && !options->bwd.deterministic)
+        options->bwd.deterministic = ATTUNE_ON;
+    return ATTUNE_OK;
+}
+
+static attune_status make_plan(attune_distributed *d, const attune_problem *problem, const attune_kernel_options *given)
 {
     const attune__distributed_part *own = &d->parts[ATTUNE__OWN], *others = &d->parts[ATTUNE__OTHERS];
     attune_problem p = *problem;
+    attune_kernel_options options;
     attune_expr *score;
     if (!d->rows)
         return ATTUNE_OK;
+    ATTUNE__TRY(ordered_options(given, &options));
     p.q_len = d->rows;
     p.kv_len = own->keys > others->keys ? own->keys : others->keys;
-    p.lse = p.lse || (own->keys && others->keys);
+    p.lse = p.lse || attune__distributed_split(d);
     ATTUNE__TRY(attune_problem_set_mask(&p, own->mask ? own->mask : others->mask));
     ATTUNE__TRY(make_score(d, problem->score, &score));
     p.score = score;
-    attune_status status = attune_plan_create(d->device, &p, options, &d->plan);
+    const attune_status status = attune_plan_create(d->device, &p, &options, &d->plan);
     attune__expr_release(score);
-    if (status == ATTUNE_OK && own->keys && others->keys)
-        status = attune__merger_make(d->device, &d->merger);
     return status;
 }
 
@@ -139,7 +149,9 @@ static attune_status make_transfers(attune_distributed *d, const attune_partitio
     if (messages > UINT32_MAX / 2 / planes)
         return attune__fail(ATTUNE_UNSUPPORTED, "rank %u has %zu runs to exchange in %zu planes: use larger chunks", r,
                             messages, planes);
-    d->messages = attune__alloc(allocator, messages * planes * 2, sizeof *d->messages);
+    /* And slices of both reductions to and from each rank. */
+    d->messages = attune__alloc(allocator, messages * planes * 2 + (size_t)p->ranks * ATTUNE__REDUCTIONS * 2,
+                                sizeof *d->messages);
     if (!d->sends || !d->receives || !d->messages)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     attune__transfer *send = d->sends, *receive = d->receives;
@@ -155,28 +167,72 @@ static attune_status make_transfers(attune_distributed *d, const attune_partitio
     return ATTUNE_OK;
 }
 
+/* Reserves bytes of the workspace. */
+static uint64_t reserve(attune_distributed *d, uint64_t bytes)
+{
+    const uint64_t at = d->workspace;
+    d->workspace += attune__round_up64(bytes, 256);
+    return at;
+}
+
+static void lay_out_gradients(attune_distributed *d)
+{
+    const attune__shape *s = &d->shape;
+    const uint64_t planes = (uint64_t)(s->kv_batch * s->kv_heads), real = attune_dtype_size(attune__shape_real(s));
+    for (int i = 0; i < ATTUNE__KEY_GRADIENTS; i++) {
+        attune__key_gradients *g = &d->gradients[i];
+        g->k_at = reserve(d, planes * (uint64_t)g->keys * s->head_dim * real);
+        g->v_at = reserve(d, planes * (uint64_t)g->keys * s->head_dim_v * real);
+    }
+    for (int i = 0; i < ATTUNE__REDUCTIONS; i++) {
+        attune__reduction *r = &d->reductions[i];
+        const uint64_t line = ATTUNE__REDUCTION_LINE * attune_dtype_size(r->dtype);
+        const uint32_t rank = d->transport.rank, size = d->transport.size;
+        const int64_t mine = attune__reduction_slice(d, r, rank + 1) - attune__reduction_slice(d, r, rank);
+        r->at = reserve(d, (uint64_t)r->lines * line);
+        r->slices_at = reserve(d, (uint64_t)mine * size * line);
+    }
+}
+
+/* Of the merge that needs most. */
+static uint64_t merge_size(const attune_distributed *d)
+{
+    const attune__shape *s = &d->shape;
+    const attune_dtype real = attune__shape_real(s);
+    uint64_t most = ATTUNE__MERGE_WORKSPACE;
+    for (size_t i = 0; i < d->sum_count; i++) {
+        const uint64_t rows = (uint64_t)(s->kv_batch * s->kv_heads * d->sums[i].count);
+        const uint64_t columns = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
+        const uint64_t size = attune__merge_workspace(real, rows, columns, (uint32_t)d->sums[i].parts);
+        most = size > most ? size : most;
+    }
+    for (int i = 0; i < ATTUNE__REDUCTIONS; i++) {
+        const uint64_t size =
+            attune__merge_workspace(real, (uint64_t)d->reductions[i].lines, ATTUNE__REDUCTION_LINE, d->transport.size);
+        most = d->reductions[i].lines && size > most ? size : most;
+    }
+    return most;
+}
+
 static void lay_out(attune_distributed *d)
 {
     const attune__shape *s = &d->shape;
+    const bool backward = s->direction == ATTUNE_BACKWARD;
     const uint64_t keys = (uint64_t)(s->kv_batch * s->kv_heads * d->parts[ATTUNE__OTHERS].keys);
     const uint64_t rows = (uint64_t)(s->batch * s->heads * d->rows);
     const uint64_t real = attune_dtype_size(attune__shape_real(s));
-    uint64_t at = 0;
-    d->k_at = at;
-    at += attune__round_up64(keys * s->head_dim * attune_dtype_size(s->k_dtype), 256);
-    d->v_at = at;
-    at += attune__round_up64(keys * s->head_dim_v * attune_dtype_size(s->v_dtype), 256);
-    if (d->merger) {
-        d->lse_at = attune__round_up64(rows * s->head_dim_v * real, 256);
-        d->part_size = d->lse_at + attune__round_up64(rows * real, 256);
-        d->part_at = at;
-        at += ATTUNE__DISTRIBUTED_PARTS * d->part_size;
-        d->merge_at = at;
-        at += attune__round_up64(
-            attune__merge_workspace(attune__shape_real(s), rows, s->head_dim_v, ATTUNE__DISTRIBUTED_PARTS), 256);
+    d->k_at = reserve(d, keys * s->head_dim * attune_dtype_size(s->k_dtype));
+    d->v_at = reserve(d, keys * s->head_dim_v * attune_dtype_size(s->v_dtype));
+    if (attune__distributed_split(d)) {
+        d->lse_at = attune__round_up64(rows * (backward ? s->head_dim : s->head_dim_v) * real, 256);
+        d->part_size = d->lse_at + (backward ? 0 : attune__round_up64(rows * real, 256));
+        d->part_at = reserve(d, ATTUNE__DISTRIBUTED_PARTS * d->part_size);
     }
-    d->plan_at = at;
-    d->workspace = at + attune_plan_workspace_size(d->plan);
+    if (backward)
+        lay_out_gradients(d);
+    if (d->merger)
+        d->merge_at = reserve(d, merge_size(d));
+    d->plan_at = reserve(d, attune_plan_workspace_size(d->plan));
 }
 
 /* -------------------------------------------------------------------------------------------------------- agreement */
@@ -211,6 +267,8 @@ static agreement agreement_of(const attune_distributed *d, const attune_distribu
                                   (uint64_t)s->v_dtype,
                                   d->token_major,
                                   s->sinks,
+                                  (uint64_t)s->direction,
+                                  s->capture_gradient_elements,
                                   scale,
                                   score ? score->hash.lane[0] : 0,
                                   score ? score->hash.lane[1] : 0};
@@ -297,12 +355,11 @@ static attune_status check(attune_distributed *d, const attune_distributed_desc 
                             mask->kv_block);
     ATTUNE__TRY(check_length("q_len", p->q_len, mask->q_len));
     ATTUNE__TRY(check_length("kv_len", p->kv_len, mask->kv_len));
-    if (p->direction != ATTUNE_FORWARD || p->segments || p->row_max || p->tokens)
+    if (p->segments || p->row_max || p->tokens)
         return attune__fail(ATTUNE_UNSUPPORTED, "problem.%s is set, which several ranks do not have: leave it 0",
-                            p->direction != ATTUNE_FORWARD ? "direction"
-                            : p->segments                  ? "segments"
-                            : p->row_max                   ? "row_max"
-                                                           : "tokens");
+                            p->segments  ? "segments"
+                            : p->row_max ? "row_max"
+                                         : "tokens");
     p->q_len = d->q_len = mask->q_len;
     p->kv_len = d->kv_len = mask->kv_len;
     d->rows = attune__runs_length(attune__runs_of(&partition->rows, d->transport.rank));
@@ -317,6 +374,10 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
     ATTUNE__TRY(make_masks(d, desc->partition, desc->mask));
     ATTUNE__TRY(make_plan(d, &problem, desc->options));
     ATTUNE__TRY(make_transfers(d, desc->partition));
+    if (d->shape.direction == ATTUNE_BACKWARD && d->transport.size > 1)
+        ATTUNE__TRY(attune__distributed_make_sums(d, problem.score));
+    if (attune__distributed_split(d) || d->zeros)
+        ATTUNE__TRY(attune__merger_make(d->device, &d->merger));
     lay_out(d);
     return ATTUNE_OK;
 }
@@ -365,6 +426,11 @@ void attune_distributed_destroy(attune_distributed *distributed)
     attune__free(&allocator, d->sends);
     attune__free(&allocator, d->receives);
     attune__free(&allocator, d->messages);
+    attune__expr_release(d->score);
+    attune__free(&allocator, d->returns);
+    attune__free(&allocator, d->sums);
+    attune__free(&allocator, d->contributions);
+    attune_buffer_destroy(d->zeros);
     attune__free(&allocator, d);
     attune__device_release(device);
 }

@@ -3,7 +3,8 @@
  * Attention over several devices: which rank has which rows and keys, and what it needs of others.
  *
  *     partition.c   chunks to ranks, and what their rows need     balance.c   chunks to ranks by work
- *     create.c      the masks, plan and messages of a rank        forward.c   calls
+ *     create.c      the masks, plan and messages of a rank        call.c      what calls have in common
+ *     forward.c, backward.c   calls                               sums.c      gradients of several ranks
  */
 #ifndef ATTUNE_DISTRIBUTED_DISTRIBUTED_H
 #define ATTUNE_DISTRIBUTED_DISTRIBUTED_H
@@ -41,7 +42,8 @@ typedef struct attune__run_view {
 } attune__run_view;
 static inline attune__run_view attune__runs_of(const attune__run_lists *lists, uint32_t r)
 {
-    return (attune__run_view){lists->items + lists->offsets[r], lists->offsets[r + 1] - lists->offsets[r]};
+    const size_t count = lists->offsets[r + 1] - lists->offsets[r];
+    return (attune__run_view){count ? lists->items + lists->offsets[r] : NULL, count};
 }
 static inline int64_t attune__runs_length(attune__run_view runs)
 {
@@ -87,6 +89,36 @@ typedef struct attune__distributed_part {
 
 enum { ATTUNE__OWN, ATTUNE__OTHERS, ATTUNE__DISTRIBUTED_PARTS };
 
+/* Some own keys whose gradients the same ranks contribute to. */
+typedef struct attune__key_sum {
+    int64_t start, count;
+    size_t first, parts; /* of the contributions */
+} attune__key_sum;
+
+/* Where the gradients of one rank begin: among those of the own keys, or among those that other ranks return. */
+typedef struct attune__contribution {
+    bool returned;
+    int64_t start;
+} attune__contribution;
+
+/* Gradients of keys, in f32 where the backend writes that: of the parts, and what other ranks return. */
+enum { ATTUNE__RETURNED = ATTUNE__DISTRIBUTED_PARTS, ATTUNE__KEY_GRADIENTS };
+typedef struct attune__key_gradients {
+    int64_t keys; /* 0 = none */
+    uint64_t k_at, v_at;
+} attune__key_gradients;
+
+/* Gradients that are summed over all ranks: of captures, and of sinks. Each rank sums a slice of whole lines. */
+#define ATTUNE__REDUCTION_LINE 64 /* elements */
+typedef struct attune__reduction {
+    attune_dtype dtype;
+    int64_t lines;      /* 0 = none */
+    uint64_t at;        /* of this rank's, then of the sum */
+    uint64_t slices_at; /* of this rank's slice, as other ranks have it */
+} attune__reduction;
+
+enum { ATTUNE__OF_CAPTURES, ATTUNE__OF_SINKS, ATTUNE__REDUCTIONS };
+
 struct attune_distributed {
     attune_device *device; /* retained */
     attune_transport transport;
@@ -98,13 +130,39 @@ struct attune_distributed {
     attune__distributed_part parts[ATTUNE__DISTRIBUTED_PARTS];
     attune_buffer *positions; /* i32 [rows], of the rows; NULL = their own index */
     attune_plan *plan;        /* NULL = no rows */
-    attune__program *merger;  /* NULL = at most one part */
+    attune__program *merger;  /* NULL = nothing to merge */
     attune__transfer *sends, *receives;
     size_t send_count, receive_count;
-    attune_message *messages; /* of one call */
+    attune_message *messages; /* of one exchange */
     /* Offsets in the workspace: k and v of others, partial results, and what the merge and the plan need. */
     uint64_t k_at, v_at, part_at, part_size, lse_at, merge_at, plan_at, workspace;
+    /* Backward: */
+    const attune_expr *score;  /* of the problem, retained; NULL = none */
+    attune__transfer *returns; /* as sends, among the keys that all ranks return */
+    attune__key_gradients gradients[ATTUNE__KEY_GRADIENTS];
+    attune__key_sum *sums; /* of the own keys, in order; none if this rank alone has gradients of them */
+    size_t sum_count;
+    attune__contribution *contributions;
+    attune__reduction reductions[ATTUNE__REDUCTIONS];
+    attune_buffer *zeros; /* a row of them, of the type of sums */
 };
+
+/* Whether both parts are computed, and their results merged. */
+static inline bool attune__distributed_split(const attune_distributed *d)
+{
+    return d->parts[ATTUNE__OWN].keys && d->parts[ATTUNE__OTHERS].keys;
+}
+/* The type of partial results of `dtype`. */
+static inline attune_dtype attune__distributed_partial(const attune_distributed *d, attune_dtype dtype)
+{
+    return d->device->backend->f32_outputs ? attune__shape_real(&d->shape) : dtype;
+}
+/* The lines of a reduction that are in the slices of ranks below r. */
+static inline int64_t attune__reduction_slice(const attune_distributed *d, const attune__reduction *reduction,
+                                              uint32_t r)
+{
+    return reduction->lines * (int64_t)r / (int64_t)d->transport.size;
+}
 
 /* Planes of k and v whose rows are adjacent in memory, and the elements of a row, for a head_dim. */
 static inline int64_t attune__transfer_planes(const attune_distributed *d)
@@ -115,5 +173,82 @@ static inline int64_t attune__transfer_row(const attune_distributed *d, uint32_t
 {
     return head_dim * (d->token_major ? d->shape.kv_heads : 1);
 }
+
+/* Prepares the sums of gradients over several ranks, after the messages. */
+attune_status attune__distributed_make_sums(attune_distributed *d, const attune_expr *score);
+
+/* What calls of both directions have in common. */
+typedef struct attune__distributed_call {
+    attune_distributed *d;
+    attune_queue *queue;
+    attune_buffer *workspace;
+    uint64_t workspace_offset;
+    const attune_capture *captures;
+    uint32_t capture_count;
+    const attune_parameter *parameters;
+    uint32_t parameter_count;
+    attune_tensor k[ATTUNE__DISTRIBUTED_PARTS], v[ATTUNE__DISTRIBUTED_PARTS];
+    uint64_t value;
+    double *seconds; /* NULL = not measured */
+} attune__distributed_call;
+
+/* Fails if an earlier call aborted the transport. */
+attune_status attune__distributed_usable(const attune_distributed *d);
+/* Begins a call: fails unless the queue is of the device, and the object of this direction. */
+attune_status attune__distributed_begin(const attune__distributed_call *c, attune_direction direction);
+/* Ends a call: one that failed aborts the transport. */
+attune_status attune__distributed_end(attune__distributed_call *c, attune_status status, attune_completion *completion);
+/* Checks the workspace, and k and v of this rank; fills k and v. */
+attune_status attune__distributed_check(attune__distributed_call *c, const attune_tensor *k, const attune_tensor *v);
+/* Checks the sizes of a tensor of the own keys. */
+attune_status attune__distributed_check_keys(const attune__distributed_call *c, const char *name, attune_dtype dtype,
+                                             uint32_t head_dim, bool writable, attune_tensor *t);
+/* A tensor of `keys` keys in the workspace, in the layout of the own ones. */
+attune_tensor attune__distributed_keys(const attune__distributed_call *c, uint64_t at, int64_t keys, attune_dtype dtype,
+                                       uint32_t head_dim);
+
+/* The address of a message's bytes; NULL if they are not in host memory. */
+void *attune__distributed_memory(const attune_buffer *buffer, uint64_t offset);
+/* Lists the messages of the transfers of a peer, the next of which is *next: k, then v. Returns their number. */
+uint32_t attune__distributed_list(const attune_distributed *d, const attune__transfer *transfers, size_t count,
+                                  size_t *next, uint32_t peer, const attune_tensor *k, const attune_tensor *v,
+                                  attune_message *to);
+/* Exchanges the first messages of d->messages, and the receives after them. */
+attune_status attune__distributed_exchange(const attune__distributed_call *c, uint32_t sends, uint32_t receives);
+attune_status attune__distributed_exchange_keys(const attune__distributed_call *c);
+attune_status attune__distributed_finish(const attune__distributed_call *c);
+
+/* The symbols of the score expression: the engine's and those of attune__expr_gather. */
+typedef struct attune__distributed_symbols {
+    attune_capture captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune_parameter parameters[ATTUNE_EXPR_MAX_SYMBOLS];
+    uint32_t capture_count, parameter_count;
+} attune__distributed_symbols;
+void attune__distributed_find_symbols(const attune__distributed_call *c, int part, attune__distributed_symbols *found);
+
+/* The partial result of a part, shaped as o, or as d_q; or its LSE. */
+attune_tensor attune__distributed_result(const attune__distributed_call *c, int part, const attune_tensor *like);
+attune_tensor attune__distributed_result_lse(const attune__distributed_call *c, int part, const attune_tensor *like);
+/* Merges results; lse.buffer NULL = a sum. */
+attune_status attune__distributed_merge(attune__distributed_call *c, const attune_tensor *o, const attune_tensor *lse,
+                                        uint32_t count, attune__merge_part_fn part, const void *user);
+
+/* Gradients of captures and sinks where this rank's launches write them: those of the call on one rank. */
+typedef struct attune__shared_gradients {
+    attune_capture captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune_tensor wanted[ATTUNE_EXPR_MAX_SYMBOLS]; /* the call's, checked */
+    uint32_t capture_count;
+    attune_tensor sinks, wanted_sinks;
+} attune__shared_gradients;
+/* Checks those that a call wants, and sets those in the workspace to 0. */
+attune_status attune__distributed_begin_sums(attune__distributed_call *c, const attune_backward_args *args,
+                                             attune__shared_gradients *shared);
+/* Returns gradients of others' keys, and slices of those of captures and sinks. */
+attune_status attune__distributed_return(const attune__distributed_call *c);
+/* After that: sums gradients of the own keys in the order of ranks, and those of captures and sinks. */
+attune_status attune__distributed_sum(attune__distributed_call *c, const attune_tensor *d_k, const attune_tensor *d_v,
+                                      const attune__shared_gradients *shared);
+/* Gradients of the keys of a part, or what other ranks return. */
+attune_tensor attune__distributed_key_gradient(const attune__distributed_call *c, int which, bool of_v);
 
 #endif

@@ -110,4 +110,17 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
 bool case_run_gradients(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
                         uint64_t seed, failure *why);
 
+/* Gradients of a case that were computed elsewhere, whole, and what they were computed from. */
+typedef struct case_gradients {
+    array d_o, d_lse;                          /* inputs; d_lse.data NULL = the loss does not use LSE */
+    const array *lse;                          /* of forward */
+    array d_q, d_k, d_v;                       /* in the types of q, k and v */
+    array d_sinks;                             /* if the case has sinks */
+    array d_captures[ATTUNE_EXPR_MAX_SYMBOLS]; /* f32, of attention_differentiable; otherwise data NULL */
+} case_gradients;
+
+/* Compares them as case_run_gradients does. The device is the CPU. */
+bool case_check_gradients(attune_instance *instance, attune_device *device, const attention_case *c, const attention *a,
+                          const case_gradients *gradients, failure *why);
+
 #endif

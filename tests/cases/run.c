@@ -701,3 +701,33 @@ bool case_run_gradients(attune_instance *instance, attune_device *device, const 
     case_release(&a);
     return ok;
 }
+
+bool case_check_gradients(attune_instance *instance, attune_device *device, const attention_case *c, const attention *a,
+                          const case_gradients *g, failure *why)
+{
+    running r = {.upstream = g->d_o,
+                 .upstream_lse = g->d_lse,
+                 .wanted = attention_differentiable(a),
+                 .capture_count = a->capture_count};
+    const struct {
+        const array *from;
+        placed *to;
+    } results[] = {
+        {g->lse, &r.lse}, {&g->d_q, &r.d_q}, {&g->d_k, &r.d_k}, {&g->d_v, &r.d_v}, {&g->d_sinks, &r.d_sinks}};
+    const char *error = NULL;
+    for (size_t i = 0; i < sizeof results / sizeof *results && !error; i++) {
+        const array *from = results[i].from;
+        if (from->data)
+            error = place(device, LAYOUT_CONTIGUOUS, from->dtype, from->rank, from->size, from, results[i].to);
+    }
+    for (uint32_t i = 0; i < a->capture_count && !error; i++) {
+        const array *from = &g->d_captures[i];
+        if (from->data)
+            error = place(device, LAYOUT_CONTIGUOUS, from->dtype, from->rank, from->size, from, &r.d_captures[i]);
+    }
+    const bool ok =
+        error ? failure_set(why, "%s: %s", c->name, error) : compare_gradients(instance, c, a->q.dtype, a, &r, why);
+    r.upstream.data = r.upstream_lse.data = NULL;
+    finish(&r);
+    return ok;
+}

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: MIT */
+/* What calls over several ranks have in common: checks, messages, symbols and merges. Nothing here allocates. */
+#include "distributed/distributed.h"
+
+#include <string.h>
+
+attune_status attune__distributed_usable(const attune_distributed *d)
+{
+    ATTUNE__TRY(attune__check_not_null(d, "distributed"));
+    if (d->aborted)
+        return attune__fail(ATTUNE_CANCELLED, "an earlier call failed and aborted the transport: make both anew");
+    return ATTUNE_OK;
+}
+
+attune_status attune__distributed_begin(const attune__distributed_call *c, attune_direction direction)
+{
+    const attune_direction made = c->d->shape.direction;
+    ATTUNE__TRY(attune__queue_check(c->queue, c->d->device, "distributed"));
+    if (made != direction)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.direction is %s, this call is %s",
+                            made == ATTUNE_FORWARD ? "forward" : "backward",
+                            direction == ATTUNE_FORWARD ? "forward" : "backward");
+    return ATTUNE_OK;
+}
+
+attune_status attune__distributed_end(attune__distributed_call *c, attune_status status, attune_completion *completion)
+{
+    if (status != ATTUNE_OK) {
+        c->d->aborted = true;
+        c->d->transport.abort(c->d->transport.user);
+        return status;
+    }
+    if (completion)
+        *completion = (attune_completion){c->queue, c->value};
+    return ATTUNE_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- tensors */
+
+attune_tensor attune__distributed_keys(const attune__distributed_call *c, uint64_t at, int64_t keys, attune_dtype dtype,
+                                       uint32_t head_dim)
+{
+    const attune__shape *s = &c->d->shape;
+    const int64_t columns = head_dim;
+    attune_tensor t = {.buffer = c->workspace,
+                       .offset = c->workspace_offset + at,
+                       .dtype = dtype,
+                       .rank = 4,
+                       .size = {s->kv_batch, s->kv_heads, keys, columns},
+                       .stride = {s->kv_heads * keys * columns, keys * columns, columns, 1}};
+    if (c->d->token_major) {
+        t.stride[1] = columns;
+        t.stride[2] = s->kv_heads * columns;
+    }
+    return t;
+}
+
+attune_status attune__distributed_check_keys(const attune__distributed_call *c, const char *name, attune_dtype dtype,
+                                             uint32_t head_dim, bool writable, attune_tensor *t)
+{
+    const attune_distributed *d = c->d;
+    const attune__tensor_rule rule = {name, d->device, dtype, 4, writable, true};
+    ATTUNE__TRY(attune__tensor_check(t, &rule));
+    const int64_t size[4] = {d->shape.kv_batch, d->shape.kv_heads, d->own_keys, head_dim};
+    for (uint32_t i = 0; i < 4; i++)
+        ATTUNE__TRY(attune__check_size(name, t, i, "this rank's", size[i]));
+    return ATTUNE_OK;
+}
+
+/* Rows of k or v that are sent must be adjacent in memory. */
+static attune_status check_sent(const attune__distributed_call *c, const char *name, attune_dtype dtype,
+                                uint32_t head_dim, attune_tensor *t)
+{
+    const attune_distributed *d = c->d;
+    ATTUNE__TRY(attune__distributed_check_keys(c, name, dtype, head_dim, false, t));
+    const bool heads = !d->token_major || t->size[1] == 1 || t->stride[1] == t->size[3];
+    const bool rows = t->size[2] == 1 || t->stride[2] == attune__transfer_row(d, head_dim);
+    if (d->send_count && !(heads && rows))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "%s.stride is %lld, %lld, %lld, but rows that are sent have no gaps with desc.token_major "
+                            "%s: expected a row stride of %lld%s",
+                            name, (long long)t->stride[0], (long long)t->stride[1], (long long)t->stride[2],
+                            d->token_major ? "true" : "false", (long long)attune__transfer_row(d, head_dim),
+                            d->token_major ? " and a head stride of head_dim" : "");
+    return ATTUNE_OK;
+}
+
+attune_status attune__distributed_check(attune__distributed_call *c, const attune_tensor *k, const attune_tensor *v)
+{
+    const attune_distributed *d = c->d;
+    const attune__shape *s = &d->shape;
+    if (d->workspace)
+        ATTUNE__TRY(attune__workspace_check(d->device, c->workspace, c->workspace_offset, d->workspace, "the rank"));
+    if (d->workspace && c->workspace->misalignment)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.workspace begins %u bytes after a multiple of 8, expected memory aligned to 8 bytes",
+                            c->workspace->misalignment);
+    const int64_t others = d->parts[ATTUNE__OTHERS].keys;
+    c->k[ATTUNE__OWN] = *k;
+    c->v[ATTUNE__OWN] = *v;
+    if (d->own_keys) {
+        ATTUNE__TRY(check_sent(c, "k", s->k_dtype, s->head_dim, &c->k[ATTUNE__OWN]));
+        ATTUNE__TRY(check_sent(c, "v", s->v_dtype, s->head_dim_v, &c->v[ATTUNE__OWN]));
+    }
+    c->k[ATTUNE__OTHERS] = attune__distributed_keys(c, d->k_at, others, s->k_dtype, s->head_dim);
+    c->v[ATTUNE__OTHERS] = attune__distributed_keys(c, d->v_at, others, s->v_dtype, s->head_dim_v);
+    return ATTUNE_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------------- exchange */
+
+void *attune__distributed_memory(const attune_buffer *buffer, uint64_t offset)
+{
+    const attune__backend *backend = buffer->device->backend;
+    return backend->buffer_memory ? (char *)backend->buffer_memory(buffer) + offset : NULL;
+}
+
+/* Adds the messages of one transfer of k or v. */
+static uint32_t add_messages(const attune_distributed *d, const attune__transfer *transfer, const attune_tensor *t,
+                             attune_message *to)
+{
+    const uint64_t element = attune_dtype_size(t->dtype);
+    const int64_t row = attune__transfer_row(d, (uint32_t)t->size[3]);
+    const int64_t heads = d->token_major ? 1 : t->size[1];
+    uint32_t count = 0;
+    for (int64_t b = 0; b < t->size[0]; b++)
+        for (int64_t h = 0; h < heads; h++) {
+            const int64_t at = b * t->stride[0] + h * t->stride[1] + transfer->start * row;
+            attune_message *m = &to[count++];
+            *m = (attune_message){.peer = transfer->peer,
+                                  .buffer = t->buffer,
+                                  .offset = t->offset + (uint64_t)at * element,
+                                  .size = (uint64_t)(transfer->count * row) * element};
+            m->memory = attune__distributed_memory(t->buffer, m->offset);
+        }
+    return count;
+}
+
+uint32_t attune__distributed_list(const attune_distributed *d, const attune__transfer *transfers, size_t count,
+                                  size_t *next, uint32_t peer, const attune_tensor *k, const attune_tensor *v,
+                                  attune_message *to)
+{
+    const size_t first = *next;
+    uint32_t listed = 0;
+    while (*next < count && transfers[*next].peer == peer)
+        ++*next;
+    for (size_t i = first; i < *next; i++)
+        listed += add_messages(d, &transfers[i], k, to + listed);
+    for (size_t i = first; i < *next; i++)
+        listed += add_messages(d, &transfers[i], v, to + listed);
+    return listed;
+}
+
+static attune_status exchange_failed(const attune_transport *t, const char *name, attune_status status)
+{
+    return attune__fail(status, "transport.%s failed on rank %u with %s", name, t->rank, attune_status_string(status));
+}
+
+attune_status attune__distributed_exchange(const attune__distributed_call *c, uint32_t sends, uint32_t receives)
+{
+    const attune_transport *t = &c->d->transport;
+    const attune_message *messages = c->d->messages;
+    const attune_status status = t->exchange(t->user, messages, sends, messages + sends, receives, c->queue);
+    return status == ATTUNE_OK ? status : exchange_failed(t, "exchange", status);
+}
+
+static uint32_t list_keys(const attune__distributed_call *c, const attune__transfer *transfers, size_t count, int part,
+                          attune_message *to)
+{
+    uint32_t listed = 0;
+    for (size_t next = 0; next < count;)
+        listed += attune__distributed_list(c->d, transfers, count, &next, transfers[next].peer, &c->k[part],
+                                           &c->v[part], to + listed);
+    return listed;
+}
+
+attune_status attune__distributed_exchange_keys(const attune__distributed_call *c)
+{
+    const attune_distributed *d = c->d;
+    const uint32_t sends = list_keys(c, d->sends, d->send_count, ATTUNE__OWN, d->messages);
+    const uint32_t receives = list_keys(c, d->receives, d->receive_count, ATTUNE__OTHERS, d->messages + sends);
+    return attune__distributed_exchange(c, sends, receives);
+}
+
+attune_status attune__distributed_finish(const attune__distributed_call *c)
+{
+    const attune_transport *t = &c->d->transport;
+    const attune_status status = t->finish ? t->finish(t->user, c->queue) : ATTUNE_OK;
+    return status == ATTUNE_OK ? status : exchange_failed(t, "finish", status);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- symbols */
+
+static attune_tensor positions_tensor(attune_buffer *buffer, int64_t count)
+{
+    return (attune_tensor){.buffer = buffer, .dtype = ATTUNE_I32, .rank = 1, .size = {count}, .stride = {1}};
+}
+
+/* Whether a name is of attune__expr_gather: the engine does not pass it. */
+static bool own_capture(const attune_distributed *d, int part, const char *name, attune_capture *capture)
+{
+    if (!strcmp(name, ATTUNE__GATHER_Q) && d->positions)
+        *capture = (attune_capture){ATTUNE__GATHER_Q, positions_tensor(d->positions, d->rows)};
+    else if (!strcmp(name, ATTUNE__GATHER_KV) && d->positions)
+        *capture = (attune_capture){ATTUNE__GATHER_KV, positions_tensor(d->parts[part].positions, d->parts[part].keys)};
+    else
+        return false;
+    return true;
+}
+
+static bool own_parameter(const attune_distributed *d, const char *name, attune_parameter *parameter)
+{
+    if (!strcmp(name, ATTUNE__GATHER_Q_LEN))
+        *parameter = (attune_parameter){ATTUNE__GATHER_Q_LEN, (double)d->q_len};
+    else if (!strcmp(name, ATTUNE__GATHER_KV_LEN))
+        *parameter = (attune_parameter){ATTUNE__GATHER_KV_LEN, (double)d->kv_len};
+    else
+        return false;
+    return true;
+}
+
+static void find_symbol(const attune__distributed_call *c, int part, const attune__symbol *symbol,
+                        attune__distributed_symbols *found)
+{
+    if (symbol->kind == ATTUNE_SYMBOL_CAPTURE) {
+        if (own_capture(c->d, part, symbol->name, &found->captures[found->capture_count])) {
+            found->capture_count++;
+            return;
+        }
+        for (uint32_t i = 0; c->captures && i < c->capture_count; i++)
+            if (c->captures[i].name && !strcmp(c->captures[i].name, symbol->name)) {
+                found->captures[found->capture_count++] = c->captures[i];
+                return;
+            }
+        return;
+    }
+    if (own_parameter(c->d, symbol->name, &found->parameters[found->parameter_count])) {
+        found->parameter_count++;
+        return;
+    }
+    for (uint32_t i = 0; c->parameters && i < c->parameter_count; i++)
+        if (c->parameters[i].name && !strcmp(c->parameters[i].name, symbol->name)) {
+            found->parameters[found->parameter_count++] = c->parameters[i];
+            return;
+        }
+}
+
+void attune__distributed_find_symbols(const attune__distributed_call *c, int part, attune__distributed_symbols *found)
+{
+    const attune_expr *score = c->d->plan->score;
+    found->capture_count = found->parameter_count = 0;
+    for (uint32_t i = 0; score && i < score->symbol_count; i++)
+        find_symbol(c, part, &score->symbols[i], found);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- merges */
+
+static attune_tensor result(const attune__distributed_call *c, int part, uint64_t at, attune_dtype dtype,
+                            const attune_tensor *like, uint32_t rank)
+{
+    const attune_distributed *d = c->d;
+    const uint64_t offset = c->workspace_offset + d->part_at + (uint64_t)part * d->part_size + at;
+    return attune__workspace_tensor(c->workspace, offset, dtype, like, rank);
+}
+
+attune_tensor attune__distributed_result(const attune__distributed_call *c, int part, const attune_tensor *like)
+{
+    return result(c, part, 0, attune__distributed_partial(c->d, like->dtype), like, 4);
+}
+
+attune_tensor attune__distributed_result_lse(const attune__distributed_call *c, int part, const attune_tensor *like)
+{
+    return result(c, part, c->d->lse_at, attune__shape_real(&c->d->shape), like, 3);
+}
+
+attune_status attune__distributed_merge(attune__distributed_call *c, const attune_tensor *o, const attune_tensor *lse,
+                                        uint32_t count, attune__merge_part_fn part, const void *user)
+{
+    double seconds = 0;
+    attune__merge step = {.o = *o,
+                          .workspace = c->workspace,
+                          .workspace_offset = c->workspace_offset + c->d->merge_at,
+                          .seconds = c->seconds ? &seconds : NULL,
+                          .strict = true};
+    if (lse)
+        step.lse = *lse;
+    ATTUNE__TRY(attune__merge_run(c->d->merger, c->queue, &step, count, part, user, &c->value));
+    if (c->seconds)
+        *c->seconds += seconds;
+    return ATTUNE_OK;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+/* A case over several ranks, which are threads: each has its rows and keys, and makes the same calls. */
+#ifndef TESTS_DISTRIBUTED_SHARING_H
+#define TESTS_DISTRIBUTED_SHARING_H
+
+#include "cases/cases.h"
+#include "distributed/ranks.h"
+
+typedef struct sharing {
+    attune_instance *instance;
+    attune_device *device;
+    const attention_case *c;
+    const attention *a;
+    attune_mask *mask;
+    uint32_t ranks, calls; /* calls: on each rank, with equal results */
+    attune_layout layout;
+    bool token_major, late;
+    bool backward;          /* calls are of backward, after one of forward */
+    uint32_t other_problem; /* the rank that has another scale; none if not below ranks */
+    uint32_t bad_call;      /* the rank whose call has a bad argument */
+    rank_group group;
+    array o, lse; /* whole */
+    case_gradients gradients;
+    attune_status created[MOST_RANKS], status[MOST_RANKS];
+    char message[MOST_RANKS][256];
+    bool differs[MOST_RANKS];    /* a repeated call gave other bits */
+    uint64_t shared[MOST_RANKS]; /* a hash of the gradients that all ranks have */
+} sharing;
+
+/* Opens the CPU with one thread. */
+void sharing_open(sharing *s);
+void sharing_close(sharing *s);
+
+/* Makes the mask and the outputs; the number decides the layout and the transport. */
+void sharing_begin(sharing *s, const attention *a, uint64_t number);
+void sharing_end(sharing *s);
+
+/* The body of a rank, for rank_group_run. */
+void sharing_run_rank(void *context, uint32_t rank);
+
+/* Causal attention of 200 rows over 4 ranks, with a capture, of which one rank fails somewhere. */
+void sharing_run_failure(sharing *s, const rank_fault *fault, uint32_t other_problem, uint32_t bad_call);
+
+#endif
