@@ -22,8 +22,9 @@ extern "C" {
 
 /* How rows and keys are dealt to the ranks. They are dealt in chunks, each of consecutive positions. */
 typedef enum attune_layout {
-    /* Equal numbers of chunks: contiguous, then chunks are swapped between ranks until the most work of a rank is
-     * within 2 % of the mean, or no swap reduces it. */
+    /* Equal numbers of chunks, and the most work of a rank within 2 % of the mean where chunks allow it: the sequence
+     * is divided by two cuts, and each part again, where work is equal and rows need few keys of other parts; then
+     * chunks are swapped between ranks. A rank has few runs. */
     ATTUNE_LAYOUT_BALANCED = 0,
     /* Unequal numbers: each rank has consecutive rows, cut so that the most work of a rank is least. */
     ATTUNE_LAYOUT_CUT = 1,
@@ -40,8 +41,8 @@ typedef struct attune_partition_desc {
     uint32_t struct_size;
     uint32_t ranks; /* 1 to ATTUNE_MAX_RANKS */
     attune_layout layout;
-    /* Rows of a chunk, a multiple of the mask's q_block and kv_block; the last chunk may be shorter. 0 = at most 512
-     * rows, fewer for short sequences and where larger chunks cannot be balanced. */
+    /* Rows of a chunk, a multiple of the mask's q_block and kv_block; the last chunk may be shorter. 0 = about a
+     * 64th of a rank's rows or a block, fewer where larger chunks cannot be balanced. */
     int64_t chunk;
     /* Time of a partial block as a multiple of that of a full block, 0.01 to 100. 0 = estimated from the instructions
      * of the mask expression, against head_dim 128. */

@@ -4,16 +4,16 @@
 
 #include <string.h>
 
-/* Chunks before rank r, of equal numbers. */
-static int64_t equal_share(const attune__deal *deal, int64_t parts, int64_t part)
+int64_t attune__equal_share(int64_t count, int64_t parts, int64_t part)
 {
-    return deal->count / parts * part + (part < deal->count % parts ? part : deal->count % parts);
+    return count / parts * part + (part < count % parts ? part : count % parts);
 }
 
 void attune__deal_contiguous(attune__deal *deal)
 {
     for (uint32_t r = 0; r < deal->ranks; r++)
-        for (int64_t i = equal_share(deal, deal->ranks, r); i < equal_share(deal, deal->ranks, (int64_t)r + 1); i++)
+        for (int64_t i = attune__equal_share(deal->count, deal->ranks, r);
+             i < attune__equal_share(deal->count, deal->ranks, (int64_t)r + 1); i++)
             deal->rank[i] = r;
 }
 
@@ -21,7 +21,8 @@ void attune__deal_zigzag(attune__deal *deal)
 {
     const int64_t parts = 2 * (int64_t)deal->ranks;
     for (int64_t p = 0; p < parts; p++)
-        for (int64_t i = equal_share(deal, parts, p); i < equal_share(deal, parts, p + 1); i++)
+        for (int64_t i = attune__equal_share(deal->count, parts, p); i < attune__equal_share(deal->count, parts, p + 1);
+             i++)
             deal->rank[i] = (uint32_t)(p < deal->ranks ? p : parts - 1 - p);
 }
 

@@ -2,9 +2,10 @@
 /*
  * Attention over several devices: which rank has which rows and keys, and what it needs of others.
  *
- *     partition.c   chunks to ranks, and what their rows need     balance.c   chunks to ranks by work
- *     create.c      the masks, plan and messages of a rank        call.c      what calls have in common
- *     forward.c, backward.c   calls                               sums.c      gradients of several ranks
+ *     partition.c   chunks to ranks, and what their rows need     balance.c   chunks to ranks, and swaps of them
+ *     split.c       chunks to ranks by work, in few runs          create.c    the masks, plan and messages of a rank
+ *     forward.c, backward.c   calls                               call.c      what calls have in common
+ *     sums.c        gradients of several ranks
  */
 #ifndef ATTUNE_DISTRIBUTED_DISTRIBUTED_H
 #define ATTUNE_DISTRIBUTED_DISTRIBUTED_H
@@ -53,6 +54,15 @@ static inline int64_t attune__runs_length(attune__run_view runs)
     return sum;
 }
 
+/* The keys, in chunks, that the rows of each chunk need: a bit for each. */
+typedef struct attune__needs {
+    int64_t keys, words;
+    bool together;  /* keys go with the rows of the same positions; otherwise they are dealt contiguously */
+    uint64_t *bits; /* count * words */
+    int64_t *span;  /* count * 2: the words from the first to the last that is not 0, and the end */
+    uint64_t *all;  /* words, for attune__deal_split */
+} attune__needs;
+
 /* Chunks and the ranks that have them. */
 typedef struct attune__deal {
     uint32_t ranks;
@@ -62,13 +72,20 @@ typedef struct attune__deal {
     int64_t *load;       /* of each rank */
     int64_t *first;      /* ranks + 1, and chunks: for attune__deal_swap, the chunks of each rank */
     int64_t *chunks;
+    int64_t *order; /* chunks, for attune__deal_split, with needs; needs NULL = not known */
+    attune__needs *needs;
 } attune__deal;
+
+/* Of `count` things in equal parts, those before a part: the first parts have one more. */
+int64_t attune__equal_share(int64_t count, int64_t parts, int64_t part);
 
 void attune__deal_contiguous(attune__deal *deal);
 void attune__deal_zigzag(attune__deal *deal);
 void attune__deal_striped(attune__deal *deal);
 /* Consecutive chunks, at most `most` for a rank, so that the largest load is least. most * ranks >= count. */
 void attune__deal_cut(attune__deal *deal, int64_t most);
+/* Equal numbers of chunks and about equal work, in few runs whose rows need few keys of other ranks. */
+void attune__deal_split(attune__deal *deal);
 /* Swaps chunks between ranks until the largest load is within 2 % of the mean. False if no swap reduces it further. */
 bool attune__deal_swap(attune__deal *deal);
 

@@ -12,9 +12,11 @@
 /* The multiply-adds of a pair in q k^T and p v, with head_dim 128, that the instructions of a mask are related to. */
 #define PAIR_INSTRUCTIONS 256
 
-/* Automatic chunks: rows, and how many a rank has at least, where the sequence is long enough. */
-#define CHUNK_ROWS       512
-#define CHUNKS_OF_A_RANK 16
+/* Automatic chunks: how many a rank has, where the sequence is long enough. */
+#define CHUNKS_OF_A_RANK 64
+
+/* Of more chunks it is not known what they need. */
+#define CHUNKS_WITH_NEEDS 8192
 
 /* ------------------------------------------------------------------------------------------------------------- runs */
 
@@ -133,11 +135,11 @@ static void cut_chunks(maker *m, int64_t chunk)
 
 static int64_t automatic_chunk(const maker *m)
 {
-    int64_t units = CHUNK_ROWS / m->unit;
     const int64_t all = ceil_div(m->mask->q_len, m->unit);
-    while (units > 1 && all / units < (int64_t)CHUNKS_OF_A_RANK * m->desc.ranks)
-        units /= 2;
-    return m->unit * (units ? units : 1);
+    int64_t units = 1;
+    while (all / (2 * units) >= (int64_t)CHUNKS_OF_A_RANK * m->desc.ranks)
+        units *= 2;
+    return m->unit * units;
 }
 
 /* Deals keys, whose work is not known. */
@@ -158,7 +160,71 @@ static void deal_keys(attune_layout layout, attune__deal *deal)
     }
 }
 
-static void deal_rows(maker *m)
+static void add_needs(const attune__block_list *list, int64_t row, uint32_t blocks, uint64_t *bits)
+{
+    uint32_t end = 0; /* the first block after the last chunk that was added */
+    for (int64_t i = list->offsets[row]; i < list->offsets[row + 1]; i++) {
+        const uint32_t block = (uint32_t)list->indices[i];
+        if (block < end)
+            continue;
+        const uint32_t chunk = block / blocks;
+        bits[chunk / 64] |= UINT64_C(1) << chunk % 64;
+        end = (chunk + 1) * blocks;
+    }
+}
+
+/* Finds the keys that chunks need. */
+static attune_status make_needs(const maker *m, attune__needs *needs)
+{
+    const attune_allocator *allocator = &m->made->allocator;
+    const attune_mask *mask = m->mask;
+    const int64_t blocks = m->made->chunk / mask->q_block, keys = ceil_div(mask->kv_len, m->made->chunk);
+    const uint32_t kv_blocks = (uint32_t)(m->made->chunk / mask->kv_block);
+    *needs = (attune__needs){.keys = keys, .words = ceil_div(keys, 64), .together = mask->q_len == mask->kv_len};
+    needs->bits = attune__alloc(allocator, (size_t)(m->deal.count * needs->words), sizeof *needs->bits);
+    needs->span = attune__alloc(allocator, (size_t)m->deal.count, 2 * sizeof *needs->span);
+    needs->all = attune__alloc_raw(allocator, (size_t)needs->words, sizeof *needs->all);
+    if (!needs->bits || !needs->span || !needs->all)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    for (int64_t plane = 0; plane < mask->stored_batch * mask->stored_heads; plane++)
+        for (int64_t r = 0; r < mask->q_blocks; r++) {
+            uint64_t *bits = needs->bits + r / blocks * needs->words;
+            add_needs(&mask->kv, plane * mask->q_blocks + r, kv_blocks, bits);
+            add_needs(&mask->full_kv, plane * mask->q_blocks + r, kv_blocks, bits);
+        }
+    for (int64_t i = 0; i < m->deal.count; i++) {
+        const uint64_t *bits = needs->bits + i * needs->words;
+        int64_t first = 0, end = needs->words;
+        while (first < end && !bits[first])
+            first++;
+        while (end > first && !bits[end - 1])
+            end--;
+        needs->span[2 * i] = first;
+        needs->span[2 * i + 1] = end;
+    }
+    return ATTUNE_OK;
+}
+
+static attune_status deal_balanced(maker *m)
+{
+    const attune_allocator *allocator = &m->made->allocator;
+    const int64_t longest = m->mask->q_len > m->mask->kv_len ? m->mask->q_len : m->mask->kv_len;
+    attune__needs needs = {.keys = 0};
+    attune_status status = ATTUNE_OK;
+    if (ceil_div(longest, m->made->chunk) <= CHUNKS_WITH_NEEDS) {
+        status = make_needs(m, &needs);
+        m->deal.needs = &needs;
+    }
+    if (status == ATTUNE_OK)
+        attune__deal_split(&m->deal);
+    m->deal.needs = NULL;
+    attune__free(allocator, needs.bits);
+    attune__free(allocator, needs.span);
+    attune__free(allocator, needs.all);
+    return status;
+}
+
+static attune_status deal_rows(maker *m)
 {
     attune__deal *deal = &m->deal;
     int64_t chunk = m->desc.chunk ? m->desc.chunk : automatic_chunk(m);
@@ -169,13 +235,18 @@ static void deal_rows(maker *m)
         if (most < ceil_div(deal->count, deal->ranks))
             most = ceil_div(deal->count, deal->ranks);
         attune__deal_cut(deal, most);
-        return;
+        return ATTUNE_OK;
+    }
+    if (m->desc.layout != ATTUNE_LAYOUT_BALANCED) {
+        cut_chunks(m, chunk);
+        deal_keys(m->desc.layout, deal);
+        return ATTUNE_OK;
     }
     for (;; chunk = chunk / 2 / m->unit * m->unit) {
         cut_chunks(m, chunk);
-        deal_keys(m->desc.layout, deal);
-        if (m->desc.layout != ATTUNE_LAYOUT_BALANCED || attune__deal_swap(deal) || m->desc.chunk || chunk / 2 < m->unit)
-            return;
+        ATTUNE__TRY(deal_balanced(m));
+        if (attune__deal_swap(deal) || m->desc.chunk || chunk / 2 < m->unit)
+            return ATTUNE_OK;
     }
 }
 
@@ -183,7 +254,7 @@ static attune_status deal_all(maker *m)
 {
     const attune_allocator *allocator = &m->made->allocator;
     attune__deal *deal = &m->deal;
-    deal_rows(m);
+    ATTUNE__TRY(deal_rows(m));
     for (int64_t i = 0; i < deal->count; i++)
         m->made->work[deal->rank[i]] += m->chunk_work[i];
     if (!runs_of_deal(allocator, &m->made->rows, deal, m->made->chunk, m->mask->q_len))
@@ -330,9 +401,10 @@ static attune_status make(maker *m)
         .load = attune__alloc_raw(allocator, ranks, sizeof *m->deal.load),
         .first = attune__alloc_raw(allocator, ranks + 1, sizeof *m->deal.first),
         .chunks = attune__alloc_raw(allocator, chunks, sizeof *m->deal.chunks),
+        .order = attune__alloc_raw(allocator, chunks, sizeof *m->deal.order),
     };
     if (!m->made->work || !m->row_work || !m->chunk_work || !m->deal.rank || !m->deal.load || !m->deal.first ||
-        !m->deal.chunks || !runs_init(allocator, &m->made->rows, m->desc.ranks) ||
+        !m->deal.chunks || !m->deal.order || !runs_init(allocator, &m->made->rows, m->desc.ranks) ||
         !runs_init(allocator, &m->made->keys, m->desc.ranks) || !runs_init(allocator, &m->made->needs, m->desc.ranks))
         return ATTUNE_OUT_OF_HOST_MEMORY;
     row_work(m->mask, m->desc.partial_cost, m->row_work);
@@ -378,6 +450,7 @@ attune_status attune_partition_create(attune_instance *instance, const attune_pa
     attune__free(&allocator, m.deal.load);
     attune__free(&allocator, m.deal.first);
     attune__free(&allocator, m.deal.chunks);
+    attune__free(&allocator, m.deal.order);
     if (status == ATTUNE_OK)
         *partition = m.made;
     else
