@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Rows of several ranks, which are CPU devices and threads of this process, beside one of them alone. */
-#include "bench/timing/row_parts.h"
+#include "bench/timing/row_ranks.h"
 
 #include "bench/timing/predict.h"
 #include "bench/timing/share.h"
@@ -13,9 +13,7 @@ _Static_assert(ROW_RANKS == MOST_RANKS, "row.h says how many ranks there may be"
 
 /* What all ranks compute: the same for any number of them. */
 typedef struct ranks_work {
-    const attention *a;
-    const attune_mask *mask;
-    attune_problem problem;
+    const ranks_setup *setup;
     const row_options *options;
     uint32_t threads; /* of each rank */
 } ranks_work;
@@ -127,8 +125,8 @@ static void run_rank(void *context, uint32_t rank)
     if (status == ATTUNE_OK)
         status = attune_device_open(instance, "cpu", &device);
     if (status == ATTUNE_OK)
-        status = share_make(device, &transport, c->partition, w->mask, &w->problem, w->options->kernel, w->a,
-                            &c->shares[rank]);
+        status = share_make(device, &transport, c->partition, w->setup->mask, &w->setup->problem, w->options->kernel,
+                            &w->setup->a, &c->shares[rank]);
     else
         transport.abort(transport.user);
     finish_call(c, status);
@@ -201,18 +199,18 @@ static bool make_mask(attune_instance *instance, const workload *w, const attent
 }
 
 /* A partition, with what it costs. */
-static bool deal(attune_instance *instance, const ranks_work *work, uint32_t ranks, attune_layout layout,
+static bool deal(attune_instance *instance, uint32_t ranks, attune_layout layout, const ranks_setup *s,
                  attune_partition **partition, report_row *row)
 {
     const attune_partition_desc desc = {.struct_size = sizeof desc, .ranks = ranks, .layout = layout};
     attune_partition_stats stats = {.struct_size = sizeof stats};
     const predict_machine unit = {1, 1, 0};
     prediction traffic = {0};
-    attune_status status = attune_partition_create(instance, &desc, work->mask, partition);
+    attune_status status = attune_partition_create(instance, &desc, s->mask, partition);
     if (status == ATTUNE_OK)
         status = attune_partition_stats_get(*partition, &stats);
     if (status == ATTUNE_OK)
-        status = predict(*partition, work->mask, &work->problem, &unit, &traffic);
+        status = predict(*partition, s->mask, &s->problem, &unit, &traffic);
     row->ranks = ranks;
     row->imbalance = stats.imbalance;
     row->fetched = stats.fetched;
@@ -222,44 +220,50 @@ static bool deal(attune_instance *instance, const ranks_work *work, uint32_t ran
     return status == ATTUNE_OK || row_fail_call(row, status, "partition");
 }
 
-void row_ranks(attune_instance *instance, attune_device *device, const workload *w, uint32_t ranks,
-               attune_layout layout, const row_options *options, report_row *row)
+bool ranks_setup_make(attune_instance *instance, attune_device *device, const workload *w, uint32_t ranks,
+                      attune_layout layout, const row_options *options, ranks_setup *s, report_row *row)
 {
     failure why = {{0}};
-    attention a = {0};
-    array o = {0};
-    attune_mask *mask = NULL;
-    attune_partition *one = NULL, *all = NULL;
-    measurement alone = {0};
     char suffix[32];
+    const uint32_t dim_v = w->head_dim_v ? w->head_dim_v : w->head_dim;
+    const int64_t size[4] = {w->batch, w->heads, w->q_len, dim_v};
+    *s = (ranks_setup){.mask = NULL};
     (void)snprintf(suffix, sizeof suffix, "/ranks:%u", ranks);
     row_describe(device, w, "ranks", suffix, options, row);
     (void)snprintf(row->timer, sizeof row->timer, "CLOCK_MONOTONIC around the calls of all ranks");
-    const uint32_t dim_v = w->head_dim_v ? w->head_dim_v : w->head_dim;
-    ranks_work work = {.a = &a, .options = options, .threads = row->threads / ranks ? row->threads / ranks : 1};
+    if (!workload_instantiate(instance, w, options->seed, &s->a, &why) ||
+        !array_create(&s->o, attention_o_dtype(&s->a), 4, size, &why))
+        return row_fail(row, REPORT_FAILED, "%s", why.message);
+    s->problem = row_problem(w, &s->a, false);
+    if (!make_mask(instance, w, &s->a, &s->mask, row))
+        return false;
+    row->flop = 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v);
+    return deal(instance, 1, layout, s, &s->one, row) && deal(instance, ranks, layout, s, &s->all, row);
+}
+
+void ranks_setup_free(ranks_setup *s)
+{
+    attune_partition_destroy(s->one);
+    attune_partition_destroy(s->all);
+    attune_mask_destroy(s->mask);
+    array_free(&s->o);
+    workload_release(&s->a);
+}
+
+void row_ranks(attune_instance *instance, attune_device *device, const workload *w, uint32_t ranks,
+               attune_layout layout, const row_options *options, report_row *row)
+{
+    ranks_setup s;
+    measurement alone = {0};
+    bool good = ranks_setup_make(instance, device, w, ranks, layout, options, &s, row);
+    const ranks_work work = {&s, options, row->threads / ranks ? row->threads / ranks : 1};
     row->threads = work.threads * ranks;
-    bool good =
-        workload_instantiate(instance, w, options->seed, &a, &why) || row_fail(row, REPORT_FAILED, "%s", why.message);
-    good = good && make_mask(instance, w, &a, &mask, row);
-    const int64_t size[4] = {w->batch, w->heads, w->q_len, dim_v};
-    good = good &&
-           (array_create(&o, attention_o_dtype(&a), 4, size, &why) || row_fail(row, REPORT_FAILED, "%s", why.message));
-    if (good) {
-        work.mask = mask;
-        work.problem = row_problem(w, &a, false);
-        row->flop = 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v);
-        good = deal(instance, &work, 1, layout, &one, row) && deal(instance, &work, ranks, layout, &all, row);
-    }
     /* The check is of the ranks: one alone is the single device. */
-    good = good && measure_ranks(&work, one, 1, NULL, &alone, row);
-    good = good && measure_ranks(&work, all, ranks, &o, &row->time, row);
+    good = good && measure_ranks(&work, s.one, 1, NULL, &alone, row);
+    good = good && measure_ranks(&work, s.all, ranks, &s.o, &row->time, row);
     row->one_seconds = alone.median;
     if (good && options->check)
-        (void)row_check_o(&a, &o, options->seed, 0, row);
+        (void)row_check_o(&s.a, &s.o, options->seed, 0, row);
     measure_free(&alone);
-    attune_partition_destroy(one);
-    attune_partition_destroy(all);
-    attune_mask_destroy(mask);
-    array_free(&o);
-    workload_release(&a);
+    ranks_setup_free(&s);
 }

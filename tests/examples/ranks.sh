@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # examples/ranks.c, and ranks that fail, under each MPI that is installed, as an engine would build them: with its mpicc,
-# against the library.
-#     ranks.sh SOURCE LIBRARY
+# against the library; and the benchmark over MPI, which the build links to Open MPI.
+#     ranks.sh SOURCE LIBRARY [BENCHMARK]
 # ATTUNE_REQUIRE=openmpi,mpich makes one that is missing, or that does not start four ranks, an error.
 set -euo pipefail
 source_root=$1
 library=$2
+benchmark=${3:-}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
@@ -83,6 +84,10 @@ for kind in openmpi mpich; do
     # 124, 137: timeout ended it.
     case $status in 0 | 124 | 137) wrong "$kind: a rank $how: status $status" ;; esac
   done
+  if [ $kind = openmpi ] && [ -n "$benchmark" ]; then
+    ranks $kind 4 "$benchmark" --workload causal --scale 0.0004 --repetitions 1 || wrong "$kind: the benchmark: status $?"
+    grep -q '^1 row: 1 ok' "$scratch/out" || wrong "$kind: the benchmark"
+  fi
 done
 # 77: skipped.
 [ -n "$found" ] || exit 77
