@@ -217,11 +217,24 @@ static void read_values(bulk_copy *c)
     memcpy(c->values, c->from_cta->shared + c->from, c->bytes);
 }
 
+static void add(bulk_copy *c)
+{
+    if (!c->values)
+        read_values(c);
+    for (uint32_t i = 0; i < c->bytes / 4; i++)
+        c->sums[i] += c->values[i];
+    free(c->values);
+}
+
 static void complete(size_t i)
 {
     bulk_copy c = copies[i];
     copies[i] = copies[--copy_count];
-    unsigned char *to = c.to_cta ? c.to_cta->shared + c.to : NULL;
+    if (c.kind == ADD_BULK) {
+        add(&c);
+        return;
+    }
+    unsigned char *to = c.to_cta->shared + c.to;
     switch (c.kind) {
     case COPY_TENSOR:
         load_tile(&c);
@@ -236,12 +249,7 @@ static void complete(size_t i)
         memcpy(to, &c.word, sizeof c.word);
         break;
     case ADD_BULK:
-        if (!c.values)
-            read_values(&c);
-        for (uint32_t k = 0; k < c.bytes / 4; k++)
-            c.sums[k] += c.values[k];
-        free(c.values);
-        return;
+        break;
     }
     model_async_ends(c.to_cta, c.to, c.bytes, c.barrier->agent, c.barrier->phase + 1);
     c.barrier->bytes -= c.bytes;

@@ -14,6 +14,8 @@
 #define SM80    "{\"KERNEL\": \"cuda_sm80\"}"
 #define SM80_16 "{\"KERNEL\": \"cuda_sm80\", \"BLOCK_M1\": 16, \"BLOCK_N1\": 16, \"BLOCK_M2\": 16, \"BLOCK_N2\": 16}"
 
+#define ORDERED "{\"DETERMINISTIC\": true}"
+
 typedef struct model_case {
     const char *architecture; /* NULL: 80 */
     int row;
@@ -107,6 +109,11 @@ static const model_case hopper[] = {
     {.architecture = "90", .row = CASE_gqa_3, .dtype = ATTUNE_BF16},
     {.architecture = "90", .row = CASE_causal_long_keys, .dtype = ATTUNE_F16},
     {.architecture = "90", .row = CASE_nan_hidden_partial, .dtype = ATTUNE_F16},
+    {.architecture = "90", .row = CASE_window, .dtype = ATTUNE_F16, .gradients = true},
+    {.architecture = "90", .row = CASE_head_8, .dtype = ATTUNE_BF16, .gradients = true, .backward_options = ORDERED},
+    {.architecture = "90", .row = CASE_head_192_128, .dtype = ATTUNE_BF16, .gradients = true},
+    {.architecture = "90", .row = CASE_head_256, .dtype = ATTUNE_F16, .gradients = true},
+    {.architecture = "90", .row = CASE_decode_few, .dtype = ATTUNE_BF16},
 };
 
 static const model_case hopper_faults[] = {
@@ -129,7 +136,7 @@ static const model_case hopper_faults[] = {
      .fault = "forward_sm90.cu|            wgmma_wait<0>();\n            accumulators_done(o);\n"
               "            consumer_release<&control::v>(c, v);|            consumer_release<&control::v>(c, v);\n"
               "            wgmma_wait<0>();",
-     .report = "multiplies byte"},
+     .report = "of shared memory, which"},
     /* O is stored before its products are complete. */
     {.architecture = "90",
      .row = CASE_causal_long_keys,
@@ -160,6 +167,55 @@ static const model_case hopper_faults[] = {
      .dtype = ATTUNE_BF16,
      .fault = "forward_sm90.cu|        fence_barrier_init();|",
      .report = "without a fence.mbarrier_init"},
+    /* dS is stored, and read by wgmma, without a fence. */
+    {.architecture = "90",
+     .row = CASE_window,
+     .dtype = ATTUNE_F16,
+     .gradients = true,
+     .fault = "narrow_backward_sm90.cuh|            fence_async();|",
+     .report = "without a fence of the asynchronous proxy"},
+    /* A warp group reads the other one's dS before it is stored. */
+    {.architecture = "90",
+     .row = CASE_window,
+     .dtype = ATTUNE_F16,
+     .gradients = true,
+     .fault = "narrow_backward_sm90.cuh|            consumers_sync();|",
+     .report = "of shared memory, which"},
+    /* dS is stored without the swizzle that its descriptor has. */
+    {.architecture = "90",
+     .row = CASE_window,
+     .dtype = ATTUNE_F16,
+     .gradients = true,
+     .fault = "stages_backward_sm90.cuh|((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16|(warp * 2 + lane / 8 % 2) * 16",
+     .report = "error"},
+    /* dQ is overwritten while its bulk addition reads it. */
+    {.architecture = "90",
+     .row = CASE_window,
+     .dtype = ATTUNE_F16,
+     .gradients = true,
+     .fault = "producer_backward_sm90.cuh|            bulk_wait_read();|",
+     .report = "which a bulk addition read"},
+    /* A consumer waits for the wrong phase of dQ's buffer. */
+    {.architecture = "90",
+     .row = CASE_window,
+     .dtype = ATTUNE_F16,
+     .gradients = true,
+     .fault = "narrow_backward_sm90.cuh|ds_stage = 0, dq_phase = 1;|ds_stage = 0, dq_phase = 0;",
+     .report = "phase of an mbarrier"},
+    /* dS is overwritten while it is copied to the cluster's other CTA. */
+    {.architecture = "90",
+     .row = CASE_head_256,
+     .dtype = ATTUNE_F16,
+     .gradients = true,
+     .fault = "pair_backward_sm90.cuh|            barrier_wait_peer(&c.ds_empty, phase ^ 1);|",
+     .report = "of shared memory, which"},
+    /* dS is copied over the other CTA's P while that is read. */
+    {.architecture = "90",
+     .row = CASE_head_256,
+     .dtype = ATTUNE_F16,
+     .gradients = true,
+     .fault = "pair_backward_sm90.cuh|        barrier_wait_peer(&c.peer_p_empty, phase);|",
+     .report = "of shared memory, which"},
 };
 
 static void check_cases(const model_case *some, size_t first, size_t end)
