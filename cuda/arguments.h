@@ -7,6 +7,7 @@
  *     forward_sm80.cu  attune_forward_sm80      cuda_sm80    attune_cuda_arguments
  *     decode_sm80.cu   attune_decode_sm80       cuda_sm80    attune_cuda_arguments, attune_cuda_parts
  *                      attune_combine_sm80      the same     the same; only with more than one part
+ *     serving_sm80.cu  attune_serving_sm80      cuda_sm80    attune_cuda_arguments, attune_cuda_serving
  *     forward_sm90.cu  attune_forward_sm90      cuda_sm90a   attune_cuda_arguments, CUtensorMap q, k, v
  *     delta.cu         attune_delta             all          attune_cuda_arguments, attune_cuda_backward
  *                      attune_sums              the same     attune_cuda_sums; only with capture gradients
@@ -35,6 +36,7 @@
  *     ATTUNE_MASK_CHUNKS, SCORE_CHUNKS, DESCENDING, LATE_HOOK, LATE_DP, LATE_CAPTURES, LATE_DELTA, EARLY_DQ,
  *     FUSED_GRADIENTS, HALF_TILES, REMATERIALISE    how expressions are computed, and the order of stages that the
  *                            registers allow (attune__variant in src/plan/plan.h); default 0
+ *     ATTUNE_TREE            serving_sm80, 1: the call may have a tree over drafts
  *     ATTUNE_SAVED_STATE     decode_sm80, 1: row maxima and sums are in shared memory while O accumulates
  *     ATTUNE_SERIAL_COLUMNS  backward_sm80 with ATTUNE_DK_DV, 1: scores are evaluated one fragment of columns after
  *                            another
@@ -66,12 +68,14 @@
  *     float attune_capture_read_<i>(as attune_score): d attune_score / d element read
  *     attune_index attune_capture_read_<i>_at(as attune_score): the row-major index of the element read; -1 = none
  *
- * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0`. Row q may attend low <= kv < high,
- * or to key kv the rows low <= q < high. The text must be
- * compiled without contraction (--fmad=false): the kernels name every fused operation.
+ * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0, int row0 = 0`. Row q may attend low <= kv
+ * < high, or to key kv the rows low <= q < high. The text must be compiled without contraction (--fmad=false): the
+ * kernels name every fused operation.
  *
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the split as the fastest index;
  * combine: a grid of batch * heads * q_len, any number of threads, no shared memory.
+ *
+ * Launch over a cache: any grid, whose CTAs take further tiles in strides of it.
  *
  * Launch of backward: attune_delta with a block of 256 threads for each 32 rows of [batch * heads * row_stride], which
  * also clears the sums; then the kernels: for dQ with attune_cuda_arguments.partial and full, for dK and dV with
@@ -146,6 +150,24 @@ typedef struct attune_cuda_parts {
     unsigned long long o, ml;
     int packed, split;
 } attune_cuda_parts;
+
+/* A tensor of int32, strides in elements. Address 0 = absent. */
+typedef struct attune_cuda_array {
+    unsigned long long address;
+    long long stride[3];
+} attune_cuda_array;
+
+/* The cache and the batch of a call of a plan with problem.tokens. In the arguments q_len and kv_len are then limits, a
+ * batch of k and v is a page, and q, o, lse and row_max have a batch of 1 if the rows are packed. */
+typedef struct attune_cuda_serving {
+    attune_cuda_array q_start, kv_len, kv_first, count; /* [batch + 1], [batch], [batch], [1]; q_start: packed */
+    attune_cuda_array pages, pages_start;               /* [batch][entries], or [entries] with pages_start */
+    attune_cuda_array tree;                             /* [batch of q][rows][words] */
+    int tokens;                                         /* rows of q, if they are packed */
+    int pool, page;                                     /* pages, and keys of a page */
+    int entries;                                        /* of the block table: of a row, or of the list */
+    int tree_words;
+} attune_cuda_serving;
 
 /* An exact sum: src/plan/family_cuda.h, sums.cuh. */
 #define ATTUNE_CUDA_SUM_WORDS 8

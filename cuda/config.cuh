@@ -81,6 +81,10 @@
 #define ATTUNE_ARRIVALS 1
 #endif
 
+#ifndef ATTUNE_TREE
+#define ATTUNE_TREE 0
+#endif
+
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE || ATTUNE_HAVE_SCORE
 #include "mods.cuh"
 #endif
@@ -221,6 +225,8 @@ struct config {
     static constexpr bool HAVE_BLOCKS = ATTUNE_HAVE_BLOCKS, HAVE_MASK_PAIRS = ATTUNE_HAVE_MASK,
                           HAVE_MASK_RANGE = ATTUNE_HAVE_MASK_RANGE, HAVE_MASK_COLUMNS = ATTUNE_HAVE_MASK_COLUMNS;
     static constexpr int MASK_KEYS = ATTUNE_MASK_KEYS, MASK_ROWS = ATTUNE_MASK_ROWS; /* terms of a key, of a row */
+
+    static constexpr bool TREE = ATTUNE_TREE; /* over a cache: rows may see some of the drafts only */
 
     /* The score, and in backward kernels its slope, d score / d product. */
     static constexpr bool HAVE_SCORE = ATTUNE_HAVE_SCORE, HAVE_SCORE_SLOPE = ATTUNE_HAVE_SCORE_SLOPE;

@@ -63,6 +63,20 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_decode_sm80(attun
     return l;
 }
 
+/* Over a cache: as decode, and in the place of its state two words for each key of two tiles, and at the
+ * end the tile of rows, which the epilogue keeps. */
+#define ATTUNE_CUDA_SERVING_TILE 80
+
+ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_serving_sm80(attune_cuda_tile t)
+{
+    attune_cuda_forward_sm80_layout l = attune_cuda_operands_sm80(t);
+    const unsigned groups = t.warps / (t.block_m / 16);
+    l.ml = groups * t.block_m * attune_cuda_round_up(t.head_dim_v, ATTUNE_CUDA_PADDING) * 4;
+    l.size =
+        attune_cuda_larger(l.state + 2 * t.block_n * 8, l.ml + groups * t.block_m * 2 * 4) + ATTUNE_CUDA_SERVING_TILE;
+    return l;
+}
+
 /* --------------------------------------------------------------------------------------------------------- backward */
 
 /*

@@ -10,8 +10,10 @@
 #define ATTUNE_FUNCTION __device__ __forceinline__
 #define ATTUNE_INFINITY __int_as_float(0x7f800000)
 #define ATTUNE_NAN      __int_as_float(0x7fffffff)
-/* kv0: a key of the tile. In unrolled loops kv - kv0 is a constant, which saves a conversion for each pair. */
-#define ATTUNE_SYMBOLS          , const attune_cuda_symbol *symbols, int kv0 = 0
+/* kv0: a key of the tile. In unrolled loops kv - kv0 is a constant, which saves a conversion for each pair. row0: over
+ * a cache, what the row's index among those of all sequences is more than q. */
+#define ATTUNE_SYMBOLS          , const attune_cuda_symbol *symbols, int kv0 = 0, int row0 = 0
+#define ATTUNE_ROW_INDEX        (q + row0)
 #define ATTUNE_FLOAT_KV         ((float)kv0 + (float)(kv - kv0))
 #define ATTUNE_FLOAT_KV_Q       ((float)(kv0 - q) + (float)(kv - kv0))
 #define ATTUNE_FLOAT_Q_KV       ((float)(q - kv0) - (float)(kv - kv0))

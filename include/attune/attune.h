@@ -749,8 +749,9 @@ typedef struct attune_problem {
     bool sinks;            /* calls pass sinks (attune_forward_args.sinks); CPU, and forward on Vulkan */
     /*
      * Serving: calls pass a cache and a batch of sequences (attune_cache, attune_batch) instead of k, v and a mask; on
-     * the CPU and on Vulkan, forward, without segments. tokens is the most rows of q in a call, over all sequences; 0 =
-     * no serving. batch is then the most sequences of a call, q_len and kv_len the most rows and keys of one sequence.
+     * the CPU, Vulkan and CUDA, forward, without segments. tokens is the most rows of q in a call, over all sequences;
+     * 0 = no serving. batch is then the most sequences of a call, q_len and kv_len the most rows and keys of one
+     * sequence.
      * `mask` is evaluated by the kernel for the lengths of each call; block_mask without it is an error.
      */
     int64_t tokens;
@@ -760,7 +761,7 @@ typedef struct attune_problem {
     /*
      * Serving: the keys of a sequence are summed in parts that begin at the multiples of split_keys, and the parts are
      * added in order, whatever the batch: a sequence has the same bits alone and among others. A multiple of 256; 0 =
-     * the device's choice (the CPU: 1,024; Vulkan: one part; so that bits never depend on the batch). CPU only, if it
+     * the device's choice (the CPU: 1,024; others: one part; so that bits never depend on the batch). CPU only, if it
      * is not 0.
      */
     uint32_t split_keys;
@@ -1022,7 +1023,7 @@ typedef struct attune_batch {
     /*
      * [sequences]: how many of its first keys a sequence has in common with the one before it, such as a system prompt;
      * numbers below 0 are 0, and the first is not read. A hint: sequences that share keys, one after another, may be
-     * computed together, so that the keys are read once (on the CPU; Vulkan ignores it). Nested prefixes are sequences
+     * computed together, so that the keys are read once (on the CPU; others ignore it). Nested prefixes are sequences
      * in the order of a tree. Results are the same, bit for bit on the CPU, if it is true, and undefined if it is not.
      * buffer NULL = none.
      */

@@ -450,14 +450,16 @@ static void add_variant(attune__cuda_kernel *kernel, const attune__variant *v)
             attune__cuda_define(kernel, flags[i].name, 1);
 }
 
-attune_status attune__cuda_entry_of(const attune_plan_choice *choice, attune__cuda_role role,
+attune_status attune__cuda_entry_of(const attune__program_desc *desc, attune__cuda_role role,
                                     const attune__cuda_family **family, attune__cuda_entry *entry)
 {
+    const attune_plan_choice *choice = desc->choice;
     const attune__cuda_family *f = attune__cuda_family_find(choice->kernel);
     if (f)
         *entry = role == ATTUNE__CUDA_DELTA             ? (attune__cuda_entry){"delta.cu", "attune_delta"}
                  : choice->direction == ATTUNE_BACKWARD ? f->backward
                  : choice->decode                       ? f->decode
+                 : desc->shape->tokens                  ? f->serving
                                                         : f->forward;
     if (!f || !entry->file)
         return attune__fail(ATTUNE_UNSUPPORTED, "this version has no %s kernel for this pass", choice->kernel);
@@ -529,7 +531,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     const attune__shape *s = desc->shape;
     const attune__cuda_family *family = NULL;
     attune__cuda_entry entry = {0};
-    ATTUNE__TRY(attune__cuda_entry_of(desc->choice, role, &family, &entry));
+    ATTUNE__TRY(attune__cuda_entry_of(desc, role, &family, &entry));
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): entry_of succeeded */
     *kernel = begin_kernel(entry.file, architecture, role == ATTUNE__CUDA_DELTA ? "" : family->suffix);
     attune__cuda_define(kernel, "DTYPE", dtype_number(s->k_dtype));
@@ -542,7 +544,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     if (role == ATTUNE__CUDA_DELTA)
         return ATTUNE_OK;
     add_tile(kernel, desc, role);
-    attune__cuda_define(kernel, "HAVE_BLOCKS", s->block_mask);
+    attune__cuda_define(kernel, "HAVE_BLOCKS", s->block_mask && !s->tokens);
     const attune__variant *variant = desc->variant;
     add_variant(kernel, variant);
     attune__cuda_define(kernel, "HAVE_MASK", desc->mask && variant->mask_pairs);

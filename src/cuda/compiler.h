@@ -60,10 +60,10 @@ attune_status attune__cuda_pack_kernel(const attune__host *host, const attune__c
 /* The source and options of a choice's kernel, for an architecture such as 86 or 90. The caller frees kernel->mods. */
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
                                       uint32_t architecture, attune__cuda_role role, attune__cuda_kernel *kernel);
-/* The family of a choice, and the source and entry point of one of its kernels; UNSUPPORTED if it has none. */
+/* The family of a program, and the source and entry point of one of its kernels; UNSUPPORTED if it has none. */
 struct attune__cuda_family;
 struct attune__cuda_entry;
-attune_status attune__cuda_entry_of(const attune_plan_choice *choice, attune__cuda_role role,
+attune_status attune__cuda_entry_of(const attune__program_desc *desc, attune__cuda_role role,
                                     const struct attune__cuda_family **family, struct attune__cuda_entry *entry);
 /* For families: adds -DATTUNE_name=value; whether the call may request gradients of captures. */
 void attune__cuda_define(attune__cuda_kernel *kernel, const char *name, uint32_t value);

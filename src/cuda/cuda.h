@@ -9,7 +9,7 @@
  *     decode.c    the hot call of decode  pack.c     kernels compiled ahead
  *     measure.c   peaks                   merge.c    merges partial results
  *     context.c   contexts, errors        backward.c the hot call of the backward pass
- *     mask_update.c  masks computed from a tensor
+ *     mask_update.c  masks computed from a tensor         serving.c  the hot call over a cache
  *
  * Every entry makes the device's context current and restores the previous one, so that the calling thread keeps its
  * own.
@@ -150,6 +150,9 @@ attune_status attune__cuda_forward(const attune__program *program, attune_queue 
                                    uint64_t *value);
 attune_status attune__cuda_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                   uint64_t *value);
+/* As forward, over a cache. Needs the current context. */
+attune_status attune__cuda_serve(const attune__cuda_program *program, attune__cuda_queue *queue,
+                                 const attune__forward *call, uint64_t *value);
 attune_status attune__cuda_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
                                     uint64_t *value);
 /* Loads the rest of a backward program after its kernels. */

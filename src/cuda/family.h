@@ -17,7 +17,7 @@ typedef struct attune__cuda_entry {
 typedef struct attune__cuda_family {
     const attune__family *plan;
     const char *suffix; /* of the architecture that its sources are compiled for: "a" */
-    attune__cuda_entry forward, decode, backward;
+    attune__cuda_entry forward, decode, backward, serving;
     /* Persistent CTAs, all resident at once, take the tiles; else there is a CTA for each. */
     bool persistent;
     /* The kernels of cuda_sm80 stand by: for tensors that TMA cannot read, and, in a backward pass that adds dQ to

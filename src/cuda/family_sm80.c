@@ -7,6 +7,8 @@
 /* Of its two backward kernels, that of queries adds the capture gradients. */
 static void define(attune__cuda_kernel *kernel, const attune__program_desc *desc, attune__cuda_role role)
 {
+    if (desc->shape->tree)
+        attune__cuda_define(kernel, "TREE", 1);
     if (desc->choice->decode)
         attune__cuda_define(kernel, "SAVED_STATE", desc->variant->saved_state);
     if (desc->choice->direction != ATTUNE_BACKWARD)
@@ -32,6 +34,7 @@ const attune__cuda_family attune__cuda_family_sm80 = {
     .forward = {"forward_sm80.cu", "attune_forward_sm80"},
     .decode = {"decode_sm80.cu", "attune_decode_sm80"},
     .backward = {"backward_sm80.cu", "attune_backward_sm80"},
+    .serving = {"serving_sm80.cu", "attune_serving_sm80"},
     .define = define,
     .shared_memory = shared_memory,
 };

@@ -62,14 +62,16 @@ static void set_mask(attune_cuda_arguments *a, const attune_mask *mask, const at
     }
 }
 
-static void set_score(attune_cuda_arguments *a, const attune_expr *score, const attune__forward *call)
+/* Of an expression that is bound to the call. */
+static void set_symbols(attune_cuda_symbol *symbols, const attune_expr *expr, const attune_tensor *captures,
+                        const attune__value *parameters)
 {
-    for (uint32_t i = 0; i < score->symbol_count; i++) {
-        const attune_tensor *tensor = &call->captures[i];
-        if (score->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
-            capture(&a->score_symbols[i], address(tensor), tensor->rank, tensor->size, tensor->stride);
+    for (uint32_t i = 0; i < expr->symbol_count; i++) {
+        const attune_tensor *tensor = &captures[i];
+        if (expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+            capture(&symbols[i], address(tensor), tensor->rank, tensor->size, tensor->stride);
         else
-            parameter(&a->score_symbols[i], call->parameters[i]);
+            parameter(&symbols[i], parameters[i]);
     }
 }
 
@@ -92,8 +94,11 @@ attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *prog
     };
     if (call->mask)
         set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);
+    if (call->serving && program->mask)
+        set_symbols(arguments.mask_symbols, program->mask, call->serving->mask_captures,
+                    call->serving->mask_parameters);
     if (program->score)
-        set_score(&arguments, program->score, call);
+        set_symbols(arguments.score_symbols, program->score, call->captures, call->parameters);
     return arguments;
 }
 
@@ -168,8 +173,8 @@ attune_status attune__cuda_forward(const attune__program *program, attune_queue 
 {
     attune__cuda_device *device = attune__cuda_of(program->device);
     ATTUNE__TRY(attune__cuda_enter(device));
-    const attune_status status =
-        launch((const attune__cuda_program *)program, (attune__cuda_queue *)queue, call, value);
+    const attune_status status = (call->serving ? attune__cuda_serve : launch)(
+        (const attune__cuda_program *)program, (attune__cuda_queue *)queue, call, value);
     attune__cuda_leave(device);
     return status;
 }

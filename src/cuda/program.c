@@ -88,7 +88,7 @@ static attune_status load_parts(attune__cuda_device *device, const parts *p, con
         size_kernel(one->kernel, &device->base.info.limits, one->desc, one->role);
         const attune__cuda_family *family = NULL;
         attune__cuda_entry entry = {0};
-        status = attune__cuda_entry_of(one->desc->choice, one->role, &family, &entry);
+        status = attune__cuda_entry_of(one->desc, one->role, &family, &entry);
         if (status == ATTUNE_OK)
             status = load(device, one->kernel, entry.name, jobs[i].cubin);
     }
@@ -126,7 +126,7 @@ static attune_status allocate(attune_device *device, const attune__program_desc 
 {
     const attune__cuda_family *family = NULL;
     attune__cuda_entry entry = {0};
-    ATTUNE__TRY(attune__cuda_entry_of(desc->choice, ATTUNE__CUDA_MAIN, &family, &entry));
+    ATTUNE__TRY(attune__cuda_entry_of(desc, ATTUNE__CUDA_MAIN, &family, &entry));
     attune__cuda_program *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;

@@ -289,6 +289,35 @@ static const attune__tile sm80_decode_f32_256[] = {
     ATTUNE__TILE(32, 16, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
+/* Over a cache, by the packed rows of a sequence. K and V have one buffer each. */
+static const attune__tile sm80_serving_16[] = {
+    ATTUNE__TILE(16, 64, 1, 4),
+    ATTUNE__TILE(16, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_serving_64[] = {
+    ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4), ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_serving_f32_64[] = {
+    ATTUNE__TILE(64, 32, 1, 4),
+    ATTUNE__TILE(32, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static const attune__tile sm80_serving_f32_256[] = {
+    ATTUNE__TILE(64, 16, 1, 4),
+    ATTUNE__TILE(32, 16, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+static attune__cuda_tiles sm80_serving_tiles(const attune__shape *s, bool wide)
+{
+    if (wide && (s->head_dim > 128 || s->head_dim_v > 128))
+        return TILES(sm80_serving_f32_256);
+    if (s->q_len * (s->heads / s->kv_heads) <= 16)
+        return TILES(sm80_serving_16);
+    return wide ? TILES(sm80_serving_f32_64) : TILES(sm80_serving_64);
+}
+
 static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool wide)
 {
     int64_t rows = s->q_len * attune__shape_packed_heads(s);
@@ -322,19 +351,26 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
                                                 TILES(sm80_f32_256)};
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return backward_tiles(search, count);
-    attune__cuda_tiles t = search->pass == ATTUNE__PASS_DECODE
+    attune__cuda_tiles t = s->tokens ? sm80_serving_tiles(s, wide)
+                           : search->pass == ATTUNE__PASS_DECODE
                                ? sm80_decode_tiles(s, wide)
                                : attune__cuda_by_head_dim(s, wide ? wide_forward : forward);
     *count = t.count;
     return t.tiles;
 }
 
-/* Forward: a warp computes 16 rows or a multiple. Decode: warps divide the rows by 16, then the keys. */
+/* Decode, and calls over a cache: tiles of packed rows. */
+static bool sm80_packs_rows(const attune__search *search)
+{
+    return search->pass == ATTUNE__PASS_DECODE || search->shape->tokens;
+}
+
+/* Forward: a warp computes 16 rows or a multiple. Packed rows: warps divide the rows by 16, then the keys. */
 static bool sm80_warps_divide(const attune__search *search, const attune__tile *tile)
 {
     const uint32_t *v = tile->value;
     uint32_t warps = v[ATTUNE__NUM_WARPS];
-    if (search->pass != ATTUNE__PASS_DECODE)
+    if (!sm80_packs_rows(search))
         return v[ATTUNE__BLOCK_M] % (16 * warps) == 0;
     uint32_t rows = v[ATTUNE__BLOCK_M] / 16;
     return rows && warps % rows == 0 && v[ATTUNE__BLOCK_N] / 16 >= warps / rows &&
@@ -348,7 +384,7 @@ static void sm80_clamp(const attune__search *search, attune__tile *tile)
         return;
     }
     attune__clamp_tile(search, tile, 16);
-    if (search->pass == ATTUNE__PASS_DECODE)
+    if (sm80_packs_rows(search))
         attune__clamp_decode(search, tile, 16);
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS];
     if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
@@ -364,15 +400,19 @@ static const char *sm80_reject_tile(const attune__search *search, const attune__
     const char *why = attune__reject_numbers(search, tile, 16, 256, option);
     if (why)
         return why;
-    if (search->pass == ATTUNE__PASS_DECODE && tile->value[ATTUNE__BLOCK_M] > 64) {
+    if (sm80_packs_rows(search) && tile->value[ATTUNE__BLOCK_M] > 64) {
         *option = ATTUNE__BLOCK_M;
         return "a decode tile has at most 64 rows";
     }
+    if (search->shape->tokens && tile->value[ATTUNE__NUM_STAGES] > 1) {
+        *option = ATTUNE__NUM_STAGES;
+        return "over a cache K and V have one stage";
+    }
     if (!sm80_warps_divide(search, tile)) {
-        const attune__option blame = search->pass == ATTUNE__PASS_DECODE ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
+        const attune__option blame = sm80_packs_rows(search) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
         *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : blame;
-        return search->pass == ATTUNE__PASS_FORWARD ? "each of the num_warps warps takes 16 rows or a multiple"
-                                                    : "the num_warps warps do not divide the tile";
+        return sm80_packs_rows(search) ? "the num_warps warps do not divide the tile"
+                                       : "each of the num_warps warps takes 16 rows or a multiple";
     }
     return NULL;
 }
@@ -383,7 +423,7 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
     const uint32_t *v = tile->value;
     uint32_t threads = 32 * v[ATTUNE__NUM_WARPS], dv = attune__round_up(s->head_dim_v, 16);
     uint32_t base = attune__cuda_registers(s);
-    if (search->pass == ATTUNE__PASS_DECODE) {
+    if (sm80_packs_rows(search)) {
         /* A warp holds 16 rows of O, and their scores for its part of the keys. */
         uint32_t rows = v[ATTUNE__BLOCK_M] / 16, shares = v[ATTUNE__NUM_WARPS] / rows;
         return base + 16 * dv / 32 + 16 * v[ATTUNE__BLOCK_N] / shares / 32;
@@ -401,7 +441,9 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
                                            v[ATTUNE__NUM_STAGES]);
     t.key_terms = attune__analysis_key_terms(&search->shape->expr, decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD);
     return (attune__cost){
-        .shared = decode ? attune_cuda_decode_sm80(t).size : attune_cuda_forward_sm80(t).size,
+        .shared = search->shape->tokens ? attune_cuda_serving_sm80(t).size
+                  : decode              ? attune_cuda_decode_sm80(t).size
+                                        : attune_cuda_forward_sm80(t).size,
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = sm80_registers(search, tile),
     };
@@ -421,9 +463,17 @@ static void sm80_variant(const attune__shape *s, const attune_plan_choice *c, at
             attune__cuda_tile(s, c->block_m, c->block_n, c->num_warps, c->num_stages));
 }
 
+static const char *sm80_reject_problem(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    return s->v_dtype != s->k_dtype ? "it has one dtype for k and v" : NULL;
+}
+
 const attune__family attune__cuda_sm80 = {
     .name = "cuda_sm80",
     .backend = ATTUNE_BACKEND_CUDA,
+    .serving = true,
+    .reject_problem = sm80_reject_problem,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
     .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,

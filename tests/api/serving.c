@@ -192,9 +192,22 @@ Test(serving, problems)
     attune_plan_choice choice = {.struct_size = sizeof choice};
     static const char *const devices[] = {"h200", "a6000"};
     for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+        attune_problem problem = s.problem;
         OK(attune_profile_find(devices[i], &profile));
-        EXPECT(attune_plan_choose(&profile.limits, &s.problem, NULL, &choice), ATTUNE_UNSUPPORTED,
-               "it reads no cache (problem.tokens)");
+        OK(attune_plan_choose(&profile.limits, &problem, NULL, &choice));
+        cr_expect(!strcmp(choice.kernel, "cuda_sm80") && choice.num_stages == 1);
+        problem.split_keys = 256;
+        EXPECT(attune_plan_choose(&profile.limits, &problem, NULL, &choice), ATTUNE_UNSUPPORTED, "problem.split_keys");
+        problem.split_keys = 0;
+        problem.v_dtype = ATTUNE_BF16;
+        EXPECT(attune_plan_choose(&profile.limits, &problem, NULL, &choice), ATTUNE_UNSUPPORTED,
+               "it has one dtype for k and v");
+        problem.kv_dtype = problem.v_dtype = ATTUNE_I8;
+        EXPECT(attune_plan_choose(&profile.limits, &problem, NULL, &choice), ATTUNE_UNSUPPORTED, "no i8 kernel");
+        options = (attune_kernel_options){.struct_size = sizeof options, .any = {.num_stages = 2}};
+        problem.kv_dtype = problem.v_dtype = 0;
+        EXPECT(attune_plan_choose(&profile.limits, &problem, &options, &choice), ATTUNE_INVALID_ARGUMENT,
+               "over a cache K and V have one stage");
     }
     OK(attune_profile_find("rdna3", &profile));
     attune_problem problem = s.problem;

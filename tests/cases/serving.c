@@ -4,6 +4,7 @@
  * is, and once more with every page elsewhere, which must give the same bits.
  */
 #include <criterion/criterion.h>
+#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -726,7 +727,8 @@ static void compute(attune_instance *instance, attune_device *device, const serv
                             .rank = 1,
                             .size = {c->heads}};
     const uint64_t bytes = attune_plan_workspace_size(plan);
-    OK(attune_buffer_create(device, bytes, &args.workspace));
+    if (bytes)
+        OK(attune_buffer_create(device, bytes, &args.workspace));
     attune_completion completion;
     OK(attune_forward(plan, attune_device_queue(device), &args, &completion));
     OK(attune_completion_wait(completion, UINT64_MAX));
@@ -871,6 +873,79 @@ Test(serving_cases, vulkan_portable)
 Test(serving_cases, vulkan_subgroup)
 {
     run_vulkan("{\"KERNEL\": \"vulkan_subgroup\"}");
+}
+
+/* What the kernels of CUDA refuse: a part of the reason. */
+static const char *cuda_refusal(const serving_case *c, attune_dtype dtype)
+{
+    const attune_dtype k = c->kv_dtype ? c->kv_dtype : dtype, v = c->v_dtype ? c->v_dtype : k;
+    if (c->d > 256 || c->dv > 256)
+        return "head dimensions are at most 256";
+    if (c->flags & SINKS)
+        return "problem.sinks";
+    if (c->flags & SPLIT)
+        return "problem.split_keys";
+    if (k >= ATTUNE_F8E4M3 || v >= ATTUNE_F8E4M3)
+        return "kernel: there are f32 f16 bf16";
+    return k != v ? "one dtype for k and v" : NULL;
+}
+
+static void check_cuda_refusal(attune_device *device, const serving_case *c, attune_dtype dtype, const char *reason)
+{
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .dtype = dtype,
+                                    .kv_dtype = c->kv_dtype,
+                                    .v_dtype = c->v_dtype,
+                                    .head_dim = (uint32_t)c->d,
+                                    .head_dim_v = (uint32_t)c->dv,
+                                    .heads = c->heads,
+                                    .kv_heads = c->kv_heads,
+                                    .q_len = 1,
+                                    .kv_len = 1024,
+                                    .sinks = c->flags & SINKS,
+                                    .tokens = 1,
+                                    .page = c->page,
+                                    .split_keys = c->flags & SPLIT ? 256 : 0};
+    attune_plan *plan = NULL;
+    cr_expect_eq(attune_plan_create(device, &problem, NULL, &plan), ATTUNE_UNSUPPORTED, "%s", c->name);
+    cr_expect(strstr(attune_last_error(), reason), "%s: %s", c->name, attune_last_error());
+}
+
+/* Every case; under the model those that `names` has, and without a cache of kernels. */
+static void run_cuda(const char *names)
+{
+    static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = names ? "" : NULL};
+    attune_instance *instance;
+    OK(attune_instance_create(&desc, &instance));
+    attune_device *device = device_or_skip(instance, "cuda");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const attune_dtype dtype = dtypes[i % 3];
+        if (!test_part(i) || (names && !strstr(names, cases[i].name)))
+            continue;
+        const char *refused = cuda_refusal(&cases[i], dtype);
+        if (refused)
+            check_cuda_refusal(device, &cases[i], dtype, refused);
+        else
+            run_case(instance, device, &cases[i], dtype, i);
+    }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+Test(serving_cases, cuda)
+{
+    run_cuda(NULL);
+}
+
+/* Some of them under the model of the CUDA kernels (docs/model.md). */
+Test(serving_cases, model)
+{
+    const char *driver = getenv("ATTUNE_MODEL_CUDA"), *compiler = getenv("ATTUNE_MODEL_NVRTC");
+    if (!driver || !compiler)
+        cr_skip_test("ATTUNE_MODEL_CUDA and ATTUNE_MODEL_NVRTC are not set");
+    cr_assert(dlopen(driver, RTLD_NOW | RTLD_LOCAL) && dlopen(compiler, RTLD_NOW | RTLD_LOCAL), "%s", dlerror());
+    run_cuda("tree_uniform holes_no_mask");
 }
 
 Test(serving_cases, cpu)
