@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Calls over a cache at their limits: a thousand sequences, tables that repeat pages, pages gigabytes apart, and a
- * workspace that several plans share. */
+/* Calls over a cache at their limits: a thousand sequences, tables that repeat pages, pages gigabytes apart, a
+ * workspace that several plans share, and integers that are wrong. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "support/devices.h"
 #include "tests/oracle/serving.h"
 
 #define OK(call)   cr_assert_eq(call, ATTUNE_OK, "%s: %s", #call, attune_last_error())
@@ -256,5 +257,213 @@ Test(serving_limits, plans_share_a_workspace)
     }
     attune_buffer_destroy(workspace);
     attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+/* ----------------------------------------------------------------------------------------------------- wrong integers
+ */
+
+#define GUARD 4096 /* bytes before and after a tensor */
+
+/* The same call on a device, with memory around what it writes. */
+typedef struct guarded {
+    attune_device *device;
+    attune_plan *plan;
+    serving_call call;
+    attune_tensor slots;
+    struct {
+        attune_tensor *tensor;
+        attune_buffer *buffer;
+        size_t bytes;
+        unsigned char *contents; /* as read */
+    } tensors[3];
+} guarded;
+
+static void guard(guarded *g, int index, attune_tensor *tensor, const array *values)
+{
+    const size_t bytes = (size_t)array_count(values) * sizeof(float), all = bytes + 2 * GUARD;
+    unsigned char *contents = malloc(all);
+    cr_assert(contents);
+    memset(contents, 0xff, all);
+    memcpy(contents + GUARD, values->data, bytes);
+    g->tensors[index].tensor = tensor;
+    g->tensors[index].bytes = all;
+    g->tensors[index].contents = contents;
+    OK(attune_buffer_create(g->device, all, &g->tensors[index].buffer));
+    OK(attune_buffer_write(g->tensors[index].buffer, 0, contents, all));
+    tensor->buffer = g->tensors[index].buffer;
+    tensor->offset = GUARD;
+}
+
+static const void *read_guarded(guarded *g, int index)
+{
+    OK(attune_buffer_read(g->tensors[index].buffer, 0, g->tensors[index].contents, g->tensors[index].bytes));
+    return g->tensors[index].contents;
+}
+
+static void guarded_create(guarded *g, attune_device *device, const serving *s)
+{
+    const attune_problem problem = serving_problem(s, false, false);
+    *g = (guarded){.device = device};
+    OK(attune_plan_create(device, &problem, NULL, &g->plan));
+    OK(serving_upload(device, s, g->plan, false, false, &g->call));
+    guard(g, 0, &g->call.args.o, &s->a.q);
+    guard(g, 1, &g->call.cache.k, &s->a.k);
+    guard(g, 2, &g->call.cache.v, &s->a.v);
+    g->slots = (attune_tensor){.dtype = ATTUNE_I64, .rank = 1, .size = {serving_tokens(s)}};
+    OK(attune_buffer_create(device, (uint64_t)serving_tokens(s) * sizeof(int64_t), &g->slots.buffer));
+}
+
+static void guarded_destroy(guarded *g)
+{
+    for (int i = 0; i < 3; i++) {
+        attune_buffer_destroy(g->tensors[i].buffer);
+        free(g->tensors[i].contents);
+    }
+    attune_buffer_destroy(g->slots.buffer);
+    serving_release(&g->call);
+    attune_plan_destroy(g->plan);
+    attune_device_destroy(g->device);
+}
+
+/* One in four is wrong. */
+static int32_t draw_integer(random_state *r, int32_t right, int32_t limit)
+{
+    const int32_t wrong[] = {-1, INT32_MIN, INT32_MAX, limit, limit + 1, -limit, 2147480000};
+    return random_u64(r) % 4 ? right : wrong[random_u64(r) % (sizeof wrong / sizeof wrong[0])];
+}
+
+/* The integers of a step, as the devices have them. */
+typedef struct step {
+    int32_t q_start[16], kv_len[15], kv_first[15], count, pages[256];
+    int64_t slots[256];
+} step;
+
+static void draw_step(random_state *r, const serving *s, step *t)
+{
+    const int64_t sequences = s->kv_len.size[0], tokens = serving_tokens(s), pool = s->a.k.size[0];
+    const int32_t *start = s->q_start.data, *keys = s->kv_len.data, *pages = s->pages.data;
+    for (int64_t b = 0; b <= sequences; b++) {
+        t->q_start[b] = draw_integer(r, start[b], (int32_t)tokens);
+        if (random_u64(r) % 8 == 0)
+            t->q_start[b] = (int32_t)between(r, 0, tokens);
+    }
+    for (int64_t b = 0; b < sequences; b++) {
+        t->kv_len[b] = draw_integer(r, keys[b], (int32_t)(s->pages.size[1] * s->a.k.size[2]));
+        t->kv_first[b] = draw_integer(r, (int32_t)between(r, 0, keys[b]), keys[b]);
+    }
+    t->count = random_u64(r) % 4 ? (int32_t)sequences : draw_integer(r, 3, (int32_t)sequences);
+    for (int64_t i = 0; i < array_count(&s->pages); i++) {
+        const int32_t entry = draw_integer(r, pages[i], (int32_t)pool);
+        t->pages[i] = entry >= 0 && entry < pool ? pages[i] : entry; /* no page twice: rows are appended */
+    }
+    for (int64_t i = 0; i < tokens; i++) {
+        const int64_t keys_of_pool = pool * s->a.k.size[2],
+                      wrong[] = {-1, INT64_MIN, INT64_MAX, keys_of_pool, keys_of_pool + (INT64_C(1) << 32), INT32_MIN};
+        t->slots[i] = random_u64(r) % 4 ? i * (keys_of_pool / tokens) : wrong[random_u64(r) % 6];
+    }
+}
+
+static void write_step(guarded *g, const serving *s, const step *t)
+{
+    const size_t sequences = (size_t)s->kv_len.size[0], entries = (size_t)array_count(&s->pages);
+    unsigned char *o = g->tensors[0].contents;
+    memset(o, 0xff, g->tensors[0].bytes);
+    OK(attune_buffer_write(g->tensors[0].buffer, 0, o, g->tensors[0].bytes));
+    OK(attune_buffer_write(g->call.batch.q_start.buffer, 0, t->q_start, (sequences + 1) * 4));
+    OK(attune_buffer_write(g->call.batch.kv_len.buffer, 0, t->kv_len, sequences * 4));
+    OK(attune_buffer_write(g->call.batch.kv_first.buffer, 0, t->kv_first, sequences * 4));
+    OK(attune_buffer_write(g->call.batch.count.buffer, 0, &t->count, 4));
+    OK(attune_buffer_write(g->call.cache.pages.buffer, 0, t->pages, entries * 4));
+    OK(attune_buffer_write(g->slots.buffer, 0, t->slots, (uint64_t)g->slots.size[0] * 8));
+}
+
+/* How many sequences have each row, and whether one row has two. */
+static bool find_claims(const serving *s, const step *t, int64_t q_len, int *claims)
+{
+    const int64_t tokens = serving_tokens(s);
+    bool twice = false;
+    memset(claims, 0, (size_t)tokens * sizeof *claims);
+    for (int64_t b = 0; b < s->kv_len.size[0] && b < t->count; b++) {
+        const int64_t first = t->q_start[b], end = t->q_start[b + 1];
+        for (int64_t i = first; first >= 0 && end <= tokens && end - first <= q_len && i < end; i++)
+            twice |= ++claims[i] > 1;
+    }
+    return twice;
+}
+
+static void compare_rows(const serving *s, const int *claims, const guarded *g, const guarded *cpu)
+{
+    const int64_t width = s->a.q.size[1] * s->a.q.size[2], tokens = serving_tokens(s);
+    const unsigned char *got = g->tensors[0].contents, *expected = cpu->tensors[0].contents;
+    for (size_t i = 0; i < g->tensors[0].bytes; i++) {
+        const bool inside = i >= GUARD && i < g->tensors[0].bytes - GUARD;
+        const size_t row = inside ? (i - GUARD) / ((size_t)width * sizeof(float)) : 0;
+        if (!inside || !claims[row])
+            cr_assert_eq(got[i], 0xff, "byte %zu of o, of no row of a sequence, was written", i);
+    }
+    for (int64_t i = 0; i < tokens * width; i++) {
+        float x, y;
+        memcpy(&x, got + GUARD + i * 4, sizeof x);
+        memcpy(&y, expected + GUARD + i * 4, sizeof y);
+        if (claims[i / width] == 1)
+            cr_assert(fabsf(x - y) < 1e-5f * (1 + fabsf(y)), "row %lld: %g, on the CPU %g", (long long)(i / width),
+                      (double)x, (double)y);
+    }
+}
+
+/* Lengths, tables and slots that are wrong: the CPU's results, which tests/api/serving.c states, and nothing written
+ * around them. */
+Test(serving_limits, vulkan)
+{
+    attune_instance *instance;
+    attune_device *device;
+    OK(attune_instance_create(NULL, &instance));
+    device = device_or_skip(instance, "vulkan");
+    random_state r = {test_seed() * 77 + 5};
+    serving s;
+    guarded g[2]; /* Vulkan's and the CPU's */
+    failure why;
+    draw(instance, &(shape){7, 2, 2, 16, 8, 12, 40, false}, 5, &s);
+    GOOD(array_create(&s.kv_first, ATTUNE_I32, 1, s.kv_len.size, &why));
+    GOOD(array_create(&s.count, ATTUNE_I32, 1, (int64_t[]){1}, &why));
+    ((int32_t *)s.count.data)[0] = 7;
+    cr_assert(serving_tokens(&s) <= 256 && array_count(&s.pages) <= 256);
+    guarded_create(&g[0], device, &s);
+    OK(attune_device_open(instance, "cpu", &device));
+    guarded_create(&g[1], device, &s);
+    const int64_t q_len = serving_problem(&s, false, false).q_len;
+    int claims[256], rounds = 0;
+    for (int round = 0; round < 24; round++) {
+        step t;
+        draw_step(&r, &s, &t);
+        const bool twice = find_claims(&s, &t, q_len, claims);
+        for (int i = 0; i < 2; i++) {
+            attune_completion done;
+            const attune_append_args append = {.struct_size = sizeof append,
+                                               .k = g[i].call.args.q,
+                                               .v = g[i].call.args.q,
+                                               .cache = &g[i].call.cache,
+                                               .batch = &g[i].call.batch,
+                                               .slots = round % 3 ? g[i].slots : (attune_tensor){.buffer = NULL}};
+            write_step(&g[i], &s, &t);
+            run(g[i].device, g[i].plan, &g[i].call);
+            read_guarded(&g[i], 0);
+            /* Two rows of one key leave it undefined. */
+            if (twice)
+                continue;
+            OK(attune_append(g[i].plan, attune_device_queue(g[i].device), &append, &done));
+            OK(attune_completion_wait(done, UINT64_MAX));
+        }
+        compare_rows(&s, claims, &g[0], &g[1]);
+        rounds += !twice;
+        for (int i = 1; i < 3; i++)
+            cr_assert_eq(memcmp(read_guarded(&g[0], i), read_guarded(&g[1], i), g[0].tensors[i].bytes), 0,
+                         "round %d: %s of the cache differs from the CPU's", round, i == 1 ? "k" : "v");
+    }
+    cr_assert_gt(rounds, 2);
+    guarded_destroy(&g[0]);
+    guarded_destroy(&g[1]);
+    undraw(&s);
     attune_instance_destroy(instance);
 }
