@@ -18,6 +18,9 @@ struct uint3 {
 struct uint2 {
     unsigned x, y;
 };
+struct alignas(8) int2 {
+    int x, y;
+};
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
@@ -33,6 +36,7 @@ struct alignas(16) float4 {
 extern const __device__ uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 __device__ uint2 make_uint2(unsigned, unsigned);
+__device__ int2 make_int2(int, int);
 __device__ uint4 make_uint4(unsigned, unsigned, unsigned, unsigned);
 __device__ int4 make_int4(int, int, int, int);
 __device__ float2 make_float2(float, float);
