@@ -328,7 +328,7 @@ attune_status attune__expr_ragged(const attune_allocator *allocator, const attun
     attune_status status = attune__builder_import(&builder, expr, number);
     if (status == ATTUNE_OK)
         status = attune__builder_finish(&builder, number[expr->node_count - 1], ATTUNE_INVALID_ARGUMENT, ragged);
-    if (status == ATTUNE_OK)
+    if (*ragged)
         (*ragged)->ragged = true;
     attune__builder_free(&builder);
     return status;
