@@ -225,6 +225,257 @@ void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bind
     store_allowed(evaluate_f32(expr, NULL, NULL, bindings, row, kv0, count, NULL, scratch), count, allowed);
 }
 
+/* ------------------------------------------------------------------------------------------------------------ tiles */
+
+/* What a node of a mask depends on in a tile. */
+typedef enum dependence {
+    ON_NEITHER,  /* a value for the tile */
+    ON_ROW,      /* q: a value for each row */
+    ON_KEY,      /* kv: a column for all rows */
+    ON_DISTANCE, /* q - kv: rows' columns overlap in one, of rows + count - 1 distances */
+    ON_PAIR      /* a column for each row */
+} dependence;
+
+/* An integer node that is q * r + kv * c + corner in row r and column c, modulo 2^32. */
+typedef struct linear {
+    int64_t q, kv;
+    int32_t corner;
+    bool valid;
+} linear;
+
+typedef struct tile {
+    attune__row row;
+    uint32_t rows;
+    int32_t kv0;
+    size_t count;
+    uint32_t row_nodes, shifted; /* lengths of the lists below */
+    char *memory;                /* of columns of pairs */
+    node_state_f32 *states;      /* of the row that was evaluated last, and nodes on neither or on keys */
+    node_state_f32 *path;        /* of nodes that nodes on distances depend on */
+    linear *lines;
+    uint16_t *row_list;   /* nodes to evaluate for each row */
+    uint16_t *shift_list; /* nodes on distances that others read */
+    uint8_t *depends;
+} tile;
+
+/* Coefficients up to this do not overflow in the sums below. */
+#define MOST_SLOPE ((int64_t)1 << 20)
+
+static linear line_of(const attune_expr *expr, uint32_t n, dependence depends, const tile *t)
+{
+    const attune__node *node = &expr->nodes[n];
+    if (node->type != ATTUNE__INT)
+        return (linear){0};
+    if (depends == ON_NEITHER)
+        return (linear){0, 0, t->states[n].value.i, true};
+    if (node->op == ATTUNE__OP_VAR && node->value.i == ATTUNE__VAR_Q)
+        return (linear){1, 0, t->row.q, true};
+    if (node->op == ATTUNE__OP_VAR && node->value.i == ATTUNE__VAR_KV)
+        return (linear){0, 1, t->kv0, true};
+    const linear a = t->lines[node->arg[0]], b = t->lines[node->arg[node->arg_count > 1]];
+    if (!node->arg_count || !a.valid || !b.valid)
+        return (linear){0};
+    linear line = {.valid = true};
+    switch (node->op) {
+    case ATTUNE__OP_ADD:
+        line = (linear){a.q + b.q, a.kv + b.kv, attune__iadd(a.corner, b.corner), true};
+        break;
+    case ATTUNE__OP_SUB:
+        line = (linear){a.q - b.q, a.kv - b.kv, attune__isub(a.corner, b.corner), true};
+        break;
+    case ATTUNE__OP_NEG:
+        line = (linear){-a.q, -a.kv, attune__ineg(a.corner), true};
+        break;
+    case ATTUNE__OP_MUL: {
+        const bool first = !a.q && !a.kv;
+        const int64_t factor = first ? a.corner : b.corner;
+        const linear other = first ? b : a;
+        line.valid = (first || (!b.q && !b.kv)) && factor <= MOST_SLOPE && factor >= -MOST_SLOPE;
+        line.q = line.valid ? other.q * factor : 0;
+        line.kv = line.valid ? other.kv * factor : 0;
+        line.corner = attune__imul(a.corner, b.corner);
+        break;
+    }
+    default:
+        line.valid = false;
+        break;
+    }
+    line.valid &= line.q <= MOST_SLOPE && line.q >= -MOST_SLOPE && line.kv <= MOST_SLOPE && line.kv >= -MOST_SLOPE;
+    return line;
+}
+
+/* Whether no value of the tile wraps. */
+static bool stays(const tile *t, linear line)
+{
+    const int64_t q = line.q * (t->rows - 1), kv = line.kv * ((int64_t)t->count - 1);
+    const int64_t low = line.corner + (q < 0 ? q : 0) + (kv < 0 ? kv : 0);
+    const int64_t high = line.corner + (q > 0 ? q : 0) + (kv > 0 ? kv : 0);
+    return low >= INT32_MIN && high <= INT32_MAX;
+}
+
+/* Of a node that depends on q and kv. */
+static dependence dependence_of_both(const attune_expr *expr, uint32_t n, const tile *t)
+{
+    const attune__node *node = &expr->nodes[n];
+    if (t->lines[n].valid && t->lines[n].q == -t->lines[n].kv)
+        return ON_DISTANCE;
+    if (node->op >= ATTUNE__OP_EQ && node->op <= ATTUNE__OP_LE) {
+        const linear a = t->lines[node->arg[0]], b = t->lines[node->arg[1]];
+        const bool ordered = node->op == ATTUNE__OP_LT || node->op == ATTUNE__OP_LE;
+        if (a.valid && b.valid && a.q - b.q == b.kv - a.kv && (!ordered || (stays(t, a) && stays(t, b))))
+            return ON_DISTANCE;
+    }
+    for (uint32_t i = 0; i < node->arg_count; i++) {
+        const dependence operand = (dependence)t->depends[node->arg[i]];
+        if (operand != ON_NEITHER && operand != ON_DISTANCE)
+            return ON_PAIR;
+    }
+    return ON_DISTANCE;
+}
+
+/* Nodes on distances, for the pairs of the first column, from the last row up, then those of the first row. */
+static void evaluate_distances(const attune_expr *expr, const attune__bindings *bindings, const tile *t, char **memory)
+{
+    const size_t distances = t->rows + t->count - 1;
+    const plane_f32 plane = {expr, NULL, bindings, NULL, 0, distances, NULL, t->path};
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        const attune__node *node = &expr->nodes[n];
+        if (!t->path[n].slope)
+            continue;
+        if (t->depends[n] == ON_NEITHER) {
+            t->path[n] = t->states[n];
+        } else if (node->op == ATTUNE__OP_VAR) {
+            int32_t *restrict o = (int32_t *)(void *)*memory;
+            const bool q = node->value.i == ATTUNE__VAR_Q;
+            for (size_t i = 0; i < distances; i++) {
+                const size_t row = i < t->rows ? t->rows - 1 - i : 0, column = i < t->rows ? 0 : i - (t->rows - 1);
+                o[i] = attune__iadd(q ? t->row.q : t->kv0, (int32_t)(q ? row : column));
+            }
+            t->path[n] = (node_state_f32){.column = o, .slope = CURVED};
+            *memory += ALIGNED(distances * sizeof *o);
+        } else {
+            evaluate_column_f32(&plane, n, memory);
+            t->path[n].slope = CURVED;
+        }
+    }
+}
+
+static tile *tile_at(const attune_expr *expr, void *scratch)
+{
+    const size_t nodes = expr->node_count, states = ALIGNED(nodes * sizeof(node_state_f32));
+    tile *t = scratch;
+    t->states = (node_state_f32 *)(void *)((char *)scratch + ALIGNED(sizeof *t));
+    t->path = (node_state_f32 *)(void *)((char *)t->states + states);
+    t->lines = (linear *)(void *)((char *)t->path + states);
+    t->row_list = (uint16_t *)(t->lines + nodes);
+    t->shift_list = t->row_list + nodes;
+    t->depends = (uint8_t *)(t->shift_list + nodes);
+    t->memory = (char *)t->states + 2 * states + ALIGNED(nodes * (sizeof(linear) + 2 * sizeof(uint16_t) + 1));
+    return t;
+}
+
+size_t attune__expr_tile_size(const attune_expr *expr, size_t columns)
+{
+    const size_t nodes = expr->node_count, distances = ATTUNE__TILE_ROWS + columns - 1;
+    size_t count = 0, along = 0;
+    for (uint32_t i = 0; i < nodes; i++) {
+        count += (expr->nodes[i].uses & COLUMN_USES) != 0;
+        along += (expr->nodes[i].uses & (COLUMN_USES | 1u << ATTUNE__VAR_Q)) != 0;
+    }
+    return ALIGNED(sizeof(tile)) + 2 * ALIGNED(nodes * sizeof(node_state_f32)) +
+           ALIGNED(nodes * (sizeof(linear) + 2 * sizeof(uint16_t) + 1)) + count * ALIGNED(columns * sizeof(float)) +
+           along * ALIGNED(distances * sizeof(float));
+}
+
+static void vars_of(const attune__row *row, uint32_t r, int32_t vars[9])
+{
+    const int32_t of[] = {row->b,      row->h, attune__iadd(row->q, (int32_t)r),  0, row->h_kv, row->q_len,
+                          row->kv_len, 0,      attune__iadd(row->row, (int32_t)r)};
+    memcpy(vars, of, sizeof of);
+}
+
+/* Lists what rows evaluate, and marks what the path needs with a slope other than 0. */
+static void list_nodes(const attune_expr *expr, tile *t)
+{
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        t->path[n].slope = 0;
+    const uint32_t root = expr->node_count - 1;
+    if (t->depends[root] == ON_DISTANCE)
+        t->path[root].slope = 1;
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        for (uint32_t i = 0; i < expr->nodes[n].arg_count && t->depends[n] == ON_PAIR; i++)
+            if (t->depends[expr->nodes[n].arg[i]] == ON_DISTANCE)
+                t->path[expr->nodes[n].arg[i]].slope = 1;
+    t->row_nodes = t->shifted = 0;
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        if (t->depends[n] == ON_ROW || t->depends[n] == ON_PAIR)
+            t->row_list[t->row_nodes++] = (uint16_t)n;
+        else if (t->path[n].slope)
+            t->shift_list[t->shifted++] = (uint16_t)n;
+    }
+    for (uint32_t n = expr->node_count; n-- > 0;)
+        for (uint32_t i = 0; i < expr->nodes[n].arg_count && t->path[n].slope; i++)
+            t->path[expr->nodes[n].arg[i]].slope = 1;
+}
+
+void attune__expr_tile_begin(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
+                             uint32_t rows, int32_t kv0, size_t count, void *scratch)
+{
+    tile *t = tile_at(expr, scratch);
+    int32_t vars[9];
+    t->row = *row;
+    t->rows = rows;
+    t->kv0 = kv0;
+    t->count = count;
+    vars_of(row, 0, vars);
+    const plane_f32 plane = {expr, NULL, bindings, vars, kv0, count, NULL, t->states};
+    const uint16_t of_row = 1u << ATTUNE__VAR_Q | 1u << ATTUNE__VAR_ROW;
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        const uint16_t uses = expr->nodes[n].uses;
+        dependence depends = ON_PAIR;
+        if (!(uses & of_row))
+            depends = uses & COLUMN_USES ? ON_KEY : ON_NEITHER;
+        else if (!(uses & COLUMN_USES))
+            depends = ON_ROW;
+        if (depends == ON_NEITHER)
+            evaluate_value_f32(&plane, n);
+        else if (depends == ON_KEY)
+            evaluate_column_f32(&plane, n, &t->memory);
+        t->lines[n] = line_of(expr, n, depends, t);
+        if (depends == ON_PAIR && !(uses & 1u << ATTUNE__VAR_ROW))
+            depends = dependence_of_both(expr, n, t);
+        t->depends[n] = (uint8_t)depends;
+    }
+    list_nodes(expr, t);
+    if (t->shifted)
+        evaluate_distances(expr, bindings, t, &t->memory);
+}
+
+void attune__expr_tile_row(const attune_expr *expr, const attune__bindings *bindings, uint32_t r, void *scratch,
+                           uint8_t *allowed)
+{
+    const tile *t = scratch;
+    int32_t vars[9];
+    vars_of(&t->row, r, vars);
+    const plane_f32 plane = {expr, NULL, bindings, vars, t->kv0, t->count, NULL, t->states};
+    char *memory = t->memory;
+    for (uint32_t i = 0; i < t->shifted; i++) {
+        const uint32_t n = t->shift_list[i];
+        t->states[n] = (node_state_f32){
+            .column = (const int32_t *)t->path[n].column + (t->rows - 1 - r),
+            .slope = t->lines[n].valid ? t->lines[n].kv : CURVED,
+        };
+    }
+    for (uint32_t i = 0; i < t->row_nodes; i++) {
+        const uint32_t n = t->row_list[i];
+        if (t->depends[n] == ON_ROW)
+            evaluate_value_f32(&plane, n);
+        else
+            evaluate_column_f32(&plane, n, &memory);
+    }
+    store_allowed(&t->states[expr->node_count - 1], t->count, allowed);
+}
+
 /* Decided nodes that no open node depends on are not initialised. */
 void attune__expr_open_begin(const attune_expr *expr, const attune__interval *bounds, void *scratch)
 {

@@ -542,6 +542,62 @@ static bool NAME(varies)(const attune__node *node, const NAME(node_state) * stat
     return column;
 }
 
+/* Of all rows and columns of a call of evaluate. */
+typedef struct NAME(plane) {
+    const attune_expr *expr;
+    const attune__functions *functions;
+    const attune__bindings *bindings;
+    const int32_t *vars;
+    int32_t kv0;
+    size_t count;
+    const REAL *score;
+    NAME(node_state) * states;
+} NAME(plane);
+
+static attune__type NAME(operand_type)(const attune_expr *expr, const attune__node *node)
+{
+    return node->arg_count ? (attune__type)expr->nodes[node->arg[node->arg_count - 1]].type : (attune__type)node->type;
+}
+
+static void NAME(evaluate_value)(const NAME(plane) * plane, uint32_t n)
+{
+    const attune__node *node = &plane->expr->nodes[n];
+    plane->states[n] = (NAME(node_state)){.value = NAME(constant)(node, plane->states, plane->bindings, plane->vars,
+                                                                  NAME(operand_type)(plane->expr, node))};
+}
+
+/* The column is at `memory`, which moves on. */
+static void NAME(evaluate_column)(const NAME(plane) * plane, uint32_t n, char **memory)
+{
+    const attune__node *node = &plane->expr->nodes[n];
+    const attune__type type = NAME(operand_type)(plane->expr, node);
+    const size_t count = plane->count;
+    NAME(node_state) *states = plane->states, *state = &states[n];
+    void *out = *memory;
+    *memory += ALIGNED(count * (node->type == ATTUNE__FLOAT ? sizeof(REAL) : sizeof(int32_t)));
+    *state = (NAME(node_state)){.column = out};
+    state->slope = NAME(slope)(node, states);
+    const NAME(node_state) *a = &states[node->arg[0]], *b = &states[node->arg[1]];
+    if (node->op == ATTUNE__OP_VAR && node->value.i == ATTUNE__VAR_SCORE) {
+        state->column = plane->score;
+    } else if (node->op == ATTUNE__OP_VAR) {
+        int32_t *restrict o = out;
+        for (size_t c = 0; c < count; c++)
+            o[c] = attune__iadd(plane->kv0, (int32_t)c);
+    } else if (node->op == ATTUNE__OP_CAPTURE) {
+        const attune_array *array = &plane->bindings->captures[node->value.i];
+        if (!NAME(capture_run)(array, node, states, count, out, &state->column))
+            NAME(column_capture)(array, node, states, count, out);
+    } else if (node->op == ATTUNE__OP_SELECT) {
+        NAME(column_select)(node->type, a, b, &states[node->arg[2]], count, out);
+    } else if (type == ATTUNE__FLOAT) {
+        if (!NAME(column_function)(plane->functions, (attune__op)node->op, a, b, count, out))
+            NAME(column_real)((attune__op)node->op, a, b, count, out);
+    } else {
+        NAME(column_int)((attune__op)node->op, a, b, count, out);
+    }
+}
+
 /* open: NULL = all nodes; else scratch has the states of the others. */
 static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const attune__open_nodes *open,
                                                const attune__functions *functions, const attune__bindings *bindings,
@@ -550,42 +606,16 @@ static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const at
 {
     const int32_t vars[] = {row->b, row->h, row->q, 0, row->h_kv, row->q_len, row->kv_len, 0, row->row};
     NAME(node_state) *states = scratch;
+    const NAME(plane) plane = {expr, functions, bindings, vars, kv0, count, score, states};
     char *memory = (char *)scratch + ALIGNED(expr->node_count * sizeof(NAME(node_state)));
     const uint32_t nodes = open ? open->count : expr->node_count;
     for (uint32_t i = 0; i < nodes; i++) {
         const uint32_t n = open ? open->nodes[i] : i;
         const attune__node *node = &expr->nodes[n];
-        NAME(node_state) *state = &states[n];
-        attune__type type =
-            node->arg_count ? (attune__type)expr->nodes[node->arg[node->arg_count - 1]].type : (attune__type)node->type;
-        *state = (NAME(node_state)){0};
-        if (!(node->uses & COLUMN_USES) || (open && !NAME(varies)(node, states))) {
-            state->value = NAME(constant)(node, states, bindings, vars, type);
-            continue;
-        }
-        void *out = memory;
-        memory += ALIGNED(count * (node->type == ATTUNE__FLOAT ? sizeof(REAL) : sizeof(int32_t)));
-        state->column = out;
-        state->slope = NAME(slope)(node, states);
-        const NAME(node_state) *a = &states[node->arg[0]], *b = &states[node->arg[1]];
-        if (node->op == ATTUNE__OP_VAR && node->value.i == ATTUNE__VAR_SCORE) {
-            state->column = score;
-        } else if (node->op == ATTUNE__OP_VAR) {
-            int32_t *restrict o = out;
-            for (size_t c = 0; c < count; c++)
-                o[c] = attune__iadd(kv0, (int32_t)c);
-        } else if (node->op == ATTUNE__OP_CAPTURE) {
-            const attune_array *array = &bindings->captures[node->value.i];
-            if (!NAME(capture_run)(array, node, states, count, out, &state->column))
-                NAME(column_capture)(array, node, states, count, out);
-        } else if (node->op == ATTUNE__OP_SELECT) {
-            NAME(column_select)(node->type, a, b, &states[node->arg[2]], count, out);
-        } else if (type == ATTUNE__FLOAT) {
-            if (!NAME(column_function)(functions, (attune__op)node->op, a, b, count, out))
-                NAME(column_real)((attune__op)node->op, a, b, count, out);
-        } else {
-            NAME(column_int)((attune__op)node->op, a, b, count, out);
-        }
+        if (!(node->uses & COLUMN_USES) || (open && !NAME(varies)(node, states)))
+            NAME(evaluate_value)(&plane, n);
+        else
+            NAME(evaluate_column)(&plane, n, &memory);
     }
     return &states[expr->node_count - 1];
 }

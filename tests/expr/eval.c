@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "expr/ops.h"
 #include "support/heap.h"
 
 static float value_of(attune_expr_kind kind, const char *text, attune_point point)
@@ -139,6 +140,66 @@ Test(eval, rows_are_points)
     }
     free(scratch);
     cr_log_info("%llu expressions, %llu points", (unsigned long long)count, (unsigned long long)checked);
+}
+
+/* Of any number of rows and columns, in any order, where q or kv wraps too; in scratch that ends where it must. */
+Test(eval, tiles_are_points)
+{
+    static const char *const forms[] = {
+        "q >= kv && (q - kv) % 3 == 0",
+        "kv - q < 2000000000",
+        "2 * q - 2 * kv + 7 < 9 || q == 3",
+        "q + 2147483600 >= kv",
+        "abs(kv / 5 - q / 5) <= 1 && q != kv",
+        "1 - kv < 2 - q && kv % 4 < 3",
+        "q * 3 >= kv * 3",
+        "sin((q - kv) * 0.3) > 0.1 && kv > 2",
+        "(3 * q - kv) % 5 == 0 || kv == q",
+        "q * 65536 * 65536 == kv - q",
+    };
+    const uint64_t count = scaled(20000), seed = test_seed() + 31;
+    static random_expr e;
+    static bound x;
+    heap h = {0};
+    const attune_allocator memory = heap_allocator(&h);
+    for (uint64_t i = 0; i < count; i++) {
+        const uint32_t form = (uint32_t)(i % 20);
+        if (form < sizeof forms / sizeof *forms) {
+            x = (bound){0};
+            snprintf(e.text, sizeof e.text, "%s", forms[form]);
+            cr_assert_eq(attune__expr_parse(&memory, ATTUNE_EXPR_MASK, e.text, NULL, 0, &x.expr), ATTUNE_OK);
+        } else {
+            bind_random(&x, &e, seed + i, ATTUNE_EXPR_MASK, 1 + (uint32_t)(i % 23));
+        }
+        uint64_t state = seed ^ i;
+        attune_point p = random_point(&state);
+        if (i % 7 == 0)
+            p.q = INT32_MAX - (int32_t)random_expr_between(&state, 0, 40);
+        if (i % 5 == 0)
+            p.kv = INT32_MAX - (int32_t)random_expr_between(&state, 0, 40);
+        const attune__row row = row_of(&p);
+        const uint32_t rows = (uint32_t)random_expr_between(&state, 1, i % 50 ? 12 : ATTUNE__TILE_ROWS);
+        const size_t columns = (size_t)random_expr_between(&state, 1, 40);
+        void *const scratch = attune__alloc_raw(&memory, attune__expr_tile_size(x.expr, columns), 1);
+        uint8_t *const allowed = attune__alloc(&memory, columns, 1);
+        attune__expr_tile_begin(x.expr, &x.bindings, &row, rows, p.kv, columns, scratch);
+        for (uint32_t n = 0; n < 2 * rows; n++) {
+            const uint32_t r = (uint32_t)random_expr_between(&state, 0, rows - 1);
+            attune__expr_tile_row(x.expr, &x.bindings, r, scratch, allowed);
+            for (size_t c = 0; c < columns; c++) {
+                attune_point at = p;
+                at.q = attune__iadd(p.q, (int32_t)r);
+                at.kv = attune__iadd(p.kv, (int32_t)c);
+                const attune__value value = attune__expr_point(x.expr, &x.bindings, &at);
+                cr_assert(allowed[c] == value.i, "%s\ntile %d, point %d at q %d, kv %d", e.text, allowed[c], value.i,
+                          at.q, at.kv);
+            }
+        }
+        attune__free(&memory, allowed);
+        attune__free(&memory, scratch);
+        attune__expr_release(x.expr);
+    }
+    cr_assert_eq(atomic_load(&h.live), 0);
 }
 
 /* The array is that of the copy, which has its elements alone. */
